@@ -1,0 +1,178 @@
+//! What is compared, and the goal of each comparison.
+
+use anyhow::{Context, Result};
+
+use crate::processes::{self, Side, median};
+use crate::table::Row;
+
+/// One line of the table.
+pub(crate) struct Comparison {
+    pub(crate) name: &'static str,
+    pub(crate) run: fn(usize) -> Result<Option<Row>>,
+}
+
+pub(crate) fn all() -> Vec<Comparison> {
+    vec![
+        Comparison { name: "accelerator-overhead", run: accelerator_overhead },
+        Comparison { name: "cnn-against-pytorch", run: cnn_against_pytorch },
+        Comparison { name: "reducer-overhead", run: reducer_overhead },
+        Comparison { name: "launch-to-first-step", run: launch_to_first_step },
+        Comparison { name: "brigade-help", run: brigade_help },
+        Comparison { name: "loader-against-memcpy", run: loader_against_memcpy },
+    ]
+}
+
+/// A step of the CNN through the Accelerator against the same step written on tch by hand.
+fn accelerator_overhead(rounds: usize) -> Result<Option<Row>> {
+    let Pairs { ours, other: hand, ratio } = pairs(rounds, "steps-accelerated-and-by-hand")?;
+    Ok(Some(Row {
+        what: "CNN step, batch 64, fp32, 2 cores: Accelerator against tch by hand",
+        ours: milliseconds(ours),
+        other: milliseconds(hand),
+        ratio: format!("{:+.1} %", 100.0 * (ratio - 1.0)),
+        goal: "at most +2 %",
+        reached: ratio <= 1.02,
+    }))
+}
+
+/// The same step against PyTorch's own loop, both with their defaults.
+fn cnn_against_pytorch(rounds: usize) -> Result<Option<Row>> {
+    let Some(peer) = Side::peer("peers/cnn.py") else {
+        return Ok(None);
+    };
+    let [ours, theirs] = in_turns(rounds, &[Side::own("step-accelerated"), peer])?;
+    Ok(Some(Row {
+        what: "CNN step, batch 64, fp32, 2 cores: Accelerator against PyTorch's loop",
+        ours: milliseconds(ours),
+        other: milliseconds(theirs),
+        ratio: format!("{:.2}x", theirs / ours),
+        goal: "at least 1.00x",
+        reached: theirs >= ours,
+    }))
+}
+
+/// A step with the reducer of two ranks whose collectives answer at once, against a step without: what
+/// the reducer and our code around it cost besides kernels and messages.
+fn reducer_overhead(rounds: usize) -> Result<Option<Row>> {
+    let Pairs { ours: with, other: without, ratio } = pairs(rounds, "steps-reduced-and-plain")?;
+    let share = 100.0 * (1.0 - 1.0 / ratio);
+    Ok(Some(Row {
+        what: "CNN step of a rank of 2: share outside kernels and collectives",
+        ours: milliseconds(with),
+        other: milliseconds(without),
+        ratio: format!("{share:.1} %"),
+        goal: "under 3 %",
+        reached: share < 3.0,
+    }))
+}
+
+/// From the start of the launcher to the end of the first training step on both ranks.
+fn launch_to_first_step(rounds: usize) -> Result<Option<Row>> {
+    let brigade = processes::brigade()?;
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let ours = Side::command(
+        brigade,
+        ["launch", "--nproc", "2", "--"].map(str::to_owned).into_iter().chain([
+            own.to_string_lossy().into_owned(),
+            "--measure".to_owned(),
+            "first-step".to_owned(),
+        ]),
+    );
+    let peer = Side::torchrun("peers/first_step.py");
+    let mut wall = Vec::new();
+    let mut theirs = Vec::new();
+    for _ in 0..rounds {
+        wall.push(ours.seconds_until_end()?);
+        if let Some(peer) = &peer {
+            theirs.push(peer.seconds_until_end()?);
+        }
+    }
+    let ours = median(&mut wall);
+    let (other, ratio) = match theirs.is_empty() {
+        true => ("not installed".to_owned(), "-".to_owned()),
+        false => {
+            let theirs = median(&mut theirs);
+            (format!("{theirs:.2} s"), format!("{:.1}x", theirs / ours))
+        }
+    };
+    Ok(Some(Row {
+        what: "start of the launcher to the end of a first step, 2 processes: against torchrun",
+        ours: format!("{ours:.2} s"),
+        other,
+        ratio,
+        goal: "under 1.5 s",
+        reached: ours < 1.5,
+    }))
+}
+
+/// How long the command line takes to answer.
+fn brigade_help(rounds: usize) -> Result<Option<Row>> {
+    let help = Side::command(processes::brigade()?, ["--help".to_owned()]);
+    let mut seconds = Vec::new();
+    for _ in 0..rounds * 4 {
+        seconds.push(help.seconds_until_end()?);
+    }
+    let seconds = median(&mut seconds);
+    Ok(Some(Row {
+        what: "brigade --help",
+        ours: milliseconds(seconds),
+        other: "-".to_owned(),
+        ratio: "-".to_owned(),
+        goal: "under 20 ms",
+        reached: seconds < 0.020,
+    }))
+}
+
+/// Bytes per second of shuffled batches of 28x28 images, made from memory on one thread, against a copy
+/// of as many bytes.
+fn loader_against_memcpy(rounds: usize) -> Result<Option<Row>> {
+    let [batches, copies] = in_turns(
+        rounds,
+        &[Side::own("loader-bytes-per-second"), Side::own("memcpy-bytes-per-second")],
+    )?;
+    Ok(Some(Row {
+        what: "loader: shuffled 28x28 batches from memory, one thread, against memcpy",
+        ours: format!("{:.1} GB/s", batches / 1e9),
+        other: format!("{:.1} GB/s", copies / 1e9),
+        ratio: format!("{:.2}", batches / copies),
+        goal: "at least 0.33",
+        reached: batches / copies >= 1.0 / 3.0,
+    }))
+}
+
+/// Medians of two sides that take turns step by step in one process, and the median of the ratios of
+/// neighbouring steps, from which the machine's slow drifts drop out.
+struct Pairs {
+    ours: f64,
+    other: f64,
+    ratio: f64,
+}
+
+fn pairs(rounds: usize, name: &str) -> Result<Pairs> {
+    let (mut ours, mut other, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let [a, b] = Side::own(name).lists::<2>()?;
+        ratios.extend(a.iter().zip(&b).map(|(a, b)| a / b));
+        ours.extend(a);
+        other.extend(b);
+    }
+    Ok(Pairs { ours: median(&mut ours), other: median(&mut other), ratio: median(&mut ratios) })
+}
+
+/// Runs both sides once a round, in turns, and gives the median of each side's medians.
+fn in_turns(rounds: usize, sides: &[Side; 2]) -> Result<[f64; 2]> {
+    let mut medians = [Vec::new(), Vec::new()];
+    for round in 0..rounds {
+        // The first of a pair may find a warmer or a cooler machine: take turns in being first.
+        let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
+        for side in order {
+            let [mut numbers] = sides[side].lists::<1>()?;
+            medians[side].push(median(&mut numbers));
+        }
+    }
+    Ok(medians.map(|mut values| median(&mut values)))
+}
+
+fn milliseconds(seconds: f64) -> String {
+    format!("{:.2} ms", 1e3 * seconds)
+}

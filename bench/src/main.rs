@@ -1,0 +1,51 @@
+//! Measurements for the README, as ratios: both sides in one run, in turns, medians.
+//!
+//! The parent starts each measurement as a process of its own (this program again, or a peer's), so that
+//! neither side inherits the other's memory or threads.
+
+mod comparisons;
+mod measurements;
+mod processes;
+mod table;
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use clap::Parser;
+
+/// Measures Brigade against PyTorch and against its own parts.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Only the comparisons whose name contains this text.
+    filter: Option<String>,
+    /// Rounds: each side runs once in every round.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Run one measurement in this process and print its numbers as JSON.
+    #[arg(long, hide = true, value_name = "NAME")]
+    measure: Option<String>,
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let mut out = io::stdout().lock();
+    if let Some(name) = &options.measure {
+        let lists = measurements::run(name)?;
+        writeln!(out, "{}", serde_json::to_string(&lists)?)?;
+        return Ok(());
+    }
+    writeln!(out, "{}", table::machine())?;
+    let mut rows = Vec::new();
+    for comparison in comparisons::all() {
+        if options.filter.as_ref().is_some_and(|text| !comparison.name.contains(text)) {
+            continue;
+        }
+        eprintln!("measuring {} …", comparison.name);
+        match (comparison.run)(options.rounds)? {
+            Some(row) => rows.push(row),
+            None => eprintln!("  skipped: PyTorch is not installed (cargo xtask bench --peers)"),
+        }
+    }
+    writeln!(out, "{}", table::markdown(&rows))?;
+    Ok(())
+}

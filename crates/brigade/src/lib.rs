@@ -1,0 +1,67 @@
+//! Write the training loop once; run it on one CPU, one GPU, many GPUs or many machines.
+//!
+//! This crate only gathers the others: [`train`] (the Accelerator), [`models`], [`data`], [`torch`] (the
+//! border with libtorch), [`plan`] and [`world`]. Most programs need no more than the [`prelude`].
+//!
+//! ```no_run
+//! use brigade::prelude::*;
+//!
+//! fn main() -> Result<()> {
+//!     let accelerator = Accelerator::new()?;
+//!     let model = Model::new(Cnn::new)?;
+//!     let optimizer = Adam::default().lr(5e-3).build(&model)?;
+//!     let train = DataLoader::new(Digits::train()?.resize(28, 28)?).batch_size(64).shuffle(true);
+//!     let test = DataLoader::new(Digits::test()?.resize(28, 28)?).batch_size(64);
+//!     let (mut model, mut optimizer, train, test) =
+//!         accelerator.prepare((model, optimizer, train, test))?;
+//!
+//!     for epoch in 0..4 {
+//!         model.train();
+//!         for batch in accelerator.progress(&train) {
+//!             let (images, labels) = batch?.into_data();
+//!             let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
+//!             optimizer.zero_grad()?;
+//!             accelerator.backward(&loss)?;
+//!             optimizer.step()?;
+//!         }
+//!         model.eval();
+//!         let mut accuracy = Accuracy::default();
+//!         for batch in &test {
+//!             let batch = batch?;
+//!             let (images, labels) = &*batch;
+//!             let predicted = no_grad(|| model.forward(images))?.argmax(-1, false);
+//!             let (predicted, labels) =
+//!                 accelerator.gather_for_metrics(&batch, &(&predicted, labels))?;
+//!             accuracy.update(&predicted, &labels)?;
+//!         }
+//!         let percent = 100.0 * accuracy.value();
+//!         accelerator.println(format!("epoch {}/4, accuracy = {percent:.2}", epoch + 1));
+//!     }
+//!     accelerator.save_model(&model, "model.safetensors")
+//! }
+//! ```
+
+pub use brigade_data as data;
+pub use brigade_models as models;
+pub use brigade_plan as plan;
+pub use brigade_torch as torch;
+pub use brigade_train as train;
+pub use brigade_world as world;
+pub use tch;
+
+/// What a training loop uses.
+pub mod prelude {
+    pub use crate::data::{
+        Batch, DataLoader, Dataset, Digits, FashionMnist, IdxFolder, LabelledImages, Mnist,
+        StreamLoader,
+    };
+    pub use crate::models::{
+        BatchNorm2d, Cnn, Conv2d, Linear, Model, Module, Path, Sequential, StateDict,
+    };
+    pub use crate::plan::Schedule;
+    pub use crate::train::{
+        Accelerator, Accuracy, Adam, Error, Optimizer, PreparedLoader, PreparedModel, ReduceOp,
+        Result, Scheduler, Sgd,
+    };
+    pub use tch::{Device, Kind, Tensor, no_grad};
+}

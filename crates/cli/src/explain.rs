@@ -1,0 +1,195 @@
+//! `brigade explain`: shows what a run would do, without one.
+
+use std::io::{self, Write};
+
+use brigade_plan::{Order, Scheme, ShardOptions, Shards};
+use clap::{Args, Subcommand, ValueEnum};
+
+use table::Table;
+
+mod table;
+
+/// What to explain.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Explain {
+    /// Show which rank gets which samples
+    Shards(ShardsArgs),
+}
+
+/// The question of `brigade explain shards`.
+#[derive(Debug, Args)]
+pub(crate) struct ShardsArgs {
+    /// Number of samples in the epoch
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
+    samples: usize,
+
+    /// Samples in a batch: of one rank, or of all together with --split-batches
+    #[arg(long, value_name = "N", value_parser = rows, allow_negative_numbers = true)]
+    batch_size: usize,
+
+    /// Number of processes
+    #[arg(long, value_name = "N", value_parser = ranks, allow_negative_numbers = true)]
+    nproc: usize,
+
+    /// Drop what makes no full batch on every rank (torch: what does not divide by the ranks, as
+    /// its sampler's own drop_last)
+    #[arg(long)]
+    drop_last: bool,
+
+    /// Cut each batch into one piece per rank
+    #[arg(long)]
+    split_batches: bool,
+
+    /// Let the last batches be smaller, or missing, instead of repeating samples
+    #[arg(long)]
+    no_even_batches: bool,
+
+    /// Whose rules
+    #[arg(long, value_enum, default_value_t)]
+    scheme: SchemeArg,
+
+    /// Print {"shards": [[[index, ...], ...], ...]}, by rank and batch
+    #[arg(long)]
+    json: bool,
+
+    /// Leave no round and no rank out of the table
+    #[arg(long, conflicts_with = "json")]
+    all: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+enum SchemeArg {
+    /// Accelerate's BatchSamplerShard
+    #[default]
+    Accelerate,
+    /// torch's DistributedSampler
+    Torch,
+    /// fastai's DistributedDL
+    Fastai,
+}
+
+/// Answers on `out`. A reader that has seen enough (`| head`) ends the answer, without an error.
+pub(crate) fn run(explain: &Explain, out: impl Write) -> anyhow::Result<()> {
+    let mut out = io::BufWriter::new(out);
+    let Explain::Shards(args) = explain;
+    let shards = args.shards()?;
+    let written = if args.json { json(&shards, &mut out) } else { text(args, &shards, &mut out) };
+    match written.and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
+}
+
+impl ShardsArgs {
+    fn shards(&self) -> anyhow::Result<Shards> {
+        let (scheme, drop_tail) = match self.scheme {
+            SchemeArg::Accelerate => (Scheme::Accelerate, false),
+            SchemeArg::Torch => (Scheme::Torch, self.drop_last),
+            SchemeArg::Fastai => (Scheme::Fastai, false),
+        };
+        let options = ShardOptions {
+            scheme,
+            split_batches: self.split_batches,
+            even_batches: !self.no_even_batches,
+            drop_last: self.drop_last && !drop_tail,
+            drop_tail,
+        };
+        let order = Order::Sequential(self.samples);
+        Ok(Shards::new(order, self.batch_size, self.nproc, options)?)
+    }
+}
+
+/// Written batch by batch: the whole of it may be larger than memory.
+fn json(shards: &Shards, out: &mut impl Write) -> io::Result<()> {
+    out.write_all(b"{\"shards\": [")?;
+    for rank in 0..shards.world() {
+        out.write_all(if rank == 0 { b"[" } else { b", [" })?;
+        for (round, batch) in shards.rank(rank).enumerate() {
+            if round > 0 {
+                out.write_all(b", ")?;
+            }
+            serde_json::to_writer(&mut *out, &batch.indices)?;
+        }
+        out.write_all(b"]")?;
+    }
+    out.write_all(b"]}\n")
+}
+
+fn text(args: &ShardsArgs, shards: &Shards, out: &mut impl Write) -> io::Result<()> {
+    let table = Table::new(shards, args.all);
+    table.write(out)?;
+    if table.rows() > 0 {
+        writeln!(out)?;
+    }
+    let totals = shards.totals();
+    if totals.duplicated > 0 {
+        writeln!(out, "(...) repeats samples to fill the batch; metrics leave them out")?;
+    }
+    if shards.num_batches(0) != shards.num_batches(shards.world() - 1) {
+        writeln!(
+            out,
+            "not every rank has the last batch: a collective in its step would wait for those that have none"
+        )?;
+    }
+    writeln!(
+        out,
+        "{}: {} seen, {} repeated, {} dropped; {}",
+        counted(args.samples, "sample", "samples"),
+        totals.seen,
+        totals.duplicated,
+        totals.dropped,
+        batches_per_rank(shards),
+    )
+}
+
+/// Ranks have as many batches as the first one, or from some rank on one less.
+fn batches_per_rank(shards: &Shards) -> String {
+    let (most, world) = (shards.num_batches(0), shards.world());
+    let with_most = (0..world).take_while(|&rank| shards.num_batches(rank) == most).count();
+    let batches = |count| counted(count, "batch", "batches");
+    let ranks = |from: usize, to: usize| {
+        if from == to { format!("rank {from}") } else { format!("ranks {from}-{to}") }
+    };
+    if world == 1 {
+        format!("{} on the one rank", batches(most))
+    } else if with_most == world {
+        format!("{} on each of {world} ranks", batches(most))
+    } else {
+        format!(
+            "{} on {}, {} on {}",
+            batches(most),
+            ranks(0, with_most - 1),
+            batches(most - 1),
+            ranks(with_most, world - 1),
+        )
+    }
+}
+
+fn counted(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
+fn count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("it must be at least 1".to_owned()),
+        Ok(count) => Ok(count),
+        Err(_) => Err(format!("it must be a whole number from 1 to {}", usize::MAX)),
+    }
+}
+
+fn rows(text: &str) -> Result<usize, String> {
+    at_most(MAX_ROWS, count(text)?)
+}
+
+fn ranks(text: &str) -> Result<usize, String> {
+    at_most(MAX_RANKS, count(text)?)
+}
+
+fn at_most(limit: usize, count: usize) -> Result<usize, String> {
+    if count <= limit { Ok(count) } else { Err(format!("it must be at most {limit}")) }
+}
+
+/// A batch is written out whole, so a mistyped size would only fill the memory.
+const MAX_ROWS: usize = 1 << 24;
+/// The same for the ranks of a round: more than any cluster has.
+const MAX_RANKS: usize = 1 << 20;

@@ -1,0 +1,29 @@
+//! The command line is a golden file: a flag that changes shows in a diff. After an intended change,
+//! `UPDATE_GOLDEN=1 cargo test -p brigade-cli --test help` writes the files anew.
+
+use std::path::Path;
+use std::process::Command;
+
+#[test]
+fn help_texts_are_those_on_file() {
+    let pages: [(&str, &[&str]); 4] = [
+        ("brigade", &["--help"]),
+        ("launch", &["launch", "--help"]),
+        ("explain", &["explain", "--help"]),
+        ("explain-shards", &["explain", "shards", "--help"]),
+    ];
+    for (name, arguments) in pages {
+        let output = Command::new(env!("CARGO_BIN_EXE_brigade")).args(arguments).output().unwrap();
+        assert!(output.status.success());
+        let found = String::from_utf8(output.stdout).unwrap();
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        let file = file.with_extension("txt");
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(&file, &found).unwrap();
+        }
+        let expected = std::fs::read_to_string(&file)
+            .unwrap_or_else(|error| panic!("cannot read {}: {error}", file.display()));
+        assert!(expected == found, "{name} changed; it is now:\n{found}");
+    }
+}

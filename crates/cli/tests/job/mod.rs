@@ -1,0 +1,223 @@
+//! One run of `brigade launch` under test, which must leave nothing behind.
+
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+pub(crate) const BRIGADE: &str = env!("CARGO_BIN_EXE_brigade");
+
+/// The program, without what the environment of the test might tell it.
+pub(crate) fn brigade() -> Command {
+    let mut command = Command::new(BRIGADE);
+    for name in ["OMP_NUM_THREADS", "OMP_WAIT_POLICY", "TORCH_NCCL_ASYNC_ERROR_HANDLING"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// A job that has not been started: `brigade launch --nproc N`, and a folder for its ranks' files.
+pub(crate) struct Job {
+    pub(crate) command: Command,
+    folder: TempDir,
+}
+
+impl Job {
+    pub(crate) fn new(nproc: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = brigade();
+        command.args(["launch", "--nproc", &nproc.to_string()]).env("DIR", folder.path());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self { command, folder }
+    }
+
+    pub(crate) fn flag(mut self, flag: &str) -> Self {
+        self.command.arg(flag);
+        self
+    }
+
+    pub(crate) fn words<'a>(mut self, words: impl IntoIterator<Item = &'a str>) -> Self {
+        self.command.args(words);
+        self
+    }
+
+    pub(crate) fn sh(self, script: &str) -> Self {
+        self.words(["sh", "-c", script])
+    }
+
+    pub(crate) fn start(mut self) -> Running {
+        let mut child = self.command.spawn().unwrap();
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take().map(BufReader::new));
+        Running { child, folder: self.folder, stdout, stderr, read: Vec::new() }
+    }
+
+    pub(crate) fn run(self) -> Run {
+        self.start().finish()
+    }
+}
+
+/// A job that has been started.
+pub(crate) struct Running {
+    child: Child,
+    folder: TempDir,
+    stdout: Option<ChildStdout>,
+    stderr: Option<BufReader<ChildStderr>>,
+    /// What has been read of stderr already.
+    read: Vec<u8>,
+}
+
+impl Running {
+    pub(crate) fn pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
+    pub(crate) fn send(&self, signal: Signal) {
+        kill(Pid::from_raw(self.pid()), signal).unwrap();
+    }
+
+    /// Waits until the ranks have made that many files.
+    pub(crate) fn wait_for_files(&self, count: usize) {
+        wait_until(|| fs::read_dir(self.folder.path()).unwrap().count() >= count);
+    }
+
+    /// The numbers in the files whose names start so, once they are there.
+    pub(crate) fn read_files(&self, prefix: &str) -> Vec<i32> {
+        let mut numbers = Vec::new();
+        for file in fs::read_dir(self.folder.path()).unwrap().map(Result::unwrap) {
+            if file.file_name().to_str().unwrap().starts_with(prefix) {
+                numbers.push(fs::read_to_string(file.path()).unwrap().trim().parse().unwrap());
+            }
+        }
+        numbers
+    }
+
+    pub(crate) fn wait_for_stderr(&mut self, text: &str) {
+        let stderr = self.stderr.as_mut().unwrap();
+        loop {
+            let start = self.read.len();
+            assert_ne!(stderr.read_until(b'\n', &mut self.read).unwrap(), 0, "{text} never came");
+            if String::from_utf8_lossy(&self.read[start..]).contains(text) {
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn take_stdout(&mut self) -> ChildStdout {
+        self.stdout.take().unwrap()
+    }
+
+    /// Waits until no rank is alive, while the launcher may be.
+    pub(crate) fn wait_until_no_rank(&self) {
+        let watch = 1;
+        wait_until(|| self.left().iter().filter(|pid| **pid != self.pid()).count() <= watch);
+    }
+
+    /// Reads all that is left, waits for the end, and checks that no process of the job is left.
+    pub(crate) fn finish(mut self) -> Run {
+        let stdout = self.stdout.take().map(|mut pipe| {
+            thread::spawn(move || {
+                let mut bytes = Vec::new();
+                pipe.read_to_end(&mut bytes).unwrap();
+                bytes
+            })
+        });
+        let mut stderr = std::mem::take(&mut self.read);
+        self.stderr.take().unwrap().read_to_end(&mut stderr).unwrap();
+        let raw_stdout = stdout.map(|thread| thread.join().unwrap()).unwrap_or_default();
+        let status = self.child.wait().unwrap();
+        let killed = status.signal() == Some(Signal::SIGKILL as i32);
+        if killed {
+            // The watch needs a moment; a launcher that ends by itself has cleared up before.
+            wait_until(|| self.left().is_empty());
+        }
+        assert_eq!(self.left(), [0; 0], "processes are left");
+        Run {
+            code: status.code().unwrap_or_else(|| 128 + status.signal().unwrap()),
+            stdout: String::from_utf8_lossy(&raw_stdout).into_owned(),
+            raw_stdout,
+            stderr: String::from_utf8(stderr).unwrap(),
+        }
+    }
+
+    /// Living processes that have this job's folder in their environment, and the watch, which has
+    /// no environment but the launcher's number in its arguments.
+    fn left(&self) -> Vec<i32> {
+        let mark = format!("DIR={}", self.folder.path().display());
+        let watch = format!("brigade\0__watch\0{}\0", self.pid());
+        let processes = fs::read_dir("/proc").unwrap().map(Result::unwrap);
+        let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        numbers
+            .filter(|pid| {
+                let read = |file| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+                let environ = read("environ");
+                let marked = environ.split(|byte| *byte == 0).any(|var| var == mark.as_bytes())
+                    || read("cmdline").starts_with(watch.as_bytes());
+                marked && !matches!(state_of(*pid), None | Some('Z' | 'X'))
+            })
+            .collect()
+    }
+}
+
+/// A job that has ended.
+pub(crate) struct Run {
+    /// Exit code, or 128 + the signal that killed the launcher.
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) raw_stdout: Vec<u8>,
+    pub(crate) stderr: String,
+}
+
+impl Run {
+    /// A rank's lines on stdout, without the prefix.
+    pub(crate) fn lines_of(&self, rank: usize) -> Vec<&str> {
+        let prefix = format!("[{rank}] ");
+        self.stdout.lines().filter_map(|line| line.strip_prefix(&prefix)).collect()
+    }
+}
+
+/// Waits for a condition that another process brings about.
+pub(crate) fn wait_until(mut condition: impl FnMut() -> bool) {
+    while !condition() {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The letter that the kernel has for a process's state; `None` when it is gone.
+pub(crate) fn state_of(pid: i32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+/// The seed of this run: `BRIGADE_TEST_SEED`, to repeat one, or a new one.
+pub(crate) fn seed() -> u64 {
+    match std::env::var("BRIGADE_TEST_SEED") {
+        Ok(seed) => seed.parse().unwrap(),
+        Err(_) => RandomState::new().hash_one(0),
+    }
+}
+
+/// SplitMix64.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) as usize % end
+    }
+}

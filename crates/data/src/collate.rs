@@ -1,0 +1,296 @@
+//! Collation: many samples become one batch.
+
+use std::collections::{BTreeMap, HashMap};
+
+use brigade_torch::{Device, Element, Kind, Tensor, Tensors, as_slice, from_vec};
+
+use crate::DataError;
+
+/// A sample, and what a batch of such samples is.
+///
+/// | sample | batch of `b` |
+/// |---|---|
+/// | tensor of shape `[…]` | tensor `[b, …]` |
+/// | `f32`, `f64`, `u8`, `i8`, `i16`, `i32`, `i64` | tensor `[b]` of that type |
+/// | `usize`, `u32` | tensor `[b]` of `i64`, as labels are |
+/// | `bool` | tensor `[b]` of booleans |
+/// | `[T; N]` or `Vec<T>` of numbers, of one length | tensor `[b, N]` |
+/// | tuple up to eight, map from `String` | the same of batches |
+pub trait Collate: Sized {
+    /// What a batch is.
+    type Batch: Tensors + Send + 'static;
+
+    /// Joins samples into a batch with one row for each, in their order.
+    ///
+    /// # Errors
+    /// When the samples differ in shape, type or keys, and when there are none of a kind whose
+    /// shape is only known from a sample.
+    fn collate(samples: &[&Self]) -> Result<Self::Batch, DataError>;
+}
+
+macro_rules! numbers {
+    ($($number:ty),+) => { $(
+        impl Collate for $number {
+            type Batch = Tensor;
+
+            fn collate(samples: &[&Self]) -> Result<Tensor, DataError> {
+                let numbers: Vec<Self> = samples.iter().map(|sample| **sample).collect();
+                Ok(from_vec(numbers, &[samples.len() as i64])?)
+            }
+        }
+    )+ };
+}
+
+numbers!(f32, f64, u8, i8, i16, i32, i64);
+
+impl Collate for u32 {
+    type Batch = Tensor;
+
+    fn collate(samples: &[&Self]) -> Result<Tensor, DataError> {
+        let numbers = samples.iter().map(|sample| i64::from(**sample)).collect();
+        Ok(from_vec(numbers, &[samples.len() as i64])?)
+    }
+}
+
+impl Collate for usize {
+    type Batch = Tensor;
+
+    fn collate(samples: &[&Self]) -> Result<Tensor, DataError> {
+        let too_large = |_| DataError::other("a number above the range of i64 cannot be collated");
+        let numbers: Result<Vec<i64>, _> =
+            samples.iter().map(|sample| i64::try_from(**sample)).collect();
+        Ok(from_vec(numbers.map_err(too_large)?, &[samples.len() as i64])?)
+    }
+}
+
+impl Collate for bool {
+    type Batch = Tensor;
+
+    fn collate(samples: &[&Self]) -> Result<Tensor, DataError> {
+        let bytes: Vec<u8> = samples.iter().map(|sample| u8::from(**sample)).collect();
+        Ok(from_vec(bytes, &[samples.len() as i64])?.f_to_kind(Kind::Bool)?)
+    }
+}
+
+impl<T: Element> Collate for Vec<T> {
+    type Batch = Tensor;
+
+    fn collate(samples: &[&Self]) -> Result<Tensor, DataError> {
+        let length = samples.first().ok_or(DataError::EmptyBatch)?.len();
+        let mut rows = Self::with_capacity(samples.len() * length);
+        for (position, sample) in samples.iter().enumerate() {
+            if sample.len() != length {
+                let (expected, found) = (format!("{length} numbers"), sample.len().to_string());
+                return Err(DataError::Collate { position, expected, found });
+            }
+            rows.extend_from_slice(sample);
+        }
+        Ok(from_vec(rows, &[samples.len() as i64, length as i64])?)
+    }
+}
+
+impl<T: Element, const N: usize> Collate for [T; N] {
+    type Batch = Tensor;
+
+    fn collate(samples: &[&Self]) -> Result<Tensor, DataError> {
+        let numbers = samples.iter().flat_map(|sample| **sample).collect();
+        Ok(from_vec(numbers, &[samples.len() as i64, N as i64])?)
+    }
+}
+
+impl Collate for Tensor {
+    type Batch = Self;
+
+    fn collate(samples: &[&Self]) -> Result<Self, DataError> {
+        let first = samples.first().ok_or(DataError::EmptyBatch)?;
+        for (position, sample) in samples.iter().enumerate() {
+            if !alike(first, sample)? {
+                let (expected, found) = (describe(first), describe(sample));
+                return Err(DataError::Collate { position, expected, found });
+            }
+        }
+        let mut shape = vec![samples.len() as i64];
+        shape.extend(first.size());
+        // Copied here, not by libtorch's stack: in a loader's thread that would start a second
+        // team of OpenMP threads beside the one that trains.
+        match first.f_kind()? {
+            Kind::Float => joined::<f32>(samples, &shape),
+            Kind::Double => joined::<f64>(samples, &shape),
+            Kind::Uint8 => joined::<u8>(samples, &shape),
+            Kind::Int8 => joined::<i8>(samples, &shape),
+            Kind::Int16 => joined::<i16>(samples, &shape),
+            Kind::Int => joined::<i32>(samples, &shape),
+            Kind::Int64 => joined::<i64>(samples, &shape),
+            _ => None,
+        }
+        .unwrap_or_else(|| Ok(Self::f_stack(samples, 0)?))
+    }
+}
+
+/// The tensors' values one after another; None when they do not lie in plain memory or have a
+/// gradient to keep, which libtorch's own operator handles.
+fn joined<T: Element>(samples: &[&Tensor], shape: &[i64]) -> Option<Result<Tensor, DataError>> {
+    let mut values = Vec::with_capacity(samples.iter().map(|sample| sample.numel()).sum());
+    for sample in samples {
+        if sample.requires_grad() {
+            return None;
+        }
+        values.extend_from_slice(as_slice::<T>(sample).ok()?);
+    }
+    Some(from_vec(values, shape).map_err(Into::into))
+}
+
+fn alike(one: &Tensor, other: &Tensor) -> Result<bool, DataError> {
+    let kinds = one.f_kind()? == other.f_kind()?;
+    Ok(kinds && one.device() == other.device() && one.size() == other.size())
+}
+
+fn describe(tensor: &Tensor) -> String {
+    let device = match tensor.device() {
+        Device::Cpu => String::new(),
+        device => format!(" on {device:?}"),
+    };
+    let kind = tensor.f_kind().map_or_else(|_| "a tensor".into(), |kind| format!("{kind:?}"));
+    format!("{kind} {:?}{device}", tensor.size())
+}
+
+macro_rules! tuples {
+    ($($name:ident $index:tt),+) => {
+        impl<$($name: Collate),+> Collate for ($($name,)+) {
+            type Batch = ($($name::Batch,)+);
+
+            fn collate(samples: &[&Self]) -> Result<Self::Batch, DataError> {
+                Ok(($({
+                    let column: Vec<&$name> = samples.iter().map(|sample| &sample.$index).collect();
+                    $name::collate(&column)?
+                },)+))
+            }
+        }
+    };
+}
+
+tuples!(A 0);
+tuples!(A 0, B 1);
+tuples!(A 0, B 1, C 2);
+tuples!(A 0, B 1, C 2, D 3);
+tuples!(A 0, B 1, C 2, D 3, E 4);
+tuples!(A 0, B 1, C 2, D 3, E 4, F 5);
+tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);
+tuples!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
+
+macro_rules! maps {
+    ($($map:ident),+) => { $(
+        impl<T: Collate> Collate for $map<String, T> {
+            type Batch = $map<String, T::Batch>;
+
+            fn collate(samples: &[&Self]) -> Result<Self::Batch, DataError> {
+                let keys = |map: &Self| {
+                    let mut keys: Vec<&str> = map.keys().map(String::as_str).collect();
+                    keys.sort_unstable();
+                    format!("the keys {}", keys.join(", "))
+                };
+                let first = samples.first().ok_or(DataError::EmptyBatch)?;
+                for (position, sample) in samples.iter().enumerate() {
+                    let (expected, found) = (keys(first), keys(sample));
+                    if expected != found {
+                        return Err(DataError::Collate { position, expected, found });
+                    }
+                }
+                first
+                    .keys()
+                    .map(|key| {
+                        let column: Vec<&T> =
+                            samples.iter().filter_map(|sample| sample.get(key)).collect();
+                        Ok((key.clone(), T::collate(&column)?))
+                    })
+                    .collect()
+            }
+        }
+    )+ };
+}
+
+maps!(BTreeMap, HashMap);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn collate<S: Collate>(samples: impl AsRef<[S]>) -> Result<S::Batch, DataError> {
+        S::collate(&samples.as_ref().iter().collect::<Vec<_>>())
+    }
+
+    fn floats(tensor: &Tensor) -> Vec<f32> {
+        as_slice::<f32>(tensor).unwrap().to_vec()
+    }
+
+    #[test]
+    fn tuples_of_numbers_and_lists_become_tensors() {
+        let samples =
+            vec![([1.0f32, 2.0], vec![7i64], 3usize, true), ([3.0, 4.0], vec![8], 1, false)];
+        let (pairs, lists, labels, flags) = collate(samples).unwrap();
+        assert_eq!((pairs.size(), floats(&pairs)), (vec![2, 2], vec![1.0, 2.0, 3.0, 4.0]));
+        assert_eq!((lists.size(), as_slice::<i64>(&lists).unwrap()), (vec![2, 1], &[7, 8][..]));
+        assert_eq!((labels.size(), as_slice::<i64>(&labels).unwrap()), (vec![2], &[3, 1][..]));
+        assert_eq!(
+            (flags.kind(), Vec::<bool>::try_from(flags).unwrap()),
+            (Kind::Bool, vec![true, false])
+        );
+    }
+
+    #[test]
+    fn tensors_are_stacked_whatever_their_layout() {
+        let image = |start: i64| {
+            Tensor::arange_start(start, start + 6, (Kind::Float, Device::Cpu)).reshape([2, 3])
+        };
+        let batch = collate(vec![image(0), image(6)]).unwrap();
+        assert_eq!(
+            (batch.size(), floats(&batch)),
+            (vec![2, 2, 3], (0..12).map(|x| x as f32).collect())
+        );
+        let turned = collate(vec![image(0).transpose(0, 1)]).unwrap();
+        assert_eq!(
+            (turned.size(), floats(&turned.contiguous())),
+            (vec![1, 3, 2], vec![0., 3., 1., 4., 2., 5.])
+        );
+        let half = collate(vec![image(0).to_kind(Kind::Half)]).unwrap();
+        assert_eq!(half.kind(), Kind::Half);
+    }
+
+    #[test]
+    fn samples_that_differ_are_named() {
+        let tensor = |shape: &[i64], kind| Tensor::zeros(shape, (kind, Device::Cpu));
+        let error = collate(vec![tensor(&[2, 3], Kind::Float), tensor(&[2, 4], Kind::Float)]);
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.starts_with("sample 1 of the batch has Float [2, 4], the first has Float [2, 3]"),
+            "{error}"
+        );
+        let mixed =
+            vec![tensor(&[1], Kind::Float), tensor(&[1], Kind::Float), tensor(&[1], Kind::Int)];
+        assert!(collate(mixed).unwrap_err().to_string().starts_with("sample 2 "));
+        let error = collate::<Vec<f32>>(vec![vec![1.0], vec![]]).unwrap_err().to_string();
+        assert!(
+            error.starts_with("sample 1 of the batch has 0, the first has 1 numbers"),
+            "{error}"
+        );
+        assert!(matches!(collate::<Tensor>(vec![]), Err(DataError::EmptyBatch)));
+        assert_eq!(collate::<i64>(vec![]).unwrap().size(), [0]);
+    }
+
+    #[test]
+    fn maps_keep_their_keys() {
+        let sample =
+            |x: f32, key: &str| BTreeMap::from([("x".to_owned(), x), (key.to_owned(), -x)]);
+        let batch = collate(vec![sample(1.0, "y"), sample(2.0, "y")]).unwrap();
+        assert_eq!((floats(&batch["x"]), floats(&batch["y"])), (vec![1.0, 2.0], vec![-1.0, -2.0]));
+        let error = collate(vec![sample(1.0, "y"), sample(2.0, "z")]).unwrap_err().to_string();
+        assert!(
+            error.starts_with(
+                "sample 1 of the batch has the keys x, z, the first has the keys x, y"
+            ),
+            "{error}"
+        );
+        let hashed = HashMap::from([("x".to_owned(), 1.0f32)]);
+        assert_eq!(floats(&collate(vec![hashed]).unwrap()["x"]), [1.0]);
+    }
+}

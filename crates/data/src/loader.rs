@@ -1,0 +1,341 @@
+//! The loader for data of known length.
+
+use std::fmt;
+use std::sync::Arc;
+
+use brigade_plan::{Order, Sampler, ShardOptions, Shards, Shuffle};
+
+use crate::options::{Place, Progress, loader_methods};
+use crate::workers::{Work, Workers, guarded};
+use crate::{Batch, BatchContext, Collated, DataError, Dataset, Epoch, LoaderOptions, Samples};
+
+/// Batches of a dataset, epoch after epoch.
+///
+/// Each iteration is one epoch. Its order follows from the seed and the epoch's number, so it can
+/// be repeated, and several ranks with the same seed agree on it without a message. Threads change
+/// when batches are made, never what is in them.
+///
+/// A batch that cannot be made is an error in its place, and the iteration goes on after it; a
+/// panic of the dataset is such an error. Dropping an iteration stops its threads.
+///
+/// ```no_run
+/// use brigade_data::{DataLoader, Digits};
+///
+/// let loader = DataLoader::new(Digits::train()?).batch_size(64).shuffle(true).threads(1);
+/// for batch in &loader {
+///     let (images, labels) = batch?.into_data(); // [64, 1, 8, 8] and [64]
+/// }
+/// # Ok::<(), brigade_data::DataError>(())
+/// ```
+pub struct DataLoader<D> {
+    dataset: Arc<D>,
+    order: OrderRule,
+    options: LoaderOptions,
+    place: Place,
+    progress: Progress,
+}
+
+/// Batches that someone else makes: lists of indices, for one epoch.
+///
+/// All ranks must make the same ones.
+pub trait BatchLists: fmt::Debug + Send + Sync {
+    /// The batches of epoch `epoch`.
+    fn batches(&self, epoch: u64) -> Vec<Vec<usize>>;
+
+    /// The size that all batches but the last have. `None` when they vary: then sharding deals them
+    /// out whole.
+    fn batch_size(&self) -> Option<usize> {
+        None
+    }
+}
+
+#[derive(Clone)]
+enum OrderRule {
+    /// By the options: in the dataset's order, or shuffled.
+    Plain,
+    Sampler(Arc<dyn Sampler>),
+    Lists(Arc<dyn BatchLists>),
+}
+
+impl<S: Samples> DataLoader<Collated<S>> {
+    /// A loader that reads sample by sample and collates.
+    pub fn from_samples(samples: S) -> Self {
+        Self::new(Collated(samples))
+    }
+}
+
+impl<D: Dataset> DataLoader<D> {
+    /// A loader of batches of one sample, in the dataset's order, made in the calling thread; the
+    /// methods below change that.
+    pub fn new(dataset: D) -> Self {
+        Self {
+            dataset: Arc::new(dataset),
+            order: OrderRule::Plain,
+            options: LoaderOptions::with_random_seed(),
+            place: Place::alone(),
+            progress: Progress::default(),
+        }
+    }
+}
+
+impl<D> DataLoader<D> {
+    loader_methods!();
+
+    /// Visits the samples in an order that is new in each epoch.
+    #[must_use]
+    pub fn shuffle(mut self, shuffle: bool) -> Self {
+        self.options.shuffle = shuffle;
+        self
+    }
+
+    /// Sets the number of threads that make batches ahead; 0 makes each in the calling thread when
+    /// it is asked for. They take cores from the training step, so count them in.
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.options.threads = threads;
+        self
+    }
+
+    /// Sets how many batches the threads make ahead; two for each thread unless set. That many lie
+    /// in memory. Without threads it has no meaning.
+    #[must_use]
+    pub fn prefetch(mut self, batches: usize) -> Self {
+        self.options.prefetch = Some(batches);
+        self
+    }
+
+    /// Visits the samples in the order of `sampler`, in place of [`shuffle`](Self::shuffle). The
+    /// sampler has a seed of its own; with several ranks, it must be the same on all.
+    #[must_use]
+    pub fn sampler(mut self, sampler: impl Sampler + 'static) -> Self {
+        self.order = OrderRule::Sampler(Arc::new(sampler));
+        self
+    }
+
+    /// Takes the batches that `batches` makes, in place of batch size, order and
+    /// [`shuffle`](Self::shuffle).
+    #[must_use]
+    pub fn batch_sampler(mut self, batches: impl BatchLists + 'static) -> Self {
+        self.order = OrderRule::Lists(Arc::new(batches));
+        self
+    }
+
+    /// The dataset.
+    #[must_use]
+    pub fn dataset(&self) -> &D {
+        &self.dataset
+    }
+
+    /// Whether the order can differ between processes that were given the same program: it follows
+    /// from a seed that was perhaps drawn at random.
+    #[must_use]
+    pub fn depends_on_seed(&self) -> bool {
+        matches!(self.order, OrderRule::Plain) && self.options.shuffle
+    }
+
+    /// Number of ranks that share the data; 1 before [`shard`](Self::shard).
+    #[must_use]
+    pub fn world(&self) -> usize {
+        self.place.world
+    }
+}
+
+impl<D: Dataset> DataLoader<D> {
+    /// The same loader for one rank of `world`. The batches of all ranks hold every sample; what
+    /// is needed to keep them in step is added as duplicates, which [`Batch::valid`] leaves out.
+    ///
+    /// The seed must be the same on all ranks: give one, or take rank 0's from
+    /// [`options`](Self::options) before the first epoch.
+    ///
+    /// # Errors
+    /// When the rank does not exist or the options do not fit the batch size or each other.
+    pub fn shard(
+        mut self,
+        rank: usize,
+        world: usize,
+        options: ShardOptions,
+    ) -> Result<Self, DataError> {
+        self.place = Place::of_rank(rank, world, options)?;
+        self.check()?;
+        Ok(self)
+    }
+
+    /// The same loader for a process that reads for all of `world` ranks: each batch holds a round,
+    /// the batches of all ranks one after another, and [`Batch::part`] gives a rank its own.
+    ///
+    /// # Errors
+    /// As [`shard`](Self::shard).
+    pub fn dispatch(mut self, world: usize, options: ShardOptions) -> Result<Self, DataError> {
+        self.place = Place { rank: None, world, options };
+        self.check()?;
+        Ok(self)
+    }
+
+    /// Options that can never work are refused at once, before an order is made.
+    fn check(&self) -> Result<(), DataError> {
+        let batch_size = match &self.order {
+            OrderRule::Lists(lists) => lists.batch_size(),
+            _ => Some(self.options.batch_size),
+        };
+        let options = self.place.options;
+        match batch_size {
+            Some(batch_size) => {
+                Shards::new(Order::Sequential(0), batch_size, self.place.world, options)?
+            }
+            None => Shards::from_batches(Vec::new(), None, self.place.world, options)?,
+        };
+        Ok(())
+    }
+
+    /// Number of batches that the next epoch gives to this rank: exact, whatever the options.
+    /// 0 when the options do not work, which the iteration then says.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        // The order's content does not change the count, and a shuffle costs time.
+        let shards = match &self.order {
+            OrderRule::Plain => self.deal(Order::Sequential(self.dataset.len())),
+            OrderRule::Sampler(sampler) => self.deal(Order::Sequential(sampler.len())),
+            OrderRule::Lists(_) => self.plan(self.progress.epoch()),
+        };
+        shards.map_or(0, |shards| self.batches_here(&shards))
+    }
+
+    /// Whether the next epoch has no batch for this rank.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The plan of an epoch for all ranks.
+    ///
+    /// # Errors
+    /// When the options do not fit together.
+    pub fn plan(&self, epoch: u64) -> Result<Shards, DataError> {
+        match &self.order {
+            OrderRule::Plain if self.options.shuffle => {
+                self.deal(Shuffle::new(self.dataset.len(), self.options.seed).order(epoch).into())
+            }
+            OrderRule::Plain => self.deal(Order::Sequential(self.dataset.len())),
+            OrderRule::Sampler(sampler) => self.deal(sampler.order(epoch).into()),
+            OrderRule::Lists(lists) => {
+                let rules = self.place.rules(self.options.drop_last);
+                let (batches, size) = (lists.batches(epoch), lists.batch_size());
+                Ok(Shards::from_batches(batches, size, self.place.world, rules)?)
+            }
+        }
+    }
+
+    fn deal(&self, order: Order) -> Result<Shards, DataError> {
+        let rules = self.place.rules(self.options.drop_last);
+        Ok(Shards::new(order, self.options.batch_size, self.place.world, rules)?)
+    }
+
+    fn batches_here(&self, shards: &Shards) -> usize {
+        self.place.rank.map_or_else(|| shards.rounds(), |rank| shards.num_batches(rank))
+    }
+}
+
+impl<D: Dataset + 'static> DataLoader<D> {
+    /// Begins the next epoch. With threads, they start now.
+    #[must_use]
+    pub fn iter(&self) -> Epoch<D::Batch> {
+        let (epoch, skip) = self.progress.begin();
+        match self.plan(epoch).and_then(|shards| self.begin(epoch, skip, shards)) {
+            Ok(batches) => {
+                let remaining = batches.end - batches.next;
+                Epoch::new(epoch, Some(remaining), Box::new(batches))
+            }
+            Err(error) => Epoch::failed(epoch, error),
+        }
+    }
+
+    fn begin(
+        &self,
+        epoch: u64,
+        skip: usize,
+        shards: Shards,
+    ) -> Result<MapBatches<D::Batch>, DataError> {
+        let end = self.batches_here(&shards);
+        let next = skip.min(end);
+        let shards = Arc::new(shards);
+        let (dataset, rank, seed) = (Arc::clone(&self.dataset), self.place.rank, self.options.seed);
+        let plan = Arc::clone(&shards);
+        let work: Work<D::Batch> = Arc::new(move |batch| {
+            let context = BatchContext { seed, epoch, batch, rank: rank.unwrap_or_default() };
+            dataset.batch(&indices(&plan, rank, batch), &context)
+        });
+        let maker = match self.options.threads {
+            0 => Maker::Caller(work),
+            threads => {
+                Maker::Threads(Workers::start(threads, self.options.ahead(), next..end, &work)?)
+            }
+        };
+        Ok(MapBatches { maker, shards, rank, epoch, next, end })
+    }
+}
+
+/// The samples of a rank's batch, or of a round.
+fn indices(shards: &Shards, rank: Option<usize>, batch: usize) -> Vec<usize> {
+    let ranks = rank.map_or_else(|| 0..shards.world(), |rank| rank..rank + 1);
+    ranks.filter_map(|rank| shards.batch(rank, batch)).flat_map(|batch| batch.indices).collect()
+}
+
+/// One epoch of a [`DataLoader`].
+struct MapBatches<T> {
+    maker: Maker<T>,
+    shards: Arc<Shards>,
+    rank: Option<usize>,
+    epoch: u64,
+    next: usize,
+    end: usize,
+}
+
+enum Maker<T> {
+    Caller(Work<T>),
+    Threads(Workers<T>),
+}
+
+impl<T: Send + 'static> Iterator for MapBatches<T> {
+    type Item = Result<Batch<T>, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.next == self.end {
+            return None;
+        }
+        let index = self.next;
+        self.next += 1;
+        let data = match &mut self.maker {
+            Maker::Caller(work) => guarded(|| work(index)),
+            Maker::Threads(workers) => workers.next()?,
+        };
+        let last = self.next == self.end;
+        let round = self.shards.round(index);
+        Some(match data {
+            Ok(data) => Ok(Batch::from_parts(data, index, last, self.rank, round)),
+            Err(cause) => Err(at_batch(self.epoch, index, cause)),
+        })
+    }
+}
+
+pub(crate) fn at_batch(epoch: u64, batch: usize, cause: DataError) -> DataError {
+    DataError::AtBatch { epoch, batch, cause: Box::new(cause) }
+}
+
+impl<D: Dataset + 'static> IntoIterator for &DataLoader<D> {
+    type Item = Result<Batch<D::Batch>, DataError>;
+    type IntoIter = Epoch<D::Batch>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl<D> fmt::Debug for DataLoader<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DataLoader")
+            .field("options", &self.options)
+            .field("place", &self.place)
+            .field("progress", &self.progress)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,165 @@
+//! What both loaders are told, and where they stand.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use brigade_plan::ShardOptions;
+
+use crate::DataError;
+
+/// The settings of a loader. The builder methods of [`DataLoader`](crate::DataLoader) and
+/// [`StreamLoader`](crate::StreamLoader) set them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoaderOptions {
+    /// Samples of a batch.
+    pub batch_size: usize,
+    /// Whether the order is new in each epoch.
+    pub shuffle: bool,
+    /// What the order and all other random choices follow from. Drawn at random for each loader
+    /// unless it is given; all ranks must agree on it.
+    pub seed: u64,
+    /// Whether a smaller last batch is left out.
+    pub drop_last: bool,
+    /// Threads that make batches; with 0 the calling thread makes each when it is asked for.
+    pub threads: usize,
+    /// Batches that are made ahead. `None`: two for each thread.
+    pub prefetch: Option<usize>,
+}
+
+impl LoaderOptions {
+    pub(crate) fn with_random_seed() -> Self {
+        Self {
+            batch_size: 1,
+            shuffle: false,
+            seed: rand::random(),
+            drop_last: false,
+            threads: 0,
+            prefetch: None,
+        }
+    }
+
+    /// Batches that are out at a time when there are threads.
+    pub(crate) fn ahead(&self) -> usize {
+        self.prefetch.unwrap_or_else(|| self.threads.saturating_mul(2)).max(1)
+    }
+}
+
+/// Whose batches a loader gives out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The rank; `None` for a dispatcher, which gives out whole rounds.
+    pub(crate) rank: Option<usize>,
+    pub(crate) world: usize,
+    pub(crate) options: ShardOptions,
+}
+
+impl Place {
+    pub(crate) fn alone() -> Self {
+        Self { rank: Some(0), world: 1, options: ShardOptions::default() }
+    }
+
+    pub(crate) fn of_rank(
+        rank: usize,
+        world: usize,
+        options: ShardOptions,
+    ) -> Result<Self, DataError> {
+        if rank >= world {
+            return Err(brigade_plan::PlanError::RankOutOfRange { rank, world }.into());
+        }
+        Ok(Self { rank: Some(rank), world, options })
+    }
+
+    /// The rules to plan by: a process that runs alone has nobody to keep in step with, so its last
+    /// batch is not completed.
+    pub(crate) fn rules(&self, drop_last: bool) -> ShardOptions {
+        let drop_last = drop_last || self.options.drop_last;
+        match self.world {
+            1 => ShardOptions { drop_last, even_batches: false, ..ShardOptions::default() },
+            _ => ShardOptions { drop_last, ..self.options },
+        }
+    }
+}
+
+/// How far a loader came; changes while it is shared.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    next_epoch: AtomicU64,
+    skip: AtomicUsize,
+}
+
+impl Progress {
+    /// Begins an epoch: its number, and how many of its batches to leave out.
+    pub(crate) fn begin(&self) -> (u64, usize) {
+        let epoch = self.next_epoch.fetch_add(1, Ordering::Relaxed);
+        (epoch, self.skip.swap(0, Ordering::Relaxed))
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.next_epoch.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_epoch(&self, epoch: u64) {
+        self.next_epoch.store(epoch, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_skip(&self, batches: usize) {
+        self.skip.store(batches, Ordering::Relaxed);
+    }
+}
+
+/// The methods that both loaders have, written once.
+macro_rules! loader_methods {
+    () => {
+        /// Sets the number of samples of a batch (1 unless set). With several ranks, it is that of
+        /// one rank unless the batches are split.
+        #[must_use]
+        pub fn batch_size(mut self, batch_size: usize) -> Self {
+            self.options.batch_size = batch_size;
+            self
+        }
+
+        /// Sets the seed of all random choices. Without, each loader draws its own at random.
+        #[must_use]
+        pub fn seed(mut self, seed: u64) -> Self {
+            self.options.seed = seed;
+            self
+        }
+
+        /// Leaves out a last batch that is smaller than the others.
+        #[must_use]
+        pub fn drop_last(mut self, drop_last: bool) -> Self {
+            self.options.drop_last = drop_last;
+            self
+        }
+
+        /// Leaves out the first batches of the next epoch, and of that one only. The batches that
+        /// follow are the same as without, counts of valid rows included.
+        #[must_use]
+        pub fn skip_batches(self, batches: usize) -> Self {
+            self.progress.set_skip(batches);
+            self
+        }
+
+        /// As [`skip_batches`](Self::skip_batches), for a loader that is in use.
+        pub fn set_skip_batches(&self, batches: usize) {
+            self.progress.set_skip(batches);
+        }
+
+        /// All settings, among them the seed that was drawn.
+        #[must_use]
+        pub fn options(&self) -> &LoaderOptions {
+            &self.options
+        }
+
+        /// The number of the epoch that the next iteration begins, from 0.
+        #[must_use]
+        pub fn epoch(&self) -> u64 {
+            self.progress.epoch()
+        }
+
+        /// Makes the next iteration epoch `epoch`; each iteration counts on from there.
+        pub fn set_epoch(&self, epoch: u64) {
+            self.progress.set_epoch(epoch);
+        }
+    };
+}
+pub(crate) use loader_methods;

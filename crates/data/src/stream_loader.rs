@@ -1,0 +1,332 @@
+//! The loader for streams: data without a length.
+
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use brigade_plan::{Round, ShardOptions, StreamBatch, StreamShard};
+use crossbeam_channel::{Receiver, bounded};
+
+use crate::loader::at_batch;
+use crate::options::{Place, Progress, loader_methods};
+use crate::samples::SampleStream;
+use crate::workers::guarded;
+use crate::{Batch, Collate, DataError, Epoch, IterableDataset, LoaderOptions};
+
+/// Batches of a stream, epoch after epoch.
+///
+/// One thread reads and collates ahead of the training step. With several ranks, each reads the
+/// whole stream and keeps its part of every round; [`dispatch`](StreamLoader::dispatch) lets one
+/// rank read for all instead.
+///
+/// A sample that cannot be read, or a panic of the stream, is an error at its batch and ends the
+/// epoch: what would follow belongs to other rounds than on the other ranks.
+///
+/// ```no_run
+/// use brigade_data::{StreamLoader, stream_from_fn};
+///
+/// let numbers = stream_from_fn(|_epoch, _seed| (0..1000).map(|number| Ok(number as f32)));
+/// for batch in &StreamLoader::new(numbers).batch_size(32) {
+///     let batch = batch?; // a tensor [32]
+/// }
+/// # Ok::<(), brigade_data::DataError>(())
+/// ```
+pub struct StreamLoader<I> {
+    dataset: Arc<I>,
+    options: LoaderOptions,
+    place: Place,
+    progress: Progress,
+}
+
+impl<I: IterableDataset> StreamLoader<I> {
+    /// A loader of batches of one sample, of which two are made ahead.
+    pub fn new(dataset: I) -> Self {
+        let options =
+            LoaderOptions { threads: 1, prefetch: Some(2), ..LoaderOptions::with_random_seed() };
+        let dataset = Arc::new(dataset);
+        Self { dataset, options, place: Place::alone(), progress: Progress::default() }
+    }
+}
+
+impl<I> StreamLoader<I> {
+    loader_methods!();
+
+    /// Sets how many batches the reading thread makes ahead. With 0 there is no thread: the calling
+    /// one reads when a batch is asked for. One more batch is always read, to know the last.
+    #[must_use]
+    pub fn prefetch(mut self, batches: usize) -> Self {
+        self.options.prefetch = Some(batches);
+        self.options.threads = usize::from(batches > 0);
+        self
+    }
+
+    /// The dataset.
+    #[must_use]
+    pub fn dataset(&self) -> &I {
+        &self.dataset
+    }
+
+    /// Number of ranks that share the data; 1 before [`shard`](Self::shard).
+    #[must_use]
+    pub fn world(&self) -> usize {
+        self.place.world
+    }
+
+    /// The same loader for one rank of `world`, by the rules of [`StreamShard`].
+    ///
+    /// # Errors
+    /// When the rank does not exist or the options do not fit the batch size or a stream.
+    pub fn shard(
+        mut self,
+        rank: usize,
+        world: usize,
+        options: ShardOptions,
+    ) -> Result<Self, DataError> {
+        self.place = Place::of_rank(rank, world, options)?;
+        StreamShard::<()>::new(self.options.batch_size, rank, world, options)?;
+        Ok(self)
+    }
+
+    /// The same loader for a process that reads for all of `world` ranks: each batch holds a round,
+    /// the batches of all ranks one after another, and [`Batch::part`] gives a rank its own.
+    ///
+    /// # Errors
+    /// As [`shard`](Self::shard).
+    pub fn dispatch(mut self, world: usize, options: ShardOptions) -> Result<Self, DataError> {
+        StreamShard::<()>::new(self.options.batch_size, 0, world, options)?;
+        self.place = Place { rank: None, world, options };
+        Ok(self)
+    }
+
+    fn reader<S: Collate>(&self, epoch: u64, skip: usize) -> Result<Plan, DataError> {
+        let rules = self.place.rules(self.options.drop_last);
+        let (batch_size, world) = (self.options.batch_size, self.place.world);
+        // Found out here, where the error is the caller's; the reader makes its own.
+        StreamShard::<Rc<S>>::new(batch_size, self.place.rank.unwrap_or_default(), world, rules)?;
+        Ok(Plan { batch_size, world, rank: self.place.rank, rules, epoch, skip })
+    }
+}
+
+impl<I: IterableDataset + 'static> StreamLoader<I> {
+    /// Begins the next epoch; the thread starts to read now.
+    #[must_use]
+    pub fn iter(&self) -> Epoch<<I::Sample as Collate>::Batch> {
+        let (epoch, skip) = self.progress.begin();
+        let (dataset, seed) = (Arc::clone(&self.dataset), self.options.seed);
+        let open = move || dataset.iter(epoch, seed);
+        let begun = self.reader::<I::Sample>(epoch, skip).and_then(|plan| {
+            match (self.options.threads, self.options.prefetch) {
+                (0, _) | (_, Some(0)) => Ok(Epoch::new(
+                    epoch,
+                    None,
+                    Box::new(StreamBatches::new(plan, open, Arc::default())),
+                )),
+                (_, ahead) => {
+                    let reader = Reader::start(plan, ahead.unwrap_or(2), open)?;
+                    Ok(Epoch::new(epoch, None, Box::new(reader)))
+                }
+            }
+        });
+        begun.unwrap_or_else(|error| Epoch::failed(epoch, error))
+    }
+}
+
+impl<I: IterableDataset + 'static> IntoIterator for &StreamLoader<I> {
+    type Item = Result<Batch<<I::Sample as Collate>::Batch>, DataError>;
+    type IntoIter = Epoch<<I::Sample as Collate>::Batch>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl<I> fmt::Debug for StreamLoader<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamLoader")
+            .field("options", &self.options)
+            .field("place", &self.place)
+            .field("progress", &self.progress)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How one epoch of a stream is cut.
+#[derive(Clone, Copy)]
+struct Plan {
+    batch_size: usize,
+    world: usize,
+    rank: Option<usize>,
+    rules: ShardOptions,
+    epoch: u64,
+    skip: usize,
+}
+
+impl Plan {
+    fn shard<S>(&self) -> Result<StreamShard<Rc<S>>, DataError> {
+        let Some(rank) = self.rank else {
+            // A round of all ranks is a batch of one: same samples, same completion.
+            let size = self.rows().saturating_mul(self.world);
+            let rules = ShardOptions { split_batches: false, ..self.rules };
+            return Ok(StreamShard::new(size, 0, 1, rules)?);
+        };
+        Ok(StreamShard::new(self.batch_size, rank, self.world, self.rules)?)
+    }
+
+    /// Rows of a rank in a full round.
+    fn rows(&self) -> usize {
+        match self.rules.split_batches {
+            true => self.batch_size / self.world,
+            false => self.batch_size,
+        }
+    }
+
+    /// The round as the ranks see it, from what the shard says.
+    fn round(&self, round: Round) -> Round {
+        if self.rank.is_some() {
+            return round;
+        }
+        let deal = |total: usize| {
+            let part = |rank| total.saturating_sub(rank * self.rows()).min(self.rows());
+            (0..self.world).map(part).collect()
+        };
+        Round { rows: deal(round.rows.iter().sum()), valid: deal(round.total_valid()) }
+    }
+}
+
+/// One epoch, read where `next` is called.
+///
+/// Samples are shared because those of the first round may be needed again at the end, and a
+/// sample (a tensor, say) cannot always be cloned.
+struct StreamBatches<S, O> {
+    plan: Plan,
+    stop: Arc<AtomicBool>,
+    open: Option<O>,
+    samples: Option<SampleStream<S>>,
+    shard: Option<StreamShard<Rc<S>>>,
+    /// Read ahead: the batch, or the error, after the one that is given out.
+    held: Option<Result<StreamBatch<Rc<S>>, DataError>>,
+    index: usize,
+}
+
+impl<S: Collate, O: FnOnce() -> SampleStream<S>> StreamBatches<S, O> {
+    fn new(plan: Plan, open: O, stop: Arc<AtomicBool>) -> Self {
+        Self { plan, stop, open: Some(open), samples: None, shard: None, held: None, index: 0 }
+    }
+
+    /// The next batch of the stream; `None` at its end and after an error.
+    fn read(&mut self) -> Option<Result<StreamBatch<Rc<S>>, DataError>> {
+        let result = guarded(|| self.read_unguarded()).transpose();
+        if !matches!(result, Some(Ok(_))) {
+            (self.samples, self.shard) = (None, None);
+        }
+        result
+    }
+
+    fn read_unguarded(&mut self) -> Result<Option<StreamBatch<Rc<S>>>, DataError> {
+        if let Some(open) = self.open.take() {
+            self.samples = Some(open());
+            self.shard = Some(self.plan.shard()?);
+        }
+        let (Some(samples), Some(shard)) = (&mut self.samples, &mut self.shard) else {
+            return Ok(None);
+        };
+        for sample in samples {
+            if self.stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            if let Some(batch) = shard.push(Rc::new(sample?)) {
+                return Ok(Some(batch));
+            }
+        }
+        self.samples = None;
+        Ok(self.shard.take().and_then(StreamShard::finish))
+    }
+
+    fn collate(&self, batch: StreamBatch<Rc<S>>, last: bool) -> Result<Batch<S::Batch>, DataError> {
+        let items: Vec<&S> = batch.items.iter().map(Rc::as_ref).collect();
+        let data = guarded(|| S::collate(&items))?;
+        Ok(Batch::from_parts(data, self.index, last, self.plan.rank, self.plan.round(batch.round)))
+    }
+}
+
+impl<S: Collate, O: FnOnce() -> SampleStream<S>> Iterator for StreamBatches<S, O> {
+    type Item = Result<Batch<S::Batch>, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let current = match self.held.take() {
+                Some(batch) => Some(batch),
+                None => self.read(),
+            };
+            let batch = match current? {
+                Ok(batch) => batch,
+                Err(cause) => return Some(Err(at_batch(self.plan.epoch, self.index, cause))),
+            };
+            self.held = self.read();
+            let result = (self.index >= self.plan.skip)
+                .then(|| self.collate(batch, self.held.is_none()))
+                .map(|result| result.map_err(|cause| at_batch(self.plan.epoch, self.index, cause)));
+            self.index += 1;
+            if matches!(result, Some(Err(_))) {
+                (self.samples, self.shard, self.held) = (None, None, None);
+            }
+            if result.is_some() {
+                return result;
+            }
+        }
+    }
+}
+
+/// One epoch, read by a thread.
+struct Reader<T> {
+    batches: Option<Receiver<Result<Batch<T>, DataError>>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<T: Send + 'static> Reader<T> {
+    fn start<S, O>(plan: Plan, ahead: usize, open: O) -> Result<Self, DataError>
+    where
+        S: Collate<Batch = T> + 'static,
+        O: FnOnce() -> SampleStream<S> + Send + 'static,
+    {
+        // One batch more is in the thread's hands while it waits for room.
+        let (sender, batches) = bounded(ahead.saturating_sub(1));
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::Builder::new()
+            .name("brigade-data-stream".into())
+            .spawn(move || {
+                for batch in StreamBatches::new(plan, open, stopped) {
+                    if sender.send(batch).is_err() {
+                        return;
+                    }
+                }
+            })
+            .map_err(|cause| DataError::Spawn { thread: 1, threads: 1, cause })?;
+        Ok(Self { batches: Some(batches), stop, thread: Some(thread) })
+    }
+}
+
+impl<T> Iterator for Reader<T> {
+    type Item = Result<Batch<T>, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.batches.as_ref()?.recv().ok()
+    }
+}
+
+impl<T> Drop for Reader<T> {
+    /// Wakes the thread where it waits for room, and waits for it; a sample that is being read is
+    /// read to its end.
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.batches = None;
+        if let Some(thread) = self.thread.take() {
+            // Its panics were delivered as errors.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! One rank's process.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::process::{Child, Stdio};
+
+use brigade_world::World;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
+
+use super::ending::{Ending, Failure};
+use crate::LaunchPlan;
+use crate::gate::Gate;
+use crate::role;
+
+/// A rank that has been started and not been reaped.
+#[derive(Debug)]
+pub(super) struct Running {
+    child: Child,
+    ending: Option<Ending>,
+}
+
+impl Running {
+    /// Starts the rank's process, which waits at its gate; also gives its stdout and stderr.
+    pub(super) fn start(
+        plan: &LaunchPlan,
+        world: &World,
+    ) -> io::Result<(Self, Gate, (OwnedFd, OwnedFd))> {
+        let (gate, far) = Gate::new()?;
+        let program: &OsStr = plan.program.as_os_str();
+        let mut command = role::rank_command(program, &plan.name, &plan.args);
+        world.describe_to(&mut command);
+        command.envs(plan.env.iter().map(|(name, value)| (name, value)));
+        command.stdin(far).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
+            return Err(io::Error::other("a piped stream is not there; please file a bug"));
+        };
+        Ok((Self { child, ending: None }, gate, (stdout.into(), stderr.into())))
+    }
+
+    pub(super) fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().cast_signed())
+    }
+
+    pub(super) fn ending(&self) -> Option<Ending> {
+        self.ending
+    }
+
+    pub(super) fn failure(&self, rank: usize) -> Failure {
+        let ending = self.ending.unwrap_or(Ending::Code(0));
+        Failure { rank, pid: self.pid().as_raw(), ending }
+    }
+
+    /// How the rank ended, the first time that is known. Does not reap it.
+    pub(super) fn look(&mut self) -> Option<Ending> {
+        if self.ending.is_some() {
+            return None;
+        }
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        self.ending = match waitid(Id::Pid(self.pid()), flags) {
+            Ok(WaitStatus::Exited(_, code)) => Some(Ending::Code(code)),
+            Ok(WaitStatus::Signaled(_, signal, _)) => Some(Ending::Signal(signal as i32)),
+            Ok(_) => None,
+            // A real-time signal, which nix has no name for. This one is reaped early.
+            Err(_) => self.child.wait().ok().map(Ending::of),
+        };
+        self.ending
+    }
+
+    /// Signals the rank and its children.
+    pub(super) fn send(&self, signal: Signal) {
+        // A rank that has not come to lead its own group yet is signalled alone. Both fail for a
+        // rank that has ended and left no children, which is as well.
+        if killpg(self.pid(), signal).is_err() && self.ending.is_none() {
+            let _ = kill(self.pid(), signal);
+        }
+    }
+
+    /// Lets the system forget the rank, which has ended.
+    pub(super) fn reap(&mut self) {
+        let _ = self.child.wait();
+    }
+}

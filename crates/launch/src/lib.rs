@@ -1,0 +1,48 @@
+//! Starts the ranks of a job on this host, watches them, and leaves nothing behind.
+//!
+//! Arguments become a plan, and an agent carries the plan out: [`LaunchOptions`] and [`HostFacts`]
+//! give a [`LaunchPlan`] without touching the system, [`agent::run`] does the rest.
+//!
+//! ```no_run
+//! use brigade_launch::{HostFacts, LaunchOptions, LaunchPlan, agent, role};
+//!
+//! // The agent starts its own executable in two small roles; they come first in `main`.
+//! if let Some(code) = role::play_if_asked() {
+//!     std::process::exit(code.into());
+//! }
+//! let options = LaunchOptions { nproc: 2, program: "env".into(), ..Default::default() };
+//! let plan = LaunchPlan::resolve(&options, &HostFacts::gather(&options))?;
+//! let outcome = agent::run(&plan)?;
+//! std::process::exit(outcome.exit_code().into());
+//! # Ok::<(), brigade_launch::LaunchError>(())
+//! ```
+//!
+//! # How nothing is left behind
+//!
+//! - Every rank leads a session of its own, so one signal reaches it and its children.
+//! - Every rank asks the kernel to be killed when the agent dies, before its program starts.
+//! - A small process (`watch`) waits for the agent's end and then kills whatever is left in those
+//!   sessions, or carries the job's `TORCHELASTIC_RUN_ID` in its environment.
+//! - A rank that has ended is not reaped before the job is over: its process number cannot be
+//!   given to a stranger who would then be killed in its place.
+
+pub mod agent;
+mod error;
+mod gate;
+pub mod leash;
+mod lines;
+mod options;
+mod output;
+mod plan;
+mod program;
+pub mod role;
+mod store_port;
+mod survivors;
+mod watch;
+
+pub use agent::{Ending, Failure, Outcome};
+pub use error::LaunchError;
+pub use options::LaunchOptions;
+pub use plan::{HostFacts, LaunchPlan};
+pub use program::ProgramError;
+pub use store_port::StorePort;

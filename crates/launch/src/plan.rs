@@ -1,0 +1,205 @@
+//! From options and facts to a plan: everything that is decided before a process starts.
+
+use std::ffi::OsString;
+use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use brigade_world::{StoreEndpoint, World, WorldError, WorldSize};
+
+use crate::program::{self, ProgramError};
+use crate::{LaunchError, LaunchOptions};
+
+/// What the plan must know about this host, gathered once.
+#[derive(Clone, Debug)]
+pub struct HostFacts {
+    /// Cores this process may use: affinity mask and cgroup quota counted.
+    pub cores: usize,
+    /// Variables of [`LaunchPlan::env`] that the user has set already.
+    pub set_by_user: Vec<&'static str>,
+    /// Where the program was found, or why it cannot be run.
+    pub program: Result<PathBuf, ProgramError>,
+    /// A name for the job that no other job has.
+    pub run_id: String,
+}
+
+impl HostFacts {
+    /// Looks at this host, its environment and the program's file.
+    #[must_use]
+    pub fn gather(options: &LaunchOptions) -> Self {
+        let is_set = |name: &&'static str| std::env::var_os(name).is_some_and(|v| !v.is_empty());
+        Self {
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            set_by_user: TUNED.iter().copied().filter(is_set).collect(),
+            program: program::find(&options.program, std::env::var_os("PATH").as_deref()),
+            // Keyed from the system's random source: two jobs on a host must not share a name.
+            run_id: format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id())),
+        }
+    }
+}
+
+/// A job on one host, decided: what each rank runs and with which environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaunchPlan {
+    /// Number of ranks.
+    pub world_size: WorldSize,
+    /// The program's file.
+    pub program: PathBuf,
+    /// The program's name as the user wrote it: its `argv[0]`.
+    pub name: OsString,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+    /// Variables for every rank besides its place in the world.
+    pub env: Vec<(&'static str, String)>,
+    /// From SIGTERM to SIGKILL.
+    pub shutdown_timeout: Duration,
+    /// Name of the job.
+    pub run_id: String,
+}
+
+impl LaunchPlan {
+    /// Decides. Pure: the same options and facts give the same plan.
+    ///
+    /// Cores are shared out evenly, at least one thread to a rank, unless the user has set
+    /// `OMP_NUM_THREADS` or asks for a number. `OMP_WAIT_POLICY=PASSIVE` keeps libgomp from
+    /// spinning at barriers: with as many threads as cores over all ranks, one that spins holds up
+    /// the one it waits for (two ranks of two threads on two cores: 99 ms a step against 46).
+    /// libgomp reads both before `main`, so only a launcher can set them.
+    ///
+    /// Errors: no rank, no thread, a program that cannot be run.
+    ///
+    /// ```
+    /// use brigade_launch::{HostFacts, LaunchOptions, LaunchPlan};
+    ///
+    /// let options = LaunchOptions { nproc: 4, program: "sh".into(), ..Default::default() };
+    /// let facts = HostFacts { cores: 10, ..HostFacts::gather(&options) };
+    /// let plan = LaunchPlan::resolve(&options, &facts)?;
+    /// assert!(plan.env.contains(&("OMP_NUM_THREADS", "2".to_owned())));
+    /// # Ok::<(), brigade_launch::LaunchError>(())
+    /// ```
+    pub fn resolve(options: &LaunchOptions, facts: &HostFacts) -> Result<Self, LaunchError> {
+        let nproc = options.nproc;
+        let world_size = WorldSize::new(nproc).map_err(|_| LaunchError::OptionOutOfRange {
+            option: "nproc",
+            value: nproc,
+            reason: if nproc == 0 { "a job has at least one rank" } else { "too many ranks" },
+        })?;
+        if options.threads_per_rank == Some(0) {
+            return Err(LaunchError::OptionOutOfRange {
+                option: "threads-per-rank",
+                value: 0,
+                reason: "a rank needs at least one thread",
+            });
+        }
+        let program = facts.program.clone()?;
+
+        let free = |name: &str| !facts.set_by_user.contains(&name);
+        let mut env = Vec::new();
+        if let Some(threads) = options.threads_per_rank {
+            env.push((OMP_NUM_THREADS, threads.to_string()));
+        } else if free(OMP_NUM_THREADS) {
+            env.push((OMP_NUM_THREADS, (facts.cores / nproc).max(1).to_string()));
+        }
+        if free(OMP_WAIT_POLICY) {
+            env.push((OMP_WAIT_POLICY, "PASSIVE".to_owned()));
+        }
+        if free(TORCH_NCCL_ASYNC_ERROR_HANDLING) {
+            env.push((TORCH_NCCL_ASYNC_ERROR_HANDLING, "1".to_owned()));
+        }
+
+        Ok(Self {
+            world_size,
+            program,
+            name: options.program.clone(),
+            args: options.args.clone(),
+            env,
+            shutdown_timeout: options.shutdown_timeout,
+            run_id: facts.run_id.clone(),
+        })
+    }
+
+    /// The place of one rank, once it is known where the ranks meet.
+    ///
+    /// Errors when `rank` is not below the number of ranks.
+    pub fn world(&self, rank: usize, store: StoreEndpoint) -> Result<World, WorldError> {
+        let mut world = World::on_one_host(rank, self.world_size, store)?;
+        world.run_id = Some(self.run_id.clone());
+        Ok(world)
+    }
+}
+
+const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
+const OMP_WAIT_POLICY: &str = "OMP_WAIT_POLICY";
+/// torchrun's default for PyTorch programs: a failed NCCL collective ends the process.
+const TORCH_NCCL_ASYNC_ERROR_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+const TUNED: [&str; 3] = [OMP_NUM_THREADS, OMP_WAIT_POLICY, TORCH_NCCL_ASYNC_ERROR_HANDLING];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(cores: usize, set_by_user: &[&'static str]) -> HostFacts {
+        HostFacts {
+            cores,
+            set_by_user: set_by_user.to_vec(),
+            program: Ok("/bin/train".into()),
+            run_id: "job".to_owned(),
+        }
+    }
+
+    #[test]
+    fn cores_are_shared_out() {
+        // cores, ranks, set by the user, asked for, OMP_NUM_THREADS
+        type Case = (usize, usize, &'static [&'static str], Option<usize>, Option<&'static str>);
+        let table: [Case; 9] = [
+            (8, 1, &[], None, Some("8")),
+            (8, 2, &[], None, Some("4")),
+            (8, 3, &[], None, Some("2")),
+            (2, 2, &[], None, Some("1")),
+            (2, 64, &[], None, Some("1")),
+            (8, 2, &[OMP_NUM_THREADS], None, None),
+            (8, 2, &[OMP_NUM_THREADS], Some(3), Some("3")),
+            (8, 2, &[OMP_WAIT_POLICY], None, Some("4")),
+            (1, 1, &[], Some(16), Some("16")),
+        ];
+        for (cores, nproc, set, threads_per_rank, expected) in table {
+            let options = LaunchOptions { nproc, threads_per_rank, ..Default::default() };
+            let plan = LaunchPlan::resolve(&options, &facts(cores, set)).unwrap();
+            let value = |name| plan.env.iter().find(|v| v.0 == name).map(|v| v.1.as_str());
+            assert_eq!(value(OMP_NUM_THREADS), expected, "{cores} cores, {nproc} ranks, {set:?}");
+            let passive = if set.contains(&OMP_WAIT_POLICY) { None } else { Some("PASSIVE") };
+            assert_eq!(value(OMP_WAIT_POLICY), passive);
+        }
+    }
+
+    #[test]
+    fn refusals() {
+        let refuse = |options: LaunchOptions, facts: HostFacts| {
+            LaunchPlan::resolve(&options, &facts).unwrap_err().to_string()
+        };
+        assert_eq!(
+            refuse(LaunchOptions { nproc: 0, ..Default::default() }, facts(8, &[])),
+            "--nproc 0 is not possible: a job has at least one rank"
+        );
+        assert_eq!(
+            refuse(
+                LaunchOptions { threads_per_rank: Some(0), ..Default::default() },
+                facts(8, &[])
+            ),
+            "--threads-per-rank 0 is not possible: a rank needs at least one thread"
+        );
+        let directory = ProgramError::Directory { path: "/tmp".into() };
+        let no_program = HostFacts { program: Err(directory.clone()), ..facts(8, &[]) };
+        assert_eq!(refuse(LaunchOptions::default(), no_program), directory.to_string());
+    }
+
+    #[test]
+    fn places() {
+        let options = LaunchOptions { nproc: 2, ..Default::default() };
+        let plan = LaunchPlan::resolve(&options, &facts(8, &[])).unwrap();
+        let world = plan.world(1, StoreEndpoint::alone()).unwrap();
+        assert_eq!((world.rank.as_usize(), world.local_rank.as_usize()), (1, 1));
+        assert_eq!(world.run_id.as_deref(), Some("job"));
+        assert!(plan.world(2, StoreEndpoint::alone()).is_err());
+    }
+}

@@ -1,0 +1,108 @@
+//! The two small roles in which the agent starts its own executable.
+//!
+//! Between `fork` and `exec` only a few system calls are allowed, and Rust calls what runs there
+//! unsafe. Starting our own executable, which then prepares itself and becomes the program by
+//! `exec`, is plain safe code, for about a millisecond per rank.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use brigade_world::env;
+use nix::sys::signal::SigSet;
+use nix::unistd::{dup2_stdin, setsid};
+
+use crate::gate::{self, Opening};
+use crate::survivors::Survivors;
+use crate::{leash, watch};
+
+/// Plays a role if this process was started for one, and gives its exit code.
+///
+/// A program that calls [`crate::agent::run`] calls this first in `main`, before it reads its
+/// arguments. In the role of a rank it does not return: the process becomes the program.
+#[must_use]
+pub fn play_if_asked() -> Option<u8> {
+    let mut args = std::env::args_os().skip(1);
+    let role = args.next()?;
+    if role == RANK {
+        Some(become_rank(args).unwrap_or(MALFORMED))
+    } else if role == WATCH {
+        Some(stand_watch(args).unwrap_or(MALFORMED))
+    } else {
+        None
+    }
+}
+
+/// The agent's command for a rank: this executable, in the role of a rank, about to run a program.
+pub(crate) fn rank_command(program: &OsStr, name: &OsStr, args: &[OsString]) -> Command {
+    let mut command = this_executable(RANK);
+    command.arg(std::process::id().to_string()).arg(program).arg(name).args(args);
+    command
+}
+
+/// The agent's command for the watch over these sessions of this job.
+pub(crate) fn watch_command(survivors: &Survivors) -> Command {
+    let mut command = this_executable(WATCH);
+    // Its own environment must not make it part of a job, not even of one around this one.
+    command.env_clear().arg(std::process::id().to_string()).arg(&survivors.run_id);
+    command.args(survivors.sessions.iter().map(ToString::to_string));
+    command
+}
+
+fn this_executable(role: &str) -> Command {
+    // Not its path: that may name another file by now, after an upgrade or a rebuild.
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("brigade").arg(role);
+    command
+}
+
+/// Arguments: agent's process number, program's file, its name, its arguments.
+fn become_rank(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
+    let agent = args.next()?.to_str()?.parse().ok()?;
+    let program = args.next()?;
+    let name = args.next()?;
+    let mut command = Command::new(&program);
+    command.arg0(&name).args(args);
+
+    let error = match prepare_rank(agent, &mut command) {
+        // The agent is gone: nobody is left to tell.
+        Ok(false) => return Some(0),
+        Ok(true) => command.exec(),
+        Err(error) => error,
+    };
+    eprintln!("brigade: cannot run {}: {error}", program.display());
+    Some(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
+}
+
+fn prepare_rank(agent: u32, command: &mut Command) -> io::Result<bool> {
+    setsid()?;
+    if !leash::tie_to(agent)? {
+        return Ok(false);
+    }
+    let Opening::Start(socket) = gate::wait(io::stdin())? else {
+        return Ok(false);
+    };
+    if let Some(fd) = socket {
+        command.env(env::BRIGADE_STORE_FD, fd.to_string());
+    }
+    // Several ranks cannot share a keyboard.
+    dup2_stdin(File::open("/dev/null")?)?;
+    // The agent blocks the signals it waits for, and a child inherits that.
+    SigSet::empty().thread_set_mask()?;
+    Ok(true)
+}
+
+/// Arguments: agent's process number, for whoever reads `ps`; run id; sessions.
+fn stand_watch(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
+    let run_id = args.nth(1)?.into_string().ok()?;
+    let sessions = args.map(|arg| arg.to_str()?.parse().ok()).collect::<Option<Vec<i32>>>()?;
+    watch::stand(&Survivors { run_id, sessions });
+    Some(0)
+}
+
+const RANK: &str = "__rank";
+const WATCH: &str = "__watch";
+/// Somebody typed a hidden role by hand.
+const MALFORMED: u8 = 2;

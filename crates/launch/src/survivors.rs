@@ -1,0 +1,113 @@
+//! Finds and kills what ranks have left behind.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use brigade_world::env;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// What marks a process as part of a job.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Survivors {
+    /// The job's name, inherited through the environment. This finds a process that has left its
+    /// rank's session on purpose.
+    pub(crate) run_id: String,
+    /// One session per rank, named by the rank's process number. The rank must not have been
+    /// reaped, or the number may belong to a stranger.
+    pub(crate) sessions: Vec<i32>,
+}
+
+impl Survivors {
+    /// Kills every process of the job, and returns when none is left, or after [`LIMIT`] when one
+    /// is stuck in the kernel.
+    pub(crate) fn kill(&self) {
+        let deadline = Instant::now() + LIMIT;
+        let mark = format!("{}={}", env::TORCHELASTIC_RUN_ID, self.run_id);
+        loop {
+            let left = self.find(mark.as_bytes());
+            if left.is_empty() || Instant::now() > deadline {
+                return;
+            }
+            for pid in left {
+                // Fails for one that has ended since, or that belongs to another user.
+                let _ = kill(pid, Signal::SIGKILL);
+            }
+            // No descriptor says when a process that is not our child has ended.
+            thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    fn find(&self, mark: &[u8]) -> Vec<Pid> {
+        let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+        let this = std::process::id().cast_signed();
+        processes
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .filter(|pid: &i32| *pid != this && self.is_member(*pid, mark))
+            .map(Pid::from_raw)
+            .collect()
+    }
+
+    fn is_member(&self, pid: i32, mark: &[u8]) -> bool {
+        let Some((state, session)) = state_and_session(pid) else { return false };
+        if state == "Z" || state == "X" {
+            return false;
+        }
+        self.sessions.contains(&session)
+            || fs::read(format!("/proc/{pid}/environ"))
+                .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|var| var == mark))
+    }
+}
+
+fn state_and_session(pid: i32) -> Option<(String, i32)> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    // The command in parentheses may hold anything, parentheses and blanks included.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?.to_owned();
+    let session = fields.nth(2)?.parse().ok()?;
+    Some((state, session))
+}
+
+const LIMIT: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn finds_by_session_and_by_name() {
+        // A shell in a session of its own with a child, and a process that only has the name.
+        let mut session = Command::new("setsid")
+            .args(["sh", "-c", "echo $$; sleep 1000 & wait"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut leader = String::new();
+        BufReader::new(session.stdout.take().unwrap()).read_line(&mut leader).unwrap();
+        let mut named = Command::new("sleep")
+            .arg("1000")
+            .env(env::TORCHELASTIC_RUN_ID, "survivors-test")
+            .spawn()
+            .unwrap();
+        let mut stranger = Command::new("sleep")
+            .arg("1000")
+            .env(env::TORCHELASTIC_RUN_ID, "survivors-test-2")
+            .spawn()
+            .unwrap();
+
+        let sessions = vec![leader.trim().parse().unwrap()];
+        Survivors { run_id: "survivors-test".to_owned(), sessions }.kill();
+
+        session.wait().unwrap();
+        named.wait().unwrap();
+        assert_eq!(stranger.try_wait().unwrap(), None, "a stranger was killed");
+        stranger.kill().unwrap();
+        stranger.wait().unwrap();
+    }
+}

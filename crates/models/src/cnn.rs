@@ -1,0 +1,64 @@
+//! The CNN of the FashionMNIST example.
+
+use tch::Tensor;
+
+use crate::module::Module;
+use crate::{
+    BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Path, Relu, Sequential,
+};
+
+/// Two blocks of convolution (5x5, padding 2), [`BatchNorm2d`], ReLU and pooling by 2, with 32 and
+/// 64 channels, then two linear layers: from images `[n, 1, 28, 28]` to logits `[n, 10]`.
+///
+/// 253 706 parameters under the names `module1.0.weight` (convolution), `module1.1.weight`
+/// (normalisation), `module2.…`, `linear1.weight`, `linear2.weight`: those of the PyTorch model
+/// with `module1 = Sequential(Conv2d, BatchNorm2d, ReLU, MaxPool2d)`.
+///
+/// ```no_run
+/// use brigade_models::{Cnn, Kind, Model, Tensor};
+///
+/// let model = Model::new(Cnn::new)?;
+/// let images = Tensor::zeros([64, 1, 28, 28], (Kind::Float, model.device()));
+/// let loss = model.forward(&images).cross_entropy_for_logits(&Tensor::zeros(64, (Kind::Int64, model.device())));
+/// assert_eq!(loss.size(), [0; 0]);
+/// # Ok::<(), brigade_models::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Cnn {
+    module1: Sequential,
+    module2: Sequential,
+    linear1: Linear,
+    linear2: Linear,
+}
+
+impl Cnn {
+    /// Registers all layers below the path.
+    #[must_use]
+    pub fn new(path: &Path<'_>) -> Self {
+        Self {
+            module1: block(&(path / "module1"), 1, 32),
+            module2: block(&(path / "module2"), 32, 64),
+            linear1: Linear::new(path / "linear1", 64 * 7 * 7, 64),
+            linear2: Linear::new(path / "linear2", 64, 10),
+        }
+    }
+}
+
+impl Module<&Tensor> for Cnn {
+    type Output = Tensor;
+
+    fn forward(&self, images: &Tensor) -> Tensor {
+        let maps = self.module2.forward(&self.module1.forward(images));
+        let hidden = self.linear1.forward(&Flatten.forward(&maps)).relu();
+        self.linear2.forward(&hidden)
+    }
+}
+
+fn block(path: &Path<'_>, inputs: i64, outputs: i64) -> Sequential {
+    let padded = Conv2dOptions { padding: [2, 2], ..Conv2dOptions::default() };
+    Sequential::new()
+        .add(Conv2d::new(path / 0, inputs, outputs, [5, 5], padded))
+        .add(BatchNorm2d::new(path / 1, outputs))
+        .add(Relu)
+        .add(MaxPool2d::new(2))
+}

@@ -1,0 +1,175 @@
+//! Normalisation over the batch.
+
+use std::borrow::Borrow;
+
+use tch::{Device, Kind, Tensor};
+
+use crate::{Init, Module, Path, Training};
+
+/// Options of [`BatchNorm1d`] and [`BatchNorm2d`].
+#[derive(Debug, Clone, Copy)]
+pub struct BatchNormOptions {
+    /// Added to the variance; 1e-5.
+    pub eps: f64,
+    /// The weight of the newest batch in the running statistics; 0.1. `None` means the plain average of all
+    /// batches, which reads the counter and so waits for the device at every step.
+    pub momentum: Option<f64>,
+    /// Has `weight` and `bias`; true.
+    pub affine: bool,
+}
+
+impl Default for BatchNormOptions {
+    fn default() -> Self {
+        Self { eps: 1e-5, momentum: Some(0.1), affine: true }
+    }
+}
+
+macro_rules! batch_norm {
+    ($(#[$doc:meta])* $name:ident, $accepts:expr, $shapes:literal) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $name(BatchNorm);
+
+        impl $name {
+            /// Registers parameters and buffers at the path.
+            pub fn new<'a>(path: impl Borrow<Path<'a>>, features: i64) -> Self {
+                Self::with_options(path, features, BatchNormOptions::default())
+            }
+
+            /// Registers parameters and buffers at the path.
+            pub fn with_options<'a>(
+                path: impl Borrow<Path<'a>>,
+                features: i64,
+                options: BatchNormOptions,
+            ) -> Self {
+                Self(BatchNorm::new(path.borrow(), features, options))
+            }
+
+            /// The mean over the batches so far, `[features]`; changed in place by training.
+            pub fn running_mean(&self) -> &Tensor {
+                &self.0.running_mean
+            }
+
+            /// The unbiased variance over the batches so far, `[features]`; changed in place.
+            pub fn running_var(&self) -> &Tensor {
+                &self.0.running_var
+            }
+        }
+
+        impl Module<&Tensor> for $name {
+            type Output = Tensor;
+
+            /// # Panics
+            /// When the input has another number of dimensions, or in training when a channel has
+            /// a single value, which has no variance.
+            fn forward(&self, input: &Tensor) -> Tensor {
+                let accepts: fn(usize) -> bool = $accepts;
+                assert!(
+                    accepts(input.dim()),
+                    concat!(stringify!($name), " takes ", $shapes, ", not {:?}"),
+                    input.size()
+                );
+                self.0.forward(input)
+            }
+        }
+    };
+}
+
+batch_norm! {
+    /// `y = (x − mean) / √(var + eps) · weight + bias` for each channel of `[n, features, h, w]`.
+    ///
+    /// In training mean and (biased) variance are those of the batch, and the running statistics
+    /// move by `momentum` towards its mean and unbiased variance; in evaluation the running ones
+    /// are used. Parameters: `weight` (1) and `bias` (0). Buffers: `running_mean` (0),
+    /// `running_var` (1), `num_batches_tracked` (0, 64-bit integer)
+    /// ([torch.nn.BatchNorm2d](https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html)).
+    ///
+    /// ```no_run
+    /// use brigade_models::{BatchNorm2d, Kind, Model, Tensor};
+    ///
+    /// let model = Model::new(|p| BatchNorm2d::new(p, 32))?;
+    /// assert_eq!((model.parameters().len(), model.buffers().len()), (2, 3));
+    /// let images = Tensor::randn([8, 32, 14, 14], (Kind::Float, model.device()));
+    /// assert_eq!(model.forward(&images).size(), [8, 32, 14, 14]);
+    /// # Ok::<(), brigade_models::Error>(())
+    /// ```
+    BatchNorm2d, |dimensions| dimensions == 4, "[n, features, height, width]"
+}
+
+batch_norm! {
+    /// [`BatchNorm2d`] for vectors `[n, features]` and sequences `[n, features, length]`
+    /// ([torch.nn.BatchNorm1d](https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm1d.html)).
+    ///
+    /// ```no_run
+    /// use brigade_models::{BatchNorm1d, Kind, Model, Tensor};
+    ///
+    /// let mut model = Model::new(|p| BatchNorm1d::new(p, 3))?;
+    /// model.eval();
+    /// let ones = Tensor::ones([4, 3], (Kind::Float, model.device()));
+    /// // (1 - 0) / sqrt(1 + 1e-5), with the statistics of a new layer.
+    /// assert!((model.forward(&ones).double_value(&[0, 0]) - 0.999995).abs() < 1e-6);
+    /// # Ok::<(), brigade_models::Error>(())
+    /// ```
+    BatchNorm1d, |dimensions| matches!(dimensions, 2 | 3), "[n, features] or [n, features, length]"
+}
+
+/// What the two share: libtorch's kernel takes any shape whose second dimension is the channel.
+#[derive(Debug)]
+struct BatchNorm {
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    running_mean: Tensor,
+    running_var: Tensor,
+    num_batches_tracked: Tensor,
+    training: Training,
+    options: BatchNormOptions,
+}
+
+impl BatchNorm {
+    fn new(path: &Path<'_>, features: i64, options: BatchNormOptions) -> Self {
+        let size = features.max(0);
+        if features < 0 {
+            path.reject(format_args!("{features} features cannot be normalised"));
+        }
+        let float = (Kind::Float, Device::Cpu);
+        let BatchNormOptions { affine, .. } = options;
+        Self {
+            weight: affine.then(|| path.parameter("weight", &[size], Init::Ones)),
+            bias: affine.then(|| path.parameter("bias", &[size], Init::Zeros)),
+            running_mean: path.buffer("running_mean", &Tensor::zeros(size, float)),
+            running_var: path.buffer("running_var", &Tensor::ones(size, float)),
+            num_batches_tracked: path.buffer("num_batches_tracked", &Tensor::from(0i64)),
+            training: path.training(),
+            options,
+        }
+    }
+
+    fn forward(&self, input: &Tensor) -> Tensor {
+        let training = self.training.is_on();
+        let mut newest = self.options.momentum.unwrap_or(0.0);
+        if training {
+            let size = input.size();
+            let per_channel: i64 = size.iter().take(1).chain(size.iter().skip(2)).product();
+            assert!(
+                per_channel > 1,
+                "BatchNorm in training needs more than one value per channel, not {size:?}"
+            );
+            // A handle of its own: tch wants `&mut` for what is done in place.
+            let mut batches = self.num_batches_tracked.shallow_clone();
+            let _ = batches.g_add_scalar_(1);
+            if self.options.momentum.is_none() {
+                newest = 1.0 / batches.int64_value(&[]) as f64; // host-device sync
+            }
+        }
+        input.batch_norm(
+            self.weight.as_ref(),
+            self.bias.as_ref(),
+            Some(&self.running_mean),
+            Some(&self.running_var),
+            training,
+            newest,
+            self.options.eps,
+            true,
+        )
+    }
+}

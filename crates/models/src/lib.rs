@@ -1,0 +1,64 @@
+//! Parameters, layers and models under PyTorch's names, and their weights files.
+//!
+//! A constructor takes a [`Path`] and registers what it needs under the names that PyTorch would
+//! give; [`Model::new`] runs it and holds the parameters. Values, first values (for a seed) and
+//! names agree with PyTorch's, so weights go both ways: [`weights`] reads and writes safetensors,
+//! and reads the state dictionaries of `torch.save` without executing anything.
+//!
+//! ```no_run
+//! use brigade_models::{Linear, Model, Module, Path, Tensor};
+//!
+//! struct Mlp {
+//!     hidden: Linear,
+//!     head: Linear,
+//! }
+//!
+//! impl Mlp {
+//!     fn new(path: &Path) -> Self {
+//!         Self {
+//!             hidden: Linear::new(path / "hidden", 784, 64),
+//!             head: Linear::new(path / "head", 64, 10),
+//!         }
+//!     }
+//! }
+//!
+//! impl Module<&Tensor> for Mlp {
+//!     type Output = Tensor;
+//!
+//!     fn forward(&self, input: &Tensor) -> Tensor {
+//!         self.head.forward(&self.hidden.forward(input).relu())
+//!     }
+//! }
+//!
+//! let mut model = Model::new(Mlp::new)?;
+//! model.load_weights("mlp.pth")?; // written by PyTorch
+//! model.save_weights("mlp.safetensors")?; // read by PyTorch
+//! # Ok::<(), brigade_models::Error>(())
+//! ```
+
+mod cnn;
+mod error;
+mod init;
+mod layers;
+mod model;
+mod module;
+mod path;
+mod registry;
+mod sequential;
+mod state_dict;
+pub mod weights;
+
+pub use brigade_torch::{Device, Kind, Tensor};
+
+pub use cnn::Cnn;
+pub use error::Error;
+pub use init::Init;
+pub use layers::{
+    BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
+    EmbeddingOptions, Flatten, LayerNorm, LayerNormOptions, Linear, LinearOptions, MaxPool2d, Relu,
+};
+pub use model::{Model, ModelBuilder, NamedTensor};
+pub use module::{Layer, Module};
+pub use path::{Path, Training};
+pub use sequential::Sequential;
+pub use state_dict::{LoadReport, ShapeMismatch, StateDict};

@@ -1,0 +1,455 @@
+//! A module together with its parameters and buffers.
+
+use std::cell::RefCell;
+use std::fmt;
+
+use tch::{Device, Kind, Tensor};
+
+use crate::path::is_floating_point;
+use crate::registry::{Entry, Registry, Role};
+use crate::state_dict::ShapeMismatch;
+use crate::{Error, LoadReport, Module, Path, StateDict, Training};
+
+/// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.
+///
+/// ```no_run
+/// use brigade_models::{Cnn, Kind, Model, Tensor};
+///
+/// let mut model = Model::new(Cnn::new)?;
+/// let images = Tensor::zeros([8, 1, 28, 28], (Kind::Float, model.device()));
+/// assert_eq!(model.forward(&images).size(), [8, 10]);
+/// model.eval();
+/// model.save_weights("model.safetensors")?;
+/// # Ok::<(), brigade_models::Error>(())
+/// ```
+pub struct Model<M> {
+    module: M,
+    entries: Vec<Entry>,
+    training: Training,
+    device: Device,
+    kind: Kind,
+}
+
+/// A tensor of a model with its full name, `module1.0.weight`.
+///
+/// The tensor is the model's own, not a copy: changing it in place changes the model.
+#[derive(Debug)]
+pub struct NamedTensor {
+    /// PyTorch's name.
+    pub name: String,
+    /// The tensor.
+    pub tensor: Tensor,
+}
+
+/// Options of [`Model::build`].
+#[derive(Debug, Clone, Copy)]
+#[must_use = "call build with a constructor"]
+pub struct ModelBuilder {
+    device: Device,
+    kind: Kind,
+}
+
+impl Model<()> {
+    /// Options for a model that is not in 32-bit floats on the CPU.
+    ///
+    /// ```no_run
+    /// use brigade_models::{Cnn, Kind, Model};
+    /// let model = Model::build().kind(Kind::Double).build(Cnn::new)?;
+    /// # Ok::<(), brigade_models::Error>(())
+    /// ```
+    pub fn build() -> ModelBuilder {
+        ModelBuilder { device: Device::Cpu, kind: Kind::Float }
+    }
+}
+
+impl ModelBuilder {
+    /// Where the parameters lie. First values are the same on every device.
+    pub fn device(mut self, device: Device) -> Self {
+        self.device = device;
+        self
+    }
+
+    /// The kind of parameters and of floating-point buffers: Float, Double, Half or BFloat16.
+    pub fn kind(mut self, kind: Kind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// Runs the constructor.
+    ///
+    /// # Errors
+    /// [`Error::Build`] with everything that the constructor asked for in vain: names used twice,
+    /// impossible shapes, no memory. [`Error::NotFloatingPoint`] for a kind without gradients,
+    /// [`Error::Torch`] when the device refuses.
+    pub fn build<M>(self, constructor: impl FnOnce(&Path<'_>) -> M) -> Result<Model<M>, Error> {
+        if !is_floating_point(self.kind) {
+            return Err(Error::NotFloatingPoint { kind: self.kind });
+        }
+        let registry = RefCell::new(Registry::new(self.kind));
+        let module = constructor(&Path::root(&registry));
+        let Registry { entries, problems, training, .. } = registry.into_inner();
+        if !problems.is_empty() {
+            return Err(Error::Build { problems });
+        }
+        let mut model = Model { module, entries, training, device: Device::Cpu, kind: self.kind };
+        if self.device != Device::Cpu {
+            model.to_device(self.device)?;
+        }
+        Ok(model)
+    }
+}
+
+impl<M> Model<M> {
+    /// Runs the constructor: 32-bit floats on the CPU. [`Model::build`] has options.
+    ///
+    /// ```no_run
+    /// use brigade_models::{Linear, Model};
+    /// let model = Model::new(|p| Linear::new(p, 784, 10))?;
+    /// assert_eq!(model.num_parameters(), 7850);
+    /// # Ok::<(), brigade_models::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`ModelBuilder::build`].
+    pub fn new(constructor: impl FnOnce(&Path<'_>) -> M) -> Result<Self, Error> {
+        Model::build().build(constructor)
+    }
+
+    /// The module's output for this input.
+    pub fn forward<Input>(&self, input: Input) -> M::Output
+    where
+        M: Module<Input>,
+    {
+        self.module.forward(input)
+    }
+
+    /// The module itself.
+    pub fn module(&self) -> &M {
+        &self.module
+    }
+
+    /// Where the parameters lie.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The kind of the parameters.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Dropout drops, BatchNorm uses the statistics of the batch. New models are in this state.
+    pub fn train(&mut self) {
+        self.training.set(true);
+    }
+
+    /// Dropout passes, BatchNorm uses its running statistics.
+    pub fn eval(&mut self) {
+        self.training.set(false);
+    }
+
+    /// True between [`Model::train`] and [`Model::eval`].
+    pub fn is_training(&self) -> bool {
+        self.training.is_on()
+    }
+
+    /// Every parameter once, in order of registration, frozen ones included.
+    pub fn parameters(&self) -> Vec<NamedTensor> {
+        self.named(|role| role == Role::Parameter)
+    }
+
+    /// Every parameter that is not frozen, once, in order of registration.
+    pub fn trainable_parameters(&self) -> Vec<NamedTensor> {
+        let mut parameters = self.parameters();
+        parameters.retain(|parameter| parameter.tensor.requires_grad());
+        parameters
+    }
+
+    /// Every buffer, saved or not, in order of registration.
+    pub fn buffers(&self) -> Vec<NamedTensor> {
+        self.named(|role| matches!(role, Role::Buffer { .. }))
+    }
+
+    /// The number of values in all parameters; shared ones count once.
+    pub fn num_parameters(&self) -> usize {
+        self.distinct().filter(|e| e.role == Role::Parameter).map(|e| e.tensor.numel()).sum()
+    }
+
+    /// Freezes (`false`) or thaws (`true`) all parameters.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when libtorch refuses.
+    pub fn requires_grad(&mut self, on: bool) -> Result<(), Error> {
+        let parameters = self.entries.iter().filter(|entry| entry.role == Role::Parameter);
+        for entry in parameters {
+            set_requires_grad(entry, on)?;
+        }
+        Ok(())
+    }
+
+    /// Freezes (`false`) or thaws (`true`) the parameter of this name, or all those below it:
+    /// `module1` means `module1.0.weight` but not `module10.weight`. Returns how many.
+    ///
+    /// ```no_run
+    /// use brigade_models::{Cnn, Model};
+    /// let mut model = Model::new(Cnn::new)?;
+    /// assert_eq!(model.requires_grad_under("module1", false)?, 4);
+    /// assert_eq!(model.trainable_parameters().len(), 8);
+    /// # Ok::<(), brigade_models::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoSuchParameter`] when there is none: a frozen set that is empty by a slip of the
+    /// pen would go unnoticed.
+    pub fn requires_grad_under(&mut self, prefix: &str, on: bool) -> Result<usize, Error> {
+        let below = |name: &str| {
+            name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        let mut count = 0;
+        for entry in &self.entries {
+            let target = match entry.role {
+                Role::Parameter => entry,
+                Role::SameAs(first) => &self.entries[first],
+                Role::Buffer { .. } => continue,
+            };
+            if below(&entry.name) {
+                set_requires_grad(target, on)?;
+                count += 1;
+            }
+        }
+        if count == 0 {
+            let mut known: Vec<String> = Vec::new();
+            for entry in self.entries.iter().filter(|e| !matches!(e.role, Role::Buffer { .. })) {
+                let top = entry.name.split('.').next().unwrap_or_default();
+                if !known.iter().any(|seen| seen == top) {
+                    known.push(top.to_owned());
+                }
+            }
+            return Err(Error::NoSuchParameter { name: prefix.to_owned(), known });
+        }
+        Ok(count)
+    }
+
+    /// Sets every gradient that exists to 0.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when libtorch refuses.
+    pub fn zero_grad(&mut self) -> Result<(), Error> {
+        for entry in self.distinct() {
+            let mut gradient = entry.tensor.grad();
+            if gradient.defined() {
+                tch::no_grad(|| gradient.f_detach_()?.f_zero_())
+                    .map(drop)
+                    .map_err(Error::torch(format!("zero the gradient of {}", entry.name)))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves parameters, their gradients and buffers. Layers, optimizers and others that hold the
+    /// tensors see them move, as with PyTorch's `module.to(device)`.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when the device is not there or has no memory left; tensors before the one
+    /// that is named have moved already then.
+    pub fn to_device(&mut self, device: Device) -> Result<(), Error> {
+        self.convert(&format!("to {device:?}"), |tensor| tensor.f_to(device))?;
+        self.device = device;
+        Ok(())
+    }
+
+    /// Converts parameters, their gradients and floating-point buffers; integers stay.
+    ///
+    /// # Errors
+    /// [`Error::NotFloatingPoint`]; [`Error::Torch`] as for [`Model::to_device`].
+    pub fn to_kind(&mut self, kind: Kind) -> Result<(), Error> {
+        if !is_floating_point(kind) {
+            return Err(Error::NotFloatingPoint { kind });
+        }
+        self.convert(&format!("to {kind:?}"), |tensor| {
+            if is_floating_point(tensor.f_kind()?) {
+                tensor.f_to_kind(kind)
+            } else {
+                Ok(tensor.shallow_clone())
+            }
+        })?;
+        self.kind = kind;
+        Ok(())
+    }
+
+    /// Parameters and saved buffers by name, in order of registration. The tensors are detached but
+    /// share the model's memory; [`StateDict::deep_clone`] makes a snapshot.
+    pub fn state_dict(&self) -> StateDict {
+        let mut state = StateDict::new();
+        for entry in self.saved() {
+            // Names are distinct since `build`, so this inserts every one.
+            let inserted = state.insert(&entry.name, entry.tensor.detach());
+            debug_assert!(inserted.is_ok());
+        }
+        state
+    }
+
+    /// Copies values in, when the dictionary fits the model in every name and shape.
+    ///
+    /// Kinds are converted and devices crossed. The prefixes that PyTorch's wrappers leave
+    /// (`module.` of DistributedDataParallel, `_orig_mod.` of `torch.compile`) are taken off where
+    /// all names have them and none of the model's does. Of the names of a shared parameter one is
+    /// enough.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] with the report: nothing was changed. [`Error::Torch`] when libtorch
+    /// cannot copy.
+    pub fn load_state_dict(&mut self, state: &StateDict) -> Result<LoadReport, Error> {
+        let plan = self.match_names(state);
+        if !plan.report.is_complete() {
+            return Err(Error::Mismatch(plan.report));
+        }
+        plan.copy()
+    }
+
+    /// Copies in what fits and leaves the rest as it is; the report says what did not fit. For a
+    /// pre-trained body under a new head.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when libtorch cannot copy.
+    pub fn load_matching(&mut self, state: &StateDict) -> Result<LoadReport, Error> {
+        self.match_names(state).copy()
+    }
+
+    fn match_names<'a>(&'a self, state: &'a StateDict) -> LoadPlan<'a> {
+        let prefix = self.wrapper_prefix(state);
+        let mut report = LoadReport::default();
+        let mut copies = Vec::new();
+        let found = |entry: &Entry| state.get(&format!("{prefix}{}", entry.name));
+        for (index, entry) in self.entries.iter().enumerate() {
+            if entry.role == (Role::Buffer { saved: false }) {
+                continue;
+            }
+            let Some(values) = found(entry) else {
+                // Another name of the same parameter may have brought its values.
+                let first = if let Role::SameAs(first) = entry.role { first } else { index };
+                let same = |(i, _): &(usize, &Entry)| *i == first;
+                let also = |(_, e): &(usize, &Entry)| e.role == Role::SameAs(first);
+                let names = self.entries.iter().enumerate();
+                if !names.filter(|e| same(e) || also(e)).any(|(_, e)| found(e).is_some()) {
+                    report.missing.push(entry.name.clone());
+                }
+                continue;
+            };
+            let (in_model, in_weights) = (entry.tensor.size(), values.size());
+            if in_model == in_weights {
+                report.loaded += 1;
+                copies.push((entry, values));
+            } else {
+                let name = entry.name.clone();
+                report.mismatched.push(ShapeMismatch { name, in_model, in_weights });
+            }
+        }
+        let known: std::collections::HashSet<_> = self.saved().map(|e| e.name.as_str()).collect();
+        let unexpected = state.names().filter(|name| !known.contains(&name[prefix.len()..]));
+        report.unexpected = unexpected.map(str::to_owned).collect();
+        LoadPlan { copies, report }
+    }
+
+    /// The wrappers' prefix that all names of `state` have, empty where the model's names have it too.
+    fn wrapper_prefix(&self, state: &StateDict) -> String {
+        let mut prefix = String::new();
+        while let Some(more) = WRAPPER_PREFIXES.iter().find(|more| {
+            state.all_have_prefix(&format!("{prefix}{more}"))
+                && !self.entries.iter().any(|entry| entry.name.starts_with(**more))
+        }) {
+            prefix.push_str(more);
+        }
+        prefix
+    }
+
+    fn named(&self, wanted: impl Fn(Role) -> bool) -> Vec<NamedTensor> {
+        let wanted = self.distinct().filter(|entry| wanted(entry.role));
+        wanted
+            .map(|e| NamedTensor { name: e.name.clone(), tensor: e.tensor.shallow_clone() })
+            .collect()
+    }
+
+    /// Every tensor once.
+    fn distinct(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().filter(|entry| !matches!(entry.role, Role::SameAs(_)))
+    }
+
+    fn saved(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().filter(|entry| entry.role != (Role::Buffer { saved: false }))
+    }
+
+    /// Exchanges the memory under every tensor, which keeps its identity (`set_data`), so that all
+    /// who hold it follow. One by one: a second copy of the whole model may not fit.
+    fn convert(
+        &mut self,
+        to: &str,
+        convert: impl Fn(&Tensor) -> Result<Tensor, tch::TchError>,
+    ) -> Result<(), Error> {
+        let exchange = |entry: &Entry| {
+            let mut tensor = entry.tensor.shallow_clone();
+            // Taken before: libtorch checks a gradient against its tensor when it is asked for.
+            let mut gradient = tensor.grad();
+            tensor.f_set_data(&convert(&tensor.f_detach()?)?)?;
+            if gradient.defined() {
+                gradient.f_set_data(&convert(&gradient.f_detach()?)?)?;
+            }
+            Ok(())
+        };
+        for entry in self.distinct() {
+            tch::no_grad(|| exchange(entry))
+                .map_err(Error::torch(format!("move {} {to}", entry.name)))?;
+        }
+        Ok(())
+    }
+}
+
+impl<M, Input> Module<Input> for Model<M>
+where
+    M: Module<Input>,
+{
+    type Output = M::Output;
+
+    fn forward(&self, input: Input) -> M::Output {
+        self.module.forward(input)
+    }
+}
+
+impl<M> fmt::Debug for Model<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Model")
+            .field("module", &std::any::type_name::<M>())
+            .field("num_parameters", &self.num_parameters())
+            .field("device", &self.device)
+            .field("kind", &self.kind)
+            .field("training", &self.is_training())
+            .finish()
+    }
+}
+
+/// A state dictionary compared with a model, nothing copied yet.
+struct LoadPlan<'a> {
+    copies: Vec<(&'a Entry, &'a Tensor)>,
+    report: LoadReport,
+}
+
+impl LoadPlan<'_> {
+    fn copy(self) -> Result<LoadReport, Error> {
+        for (entry, values) in self.copies {
+            tch::no_grad(|| entry.tensor.shallow_clone().f_copy_(values))
+                .map_err(Error::torch(format!("copy values into {}", entry.name)))?;
+        }
+        Ok(self.report)
+    }
+}
+
+fn set_requires_grad(entry: &Entry, on: bool) -> Result<(), Error> {
+    entry
+        .tensor
+        .f_set_requires_grad(on)
+        .map(drop)
+        .map_err(Error::torch(format!("freeze or thaw {}", entry.name)))
+}
+
+/// What DistributedDataParallel and torch.compile put before the names of the model they wrap.
+const WRAPPER_PREFIXES: [&str; 2] = ["module.", "_orig_mod."];

@@ -1,0 +1,44 @@
+//! What a layer or a model does with its input.
+
+use tch::Tensor;
+
+/// A function of tensors with parameters.
+///
+/// Implement it for the input that your forward takes; one type may take several.
+///
+/// ```
+/// use brigade_models::{Linear, Module, Path, Tensor};
+///
+/// struct Siamese {
+///     tower: Linear,
+/// }
+///
+/// impl Siamese {
+///     fn new(path: &Path) -> Self {
+///         Self { tower: Linear::new(path / "tower", 784, 16) }
+///     }
+/// }
+///
+/// impl Module<(&Tensor, &Tensor)> for Siamese {
+///     type Output = Tensor;
+///
+///     fn forward(&self, (left, right): (&Tensor, &Tensor)) -> Tensor {
+///         (self.tower.forward(left) - self.tower.forward(right)).abs()
+///     }
+/// }
+/// ```
+///
+/// A forward has no error of its own: like tch's operators it panics with libtorch's message when
+/// shapes do not fit. A model that wants to answer with an error can say so in `Output`.
+pub trait Module<Input> {
+    /// What comes out: mostly a tensor.
+    type Output;
+
+    /// Computes the output.
+    fn forward(&self, input: Input) -> Self::Output;
+}
+
+/// A module from tensor to tensor that a [`crate::Sequential`] can hold.
+pub trait Layer: for<'a> Module<&'a Tensor, Output = Tensor> + Send {}
+
+impl<M> Layer for M where M: for<'a> Module<&'a Tensor, Output = Tensor> + Send {}

@@ -1,0 +1,224 @@
+//! Where a constructor registers parameters and buffers, under PyTorch's names.
+
+use std::cell::RefCell;
+use std::fmt::Display;
+use std::ops::Div;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tch::{Device, Kind, Tensor};
+
+use crate::Init;
+use crate::registry::{Entry, Registry, Role};
+
+/// A place in the tree of names: `path / "module1" / 0` holds `module1.0.weight`.
+///
+/// A path lives only while [`crate::Model`] runs the constructor, so nothing can be registered later. It
+/// never fails in the caller's hands: a bad request is noted, answered with a tensor that stands
+/// in, and all of them are reported by `Model::new` at once.
+///
+/// ```no_run
+/// use brigade_models::{Init, Model, Path, Tensor};
+///
+/// let model = Model::new(|p: &Path| {
+///     let p = p / "block" / 0;
+///     let _ = p.buffer("steps", &Tensor::from(0i64));
+///     p.parameter("weight", &[2, 3], Init::Zeros)
+/// })?;
+/// let names: Vec<_> = model.state_dict().into_iter().map(|(name, _)| name).collect();
+/// assert_eq!(names, ["block.0.steps", "block.0.weight"]);
+/// # Ok::<(), brigade_models::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Path<'a> {
+    registry: &'a RefCell<Registry>,
+    prefix: String,
+}
+
+impl<'a> Path<'a> {
+    pub(crate) fn root(registry: &'a RefCell<Registry>) -> Self {
+        Self { registry, prefix: String::new() }
+    }
+
+    /// The path below this one. The step is a name or an index.
+    #[must_use]
+    pub fn join(&self, step: impl Display) -> Self {
+        let step = step.to_string();
+        let path = Self { registry: self.registry, prefix: self.full_name(&step) };
+        path.check_name(&step);
+        path
+    }
+
+    /// The dotted name of this place, empty at the root.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Registers a trainable parameter. The layer keeps the tensor that is returned.
+    pub fn parameter(&self, name: &str, shape: &[i64], init: Init) -> Tensor {
+        if shape.iter().any(|&size| size < 0) {
+            self.reject_at(name, format_args!("the shape {shape:?} has a negative size"));
+            return Tensor::new();
+        }
+        let kind = self.registry.borrow().kind;
+        let drawn = tch::no_grad(|| {
+            init.draw(shape)?.f_to_kind(kind)?.f_detach()?.f_set_requires_grad(true)
+        });
+        self.add(name, drawn, Role::Parameter)
+    }
+
+    /// Registers a trainable parameter that starts from a copy of these values, converted to the
+    /// model's kind.
+    pub fn parameter_from(&self, name: &str, values: &Tensor) -> Tensor {
+        let kind = self.registry.borrow().kind;
+        let taken = tch::no_grad(|| copy_as(values, kind)?.f_set_requires_grad(true));
+        self.add(name, taken, Role::Parameter)
+    }
+
+    /// Registers a tensor that is state but not trained, such as running statistics. It is saved
+    /// with the model. It starts from a copy of these values, converted to the model's kind where
+    /// they are floating-point.
+    pub fn buffer(&self, name: &str, values: &Tensor) -> Tensor {
+        self.add_buffer(name, values, true)
+    }
+
+    /// Like [`Path::buffer`], but left out of state dictionaries (PyTorch's `persistent=False`).
+    pub fn unsaved_buffer(&self, name: &str, values: &Tensor) -> Tensor {
+        self.add_buffer(name, values, false)
+    }
+
+    /// Registers a parameter a second time under another name, as tied weights are.
+    ///
+    /// It is one parameter to the optimizer and to the reducer, under its first name; a state
+    /// dictionary has both names, as PyTorch's has.
+    ///
+    /// ```no_run
+    /// use brigade_models::{Embedding, Model, Path, Tensor};
+    ///
+    /// let model = Model::new(|p: &Path| {
+    ///     let embedding = Embedding::new(p / "embedding", 100, 16);
+    ///     let head = (p / "head").share("weight", embedding.weight());
+    ///     (embedding, head)
+    /// })?;
+    /// assert_eq!(model.parameters().len(), 1);
+    /// assert_eq!(model.state_dict().len(), 2);
+    /// # Ok::<(), brigade_models::Error>(())
+    /// ```
+    pub fn share(&self, name: &str, tensor: &Tensor) -> Tensor {
+        let first = self.registry.borrow().find(tensor);
+        match first {
+            Some(first) => self.add(name, Ok(tensor.shallow_clone()), Role::SameAs(first)),
+            None => {
+                self.reject_at(name, "shares a tensor that is no parameter of this model");
+                tensor.shallow_clone()
+            }
+        }
+    }
+
+    /// The switch between training and evaluation, for layers that behave differently in each.
+    #[must_use]
+    pub fn training(&self) -> Training {
+        self.registry.borrow().training.clone()
+    }
+
+    /// Notes a problem with what the caller asked for; `Model::new` will fail and list it.
+    pub fn reject(&self, problem: impl Display) {
+        let place = if self.prefix.is_empty() { "the model" } else { &self.prefix };
+        self.registry.borrow_mut().problems.push(format!("{place}: {problem}"));
+    }
+
+    fn add_buffer(&self, name: &str, values: &Tensor, saved: bool) -> Tensor {
+        let kind = self.registry.borrow().kind;
+        let taken = tch::no_grad(|| {
+            let own = values.f_kind()?;
+            let kind = if is_floating_point(own) { kind } else { own };
+            copy_as(values, kind)
+        });
+        self.add(name, taken, Role::Buffer { saved })
+    }
+
+    fn add(&self, name: &str, made: Result<Tensor, tch::TchError>, role: Role) -> Tensor {
+        self.check_name(name);
+        let tensor = match made {
+            Ok(tensor) => tensor,
+            Err(error) => {
+                self.reject_at(name, error);
+                return Tensor::new();
+            }
+        };
+        let full_name = self.full_name(name);
+        let taken = self.registry.borrow().has(&full_name);
+        if taken {
+            self.reject_at(name, "this name is registered twice");
+        } else {
+            let entry = Entry { name: full_name, tensor: tensor.shallow_clone(), role };
+            self.registry.borrow_mut().add(entry);
+        }
+        tensor
+    }
+
+    fn full_name(&self, name: &str) -> String {
+        if self.prefix.is_empty() { name.to_owned() } else { format!("{}.{name}", self.prefix) }
+    }
+
+    fn check_name(&self, name: &str) {
+        if name.is_empty() || name.contains('.') {
+            self.reject(format_args!("`{name}` is no name: it must not be empty or hold a dot"));
+        }
+    }
+
+    fn reject_at(&self, name: &str, problem: impl Display) {
+        let full_name = self.full_name(name);
+        self.registry.borrow_mut().problems.push(format!("{full_name}: {problem}"));
+    }
+}
+
+impl<'a, Step: Display> Div<Step> for Path<'a> {
+    type Output = Self;
+
+    fn div(self, step: Step) -> Self {
+        self.join(step)
+    }
+}
+
+impl<'a, Step: Display> Div<Step> for &Path<'a> {
+    type Output = Path<'a>;
+
+    fn div(self, step: Step) -> Path<'a> {
+        self.join(step)
+    }
+}
+
+/// Whether the model trains. Clones are one switch; [`crate::Model::train`] and
+/// [`crate::Model::eval`] turn it.
+#[derive(Debug, Clone)]
+pub struct Training(Arc<AtomicBool>);
+
+impl Training {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(AtomicBool::new(true)))
+    }
+
+    /// True between `train()` (and at the start) and `eval()`.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        // Relaxed: the flag orders nothing else, and who turns it owns the model.
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, on: bool) {
+        self.0.store(on, Ordering::Relaxed);
+    }
+}
+
+fn copy_as(values: &Tensor, kind: Kind) -> Result<Tensor, tch::TchError> {
+    let mut copy = Tensor::f_empty(values.size(), (kind, Device::Cpu))?;
+    copy.f_copy_(values)?;
+    Ok(copy)
+}
+
+/// Kinds that have gradients, and that a model's kind applies to.
+pub(crate) fn is_floating_point(kind: Kind) -> bool {
+    matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16)
+}

@@ -1,0 +1,128 @@
+//! Weights files: safetensors out and in, PyTorch's `.pth` in.
+//!
+//! The format is told from the first bytes, not from the file's name. Nothing in a file is ever
+//! executed, and no file, however made, costs memory out of proportion to its size.
+
+mod archive;
+mod fault;
+mod pickle;
+mod pth;
+mod safetensors;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use fault::Fault;
+
+use crate::{Error, LoadReport, Model, StateDict};
+
+/// Reads a safetensors file, or a `.pth` or `.pt` file of `torch.save` that holds a state
+/// dictionary.
+///
+/// Tensors come to the CPU in the kind and shape they were saved in. Names are as in the file;
+/// [`Model::load_state_dict`] takes the prefixes of wrappers off.
+///
+/// ```no_run
+/// let state = brigade_models::weights::load("resnet18.pth")?;
+/// for (name, tensor) in state.iter() {
+///     println!("{name} {:?} {:?}", tensor.size(), tensor.kind());
+/// }
+/// # Ok::<(), brigade_models::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::UnknownFormat`], [`Error::LegacyPth`]; [`Error::Damaged`] where the
+/// file contradicts itself; [`Error::Unsupported`] for kinds of tensors that libtorch's Rust side
+/// lacks; [`Error::ForbiddenGlobal`] where a pickle holds other objects; [`Error::NotAStateDict`] where
+/// the tensors lie deeper: see [`load_entry`].
+pub fn load(path: impl AsRef<Path>) -> Result<StateDict, Error> {
+    read(path.as_ref(), None)
+}
+
+/// Reads the state dictionary under one key of a `.pth` file, such as `model` in
+/// `{"model": {…}, "epoch": 3}`. The other tensors of the file are not read.
+///
+/// ```no_run
+/// let state = brigade_models::weights::load_entry("checkpoint.pth", "model")?;
+/// # Ok::<(), brigade_models::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::NoSuchEntry`], and those of [`load`].
+pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Error> {
+    read(path.as_ref(), Some(entry))
+}
+
+/// Writes a safetensors file that PyTorch, Brigade and others read.
+///
+/// The file appears whole or not at all: it is written under a temporary name in the same folder,
+/// flushed to the disk, and renamed. A tensor that has two names is written under both, so that
+/// a reader which knows nothing of sharing finds it; it takes its space twice.
+///
+/// ```no_run
+/// use brigade_models::{Cnn, Model, weights};
+/// let model = Model::new(Cnn::new)?;
+/// weights::save(&model.state_dict(), "cnn.safetensors")?;
+/// # Ok::<(), brigade_models::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::Unsupported`] for a kind that safetensors lacks; [`Error::Torch`] when
+/// a tensor cannot be copied from its device. An older file of that name is still there then.
+pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
+    safetensors::save(state, path.as_ref())
+}
+
+impl<M> Model<M> {
+    /// Reads a weights file into the model, when it fits in every name and shape.
+    ///
+    /// # Errors
+    /// Those of [`load`] and of [`Model::load_state_dict`]; nothing was changed then.
+    pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<LoadReport, Error> {
+        self.load_state_dict(&load(path)?)
+    }
+
+    /// Writes parameters and saved buffers to a safetensors file, see [`save`].
+    ///
+    /// # Errors
+    /// Those of [`save`].
+    pub fn save_weights(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        save(&self.state_dict(), path)
+    }
+}
+
+fn read(path: &Path, entry: Option<&str>) -> Result<StateDict, Error> {
+    let io = |source| Error::Io { doing: "read", path: path.to_owned(), source };
+    let file = File::open(path).map_err(io)?;
+    let length = file.metadata().map_err(io)?.len();
+    let mut start = Vec::with_capacity(START_BYTES);
+    (&file).take(START_BYTES as u64).read_to_end(&mut start).map_err(io)?;
+
+    if start.starts_with(ZIP_MAGIC) {
+        return pth::load(path, file, length, entry);
+    }
+    if start.first() == Some(&PICKLE_PROTOCOL) {
+        return Err(Error::LegacyPth { path: path.to_owned() });
+    }
+    if start.get(8) == Some(&b'{') {
+        return match entry {
+            None => safetensors::load(path, file, length),
+            Some(entry) => Err(Error::NoSuchEntry {
+                path: path.to_owned(),
+                entry: entry.to_owned(),
+                dictionaries: Vec::new(),
+            }),
+        };
+    }
+    let fact = match start.as_slice() {
+        [] => "it is empty".to_owned(),
+        bytes => format!("it begins with the bytes {bytes:02x?}"),
+    };
+    Err(Error::UnknownFormat { path: path.to_owned(), fact })
+}
+
+const START_BYTES: usize = 9;
+const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
+/// The first byte of a pickle, and so of torch.save's old format.
+const PICKLE_PROTOCOL: u8 = 0x80;

@@ -1,0 +1,176 @@
+//! Outputs, gradients and buffers of every layer against those of PyTorch.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+use brigade_models::{
+    BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
+    EmbeddingOptions, Kind, LayerNorm, LayerNormOptions, Linear, LinearOptions, MaxPool2d, Model,
+    Module, Path, Relu, Sequential, Tensor,
+};
+use serde_json::Value;
+
+/// Both sides compute in 32-bit floats, in an order of their own.
+const TOLERANCE: f64 = 2e-5;
+
+/// `sin(i + phase)`, computed in float64.
+fn wave(shape: &[i64], phase: f64) -> Tensor {
+    let numel = shape.iter().product::<i64>();
+    let values: Vec<f32> = (0..numel).map(|i| (i as f64 + phase).sin() as f32).collect();
+    Tensor::from_slice(&values).view(shape)
+}
+
+fn assert_values(found: &Tensor, expected: &Value, what: &str) {
+    let expected: Vec<f64> = serde_json::from_value(expected.clone()).unwrap();
+    let found = Vec::<f64>::try_from(found.flatten(0, -1).to_kind(Kind::Double)).unwrap();
+    assert_eq!(found.len(), expected.len(), "{what}: number of values");
+    for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        let error = (found - expected).abs() / expected.abs().max(1.0);
+        assert!(error < TOLERANCE, "{what}[{i}] = {found}, PyTorch has {expected}");
+    }
+}
+
+fn check<M>(case: &str, constructor: impl FnOnce(&Path<'_>) -> M, input: &Tensor)
+where
+    M: for<'a> Module<&'a Tensor, Output = Tensor>,
+{
+    let golden: Value = serde_json::from_str(include_str!("fixtures/layers.json")).unwrap();
+    let golden = &golden[case];
+    let mut model = Model::new(constructor).unwrap();
+    let names: Vec<String> = serde_json::from_value(golden["state"].clone()).unwrap();
+    assert_eq!(model.state_dict().names().collect::<Vec<_>>(), names, "{case}: names");
+    for (j, parameter) in model.parameters().iter().enumerate() {
+        let values = wave(&parameter.tensor.size(), 1.0 + j as f64);
+        tch::no_grad(|| parameter.tensor.shallow_clone().copy_(&values));
+    }
+    for run in golden["runs"].as_array().unwrap() {
+        if run["mode"] == "train" {
+            model.train();
+        } else {
+            model.eval();
+        }
+        model.zero_grad().unwrap();
+        let output = model.forward(input);
+        assert_eq!(serde_json::json!(output.size()), run["shape"], "{case}: shape");
+        assert_values(&output, &run["output"], &format!("{case}: output"));
+        if output.requires_grad() {
+            (&output * wave(&output.size(), 7.0)).sum(Kind::Float).backward();
+        }
+        for (name, expected) in run["grads"].as_object().unwrap() {
+            let parameters = model.parameters();
+            let parameter = parameters.iter().find(|p| p.name == *name).unwrap();
+            assert_values(
+                &parameter.tensor.grad(),
+                expected,
+                &format!("{case}: gradient of {name}"),
+            );
+        }
+        for (name, expected) in run["buffers"].as_object().unwrap() {
+            let buffers = model.buffers();
+            let buffer = buffers.iter().find(|b| b.name == *name).unwrap();
+            assert_values(&buffer.tensor, expected, &format!("{case}: {name}"));
+        }
+    }
+}
+
+#[test]
+fn convolutions() {
+    check(
+        "conv2d",
+        |p| Conv2d::new(p, 1, 2, [3, 3], Conv2dOptions::default()),
+        &wave(&[2, 1, 4, 5], 0.0),
+    );
+    let options =
+        Conv2dOptions { stride: [2, 1], padding: [1, 2], dilation: [1, 2], groups: 2, bias: false };
+    check("conv2d_options", |p| Conv2d::new(p, 4, 2, [2, 3], options), &wave(&[1, 4, 5, 6], 0.0));
+}
+
+#[test]
+fn linear_maps() {
+    check("linear", |p| Linear::new(p, 3, 2), &wave(&[2, 2, 3], 0.0));
+    check(
+        "linear_no_bias",
+        |p| Linear::with_options(p, 3, 2, LinearOptions { bias: false }),
+        &wave(&[2, 3], 0.0),
+    );
+}
+
+#[test]
+fn batch_norms() {
+    check("batch_norm2d", |p| BatchNorm2d::new(p, 2), &wave(&[2, 2, 2, 2], 0.0));
+    check("batch_norm1d", |p| BatchNorm1d::new(p, 3), &wave(&[4, 3], 0.0));
+    check("batch_norm1d_sequence", |p| BatchNorm1d::new(p, 3), &wave(&[2, 3, 2], 0.0));
+    let options = BatchNormOptions { eps: 1e-3, momentum: None, affine: false };
+    check(
+        "batch_norm_average",
+        |p| BatchNorm2d::with_options(p, 2, options),
+        &wave(&[2, 2, 2, 2], 0.0),
+    );
+}
+
+#[test]
+fn layer_norms() {
+    check("layer_norm", |p| LayerNorm::new(p, &[2, 3]), &wave(&[2, 2, 3], 0.0));
+    let options = LayerNormOptions { eps: 1e-2, affine: true, bias: false };
+    check("layer_norm_no_bias", |p| LayerNorm::with_options(p, &[3], options), &wave(&[2, 3], 0.0));
+}
+
+#[test]
+fn embeddings() {
+    let indices = Tensor::from_slice(&[0i64, 1, 3, 3]).view([2, 2]);
+    let options = EmbeddingOptions { padding: Some(1) };
+    check("embedding", |p| Embedding::with_options(p, 4, 2, options), &indices);
+
+    let fresh = Model::new(|p| Embedding::with_options(p, 4, 2, options)).unwrap();
+    let row = fresh.forward(&Tensor::from_slice(&[1i64]));
+    assert_eq!(Vec::<f32>::try_from(row.flatten(0, -1)).unwrap(), [0.0, 0.0]);
+}
+
+#[test]
+fn pooling() {
+    let pool = MaxPool2d { kernel: [2, 3], stride: [1, 2], padding: [1, 1] };
+    check("max_pool2d", |_| pool, &wave(&[1, 2, 3, 5], 0.0));
+}
+
+#[test]
+fn dropout_drops_and_scales_in_training_only() {
+    let mut model = Model::new(|p| Dropout::new(p, 0.25)).unwrap();
+    let ones = Tensor::ones([10_000], (Kind::Float, model.device()));
+    let dropped = model.forward(&ones);
+    let zeros = dropped.eq(0.0).sum(Kind::Int64).int64_value(&[]);
+    // Six standard deviations of a binomial of 10 000 and 1/4 are 260.
+    assert!((2240..2760).contains(&zeros), "{zeros} of 10000 dropped");
+    let kept = dropped.max().double_value(&[]);
+    assert!((kept - 1.0 / 0.75).abs() < 1e-6, "kept values are {kept}");
+    model.eval();
+    assert_eq!(model.forward(&ones), ones);
+}
+
+#[test]
+fn a_row_of_layers_applies_them_in_order() {
+    let model = Model::new(|p: &Path<'_>| {
+        Sequential::new().add_fn(|x| x - 2.0).add(Relu).add(Linear::new(p / 2, 2, 1))
+    })
+    .unwrap();
+    for parameter in model.parameters() {
+        let _ = tch::no_grad(|| parameter.tensor.shallow_clone().fill_(1.0));
+    }
+    let output = model.forward(&Tensor::from_slice(&[1f32, 5.0]));
+    assert_eq!(output.double_value(&[0]), 0.0 + 3.0 + 1.0);
+    let identity = Sequential::new();
+    assert!(identity.is_empty());
+    assert_eq!(identity.forward(&output), output);
+}
+
+#[test]
+#[should_panic(expected = "needs more than one value per channel, not [1, 3]")]
+fn a_single_value_per_channel_cannot_be_normalised_in_training() {
+    let model = Model::new(|p| BatchNorm1d::new(p, 3)).unwrap();
+    let _ = model.forward(&wave(&[1, 3], 0.0));
+}
+
+#[test]
+#[should_panic(expected = "BatchNorm2d takes [n, features, height, width], not [4, 3]")]
+fn the_dimensions_of_an_input_are_checked() {
+    let model = Model::new(|p| BatchNorm2d::new(p, 3)).unwrap();
+    let _ = model.forward(&wave(&[4, 3], 0.0));
+}

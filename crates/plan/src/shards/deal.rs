@@ -1,0 +1,143 @@
+//! Dealing out an order by position: all three schemes are one arithmetic.
+//!
+//! A batch is a start, a stride and a number of rows: the places `start + i * stride`. Places from
+//! the end of the order on wrap around to its start; they are the duplicates. Because the places of
+//! a batch increase, its duplicates come last.
+
+use super::{Scheme, ShardOptions, Totals};
+use crate::{Order, PlanError, PlannedBatch};
+
+#[derive(Debug, Clone)]
+pub(super) struct Deal {
+    order: Order,
+    layout: Layout,
+    world: usize,
+    /// Rows of a full batch on one rank.
+    rows: usize,
+    rounds: usize,
+}
+
+/// Where the batches of a rank lie.
+#[derive(Debug, Clone, Copy)]
+enum Layout {
+    /// Rounds follow each other and the ranks follow each other in a round. The last round ends with
+    /// the order instead of wrapping when it is not `even`.
+    Rounds { even: bool },
+    /// Rank `r` has the places `r`, `r + world`, ...: `len` of them.
+    Strided { len: usize },
+    /// Rank `r` has the places from `r * len` on: `len` of them.
+    Blocks { len: usize },
+}
+
+/// One batch, before its places are looked up.
+struct Slot {
+    start: usize,
+    stride: usize,
+    rows: usize,
+}
+
+impl Deal {
+    /// `options` have been checked.
+    pub(super) fn new(
+        order: Order,
+        batch_size: usize,
+        world: usize,
+        options: ShardOptions,
+    ) -> Result<Self, PlanError> {
+        let samples = order.len();
+        // Places reach at most one round past the end: with this checked, nothing below overflows.
+        world
+            .checked_mul(batch_size)
+            .and_then(|round| round.checked_add(world)?.checked_add(samples))
+            .ok_or(PlanError::TooLarge { samples, batch_size, world })?;
+
+        let rows = if options.split_batches { batch_size / world } else { batch_size };
+        let batches = |len: usize, size| {
+            if options.drop_last { len / size } else { len.div_ceil(size) }
+        };
+        let (layout, rounds) = match options.scheme {
+            Scheme::Accelerate => {
+                (Layout::Rounds { even: options.even_batches }, batches(samples, rows * world))
+            }
+            Scheme::Torch => {
+                let len = if options.drop_tail { samples / world } else { samples.div_ceil(world) };
+                (Layout::Strided { len }, batches(len, rows))
+            }
+            Scheme::Fastai => {
+                let len = samples.div_ceil(world);
+                (Layout::Blocks { len }, batches(len, rows))
+            }
+        };
+        Ok(Self { order, layout, world, rows, rounds })
+    }
+
+    pub(super) fn rounds(&self) -> usize {
+        self.rounds
+    }
+
+    pub(super) fn batch(&self, rank: usize, round: usize) -> Option<PlannedBatch> {
+        let slot = self.slot(rank, round)?;
+        let samples = self.order.len();
+        let indices = (0..slot.rows)
+            .map(|row| {
+                let place = slot.start + row * slot.stride;
+                self.order.at(if place < samples { place } else { place % samples })
+            })
+            .collect();
+        Some(PlannedBatch { indices, valid: self.valid(&slot) })
+    }
+
+    pub(super) fn sizes(&self, rank: usize, round: usize) -> Option<(usize, usize)> {
+        self.slot(rank, round).map(|slot| (slot.rows, self.valid(&slot)))
+    }
+
+    pub(super) fn totals(&self) -> Totals {
+        let samples = self.order.len();
+        let (rows, seen) = match self.layout {
+            Layout::Rounds { even } => {
+                let places = self.rounds * self.rows * self.world;
+                let seen = places.min(samples);
+                (if even { places } else { seen }, seen)
+            }
+            Layout::Strided { len } => {
+                let places = len.min(self.rounds * self.rows) * self.world;
+                (places, places.min(samples))
+            }
+            Layout::Blocks { len } => {
+                let used = len.min(self.rounds * self.rows);
+                let seen = (0..self.world).map(|r| used.min(samples.saturating_sub(r * len)));
+                (used * self.world, seen.sum())
+            }
+        };
+        Totals { seen, duplicated: rows - seen, dropped: samples - seen }
+    }
+
+    fn slot(&self, rank: usize, round: usize) -> Option<Slot> {
+        if round >= self.rounds {
+            return None;
+        }
+        let done = round * self.rows;
+        let slot = match self.layout {
+            Layout::Rounds { even } => {
+                let start = done * self.world + rank * self.rows;
+                let left = self.order.len().saturating_sub(start);
+                let rows = if even { self.rows } else { self.rows.min(left) };
+                Slot { start, stride: 1, rows }
+            }
+            Layout::Strided { len } => Slot {
+                start: done * self.world + rank,
+                stride: self.world,
+                rows: self.rows.min(len - done),
+            },
+            Layout::Blocks { len } => {
+                Slot { start: rank * len + done, stride: 1, rows: self.rows.min(len - done) }
+            }
+        };
+        (slot.rows > 0).then_some(slot)
+    }
+
+    /// Rows whose places lie in the order.
+    fn valid(&self, slot: &Slot) -> usize {
+        self.order.len().saturating_sub(slot.start).div_ceil(slot.stride).min(slot.rows)
+    }
+}

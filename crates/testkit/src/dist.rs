@@ -1,0 +1,322 @@
+//! The side of the test: starts the ranks, watches them, tells what went wrong.
+
+use std::fmt::{self, Write};
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use brigade_launch::StorePort;
+use brigade_world::{StoreHost, World, WorldSize};
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
+
+use crate::rank::{self, Verdict};
+use crate::stuck;
+
+/// A test of several ranks: what [`dist_test!`](crate::dist_test) makes.
+#[derive(Debug)]
+pub struct DistTest {
+    name: String,
+    world_size: usize,
+    time_limit: Duration,
+}
+
+impl DistTest {
+    /// The test `path`, a module path with the crate's name and the function's, of `world_size`
+    /// ranks. The harness must know a test of that path that ends up in [`DistTest::run`].
+    #[must_use]
+    pub fn new(path: &str, world_size: usize) -> Self {
+        // The harness does not count the crate as part of a test's name.
+        let name = path.split_once("::").map_or(path, |(_, name)| name);
+        Self { name: name.to_owned(), world_size, time_limit: Duration::from_secs(60) }
+    }
+
+    /// How long the ranks may take, all together.
+    #[must_use]
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = limit;
+        self
+    }
+
+    /// Runs the test, or the body where this process is one of its ranks.
+    ///
+    /// # Panics
+    ///
+    /// When the test fails.
+    #[track_caller]
+    pub fn run_or_panic<V: Verdict>(&self, body: impl FnOnce(World) -> V) {
+        if let Some(Err(report)) = self.run(body) {
+            panic!("{report}");
+        }
+    }
+
+    /// The same, for a test of this crate that expects a failure. `None` in a rank.
+    ///
+    /// # Panics
+    ///
+    /// In a rank, as the body does; in the test, when the system refuses to start processes.
+    pub fn run<V: Verdict>(&self, body: impl FnOnce(World) -> V) -> Option<Result<(), Report>> {
+        if rank::is_rank_of(&self.name) {
+            rank::run(body);
+            return None;
+        }
+        let ranks = Ranks::start(self).expect("the ranks cannot be started");
+        Some(ranks.watch(self.time_limit))
+    }
+}
+
+/// Why a test of several ranks failed.
+#[derive(Debug)]
+pub struct Report {
+    headline: String,
+    ranks: Vec<String>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}\n{}", self.headline, self.ranks.join(""))
+    }
+}
+
+/// Started ranks. They are killed when this is dropped.
+struct Ranks {
+    ranks: Vec<Running>,
+    /// Numbers of ranks, as they end.
+    endings: Receiver<usize>,
+    _steps: tempfile::TempDir,
+    _port: StorePort,
+}
+
+struct Running {
+    child: Child,
+    steps: PathBuf,
+    stdout: Option<JoinHandle<Vec<u8>>>,
+    stderr: Option<JoinHandle<Vec<u8>>>,
+    ending: Option<ExitStatus>,
+}
+
+impl Ranks {
+    fn start(test: &DistTest) -> io::Result<Self> {
+        let size = WorldSize::new(test.world_size).map_err(io::Error::other)?;
+        let port = StorePort::reserve()?;
+        let folder = tempfile::tempdir()?;
+        let (tell, endings) = mpsc::channel();
+        let mut started = Self { ranks: Vec::new(), endings, _steps: folder, _port: port };
+        for rank in 0..test.world_size {
+            let steps = started._steps.path().join(rank.to_string());
+            let running = Running::start(test, rank, size, &started._port, steps, tell.clone())?;
+            started.ranks.push(running);
+        }
+        Ok(started)
+    }
+
+    /// Waits until all have ended, one has failed or time is up.
+    fn watch(mut self, limit: Duration) -> Result<(), Report> {
+        let deadline = Instant::now() + limit;
+        for _ in 0..self.ranks.len() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok(rank) = self.endings.recv_timeout(left) else {
+                return Err(self.report_hang(limit));
+            };
+            if let Some(problem) = self.ranks[rank].problem() {
+                return Err(self.report_failure(rank, &problem));
+            }
+        }
+        Ok(())
+    }
+
+    fn report_failure(&mut self, failed: usize, problem: &str) -> Report {
+        self.kill();
+        let headline = format!("rank {failed} of {} failed: {problem}", self.ranks.len());
+        let order = std::iter::once(failed).chain((0..self.ranks.len()).filter(|r| *r != failed));
+        let ranks = order.map(|rank| self.ranks[rank].describe(rank, "")).collect();
+        Report { headline, ranks }
+    }
+
+    fn report_hang(&mut self, limit: Duration) -> Report {
+        // Before they are killed: afterwards there is nothing to look at.
+        let stuck: Vec<Option<String>> = self.ranks.iter_mut().map(Running::where_stuck).collect();
+        self.kill();
+        let hung: Vec<String> = stuck
+            .iter()
+            .enumerate()
+            .filter(|(_, place)| place.is_some())
+            .map(|(rank, _)| rank.to_string())
+            .collect();
+        let headline = format!(
+            "the time limit of {} s is over and {} of {} ranks had not ended: {}",
+            limit.as_secs_f64(),
+            hung.len(),
+            self.ranks.len(),
+            hung.join(", "),
+        );
+        let ranks = self.ranks.iter_mut().zip(stuck).enumerate();
+        let ranks = ranks
+            .map(|(rank, (running, place))| running.describe(rank, &place.unwrap_or_default()))
+            .collect();
+        Report { headline, ranks }
+    }
+
+    fn kill(&mut self) {
+        for rank in &mut self.ranks {
+            rank.reap();
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Running {
+    fn start(
+        test: &DistTest,
+        rank: usize,
+        size: WorldSize,
+        port: &StorePort,
+        steps: PathBuf,
+        tell: Sender<usize>,
+    ) -> io::Result<Self> {
+        // Rank 0's socket is its stdin: no other test of this process can inherit it by accident,
+        // as it could through a descriptor that is kept open over `exec`.
+        let (host, stdin) = match rank {
+            0 => (StoreHost::Rank0Fd(0), Stdio::from(port.socket()?)),
+            _ => (StoreHost::Rank0, Stdio::null()),
+        };
+        let world =
+            World::on_one_host(rank, size, port.endpoint(host)).map_err(io::Error::other)?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args([&test.name, "--exact", "--nocapture", "--include-ignored"]);
+        world.describe_to(&mut command);
+        command.env(rank::TEST, &test.name);
+        command.env(rank::PARENT, std::process::id().to_string());
+        command.env(rank::STEPS, &steps);
+        // Ranks share cores: without this, libgomp's threads would spin and wait for each other.
+        for (name, value) in [("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "PASSIVE")] {
+            if std::env::var_os(name).is_none() {
+                command.env(name, value);
+            }
+        }
+        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let mut child = command.spawn()?;
+
+        let stdout = child.stdout.take().map(read_to_end);
+        let stderr = child.stderr.take().map(read_to_end);
+        let pid = Pid::from_raw(child.id().cast_signed());
+        thread::spawn(move || {
+            // WNOWAIT: who reaps the child here would let its number be given to a stranger.
+            let _ = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
+            let _ = tell.send(rank);
+        });
+        Ok(Self { child, steps, stdout, stderr, ending: None })
+    }
+
+    /// What is wrong with a rank that has ended.
+    fn problem(&mut self) -> Option<String> {
+        let last_step = self.last_step();
+        match self.reap() {
+            Some(status) if status.success() && last_step.as_deref() == Some(rank::FINISHED) => {
+                None
+            }
+            Some(status) if status.success() => Some(
+                "it exited with 0 before the body had finished; does the test's name hold the \
+                 module path?"
+                    .to_owned(),
+            ),
+            Some(status) => match status.signal().map(Signal::try_from) {
+                Some(Ok(signal)) => Some(format!("killed by {signal}")),
+                _ => Some(status.to_string()),
+            },
+            None => Some("the system lost it".to_owned()),
+        }
+    }
+
+    fn where_stuck(&mut self) -> Option<String> {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
+        let alive = waitid(Id::Pid(self.pid()), flags)
+            .is_ok_and(|status| status == nix::sys::wait::WaitStatus::StillAlive);
+        (alive && self.ending.is_none()).then(|| stuck::describe(self.pid().as_raw()))
+    }
+
+    /// Everything that is known of a rank that does not run any more.
+    fn describe(&mut self, rank: usize, stuck: &str) -> String {
+        let mut text = format!("---- rank {rank}");
+        match self.reap().and_then(|status| status.signal()) {
+            Some(_) if !stuck.is_empty() => text.push_str(" hung and was killed"),
+            Some(signal) if signal == Signal::SIGKILL as i32 => text.push_str(" was killed"),
+            _ => {
+                let _ = write!(text, ": {}", self.ending.unwrap_or_default());
+            }
+        }
+        match self.last_step().as_deref() {
+            Some(rank::FINISHED) => text.push_str(", its body had finished\n"),
+            Some(step) => {
+                let _ = writeln!(text, ", last step: {step}");
+            }
+            None => text.push_str(", it had noted no step\n"),
+        }
+        text.push_str(stuck);
+        for (name, output) in [("stdout", self.stdout.take()), ("stderr", self.stderr.take())] {
+            let output = output.and_then(|thread| thread.join().ok()).unwrap_or_default();
+            text.push_str(&last_part(name, &String::from_utf8_lossy(&output)));
+        }
+        text
+    }
+
+    fn last_step(&self) -> Option<String> {
+        last_line(&self.steps)
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().cast_signed())
+    }
+
+    fn reap(&mut self) -> Option<ExitStatus> {
+        if self.ending.is_none() {
+            // Its children: they would keep its output open. Before it is reaped, while its number
+            // is still its own. Does nothing to a rank that has ended, and fails where all have.
+            let _ = killpg(self.pid(), Signal::SIGKILL);
+            self.ending = self.child.wait().ok();
+        }
+        self.ending
+    }
+}
+
+fn read_to_end(mut pipe: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read before an error is still worth a look.
+        let _ = pipe.read_to_end(&mut bytes);
+        bytes
+    })
+}
+
+fn last_line(file: &Path) -> Option<String> {
+    fs::read_to_string(file).ok()?.lines().last().map(str::to_owned)
+}
+
+fn last_part(name: &str, output: &str) -> String {
+    let lines: Vec<&str> = output.lines().collect();
+    if lines.is_empty() {
+        return String::new();
+    }
+    let left_out = lines.len().saturating_sub(SHOWN_LINES);
+    let mut text = format!("{name}:\n");
+    if left_out > 0 {
+        let _ = writeln!(text, "  ({left_out} lines before)");
+    }
+    for line in &lines[left_out..] {
+        let _ = writeln!(text, "  {line}");
+    }
+    text
+}
+
+const SHOWN_LINES: usize = 100;

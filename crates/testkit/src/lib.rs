@@ -1,0 +1,61 @@
+//! Tests that run as several ranks, and comparisons of numbers. For development only.
+//!
+//! ```no_run
+//! use brigade_testkit::{dist_test, step};
+//!
+//! dist_test!(world = 2, ranks_know_their_place, |world| {
+//!     step!("about to look");
+//!     assert!(world.rank.as_usize() < 2);
+//! });
+//! # fn main() {}
+//! ```
+
+mod close;
+mod dist;
+mod rank;
+mod stuck;
+
+pub use close::assert_close;
+pub use dist::{DistTest, Report};
+pub use rank::{Verdict, note_step};
+
+#[doc(hidden)]
+pub use brigade_world::World;
+
+/// A test that runs as several processes, each a rank of the same group.
+///
+/// `dist_test!(world = N, [seconds = S,] NAME, |world| { … })` makes a `#[test]` that starts this
+/// test executable N times. Each process runs the body with its own
+/// [`World`](brigade_world::World), which is in its environment, too; rank 0 has a bound socket for
+/// the store. The body may return `Result<(), E>` (name the type: `|world| -> Result<(), E>`) and
+/// fails like a test. Attributes go before `world`, as in `dist_test!(#[ignore] world = 2, …)`.
+///
+/// The test fails with the output of all ranks, the first that failed first, when one of them
+/// fails, and after `seconds` (default 60) when one hangs: then it says which, their last
+/// [`step!`] and what their threads wait for. No process is left, whatever happens to the test.
+#[macro_export]
+macro_rules! dist_test {
+    ($(#[$attribute:meta])* world = $world:expr, seconds = $seconds:expr, $name:ident, $body:expr $(,)?) => {
+        #[test]
+        $(#[$attribute])*
+        fn $name() {
+            let name = ::core::concat!(::core::module_path!(), "::", ::core::stringify!($name));
+            $crate::DistTest::new(name, $world)
+                .time_limit(::std::time::Duration::from_secs($seconds))
+                .run_or_panic($body);
+        }
+    };
+    ($(#[$attribute:meta])* world = $world:expr, $name:ident, $body:expr $(,)?) => {
+        $crate::dist_test!($(#[$attribute])* world = $world, seconds = 60, $name, $body);
+    };
+}
+
+/// Notes how far this rank has come, with `format!`'s arguments: shown when it hangs or fails.
+///
+/// Does nothing outside a [`dist_test!`].
+#[macro_export]
+macro_rules! step {
+    ($($arg:tt)*) => {
+        $crate::note_step(&::std::format!($($arg)*))
+    };
+}

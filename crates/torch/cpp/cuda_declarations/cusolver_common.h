@@ -1,0 +1,4 @@
+// Opaque: see README.md.
+#pragma once
+
+#include "cusolverDn.h"

@@ -1,0 +1,23 @@
+// The wheel has no Gloo headers: see ../README.md.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace gloo::rendezvous {
+
+// The virtual functions that ProcessGroupGloo::GlooStore overrides. We never construct one, so no
+// virtual table is emitted from this declaration.
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual void set(const std::string& key, const std::vector<char>& data) = 0;
+  virtual std::vector<char> get(const std::string& key) = 0;
+  virtual void wait(const std::vector<std::string>& keys) = 0;
+  virtual void wait(
+      const std::vector<std::string>& keys,
+      const std::chrono::milliseconds& timeout) = 0;
+};
+
+} // namespace gloo::rendezvous

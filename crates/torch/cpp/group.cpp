@@ -1,0 +1,264 @@
+#include "brigade-torch/src/bridge.rs.h"
+
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include <algorithm>
+
+namespace brigade {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+std::unique_ptr<Work> handle(c10::intrusive_ptr<c10d::Work> work) {
+  auto out = std::make_unique<Work>();
+  out->work = std::move(work);
+  return out;
+}
+
+std::unique_ptr<Work> message(const Group& group, c10::intrusive_ptr<c10d::Work> work) {
+  std::lock_guard<std::mutex> lock(group.mutex);
+  auto& messages = group.messages;
+  messages.erase(
+      std::remove_if(
+          messages.begin(), messages.end(), [](const auto& old) { return old.expired(); }),
+      messages.end());
+  messages.emplace_back(work);
+  return handle(std::move(work));
+}
+
+c10d::ReduceOp reduce_op(Reduction op) {
+  // The values of the shared enum are those of c10d's.
+  return c10d::ReduceOp(static_cast<c10d::ReduceOp::RedOpType>(op));
+}
+
+} // namespace
+
+std::unique_ptr<Group> wrap_backend(
+    const Store& store,
+    int32_t rank,
+    int32_t size,
+    rust::Str name,
+    c10d::ProcessGroup::BackendType type,
+    const c10::intrusive_ptr<c10d::Backend>& backend,
+    std::initializer_list<c10::DeviceType> devices) {
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store.store, rank, size);
+  for (auto device : devices) {
+    group->setBackend(device, type, backend);
+  }
+  group->setDefaultBackend(type);
+  group->setGroupName(std::string(name));
+  auto out = std::make_unique<Group>();
+  out->group = std::move(group);
+  return out;
+}
+
+#ifndef BRIGADE_CUDA
+std::unique_ptr<Group> nccl_group(const Store&, int32_t, int32_t, rust::Str, int64_t) {
+  C10_THROW_ERROR(
+      NotImplementedError, "this program was built without the feature cuda, which brings NCCL");
+}
+#endif
+
+void group_set_timeout(const Group& group, int64_t timeout_ms) {
+  group.group->setTimeout(milliseconds(timeout_ms));
+}
+
+void group_abort(const Group& group) {
+  group.group->abort();
+  std::lock_guard<std::mutex> lock(group.mutex);
+  for (const auto& message : group.messages) {
+    if (auto work = message.lock()) {
+      work->abort();
+    }
+  }
+}
+
+std::unique_ptr<Work> all_reduce(
+    const Group& group, const TensorRef& tensor, Reduction op, int64_t timeout_ms) {
+  c10d::AllreduceOptions opts;
+  opts.reduceOp = reduce_op(op);
+  opts.timeout = milliseconds(timeout_ms);
+  std::vector<at::Tensor> list{*tensor.tensor};
+  return handle(group.group->allreduce(list, opts));
+}
+
+std::unique_ptr<Work> broadcast(
+    const Group& group, const TensorRef& tensor, int64_t root, int64_t timeout_ms) {
+  c10d::BroadcastOptions opts;
+  opts.rootRank = root;
+  opts.timeout = milliseconds(timeout_ms);
+  std::vector<at::Tensor> list{*tensor.tensor};
+  return handle(group.group->broadcast(list, opts));
+}
+
+std::unique_ptr<Work> reduce(
+    const Group& group, const TensorRef& tensor, int64_t root, Reduction op, int64_t timeout_ms) {
+  c10d::ReduceOptions opts;
+  opts.reduceOp = reduce_op(op);
+  opts.rootRank = root;
+  opts.timeout = milliseconds(timeout_ms);
+  std::vector<at::Tensor> list{*tensor.tensor};
+  return handle(group.group->reduce(list, opts));
+}
+
+std::unique_ptr<Work> all_gather(
+    const Group& group,
+    rust::Slice<const TensorRef> outputs,
+    const TensorRef& input,
+    int64_t timeout_ms) {
+  c10d::AllgatherOptions opts;
+  opts.timeout = milliseconds(timeout_ms);
+  std::vector<std::vector<at::Tensor>> out{copy_handles(outputs)};
+  std::vector<at::Tensor> in{*input.tensor};
+  return handle(group.group->allgather(out, in, opts));
+}
+
+std::unique_ptr<Work> all_gather_flat(
+    const Group& group, const TensorRef& output, const TensorRef& input, int64_t timeout_ms) {
+  c10d::AllgatherOptions opts;
+  opts.timeout = milliseconds(timeout_ms);
+  at::Tensor out = *output.tensor;
+  at::Tensor in = *input.tensor;
+  return handle(group.group->_allgather_base(out, in, opts));
+}
+
+std::unique_ptr<Work> gather(
+    const Group& group,
+    rust::Slice<const TensorRef> outputs,
+    const TensorRef& input,
+    int64_t root,
+    int64_t timeout_ms) {
+  c10d::GatherOptions opts;
+  opts.rootRank = root;
+  opts.timeout = milliseconds(timeout_ms);
+  std::vector<std::vector<at::Tensor>> out;
+  if (group.group->getRank() == root) {
+    out.push_back(copy_handles(outputs));
+  }
+  std::vector<at::Tensor> in{*input.tensor};
+  return handle(group.group->gather(out, in, opts));
+}
+
+std::unique_ptr<Work> scatter(
+    const Group& group,
+    const TensorRef& output,
+    rust::Slice<const TensorRef> inputs,
+    int64_t root,
+    int64_t timeout_ms) {
+  c10d::ScatterOptions opts;
+  opts.rootRank = root;
+  opts.timeout = milliseconds(timeout_ms);
+  std::vector<at::Tensor> out{*output.tensor};
+  std::vector<std::vector<at::Tensor>> in;
+  if (group.group->getRank() == root) {
+    in.push_back(copy_handles(inputs));
+  }
+  return handle(group.group->scatter(out, in, opts));
+}
+
+std::unique_ptr<Work> reduce_scatter(
+    const Group& group,
+    const TensorRef& output,
+    rust::Slice<const TensorRef> inputs,
+    Reduction op,
+    int64_t timeout_ms) {
+  c10d::ReduceScatterOptions opts;
+  opts.reduceOp = reduce_op(op);
+  opts.timeout = milliseconds(timeout_ms);
+  std::vector<at::Tensor> out{*output.tensor};
+  std::vector<std::vector<at::Tensor>> in{copy_handles(inputs)};
+  return handle(group.group->reduce_scatter(out, in, opts));
+}
+
+std::unique_ptr<Work> reduce_scatter_flat(
+    const Group& group,
+    const TensorRef& output,
+    const TensorRef& input,
+    Reduction op,
+    int64_t timeout_ms) {
+  c10d::ReduceScatterOptions opts;
+  opts.reduceOp = reduce_op(op);
+  opts.timeout = milliseconds(timeout_ms);
+  at::Tensor out = *output.tensor;
+  at::Tensor in = *input.tensor;
+  return handle(group.group->_reduce_scatter_base(out, in, opts));
+}
+
+std::unique_ptr<Work> all_to_all(
+    const Group& group,
+    rust::Slice<const TensorRef> outputs,
+    rust::Slice<const TensorRef> inputs,
+    int64_t timeout_ms) {
+  c10d::AllToAllOptions opts;
+  opts.timeout = milliseconds(timeout_ms);
+  auto out = copy_handles(outputs);
+  auto in = copy_handles(inputs);
+  return handle(group.group->alltoall(out, in, opts));
+}
+
+std::unique_ptr<Work> all_to_all_flat(
+    const Group& group,
+    const TensorRef& output,
+    const TensorRef& input,
+    rust::Slice<const int64_t> output_rows,
+    rust::Slice<const int64_t> input_rows,
+    int64_t timeout_ms) {
+  c10d::AllToAllOptions opts;
+  opts.timeout = milliseconds(timeout_ms);
+  at::Tensor out = *output.tensor;
+  at::Tensor in = *input.tensor;
+  std::vector<int64_t> out_rows(output_rows.begin(), output_rows.end());
+  std::vector<int64_t> in_rows(input_rows.begin(), input_rows.end());
+  return handle(group.group->alltoall_base(out, in, out_rows, in_rows, opts));
+}
+
+std::unique_ptr<Work> send(const Group& group, const TensorRef& tensor, int32_t to, int32_t tag) {
+  std::vector<at::Tensor> list{*tensor.tensor};
+  return message(group, group.group->send(list, to, tag));
+}
+
+std::unique_ptr<Work> recv(const Group& group, const TensorRef& tensor, int32_t from, int32_t tag) {
+  std::vector<at::Tensor> list{*tensor.tensor};
+  return message(group, group.group->recv(list, from, tag));
+}
+
+std::unique_ptr<Work> recv_any(const Group& group, const TensorRef& tensor, int32_t tag) {
+  std::vector<at::Tensor> list{*tensor.tensor};
+  return message(group, group.group->recvAnysource(list, tag));
+}
+
+std::unique_ptr<Work> barrier(const Group& group, int64_t device, int64_t timeout_ms) {
+  c10d::BarrierOptions opts;
+  if (device >= 0) {
+    opts.device_ids = {device};
+  }
+  opts.timeout = milliseconds(timeout_ms);
+  return handle(group.group->barrier(opts));
+}
+
+void monitored_barrier(const Group& group, int64_t timeout_ms, bool wait_all) {
+  c10d::BarrierOptions opts;
+  opts.timeout = milliseconds(timeout_ms);
+  group.group->monitoredBarrier(opts, wait_all);
+}
+
+void broadcast_coalesced(
+    const Group& group, rust::Slice<const TensorRef> tensors, size_t bytes, int32_t root) {
+  at::NoGradGuard no_grad;
+  c10d::broadcast_coalesced(group.group, copy_handles(tensors), bytes, root);
+}
+
+bool work_wait(const Work& work, int64_t timeout_ms) {
+  return work.work->wait(milliseconds(timeout_ms));
+}
+
+bool work_is_completed(const Work& work) {
+  return work.work->isCompleted();
+}
+
+int32_t work_source(const Work& work) {
+  return work.work->sourceRank();
+}
+
+} // namespace brigade

@@ -1,0 +1,113 @@
+// Process groups and their collectives.
+#pragma once
+
+#include "rust/cxx.h"
+#include "store.h"
+#include "tensors.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace brigade {
+
+struct Group {
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
+  // Sends and receives in flight: Gloo's wait on their own, so an abort must reach each.
+  mutable std::mutex mutex;
+  mutable std::vector<c10::weak_intrusive_ptr<c10d::Work>> messages;
+};
+
+// A started operation. c10d keeps handles of its tensors until it has completed.
+struct Work {
+  c10::intrusive_ptr<c10d::Work> work;
+};
+
+struct GlooOptions;
+enum class Reduction : uint8_t;
+
+std::unique_ptr<Group> gloo_group(
+    const Store& store, int32_t rank, int32_t size, const GlooOptions& options);
+std::unique_ptr<Group> nccl_group(
+    const Store& store, int32_t rank, int32_t size, rust::Str name, int64_t timeout_ms);
+std::unique_ptr<Group> fake_group(const Store& store, int32_t rank, int32_t size, rust::Str name);
+
+// A c10d::ProcessGroup with one backend for one kind of device (or all that the backend serves).
+std::unique_ptr<Group> wrap_backend(
+    const Store& store,
+    int32_t rank,
+    int32_t size,
+    rust::Str name,
+    c10d::ProcessGroup::BackendType type,
+    const c10::intrusive_ptr<c10d::Backend>& backend,
+    std::initializer_list<c10::DeviceType> devices);
+
+void group_set_timeout(const Group& group, int64_t timeout_ms);
+void group_abort(const Group& group);
+
+std::unique_ptr<Work> all_reduce(
+    const Group& group, const TensorRef& tensor, Reduction op, int64_t timeout_ms);
+std::unique_ptr<Work> broadcast(
+    const Group& group, const TensorRef& tensor, int64_t root, int64_t timeout_ms);
+std::unique_ptr<Work> reduce(
+    const Group& group, const TensorRef& tensor, int64_t root, Reduction op, int64_t timeout_ms);
+std::unique_ptr<Work> all_gather(
+    const Group& group,
+    rust::Slice<const TensorRef> outputs,
+    const TensorRef& input,
+    int64_t timeout_ms);
+std::unique_ptr<Work> all_gather_flat(
+    const Group& group, const TensorRef& output, const TensorRef& input, int64_t timeout_ms);
+std::unique_ptr<Work> gather(
+    const Group& group,
+    rust::Slice<const TensorRef> outputs,
+    const TensorRef& input,
+    int64_t root,
+    int64_t timeout_ms);
+std::unique_ptr<Work> scatter(
+    const Group& group,
+    const TensorRef& output,
+    rust::Slice<const TensorRef> inputs,
+    int64_t root,
+    int64_t timeout_ms);
+std::unique_ptr<Work> reduce_scatter(
+    const Group& group,
+    const TensorRef& output,
+    rust::Slice<const TensorRef> inputs,
+    Reduction op,
+    int64_t timeout_ms);
+std::unique_ptr<Work> reduce_scatter_flat(
+    const Group& group,
+    const TensorRef& output,
+    const TensorRef& input,
+    Reduction op,
+    int64_t timeout_ms);
+std::unique_ptr<Work> all_to_all(
+    const Group& group,
+    rust::Slice<const TensorRef> outputs,
+    rust::Slice<const TensorRef> inputs,
+    int64_t timeout_ms);
+std::unique_ptr<Work> all_to_all_flat(
+    const Group& group,
+    const TensorRef& output,
+    const TensorRef& input,
+    rust::Slice<const int64_t> output_rows,
+    rust::Slice<const int64_t> input_rows,
+    int64_t timeout_ms);
+std::unique_ptr<Work> send(const Group& group, const TensorRef& tensor, int32_t to, int32_t tag);
+std::unique_ptr<Work> recv(const Group& group, const TensorRef& tensor, int32_t from, int32_t tag);
+std::unique_ptr<Work> recv_any(const Group& group, const TensorRef& tensor, int32_t tag);
+// `device`: the CUDA device that waits, or -1.
+std::unique_ptr<Work> barrier(const Group& group, int64_t device, int64_t timeout_ms);
+void monitored_barrier(const Group& group, int64_t timeout_ms, bool wait_all);
+void broadcast_coalesced(
+    const Group& group, rust::Slice<const TensorRef> tensors, size_t bytes, int32_t root);
+
+bool work_wait(const Work& work, int64_t timeout_ms);
+bool work_is_completed(const Work& work);
+int32_t work_source(const Work& work);
+
+} // namespace brigade

@@ -1,0 +1,144 @@
+#include "brigade-torch/src/bridge.rs.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace brigade {
+
+std::unique_ptr<Reducer> new_reducer(
+    const Group& group,
+    rust::Slice<const TensorRef> parameters,
+    rust::Slice<const rust::String> names,
+    const ReducerOptions& options) {
+  auto params = copy_handles(parameters);
+  const std::vector<bool> sparse(params.size(), false);
+
+  // As torch's DistributedDataParallel: when the buckets will be rebuilt from the order in which
+  // gradients arrive, the first iteration uses one bucket; else they are final now.
+  std::vector<size_t> limits;
+  if (options.static_graph || !options.find_unused_parameters) {
+    limits = {static_cast<size_t>(std::numeric_limits<int64_t>::max())};
+  } else {
+    limits = {options.first_bucket_bytes, options.bucket_bytes};
+  }
+  auto [buckets, bucket_limits] =
+      c10d::compute_bucket_assignment_by_size(params, limits, sparse);
+  // Reverse registration order approximates the order in which gradients become ready.
+  std::reverse(buckets.begin(), buckets.end());
+  std::reverse(bucket_limits.begin(), bucket_limits.end());
+
+  std::unordered_map<size_t, std::string> param_names;
+  for (size_t i = 0; i < names.size(); ++i) {
+    param_names.emplace(i, std::string(names[i]));
+  }
+  auto out = std::make_unique<Reducer>();
+  out->reducer = std::make_shared<c10d::Reducer>(
+      std::move(params),
+      std::move(buckets),
+      group.group,
+      sparse,
+      static_cast<int64_t>(options.bucket_bytes),
+      options.find_unused_parameters,
+      options.gradient_as_bucket_view,
+      std::move(param_names),
+      static_cast<int64_t>(options.first_bucket_bytes),
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11
+      /*skip_all_reduce_unused_params=*/false,
+      /*use_python_reducer=*/false,
+#endif
+      std::vector<int64_t>{});
+  out->logger = std::make_shared<c10d::Logger>(out->reducer);
+  out->reducer->set_logger(out->logger);
+  if (options.static_graph) {
+    out->reducer->set_static_graph();
+  }
+  return out;
+}
+
+void reducer_prepare_for_forward(const Reducer& reducer) {
+  reducer.reducer->prepare_for_forward();
+}
+
+bool reducer_rebuild_buckets(const Reducer& reducer) {
+  return reducer.reducer->rebuild_buckets();
+}
+
+void reducer_prepare_for_backward(const Reducer& reducer, rust::Slice<const TensorRef> outputs) {
+  reducer.reducer->prepare_for_backward(copy_handles(outputs));
+}
+
+namespace {
+
+using torch::autograd::variable_list;
+
+// As torch's _DDPSink: an identity whose undefined gradients stay undefined, so that a parameter that
+// no rank used keeps its gradient untouched.
+struct Sink : public torch::autograd::Function<Sink> {
+  static variable_list forward(
+      torch::autograd::AutogradContext* context,
+      const std::shared_ptr<c10d::Reducer>& reducer,
+      bool delay,
+      at::TensorList outputs) {
+    context->set_materialize_grads(false);
+    if (delay) {
+      // Weak: the graph may outlive the reducer.
+      context->saved_data["reducer"] =
+          c10::IValue::make_capsule(c10::make_intrusive<Holder>(reducer));
+    }
+    variable_list copies;
+    copies.reserve(outputs.size());
+    for (const auto& output : outputs) {
+      // A copy, not a view: callers may change their outputs in place.
+      copies.push_back(output.clone());
+    }
+    return copies;
+  }
+
+  static variable_list backward(
+      torch::autograd::AutogradContext* context, const variable_list& gradients) {
+    auto saved = context->saved_data.find("reducer");
+    if (saved != context->saved_data.end()) {
+      auto holder = c10::static_intrusive_pointer_cast<Holder>(saved->second.toCapsule());
+      torch::autograd::Engine::get_default_engine().queue_callback([weak = holder->reducer] {
+        if (auto reducer = weak.lock()) {
+          reducer->delay_all_reduce();
+        }
+      });
+    }
+    variable_list out{at::Tensor(), at::Tensor()};
+    out.insert(out.end(), gradients.begin(), gradients.end());
+    return out;
+  }
+
+  struct Holder : torch::CustomClassHolder {
+    explicit Holder(const std::shared_ptr<c10d::Reducer>& reducer) : reducer(reducer) {}
+    std::weak_ptr<c10d::Reducer> reducer;
+  };
+};
+
+} // namespace
+
+rust::Vec<TensorRef> reducer_sink(
+    const Reducer& reducer, rust::Slice<const TensorRef> outputs, bool delay) {
+  rust::Vec<TensorRef> out;
+  const auto handles = copy_handles(outputs);
+  // A list of tensors is seen as inputs only in the form of a TensorList.
+  for (auto& tensor : Sink::apply(reducer.reducer, delay, at::TensorList(handles))) {
+    out.push_back(TensorRef{new at::Tensor(std::move(tensor))});
+  }
+  return out;
+}
+
+rust::Vec<size_t> reducer_bucket_bytes(const Reducer& reducer) {
+  rust::Vec<size_t> out;
+  for (const auto& bucket : reducer.reducer->get_grad_buckets(/*return_zero_tensors=*/true)) {
+    out.push_back(bucket.getBuffer().nbytes());
+  }
+  return out;
+}
+
+} // namespace brigade

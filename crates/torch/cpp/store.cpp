@@ -1,0 +1,117 @@
+#include "brigade-torch/src/bridge.rs.h"
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+namespace brigade {
+
+namespace {
+
+std::unique_ptr<Store> handle(c10::intrusive_ptr<c10d::Store> store) {
+  auto out = std::make_unique<Store>();
+  out->store = std::move(store);
+  return out;
+}
+
+std::vector<uint8_t> bytes(rust::Slice<const uint8_t> value) {
+  return std::vector<uint8_t>(value.begin(), value.end());
+}
+
+rust::Vec<uint8_t> bytes(const std::vector<uint8_t>& value) {
+  rust::Vec<uint8_t> out;
+  out.reserve(value.size());
+  for (auto b : value) {
+    out.push_back(b);
+  }
+  return out;
+}
+
+std::vector<std::string> strings(rust::Slice<const rust::Str> keys) {
+  std::vector<std::string> out;
+  for (const auto& key : keys) {
+    out.emplace_back(key);
+  }
+  return out;
+}
+
+} // namespace
+
+std::unique_ptr<Store> tcp_store(const TcpStoreOptions& options) {
+  c10d::TCPStoreOptions opts;
+  opts.port = options.port;
+  opts.isServer = options.is_server;
+  if (options.num_workers > 0) {
+    opts.numWorkers = static_cast<size_t>(options.num_workers);
+  }
+  opts.waitWorkers = options.wait_workers;
+  opts.timeout = std::chrono::milliseconds(options.timeout_ms);
+  if (options.listen_fd >= 0) {
+    opts.masterListenFd = options.listen_fd;
+  }
+  return handle(c10::make_intrusive<c10d::TCPStore>(std::string(options.host), opts));
+}
+
+std::unique_ptr<Store> file_store(rust::Str path, int32_t world_size) {
+  return handle(c10::make_intrusive<c10d::FileStore>(std::string(path), world_size));
+}
+
+std::unique_ptr<Store> hash_store() {
+  return handle(c10::make_intrusive<c10d::HashStore>());
+}
+
+std::unique_ptr<Store> prefix_store(rust::Str prefix, const Store& store) {
+  return handle(c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), store.store));
+}
+
+uint16_t tcp_store_port(const Store& store) {
+  auto* tcp = dynamic_cast<c10d::TCPStore*>(store.store.get());
+  return tcp == nullptr ? 0 : tcp->getPort();
+}
+
+void store_set(const Store& store, rust::Str key, rust::Slice<const uint8_t> value) {
+  store.store->set(std::string(key), bytes(value));
+}
+
+rust::Vec<uint8_t> store_get(const Store& store, rust::Str key) {
+  return bytes(store.store->get(std::string(key)));
+}
+
+int64_t store_add(const Store& store, rust::Str key, int64_t amount) {
+  return store.store->add(std::string(key), amount);
+}
+
+rust::Vec<uint8_t> store_compare_set(
+    const Store& store,
+    rust::Str key,
+    rust::Slice<const uint8_t> expected,
+    rust::Slice<const uint8_t> desired) {
+  return bytes(store.store->compareSet(std::string(key), bytes(expected), bytes(desired)));
+}
+
+bool store_delete(const Store& store, rust::Str key) {
+  return store.store->deleteKey(std::string(key));
+}
+
+bool store_check(const Store& store, rust::Slice<const rust::Str> keys) {
+  return store.store->check(strings(keys));
+}
+
+int64_t store_num_keys(const Store& store) {
+  return store.store->getNumKeys();
+}
+
+void store_wait(const Store& store, rust::Slice<const rust::Str> keys, int64_t timeout_ms) {
+  store.store->wait(strings(keys), std::chrono::milliseconds(timeout_ms));
+}
+
+void store_set_timeout(const Store& store, int64_t timeout_ms) {
+  store.store->setTimeout(std::chrono::milliseconds(timeout_ms));
+}
+
+int64_t store_timeout(const Store& store) {
+  return store.store->getTimeout().count();
+}
+
+} // namespace brigade

@@ -1,0 +1,83 @@
+#include "brigade-torch/src/bridge.rs.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/version.h>
+
+#include <limits>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+namespace brigade {
+
+std::vector<at::Tensor> copy_handles(rust::Slice<const TensorRef> tensors) {
+  std::vector<at::Tensor> out;
+  out.reserve(tensors.size());
+  for (const auto& t : tensors) {
+    out.push_back(*t.tensor);
+  }
+  return out;
+}
+
+Tensor* tensor_from_blob(rust::Box<Blob> blob, rust::Slice<const int64_t> shape, int8_t kind) {
+  auto* address = reinterpret_cast<void*>(blob_address(*blob));
+  // Shared, since a deleter must be copyable; dropped with the last copy, also when from_blob throws.
+  auto owner = std::make_shared<rust::Box<Blob>>(std::move(blob));
+  auto release = [owner](void*) mutable { owner.reset(); };
+  return new at::Tensor(at::from_blob(
+      address,
+      at::IntArrayRef(shape.data(), shape.size()),
+      release,
+      at::TensorOptions().dtype(static_cast<at::ScalarType>(kind))));
+}
+
+size_t tensor_data(const Tensor* tensor) {
+  return reinterpret_cast<size_t>(tensor->const_data_ptr());
+}
+
+bool tensor_is_plain(const Tensor* tensor) {
+  return tensor->defined() && tensor->device().is_cpu() && tensor->layout() == at::kStrided &&
+      tensor->is_contiguous() && !tensor->is_neg() && !tensor->is_conj();
+}
+
+void clear_gradient(const Tensor* tensor) {
+  auto handle = *tensor;
+  handle.mutable_grad().reset();
+}
+
+Tensor* gradient(const Tensor* tensor) {
+  const auto& grad = tensor->grad();
+  return grad.defined() ? new at::Tensor(grad) : nullptr;
+}
+
+bool grad_enabled() {
+  return at::GradMode::is_enabled();
+}
+
+bool keep_freed_memory() {
+#ifdef __GLIBC__
+  constexpr int kNever = std::numeric_limits<int>::max();
+  // Older versions take at most half a heap for the first.
+  constexpr int kHalfHeap = 32 << 20;
+  const bool no_maps = mallopt(M_MMAP_THRESHOLD, kNever) != 0 ||
+      mallopt(M_MMAP_THRESHOLD, kHalfHeap) != 0;
+  return mallopt(M_TRIM_THRESHOLD, kNever) != 0 && no_maps;
+#else
+  return false;
+#endif
+}
+
+rust::String libtorch_version() {
+  return TORCH_VERSION;
+}
+
+bool cuda_compiled() {
+#ifdef BRIGADE_CUDA
+  return true;
+#else
+  return false;
+#endif
+}
+
+} // namespace brigade

@@ -1,0 +1,43 @@
+// Tensors across the border.
+//
+// A tch::Tensor owns a heap-allocated at::Tensor. Borrowed tensors cross as pointers to it (TensorRef);
+// C++ copies the handle (one reference count) if it keeps the tensor. New tensors cross as owned
+// pointers, which tch frees.
+#pragma once
+
+#include "rust/cxx.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+namespace brigade {
+
+using Tensor = at::Tensor;
+struct TensorRef;
+struct Blob;
+
+std::vector<at::Tensor> copy_handles(rust::Slice<const TensorRef> tensors);
+
+// A tensor over memory owned by a Rust box, which is dropped with the last reference.
+Tensor* tensor_from_blob(rust::Box<Blob> blob, rust::Slice<const int64_t> shape, int8_t kind);
+// Address of the first element, and whether the tensor is a dense contiguous CPU tensor.
+size_t tensor_data(const Tensor* tensor);
+bool tensor_is_plain(const Tensor* tensor);
+
+// Sets the gradient to undefined, as zero_grad(set_to_none=True) does.
+void clear_gradient(const Tensor* tensor);
+// The gradient, or null when there is none.
+Tensor* gradient(const Tensor* tensor);
+
+// Whether operations record what backward needs (false inside no_grad).
+bool grad_enabled();
+
+// Makes glibc keep freed memory. False where the C library has no such setting.
+bool keep_freed_memory();
+
+rust::String libtorch_version();
+bool cuda_compiled();
+
+} // namespace brigade

@@ -1,0 +1,91 @@
+//! What moves the data between ranks.
+
+use cxx::UniquePtr;
+use tch::{Cuda, Device};
+
+use crate::bridge::ffi;
+use crate::error::Error;
+use crate::store::{Store, milliseconds};
+
+/// The library that moves the data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Backend {
+    /// Gloo, for CPU tensors, over TCP.
+    Gloo(GlooDevice),
+    /// NCCL, for CUDA tensors. Needs the feature `cuda`.
+    Nccl,
+    /// Answers at once as if all ranks sent what this one sends; for simulation.
+    Fake,
+}
+
+/// Where Gloo listens.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum GlooDevice {
+    /// The interfaces in `GLOO_SOCKET_IFNAME` (a comma-separated list), else the address that this
+    /// host's name resolves to, else the loopback.
+    #[default]
+    Default,
+    /// One or more network interfaces, such as `eth0`.
+    Interfaces(Vec<String>),
+    /// A host name or an address of this host, such as `127.0.0.1`.
+    Address(String),
+}
+
+/// The numbers of one rank of one group, as the C++ side wants them.
+pub(crate) struct Seat<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) rank: i32,
+    pub(crate) size: i32,
+    pub(crate) name: &'a str,
+    pub(crate) timeout: std::time::Duration,
+}
+
+impl Backend {
+    pub(crate) fn connect(&self, seat: &Seat<'_>) -> Result<UniquePtr<ffi::Group>, cxx::Exception> {
+        let Seat { store, rank, size, name, timeout } = *seat;
+        let timeout_ms = milliseconds(timeout);
+        match self {
+            Self::Gloo(device) => {
+                let (address, interfaces) = match device {
+                    GlooDevice::Default => ("", interfaces_from_env()),
+                    GlooDevice::Interfaces(names) => ("", names.clone()),
+                    GlooDevice::Address(address) => (address.as_str(), Vec::new()),
+                };
+                let options = ffi::GlooOptions { name, address, interfaces, timeout_ms };
+                ffi::gloo_group(store.raw(), rank, size, &options)
+            }
+            Self::Nccl => ffi::nccl_group(store.raw(), rank, size, name, timeout_ms),
+            Self::Fake => ffi::fake_group(store.raw(), rank, size, name),
+        }
+    }
+
+    /// Checks what was asked for, before the network is touched.
+    pub(crate) fn check(&self, name: &str) -> Result<(), Error> {
+        match self {
+            Self::Gloo(GlooDevice::Interfaces(names)) if names.is_empty() => Err(Error::Misuse(
+                format!("group {name:?}: no network interface given; use GlooDevice::Default"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The device for a rank's own messages: with NCCL a GPU, one after the other among the ranks.
+    pub(crate) fn device(&self, rank: usize) -> Device {
+        match self {
+            Self::Nccl => match usize::try_from(Cuda::device_count()) {
+                Ok(gpus) if gpus > 0 => Device::Cuda(rank % gpus),
+                _ => Device::Cuda(0),
+            },
+            Self::Gloo(_) | Self::Fake => Device::Cpu,
+        }
+    }
+}
+
+/// PyTorch's variable for choosing interfaces without a change to the program.
+fn interfaces_from_env() -> Vec<String> {
+    std::env::var("GLOO_SOCKET_IFNAME")
+        .map(|names| names.split(',').filter(|n| !n.is_empty()).map(str::to_owned).collect())
+        .unwrap_or_default()
+}

@@ -1,0 +1,293 @@
+//! The list of everything that crosses the border, for cxx.
+//!
+//! Rules:
+//! 1. A tensor that C++ only looks at or fills crosses as [`ffi::TensorRef`], a pointer that lives for
+//!    the call. C++ copies the handle if it keeps the tensor.
+//! 2. A new tensor crosses as a raw pointer that Rust owns at once (`tch::Tensor::from_ptr`).
+//! 3. Time limits cross as milliseconds; [`NO_LIMIT_OF_ITS_OWN`] means the group's.
+//! 4. Every function that can throw returns `Result`; `cpp/errors.h` marks the kind.
+
+/// c10d's `kUnsetTimeout`: the operation uses its group's time limit.
+pub(crate) const NO_LIMIT_OF_ITS_OWN: i64 = -1;
+
+/// Memory that a tensor borrows for its whole life: a boxed vector.
+pub(crate) struct Blob {
+    pub(crate) address: usize,
+    /// Dropped with the box, when libtorch frees the tensor's storage.
+    pub(crate) _memory: Box<dyn std::any::Any + Send>,
+}
+
+fn blob_address(blob: &Blob) -> usize {
+    blob.address
+}
+
+#[cxx::bridge(namespace = "brigade")]
+// For the generated code.
+#[allow(unreachable_pub, unused_qualifications, missing_debug_implementations)]
+#[allow(clippy::too_many_arguments)]
+pub(crate) mod ffi {
+    /// A borrowed tensor.
+    #[derive(Clone, Copy)]
+    struct TensorRef {
+        tensor: *const Tensor,
+    }
+
+    /// c10d's reductions, with c10d's numbers.
+    #[repr(u8)]
+    enum Reduction {
+        Sum = 0,
+        Mean = 1,
+        Product = 2,
+        Min = 3,
+        Max = 4,
+        BitAnd = 5,
+        BitOr = 6,
+        BitXor = 7,
+    }
+
+    struct TcpStoreOptions<'a> {
+        host: &'a str,
+        port: u16,
+        is_server: bool,
+        /// 0: the number of clients is not known.
+        num_workers: i64,
+        wait_workers: bool,
+        timeout_ms: i64,
+        /// -1: none; else an already bound socket that the server takes over.
+        listen_fd: i32,
+    }
+
+    struct GlooOptions<'a> {
+        name: &'a str,
+        address: &'a str,
+        interfaces: Vec<String>,
+        timeout_ms: i64,
+    }
+
+    struct ReducerOptions {
+        bucket_bytes: usize,
+        first_bucket_bytes: usize,
+        find_unused_parameters: bool,
+        gradient_as_bucket_view: bool,
+        static_graph: bool,
+    }
+
+    struct AdamStep {
+        lr: f64,
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        weight_decay: f64,
+        amsgrad: bool,
+        maximize: bool,
+        decoupled: bool,
+    }
+
+    struct SgdStep {
+        lr: f64,
+        momentum: f64,
+        dampening: f64,
+        weight_decay: f64,
+        nesterov: bool,
+        maximize: bool,
+        first: bool,
+    }
+
+    extern "Rust" {
+        type Blob;
+        fn blob_address(blob: &Blob) -> usize;
+    }
+
+    unsafe extern "C++" {
+        include!("brigade-torch/cpp/errors.h");
+        include!("brigade-torch/cpp/tensors.h");
+        include!("brigade-torch/cpp/store.h");
+        include!("brigade-torch/cpp/group.h");
+        include!("brigade-torch/cpp/reducer.h");
+        include!("brigade-torch/cpp/optimizer.h");
+
+        type Tensor;
+        /// # Safety
+        /// The blob's address must hold `shape`'s product of elements of `kind`.
+        unsafe fn tensor_from_blob(blob: Box<Blob>, shape: &[i64], kind: i8)
+        -> Result<*mut Tensor>;
+        /// # Safety
+        /// The pointer comes from a live `tch::Tensor`, as for all functions on `*const Tensor`.
+        unsafe fn tensor_data(tensor: *const Tensor) -> Result<usize>;
+        /// # Safety
+        /// See `tensor_data`.
+        unsafe fn tensor_is_plain(tensor: *const Tensor) -> Result<bool>;
+        /// # Safety
+        /// See `tensor_data`.
+        unsafe fn clear_gradient(tensor: *const Tensor) -> Result<()>;
+        /// # Safety
+        /// See `tensor_data`.
+        unsafe fn gradient(tensor: *const Tensor) -> Result<*mut Tensor>;
+        fn grad_enabled() -> bool;
+        fn keep_freed_memory() -> bool;
+        fn libtorch_version() -> String;
+        fn cuda_compiled() -> bool;
+
+        type Store;
+        fn tcp_store(options: &TcpStoreOptions<'_>) -> Result<UniquePtr<Store>>;
+        fn file_store(path: &str, world_size: i32) -> Result<UniquePtr<Store>>;
+        fn hash_store() -> Result<UniquePtr<Store>>;
+        fn prefix_store(prefix: &str, store: &Store) -> Result<UniquePtr<Store>>;
+        fn tcp_store_port(store: &Store) -> Result<u16>;
+        fn store_set(store: &Store, key: &str, value: &[u8]) -> Result<()>;
+        fn store_get(store: &Store, key: &str) -> Result<Vec<u8>>;
+        fn store_add(store: &Store, key: &str, amount: i64) -> Result<i64>;
+        fn store_compare_set(
+            store: &Store,
+            key: &str,
+            expected: &[u8],
+            desired: &[u8],
+        ) -> Result<Vec<u8>>;
+        fn store_delete(store: &Store, key: &str) -> Result<bool>;
+        fn store_check(store: &Store, keys: &[&str]) -> Result<bool>;
+        fn store_num_keys(store: &Store) -> Result<i64>;
+        fn store_wait(store: &Store, keys: &[&str], timeout_ms: i64) -> Result<()>;
+        fn store_set_timeout(store: &Store, timeout_ms: i64) -> Result<()>;
+        fn store_timeout(store: &Store) -> Result<i64>;
+
+        type Group;
+        fn gloo_group(
+            store: &Store,
+            rank: i32,
+            size: i32,
+            options: &GlooOptions<'_>,
+        ) -> Result<UniquePtr<Group>>;
+        fn nccl_group(
+            store: &Store,
+            rank: i32,
+            size: i32,
+            name: &str,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<Group>>;
+        fn fake_group(store: &Store, rank: i32, size: i32, name: &str) -> Result<UniquePtr<Group>>;
+        fn group_set_timeout(group: &Group, timeout_ms: i64) -> Result<()>;
+        fn group_abort(group: &Group) -> Result<()>;
+
+        type Work;
+        fn all_reduce(
+            group: &Group,
+            tensor: &TensorRef,
+            op: Reduction,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<Work>>;
+        fn broadcast(
+            group: &Group,
+            tensor: &TensorRef,
+            root: i64,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<Work>>;
+        fn reduce(
+            group: &Group,
+            tensor: &TensorRef,
+            root: i64,
+            op: Reduction,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<Work>>;
+        fn all_gather(
+            group: &Group,
+            outputs: &[TensorRef],
+            input: &TensorRef,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<Work>>;
+        fn all_gather_flat(
+            group: &Group,
+            output: &TensorRef,
+            input: &TensorRef,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<Work>>;
+        fn gather(
+            group: &Group,
+            outputs: &[TensorRef],
+            input: &TensorRef,
+            root: i64,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<Work>>;
+        fn scatter(
+            group: &Group,
+            output: &TensorRef,
+            inputs: &[TensorRef],
+            root: i64,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<Work>>;
+        fn reduce_scatter(
+            group: &Group,
+            output: &TensorRef,
+            inputs: &[TensorRef],
+            op: Reduction,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<Work>>;
+        fn reduce_scatter_flat(
+            group: &Group,
+            output: &TensorRef,
+            input: &TensorRef,
+            op: Reduction,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<Work>>;
+        fn all_to_all(
+            group: &Group,
+            outputs: &[TensorRef],
+            inputs: &[TensorRef],
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<Work>>;
+        fn all_to_all_flat(
+            group: &Group,
+            output: &TensorRef,
+            input: &TensorRef,
+            output_rows: &[i64],
+            input_rows: &[i64],
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<Work>>;
+        fn send(group: &Group, tensor: &TensorRef, to: i32, tag: i32) -> Result<UniquePtr<Work>>;
+        fn recv(group: &Group, tensor: &TensorRef, from: i32, tag: i32) -> Result<UniquePtr<Work>>;
+        fn recv_any(group: &Group, tensor: &TensorRef, tag: i32) -> Result<UniquePtr<Work>>;
+        fn barrier(group: &Group, device: i64, timeout_ms: i64) -> Result<UniquePtr<Work>>;
+        fn monitored_barrier(group: &Group, timeout_ms: i64, wait_all: bool) -> Result<()>;
+        fn broadcast_coalesced(
+            group: &Group,
+            tensors: &[TensorRef],
+            bytes: usize,
+            root: i32,
+        ) -> Result<()>;
+        fn work_wait(work: &Work, timeout_ms: i64) -> Result<bool>;
+        fn work_is_completed(work: &Work) -> Result<bool>;
+        fn work_source(work: &Work) -> Result<i32>;
+
+        type Reducer;
+        fn new_reducer(
+            group: &Group,
+            parameters: &[TensorRef],
+            names: &[String],
+            options: &ReducerOptions,
+        ) -> Result<UniquePtr<Reducer>>;
+        fn reducer_prepare_for_forward(reducer: &Reducer) -> Result<()>;
+        fn reducer_rebuild_buckets(reducer: &Reducer) -> Result<bool>;
+        fn reducer_prepare_for_backward(reducer: &Reducer, outputs: &[TensorRef]) -> Result<()>;
+        fn reducer_sink(
+            reducer: &Reducer,
+            outputs: &[TensorRef],
+            delay: bool,
+        ) -> Result<Vec<TensorRef>>;
+        fn reducer_bucket_bytes(reducer: &Reducer) -> Result<Vec<usize>>;
+
+        fn fused_adam(
+            parameters: &[TensorRef],
+            gradients: &[TensorRef],
+            exp_avgs: &[TensorRef],
+            exp_avg_sqs: &[TensorRef],
+            max_exp_avg_sqs: &[TensorRef],
+            steps: &[TensorRef],
+            step: &AdamStep,
+        ) -> Result<()>;
+        fn fused_sgd(
+            parameters: &[TensorRef],
+            gradients: &[TensorRef],
+            momentum_buffers: &[TensorRef],
+            step: &SgdStep,
+        ) -> Result<()>;
+    }
+}

@@ -1,0 +1,146 @@
+//! The collectives and point-to-point operations of c10d, as methods of [`ProcessGroup`].
+//!
+//! Every rank of the group calls the same collective with tensors of the same shape and type; shapes
+//! are not compared across ranks here (that costs a message). A blocking call returns when this rank's
+//! result is there; `start_…` returns at once. What a rank can see to be wrong by itself is an error of
+//! [`Fault::Invalid`] before anything is sent.
+
+mod barrier;
+mod exchange;
+mod gather;
+mod message;
+mod reduce;
+
+use cxx::UniquePtr;
+use tch::{Kind, Tensor};
+
+pub use reduce::ReduceOp;
+
+use crate::bridge::ffi;
+use crate::error::{CollectiveError, Error, Fault};
+use crate::fused::borrow_one;
+use crate::group::ProcessGroup;
+use crate::work::{Flight, Work};
+
+/// What the C++ side gives when it has started an operation.
+type Begun = Result<UniquePtr<ffi::Work>, cxx::Exception>;
+
+impl ProcessGroup {
+    /// Starts a collective that all ranks number alike.
+    fn collective(
+        &self,
+        operation: &'static str,
+        start: impl FnOnce(&ffi::Group, i64) -> Begun,
+    ) -> Result<Flight, Error> {
+        let limit = self.limit_ms();
+        let (started, begun) =
+            self.exclusively(|group| (self.next_collective(operation), start(group, limit)));
+        match begun {
+            Ok(handle) => Ok(Flight::new(handle, self.clone(), started)),
+            Err(error) => Err(self.failure(started, &error)),
+        }
+    }
+
+    /// A collective that changes one tensor.
+    fn in_place(
+        &self,
+        operation: &'static str,
+        tensor: Tensor,
+        start: impl FnOnce(&ffi::Group, &Tensor, i64) -> Begun,
+    ) -> Result<Work<Tensor>, Error> {
+        let target = dense(&tensor)?;
+        let flight = self.collective(operation, |group, limit| start(group, &target, limit))?;
+        Ok(fill(flight, tensor, target))
+    }
+
+    fn empty_per_rank(&self, input: &Tensor) -> Result<Vec<Tensor>, Error> {
+        (0..self.size()).map(|_| Ok(input.f_empty_like()?)).collect()
+    }
+
+    fn one_per_rank(&self, operation: &'static str, list: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+        if list.len() != self.size() {
+            return Err(self.misuse(
+                operation,
+                format!("expected one tensor per rank ({}), found {}", self.size(), list.len()),
+            ));
+        }
+        list.iter().map(dense).collect()
+    }
+
+    fn same_shape(
+        &self,
+        operation: &'static str,
+        found: &Tensor,
+        expected: &Tensor,
+    ) -> Result<(), Error> {
+        let describe = |tensor: &Tensor| -> Result<(Vec<i64>, Kind), Error> {
+            Ok((tensor.size(), tensor.f_kind()?))
+        };
+        let (found, expected) = (describe(found)?, describe(expected)?);
+        if found == expected {
+            return Ok(());
+        }
+        let text = format!(
+            "expected shape {:?} of {:?}, found {:?} of {:?}",
+            expected.0, expected.1, found.0, found.1
+        );
+        Err(self.misuse(operation, text))
+    }
+
+    /// The shape of a tensor whose rows divide evenly among the ranks.
+    fn rows_for_all(&self, operation: &'static str, input: &Tensor) -> Result<Vec<i64>, Error> {
+        let shape = input.size();
+        match shape.first() {
+            Some(rows) if rows % self.size() as i64 == 0 => Ok(shape),
+            _ => Err(self.misuse(
+                operation,
+                format!("a tensor of shape {shape:?} has no equal parts for {} ranks", self.size()),
+            )),
+        }
+    }
+
+    fn rank_number(&self, operation: &'static str, rank: usize) -> Result<i32, Error> {
+        match i32::try_from(rank) {
+            Ok(number) if rank < self.size() => Ok(number),
+            _ => Err(self.misuse(
+                operation,
+                format!("rank {rank} does not exist among {} ranks", self.size()),
+            )),
+        }
+    }
+
+    /// What this rank can see to be wrong by itself.
+    fn misuse(&self, operation: &'static str, detail: String) -> Error {
+        Error::Collective(Box::new(CollectiveError {
+            operation,
+            group: self.name().to_owned(),
+            rank: self.rank(),
+            size: self.size(),
+            fault: Fault::Invalid,
+            detail,
+            missing: Vec::new(),
+        }))
+    }
+}
+
+/// The same memory without its history where c10d can work on it, else a contiguous copy.
+fn dense(tensor: &Tensor) -> Result<Tensor, Error> {
+    Ok(tensor.f_detach()?.f_contiguous()?)
+}
+
+/// The operation on `target` as one on `tensor`: copied back where they are not the same memory.
+fn fill(flight: Flight, tensor: Tensor, target: Tensor) -> Work<Tensor> {
+    let copied = !tensor.is_contiguous();
+    let work = flight.giving(tensor);
+    if !copied {
+        return work.reading([target]);
+    }
+    work.then(move |tensor| {
+        tch::no_grad(|| tensor.f_copy_(&target))?;
+        Ok(())
+    })
+}
+
+fn borrow_all(tensors: &[Tensor]) -> Vec<ffi::TensorRef> {
+    tensors.iter().map(borrow_one).collect()
+}

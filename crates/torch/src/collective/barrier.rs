@@ -1,0 +1,88 @@
+//! Collectives without data.
+
+use tch::Device;
+
+use crate::bridge::ffi;
+use crate::error::{Error, Fault};
+use crate::group::{ProcessGroup, Started};
+use crate::store::milliseconds;
+use crate::work::Work;
+
+impl ProcessGroup {
+    /// Returns when all ranks have called it.
+    ///
+    /// # Errors
+    /// [`Error::Collective`].
+    pub fn barrier(&self) -> Result<(), Error> {
+        self.start_barrier()?.wait()
+    }
+
+    /// Starts [`ProcessGroup::barrier`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_barrier(&self) -> Result<Work<()>, Error> {
+        let device = match self.device() {
+            Device::Cuda(index) => i64::try_from(index).unwrap_or(-1),
+            _ => -1,
+        };
+        let flight =
+            self.collective("barrier", |group, limit| ffi::barrier(group, device, limit))?;
+        Ok(flight.giving(()))
+    }
+
+    /// A barrier that tells who is missing: rank 0 waits for every rank and its error names all that did
+    /// not come within the limit ([`crate::CollectiveError::missing`]). Gloo only.
+    ///
+    /// # Errors
+    /// [`Error::Collective`], on rank 0 with the missing ranks, on the others because rank 0 did not
+    /// answer.
+    ///
+    /// ```no_run
+    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+    /// group.within(std::time::Duration::from_secs(60)).monitored_barrier()
+    /// # }
+    /// ```
+    pub fn monitored_barrier(&self) -> Result<(), Error> {
+        let limit = milliseconds(self.timeout());
+        let started = Started::unnumbered("monitored_barrier");
+        let done = self.exclusively(|group| ffi::monitored_barrier(group, limit, true));
+        done.map_err(|error| match self.failure(started, &error) {
+            Error::Collective(mut failed) => {
+                failed.missing = named_ranks(&failed.detail);
+                if !failed.missing.is_empty() {
+                    failed.fault = Fault::Timeout;
+                }
+                Error::Collective(failed)
+            }
+            other => other,
+        })
+    }
+}
+
+/// The ranks in the text of Gloo's monitored barrier: "Ranks 1, 3 failed to pass monitoredBarrier …".
+fn named_ranks(detail: &str) -> Vec<usize> {
+    let Some((head, _)) = detail.split_once("failed to pass") else {
+        return Vec::new();
+    };
+    let Some(start) = head.rfind("Rank") else {
+        return Vec::new();
+    };
+    head[start..]
+        .split(|c: char| !c.is_ascii_digit())
+        .filter_map(|number| number.parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_read_from_the_text() {
+        let text = "[Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in 200 ms";
+        assert_eq!(named_ranks(text), [1, 3]);
+        assert_eq!(named_ranks("[Rank 0]: Rank 2 failed to pass monitoredBarrier in 9 ms"), [2]);
+        assert_eq!(named_ranks("Connection closed by peer"), [0usize; 0]);
+    }
+}

@@ -1,0 +1,174 @@
+//! Collectives in which every rank sends something else to every other.
+
+use tch::{Kind, Tensor};
+
+use super::{borrow_all, dense};
+use crate::backend::Backend;
+use crate::bridge::ffi;
+use crate::error::Error;
+use crate::fused::borrow_one;
+use crate::group::ProcessGroup;
+use crate::work::Work;
+
+impl ProcessGroup {
+    /// Sends tensor `i` of the list to rank `i`; the result's tensor `j` came from rank `j`. Without
+    /// `outputs`, tensor `j` arrives in the shape of this rank's own tensor `j`; with them, each is
+    /// filled.
+    ///
+    /// # Errors
+    /// [`Error::Collective`], with [`crate::Fault::Invalid`] when a list is not one tensor per rank.
+    ///
+    /// ```no_run
+    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+    /// use brigade_torch::Tensor;
+    /// let mine = Tensor::from(group.rank() as f64);
+    /// let parts: Vec<Tensor> = (0..group.size()).map(|_| mine.shallow_clone()).collect();
+    /// let all = group.all_to_all(&parts, None)?;
+    /// assert_eq!(all[1].double_value(&[]), 1.0);
+    /// # Ok(()) }
+    /// ```
+    pub fn all_to_all(
+        &self,
+        inputs: &[Tensor],
+        outputs: Option<Vec<Tensor>>,
+    ) -> Result<Vec<Tensor>, Error> {
+        self.start_all_to_all(inputs, outputs)?.wait()
+    }
+
+    /// Starts [`ProcessGroup::all_to_all`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_all_to_all(
+        &self,
+        inputs: &[Tensor],
+        outputs: Option<Vec<Tensor>>,
+    ) -> Result<Work<Vec<Tensor>>, Error> {
+        let inputs = self.one_per_rank("all_to_all", inputs)?;
+        let outputs = match outputs {
+            Some(outputs) => {
+                self.one_per_rank("all_to_all", &outputs)?;
+                outputs
+            }
+            None => inputs.iter().map(Tensor::f_empty_like).collect::<Result<_, _>>()?,
+        };
+        if matches!(self.backend(), Backend::Gloo(_)) {
+            // c10d has no list form on Gloo: the flat one moves the same bytes.
+            return self.all_to_all_by_bytes(&inputs, outputs);
+        }
+        let targets = outputs.iter().map(dense).collect::<Result<Vec<_>, _>>()?;
+        let flight = self.collective("all_to_all", |group, limit| {
+            ffi::all_to_all(group, &borrow_all(&targets), &borrow_all(&inputs), limit)
+        })?;
+        Ok(flight.giving(outputs).reading(inputs).then(move |outputs| {
+            for (output, target) in outputs.iter_mut().zip(targets) {
+                if !output.is_contiguous() {
+                    tch::no_grad(|| output.f_copy_(&target))?;
+                }
+            }
+            Ok(())
+        }))
+    }
+
+    /// Sends blocks of rows to all ranks and receives theirs. `send_rows[i]` rows go to rank `i`,
+    /// `receive_rows[j]` come from rank `j`; empty slices mean equal parts. The result has the rows of
+    /// all ranks, by rank.
+    ///
+    /// # Errors
+    /// [`Error::Collective`], with [`crate::Fault::Invalid`] when the counts are not one per rank or do
+    /// not add up to the rows of `input`.
+    pub fn all_to_all_flat(
+        &self,
+        input: &Tensor,
+        send_rows: &[i64],
+        receive_rows: &[i64],
+    ) -> Result<Tensor, Error> {
+        self.start_all_to_all_flat(input, send_rows, receive_rows)?.wait()
+    }
+
+    /// Starts [`ProcessGroup::all_to_all_flat`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_all_to_all_flat(
+        &self,
+        input: &Tensor,
+        send_rows: &[i64],
+        receive_rows: &[i64],
+    ) -> Result<Work<Tensor>, Error> {
+        self.exchange("all_to_all_flat", input, send_rows, receive_rows)
+    }
+
+    fn exchange(
+        &self,
+        operation: &'static str,
+        input: &Tensor,
+        send_rows: &[i64],
+        receive_rows: &[i64],
+    ) -> Result<Work<Tensor>, Error> {
+        let input = dense(input)?;
+        let mut shape = input.size();
+        if send_rows.is_empty() && receive_rows.is_empty() {
+            shape = self.rows_for_all(operation, &input)?;
+        } else {
+            let rows = *shape.first().ok_or_else(|| {
+                self.misuse(operation, "a tensor without dimensions has no rows to send".into())
+            })?;
+            if self.total(operation, send_rows)? != rows {
+                return Err(self.misuse(
+                    operation,
+                    format!("the input has {rows} rows, but {send_rows:?} are to be sent"),
+                ));
+            }
+            shape[0] = self.total(operation, receive_rows)?;
+        }
+        let output = Tensor::f_empty(&shape, (input.f_kind()?, input.device()))?;
+        let flight = self.collective(operation, |group, limit| {
+            ffi::all_to_all_flat(
+                group,
+                &borrow_one(&output),
+                &borrow_one(&input),
+                receive_rows,
+                send_rows,
+                limit,
+            )
+        })?;
+        Ok(flight.giving(output).reading([input]))
+    }
+
+    /// The sum of one count per rank.
+    fn total(&self, operation: &'static str, rows: &[i64]) -> Result<i64, Error> {
+        let sum = rows.iter().try_fold(0i64, |sum, &n| sum.checked_add(n).filter(|_| n >= 0));
+        sum.filter(|_| rows.len() == self.size()).ok_or_else(|| {
+            let ranks = self.size();
+            self.misuse(operation, format!("expected {ranks} counts of rows, found {rows:?}"))
+        })
+    }
+
+    /// The list form of all_to_all as one flat exchange of bytes.
+    fn all_to_all_by_bytes(
+        &self,
+        inputs: &[Tensor],
+        outputs: Vec<Tensor>,
+    ) -> Result<Work<Vec<Tensor>>, Error> {
+        let bytes = inputs.iter().map(as_bytes).collect::<Result<Vec<_>, _>>()?;
+        let send: Vec<i64> = bytes.iter().map(|b| b.numel() as i64).collect();
+        let receive: Vec<i64> = outputs
+            .iter()
+            .map(|output| Ok(output.numel() as i64 * output.f_kind()?.elt_size_in_bytes() as i64))
+            .collect::<Result<_, Error>>()?;
+        let work = self.exchange("all_to_all", &Tensor::f_cat(&bytes, 0)?, &send, &receive)?;
+        Ok(work.into_filling(outputs, move |flat, outputs| {
+            for (piece, output) in flat.f_split_with_sizes(&receive, 0)?.iter().zip(outputs) {
+                // A copy: a piece may begin where its type must not.
+                let piece = Tensor::f_cat(&[piece], 0)?.f_view_dtype(output.f_kind()?)?;
+                tch::no_grad(|| output.f_copy_(&piece.f_view_as(output)?))?;
+            }
+            Ok(())
+        }))
+    }
+}
+
+fn as_bytes(tensor: &Tensor) -> Result<Tensor, Error> {
+    Ok(tensor.f_reshape([-1])?.f_view_dtype(Kind::Uint8)?)
+}

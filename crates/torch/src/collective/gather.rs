@@ -1,0 +1,190 @@
+//! Collectives that copy: from one rank to all, from all to one, from all to all.
+
+use tch::Tensor;
+
+use super::{borrow_all, dense};
+use crate::bridge::ffi;
+use crate::error::Error;
+use crate::fused::{borrow, borrow_one};
+use crate::group::ProcessGroup;
+use crate::work::Work;
+
+impl ProcessGroup {
+    /// Replaces the tensor by rank `root`'s.
+    ///
+    /// # Errors
+    /// [`Error::Collective`], with [`crate::Fault::Invalid`] when there is no such rank.
+    ///
+    /// ```no_run
+    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+    /// use brigade_torch::Tensor;
+    /// let mut number = Tensor::from(group.rank() as f64);
+    /// group.broadcast(&mut number, 0)?;
+    /// assert_eq!(number.double_value(&[]), 0.0);
+    /// # Ok(()) }
+    /// ```
+    pub fn broadcast(&self, tensor: &mut Tensor, root: usize) -> Result<(), Error> {
+        self.start_broadcast(tensor.shallow_clone(), root)?.wait().map(drop)
+    }
+
+    /// Starts [`ProcessGroup::broadcast`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_broadcast(&self, tensor: Tensor, root: usize) -> Result<Work<Tensor>, Error> {
+        let root = self.rank_number("broadcast", root)?;
+        self.in_place("broadcast", tensor, |group, tensor, limit| {
+            ffi::broadcast(group, &borrow_one(tensor), root.into(), limit)
+        })
+    }
+
+    /// Replaces all tensors by rank `root`'s, in few messages of up to `bytes` each. The time limit is
+    /// the group's for each message, whatever [`ProcessGroup::within`] says.
+    ///
+    /// # Errors
+    /// [`Error::Collective`], with [`crate::Fault::Invalid`] when there is no such rank.
+    pub fn broadcast_coalesced(
+        &self,
+        tensors: &[&Tensor],
+        bytes: usize,
+        root: usize,
+    ) -> Result<(), Error> {
+        let root = self.rank_number("broadcast_coalesced", root)?;
+        // c10d works on each as it is and copies into it under no_grad.
+        let (started, done) = self.exclusively(|group| {
+            let started = self.next_collective("broadcast_coalesced");
+            (started, ffi::broadcast_coalesced(group, &borrow(tensors), bytes, root))
+        });
+        done.map_err(|error| self.failure(started, &error))
+    }
+
+    /// The tensors of all ranks, by rank.
+    ///
+    /// # Errors
+    /// [`Error::Collective`].
+    ///
+    /// ```no_run
+    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+    /// use brigade_torch::Tensor;
+    /// let all = group.all_gather(&Tensor::from(group.rank() as f64))?;
+    /// assert_eq!(all.last().unwrap().double_value(&[]), (group.size() - 1) as f64);
+    /// # Ok(()) }
+    /// ```
+    pub fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>, Error> {
+        self.start_all_gather(tensor)?.wait()
+    }
+
+    /// Starts [`ProcessGroup::all_gather`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_all_gather(&self, tensor: &Tensor) -> Result<Work<Vec<Tensor>>, Error> {
+        let input = dense(tensor)?;
+        let outputs = self.empty_per_rank(&input)?;
+        let flight = self.collective("all_gather", |group, limit| {
+            ffi::all_gather(group, &borrow_all(&outputs), &borrow_one(&input), limit)
+        })?;
+        Ok(flight.giving(outputs).reading([input]))
+    }
+
+    /// The tensors of all ranks in one, along the first dimension: `[n, …]` becomes `[size * n, …]`, a
+    /// scalar becomes `[size]`.
+    ///
+    /// # Errors
+    /// [`Error::Collective`].
+    pub fn all_gather_flat(&self, tensor: &Tensor) -> Result<Tensor, Error> {
+        self.start_all_gather_flat(tensor)?.wait()
+    }
+
+    /// Starts [`ProcessGroup::all_gather_flat`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_all_gather_flat(&self, tensor: &Tensor) -> Result<Work<Tensor>, Error> {
+        let mut input = dense(tensor)?;
+        if input.dim() == 0 {
+            input = input.f_unsqueeze(0)?;
+        }
+        let mut shape = input.size();
+        shape[0] *= self.size() as i64;
+        let output = Tensor::f_empty(&shape, (input.f_kind()?, input.device()))?;
+        let flight = self.collective("all_gather_flat", |group, limit| {
+            ffi::all_gather_flat(group, &borrow_one(&output), &borrow_one(&input), limit)
+        })?;
+        Ok(flight.giving(output).reading([input]))
+    }
+
+    /// On rank `root` the tensors of all ranks, by rank; `None` elsewhere.
+    ///
+    /// # Errors
+    /// [`Error::Collective`], with [`crate::Fault::Invalid`] when there is no such rank.
+    pub fn gather(&self, tensor: &Tensor, root: usize) -> Result<Option<Vec<Tensor>>, Error> {
+        self.start_gather(tensor, root)?.wait()
+    }
+
+    /// Starts [`ProcessGroup::gather`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_gather(
+        &self,
+        tensor: &Tensor,
+        root: usize,
+    ) -> Result<Work<Option<Vec<Tensor>>>, Error> {
+        let number = self.rank_number("gather", root)?;
+        let input = dense(tensor)?;
+        let outputs = if root == self.rank() { Some(self.empty_per_rank(&input)?) } else { None };
+        let flight = self.collective("gather", |group, limit| {
+            let outputs = borrow_all(outputs.as_deref().unwrap_or_default());
+            ffi::gather(group, &outputs, &borrow_one(&input), number.into(), limit)
+        })?;
+        Ok(flight.giving(outputs).reading([input]))
+    }
+
+    /// Fills `output` with this rank's tensor of rank `root`'s list, which only that rank gives.
+    ///
+    /// # Errors
+    /// [`Error::Collective`], with [`crate::Fault::Invalid`] when there is no such rank, when the root's
+    /// list is not one tensor per rank of `output`'s shape and type, or when another rank gives a list.
+    pub fn scatter(
+        &self,
+        output: &mut Tensor,
+        inputs: Option<&[Tensor]>,
+        root: usize,
+    ) -> Result<(), Error> {
+        self.start_scatter(output.shallow_clone(), inputs, root)?.wait().map(drop)
+    }
+
+    /// Starts [`ProcessGroup::scatter`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_scatter(
+        &self,
+        output: Tensor,
+        inputs: Option<&[Tensor]>,
+        root: usize,
+    ) -> Result<Work<Tensor>, Error> {
+        let number = self.rank_number("scatter", root)?;
+        let inputs = match inputs {
+            Some(list) if root == self.rank() => self.one_per_rank("scatter", list)?,
+            None if root != self.rank() => Vec::new(),
+            Some(_) => {
+                return Err(self.misuse(
+                    "scatter",
+                    format!("only rank {root}, the root, gives a list of tensors"),
+                ));
+            }
+            None => {
+                return Err(self.misuse("scatter", "the root must give one tensor per rank".into()));
+            }
+        };
+        for input in &inputs {
+            self.same_shape("scatter", input, &output)?;
+        }
+        let work = self.in_place("scatter", output, |group, output, limit| {
+            ffi::scatter(group, &borrow_one(output), &borrow_all(&inputs), number.into(), limit)
+        })?;
+        Ok(work.reading(inputs))
+    }
+}

@@ -1,0 +1,103 @@
+//! Messages from one rank to another.
+
+use tch::Tensor;
+
+use super::{Begun, dense, fill};
+use crate::bridge::ffi;
+use crate::error::Error;
+use crate::fused::borrow_one;
+use crate::group::{ProcessGroup, Started};
+use crate::work::{Flight, Work};
+
+impl ProcessGroup {
+    /// Sends a tensor to one rank. Returns when the tensor may be changed again.
+    ///
+    /// # Errors
+    /// [`Error::Collective`], with [`crate::Fault::Invalid`] when there is no such rank or it is this
+    /// one.
+    ///
+    /// ```no_run
+    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+    /// use brigade_torch::Tensor;
+    /// let mut number = Tensor::from(group.rank() as f64);
+    /// match group.rank() {
+    ///     0 => group.send(&number, 1, 0)?,
+    ///     _ => group.recv(&mut number, 0, 0)?,
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn send(&self, tensor: &Tensor, to: usize, tag: u16) -> Result<(), Error> {
+        self.start_send(tensor, to, tag)?.wait().map(drop)
+    }
+
+    /// Starts [`ProcessGroup::send`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_send(&self, tensor: &Tensor, to: usize, tag: u16) -> Result<Work<Tensor>, Error> {
+        let to = self.peer("send", to)?;
+        let tensor = dense(tensor)?;
+        let flight =
+            self.message("send", |group| ffi::send(group, &borrow_one(&tensor), to, tag.into()))?;
+        Ok(flight.giving(tensor))
+    }
+
+    /// Fills a tensor with what rank `from` sends under the same tag.
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::send`].
+    pub fn recv(&self, tensor: &mut Tensor, from: usize, tag: u16) -> Result<(), Error> {
+        self.start_recv(tensor.shallow_clone(), from, tag)?.wait().map(drop)
+    }
+
+    /// Starts [`ProcessGroup::recv`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_recv(&self, tensor: Tensor, from: usize, tag: u16) -> Result<Work<Tensor>, Error> {
+        let from = self.peer("recv", from)?;
+        let target = dense(&tensor)?;
+        let flight =
+            self.message("recv", |group| ffi::recv(group, &borrow_one(&target), from, tag.into()))?;
+        Ok(fill(flight, tensor, target))
+    }
+
+    /// Fills a tensor with what any rank sends under the tag, and tells which rank it was. Gloo only.
+    ///
+    /// # Errors
+    /// [`Error::Collective`].
+    pub fn recv_any(&self, tensor: &mut Tensor, tag: u16) -> Result<usize, Error> {
+        let (_, source) = self.start_recv_any(tensor.shallow_clone(), tag)?.wait_source()?;
+        source.ok_or_else(|| self.misuse("recv_any", "the backend does not tell the sender".into()))
+    }
+
+    /// Starts [`ProcessGroup::recv_any`]; [`Work::wait_source`] tells the sender.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_recv_any(&self, tensor: Tensor, tag: u16) -> Result<Work<Tensor>, Error> {
+        let target = dense(&tensor)?;
+        let flight = self
+            .message("recv_any", |group| ffi::recv_any(group, &borrow_one(&target), tag.into()))?;
+        Ok(fill(flight, tensor, target))
+    }
+
+    fn message(
+        &self,
+        operation: &'static str,
+        start: impl FnOnce(&ffi::Group) -> Begun,
+    ) -> Result<Flight, Error> {
+        let started = Started::unnumbered(operation);
+        match self.exclusively(start) {
+            Ok(handle) => Ok(Flight::new(handle, self.clone(), started)),
+            Err(error) => Err(self.failure(started, &error)),
+        }
+    }
+
+    fn peer(&self, operation: &'static str, rank: usize) -> Result<i32, Error> {
+        if rank == self.rank() {
+            return Err(self.misuse(operation, format!("rank {rank} is this rank itself")));
+        }
+        self.rank_number(operation, rank)
+    }
+}

@@ -1,0 +1,211 @@
+//! Collectives that make one value of all ranks' values.
+
+use tch::{Kind, Tensor};
+
+use super::borrow_all;
+use crate::backend::Backend;
+use crate::bridge::ffi;
+use crate::error::Error;
+use crate::fused::borrow_one;
+use crate::group::ProcessGroup;
+use crate::work::Work;
+
+/// How values of several ranks become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReduceOp {
+    /// The sum.
+    Sum,
+    /// The sum divided by the number of ranks. Floating-point tensors only.
+    Mean,
+    /// The product.
+    Product,
+    /// The smallest.
+    Min,
+    /// The largest.
+    Max,
+    /// Bitwise and, of integers.
+    BitAnd,
+    /// Bitwise or, of integers.
+    BitOr,
+    /// Bitwise exclusive or, of integers.
+    BitXor,
+}
+
+impl ProcessGroup {
+    /// Replaces the tensor by its reduction over all ranks, the same bits on every rank.
+    ///
+    /// # Errors
+    /// [`Error::Collective`], with [`crate::Fault::Invalid`] for a mean of integers or a bitwise
+    /// operation on anything else.
+    ///
+    /// ```no_run
+    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+    /// use brigade_torch::{ReduceOp, Tensor};
+    /// let mut one = Tensor::from(1.0);
+    /// group.all_reduce(&mut one, ReduceOp::Sum)?;
+    /// assert_eq!(one.double_value(&[]), group.size() as f64);
+    /// # Ok(()) }
+    /// ```
+    pub fn all_reduce(&self, tensor: &mut Tensor, op: ReduceOp) -> Result<(), Error> {
+        self.start_all_reduce(tensor.shallow_clone(), op)?.wait().map(drop)
+    }
+
+    /// Starts [`ProcessGroup::all_reduce`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_all_reduce(&self, tensor: Tensor, op: ReduceOp) -> Result<Work<Tensor>, Error> {
+        let (raw, divisor) = self.reduction("all_reduce", op, &tensor)?;
+        let work = self.in_place("all_reduce", tensor, |group, tensor, limit| {
+            ffi::all_reduce(group, &borrow_one(tensor), raw, limit)
+        })?;
+        Ok(divided(work, divisor))
+    }
+
+    /// Replaces rank `root`'s tensor by the reduction over all ranks. What the other ranks' tensors hold
+    /// afterwards is not defined.
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::all_reduce`]; [`crate::Fault::Invalid`] also when there is no such rank.
+    pub fn reduce(&self, tensor: &mut Tensor, op: ReduceOp, root: usize) -> Result<(), Error> {
+        self.start_reduce(tensor.shallow_clone(), op, root)?.wait().map(drop)
+    }
+
+    /// Starts [`ProcessGroup::reduce`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_reduce(
+        &self,
+        tensor: Tensor,
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<Work<Tensor>, Error> {
+        let (raw, divisor) = self.reduction("reduce", op, &tensor)?;
+        let root = self.rank_number("reduce", root)?;
+        let work = self.in_place("reduce", tensor, |group, tensor, limit| {
+            ffi::reduce(group, &borrow_one(tensor), root.into(), raw, limit)
+        })?;
+        Ok(divided(work, divisor))
+    }
+
+    /// Reduces tensor `i` of every rank's list onto rank `i`.
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::all_reduce`]; [`crate::Fault::Invalid`] also when the list is not one tensor
+    /// per rank, all of one shape and type.
+    ///
+    /// ```no_run
+    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+    /// use brigade_torch::{ReduceOp, Tensor};
+    /// let parts: Vec<Tensor> = (0..group.size()).map(|i| Tensor::from(i as f64)).collect();
+    /// let mine = group.reduce_scatter(&parts, ReduceOp::Sum)?;
+    /// assert_eq!(mine.double_value(&[]), (group.size() * group.rank()) as f64);
+    /// # Ok(()) }
+    /// ```
+    pub fn reduce_scatter(&self, inputs: &[Tensor], op: ReduceOp) -> Result<Tensor, Error> {
+        self.start_reduce_scatter(inputs, op)?.wait()
+    }
+
+    /// Starts [`ProcessGroup::reduce_scatter`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_reduce_scatter(
+        &self,
+        inputs: &[Tensor],
+        op: ReduceOp,
+    ) -> Result<Work<Tensor>, Error> {
+        let inputs = self.one_per_rank("reduce_scatter", inputs)?;
+        for input in &inputs {
+            self.same_shape("reduce_scatter", input, &inputs[0])?;
+        }
+        let (raw, divisor) = self.reduction("reduce_scatter", op, &inputs[0])?;
+        let output = inputs[self.rank()].f_empty_like()?;
+        let flight = self.collective("reduce_scatter", |group, limit| {
+            ffi::reduce_scatter(group, &borrow_one(&output), &borrow_all(&inputs), raw, limit)
+        })?;
+        Ok(divided(flight.giving(output).reading(inputs), divisor))
+    }
+
+    /// Reduces `[size * n, …]` over all ranks and leaves rows `rank * n .. (rank + 1) * n` here.
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::all_reduce`]; [`crate::Fault::Invalid`] also when the rows do not divide by the
+    /// number of ranks.
+    pub fn reduce_scatter_flat(&self, input: &Tensor, op: ReduceOp) -> Result<Tensor, Error> {
+        self.start_reduce_scatter_flat(input, op)?.wait()
+    }
+
+    /// Starts [`ProcessGroup::reduce_scatter_flat`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_reduce_scatter_flat(
+        &self,
+        input: &Tensor,
+        op: ReduceOp,
+    ) -> Result<Work<Tensor>, Error> {
+        let (raw, divisor) = self.reduction("reduce_scatter_flat", op, input)?;
+        let input = super::dense(input)?;
+        let mut shape = self.rows_for_all("reduce_scatter_flat", &input)?;
+        shape[0] /= self.size() as i64;
+        let output = Tensor::f_empty(&shape, (input.f_kind()?, input.device()))?;
+        let flight = self.collective("reduce_scatter_flat", |group, limit| {
+            ffi::reduce_scatter_flat(group, &borrow_one(&output), &borrow_one(&input), raw, limit)
+        })?;
+        Ok(divided(flight.giving(output).reading([input]), divisor))
+    }
+
+    /// The operation for c10d, and what to divide its result by.
+    fn reduction(
+        &self,
+        operation: &'static str,
+        op: ReduceOp,
+        tensor: &Tensor,
+    ) -> Result<(ffi::Reduction, Option<f64>), Error> {
+        let kind = tensor.f_kind()?;
+        let integer = matches!(
+            kind,
+            Kind::Bool | Kind::Uint8 | Kind::Int8 | Kind::Int16 | Kind::Int | Kind::Int64
+        );
+        match op {
+            ReduceOp::Mean if integer => {
+                return Err(self.misuse(
+                    operation,
+                    format!("the mean of {kind:?} is not an integer; convert it or use Sum"),
+                ));
+            }
+            ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor if !integer => {
+                return Err(self.misuse(
+                    operation,
+                    format!("{op:?} works on integers, and these are {kind:?}"),
+                ));
+            }
+            _ => {}
+        }
+        Ok(match (op, self.backend()) {
+            (ReduceOp::Sum, _) => (ffi::Reduction::Sum, None),
+            (ReduceOp::Product, _) => (ffi::Reduction::Product, None),
+            (ReduceOp::Min, _) => (ffi::Reduction::Min, None),
+            (ReduceOp::Max, _) => (ffi::Reduction::Max, None),
+            (ReduceOp::BitAnd, _) => (ffi::Reduction::BitAnd, None),
+            (ReduceOp::BitOr, _) => (ffi::Reduction::BitOr, None),
+            (ReduceOp::BitXor, _) => (ffi::Reduction::BitXor, None),
+            // Gloo has no mean of its own.
+            (ReduceOp::Mean, Backend::Gloo(_)) => (ffi::Reduction::Sum, Some(self.size() as f64)),
+            (ReduceOp::Mean, Backend::Nccl | Backend::Fake) => (ffi::Reduction::Mean, None),
+        })
+    }
+}
+
+fn divided(work: Work<Tensor>, divisor: Option<f64>) -> Work<Tensor> {
+    match divisor {
+        None => work,
+        Some(divisor) => work.then(move |tensor| {
+            tch::no_grad(|| tensor.f_div_scalar_(divisor)).map(drop)?;
+            Ok(())
+        }),
+    }
+}

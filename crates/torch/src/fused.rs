@@ -1,0 +1,125 @@
+//! libtorch's fused optimizer kernels: one pass over all parameters, on CPU and CUDA.
+
+use tch::Tensor;
+
+use crate::bridge::ffi;
+use crate::error::Error;
+
+/// The numbers of one Adam or AdamW step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamStep {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay of the gradient's running mean.
+    pub beta1: f64,
+    /// Decay of the squared gradient's running mean.
+    pub beta2: f64,
+    /// Added to the denominator.
+    pub eps: f64,
+    /// Weight decay: added to the gradient, or taken off the weight when `decoupled`.
+    pub weight_decay: f64,
+    /// Use the maximum of all second moments so far.
+    pub amsgrad: bool,
+    /// Ascend instead of descend.
+    pub maximize: bool,
+    /// AdamW's weight decay.
+    pub decoupled: bool,
+}
+
+/// One Adam or AdamW step, in place, as `torch.optim.Adam(fused=True)`.
+///
+/// All slices have one entry per parameter, of the parameter's shape; `steps` holds float32 scalars that
+/// the caller has already counted up; `max_exp_avg_sqs` is empty without `amsgrad`.
+///
+/// # Errors
+/// [`Error::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
+///
+/// ```no_run
+/// use brigade_torch::{Tensor, fused};
+/// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
+/// let (mean, square, steps) = (Tensor::from(0f32), Tensor::from(0f32), Tensor::from(1f32));
+/// let step = fused::AdamStep {
+///     lr: 0.1, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0,
+///     amsgrad: false, maximize: false, decoupled: false,
+/// };
+/// fused::adam(&[&weight], &[&gradient], &[&mean], &[&square], &[], &[&steps], &step)?;
+/// assert!((weight.double_value(&[]) - 0.9).abs() < 1e-6); // the first step is as long as the rate
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn adam(
+    parameters: &[&Tensor],
+    gradients: &[&Tensor],
+    exp_avgs: &[&Tensor],
+    exp_avg_sqs: &[&Tensor],
+    max_exp_avg_sqs: &[&Tensor],
+    steps: &[&Tensor],
+    step: &AdamStep,
+) -> Result<(), Error> {
+    let AdamStep { lr, beta1, beta2, eps, weight_decay, amsgrad, maximize, decoupled } = *step;
+    let step = ffi::AdamStep { lr, beta1, beta2, eps, weight_decay, amsgrad, maximize, decoupled };
+    ffi::fused_adam(
+        &borrow(parameters),
+        &borrow(gradients),
+        &borrow(exp_avgs),
+        &borrow(exp_avg_sqs),
+        &borrow(max_exp_avg_sqs),
+        &borrow(steps),
+        &step,
+    )
+    .map_err(|error| Error::libtorch("fused Adam step", &error))
+}
+
+/// The numbers of one SGD step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SgdStep {
+    /// Learning rate.
+    pub lr: f64,
+    /// Momentum; 0 for none.
+    pub momentum: f64,
+    /// Damping of the momentum.
+    pub dampening: f64,
+    /// Weight decay, added to the gradient.
+    pub weight_decay: f64,
+    /// Nesterov's momentum.
+    pub nesterov: bool,
+    /// Ascend instead of descend.
+    pub maximize: bool,
+    /// The momentum buffers hold nothing yet: they take the gradient as it is.
+    pub first: bool,
+}
+
+/// One SGD step, in place, as `torch.optim.SGD(fused=True)`. `momentum_buffers` is empty without momentum.
+///
+/// # Errors
+/// [`Error::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
+///
+/// ```no_run
+/// use brigade_torch::{Tensor, fused};
+/// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
+/// let step = fused::SgdStep {
+///     lr: 0.25, momentum: 0.0, dampening: 0.0, weight_decay: 0.0,
+///     nesterov: false, maximize: false, first: true,
+/// };
+/// fused::sgd(&[&weight], &[&gradient], &[], &step)?;
+/// assert_eq!(weight.double_value(&[]), 0.5);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn sgd(
+    parameters: &[&Tensor],
+    gradients: &[&Tensor],
+    momentum_buffers: &[&Tensor],
+    step: &SgdStep,
+) -> Result<(), Error> {
+    let SgdStep { lr, momentum, dampening, weight_decay, nesterov, maximize, first } = *step;
+    let step = ffi::SgdStep { lr, momentum, dampening, weight_decay, nesterov, maximize, first };
+    ffi::fused_sgd(&borrow(parameters), &borrow(gradients), &borrow(momentum_buffers), &step)
+        .map_err(|error| Error::libtorch("fused SGD step", &error))
+}
+
+pub(crate) fn borrow(tensors: &[&Tensor]) -> Vec<ffi::TensorRef> {
+    tensors.iter().map(|tensor| borrow_one(tensor)).collect()
+}
+
+pub(crate) fn borrow_one(tensor: &Tensor) -> ffi::TensorRef {
+    ffi::TensorRef { tensor: tensor.as_ptr().cast() }
+}

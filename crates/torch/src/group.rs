@@ -1,0 +1,452 @@
+//! Process groups: the ranks that take part in a collective.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use cxx::UniquePtr;
+use tch::Device;
+
+use crate::backend::{Backend, Seat};
+use crate::bridge::{NO_LIMIT_OF_ITS_OWN, ffi};
+use crate::error::{CollectiveError, Error, Fault, fault_of, read_exception, user_text};
+use crate::roll_call::RollCall;
+use crate::store::{Store, milliseconds};
+use crate::work;
+
+/// c10d's default time limit for collectives on CPU.
+pub const DEFAULT_GROUP_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// A set of ranks that run collectives together. A clone is a handle to the same group.
+///
+/// All ranks call the same operations in the same order. Operations are methods; see the module
+/// `collective` for their shapes. A blocking operation has an asynchronous twin named `start_…` whose
+/// [`crate::Work`] owns the tensors until it is waited for.
+///
+/// ```no_run
+/// use brigade_torch::{Backend, GroupOptions, ProcessGroup, ReduceOp, Store, Tensor};
+///
+/// let store = Store::hash()?;
+/// let group = ProcessGroup::new(&store, 0, 1, Backend::Gloo(Default::default()), GroupOptions::default())?;
+/// let mut t = Tensor::from_slice(&[1.0, 2.0]);
+/// group.all_reduce(&mut t, ReduceOp::Sum)?;
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct ProcessGroup {
+    inner: Arc<Inner>,
+    /// Of this handle's operations; the group's when there is none.
+    limit: Option<Duration>,
+}
+
+/// What a group is made with, besides its ranks.
+#[derive(Debug, Clone)]
+pub struct GroupOptions {
+    /// The group's name in errors; the same on every rank.
+    pub name: String,
+    /// The group's part of the store, where that is not its name. PyTorch numbers its groups: the
+    /// first one's part is `0`, under `default_pg`.
+    pub store_key: Option<String>,
+    /// The time limit of its operations, and of its making.
+    pub timeout: Duration,
+    /// The device of its own messages: lengths, objects, flags, barriers. `None` is the CPU, and with
+    /// NCCL the GPU of this rank's number, counted round among those of the host; name the right one
+    /// when ranks are not spread like that.
+    pub device: Option<Device>,
+}
+
+impl Default for GroupOptions {
+    fn default() -> Self {
+        Self { name: "world".into(), store_key: None, timeout: DEFAULT_GROUP_TIMEOUT, device: None }
+    }
+}
+
+pub(crate) struct Inner {
+    group: Handle,
+    /// c10d numbers a group's operations without a lock: two threads must not start one at once.
+    starting: Mutex<()>,
+    name: String,
+    rank: usize,
+    size: usize,
+    /// Ranks in the group that this one was split from (its own numbers for the first group).
+    ranks: Vec<usize>,
+    backend: Backend,
+    store: Store,
+    timeout: Mutex<Duration>,
+    device: Device,
+    subgroups: AtomicUsize,
+    /// Collectives started so far; equal on all ranks, so it tells who had not arrived.
+    sequence: AtomicU64,
+    /// Sends and receives that nobody waits for.
+    messages: Mutex<Vec<work::Handle>>,
+    failed: AtomicBool,
+    aborted: AtomicBool,
+}
+
+struct Handle(UniquePtr<ffi::Group>);
+
+// SAFETY: a counted pointer (atomic count) to a c10d::ProcessGroup, which is used from several threads in
+// PyTorch as well; starts are serialised by `Inner::starting`, waiting and aborting are thread-safe, and
+// the list of messages has a mutex of its own.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl ProcessGroup {
+    /// Joins `size` ranks over a store. Returns when all have connected.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] when `rank` is not below `size`; [`Error::Collective`] of operation
+    /// `new_group` when a rank does not come within the time limit or an interface is unknown.
+    pub fn new(
+        store: &Store,
+        rank: usize,
+        size: usize,
+        backend: Backend,
+        options: GroupOptions,
+    ) -> Result<Self, Error> {
+        let ranks = (0..size).collect();
+        Self::connect(store, rank, ranks, backend, options)
+    }
+
+    fn connect(
+        store: &Store,
+        rank: usize,
+        ranks: Vec<usize>,
+        backend: Backend,
+        options: GroupOptions,
+    ) -> Result<Self, Error> {
+        let GroupOptions { name, store_key, timeout, device } = options;
+        let size = ranks.len();
+        if rank >= size {
+            return Err(Error::Misuse(format!(
+                "group {name:?}: rank {rank} does not exist among {size} ranks (0 to {})",
+                size.saturating_sub(1)
+            )));
+        }
+        let narrow = |n: usize| {
+            i32::try_from(n).map_err(|_| Error::Misuse(format!("group {name:?} of {size} ranks")))
+        };
+        let (rank32, size32) = (narrow(rank)?, narrow(size)?);
+        backend.check(&name)?;
+        // PyTorch's layout, so that its ranks and ours can meet: the group's part, then the device's.
+        let own = store.prefix(&format!("{}/", store_key.as_ref().unwrap_or(&name)))?;
+        let meeting_point = own.prefix(match &backend {
+            Backend::Nccl => "cuda/",
+            Backend::Gloo(_) | Backend::Fake => "cpu/",
+        })?;
+        let seat = Seat { store: &meeting_point, rank: rank32, size: size32, name: &name, timeout };
+        own.set(&joined(rank), b"1")?;
+        // The ranks meet within the group's own time limit. A limit belongs to the store behind all
+        // prefixes, so the caller's comes back afterwards.
+        let limit = own.timeout()?;
+        own.set_timeout(timeout)?;
+        let made = backend.connect(&seat);
+        own.set_timeout(limit)?;
+        let group = made.map_err(|error| {
+            let (fault, detail) = read_exception(&error);
+            let came = |rank: usize| own.contains(&[&joined(rank)]).unwrap_or(true);
+            let missing = match fault {
+                Fault::Invalid | Fault::Unsupported => Vec::new(),
+                _ => (0..size).filter(|&rank| !came(rank)).collect(),
+            };
+            Error::Collective(Box::new(CollectiveError {
+                operation: "new_group",
+                group: name.clone(),
+                rank,
+                size,
+                fault,
+                detail,
+                missing,
+            }))
+        })?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                group: Handle(group),
+                starting: Mutex::new(()),
+                name,
+                rank,
+                size,
+                ranks,
+                device: device.unwrap_or_else(|| backend.device(rank)),
+                backend,
+                store: own,
+                timeout: Mutex::new(timeout),
+                subgroups: AtomicUsize::new(0),
+                sequence: AtomicU64::new(0),
+                messages: Mutex::new(Vec::new()),
+                failed: AtomicBool::new(false),
+                aborted: AtomicBool::new(false),
+            }),
+            limit: None,
+        })
+    }
+
+    /// A group of some of this group's ranks, numbered in the order given. Every rank of this group
+    /// calls it, with the same list; those that are not in the list get `None`.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] for an empty list, a rank that does not exist or one that is named twice;
+    /// otherwise as [`ProcessGroup::new`].
+    pub fn subgroup(&self, ranks: &[usize]) -> Result<Option<Self>, Error> {
+        let inner = &self.inner;
+        let number = inner.subgroups.fetch_add(1, Ordering::Relaxed);
+        let mut seen = vec![false; inner.size];
+        for &rank in ranks {
+            match seen.get_mut(rank) {
+                None => {
+                    return Err(Error::Misuse(format!(
+                        "subgroup of {:?}: rank {rank} does not exist among {} ranks",
+                        inner.name, inner.size
+                    )));
+                }
+                Some(true) => {
+                    return Err(Error::Misuse(format!(
+                        "subgroup of {:?}: rank {rank} is named twice in {ranks:?}",
+                        inner.name
+                    )));
+                }
+                Some(seen) => *seen = true,
+            }
+        }
+        if ranks.is_empty() {
+            return Err(Error::Misuse(format!("subgroup of {:?}: no ranks given", inner.name)));
+        }
+        let Some(rank) = ranks.iter().position(|&rank| rank == inner.rank) else {
+            return Ok(None);
+        };
+        let options = GroupOptions {
+            name: format!("{}.{number}", inner.name),
+            store_key: Some(format!("subgroup.{number}")),
+            timeout: self.timeout(),
+            device: Some(inner.device),
+        };
+        let global = ranks.iter().map(|&rank| inner.ranks[rank]).collect();
+        Self::connect(&inner.store, rank, global, inner.backend.clone(), options).map(Some)
+    }
+
+    /// This process's number in the group, from 0.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.inner.rank
+    }
+
+    /// The number of ranks.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.inner.size
+    }
+
+    /// The group's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The ranks' numbers in the first group, in this group's order.
+    #[must_use]
+    pub fn global_ranks(&self) -> &[usize] {
+        &self.inner.ranks
+    }
+
+    /// What moves the data.
+    #[must_use]
+    pub fn backend(&self) -> &Backend {
+        &self.inner.backend
+    }
+
+    /// The group's part of the store.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.inner.store
+    }
+
+    /// The device whose tensors the group's own messages use: lengths, objects, flags.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.inner.device
+    }
+
+    /// The time limit of this handle's operations.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.limit
+            .unwrap_or_else(|| *self.inner.timeout.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sets the group's time limit, for all handles without one of their own.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when the backend cannot change it.
+    pub fn set_timeout(&self, timeout: Duration) -> Result<(), Error> {
+        ffi::group_set_timeout(self.raw(), milliseconds(timeout))
+            .map_err(|error| Error::libtorch("set_timeout", &error))?;
+        *self.inner.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+        Ok(())
+    }
+
+    /// A handle whose operations have a time limit of their own.
+    ///
+    /// ```no_run
+    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+    /// group.within(std::time::Duration::from_secs(5)).barrier()
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn within(&self, limit: Duration) -> Self {
+        Self { inner: Arc::clone(&self.inner), limit: Some(limit) }
+    }
+
+    /// Ends everything in flight, here and on the peers, with an error ([`Fault::Aborted`] here,
+    /// [`Fault::PeerLost`] there). The group cannot be used afterwards.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when the backend cannot abort.
+    pub fn abort(&self) -> Result<(), Error> {
+        self.inner.abort()
+    }
+
+    /// Closes the connections after a failure, so that what is in flight ends.
+    pub(crate) fn close(&self) {
+        // Nothing better can be done when even that fails; the failure itself is being reported.
+        let _ = ffi::group_abort(self.raw());
+    }
+
+    pub(crate) fn raw(&self) -> &ffi::Group {
+        &self.inner.group.0
+    }
+
+    /// The limit as c10d wants it for one operation.
+    pub(crate) fn limit_ms(&self) -> i64 {
+        self.limit.map_or(NO_LIMIT_OF_ITS_OWN, milliseconds)
+    }
+
+    /// Runs the start of an operation alone, so that all ranks number operations alike.
+    pub(crate) fn exclusively<R>(&self, start: impl FnOnce(&ffi::Group) -> R) -> R {
+        let _alone = self.inner.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        start(self.raw())
+    }
+
+    /// Numbers the next collective. Inside [`ProcessGroup::exclusively`], so that numbers are in the
+    /// order of the starts.
+    pub(crate) fn next_collective(&self, operation: &'static str) -> Started {
+        let sequence = self.inner.sequence.fetch_add(1, Ordering::Relaxed);
+        Started { operation, sequence: Some(sequence), begun: Some(Instant::now()) }
+    }
+
+    /// Keeps a send or receive that nobody waits for as long as the group.
+    pub(crate) fn keep_message(&self, message: work::Handle) {
+        self.inner.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
+    }
+
+    /// The error of an operation. For a collective, finds out who had not arrived.
+    pub(crate) fn failure(&self, started: Started, error: &cxx::Exception) -> Error {
+        let (fault, detail) = read_exception(error);
+        self.failure_of(started, fault, detail)
+    }
+
+    /// What a backward pass failed with. When it was the reduction of gradients, the group is marked as
+    /// failed, so that nothing waits for peers that are gone.
+    #[must_use]
+    pub fn backward_failure(&self, error: tch::TchError) -> Error {
+        let tch::TchError::Torch(text) = &error else {
+            return Error::Tensor(error);
+        };
+        let detail = user_text(text).to_owned();
+        match fault_of('T', &detail) {
+            fault @ (Fault::Timeout | Fault::PeerLost | Fault::Network | Fault::Aborted) => {
+                // The reducer's messages are not counted: all ranks in this pass have the same number.
+                let sequence = Some(self.inner.sequence.load(Ordering::Relaxed));
+                let started = Started { operation: "backward", sequence, begun: None };
+                self.failure_of(started, fault, detail)
+            }
+            _ => Error::Tensor(error),
+        }
+    }
+
+    pub(crate) fn failure_of(&self, started: Started, mut fault: Fault, detail: String) -> Error {
+        let inner = &self.inner;
+        let Started { operation, sequence, begun } = started;
+        let call = sequence.map(|sequence| RollCall {
+            store: inner.store.clone(),
+            rank: inner.rank,
+            size: inner.size,
+            sequence,
+            waited: begun.map(|begun| begun.elapsed()),
+        });
+        let mut missing = Vec::new();
+        if inner.aborted.load(Ordering::Relaxed) {
+            fault = Fault::Aborted;
+            if let Some(call) = call {
+                call.answer();
+            }
+        } else if !matches!(fault, Fault::Invalid | Fault::Unsupported) {
+            // The first failure ends the group; that the later ones fail too is nobody's absence.
+            let first = !inner.failed.swap(true, Ordering::Relaxed);
+            if let (true, Some(call)) = (first, call) {
+                missing = call.ask();
+            }
+        }
+        Error::Collective(Box::new(CollectiveError {
+            operation,
+            group: inner.name.clone(),
+            rank: inner.rank,
+            size: inner.size,
+            fault,
+            detail,
+            missing,
+        }))
+    }
+}
+
+/// An operation as its error tells of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Started {
+    pub(crate) operation: &'static str,
+    /// Its number among the group's collectives; none for sends, receives and the like.
+    pub(crate) sequence: Option<u64>,
+    /// When, where that is known.
+    pub(crate) begun: Option<Instant>,
+}
+
+impl Started {
+    /// An operation in which not all ranks take part.
+    pub(crate) fn unnumbered(operation: &'static str) -> Self {
+        Self { operation, sequence: None, begun: None }
+    }
+}
+
+impl Inner {
+    fn abort(&self) -> Result<(), Error> {
+        self.aborted.store(true, Ordering::Relaxed);
+        ffi::group_abort(&self.group.0).map_err(|error| Error::libtorch("abort", &error))
+    }
+}
+
+impl Drop for Inner {
+    /// After a failure the connections are closed at once. Otherwise what is in flight gets a few seconds
+    /// to end, then is closed as well: see `cpp/gloo.cpp`.
+    fn drop(&mut self) {
+        if self.failed.load(Ordering::Relaxed) && !self.aborted.load(Ordering::Relaxed) {
+            // Nothing better can be done when even that fails, and a drop must not panic.
+            let _ = self.abort();
+        }
+    }
+}
+
+impl fmt::Debug for ProcessGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessGroup")
+            .field("name", &self.inner.name)
+            .field("rank", &self.inner.rank)
+            .field("size", &self.inner.size)
+            .field("backend", &self.inner.backend)
+            .finish()
+    }
+}
+
+/// The key under which a rank says that it is about to connect.
+fn joined(rank: usize) -> String {
+    format!("joined/{rank}")
+}

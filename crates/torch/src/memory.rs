@@ -1,0 +1,127 @@
+//! Tensors and slices over the same memory.
+
+use tch::{Kind, Tensor};
+
+use crate::bridge::{Blob, ffi};
+use crate::error::Error;
+
+/// A Rust number that libtorch has as an element type.
+pub trait Element: sealed::Sealed + Copy + Send + 'static {
+    /// libtorch's name for it.
+    const KIND: Kind;
+}
+
+mod sealed {
+    pub trait Sealed {
+        /// c10's `ScalarType`.
+        const SCALAR_TYPE: i8;
+    }
+}
+
+macro_rules! elements {
+    ($($rust:ty => $kind:ident = $number:literal),+ $(,)?) => {$(
+        impl sealed::Sealed for $rust {
+            const SCALAR_TYPE: i8 = $number;
+        }
+        impl Element for $rust {
+            const KIND: Kind = Kind::$kind;
+        }
+    )+};
+}
+
+elements! {
+    u8 => Uint8 = 0,
+    i8 => Int8 = 1,
+    i16 => Int16 = 2,
+    i32 => Int = 3,
+    i64 => Int64 = 4,
+    f32 => Float = 6,
+    f64 => Double = 7,
+}
+
+/// A CPU tensor of the given shape that takes over the memory of `data` (row-major), without a copy.
+///
+/// # Errors
+/// [`Error::Misuse`] when the product of `shape` is not the length of `data`.
+///
+/// ```no_run
+/// let t = brigade_torch::from_vec(vec![1f32, 2., 3., 4., 5., 6.], &[2, 3]).unwrap();
+/// assert_eq!(t.size(), [2, 3]);
+/// assert_eq!(t.double_value(&[1, 0]), 4.0);
+/// ```
+pub fn from_vec<T: Element>(mut data: Vec<T>, shape: &[i64]) -> Result<Tensor, Error> {
+    let elements = shape.iter().try_fold(1usize, |product, &length| {
+        usize::try_from(length).ok().and_then(|length| product.checked_mul(length))
+    });
+    if elements != Some(data.len()) {
+        return Err(Error::Misuse(format!(
+            "a tensor of shape {shape:?} cannot be made of {} elements",
+            data.len()
+        )));
+    }
+    if data.is_empty() {
+        // from_blob wants an address, and there is nothing to share.
+        return Ok(Tensor::f_empty(shape, (T::KIND, tch::Device::Cpu))?);
+    }
+    let blob = Box::new(Blob { address: data.as_mut_ptr() as usize, _memory: Box::new(data) });
+    // SAFETY: moving the Vec into the box does not move its heap memory, so the address stays valid
+    // until libtorch drops the box with the storage's last reference. Nobody on the Rust side can
+    // reach the vector any more. The length was checked above and the element type is T's.
+    let tensor = unsafe { ffi::tensor_from_blob(blob, shape, T::SCALAR_TYPE) }
+        .map_err(|error| Error::libtorch("from_vec", &error))?;
+    // SAFETY: a new tensor on the heap, made with the type that tch frees.
+    Ok(unsafe { Tensor::from_ptr(tensor.cast()) })
+}
+
+/// The elements of a contiguous CPU tensor, in row-major order, without a copy.
+///
+/// The slice borrows the tensor. In-place operations through another handle of the same storage
+/// (`shallow_clone`, a view) must not run while it is held: the type system cannot see those.
+///
+/// # Errors
+/// [`Error::Misuse`] when the element type is another one, or the tensor is on a device, sparse or not
+/// contiguous (call `contiguous()` first).
+pub fn as_slice<T: Element>(tensor: &Tensor) -> Result<&[T], Error> {
+    let kind = tensor.f_kind()?;
+    if kind != T::KIND {
+        return Err(Error::Misuse(format!("expected a tensor of {:?}, found {kind:?}", T::KIND)));
+    }
+    let pointer = tensor.as_ptr().cast();
+    // SAFETY: the pointer is that of a live tch tensor, for the length of both calls.
+    let (plain, address) = unsafe {
+        let failed = |error: &cxx::Exception| Error::libtorch("as_slice", error);
+        let plain = ffi::tensor_is_plain(pointer).map_err(|e| failed(&e))?;
+        (plain, if plain { ffi::tensor_data(pointer).map_err(|e| failed(&e))? } else { 0 })
+    };
+    if !plain {
+        return Err(Error::Misuse(
+            "expected a contiguous tensor on the CPU; call to_device(Device::Cpu).contiguous()"
+                .into(),
+        ));
+    }
+    let elements = tensor.numel();
+    if elements == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: a contiguous CPU tensor of T's kind holds `elements` initialised values from its data
+    // address on (libtorch aligns storages to 64 bytes and offsets by whole elements), and the
+    // storage lives as long as the borrowed tensor.
+    Ok(unsafe { std::slice::from_raw_parts(address as *const T, elements) })
+}
+
+/// Makes the C library keep the memory that tensors free, for the next tensors.
+///
+/// A training step allocates and frees the same large tensors again and again. By default glibc gives
+/// such memory back to the system each time, and the system clears every page of it anew: on the CNN of
+/// the examples that took a quarter of the step. The price is that a process stays as large as it once
+/// was. It is a setting of the whole process; the Accelerator makes it. One of the environment
+/// (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`) wins over it.
+pub fn keep_freed_memory() {
+    const CHOSEN_BY_USER: [&str; 3] =
+        ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"];
+    let chosen = CHOSEN_BY_USER.iter().any(|name| std::env::var_os(name).is_some());
+    if !chosen {
+        // A C library without the setting is as fast as it is.
+        ffi::keep_freed_memory();
+    }
+}

@@ -1,0 +1,138 @@
+//! Collectives on anything that serde can carry.
+//!
+//! Objects travel as MessagePack with field names, so that a reader may know more fields than the
+//! writer. Lengths go first, then the bytes, padded to the longest.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tch::{Device, Kind, Tensor};
+
+use crate::error::Error;
+use crate::group::ProcessGroup;
+use crate::memory::{as_slice, from_vec};
+
+/// In the place of a length: this rank could not turn its object into bytes.
+const FAILED: i64 = -1;
+
+impl ProcessGroup {
+    /// Rank `root`'s object, on every rank. Only the root gives one.
+    ///
+    /// # Errors
+    /// [`Error::Object`] on every rank when the root's object cannot be carried; [`Error::Misuse`] when
+    /// the root gives none; otherwise [`Error::Collective`].
+    pub fn broadcast_object<T>(&self, object: Option<&T>, root: usize) -> Result<T, Error>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        const OPERATION: &str = "broadcast_object";
+        let here = root == self.rank();
+        let packed = if here { object.map(|object| pack(OPERATION, object)) } else { None };
+        let length = match &packed {
+            Some(Ok(bytes)) => bytes.len() as i64,
+            _ => FAILED,
+        };
+        let mut lengths = Tensor::from_slice(&[length]).f_to_device(self.device())?;
+        self.broadcast(&mut lengths, root)?;
+        let length = lengths.f_int64_value(&[0])?;
+        let bytes = match packed {
+            Some(Err(error)) => return Err(error),
+            None if here => {
+                return Err(Error::Misuse(format!("{OPERATION}: rank {root} must give an object")));
+            }
+            Some(Ok(bytes)) => Some(bytes),
+            None => None,
+        };
+        if length == FAILED {
+            return Err(failed_elsewhere(OPERATION, root));
+        }
+        let mut buffer = match bytes {
+            Some(bytes) => from_vec(bytes, &[length])?.f_to_device(self.device())?,
+            None => Tensor::f_zeros([length], (Kind::Uint8, self.device()))?,
+        };
+        if length > 0 {
+            self.broadcast(&mut buffer, root)?;
+        }
+        unpack(OPERATION, &buffer)
+    }
+
+    /// The objects of all ranks, by rank, on every rank.
+    ///
+    /// # Errors
+    /// [`Error::Object`] on every rank when one rank's object cannot be carried; [`Error::Collective`].
+    ///
+    /// ```no_run
+    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+    /// let hosts: Vec<String> = group.all_gather_object(&format!("host of rank {}", group.rank()))?;
+    /// assert_eq!(hosts.len(), group.size());
+    /// # Ok(()) }
+    /// ```
+    pub fn all_gather_object<T>(&self, object: &T) -> Result<Vec<T>, Error>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        const OPERATION: &str = "all_gather_object";
+        let (padded, lengths) = self.announce(OPERATION, pack(OPERATION, object))?;
+        let gathered = self.all_gather(&padded)?;
+        gathered
+            .iter()
+            .zip(lengths)
+            .map(|(buffer, length)| unpack(OPERATION, &buffer.f_narrow(0, 0, length)?))
+            .collect()
+    }
+
+    /// The objects of all ranks, by rank, on rank `root`; `None` elsewhere.
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::all_gather_object`].
+    pub fn gather_object<T>(&self, object: &T, root: usize) -> Result<Option<Vec<T>>, Error>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        const OPERATION: &str = "gather_object";
+        let (padded, lengths) = self.announce(OPERATION, pack(OPERATION, object))?;
+        let Some(gathered) = self.gather(&padded, root)? else {
+            return Ok(None);
+        };
+        gathered
+            .iter()
+            .zip(lengths)
+            .map(|(buffer, length)| unpack(OPERATION, &buffer.f_narrow(0, 0, length)?))
+            .collect::<Result<_, _>>()
+            .map(Some)
+    }
+
+    /// Exchanges lengths and pads this rank's bytes to the longest.
+    fn announce(
+        &self,
+        operation: &'static str,
+        packed: Result<Vec<u8>, Error>,
+    ) -> Result<(Tensor, Vec<i64>), Error> {
+        let length = packed.as_ref().map_or(FAILED, |bytes| bytes.len() as i64);
+        let mine = Tensor::from_slice(&[length]).f_to_device(self.device())?;
+        let lengths = self.all_gather_flat(&mine)?.f_to_device(Device::Cpu)?;
+        let lengths = as_slice::<i64>(&lengths)?.to_vec();
+        let mut bytes = packed?;
+        if let Some(rank) = lengths.iter().position(|&length| length == FAILED) {
+            return Err(failed_elsewhere(operation, rank));
+        }
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        bytes.resize(usize::try_from(longest).unwrap_or(0), 0);
+        let padded = from_vec(bytes, &[longest])?.f_to_device(self.device())?;
+        Ok((padded, lengths))
+    }
+}
+
+fn pack<T: Serialize>(operation: &'static str, object: &T) -> Result<Vec<u8>, Error> {
+    rmp_serde::to_vec_named(object)
+        .map_err(|error| Error::Object { operation, detail: error.to_string() })
+}
+
+fn unpack<T: DeserializeOwned>(operation: &'static str, buffer: &Tensor) -> Result<T, Error> {
+    let buffer = buffer.f_to_device(Device::Cpu)?.f_contiguous()?;
+    rmp_serde::from_slice(as_slice::<u8>(&buffer)?)
+        .map_err(|error| Error::Object { operation, detail: error.to_string() })
+}
+
+fn failed_elsewhere(operation: &'static str, rank: usize) -> Error {
+    Error::Object { operation, detail: format!("rank {rank} could not turn it into bytes") }
+}

@@ -1,0 +1,411 @@
+//! The gradient reducer of DistributedDataParallel.
+//!
+//! One iteration: [`Reducer::before_forward`], the model's forward, [`Reducer::after_forward`] on its
+//! outputs, then `backward`, in which libtorch averages the gradients bucket by bucket while it still
+//! computes others.
+//!
+//! # What goes over the wire
+//!
+//! A rank that is not this crate's (a Python script on PyTorch's own reducer) can take part.
+//! [`Reducer::new`] is, in this order:
+//! 1. an all-gather of two int64: the number of lines of the listing, and the first 8 bytes, big-endian, of
+//!    the SHA-256 of the listing in UTF-8. The listing has one line per parameter in the order of
+//!    registration, then one per buffer, joined with `\n` (none at the end): the word `parameter` or
+//!    `buffer`, the name, the shape as Python prints a list (`[32, 1, 5, 5]`, `[]` for a scalar) and
+//!    PyTorch's type without `torch.` (`float32`), with single spaces between them;
+//! 2. if the pairs differ, an all-gather of the listing as an object (a MessagePack list of strings: lengths
+//!    as int64 first, then uint8 padded to the longest), and every rank ends with the same error;
+//! 3. a broadcast from rank 0 of the parameters, then the buffers, by c10d's `broadcast_coalesced` with
+//!    messages of 250 MiB.
+//!
+//! From then on it is c10d's own reducer: a broadcast of the buffers before each forward (if there are any
+//! and the last forward was a synchronised one), the buckets, and once, after the first backward, the
+//! broadcast of rank 0's bucket order.
+
+use std::cell::Cell;
+use std::fmt;
+
+use cxx::UniquePtr;
+use sha2::{Digest, Sha256};
+use tch::{Kind, Tensor};
+
+use crate::autograd::grad_enabled;
+use crate::bridge::ffi;
+use crate::error::{Error, Fault, read_exception};
+use crate::fused::borrow;
+use crate::group::{ProcessGroup, Started};
+use crate::memory::as_slice;
+use crate::tensors::Tensors;
+
+/// Bytes per message when a model or its buffers are broadcast, as PyTorch's.
+const BROADCAST_BYTES: usize = 250 << 20;
+
+/// How gradients are reduced.
+#[derive(Debug, Clone)]
+pub struct ReducerOptions {
+    /// A bucket is closed when it holds at least this many bytes.
+    pub bucket_bytes: usize,
+    /// The same for the first bucket, which ought to start early.
+    pub first_bucket_bytes: usize,
+    /// Search the graph in every iteration for parameters that did not take part.
+    pub find_unused_parameters: bool,
+    /// Gradients are views into the buckets: one copy and one model's size of memory less.
+    pub gradient_as_bucket_view: bool,
+    /// The graph is the same in every iteration; unused parameters are learnt in the first.
+    pub static_graph: bool,
+    /// Replace the buffers by rank 0's before each forward.
+    pub broadcast_buffers: bool,
+}
+
+impl Default for ReducerOptions {
+    /// PyTorch's defaults, but gradients are views.
+    fn default() -> Self {
+        Self {
+            bucket_bytes: 25 << 20,
+            first_bucket_bytes: 1 << 20,
+            find_unused_parameters: false,
+            gradient_as_bucket_view: true,
+            static_graph: false,
+            broadcast_buffers: true,
+        }
+    }
+}
+
+/// Averages the gradients of one model over the ranks of a group, during `backward`.
+///
+/// ```no_run
+/// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+/// use brigade_torch::{Kind, Reducer, ReducerOptions, Tensor, gradient};
+///
+/// let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
+/// let parameters = [("weight".to_owned(), weight)];
+/// let reducer = Reducer::new(group, &parameters, &[], ReducerOptions::default())?;
+///
+/// reducer.before_forward(true)?;
+/// let output = &parameters[0].1 * (group.rank() as f64); // the model, on this rank's part of a batch
+/// let output = reducer.after_forward(output, true)?;
+/// let loss = output.sum(Kind::Double);
+/// loss.f_backward().map_err(|error| group.backward_failure(error))?;
+///
+/// let mean = gradient(&parameters[0].1)?.expect("backward has reached it");
+/// assert_eq!(mean.double_value(&[0]), (group.size() - 1) as f64 / 2.0);
+/// # Ok(()) }
+/// ```
+pub struct Reducer {
+    handle: Handle,
+    group: ProcessGroup,
+    /// Of the parameters, by libtorch's numbers for them.
+    names: Vec<String>,
+    buffers: Vec<Tensor>,
+    options: ReducerOptions,
+    /// False after a forward whose gradients are not reduced: the buffers are not broadcast then.
+    forward_sync: Cell<bool>,
+    reduction_delayed: Cell<bool>,
+}
+
+struct Handle(UniquePtr<ffi::Reducer>);
+
+// SAFETY: a counted pointer to a c10d::Reducer, which locks its own mutex: autograd calls it from other
+// threads as well.
+unsafe impl Send for Handle {}
+
+impl Reducer {
+    /// Compares the models of all ranks, takes rank 0's parameters and buffers, and hooks into the
+    /// parameters' gradients. Every rank of the group calls it.
+    ///
+    /// `parameters` are all parameters that are trained, each once, in the order of registration, by
+    /// name; `buffers` is what is not trained.
+    ///
+    /// # Errors
+    /// [`Error::ModelsDiffer`] on every rank, naming the first parameter or buffer that differs;
+    /// [`Error::Misuse`] without parameters; [`Error::Collective`].
+    pub fn new(
+        group: &ProcessGroup,
+        parameters: &[(String, Tensor)],
+        buffers: &[(String, Tensor)],
+        options: ReducerOptions,
+    ) -> Result<Self, Error> {
+        if parameters.is_empty() {
+            return Err(Error::Misuse(
+                "a reducer needs a parameter that is trained; a model without one needs no reducer"
+                    .into(),
+            ));
+        }
+        same_model(group, parameters, buffers)?;
+        let state: Vec<&Tensor> =
+            parameters.iter().chain(buffers).map(|(_, tensor)| tensor).collect();
+        let detached =
+            state.iter().map(|tensor| tensor.f_detach()).collect::<Result<Vec<_>, _>>()?;
+        group.broadcast_coalesced(&detached.iter().collect::<Vec<_>>(), BROADCAST_BYTES, 0)?;
+
+        let names: Vec<String> = parameters.iter().map(|(name, _)| name.clone()).collect();
+        let tensors: Vec<&Tensor> = parameters.iter().map(|(_, tensor)| tensor).collect();
+        let ReducerOptions {
+            bucket_bytes,
+            first_bucket_bytes,
+            find_unused_parameters,
+            gradient_as_bucket_view,
+            static_graph,
+            ..
+        } = options;
+        let raw = ffi::ReducerOptions {
+            bucket_bytes,
+            first_bucket_bytes,
+            find_unused_parameters,
+            gradient_as_bucket_view,
+            static_graph,
+        };
+        let handle = ffi::new_reducer(group.raw(), &borrow(&tensors), &names, &raw)
+            .map_err(|error| Error::libtorch("making the reducer", &error))?;
+        Ok(Self {
+            handle: Handle(handle),
+            group: group.clone(),
+            names,
+            buffers: buffers.iter().map(|(_, tensor)| tensor.shallow_clone()).collect(),
+            options,
+            forward_sync: Cell::new(true),
+            reduction_delayed: Cell::new(false),
+        })
+    }
+
+    /// Before the model's forward. `sync` tells whether the gradients of this iteration are reduced:
+    /// false is PyTorch's `no_sync`, and must hold for the forward and its backward.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] when a peer is gone; [`Error::Libtorch`] with PyTorch's explanation when
+    /// the last backward did not reach every parameter.
+    pub fn before_forward(&self, sync: bool) -> Result<(), Error> {
+        let failed = |error: cxx::Exception| match read_exception(&error) {
+            (Fault::Invalid, detail) => self.unfinished(detail),
+            _ => self.group.failure(Started::unnumbered("before_forward"), &error),
+        };
+        if grad_enabled() {
+            if sync {
+                ffi::reducer_prepare_for_forward(&self.handle.0).map_err(failed)?;
+            }
+            // Once, after the first backward that reduced: the order in which gradients came. Rank 0's
+            // is sent to all, so this is a collective, at the same place as PyTorch's.
+            ffi::reducer_rebuild_buckets(&self.handle.0).map_err(failed)?;
+        }
+        if self.forward_sync.get() && self.options.broadcast_buffers && !self.buffers.is_empty() {
+            let buffers: Vec<&Tensor> = self.buffers.iter().collect();
+            self.group.broadcast_coalesced(&buffers, BROADCAST_BYTES, 0)?;
+        }
+        Ok(())
+    }
+
+    /// After the model's forward, with its outputs. Gives back the outputs to go on with.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`].
+    pub fn after_forward<T>(&self, outputs: T, sync: bool) -> Result<T, Error>
+    where
+        T: Tensors<Owned = T>,
+    {
+        // As in PyTorch, a forward without gradients counts as one without synchronisation.
+        let sync = sync && grad_enabled();
+        self.forward_sync.set(sync);
+        if !sync {
+            return Ok(outputs);
+        }
+        let failed = |error: cxx::Exception| Error::libtorch("prepare_for_backward", &error);
+        let ReducerOptions { find_unused_parameters, static_graph, .. } = self.options;
+        let search = find_unused_parameters && !static_graph;
+        let delay = static_graph && !self.reduction_delayed.get();
+        let mut leaves = Vec::new();
+        if search {
+            outputs.visit(&mut |tensor| leaves.push(tensor));
+        }
+        ffi::reducer_prepare_for_backward(&self.handle.0, &borrow(&leaves)).map_err(failed)?;
+        if !(search || delay) {
+            return Ok(outputs);
+        }
+        self.reduction_delayed.set(true);
+        let mut differentiable = Vec::new();
+        outputs.visit(&mut |tensor| {
+            if tensor.requires_grad() {
+                differentiable.push(tensor);
+            }
+        });
+        let sunk = ffi::reducer_sink(&self.handle.0, &borrow(&differentiable), delay)
+            .map_err(failed)?
+            .into_iter()
+            // SAFETY: each is a new handle on the heap, made with the type that tch frees, and each
+            // becomes exactly one tensor here.
+            .map(|sunk| unsafe { Tensor::from_ptr(sunk.tensor.cast_mut().cast()) })
+            .collect::<Vec<_>>();
+        let mut sunk = sunk.into_iter();
+        outputs.try_map(&mut |tensor| {
+            if tensor.requires_grad() {
+                sunk.next().ok_or_else(|| Error::Misuse("an output changed its mind".into()))
+            } else {
+                Ok(tensor.shallow_clone())
+            }
+        })
+    }
+
+    /// Bytes of each bucket, in the order in which they are reduced.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`].
+    pub fn bucket_bytes(&self) -> Result<Vec<usize>, Error> {
+        ffi::reducer_bucket_bytes(&self.handle.0)
+            .map_err(|error| Error::libtorch("bucket_bytes", &error))
+    }
+
+    /// libtorch's complaint that the last backward did not reach every parameter, with their names: it
+    /// gives only their numbers, and advice for Python.
+    fn unfinished(&self, detail: String) -> Error {
+        let numbers = detail
+            .split_once("did not receive grad for rank")
+            .and_then(|(_, rest)| rest.split_once(':'))
+            .map_or("", |(_, rest)| rest.lines().next().unwrap_or(""));
+        let unused: Vec<&str> = numbers
+            .split_whitespace()
+            .filter_map(|number| number.parse::<usize>().ok())
+            .filter_map(|number| self.names.get(number).map(String::as_str))
+            .collect();
+        let detail = if unused.is_empty() {
+            detail
+        } else {
+            format!(
+                "the last backward pass reached no gradient of {} on rank {}; use every parameter in \
+                 the loss, or set find_unused_parameters; libtorch says: {detail}",
+                unused.join(", "),
+                self.group.rank(),
+            )
+        };
+        Error::Libtorch { operation: "before_forward", fault: Fault::Invalid, detail }
+    }
+
+    /// The group whose ranks share the gradients.
+    #[must_use]
+    pub fn group(&self) -> &ProcessGroup {
+        &self.group
+    }
+
+    /// The options it was made with.
+    #[must_use]
+    pub fn options(&self) -> &ReducerOptions {
+        &self.options
+    }
+}
+
+impl fmt::Debug for Reducer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reducer")
+            .field("group", &self.group)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Compares names, shapes and types across ranks: first their fingerprints, in one small message, then,
+/// only if those differ, the lists themselves, to name the first difference.
+fn same_model(
+    group: &ProcessGroup,
+    parameters: &[(String, Tensor)],
+    buffers: &[(String, Tensor)],
+) -> Result<(), Error> {
+    let listing = listing(parameters, buffers)?;
+    let mine = Tensor::from_slice(&fingerprint(&listing)).f_to_device(group.device())?;
+    let all = group.all_gather(&mine)?;
+    let mut different = false;
+    for other in &all {
+        let other = other.f_to_device(tch::Device::Cpu)?;
+        let mine = mine.f_to_device(tch::Device::Cpu)?;
+        different |= as_slice::<i64>(&other)? != as_slice::<i64>(&mine)?;
+    }
+    // A rank whose own list is everybody's but one's must learn of it too: all see all fingerprints,
+    // so all come to the same verdict.
+    if !different {
+        return Ok(());
+    }
+    let lists: Vec<Vec<String>> = group.all_gather_object(&listing)?;
+    let first = &lists[0];
+    for (rank, list) in lists.iter().enumerate().skip(1) {
+        let lines = first.len().max(list.len());
+        if let Some(line) = (0..lines).find(|&line| first.get(line) != list.get(line)) {
+            let describe = |list: &[String]| {
+                list.get(line).cloned().unwrap_or_else(|| format!("only {line} tensors"))
+            };
+            return Err(Error::ModelsDiffer {
+                rank,
+                expected: describe(first),
+                found: describe(list),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// One line per tensor: `parameter module1.0.weight [32, 1, 5, 5] float32`, `buffer steps [] int64`.
+fn listing(
+    parameters: &[(String, Tensor)],
+    buffers: &[(String, Tensor)],
+) -> Result<Vec<String>, Error> {
+    let line = |what: &str, (name, tensor): &(String, Tensor)| -> Result<String, Error> {
+        Ok(format!("{what} {name} {:?} {}", tensor.size(), type_name(tensor.f_kind()?)))
+    };
+    parameters
+        .iter()
+        .map(|p| line("parameter", p))
+        .chain(buffers.iter().map(|b| line("buffer", b)))
+        .collect()
+}
+
+/// PyTorch's name, without `torch.`.
+fn type_name(kind: Kind) -> String {
+    let name = match kind {
+        Kind::Uint8 => "uint8",
+        Kind::Int8 => "int8",
+        Kind::Int16 => "int16",
+        Kind::Int => "int32",
+        Kind::Int64 => "int64",
+        Kind::Half => "float16",
+        Kind::BFloat16 => "bfloat16",
+        Kind::Float => "float32",
+        Kind::Double => "float64",
+        Kind::ComplexHalf => "complex32",
+        Kind::ComplexFloat => "complex64",
+        Kind::ComplexDouble => "complex128",
+        Kind::Bool => "bool",
+        // Those without arithmetic (quantised, 8-bit floats): named alike on Brigade's ranks.
+        other => return format!("{other:?}").to_ascii_lowercase(),
+    };
+    name.to_owned()
+}
+
+/// The number of tensors and a hash of the listing.
+fn fingerprint(listing: &[String]) -> [i64; 2] {
+    let digest = Sha256::digest(listing.join("\n"));
+    let mut first = [0; 8];
+    first.copy_from_slice(&digest[..8]);
+    [listing.len() as i64, i64::from_be_bytes(first)]
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+
+    #[test]
+    fn a_program_in_another_language_gets_the_same_fingerprint() {
+        let named = |name: &str, shape: &[i64], kind| {
+            (name.to_owned(), Tensor::zeros(shape, (kind, Device::Cpu)))
+        };
+        let lines = listing(
+            &[named("module1.0.weight", &[32, 1, 5, 5], Kind::Float)],
+            &[named("module1.1.num_batches_tracked", &[], Kind::Int64)],
+        )
+        .unwrap();
+        assert_eq!(
+            lines.join("\n"),
+            "parameter module1.0.weight [32, 1, 5, 5] float32\n\
+             buffer module1.1.num_batches_tracked [] int64"
+        );
+        // Python: int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
+        assert_eq!(fingerprint(&lines), [2, 1_784_536_537_014_502_568]);
+    }
+}

@@ -1,0 +1,159 @@
+//! Who had not arrived at a collective that failed.
+//!
+//! A rank whose collective fails leaves a note in the store: the collective's number and how long it had
+//! waited. A rank that never came leaves none, or a later one.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::Error;
+use crate::store::Store;
+
+/// One rank's failure, and the store in which the others look for it.
+#[derive(Debug, Clone)]
+pub(crate) struct RollCall {
+    pub(crate) store: Store,
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    /// The number of the collective that failed; the same on all ranks.
+    pub(crate) sequence: u64,
+    /// How long this rank had been in it; unknown where it was started by autograd.
+    pub(crate) waited: Option<Duration>,
+}
+
+/// How long the others get to leave their notes. They fail within moments of each other, when the first
+/// closes its connections; but one may be busy between two collectives.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Between two looks at the store. Waiting in the store would hold its connection, and with it every
+/// other thread's questions.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A note may be seen this much later than it was written.
+const SLACK: Duration = Duration::from_millis(250);
+
+impl RollCall {
+    /// Leaves the note and does not wait: for a rank that has no questions.
+    pub(crate) fn answer(self) {
+        let _ = thread::Builder::new().name("roll-call".into()).spawn(move || self.note());
+    }
+
+    /// Leaves the note and waits for the others'. Gives the ranks that had not arrived; none when the
+    /// store cannot be asked.
+    pub(crate) fn ask(self) -> Vec<usize> {
+        let (tell, told) = mpsc::channel();
+        // A thread of its own: a store whose host has vanished does not answer, and its connection
+        // knows no time limit.
+        let asker = thread::Builder::new().name("roll-call".into()).spawn(move || {
+            let _ = tell.send(self.absent());
+        });
+        match asker {
+            Ok(_) => told.recv_timeout(2 * GRACE).unwrap_or_default(),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    fn absent(&self) -> Vec<usize> {
+        let asked = Instant::now();
+        if self.note().is_err() {
+            return Vec::new();
+        }
+        let mut silent: Vec<usize> = (0..self.size).filter(|&rank| rank != self.rank).collect();
+        let mut late = Vec::new();
+        loop {
+            let mut still_silent = Vec::new();
+            for &rank in &silent {
+                match self.read(rank) {
+                    Ok(None) => still_silent.push(rank),
+                    Ok(Some(note)) if self.arrived(note, asked.elapsed()) => {}
+                    Ok(Some(_)) => late.push(rank),
+                    // The store's host may end as soon as it knows for itself; one that ends earlier
+                    // takes the others' notes with it.
+                    Err(_) if asked.elapsed() >= GRACE / 2 => return sorted(late, silent),
+                    Err(_) => return sorted(late, Vec::new()),
+                }
+            }
+            silent = still_silent;
+            if silent.is_empty() || asked.elapsed() >= GRACE {
+                return sorted(late, silent);
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// Whether a rank whose note was found `since` after this rank's failure had been in time.
+    fn arrived(&self, (sequence, waited): (u64, Duration), since: Duration) -> bool {
+        sequence > self.sequence || (sequence == self.sequence && waited + SLACK >= since)
+    }
+
+    fn note(&self) -> Result<(), Error> {
+        // Without the time it counts as in time.
+        let waited = self.waited.unwrap_or(Duration::from_secs(u32::MAX.into()));
+        let note = format!("{} {}", self.sequence, waited.as_millis());
+        self.store.set(&key(self.rank), note)
+    }
+
+    fn read(&self, rank: usize) -> Result<Option<(u64, Duration)>, Error> {
+        let key = key(rank);
+        if !self.store.contains(&[&key])? {
+            return Ok(None);
+        }
+        let note = self.store.get(&key)?;
+        let parts = std::str::from_utf8(&note).ok().and_then(|note| note.split_once(' '));
+        Ok(parts.and_then(|(sequence, waited)| {
+            Some((sequence.parse().ok()?, Duration::from_millis(waited.parse().ok()?)))
+        }))
+    }
+}
+
+fn key(rank: usize) -> String {
+    format!("failed/{rank}")
+}
+
+fn sorted(mut late: Vec<usize>, silent: Vec<usize>) -> Vec<usize> {
+    late.extend(silent);
+    late.sort_unstable();
+    late
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(store: &Store, rank: usize, sequence: u64, waited: Duration) -> RollCall {
+        RollCall { store: store.clone(), rank, size: 4, sequence, waited: Some(waited) }
+    }
+
+    #[test]
+    fn names_the_silent_and_the_late() {
+        let store = Store::hash().unwrap();
+        // Waited long in the same collective; gone on to the next one; still in the one before.
+        call(&store, 1, 7, GRACE * 3).note().unwrap();
+        call(&store, 2, 8, Duration::ZERO).note().unwrap();
+        call(&store, 3, 6, GRACE * 3).note().unwrap();
+        assert_eq!(call(&store, 0, 7, GRACE).ask(), [3]);
+
+        store.delete(&key(2)).unwrap();
+        store.delete(&key(3)).unwrap();
+        assert_eq!(call(&store, 0, 7, GRACE).ask(), [2, 3]);
+    }
+
+    #[test]
+    fn one_that_came_after_the_failure_was_late() {
+        let store = Store::hash().unwrap();
+        let asker = call(&store, 0, 7, GRACE);
+        assert!(asker.arrived((7, Duration::ZERO), Duration::ZERO));
+        assert!(!asker.arrived((7, Duration::ZERO), SLACK + PAUSE));
+        assert!(asker.arrived((7, Duration::from_secs(1)), Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn a_store_that_is_gone_names_nobody() {
+        let server = crate::TcpStore::server("127.0.0.1", 0).open().unwrap();
+        let port = server.port().unwrap();
+        let client = crate::TcpStore::client("127.0.0.1", port).open().unwrap();
+        drop(server);
+        assert_eq!(call(&client, 0, 7, GRACE).ask(), [0usize; 0]);
+    }
+}

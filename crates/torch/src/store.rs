@@ -1,0 +1,358 @@
+//! Key-value stores: how ranks find each other, and a small shared memory for them.
+
+use std::fmt;
+use std::net::TcpListener;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cxx::UniquePtr;
+use nix::sys::socket::{SockaddrStorage, getpeername, getsockname};
+
+use crate::bridge::ffi;
+use crate::error::{Error, read_exception};
+
+/// A key-value store shared by the ranks of a job. A clone is a handle to the same store.
+///
+/// Every operation is atomic. Values are bytes; [`Store::add`] keeps decimal text. One handle serves one
+/// operation at a time: a `get` that waits makes other threads' calls on the same TCP connection wait.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use brigade_torch::Store;
+///
+/// let store = Store::hash()?;
+/// store.set("answer", b"42")?;
+/// assert_eq!(store.get("answer")?, b"42");
+/// assert_eq!(store.add("arrived", 2)?, 2);
+/// assert!(store.wait(&["never"], Duration::from_millis(10)).is_err());
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Store {
+    handle: Arc<Handle>,
+    description: Arc<str>,
+}
+
+struct Handle(UniquePtr<ffi::Store>);
+
+// SAFETY: the C++ object is a counted pointer to a c10d::Store. TCPStore, FileStore and HashStore lock a
+// mutex in every operation and PrefixStore only forwards to one of them; the count is atomic.
+unsafe impl Send for Handle {}
+// SAFETY: as above; no operation hands out a reference into the store.
+unsafe impl Sync for Handle {}
+
+/// How to make or reach a TCP store.
+#[derive(Debug)]
+pub struct TcpStore {
+    host: String,
+    port: u16,
+    server: bool,
+    listener: Option<OwnedFd>,
+    world_size: Option<usize>,
+    wait_for_workers: bool,
+    timeout: Duration,
+}
+
+/// c10d's default for stores.
+pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(300);
+
+impl TcpStore {
+    /// The server, listening on all addresses of this host at `port`; 0 lets the system choose one, and
+    /// [`Store::port`] tells which. `host` is how this process itself reaches it.
+    #[must_use]
+    pub fn server(host: impl Into<String>, port: u16) -> Self {
+        Self { server: true, ..Self::client(host, port) }
+    }
+
+    /// The server, on a socket that is bound already (and may be listening already): no other process
+    /// can take the port in between.
+    ///
+    /// # Errors
+    /// When the socket cannot tell its own port.
+    pub fn server_on(listener: TcpListener) -> Result<Self, Error> {
+        let address = listener
+            .local_addr()
+            .map_err(|e| Error::Misuse(format!("the store's socket has no address: {e}")))?;
+        let host = if address.ip().is_unspecified() {
+            "localhost".to_owned()
+        } else {
+            address.ip().to_string()
+        };
+        Ok(Self { listener: Some(listener.into()), ..Self::server(host, address.port()) })
+    }
+
+    /// The server, on a bound socket that this process inherited from its launcher under the number
+    /// `fd`. The store owns it from here on: call this once for a number.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] when there is no bound socket of that number: the variable that named it is
+    /// left over from another process.
+    ///
+    /// ```no_run
+    /// let fd = std::env::var("BRIGADE_STORE_FD")?.parse()?;
+    /// let store = brigade_torch::TcpStore::server_on_fd(fd)?.open()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn server_on_fd(fd: RawFd) -> Result<Self, Error> {
+        let stale = |reason: String| {
+            Error::Misuse(format!(
+                "the launcher said that descriptor {fd} is the store's socket, but {reason}; start \
+                 the program with `brigade launch`, or unset BRIGADE_STORE_FD"
+            ))
+        };
+        let address = getsockname::<SockaddrStorage>(fd)
+            .map_err(|errno| stale(format!("the system says: {}", errno.desc())))?;
+        let port = match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
+            (Some(v4), _) => v4.port(),
+            (_, Some(v6)) => v6.port(),
+            _ => return Err(stale("it is no TCP socket".into())),
+        };
+        if port == 0 {
+            return Err(stale("it is bound to no port".into()));
+        }
+        if getpeername::<SockaddrStorage>(fd).is_ok() {
+            return Err(stale("it is a connection".into()));
+        }
+        // SAFETY: the descriptor is open and a socket, as was just checked, and by the contract of the
+        // variable that names it nobody else in this process uses it.
+        let inherited = unsafe { OwnedFd::from_raw_fd(fd) };
+        // A copy that programs started from here do not inherit in turn: they would keep the port.
+        let socket =
+            inherited.try_clone().map_err(|error| stale(format!("it cannot be used: {error}")))?;
+        Self::server_on(TcpListener::from(socket))
+    }
+
+    /// A client of the server at `host:port`. Retries until the time limit.
+    #[must_use]
+    pub fn client(host: impl Into<String>, port: u16) -> Self {
+        Self {
+            host: host.into(),
+            port,
+            server: false,
+            listener: None,
+            world_size: None,
+            wait_for_workers: false,
+            timeout: DEFAULT_STORE_TIMEOUT,
+        }
+    }
+
+    /// The time limit of the connection and, later, of every operation that waits.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// The number of processes that will connect, the server's own included.
+    #[must_use]
+    pub fn world_size(mut self, world_size: usize) -> Self {
+        self.world_size = Some(world_size);
+        self
+    }
+
+    /// Makes the server return only when `world_size` processes are connected. Only those are counted
+    /// that ask for this too, the server itself among them.
+    #[must_use]
+    pub fn wait_for_workers(mut self, wait: bool) -> Self {
+        self.wait_for_workers = wait;
+        self
+    }
+
+    /// Listens or connects.
+    ///
+    /// # Errors
+    /// [`Error::Store`] of operation `connect`: the port is taken, the host is unknown, or nothing
+    /// answered within the time limit.
+    pub fn open(self) -> Result<Store, Error> {
+        let address = format!("{}:{}", self.host, self.port);
+        let options = ffi::TcpStoreOptions {
+            host: &self.host,
+            port: self.port,
+            is_server: self.server,
+            num_workers: self.world_size.and_then(|n| i64::try_from(n).ok()).unwrap_or(0),
+            wait_workers: self.wait_for_workers,
+            timeout_ms: milliseconds(self.timeout),
+            // libtorch owns the socket from here on and closes it with the server.
+            listen_fd: self.listener.map_or(-1, IntoRawFd::into_raw_fd),
+        };
+        let operation = if self.server { "listen" } else { "connect" };
+        let handle = ffi::tcp_store(&options)
+            .map_err(|error| store_error(operation, address.clone(), &error))?;
+        Ok(Store::new(handle, format!("tcp://{address}")))
+    }
+}
+
+impl Store {
+    fn new(handle: UniquePtr<ffi::Store>, description: String) -> Self {
+        Self { handle: Arc::new(Handle(handle)), description: description.into() }
+    }
+
+    /// A store in a file that `world_size` processes of one host (or one shared folder) open. The last
+    /// of them to drop its store removes the file.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] when the file's folder does not exist; [`Error::Store`] when it cannot be
+    /// written.
+    pub fn file(path: impl AsRef<Path>, world_size: usize) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let text = path.to_str().ok_or_else(|| {
+            Error::Misuse(format!("the store's path {} is not UTF-8", path.display()))
+        })?;
+        // libtorch would try again and again until its time limit.
+        if !path.parent().is_none_or(|folder| folder.as_os_str().is_empty() || folder.is_dir()) {
+            return Err(Error::Misuse(format!("the store's file {text} has no folder to be in")));
+        }
+        let world = i32::try_from(world_size)
+            .map_err(|_| Error::Misuse(format!("a store for {world_size} processes")))?;
+        let handle = ffi::file_store(text, world)
+            .map_err(|error| store_error("open", text.to_owned(), &error))?;
+        Ok(Self::new(handle, format!("file://{text}")))
+    }
+
+    /// A store for the threads of this process.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when libtorch cannot make it.
+    pub fn hash() -> Result<Self, Error> {
+        let handle =
+            ffi::hash_store().map_err(|error| store_error("open", "hash".into(), &error))?;
+        Ok(Self::new(handle, "hash".into()))
+    }
+
+    /// The same store, every key prefixed with `prefix/`.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when libtorch cannot make it.
+    pub fn prefix(&self, prefix: &str) -> Result<Self, Error> {
+        let handle = ffi::prefix_store(prefix, &self.handle.0)
+            .map_err(|error| store_error("prefix", prefix.to_owned(), &error))?;
+        Ok(Self::new(handle, format!("{}/{prefix}", self.description)))
+    }
+
+    /// The port of a TCP store.
+    #[must_use]
+    pub fn port(&self) -> Option<u16> {
+        ffi::tcp_store_port(&self.handle.0).ok().filter(|&port| port != 0)
+    }
+
+    /// Sets a value.
+    ///
+    /// # Errors
+    /// [`Error::Store`]: the server is gone.
+    pub fn set(&self, key: &str, value: impl AsRef<[u8]>) -> Result<(), Error> {
+        ffi::store_set(&self.handle.0, key, value.as_ref())
+            .map_err(|error| store_error("set", key.to_owned(), &error))
+    }
+
+    /// The value of a key. Waits for it up to the store's time limit.
+    ///
+    /// # Errors
+    /// [`Error::Store`], with [`crate::Fault::Timeout`] when no rank set the key in time.
+    pub fn get(&self, key: &str) -> Result<Vec<u8>, Error> {
+        ffi::store_get(&self.handle.0, key)
+            .map_err(|error| store_error("get", key.to_owned(), &error))
+    }
+
+    /// Adds to a number kept under the key (0 at first) and returns the sum.
+    ///
+    /// # Errors
+    /// [`Error::Store`]: the server is gone, or the value is no number.
+    pub fn add(&self, key: &str, amount: i64) -> Result<i64, Error> {
+        ffi::store_add(&self.handle.0, key, amount)
+            .map_err(|error| store_error("add", key.to_owned(), &error))
+    }
+
+    /// Sets `desired` if the value is `expected` (or if there is none and `expected` is empty), and
+    /// returns the value that stands now.
+    ///
+    /// # Errors
+    /// [`Error::Store`]: the server is gone.
+    pub fn compare_set(
+        &self,
+        key: &str,
+        expected: impl AsRef<[u8]>,
+        desired: impl AsRef<[u8]>,
+    ) -> Result<Vec<u8>, Error> {
+        ffi::store_compare_set(&self.handle.0, key, expected.as_ref(), desired.as_ref())
+            .map_err(|error| store_error("compare_set", key.to_owned(), &error))
+    }
+
+    /// Removes a key and tells whether it was there. (A file store says yes in any case.)
+    ///
+    /// # Errors
+    /// [`Error::Store`]: the server is gone.
+    pub fn delete(&self, key: &str) -> Result<bool, Error> {
+        ffi::store_delete(&self.handle.0, key)
+            .map_err(|error| store_error("delete", key.to_owned(), &error))
+    }
+
+    /// Whether all of the keys are there. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Store`]: the server is gone.
+    pub fn contains(&self, keys: &[&str]) -> Result<bool, Error> {
+        ffi::store_check(&self.handle.0, keys)
+            .map_err(|error| store_error("contains", keys.join(", "), &error))
+    }
+
+    /// The number of keys, those that libtorch keeps for itself included.
+    ///
+    /// # Errors
+    /// [`Error::Store`]: the server is gone.
+    pub fn num_keys(&self) -> Result<i64, Error> {
+        ffi::store_num_keys(&self.handle.0)
+            .map_err(|error| store_error("num_keys", String::new(), &error))
+    }
+
+    /// Waits until all of the keys are there.
+    ///
+    /// # Errors
+    /// [`Error::Store`], with [`crate::Fault::Timeout`] after `timeout`.
+    pub fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), Error> {
+        ffi::store_wait(&self.handle.0, keys, milliseconds(timeout))
+            .map_err(|error| store_error("wait", keys.join(", "), &error))
+    }
+
+    /// The time limit of operations that wait and have none of their own.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when libtorch cannot tell.
+    pub fn timeout(&self) -> Result<Duration, Error> {
+        let limit = ffi::store_timeout(&self.handle.0)
+            .map_err(|error| store_error("timeout", String::new(), &error))?;
+        Ok(Duration::from_millis(u64::try_from(limit).unwrap_or(0)))
+    }
+
+    /// Sets that limit, for all handles of this store in this process, with and without a prefix.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when libtorch refuses it.
+    pub fn set_timeout(&self, timeout: Duration) -> Result<(), Error> {
+        ffi::store_set_timeout(&self.handle.0, milliseconds(timeout))
+            .map_err(|error| store_error("set_timeout", String::new(), &error))
+    }
+
+    pub(crate) fn raw(&self) -> &ffi::Store {
+        &self.handle.0
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Store({})", self.description)
+    }
+}
+
+/// c10d counts in whole milliseconds and takes 0 for "no limit": shorter limits become 1. It adds them to
+/// clocks that count nanoseconds in 64 bits: longer ones than a lifetime become one.
+pub(crate) fn milliseconds(limit: Duration) -> i64 {
+    const LIFETIME: i64 = 100 * 365 * 24 * 60 * 60 * 1000;
+    i64::try_from(limit.as_millis()).unwrap_or(LIFETIME).clamp(1, LIFETIME)
+}
+
+fn store_error(operation: &'static str, key: String, error: &cxx::Exception) -> Error {
+    let (fault, detail) = read_exception(error);
+    Error::Store { operation, key, fault, detail }
+}

@@ -1,0 +1,204 @@
+//! Operations in flight.
+
+use std::fmt;
+use std::time::Duration;
+
+use cxx::UniquePtr;
+use tch::Tensor;
+
+use crate::backend::Backend;
+use crate::bridge::ffi;
+use crate::error::{Error, Fault};
+use crate::group::{ProcessGroup, Started};
+use crate::store::milliseconds;
+
+/// A started operation. It owns its tensors until it is waited for, so that nobody frees them under the
+/// network's hands; nobody ought to write to them either.
+///
+/// Dropping it without waiting is safe: the operation goes on as long as the group lives, and libtorch
+/// keeps the memory until it has ended. Its result and its error are lost.
+///
+/// ```no_run
+/// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+/// use brigade_torch::{ReduceOp, Tensor};
+/// let first = group.start_all_reduce(Tensor::from(1.0), ReduceOp::Sum)?;
+/// let second = group.start_all_reduce(Tensor::from(2.0), ReduceOp::Sum)?;
+/// let (second, first) = (second.wait()?, first.wait()?);
+/// assert_eq!(second.double_value(&[]), 2.0 * first.double_value(&[]));
+/// # Ok(()) }
+/// ```
+#[must_use = "the result is there only after wait()"]
+pub struct Work<T> {
+    flight: Flight,
+    value: T,
+    /// Read by the operation: they live as long as it.
+    inputs: Vec<Tensor>,
+    finish: Option<Finish<T>>,
+}
+
+/// What turns the raw result into what the caller asked for: a division for a mean, a copy back.
+type Finish<T> = Box<dyn FnOnce(&mut T) -> Result<(), Error> + Send>;
+
+impl<T> Work<T> {
+    /// Blocks until the operation has ended and gives its result.
+    ///
+    /// # Errors
+    /// [`Error::Collective`], naming the operation, the group and the rank.
+    pub fn wait(self) -> Result<T, Error> {
+        self.wait_source().map(|(value, _)| value)
+    }
+
+    /// As [`Work::wait`], with the rank that sent the data, for a receive from any rank.
+    ///
+    /// # Errors
+    /// As [`Work::wait`].
+    pub fn wait_source(self) -> Result<(T, Option<usize>), Error> {
+        let Self { flight, mut value, inputs, finish } = self;
+        let source = flight.land()?;
+        drop(inputs);
+        if let Some(finish) = finish {
+            finish(&mut value)?;
+        }
+        Ok((value, source))
+    }
+
+    /// Whether the operation has ended, well or badly. Does not block. Gloo's sends and receives tell
+    /// only in [`Work::wait`].
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when libtorch cannot tell.
+    pub fn is_completed(&self) -> Result<bool, Error> {
+        match &self.flight.handle {
+            Some(handle) => ffi::work_is_completed(&handle.0)
+                .map_err(|error| Error::libtorch("is_completed", &error)),
+            None => Ok(true),
+        }
+    }
+
+    /// The time limit that applies.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.flight.group.timeout()
+    }
+
+    pub(crate) fn reading(mut self, inputs: impl IntoIterator<Item = Tensor>) -> Self {
+        self.inputs.extend(inputs);
+        self
+    }
+
+    /// Does something to the result, after what is to be done to it already.
+    pub(crate) fn then(
+        mut self,
+        next: impl FnOnce(&mut T) -> Result<(), Error> + Send + 'static,
+    ) -> Self
+    where
+        T: 'static,
+    {
+        self.finish = Some(match self.finish.take() {
+            None => Box::new(next),
+            Some(first) => Box::new(move |value: &mut T| {
+                first(value)?;
+                next(value)
+            }),
+        });
+        self
+    }
+
+    /// The same operation with another result, which is filled from this one.
+    pub(crate) fn into_filling<U>(
+        self,
+        value: U,
+        fill: impl FnOnce(T, &mut U) -> Result<(), Error> + Send + 'static,
+    ) -> Work<U>
+    where
+        T: Send + 'static,
+    {
+        let Self { flight, value: mut raw, inputs, finish } = self;
+        let finish: Finish<U> = Box::new(move |value: &mut U| {
+            if let Some(finish) = finish {
+                finish(&mut raw)?;
+            }
+            fill(raw, value)
+        });
+        Work { flight, value, inputs, finish: Some(finish) }
+    }
+}
+
+impl<T> fmt::Debug for Work<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Work({} on {:?})", self.flight.started.operation, self.flight.group.name())
+    }
+}
+
+/// The operation itself.
+pub(crate) struct Flight {
+    handle: Option<Handle>,
+    group: ProcessGroup,
+    started: Started,
+}
+
+pub(crate) struct Handle(UniquePtr<ffi::Work>);
+
+// SAFETY: a counted pointer (atomic count) to a c10d::Work, whose completion is guarded by a mutex; PyTorch
+// waits for works from other threads than the starting one as well.
+unsafe impl Send for Handle {}
+
+impl Flight {
+    pub(crate) fn new(handle: UniquePtr<ffi::Work>, group: ProcessGroup, started: Started) -> Self {
+        Self { handle: Some(Handle(handle)), group, started }
+    }
+
+    /// A work whose result is `value`.
+    pub(crate) fn giving<T>(self, value: T) -> Work<T> {
+        Work { flight: self, value, inputs: Vec::new(), finish: None }
+    }
+
+    /// Waits for the end, and tells the sender where there is one.
+    fn land(mut self) -> Result<Option<usize>, Error> {
+        let Some(handle) = self.handle.take() else { return Ok(None) };
+        match ffi::work_wait(&handle.0, self.patience()) {
+            Ok(true) => {}
+            Ok(false) => {
+                let detail = "the operation was aborted".to_owned();
+                return Err(self.group.failure_of(self.started, Fault::Aborted, detail));
+            }
+            Err(error) => {
+                let completed = ffi::work_is_completed(&handle.0).unwrap_or(false);
+                if self.started.sequence.is_some() && !completed {
+                    // Only the waiting has ended. The operation has to end as well.
+                    self.group.close();
+                }
+                return Err(self.group.failure(self.started, &error));
+            }
+        }
+        Ok(ffi::work_source(&handle.0).ok().and_then(|rank| usize::try_from(rank).ok()))
+    }
+
+    /// How long c10d is to wait, in milliseconds; 0 for as long as it takes.
+    fn patience(&self) -> i64 {
+        let limit = self.group.timeout();
+        match (self.started.begun, self.group.backend()) {
+            // Sends and receives take their limit here.
+            (None, _) => milliseconds(limit),
+            // Collectives know theirs, but Gloo counts from when it has a thread for one and for each
+            // message in it anew. Its own error says more, so it gets a little longer.
+            (Some(begun), Backend::Gloo(_)) => {
+                milliseconds(limit.saturating_add(SLACK).saturating_sub(begun.elapsed()))
+            }
+            // A limit here would make NCCL block this thread instead of its stream.
+            (Some(_), Backend::Nccl | Backend::Fake) => 0,
+        }
+    }
+}
+
+const SLACK: Duration = Duration::from_millis(500);
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        // c10d keeps a collective until it has ended, but takes a send or a receive back with its last
+        // handle: the peer would wait for ever.
+        if let (None, Some(handle)) = (self.started.sequence, self.handle.take()) {
+            self.group.keep_message(handle);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Time limits, lost peers and aborts: errors that say what, where and who, and no hang.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use brigade_testkit::{dist_test, step};
+use brigade_torch::{Device, Error, Fault, Kind, ProcessGroup, ReduceOp, Tensor};
+
+use crate::meeting::{self, LIMIT, assert_fault, meet, missing};
+
+const SHORT: Duration = Duration::from_millis(400);
+
+fn reduce(group: &ProcessGroup) -> Result<(), Error> {
+    group.all_reduce(&mut Tensor::from(1.0), ReduceOp::Sum)
+}
+
+dist_test!(world = 3, dist_a_rank_that_does_not_come_is_named, |world| {
+    let group = meeting::group(&world);
+    reduce(&group).unwrap();
+    group.set_timeout(SHORT).unwrap();
+    if group.rank() == 1 {
+        // Busy elsewhere until both have given up.
+        meet(&group, "given up", 3);
+        return;
+    }
+    let error = reduce(&group).unwrap_err();
+    // The first to give up closes the connections of the other.
+    assert!(matches!(error.fault(), Some(Fault::Timeout | Fault::PeerLost)), "{error}");
+    assert_eq!(missing(&error), [1], "{error}");
+    let text = error.to_string();
+    let rank = group.rank();
+    assert!(
+        text.starts_with(&format!("all_reduce on group \"world\" failed on rank {rank} of 3 ("))
+    );
+    assert!(text.contains("; rank 1 had not arrived: "), "{text}");
+
+    // From here on everything fails at once, and blames nobody.
+    let later = group.within(LIMIT).barrier().unwrap_err();
+    assert_eq!(missing(&later), [0usize; 0], "{later}");
+    meet(&group, "given up", 3);
+});
+
+dist_test!(world = 2, dist_a_limit_of_one_call, |world| {
+    let group = meeting::group(&world);
+    let hasty = group.within(SHORT);
+    assert_eq!(hasty.timeout(), SHORT);
+    if group.rank() == 0 {
+        let begun = Instant::now();
+        let error = assert_fault(hasty.barrier(), Fault::Timeout);
+        assert!(begun.elapsed() >= SHORT);
+        assert_eq!(missing(&error), [1], "{error}");
+    }
+    meet(&group, "done", 2);
+});
+
+/// Every operation ends in time when the peer does not take part.
+fn gives_up(
+    group: &ProcessGroup,
+    name: &str,
+    operation: impl FnOnce(&ProcessGroup) -> Result<(), Error>,
+) {
+    if group.rank() == 0 {
+        let error = operation(group).unwrap_err();
+        assert_eq!(error.fault(), Some(Fault::Timeout), "{error}");
+        assert!(error.to_string().starts_with(&format!("{name} on group \"{}\"", group.name())));
+    }
+    meet(group, "done", 2);
+}
+
+dist_test!(world = 2, seconds = 120, dist_each_operation_has_a_limit, |world| {
+    let all = meeting::group(&world);
+    let tensor = || Tensor::from_slice(&[1.0, 2.0]);
+    type Operation = fn(&ProcessGroup, Tensor) -> Result<(), Error>;
+    let operations: [(&str, Operation); 11] = [
+        ("broadcast", |g, mut t| g.broadcast(&mut t, 1)),
+        ("reduce", |g, mut t| g.reduce(&mut t, ReduceOp::Sum, 0)),
+        ("all_gather", |g, t| g.all_gather(&t).map(drop)),
+        ("all_gather_flat", |g, t| g.all_gather_flat(&t).map(drop)),
+        ("gather", |g, t| g.gather(&t, 0).map(drop)),
+        ("scatter", |g, mut t| g.scatter(&mut t, None, 1)),
+        ("reduce_scatter_flat", |g, t| g.reduce_scatter_flat(&t, ReduceOp::Sum).map(drop)),
+        ("all_to_all_flat", |g, t| g.all_to_all_flat(&t, &[], &[]).map(drop)),
+        ("recv", |g, mut t| g.recv(&mut t, 1, 0)),
+        ("recv_any", |g, mut t| g.recv_any(&mut t, 0).map(drop)),
+        ("barrier", |g, _| g.barrier()),
+    ];
+    for (name, operation) in operations {
+        step!("{name}");
+        // A group of its own for each: a failure ends a group.
+        let group = all.subgroup(&[0, 1]).unwrap().unwrap();
+        gives_up(&group, name, |group| operation(&group.within(SHORT), tensor()));
+        if !["recv", "barrier"].contains(&name) {
+            continue;
+        }
+        step!("{name} by the group's limit");
+        let group = all.subgroup(&[0, 1]).unwrap().unwrap();
+        group.set_timeout(SHORT).unwrap();
+        gives_up(&group, name, |group| operation(group, tensor()));
+    }
+});
+
+dist_test!(world = 4, dist_the_monitored_barrier_names_who_is_missing, |world| {
+    let group = meeting::group(&world);
+    group.monitored_barrier().unwrap();
+    let part = group.subgroup(&[0, 1, 2, 3]).unwrap().unwrap();
+    match group.rank() {
+        0 => {
+            let error = assert_fault(part.within(SHORT).monitored_barrier(), Fault::Timeout);
+            assert_eq!(missing(&error), [1, 3], "{error}");
+            assert!(error.to_string().contains("ranks 1, 3 had not arrived"), "{error}");
+        }
+        2 => {
+            part.within(SHORT * 4).monitored_barrier().unwrap_err();
+        }
+        _ => {}
+    }
+    meet(&group, "done", 4);
+});
+
+dist_test!(world = 3, dist_a_killed_peer_is_noticed_at_once, |world| {
+    if world.rank.as_usize() == 1 {
+        meeting::by_a_child_that_dies(|| {
+            let group = meeting::group(&world);
+            reduce(&group).unwrap();
+            meet(&group, "before", 3);
+            meeting::die();
+        });
+        return;
+    }
+    let group = meeting::group(&world);
+    reduce(&group).unwrap();
+    meet(&group, "before", 3);
+    let begun = Instant::now();
+    let error = assert_fault(reduce(&group), Fault::PeerLost);
+    assert_eq!(missing(&error), [1], "{error}");
+    drop(group);
+    assert!(begun.elapsed() < LIMIT, "long before the limit");
+});
+
+dist_test!(world = 2, dist_a_peer_killed_inside_a_collective, |world| {
+    // Too much to have gone through when the peer dies.
+    let large = || Tensor::zeros([64 << 20], (Kind::Uint8, Device::Cpu));
+    if world.rank.as_usize() == 1 {
+        meeting::by_a_child_that_dies(|| {
+            let group = meeting::group(&world);
+            let _work = group.start_send(&large(), 0, 0).unwrap();
+            meet(&group, "started", 2);
+            meeting::die();
+        });
+        return;
+    }
+    let group = meeting::group(&world);
+    meet(&group, "started", 2);
+    let begun = Instant::now();
+    let error = match group.recv(&mut large(), 1, 0) {
+        Err(error) => Err::<(), _>(error),
+        // It was quick: then the next thing fails.
+        Ok(()) => group.barrier(),
+    };
+    assert_fault(error, Fault::PeerLost);
+    drop(group);
+    assert!(begun.elapsed() < LIMIT);
+});
+
+dist_test!(world = 2, dist_abort_wakes_who_waits, |world| {
+    let group = meeting::group(&world);
+    let others = group.subgroup(&[0, 1]).unwrap().unwrap();
+    if group.rank() == 0 {
+        let (tell, told) = mpsc::channel();
+        let waiting = others.clone();
+        let waiter = thread::spawn(move || {
+            let work = waiting.start_all_reduce(Tensor::from(1.0), ReduceOp::Sum).unwrap();
+            tell.send(()).unwrap();
+            work.wait()
+        });
+        told.recv().unwrap();
+        others.abort().unwrap();
+        let error = assert_fault(waiter.join().unwrap(), Fault::Aborted);
+        assert!(error.to_string().contains("(aborted)"), "{error}");
+        assert_fault(others.barrier(), Fault::Aborted);
+        meet(&group, "aborted", 2);
+    } else {
+        // Does not take part. What it starts afterwards fails as well.
+        meet(&group, "aborted", 2);
+        assert_fault(others.barrier(), Fault::PeerLost);
+    }
+    // Other groups of the same ranks go on.
+    group.barrier().unwrap();
+});
+
+dist_test!(world = 2, dist_abort_wakes_messages, |world| {
+    let group = meeting::group(&world);
+    let others = group.subgroup(&[0, 1]).unwrap().unwrap();
+    if group.rank() == 0 {
+        let place = || Tensor::from(0.0);
+        let works = [
+            others.start_recv(place(), 1, 1).unwrap(),
+            others.start_recv_any(place(), 2).unwrap(),
+            others.start_send(&place(), 1, 3).unwrap(),
+        ];
+        let waiters = works.map(|work| thread::spawn(move || work.wait()));
+        others.abort().unwrap();
+        for waiter in waiters {
+            assert_fault(waiter.join().unwrap(), Fault::Aborted);
+        }
+    }
+    group.barrier().unwrap();
+});
+
+dist_test!(world = 2, dist_a_group_with_a_failure_is_dropped_quickly, |world| {
+    let group = meeting::group(&world);
+    let others = group.subgroup(&[0, 1]).unwrap().unwrap();
+    if group.rank() == 0 {
+        // The peer never takes part in any of these.
+        let works: Vec<_> = (0..4)
+            .map(|_| others.start_all_reduce(Tensor::from(1.0), ReduceOp::Sum).unwrap())
+            .collect();
+        assert_fault(reduce(&others.within(SHORT)), Fault::Timeout);
+        drop(works);
+        let begun = Instant::now();
+        drop(others);
+        assert!(begun.elapsed() < LIMIT);
+    }
+    group.barrier().unwrap();
+});

@@ -1,0 +1,90 @@
+//! The group that answers at once, alone and under the reducer.
+
+use brigade_torch::{
+    Backend, Device, GroupOptions, Kind, ProcessGroup, ReduceOp, Reducer, ReducerOptions, Store,
+    Tensor,
+};
+
+use crate::meeting::values;
+
+fn group(rank: usize, size: usize) -> ProcessGroup {
+    let store = Store::hash().unwrap();
+    ProcessGroup::new(&store, rank, size, Backend::Fake, GroupOptions::default()).unwrap()
+}
+
+#[test]
+fn a_thousand_ranks_answer_at_once() {
+    let group = group(700, 1000);
+    assert_eq!((group.rank(), group.size()), (700, 1000));
+    let mut tensor = Tensor::from_slice(&[1.0, 2.0]);
+    let same = [1.0, 2.0];
+    group.all_reduce(&mut tensor, ReduceOp::Mean).unwrap();
+    group.all_reduce(&mut tensor, ReduceOp::Sum).unwrap();
+    group.broadcast(&mut tensor, 3).unwrap();
+    group.reduce(&mut tensor, ReduceOp::Max, 999).unwrap();
+    assert_eq!(values(&tensor), same);
+    group.broadcast_coalesced(&[&tensor], 1 << 20, 0).unwrap();
+
+    let all = group.all_gather(&tensor).unwrap();
+    assert_eq!(all.len(), 1000);
+    assert!(all.iter().all(|one| values(one) == same));
+    let flat = group.all_gather_flat(&tensor).unwrap();
+    assert_eq!((flat.size(), values(&flat.narrow(0, 1998, 2))), (vec![2000], same.to_vec()));
+    assert_eq!(group.gather(&tensor, 700).unwrap().unwrap().len(), 1000);
+    assert!(group.gather(&tensor, 0).unwrap().is_none());
+
+    let parts: Vec<Tensor> = (0..1000).map(|n| Tensor::from(f64::from(n))).collect();
+    let mut place = Tensor::from(-1.0);
+    group.scatter(&mut place, Some(&parts), 700).unwrap();
+    assert_eq!(values(&place), [700.0]);
+    group.scatter(&mut place, None, 0).unwrap();
+    assert_eq!(values(&group.reduce_scatter(&parts, ReduceOp::Sum).unwrap()), [700.0]);
+    let column = Tensor::arange(2000, (Kind::Double, Device::Cpu));
+    let mine = group.reduce_scatter_flat(&column, ReduceOp::Mean).unwrap();
+    assert_eq!(values(&mine), [1400.0, 1401.0]);
+    let exchanged = group.all_to_all(&parts, None).unwrap();
+    assert_eq!(values(&exchanged[700]), [700.0]);
+    assert_eq!(group.all_to_all_flat(&column, &[], &[]).unwrap().size(), [2000]);
+    let mut receive = vec![0; 1000];
+    receive[1] = 5;
+    let mut send = vec![0; 1000];
+    send[9] = 2000;
+    assert_eq!(group.all_to_all_flat(&column, &send, &receive).unwrap().size(), [5]);
+
+    group.send(&tensor, 3, 0).unwrap();
+    group.recv(&mut tensor, 3, 0).unwrap();
+    assert_ne!(group.recv_any(&mut tensor, 0).unwrap(), 700);
+    group.barrier().unwrap();
+    assert_eq!(group.all_gather_object(&"text".to_owned()).unwrap().len(), 1000);
+    let numbers: Vec<usize> = (600..800).collect();
+    assert_eq!(group.subgroup(&numbers).unwrap().unwrap().rank(), 100);
+    group.abort().unwrap();
+}
+
+#[test]
+fn a_reducer_among_a_thousand() {
+    let group = group(0, 1000);
+    let weight = Tensor::ones([1000, 100], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    let bias = Tensor::zeros([1000], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    let parameters = [("weight".to_owned(), weight), ("bias".to_owned(), bias)];
+    let options = ReducerOptions {
+        bucket_bytes: 1000,
+        first_bucket_bytes: 1000,
+        ..ReducerOptions::default()
+    };
+    let reducer = Reducer::new(&group, &parameters, &[], options).unwrap();
+    for _ in 0..3 {
+        for (_, parameter) in &parameters {
+            brigade_torch::clear_gradient(parameter).unwrap();
+        }
+        reducer.before_forward(true).unwrap();
+        let input = Tensor::ones([4, 100], (Kind::Float, Device::Cpu));
+        let output = input.linear(&parameters[0].1, Some(&parameters[1].1));
+        let output = reducer.after_forward(output, true).unwrap();
+        output.sum(Kind::Float).f_backward().unwrap();
+    }
+    // Each gradient was divided by 1000 and reduced with 999 peers that send the same.
+    let gradient = brigade_torch::gradient(&parameters[1].1).unwrap().unwrap();
+    assert!(values(&gradient).iter().all(|g| (g - 4.0).abs() < 1e-6 || (g - 0.004).abs() < 1e-6));
+    assert_eq!(reducer.bucket_bytes().unwrap().iter().sum::<usize>(), 4 * 101_000);
+}

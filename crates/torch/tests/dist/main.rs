@@ -1,0 +1,21 @@
+//! The border with libtorch, used by several processes.
+
+// clippy.toml allows it in tests, but does not know their helpers.
+#![allow(clippy::unwrap_used)]
+
+mod devices;
+mod exchange;
+mod failure;
+mod fake;
+mod gather;
+mod golden;
+mod meeting;
+mod memory;
+mod message;
+mod object;
+mod reduce;
+mod reducer;
+mod reducer_failure;
+mod store;
+mod subgroup;
+mod work;

@@ -1,0 +1,96 @@
+//! Tensors that share memory with vectors, and gradients.
+
+use std::collections::{BTreeMap, HashMap};
+
+use brigade_torch::{
+    Device, Error, Kind, Tensor, Tensors, as_slice, clear_gradient, from_vec, grad_enabled,
+    gradient,
+};
+
+use crate::meeting::values;
+
+#[test]
+fn a_vector_becomes_a_tensor_without_a_copy() {
+    let data = vec![1f32, 2.0, 3.0, 4.0, 5.0, 6.0];
+    let address = data.as_ptr();
+    let tensor = from_vec(data, &[2, 3]).unwrap();
+    assert_eq!((tensor.size(), tensor.kind()), (vec![2, 3], Kind::Float));
+    let view = tensor.get(1);
+    assert_eq!(as_slice::<f32>(&tensor).unwrap().as_ptr(), address);
+    // A view keeps the memory when the tensor itself is gone.
+    drop(tensor);
+    assert_eq!(as_slice::<f32>(&view).unwrap(), [4.0, 5.0, 6.0]);
+    let _ = view.shallow_clone().g_add_scalar_(1);
+    assert_eq!(as_slice::<f32>(&view).unwrap(), [5.0, 6.0, 7.0]);
+
+    assert_eq!(from_vec(vec![7u8], &[]).unwrap().size(), [0i64; 0]);
+    assert_eq!(from_vec(Vec::<i64>::new(), &[0, 5]).unwrap().size(), [0, 5]);
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_refused() {
+    for shape in [&[3][..], &[-2], &[2, -1], &[i64::MAX, i64::MAX], &[0]] {
+        let error = from_vec(vec![1f64, 2.0], shape).unwrap_err();
+        assert!(matches!(error, Error::Misuse(_)), "{shape:?}: {error}");
+    }
+}
+
+#[test]
+fn a_slice_needs_a_plain_tensor_of_its_type() {
+    let tensor = Tensor::arange(6, (Kind::Int64, Device::Cpu)).view([2, 3]);
+    assert_eq!(as_slice::<i64>(&tensor).unwrap(), [0, 1, 2, 3, 4, 5]);
+    let error = as_slice::<f32>(&tensor).unwrap_err();
+    assert_eq!(error.to_string(), "expected a tensor of Float, found Int64");
+    let error = Error::from(tensor.f_matmul(&tensor).unwrap_err()).to_string();
+    assert!(
+        error.starts_with("tensor operation failed: ") && !error.contains("frame #"),
+        "{error}"
+    );
+    assert!(as_slice::<i64>(&tensor.tr()).unwrap_err().to_string().contains("contiguous"));
+    assert!(as_slice::<i64>(&tensor.to_sparse_sparse_dim(2)).is_err());
+    assert_eq!(as_slice::<i64>(&tensor.narrow(0, 0, 0)).unwrap(), [0i64; 0]);
+}
+
+#[test]
+fn gradients_come_and_go() {
+    let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
+    assert!(gradient(&weight).unwrap().is_none());
+    (&weight * 3.0).sum(Kind::Double).backward();
+    let held = gradient(&weight).unwrap().unwrap();
+    clear_gradient(&weight).unwrap();
+    assert!(gradient(&weight).unwrap().is_none());
+    assert_eq!(values(&held), [3.0, 3.0], "another handle keeps it");
+    assert!(grad_enabled() && !tch::no_grad(grad_enabled));
+}
+
+#[test]
+fn containers_are_visited_in_one_order() {
+    let number = |n: f64| Tensor::from(n);
+    let map = ["b", "a", "c"].map(|key| (key.to_owned(), number(f64::from(key.as_bytes()[0]))));
+    let value = (
+        number(1.0),
+        vec![number(2.0), number(3.0)],
+        (Some(number(4.0)), None::<Tensor>, [number(5.0)]),
+        map.iter().map(|(k, t)| (k.clone(), t.shallow_clone())).collect::<HashMap<_, _>>(),
+        map.into_iter().collect::<BTreeMap<_, _>>(),
+    );
+    let collect = |visit: &dyn Fn(&mut Vec<f64>)| {
+        let mut seen = Vec::new();
+        visit(&mut seen);
+        seen
+    };
+    let expected = [1.0, 2.0, 3.0, 4.0, 5.0, 97.0, 98.0, 99.0, 97.0, 98.0, 99.0];
+    let seen = collect(&|seen| value.visit(&mut |t| seen.push(t.double_value(&[]))));
+    assert_eq!(seen, expected);
+    let doubled = value.try_map(&mut |tensor| tensor.f_add(tensor)).unwrap();
+    let seen = collect(&|seen| doubled.visit(&mut |t| seen.push(t.double_value(&[]) / 2.0)));
+    assert_eq!(seen, expected);
+    assert_eq!(doubled.3["c"].double_value(&[]), 198.0);
+
+    let mut calls = 0;
+    let failed = value.try_map(&mut |tensor| {
+        calls += 1;
+        if calls == 3 { Err("third") } else { Ok(tensor.shallow_clone()) }
+    });
+    assert_eq!((failed.err(), calls), (Some("third"), 3));
+}

@@ -1,0 +1,105 @@
+//! Models that differ, parameters that were not reached, ranks that die in backward.
+
+use std::time::{Duration, Instant};
+
+use brigade_testkit::dist_test;
+use brigade_torch::{
+    Device, Error, Fault, Kind, ProcessGroup, Reducer, ReducerOptions, Tensor, clear_gradient,
+};
+
+use crate::meeting::{self, LIMIT, assert_fault, missing};
+
+fn parameters() -> Vec<(String, Tensor)> {
+    ["first", "second"]
+        .map(|name| {
+            let tensor = Tensor::ones([1000], (Kind::Float, Device::Cpu));
+            (name.to_owned(), tensor.set_requires_grad(true))
+        })
+        .into()
+}
+
+/// Two buckets, so that one may be under way when the peer is lost.
+fn reducer(group: &ProcessGroup, parameters: &[(String, Tensor)]) -> Reducer {
+    let options =
+        ReducerOptions { bucket_bytes: 1, first_bucket_bytes: 1, ..ReducerOptions::default() };
+    Reducer::new(group, parameters, &[], options).unwrap()
+}
+
+fn loss(reducer: &Reducer, parameters: &[(String, Tensor)]) -> Result<Tensor, Error> {
+    for (_, parameter) in parameters {
+        clear_gradient(parameter)?;
+    }
+    reducer.before_forward(true)?;
+    let output = parameters.iter().fold(Tensor::from(0f32), |sum, (_, p)| sum + p.sum(Kind::Float));
+    reducer.after_forward(output, true)
+}
+
+fn step(reducer: &Reducer, parameters: &[(String, Tensor)]) -> Result<(), Error> {
+    let loss = loss(reducer, parameters)?;
+    loss.f_backward().map_err(|error| reducer.group().backward_failure(error))
+}
+
+dist_test!(world = 3, dist_a_rank_that_dies_before_its_backward, |world| {
+    let parameters = parameters();
+    if world.rank.as_usize() == 2 {
+        meeting::by_a_child_that_dies(|| {
+            let group = meeting::group(&world);
+            let reducer = reducer(&group, &parameters);
+            for _ in 0..3 {
+                step(&reducer, &parameters).unwrap();
+            }
+            let _ = loss(&reducer, &parameters).unwrap();
+            meeting::die();
+        });
+        return;
+    }
+    let group = meeting::group(&world);
+    let reducer = reducer(&group, &parameters);
+    for _ in 0..3 {
+        step(&reducer, &parameters).unwrap();
+    }
+    let begun = Instant::now();
+    let error = assert_fault(step(&reducer, &parameters), Fault::PeerLost);
+    assert_eq!(missing(&error), [2], "{error}");
+    assert!(error.to_string().starts_with("backward on group \"world\" failed"), "{error}");
+    drop((reducer, group));
+    assert!(begun.elapsed() < LIMIT);
+});
+
+dist_test!(world = 2, dist_a_rank_that_never_comes_to_backward, |world| {
+    let group = meeting::group(&world);
+    let pair = group.subgroup(&[0, 1]).unwrap().unwrap();
+    let parameters = parameters();
+    let reducer = reducer(&pair, &parameters);
+    step(&reducer, &parameters).unwrap();
+    let unfinished = loss(&reducer, &parameters).unwrap();
+    if pair.rank() == 0 {
+        pair.set_timeout(Duration::from_millis(400)).unwrap();
+        let failed = unfinished.f_backward().map_err(|error| pair.backward_failure(error));
+        let error = assert_fault(failed, Fault::Timeout);
+        assert_eq!(missing(&error), [1], "{error}");
+    }
+    group.barrier().unwrap();
+});
+
+dist_test!(world = 2, dist_a_parameter_unused_on_one_rank_is_no_hang, |world| {
+    let group = meeting::group(&world);
+    let pair = group.subgroup(&[0, 1]).unwrap().unwrap();
+    let parameters = parameters();
+    let reducer = reducer(&pair, &parameters);
+    step(&reducer, &parameters).unwrap();
+    if pair.rank() == 0 {
+        let failed = step(&reducer, &parameters);
+        assert_fault(failed, Fault::PeerLost);
+    } else {
+        reducer.before_forward(true).unwrap();
+        let output = reducer.after_forward(parameters[0].1.sum(Kind::Float), true).unwrap();
+        output.f_backward().unwrap();
+        let text = reducer.before_forward(true).unwrap_err().to_string();
+        assert!(text.contains("find_unused_parameters") && text.contains("second"), "{text}");
+        // The rank that knows why ends it for all.
+        drop(reducer);
+        pair.abort().unwrap();
+    }
+    group.barrier().unwrap();
+});

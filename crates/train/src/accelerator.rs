@@ -1,0 +1,290 @@
+//! The Accelerator: one process's view of the job.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use brigade_torch::{DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, ProcessGroup, ReducerOptions};
+use brigade_world::World;
+
+use crate::accumulate::Accumulation;
+use crate::connect;
+use crate::error::Result;
+use crate::loader::LoaderRules;
+use crate::prepare::Prepare;
+
+/// What `brigade launch` (or torchrun) set up, as a value: the process's place among the ranks, its
+/// device, and everything that the training loop does with the others.
+///
+/// Started alone, a program has one rank and every collective is the identity, so the loop is the same.
+///
+/// ```no_run
+/// use brigade_train::{Accelerator, Adam};
+/// # use brigade_data::{DataLoader, Digits};
+/// # use brigade_models::{Cnn, Model};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let accelerator = Accelerator::new()?;
+/// let model = Model::new(Cnn::new)?;
+/// let optimizer = Adam::default().lr(5e-3).build(&model)?;
+/// let train = DataLoader::new(Digits::train()?.resize(28, 28)?).batch_size(64).shuffle(true);
+/// let (mut model, mut optimizer, train) = accelerator.prepare((model, optimizer, train))?;
+///
+/// model.train();
+/// for batch in &train {
+///     let (images, labels) = batch?.into_data();
+///     let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
+///     optimizer.zero_grad()?;
+///     accelerator.backward(&loss)?;
+///     optimizer.step()?;
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Accelerator {
+    pub(crate) job: Arc<Job>,
+    pub(crate) accumulation: Arc<Accumulation>,
+    pub(crate) options: Arc<Options>,
+}
+
+/// The process's place and its connections. Shared by everything that was prepared.
+pub(crate) struct Job {
+    pub(crate) world: World,
+    /// `None` when there is one rank.
+    pub(crate) group: Option<ProcessGroup>,
+    /// The ranks of this host, when there are several hosts.
+    pub(crate) host_group: Option<ProcessGroup>,
+    pub(crate) device: Device,
+}
+
+/// What a builder collects.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub(crate) reducer: ReducerOptions,
+    pub(crate) loader: LoaderRules,
+}
+
+/// Settings of an [`Accelerator`]. Every one has a default.
+#[derive(Debug)]
+#[must_use]
+pub struct AcceleratorBuilder {
+    cpu: bool,
+    timeout: Duration,
+    gloo: Option<GlooDevice>,
+    gradient_accumulation_steps: usize,
+    sharing: Option<Accelerator>,
+    options: Options,
+}
+
+impl Accelerator {
+    /// With defaults. Joins the other ranks; returns when all are connected.
+    ///
+    /// # Errors
+    /// [`crate::Error::World`] for contradicting variables; [`crate::Error::Torch`] when the ranks do
+    /// not find each other within the time limit.
+    pub fn new() -> Result<Self> {
+        Self::builder().build()
+    }
+
+    /// Settings to choose.
+    pub fn builder() -> AcceleratorBuilder {
+        AcceleratorBuilder {
+            cpu: false,
+            timeout: DEFAULT_GROUP_TIMEOUT,
+            gloo: None,
+            gradient_accumulation_steps: 1,
+            sharing: None,
+            options: Options { reducer: ReducerOptions::default(), loader: LoaderRules::default() },
+        }
+    }
+
+    /// Makes models, optimizers, loaders and schedulers work on all ranks. Takes one of them or a tuple
+    /// in any order and gives back the same shape.
+    ///
+    /// Every rank calls it with the same things: models are compared and take rank 0's weights, loaders
+    /// take rank 0's seed.
+    ///
+    /// # Errors
+    /// When models or data sets differ between ranks, or a peer is gone.
+    pub fn prepare<P: Prepare>(&self, objects: P) -> Result<P::Prepared> {
+        objects.prepare(self)
+    }
+
+    /// This process's number in the job, from 0.
+    #[must_use]
+    pub fn process_index(&self) -> usize {
+        self.job.rank()
+    }
+
+    /// This process's number on its host, from 0.
+    #[must_use]
+    pub fn local_process_index(&self) -> usize {
+        self.job.world.local_rank.as_usize()
+    }
+
+    /// The number of processes in the job.
+    #[must_use]
+    pub fn num_processes(&self) -> usize {
+        self.job.size()
+    }
+
+    /// Whether this is rank 0.
+    #[must_use]
+    pub fn is_main_process(&self) -> bool {
+        self.process_index() == 0
+    }
+
+    /// Whether this is the first rank of its host.
+    #[must_use]
+    pub fn is_local_main_process(&self) -> bool {
+        self.local_process_index() == 0
+    }
+
+    /// Whether this is the last rank.
+    #[must_use]
+    pub fn is_last_process(&self) -> bool {
+        self.process_index() + 1 == self.num_processes()
+    }
+
+    /// Whether there is more than one process.
+    #[must_use]
+    pub fn use_distributed(&self) -> bool {
+        self.num_processes() > 1
+    }
+
+    /// The device of this process: models and batches are put there.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.job.device
+    }
+
+    /// The process's place in the job, as the launcher told it.
+    #[must_use]
+    pub fn world(&self) -> &World {
+        &self.job.world
+    }
+
+    /// The group of all ranks, for collectives beyond those here; `None` with one process.
+    #[must_use]
+    pub fn group(&self) -> Option<&ProcessGroup> {
+        self.job.group.as_ref()
+    }
+
+    /// Prints a line on the first process of each host, without mixing with other ranks' lines.
+    pub fn println(&self, line: impl fmt::Display) {
+        if self.is_local_main_process() {
+            use std::io::Write;
+            // A reader that went away (`| head`) must not end the training.
+            let _ = writeln!(std::io::stdout().lock(), "{line}");
+        }
+    }
+
+    /// As [`Accelerator::println`], without the end of line.
+    pub fn print(&self, text: impl fmt::Display) {
+        if self.is_local_main_process() {
+            use std::io::Write;
+            let mut out = std::io::stdout().lock();
+            let _ = write!(out, "{text}").and_then(|()| out.flush());
+        }
+    }
+
+    /// Seeds libtorch's random numbers, the same on every rank: for weights and dropout.
+    pub fn set_seed(&self, seed: i64) {
+        tch::manual_seed(seed);
+    }
+
+    /// Seeds libtorch's random numbers with `seed + rank`.
+    pub fn set_seed_per_process(&self, seed: i64) {
+        tch::manual_seed(seed.wrapping_add(self.process_index() as i64));
+    }
+}
+
+impl AcceleratorBuilder {
+    /// Stays on the CPU where there is a GPU.
+    pub fn cpu(mut self, cpu: bool) -> Self {
+        self.cpu = cpu;
+        self
+    }
+
+    /// The time limit of joining and of every collective; 30 minutes unless set.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// The interface or address that Gloo listens on.
+    pub fn gloo_device(mut self, device: GlooDevice) -> Self {
+        self.gloo = Some(device);
+        self
+    }
+
+    /// Batches whose gradients are added up before each optimizer step; see
+    /// [`Accelerator::accumulate`].
+    pub fn gradient_accumulation_steps(mut self, steps: usize) -> Self {
+        self.gradient_accumulation_steps = steps;
+        self
+    }
+
+    /// How gradients are reduced.
+    pub fn reducer(mut self, options: ReducerOptions) -> Self {
+        self.options.reducer = options;
+        self
+    }
+
+    /// A loader's batch size is that of all ranks together: each takes its part of every batch.
+    pub fn split_batches(mut self, split: bool) -> Self {
+        self.options.loader.split_batches = split;
+        self
+    }
+
+    /// All ranks get the same number of equally large batches, completed with duplicates that metrics
+    /// leave out. On unless set.
+    pub fn even_batches(mut self, even: bool) -> Self {
+        self.options.loader.even_batches = even;
+        self
+    }
+
+    /// Rank 0 reads the data and sends every rank its part. Off unless set.
+    pub fn dispatch_batches(mut self, dispatch: bool) -> Self {
+        self.options.loader.dispatch = dispatch;
+        self
+    }
+
+    /// Uses another Accelerator's place, connections and device: a process joins its job once.
+    pub fn sharing(mut self, other: &Accelerator) -> Self {
+        self.sharing = Some(other.clone());
+        self
+    }
+
+    /// Joins the other ranks.
+    ///
+    /// # Errors
+    /// As [`Accelerator::new`]; [`crate::Error::Misuse`] for zero accumulation steps.
+    pub fn build(self) -> Result<Accelerator> {
+        let accumulation = Arc::new(Accumulation::new(self.gradient_accumulation_steps)?);
+        let job = match self.sharing {
+            Some(other) => other.job,
+            None => Arc::new(connect::join(World::from_env()?, self.cpu, self.timeout, self.gloo)?),
+        };
+        Ok(Accelerator { job, accumulation, options: Arc::new(self.options) })
+    }
+}
+
+impl Job {
+    pub(crate) fn rank(&self) -> usize {
+        self.world.rank.as_usize()
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.world.world_size.as_usize()
+    }
+}
+
+impl fmt::Debug for Accelerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Accelerator")
+            .field("world", &self.job.world)
+            .field("device", &self.job.device)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,91 @@
+//! Joining the job: store, device, process group.
+
+use std::time::Duration;
+
+use brigade_torch::{
+    Backend, Device, GlooDevice, GroupOptions, ProcessGroup, Store, TcpStore, cuda_compiled,
+    keep_freed_memory,
+};
+use brigade_world::{StoreHost, World};
+
+use crate::accelerator::Job;
+use crate::error::{Error, Result};
+
+/// Connects to the other ranks; with one rank there is nothing to connect.
+pub(crate) fn join(
+    world: World,
+    cpu: bool,
+    timeout: Duration,
+    gloo: Option<GlooDevice>,
+) -> Result<Job> {
+    keep_freed_memory();
+    let device = choose_device(&world, cpu);
+    if world.is_alone() {
+        return Ok(Job { world, group: None, host_group: None, device });
+    }
+    let backend = match device {
+        Device::Cuda(_) => Backend::Nccl,
+        _ => Backend::Gloo(gloo.unwrap_or_else(|| gloo_device(&world))),
+    };
+    // PyTorch's place in the store for the first group, so that Python ranks can join.
+    let store = open_store(&world, timeout)?.prefix("default_pg")?;
+    let options = GroupOptions {
+        name: "world".into(),
+        store_key: Some("0".into()),
+        timeout,
+        device: Some(device),
+    };
+    let (rank, size) = (world.rank.as_usize(), world.world_size.as_usize());
+    let group = ProcessGroup::new(&store, rank, size, backend, options)?;
+    let host_group = match world.num_nodes {
+        1 => None,
+        _ => host_group(&group, &world)?,
+    };
+    Ok(Job { world, group: Some(group), host_group, device })
+}
+
+fn choose_device(world: &World, cpu: bool) -> Device {
+    let devices = tch::Cuda::device_count();
+    if cpu || !cuda_compiled() || devices <= 0 {
+        return Device::Cpu;
+    }
+    Device::Cuda(world.local_rank.as_usize() % devices.unsigned_abs() as usize)
+}
+
+/// On one host the loopback always works; a host's own name may resolve to anything.
+fn gloo_device(world: &World) -> GlooDevice {
+    let loopback = world.store.addr.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    if world.num_nodes == 1 && loopback && std::env::var_os("GLOO_SOCKET_IFNAME").is_none() {
+        GlooDevice::Address(world.store.addr.clone())
+    } else {
+        GlooDevice::Default
+    }
+}
+
+fn open_store(world: &World, timeout: Duration) -> Result<Store> {
+    let endpoint = &world.store;
+    let serves = world.rank.as_usize() == 0;
+    let store = match endpoint.host {
+        StoreHost::Rank0Fd(fd) if serves => TcpStore::server_on_fd(fd)?,
+        StoreHost::Rank0 if serves => TcpStore::server(endpoint.addr.clone(), endpoint.port),
+        _ => TcpStore::client(endpoint.addr.clone(), endpoint.port),
+    };
+    Ok(store.world_size(world.world_size.as_usize()).timeout(timeout).open()?)
+}
+
+/// The group of this host's ranks. Hosts may have different numbers of ranks: all tell theirs.
+fn host_group(group: &ProcessGroup, world: &World) -> Result<Option<ProcessGroup>> {
+    let hosts: Vec<usize> = group.all_gather_object(&world.node_rank)?;
+    let mut mine = None;
+    for host in 0..world.num_nodes {
+        let ranks: Vec<usize> = (0..hosts.len()).filter(|&rank| hosts[rank] == host).collect();
+        if ranks.is_empty() {
+            return Err(Error::Misuse(format!(
+                "no rank runs on host {host}, but GROUP_WORLD_SIZE says there are {} hosts",
+                world.num_nodes
+            )));
+        }
+        mine = group.subgroup(&ranks)?.or(mine);
+    }
+    Ok(mine)
+}

@@ -1,0 +1,293 @@
+//! Rank 0 reads the data and sends every rank its part.
+
+use std::collections::BTreeMap;
+
+use brigade_data::{Batch, DataError, Epoch, Round};
+use brigade_torch::{Device, Kind, ProcessGroup, Tensor, Tensors};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// Data that another rank can build again from its tensors: what a loader's batches must be so that
+/// rank 0 can read for all. Tensors, tuples up to eight, `Vec`, `Option` and maps from `String` are.
+pub trait Rebuild: Tensors<Owned = Self> + Sized + Send + 'static {
+    /// How the tensors are arranged.
+    fn layout(&self) -> Layout;
+
+    /// Arranges tensors, taken in the order of [`Tensors::visit`].
+    ///
+    /// # Errors
+    /// When the layout is that of another type, or there are too few tensors.
+    fn rebuild(layout: &Layout, tensors: &mut dyn Iterator<Item = Tensor>) -> Result<Self>;
+}
+
+/// An arrangement of tensors.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Layout {
+    /// One tensor.
+    Tensor,
+    /// A tuple or a list.
+    List(Vec<Self>),
+    /// An option without a value.
+    Absent,
+    /// A map.
+    Map(BTreeMap<String, Self>),
+}
+
+/// What rank 0 says before a round.
+#[derive(Debug, Serialize, Deserialize)]
+enum Header {
+    Batch {
+        layout: Layout,
+        tensors: Vec<(Vec<i64>, i32)>,
+        index: usize,
+        last: bool,
+        rows: Vec<usize>,
+        valid: Vec<usize>,
+    },
+    Failed {
+        reason: String,
+    },
+    End,
+}
+
+/// One epoch that rank 0 reads.
+pub(crate) struct Dispatch<T> {
+    group: ProcessGroup,
+    /// On rank 0.
+    epoch: Option<Epoch<T>>,
+    ended: bool,
+}
+
+impl<T: Rebuild> Dispatch<T> {
+    pub(crate) fn new(group: ProcessGroup, epoch: Option<Epoch<T>>) -> Self {
+        Self { group, epoch, ended: false }
+    }
+
+    /// Batches to come, where this rank knows.
+    pub(crate) fn remaining(&self) -> Option<usize> {
+        self.epoch.as_ref().and_then(Epoch::remaining)
+    }
+
+    /// A collective: every rank calls it as often as the others.
+    pub(crate) fn next(&mut self) -> Option<Result<Batch<T>>> {
+        if self.ended {
+            return None;
+        }
+        match self.round() {
+            Ok(Some(batch)) => Some(Ok(batch)),
+            Ok(None) => {
+                self.ended = true;
+                None
+            }
+            Err(error) => {
+                // A batch that cannot be read leaves the ranks in step; a lost peer does not.
+                self.ended = !matches!(error, Error::Data(_));
+                Some(Err(error))
+            }
+        }
+    }
+
+    fn round(&mut self) -> Result<Option<Batch<T>>> {
+        let Some(epoch) = &mut self.epoch else {
+            return self.receive();
+        };
+        let read = epoch.next();
+        let header = match &read {
+            None => Header::End,
+            Some(Err(error)) => Header::Failed { reason: error.to_string() },
+            Some(Ok(batch)) => describe(batch)?,
+        };
+        self.group.broadcast_object(Some(&header), 0)?;
+        let Some(batch) = read.transpose()? else {
+            return Ok(None);
+        };
+        let mut tensors = Vec::new();
+        batch.visit(&mut |tensor| tensors.push(tensor.shallow_clone()));
+        for tensor in tensors {
+            let mut tensor = tensor.f_contiguous()?.f_to_device(self.group.device())?;
+            self.group.broadcast(&mut tensor, 0)?;
+        }
+        self.own_part(&batch)
+    }
+
+    fn receive(&mut self) -> Result<Option<Batch<T>>> {
+        match self.group.broadcast_object::<Header>(None, 0)? {
+            Header::End => Ok(None),
+            Header::Failed { reason } => {
+                Err(Error::Data(DataError::other(format!("rank 0, which reads for all: {reason}"))))
+            }
+            Header::Batch { layout, tensors, index, last, rows, valid } => {
+                let mut received = Vec::with_capacity(tensors.len());
+                for (shape, kind) in tensors {
+                    let kind = kind_from_number(kind)?;
+                    let mut tensor = Tensor::f_empty(shape, (kind, self.group.device()))?;
+                    self.group.broadcast(&mut tensor, 0)?;
+                    received.push(tensor.f_to_device(Device::Cpu)?);
+                }
+                let data = T::rebuild(&layout, &mut received.into_iter())?;
+                let round = Round { rows, valid };
+                self.own_part(&Batch::from_parts(data, index, last, None, round))
+            }
+        }
+    }
+
+    fn own_part(&self, all: &Batch<T>) -> Result<Option<Batch<T>>> {
+        let rank = self.group.rank();
+        let part = all.part(rank)?;
+        let (index, last, round) = (all.index(), all.is_last(), all.round().clone());
+        Ok(Some(Batch::from_parts(part, index, last, Some(rank), round)))
+    }
+}
+
+fn describe<T: Rebuild>(batch: &Batch<T>) -> Result<Header> {
+    let mut tensors = Vec::new();
+    let mut failed = None;
+    batch.visit(&mut |tensor| match tensor.f_kind().map_err(Error::from).and_then(kind_number) {
+        Ok(kind) => tensors.push((tensor.size(), kind)),
+        Err(error) => failed = Some(error),
+    });
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    Ok(Header::Batch {
+        layout: batch.layout(),
+        tensors,
+        index: batch.index(),
+        last: batch.is_last(),
+        rows: batch.round().rows.clone(),
+        valid: batch.round().valid.clone(),
+    })
+}
+
+/// The kinds that travel, by c10's numbers.
+const KINDS: [(i32, Kind); 13] = [
+    (0, Kind::Uint8),
+    (1, Kind::Int8),
+    (2, Kind::Int16),
+    (3, Kind::Int),
+    (4, Kind::Int64),
+    (5, Kind::Half),
+    (6, Kind::Float),
+    (7, Kind::Double),
+    (8, Kind::ComplexHalf),
+    (9, Kind::ComplexFloat),
+    (10, Kind::ComplexDouble),
+    (11, Kind::Bool),
+    (15, Kind::BFloat16),
+];
+
+fn kind_number(kind: Kind) -> Result<i32> {
+    KINDS
+        .iter()
+        .find(|(_, known)| *known == kind)
+        .map(|(number, _)| *number)
+        .ok_or_else(|| Error::Misuse(format!("tensors of {kind:?} cannot be sent to other ranks")))
+}
+
+fn kind_from_number(number: i32) -> Result<Kind> {
+    KINDS
+        .iter()
+        .find(|(known, _)| *known == number)
+        .map(|(_, kind)| *kind)
+        .ok_or_else(|| Error::Misuse(format!("rank 0 sent a tensor of unknown kind {number}")))
+}
+
+fn wrong(expected: &str, found: &Layout) -> Error {
+    Error::Misuse(format!("rank 0 sent data of another type: expected {expected}, found {found:?}"))
+}
+
+impl Rebuild for Tensor {
+    fn layout(&self) -> Layout {
+        Layout::Tensor
+    }
+
+    fn rebuild(layout: &Layout, tensors: &mut dyn Iterator<Item = Tensor>) -> Result<Self> {
+        match (layout, tensors.next()) {
+            (Layout::Tensor, Some(tensor)) => Ok(tensor),
+            _ => Err(wrong("a tensor", layout)),
+        }
+    }
+}
+
+impl<T: Rebuild> Rebuild for Vec<T> {
+    fn layout(&self) -> Layout {
+        Layout::List(self.iter().map(Rebuild::layout).collect())
+    }
+
+    fn rebuild(layout: &Layout, tensors: &mut dyn Iterator<Item = Tensor>) -> Result<Self> {
+        match layout {
+            Layout::List(parts) => parts.iter().map(|part| T::rebuild(part, tensors)).collect(),
+            _ => Err(wrong("a list", layout)),
+        }
+    }
+}
+
+impl<T: Rebuild> Rebuild for Option<T> {
+    fn layout(&self) -> Layout {
+        self.as_ref().map_or(Layout::Absent, Rebuild::layout)
+    }
+
+    fn rebuild(layout: &Layout, tensors: &mut dyn Iterator<Item = Tensor>) -> Result<Self> {
+        match layout {
+            Layout::Absent => Ok(None),
+            present => T::rebuild(present, tensors).map(Some),
+        }
+    }
+}
+
+impl<T: Rebuild> Rebuild for BTreeMap<String, T> {
+    fn layout(&self) -> Layout {
+        Layout::Map(self.iter().map(|(key, value)| (key.clone(), value.layout())).collect())
+    }
+
+    fn rebuild(layout: &Layout, tensors: &mut dyn Iterator<Item = Tensor>) -> Result<Self> {
+        match layout {
+            Layout::Map(parts) => parts
+                .iter()
+                .map(|(key, part)| Ok((key.clone(), T::rebuild(part, tensors)?)))
+                .collect(),
+            _ => Err(wrong("a map", layout)),
+        }
+    }
+}
+
+impl<T: Rebuild> Rebuild for std::collections::HashMap<String, T> {
+    fn layout(&self) -> Layout {
+        Layout::Map(self.iter().map(|(key, value)| (key.clone(), value.layout())).collect())
+    }
+
+    fn rebuild(layout: &Layout, tensors: &mut dyn Iterator<Item = Tensor>) -> Result<Self> {
+        // By key, the order in which a hash map's tensors are visited.
+        Ok(BTreeMap::<String, T>::rebuild(layout, tensors)?.into_iter().collect())
+    }
+}
+
+macro_rules! tuples {
+    ($count:literal: $($name:ident $index:tt),+) => {
+        impl<$($name: Rebuild),+> Rebuild for ($($name,)+) {
+            fn layout(&self) -> Layout {
+                Layout::List(vec![$(self.$index.layout()),+])
+            }
+
+            fn rebuild(layout: &Layout, tensors: &mut dyn Iterator<Item = Tensor>) -> Result<Self> {
+                match layout {
+                    Layout::List(parts) if parts.len() == $count => {
+                        Ok(($($name::rebuild(&parts[$index], tensors)?,)+))
+                    }
+                    _ => Err(wrong(concat!("a tuple of ", $count), layout)),
+                }
+            }
+        }
+    };
+}
+
+tuples!(1: A 0);
+tuples!(2: A 0, B 1);
+tuples!(3: A 0, B 1, C 2);
+tuples!(4: A 0, B 1, C 2, D 3);
+tuples!(5: A 0, B 1, C 2, D 3, E 4);
+tuples!(6: A 0, B 1, C 2, D 3, E 4, F 5);
+tuples!(7: A 0, B 1, C 2, D 3, E 4, F 5, G 6);
+tuples!(8: A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);

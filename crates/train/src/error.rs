@@ -1,0 +1,89 @@
+//! What can go wrong in a training loop.
+
+use std::path::PathBuf;
+
+/// Any error of the Accelerator and of what it prepared.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The launcher's variables contradict each other.
+    #[error(transparent)]
+    World(#[from] brigade_world::WorldError),
+    /// A collective, a store or libtorch failed.
+    #[error(transparent)]
+    Torch(#[from] brigade_torch::Error),
+    /// A batch could not be made.
+    #[error(transparent)]
+    Data(#[from] brigade_data::DataError),
+    /// A model could not be built, saved or loaded.
+    #[error(transparent)]
+    Model(#[from] brigade_models::Error),
+    /// A schedule's or a sampler's numbers do not fit.
+    #[error(transparent)]
+    Plan(#[from] brigade_plan::PlanError),
+    /// A tensor operation failed.
+    #[error("tensor operation failed: {0}")]
+    Tensor(#[from] tch::TchError),
+    /// The caller asked for something that cannot be.
+    #[error("{0}")]
+    Misuse(String),
+    /// Ranks were given different data sets.
+    #[error(
+        "the ranks' loaders differ: rank 0 has {expected} samples, rank {rank} has {found}; build \
+         the same data set on every rank"
+    )]
+    LoadersDiffer {
+        /// The first rank that differs.
+        rank: usize,
+        /// Samples on rank 0.
+        expected: i64,
+        /// Samples on that rank.
+        found: i64,
+    },
+    /// A value does not have one row per sample of its batch.
+    #[error(
+        "gather_for_metrics: expected one row for each of the batch's {expected} samples, found a \
+         tensor of shape {found:?}; gather other values with `gather`"
+    )]
+    Rows {
+        /// Rows of the batch.
+        expected: usize,
+        /// The tensor's shape.
+        found: Vec<i64>,
+    },
+    /// Some ranks have no batch in a round, so they do not take part in a gather.
+    #[error(
+        "gather_for_metrics: rank {rank} has no batch in this round, because the batches are uneven; \
+         keep `even_batches` on: its duplicates are left out of metrics"
+    )]
+    UnevenRound {
+        /// The first rank without a batch.
+        rank: usize,
+    },
+    /// The rank that ran a scope for the others failed.
+    #[error("{scope}: rank {rank} failed, so no rank goes on: {reason}")]
+    Leader {
+        /// Which scope.
+        scope: &'static str,
+        /// The rank that failed.
+        rank: usize,
+        /// Its error, in words.
+        reason: String,
+    },
+    /// A file could not be written or read.
+    #[error("{action} {path}: {source}", path = path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// An error of the caller's own code inside a scope.
+    #[error("{0}")]
+    User(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// The result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,215 @@
+//! Values of all ranks: gather, reduce, broadcast, pad.
+
+use brigade_data::{Batch, Round};
+use brigade_torch::{Device, ReduceOp, Tensor, Tensors, as_slice};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::accelerator::Accelerator;
+use crate::error::{Error, Result};
+
+impl Accelerator {
+    /// The tensors of all ranks, one after another along the first dimension: `[n, …]` becomes
+    /// `[num_processes * n, …]`, a scalar `[num_processes]`. All ranks' tensors have one shape; see
+    /// [`Accelerator::pad_across_processes`].
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when a peer is gone.
+    pub fn gather<T: Tensors>(&self, values: &T) -> Result<T::Owned> {
+        values.try_map(&mut |tensor| match self.group() {
+            Some(group) => Ok(group.all_gather_flat(tensor)?),
+            None if tensor.dim() == 0 => Ok(tensor.f_unsqueeze(0)?),
+            None => Ok(tensor.shallow_clone()),
+        })
+    }
+
+    /// As [`Accelerator::gather`], for what was computed from a batch, without the duplicates that
+    /// complete uneven batches: over an epoch, every sample counts exactly once.
+    ///
+    /// The count of real rows travels with the batch, so nested loops, early breaks and skipped batches
+    /// change nothing. Each tensor has one row per sample of the batch.
+    ///
+    /// # Errors
+    /// [`Error::Rows`] for a tensor of another length; [`Error::UnevenRound`] when some rank has no
+    /// batch in this round; [`Error::Torch`] when a peer is gone.
+    pub fn gather_for_metrics<B, T: Tensors>(
+        &self,
+        batch: &Batch<B>,
+        values: &T,
+    ) -> Result<T::Owned> {
+        let round = batch.round();
+        let rows = batch.rows();
+        if let (Some(_), Some(rank)) = (self.group(), round.rows.iter().position(|&n| n == 0)) {
+            return Err(Error::UnevenRound { rank });
+        }
+        values.try_map(&mut |tensor| {
+            let shape = tensor.size();
+            if shape.first().copied() != Some(rows as i64) {
+                return Err(Error::Rows { expected: rows, found: shape });
+            }
+            self.gather_valid(tensor, round)
+        })
+    }
+
+    fn gather_valid(&self, tensor: &Tensor, round: &Round) -> Result<Tensor> {
+        let (gathered, ranges) = match self.group() {
+            None => (tensor.shallow_clone(), round.valid_ranges()),
+            Some(group) if round.is_even() => {
+                (group.all_gather_flat(tensor)?, round.valid_ranges())
+            }
+            Some(group) => {
+                let longest = round.rows.iter().copied().max().unwrap_or(0);
+                let padded = pad_to(tensor, 0, longest as i64, 0.0, false)?;
+                let even =
+                    Round { rows: vec![longest; round.rows.len()], valid: round.valid.clone() };
+                (group.all_gather_flat(&padded)?, even.valid_ranges())
+            }
+        };
+        match ranges.as_slice() {
+            [all] if all.start == 0 && all.end as i64 == gathered.size()[0] => Ok(gathered),
+            [] => Ok(gathered.f_narrow(0, 0, 0)?),
+            ranges => {
+                let kept = ranges
+                    .iter()
+                    .map(|range| gathered.f_narrow(0, range.start as i64, range.len() as i64))
+                    .collect::<std::result::Result<Vec<_>, _>>()?;
+                Ok(Tensor::f_cat(&kept, 0)?)
+            }
+        }
+    }
+
+    /// Objects of all ranks that were computed from a batch, one per sample, without those of duplicates.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] when there is not one object per sample; otherwise as
+    /// [`Accelerator::gather_for_metrics`].
+    pub fn gather_objects_for_metrics<B, T>(
+        &self,
+        batch: &Batch<B>,
+        objects: Vec<T>,
+    ) -> Result<Vec<T>>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let round = batch.round();
+        if objects.len() != batch.rows() {
+            return Err(Error::Misuse(format!(
+                "gather_objects_for_metrics: expected one object for each of the batch's {} \
+                 samples, found {}",
+                batch.rows(),
+                objects.len()
+            )));
+        }
+        let Some(group) = self.group() else {
+            return Ok(objects.into_iter().take(batch.valid()).collect());
+        };
+        if let Some(rank) = round.rows.iter().position(|&n| n == 0) {
+            return Err(Error::UnevenRound { rank });
+        }
+        let gathered = group.all_gather_object(&objects)?;
+        Ok(gathered
+            .into_iter()
+            .zip(&round.valid)
+            .flat_map(|(objects, &valid)| objects.into_iter().take(valid))
+            .collect())
+    }
+
+    /// The reduction of each tensor over all ranks, on every rank. The arguments stay as they are.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when a peer is gone, or for the mean of integers.
+    pub fn reduce<T: Tensors>(&self, values: &T, op: ReduceOp) -> Result<T::Owned> {
+        values.try_map(&mut |tensor| {
+            let mut reduced = tensor.f_detach_copy()?;
+            if let Some(group) = self.group() {
+                group.all_reduce(&mut reduced, op)?;
+            }
+            Ok(reduced)
+        })
+    }
+
+    /// The tensors of rank `from`, on every rank. Shapes and types are the same on all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when a peer is gone or there is no such rank.
+    pub fn broadcast<T: Tensors>(&self, values: &T, from: usize) -> Result<T::Owned> {
+        values.try_map(&mut |tensor| {
+            let mut copy = tensor.f_detach_copy()?;
+            if let Some(group) = self.group() {
+                group.broadcast(&mut copy, from)?;
+            }
+            Ok(copy)
+        })
+    }
+
+    /// Makes the tensors of all ranks equally long in one dimension, so that they can be gathered:
+    /// shorter ones are filled with `value` at the end, or at the front with `first`.
+    ///
+    /// A negative dimension counts from the end. A tensor that lacks the dimension stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when a peer is gone.
+    pub fn pad_across_processes<T: Tensors>(
+        &self,
+        values: &T,
+        dim: i64,
+        value: f64,
+        first: bool,
+    ) -> Result<T::Owned> {
+        values.try_map(&mut |tensor| {
+            let dims = tensor.dim() as i64;
+            let dim = if dim < 0 { dim + dims } else { dim };
+            let Some(group) = self.group() else {
+                return Ok(tensor.shallow_clone());
+            };
+            if !(0..dims).contains(&dim) {
+                return Ok(tensor.shallow_clone());
+            }
+            let mine = Tensor::from_slice(&[tensor.size()[dim as usize]]);
+            let lengths = group.all_gather_flat(&mine.f_to_device(group.device())?)?;
+            let lengths = lengths.f_to_device(Device::Cpu)?;
+            let longest = as_slice::<i64>(&lengths)?.iter().copied().max().unwrap_or(0);
+            pad_to(tensor, dim, longest, value, first)
+        })
+    }
+
+    /// Rank `from`'s object, on every rank.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when a peer is gone or the object cannot be carried.
+    pub fn broadcast_object<T>(&self, object: T, from: usize) -> Result<T>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        match self.group() {
+            Some(group) => Ok(group.broadcast_object(Some(&object), from)?),
+            None => Ok(object),
+        }
+    }
+
+    /// The objects of all ranks, by rank, on every rank.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when a peer is gone or an object cannot be carried.
+    pub fn gather_object<T>(&self, object: T) -> Result<Vec<T>>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        match self.group() {
+            Some(group) => Ok(group.all_gather_object(&object)?),
+            None => Ok(vec![object]),
+        }
+    }
+}
+
+fn pad_to(tensor: &Tensor, dim: i64, length: i64, value: f64, first: bool) -> Result<Tensor> {
+    let mut shape = tensor.size();
+    let missing = length - shape[dim as usize];
+    if missing <= 0 {
+        return Ok(tensor.shallow_clone());
+    }
+    shape[dim as usize] = missing;
+    let filling = Tensor::f_full(shape, value, (tensor.f_kind()?, tensor.device()))?;
+    let parts = if first { [&filling, tensor] } else { [tensor, &filling] };
+    Ok(Tensor::f_cat(&parts, dim)?)
+}

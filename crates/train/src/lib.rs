@@ -1,0 +1,36 @@
+//! The Accelerator: one training loop for one process or many.
+//!
+//! A loop for one process becomes one for many with four changes: make an [`Accelerator`], let it
+//! [`prepare`](Accelerator::prepare) the model, the optimizer and the loaders, call its
+//! [`backward`](Accelerator::backward), and [`gather_for_metrics`](Accelerator::gather_for_metrics) what
+//! is counted. Started alone, the same program runs as one process.
+
+mod accelerator;
+mod accumulate;
+mod connect;
+mod dispatch;
+mod error;
+mod gather;
+mod loader;
+mod metrics;
+mod model;
+mod optim;
+mod prepare;
+mod progress;
+mod save;
+mod scheduler;
+mod scope;
+mod split;
+
+pub use accelerator::{Accelerator, AcceleratorBuilder};
+pub use brigade_torch::{Device, Kind, ReduceOp, ReducerOptions, Tensor, Tensors};
+pub use dispatch::{Layout, Rebuild};
+pub use error::{Error, Result};
+pub use loader::{Batches, Epochs, PreparedLoader};
+pub use metrics::Accuracy;
+pub use model::{PreparedModel, PreparedModels};
+pub use optim::{Adam, Optimizer, Sgd, Trainable};
+pub use prepare::Prepare;
+pub use progress::Progress;
+pub use scheduler::Scheduler;
+pub use split::Split;

@@ -1,0 +1,274 @@
+//! Loaders whose batches are shared out among the ranks.
+
+use std::fmt;
+use std::sync::Arc;
+
+use brigade_data::{
+    Batch, Collate, DataLoader, Dataset, Epoch, IterableDataset, ShardOptions, StreamLoader,
+};
+use brigade_torch::{Device, Tensor, as_slice};
+
+use crate::accelerator::{Accelerator, Job};
+use crate::dispatch::{Dispatch, Rebuild};
+use crate::error::{Error, Result};
+use crate::prepare::Prepare;
+
+/// How the Accelerator shares batches out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LoaderRules {
+    pub(crate) split_batches: bool,
+    pub(crate) even_batches: bool,
+    pub(crate) dispatch: bool,
+}
+
+impl Default for LoaderRules {
+    fn default() -> Self {
+        Self { split_batches: false, even_batches: true, dispatch: false }
+    }
+}
+
+/// A loader after [`Accelerator::prepare`]: this rank's batches, on this rank's device.
+///
+/// Each iteration is an epoch, with an order that all ranks agree on.
+pub struct PreparedLoader<L> {
+    loader: L,
+    job: Arc<Job>,
+    dispatch: bool,
+}
+
+impl<D> Prepare for DataLoader<D>
+where
+    D: Dataset + 'static,
+    D::Batch: Rebuild,
+{
+    type Prepared = PreparedLoader<Self>;
+
+    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
+        let rules = accelerator.options.loader;
+        let options = shard_options(rules);
+        let world = accelerator.num_processes();
+        let samples = self.dataset().len() as i64;
+        let seed = self.options().seed;
+        let agreed = self.seed(agree(accelerator, samples, seed, rules.dispatch)?);
+        let loader = match (world, rules.dispatch) {
+            (1, _) => agreed,
+            (_, false) => agreed.shard(accelerator.process_index(), world, options)?,
+            (_, true) => agreed.dispatch(world, options)?,
+        };
+        Ok(PreparedLoader::new(loader, accelerator))
+    }
+}
+
+impl<I> Prepare for StreamLoader<I>
+where
+    I: IterableDataset + 'static,
+    <I::Sample as Collate>::Batch: Rebuild,
+{
+    type Prepared = PreparedLoader<Self>;
+
+    fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
+        let rules = accelerator.options.loader;
+        let options = shard_options(rules);
+        let world = accelerator.num_processes();
+        let seed = self.options().seed;
+        let agreed = self.seed(agree(accelerator, -1, seed, rules.dispatch)?);
+        let loader = match (world, rules.dispatch) {
+            (1, _) => agreed,
+            (_, false) => agreed.shard(accelerator.process_index(), world, options)?,
+            (_, true) => agreed.dispatch(world, options)?,
+        };
+        Ok(PreparedLoader::new(loader, accelerator))
+    }
+}
+
+impl<L> PreparedLoader<L> {
+    fn new(loader: L, accelerator: &Accelerator) -> Self {
+        let dispatch = accelerator.options.loader.dispatch && accelerator.use_distributed();
+        Self { loader, job: Arc::clone(&accelerator.job), dispatch }
+    }
+
+    /// The loader under the preparation: its options, its epoch, `set_epoch`, `set_skip_batches`.
+    #[must_use]
+    pub fn inner(&self) -> &L {
+        &self.loader
+    }
+}
+
+impl<D: Dataset> PreparedLoader<DataLoader<D>> {
+    /// Batches of this rank in an epoch.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.loader.len()
+    }
+
+    /// Whether this rank has no batch.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.loader.is_empty()
+    }
+}
+
+/// What both kinds of loader can do: begin an epoch.
+pub trait Epochs {
+    /// The data of a batch.
+    type Data: Rebuild;
+
+    /// Begins the next epoch.
+    fn begin(&self) -> Epoch<Self::Data>;
+
+    /// Counts an epoch that another rank reads.
+    fn pass(&self);
+}
+
+impl<D> Epochs for DataLoader<D>
+where
+    D: Dataset + 'static,
+    D::Batch: Rebuild,
+{
+    type Data = D::Batch;
+
+    fn begin(&self) -> Epoch<D::Batch> {
+        self.iter()
+    }
+
+    fn pass(&self) {
+        self.set_epoch(self.epoch() + 1);
+    }
+}
+
+impl<I> Epochs for StreamLoader<I>
+where
+    I: IterableDataset + 'static,
+    <I::Sample as Collate>::Batch: Rebuild,
+{
+    type Data = <I::Sample as Collate>::Batch;
+
+    fn begin(&self) -> Epoch<Self::Data> {
+        self.iter()
+    }
+
+    fn pass(&self) {
+        self.set_epoch(self.epoch() + 1);
+    }
+}
+
+/// One epoch of a prepared loader.
+pub struct Batches<T> {
+    source: Source<T>,
+    device: Device,
+    remaining: Option<usize>,
+}
+
+enum Source<T> {
+    /// This rank reads its own.
+    Own(Epoch<T>),
+    /// Rank 0 reads for all.
+    Dispatched(Dispatch<T>),
+}
+
+impl<L: Epochs> PreparedLoader<L> {
+    /// Begins the next epoch. In dispatch mode every rank must.
+    #[must_use]
+    pub fn iter(&self) -> Batches<L::Data> {
+        let source = match (&self.job.group, self.dispatch) {
+            (Some(group), true) => {
+                let epoch = if self.job.rank() == 0 {
+                    Some(self.loader.begin())
+                } else {
+                    self.loader.pass();
+                    None
+                };
+                Source::Dispatched(Dispatch::new(group.clone(), epoch))
+            }
+            _ => Source::Own(self.loader.begin()),
+        };
+        let remaining = match &source {
+            Source::Own(epoch) => epoch.remaining(),
+            Source::Dispatched(dispatch) => dispatch.remaining(),
+        };
+        Batches { source, device: self.job.device, remaining }
+    }
+}
+
+impl<L: Epochs> IntoIterator for &PreparedLoader<L> {
+    type Item = Result<Batch<L::Data>>;
+    type IntoIter = Batches<L::Data>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl<T: Rebuild> Iterator for Batches<T> {
+    type Item = Result<Batch<T>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let batch = match &mut self.source {
+            Source::Own(epoch) => epoch.next()?.map_err(Error::from),
+            Source::Dispatched(dispatch) => dispatch.next()?,
+        };
+        if let Some(remaining) = &mut self.remaining {
+            *remaining = remaining.saturating_sub(1);
+        }
+        Some(match self.device {
+            Device::Cpu => batch,
+            device => batch.and_then(|batch| {
+                batch.try_map(|data| {
+                    data.try_map(&mut |tensor: &Tensor| Ok(tensor.f_to_device(device)?))
+                })
+            }),
+        })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.remaining.unwrap_or(0), self.remaining)
+    }
+}
+
+impl<L: fmt::Debug> fmt::Debug for PreparedLoader<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedLoader")
+            .field("loader", &self.loader)
+            .field("dispatch", &self.dispatch)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Debug for Batches<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batches").field("remaining", &self.remaining).finish_non_exhaustive()
+    }
+}
+
+fn shard_options(rules: LoaderRules) -> ShardOptions {
+    ShardOptions {
+        split_batches: rules.split_batches,
+        even_batches: rules.even_batches,
+        ..ShardOptions::default()
+    }
+}
+
+/// Compares the number of samples across ranks and gives rank 0's seed. In dispatch mode only rank 0's
+/// data are read, so others may differ.
+fn agree(accelerator: &Accelerator, samples: i64, seed: u64, dispatch: bool) -> Result<u64> {
+    let Some(group) = accelerator.group() else {
+        return Ok(seed);
+    };
+    let seed = i64::from_ne_bytes(seed.to_ne_bytes());
+    let mine = Tensor::from_slice(&[samples, seed]).f_to_device(group.device())?;
+    let all = group
+        .all_gather(&mine)?
+        .iter()
+        .map(|pair| {
+            let pair = pair.f_to_device(Device::Cpu)?;
+            let pair = as_slice::<i64>(&pair)?;
+            Ok((pair[0], pair[1]))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let (expected, seed) = all[0];
+    let different = all.iter().position(|&(found, _)| found != expected);
+    if let (false, Some(rank)) = (dispatch, different) {
+        return Err(Error::LoadersDiffer { rank, expected, found: all[rank].0 });
+    }
+    Ok(u64::from_ne_bytes(seed.to_ne_bytes()))
+}

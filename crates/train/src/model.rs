@@ -1,0 +1,215 @@
+//! A model whose gradients are averaged over the ranks.
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use brigade_models::{Model, Module, NamedTensor};
+use brigade_torch::{Reducer, Tensor, Tensors, grad_enabled};
+
+use crate::accelerator::Accelerator;
+use crate::error::Result;
+use crate::prepare::Prepare;
+
+/// A [`Model`] after [`Accelerator::prepare`]: on the process's device, with rank 0's weights, and with
+/// gradients that `backward` averages over the ranks.
+///
+/// With one rank, or without a parameter that is trained, it is the model itself.
+pub struct PreparedModel<M> {
+    model: Model<M>,
+    reducer: Option<Reducer>,
+    sync: Arc<AtomicBool>,
+    /// Whether this rank's buffers may be others than rank 0's: after a forward in training.
+    buffers_differ: Cell<bool>,
+}
+
+impl<M> Prepare for Model<M> {
+    type Prepared = PreparedModel<M>;
+
+    fn prepare(mut self, accelerator: &Accelerator) -> Result<PreparedModel<M>> {
+        if self.device() != accelerator.device() {
+            self.to_device(accelerator.device())?;
+        }
+        let trained = named(self.trainable_parameters());
+        let reducer = match accelerator.group() {
+            Some(group) if !trained.is_empty() => {
+                let trained_names: Vec<&String> = trained.iter().map(|(name, _)| name).collect();
+                // Frozen parameters are broadcast like buffers at the start, but never again.
+                let frozen: Vec<NamedTensor> = self
+                    .parameters()
+                    .into_iter()
+                    .filter(|parameter| !trained_names.contains(&&parameter.name))
+                    .collect();
+                broadcast_all(accelerator, &frozen)?;
+                let buffers = named(self.buffers());
+                Some(Reducer::new(group, &trained, &buffers, accelerator.options.reducer.clone())?)
+            }
+            Some(_) => {
+                broadcast_all(accelerator, &self.parameters())?;
+                broadcast_all(accelerator, &self.buffers())?;
+                None
+            }
+            None => None,
+        };
+        Ok(PreparedModel {
+            model: self,
+            reducer,
+            sync: Arc::new(AtomicBool::new(true)),
+            buffers_differ: Cell::new(true),
+        })
+    }
+}
+
+impl<M> PreparedModel<M> {
+    /// The model's output. In training, buffers (BatchNorm's statistics) are rank 0's before each
+    /// forward.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`] when a peer is gone, or when the last backward did not reach every
+    /// parameter (see `find_unused_parameters` in [`brigade_torch::ReducerOptions`]).
+    ///
+    /// # Panics
+    /// Like tch's operators, when the input's shape does not fit the model.
+    pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
+    where
+        M: Module<Input>,
+        M::Output: Tensors<Owned = M::Output>,
+    {
+        let Some(reducer) = &self.reducer else {
+            return Ok(self.model.forward(input));
+        };
+        let sync = self.sync.load(Ordering::Relaxed);
+        // In evaluation the buffers stay as they are: one message after the last training step, and
+        // none when ranks have unequal numbers of batches to evaluate.
+        if grad_enabled() || self.buffers_differ.get() {
+            reducer.before_forward(sync)?;
+            self.buffers_differ.set(false);
+        }
+        let output = self.model.forward(input);
+        if self.model.is_training() {
+            self.buffers_differ.set(true);
+        }
+        Ok(reducer.after_forward(output, sync)?)
+    }
+
+    /// Dropout drops, BatchNorm uses the statistics of the batch.
+    pub fn train(&mut self) {
+        self.model.train();
+    }
+
+    /// Dropout passes, BatchNorm uses its running statistics.
+    pub fn eval(&mut self) {
+        self.model.eval();
+    }
+
+    /// The model itself, under its own names: what `accelerator.unwrap_model` gives.
+    #[must_use]
+    pub fn inner(&self) -> &Model<M> {
+        &self.model
+    }
+
+    /// The model itself, to change. Replacing tensors or thawing parameters is not seen by the
+    /// reducer.
+    pub fn inner_mut(&mut self) -> &mut Model<M> {
+        &mut self.model
+    }
+
+    /// The model, no longer prepared.
+    #[must_use]
+    pub fn into_inner(self) -> Model<M> {
+        self.model
+    }
+
+    /// The reducer, when there is one: several ranks and a parameter that is trained.
+    #[must_use]
+    pub fn reducer(&self) -> Option<&Reducer> {
+        self.reducer.as_ref()
+    }
+}
+
+/// One prepared model or several: what [`Accelerator::accumulate`] and [`Accelerator::no_sync`] take.
+pub trait PreparedModels {
+    /// Calls `f` with the switch of each model.
+    fn each_switch(&self, f: &mut dyn FnMut(&AtomicBool));
+    /// Calls `f` with each trained parameter.
+    fn each_parameter(&self, f: &mut dyn FnMut(&Tensor));
+}
+
+impl<M> PreparedModels for PreparedModel<M> {
+    fn each_switch(&self, f: &mut dyn FnMut(&AtomicBool)) {
+        f(&self.sync);
+    }
+
+    fn each_parameter(&self, f: &mut dyn FnMut(&Tensor)) {
+        for parameter in self.model.trainable_parameters() {
+            f(&parameter.tensor);
+        }
+    }
+}
+
+impl<P: PreparedModels + ?Sized> PreparedModels for &P {
+    fn each_switch(&self, f: &mut dyn FnMut(&AtomicBool)) {
+        (**self).each_switch(f);
+    }
+
+    fn each_parameter(&self, f: &mut dyn FnMut(&Tensor)) {
+        (**self).each_parameter(f);
+    }
+}
+
+macro_rules! several {
+    ($($name:ident $index:tt),+) => {
+        impl<$($name: PreparedModels),+> PreparedModels for ($($name,)+) {
+            fn each_switch(&self, f: &mut dyn FnMut(&AtomicBool)) {
+                $(self.$index.each_switch(f);)+
+            }
+
+            fn each_parameter(&self, f: &mut dyn FnMut(&Tensor)) {
+                $(self.$index.each_parameter(f);)+
+            }
+        }
+    };
+}
+
+several!(A 0, B 1);
+several!(A 0, B 1, C 2);
+several!(A 0, B 1, C 2, D 3);
+
+impl Accelerator {
+    /// The model under the preparation.
+    #[must_use]
+    pub fn unwrap_model<'a, M>(&self, model: &'a PreparedModel<M>) -> &'a Model<M> {
+        model.inner()
+    }
+}
+
+impl<M> fmt::Debug for PreparedModel<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedModel")
+            .field("parameters", &self.model.num_parameters())
+            .field("reducer", &self.reducer)
+            .finish_non_exhaustive()
+    }
+}
+
+fn named(tensors: Vec<NamedTensor>) -> Vec<(String, Tensor)> {
+    tensors.into_iter().map(|named| (named.name, named.tensor)).collect()
+}
+
+/// Replaces tensors by rank 0's.
+pub(crate) fn broadcast_all(accelerator: &Accelerator, tensors: &[NamedTensor]) -> Result<()> {
+    const MESSAGE_BYTES: usize = 250 << 20;
+    let Some(group) = accelerator.group() else {
+        return Ok(());
+    };
+    let detached = tensors
+        .iter()
+        .map(|named| named.tensor.f_detach())
+        .collect::<std::result::Result<Vec<_>, _>>()?;
+    if !detached.is_empty() {
+        let borrowed: Vec<&Tensor> = detached.iter().collect();
+        group.broadcast_coalesced(&borrowed, MESSAGE_BYTES, 0)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! Code that one rank runs before, or for, the others.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use brigade_torch::ProcessGroup;
+
+use crate::accelerator::Accelerator;
+use crate::error::{Error, Result};
+
+impl Accelerator {
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when a peer is gone or the time limit passed.
+    pub fn wait_for_everyone(&self) -> Result<()> {
+        match self.group() {
+            Some(group) => Ok(group.barrier()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs the body on rank 0 first, then on the others: for a download or a cache that one rank makes
+    /// and all read.
+    ///
+    /// When rank 0 fails, no other rank runs the body: all get the error. The body must not contain
+    /// collectives.
+    ///
+    /// ```no_run
+    /// # use brigade_train::{Accelerator, Result};
+    /// # use brigade_data::FashionMnist;
+    /// # fn f(accelerator: &Accelerator) -> Result<()> {
+    /// let train = accelerator.main_process_first(|| FashionMnist::train("data"))?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The body's own; [`Error::Leader`] on the others when rank 0 failed; [`Error::Torch`] when a peer
+    /// is gone.
+    pub fn main_process_first<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<R>
+    where
+        E: Into<Error>,
+    {
+        first("main_process_first", self.group(), 0, 0, body)
+    }
+
+    /// As [`Accelerator::main_process_first`], on each host for itself: for files that are not shared
+    /// between hosts. Hosts do not wait for each other.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn local_main_process_first<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<R>
+    where
+        E: Into<Error>,
+    {
+        let group = self.job.host_group.as_ref().or_else(|| self.group());
+        let leader = self.process_index() - self.local_process_index();
+        first("local_main_process_first", group, 0, leader, body)
+    }
+
+    /// Runs the body on rank 0 alone; the others wait until it has ended.
+    ///
+    /// # Errors
+    /// The body's own; [`Error::Leader`] on the others when rank 0 failed; [`Error::Torch`] when a peer
+    /// is gone.
+    pub fn on_main_process<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<Option<R>>
+    where
+        E: Into<Error>,
+    {
+        lead("on_main_process", self.group(), 0, 0, body)
+    }
+
+    /// Runs the body on the first rank of each host; the host's others wait.
+    ///
+    /// # Errors
+    /// As [`Accelerator::on_main_process`].
+    pub fn on_local_main_process<R, E>(
+        &self,
+        body: impl FnOnce() -> Result<R, E>,
+    ) -> Result<Option<R>>
+    where
+        E: Into<Error>,
+    {
+        let group = self.job.host_group.as_ref().or_else(|| self.group());
+        let leader = self.process_index() - self.local_process_index();
+        lead("on_local_main_process", group, 0, leader, body)
+    }
+
+    /// Runs the body on the last rank alone; the others wait.
+    ///
+    /// # Errors
+    /// As [`Accelerator::on_main_process`].
+    pub fn on_last_process<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<Option<R>>
+    where
+        E: Into<Error>,
+    {
+        self.on_process(self.num_processes() - 1, body)
+    }
+
+    /// Runs the body on one rank; the others wait.
+    ///
+    /// # Errors
+    /// As [`Accelerator::on_main_process`]; [`Error::Misuse`] when there is no such rank.
+    pub fn on_process<R, E>(
+        &self,
+        rank: usize,
+        body: impl FnOnce() -> Result<R, E>,
+    ) -> Result<Option<R>>
+    where
+        E: Into<Error>,
+    {
+        if rank >= self.num_processes() {
+            return Err(Error::Misuse(format!(
+                "on_process: rank {rank} does not exist among {} ranks",
+                self.num_processes()
+            )));
+        }
+        lead("on_process", self.group(), rank, rank, body)
+    }
+}
+
+/// The leader runs the body, then the others do.
+fn first<R, E: Into<Error>>(
+    scope: &'static str,
+    group: Option<&ProcessGroup>,
+    leader: usize,
+    leader_rank: usize,
+    body: impl FnOnce() -> Result<R, E>,
+) -> Result<R> {
+    let mut body = Some(body);
+    let led = lead(scope, group, leader, leader_rank, || match body.take() {
+        Some(body) => body(),
+        None => unreachable!("the leader runs the body once"),
+    })?;
+    match (led, body) {
+        (Some(result), _) => Ok(result),
+        (None, Some(body)) => body().map_err(Into::into),
+        (None, None) => unreachable!("a rank that did not lead still has its body"),
+    }
+}
+
+/// The leader (its number in the group, and in the job for messages) runs the body and tells the others
+/// how it ended. A panic is told as well, then goes on.
+fn lead<R, E: Into<Error>>(
+    scope: &'static str,
+    group: Option<&ProcessGroup>,
+    leader: usize,
+    leader_rank: usize,
+    body: impl FnOnce() -> Result<R, E>,
+) -> Result<Option<R>> {
+    let Some(group) = group else {
+        return body().map(Some).map_err(Into::into);
+    };
+    if group.rank() != leader {
+        let failure: Option<String> = group.broadcast_object(None, leader)?;
+        return match failure {
+            None => Ok(None),
+            Some(reason) => Err(Error::Leader { scope, rank: leader_rank, reason }),
+        };
+    }
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(result)) => {
+            group.broadcast_object(Some(&None::<String>), leader)?;
+            Ok(Some(result))
+        }
+        Ok(Err(error)) => {
+            let error = error.into();
+            // The body's error is what the caller needs, not that a peer could not be told.
+            let _ = group.broadcast_object(Some(&Some(error.to_string())), leader);
+            Err(error)
+        }
+        Err(panic) => {
+            let reason = panic
+                .downcast_ref::<&str>()
+                .map(|text| (*text).to_owned())
+                .or_else(|| panic.downcast_ref::<String>().cloned())
+                .unwrap_or_else(|| "it panicked".to_owned());
+            let _ = group.broadcast_object(Some(&Some(format!("panic: {reason}"))), leader);
+            resume_unwind(panic)
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! In float64, one process with the whole batch and any mix of ranks and accumulation give the same
+//! weights.
+
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
+use brigade_data::{DataLoader, TensorDataset};
+use brigade_models::{Linear, Model, Module, Path};
+use brigade_testkit::{World, assert_close, dist_test};
+use brigade_train::{Accelerator, Kind, Optimizer, Result, Scheduler, Sgd, Tensor};
+
+struct Net {
+    hidden: Linear,
+    head: Linear,
+}
+
+impl Net {
+    fn new(path: &Path<'_>) -> Self {
+        Self { hidden: Linear::new(path / "hidden", 5, 7), head: Linear::new(path / "head", 7, 3) }
+    }
+}
+
+impl Module<&Tensor> for Net {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Tensor {
+        self.head.forward(&self.hidden.forward(input).tanh())
+    }
+}
+
+const SAMPLES: i64 = 24;
+
+fn tensors(samples: i64) -> (Tensor, Tensor) {
+    let inputs = Tensor::arange(samples * 5, (Kind::Double, tch::Device::Cpu)).sin();
+    let targets = Tensor::arange(samples * 3, (Kind::Double, tch::Device::Cpu)).cos();
+    (inputs.reshape([samples, 5]), targets.reshape([samples, 3]))
+}
+
+fn model() -> (Model<Net>, Optimizer) {
+    let model = Model::build().kind(Kind::Double).build(Net::new).unwrap();
+    // By a formula: libtorch's random numbers belong to the whole process, and so to other tests too.
+    for parameter in model.parameters() {
+        let tensor = parameter.tensor.detach();
+        let values = Tensor::arange(tensor.numel() as i64, (Kind::Double, tch::Device::Cpu));
+        tensor.shallow_clone().copy_(&(values.sin() * 0.4).reshape(tensor.size()));
+    }
+    let optimizer = Sgd::new(0.1).momentum(0.9).build(&model).unwrap();
+    (model, optimizer)
+}
+
+fn weights(model: &Model<Net>) -> Vec<f64> {
+    model
+        .parameters()
+        .iter()
+        .flat_map(|p| Vec::<f64>::try_from(p.tensor.detach().reshape([-1])).unwrap())
+        .collect()
+}
+
+/// The plain loop: batches of these sizes, one step each, three epochs.
+fn reference(samples: i64, batches: &[i64]) -> Vec<f64> {
+    let (model, mut optimizer) = model();
+    let (inputs, targets) = tensors(samples);
+    for _ in 0..3 {
+        let mut start = 0;
+        for &rows in batches {
+            let output = model.forward(&inputs.narrow(0, start, rows));
+            let loss = output.mse_loss(&targets.narrow(0, start, rows), tch::Reduction::Mean);
+            optimizer.zero_grad().unwrap();
+            loss.backward();
+            optimizer.step().unwrap();
+            start += rows;
+        }
+    }
+    weights(&model)
+}
+
+/// The same through the Accelerator. Returns the weights and the optimizer steps taken.
+fn accelerated(
+    accelerator: &Accelerator,
+    samples: i64,
+    batch_size: usize,
+) -> Result<(Vec<f64>, u64, u64)> {
+    let (model, optimizer) = model();
+    let schedule = brigade_plan::Schedule::constant(0.1)?;
+    let scheduler = Scheduler::new(&optimizer, schedule);
+    let loader = DataLoader::new(TensorDataset::new(tensors(samples))?).batch_size(batch_size);
+    let (scheduler, loader, model, optimizer) =
+        accelerator.prepare((scheduler, loader, model, optimizer))?;
+    let (mut scheduler, mut optimizer) = (scheduler, optimizer);
+    for _ in 0..3 {
+        for batch in &loader {
+            let batch = batch?;
+            let (inputs, targets) = &*batch;
+            accelerator.accumulate(&model, &batch, || {
+                let loss = model.forward(inputs)?.mse_loss(targets, tch::Reduction::Mean);
+                accelerator.backward(&loss)?;
+                optimizer.step()?;
+                scheduler.step()?;
+                optimizer.zero_grad()
+            })?;
+        }
+    }
+    Ok((weights(model.inner()), optimizer.steps(), scheduler.position()))
+}
+
+fn same(found: &[f64], expected: &[f64]) {
+    assert_close(found, expected, 1e-12, 1e-14);
+}
+
+#[test]
+fn accumulation_alone() {
+    for (steps, batch_size) in [(1, 8), (2, 4), (4, 2), (8, 1)] {
+        let accelerator =
+            Accelerator::builder().gradient_accumulation_steps(steps).build().unwrap();
+        let (found, taken, scheduled) = accelerated(&accelerator, SAMPLES, batch_size).unwrap();
+        same(&found, &reference(SAMPLES, &[8, 8, 8]));
+        assert_eq!((taken, scheduled), (9, 9));
+    }
+}
+
+#[test]
+fn a_window_that_the_data_cut_short_has_its_real_length() {
+    // Five batches of 2 in windows of 4: a step on 8 samples, then one on 2.
+    let accelerator = Accelerator::builder().gradient_accumulation_steps(4).build().unwrap();
+    let (found, taken, _) = accelerated(&accelerator, 10, 2).unwrap();
+    same(&found, &reference(10, &[8, 2]));
+    assert_eq!(taken, 6);
+}
+
+dist_test!(world = 2, dist_two_ranks_equal_one, |_world: World| -> Result<()> {
+    let one = Accelerator::new()?;
+    same(&accelerated(&one, SAMPLES, 4)?.0, &reference(SAMPLES, &[8, 8, 8]));
+    let two = Accelerator::builder().sharing(&one).gradient_accumulation_steps(2).build()?;
+    same(&accelerated(&two, SAMPLES, 2)?.0, &reference(SAMPLES, &[8, 8, 8]));
+    // A short window on two ranks: 3 batches of 2 on each rank, windows of 2.
+    let (found, taken, scheduled) = accelerated(&two, 12, 2)?;
+    same(&found, &reference(12, &[8, 4]));
+    assert_eq!((taken, scheduled), (6, 6));
+    let split = Accelerator::builder().sharing(&one).split_batches(true).build()?;
+    same(&accelerated(&split, SAMPLES, 8)?.0, &reference(SAMPLES, &[8, 8, 8]));
+    let dispatched = Accelerator::builder().sharing(&one).dispatch_batches(true).build()?;
+    same(&accelerated(&dispatched, SAMPLES, 4)?.0, &reference(SAMPLES, &[8, 8, 8]));
+    Ok(())
+});
+
+dist_test!(world = 4, dist_four_ranks_equal_one, |_world: World| -> Result<()> {
+    let accelerator = Accelerator::builder().gradient_accumulation_steps(2).build()?;
+    same(&accelerated(&accelerator, SAMPLES, 1)?.0, &reference(SAMPLES, &[8, 8, 8]));
+    Ok(())
+});
+
+#[test]
+fn no_steps_are_refused() {
+    let error = Accelerator::builder().gradient_accumulation_steps(0).build().unwrap_err();
+    assert!(error.to_string().contains("gradient_accumulation_steps is 0"), "{error}");
+}

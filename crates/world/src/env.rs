@@ -1,0 +1,62 @@
+//! The environment contract, as one table. No other file names these variables.
+
+/// One variable of the contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variable {
+    /// Its name in the environment.
+    pub name: &'static str,
+    /// What its value says.
+    pub meaning: &'static str,
+    /// Which launchers set it.
+    pub set_by: SetBy,
+}
+
+/// Which launchers set a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetBy {
+    /// torchrun and `brigade launch`, for every rank.
+    Everyone,
+    /// torchrun only; Brigade reads it or leaves it to PyTorch.
+    Torchrun,
+    /// `brigade launch` only.
+    Brigade,
+}
+
+/// One row of the contract becomes a constant, a row of [`TABLE`] and a row of its documentation.
+macro_rules! contract {
+    ($($name:ident, $set_by:ident, $meaning:literal;)*) => {
+        $(
+            #[doc = concat!($meaning, ".")]
+            pub const $name: &str = stringify!($name);
+        )*
+
+        /// Every variable of the contract.
+        ///
+        /// | Variable | Set by | Meaning |
+        /// |---|---|---|
+        $(#[doc = concat!("| `", stringify!($name), "` | ", stringify!($set_by), " | ", $meaning, " |")])*
+        pub const TABLE: &[Variable] = &[
+            $(Variable { name: $name, meaning: $meaning, set_by: SetBy::$set_by },)*
+        ];
+    };
+}
+
+contract! {
+    RANK, Everyone, "number of this process in the job, from 0";
+    WORLD_SIZE, Everyone, "number of processes in the job";
+    LOCAL_RANK, Everyone, "number of this process on its host, from 0";
+    LOCAL_WORLD_SIZE, Everyone, "number of processes of the job on this host";
+    GROUP_RANK, Everyone, "number of this host in the job, from 0";
+    GROUP_WORLD_SIZE, Everyone, "number of hosts in the job";
+    ROLE_NAME, Everyone, "name of the part that this process plays; `default` where there is one part";
+    ROLE_RANK, Everyone, "number of this process among those of its role";
+    ROLE_WORLD_SIZE, Everyone, "number of processes of its role";
+    MASTER_ADDR, Everyone, "host name or address of the store";
+    MASTER_PORT, Everyone, "TCP port of the store";
+    TORCHELASTIC_RESTART_COUNT, Everyone, "how many times the job has been restarted";
+    TORCHELASTIC_MAX_RESTARTS, Everyone, "how many restarts are allowed";
+    TORCHELASTIC_RUN_ID, Everyone, "name of the job, the same for all ranks and restarts";
+    TORCHELASTIC_USE_AGENT_STORE, Everyone, "`True`: the launcher serves the store and every rank is a client; else rank 0 serves it";
+    TORCHELASTIC_ERROR_FILE, Torchrun, "file in which a failing rank leaves its error for the launcher";
+    BRIGADE_STORE_FD, Brigade, "rank 0 only: number of an inherited socket, bound to MASTER_PORT and not listening yet, on which to serve the store";
+}

@@ -1,0 +1,29 @@
+//! Who am I among the ranks.
+//!
+//! A launcher tells each process its place through environment variables. The names and their
+//! meaning are torchrun's, so that a Brigade program runs under torchrun and a PyTorch script runs
+//! under `brigade launch`. [`env::TABLE`] is the whole contract; [`World`] is what a program reads
+//! from it and what a launcher writes to it.
+//!
+//! ```
+//! use brigade_world::World;
+//!
+//! let vars = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")];
+//! let world = World::from_vars(|name| {
+//!     vars.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned())
+//! })?;
+//! assert_eq!(world.rank.as_usize(), 1);
+//! assert_eq!(world.to_string(), "rank 1 of 2");
+//! # Ok::<(), brigade_world::WorldError>(())
+//! ```
+
+pub mod env;
+mod error;
+mod rank;
+mod store;
+mod world;
+
+pub use error::WorldError;
+pub use rank::{LocalRank, Rank, WorldSize};
+pub use store::{StoreEndpoint, StoreHost};
+pub use world::World;

@@ -1,0 +1,84 @@
+//! Cargo as a child process, with the environment that a plain `cargo` would have.
+
+use std::env;
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitCode, ExitStatus};
+
+use anyhow::{Context, Result};
+
+use crate::checkout::Checkout;
+use crate::setup::Libtorch;
+
+/// Makes cargo commands for one checkout and one libtorch.
+#[derive(Debug)]
+pub(crate) struct Cargo<'a> {
+    checkout: &'a Checkout,
+    libtorch: &'a Libtorch,
+}
+
+impl<'a> Cargo<'a> {
+    pub(crate) fn new(checkout: &'a Checkout, libtorch: &'a Libtorch) -> Self {
+        Self { checkout, libtorch }
+    }
+
+    /// `cargo ARGUMENTS…` in the checkout's root.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = plain_cargo(self.checkout);
+        command.args(arguments);
+        if let Libtorch::Fetched = self.libtorch {
+            // `cargo run` put it here from .cargo/libtorch.toml, and the child will read that file
+            // itself. One that sees it twice takes it for a change and builds tch anew: minutes.
+            command.env_remove("LIBTORCH");
+        }
+        for (name, value) in self.libtorch.environment() {
+            command.env(name, value);
+        }
+        command
+    }
+
+    /// Says what is run, runs it on this terminal, and waits.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Result<ExitStatus> {
+        run(&mut self.command(arguments))
+    }
+}
+
+/// Cargo without any libtorch: for `cargo metadata` and `cargo fmt`.
+pub(crate) fn plain_cargo(checkout: &Checkout) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
+    command.current_dir(checkout.root());
+    // What `cargo run` says about xtask is not true of what the child builds; build scripts that
+    // watch these variables would run again.
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
+    command
+}
+
+/// Says what is run, runs it on this terminal, and waits.
+pub(crate) fn run(command: &mut Command) -> Result<ExitStatus> {
+    eprintln!("$ {}", line(command));
+    command.status().with_context(|| format!("cannot start {}", command.get_program().display()))
+}
+
+/// The command as one would type it.
+pub(crate) fn line(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    let mut line =
+        program.file_name().unwrap_or_else(|| command.get_program()).display().to_string();
+    for argument in command.get_args() {
+        line.push(' ');
+        line.push_str(&argument.to_string_lossy());
+    }
+    line
+}
+
+/// A child's exit code as our own; 128 + the signal's number where a signal ended it, as in a shell.
+pub(crate) fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}

@@ -1,0 +1,87 @@
+//! `cargo xtask`: everything a newcomer or CI does to this checkout, one command each.
+
+mod bench;
+mod cargo;
+mod check;
+mod checkout;
+mod demo;
+mod progress;
+mod setup;
+mod suite;
+mod tidy;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::checkout::Checkout;
+
+/// Everything one does to this checkout: set up, demonstrate, test, check, measure.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Fetch libtorch into libtorch/, so that plain cargo commands work
+    ///
+    /// The wheels come from the index that pip uses, by name, version and checksum
+    /// (xtask/libtorch.json). LIBTORCH=<folder> or LIBTORCH_USE_PYTORCH=1 in the environment wins:
+    /// then nothing is fetched.
+    Setup {
+        /// Also fetch what CUDA needs: libtorch's CUDA libraries, NVIDIA's, and headers for the
+        /// feature `cuda` (2.5 GB to download, 3.8 GB on disk)
+        #[arg(long)]
+        cuda: bool,
+    },
+    /// Train the FashionMNIST CNN with two processes on the embedded digits; wants 97 %
+    Demo,
+    /// Run the whole test suite, multi-process tests and doc tests included
+    ///
+    /// Uses cargo-nextest where it is installed, else `cargo test`.
+    Test {
+        /// For the runner: a part of a test's name, or options such as `-p brigade-plan`.
+        /// Doc tests are left out then.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        runner_arguments: Vec<String>,
+    },
+    /// Lint: formatting, tidy, clippy and rustdoc, warnings as errors
+    Check,
+    /// Check the invariants of ARCHITECTURE.md that a program can check
+    Tidy,
+    /// Run the benchmarks (the package brigade-bench, in release)
+    Bench {
+        /// First install PyTorch and Accelerate into peers/, to compare with (3 GB to download)
+        #[arg(long)]
+        peers: bool,
+        /// For the benchmarks: a name and its options; without any, all of them run
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        bench_arguments: Vec<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    let checkout = Checkout::find()?;
+    match command {
+        Command::Setup { cuda } => setup::run(&checkout, cuda),
+        Command::Demo => demo::run(&checkout),
+        Command::Test { runner_arguments } => suite::run(&checkout, &runner_arguments),
+        Command::Check => check::run(&checkout),
+        Command::Tidy => tidy::run(&checkout),
+        Command::Bench { peers, bench_arguments } => bench::run(&checkout, peers, &bench_arguments),
+    }
+}

@@ -1,0 +1,294 @@
+//! Fetching libtorch: pip downloads, Python unpacks, a rename makes it appear.
+//!
+//! All is built in `libtorch.partial-<pid>/` and moved to libtorch/ when it is complete, so an
+//! interruption at any moment leaves either the old state or the new one. A lock on libtorch.lock
+//! keeps two set-ups apart; whoever holds it knows that any partial folder is a leftover.
+
+use std::env::consts;
+use std::fs::{self, File, TryLockError};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{self, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::install::{self, State};
+use super::pins::{self, Kind, Pin, Pins};
+use super::pip_log;
+use super::python::{PYTHON, Preflight, UNPACK, UNPACK_DISK_FULL};
+use crate::checkout::Checkout;
+use crate::progress::{Progress, megabytes};
+
+/// Makes libtorch/ what is wanted, unless another process does so meanwhile.
+pub(crate) fn fetch(checkout: &Checkout, pins: &Pins, wanted: Kind) -> Result<()> {
+    let lock = lock(checkout)?;
+    let kind = match install::state(checkout, pins, wanted)? {
+        State::Ready => return Ok(()),
+        State::Absent => wanted,
+        State::Stale { reason, kind } => {
+            eprintln!("libtorch/ is fetched anew: {reason}");
+            kind.max(wanted)
+        }
+    };
+    check_platform()?;
+    remove_leftovers(checkout)?;
+    let wheels = pins.of(kind);
+    check_python(checkout, &wheels)?;
+    let download: u64 = wheels.iter().map(|pin| pin.download_bytes).sum();
+    let installed: u64 = wheels.iter().map(|pin| pin.installed_bytes).sum();
+    eprintln!(
+        "fetching libtorch {} ({}): {} to download, {} on disk",
+        pins.libtorch_version(),
+        kind.name(),
+        megabytes(download),
+        megabytes(installed)
+    );
+
+    let partial = Partial::create(checkout)?;
+    let result = partial.fill(&wheels, pins, &lock).and_then(|()| {
+        install::write_stamp(&partial.tree(), pins, kind)?;
+        partial.move_into_place(checkout)
+    });
+    // Also after a failure: half a gigabyte of what is of no use. What cannot be removed now is
+    // removed by the next fetch.
+    let _ = fs::remove_dir_all(&partial.folder);
+    result
+}
+
+/// Waits for another set-up of this checkout to end.
+fn lock(checkout: &Checkout) -> Result<File> {
+    let path = checkout.root().join("libtorch.lock");
+    let open = File::options().create(true).write(true).read(true).truncate(false).open(&path);
+    let lock = open.with_context(|| format!("cannot open {}", path.display()))?;
+    match lock.try_lock() {
+        Ok(()) => return Ok(lock),
+        Err(TryLockError::WouldBlock) => {
+            eprintln!("waiting for another `cargo xtask setup` of this checkout");
+        }
+        Err(TryLockError::Error(error)) => {
+            return Err(error).with_context(|| format!("cannot lock {}", path.display()));
+        }
+    }
+    lock.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+    Ok(lock)
+}
+
+fn check_platform() -> Result<()> {
+    if (consts::OS, consts::ARCH) == ("linux", "x86_64") && !cfg!(target_env = "musl") {
+        return Ok(());
+    }
+    let c_library = if cfg!(target_env = "musl") { " (musl)" } else { "" };
+    bail!(
+        "libtorch is fetched for Linux on x86_64 with glibc only, and this is {} on {}{c_library}: \
+         set LIBTORCH to an installed libtorch, or LIBTORCH_USE_PYTORCH=1 where Python has PyTorch",
+        consts::OS,
+        consts::ARCH
+    )
+}
+
+fn check_python(checkout: &Checkout, wheels: &[&Pin]) -> Result<()> {
+    let preflight = Preflight::of(checkout.root())?;
+    if preflight.pip.is_none() {
+        bail!(
+            "{} has no pip, which fetches libtorch: install it (on Debian and Ubuntu: \
+             apt install python3-pip), or set LIBTORCH to an installed libtorch",
+            preflight.executable
+        );
+    }
+    if preflight.glibc.is_some_and(|version| version < OLDEST_GLIBC) {
+        bail!(
+            "this system's C library is older than glibc {}.{}, which libtorch needs: use a newer \
+             system, or set LIBTORCH to a libtorch built here",
+            OLDEST_GLIBC.0,
+            OLDEST_GLIBC.1
+        );
+    }
+    let needed = pins::peak_bytes(wheels);
+    if preflight.free_bytes < needed {
+        bail!(
+            "fetching libtorch needs {} of free disk, and {} has {}: make room and run this again",
+            megabytes(needed),
+            checkout.root().display(),
+            megabytes(preflight.free_bytes)
+        );
+    }
+    Ok(())
+}
+
+fn remove_leftovers(checkout: &Checkout) -> Result<()> {
+    let root = checkout.root();
+    for entry in fs::read_dir(root).with_context(|| format!("cannot read {}", root.display()))? {
+        let entry = entry.with_context(|| format!("cannot read {}", root.display()))?;
+        if entry.file_name().to_string_lossy().starts_with(PARTIAL) {
+            fs::remove_dir_all(entry.path())
+                .with_context(|| format!("cannot remove {}", entry.path().display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// The folder in which an install grows.
+struct Partial {
+    folder: PathBuf,
+}
+
+impl Partial {
+    fn create(checkout: &Checkout) -> Result<Self> {
+        let folder = checkout.root().join(format!("{PARTIAL}{}", process::id()));
+        let partial = Self { folder };
+        for folder in [partial.tree(), partial.wheels(), partial.temporary()] {
+            fs::create_dir_all(&folder)
+                .with_context(|| format!("cannot create {}", folder.display()))?;
+        }
+        Ok(partial)
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.folder.join("tree")
+    }
+
+    fn wheels(&self) -> PathBuf {
+        self.folder.join("wheels")
+    }
+
+    /// pip's temporary files: on the same disk as the rest, and removed with it.
+    fn temporary(&self) -> PathBuf {
+        self.folder.join("temporary")
+    }
+
+    fn fill(&self, wheels: &[&Pin], pins: &Pins, lock: &File) -> Result<()> {
+        for pin in wheels {
+            let wheel = self.download(pin, pins, lock)?;
+            self.unpack(pin, &wheel, lock)?;
+            fs::remove_file(&wheel)
+                .with_context(|| format!("cannot remove {}", wheel.display()))?;
+        }
+        // The wheel's libtorch.so is an empty library that needs libtorch_cuda.so. Without CUDA a
+        // linker script under its name serves those who link with `-ltorch`.
+        let libtorch = self.tree().join("torch/lib/libtorch.so");
+        if !libtorch.exists() {
+            fs::write(&libtorch, "INPUT(libtorch_cpu.so)\n")
+                .with_context(|| format!("cannot write {}", libtorch.display()))?;
+        }
+        Ok(())
+    }
+
+    /// One wheel by pip, verified by its checksum.
+    ///
+    /// A call of pip for each wheel costs half a second each, and has the disk hold one at a time.
+    fn download(&self, pin: &Pin, pins: &Pins, lock: &File) -> Result<PathBuf> {
+        let requirements = self.folder.join("requirements.txt");
+        let line = format!("{} --hash=sha256:{}\n", pin.requirement(), pin.sha256);
+        fs::write(&requirements, line)
+            .with_context(|| format!("cannot write {}", requirements.display()))?;
+        let log_path = self.folder.join("pip.log");
+        let log = File::create(&log_path)
+            .with_context(|| format!("cannot write {}", log_path.display()))?;
+
+        let mut pip = Command::new(PYTHON);
+        pip.args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--require-hashes"])
+            // A cache would take the same space again, for wheels that are fetched once.
+            .args(["--no-cache-dir", "--no-input", "--disable-pip-version-check"])
+            // Verbose: else it does not always say that there was no connection.
+            .args(["-vv", "--progress-bar", "off", "--implementation", "cp"])
+            .args(["--python-version", &pins.python, "--abi", &format!("cp{}", pins.python)])
+            .args(["--platform", &pin.platform])
+            .arg("-r")
+            .arg(&requirements)
+            .arg("-d")
+            .arg(self.wheels())
+            .current_dir(&self.folder)
+            .env("TMPDIR", self.temporary())
+            .env("PYTHONUNBUFFERED", "1")
+            .stdin(keep_locked(lock)?)
+            .stdout(log.try_clone().context("cannot share pip's log")?)
+            .stderr(log);
+        let mut child = pip.spawn().with_context(|| format!("cannot start {PYTHON}"))?;
+
+        let mut progress = Progress::new(&format!("download {}", pin.package), pin.download_bytes);
+        let status = loop {
+            if let Some(status) = child.try_wait().context("cannot wait for pip")? {
+                break status;
+            }
+            progress.set(folder_bytes(&self.temporary()).max(folder_bytes(&self.wheels())));
+            thread::sleep(Duration::from_millis(100));
+        };
+        progress.finish();
+        if !status.success() {
+            let log = fs::read(&log_path).unwrap_or_default();
+            bail!(pip_log::explain(&String::from_utf8_lossy(&log), pin));
+        }
+        let downloaded = fs::read_dir(self.wheels()).ok().and_then(|mut entries| entries.next());
+        match downloaded {
+            Some(Ok(entry)) => Ok(entry.path()),
+            _ => bail!("{}: pip says that it succeeded, but there is no wheel", pin.requirement()),
+        }
+    }
+
+    fn unpack(&self, pin: &Pin, wheel: &Path, lock: &File) -> Result<()> {
+        let choice = serde_json::json!({ "keep": pin.keep, "move": pin.moves }).to_string();
+        let mut child = Command::new(PYTHON)
+            .args(["-c", UNPACK])
+            .arg(wheel)
+            .arg(self.tree())
+            .arg(choice)
+            .current_dir(&self.folder)
+            .stdin(keep_locked(lock)?)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {PYTHON}"))?;
+        let mut progress = Progress::new(&format!("unpack {}", pin.package), pin.installed_bytes);
+        if let Some(output) = child.stdout.take() {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                progress.set(line.parse().unwrap_or(0));
+            }
+        }
+        // Standard error is one line: it fits the pipe, so reading it last cannot block.
+        let output = child.wait_with_output().context("cannot wait for python3")?;
+        progress.finish();
+        if output.status.success() {
+            return Ok(());
+        }
+        if output.status.code() == Some(UNPACK_DISK_FULL) {
+            bail!(pip_log::disk_full(&pin.requirement()));
+        }
+        let text = String::from_utf8_lossy(&output.stderr);
+        let reason = text.lines().last().unwrap_or("it says nothing");
+        bail!("{}: cannot unpack its wheel ({}): {reason}", pin.requirement(), output.status)
+    }
+
+    fn move_into_place(&self, checkout: &Checkout) -> Result<()> {
+        let libtorch = checkout.libtorch();
+        if fs::symlink_metadata(&libtorch).is_ok() {
+            fs::rename(&libtorch, self.folder.join("replaced"))
+                .context("cannot move the old libtorch/ away")?;
+        }
+        fs::rename(self.tree(), &libtorch).context("cannot move the new libtorch/ into place")
+    }
+}
+
+/// The lock as a child's standard input: it is held until the child ends too, so a child that
+/// outlives a killed xtask never writes into a folder that the next one removes.
+fn keep_locked(lock: &File) -> Result<Stdio> {
+    Ok(lock.try_clone().context("cannot share libtorch.lock")?.into())
+}
+
+/// Bytes of all files under a folder that another process writes to.
+fn folder_bytes(folder: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    entries
+        .flatten()
+        .map(|entry| match entry.metadata() {
+            Ok(metadata) if metadata.is_dir() => folder_bytes(&entry.path()),
+            Ok(metadata) => metadata.len(),
+            Err(_) => 0,
+        })
+        .sum()
+}
+
+const PARTIAL: &str = "libtorch.partial-";
+/// What the wheel's platform tag, manylinux_2_28, promises to run on.
+const OLDEST_GLIBC: (u32, u32) = (2, 28);

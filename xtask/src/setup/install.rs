@@ -1,0 +1,128 @@
+//! libtorch/ as it lies there: its stamp `VERSION`, and whether it is what is wanted.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+use super::pins::{Kind, Pins};
+use crate::checkout::Checkout;
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Absent,
+    Ready,
+    /// There is one that must be fetched anew: why, and for what it was good.
+    Stale {
+        reason: String,
+        kind: Kind,
+    },
+}
+
+/// Reads the stamp and looks at the libraries it lists: microseconds, no checksum.
+pub(crate) fn state(checkout: &Checkout, pins: &Pins, wanted: Kind) -> Result<State> {
+    let libtorch = checkout.libtorch();
+    if fs::symlink_metadata(&libtorch).is_err() {
+        return Ok(State::Absent);
+    }
+    let Ok(text) = fs::read_to_string(libtorch.join(STAMP)) else {
+        bail!(
+            "libtorch/ was not made by `cargo xtask setup` (it has no file {STAMP}): remove it, \
+             or set LIBTORCH to the folder in it that has lib/ and include/"
+        );
+    };
+    let stamp = Stamp::parse(&text);
+    let stale = |reason| Ok(State::Stale { reason, kind: stamp.kind });
+    for pin in pins.of(stamp.kind) {
+        if stamp.packages.contains(&pin.requirement().as_str()) {
+            continue;
+        }
+        let same_package = format!("{}==", pin.package);
+        let found = stamp.packages.iter().find(|it| it.starts_with(&same_package));
+        let found = found.copied().unwrap_or("none of it");
+        return stale(format!("it has {found}, this checkout wants {}", pin.requirement()));
+    }
+    for (path, bytes) in &stamp.files {
+        let found = fs::metadata(libtorch.join(path)).map(|it| it.len()).ok();
+        match found {
+            None => return stale(format!("{path} is missing from it")),
+            Some(found) if found != *bytes => {
+                return stale(format!("{path} in it has {found} bytes instead of {bytes}"));
+            }
+            Some(_) => {}
+        }
+    }
+    if stamp.kind < wanted {
+        return stale("it is for CPU only".to_owned());
+    }
+    Ok(State::Ready)
+}
+
+/// Writes the stamp of a finished tree: the last thing before it is moved to its place.
+pub(crate) fn write_stamp(tree: &Path, pins: &Pins, kind: Kind) -> Result<()> {
+    let mut text = format!("libtorch {} {}\n", pins.libtorch_version(), kind.name());
+    for pin in pins.of(kind) {
+        text.push_str(&pin.requirement());
+        text.push('\n');
+    }
+    let mut libraries = vec!["torch/version.py".to_owned()];
+    libraries_under(tree, "torch/lib", &mut libraries)?;
+    for package in folder_names(&tree.join("nvidia"))? {
+        libraries_under(tree, &format!("nvidia/{package}/lib"), &mut libraries)?;
+    }
+    libraries.sort();
+    for path in libraries {
+        let bytes = fs::metadata(tree.join(&path))
+            .with_context(|| format!("the wheels have no {path}"))?
+            .len();
+        text.push_str(&format!("{bytes} {path}\n"));
+    }
+    let path = tree.join(STAMP);
+    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+struct Stamp<'a> {
+    kind: Kind,
+    packages: Vec<&'a str>,
+    files: Vec<(&'a str, u64)>,
+}
+
+impl<'a> Stamp<'a> {
+    /// Lines that it does not know are passed over: what is missing then makes the install stale.
+    fn parse(text: &'a str) -> Self {
+        let mut lines = text.lines();
+        let kind = match lines.next().and_then(|line| line.rsplit(' ').next()) {
+            Some("cuda") => Kind::Cuda,
+            _ => Kind::Cpu,
+        };
+        let mut stamp = Self { kind, packages: Vec::new(), files: Vec::new() };
+        for line in lines {
+            if line.contains("==") {
+                stamp.packages.push(line);
+            } else if let Some((bytes, path)) = line.split_once(' ')
+                && let Ok(bytes) = bytes.parse()
+            {
+                stamp.files.push((path, bytes));
+            }
+        }
+        stamp
+    }
+}
+
+fn libraries_under(tree: &Path, folder: &str, found: &mut Vec<String>) -> Result<()> {
+    found.extend(folder_names(&tree.join(folder))?.iter().map(|name| format!("{folder}/{name}")));
+    Ok(())
+}
+
+fn folder_names(folder: &Path) -> Result<Vec<String>> {
+    // Not every package brings libraries.
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(Vec::new()) };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.with_context(|| format!("cannot read {}", folder.display()))?;
+        names.push(entry.file_name().to_string_lossy().into_owned());
+    }
+    Ok(names)
+}
+
+const STAMP: &str = "VERSION";

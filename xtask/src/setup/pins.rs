@@ -1,0 +1,153 @@
+//! xtask/libtorch.json: the wheels that make up libtorch, by name, version and checksum.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::checkout::Checkout;
+
+/// All that can be fetched.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Pins {
+    /// Python's version in the wheels' names. The local Python may be another: nothing of the
+    /// wheels is run by it.
+    pub(crate) python: String,
+    cpu: Vec<Pin>,
+    cuda: Vec<Pin>,
+}
+
+/// One wheel and what is kept of it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Pin {
+    pub(crate) package: String,
+    pub(crate) version: String,
+    pub(crate) platform: String,
+    pub(crate) sha256: String,
+    pub(crate) download_bytes: u64,
+    pub(crate) installed_bytes: u64,
+    /// Shell patterns of the files that are kept; `*` also matches `/`.
+    pub(crate) keep: Vec<String>,
+    /// Folders that lie elsewhere in the install than in the wheel.
+    #[serde(default, rename = "move")]
+    pub(crate) moves: BTreeMap<String, String>,
+}
+
+/// What an install is good for. One for CUDA serves CPU work too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    Cpu,
+    Cuda,
+}
+
+impl Pins {
+    pub(crate) fn read(checkout: &Checkout) -> Result<Self> {
+        let path = checkout.pins();
+        let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("{} is malformed", path.display()))
+    }
+
+    /// The wheels of one kind of install, libtorch itself first.
+    pub(crate) fn of(&self, kind: Kind) -> Vec<&Pin> {
+        match kind {
+            Kind::Cpu => self.cpu.iter().collect(),
+            Kind::Cuda => {
+                let replaced = |pin: &&Pin| !self.cuda.iter().any(|it| it.package == pin.package);
+                self.cuda.iter().chain(self.cpu.iter().filter(replaced)).collect()
+            }
+        }
+    }
+
+    pub(crate) fn libtorch_version(&self) -> &str {
+        self.cpu.first().map_or("", |pin| &pin.version)
+    }
+}
+
+impl Pin {
+    /// As pip writes it: `torch==2.13.0`.
+    pub(crate) fn requirement(&self) -> String {
+        format!("{}=={}", self.package, self.version)
+    }
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
+}
+
+/// Free bytes that fetching these wheels takes at its peak.
+///
+/// A wheel is unpacked and deleted before the next one is fetched. pip downloads into its own
+/// folder and copies from there, so for a moment a wheel is there twice.
+pub(crate) fn peak_bytes(pins: &[&Pin]) -> u64 {
+    let mut kept = 0;
+    let mut peak = 0;
+    for pin in pins {
+        peak = peak
+            .max(kept + 2 * pin.download_bytes)
+            .max(kept + pin.download_bytes + pin.installed_bytes);
+        kept += pin.installed_bytes;
+    }
+    // File systems round each of ten thousand headers up to a block.
+    peak + peak / 20
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pin(package: &str, download_bytes: u64, installed_bytes: u64) -> Pin {
+        Pin {
+            package: package.to_owned(),
+            version: "1".to_owned(),
+            platform: String::new(),
+            sha256: String::new(),
+            download_bytes,
+            installed_bytes,
+            keep: Vec::new(),
+            moves: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn cuda_replaces_packages_of_the_same_name() {
+        let pins = Pins {
+            python: String::new(),
+            cpu: vec![pin("torch", 1, 1), pin("cupti", 1, 1)],
+            cuda: vec![pin("torch", 1, 9), pin("nccl", 1, 1)],
+        };
+        let names = |kind| -> Vec<(String, u64)> {
+            pins.of(kind).iter().map(|it| (it.package.clone(), it.installed_bytes)).collect()
+        };
+        let owned = |list: &[(&str, u64)]| -> Vec<(String, u64)> {
+            list.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect()
+        };
+        assert_eq!(names(Kind::Cpu), owned(&[("torch", 1), ("cupti", 1)]));
+        assert_eq!(names(Kind::Cuda), owned(&[("torch", 9), ("nccl", 1), ("cupti", 1)]));
+    }
+
+    #[test]
+    fn the_peak_counts_what_lies_there_at_once() {
+        let (first, second) = (pin("a", 1000, 400), pin("b", 200, 5000));
+        // 2 x 1000 while pip copies; then 400 + 200 + 5000.
+        assert_eq!(peak_bytes(&[&first]), 2100);
+        assert_eq!(peak_bytes(&[&first, &second]), 5880);
+    }
+
+    #[test]
+    fn the_pins_of_this_checkout_are_well_formed() {
+        let pins = Pins::read(&Checkout::find().unwrap()).unwrap();
+        for pin in pins.of(Kind::Cpu).into_iter().chain(pins.of(Kind::Cuda)) {
+            let hex = pin.sha256.len() == 64 && pin.sha256.chars().all(|c| c.is_ascii_hexdigit());
+            assert!(hex, "{}: {}", pin.package, pin.sha256);
+            assert!(pin.download_bytes > 0 && pin.installed_bytes > 0, "{}", pin.package);
+        }
+        assert_eq!(pins.of(Kind::Cpu)[0].package, "torch");
+        assert_eq!(pins.of(Kind::Cuda)[0].version, pins.libtorch_version());
+    }
+}

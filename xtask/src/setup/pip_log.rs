@@ -1,0 +1,101 @@
+//! What pip's output says about why it failed, as one line that says what to do.
+
+use super::pins::Pin;
+
+/// The reason, from all that pip printed. pip's exit code is 1 for everything.
+pub(crate) fn explain(log: &str, pin: &Pin) -> String {
+    let requirement = pin.requirement();
+    let has = |needles: &[&str]| needles.iter().any(|needle| log.contains(needle));
+    if has(DISK_FULL) {
+        return disk_full(&requirement);
+    }
+    if has(OTHER_HASH) {
+        return format!(
+            "{requirement}: the wheel that pip got has another sha256 than xtask/libtorch.json: an \
+             index or proxy on the way altered it, see `python3 -m pip config list`"
+        );
+    }
+    // Before "not found": without network pip ends with that one, too.
+    if has(NO_NETWORK) {
+        return format!(
+            "{requirement}: pip cannot reach the package index: check the network and the proxy \
+             (`python3 -m pip config list`) and run this again, or set LIBTORCH to an installed \
+             libtorch"
+        );
+    }
+    if has(NOT_FOUND) {
+        return format!(
+            "{requirement}: the package index that pip uses does not have it for {}: see \
+             `python3 -m pip config list`, or set LIBTORCH to an installed libtorch",
+            pin.platform
+        );
+    }
+    let line = log.lines().rfind(|line| line.contains("ERROR"));
+    let line = line.or_else(|| log.lines().rfind(|line| !line.trim().is_empty()));
+    format!("{requirement}: pip failed: {}", line.unwrap_or("it said nothing").trim())
+}
+
+pub(crate) fn disk_full(what: &str) -> String {
+    format!("{what}: the disk is full: make room and run this again")
+}
+
+const DISK_FULL: &[&str] = &["No space left on device", "[Errno 28]", "Disk quota exceeded"];
+const OTHER_HASH: &[&str] = &["DO NOT MATCH THE HASHES"];
+const NO_NETWORK: &[&str] = &[
+    "NewConnectionError",
+    "Connection refused",
+    "Connection reset",
+    "ConnectTimeout",
+    "Max retries exceeded",
+    "Name or service not known",
+    "NameResolutionError",
+    "Network is unreachable",
+    "ProxyError",
+    "ReadTimeout",
+    "Temporary failure in name resolution",
+    "connection broken by",
+    "problem confirming the ssl certificate",
+    "timed out",
+];
+const NOT_FOUND: &[&str] = &["No matching distribution found"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// pip's own words, versions 20 to 25.
+    #[test]
+    fn reasons() {
+        let pin: Pin = serde_json::from_str(
+            r#"{"package": "torch", "version": "2.13.0", "platform": "manylinux_2_28_x86_64",
+                "sha256": "", "download_bytes": 1, "installed_bytes": 1, "keep": []}"#,
+        )
+        .unwrap();
+        let table = [
+            (
+                "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
+                "disk is full",
+            ),
+            (
+                "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
+                "another sha256",
+            ),
+            (
+                "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError'\n\
+                 ERROR: No matching distribution found for torch==2.13.0",
+                "cannot reach the package index",
+            ),
+            (
+                "ERROR: No matching distribution found for torch==2.13.0",
+                "does not have it for manylinux_2_28",
+            ),
+            ("WARNING: x\nERROR: something new\n", "pip failed: ERROR: something new"),
+            ("", "it said nothing"),
+        ];
+        for (log, expected) in table {
+            let line = explain(log, &pin);
+            assert!(line.contains(expected), "{line}");
+            assert!(line.starts_with("torch==2.13.0: ") && !line.contains('\n'), "{line}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The local Python: pip's home, and what unpacks wheels.
+//!
+//! Python inflates half a gigabyte in two seconds; a crate that did it would be compiled without
+//! optimisation, before the first thing that a newcomer sees, and pip needs Python anyway.
+
+use std::env;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+/// What fetching needs to know before it starts.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Preflight {
+    pub(crate) executable: String,
+    /// `None` where Python has no pip.
+    pub(crate) pip: Option<String>,
+    /// glibc's version; `None` on another C library.
+    pub(crate) glibc: Option<(u32, u32)>,
+    /// In the folder asked about.
+    pub(crate) free_bytes: u64,
+}
+
+impl Preflight {
+    pub(crate) fn of(folder: &Path) -> Result<Self> {
+        let output = output(Command::new(PYTHON).args(["-c", PREFLIGHT]).arg(folder))?;
+        serde_json::from_slice(&output.stdout).with_context(|| format!("{PYTHON} gave no answer"))
+    }
+}
+
+/// The folder of the PyTorch that tch's build script would find.
+pub(crate) fn pytorch_folder() -> Result<PathBuf> {
+    // The build script's own rule for which Python to ask.
+    let python = if env::var_os("VIRTUAL_ENV").is_some() { "python" } else { PYTHON };
+    let output = output(Command::new(python).args(["-c", FIND_PYTORCH]))?;
+    let folder = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    if folder.is_empty() {
+        bail!(
+            "LIBTORCH_USE_PYTORCH is set, and {python} has no package torch: install it, or unset \
+             the variable to have libtorch fetched"
+        );
+    }
+    Ok(PathBuf::from(folder))
+}
+
+fn output(command: &mut Command) -> Result<Output> {
+    let python = command.get_program().to_string_lossy().into_owned();
+    let output = match command.output() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => bail!(
+            "{python} is missing, and pip, which fetches libtorch, needs it: install Python 3 with \
+             pip (on Debian and Ubuntu: apt install python3-pip), or set LIBTORCH to an installed \
+             libtorch"
+        ),
+        other => other.with_context(|| format!("cannot start {python}"))?,
+    };
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        let reason = text.lines().last().unwrap_or("it says nothing");
+        bail!("{python} fails ({}): {reason}", output.status);
+    }
+    Ok(output)
+}
+
+pub(crate) const PYTHON: &str = "python3";
+
+/// Arguments: a wheel, the folder to unpack into, and a JSON object with `keep` and `move`.
+/// Prints the bytes written so far, a line each few megabytes.
+pub(crate) const UNPACK: &str = include_str!("unpack.py");
+/// How UNPACK ends when the disk is full: ENOSPC.
+pub(crate) const UNPACK_DISK_FULL: i32 = 28;
+
+const PREFLIGHT: &str = "\
+import json, os, shutil, sys
+try:
+    import pip
+    pip_version = pip.__version__
+except ImportError:
+    pip_version = None
+try:
+    name, version = os.confstr('CS_GNU_LIBC_VERSION').split()
+    glibc = [int(part) for part in version.split('.')[:2]]
+except (AttributeError, OSError, ValueError):
+    glibc = None
+print(json.dumps({
+    'executable': sys.executable,
+    'pip': pip_version,
+    'glibc': glibc,
+    'free_bytes': shutil.disk_usage(sys.argv[1]).free,
+}))
+";
+
+/// Without importing torch, which takes seconds.
+const FIND_PYTORCH: &str = "\
+import importlib.util
+spec = importlib.util.find_spec('torch')
+if spec is not None and spec.submodule_search_locations:
+    print(list(spec.submodule_search_locations)[0])
+";

@@ -1,0 +1,63 @@
+//! `cargo xtask tidy`: the invariants of ARCHITECTURE.md that a program can check.
+
+mod crates;
+mod source;
+mod text;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+
+use crate::checkout::Checkout;
+
+/// Names every violation with its place, and what to do; fails when there is one.
+pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
+    let mut findings = Findings::default();
+    crates::check(checkout, &mut findings)?;
+    for path in tracked_files(checkout)? {
+        // Git lists what was deleted a moment ago, and some files are no text.
+        let Ok(contents) = fs::read_to_string(checkout.root().join(&path)) else { continue };
+        text::check(&path, &contents, &mut findings);
+        if Path::new(&path).extension().is_some_and(|it| it == "rs") {
+            source::check(&path, &contents, &mut findings);
+        }
+    }
+
+    for note in &findings.notes {
+        eprintln!("note: {note}");
+    }
+    for violation in &findings.violations {
+        eprintln!("tidy: {violation}");
+    }
+    if findings.violations.is_empty() {
+        eprintln!("tidy: all is well");
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("tidy: {} violations", findings.violations.len());
+    Ok(ExitCode::FAILURE)
+}
+
+/// What the checks found, as lines that begin with the place.
+#[derive(Debug, Default)]
+struct Findings {
+    violations: Vec<String>,
+    /// Worth a look, no error.
+    notes: Vec<String>,
+}
+
+/// Files of the checkout that git knows or would add, by their path from the root.
+fn tracked_files(checkout: &Checkout) -> Result<Vec<String>> {
+    let output = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(checkout.root())
+        .output()
+        .context("cannot start git, which lists the files to check")?;
+    if !output.status.success() {
+        let reason = String::from_utf8_lossy(&output.stderr);
+        bail!("git cannot list the files of this checkout: {}", reason.trim());
+    }
+    let names = String::from_utf8_lossy(&output.stdout);
+    Ok(names.split('\0').filter(|name| !name.is_empty()).map(str::to_owned).collect())
+}

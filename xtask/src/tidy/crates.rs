@@ -1,0 +1,186 @@
+//! Rules about crates: who may link libtorch, and that those who do find it.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use super::Findings;
+use crate::cargo::plain_cargo;
+use crate::checkout::Checkout;
+
+/// Reads `cargo metadata` and follows the dependencies of each package of the workspace.
+pub(super) fn check(checkout: &Checkout, findings: &mut Findings) -> Result<()> {
+    let output = plain_cargo(checkout)
+        .args(["metadata", "--format-version", "1", "--all-features"])
+        .output()
+        .context("cannot start cargo")?;
+    if !output.status.success() {
+        let reason = String::from_utf8_lossy(&output.stderr);
+        bail!("cargo metadata fails: {}", reason.trim());
+    }
+    let metadata: Metadata =
+        serde_json::from_slice(&output.stdout).context("cannot read what cargo metadata says")?;
+    let graph = Graph::new(&metadata);
+    for id in &metadata.workspace_members {
+        let Some(package) = metadata.packages.iter().find(|it| it.id == *id) else { continue };
+        let name = package.name.as_str();
+        if LIGHT.contains(&name)
+            && let Some(path) = graph.path_to(id, LIBTORCH, Edges::Shipped)
+        {
+            findings.violations.push(format!(
+                "{name} must not link libtorch, because starting is a feature: {}",
+                path.join(" -> ")
+            ));
+        }
+        if graph.path_to(id, LIBTORCH, Edges::All).is_some() {
+            let script = package.manifest_path.replace("Cargo.toml", "build.rs");
+            check_run_path(checkout, name, Path::new(&script), findings);
+        }
+    }
+    Ok(())
+}
+
+/// A crate's link arguments hold for its own programs and tests only, so each needs the lines.
+fn check_run_path(checkout: &Checkout, name: &str, script: &Path, findings: &mut Findings) {
+    let text = fs::read_to_string(script).unwrap_or_default();
+    if !(text.contains("rustc-link-arg=") && text.contains("-rpath")) {
+        findings.violations.push(format!(
+            "{}: {name} links libtorch, so it needs the run path that other crates' build.rs sets",
+            checkout.relative(script).display()
+        ));
+    }
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+    workspace_members: Vec<String>,
+    resolve: Resolve,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    id: String,
+    name: String,
+    manifest_path: String,
+}
+
+#[derive(Deserialize)]
+struct Resolve {
+    nodes: Vec<Node>,
+}
+
+#[derive(Deserialize)]
+struct Node {
+    id: String,
+    deps: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    pkg: String,
+    dep_kinds: Vec<DependencyKind>,
+}
+
+#[derive(Deserialize)]
+struct DependencyKind {
+    /// `None` for a normal dependency, "dev" or "build" for the others.
+    kind: Option<String>,
+}
+
+/// Which dependencies count.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Edges {
+    /// What users of the crate build with it.
+    Shipped,
+    /// What its own tests build, too.
+    All,
+}
+
+struct Graph<'a> {
+    names: HashMap<&'a str, &'a str>,
+    dependencies: HashMap<&'a str, &'a [Dependency]>,
+}
+
+impl<'a> Graph<'a> {
+    fn new(metadata: &'a Metadata) -> Self {
+        let names = metadata.packages.iter().map(|it| (it.id.as_str(), it.name.as_str()));
+        let nodes = metadata.resolve.nodes.iter();
+        Self {
+            names: names.collect(),
+            dependencies: nodes.map(|it| (it.id.as_str(), it.deps.as_slice())).collect(),
+        }
+    }
+
+    /// The names on a shortest way from one package to the package of that name.
+    ///
+    /// Development dependencies count for the first package only: nobody builds those of others.
+    fn path_to(&self, from: &'a str, name: &str, edges: Edges) -> Option<Vec<&'a str>> {
+        let mut came_from: HashMap<&str, &str> = HashMap::new();
+        let mut seen = HashSet::from([from]);
+        let mut queue = VecDeque::from([from]);
+        while let Some(id) = queue.pop_front() {
+            if self.names.get(id).copied() == Some(name) {
+                let mut path = vec![id];
+                while let Some(previous) = path.last().and_then(|it| came_from.get(it)) {
+                    path.push(previous);
+                }
+                return Some(
+                    path.iter().rev().filter_map(|it| self.names.get(it).copied()).collect(),
+                );
+            }
+            for dependency in self.dependencies.get(id).copied().unwrap_or_default() {
+                let shipped =
+                    dependency.dep_kinds.iter().any(|it| it.kind.as_deref() != Some("dev"));
+                let counts = shipped || (edges == Edges::All && id == from);
+                if counts && seen.insert(&dependency.pkg) {
+                    came_from.insert(&dependency.pkg, id);
+                    queue.push_back(&dependency.pkg);
+                }
+            }
+        }
+        None
+    }
+}
+
+/// Invariant 1: what must start in milliseconds.
+const LIGHT: &[&str] = &["brigade-world", "brigade-plan", "brigade-launch", "brigade-cli"];
+const LIBTORCH: &str = "torch-sys";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_follow_what_is_built() {
+        let metadata: Metadata = serde_json::from_str(
+            r#"{
+                "workspace_members": ["cli", "launch"],
+                "packages": [
+                    {"id": "cli", "name": "brigade-cli", "manifest_path": ""},
+                    {"id": "launch", "name": "brigade-launch", "manifest_path": ""},
+                    {"id": "sys", "name": "torch-sys", "manifest_path": ""}
+                ],
+                "resolve": {"nodes": [
+                    {"id": "cli", "deps": [{"pkg": "launch", "dep_kinds": [{"kind": null}]}]},
+                    {"id": "launch", "deps": [{"pkg": "sys", "dep_kinds": [{"kind": "dev"}]}]},
+                    {"id": "sys", "deps": []}
+                ]}
+            }"#,
+        )
+        .unwrap();
+        let graph = Graph::new(&metadata);
+        assert_eq!(graph.path_to("launch", LIBTORCH, Edges::Shipped), None);
+        let path = graph.path_to("launch", LIBTORCH, Edges::All).unwrap();
+        assert_eq!(path, ["brigade-launch", "torch-sys"]);
+        // The tests of `launch` are no part of `cli`.
+        assert_eq!(graph.path_to("cli", LIBTORCH, Edges::All), None);
+        assert_eq!(
+            graph.path_to("cli", "brigade-launch", Edges::Shipped).unwrap(),
+            ["brigade-cli", "brigade-launch"]
+        );
+    }
+}

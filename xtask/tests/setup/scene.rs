@@ -1,0 +1,339 @@
+//! A checkout in a temporary folder, wheels beside it, and xtask run in it.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+/// The checkout and what surrounds it.
+pub(crate) struct Scene {
+    folder: TempDir,
+    real_python: String,
+}
+
+/// Where the fake Python stops until it is told to go on.
+#[derive(Clone, Copy)]
+pub(crate) enum Block {
+    Download,
+    Unpack,
+}
+
+impl Scene {
+    /// `None`, with a word about it, where there is no pip.
+    pub(crate) fn new() -> Option<Self> {
+        Self::with_version("2.13.0")
+    }
+
+    pub(crate) fn with_version(version: &str) -> Option<Self> {
+        let script = "import sys, pip; print(sys.executable)";
+        let python = Command::new("python3").args(["-c", script]).output().ok();
+        let Some(python) = python.filter(|output| output.status.success()) else {
+            eprintln!("skipped: there is no python3 with pip");
+            return None;
+        };
+        let real_python = String::from_utf8(python.stdout).unwrap().trim().to_owned();
+        let scene = Self { folder: TempDir::new().unwrap(), real_python };
+        for folder in ["xtask", ".cargo"] {
+            fs::create_dir_all(scene.root().join(folder)).unwrap();
+        }
+        scene.fake_python("exec \"$REAL_PYTHON\" \"$@\"");
+        scene.make_wheels(version);
+        Some(scene)
+    }
+
+    pub(crate) fn root(&self) -> PathBuf {
+        self.folder.path().join("checkout")
+    }
+
+    fn wheels(&self) -> PathBuf {
+        self.folder.path().join("wheels")
+    }
+
+    fn programs(&self) -> PathBuf {
+        self.folder.path().join("programs")
+    }
+
+    pub(crate) fn make_wheels(&self, version: &str) {
+        let pins = Command::new(&self.real_python)
+            .args(["-c", include_str!("wheels.py")])
+            .arg(self.wheels())
+            .arg(version)
+            .output()
+            .unwrap();
+        assert!(pins.status.success(), "{}", String::from_utf8_lossy(&pins.stderr));
+        fs::write(self.root().join("xtask/libtorch.json"), pins.stdout).unwrap();
+    }
+
+    /// Makes `python3` on the PATH this shell script.
+    pub(crate) fn fake_python(&self, body: &str) {
+        fs::create_dir_all(self.programs()).unwrap();
+        let script = self.programs().join("python3");
+        fs::write(&script, format!("#!/bin/sh\n{body}\n")).unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// A folder such as LIBTORCH names.
+    pub(crate) fn users_libtorch(&self, version: &str) -> PathBuf {
+        let folder = self.folder.path().join(format!("libtorch-{version}"));
+        fill_libtorch(&folder);
+        fs::write(folder.join("build-version"), format!("{version}\n")).unwrap();
+        folder
+    }
+
+    /// A folder for PYTHONPATH that holds a package torch.
+    pub(crate) fn users_pytorch(&self, version: &str) -> PathBuf {
+        let packages = self.folder.path().join("packages");
+        fill_libtorch(&packages.join("torch"));
+        fs::write(packages.join("torch/__init__.py"), "raise ImportError('slow')").unwrap();
+        let text = format!("__version__ = '{version}'\n");
+        fs::write(packages.join("torch/version.py"), text).unwrap();
+        packages
+    }
+
+    pub(crate) fn setup(&self) -> Setup<'_> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        command
+            .arg("setup")
+            .env("CARGO_MANIFEST_DIR", self.root().join("xtask"))
+            .env("PATH", format!("{}:/usr/bin:/bin", self.programs().display()))
+            .env("REAL_PYTHON", &self.real_python)
+            .env("PIP_CONFIG_FILE", "/dev/null")
+            .env("PIP_NO_INDEX", "1")
+            .env("PIP_FIND_LINKS", self.wheels())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        for name in OUTER_VARIABLES {
+            command.env_remove(name);
+        }
+        Setup { scene: self, command, gate: None }
+    }
+
+    pub(crate) fn read(&self, path: &str) -> String {
+        fs::read_to_string(self.root().join(path)).unwrap()
+    }
+
+    /// All files under a folder of the checkout, sorted.
+    pub(crate) fn files(&self, folder: &str) -> Vec<String> {
+        let base = self.root().join(folder);
+        let mut folders = vec![base.clone()];
+        let mut files = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else {
+                    files.push(path.strip_prefix(&base).unwrap().to_str().unwrap().to_owned());
+                }
+            }
+        }
+        files.sort();
+        files
+    }
+
+    /// What an unfinished set-up leaves in the root.
+    pub(crate) fn leftovers(&self) -> Vec<String> {
+        let names = fs::read_dir(self.root()).unwrap();
+        let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|it| it.starts_with("libtorch.") && it != "libtorch.lock").collect()
+    }
+
+    pub(crate) fn installs_nothing(&self) {
+        assert!(!self.root().join("libtorch").exists());
+        assert_eq!(self.leftovers(), Vec::<String>::new());
+    }
+}
+
+fn fill_libtorch(folder: &Path) {
+    fs::create_dir_all(folder.join("lib")).unwrap();
+    fs::create_dir_all(folder.join("include")).unwrap();
+    fs::write(folder.join("lib/libtorch_cpu.so"), "").unwrap();
+}
+
+/// A call of `cargo xtask setup`.
+pub(crate) struct Setup<'a> {
+    scene: &'a Scene,
+    command: Command,
+    gate: Option<PathBuf>,
+}
+
+impl Setup<'_> {
+    pub(crate) fn cuda(mut self) -> Self {
+        self.command.arg("--cuda");
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// With these folders of programs only.
+    pub(crate) fn path(self, path: &str) -> Self {
+        self.env("PATH", path)
+    }
+
+    pub(crate) fn without_wheels(mut self) -> Self {
+        self.command.env_remove("PIP_FIND_LINKS").env_remove("PIP_NO_INDEX");
+        self
+    }
+
+    /// Python stops at that step, the first time: it writes `reached`, then waits for `gate` to be opened.
+    pub(crate) fn block_in(mut self, block: Block) -> Self {
+        let pattern = match block {
+            Block::Download => "*' pip download '*",
+            Block::Unpack => "*'Unpacks the chosen files'*",
+        };
+        self.scene.fake_python(&format!(
+            "case \" $* \" in {pattern}) \
+             if [ -n \"$GATE\" ] && [ ! -e \"$GATE.reached\" ]; then echo $$ > \"$GATE.reached\"; read answer < \"$GATE\"; fi;; \
+             esac\nexec \"$REAL_PYTHON\" \"$@\""
+        ));
+        let gate = self.scene.folder.path().join("gate");
+        assert!(Command::new("mkfifo").arg(&gate).status().unwrap().success());
+        self.command.env("GATE", &gate);
+        self.gate = Some(gate);
+        self
+    }
+
+    pub(crate) fn run(self) -> Outcome {
+        self.start().finish()
+    }
+
+    pub(crate) fn start(mut self) -> Running {
+        let mut child = self.command.spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap());
+        Running { child, lines, text: String::new(), gate: self.gate }
+    }
+
+    /// Runs with the checkout on a disk of that size; `None` where mounting is not allowed.
+    pub(crate) fn on_small_disk(mut self, bytes: u64) -> Option<Outcome> {
+        let root = self.scene.root();
+        let copy = self.scene.folder.path().join("copy");
+        let script = format!(
+            "cp -r '{root}' '{copy}' && mount -t tmpfs -o size={bytes} tmpfs '{root}' || exit 77; \
+             cp -r '{copy}'/. '{root}' && exec \"$@\"",
+            root = root.display(),
+            copy = copy.display(),
+        );
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--map-root-user", "sh", "-c", &script, "sh"]);
+        command.arg(self.command.get_program()).args(self.command.get_args());
+        for (name, value) in self.command.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let path = self.command.get_envs().find(|it| it.0 == "PATH").and_then(|it| it.1).unwrap();
+        command.env("PATH", format!("{}:/usr/sbin:/sbin", path.display()));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        self.command = command;
+        let outcome = match self.command.output() {
+            Ok(output) => Outcome {
+                code: output.status.code(),
+                text: String::from_utf8_lossy(&output.stderr).into_owned(),
+            },
+            Err(_) => return None,
+        };
+        let refused = outcome.code == Some(77) || outcome.text.contains("unshare");
+        (!refused).then_some(outcome)
+    }
+}
+
+/// A set-up that has not ended yet.
+pub(crate) struct Running {
+    child: Child,
+    lines: BufReader<std::process::ChildStderr>,
+    text: String,
+    gate: Option<PathBuf>,
+}
+
+impl Running {
+    /// Until Python stands at the gate.
+    pub(crate) fn wait_until_blocked(&mut self) {
+        let mut reached = self.gate.clone().unwrap().into_os_string();
+        reached.push(".reached");
+        while fs::read_to_string(&reached).unwrap_or_default().is_empty() {
+            assert!(self.child.try_wait().unwrap().is_none(), "setup ended before the gate");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub(crate) fn wait_for_line(&mut self, part: &str) {
+        while !self.text.contains(part) {
+            let read = self.lines.read_line(&mut self.text).unwrap();
+            assert!(read > 0, "setup ended without saying {part:?}: {}", self.text);
+        }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub(crate) fn unblock(&mut self) {
+        // Opening waits for the reader that stands at the gate; closing lets it pass.
+        if let Some(gate) = self.gate.take() {
+            File::options().write(true).open(gate).unwrap();
+        }
+    }
+
+    pub(crate) fn finish(mut self) -> Outcome {
+        self.lines.read_to_string(&mut self.text).unwrap();
+        let code = self.child.wait().unwrap().code();
+        Outcome { code, text: std::mem::take(&mut self.text) }
+    }
+}
+
+impl Drop for Running {
+    /// A test that failed must not leave a Python behind that waits for ever.
+    fn drop(&mut self) {
+        if self.gate.is_some() {
+            self.unblock();
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// How a set-up ended, and all that it said.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    code: Option<i32>,
+    pub(crate) text: String,
+}
+
+impl Outcome {
+    pub(crate) fn succeeds_saying(&self, part: &str) {
+        assert_eq!(self.code, Some(0), "{}", self.text);
+        assert!(self.text.contains(part), "expected {part:?} in: {}", self.text);
+    }
+
+    /// With one line that begins with `error:` and nothing after it.
+    pub(crate) fn fails_saying(&self, part: &str) {
+        assert_eq!(self.code, Some(1), "{}", self.text);
+        let errors: Vec<&str> = self.text.lines().filter(|it| it.starts_with("error: ")).collect();
+        assert_eq!(errors.len(), 1, "{}", self.text);
+        assert_eq!(self.text.lines().last(), Some(errors[0]), "{}", self.text);
+        assert!(errors[0].contains(part), "expected {part:?} in: {}", errors[0]);
+    }
+}
+
+/// What the machine that runs the tests may have set.
+const OUTER_VARIABLES: &[&str] = &[
+    "LIBTORCH",
+    "LIBTORCH_USE_PYTORCH",
+    "PIP_EXTRA_INDEX_URL",
+    "PIP_INDEX_URL",
+    "PYTHONPATH",
+    "RUSTDOCFLAGS",
+    "VIRTUAL_ENV",
+];

@@ -1,0 +1,69 @@
+"""Makes tiny wheels for the tests of setup, and prints the pins that fit them.
+
+Arguments: the folder for the wheels, and libtorch's version.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import zipfile
+
+folder, version = sys.argv[1:]
+os.makedirs(folder, exist_ok=True)
+
+
+def wheel(package, version, tag, files, keep):
+    stem = f"{package.replace('-', '_')}-{version}"
+    path = os.path.join(folder, f"{stem}-{tag}.whl")
+    files = dict(files)
+    files[f"{stem}.dist-info/METADATA"] = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+    files[f"{stem}.dist-info/WHEEL"] = f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n"
+    files[f"{stem}.dist-info/RECORD"] = ""
+    files[f"{stem}.dist-info/licenses/LICENSE"] = "a licence\n"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    with open(path, "rb") as source:
+        digest = hashlib.sha256(source.read()).hexdigest()
+    return {
+        "package": package,
+        "version": version,
+        "platform": tag.split("-")[2].split(".")[0],
+        "sha256": digest,
+        "download_bytes": os.path.getsize(path),
+        "installed_bytes": sum(len(text) for text in files.values()),
+        "keep": keep + ["*.dist-info/licenses/*"],
+    }
+
+
+torch_files = {
+    "torch/version.py": f"__version__ = '{version}+cu130'\n",
+    "torch/include/ATen/ATen.h": "// a header\n",
+    "torch/lib/libtorch_cpu.so": "x" * 3_000_000,  # small in the wheel, large on disk
+    "torch/lib/libtorch_cuda.so": "cuda",
+    "torch/lib/libtorch.so": "stub",
+    "torch/nn/__init__.py": "python",
+}
+torch = wheel(
+    "torch",
+    version,
+    "cp311-cp311-manylinux_2_28_x86_64",
+    torch_files,
+    ["torch/version.py", "torch/include/*", "torch/lib/libtorch_cpu.so"],
+)
+runtime = wheel(
+    "nvidia-cuda-runtime",
+    "13.0.96",
+    "py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64",
+    {"nvidia/cu13/lib/libcudart.so.13": "cudart", "nvidia/cu13/include/cuda.h": "// cuda\n"},
+    ["nvidia/cu13/lib/libcudart.so.13"],
+)
+cuda_torch = dict(torch, keep=torch["keep"][:2] + ["torch/lib/*", "*.dist-info/licenses/*"])
+cuda_runtime = dict(
+    runtime,
+    keep=runtime["keep"] + ["nvidia/cu13/include/*"],
+    move={"nvidia/cu13/include/": "cuda/include/"},
+)
+pins = {"python": "311", "cpu": [torch, runtime], "cuda": [cuda_torch, cuda_runtime]}
+print(json.dumps(pins))
