@@ -272,7 +272,8 @@ fn a_paused_reader_does_not_hold_up_a_signal() {
         poll(&mut room, PollTimeout::ZERO).unwrap() == 0
     });
     job.send(Signal::SIGTERM);
-    // The rank is stopped; what it has written cannot be, and a second signal gives that up.
+    // The rank is stopped; what it has written cannot be, and a second signal gives that up, whether
+    // it comes before or after the launcher has seen the rank's end.
     job.wait_until_no_rank();
     job.send(Signal::SIGTERM);
     assert_eq!(job.finish().code, 143);

@@ -55,6 +55,8 @@ struct Job {
     _port: StorePort,
     shutdown_timeout: Duration,
     stopping: Option<Stopping>,
+    /// The user has asked a second time.
+    impatient: bool,
     /// The first rank that failed.
     failed: Option<usize>,
 }
@@ -113,6 +115,7 @@ fn start(plan: &LaunchPlan, watched: &SigSet) -> Result<Job, LaunchError> {
         _port: port,
         shutdown_timeout: plan.shutdown_timeout,
         stopping: None,
+        impatient: false,
         failed: None,
     })
 }
@@ -120,7 +123,7 @@ fn start(plan: &LaunchPlan, watched: &SigSet) -> Result<Job, LaunchError> {
 impl Job {
     fn watch_to_the_end(mut self) -> Outcome {
         while self.running() > 0 {
-            self.wait();
+            self.wait(self.stopping.as_ref().and_then(|stopping| stopping.deadline));
             while let Some(signal) = self.next_signal() {
                 self.handle(signal);
             }
@@ -158,8 +161,8 @@ impl Job {
     }
 
     /// Waits for a signal, a notice or the end of patience. Costs nothing meanwhile.
-    fn wait(&self) {
-        let timeout = match self.stopping.as_ref().and_then(|stopping| stopping.deadline) {
+    fn wait(&self, deadline: Option<Instant>) {
+        let timeout = match deadline {
             None => PollTimeout::NONE,
             // A millisecond more than less, or it would turn round and round in the last one.
             Some(at) => {
@@ -185,8 +188,14 @@ impl Job {
             Signal::SIGCHLD => self.look_for_ended(),
             Signal::SIGUSR1 | Signal::SIGUSR2 => self.send(signal),
             Signal::SIGTSTP => self.suspend(),
-            Signal::SIGINT if self.stopping.is_some() => self.kill(),
-            _ if self.stopping.is_some() => self.send(signal),
+            Signal::SIGINT if self.stopping.is_some() => {
+                self.impatient = true;
+                self.kill();
+            }
+            _ if self.stopping.is_some() => {
+                self.impatient = true;
+                self.send(signal);
+            }
             _ => {
                 self.stop(Cause::Signal(signal), signal);
                 self.output.say(&format!(
@@ -262,24 +271,30 @@ impl Job {
         self.send(Signal::SIGCONT);
     }
 
-    /// Waits for the output thread. False when a signal to stop comes first: then whoever reads
-    /// our output has stopped reading, and the rest is lost.
+    /// Waits for the output thread. False when it is given up: whoever reads our output has stopped
+    /// reading, and a second signal to stop came before this or comes now.
     fn write_the_rest(&mut self) -> bool {
         self.output.finish();
+        let mut deadline = self.impatient.then(|| Instant::now() + LAST_LINES);
         loop {
             if self.output.notice() == Notice::Finished {
                 return true;
             }
-            self.wait();
+            if deadline.is_some_and(|at| at <= Instant::now()) {
+                return false;
+            }
+            self.wait(deadline);
             while let Some(signal) = self.next_signal() {
                 if matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP) {
-                    return false;
+                    deadline = deadline.or_else(|| Some(Instant::now() + LAST_LINES));
                 }
             }
         }
     }
 }
 
+/// How long the last lines of stopped ranks may take to be written once the user has lost patience.
+const LAST_LINES: Duration = Duration::from_millis(500);
 /// A limit beyond the clock's range is a year.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
