@@ -1,0 +1,120 @@
+//! Frames: a length in four bytes, big-endian, then one message as MessagePack.
+//!
+//! Fields travel with their names, so that a newer reader understands an older writer.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// A peer that is not one of ours, or a broken one.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FrameError {
+    /// More than any message of ours has: whoever sends it speaks another protocol.
+    #[error(
+        "a message of {length} bytes was announced, at most {LONGEST_FRAME} are allowed: \
+             the other side does not speak Brigade's protocol"
+    )]
+    TooLong {
+        /// What was announced.
+        length: usize,
+    },
+    /// The bytes are no message.
+    #[error("a message cannot be read: {0}; do both sides run the same version of brigade?")]
+    Malformed(String),
+}
+
+/// One message as a frame.
+///
+/// ```
+/// use brigade_rendezvous::{Decoder, ToAgent, encode};
+/// let mut decoder = Decoder::default();
+/// decoder.push(&encode(&ToAgent::Beat));
+/// assert_eq!(decoder.next::<ToAgent>()?, Some(ToAgent::Beat));
+/// # Ok::<(), brigade_rendezvous::FrameError>(())
+/// ```
+#[must_use]
+pub fn encode(message: &impl Serialize) -> Vec<u8> {
+    let mut frame = vec![0; PREFIX];
+    // Writing plain data to memory cannot fail; if it did, the reader would name the empty frame.
+    let _ = message.serialize(&mut rmp_serde::Serializer::new(&mut frame).with_struct_map());
+    let length = u32::try_from(frame.len() - PREFIX).unwrap_or(u32::MAX);
+    frame[..PREFIX].copy_from_slice(&length.to_be_bytes());
+    frame
+}
+
+/// Cuts a stream of bytes into messages.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    pending: Vec<u8>,
+}
+
+impl Decoder {
+    /// Takes in what has been read.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.pending.extend_from_slice(bytes);
+    }
+
+    /// The next whole message, if it has come.
+    ///
+    /// # Errors
+    /// The stream is not ours; nothing more can be read from it.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "an iterator has one item type and no errors"
+    )]
+    pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
+        let Some((prefix, rest)) = self.pending.split_first_chunk::<PREFIX>() else {
+            return Ok(None);
+        };
+        let length = u32::from_be_bytes(*prefix) as usize;
+        if length > LONGEST_FRAME {
+            return Err(FrameError::TooLong { length });
+        }
+        let Some(body) = rest.get(..length) else { return Ok(None) };
+        let message = rmp_serde::from_slice(body)
+            .map_err(|error| FrameError::Malformed(error.to_string()))?;
+        self.pending.drain(..PREFIX + length);
+        Ok(Some(message))
+    }
+}
+
+const PREFIX: usize = 4;
+/// No message has more bytes: a piece of output is the longest.
+pub const LONGEST_FRAME: usize = 4 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FromAgent, Stream, ToAgent};
+
+    #[test]
+    fn cuts_do_not_matter() {
+        let messages = [
+            FromAgent::Beat { sent: 7 },
+            FromAgent::Output { stream: Stream::Stderr, bytes: vec![0xff; 300] },
+            FromAgent::Finished { attempt: 2 },
+        ];
+        let bytes: Vec<u8> = messages.iter().flat_map(encode).collect();
+        for size in 1..bytes.len() {
+            let mut decoder = Decoder::default();
+            let mut read = Vec::new();
+            for piece in bytes.chunks(size) {
+                decoder.push(piece);
+                while let Some(message) = decoder.next::<FromAgent>().unwrap() {
+                    read.push(message);
+                }
+            }
+            assert_eq!(read, messages, "in pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn strangers_are_refused() {
+        let mut decoder = Decoder::default();
+        decoder.push(b"GET / HTTP/1.1\r\n\r\n");
+        assert!(matches!(decoder.next::<ToAgent>(), Err(FrameError::TooLong { .. })));
+        let mut decoder = Decoder::default();
+        decoder.push(&[0, 0, 0, 2, 0xc1, 0xc1]);
+        assert!(matches!(decoder.next::<ToAgent>(), Err(FrameError::Malformed(_))));
+    }
+}

@@ -1,0 +1,268 @@
+//! What agents and the coordinator say to each other.
+//!
+//! An agent joins and waits. The coordinator starts an attempt on all agents; when a rank fails, a
+//! host is lost or one comes, it stops the attempt everywhere and starts the next one, or ends the
+//! job. In an attempt and in the change to the next one, each agent sends and gets a number of
+//! messages that does not depend on the number of agents.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Version of this protocol; both sides must have the same.
+pub const PROTOCOL: u32 = 1;
+
+/// Milliseconds of the sender's own monotonic clock, from a start of its choosing.
+pub type Millis = u64;
+
+/// From an agent to the coordinator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromAgent {
+    /// First: asks to take part.
+    Join(Join),
+    /// A rank of this host ended with a code other than 0 or by a signal that is not the agent's.
+    Failed(RankFailure),
+    /// Every rank of this host ended with 0.
+    Finished {
+        /// In which attempt.
+        attempt: u32,
+    },
+    /// The answer to [`ToAgent::Stop`]: no process of the attempt is left.
+    Stopped {
+        /// Which attempt.
+        attempt: u32,
+        /// A port for the ranks to meet at, held by the agent, should it be the first host next.
+        port: u16,
+        /// Ranks did not stop in time and were killed.
+        killed: bool,
+    },
+    /// Somebody sent this agent a signal that asks the job to stop.
+    Interrupted {
+        /// The signal's number.
+        signal: i32,
+    },
+    /// Whole lines of its ranks, prefixed, when they are to be shown where the coordinator is.
+    Output {
+        /// Where they belong.
+        stream: Stream,
+        /// The lines.
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+    },
+    /// A line of the agent's own for the user.
+    Say {
+        /// The line, without its end.
+        text: String,
+    },
+    /// Nothing has happened, but this host is alive.
+    Beat {
+        /// When it was sent.
+        sent: Millis,
+    },
+}
+
+/// Asks to take part in a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Join {
+    /// [`PROTOCOL`] of the agent.
+    pub protocol: u32,
+    /// Its version, for the message when the protocols differ.
+    pub version: String,
+    /// Name of the job.
+    pub run_id: String,
+    /// Host name, for messages.
+    pub host: String,
+    /// Process number of the agent.
+    pub pid: u32,
+    /// How many ranks it will start.
+    pub nproc: usize,
+    /// The place that the user gave it, where there is one.
+    pub node_rank: Option<usize>,
+    /// Name or address under which other hosts reach it; `None`: as the coordinator sees it.
+    pub address: Option<String>,
+    /// A port for the ranks to meet at, held by the agent, should it be the first host.
+    pub port: u16,
+    /// The last attempt it took part in, when it had another coordinator before.
+    pub last_attempt: Option<u32>,
+    /// How many restarts that coordinator had counted.
+    pub restarts: u32,
+    /// When this was sent.
+    pub sent: Millis,
+}
+
+/// A rank that failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankFailure {
+    /// In which attempt.
+    pub attempt: u32,
+    /// Its number in the job.
+    pub rank: usize,
+    /// Its number on its host.
+    pub local_rank: usize,
+    /// Host name.
+    pub host: String,
+    /// Process number.
+    pub pid: i32,
+    /// How it ended.
+    pub ending: Ending,
+    /// When the agent saw it.
+    pub at: Millis,
+    /// Its last lines, oldest first, and where they were printed.
+    pub last_lines: Vec<String>,
+    /// The stream of `last_lines`.
+    pub stream: Stream,
+    /// What it wrote into its error file, if it did.
+    pub error: Option<String>,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ending {
+    /// It exited with this code.
+    Code(i32),
+    /// This signal killed it.
+    Signal(i32),
+}
+
+/// One of a process's two output streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// From the coordinator to an agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToAgent {
+    /// It cannot take part. The connection is closed after this.
+    Refused {
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// It takes part once the others are there.
+    Waiting {
+        /// Hosts that are there.
+        have: usize,
+        /// Hosts that are needed.
+        need: usize,
+    },
+    /// Start the ranks.
+    Start(Assignment),
+    /// Stop the ranks of the attempt: this signal, then, after the time limit, SIGKILL.
+    Stop {
+        /// Which attempt.
+        attempt: u32,
+        /// The signal to begin with.
+        signal: i32,
+        /// What the user is told.
+        reason: String,
+    },
+    /// Kill at once what is still there: somebody has lost patience.
+    Kill,
+    /// The coordinator has shown this much output; the agent may send as much more.
+    Taken {
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// The job is over.
+    End(Verdict),
+    /// Nothing has happened, but the coordinator is alive.
+    Beat,
+}
+
+/// A host's part in an attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Assignment {
+    /// Which attempt, from 0.
+    pub attempt: u32,
+    /// How many restarts after failures there have been.
+    pub restarts: u32,
+    /// How many are allowed.
+    pub max_restarts: u32,
+    /// Number of this host, from 0.
+    pub node_rank: usize,
+    /// Number of hosts.
+    pub num_nodes: usize,
+    /// Number of this host's first rank in the job.
+    pub first_rank: usize,
+    /// How many ranks this host starts.
+    pub nproc: usize,
+    /// Number of ranks in the job.
+    pub world_size: usize,
+    /// Host on which rank 0 runs.
+    pub master_addr: String,
+    /// Port at which rank 0 listens, held by that host's agent.
+    pub master_port: u16,
+}
+
+/// How the job ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// The exit code of every agent.
+    pub code: u8,
+    /// Why the job did not simply finish.
+    pub cause: Option<Cause>,
+}
+
+/// Why a job did not simply finish.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cause {
+    /// This rank failed first.
+    Failed(RankFailure),
+    /// Somebody stopped it; the failure, if any, that decided the exit code.
+    Interrupted {
+        /// By this signal.
+        signal: i32,
+        /// A rank that ended otherwise than the signal explains.
+        failure: Option<RankFailure>,
+    },
+    /// A host is gone, and the job could not go on without it.
+    HostLost {
+        /// Host name.
+        host: String,
+        /// How that was seen.
+        how: String,
+    },
+    /// Not enough hosts came in time.
+    TooFewHosts {
+        /// Hosts that came.
+        have: usize,
+        /// Hosts that were needed.
+        need: usize,
+        /// After this long.
+        seconds: u64,
+    },
+}
+
+impl Ending {
+    /// The exit code that a shell gives: the code itself, or 128 + the signal's number.
+    ///
+    /// ```
+    /// use brigade_rendezvous::Ending;
+    /// assert_eq!(Ending::Code(3).exit_code(), 3);
+    /// assert_eq!(Ending::Signal(9).exit_code(), 137);
+    /// assert_eq!(Ending::Signal(9).to_string(), "killed by SIGKILL");
+    /// ```
+    #[must_use]
+    pub fn exit_code(self) -> u8 {
+        // Both fit: a code is one byte, and signals stop at 64.
+        match self {
+            Self::Code(code) => code.to_le_bytes()[0],
+            Self::Signal(signal) => 128 | signal.to_le_bytes()[0],
+        }
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Code(code) => write!(f, "exit code {code}"),
+            Self::Signal(number) => match nix::sys::signal::Signal::try_from(number) {
+                Ok(signal) => write!(f, "killed by {signal}"),
+                Err(_) => write!(f, "killed by signal {number}"),
+            },
+        }
+    }
+}
