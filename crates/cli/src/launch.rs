@@ -3,8 +3,10 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use brigade_launch::{HostFacts, LaunchOptions, LaunchPlan, agent};
+use brigade_launch::{HostFacts, LaunchOptions, LaunchPlan, agent, hosts};
 use clap::Args;
+
+use crate::hosts::HostsArgs;
 
 /// Run a program as several ranks on this host
 ///
@@ -19,8 +21,11 @@ use clap::Args;
 #[command(override_usage = USAGE, after_help = EXAMPLES, after_long_help = LONG_EXAMPLES)]
 pub(crate) struct LaunchArgs {
     /// Number of ranks
-    #[arg(long, value_name = "N")]
-    nproc: usize,
+    #[arg(long, value_name = "N", required_unless_present_any = ["hosts", "hostfile"])]
+    nproc: Option<usize>,
+
+    #[command(flatten)]
+    hosts: HostsArgs,
 
     /// OMP_NUM_THREADS of each rank [default: what the environment says, else the cores divided by
     /// the ranks]
@@ -42,12 +47,16 @@ pub(crate) struct LaunchArgs {
 pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
     let (program, arguments) = args.command.split_first().unzip();
     let options = LaunchOptions {
-        nproc: args.nproc,
+        nproc: args.nproc.unwrap_or(1),
+        local_addr: None,
         program: program.cloned().unwrap_or_default(),
         args: arguments.unwrap_or_default().to_vec(),
         threads_per_rank: args.threads_per_rank,
         shutdown_timeout: args.shutdown_timeout,
     };
+    if let Some(hosts) = args.hosts.options(args.nproc.is_some())? {
+        return Ok(hosts::run(&options, &hosts)?.exit_code());
+    }
     let plan = LaunchPlan::resolve(&options, &HostFacts::gather(&options))?;
     Ok(agent::run(&plan)?.exit_code())
 }

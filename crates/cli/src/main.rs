@@ -10,6 +10,7 @@ use brigade_launch::{LaunchError, ProgramError, role};
 use clap::{Parser, Subcommand};
 
 mod explain;
+mod hosts;
 mod launch;
 
 /// Write the training loop once; run it on one process or many
@@ -63,6 +64,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(LaunchError::OptionOutOfRange { .. }) => USAGE,
         Some(LaunchError::Program(ProgramError::NotFound { .. })) => 127,
         Some(LaunchError::Program(_)) => 126,
+        Some(LaunchError::Hosts(error)) => error.exit_code(),
         _ => 1,
     }
 }

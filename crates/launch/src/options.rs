@@ -4,10 +4,11 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 /// What to start and how often.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LaunchOptions {
     /// Number of ranks, all on this host: at least 1.
     pub nproc: usize,
+    pub local_addr: Option<String>,
     /// The program: a path where it has a slash, else a name that is looked up in `PATH`.
     pub program: OsString,
     /// Its arguments, passed on as they are.
@@ -24,6 +25,7 @@ impl Default for LaunchOptions {
     fn default() -> Self {
         Self {
             nproc: 1,
+            local_addr: None,
             program: OsString::new(),
             args: Vec::new(),
             threads_per_rank: None,

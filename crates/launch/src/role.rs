@@ -1,4 +1,4 @@
-//! The two small roles in which the agent starts its own executable.
+//! The small roles in which the agent starts its own executable.
 //!
 //! Between `fork` and `exec` only a few system calls are allowed, and Rust calls what runs there
 //! unsafe. Starting our own executable, which then prepares itself and becomes the program by
@@ -16,7 +16,7 @@ use nix::unistd::{dup2_stdin, setsid};
 
 use crate::gate::{self, Opening};
 use crate::survivors::Survivors;
-use crate::{leash, watch};
+use crate::{hosts, leash, watch};
 
 /// Plays a role if this process was started for one, and gives its exit code.
 ///
@@ -30,6 +30,8 @@ pub fn play_if_asked() -> Option<u8> {
         Some(become_rank(args).unwrap_or(MALFORMED))
     } else if role == WATCH {
         Some(stand_watch(args).unwrap_or(MALFORMED))
+    } else if role == hosts::ROLE {
+        Some(hosts::remote::serve(args.next().is_some_and(|part| part == hosts::ENTERED)))
     } else {
         None
     }
