@@ -16,7 +16,7 @@ use nix::unistd::getpid;
 pub use ending::{Ending, Failure, Outcome};
 use running::Running;
 
-use crate::output::{Notice, Output};
+use crate::output::{Destination, Notice, Output, Tail};
 use crate::survivors::Survivors;
 use crate::watch::Watch;
 use crate::{LaunchError, LaunchPlan, StorePort};
@@ -101,7 +101,9 @@ fn start(plan: &LaunchPlan, watched: &SigSet) -> Result<Job, LaunchError> {
         sessions: ranks.iter().map(|rank| rank.pid().as_raw()).collect(),
     };
     let watch = Watch::start(&survivors).map_err(LaunchError::system("start the watch"))?;
-    let output = Output::start(pipes).map_err(LaunchError::system("carry the ranks' output"))?;
+    let carry = || LaunchError::system("carry the ranks' output");
+    let output = Output::start(Destination::Own).map_err(carry())?;
+    output.carry(pipes).map_err(carry())?;
     for (rank, gate) in gates.into_iter().enumerate() {
         gate.open((rank == 0).then_some(&socket))
             .map_err(LaunchError::system(format!("let rank {rank} start")))?;
@@ -127,14 +129,20 @@ impl Job {
             while let Some(signal) = self.next_signal() {
                 self.handle(signal);
             }
-            if self.output.notice() == Notice::Closed && self.stopping.is_none() {
-                self.stop(Cause::OutputClosed, Signal::SIGTERM);
+            while let Some(notice) = self.output.notice() {
+                match notice {
+                    Notice::Closed if self.stopping.is_none() => {
+                        self.stop(Cause::OutputClosed, Signal::SIGTERM);
+                    }
+                    Notice::Finished => break,
+                    _ => {}
+                }
             }
             self.kill_when_due();
         }
         let killed = self.killed();
         self.survivors.kill();
-        let all_written = self.write_the_rest();
+        let (all_written, tail) = self.write_the_rest();
         self.watch.dismiss();
         for rank in &mut self.ranks {
             rank.reap();
@@ -143,10 +151,9 @@ impl Job {
         let failure = self.failed.map(|rank| self.ranks[rank].failure(rank));
         let cause = self.stopping.map(|stopping| stopping.cause);
         // A thread that still writes is left alone; it ends with this process.
-        let tails = if all_written { self.output.into_tails() } else { Vec::new() };
-        let tail = failure.as_ref().and_then(|failure| tails.get(failure.rank));
         if all_written {
-            report::print(failure.as_ref(), cause, tail);
+            self.output.join();
+            report::print(failure.as_ref(), cause, tail.as_ref());
         }
         let stopped_by = match cause {
             Some(Cause::OutputClosed) => Some(Signal::SIGPIPE),
@@ -271,17 +278,26 @@ impl Job {
         self.send(Signal::SIGCONT);
     }
 
-    /// Waits for the output thread. False when it is given up: whoever reads our output has stopped
-    /// reading, and a second signal to stop came before this or comes now.
-    fn write_the_rest(&mut self) -> bool {
+    /// Waits for the output thread; also gives the last lines of the rank that failed. False when
+    /// it is given up: whoever reads our output has stopped reading, and a second signal to stop
+    /// came before this or comes now.
+    fn write_the_rest(&mut self) -> (bool, Option<Tail>) {
+        if let Some(rank) = self.failed {
+            self.output.ask_for_tail(rank);
+        }
         self.output.finish();
         let mut deadline = self.impatient.then(|| Instant::now() + LAST_LINES);
+        let mut last_lines = None;
         loop {
-            if self.output.notice() == Notice::Finished {
-                return true;
+            while let Some(notice) = self.output.notice() {
+                match notice {
+                    Notice::Tail { tail, .. } => last_lines = Some(tail),
+                    Notice::Finished => return (true, last_lines),
+                    _ => {}
+                }
             }
             if deadline.is_some_and(|at| at <= Instant::now()) {
-                return false;
+                return (false, last_lines);
             }
             self.wait(deadline);
             while let Some(signal) = self.next_signal() {

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::thread::{self, JoinHandle};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -15,16 +15,43 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::lines::Lines;
 
-/// The agent's side of the thread.
+/// The agent's side of the thread, which lives as long as the agent: attempts come and go.
 #[derive(Debug)]
 pub(crate) struct Output {
-    thread: JoinHandle<Vec<Tail>>,
-    messages: Sender<String>,
+    thread: JoinHandle<()>,
+    orders: Sender<Order>,
+    notices: Receiver<Notice>,
     control: UnixStream,
 }
 
+/// The output of a rank.
+#[derive(Debug)]
+pub(crate) struct Pipes {
+    /// Its number in the job, which is written before its lines.
+    pub(crate) rank: usize,
+    pub(crate) stdout: OwnedFd,
+    pub(crate) stderr: OwnedFd,
+}
+
+/// Where the lines go.
+#[derive(Debug)]
+pub(crate) enum Destination {
+    /// This process's own stdout and stderr.
+    Own,
+    /// Piece by piece to whoever has the other end. The thread waits while that is full, and so do
+    /// the ranks.
+    Pieces(SyncSender<Piece>),
+}
+
+/// Whole lines for one of the user's two streams.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) is_stderr: bool,
+    pub(crate) bytes: Vec<u8>,
+}
+
 /// A rank's last lines, oldest first.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tail {
     pub(crate) stdout: Vec<String>,
     pub(crate) stderr: Vec<String>,
@@ -33,30 +60,88 @@ pub(crate) struct Tail {
 /// What the thread has to say when [`Output::control`] is readable.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// Nothing new.
-    Nothing,
     /// Whoever read our output has gone away.
     Closed,
+    /// A [`Piece`] has been sent.
+    Piece,
+    /// The answer to [`Output::ask_for_tail`].
+    Tail {
+        /// Whose, counted on this host.
+        local_rank: usize,
+        /// The lines.
+        tail: Tail,
+    },
     /// All output is written.
     Finished,
 }
 
+#[derive(Debug)]
+enum Order {
+    Carry(Vec<Pipes>),
+    Say(String),
+    Tail(usize),
+    EndAttempt,
+    Finish,
+}
+
 impl Output {
-    /// Starts to carry `(stdout, stderr)` of each rank to this process's own.
-    pub(crate) fn start(ranks: Vec<(OwnedFd, OwnedFd)>) -> io::Result<Self> {
+    /// Starts the thread.
+    pub(crate) fn start(destination: Destination) -> io::Result<Self> {
         let (control, far) = UnixStream::pair()?;
         control.set_nonblocking(true)?;
         far.set_nonblocking(true)?;
-        let (messages, inbox) = mpsc::channel();
-        let carrier = Carrier::new(ranks, far, inbox)?;
+        let (orders, inbox) = mpsc::channel();
+        let (outbox, notices) = mpsc::channel();
+        let sinks = match destination {
+            Destination::Own => [Sink::of(io::stdout().as_fd())?, Sink::of(io::stderr().as_fd())?],
+            Destination::Pieces(pieces) => [pieces.clone(), pieces].map(Sink::Pieces),
+        };
+        let carrier = Carrier {
+            streams: Vec::new(),
+            sinks,
+            control: far,
+            inbox,
+            outbox,
+            buffer: vec![0; READ_SIZE],
+            written: Vec::new(),
+        };
         let thread = thread::Builder::new().name("output".to_owned()).spawn(|| carrier.run())?;
-        Ok(Self { thread, messages, control })
+        Ok(Self { thread, orders, notices, control })
+    }
+
+    /// Carries the output of an attempt's ranks from now on.
+    pub(crate) fn carry(&self, ranks: Vec<Pipes>) -> io::Result<()> {
+        for pipe in ranks.iter().flat_map(|rank| [&rank.stdout, &rank.stderr]) {
+            fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        }
+        self.order(Order::Carry(ranks));
+        Ok(())
     }
 
     /// Puts a line of the launcher's own among those of the ranks, on stderr.
     pub(crate) fn say(&self, text: &str) {
-        let _ = self.messages.send(format!("brigade: {text}\n"));
-        self.order(SAY);
+        self.order(Order::Say(format!("brigade: {text}\n")));
+    }
+
+    /// Puts text on stderr as it is.
+    pub(crate) fn show(&self, text: String) {
+        self.order(Order::Say(text));
+    }
+
+    /// Asks for the last lines of a rank that has ended. The answer comes as a notice, late where
+    /// whoever reads our output has paused.
+    pub(crate) fn ask_for_tail(&self, local_rank: usize) {
+        self.order(Order::Tail(local_rank));
+    }
+
+    /// Has written what the attempt's ranks, which have all ended, have left in their pipes.
+    pub(crate) fn end_attempt(&self) {
+        self.order(Order::EndAttempt);
+    }
+
+    /// Asks the thread to write the rest and end.
+    pub(crate) fn finish(&self) {
+        self.order(Order::Finish);
     }
 
     /// Readable when there is a notice.
@@ -64,39 +149,40 @@ impl Output {
         self.control.as_fd()
     }
 
-    /// The next notice.
-    pub(crate) fn notice(&mut self) -> Notice {
-        let mut byte = [0];
-        match self.control.read(&mut byte) {
-            Ok(0) => Notice::Finished,
-            Ok(_) => Notice::Closed,
-            Err(error) if is_not_yet(&error) => Notice::Nothing,
-            Err(_) => Notice::Finished,
+    /// The next notice; always the last one when the thread has ended.
+    pub(crate) fn notice(&mut self) -> Option<Notice> {
+        // The wake-ups first: one that comes after this makes the socket readable again.
+        let ended = match self.control.read(&mut [0; 64]) {
+            Ok(n) => n == 0,
+            Err(error) => !is_not_yet(&error),
+        };
+        match self.notices.try_recv() {
+            Ok(notice) => Some(notice),
+            Err(_) if ended => Some(Notice::Finished),
+            Err(_) => None,
         }
     }
 
-    /// Asks the thread to write what the ranks, which have all ended, have left in their pipes.
-    pub(crate) fn finish(&self) {
-        self.order(FINISH);
+    /// Waits for the end of the thread, after [`Notice::Finished`].
+    pub(crate) fn join(self) {
+        let _ = self.thread.join();
     }
 
-    /// The last lines of each rank, after [`Notice::Finished`].
-    pub(crate) fn into_tails(self) -> Vec<Tail> {
-        self.thread.join().unwrap_or_default()
-    }
-
-    fn order(&self, byte: u8) {
+    fn order(&self, order: Order) {
         // A thread that has ended takes no orders, and one with a full socket has been woken.
-        let _ = (&self.control).write(&[byte]);
+        let _ = self.orders.send(order);
+        let _ = (&self.control).write(&[WAKE]);
     }
 }
 
 struct Carrier {
+    /// Stdout and stderr of each rank of the attempt, in turn.
     streams: Vec<Stream>,
-    /// Stdout and stderr of this process.
+    /// For stdout and stderr.
     sinks: [Sink; 2],
     control: UnixStream,
-    inbox: Receiver<String>,
+    inbox: Receiver<Order>,
+    outbox: Sender<Notice>,
     buffer: Vec<u8>,
     written: Vec<u8>,
 }
@@ -107,58 +193,32 @@ struct Stream {
     sink: usize,
 }
 
-struct Sink {
-    file: File,
-    state: SinkState,
-}
-
-#[derive(PartialEq, Eq)]
-enum SinkState {
-    Open,
-    /// Some of the output could not be written, and that has been said.
-    Lossy,
+enum Sink {
+    /// A descriptor of this process.
+    File {
+        file: File,
+        /// Some of the output could not be written, and that has been said.
+        lossy: bool,
+    },
+    Pieces(SyncSender<Piece>),
     /// Nobody reads any more.
     Closed,
 }
 
+impl Sink {
+    /// The descriptor itself: std's own stdout buffers and locks.
+    fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        Ok(Self::File { file: fd.try_clone_to_owned()?.into(), lossy: false })
+    }
+}
+
 impl Carrier {
-    fn new(
-        ranks: Vec<(OwnedFd, OwnedFd)>,
-        control: UnixStream,
-        inbox: Receiver<String>,
-    ) -> io::Result<Self> {
-        let mut streams = Vec::with_capacity(2 * ranks.len());
-        for (rank, (stdout, stderr)) in ranks.into_iter().enumerate() {
-            for (sink, pipe) in [(OUT, stdout), (ERR, stderr)] {
-                fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-                streams.push(Stream { pipe: Some(pipe.into()), lines: Lines::new(rank), sink });
-            }
-        }
-        // The descriptors themselves: std's own stdout buffers and locks.
-        let sink = |fd: BorrowedFd<'_>| -> io::Result<Sink> {
-            Ok(Sink { file: fd.try_clone_to_owned()?.into(), state: SinkState::Open })
-        };
-        let sinks = [sink(io::stdout().as_fd())?, sink(io::stderr().as_fd())?];
-        let buffer = vec![0; READ_SIZE];
-        Ok(Self { streams, sinks, control, inbox, buffer, written: Vec::new() })
+    fn run(mut self) {
+        while self.wait_and_carry() {}
+        self.end_attempt();
     }
 
-    fn run(mut self) -> Vec<Tail> {
-        while !self.wait_and_carry() {}
-        for stream in 0..self.streams.len() {
-            while self.carry(stream) {}
-        }
-        for stream in 0..self.streams.len() {
-            self.end(stream);
-        }
-        self.say_all();
-        self.streams
-            .chunks(2)
-            .map(|pair| Tail { stdout: pair[OUT].tail(), stderr: pair[ERR].tail() })
-            .collect()
-    }
-
-    /// Waits for anything to do and does it. True when it is time to finish.
+    /// Waits for anything to do and does it. False when it is time to finish.
     fn wait_and_carry(&mut self) -> bool {
         let open: Vec<usize> =
             (0..self.streams.len()).filter(|&i| self.streams[i].pipe.is_some()).collect();
@@ -167,29 +227,70 @@ impl Carrier {
             Some(PollFd::new(self.streams[i].pipe.as_ref()?.as_fd(), PollFlags::POLLIN))
         }));
         if poll(&mut polled, PollTimeout::NONE).is_err() {
-            return false;
+            return true;
         }
         let ready: Vec<bool> = polled.iter().map(|fd| fd.any().unwrap_or(true)).collect();
         for (&stream, _) in open.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
             self.carry(stream);
         }
-        ready[0] && self.obey()
+        !ready[0] || self.obey()
     }
 
+    /// False when there will be no more orders.
     fn obey(&mut self) -> bool {
-        let mut orders = [0; 64];
-        let orders = match self.control.read(&mut orders) {
-            Ok(n) => &orders[..n],
-            Err(error) if is_not_yet(&error) => return false,
-            Err(_) => &[],
+        let agent_lives = match self.control.read(&mut [0; 64]) {
+            Ok(n) => n > 0,
+            Err(error) => is_not_yet(&error),
         };
-        self.say_all();
-        orders.is_empty() || orders.contains(&FINISH)
+        while let Ok(order) = self.inbox.try_recv() {
+            match order {
+                Order::Carry(ranks) => {
+                    self.end_attempt();
+                    self.streams = ranks.into_iter().flat_map(Stream::pair).collect();
+                }
+                Order::Say(text) => self.write(ERR, text.as_bytes()),
+                Order::Tail(local_rank) => self.tell_tail(local_rank),
+                Order::EndAttempt => self.end_attempt(),
+                Order::Finish => return false,
+            }
+        }
+        agent_lives
     }
 
-    fn say_all(&mut self) {
-        while let Ok(text) = self.inbox.try_recv() {
-            self.write(ERR, text.as_bytes());
+    /// Writes what is left of ranks that have ended.
+    fn end_attempt(&mut self) {
+        for stream in 0..self.streams.len() {
+            self.drain(stream);
+        }
+        for stream in 0..self.streams.len() {
+            self.end(stream);
+        }
+        self.streams.clear();
+    }
+
+    fn tell_tail(&mut self, local_rank: usize) {
+        let first = 2 * local_rank;
+        self.drain(first + OUT);
+        self.drain(first + ERR);
+        let tail = match self.streams.get(first..first + 2) {
+            Some(pair) => Tail { stdout: pair[OUT].tail(), stderr: pair[ERR].tail() },
+            None => Tail::default(),
+        };
+        self.tell(Notice::Tail { local_rank, tail });
+    }
+
+    fn tell(&mut self, notice: Notice) {
+        let _ = self.outbox.send(notice);
+        let _ = self.control.write(&[WAKE]);
+    }
+
+    /// Carries what a process that has ended has left. No more than a pipe holds: somebody else
+    /// may have it, too, and write without end.
+    fn drain(&mut self, stream: usize) {
+        for _ in 0..LARGEST_PIPE / READ_SIZE {
+            if stream >= self.streams.len() || !self.carry(stream) {
+                return;
+            }
         }
     }
 
@@ -232,24 +333,49 @@ impl Carrier {
     /// Whole lines, all at once. What cannot be written is lost: a full disk under the log must
     /// not end a training run, but nobody reading it any more does, as with any program in a pipe.
     fn write(&mut self, index: usize, bytes: &[u8]) {
-        let sink = &mut self.sinks[index];
-        if sink.state == SinkState::Closed || bytes.is_empty() {
+        if bytes.is_empty() {
             return;
         }
-        let Err(error) = write_all(&mut sink.file, bytes) else { return };
-        if error.kind() == io::ErrorKind::BrokenPipe {
-            sink.state = SinkState::Closed;
-            let _ = self.control.write(&[CLOSED]);
-        } else if sink.state == SinkState::Open {
-            sink.state = SinkState::Lossy;
-            let name = ["stdout", "stderr"][index];
-            let text = format!("brigade: cannot write to {name}, some output is lost: {error}\n");
-            let _ = write_all(&mut self.sinks[ERR].file, text.as_bytes());
+        match &mut self.sinks[index] {
+            Sink::Closed => {}
+            Sink::Pieces(pieces) => {
+                let piece = Piece { is_stderr: index == ERR, bytes: bytes.to_vec() };
+                if pieces.send(piece).is_ok() {
+                    self.tell(Notice::Piece);
+                } else {
+                    self.sinks[index] = Sink::Closed;
+                }
+            }
+            Sink::File { file, lossy } => {
+                let Err(error) = write_all(file, bytes) else { return };
+                if error.kind() == io::ErrorKind::BrokenPipe {
+                    self.sinks[index] = Sink::Closed;
+                    self.tell(Notice::Closed);
+                } else if !std::mem::replace(lossy, true) {
+                    let name = ["stdout", "stderr"][index];
+                    self.complain(&format!("cannot write to {name}, some output is lost: {error}"));
+                }
+            }
+        }
+    }
+
+    fn complain(&mut self, text: &str) {
+        if let Sink::File { file, .. } = &mut self.sinks[ERR] {
+            let _ = write_all(file, format!("brigade: {text}\n").as_bytes());
         }
     }
 }
 
 impl Stream {
+    fn pair(pipes: Pipes) -> [Self; 2] {
+        let stream = |sink: usize, pipe: OwnedFd| Self {
+            pipe: Some(pipe.into()),
+            lines: Lines::new(pipes.rank),
+            sink,
+        };
+        [stream(OUT, pipes.stdout), stream(ERR, pipes.stderr)]
+    }
+
     fn tail(&self) -> Vec<String> {
         self.lines.tail().map(|line| String::from_utf8_lossy(line).into_owned()).collect()
     }
@@ -277,7 +403,7 @@ fn is_not_yet(error: &io::Error) -> bool {
 
 const OUT: usize = 0;
 const ERR: usize = 1;
-const SAY: u8 = b's';
-const FINISH: u8 = b'f';
-const CLOSED: u8 = b'c';
+const WAKE: u8 = b'w';
 const READ_SIZE: usize = 1 << 16;
+/// What the system allows an ordinary user to make of a pipe.
+const LARGEST_PIPE: usize = 1 << 20;

@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::process::{Child, Stdio};
 
 use brigade_world::World;
@@ -13,6 +12,7 @@ use nix::unistd::Pid;
 use super::ending::{Ending, Failure};
 use crate::LaunchPlan;
 use crate::gate::Gate;
+use crate::output::Pipes;
 use crate::role;
 
 /// A rank that has been started and not been reaped.
@@ -24,10 +24,7 @@ pub(super) struct Running {
 
 impl Running {
     /// Starts the rank's process, which waits at its gate; also gives its stdout and stderr.
-    pub(super) fn start(
-        plan: &LaunchPlan,
-        world: &World,
-    ) -> io::Result<(Self, Gate, (OwnedFd, OwnedFd))> {
+    pub(super) fn start(plan: &LaunchPlan, world: &World) -> io::Result<(Self, Gate, Pipes)> {
         let (gate, far) = Gate::new()?;
         let program: &OsStr = plan.program.as_os_str();
         let mut command = role::rank_command(program, &plan.name, &plan.args);
@@ -38,7 +35,9 @@ impl Running {
         let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
             return Err(io::Error::other("a piped stream is not there; please file a bug"));
         };
-        Ok((Self { child, ending: None }, gate, (stdout.into(), stderr.into())))
+        let rank = world.rank.as_usize();
+        let pipes = Pipes { rank, stdout: stdout.into(), stderr: stderr.into() };
+        Ok((Self { child, ending: None }, gate, pipes))
     }
 
     pub(super) fn pid(&self) -> Pid {
