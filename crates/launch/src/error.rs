@@ -2,6 +2,7 @@
 
 use std::io;
 
+use brigade_rendezvous::MeetError;
 use brigade_world::WorldError;
 
 use crate::ProgramError;
@@ -23,6 +24,21 @@ pub enum LaunchError {
     /// The program cannot be run.
     #[error(transparent)]
     Program(#[from] ProgramError),
+    /// The hosts of the job cannot meet as the options say.
+    #[error("{reason}")]
+    Meeting {
+        /// Which options, why, and what to give instead.
+        reason: String,
+    },
+    /// The coordinator does not let this host take part.
+    #[error("this host cannot take part: {reason}")]
+    Refused {
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The other hosts were not found.
+    #[error(transparent)]
+    Meet(#[from] MeetError),
     /// The plan describes a world that cannot be; a plan from `resolve` does not.
     #[error(transparent)]
     World(#[from] WorldError),

@@ -22,7 +22,7 @@
 //! - Every rank leads a session of its own, so one signal reaches it and its children.
 //! - Every rank asks the kernel to be killed when the agent dies, before its program starts.
 //! - A small process (`watch`) waits for the agent's end and then kills whatever is left in those
-//!   sessions, or carries the job's `TORCHELASTIC_RUN_ID` in its environment.
+//!   sessions, or carries the agent's name (`BRIGADE_AGENT`) in its environment.
 //! - A rank that has ended is not reaped before the job is over: its process number cannot be
 //!   given to a stranger who would then be killed in its place.
 
@@ -32,7 +32,6 @@ mod gate;
 pub mod leash;
 mod lines;
 mod options;
-#[expect(dead_code, reason = "the agent does not restart yet")]
 mod output;
 mod plan;
 mod program;
@@ -41,9 +40,10 @@ mod store_port;
 mod survivors;
 mod watch;
 
-pub use agent::{Ending, Failure, Outcome};
+pub use agent::Outcome;
+pub use brigade_rendezvous::{Cause, Ending, RankFailure, Verdict};
 pub use error::LaunchError;
-pub use options::LaunchOptions;
+pub use options::{Endpoint, LaunchOptions, Meeting, NodeRange, Patience};
 pub use plan::{HostFacts, LaunchPlan};
 pub use program::ProgramError;
-pub use store_port::StorePort;
+pub use store_port::{Reach, StorePort};

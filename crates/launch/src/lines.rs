@@ -1,4 +1,4 @@
-//! Cuts a stream of bytes into lines and writes the rank before each.
+//! Cuts a stream of bytes into lines and writes a prefix before each.
 
 use std::collections::VecDeque;
 
@@ -14,9 +14,9 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    pub(crate) fn new(rank: usize) -> Self {
+    pub(crate) fn new(prefix: &str) -> Self {
         Self {
-            prefix: format!("[{rank}] ").into_bytes(),
+            prefix: prefix.as_bytes().to_vec(),
             pending: Vec::new(),
             tail: VecDeque::new(),
         }
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     fn run(pieces: &[&[u8]]) -> (Vec<u8>, Vec<Vec<u8>>) {
-        let mut lines = Lines::new(7);
+        let mut lines = Lines::new("[7] ");
         let mut out = Vec::new();
         for piece in pieces {
             lines.push(piece, &mut out);

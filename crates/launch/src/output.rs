@@ -7,12 +7,15 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use brigade_rendezvous::Stream;
+
+use crate::LaunchError;
 use crate::lines::Lines;
 
 /// The agent's side of the thread, which lives as long as the agent: attempts come and go.
@@ -26,29 +29,24 @@ pub(crate) struct Output {
 
 /// The output of a rank.
 #[derive(Debug)]
-pub(crate) struct Pipes {
-    /// Its number in the job, which is written before its lines.
-    pub(crate) rank: usize,
+pub(crate) struct Streams {
+    /// What is written before its lines.
+    pub(crate) prefix: String,
     pub(crate) stdout: OwnedFd,
     pub(crate) stderr: OwnedFd,
 }
 
-/// Where the lines go.
-#[derive(Debug)]
-pub(crate) enum Destination {
-    /// This process's own stdout and stderr.
-    Own,
-    /// Piece by piece to whoever has the other end. The thread waits while that is full, and so do
-    /// the ranks.
-    Pieces(SyncSender<Piece>),
+/// Where the lines go. Called from the output thread only.
+pub(crate) trait Show: Send {
+    /// Shows whole lines. May wait; the ranks then wait, too, once their pipes are full.
+    ///
+    /// `BrokenPipe` says that nobody reads any more; any other error that some lines are lost.
+    fn show(&mut self, stream: Stream, lines: &[u8]) -> io::Result<()>;
 }
 
-/// Whole lines for one of the user's two streams.
+/// This process's own stdout and stderr.
 #[derive(Debug)]
-pub(crate) struct Piece {
-    pub(crate) is_stderr: bool,
-    pub(crate) bytes: Vec<u8>,
-}
+pub(crate) struct Terminal([File; 2]);
 
 /// A rank's last lines, oldest first.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -62,43 +60,39 @@ pub(crate) struct Tail {
 pub(crate) enum Notice {
     /// Whoever read our output has gone away.
     Closed,
-    /// A [`Piece`] has been sent.
-    Piece,
-    /// The answer to [`Output::ask_for_tail`].
+    /// The answer to [`Output::ask_tail`].
     Tail {
         /// Whose, counted on this host.
         local_rank: usize,
         /// The lines.
         tail: Tail,
     },
-    /// All output is written.
-    Finished,
+    /// The answer to [`Output::drain`].
+    Drained,
+    /// The thread has ended, which only a bug of ours can do.
+    Gone,
 }
 
 #[derive(Debug)]
 enum Order {
-    Carry(Vec<Pipes>),
+    Attach(Vec<Streams>),
     Say(String),
     Tail(usize),
-    EndAttempt,
-    Finish,
+    Drain,
 }
 
 impl Output {
     /// Starts the thread.
-    pub(crate) fn start(destination: Destination) -> io::Result<Self> {
+    pub(crate) fn start(show: Box<dyn Show>) -> io::Result<Self> {
         let (control, far) = UnixStream::pair()?;
         control.set_nonblocking(true)?;
         far.set_nonblocking(true)?;
         let (orders, inbox) = mpsc::channel();
         let (outbox, notices) = mpsc::channel();
-        let sinks = match destination {
-            Destination::Own => [Sink::of(io::stdout().as_fd())?, Sink::of(io::stderr().as_fd())?],
-            Destination::Pieces(pieces) => [pieces.clone(), pieces].map(Sink::Pieces),
-        };
         let carrier = Carrier {
             streams: Vec::new(),
-            sinks,
+            show,
+            states: [State::Open, State::Open],
             control: far,
             inbox,
             outbox,
@@ -109,12 +103,13 @@ impl Output {
         Ok(Self { thread, orders, notices, control })
     }
 
-    /// Carries the output of an attempt's ranks from now on.
-    pub(crate) fn carry(&self, ranks: Vec<Pipes>) -> io::Result<()> {
+    /// Carries the output of an attempt's ranks, in order of local rank, from now on.
+    pub(crate) fn attach(&self, ranks: Vec<Streams>) -> Result<(), LaunchError> {
         for pipe in ranks.iter().flat_map(|rank| [&rank.stdout, &rank.stderr]) {
-            fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+            fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
+                .map_err(LaunchError::system("carry the ranks' output"))?;
         }
-        self.order(Order::Carry(ranks));
+        self.order(Order::Attach(ranks));
         Ok(())
     }
 
@@ -123,25 +118,16 @@ impl Output {
         self.order(Order::Say(format!("brigade: {text}\n")));
     }
 
-    /// Puts text on stderr as it is.
-    pub(crate) fn show(&self, text: String) {
-        self.order(Order::Say(text));
-    }
-
     /// Asks for the last lines of a rank that has ended. The answer comes as a notice, late where
     /// whoever reads our output has paused.
-    pub(crate) fn ask_for_tail(&self, local_rank: usize) {
+    pub(crate) fn ask_tail(&self, local_rank: usize) {
         self.order(Order::Tail(local_rank));
     }
 
-    /// Has written what the attempt's ranks, which have all ended, have left in their pipes.
-    pub(crate) fn end_attempt(&self) {
-        self.order(Order::EndAttempt);
-    }
-
-    /// Asks the thread to write the rest and end.
-    pub(crate) fn finish(&self) {
-        self.order(Order::Finish);
+    /// Has written what the attempt's ranks, which have all ended, have left in their pipes, and
+    /// what was said before.
+    pub(crate) fn drain(&self) {
+        self.order(Order::Drain);
     }
 
     /// Readable when there is a notice.
@@ -149,7 +135,7 @@ impl Output {
         self.control.as_fd()
     }
 
-    /// The next notice; always the last one when the thread has ended.
+    /// The next notice.
     pub(crate) fn notice(&mut self) -> Option<Notice> {
         // The wake-ups first: one that comes after this makes the socket readable again.
         let ended = match self.control.read(&mut [0; 64]) {
@@ -158,14 +144,17 @@ impl Output {
         };
         match self.notices.try_recv() {
             Ok(notice) => Some(notice),
-            Err(_) if ended => Some(Notice::Finished),
+            Err(_) if ended => Some(Notice::Gone),
             Err(_) => None,
         }
     }
 
-    /// Waits for the end of the thread, after [`Notice::Finished`].
-    pub(crate) fn join(self) {
-        let _ = self.thread.join();
+    /// Ends the thread. One that cannot write what it has is left alone.
+    pub(crate) fn end(self, all_written: bool) {
+        drop(self.control);
+        if all_written {
+            let _ = self.thread.join();
+        }
     }
 
     fn order(&self, order: Order) {
@@ -177,9 +166,10 @@ impl Output {
 
 struct Carrier {
     /// Stdout and stderr of each rank of the attempt, in turn.
-    streams: Vec<Stream>,
-    /// For stdout and stderr.
-    sinks: [Sink; 2],
+    streams: Vec<Carried>,
+    show: Box<dyn Show>,
+    /// Of stdout and stderr.
+    states: [State; 2],
     control: UnixStream,
     inbox: Receiver<Order>,
     outbox: Sender<Notice>,
@@ -187,38 +177,27 @@ struct Carrier {
     written: Vec<u8>,
 }
 
-struct Stream {
+struct Carried {
     pipe: Option<File>,
     lines: Lines,
-    sink: usize,
+    of: Stream,
 }
 
-enum Sink {
-    /// A descriptor of this process.
-    File {
-        file: File,
-        /// Some of the output could not be written, and that has been said.
-        lossy: bool,
-    },
-    Pieces(SyncSender<Piece>),
+#[derive(PartialEq, Eq)]
+enum State {
+    Open,
+    /// Some of the output could not be written, and that has been said.
+    Lossy,
     /// Nobody reads any more.
     Closed,
-}
-
-impl Sink {
-    /// The descriptor itself: std's own stdout buffers and locks.
-    fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
-        Ok(Self::File { file: fd.try_clone_to_owned()?.into(), lossy: false })
-    }
 }
 
 impl Carrier {
     fn run(mut self) {
         while self.wait_and_carry() {}
-        self.end_attempt();
     }
 
-    /// Waits for anything to do and does it. False when it is time to finish.
+    /// Waits for anything to do and does it. False when the agent wants no more of it.
     fn wait_and_carry(&mut self) -> bool {
         let open: Vec<usize> =
             (0..self.streams.len()).filter(|&i| self.streams[i].pipe.is_some()).collect();
@@ -236,7 +215,6 @@ impl Carrier {
         !ready[0] || self.obey()
     }
 
-    /// False when there will be no more orders.
     fn obey(&mut self) -> bool {
         let agent_lives = match self.control.read(&mut [0; 64]) {
             Ok(n) => n > 0,
@@ -244,14 +222,16 @@ impl Carrier {
         };
         while let Ok(order) = self.inbox.try_recv() {
             match order {
-                Order::Carry(ranks) => {
+                Order::Attach(ranks) => {
                     self.end_attempt();
-                    self.streams = ranks.into_iter().flat_map(Stream::pair).collect();
+                    self.streams = ranks.into_iter().flat_map(Carried::pair).collect();
                 }
-                Order::Say(text) => self.write(ERR, text.as_bytes()),
+                Order::Say(text) => self.write(Stream::Stderr, text.as_bytes()),
                 Order::Tail(local_rank) => self.tell_tail(local_rank),
-                Order::EndAttempt => self.end_attempt(),
-                Order::Finish => return false,
+                Order::Drain => {
+                    self.end_attempt();
+                    self.tell(Notice::Drained);
+                }
             }
         }
         agent_lives
@@ -306,8 +286,8 @@ impl Carrier {
             Ok(n) => {
                 let mut out = std::mem::take(&mut self.written);
                 stream.lines.push(&self.buffer[..n], &mut out);
-                let sink = stream.sink;
-                self.write(sink, &out);
+                let of = stream.of;
+                self.write(of, &out);
                 out.clear();
                 self.written = out;
                 true
@@ -325,55 +305,53 @@ impl Carrier {
         if stream.pipe.take().is_some() {
             let mut out = Vec::new();
             stream.lines.finish(&mut out);
-            let sink = stream.sink;
-            self.write(sink, &out);
+            let of = stream.of;
+            self.write(of, &out);
         }
     }
 
     /// Whole lines, all at once. What cannot be written is lost: a full disk under the log must
     /// not end a training run, but nobody reading it any more does, as with any program in a pipe.
-    fn write(&mut self, index: usize, bytes: &[u8]) {
-        if bytes.is_empty() {
+    fn write(&mut self, stream: Stream, bytes: &[u8]) {
+        let state = &mut self.states[stream as usize];
+        if *state == State::Closed || bytes.is_empty() {
             return;
         }
-        match &mut self.sinks[index] {
-            Sink::Closed => {}
-            Sink::Pieces(pieces) => {
-                let piece = Piece { is_stderr: index == ERR, bytes: bytes.to_vec() };
-                if pieces.send(piece).is_ok() {
-                    self.tell(Notice::Piece);
-                } else {
-                    self.sinks[index] = Sink::Closed;
-                }
-            }
-            Sink::File { file, lossy } => {
-                let Err(error) = write_all(file, bytes) else { return };
-                if error.kind() == io::ErrorKind::BrokenPipe {
-                    self.sinks[index] = Sink::Closed;
-                    self.tell(Notice::Closed);
-                } else if !std::mem::replace(lossy, true) {
-                    let name = ["stdout", "stderr"][index];
-                    self.complain(&format!("cannot write to {name}, some output is lost: {error}"));
-                }
-            }
-        }
-    }
-
-    fn complain(&mut self, text: &str) {
-        if let Sink::File { file, .. } = &mut self.sinks[ERR] {
-            let _ = write_all(file, format!("brigade: {text}\n").as_bytes());
+        let Err(error) = self.show.show(stream, bytes) else { return };
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            *state = State::Closed;
+            self.tell(Notice::Closed);
+        } else if *state == State::Open {
+            *state = State::Lossy;
+            let name = ["stdout", "stderr"][stream as usize];
+            let text = format!("brigade: cannot write to {name}, some output is lost: {error}\n");
+            let _ = self.show.show(Stream::Stderr, text.as_bytes());
         }
     }
 }
 
-impl Stream {
-    fn pair(pipes: Pipes) -> [Self; 2] {
-        let stream = |sink: usize, pipe: OwnedFd| Self {
+impl Terminal {
+    /// The descriptors themselves: std's own stdout buffers and locks.
+    pub(crate) fn new() -> io::Result<Self> {
+        let file = |fd: BorrowedFd<'_>| Ok(fd.try_clone_to_owned()?.into());
+        file(io::stdout().as_fd()).and_then(|out| Ok(Self([out, file(io::stderr().as_fd())?])))
+    }
+}
+
+impl Show for Terminal {
+    fn show(&mut self, stream: Stream, lines: &[u8]) -> io::Result<()> {
+        write_all(&mut self.0[stream as usize], lines)
+    }
+}
+
+impl Carried {
+    fn pair(rank: Streams) -> [Self; 2] {
+        let carried = |of: Stream, pipe: OwnedFd| Self {
             pipe: Some(pipe.into()),
-            lines: Lines::new(pipes.rank),
-            sink,
+            lines: Lines::new(&rank.prefix),
+            of,
         };
-        [stream(OUT, pipes.stdout), stream(ERR, pipes.stderr)]
+        [carried(Stream::Stdout, rank.stdout), carried(Stream::Stderr, rank.stderr)]
     }
 
     fn tail(&self) -> Vec<String> {

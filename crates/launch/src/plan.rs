@@ -5,8 +5,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use brigade_world::{StoreEndpoint, World, WorldError, WorldSize};
+use brigade_rendezvous::Assignment;
+use brigade_world::{Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize};
+use nix::unistd::gethostname;
 
+use crate::options::{Meeting, NodeRange, Patience};
 use crate::program::{self, ProgramError};
 use crate::{LaunchError, LaunchOptions};
 
@@ -19,8 +22,10 @@ pub struct HostFacts {
     pub set_by_user: Vec<&'static str>,
     /// Where the program was found, or why it cannot be run.
     pub program: Result<PathBuf, ProgramError>,
-    /// A name for the job that no other job has.
-    pub run_id: String,
+    /// A name for this launcher that no other has.
+    pub agent_id: String,
+    /// This host's name.
+    pub host: String,
 }
 
 impl HostFacts {
@@ -32,17 +37,19 @@ impl HostFacts {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             set_by_user: TUNED.iter().copied().filter(is_set).collect(),
             program: program::find(&options.program, std::env::var_os("PATH").as_deref()),
-            // Keyed from the system's random source: two jobs on a host must not share a name.
-            run_id: format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id())),
+            // Keyed from the system's random source: two launchers must not share a name.
+            agent_id: format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id())),
+            host: gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default(),
         }
     }
 }
 
-/// A job on one host, decided: what each rank runs and with which environment.
+/// This host's part in a job, decided: what each rank runs, with which environment, and where the
+/// hosts meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchPlan {
-    /// Number of ranks.
-    pub world_size: WorldSize,
+    /// Number of ranks on this host.
+    pub local_world_size: WorldSize,
     /// The program's file.
     pub program: PathBuf,
     /// The program's name as the user wrote it: its `argv[0]`.
@@ -53,8 +60,26 @@ pub struct LaunchPlan {
     pub env: Vec<(&'static str, String)>,
     /// From SIGTERM to SIGKILL.
     pub shutdown_timeout: Duration,
+    /// Restarts after failures.
+    pub max_restarts: u32,
+    /// How many hosts take part.
+    pub nodes: NodeRange,
+    /// Where they meet.
+    pub meeting: Meeting,
     /// Name of the job.
     pub run_id: String,
+    /// What an agent must know to take part, where the user has said so.
+    pub secret: Option<String>,
+    /// Name or address under which other hosts reach this one, where the user has said so.
+    pub local_addr: Option<String>,
+    /// How long agents wait for each other.
+    pub patience: Patience,
+    /// The part that the ranks play.
+    pub role: String,
+    /// Name of this launcher.
+    pub agent_id: String,
+    /// This host's name.
+    pub host: String,
 }
 
 impl LaunchPlan {
@@ -66,7 +91,7 @@ impl LaunchPlan {
     /// the one it waits for (two ranks of two threads on two cores: 99 ms a step against 46).
     /// libgomp reads both before `main`, so only a launcher can set them.
     ///
-    /// Errors: no rank, no thread, a program that cannot be run.
+    /// Errors: no rank, no thread, a program that cannot be run, several hosts that cannot meet.
     ///
     /// ```
     /// use brigade_launch::{HostFacts, LaunchOptions, LaunchPlan};
@@ -79,7 +104,7 @@ impl LaunchPlan {
     /// ```
     pub fn resolve(options: &LaunchOptions, facts: &HostFacts) -> Result<Self, LaunchError> {
         let nproc = options.nproc;
-        let world_size = WorldSize::new(nproc).map_err(|_| LaunchError::OptionOutOfRange {
+        let local_world_size = WorldSize::new(nproc).map_err(|_| LaunchError::OptionOutOfRange {
             option: "nproc",
             value: nproc,
             reason: if nproc == 0 { "a job has at least one rank" } else { "too many ranks" },
@@ -91,6 +116,7 @@ impl LaunchPlan {
                 reason: "a rank needs at least one thread",
             });
         }
+        check_meeting(options)?;
         let program = facts.program.clone()?;
 
         let free = |name: &str| !facts.set_by_user.contains(&name);
@@ -107,27 +133,88 @@ impl LaunchPlan {
             env.push((TORCH_NCCL_ASYNC_ERROR_HANDLING, "1".to_owned()));
         }
 
+        let alone = options.meeting == Meeting::OneHost;
+        let run_id = match &options.run_id {
+            Some(id) => id.clone(),
+            None if alone => facts.agent_id.clone(),
+            None => SHARED_RUN_ID.to_owned(),
+        };
         Ok(Self {
-            world_size,
+            local_world_size,
             program,
             name: options.program.clone(),
             args: options.args.clone(),
             env,
             shutdown_timeout: options.shutdown_timeout,
-            run_id: facts.run_id.clone(),
+            max_restarts: options.max_restarts,
+            nodes: options.nodes,
+            meeting: options.meeting.clone(),
+            secret: options.secret.clone(),
+            run_id,
+            local_addr: options.local_addr.clone(),
+            patience: options.patience,
+            role: options.role.clone(),
+            agent_id: facts.agent_id.clone(),
+            host: facts.host.clone(),
         })
     }
 
-    /// The place of one rank, once it is known where the ranks meet.
+    /// The place of one rank, once it is known who takes part and where the ranks meet.
     ///
-    /// Errors when `rank` is not below the number of ranks.
-    pub fn world(&self, rank: usize, store: StoreEndpoint) -> Result<World, WorldError> {
-        let mut world = World::on_one_host(rank, self.world_size, store)?;
+    /// Errors when `local_rank` is not below the number of ranks of this host, or the part is none.
+    pub fn world(
+        &self,
+        part: &Assignment,
+        local_rank: usize,
+        host: StoreHost,
+    ) -> Result<World, WorldError> {
+        let addr = part.master_addr.clone();
+        let store = StoreEndpoint { addr, port: part.master_port, host };
+        let mut world = World::on_one_host(local_rank, WorldSize::new(part.nproc)?, store)?;
+        world.world_size = WorldSize::new(part.world_size)?;
+        world.rank = Rank::new(part.first_rank.saturating_add(local_rank), world.world_size)?;
+        (world.node_rank, world.num_nodes) = (part.node_rank, part.num_nodes);
+        (world.restart_count, world.max_restarts) = (part.restarts, part.max_restarts);
         world.run_id = Some(self.run_id.clone());
+        world.role.clone_from(&self.role);
         Ok(world)
     }
 }
 
+/// Everything about the hosts of a job that is wrong before any of them is asked.
+fn check_meeting(options: &LaunchOptions) -> Result<(), LaunchError> {
+    let LaunchOptions { nodes, .. } = options;
+    let refuse = |reason: String| Err(LaunchError::Meeting { reason });
+    if nodes.min == 0 || nodes.min > nodes.max {
+        return refuse(format!("--nnodes {}:{} is no range of hosts", nodes.min, nodes.max));
+    }
+    match &options.meeting {
+        Meeting::OneHost if nodes.max > 1 => refuse(format!(
+            "--nnodes {nodes} needs a place where the hosts meet: give each host --node-rank, \
+             --master-addr and --master-port, or all of them --rdzv-endpoint HOST:PORT"
+        )),
+        Meeting::Static { .. } if nodes.min != nodes.max => refuse(format!(
+            "--nnodes {nodes} is a range, which needs --rdzv-endpoint HOST:PORT: with --node-rank \
+             the number of hosts is fixed"
+        )),
+        Meeting::Static { node_rank, .. } if *node_rank >= nodes.max => refuse(format!(
+            "--node-rank {node_rank} is not below --nnodes {nodes}: the first host has number 0"
+        )),
+        Meeting::Static { master_addr, .. } if master_addr.is_empty() => {
+            refuse("--master-addr is empty: give the name or address of host 0".to_owned())
+        }
+        Meeting::Static { master_port: 0, .. } => {
+            refuse("--master-port 0 is not possible: all hosts must know the port".to_owned())
+        }
+        Meeting::Etcd { endpoints } if endpoints.is_empty() => {
+            refuse("etcd needs --rdzv-endpoint HOST:PORT[,HOST:PORT...]".to_owned())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Name of a job on several hosts that was given none: torchrun's.
+const SHARED_RUN_ID: &str = "none";
 const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
 const OMP_WAIT_POLICY: &str = "OMP_WAIT_POLICY";
 /// torchrun's default for PyTorch programs: a failed NCCL collective ends the process.
@@ -137,13 +224,15 @@ const TUNED: [&str; 3] = [OMP_NUM_THREADS, OMP_WAIT_POLICY, TORCH_NCCL_ASYNC_ERR
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Endpoint;
 
     fn facts(cores: usize, set_by_user: &[&'static str]) -> HostFacts {
         HostFacts {
             cores,
             set_by_user: set_by_user.to_vec(),
             program: Ok("/bin/train".into()),
-            run_id: "job".to_owned(),
+            agent_id: "job".to_owned(),
+            host: "node1".to_owned(),
         }
     }
 
@@ -194,12 +283,82 @@ mod tests {
     }
 
     #[test]
+    fn hosts_that_cannot_meet() {
+        let at = |node_rank, master_addr: &str, master_port| Meeting::Static {
+            node_rank,
+            master_addr: master_addr.to_owned(),
+            master_port,
+        };
+        let endpoint: Endpoint = "node1".parse().unwrap();
+        let elastic = || Meeting::Elastic { endpoint: endpoint.clone(), serve: None };
+        let table = [
+            ("1", Meeting::OneHost, None),
+            ("2", Meeting::OneHost, Some("--nnodes 2 needs a place where the hosts meet")),
+            ("1:2", Meeting::OneHost, Some("--nnodes 1:2 needs a place")),
+            ("2", at(1, "a", 1), None),
+            ("1", at(0, "a", 1), None),
+            ("2", at(2, "a", 1), Some("--node-rank 2 is not below --nnodes 2")),
+            ("1:2", at(0, "a", 1), Some("--nnodes 1:2 is a range, which needs --rdzv-endpoint")),
+            ("2", at(0, "", 1), Some("--master-addr is empty")),
+            ("2", at(0, "a", 0), Some("--master-port 0 is not possible")),
+            ("1:4", elastic(), None),
+            ("2", Meeting::Etcd { endpoints: vec![] }, Some("etcd needs --rdzv-endpoint")),
+            ("2", Meeting::Etcd { endpoints: vec![endpoint.clone()] }, None),
+        ];
+        for (nodes, meeting, expected) in table {
+            let nodes = nodes.parse().unwrap();
+            let options = LaunchOptions { nodes, meeting, ..Default::default() };
+            let error = LaunchPlan::resolve(&options, &facts(8, &[])).err().map(|e| e.to_string());
+            match (&error, expected) {
+                (None, None) => {}
+                (Some(error), Some(expected)) if error.starts_with(expected) => {}
+                _ => panic!("{options:?}: {error:?}, expected {expected:?}"),
+            }
+        }
+    }
+
+    #[test]
     fn places() {
-        let options = LaunchOptions { nproc: 2, ..Default::default() };
+        let options = LaunchOptions { nproc: 2, role: "actor".to_owned(), ..Default::default() };
         let plan = LaunchPlan::resolve(&options, &facts(8, &[])).unwrap();
-        let world = plan.world(1, StoreEndpoint::alone()).unwrap();
-        assert_eq!((world.rank.as_usize(), world.local_rank.as_usize()), (1, 1));
-        assert_eq!(world.run_id.as_deref(), Some("job"));
-        assert!(plan.world(2, StoreEndpoint::alone()).is_err());
+        let part = Assignment {
+            attempt: 2,
+            restarts: 1,
+            max_restarts: 3,
+            node_rank: 1,
+            num_nodes: 2,
+            first_rank: 4,
+            nproc: 2,
+            world_size: 6,
+            master_addr: "node1".to_owned(),
+            master_port: 5,
+        };
+        let world = plan.world(&part, 1, StoreHost::Rank0).unwrap();
+        assert_eq!((world.rank.as_usize(), world.local_rank.as_usize()), (5, 1));
+        assert_eq!((world.world_size.as_usize(), world.local_world_size.as_usize()), (6, 2));
+        assert_eq!((world.node_rank, world.num_nodes), (1, 2));
+        assert_eq!((world.restart_count, world.max_restarts), (1, 3));
+        assert_eq!((world.store.addr.as_str(), world.store.port), ("node1", 5));
+        assert_eq!((world.run_id.as_deref(), world.role.as_str()), (Some("job"), "actor"));
+        assert!(plan.world(&part, 2, StoreHost::Rank0).is_err());
+        let beyond = Assignment { first_rank: 5, ..part };
+        assert!(plan.world(&beyond, 1, StoreHost::Rank0).is_err());
+    }
+
+    #[test]
+    fn names_of_jobs() {
+        let name = |run_id: Option<&str>, meeting| {
+            let run_id = run_id.map(str::to_owned);
+            let nodes = NodeRange { min: 1, max: 1 };
+            let options = LaunchOptions { run_id, meeting, nodes, ..Default::default() };
+            let plan = LaunchPlan::resolve(&options, &facts(8, &[])).unwrap();
+            plan.run_id
+        };
+        let endpoint: Endpoint = "node1".parse().unwrap();
+        let elastic = Meeting::Elastic { endpoint, serve: None };
+        assert_eq!(name(None, Meeting::OneHost), "job");
+        assert_eq!(name(Some("night"), Meeting::OneHost), "night");
+        assert_eq!(name(None, elastic.clone()), "none");
+        assert_eq!(name(Some("night"), elastic), "night");
     }
 }

@@ -1,18 +1,19 @@
 //! One rank's process.
 
-use std::ffi::OsStr;
 use std::io;
-use std::process::{Child, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, ExitStatus, Stdio};
 
-use brigade_world::World;
+use brigade_rendezvous::Ending;
+use brigade_world::{World, env};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
-use super::ending::{Ending, Failure};
 use crate::LaunchPlan;
 use crate::gate::Gate;
-use crate::output::Pipes;
+use crate::output::Streams;
 use crate::role;
 
 /// A rank that has been started and not been reaped.
@@ -23,21 +24,28 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Starts the rank's process, which waits at its gate; also gives its stdout and stderr.
-    pub(super) fn start(plan: &LaunchPlan, world: &World) -> io::Result<(Self, Gate, Pipes)> {
+    /// Starts the rank's process, which waits at its gate; also gives its output.
+    pub(super) fn start(
+        plan: &LaunchPlan,
+        world: &World,
+        error_file: Option<&Path>,
+    ) -> io::Result<(Self, Gate, Streams)> {
         let (gate, far) = Gate::new()?;
-        let program: &OsStr = plan.program.as_os_str();
-        let mut command = role::rank_command(program, &plan.name, &plan.args);
+        let mut command = role::rank_command(plan.program.as_os_str(), &plan.name, &plan.args);
         world.describe_to(&mut command);
+        command.env(env::BRIGADE_AGENT, &plan.agent_id);
+        if let Some(path) = error_file {
+            command.env(env::TORCHELASTIC_ERROR_FILE, path);
+        }
         command.envs(plan.env.iter().map(|(name, value)| (name, value)));
         command.stdin(far).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
             return Err(io::Error::other("a piped stream is not there; please file a bug"));
         };
-        let rank = world.rank.as_usize();
-        let pipes = Pipes { rank, stdout: stdout.into(), stderr: stderr.into() };
-        Ok((Self { child, ending: None }, gate, pipes))
+        let prefix = format!("[{}] ", world.rank);
+        let streams = Streams { prefix, stdout: stdout.into(), stderr: stderr.into() };
+        Ok((Self { child, ending: None }, gate, streams))
     }
 
     pub(super) fn pid(&self) -> Pid {
@@ -46,11 +54,6 @@ impl Running {
 
     pub(super) fn ending(&self) -> Option<Ending> {
         self.ending
-    }
-
-    pub(super) fn failure(&self, rank: usize) -> Failure {
-        let ending = self.ending.unwrap_or(Ending::Code(0));
-        Failure { rank, pid: self.pid().as_raw(), ending }
     }
 
     /// How the rank ended, the first time that is known. Does not reap it.
@@ -64,7 +67,7 @@ impl Running {
             Ok(WaitStatus::Signaled(_, signal, _)) => Some(Ending::Signal(signal as i32)),
             Ok(_) => None,
             // A real-time signal, which nix has no name for. This one is reaped early.
-            Err(_) => self.child.wait().ok().map(Ending::of),
+            Err(_) => self.child.wait().ok().map(ending_of),
         };
         self.ending
     }
@@ -81,5 +84,12 @@ impl Running {
     /// Lets the system forget the rank, which has ended.
     pub(super) fn reap(&mut self) {
         let _ = self.child.wait();
+    }
+}
+
+fn ending_of(status: ExitStatus) -> Ending {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => Ending::Code(code),
+        (None, signal) => Ending::Signal(signal.unwrap_or_default()),
     }
 }
