@@ -3,7 +3,10 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use brigade_launch::{HostFacts, LaunchOptions, LaunchPlan, agent};
+use anyhow::Error;
+use brigade_launch::{
+    Endpoint, HostFacts, LaunchOptions, LaunchPlan, Meeting, NodeRange, Patience, agent,
+};
 use clap::Args;
 
 /// Run a program as several ranks on this host
@@ -31,6 +34,50 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "30")]
     shutdown_timeout: Duration,
 
+    /// How often the job is started again after a failure
+    #[arg(long, value_name = "N", default_value = "0")]
+    max_restarts: u32,
+
+    /// Number of hosts, or the fewest and the most that may take part
+    #[arg(long, value_name = "N|MIN:MAX", default_value = "1")]
+    nnodes: NodeRange,
+
+    /// Number of this host, from 0; all hosts meet at --master-addr and --master-port
+    #[arg(long, value_name = "N", requires = "master_addr")]
+    node_rank: Option<usize>,
+
+    /// Name or address of host 0
+    #[arg(long, value_name = "HOST")]
+    master_addr: Option<String>,
+
+    /// Port at which host 0 waits for the others
+    #[arg(long, value_name = "PORT", default_value = "29500")]
+    master_port: u16,
+
+    /// Where hosts that come and go meet; for etcd, its servers
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',', conflicts_with = "node_rank")]
+    rdzv_endpoint: Vec<Endpoint>,
+
+    /// Name of the job, the same on all hosts
+    #[arg(long, value_name = "ID")]
+    rdzv_id: Option<String>,
+
+    /// What the hosts meet through
+    #[arg(long, value_name = "NAME", value_parser = ["static", "c10d", "etcd"])]
+    rdzv_backend: Option<String>,
+
+    /// More about the meeting: join_timeout=SECONDS, last_call_timeout=SECONDS, is_host=true|false
+    #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',', value_parser = key_value)]
+    rdzv_conf: Vec<(String, String)>,
+
+    /// Name or address under which other hosts reach this one
+    #[arg(long, value_name = "HOST")]
+    local_addr: Option<String>,
+
+    /// ROLE_NAME of the ranks
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    role: String,
+
     /// The program, a path or a name that is looked up in PATH, and its arguments, which are passed
     /// on as they are
     // One list: as two arguments, a first `--` after the program would be taken for ours.
@@ -41,15 +88,58 @@ pub(crate) struct LaunchArgs {
 /// Runs the job and gives its exit code.
 pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
     let (program, arguments) = args.command.split_first().unzip();
+    let (patience, serve) = conf(&args.rdzv_conf)?;
     let options = LaunchOptions {
         nproc: args.nproc,
         program: program.cloned().unwrap_or_default(),
         args: arguments.unwrap_or_default().to_vec(),
         threads_per_rank: args.threads_per_rank,
         shutdown_timeout: args.shutdown_timeout,
+        max_restarts: args.max_restarts,
+        nodes: args.nnodes,
+        meeting: meeting(args, serve),
+        run_id: args.rdzv_id.clone(),
+        secret: std::env::var("BRIGADE_SECRET").ok(),
+        local_addr: args.local_addr.clone(),
+        patience,
+        role: args.role.clone(),
     };
     let plan = LaunchPlan::resolve(&options, &HostFacts::gather(&options))?;
     Ok(agent::run(&plan)?.exit_code())
+}
+
+fn meeting(args: &LaunchArgs, serve: Option<bool>) -> Meeting {
+    let backend = args.rdzv_backend.as_deref();
+    match (args.rdzv_endpoint.as_slice(), args.node_rank) {
+        (endpoints, _) if backend == Some("etcd") => {
+            Meeting::Etcd { endpoints: endpoints.to_vec() }
+        }
+        ([endpoint, ..], _) => Meeting::Elastic { endpoint: endpoint.clone(), serve },
+        ([], Some(node_rank)) => Meeting::Static {
+            node_rank,
+            master_addr: args.master_addr.clone().unwrap_or_default(),
+            master_port: args.master_port,
+        },
+        ([], None) => Meeting::OneHost,
+    }
+}
+
+fn conf(pairs: &[(String, String)]) -> anyhow::Result<(Patience, Option<bool>)> {
+    let (mut patience, mut serve) = (Patience::default(), None);
+    for (key, value) in pairs {
+        match key.as_str() {
+            "join_timeout" | "timeout" => patience.join = seconds(value).map_err(Error::msg)?,
+            "last_call_timeout" => patience.last_call = seconds(value).map_err(Error::msg)?,
+            "is_host" => serve = Some(value.parse()?),
+            _ => anyhow::bail!("--rdzv-conf {key}: not a setting of ours"),
+        }
+    }
+    Ok((patience, serve))
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("KEY=VALUE is expected")?;
+    Ok((key.to_owned(), value.to_owned()))
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

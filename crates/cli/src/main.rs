@@ -60,7 +60,7 @@ fn main() -> ExitCode {
 /// the code of its first failing rank instead.
 fn exit_code(error: &anyhow::Error) -> u8 {
     match error.downcast_ref() {
-        Some(LaunchError::OptionOutOfRange { .. }) => USAGE,
+        Some(LaunchError::OptionOutOfRange { .. } | LaunchError::Meeting { .. }) => USAGE,
         Some(LaunchError::Program(ProgramError::NotFound { .. })) => 127,
         Some(LaunchError::Program(_)) => 126,
         _ => 1,

@@ -67,7 +67,8 @@ pub fn run(plan: &LaunchPlan) -> Result<Outcome, LaunchError> {
 /// Errors as [`run`].
 pub fn run_over(plan: &LaunchPlan, link: Link) -> Result<Outcome, LaunchError> {
     with_signals(|signals| {
-        let (streamed, show) = Streamed::new().map_err(LaunchError::system("make a socket pair"))?;
+        let (streamed, show) =
+            Streamed::new().map_err(LaunchError::system("make a socket pair"))?;
         let output = Output::start(show).map_err(LaunchError::system("start a thread"))?;
         Agent::new(plan, signals, output, Some(streamed), Peers::over(plan, link)?)?.run()
     })
@@ -236,7 +237,8 @@ impl<'p> Agent<'p> {
         }
         if let Some(failure) = outcome.failure() {
             let ours = failure.host == self.plan.host && failure.rank >= failure.local_rank;
-            let folder = self.folder.attempt(failure.attempt, self.plan.local_world_size.as_usize());
+            let folder =
+                self.folder.attempt(failure.attempt, self.plan.local_world_size.as_usize());
             let file = folder.error_file(failure.local_rank).filter(|_| ours);
             let summary = report::summary(failure, self.hosts);
             error_files::pass_on(failure, &summary, file.as_deref());

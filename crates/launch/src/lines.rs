@@ -15,11 +15,7 @@ pub(crate) struct Lines {
 
 impl Lines {
     pub(crate) fn new(prefix: &str) -> Self {
-        Self {
-            prefix: prefix.as_bytes().to_vec(),
-            pending: Vec::new(),
-            tail: VecDeque::new(),
-        }
+        Self { prefix: prefix.as_bytes().to_vec(), pending: Vec::new(), tail: VecDeque::new() }
     }
 
     /// Appends to `out` the lines that `bytes` completes.

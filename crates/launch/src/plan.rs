@@ -104,11 +104,12 @@ impl LaunchPlan {
     /// ```
     pub fn resolve(options: &LaunchOptions, facts: &HostFacts) -> Result<Self, LaunchError> {
         let nproc = options.nproc;
-        let local_world_size = WorldSize::new(nproc).map_err(|_| LaunchError::OptionOutOfRange {
-            option: "nproc",
-            value: nproc,
-            reason: if nproc == 0 { "a job has at least one rank" } else { "too many ranks" },
-        })?;
+        let local_world_size =
+            WorldSize::new(nproc).map_err(|_| LaunchError::OptionOutOfRange {
+                option: "nproc",
+                value: nproc,
+                reason: if nproc == 0 { "a job has at least one rank" } else { "too many ranks" },
+            })?;
         if options.threads_per_rank == Some(0) {
             return Err(LaunchError::OptionOutOfRange {
                 option: "threads-per-rank",

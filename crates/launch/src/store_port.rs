@@ -47,8 +47,9 @@ impl StorePort {
             Reach::Loopback => bound(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?,
             // `[::]` takes both protocols, and is where PyTorch listens first; a host without IPv6
             // has no such socket.
-            Reach::Everywhere => bound(any_v6)
-                .or_else(|_| bound(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))))?,
+            Reach::Everywhere => {
+                bound(any_v6).or_else(|_| bound(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))))?
+            }
         };
         let addr = TcpListener::from(held.try_clone()?).local_addr()?;
         Ok(Self { _held: held, addr })

@@ -68,7 +68,8 @@ pub(crate) fn stand(agent: String, folder: Option<PathBuf>) {
 fn last_order(orders: &[u8]) -> Option<Vec<i32>> {
     let orders = String::from_utf8_lossy(orders);
     // A line that was cut short by the agent's end was not acted on by it either.
-    let last = orders.rsplit_once('\n').map_or("", |(whole, _)| whole.rsplit('\n').next().unwrap_or(""));
+    let last =
+        orders.rsplit_once('\n').map_or("", |(whole, _)| whole.rsplit('\n').next().unwrap_or(""));
     (last != DISMISSED).then(|| last.split(' ').filter_map(|number| number.parse().ok()).collect())
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use brigade_rendezvous::{Assignment, Ending, FromAgent, Millis, RankFailure, Stream};
+use brigade_rendezvous::{Assignment, Ending, FromAgent, RankFailure, Stream};
 use nix::sys::signal::Signal;
 
 use super::Agent;

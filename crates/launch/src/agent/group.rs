@@ -121,7 +121,8 @@ impl Group {
         let ending = self.ranks.get(local_rank)?.ending()?;
         let killed = (self.patience == Patience::Over).then_some(Signal::SIGKILL);
         let asked = self.asked.iter().copied().chain(killed);
-        let explained = |signal: Signal| ending.exit_code() == Ending::Signal(signal as i32).exit_code();
+        let explained =
+            |signal: Signal| ending.exit_code() == Ending::Signal(signal as i32).exit_code();
         (ending != Ending::Code(0) && !asked.into_iter().any(explained)).then_some(ending)
     }
 
@@ -173,8 +174,7 @@ impl Group {
 
     /// It is time to kill.
     pub(super) fn is_due(&self) -> bool {
-        self.running() > 0
-            && matches!(self.patience, Patience::Until(at) if at <= Instant::now())
+        self.running() > 0 && matches!(self.patience, Patience::Until(at) if at <= Instant::now())
     }
 
     /// When to look again, if nothing else happens.

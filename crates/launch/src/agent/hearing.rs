@@ -133,7 +133,9 @@ impl Agent<'_> {
             return self.end_with(Outcome::OutputClosed);
         }
         if again {
-            self.say(&format!("the connection to the coordinator is lost: {how}; looking for the others"));
+            self.say(&format!(
+                "the connection to the coordinator is lost: {how}; looking for the others"
+            ));
             self.look_again = true;
             self.stop_ranks();
         } else {

@@ -110,8 +110,10 @@ impl Agent<'_> {
 
     fn suspend(&mut self) {
         if self.plan.meeting != Meeting::OneHost || self.streamed.is_some() {
-            self.say("SIGTSTP: a job on several hosts cannot be suspended, the others would take \
-                      this one for lost");
+            self.say(
+                "SIGTSTP: a job on several hosts cannot be suspended, the others would take \
+                      this one for lost",
+            );
             return;
         }
         self.group.iter().for_each(|group| group.send(Signal::SIGSTOP));

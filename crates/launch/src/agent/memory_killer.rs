@@ -21,7 +21,8 @@ impl MemoryKiller {
     pub(super) fn hint(&self) -> Option<String> {
         let (path, before) = self.counter.as_ref()?;
         let kills = read(path)?.checked_sub(*before).filter(|kills| *kills > 0)?;
-        let processes = if kills == 1 { "a process".to_owned() } else { format!("{kills} processes") };
+        let processes =
+            if kills == 1 { "a process".to_owned() } else { format!("{kills} processes") };
         Some(format!(
             "memory ran out: the kernel has killed {processes} of this control group since the \
              ranks started ({})",
@@ -104,7 +105,9 @@ mod tests {
             fs::write(&path, content).unwrap();
             let hint = killer.hint();
             match expected {
-                Some(text) => assert!(hint.as_ref().is_some_and(|hint| hint.contains(text)), "{hint:?}"),
+                Some(text) => {
+                    assert!(hint.as_ref().is_some_and(|hint| hint.contains(text)), "{hint:?}")
+                }
                 None => assert_eq!(hint, None),
             }
         }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use brigade_rendezvous::{
     Coordinator, FromAgent, Link, LinkError, Listener, MeetNotice, MeetPlan, Millis, OutputSink,
@@ -62,7 +62,14 @@ impl<'p> Peers<'p> {
 
     fn none(plan: &'p LaunchPlan) -> Result<Self, LaunchError> {
         let lines = Lines::new().map_err(LaunchError::system("make a socket pair"))?;
-        Ok(Self { plan, meeting: None, coordinator: None, link: None, lines, news: VecDeque::new() })
+        Ok(Self {
+            plan,
+            meeting: None,
+            coordinator: None,
+            link: None,
+            lines,
+            news: VecDeque::new(),
+        })
     }
 
     /// Begins to look for the others, again where the connection was lost.
@@ -89,8 +96,7 @@ impl<'p> Peers<'p> {
     fn serve(&mut self, listener: Option<Listener>) -> Result<(), LaunchError> {
         let start = || LaunchError::system("start the coordinator");
         let sink = listener.is_some().then(|| self.lines.sink()).transpose().map_err(start())?;
-        let coordinator =
-            Coordinator::start(rules(self.plan), listener, sink).map_err(start())?;
+        let coordinator = Coordinator::start(rules(self.plan), listener, sink).map_err(start())?;
         let link = coordinator.link().map_err(start())?;
         self.coordinator = Some(coordinator);
         self.met(link);
@@ -297,11 +303,9 @@ fn way(plan: &LaunchPlan) -> Option<Way> {
             address: master_addr.clone(),
             port: *master_port,
         }),
-        Meeting::Elastic { endpoint, serve } => Some(Way::Endpoint {
-            host: endpoint.host.clone(),
-            port: endpoint.port,
-            serve: *serve,
-        }),
+        Meeting::Elastic { endpoint, serve } => {
+            Some(Way::Endpoint { host: endpoint.host.clone(), port: endpoint.port, serve: *serve })
+        }
         Meeting::Etcd { endpoints } => {
             let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
             Some(Way::Etcd { endpoints: endpoints.join(","), address: plan.local_addr.clone() })

@@ -15,7 +15,8 @@ pub(super) fn count(number: usize, noun: &str) -> String {
 /// One line: which rank failed and how. Hosts are named where there are several.
 pub(super) fn summary(failure: &RankFailure, hosts: usize) -> String {
     let RankFailure { rank, local_rank, host, pid, ending, .. } = failure;
-    let local = if rank == local_rank { String::new() } else { format!("local rank {local_rank}, ") };
+    let local =
+        if rank == local_rank { String::new() } else { format!("local rank {local_rank}, ") };
     let place = if hosts > 1 { format!(" on {host}") } else { String::new() };
     format!("rank {rank}{place} ({local}pid {pid}) failed: {ending}")
 }
@@ -62,7 +63,7 @@ fn failed(failure: &RankFailure, hosts: usize) -> String {
         Some(error) => {
             let mut lines = error.lines();
             let _ = write!(text, "\nbrigade: its error: {}", lines.next().unwrap_or_default());
-            lines.for_each(|line| drop(write!(text, "\n  {line}")));
+            lines.for_each(|line| indent(&mut text, line));
         }
         None if failure.last_lines.is_empty() => text.push_str("\nbrigade: it printed nothing"),
         None => {
@@ -71,10 +72,14 @@ fn failed(failure: &RankFailure, hosts: usize) -> String {
                 Stream::Stderr => "stderr",
             };
             let _ = write!(text, "\nbrigade: its last lines on {name}:");
-            failure.last_lines.iter().for_each(|line| drop(write!(text, "\n  {line}")));
+            failure.last_lines.iter().for_each(|line| indent(&mut text, line));
         }
     }
     text
+}
+
+fn indent(text: &mut String, line: &str) {
+    let _ = write!(text, "\n  {line}");
 }
 
 /// What people do not know by heart.
@@ -84,9 +89,9 @@ fn meaning(ending: Ending) -> Option<&'static str> {
             Signal::SIGKILL => Some(
                 "SIGKILL that nobody sent by hand often is the kernel out of memory: see dmesg",
             ),
-            Signal::SIGSEGV => Some(
-                "SIGSEGV is a segmentation fault: native code used memory that is not its own",
-            ),
+            Signal::SIGSEGV => {
+                Some("SIGSEGV is a segmentation fault: native code used memory that is not its own")
+            }
             Signal::SIGABRT => Some(
                 "SIGABRT: it has aborted itself, for a failed assertion or an exception in C++ \
                  that nobody caught",
@@ -172,7 +177,8 @@ mod tests {
              brigade: its last lines on stdout:\n  a\n  b"
         );
         assert!(shown(failure(Ending::Code(1))).ends_with("\nbrigade: it printed nothing"));
-        let told = RankFailure { error: Some("no disk\n  line 3".to_owned()), ..with_lines.clone() };
+        let told =
+            RankFailure { error: Some("no disk\n  line 3".to_owned()), ..with_lines.clone() };
         assert_eq!(
             shown(told),
             "rank 1 (pid 42) failed: exit code 3\nbrigade: its error: no disk\n    line 3"
@@ -199,9 +205,8 @@ mod tests {
 
     #[test]
     fn a_stopped_job() {
-        let stopped = |failure| {
-            text(&over(130, Cause::Interrupted { signal: 2, failure }), 1).unwrap()
-        };
+        let stopped =
+            |failure| text(&over(130, Cause::Interrupted { signal: 2, failure }), 1).unwrap();
         assert_eq!(stopped(None), "stopped by SIGINT");
         assert_eq!(
             stopped(Some(failure(Ending::Code(5)))),
