@@ -5,9 +5,11 @@
 //! ranks. They speak [`FromAgent`] and [`ToAgent`] over anything that carries bytes: a socket pair
 //! in one process, TCP, or the standard streams of an ssh session.
 
+mod formation;
 mod frame;
 mod message;
 
+pub use formation::{Action, AgentId, Event, Formation, Rules};
 pub use frame::{Decoder, FrameError, LONGEST_FRAME, encode};
 pub use message::{
     Assignment, Cause, Ending, FromAgent, Join, Millis, PROTOCOL, RankFailure, Stream, ToAgent,

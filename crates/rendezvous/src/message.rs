@@ -236,6 +236,42 @@ pub enum Cause {
     },
 }
 
+impl Join {
+    /// A request of this version, process and moment, for one rank; the rest is filled in.
+    ///
+    /// ```
+    /// use brigade_rendezvous::{Join, PROTOCOL};
+    /// let join = Join { run_id: "night".into(), nproc: 4, ..Join::new("node1") };
+    /// assert_eq!((join.protocol, join.nproc, join.pid), (PROTOCOL, 4, std::process::id()));
+    /// ```
+    #[must_use]
+    pub fn new(host: &str) -> Self {
+        Self {
+            protocol: PROTOCOL,
+            version: env!("CARGO_PKG_VERSION").into(),
+            run_id: String::new(),
+            host: host.into(),
+            pid: std::process::id(),
+            nproc: 1,
+            node_rank: None,
+            address: None,
+            port: 0,
+            last_attempt: None,
+            restarts: 0,
+            sent: 0,
+        }
+    }
+}
+
+impl RankFailure {
+    /// One line: which rank, where, and how it ended.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let Self { rank, host, pid, ending, .. } = self;
+        format!("rank {rank} on {host} (pid {pid}) failed: {ending}")
+    }
+}
+
 impl Ending {
     /// The exit code that a shell gives: the code itself, or 128 + the signal's number.
     ///
