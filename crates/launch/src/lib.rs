@@ -30,7 +30,6 @@ pub mod agent;
 mod error;
 mod gate;
 pub mod leash;
-mod lines;
 mod options;
 mod output;
 mod plan;
@@ -38,11 +37,17 @@ mod program;
 pub mod role;
 mod store_port;
 mod survivors;
+mod value;
 mod watch;
 
 pub use agent::{Ending, Failure, Outcome};
 pub use error::LaunchError;
 pub use options::LaunchOptions;
+pub use output::{
+    Color, ColorFacts, LineFilter, LocalRanks, LogFolder, OutputFacts, OutputOptions, OutputPlan,
+    Prefix, PrefixFacts, Stream, StreamMode, StreamModes,
+};
 pub use plan::{HostFacts, LaunchPlan};
-pub use program::ProgramError;
+pub use program::{CargoKind, CargoTarget, Invocation, Program, ProgramError};
 pub use store_port::StorePort;
+pub use value::ValueError;

@@ -3,20 +3,25 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use crate::{OutputOptions, Program};
+
 /// What to start and how often.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchOptions {
     /// Number of ranks, all on this host: at least 1.
     pub nproc: usize,
-    /// The program: a path where it has a slash, else a name that is looked up in `PATH`.
-    pub program: OsString,
-    /// Its arguments, passed on as they are.
+    /// What to start.
+    pub program: Program,
+    /// Its arguments, passed on as they are, but for `${local_rank}`, which every rank has its
+    /// number for.
     pub args: Vec<OsString>,
     /// `OMP_NUM_THREADS` of each rank. Default: what the environment says, else the cores of this
     /// host shared out evenly.
     pub threads_per_rank: Option<usize>,
     /// How long ranks may take to stop after SIGTERM before they are killed.
     pub shutdown_timeout: Duration,
+    /// Where the ranks' output goes.
+    pub output: OutputOptions,
 }
 
 /// One rank of no program; 30 s to stop, as torchrun.
@@ -24,10 +29,11 @@ impl Default for LaunchOptions {
     fn default() -> Self {
         Self {
             nproc: 1,
-            program: OsString::new(),
+            program: Program::default(),
             args: Vec::new(),
             threads_per_rank: None,
             shutdown_timeout: Duration::from_secs(30),
+            output: OutputOptions::default(),
         }
     }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use brigade_world::{StoreEndpoint, World, WorldError, WorldSize};
 
-use crate::program::{self, ProgramError};
-use crate::{LaunchError, LaunchOptions};
+use crate::program::{CargoTarget, Invocation, Program, ProgramError, Search, with_local_rank};
+use crate::{LaunchError, LaunchOptions, OutputFacts, OutputPlan};
 
 /// What the plan must know about this host, gathered once.
 #[derive(Clone, Debug)]
@@ -18,9 +18,11 @@ pub struct HostFacts {
     /// Variables of [`LaunchPlan::env`] that the user has set already.
     pub set_by_user: Vec<&'static str>,
     /// Where the program was found, or why it cannot be run.
-    pub program: Result<PathBuf, ProgramError>,
+    pub program: Result<Invocation, ProgramError>,
     /// A name for the job that no other job has.
     pub run_id: String,
+    /// What decides how output is shown.
+    pub output: OutputFacts,
 }
 
 impl HostFacts {
@@ -28,12 +30,16 @@ impl HostFacts {
     #[must_use]
     pub fn gather(options: &LaunchOptions) -> Self {
         let is_set = |name: &&'static str| std::env::var_os(name).is_some_and(|v| !v.is_empty());
+        let var = |name| std::env::var_os(name);
+        let (path, python) = (var("PATH"), var("PYTHON_EXEC"));
+        let search = Search { path: path.as_deref(), python: python.as_deref() };
         Self {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             set_by_user: TUNED.iter().copied().filter(is_set).collect(),
-            program: program::find(&options.program, std::env::var_os("PATH").as_deref()),
+            program: options.program.find(search),
             // Keyed from the system's random source: two jobs on a host must not share a name.
             run_id: format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id())),
+            output: OutputFacts::gather(),
         }
     }
 }
@@ -43,11 +49,13 @@ impl HostFacts {
 pub struct LaunchPlan {
     /// Number of ranks.
     pub world_size: WorldSize,
+    /// What to build before [`LaunchPlan::prepare`] knows the program's file.
+    pub build: Option<CargoTarget>,
     /// The program's file.
     pub program: PathBuf,
     /// The program's name as the user wrote it: its `argv[0]`.
     pub name: OsString,
-    /// Its arguments.
+    /// Its arguments, before `${local_rank}` is replaced.
     pub args: Vec<OsString>,
     /// Variables for every rank besides its place in the world.
     pub env: Vec<(&'static str, String)>,
@@ -55,6 +63,8 @@ pub struct LaunchPlan {
     pub shutdown_timeout: Duration,
     /// Name of the job.
     pub run_id: String,
+    /// Where the ranks' output goes.
+    pub output: OutputPlan,
 }
 
 impl LaunchPlan {
@@ -91,7 +101,12 @@ impl LaunchPlan {
                 reason: "a rank needs at least one thread",
             });
         }
-        let program = facts.program.clone()?;
+        let Invocation { file, name, mut args } = facts.program.clone()?;
+        args.extend_from_slice(&options.args);
+        let build = match &options.program {
+            Program::Cargo(target) => Some(target.clone()),
+            _ => None,
+        };
 
         let free = |name: &str| !facts.set_by_user.contains(&name);
         let mut env = Vec::new();
@@ -109,13 +124,40 @@ impl LaunchPlan {
 
         Ok(Self {
             world_size,
-            program,
-            name: options.program.clone(),
-            args: options.args.clone(),
+            build,
+            program: file,
+            name,
+            args,
             env,
             shutdown_timeout: options.shutdown_timeout,
             run_id: facts.run_id.clone(),
+            output: OutputPlan::resolve(&options.output, &facts.output, nproc)?,
         })
+    }
+
+    /// Builds what must be built; a second call does nothing. Cargo's progress and messages go to
+    /// this process's stderr.
+    ///
+    /// Errors when the build fails.
+    pub fn prepare(&mut self) -> Result<(), LaunchError> {
+        let Some(target) = &self.build else { return Ok(()) };
+        let built = target.build()?;
+        let inherited = std::env::var_os(LD_LIBRARY_PATH).unwrap_or_default();
+        let inherited =
+            std::env::split_paths(&inherited).filter(|path| !path.as_os_str().is_empty());
+        // A folder with a colon in its name cannot be part of such a list.
+        if let Ok(paths) = std::env::join_paths(built.libraries.into_iter().chain(inherited)) {
+            self.env.push((LD_LIBRARY_PATH, paths.to_string_lossy().into_owned()));
+        }
+        self.name = built.executable.clone().into();
+        self.program = built.executable;
+        self.build = None;
+        Ok(())
+    }
+
+    /// The program's arguments on one rank.
+    pub(crate) fn args_for(&self, local_rank: usize) -> Vec<OsString> {
+        self.args.iter().map(|arg| with_local_rank(arg, local_rank)).collect()
     }
 
     /// The place of one rank, once it is known where the ranks meet.
@@ -128,6 +170,7 @@ impl LaunchPlan {
     }
 }
 
+const LD_LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
 const OMP_WAIT_POLICY: &str = "OMP_WAIT_POLICY";
 /// torchrun's default for PyTorch programs: a failed NCCL collective ends the process.
@@ -142,8 +185,13 @@ mod tests {
         HostFacts {
             cores,
             set_by_user: set_by_user.to_vec(),
-            program: Ok("/bin/train".into()),
+            program: Ok(Invocation {
+                file: "/bin/train".into(),
+                name: "train".into(),
+                args: Vec::new(),
+            }),
             run_id: "job".to_owned(),
+            output: OutputFacts::default(),
         }
     }
 

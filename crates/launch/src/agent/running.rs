@@ -30,7 +30,8 @@ impl Running {
     ) -> io::Result<(Self, Gate, (OwnedFd, OwnedFd))> {
         let (gate, far) = Gate::new()?;
         let program: &OsStr = plan.program.as_os_str();
-        let mut command = role::rank_command(program, &plan.name, &plan.args);
+        let mut command =
+            role::rank_command(program, &plan.name, &plan.args_for(world.local_rank.as_usize()));
         world.describe_to(&mut command);
         command.envs(plan.env.iter().map(|(name, value)| (name, value)));
         command.stdin(far).stdout(Stdio::piped()).stderr(Stdio::piped());
