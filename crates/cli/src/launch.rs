@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use brigade_launch::{
-    Color, HostFacts, LaunchOptions, LaunchPlan, LineFilter, LocalRanks, OutputOptions,
-    StreamModes, agent,
+    CargoKind, CargoTarget, Color, HostFacts, LaunchOptions, LaunchPlan, LineFilter, LocalRanks,
+    OutputOptions, Program, StreamModes, agent,
 };
 use clap::Args;
 

@@ -1,5 +1,6 @@
 //! One run of `brigade launch` under test, which must leave nothing behind.
 
+#![allow(dead_code)] // every test file is a program of its own and uses a part of this
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 use std::fs;

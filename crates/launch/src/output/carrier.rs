@@ -24,7 +24,6 @@ pub(super) enum Order {
     Attach(Attempt),
     /// A whole line for stderr.
     Say(String),
-    #[cfg_attr(not(test), expect(dead_code, reason = "the agent reports failures at once"))]
     Tail(usize),
     Drain,
 }
