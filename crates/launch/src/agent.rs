@@ -5,7 +5,6 @@
 
 mod attempt;
 mod error_files;
-pub(crate) mod folder;
 mod group;
 mod hearing;
 mod interrupt;
@@ -19,20 +18,18 @@ mod streamed;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use brigade_rendezvous::{FromAgent, Link};
+use brigade_rendezvous::{Assignment, FromAgent, Link};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 pub use outcome::Outcome;
 
-use crate::options::Meeting;
-use crate::output::{Notice, Output, Terminal};
+use crate::output::{Notice, Output, RunFolder, Terminal};
 use crate::store_port::Reach;
 use crate::watch::Watch;
-use crate::{LaunchError, LaunchPlan, StorePort};
+use crate::{LaunchError, LaunchPlan, Meeting, StorePort};
 use attempt::{Ended, Failed};
-use folder::RunFolder;
 use group::Group;
 use peers::Peers;
 use streamed::Streamed;
@@ -55,7 +52,7 @@ use streamed::Streamed;
 pub fn run(plan: &LaunchPlan) -> Result<Outcome, LaunchError> {
     with_signals(|signals| {
         let terminal = Terminal::new().map_err(LaunchError::system("write to stdout"))?;
-        let output = Output::start(Box::new(terminal));
+        let output = Output::start(&plan.output, Box::new(terminal));
         let output = output.map_err(LaunchError::system("start a thread"))?;
         Agent::new(plan, signals, output, None, Peers::find(plan)?)?.run()
     })
@@ -69,7 +66,8 @@ pub fn run_over(plan: &LaunchPlan, link: Link) -> Result<Outcome, LaunchError> {
     with_signals(|signals| {
         let (streamed, show) =
             Streamed::new().map_err(LaunchError::system("make a socket pair"))?;
-        let output = Output::start(show).map_err(LaunchError::system("start a thread"))?;
+        let output =
+            Output::start(&plan.output, show).map_err(LaunchError::system("start a thread"))?;
         Agent::new(plan, signals, output, Some(streamed), Peers::over(plan, link)?)?.run()
     })
 }
@@ -88,6 +86,8 @@ struct Agent<'p> {
     reach: Reach,
     /// For the next attempt, in case that this is the first host.
     port: Option<StorePort>,
+    /// The attempt that is to begin.
+    part: Option<Assignment>,
     /// The attempt that has processes here.
     group: Option<Group>,
     failed: Vec<Failed>,
@@ -123,8 +123,8 @@ impl<'p> Agent<'p> {
         streamed: Option<Streamed>,
         peers: Peers<'p>,
     ) -> Result<Self, LaunchError> {
-        let folder = RunFolder::create();
-        let watch = Watch::start(&plan.agent_id, folder.path());
+        let folder = RunFolder::create(&plan.output, &plan.run_id)?;
+        let watch = Watch::start(&plan.agent_id, folder.passing());
         let alone = plan.meeting == Meeting::OneHost && streamed.is_none();
         Ok(Self {
             plan,
@@ -137,6 +137,7 @@ impl<'p> Agent<'p> {
             folder,
             reach: if alone { Reach::Loopback } else { Reach::Everywhere },
             port: None,
+            part: None,
             group: None,
             failed: Vec::new(),
             first_failure: None,
@@ -159,6 +160,7 @@ impl<'p> Agent<'p> {
             while let Some(news) = self.peers.next() {
                 self.hear(news)?;
             }
+            self.start_when_written()?;
             self.turn();
             self.stream();
             if self.group.is_none()
@@ -203,7 +205,7 @@ impl<'p> Agent<'p> {
             match notice {
                 Notice::Closed => self.output_is_closed(),
                 Notice::Tail { local_rank, tail } => self.hear_tail(local_rank, tail),
-                Notice::Drained => self.draining = self.draining.saturating_sub(1),
+                Notice::Drained(_) => self.draining = self.draining.saturating_sub(1),
                 Notice::Gone => {
                     self.draining = 0;
                     return;
@@ -233,21 +235,21 @@ impl<'p> Agent<'p> {
     fn finish(mut self, outcome: Outcome) -> Outcome {
         let told_elsewhere = self.streamed.is_some();
         if !told_elsewhere && let Some(text) = report::text(&outcome, self.hosts) {
-            self.output.say(&text);
+            self.output.warn(&text);
         }
         if let Some(failure) = outcome.failure() {
-            let ours = failure.host == self.plan.host && failure.rank >= failure.local_rank;
-            let folder =
-                self.folder.attempt(failure.attempt, self.plan.local_world_size.as_usize());
-            let file = folder.error_file(failure.local_rank).filter(|_| ours);
-            let summary = report::summary(failure, self.hosts);
-            error_files::pass_on(failure, &summary, file.as_deref());
+            let ended = self.ended.as_ref().filter(|ended| ended.is_of(failure));
+            let file = ended.and_then(|ended| ended.folder.error_file(failure.local_rank));
+            error_files::pass_on(failure, self.hosts, file.as_deref());
         }
         self.output.drain();
         self.draining += 1;
         let all_written = self.write_the_rest();
         self.watch.dismiss();
-        self.output.end(all_written);
+        // A thread that still writes is left alone; it ends with this process.
+        if all_written {
+            self.output.end();
+        }
         outcome
     }
 

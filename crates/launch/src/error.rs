@@ -1,6 +1,7 @@
 //! Why a job was not started.
 
 use std::io;
+use std::path::PathBuf;
 
 use brigade_rendezvous::MeetError;
 use brigade_world::WorldError;
@@ -20,6 +21,24 @@ pub enum LaunchError {
         value: usize,
         /// What it should be.
         reason: &'static str,
+    },
+    /// An option names only local ranks that this host has not.
+    #[error("--{option} names local rank {rank}, but this host has only local ranks 0 to {}", nproc - 1)]
+    NoSuchLocalRank {
+        /// The option's name.
+        option: &'static str,
+        /// The lowest that it names.
+        rank: usize,
+        /// How many ranks this host has.
+        nproc: usize,
+    },
+    /// Log files cannot be made.
+    #[error("cannot keep logs in {}: {source}; choose another folder with --log-dir", path.display())]
+    LogFolder {
+        /// The folder or file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
     },
     /// The program cannot be run.
     #[error(transparent)]

@@ -30,7 +30,7 @@ pub mod agent;
 mod error;
 mod gate;
 pub mod leash;
-mod lines;
+mod meeting;
 mod options;
 mod output;
 mod plan;
@@ -38,12 +38,19 @@ mod program;
 pub mod role;
 mod store_port;
 mod survivors;
+mod value;
 mod watch;
 
 pub use agent::Outcome;
 pub use brigade_rendezvous::{Cause, Ending, RankFailure, Verdict};
 pub use error::LaunchError;
-pub use options::{Endpoint, LaunchOptions, Meeting, NodeRange, Patience};
+pub use meeting::{Endpoint, Meeting, NodeRange, Patience};
+pub use options::LaunchOptions;
+pub use output::{
+    Color, ColorFacts, LineFilter, LocalRanks, LogFolder, OutputFacts, OutputOptions, OutputPlan,
+    Prefix, PrefixFacts, Stream, StreamMode, StreamModes,
+};
 pub use plan::{HostFacts, LaunchPlan};
-pub use program::ProgramError;
+pub use program::{CargoKind, CargoTarget, Invocation, Program, ProgramError};
 pub use store_port::{Reach, StorePort};
+pub use value::ValueError;

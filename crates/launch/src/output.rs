@@ -1,52 +1,62 @@
 //! One thread that carries the output of all ranks, so that lines never run into each other.
 //!
 //! It is a thread of its own because a terminal that is paused blocks whoever writes to it, and
-//! the agent has signals to answer meanwhile.
+//! the agent has signals to answer meanwhile. It lives as long as the job; the ranks of every
+//! attempt are attached to it anew.
 
-use std::fs::File;
+mod carrier;
+mod color;
+mod folder;
+mod lines;
+mod plan;
+mod prefix;
+mod show;
+mod streams;
+#[cfg(test)]
+mod tests;
+
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::thread::{self, JoinHandle};
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
-use brigade_rendezvous::Stream;
+use carrier::{Attempt, Carrier, Order};
+pub use color::{Color, ColorFacts};
+pub(crate) use folder::{AttemptFolder, RunFolder};
+pub use plan::{LogFolder, OutputFacts, OutputOptions, OutputPlan};
+pub use prefix::{Prefix, PrefixFacts};
+pub(crate) use show::{Show, Terminal};
+pub use streams::{LineFilter, LocalRanks, Stream, StreamMode, StreamModes};
 
 use crate::LaunchError;
-use crate::lines::Lines;
 
-/// The agent's side of the thread, which lives as long as the agent: attempts come and go.
+/// The agent's side of the thread. Dropping it gives up what is not written yet; [`Output::end`]
+/// does not.
 #[derive(Debug)]
 pub(crate) struct Output {
     thread: JoinHandle<()>,
+    plan: OutputPlan,
     orders: Sender<Order>,
     notices: Receiver<Notice>,
     control: UnixStream,
+    gone: bool,
+    folder_is_known: bool,
 }
 
-/// The output of a rank.
+/// One rank's streams, and how they are shown.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    /// What is written before its lines.
+    /// Number in the job: decides the colour.
+    pub(crate) rank: usize,
+    /// Number on this host: decides where its output goes.
+    pub(crate) local_rank: usize,
+    /// What stands before its lines.
     pub(crate) prefix: String,
+    /// Pipes, of which this process has the reading ends.
     pub(crate) stdout: OwnedFd,
     pub(crate) stderr: OwnedFd,
 }
-
-/// Where the lines go. Called from the output thread only.
-pub(crate) trait Show: Send {
-    /// Shows whole lines. May wait; the ranks then wait, too, once their pipes are full.
-    ///
-    /// `BrokenPipe` says that nobody reads any more; any other error that some lines are lost.
-    fn show(&mut self, stream: Stream, lines: &[u8]) -> io::Result<()>;
-}
-
-/// This process's own stdout and stderr.
-#[derive(Debug)]
-pub(crate) struct Terminal([File; 2]);
 
 /// A rank's last lines, oldest first.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -61,73 +71,55 @@ pub(crate) enum Notice {
     /// Whoever read our output has gone away.
     Closed,
     /// The answer to [`Output::ask_tail`].
-    Tail {
-        /// Whose, counted on this host.
-        local_rank: usize,
-        /// The lines.
-        tail: Tail,
-    },
-    /// The answer to [`Output::drain`].
-    Drained,
-    /// The thread has ended, which only a bug of ours can do.
+    Tail { local_rank: usize, tail: Tail },
+    /// The answer to [`Output::drain`]: the last lines of the attempt's ranks.
+    Drained(Vec<Tail>),
+    /// The thread has ended by itself, which is a bug: nothing more will come.
     Gone,
 }
 
-#[derive(Debug)]
-enum Order {
-    Attach(Vec<Streams>),
-    Say(String),
-    Tail(usize),
-    Drain,
-}
-
 impl Output {
-    /// Starts the thread.
-    pub(crate) fn start(show: Box<dyn Show>) -> io::Result<Self> {
+    /// Starts the thread, which has nothing to carry yet.
+    pub(crate) fn start(plan: &OutputPlan, show: Box<dyn Show>) -> io::Result<Self> {
         let (control, far) = UnixStream::pair()?;
         control.set_nonblocking(true)?;
         far.set_nonblocking(true)?;
         let (orders, inbox) = mpsc::channel();
         let (outbox, notices) = mpsc::channel();
-        let carrier = Carrier {
-            streams: Vec::new(),
-            show,
-            states: [State::Open, State::Open],
-            control: far,
-            inbox,
-            outbox,
-            buffer: vec![0; READ_SIZE],
-            written: Vec::new(),
-        };
+        let carrier = Carrier::new(plan.duplicate.clone(), show, far, inbox, outbox);
         let thread = thread::Builder::new().name("output".to_owned()).spawn(|| carrier.run())?;
-        Ok(Self { thread, orders, notices, control })
+        let plan = plan.clone();
+        Ok(Self { thread, plan, orders, notices, control, gone: false, folder_is_known: false })
     }
 
-    /// Carries the output of an attempt's ranks, in order of local rank, from now on.
-    pub(crate) fn attach(&self, ranks: Vec<Streams>) -> Result<(), LaunchError> {
-        for pipe in ranks.iter().flat_map(|rank| [&rank.stdout, &rank.stderr]) {
-            fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
-                .map_err(LaunchError::system("carry the ranks' output"))?;
+    /// Carries these ranks' output from now on, in order of local rank.
+    ///
+    /// Errors when a log file cannot be made.
+    pub(crate) fn attach(
+        &mut self,
+        ranks: Vec<Streams>,
+        folder: &AttemptFolder,
+    ) -> Result<(), LaunchError> {
+        let attempt = Attempt::open(&self.plan, ranks, folder)?;
+        self.order(Order::Attach(attempt));
+        if let Some(path) = folder.run().filter(|_| !self.folder_is_known) {
+            self.say(&format!("logs are in {}", path.display()));
+            self.folder_is_known = true;
         }
-        self.order(Order::Attach(ranks));
         Ok(())
     }
 
-    /// Puts a line of the launcher's own among those of the ranks, on stderr.
+    /// Puts a line of the launcher's own among those of the ranks, on stderr, unless it is to be
+    /// quiet.
     pub(crate) fn say(&self, text: &str) {
+        if !self.plan.quiet {
+            self.warn(text);
+        }
+    }
+
+    /// The same, even if it is to be quiet.
+    pub(crate) fn warn(&self, text: &str) {
         self.order(Order::Say(format!("brigade: {text}\n")));
-    }
-
-    /// Asks for the last lines of a rank that has ended. The answer comes as a notice, late where
-    /// whoever reads our output has paused.
-    pub(crate) fn ask_tail(&self, local_rank: usize) {
-        self.order(Order::Tail(local_rank));
-    }
-
-    /// Has written what the attempt's ranks, which have all ended, have left in their pipes, and
-    /// what was said before.
-    pub(crate) fn drain(&self) {
-        self.order(Order::Drain);
     }
 
     /// Readable when there is a notice.
@@ -135,253 +127,44 @@ impl Output {
         self.control.as_fd()
     }
 
-    /// The next notice.
+    /// The next notice, if there is one.
     pub(crate) fn notice(&mut self) -> Option<Notice> {
-        // The wake-ups first: one that comes after this makes the socket readable again.
-        let ended = match self.control.read(&mut [0; 64]) {
-            Ok(n) => n == 0,
-            Err(error) => !is_not_yet(&error),
-        };
+        // First what made us look, then what there is: the other way round, a notice that comes
+        // in between would have to wait for the next one.
+        let mut bytes = [0; 64];
+        while matches!(self.control.read(&mut bytes), Ok(n) if n > 0) {}
         match self.notices.try_recv() {
             Ok(notice) => Some(notice),
-            Err(_) if ended => Some(Notice::Gone),
+            Err(TryRecvError::Disconnected) if !self.gone => {
+                self.gone = true;
+                Some(Notice::Gone)
+            }
             Err(_) => None,
         }
     }
 
-    /// Ends the thread. One that cannot write what it has is left alone.
-    pub(crate) fn end(self, all_written: bool) {
-        drop(self.control);
-        if all_written {
-            let _ = self.thread.join();
-        }
+    /// Asks for the last lines of a rank that has ended, while others go on.
+    pub(crate) fn ask_tail(&self, local_rank: usize) {
+        self.order(Order::Tail(local_rank));
+    }
+
+    /// Asks for everything that the ranks, which have all ended, have left in their pipes to be
+    /// written, and their log files to be closed.
+    pub(crate) fn drain(&self) {
+        self.order(Order::Drain);
+    }
+
+    /// Waits until everything is written, and ends the thread.
+    pub(crate) fn end(self) {
+        let Self { thread, control, orders, .. } = self;
+        drop((control, orders));
+        // It cannot panic, and if it did all the same there would be nothing left to do here.
+        let _ = thread.join();
     }
 
     fn order(&self, order: Order) {
         // A thread that has ended takes no orders, and one with a full socket has been woken.
         let _ = self.orders.send(order);
-        let _ = (&self.control).write(&[WAKE]);
+        let _ = (&self.control).write(&[0]);
     }
 }
-
-struct Carrier {
-    /// Stdout and stderr of each rank of the attempt, in turn.
-    streams: Vec<Carried>,
-    show: Box<dyn Show>,
-    /// Of stdout and stderr.
-    states: [State; 2],
-    control: UnixStream,
-    inbox: Receiver<Order>,
-    outbox: Sender<Notice>,
-    buffer: Vec<u8>,
-    written: Vec<u8>,
-}
-
-struct Carried {
-    pipe: Option<File>,
-    lines: Lines,
-    of: Stream,
-}
-
-#[derive(PartialEq, Eq)]
-enum State {
-    Open,
-    /// Some of the output could not be written, and that has been said.
-    Lossy,
-    /// Nobody reads any more.
-    Closed,
-}
-
-impl Carrier {
-    fn run(mut self) {
-        while self.wait_and_carry() {}
-    }
-
-    /// Waits for anything to do and does it. False when the agent wants no more of it.
-    fn wait_and_carry(&mut self) -> bool {
-        let open: Vec<usize> =
-            (0..self.streams.len()).filter(|&i| self.streams[i].pipe.is_some()).collect();
-        let mut polled = vec![PollFd::new(self.control.as_fd(), PollFlags::POLLIN)];
-        polled.extend(open.iter().filter_map(|&i| {
-            Some(PollFd::new(self.streams[i].pipe.as_ref()?.as_fd(), PollFlags::POLLIN))
-        }));
-        if poll(&mut polled, PollTimeout::NONE).is_err() {
-            return true;
-        }
-        let ready: Vec<bool> = polled.iter().map(|fd| fd.any().unwrap_or(true)).collect();
-        for (&stream, _) in open.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
-            self.carry(stream);
-        }
-        !ready[0] || self.obey()
-    }
-
-    fn obey(&mut self) -> bool {
-        let agent_lives = match self.control.read(&mut [0; 64]) {
-            Ok(n) => n > 0,
-            Err(error) => is_not_yet(&error),
-        };
-        while let Ok(order) = self.inbox.try_recv() {
-            match order {
-                Order::Attach(ranks) => {
-                    self.end_attempt();
-                    self.streams = ranks.into_iter().flat_map(Carried::pair).collect();
-                }
-                Order::Say(text) => self.write(Stream::Stderr, text.as_bytes()),
-                Order::Tail(local_rank) => self.tell_tail(local_rank),
-                Order::Drain => {
-                    self.end_attempt();
-                    self.tell(Notice::Drained);
-                }
-            }
-        }
-        agent_lives
-    }
-
-    /// Writes what is left of ranks that have ended.
-    fn end_attempt(&mut self) {
-        for stream in 0..self.streams.len() {
-            self.drain(stream);
-        }
-        for stream in 0..self.streams.len() {
-            self.end(stream);
-        }
-        self.streams.clear();
-    }
-
-    fn tell_tail(&mut self, local_rank: usize) {
-        let first = 2 * local_rank;
-        self.drain(first + OUT);
-        self.drain(first + ERR);
-        let tail = match self.streams.get(first..first + 2) {
-            Some(pair) => Tail { stdout: pair[OUT].tail(), stderr: pair[ERR].tail() },
-            None => Tail::default(),
-        };
-        self.tell(Notice::Tail { local_rank, tail });
-    }
-
-    fn tell(&mut self, notice: Notice) {
-        let _ = self.outbox.send(notice);
-        let _ = self.control.write(&[WAKE]);
-    }
-
-    /// Carries what a process that has ended has left. No more than a pipe holds: somebody else
-    /// may have it, too, and write without end.
-    fn drain(&mut self, stream: usize) {
-        for _ in 0..LARGEST_PIPE / READ_SIZE {
-            if stream >= self.streams.len() || !self.carry(stream) {
-                return;
-            }
-        }
-    }
-
-    /// Carries one piece. False when there is none for now, or none any more.
-    fn carry(&mut self, index: usize) -> bool {
-        let stream = &mut self.streams[index];
-        let Some(pipe) = &mut stream.pipe else { return false };
-        match pipe.read(&mut self.buffer) {
-            Ok(0) => {
-                self.end(index);
-                false
-            }
-            Ok(n) => {
-                let mut out = std::mem::take(&mut self.written);
-                stream.lines.push(&self.buffer[..n], &mut out);
-                let of = stream.of;
-                self.write(of, &out);
-                out.clear();
-                self.written = out;
-                true
-            }
-            Err(error) if is_not_yet(&error) => false,
-            Err(_) => {
-                self.end(index);
-                false
-            }
-        }
-    }
-
-    fn end(&mut self, index: usize) {
-        let stream = &mut self.streams[index];
-        if stream.pipe.take().is_some() {
-            let mut out = Vec::new();
-            stream.lines.finish(&mut out);
-            let of = stream.of;
-            self.write(of, &out);
-        }
-    }
-
-    /// Whole lines, all at once. What cannot be written is lost: a full disk under the log must
-    /// not end a training run, but nobody reading it any more does, as with any program in a pipe.
-    fn write(&mut self, stream: Stream, bytes: &[u8]) {
-        let state = &mut self.states[stream as usize];
-        if *state == State::Closed || bytes.is_empty() {
-            return;
-        }
-        let Err(error) = self.show.show(stream, bytes) else { return };
-        if error.kind() == io::ErrorKind::BrokenPipe {
-            *state = State::Closed;
-            self.tell(Notice::Closed);
-        } else if *state == State::Open {
-            *state = State::Lossy;
-            let name = ["stdout", "stderr"][stream as usize];
-            let text = format!("brigade: cannot write to {name}, some output is lost: {error}\n");
-            let _ = self.show.show(Stream::Stderr, text.as_bytes());
-        }
-    }
-}
-
-impl Terminal {
-    /// The descriptors themselves: std's own stdout buffers and locks.
-    pub(crate) fn new() -> io::Result<Self> {
-        let file = |fd: BorrowedFd<'_>| Ok(fd.try_clone_to_owned()?.into());
-        file(io::stdout().as_fd()).and_then(|out| Ok(Self([out, file(io::stderr().as_fd())?])))
-    }
-}
-
-impl Show for Terminal {
-    fn show(&mut self, stream: Stream, lines: &[u8]) -> io::Result<()> {
-        write_all(&mut self.0[stream as usize], lines)
-    }
-}
-
-impl Carried {
-    fn pair(rank: Streams) -> [Self; 2] {
-        let carried = |of: Stream, pipe: OwnedFd| Self {
-            pipe: Some(pipe.into()),
-            lines: Lines::new(&rank.prefix),
-            of,
-        };
-        [carried(Stream::Stdout, rank.stdout), carried(Stream::Stderr, rank.stderr)]
-    }
-
-    fn tail(&self) -> Vec<String> {
-        self.lines.tail().map(|line| String::from_utf8_lossy(line).into_owned()).collect()
-    }
-}
-
-/// `write_all` for a descriptor that may have been made non-blocking by whoever shares it.
-fn write_all(file: &mut File, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match file.write(bytes) {
-            Ok(n) => bytes = &bytes[n..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let mut writable = [PollFd::new(file.as_fd(), PollFlags::POLLOUT)];
-                poll(&mut writable, PollTimeout::NONE)?;
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-fn is_not_yet(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
-}
-
-const OUT: usize = 0;
-const ERR: usize = 1;
-const WAKE: u8 = b'w';
-const READ_SIZE: usize = 1 << 16;
-/// What the system allows an ordinary user to make of a pipe.
-const LARGEST_PIPE: usize = 1 << 20;

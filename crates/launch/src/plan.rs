@@ -9,9 +9,9 @@ use brigade_rendezvous::Assignment;
 use brigade_world::{Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize};
 use nix::unistd::gethostname;
 
-use crate::options::{Meeting, NodeRange, Patience};
-use crate::program::{self, ProgramError};
-use crate::{LaunchError, LaunchOptions};
+use crate::meeting::{Meeting, NodeRange, Patience};
+use crate::program::{CargoTarget, Invocation, Program, ProgramError, Search, with_local_rank};
+use crate::{LaunchError, LaunchOptions, OutputFacts, OutputPlan};
 
 /// What the plan must know about this host, gathered once.
 #[derive(Clone, Debug)]
@@ -21,11 +21,13 @@ pub struct HostFacts {
     /// Variables of [`LaunchPlan::env`] that the user has set already.
     pub set_by_user: Vec<&'static str>,
     /// Where the program was found, or why it cannot be run.
-    pub program: Result<PathBuf, ProgramError>,
+    pub program: Result<Invocation, ProgramError>,
     /// A name for this launcher that no other has.
     pub agent_id: String,
     /// This host's name.
     pub host: String,
+    /// What decides how output is shown.
+    pub output: OutputFacts,
 }
 
 impl HostFacts {
@@ -33,13 +35,17 @@ impl HostFacts {
     #[must_use]
     pub fn gather(options: &LaunchOptions) -> Self {
         let is_set = |name: &&'static str| std::env::var_os(name).is_some_and(|v| !v.is_empty());
+        let var = |name| std::env::var_os(name);
+        let (path, python) = (var("PATH"), var("PYTHON_EXEC"));
+        let search = Search { path: path.as_deref(), python: python.as_deref() };
         Self {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             set_by_user: TUNED.iter().copied().filter(is_set).collect(),
-            program: program::find(&options.program, std::env::var_os("PATH").as_deref()),
+            program: options.program.find(search),
             // Keyed from the system's random source: two launchers must not share a name.
             agent_id: format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id())),
             host: gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default(),
+            output: OutputFacts::gather(),
         }
     }
 }
@@ -50,11 +56,13 @@ impl HostFacts {
 pub struct LaunchPlan {
     /// Number of ranks on this host.
     pub local_world_size: WorldSize,
+    /// What to build before [`LaunchPlan::prepare`] knows the program's file.
+    pub build: Option<CargoTarget>,
     /// The program's file.
     pub program: PathBuf,
     /// The program's name as the user wrote it: its `argv[0]`.
     pub name: OsString,
-    /// Its arguments.
+    /// Its arguments, before `${local_rank}` is replaced.
     pub args: Vec<OsString>,
     /// Variables for every rank besides its place in the world.
     pub env: Vec<(&'static str, String)>,
@@ -80,6 +88,8 @@ pub struct LaunchPlan {
     pub agent_id: String,
     /// This host's name.
     pub host: String,
+    /// Where the ranks' output goes.
+    pub output: OutputPlan,
 }
 
 impl LaunchPlan {
@@ -117,8 +127,13 @@ impl LaunchPlan {
                 reason: "a rank needs at least one thread",
             });
         }
-        check_meeting(options)?;
-        let program = facts.program.clone()?;
+        options.meeting.check(options.nodes)?;
+        let Invocation { file, name, mut args } = facts.program.clone()?;
+        args.extend_from_slice(&options.args);
+        let build = match &options.program {
+            Program::Cargo(target) => Some(target.clone()),
+            _ => None,
+        };
 
         let free = |name: &str| !facts.set_by_user.contains(&name);
         let mut env = Vec::new();
@@ -142,9 +157,10 @@ impl LaunchPlan {
         };
         Ok(Self {
             local_world_size,
-            program,
-            name: options.program.clone(),
-            args: options.args.clone(),
+            build,
+            program: file,
+            name,
+            args,
             env,
             shutdown_timeout: options.shutdown_timeout,
             max_restarts: options.max_restarts,
@@ -157,7 +173,33 @@ impl LaunchPlan {
             role: options.role.clone(),
             agent_id: facts.agent_id.clone(),
             host: facts.host.clone(),
+            output: OutputPlan::resolve(&options.output, &facts.output, nproc)?,
         })
+    }
+
+    /// Builds what must be built; a second call does nothing. Cargo's progress and messages go to
+    /// this process's stderr.
+    ///
+    /// Errors when the build fails.
+    pub fn prepare(&mut self) -> Result<(), LaunchError> {
+        let Some(target) = &self.build else { return Ok(()) };
+        let built = target.build()?;
+        let inherited = std::env::var_os(LD_LIBRARY_PATH).unwrap_or_default();
+        let inherited =
+            std::env::split_paths(&inherited).filter(|path| !path.as_os_str().is_empty());
+        // A folder with a colon in its name cannot be part of such a list.
+        if let Ok(paths) = std::env::join_paths(built.libraries.into_iter().chain(inherited)) {
+            self.env.push((LD_LIBRARY_PATH, paths.to_string_lossy().into_owned()));
+        }
+        self.name = built.executable.clone().into();
+        self.program = built.executable;
+        self.build = None;
+        Ok(())
+    }
+
+    /// The program's arguments on one rank.
+    pub(crate) fn args_for(&self, local_rank: usize) -> Vec<OsString> {
+        self.args.iter().map(|arg| with_local_rank(arg, local_rank)).collect()
     }
 
     /// The place of one rank, once it is known who takes part and where the ranks meet.
@@ -182,40 +224,9 @@ impl LaunchPlan {
     }
 }
 
-/// Everything about the hosts of a job that is wrong before any of them is asked.
-fn check_meeting(options: &LaunchOptions) -> Result<(), LaunchError> {
-    let LaunchOptions { nodes, .. } = options;
-    let refuse = |reason: String| Err(LaunchError::Meeting { reason });
-    if nodes.min == 0 || nodes.min > nodes.max {
-        return refuse(format!("--nnodes {}:{} is no range of hosts", nodes.min, nodes.max));
-    }
-    match &options.meeting {
-        Meeting::OneHost if nodes.max > 1 => refuse(format!(
-            "--nnodes {nodes} needs a place where the hosts meet: give each host --node-rank, \
-             --master-addr and --master-port, or all of them --rdzv-endpoint HOST:PORT"
-        )),
-        Meeting::Static { .. } if nodes.min != nodes.max => refuse(format!(
-            "--nnodes {nodes} is a range, which needs --rdzv-endpoint HOST:PORT: with --node-rank \
-             the number of hosts is fixed"
-        )),
-        Meeting::Static { node_rank, .. } if *node_rank >= nodes.max => refuse(format!(
-            "--node-rank {node_rank} is not below --nnodes {nodes}: the first host has number 0"
-        )),
-        Meeting::Static { master_addr, .. } if master_addr.is_empty() => {
-            refuse("--master-addr is empty: give the name or address of host 0".to_owned())
-        }
-        Meeting::Static { master_port: 0, .. } => {
-            refuse("--master-port 0 is not possible: all hosts must know the port".to_owned())
-        }
-        Meeting::Etcd { endpoints } if endpoints.is_empty() => {
-            refuse("etcd needs --rdzv-endpoint HOST:PORT[,HOST:PORT...]".to_owned())
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Name of a job on several hosts that was given none: torchrun's.
 const SHARED_RUN_ID: &str = "none";
+const LD_LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
 const OMP_WAIT_POLICY: &str = "OMP_WAIT_POLICY";
 /// torchrun's default for PyTorch programs: a failed NCCL collective ends the process.
@@ -231,9 +242,14 @@ mod tests {
         HostFacts {
             cores,
             set_by_user: set_by_user.to_vec(),
-            program: Ok("/bin/train".into()),
+            program: Ok(Invocation {
+                file: "/bin/train".into(),
+                name: "train".into(),
+                args: Vec::new(),
+            }),
             agent_id: "job".to_owned(),
             host: "node1".to_owned(),
+            output: OutputFacts::default(),
         }
     }
 
@@ -281,41 +297,6 @@ mod tests {
         let directory = ProgramError::Directory { path: "/tmp".into() };
         let no_program = HostFacts { program: Err(directory.clone()), ..facts(8, &[]) };
         assert_eq!(refuse(LaunchOptions::default(), no_program), directory.to_string());
-    }
-
-    #[test]
-    fn hosts_that_cannot_meet() {
-        let at = |node_rank, master_addr: &str, master_port| Meeting::Static {
-            node_rank,
-            master_addr: master_addr.to_owned(),
-            master_port,
-        };
-        let endpoint: Endpoint = "node1".parse().unwrap();
-        let elastic = || Meeting::Elastic { endpoint: endpoint.clone(), serve: None };
-        let table = [
-            ("1", Meeting::OneHost, None),
-            ("2", Meeting::OneHost, Some("--nnodes 2 needs a place where the hosts meet")),
-            ("1:2", Meeting::OneHost, Some("--nnodes 1:2 needs a place")),
-            ("2", at(1, "a", 1), None),
-            ("1", at(0, "a", 1), None),
-            ("2", at(2, "a", 1), Some("--node-rank 2 is not below --nnodes 2")),
-            ("1:2", at(0, "a", 1), Some("--nnodes 1:2 is a range, which needs --rdzv-endpoint")),
-            ("2", at(0, "", 1), Some("--master-addr is empty")),
-            ("2", at(0, "a", 0), Some("--master-port 0 is not possible")),
-            ("1:4", elastic(), None),
-            ("2", Meeting::Etcd { endpoints: vec![] }, Some("etcd needs --rdzv-endpoint")),
-            ("2", Meeting::Etcd { endpoints: vec![endpoint.clone()] }, None),
-        ];
-        for (nodes, meeting, expected) in table {
-            let nodes = nodes.parse().unwrap();
-            let options = LaunchOptions { nodes, meeting, ..Default::default() };
-            let error = LaunchPlan::resolve(&options, &facts(8, &[])).err().map(|e| e.to_string());
-            match (&error, expected) {
-                (None, None) => {}
-                (Some(error), Some(expected)) if error.starts_with(expected) => {}
-                _ => panic!("{options:?}: {error:?}, expected {expected:?}"),
-            }
-        }
     }
 
     #[test]

@@ -6,6 +6,8 @@
 //! messages that does not depend on the number of agents.
 
 use std::fmt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 
 use serde::{Deserialize, Serialize};
 
@@ -311,6 +313,15 @@ impl Ending {
         match self {
             Self::Code(code) => code.to_le_bytes()[0],
             Self::Signal(signal) => 128 | signal.to_le_bytes()[0],
+        }
+    }
+}
+
+impl From<ExitStatus> for Ending {
+    fn from(status: ExitStatus) -> Self {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Self::Code(code),
+            (None, signal) => Self::Signal(signal.unwrap_or_default()),
         }
     }
 }

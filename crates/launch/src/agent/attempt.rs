@@ -1,5 +1,6 @@
 //! What becomes of the ranks of this host: started, failed, ended.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use brigade_rendezvous::{Assignment, Ending, FromAgent, RankFailure, Stream};
@@ -9,7 +10,7 @@ use super::Agent;
 use super::error_files::Left;
 use super::group::Group;
 use super::peers;
-use crate::output::Tail;
+use crate::output::{AttemptFolder, Tail};
 use crate::{LaunchError, StorePort};
 
 /// A rank that has failed and whose last lines have been asked for.
@@ -31,11 +32,28 @@ pub(super) struct Ended {
     /// Until when the coordinator need not know, because output is still on its way.
     until: Instant,
     pub(super) told: bool,
+    pub(super) folder: AttemptFolder,
+    ranks: Range<usize>,
+}
+
+impl Ended {
+    /// The failure was one of this host's.
+    pub(super) fn is_of(&self, failure: &RankFailure) -> bool {
+        failure.attempt == self.attempt && self.ranks.contains(&failure.rank)
+    }
 }
 
 impl Agent<'_> {
-    /// Starts this host's ranks.
-    pub(super) fn start(&mut self, part: Assignment) -> Result<(), LaunchError> {
+    /// Starts this host's ranks, once the output of those before them is written: a reader that has
+    /// paused would else have us collect the pipes of attempt after attempt.
+    pub(super) fn start_when_written(&mut self) -> Result<(), LaunchError> {
+        match self.part.take_if(|_| self.draining == 0) {
+            Some(part) => self.start(part),
+            None => Ok(()),
+        }
+    }
+
+    fn start(&mut self, part: Assignment) -> Result<(), LaunchError> {
         if self.group.is_some() || part.nproc != self.plan.local_world_size.as_usize() {
             self.peers.lose("it gave this host a part that cannot be its own");
             return Ok(());
@@ -54,10 +72,24 @@ impl Agent<'_> {
         self.hosts = part.num_nodes;
         self.restarts = part.restarts;
         let port = self.port.take().map_or_else(|| self.reserve(), Ok)?;
-        let folder = self.folder.attempt(part.attempt, part.nproc);
-        let group = Group::start(self.plan, part, port, folder, &self.output, &mut self.watch)?;
+        let folder = self.folder.attempt(part.attempt, part.nproc)?;
+        let (output, watch) = (&mut self.output, &mut self.watch);
+        let group = Group::start(self.plan, part, port, folder, output, watch)?;
         self.group = Some(group);
         Ok(())
+    }
+
+    /// An attempt that was over before it began here.
+    pub(super) fn skip(&mut self, part: &Assignment) {
+        self.ended = Some(Ended {
+            attempt: part.attempt,
+            killed: false,
+            finished: false,
+            until: Instant::now(),
+            told: false,
+            folder: AttemptFolder::default(),
+            ranks: 0..0,
+        });
     }
 
     /// A port for the ranks to meet at, in case that this is the first host.
@@ -110,14 +142,16 @@ impl Agent<'_> {
 
     fn end_attempt(&mut self) {
         let Some(group) = self.group.take() else { return };
+        let first = group.part.first_rank;
         self.ended = Some(Ended {
             attempt: group.part.attempt,
             killed: group.is_killed(),
             finished: group.is_finished(),
             until: Instant::now() + OUTPUT_TAKES,
             told: false,
+            ranks: first..first + group.part.nproc,
+            folder: group.end(&mut self.watch),
         });
-        group.end(&mut self.watch);
         self.output.drain();
         self.draining += 1;
     }

@@ -7,10 +7,9 @@ use brigade_rendezvous::{Assignment, Ending};
 use brigade_world::StoreHost;
 use nix::sys::signal::Signal;
 
-use super::folder::AttemptFolder;
 use super::memory_killer::MemoryKiller;
 use super::running::Running;
-use crate::output::Output;
+use crate::output::{AttemptFolder, Output};
 use crate::survivors::{self, Survivors};
 use crate::watch::Watch;
 use crate::{LaunchError, LaunchPlan, StorePort};
@@ -50,7 +49,7 @@ impl Group {
         part: Assignment,
         port: StorePort,
         folder: AttemptFolder,
-        output: &Output,
+        output: &mut Output,
         watch: &mut Watch,
     ) -> Result<Self, LaunchError> {
         let size = part.nproc;
@@ -78,7 +77,7 @@ impl Group {
             sessions: ranks.iter().map(|rank| rank.pid().as_raw()).collect(),
         };
         watch.guard(&survivors.sessions);
-        output.attach(streams)?;
+        output.attach(streams, &folder)?;
         for (local_rank, gate) in gates.into_iter().enumerate() {
             gate.open(if local_rank == 0 { socket.as_ref() } else { None })
                 .map_err(LaunchError::system(format!("let rank {local_rank} start")))?;
@@ -201,13 +200,15 @@ impl Group {
         self.survivors.kill_once() == 0 || now > until
     }
 
-    /// Lets the system forget the ranks, of which nothing is left.
-    pub(super) fn end(mut self, watch: &mut Watch) {
+    /// Lets the system forget the ranks, of which nothing is left; gives the folder of what they
+    /// have left on disk.
+    pub(super) fn end(mut self, watch: &mut Watch) -> AttemptFolder {
         // First: a number that has been given up may be a stranger's next.
         watch.guard(&[]);
         for rank in &mut self.ranks {
             rank.reap();
         }
+        self.folder
     }
 }
 

@@ -7,8 +7,7 @@ use nix::sys::signal::Signal;
 
 use super::peers::{LOOPBACK, News};
 use super::{Agent, Outcome, report};
-use crate::LaunchError;
-use crate::options::Meeting;
+use crate::{LaunchError, Meeting};
 
 impl Agent<'_> {
     /// Errors when this host cannot take part.
@@ -57,7 +56,7 @@ impl Agent<'_> {
                 };
                 self.pass_line(&text);
             }
-            ToAgent::Start(part) => self.start(part)?,
+            ToAgent::Start(part) => self.part = Some(part),
             ToAgent::Stop { attempt, signal, reason } => self.stop(attempt, signal, reason),
             ToAgent::Kill => {
                 if let Some(group) = &mut self.group {
@@ -70,6 +69,7 @@ impl Agent<'_> {
                 }
             }
             ToAgent::End(verdict) => {
+                self.part = None;
                 self.peers.part();
                 let outcome =
                     if self.output_closed { Outcome::OutputClosed } else { Outcome::Over(verdict) };
@@ -81,28 +81,33 @@ impl Agent<'_> {
     }
 
     fn stop(&mut self, attempt: u32, signal: i32, reason: String) {
-        let timeout = self.plan.shutdown_timeout;
         if let Some(group) = self.group.as_mut().filter(|group| group.part.attempt == attempt) {
             // Nobody reads the output on some host: that is no reason for the ranks of this one.
             let signal = Signal::try_from(signal).ok().filter(|s| *s != Signal::SIGPIPE);
             let signal = signal.unwrap_or(Signal::SIGTERM);
             // What the user has sent here has been forwarded already.
             if !group.was_asked(signal) {
-                group.stop(signal, timeout);
+                group.stop(signal, self.plan.shutdown_timeout);
             }
-            self.stop_asked = Some(attempt);
             let running = group.running();
-            let restarts = group.part.restarts < group.part.max_restarts;
-            if self.interrupted.is_none() && !self.output_closed {
-                self.explain(reason, running, restarts);
-            }
+            self.explain(reason, running);
+        } else if let Some(part) = self.part.take_if(|part| part.attempt == attempt) {
+            self.skip(&part);
+            self.explain(reason, 0);
         } else if self.ended.as_ref().is_some_and(|ended| ended.attempt == attempt) {
-            self.stop_asked = Some(attempt);
+            self.explain(reason, 0);
+        } else {
+            return;
         }
+        self.stop_asked = Some(attempt);
     }
 
     /// Tells the user why the ranks are stopped, where the report at the end does not do so at once.
-    fn explain(&mut self, reason: String, running: usize, goes_on: bool) {
+    fn explain(&mut self, reason: String, running: usize) {
+        if self.interrupted.is_some() || self.output_closed {
+            return;
+        }
+        let goes_on = self.restarts < self.plan.max_restarts || self.hosts > 1;
         let said = self.reason.as_ref() == Some(&reason);
         let stopping = match running {
             0 => String::new(),
@@ -111,7 +116,7 @@ impl Agent<'_> {
         match (said, running) {
             (true, 0) => {}
             (true, _) => self.say(&stopping),
-            (false, 0) if goes_on || self.hosts > 1 => self.say(&reason),
+            (false, 0) if goes_on => self.say(&reason),
             (false, 0) => {}
             (false, _) => self.say(&format!("{reason}; {stopping}")),
         }
@@ -120,7 +125,7 @@ impl Agent<'_> {
 
     /// The connection is gone: the ranks of this host cannot go on alone.
     fn lost(&mut self, how: String) {
-        self.stop_asked = None;
+        (self.part, self.stop_asked) = (None, None);
         self.ended.iter_mut().for_each(|ended| ended.told = true);
         let again = matches!(self.plan.meeting, Meeting::Etcd { .. });
         if self.outcome.is_some() {

@@ -7,7 +7,7 @@ use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::getpid;
 
 use super::{Agent, Outcome, report};
-use crate::options::Meeting;
+use crate::Meeting;
 
 /// The signals that an agent waits for.
 pub(super) fn watched() -> SigSet {

@@ -14,7 +14,7 @@ use brigade_rendezvous::{
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::options::{Endpoint, Meeting};
+use crate::{Endpoint, Meeting};
 use crate::{LaunchError, LaunchPlan};
 
 /// Something that came from the other side.

@@ -12,15 +12,6 @@ pub(super) fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// One line: which rank failed and how. Hosts are named where there are several.
-pub(super) fn summary(failure: &RankFailure, hosts: usize) -> String {
-    let RankFailure { rank, local_rank, host, pid, ending, .. } = failure;
-    let local =
-        if rank == local_rank { String::new() } else { format!("local rank {local_rank}, ") };
-    let place = if hosts > 1 { format!(" on {host}") } else { String::new() };
-    format!("rank {rank}{place} ({local}pid {pid}) failed: {ending}")
-}
-
 /// Why the job did not simply finish: lines, of which the launcher's own begin with `brigade: `
 /// except for the very first. `None` when there is nothing to say.
 pub(super) fn text(outcome: &Outcome, hosts: usize) -> Option<String> {
@@ -39,7 +30,7 @@ pub(super) fn text(outcome: &Outcome, hosts: usize) -> Option<String> {
             Cause::Interrupted { signal, failure: Some(failure) } => format!(
                 "stopped by {}; the first to fail: {}",
                 name(*signal),
-                summary(failure, hosts)
+                failure.summary(hosts)
             ),
             Cause::HostLost { host, how } => format!("{host} is lost: {how}"),
             Cause::TooFewHosts { have, need, seconds } => format!(
@@ -54,7 +45,7 @@ pub(super) fn text(outcome: &Outcome, hosts: usize) -> Option<String> {
 }
 
 fn failed(failure: &RankFailure, hosts: usize) -> String {
-    let mut text = summary(failure, hosts);
+    let mut text = failure.summary(hosts);
     let hint = failure.hint.clone().or_else(|| meaning(failure.ending).map(str::to_owned));
     if let Some(hint) = hint {
         let _ = write!(text, "\nbrigade: {hint}");
@@ -189,18 +180,6 @@ mod tests {
             ..with_lines
         };
         assert!(shown(starved).contains("killed by SIGKILL\nbrigade: memory ran out\n"));
-    }
-
-    #[test]
-    fn names() {
-        let failure = failure(Ending::Signal(34));
-        assert_eq!(summary(&failure, 1), "rank 1 (pid 42) failed: killed by signal 34");
-        let failure = RankFailure { rank: 5, ..failure };
-        assert_eq!(
-            summary(&failure, 2),
-            "rank 5 on node1 (local rank 1, pid 42) failed: killed by signal 34"
-        );
-        assert_eq!((count(1, "rank"), count(0, "host")), ("1 rank".into(), "0 hosts".into()));
     }
 
     #[test]

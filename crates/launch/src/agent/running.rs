@@ -1,9 +1,8 @@
 //! One rank's process.
 
 use std::io;
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Stdio};
 
 use brigade_rendezvous::Ending;
 use brigade_world::{World, env};
@@ -11,10 +10,10 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
-use crate::LaunchPlan;
 use crate::gate::Gate;
 use crate::output::Streams;
 use crate::role;
+use crate::{LaunchPlan, PrefixFacts};
 
 /// A rank that has been started and not been reaped.
 #[derive(Debug)]
@@ -31,7 +30,8 @@ impl Running {
         error_file: Option<&Path>,
     ) -> io::Result<(Self, Gate, Streams)> {
         let (gate, far) = Gate::new()?;
-        let mut command = role::rank_command(plan.program.as_os_str(), &plan.name, &plan.args);
+        let args = plan.args_for(world.local_rank.as_usize());
+        let mut command = role::rank_command(plan.program.as_os_str(), &plan.name, &args);
         world.describe_to(&mut command);
         command.env(env::BRIGADE_AGENT, &plan.agent_id);
         if let Some(path) = error_file {
@@ -43,8 +43,17 @@ impl Running {
         let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
             return Err(io::Error::other("a piped stream is not there; please file a bug"));
         };
-        let prefix = format!("[{}] ", world.rank);
-        let streams = Streams { prefix, stdout: stdout.into(), stderr: stderr.into() };
+        let (rank, local_rank) = (world.rank.as_usize(), world.local_rank.as_usize());
+        let prefix = plan.output.prefix.of(&PrefixFacts {
+            role: &plan.role,
+            rank,
+            local_rank,
+            node_rank: world.node_rank,
+            restart_count: world.restart_count,
+            host: &plan.host,
+        });
+        let (stdout, stderr) = (stdout.into(), stderr.into());
+        let streams = Streams { rank, local_rank, prefix, stdout, stderr };
         Ok((Self { child, ending: None }, gate, streams))
     }
 
@@ -67,7 +76,7 @@ impl Running {
             Ok(WaitStatus::Signaled(_, signal, _)) => Some(Ending::Signal(signal as i32)),
             Ok(_) => None,
             // A real-time signal, which nix has no name for. This one is reaped early.
-            Err(_) => self.child.wait().ok().map(ending_of),
+            Err(_) => self.child.wait().ok().map(Ending::from),
         };
         self.ending
     }
@@ -84,12 +93,5 @@ impl Running {
     /// Lets the system forget the rank, which has ended.
     pub(super) fn reap(&mut self) {
         let _ = self.child.wait();
-    }
-}
-
-fn ending_of(status: ExitStatus) -> Ending {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => Ending::Code(code),
-        (None, signal) => Ending::Signal(signal.unwrap_or_default()),
     }
 }

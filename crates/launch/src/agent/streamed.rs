@@ -7,8 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 
-use brigade_rendezvous::{FromAgent, OUTPUT_CREDIT, Stream};
+use brigade_rendezvous::{FromAgent, OUTPUT_CREDIT, Stream as Theirs};
 
+use crate::Stream;
 use crate::output::Show;
 
 /// The agent's end.
@@ -64,7 +65,11 @@ impl Streamed {
         let end = bytes[..length].iter().rposition(|byte| matches!(byte, b'\n' | b'\r'));
         let length = end.map_or(length, |end| end + 1);
         let rest = bytes.split_off(length);
-        let message = FromAgent::Output { stream: *stream, bytes: std::mem::replace(bytes, rest) };
+        let stream = match stream {
+            Stream::Stdout => Theirs::Stdout,
+            Stream::Stderr => Theirs::Stderr,
+        };
+        let message = FromAgent::Output { stream, bytes: std::mem::replace(bytes, rest) };
         if bytes.is_empty() {
             self.pending.pop_front();
         }
