@@ -7,11 +7,15 @@
 
 mod formation;
 mod frame;
+mod link;
 mod message;
+mod wire;
 
 pub use formation::{Action, AgentId, Event, Formation, Rules};
 pub use frame::{Decoder, FrameError, LONGEST_FRAME, encode};
+pub use link::{Link, OUTPUT_CREDIT, Timing};
 pub use message::{
     Assignment, Cause, Ending, FromAgent, Join, Millis, PROTOCOL, RankFailure, Stream, ToAgent,
     Verdict,
 };
+pub use wire::LinkError;
