@@ -1,11 +1,12 @@
 //! A stream of messages over one or two file descriptors, without ever waiting for them.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::socket::{Shutdown, shutdown};
 use nix::unistd::{read, write};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -56,6 +57,8 @@ pub(crate) struct Wire {
     most: usize,
     /// Nothing can be sent any more. What the other side has said before can still be read.
     mute: Option<Mute>,
+    /// Nothing will be sent any more.
+    finished: bool,
     heard: Instant,
     spoke: Instant,
 }
@@ -81,6 +84,7 @@ impl Wire {
             sent: 0,
             most,
             mute: None,
+            finished: false,
             heard: now,
             spoke: now,
         })
@@ -108,7 +112,7 @@ impl Wire {
     }
 
     pub(crate) fn wants_write(&self) -> bool {
-        self.mute.is_none() && self.sent < self.outbox.len()
+        !self.finished && self.mute.is_none() && self.sent < self.outbox.len()
     }
 
     /// When the last byte came.
@@ -123,17 +127,19 @@ impl Wire {
 
     pub(crate) fn send(&mut self, message: &impl Serialize) {
         self.spoke = Instant::now();
-        if self.mute.is_some() {
+        if self.mute.is_some() || self.finished {
+            return;
+        }
+        let unsent = self.outbox.len() - self.sent;
+        // Before this message, so that a single one may be long.
+        if unsent > self.most {
+            self.mute = Some(Mute::Stuck(unsent));
             return;
         }
         self.outbox.drain(..self.sent);
         self.sent = 0;
         self.outbox.extend(encode(message));
         self.flush();
-        let left = self.outbox.len() - self.sent;
-        if left > self.most {
-            self.mute = Some(Mute::Stuck(left));
-        }
     }
 
     pub(crate) fn flush(&mut self) {
@@ -146,8 +152,9 @@ impl Wire {
                 Err(error) => self.mute = Some(Mute::Broken(error)),
             }
         }
-        self.outbox.clear();
         self.sent = 0;
+        self.outbox.clear();
+        self.outbox.shrink_to(KEPT);
     }
 
     /// The next message, if a whole one has come.
@@ -173,7 +180,8 @@ impl Wire {
         }
     }
 
-    fn mute(&self) -> Option<LinkError> {
+    /// Why nothing can be sent any more.
+    pub(crate) fn mute(&self) -> Option<LinkError> {
         Some(match self.mute? {
             // The other side is gone, and has said nothing since.
             Mute::Broken(Errno::EPIPE) => LinkError::Closed,
@@ -184,13 +192,13 @@ impl Wire {
 
     /// Says that nothing more will be sent; what the other side still sends can be read.
     pub(crate) fn finish(&mut self) {
-        use nix::sys::socket::{Shutdown, shutdown};
-        use std::os::fd::AsRawFd;
-        self.flush();
         match self.writer.take() {
             Some(writer) => drop(writer),
             None => drop(shutdown(self.reader.as_raw_fd(), Shutdown::Write)),
         }
-        self.mute.get_or_insert(Mute::Broken(Errno::EPIPE));
+        self.finished = true;
     }
 }
+
+/// What the outbox keeps of its memory when it is empty.
+const KEPT: usize = 16 << 10;
