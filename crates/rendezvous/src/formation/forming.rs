@@ -78,12 +78,12 @@ impl Formation {
         let have = self.present();
         let Rules { min_nodes: need, max_nodes: most, .. } = self.rules;
         let survivors = self.members.values().any(|member| member.join.last_attempt.is_some());
-        let more_may_come =
-            self.rules.late_hosts || !self.expected.is_empty() || self.announced < most;
+        let to_come = self.expected.len() + most.saturating_sub(self.announced);
+        let more_may_come = self.rules.late_hosts || to_come > 0;
         let State::Gathering(gathering) = &mut self.state else { return };
         if have < need {
             gathering.last_call = None;
-            self.wait_for_more(have, more_may_come);
+            self.wait_for_more(have, self.rules.late_hosts || have + to_come >= need);
             return;
         }
         if have < most && gathering.first && more_may_come {
@@ -97,10 +97,10 @@ impl Formation {
         self.form();
     }
 
-    fn wait_for_more(&mut self, have: usize, more_may_come: bool) {
+    fn wait_for_more(&mut self, have: usize, enough_may_come: bool) {
         let need = self.rules.min_nodes;
         let State::Gathering(gathering) = &mut self.state else { return };
-        if !more_may_come && let Some(Loss { host, how }) = gathering.loss.take() {
+        if !enough_may_come && let Some(Loss { host, how }) = gathering.loss.take() {
             return self.end(trouble::verdict(Cause::HostLost { host, how }));
         }
         let limit = self.rules.join_timeout;
