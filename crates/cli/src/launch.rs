@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Error;
 use brigade_launch::{
     CargoKind, CargoTarget, Color, Endpoint, HostFacts, LaunchOptions, LaunchPlan, LineFilter,
-    LocalRanks, Meeting, NodeRange, OutputOptions, Patience, Program, StreamModes, agent,
+    LocalRanks, Meeting, NodeRange, OutputOptions, Patience, Program, Secret, StreamModes, agent,
 };
 use clap::Args;
 
@@ -71,6 +71,10 @@ pub(crate) struct LaunchArgs {
     /// More about the meeting: join_timeout=SECONDS, last_call_timeout=SECONDS, is_host=true|false
     #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',', value_parser = key_value)]
     rdzv_conf: Vec<(String, String)>,
+
+    /// File with a secret that the agents of all hosts must have
+    #[arg(long, value_name = "FILE")]
+    rdzv_secret_file: Option<PathBuf>,
 
     /// Name or address under which other hosts reach this one
     #[arg(long, value_name = "HOST")]
@@ -235,7 +239,7 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
         nodes: args.nnodes,
         meeting: meeting(args, serve),
         run_id: args.rdzv_id.clone(),
-        secret: std::env::var("BRIGADE_SECRET").ok(),
+        secret: args.rdzv_secret_file.as_deref().map(Secret::from_file).transpose()?,
         local_addr: args.local_addr.clone(),
         patience,
         role: args.role.clone(),

@@ -24,6 +24,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 pub use outcome::Outcome;
+pub use report::text as report;
 
 use crate::output::{Notice, Output, RunFolder, Terminal};
 use crate::store_port::Reach;

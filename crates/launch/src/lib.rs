@@ -42,7 +42,7 @@ mod value;
 mod watch;
 
 pub use agent::Outcome;
-pub use brigade_rendezvous::{Cause, Ending, RankFailure, Verdict};
+pub use brigade_rendezvous::{Cause, Ending, RankFailure, Secret, SecretError, Verdict};
 pub use error::LaunchError;
 pub use meeting::{Endpoint, Meeting, NodeRange, Patience};
 pub use options::LaunchOptions;

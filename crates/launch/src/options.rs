@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use brigade_rendezvous::Secret;
+
 use crate::{Meeting, NodeRange, OutputOptions, Patience, Program};
 
 /// What to start, how often, and with which other hosts.
@@ -31,7 +33,7 @@ pub struct LaunchOptions {
     pub run_id: Option<String>,
     /// Agents that cannot show that they know it are turned away. Default: the name of the job,
     /// which keeps out mistakes but nobody who listens on the network.
-    pub secret: Option<String>,
+    pub secret: Option<Secret>,
     /// Name or address under which other hosts reach this one. Default: as they see it.
     pub local_addr: Option<String>,
     /// How long agents wait for each other.

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use brigade_rendezvous::Assignment;
+use brigade_rendezvous::{Assignment, Secret};
 use brigade_world::{Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize};
 use nix::unistd::gethostname;
 
@@ -77,7 +77,7 @@ pub struct LaunchPlan {
     /// Name of the job.
     pub run_id: String,
     /// What an agent must know to take part, where the user has said so.
-    pub secret: Option<String>,
+    pub secret: Option<Secret>,
     /// Name or address under which other hosts reach this one, where the user has said so.
     pub local_addr: Option<String>,
     /// How long agents wait for each other.

@@ -27,3 +27,4 @@ pub use message::{
 };
 pub use secret::{Secret, SecretError};
 pub use wire::LinkError;
+

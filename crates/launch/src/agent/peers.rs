@@ -79,10 +79,8 @@ impl<'p> Peers<'p> {
         let Some(way) = way(self.plan) else { return self.serve(None) };
         let plan = MeetPlan {
             way,
-            secret: match &self.plan.secret {
-                Some(secret) => Secret::new(secret.as_bytes())?,
-                None => Secret::of_run_id(&self.plan.run_id),
-            },
+            secret: (self.plan.secret.clone())
+                .unwrap_or_else(|| Secret::of_run_id(&self.plan.run_id)),
             timeout: self.plan.patience.join,
             timing: Timing::default(),
             run_id: self.plan.run_id.clone(),
@@ -142,10 +140,11 @@ impl<'p> Peers<'p> {
         if self.news.is_empty()
             && let Some(link) = &mut self.link
         {
-            let heard = link.receive().and_then(|message| match message {
-                Some(message) => Ok(Some(message)),
-                None => link.keep_up(Instant::now()).and_then(|()| link.flush()).map(|()| None),
-            });
+            link.flush();
+            let heard = match link.receive() {
+                Ok(None) => link.keep_up(Instant::now()).map(|()| None),
+                heard => heard,
+            };
             match heard {
                 Ok(message) => return message.map(News::Message),
                 Err(error) => self.lost(&error),
@@ -174,10 +173,8 @@ impl<'p> Peers<'p> {
     }
 
     pub(super) fn send(&mut self, message: &FromAgent) {
-        if let Some(link) = &mut self.link
-            && let Err(error) = link.send(message)
-        {
-            self.lost(&error);
+        if let Some(link) = &mut self.link {
+            link.send(message);
         }
     }
 

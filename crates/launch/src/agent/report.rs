@@ -12,9 +12,12 @@ pub(super) fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Why the job did not simply finish: lines, of which the launcher's own begin with `brigade: `
-/// except for the very first. `None` when there is nothing to say.
-pub(super) fn text(outcome: &Outcome, hosts: usize) -> Option<String> {
+/// Why the job did not simply finish: lines for the user, of which the launcher's own begin with
+/// `brigade: `, except for the very first one. `None` when there is nothing to say.
+///
+/// `hosts` is the number of hosts in the job: with several of them, a rank is named with its own.
+#[must_use]
+pub fn text(outcome: &Outcome, hosts: usize) -> Option<String> {
     let mut text = match outcome {
         Outcome::OutputClosed => "stopped: nobody reads the output".to_owned(),
         Outcome::Left { signal } => {
