@@ -91,6 +91,7 @@ impl Coordinator {
     /// Takes in an agent at the other end of an ssh session, or whatever else carries bytes: its
     /// output is read from `reader`, its input is `writer`. Until it joins it is `host` to the
     /// user, and the job waits for it.
+    #[must_use]
     pub fn add(&self, reader: OwnedFd, writer: OwnedFd, host: &str) -> SessionId {
         let agent = self.shared.new_agent();
         self.shared.tell(Command::Session { agent, reader, writer, host: host.into() });

@@ -11,6 +11,7 @@ mod frame;
 mod handshake;
 mod link;
 mod listener;
+mod meet;
 mod message;
 mod quiet;
 mod secret;
@@ -21,6 +22,7 @@ pub use formation::{Action, AgentId, Event, Formation, Rules};
 pub use frame::{Decoder, FrameError, LONGEST_FRAME, encode};
 pub use link::{Link, OUTPUT_CREDIT, Timing};
 pub use listener::{Listener, Reach};
+pub use meet::{MeetError, MeetNotice, MeetPlan, Meeting, Way};
 pub use message::{
     Assignment, Cause, Ending, FromAgent, Join, Millis, PROTOCOL, RankFailure, Stream, ToAgent,
     Verdict,

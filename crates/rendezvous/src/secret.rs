@@ -141,7 +141,7 @@ mod tests {
         assert!(!secret.is_proved(&proof, Side::Coordinator, &nonces));
         assert!(!secret.is_proved(&proof[..31], Side::Agent, &nonces));
         assert!(!secret.is_proved(&[], Side::Agent, &nonces));
-        let other = Nonces { coordinator: [3; 32], ..nonces.clone() };
+        let other = Nonces { coordinator: [3; 32], ..nonces };
         assert!(!secret.is_proved(&proof, Side::Agent, &other));
         assert!(!Secret::new("guessed").unwrap().is_proved(&proof, Side::Agent, &nonces));
         // A secret that happens to be the name of the job.
