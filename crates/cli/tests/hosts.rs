@@ -90,7 +90,8 @@ fn arguments_and_noisy_logins() {
     write_script(&site.work.join("a 'program' \\ $x"), "#!/bin/sh\nprintf '%s|' \"$0\" \"$@\"\n");
     // What a login may print before the agent has its say.
     fs::write(site.host(1).home().join(".ssh/rc"), "printf 'Welcome\\n\\nto node2'\n").unwrap();
-    let arguments = ["./a 'program' \\ $x", "", "it's", "$HOME `id`", "a\nb", "!x", "--nproc", "\\"];
+    let arguments =
+        ["./a 'program' \\ $x", "", "it's", "$HOME `id`", "a\nb", "!x", "--nproc", "\\"];
     let run = site.launch("node2:1").args(["--"]).args(arguments).run();
     assert_eq!(run.code, 0, "{}", run.stderr);
     let expected = "[node2:0] ./a 'program' \\ $x||it's|$HOME `id`|a\n[node2:0] b|!x|--nproc|\\|\n";
@@ -144,7 +145,10 @@ fn signals_stop_everything_everywhere() {
     }
 
     // Ranks that do not listen: the second time they are killed.
-    let mut job = site.launch("node2:1,node3:1").sh("trap '' INT; touch $RANK; while :; do sleep 1; done").start();
+    let mut job = site
+        .launch("node2:1,node3:1")
+        .sh("trap '' INT; touch $RANK; while :; do sleep 1; done")
+        .start();
     site.wait_for_files(2);
     job.send(Signal::SIGINT);
     job.wait_for_stderr("SIGINT");
@@ -177,18 +181,12 @@ fn whatever_is_killed_nothing_is_left() {
         let agent = processes.iter().find(|it| it.command.get(1).is_some_and(|it| it == "__agent"));
         agent.expect("an agent").pid
     };
-    let sleeps = |host: usize| {
-        site.host(host).processes().iter().any(|it| it.command[0] == "sleep")
-    };
+    let sleeps =
+        |host: usize| site.host(host).processes().iter().any(|it| it.command[0] == "sleep");
     type Blow<'a> = (&'a str, &'a dyn Fn(i32), i32, &'a str);
     let table: [Blow<'_>; 4] = [
         ("launcher", &|launcher| kill(Pid::from_raw(launcher), Signal::SIGKILL).unwrap(), 137, ""),
-        (
-            "sshd session",
-            &|_| assert!(site.host(1).kill_sshd_sessions() >= 1),
-            1,
-            "node2 is lost",
-        ),
+        ("sshd session", &|_| assert!(site.host(1).kill_sshd_sessions() >= 1), 1, "node2 is lost"),
         (
             "agent",
             &|_| kill(Pid::from_raw(agent_of(2)), Signal::SIGKILL).unwrap(),
@@ -255,18 +253,24 @@ fn hosts_that_cannot_take_part() {
     refused(
         site.launch("node2:1").args(["--ssh-command", &format!("ssh -F {}", settings.display())]),
         1,
-        &["brigade: node2: root@node2: Permission denied (publickey): log in with a key or an agent, because nobody is asked for a password here"],
+        &[
+            "brigade: node2: root@node2: Permission denied (publickey): log in with a key or an agent, because nobody is asked for a password here",
+        ],
     );
     refused(
         ssh("node2", "-o UserKnownHostsFile=/dev/null"),
         1,
-        &["brigade: node2: No ED25519 host key is known for node2…Host key verification failed: connect once by hand, `ssh node2`, and accept its key"],
+        &[
+            "brigade: node2: No ED25519 host key is known for node2…Host key verification failed: connect once by hand, `ssh node2`, and accept its key",
+        ],
     );
     site.host(1).reject_port(22);
     refused(
         ssh("node2", ""),
         1,
-        &["brigade: node2: ssh: connect to host node2 port 22: Connection refused: is sshd running there, and on that port?"],
+        &[
+            "brigade: node2: ssh: connect to host node2 port 22: Connection refused: is sshd running there, and on that port?",
+        ],
     );
     site.host(1).clear_filters();
     site.host(1).cut();
@@ -356,7 +360,11 @@ fn programs_and_libraries_are_copied_where_they_are_missing() {
     site.host(1).hide(&private);
     site.host(2).hide(&private);
     let other = private.join("lib/libgreet.so");
-    site.host(2).sh(&format!("mkdir {0}/lib; echo broken >{1}", private.display(), other.display()));
+    site.host(2).sh(&format!(
+        "mkdir {0}/lib; echo broken >{1}",
+        private.display(),
+        other.display()
+    ));
 
     let program = private.join("train");
     let program = program.to_str().unwrap();
@@ -373,7 +381,8 @@ fn programs_and_libraries_are_copied_where_they_are_missing() {
         "[node3:3] rank 3: a b",
     ];
     assert_eq!(first.lines(), expected);
-    let mut said: Vec<&str> = first.stderr.lines().map(|it| it.split(" (").next().unwrap()).collect();
+    let mut said: Vec<&str> =
+        first.stderr.lines().map(|it| it.split(" (").next().unwrap()).collect();
     said.sort_unstable();
     let copying = |host: &str, what: &str| format!("brigade: {host}: copying {what}");
     let expected = [

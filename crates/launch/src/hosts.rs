@@ -17,6 +17,7 @@ mod error;
 mod here;
 mod hostfile;
 mod message;
+mod output;
 mod parcel;
 pub(crate) mod remote;
 mod remote_line;
@@ -31,9 +32,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use environment::{EnvRequest, PASSED};
-pub use run::run;
 pub use error::{HostFailure, HostsError};
 pub use hostfile::{HostListError, HostSpec, Place};
+pub use run::run;
 
 /// What a user can ask of a launch on several hosts, besides [`LaunchOptions`](crate::LaunchOptions).
 #[derive(Clone, Debug, PartialEq, Eq)]

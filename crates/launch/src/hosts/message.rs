@@ -86,4 +86,6 @@ pub(crate) struct HostJob {
     /// Its name in the list of hosts.
     pub(crate) host: String,
     pub(crate) options: LaunchOptions,
+    /// Of `options.output`, in a form that need not be text.
+    pub(crate) log_dir: Option<OsString>,
 }

@@ -18,14 +18,15 @@ pub(crate) struct Parcel {
 }
 
 impl Parcel {
-    /// The program and its libraries. Reads all of them, half a second for a libtorch.
+    /// The program and its libraries, which may also be in these folders. Reads all of them, half a
+    /// second for a libtorch.
     ///
     /// # Errors
     /// One of them is not there or cannot be read.
-    pub(crate) fn of_program(program: &Path) -> Result<Self, HostsError> {
+    pub(crate) fn of_program(program: &Path, folders: &[PathBuf]) -> Result<Self, HostsError> {
         let program = std::path::absolute(program).map_err(wrong(program))?;
         let mut paths = vec![(program.clone(), name_of(&program))];
-        paths.extend(libraries_of(&program)?);
+        paths.extend(libraries_of(&program, folders)?);
         let marks: Vec<Result<FileMark, HostsError>> = thread::scope(|scope| {
             let threads: Vec<_> =
                 paths.iter().map(|(path, name)| scope.spawn(move || mark(path, name))).collect();
@@ -56,8 +57,17 @@ fn wrong(path: &Path) -> impl FnOnce(std::io::Error) -> HostsError {
 }
 
 /// The loader says what it would load; nothing of the program runs.
-fn libraries_of(program: &Path) -> Result<Vec<(PathBuf, OsString)>, HostsError> {
+fn libraries_of(
+    program: &Path,
+    folders: &[PathBuf],
+) -> Result<Vec<(PathBuf, OsString)>, HostsError> {
     let mut command = Command::new("ldd");
+    let inherited = std::env::var_os(LIBRARY_PATH).unwrap_or_default();
+    let inherited = std::env::split_paths(&inherited).filter(|it| !it.as_os_str().is_empty());
+    // A folder with a colon in its name cannot be part of such a list.
+    if let Ok(paths) = std::env::join_paths(folders.iter().cloned().chain(inherited)) {
+        command.env(LIBRARY_PATH, paths);
+    }
     let output = command.arg(program).stdin(Stdio::null()).output();
     let output = output.map_err(|error| HostsError::Sync {
         what: "ldd, which finds the program's libraries".to_owned(),
@@ -95,6 +105,7 @@ fn name_of(path: &Path) -> OsString {
     path.file_name().unwrap_or_default().to_owned()
 }
 
+const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 const SYSTEM: [&str; 4] = ["/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/"];
 
 #[cfg(test)]
@@ -125,13 +136,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let script = folder.path().join("train.sh");
         std::fs::write(&script, "#!/bin/sh\n").unwrap();
-        let parcel = Parcel::of_program(&script).unwrap();
+        let parcel = Parcel::of_program(&script, &[]).unwrap();
         let [file] = parcel.files.as_slice() else { panic!("{parcel:?}") };
         assert_eq!((file.name.to_str(), file.size), (Some("train.sh"), 10));
         // As sha256sum says.
         let expected = "a8076d3d28d21e02012b20eaf7dbf75409a6277134439025f282e368e3305abf";
         assert_eq!(file.digest, expected);
-        let error = Parcel::of_program(&folder.path().join("none")).unwrap_err().to_string();
+        let error = Parcel::of_program(&folder.path().join("none"), &[]).unwrap_err().to_string();
         assert!(error.starts_with("--sync: ") && error.contains("none: No such file"), "{error}");
     }
 }

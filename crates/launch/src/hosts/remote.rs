@@ -20,15 +20,15 @@ use super::message::{FromHost, Hello, HostJob, PROTOCOL, ToHost};
 use super::remote_line::GREETING;
 use super::store::Store;
 use super::wire::{self, WireError};
-use crate::{HostFacts, LaunchError, LaunchPlan, ProgramError, agent};
+use crate::{HostFacts, LaunchError, LaunchPlan, agent};
 
 /// Plays the role; `entered` in its second part. Gives the exit code.
 pub(crate) fn serve(entered: bool) -> u8 {
     // The ranks and what they start must neither read from the session nor write into it.
     let streams = Streams::take();
-    let result = streams.map_err(WireError::from).and_then(|mut streams| {
-        if entered { job(&mut streams) } else { questions(&mut streams) }
-    });
+    let result = streams
+        .map_err(WireError::from)
+        .and_then(|mut streams| if entered { job(&mut streams) } else { questions(&mut streams) });
     match result {
         Ok(code) => code,
         // The launcher is gone, and with it whoever would read a message.
@@ -148,7 +148,8 @@ fn become_agent(variables: &[(OsString, OsString)], library_folders: &[OsString]
     if !library_folders.is_empty() {
         let passed = variables.iter().find(|(name, _)| name == LIBRARY_PATH);
         let own = passed.map(|it| it.1.clone()).or_else(|| std::env::var_os(LIBRARY_PATH));
-        let rest = own.as_deref().filter(|it| !it.is_empty()).into_iter().flat_map(std::env::split_paths);
+        let rest =
+            own.as_deref().filter(|it| !it.is_empty()).into_iter().flat_map(std::env::split_paths);
         let all = library_folders.iter().map(Into::into).chain(rest);
         match std::env::join_paths(all) {
             Ok(path) => command.env(LIBRARY_PATH, path),
@@ -161,20 +162,20 @@ fn become_agent(variables: &[(OsString, OsString)], library_folders: &[OsString]
 /// The second part, in the job's folder and with its variables.
 fn job(streams: &mut Streams) -> Result<u8, WireError> {
     streams.send(&FromHost::Entered)?;
-    let HostJob { host, options } = loop {
+    let HostJob { host, mut options, log_dir } = loop {
         match streams.receive()? {
             ToHost::Wait => {}
             ToHost::Job(job) => break *job,
             _ => return Err(out_of_order()),
         }
     };
+    options.output.log_dir = log_dir.map(Into::into);
     let plan = LaunchPlan::resolve(&options, &HostFacts::gather(&options));
     let plan = match plan {
         Ok(plan) => LaunchPlan { host, ..plan },
         Err(error) => {
             let code = match &error {
-                LaunchError::Program(ProgramError::NotFound { .. }) => 127,
-                LaunchError::Program(_) => 126,
+                LaunchError::Program(error) => error.exit_code(),
                 _ => 1,
             };
             return streams.refuse(error.to_string(), code);

@@ -52,19 +52,18 @@ impl Waiting {
 /// # Errors
 /// Those hosts that cannot take part, all of them, each with its reason.
 pub(crate) fn call(
-    errand: Errand,
+    errand: Arc<Errand>,
     hosts: &[HostSpec],
     here: &Here,
     signals: &SignalFd,
 ) -> Result<Answer, HostsError> {
     let timeout = errand.timeout + OTHERS;
-    let errand = Arc::new(errand);
     let bell = Bell::new().map_err(HostsError::system("make a socket pair"))?;
     let mut sessions = Vec::new();
     let mut failures: Vec<(usize, HostFailure)> = Vec::new();
     for (number, host) in hosts.iter().enumerate() {
         // Here and not in the threads: all of them are known when a signal comes.
-        match Session::start(&errand, host.clone(), here.way_to(host)) {
+        match Session::start(&errand, number, host.clone(), here.way_to(host)) {
             Ok(session) => sessions.push((number, session)),
             Err(failure) => failures.push((number, failure)),
         }
@@ -146,11 +145,7 @@ struct Caller {
 type Said = (usize, Result<Option<IpAddr>, HostFailure>);
 
 impl Caller {
-    fn run(
-        mut self,
-        bell: &Ringer<Said>,
-        go: &Receiver<()>,
-    ) -> Option<Joined> {
+    fn run(mut self, bell: &Ringer<Said>, go: &Receiver<()>) -> Option<Joined> {
         // One write each, so that the lines of several hosts do not mix.
         let say = |text: &str| {
             let _ = io::stderr().write_all(format!("brigade: {text}\n").as_bytes());

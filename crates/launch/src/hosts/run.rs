@@ -1,11 +1,11 @@
 //! A job on several hosts, from the list of them to the last line.
 
-use std::collections::HashMap;
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
-use std::hash::{BuildHasher, RandomState};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use brigade_rendezvous::{Coordinator, Rules, SessionId};
@@ -19,11 +19,11 @@ use super::here::Here;
 use super::output::Output;
 use super::parcel::{self, Parcel};
 use super::roll_call::{self, Answer};
-use super::session::{Errand, Session, Way};
+use super::session::{Errand, Session};
 use super::ssh::{SSH_VARIABLE, SshClient};
 use super::{HostsError, HostsOptions};
 use crate::agent::{report, with_signals};
-use crate::{LaunchError, LaunchOptions, Outcome};
+use crate::{Color, LaunchError, LaunchOptions, NodeRange, Outcome, OutputFacts, Prefix, Program};
 
 /// Runs the job to its end on all hosts, with the output on this process's stdout and stderr.
 ///
@@ -36,25 +36,56 @@ use crate::{LaunchError, LaunchOptions, Outcome};
 /// Nothing of the program has run on any host: the list of hosts is wrong, or one of them cannot
 /// take part.
 pub fn run(options: &LaunchOptions, hosts: &HostsOptions) -> Result<Outcome, LaunchError> {
-    let mut options = options.clone();
-    // The same for all hosts. Keyed from the system's random source: two jobs must not share it.
-    options.run_id.get_or_insert_with(|| {
-        format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id()))
-    });
+    let mut options = for_all_hosts(options, hosts);
+    let library_folders = build(&mut options.program)?;
+    let errand = errand(options, hosts, library_folders)?;
     with_signals(|signals| {
         let here = Here::look();
-        let errand = errand(&options, hosts)?;
-        match roll_call::call(errand, &hosts.hosts, &here, &signals)? {
+        match roll_call::call(Arc::clone(&errand), &hosts.hosts, &here, &signals)? {
             Answer::Stopped(signal) => Ok(Outcome::Left { signal: signal as i32 }),
             Answer::All(waiting) => {
-                Job::start(&options, hosts.min_hosts, waiting, &here, signals)?.watch()
+                Job::start(&errand.options, hosts.min_hosts, waiting, &here, signals)?.watch()
             }
         }
     })
 }
 
+/// What is decided here, once, and not by each host for itself.
+fn for_all_hosts(options: &LaunchOptions, hosts: &HostsOptions) -> LaunchOptions {
+    let mut options = options.clone();
+    options.nodes = NodeRange::default();
+    // Keyed from the system's random source: two jobs must not share a name.
+    options.run_id.get_or_insert_with(|| {
+        format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id()))
+    });
+    let facts = OutputFacts::gather();
+    // It is this process's terminal on which the lines are shown.
+    let colored = options.output.color.resolve(facts.color) == [true; 2];
+    options.output.color = if colored { Color::Always } else { Color::Never };
+    let from_environment = facts.prefix.and_then(|template| template.parse().ok());
+    options.output.prefix = options.output.prefix.or(from_environment).or_else(|| {
+        let longest = hosts.hosts.iter().map(|host| host.name.chars().count()).max();
+        let slots = hosts.hosts.iter().map(|host| host.slots.unwrap_or(options.nproc));
+        let last = slots.sum::<usize>().saturating_sub(1).to_string();
+        Some(Prefix::with_host(longest.unwrap_or(0) + last.len() + "[:] ".len()))
+    });
+    options
+}
+
+/// Builds what must be built, once and here, and gives the folders of its libraries.
+fn build(program: &mut Program) -> Result<Vec<PathBuf>, LaunchError> {
+    let Program::Cargo(target) = program else { return Ok(Vec::new()) };
+    let built = target.build()?;
+    *program = Program::Executable(built.executable.into());
+    Ok(built.libraries)
+}
+
 /// What every host is told.
-fn errand(options: &LaunchOptions, hosts: &HostsOptions) -> Result<Errand, HostsError> {
+fn errand(
+    options: LaunchOptions,
+    hosts: &HostsOptions,
+    library_folders: Vec<PathBuf>,
+) -> Result<Arc<Errand>, HostsError> {
     let variable = std::env::var_os(SSH_VARIABLE);
     let client = SshClient::new(hosts.ssh_command.as_deref(), variable.as_deref())?;
     let workdir = match &hosts.workdir {
@@ -74,20 +105,23 @@ fn errand(options: &LaunchOptions, hosts: &HostsOptions) -> Result<Errand, Hosts
     let brigade = std::env::current_exe().map_err(HostsError::system("find this executable"))?;
     let (brigade_mark, parcel) = if hosts.sync {
         let own = parcel::mark("/proc/self/exe".as_ref(), &"brigade".into())?;
-        (Some(own), program_to_copy(options)?)
+        let program = program_to_copy(&options.program);
+        let parcel = program.map(|it| Parcel::of_program(it, &library_folders)).transpose()?;
+        (Some(own), parcel)
     } else {
         (None, None)
     };
-    Ok(Errand {
-        options: options.clone(),
+    Ok(Arc::new(Errand {
+        options,
         client,
         timeout: hosts.connect_timeout,
         brigade,
         brigade_mark,
         parcel,
+        library_folders,
         workdir,
         variables,
-    })
+    }))
 }
 
 /// As a shell says it, links included: on another host the link may be the only name.
@@ -98,19 +132,25 @@ fn working_folder() -> std::io::Result<PathBuf> {
     Ok(said.filter(same).unwrap_or(real))
 }
 
-/// A program that is given by its path was built or written here. One that is looked up in `PATH`,
-/// as an interpreter is, every host has for itself.
-fn program_to_copy(options: &LaunchOptions) -> Result<Option<Parcel>, HostsError> {
-    match options.program.to_str() {
-        Some(name) if !name.contains('/') => Ok(None),
-        _ => Parcel::of_program(options.program.as_ref()).map(Some),
+/// Which program is to be copied: one that is given by its path
+/// was built or written here. One that is looked up in `PATH`, as an interpreter is, every host has
+/// for itself, and a script of Python's most often is not alone.
+fn program_to_copy(program: &Program) -> Option<&Path> {
+    match program {
+        Program::Auto(name) | Program::Executable(name) => {
+            let path = Path::new(name);
+            let script =
+                matches!(program, Program::Auto(_)) && path.extension() == Some("py".as_ref());
+            (!script && name.as_encoded_bytes().contains(&b'/')).then_some(path)
+        }
+        Program::Module(_) | Program::Cargo(_) => None,
     }
 }
 
 /// A job whose hosts are all connected.
 struct Job {
     coordinator: Coordinator,
-    sessions: HashMap<SessionId, Session>,
+    sessions: Vec<(SessionId, Session)>,
     signals: SignalFd,
     output: Output,
     /// Rung by a session that has ended.
@@ -139,26 +179,38 @@ impl Job {
             shutdown_timeout: options.shutdown_timeout,
             late_hosts: false,
             // What the others call this machine, should it be the first host.
-            address: Some(if hosts > 1 { here.name_for_others(&seen) } else { LOOPBACK.to_owned() }),
+            address: Some(if hosts > 1 {
+                here.name_for_others(&seen)
+            } else {
+                LOOPBACK.to_owned()
+            }),
             ..Rules::default()
         };
         let start = LaunchError::system("start the coordinator");
         let coordinator = Coordinator::start(rules, None, Some(output.sink())).map_err(start)?;
         let bell = Bell::new().map_err(LaunchError::system("make a socket pair"))?;
-        let mut sessions = HashMap::new();
+        let mut sessions = Vec::new();
         for waiting in waiting {
             let Some((session, from, to)) = waiting.go() else { continue };
             let name = session.host.name.clone();
-            let added = coordinator.add(from, to, &name);
-            let id = added.map_err(LaunchError::system("add a host"))?;
+            let id = coordinator.add(from, to, &name);
             let (speak, ring) = (output.speaker(), bell.ringer());
             session.child.listen(Box::new(move |line| match line {
                 Some(line) => speak(&format!("{name}: {line}")),
                 None => ring.ring(id),
             }));
-            sessions.insert(id, session);
+            sessions.push((id, session));
         }
-        Ok(Self { coordinator, sessions, signals, output, bell, stopping: false, impatient: false, hosts })
+        Ok(Self {
+            coordinator,
+            sessions,
+            signals,
+            output,
+            bell,
+            stopping: false,
+            impatient: false,
+            hosts,
+        })
     }
 
     fn watch(mut self) -> Result<Outcome, LaunchError> {
@@ -179,10 +231,10 @@ impl Job {
         let outcome = if closed { Outcome::OutputClosed } else { Outcome::Over(verdict) };
         // The agents have been told and go home. A host that is cut off cannot.
         let deadline = Instant::now() + GO_HOME;
-        for session in self.sessions.into_values() {
+        for (_, session) in self.sessions {
             session.child.finish(deadline);
         }
-        if let Some(text) = report::text(&outcome, self.hosts) {
+        if let Some(text) = report(&outcome, self.hosts) {
             self.output.say(&text);
         }
         self.output.finish(&self.signals, self.impatient);
@@ -217,8 +269,9 @@ impl Job {
 
     /// Says why a session has ended, while the coordinator may still want to know.
     fn explain(&mut self, id: SessionId) {
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        self.coordinator.explain(id, session.why_it_ended());
+        if let Some((_, session)) = self.sessions.iter_mut().find(|it| it.0 == id) {
+            self.coordinator.explain(id, &session.why_it_ended());
+        }
     }
 }
 

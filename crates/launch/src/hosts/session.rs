@@ -19,7 +19,7 @@ use super::parcel::Parcel;
 use super::remote_line::{self, GREETING, IS_MISSING, IS_WANTED};
 use super::ssh::{self, SshClient};
 use super::wire::{self, WireError};
-use crate::LaunchOptions;
+use crate::{LaunchOptions, Meeting, Program};
 
 /// What is the same for all hosts.
 pub(crate) struct Errand {
@@ -32,6 +32,8 @@ pub(crate) struct Errand {
     /// Its mark, where it is to be copied.
     pub(crate) brigade_mark: Option<FileMark>,
     pub(crate) parcel: Option<Parcel>,
+    /// Where else the program's libraries may be.
+    pub(crate) library_folders: Vec<PathBuf>,
     pub(crate) workdir: PathBuf,
     pub(crate) variables: Vec<(OsString, OsString)>,
 }
@@ -47,6 +49,8 @@ pub(crate) enum Way {
 /// A host that is ready, or on the way.
 pub(crate) struct Session {
     pub(crate) host: HostSpec,
+    /// Its place in the list of hosts.
+    pub(crate) number: usize,
     pub(crate) way: Way,
     pub(crate) child: Child,
     to: File,
@@ -57,7 +61,12 @@ pub(crate) struct Session {
 
 impl Session {
     /// Starts the agent's process there.
-    pub(crate) fn start(errand: &Errand, host: HostSpec, way: Way) -> Result<Self, HostFailure> {
+    pub(crate) fn start(
+        errand: &Errand,
+        number: usize,
+        host: HostSpec,
+        way: Way,
+    ) -> Result<Self, HostFailure> {
         let mut command = match (way, &errand.brigade_mark) {
             (Way::Here, _) => {
                 let mut command = Command::new("/proc/self/exe");
@@ -86,7 +95,7 @@ impl Session {
             code: if error.kind() == io::ErrorKind::NotFound { 127 } else { 1 },
         };
         let (child, to, from) = Child::start(command, host.clone()).map_err(failed)?;
-        Ok(Self { host, way, child, to: to.into(), from: from.into(), hello: None })
+        Ok(Self { host, number, way, child, to: to.into(), from: from.into(), hello: None })
     }
 
     /// Brings the host to the point where it could start its ranks at once.
@@ -100,10 +109,12 @@ impl Session {
             (Some(parcel), Way::Ssh) => self.copy(parcel, say)?,
             _ => Copied::default(),
         };
+        let mut library_folders = copied.library_folders;
+        library_folders.extend(errand.library_folders.iter().map(|it| it.clone().into()));
         self.send(&ToHost::Enter {
             folder: errand.workdir.clone().into(),
             variables: errand.variables.clone(),
-            library_folders: copied.library_folders,
+            library_folders,
         })?;
         let FromHost::Entered = self.receive()? else { return Err(self.out_of_order()) };
 
@@ -111,10 +122,14 @@ impl Session {
         if let Some(slots) = self.host.slots {
             options.nproc = slots;
         }
-        options.program = copied.program.unwrap_or(options.program);
+        if let Some(program) = copied.program {
+            options.program = Program::Executable(program);
+        }
+        options.meeting = Meeting::Launcher { node_rank: self.number };
         options.local_addr = options.local_addr.or_else(|| self.address());
         let host = self.host.name.clone();
-        self.send(&ToHost::Job(Box::new(HostJob { host, options })))?;
+        let log_dir = options.output.log_dir.clone().map(Into::into);
+        self.send(&ToHost::Job(Box::new(HostJob { host, options, log_dir })))?;
         let FromHost::Ready = self.receive()? else { return Err(self.out_of_order()) };
         Ok(())
     }

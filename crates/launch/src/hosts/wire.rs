@@ -36,7 +36,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
     read_exactly(from, &mut frame, deadline, limit)?;
     let length = frame.iter().fold(0_usize, |length, byte| length << 8 | usize::from(*byte));
     if length > LONGEST_FRAME {
-        return Err(FrameError::TooLong { length }.into());
+        return Err(FrameError::TooLong { length, longest: LONGEST_FRAME }.into());
     }
     frame.resize(PREFIX + length, 0);
     read_exactly(from, &mut frame[PREFIX..], deadline, limit)?;
