@@ -36,7 +36,8 @@ fn ranks_are_numbered_over_the_hosts() {
 
     // On the first host itself: the others are told an address at which they reach it.
     let run = site.launch("localhost,node2").args(["--nproc", "1"]).sh("echo $MASTER_ADDR").run();
-    assert_eq!(run.lines(), ["[localhost:0] 10.213.0.1", "[node2:1] 10.213.0.1"], "{}", run.stderr);
+    let expected = ["[localhost:0] 10.213.0.1", "[node2:1]     10.213.0.1"];
+    assert_eq!(run.lines(), expected, "{}", run.stderr);
 }
 
 #[test]
@@ -165,7 +166,9 @@ fn a_signal_while_hosts_are_called() {
     let launcher = job.pid();
     wait_until("ssh", || {
         let processes = site.host(0).processes();
-        processes.iter().any(|it| it.parent == launcher && it.command[0] == "ssh")
+        processes
+            .iter()
+            .any(|it| it.parent == launcher && it.command.first().is_some_and(|it| it == "ssh"))
     });
     job.send(Signal::SIGINT);
     let run = job.finish();
@@ -181,8 +184,12 @@ fn whatever_is_killed_nothing_is_left() {
         let agent = processes.iter().find(|it| it.command.get(1).is_some_and(|it| it == "__agent"));
         agent.expect("an agent").pid
     };
-    let sleeps =
-        |host: usize| site.host(host).processes().iter().any(|it| it.command[0] == "sleep");
+    let sleeps = |host: usize| {
+        site.host(host)
+            .processes()
+            .iter()
+            .any(|it| it.command.first().is_some_and(|it| it == "sleep"))
+    };
     type Blow<'a> = (&'a str, &'a dyn Fn(i32), i32, &'a str);
     let table: [Blow<'_>; 4] = [
         ("launcher", &|launcher| kill(Pid::from_raw(launcher), Signal::SIGKILL).unwrap(), 137, ""),
@@ -198,7 +205,7 @@ fn whatever_is_killed_nothing_is_left() {
     for (name, blow, code, said) in table {
         let job = site.launch("node1:1,node2:1,node3:1").sh(STAY).start();
         site.wait_for_files(3);
-        assert!((0..3).all(sleeps));
+        wait_until("the ranks", || (0..3).all(sleeps));
         blow(job.pid());
         let start = Instant::now();
         wait_until("the ranks' end", || !(0..3).any(sleeps));
@@ -208,7 +215,7 @@ fn whatever_is_killed_nothing_is_left() {
             site.host(1).restore();
         }
         let run = job.finish();
-        eprintln!("{name}: over after {} ms", start.elapsed().as_millis());
+        eprintln!("{name}: over after {} ms: {}", start.elapsed().as_millis(), run.stderr);
         assert_eq!(run.code, code, "{name}: {}", run.stderr);
         assert!(run.stderr.contains(said), "{name}: {}", run.stderr);
         empty(&site.work);

@@ -158,6 +158,9 @@ impl Running<'_> {
         self.stderr.read_to_end(&mut stderr).unwrap();
         let status = self.child.wait().unwrap();
         self.site.wait_until_empty();
+        if std::env::var_os("SHOW").is_some() {
+            eprintln!("{}", String::from_utf8_lossy(&stderr));
+        }
         Run {
             code: status.code().unwrap_or_else(|| 128 + status.signal().unwrap()),
             stdout: self.stdout.join().unwrap(),

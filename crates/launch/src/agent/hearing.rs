@@ -106,7 +106,9 @@ impl Agent<'_> {
 
     /// Tells the user why the ranks are stopped, where the report at the end does not do so at once.
     fn explain(&mut self, reason: String, running: usize) {
-        if self.interrupted.is_some() || self.output_closed {
+        // A launcher of several hosts says it once for all.
+        let said_there = matches!(self.plan.meeting, Meeting::Launcher { .. });
+        if said_there || self.interrupted.is_some() || self.output_closed {
             return;
         }
         let goes_on = self.restarts < self.plan.max_restarts || self.hosts > 1;

@@ -42,7 +42,7 @@ impl Child {
     /// Starts it; also gives its stdin and stdout.
     pub(crate) fn start(
         mut command: Command,
-        host: HostSpec,
+        host: &HostSpec,
     ) -> std::io::Result<(Self, OwnedFd, OwnedFd)> {
         let mut process = command.spawn()?;
         let (Some(to), Some(from), Some(stderr)) =

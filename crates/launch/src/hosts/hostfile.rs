@@ -208,7 +208,7 @@ fn parse_host(text: &str) -> Result<HostSpec, String> {
     }
     let (name, count) = if let Some(rest) = rest.strip_prefix('[') {
         let (name, after) =
-            rest.split_once(']').ok_or("expected `]` after the address".to_owned())?;
+            rest.split_once(']').ok_or_else(|| "expected `]` after the address".to_owned())?;
         // With a zone: fe80::1%eth0.
         let address = name.split('%').next().unwrap_or_default();
         if address.parse::<std::net::Ipv6Addr>().is_err() {

@@ -4,10 +4,12 @@
 //! because a terminal that is paused blocks whoever writes to it; what it has not written yet is
 //! counted against the agents' credit, so the ranks wait as they would for a terminal of their own.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -29,19 +31,31 @@ pub(crate) struct Output {
 
 enum Order {
     Piece(Piece),
+    /// Not shown with `--quiet`.
     Line(String),
+    Report(String),
 }
+
+/// The begin of a line of a host, whose end comes in another piece.
+type Begun = HashMap<Arc<str>, [Vec<u8>; 2]>;
 
 impl Output {
     /// Starts the thread.
-    pub(crate) fn start() -> io::Result<Self> {
+    pub(crate) fn start(quiet: bool) -> io::Result<Self> {
         let (notices, far) = UnixStream::pair()?;
         notices.set_nonblocking(true)?;
         let sink = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
         // The descriptors themselves: std's own stdout buffers and locks.
         let sinks = [sink(io::stdout().as_fd())?, sink(io::stderr().as_fd())?];
         let (sender, inbox) = mpsc::channel();
-        let writer = Writer { sinks, lossy: [false; 2], closed: [false; 2], notices: far };
+        let writer = Writer {
+            sinks,
+            lossy: [false; 2],
+            closed: [false; 2],
+            begun: Begun::new(),
+            quiet,
+            notices: far,
+        };
         let thread =
             thread::Builder::new().name("output".to_owned()).spawn(move || writer.run(&inbox))?;
         Ok(Self { sender, notices, thread })
@@ -52,17 +66,14 @@ impl Output {
         Box::new(Sink(self.sender.clone()))
     }
 
-    /// For the lines that ssh and the agents have to say beside.
-    pub(crate) fn speaker(&self) -> impl Fn(&str) + Send + use<> {
-        let sender = self.sender.clone();
-        move |line: &str| {
-            let _ = sender.send(Order::Line(line.to_owned()));
-        }
-    }
-
     /// A line of the launcher's own, among those of the ranks.
     pub(crate) fn say(&self, line: &str) {
         let _ = self.sender.send(Order::Line(line.to_owned()));
+    }
+
+    /// How the job ended: lines, of which the first may be the last that was said.
+    pub(crate) fn report(&self, text: String) {
+        let _ = self.sender.send(Order::Report(text));
     }
 
     /// Readable when nobody reads our output any more.
@@ -122,29 +133,70 @@ struct Writer {
     sinks: [File; 2],
     lossy: [bool; 2],
     closed: [bool; 2],
+    begun: Begun,
+    quiet: bool,
     notices: UnixStream,
 }
 
 impl Writer {
     fn run(mut self, inbox: &Receiver<Order>) {
+        // The launcher's own line, if it is the last that was written.
+        let mut said = String::new();
         while let Ok(order) = inbox.recv() {
             match order {
-                Order::Piece(piece) => {
-                    let index = match piece.stream {
-                        Stream::Stdout => 0,
-                        Stream::Stderr => 1,
-                    };
-                    self.write(index, &piece.bytes);
+                Order::Piece(piece) => self.show(&piece),
+                Order::Line(_) if self.quiet => {}
+                Order::Line(line) => {
+                    self.write(ERR, format!("brigade: {line}\n").as_bytes());
+                    said = line;
+                    continue;
                 }
-                Order::Line(line) => self.write(1, format!("brigade: {line}\n").as_bytes()),
+                Order::Report(text) => {
+                    // A job that ends at once because of what was just said does not say it twice.
+                    let text = match text.strip_prefix(&said) {
+                        Some("") if !said.is_empty() => continue,
+                        Some(rest) if !said.is_empty() => rest.strip_prefix("\nbrigade: "),
+                        _ => None,
+                    }
+                    .unwrap_or(&text);
+                    self.write(ERR, format!("brigade: {text}\n").as_bytes());
+                }
+            }
+            said.clear();
+        }
+        // What a host that is lost had begun.
+        for mut begun in std::mem::take(&mut self.begun).into_values() {
+            for (index, bytes) in begun.iter_mut().enumerate().filter(|it| !it.1.is_empty()) {
+                bytes.push(b'\n');
+                self.write(index, bytes);
             }
         }
+    }
+
+    /// Pieces of several hosts alternate, so only whole lines are written; but one that has no end
+    /// must not take all memory.
+    fn show(&mut self, piece: &Piece) {
+        let index = match piece.stream {
+            Stream::Stdout => OUT,
+            Stream::Stderr => ERR,
+        };
+        let begun = self.begun.entry(Arc::clone(&piece.host)).or_default();
+        let mut bytes = std::mem::take(&mut begun[index]);
+        bytes.extend_from_slice(&piece.bytes);
+        let end = bytes.iter().rposition(|byte| matches!(byte, b'\n' | b'\r'));
+        let mut rest = bytes.split_off(end.map_or(0, |end| end + 1));
+        if rest.len() > LONGEST_LINE {
+            rest.push(b'\n');
+            bytes.append(&mut rest);
+        }
+        begun[index] = rest;
+        self.write(index, &bytes);
     }
 
     /// What cannot be written is lost: a full disk under the log must not end a training run, but
     /// nobody reading it any more does, as with any program in a pipe.
     fn write(&mut self, index: usize, bytes: &[u8]) {
-        if self.closed[index] {
+        if self.closed[index] || bytes.is_empty() {
             return;
         }
         let Err(error) = write_all(&mut self.sinks[index], bytes) else { return };
@@ -154,7 +206,7 @@ impl Writer {
         } else if !std::mem::replace(&mut self.lossy[index], true) {
             let name = ["stdout", "stderr"][index];
             let text = format!("brigade: cannot write to {name}, some output is lost: {error}\n");
-            let _ = write_all(&mut self.sinks[1], text.as_bytes());
+            let _ = write_all(&mut self.sinks[ERR], text.as_bytes());
         }
     }
 }
@@ -175,5 +227,9 @@ fn write_all(file: &mut File, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
+const OUT: usize = 0;
+const ERR: usize = 1;
+/// More than the agents let through without an end.
+const LONGEST_LINE: usize = 2 << 20;
 /// How long the last lines of a stopped job may take to be written once the user has lost patience.
 const LAST_LINES: Duration = Duration::from_millis(500);

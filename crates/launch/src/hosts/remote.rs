@@ -95,7 +95,7 @@ fn questions(streams: &mut Streams) -> Result<u8, WireError> {
         match streams.receive()? {
             ToHost::Wait => {}
             ToHost::Look { files } => {
-                let places = files.iter().map(|file| Store::find(file)).collect();
+                let places = files.iter().map(Store::find).collect();
                 streams.send(&FromHost::Found { places })?;
             }
             ToHost::Store { file } => match Store::begin(file) {

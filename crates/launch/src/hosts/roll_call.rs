@@ -52,7 +52,7 @@ impl Waiting {
 /// # Errors
 /// Those hosts that cannot take part, all of them, each with its reason.
 pub(crate) fn call(
-    errand: Arc<Errand>,
+    errand: &Arc<Errand>,
     hosts: &[HostSpec],
     here: &Here,
     signals: &SignalFd,
@@ -63,7 +63,7 @@ pub(crate) fn call(
     let mut failures: Vec<(usize, HostFailure)> = Vec::new();
     for (number, host) in hosts.iter().enumerate() {
         // Here and not in the threads: all of them are known when a signal comes.
-        match Session::start(&errand, number, host.clone(), here.way_to(host)) {
+        match Session::start(errand, number, host.clone(), here.way_to(host)) {
             Ok(session) => sessions.push((number, session)),
             Err(failure) => failures.push((number, failure)),
         }
@@ -72,7 +72,7 @@ pub(crate) fn call(
     if failures.is_empty() {
         for (number, session) in sessions {
             let process = session.child.process_group();
-            let caller = Caller { number, session, errand: Arc::clone(&errand) };
+            let caller = Caller { number, session, errand: Arc::clone(errand) };
             let (go, wait) = mpsc::channel();
             let ringer = bell.ringer();
             let thread = thread::Builder::new()

@@ -41,7 +41,7 @@ pub fn run(options: &LaunchOptions, hosts: &HostsOptions) -> Result<Outcome, Lau
     let errand = errand(options, hosts, library_folders)?;
     with_signals(|signals| {
         let here = Here::look();
-        match roll_call::call(Arc::clone(&errand), &hosts.hosts, &here, &signals)? {
+        match roll_call::call(&errand, &hosts.hosts, &here, &signals)? {
             Answer::Stopped(signal) => Ok(Outcome::Left { signal: signal as i32 }),
             Answer::All(waiting) => {
                 Job::start(&errand.options, hosts.min_hosts, waiting, &here, signals)?.watch()
@@ -64,7 +64,7 @@ fn for_all_hosts(options: &LaunchOptions, hosts: &HostsOptions) -> LaunchOptions
     options.output.color = if colored { Color::Always } else { Color::Never };
     let from_environment = facts.prefix.and_then(|template| template.parse().ok());
     options.output.prefix = options.output.prefix.or(from_environment).or_else(|| {
-        let longest = hosts.hosts.iter().map(|host| host.name.chars().count()).max();
+        let longest = hosts.hosts.iter().map(|host| host.destination().chars().count()).max();
         let slots = hosts.hosts.iter().map(|host| host.slots.unwrap_or(options.nproc));
         let last = slots.sum::<usize>().saturating_sub(1).to_string();
         Some(Prefix::with_host(longest.unwrap_or(0) + last.len() + "[:] ".len()))
@@ -153,8 +153,11 @@ struct Job {
     sessions: Vec<(SessionId, Session)>,
     signals: SignalFd,
     output: Output,
-    /// Rung by a session that has ended.
-    bell: Bell<SessionId>,
+    /// What the sessions say on their stderr; `None` at the end.
+    bell: Bell<(SessionId, Option<String>)>,
+    /// Lines of sessions that may be ssh's last words, which come again with the host's loss.
+    held: Vec<(Instant, SessionId, String)>,
+    shutdown_timeout: Duration,
     stopping: bool,
     impatient: bool,
     hosts: usize,
@@ -170,7 +173,8 @@ impl Job {
     ) -> Result<Self, LaunchError> {
         let hosts = waiting.len();
         let seen: Vec<IpAddr> = waiting.iter().filter_map(|it| it.launchers_address).collect();
-        let output = Output::start().map_err(LaunchError::system("start a thread"))?;
+        let output =
+            Output::start(options.output.quiet).map_err(LaunchError::system("start a thread"))?;
         let rules = Rules {
             run_id: options.run_id.clone().unwrap_or_default(),
             min_nodes: min_hosts.unwrap_or(hosts).clamp(1, hosts),
@@ -192,13 +196,10 @@ impl Job {
         let mut sessions = Vec::new();
         for waiting in waiting {
             let Some((session, from, to)) = waiting.go() else { continue };
-            let name = session.host.name.clone();
+            let name = session.host.destination();
             let id = coordinator.add(from, to, &name);
-            let (speak, ring) = (output.speaker(), bell.ringer());
-            session.child.listen(Box::new(move |line| match line {
-                Some(line) => speak(&format!("{name}: {line}")),
-                None => ring.ring(id),
-            }));
+            let ringer = bell.ringer();
+            session.child.listen(Box::new(move |line| ringer.ring((id, line.map(str::to_owned)))));
             sessions.push((id, session));
         }
         Ok(Self {
@@ -207,6 +208,8 @@ impl Job {
             signals,
             output,
             bell,
+            held: Vec::new(),
+            shutdown_timeout: options.shutdown_timeout,
             stopping: false,
             impatient: false,
             hosts,
@@ -223,9 +226,13 @@ impl Job {
                 closed = true;
                 self.coordinator.interrupt(Signal::SIGPIPE as i32);
             }
-            while let Some(id) = self.bell.next() {
-                self.explain(id);
+            while let Some((id, line)) = self.bell.next() {
+                match line {
+                    Some(line) => self.held.push((Instant::now(), id, line)),
+                    None => self.explain(id),
+                }
             }
+            self.show_held(Instant::now());
         }
         let verdict = self.coordinator.wait();
         let outcome = if closed { Outcome::OutputClosed } else { Outcome::Over(verdict) };
@@ -235,7 +242,7 @@ impl Job {
             session.child.finish(deadline);
         }
         if let Some(text) = report(&outcome, self.hosts) {
-            self.output.say(&text);
+            self.output.report(text);
         }
         self.output.finish(&self.signals, self.impatient);
         Ok(outcome)
@@ -250,13 +257,22 @@ impl Job {
             PollFd::new(self.bell.as_fd(), PollFlags::POLLIN),
         ];
         // EINTR: look round and wait again.
-        poll(&mut fds, PollTimeout::NONE).is_ok() && fds[0].any().unwrap_or(false)
+        let timeout = if self.held.is_empty() { PollTimeout::NONE } else { HELD.into() };
+        poll(&mut fds, timeout).is_ok() && fds[0].any().unwrap_or(false)
     }
 
     fn handle(&mut self, signal: Signal) {
         match signal {
             Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT => {
-                self.impatient |= std::mem::replace(&mut self.stopping, true);
+                let again = std::mem::replace(&mut self.stopping, true);
+                self.impatient |= again;
+                if !again {
+                    self.output.say(&format!(
+                        "{signal}: waiting up to {} s for the ranks to stop; SIGINT (Ctrl-C) kills \
+                         now",
+                        self.shutdown_timeout.as_secs_f64(),
+                    ));
+                }
                 self.coordinator.interrupt(signal as i32);
             }
             Signal::SIGTSTP => self.output.say(
@@ -269,8 +285,20 @@ impl Job {
 
     /// Says why a session has ended, while the coordinator may still want to know.
     fn explain(&mut self, id: SessionId) {
+        self.held.retain(|it| it.1 != id);
         if let Some((_, session)) = self.sessions.iter_mut().find(|it| it.0 == id) {
             self.coordinator.explain(id, &session.why_it_ended());
+        }
+    }
+
+    /// Shows what no end of its session has followed.
+    fn show_held(&mut self, now: Instant) {
+        let due =
+            |at: Instant| now.saturating_duration_since(at) >= Duration::from_millis(HELD.into());
+        for (_, id, line) in self.held.extract_if(.., |it| due(it.0)) {
+            if let Some((_, session)) = self.sessions.iter().find(|it| it.0 == id) {
+                self.output.say(&format!("{}: {line}", session.host));
+            }
         }
     }
 }
@@ -282,5 +310,7 @@ pub(crate) fn next_signal(signals: &SignalFd) -> Option<Signal> {
 }
 
 const LOOPBACK: &str = "127.0.0.1";
+/// Milliseconds from a line of a session to its end.
+const HELD: u16 = 300;
 /// From the end of the job to that of the sessions.
 const GO_HOME: Duration = Duration::from_secs(2);

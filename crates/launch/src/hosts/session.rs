@@ -94,7 +94,7 @@ impl Session {
             reason: format!("cannot start {}: {error}", name.display()),
             code: if error.kind() == io::ErrorKind::NotFound { 127 } else { 1 },
         };
-        let (child, to, from) = Child::start(command, host.clone()).map_err(failed)?;
+        let (child, to, from) = Child::start(command, &host).map_err(failed)?;
         Ok(Self { host, number, way, child, to: to.into(), from: from.into(), hello: None })
     }
 
@@ -127,7 +127,7 @@ impl Session {
         }
         options.meeting = Meeting::Launcher { node_rank: self.number };
         options.local_addr = options.local_addr.or_else(|| self.address());
-        let host = self.host.name.clone();
+        let host = self.host.destination();
         let log_dir = options.output.log_dir.clone().map(Into::into);
         self.send(&ToHost::Job(Box::new(HostJob { host, options, log_dir })))?;
         let FromHost::Ready = self.receive()? else { return Err(self.out_of_order()) };
@@ -325,7 +325,13 @@ impl Session {
             {
                 format!("no agent answers there, is it brigade {VERSION}? {said} ({ending})")
             }
+            (Some(said), Some(ending)) if ending.code() != Some(SSH_FAILED) => {
+                format!("its agent has ended ({ending}): {said}")
+            }
             (Some(said), _) => said,
+            (None, Some(ending)) if ending.code() != Some(SSH_FAILED) => {
+                format!("its agent has ended ({ending})")
+            }
             (None, Some(ending)) => format!("{error} ({ending})"),
             (None, None) => error.to_string(),
         };
