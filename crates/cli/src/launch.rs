@@ -251,7 +251,7 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
         role: args.role.clone(),
         output: args.output.options(),
     };
-    if let Some(hosts) = args.hosts.options(args.nproc.is_some())? {
+    if let Some(hosts) = args.hosts.options(args.nproc.is_some(), args.nnodes)? {
         return Ok(hosts::run(&options, &hosts)?.exit_code());
     }
     let mut plan = LaunchPlan::resolve(&options, &HostFacts::gather(&options))?;

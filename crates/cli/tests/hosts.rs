@@ -4,10 +4,13 @@
 mod site;
 
 use std::fs;
+use std::io::Read;
 use std::path::Path;
-use std::process::Command;
-use std::time::Instant;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use brigade_hostkit::{Host, inner_process};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use site::{BRIGADE, Site, site, wait_until, write_script};
@@ -223,6 +226,105 @@ fn whatever_is_killed_nothing_is_left() {
 }
 
 #[test]
+fn a_job_starts_again_on_the_same_hosts_and_with_fewer() {
+    let Some(site) = site(3) else { return };
+    let script = "echo $RANK/$WORLD_SIZE $TORCHELASTIC_RESTART_COUNT; \
+                  [ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; touch $RANK; \
+                  [ $RANK = 1 ] || { sleep 1000 & wait; }; \
+                  while [ $(ls | wc -l) -lt 2 ]; do sleep 0.01; done; exit 7";
+    let run = site.launch("node1:1,node2:1").args(["--max-restarts", "1"]).sh(script).run();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let expected = ["[node1:0] 0/2 0", "[node1:0] 0/2 1", "[node2:1] 1/2 0", "[node2:1] 1/2 1"];
+    assert_eq!(run.lines(), expected, "{}", run.stderr);
+    empty(&site.work);
+
+    // The first host is lost for good; the others go on and are numbered anew.
+    let script = "touch $RANK; [ $WORLD_SIZE = 3 ] || { echo $RANK/$WORLD_SIZE $MASTER_ADDR; exit 0; }; \
+                  sleep 1000 & wait";
+    let flags = ["--max-restarts", "1", "--nnodes", "2:3"];
+    let job = site.launch("node2:1,node1:1,node3:1").args(flags).sh(script).start();
+    site.wait_for_files(3);
+    site.host(1).cut();
+    let start = Instant::now();
+    wait_until("node2 to notice", || {
+        site.host(1)
+            .processes()
+            .iter()
+            .all(|it| it.command.first().is_none_or(|it| it.starts_with("sshd")))
+    });
+    site.host(1).restore();
+    let run = job.finish();
+    eprintln!("the job with two hosts less one is over after {} ms", start.elapsed().as_millis());
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert_eq!(
+        run.lines(),
+        ["[node1:0] 0/2 10.213.0.1", "[node3:1] 1/2 10.213.0.1"],
+        "{}",
+        run.stderr
+    );
+
+    let run = site.launch("node1:1,node2:1").args(["--nnodes", "3"]).sh("true").run();
+    assert_eq!(run.code, 2);
+    assert!(
+        run.stderr.starts_with("brigade: --nnodes 3, but the list has 2 hosts"),
+        "{}",
+        run.stderr
+    );
+}
+
+#[test]
+fn readers_that_stop_and_go() {
+    let Some(site) = site(2) else { return };
+    // Nobody reads any more: the job ends, as any program in a pipe does.
+    let mut launch = site.launch("node1:1,node2:1").sh("touch $RANK; yes");
+    let mut child = launch
+        .command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 100_000]).unwrap();
+    drop(stdout);
+    assert_eq!(child.wait().unwrap().code(), Some(141));
+    site.wait_until_empty();
+
+    // Somebody has stopped reading: the ranks wait, and Ctrl-C ends them all the same.
+    let mut launch = site.launch("node1:1,node2:1").sh("yes $(seq -s , 99)");
+    let mut child = launch
+        .command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 1000]).unwrap();
+    let launcher = inner_process(child.id().cast_signed()).unwrap();
+    let ranks = || -> Vec<String> {
+        let of = |pid: i32| fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
+        let all = site.network.hosts().iter().flat_map(Host::processes);
+        all.filter(|it| it.command.first().is_some_and(|it| it == "yes"))
+            .map(|it| of(it.pid))
+            .collect()
+    };
+    // Until none of them writes any more.
+    wait_until("the ranks to stand still", || {
+        let before = ranks();
+        thread::sleep(Duration::from_millis(100));
+        before.len() == 2 && before == ranks()
+    });
+    for _ in 0..2 {
+        kill(Pid::from_raw(launcher), Signal::SIGINT).unwrap();
+        wait_until("the ranks' end", || ranks().is_empty());
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    drop(stdout);
+    site.wait_until_empty();
+}
+
+#[test]
 fn hosts_that_cannot_take_part() {
     let Some(site) = site(3) else { return };
     let refused = |launch: site::Launch<'_>, code: i32, expected: &[&str]| {
@@ -295,7 +397,7 @@ fn hosts_that_cannot_take_part() {
     refused(
         site.launch_with(&["--hosts", "node2:1", "--ssh-command", "no-such-ssh"]),
         127,
-        &["brigade: node2: cannot start no-such-ssh: No such file or directory (os error 2)"],
+        &["brigade: node2: program no-such-ssh not found in PATH"],
     );
 }
 
@@ -405,6 +507,14 @@ fn programs_and_libraries_are_copied_where_they_are_missing() {
     let second = launch().run();
     assert_eq!((second.code, second.stderr.as_str()), (0, ""));
     assert_eq!(second.lines(), first.lines());
+
+    // No room for a copy.
+    let cache = site.host(1).home().join(".cache/brigade/sync");
+    site.host(1).mount_small(&cache, "64k");
+    let full = launch().run();
+    assert_eq!((full.code, full.stdout.as_str()), (1, ""));
+    assert!(full.stderr.contains("No space left on device"), "{}", full.stderr);
+    site.host(1).sh(&format!("umount {}", cache.display()));
 
     // A program that has been built anew is copied anew, the library is not.
     let source = private.join("train.c");

@@ -30,6 +30,8 @@ pub fn play_if_asked() -> Option<u8> {
         Some(become_rank(args).unwrap_or(MALFORMED))
     } else if role == WATCH {
         Some(stand_watch(args).unwrap_or(MALFORMED))
+    } else if role == SESSION {
+        Some(become_session(args).unwrap_or(MALFORMED))
     } else if role == hosts::ROLE {
         Some(hosts::remote::serve(args.next().is_some_and(|part| part == hosts::ENTERED)))
     } else {
@@ -49,6 +51,21 @@ pub(crate) fn watch_command(agent: &str, folder: Option<&Path>) -> Command {
     let mut command = this_executable(WATCH);
     // Its own environment must not make it part of a job, not even of one around this one.
     command.env_clear().arg(std::process::id().to_string()).arg(agent).args(folder);
+    command
+}
+
+/// The launcher's command for an agent on this machine, at the other end of a pipe.
+pub(crate) fn agent_command() -> Command {
+    let mut command = this_executable(hosts::ROLE);
+    // The launcher's own session is none of this agent's.
+    command.env_remove("SSH_CONNECTION");
+    command
+}
+
+/// The launcher's command for a client of ssh, whose arguments are to follow.
+pub(crate) fn session_command(client: &Path) -> Command {
+    let mut command = this_executable(SESSION);
+    command.arg(std::process::id().to_string()).arg(client);
     command
 }
 
@@ -95,6 +112,25 @@ fn prepare_rank(agent: u32, command: &mut Command) -> io::Result<bool> {
     Ok(true)
 }
 
+/// Arguments: launcher's process number, client's file, its arguments.
+fn become_session(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
+    let launcher = args.next()?.to_str()?.parse().ok()?;
+    let client = args.next()?;
+    let mut command = Command::new(&client);
+    command.arg0(Path::new(&client).file_name()?).args(args);
+    let error = match leash::tie_to(launcher) {
+        Ok(false) => return Some(0),
+        // The launcher blocks the signals it waits for, and a child inherits that.
+        Ok(true) => match SigSet::empty().thread_set_mask() {
+            Ok(()) => command.exec(),
+            Err(error) => error.into(),
+        },
+        Err(error) => error,
+    };
+    eprintln!("brigade: cannot run {}: {error}", client.display());
+    Some(126)
+}
+
 /// Arguments: agent's process number, for whoever reads `ps`; agent's name; folder to remove.
 fn stand_watch(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     let agent = args.nth(1)?.into_string().ok()?;
@@ -104,5 +140,6 @@ fn stand_watch(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
 
 const RANK: &str = "__rank";
 const WATCH: &str = "__watch";
+const SESSION: &str = "__session";
 /// Somebody typed a hidden role by hand.
 const MALFORMED: u8 = 2;

@@ -183,10 +183,10 @@ impl Job {
             shutdown_timeout: options.shutdown_timeout,
             late_hosts: false,
             // What the others call this machine, should it be the first host.
-            address: Some(if hosts > 1 {
-                here.name_for_others(&seen)
-            } else {
-                LOOPBACK.to_owned()
+            address: Some(match &options.local_addr {
+                Some(address) => address.clone(),
+                None if hosts > 1 => here.name_for_others(&seen),
+                None => LOOPBACK.to_owned(),
             }),
             ..Rules::default()
         };
