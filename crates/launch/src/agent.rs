@@ -243,6 +243,9 @@ impl<'p> Agent<'p> {
             let file = ended.and_then(|ended| ended.folder.error_file(failure.local_rank));
             error_files::pass_on(failure, self.hosts, file.as_deref());
         }
+        if let Some(streamed) = &mut self.streamed {
+            streamed.abandon();
+        }
         self.output.drain();
         self.draining += 1;
         let all_written = self.write_the_rest();

@@ -130,6 +130,9 @@ impl Agent<'_> {
     /// The connection is gone: the ranks of this host cannot go on alone.
     fn lost(&mut self, how: String) {
         (self.part, self.stop_asked) = (None, None);
+        if let Some(streamed) = &mut self.streamed {
+            streamed.abandon();
+        }
         self.ended.iter_mut().for_each(|ended| ended.told = true);
         let again = matches!(self.plan.meeting, Meeting::Etcd { .. });
         if self.outcome.is_some() {
