@@ -146,7 +146,7 @@ fn own_address(other: &str) -> Result<String, String> {
         .map_err(|error| format!("no address of this host leads to {other}: {error}"))
 }
 
-/// How long a host that was lost remains elected.
-const LEASE: Duration = Duration::from_secs(3);
+/// How long a host that was lost remains elected; etcd grants no shorter lease.
+const LEASE: Duration = Duration::from_secs(2);
 /// How long it may take to see that the lease of a lost host has ended.
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
