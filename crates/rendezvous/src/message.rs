@@ -6,6 +6,8 @@
 //! messages that does not depend on the number of agents.
 
 use std::fmt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +42,13 @@ pub enum FromAgent {
     Interrupted {
         /// The signal's number.
         signal: i32,
+    },
+    /// This host leaves; the job may go on without it. It stops its ranks by itself.
+    Leaving,
+    /// This host cannot do its part: its ranks could not be started.
+    Unable {
+        /// Why.
+        reason: String,
     },
     /// Whole lines of its ranks, prefixed, when they are to be shown where the coordinator is.
     Output {
@@ -113,6 +122,9 @@ pub struct RankFailure {
     pub stream: Stream,
     /// What it wrote into its error file, if it did.
     pub error: Option<String>,
+    /// What its agent knows about the reason besides: that memory ran out, say.
+    #[serde(default)]
+    pub hint: Option<String>,
 }
 
 /// How a process ended.
@@ -264,11 +276,25 @@ impl Join {
 }
 
 impl RankFailure {
-    /// One line: which rank, where, and how it ended.
+    /// One line: which rank failed and how, with its host where the job has several.
+    ///
+    /// ```
+    /// # use brigade_rendezvous::{Ending, RankFailure, Stream};
+    /// # let failure = RankFailure {
+    /// #     attempt: 0, rank: 5, local_rank: 1, host: "node2".into(), pid: 42,
+    /// #     ending: Ending::Code(3), at: 0, last_lines: vec![], stream: Stream::Stderr,
+    /// #     error: None, hint: None,
+    /// # };
+    /// assert_eq!(failure.summary(2), "rank 5 on node2 (local rank 1, pid 42) failed: exit code 3");
+    /// assert_eq!(failure.summary(1), "rank 5 (local rank 1, pid 42) failed: exit code 3");
+    /// ```
     #[must_use]
-    pub fn summary(&self) -> String {
-        let Self { rank, host, pid, ending, .. } = self;
-        format!("rank {rank} on {host} (pid {pid}) failed: {ending}")
+    pub fn summary(&self, hosts: usize) -> String {
+        let Self { rank, local_rank, host, pid, ending, .. } = self;
+        let place = if hosts > 1 { format!(" on {host}") } else { String::new() };
+        let local =
+            if rank == local_rank { String::new() } else { format!("local rank {local_rank}, ") };
+        format!("rank {rank}{place} ({local}pid {pid}) failed: {ending}")
     }
 }
 
@@ -287,6 +313,15 @@ impl Ending {
         match self {
             Self::Code(code) => code.to_le_bytes()[0],
             Self::Signal(signal) => 128 | signal.to_le_bytes()[0],
+        }
+    }
+}
+
+impl From<ExitStatus> for Ending {
+    fn from(status: ExitStatus) -> Self {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Self::Code(code),
+            (None, signal) => Self::Signal(signal.unwrap_or_default()),
         }
     }
 }

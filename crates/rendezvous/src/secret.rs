@@ -22,7 +22,7 @@ use sha2::Sha256;
 /// assert!(Secret::new("  \n").is_err());
 /// # Ok::<(), brigade_rendezvous::SecretError>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     bytes: Vec<u8>,
     given: bool,

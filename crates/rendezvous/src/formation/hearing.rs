@@ -51,6 +51,8 @@ impl Formation {
             FromAgent::Interrupted { signal } => {
                 self.interrupt(trouble::checked(signal), Some(agent));
             }
+            FromAgent::Leaving => self.leaves(agent),
+            FromAgent::Unable { reason } => self.lose(agent, reason, Gone::Useless(self.now)),
             FromAgent::Join(_) => {
                 self.lose(agent, "it joined twice".into(), Gone::Useless(self.now));
             }

@@ -1,7 +1,5 @@
 //! Who may take part, and what a newcomer changes.
 
-use nix::sys::signal::Signal;
-
 use super::member::{Clock, Member, Part};
 use super::rules::MOST_RANKS_PER_HOST;
 use super::trouble::{Gone, Loss};
@@ -147,7 +145,7 @@ impl Formation {
                 let room = self.count(Member::takes_part) < self.rules.max_nodes;
                 let finished = self.count(|member| member.part == Part::Finished) > 0;
                 if room && !finished {
-                    self.stop(Signal::SIGTERM as i32, format!("{host} joins"));
+                    self.calm_stop(format!("{host} joins"));
                 } else {
                     self.say(format!("{host} waits: it may take the place of a host that is lost"));
                 }

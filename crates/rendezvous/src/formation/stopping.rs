@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::forming::Gathering;
-use super::member::Part;
+use super::member::{Member, Part};
 use super::trouble::{self, Gone, Loss, News};
 use super::{Action, AgentId, Formation, State};
 use crate::{Cause, RankFailure, ToAgent, Verdict};
@@ -16,7 +16,8 @@ impl Formation {
         member.clock.compare(self.now, failure.at);
         let clock = member.clock;
         self.trouble.set_clock(agent, clock);
-        let reason = failure.summary();
+        let hosts = self.count(Member::takes_part);
+        let reason = self.with_restart(failure.summary(hosts));
         self.trouble.fail(agent, failure, clock);
         if matches!(self.state, State::Running) {
             self.stop(Signal::SIGTERM as i32, reason);
@@ -52,7 +53,7 @@ impl Formation {
         match member.part {
             Part::Idle => self.gone(loss),
             Part::Running => {
-                let reason = format!("{} is lost: {}", loss.host, loss.how);
+                let reason = self.with_restart(format!("{} is lost: {}", loss.host, loss.how));
                 self.trouble.lose(agent, loss, gone);
                 self.stop(Signal::SIGTERM as i32, reason);
             }
@@ -64,6 +65,42 @@ impl Formation {
             Part::Finished | Part::Stopping { finished: true } => {}
         }
         self.inherit(agent);
+    }
+
+    /// A host goes as it should: what its ranks leave undone is no failure.
+    pub(super) fn leaves(&mut self, agent: AgentId) {
+        let Some(member) = self.members.remove(&agent) else { return };
+        if member.rival.is_some() {
+            self.rivals -= 1;
+        }
+        self.actions.push(Action::Close(agent));
+        let line = format!("{} leaves", member.join.host);
+        if member.part == Part::Running {
+            self.calm_stop(line);
+        } else {
+            self.say(line);
+        }
+        self.inherit(agent);
+    }
+
+    /// Stops the attempt for another with other hosts; nothing has failed.
+    pub(super) fn calm_stop(&mut self, reason: String) {
+        if matches!(self.state, State::Running) {
+            self.trouble.calm_since = Some(self.now);
+            self.stop(Signal::SIGTERM as i32, reason);
+        } else {
+            self.say(reason);
+        }
+    }
+
+    /// What the user is told about trouble: whether the job starts again.
+    fn with_restart(&self, reason: String) -> String {
+        let (used, allowed) = (self.restarts, self.rules.max_restarts);
+        if matches!(self.state, State::Running) && used < allowed {
+            format!("{reason}; restart {} of {allowed}", used + 1)
+        } else {
+            reason
+        }
     }
 
     /// A host that had no part is gone.
@@ -181,7 +218,7 @@ impl Formation {
     pub(super) fn ending(&self) -> bool {
         matches!(self.state, State::Stopping(_))
             && (self.trouble.interrupted.is_some()
-                || self.trouble.is_some() && self.restarts >= self.rules.max_restarts)
+                || self.trouble.first().is_some() && self.restarts >= self.rules.max_restarts)
     }
 
     pub(super) fn end(&mut self, verdict: Verdict) {

@@ -113,6 +113,7 @@ fn failure(id: u64, attempt: u32, at: u64, ending: Ending) -> RankFailure {
         last_lines: Vec::new(),
         stream: Stream::Stderr,
         error: None,
+        hint: None,
     }
 }
 
@@ -312,8 +313,8 @@ fn a_failed_rank_stops_all_and_ends_the_job() {
     assert_eq!(
         job.failed(2, 5, 3),
         [
-            "1: stop 0 with 15: rank 2 on h2 (pid 77) failed: exit code 3",
-            "2: stop 0 with 15: rank 2 on h2 (pid 77) failed: exit code 3",
+            "1: stop 0 with 15: rank 2 on h2 (local rank 0, pid 77) failed: exit code 3",
+            "2: stop 0 with 15: rank 2 on h2 (local rank 0, pid 77) failed: exit code 3",
         ]
     );
     assert_eq!(job.join(3, join(3)), ["3: refused: the job is ending", "3: close"]);
@@ -388,8 +389,8 @@ fn a_lost_host_costs_a_restart() {
     assert_eq!(
         job.close(1),
         [
-            "2: stop 0 with 15: h1 is lost: the connection broke",
-            "3: stop 0 with 15: h1 is lost: the connection broke",
+            "2: stop 0 with 15: h1 is lost: the connection broke; restart 1 of 1",
+            "3: stop 0 with 15: h1 is lost: the connection broke; restart 1 of 1",
         ]
     );
     // Its ranks' peers saw it go.
@@ -735,4 +736,56 @@ fn the_first_host_is_named_as_others_reach_it() {
         });
         assert_eq!(start, Some(expected));
     }
+}
+
+#[test]
+fn a_host_that_leaves_costs_no_restart() {
+    let mut job = Job::new(rules(1, 3, 0));
+    for id in 1..=3 {
+        job.join(id, join(id));
+    }
+    assert_eq!(
+        job.say(1, FromAgent::Leaving),
+        ["1: close", "2: stop 0 with 15: h1 leaves", "3: stop 0 with 15: h1 leaves"]
+    );
+    // Ranks that miss those of the host, or do not like to be stopped.
+    job.now += Duration::from_secs(1);
+    job.failed(2, 1_000, 9);
+    job.stopped(2, 0);
+    assert_eq!(
+        job.stopped(3, 0),
+        [
+            "2: start 1 (restart 0): host 0/2 ranks 0+2/4 at 10.0.0.2:2002",
+            "3: start 1 (restart 0): host 1/2 ranks 2+2/4 at 10.0.0.2:2002",
+        ]
+    );
+    // What failed before somebody left is a failure.
+    job.now += Duration::from_secs(1);
+    job.say(2, FromAgent::Leaving);
+    job.failed(3, 1_500, 9);
+    assert_eq!(job.stopped(3, 1).last().unwrap(), "finish 9");
+}
+
+#[test]
+fn too_few_are_left() {
+    let mut job = Job::of_two(0);
+    job.say(1, FromAgent::Leaving);
+    assert_eq!(job.stopped(2, 0), ["2: waiting 1/2"]);
+    // A spare leaves, or one whose work is done: nobody minds.
+    let mut job = Job::of_two(0);
+    job.finished(1, 0);
+    assert_eq!(job.say(1, FromAgent::Leaving), ["1: close"]);
+    assert_eq!(job.finished(2, 0).last().unwrap(), "finish 0");
+}
+
+#[test]
+fn a_host_that_cannot_start_is_lost() {
+    let mut job = Job::of_two(0);
+    let reason = "cannot start rank 3 of 4: no memory".to_owned();
+    let actions = job.say(2, FromAgent::Unable { reason });
+    assert_eq!(
+        actions,
+        ["2: close", "1: stop 0 with 15: h2 is lost: cannot start rank 3 of 4: no memory"]
+    );
+    assert_eq!(job.stopped(1, 0).last().unwrap(), "finish 1");
 }

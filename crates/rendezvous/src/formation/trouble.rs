@@ -17,6 +17,9 @@ pub(super) struct Trouble {
     /// The first one, with the moment since when the host may have been gone.
     loss: Option<(i64, Loss)>,
     pub(super) interrupted: Option<i32>,
+    /// Since when the ranks are being stopped though nothing had failed: because hosts come or
+    /// leave. Ranks that fail after that do so because the others stop.
+    pub(super) calm_since: Option<Duration>,
     /// Who has interrupted the job, and the last signal.
     interrupters: BTreeSet<Option<AgentId>>,
     last_signal: Option<i32>,
@@ -98,7 +101,9 @@ impl Trouble {
 
     /// What came first: the failure of a rank or the loss of a host.
     pub(super) fn first(&self) -> Option<Cause> {
+        let calm = self.calm_since.map(|since| signed(since.as_millis()));
         let failure = self.first_failure(|_| true);
+        let failure = failure.filter(|(at, _)| calm.is_none_or(|since| *at < since));
         match (&self.loss, failure) {
             (Some((since, _)), Some((at, failure))) if at < *since => Some(Cause::Failed(failure)),
             (Some((_, Loss { host, how })), _) => {
@@ -107,10 +112,6 @@ impl Trouble {
             (None, Some((_, failure))) => Some(Cause::Failed(failure)),
             (None, None) => None,
         }
-    }
-
-    pub(super) fn is_some(&self) -> bool {
-        self.loss.is_some() || !self.failures.is_empty()
     }
 
     /// How a job ends that this signal has stopped.
