@@ -4,6 +4,7 @@
 mod site;
 
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -222,6 +223,61 @@ fn whatever_is_killed_nothing_is_left() {
         assert_eq!(run.code, code, "{name}: {}", run.stderr);
         assert!(run.stderr.contains(said), "{name}: {}", run.stderr);
         empty(&site.work);
+    }
+}
+
+/// Kills some process of a job at some moment, also while the hosts are called and while the job
+/// ends. `BRIGADE_TEST_SEED` repeats a run, `BRIGADE_TEST_KILLS` makes it longer.
+#[test]
+fn random_kills() {
+    let Some(site) = site(3) else { return };
+    let number = |name: &str| std::env::var(name).ok().map(|it| it.parse::<u64>().unwrap());
+    let seed = number("BRIGADE_TEST_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));
+    eprintln!("seed: BRIGADE_TEST_SEED={seed}");
+    let mut random = Random(seed);
+    for round in 0..number("BRIGADE_TEST_KILLS").unwrap_or(10) {
+        let job = site.launch("node1:1,node2:2,node3:1").sh("touch $RANK; exec sleep 0.5").start();
+        let launcher = job.pid();
+        // Half of them while the hosts are called, half of them once the ranks are there.
+        if random.below(2) == 0 {
+            site.wait_for_files(4);
+        }
+        thread::sleep(Duration::from_millis(random.below(600)));
+        let host = usize::try_from(random.below(3)).unwrap();
+        let mut victims = site.host(host).processes();
+        if host == 0 {
+            // Not `nsenter`'s child alone: with it, everything that the launcher started is here.
+            victims
+                .retain(|it| it.pid == launcher || it.parent == launcher || random.below(2) == 0);
+        }
+        let chosen = usize::try_from(random.below(victims.len().max(1) as u64)).unwrap();
+        let victim = victims.get(chosen).cloned();
+        let name = victim.as_ref().map_or_else(|| "nobody".to_owned(), |it| it.command.join(" "));
+        let name = format!("round {round} on node{}: {:.60}", host + 1, name.replace('\n', " "));
+        // It may have ended by itself.
+        let _ = victim.as_ref().map(|it| kill(Pid::from_raw(it.pid), Signal::SIGKILL));
+        let run = job.finish();
+        eprintln!("{name}: {}", run.code);
+        // Too late, the job, a rank or the launcher itself.
+        assert!([0, 1, 137].contains(&run.code), "{name}: {}: {}", run.code, run.stderr);
+        let was_launcher = victim.is_some_and(|it| it.pid == launcher);
+        if run.code != 0 && !was_launcher {
+            assert!(run.stderr.contains("brigade: "), "{name}: nothing was said: {}", run.stderr);
+        }
+        empty(&site.work);
+    }
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % end
     }
 }
 
