@@ -6,6 +6,7 @@
 //! in one process, TCP, or the standard streams of an ssh session.
 
 mod coordinator;
+mod etcd;
 mod formation;
 mod frame;
 mod handshake;
@@ -30,3 +31,8 @@ pub use message::{
 pub use secret::{Secret, SecretError};
 pub use wire::LinkError;
 
+/// "connection refused": what the system says of an error, without its number.
+fn plain_text(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_lowercase()
+}

@@ -216,6 +216,7 @@ fn an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it() {
         last_lines: Vec::new(),
         stream: Stream::Stderr,
         error: None,
+        hint: None,
     }));
     assert!(matches!(next(&mut good).unwrap(), ToAgent::Stop { signal: 15, .. }));
     good.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: false });

@@ -83,7 +83,8 @@ impl Formation {
         let State::Gathering(gathering) = &mut self.state else { return };
         if have < need {
             gathering.last_call = None;
-            self.wait_for_more(have, self.rules.late_hosts || have + to_come >= need);
+            let enough = have + self.rivals + to_come >= need;
+            self.wait_for_more(have, self.rules.late_hosts || enough);
             return;
         }
         if have < most && gathering.first && more_may_come {
@@ -100,12 +101,13 @@ impl Formation {
     fn wait_for_more(&mut self, have: usize, enough_may_come: bool) {
         let need = self.rules.min_nodes;
         let State::Gathering(gathering) = &mut self.state else { return };
+        let waited = self.now.saturating_sub(gathering.since);
         if !enough_may_come && let Some(Loss { host, how }) = gathering.loss.take() {
             return self.end(trouble::verdict(Cause::HostLost { host, how }));
         }
         let limit = self.rules.join_timeout;
-        if self.now >= gathering.since.saturating_add(limit) {
-            let seconds = limit.as_secs();
+        if !enough_may_come || waited >= limit {
+            let seconds = waited.as_secs();
             return self.end(trouble::verdict(Cause::TooFewHosts { have, need, seconds }));
         }
         if !gathering.told {
