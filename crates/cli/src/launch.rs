@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use brigade_launch::{
-    CargoKind, CargoTarget, Color, HostFacts, LaunchOptions, LaunchPlan, LineFilter, LocalRanks,
-    OutputOptions, Program, StreamModes, agent,
+    BindMode, CargoKind, CargoTarget, Color, DeviceList, HostFacts, LaunchOptions, LaunchPlan,
+    LineFilter, LocalRanks, NprocSpec, OutputOptions, PlacementOptions, Program, StreamModes,
+    agent,
 };
 use clap::Args;
 
@@ -22,12 +23,27 @@ use clap::Args;
 #[derive(Debug, Args)]
 #[command(override_usage = USAGE, after_help = EXAMPLES, after_long_help = LONG_EXAMPLES)]
 pub(crate) struct LaunchArgs {
-    /// Number of ranks
-    #[arg(long, value_name = "N")]
-    nproc: usize,
+    /// Number of ranks; or auto (one for each GPU, or for each core where there is none), gpu, cpu
+    /// [default: the number of --devices]
+    #[arg(long, value_name = "N", required_unless_present = "devices")]
+    nproc: Option<NprocSpec>,
+
+    /// GPUs that the ranks see, as in 0,2; or all
+    #[arg(long, value_name = "IDS")]
+    devices: Option<DeviceList>,
+
+    /// Processors that each rank may use: none (all), cores (its share of its NUMA node's cores),
+    /// numa (its NUMA node), socket, core-complex (one last-level cache). A rank's node is its
+    /// GPU's; ranks without one are spread out
+    #[arg(long, value_name = "TO", default_value_t)]
+    bind: BindMode,
+
+    /// Tell each rank that it is local rank 0, and show it one GPU only
+    #[arg(long)]
+    virtual_local_rank: bool,
 
     /// OMP_NUM_THREADS of each rank [default: what the environment says, else the cores divided by
-    /// the ranks]
+    /// the ranks, or those that --bind gives it]
     #[arg(long, value_name = "N")]
     threads_per_rank: Option<usize>,
 
@@ -180,12 +196,18 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
         None => (None, &[][..]),
     };
     let options = LaunchOptions {
-        nproc: args.nproc,
+        // Without a number there are devices to count.
+        nproc: args.nproc.unwrap_or(NprocSpec::Gpu),
         program: args.kind.program(name),
         args: arguments.to_vec(),
         threads_per_rank: args.threads_per_rank,
         shutdown_timeout: args.shutdown_timeout,
         output: args.output.options(),
+        placement: PlacementOptions {
+            devices: args.devices.clone(),
+            bind: args.bind,
+            virtual_local_rank: args.virtual_local_rank,
+        },
     };
     let mut plan = LaunchPlan::resolve(&options, &HostFacts::gather(&options))?;
     plan.prepare()?;

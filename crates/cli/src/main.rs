@@ -60,7 +60,12 @@ fn main() -> ExitCode {
 /// the code of its first failing rank instead.
 fn exit_code(error: &anyhow::Error) -> u8 {
     match error.downcast_ref() {
-        Some(LaunchError::OptionOutOfRange { .. } | LaunchError::NoSuchLocalRank { .. }) => USAGE,
+        Some(
+            LaunchError::OptionOutOfRange { .. }
+            | LaunchError::NoSuchLocalRank { .. }
+            | LaunchError::Device(_)
+            | LaunchError::Bind(_),
+        ) => USAGE,
         Some(LaunchError::Program(error)) => error.exit_code(),
         _ => 1,
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use brigade_world::WorldError;
 
-use crate::ProgramError;
+use crate::{BindError, DeviceError, ProgramError};
 
 /// Nothing of the user's program has run when one of these is returned.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +39,12 @@ pub enum LaunchError {
         /// Why.
         source: io::Error,
     },
+    /// The devices are not as asked for.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The ranks cannot be bound as asked.
+    #[error(transparent)]
+    Bind(#[from] BindError),
     /// The program cannot be run.
     #[error(transparent)]
     Program(#[from] ProgramError),

@@ -3,13 +3,13 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use crate::{OutputOptions, Program};
+use crate::{NprocSpec, OutputOptions, PlacementOptions, Program};
 
 /// What to start and how often.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchOptions {
     /// Number of ranks, all on this host: at least 1.
-    pub nproc: usize,
+    pub nproc: NprocSpec,
     /// What to start.
     pub program: Program,
     /// Its arguments, passed on as they are, but for `${local_rank}`, which every rank has its
@@ -22,18 +22,21 @@ pub struct LaunchOptions {
     pub shutdown_timeout: Duration,
     /// Where the ranks' output goes.
     pub output: OutputOptions,
+    /// Which processors and accelerators the ranks get.
+    pub placement: PlacementOptions,
 }
 
 /// One rank of no program; 30 s to stop, as torchrun.
 impl Default for LaunchOptions {
     fn default() -> Self {
         Self {
-            nproc: 1,
+            nproc: NprocSpec::Count(1),
             program: Program::default(),
             args: Vec::new(),
             threads_per_rank: None,
             shutdown_timeout: Duration::from_secs(30),
             output: OutputOptions::default(),
+            placement: PlacementOptions::default(),
         }
     }
 }

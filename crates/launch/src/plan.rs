@@ -5,8 +5,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use brigade_world::{StoreEndpoint, World, WorldError, WorldSize};
+use brigade_world::{LocalRank, StoreEndpoint, World, WorldError, WorldSize};
 
+use crate::placement::{self, PlacementFacts, RankSetup};
 use crate::program::{CargoTarget, Invocation, Program, ProgramError, Search, with_local_rank};
 use crate::{LaunchError, LaunchOptions, OutputFacts, OutputPlan};
 
@@ -23,6 +24,8 @@ pub struct HostFacts {
     pub run_id: String,
     /// What decides how output is shown.
     pub output: OutputFacts,
+    /// Processors and accelerators, as far as the options ask for them.
+    pub placement: PlacementFacts,
 }
 
 impl HostFacts {
@@ -40,6 +43,7 @@ impl HostFacts {
             // Keyed from the system's random source: two jobs on a host must not share a name.
             run_id: format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id())),
             output: OutputFacts::gather(),
+            placement: PlacementFacts::gather(&options.placement, options.nproc),
         }
     }
 }
@@ -65,13 +69,17 @@ pub struct LaunchPlan {
     pub run_id: String,
     /// Where the ranks' output goes.
     pub output: OutputPlan,
+    /// What each rank of this host has of its own, by local rank.
+    pub ranks: Vec<RankSetup>,
+    /// Every rank is told the local rank 0.
+    pub virtual_local_rank: bool,
 }
 
 impl LaunchPlan {
     /// Decides. Pure: the same options and facts give the same plan.
     ///
     /// Cores are shared out evenly, at least one thread to a rank, unless the user has set
-    /// `OMP_NUM_THREADS` or asks for a number. `OMP_WAIT_POLICY=PASSIVE` keeps libgomp from
+    /// `OMP_NUM_THREADS` or asks for a number; a rank that is bound has as many as it has cores. `OMP_WAIT_POLICY=PASSIVE` keeps libgomp from
     /// spinning at barriers: with as many threads as cores over all ranks, one that spins holds up
     /// the one it waits for (two ranks of two threads on two cores: 99 ms a step against 46).
     /// libgomp reads both before `main`, so only a launcher can set them.
@@ -81,14 +89,15 @@ impl LaunchPlan {
     /// ```
     /// use brigade_launch::{HostFacts, LaunchOptions, LaunchPlan};
     ///
-    /// let options = LaunchOptions { nproc: 4, program: "sh".into(), ..Default::default() };
+    /// let options = LaunchOptions { nproc: 4.into(), program: "sh".into(), ..Default::default() };
     /// let facts = HostFacts { cores: 10, ..HostFacts::gather(&options) };
     /// let plan = LaunchPlan::resolve(&options, &facts)?;
     /// assert!(plan.env.contains(&("OMP_NUM_THREADS", "2".to_owned())));
     /// # Ok::<(), brigade_launch::LaunchError>(())
     /// ```
     pub fn resolve(options: &LaunchOptions, facts: &HostFacts) -> Result<Self, LaunchError> {
-        let nproc = options.nproc;
+        let wanted = options.placement.devices.as_ref();
+        let nproc = facts.placement.devices.count(options.nproc, wanted, facts.cores)?;
         let world_size = WorldSize::new(nproc).map_err(|_| LaunchError::OptionOutOfRange {
             option: "nproc",
             value: nproc,
@@ -109,9 +118,18 @@ impl LaunchPlan {
         };
 
         let free = |name: &str| !facts.set_by_user.contains(&name);
+        let mut ranks = placement::place(&options.placement, &facts.placement, nproc)?;
+        let bound = placement::threads(&ranks, &facts.placement.topology);
         let mut env = Vec::new();
         if let Some(threads) = options.threads_per_rank {
             env.push((OMP_NUM_THREADS, threads.to_string()));
+        } else if let Some(bound) = bound.filter(|_| free(OMP_NUM_THREADS)) {
+            // A control group may leave less time than there are processors.
+            let is_limited = facts.cores < facts.placement.topology.cpus.len();
+            let most = if is_limited { (facts.cores / nproc).max(1) } else { usize::MAX };
+            for (rank, threads) in ranks.iter_mut().zip(bound) {
+                rank.env.push((OMP_NUM_THREADS, threads.min(most).to_string()));
+            }
         } else if free(OMP_NUM_THREADS) {
             env.push((OMP_NUM_THREADS, (facts.cores / nproc).max(1).to_string()));
         }
@@ -132,6 +150,8 @@ impl LaunchPlan {
             shutdown_timeout: options.shutdown_timeout,
             run_id: facts.run_id.clone(),
             output: OutputPlan::resolve(&options.output, &facts.output, nproc)?,
+            ranks,
+            virtual_local_rank: options.placement.virtual_local_rank,
         })
     }
 
@@ -153,6 +173,14 @@ impl LaunchPlan {
         self.program = built.executable;
         self.build = None;
         Ok(())
+    }
+
+    /// What a rank is told of its place, which differs from it under `--virtual-local-rank`.
+    pub(crate) fn told(&self, mut world: World) -> World {
+        if self.virtual_local_rank {
+            world.local_rank = LocalRank::ZERO;
+        }
+        world
     }
 
     /// The program's arguments on one rank.
@@ -192,6 +220,7 @@ mod tests {
             }),
             run_id: "job".to_owned(),
             output: OutputFacts::default(),
+            placement: PlacementFacts::default(),
         }
     }
 
@@ -211,7 +240,8 @@ mod tests {
             (1, 1, &[], Some(16), Some("16")),
         ];
         for (cores, nproc, set, threads_per_rank, expected) in table {
-            let options = LaunchOptions { nproc, threads_per_rank, ..Default::default() };
+            let options =
+                LaunchOptions { nproc: nproc.into(), threads_per_rank, ..Default::default() };
             let plan = LaunchPlan::resolve(&options, &facts(cores, set)).unwrap();
             let value = |name| plan.env.iter().find(|v| v.0 == name).map(|v| v.1.as_str());
             assert_eq!(value(OMP_NUM_THREADS), expected, "{cores} cores, {nproc} ranks, {set:?}");
@@ -226,7 +256,7 @@ mod tests {
             LaunchPlan::resolve(&options, &facts).unwrap_err().to_string()
         };
         assert_eq!(
-            refuse(LaunchOptions { nproc: 0, ..Default::default() }, facts(8, &[])),
+            refuse(LaunchOptions { nproc: 0.into(), ..Default::default() }, facts(8, &[])),
             "--nproc 0 is not possible: a job has at least one rank"
         );
         assert_eq!(
@@ -243,7 +273,7 @@ mod tests {
 
     #[test]
     fn places() {
-        let options = LaunchOptions { nproc: 2, ..Default::default() };
+        let options = LaunchOptions { nproc: 2.into(), ..Default::default() };
         let plan = LaunchPlan::resolve(&options, &facts(8, &[])).unwrap();
         let world = plan.world(1, StoreEndpoint::alone()).unwrap();
         assert_eq!((world.rank.as_usize(), world.local_rank.as_usize()), (1, 1));
