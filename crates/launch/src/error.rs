@@ -32,12 +32,12 @@ pub enum LaunchError {
         nproc: usize,
     },
     /// Log files cannot be made.
-    #[error("cannot keep logs in {}: {source}; choose another folder with --log-dir", path.display())]
+    #[error("cannot keep logs in {}: {cause}; choose another folder with --log-dir", path.display())]
     LogFolder {
         /// The folder or file.
         path: PathBuf,
-        /// Why.
-        source: io::Error,
+        /// Why. The message has it; as its `source`, a printed chain would say it twice.
+        cause: io::Error,
     },
     /// The devices are not as asked for.
     #[error(transparent)]
@@ -52,12 +52,12 @@ pub enum LaunchError {
     #[error(transparent)]
     World(#[from] WorldError),
     /// The system refused something the launcher needs.
-    #[error("cannot {action}: {source}")]
+    #[error("cannot {action}: {cause}")]
     System {
         /// What was refused.
         action: String,
-        /// Why.
-        source: io::Error,
+        /// Why. The message has it; as its `source`, a printed chain would say it twice.
+        cause: io::Error,
     },
 }
 
@@ -65,6 +65,6 @@ impl LaunchError {
     /// For `map_err`: the action that the system refused.
     pub(crate) fn system<E: Into<io::Error>>(action: impl Into<String>) -> impl FnOnce(E) -> Self {
         let action = action.into();
-        move |source| Self::System { action, source: source.into() }
+        move |cause| Self::System { action, cause: cause.into() }
     }
 }
