@@ -71,7 +71,7 @@ impl Agent<'_> {
         (self.stop_asked, self.ended, self.first_failure) = (None, None, None);
         self.failed.clear();
         self.hosts = part.num_nodes;
-        self.restarts = part.restarts;
+        self.restarts = (part.restarts, part.max_restarts);
         let port = self.port.take().map_or_else(|| self.reserve(), Ok)?;
         let folder = self.folder.attempt(part.attempt, part.nproc)?;
         let (output, watch) = (&mut self.output, &mut self.watch);
