@@ -24,7 +24,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Launch(launch::LaunchArgs),
+    Launch(Box<launch::LaunchArgs>),
     /// Show what a run would do, without one
     #[command(subcommand)]
     Explain(explain::Explain),
@@ -64,7 +64,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(
             LaunchError::OptionOutOfRange { .. }
             | LaunchError::NoSuchLocalRank { .. }
-            | LaunchError::Meeting { .. },
+            | LaunchError::Meeting { .. }
+            | LaunchError::Device(_)
+            | LaunchError::Bind(_),
         ) => USAGE,
         Some(LaunchError::Hosts(error)) => error.exit_code(),
         Some(LaunchError::Program(error)) => error.exit_code(),

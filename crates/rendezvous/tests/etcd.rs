@@ -248,6 +248,7 @@ impl Agent {
             run_id: RUN_ID.into(),
             sent: link.millis(Instant::now()),
             last_attempt: self.last.as_ref().map(|last| last.attempt),
+            last_node_rank: self.last.as_ref().map(|last| last.node_rank),
             restarts: self.last.as_ref().map_or(0, |last| last.restarts),
             ..Join::new(&format!("host-{}", std::process::id()))
         }));

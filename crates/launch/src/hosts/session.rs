@@ -109,7 +109,7 @@ impl Session {
 
         let mut options = errand.options.clone();
         if let Some(slots) = self.host.slots {
-            options.nproc = slots;
+            options.nproc = slots.into();
         }
         if let Some(program) = copied.program {
             options.program = Program::Executable(program);

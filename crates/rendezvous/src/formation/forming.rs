@@ -135,6 +135,7 @@ impl Formation {
                     return self.end(trouble::verdict(Cause::HostLost { host, how }));
                 }
                 self.restarts += 1;
+                self.restore_order();
             }
             for member in self.members.values_mut() {
                 // Counted.
@@ -182,6 +183,18 @@ impl Formation {
                 restarts.0,
                 restarts.1,
             ));
+        }
+    }
+
+    /// As under the coordinator before; who comes new, comes last.
+    fn restore_order(&mut self) {
+        let mut members: Vec<&mut Member> = self.members.values_mut().collect();
+        members.sort_by_key(|member| {
+            let place = member.join.last_attempt.and(member.join.last_node_rank);
+            (place.unwrap_or(usize::MAX), member.order)
+        });
+        for (order, member) in (0..).zip(members) {
+            member.order = order;
         }
     }
 

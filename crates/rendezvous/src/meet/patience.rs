@@ -14,14 +14,15 @@ pub(crate) struct Patience {
     limit: Duration,
     pause: Duration,
     longest: Duration,
-    said: Option<String>,
+    /// Each line once: two things may fail by turns.
+    said: Vec<String>,
 }
 
 impl Patience {
     /// With pauses that grow up to the longest.
     pub(crate) fn new(plan: &MeetPlan, endpoint: String, longest: Duration) -> Self {
         let (start, limit) = (Instant::now(), plan.timeout);
-        Self { endpoint, start, limit, pause: FIRST_PAUSE, longest, said: None }
+        Self { endpoint, start, limit, pause: FIRST_PAUSE, longest, said: Vec::new() }
     }
 
     /// Waits before the next try, or says that there is none.
@@ -31,10 +32,10 @@ impl Patience {
         if tried >= self.limit {
             return Err(MeetError::Nobody { endpoint: self.endpoint.clone(), seconds, last });
         }
-        if tried >= QUIET && self.said.as_ref() != Some(&last) {
+        if tried >= QUIET && !self.said.contains(&last) && self.said.len() < MOST_LINES {
             let line = format!("{}: {last}; trying for up to {seconds} s", self.endpoint);
             notices.tell(MeetNotice::Say(line));
-            self.said = Some(last);
+            self.said.push(last);
         }
         // Once more after the first second in any case, and at the end.
         let next =
@@ -48,6 +49,7 @@ impl Patience {
     }
 }
 
+const MOST_LINES: usize = 16;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Agents are started at about the same time; the first second is not worth a line.

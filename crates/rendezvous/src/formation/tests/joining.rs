@@ -243,6 +243,26 @@ fn a_new_coordinator_goes_on_counting() {
 }
 
 #[test]
+fn a_new_coordinator_keeps_the_order() {
+    let left = |id, place| Join { last_attempt: Some(4), last_node_rank: Some(place), ..join(id) };
+    let mut job = Job::new(rules(4, 4, 4));
+    job.join(1, join(1));
+    job.join(2, left(2, 3));
+    job.join(3, left(3, 1));
+    let start = job.join(4, left(4, 2));
+    let hosts: Vec<_> = start.iter().map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(hosts, ["3:", "4:", "2:", "1:"]);
+    // And those that come later come later.
+    job.close(3);
+    for id in [4, 2, 1] {
+        job.stopped(id, 5);
+    }
+    let start = job.join(5, Join { last_node_rank: Some(0), ..join(5) });
+    let hosts: Vec<_> = start.iter().map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(hosts, ["4:", "2:", "1:", "5:"]);
+}
+
+#[test]
 fn a_newcomer_with_a_history_does_not_confuse_the_attempt() {
     let mut job = Job::new(rules(1, 2, 3));
     job.join(1, join(1));
