@@ -23,7 +23,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Launch(launch::LaunchArgs),
+    Launch(Box<launch::LaunchArgs>),
     /// Show what a run would do, without one
     #[command(subcommand)]
     Explain(explain::Explain),
@@ -63,7 +63,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(
             LaunchError::OptionOutOfRange { .. }
             | LaunchError::NoSuchLocalRank { .. }
-            | LaunchError::Meeting { .. },
+            | LaunchError::Meeting { .. }
+            | LaunchError::Device(_)
+            | LaunchError::Bind(_),
         ) => USAGE,
         Some(LaunchError::Program(error)) => error.exit_code(),
         _ => 1,

@@ -42,11 +42,16 @@ pub(crate) struct Job {
 
 impl Job {
     pub(crate) fn new(nproc: usize) -> Self {
+        let mut command = brigade();
+        command.args(["launch", "--nproc", &nproc.to_string()]);
+        Self::of(command)
+    }
+
+    /// A job of which the command has the flags already.
+    pub(crate) fn of(mut command: Command) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let scratch = tempfile::tempdir().unwrap();
-        let mut command = brigade();
-        command.args(["launch", "--nproc", &nproc.to_string()]).env("DIR", folder.path());
-        command.env("TMPDIR", scratch.path());
+        command.env("DIR", folder.path()).env("TMPDIR", scratch.path());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Self { command, folder, scratch }
     }
