@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use brigade_launch::{LaunchError, ProgramError, role};
 use clap::{Parser, Subcommand};
 
+mod estimate;
 mod explain;
 mod launch;
 
@@ -27,6 +28,7 @@ enum Command {
     /// Show what a run would do, without one
     #[command(subcommand)]
     Explain(explain::Explain),
+    Estimate(estimate::EstimateArgs),
 }
 
 fn main() -> ExitCode {
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
     };
     let result = match &cli.command {
         Command::Launch(args) => launch::run(args),
+        Command::Estimate(args) => estimate::run(args, io::stdout().lock()).map(|()| 0),
         Command::Explain(question) => explain::run(question, io::stdout().lock()).map(|()| 0),
     };
     match result {
