@@ -173,7 +173,7 @@ impl EstimateArgs {
             let cell = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), in_bytes);
             let activations = match (memory.gradients, memory.activations) {
                 (Some(_), None) => "unknown".to_owned(),
-                (_, bytes) => cell(bytes.map(|bytes| bytes.max(1))),
+                (_, bytes) => cell(bytes),
             };
             writeln!(
                 out,

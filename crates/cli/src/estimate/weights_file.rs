@@ -1,6 +1,6 @@
 //! Sizes of a model from its weights file, of which only the header is read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -137,14 +137,14 @@ fn transformer(file: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>>
     if tensors.iter().any(|(_, shape, _)| shape.len() == 4) {
         return Ok(None);
     }
-    let blocks: std::collections::BTreeSet<u64> = tensors
+    let blocks: BTreeSet<u64> = tensors
         .iter()
         .filter(|(name, ..)| name.contains("attn") || name.contains("attention"))
         .filter_map(|(name, ..)| name.split('.').find_map(|part| part.parse().ok()))
         .collect();
     let Some(hidden) = tensors
         .iter()
-        .filter(|(name, shape, _)| shape.len() == 1 && name.contains("n"))
+        .filter(|(_, shape, _)| shape.len() == 1)
         .filter(|(name, ..)| name.contains("ln") || name.contains("norm"))
         .map(|(_, shape, _)| shape[0])
         .max()
