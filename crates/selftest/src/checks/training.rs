@@ -93,7 +93,13 @@ pub(super) fn metrics(accelerator: &Accelerator) -> Result<Verdict> {
 
 /// Through a file in a temporary folder of rank 0, read there and sent to the others.
 pub(super) fn weights(accelerator: &Accelerator) -> Result<Verdict> {
-    let folder = accelerator.on_main_process(tempfile::tempdir)?;
+    let folder = accelerator.on_main_process(|| {
+        tempfile::tempdir().map_err(|source| Error::File {
+            action: "cannot make folder",
+            path: std::env::temp_dir(),
+            source,
+        })
+    })?;
     let file = folder.as_ref().map(|folder| folder.path().join("model.safetensors"));
     let file = accelerator.broadcast_object(file, 0)?.context("rank 0 has no folder")?;
     let saved = accelerator.prepare(model()?)?;
