@@ -7,10 +7,12 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use brigade_launch::{LaunchError, role};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
+mod estimate;
 mod explain;
 mod launch;
+mod pages;
 
 /// Write the training loop once; run it on one process or many
 #[derive(Debug, Parser)]
@@ -27,6 +29,9 @@ enum Command {
     /// Show what a run would do, without one
     #[command(subcommand)]
     Explain(explain::Explain),
+    Estimate(estimate::EstimateArgs),
+    Completions(pages::CompletionsArgs),
+    Man(pages::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -44,6 +49,9 @@ fn main() -> ExitCode {
     };
     let result = match &cli.command {
         Command::Launch(args) => launch::run(args),
+        Command::Estimate(args) => estimate::run(args, io::stdout().lock()).map(|()| 0),
+        Command::Completions(args) => pages::completions(Cli::command(), args),
+        Command::Man(args) => pages::man(Cli::command(), args),
         Command::Explain(question) => explain::run(question, io::stdout().lock()).map(|()| 0),
     };
     match result {

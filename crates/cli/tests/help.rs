@@ -6,9 +6,12 @@ use std::process::Command;
 
 #[test]
 fn help_texts_are_those_on_file() {
-    let pages: [(&str, &[&str]); 4] = [
+    let pages: [(&str, &[&str]); 7] = [
         ("brigade", &["--help"]),
         ("launch", &["launch", "--help"]),
+        ("completions", &["completions", "--help"]),
+        ("estimate", &["estimate", "--help"]),
+        ("man", &["man", "--help"]),
         ("explain", &["explain", "--help"]),
         ("explain-shards", &["explain", "shards", "--help"]),
     ];
