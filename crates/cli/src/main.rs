@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use brigade_launch::{LaunchError, ProgramError, role};
 use clap::{Parser, Subcommand};
 
+mod doctor;
 mod explain;
 mod launch;
 
@@ -24,6 +25,9 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Launch(launch::LaunchArgs),
+    Doctor(doctor::DoctorArgs),
+    #[command(name = doctor::ROLE, hide = true)]
+    DoctorsRole,
     /// Show what a run would do, without one
     #[command(subcommand)]
     Explain(explain::Explain),
@@ -44,6 +48,8 @@ fn main() -> ExitCode {
     };
     let result = match &cli.command {
         Command::Launch(args) => launch::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::DoctorsRole => doctor::play(),
         Command::Explain(question) => explain::run(question, io::stdout().lock()).map(|()| 0),
     };
     match result {

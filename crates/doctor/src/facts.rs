@@ -1,7 +1,7 @@
 //! What is so on one host. No opinion about it: that is for the checks.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ mod variables;
 pub use cpu::Cpu;
 pub use folders::{Folder, FolderState, FolderUse, Space};
 pub use host::{Build, Host};
-pub use kernel_log::{KernelLog, XidMessage};
+pub use kernel_log::{KernelLog, Kill, XidMessage};
 pub use libtorch::Libtorch;
 pub use limits::{Limit, Limits};
 pub use memory::Memory;
@@ -127,6 +127,13 @@ impl Facts {
             program: program.map(program::Pending::wait),
             libtorch: libtorch.wait(),
         }
+    }
+
+    /// The folder that the job starts in, if it is there.
+    #[must_use]
+    pub fn working_folder(&self) -> Option<&Path> {
+        let folder = self.folders.iter().find(|it| it.used_for == FolderUse::Working)?;
+        matches!(folder.state, FolderState::There(_)).then_some(&folder.path)
     }
 }
 

@@ -137,8 +137,7 @@ impl Finder<'_> {
     /// A file for another machine is passed over, as the loader does.
     fn try_file(&self, name: &str, path: PathBuf, found_by: &'static str) -> Option<Library> {
         let elf = Elf::read(&self.sources.path(&path)).ok()?;
-        elf.fits_this_machine()
-            .then(|| Library { name: name.to_owned(), path, found_by, elf })
+        elf.fits_this_machine().then(|| Library { name: name.to_owned(), path, found_by, elf })
     }
 }
 

@@ -47,7 +47,8 @@ pub(super) struct Pending(JoinHandle<Option<Libtorch>>);
 pub(super) fn start(sources: &Arc<Sources>) -> Pending {
     let sources = Arc::clone(sources);
     let search = move || {
-        let given = sources.variable("LIBTORCH").map(|it| (PathBuf::from(it).join("lib"), "LIBTORCH"));
+        let given =
+            sources.variable("LIBTORCH").map(|it| (PathBuf::from(it).join("lib"), "LIBTORCH"));
         let listed = sources.variable("LD_LIBRARY_PATH").unwrap_or_default().split(':');
         let listed = listed.filter(|it| !it.is_empty()).map(|it| (it.into(), "LD_LIBRARY_PATH"));
         let cache = loader_cache::read(&sources);
@@ -70,9 +71,8 @@ impl Pending {
 fn read(sources: &Sources, folder: &Path, found_by: &str) -> Libtorch {
     let above = folder.parent().unwrap_or(folder);
     let module = sources.read(above.join("version.py")).unwrap_or_default();
-    let version = sources
-        .value(above.join("build-version"))
-        .or_else(|| assigned(&module, "__version__"));
+    let version =
+        sources.value(above.join("build-version")).or_else(|| assigned(&module, "__version__"));
     let has_cuda = sources.path(folder).join("libtorch_cuda.so").exists();
     let cuda = assigned(&module, "cuda").or_else(|| cuda_of(version.as_deref()?));
     Libtorch {
@@ -156,8 +156,7 @@ mod tests {
             (Some("nightly"), None),
             (None, None),
         ] {
-            let libtorch =
-                Libtorch { version: version.map(str::to_owned), ..Libtorch::default() };
+            let libtorch = Libtorch { version: version.map(str::to_owned), ..Libtorch::default() };
             assert_eq!(libtorch.release(), expected);
         }
     }
@@ -167,7 +166,8 @@ mod tests {
         let (root, _) = install(&[("build-version", "2.13.0\n"), ("lib/libtorch_cpu.so", "")]);
         let plain = Arc::new(Sources::under(root.path()));
         assert_eq!(start(&plain).wait(), None);
-        let with = Sources::under(root.path()).with_variable("LD_LIBRARY_PATH", "/x:/opt/torch/lib");
+        let with =
+            Sources::under(root.path()).with_variable("LD_LIBRARY_PATH", "/x:/opt/torch/lib");
         let found = start(&Arc::new(with.clone())).wait().unwrap();
         assert_eq!((found.release(), found.found_by.as_str()), (Some((2, 13)), "LD_LIBRARY_PATH"));
         let with = with.with_variable("LIBTORCH", "/opt/torch");

@@ -68,7 +68,8 @@ mod tests {
 
     #[test]
     fn lines_are_read() {
-        let line = "36 35 98:0 /sub /mnt/my\\040data rw,noatime shared:1 - nfs4 box:/data rw,vers=4";
+        let line =
+            "36 35 98:0 /sub /mnt/my\\040data rw,noatime shared:1 - nfs4 box:/data rw,vers=4";
         let mount = parse(line).unwrap();
         assert_eq!(mount.root, Path::new("/sub"));
         assert_eq!(mount.point, Path::new("/mnt/my data"));

@@ -72,9 +72,8 @@ impl Nvidia {
 /// differ for the open driver.
 fn driver(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
-    let is_version = |word: &&str| {
-        word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok())
-    };
+    let is_version =
+        |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
     line.split_whitespace().find(is_version).map(str::to_owned)
 }
 
@@ -113,7 +112,8 @@ mod tests {
     fn versions_of_both_drivers() {
         let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 2023\n\
                       GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n";
-        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n";
+        let open =
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n";
         assert_eq!(driver(closed).as_deref(), Some("535.104.05"));
         assert_eq!(driver(open).as_deref(), Some("580.65.06"));
         assert_eq!(driver("GCC version: 12.2.0"), None);

@@ -86,10 +86,7 @@ pub(super) fn start(sources: &Arc<Sources>, asked: &Path, folder: &Path) -> Pend
     let (sources, folder) = (Arc::clone(sources), folder.to_owned());
     let wanted = asked.to_owned();
     let look = move || look(&sources, &wanted, &folder);
-    Pending {
-        asked: asked.to_owned(),
-        thread: std::thread::spawn(move || within(PATIENCE, look)),
-    }
+    Pending { asked: asked.to_owned(), thread: std::thread::spawn(move || within(PATIENCE, look)) }
 }
 
 impl Pending {
@@ -205,7 +202,8 @@ mod tests {
         let mut foreign = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         foreign[18..20].copy_from_slice(&[0x16, 0]); // a mainframe
         write("foreign", &foreign, 0o755);
-        let sources = Arc::new(Sources::under(root.path()).with_variable("PATH", "/none:/work/bin"));
+        let sources =
+            Arc::new(Sources::under(root.path()).with_variable("PATH", "/none:/work/bin"));
         let state = |asked: &str| start(&sources, asked.as_ref(), "/work".as_ref()).wait().state;
         assert_eq!(state("./bin/script"), ProgramState::Script("/usr/bin/env python3".to_owned()));
         assert_eq!(state("zip"), ProgramState::Strange);
