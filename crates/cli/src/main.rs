@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use brigade_launch::{LaunchError, role};
 use clap::{CommandFactory, Parser, Subcommand};
 
+mod doctor;
 mod estimate;
 mod explain;
 mod launch;
@@ -26,6 +27,9 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Launch(Box<launch::LaunchArgs>),
+    Doctor(doctor::DoctorArgs),
+    #[command(name = doctor::ROLE, hide = true)]
+    DoctorsRole,
     /// Show what a run would do, without one
     #[command(subcommand)]
     Explain(explain::Explain),
@@ -52,6 +56,8 @@ fn main() -> ExitCode {
         Command::Estimate(args) => estimate::run(args, io::stdout().lock()).map(|()| 0),
         Command::Completions(args) => pages::completions(Cli::command(), args),
         Command::Man(args) => pages::man(Cli::command(), args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::DoctorsRole => doctor::play(),
         Command::Explain(question) => explain::run(question, io::stdout().lock()).map(|()| 0),
     };
     match result {
