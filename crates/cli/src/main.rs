@@ -10,6 +10,7 @@ use brigade_launch::{LaunchError, role};
 use clap::{CommandFactory, Parser, Subcommand};
 
 mod doctor;
+mod env;
 mod estimate;
 mod explain;
 mod launch;
@@ -28,6 +29,7 @@ struct Cli {
 enum Command {
     Launch(Box<launch::LaunchArgs>),
     Doctor(doctor::DoctorArgs),
+    Env(env::EnvArgs),
     #[command(name = doctor::ROLE, hide = true)]
     DoctorsRole,
     /// Show what a run would do, without one
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Command::Completions(args) => pages::completions(Cli::command(), args),
         Command::Man(args) => pages::man(Cli::command(), args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Env(args) => env::run(args, io::stdout().lock()).map(|()| 0),
         Command::DoctorsRole => doctor::play(),
         Command::Explain(question) => explain::run(question, io::stdout().lock()).map(|()| 0),
     };

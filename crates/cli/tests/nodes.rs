@@ -21,7 +21,10 @@ struct Hosts {
 
 impl Hosts {
     fn new() -> Self {
-        Self { port: StorePort::reserve(Reach::Loopback).unwrap(), all: tempfile::tempdir().unwrap() }
+        Self {
+            port: StorePort::reserve(Reach::Loopback).unwrap(),
+            all: tempfile::tempdir().unwrap(),
+        }
     }
 
     fn address(&self) -> String {
@@ -135,9 +138,8 @@ fn rank_0_is_reached_at_its_address() {
                  except ConnectionRefusedError: time.sleep(0.01)\n    \
              print(client.recv(5).decode())\n";
     let hosts = Hosts::new();
-    let start = |node, nproc| {
-        hosts.numbered(node, 2, nproc).words(["python3", "-c", program]).start()
-    };
+    let start =
+        |node, nproc| hosts.numbered(node, 2, nproc).words(["python3", "-c", program]).start();
     let runs = finish(vec![start(0, 1), start(1, 2)]);
     assert_eq!((runs[0].code, runs[1].code), (0, 0), "{}", runs[0].stderr);
     assert_eq!(runs[1].stdout.matches("] hello\n").count(), 2, "{}", runs[1].stdout);
@@ -200,7 +202,11 @@ fn a_signal_at_one_host_stops_all() {
         launchers[node].send(signal);
         for run in finish(launchers) {
             assert_eq!(run.code, code, "{}", run.stderr);
-            assert!(run.stderr.ends_with(&format!("brigade: stopped by {signal}\n")), "{}", run.stderr);
+            assert!(
+                run.stderr.ends_with(&format!("brigade: stopped by {signal}\n")),
+                "{}",
+                run.stderr
+            );
         }
     }
 }
@@ -219,7 +225,10 @@ fn a_killed_agent_ends_the_job() {
         let survivor = &runs[1 - killed];
         assert_eq!(survivor.code, 1, "{}", survivor.stderr);
         let expected = match killed {
-            0 => format!("brigade: the connection to {}, where the job is coordinated, is lost: ", hosts.address()),
+            0 => format!(
+                "brigade: the connection to {}, where the job is coordinated, is lost: ",
+                hosts.address()
+            ),
             _ => " is lost: ".to_owned(),
         };
         let last = survivor.stderr.lines().last().unwrap();

@@ -5,10 +5,7 @@ use std::time::Duration;
 
 use brigade_rendezvous::Secret;
 
-use crate::{
-    Meeting, NodeRange, NprocSpec, OutputOptions, Patience, PlacementOptions, Program,
-};
-
+use crate::{Meeting, NodeRange, NprocSpec, OutputOptions, Patience, PlacementOptions, Program};
 
 /// What to start, how often, and with which other hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -332,11 +332,8 @@ mod tests {
 
     #[test]
     fn places() {
-        let options = LaunchOptions {
-            nproc: 2.into(),
-            role: "actor".to_owned(),
-            ..Default::default()
-        };
+        let options =
+            LaunchOptions { nproc: 2.into(), role: "actor".to_owned(), ..Default::default() };
         let plan = LaunchPlan::resolve(&options, &facts(8, &[])).unwrap();
         let part = Assignment {
             attempt: 2,

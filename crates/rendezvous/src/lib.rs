@@ -29,4 +29,3 @@ pub use message::{
 };
 pub use secret::{Secret, SecretError};
 pub use wire::LinkError;
-
