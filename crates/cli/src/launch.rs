@@ -100,12 +100,6 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "NAME", default_value = "default")]
     role: String,
 
-    #[command(flatten)]
-    kind: KindArgs,
-
-    #[command(flatten)]
-    output: OutputArgs,
-
     /// The program, a path or a name that is looked up in PATH, or a Python script (*.py); and its
     /// arguments, which are passed on as they are, but ${local_rank} is replaced
     // One list: as two arguments, a first `--` after the program would be taken for ours.

@@ -46,10 +46,11 @@ impl Ended {
 impl Agent<'_> {
     /// Starts this host's ranks, once the output of those before them is written: a reader that has
     /// paused would else have us collect the pipes of attempt after attempt.
-    pub(super) fn start_when_written(&mut self) -> Result<(), LaunchError> {
-        match self.part.take_if(|_| self.draining == 0) {
-            Some(part) => self.start(part),
-            None => Ok(()),
+    pub(super) fn start_when_written(&mut self) {
+        let Some(part) = self.part.take_if(|_| self.draining == 0) else { return };
+        if let Err(error) = self.start(part) {
+            self.peers.send(&FromAgent::Unable { reason: error.to_string() });
+            self.fail(error);
         }
     }
 
