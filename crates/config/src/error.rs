@@ -1,0 +1,111 @@
+//! What may be wrong with settings.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::settings::Setting;
+use crate::source::Source;
+
+/// Nothing has been started and no file changed when one of these is returned.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A file that was asked for cannot be read.
+    #[error("cannot read {} ({asked_by}): {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why it was looked for.
+        asked_by: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A file is not what its ending says.
+    #[error("{}:{line}: this is not {format}: {message}", path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What was expected: "TOML".
+        format: &'static str,
+        /// What the parser says; may go over several lines.
+        message: String,
+    },
+    /// A file is of another version.
+    #[error("{}:{line}: {message}", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// Which version, and what to do.
+        message: String,
+    },
+    /// A file has a key that means nothing, or stands in the wrong place.
+    #[error("{at}: unknown key `{key}`{hint}")]
+    UnknownKey {
+        /// Where.
+        at: Source,
+        /// The key.
+        key: String,
+        /// What to write instead.
+        hint: String,
+    },
+    /// A key is there twice.
+    #[error("{at}: `{key}` is there a second time")]
+    Twice {
+        /// Where.
+        at: Source,
+        /// The key.
+        key: String,
+    },
+    /// A value is not what its setting expects.
+    #[error("{source_of}: {name} is {found}, expected {expected}")]
+    Value {
+        /// Where it was set.
+        source_of: Source,
+        /// The setting.
+        name: String,
+        /// What was found.
+        found: String,
+        /// What was expected.
+        expected: String,
+    },
+    /// A variable for the ranks that cannot be one.
+    #[error("{source_of}: {name} {reason}")]
+    Variable {
+        /// Where it was set.
+        source_of: Source,
+        /// The variable.
+        name: String,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// A file of Accelerate's asks for what is not here.
+    #[error("{} cannot be used: {}", path.display(), reasons.join("; "))]
+    NotHonoured {
+        /// The file.
+        path: PathBuf,
+        /// The lines and keys, and why.
+        reasons: Vec<String>,
+    },
+    /// Settings that cannot hold together.
+    #[error("{0}")]
+    Contradiction(String),
+    /// A file could not be written.
+    #[error("cannot write {}: {reason}", path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// What is in the way and what to do about it.
+        reason: String,
+    },
+}
+
+impl ConfigError {
+    pub(crate) fn value(source: Source, name: &str, found: String) -> Self {
+        let expected = Setting::named(name).map_or("a setting's name", |it| it.expected).to_owned();
+        Self::Value { source_of: source, name: name.to_owned(), found, expected }
+    }
+}
