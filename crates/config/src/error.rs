@@ -1,7 +1,7 @@
 //! What may be wrong with settings.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::settings::Setting;
 use crate::source::Source;
@@ -29,7 +29,7 @@ pub enum ConfigError {
         line: usize,
         /// What was expected: "TOML".
         format: &'static str,
-        /// What the parser says; may go over several lines.
+        /// What the parser says, and the line itself.
         message: String,
     },
     /// A file is of another version.
@@ -104,8 +104,28 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
+    /// What a parser says of a line, with that line.
+    pub(crate) fn syntax(
+        path: &Path,
+        text: &str,
+        line: usize,
+        format: &'static str,
+        message: &str,
+    ) -> Self {
+        let line = line.max(1);
+        let shown = text.lines().nth(line - 1).unwrap_or_default().trim();
+        let plain = |it: char| if it.is_control() { ' ' } else { it };
+        let shown: String = shown.chars().take(SHOWN_CHARACTERS).map(plain).collect();
+        let message =
+            if shown.is_empty() { message.to_owned() } else { format!("{message}, in `{shown}`") };
+        Self::Syntax { path: path.to_owned(), line, format, message }
+    }
+
     pub(crate) fn value(source: Source, name: &str, found: String) -> Self {
         let expected = Setting::named(name).map_or("a setting's name", |it| it.expected).to_owned();
         Self::Value { source_of: source, name: name.to_owned(), found, expected }
     }
 }
+
+/// Of a line that cannot be read: an error should stay one line.
+const SHOWN_CHARACTERS: usize = 60;

@@ -67,7 +67,7 @@ pub(crate) fn parse<'a>(path: &Path, text: &'a str) -> Result<DeTable<'a>, Confi
         if text.contains("distributed_type:") {
             message += " (it looks like a file of Accelerate's: those end in .yaml or .json)";
         }
-        ConfigError::Syntax { path: path.to_owned(), line, format: "TOML", message }
+        ConfigError::syntax(path, text, line, "TOML", &message)
     })?;
     Ok(document.into_inner())
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use brigade_world::env;
 
 use crate::error::ConfigError;
-use crate::settings::{Settings, TABLE};
+use crate::settings::{Setting, Settings, TABLE};
 use crate::source::Source;
 use crate::value::Raw;
 
@@ -130,10 +130,14 @@ impl Layer {
         layers
     }
 
-    /// Forgets a setting.
-    pub(crate) fn unset(&mut self, name: &str) {
+    /// Puts a setting back to its default.
+    pub(crate) fn reset(&mut self, name: &str) {
         self.settings.unset(name);
         self.sources.remove(name);
+        if let Some(default) = Setting::named(name).and_then(|it| it.default) {
+            self.settings.set(name, default);
+            self.mark(name, Source::Default);
+        }
     }
 
     pub(crate) fn mark(&mut self, name: &str, source: Source) {

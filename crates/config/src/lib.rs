@@ -1,9 +1,12 @@
 //! The settings of a launch.
 
+pub mod accelerate;
 mod error;
 pub mod file;
 mod layer;
+mod load;
 mod places;
+pub mod rivals;
 mod settings;
 mod source;
 pub mod suggest;
@@ -12,6 +15,7 @@ mod variables;
 
 pub use error::ConfigError;
 pub use layer::{Layer, Note};
+pub use load::{Loaded, is_accelerates, load, read_layer, read_text};
 pub use places::{ChosenBy, Place, to_write};
 pub use settings::{Setting, Settings, TABLE, TABLES, Table};
 pub use source::Source;

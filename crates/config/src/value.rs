@@ -27,8 +27,9 @@ pub trait Value: Clone + PartialEq + Sized {
     /// Reads what a variable or a flag says; `None` where it is not [`EXPECTED`](Self::EXPECTED).
     fn parse(text: &str) -> Option<Self>;
 
-    /// Reads what a settings file says. By default a text is parsed, and a whole number as if it
+    /// Reads what a settings file says, `None` where that is something else. By default a text is parsed, and a whole number as if it
     /// were one: `nproc = 4` and `nproc = "auto"` are both natural.
+    #[must_use]
     fn read(raw: &Raw) -> Option<Self> {
         match raw {
             Raw::Text(text) => Self::parse(text),
@@ -59,10 +60,12 @@ pub enum Raw {
     /// `true` or `false`.
     Bool(bool),
     /// Values in brackets.
-    List(Vec<Raw>),
+    List(Vec<Self>),
     /// Keys and values.
-    Table(BTreeMap<String, Raw>),
-    /// What no setting is: a date.
+    Table(BTreeMap<String, Self>),
+    /// YAML's and JSON's word for nothing.
+    Null,
+    /// What no setting is: a date, a number beyond measure.
     Other(String),
 }
 
@@ -77,6 +80,7 @@ impl Raw {
             Self::Bool(value) => value.to_string(),
             Self::List(_) => "a list".to_owned(),
             Self::Table(_) => "a table".to_owned(),
+            Self::Null => "null".to_owned(),
             Self::Other(text) => text.clone(),
         }
     }
@@ -92,7 +96,7 @@ impl Raw {
 
 impl Value for bool {
     const EXPECTED: &'static str = "true or false";
-    const IS_SWITCH: bool = true;
+    const IS_SWITCH: Self = true;
 
     /// Accelerate's words. A flag without a value is not read at all.
     fn parse(text: &str) -> Option<Self> {
