@@ -72,6 +72,11 @@ pub(crate) fn parse<'a>(path: &Path, text: &'a str) -> Result<DeTable<'a>, Confi
     Ok(document.into_inner())
 }
 
+/// The file says for which version it was written.
+pub(crate) fn has_version(document: &DeTable<'_>) -> bool {
+    document.contains_key(VERSION_KEY)
+}
+
 fn check_version(path: &Path, text: &str, document: &DeTable<'_>) -> Result<(), ConfigError> {
     let path = path.to_owned();
     let Some((key, value)) = document.iter().find(|(key, _)| key.get_ref() == VERSION_KEY) else {
@@ -123,25 +128,32 @@ fn read_table(
     Ok(())
 }
 
-/// Variables are texts, but `1` and `true` need no quotation marks.
 fn read_env(lines: &Lines<'_>, table: &DeTable<'_>, layer: &mut Layer) -> Result<(), ConfigError> {
     for (key, value) in in_order(table) {
-        let (at, name) = (lines.source(key), key.get_ref());
-        let value = match raw(value.get_ref()) {
-            Raw::Text(text) => text,
-            value @ (Raw::Integer(_) | Raw::Float(_) | Raw::Bool(_)) => value.shown(),
-            other => {
-                return Err(ConfigError::Value {
-                    source_of: at,
-                    name: name.to_string(),
-                    found: other.shown(),
-                    expected: "a text".to_owned(),
-                });
-            }
-        };
-        layer.set_env(name, &value, at)?;
+        read_variable(layer, key.get_ref(), value.get_ref(), lines.source(key))?;
     }
     Ok(())
+}
+
+/// Variables are texts, but `1` and `true` need no quotation marks.
+pub(crate) fn read_variable(
+    layer: &mut Layer,
+    name: &str,
+    value: &DeValue<'_>,
+    at: Source,
+) -> Result<(), ConfigError> {
+    match raw(value) {
+        Raw::Text(text) => layer.set_env(name, &text, at),
+        value @ (Raw::Integer(_) | Raw::Float(_) | Raw::Bool(_)) => {
+            layer.set_env(name, &value.shown(), at)
+        }
+        other => Err(ConfigError::Value {
+            source_of: at,
+            name: name.to_owned(),
+            found: other.shown(),
+            expected: "a text".to_owned(),
+        }),
+    }
 }
 
 fn unknown(at: Source, key: String) -> ConfigError {
@@ -165,13 +177,15 @@ fn unknown_outside(at: Source, key: &str, name: &str) -> ConfigError {
 }
 
 /// As they stand in the file: the first fault is the one to name.
-fn in_order<'t, 'i>(table: &'t DeTable<'i>) -> Vec<(&'t Key<'i>, &'t Spanned<DeValue<'i>>)> {
+pub(crate) fn in_order<'t, 'i>(
+    table: &'t DeTable<'i>,
+) -> Vec<(&'t Key<'i>, &'t Spanned<DeValue<'i>>)> {
     let mut rows: Vec<_> = table.iter().collect();
     rows.sort_by_key(|(key, _)| key.span().start);
     rows
 }
 
-type Key<'i> = Spanned<Cow<'i, str>>;
+pub(crate) type Key<'i> = Spanned<Cow<'i, str>>;
 
 /// Names are written with either kind of dash, as flags are.
 pub(crate) fn normal(key: &str) -> String {

@@ -15,6 +15,8 @@ pub enum Source {
         /// The line, from 1.
         line: usize,
     },
+    /// The scheduler that started this process, and the variable by which it says so.
+    Scheduler(String),
     /// A variable of the environment.
     Variable(String),
     /// A flag, without its dashes.
@@ -27,8 +29,9 @@ impl Source {
         match self {
             Self::Default => 0,
             Self::File { .. } => 1,
-            Self::Variable(_) => 2,
-            Self::Flag(_) => 3,
+            Self::Scheduler(_) => 2,
+            Self::Variable(_) => 3,
+            Self::Flag(_) => 4,
         }
     }
 }
@@ -38,6 +41,7 @@ impl fmt::Display for Source {
         match self {
             Self::Default => f.write_str("default"),
             Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::Scheduler(words) => f.write_str(words),
             Self::Variable(name) => write!(f, "environment {name}"),
             Self::Flag(name) => write!(f, "flag --{name}"),
         }
