@@ -6,7 +6,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use brigade_launch::{LaunchError, ProgramError, role};
+use brigade_launch::{LaunchError, role};
 use clap::{Parser, Subcommand};
 
 mod explain;
@@ -60,9 +60,13 @@ fn main() -> ExitCode {
 /// the code of its first failing rank instead.
 fn exit_code(error: &anyhow::Error) -> u8 {
     match error.downcast_ref() {
-        Some(LaunchError::OptionOutOfRange { .. }) => USAGE,
-        Some(LaunchError::Program(ProgramError::NotFound { .. })) => 127,
-        Some(LaunchError::Program(_)) => 126,
+        Some(
+            LaunchError::OptionOutOfRange { .. }
+            | LaunchError::NoSuchLocalRank { .. }
+            | LaunchError::Device(_)
+            | LaunchError::Bind(_),
+        ) => USAGE,
+        Some(LaunchError::Program(error)) => error.exit_code(),
         _ => 1,
     }
 }

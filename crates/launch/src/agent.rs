@@ -16,7 +16,8 @@ use nix::unistd::getpid;
 pub use ending::{Ending, Failure, Outcome};
 use running::Running;
 
-use crate::output::{Notice, Output};
+use crate::PrefixFacts;
+use crate::output::{Notice, Output, RunFolder, Streams, Tail, Terminal};
 use crate::survivors::Survivors;
 use crate::watch::Watch;
 use crate::{LaunchError, LaunchPlan, StorePort};
@@ -49,6 +50,12 @@ struct Job {
     ranks: Vec<Running>,
     signals: SignalFd,
     output: Output,
+    /// Nobody reads the output any more.
+    output_closed: bool,
+    /// The last lines of every rank, once all output is written.
+    tails: Option<Vec<Tail>>,
+    /// Holds the ranks' error files until the job is over.
+    _folder: RunFolder,
     survivors: Survivors,
     watch: Watch,
     /// Holds the port until the job is over.
@@ -83,25 +90,32 @@ fn start(plan: &LaunchPlan, watched: &SigSet) -> Result<Job, LaunchError> {
     let port = StorePort::reserve().map_err(LaunchError::system("reserve a port"))?;
     let socket = port.socket().map_err(LaunchError::system("bind the store's socket"))?;
 
+    let folder = RunFolder::create(&plan.output, &plan.run_id)?;
+    let terminal = Terminal::new().map_err(LaunchError::system("use stdout and stderr"))?;
     let size = plan.world_size.as_usize();
+    let attempt = folder.attempt(0, size)?;
     let mut ranks = Vec::with_capacity(size);
     let mut gates = Vec::with_capacity(size);
     let mut pipes = Vec::with_capacity(size);
     for rank in 0..size {
         // Rank 0 learns its descriptor's number at the gate.
         let world = plan.world(rank, port.endpoint(StoreHost::Rank0))?;
-        let (running, gate, pipe) = Running::start(plan, &world)
+        let (running, gate, (stdout, stderr)) = Running::start(plan, &world)
             .map_err(LaunchError::system(format!("start rank {rank} of {size}")))?;
         ranks.push(running);
         gates.push(gate);
-        pipes.push(pipe);
+        let facts = PrefixFacts { rank, local_rank: rank, ..PrefixFacts::default() };
+        let prefix = plan.output.prefix.of(&facts);
+        pipes.push(Streams { rank, local_rank: rank, prefix, stdout, stderr });
     }
     let survivors = Survivors {
         run_id: plan.run_id.clone(),
         sessions: ranks.iter().map(|rank| rank.pid().as_raw()).collect(),
     };
     let watch = Watch::start(&survivors).map_err(LaunchError::system("start the watch"))?;
-    let output = Output::start(pipes).map_err(LaunchError::system("carry the ranks' output"))?;
+    let mut output = Output::start(&plan.output, Box::new(terminal))
+        .map_err(LaunchError::system("carry the ranks' output"))?;
+    output.attach(pipes, &attempt)?;
     for (rank, gate) in gates.into_iter().enumerate() {
         gate.open((rank == 0).then_some(&socket))
             .map_err(LaunchError::system(format!("let rank {rank} start")))?;
@@ -110,6 +124,9 @@ fn start(plan: &LaunchPlan, watched: &SigSet) -> Result<Job, LaunchError> {
         ranks,
         signals,
         output,
+        output_closed: false,
+        tails: None,
+        _folder: folder,
         survivors,
         watch,
         _port: port,
@@ -127,7 +144,8 @@ impl Job {
             while let Some(signal) = self.next_signal() {
                 self.handle(signal);
             }
-            if self.output.notice() == Notice::Closed && self.stopping.is_none() {
+            self.take_notices();
+            if self.output_closed && self.stopping.is_none() {
                 self.stop(Cause::OutputClosed, Signal::SIGTERM);
             }
             self.kill_when_due();
@@ -143,9 +161,10 @@ impl Job {
         let failure = self.failed.map(|rank| self.ranks[rank].failure(rank));
         let cause = self.stopping.map(|stopping| stopping.cause);
         // A thread that still writes is left alone; it ends with this process.
-        let tails = if all_written { self.output.into_tails() } else { Vec::new() };
-        let tail = failure.as_ref().and_then(|failure| tails.get(failure.rank));
         if all_written {
+            self.output.end();
+            let tails = self.tails.unwrap_or_default();
+            let tail = failure.as_ref().and_then(|failure| tails.get(failure.rank));
             report::print(failure.as_ref(), cause, tail);
         }
         let stopped_by = match cause {
@@ -154,6 +173,17 @@ impl Job {
             _ => None,
         };
         Outcome { failure, stopped_by: stopped_by.map(|signal| signal as i32) }
+    }
+
+    fn take_notices(&mut self) {
+        while let Some(notice) = self.output.notice() {
+            match notice {
+                Notice::Closed => self.output_closed = true,
+                Notice::Tail { .. } => {}
+                Notice::Drained(tails) => self.tails = Some(tails),
+                Notice::Gone => self.tails = Some(Vec::new()),
+            }
+        }
     }
 
     fn running(&self) -> usize {
@@ -274,10 +304,11 @@ impl Job {
     /// Waits for the output thread. False when it is given up: whoever reads our output has stopped
     /// reading, and a second signal to stop came before this or comes now.
     fn write_the_rest(&mut self) -> bool {
-        self.output.finish();
+        self.output.drain();
         let mut deadline = self.impatient.then(|| Instant::now() + LAST_LINES);
         loop {
-            if self.output.notice() == Notice::Finished {
+            self.take_notices();
+            if self.tails.is_some() {
                 return true;
             }
             if deadline.is_some_and(|at| at <= Instant::now()) {

@@ -1,10 +1,11 @@
 //! Why a job was not started.
 
 use std::io;
+use std::path::PathBuf;
 
 use brigade_world::WorldError;
 
-use crate::ProgramError;
+use crate::{BindError, DeviceError, ProgramError};
 
 /// Nothing of the user's program has run when one of these is returned.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +21,30 @@ pub enum LaunchError {
         /// What it should be.
         reason: &'static str,
     },
+    /// An option names only local ranks that this host has not.
+    #[error("--{option} names local rank {rank}, but this host has only local ranks 0 to {}", nproc - 1)]
+    NoSuchLocalRank {
+        /// The option's name.
+        option: &'static str,
+        /// The lowest that it names.
+        rank: usize,
+        /// How many ranks this host has.
+        nproc: usize,
+    },
+    /// Log files cannot be made.
+    #[error("cannot keep logs in {}: {source}; choose another folder with --log-dir", path.display())]
+    LogFolder {
+        /// The folder or file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The devices are not as asked for.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The ranks cannot be bound as asked.
+    #[error(transparent)]
+    Bind(#[from] BindError),
     /// The program cannot be run.
     #[error(transparent)]
     Program(#[from] ProgramError),

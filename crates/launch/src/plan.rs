@@ -5,10 +5,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use brigade_world::{StoreEndpoint, World, WorldError, WorldSize};
+use brigade_world::{LocalRank, StoreEndpoint, World, WorldError, WorldSize};
 
-use crate::program::{self, ProgramError};
-use crate::{LaunchError, LaunchOptions};
+use crate::placement::{self, PlacementFacts, RankSetup};
+use crate::program::{CargoTarget, Invocation, Program, ProgramError, Search, with_local_rank};
+use crate::{LaunchError, LaunchOptions, OutputFacts, OutputPlan};
 
 /// What the plan must know about this host, gathered once.
 #[derive(Clone, Debug)]
@@ -18,9 +19,13 @@ pub struct HostFacts {
     /// Variables of [`LaunchPlan::env`] that the user has set already.
     pub set_by_user: Vec<&'static str>,
     /// Where the program was found, or why it cannot be run.
-    pub program: Result<PathBuf, ProgramError>,
+    pub program: Result<Invocation, ProgramError>,
     /// A name for the job that no other job has.
     pub run_id: String,
+    /// What decides how output is shown.
+    pub output: OutputFacts,
+    /// Processors and accelerators, as far as the options ask for them.
+    pub placement: PlacementFacts,
 }
 
 impl HostFacts {
@@ -28,12 +33,17 @@ impl HostFacts {
     #[must_use]
     pub fn gather(options: &LaunchOptions) -> Self {
         let is_set = |name: &&'static str| std::env::var_os(name).is_some_and(|v| !v.is_empty());
+        let var = |name| std::env::var_os(name);
+        let (path, python) = (var("PATH"), var("PYTHON_EXEC"));
+        let search = Search { path: path.as_deref(), python: python.as_deref() };
         Self {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             set_by_user: TUNED.iter().copied().filter(is_set).collect(),
-            program: program::find(&options.program, std::env::var_os("PATH").as_deref()),
+            program: options.program.find(search),
             // Keyed from the system's random source: two jobs on a host must not share a name.
             run_id: format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id())),
+            output: OutputFacts::gather(),
+            placement: PlacementFacts::gather(&options.placement, options.nproc),
         }
     }
 }
@@ -43,11 +53,13 @@ impl HostFacts {
 pub struct LaunchPlan {
     /// Number of ranks.
     pub world_size: WorldSize,
+    /// What to build before [`LaunchPlan::prepare`] knows the program's file.
+    pub build: Option<CargoTarget>,
     /// The program's file.
     pub program: PathBuf,
     /// The program's name as the user wrote it: its `argv[0]`.
     pub name: OsString,
-    /// Its arguments.
+    /// Its arguments, before `${local_rank}` is replaced.
     pub args: Vec<OsString>,
     /// Variables for every rank besides its place in the world.
     pub env: Vec<(&'static str, String)>,
@@ -55,13 +67,19 @@ pub struct LaunchPlan {
     pub shutdown_timeout: Duration,
     /// Name of the job.
     pub run_id: String,
+    /// Where the ranks' output goes.
+    pub output: OutputPlan,
+    /// What each rank of this host has of its own, by local rank.
+    pub ranks: Vec<RankSetup>,
+    /// Every rank is told the local rank 0.
+    pub virtual_local_rank: bool,
 }
 
 impl LaunchPlan {
     /// Decides. Pure: the same options and facts give the same plan.
     ///
     /// Cores are shared out evenly, at least one thread to a rank, unless the user has set
-    /// `OMP_NUM_THREADS` or asks for a number. `OMP_WAIT_POLICY=PASSIVE` keeps libgomp from
+    /// `OMP_NUM_THREADS` or asks for a number; a rank that is bound has as many as it has cores. `OMP_WAIT_POLICY=PASSIVE` keeps libgomp from
     /// spinning at barriers: with as many threads as cores over all ranks, one that spins holds up
     /// the one it waits for (two ranks of two threads on two cores: 99 ms a step against 46).
     /// libgomp reads both before `main`, so only a launcher can set them.
@@ -71,14 +89,15 @@ impl LaunchPlan {
     /// ```
     /// use brigade_launch::{HostFacts, LaunchOptions, LaunchPlan};
     ///
-    /// let options = LaunchOptions { nproc: 4, program: "sh".into(), ..Default::default() };
+    /// let options = LaunchOptions { nproc: 4.into(), program: "sh".into(), ..Default::default() };
     /// let facts = HostFacts { cores: 10, ..HostFacts::gather(&options) };
     /// let plan = LaunchPlan::resolve(&options, &facts)?;
     /// assert!(plan.env.contains(&("OMP_NUM_THREADS", "2".to_owned())));
     /// # Ok::<(), brigade_launch::LaunchError>(())
     /// ```
     pub fn resolve(options: &LaunchOptions, facts: &HostFacts) -> Result<Self, LaunchError> {
-        let nproc = options.nproc;
+        let wanted = options.placement.devices.as_ref();
+        let nproc = facts.placement.devices.count(options.nproc, wanted, facts.cores)?;
         let world_size = WorldSize::new(nproc).map_err(|_| LaunchError::OptionOutOfRange {
             option: "nproc",
             value: nproc,
@@ -91,12 +110,26 @@ impl LaunchPlan {
                 reason: "a rank needs at least one thread",
             });
         }
-        let program = facts.program.clone()?;
+        let Invocation { file, name, mut args } = facts.program.clone()?;
+        args.extend_from_slice(&options.args);
+        let build = match &options.program {
+            Program::Cargo(target) => Some(target.clone()),
+            _ => None,
+        };
 
         let free = |name: &str| !facts.set_by_user.contains(&name);
+        let mut ranks = placement::place(&options.placement, &facts.placement, nproc)?;
+        let bound = placement::threads(&ranks, &facts.placement.topology);
         let mut env = Vec::new();
         if let Some(threads) = options.threads_per_rank {
             env.push((OMP_NUM_THREADS, threads.to_string()));
+        } else if let Some(bound) = bound.filter(|_| free(OMP_NUM_THREADS)) {
+            // A control group may leave less time than there are processors.
+            let is_limited = facts.cores < facts.placement.topology.cpus.len();
+            let most = if is_limited { (facts.cores / nproc).max(1) } else { usize::MAX };
+            for (rank, threads) in ranks.iter_mut().zip(bound) {
+                rank.env.push((OMP_NUM_THREADS, threads.min(most).to_string()));
+            }
         } else if free(OMP_NUM_THREADS) {
             env.push((OMP_NUM_THREADS, (facts.cores / nproc).max(1).to_string()));
         }
@@ -109,13 +142,50 @@ impl LaunchPlan {
 
         Ok(Self {
             world_size,
-            program,
-            name: options.program.clone(),
-            args: options.args.clone(),
+            build,
+            program: file,
+            name,
+            args,
             env,
             shutdown_timeout: options.shutdown_timeout,
             run_id: facts.run_id.clone(),
+            output: OutputPlan::resolve(&options.output, &facts.output, nproc)?,
+            ranks,
+            virtual_local_rank: options.placement.virtual_local_rank,
         })
+    }
+
+    /// Builds what must be built; a second call does nothing. Cargo's progress and messages go to
+    /// this process's stderr.
+    ///
+    /// Errors when the build fails.
+    pub fn prepare(&mut self) -> Result<(), LaunchError> {
+        let Some(target) = &self.build else { return Ok(()) };
+        let built = target.build()?;
+        let inherited = std::env::var_os(LD_LIBRARY_PATH).unwrap_or_default();
+        let inherited =
+            std::env::split_paths(&inherited).filter(|path| !path.as_os_str().is_empty());
+        // A folder with a colon in its name cannot be part of such a list.
+        if let Ok(paths) = std::env::join_paths(built.libraries.into_iter().chain(inherited)) {
+            self.env.push((LD_LIBRARY_PATH, paths.to_string_lossy().into_owned()));
+        }
+        self.name = built.executable.clone().into();
+        self.program = built.executable;
+        self.build = None;
+        Ok(())
+    }
+
+    /// What a rank is told of its place, which differs from it under `--virtual-local-rank`.
+    pub(crate) fn told(&self, mut world: World) -> World {
+        if self.virtual_local_rank {
+            world.local_rank = LocalRank::ZERO;
+        }
+        world
+    }
+
+    /// The program's arguments on one rank.
+    pub(crate) fn args_for(&self, local_rank: usize) -> Vec<OsString> {
+        self.args.iter().map(|arg| with_local_rank(arg, local_rank)).collect()
     }
 
     /// The place of one rank, once it is known where the ranks meet.
@@ -128,6 +198,7 @@ impl LaunchPlan {
     }
 }
 
+const LD_LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
 const OMP_WAIT_POLICY: &str = "OMP_WAIT_POLICY";
 /// torchrun's default for PyTorch programs: a failed NCCL collective ends the process.
@@ -142,8 +213,14 @@ mod tests {
         HostFacts {
             cores,
             set_by_user: set_by_user.to_vec(),
-            program: Ok("/bin/train".into()),
+            program: Ok(Invocation {
+                file: "/bin/train".into(),
+                name: "train".into(),
+                args: Vec::new(),
+            }),
             run_id: "job".to_owned(),
+            output: OutputFacts::default(),
+            placement: PlacementFacts::default(),
         }
     }
 
@@ -163,7 +240,8 @@ mod tests {
             (1, 1, &[], Some(16), Some("16")),
         ];
         for (cores, nproc, set, threads_per_rank, expected) in table {
-            let options = LaunchOptions { nproc, threads_per_rank, ..Default::default() };
+            let options =
+                LaunchOptions { nproc: nproc.into(), threads_per_rank, ..Default::default() };
             let plan = LaunchPlan::resolve(&options, &facts(cores, set)).unwrap();
             let value = |name| plan.env.iter().find(|v| v.0 == name).map(|v| v.1.as_str());
             assert_eq!(value(OMP_NUM_THREADS), expected, "{cores} cores, {nproc} ranks, {set:?}");
@@ -178,7 +256,7 @@ mod tests {
             LaunchPlan::resolve(&options, &facts).unwrap_err().to_string()
         };
         assert_eq!(
-            refuse(LaunchOptions { nproc: 0, ..Default::default() }, facts(8, &[])),
+            refuse(LaunchOptions { nproc: 0.into(), ..Default::default() }, facts(8, &[])),
             "--nproc 0 is not possible: a job has at least one rank"
         );
         assert_eq!(
@@ -195,7 +273,7 @@ mod tests {
 
     #[test]
     fn places() {
-        let options = LaunchOptions { nproc: 2, ..Default::default() };
+        let options = LaunchOptions { nproc: 2.into(), ..Default::default() };
         let plan = LaunchPlan::resolve(&options, &facts(8, &[])).unwrap();
         let world = plan.world(1, StoreEndpoint::alone()).unwrap();
         assert_eq!((world.rank.as_usize(), world.local_rank.as_usize()), (1, 1));

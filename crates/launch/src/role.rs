@@ -16,7 +16,7 @@ use nix::unistd::{dup2_stdin, setsid};
 
 use crate::gate::{self, Opening};
 use crate::survivors::Survivors;
-use crate::{leash, watch};
+use crate::{CpuSet, leash, watch};
 
 /// Plays a role if this process was started for one, and gives its exit code.
 ///
@@ -36,9 +36,18 @@ pub fn play_if_asked() -> Option<u8> {
 }
 
 /// The agent's command for a rank: this executable, in the role of a rank, about to run a program.
-pub(crate) fn rank_command(program: &OsStr, name: &OsStr, args: &[OsString]) -> Command {
+///
+/// It binds itself to `cpus` before, so that not even the program's loader runs elsewhere.
+pub(crate) fn rank_command(
+    program: &OsStr,
+    name: &OsStr,
+    args: &[OsString],
+    cpus: Option<&CpuSet>,
+) -> Command {
     let mut command = this_executable(RANK);
-    command.arg(std::process::id().to_string()).arg(program).arg(name).args(args);
+    command.arg(std::process::id().to_string());
+    command.arg(cpus.map_or_else(|| ANY.to_owned(), ToString::to_string));
+    command.arg(program).arg(name).args(args);
     command
 }
 
@@ -58,15 +67,17 @@ fn this_executable(role: &str) -> Command {
     command
 }
 
-/// Arguments: agent's process number, program's file, its name, its arguments.
+/// Arguments: agent's process number, processors, program's file, its name, its arguments.
 fn become_rank(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     let agent = args.next()?.to_str()?.parse().ok()?;
+    let cpus = args.next()?.into_string().ok()?;
+    let cpus: Option<CpuSet> = if cpus == ANY { None } else { Some(cpus.parse().ok()?) };
     let program = args.next()?;
     let name = args.next()?;
     let mut command = Command::new(&program);
     command.arg0(&name).args(args);
 
-    let error = match prepare_rank(agent, &mut command) {
+    let error = match prepare_rank(agent, cpus.as_ref(), &mut command) {
         // The agent is gone: nobody is left to tell.
         Ok(false) => return Some(0),
         Ok(true) => command.exec(),
@@ -76,7 +87,7 @@ fn become_rank(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     Some(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
-fn prepare_rank(agent: u32, command: &mut Command) -> io::Result<bool> {
+fn prepare_rank(agent: u32, cpus: Option<&CpuSet>, command: &mut Command) -> io::Result<bool> {
     setsid()?;
     if !leash::tie_to(agent)? {
         return Ok(false);
@@ -86,6 +97,11 @@ fn prepare_rank(agent: u32, command: &mut Command) -> io::Result<bool> {
     };
     if let Some(fd) = socket {
         command.env(env::BRIGADE_STORE_FD, fd.to_string());
+    }
+    if let Some(cpus) = cpus {
+        cpus.bind().map_err(|error| {
+            io::Error::new(error.kind(), format!("it cannot be bound to CPUs {cpus}: {error}"))
+        })?;
     }
     // Several ranks cannot share a keyboard.
     dup2_stdin(File::open("/dev/null")?)?;
@@ -104,5 +120,7 @@ fn stand_watch(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
 
 const RANK: &str = "__rank";
 const WATCH: &str = "__watch";
+/// In place of processors: those that the agent may use.
+const ANY: &str = "any";
 /// Somebody typed a hidden role by hand.
 const MALFORMED: u8 = 2;

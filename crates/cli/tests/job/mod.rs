@@ -1,5 +1,6 @@
 //! One run of `brigade launch` under test, which must leave nothing behind.
 
+#![allow(dead_code)] // every test file is a program of its own and uses a part of this
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 use std::fs;
@@ -33,9 +34,15 @@ pub(crate) struct Job {
 
 impl Job {
     pub(crate) fn new(nproc: usize) -> Self {
-        let folder = tempfile::tempdir().unwrap();
         let mut command = brigade();
-        command.args(["launch", "--nproc", &nproc.to_string()]).env("DIR", folder.path());
+        command.args(["launch", "--nproc", &nproc.to_string()]);
+        Self::of(command)
+    }
+
+    /// A job of which the command has the flags already.
+    pub(crate) fn of(mut command: Command) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        command.env("DIR", folder.path());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Self { command, folder }
     }

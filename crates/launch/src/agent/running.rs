@@ -30,9 +30,12 @@ impl Running {
     ) -> io::Result<(Self, Gate, (OwnedFd, OwnedFd))> {
         let (gate, far) = Gate::new()?;
         let program: &OsStr = plan.program.as_os_str();
-        let mut command = role::rank_command(program, &plan.name, &plan.args);
-        world.describe_to(&mut command);
-        command.envs(plan.env.iter().map(|(name, value)| (name, value)));
+        let local_rank = world.local_rank.as_usize();
+        let setup = &plan.ranks[local_rank];
+        let args = plan.args_for(local_rank);
+        let mut command = role::rank_command(program, &plan.name, &args, setup.cpus.as_ref());
+        plan.told(world.clone()).describe_to(&mut command);
+        command.envs(plan.env.iter().chain(&setup.env).map(|(name, value)| (name, value)));
         command.stdin(far).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {

@@ -1,0 +1,497 @@
+//! The accelerators of this host, found without a driver's library.
+//!
+//! Loading CUDA or NVML takes longer than the whole launch does otherwise, and a launcher that has
+//! touched a device holds memory on it. The kernel's own files say how many there are and where.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::str::FromStr;
+
+use super::NprocSpec;
+use super::topology::{numbered, read};
+use crate::ValueError;
+
+/// The GPUs of this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Devices {
+    /// All that can be seen in the file system, by number.
+    pub present: Vec<Device>,
+    /// Those that CUDA programs see, in their order.
+    pub visible: Vec<Device>,
+    /// The value of `CUDA_VISIBLE_DEVICES`, where it is set.
+    pub mask: Option<String>,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Device {
+    /// Its name in `CUDA_VISIBLE_DEVICES`: a number, or a UUID.
+    pub id: String,
+    /// Its UUID, where the driver tells it.
+    pub uuid: Option<String>,
+    /// The NUMA node that it is attached to, where that is known.
+    pub numa_node: Option<usize>,
+}
+
+impl Devices {
+    /// Looks under `root`, where the file system begins. `mask` is `CUDA_VISIBLE_DEVICES`.
+    ///
+    /// Numbers follow the PCI addresses. CUDA's own order is the same on hosts with GPUs of one
+    /// kind, and everywhere under `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+    #[must_use]
+    pub fn read(root: &Path, mask: Option<&str>) -> Self {
+        let mut present = nvidia(root);
+        if present.is_empty() {
+            present = amd(root);
+        }
+        let visible = match mask {
+            None => present.clone(),
+            Some(mask) => seen_through(mask, &present),
+        };
+        Self { present, visible, mask: mask.map(str::to_owned) }
+    }
+
+    /// The devices that ranks see, in the order of their numbers there.
+    ///
+    /// Errors when one of `wanted` is not there, or `CUDA_VISIBLE_DEVICES` hides it: that variable
+    /// is how schedulers say whose device is whose.
+    pub fn choose(&self, wanted: Option<&DeviceList>) -> Result<Vec<Device>, DeviceError> {
+        let Some(DeviceList::Ids(ids)) = wanted else { return Ok(self.visible.clone()) };
+        let find = |id: &String| {
+            let is_it = |device: &&Device| is_named(device, id);
+            self.visible.iter().find(is_it).cloned().ok_or_else(|| self.missing(id))
+        };
+        ids.iter().map(find).collect()
+    }
+
+    /// How many ranks `nproc` means on a host where this process may use so many `cores`.
+    pub fn count(
+        &self,
+        nproc: NprocSpec,
+        wanted: Option<&DeviceList>,
+        cores: usize,
+    ) -> Result<usize, DeviceError> {
+        match nproc {
+            NprocSpec::Count(count) => Ok(count),
+            NprocSpec::Cpu => Ok(cores),
+            NprocSpec::Auto => match self.choose(wanted)?.len() {
+                0 => Ok(cores),
+                gpus => Ok(gpus),
+            },
+            NprocSpec::Gpu => match self.choose(wanted)?.len() {
+                0 if self.present.is_empty() => Err(DeviceError::NoGpu),
+                0 => Err(DeviceError::Hidden { mask: self.mask.clone().unwrap_or_default() }),
+                gpus => Ok(gpus),
+            },
+        }
+    }
+
+    fn missing(&self, id: &str) -> DeviceError {
+        let id = id.to_owned();
+        match &self.mask {
+            _ if self.present.is_empty() && self.visible.is_empty() => {
+                DeviceError::NoSuchDevice { id, there: "no GPU found on this host".to_owned() }
+            }
+            Some(mask) => DeviceError::NotAllowed { id, mask: mask.clone() },
+            None => {
+                let last = self.present.len() - 1;
+                let there = if last == 0 {
+                    "this host has only GPU 0".to_owned()
+                } else {
+                    format!("this host has GPUs 0 to {last}")
+                };
+                DeviceError::NoSuchDevice { id, there }
+            }
+        }
+    }
+}
+
+/// Devices by name.
+///
+/// ```
+/// use brigade_launch::DeviceList;
+/// assert_eq!("all".parse(), Ok(DeviceList::All));
+/// assert_eq!("0,2".parse(), Ok(DeviceList::Ids(vec!["0".into(), "2".into()])));
+/// assert!("1,1".parse::<DeviceList>().is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceList {
+    /// All that there are.
+    All,
+    /// These, in this order: numbers, or UUIDs or unique beginnings of them.
+    Ids(Vec<String>),
+}
+
+impl FromStr for DeviceList {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        if text == "all" {
+            return Ok(Self::All);
+        }
+        let mut ids: Vec<String> = Vec::new();
+        for part in text.split(',').map(str::trim) {
+            let id = match part.parse::<u16>() {
+                // As CUDA knows it: 01 is 1.
+                Ok(number) if !part.starts_with('+') => number.to_string(),
+                _ if is_uuid(part) => part.to_owned(),
+                _ => return Err(ValueError::expected(LIST, part)),
+            };
+            if ids.contains(&id) {
+                return Err(ValueError::twice("device", id));
+            }
+            ids.push(id);
+        }
+        Ok(Self::Ids(ids))
+    }
+}
+
+impl fmt::Display for DeviceList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::Ids(ids) => f.write_str(&ids.join(",")),
+        }
+    }
+}
+
+/// Why devices cannot be used as asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// GPUs were to be counted, and there are none.
+    #[error("--nproc gpu: no GPU found on this host; use --nproc cpu or a number")]
+    NoGpu,
+    /// GPUs were to be counted, and the environment hides them all.
+    #[error(
+        "--nproc gpu: CUDA_VISIBLE_DEVICES={mask} hides the GPUs of this host; change or unset it"
+    )]
+    Hidden {
+        /// Its value.
+        mask: String,
+    },
+    /// There is no such device.
+    #[error("there is no device {id}: {there}")]
+    NoSuchDevice {
+        /// Its name.
+        id: String,
+        /// What is there instead.
+        there: String,
+    },
+    /// The environment does not leave the device to us.
+    #[error("device {id} is not among CUDA_VISIBLE_DEVICES={mask}; change or unset it")]
+    NotAllowed {
+        /// Its name.
+        id: String,
+        /// The value of the variable.
+        mask: String,
+    },
+    /// There are fewer devices than ranks.
+    #[error(
+        "--virtual-local-rank gives every rank a GPU of its own: {ranks} ranks need {ranks}, but \
+         there are {devices}"
+    )]
+    TooFew {
+        /// Ranks of this host.
+        ranks: usize,
+        /// Devices for them.
+        devices: usize,
+    },
+}
+
+fn nvidia(root: &Path) -> Vec<Device> {
+    let nodes = numbered(&root.join("dev"), "nvidia");
+    let mut gpus: Vec<_> = entries(&root.join("proc/driver/nvidia/gpus"))
+        .into_iter()
+        .map(|address| {
+            let about = root.join("proc/driver/nvidia/gpus").join(&address).join("information");
+            (address, read(&about).unwrap_or_default())
+        })
+        // A container may have been given some of them only: those have a device file.
+        .filter(|(_, about)| {
+            let minor = field(about, "Device Minor").and_then(|minor| minor.parse().ok());
+            nodes.is_empty() || minor.is_none_or(|minor: usize| nodes.iter().any(|n| n.0 == minor))
+        })
+        .collect();
+    gpus.sort_unstable();
+    if gpus.is_empty() {
+        let device = |number: usize| Device { id: number.to_string(), ..Device::default() };
+        return (0..nodes.len()).map(device).collect();
+    }
+    let device = |(number, (address, about)): (usize, (String, String))| Device {
+        id: number.to_string(),
+        // Unset until something has used the device: "GPU-????????-...".
+        uuid: field(&about, "GPU UUID").filter(|uuid| !uuid.contains('?')),
+        numa_node: numa_node(root, &address),
+    };
+    gpus.into_iter().enumerate().map(device).collect()
+}
+
+/// AMD's, as its kernel driver lists them among all that computes.
+fn amd(root: &Path) -> Vec<Device> {
+    let nodes = numbered(&root.join("sys/class/kfd/kfd/topology/nodes"), "");
+    let gpus = nodes.into_iter().filter(|(_, path)| {
+        read(&path.join("gpu_id")).is_some_and(|id| !id.is_empty() && id != "0")
+    });
+    let device = |(number, (_, path)): (usize, (usize, std::path::PathBuf))| {
+        let properties = read(&path.join("properties")).unwrap_or_default();
+        let property = |name: &str| -> Option<u32> {
+            let mut words = properties.lines().map(str::split_whitespace);
+            words.find_map(|mut words| (words.next()? == name).then(|| words.next())?)?.parse().ok()
+        };
+        let address = property("location_id").map(|location| {
+            let domain = property("domain").unwrap_or(0);
+            format!(
+                "{domain:04x}:{:02x}:{:02x}.{:x}",
+                location >> 8 & 0xff,
+                location >> 3 & 0x1f,
+                location & 7
+            )
+        });
+        let numa_node = address.and_then(|address| numa_node(root, &address));
+        Device { id: number.to_string(), uuid: None, numa_node }
+    };
+    gpus.enumerate().map(device).collect()
+}
+
+/// As CUDA reads the variable: up to the first name that means nothing.
+fn seen_through(mask: &str, present: &[Device]) -> Vec<Device> {
+    let device = |name: &str| -> Option<Device> {
+        let unknown = || Device { id: name.to_owned(), ..Device::default() };
+        if let Ok(number) = name.parse::<usize>() {
+            // Where nothing can be seen, as in some virtual machines, the variable is believed.
+            return if present.is_empty() { Some(unknown()) } else { present.get(number).cloned() };
+        }
+        if !is_uuid(name) {
+            return None;
+        }
+        let named = present.iter().find(|device| is_named(device, name)).cloned();
+        let can_tell = !name.starts_with(MIG) && present.iter().any(|device| device.uuid.is_some());
+        match named {
+            Some(device) => Some(Device { id: name.to_owned(), ..device }),
+            None if can_tell => None,
+            None => Some(unknown()),
+        }
+    };
+    mask.split(',').map(str::trim).map_while(device).collect()
+}
+
+fn is_named(device: &Device, name: &str) -> bool {
+    let begins = |uuid: &String| is_uuid(name) && uuid.starts_with(name);
+    device.id == name || device.uuid.as_ref().is_some_and(begins)
+}
+
+fn is_uuid(name: &str) -> bool {
+    ["GPU-", MIG].iter().any(|kind| name.len() > kind.len() && name.starts_with(kind))
+}
+
+fn numa_node(root: &Path, address: &str) -> Option<usize> {
+    let address = address.to_ascii_lowercase();
+    // -1 where the firmware does not say.
+    read(&root.join("sys/bus/pci/devices").join(address).join("numa_node"))?.parse().ok()
+}
+
+fn entries(folder: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
+}
+
+/// `Name: \t value`
+fn field(text: &str, name: &str) -> Option<String> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_prefix(':'))?;
+    Some(value.trim().to_owned())
+}
+
+pub(super) const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+const MIG: &str = "MIG-";
+const LIST: &str = "all, or numbers or UUIDs of GPUs such as 0,2";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    /// Four GPUs, whose minor numbers do not follow their addresses.
+    fn four() -> tempfile::TempDir {
+        let about = |minor: usize, uuid: &str| {
+            format!("Model: \t\t NVIDIA H100\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\n")
+        };
+        tree(&[
+            ("proc/driver/nvidia/gpus/0000:19:00.0/information", &about(1, "GPU-aaaa")),
+            ("proc/driver/nvidia/gpus/0000:3B:00.0/information", &about(0, "GPU-abbb")),
+            ("proc/driver/nvidia/gpus/0000:9b:00.0/information", &about(2, "GPU-????????")),
+            ("proc/driver/nvidia/gpus/0001:00:00.0/information", ""),
+            ("sys/bus/pci/devices/0000:19:00.0/numa_node", "0\n"),
+            ("sys/bus/pci/devices/0000:3b:00.0/numa_node", "0\n"),
+            ("sys/bus/pci/devices/0000:9b:00.0/numa_node", "1\n"),
+            ("sys/bus/pci/devices/0001:00:00.0/numa_node", "-1\n"),
+            ("dev/nvidia0", ""),
+            ("dev/nvidia1", ""),
+            ("dev/nvidia2", ""),
+            ("dev/nvidia3", ""),
+            ("dev/nvidiactl", ""),
+            ("dev/nvidia-uvm", ""),
+        ])
+    }
+
+    fn ids(devices: &[Device]) -> Vec<&str> {
+        devices.iter().map(|device| device.id.as_str()).collect()
+    }
+
+    #[test]
+    fn the_drivers_files() {
+        let devices = Devices::read(four().path(), None);
+        assert_eq!(ids(&devices.present), ["0", "1", "2", "3"]);
+        assert_eq!(devices.visible, devices.present);
+        let nodes: Vec<_> = devices.present.iter().map(|device| device.numa_node).collect();
+        assert_eq!(nodes, [Some(0), Some(0), Some(1), None]);
+        let uuids: Vec<_> = devices.present.iter().map(|device| device.uuid.as_deref()).collect();
+        assert_eq!(uuids, [Some("GPU-aaaa"), Some("GPU-abbb"), None, None]);
+    }
+
+    #[test]
+    fn a_container_with_some_of_the_devices() {
+        let root = four();
+        for gone in ["nvidia0", "nvidia3"] {
+            fs::remove_file(root.path().join("dev").join(gone)).unwrap();
+        }
+        let devices = Devices::read(root.path(), None);
+        // The one whose minor number is not known stays.
+        let uuids: Vec<_> = devices.present.iter().map(|device| device.uuid.as_deref()).collect();
+        assert_eq!(uuids, [Some("GPU-aaaa"), None, None]);
+        // Without the driver's folder, the device files count.
+        fs::remove_dir_all(root.path().join("proc")).unwrap();
+        assert_eq!(ids(&Devices::read(root.path(), None).present), ["0", "1"]);
+        assert_eq!(Devices::read(tree(&[]).path(), None), Devices::default());
+    }
+
+    #[test]
+    fn the_environment_masks() {
+        let root = four();
+        let table: [(&str, &[&str]); 14] = [
+            ("", &[]),
+            ("-1", &[]),
+            ("NoDevFiles", &[]),
+            ("2", &["2"]),
+            ("3,1", &["3", "1"]),
+            (" 1 , 0 ", &["1", "0"]),
+            ("0,1,-1,2", &["0", "1"]),
+            ("0,7,1", &["0"]),
+            ("0,,1", &["0"]),
+            ("GPU-ab", &["GPU-ab"]),
+            ("GPU-aaaa,2", &["GPU-aaaa", "2"]),
+            ("GPU-cccc,0", &[]),
+            ("MIG-1234", &["MIG-1234"]),
+            ("MIG-GPU-aaaa/1/0,MIG-GPU-aaaa/2/0", &["MIG-GPU-aaaa/1/0", "MIG-GPU-aaaa/2/0"]),
+        ];
+        for (mask, expected) in table {
+            let devices = Devices::read(root.path(), Some(mask));
+            assert_eq!(ids(&devices.visible), expected, "{mask:?}");
+            assert_eq!(devices.present.len(), 4);
+        }
+        let by_uuid = Devices::read(root.path(), Some("GPU-ab"));
+        assert_eq!(by_uuid.visible[0].numa_node, Some(0), "it is known where that one is");
+        // Where nothing can be seen the variable is believed.
+        let believed = Devices::read(tree(&[]).path(), Some("0,GPU-cccc"));
+        assert_eq!(ids(&believed.visible), ["0", "GPU-cccc"]);
+    }
+
+    #[test]
+    fn amds_driver() {
+        let root = tree(&[
+            ("sys/class/kfd/kfd/topology/nodes/0/gpu_id", "0\n"),
+            ("sys/class/kfd/kfd/topology/nodes/1/gpu_id", "51245\n"),
+            (
+                "sys/class/kfd/kfd/topology/nodes/1/properties",
+                "simd_count 440\nlocation_id 49408\ndomain 0\n",
+            ),
+            ("sys/class/kfd/kfd/topology/nodes/2/gpu_id", "5678\n"),
+            ("sys/bus/pci/devices/0000:c1:00.0/numa_node", "1\n"),
+        ]);
+        let devices = Devices::read(root.path(), None);
+        let found: Vec<_> =
+            devices.visible.iter().map(|device| (device.id.as_str(), device.numa_node)).collect();
+        assert_eq!(found, [("0", Some(1)), ("1", None)]);
+    }
+
+    #[test]
+    fn a_choice() {
+        let root = four();
+        let all = Devices::read(root.path(), None);
+        let masked = Devices::read(root.path(), Some("2,0"));
+        let none = Devices::default();
+        let list = |text: &str| text.parse::<DeviceList>().unwrap();
+        let choose = |devices: &Devices, text: &str| devices.choose(Some(&list(text)));
+        assert_eq!(ids(&choose(&all, "2,GPU-aa").unwrap()), ["2", "0"]);
+        assert_eq!(ids(&choose(&all, "all").unwrap()), ["0", "1", "2", "3"]);
+        assert_eq!(ids(&choose(&masked, "all").unwrap()), ["2", "0"]);
+        assert_eq!(ids(&choose(&masked, "0").unwrap()), ["0"]);
+        assert_eq!(ids(&masked.choose(None).unwrap()), ["2", "0"]);
+        for (devices, text, message) in [
+            (&all, "4", "there is no device 4: this host has GPUs 0 to 3"),
+            (&all, "GPU-cc", "there is no device GPU-cc: this host has GPUs 0 to 3"),
+            (&masked, "1", "device 1 is not among CUDA_VISIBLE_DEVICES=2,0; change or unset it"),
+            (&none, "0", "there is no device 0: no GPU found on this host"),
+        ] {
+            assert_eq!(choose(devices, text).unwrap_err().to_string(), message);
+        }
+    }
+
+    #[test]
+    fn numbers_of_ranks() {
+        let root = four();
+        let all = Devices::read(root.path(), None);
+        let hidden = Devices::read(root.path(), Some(""));
+        let none = Devices::default();
+        let two: DeviceList = "0,2".parse().unwrap();
+        let count = |devices: &Devices, nproc: &str, wanted: Option<&DeviceList>| {
+            let count = devices.count(nproc.parse().unwrap(), wanted, 64);
+            count.map_err(|error| error.to_string())
+        };
+        let no_gpu = "--nproc gpu: no GPU found on this host; use --nproc cpu or a number";
+        let hides =
+            "--nproc gpu: CUDA_VISIBLE_DEVICES= hides the GPUs of this host; change or unset it";
+        for (devices, nproc, wanted, expected) in [
+            (&all, "auto", None, Ok(4)),
+            (&all, "gpu", None, Ok(4)),
+            (&all, "cpu", None, Ok(64)),
+            (&all, "7", None, Ok(7)),
+            (&all, "auto", Some(&two), Ok(2)),
+            (&all, "gpu", Some(&two), Ok(2)),
+            (&all, "7", Some(&two), Ok(7)),
+            (&none, "auto", None, Ok(64)),
+            (&hidden, "auto", None, Ok(64)),
+            (&none, "gpu", None, Err(no_gpu.to_owned())),
+            (&hidden, "gpu", None, Err(hides.to_owned())),
+        ] {
+            assert_eq!(count(devices, nproc, wanted), expected, "{nproc}");
+        }
+    }
+
+    #[test]
+    fn lists() {
+        for text in ["all", "0", "0,2", "3,0", "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6,1"] {
+            assert_eq!(text.parse::<DeviceList>().unwrap().to_string(), text);
+        }
+        assert_eq!("01, 2".parse::<DeviceList>().unwrap().to_string(), "1,2");
+        for (text, message) in [
+            ("", "expected all, or numbers or UUIDs of GPUs such as 0,2, found \"\""),
+            ("0,", "expected all, or numbers or UUIDs of GPUs such as 0,2, found \"\""),
+            ("-1", "expected all, or numbers or UUIDs of GPUs such as 0,2, found \"-1\""),
+            ("cuda:0", "expected all, or numbers or UUIDs of GPUs such as 0,2, found \"cuda:0\""),
+            ("1,01", "device 1 is given twice"),
+        ] {
+            assert_eq!(text.parse::<DeviceList>().unwrap_err().to_string(), message);
+        }
+    }
+}
