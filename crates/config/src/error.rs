@@ -61,7 +61,7 @@ pub enum ConfigError {
         key: String,
     },
     /// A value is not what its setting expects.
-    #[error("{source_of}: {name} is {found}, expected {expected}")]
+    #[error("{source_of}: {name} is {found}, {wrong}")]
     Value {
         /// Where it was set.
         source_of: Source,
@@ -70,7 +70,7 @@ pub enum ConfigError {
         /// What was found.
         found: String,
         /// What was expected.
-        expected: String,
+        wrong: String,
     },
     /// A variable for the ranks that cannot be one.
     #[error("{source_of}: {name} {reason}")]
@@ -121,9 +121,21 @@ impl ConfigError {
         Self::Syntax { path: path.to_owned(), line, format, message }
     }
 
+    /// A text that is no value of a setting.
+    pub(crate) fn text(source: Source, name: &str, text: &str) -> Self {
+        let wrong = Setting::named(name).map_or_else(String::new, |it| it.fault(text));
+        Self::Value { source_of: source, name: name.to_owned(), found: format!("`{text}`"), wrong }
+    }
+
+    /// Something found that is of another kind.
     pub(crate) fn value(source: Source, name: &str, found: String) -> Self {
-        let expected = Setting::named(name).map_or("a setting's name", |it| it.expected).to_owned();
-        Self::Value { source_of: source, name: name.to_owned(), found, expected }
+        let expected = Setting::named(name).map_or("a setting's name", |it| it.expected);
+        Self::wrong(source, name, found, expected)
+    }
+
+    pub(crate) fn wrong(source: Source, name: &str, found: String, expected: &str) -> Self {
+        let wrong = format!("expected {expected}");
+        Self::Value { source_of: source, name: name.to_owned(), found, wrong }
     }
 }
 

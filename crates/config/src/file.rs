@@ -147,12 +147,7 @@ pub(crate) fn read_variable(
         value @ (Raw::Integer(_) | Raw::Float(_) | Raw::Bool(_)) => {
             layer.set_env(name, &value.shown(), at)
         }
-        other => Err(ConfigError::Value {
-            source_of: at,
-            name: name.to_owned(),
-            found: other.shown(),
-            expected: "a text".to_owned(),
-        }),
+        other => Err(ConfigError::wrong(at, name, other.shown(), "a text")),
     }
 }
 
@@ -286,6 +281,11 @@ mod tests {
             (
                 "version = 1\n[hosts]\nenv-pass = [\"A\"]\nenv_pass = [\"B\"]\n",
                 "f:4: `env_pass` is there a second time",
+            ),
+            ("version = 1\n[output]\ntee = \"0:9\"\n", "f:3: tee is \"0:9\", expected "),
+            (
+                "version = 1\n[ranks]\ndevices = [1, 1]\n",
+                "f:3: devices is a list, expected all, or numbers",
             ),
             ("version = 1\n[env]\nA = [1]\n", "f:3: A is a list, expected a text"),
             ("version = 1\n[env]\nRANK = 1\n", "f:3: RANK is for the launcher to set"),

@@ -70,7 +70,7 @@ impl Layer {
     /// Errors when it is not what the setting expects.
     pub fn set(&mut self, name: &str, text: &str, source: Source) -> Result<(), ConfigError> {
         if !self.settings.set(name, text) {
-            return Err(ConfigError::value(source, name, format!("`{text}`")));
+            return Err(ConfigError::text(source, name, text));
         }
         self.mark(name, source);
         Ok(())
@@ -84,7 +84,15 @@ impl Layer {
         source: Source,
     ) -> Result<(), ConfigError> {
         if !self.settings.read(name, raw) {
-            return Err(ConfigError::value(source, name, raw.shown()));
+            let mut error = ConfigError::value(source, name, raw.shown());
+            // `quiet = "yes"` is of the wrong kind, `tee = "9"` has the wrong words.
+            if let (Raw::Text(text), ConfigError::Value { wrong, .. }) = (raw, &mut error)
+                && !Settings::default().set(name, text)
+                && let Some(setting) = Setting::named(name)
+            {
+                *wrong = setting.fault(text);
+            }
+            return Err(error);
         }
         self.mark(name, source);
         Ok(())

@@ -25,5 +25,5 @@ pub use machine::Machine;
 pub use places::{ChosenBy, Place, to_write};
 pub use settings::{Setting, Settings, TABLE, TABLES, Table};
 pub use source::Source;
-pub use value::{Nodes, Nproc};
+pub use value::Nodes;
 pub use variables::Variables;

@@ -1,7 +1,9 @@
 //! The settings that suit a machine.
 
+use brigade_launch::NprocSpec;
+
 use crate::settings::Settings;
-use crate::value::{Nproc, Precision};
+use crate::value::Precision;
 
 /// What a machine has, as far as settings depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +27,7 @@ impl Machine {
     #[must_use]
     pub fn settings(self, precision: Option<Precision>) -> Settings {
         Settings {
-            nproc: Nproc::of(self.gpus.max(1)),
+            nproc: Some(NprocSpec::Count(self.gpus.max(1))),
             cpu: (self.gpus == 0).then_some(true),
             mixed_precision: Some(precision.unwrap_or(Precision::No)),
             ..Settings::default()

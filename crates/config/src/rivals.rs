@@ -1,9 +1,10 @@
 //! Settings that exclude each other.
 
+use brigade_launch::NprocSpec;
+
 use crate::error::ConfigError;
 use crate::layer::Layer;
 use crate::source::Source;
-use crate::value::Nproc;
 
 /// Settles who wins where settings exclude each other.
 ///
@@ -38,7 +39,7 @@ pub fn settle(layer: Layer) -> Result<Layer, ConfigError> {
     if layer.settings.cpu == Some(true) {
         let reason = "on the CPU there are no GPUs to choose";
         settle_two(&mut layer, "cpu", "devices", reason)?;
-        if layer.settings.nproc == Some(Nproc::Gpu) {
+        if layer.settings.nproc == Some(NprocSpec::Gpu) {
             settle_two(&mut layer, "cpu", "nproc", "on the CPU there are no GPUs to count")?;
         }
     }

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::value::{
-    Backend, DynamoBackend, DynamoMode, List, Nodes, Nproc, Pairs, Precision, Raw, Value,
+use brigade_launch::{
+    BindMode, Color, DeviceList, LineFilter, LocalRanks, NprocSpec, Prefix, StreamModes,
 };
+
+use crate::value::{Backend, DynamoBackend, DynamoMode, List, Nodes, Pairs, Precision, Raw, Value};
 
 /// What the table says of one setting.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +31,7 @@ pub struct Setting {
     /// It is true or false: the flag needs no value.
     pub is_switch: bool,
     meaning: &'static str,
+    fault: fn(&str) -> String,
 }
 
 impl Setting {
@@ -42,6 +45,12 @@ impl Setting {
     #[must_use]
     pub fn meaning(&self) -> &'static str {
         self.meaning.trim_start()
+    }
+
+    /// What is wrong with a text that is no value of it.
+    #[must_use]
+    pub fn fault(&self, text: &str) -> String {
+        (self.fault)(text)
     }
 
     /// Brigade's own variable for it.
@@ -100,6 +109,7 @@ macro_rules! settings {
                 expected: <$type as Value>::EXPECTED,
                 is_switch: <$type as Value>::IS_SWITCH,
                 meaning: concat!($($meaning,)*),
+                fault: <$type as Value>::fault,
             },
         )*)*];
 
@@ -176,13 +186,13 @@ settings! {
     ["ranks"] {
         /// Number of ranks on each host: a number, gpu (one per GPU), cpu (one per core), or auto
         /// (GPUs if there are any, else cores)
-        nproc: Nproc = "nproc" "N"
+        nproc: NprocSpec = "nproc" "N"
             env "PET_NPROC_PER_NODE" also "nproc-per-node";
         /// Train on the CPU though there are GPUs
         cpu: bool = "cpu" "BOOL"
             default "false" env "ACCELERATE_USE_CPU";
         /// The GPUs to use: all, or numbers or UUIDs
-        devices: List = "devices" "LIST"
+        devices: DeviceList = "devices" "LIST"
             also "gpu-ids";
         /// Show each rank its own GPU only, as number 0, and give it LOCAL_RANK 0
         virtual_local_rank: bool = "virtual-local-rank" "BOOL"
@@ -193,7 +203,7 @@ settings! {
             also "num-cpu-threads-per-process";
         /// Bind each rank to cores of its own: none, cores, numa (near its GPU, or in turn), socket
         /// or core-complex
-        bind: String = "bind" "MODE"
+        bind: BindMode = "bind" "MODE"
             default "none" also "numa-binding";
         /// Name of the part that these ranks play: ROLE_NAME
         role: String = "role" "NAME"
@@ -266,24 +276,24 @@ settings! {
             env "PET_LOG_DIR";
         /// What goes to files and to the terminal: 1 (stdout), 2 (stderr), 3 (both), or RANK:N,..
         /// by local rank
-        tee: String = "tee" "N|RANK:N,.."
+        tee: StreamModes = "tee" "N|RANK:N,.."
             env "PET_TEE";
         /// What goes to files only, written as for tee
-        redirects: String = "redirects" "N|RANK:N,.."
+        redirects: StreamModes = "redirects" "N|RANK:N,.."
             env "PET_REDIRECTS";
         /// Local ranks that are shown on the terminal
-        local_ranks_filter: List = "local-ranks-filter" "RANK,.."
+        local_ranks_filter: LocalRanks = "local-ranks-filter" "RANK,.."
             env "PET_LOCAL_RANKS_FILTER";
         /// Copy lines of stdout with one of these words to filtered_stdout.log
-        duplicate_stdout_filters: List = "duplicate-stdout-filters" "WORD,.."
+        duplicate_stdout_filters: LineFilter = "duplicate-stdout-filters" "WORD,.."
             env "PET_DUPLICATE_STDOUT_FILTERS";
         /// Copy lines of stderr with one of these words to filtered_stderr.log
-        duplicate_stderr_filters: List = "duplicate-stderr-filters" "WORD,.."
+        duplicate_stderr_filters: LineFilter = "duplicate-stderr-filters" "WORD,.."
             env "PET_DUPLICATE_STDERR_FILTERS";
         /// What stands before each line, as `[${rank}] `
-        prefix: String = "prefix" "TEMPLATE";
+        prefix: Prefix = "prefix" "TEMPLATE";
         /// Colours for the ranks: auto (on a terminal), always or never
-        color: String = "color" "WHEN"
+        color: Color = "color" "WHEN"
             default "auto";
         /// Say nothing but what the ranks say, and failures
         quiet: bool = "quiet" "BOOL"

@@ -7,11 +7,10 @@ use std::time::Duration;
 
 pub use choice::{Backend, DynamoBackend, DynamoMode, Precision};
 pub use nodes::Nodes;
-pub use nproc::Nproc;
 
 mod choice;
+mod foreign;
 mod nodes;
-mod nproc;
 
 /// The type of a setting.
 ///
@@ -24,18 +23,24 @@ pub trait Value: Clone + PartialEq + Sized {
     /// A flag needs no value to mean something.
     const IS_SWITCH: bool = false;
 
+    /// A file may have a list in brackets.
+    const IS_LIST: bool = false;
+
     /// Reads what a variable or a flag says; `None` where it is not [`EXPECTED`](Self::EXPECTED).
     fn parse(text: &str) -> Option<Self>;
 
-    /// Reads what a settings file says, `None` where that is something else. By default a text is parsed, and a whole number as if it
-    /// were one: `nproc = 4` and `nproc = "auto"` are both natural.
+    /// What is wrong with a text that [`parse`](Self::parse) does not take.
+    #[must_use]
+    fn fault(_text: &str) -> String {
+        format!("expected {}", Self::EXPECTED)
+    }
+
+    /// Reads what a settings file says, `None` where that is something else. By default a text is
+    /// parsed, and a whole number as if it were one: `nproc = 4` and `nproc = "auto"` are both
+    /// natural.
     #[must_use]
     fn read(raw: &Raw) -> Option<Self> {
-        match raw {
-            Raw::Text(text) => Self::parse(text),
-            Raw::Integer(number) => Self::parse(&number.to_string()),
-            _ => None,
-        }
+        Self::parse(&raw.words(Self::IS_LIST)?)
     }
 
     /// The value as a settings file says it.
@@ -91,6 +96,14 @@ impl Raw {
             Self::Integer(number) => Some(number.to_string()),
             _ => None,
         }
+    }
+
+    /// As it would stand on a command line.
+    fn words(&self, is_list: bool) -> Option<String> {
+        let Self::List(items) = self else { return self.scalar() };
+        let words: Vec<String> = items.iter().map(Self::scalar).collect::<Option<_>>()?;
+        let whole = words.iter().all(|word| !word.contains(','));
+        (is_list && whole && !words.is_empty()).then(|| words.join(","))
     }
 }
 
@@ -223,17 +236,11 @@ pub struct List(pub Vec<String>);
 
 impl Value for List {
     const EXPECTED: &'static str = "a list of words, separated by commas";
+    const IS_LIST: bool = true;
 
     fn parse(text: &str) -> Option<Self> {
         let words: Vec<String> = text.split(',').map(|word| word.trim().to_owned()).collect();
         words.iter().all(|word| !word.is_empty()).then_some(Self(words))
-    }
-
-    fn read(raw: &Raw) -> Option<Self> {
-        let Raw::List(items) = raw else { return raw.scalar().and_then(|it| Self::parse(&it)) };
-        let words: Vec<String> = items.iter().map(Raw::scalar).collect::<Option<_>>()?;
-        let whole = words.iter().all(|word| !word.is_empty() && !word.contains(','));
-        (whole && !words.is_empty()).then_some(Self(words))
     }
 
     fn write(&self) -> toml::Value {

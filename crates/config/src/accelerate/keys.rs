@@ -419,12 +419,7 @@ impl<'a> Keys<'a> {
     }
 
     fn wrong(&self, entry: &Entry, found: &str, expected: &str) -> ConfigError {
-        ConfigError::Value {
-            source_of: self.source(entry),
-            name: entry.key.clone(),
-            found: found.to_owned(),
-            expected: expected.to_owned(),
-        }
+        ConfigError::wrong(self.source(entry), &entry.key, found.to_owned(), expected)
     }
 }
 
