@@ -51,18 +51,18 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "30")]
     shutdown_timeout: Duration,
 
-    #[command(flatten)]
-    kind: KindArgs,
-
-    #[command(flatten)]
-    output: OutputArgs,
-
     /// The program, a path or a name that is looked up in PATH, or a Python script (*.py); and its
     /// arguments, which are passed on as they are, but ${local_rank} is replaced
     // One list: as two arguments, a first `--` after the program would be taken for ours.
     #[arg(trailing_var_arg = true, value_name = "PROGRAM")]
     #[arg(required_unless_present_any = ["bin", "example"])]
     command: Vec<OsString>,
+
+    #[command(flatten)]
+    kind: KindArgs,
+
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 #[derive(Debug, Args)]
@@ -224,12 +224,15 @@ const USAGE: &str = "brigade launch [OPTIONS] --nproc <N> [--] <PROGRAM> [ARGS].
 const EXAMPLES: &str = "\
 Examples:
   brigade launch --nproc 2 ./train --epochs 4
-  brigade launch --nproc 4 python3 train.py --lr 0.1";
+  brigade launch --nproc 4 train.py --lr 0.1
+  brigade launch --nproc auto --bin train --release -- --epochs 4";
 
 const LONG_EXAMPLES: &str = "\
 Examples:
   brigade launch --nproc 2 ./train --epochs 4
-  brigade launch --nproc 4 python3 train.py --lr 0.1
+  brigade launch --nproc 4 train.py --lr 0.1
+  brigade launch --nproc auto --bin train --release -- --epochs 4
+  brigade launch --nproc gpu --bind numa --log-dir logs -m package.train
   brigade launch --nproc 2 -- sh -c 'echo rank $RANK of $WORLD_SIZE'
 
 Exit codes:

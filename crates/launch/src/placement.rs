@@ -146,17 +146,17 @@ mod tests {
         let setups = place(&options, &facts, 2).unwrap();
         assert_eq!(visible(&setups), [None, None]);
 
-        let chosen = PlacementOptions { devices: "2,0".parse().ok(), ..options.clone() };
+        let chosen = PlacementOptions { devices: "2,0".parse().ok(), ..Default::default() };
         assert_eq!(visible(&place(&chosen, &facts, 3).unwrap()), [Some("2,0"); 3]);
 
-        let one_each = PlacementOptions { virtual_local_rank: true, ..chosen.clone() };
+        let one_each = PlacementOptions { virtual_local_rank: true, ..chosen };
         assert_eq!(visible(&place(&one_each, &facts, 2).unwrap()), [Some("2"), Some("0")]);
         assert_eq!(
             place(&one_each, &facts, 3).unwrap_err().to_string(),
             "--virtual-local-rank gives every rank a GPU of its own: 3 ranks need 3, but there are 2"
         );
         let on_a_cpu = PlacementFacts::default();
-        let virtual_only = PlacementOptions { virtual_local_rank: true, ..options };
+        let virtual_only = PlacementOptions { virtual_local_rank: true, ..Default::default() };
         assert_eq!(visible(&place(&virtual_only, &on_a_cpu, 3).unwrap()), [None; 3]);
     }
 

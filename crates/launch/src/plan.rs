@@ -165,9 +165,10 @@ impl LaunchPlan {
         let inherited = std::env::var_os(LD_LIBRARY_PATH).unwrap_or_default();
         let inherited =
             std::env::split_paths(&inherited).filter(|path| !path.as_os_str().is_empty());
-        // A folder with a colon in its name cannot be part of such a list.
-        if let Ok(paths) = std::env::join_paths(built.libraries.into_iter().chain(inherited)) {
-            self.env.push((LD_LIBRARY_PATH, paths.to_string_lossy().into_owned()));
+        let paths = std::env::join_paths(built.libraries.into_iter().chain(inherited));
+        // A list that cannot be written down whole stays as it is.
+        if let Some(paths) = paths.ok().and_then(|paths| paths.into_string().ok()) {
+            self.env.push((LD_LIBRARY_PATH, paths));
         }
         self.name = built.executable.clone().into();
         self.program = built.executable;

@@ -268,7 +268,9 @@ mod tests {
         // torchrun's own example: 16 cores at node 1 with GPUs 2 and 3.
         let wide = host(2, 16, 1);
         let at = |nodes: &[usize]| -> Vec<_> { nodes.iter().map(|node| Some(*node)).collect() };
-        let table: [(&str, &Topology, Vec<Option<usize>>, &[&str]); 7] = [
+        // mode, host, nodes of the GPUs, processors
+        type Case<'a> = (&'a str, &'a Topology, Vec<Option<usize>>, &'a [&'a str]);
+        let table: [Case<'_>; 7] = [
             ("numa", &plain, at(&[3, 0]), &["12-15", "0-3"]),
             ("socket", &plain, at(&[3, 0]), &["8-15", "0-7"]),
             ("cores", &plain, at(&[3, 3, 3]), &["12-13", "14", "15"]),
