@@ -110,8 +110,8 @@ mod tests {
 
         # The ranks of each host.
         [ranks]
-        # Number of ranks on each host: a number, gpu (one per GPU), cpu (one per core), or auto (GPUs
-        # if there are any, else cores)
+        # Number of ranks on each host; or gpu (one for each GPU), cpu (one for each core), auto (GPUs
+        # where there are any, else cores) [default: one for each GPU, else 1]
         nproc = "gpu"
 
         # More hosts than one: give `hosts` or `hostfile` to start them all from here, or the rest to
@@ -134,7 +134,7 @@ mod tests {
 
         # What is shown, and what is written to files.
         [output]
-        # Say nothing but what the ranks say, and failures
+        # Say nothing but what the ranks print, unless the job fails
         quiet = true
 
         # Variables for every rank.

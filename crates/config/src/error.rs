@@ -93,6 +93,9 @@ pub enum ConfigError {
     /// Settings that cannot hold together.
     #[error("{0}")]
     Contradiction(String),
+    /// A file is there that is not to be written over.
+    #[error("{} is there already: --force writes over it", .0.display())]
+    Exists(PathBuf),
     /// A file could not be written.
     #[error("cannot write {}: {reason}", path.display())]
     Unwritable {
@@ -104,6 +107,13 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
+    /// A user can mend it with another command line, variable or file. Else the system refused
+    /// something.
+    #[must_use]
+    pub fn is_for_user(&self) -> bool {
+        !matches!(self, Self::Unwritable { .. })
+    }
+
     /// What a parser says of a line, with that line.
     pub(crate) fn syntax(
         path: &Path,
@@ -123,7 +133,7 @@ impl ConfigError {
 
     /// A text that is no value of a setting.
     pub(crate) fn text(source: Source, name: &str, text: &str) -> Self {
-        let wrong = Setting::named(name).map_or_else(String::new, |it| it.fault(text));
+        let wrong = Setting::named(name).map_or_else(String::new, |it| fault(it, text));
         Self::Value { source_of: source, name: name.to_owned(), found: format!("`{text}`"), wrong }
     }
 
@@ -137,6 +147,11 @@ impl ConfigError {
         let wrong = format!("expected {expected}");
         Self::Value { source_of: source, name: name.to_owned(), found, wrong }
     }
+}
+
+/// What is wrong with a text, without the text: that is said before it.
+pub(crate) fn fault(setting: &Setting, text: &str) -> String {
+    setting.fault(text).trim_end_matches(&format!(", found {text:?}")).to_owned()
 }
 
 /// Of a line that cannot be read: an error should stay one line.

@@ -5,7 +5,7 @@ use std::fmt;
 
 use brigade_world::env;
 
-use crate::error::ConfigError;
+use crate::error::{ConfigError, fault};
 use crate::settings::{Setting, Settings, TABLE};
 use crate::source::Source;
 use crate::value::Raw;
@@ -90,7 +90,7 @@ impl Layer {
                 && !Settings::default().set(name, text)
                 && let Some(setting) = Setting::named(name)
             {
-                *wrong = setting.fault(text);
+                *wrong = fault(setting, text);
             }
             return Err(error);
         }
@@ -152,11 +152,13 @@ impl Layer {
         self.sources.insert(name.to_owned(), source);
     }
 
-    pub(crate) fn note(&mut self, source: Source, text: impl Into<String>) {
+    /// Says something about a setting to those who ask for an explanation.
+    pub fn note(&mut self, source: Source, text: impl Into<String>) {
         self.notes.push(Note { source, text: text.into(), is_warning: false });
     }
 
-    pub(crate) fn warn(&mut self, source: Source, text: impl Into<String>) {
+    /// Says something about a setting at each launch.
+    pub fn warn(&mut self, source: Source, text: impl Into<String>) {
         self.notes.push(Note { source, text: text.into(), is_warning: true });
     }
 }

@@ -22,7 +22,7 @@ pub use error::ConfigError;
 pub use layer::{Layer, Note};
 pub use load::{Loaded, is_accelerates, load, read_layer, read_text};
 pub use machine::Machine;
-pub use places::{ChosenBy, Place, to_write};
+pub use places::{ChosenBy, Place, to_read, to_write};
 pub use settings::{Setting, Settings, TABLE, TABLES, Table};
 pub use source::Source;
 pub use value::Nodes;

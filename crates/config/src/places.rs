@@ -46,7 +46,8 @@ impl ChosenBy {
 }
 
 /// The file to read: the one that somebody named, else the user's, else Accelerate's.
-pub(crate) fn to_read(
+#[must_use]
+pub fn to_read(
     flag: Option<&Path>,
     variables: &Variables,
     is_there: impl Fn(&Path) -> bool,

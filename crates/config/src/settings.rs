@@ -184,25 +184,26 @@ macro_rules! settings {
 settings! {
     /// The ranks of each host.
     ["ranks"] {
-        /// Number of ranks on each host: a number, gpu (one per GPU), cpu (one per core), or auto
-        /// (GPUs if there are any, else cores)
+        /// Number of ranks on each host; or gpu (one for each GPU), cpu (one for each core), auto (GPUs
+        /// where there are any, else cores) [default: one for each GPU, else 1]
         nproc: NprocSpec = "nproc" "N"
             env "PET_NPROC_PER_NODE" also "nproc-per-node";
         /// Train on the CPU though there are GPUs
         cpu: bool = "cpu" "BOOL"
             default "false" env "ACCELERATE_USE_CPU";
-        /// The GPUs to use: all, or numbers or UUIDs
+        /// GPUs that the ranks see, as in 0,2; or all
         devices: DeviceList = "devices" "LIST"
             also "gpu-ids";
-        /// Show each rank its own GPU only, as number 0, and give it LOCAL_RANK 0
+        /// Tell each rank that it is local rank 0, and show it one GPU only
         virtual_local_rank: bool = "virtual-local-rank" "BOOL"
             default "false" env "PET_VIRTUAL_LOCAL_RANK";
         /// OMP_NUM_THREADS of each rank [default: what the environment says, else the cores divided
-        /// by the ranks]
+        /// by the ranks, or those that bind gives it]
         threads_per_rank: usize = "threads-per-rank" "N"
             also "num-cpu-threads-per-process";
-        /// Bind each rank to cores of its own: none, cores, numa (near its GPU, or in turn), socket
-        /// or core-complex
+        /// Processors that each rank may use: none (all), cores (its share of its NUMA node's
+        /// cores), numa (its NUMA node), socket, core-complex (one last-level cache). A rank's node
+        /// is its GPU's; ranks without one are spread out
         bind: BindMode = "bind" "MODE"
             default "none" also "numa-binding";
         /// Name of the part that these ranks play: ROLE_NAME
@@ -218,10 +219,15 @@ settings! {
         /// A file that names the hosts, as DeepSpeed's (`HOST slots=N`) or MPI's
         hostfile: PathBuf = "hostfile" "FILE"
             also "mpirun-hostfile" "deepspeed-hostfile";
+        /// The ssh to start hosts with, and its options
+        ssh_command: String = "ssh-command" "COMMAND"
+            env "BRIGADE_SSH";
+        /// Folder to run in on the hosts [default: the one of this command]
+        workdir: PathBuf = "workdir" "DIR";
         /// Copy the program, and its libtorch, to hosts that lack them
         sync: bool = "sync" "BOOL"
             default "false";
-        /// Variables to hand on to the other hosts
+        /// Variables of this environment to hand on to the hosts, as NAME or PREFIX_*
         env_pass: List = "env-pass" "NAME,..";
         /// Number of hosts, or MIN:MAX where hosts may join and leave
         nnodes: Nodes = "nnodes" "N|MIN:MAX"
@@ -271,31 +277,35 @@ settings! {
 
     /// What is shown, and what is written to files.
     ["output"] {
-        /// Folder for a file per rank and attempt
+        /// Keep each rank's output in files under a folder of the job in this one:
+        /// attempt_N/LOCAL_RANK/stdout.log and stderr.log. Without tee and redirects, all output
+        /// goes to the terminal, too
         log_dir: PathBuf = "log-dir" "DIR"
             env "PET_LOG_DIR";
-        /// What goes to files and to the terminal: 1 (stdout), 2 (stderr), 3 (both), or RANK:N,..
-        /// by local rank
-        tee: StreamModes = "tee" "N|RANK:N,.."
+        /// Streams to write to log files and to the terminal: 0 none, 1 stdout, 2 stderr, 3 both; or
+        /// such a mode for some local ranks, as in 0:3,12:1
+        tee: StreamModes = "tee" "MODES"
             env "PET_TEE";
-        /// What goes to files only, written as for tee
-        redirects: StreamModes = "redirects" "N|RANK:N,.."
+        /// Streams to write to log files and not to the terminal
+        redirects: StreamModes = "redirects" "MODES"
             env "PET_REDIRECTS";
-        /// Local ranks that are shown on the terminal
-        local_ranks_filter: LocalRanks = "local-ranks-filter" "RANK,.."
+        /// Show only these local ranks on the terminal, as in 0,1
+        local_ranks_filter: LocalRanks = "local-ranks-filter" "RANKS"
             env "PET_LOCAL_RANKS_FILTER";
-        /// Copy lines of stdout with one of these words to filtered_stdout.log
+        /// Collect lines of stdout with one of these words, of all ranks under tee, in
+        /// filtered_stdout.log
         duplicate_stdout_filters: LineFilter = "duplicate-stdout-filters" "WORD,.."
             env "PET_DUPLICATE_STDOUT_FILTERS";
-        /// Copy lines of stderr with one of these words to filtered_stderr.log
+        /// The same for stderr, in filtered_stderr.log
         duplicate_stderr_filters: LineFilter = "duplicate-stderr-filters" "WORD,.."
             env "PET_DUPLICATE_STDERR_FILTERS";
-        /// What stands before each line, as `[${rank}] `
+        /// What stands before each line, from ${rank}, ${local_rank}, ${host} and others
+        /// [default: [${rank}] ]
         prefix: Prefix = "prefix" "TEMPLATE";
-        /// Colours for the ranks: auto (on a terminal), always or never
+        /// Colour each rank's prefix: auto (on a terminal), always, never
         color: Color = "color" "WHEN"
             default "auto";
-        /// Say nothing but what the ranks say, and failures
+        /// Say nothing but what the ranks print, unless the job fails
         quiet: bool = "quiet" "BOOL"
             default "false";
     }

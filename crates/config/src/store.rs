@@ -33,7 +33,7 @@ pub fn write(path: &Path, text: &str, existing: Existing) -> Result<Option<PathB
         return Err(fault("it is not a file".to_owned()));
     }
     if old.is_some() && existing == Existing::Refuse {
-        return Err(fault(IS_THERE.to_owned()));
+        return Err(ConfigError::Exists(path.to_owned()));
     }
     let parent = real.parent().filter(|it| !it.as_os_str().is_empty());
     let folder = parent.unwrap_or_else(|| Path::new("."));
@@ -76,13 +76,12 @@ pub fn write(path: &Path, text: &str, existing: Existing) -> Result<Option<PathB
         file.persist(&real)
     };
     done.map_err(|error| match error.error.kind() {
-        io::ErrorKind::AlreadyExists => fault(IS_THERE.to_owned()),
+        io::ErrorKind::AlreadyExists => ConfigError::Exists(path.to_owned()),
         _ => in_folder(error.error),
     })?;
     Ok(kept)
 }
 
-const IS_THERE: &str = "it is there already: --force overwrites it";
 /// Before the user's mask.
 const NEW_FILE: u32 = 0o666;
 
@@ -103,7 +102,7 @@ mod tests {
         let path = folder.path().join("a.toml");
         assert_eq!(write(&path, "one", Existing::Refuse).unwrap(), None);
         let error = write(&path, "two", Existing::Refuse).unwrap_err().to_string();
-        assert!(error.ends_with("it is there already: --force overwrites it"), "{error}");
+        assert!(error.ends_with("is there already: --force writes over it"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "one");
 
         fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();

@@ -23,6 +23,8 @@ pub(crate) fn brigade() -> Command {
     for name in ["OMP_NUM_THREADS", "OMP_WAIT_POLICY", "TORCH_NCCL_ASYNC_ERROR_HANDLING"] {
         command.env_remove(name);
     }
+    // Nor what the settings of whoever runs it do.
+    command.env("BRIGADE_CONFIG", "/dev/null");
     command
 }
 

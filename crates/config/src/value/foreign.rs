@@ -1,7 +1,7 @@
 //! Values whose syntax is the launcher's.
 
 use brigade_launch::{
-    BindMode, Color, DeviceList, LineFilter, LocalRanks, NprocSpec, Prefix, StreamModes, ValueError,
+    BindMode, Color, DeviceList, LineFilter, LocalRanks, NprocSpec, Prefix, StreamModes,
 };
 
 use super::Value;
@@ -48,9 +48,6 @@ macro_rules! values {
 
             fn fault(text: &str) -> String {
                 match text.parse::<Self>() {
-                    Err(ValueError::Expected { expected, found }) if found == text => {
-                        format!("expected {expected}")
-                    }
                     Err(error) => error.to_string(),
                     Ok(_) => format!("expected {}", Self::EXPECTED),
                 }

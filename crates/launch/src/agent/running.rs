@@ -34,6 +34,7 @@ impl Running {
         let setup = &plan.ranks[local_rank];
         let args = plan.args_for(local_rank);
         let mut command = role::rank_command(program, &plan.name, &args, setup.cpus.as_ref());
+        command.envs(plan.user_env.iter().map(|(name, value)| (name, value)));
         plan.told(world.clone()).describe_to(&mut command);
         command.envs(plan.env.iter().chain(&setup.env).map(|(name, value)| (name, value)));
         command.stdin(far).stdout(Stdio::piped()).stderr(Stdio::piped());
