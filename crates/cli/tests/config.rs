@@ -1,68 +1,16 @@
 //! `brigade config` from outside: files, layers, and the questionnaire on a terminal.
 
+#[path = "config/home.rs"]
+mod home;
 #[path = "config/person.rs"]
 mod person;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
 
+use home::Home;
 use person::Person;
-use tempfile::TempDir;
-
-/// A home folder of its own.
-struct Home(TempDir);
-
-impl Home {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn own(&self) -> PathBuf {
-        self.0.path().join(".config/brigade/config.toml")
-    }
-
-    fn file(&self, name: &str, text: &str) -> String {
-        let path = self.0.path().join(name);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
-    }
-
-    /// The program with this home and no other variable that could be a setting.
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
-        command.env_clear().env("HOME", self.0.path()).env("PATH", "/usr/bin:/bin");
-        command.env("TERM", "xterm").current_dir(self.0.path()).args(args);
-        command
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        self.command(args).stdin(Stdio::null()).output().unwrap()
-    }
-
-    /// Its stdout; it must succeed.
-    fn answer(&self, args: &[&str]) -> String {
-        let output = self.run(args);
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert_eq!((output.status.code(), &*stderr), (Some(0), ""), "{args:?}");
-        self.without_home(&output.stdout)
-    }
-
-    /// Its one line on stderr; it must be refused.
-    fn refusal(&self, args: &[&str], code: i32) -> String {
-        let output = self.run(args);
-        let stderr = self.without_home(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
-        assert_eq!(stderr.lines().count(), 1, "{args:?}: {stderr}");
-        stderr.trim_end().to_owned()
-    }
-
-    fn without_home(&self, bytes: &[u8]) -> String {
-        String::from_utf8_lossy(bytes).replace(self.0.path().to_str().unwrap(), "~")
-    }
-}
 
 /// A row of the table without its padding.
 fn row(table: &str, name: &str) -> String {
@@ -135,18 +83,6 @@ fn settings_reach_the_ranks() {
     assert_eq!(stdout, [format!("[0] {line}"), format!("[1] {line}")]);
 }
 
-impl Home {
-    fn answer_of_ranks(&self, args: &[&str]) -> Vec<String> {
-        let output = self.run(args);
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{stderr}");
-        let mut lines: Vec<String> =
-            self.without_home(&output.stdout).lines().map(str::to_owned).collect();
-        lines.sort();
-        lines
-    }
-}
-
 #[test]
 fn a_file_of_accelerates_is_read_where_there_is_no_other() {
     let home = Home::new();
@@ -208,7 +144,7 @@ fn old_files_are_renewed_and_kept() {
 
     let yaml = home.file("a.yaml", "distributed_type: 'NO'\nnum_processes: 2\n");
     home.answer(&["config", "update", "--config", &yaml]);
-    assert!(home.0.path().join("a.toml").exists() && Path::new(&yaml).exists());
+    assert!(home.path().join("a.toml").exists() && Path::new(&yaml).exists());
     let error = home.refusal(&["config", "update", "--config", &yaml], 2);
     assert_eq!(error, "brigade: ~/a.toml is there already: --force writes over it");
 }
@@ -235,7 +171,7 @@ fn what_is_wrong_is_said_in_one_line() {
     let home = Home::new();
     let broken = home.file("broken.toml", "version = 1\n[ranks]\nnprc = 2\n");
     let yaml = home.file("broken.yaml", "distributed_type: [\n");
-    let locked = home.0.path().join("locked");
+    let locked = home.path().join("locked");
     fs::create_dir(&locked).unwrap();
     fs::set_permissions(&locked, fs::Permissions::from_mode(0o555)).unwrap();
     let table: [(&[&str], i32, &str); 12] = [
