@@ -5,6 +5,7 @@ mod cargo;
 mod check;
 mod checkout;
 mod demo;
+mod hosts;
 mod progress;
 mod setup;
 mod suite;
@@ -49,6 +50,10 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         runner_arguments: Vec<String>,
     },
+    /// Install the programs with which tests make hosts in namespaces: sshd, nft, ip, etcd
+    ///
+    /// From Debian's packages, as root; no service is started. Tests that miss one are skipped.
+    Hosts,
     /// Lint: formatting, tidy, clippy and rustdoc, warnings as errors
     Check,
     /// Check the invariants of ARCHITECTURE.md that a program can check
@@ -80,6 +85,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Setup { cuda } => setup::run(&checkout, cuda),
         Command::Demo => demo::run(&checkout),
         Command::Test { runner_arguments } => suite::run(&checkout, &runner_arguments),
+        Command::Hosts => hosts::run(),
         Command::Check => check::run(&checkout),
         Command::Tidy => tidy::run(&checkout),
         Command::Bench { peers, bench_arguments } => bench::run(&checkout, peers, &bench_arguments),

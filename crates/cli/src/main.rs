@@ -7,12 +7,15 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use brigade_config::ConfigError;
-use brigade_launch::{LaunchError, role};
-use clap::{Parser, Subcommand};
+use brigade_launch::{LaunchError, SecretError, role};
+use clap::{CommandFactory, Parser, Subcommand};
 
 mod config;
+mod doctor;
+mod estimate;
 mod explain;
 mod launch;
+mod pages;
 mod usage;
 
 /// Write the training loop once; run it on one process or many
@@ -28,9 +31,15 @@ struct Cli {
 enum Command {
     Launch(Box<launch::LaunchArgs>),
     Config(Box<config::ConfigArgs>),
+    Doctor(doctor::DoctorArgs),
+    #[command(name = doctor::ROLE, hide = true)]
+    DoctorsRole,
     /// Show what a run would do, without one
     #[command(subcommand)]
     Explain(explain::Explain),
+    Estimate(estimate::EstimateArgs),
+    Completions(pages::CompletionsArgs),
+    Man(pages::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -53,6 +62,11 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Launch(args) => launch::run(args),
         Command::Config(args) => config::run(args),
+        Command::Estimate(args) => estimate::run(args, io::stdout().lock()).map(|()| 0),
+        Command::Completions(args) => pages::completions(Cli::command(), args),
+        Command::Man(args) => pages::man(Cli::command(), args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::DoctorsRole => doctor::play(),
         Command::Explain(question) => explain::run(question, io::stdout().lock()).map(|()| 0),
     };
     match result {
@@ -68,13 +82,17 @@ fn main() -> ExitCode {
 /// The shell's codes for what a user can mend, 1 for the rest. A job that was started exits with
 /// the code of its first failing rank instead.
 fn exit_code(error: &anyhow::Error) -> u8 {
-    if error.is::<config::Usage>() || error.downcast_ref().is_some_and(ConfigError::is_for_user) {
+    if error.is::<config::Usage>()
+        || error.is::<SecretError>()
+        || error.downcast_ref().is_some_and(ConfigError::is_for_user)
+    {
         return USAGE;
     }
     match error.downcast_ref() {
         Some(
             LaunchError::OptionOutOfRange { .. }
             | LaunchError::NoSuchLocalRank { .. }
+            | LaunchError::Meeting { .. }
             | LaunchError::Device(_)
             | LaunchError::Bind(_),
         ) => USAGE,

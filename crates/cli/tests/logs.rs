@@ -215,8 +215,32 @@ fn what_cannot_be_is_refused_before_anything_starts() {
         let run = flags.iter().fold(Job::new(2), |job, flag| job.flag(flag)).sh(script).run();
         assert_eq!(run.code, code, "{flags:?}: {}", run.stderr);
         assert!(run.stderr.contains(message), "{flags:?}: {}", run.stderr);
-        assert!(!run.stdout.contains("started"));
+        assert_eq!(run.stdout, "");
+        assert!(code == 2 || run.stderr.matches("os error").count() == 1, "{}", run.stderr);
     }
+}
+
+#[test]
+fn too_few_descriptors_are_said_before_a_program_runs() {
+    // Between too few for the ranks' pipes and enough for all, there is too few for log files.
+    let folder = tempfile::tempdir().unwrap();
+    let mut refusals = Vec::new();
+    for limit in (60..).step_by(8) {
+        let script = format!(
+            "ulimit -n {limit} && exec {BRIGADE} launch --nproc 24 --log-dir {} echo started",
+            folder.path().display()
+        );
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        if output.status.success() {
+            break;
+        }
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{stderr}");
+        assert_eq!(stderr.matches("Too many open files").count(), 1, "{stderr}");
+        refusals.push(stderr);
+    }
+    let said = "stdout.log (`ulimit -n` is too low): Too many open files";
+    assert!(refusals.iter().any(|refusal| refusal.contains(said)), "{refusals:?}");
 }
 
 #[test]

@@ -25,5 +25,4 @@ pub use machine::Machine;
 pub use places::{ChosenBy, Place, to_read, to_write};
 pub use settings::{Setting, Settings, TABLE, TABLES, Table};
 pub use source::Source;
-pub use value::Nodes;
 pub use variables::Variables;

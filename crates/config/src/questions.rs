@@ -2,9 +2,11 @@
 //!
 //! Pure: answers in, the next question out. Who asks them, and how it looks, is for others.
 
+use brigade_launch::NodeRange;
+
 use crate::machine::Machine;
 use crate::settings::{Setting, Settings};
-use crate::value::{Backend, DynamoBackend, DynamoMode, List, Nodes, Precision, Value as _};
+use crate::value::{Backend, DynamoBackend, DynamoMode, List, Precision, Value as _};
 
 /// One question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +136,7 @@ impl Interview {
             }
             (_, Kind::YesNo { .. }) => expect(bool::parse(text).is_some(), "yes or no"),
             (Question::Machines, _) => {
-                let several = Nodes::parse(text).is_some_and(|it| it.max > 1);
+                let several = NodeRange::parse(text).is_some_and(|it| it.max > 1);
                 expect(several, "a number of machines from 2, or MIN:MAX")
             }
             (Question::Rank, _) => {
@@ -273,7 +275,7 @@ impl Interview {
 
     fn applies(&self, question: Question) -> bool {
         let several = self.said(Question::Where) == Some(EACH);
-        let elastic = several && self.nodes().is_elastic();
+        let elastic = several && self.nodes().min != self.nodes().max;
         let compiles = self.is_yes(Question::Compile);
         match question {
             Question::Where | Question::Cpu | Question::Precision | Question::Compile => true,
@@ -307,8 +309,8 @@ impl Interview {
         self.said(Question::Where).is_some_and(|it| it != HERE)
     }
 
-    fn nodes(&self) -> Nodes {
-        self.said(Question::Machines).and_then(Nodes::parse).unwrap_or(Nodes::ONE)
+    fn nodes(&self) -> NodeRange {
+        self.said(Question::Machines).and_then(NodeRange::parse).unwrap_or_default()
     }
 
     fn hosts_say_how_many(&self) -> bool {

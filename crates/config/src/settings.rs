@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use brigade_launch::{
-    BindMode, Color, DeviceList, LineFilter, LocalRanks, NprocSpec, Prefix, StreamModes,
+    BindMode, Color, DeviceList, LineFilter, LocalRanks, NodeRange, NprocSpec, Prefix, StreamModes,
 };
 
-use crate::value::{Backend, DynamoBackend, DynamoMode, List, Nodes, Pairs, Precision, Raw, Value};
+use crate::value::{Backend, DynamoBackend, DynamoMode, List, Pairs, Precision, Raw, Value};
 
 /// What the table says of one setting.
 #[derive(Clone, Copy, Debug)]
@@ -230,7 +230,7 @@ settings! {
         /// Variables of this environment to hand on to the hosts, as NAME or PREFIX_*
         env_pass: List = "env-pass" "NAME,..";
         /// Number of hosts, or MIN:MAX where hosts may join and leave
-        nnodes: Nodes = "nnodes" "N|MIN:MAX"
+        nnodes: NodeRange = "nnodes" "N|MIN:MAX"
             default "1" env "PET_NNODES" also "num-machines";
         /// Number of this host, from 0
         node_rank: usize = "node-rank" "N"
@@ -268,7 +268,7 @@ settings! {
     /// What happens when a rank fails.
     ["failure"] {
         /// How often the job is started again after a failure
-        max_restarts: usize = "max-restarts" "N"
+        max_restarts: u32 = "max-restarts" "N"
             default "0" env "PET_MAX_RESTARTS";
         /// How long ranks may take to stop before they are killed
         shutdown_timeout: Duration = "shutdown-timeout" "SECONDS"

@@ -2,15 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 pub use choice::{Backend, DynamoBackend, DynamoMode, Precision};
-pub use nodes::Nodes;
 
 mod choice;
 mod foreign;
-mod nodes;
 
 /// The type of a setting.
 ///
@@ -134,6 +131,22 @@ impl Value for bool {
 }
 
 impl Value for usize {
+    const EXPECTED: &'static str = "a whole number";
+
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+
+    fn read(raw: &Raw) -> Option<Self> {
+        if let Raw::Integer(number) = raw { Self::try_from(*number).ok() } else { None }
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for u32 {
     const EXPECTED: &'static str = "a whole number";
 
     fn parse(text: &str) -> Option<Self> {
@@ -313,8 +326,3 @@ macro_rules! words {
 }
 
 use words;
-
-/// `text` as a number above zero.
-fn positive<T: FromStr + PartialOrd + Default>(text: &str) -> Option<T> {
-    text.parse().ok().filter(|number| *number > T::default())
-}

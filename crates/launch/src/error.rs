@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use brigade_rendezvous::MeetError;
 use brigade_world::WorldError;
 
 use crate::{BindError, DeviceError, ProgramError};
@@ -32,12 +33,12 @@ pub enum LaunchError {
         nproc: usize,
     },
     /// Log files cannot be made.
-    #[error("cannot keep logs in {}: {source}; choose another folder with --log-dir", path.display())]
+    #[error("cannot keep logs in {}: {cause}; choose another folder with --log-dir", path.display())]
     LogFolder {
         /// The folder or file.
         path: PathBuf,
-        /// Why.
-        source: io::Error,
+        /// Why. The message has it; as its `source`, a printed chain would say it twice.
+        cause: io::Error,
     },
     /// The devices are not as asked for.
     #[error(transparent)]
@@ -48,16 +49,31 @@ pub enum LaunchError {
     /// The program cannot be run.
     #[error(transparent)]
     Program(#[from] ProgramError),
+    /// The hosts of the job cannot meet as the options say.
+    #[error("{reason}")]
+    Meeting {
+        /// Which options, why, and what to give instead.
+        reason: String,
+    },
+    /// The coordinator does not let this host take part.
+    #[error("this host cannot take part: {reason}")]
+    Refused {
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The other hosts were not found.
+    #[error(transparent)]
+    Meet(#[from] MeetError),
     /// The plan describes a world that cannot be; a plan from `resolve` does not.
     #[error(transparent)]
     World(#[from] WorldError),
     /// The system refused something the launcher needs.
-    #[error("cannot {action}: {source}")]
+    #[error("cannot {action}: {cause}")]
     System {
         /// What was refused.
         action: String,
-        /// Why.
-        source: io::Error,
+        /// Why. The message has it; as its `source`, a printed chain would say it twice.
+        cause: io::Error,
     },
 }
 
@@ -65,6 +81,6 @@ impl LaunchError {
     /// For `map_err`: the action that the system refused.
     pub(crate) fn system<E: Into<io::Error>>(action: impl Into<String>) -> impl FnOnce(E) -> Self {
         let action = action.into();
-        move |source| Self::System { action, source: source.into() }
+        move |cause| Self::System { action, cause: cause.into() }
     }
 }

@@ -144,7 +144,6 @@ impl Output {
     }
 
     /// Asks for the last lines of a rank that has ended, while others go on.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the agent reports failures at once"))]
     pub(crate) fn ask_tail(&self, local_rank: usize) {
         self.order(Order::Tail(local_rank));
     }

@@ -3,6 +3,7 @@
 mod affinity;
 mod cpus;
 mod devices;
+mod gpus;
 mod nproc;
 mod topology;
 

@@ -5,8 +5,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use brigade_world::{LocalRank, StoreEndpoint, World, WorldError, WorldSize};
+use brigade_rendezvous::{Assignment, Secret};
+use brigade_world::{LocalRank, Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize};
+use nix::unistd::gethostname;
 
+use crate::meeting::{Meeting, NodeRange, Patience};
 use crate::placement::{self, PlacementFacts, RankSetup};
 use crate::program::{CargoTarget, Invocation, Program, ProgramError, Search, with_local_rank};
 use crate::{LaunchError, LaunchOptions, OutputFacts, OutputPlan};
@@ -20,8 +23,10 @@ pub struct HostFacts {
     pub set_by_user: Vec<&'static str>,
     /// Where the program was found, or why it cannot be run.
     pub program: Result<Invocation, ProgramError>,
-    /// A name for the job that no other job has.
-    pub run_id: String,
+    /// A name for this launcher that no other has.
+    pub agent_id: String,
+    /// This host's name.
+    pub host: String,
     /// What decides how output is shown.
     pub output: OutputFacts,
     /// Processors and accelerators, as far as the options ask for them.
@@ -43,19 +48,21 @@ impl HostFacts {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             set_by_user: TUNED.iter().copied().filter(is_set).collect(),
             program: options.program.find(search),
-            // Keyed from the system's random source: two jobs on a host must not share a name.
-            run_id: format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id())),
+            // Keyed from the system's random source: two launchers must not share a name.
+            agent_id: format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id())),
+            host: gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default(),
             output: OutputFacts::gather(),
             placement: PlacementFacts::gather(&options.placement, options.nproc),
         }
     }
 }
 
-/// A job on one host, decided: what each rank runs and with which environment.
+/// This host's part in a job, decided: what each rank runs, with which environment, and where the
+/// hosts meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchPlan {
-    /// Number of ranks.
-    pub world_size: WorldSize,
+    /// Number of ranks on this host.
+    pub local_world_size: WorldSize,
     /// What to build before [`LaunchPlan::prepare`] knows the program's file.
     pub build: Option<CargoTarget>,
     /// The program's file.
@@ -70,8 +77,26 @@ pub struct LaunchPlan {
     pub user_env: Vec<(String, String)>,
     /// From SIGTERM to SIGKILL.
     pub shutdown_timeout: Duration,
+    /// Restarts after failures.
+    pub max_restarts: u32,
+    /// How many hosts take part.
+    pub nodes: NodeRange,
+    /// Where they meet.
+    pub meeting: Meeting,
     /// Name of the job.
     pub run_id: String,
+    /// What an agent must know to take part, where the user has said so.
+    pub secret: Option<Secret>,
+    /// Name or address under which other hosts reach this one, where the user has said so.
+    pub local_addr: Option<String>,
+    /// How long agents wait for each other.
+    pub patience: Patience,
+    /// The part that the ranks play.
+    pub role: String,
+    /// Name of this launcher.
+    pub agent_id: String,
+    /// This host's name.
+    pub host: String,
     /// Where the ranks' output goes.
     pub output: OutputPlan,
     /// What each rank of this host has of its own, by local rank.
@@ -89,7 +114,7 @@ impl LaunchPlan {
     /// the one it waits for (two ranks of two threads on two cores: 99 ms a step against 46).
     /// libgomp reads both before `main`, so only a launcher can set them.
     ///
-    /// Errors: no rank, no thread, a program that cannot be run.
+    /// Errors: no rank, no thread, a program that cannot be run, several hosts that cannot meet.
     ///
     /// ```
     /// use brigade_launch::{HostFacts, LaunchOptions, LaunchPlan};
@@ -103,11 +128,12 @@ impl LaunchPlan {
     pub fn resolve(options: &LaunchOptions, facts: &HostFacts) -> Result<Self, LaunchError> {
         let wanted = options.placement.devices.as_ref();
         let nproc = facts.placement.devices.count(options.nproc, wanted, facts.cores)?;
-        let world_size = WorldSize::new(nproc).map_err(|_| LaunchError::OptionOutOfRange {
-            option: "nproc",
-            value: nproc,
-            reason: if nproc == 0 { "a job has at least one rank" } else { "too many ranks" },
-        })?;
+        let local_world_size =
+            WorldSize::new(nproc).map_err(|_| LaunchError::OptionOutOfRange {
+                option: "nproc",
+                value: nproc,
+                reason: if nproc == 0 { "a job has at least one rank" } else { "too many ranks" },
+            })?;
         if options.threads_per_rank == Some(0) {
             return Err(LaunchError::OptionOutOfRange {
                 option: "threads-per-rank",
@@ -115,6 +141,7 @@ impl LaunchPlan {
                 reason: "a rank needs at least one thread",
             });
         }
+        options.meeting.check(options.nodes)?;
         let Invocation { file, name, mut args } = facts.program.clone()?;
         args.extend_from_slice(&options.args);
         let build = match &options.program {
@@ -145,8 +172,14 @@ impl LaunchPlan {
             env.push((TORCH_NCCL_ASYNC_ERROR_HANDLING, "1".to_owned()));
         }
 
+        let alone = options.meeting == Meeting::OneHost;
+        let run_id = match &options.run_id {
+            Some(id) => id.clone(),
+            None if alone => facts.agent_id.clone(),
+            None => SHARED_RUN_ID.to_owned(),
+        };
         Ok(Self {
-            world_size,
+            local_world_size,
             build,
             program: file,
             name,
@@ -154,7 +187,16 @@ impl LaunchPlan {
             env,
             user_env: options.env.clone(),
             shutdown_timeout: options.shutdown_timeout,
-            run_id: facts.run_id.clone(),
+            max_restarts: options.max_restarts,
+            nodes: options.nodes,
+            meeting: options.meeting.clone(),
+            secret: options.secret.clone(),
+            run_id,
+            local_addr: options.local_addr.clone(),
+            patience: options.patience,
+            role: options.role.clone(),
+            agent_id: facts.agent_id.clone(),
+            host: facts.host.clone(),
             output: OutputPlan::resolve(&options.output, &facts.output, nproc)?,
             ranks,
             virtual_local_rank: options.placement.virtual_local_rank,
@@ -197,16 +239,30 @@ impl LaunchPlan {
         self.args.iter().map(|arg| with_local_rank(arg, local_rank)).collect()
     }
 
-    /// The place of one rank, once it is known where the ranks meet.
+    /// The place of one rank, once it is known who takes part and where the ranks meet.
     ///
-    /// Errors when `rank` is not below the number of ranks.
-    pub fn world(&self, rank: usize, store: StoreEndpoint) -> Result<World, WorldError> {
-        let mut world = World::on_one_host(rank, self.world_size, store)?;
+    /// Errors when `local_rank` is not below the number of ranks of this host, or the part is none.
+    pub fn world(
+        &self,
+        part: &Assignment,
+        local_rank: usize,
+        host: StoreHost,
+    ) -> Result<World, WorldError> {
+        let addr = part.master_addr.clone();
+        let store = StoreEndpoint { addr, port: part.master_port, host };
+        let mut world = World::on_one_host(local_rank, WorldSize::new(part.nproc)?, store)?;
+        world.world_size = WorldSize::new(part.world_size)?;
+        world.rank = Rank::new(part.first_rank.saturating_add(local_rank), world.world_size)?;
+        (world.node_rank, world.num_nodes) = (part.node_rank, part.num_nodes);
+        (world.restart_count, world.max_restarts) = (part.restarts, part.max_restarts);
         world.run_id = Some(self.run_id.clone());
+        world.role.clone_from(&self.role);
         Ok(world)
     }
 }
 
+/// Name of a job on several hosts that was given none: torchrun's.
+const SHARED_RUN_ID: &str = "none";
 const LD_LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
 const OMP_WAIT_POLICY: &str = "OMP_WAIT_POLICY";
@@ -217,6 +273,7 @@ const TUNED: [&str; 3] = [OMP_NUM_THREADS, OMP_WAIT_POLICY, TORCH_NCCL_ASYNC_ERR
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Endpoint;
 
     fn facts(cores: usize, set_by_user: &[&'static str]) -> HostFacts {
         HostFacts {
@@ -227,7 +284,8 @@ mod tests {
                 name: "train".into(),
                 args: Vec::new(),
             }),
-            run_id: "job".to_owned(),
+            agent_id: "job".to_owned(),
+            host: "node1".to_owned(),
             output: OutputFacts::default(),
             placement: PlacementFacts::default(),
         }
@@ -282,11 +340,47 @@ mod tests {
 
     #[test]
     fn places() {
-        let options = LaunchOptions { nproc: 2.into(), ..Default::default() };
+        let options =
+            LaunchOptions { nproc: 2.into(), role: "actor".to_owned(), ..Default::default() };
         let plan = LaunchPlan::resolve(&options, &facts(8, &[])).unwrap();
-        let world = plan.world(1, StoreEndpoint::alone()).unwrap();
-        assert_eq!((world.rank.as_usize(), world.local_rank.as_usize()), (1, 1));
-        assert_eq!(world.run_id.as_deref(), Some("job"));
-        assert!(plan.world(2, StoreEndpoint::alone()).is_err());
+        let part = Assignment {
+            attempt: 2,
+            restarts: 1,
+            max_restarts: 3,
+            node_rank: 1,
+            num_nodes: 2,
+            first_rank: 4,
+            nproc: 2,
+            world_size: 6,
+            master_addr: "node1".to_owned(),
+            master_port: 5,
+        };
+        let world = plan.world(&part, 1, StoreHost::Rank0).unwrap();
+        assert_eq!((world.rank.as_usize(), world.local_rank.as_usize()), (5, 1));
+        assert_eq!((world.world_size.as_usize(), world.local_world_size.as_usize()), (6, 2));
+        assert_eq!((world.node_rank, world.num_nodes), (1, 2));
+        assert_eq!((world.restart_count, world.max_restarts), (1, 3));
+        assert_eq!((world.store.addr.as_str(), world.store.port), ("node1", 5));
+        assert_eq!((world.run_id.as_deref(), world.role.as_str()), (Some("job"), "actor"));
+        assert!(plan.world(&part, 2, StoreHost::Rank0).is_err());
+        let beyond = Assignment { first_rank: 5, ..part };
+        assert!(plan.world(&beyond, 1, StoreHost::Rank0).is_err());
+    }
+
+    #[test]
+    fn names_of_jobs() {
+        let name = |run_id: Option<&str>, meeting| {
+            let run_id = run_id.map(str::to_owned);
+            let nodes = NodeRange { min: 1, max: 1 };
+            let options = LaunchOptions { run_id, meeting, nodes, ..Default::default() };
+            let plan = LaunchPlan::resolve(&options, &facts(8, &[])).unwrap();
+            plan.run_id
+        };
+        let endpoint: Endpoint = "node1".parse().unwrap();
+        let elastic = Meeting::Elastic { endpoint, serve: None };
+        assert_eq!(name(None, Meeting::OneHost), "job");
+        assert_eq!(name(Some("night"), Meeting::OneHost), "night");
+        assert_eq!(name(None, elastic.clone()), "none");
+        assert_eq!(name(Some("night"), elastic), "night");
     }
 }

@@ -5,9 +5,8 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use brigade_config::{Layer, Place};
-use brigade_launch::LaunchPlan;
-use brigade_world::env::MASTER_PORT;
-use brigade_world::{StoreEndpoint, StoreHost};
+use brigade_launch::{Assignment, LaunchPlan, LogFolder, Meeting};
+use brigade_world::{StoreHost, env};
 use serde_json::{Map, Value, json};
 
 use crate::config::show;
@@ -21,7 +20,8 @@ pub(super) struct Explanation<'a> {
 
 /// One process that would be started.
 struct Rank {
-    rank: usize,
+    /// Open where it depends on the other hosts.
+    rank: Option<usize>,
     local_rank: usize,
     command: Vec<String>,
     env: Vec<(String, String)>,
@@ -42,7 +42,8 @@ impl Explanation<'_> {
     fn text(&self, out: &mut impl Write) -> io::Result<()> {
         show::text(self.layers, self.file, show::Which::Set, out)?;
         let ranks = self.ranks();
-        writeln!(out, "\nranks of this host: {}", ranks.len())?;
+        writeln!(out, "\nhosts: {}", self.meeting())?;
+        writeln!(out, "ranks of this host: {}", ranks.len())?;
         let shared = shared(&ranks);
         if let Some(first) = ranks.first() {
             writeln!(out, "  every rank")?;
@@ -54,7 +55,10 @@ impl Explanation<'_> {
             }
         }
         for rank in &ranks {
-            writeln!(out, "  rank {}", rank.rank)?;
+            match rank.rank {
+                Some(number) => writeln!(out, "  rank {number}")?,
+                None => writeln!(out, "  local rank {}", rank.local_rank)?,
+            }
             if !same(&ranks, |it| &it.command) {
                 writeln!(out, "    {}", rank.command.join(" "))?;
             }
@@ -81,6 +85,7 @@ impl Explanation<'_> {
                 "cpus": it.cpus,
             })
         };
+        answer.insert("hosts".to_owned(), self.meeting().into());
         answer.insert("ranks".to_owned(), self.ranks().into_iter().map(rank).collect());
         serde_json::to_writer_pretty(&mut *out, &Value::Object(answer))?;
         writeln!(out)
@@ -93,30 +98,88 @@ impl Explanation<'_> {
     /// What one rank of this host is given. Its environment is this process's besides.
     fn rank(&self, local_rank: usize) -> Option<Rank> {
         let plan = self.plan;
-        let store = StoreEndpoint { addr: "127.0.0.1".to_owned(), port: 0, host: StoreHost::Rank0 };
-        let world = plan.world(local_rank, store).ok()?;
+        let part = self.part();
+        let world = plan.world(&part, local_rank, StoreHost::Rank0).ok()?;
         let setup = plan.ranks.get(local_rank)?;
+        let open: &[&str] = match plan.meeting {
+            // The ranks of the first host begin at 0.
+            Meeting::OneHost => &[],
+            Meeting::Static { node_rank: 0, .. } => OPEN_WITH_OTHERS,
+            Meeting::Static { .. } => OPEN_AFTER_OTHERS,
+            Meeting::Elastic { .. } | Meeting::Etcd { .. } => OPEN_IN_A_RENDEZVOUS,
+        };
         let place = plan.told(world.clone()).to_env().into_iter().map(|(name, value)| {
-            let is_open = name == MASTER_PORT;
-            (name.to_owned(), if is_open { "(a free port)".to_owned() } else { value })
+            let value = if name == env::MASTER_PORT {
+                "(a free port for each attempt)".to_owned()
+            } else if open.contains(&name) {
+                "(known when the hosts have met)".to_owned()
+            } else {
+                value
+            };
+            (name.to_owned(), value)
         });
-        let tuned = plan
-            .env
-            .iter()
-            .chain(&setup.env)
-            .map(|(name, value)| ((*name).to_owned(), value.clone()));
+        let error_file = (plan.output.folder != LogFolder::Nowhere).then(|| {
+            (env::TORCHELASTIC_ERROR_FILE.to_owned(), "(a file for each attempt)".to_owned())
+        });
+        let tuned = plan.env.iter().chain(&setup.env);
+        let tuned = tuned.map(|(name, value)| ((*name).to_owned(), value.clone()));
         let mut env: Vec<(String, String)> = Vec::new();
-        for (name, value) in plan.user_env.iter().cloned().chain(place).chain(tuned) {
+        for (name, value) in
+            plan.user_env.iter().cloned().chain(place).chain(error_file).chain(tuned)
+        {
             env.retain(|it| it.0 != name);
             env.push((name, value));
         }
         Some(Rank {
-            rank: world.rank.as_usize(),
+            rank: open.is_empty().then(|| world.rank.as_usize()),
             local_rank,
             command: self.command(local_rank),
             env,
             cpus: setup.cpus.as_ref().map(ToString::to_string),
         })
+    }
+
+    /// This host's part, as far as it is known before the hosts have met.
+    fn part(&self) -> Assignment {
+        let plan = self.plan;
+        let nproc = plan.ranks.len();
+        let (node_rank, num_nodes, master_addr) = match &plan.meeting {
+            Meeting::Static { node_rank, master_addr, .. } => {
+                (*node_rank, plan.nodes.max, master_addr.clone())
+            }
+            _ => (0, 1, "127.0.0.1".to_owned()),
+        };
+        Assignment {
+            attempt: 0,
+            restarts: 0,
+            max_restarts: plan.max_restarts,
+            node_rank,
+            num_nodes,
+            first_rank: 0,
+            nproc,
+            world_size: nproc,
+            master_addr,
+            master_port: 0,
+        }
+    }
+
+    /// Where the hosts meet, in words.
+    fn meeting(&self) -> String {
+        let nodes = self.plan.nodes;
+        match &self.plan.meeting {
+            Meeting::OneHost => "one host".to_owned(),
+            Meeting::Static { node_rank, master_addr, master_port } => format!(
+                "{nodes} hosts, of which this is number {node_rank}; they meet at host 0, which is \
+                 {master_addr}, on port {master_port}"
+            ),
+            Meeting::Elastic { endpoint, .. } => {
+                format!("{nodes} hosts, which meet at {endpoint}")
+            }
+            Meeting::Etcd { endpoints } => {
+                let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
+                format!("{nodes} hosts, which meet through etcd at {}", endpoints.join(", "))
+            }
+        }
     }
 
     fn command(&self, local_rank: usize) -> Vec<String> {
@@ -147,3 +210,17 @@ fn quoted(value: &str) -> String {
         value.to_owned()
     }
 }
+
+/// How many ranks the other hosts have is for them to say.
+const OPEN_WITH_OTHERS: &[&str] = &[env::WORLD_SIZE, env::ROLE_WORLD_SIZE];
+const OPEN_AFTER_OTHERS: &[&str] =
+    &[env::RANK, env::ROLE_RANK, env::WORLD_SIZE, env::ROLE_WORLD_SIZE];
+const OPEN_IN_A_RENDEZVOUS: &[&str] = &[
+    env::RANK,
+    env::ROLE_RANK,
+    env::WORLD_SIZE,
+    env::ROLE_WORLD_SIZE,
+    env::GROUP_RANK,
+    env::GROUP_WORLD_SIZE,
+    env::MASTER_ADDR,
+];

@@ -3,7 +3,7 @@
 //! Three kinds: those with a meaning of their own, those that change nothing, and those that ask
 //! for what there is not.
 
-use brigade_config::{Layer, Nodes, Note, Source};
+use brigade_config::{Layer, Note, Source};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
@@ -71,8 +71,8 @@ impl ForeignFlags {
                 "--{TOTAL} counts the ranks of all hosts: with a list of hosts, give each its number, as in node1:4"
             ));
         }
-        let nodes = layers.settings.nnodes.unwrap_or(Nodes::ONE);
-        if nodes.is_elastic() {
+        let nodes = layers.settings.nnodes.unwrap_or_default();
+        if nodes.min != nodes.max {
             return Err(format!(
                 "--{TOTAL} counts the ranks of all hosts, of which there may be {} to {}: give --nproc, the number on each",
                 nodes.min, nodes.max

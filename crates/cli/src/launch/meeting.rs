@@ -3,40 +3,26 @@
 use std::time::Duration;
 
 use brigade_config::value::{Backend, Value as _};
-use brigade_config::{ConfigError, Layer, Nodes, Source, suggest};
+use brigade_config::{ConfigError, Layer, Source, suggest};
+use brigade_launch::{Endpoint, Meeting, NodeRange, Patience};
 
 /// What the settings say of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// There is one host.
-    OneHost,
-    /// A list of hosts, started from here.
+    /// This command starts the ranks of this host, which meets others or does not.
+    Here(Meeting),
+    /// This command starts a list of hosts.
     Hosts,
-    /// Numbered hosts, of which number 0 listens.
-    Static { node_rank: usize, address: String, port: u16 },
-    /// Hosts join and leave, at a server built into the launcher.
-    Elastic { endpoint: String, serve: Option<bool> },
-    /// The same, with etcd in the middle.
-    Etcd { endpoints: Vec<String> },
-}
-
-/// How long hosts wait for each other, where somebody has said so.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Waits {
-    /// For enough of them.
-    pub(super) join: Option<Duration>,
-    /// For more of them.
-    pub(super) last_call: Option<Duration>,
 }
 
 /// Decides, and notes which settings change nothing then.
 ///
 /// Errors say which settings contradict each other, or what is missing.
-pub(super) fn decide(layers: &mut Layer) -> Result<(Way, Waits), ConfigError> {
+pub(super) fn decide(layers: &mut Layer) -> Result<(Way, Patience), ConfigError> {
     let (waits, serve) = rendezvous_conf(layers)?;
     let way = way(layers, serve)?;
     let idle: (&[&str], &str) = match way {
-        Way::OneHost => (
+        Way::Here(Meeting::OneHost) => (
             &[
                 "node-rank",
                 "master-addr",
@@ -60,8 +46,8 @@ pub(super) fn decide(layers: &mut Layer) -> Result<(Way, Waits), ConfigError> {
             ],
             "the hosts are connected by ssh",
         ),
-        Way::Static { .. } => (&["rdzv-conf"], "the hosts are numbered"),
-        Way::Elastic { .. } | Way::Etcd { .. } => {
+        Way::Here(Meeting::Static { .. }) => (&["rdzv-conf"], "the hosts are numbered"),
+        Way::Here(Meeting::Elastic { .. } | Meeting::Etcd { .. }) => {
             (&["node-rank", "master-addr", "master-port"], "the rendezvous numbers the hosts")
         }
     };
@@ -70,9 +56,11 @@ pub(super) fn decide(layers: &mut Layer) -> Result<(Way, Waits), ConfigError> {
     let (names, reason) = idle;
     for name in names {
         let is_address = matches!(*name, "master-addr" | "master-port");
-        let is_used = matches!(way, Way::Elastic { .. }) && is_address && is_endpoint;
-        let is_wait =
-            *name == "rdzv-conf" && waits != Waits::default() && matches!(way, Way::Static { .. });
+        let is_used =
+            matches!(way, Way::Here(Meeting::Elastic { .. })) && is_address && is_endpoint;
+        let is_wait = *name == "rdzv-conf"
+            && waits != Patience::default()
+            && matches!(way, Way::Here(Meeting::Static { .. }));
         if !is_used && !is_wait {
             idle_note(layers, name, reason);
         }
@@ -91,10 +79,15 @@ pub(super) fn decide(layers: &mut Layer) -> Result<(Way, Waits), ConfigError> {
 
 fn way(layers: &Layer, serve: Option<bool>) -> Result<Way, ConfigError> {
     let settings = &layers.settings;
-    let nodes = settings.nnodes.unwrap_or(Nodes::ONE);
+    let nodes = settings.nnodes.unwrap_or_default();
     if settings.hosts.is_some() || settings.hostfile.is_some() {
         return Ok(Way::Hosts);
     }
+    meeting(layers, nodes, serve).map(Way::Here)
+}
+
+fn meeting(layers: &Layer, nodes: NodeRange, serve: Option<bool>) -> Result<Meeting, ConfigError> {
+    let settings = &layers.settings;
     if let Some(rank) = settings.node_rank
         && rank >= nodes.max
     {
@@ -106,7 +99,7 @@ fn way(layers: &Layer, serve: Option<bool>) -> Result<Way, ConfigError> {
         }));
     }
     if nodes.max == 1 {
-        return Ok(Way::OneHost);
+        return Ok(Meeting::OneHost);
     }
     let endpoint = settings.rdzv_endpoint.as_deref();
     match (settings.rdzv_backend, endpoint) {
@@ -116,19 +109,17 @@ fn way(layers: &Layer, serve: Option<bool>) -> Result<Way, ConfigError> {
             said(layers, "rdzv-backend")
         ))),
         (Some(Backend::Etcd), Some(endpoints)) => {
-            let endpoints: Vec<String> =
-                endpoints.split(',').map(|it| it.trim().to_owned()).collect();
-            for endpoint in &endpoints {
-                host_and_port(layers, endpoint, ETCD_PORT)?;
-            }
-            Ok(Way::Etcd { endpoints })
+            let endpoint = |it: &str| endpoint_of(layers, it.trim(), ETCD_PORT);
+            let endpoints = endpoints.split(',').map(endpoint).collect::<Result<_, _>>()?;
+            Ok(Meeting::Etcd { endpoints })
         }
         (Some(Backend::Builtin) | None, _) => {
             let endpoint = match (endpoint, &settings.master_addr) {
-                (Some(endpoint), _) => endpoint.to_owned(),
-                (None, Some(address)) => {
-                    join(address, settings.master_port.unwrap_or(RENDEZVOUS_PORT))
-                }
+                (Some(endpoint), _) => endpoint_of(layers, endpoint, RENDEZVOUS_PORT)?,
+                (None, Some(address)) => Endpoint {
+                    host: address.clone(),
+                    port: settings.master_port.unwrap_or(RENDEZVOUS_PORT),
+                },
                 (None, None) => {
                     return Err(wrong(format!(
                         "{}: say where the hosts meet with --rdzv-endpoint HOST:PORT, the same on \
@@ -137,16 +128,15 @@ fn way(layers: &Layer, serve: Option<bool>) -> Result<Way, ConfigError> {
                     )));
                 }
             };
-            let (host, port) = host_and_port(layers, &endpoint, RENDEZVOUS_PORT)?;
-            Ok(Way::Elastic { endpoint: join(&host, port), serve })
+            Ok(Meeting::Elastic { endpoint, serve })
         }
     }
 }
 
-fn numbered(layers: &Layer, nodes: Nodes) -> Result<Way, ConfigError> {
+fn numbered(layers: &Layer, nodes: NodeRange) -> Result<Meeting, ConfigError> {
     let settings = &layers.settings;
     let nnodes = said(layers, "nnodes");
-    if nodes.is_elastic() {
+    if nodes.min != nodes.max {
         return Err(wrong(if settings.rdzv_backend.is_some() {
             format!(
                 "{nnodes} and {}: numbered hosts cannot join and leave; use --rdzv-backend builtin",
@@ -158,9 +148,11 @@ fn numbered(layers: &Layer, nodes: Nodes) -> Result<Way, ConfigError> {
             )
         }));
     }
-    let (address, port) = match (&settings.rdzv_endpoint, &settings.master_addr) {
-        (Some(endpoint), _) => host_and_port(layers, endpoint, MASTER_PORT)?,
-        (None, Some(address)) => (address.clone(), settings.master_port.unwrap_or(MASTER_PORT)),
+    let Endpoint { host, port } = match (&settings.rdzv_endpoint, &settings.master_addr) {
+        (Some(endpoint), _) => endpoint_of(layers, endpoint, MASTER_PORT)?,
+        (None, Some(address)) => {
+            Endpoint { host: address.clone(), port: settings.master_port.unwrap_or(MASTER_PORT) }
+        }
         (None, None) => {
             return Err(wrong(format!(
                 "{nnodes}: on each host say --node-rank N and --master-addr HOST, or --rdzv-endpoint \
@@ -183,12 +175,14 @@ fn numbered(layers: &Layer, nodes: Nodes) -> Result<Way, ConfigError> {
             nodes.max - 1
         )));
     };
-    Ok(Way::Static { node_rank, address, port })
+    Ok(Meeting::Static { node_rank, master_addr: host, master_port: port })
 }
 
 /// torchrun's keys. Those that wait for something say how long; the others are its own affair.
-fn rendezvous_conf(layers: &mut Layer) -> Result<(Waits, Option<bool>), ConfigError> {
-    let Some(conf) = layers.settings.rdzv_conf.clone() else { return Ok((Waits::default(), None)) };
+fn rendezvous_conf(layers: &mut Layer) -> Result<(Patience, Option<bool>), ConfigError> {
+    let Some(conf) = layers.settings.rdzv_conf.clone() else {
+        return Ok((Patience::default(), None));
+    };
     let source = layers.source("rdzv-conf").cloned().unwrap_or(Source::Default);
     let bad = |key: &str, value: &str, expected: &str| {
         wrong(format!("{source}: rdzv-conf {key} is `{value}`, expected {expected}"))
@@ -196,13 +190,14 @@ fn rendezvous_conf(layers: &mut Layer) -> Result<(Waits, Option<bool>), ConfigEr
     let seconds = |key: &str, value: &str| {
         Duration::parse(value).ok_or_else(|| bad(key, value, Duration::EXPECTED))
     };
-    let (mut waits, mut serve, mut idle) = (Waits::default(), None, Vec::new());
+    let (mut waits, mut serve, mut idle) = (Patience::default(), None, Vec::new());
     for (key, value) in &conf.0 {
         match key.as_str() {
-            "join_timeout" => waits.join = Some(seconds(key, value)?),
+            "join_timeout" => waits.join = seconds(key, value)?,
             // The static rendezvous has only this one.
-            "timeout" => waits.join = waits.join.or(Some(seconds(key, value)?)),
-            "last_call_timeout" => waits.last_call = Some(seconds(key, value)?),
+            "timeout" if !conf.0.contains_key("join_timeout") => waits.join = seconds(key, value)?,
+            "timeout" => {}
+            "last_call_timeout" => waits.last_call = seconds(key, value)?,
             "is_host" => {
                 serve = Some(bool::parse(value).ok_or_else(|| bad(key, value, bool::EXPECTED))?);
             }
@@ -222,38 +217,16 @@ fn rendezvous_conf(layers: &mut Layer) -> Result<(Waits, Option<bool>), ConfigEr
     Ok((waits, serve))
 }
 
-/// `HOST`, `HOST:PORT`, `[IPV6]:PORT`.
-fn host_and_port(
-    layers: &Layer,
-    endpoint: &str,
-    default: u16,
-) -> Result<(String, u16), ConfigError> {
-    let bad = || wrong(format!("{}: expected HOST:PORT", said(layers, "rdzv-endpoint")));
-    let (host, port) = match endpoint.strip_prefix('[').and_then(|it| it.split_once(']')) {
-        Some((host, "")) => (host, None),
-        Some((host, rest)) => (host, Some(rest.strip_prefix(':').ok_or_else(bad)?)),
-        None => {
-            endpoint.split_once(':').map_or((endpoint, None), |(host, port)| (host, Some(port)))
-        }
-    };
-    let port = match port {
-        None => default,
-        Some(port) => port.parse().map_err(|_| bad())?,
-    };
-    if host.is_empty() || host.contains(char::is_whitespace) {
-        return Err(bad());
+/// `HOST`, `HOST:PORT`, `[IPV6]:PORT`; each rendezvous has a port of its own where none is said.
+fn endpoint_of(layers: &Layer, text: &str, default: u16) -> Result<Endpoint, ConfigError> {
+    let mut endpoint: Endpoint = text
+        .parse()
+        .map_err(|reason| wrong(format!("{}: {reason}", said(layers, "rdzv-endpoint"))))?;
+    let has_port = text.rsplit(']').next().is_some_and(|it| it.contains(':'));
+    if !has_port {
+        endpoint.port = default;
     }
-    if port == 0 {
-        return Err(wrong(format!(
-            "{}: the hosts cannot meet at a port that none of them knows",
-            said(layers, "rdzv-endpoint")
-        )));
-    }
-    Ok((host.to_owned(), port))
-}
-
-fn join(host: &str, port: u16) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    Ok(endpoint)
 }
 
 fn idle_note(layers: &mut Layer, name: &str, reason: &str) {
@@ -311,23 +284,32 @@ mod tests {
         layer.over(Layer::defaults())
     }
 
-    fn elastic(endpoint: &str, serve: Option<bool>) -> Way {
-        Way::Elastic { endpoint: endpoint.to_owned(), serve }
+    fn alone() -> Way {
+        Way::Here(Meeting::OneHost)
     }
 
-    fn numbered(node_rank: usize, address: &str, port: u16) -> Way {
-        Way::Static { node_rank, address: address.to_owned(), port }
+    fn elastic(endpoint: &str, serve: Option<bool>) -> Way {
+        Way::Here(Meeting::Elastic { endpoint: endpoint.parse().unwrap(), serve })
+    }
+
+    fn numbered(node_rank: usize, address: &str, master_port: u16) -> Way {
+        Way::Here(Meeting::Static { node_rank, master_addr: address.to_owned(), master_port })
+    }
+
+    fn etcd(endpoints: &[&str]) -> Way {
+        let endpoints = endpoints.iter().map(|it| it.parse().unwrap()).collect();
+        Way::Here(Meeting::Etcd { endpoints })
     }
 
     #[test]
     fn how_hosts_come_together() {
         let table: [(&[(&str, &str)], Way); 17] = [
-            (&[], Way::OneHost),
-            (&[("nnodes", "1"), ("node-rank", "0"), ("master-port", "29501")], Way::OneHost),
+            (&[], alone()),
+            (&[("nnodes", "1"), ("node-rank", "0"), ("master-port", "29501")], alone()),
             // What torchrun's documentation says for one host.
             (
                 &[("nnodes", "1"), ("rdzv-backend", "c10d"), ("rdzv-endpoint", "localhost:0")],
-                Way::OneHost,
+                alone(),
             ),
             (&[("hosts", "a,b")], Way::Hosts),
             (&[("hostfile", "f")], Way::Hosts),
@@ -374,7 +356,7 @@ mod tests {
             ),
             (
                 &[("nnodes", "2:3"), ("rdzv-backend", "etcd"), ("rdzv-endpoint", "a:7, b")],
-                Way::Etcd { endpoints: vec!["a:7".into(), "b".into()] },
+                etcd(&["a:7", "b:2379"]),
             ),
             (
                 &[("nnodes", "2"), ("rdzv-endpoint", "a:7"), ("node-rank", "1")],
@@ -435,15 +417,15 @@ mod tests {
             ),
             (
                 &[("nnodes", "2"), ("rdzv-endpoint", "a:b")],
-                "rdzv-endpoint a:b (flag --rdzv-endpoint): expected HOST:PORT",
+                "rdzv-endpoint a:b (flag --rdzv-endpoint): \"a:b\" is not HOST:PORT",
             ),
             (
                 &[("nnodes", "2"), ("rdzv-endpoint", "a:0")],
-                "rdzv-endpoint a:0 (flag --rdzv-endpoint): the hosts cannot meet at a port",
+                "rdzv-endpoint a:0 (flag --rdzv-endpoint): \"a:0\" is not HOST:PORT",
             ),
             (
                 &[("nnodes", "2"), ("rdzv-endpoint", "[::1]7")],
-                "rdzv-endpoint [::1]7 (flag --rdzv-endpoint): expected HOST:PORT",
+                "rdzv-endpoint [::1]7 (flag --rdzv-endpoint): \"[::1]7\" is not HOST:PORT",
             ),
             (
                 &[("rdzv-conf", "join_timout=3")],
@@ -509,11 +491,11 @@ mod tests {
     #[test]
     fn how_long_hosts_wait() {
         let waits = |conf| decide(&mut layers(&[("rdzv-conf", conf)])).unwrap().1;
-        let seconds = |it| Some(Duration::from_secs(it));
-        assert_eq!(waits("timeout=5"), Waits { join: seconds(5), last_call: None });
+        let (join, last_call) = (Duration::from_secs(5), Duration::from_secs(1));
+        assert_eq!(waits("timeout=5"), Patience { join, ..Patience::default() });
         assert_eq!(
-            waits("timeout=5,join_timeout=7,last_call_timeout=1"),
-            Waits { join: seconds(7), last_call: seconds(1) }
+            waits("timeout=7,join_timeout=5,last_call_timeout=1"),
+            Patience { join, last_call }
         );
     }
 }

@@ -2,9 +2,11 @@
 
 use brigade_config::value::{Precision, Value as _};
 use brigade_config::{ConfigError, Layer, Source, Variables};
-use brigade_launch::{LaunchOptions, NprocSpec, OutputOptions, PlacementFacts, PlacementOptions};
+use brigade_launch::{
+    LaunchOptions, Meeting, NprocSpec, OutputOptions, PlacementFacts, PlacementOptions, Secret,
+};
 
-use super::meeting;
+use super::meeting::{self, Way};
 use super::program::ProgramArgs;
 
 /// The launcher's options.
@@ -14,8 +16,12 @@ pub(super) fn options(
     layers: &mut Layer,
     program: &ProgramArgs,
     variables: &Variables,
-) -> Result<LaunchOptions, ConfigError> {
-    let (_way, _waits) = meeting::decide(layers)?;
+) -> anyhow::Result<LaunchOptions> {
+    let (way, patience) = meeting::decide(layers)?;
+    let meeting = match way {
+        Way::Here(meeting) => meeting,
+        Way::Hosts => Meeting::OneHost,
+    };
     let placement = PlacementOptions {
         devices: layers.settings.devices.clone(),
         bind: layers.settings.bind.unwrap_or_default(),
@@ -37,6 +43,14 @@ pub(super) fn options(
         program: program.program(variables),
         args: program.arguments().to_vec(),
         threads_per_rank: settings.threads_per_rank,
+        max_restarts: settings.max_restarts.unwrap_or(default.max_restarts),
+        nodes: settings.nnodes.unwrap_or_default(),
+        meeting,
+        run_id: settings.rdzv_id.clone(),
+        secret: settings.rdzv_secret_file.as_deref().map(Secret::from_file).transpose()?,
+        local_addr: settings.local_addr.clone(),
+        patience,
+        role: settings.role.clone().unwrap_or(default.role),
         shutdown_timeout: settings.shutdown_timeout.unwrap_or(default.shutdown_timeout),
         output: OutputOptions {
             log_dir: settings.log_dir.clone(),

@@ -1,7 +1,7 @@
 //! Values whose syntax is the launcher's.
 
 use brigade_launch::{
-    BindMode, Color, DeviceList, LineFilter, LocalRanks, NprocSpec, Prefix, StreamModes,
+    BindMode, Color, DeviceList, LineFilter, LocalRanks, NodeRange, NprocSpec, Prefix, StreamModes,
 };
 
 use super::Value;
@@ -12,6 +12,18 @@ impl Value for NprocSpec {
 
     fn parse(text: &str) -> Option<Self> {
         text.parse().ok().filter(|it| *it != Self::Count(0))
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for NodeRange {
+    const EXPECTED: &'static str = "a number of hosts from 1, or MIN:MAX";
+
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
     }
 
     fn text(&self) -> String {

@@ -200,10 +200,7 @@ impl Carrier {
     fn answer_tail(&mut self, local_rank: usize) {
         for stream in 0..self.attempt.streams.len() {
             if self.attempt.streams[stream].local_rank == local_rank {
-                // What it wrote before its end is in the pipe, which holds so much at most. A
-                // child of it may go on to write for ever.
-                let pieces = LARGEST_PIPE / READ_SIZE;
-                (0..pieces).take_while(|_| self.carry(stream)).for_each(drop);
+                self.carry_the_rest(stream);
             }
         }
         let tail = self
@@ -219,12 +216,19 @@ impl Carrier {
     /// Writes all that is left of the attempt.
     fn drain(&mut self) -> Vec<Tail> {
         for stream in 0..self.attempt.streams.len() {
-            while self.carry(stream) {}
+            self.carry_the_rest(stream);
         }
         for stream in 0..self.attempt.streams.len() {
             self.end(stream);
         }
         std::mem::take(&mut self.attempt).streams.chunks(2).map(tail_of).collect()
+    }
+
+    /// Carries what a rank wrote before its end: no more than its pipe holds. A child of it may
+    /// go on to write for ever.
+    fn carry_the_rest(&mut self, stream: usize) {
+        let pieces = LARGEST_PIPE / READ_SIZE;
+        (0..pieces).take_while(|_| self.carry(stream)).for_each(drop);
     }
 
     /// Carries one piece. False when there is none for now, or none any more.

@@ -21,7 +21,7 @@ pub(crate) struct RunFolder {
 }
 
 /// The folder of one attempt, with one in it for each local rank.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct AttemptFolder {
     path: Option<PathBuf>,
     /// Worth a line to the user.
@@ -42,8 +42,13 @@ impl RunFolder {
             Ok(path) => Ok(Self { path: Some(path), stays }),
             // Nobody asked for error files: a job can do without.
             Err(_) if !stays => Ok(Self { path: None, stays }),
-            Err(source) => Err(LaunchError::LogFolder { path: under.clone(), source }),
+            Err(cause) => Err(LaunchError::LogFolder { path: under.clone(), cause }),
         }
+    }
+
+    /// The folder, if it does not stay.
+    pub(crate) fn passing(&self) -> Option<&Path> {
+        self.path.as_deref().filter(|_| !self.stays)
     }
 
     /// Makes the folder of an attempt, and one in it for each rank of this host.
@@ -52,7 +57,7 @@ impl RunFolder {
         let path = run.join(format!("attempt_{number}"));
         for local_rank in 0..nproc {
             fs::create_dir_all(path.join(local_rank.to_string()))
-                .map_err(|source| LaunchError::LogFolder { path: path.clone(), source })?;
+                .map_err(|cause| LaunchError::LogFolder { path: path.clone(), cause })?;
         }
         Ok(AttemptFolder { path: Some(path), run: self.stays.then(|| run.clone()) })
     }
@@ -69,7 +74,6 @@ impl Drop for RunFolder {
 
 impl AttemptFolder {
     /// Where a local rank may leave its error, if anywhere.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the agent reports failures at once"))]
     pub(crate) fn error_file(&self, local_rank: usize) -> Option<PathBuf> {
         Some(self.path.as_ref()?.join(local_rank.to_string()).join("error.json"))
     }
@@ -97,7 +101,11 @@ impl AttemptFolder {
         let Some(path) = self.path.as_deref().map(name) else { return Ok(None) };
         match File::create(&path) {
             Ok(file) => Ok(Some(LogFile { file, path })),
-            Err(source) => Err(LaunchError::LogFolder { path, source }),
+            Err(cause) if cause.raw_os_error() == Some(nix::Error::EMFILE as i32) => {
+                let action = format!("open {} (`ulimit -n` is too low)", path.display());
+                Err(LaunchError::System { action, cause })
+            }
+            Err(cause) => Err(LaunchError::LogFolder { path, cause }),
         }
     }
 }

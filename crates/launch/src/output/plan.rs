@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use brigade_world::env;
+
 use super::color::{Color, ColorFacts};
 use super::prefix::Prefix;
 use super::streams::{LineFilter, LocalRanks, Stream, StreamMode, StreamModes};
@@ -46,7 +48,9 @@ impl OutputFacts {
     /// Looks at this process's streams and environment.
     #[must_use]
     pub fn gather() -> Self {
-        let prefix = std::env::var(PREFIX_TEMPLATE).ok().filter(|template| !template.is_empty());
+        let prefix = std::env::var(env::TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE)
+            .ok()
+            .filter(|template| !template.is_empty());
         Self { color: ColorFacts::gather(), prefix }
     }
 }
@@ -162,8 +166,6 @@ impl OutputPlan {
         Route { console: shown && (teed || !redirected), file: redirected || teed, duplicate: teed }
     }
 }
-
-const PREFIX_TEMPLATE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 
 #[cfg(test)]
 mod tests {

@@ -1,15 +1,10 @@
-//! The accelerators of this host, found without a driver's library.
-//!
-//! Loading CUDA or NVML takes longer than the whole launch does otherwise, and a launcher that has
-//! touched a device holds memory on it. The kernel's own files say how many there are and where.
+//! Which accelerators the ranks of this host see.
 
 use std::fmt;
-use std::fs;
 use std::path::Path;
 use std::str::FromStr;
 
-use super::NprocSpec;
-use super::topology::{numbered, read};
+use super::{NprocSpec, gpus};
 use crate::ValueError;
 
 /// The GPUs of this host.
@@ -41,10 +36,7 @@ impl Devices {
     /// kind, and everywhere under `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
     #[must_use]
     pub fn read(root: &Path, mask: Option<&str>) -> Self {
-        let mut present = nvidia(root);
-        if present.is_empty() {
-            present = amd(root);
-        }
+        let present = gpus::present(root);
         let visible = match mask {
             None => present.clone(),
             Some(mask) => seen_through(mask, &present),
@@ -58,11 +50,20 @@ impl Devices {
     /// is how schedulers say whose device is whose.
     pub fn choose(&self, wanted: Option<&DeviceList>) -> Result<Vec<Device>, DeviceError> {
         let Some(DeviceList::Ids(ids)) = wanted else { return Ok(self.visible.clone()) };
-        let find = |id: &String| {
-            let is_it = |device: &&Device| is_named(device, id);
-            self.visible.iter().find(is_it).cloned().ok_or_else(|| self.missing(id))
-        };
-        ids.iter().map(find).collect()
+        let mut chosen: Vec<Device> = Vec::new();
+        for id in ids {
+            let mut named = self.visible.iter().filter(|device| is_named(device, id));
+            let device = match (named.next(), named.next()) {
+                (None, _) => return Err(self.missing(id)),
+                (Some(device), None) => device,
+                (Some(_), Some(_)) => return Err(DeviceError::Ambiguous { id: id.clone() }),
+            };
+            if chosen.contains(device) {
+                return Err(DeviceError::Twice { id: id.clone() });
+            }
+            chosen.push(device.clone());
+        }
+        Ok(chosen)
     }
 
     /// How many ranks `nproc` means on a host where this process may use so many `cores`.
@@ -187,6 +188,18 @@ pub enum DeviceError {
         /// The value of the variable.
         mask: String,
     },
+    /// The beginning of a UUID is that of several devices.
+    #[error("several devices begin with {id}: write more of the one that is meant")]
+    Ambiguous {
+        /// The beginning.
+        id: String,
+    },
+    /// A device is named in two ways.
+    #[error("device {id} is given twice, under two names")]
+    Twice {
+        /// The second name.
+        id: String,
+    },
     /// There are fewer devices than ranks.
     #[error(
         "--virtual-local-rank gives every rank a GPU of its own: {ranks} ranks need {ranks}, but \
@@ -198,61 +211,6 @@ pub enum DeviceError {
         /// Devices for them.
         devices: usize,
     },
-}
-
-fn nvidia(root: &Path) -> Vec<Device> {
-    let nodes = numbered(&root.join("dev"), "nvidia");
-    let mut gpus: Vec<_> = entries(&root.join("proc/driver/nvidia/gpus"))
-        .into_iter()
-        .map(|address| {
-            let about = root.join("proc/driver/nvidia/gpus").join(&address).join("information");
-            (address, read(&about).unwrap_or_default())
-        })
-        // A container may have been given some of them only: those have a device file.
-        .filter(|(_, about)| {
-            let minor = field(about, "Device Minor").and_then(|minor| minor.parse().ok());
-            nodes.is_empty() || minor.is_none_or(|minor: usize| nodes.iter().any(|n| n.0 == minor))
-        })
-        .collect();
-    gpus.sort_unstable();
-    if gpus.is_empty() {
-        let device = |number: usize| Device { id: number.to_string(), ..Device::default() };
-        return (0..nodes.len()).map(device).collect();
-    }
-    let device = |(number, (address, about)): (usize, (String, String))| Device {
-        id: number.to_string(),
-        // Unset until something has used the device: "GPU-????????-...".
-        uuid: field(&about, "GPU UUID").filter(|uuid| !uuid.contains('?')),
-        numa_node: numa_node(root, &address),
-    };
-    gpus.into_iter().enumerate().map(device).collect()
-}
-
-/// AMD's, as its kernel driver lists them among all that computes.
-fn amd(root: &Path) -> Vec<Device> {
-    let nodes = numbered(&root.join("sys/class/kfd/kfd/topology/nodes"), "");
-    let gpus = nodes.into_iter().filter(|(_, path)| {
-        read(&path.join("gpu_id")).is_some_and(|id| !id.is_empty() && id != "0")
-    });
-    let device = |(number, (_, path)): (usize, (usize, std::path::PathBuf))| {
-        let properties = read(&path.join("properties")).unwrap_or_default();
-        let property = |name: &str| -> Option<u32> {
-            let mut words = properties.lines().map(str::split_whitespace);
-            words.find_map(|mut words| (words.next()? == name).then(|| words.next())?)?.parse().ok()
-        };
-        let address = property("location_id").map(|location| {
-            let domain = property("domain").unwrap_or(0);
-            format!(
-                "{domain:04x}:{:02x}:{:02x}.{:x}",
-                location >> 8 & 0xff,
-                location >> 3 & 0x1f,
-                location & 7
-            )
-        });
-        let numa_node = address.and_then(|address| numa_node(root, &address));
-        Device { id: number.to_string(), uuid: None, numa_node }
-    };
-    gpus.enumerate().map(device).collect()
 }
 
 /// As CUDA reads the variable: up to the first name that means nothing.
@@ -286,93 +244,17 @@ fn is_uuid(name: &str) -> bool {
     ["GPU-", MIG].iter().any(|kind| name.len() > kind.len() && name.starts_with(kind))
 }
 
-fn numa_node(root: &Path, address: &str) -> Option<usize> {
-    let address = address.to_ascii_lowercase();
-    // -1 where the firmware does not say.
-    read(&root.join("sys/bus/pci/devices").join(address).join("numa_node"))?.parse().ok()
-}
-
-fn entries(folder: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
-}
-
-/// `Name: \t value`
-fn field(text: &str, name: &str) -> Option<String> {
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_prefix(':'))?;
-    Some(value.trim().to_owned())
-}
-
 pub(super) const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 const MIG: &str = "MIG-";
 const LIST: &str = "all, or numbers or UUIDs of GPUs such as 0,2";
 
 #[cfg(test)]
 mod tests {
+    use super::gpus::tests::{four, tree};
     use super::*;
-
-    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
-        let root = tempfile::tempdir().unwrap();
-        for (name, text) in files {
-            let path = root.path().join(name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        root
-    }
-
-    /// Four GPUs, whose minor numbers do not follow their addresses.
-    fn four() -> tempfile::TempDir {
-        let about = |minor: usize, uuid: &str| {
-            format!("Model: \t\t NVIDIA H100\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\n")
-        };
-        tree(&[
-            ("proc/driver/nvidia/gpus/0000:19:00.0/information", &about(1, "GPU-aaaa")),
-            ("proc/driver/nvidia/gpus/0000:3B:00.0/information", &about(0, "GPU-abbb")),
-            ("proc/driver/nvidia/gpus/0000:9b:00.0/information", &about(2, "GPU-????????")),
-            ("proc/driver/nvidia/gpus/0001:00:00.0/information", ""),
-            ("sys/bus/pci/devices/0000:19:00.0/numa_node", "0\n"),
-            ("sys/bus/pci/devices/0000:3b:00.0/numa_node", "0\n"),
-            ("sys/bus/pci/devices/0000:9b:00.0/numa_node", "1\n"),
-            ("sys/bus/pci/devices/0001:00:00.0/numa_node", "-1\n"),
-            ("dev/nvidia0", ""),
-            ("dev/nvidia1", ""),
-            ("dev/nvidia2", ""),
-            ("dev/nvidia3", ""),
-            ("dev/nvidiactl", ""),
-            ("dev/nvidia-uvm", ""),
-        ])
-    }
 
     fn ids(devices: &[Device]) -> Vec<&str> {
         devices.iter().map(|device| device.id.as_str()).collect()
-    }
-
-    #[test]
-    fn the_drivers_files() {
-        let devices = Devices::read(four().path(), None);
-        assert_eq!(ids(&devices.present), ["0", "1", "2", "3"]);
-        assert_eq!(devices.visible, devices.present);
-        let nodes: Vec<_> = devices.present.iter().map(|device| device.numa_node).collect();
-        assert_eq!(nodes, [Some(0), Some(0), Some(1), None]);
-        let uuids: Vec<_> = devices.present.iter().map(|device| device.uuid.as_deref()).collect();
-        assert_eq!(uuids, [Some("GPU-aaaa"), Some("GPU-abbb"), None, None]);
-    }
-
-    #[test]
-    fn a_container_with_some_of_the_devices() {
-        let root = four();
-        for gone in ["nvidia0", "nvidia3"] {
-            fs::remove_file(root.path().join("dev").join(gone)).unwrap();
-        }
-        let devices = Devices::read(root.path(), None);
-        // The one whose minor number is not known stays.
-        let uuids: Vec<_> = devices.present.iter().map(|device| device.uuid.as_deref()).collect();
-        assert_eq!(uuids, [Some("GPU-aaaa"), None, None]);
-        // Without the driver's folder, the device files count.
-        fs::remove_dir_all(root.path().join("proc")).unwrap();
-        assert_eq!(ids(&Devices::read(root.path(), None).present), ["0", "1"]);
-        assert_eq!(Devices::read(tree(&[]).path(), None), Devices::default());
     }
 
     #[test]
@@ -407,24 +289,6 @@ mod tests {
     }
 
     #[test]
-    fn amds_driver() {
-        let root = tree(&[
-            ("sys/class/kfd/kfd/topology/nodes/0/gpu_id", "0\n"),
-            ("sys/class/kfd/kfd/topology/nodes/1/gpu_id", "51245\n"),
-            (
-                "sys/class/kfd/kfd/topology/nodes/1/properties",
-                "simd_count 440\nlocation_id 49408\ndomain 0\n",
-            ),
-            ("sys/class/kfd/kfd/topology/nodes/2/gpu_id", "5678\n"),
-            ("sys/bus/pci/devices/0000:c1:00.0/numa_node", "1\n"),
-        ]);
-        let devices = Devices::read(root.path(), None);
-        let found: Vec<_> =
-            devices.visible.iter().map(|device| (device.id.as_str(), device.numa_node)).collect();
-        assert_eq!(found, [("0", Some(1)), ("1", None)]);
-    }
-
-    #[test]
     fn a_choice() {
         let root = four();
         let all = Devices::read(root.path(), None);
@@ -442,6 +306,12 @@ mod tests {
             (&all, "GPU-cc", "there is no device GPU-cc: this host has GPUs 0 to 3"),
             (&masked, "1", "device 1 is not among CUDA_VISIBLE_DEVICES=2,0; change or unset it"),
             (&none, "0", "there is no device 0: no GPU found on this host"),
+            (
+                &all,
+                "GPU-a",
+                "several devices begin with GPU-a: write more of the one that is meant",
+            ),
+            (&all, "0,GPU-aaa", "device GPU-aaa is given twice, under two names"),
         ] {
             assert_eq!(choose(devices, text).unwrap_err().to_string(), message);
         }

@@ -10,7 +10,6 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use super::{Invocation, ProgramError, Search, find};
-use crate::Ending;
 
 /// An executable that `cargo build` makes.
 ///
@@ -93,7 +92,7 @@ impl CargoTarget {
         };
         let status = cargo.wait().map_err(no_build)?;
         if !status.success() {
-            return Err(ProgramError::BuildFailed { ending: Ending::of(status) });
+            return Err(ProgramError::BuildFailed { ending: status.into() });
         }
         read.map_err(no_build)?;
         messages.built(self)
