@@ -103,8 +103,8 @@ struct Agent<'p> {
     reason: Option<String>,
     /// Hosts in the last attempt.
     hosts: usize,
-    /// Restarts before the last attempt.
-    restarts: u32,
+    /// Restarts before the last attempt, and how many there may be.
+    restarts: (u32, u32),
     /// The signal that asks this host to stop, and how often it has come.
     interrupted: Option<Signal>,
     impatient: bool,
@@ -149,7 +149,7 @@ impl<'p> Agent<'p> {
             stop_asked: None,
             reason: None,
             hosts: 1,
-            restarts: 0,
+            restarts: (0, plan.max_restarts),
             interrupted: None,
             impatient: false,
             output_closed: false,
@@ -259,6 +259,9 @@ impl<'p> Agent<'p> {
             Ok(outcome) => self.report(outcome),
             // Ranks that were not all started end by themselves; this waits for it.
             Err(_) => Survivors { agent: self.plan.agent_id.clone(), sessions: vec![] }.kill(),
+        }
+        if let Some(streamed) = &mut self.streamed {
+            streamed.abandon();
         }
         self.output.drain();
         self.draining += 1;

@@ -60,7 +60,7 @@ impl Agent<'_> {
             return Ok(());
         }
         if part.node_rank != 0 && peers::is_loopback(&part.master_addr) && !self.peers.are_near() {
-            return Err(LaunchError::Meeting {
+            return Err(LaunchError::Refused {
                 reason: format!(
                     "rank 0 is at {}, which other hosts cannot reach: give its host --local-addr \
                      with a name or address that they can",
@@ -71,7 +71,7 @@ impl Agent<'_> {
         (self.stop_asked, self.ended, self.first_failure) = (None, None, None);
         self.failed.clear();
         self.hosts = part.num_nodes;
-        self.restarts = part.restarts;
+        self.restarts = (part.restarts, part.max_restarts);
         let port = self.port.take().map_or_else(|| self.reserve(), Ok)?;
         let folder = self.folder.attempt(part.attempt, part.nproc)?;
         let (output, watch) = (&mut self.output, &mut self.watch);

@@ -37,7 +37,7 @@ impl Agent<'_> {
             address: self.plan.local_addr.clone().or(loopback),
             port: port.number(),
             last_attempt: self.ended.as_ref().map(|ended| ended.attempt),
-            restarts: self.restarts,
+            restarts: self.restarts.0,
             sent: self.peers.millis(Instant::now()),
             ..Join::new(&self.plan.host)
         };
@@ -110,7 +110,7 @@ impl Agent<'_> {
         if self.interrupted.is_some() || self.output_closed {
             return;
         }
-        let goes_on = self.restarts < self.plan.max_restarts || self.hosts > 1;
+        let goes_on = self.restarts.0 < self.restarts.1 || self.hosts > 1;
         let said = self.reason.as_ref() == Some(&reason);
         let stopping = match running {
             0 => String::new(),
@@ -129,8 +129,14 @@ impl Agent<'_> {
     /// The connection is gone: the ranks of this host cannot go on alone.
     fn lost(&mut self, how: String) {
         (self.part, self.stop_asked) = (None, None);
+        if let Some(streamed) = &mut self.streamed {
+            streamed.abandon();
+        }
         self.ended.iter_mut().for_each(|ended| ended.told = true);
-        let again = matches!(self.plan.meeting, Meeting::Etcd { .. });
+        // A new coordinator counts the loss of the old one.
+        let may_go_on =
+            self.ended.is_none() && self.group.is_none() || self.restarts.0 < self.restarts.1;
+        let again = may_go_on && matches!(self.plan.meeting, Meeting::Etcd { .. });
         if self.outcome.is_some() || self.error.is_some() {
             return self.stop_ranks();
         }

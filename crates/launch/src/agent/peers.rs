@@ -314,7 +314,10 @@ fn way(plan: &LaunchPlan) -> Option<Way> {
             port: endpoint.port,
             serve: *serve,
         }),
-        Meeting::Etcd { .. } => None,
+        Meeting::Etcd { endpoints } => {
+            let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
+            Some(Way::Etcd { endpoints: endpoints.join(","), address: plan.local_addr.clone() })
+        }
     }
 }
 
