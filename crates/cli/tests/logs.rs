@@ -239,7 +239,7 @@ fn too_few_descriptors_are_said_before_a_program_runs() {
         assert_eq!(stderr.matches("Too many open files").count(), 1, "{stderr}");
         refusals.push(stderr);
     }
-    let said = "stdout.log (`ulimit -n` is too low): Too many open files";
+    let said = ".log (`ulimit -n` is too low): Too many open files";
     assert!(refusals.iter().any(|refusal| refusal.contains(said)), "{refusals:?}");
 }
 

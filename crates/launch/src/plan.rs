@@ -340,8 +340,8 @@ mod tests {
 
     #[test]
     fn places() {
-        let options =
-            LaunchOptions { nproc: 2.into(), role: "actor".to_owned(), ..Default::default() };
+        let (nproc, role) = (2.into(), "actor".to_owned());
+        let options = LaunchOptions { nproc, role, ..Default::default() };
         let plan = LaunchPlan::resolve(&options, &facts(8, &[])).unwrap();
         let part = Assignment {
             attempt: 2,

@@ -76,7 +76,9 @@ impl<'p> Peers<'p> {
     pub(super) fn begin(&mut self) -> Result<(), LaunchError> {
         self.link = None;
         self.coordinator = None;
-        let Some(way) = way(self.plan) else { return self.serve(None) };
+        let Some(way) = way(self.plan) else {
+            return self.serve(None, LOOPBACK.to_owned());
+        };
         let plan = MeetPlan {
             way,
             secret: (self.plan.secret.clone())
@@ -84,6 +86,7 @@ impl<'p> Peers<'p> {
             timeout: self.plan.patience.join,
             timing: Timing::default(),
             run_id: self.plan.run_id.clone(),
+            host: self.plan.host.clone(),
         };
         let meeting = brigade_rendezvous::Meeting::start(plan);
         self.meeting = Some(meeting.map_err(LaunchError::system("look for the other hosts"))?);
@@ -91,10 +94,11 @@ impl<'p> Peers<'p> {
     }
 
     /// Starts the coordinator in this process.
-    fn serve(&mut self, listener: Option<Listener>) -> Result<(), LaunchError> {
+    fn serve(&mut self, listener: Option<Listener>, address: String) -> Result<(), LaunchError> {
         let start = || LaunchError::system("start the coordinator");
         let sink = listener.is_some().then(|| self.lines.sink()).transpose().map_err(start())?;
-        let coordinator = Coordinator::start(rules(self.plan), listener, sink).map_err(start())?;
+        let coordinator =
+            Coordinator::start(rules(self.plan, address), listener, sink).map_err(start())?;
         let link = coordinator.link().map_err(start())?;
         self.coordinator = Some(coordinator);
         self.met(link);
@@ -113,7 +117,7 @@ impl<'p> Peers<'p> {
         let coordinator = self.coordinator.as_ref().filter(|_| !self.is_over());
         fds.extend(coordinator.map(|c| PollFd::new(c.over_fd(), PollFlags::POLLIN)));
         if let Some(meeting) = &self.meeting {
-            fds.push(PollFd::new(meeting.as_fd(), PollFlags::POLLIN));
+            fds.push(PollFd::new(meeting.fd(), PollFlags::POLLIN));
         }
         if let Some(link) = &self.link {
             fds.push(PollFd::new(link.read_fd(), PollFlags::POLLIN));
@@ -131,9 +135,6 @@ impl<'p> Peers<'p> {
 
     /// The next piece of news, if there is one.
     pub(super) fn next(&mut self) -> Option<News> {
-        if let Some(line) = self.lines.next() {
-            return Some(News::Say(line));
-        }
         if self.news.is_empty() {
             self.look_for_others();
         }
@@ -141,16 +142,24 @@ impl<'p> Peers<'p> {
             && let Some(link) = &mut self.link
         {
             link.flush();
-            let heard = match link.receive() {
-                Ok(None) => link.keep_up(Instant::now()).map(|()| None),
-                heard => heard,
-            };
-            match heard {
-                Ok(message) => return message.map(News::Message),
+            match link.receive() {
+                Ok(Some(message)) => return Some(News::Message(message)),
+                // What has come counts before silence does.
+                Ok(None) => {
+                    if let Err(error) = link.keep_up(Instant::now()) {
+                        self.lost(&error);
+                    }
+                }
                 Err(error) => self.lost(&error),
             }
         }
-        self.news.pop_front()
+        // Last: most of these lines give the reason of a message that has just been heard.
+        self.news.pop_front().or_else(|| self.line().map(News::Say))
+    }
+
+    /// The next line of a coordinator in this process.
+    pub(super) fn line(&self) -> Option<String> {
+        self.lines.next()
     }
 
     fn look_for_others(&mut self) {
@@ -160,8 +169,8 @@ impl<'p> Peers<'p> {
         match notice {
             MeetNotice::Say(line) => self.news.push_back(News::Say(line)),
             MeetNotice::Join(link) => self.met(link),
-            MeetNotice::Serve(listener) => {
-                if let Err(error) = self.serve(Some(listener)) {
+            MeetNotice::Serve { listener, address } => {
+                if let Err(error) = self.serve(Some(listener), address) {
                     self.news.push_back(News::Failed(error));
                 }
             }
@@ -300,9 +309,11 @@ fn way(plan: &LaunchPlan) -> Option<Way> {
             address: master_addr.clone(),
             port: *master_port,
         }),
-        Meeting::Elastic { endpoint, serve } => {
-            Some(Way::Endpoint { host: endpoint.host.clone(), port: endpoint.port, serve: *serve })
-        }
+        Meeting::Elastic { endpoint, serve } => Some(Way::Endpoint {
+            address: endpoint.host.clone(),
+            port: endpoint.port,
+            serve: *serve,
+        }),
         Meeting::Etcd { endpoints } => {
             let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
             Some(Way::Etcd { endpoints: endpoints.join(","), address: plan.local_addr.clone() })
@@ -311,14 +322,9 @@ fn way(plan: &LaunchPlan) -> Option<Way> {
 }
 
 /// What the coordinator holds the agents to.
-fn rules(plan: &LaunchPlan) -> Rules {
-    let alone = plan.meeting == Meeting::OneHost;
-    let address = match &plan.meeting {
-        Meeting::OneHost => Some(LOOPBACK.to_owned()),
-        Meeting::Static { master_addr, .. } => Some(master_addr.clone()),
-        Meeting::Elastic { endpoint, .. } => Some(endpoint.host.clone()),
-        Meeting::Etcd { .. } => plan.local_addr.clone(),
-    };
+///
+/// `address` is where other hosts reach this one.
+fn rules(plan: &LaunchPlan, address: String) -> Rules {
     Rules {
         run_id: plan.run_id.clone(),
         min_nodes: plan.nodes.min,
@@ -327,8 +333,8 @@ fn rules(plan: &LaunchPlan) -> Rules {
         join_timeout: plan.patience.join,
         last_call: plan.patience.last_call,
         shutdown_timeout: plan.shutdown_timeout,
-        late_hosts: !alone,
-        address,
+        late_hosts: plan.meeting != Meeting::OneHost,
+        address: Some(plan.local_addr.clone().unwrap_or(address)),
         ..Rules::default()
     }
 }

@@ -32,8 +32,7 @@ impl Running {
         let (gate, far) = Gate::new()?;
         let local_rank = world.local_rank.as_usize();
         let setup = &plan.ranks[local_rank];
-        let args = plan.args_for(local_rank);
-        let program = plan.program.as_os_str();
+        let (program, args) = (plan.program.as_os_str(), plan.args_for(local_rank));
         let mut command = role::rank_command(program, &plan.name, &args, setup.cpus.as_ref());
         command.envs(plan.user_env.iter().map(|(name, value)| (name, value)));
         plan.told(world.clone()).describe_to(&mut command);
