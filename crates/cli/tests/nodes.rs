@@ -6,7 +6,9 @@ mod job;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
+use std::net::{IpAddr, TcpStream, UdpSocket};
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
 use brigade_launch::{Reach, StorePort};
 use job::{Job, Run, Running};
@@ -315,6 +317,38 @@ fn a_user_may_give_up_waiting() {
 }
 
 #[test]
+fn an_address_that_others_cannot_reach_is_refused() {
+    // Two hosts that meet at an address of the network; one says that it is to be reached at its
+    // loopback.
+    let Some(address) = own_address() else {
+        eprintln!("skipped: this host has no address but the loopback");
+        return;
+    };
+    let hosts = Hosts::new();
+    let start = |node, local: &str| {
+        let port = format!("--master-port={}", hosts.port.number());
+        let (nodes, node) = ("--nnodes=2", format!("--node-rank={node}"));
+        let flags = [nodes, &node, &format!("--master-addr={address}"), &port, local];
+        flags.iter().fold(hosts.any(1), |job, flag| job.flag(flag)).sh("echo started").start()
+    };
+    let runs = finish(vec![start(0, "--local-addr=127.0.0.1"), start(1, "--role=default")]);
+    for run in &runs {
+        assert_eq!(run.code, 1, "{}", run.stderr);
+        assert!(run.stderr.contains("--local-addr"), "{}", run.stderr);
+    }
+    assert!(runs[1].stdout.is_empty());
+}
+
+/// An address under which this host is reached over a network.
+fn own_address() -> Option<IpAddr> {
+    // Nothing is sent: the system only chooses the address that it would send from.
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.connect("192.0.2.1:9").ok()?;
+    let address = socket.local_addr().unwrap().ip();
+    (!address.is_loopback() && !address.is_unspecified()).then_some(address)
+}
+
+#[test]
 fn hosts_come_and_leave() {
     let hosts = Hosts::new();
     // Each attempt leaves its size; the job ends when the test says so.
@@ -361,4 +395,100 @@ fn a_lost_host_costs_a_restart() {
     assert_eq!(first.code, 0, "{}", first.stderr);
     assert_eq!(first.stdout.lines().last().unwrap(), "[0] 1 1");
     assert!(first.stderr.contains("restart 1 of 1"), "{}", first.stderr);
+}
+
+#[test]
+fn any_host_may_be_lost_with_etcd() {
+    let Some(etcd) = Etcd::start() else {
+        eprintln!("skipped: etcd is not installed");
+        return;
+    };
+    let hosts = Hosts::new();
+    let script = "n=$WORLD_SIZE-$TORCHELASTIC_RESTART_COUNT; echo $n; touch $ALL/$n-$RANK; \
+                  until [ -e $ALL/end ]; do sleep 0.01; done";
+    let start = || {
+        hosts
+            .any(1)
+            .flag("--nnodes=1:3")
+            .flag("--rdzv-backend=etcd")
+            .flag(&format!("--rdzv-endpoint={}", etcd.endpoint))
+            .flag("--max-restarts=2")
+            .sh(script)
+            .start()
+    };
+    let mut launchers = vec![start(), start(), start()];
+    hosts.wait_for(&["3-0-0", "3-0-1", "3-0-2"]);
+    // Each time the one that coordinates: it says who joins.
+    for (left, names) in [(2, &["2-1-0", "2-1-1"][..]), (1, &["1-2-0"])] {
+        let main = coordinating(&launchers);
+        let lost = launchers.remove(main);
+        lost.send(Signal::SIGKILL);
+        assert_eq!(lost.finish().code, 137);
+        assert_eq!(launchers.len(), left);
+        hosts.wait_for(names);
+    }
+    hosts.touch("end");
+    let run = launchers.remove(0).finish();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let attempts = run.stdout.lines().map(|line| line.split_once(' ').unwrap().1);
+    assert_eq!(attempts.collect::<Vec<_>>(), ["3-0", "2-1", "1-2"]);
+}
+
+/// Which of the launchers listens for the others.
+fn coordinating(launchers: &[Running]) -> usize {
+    let listening = fs::read_to_string("/proc/net/tcp").unwrap()
+        + &fs::read_to_string("/proc/net/tcp6").unwrap_or_default();
+    let inodes: HashSet<&str> = listening
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|fields| fields.get(3) == Some(&"0A"))
+        .filter_map(|fields| fields.get(9).copied())
+        .collect();
+    let listens = |launcher: &Running| {
+        let links = fs::read_dir(format!("/proc/{}/fd", launcher.pid())).unwrap();
+        links.map(Result::unwrap).filter_map(|link| fs::read_link(link.path()).ok()).any(|target| {
+            let inode = target.to_str().unwrap().strip_prefix("socket:[");
+            inode.is_some_and(|inode| inodes.contains(inode.trim_end_matches(']')))
+        })
+    };
+    launchers.iter().position(listens).expect("one of them listens")
+}
+
+/// An etcd of our own on the loopback.
+struct Etcd {
+    process: Child,
+    endpoint: String,
+    /// Held, but not listened at: etcd can, and nobody else gets them.
+    _ports: [StorePort; 2],
+    _data: TempDir,
+}
+
+impl Etcd {
+    /// `None` where etcd is not installed.
+    fn start() -> Option<Self> {
+        let data = tempfile::tempdir().unwrap();
+        let ports = [(); 2].map(|()| StorePort::reserve(Reach::Loopback).unwrap());
+        let [client, peer] =
+            [0, 1].map(|i: usize| format!("http://127.0.0.1:{}", ports[i].number()));
+        let process = Command::new("etcd")
+            .args(["--unsafe-no-fsync", "--name", "test", "--data-dir"])
+            .arg(data.path())
+            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &format!("test={peer}")])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .ok()?;
+        let endpoint = client.trim_start_matches("http://").to_owned();
+        job::wait_until(|| TcpStream::connect(&endpoint).is_ok());
+        Some(Self { process, endpoint, _ports: ports, _data: data })
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }

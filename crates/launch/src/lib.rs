@@ -44,7 +44,9 @@ mod value;
 mod watch;
 
 pub use agent::Outcome;
-pub use brigade_rendezvous::{Cause, Ending, RankFailure, Secret, SecretError, Verdict};
+pub use brigade_rendezvous::{
+    Assignment, Cause, Ending, RankFailure, Secret, SecretError, Verdict,
+};
 pub use error::LaunchError;
 pub use meeting::{Endpoint, Meeting, NodeRange, Patience};
 pub use options::LaunchOptions;

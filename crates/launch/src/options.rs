@@ -21,6 +21,8 @@ pub struct LaunchOptions {
     /// `OMP_NUM_THREADS` of each rank. Default: what the environment says, else the cores of this
     /// host shared out evenly.
     pub threads_per_rank: Option<usize>,
+    /// Variables for every rank, besides this process's own and before those that say its place.
+    pub env: Vec<(String, String)>,
     /// How long ranks may take to stop after SIGTERM before they are killed.
     pub shutdown_timeout: Duration,
     /// How often the job is started again after a failure. Hosts that come or leave do not count.
@@ -57,6 +59,7 @@ impl Default for LaunchOptions {
             program: Program::default(),
             args: Vec::new(),
             threads_per_rank: None,
+            env: Vec::new(),
             shutdown_timeout: Duration::from_secs(30),
             max_restarts: 0,
             nodes: NodeRange::default(),

@@ -44,32 +44,46 @@ impl Survivors {
     fn find(&self, mark: &[u8]) -> Vec<Pid> {
         let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
         let this = std::process::id().cast_signed();
+        // Agent and watch are older than every rank. What is older than they are need not be asked
+        // for its environment, which takes longer than all the rest.
+        let since = Stat::of(this).map_or(0, |stat| stat.start);
         processes
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-            .filter(|pid: &i32| *pid != this && self.is_member(*pid, mark))
+            .filter(|pid: &i32| *pid != this && self.is_member(*pid, since, mark))
             .map(Pid::from_raw)
             .collect()
     }
 
-    fn is_member(&self, pid: i32, mark: &[u8]) -> bool {
-        let Some((state, session)) = state_and_session(pid) else { return false };
-        if state == "Z" || state == "X" {
+    fn is_member(&self, pid: i32, since: u64, mark: &[u8]) -> bool {
+        let Some(stat) = Stat::of(pid) else { return false };
+        if stat.is_dead || stat.start < since {
             return false;
         }
-        self.sessions.contains(&session)
+        self.sessions.contains(&stat.session)
             || fs::read(format!("/proc/{pid}/environ"))
                 .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|var| var == mark))
     }
 }
 
-fn state_and_session(pid: i32) -> Option<(String, i32)> {
-    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let stat = String::from_utf8_lossy(&stat);
-    // The command in parentheses may hold anything, parentheses and blanks included.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?.to_owned();
-    let session = fields.nth(2)?.parse().ok()?;
-    Some((state, session))
+/// What the kernel says about a process.
+struct Stat {
+    is_dead: bool,
+    session: i32,
+    /// When it started, in ticks of the system's clock.
+    start: u64,
+}
+
+impl Stat {
+    fn of(pid: i32) -> Option<Self> {
+        let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+        let stat = String::from_utf8_lossy(&stat);
+        // The command in parentheses may hold anything, parentheses and blanks included.
+        let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+        let is_dead = matches!(fields.next()?, "Z" | "X");
+        let session = fields.nth(2)?.parse().ok()?;
+        let start = fields.nth(15)?.parse().ok()?;
+        Some(Self { is_dead, session, start })
+    }
 }
 
 /// How long one that is stuck in the kernel is waited for.

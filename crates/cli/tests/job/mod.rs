@@ -29,6 +29,8 @@ pub(crate) fn brigade() -> Command {
     ] {
         command.env_remove(name);
     }
+    // Nor what the settings of whoever runs it do.
+    command.env("BRIGADE_CONFIG", "/dev/null");
     command
 }
 

@@ -60,7 +60,7 @@ impl Agent<'_> {
             return Ok(());
         }
         if part.node_rank != 0 && peers::is_loopback(&part.master_addr) && !self.peers.are_near() {
-            return Err(LaunchError::Meeting {
+            return Err(LaunchError::Refused {
                 reason: format!(
                     "rank 0 is at {}, which other hosts cannot reach: give its host --local-addr \
                      with a name or address that they can",

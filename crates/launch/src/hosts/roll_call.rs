@@ -15,8 +15,6 @@ use nix::sys::signalfd::SignalFd;
 use super::bell::{Bell, Ringer};
 use super::child::ProcessGroup;
 use super::error::{HostFailure, HostsError};
-use super::here::Here;
-use super::hostfile::HostSpec;
 use super::run::next_signal;
 use super::session::{Errand, Session};
 
@@ -51,19 +49,14 @@ impl Waiting {
 ///
 /// # Errors
 /// Those hosts that cannot take part, all of them, each with its reason.
-pub(crate) fn call(
-    errand: &Arc<Errand>,
-    hosts: &[HostSpec],
-    here: &Here,
-    signals: &SignalFd,
-) -> Result<Answer, HostsError> {
-    let timeout = errand.timeout + OTHERS;
+pub(crate) fn call(errand: &Arc<Errand>, signals: &SignalFd) -> Result<Answer, HostsError> {
+    let timeout = errand.plan.connect_timeout + OTHERS;
     let bell = Bell::new().map_err(HostsError::system("make a socket pair"))?;
     let mut sessions = Vec::new();
     let mut failures: Vec<(usize, HostFailure)> = Vec::new();
-    for (number, host) in hosts.iter().enumerate() {
+    for (number, host) in errand.plan.hosts.iter().enumerate() {
         // Here and not in the threads: all of them are known when a signal comes.
-        match Session::start(errand, number, host.clone(), here.way_to(host)) {
+        match Session::start(errand, number, host) {
             Ok(session) => sessions.push((number, session)),
             Err(failure) => failures.push((number, failure)),
         }
@@ -83,7 +76,7 @@ pub(crate) fn call(
         }
     }
 
-    let mut ready: Vec<Option<Option<IpAddr>>> = vec![None; hosts.len()];
+    let mut ready: Vec<Option<Option<IpAddr>>> = vec![None; errand.plan.hosts.len()];
     let mut open = calls.len();
     // Once one host cannot, the others are waited for only to name them all at once.
     let mut deadline = None;

@@ -1,6 +1,5 @@
 //! A job on several hosts, from the list of them to the last line.
 
-use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -14,13 +13,11 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
 use super::bell::Bell;
-use super::environment;
-use super::here::Here;
 use super::output::Output;
 use super::parcel::{self, Parcel};
+use super::plan::{HostsFacts, HostsPlan};
 use super::roll_call::{self, Answer};
 use super::session::{Errand, Session};
-use super::ssh::{SSH_VARIABLE, SshClient};
 use super::{HostsError, HostsOptions};
 use crate::agent::{report, with_signals};
 use crate::{
@@ -38,17 +35,13 @@ use crate::{
 /// Nothing of the program has run on any host: the list of hosts is wrong, or one of them cannot
 /// take part.
 pub fn run(options: &LaunchOptions, hosts: &HostsOptions) -> Result<Outcome, LaunchError> {
+    let plan = HostsPlan::resolve(options, hosts, &HostsFacts::gather()?)?;
     let mut options = for_all_hosts(options, hosts);
     let library_folders = build(&mut options.program)?;
-    let errand = errand(options, hosts, library_folders)?;
-    with_signals(|signals| {
-        let here = Here::look();
-        match roll_call::call(&errand, &hosts.hosts, &here, &signals)? {
-            Answer::Stopped(signal) => Ok(Outcome::Left { signal: signal as i32 }),
-            Answer::All(waiting) => {
-                Job::start(&errand.options, hosts.min_hosts, waiting, &here, signals)?.watch()
-            }
-        }
+    let errand = errand(options, plan, library_folders)?;
+    with_signals(|signals| match roll_call::call(&errand, &signals)? {
+        Answer::Stopped(signal) => Ok(Outcome::Left { signal: signal as i32 }),
+        Answer::All(waiting) => Job::start(&errand, waiting, signals)?.watch(),
     })
 }
 
@@ -87,27 +80,10 @@ fn build(program: &mut Program) -> Result<Vec<PathBuf>, LaunchError> {
 /// What every host is told.
 fn errand(
     options: LaunchOptions,
-    hosts: &HostsOptions,
+    plan: HostsPlan,
     library_folders: Vec<PathBuf>,
 ) -> Result<Arc<Errand>, HostsError> {
-    let variable = std::env::var_os(SSH_VARIABLE);
-    let client = SshClient::new(hosts.ssh_command.as_deref(), variable.as_deref())?;
-    let workdir = match &hosts.workdir {
-        Some(folder) => folder.clone(),
-        None => working_folder().map_err(HostsError::system("find the working folder"))?,
-    };
-    // On another host it would be relative to the home folder there.
-    if !workdir.is_absolute() {
-        return Err(HostsError::Workdir { path: workdir });
-    }
-    let here: Vec<_> = std::env::vars_os().collect();
-    let files: Vec<_> = environment::deepspeed_files()
-        .into_iter()
-        .filter_map(|path| Some((path.clone(), fs::read_to_string(&path).ok()?)))
-        .collect();
-    let variables = environment::choose(&hosts.env, &here, &files)?;
-    let brigade = std::env::current_exe().map_err(HostsError::system("find this executable"))?;
-    let (brigade_mark, parcel) = if hosts.sync {
+    let (brigade_mark, parcel) = if plan.sync {
         let own = parcel::mark("/proc/self/exe".as_ref(), &"brigade".into())?;
         let program = program_to_copy(&options.program);
         let parcel = program.map(|it| Parcel::of_program(it, &library_folders)).transpose()?;
@@ -115,30 +91,12 @@ fn errand(
     } else {
         (None, None)
     };
-    Ok(Arc::new(Errand {
-        options,
-        client,
-        timeout: hosts.connect_timeout,
-        brigade,
-        brigade_mark,
-        parcel,
-        library_folders,
-        workdir,
-        variables,
-    }))
+    Ok(Arc::new(Errand { options, plan, brigade_mark, parcel, library_folders }))
 }
 
-/// As a shell says it, links included: on another host the link may be the only name.
-fn working_folder() -> std::io::Result<PathBuf> {
-    let real = std::env::current_dir()?;
-    let said = std::env::var_os("PWD").map(PathBuf::from).filter(|it| it.is_absolute());
-    let same = |it: &PathBuf| it.canonicalize().is_ok_and(|it| it == real);
-    Ok(said.filter(same).unwrap_or(real))
-}
-
-/// Which program is to be copied: one that is given by its path
-/// was built or written here. One that is looked up in `PATH`, as an interpreter is, every host has
-/// for itself, and a script of Python's most often is not alone.
+/// Which program is to be copied: one that is given by its path was built or written here. One that
+/// is looked up in `PATH`, as an interpreter is, every host has for itself, and a script of Python's
+/// most often is not alone.
 fn program_to_copy(program: &Program) -> Option<&Path> {
     match program {
         Program::Auto(name) | Program::Executable(name) => {
@@ -169,19 +127,18 @@ struct Job {
 
 impl Job {
     fn start(
-        options: &LaunchOptions,
-        min_hosts: Option<usize>,
+        errand: &Errand,
         waiting: Vec<roll_call::Waiting>,
-        here: &Here,
         signals: SignalFd,
     ) -> Result<Self, LaunchError> {
+        let Errand { options, plan, .. } = errand;
         let hosts = waiting.len();
         let seen: Vec<IpAddr> = waiting.iter().filter_map(|it| it.launchers_address).collect();
         let output =
             Output::start(options.output.quiet).map_err(LaunchError::system("start a thread"))?;
         let rules = Rules {
             run_id: options.run_id.clone().unwrap_or_default(),
-            min_nodes: min_hosts.unwrap_or(hosts).clamp(1, hosts),
+            min_nodes: plan.min_hosts,
             max_nodes: hosts,
             max_restarts: options.max_restarts,
             shutdown_timeout: options.shutdown_timeout,
@@ -189,7 +146,7 @@ impl Job {
             // What the others call this machine, should it be the first host.
             address: Some(match &options.local_addr {
                 Some(address) => address.clone(),
-                None if hosts > 1 => here.name_for_others(&seen),
+                None if hosts > 1 => plan.here.name_for_others(&seen),
                 None => LOOPBACK.to_owned(),
             }),
             ..Rules::default()

@@ -62,7 +62,7 @@ impl SshClient {
     /// OpenSSH's client gets options for a session without a terminal and without a question to a
     /// user who is not there. The user's own come first: of two, ssh takes the first. Any other
     /// client is called as `rsh` is, with the host and the line.
-    fn arguments(&self, host: &HostSpec, timeout: Duration, line: &str) -> Vec<String> {
+    pub(crate) fn arguments(&self, host: &HostSpec, timeout: Duration, line: &str) -> Vec<String> {
         let mut arguments = self.options.clone();
         if self.is_openssh() {
             arguments.extend(["-T".to_owned(), "-x".to_owned()]);
@@ -88,6 +88,11 @@ impl SshClient {
         }
         arguments.extend([host.destination(), line.to_owned()]);
         arguments
+    }
+
+    /// The program.
+    pub(crate) fn program(&self) -> &str {
+        &self.program
     }
 
     fn is_openssh(&self) -> bool {
