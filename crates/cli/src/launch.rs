@@ -4,9 +4,11 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use brigade_config::{ConfigError, Layer, Place, Source, Variables, load, rivals};
+use brigade_launch::hosts::HostsOptions;
 use brigade_launch::{HostFacts, LaunchPlan, agent};
 use clap::Args;
 
+use explain::Explanation;
 use flags::SettingFlags;
 use foreign::ForeignFlags;
 pub(crate) use foreign::refusal;
@@ -15,6 +17,7 @@ use program::ProgramArgs;
 mod explain;
 mod flags;
 mod foreign;
+mod hosts;
 mod meeting;
 mod options;
 mod program;
@@ -53,8 +56,9 @@ pub(crate) struct LaunchArgs {
     #[command(flatten)]
     flags: SettingFlags,
 
-    /// Variable for every rank
-    #[arg(long, value_name = "NAME=VALUE", help_heading = "What to run", hide_short_help = true)]
+    /// Variable for every rank; NAME alone, or PREFIX_*, is handed on to the hosts of --hosts as it is
+    /// here (NCCL_*, OMP_*, TORCH_*, PYTHON* and their kin are handed on anyway)
+    #[arg(long, value_name = "NAME[=VALUE]", help_heading = "What to run", hide_short_help = true)]
     env: Vec<String>,
 
     #[command(flatten)]
@@ -66,18 +70,37 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
     let variables = Variables::gather();
     let (mut layers, file) = args.layers(&variables)?;
     let options = options::options(&mut layers, &args.program, &variables)?;
-    let mut plan = LaunchPlan::resolve(&options, &HostFacts::gather(&options))?;
+    let hosts = hosts::options(&layers)?;
+    let job = match hosts {
+        // Each host decides for itself: the program may be there and not here.
+        Some(hosts) => Job::OnHosts(hosts),
+        None => Job::Here(Box::new(LaunchPlan::resolve(&options, &HostFacts::gather(&options))?)),
+    };
     if args.explain {
         let explanation =
-            explain::Explanation { layers: &layers, file: file.as_ref(), plan: &plan };
+            Explanation { layers: &layers, file: file.as_ref(), options: &options, job: &job };
         explanation.write(args.json, io::stdout().lock())?;
         return Ok(0);
     }
     for note in layers.notes.iter().filter(|note| note.is_warning) {
         let _ = io::stderr().write_all(format!("brigade: warning: {note}\n").as_bytes());
     }
-    plan.prepare()?;
-    Ok(agent::run(&plan)?.exit_code())
+    let outcome = match job {
+        Job::OnHosts(hosts) => brigade_launch::hosts::run(&options, &hosts)?,
+        Job::Here(mut plan) => {
+            plan.prepare()?;
+            agent::run(&plan)?
+        }
+    };
+    Ok(outcome.exit_code())
+}
+
+/// What this command starts.
+enum Job {
+    /// The ranks of this host.
+    Here(Box<LaunchPlan>),
+    /// Agents on a list of hosts.
+    OnHosts(HostsOptions),
 }
 
 impl LaunchArgs {
@@ -86,17 +109,28 @@ impl LaunchArgs {
         let loaded = load(self.config.as_deref(), variables)?;
         let mut flags = self.flags.0.clone();
         self.foreign.add_to(&mut flags);
-        for pair in &self.env {
-            let source = Source::Flag("env".to_owned());
-            let Some((name, value)) = pair.split_once('=') else {
-                let words = format!("--env {pair}: expected NAME=VALUE");
-                return Err(ConfigError::Contradiction(words));
-            };
-            flags.set_env(name, value, source)?;
-        }
+        self.variables(&mut flags)?;
         let mut layers = rivals::settle(flags.over(loaded.layer))?;
         self.foreign.share_out(&mut layers).map_err(ConfigError::Contradiction)?;
         Ok((layers, loaded.file))
+    }
+
+    /// `--env`: a variable with a value is for every rank, one without is handed on to hosts.
+    fn variables(&self, flags: &mut Layer) -> Result<(), ConfigError> {
+        let source = || Source::Flag("env".to_owned());
+        let mut names: Vec<String> =
+            flags.settings.env_pass.iter().flat_map(|it| it.0.clone()).collect();
+        let before = names.len();
+        for text in &self.env {
+            match text.split_once('=') {
+                Some((name, value)) => flags.set_env(name, value, source())?,
+                None => names.push(text.clone()),
+            }
+        }
+        if names.len() > before {
+            flags.set("env-pass", &names.join(","), source())?;
+        }
+        Ok(())
     }
 }
 

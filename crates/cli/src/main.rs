@@ -99,6 +99,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             | LaunchError::Device(_)
             | LaunchError::Bind(_),
         ) => USAGE,
+        Some(LaunchError::Hosts(error)) => error.exit_code(),
         Some(LaunchError::Program(error)) => error.exit_code(),
         _ => 1,
     }

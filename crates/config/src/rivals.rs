@@ -1,6 +1,6 @@
 //! Settings that exclude each other.
 
-use brigade_launch::NprocSpec;
+use brigade_launch::{NodeRange, NprocSpec};
 
 use crate::error::ConfigError;
 use crate::layer::Layer;
@@ -36,6 +36,9 @@ pub fn settle(layer: Layer) -> Result<Layer, ConfigError> {
             }
         }
     }
+    for list in ["hosts", "hostfile"] {
+        settle_nodes(&mut layer, list);
+    }
     if layer.settings.cpu == Some(true) {
         let reason = "on the CPU there are no GPUs to choose";
         settle_two(&mut layer, "cpu", "devices", reason)?;
@@ -44,6 +47,22 @@ pub fn settle(layer: Layer) -> Result<Layer, ConfigError> {
         }
     }
     Ok(layer)
+}
+
+/// Together with a list of hosts, `nnodes` says how many of them must be left for the job to go on.
+/// From a lower layer it speaks of another job; and one host from a higher layer needs no list.
+fn settle_nodes(layer: &mut Layer, list: &str) {
+    let given = |name: &str| layer.source(name).filter(|it| **it != Source::Default).cloned();
+    let (Some(of_list), Some(of_nodes)) = (given(list), given("nnodes")) else { return };
+    let nodes = layer.settings.nnodes.unwrap_or_default();
+    if of_nodes.layer() < of_list.layer() {
+        layer.reset("nnodes");
+        layer.note(of_nodes, format!("nnodes {nodes} gives way to {of_list}"));
+    } else if of_nodes.layer() > of_list.layer() && nodes == NodeRange::default() {
+        let text = layer.settings.text(list).unwrap_or_default();
+        layer.reset(list);
+        layer.note(of_list, format!("{list} {text} gives way to {of_nodes}"));
+    }
 }
 
 fn settle_two(layer: &mut Layer, one: &str, other: &str, reason: &str) -> Result<(), ConfigError> {
@@ -78,7 +97,7 @@ const RIVALRIES: &[Rivalry] = &[
     Rivalry { some: &["hosts"], others: &["hostfile"], reason: "one list of hosts is enough" },
     Rivalry {
         some: &["hosts", "hostfile"],
-        others: &["nnodes", "node-rank", "master-addr", "rdzv-backend", "rdzv-endpoint"],
+        others: &["node-rank", "master-addr", "rdzv-backend", "rdzv-endpoint"],
         reason: "a list of hosts starts the whole job from here, the other is for one command on \
                  each host",
     },
@@ -97,7 +116,7 @@ mod tests {
             &'a [(&'a str, Option<&'a str>)],
             &'a [&'a str],
         );
-        let table: [Case<'_>; 6] = [
+        let table: [Case<'_>; 8] = [
             (
                 &[("hosts", "a")],
                 &[("hostfile", "f")],
@@ -109,15 +128,27 @@ mod tests {
                 &[("hosts", "a,b")],
                 &[("nnodes", Some("1")), ("node-rank", None)],
                 &[
-                    "f:1: nnodes 2 gives way to flag --hosts",
                     "f:1: node-rank 1 gives way to flag --hosts",
+                    "f:1: nnodes 2 gives way to flag --hosts",
                 ],
             ),
             (
                 &[("hosts", "a,b")],
-                &[("nnodes", "2")],
-                &[("nnodes", Some("2")), ("hosts", None)],
+                &[("nnodes", "1")],
+                &[("nnodes", Some("1")), ("hosts", None)],
                 &["f:1: hosts a,b gives way to flag --nnodes"],
+            ),
+            (
+                &[("hosts", "a,b")],
+                &[("nnodes", "1:2")],
+                &[("nnodes", Some("1:2")), ("hosts", Some("a,b"))],
+                &[],
+            ),
+            (
+                &[("hosts", "a,b")],
+                &[("node-rank", "1"), ("nnodes", "2")],
+                &[("node-rank", Some("1")), ("hosts", None)],
+                &["f:1: hosts a,b gives way to flag --node-rank"],
             ),
             (
                 &[("cpu", "true")],
@@ -158,14 +189,10 @@ mod tests {
 
     #[test]
     fn in_one_layer_it_is_a_contradiction() {
-        let table: [(&[(&str, &str)], &str); 5] = [
+        let table: [(&[(&str, &str)], &str); 4] = [
             (
                 &[("hosts", "a"), ("hostfile", "f")],
                 "hosts a (flag --hosts) and hostfile f (flag --hostfile) exclude each other: one list of hosts is enough",
-            ),
-            (
-                &[("hosts", "a,b"), ("nnodes", "2")],
-                "hosts a,b (flag --hosts) and nnodes 2 (flag --nnodes) exclude",
             ),
             (
                 &[("hostfile", "f"), ("rdzv-endpoint", "a:1")],

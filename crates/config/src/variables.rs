@@ -82,6 +82,7 @@ impl Variables {
         let known: Vec<String> = TABLE.iter().map(Setting::variable).collect();
         for name in self.0.keys().filter(|name| name.starts_with(OURS)) {
             let is_known = known.contains(name)
+                || TABLE.iter().any(|it| it.variables.contains(&name.as_str()))
                 || OTHERS.contains(&name.as_str())
                 || env::TABLE.iter().any(|it| it.name == name);
             let word = name.trim_start_matches(OURS).to_ascii_lowercase();
@@ -178,7 +179,12 @@ mod tests {
             layer(&[("PET_NNODES", "none")]).unwrap_err().to_string(),
             "environment PET_NNODES: nnodes is `none`, expected a number of hosts from 1, or MIN:MAX"
         );
-        let notes = layer(&[("BRIGADE_NPROCS", "4"), ("BRIGADE_CONFIG", "x"), ("BRIGADE_X", "1")]);
+        let notes = layer(&[
+            ("BRIGADE_NPROCS", "4"),
+            ("BRIGADE_CONFIG", "x"),
+            ("BRIGADE_SSH", "ssh"),
+            ("BRIGADE_X", "1"),
+        ]);
         let notes: Vec<String> = notes.unwrap().notes.iter().map(ToString::to_string).collect();
         assert_eq!(
             notes,

@@ -313,7 +313,9 @@ impl<'p> Agent<'p> {
 }
 
 /// Gives `run` the signals that the agent waits for, which are blocked meanwhile.
-fn with_signals<T>(run: impl FnOnce(SignalFd) -> Result<T, LaunchError>) -> Result<T, LaunchError> {
+pub(crate) fn with_signals<T>(
+    run: impl FnOnce(SignalFd) -> Result<T, LaunchError>,
+) -> Result<T, LaunchError> {
     let watched = interrupt::watched();
     let before = watched
         .thread_swap_mask(SigmaskHow::SIG_BLOCK)

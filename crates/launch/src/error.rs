@@ -67,6 +67,9 @@ pub enum LaunchError {
     /// The plan describes a world that cannot be; a plan from `resolve` does not.
     #[error(transparent)]
     World(#[from] WorldError),
+    /// The hosts cannot start it.
+    #[error(transparent)]
+    Hosts(#[from] crate::hosts::HostsError),
     /// The system refused something the launcher needs.
     #[error("cannot {action}: {cause}")]
     System {

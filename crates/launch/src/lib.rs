@@ -29,6 +29,7 @@
 pub mod agent;
 mod error;
 mod gate;
+pub mod hosts;
 pub mod leash;
 mod meeting;
 mod options;

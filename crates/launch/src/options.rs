@@ -4,11 +4,12 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use brigade_rendezvous::Secret;
+use serde::{Deserialize, Serialize};
 
 use crate::{Meeting, NodeRange, NprocSpec, OutputOptions, Patience, PlacementOptions, Program};
 
 /// What to start, how often, and with which other hosts.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaunchOptions {
     /// Number of ranks on this host: at least 1.
     pub nproc: NprocSpec,
@@ -35,6 +36,8 @@ pub struct LaunchOptions {
     pub run_id: Option<String>,
     /// Agents that cannot show that they know it are turned away. Default: the name of the job,
     /// which keeps out mistakes but nobody who listens on the network.
+    // Not for the hosts of `--hosts`: nobody else has the streams of their sessions.
+    #[serde(skip)]
     pub secret: Option<Secret>,
     /// Name or address under which other hosts reach this one. Default: as they see it.
     pub local_addr: Option<String>,

@@ -5,17 +5,22 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use brigade_config::{Layer, Place};
-use brigade_launch::{Assignment, LaunchPlan, LogFolder, Meeting};
+use brigade_launch::hosts::HostsOptions;
+use brigade_launch::{
+    Assignment, LaunchOptions, LaunchPlan, LogFolder, Meeting, NprocSpec, Program,
+};
 use brigade_world::{StoreHost, env};
 use serde_json::{Map, Value, json};
 
+use super::Job;
 use crate::config::show;
 
 /// What there is to explain.
 pub(super) struct Explanation<'a> {
     pub(super) layers: &'a Layer,
     pub(super) file: Option<&'a Place>,
-    pub(super) plan: &'a LaunchPlan,
+    pub(super) options: &'a LaunchOptions,
+    pub(super) job: &'a Job,
 }
 
 /// One process that would be started.
@@ -41,6 +46,31 @@ impl Explanation<'_> {
 
     fn text(&self, out: &mut impl Write) -> io::Result<()> {
         show::text(self.layers, self.file, show::Which::Set, out)?;
+        match self.job {
+            Job::Here(plan) => Here { plan }.text(out)?,
+            Job::OnHosts(hosts) => OnHosts { hosts, options: self.options }.text(out)?,
+        }
+        writeln!(out, "\nnothing was started")
+    }
+
+    fn json(&self, out: &mut impl Write) -> io::Result<()> {
+        let mut answer = show::json(self.layers, self.file);
+        match self.job {
+            Job::Here(plan) => Here { plan }.json(&mut answer),
+            Job::OnHosts(hosts) => OnHosts { hosts, options: self.options }.json(&mut answer),
+        }
+        serde_json::to_writer_pretty(&mut *out, &Value::Object(answer))?;
+        writeln!(out)
+    }
+}
+
+/// The ranks of this host.
+struct Here<'a> {
+    plan: &'a LaunchPlan,
+}
+
+impl Here<'_> {
+    fn text(&self, out: &mut impl Write) -> io::Result<()> {
         let ranks = self.ranks();
         writeln!(out, "\nhosts: {}", self.meeting())?;
         writeln!(out, "ranks of this host: {}", ranks.len())?;
@@ -69,11 +99,10 @@ impl Explanation<'_> {
                 writeln!(out, "    {name}={}", quoted(value))?;
             }
         }
-        writeln!(out, "\nnothing was started")
+        Ok(())
     }
 
-    fn json(&self, out: &mut impl Write) -> io::Result<()> {
-        let mut answer = show::json(self.layers, self.file);
+    fn json(&self, answer: &mut Map<String, Value>) {
         let rank = |it: Rank| {
             let env: Map<String, Value> =
                 it.env.into_iter().map(|(name, value)| (name, value.into())).collect();
@@ -85,10 +114,8 @@ impl Explanation<'_> {
                 "cpus": it.cpus,
             })
         };
-        answer.insert("hosts".to_owned(), self.meeting().into());
+        answer.insert("meeting".to_owned(), self.meeting().into());
         answer.insert("ranks".to_owned(), self.ranks().into_iter().map(rank).collect());
-        serde_json::to_writer_pretty(&mut *out, &Value::Object(answer))?;
-        writeln!(out)
     }
 
     fn ranks(&self) -> Vec<Rank> {
@@ -106,7 +133,9 @@ impl Explanation<'_> {
             Meeting::OneHost => &[],
             Meeting::Static { node_rank: 0, .. } => OPEN_WITH_OTHERS,
             Meeting::Static { .. } => OPEN_AFTER_OTHERS,
-            Meeting::Elastic { .. } | Meeting::Etcd { .. } => OPEN_IN_A_RENDEZVOUS,
+            Meeting::Elastic { .. } | Meeting::Etcd { .. } | Meeting::Launcher { .. } => {
+                OPEN_IN_A_RENDEZVOUS
+            }
         };
         let place = plan.told(world.clone()).to_env().into_iter().map(|(name, value)| {
             let value = if name == env::MASTER_PORT {
@@ -168,6 +197,10 @@ impl Explanation<'_> {
         let nodes = self.plan.nodes;
         match &self.plan.meeting {
             Meeting::OneHost => "one host".to_owned(),
+            // No command line asks for it: a launcher elsewhere does.
+            Meeting::Launcher { node_rank } => {
+                format!("{nodes} hosts, of which this is {node_rank}")
+            }
             Meeting::Static { node_rank, master_addr, master_port } => format!(
                 "{nodes} hosts, of which this is number {node_rank}; they meet at host 0, which is \
                  {master_addr}, on port {master_port}"
@@ -185,11 +218,84 @@ impl Explanation<'_> {
     fn command(&self, local_rank: usize) -> Vec<String> {
         let words = |word: &OsString| word.to_string_lossy().into_owned();
         let program = match &self.plan.build {
-            Some(target) => format!("(what cargo makes of {})", target.name),
+            Some(target) => built(&target.name),
             None => Path::new(&self.plan.program).display().to_string(),
         };
         [program].into_iter().chain(self.plan.args_for(local_rank).iter().map(words)).collect()
     }
+}
+
+/// Agents on a list of hosts. What they find there is for them to say.
+struct OnHosts<'a> {
+    hosts: &'a HostsOptions,
+    options: &'a LaunchOptions,
+}
+
+impl OnHosts<'_> {
+    fn text(&self, out: &mut impl Write) -> io::Result<()> {
+        let hosts = &self.hosts.hosts;
+        writeln!(out, "\nhosts: {}, each by {}", hosts.len(), self.client())?;
+        let mut first = Some(0);
+        for host in hosts {
+            let (count, last) = self.count(host.slots, first);
+            let numbers = match (first, last) {
+                (Some(first), Some(last)) if first == last => format!(": rank {first}"),
+                (Some(first), Some(last)) => format!(": ranks {first} to {last}"),
+                _ => String::new(),
+            };
+            writeln!(out, "  {}  {count}{numbers}", host.destination())?;
+            first = last.map(|last| last + 1);
+        }
+        if let Some(min) = self.hosts.min_hosts {
+            writeln!(out, "the job goes on while {min} of them are left")?;
+        }
+        if let Some(folder) = &self.hosts.workdir {
+            writeln!(out, "in {}", folder.display())?;
+        }
+        writeln!(out, "every rank\n  {}", self.command().join(" "))?;
+        for (name, value) in &self.options.env {
+            writeln!(out, "  {name}={}", quoted(value))?;
+        }
+        Ok(())
+    }
+
+    fn json(&self, answer: &mut Map<String, Value>) {
+        let host = |it: &brigade_launch::hosts::HostSpec| {
+            let (count, _) = self.count(it.slots, None);
+            json!({ "host": it.destination(), "nproc": count.trim_end_matches(" ranks") })
+        };
+        answer.insert("ssh".to_owned(), self.client().into());
+        answer.insert("hosts".to_owned(), self.hosts.hosts.iter().map(host).collect());
+        answer.insert("min_hosts".to_owned(), self.hosts.min_hosts.into());
+        answer.insert("command".to_owned(), self.command().into());
+    }
+
+    fn client(&self) -> &str {
+        self.hosts.ssh_command.as_deref().unwrap_or("ssh")
+    }
+
+    /// How many ranks a host has, and the number of its last one where that is known.
+    fn count(&self, slots: Option<usize>, first: Option<usize>) -> (String, Option<usize>) {
+        let count = match (slots, self.options.nproc) {
+            (Some(count), _) | (None, NprocSpec::Count(count)) => count,
+            (None, other) => return (format!("{other} ranks"), None),
+        };
+        (format!("{count} ranks"), first.map(|first| (first + count).saturating_sub(1)))
+    }
+
+    fn command(&self) -> Vec<String> {
+        let words = |word: &OsString| word.to_string_lossy().into_owned();
+        let program = match &self.options.program {
+            Program::Cargo(target) => built(&target.name),
+            Program::Module(name) => format!("python -u -m {}", words(name)),
+            Program::Auto(name) | Program::Executable(name) => words(name),
+        };
+        [program].into_iter().chain(self.options.args.iter().map(words)).collect()
+    }
+}
+
+fn built(name: &str) -> String {
+    format!("(what cargo makes of {name})")
 }
 
 /// The variables that all ranks have with the same value.

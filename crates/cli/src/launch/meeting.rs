@@ -35,7 +35,7 @@ pub(super) fn decide(layers: &mut Layer) -> Result<(Way, Patience), ConfigError>
             ],
             "there is one host, and each attempt has a free port",
         ),
-        Way::Hosts => (
+        Way::Hosts | Way::Here(Meeting::Launcher { .. }) => (
             &[
                 "node-rank",
                 "master-addr",

@@ -18,6 +18,7 @@ pub(super) fn options(
     variables: &Variables,
 ) -> anyhow::Result<LaunchOptions> {
     let (way, patience) = meeting::decide(layers)?;
+    let is_on_hosts = way == Way::Hosts;
     let meeting = match way {
         Way::Here(meeting) => meeting,
         Way::Hosts => Meeting::OneHost,
@@ -29,6 +30,8 @@ pub(super) fn options(
     };
     let nproc = match layers.settings.nproc {
         Some(nproc) => nproc,
+        // The list of hosts says how many there are on each.
+        None if is_on_hosts => NprocSpec::Count(1),
         None => count(layers, &placement),
     };
     // What somebody has said by name goes before what a setting implies.
