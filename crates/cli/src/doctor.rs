@@ -1,10 +1,12 @@
 //! `brigade doctor`: flags in, an examination out.
 
-use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Context;
 use brigade_doctor::{Examination, HostToExamine, Question, Report, Sources, Style, Verdict};
@@ -54,6 +56,10 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     no_speed: bool,
 
+    /// How long a host may take to log in to
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "20")]
+    timeout: Duration,
+
     /// The client of ssh with options, such as 'ssh -F my_config'
     #[arg(long, value_name = "COMMAND")]
     ssh_command: Option<String>,
@@ -93,9 +99,40 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
 
 /// The counterpart on each host: `brigade __doctor`.
 pub(crate) fn play() -> anyhow::Result<u8> {
-    // Whoever asked has gone when this fails.
-    let _ = brigade_doctor::serve(io::stdin(), io::stdout(), &Sources::system());
+    let (sender, ended) = mpsc::channel();
+    let input = UntilEnd { input: io::stdin(), ended: sender.clone() };
+    thread::spawn(move || {
+        // Whoever asked has gone when this fails.
+        let _ = brigade_doctor::serve(input, io::stdout(), &Sources::system());
+        let _ = sender.send(Event::Answered);
+    });
+    // When whoever asks has gone, what has been asked is still done if that is soon: taking a file
+    // away is. But nobody waits for a measurement any more.
+    if let Ok(Event::NoMoreQuestions) = ended.recv() {
+        let _ = ended.recv_timeout(LAST_ANSWERS);
+    }
     Ok(0)
+}
+
+enum Event {
+    NoMoreQuestions,
+    Answered,
+}
+
+/// Standard input, which tells when it has ended.
+struct UntilEnd {
+    input: io::Stdin,
+    ended: mpsc::Sender<Event>,
+}
+
+impl Read for UntilEnd {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.input.read(buffer);
+        if !matches!(read, Ok(length) if length > 0) {
+            let _ = self.ended.send(Event::NoMoreQuestions);
+        }
+        read
+    }
 }
 
 impl DoctorArgs {
@@ -108,13 +145,14 @@ impl DoctorArgs {
         Examination {
             question: Question {
                 program: self.program.clone(),
-                working_folder: self.workdir.clone().or_else(|| std::env::current_dir().ok()),
+                working_folder: working_folder(self.workdir.as_deref()),
                 log_folder: self.log_dir.clone(),
-                names: Vec::new(),
+                ..Question::default()
             },
             master_port: self.master_port,
             ports: ports.unwrap_or_default(),
             measure: !self.no_speed,
+            patience: self.timeout,
         }
     }
 
@@ -156,10 +194,24 @@ impl DoctorArgs {
     }
 }
 
+/// The same path on every host.
+fn working_folder(given: Option<&Path>) -> Option<PathBuf> {
+    let here = std::env::current_dir().ok();
+    match (here, given) {
+        (Some(here), Some(given)) => Some(here.join(given)),
+        (here, given) => given.map(Path::to_owned).or(here),
+    }
+}
+
 fn own_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim();
     if name.is_empty() { "localhost".to_owned() } else { name.to_owned() }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
 fn range(text: &str) -> Result<(u16, u16), String> {
@@ -206,6 +258,7 @@ impl Progress {
 pub(crate) const ROLE: &str = "__doctor";
 /// Longer lines are hard to read.
 const WIDTH: usize = 110;
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
 /// As the shell has it for SIGINT.
 const INTERRUPTED: u8 = 130;
 

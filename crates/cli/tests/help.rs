@@ -6,9 +6,10 @@ use std::process::Command;
 
 #[test]
 fn help_texts_are_those_on_file() {
-    let pages: [(&str, &[&str]); 4] = [
+    let pages: [(&str, &[&str]); 5] = [
         ("brigade", &["--help"]),
         ("launch", &["launch", "--help"]),
+        ("doctor", &["doctor", "--help"]),
         ("explain", &["explain", "--help"]),
         ("explain-shards", &["explain", "shards", "--help"]),
     ];

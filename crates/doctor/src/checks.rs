@@ -109,7 +109,7 @@ mod tests {
         for host in &mut cluster.hosts {
             host.facts = None;
         }
-        diagnose(&cluster);
+        assert!(diagnose(&cluster).iter().all(|it| it.verdict == Verdict::Ok));
     }
 
     #[test]

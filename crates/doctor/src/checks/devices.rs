@@ -35,8 +35,12 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         && let Some((inventory, _)) = kinds.first()
     {
         let driver = drivers.first().map(|(version, _)| format!(", driver {version}"));
-        let each = if cluster.hosts.len() > 1 { " on each host" } else { "" };
-        let found = format!("{inventory}{each}{}", driver.unwrap_or_default());
+        let everywhere = match (cluster.hosts.len(), drivers.is_empty()) {
+            (0 | 1, _) => "",
+            (_, true) => " on any host",
+            (_, false) => " on each host",
+        };
+        let found = format!("{inventory}{everywhere}{}", driver.unwrap_or_default());
         findings.push(Finding::ok(Subject::Devices, found));
     }
     findings

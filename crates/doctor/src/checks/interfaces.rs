@@ -12,6 +12,8 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     let gpus = cluster.examined().any(|(_, _, facts)| !facts.nvidia.gpus.is_empty());
     let mut findings = Vec::new();
     let mut summary = Vec::new();
+    let several = cluster.hosts.len() > 1;
+    let mut useless = false;
     for (place, host, facts) in cluster.examined() {
         let gloo =
             Library { name: "Gloo", variable: GLOO_SOCKET_IFNAME, way: Way::Gloo, matters: true };
@@ -22,6 +24,9 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
             if let Pick::Takes { interface, .. } = &pick {
                 taken.push(format!("{} takes {interface}", library.name));
             }
+            // The check of names has said so, and this line would seem to contradict it.
+            useless |=
+                several && library.matters && pick.address().is_none_or(|it| it.is_loopback());
             findings.extend(library.judge(cluster, place, host, facts, &pick));
         }
         summary.push((host.name.as_str(), taken.join(", ")));
@@ -39,7 +44,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
             );
         }
     }
-    if findings.is_empty() && !summary.is_empty() {
+    if findings.is_empty() && !summary.is_empty() && !useless {
         let groups = groups(summary);
         let found = match &groups[..] {
             [(same, _)] => same.clone(),

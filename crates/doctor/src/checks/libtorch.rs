@@ -39,8 +39,17 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         return findings;
     }
     let Some((_, first)) = found.first() else {
-        let scripts_only = cluster.examined().all(|(_, _, facts)| facts.program.is_some());
-        if cluster.examined().next().is_none() || scripts_only {
+        let mut programs = cluster.examined().filter_map(|(_, _, facts)| facts.program.as_ref());
+        if let Some(program) = programs.find(|it| it.state == ProgramState::Binary) {
+            return vec![
+                Finding::note(
+                    Subject::Libtorch,
+                    format!("{} is not linked with libtorch", program.asked.display()),
+                )
+                .means("if it loads one by itself, as Python does, that one is not looked at"),
+            ];
+        }
+        if cluster.examined().all(|(_, _, facts)| facts.program.is_some()) {
             return Vec::new();
         }
         return vec![
@@ -200,7 +209,9 @@ mod tests {
         assert_eq!(found, "./train does not find libtorch_cpu.so");
 
         let mut cluster = fixtures::cluster(1);
+        fixtures::facts(&mut cluster, 0).program = Some(fixtures::program(None));
+        assert!(fixtures::only(&check(&cluster)).2.contains("not linked"));
         fixtures::facts(&mut cluster, 0).program = None;
-        assert_eq!(fixtures::only(&check(&cluster)).0, Verdict::Note);
+        assert!(fixtures::only(&check(&cluster)).2.contains("none in LIBTORCH"));
     }
 }

@@ -13,7 +13,9 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         findings.extend(own_name(cluster, place, host, facts));
     }
     for (place, host, facts) in cluster.examined() {
-        for (other, peer) in cluster.hosts.iter().enumerate().filter(|(other, _)| *other != place) {
+        let others = cluster.hosts.iter().enumerate().filter(|(other, _)| *other != place);
+        // Of a host that cannot be reached from here either, one line is enough.
+        for (other, peer) in others.filter(|(_, peer)| peer.lost.is_none()) {
             let known = facts.names.iter().find(|it| it.name == peer.name);
             findings.extend(known.and_then(|it| name_of_peer(cluster, host, other, peer, it)));
         }

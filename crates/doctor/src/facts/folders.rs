@@ -129,7 +129,7 @@ fn state(sources: &Sources, used_for: FolderUse, path: &Path) -> FolderState {
         Err(error) => return FolderState::Refused(error.desc().to_owned()),
     };
     let mounts = mounts::all(sources);
-    let real = std::fs::canonicalize(&place).unwrap_or(place.clone());
+    let real = std::fs::canonicalize(&place).unwrap_or_else(|_| place.clone());
     let mount = mounts::of(&mounts, &sources.on_host(&real));
     let block = room.fragment_size();
     FolderState::There(Space {

@@ -116,7 +116,7 @@ fn look(sources: &Sources, asked: &Path, folder: &Path) -> Program {
         return Program::new(asked, None, ProgramState::Missing);
     };
     let place = sources.path(&path);
-    let mut program = Program::new(asked, Some(path.clone()), ProgramState::Strange);
+    let mut program = Program::new(asked, Some(path), ProgramState::Strange);
     match std::fs::metadata(&place) {
         Ok(found) if found.is_file() => program.bytes = found.len(),
         Ok(_) => program.state = ProgramState::NotAFile,
@@ -139,7 +139,7 @@ fn look(sources: &Sources, asked: &Path, folder: &Path) -> Program {
         program.build_id.clone_from(&elf.build_id);
         program.state = if elf.fits_this_machine() {
             // `$ORIGIN` is the folder of the file that a link leads to.
-            let real = std::fs::canonicalize(&place).unwrap_or(place.clone());
+            let real = std::fs::canonicalize(&place).unwrap_or_else(|_| place.clone());
             let libraries = libraries::of(sources, &sources.on_host(&real), &elf);
             program.libtorch = libtorch::among(sources, &libraries.found);
             program.missing = libraries.missing;
