@@ -9,17 +9,19 @@ use anyhow::{Context, Result, bail};
 pub(crate) fn run() -> Result<ExitCode> {
     let missing: Vec<&Package> = PACKAGES.iter().filter(|it| !is_installed(it)).collect();
     if missing.is_empty() {
-        println!("nothing to install: sshd, nft, ip, tc and etcd are here");
+        eprintln!("nothing to install: sshd, nft, ip, tc and etcd are here");
         return Ok(ExitCode::SUCCESS);
     }
     let names: Vec<&str> = missing.iter().map(|it| it.name).collect();
     let list = names.join(" ");
     if !is_root() {
-        println!("missing: {list}; tests that need them are skipped (run this as root to install)");
+        eprintln!(
+            "missing: {list}; tests that need them are skipped (run this as root to install)"
+        );
         return Ok(ExitCode::SUCCESS);
     }
     if !is_installed(&Package { name: "apt", program: "apt-get" }) {
-        println!("missing: {list}; there is no apt-get here, so tests that need them are skipped");
+        eprintln!("missing: {list}; there is no apt-get here, so tests that need them are skipped");
         return Ok(ExitCode::SUCCESS);
     }
     // Lists of packages are often removed from images, and then nothing can be found.
@@ -28,7 +30,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     let mut arguments = vec!["install", "-qq", "-y", "--no-install-recommends"];
     arguments.extend(&names);
     apt_get(&arguments)?;
-    println!("installed: {list}");
+    eprintln!("installed: {list}");
     Ok(ExitCode::SUCCESS)
 }
 

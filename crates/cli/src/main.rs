@@ -6,11 +6,12 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use brigade_launch::{LaunchError, ProgramError, role};
+use brigade_launch::{LaunchError, role};
 use clap::{Parser, Subcommand};
 
 mod doctor;
 mod explain;
+mod hosts;
 mod launch;
 
 /// Write the training loop once; run it on one process or many
@@ -66,9 +67,13 @@ fn main() -> ExitCode {
 /// the code of its first failing rank instead.
 fn exit_code(error: &anyhow::Error) -> u8 {
     match error.downcast_ref() {
-        Some(LaunchError::OptionOutOfRange { .. }) => USAGE,
-        Some(LaunchError::Program(ProgramError::NotFound { .. })) => 127,
-        Some(LaunchError::Program(_)) => 126,
+        Some(
+            LaunchError::OptionOutOfRange { .. }
+            | LaunchError::NoSuchLocalRank { .. }
+            | LaunchError::Meeting { .. },
+        ) => USAGE,
+        Some(LaunchError::Hosts(error)) => error.exit_code(),
+        Some(LaunchError::Program(error)) => error.exit_code(),
         _ => 1,
     }
 }

@@ -1,166 +1,188 @@
 //! The agent: starts the ranks of a plan, watches them, stops them all when one fails.
+//!
+//! It is one loop over signals, the ranks' output, and the word of the coordinator, who decides
+//! for all hosts. On a single host, too: the coordinator is then a thread of this process.
 
-mod ending;
+mod attempt;
+mod error_files;
+mod group;
+mod hearing;
+mod interrupt;
+mod memory_killer;
+mod outcome;
+mod peers;
 mod report;
 mod running;
+mod streamed;
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use brigade_world::StoreHost;
+use brigade_rendezvous::{Assignment, FromAgent, Link};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::getpid;
 
-pub use ending::{Ending, Failure, Outcome};
-use running::Running;
+pub use outcome::Outcome;
+pub use report::text as report;
 
-use crate::output::{Notice, Output};
-use crate::survivors::Survivors;
+use crate::output::{Notice, Output, RunFolder, Terminal};
+use crate::store_port::Reach;
 use crate::watch::Watch;
-use crate::{LaunchError, LaunchPlan, StorePort};
+use crate::{LaunchError, LaunchPlan, Meeting, StorePort};
+use attempt::{Ended, Failed};
+use group::Group;
+use peers::Peers;
+use streamed::Streamed;
 
-/// Runs the job to its end, with its output on this process's stdout and stderr.
+/// Runs this host's part of the job to its end, with the output on this process's stdout and
+/// stderr.
 ///
-/// Blocks until no process of the job is left. Call it from the main thread, before the process
-/// has others: the kernel kills the ranks when the thread that started them ends, and signals that
-/// the agent waits for must be blocked in all threads.
+/// Blocks until no process of the job is left on this host. Call it from the main thread, before
+/// the process has others: the kernel kills the ranks when the thread that started them ends, and
+/// signals that the agent waits for must be blocked in all threads.
 ///
-/// When a rank fails, the others get SIGTERM and, after the plan's time limit, SIGKILL. SIGINT,
-/// SIGTERM, SIGHUP and SIGQUIT are forwarded with the same limit; SIGINT while the job is stopping
-/// kills at once. SIGUSR1 and SIGUSR2 are forwarded and mean nothing here; Ctrl-Z suspends the
-/// ranks, too.
+/// When a rank fails, the others get SIGTERM and, after the plan's time limit, SIGKILL; then the
+/// job starts again, as often as the plan allows. SIGINT, SIGTERM, SIGHUP and SIGQUIT are
+/// forwarded with the same limit; SIGINT while the job is stopping kills at once. SIGUSR1 and
+/// SIGUSR2 are forwarded and mean nothing here; Ctrl-Z suspends the ranks, too, of a job on one
+/// host.
 ///
-/// Errors: the system could not start all ranks; none of them has run the program then.
+/// Errors: the hosts have not met, or the system could not start all ranks of this host; none of
+/// them has run the program then.
 pub fn run(plan: &LaunchPlan) -> Result<Outcome, LaunchError> {
-    let signals = watched_signals();
-    let before = signals
-        .thread_swap_mask(SigmaskHow::SIG_BLOCK)
-        .map_err(LaunchError::system("block signals"))?;
-    let result = start(plan, &signals).map(Job::watch_to_the_end);
-    // The mask that was there before can be set again, or could not have been there.
-    let _ = before.thread_set_mask();
-    result
-}
-
-/// A started job.
-struct Job {
-    ranks: Vec<Running>,
-    signals: SignalFd,
-    output: Output,
-    survivors: Survivors,
-    watch: Watch,
-    /// Holds the port until the job is over.
-    _port: StorePort,
-    shutdown_timeout: Duration,
-    stopping: Option<Stopping>,
-    /// The user has asked a second time.
-    impatient: bool,
-    /// The first rank that failed.
-    failed: Option<usize>,
-}
-
-/// Why the job is being stopped, and when patience ends.
-struct Stopping {
-    cause: Cause,
-    /// `None` once the ranks have been killed.
-    deadline: Option<Instant>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Cause {
-    RankFailed,
-    Signal(Signal),
-    OutputClosed,
-}
-
-/// Any error on the way drops the gates, and with them the ranks that wait there.
-fn start(plan: &LaunchPlan, watched: &SigSet) -> Result<Job, LaunchError> {
-    let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-    let signals =
-        SignalFd::with_flags(watched, flags).map_err(LaunchError::system("wait for signals"))?;
-    let port = StorePort::reserve().map_err(LaunchError::system("reserve a port"))?;
-    let socket = port.socket().map_err(LaunchError::system("bind the store's socket"))?;
-
-    let size = plan.world_size.as_usize();
-    let mut ranks = Vec::with_capacity(size);
-    let mut gates = Vec::with_capacity(size);
-    let mut pipes = Vec::with_capacity(size);
-    for rank in 0..size {
-        // Rank 0 learns its descriptor's number at the gate.
-        let world = plan.world(rank, port.endpoint(StoreHost::Rank0))?;
-        let (running, gate, pipe) = Running::start(plan, &world)
-            .map_err(LaunchError::system(format!("start rank {rank} of {size}")))?;
-        ranks.push(running);
-        gates.push(gate);
-        pipes.push(pipe);
-    }
-    let survivors = Survivors {
-        run_id: plan.run_id.clone(),
-        sessions: ranks.iter().map(|rank| rank.pid().as_raw()).collect(),
-    };
-    let watch = Watch::start(&survivors).map_err(LaunchError::system("start the watch"))?;
-    let output = Output::start(pipes).map_err(LaunchError::system("carry the ranks' output"))?;
-    for (rank, gate) in gates.into_iter().enumerate() {
-        gate.open((rank == 0).then_some(&socket))
-            .map_err(LaunchError::system(format!("let rank {rank} start")))?;
-    }
-    Ok(Job {
-        ranks,
-        signals,
-        output,
-        survivors,
-        watch,
-        _port: port,
-        shutdown_timeout: plan.shutdown_timeout,
-        stopping: None,
-        impatient: false,
-        failed: None,
+    with_signals(|signals| {
+        let terminal = Terminal::new().map_err(LaunchError::system("write to stdout"))?;
+        let output = Output::start(&plan.output, Box::new(terminal));
+        let output = output.map_err(LaunchError::system("start a thread"))?;
+        Agent::new(plan, signals, output, None, Peers::find(plan)?)?.run()
     })
 }
 
-impl Job {
-    fn watch_to_the_end(mut self) -> Outcome {
-        while self.running() > 0 {
-            self.wait(self.stopping.as_ref().and_then(|stopping| stopping.deadline));
-            while let Some(signal) = self.next_signal() {
-                self.handle(signal);
-            }
-            if self.output.notice() == Notice::Closed && self.stopping.is_none() {
-                self.stop(Cause::OutputClosed, Signal::SIGTERM);
-            }
-            self.kill_when_due();
-        }
-        let killed = self.killed();
-        self.survivors.kill();
-        let all_written = self.write_the_rest();
-        self.watch.dismiss();
-        for rank in &mut self.ranks {
-            rank.reap();
-        }
+/// The same over a connection to the coordinator that is there: the output goes over it, too, and
+/// how the job ended is told at its other end only.
+///
+/// Errors as [`run`].
+pub fn run_over(plan: &LaunchPlan, link: Link) -> Result<Outcome, LaunchError> {
+    with_signals(|signals| {
+        let (streamed, show) =
+            Streamed::new().map_err(LaunchError::system("make a socket pair"))?;
+        let output =
+            Output::start(&plan.output, show).map_err(LaunchError::system("start a thread"))?;
+        Agent::new(plan, signals, output, Some(streamed), Peers::over(plan, link)?)?.run()
+    })
+}
 
-        let failure = self.failed.map(|rank| self.ranks[rank].failure(rank));
-        let cause = self.stopping.map(|stopping| stopping.cause);
-        // A thread that still writes is left alone; it ends with this process.
-        let tails = if all_written { self.output.into_tails() } else { Vec::new() };
-        let tail = failure.as_ref().and_then(|failure| tails.get(failure.rank));
-        if all_written {
-            report::print(failure.as_ref(), cause, tail);
-        }
-        let stopped_by = match cause {
-            Some(Cause::OutputClosed) => Some(Signal::SIGPIPE),
-            Some(Cause::Signal(signal)) if killed => Some(signal),
-            _ => None,
+struct Agent<'p> {
+    plan: &'p LaunchPlan,
+    signals: SignalFd,
+    output: Output,
+    /// Orders to write everything that have not been answered.
+    draining: usize,
+    /// Where the output goes to the coordinator.
+    streamed: Option<Streamed>,
+    peers: Peers<'p>,
+    watch: Watch,
+    folder: RunFolder,
+    reach: Reach,
+    /// For the next attempt, in case that this is the first host.
+    port: Option<StorePort>,
+    /// The attempt that is to begin.
+    part: Option<Assignment>,
+    /// The attempt that has processes here.
+    group: Option<Group>,
+    failed: Vec<Failed>,
+    /// When the first rank failed of which the coordinator knows.
+    first_failure: Option<Instant>,
+    /// The attempt that was the last here.
+    ended: Option<Ended>,
+    /// The attempt that the coordinator wants stopped, until that is done.
+    stop_asked: Option<u32>,
+    /// The last line for the user that came with such a wish.
+    reason: Option<String>,
+    /// Hosts in the last attempt.
+    hosts: usize,
+    /// Restarts before the last attempt.
+    restarts: u32,
+    /// The signal that asks this host to stop, and how often it has come.
+    interrupted: Option<Signal>,
+    impatient: bool,
+    output_closed: bool,
+    /// The coordinator is gone; another is looked for once nothing runs here.
+    look_again: bool,
+    /// How the job has ended, as soon as nothing runs here.
+    outcome: Option<Outcome>,
+    /// When to leave without the coordinator's word.
+    give_up: Option<Instant>,
+}
+
+impl<'p> Agent<'p> {
+    fn new(
+        plan: &'p LaunchPlan,
+        signals: SignalFd,
+        output: Output,
+        streamed: Option<Streamed>,
+        peers: Peers<'p>,
+    ) -> Result<Self, LaunchError> {
+        let folder = RunFolder::create(&plan.output, &plan.run_id)?;
+        let watch = Watch::start(&plan.agent_id, folder.passing());
+        let alone = plan.meeting == Meeting::OneHost && streamed.is_none();
+        Ok(Self {
+            plan,
+            signals,
+            output,
+            draining: 0,
+            streamed,
+            peers,
+            watch: watch.map_err(LaunchError::system("start the watch"))?,
+            folder,
+            reach: if alone { Reach::Loopback } else { Reach::Everywhere },
+            port: None,
+            part: None,
+            group: None,
+            failed: Vec::new(),
+            first_failure: None,
+            ended: None,
+            stop_asked: None,
+            reason: None,
+            hosts: 1,
+            restarts: 0,
+            interrupted: None,
+            impatient: false,
+            output_closed: false,
+            look_again: false,
+            outcome: None,
+            give_up: None,
+        })
+    }
+
+    fn run(mut self) -> Result<Outcome, LaunchError> {
+        let outcome = loop {
+            while let Some(news) = self.peers.next() {
+                self.hear(news)?;
+            }
+            self.start_when_written()?;
+            self.turn();
+            self.stream();
+            if self.group.is_none()
+                && let Some(outcome) = self.outcome.take()
+            {
+                break outcome;
+            }
+            if self.group.is_none() && self.look_again {
+                self.look_again = false;
+                self.peers.begin()?;
+                continue;
+            }
+            self.wait(self.deadline());
+            self.take_signals();
+            self.take_notices();
+            self.leave_when_due();
         };
-        Outcome { failure, stopped_by: stopped_by.map(|signal| signal as i32) }
+        Ok(self.finish(outcome))
     }
 
-    fn running(&self) -> usize {
-        self.ranks.iter().filter(|rank| rank.ending().is_none()).count()
-    }
-
-    /// Waits for a signal, a notice or the end of patience. Costs nothing meanwhile.
+    /// Waits for anything to happen. Costs nothing meanwhile.
     fn wait(&self, deadline: Option<Instant>) {
         let timeout = match deadline {
             None => PollTimeout::NONE,
@@ -170,121 +192,85 @@ impl Job {
                 PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)
             }
         };
-        let mut fds = [
-            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.output.control(), PollFlags::POLLIN),
-        ];
+        let mut fds = self.peers.fds();
+        fds.push(PollFd::new(self.signals.as_fd(), PollFlags::POLLIN));
+        fds.push(PollFd::new(self.output.control(), PollFlags::POLLIN));
+        let streamed = self.streamed.as_ref().map(Streamed::control);
+        fds.extend(streamed.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         // EINTR: look round and wait again.
         let _ = poll(&mut fds, timeout);
     }
 
-    fn next_signal(&self) -> Option<Signal> {
-        let info = self.signals.read_signal().ok().flatten()?;
-        Signal::try_from(info.ssi_signo.cast_signed()).ok()
-    }
-
-    fn handle(&mut self, signal: Signal) {
-        match signal {
-            Signal::SIGCHLD => self.look_for_ended(),
-            Signal::SIGUSR1 | Signal::SIGUSR2 => self.send(signal),
-            Signal::SIGTSTP => self.suspend(),
-            Signal::SIGINT if self.stopping.is_some() => {
-                self.impatient = true;
-                self.kill();
-            }
-            _ if self.stopping.is_some() => {
-                self.impatient = true;
-                self.send(signal);
-            }
-            _ => {
-                self.stop(Cause::Signal(signal), signal);
-                self.output.say(&format!(
-                    "{signal}: waiting up to {} s for {} to stop; SIGINT (Ctrl-C) kills now",
-                    self.shutdown_timeout.as_secs_f64(),
-                    report::count(self.running()),
-                ));
-            }
-        }
-    }
-
-    fn look_for_ended(&mut self) {
-        for rank in 0..self.ranks.len() {
-            let Some(ending) = self.ranks[rank].look() else { continue };
-            if ending == Ending::Code(0) || self.failed.is_some() {
-                continue;
-            }
-            // What the agent has killed is no cause.
-            if !self.killed() {
-                self.failed = Some(rank);
-            }
-            if self.stopping.is_none() {
-                self.stop(Cause::RankFailed, Signal::SIGTERM);
-                if self.running() > 0 {
-                    let failure = self.ranks[rank].failure(rank);
-                    let others = report::count(self.running());
-                    self.output.say(&format!("{failure}; stopping {others}"));
+    fn take_notices(&mut self) {
+        while let Some(notice) = self.output.notice() {
+            match notice {
+                Notice::Closed => self.output_is_closed(),
+                Notice::Tail { local_rank, tail } => self.hear_tail(local_rank, tail),
+                Notice::Drained(_) => self.draining = self.draining.saturating_sub(1),
+                Notice::Gone => {
+                    self.draining = 0;
+                    return;
                 }
             }
         }
     }
 
-    fn stop(&mut self, cause: Cause, signal: Signal) {
-        let now = Instant::now();
-        let deadline = Some(now.checked_add(self.shutdown_timeout).unwrap_or(now + FOREVER));
-        self.stopping = Some(Stopping { cause, deadline });
-        self.send(signal);
-    }
-
-    fn kill_when_due(&mut self) {
-        let deadline = self.stopping.as_ref().and_then(|stopping| stopping.deadline);
-        if self.running() > 0 && deadline.is_some_and(|at| at <= Instant::now()) {
-            self.output.say(&format!(
-                "{} did not stop within {} s: killed",
-                report::count(self.running()),
-                self.shutdown_timeout.as_secs_f64(),
-            ));
-            self.kill();
+    /// Sends as much of the output as may be sent.
+    fn stream(&mut self) {
+        if let Some(streamed) = &mut self.streamed {
+            while let Some(message) = streamed.next() {
+                self.peers.send(&message);
+            }
         }
     }
 
-    fn kill(&mut self) {
-        self.send(Signal::SIGKILL);
-        if let Some(stopping) = &mut self.stopping {
-            stopping.deadline = None;
+    /// A line for the user, wherever he is.
+    fn say(&mut self, text: &str) {
+        if self.streamed.is_some() {
+            self.peers.send(&FromAgent::Say { text: text.to_owned() });
+        } else {
+            self.output.say(text);
         }
     }
 
-    fn killed(&self) -> bool {
-        self.stopping.as_ref().is_some_and(|stopping| stopping.deadline.is_none())
-    }
-
-    fn send(&self, signal: Signal) {
-        for rank in &self.ranks {
-            rank.send(signal);
+    fn finish(mut self, outcome: Outcome) -> Outcome {
+        let told_elsewhere = self.streamed.is_some();
+        if !told_elsewhere && let Some(text) = report::text(&outcome, self.hosts) {
+            self.output.warn(&text);
         }
+        if let Some(failure) = outcome.failure() {
+            let ended = self.ended.as_ref().filter(|ended| ended.is_of(failure));
+            let file = ended.and_then(|ended| ended.folder.error_file(failure.local_rank));
+            error_files::pass_on(failure, self.hosts, file.as_deref());
+        }
+        self.output.drain();
+        self.draining += 1;
+        let all_written = self.write_the_rest();
+        self.watch.dismiss();
+        // A thread that still writes is left alone; it ends with this process.
+        if all_written {
+            self.output.end();
+        }
+        outcome
     }
 
-    fn suspend(&self) {
-        self.send(Signal::SIGSTOP);
-        // Returns when somebody continues this process.
-        let _ = kill(getpid(), Signal::SIGSTOP);
-        self.send(Signal::SIGCONT);
-    }
-
-    /// Waits for the output thread. False when it is given up: whoever reads our output has stopped
-    /// reading, and a second signal to stop came before this or comes now.
+    /// Waits for the output thread, and for a coordinator in this process to tell the others that
+    /// the job is over. False when the output is given up: whoever reads it has stopped reading,
+    /// and a second signal to stop came before this or comes now.
     fn write_the_rest(&mut self) -> bool {
-        self.output.finish();
         let mut deadline = self.impatient.then(|| Instant::now() + LAST_LINES);
+        let farewell = Instant::now() + FAREWELL_TAKES;
         loop {
-            if self.output.notice() == Notice::Finished {
+            self.take_notices();
+            let told = self.peers.is_over() || farewell <= Instant::now();
+            if self.draining == 0 && told {
                 return true;
             }
             if deadline.is_some_and(|at| at <= Instant::now()) {
-                return false;
+                return self.draining == 0;
             }
-            self.wait(deadline);
-            while let Some(signal) = self.next_signal() {
+            self.wait(deadline.into_iter().chain((!told).then_some(farewell)).min());
+            while let Some((signal, _)) = self.next_signal() {
                 if matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP) {
                     deadline = deadline.or_else(|| Some(Instant::now() + LAST_LINES));
                 }
@@ -293,22 +279,23 @@ impl Job {
     }
 }
 
+/// Gives `run` the signals that the agent waits for, which are blocked meanwhile.
+pub(crate) fn with_signals<T>(
+    run: impl FnOnce(SignalFd) -> Result<T, LaunchError>,
+) -> Result<T, LaunchError> {
+    let watched = interrupt::watched();
+    let before = watched
+        .thread_swap_mask(SigmaskHow::SIG_BLOCK)
+        .map_err(LaunchError::system("block signals"))?;
+    let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+    let signals = SignalFd::with_flags(&watched, flags);
+    let result = signals.map_err(LaunchError::system("wait for signals")).and_then(run);
+    // The mask that was there before can be set again, or could not have been there.
+    let _ = SigSet::thread_set_mask(&before);
+    result
+}
+
 /// How long the last lines of stopped ranks may take to be written once the user has lost patience.
 const LAST_LINES: Duration = Duration::from_millis(500);
-/// A limit beyond the clock's range is a year.
-const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
-
-fn watched_signals() -> SigSet {
-    [
-        Signal::SIGCHLD,
-        Signal::SIGINT,
-        Signal::SIGTERM,
-        Signal::SIGHUP,
-        Signal::SIGQUIT,
-        Signal::SIGUSR1,
-        Signal::SIGUSR2,
-        Signal::SIGTSTP,
-    ]
-    .into_iter()
-    .collect()
-}
+/// How long the other hosts may take to be told that the job is over.
+const FAREWELL_TAKES: Duration = Duration::from_secs(5);

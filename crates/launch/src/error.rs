@@ -1,7 +1,9 @@
 //! Why a job was not started.
 
 use std::io;
+use std::path::PathBuf;
 
+use brigade_rendezvous::MeetError;
 use brigade_world::WorldError;
 
 use crate::ProgramError;
@@ -20,12 +22,48 @@ pub enum LaunchError {
         /// What it should be.
         reason: &'static str,
     },
+    /// An option names only local ranks that this host has not.
+    #[error("--{option} names local rank {rank}, but this host has only local ranks 0 to {}", nproc - 1)]
+    NoSuchLocalRank {
+        /// The option's name.
+        option: &'static str,
+        /// The lowest that it names.
+        rank: usize,
+        /// How many ranks this host has.
+        nproc: usize,
+    },
+    /// Log files cannot be made.
+    #[error("cannot keep logs in {}: {source}; choose another folder with --log-dir", path.display())]
+    LogFolder {
+        /// The folder or file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The program cannot be run.
     #[error(transparent)]
     Program(#[from] ProgramError),
+    /// The hosts of the job cannot meet as the options say.
+    #[error("{reason}")]
+    Meeting {
+        /// Which options, why, and what to give instead.
+        reason: String,
+    },
+    /// The coordinator does not let this host take part.
+    #[error("this host cannot take part: {reason}")]
+    Refused {
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The other hosts were not found.
+    #[error(transparent)]
+    Meet(#[from] MeetError),
     /// The plan describes a world that cannot be; a plan from `resolve` does not.
     #[error(transparent)]
     World(#[from] WorldError),
+    /// The hosts cannot start it.
+    #[error(transparent)]
+    Hosts(#[from] crate::hosts::HostsError),
     /// The system refused something the launcher needs.
     #[error("cannot {action}: {source}")]
     System {

@@ -22,15 +22,16 @@
 //! - Every rank leads a session of its own, so one signal reaches it and its children.
 //! - Every rank asks the kernel to be killed when the agent dies, before its program starts.
 //! - A small process (`watch`) waits for the agent's end and then kills whatever is left in those
-//!   sessions, or carries the job's `TORCHELASTIC_RUN_ID` in its environment.
+//!   sessions, or carries the agent's name (`BRIGADE_AGENT`) in its environment.
 //! - A rank that has ended is not reaped before the job is over: its process number cannot be
 //!   given to a stranger who would then be killed in its place.
 
 pub mod agent;
 mod error;
 mod gate;
+pub mod hosts;
 pub mod leash;
-mod lines;
+mod meeting;
 mod options;
 mod output;
 mod plan;
@@ -38,11 +39,19 @@ mod program;
 pub mod role;
 mod store_port;
 mod survivors;
+mod value;
 mod watch;
 
-pub use agent::{Ending, Failure, Outcome};
+pub use agent::Outcome;
+pub use brigade_rendezvous::{Cause, Ending, RankFailure, Secret, SecretError, Verdict};
 pub use error::LaunchError;
+pub use meeting::{Endpoint, Meeting, NodeRange, Patience};
 pub use options::LaunchOptions;
+pub use output::{
+    Color, ColorFacts, LineFilter, LocalRanks, LogFolder, OutputFacts, OutputOptions, OutputPlan,
+    Prefix, PrefixFacts, Stream, StreamMode, StreamModes,
+};
 pub use plan::{HostFacts, LaunchPlan};
-pub use program::ProgramError;
-pub use store_port::StorePort;
+pub use program::{CargoKind, CargoTarget, Invocation, Program, ProgramError};
+pub use store_port::{Reach, StorePort};
+pub use value::ValueError;

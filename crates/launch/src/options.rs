@@ -3,31 +3,68 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-/// What to start and how often.
-#[derive(Clone, Debug, PartialEq, Eq)]
+use brigade_rendezvous::Secret;
+use serde::{Deserialize, Serialize};
+
+use crate::{Meeting, NodeRange, OutputOptions, Patience, Program};
+
+/// What to start, how often, and with which other hosts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaunchOptions {
-    /// Number of ranks, all on this host: at least 1.
+    /// Number of ranks on this host: at least 1.
     pub nproc: usize,
-    /// The program: a path where it has a slash, else a name that is looked up in `PATH`.
-    pub program: OsString,
-    /// Its arguments, passed on as they are.
+    /// What to start.
+    pub program: Program,
+    /// Its arguments, passed on as they are, but for `${local_rank}`, which every rank has its
+    /// number for.
     pub args: Vec<OsString>,
     /// `OMP_NUM_THREADS` of each rank. Default: what the environment says, else the cores of this
     /// host shared out evenly.
     pub threads_per_rank: Option<usize>,
     /// How long ranks may take to stop after SIGTERM before they are killed.
     pub shutdown_timeout: Duration,
+    /// How often the job is started again after a failure. Hosts that come or leave do not count.
+    pub max_restarts: u32,
+    /// How many hosts take part. More than one, or a range, needs a [`Meeting`].
+    pub nodes: NodeRange,
+    /// Where the agents of the hosts meet.
+    pub meeting: Meeting,
+    /// Name of the job, the same on all of its hosts (torchrun's `--rdzv-id`). Default: a random
+    /// one where the job has one host, `none` where it has several.
+    pub run_id: Option<String>,
+    /// Agents that cannot show that they know it are turned away. Default: the name of the job,
+    /// which keeps out mistakes but nobody who listens on the network.
+    // Not for the hosts of `--hosts`: nobody else has the streams of their sessions.
+    #[serde(skip)]
+    pub secret: Option<Secret>,
+    /// Name or address under which other hosts reach this one. Default: as they see it.
+    pub local_addr: Option<String>,
+    /// How long agents wait for each other.
+    pub patience: Patience,
+    /// `ROLE_NAME` of each rank.
+    pub role: String,
+    /// Where the ranks' output goes.
+    pub output: OutputOptions,
 }
 
-/// One rank of no program; 30 s to stop, as torchrun.
+/// One rank of no program on one host; 30 s to stop, as torchrun; no restart.
 impl Default for LaunchOptions {
     fn default() -> Self {
         Self {
             nproc: 1,
-            program: OsString::new(),
+            program: Program::default(),
             args: Vec::new(),
             threads_per_rank: None,
             shutdown_timeout: Duration::from_secs(30),
+            max_restarts: 0,
+            nodes: NodeRange::default(),
+            meeting: Meeting::OneHost,
+            run_id: None,
+            secret: None,
+            local_addr: None,
+            patience: Patience::default(),
+            role: "default".to_owned(),
+            output: OutputOptions::default(),
         }
     }
 }

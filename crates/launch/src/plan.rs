@@ -5,10 +5,13 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use brigade_world::{StoreEndpoint, World, WorldError, WorldSize};
+use brigade_rendezvous::{Assignment, Secret};
+use brigade_world::{Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize};
+use nix::unistd::gethostname;
 
-use crate::program::{self, ProgramError};
-use crate::{LaunchError, LaunchOptions};
+use crate::meeting::{Meeting, NodeRange, Patience};
+use crate::program::{CargoTarget, Invocation, Program, ProgramError, Search, with_local_rank};
+use crate::{LaunchError, LaunchOptions, OutputFacts, OutputPlan};
 
 /// What the plan must know about this host, gathered once.
 #[derive(Clone, Debug)]
@@ -18,9 +21,13 @@ pub struct HostFacts {
     /// Variables of [`LaunchPlan::env`] that the user has set already.
     pub set_by_user: Vec<&'static str>,
     /// Where the program was found, or why it cannot be run.
-    pub program: Result<PathBuf, ProgramError>,
-    /// A name for the job that no other job has.
-    pub run_id: String,
+    pub program: Result<Invocation, ProgramError>,
+    /// A name for this launcher that no other has.
+    pub agent_id: String,
+    /// This host's name.
+    pub host: String,
+    /// What decides how output is shown.
+    pub output: OutputFacts,
 }
 
 impl HostFacts {
@@ -28,33 +35,61 @@ impl HostFacts {
     #[must_use]
     pub fn gather(options: &LaunchOptions) -> Self {
         let is_set = |name: &&'static str| std::env::var_os(name).is_some_and(|v| !v.is_empty());
+        let var = |name| std::env::var_os(name);
+        let (path, python) = (var("PATH"), var("PYTHON_EXEC"));
+        let search = Search { path: path.as_deref(), python: python.as_deref() };
         Self {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             set_by_user: TUNED.iter().copied().filter(is_set).collect(),
-            program: program::find(&options.program, std::env::var_os("PATH").as_deref()),
-            // Keyed from the system's random source: two jobs on a host must not share a name.
-            run_id: format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id())),
+            program: options.program.find(search),
+            // Keyed from the system's random source: two launchers must not share a name.
+            agent_id: format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id())),
+            host: gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default(),
+            output: OutputFacts::gather(),
         }
     }
 }
 
-/// A job on one host, decided: what each rank runs and with which environment.
+/// This host's part in a job, decided: what each rank runs, with which environment, and where the
+/// hosts meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchPlan {
-    /// Number of ranks.
-    pub world_size: WorldSize,
+    /// Number of ranks on this host.
+    pub local_world_size: WorldSize,
+    /// What to build before [`LaunchPlan::prepare`] knows the program's file.
+    pub build: Option<CargoTarget>,
     /// The program's file.
     pub program: PathBuf,
     /// The program's name as the user wrote it: its `argv[0]`.
     pub name: OsString,
-    /// Its arguments.
+    /// Its arguments, before `${local_rank}` is replaced.
     pub args: Vec<OsString>,
     /// Variables for every rank besides its place in the world.
     pub env: Vec<(&'static str, String)>,
     /// From SIGTERM to SIGKILL.
     pub shutdown_timeout: Duration,
+    /// Restarts after failures.
+    pub max_restarts: u32,
+    /// How many hosts take part.
+    pub nodes: NodeRange,
+    /// Where they meet.
+    pub meeting: Meeting,
     /// Name of the job.
     pub run_id: String,
+    /// What an agent must know to take part, where the user has said so.
+    pub secret: Option<Secret>,
+    /// Name or address under which other hosts reach this one, where the user has said so.
+    pub local_addr: Option<String>,
+    /// How long agents wait for each other.
+    pub patience: Patience,
+    /// The part that the ranks play.
+    pub role: String,
+    /// Name of this launcher.
+    pub agent_id: String,
+    /// This host's name.
+    pub host: String,
+    /// Where the ranks' output goes.
+    pub output: OutputPlan,
 }
 
 impl LaunchPlan {
@@ -66,7 +101,7 @@ impl LaunchPlan {
     /// the one it waits for (two ranks of two threads on two cores: 99 ms a step against 46).
     /// libgomp reads both before `main`, so only a launcher can set them.
     ///
-    /// Errors: no rank, no thread, a program that cannot be run.
+    /// Errors: no rank, no thread, a program that cannot be run, several hosts that cannot meet.
     ///
     /// ```
     /// use brigade_launch::{HostFacts, LaunchOptions, LaunchPlan};
@@ -79,11 +114,12 @@ impl LaunchPlan {
     /// ```
     pub fn resolve(options: &LaunchOptions, facts: &HostFacts) -> Result<Self, LaunchError> {
         let nproc = options.nproc;
-        let world_size = WorldSize::new(nproc).map_err(|_| LaunchError::OptionOutOfRange {
-            option: "nproc",
-            value: nproc,
-            reason: if nproc == 0 { "a job has at least one rank" } else { "too many ranks" },
-        })?;
+        let local_world_size =
+            WorldSize::new(nproc).map_err(|_| LaunchError::OptionOutOfRange {
+                option: "nproc",
+                value: nproc,
+                reason: if nproc == 0 { "a job has at least one rank" } else { "too many ranks" },
+            })?;
         if options.threads_per_rank == Some(0) {
             return Err(LaunchError::OptionOutOfRange {
                 option: "threads-per-rank",
@@ -91,7 +127,13 @@ impl LaunchPlan {
                 reason: "a rank needs at least one thread",
             });
         }
-        let program = facts.program.clone()?;
+        options.meeting.check(options.nodes)?;
+        let Invocation { file, name, mut args } = facts.program.clone()?;
+        args.extend_from_slice(&options.args);
+        let build = match &options.program {
+            Program::Cargo(target) => Some(target.clone()),
+            _ => None,
+        };
 
         let free = |name: &str| !facts.set_by_user.contains(&name);
         let mut env = Vec::new();
@@ -107,27 +149,84 @@ impl LaunchPlan {
             env.push((TORCH_NCCL_ASYNC_ERROR_HANDLING, "1".to_owned()));
         }
 
+        let alone = options.meeting == Meeting::OneHost;
+        let run_id = match &options.run_id {
+            Some(id) => id.clone(),
+            None if alone => facts.agent_id.clone(),
+            None => SHARED_RUN_ID.to_owned(),
+        };
         Ok(Self {
-            world_size,
-            program,
-            name: options.program.clone(),
-            args: options.args.clone(),
+            local_world_size,
+            build,
+            program: file,
+            name,
+            args,
             env,
             shutdown_timeout: options.shutdown_timeout,
-            run_id: facts.run_id.clone(),
+            max_restarts: options.max_restarts,
+            nodes: options.nodes,
+            meeting: options.meeting.clone(),
+            secret: options.secret.clone(),
+            run_id,
+            local_addr: options.local_addr.clone(),
+            patience: options.patience,
+            role: options.role.clone(),
+            agent_id: facts.agent_id.clone(),
+            host: facts.host.clone(),
+            output: OutputPlan::resolve(&options.output, &facts.output, nproc)?,
         })
     }
 
-    /// The place of one rank, once it is known where the ranks meet.
+    /// Builds what must be built; a second call does nothing. Cargo's progress and messages go to
+    /// this process's stderr.
     ///
-    /// Errors when `rank` is not below the number of ranks.
-    pub fn world(&self, rank: usize, store: StoreEndpoint) -> Result<World, WorldError> {
-        let mut world = World::on_one_host(rank, self.world_size, store)?;
+    /// Errors when the build fails.
+    pub fn prepare(&mut self) -> Result<(), LaunchError> {
+        let Some(target) = &self.build else { return Ok(()) };
+        let built = target.build()?;
+        let inherited = std::env::var_os(LD_LIBRARY_PATH).unwrap_or_default();
+        let inherited =
+            std::env::split_paths(&inherited).filter(|path| !path.as_os_str().is_empty());
+        // A folder with a colon in its name cannot be part of such a list.
+        if let Ok(paths) = std::env::join_paths(built.libraries.into_iter().chain(inherited)) {
+            self.env.push((LD_LIBRARY_PATH, paths.to_string_lossy().into_owned()));
+        }
+        self.name = built.executable.clone().into();
+        self.program = built.executable;
+        self.build = None;
+        Ok(())
+    }
+
+    /// The program's arguments on one rank.
+    pub(crate) fn args_for(&self, local_rank: usize) -> Vec<OsString> {
+        self.args.iter().map(|arg| with_local_rank(arg, local_rank)).collect()
+    }
+
+    /// The place of one rank, once it is known who takes part and where the ranks meet.
+    ///
+    /// Errors when `local_rank` is not below the number of ranks of this host, or the part is none.
+    pub fn world(
+        &self,
+        part: &Assignment,
+        local_rank: usize,
+        host: StoreHost,
+    ) -> Result<World, WorldError> {
+        let addr = part.master_addr.clone();
+        let store = StoreEndpoint { addr, port: part.master_port, host };
+        let mut world = World::on_one_host(local_rank, WorldSize::new(part.nproc)?, store)?;
+        world.world_size = WorldSize::new(part.world_size)?;
+        world.rank = Rank::new(part.first_rank.saturating_add(local_rank), world.world_size)?;
+        (world.node_rank, world.num_nodes) = (part.node_rank, part.num_nodes);
+        (world.restart_count, world.max_restarts) = (part.restarts, part.max_restarts);
         world.run_id = Some(self.run_id.clone());
+        world.role.clone_from(&self.role);
         Ok(world)
     }
 }
 
+/// Name of a job on several hosts that was given none: torchrun's.
+const SHARED_RUN_ID: &str = "none";
+const LD_LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
 const OMP_WAIT_POLICY: &str = "OMP_WAIT_POLICY";
 /// torchrun's default for PyTorch programs: a failed NCCL collective ends the process.
@@ -137,13 +236,20 @@ const TUNED: [&str; 3] = [OMP_NUM_THREADS, OMP_WAIT_POLICY, TORCH_NCCL_ASYNC_ERR
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Endpoint;
 
     fn facts(cores: usize, set_by_user: &[&'static str]) -> HostFacts {
         HostFacts {
             cores,
             set_by_user: set_by_user.to_vec(),
-            program: Ok("/bin/train".into()),
-            run_id: "job".to_owned(),
+            program: Ok(Invocation {
+                file: "/bin/train".into(),
+                name: "train".into(),
+                args: Vec::new(),
+            }),
+            agent_id: "job".to_owned(),
+            host: "node1".to_owned(),
+            output: OutputFacts::default(),
         }
     }
 
@@ -195,11 +301,46 @@ mod tests {
 
     #[test]
     fn places() {
-        let options = LaunchOptions { nproc: 2, ..Default::default() };
+        let options = LaunchOptions { nproc: 2, role: "actor".to_owned(), ..Default::default() };
         let plan = LaunchPlan::resolve(&options, &facts(8, &[])).unwrap();
-        let world = plan.world(1, StoreEndpoint::alone()).unwrap();
-        assert_eq!((world.rank.as_usize(), world.local_rank.as_usize()), (1, 1));
-        assert_eq!(world.run_id.as_deref(), Some("job"));
-        assert!(plan.world(2, StoreEndpoint::alone()).is_err());
+        let part = Assignment {
+            attempt: 2,
+            restarts: 1,
+            max_restarts: 3,
+            node_rank: 1,
+            num_nodes: 2,
+            first_rank: 4,
+            nproc: 2,
+            world_size: 6,
+            master_addr: "node1".to_owned(),
+            master_port: 5,
+        };
+        let world = plan.world(&part, 1, StoreHost::Rank0).unwrap();
+        assert_eq!((world.rank.as_usize(), world.local_rank.as_usize()), (5, 1));
+        assert_eq!((world.world_size.as_usize(), world.local_world_size.as_usize()), (6, 2));
+        assert_eq!((world.node_rank, world.num_nodes), (1, 2));
+        assert_eq!((world.restart_count, world.max_restarts), (1, 3));
+        assert_eq!((world.store.addr.as_str(), world.store.port), ("node1", 5));
+        assert_eq!((world.run_id.as_deref(), world.role.as_str()), (Some("job"), "actor"));
+        assert!(plan.world(&part, 2, StoreHost::Rank0).is_err());
+        let beyond = Assignment { first_rank: 5, ..part };
+        assert!(plan.world(&beyond, 1, StoreHost::Rank0).is_err());
+    }
+
+    #[test]
+    fn names_of_jobs() {
+        let name = |run_id: Option<&str>, meeting| {
+            let run_id = run_id.map(str::to_owned);
+            let nodes = NodeRange { min: 1, max: 1 };
+            let options = LaunchOptions { run_id, meeting, nodes, ..Default::default() };
+            let plan = LaunchPlan::resolve(&options, &facts(8, &[])).unwrap();
+            plan.run_id
+        };
+        let endpoint: Endpoint = "node1".parse().unwrap();
+        let elastic = Meeting::Elastic { endpoint, serve: None };
+        assert_eq!(name(None, Meeting::OneHost), "job");
+        assert_eq!(name(Some("night"), Meeting::OneHost), "night");
+        assert_eq!(name(None, elastic.clone()), "none");
+        assert_eq!(name(Some("night"), elastic), "night");
     }
 }

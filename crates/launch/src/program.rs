@@ -1,10 +1,90 @@
-//! Finds the program as a shell does, so that a wrong name fails before anything starts.
+//! What the ranks run, found before anything starts.
+
+mod cargo;
+mod find;
+mod macros;
+mod python;
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use nix::unistd::{AccessFlags, access};
+use serde::{Deserialize, Serialize};
+
+pub use cargo::{CargoKind, CargoTarget};
+pub(crate) use macros::with_local_rank;
+
+/// What the ranks run.
+///
+/// ```
+/// use brigade_launch::Program;
+/// assert_eq!(Program::from("train.py"), Program::Auto("train.py".into()));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Program {
+    /// A file whose name ends in `.py` is a Python script, all else is a program.
+    ///
+    /// A script is started as `python -u script.py`, as torchrun does, whether it is executable or
+    /// not; its path is relative to the working folder. A program is a path where it has a slash,
+    /// else a name that is looked up in `PATH`.
+    Auto(OsString),
+    /// A program, whatever its name (`--no-python`).
+    Executable(OsString),
+    /// A Python module, started as `python -u -m module`.
+    Module(OsString),
+    /// A target of a Cargo package, which must be built first.
+    Cargo(CargoTarget),
+}
+
+impl Default for Program {
+    fn default() -> Self {
+        Self::Auto(OsString::new())
+    }
+}
+
+impl<T: Into<OsString>> From<T> for Program {
+    fn from(name: T) -> Self {
+        Self::Auto(name.into())
+    }
+}
+
+/// A program's file, and how it is called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invocation {
+    /// The file to run. For a Cargo target that is not built yet, its name.
+    pub file: PathBuf,
+    /// Its `argv[0]`.
+    pub name: OsString,
+    /// Arguments before the user's own.
+    pub args: Vec<OsString>,
+}
+
+/// What the search for a program depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Search<'a> {
+    /// The value of `PATH`.
+    pub(crate) path: Option<&'a OsStr>,
+    /// The value of `PYTHON_EXEC`, torchrun's variable for the interpreter.
+    pub(crate) python: Option<&'a OsStr>,
+}
+
+impl Program {
+    /// The file behind it. Looks at files, starts nothing.
+    pub(crate) fn find(&self, search: Search<'_>) -> Result<Invocation, ProgramError> {
+        let plain = |name: &OsStr| {
+            let file = find::find(name, search.path)?;
+            Ok(Invocation { file, name: name.to_owned(), args: Vec::new() })
+        };
+        match self {
+            Self::Auto(name) if python::is_script(name) => match python::script(name, search)? {
+                Some(invocation) => Ok(invocation),
+                None => plain(name),
+            },
+            Self::Auto(name) | Self::Executable(name) => plain(name),
+            Self::Module(name) => python::module(name, search),
+            Self::Cargo(target) => target.find(search),
+        }
+    }
+}
 
 /// Why a program cannot be run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -25,112 +105,64 @@ pub enum ProgramError {
         /// The file.
         path: PathBuf,
     },
+    /// A script without permission to read it.
+    #[error("{} cannot be read: `chmod +r` it", path.display())]
+    NotReadable {
+        /// The file.
+        path: PathBuf,
+    },
     /// A directory.
     #[error("{} is a directory, not a program", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
     },
+    /// There is no Python.
+    #[error(
+        "no Python interpreter: neither python3 nor python is in PATH; name one in PYTHON_EXEC"
+    )]
+    NoPython,
+    /// `cargo build` failed, and has said why.
+    #[error("cargo build ended with {ending}: nothing was started")]
+    BuildFailed {
+        /// How it ended.
+        ending: crate::Ending,
+    },
+    /// `cargo build` could not be run to its end.
+    #[error("cannot run cargo build: {reason}")]
+    NoBuild {
+        /// Why.
+        reason: String,
+    },
+    /// `cargo build` succeeded, but made no such executable.
+    #[error("cargo build made no executable of {target}; please file a bug")]
+    NothingBuilt {
+        /// What was built.
+        target: String,
+    },
+    /// Several packages have a target of that name.
+    #[error("several packages have {target}: choose one with --package {}", packages.join(" or --package "))]
+    Ambiguous {
+        /// What was built.
+        target: String,
+        /// The packages' names.
+        packages: Vec<String>,
+    },
 }
 
-/// The file that `name` means: itself where it has a slash, else the first match in `path`.
-pub(crate) fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, ProgramError> {
-    if name.as_bytes().contains(&b'/') {
-        let file = Path::new(name);
-        return match kind_of(file) {
-            Kind::Program => Ok(file.to_owned()),
-            Kind::Directory => Err(ProgramError::Directory { path: file.to_owned() }),
-            Kind::Locked => Err(ProgramError::NotExecutable { path: file.to_owned() }),
-            Kind::Nothing => {
-                Err(ProgramError::NotFound { name: name.to_owned(), hint: String::new() })
-            }
-        };
-    }
-    let mut locked = None;
-    if !name.is_empty() {
-        // An empty part of PATH means the current directory, as in a shell.
-        for folder in std::env::split_paths(path.unwrap_or_else(|| DEFAULT_PATH.as_ref())) {
-            let file = if folder.as_os_str().is_empty() {
-                Path::new(".").join(name)
-            } else {
-                folder.join(name)
-            };
-            match kind_of(&file) {
-                Kind::Program => return Ok(file),
-                Kind::Locked => locked = locked.or(Some(file)),
-                Kind::Directory | Kind::Nothing => {}
-            }
+impl ProgramError {
+    /// The exit code that a shell or cargo gives for this.
+    ///
+    /// ```
+    /// use brigade_launch::ProgramError;
+    /// assert_eq!(ProgramError::NoPython.exit_code(), 127);
+    /// ```
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::NotFound { .. } | Self::NoPython => 127,
+            Self::BuildFailed { ending } => ending.exit_code(),
+            _ => 126,
         }
-    }
-    if let Some(path) = locked {
-        return Err(ProgramError::NotExecutable { path });
-    }
-    let hint = match kind_of(Path::new(name)) {
-        Kind::Program | Kind::Locked => {
-            format!(" in PATH: for the file in this folder, write ./{}", name.display())
-        }
-        Kind::Directory | Kind::Nothing => " in PATH".to_owned(),
-    };
-    Err(ProgramError::NotFound { name: name.to_owned(), hint })
-}
-
-enum Kind {
-    Program,
-    Locked,
-    Directory,
-    Nothing,
-}
-
-fn kind_of(file: &Path) -> Kind {
-    match file.metadata() {
-        Err(_) => Kind::Nothing,
-        Ok(meta) if meta.is_dir() => Kind::Directory,
-        Ok(_) if access(file, AccessFlags::X_OK).is_ok() => Kind::Program,
-        Ok(_) => Kind::Locked,
-    }
-}
-
-/// Where a shell looks when PATH is not set.
-const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt;
-
-    use super::*;
-
-    fn write(path: &Path, mode: u32) {
-        fs::write(path, "#!/bin/sh\n").unwrap();
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-    }
-
-    #[test]
-    fn looks_where_a_shell_looks() {
-        let folder = tempfile::tempdir().unwrap();
-        let (a, b) = (folder.path().join("a"), folder.path().join("b"));
-        fs::create_dir_all(a.join("both")).unwrap();
-        fs::create_dir(&b).unwrap();
-        write(&a.join("locked"), 0o644);
-        write(&b.join("locked"), 0o755);
-        write(&b.join("both"), 0o755);
-        write(&b.join("data"), 0o644);
-        let path = std::env::join_paths([&a, &b]).unwrap();
-        let find = |name: &str| find(OsStr::new(name), Some(&path));
-
-        assert_eq!(find("locked"), Ok(b.join("locked")), "goes on past a file it may not run");
-        assert_eq!(find("both"), Ok(b.join("both")), "goes on past a directory");
-        assert_eq!(find("data"), Err(ProgramError::NotExecutable { path: b.join("data") }));
-        assert!(matches!(find("neither"), Err(ProgramError::NotFound { .. })));
-        assert!(matches!(find(""), Err(ProgramError::NotFound { .. })));
-
-        let slash = |file: &Path| find(file.to_str().unwrap());
-        assert_eq!(slash(&b.join("both")), Ok(b.join("both")));
-        assert_eq!(slash(&a), Err(ProgramError::Directory { path: a.clone() }));
-        assert_eq!(
-            slash(&a.join("locked")),
-            Err(ProgramError::NotExecutable { path: a.join("locked") })
-        );
-        assert!(matches!(slash(&a.join("none")), Err(ProgramError::NotFound { .. })));
     }
 }

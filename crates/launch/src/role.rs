@@ -1,4 +1,4 @@
-//! The two small roles in which the agent starts its own executable.
+//! The small roles in which the agent starts its own executable.
 //!
 //! Between `fork` and `exec` only a few system calls are allowed, and Rust calls what runs there
 //! unsafe. Starting our own executable, which then prepares itself and becomes the program by
@@ -8,6 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use brigade_world::env;
@@ -15,8 +16,7 @@ use nix::sys::signal::SigSet;
 use nix::unistd::{dup2_stdin, setsid};
 
 use crate::gate::{self, Opening};
-use crate::survivors::Survivors;
-use crate::{leash, watch};
+use crate::{hosts, leash, watch};
 
 /// Plays a role if this process was started for one, and gives its exit code.
 ///
@@ -30,6 +30,8 @@ pub fn play_if_asked() -> Option<u8> {
         Some(become_rank(args).unwrap_or(MALFORMED))
     } else if role == WATCH {
         Some(stand_watch(args).unwrap_or(MALFORMED))
+    } else if role == hosts::ROLE {
+        Some(hosts::remote::serve(args.next().is_some_and(|part| part == hosts::ENTERED)))
     } else {
         None
     }
@@ -42,12 +44,11 @@ pub(crate) fn rank_command(program: &OsStr, name: &OsStr, args: &[OsString]) -> 
     command
 }
 
-/// The agent's command for the watch over these sessions of this job.
-pub(crate) fn watch_command(survivors: &Survivors) -> Command {
+/// The agent's command for its watch.
+pub(crate) fn watch_command(agent: &str, folder: Option<&Path>) -> Command {
     let mut command = this_executable(WATCH);
     // Its own environment must not make it part of a job, not even of one around this one.
-    command.env_clear().arg(std::process::id().to_string()).arg(&survivors.run_id);
-    command.args(survivors.sessions.iter().map(ToString::to_string));
+    command.env_clear().arg(std::process::id().to_string()).arg(agent).args(folder);
     command
 }
 
@@ -94,11 +95,10 @@ fn prepare_rank(agent: u32, command: &mut Command) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Arguments: agent's process number, for whoever reads `ps`; run id; sessions.
+/// Arguments: agent's process number, for whoever reads `ps`; agent's name; folder to remove.
 fn stand_watch(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
-    let run_id = args.nth(1)?.into_string().ok()?;
-    let sessions = args.map(|arg| arg.to_str()?.parse().ok()).collect::<Option<Vec<i32>>>()?;
-    watch::stand(&Survivors { run_id, sessions });
+    let agent = args.nth(1)?.into_string().ok()?;
+    watch::stand(agent, args.next().map(PathBuf::from));
     Some(0)
 }
 

@@ -11,9 +11,9 @@ use nix::unistd::Pid;
 /// What marks a process as part of a job.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Survivors {
-    /// The job's name, inherited through the environment. This finds a process that has left its
+    /// The agent's name, inherited through the environment. This finds a process that has left its
     /// rank's session on purpose.
-    pub(crate) run_id: String,
+    pub(crate) agent: String,
     /// One session per rank, named by the rank's process number. The rank must not have been
     /// reaped, or the number may belong to a stranger.
     pub(crate) sessions: Vec<i32>,
@@ -24,19 +24,21 @@ impl Survivors {
     /// is stuck in the kernel.
     pub(crate) fn kill(&self) {
         let deadline = Instant::now() + LIMIT;
-        let mark = format!("{}={}", env::TORCHELASTIC_RUN_ID, self.run_id);
-        loop {
-            let left = self.find(mark.as_bytes());
-            if left.is_empty() || Instant::now() > deadline {
-                return;
-            }
-            for pid in left {
-                // Fails for one that has ended since, or that belongs to another user.
-                let _ = kill(pid, Signal::SIGKILL);
-            }
+        while self.kill_once() > 0 && Instant::now() < deadline {
             // No descriptor says when a process that is not our child has ended.
             thread::sleep(LOOK_AGAIN);
         }
+    }
+
+    /// Kills what is there now, and says how many that were.
+    pub(crate) fn kill_once(&self) -> usize {
+        let mark = format!("{}={}", env::BRIGADE_AGENT, self.agent);
+        let left = self.find(mark.as_bytes());
+        for pid in &left {
+            // Fails for one that has ended since, or that belongs to another user.
+            let _ = kill(*pid, Signal::SIGKILL);
+        }
+        left.len()
     }
 
     fn find(&self, mark: &[u8]) -> Vec<Pid> {
@@ -70,8 +72,9 @@ fn state_and_session(pid: i32) -> Option<(String, i32)> {
     Some((state, session))
 }
 
-const LIMIT: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// How long one that is stuck in the kernel is waited for.
+pub(crate) const LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 #[cfg(test)]
 mod tests {
@@ -92,17 +95,17 @@ mod tests {
         BufReader::new(session.stdout.take().unwrap()).read_line(&mut leader).unwrap();
         let mut named = Command::new("sleep")
             .arg("1000")
-            .env(env::TORCHELASTIC_RUN_ID, "survivors-test")
+            .env(env::BRIGADE_AGENT, "survivors-test")
             .spawn()
             .unwrap();
         let mut stranger = Command::new("sleep")
             .arg("1000")
-            .env(env::TORCHELASTIC_RUN_ID, "survivors-test-2")
+            .env(env::BRIGADE_AGENT, "survivors-test-2")
             .spawn()
             .unwrap();
 
         let sessions = vec![leader.trim().parse().unwrap()];
-        Survivors { run_id: "survivors-test".to_owned(), sessions }.kill();
+        Survivors { agent: "survivors-test".to_owned(), sessions }.kill();
 
         session.wait().unwrap();
         named.wait().unwrap();

@@ -11,12 +11,14 @@ use serde::de::DeserializeOwned;
 pub enum FrameError {
     /// More than any message of ours has: whoever sends it speaks another protocol.
     #[error(
-        "a message of {length} bytes was announced, at most {LONGEST_FRAME} are allowed: \
+        "a message of {length} bytes was announced, at most {longest} are allowed: \
              the other side does not speak Brigade's protocol"
     )]
     TooLong {
         /// What was announced.
         length: usize,
+        /// What is allowed here.
+        longest: usize,
     },
     /// The bytes are no message.
     #[error("a message cannot be read: {0}; do both sides run the same version of brigade?")]
@@ -43,15 +45,43 @@ pub fn encode(message: &impl Serialize) -> Vec<u8> {
 }
 
 /// Cuts a stream of bytes into messages.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Decoder {
     pending: Vec<u8>,
+    /// Where in `pending` the next message begins.
+    start: usize,
+    longest: usize,
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Self::limited(LONGEST_FRAME)
+    }
 }
 
 impl Decoder {
+    /// One that takes messages of at most this many bytes, from peers that are not trusted yet.
+    #[must_use]
+    pub fn limited(longest: usize) -> Self {
+        Self { pending: Vec::new(), start: 0, longest }
+    }
+
+    /// From now on takes messages of any length that is allowed.
+    pub fn trust(&mut self) {
+        self.longest = LONGEST_FRAME;
+    }
+
     /// Takes in what has been read.
     pub fn push(&mut self, bytes: &[u8]) {
+        self.pending.drain(..self.start);
+        self.start = 0;
         self.pending.extend_from_slice(bytes);
+    }
+
+    /// A message has begun and is not whole.
+    #[must_use]
+    pub fn is_amid(&self) -> bool {
+        self.start < self.pending.len()
     }
 
     /// The next whole message, if it has come.
@@ -63,17 +93,17 @@ impl Decoder {
         reason = "an iterator has one item type and no errors"
     )]
     pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
-        let Some((prefix, rest)) = self.pending.split_first_chunk::<PREFIX>() else {
+        let Some((prefix, rest)) = self.pending[self.start..].split_first_chunk::<PREFIX>() else {
             return Ok(None);
         };
         let length = u32::from_be_bytes(*prefix) as usize;
-        if length > LONGEST_FRAME {
-            return Err(FrameError::TooLong { length });
+        if length > self.longest {
+            return Err(FrameError::TooLong { length, longest: self.longest });
         }
         let Some(body) = rest.get(..length) else { return Ok(None) };
         let message = rmp_serde::from_slice(body)
             .map_err(|error| FrameError::Malformed(error.to_string()))?;
-        self.pending.drain(..PREFIX + length);
+        self.start += PREFIX + length;
         Ok(Some(message))
     }
 }
@@ -116,5 +146,10 @@ mod tests {
         let mut decoder = Decoder::default();
         decoder.push(&[0, 0, 0, 2, 0xc1, 0xc1]);
         assert!(matches!(decoder.next::<ToAgent>(), Err(FrameError::Malformed(_))));
+        let mut decoder = Decoder::limited(8);
+        decoder.push(&encode(&ToAgent::Refused { reason: "long".repeat(9) }));
+        assert!(matches!(decoder.next::<ToAgent>(), Err(FrameError::TooLong { longest: 8, .. })));
+        decoder.trust();
+        assert!(decoder.next::<ToAgent>().unwrap().is_some());
     }
 }

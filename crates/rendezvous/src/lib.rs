@@ -5,11 +5,27 @@
 //! ranks. They speak [`FromAgent`] and [`ToAgent`] over anything that carries bytes: a socket pair
 //! in one process, TCP, or the standard streams of an ssh session.
 
+mod coordinator;
+mod formation;
 mod frame;
+mod handshake;
+mod link;
+mod listener;
+mod meet;
 mod message;
+mod quiet;
+mod secret;
+mod wire;
 
+pub use coordinator::{Coordinator, OutputSink, Piece, SessionId};
+pub use formation::{Action, AgentId, Event, Formation, Rules};
 pub use frame::{Decoder, FrameError, LONGEST_FRAME, encode};
+pub use link::{Link, OUTPUT_CREDIT, Timing};
+pub use listener::{Listener, Reach};
+pub use meet::{MeetError, MeetNotice, MeetPlan, Meeting, Way};
 pub use message::{
     Assignment, Cause, Ending, FromAgent, Join, Millis, PROTOCOL, RankFailure, Stream, ToAgent,
     Verdict,
 };
+pub use secret::{Secret, SecretError};
+pub use wire::LinkError;

@@ -6,6 +6,8 @@
 //! messages that does not depend on the number of agents.
 
 use std::fmt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +42,13 @@ pub enum FromAgent {
     Interrupted {
         /// The signal's number.
         signal: i32,
+    },
+    /// This host leaves; the job may go on without it. It stops its ranks by itself.
+    Leaving,
+    /// This host cannot do its part: its ranks could not be started.
+    Unable {
+        /// Why.
+        reason: String,
     },
     /// Whole lines of its ranks, prefixed, when they are to be shown where the coordinator is.
     Output {
@@ -113,6 +122,9 @@ pub struct RankFailure {
     pub stream: Stream,
     /// What it wrote into its error file, if it did.
     pub error: Option<String>,
+    /// What its agent knows about the reason besides: that memory ran out, say.
+    #[serde(default)]
+    pub hint: Option<String>,
 }
 
 /// How a process ended.
@@ -236,6 +248,56 @@ pub enum Cause {
     },
 }
 
+impl Join {
+    /// A request of this version, process and moment, for one rank; the rest is filled in.
+    ///
+    /// ```
+    /// use brigade_rendezvous::{Join, PROTOCOL};
+    /// let join = Join { run_id: "night".into(), nproc: 4, ..Join::new("node1") };
+    /// assert_eq!((join.protocol, join.nproc, join.pid), (PROTOCOL, 4, std::process::id()));
+    /// ```
+    #[must_use]
+    pub fn new(host: &str) -> Self {
+        Self {
+            protocol: PROTOCOL,
+            version: env!("CARGO_PKG_VERSION").into(),
+            run_id: String::new(),
+            host: host.into(),
+            pid: std::process::id(),
+            nproc: 1,
+            node_rank: None,
+            address: None,
+            port: 0,
+            last_attempt: None,
+            restarts: 0,
+            sent: 0,
+        }
+    }
+}
+
+impl RankFailure {
+    /// One line: which rank failed and how, with its host where the job has several.
+    ///
+    /// ```
+    /// # use brigade_rendezvous::{Ending, RankFailure, Stream};
+    /// # let failure = RankFailure {
+    /// #     attempt: 0, rank: 5, local_rank: 1, host: "node2".into(), pid: 42,
+    /// #     ending: Ending::Code(3), at: 0, last_lines: vec![], stream: Stream::Stderr,
+    /// #     error: None, hint: None,
+    /// # };
+    /// assert_eq!(failure.summary(2), "rank 5 on node2 (local rank 1, pid 42) failed: exit code 3");
+    /// assert_eq!(failure.summary(1), "rank 5 (local rank 1, pid 42) failed: exit code 3");
+    /// ```
+    #[must_use]
+    pub fn summary(&self, hosts: usize) -> String {
+        let Self { rank, local_rank, host, pid, ending, .. } = self;
+        let place = if hosts > 1 { format!(" on {host}") } else { String::new() };
+        let local =
+            if rank == local_rank { String::new() } else { format!("local rank {local_rank}, ") };
+        format!("rank {rank}{place} ({local}pid {pid}) failed: {ending}")
+    }
+}
+
 impl Ending {
     /// The exit code that a shell gives: the code itself, or 128 + the signal's number.
     ///
@@ -251,6 +313,15 @@ impl Ending {
         match self {
             Self::Code(code) => code.to_le_bytes()[0],
             Self::Signal(signal) => 128 | signal.to_le_bytes()[0],
+        }
+    }
+}
+
+impl From<ExitStatus> for Ending {
+    fn from(status: ExitStatus) -> Self {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Self::Code(code),
+            (None, signal) => Self::Signal(signal.unwrap_or_default()),
         }
     }
 }

@@ -57,6 +57,7 @@ contract! {
     TORCHELASTIC_MAX_RESTARTS, Everyone, "how many restarts are allowed";
     TORCHELASTIC_RUN_ID, Everyone, "name of the job, the same for all ranks and restarts";
     TORCHELASTIC_USE_AGENT_STORE, Everyone, "`True`: the launcher serves the store and every rank is a client; else rank 0 serves it";
-    TORCHELASTIC_ERROR_FILE, Torchrun, "file in which a failing rank leaves its error for the launcher";
+    TORCHELASTIC_ERROR_FILE, Everyone, "file in which a failing rank leaves its error for the launcher";
+    BRIGADE_AGENT, Brigade, "names the launcher that started this process, which finds by it what a rank has left behind";
     BRIGADE_STORE_FD, Brigade, "rank 0 only: number of an inherited socket, bound to MASTER_PORT and not listening yet, on which to serve the store";
 }

@@ -19,11 +19,13 @@
 
 pub mod env;
 mod error;
+mod error_file;
 mod rank;
 mod store;
 mod world;
 
 pub use error::WorldError;
+pub use error_file::{ErrorRecord, record};
 pub use rank::{LocalRank, Rank, WorldSize};
 pub use store::{StoreEndpoint, StoreHost};
 pub use world::World;

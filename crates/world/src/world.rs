@@ -31,6 +31,9 @@ pub struct World {
     pub max_restarts: u32,
     /// Name of the job, where the launcher gave it one.
     pub run_id: Option<String>,
+    /// The part that this process plays. All processes of a job of ours play the same, so its rank
+    /// and size in the role are those in the job.
+    pub role: String,
 }
 
 impl World {
@@ -53,6 +56,7 @@ impl World {
             restart_count: 0,
             max_restarts: 0,
             run_id: None,
+            role: DEFAULT_ROLE.to_owned(),
         }
     }
 
@@ -149,6 +153,7 @@ impl World {
             restart_count: vars.count(env::TORCHELASTIC_RESTART_COUNT)?,
             max_restarts: vars.count(env::TORCHELASTIC_MAX_RESTARTS)?,
             run_id: vars.text(env::TORCHELASTIC_RUN_ID),
+            role: vars.text(env::ROLE_NAME).unwrap_or_else(|| DEFAULT_ROLE.to_owned()),
         })
     }
 
@@ -163,7 +168,7 @@ impl World {
             (env::LOCAL_WORLD_SIZE, self.local_world_size.to_string()),
             (env::GROUP_RANK, self.node_rank.to_string()),
             (env::GROUP_WORLD_SIZE, self.num_nodes.to_string()),
-            (env::ROLE_NAME, "default".to_owned()),
+            (env::ROLE_NAME, self.role.clone()),
             (env::ROLE_RANK, self.rank.to_string()),
             (env::ROLE_WORLD_SIZE, self.world_size.to_string()),
             (env::MASTER_ADDR, self.store.addr.clone()),
@@ -338,6 +343,8 @@ fn is_loopback(addr: &str) -> bool {
         || addr.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
+/// As torchrun.
+const DEFAULT_ROLE: &str = "default";
 const START_OR_UNSET: &str =
     "start the program with `brigade launch` or torchrun, or unset the first to run it alone";
 const SET_MASTER: &str = "the ranks cannot find each other; start them with `brigade launch` or \

@@ -1,11 +1,13 @@
 //! One run of `brigade launch` under test, which must leave nothing behind.
 
+#![allow(dead_code)] // every test file is a program of its own and uses a part of this
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -19,7 +21,12 @@ pub(crate) const BRIGADE: &str = env!("CARGO_BIN_EXE_brigade");
 /// The program, without what the environment of the test might tell it.
 pub(crate) fn brigade() -> Command {
     let mut command = Command::new(BRIGADE);
-    for name in ["OMP_NUM_THREADS", "OMP_WAIT_POLICY", "TORCH_NCCL_ASYNC_ERROR_HANDLING"] {
+    for name in [
+        "OMP_NUM_THREADS",
+        "OMP_WAIT_POLICY",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "TORCHELASTIC_ERROR_FILE",
+    ] {
         command.env_remove(name);
     }
     command
@@ -29,15 +36,24 @@ pub(crate) fn brigade() -> Command {
 pub(crate) struct Job {
     pub(crate) command: Command,
     folder: TempDir,
+    /// For temporary files, of which none may stay.
+    scratch: TempDir,
 }
 
 impl Job {
     pub(crate) fn new(nproc: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        let scratch = tempfile::tempdir().unwrap();
         let mut command = brigade();
         command.args(["launch", "--nproc", &nproc.to_string()]).env("DIR", folder.path());
+        command.env("TMPDIR", scratch.path());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Self { command, folder }
+        Self { command, folder, scratch }
+    }
+
+    /// The folder of the ranks' files.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     pub(crate) fn flag(mut self, flag: &str) -> Self {
@@ -57,7 +73,8 @@ impl Job {
     pub(crate) fn start(mut self) -> Running {
         let mut child = self.command.spawn().unwrap();
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take().map(BufReader::new));
-        Running { child, folder: self.folder, stdout, stderr, read: Vec::new() }
+        let Self { folder, scratch, .. } = self;
+        Running { child, folder, scratch, stdout, stderr, read: Vec::new() }
     }
 
     pub(crate) fn run(self) -> Run {
@@ -69,6 +86,7 @@ impl Job {
 pub(crate) struct Running {
     child: Child,
     folder: TempDir,
+    scratch: TempDir,
     stdout: Option<ChildStdout>,
     stderr: Option<BufReader<ChildStderr>>,
     /// What has been read of stderr already.
@@ -87,6 +105,11 @@ impl Running {
     /// Waits until the ranks have made that many files.
     pub(crate) fn wait_for_files(&self, count: usize) {
         wait_until(|| fs::read_dir(self.folder.path()).unwrap().count() >= count);
+    }
+
+    /// Waits until a rank has made this file.
+    pub(crate) fn wait_for(&self, name: &str) {
+        wait_until(|| self.folder.path().join(name).exists());
     }
 
     /// The numbers in the files whose names start so, once they are there.
@@ -140,10 +163,16 @@ impl Running {
             wait_until(|| self.left().is_empty());
         }
         assert_eq!(self.left(), [0; 0], "processes are left");
+        let is_clean = || fs::read_dir(self.scratch.path()).unwrap().next().is_none();
+        if killed {
+            wait_until(is_clean);
+        }
+        assert!(is_clean(), "temporary files are left");
         Run {
             code: status.code().unwrap_or_else(|| 128 + status.signal().unwrap()),
             stdout: String::from_utf8_lossy(&raw_stdout).into_owned(),
             raw_stdout,
+            folder: self.folder,
             stderr: String::from_utf8(stderr).unwrap(),
         }
     }
@@ -173,6 +202,8 @@ pub(crate) struct Run {
     pub(crate) code: i32,
     pub(crate) stdout: String,
     pub(crate) raw_stdout: Vec<u8>,
+    /// With the ranks' files.
+    pub(crate) folder: TempDir,
     pub(crate) stderr: String,
 }
 

@@ -1,110 +1,212 @@
 //! What the user reads last.
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
 
+use brigade_rendezvous::{Cause, Ending, RankFailure, Stream, Verdict};
 use nix::sys::signal::Signal;
 
-use super::{Cause, Ending, Failure};
-use crate::output::Tail;
+use super::Outcome;
 
 /// `1 rank`, `3 ranks`
-pub(super) fn count(ranks: usize) -> String {
-    format!("{ranks} rank{}", if ranks == 1 { "" } else { "s" })
+pub(super) fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Prints why the job failed, if it did.
-pub(super) fn print(failure: Option<&Failure>, cause: Option<Cause>, tail: Option<&Tail>) {
-    let nothing = Tail::default();
-    // One write: another process may share the terminal. When it fails there is no one to tell.
-    let _ = io::stderr().write_all(text(failure, cause, tail.unwrap_or(&nothing)).as_bytes());
-}
-
-fn text(failure: Option<&Failure>, cause: Option<Cause>, tail: &Tail) -> String {
-    let mut text = String::new();
-    match (cause, failure) {
-        (Some(Cause::Signal(signal)), Some(failure)) if !is_plain_end(failure.ending, signal) => {
-            line(&mut text, &format!("stopped by {signal}; the first to fail: {failure}"));
+/// Why the job did not simply finish: lines for the user, of which the launcher's own begin with
+/// `brigade: `, except for the very first one. `None` when there is nothing to say.
+///
+/// `hosts` is the number of hosts in the job: with several of them, a rank is named with its own.
+#[must_use]
+pub fn text(outcome: &Outcome, hosts: usize) -> Option<String> {
+    let mut text = match outcome {
+        Outcome::OutputClosed => "stopped: nobody reads the output".to_owned(),
+        Outcome::Left { signal } => {
+            format!("stopped by {}: this host has left the job", name(*signal))
         }
-        (Some(Cause::Signal(signal)), _) => line(&mut text, &format!("stopped by {signal}")),
-        (Some(Cause::OutputClosed), _) => line(&mut text, "stopped: nobody reads the output"),
-        (_, None) => {}
-        (_, Some(failure)) => {
-            line(&mut text, &failure.to_string());
-            match failure.ending {
-                Ending::Signal(signal) if signal == Signal::SIGKILL as i32 => line(
-                    &mut text,
-                    "SIGKILL that nobody sent by hand often is the kernel out of memory: see dmesg",
-                ),
-                _ => {}
-            }
-            let (name, lines) = if tail.stderr.is_empty() {
-                ("stdout", &tail.stdout)
-            } else {
-                ("stderr", &tail.stderr)
+        Outcome::Lost { coordinator, how } => format!(
+            "the connection to {coordinator}, where the job is coordinated, is lost: {how}; the \
+             ranks of this host have been stopped"
+        ),
+        Outcome::Over(Verdict { cause, .. }) => match cause.as_ref()? {
+            Cause::Failed(failure) => return Some(failed(failure, hosts)),
+            Cause::Interrupted { signal, failure: None } => format!("stopped by {}", name(*signal)),
+            Cause::Interrupted { signal, failure: Some(failure) } => format!(
+                "stopped by {}; the first to fail: {}",
+                name(*signal),
+                failure.summary(hosts)
+            ),
+            Cause::HostLost { host, how } => format!("{host} is lost: {how}"),
+            Cause::TooFewHosts { have, need, seconds } => format!(
+                "only {have} of {} came within {seconds} s: start the others sooner, or give more \
+                 time (--rdzv-conf join_timeout=SECONDS)",
+                count(*need, "host")
+            ),
+        },
+    };
+    text.truncate(text.trim_end().len());
+    Some(text)
+}
+
+fn failed(failure: &RankFailure, hosts: usize) -> String {
+    let mut text = failure.summary(hosts);
+    let hint = failure.hint.clone().or_else(|| meaning(failure.ending).map(str::to_owned));
+    if let Some(hint) = hint {
+        let _ = write!(text, "\nbrigade: {hint}");
+    }
+    match &failure.error {
+        Some(error) => {
+            let mut lines = error.lines();
+            let _ = write!(text, "\nbrigade: its error: {}", lines.next().unwrap_or_default());
+            lines.for_each(|line| indent(&mut text, line));
+        }
+        None if failure.last_lines.is_empty() => text.push_str("\nbrigade: it printed nothing"),
+        None => {
+            let name = match failure.stream {
+                Stream::Stdout => "stdout",
+                Stream::Stderr => "stderr",
             };
-            if lines.is_empty() {
-                line(&mut text, "it printed nothing");
-            } else {
-                line(&mut text, &format!("its last lines on {name}:"));
-                for shown in lines {
-                    let _ = writeln!(text, "  {shown}");
-                }
-            }
+            let _ = write!(text, "\nbrigade: its last lines on {name}:");
+            failure.last_lines.iter().for_each(|line| indent(&mut text, line));
         }
     }
     text
 }
 
-fn line(text: &mut String, content: &str) {
-    let _ = writeln!(text, "brigade: {content}");
+fn indent(text: &mut String, line: &str) {
+    let _ = write!(text, "\n  {line}");
 }
 
-/// The rank ended as one does that gets this signal.
-fn is_plain_end(ending: Ending, signal: Signal) -> bool {
-    ending.exit_code() == Ending::Signal(signal as i32).exit_code()
+/// What people do not know by heart.
+fn meaning(ending: Ending) -> Option<&'static str> {
+    match ending {
+        Ending::Signal(signal) => match Signal::try_from(signal).ok()? {
+            Signal::SIGKILL => Some(
+                "SIGKILL that nobody sent by hand often is the kernel out of memory: see dmesg",
+            ),
+            Signal::SIGSEGV => {
+                Some("SIGSEGV is a segmentation fault: native code used memory that is not its own")
+            }
+            Signal::SIGABRT => Some(
+                "SIGABRT: it has aborted itself, for a failed assertion or an exception in C++ \
+                 that nobody caught",
+            ),
+            Signal::SIGBUS => Some(
+                "SIGBUS often is a full /dev/shm (see `df -h /dev/shm`), or a file that was cut \
+                 while it was mapped",
+            ),
+            Signal::SIGILL => Some("SIGILL: it was built for another kind of processor"),
+            Signal::SIGTERM => Some(
+                "SIGTERM is a request to stop: by hand, or from a scheduler at a limit of its own",
+            ),
+            _ => None,
+        },
+        Ending::Code(127) => Some("127 is the shell's code for a command that was not found"),
+        Ending::Code(126) => Some("126 is the shell's code for a file that cannot be run"),
+        Ending::Code(137) => Some(
+            "137 is the shell's code for SIGKILL (128 + 9), which often is the kernel out of \
+             memory: see dmesg",
+        ),
+        Ending::Code(139) => {
+            Some("139 is the shell's code for SIGSEGV (128 + 11), a segmentation fault")
+        }
+        Ending::Code(134) => Some("134 is the shell's code for SIGABRT (128 + 6)"),
+        Ending::Code(135) => Some(
+            "135 is the shell's code for SIGBUS (128 + 7), often a full /dev/shm: see \
+             `df -h /dev/shm`",
+        ),
+        Ending::Code(_) => None,
+    }
+}
+
+/// Its name, or its number.
+fn name(signal: i32) -> String {
+    Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |known| known.to_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn failure(ending: Ending) -> Failure {
-        Failure { rank: 1, pid: 42, ending }
+    fn failure(ending: Ending) -> RankFailure {
+        RankFailure {
+            attempt: 0,
+            rank: 1,
+            local_rank: 1,
+            host: "node1".to_owned(),
+            pid: 42,
+            ending,
+            at: 0,
+            last_lines: Vec::new(),
+            stream: Stream::Stderr,
+            error: None,
+            hint: None,
+        }
+    }
+
+    fn over(code: u8, cause: Cause) -> Outcome {
+        Outcome::Over(Verdict { code, cause: Some(cause) })
+    }
+
+    fn shown(failure: RankFailure) -> String {
+        text(&over(1, Cause::Failed(failure)), 1).unwrap()
     }
 
     #[test]
     fn a_failed_rank() {
-        let tail =
-            Tail { stdout: vec!["out".to_owned()], stderr: vec!["a".to_owned(), "b".to_owned()] };
-        let shown = text(Some(&failure(Ending::Code(3))), Some(Cause::RankFailed), &tail);
+        let last_lines = vec!["a".to_owned(), "b".to_owned()];
+        let with_lines = RankFailure { last_lines, ..failure(Ending::Code(3)) };
         assert_eq!(
-            shown,
-            "brigade: rank 1 (pid 42) failed: exit code 3\n\
-             brigade: its last lines on stderr:\n  a\n  b\n"
+            shown(with_lines.clone()),
+            "rank 1 (pid 42) failed: exit code 3\nbrigade: its last lines on stderr:\n  a\n  b"
         );
-        let tail = Tail { stderr: Vec::new(), ..tail };
-        let shown = text(Some(&failure(Ending::Signal(11))), Some(Cause::RankFailed), &tail);
+        let crashed = RankFailure {
+            ending: Ending::Signal(11),
+            stream: Stream::Stdout,
+            ..with_lines.clone()
+        };
         assert_eq!(
-            shown,
-            "brigade: rank 1 (pid 42) failed: killed by SIGSEGV\n\
-             brigade: its last lines on stdout:\n  out\n"
+            shown(crashed),
+            "rank 1 (pid 42) failed: killed by SIGSEGV\n\
+             brigade: SIGSEGV is a segmentation fault: native code used memory that is not its own\n\
+             brigade: its last lines on stdout:\n  a\n  b"
         );
-        let shown = text(Some(&failure(Ending::Code(1))), None, &Tail::default());
-        assert!(shown.ends_with("brigade: it printed nothing\n"), "{shown}");
+        assert!(shown(failure(Ending::Code(1))).ends_with("\nbrigade: it printed nothing"));
+        let told =
+            RankFailure { error: Some("no disk\n  line 3".to_owned()), ..with_lines.clone() };
+        assert_eq!(
+            shown(told),
+            "rank 1 (pid 42) failed: exit code 3\nbrigade: its error: no disk\n    line 3"
+        );
+        let starved = RankFailure {
+            ending: Ending::Signal(9),
+            hint: Some("memory ran out".to_owned()),
+            ..with_lines
+        };
+        assert!(shown(starved).contains("killed by SIGKILL\nbrigade: memory ran out\n"));
     }
 
     #[test]
     fn a_stopped_job() {
-        let by_int = Some(Cause::Signal(Signal::SIGINT));
-        let quiet = "brigade: stopped by SIGINT\n";
-        assert_eq!(text(None, by_int, &Tail::default()), quiet);
-        assert_eq!(text(Some(&failure(Ending::Signal(2))), by_int, &Tail::default()), quiet);
-        assert_eq!(text(Some(&failure(Ending::Code(130))), by_int, &Tail::default()), quiet);
+        let stopped =
+            |failure| text(&over(130, Cause::Interrupted { signal: 2, failure }), 1).unwrap();
+        assert_eq!(stopped(None), "stopped by SIGINT");
         assert_eq!(
-            text(Some(&failure(Ending::Code(5))), by_int, &Tail::default()),
-            "brigade: stopped by SIGINT; the first to fail: rank 1 (pid 42) failed: exit code 5\n"
+            stopped(Some(failure(Ending::Code(5)))),
+            "stopped by SIGINT; the first to fail: rank 1 (pid 42) failed: exit code 5"
         );
-        assert_eq!(text(None, None, &Tail::default()), "");
+        assert_eq!(text(&Outcome::Over(Verdict { code: 0, cause: None }), 1), None);
+        assert_eq!(
+            text(&Outcome::OutputClosed, 1).as_deref(),
+            Some("stopped: nobody reads the output")
+        );
+    }
+
+    #[test]
+    fn hosts() {
+        let lost = Cause::HostLost { host: "node2".to_owned(), how: "silent for 4 s".to_owned() };
+        assert_eq!(text(&over(1, lost), 2).unwrap(), "node2 is lost: silent for 4 s");
+        let few = Cause::TooFewHosts { have: 1, need: 2, seconds: 600 };
+        let few = text(&over(1, few), 1).unwrap();
+        assert!(few.starts_with("only 1 of 2 hosts came within 600 s: "), "{few}");
     }
 }

@@ -1,19 +1,19 @@
 //! One rank's process.
 
-use std::ffi::OsStr;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::process::{Child, Stdio};
 
-use brigade_world::World;
+use brigade_rendezvous::Ending;
+use brigade_world::{World, env};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
-use super::ending::{Ending, Failure};
-use crate::LaunchPlan;
 use crate::gate::Gate;
+use crate::output::Streams;
 use crate::role;
+use crate::{LaunchPlan, PrefixFacts};
 
 /// A rank that has been started and not been reaped.
 #[derive(Debug)]
@@ -23,22 +23,38 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Starts the rank's process, which waits at its gate; also gives its stdout and stderr.
+    /// Starts the rank's process, which waits at its gate; also gives its output.
     pub(super) fn start(
         plan: &LaunchPlan,
         world: &World,
-    ) -> io::Result<(Self, Gate, (OwnedFd, OwnedFd))> {
+        error_file: Option<&Path>,
+    ) -> io::Result<(Self, Gate, Streams)> {
         let (gate, far) = Gate::new()?;
-        let program: &OsStr = plan.program.as_os_str();
-        let mut command = role::rank_command(program, &plan.name, &plan.args);
+        let args = plan.args_for(world.local_rank.as_usize());
+        let mut command = role::rank_command(plan.program.as_os_str(), &plan.name, &args);
         world.describe_to(&mut command);
+        command.env(env::BRIGADE_AGENT, &plan.agent_id);
+        if let Some(path) = error_file {
+            command.env(env::TORCHELASTIC_ERROR_FILE, path);
+        }
         command.envs(plan.env.iter().map(|(name, value)| (name, value)));
         command.stdin(far).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
             return Err(io::Error::other("a piped stream is not there; please file a bug"));
         };
-        Ok((Self { child, ending: None }, gate, (stdout.into(), stderr.into())))
+        let (rank, local_rank) = (world.rank.as_usize(), world.local_rank.as_usize());
+        let prefix = plan.output.prefix.of(&PrefixFacts {
+            role: &plan.role,
+            rank,
+            local_rank,
+            node_rank: world.node_rank,
+            restart_count: world.restart_count,
+            host: &plan.host,
+        });
+        let (stdout, stderr) = (stdout.into(), stderr.into());
+        let streams = Streams { rank, local_rank, prefix, stdout, stderr };
+        Ok((Self { child, ending: None }, gate, streams))
     }
 
     pub(super) fn pid(&self) -> Pid {
@@ -47,11 +63,6 @@ impl Running {
 
     pub(super) fn ending(&self) -> Option<Ending> {
         self.ending
-    }
-
-    pub(super) fn failure(&self, rank: usize) -> Failure {
-        let ending = self.ending.unwrap_or(Ending::Code(0));
-        Failure { rank, pid: self.pid().as_raw(), ending }
     }
 
     /// How the rank ended, the first time that is known. Does not reap it.
@@ -65,7 +76,7 @@ impl Running {
             Ok(WaitStatus::Signaled(_, signal, _)) => Some(Ending::Signal(signal as i32)),
             Ok(_) => None,
             // A real-time signal, which nix has no name for. This one is reaped early.
-            Err(_) => self.child.wait().ok().map(Ending::of),
+            Err(_) => self.child.wait().ok().map(Ending::from),
         };
         self.ending
     }

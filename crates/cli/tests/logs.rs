@@ -1,0 +1,324 @@
+//! Where `brigade launch` puts the ranks' output: log files, the console, or both.
+
+mod job;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use job::{BRIGADE, Job, Run, brigade};
+use tempfile::TempDir;
+
+const SPEAK: &str = "echo out $RANK; echo err $RANK >&2";
+
+/// A job with log files, and where they are.
+struct Logged {
+    base: TempDir,
+    run: Run,
+}
+
+impl Logged {
+    fn new(nproc: usize, flags: &[&str], script: &str) -> Self {
+        let base = tempfile::tempdir().unwrap();
+        let mut job = Job::new(nproc);
+        job.command.arg("--log-dir").arg(base.path());
+        let run = flags.iter().fold(job, |job, flag| job.flag(flag)).sh(script).run();
+        Self { base, run }
+    }
+
+    /// The folder of its only attempt.
+    fn attempt(&self) -> PathBuf {
+        let runs: Vec<_> = fs::read_dir(self.base.path()).unwrap().map(Result::unwrap).collect();
+        assert_eq!(runs.len(), 1, "one folder for one job");
+        runs[0].path().join("attempt_0")
+    }
+
+    /// What a file of the attempt holds; `None`: it is not there.
+    fn read(&self, name: &str) -> Option<String> {
+        fs::read_to_string(self.attempt().join(name)).ok()
+    }
+}
+
+fn sorted(text: &str) -> Vec<&str> {
+    let mut lines: Vec<_> = text.lines().collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[test]
+fn a_log_folder_alone_keeps_everything_and_shows_it() {
+    let logged = Logged::new(2, &[], SPEAK);
+    assert_eq!(logged.run.code, 0);
+    assert_eq!(sorted(&logged.run.stdout), ["[0] out 0", "[1] out 1"]);
+    for rank in 0..2 {
+        assert_eq!(logged.read(&format!("{rank}/stdout.log")), Some(format!("out {rank}\n")));
+        assert_eq!(logged.read(&format!("{rank}/stderr.log")), Some(format!("err {rank}\n")));
+    }
+    let folder = logged.attempt().parent().unwrap().to_owned();
+    let said = format!("brigade: logs are in {}", folder.display());
+    assert!(logged.run.stderr.lines().any(|line| line == said), "{}", logged.run.stderr);
+    assert_eq!(sorted(&logged.run.stderr).len(), 3);
+}
+
+#[test]
+fn the_run_folder_has_the_jobs_name() {
+    let logged = Logged::new(1, &[], "echo $TORCHELASTIC_RUN_ID");
+    let folder = logged.attempt().parent().unwrap().to_owned();
+    let (id, random) = folder.file_name().unwrap().to_str().unwrap().rsplit_once('_').unwrap();
+    assert_eq!(logged.run.stdout, format!("[0] {id}\n"));
+    assert_eq!(random.len(), 6);
+}
+
+#[test]
+fn modes() {
+    // flags; then, for each of two ranks: stdout shown, stdout kept, stderr shown, stderr kept
+    let table: [(&[&str], [[bool; 4]; 2]); 7] = [
+        (&["--tee=0"], [[true, false, true, false]; 2]),
+        (&["--redirects=3"], [[false, true, false, true]; 2]),
+        (&["-r1"], [[false, true, true, false]; 2]),
+        (&["-t", "2"], [[true, false, true, true]; 2]),
+        (&["--redirects", "0:3,1:2"], [[false, true, false, true], [true, false, false, true]]),
+        (&["--redirects=3", "--tee=0:3"], [[true, true, true, true], [false, true, false, true]]),
+        (
+            &["--local-ranks-filter=1", "--tee=3"],
+            [[false, true, false, true], [true, true, true, true]],
+        ),
+    ];
+    for (flags, expected) in table {
+        let logged = Logged::new(2, flags, SPEAK);
+        for rank in 0..2 {
+            let (out, err) = (format!("out {rank}\n"), format!("err {rank}\n"));
+            let found = [
+                logged.run.stdout.contains(&format!("[{rank}] {out}")),
+                logged.read(&format!("{rank}/stdout.log")) == Some(out),
+                logged.run.stderr.contains(&format!("[{rank}] {err}")),
+                logged.read(&format!("{rank}/stderr.log")) == Some(err),
+            ];
+            assert_eq!(found, expected[rank], "{flags:?}, rank {rank}");
+            for (i, name) in [(1, "stdout"), (3, "stderr")] {
+                let there = logged.read(&format!("{rank}/{name}.log")).is_some();
+                assert_eq!(there, expected[rank][i], "{flags:?}: {name} of {rank} is a file");
+            }
+        }
+    }
+}
+
+#[test]
+fn local_ranks_may_have_two_digits() {
+    let logged = Logged::new(12, &["--redirects=11:1"], SPEAK);
+    assert_eq!(logged.read("11/stdout.log").as_deref(), Some("out 11\n"));
+    assert!(!logged.run.stdout.contains("out 11\n"));
+    assert_eq!(logged.run.stdout.lines().count(), 11);
+}
+
+#[test]
+fn log_files_hold_the_bytes_as_they_were_written() {
+    // 4 MB of every kind of byte, with long lines, returns and no end.
+    let script = "head -c 4000000 /dev/urandom > $DIR/sent; printf end >> $DIR/sent; cat $DIR/sent; \
+                  cp $DIR/sent $LOGS/sent";
+    let base = tempfile::tempdir().unwrap();
+    let mut job = Job::new(1);
+    job.command.env("LOGS", base.path()).arg("--log-dir").arg(base.path()).arg("--redirects=3");
+    let run = job.sh(script).run();
+    assert_eq!((run.code, run.raw_stdout.len()), (0, 0));
+    let find = |name: &str| {
+        let entries = fs::read_dir(base.path()).unwrap().map(|entry| entry.unwrap().path());
+        entries.map(|path| path.join(name)).find(|path| path.exists()).unwrap()
+    };
+    let kept = fs::read(find("attempt_0/0/stdout.log")).unwrap();
+    assert!(kept == fs::read(base.path().join("sent")).unwrap(), "{} bytes", kept.len());
+}
+
+#[test]
+fn the_last_lines_of_a_redirected_rank_are_in_the_report() {
+    let script = "echo fine; echo the reason >&2; exit 3";
+    let logged = Logged::new(1, &["--redirects=3"], script);
+    assert_eq!((logged.run.code, logged.run.stdout.as_str()), (3, ""));
+    let report = "brigade: its last lines on stderr:\n  the reason\n";
+    assert!(logged.run.stderr.ends_with(report), "{}", logged.run.stderr);
+}
+
+#[test]
+fn words_are_collected_from_all_ranks_under_tee() {
+    let script = "echo loss $RANK; echo other; printf 'error at the end' >&2";
+    let flags = ["--duplicate-stdout-filters=loss,nothing", "--duplicate-stderr-filters=error"];
+    let logged = Logged::new(2, &flags, script);
+    let stdout = logged.read("filtered_stdout.log").unwrap();
+    assert_eq!(sorted(&stdout), ["[0] loss 0", "[1] loss 1"]);
+    let stderr = logged.read("filtered_stderr.log").unwrap();
+    assert_eq!(sorted(&stderr), ["[0] error at the end", "[1] error at the end"]);
+
+    let logged = Logged::new(2, &[flags[0], "--tee=1:1"], script);
+    assert_eq!(logged.read("filtered_stdout.log").unwrap(), "[1] loss 1\n");
+    assert!(logged.read("filtered_stderr.log").is_none());
+}
+
+#[test]
+fn without_a_log_folder_files_are_temporary_and_named() {
+    let temporary = tempfile::tempdir().unwrap();
+    let mut job = Job::new(1);
+    job.command.env("TMPDIR", temporary.path());
+    let run = job.flag("--redirects=1").sh(SPEAK).run();
+    assert_eq!(run.stdout, "");
+    let said =
+        run.stderr.lines().find_map(|line| line.strip_prefix("brigade: logs are in ")).unwrap();
+    assert!(said.starts_with(temporary.path().to_str().unwrap()), "{said}");
+    assert_eq!(
+        fs::read_to_string(Path::new(said).join("attempt_0/0/stdout.log")).unwrap(),
+        "out 0\n"
+    );
+}
+
+#[test]
+fn nothing_is_left_among_the_temporary_files_of_a_job_without_logs() {
+    let temporary = tempfile::tempdir().unwrap();
+    for script in [SPEAK, "exit 3"] {
+        let mut job = Job::new(2);
+        job.command.env("TMPDIR", temporary.path());
+        job.sh(script).run();
+        assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0);
+    }
+    // And a job that needs no such folder does not insist on one.
+    let mut job = Job::new(1);
+    job.command.env("TMPDIR", "/no/such/folder");
+    assert_eq!(job.sh(SPEAK).run().code, 0);
+}
+
+#[test]
+fn dev_null_keeps_no_logs() {
+    let run = Job::new(1).flag("--log-dir=/dev/null").flag("--redirects=1").sh(SPEAK).run();
+    assert_eq!((run.stdout.as_str(), run.stderr.as_str()), ("", "[0] err 0\n"));
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    let file = format!("--log-dir={}", file.display());
+    let table: [(&[&str], i32, &str); 9] = [
+        (&["--tee=4"], 2, "expected a mode from 0 to 3, or RANK:MODE pairs such as 0:3,1:2"),
+        (&["--redirects=0:1,0:2"], 2, "local rank 0 is given twice"),
+        (&["--redirects=1-2:3"], 2, "expected RANK:MODE, such as 0:3, found \"1-2:3\""),
+        (&["--tee=5:3"], 2, "--tee names local rank 5, but this host has only local ranks 0 to 1"),
+        (&["--local-ranks-filter=x"], 2, "expected a local rank, a number from 0, found \"x\""),
+        (&["--duplicate-stdout-filters=,"], 2, "expected words with commas between them"),
+        (&["--color=blue"], 2, "expected auto, always or never, found \"blue\""),
+        (&[&file], 1, "choose another folder with --log-dir"),
+        (&["--log-dir=/proc/nothing"], 1, "cannot keep logs in /proc/nothing: "),
+    ];
+    for (flags, code, message) in table {
+        let script = "echo started";
+        let run = flags.iter().fold(Job::new(2), |job, flag| job.flag(flag)).sh(script).run();
+        assert_eq!(run.code, code, "{flags:?}: {}", run.stderr);
+        assert!(run.stderr.contains(message), "{flags:?}: {}", run.stderr);
+        assert!(!run.stdout.contains("started"));
+    }
+}
+
+#[test]
+fn a_folder_without_permission_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o555)).unwrap();
+    if fs::write(folder.path().join("probe"), "").is_ok() {
+        eprintln!("skipped: this user may write anywhere");
+        return;
+    }
+    let mut command = brigade();
+    command.args(["launch", "--nproc=1", "--log-dir"]).arg(folder.path()).arg("true");
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot keep logs in "));
+}
+
+#[test]
+fn a_full_disk_under_the_logs_is_said_once_and_ends_nothing() {
+    // A disk of our own, of 32 KiB.
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!(
+        "mount -t tmpfs -o size=32k none {0} || exit 99\n\
+         exec {BRIGADE} launch --nproc 2 --log-dir {0} --redirects 1 sh -c \
+         'yes | head -c 200000; echo alive >&2'",
+        folder.path().display()
+    );
+    let output = Command::new("unshare").args(["--mount", "sh", "-c", &script]).output();
+    let Some(output) = output.ok().filter(|output| !matches!(output.status.code(), Some(1 | 99)))
+    else {
+        eprintln!("skipped: this user cannot mount a disk");
+        return;
+    };
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert_eq!(stderr.matches("stdout.log: No space left on device").count(), 1, "{stderr}");
+    assert_eq!(stderr.matches("] alive\n").count(), 2, "{stderr}");
+}
+
+#[test]
+fn colours() {
+    let colored = "\x1b[36m[0]\x1b[0m out 0\n\x1b[33m[1]\x1b[0m out 1\n";
+    let run = |flag: &str, vars: &[(&str, &str)]| {
+        let mut job = Job::new(2).flag(flag);
+        for name in ["NO_COLOR", "CLICOLOR_FORCE"] {
+            job.command.env_remove(name);
+        }
+        job.command.envs(vars.iter().copied());
+        let run = job.sh("echo out $RANK").run();
+        let mut lines: Vec<_> = run.stdout.split_inclusive('\n').collect();
+        lines.sort_unstable();
+        lines.concat()
+    };
+    let plain = "[0] out 0\n[1] out 1\n";
+    assert_eq!(run("--color=auto", &[]), plain, "a pipe is no terminal");
+    let sorted = |text: &str| {
+        let mut lines: Vec<_> = text.split_inclusive('\n').collect();
+        lines.sort_unstable();
+        lines.concat()
+    };
+    assert_eq!(run("--color=always", &[]), sorted(colored));
+    assert_eq!(run("--color=auto", &[("CLICOLOR_FORCE", "1")]), sorted(colored));
+    assert_eq!(run("--color=auto", &[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")]), plain);
+    assert_eq!(run("--color=never", &[("CLICOLOR_FORCE", "1")]), plain);
+}
+
+#[test]
+fn the_terminal_is_coloured_and_the_file_is_not() {
+    // `script` gives the launcher a terminal.
+    let folder = tempfile::tempdir().unwrap();
+    let command = format!(
+        "{BRIGADE} launch --nproc 1 --log-dir {} sh -c 'echo out'",
+        folder.path().display()
+    );
+    let output = Command::new("script")
+        .args(["-qec", &command, "/dev/null"])
+        .env_remove("NO_COLOR")
+        .env("TERM", "xterm")
+        .stdin(std::process::Stdio::null())
+        .output();
+    let Ok(output) = output else {
+        eprintln!("skipped: `script` is not installed");
+        return;
+    };
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(shown.contains("\x1b[36m[0]\x1b[0m out\r\n"), "{shown}");
+    let run = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    assert_eq!(fs::read_to_string(run.join("attempt_0/0/stdout.log")).unwrap(), "out\n");
+}
+
+#[test]
+fn a_prefix_from_the_environment() {
+    let mut job = Job::new(1);
+    job.command.env("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${role_name}${rank}/$local_rank]:");
+    assert_eq!(job.sh("echo out").run().stdout, "[default0/0]:out\n");
+}
+
+#[test]
+fn quiet_hides_the_launcher_but_not_a_failure() {
+    let script = "echo out; touch $DIR/$RANK; if [ $RANK = 0 ]; then \
+                  until [ -e $DIR/1 ]; do :; done; exit 3; fi; sleep 1000 & wait";
+    let logged = Logged::new(2, &["--quiet", "--redirects=0"], script);
+    assert_eq!(logged.run.code, 3);
+    let lines: Vec<_> = logged.run.stderr.lines().collect();
+    assert!(lines[0].starts_with("brigade: rank 0 (pid ") && lines[0].ends_with("exit code 3"));
+    assert_eq!(lines[1..], ["brigade: its last lines on stdout:", "  out"]);
+}

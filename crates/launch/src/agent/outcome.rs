@@ -1,0 +1,59 @@
+//! How a job ended, as this host's launcher sees it.
+
+use brigade_rendezvous::{Cause, Ending, RankFailure, Verdict};
+use nix::sys::signal::Signal;
+
+/// How a job ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The coordinator has said so, to all hosts alike.
+    Over(Verdict),
+    /// Nobody read the output of this host's ranks any more.
+    OutputClosed,
+    /// This signal took this host out of the job, which may go on elsewhere.
+    Left {
+        /// The signal's number.
+        signal: i32,
+    },
+    /// The connection to the coordinator is lost, and with it the job.
+    Lost {
+        /// Where the coordinator was.
+        coordinator: String,
+        /// How that was seen.
+        how: String,
+    },
+}
+
+impl Outcome {
+    /// The launcher's exit code: the first failing rank's, 128 + the number of the signal that cut
+    /// the job short, 1 for a lost host, 0 when the ranks ended well.
+    ///
+    /// ```
+    /// use brigade_launch::Outcome;
+    /// assert_eq!(Outcome::OutputClosed.exit_code(), 141);
+    /// assert_eq!(Outcome::Left { signal: 15 }.exit_code(), 143);
+    /// ```
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Over(verdict) => verdict.code,
+            Self::OutputClosed => Ending::Signal(Signal::SIGPIPE as i32).exit_code(),
+            Self::Left { signal } => Ending::Signal(*signal).exit_code(),
+            Self::Lost { .. } => 1,
+        }
+    }
+
+    /// The rank that failed first, where that ended the job.
+    #[must_use]
+    pub fn failure(&self) -> Option<&RankFailure> {
+        match self {
+            Self::Over(Verdict { cause: Some(Cause::Failed(failure)), .. }) => Some(failure),
+            Self::Over(Verdict { cause: Some(Cause::Interrupted { failure, .. }), .. }) => {
+                failure.as_ref()
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! The thread itself: from the ranks' pipes to the console and the log files.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, Sender};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::color::paint;
+use super::folder::{AttemptFolder, LogFile};
+use super::lines::Lines;
+use super::plan::OutputPlan;
+use super::show::Show;
+use super::streams::{LineFilter, Stream};
+use super::{Notice, Streams, Tail};
+use crate::LaunchError;
+
+/// What the agent asks the thread to do.
+#[derive(Debug)]
+pub(super) enum Order {
+    Attach(Attempt),
+    /// A whole line for stderr.
+    Say(String),
+    Tail(usize),
+    Drain,
+}
+
+/// The streams of an attempt's ranks, and the files they go to.
+#[derive(Debug, Default)]
+pub(super) struct Attempt {
+    /// Two for each rank: stdout, stderr.
+    streams: Vec<Carried>,
+    /// By stream: the lines that are collected from all ranks.
+    filtered: [Option<LogFile>; 2],
+}
+
+/// One stream of one rank.
+#[derive(Debug)]
+struct Carried {
+    stream: Stream,
+    local_rank: usize,
+    /// `None` when it has ended.
+    pipe: Option<File>,
+    lines: Lines,
+    /// What stands before its lines on the console; `None`: they are not shown.
+    shown: Option<String>,
+    file: Option<LogFile>,
+    /// What stands before its lines among the collected ones; `None`: they are not collected.
+    collected: Option<String>,
+}
+
+impl Attempt {
+    pub(super) fn open(
+        plan: &OutputPlan,
+        ranks: Vec<Streams>,
+        folder: &AttemptFolder,
+    ) -> Result<Self, LaunchError> {
+        let mut filtered = [None, None];
+        for stream in Stream::BOTH {
+            if plan.duplicate[stream.index()].is_some() {
+                filtered[stream.index()] = folder.filtered(stream)?;
+            }
+        }
+        let mut streams = Vec::with_capacity(2 * ranks.len());
+        for Streams { rank, local_rank, prefix, stdout, stderr } in ranks {
+            for (stream, pipe) in [(Stream::Stdout, stdout), (Stream::Stderr, stderr)] {
+                fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
+                    .map_err(LaunchError::system("prepare the ranks' pipes"))?;
+                let route = plan.route(local_rank, stream);
+                let painted = || {
+                    if plan.color[stream.index()] { paint(&prefix, rank) } else { prefix.clone() }
+                };
+                let collected = route.duplicate && filtered[stream.index()].is_some();
+                streams.push(Carried {
+                    stream,
+                    local_rank,
+                    pipe: Some(pipe.into()),
+                    lines: Lines::default(),
+                    shown: route.console.then(painted),
+                    file: if route.file { folder.log(local_rank, stream)? } else { None },
+                    collected: collected.then(|| prefix.clone()),
+                });
+            }
+        }
+        Ok(Self { streams, filtered })
+    }
+}
+
+pub(super) struct Carrier {
+    attempt: Attempt,
+    filters: [Option<LineFilter>; 2],
+    console: Console,
+    /// A log file could not be written, and that has been said.
+    logs_are_lossy: bool,
+    control: UnixStream,
+    inbox: Receiver<Order>,
+    outbox: Sender<Notice>,
+    buffer: Vec<u8>,
+    room: Room,
+}
+
+/// What one piece of output becomes.
+#[derive(Default)]
+struct Room {
+    shown: Vec<u8>,
+    collected: Vec<u8>,
+}
+
+struct Console {
+    show: Box<dyn Show>,
+    state: [State; 2],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Open,
+    /// Some of the output could not be written, and that has been said.
+    Lossy,
+    /// Nobody reads any more.
+    Closed,
+}
+
+/// What is to be done about a failure to show something.
+enum Loss {
+    Nothing,
+    Said(String),
+    Closed,
+}
+
+impl Carrier {
+    pub(super) fn new(
+        filters: [Option<LineFilter>; 2],
+        show: Box<dyn Show>,
+        control: UnixStream,
+        inbox: Receiver<Order>,
+        outbox: Sender<Notice>,
+    ) -> Self {
+        Self {
+            attempt: Attempt::default(),
+            filters,
+            console: Console { show, state: [State::Open; 2] },
+            logs_are_lossy: false,
+            control,
+            inbox,
+            outbox,
+            buffer: vec![0; READ_SIZE],
+            room: Room::default(),
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        while self.wait_and_carry() {}
+        self.drain();
+    }
+
+    /// Waits for anything to do and does it. False when the agent wants no more.
+    fn wait_and_carry(&mut self) -> bool {
+        let streams = &self.attempt.streams;
+        let open: Vec<usize> = (0..streams.len()).filter(|&i| streams[i].pipe.is_some()).collect();
+        let mut polled = vec![PollFd::new(self.control.as_fd(), PollFlags::POLLIN)];
+        polled.extend(open.iter().filter_map(|&i| {
+            Some(PollFd::new(streams[i].pipe.as_ref()?.as_fd(), PollFlags::POLLIN))
+        }));
+        if poll(&mut polled, PollTimeout::NONE).is_err() {
+            return true;
+        }
+        let ready: Vec<bool> = polled.iter().map(|fd| fd.any().unwrap_or(true)).collect();
+        for (&stream, _) in open.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
+            self.carry(stream);
+        }
+        !ready[0] || self.obey()
+    }
+
+    fn obey(&mut self) -> bool {
+        let mut bytes = [0; 64];
+        let more = match self.control.read(&mut bytes) {
+            Ok(n) => n > 0,
+            Err(error) => is_not_yet(&error),
+        };
+        while let Ok(order) = self.inbox.try_recv() {
+            match order {
+                Order::Attach(attempt) => self.attempt = attempt,
+                Order::Say(text) => self.show(Stream::Stderr, text.as_bytes()),
+                Order::Tail(local_rank) => self.answer_tail(local_rank),
+                Order::Drain => {
+                    let tails = self.drain();
+                    self.notify(Notice::Drained(tails));
+                }
+            }
+        }
+        more
+    }
+
+    fn answer_tail(&mut self, local_rank: usize) {
+        for stream in 0..self.attempt.streams.len() {
+            if self.attempt.streams[stream].local_rank == local_rank {
+                self.carry_the_rest(stream);
+            }
+        }
+        let tail = self
+            .attempt
+            .streams
+            .chunks(2)
+            .find(|pair| pair[0].local_rank == local_rank)
+            .map(tail_of)
+            .unwrap_or_default();
+        self.notify(Notice::Tail { local_rank, tail });
+    }
+
+    /// Writes all that is left of the attempt.
+    fn drain(&mut self) -> Vec<Tail> {
+        for stream in 0..self.attempt.streams.len() {
+            self.carry_the_rest(stream);
+        }
+        for stream in 0..self.attempt.streams.len() {
+            self.end(stream);
+        }
+        std::mem::take(&mut self.attempt).streams.chunks(2).map(tail_of).collect()
+    }
+
+    /// Carries what a rank wrote before its end: no more than its pipe holds. A child of it may
+    /// go on to write for ever.
+    fn carry_the_rest(&mut self, stream: usize) {
+        let pieces = LARGEST_PIPE / READ_SIZE;
+        (0..pieces).take_while(|_| self.carry(stream)).for_each(drop);
+    }
+
+    /// Carries one piece. False when there is none for now, or none any more.
+    fn carry(&mut self, index: usize) -> bool {
+        let carried = &mut self.attempt.streams[index];
+        let Some(pipe) = &mut carried.pipe else { return false };
+        match pipe.read(&mut self.buffer) {
+            Ok(0) => {
+                self.end(index);
+                false
+            }
+            Ok(n) => {
+                let piece = &self.buffer[..n];
+                let lost = carried.file.as_mut().and_then(|file| file.write(piece).err());
+                let filter = self.filters[carried.stream.index()].as_ref();
+                let (lines, each) = carried.sort(filter, &mut self.room);
+                lines.push(piece, each);
+                self.mourn(lost);
+                self.pass_on(index);
+                true
+            }
+            Err(error) if is_not_yet(&error) => false,
+            Err(_) => {
+                self.end(index);
+                false
+            }
+        }
+    }
+
+    fn end(&mut self, index: usize) {
+        let carried = &mut self.attempt.streams[index];
+        if carried.pipe.take().is_some() {
+            let filter = self.filters[carried.stream.index()].as_ref();
+            let (lines, each) = carried.sort(filter, &mut self.room);
+            lines.finish(each);
+            self.pass_on(index);
+        }
+    }
+
+    /// Writes what a stream's piece has become.
+    fn pass_on(&mut self, index: usize) {
+        let stream = self.attempt.streams[index].stream;
+        if !self.room.shown.is_empty() {
+            let mut shown = std::mem::take(&mut self.room.shown);
+            self.show(stream, &shown);
+            shown.clear();
+            self.room.shown = shown;
+        }
+        if !self.room.collected.is_empty() {
+            let file = self.attempt.filtered[stream.index()].as_mut();
+            let lost = file.and_then(|file| file.write(&self.room.collected).err());
+            self.room.collected.clear();
+            self.mourn(lost);
+        }
+    }
+
+    fn show(&mut self, stream: Stream, lines: &[u8]) {
+        match self.console.show(stream, lines) {
+            Loss::Nothing => {}
+            Loss::Closed => self.notify(Notice::Closed),
+            Loss::Said(text) => self.show(Stream::Stderr, text.as_bytes()),
+        }
+    }
+
+    /// A full disk under the logs must not end a training run, but is said.
+    fn mourn(&mut self, lost: Option<String>) {
+        if let Some(what) = lost.filter(|_| !self.logs_are_lossy) {
+            self.logs_are_lossy = true;
+            let text = format!("brigade: cannot write to {what}; some output is missing there\n");
+            self.show(Stream::Stderr, text.as_bytes());
+        }
+    }
+
+    fn notify(&mut self, notice: Notice) {
+        // An agent that is gone wants no notices; one with a full socket will look anyway.
+        let _ = self.outbox.send(notice);
+        let _ = self.control.write(&[0]);
+    }
+}
+
+impl Carried {
+    /// The lines, and what each of them becomes.
+    fn sort<'a>(
+        &'a mut self,
+        filter: Option<&'a LineFilter>,
+        room: &'a mut Room,
+    ) -> (&'a mut Lines, impl FnMut(&[u8]) + 'a) {
+        let Self { lines, shown, collected, .. } = self;
+        let each = move |line: &[u8]| {
+            if let Some(prefix) = shown {
+                room.shown.extend_from_slice(prefix.as_bytes());
+                room.shown.extend_from_slice(line);
+            }
+            if let Some(prefix) =
+                collected.as_ref().filter(|_| filter.is_some_and(|filter| filter.matches(line)))
+            {
+                room.collected.extend_from_slice(prefix.as_bytes());
+                room.collected.extend_from_slice(line);
+            }
+        };
+        (lines, each)
+    }
+}
+
+impl Console {
+    /// Whole lines, all at once. What cannot be written is lost: a full disk under the output must
+    /// not end a training run, but nobody reading it any more does, as with any program in a pipe.
+    fn show(&mut self, stream: Stream, lines: &[u8]) -> Loss {
+        let state = &mut self.state[stream.index()];
+        if *state == State::Closed {
+            return Loss::Nothing;
+        }
+        match self.show.show(stream, lines) {
+            Ok(()) => Loss::Nothing,
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                *state = State::Closed;
+                Loss::Closed
+            }
+            Err(error) if *state == State::Open => {
+                *state = State::Lossy;
+                let name = stream.name();
+                Loss::Said(format!(
+                    "brigade: cannot write to {name}, some output is lost: {error}\n"
+                ))
+            }
+            Err(_) => Loss::Nothing,
+        }
+    }
+}
+
+impl LogFile {
+    /// Writes, or says what could not be written and why.
+    fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let written = self.file.write_all(bytes);
+        written.map_err(|error| format!("{}: {error}", self.path.display()))
+    }
+}
+
+fn tail_of(pair: &[Carried]) -> Tail {
+    let lines = |carried: &Carried| {
+        carried.lines.tail().map(|line| String::from_utf8_lossy(line).into_owned()).collect()
+    };
+    Tail { stdout: lines(&pair[0]), stderr: lines(&pair[1]) }
+}
+
+fn is_not_yet(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+const READ_SIZE: usize = 1 << 16;
+/// What a pipe can be made to hold without privileges.
+const LARGEST_PIPE: usize = 1 << 20;

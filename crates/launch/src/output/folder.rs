@@ -1,0 +1,188 @@
+//! The folder of a job: log files and error files, as torchrun lays them out.
+//!
+//! `<log dir>/<run id>_<random>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}`, and
+//! beside the ranks' folders `filtered_stdout.log` and `filtered_stderr.log`.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::mkdtemp;
+
+use super::plan::{LogFolder, OutputPlan};
+use super::streams::Stream;
+use crate::LaunchError;
+
+/// The folder of a job. A passing one goes when this value is dropped.
+#[derive(Debug)]
+pub(crate) struct RunFolder {
+    path: Option<PathBuf>,
+    stays: bool,
+}
+
+/// The folder of one attempt, with one in it for each local rank.
+#[derive(Debug, Default)]
+pub(crate) struct AttemptFolder {
+    path: Option<PathBuf>,
+    /// Worth a line to the user.
+    run: Option<PathBuf>,
+}
+
+impl RunFolder {
+    /// Makes it. Errors where the folder that the user asked for cannot be written to.
+    pub(crate) fn create(plan: &OutputPlan, run_id: &str) -> Result<Self, LaunchError> {
+        let temporary = std::env::temp_dir();
+        let (under, stays) = match &plan.folder {
+            LogFolder::Under(path) => (path, true),
+            LogFolder::Temporary => (&temporary, true),
+            LogFolder::Passing => (&temporary, false),
+            LogFolder::Nowhere => return Ok(Self { path: None, stays: false }),
+        };
+        match unique(under, run_id) {
+            Ok(path) => Ok(Self { path: Some(path), stays }),
+            // Nobody asked for error files: a job can do without.
+            Err(_) if !stays => Ok(Self { path: None, stays }),
+            Err(source) => Err(LaunchError::LogFolder { path: under.clone(), source }),
+        }
+    }
+
+    /// The folder, if it does not stay.
+    pub(crate) fn passing(&self) -> Option<&Path> {
+        self.path.as_deref().filter(|_| !self.stays)
+    }
+
+    /// Makes the folder of an attempt, and one in it for each rank of this host.
+    pub(crate) fn attempt(&self, number: u32, nproc: usize) -> Result<AttemptFolder, LaunchError> {
+        let Some(run) = &self.path else { return Ok(AttemptFolder { path: None, run: None }) };
+        let path = run.join(format!("attempt_{number}"));
+        for local_rank in 0..nproc {
+            fs::create_dir_all(path.join(local_rank.to_string()))
+                .map_err(|source| LaunchError::LogFolder { path: path.clone(), source })?;
+        }
+        Ok(AttemptFolder { path: Some(path), run: self.stays.then(|| run.clone()) })
+    }
+}
+
+impl Drop for RunFolder {
+    fn drop(&mut self) {
+        if let Some(path) = self.path.take().filter(|_| !self.stays) {
+            // What cannot be removed lies among the temporary files: no reason to fail a job.
+            let _ = fs::remove_dir_all(path);
+        }
+    }
+}
+
+impl AttemptFolder {
+    /// Where a local rank may leave its error, if anywhere.
+    pub(crate) fn error_file(&self, local_rank: usize) -> Option<PathBuf> {
+        Some(self.path.as_ref()?.join(local_rank.to_string()).join("error.json"))
+    }
+
+    /// The job's folder, if it stays.
+    pub(crate) fn run(&self) -> Option<&Path> {
+        self.run.as_deref()
+    }
+
+    /// The log file of one stream of one rank; `None` where nothing is kept.
+    pub(crate) fn log(
+        &self,
+        local_rank: usize,
+        stream: Stream,
+    ) -> Result<Option<LogFile>, LaunchError> {
+        self.open(|path| path.join(local_rank.to_string()).join(format!("{}.log", stream.name())))
+    }
+
+    /// The file of collected lines of one stream of all ranks.
+    pub(crate) fn filtered(&self, stream: Stream) -> Result<Option<LogFile>, LaunchError> {
+        self.open(|path| path.join(format!("filtered_{}.log", stream.name())))
+    }
+
+    fn open(&self, name: impl FnOnce(&Path) -> PathBuf) -> Result<Option<LogFile>, LaunchError> {
+        let Some(path) = self.path.as_deref().map(name) else { return Ok(None) };
+        match File::create(&path) {
+            Ok(file) => Ok(Some(LogFile { file, path })),
+            Err(source) => Err(LaunchError::LogFolder { path, source }),
+        }
+    }
+}
+
+/// A log file that is being written.
+#[derive(Debug)]
+pub(crate) struct LogFile {
+    pub(crate) file: File,
+    pub(crate) path: PathBuf,
+}
+
+fn unique(under: &Path, run_id: &str) -> io::Result<PathBuf> {
+    fs::create_dir_all(under)?;
+    // The user may have chosen the name.
+    let name: String =
+        run_id.chars().map(|c| if c == '/' || c == '\0' { '_' } else { c }).collect();
+    let path = mkdtemp(&under.join(format!("{name}_XXXXXX")))?;
+    // Error files are named in the ranks' environment, and ranks may change their folder.
+    std::path::absolute(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::{OutputFacts, OutputOptions};
+
+    fn plan(log_dir: &Path) -> OutputPlan {
+        let options = OutputOptions { log_dir: Some(log_dir.to_owned()), ..Default::default() };
+        OutputPlan::resolve(&options, &OutputFacts::default(), 2).unwrap()
+    }
+
+    #[test]
+    fn the_layout_is_torchruns() {
+        let base = tempfile::tempdir().unwrap();
+        let plan = plan(&base.path().join("deep/logs"));
+        let run = RunFolder::create(&plan, "../job").unwrap();
+        let attempt = run.attempt(3, 2).unwrap();
+        let folder = attempt.run().unwrap().to_owned();
+        assert_eq!(folder.parent().unwrap(), base.path().join("deep/logs"));
+        assert!(folder.file_name().unwrap().to_str().unwrap().starts_with(".._job_"));
+        assert_eq!(attempt.error_file(1), Some(folder.join("attempt_3/1/error.json")));
+        let log = attempt.log(1, Stream::Stderr).unwrap().unwrap();
+        assert_eq!(log.path, folder.join("attempt_3/1/stderr.log"));
+        let filtered = attempt.filtered(Stream::Stdout).unwrap().unwrap();
+        assert_eq!(filtered.path, folder.join("attempt_3/filtered_stdout.log"));
+
+        let other = RunFolder::create(&plan, "../job").unwrap();
+        assert_ne!(other.path, run.path, "two jobs of one name");
+        drop((run, other));
+        assert!(folder.exists(), "logs stay");
+    }
+
+    #[test]
+    fn a_passing_folder_goes_with_the_job() {
+        let options = OutputOptions::default();
+        let plan = OutputPlan::resolve(&options, &OutputFacts::default(), 1).unwrap();
+        let run = RunFolder::create(&plan, "passing").unwrap();
+        let attempt = run.attempt(0, 1).unwrap();
+        let error = attempt.error_file(0).unwrap();
+        assert!(error.parent().unwrap().is_dir() && attempt.run().is_none());
+        fs::write(&error, "{}").unwrap();
+        drop(run);
+        assert!(!error.exists() && !error.ancestors().nth(3).unwrap().exists());
+    }
+
+    #[test]
+    fn dev_null_keeps_nothing() {
+        let run = RunFolder::create(&plan(Path::new("/dev/null")), "job").unwrap();
+        let attempt = run.attempt(0, 2).unwrap();
+        assert!(attempt.error_file(0).is_none() && attempt.run().is_none());
+        assert!(attempt.log(0, Stream::Stdout).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_refused() {
+        let base = tempfile::tempdir().unwrap();
+        let file = base.path().join("file");
+        fs::write(&file, "").unwrap();
+        let error = RunFolder::create(&plan(&file), "job").unwrap_err().to_string();
+        let expected = format!("cannot keep logs in {}: ", file.display());
+        assert!(error.starts_with(&expected), "{error}");
+        assert!(error.ends_with("choose another folder with --log-dir"), "{error}");
+    }
+}

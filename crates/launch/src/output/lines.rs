@@ -1,0 +1,180 @@
+//! Cuts a stream of bytes into lines, and keeps the last ones.
+
+use std::collections::VecDeque;
+
+/// One stream of one rank, on its way to the console.
+///
+/// Bytes pass unchanged, whatever their encoding; only a newline is added where a stream ends
+/// inside a line. A carriage return ends a line, too, so that progress bars move.
+#[derive(Debug, Default)]
+pub(crate) struct Lines {
+    pending: Vec<u8>,
+    tail: Tail,
+}
+
+/// The last lines of a stream, with their ends.
+#[derive(Debug, Default)]
+struct Tail(VecDeque<Vec<u8>>);
+
+impl Lines {
+    /// Calls `each` with every line, its end included, that `bytes` completes.
+    pub(crate) fn push(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) {
+        let mut rest = bytes;
+        // A return at the end of the last piece: part of a "\r\n", or an end of its own?
+        if self.pending.last() == Some(&b'\r') {
+            match rest.first() {
+                Some(b'\n') | None => {}
+                Some(_) => self.emit(&[], &mut each),
+            }
+        }
+        while let Some(end) = line_end(rest) {
+            let (line, after) = rest.split_at(end);
+            self.emit(line, &mut each);
+            rest = after;
+        }
+        self.pending.extend_from_slice(rest);
+        // A line that never ends must not take all memory: it is cut.
+        while self.pending.len() > LONGEST_LINE {
+            let after = self.pending.split_off(LONGEST_LINE);
+            self.emit(b"\n", &mut each);
+            self.pending = after;
+        }
+    }
+
+    /// Calls `each` with what is left when the stream has ended.
+    pub(crate) fn finish(&mut self, mut each: impl FnMut(&[u8])) {
+        if !self.pending.is_empty() {
+            self.emit(b"\n", &mut each);
+        }
+    }
+
+    /// The last lines, oldest first, without their ends; the last may not be complete yet.
+    pub(crate) fn tail(&self) -> impl Iterator<Item = &[u8]> {
+        let pending = (!self.pending.is_empty()).then_some(&self.pending[..]);
+        let pending = pending.map(|line| &line[..line.len().min(LONGEST_TAIL_LINE)]);
+        let whole = self.tail.0.iter().map(Vec::as_slice);
+        let skipped = usize::from(pending.is_some() && self.tail.0.len() == TAIL_LINES);
+        whole.skip(skipped).chain(pending).map(<[u8]>::trim_ascii_end)
+    }
+
+    fn emit(&mut self, end: &[u8], each: &mut impl FnMut(&[u8])) {
+        if self.pending.is_empty() {
+            self.tail.keep(end);
+            each(end);
+        } else {
+            self.pending.extend_from_slice(end);
+            self.tail.keep(&self.pending);
+            each(&self.pending);
+            self.pending.clear();
+        }
+    }
+}
+
+impl Tail {
+    fn keep(&mut self, line: &[u8]) {
+        // A progress bar that is drawn over is one line.
+        let mut room = if self.0.back().is_some_and(|last| last.ends_with(b"\r")) {
+            self.0.pop_back()
+        } else if self.0.len() == TAIL_LINES {
+            self.0.pop_front()
+        } else {
+            None
+        }
+        .unwrap_or_default();
+        room.clear();
+        room.extend_from_slice(&line[..line.len().min(LONGEST_TAIL_LINE)]);
+        self.0.push_back(room);
+    }
+}
+
+/// The length of the first line with its end, if it is complete.
+fn line_end(bytes: &[u8]) -> Option<usize> {
+    let end = bytes.iter().position(|byte| matches!(byte, b'\n' | b'\r'))?;
+    match (bytes[end], bytes.get(end + 1)) {
+        (b'\n', _) => Some(end + 1),
+        (_, Some(b'\n')) => Some(end + 2),
+        (_, Some(_)) => Some(end + 1),
+        (_, None) => None,
+    }
+}
+
+/// Past this, a line is cut in two.
+const LONGEST_LINE: usize = 1 << 20;
+/// How much a report shows of a rank's output.
+const TAIL_LINES: usize = 20;
+const LONGEST_TAIL_LINE: usize = 2000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(pieces: &[&[u8]]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+        let mut lines = Lines::default();
+        let mut out = Vec::new();
+        for piece in pieces {
+            lines.push(piece, |line| out.push(line.to_vec()));
+        }
+        lines.finish(|line| out.push(line.to_vec()));
+        let tail = lines.tail().map(<[u8]>::to_vec).collect();
+        (out, tail)
+    }
+
+    #[test]
+    fn ends() {
+        let table: [(&[&[u8]], &[&[u8]]); 11] = [
+            (&[], &[]),
+            (&[b""], &[]),
+            (&[b"a\n"], &[b"a\n"]),
+            (&[b"a\nb\n"], &[b"a\n", b"b\n"]),
+            (&[b"a", b"b", b"\nc"], &[b"ab\n", b"c\n"]),
+            (&[b"\n\n"], &[b"\n", b"\n"]),
+            (&[b"a\r\nb\r", b"\n"], &[b"a\r\n", b"b\r\n"]),
+            (&[b"10%\r20%\r", b"30%\r"], &[b"10%\r", b"20%\r", b"30%\r\n"]),
+            (&[b"\xff\xfe\0\n"], &[b"\xff\xfe\0\n"]),
+            (&[&"é".as_bytes()[..1], &"é".as_bytes()[1..], b"\n"], &["é\n".as_bytes()]),
+            (&[b"no end"], &[b"no end\n"]),
+        ];
+        for (pieces, expected) in table {
+            assert_eq!(run(pieces).0, expected);
+        }
+    }
+
+    #[test]
+    fn cuts_do_not_matter() {
+        let text = b"one\ntwo\r\n\rthree\r\r\n\nfour\xff";
+        let whole = run(&[text]);
+        for first in 0..text.len() {
+            for second in first..text.len() {
+                let pieces = [&text[..first], &text[first..second], &text[second..]];
+                assert_eq!(run(&pieces), whole, "cut at {first} and {second}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_endless_line_is_cut() {
+        let long = vec![b'x'; 2 * LONGEST_LINE + 5];
+        let lengths: Vec<_> = run(&[&long]).0.iter().map(Vec::len).collect();
+        assert_eq!(lengths, [LONGEST_LINE + 1, LONGEST_LINE + 1, 5 + 1]);
+    }
+
+    #[test]
+    fn the_tail_is_the_last_lines() {
+        let text: String = (0..50).map(|i| format!("{i}\n")).collect();
+        let expected: Vec<_> = (30..50).map(|i: i32| i.to_string().into_bytes()).collect();
+        assert_eq!(run(&[text.as_bytes()]).1, expected);
+        assert_eq!(run(&[b"a\n10%\r20%\rdone\n"]).1, [b"a".to_vec(), b"done".to_vec()]);
+    }
+
+    #[test]
+    fn the_tail_of_a_stream_that_goes_on_has_its_open_line() {
+        let mut lines = Lines::default();
+        lines.push(b"whole\nhalf", |_| {});
+        assert_eq!(lines.tail().collect::<Vec<_>>(), [&b"whole"[..], b"half"]);
+        let text: String = (0..50).map(|i| format!("{i}\n")).collect();
+        lines.push(text.as_bytes(), |_| {});
+        lines.push(b"open", |_| {});
+        let tail: Vec<_> = lines.tail().collect();
+        assert_eq!((tail.len(), tail[0], tail[19]), (TAIL_LINES, &b"31"[..], &b"open"[..]));
+    }
+}

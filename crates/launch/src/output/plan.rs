@@ -1,0 +1,276 @@
+//! What a user can ask for the ranks' output, and what is decided from it.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::color::{Color, ColorFacts};
+use super::prefix::Prefix;
+use super::streams::{LineFilter, LocalRanks, Stream, StreamMode, StreamModes};
+use crate::LaunchError;
+
+/// Where the ranks' output goes. The default: all of it to the console, none of it into files.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutputOptions {
+    /// Folder under which every job makes one of its own; `/dev/null`: nothing is kept. Default: a
+    /// folder for temporary files, where something asks for log files.
+    // Need not be text, which is all that serde takes: other hosts get it in another way.
+    #[serde(skip)]
+    pub log_dir: Option<PathBuf>,
+    /// Streams that go into a file and not to the console. Default: none.
+    pub redirects: Option<StreamModes>,
+    /// Streams that go to both. Default: none; all, where there is a `log_dir` and nothing says
+    /// which streams belong there.
+    pub tee: Option<StreamModes>,
+    /// The local ranks that are shown on the console. Default: all.
+    pub local_ranks_filter: Option<LocalRanks>,
+    /// Lines on stdout that are also collected, from all ranks under `tee`, in one file.
+    pub duplicate_stdout: Option<LineFilter>,
+    /// The same for stderr.
+    pub duplicate_stderr: Option<LineFilter>,
+    /// What stands before every line. Default: `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`, else
+    /// `[rank] `.
+    pub prefix: Option<Prefix>,
+    /// Whether each rank's prefix has a colour of its own.
+    pub color: Color,
+    /// The launcher says nothing of its own, unless the job fails.
+    pub quiet: bool,
+}
+
+/// What the decision depends on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OutputFacts {
+    /// Terminals, and what the environment says about colours.
+    pub color: ColorFacts,
+    /// The value of `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`.
+    pub prefix: Option<String>,
+}
+
+impl OutputFacts {
+    /// Looks at this process's streams and environment.
+    #[must_use]
+    pub fn gather() -> Self {
+        let prefix = std::env::var(PREFIX_TEMPLATE).ok().filter(|template| !template.is_empty());
+        Self { color: ColorFacts::gather(), prefix }
+    }
+}
+
+/// Where the ranks' output goes, decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputPlan {
+    /// Where the folder of the job is made.
+    pub folder: LogFolder,
+    /// Streams that go into a file and not to the console.
+    pub redirects: StreamModes,
+    /// Streams that go to both.
+    pub tee: StreamModes,
+    /// The local ranks that are shown; `None`: all.
+    pub shown: Option<LocalRanks>,
+    /// Lines of stdout and stderr that are also collected in one file each.
+    pub duplicate: [Option<LineFilter>; 2],
+    /// What stands before every line.
+    pub prefix: Prefix,
+    /// Whether the prefixes on stdout and stderr are coloured.
+    pub color: [bool; 2],
+    /// The launcher says nothing of its own, unless the job fails.
+    pub quiet: bool,
+}
+
+/// Where the folder of a job is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LogFolder {
+    /// Under this one.
+    Under(PathBuf),
+    /// Among the temporary files, and it stays.
+    Temporary,
+    /// There is nothing to keep: error files lie among the temporary files until the job ends.
+    Passing,
+    /// Nowhere, because `/dev/null` was asked for: what is redirected is lost, and there are no
+    /// error files.
+    Nowhere,
+}
+
+/// Where one stream of one rank goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Route {
+    pub(crate) console: bool,
+    pub(crate) file: bool,
+    /// Its lines may be collected.
+    pub(crate) duplicate: bool,
+}
+
+impl OutputPlan {
+    /// Decides. Pure.
+    ///
+    /// Errors: an option names only local ranks that this host, with `nproc` ranks, has not.
+    ///
+    /// ```
+    /// use brigade_launch::{OutputFacts, OutputOptions, OutputPlan, StreamModes, StreamMode};
+    /// let options = OutputOptions { log_dir: Some("logs".into()), ..OutputOptions::default() };
+    /// let plan = OutputPlan::resolve(&options, &OutputFacts::default(), 2)?;
+    /// assert_eq!(plan.tee, StreamModes::All(StreamMode::BOTH));
+    /// # Ok::<(), brigade_launch::LaunchError>(())
+    /// ```
+    pub fn resolve(
+        options: &OutputOptions,
+        facts: &OutputFacts,
+        nproc: usize,
+    ) -> Result<Self, LaunchError> {
+        let first = |modes: &Option<StreamModes>| modes.as_ref().and_then(StreamModes::first);
+        let lowest = |ranks: &LocalRanks| ranks.0.first().copied();
+        for (option, named) in [
+            ("redirects", first(&options.redirects)),
+            ("tee", first(&options.tee)),
+            ("local-ranks-filter", options.local_ranks_filter.as_ref().and_then(lowest)),
+        ] {
+            // A list for a larger host may be pasted; one without effect is a mistake.
+            if let Some(rank) = named.filter(|rank| *rank >= nproc) {
+                return Err(LaunchError::NoSuchLocalRank { option, rank, nproc });
+            }
+        }
+
+        let duplicate = [options.duplicate_stdout.clone(), options.duplicate_stderr.clone()];
+        let modes = |given: &Option<StreamModes>| given.clone().unwrap_or(StreamModes::NONE);
+        let (redirects, mut tee) = (modes(&options.redirects), modes(&options.tee));
+        let wants_files = options.log_dir.is_some() || duplicate.iter().any(Option::is_some);
+        if options.redirects.is_none() && options.tee.is_none() && wants_files {
+            tee = StreamModes::All(StreamMode::BOTH);
+        }
+        let folder = match &options.log_dir {
+            Some(path) if path == Path::new("/dev/null") => LogFolder::Nowhere,
+            Some(path) => LogFolder::Under(path.clone()),
+            None if redirects.is_none() && tee.is_none() => LogFolder::Passing,
+            None => LogFolder::Temporary,
+        };
+        let from_environment = || {
+            let template = facts.prefix.as_deref()?;
+            // Any text is a template.
+            template.parse().ok()
+        };
+        Ok(Self {
+            folder,
+            redirects,
+            tee,
+            shown: options.local_ranks_filter.clone(),
+            duplicate,
+            prefix: options.prefix.clone().or_else(from_environment).unwrap_or_default(),
+            color: options.color.resolve(facts.color),
+            quiet: options.quiet,
+        })
+    }
+
+    pub(crate) fn route(&self, local_rank: usize, stream: Stream) -> Route {
+        let redirected = self.redirects.of(local_rank).has(stream);
+        let teed = self.tee.of(local_rank).has(stream);
+        let shown = self.shown.as_ref().is_none_or(|shown| shown.contains(local_rank));
+        Route { console: shown && (teed || !redirected), file: redirected || teed, duplicate: teed }
+    }
+}
+
+const PREFIX_TEMPLATE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> OutputOptions {
+        OutputOptions::default()
+    }
+
+    fn resolve(options: &OutputOptions) -> OutputPlan {
+        OutputPlan::resolve(options, &OutputFacts::default(), 4).unwrap()
+    }
+
+    #[test]
+    fn which_streams_go_where() {
+        let modes = |text: &str| Some(text.parse::<StreamModes>().unwrap());
+        let logs = || Some(PathBuf::from("logs"));
+        // options, rank 1's stdout: console, file, duplicate; folder
+        type Case = (OutputOptions, [bool; 3], LogFolder);
+        let table: [Case; 9] = [
+            (options(), [true, false, false], LogFolder::Passing),
+            (
+                OutputOptions { log_dir: logs(), ..options() },
+                [true, true, true],
+                LogFolder::Under("logs".into()),
+            ),
+            (
+                OutputOptions { log_dir: logs(), tee: modes("0"), ..options() },
+                [true, false, false],
+                LogFolder::Under("logs".into()),
+            ),
+            (
+                OutputOptions { redirects: modes("3"), ..options() },
+                [false, true, false],
+                LogFolder::Temporary,
+            ),
+            (
+                OutputOptions { redirects: modes("3"), tee: modes("1:1"), ..options() },
+                [true, true, true],
+                LogFolder::Temporary,
+            ),
+            (
+                OutputOptions { tee: modes("0:3,1:2"), ..options() },
+                [true, false, false],
+                LogFolder::Temporary,
+            ),
+            (
+                OutputOptions {
+                    log_dir: logs(),
+                    local_ranks_filter: "0".parse().ok(),
+                    ..options()
+                },
+                [false, true, true],
+                LogFolder::Under("logs".into()),
+            ),
+            (
+                OutputOptions { log_dir: Some("/dev/null".into()), ..options() },
+                [true, true, true],
+                LogFolder::Nowhere,
+            ),
+            (
+                OutputOptions { duplicate_stderr: "error".parse().ok(), ..options() },
+                [true, true, true],
+                LogFolder::Temporary,
+            ),
+        ];
+        for (options, [console, file, duplicate], folder) in table {
+            let plan = resolve(&options);
+            assert_eq!(
+                plan.route(1, Stream::Stdout),
+                Route { console, file, duplicate },
+                "{options:?}"
+            );
+            assert_eq!(plan.folder, folder, "{options:?}");
+        }
+    }
+
+    #[test]
+    fn a_list_without_effect_is_refused() {
+        let refuse = |options: OutputOptions| {
+            OutputPlan::resolve(&options, &OutputFacts::default(), 2).unwrap_err().to_string()
+        };
+        assert_eq!(
+            refuse(OutputOptions { tee: "2:3,7:1".parse().ok(), ..options() }),
+            "--tee names local rank 2, but this host has only local ranks 0 to 1"
+        );
+        assert_eq!(
+            refuse(OutputOptions { local_ranks_filter: "9".parse().ok(), ..options() }),
+            "--local-ranks-filter names local rank 9, but this host has only local ranks 0 to 1"
+        );
+        let pasted = OutputOptions { local_ranks_filter: "0,9".parse().ok(), ..options() };
+        assert!(OutputPlan::resolve(&pasted, &OutputFacts::default(), 2).is_ok());
+    }
+
+    #[test]
+    fn the_prefix_of_the_environment_gives_way_to_the_option() {
+        let facts = OutputFacts { prefix: Some("<$rank>".to_owned()), ..OutputFacts::default() };
+        let prefix = |options: &OutputOptions, facts: &OutputFacts| {
+            OutputPlan::resolve(options, facts, 1).unwrap().prefix.to_string()
+        };
+        assert_eq!(prefix(&options(), &facts), "<$rank>");
+        assert_eq!(prefix(&options(), &OutputFacts::default()), "[${rank}] ");
+        let given = OutputOptions { prefix: "own".parse().ok(), ..options() };
+        assert_eq!(prefix(&given, &facts), "own");
+    }
+}

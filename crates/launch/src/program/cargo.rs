@@ -1,0 +1,300 @@
+//! A target of a Cargo package: built once, before the ranks start.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fmt;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+
+use serde_json::Value;
+
+use super::{Invocation, ProgramError, Search, find};
+
+/// An executable that `cargo build` makes.
+///
+/// ```
+/// use brigade_launch::{CargoKind, CargoTarget};
+/// let target = CargoTarget { kind: CargoKind::Example, ..CargoTarget::bin("mnist") };
+/// assert_eq!(target.to_string(), "cargo build --example mnist");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CargoTarget {
+    /// What kind of target.
+    pub kind: CargoKind,
+    /// Its name.
+    pub name: String,
+    /// The package it belongs to, where Cargo's own choice is not meant.
+    pub package: Option<String>,
+    /// The profile; `release` is what `--release` means. Default: `dev`.
+    pub profile: Option<String>,
+    /// Features to enable.
+    pub features: Vec<String>,
+    /// Path of the manifest. Default: Cargo looks for one from the working folder upwards.
+    // Other hosts get what was built. A path need not be text, which is all that serde takes.
+    #[serde(skip)]
+    pub manifest_path: Option<PathBuf>,
+}
+
+/// A kind of target with an executable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CargoKind {
+    /// `--bin`
+    Bin,
+    /// `--example`
+    Example,
+}
+
+/// What a build has made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Built {
+    pub(crate) executable: PathBuf,
+    /// Folders in which the executable's shared libraries may lie, as `cargo run` sets them.
+    pub(crate) libraries: Vec<PathBuf>,
+}
+
+impl CargoTarget {
+    /// A binary, with Cargo's defaults.
+    #[must_use]
+    pub fn bin(name: impl Into<String>) -> Self {
+        Self {
+            kind: CargoKind::Bin,
+            name: name.into(),
+            package: None,
+            profile: None,
+            features: Vec::new(),
+            manifest_path: None,
+        }
+    }
+
+    /// Checks that there is a Cargo. The executable is known once it is built.
+    pub(super) fn find(&self, search: Search<'_>) -> Result<Invocation, ProgramError> {
+        find::find(CARGO.as_ref(), search.path).map_err(|error| match error {
+            ProgramError::NotFound { name, hint } => ProgramError::NotFound {
+                name,
+                hint: format!("{hint}: {} needs it", self.kind.option()),
+            },
+            other => other,
+        })?;
+        Ok(Invocation { file: (&self.name).into(), name: (&self.name).into(), args: Vec::new() })
+    }
+
+    /// Builds it, with Cargo's progress and messages on this process's stderr.
+    pub(crate) fn build(&self) -> Result<Built, ProgramError> {
+        let no_build = |error: std::io::Error| ProgramError::NoBuild { reason: error.to_string() };
+        let mut command = Command::new(CARGO);
+        // Diagnostics go to stderr as people know them; the rest is for us.
+        command.args(self.arguments()).arg("--message-format=json-render-diagnostics");
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut cargo = command.spawn().map_err(no_build)?;
+        let mut messages = Messages::default();
+        let read = match cargo.stdout.take() {
+            Some(stdout) => messages.read(BufReader::new(stdout), self),
+            None => Ok(()),
+        };
+        let status = cargo.wait().map_err(no_build)?;
+        if !status.success() {
+            return Err(ProgramError::BuildFailed { ending: status.into() });
+        }
+        read.map_err(no_build)?;
+        messages.built(self)
+    }
+
+    fn arguments(&self) -> Vec<OsString> {
+        let mut args: Vec<OsString> = vec!["build".into()];
+        let mut option = |name: &str, value: OsString| args.extend([name.into(), value]);
+        option(self.kind.option(), (&self.name).into());
+        if let Some(package) = &self.package {
+            option("--package", package.into());
+        }
+        if let Some(profile) = &self.profile {
+            option("--profile", profile.into());
+        }
+        if !self.features.is_empty() {
+            option("--features", self.features.join(",").into());
+        }
+        if let Some(path) = &self.manifest_path {
+            option("--manifest-path", path.into());
+        }
+        args
+    }
+}
+
+impl CargoKind {
+    fn option(self) -> &'static str {
+        match self {
+            Self::Bin => "--bin",
+            Self::Example => "--example",
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Bin => "bin",
+            Self::Example => "example",
+        }
+    }
+}
+
+/// The command that builds it.
+impl fmt::Display for CargoTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(CARGO)?;
+        self.arguments().iter().try_for_each(|arg| write!(f, " {}", arg.display()))
+    }
+}
+
+/// What Cargo's messages say about the target.
+#[derive(Debug, Default)]
+struct Messages {
+    /// Executables, and the packages they are from.
+    found: Vec<(PathBuf, String)>,
+    /// Folders that build scripts ask the linker to search.
+    linked: BTreeSet<PathBuf>,
+}
+
+impl Messages {
+    fn read(&mut self, messages: impl BufRead, target: &CargoTarget) -> std::io::Result<()> {
+        for line in messages.split(b'\n') {
+            // What is no message was printed by something that Cargo ran.
+            if let Ok(message) = serde_json::from_slice::<Value>(&line?) {
+                self.take(&message, target);
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, message: &Value, target: &CargoTarget) {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        match message["reason"].as_str() {
+            Some("compiler-artifact") => {
+                let built = &message["target"];
+                let kinds = built["kind"].as_array().map(Vec::as_slice).unwrap_or_default();
+                let is_it = built["name"] == target.name.as_str()
+                    && kinds.iter().any(|kind| kind == target.kind.name());
+                if let Some(executable) = text(&message["executable"]).filter(|_| is_it) {
+                    let id = text(&message["package_id"]).unwrap_or_default();
+                    self.found.push((executable.into(), package_name(&id).to_owned()));
+                }
+            }
+            Some("build-script-executed") => {
+                let paths = message["linked_paths"].as_array().map(Vec::as_slice);
+                self.linked.extend(paths.unwrap_or_default().iter().filter_map(|path| {
+                    let path = path.as_str()?;
+                    Some(path.split_once('=').map_or(path, |(_kind, path)| path).into())
+                }));
+            }
+            _ => {}
+        }
+    }
+
+    fn built(mut self, target: &CargoTarget) -> Result<Built, ProgramError> {
+        let what = format!("{} {}", target.kind.name(), target.name);
+        if self.found.len() > 1 {
+            let mut packages: Vec<_> = self.found.into_iter().map(|(_, package)| package).collect();
+            packages.sort_unstable();
+            return Err(ProgramError::Ambiguous { target: what, packages });
+        }
+        let Some((executable, _)) = self.found.pop() else {
+            return Err(ProgramError::NothingBuilt { target: what });
+        };
+        let libraries = libraries(&executable, target.kind, self.linked);
+        Ok(Built { executable, libraries })
+    }
+}
+
+/// As Cargo itself does for `cargo run`: what lies in the target folder, not in the system.
+fn libraries(executable: &Path, kind: CargoKind, linked: BTreeSet<PathBuf>) -> Vec<PathBuf> {
+    let up = match kind {
+        CargoKind::Bin => 1,
+        CargoKind::Example => 2,
+    };
+    let Some(profile) = executable.ancestors().nth(up) else { return Vec::new() };
+    let mut folders: Vec<_> = linked.into_iter().filter(|path| path.starts_with(profile)).collect();
+    folders.extend([profile.to_owned(), profile.join("deps")]);
+    folders
+}
+
+/// `path+file:///work/name#0.1.0`, `path+file:///work/folder#name@0.1.0`, `name 0.1.0 (path+...)`
+fn package_name(id: &str) -> &str {
+    let Some((source, fragment)) = id.split_once('#') else {
+        return id.split_whitespace().next().unwrap_or(id);
+    };
+    match fragment.split_once('@') {
+        Some((name, _version)) => name,
+        None => source.rsplit('/').next().unwrap_or(source),
+    }
+}
+
+const CARGO: &str = "cargo";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(lines: &str, target: &CargoTarget) -> Result<Built, ProgramError> {
+        let mut messages = Messages::default();
+        messages.read(lines.as_bytes(), target).unwrap();
+        messages.built(target)
+    }
+
+    #[test]
+    fn the_command() {
+        let target = CargoTarget {
+            package: Some("vision".to_owned()),
+            profile: Some("release".to_owned()),
+            features: vec!["cuda".to_owned(), "gpt/flash".to_owned()],
+            manifest_path: Some("a/Cargo.toml".into()),
+            ..CargoTarget::bin("train")
+        };
+        assert_eq!(
+            target.to_string(),
+            "cargo build --bin train --package vision --profile release --features cuda,gpt/flash \
+             --manifest-path a/Cargo.toml"
+        );
+    }
+
+    #[test]
+    fn the_executable_among_the_messages() {
+        let lines = r#"
+{"reason":"build-script-executed","package_id":"x","linked_paths":["native=/t/debug/build/x/out","/usr/lib"],"out_dir":"/t/debug/build/x/out"}
+{"reason":"compiler-artifact","package_id":"path+file:///w/dep#0.1.0","target":{"kind":["lib"],"name":"train"},"executable":null}
+{"reason":"compiler-artifact","package_id":"path+file:///w/train#0.1.0","target":{"kind":["custom-build"],"name":"build-script-build"},"executable":null}
+not a message
+{"reason":"compiler-artifact","package_id":"path+file:///w/train#0.1.0","target":{"kind":["example"],"name":"train"},"executable":"/t/debug/examples/train"}
+{"reason":"compiler-artifact","package_id":"path+file:///w/train#0.1.0","target":{"kind":["bin"],"name":"train"},"executable":"/t/debug/train"}
+{"reason":"build-finished","success":true}"#;
+        let bin = CargoTarget::bin("train");
+        let example = CargoTarget { kind: CargoKind::Example, ..bin.clone() };
+        let folders: Vec<PathBuf> =
+            ["/t/debug/build/x/out", "/t/debug", "/t/debug/deps"].map(PathBuf::from).to_vec();
+        let built = |executable: &str| {
+            Ok(Built { executable: executable.into(), libraries: folders.clone() })
+        };
+        assert_eq!(read(lines, &bin), built("/t/debug/train"));
+        assert_eq!(read(lines, &example), built("/t/debug/examples/train"));
+        assert_eq!(
+            read(lines, &CargoTarget::bin("other")).unwrap_err().to_string(),
+            "cargo build made no executable of bin other; please file a bug"
+        );
+        let twice = format!("{lines}{}", lines.replace("/w/train#0.1.0", "/w/b#vision@2.0.0"));
+        assert_eq!(
+            read(&twice, &bin).unwrap_err().to_string(),
+            "several packages have bin train: choose one with --package train or --package vision"
+        );
+    }
+
+    #[test]
+    fn names_of_packages() {
+        for (id, name) in [
+            ("path+file:///work/train#0.1.0", "train"),
+            ("path+file:///work/folder#train@0.1.0", "train"),
+            ("registry+https://github.com/rust-lang/crates.io-index#train@0.1.0", "train"),
+            ("train 0.1.0 (path+file:///work/train)", "train"),
+        ] {
+            assert_eq!(package_name(id), name);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Python scripts and modules.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{AccessFlags, access};
+
+use super::find::{Kind, find, kind_of};
+use super::{Invocation, ProgramError, Search};
+
+pub(super) fn is_script(name: &OsStr) -> bool {
+    Path::new(name).extension().is_some_and(|extension| extension == "py")
+}
+
+/// A script in the file system; `None` where there is no such file, but there may be a program of
+/// that name in `PATH`.
+pub(super) fn script(name: &OsStr, search: Search<'_>) -> Result<Option<Invocation>, ProgramError> {
+    let file = Path::new(name);
+    match kind_of(file) {
+        Kind::Directory => Err(ProgramError::Directory { path: file.to_owned() }),
+        Kind::Nothing if name.as_bytes().contains(&b'/') => {
+            Err(ProgramError::NotFound { name: name.to_owned(), hint: String::new() })
+        }
+        Kind::Nothing => match find(name, search.path) {
+            Err(ProgramError::NotFound { name, .. }) => {
+                let hint = " in this folder or in PATH".to_owned();
+                Err(ProgramError::NotFound { name, hint })
+            }
+            _ => Ok(None),
+        },
+        Kind::Program | Kind::Locked if access(file, AccessFlags::R_OK).is_err() => {
+            Err(ProgramError::NotReadable { path: file.to_owned() })
+        }
+        Kind::Program | Kind::Locked => python([name.to_owned()], search).map(Some),
+    }
+}
+
+/// A module. Only Python itself knows where it looks for one, so that is not checked.
+pub(super) fn module(name: &OsStr, search: Search<'_>) -> Result<Invocation, ProgramError> {
+    if name.is_empty() {
+        let hint = ": -m needs the name of a Python module".to_owned();
+        return Err(ProgramError::NotFound { name: name.to_owned(), hint });
+    }
+    python(["-m".into(), name.to_owned()], search)
+}
+
+/// Unbuffered, as torchrun does: lines are shown when they are printed, and none is lost when the
+/// rank is killed.
+fn python(
+    what: impl IntoIterator<Item = OsString>,
+    search: Search<'_>,
+) -> Result<Invocation, ProgramError> {
+    let (file, name) = interpreter(search)?;
+    let args = std::iter::once("-u".into()).chain(what).collect();
+    Ok(Invocation { file, name, args })
+}
+
+/// `PYTHON_EXEC`, else the first of `python3` and `python` in `PATH`: an activated virtual
+/// environment has put itself there.
+fn interpreter(search: Search<'_>) -> Result<(PathBuf, OsString), ProgramError> {
+    if let Some(named) = search.python.filter(|named| !named.is_empty()) {
+        let file = find(named, search.path).map_err(|error| match error {
+            ProgramError::NotFound { name, hint } => {
+                ProgramError::NotFound { name, hint: format!("{hint}: PYTHON_EXEC names it") }
+            }
+            other => other,
+        })?;
+        return Ok((file, named.to_owned()));
+    }
+    ["python3", "python"]
+        .into_iter()
+        .find_map(|name| Some((find(name.as_ref(), search.path).ok()?, name.into())))
+        .ok_or(ProgramError::NoPython)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::super::Program;
+    use super::*;
+
+    fn write(path: &Path, mode: u32) {
+        fs::write(path, "#!/bin/sh\n").unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn what_is_python_and_which_python() {
+        let folder = tempfile::tempdir().unwrap();
+        let (bin, old, none) =
+            (folder.path().join("bin"), folder.path().join("old"), folder.path().join("none"));
+        for folder in [&bin, &old, &none] {
+            fs::create_dir(folder).unwrap();
+        }
+        write(&bin.join("python3"), 0o755);
+        write(&bin.join("python"), 0o755);
+        write(&old.join("python"), 0o755);
+        write(&bin.join("tool.py"), 0o755);
+        let (script, executable) = (folder.path().join("a.py"), folder.path().join("b.py"));
+        write(&script, 0o644);
+        write(&executable, 0o755);
+        fs::create_dir(folder.path().join("d.py")).unwrap();
+
+        let find = |program: Program, path: &Path, python: Option<&Path>| {
+            let python = python.map(Path::as_os_str);
+            program.find(Search { path: Some(path.as_os_str()), python })
+        };
+        let text = |path: &Path| path.as_os_str().to_owned();
+        let started = |file: &Path, name: OsString, args: Vec<OsString>| {
+            Ok(Invocation { file: file.to_owned(), name, args })
+        };
+        let auto = |path: &Path| Program::Auto(text(path));
+
+        for script in [&script, &executable] {
+            assert_eq!(
+                find(auto(script), &bin, None),
+                started(&bin.join("python3"), "python3".into(), vec!["-u".into(), text(script)])
+            );
+        }
+        assert_eq!(
+            find(auto(&script), &old, None),
+            started(&old.join("python"), "python".into(), vec!["-u".into(), text(&script)])
+        );
+        assert_eq!(
+            find(Program::Module("pkg.train".into()), &bin, Some(&old.join("python"))),
+            started(
+                &old.join("python"),
+                text(&old.join("python")),
+                vec!["-u".into(), "-m".into(), "pkg.train".into()]
+            )
+        );
+        assert_eq!(
+            find(Program::Executable(text(&executable)), &none, None),
+            started(&executable, text(&executable), vec![])
+        );
+        assert_eq!(
+            find(Program::Auto("tool.py".into()), &bin, None),
+            started(&bin.join("tool.py"), "tool.py".into(), vec![]),
+            "a program in PATH that is no file here"
+        );
+
+        let refuse = |program: Program, path: &Path, python: Option<&Path>| {
+            find(program, path, python).unwrap_err().to_string()
+        };
+        assert_eq!(
+            refuse(auto(&script), &none, None),
+            "no Python interpreter: neither python3 nor python is in PATH; name one in PYTHON_EXEC"
+        );
+        assert!(
+            refuse(auto(&script), &bin, Some(&none.join("python")))
+                .ends_with("not found: PYTHON_EXEC names it")
+        );
+        assert_eq!(
+            refuse(Program::Auto("nothing.py".into()), &bin, None),
+            "program nothing.py not found in this folder or in PATH"
+        );
+        assert!(refuse(auto(&folder.path().join("c.py")), &bin, None).ends_with("c.py not found"));
+        assert!(refuse(auto(&folder.path().join("d.py")), &bin, None).contains("is a directory"));
+        assert!(
+            refuse(Program::Executable(text(&script)), &bin, None).contains("is not executable")
+        );
+        assert!(refuse(Program::Module("".into()), &bin, None).contains("-m needs the name"));
+    }
+}

@@ -1,0 +1,169 @@
+//! The coordinator: a thread that holds the connections to all agents and does what the decision
+//! says.
+
+mod doing;
+mod output;
+mod peer;
+mod reading;
+mod shared;
+mod turn;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::{fmt, io, panic};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::{AgentId, Link, Listener, Rules, Verdict, quiet};
+
+pub use output::{OutputSink, Piece};
+use shared::{Command, Shared};
+use turn::Turn;
+
+/// A running coordinator.
+///
+/// Dropping it without [`Coordinator::wait`] closes all connections: agents see that their
+/// coordinator is gone.
+///
+/// ```
+/// use brigade_rendezvous::{Coordinator, FromAgent, Join, Rules, ToAgent};
+/// use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+///
+/// let rules = Rules { run_id: "night".into(), ..Rules::default() };
+/// let coordinator = Coordinator::start(rules, None, None)?;
+/// let mut link = coordinator.link()?;
+/// link.send(&FromAgent::Join(Join { run_id: "night".into(), ..Join::new("node1") }));
+/// loop {
+///     poll(&mut [PollFd::new(link.read_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
+///     match link.receive()? {
+///         Some(ToAgent::Start(part)) => {
+///             assert_eq!((part.attempt, part.world_size), (0, 1));
+///             link.send(&FromAgent::Finished { attempt: 0 });
+///         }
+///         Some(ToAgent::End(verdict)) => break assert_eq!(verdict.code, 0),
+///         _ => {}
+///     }
+/// }
+/// assert_eq!(coordinator.wait().code, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Coordinator {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<Option<Verdict>>>,
+    over: Arc<EventFd>,
+}
+
+impl Coordinator {
+    /// Starts the thread. Agents of other hosts come in through the listener, where there is one;
+    /// their output and all lines for the user go to the sink, where there is one.
+    ///
+    /// # Errors
+    /// The system has no thread or descriptor left.
+    pub fn start(
+        rules: Rules,
+        listener: Option<Listener>,
+        sink: Option<Box<dyn OutputSink>>,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared::new()?);
+        let over = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+        let turn = Turn::new(rules, listener, sink, Arc::clone(&shared))?;
+        let told = Ending { shared: Arc::clone(&shared), over: Arc::clone(&over) };
+        let thread = quiet::spawn("coordinator", move || {
+            let _told = told;
+            turn.run()
+        })?;
+        Ok(Self { shared, thread: Some(thread), over })
+    }
+
+    /// A link for an agent in this process.
+    ///
+    /// # Errors
+    /// No descriptor is free.
+    pub fn link(&self) -> io::Result<Link> {
+        let (near, far) = UnixStream::pair()?;
+        let link = Link::over(near.into(), None)?;
+        self.shared.tell(Command::Local(self.shared.new_agent(), far.into()));
+        Ok(link)
+    }
+
+    /// Takes in an agent at the other end of an ssh session, or whatever else carries bytes: its
+    /// output is read from `reader`, its input is `writer`. Until it joins it is `host` to the
+    /// user, and the job waits for it.
+    #[must_use]
+    pub fn add(&self, reader: OwnedFd, writer: OwnedFd, host: &str) -> SessionId {
+        let agent = self.shared.new_agent();
+        self.shared.tell(Command::Session { agent, reader, writer, host: host.into() });
+        SessionId(agent)
+    }
+
+    /// Says why a session has ended, in place of "the connection was closed". It may come up to
+    /// half a second after the end of its output; if it comes first, the session is closed half a
+    /// second later.
+    pub fn explain(&self, session: SessionId, how: &str) {
+        self.shared.tell(Command::Explain(session.0, how.into()));
+    }
+
+    /// The user of this process wants the job to stop, where there is no agent in it that hears
+    /// the signal.
+    pub fn interrupt(&self, signal: i32) {
+        self.shared.tell(Command::Interrupt(signal));
+    }
+
+    /// Can be read from, as poll says, once the job is over and all agents know.
+    #[must_use]
+    pub fn over_fd(&self) -> BorrowedFd<'_> {
+        self.over.as_fd()
+    }
+
+    /// Waits until the job is over and all agents know, at most two seconds longer than it takes.
+    /// An agent in this process must have dropped its link.
+    #[must_use]
+    pub fn wait(mut self) -> Verdict {
+        let verdict = self.thread.take().map(JoinHandle::join);
+        match verdict {
+            Some(Ok(Some(verdict))) => verdict,
+            Some(Err(panic)) => panic::resume_unwind(panic),
+            // Only dropping abandons it.
+            Some(Ok(None)) | None => Verdict { code: 1, cause: None },
+        }
+    }
+}
+
+impl Drop for Coordinator {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.shared.tell(Command::Abandon);
+            // It ends at once; a panic there has been reported by the thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for Coordinator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Coordinator").finish_non_exhaustive()
+    }
+}
+
+/// An ssh session that was [added](Coordinator::add).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionId(AgentId);
+
+/// Whatever ends the thread, others learn of it.
+struct Ending {
+    shared: Arc<Shared>,
+    over: Arc<EventFd>,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.shared.close();
+        // Written once, so it cannot be full.
+        let _ = self.over.write(1);
+    }
+}
+
+#[cfg(test)]
+mod tests;

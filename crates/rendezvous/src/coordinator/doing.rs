@@ -1,0 +1,116 @@
+//! What the decision asks for.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use nix::sys::epoll::{EpollEvent, EpollFlags};
+use serde::Serialize;
+
+use super::peer::{Origin, Peer, Stage};
+use super::turn::{FIRST, Turn};
+use crate::wire::Wire;
+use crate::{Action, AgentId, Event};
+
+impl Turn {
+    pub(super) fn tell(&mut self, event: Event) {
+        for action in self.formation.handle(self.start.elapsed(), event) {
+            match action {
+                Action::Send(agent, message) => self.send(agent, &message),
+                Action::Close(agent) => self.close(agent),
+                Action::Say(line) => self.say(&line),
+                Action::Finish(verdict) => self.verdict = Some(verdict),
+            }
+        }
+    }
+
+    pub(super) fn say(&mut self, line: &str) {
+        if let Some(sink) = &mut self.sink {
+            sink.say(line);
+        }
+    }
+
+    /// Takes in a connection, unless the system cannot poll it.
+    pub(super) fn enter(
+        &mut self,
+        agent: AgentId,
+        wire: io::Result<Wire>,
+        stage: Stage,
+        origin: Origin,
+        host: &str,
+    ) {
+        let Ok(wire) = wire else { return };
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, FIRST + agent.0);
+        if self.epoll.add(wire.read_fd(), event).is_ok() {
+            self.peers.insert(agent, Peer::new(wire, stage, origin, host));
+        }
+    }
+
+    /// Closes a connection now.
+    pub(super) fn remove(&mut self, agent: AgentId) -> Option<Peer> {
+        let peer = self.peers.remove(&agent)?;
+        // The poll forgets a descriptor that is closed, but not while somebody has a duplicate.
+        let _ = self.epoll.delete(peer.wire.read_fd());
+        if peer.polled_for_writing && !peer.wire.is_one_socket() {
+            let _ = self.epoll.delete(peer.wire.write_fd());
+        }
+        Some(peer)
+    }
+
+    pub(super) fn send(&mut self, agent: AgentId, message: &impl Serialize) {
+        if let Some(peer) = self.peers.get_mut(&agent) {
+            peer.wire.send(message);
+            self.after_sending(agent);
+        }
+    }
+
+    /// Closes a connection once everything has been sent.
+    pub(super) fn close(&mut self, agent: AgentId) {
+        if let Some(peer) = self.peers.get_mut(&agent)
+            && !matches!(peer.stage, Stage::Closing)
+        {
+            peer.stage = Stage::Closing;
+            self.closing.push_back((Instant::now() + LAST_WORDS, agent));
+            self.after_sending(agent);
+        }
+    }
+
+    pub(super) fn after_sending(&mut self, agent: AgentId) {
+        let Some(peer) = self.peers.get_mut(&agent) else { return };
+        let waits = peer.wire.wants_write();
+        if peer.wire.mute().is_some() {
+            self.unread.push(agent);
+        }
+        if waits != peer.polled_for_writing {
+            peer.polled_for_writing = waits;
+            // They fail for a descriptor that is not polled, which it is.
+            let _ = poll_for_writing(&self.epoll, &peer.wire, FIRST + agent.0, waits);
+        }
+        if !waits && matches!(peer.stage, Stage::Closing) {
+            peer.wire.finish();
+            if peer.origin == Origin::Local {
+                // It reads what is left in the socket.
+                self.remove(agent);
+            }
+        }
+    }
+}
+
+fn poll_for_writing(
+    epoll: &nix::sys::epoll::Epoll,
+    wire: &Wire,
+    token: u64,
+    waits: bool,
+) -> nix::Result<()> {
+    let both = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT;
+    match (wire.is_one_socket(), waits) {
+        (true, true) => epoll.modify(wire.read_fd(), &mut EpollEvent::new(both, token)),
+        (true, false) => {
+            epoll.modify(wire.read_fd(), &mut EpollEvent::new(EpollFlags::EPOLLIN, token))
+        }
+        (false, true) => epoll.add(wire.write_fd(), EpollEvent::new(EpollFlags::EPOLLOUT, token)),
+        (false, false) => epoll.delete(wire.write_fd()),
+    }
+}
+
+/// How long an agent may take to close its end. It has been told everything by then.
+const LAST_WORDS: Duration = Duration::from_secs(2);

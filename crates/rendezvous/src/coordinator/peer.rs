@@ -1,0 +1,75 @@
+//! The coordinator's end of one connection.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::handshake::Door;
+use crate::wire::Wire;
+
+/// A connection to an agent, or to somebody who may become one.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) wire: Wire,
+    pub(super) stage: Stage,
+    pub(super) origin: Origin,
+    /// For messages; the agent's own name for its host once it has joined.
+    pub(super) host: Arc<str>,
+    /// Output that has come and has not been shown.
+    pub(super) unshown: u64,
+    /// The poll waits for it to take more, too.
+    pub(super) polled_for_writing: bool,
+    /// Why it has ended, where somebody knows better.
+    pub(super) explained: Option<String>,
+}
+
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// Proves that it belongs to us.
+    Greeting(Door),
+    /// Is about to join.
+    Joining,
+    Member,
+    /// Gets what has been sent to it, then the end. It may still say something.
+    Closing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// This process.
+    Local,
+    Session,
+    Tcp(std::net::IpAddr),
+}
+
+impl Peer {
+    pub(super) fn new(wire: Wire, stage: Stage, origin: Origin, host: &str) -> Self {
+        Self {
+            wire,
+            stage,
+            origin,
+            host: host.into(),
+            unshown: 0,
+            polled_for_writing: false,
+            explained: None,
+        }
+    }
+
+    /// There is a network in between.
+    pub(super) fn is_remote(&self) -> bool {
+        self.origin != Origin::Local
+    }
+
+    /// Nobody of us yet.
+    pub(super) fn is_stranger(&self) -> bool {
+        matches!(self.origin, Origin::Tcp(_))
+            && matches!(self.stage, Stage::Greeting(_) | Stage::Joining)
+    }
+}
+
+/// A session that has ended, and until when somebody may say why.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) agent: crate::AgentId,
+    pub(super) how: String,
+    pub(super) until: Instant,
+}

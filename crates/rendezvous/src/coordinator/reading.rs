@@ -1,0 +1,205 @@
+//! What comes over the connections.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::epoll::EpollFlags;
+
+use super::output::{Credit, Piece};
+use super::peer::{Ended, Origin, Stage};
+use super::turn::Turn;
+use crate::handshake::{FromGuest, Step};
+use crate::wire::LinkError;
+use crate::{AgentId, Event, FromAgent, Join, LONGEST_FRAME, OUTPUT_CREDIT, Stream};
+
+impl Turn {
+    /// The poll says that something can be done with this connection.
+    pub(super) fn ready(&mut self, agent: AgentId, what: EpollFlags) {
+        if what.intersects(EpollFlags::EPOLLOUT | EpollFlags::EPOLLERR)
+            && let Some(peer) = self.peers.get_mut(&agent)
+        {
+            peer.wire.flush();
+            self.after_sending(agent);
+        }
+        if what != EpollFlags::EPOLLOUT {
+            self.read(agent);
+        }
+    }
+
+    /// Takes in what has come, up to a limit, so that nobody keeps the others waiting.
+    pub(super) fn read(&mut self, agent: AgentId) {
+        for _ in 0..MOST_MESSAGES {
+            if !self.read_one(agent) {
+                return;
+            }
+        }
+        self.unread.push(agent);
+    }
+
+    /// False when there is nothing more.
+    fn read_one(&mut self, agent: AgentId) -> bool {
+        let Some(peer) = self.peers.get_mut(&agent) else { return false };
+        let heard = peer.wire.heard();
+        let result = match &mut peer.stage {
+            Stage::Greeting(_) => match peer.wire.receive::<FromGuest>() {
+                Ok(Some(message)) => {
+                    self.greet(agent, message);
+                    return true;
+                }
+                Ok(None) => Ok(None),
+                Err(error) => Err(error),
+            },
+            Stage::Joining | Stage::Member | Stage::Closing => peer.wire.receive::<FromAgent>(),
+        };
+        match result {
+            Ok(Some(message)) => {
+                self.hear(agent, message);
+                true
+            }
+            Ok(None) => {
+                // A piece of a long message is a sign of life, too.
+                let alive = matches!(peer.stage, Stage::Member) && peer.wire.heard() > heard;
+                if alive {
+                    self.tell(Event::Heard { agent });
+                }
+                false
+            }
+            Err(error) => {
+                self.lost(agent, &error);
+                false
+            }
+        }
+    }
+
+    fn greet(&mut self, agent: AgentId, message: FromGuest) {
+        let (Some(listener), Some(peer)) = (&self.listener, self.peers.get_mut(&agent)) else {
+            return;
+        };
+        let Stage::Greeting(door) = &mut peer.stage else { return };
+        match door.hear(message, &listener.secret, &listener.run_id) {
+            Step::Answer(answer) => self.send(agent, &answer),
+            Step::Open(answer) => {
+                peer.stage = Stage::Joining;
+                peer.wire.trust();
+                self.send(agent, &answer);
+            }
+            Step::Shut(answer, reason) => {
+                self.send(agent, &answer);
+                self.close(agent);
+                self.say_refused(agent, &reason);
+            }
+        }
+    }
+
+    /// Once for each address: who is refused may come again and again.
+    fn say_refused(&mut self, agent: AgentId, reason: &str) {
+        let Some(Origin::Tcp(address)) = self.peers.get(&agent).map(|peer| peer.origin) else {
+            return;
+        };
+        if self.refused.len() < MOST_REFUSED && !self.refused.contains(&address) {
+            self.refused.push(address);
+            self.say(&format!("refused {address}: {reason}"));
+        }
+    }
+
+    fn hear(&mut self, agent: AgentId, message: FromAgent) {
+        let Some(peer) = self.peers.get_mut(&agent) else { return };
+        match (&peer.stage, message) {
+            (Stage::Joining, FromAgent::Join(join)) => self.join(agent, join),
+            (Stage::Joining, _) => self.drop_peer(agent, "it spoke before it joined"),
+            // Last words are shown, too.
+            (Stage::Member | Stage::Closing, FromAgent::Output { stream, bytes }) => {
+                self.output(agent, stream, bytes);
+            }
+            (Stage::Member | Stage::Closing, FromAgent::Say { text }) => {
+                let line = format!("{}: {text}", peer.host);
+                self.say(&line);
+            }
+            (Stage::Member, message) => self.tell(Event::Said { agent, message }),
+            (Stage::Closing | Stage::Greeting(_), _) => {}
+        }
+    }
+
+    fn join(&mut self, agent: AgentId, join: Join) {
+        let Some(peer) = self.peers.get_mut(&agent) else { return };
+        peer.stage = Stage::Member;
+        peer.host = join.host.as_str().into();
+        let seen = match peer.origin {
+            Origin::Tcp(address) => Some(address.to_string()),
+            Origin::Local | Origin::Session => None,
+        };
+        let remote = peer.is_remote();
+        self.tell(Event::Joined { agent, join, seen, remote });
+    }
+
+    fn output(&mut self, agent: AgentId, stream: Stream, bytes: Vec<u8>) {
+        let Some(peer) = self.peers.get_mut(&agent) else { return };
+        let count = bytes.len() as u64;
+        peer.unshown += count;
+        if peer.unshown > MOST_UNSHOWN {
+            return self.drop_peer(agent, "it sent more output than it may");
+        }
+        let credit = Credit { shared: Arc::clone(&self.shared), agent, bytes: count };
+        let host = Arc::clone(&peer.host);
+        let piece = Piece { host, stream, bytes, _credit: credit };
+        match &mut self.sink {
+            Some(sink) => sink.output(piece),
+            None => drop(piece),
+        }
+        self.tell(Event::Heard { agent });
+    }
+
+    /// It has broken a rule.
+    fn drop_peer(&mut self, agent: AgentId, how: &str) {
+        if self.remove(agent).is_some() {
+            self.tell(Event::Closed { agent, how: how.into() });
+        }
+    }
+
+    fn lost(&mut self, agent: AgentId, error: &LinkError) {
+        let Some(peer) = self.remove(agent) else { return };
+        let session = peer.origin == Origin::Session;
+        match peer.stage {
+            Stage::Closing | Stage::Greeting(_) => {}
+            Stage::Joining if !session => {}
+            Stage::Joining | Stage::Member => match peer.explained {
+                Some(how) => {
+                    self.ended.retain(|ended| ended.agent != agent);
+                    self.tell(Event::Closed { agent, how });
+                }
+                None if session => {
+                    let until = Instant::now() + EXPLANATION;
+                    self.ended.push(Ended { agent, how: error.to_string(), until });
+                }
+                None => self.tell(Event::Closed { agent, how: error.to_string() }),
+            },
+        }
+    }
+
+    /// Somebody knows why a session has ended.
+    pub(super) fn explain(&mut self, agent: AgentId, how: String) {
+        if let Some(at) = self.ended.iter().position(|ended| ended.agent == agent) {
+            self.ended.swap_remove(at);
+            self.tell(Event::Closed { agent, how });
+        } else if let Some(peer) = self.peers.get_mut(&agent) {
+            peer.explained = Some(how.clone());
+            self.ended.push(Ended { agent, how, until: Instant::now() + EXPLANATION });
+        }
+    }
+
+    /// A session's time is over.
+    pub(super) fn gone(&mut self, ended: Ended) {
+        let Ended { agent, how, .. } = ended;
+        if self.remove(agent).is_none_or(|peer| !matches!(peer.stage, Stage::Closing)) {
+            self.tell(Event::Closed { agent, how });
+        }
+    }
+}
+
+/// How many messages of one agent are read before the others get their turn.
+const MOST_MESSAGES: usize = 64;
+/// An agent keeps to its credit; the piece that exceeds it is allowed.
+const MOST_UNSHOWN: u64 = OUTPUT_CREDIT + LONGEST_FRAME as u64;
+/// How long the end of a session waits for somebody to say why.
+const EXPLANATION: Duration = Duration::from_millis(500);
+const MOST_REFUSED: usize = 64;

@@ -1,0 +1,295 @@
+//! The thread over real sockets: what agents and strangers do to it.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::*;
+use crate::{
+    Cause, Ending, FromAgent, Join, LONGEST_FRAME, OUTPUT_CREDIT, RankFailure, Reach, Secret,
+};
+use crate::{Stream, Timing, ToAgent, encode};
+
+fn rules(nodes: usize) -> Rules {
+    Rules { run_id: "j".into(), min_nodes: nodes, max_nodes: nodes, ..Rules::default() }
+}
+
+/// What reaches the user.
+#[derive(Debug)]
+enum Shown {
+    Piece(Piece),
+    Line(String),
+}
+
+impl OutputSink for mpsc::Sender<Shown> {
+    fn output(&mut self, piece: Piece) {
+        let _ = self.send(Shown::Piece(piece));
+    }
+
+    fn say(&mut self, line: &str) {
+        let _ = self.send(Shown::Line(line.into()));
+    }
+}
+
+/// A session as ssh makes it: two streams of bytes.
+fn session(coordinator: &Coordinator, host: &str) -> (SessionId, Link) {
+    let (reader, out) = UnixStream::pair().unwrap();
+    let (writer, inside) = UnixStream::pair().unwrap();
+    let id = coordinator.add(reader.into(), writer.into(), host);
+    (id, Link::new(inside.into(), out.into(), Some(Timing::default())).unwrap())
+}
+
+fn join(link: &mut Link, host: &str) {
+    link.send(&FromAgent::Join(Join { run_id: "j".into(), ..Join::new(host) }));
+}
+
+/// The next message; waits for it.
+fn next(link: &mut Link) -> Result<ToAgent, crate::LinkError> {
+    loop {
+        link.flush();
+        if let Some(message) = link.receive()? {
+            return Ok(message);
+        }
+        let mut fds = vec![PollFd::new(link.read_fd(), PollFlags::POLLIN)];
+        if link.wants_write() {
+            fds.push(PollFd::new(link.write_fd(), PollFlags::POLLOUT));
+        }
+        let _ = poll(&mut fds, PollTimeout::NONE);
+    }
+}
+
+fn start(coordinator: &Coordinator, host: &str) -> (SessionId, Link) {
+    let (id, mut link) = session(coordinator, host);
+    join(&mut link, host);
+    assert!(matches!(next(&mut link).unwrap(), ToAgent::Start(_)));
+    (id, link)
+}
+
+fn output(size: usize) -> FromAgent {
+    FromAgent::Output { stream: Stream::Stdout, bytes: vec![b'x'; size] }
+}
+
+#[test]
+fn output_is_shown_and_credit_comes_back() {
+    let (sink, shown) = mpsc::channel();
+    let coordinator = Coordinator::start(rules(1), None, Some(Box::new(sink))).unwrap();
+    let (_, mut link) = start(&coordinator, "node1");
+    link.send(&output(1000));
+    link.send(&FromAgent::Say { text: "careful".into() });
+    let mut pieces = Vec::new();
+    loop {
+        match shown.recv().unwrap() {
+            Shown::Piece(piece) => pieces.push(piece),
+            Shown::Line(line) if line == "node1: careful" => break,
+            Shown::Line(_) => {}
+        }
+    }
+    assert_eq!((&*pieces[0].host, pieces[0].bytes.len()), ("node1", 1000));
+    drop(pieces);
+    assert_eq!(next(&mut link).unwrap(), ToAgent::Taken { bytes: 1000 });
+    link.send(&FromAgent::Finished { attempt: 0 });
+    assert!(matches!(next(&mut link).unwrap(), ToAgent::End(_)));
+    // Its last words.
+    link.send(&FromAgent::Say { text: "done".into() });
+    drop(link);
+    assert_eq!(coordinator.wait().code, 0);
+    let lines: Vec<_> = shown.iter().collect();
+    assert!(matches!(lines.last(), Some(Shown::Line(line)) if line == "node1: done"), "{lines:?}");
+}
+
+#[test]
+fn a_paused_terminal_stops_nothing_else() {
+    let (sink, shown) = mpsc::channel();
+    let coordinator = Coordinator::start(rules(1), None, Some(Box::new(sink))).unwrap();
+    let (_, mut link) = start(&coordinator, "node1");
+    // Nobody shows anything; the agent stops at its credit, and other messages go on.
+    for _ in 0..OUTPUT_CREDIT / 1024 {
+        link.send(&output(1024));
+    }
+    link.send(&FromAgent::Interrupted { signal: 15 });
+    assert!(matches!(next(&mut link).unwrap(), ToAgent::Stop { signal: 15, .. }));
+    link.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: true });
+    assert!(matches!(next(&mut link).unwrap(), ToAgent::End(_)));
+    drop(link);
+    assert_eq!(coordinator.wait().code, 143);
+    assert!(shown.iter().count() > 200);
+}
+
+#[test]
+fn an_agent_that_exceeds_its_credit_is_lost() {
+    let (sink, _shown) = mpsc::channel();
+    let coordinator = Coordinator::start(rules(1), None, Some(Box::new(sink))).unwrap();
+    let (_, mut link) = start(&coordinator, "node1");
+    let sender = thread::spawn(move || {
+        for _ in 0..10 {
+            link.send(&output(1 << 20));
+            while link.wants_write() {
+                let mut fds = [PollFd::new(link.write_fd(), PollFlags::POLLOUT)];
+                let _ = poll(&mut fds, PollTimeout::NONE);
+                link.flush();
+            }
+        }
+    });
+    let how = "it sent more output than it may".into();
+    let cause = Cause::HostLost { host: "node1".into(), how };
+    assert_eq!(coordinator.wait().cause, Some(cause));
+    sender.join().unwrap();
+}
+
+#[test]
+fn the_end_of_a_session_is_explained() {
+    for explained_first in [true, false] {
+        let rules = Rules { late_hosts: false, ..rules(2) };
+        let coordinator = Coordinator::start(rules, None, None).unwrap();
+        let (good, _link) = session(&coordinator, "node1");
+        let (bad, link) = session(&coordinator, "node2");
+        assert_ne!(good, bad);
+        let how = "ssh: Could not resolve hostname node2";
+        if explained_first {
+            coordinator.explain(bad, how);
+            drop(link);
+        } else {
+            drop(link);
+            coordinator.explain(bad, how);
+        }
+        let cause = Cause::HostLost { host: "node2".into(), how: how.into() };
+        assert_eq!(coordinator.wait().cause, Some(cause));
+    }
+}
+
+#[test]
+fn a_session_that_is_explained_and_does_not_end_is_closed() {
+    let rules = Rules { late_hosts: false, ..rules(1) };
+    let coordinator = Coordinator::start(rules, None, None).unwrap();
+    let (id, mut link) = session(&coordinator, "node1");
+    coordinator.explain(id, "ssh ended with 255");
+    let cause = Cause::HostLost { host: "node1".into(), how: "ssh ended with 255".into() };
+    assert_eq!(coordinator.wait().cause, Some(cause));
+    assert!(matches!(next(&mut link), Err(crate::LinkError::Closed)));
+}
+
+#[test]
+fn the_user_of_the_launcher_can_stop_the_job() {
+    let coordinator = Coordinator::start(rules(1), None, None).unwrap();
+    let (_, mut link) = start(&coordinator, "node1");
+    coordinator.interrupt(2);
+    assert!(matches!(next(&mut link).unwrap(), ToAgent::Stop { signal: 2, .. }));
+    coordinator.interrupt(2);
+    assert_eq!(next(&mut link).unwrap(), ToAgent::Kill);
+    link.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: true });
+    assert!(matches!(next(&mut link).unwrap(), ToAgent::End(_)));
+    let mut fds = [PollFd::new(coordinator.over_fd(), PollFlags::POLLIN)];
+    drop(link);
+    poll(&mut fds, PollTimeout::NONE).unwrap();
+    assert_eq!(coordinator.wait().code, 130);
+}
+
+#[test]
+fn a_dropped_coordinator_is_seen_as_gone() {
+    let coordinator = Coordinator::start(rules(2), None, None).unwrap();
+    let mut link = coordinator.link().unwrap();
+    drop(coordinator);
+    assert!(matches!(next(&mut link), Err(crate::LinkError::Closed)));
+}
+
+#[test]
+fn an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it() {
+    let hour = Duration::from_secs(3600);
+    let rules = Rules { silence: hour, shutdown_timeout: hour, ..rules(2) };
+    let coordinator = Coordinator::start(rules, None, None).unwrap();
+    let (_, mut deaf) = session(&coordinator, "deaf");
+    join(&mut deaf, "deaf");
+    let (_, mut good) = start(&coordinator, "good");
+    // The reason for the stop is longer than what the system keeps for somebody who does not read.
+    good.send(&FromAgent::Failed(RankFailure {
+        attempt: 0,
+        rank: 0,
+        local_rank: 0,
+        host: "x".repeat(3 << 20),
+        pid: 1,
+        ending: Ending::Code(3),
+        at: 0,
+        last_lines: Vec::new(),
+        stream: Stream::Stderr,
+        error: None,
+    }));
+    assert!(matches!(next(&mut good).unwrap(), ToAgent::Stop { signal: 15, .. }));
+    good.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: false });
+    coordinator.interrupt(1);
+    let ToAgent::End(verdict) = next(&mut good).unwrap() else { panic!("there is nobody else") };
+    let Some(Cause::HostLost { host, how }) = &verdict.cause else { panic!("{verdict:?}") };
+    assert!(host == "deaf" && how.starts_with("the other side has left "), "{how}");
+    drop(good);
+    assert_eq!(coordinator.wait(), verdict);
+    drop(deaf);
+}
+
+fn listening(nodes: usize) -> (Coordinator, u16, mpsc::Receiver<Shown>) {
+    let reach = Reach::Loopback(Ipv4Addr::LOCALHOST.into());
+    let secret = Secret::new("s").unwrap();
+    let listener = Listener::bind(0, reach, "j", secret).unwrap();
+    let port = listener.port();
+    let (sink, shown) = mpsc::channel();
+    let coordinator = Coordinator::start(rules(nodes), Some(listener), Some(Box::new(sink)));
+    (coordinator.unwrap(), port, shown)
+}
+
+#[test]
+fn strangers_are_closed_and_cost_nothing() {
+    let (coordinator, port, shown) = listening(1);
+    let open = || TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let mut words: Vec<Vec<u8>> = vec![
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+        vec![0xff; 100],
+        // A whole message of ours before the handshake, and a long one that is announced.
+        encode(&FromAgent::Beat { sent: 1 }),
+        (LONGEST_FRAME as u32).to_be_bytes().to_vec(),
+        [&[0, 0, 0, 200][..], &[0x91; 200]].concat(),
+    ];
+    words.extend((0..=255).map(|byte| [&[0, 0, 0, 40][..], &[byte; 40]].concat()));
+    for word in words {
+        let mut stranger = open();
+        stranger.write_all(&word).unwrap();
+        let mut answer = Vec::new();
+        // Closed, or reset because it left something unread.
+        let _ = stranger.read_to_end(&mut answer);
+        assert!(answer.is_empty(), "{word:?} got {answer:?}");
+    }
+    // Those that say nothing do not keep anybody out.
+    let silent: Vec<_> = (0..50).map(|_| open()).collect();
+    let mut link = coordinator.link().unwrap();
+    join(&mut link, "node1");
+    assert!(matches!(next(&mut link).unwrap(), ToAgent::Start(_)));
+    link.send(&FromAgent::Finished { attempt: 0 });
+    assert!(matches!(next(&mut link).unwrap(), ToAgent::End(_)));
+    drop(link);
+    assert_eq!(coordinator.wait().code, 0, "with {} strangers", silent.len());
+    assert!(shown.iter().all(|line| !matches!(line, Shown::Piece(_))));
+}
+
+#[test]
+fn more_strangers_than_allowed_push_out_the_oldest() {
+    let (coordinator, port, _shown) = listening(1);
+    let mut first = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let mut others = Vec::new();
+    first.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    loop {
+        match first.read(&mut [0; 1]) {
+            Ok(count) => break assert_eq!(count, 0, "closed"),
+            Err(_) => assert!(others.len() < 3000, "there is a limit"),
+        }
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(other) => others.push(other),
+            // As many descriptors as this process may have: the coordinator stands that, too.
+            Err(_) => break,
+        }
+    }
+    drop(others);
+    let mut link = coordinator.link().unwrap();
+    join(&mut link, "node1");
+    assert!(matches!(next(&mut link).unwrap(), ToAgent::Start(_)));
+}

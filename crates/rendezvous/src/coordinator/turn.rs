@@ -1,0 +1,265 @@
+//! The coordinator's loop: waits for something to happen, tells the decision, does what it says.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{io, mem};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use super::output::OutputSink;
+use super::peer::{Ended, Origin, Peer, Stage};
+use super::shared::{Command, Shared};
+use crate::handshake::{self, Door};
+use crate::listener::{Listener, MOST_UNSENT};
+use crate::wire::Wire;
+use crate::{AgentId, Event, Formation, Rules, ToAgent, Verdict};
+
+/// Everything the thread has.
+pub(super) struct Turn {
+    pub(super) formation: Formation,
+    pub(super) start: Instant,
+    pub(super) epoll: Epoll,
+    pub(super) shared: Arc<Shared>,
+    pub(super) listener: Option<Listener>,
+    pub(super) sink: Option<Box<dyn OutputSink>>,
+    pub(super) peers: BTreeMap<AgentId, Peer>,
+    /// Those that go, and when the patience with them ends; in order.
+    pub(super) closing: VecDeque<(Instant, AgentId)>,
+    pub(super) ended: Vec<Ended>,
+    /// Those to be read once more: something is left, or nothing can be sent to them any more.
+    pub(super) unread: Vec<AgentId>,
+    /// Addresses of which it has been said that somebody there was refused.
+    pub(super) refused: Vec<IpAddr>,
+    pub(super) verdict: Option<Verdict>,
+    /// Those that come, and when the patience with them ends; in order.
+    strangers: VecDeque<(Instant, AgentId)>,
+    /// When to accept again after the system had no descriptor left.
+    deaf_until: Option<Instant>,
+    next_beat: Instant,
+    beat: Duration,
+    silence: Duration,
+    abandoned: bool,
+}
+
+impl Turn {
+    pub(super) fn new(
+        rules: Rules,
+        listener: Option<Listener>,
+        sink: Option<Box<dyn OutputSink>>,
+        shared: Arc<Shared>,
+    ) -> io::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        epoll.add(&*shared, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
+        if let Some(listener) = &listener {
+            epoll.add(listener, EpollEvent::new(EpollFlags::EPOLLIN, DOOR))?;
+        }
+        let start = Instant::now();
+        Ok(Self {
+            silence: rules.silence,
+            beat: rules.beat.max(SHORTEST_BEAT),
+            formation: Formation::new(rules),
+            start,
+            epoll,
+            shared,
+            listener,
+            deaf_until: None,
+            sink,
+            peers: BTreeMap::new(),
+            strangers: VecDeque::new(),
+            closing: VecDeque::new(),
+            ended: Vec::new(),
+            unread: Vec::new(),
+            refused: Vec::new(),
+            next_beat: start,
+            verdict: None,
+            abandoned: false,
+        })
+    }
+
+    /// Until the job is over and everybody knows; `None` if nobody wants to know.
+    pub(super) fn run(mut self) -> Option<Verdict> {
+        while !self.abandoned && !self.is_done() {
+            self.wait();
+            self.keep_time();
+            for agent in mem::take(&mut self.unread) {
+                self.read(agent);
+            }
+        }
+        self.verdict.filter(|_| !self.abandoned)
+    }
+
+    fn is_done(&self) -> bool {
+        self.verdict.is_some() && self.peers.values().all(Peer::is_stranger)
+    }
+
+    fn wait(&mut self) {
+        let mut events = [EpollEvent::empty(); 64];
+        let mut timeout = self.timeout();
+        // What has come counts before time does: so all of it is read first.
+        for _ in 0..MOST_ROUNDS {
+            // EINTR: look round and wait again.
+            let count = self.epoll.wait(&mut events, timeout).unwrap_or(0);
+            for event in &events[..count] {
+                match event.data() {
+                    WAKE => self.take_commands(),
+                    DOOR => self.accept(),
+                    number => self.ready(AgentId(number - FIRST), event.events()),
+                }
+            }
+            if count < events.len() {
+                return;
+            }
+            timeout = EpollTimeout::ZERO;
+        }
+    }
+
+    fn timeout(&self) -> EpollTimeout {
+        if !self.unread.is_empty() {
+            return EpollTimeout::ZERO;
+        }
+        let due = self.formation.deadline().and_then(|due| self.start.checked_add(due));
+        let beat = self.peers.values().any(Peer::is_remote).then_some(self.next_beat);
+        let queues = [&self.strangers, &self.closing].into_iter();
+        let next = queues
+            .filter_map(|queue| queue.front().map(|(until, _)| *until))
+            .chain(self.ended.iter().map(|ended| ended.until))
+            .chain([due, beat, self.deaf_until].into_iter().flatten())
+            .min();
+        let Some(next) = next else { return EpollTimeout::NONE };
+        // Up to a whole millisecond: one too early would turn the loop for nothing.
+        let left = next.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
+        EpollTimeout::try_from(left).unwrap_or(EpollTimeout::MAX)
+    }
+
+    fn take_commands(&mut self) {
+        let inbox = self.shared.take();
+        for (agent, bytes) in inbox.shown {
+            if let Some(peer) = self.peers.get_mut(&agent) {
+                peer.unshown = peer.unshown.saturating_sub(bytes);
+                self.send(agent, &ToAgent::Taken { bytes });
+            }
+        }
+        for command in inbox.commands {
+            match command {
+                Command::Local(agent, socket) => {
+                    let wire = Wire::new(socket, None, MOST_UNSENT);
+                    self.enter(agent, wire, Stage::Joining, Origin::Local, "this host");
+                }
+                Command::Session { agent, reader, writer, host } => {
+                    self.session(agent, reader, writer, host);
+                }
+                Command::Explain(agent, how) => self.explain(agent, how),
+                Command::Interrupt(signal) => self.tell(Event::Interrupt { signal }),
+                Command::Abandon => self.abandoned = true,
+            }
+        }
+    }
+
+    fn session(&mut self, agent: AgentId, reader: OwnedFd, writer: OwnedFd, host: String) {
+        let wire = Wire::new(reader, Some(writer), MOST_UNSENT);
+        self.enter(agent, wire, Stage::Joining, Origin::Session, &host);
+        self.tell(Event::Expected { agent, host });
+        if !self.peers.contains_key(&agent) {
+            let how = "its descriptors cannot be polled".into();
+            self.tell(Event::Closed { agent, how });
+        }
+    }
+
+    fn accept(&mut self) {
+        let Some(listener) = &self.listener else { return };
+        match listener.accept(self.silence) {
+            Ok((mut wire, address)) => {
+                wire.distrust(handshake::LONGEST);
+                let Ok(door) = Door::new() else { return };
+                let agent = self.shared.new_agent();
+                let host = address.to_string();
+                self.enter(agent, Ok(wire), Stage::Greeting(door), Origin::Tcp(address), &host);
+                self.strangers.push_back((Instant::now() + GREETING, agent));
+                self.make_room();
+            }
+            Err(error) if is_exhausted(&error) => {
+                self.deaf_until = Some(Instant::now() + DEAF);
+                // It is there.
+                let _ = self.epoll.delete(listener);
+                self.say("no connection can be accepted: too many open files (see ulimit -n)");
+            }
+            // Somebody who has gone again, or nobody.
+            Err(_) => {}
+        }
+    }
+
+    /// The one that has been a stranger for longest goes: a friend does not need that long.
+    fn make_room(&mut self) {
+        if self.strangers.len() > MOST_STRANGERS
+            && let Some((_, agent)) = self.strangers.pop_front()
+        {
+            self.turn_away(agent);
+        }
+    }
+
+    fn turn_away(&mut self, agent: AgentId) {
+        if self.peers.get(&agent).is_some_and(Peer::is_stranger) {
+            self.remove(agent);
+        }
+    }
+
+    /// Does what is due.
+    fn keep_time(&mut self) {
+        let now = Instant::now();
+        while let Some(agent) = due(&mut self.strangers, now) {
+            self.turn_away(agent);
+        }
+        while let Some(agent) = due(&mut self.closing, now) {
+            self.remove(agent);
+        }
+        while let Some(at) = self.ended.iter().position(|ended| ended.until <= now) {
+            let ended = self.ended.swap_remove(at);
+            self.gone(ended);
+        }
+        if self.deaf_until.is_some_and(|until| until <= now)
+            && let Some(listener) = &self.listener
+        {
+            self.deaf_until = None;
+            // Where that fails nobody can come in any more; the job goes on with those it has.
+            let _ = self.epoll.add(listener, EpollEvent::new(EpollFlags::EPOLLIN, DOOR));
+        }
+        if self.next_beat <= now {
+            self.next_beat = now + self.beat;
+            let alive = |peer: &Peer| peer.is_remote() && matches!(peer.stage, Stage::Member);
+            let members = self.peers.iter().filter(|(_, peer)| alive(peer));
+            for agent in members.map(|(agent, _)| *agent).collect::<Vec<_>>() {
+                self.send(agent, &ToAgent::Beat);
+            }
+        }
+        if self.formation.deadline().is_some_and(|due| due <= self.start.elapsed()) {
+            self.tell(Event::Tick);
+        }
+    }
+}
+
+fn due(queue: &mut VecDeque<(Instant, AgentId)>, now: Instant) -> Option<AgentId> {
+    let (until, _) = queue.front()?;
+    if *until <= now { queue.pop_front().map(|(_, agent)| agent) } else { None }
+}
+
+fn is_exhausted(error: &io::Error) -> bool {
+    use nix::errno::Errno::{EMFILE, ENFILE, ENOBUFS, ENOMEM};
+    let exhausted = [EMFILE, ENFILE, ENOBUFS, ENOMEM].map(|error| error as i32);
+    error.raw_os_error().is_some_and(|error| exhausted.contains(&error))
+}
+
+const WAKE: u64 = 0;
+const DOOR: u64 = 1;
+/// Agents' numbers begin here in the poll.
+pub(super) const FIRST: u64 = 2;
+/// How often the poll is asked for more before the clock is looked at.
+const MOST_ROUNDS: usize = 64;
+/// Who has not proved itself and joined within this time is closed.
+const GREETING: Duration = Duration::from_secs(10);
+const MOST_STRANGERS: usize = 1024;
+const DEAF: Duration = Duration::from_secs(1);
+/// Below this the loop would do nothing else.
+const SHORTEST_BEAT: Duration = Duration::from_millis(10);

@@ -1,0 +1,211 @@
+//! From the agents that are there to an attempt, and from a stopped attempt to the next.
+
+use std::time::Duration;
+
+use super::member::{Member, Part};
+use super::rules::REGROUP;
+use super::trouble::{self, Loss, Trouble};
+use super::{Action, AgentId, Formation, Rules, State, hosts};
+use crate::{Assignment, Cause, ToAgent, Verdict};
+
+/// Waiting for enough hosts.
+#[derive(Debug)]
+pub(super) struct Gathering {
+    since: Duration,
+    /// Before the first attempt of this coordinator.
+    first: bool,
+    /// When the wait for more than enough hosts ends; there are enough.
+    last_call: Option<Duration>,
+    /// Those who wait know how many are missing.
+    told: bool,
+    /// The host that was lost last.
+    pub(super) loss: Option<Loss>,
+}
+
+impl Gathering {
+    pub(super) fn first(since: Duration) -> Self {
+        Self { since, first: true, last_call: None, told: true, loss: None }
+    }
+
+    pub(super) fn again(since: Duration, loss: Option<Loss>) -> Self {
+        Self { since, first: false, last_call: None, told: false, loss }
+    }
+
+    pub(super) fn deadline(&self, rules: &Rules) -> Duration {
+        self.last_call.unwrap_or_else(|| self.since.saturating_add(rules.join_timeout))
+    }
+}
+
+impl Rules {
+    pub(super) fn wanted(&self) -> String {
+        if self.min_nodes == self.max_nodes {
+            hosts(self.min_nodes)
+        } else {
+            format!("{} to {}", self.min_nodes, hosts(self.max_nodes))
+        }
+    }
+}
+
+impl Formation {
+    /// Hosts on which the next attempt can count.
+    pub(super) fn present(&self) -> usize {
+        self.count(|member| member.rival.is_none())
+    }
+
+    /// Goes on as far as nothing has to be waited for.
+    pub(super) fn advance(&mut self) {
+        loop {
+            let before = std::mem::discriminant(&self.state);
+            match self.state {
+                State::Gathering(_) => self.gather(),
+                State::Running if self.count(|member| member.part == Part::Running) == 0 => {
+                    self.end(Verdict { code: 0, cause: None });
+                }
+                State::Stopping(_)
+                    if self.count(|member| matches!(member.part, Part::Stopping { .. })) == 0 =>
+                {
+                    self.settle();
+                }
+                State::Running | State::Stopping(_) | State::Over(_) => {}
+            }
+            if std::mem::discriminant(&self.state) == before {
+                return;
+            }
+        }
+    }
+
+    fn gather(&mut self) {
+        let have = self.present();
+        let Rules { min_nodes: need, max_nodes: most, .. } = self.rules;
+        let survivors = self.members.values().any(|member| member.join.last_attempt.is_some());
+        let to_come = self.expected.len() + most.saturating_sub(self.announced);
+        let more_may_come = self.rules.late_hosts || to_come > 0;
+        let State::Gathering(gathering) = &mut self.state else { return };
+        if have < need {
+            gathering.last_call = None;
+            self.wait_for_more(have, self.rules.late_hosts || have + to_come >= need);
+            return;
+        }
+        if have < most && gathering.first && more_may_come {
+            let call = self.rules.last_call;
+            let call = if survivors { call.min(REGROUP) } else { call };
+            let end = *gathering.last_call.get_or_insert_with(|| self.now.saturating_add(call));
+            if self.now < end {
+                return;
+            }
+        }
+        self.form();
+    }
+
+    fn wait_for_more(&mut self, have: usize, enough_may_come: bool) {
+        let need = self.rules.min_nodes;
+        let State::Gathering(gathering) = &mut self.state else { return };
+        if !enough_may_come && let Some(Loss { host, how }) = gathering.loss.take() {
+            return self.end(trouble::verdict(Cause::HostLost { host, how }));
+        }
+        let limit = self.rules.join_timeout;
+        if self.now >= gathering.since.saturating_add(limit) {
+            let seconds = limit.as_secs();
+            return self.end(trouble::verdict(Cause::TooFewHosts { have, need, seconds }));
+        }
+        if !gathering.told {
+            gathering.told = true;
+            let tell = ToAgent::Waiting { have, need };
+            self.actions.extend(self.members.keys().map(|id| Action::Send(*id, tell.clone())));
+            self.say(format!(
+                "waiting up to {} s for {} more",
+                limit.as_secs_f64(),
+                hosts(need - have)
+            ));
+        }
+    }
+
+    fn form(&mut self) {
+        let first = matches!(&self.state, State::Gathering(gathering) if gathering.first);
+        let left = self.members.values().filter(|member| member.join.last_attempt.is_some());
+        if let Some(counted) = left.map(|member| member.join.restarts).max() {
+            self.restarts = self.restarts.max(counted);
+            if first {
+                // What the old coordinator's end cost.
+                if self.restarts >= self.rules.max_restarts {
+                    let host = "the coordinator's host".into();
+                    let how = format!("no restart is left of {}", self.rules.max_restarts);
+                    return self.end(trouble::verdict(Cause::HostLost { host, how }));
+                }
+                self.restarts += 1;
+            }
+            for member in self.members.values_mut() {
+                // Counted.
+                member.join.last_attempt = None;
+            }
+        }
+        let order = self.choose();
+        let attempt = self.next_attempt;
+        self.attempt = Some(attempt);
+        self.next_attempt += 1;
+        let world_size = order.iter().map(|id| self.members[id].join.nproc).sum();
+        let master = self.address(order[0]);
+        let master_port = self.members[&order[0]].join.port;
+        let mut first_rank = 0;
+        for member in self.members.values_mut() {
+            member.veteran = false;
+        }
+        for (node_rank, id) in order.iter().enumerate() {
+            let Some(member) = self.members.get_mut(id) else { continue };
+            member.part = Part::Running;
+            member.veteran = true;
+            let nproc = member.join.nproc;
+            let assignment = Assignment {
+                attempt,
+                restarts: self.restarts,
+                max_restarts: self.rules.max_restarts,
+                node_rank,
+                num_nodes: order.len(),
+                first_rank,
+                nproc,
+                world_size,
+                master_addr: master.clone(),
+                master_port,
+            };
+            first_rank += nproc;
+            self.actions.push(Action::Send(*id, ToAgent::Start(assignment)));
+        }
+        self.trouble = Trouble::default();
+        self.state = State::Running;
+        if attempt > 0 {
+            let restarts = (self.restarts, self.rules.max_restarts);
+            self.say(format!(
+                "attempt {attempt} starts: {}, {world_size} ranks, {} of {} restarts used",
+                hosts(order.len()),
+                restarts.0,
+                restarts.1,
+            ));
+        }
+    }
+
+    /// Those who take part, in the order of their ranks. Who has had a part keeps it.
+    fn choose(&self) -> Vec<AgentId> {
+        let mut order: Vec<(&AgentId, &Member)> =
+            self.members.iter().filter(|(_, member)| member.rival.is_none()).collect();
+        order.sort_by_key(|(_, member)| (!member.veteran, member.order));
+        order.truncate(self.rules.max_nodes);
+        order.sort_by_key(|(_, member)| member.place());
+        order.into_iter().map(|(id, _)| *id).collect()
+    }
+
+    /// Where the other hosts find this one.
+    fn address(&self, agent: AgentId) -> String {
+        let member = &self.members[&agent];
+        let seen = member.seen.as_deref().filter(|seen| !is_loopback(seen));
+        (member.join.address.as_deref())
+            .or(seen)
+            .or(self.rules.address.as_deref())
+            .or(member.seen.as_deref())
+            .unwrap_or("127.0.0.1")
+            .to_owned()
+    }
+}
+
+fn is_loopback(address: &str) -> bool {
+    address.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}

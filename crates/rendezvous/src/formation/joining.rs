@@ -1,0 +1,179 @@
+//! Who may take part, and what a newcomer changes.
+
+use super::member::{Clock, Member, Part};
+use super::rules::MOST_RANKS_PER_HOST;
+use super::trouble::{Gone, Loss};
+use super::{Action, AgentId, Formation, State, hosts};
+use crate::{Join, PROTOCOL, ToAgent};
+
+impl Formation {
+    pub(super) fn joined(
+        &mut self,
+        agent: AgentId,
+        join: Join,
+        seen: Option<String>,
+        remote: bool,
+    ) {
+        if self.expected.remove(&agent).is_none() {
+            self.announced += 1;
+        }
+        if self.members.contains_key(&agent) {
+            return self.lose(agent, "it joined twice".into(), Gone::Useless(self.now));
+        }
+        if let Some(reason) = self.refusal(&join) {
+            return self.refuse(agent, &join.host, reason);
+        }
+        let rival = join.node_rank.and_then(|wanted| {
+            let holds = |member: &Member| member.join.node_rank == Some(wanted);
+            self.members.iter().find(|(_, member)| holds(member)).map(|(id, _)| *id)
+        });
+        if let Some(rival) = rival
+            && !self.members[&rival].remote
+        {
+            let reason = self.taken(&join, rival);
+            return self.refuse(agent, &join.host, reason);
+        }
+        let mut clock = Clock::default();
+        clock.compare(self.now, join.sent);
+        if let Some(last) = join.last_attempt {
+            self.next_attempt = self.next_attempt.max(last + 1);
+        }
+        self.joins += 1;
+        let member = Member {
+            seen,
+            remote,
+            order: self.joins,
+            joined: self.now,
+            veteran: false,
+            rival,
+            part: Part::Idle,
+            heard: self.now,
+            clock,
+            join,
+        };
+        if remote {
+            self.next_look = self.next_look.min(self.now.saturating_add(self.rules.silence));
+        }
+        self.members.insert(agent, member);
+        if rival.is_none() {
+            self.arrived(agent);
+        } else {
+            self.rivals += 1;
+        }
+    }
+
+    /// Why this agent cannot take part, whatever the others do.
+    fn refusal(&self, join: &Join) -> Option<String> {
+        let host = &join.host;
+        if join.protocol != PROTOCOL {
+            return Some(format!(
+                "{host} has brigade {} (protocol {}), the coordinator has {} (protocol \
+                 {PROTOCOL}): install the same version on all hosts",
+                join.version,
+                join.protocol,
+                env!("CARGO_PKG_VERSION"),
+            ));
+        }
+        if join.run_id != self.rules.run_id {
+            return Some(format!(
+                "{host} wants to take part in the job `{}`, but here is the job `{}`: give the \
+                 same --rdzv-id on all hosts, or another endpoint to one of the jobs",
+                join.run_id, self.rules.run_id,
+            ));
+        }
+        if let State::Over(verdict) = &self.state {
+            return Some(format!("the job is over (exit code {})", verdict.code));
+        }
+        if self.ending() {
+            return Some("the job is ending".into());
+        }
+        if let Some(wanted) = join.node_rank
+            && wanted >= self.rules.max_nodes
+        {
+            return Some(format!(
+                "{host} has node rank {wanted}, but with {} the highest is {}",
+                hosts(self.rules.max_nodes),
+                self.rules.max_nodes - 1,
+            ));
+        }
+        if join.nproc == 0 || join.nproc > MOST_RANKS_PER_HOST {
+            return Some(format!(
+                "{host} would start {} ranks; a host starts 1 to {MOST_RANKS_PER_HOST}",
+                join.nproc,
+            ));
+        }
+        // Numbers go up from there, and none is used twice.
+        (join.last_attempt.is_some_and(|last| last > u32::MAX / 2)).then(|| {
+            format!("{host} cannot have seen attempt {}", join.last_attempt.unwrap_or_default())
+        })
+    }
+
+    pub(super) fn taken(&self, join: &Join, rival: AgentId) -> String {
+        let other = &self.members[&rival].join;
+        format!(
+            "{} (pid {}) has node rank {} already; {} (pid {}) needs another --node-rank",
+            other.host,
+            other.pid,
+            other.node_rank.unwrap_or_default(),
+            join.host,
+            join.pid,
+        )
+    }
+
+    pub(super) fn refuse(&mut self, agent: AgentId, host: &str, reason: String) {
+        if self.members.remove(&agent).is_some_and(|member| member.rival.is_some()) {
+            self.rivals -= 1;
+        }
+        if let State::Gathering(gathering) = &mut self.state {
+            let how = format!("it was refused: {reason}");
+            gathering.loss = Some(Loss { host: host.into(), how });
+        }
+        self.say(format!("refused {host}: {reason}"));
+        self.send(agent, ToAgent::Refused { reason });
+        self.actions.push(Action::Close(agent));
+    }
+
+    /// A host is there on which the job can count.
+    pub(super) fn arrived(&mut self, agent: AgentId) {
+        let host = self.members[&agent].join.host.clone();
+        match self.state {
+            State::Gathering(_) => {
+                // Where all come at once, who comes first is nothing to tell.
+                if self.rules.late_hosts {
+                    let (present, wanted) = (self.present(), self.rules.wanted());
+                    self.say(format!("{host} joined: {present} of {wanted}"));
+                }
+                self.advance();
+            }
+            State::Running => {
+                let room = self.count(Member::takes_part) < self.rules.max_nodes;
+                let finished = self.count(|member| member.part == Part::Finished) > 0;
+                if room && !finished {
+                    self.calm_stop(format!("{host} joins"));
+                } else {
+                    self.say(format!("{host} waits: it may take the place of a host that is lost"));
+                }
+            }
+            State::Stopping(_) | State::Over(_) => {}
+        }
+        let waits = self.members.get(&agent).is_some_and(|member| !member.takes_part());
+        if waits && self.rules.late_hosts {
+            let (have, need) = (self.present(), self.rules.min_nodes);
+            self.send(agent, ToAgent::Waiting { have, need });
+        }
+    }
+
+    /// The node rank of a lost host goes to the first one that waits for it.
+    pub(super) fn inherit(&mut self, lost: AgentId) {
+        let waits = |(_, member): &(&AgentId, &Member)| member.rival == Some(lost);
+        let heir = self.members.iter().filter(waits).min_by_key(|(_, member)| member.order);
+        let Some(heir) = heir.map(|(id, _)| *id) else { return };
+        for (id, member) in &mut self.members {
+            if member.rival == Some(lost) {
+                member.rival = (*id != heir).then_some(heir);
+            }
+        }
+        self.rivals -= 1;
+        self.arrived(heir);
+    }
+}

@@ -1,0 +1,97 @@
+//! An agent as the decision knows it.
+
+use std::time::Duration;
+
+use super::AgentId;
+use crate::{Join, Millis};
+
+/// An agent that has joined.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) join: Join,
+    pub(super) seen: Option<String>,
+    pub(super) remote: bool,
+    /// Order of joining.
+    pub(super) order: u64,
+    pub(super) joined: Duration,
+    /// Took part in the last attempt, so that its place is not given away.
+    pub(super) veteran: bool,
+    /// Who has the node rank that this one asks for. It is not certain that he still lives.
+    pub(super) rival: Option<AgentId>,
+    pub(super) part: Part,
+    pub(super) heard: Duration,
+    pub(super) clock: Clock,
+}
+
+/// What an agent is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Has no processes.
+    Idle,
+    /// Has been told to start.
+    Running,
+    /// Its ranks have all ended with 0.
+    Finished,
+    /// Has been told to stop and has not answered.
+    Stopping { finished: bool },
+}
+
+impl Member {
+    pub(super) fn takes_part(&self) -> bool {
+        self.part != Part::Idle
+    }
+
+    /// Asked places come first, then the order of joining.
+    pub(super) fn place(&self) -> (usize, u64) {
+        (self.join.node_rank.unwrap_or(usize::MAX), self.order)
+    }
+}
+
+/// Tells an agent's clock from the coordinator's: the smallest difference between when a message
+/// was sent and when it came is the clocks' own, plus the shortest way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Clock {
+    ahead: Option<i64>,
+}
+
+impl Clock {
+    pub(super) fn compare(&mut self, now: Duration, sent: Millis) {
+        let ahead = signed(now.as_millis()).saturating_sub(signed(sent.into()));
+        self.ahead = Some(self.ahead.map_or(ahead, |least| least.min(ahead)));
+    }
+
+    /// A moment of the agent's on the coordinator's clock.
+    pub(super) fn ours(self, at: Millis) -> i64 {
+        signed(at.into()).saturating_add(self.ahead.unwrap_or(0))
+    }
+}
+
+/// Milliseconds beyond 292 million years are all the same.
+pub(super) fn signed(millis: u128) -> i64 {
+    i64::try_from(millis).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_that_differ_are_compared() {
+        let mut clock = Clock::default();
+        // The agent's clock is 5 s behind; messages take 40, 2 and 300 ms.
+        for (sent, took) in [(1_000, 40), (2_000, 2), (3_000, 300)] {
+            clock.compare(Duration::from_millis(sent + 5_000 + took), sent);
+        }
+        assert_eq!(clock.ours(2_500), 7_502);
+    }
+
+    #[test]
+    fn no_time_is_too_large() {
+        let mut clock = Clock::default();
+        clock.compare(Duration::MAX, 0);
+        assert_eq!(clock.ours(u64::MAX), i64::MAX);
+        clock.compare(Duration::ZERO, u64::MAX);
+        clock.compare(Duration::ZERO, u64::MAX);
+        let _ = clock.ours(0);
+    }
+}

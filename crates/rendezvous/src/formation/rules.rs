@@ -1,0 +1,63 @@
+//! The rules of a job: how many hosts, how many restarts, how long one waits.
+
+use std::time::Duration;
+
+/// What the coordinator holds the agents to.
+///
+/// ```
+/// use brigade_rendezvous::Rules;
+/// let rules = Rules { run_id: "night".into(), min_nodes: 1, max_nodes: 4, ..Rules::default() };
+/// assert_eq!(rules.last_call.as_secs(), 5);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// Name of the job; agents of another one are refused.
+    pub run_id: String,
+    /// The job runs with no fewer hosts.
+    pub min_nodes: usize,
+    /// The job runs with no more hosts; those that come on top wait.
+    pub max_nodes: usize,
+    /// How often the job may start again after a failed rank or a lost host.
+    pub max_restarts: u32,
+    /// How long to wait for `min_nodes`.
+    pub join_timeout: Duration,
+    /// How long to wait for more hosts once `min_nodes` are there, before the first attempt.
+    pub last_call: Duration,
+    /// How long agents give ranks to stop before they kill them.
+    pub shutdown_timeout: Duration,
+    /// An agent that has not stopped its ranks this long after `shutdown_timeout` is lost.
+    pub stop_slack: Duration,
+    /// How often a connection over which nothing else goes carries a beat.
+    pub beat: Duration,
+    /// A host of which nothing has been heard for this long is lost.
+    pub silence: Duration,
+    /// Hosts may still come after the start, so that it makes sense to wait for one.
+    pub late_hosts: bool,
+    /// Name or address under which other hosts reach the coordinator's own, for agents there that
+    /// name none.
+    pub address: Option<String>,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            run_id: String::new(),
+            min_nodes: 1,
+            max_nodes: 1,
+            max_restarts: 0,
+            join_timeout: Duration::from_secs(600),
+            last_call: Duration::from_secs(5),
+            shutdown_timeout: Duration::from_secs(30),
+            stop_slack: Duration::from_secs(5),
+            beat: Duration::from_secs(1),
+            silence: Duration::from_secs(4),
+            late_hosts: true,
+            address: None,
+        }
+    }
+}
+
+/// No host starts more ranks: a larger number is a mistake, or a peer that is not ours.
+pub(super) const MOST_RANKS_PER_HOST: usize = 1 << 16;
+/// How long a new coordinator waits for the agents that the old one has left behind.
+pub(super) const REGROUP: Duration = Duration::from_secs(1);

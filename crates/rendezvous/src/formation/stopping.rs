@@ -1,0 +1,248 @@
+//! What ends an attempt, and what is left after it.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use super::forming::Gathering;
+use super::member::{Member, Part};
+use super::trouble::{self, Gone, Loss, News};
+use super::{Action, AgentId, Formation, State};
+use crate::{Cause, RankFailure, ToAgent, Verdict};
+
+impl Formation {
+    pub(super) fn failed(&mut self, agent: AgentId, failure: RankFailure) {
+        let Some(member) = self.members.get_mut(&agent) else { return };
+        member.clock.compare(self.now, failure.at);
+        let clock = member.clock;
+        self.trouble.set_clock(agent, clock);
+        let hosts = self.count(Member::takes_part);
+        let reason = self.with_restart(failure.summary(hosts));
+        self.trouble.fail(agent, failure, clock);
+        if matches!(self.state, State::Running) {
+            self.stop(Signal::SIGTERM as i32, reason);
+        }
+    }
+
+    pub(super) fn stopped(&mut self, agent: AgentId, port: u16, killed: bool) {
+        let Some(member) = self.members.get_mut(&agent) else { return };
+        match member.part {
+            Part::Stopping { finished } => {
+                member.part = Part::Idle;
+                member.join.port = port;
+                self.trouble.cut_short |= killed || !finished;
+            }
+            Part::Running | Part::Finished => {
+                let how = "it stopped its ranks without being told to".into();
+                self.lose(agent, how, Gone::Useless(self.now));
+            }
+            Part::Idle => {}
+        }
+    }
+
+    /// Takes a member out: it is no longer there, or no longer to be trusted.
+    pub(super) fn lose(&mut self, agent: AgentId, how: String, gone: Gone) {
+        let Some(member) = self.members.remove(&agent) else { return };
+        if member.rival.is_some() {
+            self.rivals -= 1;
+        }
+        if !matches!(gone, Gone::Now(_)) {
+            self.actions.push(Action::Close(agent));
+        }
+        let loss = Loss { host: member.join.host, how };
+        match member.part {
+            Part::Idle => self.gone(loss),
+            Part::Running => {
+                let reason = self.with_restart(format!("{} is lost: {}", loss.host, loss.how));
+                self.trouble.lose(agent, loss, gone);
+                self.stop(Signal::SIGTERM as i32, reason);
+            }
+            Part::Stopping { finished: false } => {
+                self.say(format!("{} is lost: {}", loss.host, loss.how));
+                self.trouble.lose(agent, loss, gone);
+            }
+            // Its work is done.
+            Part::Finished | Part::Stopping { finished: true } => {}
+        }
+        self.inherit(agent);
+    }
+
+    /// A host goes as it should: what its ranks leave undone is no failure.
+    pub(super) fn leaves(&mut self, agent: AgentId) {
+        let Some(member) = self.members.remove(&agent) else { return };
+        if member.rival.is_some() {
+            self.rivals -= 1;
+        }
+        self.actions.push(Action::Close(agent));
+        let line = format!("{} leaves", member.join.host);
+        if member.part == Part::Running {
+            self.calm_stop(line);
+        } else {
+            self.say(line);
+        }
+        self.inherit(agent);
+    }
+
+    /// Stops the attempt for another with other hosts; nothing has failed.
+    pub(super) fn calm_stop(&mut self, reason: String) {
+        if matches!(self.state, State::Running) {
+            self.trouble.calm_since = Some(self.now);
+            self.stop(Signal::SIGTERM as i32, reason);
+        } else {
+            self.say(reason);
+        }
+    }
+
+    /// What the user is told about trouble: whether the job starts again.
+    fn with_restart(&self, reason: String) -> String {
+        let (used, allowed) = (self.restarts, self.rules.max_restarts);
+        if matches!(self.state, State::Running) && used < allowed {
+            format!("{reason}; restart {} of {allowed}", used + 1)
+        } else {
+            reason
+        }
+    }
+
+    /// A host that had no part is gone.
+    pub(super) fn gone(&mut self, loss: Loss) {
+        if matches!(self.state, State::Over(_)) {
+            return;
+        }
+        self.say(format!("{} is gone: {}", loss.host, loss.how));
+        if let State::Gathering(gathering) = &mut self.state {
+            gathering.loss = Some(loss);
+        }
+    }
+
+    /// Stops the attempt everywhere, and says why.
+    pub(super) fn stop(&mut self, signal: i32, reason: String) {
+        self.tell_to_stop(signal, &reason);
+        self.say(reason);
+    }
+
+    fn tell_to_stop(&mut self, signal: i32, reason: &str) {
+        let wait = self.rules.shutdown_timeout.saturating_add(self.rules.stop_slack);
+        self.state = State::Stopping(self.now.saturating_add(wait));
+        let attempt = self.attempt.unwrap_or_default();
+        for (id, member) in &mut self.members {
+            let finished = match member.part {
+                Part::Idle => continue,
+                Part::Running => false,
+                Part::Finished => true,
+                Part::Stopping { finished } => finished,
+            };
+            member.part = Part::Stopping { finished };
+            let stop = ToAgent::Stop { attempt, signal, reason: reason.to_owned() };
+            self.actions.push(Action::Send(*id, stop));
+        }
+    }
+
+    /// Somebody wants the job to stop: the user of this agent, or of the coordinator, who has then
+    /// been told so there.
+    pub(super) fn interrupt(&mut self, signal: i32, by: Option<AgentId>) {
+        let member = by.and_then(|id| self.members.get(&id));
+        let named = match member {
+            Some(member) => format!("{} on {}", trouble::name(signal), member.join.host),
+            None => trouble::name(signal),
+        };
+        let waits = member.is_some_and(|member| !member.takes_part());
+        match (&self.state, by) {
+            (State::Over(_), _) => {}
+            (State::Gathering(_), _) => {
+                self.end(trouble::verdict(Cause::Interrupted { signal, failure: None }));
+            }
+            (_, Some(spare)) if waits && !self.has_stopped(spare) => {
+                // The job goes on without it.
+                let verdict = trouble::verdict(Cause::Interrupted { signal, failure: None });
+                self.send(spare, ToAgent::End(verdict));
+                self.lose(spare, named, Gone::Useless(self.now));
+            }
+            (State::Running, _) => {
+                self.trouble.interrupt(signal, by);
+                self.trouble.interrupted = Some(signal);
+                self.stop_for(signal, named, by);
+            }
+            (State::Stopping(_), _) => {
+                let ending = self.ending();
+                let news = self.trouble.interrupt(signal, by);
+                let impatient = match self.trouble.interrupted {
+                    Some(_) => news == News::Again,
+                    None => ending,
+                };
+                if !ending {
+                    self.trouble.interrupted = Some(signal);
+                }
+                if impatient && signal == Signal::SIGINT as i32 {
+                    self.kill();
+                } else if news != News::Echo && !self.trouble.killed {
+                    self.stop_for(signal, named, by);
+                }
+            }
+        }
+    }
+
+    fn stop_for(&mut self, signal: i32, reason: String, by: Option<AgentId>) {
+        match by {
+            Some(_) => self.stop(signal, reason),
+            None => self.tell_to_stop(signal, &reason),
+        }
+    }
+
+    /// It took part in the attempt that is being stopped, and is done.
+    fn has_stopped(&self, agent: AgentId) -> bool {
+        matches!(self.state, State::Stopping(_))
+            && self.members.get(&agent).is_some_and(|member| member.veteran)
+    }
+
+    fn kill(&mut self) {
+        if std::mem::replace(&mut self.trouble.killed, true) {
+            return;
+        }
+        self.state = State::Stopping(self.now.saturating_add(self.rules.stop_slack));
+        for (id, member) in &self.members {
+            if matches!(member.part, Part::Stopping { .. }) {
+                self.actions.push(Action::Send(*id, ToAgent::Kill));
+            }
+        }
+    }
+
+    /// All agents have stopped the attempt.
+    pub(super) fn settle(&mut self) {
+        let trouble = std::mem::take(&mut self.trouble);
+        let first = trouble.first();
+        if let Some(signal) = trouble.interrupted {
+            return self.end(trouble.interrupted_by(signal));
+        }
+        let mut loss = None;
+        if let Some(cause) = first {
+            if self.restarts >= self.rules.max_restarts {
+                return self.end(trouble::verdict(cause));
+            }
+            self.restarts += 1;
+            if let Cause::HostLost { host, how } = cause {
+                loss = Some(Loss { host, how });
+            }
+        }
+        self.state = State::Gathering(Gathering::again(self.now, loss));
+    }
+
+    /// The attempt is being stopped, and there will be no other.
+    pub(super) fn ending(&self) -> bool {
+        matches!(self.state, State::Stopping(_))
+            && (self.trouble.interrupted.is_some()
+                || self.trouble.first().is_some() && self.restarts >= self.rules.max_restarts)
+    }
+
+    pub(super) fn end(&mut self, verdict: Verdict) {
+        for id in self.members.keys() {
+            self.actions.push(Action::Send(*id, ToAgent::End(verdict.clone())));
+            self.actions.push(Action::Close(*id));
+        }
+        self.actions.extend(self.expected.keys().map(|id| Action::Close(*id)));
+        self.members.clear();
+        self.expected.clear();
+        self.next_look = Duration::MAX;
+        self.actions.push(Action::Finish(verdict.clone()));
+        self.state = State::Over(verdict);
+    }
+}

@@ -1,0 +1,260 @@
+//! Whatever happens, in whatever order: what always holds.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::Assignment;
+
+/// One thing that happens; agents are few, so that they meet again.
+#[derive(Clone, Debug)]
+enum Happens {
+    Joins { id: u64, node_rank: Option<usize>, nproc: usize, last: Option<u32>, remote: bool },
+    Fails { id: u64, back: u32, code: i32, at: u64 },
+    Finishes { id: u64, back: u32 },
+    Stops { id: u64, back: u32, killed: bool },
+    Closes { id: u64 },
+    Interrupts { id: Option<u64>, signal: i32 },
+    Beats { id: u64, sent: u64 },
+    JoinsAgain { id: u64 },
+    Passes { millis: u64 },
+}
+
+fn happens() -> impl Strategy<Value = Happens> {
+    let id = 0..6_u64;
+    let back = prop_oneof![8 => Just(0_u32), 1 => 1..3_u32];
+    prop_oneof![
+        6 => (
+            id.clone(),
+            prop::option::weighted(0.3, 0..4_usize),
+            0..4_usize,
+            prop::option::weighted(0.2, 0..9_u32),
+            any::<bool>(),
+        )
+            .prop_map(|(id, node_rank, nproc, last, remote)| {
+                Happens::Joins { id, node_rank, nproc, last, remote }
+            }),
+        2 => (id.clone(), back.clone(), 0..300, any::<u64>())
+            .prop_map(|(id, back, code, at)| Happens::Fails { id, back, code, at }),
+        3 => (id.clone(), back.clone()).prop_map(|(id, back)| Happens::Finishes { id, back }),
+        9 => (id.clone(), back, any::<bool>())
+            .prop_map(|(id, back, killed)| Happens::Stops { id, back, killed }),
+        2 => id.clone().prop_map(|id| Happens::Closes { id }),
+        1 => (prop::option::of(id.clone()), prop_oneof![Just(2), Just(15), any::<i32>()])
+            .prop_map(|(id, signal)| Happens::Interrupts { id, signal }),
+        4 => (id.clone(), any::<u64>()).prop_map(|(id, sent)| Happens::Beats { id, sent }),
+        1 => id.prop_map(|id| Happens::JoinsAgain { id }),
+        4 => (0..6_000_u64).prop_map(|millis| Happens::Passes { millis }),
+    ]
+}
+
+/// The hosts as they are, to hold the decision against.
+struct World {
+    formation: Formation,
+    rules: Rules,
+    now: Duration,
+    /// Living agents by the number of their connection, and what they run.
+    agents: BTreeMap<u64, Option<Assignment>>,
+    /// Those whose ranks have all finished in the present attempt.
+    finished: BTreeSet<u64>,
+    /// The present connection of each host.
+    connection: [u64; 6],
+    connections: u64,
+    last: Option<u32>,
+    over: bool,
+}
+
+impl World {
+    fn new(rules: Rules) -> Self {
+        Self {
+            formation: Formation::new(rules.clone()),
+            rules,
+            now: Duration::ZERO,
+            agents: BTreeMap::new(),
+            finished: BTreeSet::new(),
+            connection: [0; 6],
+            connections: 0,
+            last: None,
+            over: false,
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        let actions = self.formation.handle(self.now, event);
+        let mut starts: Vec<Assignment> = Vec::new();
+        for action in actions {
+            match action {
+                Action::Send(AgentId(id), message) => {
+                    let running = self.agents.get_mut(&id).expect("nobody talks to the dead");
+                    match message {
+                        ToAgent::Start(part) => {
+                            assert!(running.is_none(), "two attempts at a time on one host");
+                            *running = Some(part.clone());
+                            starts.push(part);
+                        }
+                        ToAgent::Stop { attempt, .. } => {
+                            assert_eq!(Some(attempt), self.last, "a stop of the present attempt");
+                        }
+                        ToAgent::End(_) => {
+                            let done = running.is_none() || self.finished.contains(&id);
+                            assert!(done, "ended while it runs");
+                        }
+                        _ => {}
+                    }
+                }
+                Action::Close(AgentId(id)) => {
+                    self.agents.remove(&id);
+                }
+                Action::Say(line) => assert!(!line.is_empty()),
+                Action::Finish(verdict) => {
+                    assert!(!self.over, "a job ends once");
+                    self.over = true;
+                    assert_eq!(self.formation.verdict(), Some(&verdict));
+                    assert!(verdict.cause.is_some() || verdict.code == 0);
+                }
+            }
+        }
+        if !starts.is_empty() {
+            self.check(&starts);
+        }
+        if let Some(deadline) = self.formation.deadline() {
+            assert!(deadline > self.now, "nothing is due twice");
+        }
+    }
+
+    fn check(&mut self, starts: &[Assignment]) {
+        assert!(!self.over);
+        self.finished.clear();
+        let first = &starts[0];
+        assert!(self.last.is_none_or(|last| first.attempt > last), "attempts go up");
+        self.last = Some(first.attempt);
+        assert!(starts.len() >= self.rules.min_nodes && starts.len() <= self.rules.max_nodes);
+        assert!(first.restarts <= self.rules.max_restarts);
+        let running = self.agents.values().flatten();
+        assert_eq!(running.count(), starts.len(), "one attempt in the whole job");
+        let mut next = 0;
+        for (node_rank, part) in starts.iter().enumerate() {
+            assert_eq!((part.node_rank, part.num_nodes), (node_rank, starts.len()));
+            assert_eq!(part.first_rank, next);
+            next += part.nproc;
+            let common = |part: &Assignment| {
+                (part.attempt, part.world_size, part.master_addr.clone(), part.master_port)
+            };
+            assert_eq!(common(part), common(first));
+        }
+        assert_eq!(next, first.world_size);
+    }
+
+    fn happen(&mut self, what: &Happens) {
+        let agent = |id: u64| AgentId(self.connection[id as usize]);
+        let of = |back: u32| self.last.unwrap_or(0).wrapping_sub(back);
+        let said = |id, message| Event::Said { agent: agent(id), message };
+        match *what {
+            Happens::Joins { id, node_rank, nproc, last, remote } => {
+                self.connections += 1;
+                self.connection[id as usize] = self.connections;
+                self.agents.insert(self.connections, None);
+                let join = Join { node_rank, nproc, last_attempt: last, ..join(id) };
+                let agent = AgentId(self.connections);
+                self.event(Event::Joined { agent, join, seen: None, remote });
+            }
+            Happens::Fails { id, back, code, at } => {
+                let failure = failure(id, of(back), at, Ending::Code(code));
+                self.event(said(id, FromAgent::Failed(failure)));
+            }
+            Happens::Finishes { id, back } => {
+                if back == 0 {
+                    self.finished.insert(agent(id).0);
+                }
+                self.event(said(id, FromAgent::Finished { attempt: of(back) }));
+            }
+            Happens::Stops { id, back, killed } => {
+                let message = FromAgent::Stopped { attempt: of(back), port: 1, killed };
+                let event = said(id, message);
+                let connection = agent(id).0;
+                if let Some(running) = self.agents.get_mut(&connection)
+                    && back == 0
+                {
+                    *running = None;
+                }
+                self.event(event);
+            }
+            Happens::Closes { id } => {
+                let agent = agent(id);
+                self.agents.remove(&agent.0);
+                self.event(Event::Closed { agent, how: "gone".into() });
+            }
+            Happens::Interrupts { id, signal } => match id {
+                Some(id) => self.event(said(id, FromAgent::Interrupted { signal })),
+                None => self.event(Event::Interrupt { signal }),
+            },
+            Happens::Beats { id, sent } => self.event(said(id, FromAgent::Beat { sent })),
+            Happens::JoinsAgain { id } => self.event(said(id, FromAgent::Join(join(id)))),
+            Happens::Passes { millis } => {
+                let end = self.now + Duration::from_millis(millis);
+                while let Some(due) = self.formation.deadline().filter(|due| *due <= end) {
+                    self.now = due;
+                    self.event(Event::Tick);
+                }
+                self.now = end;
+            }
+        }
+    }
+
+    /// Nothing happens any more but time.
+    fn wait(&mut self) {
+        for _ in 0..1000 {
+            let Some(deadline) = self.formation.deadline() else { return };
+            self.now = deadline;
+            self.event(Event::Tick);
+        }
+        panic!("it waits for ever, and wakes up all the time");
+    }
+
+    /// From now on all agents do what they are told, and their ranks finish.
+    fn behave(&mut self) {
+        for _ in 0..100 {
+            let running: Vec<_> = self
+                .agents
+                .iter()
+                .filter_map(|(id, part)| part.as_ref().map(|part| (*id, part.attempt)))
+                .collect();
+            if running.is_empty() {
+                break;
+            }
+            for (id, attempt) in running {
+                let agent = AgentId(id);
+                self.finished.insert(id);
+                self.event(Event::Said { agent, message: FromAgent::Finished { attempt } });
+                if !self.over && matches!(self.formation.state, State::Stopping(_)) {
+                    self.agents.insert(id, None);
+                    let message = FromAgent::Stopped { attempt, port: 1, killed: false };
+                    self.event(Event::Said { agent, message });
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_always_holds(
+        (min, more, restarts, late_hosts) in (1..4_usize, 0..3_usize, 0..4_u32, any::<bool>()),
+        story in prop::collection::vec(happens(), 0..60),
+        well in any::<bool>(),
+    ) {
+        let mut world =
+            World::new(Rules { late_hosts, ..rules(min, min + more, restarts) });
+        for what in &story {
+            world.happen(what);
+        }
+        if well {
+            world.behave();
+        }
+        world.wait();
+        // What is left is a job that runs on agents that cannot fall silent.
+        let settled = world.over || matches!(world.formation.state, State::Running);
+        prop_assert!(settled, "{:?}", world.formation.state);
+    }
+}

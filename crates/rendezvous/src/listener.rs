@@ -1,0 +1,114 @@
+//! The socket at which agents of other hosts meet the coordinator.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use nix::sys::socket::sockopt::{Ipv6V6Only, ReuseAddr, TcpUserTimeout};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, listen, setsockopt, socket,
+};
+
+use crate::secret::Secret;
+use crate::wire::Wire;
+
+/// Where a coordinator listens, and for whom.
+#[derive(Debug)]
+pub struct Listener {
+    socket: TcpListener,
+    port: u16,
+    pub(crate) secret: Secret,
+    pub(crate) run_id: String,
+}
+
+impl Listener {
+    /// Listens at this port, 0 for a free one: on the loopback alone, or on all addresses of this
+    /// host, of both families where it has both.
+    ///
+    /// # Errors
+    /// The port is taken or not allowed.
+    pub fn bind(port: u16, reach: Reach, run_id: &str, secret: Secret) -> io::Result<Self> {
+        let socket = match reach {
+            Reach::Loopback(address) => TcpListener::bind((address, port))?,
+            Reach::Everywhere => match both_families(port) {
+                // A host without IPv6.
+                Err(nix::Error::EAFNOSUPPORT | nix::Error::EADDRNOTAVAIL) => {
+                    TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?
+                }
+                socket => socket?,
+            },
+        };
+        socket.set_nonblocking(true)?;
+        let port = socket.local_addr()?.port();
+        Ok(Self { socket, port, secret, run_id: run_id.into() })
+    }
+
+    /// The port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The next connection, if there is one, and where it comes from.
+    pub(crate) fn accept(&self, silence: Duration) -> io::Result<(Wire, IpAddr)> {
+        let (stream, address) = self.socket.accept()?;
+        let wire = Wire::new(prepared(stream, silence)?.into(), None, MOST_UNSENT)?;
+        Ok((wire, address.ip().to_canonical()))
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Who can reach a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Processes of this host, at this loopback address.
+    Loopback(IpAddr),
+    /// Whoever reaches an address of this host.
+    Everywhere,
+}
+
+/// Messages go at once, and the kernel gives a connection up when we would.
+pub(crate) fn prepared(
+    stream: std::net::TcpStream,
+    silence: Duration,
+) -> io::Result<std::net::TcpStream> {
+    stream.set_nodelay(true)?;
+    let limit = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX);
+    // Unacknowledged beats for this long: the same as silence, found also by who only sends.
+    setsockopt(&stream, TcpUserTimeout, &limit)?;
+    Ok(stream)
+}
+
+fn both_families(port: u16) -> nix::Result<TcpListener> {
+    let fd = socket(AddressFamily::Inet6, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    setsockopt(&fd, ReuseAddr, &true)?;
+    setsockopt(&fd, Ipv6V6Only, &false)?;
+    let any = std::net::SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, 0);
+    bind(fd.as_raw_fd(), &SockaddrIn6::from(any))?;
+    // A thousand agents come at once; the kernel cuts it to what it allows.
+    listen(&fd, Backlog::MAXALLOWABLE)?;
+    Ok(TcpListener::from(fd))
+}
+
+/// Whether this is an address of the host itself.
+pub(crate) fn is_own(address: SocketAddr) -> bool {
+    let ip = address.ip().to_canonical();
+    ip.is_loopback()
+        || nix::ifaddrs::getifaddrs().is_ok_and(|mut all| {
+            all.any(|interface| {
+                let Some(address) = interface.address else { return false };
+                let v4 = address.as_sockaddr_in().map(|address| IpAddr::from(address.ip()));
+                let v6 = address.as_sockaddr_in6().map(|address| IpAddr::from(address.ip()));
+                v4.or(v6) == Some(ip)
+            })
+        })
+}
+
+/// What an agent may leave unread; most messages to it are short.
+pub(crate) const MOST_UNSENT: usize = 64 << 10;

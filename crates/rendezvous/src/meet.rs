@@ -1,0 +1,208 @@
+//! How the agent of a host finds the coordinator, or becomes the host of one.
+
+mod notices;
+mod tcp;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::{Link, Listener, Secret, Timing, quiet};
+
+use notices::Notices;
+
+/// What an agent needs to know to meet the others.
+#[derive(Clone, Debug)]
+pub struct MeetPlan {
+    /// How they meet.
+    pub way: Way,
+    /// Name of the job.
+    pub run_id: String,
+    /// Name of this host, for messages.
+    pub host: String,
+    /// What only the job's agents know.
+    pub secret: Secret,
+    /// How long to try.
+    pub timeout: Duration,
+    /// Of the link.
+    pub timing: Timing,
+}
+
+/// How the agents of several hosts meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Host 0 serves, the others come to it.
+    Static {
+        /// The place of this host.
+        node_rank: usize,
+        /// Name or address of host 0.
+        address: String,
+        /// The port there.
+        port: u16,
+    },
+    /// Who has this name or address serves, the others come to it. Of several agents there the
+    /// first one serves.
+    Endpoint {
+        /// Name or address.
+        address: String,
+        /// The port there.
+        port: u16,
+        /// Whether this agent serves, where its own addresses do not tell: behind a balancer or a
+        /// translated address.
+        serve: Option<bool>,
+    },
+}
+
+/// What has become of the attempt to meet.
+#[derive(Debug)]
+pub enum MeetNotice {
+    /// A line for the user: there is nobody yet. The attempt goes on.
+    Say(String),
+    /// The coordinator is to be [started](crate::Coordinator::start) here.
+    Serve {
+        /// For the coordinator.
+        listener: Listener,
+        /// For [`Rules::address`](crate::Rules): how other hosts reach this one.
+        address: String,
+    },
+    /// The coordinator is there, and is the right one; join.
+    Join(Link),
+    /// There is nobody, or nobody of ours.
+    Failed(MeetError),
+}
+
+/// Why an agent does not meet the others.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MeetError {
+    /// Something else listens here.
+    #[error(
+        "port {port} on this host is in use by another program: end that, or give another port"
+    )]
+    PortTaken {
+        /// The port.
+        port: u16,
+    },
+    /// The system does not let us listen.
+    #[error("cannot listen at port {port}: {source}")]
+    CannotListen {
+        /// The port.
+        port: u16,
+        /// Why.
+        source: io::Error,
+    },
+    /// The coordinator does not want this host.
+    #[error("{endpoint} refused this host: {reason}")]
+    Denied {
+        /// Where.
+        endpoint: String,
+        /// Its words.
+        reason: String,
+    },
+    /// Somebody poses as the coordinator, or is one with another secret.
+    #[error(
+        "{endpoint} cannot prove that it knows the secret of this job: somebody else answers there"
+    )]
+    Impostor {
+        /// Where.
+        endpoint: String,
+    },
+    /// Something else answers.
+    #[error("{endpoint} is no coordinator of brigade: {how}")]
+    NotACoordinator {
+        /// Where.
+        endpoint: String,
+        /// What it said.
+        how: String,
+    },
+    /// Nobody has answered in time.
+    #[error("nobody was met at {endpoint} within {seconds} s: {last}")]
+    Nobody {
+        /// Where.
+        endpoint: String,
+        /// For how long it was tried.
+        seconds: u64,
+        /// What happened last.
+        last: String,
+    },
+    /// The system refuses something.
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+/// An attempt to meet, in a thread of its own, so that the agent still hears signals. Dropping it
+/// gives up.
+///
+/// ```
+/// use std::time::Duration;
+/// use brigade_rendezvous::{MeetNotice, MeetPlan, Meeting, Secret, Timing, Way};
+/// use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+///
+/// let mut meeting = Meeting::start(MeetPlan {
+///     way: Way::Static { node_rank: 0, address: "localhost".into(), port: 0 },
+///     run_id: "night".into(),
+///     host: "node1".into(),
+///     secret: Secret::of_run_id("night"),
+///     timeout: Duration::from_secs(600),
+///     timing: Timing::default(),
+/// })?;
+/// poll(&mut [PollFd::new(meeting.fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
+/// let Some(MeetNotice::Serve { listener, address }) = meeting.next() else { panic!() };
+/// assert_ne!(listener.port(), 0);
+/// assert_eq!(address, "localhost");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Meeting {
+    notices: Arc<Notices>,
+}
+
+impl Meeting {
+    /// Starts to look for the others.
+    ///
+    /// # Errors
+    /// The system has no thread or descriptor left.
+    pub fn start(plan: MeetPlan) -> io::Result<Self> {
+        let notices = Arc::new(Notices::new()?);
+        let told = Arc::clone(&notices);
+        // Not joined: it may be in the system's resolver, which cannot be interrupted.
+        quiet::spawn("meeting", move || {
+            let last = meet(&plan, &told).unwrap_or_else(MeetNotice::Failed);
+            told.tell(last);
+        })?;
+        Ok(Self { notices })
+    }
+
+    /// Can be read from, as poll says, while there is a notice.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.notices.as_fd()
+    }
+
+    /// The next notice, if there is one. After anything but [`MeetNotice::Say`] comes nothing.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "an iterator that ends for now and goes on later surprises"
+    )]
+    pub fn next(&mut self) -> Option<MeetNotice> {
+        self.notices.take()
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        self.notices.give_up();
+    }
+}
+
+fn meet(plan: &MeetPlan, notices: &Notices) -> Result<MeetNotice, MeetError> {
+    match &plan.way {
+        Way::Static { node_rank: 0, address, port } => tcp::serve(plan, address, *port),
+        Way::Static { address, port, .. } => tcp::meet(plan, address, *port, Some(false), notices),
+        Way::Endpoint { address, port, serve } => tcp::meet(plan, address, *port, *serve, notices),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,223 @@
+//! Meeting at an address that all agents know.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use nix::poll::PollFlags;
+
+use super::notices::Notices;
+use super::{MeetError, MeetNotice, MeetPlan};
+use crate::handshake::{FromDoor, Guest, Reply};
+use crate::listener::{Listener, Reach, is_own, prepared};
+use crate::wire::{LinkError, Wire};
+use crate::{Link, frame::LONGEST_FRAME};
+
+/// Serves at this port, or says why not.
+pub(super) fn serve(plan: &MeetPlan, address: &str, port: u16) -> Result<MeetNotice, MeetError> {
+    match listen(plan, address, port) {
+        Err(source) if source.kind() == io::ErrorKind::AddrInUse => {
+            Err(MeetError::PortTaken { port })
+        }
+        Err(source) => Err(MeetError::CannotListen { port, source }),
+        Ok(listener) => Ok(MeetNotice::Serve { listener, address: plain(address).into() }),
+    }
+}
+
+fn listen(plan: &MeetPlan, address: &str, port: u16) -> io::Result<Listener> {
+    let reach = match plain(address).parse::<IpAddr>() {
+        Ok(address) if address.is_loopback() => Reach::Loopback(address),
+        // Whatever the name stands for here, others may know it by another address.
+        _ => Reach::Everywhere,
+    };
+    Listener::bind(port, reach, &plan.run_id, plan.secret.clone())
+}
+
+/// Tries to serve, if that is this agent's part, and to find who serves, until one of it works.
+pub(super) fn meet(
+    plan: &MeetPlan,
+    address: &str,
+    port: u16,
+    serve: Option<bool>,
+    notices: &Notices,
+) -> Result<MeetNotice, MeetError> {
+    let endpoint = Endpoint { plan, address: plain(address), port };
+    let start = Instant::now();
+    let mut pause = FIRST_PAUSE;
+    let mut said = None;
+    let mut taken_since = None;
+    loop {
+        let round = Instant::now();
+        let found = endpoint.resolve();
+        let own = |found: &Vec<SocketAddr>| found.iter().copied().any(is_own);
+        if serve.unwrap_or_else(|| found.as_ref().is_ok_and(own)) {
+            match self::serve(plan, address, port) {
+                Err(MeetError::PortTaken { .. }) => taken_since = taken_since.or(Some(round)),
+                served => return served,
+            }
+        }
+        let failure =
+            match found.map_err(Failure::Later).and_then(|all| endpoint.try_all(&all, notices)) {
+                Ok(link) => return Ok(MeetNotice::Join(link)),
+                Err(failure) => failure,
+            };
+        let last = match failure {
+            // Another agent of this host would have answered.
+            Failure::Now(MeetError::NotACoordinator { .. }) if taken_since.is_some() => {
+                return Err(MeetError::PortTaken { port });
+            }
+            Failure::Now(error) => return Err(error),
+            Failure::Later(_) if taken_since.is_some_and(|since| since.elapsed() >= TAKEN) => {
+                return Err(MeetError::PortTaken { port });
+            }
+            Failure::Later(text) => text,
+        };
+        let tried = start.elapsed();
+        if tried >= plan.timeout {
+            let seconds = plan.timeout.as_secs();
+            return Err(MeetError::Nobody { endpoint: endpoint.name(), seconds, last });
+        }
+        if tried >= QUIET && said.as_ref() != Some(&last) {
+            let seconds = plan.timeout.as_secs();
+            let name = endpoint.name();
+            notices.tell(MeetNotice::Say(format!("{name}: {last}; trying for up to {seconds} s")));
+            said = Some(last);
+        }
+        // Once after the first second in any case, and at the end.
+        let next = if tried < QUIET { QUIET - tried } else { plan.timeout - tried };
+        if notices.wait(None, pause.min(next)) {
+            return Err(MeetError::System(io::ErrorKind::Interrupted.into()));
+        }
+        pause = (pause * 3 / 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Why it did not work this time.
+enum Failure {
+    /// It will not work later either.
+    Now(MeetError),
+    Later(String),
+}
+
+struct Endpoint<'a> {
+    plan: &'a MeetPlan,
+    address: &'a str,
+    port: u16,
+}
+
+impl Endpoint<'_> {
+    fn name(&self) -> String {
+        let Self { address, port, .. } = self;
+        if address.contains(':') {
+            format!("[{address}]:{port}")
+        } else {
+            format!("{address}:{port}")
+        }
+    }
+
+    fn resolve(&self) -> Result<Vec<SocketAddr>, String> {
+        let all: Vec<_> = (self.address, self.port)
+            .to_socket_addrs()
+            .map_err(|error| format!("{} has no address: {error}", self.address))?
+            .collect();
+        if all.is_empty() { Err(format!("{} has no address", self.address)) } else { Ok(all) }
+    }
+
+    fn try_all(&self, all: &[SocketAddr], notices: &Notices) -> Result<Link, Failure> {
+        let mut last = Failure::Later("it has no address".into());
+        for address in all {
+            match self.try_one(address, notices) {
+                Err(Failure::Later(text)) => last = Failure::Later(text),
+                done => return done,
+            }
+        }
+        Err(last)
+    }
+
+    fn try_one(&self, address: &SocketAddr, notices: &Notices) -> Result<Link, Failure> {
+        let later = |error: io::Error| Failure::Later(plain_text(&error));
+        let stream = TcpStream::connect_timeout(address, CONNECT).map_err(later)?;
+        let stream = prepared(stream, self.plan.timing.silence).map_err(later)?;
+        if is_self(&stream) {
+            return Err(Failure::Later("connection refused".into()));
+        }
+        let wire = Wire::new(stream.into(), None, MOST_UNSENT).map_err(later)?;
+        self.greet(wire, notices)
+    }
+
+    fn greet(&self, mut wire: Wire, notices: &Notices) -> Result<Link, Failure> {
+        let system = |error| Failure::Now(MeetError::System(error));
+        let mut guest = Guest::new(&self.plan.secret).map_err(system)?;
+        wire.distrust(LONGEST_ANSWER);
+        wire.send(&guest.hello(&self.plan.run_id, &self.plan.host));
+        let until = Instant::now() + ANSWER;
+        loop {
+            let message = match wire.receive::<FromDoor>() {
+                Ok(message) => message,
+                Err(LinkError::Protocol(error)) => {
+                    let how = error.to_string();
+                    let endpoint = self.name();
+                    return Err(Failure::Now(MeetError::NotACoordinator { endpoint, how }));
+                }
+                // Before a balancer has somebody to pass it on to, or while a job ends.
+                Err(error) => return Err(Failure::Later(error.to_string())),
+            };
+            match message.map(|message| guest.hear(message)) {
+                Some(Reply::Say(answer)) => wire.send(&answer),
+                Some(Reply::Welcome) => {
+                    wire.trust();
+                    return Ok(Link::of(wire, Some(self.plan.timing)));
+                }
+                Some(Reply::Denied(reason)) => {
+                    let endpoint = self.name();
+                    return Err(Failure::Now(MeetError::Denied { endpoint, reason }));
+                }
+                Some(Reply::Impostor) => {
+                    let endpoint = self.name();
+                    return Err(Failure::Now(MeetError::Impostor { endpoint }));
+                }
+                None => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(Failure::Later("it takes connections, but is silent".into()));
+                    }
+                    if notices.wait(Some((wire.read_fd(), PollFlags::POLLIN)), left) {
+                        return Err(system(io::ErrorKind::Interrupted.into()));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Of an IPv6 address without its brackets.
+fn plain(address: &str) -> &str {
+    address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address)
+}
+
+/// A port that nobody listens at and that the system chooses as the near end: TCP lets a socket
+/// connect to itself then.
+fn is_self(stream: &TcpStream) -> bool {
+    matches!((stream.local_addr(), stream.peer_addr()), (Ok(near), Ok(far)) if near == far)
+}
+
+/// "Connection refused", without the number that the system has for it.
+fn plain_text(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_lowercase()
+}
+
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Agents are started at about the same time; the first second is not worth a line.
+const QUIET: Duration = Duration::from_secs(1);
+/// One address that does not answer must not keep us from the next.
+const CONNECT: Duration = Duration::from_secs(3);
+/// How long the coordinator may take for its next word.
+const ANSWER: Duration = Duration::from_secs(5);
+/// A coordinator that is about to end lets the port go within this time.
+const TAKEN: Duration = Duration::from_secs(4);
+/// A reason may quote what we have sent.
+const LONGEST_ANSWER: usize = 64 << 10;
+/// The output that may wait, and a longest message on top.
+const MOST_UNSENT: usize = 2 * LONGEST_FRAME;

@@ -1,0 +1,204 @@
+//! A stream of messages over one or two file descriptors, without ever waiting for them.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::socket::{Shutdown, shutdown};
+use nix::unistd::{read, write};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{Decoder, FrameError, encode};
+
+/// Why a connection is of no use any more.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// The other side has ended, or does not want to talk any more.
+    #[error("the connection was closed")]
+    Closed,
+    /// The other side has ended while it sent something.
+    #[error("the connection was closed in the middle of a message")]
+    CutOff,
+    /// The system says that the other side cannot be reached.
+    #[error("the connection broke: {0}")]
+    Broken(io::Error),
+    /// The other side, or the network, is not there any more.
+    #[error("nothing was heard of the other side for {seconds} s")]
+    Silent {
+        /// For how long.
+        seconds: f64,
+    },
+    /// The other side does not read what is sent to it.
+    #[error("the other side has left {bytes} bytes unread")]
+    Stuck {
+        /// How much there is to send.
+        bytes: usize,
+    },
+    /// The other side speaks another language.
+    #[error(transparent)]
+    Protocol(#[from] FrameError),
+}
+
+/// Both ends use this; which messages go over it is their business.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    reader: OwnedFd,
+    /// `None`: one socket carries both directions.
+    writer: Option<OwnedFd>,
+    decoder: Decoder,
+    outbox: Vec<u8>,
+    /// How much of `outbox` is gone.
+    sent: usize,
+    /// More than this unsent means that the other side does not read.
+    most: usize,
+    /// Nothing can be sent any more. What the other side has said before can still be read.
+    mute: Option<Mute>,
+    /// Nothing will be sent any more.
+    finished: bool,
+    heard: Instant,
+    spoke: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Mute {
+    Broken(Errno),
+    Stuck(usize),
+}
+
+impl Wire {
+    pub(crate) fn new(reader: OwnedFd, writer: Option<OwnedFd>, most: usize) -> io::Result<Self> {
+        for fd in [Some(&reader), writer.as_ref()].into_iter().flatten() {
+            let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
+            fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+        }
+        let now = Instant::now();
+        Ok(Self {
+            reader,
+            writer,
+            decoder: Decoder::default(),
+            outbox: Vec::new(),
+            sent: 0,
+            most,
+            mute: None,
+            finished: false,
+            heard: now,
+            spoke: now,
+        })
+    }
+
+    /// Until [`Wire::trust`], takes short messages only.
+    pub(crate) fn distrust(&mut self, longest: usize) {
+        self.decoder = Decoder::limited(longest);
+    }
+
+    pub(crate) fn trust(&mut self) {
+        self.decoder.trust();
+    }
+
+    pub(crate) fn read_fd(&self) -> BorrowedFd<'_> {
+        self.reader.as_fd()
+    }
+
+    pub(crate) fn write_fd(&self) -> BorrowedFd<'_> {
+        self.writer.as_ref().unwrap_or(&self.reader).as_fd()
+    }
+
+    pub(crate) fn is_one_socket(&self) -> bool {
+        self.writer.is_none()
+    }
+
+    pub(crate) fn wants_write(&self) -> bool {
+        !self.finished && self.mute.is_none() && self.sent < self.outbox.len()
+    }
+
+    /// When the last byte came.
+    pub(crate) fn heard(&self) -> Instant {
+        self.heard
+    }
+
+    /// When the last message was given to be sent.
+    pub(crate) fn spoke(&self) -> Instant {
+        self.spoke
+    }
+
+    pub(crate) fn send(&mut self, message: &impl Serialize) {
+        self.spoke = Instant::now();
+        if self.mute.is_some() || self.finished {
+            return;
+        }
+        let unsent = self.outbox.len() - self.sent;
+        // Before this message, so that a single one may be long.
+        if unsent > self.most {
+            self.mute = Some(Mute::Stuck(unsent));
+            return;
+        }
+        self.outbox.drain(..self.sent);
+        self.sent = 0;
+        self.outbox.extend(encode(message));
+        self.flush();
+    }
+
+    pub(crate) fn flush(&mut self) {
+        while self.wants_write() {
+            let writer = self.writer.as_ref().unwrap_or(&self.reader);
+            match write(writer, &self.outbox[self.sent..]) {
+                Ok(count) => self.sent += count,
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return,
+                Err(error) => self.mute = Some(Mute::Broken(error)),
+            }
+        }
+        self.sent = 0;
+        self.outbox.clear();
+        self.outbox.shrink_to(KEPT);
+    }
+
+    /// The next message, if a whole one has come.
+    pub(crate) fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>, LinkError> {
+        let mut buffer = [0; 16 << 10];
+        loop {
+            if let Some(message) = self.decoder.next()? {
+                return Ok(Some(message));
+            }
+            match read(&self.reader, &mut buffer) {
+                Ok(0) if self.decoder.is_amid() => return Err(LinkError::CutOff),
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(count) => {
+                    self.heard = Instant::now();
+                    self.decoder.push(&buffer[..count]);
+                }
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return self.mute().map_or(Ok(None), Err),
+                // What a Unix socket says when its other end closes with something unread.
+                Err(Errno::ECONNRESET) if self.mute.is_none() => return Err(LinkError::Closed),
+                Err(error) => return Err(LinkError::Broken(error.into())),
+            }
+        }
+    }
+
+    /// Why nothing can be sent any more.
+    pub(crate) fn mute(&self) -> Option<LinkError> {
+        Some(match self.mute? {
+            // The other side is gone, and has said nothing since.
+            Mute::Broken(Errno::EPIPE) => LinkError::Closed,
+            Mute::Broken(error) => LinkError::Broken(error.into()),
+            Mute::Stuck(bytes) => LinkError::Stuck { bytes },
+        })
+    }
+
+    /// Says that nothing more will be sent; what the other side still sends can be read.
+    pub(crate) fn finish(&mut self) {
+        match self.writer.take() {
+            Some(writer) => drop(writer),
+            None => drop(shutdown(self.reader.as_raw_fd(), Shutdown::Write)),
+        }
+        self.finished = true;
+    }
+}
+
+/// What the outbox keeps of its memory when it is empty.
+const KEPT: usize = 16 << 10;
