@@ -186,7 +186,7 @@ fn hosts_to_examine(options: &HostsOptions) -> Result<Vec<HostToExamine>, HostsE
         let loopback = it.host.name.parse().is_ok_and(|it: IpAddr| it.is_loopback());
         let nameless = it.here && (loopback || it.host.name == "localhost");
         let name = if nameless { own_name() } else { it.host.name };
-        HostToExamine { name, here: it.here, command: it.command }
+        HostToExamine { name, here: it.here, ranks: it.host.slots, command: it.command }
     };
     Ok(options.role_commands(ROLE)?.into_iter().map(host).collect())
 }

@@ -111,13 +111,14 @@ fn an_interrupt_ends_everything() {
 #[test]
 fn clocks() {
     let Some(ward) = Ward::new(3) else { return };
-    let library = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
-    if !std::path::Path::new(library).exists() {
+    let folders = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    let mut libraries = folders.map(|it| it.path().join("faketime/libfaketime.so.1"));
+    let Some(library) = libraries.find(|it| it.exists()) else {
         eprintln!("skipped: libfaketime is not installed");
         return;
-    }
+    };
     for (host, shift) in [(1, "-5"), (2, "+1h")] {
-        ward.host(host).set_login_variable("LD_PRELOAD", library);
+        ward.host(host).set_login_variable("LD_PRELOAD", library.to_str().unwrap());
         ward.host(host).set_login_variable("FAKETIME", shift);
         ward.host(host).set_login_variable("FAKETIME_DONT_FAKE_MONOTONIC", "1");
     }
@@ -156,6 +157,15 @@ fn variables_of_logins() {
     let examined = ward.examine(&[]);
     examined.says("warning", "variables", "node2", "MASTER_ADDR");
     examined.says("warning", "interfaces", "node2", "NCCL_SOCKET_IFNAME=ens77");
+}
+
+#[test]
+fn variables_that_the_launcher_hands_on() {
+    let Some(ward) = Ward::new(2) else { return };
+    let mut doctor = ward.doctor();
+    let examined = examined(doctor.env("GLOO_SOCKET_IFNAME", "ens5"));
+    // On both hosts: they would run with it.
+    examined.says("fail", "interfaces", "", "GLOO_SOCKET_IFNAME=ens5");
 }
 
 #[test]

@@ -25,6 +25,8 @@ pub struct Host {
     pub name: String,
     /// It is the host that we run on.
     pub here: bool,
+    /// How many ranks it is to start, where that is known.
+    pub ranks: Option<usize>,
     /// What starts [`serve`](crate::serve) there, and carries its input and output.
     pub command: Command,
 }
@@ -78,7 +80,8 @@ pub fn examine(
     said("reaching the hosts");
     for host in hosts {
         let session = Session::start(host.command);
-        let patient = Patient { name: host.name, here: host.here, ..Patient::default() };
+        let Host { name, here, ranks, .. } = host;
+        let patient = Patient { name, here, ranks, ..Patient::default() };
         match session {
             Ok(session) => {
                 ward.hosts.push(patient);

@@ -50,7 +50,10 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
             ];
         }
         if cluster.examined().all(|(_, _, facts)| facts.program.is_some()) {
-            return Vec::new();
+            return vec![Finding::note(
+                Subject::Libtorch,
+                "where the program takes it from, if it does, cannot be told",
+            )];
         }
         return vec![
             Finding::note(
@@ -201,7 +204,7 @@ mod tests {
         program.libtorch = None;
         program.missing = vec![Missing {
             what: "libtorch_cpu.so".to_owned(),
-            needed_by: "/work/train".into(),
+            needed_by: "/srv/train".into(),
             in_library: None,
         }];
         let (verdict, hosts, found) = fixtures::only(&check(&cluster));

@@ -159,16 +159,16 @@ mod tests {
         std::fs::write(root.path().join("tmp"), "").unwrap();
         let sources = Arc::new(Sources::under(root.path()));
         let logs = Path::new("runs/7");
-        let folders = start(&sources, Path::new("/work"), Some(logs)).wait();
+        let folders = start(&sources, Path::new("/srv"), Some(logs)).wait();
         let state = |wanted| {
             folders.iter().find(|it| it.used_for == wanted).map(|it| it.state.clone()).unwrap()
         };
         assert!(matches!(state(FolderUse::Working), FolderState::There(space)
-            if space.writable && space.looked_at == Path::new("/work")));
+            if space.writable && space.looked_at == Path::new("/srv")));
         assert_eq!(state(FolderUse::Temporary), FolderState::NotAFolder);
         assert_eq!(state(FolderUse::SharedMemory), FolderState::Missing);
         // The folder for logs will be made: its place is what counts.
         assert!(matches!(state(FolderUse::Logs), FolderState::There(space)
-            if space.looked_at == Path::new("/work")));
+            if space.looked_at == Path::new("/srv")));
     }
 }
