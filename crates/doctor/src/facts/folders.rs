@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn folders_are_found_missing_or_no_folders() {
         let root = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(root.path().join("work")).unwrap();
+        std::fs::create_dir_all(root.path().join("srv")).unwrap();
         std::fs::write(root.path().join("tmp"), "").unwrap();
         let sources = Arc::new(Sources::under(root.path()));
         let logs = Path::new("runs/7");

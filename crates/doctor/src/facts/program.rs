@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn states() {
         let root = tempfile::tempdir().unwrap();
-        let bin = root.path().join("work/bin");
+        let bin = root.path().join("srv/bin");
         std::fs::create_dir_all(&bin).unwrap();
         let write = |name: &str, bytes: &[u8], mode: u32| {
             std::fs::write(bin.join(name), bytes).unwrap();
