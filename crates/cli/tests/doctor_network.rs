@@ -53,6 +53,44 @@ fn names_that_mean_nothing_or_something_else() {
 }
 
 #[test]
+fn a_name_server_that_is_silent() {
+    let Some(ward) = Ward::new(2) else { return };
+    ward.host(0).filter("udp dport 53 drop");
+    ward.host(1).set_hosts_file(&table(&[NODE2]));
+    ward.host(1).sh("echo 'hosts: files dns' >/etc/nsswitch.conf
+         echo 'nameserver 10.213.0.1' >/run/resolv.conf
+         mount --bind /run/resolv.conf $(readlink -f /etc/resolv.conf)");
+    let examined = ward.examine(&[]);
+    examined.says("warning", "names", "node2", "node1 means nothing there: no answer within 5 s");
+    // What does not need the name is examined all the same.
+    examined.is_well("ports");
+}
+
+#[test]
+fn a_second_network() {
+    let Some(ward) = Ward::new(2) else { return };
+    // The same cable; ssh goes to the first address, and names mean the second.
+    for (host, address) in [(0, "10.99.0.1"), (1, "10.99.0.2")] {
+        ward.host(host).sh(&format!(
+            "ip link add link eth0 name fast0 type macvlan mode bridge
+             ip address add {address}/24 dev fast0; ip link set fast0 up"
+        ));
+    }
+    for host in 0..2 {
+        ward.host(host).set_hosts_file(&table(&["10.99.0.1 node1", "10.99.0.2 node2"]));
+    }
+    let mut config = std::fs::read_to_string(ward.network.ssh_config()).unwrap();
+    config = format!("Host node2\n    HostName 10.213.0.2\n    HostKeyAlias node2\n{config}");
+    let mut ward = ward;
+    ward.ssh_config = ward.network.folder().join("my_config");
+    std::fs::write(&ward.ssh_config, config).unwrap();
+    let examined = ward.examine(&[]);
+    examined.says("note", "interfaces", "node2", "Gloo would take fast0 (10.99.0.2)");
+    examined.is_well("names");
+    examined.is_well("ports");
+}
+
+#[test]
 fn interfaces_that_others_cannot_reach() {
     let Some(ward) = Ward::new(2) else { return };
     ward.host(1).sh(
