@@ -22,6 +22,7 @@ mod output;
 mod parcel;
 pub(crate) mod remote;
 mod remote_line;
+mod role_command;
 mod roll_call;
 mod run;
 mod session;
@@ -35,6 +36,7 @@ use std::time::Duration;
 pub use environment::{EnvRequest, PASSED};
 pub use error::{HostFailure, HostsError};
 pub use hostfile::{HostListError, HostSpec, Place};
+pub use role_command::RoleCommand;
 pub use run::run;
 
 /// What a user can ask of a launch on several hosts, besides [`LaunchOptions`](crate::LaunchOptions).

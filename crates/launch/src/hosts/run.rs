@@ -1,6 +1,5 @@
 //! A job on several hosts, from the list of them to the last line.
 
-use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -14,13 +13,11 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
 use super::bell::Bell;
-use super::environment;
 use super::here::Here;
 use super::output::Output;
 use super::parcel::{self, Parcel};
 use super::roll_call::{self, Answer};
 use super::session::{Errand, Session};
-use super::ssh::{SSH_VARIABLE, SshClient};
 use super::{HostsError, HostsOptions};
 use crate::agent::{report, with_signals};
 use crate::{
@@ -90,22 +87,9 @@ fn errand(
     hosts: &HostsOptions,
     library_folders: Vec<PathBuf>,
 ) -> Result<Arc<Errand>, HostsError> {
-    let variable = std::env::var_os(SSH_VARIABLE);
-    let client = SshClient::new(hosts.ssh_command.as_deref(), variable.as_deref())?;
-    let workdir = match &hosts.workdir {
-        Some(folder) => folder.clone(),
-        None => working_folder().map_err(HostsError::system("find the working folder"))?,
-    };
-    // On another host it would be relative to the home folder there.
-    if !workdir.is_absolute() {
-        return Err(HostsError::Workdir { path: workdir });
-    }
-    let here: Vec<_> = std::env::vars_os().collect();
-    let files: Vec<_> = environment::deepspeed_files()
-        .into_iter()
-        .filter_map(|path| Some((path.clone(), fs::read_to_string(&path).ok()?)))
-        .collect();
-    let variables = environment::choose(&hosts.env, &here, &files)?;
+    let client = hosts.client()?;
+    let workdir = hosts.working_folder()?;
+    let variables = hosts.variables()?;
     let brigade = std::env::current_exe().map_err(HostsError::system("find this executable"))?;
     let (brigade_mark, parcel) = if hosts.sync {
         let own = parcel::mark("/proc/self/exe".as_ref(), &"brigade".into())?;
@@ -126,14 +110,6 @@ fn errand(
         workdir,
         variables,
     }))
-}
-
-/// As a shell says it, links included: on another host the link may be the only name.
-fn working_folder() -> std::io::Result<PathBuf> {
-    let real = std::env::current_dir()?;
-    let said = std::env::var_os("PWD").map(PathBuf::from).filter(|it| it.is_absolute());
-    let same = |it: &PathBuf| it.canonicalize().is_ok_and(|it| it == real);
-    Ok(said.filter(same).unwrap_or(real))
 }
 
 /// Which program is to be copied: one that is given by its path
