@@ -160,7 +160,7 @@ fn address(
     elsewhere: impl FnOnce() -> Result<String, WorldError>,
 ) -> Result<String, WorldError> {
     match vars.text(env::MASTER_ADDR).filter(|addr| !addr.is_empty()) {
-        Some(addr) if !one_host && crate::store::is_loopback(&addr) => Err(vars.unusable(
+        Some(addr) if !one_host && crate::world::is_loopback(&addr) => Err(vars.unusable(
             env::MASTER_ADDR,
             "means each host itself, but the ranks are on several hosts: unset it, or set it to \
              the host of rank 0",

@@ -33,8 +33,3 @@ pub enum StoreHost {
     /// Only rank 0 sees this value; the descriptor is its own and may be closed with the store.
     Rank0Fd(RawFd),
 }
-
-pub(crate) fn is_loopback(addr: &str) -> bool {
-    addr == "localhost"
-        || addr.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
-}

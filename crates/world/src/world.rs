@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::vars::{Vars, below};
 use crate::{LocalRank, Rank, StoreEndpoint, StoreHost, WorldError, WorldSize};
-use crate::{env, scheduler, store};
+use crate::{env, scheduler};
 
 /// One process's place in the job, consistent by construction.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,7 +118,7 @@ impl World {
         }
         let local_size = match (vars.number(env::LOCAL_WORLD_SIZE)?, nodes) {
             (Some(size), _) => size,
-            (None, _) if store::is_loopback(&store.addr) => world_size,
+            (None, _) if is_loopback(&store.addr) => world_size,
             (None, Some(nodes)) => world_size.div_ceil(nodes),
             (None, None) => 1,
         };
@@ -272,6 +272,11 @@ impl Vars<'_> {
 
 fn into_text(value: OsString) -> String {
     value.into_string().unwrap_or_else(|raw| raw.to_string_lossy().into_owned())
+}
+
+pub(crate) fn is_loopback(addr: &str) -> bool {
+    addr == "localhost"
+        || addr.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 const START_OR_UNSET: &str =
