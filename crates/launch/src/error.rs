@@ -4,7 +4,7 @@ use std::io;
 
 use brigade_world::WorldError;
 
-use crate::ProgramError;
+use crate::{ProgramError, SchedulerError};
 
 /// Nothing of the user's program has run when one of these is returned.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +23,9 @@ pub enum LaunchError {
     /// The program cannot be run.
     #[error(transparent)]
     Program(#[from] ProgramError),
+    /// A scheduler started this launcher in a way that cannot be one job.
+    #[error(transparent)]
+    Scheduler(#[from] SchedulerError),
     /// The plan describes a world that cannot be; a plan from `resolve` does not.
     #[error(transparent)]
     World(#[from] WorldError),

@@ -44,11 +44,15 @@ pub const PORTS: Range<u16> = 20_000..29_000;
 
 /// Variables of a scheduler that mean what torchrun's `RANK`, `WORLD_SIZE`, ... mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Names {
-    rank: &'static str,
-    size: &'static str,
-    local_rank: &'static str,
-    local_size: &'static str,
+pub struct Names {
+    /// Number of this process.
+    pub rank: &'static str,
+    /// Number of processes.
+    pub size: &'static str,
+    /// Number of this process on its host.
+    pub local_rank: &'static str,
+    /// Number of processes on this host.
+    pub local_size: &'static str,
 }
 
 /// A place as a scheduler gives it, not yet checked.
@@ -153,27 +157,42 @@ impl Place {
     }
 }
 
-/// `MASTER_ADDR` where it is set, the loopback for one host, else what `elsewhere` finds.
+/// `MASTER_ADDR`, where somebody has set it.
+///
+/// Errors when it is the loopback and the job has several hosts: each would wait for itself.
+pub fn chosen_address(
+    vars: &dyn Fn(&str) -> Option<String>,
+    several_hosts: bool,
+) -> Result<Option<String>, WorldError> {
+    let vars = Vars(vars);
+    match vars.text(env::MASTER_ADDR).filter(|addr| !addr.is_empty()) {
+        Some(addr) if several_hosts && crate::world::is_loopback(&addr) => Err(vars.unusable(
+            env::MASTER_ADDR,
+            "means each host itself, but the ranks are on several hosts: unset it, or set it to \
+             the host of rank 0",
+        )),
+        addr => Ok(addr),
+    }
+}
+
+/// `MASTER_PORT`, where somebody has set it.
+///
+/// Errors when it is no port.
+pub fn chosen_port(vars: &dyn Fn(&str) -> Option<String>) -> Result<Option<u16>, WorldError> {
+    Vars(vars).port(env::MASTER_PORT)
+}
+
+/// The chosen address, else the loopback for one host, else what `elsewhere` finds.
 fn address(
     vars: Vars<'_>,
     one_host: bool,
     elsewhere: impl FnOnce() -> Result<String, WorldError>,
 ) -> Result<String, WorldError> {
-    match vars.text(env::MASTER_ADDR).filter(|addr| !addr.is_empty()) {
-        Some(addr) if !one_host && crate::world::is_loopback(&addr) => Err(vars.unusable(
-            env::MASTER_ADDR,
-            "means each host itself, but the ranks are on several hosts: unset it, or set it to \
-             the host of rank 0",
-        )),
+    match chosen_address(vars.0, !one_host)? {
         Some(addr) => Ok(addr),
         None if one_host => Ok(StoreEndpoint::alone().addr),
         None => elsewhere(),
     }
-}
-
-/// `MASTER_PORT` where it is set, else the computed one.
-fn port(vars: Vars<'_>, computed: u16) -> Result<u16, WorldError> {
-    Ok(vars.port(env::MASTER_PORT)?.unwrap_or(computed))
 }
 
 /// A number of any size, brought into [`PORTS`].

@@ -52,7 +52,9 @@ impl MpiKind {
         }
     }
 
-    fn names(self) -> Names {
+    /// The variables that it sets.
+    #[must_use]
+    pub fn names(self) -> Names {
         match self {
             Self::OpenMpi => Names {
                 rank: OMPI_COMM_WORLD_RANK,
@@ -181,7 +183,7 @@ impl Mpi {
             node,
             nodes,
             addr,
-            port: super::port(vars, self.port(vars.0))?,
+            port: super::chosen_port(vars.0)?.unwrap_or_else(|| self.port(vars.0)),
             run_id: None,
         })
     }

@@ -188,7 +188,7 @@ impl Step {
             node: self.node,
             nodes,
             addr,
-            port: super::port(vars, self.port())?,
+            port: super::chosen_port(vars.0)?.unwrap_or_else(|| self.port()),
             run_id: Some(self.run_id()),
         })
     }
