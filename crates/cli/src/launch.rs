@@ -1,10 +1,15 @@
 //! `brigade launch`: the flags and their way to the launcher.
 
 use std::ffi::OsString;
+use std::io::{self, Write};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use brigade_launch::{HostFacts, LaunchOptions, LaunchPlan, agent};
+use brigade_launch::emit::JobFile;
+use brigade_launch::{HostFacts, LaunchError, LaunchOptions, LaunchPlan, Surroundings, agent};
 use clap::Args;
+
+use crate::emit::{self, EmitArgs};
 
 /// Run a program as several ranks on this host
 ///
@@ -31,6 +36,13 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "30")]
     shutdown_timeout: Duration,
 
+    /// Number of hosts, or MIN:MAX, for the job file
+    #[arg(long, value_name = "N", value_parser = hosts, default_value = "1", requires = "emit")]
+    nnodes: RangeInclusive<usize>,
+
+    #[command(flatten)]
+    emit: EmitArgs,
+
     /// The program, a path or a name that is looked up in PATH, and its arguments, which are passed
     /// on as they are
     // One list: as two arguments, a first `--` after the program would be taken for ours.
@@ -40,6 +52,21 @@ pub(crate) struct LaunchArgs {
 
 /// Runs the job and gives its exit code.
 pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
+    if let Some(target) = args.emit.emit {
+        let nproc = args.nproc.to_string();
+        let job = JobFile {
+            nodes: args.nnodes.clone(),
+            nproc,
+            shutdown_timeout: args.shutdown_timeout,
+            ..args.emit.job_file(std::env::args_os(), &args.command)
+        };
+        emit::print(&job, target, io::stdout().lock())?;
+        return Ok(0);
+    }
+    let surroundings = Surroundings::here().map_err(LaunchError::from)?;
+    if let Some(note) = &surroundings.note {
+        let _ = io::stderr().write_all(format!("brigade: note: {note}\n").as_bytes());
+    }
     let (program, arguments) = args.command.split_first().unzip();
     let options = LaunchOptions {
         nproc: args.nproc,
@@ -50,6 +77,14 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
     };
     let plan = LaunchPlan::resolve(&options, &HostFacts::gather(&options))?;
     Ok(agent::run(&plan)?.exit_code())
+}
+
+fn hosts(text: &str) -> Result<RangeInclusive<usize>, String> {
+    let (min, max) = text.split_once(':').unwrap_or((text, text));
+    match (min.parse(), max.parse()) {
+        (Ok(min), Ok(max)) if (1..=max).contains(&min) => Ok(min..=max),
+        _ => Err("it must be a number of hosts, N or MIN:MAX, from 1".to_owned()),
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -6,9 +6,11 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use brigade_launch::emit::EmitError;
 use brigade_launch::{LaunchError, ProgramError, role};
 use clap::{Parser, Subcommand};
 
+mod emit;
 mod explain;
 mod launch;
 
@@ -60,7 +62,8 @@ fn main() -> ExitCode {
 /// the code of its first failing rank instead.
 fn exit_code(error: &anyhow::Error) -> u8 {
     match error.downcast_ref() {
-        Some(LaunchError::OptionOutOfRange { .. }) => USAGE,
+        Some(LaunchError::OptionOutOfRange { .. } | LaunchError::Scheduler(_)) => USAGE,
+        None if error.is::<EmitError>() => USAGE,
         Some(LaunchError::Program(ProgramError::NotFound { .. })) => 127,
         Some(LaunchError::Program(_)) => 126,
         _ => 1,

@@ -27,6 +27,7 @@
 //!   given to a stranger who would then be killed in its place.
 
 pub mod agent;
+pub mod emit;
 mod error;
 mod gate;
 pub mod leash;
