@@ -40,14 +40,15 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "N", value_parser = hosts, default_value = "1", requires = "emit")]
     nnodes: RangeInclusive<usize>,
 
-    #[command(flatten)]
-    emit: EmitArgs,
-
     /// The program, a path or a name that is looked up in PATH, and its arguments, which are passed
     /// on as they are
     // One list: as two arguments, a first `--` after the program would be taken for ours.
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
+
+    // Last: its heading is for all that follows.
+    #[command(flatten)]
+    emit: EmitArgs,
 }
 
 /// Runs the job and gives its exit code.
