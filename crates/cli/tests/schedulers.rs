@@ -100,8 +100,7 @@ fn programs_under_slurm() {
     assert!(output.contains("\nplace: alone\n"), "{output}");
 
     // The short form of host lists, as Slurm itself expands it
-    for list in ["n1", "node[01-03,07],gpu-1", "a[8-11],b[098-101]", "r[1-2]n[0,5]", "x[3,1-2]"]
-    {
+    for list in ["n1", "node[01-03,07],gpu-1", "a[8-11],b[098-101]", "r[1-2]n[0,5]", "x[3,1-2]"] {
         let run = cluster.run(&["scontrol", "show", "hostnames", list]);
         let expected: Vec<&str> = run.stdout.lines().collect();
         assert_eq!(expand_hosts(list).unwrap(), expected, "{list}");

@@ -10,6 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 /// A cluster of `node1` and `node2`, 4 cores each. It has process, network and mount namespaces of
@@ -180,13 +182,13 @@ impl Drop for Cluster {
         if thread::panicking() {
             eprintln!("{}", self.log());
         }
-        let _ = self.unshare.kill();
-        let _ = self.unshare.wait();
-        // The kernel ends the namespace's processes after its first one; files may be open so long.
-        let first = format!("/proc/{}", self.first);
-        while self.first > 0 && Path::new(&first).exists() {
-            thread::sleep(Duration::from_millis(1));
+        // With the first process the kernel ends all others, before `unshare` gets to see its end.
+        let first = i32::try_from(self.first).ok().filter(|first| *first > 0);
+        match first {
+            Some(first) => drop(kill(Pid::from_raw(first), Signal::SIGKILL)),
+            None => drop(self.unshare.kill()),
         }
+        let _ = self.unshare.wait();
     }
 }
 
