@@ -134,6 +134,35 @@ impl Surroundings {
         Self::find(&vars, Some(std::process::id()))
     }
 
+    /// The values as `(setting, text, source)`, named as the flags are, in their order of importance.
+    ///
+    /// ```
+    /// let here = brigade_launch::Surroundings::default();
+    /// assert_eq!(here.settings().count(), 0);
+    /// ```
+    pub fn settings(&self) -> impl Iterator<Item = (&'static str, String, &str)> {
+        fn row<'a, T: ToString>(
+            name: &'static str,
+            found: Option<&'a Found<T>>,
+        ) -> Option<(&'static str, String, &'a str)> {
+            let found = found?;
+            Some((name, found.value.to_string(), &found.source))
+        }
+        [
+            row("nnodes", self.nnodes.as_ref()),
+            row("node-rank", self.node_rank.as_ref()),
+            row("master-addr", self.master_addr.as_ref()),
+            row("master-port", self.master_port.as_ref()),
+            row("rdzv-id", self.rdzv_id.as_ref()),
+            row("rdzv-endpoint", self.rdzv_endpoint.as_ref()),
+            row("rdzv-backend", self.rdzv_backend.as_ref()),
+            row("nproc", self.nproc.as_ref()),
+            row("max-restarts", self.max_restarts.as_ref()),
+        ]
+        .into_iter()
+        .flatten()
+    }
+
     fn of_step(step: &Step, vars: &dyn Fn(&str) -> Option<String>) -> Result<Self, SchedulerError> {
         let launchers = step.tasks_per_host.iter().copied().max().unwrap_or(1);
         if launchers > 1 {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use brigade_launch::{Found, SchedulerError, Surroundings};
+use brigade_launch::{SchedulerError, Surroundings};
 
 type Vars = HashMap<String, String>;
 
@@ -31,29 +31,14 @@ fn find(vars: &Vars) -> Result<Surroundings, SchedulerError> {
     Surroundings::find(&|name| vars.get(name).cloned(), None)
 }
 
-/// `nnodes=2 [Slurm (X)] ...`, in the order of the fields
+/// `nnodes=2 [Slurm (X)]` and so on, a line each
 fn show(vars: &Vars) -> String {
-    fn add<T: ToString>(shown: &mut Vec<String>, name: &str, found: Option<Found<T>>) {
-        if let Some(found) = found {
-            shown.push(format!("{name}={} [{}]", found.value.to_string(), found.source));
-        }
-    }
     let found = match find(vars) {
         Err(error) => return error.to_string(),
         Ok(found) => found,
     };
-    let mut shown = Vec::new();
-    add(&mut shown, "nnodes", found.nnodes);
-    add(&mut shown, "node_rank", found.node_rank);
-    add(&mut shown, "addr", found.master_addr);
-    add(&mut shown, "port", found.master_port);
-    add(&mut shown, "id", found.rdzv_id);
-    add(&mut shown, "endpoint", found.rdzv_endpoint);
-    add(&mut shown, "backend", found.rdzv_backend);
-    add(&mut shown, "nproc", found.nproc);
-    add(&mut shown, "restarts", found.max_restarts);
-    shown.extend(found.note);
-    shown.join("\n")
+    let settings = found.settings().map(|(name, text, source)| format!("{name}={text} [{source}]"));
+    settings.chain(found.note.clone()).collect::<Vec<_>>().join("\n")
 }
 
 /// A step with one task on each of its two hosts.
@@ -69,23 +54,30 @@ fn slurm() {
             show(&one_per_host(node)),
             format!(
                 "nnodes=2 [Slurm (SLURM_STEP_NODELIST)]\n\
-                 node_rank={node} [Slurm (SLURM_NODEID)]\n\
-                 addr=node1 [Slurm (SLURM_STEP_NODELIST)]\n\
-                 port=21261 [Slurm (SLURM_JOB_ID)]\n\
-                 id=slurm-13.0 [Slurm (SLURM_JOB_ID)]"
+                 node-rank={node} [Slurm (SLURM_NODEID)]\n\
+                 master-addr=node1 [Slurm (SLURM_STEP_NODELIST)]\n\
+                 master-port=21261 [Slurm (SLURM_JOB_ID)]\n\
+                 rdzv-id=slurm-13.0 [Slurm (SLURM_JOB_ID)]"
             )
         );
     }
     let chosen = with(&one_per_host(1), "MASTER_ADDR=ib1 MASTER_PORT=77");
     let shown = show(&chosen);
-    assert!(shown.contains("\naddr=ib1 [MASTER_ADDR]\nport=77 [MASTER_PORT]\n"), "{shown}");
+    assert!(
+        shown.contains("\nmaster-addr=ib1 [MASTER_ADDR]\nmaster-port=77 [MASTER_PORT]\n"),
+        "{shown}"
+    );
     let error = show(&with(&one_per_host(1), "MASTER_ADDR=127.0.0.1"));
     assert!(error.starts_with("MASTER_ADDR=\"127.0.0.1\" means each host itself"), "{error}");
 
     // Task 0 is on the second host; launchers are numbered by host.
     let arbitrary = environment("arbitrary");
-    assert!(show(&arbitrary[0]).contains("\nnode_rank=1 [Slurm (SLURM_NODEID)]\naddr=node1 "));
-    assert!(show(&arbitrary[1]).contains("\nnode_rank=0 [Slurm (SLURM_NODEID)]\naddr=node1 "));
+    assert!(
+        show(&arbitrary[0]).contains("\nnode-rank=1 [Slurm (SLURM_NODEID)]\nmaster-addr=node1 ")
+    );
+    assert!(
+        show(&arbitrary[1]).contains("\nnode-rank=0 [Slurm (SLURM_NODEID)]\nmaster-addr=node1 ")
+    );
 
     for vars in environment("srun") {
         assert_eq!(
@@ -125,9 +117,9 @@ fn mpi() {
     assert_eq!(
         show(&with(&two[2], spread)),
         "nnodes=2 [Open MPI (OMPI_COMM_WORLD_SIZE)]\n\
-         node_rank=1 [Open MPI (OMPI_COMM_WORLD_RANK)]\n\
-         addr=10.77.0.1 [Open MPI (host of rank 0)]\n\
-         port=22718 [Open MPI (name of the job)]"
+         node-rank=1 [Open MPI (OMPI_COMM_WORLD_RANK)]\n\
+         master-addr=10.77.0.1 [Open MPI (host of rank 0)]\n\
+         master-port=22718 [Open MPI (name of the job)]"
     );
     let error = show(&two[0]);
     assert!(error.starts_with("mpirun started 2 launchers on one host"), "{error}");
@@ -136,7 +128,10 @@ fn mpi() {
     let error = show(&with(&Vars::new(), pmi));
     assert!(error.ends_with("add `-genv MASTER_ADDR HOST` to mpiexec"), "{error}");
     let shown = show(&with(&Vars::new(), &format!("{pmi} MASTER_ADDR=a")));
-    assert!(shown.contains("addr=a [MASTER_ADDR]\nport=29500 [MPICH or Intel MPI"), "{shown}");
+    assert!(
+        shown.contains("addr=a [MASTER_ADDR]\nmaster-port=29500 [MPICH or Intel MPI"),
+        "{shown}"
+    );
 }
 
 #[test]
@@ -148,9 +143,9 @@ fn kubeflow() {
     assert_eq!(
         show(&fixed),
         "nnodes=2 [Kubeflow (PET_NNODES)]\n\
-         node_rank=1 [Kubeflow (PET_NODE_RANK)]\n\
-         addr=mnist-master-0 [Kubeflow (PET_MASTER_ADDR)]\n\
-         port=23456 [Kubeflow (PET_MASTER_PORT)]\n\
+         node-rank=1 [Kubeflow (PET_NODE_RANK)]\n\
+         master-addr=mnist-master-0 [Kubeflow (PET_MASTER_ADDR)]\n\
+         master-port=23456 [Kubeflow (PET_MASTER_PORT)]\n\
          nproc=4 [Kubeflow (PET_NPROC_PER_NODE)]"
     );
     let one = with(&fixed, "PET_NNODES=1 PET_NODE_RANK=0");
@@ -164,24 +159,24 @@ fn kubeflow() {
     assert_eq!(
         show(&with(&Vars::new(), elastic)),
         "nnodes=1:4 [Kubeflow (PET_NNODES)]\n\
-         id=e [Kubeflow (PET_RDZV_ID)]\n\
-         endpoint=e-worker-0:23456 [Kubeflow (PET_RDZV_ENDPOINT)]\n\
-         backend=c10d [Kubeflow (PET_RDZV_BACKEND)]\n\
+         rdzv-id=e [Kubeflow (PET_RDZV_ID)]\n\
+         rdzv-endpoint=e-worker-0:23456 [Kubeflow (PET_RDZV_ENDPOINT)]\n\
+         rdzv-backend=c10d [Kubeflow (PET_RDZV_BACKEND)]\n\
          nproc=auto [Kubeflow (PET_NPROC_PER_NODE)]\n\
-         restarts=3 [Kubeflow (PET_MAX_RESTARTS)]"
+         max-restarts=3 [Kubeflow (PET_MAX_RESTARTS)]"
     );
 
     // A JobSet that numbers its pods and gives the rest in the manifest
     let jobset = "JOB_COMPLETION_INDEX=2 PET_NNODES=3 PET_MASTER_ADDR=s-workers-0-0.s \
                   PET_MASTER_PORT=29500";
     assert!(
-        show(&with(&Vars::new(), jobset)).contains("node_rank=2 [Kubeflow (JOB_COMPLETION_INDEX)]")
+        show(&with(&Vars::new(), jobset)).contains("node-rank=2 [Kubeflow (JOB_COMPLETION_INDEX)]")
     );
 
     // torchrun's variables alone, meant for one process in each pod
     let plain = "KUBERNETES_SERVICE_HOST=10.96.0.1 RANK=1 WORLD_SIZE=2 MASTER_ADDR=m MASTER_PORT=5";
     let plain = with(&Vars::new(), plain);
-    assert!(show(&plain).starts_with("nnodes=2 [Kubeflow (WORLD_SIZE)]\nnode_rank=1 "));
+    assert!(show(&plain).starts_with("nnodes=2 [Kubeflow (WORLD_SIZE)]\nnode-rank=1 "));
     // elsewhere they are a launcher's, whose ranks start what they like
     let mut elsewhere = plain;
     elsewhere.remove("KUBERNETES_SERVICE_HOST");

@@ -108,6 +108,11 @@ fn not_a_task() {
         salloc.remove(name).unwrap();
     }
     assert_eq!(place(&salloc), "alone");
+    // a batch script of a job with as many tasks and hosts as the step that submitted it had
+    let mut chained = environment("chained").remove(0);
+    assert_eq!(place(&with(&chained, "SLURM_NTASKS=3")), "alone");
+    chained.remove("SLURM_GTIDS");
+    assert!(place(&with(&chained, "SLURM_NTASKS=3")).starts_with("0/3 0/2 0/2 node1:"));
     // the same in the shell of a step with one task
     let one = with(&environment("substep")[0], "SLURM_NTASKS=3 SLURM_NNODES=2");
     assert_eq!(place(&one), "alone");
@@ -131,7 +136,10 @@ fn terminals() {
     }
     // srun --pty bash: one task
     let one = with(&tasks[0], "SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=1 SLURM_STEP_NUM_NODES=1");
-    let one = with(&one, "SLURM_NNODES=1 SLURM_STEP_NODELIST=node1 SLURM_STEP_TASKS_PER_NODE=1");
+    let one = with(
+        &one,
+        "SLURM_NNODES=1 SLURM_STEP_NODELIST=node1 SLURM_STEP_TASKS_PER_NODE=1 SLURM_GTIDS=0",
+    );
     assert_eq!(find(&one, 1).unwrap().unwrap().tasks(), 1);
     assert_eq!(place(&one), "alone");
 }

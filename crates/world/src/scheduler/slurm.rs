@@ -1,8 +1,8 @@
 //! Slurm: the step that `srun` started this process in.
 
 use super::{
-    Names, Place, SLURM_DISTRIBUTION, SLURM_JOB_ID, SLURM_LOCALID, SLURM_NNODES, SLURM_NODEID,
-    SLURM_NTASKS, SLURM_PROCID, SLURM_PTY_PORT, SLURM_STEP_ID, SLURM_STEP_NODELIST,
+    Names, Place, SLURM_DISTRIBUTION, SLURM_GTIDS, SLURM_JOB_ID, SLURM_LOCALID, SLURM_NNODES,
+    SLURM_NODEID, SLURM_NTASKS, SLURM_PROCID, SLURM_PTY_PORT, SLURM_STEP_ID, SLURM_STEP_NODELIST,
     SLURM_STEP_NUM_NODES, SLURM_STEP_NUM_TASKS, SLURM_STEP_TASKS_PER_NODE, SLURM_TASK_PID,
     SLURMD_NODENAME, expand_hosts, expand_tasks,
 };
@@ -19,8 +19,9 @@ use crate::vars::{Vars, below};
 ///   first host, a step number above the normal ones;
 /// - a batch script that was submitted from inside a step and inherited its variables: the step's
 ///   (`SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NUM_NODES`, `SLURM_STEP_NODELIST`) disagree with the
-///   job's own (`SLURM_NTASKS`, `SLURM_NNODES`, `SLURMD_NODENAME`). Only where the new job has the
-///   same shape and hosts as the old step can they not be told apart.
+///   job's own (`SLURM_NTASKS`, `SLURM_NNODES`, `SLURM_GTIDS`, `SLURMD_NODENAME`). Only where both
+///   have one task on each host, the same number of hosts and the same first host can they not be
+///   told apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Step {
@@ -93,6 +94,12 @@ impl Step {
             tasks_per_host,
         };
         step.check(vars)?;
+        // A batch script has the number of one task here, whatever the step that it was submitted
+        // from had on its first host.
+        let own = vars.text(SLURM_GTIDS).map(|tasks| tasks.split(',').count());
+        if own.is_some_and(|own| own != step.local_tasks()) {
+            return Ok(None);
+        }
         let direct = pid.is_none_or(|pid| number(SLURM_TASK_PID) == Some(u64::from(pid)));
         if step.tasks() > 1 && !direct && vars.text(SLURM_PTY_PORT).is_some() {
             return Err(vars.unusable(

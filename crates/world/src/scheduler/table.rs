@@ -44,6 +44,7 @@ scheduler_variables! {
     SLURM_STEP_TASKS_PER_NODE, "srun", "tasks on each host of the step, as in `2(x3),1`";
     SLURM_PROCID, "Slurm", "number of this task in the step; 0 in a batch script";
     SLURM_LOCALID, "Slurm", "number of this task on its host";
+    SLURM_GTIDS, "Slurm", "numbers of the tasks on this host; 0 in a batch script";
     SLURM_NODEID, "Slurm", "number of this host in the step";
     SLURM_DISTRIBUTION, "srun", "how tasks are spread over the hosts";
     SLURM_TASK_PID, "Slurm", "process number of the task, or of the batch script";
