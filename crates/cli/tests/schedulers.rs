@@ -159,6 +159,20 @@ fn the_emitted_script_runs() {
         assert!(job.stdout.contains(fact), "{fact}: {}", job.stdout);
     }
 
+    // What Slurm sends before the time limit (`#SBATCH --signal`) reaches the ranks, and the
+    // script waits for them.
+    let stopped = "trap 'echo saved; exit 0' TERM; touch ready.$RANK; sleep 1000 & wait";
+    let emit = "brigade launch --nproc 2 --emit slurm sh -c";
+    let words: Vec<&str> = emit.split_whitespace().chain([stopped]).collect();
+    let job = cluster.submit(&cluster.run(&words).stdout, "");
+    while !(0..2).all(|rank| cluster.folder().join(format!("ready.{rank}")).exists()) {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(cluster.run(&["scancel", "--signal=TERM", &job]).code, 0);
+    let (code, output) = cluster.outcome(&job);
+    assert!(output.contains("[0] saved\n") && output.contains("[1] saved\n"), "{output}");
+    assert_eq!(code, 0, "{output}");
+
     // The job's exit code is the failing rank's.
     let failing = "brigade launch --nproc 2 --emit slurm sh -c";
     let words: Vec<&str> = failing.split_whitespace().chain(["exit $((RANK * 7))"]).collect();

@@ -137,13 +137,17 @@ impl Cluster {
         }
     }
 
-    /// Hands a batch script to Slurm and waits for its end: its exit code, and what it printed.
-    pub(crate) fn batch(&self, script: &str, flags: &str) -> (i32, String) {
+    /// Hands a batch script to Slurm: the number of the job.
+    pub(crate) fn submit(&self, script: &str, flags: &str) -> String {
         fs::write(self.folder().join("script"), script).unwrap();
         let submit = format!("sbatch --parsable --output=batch.%j {flags} script");
         let run = self.run(&submit.split_whitespace().collect::<Vec<_>>());
         assert_eq!(run.code, 0, "{}", run.stderr);
-        let job = run.stdout.trim();
+        run.stdout.trim().to_owned()
+    }
+
+    /// Waits for the end of a job: its exit code, and what it printed.
+    pub(crate) fn outcome(&self, job: &str) -> (i32, String) {
         // `sbatch --wait` would look every few seconds only.
         let code = loop {
             let facts = self.run(&["scontrol", "show", "job", "--oneliner", job]).stdout;
@@ -164,6 +168,11 @@ impl Cluster {
         };
         let output = fs::read_to_string(self.folder().join(format!("batch.{job}")));
         (code, output.unwrap())
+    }
+
+    /// Both.
+    pub(crate) fn batch(&self, script: &str, flags: &str) -> (i32, String) {
+        self.outcome(&self.submit(script, flags))
     }
 
     /// What the daemons have written.
