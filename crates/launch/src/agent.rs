@@ -32,16 +32,23 @@ use crate::{LaunchError, LaunchPlan, StorePort};
 /// kills at once. SIGUSR1 and SIGUSR2 are forwarded and mean nothing here; Ctrl-Z suspends the
 /// ranks, too.
 ///
+/// After a job these signals stay blocked in this thread: one that comes too late (schedulers send
+/// SIGTERM more than once) must not end the process before it has said how the job ended.
+///
 /// Errors: the system could not start all ranks; none of them has run the program then.
 pub fn run(plan: &LaunchPlan) -> Result<Outcome, LaunchError> {
     let signals = watched_signals();
     let before = signals
         .thread_swap_mask(SigmaskHow::SIG_BLOCK)
         .map_err(LaunchError::system("block signals"))?;
-    let result = start(plan, &signals).map(Job::watch_to_the_end);
-    // The mask that was there before can be set again, or could not have been there.
-    let _ = before.thread_set_mask();
-    result
+    match start(plan, &signals) {
+        Ok(job) => Ok(job.watch_to_the_end()),
+        Err(error) => {
+            // The mask that was there before can be set again, or could not have been there.
+            let _ = before.thread_set_mask();
+            Err(error)
+        }
+    }
 }
 
 /// A started job.
