@@ -4,9 +4,13 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use brigade_config::{ConfigError, Layer, Place, Source, Variables, load, rivals};
+use brigade_launch::emit::JobFile;
 use brigade_launch::hosts::HostsOptions;
-use brigade_launch::{HostFacts, LaunchPlan, agent};
+use brigade_launch::{HostFacts, LaunchError, LaunchOptions, LaunchPlan, Surroundings, agent};
 use clap::Args;
+
+use crate::config::Usage;
+use crate::emit::{self, EmitArgs};
 
 use explain::Explanation;
 use flags::SettingFlags;
@@ -62,6 +66,9 @@ pub(crate) struct LaunchArgs {
     env: Vec<String>,
 
     #[command(flatten)]
+    emit: EmitArgs,
+
+    #[command(flatten)]
     foreign: ForeignFlags,
 }
 
@@ -69,6 +76,11 @@ pub(crate) struct LaunchArgs {
 pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
     let variables = Variables::gather();
     let (mut layers, file) = args.layers(&variables)?;
+    if let Some(target) = args.emit.emit {
+        let job = args.job_file(&layers)?;
+        emit::print(&job, target, io::stdout().lock())?;
+        return Ok(0);
+    }
     let options = options::options(&mut layers, &args.program, &variables)?;
     let hosts = hosts::options(&layers)?;
     let job = match hosts {
@@ -105,14 +117,39 @@ enum Job {
 
 impl LaunchArgs {
     /// All layers, one over the other, and the file that one of them comes from.
-    fn layers(&self, variables: &Variables) -> Result<(Layer, Option<Place>), ConfigError> {
+    fn layers(&self, variables: &Variables) -> anyhow::Result<(Layer, Option<Place>)> {
         let loaded = load(self.config.as_deref(), variables)?;
         let mut flags = self.flags.0.clone();
         self.foreign.add_to(&mut flags);
         self.variables(&mut flags)?;
-        let mut layers = rivals::settle(flags.over(loaded.layer))?;
+        let mut given = flags.over(loaded.layer);
+        if self.emit.emit.is_none() {
+            surround(&mut given)?;
+        }
+        let mut layers = rivals::settle(given)?;
         self.foreign.share_out(&mut layers).map_err(ConfigError::Contradiction)?;
         Ok((layers, loaded.file))
+    }
+
+    /// The job that `--emit` writes a file for.
+    fn job_file(&self, layers: &Layer) -> anyhow::Result<JobFile> {
+        if let Some(name) = SAID_BY_THE_SCHEDULER.iter().find(|it| is_flag(layers, it)) {
+            return Err(Usage(format!("--emit with --{name}: the scheduler says that")).into());
+        }
+        if self.program.is_cargo() {
+            let reason = "--emit with --bin or --example: build it first, and name the program";
+            return Err(Usage(reason.to_owned()).into());
+        }
+        let settings = &layers.settings;
+        let nodes = settings.nnodes.unwrap_or_default();
+        let timeout = settings.shutdown_timeout;
+        Ok(JobFile {
+            nodes: nodes.min..=nodes.max,
+            nproc: settings.text("nproc").unwrap_or_else(|| "auto".to_owned()),
+            shutdown_timeout: timeout.unwrap_or(LaunchOptions::default().shutdown_timeout),
+            env: settings.env.clone().into_iter().collect(),
+            ..self.emit.job_file(std::env::args_os(), self.program.words())
+        })
     }
 
     /// `--env`: a variable with a value is for every rank, one without is handed on to hosts.
@@ -134,6 +171,39 @@ impl LaunchArgs {
     }
 }
 
+/// What the scheduler around this process says of the job, where nobody else does. Whoever says by
+/// a flag how the hosts meet is believed, whatever the scheduler thinks.
+fn surround(given: &mut Layer) -> anyhow::Result<()> {
+    let by_user = |name: &&str| match given.source(name) {
+        Some(Source::Flag(_)) => true,
+        Some(Source::Variable(variable)) => variable.starts_with("BRIGADE_"),
+        _ => false,
+    };
+    if MEETING.iter().any(|name| by_user(name)) {
+        return Ok(());
+    }
+    let surroundings = Surroundings::here().map_err(LaunchError::from)?;
+    for (name, text, source) in surroundings.settings() {
+        if !matches!(given.source(name), Some(Source::Flag(_) | Source::Variable(_))) {
+            given.set(name, &text, Source::Scheduler(source.to_owned()))?;
+        }
+    }
+    if let Some(note) = surroundings.note {
+        given.warn(Source::Scheduler("scheduler".to_owned()), note);
+    }
+    Ok(())
+}
+
+fn is_flag(layers: &Layer, name: &str) -> bool {
+    matches!(layers.source(name), Some(Source::Flag(_)))
+}
+
+/// Settings by which a user says how hosts meet.
+const MEETING: [&str; 5] = ["nnodes", "node-rank", "hosts", "hostfile", "rdzv-endpoint"];
+/// Settings that a job file has no place for.
+const SAID_BY_THE_SCHEDULER: [&str; 6] =
+    ["node-rank", "master-addr", "master-port", "hosts", "hostfile", "rdzv-endpoint"];
+
 const USAGE: &str = "brigade launch [OPTIONS] [--] <PROGRAM> [ARGS]...";
 
 const EXAMPLES: &str = "\
@@ -151,6 +221,7 @@ Examples:
   brigade launch --nproc 2 --explain ./train
   brigade launch --hosts node1:4,node2:4 ./train
   brigade launch --nproc 4 --nnodes 2 --node-rank 0 --master-addr node1 ./train
+  brigade launch --nproc 4 --nnodes 2 --emit slurm ./train > train.sbatch
   brigade launch --nproc 4 --nnodes 1:4 --max-restarts 3 --rdzv-endpoint node1:29400 ./train
 
 Exit codes:

@@ -42,11 +42,11 @@ impl HostsOptions {
                 command.arg(role);
                 command
             } else {
-                client.command(host, self.connect_timeout, &line)
+                client.command(host, self.connect_timeout, &line).map_err(HostsError::Client)?
             };
-            RoleCommand { host: host.clone(), here, command }
+            Ok(RoleCommand { host: host.clone(), here, command })
         };
-        Ok(self.hosts.iter().map(command_to).collect())
+        self.hosts.iter().map(command_to).collect()
     }
 
     /// The variables of this environment that the hosts get.
