@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use brigade_launch::hosts::{EnvRequest, HostSpec, HostsOptions};
-use brigade_launch::{LaunchError, hosts::HostsError};
+use brigade_launch::{LaunchError, NodeRange, hosts::HostsError};
 use clap::Args;
 
 /// Hosts and how they are reached.
@@ -39,7 +39,11 @@ pub(crate) struct HostsArgs {
 
 impl HostsArgs {
     /// What was asked for; `None` when no hosts were named.
-    pub(crate) fn options(&self, has_nproc: bool) -> anyhow::Result<Option<HostsOptions>> {
+    pub(crate) fn options(
+        &self,
+        has_nproc: bool,
+        nodes: NodeRange,
+    ) -> anyhow::Result<Option<HostsOptions>> {
         let hosts = match (&self.hosts, &self.hostfile) {
             (Some(list), _) => HostSpec::parse_list(list),
             (None, Some(file)) => HostSpec::read_file(file),
@@ -49,6 +53,10 @@ impl HostsArgs {
         if let Some(host) = hosts.iter().find(|host| host.slots.is_none() && !has_nproc) {
             let host = host.to_string();
             return Err(LaunchError::from(HostsError::NoSlots { host }).into());
+        }
+        if nodes != NodeRange::default() && nodes.max != hosts.len() {
+            let (nodes, named) = (nodes.to_string(), hosts.len());
+            return Err(LaunchError::from(HostsError::OtherNumber { nodes, named }).into());
         }
         let env = self.env.iter().map(|text| {
             EnvRequest::parse(text).map_err(|expected| {
@@ -61,6 +69,7 @@ impl HostsArgs {
             ssh_command: self.ssh_command.clone(),
             workdir: self.workdir.clone(),
             env: env.collect::<Result<_, _>>()?,
+            min_hosts: (nodes != NodeRange::default()).then_some(nodes.min),
             sync: self.sync,
             ..HostsOptions::default()
         }))

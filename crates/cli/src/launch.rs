@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::Error;
 use brigade_launch::{
-    CargoKind, CargoTarget, Color, Endpoint, HostFacts, LaunchOptions, LaunchPlan, LineFilter,
-    LocalRanks, Meeting, NodeRange, OutputOptions, Patience, Program, Secret, StreamModes, agent,
-    hosts,
+    BindMode, CargoKind, CargoTarget, Color, DeviceList, Endpoint, HostFacts, LaunchOptions,
+    LaunchPlan, LineFilter, LocalRanks, Meeting, NodeRange, NprocSpec, OutputOptions, Patience,
+    PlacementOptions, Program, Secret, StreamModes, agent, hosts,
 };
 use clap::Args;
 
@@ -26,15 +26,30 @@ use crate::hosts::HostsArgs;
 #[derive(Debug, Args)]
 #[command(override_usage = USAGE, after_help = EXAMPLES, after_long_help = LONG_EXAMPLES)]
 pub(crate) struct LaunchArgs {
-    /// Number of ranks
-    #[arg(long, value_name = "N", required_unless_present_any = ["hosts", "hostfile"])]
-    nproc: Option<usize>,
+    /// Number of ranks; or auto (one for each GPU, or for each core where there is none), gpu, cpu
+    /// [default: the number of --devices]
+    #[arg(long, value_name = "N", required_unless_present_any = ["devices", "hosts", "hostfile"])]
+    nproc: Option<NprocSpec>,
 
     #[command(flatten)]
     hosts: HostsArgs,
 
+    /// GPUs that the ranks see, as in 0,2; or all
+    #[arg(long, value_name = "IDS")]
+    devices: Option<DeviceList>,
+
+    /// Processors that each rank may use: none (all), cores (its share of its NUMA node's cores),
+    /// numa (its NUMA node), socket, core-complex (one last-level cache). A rank's node is its
+    /// GPU's; ranks without one are spread out
+    #[arg(long, value_name = "TO", default_value_t)]
+    bind: BindMode,
+
+    /// Tell each rank that it is local rank 0, and show it one GPU only
+    #[arg(long)]
+    virtual_local_rank: bool,
+
     /// OMP_NUM_THREADS of each rank [default: what the environment says, else the cores divided by
-    /// the ranks]
+    /// the ranks, or those that --bind gives it]
     #[arg(long, value_name = "N")]
     threads_per_rank: Option<usize>,
 
@@ -90,18 +105,18 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "NAME", default_value = "default")]
     role: String,
 
-    #[command(flatten)]
-    kind: KindArgs,
-
-    #[command(flatten)]
-    output: OutputArgs,
-
     /// The program, a path or a name that is looked up in PATH, or a Python script (*.py); and its
     /// arguments, which are passed on as they are, but ${local_rank} is replaced
     // One list: as two arguments, a first `--` after the program would be taken for ours.
     #[arg(trailing_var_arg = true, value_name = "PROGRAM")]
     #[arg(required_unless_present_any = ["bin", "example"])]
     command: Vec<OsString>,
+
+    #[command(flatten)]
+    kind: KindArgs,
+
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 #[derive(Debug, Args)]
@@ -236,7 +251,8 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
         None => (None, &[][..]),
     };
     let options = LaunchOptions {
-        nproc: args.nproc.unwrap_or(1),
+        // Without a number there are devices to count.
+        nproc: args.nproc.unwrap_or(NprocSpec::Gpu),
         program: args.kind.program(name),
         args: arguments.to_vec(),
         threads_per_rank: args.threads_per_rank,
@@ -250,8 +266,15 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
         patience,
         role: args.role.clone(),
         output: args.output.options(),
+        placement: PlacementOptions {
+            devices: args.devices.clone(),
+            bind: args.bind,
+            virtual_local_rank: args.virtual_local_rank,
+        },
     };
-    if let Some(hosts) = args.hosts.options(args.nproc.is_some())? {
+    if let Some(hosts) =
+        args.hosts.options(args.nproc.is_some() || args.devices.is_some(), args.nnodes)?
+    {
         return Ok(hosts::run(&options, &hosts)?.exit_code());
     }
     let mut plan = LaunchPlan::resolve(&options, &HostFacts::gather(&options))?;
@@ -303,12 +326,15 @@ const USAGE: &str = "brigade launch [OPTIONS] --nproc <N> [--] <PROGRAM> [ARGS].
 const EXAMPLES: &str = "\
 Examples:
   brigade launch --nproc 2 ./train --epochs 4
-  brigade launch --nproc 4 python3 train.py --lr 0.1";
+  brigade launch --nproc 4 train.py --lr 0.1
+  brigade launch --nproc auto --bin train --release -- --epochs 4";
 
 const LONG_EXAMPLES: &str = "\
 Examples:
   brigade launch --nproc 2 ./train --epochs 4
-  brigade launch --nproc 4 python3 train.py --lr 0.1
+  brigade launch --nproc 4 train.py --lr 0.1
+  brigade launch --nproc auto --bin train --release -- --epochs 4
+  brigade launch --nproc gpu --bind numa --log-dir logs -m package.train
   brigade launch --nproc 2 -- sh -c 'echo rank $RANK of $WORLD_SIZE'
 
 Exit codes:

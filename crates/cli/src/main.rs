@@ -25,7 +25,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Launch(launch::LaunchArgs),
+    Launch(Box<launch::LaunchArgs>),
     Doctor(doctor::DoctorArgs),
     #[command(name = doctor::ROLE, hide = true)]
     DoctorsRole,
@@ -70,7 +70,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(
             LaunchError::OptionOutOfRange { .. }
             | LaunchError::NoSuchLocalRank { .. }
-            | LaunchError::Meeting { .. },
+            | LaunchError::Meeting { .. }
+            | LaunchError::Device(_)
+            | LaunchError::Bind(_),
         ) => USAGE,
         Some(LaunchError::Hosts(error)) => error.exit_code(),
         Some(LaunchError::Program(error)) => error.exit_code(),

@@ -347,7 +347,7 @@ fn what_cannot_run_is_refused_before_anything_starts() {
         (&["--nproc", "1", folder], 126, "is a directory, not a program"),
         (&["--nproc", "1", ""], 127, "not found"),
         (&["--nproc", "0", "true"], 2, "--nproc 0 is not possible: a job has at least one rank"),
-        (&["--nproc", "two", "true"], 2, "invalid value 'two' for '--nproc <N>'"),
+        (&["--nproc", "two", "true"], 2, "expected a number, auto, gpu or cpu, found \"two\""),
         (&["--nproc", "-1", "true"], 2, "--nproc"),
         (&["--nprocs", "2", "true"], 2, "a similar argument exists: '--nproc'"),
         (&["--nproc", "2"], 2, "required arguments were not provided"),

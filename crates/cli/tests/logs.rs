@@ -1,5 +1,7 @@
 //! Where `brigade launch` puts the ranks' output: log files, the console, or both.
 
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
 mod job;
 
 use std::fs;
@@ -87,7 +89,7 @@ fn modes() {
     ];
     for (flags, expected) in table {
         let logged = Logged::new(2, flags, SPEAK);
-        for rank in 0..2 {
+        for (rank, expected) in expected.into_iter().enumerate() {
             let (out, err) = (format!("out {rank}\n"), format!("err {rank}\n"));
             let found = [
                 logged.run.stdout.contains(&format!("[{rank}] {out}")),
@@ -95,10 +97,10 @@ fn modes() {
                 logged.run.stderr.contains(&format!("[{rank}] {err}")),
                 logged.read(&format!("{rank}/stderr.log")) == Some(err),
             ];
-            assert_eq!(found, expected[rank], "{flags:?}, rank {rank}");
+            assert_eq!(found, expected, "{flags:?}, rank {rank}");
             for (i, name) in [(1, "stdout"), (3, "stderr")] {
                 let there = logged.read(&format!("{rank}/{name}.log")).is_some();
-                assert_eq!(there, expected[rank][i], "{flags:?}: {name} of {rank} is a file");
+                assert_eq!(there, expected[i], "{flags:?}: {name} of {rank} is a file");
             }
         }
     }
@@ -213,8 +215,32 @@ fn what_cannot_be_is_refused_before_anything_starts() {
         let run = flags.iter().fold(Job::new(2), |job, flag| job.flag(flag)).sh(script).run();
         assert_eq!(run.code, code, "{flags:?}: {}", run.stderr);
         assert!(run.stderr.contains(message), "{flags:?}: {}", run.stderr);
-        assert!(!run.stdout.contains("started"));
+        assert_eq!(run.stdout, "");
+        assert!(code == 2 || run.stderr.matches("os error").count() == 1, "{}", run.stderr);
     }
+}
+
+#[test]
+fn too_few_descriptors_are_said_before_a_program_runs() {
+    // Between too few for the ranks' pipes and enough for all, there is too few for log files.
+    let folder = tempfile::tempdir().unwrap();
+    let mut refusals = Vec::new();
+    for limit in (60..).step_by(8) {
+        let script = format!(
+            "ulimit -n {limit} && exec {BRIGADE} launch --nproc 24 --log-dir {} echo started",
+            folder.path().display()
+        );
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        if output.status.success() {
+            break;
+        }
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{stderr}");
+        assert_eq!(stderr.matches("Too many open files").count(), 1, "{stderr}");
+        refusals.push(stderr);
+    }
+    let said = ".log (`ulimit -n` is too low): Too many open files";
+    assert!(refusals.iter().any(|refusal| refusal.contains(said)), "{refusals:?}");
 }
 
 #[test]

@@ -28,6 +28,7 @@ pub use report::text as report;
 
 use crate::output::{Notice, Output, RunFolder, Terminal};
 use crate::store_port::Reach;
+use crate::survivors::Survivors;
 use crate::watch::Watch;
 use crate::{LaunchError, LaunchPlan, Meeting, StorePort};
 use attempt::{Ended, Failed};
@@ -102,8 +103,8 @@ struct Agent<'p> {
     reason: Option<String>,
     /// Hosts in the last attempt.
     hosts: usize,
-    /// Restarts before the last attempt.
-    restarts: u32,
+    /// Restarts before the last attempt, and how many there may be.
+    restarts: (u32, u32),
     /// The signal that asks this host to stop, and how often it has come.
     interrupted: Option<Signal>,
     impatient: bool,
@@ -112,6 +113,8 @@ struct Agent<'p> {
     look_again: bool,
     /// How the job has ended, as soon as nothing runs here.
     outcome: Option<Outcome>,
+    /// Why this host cannot take part.
+    error: Option<LaunchError>,
     /// When to leave without the coordinator's word.
     give_up: Option<Instant>,
 }
@@ -146,40 +149,55 @@ impl<'p> Agent<'p> {
             stop_asked: None,
             reason: None,
             hosts: 1,
-            restarts: 0,
+            restarts: (0, plan.max_restarts),
             interrupted: None,
             impatient: false,
             output_closed: false,
             look_again: false,
             outcome: None,
+            error: None,
             give_up: None,
         })
     }
 
     fn run(mut self) -> Result<Outcome, LaunchError> {
-        let outcome = loop {
+        loop {
             while let Some(news) = self.peers.next() {
-                self.hear(news)?;
+                self.hear(news);
             }
-            self.start_when_written()?;
+            self.start_when_written();
             self.turn();
             self.stream();
-            if self.group.is_none()
-                && let Some(outcome) = self.outcome.take()
-            {
-                break outcome;
+            if let Some(result) = self.result() {
+                return self.finish(result);
             }
-            if self.group.is_none() && self.look_again {
-                self.look_again = false;
-                self.peers.begin()?;
+            if self.group.is_none() && std::mem::take(&mut self.look_again) {
+                let begun = self.peers.begin();
+                begun.unwrap_or_else(|error| self.fail(error));
                 continue;
             }
             self.wait(self.deadline());
             self.take_signals();
             self.take_notices();
             self.leave_when_due();
-        };
-        Ok(self.finish(outcome))
+        }
+    }
+
+    /// How it went, when nothing of the job runs here any more and nothing will.
+    fn result(&mut self) -> Option<Result<Outcome, LaunchError>> {
+        if self.group.is_some() {
+            return None;
+        }
+        // An error is known to the coordinator as well, which has the last word while it is there.
+        match self.error.take_if(|_| self.outcome.is_some() || !self.peers.are_met()) {
+            Some(error) => Some(Err(error)),
+            None => self.outcome.take().map(Ok),
+        }
+    }
+
+    /// This host cannot take part.
+    fn fail(&mut self, error: LaunchError) {
+        self.error.get_or_insert(error);
     }
 
     /// Waits for anything to happen. Costs nothing meanwhile.
@@ -233,9 +251,32 @@ impl<'p> Agent<'p> {
         }
     }
 
-    fn finish(mut self, outcome: Outcome) -> Outcome {
+    fn finish(mut self, result: Result<Outcome, LaunchError>) -> Result<Outcome, LaunchError> {
+        while let Some(line) = self.peers.line() {
+            self.pass_line(&line);
+        }
+        match &result {
+            Ok(outcome) => self.report(outcome),
+            // Ranks that were not all started end by themselves; this waits for it.
+            Err(_) => Survivors { agent: self.plan.agent_id.clone(), sessions: vec![] }.kill(),
+        }
+        if let Some(streamed) = &mut self.streamed {
+            streamed.abandon();
+        }
+        self.output.drain();
+        self.draining += 1;
+        let all_written = self.write_the_rest(result.is_ok());
+        self.watch.dismiss();
+        // A thread that still writes is left alone; it ends with this process.
+        if all_written {
+            self.output.end();
+        }
+        result
+    }
+
+    fn report(&mut self, outcome: &Outcome) {
         let told_elsewhere = self.streamed.is_some();
-        if !told_elsewhere && let Some(text) = report::text(&outcome, self.hosts) {
+        if !told_elsewhere && let Some(text) = report::text(outcome, self.hosts) {
             self.output.warn(&text);
         }
         if let Some(failure) = outcome.failure() {
@@ -243,33 +284,25 @@ impl<'p> Agent<'p> {
             let file = ended.and_then(|ended| ended.folder.error_file(failure.local_rank));
             error_files::pass_on(failure, self.hosts, file.as_deref());
         }
-        self.output.drain();
-        self.draining += 1;
-        let all_written = self.write_the_rest();
-        self.watch.dismiss();
-        // A thread that still writes is left alone; it ends with this process.
-        if all_written {
-            self.output.end();
-        }
-        outcome
     }
 
     /// Waits for the output thread, and for a coordinator in this process to tell the others that
     /// the job is over. False when the output is given up: whoever reads it has stopped reading,
     /// and a second signal to stop came before this or comes now.
-    fn write_the_rest(&mut self) -> bool {
+    fn write_the_rest(&mut self, is_farewell: bool) -> bool {
         let mut deadline = self.impatient.then(|| Instant::now() + LAST_LINES);
-        let farewell = Instant::now() + FAREWELL_TAKES;
+        // Else the others have still to stop their ranks.
+        let farewell = is_farewell.then(|| Instant::now() + FAREWELL_TAKES);
         loop {
             self.take_notices();
-            let told = self.peers.is_over() || farewell <= Instant::now();
+            let told = self.peers.is_over() || farewell.is_some_and(|at| at <= Instant::now());
             if self.draining == 0 && told {
                 return true;
             }
             if deadline.is_some_and(|at| at <= Instant::now()) {
                 return self.draining == 0;
             }
-            self.wait(deadline.into_iter().chain((!told).then_some(farewell)).min());
+            self.wait(deadline.into_iter().chain(farewell.filter(|_| !told)).min());
             while let Some((signal, _)) = self.next_signal() {
                 if matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP) {
                     deadline = deadline.or_else(|| Some(Instant::now() + LAST_LINES));

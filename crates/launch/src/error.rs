@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use brigade_rendezvous::MeetError;
 use brigade_world::WorldError;
 
-use crate::ProgramError;
+use crate::{BindError, DeviceError, ProgramError};
 
 /// Nothing of the user's program has run when one of these is returned.
 #[derive(Debug, thiserror::Error)]
@@ -33,13 +33,19 @@ pub enum LaunchError {
         nproc: usize,
     },
     /// Log files cannot be made.
-    #[error("cannot keep logs in {}: {source}; choose another folder with --log-dir", path.display())]
+    #[error("cannot keep logs in {}: {cause}; choose another folder with --log-dir", path.display())]
     LogFolder {
         /// The folder or file.
         path: PathBuf,
-        /// Why.
-        source: io::Error,
+        /// Why. The message has it; as its `source`, a printed chain would say it twice.
+        cause: io::Error,
     },
+    /// The devices are not as asked for.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The ranks cannot be bound as asked.
+    #[error(transparent)]
+    Bind(#[from] BindError),
     /// The program cannot be run.
     #[error(transparent)]
     Program(#[from] ProgramError),
@@ -65,12 +71,12 @@ pub enum LaunchError {
     #[error(transparent)]
     Hosts(#[from] crate::hosts::HostsError),
     /// The system refused something the launcher needs.
-    #[error("cannot {action}: {source}")]
+    #[error("cannot {action}: {cause}")]
     System {
         /// What was refused.
         action: String,
-        /// Why.
-        source: io::Error,
+        /// Why. The message has it; as its `source`, a printed chain would say it twice.
+        cause: io::Error,
     },
 }
 
@@ -78,6 +84,6 @@ impl LaunchError {
     /// For `map_err`: the action that the system refused.
     pub(crate) fn system<E: Into<io::Error>>(action: impl Into<String>) -> impl FnOnce(E) -> Self {
         let action = action.into();
-        move |source| Self::System { action, source: source.into() }
+        move |cause| Self::System { action, cause: cause.into() }
     }
 }

@@ -11,6 +11,7 @@
 
 mod bell;
 mod child;
+mod courier;
 mod digest;
 mod environment;
 mod error;

@@ -10,7 +10,7 @@
 //! if let Some(code) = role::play_if_asked() {
 //!     std::process::exit(code.into());
 //! }
-//! let options = LaunchOptions { nproc: 2, program: "env".into(), ..Default::default() };
+//! let options = LaunchOptions { nproc: 2.into(), program: "env".into(), ..Default::default() };
 //! let plan = LaunchPlan::resolve(&options, &HostFacts::gather(&options))?;
 //! let outcome = agent::run(&plan)?;
 //! std::process::exit(outcome.exit_code().into());
@@ -34,6 +34,7 @@ pub mod leash;
 mod meeting;
 mod options;
 mod output;
+mod placement;
 mod plan;
 mod program;
 pub mod role;
@@ -50,6 +51,10 @@ pub use options::LaunchOptions;
 pub use output::{
     Color, ColorFacts, LineFilter, LocalRanks, LogFolder, OutputFacts, OutputOptions, OutputPlan,
     Prefix, PrefixFacts, Stream, StreamMode, StreamModes,
+};
+pub use placement::{
+    BindError, BindMode, Cpu, CpuSet, Device, DeviceError, DeviceList, Devices, NprocSpec,
+    PlacementFacts, PlacementOptions, RankSetup, Topology,
 };
 pub use plan::{HostFacts, LaunchPlan};
 pub use program::{CargoKind, CargoTarget, Invocation, Program, ProgramError};

@@ -6,13 +6,13 @@ use std::time::Duration;
 use brigade_rendezvous::Secret;
 use serde::{Deserialize, Serialize};
 
-use crate::{Meeting, NodeRange, OutputOptions, Patience, Program};
+use crate::{Meeting, NodeRange, NprocSpec, OutputOptions, Patience, PlacementOptions, Program};
 
 /// What to start, how often, and with which other hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaunchOptions {
     /// Number of ranks on this host: at least 1.
-    pub nproc: usize,
+    pub nproc: NprocSpec,
     /// What to start.
     pub program: Program,
     /// Its arguments, passed on as they are, but for `${local_rank}`, which every rank has its
@@ -45,13 +45,15 @@ pub struct LaunchOptions {
     pub role: String,
     /// Where the ranks' output goes.
     pub output: OutputOptions,
+    /// Which processors and accelerators the ranks get.
+    pub placement: PlacementOptions,
 }
 
 /// One rank of no program on one host; 30 s to stop, as torchrun; no restart.
 impl Default for LaunchOptions {
     fn default() -> Self {
         Self {
-            nproc: 1,
+            nproc: NprocSpec::Count(1),
             program: Program::default(),
             args: Vec::new(),
             threads_per_rank: None,
@@ -65,6 +67,7 @@ impl Default for LaunchOptions {
             patience: Patience::default(),
             role: "default".to_owned(),
             output: OutputOptions::default(),
+            placement: PlacementOptions::default(),
         }
     }
 }

@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use brigade_rendezvous::{Assignment, Secret};
-use brigade_world::{Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize};
+use brigade_world::{LocalRank, Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize};
 use nix::unistd::gethostname;
 
 use crate::meeting::{Meeting, NodeRange, Patience};
+use crate::placement::{self, PlacementFacts, RankSetup};
 use crate::program::{CargoTarget, Invocation, Program, ProgramError, Search, with_local_rank};
 use crate::{LaunchError, LaunchOptions, OutputFacts, OutputPlan};
 
@@ -28,6 +29,8 @@ pub struct HostFacts {
     pub host: String,
     /// What decides how output is shown.
     pub output: OutputFacts,
+    /// Processors and accelerators, as far as the options ask for them.
+    pub placement: PlacementFacts,
 }
 
 impl HostFacts {
@@ -46,6 +49,7 @@ impl HostFacts {
             agent_id: format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id())),
             host: gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default(),
             output: OutputFacts::gather(),
+            placement: PlacementFacts::gather(&options.placement, options.nproc),
         }
     }
 }
@@ -90,13 +94,17 @@ pub struct LaunchPlan {
     pub host: String,
     /// Where the ranks' output goes.
     pub output: OutputPlan,
+    /// What each rank of this host has of its own, by local rank.
+    pub ranks: Vec<RankSetup>,
+    /// Every rank is told the local rank 0.
+    pub virtual_local_rank: bool,
 }
 
 impl LaunchPlan {
     /// Decides. Pure: the same options and facts give the same plan.
     ///
     /// Cores are shared out evenly, at least one thread to a rank, unless the user has set
-    /// `OMP_NUM_THREADS` or asks for a number. `OMP_WAIT_POLICY=PASSIVE` keeps libgomp from
+    /// `OMP_NUM_THREADS` or asks for a number; a rank that is bound has as many as it has cores. `OMP_WAIT_POLICY=PASSIVE` keeps libgomp from
     /// spinning at barriers: with as many threads as cores over all ranks, one that spins holds up
     /// the one it waits for (two ranks of two threads on two cores: 99 ms a step against 46).
     /// libgomp reads both before `main`, so only a launcher can set them.
@@ -106,14 +114,15 @@ impl LaunchPlan {
     /// ```
     /// use brigade_launch::{HostFacts, LaunchOptions, LaunchPlan};
     ///
-    /// let options = LaunchOptions { nproc: 4, program: "sh".into(), ..Default::default() };
+    /// let options = LaunchOptions { nproc: 4.into(), program: "sh".into(), ..Default::default() };
     /// let facts = HostFacts { cores: 10, ..HostFacts::gather(&options) };
     /// let plan = LaunchPlan::resolve(&options, &facts)?;
     /// assert!(plan.env.contains(&("OMP_NUM_THREADS", "2".to_owned())));
     /// # Ok::<(), brigade_launch::LaunchError>(())
     /// ```
     pub fn resolve(options: &LaunchOptions, facts: &HostFacts) -> Result<Self, LaunchError> {
-        let nproc = options.nproc;
+        let wanted = options.placement.devices.as_ref();
+        let nproc = facts.placement.devices.count(options.nproc, wanted, facts.cores)?;
         let local_world_size =
             WorldSize::new(nproc).map_err(|_| LaunchError::OptionOutOfRange {
                 option: "nproc",
@@ -136,9 +145,18 @@ impl LaunchPlan {
         };
 
         let free = |name: &str| !facts.set_by_user.contains(&name);
+        let mut ranks = placement::place(&options.placement, &facts.placement, nproc)?;
+        let bound = placement::threads(&ranks, &facts.placement.topology);
         let mut env = Vec::new();
         if let Some(threads) = options.threads_per_rank {
             env.push((OMP_NUM_THREADS, threads.to_string()));
+        } else if let Some(bound) = bound.filter(|_| free(OMP_NUM_THREADS)) {
+            // A control group may leave less time than there are processors.
+            let is_limited = facts.cores < facts.placement.topology.cpus.len();
+            let most = if is_limited { (facts.cores / nproc).max(1) } else { usize::MAX };
+            for (rank, threads) in ranks.iter_mut().zip(bound) {
+                rank.env.push((OMP_NUM_THREADS, threads.min(most).to_string()));
+            }
         } else if free(OMP_NUM_THREADS) {
             env.push((OMP_NUM_THREADS, (facts.cores / nproc).max(1).to_string()));
         }
@@ -174,6 +192,8 @@ impl LaunchPlan {
             agent_id: facts.agent_id.clone(),
             host: facts.host.clone(),
             output: OutputPlan::resolve(&options.output, &facts.output, nproc)?,
+            ranks,
+            virtual_local_rank: options.placement.virtual_local_rank,
         })
     }
 
@@ -187,14 +207,23 @@ impl LaunchPlan {
         let inherited = std::env::var_os(LD_LIBRARY_PATH).unwrap_or_default();
         let inherited =
             std::env::split_paths(&inherited).filter(|path| !path.as_os_str().is_empty());
-        // A folder with a colon in its name cannot be part of such a list.
-        if let Ok(paths) = std::env::join_paths(built.libraries.into_iter().chain(inherited)) {
-            self.env.push((LD_LIBRARY_PATH, paths.to_string_lossy().into_owned()));
+        let paths = std::env::join_paths(built.libraries.into_iter().chain(inherited));
+        // A list that cannot be written down whole stays as it is.
+        if let Some(paths) = paths.ok().and_then(|paths| paths.into_string().ok()) {
+            self.env.push((LD_LIBRARY_PATH, paths));
         }
         self.name = built.executable.clone().into();
         self.program = built.executable;
         self.build = None;
         Ok(())
+    }
+
+    /// What a rank is told of its place, which differs from it under `--virtual-local-rank`.
+    pub(crate) fn told(&self, mut world: World) -> World {
+        if self.virtual_local_rank {
+            world.local_rank = LocalRank::ZERO;
+        }
+        world
     }
 
     /// The program's arguments on one rank.
@@ -250,6 +279,7 @@ mod tests {
             agent_id: "job".to_owned(),
             host: "node1".to_owned(),
             output: OutputFacts::default(),
+            placement: PlacementFacts::default(),
         }
     }
 
@@ -269,7 +299,8 @@ mod tests {
             (1, 1, &[], Some(16), Some("16")),
         ];
         for (cores, nproc, set, threads_per_rank, expected) in table {
-            let options = LaunchOptions { nproc, threads_per_rank, ..Default::default() };
+            let options =
+                LaunchOptions { nproc: nproc.into(), threads_per_rank, ..Default::default() };
             let plan = LaunchPlan::resolve(&options, &facts(cores, set)).unwrap();
             let value = |name| plan.env.iter().find(|v| v.0 == name).map(|v| v.1.as_str());
             assert_eq!(value(OMP_NUM_THREADS), expected, "{cores} cores, {nproc} ranks, {set:?}");
@@ -284,7 +315,7 @@ mod tests {
             LaunchPlan::resolve(&options, &facts).unwrap_err().to_string()
         };
         assert_eq!(
-            refuse(LaunchOptions { nproc: 0, ..Default::default() }, facts(8, &[])),
+            refuse(LaunchOptions { nproc: 0.into(), ..Default::default() }, facts(8, &[])),
             "--nproc 0 is not possible: a job has at least one rank"
         );
         assert_eq!(
@@ -301,7 +332,8 @@ mod tests {
 
     #[test]
     fn places() {
-        let options = LaunchOptions { nproc: 2, role: "actor".to_owned(), ..Default::default() };
+        let (nproc, role) = (2.into(), "actor".to_owned());
+        let options = LaunchOptions { nproc, role, ..Default::default() };
         let plan = LaunchPlan::resolve(&options, &facts(8, &[])).unwrap();
         let part = Assignment {
             attempt: 2,

@@ -16,7 +16,7 @@ use nix::sys::signal::SigSet;
 use nix::unistd::{dup2_stdin, setsid};
 
 use crate::gate::{self, Opening};
-use crate::{hosts, leash, watch};
+use crate::{CpuSet, hosts, leash, watch};
 
 /// Plays a role if this process was started for one, and gives its exit code.
 ///
@@ -30,6 +30,8 @@ pub fn play_if_asked() -> Option<u8> {
         Some(become_rank(args).unwrap_or(MALFORMED))
     } else if role == WATCH {
         Some(stand_watch(args).unwrap_or(MALFORMED))
+    } else if role == SESSION {
+        Some(become_session(args).unwrap_or(MALFORMED))
     } else if role == hosts::ROLE {
         Some(hosts::remote::serve(args.next().is_some_and(|part| part == hosts::ENTERED)))
     } else {
@@ -38,9 +40,18 @@ pub fn play_if_asked() -> Option<u8> {
 }
 
 /// The agent's command for a rank: this executable, in the role of a rank, about to run a program.
-pub(crate) fn rank_command(program: &OsStr, name: &OsStr, args: &[OsString]) -> Command {
+///
+/// It binds itself to `cpus` before, so that not even the program's loader runs elsewhere.
+pub(crate) fn rank_command(
+    program: &OsStr,
+    name: &OsStr,
+    args: &[OsString],
+    cpus: Option<&CpuSet>,
+) -> Command {
     let mut command = this_executable(RANK);
-    command.arg(std::process::id().to_string()).arg(program).arg(name).args(args);
+    command.arg(std::process::id().to_string());
+    command.arg(cpus.map_or_else(|| ANY.to_owned(), ToString::to_string));
+    command.arg(program).arg(name).args(args);
     command
 }
 
@@ -52,6 +63,21 @@ pub(crate) fn watch_command(agent: &str, folder: Option<&Path>) -> Command {
     command
 }
 
+/// The launcher's command for an agent on this machine, at the other end of a pipe.
+pub(crate) fn agent_command() -> Command {
+    let mut command = this_executable(hosts::ROLE);
+    // The launcher's own session is none of this agent's.
+    command.env_remove("SSH_CONNECTION");
+    command
+}
+
+/// The launcher's command for a client of ssh, whose arguments are to follow.
+pub(crate) fn session_command(client: &Path) -> Command {
+    let mut command = this_executable(SESSION);
+    command.arg(std::process::id().to_string()).arg(client);
+    command
+}
+
 fn this_executable(role: &str) -> Command {
     // Not its path: that may name another file by now, after an upgrade or a rebuild.
     let mut command = Command::new("/proc/self/exe");
@@ -59,15 +85,17 @@ fn this_executable(role: &str) -> Command {
     command
 }
 
-/// Arguments: agent's process number, program's file, its name, its arguments.
+/// Arguments: agent's process number, processors, program's file, its name, its arguments.
 fn become_rank(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     let agent = args.next()?.to_str()?.parse().ok()?;
+    let cpus = args.next()?.into_string().ok()?;
+    let cpus: Option<CpuSet> = if cpus == ANY { None } else { Some(cpus.parse().ok()?) };
     let program = args.next()?;
     let name = args.next()?;
     let mut command = Command::new(&program);
     command.arg0(&name).args(args);
 
-    let error = match prepare_rank(agent, &mut command) {
+    let error = match prepare_rank(agent, cpus.as_ref(), &mut command) {
         // The agent is gone: nobody is left to tell.
         Ok(false) => return Some(0),
         Ok(true) => command.exec(),
@@ -77,7 +105,7 @@ fn become_rank(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     Some(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
-fn prepare_rank(agent: u32, command: &mut Command) -> io::Result<bool> {
+fn prepare_rank(agent: u32, cpus: Option<&CpuSet>, command: &mut Command) -> io::Result<bool> {
     setsid()?;
     if !leash::tie_to(agent)? {
         return Ok(false);
@@ -88,11 +116,35 @@ fn prepare_rank(agent: u32, command: &mut Command) -> io::Result<bool> {
     if let Some(fd) = socket {
         command.env(env::BRIGADE_STORE_FD, fd.to_string());
     }
+    if let Some(cpus) = cpus {
+        cpus.bind().map_err(|error| {
+            io::Error::new(error.kind(), format!("it cannot be bound to CPUs {cpus}: {error}"))
+        })?;
+    }
     // Several ranks cannot share a keyboard.
     dup2_stdin(File::open("/dev/null")?)?;
     // The agent blocks the signals it waits for, and a child inherits that.
     SigSet::empty().thread_set_mask()?;
     Ok(true)
+}
+
+/// Arguments: launcher's process number, client's file, its arguments.
+fn become_session(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
+    let launcher = args.next()?.to_str()?.parse().ok()?;
+    let client = args.next()?;
+    let mut command = Command::new(&client);
+    command.arg0(Path::new(&client).file_name()?).args(args);
+    let error = match leash::tie_to(launcher) {
+        Ok(false) => return Some(0),
+        // The launcher blocks the signals it waits for, and a child inherits that.
+        Ok(true) => match SigSet::empty().thread_set_mask() {
+            Ok(()) => command.exec(),
+            Err(error) => error.into(),
+        },
+        Err(error) => error,
+    };
+    eprintln!("brigade: cannot run {}: {error}", client.display());
+    Some(126)
 }
 
 /// Arguments: agent's process number, for whoever reads `ps`; agent's name; folder to remove.
@@ -104,5 +156,8 @@ fn stand_watch(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
 
 const RANK: &str = "__rank";
 const WATCH: &str = "__watch";
+const SESSION: &str = "__session";
+/// In place of processors: those that the agent may use.
+const ANY: &str = "any";
 /// Somebody typed a hidden role by hand.
 const MALFORMED: u8 = 2;

@@ -27,7 +27,7 @@ impl ValueError {
         Self::Expected { expected, found: found.to_owned() }
     }
 
-    pub(crate) fn twice(what: &'static str, value: impl ToString) -> Self {
-        Self::Twice { what, value: value.to_string() }
+    pub(crate) fn twice(what: &'static str, value: String) -> Self {
+        Self::Twice { what, value }
     }
 }

@@ -4,8 +4,20 @@
 //! the process of one of the agents or of the launcher, decides who takes part and with which
 //! ranks. They speak [`FromAgent`] and [`ToAgent`] over anything that carries bytes: a socket pair
 //! in one process, TCP, or the standard streams of an ssh session.
+//!
+//! - [`Formation`] decides. It is told what happens and when, and says what to do; it has neither
+//!   clock nor network, so that a thousand hosts fit into a test.
+//! - [`Coordinator`] is a thread that does what it says.
+//! - [`Link`] is the agent's end of the connection.
+//! - [`Meeting`] finds the coordinator, or makes this host the one that has it: at an address that
+//!   all know, or elected by an etcd.
+//! - [`Secret`] keeps strangers out.
+//!
+//! A failure, a lost host or a new one costs each agent the same few messages however many there
+//! are: a stop, its answer, a start. No message lists the hosts. The example `reforming` prints it.
 
 mod coordinator;
+mod etcd;
 mod formation;
 mod frame;
 mod handshake;
@@ -29,3 +41,9 @@ pub use message::{
 };
 pub use secret::{Secret, SecretError};
 pub use wire::LinkError;
+
+/// "connection refused": what the system says of an error, without its number.
+fn plain_text(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_lowercase()
+}

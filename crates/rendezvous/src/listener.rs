@@ -10,6 +10,7 @@ use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, listen, setsockopt, socket,
 };
 
+use crate::etcd::Seat;
 use crate::secret::Secret;
 use crate::wire::Wire;
 
@@ -20,6 +21,8 @@ pub struct Listener {
     port: u16,
     pub(crate) secret: Secret,
     pub(crate) run_id: String,
+    /// Where it was elected.
+    pub(crate) seat: Option<Seat>,
 }
 
 impl Listener {
@@ -41,7 +44,7 @@ impl Listener {
         };
         socket.set_nonblocking(true)?;
         let port = socket.local_addr()?.port();
-        Ok(Self { socket, port, secret, run_id: run_id.into() })
+        Ok(Self { socket, port, secret, run_id: run_id.into(), seat: None })
     }
 
     /// The port.

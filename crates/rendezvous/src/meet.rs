@@ -1,6 +1,7 @@
 //! How the agent of a host finds the coordinator, or becomes the host of one.
 
 mod notices;
+mod patience;
 mod tcp;
 
 use std::io;
@@ -8,9 +9,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Link, Listener, Secret, Timing, quiet};
+use crate::{Link, Listener, Secret, Timing, etcd, quiet};
 
-use notices::Notices;
+pub(crate) use notices::Notices;
+pub(crate) use patience::Patience;
+pub(crate) use tcp::{Endpoint, Failure};
 
 /// What an agent needs to know to meet the others.
 #[derive(Clone, Debug)]
@@ -51,6 +54,15 @@ pub enum Way {
         /// Whether this agent serves, where its own addresses do not tell: behind a balancer or a
         /// translated address.
         serve: Option<bool>,
+    },
+    /// Who is elected by an etcd serves, the others come to it. When its host is lost, who still
+    /// tries to meet elects another one.
+    Etcd {
+        /// Its members, like "etcd1:2379,etcd2:2379"; without TLS.
+        endpoints: String,
+        /// Name or address under which other hosts reach this one; `None`: the address with which
+        /// it reaches etcd.
+        address: Option<String>,
     },
 }
 
@@ -125,6 +137,24 @@ pub enum MeetError {
         seconds: u64,
         /// What happened last.
         last: String,
+    },
+    /// It cannot be the address of an etcd.
+    #[error(
+        "`{part}` in `{endpoints}` is no address of an etcd: it is written HOST:PORT, without TLS"
+    )]
+    BadEndpoint {
+        /// The part that is wrong.
+        part: String,
+        /// All of it.
+        endpoints: String,
+    },
+    /// This host comes too late.
+    #[error("the job `{run_id}` is over (exit code {code}): give a new job another --rdzv-id")]
+    Over {
+        /// Name of the job.
+        run_id: String,
+        /// How it ended.
+        code: String,
     },
     /// The system refuses something.
     #[error(transparent)]
@@ -201,6 +231,9 @@ fn meet(plan: &MeetPlan, notices: &Notices) -> Result<MeetNotice, MeetError> {
         Way::Static { node_rank: 0, address, port } => tcp::serve(plan, address, *port),
         Way::Static { address, port, .. } => tcp::meet(plan, address, *port, Some(false), notices),
         Way::Endpoint { address, port, serve } => tcp::meet(plan, address, *port, *serve, notices),
+        Way::Etcd { endpoints, address } => {
+            etcd::meet(plan, endpoints, address.as_deref(), notices)
+        }
     }
 }
 

@@ -93,6 +93,9 @@ pub struct Join {
     pub port: u16,
     /// The last attempt it took part in, when it had another coordinator before.
     pub last_attempt: Option<u32>,
+    /// Its place in that attempt, so that a new coordinator keeps the order of the hosts.
+    #[serde(default)]
+    pub last_node_rank: Option<usize>,
     /// How many restarts that coordinator had counted.
     pub restarts: u32,
     /// When this was sent.
@@ -269,6 +272,7 @@ impl Join {
             address: None,
             port: 0,
             last_attempt: None,
+            last_node_rank: None,
             restarts: 0,
             sent: 0,
         }

@@ -24,7 +24,7 @@ pub enum LinkError {
     #[error("the connection was closed in the middle of a message")]
     CutOff,
     /// The system says that the other side cannot be reached.
-    #[error("the connection broke: {0}")]
+    #[error("the connection broke: {}", crate::plain_text(.0))]
     Broken(io::Error),
     /// The other side, or the network, is not there any more.
     #[error("nothing was heard of the other side for {seconds} s")]

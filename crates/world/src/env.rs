@@ -41,6 +41,10 @@ macro_rules! contract {
     };
 }
 
+/// Template of what a launcher puts before every line of a rank. The user sets it; it says nothing
+/// about a rank's place, so it is not part of the table and passes on to launchers within ranks.
+pub const TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
+
 contract! {
     RANK, Everyone, "number of this process in the job, from 0";
     WORLD_SIZE, Everyone, "number of processes in the job";

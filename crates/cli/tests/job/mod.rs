@@ -42,11 +42,16 @@ pub(crate) struct Job {
 
 impl Job {
     pub(crate) fn new(nproc: usize) -> Self {
+        let mut command = brigade();
+        command.args(["launch", "--nproc", &nproc.to_string()]);
+        Self::of(command)
+    }
+
+    /// A job of which the command has the flags already.
+    pub(crate) fn of(mut command: Command) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let scratch = tempfile::tempdir().unwrap();
-        let mut command = brigade();
-        command.args(["launch", "--nproc", &nproc.to_string()]).env("DIR", folder.path());
-        command.env("TMPDIR", scratch.path());
+        command.env("DIR", folder.path()).env("TMPDIR", scratch.path());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Self { command, folder, scratch }
     }
@@ -74,7 +79,7 @@ impl Job {
         let mut child = self.command.spawn().unwrap();
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take().map(BufReader::new));
         let Self { folder, scratch, .. } = self;
-        Running { child, folder, scratch, stdout, stderr, read: Vec::new() }
+        Running { child: Launcher(child), folder, scratch, stdout, stderr, read: Vec::new() }
     }
 
     pub(crate) fn run(self) -> Run {
@@ -84,7 +89,7 @@ impl Job {
 
 /// A job that has been started.
 pub(crate) struct Running {
-    child: Child,
+    child: Launcher,
     folder: TempDir,
     scratch: TempDir,
     stdout: Option<ChildStdout>,
@@ -95,7 +100,7 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn pid(&self) -> i32 {
-        self.child.id().cast_signed()
+        self.child.0.id().cast_signed()
     }
 
     pub(crate) fn send(&self, signal: Signal) {
@@ -156,7 +161,7 @@ impl Running {
         let mut stderr = std::mem::take(&mut self.read);
         self.stderr.take().unwrap().read_to_end(&mut stderr).unwrap();
         let raw_stdout = stdout.map(|thread| thread.join().unwrap()).unwrap_or_default();
-        let status = self.child.wait().unwrap();
+        let status = self.child.0.wait().unwrap();
         let killed = status.signal() == Some(Signal::SIGKILL as i32);
         if killed {
             // The watch needs a moment; a launcher that ends by itself has cleared up before.
@@ -193,6 +198,16 @@ impl Running {
                 marked && !matches!(state_of(*pid), None | Some('Z' | 'X'))
             })
             .collect()
+    }
+}
+
+/// The process; does not outlive a test that fails.
+struct Launcher(Child);
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

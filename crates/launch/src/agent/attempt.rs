@@ -46,10 +46,11 @@ impl Ended {
 impl Agent<'_> {
     /// Starts this host's ranks, once the output of those before them is written: a reader that has
     /// paused would else have us collect the pipes of attempt after attempt.
-    pub(super) fn start_when_written(&mut self) -> Result<(), LaunchError> {
-        match self.part.take_if(|_| self.draining == 0) {
-            Some(part) => self.start(part),
-            None => Ok(()),
+    pub(super) fn start_when_written(&mut self) {
+        let Some(part) = self.part.take_if(|_| self.draining == 0) else { return };
+        if let Err(error) = self.start(part) {
+            self.peers.send(&FromAgent::Unable { reason: error.to_string() });
+            self.fail(error);
         }
     }
 
@@ -70,7 +71,7 @@ impl Agent<'_> {
         (self.stop_asked, self.ended, self.first_failure) = (None, None, None);
         self.failed.clear();
         self.hosts = part.num_nodes;
-        self.restarts = part.restarts;
+        self.restarts = (part.restarts, part.max_restarts);
         let port = self.port.take().map_or_else(|| self.reserve(), Ok)?;
         let folder = self.folder.attempt(part.attempt, part.nproc)?;
         let (output, watch) = (&mut self.output, &mut self.watch);

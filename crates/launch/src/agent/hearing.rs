@@ -10,16 +10,17 @@ use super::{Agent, Outcome, report};
 use crate::{LaunchError, Meeting};
 
 impl Agent<'_> {
-    /// Errors when this host cannot take part.
-    pub(super) fn hear(&mut self, news: News) -> Result<(), LaunchError> {
+    pub(super) fn hear(&mut self, news: News) {
         match news {
             News::Say(line) => self.pass_line(&line),
-            News::Met => self.join()?,
-            News::Message(message) => self.obey(message)?,
+            News::Met => {
+                let joined = self.join();
+                joined.unwrap_or_else(|error| self.fail(error));
+            }
+            News::Message(message) => self.obey(message),
             News::Lost { how } => self.lost(how),
-            News::Failed(error) => return Err(error),
+            News::Failed(error) => self.fail(error),
         }
-        Ok(())
     }
 
     fn join(&mut self) -> Result<(), LaunchError> {
@@ -38,7 +39,7 @@ impl Agent<'_> {
             address: self.plan.local_addr.clone().or(loopback),
             port: port.number(),
             last_attempt: self.ended.as_ref().map(|ended| ended.attempt),
-            restarts: self.restarts,
+            restarts: self.restarts.0,
             sent: self.peers.millis(Instant::now()),
             ..Join::new(&self.plan.host)
         };
@@ -47,9 +48,12 @@ impl Agent<'_> {
         Ok(())
     }
 
-    fn obey(&mut self, message: ToAgent) -> Result<(), LaunchError> {
+    fn obey(&mut self, message: ToAgent) {
         match message {
-            ToAgent::Refused { reason } => return Err(LaunchError::Refused { reason }),
+            ToAgent::Refused { reason } => {
+                self.peers.part();
+                self.fail(LaunchError::Refused { reason });
+            }
             ToAgent::Waiting { have, need } => {
                 let text = if have < need {
                     format!("waiting for other hosts: {have} of {need} are there")
@@ -79,7 +83,6 @@ impl Agent<'_> {
             }
             ToAgent::Beat => {}
         }
-        Ok(())
     }
 
     fn stop(&mut self, attempt: u32, signal: i32, reason: String) {
@@ -111,7 +114,7 @@ impl Agent<'_> {
         if said_there || self.interrupted.is_some() || self.output_closed {
             return;
         }
-        let goes_on = self.restarts < self.plan.max_restarts || self.hosts > 1;
+        let goes_on = self.restarts.0 < self.restarts.1 || self.hosts > 1;
         let said = self.reason.as_ref() == Some(&reason);
         let stopping = match running {
             0 => String::new(),
@@ -130,13 +133,19 @@ impl Agent<'_> {
     /// The connection is gone: the ranks of this host cannot go on alone.
     fn lost(&mut self, how: String) {
         (self.part, self.stop_asked) = (None, None);
+        if let Some(streamed) = &mut self.streamed {
+            streamed.abandon();
+        }
         self.ended.iter_mut().for_each(|ended| ended.told = true);
-        let again = matches!(self.plan.meeting, Meeting::Etcd { .. });
-        if self.outcome.is_some() {
-            return;
+        // A new coordinator counts the loss of the old one.
+        let may_go_on =
+            self.ended.is_none() && self.group.is_none() || self.restarts.0 < self.restarts.1;
+        let again = may_go_on && matches!(self.plan.meeting, Meeting::Etcd { .. });
+        if self.outcome.is_some() || self.error.is_some() {
+            return self.stop_ranks();
         }
         if let Some(signal) = self.interrupted {
-            return self.end_with(Outcome::Left { signal: signal as i32 });
+            return self.end_with(Outcome::Stopped { signal: signal as i32 });
         }
         if self.output_closed {
             return self.end_with(Outcome::OutputClosed);
@@ -166,7 +175,7 @@ impl Agent<'_> {
     }
 
     /// Shows a line from elsewhere, once.
-    fn pass_line(&mut self, line: &str) {
+    pub(super) fn pass_line(&mut self, line: &str) {
         if self.reason.as_deref() != Some(line) {
             self.reason = Some(line.to_owned());
             self.say(line);

@@ -77,16 +77,18 @@ impl Agent<'_> {
         let signal = signal as i32;
         if self.leaves_alone() {
             self.peers.send(&FromAgent::Leaving);
+            self.outcome.get_or_insert(Outcome::Left { signal });
         } else if self.peers.are_met() {
             self.peers.send(&FromAgent::Interrupted { signal });
-            return;
+        } else {
+            self.outcome.get_or_insert(Outcome::Stopped { signal });
         }
-        self.outcome.get_or_insert(Outcome::Left { signal });
     }
 
     /// The job can go on without this host.
     fn leaves_alone(&self) -> bool {
         self.plan.nodes.min < self.plan.nodes.max
+            && self.peers.are_met()
             && !self.peers.are_served_here()
             && matches!(self.plan.meeting, Meeting::Elastic { .. } | Meeting::Etcd { .. })
     }
@@ -129,7 +131,7 @@ impl Agent<'_> {
             && let Some(signal) = self.interrupted
             && self.give_up.is_some_and(|at| at <= Instant::now())
         {
-            self.outcome = Some(Outcome::Left { signal: signal as i32 });
+            self.outcome = Some(Outcome::Stopped { signal: signal as i32 });
         }
     }
 }

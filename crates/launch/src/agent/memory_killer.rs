@@ -106,7 +106,7 @@ mod tests {
             let hint = killer.hint();
             match expected {
                 Some(text) => {
-                    assert!(hint.as_ref().is_some_and(|hint| hint.contains(text)), "{hint:?}")
+                    assert!(hint.as_ref().is_some_and(|hint| hint.contains(text)), "{hint:?}");
                 }
                 None => assert_eq!(hint, None),
             }

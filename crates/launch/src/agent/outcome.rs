@@ -12,6 +12,11 @@ pub enum Outcome {
     Over(Verdict),
     /// Nobody read the output of this host's ranks any more.
     OutputClosed,
+    /// This signal has stopped the job here, and there was no coordinator to say more.
+    Stopped {
+        /// The signal's number.
+        signal: i32,
+    },
     /// This signal took this host out of the job, which may go on elsewhere.
     Left {
         /// The signal's number.
@@ -40,7 +45,7 @@ impl Outcome {
         match self {
             Self::Over(verdict) => verdict.code,
             Self::OutputClosed => Ending::Signal(Signal::SIGPIPE as i32).exit_code(),
-            Self::Left { signal } => Ending::Signal(*signal).exit_code(),
+            Self::Stopped { signal } | Self::Left { signal } => Ending::Signal(*signal).exit_code(),
             Self::Lost { .. } => 1,
         }
     }

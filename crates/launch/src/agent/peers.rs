@@ -135,9 +135,6 @@ impl<'p> Peers<'p> {
 
     /// The next piece of news, if there is one.
     pub(super) fn next(&mut self) -> Option<News> {
-        if let Some(line) = self.lines.next() {
-            return Some(News::Say(line));
-        }
         if self.news.is_empty() {
             self.look_for_others();
         }
@@ -145,16 +142,24 @@ impl<'p> Peers<'p> {
             && let Some(link) = &mut self.link
         {
             link.flush();
-            let heard = match link.receive() {
-                Ok(None) => link.keep_up(Instant::now()).map(|()| None),
-                heard => heard,
-            };
-            match heard {
-                Ok(message) => return message.map(News::Message),
+            match link.receive() {
+                Ok(Some(message)) => return Some(News::Message(message)),
+                // What has come counts before silence does.
+                Ok(None) => {
+                    if let Err(error) = link.keep_up(Instant::now()) {
+                        self.lost(&error);
+                    }
+                }
                 Err(error) => self.lost(&error),
             }
         }
-        self.news.pop_front()
+        // Last: most of these lines give the reason of a message that has just been heard.
+        self.news.pop_front().or_else(|| self.line().map(News::Say))
+    }
+
+    /// The next line of a coordinator in this process.
+    pub(super) fn line(&self) -> Option<String> {
+        self.lines.next()
     }
 
     fn look_for_others(&mut self) {
@@ -310,7 +315,10 @@ fn way(plan: &LaunchPlan) -> Option<Way> {
             port: endpoint.port,
             serve: *serve,
         }),
-        Meeting::Etcd { .. } => None,
+        Meeting::Etcd { endpoints } => {
+            let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
+            Some(Way::Etcd { endpoints: endpoints.join(","), address: plan.local_addr.clone() })
+        }
     }
 }
 

@@ -20,6 +20,7 @@ pub(super) fn count(number: usize, noun: &str) -> String {
 pub fn text(outcome: &Outcome, hosts: usize) -> Option<String> {
     let mut text = match outcome {
         Outcome::OutputClosed => "stopped: nobody reads the output".to_owned(),
+        Outcome::Stopped { signal } => format!("stopped by {}", name(*signal)),
         Outcome::Left { signal } => {
             format!("stopped by {}: this host has left the job", name(*signal))
         }

@@ -30,14 +30,16 @@ impl Running {
         error_file: Option<&Path>,
     ) -> io::Result<(Self, Gate, Streams)> {
         let (gate, far) = Gate::new()?;
-        let args = plan.args_for(world.local_rank.as_usize());
-        let mut command = role::rank_command(plan.program.as_os_str(), &plan.name, &args);
-        world.describe_to(&mut command);
+        let local_rank = world.local_rank.as_usize();
+        let setup = &plan.ranks[local_rank];
+        let (program, args) = (plan.program.as_os_str(), plan.args_for(local_rank));
+        let mut command = role::rank_command(program, &plan.name, &args, setup.cpus.as_ref());
+        plan.told(world.clone()).describe_to(&mut command);
         command.env(env::BRIGADE_AGENT, &plan.agent_id);
         if let Some(path) = error_file {
             command.env(env::TORCHELASTIC_ERROR_FILE, path);
         }
-        command.envs(plan.env.iter().map(|(name, value)| (name, value)));
+        command.envs(plan.env.iter().chain(&setup.env).map(|(name, value)| (name, value)));
         command.stdin(far).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {

@@ -29,6 +29,17 @@ pub enum HostsError {
         /// The host.
         host: String,
     },
+    /// `--nnodes` says otherwise than the list.
+    #[error(
+        "--nnodes {nodes}, but the list has {named} hosts: give {named}, or MIN:{named} for a \
+             job that goes on with MIN of them"
+    )]
+    OtherNumber {
+        /// What it says.
+        nodes: String,
+        /// How many there are.
+        named: usize,
+    },
     /// What is to be passed on is no variable.
     #[error("--env {text}: {expected}")]
     EnvRequest {

@@ -1,6 +1,6 @@
 //! The one line of the shell that starts an agent on another host.
 //!
-//! The login shell there may be any: sh, zsh, csh, fish. So the line is a call of `sh` with its
+//! The login shell there may be any: sh, zsh, csh, fish. So the line becomes a call of `sh` with its
 //! script in single quotes, which all of them understand, and without the characters that some of
 //! them treat in a way of their own even there (`'`, `!`, a backslash before a quote, an end of
 //! line). Everything else about a job goes through the session, not over a command line.
@@ -18,13 +18,13 @@ pub(crate) fn start(brigade: &Path) -> String {
 /// The same in another role; its name consists of letters.
 pub(crate) fn start_role(brigade: &Path, role: &str) -> String {
     let (same, in_path) = (SAME.replace(ROLE, role), IN_PATH.replace(ROLE, role));
-    format!("sh -c '{DECODE} {same} {in_path} {MISSING}' sh {}", encode(brigade))
+    format!("exec sh -c '{DECODE} {same} {in_path} {MISSING}' sh {}", encode(brigade))
 }
 
 /// Starts the very `brigade` of that digest, and asks for it to be sent where it is not there.
 pub(crate) fn start_exactly(brigade: &Path, digest: &str, size: u64) -> String {
     format!(
-        "sh -c '{DECODE} {STORED} {SAME_DIGEST} {RECEIVE}' sh {} {digest} {size}",
+        "exec sh -c '{DECODE} {STORED} {SAME_DIGEST} {RECEIVE}' sh {} {digest} {size}",
         encode(brigade)
     )
 }
@@ -78,7 +78,7 @@ mod tests {
     fn lines() {
         assert_eq!(
             start(Path::new("/opt/my tools/brigade")),
-            r#"sh -c 'p=$(printf "$1x"); p=${p%x}; if [ -f "$p" ] && [ -x "$p" ]; then exec "$p" __agent; fi; if command -v brigade >/dev/null 2>&1; then exec brigade __agent; fi; printf "\nbrigade-missing\n"; exit 127' sh '/opt/my\040tools/brigade'"#
+            r#"exec sh -c 'p=$(printf "$1x"); p=${p%x}; if [ -f "$p" ] && [ -x "$p" ]; then exec "$p" __agent; fi; if command -v brigade >/dev/null 2>&1; then exec brigade __agent; fi; printf "\nbrigade-missing\n"; exit 127' sh '/opt/my\040tools/brigade'"#
         );
         for line in [start(Path::new("/a'b!\n%")), start_exactly(Path::new("/a'b!\n%"), "00", 5)] {
             assert_eq!(line.matches('\'').count(), 4, "{line}");

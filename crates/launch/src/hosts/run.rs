@@ -20,7 +20,9 @@ use super::roll_call::{self, Answer};
 use super::session::{Errand, Session};
 use super::{HostsError, HostsOptions};
 use crate::agent::{report, with_signals};
-use crate::{Color, LaunchError, LaunchOptions, NodeRange, Outcome, OutputFacts, Prefix, Program};
+use crate::{
+    Color, LaunchError, LaunchOptions, NodeRange, NprocSpec, Outcome, OutputFacts, Prefix, Program,
+};
 
 /// Runs the job to its end on all hosts, with the output on this process's stdout and stderr.
 ///
@@ -62,7 +64,9 @@ fn for_all_hosts(options: &LaunchOptions, hosts: &HostsOptions) -> LaunchOptions
     let from_environment = facts.prefix.and_then(|template| template.parse().ok());
     options.output.prefix = options.output.prefix.or(from_environment).or_else(|| {
         let longest = hosts.hosts.iter().map(|host| host.destination().chars().count()).max();
-        let slots = hosts.hosts.iter().map(|host| host.slots.unwrap_or(options.nproc));
+        // Where a host's own devices decide, two digits are a guess.
+        let each = if let NprocSpec::Count(count) = options.nproc { count } else { 16 };
+        let slots = hosts.hosts.iter().map(|host| host.slots.unwrap_or(each));
         let last = slots.sum::<usize>().saturating_sub(1).to_string();
         Some(Prefix::with_host(longest.unwrap_or(0) + last.len() + "[:] ".len()))
     });
@@ -159,10 +163,10 @@ impl Job {
             shutdown_timeout: options.shutdown_timeout,
             late_hosts: false,
             // What the others call this machine, should it be the first host.
-            address: Some(if hosts > 1 {
-                here.name_for_others(&seen)
-            } else {
-                LOOPBACK.to_owned()
+            address: Some(match &options.local_addr {
+                Some(address) => address.clone(),
+                None if hosts > 1 => here.name_for_others(&seen),
+                None => LOOPBACK.to_owned(),
             }),
             ..Rules::default()
         };

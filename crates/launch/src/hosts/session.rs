@@ -2,16 +2,16 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
+use std::process::Stdio;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::child::Child;
+use super::courier::Copied;
 use super::error::HostFailure;
 use super::hostfile::HostSpec;
 use super::message::{FileMark, FromHost, Hello, HostJob, PROTOCOL, ToHost};
@@ -19,7 +19,7 @@ use super::parcel::Parcel;
 use super::remote_line::{self, GREETING, IS_MISSING, IS_WANTED};
 use super::ssh::{self, SshClient};
 use super::wire::{self, WireError};
-use crate::{LaunchOptions, Meeting, Program};
+use crate::{LaunchOptions, Meeting, Program, role};
 
 /// What is the same for all hosts.
 pub(crate) struct Errand {
@@ -53,8 +53,8 @@ pub(crate) struct Session {
     pub(crate) number: usize,
     pub(crate) way: Way,
     pub(crate) child: Child,
-    to: File,
-    from: File,
+    pub(super) to: File,
+    pub(super) from: File,
     /// From the agent's greeting.
     hello: Option<Hello>,
 }
@@ -67,34 +67,23 @@ impl Session {
         host: HostSpec,
         way: Way,
     ) -> Result<Self, HostFailure> {
-        let mut command = match (way, &errand.brigade_mark) {
-            (Way::Here, _) => {
-                let mut command = Command::new("/proc/self/exe");
-                command.arg0("brigade").arg(super::ROLE).env_remove("SSH_CONNECTION");
-                command
-            }
-            (Way::Ssh, None) => {
-                let line = remote_line::start(&errand.brigade);
-                errand.client.command(&host, errand.timeout, &line)
-            }
-            (Way::Ssh, Some(mark)) => {
-                let line = remote_line::start_exactly(&errand.brigade, &mark.digest, mark.size);
-                errand.client.command(&host, errand.timeout, &line)
+        let failed = |reason: String, code| HostFailure { host: host.to_string(), reason, code };
+        let line = match &errand.brigade_mark {
+            None => remote_line::start(&errand.brigade),
+            Some(mark) => remote_line::start_exactly(&errand.brigade, &mark.digest, mark.size),
+        };
+        let mut command = match way {
+            Way::Here => role::agent_command(),
+            Way::Ssh => {
+                let command = errand.client.command(&host, errand.timeout, &line);
+                command.map_err(|error| failed(error.to_string(), error.exit_code()))?
             }
         };
         // Out of reach of what is typed at the terminal: the coordinator stops the job in order.
         command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let name = match way {
-            Way::Here => "an agent".into(),
-            Way::Ssh => errand.client.name(),
-        };
-        let failed = |error: io::Error| HostFailure {
-            host: host.to_string(),
-            reason: format!("cannot start {}: {error}", name.display()),
-            code: if error.kind() == io::ErrorKind::NotFound { 127 } else { 1 },
-        };
-        let (child, to, from) = Child::start(command, &host).map_err(failed)?;
+        let (child, to, from) = Child::start(command, &host)
+            .map_err(|error| failed(format!("cannot start a session: {error}"), 1))?;
         Ok(Self { host, number, way, child, to: to.into(), from: from.into(), hello: None })
     }
 
@@ -120,13 +109,13 @@ impl Session {
 
         let mut options = errand.options.clone();
         if let Some(slots) = self.host.slots {
-            options.nproc = slots;
+            options.nproc = slots.into();
         }
         if let Some(program) = copied.program {
             options.program = Program::Executable(program);
         }
         options.meeting = Meeting::Launcher { node_rank: self.number };
-        options.local_addr = options.local_addr.or_else(|| self.address());
+        options.local_addr = self.address();
         let host = self.host.destination();
         let log_dir = options.output.log_dir.clone().map(Into::into);
         self.send(&ToHost::Job(Box::new(HostJob { host, options, log_dir })))?;
@@ -200,80 +189,7 @@ impl Session {
         Ok(())
     }
 
-    /// The shell there waits for exactly these bytes, and then becomes what they are.
-    fn send_brigade(&mut self, errand: &Errand, say: &dyn Fn(&str)) -> Result<(), HostFailure> {
-        let Some(mark) = &errand.brigade_mark else { return Err(self.out_of_order()) };
-        let mut progress = Progress::start(&self.host, mark, say);
-        let mut file =
-            File::open("/proc/self/exe").map_err(|error| self.local("brigade", &error))?;
-        let mut buffer = vec![0; PIECE];
-        loop {
-            match file.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(n) => {
-                    self.to
-                        .write_all(&buffer[..n])
-                        .map_err(|error| self.explain(&WireError::System(error)))?;
-                    progress.advance(n);
-                }
-                Err(error) => return Err(self.local("brigade", &error)),
-            }
-        }
-        match wire::skip_to(&mut self.from, &[GREETING], GREETING_LIMIT) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(self.explain(&error)),
-        }
-    }
-
-    /// Has every file of the parcel there, and says where.
-    fn copy(&mut self, parcel: &Parcel, say: &dyn Fn(&str)) -> Result<Copied, HostFailure> {
-        self.send(&ToHost::Look { files: parcel.files.clone() })?;
-        let answer: FromHost = self.receive_within(LOOK_LIMIT)?;
-        let FromHost::Found { places } = answer else { return Err(self.out_of_order()) };
-        let mut copied = Copied::default();
-        for (i, (file, place)) in parcel.files.iter().zip(places).enumerate() {
-            let place = match place {
-                Some(place) => place,
-                None => self.send_file(file, say)?,
-            };
-            if i == 0 {
-                copied.program = Some(place);
-            } else if place != file.path
-                && let Some(folder) = Path::new(&place).parent()
-            {
-                copied.library_folders.push(folder.into());
-            }
-        }
-        Ok(copied)
-    }
-
-    fn send_file(&mut self, mark: &FileMark, say: &dyn Fn(&str)) -> Result<OsString, HostFailure> {
-        let mut progress = Progress::start(&self.host, mark, say);
-        let name = mark.path.display().to_string();
-        let mut file = File::open(&mark.path).map_err(|error| self.local(&name, &error))?;
-        self.send(&ToHost::Store { file: mark.clone() })?;
-        let mut sent = 0;
-        loop {
-            let mut bytes = vec![0; PIECE];
-            let n = file.read(&mut bytes).map_err(|error| self.local(&name, &error))?;
-            if n == 0 && sent < mark.size {
-                return Err(self.failure(format!("--sync: {name} has changed meanwhile"), 1));
-            }
-            bytes.truncate(n);
-            sent += n as u64;
-            self.send(&ToHost::Piece { bytes })?;
-            progress.advance(n);
-            if sent >= mark.size {
-                break;
-            }
-        }
-        match self.receive_within(LOOK_LIMIT)? {
-            FromHost::Stored { place } => Ok(place),
-            _ => Err(self.out_of_order()),
-        }
-    }
-
-    fn send(&mut self, message: &ToHost) -> Result<(), HostFailure> {
+    pub(super) fn send(&mut self, message: &ToHost) -> Result<(), HostFailure> {
         wire::send(&mut self.to, message).map_err(|error| {
             // A host that refuses closes the connection; its reason may be on the way.
             match wire::receive(&mut self.from, LAST_WORDS) {
@@ -287,7 +203,7 @@ impl Session {
         self.receive_within(ANSWER_LIMIT)
     }
 
-    fn receive_within(&mut self, limit: Duration) -> Result<FromHost, HostFailure> {
+    pub(super) fn receive_within(&mut self, limit: Duration) -> Result<FromHost, HostFailure> {
         match wire::receive(&mut self.from, limit) {
             Ok(FromHost::Refused { reason, code }) => Err(self.failure(reason, code)),
             Ok(message) => Ok(message),
@@ -295,20 +211,16 @@ impl Session {
         }
     }
 
-    fn failure(&self, reason: String, code: u8) -> HostFailure {
+    pub(super) fn failure(&self, reason: String, code: u8) -> HostFailure {
         HostFailure { host: self.host.to_string(), reason, code }
     }
 
-    fn local(&self, what: &str, error: &io::Error) -> HostFailure {
-        self.failure(format!("--sync: cannot read {what}: {error}"), 1)
-    }
-
-    fn out_of_order(&self) -> HostFailure {
+    pub(super) fn out_of_order(&self) -> HostFailure {
         self.failure("the agent there gave another answer than was asked for".to_owned(), 1)
     }
 
     /// In ssh's own words, where it has said something.
-    fn explain(&mut self, error: &WireError) -> HostFailure {
+    pub(super) fn explain(&mut self, error: &WireError) -> HostFailure {
         let silent = matches!(error, WireError::Silent(_));
         // One that is silent has not ended, and is not waited for.
         let words = if silent { self.child.words() } else { self.child.last_words() };
@@ -339,51 +251,6 @@ impl Session {
     }
 }
 
-/// Where things are on a host.
-#[derive(Debug, Default)]
-struct Copied {
-    program: Option<OsString>,
-    library_folders: Vec<OsString>,
-}
-
-/// Lines for a user who waits for a copy.
-struct Progress<'a> {
-    host: String,
-    name: String,
-    size: u64,
-    sent: u64,
-    start: Instant,
-    last: Instant,
-    say: &'a dyn Fn(&str),
-}
-
-impl<'a> Progress<'a> {
-    fn start(host: &HostSpec, file: &FileMark, say: &'a dyn Fn(&str)) -> Self {
-        let (host, name) = (host.to_string(), file.name.display().to_string());
-        let now = Instant::now();
-        say(&format!("{host}: copying {name} ({})", megabytes(file.size)));
-        Self { host, name, size: file.size, sent: 0, start: now, last: now, say }
-    }
-
-    fn advance(&mut self, bytes: usize) {
-        self.sent += bytes as u64;
-        let (host, name) = (&self.host, &self.name);
-        let (sent, size) = (megabytes(self.sent), megabytes(self.size));
-        if self.sent < self.size && self.last.elapsed() > PROGRESS {
-            self.last = Instant::now();
-            (self.say)(&format!("{host}: copying {name}: {sent} of {size}"));
-        }
-        if self.sent == self.size && self.start.elapsed() > PROGRESS {
-            let seconds = self.start.elapsed().as_secs();
-            (self.say)(&format!("{host}: copied {name} ({size}) in {seconds} s"));
-        }
-    }
-}
-
-fn megabytes(bytes: u64) -> String {
-    format!("{}.{} MB", bytes / 1_000_000, bytes / 100_000 % 10)
-}
-
 /// One of the four words of `SSH_CONNECTION`, if it is an address that means the same elsewhere.
 fn connection_address(connection: &str, word: usize) -> Option<IpAddr> {
     let address: IpAddr = connection.split(' ').nth(word)?.parse().ok()?;
@@ -398,16 +265,12 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// ssh's exit code for its own errors; else it is that of the program there.
 const SSH_FAILED: i32 = 255;
 /// From the start of ssh to the agent's first word: names, connection, login, login shell.
-const GREETING_LIMIT: Duration = Duration::from_secs(60);
+pub(super) const GREETING_LIMIT: Duration = Duration::from_secs(60);
 /// For an answer that takes a few system calls there, on a busy host with a slow shared folder.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
-/// Digests of all files there, or the last piece of one on a slow line.
-const LOOK_LIMIT: Duration = Duration::from_secs(600);
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// An agent gives up after 30 of them.
 const WAIT_BEAT: Duration = Duration::from_secs(1);
-const PROGRESS: Duration = Duration::from_secs(5);
-const PIECE: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -425,11 +288,5 @@ mod tests {
         {
             assert_eq!(address(local, 2), None, "{local}");
         }
-    }
-
-    #[test]
-    fn sizes() {
-        assert_eq!(megabytes(431_260_000), "431.2 MB");
-        assert_eq!(megabytes(0), "0.0 MB");
     }
 }

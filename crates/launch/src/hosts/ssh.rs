@@ -3,13 +3,15 @@
 //! The program itself and not a library, so that the user's settings, agent, keys and jump hosts
 //! work as they do by hand.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use super::error::HostsError;
 use super::hostfile::HostSpec;
+use crate::program::Search;
+use crate::{Program, ProgramError, role};
 
 /// A client of ssh with its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,11 +41,22 @@ impl SshClient {
         Ok(Self { program, options: words.collect() })
     }
 
-    /// The command that runs a line of the shell on a host.
-    pub(crate) fn command(&self, host: &HostSpec, timeout: Duration, line: &str) -> Command {
-        let mut command = Command::new(&self.program);
+    /// The command that runs a line of the shell on a host. It ends with this process.
+    ///
+    /// # Errors
+    /// There is no such client.
+    pub(crate) fn command(
+        &self,
+        host: &HostSpec,
+        timeout: Duration,
+        line: &str,
+    ) -> Result<Command, ProgramError> {
+        let path = std::env::var_os("PATH");
+        let search = Search { path: path.as_deref(), python: None };
+        let found = Program::Executable((&self.program).into()).find(search)?;
+        let mut command = role::session_command(&found.file);
         command.args(self.arguments(host, timeout, line));
-        command
+        Ok(command)
     }
 
     /// OpenSSH's client gets options for a session without a terminal and without a question to a
@@ -60,10 +73,8 @@ impl SshClient {
                 // A host that falls silent is noticed within 5 s, in the middle of a copy, too.
                 "ServerAliveInterval=1",
                 "ServerAliveCountMax=4",
-                // A job over the connection of an interactive session would end with that, and one
-                // that opens a connection for others would leave its ssh behind.
+                // One that serves others, too, would be left behind. One that is there is used.
                 "ControlMaster=no",
-                "ControlPath=none",
                 // As scp does: what the user's settings add to an interactive session.
                 "ClearAllForwardings=yes",
                 "PermitLocalCommand=no",
@@ -81,11 +92,6 @@ impl SshClient {
 
     fn is_openssh(&self) -> bool {
         Path::new(&self.program).file_name().is_some_and(|name| name == "ssh")
-    }
-
-    /// Its name, for messages.
-    pub(crate) fn name(&self) -> OsString {
-        Path::new(&self.program).file_name().unwrap_or_default().to_owned()
     }
 }
 
@@ -140,7 +146,7 @@ mod tests {
     #[test]
     fn command_lines() {
         let ours = "-T -x -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=1 \
-                    -o ServerAliveCountMax=4 -o ControlMaster=no -o ControlPath=none \
+                    -o ServerAliveCountMax=4 -o ControlMaster=no \
                     -o ClearAllForwardings=yes -o PermitLocalCommand=no -o RemoteCommand=none \
                     -o LogLevel=ERROR --";
         assert_eq!(line(None, None, "node1:4"), format!("ssh {ours} node1 LINE"));

@@ -182,7 +182,10 @@ impl Carrier {
         };
         while let Ok(order) = self.inbox.try_recv() {
             match order {
-                Order::Attach(attempt) => self.attempt = attempt,
+                Order::Attach(attempt) => {
+                    self.drain();
+                    self.attempt = attempt;
+                }
                 Order::Say(text) => self.show(Stream::Stderr, text.as_bytes()),
                 Order::Tail(local_rank) => self.answer_tail(local_rank),
                 Order::Drain => {

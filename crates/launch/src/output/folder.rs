@@ -42,7 +42,7 @@ impl RunFolder {
             Ok(path) => Ok(Self { path: Some(path), stays }),
             // Nobody asked for error files: a job can do without.
             Err(_) if !stays => Ok(Self { path: None, stays }),
-            Err(source) => Err(LaunchError::LogFolder { path: under.clone(), source }),
+            Err(cause) => Err(LaunchError::LogFolder { path: under.clone(), cause }),
         }
     }
 
@@ -57,7 +57,7 @@ impl RunFolder {
         let path = run.join(format!("attempt_{number}"));
         for local_rank in 0..nproc {
             fs::create_dir_all(path.join(local_rank.to_string()))
-                .map_err(|source| LaunchError::LogFolder { path: path.clone(), source })?;
+                .map_err(|cause| LaunchError::LogFolder { path: path.clone(), cause })?;
         }
         Ok(AttemptFolder { path: Some(path), run: self.stays.then(|| run.clone()) })
     }
@@ -101,7 +101,11 @@ impl AttemptFolder {
         let Some(path) = self.path.as_deref().map(name) else { return Ok(None) };
         match File::create(&path) {
             Ok(file) => Ok(Some(LogFile { file, path })),
-            Err(source) => Err(LaunchError::LogFolder { path, source }),
+            Err(cause) if cause.raw_os_error() == Some(nix::Error::EMFILE as i32) => {
+                let action = format!("open {} (`ulimit -n` is too low)", path.display());
+                Err(LaunchError::System { action, cause })
+            }
+            Err(cause) => Err(LaunchError::LogFolder { path, cause }),
         }
     }
 }

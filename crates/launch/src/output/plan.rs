@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use brigade_world::env;
 use serde::{Deserialize, Serialize};
 
 use super::color::{Color, ColorFacts};
@@ -50,7 +51,9 @@ impl OutputFacts {
     /// Looks at this process's streams and environment.
     #[must_use]
     pub fn gather() -> Self {
-        let prefix = std::env::var(PREFIX_TEMPLATE).ok().filter(|template| !template.is_empty());
+        let prefix = std::env::var(env::TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE)
+            .ok()
+            .filter(|template| !template.is_empty());
         Self { color: ColorFacts::gather(), prefix }
     }
 }
@@ -166,8 +169,6 @@ impl OutputPlan {
         Route { console: shown && (teed || !redirected), file: redirected || teed, duplicate: teed }
     }
 }
-
-const PREFIX_TEMPLATE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 
 #[cfg(test)]
 mod tests {

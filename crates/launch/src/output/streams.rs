@@ -140,7 +140,7 @@ impl FromStr for StreamModes {
             };
             let rank = local_rank(rank).map_err(|_| ValueError::expected(PAIR, pair))?;
             if modes.insert(rank, mode.parse()?).is_some() {
-                return Err(ValueError::twice("local rank", rank));
+                return Err(ValueError::twice("local rank", rank.to_string()));
             }
         }
         Ok(Self::ByRank(modes))

@@ -18,7 +18,13 @@ impl Turn {
                 Action::Send(agent, message) => self.send(agent, &message),
                 Action::Close(agent) => self.close(agent),
                 Action::Say(line) => self.say(&line),
-                Action::Finish(verdict) => self.verdict = Some(verdict),
+                Action::Finish(verdict) => {
+                    let seat = self.listener.as_ref().and_then(|listener| listener.seat.as_ref());
+                    if let Some(seat) = seat {
+                        seat.finish(verdict.code);
+                    }
+                    self.verdict = Some(verdict);
+                }
             }
         }
     }

@@ -37,10 +37,14 @@ impl OutputSink for mpsc::Sender<Shown> {
 
 /// A session as ssh makes it: two streams of bytes.
 fn session(coordinator: &Coordinator, host: &str) -> (SessionId, Link) {
+    timed_session(coordinator, host, Timing::default())
+}
+
+fn timed_session(coordinator: &Coordinator, host: &str, timing: Timing) -> (SessionId, Link) {
     let (reader, out) = UnixStream::pair().unwrap();
     let (writer, inside) = UnixStream::pair().unwrap();
     let id = coordinator.add(reader.into(), writer.into(), host);
-    (id, Link::new(inside.into(), out.into(), Some(Timing::default())).unwrap())
+    (id, Link::new(inside.into(), out.into(), Some(timing)).unwrap())
 }
 
 fn join(link: &mut Link, host: &str) {
@@ -216,6 +220,7 @@ fn an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it() {
         last_lines: Vec::new(),
         stream: Stream::Stderr,
         error: None,
+        hint: None,
     }));
     assert!(matches!(next(&mut good).unwrap(), ToAgent::Stop { signal: 15, .. }));
     good.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: false });
@@ -292,4 +297,31 @@ fn more_strangers_than_allowed_push_out_the_oldest() {
     let mut link = coordinator.link().unwrap();
     join(&mut link, "node1");
     assert!(matches!(next(&mut link).unwrap(), ToAgent::Start(_)));
+}
+
+#[test]
+fn an_agent_that_falls_silent_is_lost_and_one_that_beats_is_not() {
+    let beat = Duration::from_millis(50);
+    let silence = Duration::from_secs(2);
+    let rules = Rules { beat, silence, ..rules(2) };
+    let coordinator = Coordinator::start(rules, None, None).unwrap();
+    let timing = Timing { beat, silence };
+    let (_, mut silent) = timed_session(&coordinator, "silent", timing);
+    let (_, mut alive) = timed_session(&coordinator, "alive", timing);
+    join(&mut silent, "silent");
+    join(&mut alive, "alive");
+    let reason = loop {
+        let mut fds = [PollFd::new(alive.read_fd(), PollFlags::POLLIN)];
+        let _ = poll(&mut fds, PollTimeout::from(10_u8));
+        match alive.receive().unwrap() {
+            Some(ToAgent::Stop { reason, .. }) => break reason,
+            // The coordinator beats, too: else this would end with an error.
+            _ => alive.keep_up(std::time::Instant::now()).unwrap(),
+        }
+    };
+    assert_eq!(reason, "silent is lost: nothing was heard of it for 2 s");
+    alive.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: false });
+    assert!(matches!(next(&mut alive).unwrap(), ToAgent::End(_)));
+    drop(alive);
+    assert_eq!(coordinator.wait().code, 1);
 }

@@ -55,6 +55,9 @@ impl Turn {
         epoll.add(&*shared, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
         if let Some(listener) = &listener {
             epoll.add(listener, EpollEvent::new(EpollFlags::EPOLLIN, DOOR))?;
+            if let Some(seat) = &listener.seat {
+                epoll.add(seat.lost(), EpollEvent::new(EpollFlags::EPOLLIN, SEAT))?;
+            }
         }
         let start = Instant::now();
         Ok(Self {
@@ -106,6 +109,8 @@ impl Turn {
                 match event.data() {
                     WAKE => self.take_commands(),
                     DOOR => self.accept(),
+                    // Somebody else is the coordinator: the agents are to go there.
+                    SEAT => self.abandoned = true,
                     number => self.ready(AgentId(number - FIRST), event.events()),
                 }
             }
@@ -253,8 +258,9 @@ fn is_exhausted(error: &io::Error) -> bool {
 
 const WAKE: u64 = 0;
 const DOOR: u64 = 1;
+const SEAT: u64 = 2;
 /// Agents' numbers begin here in the poll.
-pub(super) const FIRST: u64 = 2;
+pub(super) const FIRST: u64 = 3;
 /// How often the poll is asked for more before the clock is looked at.
 const MOST_ROUNDS: usize = 64;
 /// Who has not proved itself and joined within this time is closed.

@@ -83,7 +83,8 @@ impl Formation {
         let State::Gathering(gathering) = &mut self.state else { return };
         if have < need {
             gathering.last_call = None;
-            self.wait_for_more(have, self.rules.late_hosts || have + to_come >= need);
+            let enough = have + self.rivals + to_come >= need;
+            self.wait_for_more(have, self.rules.late_hosts || enough);
             return;
         }
         if have < most && gathering.first && more_may_come {
@@ -100,12 +101,13 @@ impl Formation {
     fn wait_for_more(&mut self, have: usize, enough_may_come: bool) {
         let need = self.rules.min_nodes;
         let State::Gathering(gathering) = &mut self.state else { return };
+        let waited = self.now.saturating_sub(gathering.since);
         if !enough_may_come && let Some(Loss { host, how }) = gathering.loss.take() {
             return self.end(trouble::verdict(Cause::HostLost { host, how }));
         }
         let limit = self.rules.join_timeout;
-        if self.now >= gathering.since.saturating_add(limit) {
-            let seconds = limit.as_secs();
+        if !enough_may_come || waited >= limit {
+            let seconds = waited.as_secs();
             return self.end(trouble::verdict(Cause::TooFewHosts { have, need, seconds }));
         }
         if !gathering.told {
@@ -133,6 +135,7 @@ impl Formation {
                     return self.end(trouble::verdict(Cause::HostLost { host, how }));
                 }
                 self.restarts += 1;
+                self.restore_order();
             }
             for member in self.members.values_mut() {
                 // Counted.
@@ -180,6 +183,18 @@ impl Formation {
                 restarts.0,
                 restarts.1,
             ));
+        }
+    }
+
+    /// As under the coordinator before; who comes new, comes last.
+    fn restore_order(&mut self) {
+        let mut members: Vec<&mut Member> = self.members.values_mut().collect();
+        members.sort_by_key(|member| {
+            let place = member.join.last_attempt.and(member.join.last_node_rank);
+            (place.unwrap_or(usize::MAX), member.order)
+        });
+        for (order, member) in (0..).zip(members) {
+            member.order = order;
         }
     }
 

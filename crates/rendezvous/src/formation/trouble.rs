@@ -121,6 +121,8 @@ impl Trouble {
         };
         let failure = self.first_failure(unexplained).map(|(_, failure)| failure);
         let code = match &failure {
+            // Nobody reads the output of some host: what its ranks still did is not known.
+            _ if signal == Signal::SIGPIPE as i32 => Ending::Signal(signal).exit_code(),
             Some(failure) => code_of(failure),
             None if self.loss.is_none() && !self.cut_short && self.failures.is_empty() => 0,
             None => Ending::Signal(signal).exit_code(),

@@ -11,7 +11,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::MeetNotice;
 
 #[derive(Debug)]
-pub(super) struct Notices {
+pub(crate) struct Notices {
     queue: Mutex<VecDeque<MeetNotice>>,
     /// Counts what is in the queue.
     there: EventFd,
@@ -19,7 +19,7 @@ pub(super) struct Notices {
 }
 
 impl Notices {
-    pub(super) fn new() -> nix::Result<Self> {
+    pub(crate) fn new() -> nix::Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         Ok(Self {
             queue: Mutex::default(),
@@ -28,7 +28,7 @@ impl Notices {
         })
     }
 
-    pub(super) fn tell(&self, notice: MeetNotice) {
+    pub(crate) fn tell(&self, notice: MeetNotice) {
         let mut queue = self.lock();
         // Nobody would close what is in there.
         if !self.is_given_up() {
@@ -38,25 +38,25 @@ impl Notices {
         }
     }
 
-    pub(super) fn take(&self) -> Option<MeetNotice> {
+    pub(crate) fn take(&self) -> Option<MeetNotice> {
         let notice = self.lock().pop_front()?;
         let _ = self.there.read();
         Some(notice)
     }
 
-    pub(super) fn give_up(&self) {
+    pub(crate) fn give_up(&self) {
         let mut queue = self.lock();
         let _ = self.given_up.write(1);
         queue.clear();
     }
 
-    pub(super) fn is_given_up(&self) -> bool {
+    pub(crate) fn is_given_up(&self) -> bool {
         self.wait(None, Duration::ZERO)
     }
 
     /// Waits so long at most, and for this descriptor if there is one. True when the agent has
     /// given up.
-    pub(super) fn wait(&self, other: Option<(BorrowedFd<'_>, PollFlags)>, limit: Duration) -> bool {
+    pub(crate) fn wait(&self, other: Option<(BorrowedFd<'_>, PollFlags)>, limit: Duration) -> bool {
         let mut fds = vec![PollFd::new(self.given_up.as_fd(), PollFlags::POLLIN)];
         fds.extend(other.map(|(fd, flags)| PollFd::new(fd, flags)));
         let limit = limit + Duration::from_micros(999);

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use nix::poll::PollFlags;
 
 use super::notices::Notices;
+use super::patience::Patience;
 use super::{MeetError, MeetNotice, MeetPlan};
 use crate::handshake::{FromDoor, Guest, Reply};
 use crate::listener::{Listener, Reach, is_own, prepared};
 use crate::wire::{LinkError, Wire};
-use crate::{Link, frame::LONGEST_FRAME};
+use crate::{LONGEST_FRAME, Link};
 
 /// Serves at this port, or says why not.
 pub(super) fn serve(plan: &MeetPlan, address: &str, port: u16) -> Result<MeetNotice, MeetError> {
@@ -41,10 +42,8 @@ pub(super) fn meet(
     serve: Option<bool>,
     notices: &Notices,
 ) -> Result<MeetNotice, MeetError> {
-    let endpoint = Endpoint { plan, address: plain(address), port };
-    let start = Instant::now();
-    let mut pause = FIRST_PAUSE;
-    let mut said = None;
+    let endpoint = Endpoint::new(plan, address, port);
+    let mut patience = Patience::new(plan, endpoint.name(), LONGEST_PAUSE);
     let mut taken_since = None;
     loop {
         let round = Instant::now();
@@ -56,63 +55,55 @@ pub(super) fn meet(
                 served => return served,
             }
         }
-        let failure =
-            match found.map_err(Failure::Later).and_then(|all| endpoint.try_all(&all, notices)) {
-                Ok(link) => return Ok(MeetNotice::Join(link)),
-                Err(failure) => failure,
-            };
-        let last = match failure {
+        let met = found.map_err(Failure::Later).and_then(|all| endpoint.try_all(&all, notices));
+        let last = match met {
+            Ok(link) => return Ok(MeetNotice::Join(link)),
             // Another agent of this host would have answered.
-            Failure::Now(MeetError::NotACoordinator { .. }) if taken_since.is_some() => {
+            Err(Failure::Now(MeetError::NotACoordinator { .. })) if taken_since.is_some() => {
                 return Err(MeetError::PortTaken { port });
             }
-            Failure::Now(error) => return Err(error),
-            Failure::Later(_) if taken_since.is_some_and(|since| since.elapsed() >= TAKEN) => {
+            Err(Failure::Now(error)) => return Err(error),
+            Err(Failure::Later(_)) if taken_since.is_some_and(|since| since.elapsed() >= TAKEN) => {
                 return Err(MeetError::PortTaken { port });
             }
-            Failure::Later(text) => text,
+            Err(Failure::Later(text)) => text,
         };
-        let tried = start.elapsed();
-        if tried >= plan.timeout {
-            let seconds = plan.timeout.as_secs();
-            return Err(MeetError::Nobody { endpoint: endpoint.name(), seconds, last });
-        }
-        if tried >= QUIET && said.as_ref() != Some(&last) {
-            let seconds = plan.timeout.as_secs();
-            let name = endpoint.name();
-            notices.tell(MeetNotice::Say(format!("{name}: {last}; trying for up to {seconds} s")));
-            said = Some(last);
-        }
-        // Once after the first second in any case, and at the end.
-        let next = if tried < QUIET { QUIET - tried } else { plan.timeout - tried };
-        if notices.wait(None, pause.min(next)) {
-            return Err(MeetError::System(io::ErrorKind::Interrupted.into()));
-        }
-        pause = (pause * 3 / 2).min(LONGEST_PAUSE);
+        patience.pause(last, notices)?;
     }
 }
 
 /// Why it did not work this time.
-enum Failure {
+pub(crate) enum Failure {
     /// It will not work later either.
     Now(MeetError),
     Later(String),
 }
 
-struct Endpoint<'a> {
+/// Where somebody may be.
+pub(crate) struct Endpoint<'a> {
     plan: &'a MeetPlan,
     address: &'a str,
     port: u16,
 }
 
-impl Endpoint<'_> {
-    fn name(&self) -> String {
+impl<'a> Endpoint<'a> {
+    pub(crate) fn new(plan: &'a MeetPlan, address: &'a str, port: u16) -> Self {
+        Self { plan, address: plain(address), port }
+    }
+
+    pub(crate) fn name(&self) -> String {
         let Self { address, port, .. } = self;
         if address.contains(':') {
             format!("[{address}]:{port}")
         } else {
             format!("{address}:{port}")
         }
+    }
+
+    /// Meets the coordinator that is to be there.
+    pub(crate) fn connect(&self, notices: &Notices) -> Result<Link, Failure> {
+        let all = self.resolve().map_err(Failure::Later)?;
+        self.try_all(&all, notices)
     }
 
     fn resolve(&self) -> Result<Vec<SocketAddr>, String> {
@@ -135,7 +126,7 @@ impl Endpoint<'_> {
     }
 
     fn try_one(&self, address: &SocketAddr, notices: &Notices) -> Result<Link, Failure> {
-        let later = |error: io::Error| Failure::Later(plain_text(&error));
+        let later = |error: io::Error| Failure::Later(crate::plain_text(&error));
         let stream = TcpStream::connect_timeout(address, CONNECT).map_err(later)?;
         let stream = prepared(stream, self.plan.timing.silence).map_err(later)?;
         if is_self(&stream) {
@@ -201,16 +192,7 @@ fn is_self(stream: &TcpStream) -> bool {
     matches!((stream.local_addr(), stream.peer_addr()), (Ok(near), Ok(far)) if near == far)
 }
 
-/// "Connection refused", without the number that the system has for it.
-fn plain_text(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or_default().to_lowercase()
-}
-
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Agents are started at about the same time; the first second is not worth a line.
-const QUIET: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// One address that does not answer must not keep us from the next.
 const CONNECT: Duration = Duration::from_secs(3);
 /// How long the coordinator may take for its next word.

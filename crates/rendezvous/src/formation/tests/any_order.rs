@@ -18,6 +18,8 @@ enum Happens {
     Interrupts { id: Option<u64>, signal: i32 },
     Beats { id: u64, sent: u64 },
     JoinsAgain { id: u64 },
+    Leaves { id: u64 },
+    Cannot { id: u64 },
     Passes { millis: u64 },
 }
 
@@ -44,7 +46,9 @@ fn happens() -> impl Strategy<Value = Happens> {
         1 => (prop::option::of(id.clone()), prop_oneof![Just(2), Just(15), any::<i32>()])
             .prop_map(|(id, signal)| Happens::Interrupts { id, signal }),
         4 => (id.clone(), any::<u64>()).prop_map(|(id, sent)| Happens::Beats { id, sent }),
-        1 => id.prop_map(|id| Happens::JoinsAgain { id }),
+        1 => id.clone().prop_map(|id| Happens::JoinsAgain { id }),
+        1 => id.clone().prop_map(|id| Happens::Leaves { id }),
+        1 => id.prop_map(|id| Happens::Cannot { id }),
         4 => (0..6_000_u64).prop_map(|millis| Happens::Passes { millis }),
     ]
 }
@@ -190,6 +194,10 @@ impl World {
                 None => self.event(Event::Interrupt { signal }),
             },
             Happens::Beats { id, sent } => self.event(said(id, FromAgent::Beat { sent })),
+            Happens::Leaves { id } => self.event(said(id, FromAgent::Leaving)),
+            Happens::Cannot { id } => {
+                self.event(said(id, FromAgent::Unable { reason: "no memory".into() }));
+            }
             Happens::JoinsAgain { id } => self.event(said(id, FromAgent::Join(join(id)))),
             Happens::Passes { millis } => {
                 let end = self.now + Duration::from_millis(millis);

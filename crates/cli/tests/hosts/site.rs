@@ -158,9 +158,6 @@ impl Running<'_> {
         self.stderr.read_to_end(&mut stderr).unwrap();
         let status = self.child.wait().unwrap();
         self.site.wait_until_empty();
-        if std::env::var_os("SHOW").is_some() {
-            eprintln!("{}", String::from_utf8_lossy(&stderr));
-        }
         Run {
             code: status.code().unwrap_or_else(|| 128 + status.signal().unwrap()),
             stdout: self.stdout.join().unwrap(),
@@ -209,6 +206,13 @@ pub(crate) fn write_script(path: &Path, text: &str) {
 
     fs::write(path, text).unwrap();
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Removes what ranks have left in their working folder.
+pub(crate) fn empty(folder: &Path) {
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        fs::remove_file(entry.path()).unwrap();
+    }
 }
 
 /// So long that only something that never happens takes longer.

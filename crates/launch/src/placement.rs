@@ -1,0 +1,196 @@
+//! Which processors and accelerators each rank of this host gets.
+
+mod affinity;
+mod cpus;
+mod devices;
+mod gpus;
+mod nproc;
+mod topology;
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+pub use affinity::{BindError, BindMode};
+pub use cpus::CpuSet;
+pub use devices::{Device, DeviceError, DeviceList, Devices};
+pub use nproc::NprocSpec;
+pub use topology::{Cpu, Topology};
+
+use crate::LaunchError;
+
+/// What a user can ask for. The default: nothing is bound, and every rank sees all devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacementOptions {
+    /// The devices that the ranks see. Default: as the environment says.
+    pub devices: Option<DeviceList>,
+    /// Processors.
+    pub bind: BindMode,
+    /// Each rank sees one device only, as its number 0, and is told the local rank 0.
+    pub virtual_local_rank: bool,
+}
+
+/// What the decision depends on, as far as the options ask for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlacementFacts {
+    /// The processors that this process may use; empty where nothing is to be bound.
+    pub topology: Topology,
+    /// The accelerators; none where nothing asks for them.
+    pub devices: Devices,
+}
+
+/// How one rank is placed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankSetup {
+    /// The processors that it may use; `None`: those that the launcher may.
+    pub cpus: Option<CpuSet>,
+    /// Variables of this rank, besides those of all.
+    pub env: Vec<(&'static str, String)>,
+}
+
+impl PlacementFacts {
+    /// Looks at this host where the options or `nproc` ask for it; a launch that does not spends no
+    /// time on it.
+    #[must_use]
+    pub fn gather(options: &PlacementOptions, nproc: NprocSpec) -> Self {
+        let root = Path::new("/");
+        let bound = options.bind != BindMode::None;
+        let counted = matches!(nproc, NprocSpec::Auto | NprocSpec::Gpu);
+        let mut facts = Self::default();
+        if bound {
+            facts.topology = Topology::read(root, &CpuSet::allowed(root));
+        }
+        if bound || counted || options.devices.is_some() || options.virtual_local_rank {
+            let visible = std::env::var_os(devices::CUDA_VISIBLE_DEVICES);
+            let visible = visible.map(|value| value.to_string_lossy().into_owned());
+            facts.devices = Devices::read(root, visible.as_deref());
+        }
+        facts
+    }
+}
+
+/// Every rank's processors and devices. Pure.
+///
+/// `threads` is set for ranks that are bound: `OMP_NUM_THREADS` of each, unless the user has a
+/// number. A set of processors that several ranks share is shared out evenly; `quota` is what a
+/// control group leaves to each rank, where that is less.
+pub(crate) fn place(
+    options: &PlacementOptions,
+    facts: &PlacementFacts,
+    nproc: usize,
+) -> Result<Vec<RankSetup>, LaunchError> {
+    let chosen = facts.devices.choose(options.devices.as_ref())?;
+    if options.virtual_local_rank && !chosen.is_empty() && chosen.len() < nproc {
+        let devices = chosen.len();
+        return Err(DeviceError::TooFew { ranks: nproc, devices }.into());
+    }
+    let node_of = |rank: usize| chosen.get(rank).and_then(|device| device.numa_node);
+    let nodes: Vec<_> = (0..nproc).map(node_of).collect();
+    let sets = affinity::bind(options.bind, &facts.topology, &nodes)?;
+    let all_ids: Vec<_> = chosen.iter().map(|device| device.id.clone()).collect();
+    let setup = |rank: usize| {
+        let visible = if options.virtual_local_rank {
+            chosen.get(rank).map(|device| device.id.clone())
+        } else {
+            matches!(options.devices, Some(DeviceList::Ids(_))).then(|| all_ids.join(","))
+        };
+        let env = visible.map(|value| (devices::CUDA_VISIBLE_DEVICES, value));
+        let cpus = sets.as_ref().map(|sets| sets[rank].clone());
+        RankSetup { cpus, env: env.into_iter().collect() }
+    };
+    Ok((0..nproc).map(setup).collect())
+}
+
+/// How many threads each rank should have: the cores of its processors, shared with those ranks
+/// that have the same. `None` where ranks are not bound.
+pub(crate) fn threads(setups: &[RankSetup], topology: &Topology) -> Option<Vec<usize>> {
+    let sets: Vec<_> = setups.iter().map(|setup| setup.cpus.as_ref()).collect::<Option<_>>()?;
+    let share = |set: &&CpuSet| {
+        let sharing = sets.iter().filter(|other| *other == set).count();
+        (topology.cores_of(set) / sharing).max(1)
+    };
+    Some(sets.iter().map(share).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(cpus: &[(usize, usize)], devices: &[(&str, Option<usize>)]) -> PlacementFacts {
+        let cpu = |(number, &(core, node)): (usize, &(usize, usize))| Cpu {
+            number,
+            core,
+            node,
+            socket: node,
+            cache: node,
+        };
+        let devices: Vec<_> = devices
+            .iter()
+            .map(|(id, numa_node)| Device {
+                id: (*id).to_owned(),
+                uuid: None,
+                numa_node: *numa_node,
+            })
+            .collect();
+        PlacementFacts {
+            topology: Topology { cpus: cpus.iter().enumerate().map(cpu).collect() },
+            devices: Devices { present: devices.clone(), visible: devices, mask: None },
+        }
+    }
+
+    fn visible(setups: &[RankSetup]) -> Vec<Option<&str>> {
+        setups.iter().map(|setup| setup.env.first().map(|(_, value)| value.as_str())).collect()
+    }
+
+    #[test]
+    fn devices_that_ranks_see() {
+        let facts = facts(&[], &[("0", None), ("1", None), ("2", None)]);
+        let options = PlacementOptions::default();
+        let setups = place(&options, &facts, 2).unwrap();
+        assert_eq!(visible(&setups), [None, None]);
+
+        let chosen = PlacementOptions { devices: "2,0".parse().ok(), ..Default::default() };
+        assert_eq!(visible(&place(&chosen, &facts, 3).unwrap()), [Some("2,0"); 3]);
+
+        let one_each = PlacementOptions { virtual_local_rank: true, ..chosen };
+        assert_eq!(visible(&place(&one_each, &facts, 2).unwrap()), [Some("2"), Some("0")]);
+        assert_eq!(
+            place(&one_each, &facts, 3).unwrap_err().to_string(),
+            "--virtual-local-rank gives every rank a GPU of its own: 3 ranks need 3, but there are 2"
+        );
+        let on_a_cpu = PlacementFacts::default();
+        let virtual_only = PlacementOptions { virtual_local_rank: true, ..Default::default() };
+        assert_eq!(visible(&place(&virtual_only, &on_a_cpu, 3).unwrap()), [None; 3]);
+    }
+
+    #[test]
+    fn a_rank_is_bound_near_its_device() {
+        let cpus = [(0, 0), (1, 0), (2, 1), (3, 1)];
+        let facts = facts(&cpus, &[("0", Some(1)), ("1", Some(0))]);
+        let options = PlacementOptions { bind: BindMode::Numa, ..PlacementOptions::default() };
+        let sets = |options: &PlacementOptions| -> Vec<String> {
+            let setups = place(options, &facts, 2).unwrap();
+            setups.iter().map(|setup| setup.cpus.as_ref().unwrap().to_string()).collect()
+        };
+        assert_eq!(sets(&options), ["2-3", "0-1"]);
+        let turned = PlacementOptions { devices: "1,0".parse().ok(), ..options };
+        assert_eq!(sets(&turned), ["0-1", "2-3"]);
+    }
+
+    #[test]
+    fn threads_are_the_cores_of_a_set() {
+        // 2 nodes of 2 cores of 2 threads.
+        let cpus: Vec<_> = (0..8).map(|cpu| (cpu % 4, cpu % 4 / 2)).collect();
+        let facts = facts(&cpus, &[]);
+        let count = |bind, nproc| {
+            let options = PlacementOptions { bind, ..PlacementOptions::default() };
+            threads(&place(&options, &facts, nproc).unwrap(), &facts.topology)
+        };
+        assert_eq!(count(BindMode::None, 2), None);
+        assert_eq!(count(BindMode::Numa, 2), Some(vec![2, 2]));
+        assert_eq!(count(BindMode::Numa, 4), Some(vec![1; 4]));
+        assert_eq!(count(BindMode::Numa, 3), Some(vec![1, 1, 2]));
+        assert_eq!(count(BindMode::Numa, 16), Some(vec![1; 16]));
+        assert_eq!(count(BindMode::Cores, 3), Some(vec![1, 1, 2]));
+    }
+}

@@ -1,0 +1,76 @@
+//! How many ranks a host has.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ValueError;
+
+/// A number of ranks, or what to count.
+///
+/// ```
+/// use brigade_launch::NprocSpec;
+/// assert_eq!("auto".parse(), Ok(NprocSpec::Auto));
+/// assert_eq!("4".parse(), Ok(NprocSpec::from(4)));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NprocSpec {
+    /// So many.
+    Count(usize),
+    /// One for each GPU where there are any, else as `Cpu`.
+    Auto,
+    /// One for each GPU.
+    Gpu,
+    /// One for each core that this process may use.
+    Cpu,
+}
+
+impl From<usize> for NprocSpec {
+    fn from(count: usize) -> Self {
+        Self::Count(count)
+    }
+}
+
+impl FromStr for NprocSpec {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "gpu" => Ok(Self::Gpu),
+            "cpu" => Ok(Self::Cpu),
+            _ => match text.parse() {
+                Ok(count) => Ok(Self::Count(count)),
+                Err(_) => Err(ValueError::expected("a number, auto, gpu or cpu", text)),
+            },
+        }
+    }
+}
+
+impl fmt::Display for NprocSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count(count) => count.fmt(f),
+            Self::Auto => f.write_str("auto"),
+            Self::Gpu => f.write_str("gpu"),
+            Self::Cpu => f.write_str("cpu"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values() {
+        for text in ["0", "1", "128", "auto", "gpu", "cpu"] {
+            assert_eq!(text.parse::<NprocSpec>().unwrap().to_string(), text);
+        }
+        for wrong in ["", "two", "-1", "1.5", "xpu", "GPU"] {
+            let error = wrong.parse::<NprocSpec>().unwrap_err().to_string();
+            assert_eq!(error, format!("expected a number, auto, gpu or cpu, found {wrong:?}"));
+        }
+    }
+}

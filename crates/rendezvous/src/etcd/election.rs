@@ -1,0 +1,152 @@
+//! The election, and finding who has won it.
+
+use std::net::{IpAddr, UdpSocket};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::client::{Client, Created};
+use super::seat::Seat;
+use crate::listener::{Listener, Reach};
+use crate::meet::{Endpoint, Failure, MeetError, MeetNotice, MeetPlan, Notices, Patience};
+
+/// The keys of a job.
+#[derive(Clone, Debug)]
+pub(super) struct Keys {
+    coordinator: String,
+    over: String,
+}
+
+impl Keys {
+    fn new(run_id: &str) -> Self {
+        Self {
+            coordinator: format!("/brigade/{run_id}/coordinator"),
+            over: format!("/brigade/{run_id}/over"),
+        }
+    }
+
+    pub(super) fn both(&self) -> [&str; 2] {
+        [&self.coordinator, &self.over]
+    }
+}
+
+/// What the winner publishes.
+#[derive(Debug, Serialize, Deserialize)]
+struct Winner {
+    address: String,
+    port: u16,
+    /// Two coordinators on one host have the same address, and may have the same port.
+    pid: u32,
+}
+
+/// Looks for the coordinator, or becomes it, until one of it works.
+pub(crate) fn meet(
+    plan: &MeetPlan,
+    endpoints: &str,
+    address: Option<&str>,
+    notices: &Notices,
+) -> Result<MeetNotice, MeetError> {
+    let client = Client::new(endpoints)
+        .map_err(|part| MeetError::BadEndpoint { part, endpoints: endpoints.into() })?;
+    let mut election = Election { plan, client, keys: Keys::new(&plan.run_id), address };
+    let mut patience = Patience::new(plan, format!("etcd at {endpoints}"), LONGEST_PAUSE);
+    loop {
+        let last = match election.turn(notices) {
+            Ok(done) => return Ok(done),
+            Err(Failure::Now(error)) => return Err(error),
+            Err(Failure::Later(text)) => text,
+        };
+        patience.pause(last, notices)?;
+    }
+}
+
+struct Election<'a> {
+    plan: &'a MeetPlan,
+    client: Client,
+    keys: Keys,
+    address: Option<&'a str>,
+}
+
+impl Election<'_> {
+    fn turn(&mut self, notices: &Notices) -> Result<MeetNotice, Failure> {
+        let [winner, over] = self.client.look(self.keys.both()).map_err(Failure::Later)?;
+        match (winner, over) {
+            (_, Some(code)) => {
+                let code = String::from_utf8_lossy(&code).into_owned();
+                Err(Failure::Now(MeetError::Over { run_id: self.plan.run_id.clone(), code }))
+            }
+            (Some(winner), None) => self.follow(&winner, notices),
+            (None, None) => self.stand(),
+        }
+    }
+
+    fn follow(&self, winner: &[u8], notices: &Notices) -> Result<MeetNotice, Failure> {
+        let Ok(Winner { address, port, .. }) = serde_json::from_slice(winner) else {
+            let text = "what stands there as the job's coordinator cannot be read";
+            return Err(Failure::Later(text.into()));
+        };
+        let endpoint = Endpoint::new(self.plan, &address, port);
+        match endpoint.connect(notices) {
+            Ok(link) => Ok(MeetNotice::Join(link)),
+            // Its key outlives it for a moment, and somebody else may have its port by then.
+            Err(Failure::Now(MeetError::NotACoordinator { how, .. })) => {
+                Err(Failure::Later(format!("the coordinator at {}: {how}", endpoint.name())))
+            }
+            Err(Failure::Later(how)) => {
+                Err(Failure::Later(format!("the coordinator at {}: {how}", endpoint.name())))
+            }
+            Err(now) => Err(now),
+        }
+    }
+
+    fn stand(&mut self) -> Result<MeetNotice, Failure> {
+        let address = match self.address {
+            Some(address) => address.to_owned(),
+            None => own_address(self.client.host()).map_err(Failure::Later)?,
+        };
+        let reach = match address.parse::<IpAddr>() {
+            Ok(address) if address.is_loopback() => Reach::Loopback(address),
+            _ => Reach::Everywhere,
+        };
+        let mut listener = Listener::bind(0, reach, &self.plan.run_id, self.plan.secret.clone())
+            .map_err(|source| Failure::Now(MeetError::CannotListen { port: 0, source }))?;
+        let winner =
+            Winner { address: address.clone(), port: listener.port(), pid: std::process::id() };
+        let value =
+            serde_json::to_vec(&winner).map_err(|error| Failure::Later(error.to_string()))?;
+        let lease = self.client.grant(LEASE).map_err(Failure::Later)?;
+        match self.client.create(self.keys.both(), &value, &lease) {
+            Ok(Created::Now) => {
+                let (client, keys) = (self.client.clone(), self.keys.clone());
+                let seat = Seat::hold(client, keys, value, lease, LEASE)
+                    .map_err(|error| Failure::Now(MeetError::System(error)))?;
+                listener.seat = Some(seat);
+                Ok(MeetNotice::Serve { listener, address })
+            }
+            lost => {
+                // It would end by itself, a little later.
+                let _ = self.client.revoke(&lease);
+                lost.map_err(Failure::Later)?;
+                Err(Failure::Later("another host is being elected".into()))
+            }
+        }
+    }
+}
+
+/// By which address this host reaches the one with this name and port. Nothing is sent.
+fn own_address(other: &str) -> Result<String, String> {
+    let ask = |any: &str| -> std::io::Result<IpAddr> {
+        let socket = UdpSocket::bind((any, 0))?;
+        socket.connect(other)?;
+        Ok(socket.local_addr()?.ip())
+    };
+    ask("0.0.0.0")
+        .or_else(|_| ask("::"))
+        .map(|address| address.to_string())
+        .map_err(|error| format!("no address of this host leads to {other}: {error}"))
+}
+
+/// How long a host that was lost remains elected; etcd grants no shorter lease.
+const LEASE: Duration = Duration::from_secs(2);
+/// How long it may take to see that the lease of a lost host has ended.
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);

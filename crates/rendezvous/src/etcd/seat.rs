@@ -1,0 +1,140 @@
+//! The winner's hold on the election: a lease that is kept alive, and a mark when the job is over.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI16, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::client::{Client, Created, Lease};
+use super::election::Keys;
+use crate::quiet;
+
+/// Held by the coordinator; dropping it lets somebody else be elected.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Readable when somebody else has been elected.
+    lost: EventFd,
+    leave: EventFd,
+    /// The job's exit code once it is over.
+    code: AtomicI16,
+}
+
+/// What the thread has.
+struct Hold {
+    client: Client,
+    keys: Keys,
+    value: Vec<u8>,
+    lease: Lease,
+    time: Duration,
+    shared: Arc<Shared>,
+}
+
+impl Seat {
+    /// Keeps what has been won.
+    pub(super) fn hold(
+        client: Client,
+        keys: Keys,
+        value: Vec<u8>,
+        lease: Lease,
+        time: Duration,
+    ) -> io::Result<Self> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let shared = Arc::new(Shared {
+            lost: EventFd::from_flags(flags)?,
+            leave: EventFd::from_flags(flags)?,
+            code: AtomicI16::new(NOT_OVER),
+        });
+        let hold = Hold { client, keys, value, lease, time, shared: Arc::clone(&shared) };
+        let thread = quiet::spawn("etcd", move || hold.run())?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Readable when the lease has ended and somebody else has been elected.
+    pub(crate) fn lost(&self) -> BorrowedFd<'_> {
+        self.shared.lost.as_fd()
+    }
+
+    /// Tells whoever comes late that the job is over. Does not wait for it.
+    pub(crate) fn finish(&self, code: u8) {
+        self.shared.code.store(code.into(), Ordering::Release);
+        let _ = self.shared.leave.write(1);
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let _ = self.shared.leave.write(1);
+        if let Some(thread) = self.thread.take() {
+            // It ends after one request at most, which has a time limit.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Hold {
+    fn run(mut self) {
+        let mut pause = self.time / 3;
+        while !self.leaves_within(pause) {
+            pause = match self.keep() {
+                Ok(true) => self.time / 3,
+                Ok(false) => {
+                    let _ = self.shared.lost.write(1);
+                    // Nothing of ours is left there.
+                    return;
+                }
+                // The job does not need etcd to go on. Who loses the coordinator does.
+                Err(_) => RETRY,
+            };
+        }
+        let code = self.shared.code.load(Ordering::Acquire);
+        if code != NOT_OVER {
+            let _ = self.mark(code);
+        }
+        let _ = self.client.revoke(&self.lease);
+    }
+
+    /// False when somebody else has been elected.
+    fn keep(&mut self) -> Result<bool, String> {
+        if self.client.keep_alive(&self.lease)? {
+            return Ok(true);
+        }
+        // It has ended: etcd was away, or this host stood still.
+        self.lease = self.client.grant(self.time)?;
+        match self.client.create(self.keys.both(), &self.value, &self.lease)? {
+            Created::Now => Ok(true),
+            Created::Not([there, over]) => {
+                Ok(over.is_none() && there.as_ref() == Some(&self.value))
+            }
+        }
+    }
+
+    fn mark(&mut self, code: i16) -> Result<(), String> {
+        let mark = self.client.grant(MARK)?;
+        let [key, over] = self.keys.both();
+        self.client.replace((key, &self.lease), over, code.to_string().as_bytes(), &mark)
+    }
+
+    fn leaves_within(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        let mut fds = [PollFd::new(self.shared.leave.as_fd(), PollFlags::POLLIN)];
+        let limit = until.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
+        let _ = poll(&mut fds, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX));
+        fds[0].any().unwrap_or(false)
+    }
+}
+
+const NOT_OVER: i16 = -1;
+const RETRY: Duration = Duration::from_millis(300);
+/// How long late comers are told that the job is over. After that its name may be used again.
+const MARK: Duration = Duration::from_secs(600);
