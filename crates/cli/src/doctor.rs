@@ -81,7 +81,7 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     }
     let options = args.options().map_err(LaunchError::from)?;
     let what = args.examination(&options).map_err(LaunchError::from)?;
-    let hosts = hosts_to_examine(&options).map_err(LaunchError::from)?;
+    let hosts = hosts_to_examine(&options)?;
     let mut progress = Progress::new();
     let cluster = brigade_doctor::examine(hosts, &what, &enough, &mut |text| progress.show(text));
     progress.clear();
@@ -181,7 +181,7 @@ impl DoctorArgs {
 }
 
 /// With names that mean something on the other hosts, too.
-fn hosts_to_examine(options: &HostsOptions) -> Result<Vec<HostToExamine>, HostsError> {
+fn hosts_to_examine(options: &HostsOptions) -> Result<Vec<HostToExamine>, LaunchError> {
     let host = |it: RoleCommand| {
         let loopback = it.host.name.parse().is_ok_and(|it: IpAddr| it.is_loopback());
         let nameless = it.here && (loopback || it.host.name == "localhost");

@@ -131,6 +131,18 @@ fn launchers_under_slurm() {
         run.stderr
     );
 
+    // One launcher on each of two hosts, and nothing said about either
+    let two = "srun -N2 --ntasks-per-node=1 --kill-on-bad-exit=1 brigade launch --nproc 2";
+    let run = launch(two);
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert_eq!(run.lines(), ["[0] 0 of 4", "[1] 1 of 4", "[2] 2 of 4", "[3] 3 of 4"]);
+    // The job fails with the code of the rank that failed.
+    let failing = ["sh", "-c", "[ $RANK = 3 ] && exit 7; sleep 1000"];
+    let words: Vec<&str> = two.split_whitespace().chain(failing).collect();
+    let run = cluster.run(&words);
+    assert_eq!(run.code, 7, "{}", run.stderr);
+    assert!(run.stderr.contains("rank 3"), "{}", run.stderr);
+
     // All hosts of the job are there, but nobody uses them.
     let run = launch("salloc -N2 brigade launch --nproc 1");
     assert_eq!((run.code, run.lines()), (0, vec!["[0] 0 of 1"]), "{}", run.stderr);
@@ -158,6 +170,15 @@ fn the_emitted_script_runs() {
     for fact in ["JobName=hard", "TimeLimit=01:30:00", "CPUs/Task=2", "ExitCode=0:0"] {
         assert!(job.stdout.contains(fact), "{fact}: {}", job.stdout);
     }
+
+    // On two hosts
+    let emit = "brigade launch --nproc 2 --emit slurm --nnodes 2";
+    let words: Vec<&str> = emit.split_whitespace().chain(["sh", "-c", "echo $RANK"]).collect();
+    let (code, output) = cluster.batch(&cluster.run(&words).stdout, "");
+    assert_eq!(code, 0, "{output}");
+    let mut lines: Vec<&str> = output.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["[0] 0", "[1] 1", "[2] 2", "[3] 3"]);
 
     // What Slurm sends before the time limit (`#SBATCH --signal`) reaches the ranks, and the
     // script waits for them.
@@ -221,6 +242,13 @@ fn programs_under_open_mpi() {
             "rank 3 of 4, 1 of 2 on host 1 of 2, 10.77.0.1, its own port",
         ]
     );
+    // One launcher on each host
+    let words = across("node1:1,node2:1") + " --map-by ppr:1:node brigade launch --nproc 2";
+    let words: Vec<&str> = words.split_whitespace().chain(["sh", "-c", "echo $RANK"]).collect();
+    let run = cluster.run(&words);
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert_eq!(run.lines(), ["[0] 0", "[1] 1", "[2] 2", "[3] 3"]);
+
     let launch = "--nproc 2 sh -c true";
     let run = format!("mpirun -np 2 --oversubscribe brigade launch {launch}");
     let run = cluster.run(&run.split_whitespace().collect::<Vec<_>>());

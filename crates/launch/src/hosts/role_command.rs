@@ -12,6 +12,7 @@ use super::hostfile::HostSpec;
 use super::session::Way;
 use super::ssh::{SSH_VARIABLE, SshClient};
 use super::{HostsOptions, environment, remote_line};
+use crate::LaunchError;
 
 /// What starts a role on a host. Its standard streams are for the caller to set.
 #[derive(Debug)]
@@ -28,8 +29,8 @@ impl HostsOptions {
     /// The commands that start a role, such as `__doctor`, on each of the hosts.
     ///
     /// # Errors
-    /// The client of ssh cannot be told from the options.
-    pub fn role_commands(&self, role: &str) -> Result<Vec<RoleCommand>, HostsError> {
+    /// The client of ssh cannot be told from the options, or is not there.
+    pub fn role_commands(&self, role: &str) -> Result<Vec<RoleCommand>, LaunchError> {
         let client = self.client()?;
         let brigade =
             std::env::current_exe().map_err(HostsError::system("find this executable"))?;
@@ -97,7 +98,8 @@ mod tests {
     fn this_machine_needs_no_ssh() {
         let options = HostsOptions {
             hosts: HostSpec::parse_list("localhost,ada@node2:4").unwrap(),
-            ssh_command: Some("ssh -F none".to_owned()),
+            // A client that every system has.
+            ssh_command: Some("sh -x".to_owned()),
             ..HostsOptions::default()
         };
         let commands = options.role_commands("__role").unwrap();
@@ -108,8 +110,7 @@ mod tests {
         };
         assert_eq!(words(&commands[0].command), ["__role"]);
         let remote = words(&commands[1].command);
-        assert_eq!(remote[..2], ["-F", "none"]);
-        assert_eq!(remote[remote.len() - 2], "ada@node2");
+        assert_eq!(remote[remote.len() - 3..][..2], ["-x", "ada@node2"]);
         let line = remote.last().unwrap();
         assert!(line.contains("exec brigade __role") && !line.contains("__agent"), "{line}");
     }
