@@ -123,7 +123,7 @@ impl LaunchArgs {
         self.foreign.add_to(&mut flags);
         self.variables(&mut flags)?;
         let mut given = flags.over(loaded.layer);
-        if self.emit.emit.is_none() {
+        if self.emit.emit.is_none() && !self.foreign.is_standalone() {
             surround(&mut given)?;
         }
         let mut layers = rivals::settle(given)?;
@@ -146,7 +146,7 @@ impl LaunchArgs {
         Ok(JobFile {
             nodes: nodes.min..=nodes.max,
             nproc: settings.text("nproc").unwrap_or_else(|| "auto".to_owned()),
-            shutdown_timeout: timeout.unwrap_or(LaunchOptions::default().shutdown_timeout),
+            shutdown_timeout: timeout.unwrap_or_else(|| LaunchOptions::default().shutdown_timeout),
             env: settings.env.clone().into_iter().collect(),
             ..self.emit.job_file(std::env::args_os(), self.program.words())
         })
@@ -179,7 +179,7 @@ fn surround(given: &mut Layer) -> anyhow::Result<()> {
         Some(Source::Variable(variable)) => variable.starts_with("BRIGADE_"),
         _ => false,
     };
-    if MEETING.iter().any(|name| by_user(name)) {
+    if MEETING.iter().any(by_user) {
         return Ok(());
     }
     let surroundings = Surroundings::here().map_err(LaunchError::from)?;

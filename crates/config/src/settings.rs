@@ -187,7 +187,7 @@ settings! {
         /// Number of ranks on each host; or gpu (one for each GPU), cpu (one for each core), auto (GPUs
         /// where there are any, else cores) [default: one for each GPU, else 1]
         nproc: NprocSpec = "nproc" "N"
-            env "PET_NPROC_PER_NODE" also "nproc-per-node";
+            env "PET_NPROC_PER_NODE" also "nproc-per-node" "num-gpus";
         /// Train on the CPU though there are GPUs
         cpu: bool = "cpu" "BOOL"
             default "false" env "ACCELERATE_USE_CPU";
