@@ -95,7 +95,11 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
         return Ok(0);
     }
     for note in layers.notes.iter().filter(|note| note.is_warning) {
-        let _ = io::stderr().write_all(format!("brigade: warning: {note}\n").as_bytes());
+        let line = match note.source {
+            Source::Scheduler(_) => format!("brigade: note: {}\n", note.text),
+            _ => format!("brigade: warning: {note}\n"),
+        };
+        let _ = io::stderr().write_all(line.as_bytes());
     }
     let outcome = match job {
         Job::OnHosts(hosts) => brigade_launch::hosts::run(&options, &hosts)?,
