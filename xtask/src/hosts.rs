@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 pub(crate) fn run() -> Result<ExitCode> {
     let missing: Vec<&Package> = PACKAGES.iter().filter(|it| !is_installed(it)).collect();
     if missing.is_empty() {
-        eprintln!("nothing to install: sshd, nft, ip, tc and etcd are here");
+        eprintln!("nothing to install: sshd, nft, ip, tc, faketime and etcd are here");
         return Ok(ExitCode::SUCCESS);
     }
     let names: Vec<&str> = missing.iter().map(|it| it.name).collect();
@@ -97,11 +97,12 @@ impl Drop for NoServices {
     }
 }
 
-const PACKAGES: [Package; 5] = [
+const PACKAGES: [Package; 6] = [
     Package { name: "openssh-server", program: "sshd" },
     Package { name: "openssh-client", program: "ssh" },
     Package { name: "nftables", program: "nft" },
     Package { name: "iproute2", program: "ip" },
     Package { name: "etcd-server", program: "etcd" },
+    Package { name: "faketime", program: "faketime" },
 ];
 const POLICY: &str = "/usr/sbin/policy-rc.d";

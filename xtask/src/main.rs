@@ -7,6 +7,7 @@ mod checkout;
 mod demo;
 mod hosts;
 mod progress;
+mod schedulers;
 mod setup;
 mod suite;
 mod tidy;
@@ -58,6 +59,10 @@ enum Command {
     Check,
     /// Check the invariants of ARCHITECTURE.md that a program can check
     Tidy,
+    /// Install Slurm, munge and Open MPI for the tests that start them (Debian, as root)
+    ///
+    /// No service is started. Tests that need a program that is missing say so and pass.
+    Schedulers,
     /// Run the benchmarks (the package brigade-bench, in release)
     Bench {
         /// First install PyTorch and Accelerate into peers/, to compare with (3 GB to download)
@@ -88,6 +93,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Hosts => hosts::run(),
         Command::Check => check::run(&checkout),
         Command::Tidy => tidy::run(&checkout),
+        Command::Schedulers => schedulers::run(),
         Command::Bench { peers, bench_arguments } => bench::run(&checkout, peers, &bench_arguments),
     }
 }

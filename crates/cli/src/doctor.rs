@@ -1,13 +1,18 @@
 //! `brigade doctor`: flags in, an examination out.
 
-use std::io::{self, IsTerminal, Write};
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Read, Write};
+use std::net::IpAddr;
 use std::path::PathBuf;
-use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Context;
 use brigade_doctor::{Examination, HostToExamine, Question, Report, Sources, Style, Verdict};
+use brigade_launch::LaunchError;
+use brigade_launch::hosts::{HostSpec, HostsError, HostsOptions, RoleCommand};
 use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -26,7 +31,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "HOST[:N],...", conflicts_with = "hostfile")]
     hosts: Option<String>,
 
-    /// A file with one host on each line
+    /// A file of hosts, as DeepSpeed and MPI have them
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
 
@@ -34,7 +39,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "PATH")]
     program: Option<PathBuf>,
 
-    /// The folder that the job starts in, on every host [default: this one]
+    /// The folder that the job starts in, on every host [default: the current one]
     #[arg(long, value_name = "FOLDER")]
     workdir: Option<PathBuf>,
 
@@ -54,7 +59,11 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     no_speed: bool,
 
-    /// The client of ssh with options, such as 'ssh -F my_config'
+    /// How long a host may take to log in to
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "20")]
+    timeout: Duration,
+
+    /// Another client of ssh, or options for it, as in 'ssh -p 2222' [env: BRIGADE_SSH]
     #[arg(long, value_name = "COMMAND")]
     ssh_command: Option<String>,
 
@@ -70,8 +79,9 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
         signal_hook::flag::register(signal, Arc::clone(&enough))
             .context("cannot watch for signals")?;
     }
-    let hosts = args.hosts_to_examine()?;
-    let what = args.examination();
+    let options = args.options().map_err(LaunchError::from)?;
+    let what = args.examination(&options).map_err(LaunchError::from)?;
+    let hosts = hosts_to_examine(&options)?;
     let mut progress = Progress::new();
     let cluster = brigade_doctor::examine(hosts, &what, &enough, &mut |text| progress.show(text));
     progress.clear();
@@ -93,73 +103,102 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
 
 /// The counterpart on each host: `brigade __doctor`.
 pub(crate) fn play() -> anyhow::Result<u8> {
-    // Whoever asked has gone when this fails.
-    let _ = brigade_doctor::serve(io::stdin(), io::stdout(), &Sources::system());
+    let (sender, ended) = mpsc::channel();
+    let input = UntilEnd { input: io::stdin(), ended: sender.clone() };
+    thread::spawn(move || {
+        // Whoever asked has gone when this fails.
+        let _ = brigade_doctor::serve(input, io::stdout(), &Sources::system());
+        let _ = sender.send(Event::Answered);
+    });
+    // When whoever asks has gone, what has been asked is still done if that is soon: taking a file
+    // away is. But nobody waits for a measurement any more.
+    if let Ok(Event::NoMoreQuestions) = ended.recv() {
+        let _ = ended.recv_timeout(LAST_ANSWERS);
+    }
     Ok(0)
 }
 
+enum Event {
+    NoMoreQuestions,
+    Answered,
+}
+
+/// Standard input, which tells when it has ended.
+struct UntilEnd {
+    input: io::Stdin,
+    ended: mpsc::Sender<Event>,
+}
+
+impl Read for UntilEnd {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.input.read(buffer);
+        if !matches!(read, Ok(length) if length > 0) {
+            let _ = self.ended.send(Event::NoMoreQuestions);
+        }
+        read
+    }
+}
+
 impl DoctorArgs {
-    fn examination(&self) -> Examination {
+    /// As the launcher would be told.
+    fn options(&self) -> Result<HostsOptions, HostsError> {
+        let hosts = match (&self.hosts, &self.hostfile) {
+            (Some(list), _) => HostSpec::parse_list(list)?,
+            (None, Some(file)) => HostSpec::read_file(file)?,
+            (None, None) => HostSpec::parse_list("localhost")?,
+        };
+        Ok(HostsOptions {
+            hosts,
+            ssh_command: self.ssh_command.clone(),
+            connect_timeout: self.timeout,
+            workdir: self.workdir.clone(),
+            ..HostsOptions::default()
+        })
+    }
+
+    fn examination(&self, options: &HostsOptions) -> Result<Examination, HostsError> {
         let ports = self.port_range.map(|(first, last)| {
             let mut ports = vec![first, first + (last - first) / 2, last];
             ports.dedup();
             ports
         });
-        Examination {
+        let text = |text: OsString| text.to_string_lossy().into_owned();
+        let variables = options.variables()?.into_iter();
+        Ok(Examination {
             question: Question {
                 program: self.program.clone(),
-                working_folder: self.workdir.clone().or_else(|| std::env::current_dir().ok()),
+                working_folder: Some(options.working_folder()?),
                 log_folder: self.log_dir.clone(),
                 names: Vec::new(),
+                variables: variables.map(|(name, value)| (text(name), text(value))).collect(),
             },
             master_port: self.master_port,
             ports: ports.unwrap_or_default(),
             measure: !self.no_speed,
-        }
-    }
-
-    fn hosts_to_examine(&self) -> anyhow::Result<Vec<HostToExamine>> {
-        let Some(list) = &self.hosts else {
-            let mut command = Command::new("/proc/self/exe");
-            command.arg(ROLE);
-            return Ok(vec![HostToExamine { name: own_name(), here: true, command }]);
-        };
-        let ssh = self.ssh_command.clone().unwrap_or_else(|| "ssh".to_owned());
-        let mut words = ssh.split(' ');
-        let program = words.next().unwrap_or_default().to_owned();
-        let words: Vec<&str> = words.collect();
-        Ok(list
-            .split(',')
-            .map(|name| {
-                let name = name.split(':').next().unwrap_or(name);
-                let here = name == own_name();
-                let command = if here {
-                    let mut command = Command::new("/proc/self/exe");
-                    command.arg(ROLE);
-                    command
-                } else {
-                    let mut command = Command::new(&program);
-                    command.args(&words).args([
-                        "-T",
-                        "-o",
-                        "BatchMode=yes",
-                        "-o",
-                        "ConnectTimeout=10",
-                        name,
-                    ]);
-                    command.arg(std::env::current_exe().unwrap_or_default()).arg(ROLE);
-                    command
-                };
-                HostToExamine { name: name.to_owned(), here, command }
-            })
-            .collect())
+            patience: self.timeout,
+        })
     }
 }
 
+/// With names that mean something on the other hosts, too.
+fn hosts_to_examine(options: &HostsOptions) -> Result<Vec<HostToExamine>, LaunchError> {
+    let host = |it: RoleCommand| {
+        let loopback = it.host.name.parse().is_ok_and(|it: IpAddr| it.is_loopback());
+        let nameless = it.here && (loopback || it.host.name == "localhost");
+        let name = if nameless { own_name() } else { it.host.name };
+        HostToExamine { name, here: it.here, ranks: it.host.slots, command: it.command }
+    };
+    Ok(options.role_commands(ROLE)?.into_iter().map(host).collect())
+}
+
 fn own_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let name = name.trim();
-    if name.is_empty() { "localhost".to_owned() } else { name.to_owned() }
+    let name = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+    name.filter(|name| !name.is_empty()).unwrap_or_else(|| "localhost".to_owned())
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
 fn range(text: &str) -> Result<(u16, u16), String> {
@@ -206,6 +245,7 @@ impl Progress {
 pub(crate) const ROLE: &str = "__doctor";
 /// Longer lines are hard to read.
 const WIDTH: usize = 110;
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
 /// As the shell has it for SIGINT.
 const INTERRUPTED: u8 = 130;
 

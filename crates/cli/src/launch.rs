@@ -4,10 +4,15 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use brigade_config::{ConfigError, Layer, Place, Source, Variables, load, rivals};
+use brigade_launch::emit::JobFile;
 use brigade_launch::hosts::{HostsFacts, HostsPlan};
-use brigade_launch::{HostFacts, LaunchError, LaunchPlan, agent};
+use brigade_launch::{HostFacts, LaunchError, LaunchOptions, LaunchPlan, Surroundings, agent};
 use clap::Args;
 
+use crate::config::Usage;
+use crate::emit::{self, EmitArgs};
+
+use explain::Explanation;
 use flags::SettingFlags;
 use foreign::ForeignFlags;
 pub(crate) use foreign::refusal;
@@ -55,11 +60,13 @@ pub(crate) struct LaunchArgs {
     #[command(flatten)]
     flags: SettingFlags,
 
-    /// Variable for every rank; without a value, or as PREFIX_*, those of this environment for
-    /// --hosts, which get LD_LIBRARY_PATH and what begins with NCCL_, OMP_, TORCH_, PYTHON and the
-    /// like anyway
+    /// Variable for every rank; NAME alone, or PREFIX_*, is handed on to the hosts of --hosts as it is
+    /// here (NCCL_*, OMP_*, TORCH_*, PYTHON* and their kin are handed on anyway)
     #[arg(long, value_name = "NAME[=VALUE]", help_heading = "What to run", hide_short_help = true)]
     env: Vec<String>,
+
+    #[command(flatten)]
+    emit: EmitArgs,
 
     #[command(flatten)]
     foreign: ForeignFlags,
@@ -69,60 +76,141 @@ pub(crate) struct LaunchArgs {
 pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
     let variables = Variables::gather();
     let (mut layers, file) = args.layers(&variables)?;
-    let options = options::options(&mut layers, &args.program, &variables)?;
-    if let Some(hosts) = hosts::options(&mut layers)? {
-        if args.explain {
-            let facts = HostsFacts::gather().map_err(LaunchError::from)?;
-            let plan = HostsPlan::resolve(&options, &hosts, &facts).map_err(LaunchError::from)?;
-            let hosts = explain::hosts::Explanation {
-                layers: &layers,
-                file: file.as_ref(),
-                plan: &plan,
-                options: &options,
-            };
-            hosts.write(args.json, io::stdout().lock())?;
-            return Ok(0);
-        }
-        warn(&layers);
-        return Ok(brigade_launch::hosts::run(&options, &hosts)?.exit_code());
+    if let Some(target) = args.emit.emit {
+        let job = args.job_file(&layers)?;
+        emit::print(&job, target, io::stdout().lock())?;
+        return Ok(0);
     }
-    let mut plan = LaunchPlan::resolve(&options, &HostFacts::gather(&options))?;
+    let options = options::options(&mut layers, &args.program, &variables)?;
+    let hosts = hosts::options(&layers)?;
+    let job = match hosts {
+        // Each host decides for itself: the program may be there and not here.
+        Some(hosts) => {
+            let plan =
+                HostsFacts::gather().and_then(|facts| HostsPlan::resolve(&options, &hosts, &facts));
+            Job::OnHosts(Box::new(plan.map_err(LaunchError::from)?))
+        }
+        None => Job::Here(Box::new(LaunchPlan::resolve(&options, &HostFacts::gather(&options))?)),
+    };
     if args.explain {
         let explanation =
-            explain::Explanation { layers: &layers, file: file.as_ref(), plan: &plan };
+            Explanation { layers: &layers, file: file.as_ref(), options: &options, job: &job };
         explanation.write(args.json, io::stdout().lock())?;
         return Ok(0);
     }
-    warn(&layers);
-    plan.prepare()?;
-    Ok(agent::run(&plan)?.exit_code())
+    for note in layers.notes.iter().filter(|note| note.is_warning) {
+        let line = match note.source {
+            Source::Scheduler(_) => format!("brigade: note: {}\n", note.text),
+            _ => format!("brigade: warning: {note}\n"),
+        };
+        let _ = io::stderr().write_all(line.as_bytes());
+    }
+    let outcome = match job {
+        Job::OnHosts(plan) => brigade_launch::hosts::run(&options, &plan)?,
+        Job::Here(mut plan) => {
+            plan.prepare()?;
+            agent::run(&plan)?
+        }
+    };
+    Ok(outcome.exit_code())
 }
 
-fn warn(layers: &Layer) {
-    for note in layers.notes.iter().filter(|note| note.is_warning) {
-        let _ = io::stderr().write_all(format!("brigade: warning: {note}\n").as_bytes());
-    }
+/// What this command starts.
+enum Job {
+    /// The ranks of this host.
+    Here(Box<LaunchPlan>),
+    /// Agents on a list of hosts.
+    OnHosts(Box<HostsPlan>),
 }
 
 impl LaunchArgs {
     /// All layers, one over the other, and the file that one of them comes from.
-    fn layers(&self, variables: &Variables) -> Result<(Layer, Option<Place>), ConfigError> {
+    fn layers(&self, variables: &Variables) -> anyhow::Result<(Layer, Option<Place>)> {
         let loaded = load(self.config.as_deref(), variables)?;
         let mut flags = self.flags.0.clone();
         self.foreign.add_to(&mut flags);
-        for pair in &self.env {
-            match pair.split_once('=') {
-                Some((name, value)) => {
-                    flags.set_env(name, value, Source::Flag("env".to_owned()))?;
-                }
-                None => hosts::pass(&mut flags, pair)?,
-            }
+        self.variables(&mut flags)?;
+        let mut given = flags.over(loaded.layer);
+        if self.emit.emit.is_none() && !self.foreign.is_standalone() {
+            surround(&mut given)?;
         }
-        let mut layers = rivals::settle(flags.over(loaded.layer))?;
+        let mut layers = rivals::settle(given)?;
         self.foreign.share_out(&mut layers).map_err(ConfigError::Contradiction)?;
         Ok((layers, loaded.file))
     }
+
+    /// The job that `--emit` writes a file for.
+    fn job_file(&self, layers: &Layer) -> anyhow::Result<JobFile> {
+        if let Some(name) = SAID_BY_THE_SCHEDULER.iter().find(|it| is_flag(layers, it)) {
+            return Err(Usage(format!("--emit with --{name}: the scheduler says that")).into());
+        }
+        if self.program.is_cargo() {
+            let reason = "--emit with --bin or --example: build it first, and name the program";
+            return Err(Usage(reason.to_owned()).into());
+        }
+        let settings = &layers.settings;
+        let nodes = settings.nnodes.unwrap_or_default();
+        let timeout = settings.shutdown_timeout;
+        Ok(JobFile {
+            nodes: nodes.min..=nodes.max,
+            nproc: settings.text("nproc").unwrap_or_else(|| "auto".to_owned()),
+            shutdown_timeout: timeout.unwrap_or_else(|| LaunchOptions::default().shutdown_timeout),
+            env: settings.env.clone().into_iter().collect(),
+            ..self.emit.job_file(std::env::args_os(), self.program.words())
+        })
+    }
+
+    /// `--env`: a variable with a value is for every rank, one without is handed on to hosts.
+    fn variables(&self, flags: &mut Layer) -> Result<(), ConfigError> {
+        let source = || Source::Flag("env".to_owned());
+        let mut names: Vec<String> =
+            flags.settings.env_pass.iter().flat_map(|it| it.0.clone()).collect();
+        let before = names.len();
+        for text in &self.env {
+            match text.split_once('=') {
+                Some((name, value)) => flags.set_env(name, value, source())?,
+                None => names.push(text.clone()),
+            }
+        }
+        if names.len() > before {
+            flags.set("env-pass", &names.join(","), source())?;
+        }
+        Ok(())
+    }
 }
+
+/// What the scheduler around this process says of the job, where nobody else does. Whoever says by
+/// a flag how the hosts meet is believed, whatever the scheduler thinks.
+fn surround(given: &mut Layer) -> anyhow::Result<()> {
+    let by_user = |name: &&str| match given.source(name) {
+        Some(Source::Flag(_)) => true,
+        Some(Source::Variable(variable)) => variable.starts_with("BRIGADE_"),
+        _ => false,
+    };
+    if MEETING.iter().any(by_user) {
+        return Ok(());
+    }
+    let surroundings = Surroundings::here().map_err(LaunchError::from)?;
+    for (name, text, source) in surroundings.settings() {
+        if !matches!(given.source(name), Some(Source::Flag(_) | Source::Variable(_))) {
+            given.set(name, &text, Source::Scheduler(source.to_owned()))?;
+        }
+    }
+    if let Some(note) = surroundings.note {
+        given.warn(Source::Scheduler("scheduler".to_owned()), note);
+    }
+    Ok(())
+}
+
+fn is_flag(layers: &Layer, name: &str) -> bool {
+    matches!(layers.source(name), Some(Source::Flag(_)))
+}
+
+/// Settings by which a user says how hosts meet.
+const MEETING: [&str; 5] = ["nnodes", "node-rank", "hosts", "hostfile", "rdzv-endpoint"];
+/// Settings that a job file has no place for.
+const SAID_BY_THE_SCHEDULER: [&str; 6] =
+    ["node-rank", "master-addr", "master-port", "hosts", "hostfile", "rdzv-endpoint"];
 
 const USAGE: &str = "brigade launch [OPTIONS] [--] <PROGRAM> [ARGS]...";
 
@@ -141,6 +229,7 @@ Examples:
   brigade launch --nproc 2 --explain ./train
   brigade launch --hosts node1:4,node2:4 ./train
   brigade launch --nproc 4 --nnodes 2 --node-rank 0 --master-addr node1 ./train
+  brigade launch --nproc 4 --nnodes 2 --emit slurm ./train > train.sbatch
   brigade launch --nproc 4 --nnodes 1:4 --max-restarts 3 --rdzv-endpoint node1:29400 ./train
 
 Exit codes:

@@ -7,11 +7,13 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use brigade_config::ConfigError;
+use brigade_launch::emit::EmitError;
 use brigade_launch::{LaunchError, SecretError, role};
 use clap::{CommandFactory, Parser, Subcommand};
 
 mod config;
 mod doctor;
+mod emit;
 mod env;
 mod estimate;
 mod explain;
@@ -96,9 +98,11 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             LaunchError::OptionOutOfRange { .. }
             | LaunchError::NoSuchLocalRank { .. }
             | LaunchError::Meeting { .. }
+            | LaunchError::Scheduler(_)
             | LaunchError::Device(_)
             | LaunchError::Bind(_),
         ) => USAGE,
+        None if error.is::<EmitError>() => USAGE,
         Some(LaunchError::Hosts(error)) => error.exit_code(),
         Some(LaunchError::Program(error)) => error.exit_code(),
         _ => 1,

@@ -63,7 +63,7 @@ fn plans() {
     assert_eq!(json["hosts"][1]["ssh"][0], "ssh");
     assert_eq!(json["hosts"][1]["first_rank"], 2);
     assert_eq!(json["hosts"][1]["nproc"], "gpu");
-    assert_eq!(json["passed"], serde_json::json!(["NCCL_DEBUG", "OMP_NUM_THREADS"]));
+    assert_eq!(json["handed_on"], serde_json::json!(["NCCL_DEBUG", "OMP_NUM_THREADS"]));
     assert_eq!(json["command"], serde_json::json!(["./train", "--epochs", "4"]));
 }
 

@@ -387,3 +387,16 @@ fn help_and_version_are_answers() {
     }
     assert_eq!(brigade().output().unwrap().status.code(), Some(2));
 }
+
+/// Schedulers send SIGTERM to a job more than once. The last one may come when the ranks have ended.
+#[test]
+fn signals_that_come_too_late_do_not_change_the_exit_code() {
+    for _ in 0..5 {
+        let job = Job::new(2).sh("trap 'exit 0' TERM; touch $DIR/$RANK; sleep 1000 & wait").start();
+        job.wait_for_files(2);
+        while !job.has_ended() {
+            job.send(Signal::SIGTERM);
+        }
+        assert_eq!(job.finish().code, 0);
+    }
+}

@@ -7,6 +7,7 @@ use std::path::Path;
 use crate::error::ConfigError;
 use crate::layer::Layer;
 use crate::places::{self, ChosenBy, Place};
+use crate::settings::Settings;
 use crate::source::Source;
 use crate::variables::Variables;
 use crate::{accelerate, file};
@@ -30,12 +31,27 @@ pub struct Loaded {
 /// what its settings expect.
 pub fn load(named: Option<&Path>, variables: &Variables) -> Result<Loaded, ConfigError> {
     let place = places::to_read(named, variables, Path::exists);
-    let lower = match &place {
+    let mut lower = match &place {
         Some(place) => read_place(place)?,
         None => Layer::default(),
     };
+    if let Some(home) = variables.value("HOME") {
+        expand(&mut lower.settings, Path::new(home));
+    }
     let layer = variables.layer()?.over(lower.over(Layer::defaults()));
     Ok(Loaded { layer, file: place })
+}
+
+/// What a shell does with `~/` on a command line, in a file nobody does. The folder of other hosts
+/// is theirs to know.
+fn expand(settings: &mut Settings, home: &Path) {
+    for path in [&mut settings.hostfile, &mut settings.rdzv_secret_file, &mut settings.log_dir] {
+        if let Some(path) = path
+            && let Ok(rest) = path.strip_prefix("~")
+        {
+            *path = home.join(rest);
+        }
+    }
 }
 
 fn read_place(place: &Place) -> Result<Layer, ConfigError> {
@@ -95,3 +111,22 @@ pub fn read_text(place: &Place) -> Result<String, ConfigError> {
 
 /// A thousand times what a long one has.
 const MAX_BYTES: u64 = 1 << 22;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_may_speak_of_the_home_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job.toml");
+        let text =
+            "version = 1\n[hosts]\nhostfile = \"~/hosts\"\n[output]\nlog-dir = \"~x/logs\"\n";
+        std::fs::write(&path, text).unwrap();
+        let variables = [("HOME", "/home/ada"), ("BRIGADE_WORKDIR", "~/job")].into_iter().collect();
+        let settings = load(Some(&path), &variables).unwrap().layer.settings;
+        assert_eq!(settings.hostfile.unwrap(), Path::new("/home/ada/hosts"));
+        assert_eq!(settings.log_dir.unwrap(), Path::new("~x/logs"));
+        assert_eq!(settings.workdir.unwrap(), Path::new("~/job"));
+    }
+}

@@ -1,6 +1,6 @@
 //! Settings that exclude each other.
 
-use brigade_launch::NprocSpec;
+use brigade_launch::{NodeRange, NprocSpec};
 
 use crate::error::ConfigError;
 use crate::layer::Layer;
@@ -19,12 +19,12 @@ use crate::source::Source;
 ///
 /// let mut file = Layer::default();
 /// let line = Source::File { path: "a.toml".into(), line: 4 };
-/// file.set("node-rank", "1", line)?;
+/// file.set("nnodes", "2", line)?;
 /// let mut flags = Layer::default();
 /// flags.set("hosts", "a,b", Source::Flag("hosts".into()))?;
 /// let settled = rivals::settle(flags.over(file))?;
-/// assert_eq!(settled.settings.text("node-rank"), None);
-/// assert_eq!(settled.notes[0].to_string(), "a.toml:4: node-rank 1 gives way to flag --hosts");
+/// assert_eq!(settled.settings.text("nnodes").as_deref(), Some("1"));
+/// assert_eq!(settled.notes[0].to_string(), "a.toml:4: nnodes 2 gives way to flag --hosts");
 /// # Ok::<(), brigade_config::ConfigError>(())
 /// ```
 pub fn settle(layer: Layer) -> Result<Layer, ConfigError> {
@@ -36,6 +36,10 @@ pub fn settle(layer: Layer) -> Result<Layer, ConfigError> {
             }
         }
     }
+    for list in ["hosts", "hostfile"] {
+        settle_nodes(&mut layer, list);
+        settle_address(&mut layer, list);
+    }
     if layer.settings.cpu == Some(true) {
         let reason = "on the CPU there are no GPUs to choose";
         settle_two(&mut layer, "cpu", "devices", reason)?;
@@ -44,6 +48,34 @@ pub fn settle(layer: Layer) -> Result<Layer, ConfigError> {
         }
     }
     Ok(layer)
+}
+
+/// Together with a list of hosts, `nnodes` says how many of them must be left for the job to go on.
+/// From a lower layer it speaks of another job; and one host from a higher layer needs no list.
+fn settle_nodes(layer: &mut Layer, list: &str) {
+    let given = |name: &str| layer.source(name).filter(|it| **it != Source::Default).cloned();
+    let (Some(of_list), Some(of_nodes)) = (given(list), given("nnodes")) else { return };
+    let nodes = layer.settings.nnodes.unwrap_or_default();
+    if of_nodes.layer() < of_list.layer() {
+        layer.reset("nnodes");
+        layer.note(of_nodes, format!("nnodes {nodes} gives way to {of_list}"));
+    } else if of_nodes.layer() > of_list.layer() && nodes == NodeRange::default() {
+        let text = layer.settings.text(list).unwrap_or_default();
+        layer.reset(list);
+        layer.note(of_list, format!("{list} {text} gives way to {of_nodes}"));
+    }
+}
+
+/// Together with a list of hosts, `master-addr` is another name of its first one. From a lower layer
+/// it is that of another job's.
+fn settle_address(layer: &mut Layer, list: &str) {
+    let given = |name: &str| layer.source(name).filter(|it| **it != Source::Default).cloned();
+    let (Some(of_list), Some(of_address)) = (given(list), given("master-addr")) else { return };
+    if of_address.layer() < of_list.layer() {
+        let text = layer.settings.text("master-addr").unwrap_or_default();
+        layer.reset("master-addr");
+        layer.note(of_address, format!("master-addr {text} gives way to {of_list}"));
+    }
 }
 
 fn settle_two(layer: &mut Layer, one: &str, other: &str, reason: &str) -> Result<(), ConfigError> {
@@ -97,7 +129,7 @@ mod tests {
             &'a [(&'a str, Option<&'a str>)],
             &'a [&'a str],
         );
-        let table: [Case<'_>; 6] = [
+        let table: [Case<'_>; 10] = [
             (
                 &[("hosts", "a")],
                 &[("hostfile", "f")],
@@ -107,14 +139,41 @@ mod tests {
             (
                 &[("nnodes", "2"), ("node-rank", "1")],
                 &[("hosts", "a,b")],
-                &[("nnodes", Some("2")), ("node-rank", None)],
-                &["f:1: node-rank 1 gives way to flag --hosts"],
+                &[("nnodes", Some("1")), ("node-rank", None)],
+                &[
+                    "f:1: node-rank 1 gives way to flag --hosts",
+                    "f:1: nnodes 2 gives way to flag --hosts",
+                ],
             ),
             (
                 &[("hosts", "a,b")],
-                &[("rdzv-endpoint", "a:1")],
-                &[("rdzv-endpoint", Some("a:1")), ("hosts", None)],
-                &["f:1: hosts a,b gives way to flag --rdzv-endpoint"],
+                &[("nnodes", "1")],
+                &[("nnodes", Some("1")), ("hosts", None)],
+                &["f:1: hosts a,b gives way to flag --nnodes"],
+            ),
+            (
+                &[("hosts", "a,b")],
+                &[("nnodes", "1:2")],
+                &[("nnodes", Some("1:2")), ("hosts", Some("a,b"))],
+                &[],
+            ),
+            (
+                &[("master-addr", "a")],
+                &[("hosts", "b,c")],
+                &[("master-addr", None), ("hosts", Some("b,c"))],
+                &["f:1: master-addr a gives way to flag --hosts"],
+            ),
+            (
+                &[("hosts", "a,b")],
+                &[("master-addr", "a.internal")],
+                &[("master-addr", Some("a.internal")), ("hosts", Some("a,b"))],
+                &[],
+            ),
+            (
+                &[("hosts", "a,b")],
+                &[("node-rank", "1"), ("nnodes", "2")],
+                &[("node-rank", Some("1")), ("hosts", None)],
+                &["f:1: hosts a,b gives way to flag --node-rank"],
             ),
             (
                 &[("cpu", "true")],
@@ -155,14 +214,10 @@ mod tests {
 
     #[test]
     fn in_one_layer_it_is_a_contradiction() {
-        let table: [(&[(&str, &str)], &str); 5] = [
+        let table: [(&[(&str, &str)], &str); 4] = [
             (
                 &[("hosts", "a"), ("hostfile", "f")],
                 "hosts a (flag --hosts) and hostfile f (flag --hostfile) exclude each other: one list of hosts is enough",
-            ),
-            (
-                &[("hosts", "a,b"), ("node-rank", "1")],
-                "hosts a,b (flag --hosts) and node-rank 1 (flag --node-rank) exclude",
             ),
             (
                 &[("hostfile", "f"), ("rdzv-endpoint", "a:1")],

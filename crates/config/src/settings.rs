@@ -187,7 +187,7 @@ settings! {
         /// Number of ranks on each host; or gpu (one for each GPU), cpu (one for each core), auto (GPUs
         /// where there are any, else cores) [default: one for each GPU, else 1]
         nproc: NprocSpec = "nproc" "N"
-            env "PET_NPROC_PER_NODE" also "nproc-per-node";
+            env "PET_NPROC_PER_NODE" also "nproc-per-node" "num-gpus";
         /// Train on the CPU though there are GPUs
         cpu: bool = "cpu" "BOOL"
             default "false" env "ACCELERATE_USE_CPU";
@@ -236,7 +236,8 @@ settings! {
         /// Number of this host, from 0
         node_rank: usize = "node-rank" "N"
             env "PET_NODE_RANK" also "machine-rank";
-        /// Name or address of host 0
+        /// Name or address under which the others reach host 0 [default for a list of hosts: as its
+        /// sshd was reached]
         master_addr: String = "master-addr" "HOST"
             env "PET_MASTER_ADDR" also "main-process-ip";
         /// Port on host 0 where the launchers meet [default: 29500]

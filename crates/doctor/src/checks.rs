@@ -109,7 +109,8 @@ mod tests {
         for host in &mut cluster.hosts {
             host.facts = None;
         }
-        diagnose(&cluster);
+        let findings = diagnose(&cluster);
+        assert!(findings.iter().all(|it| it.verdict <= Verdict::Note), "{findings:#?}");
     }
 
     #[test]

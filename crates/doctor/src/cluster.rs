@@ -30,6 +30,8 @@ pub struct Patient {
     pub name: String,
     /// It is the host that we run on.
     pub here: bool,
+    /// How many ranks it is to start, where that was said.
+    pub ranks: Option<usize>,
     /// What it told about itself, if it could be examined.
     pub facts: Option<Facts>,
     /// Why it could not.

@@ -50,6 +50,8 @@ pub struct Question {
     pub log_folder: Option<PathBuf>,
     /// Names of the job's hosts, to be resolved.
     pub names: Vec<String>,
+    /// Variables that the launcher would hand on: they hold on the hosts besides their own.
+    pub variables: BTreeMap<String, String>,
 }
 
 /// Everything known about one host.
@@ -99,6 +101,9 @@ impl Facts {
     /// ```
     #[must_use]
     pub fn gather(sources: &Sources, question: &Question) -> Self {
+        let variables = question.variables.iter();
+        let sources = &variables
+            .fold(sources.clone(), |sources, (name, value)| sources.with_variable(name, value));
         let shared = Arc::new(sources.clone());
         let host = Host::gather(sources);
         let working_folder = question

@@ -63,7 +63,7 @@ pub(crate) fn host(name: &str, address: &str) -> Facts {
             processes: limit,
         },
         folders: vec![
-            folder(FolderUse::Working, "/work", 1 << 40),
+            folder(FolderUse::Working, "/srv", 1 << 40),
             folder(FolderUse::Temporary, "/tmp", 1 << 40),
             folder(FolderUse::SharedMemory, "/dev/shm", 32 << 30),
         ],
@@ -96,7 +96,7 @@ pub(crate) fn libtorch(version: &str, cuda: Option<&str>) -> Libtorch {
 pub(crate) fn program(libtorch: Option<Libtorch>) -> Program {
     Program {
         asked: "./train".into(),
-        path: Some("/work/train".into()),
+        path: Some("/srv/train".into()),
         state: ProgramState::Binary,
         bytes: 1 << 20,
         sha256: Some("ab".repeat(32)),

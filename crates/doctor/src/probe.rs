@@ -88,6 +88,29 @@ mod tests {
     }
 
     #[test]
+    fn a_port_that_was_tried_is_free_at_once() {
+        let (doors, ports) = Doors::open(SPOKEN, &[0]);
+        let port = *ports[0].as_ref().unwrap();
+        for _ in 0..3 {
+            assert_eq!(knock(SPOKEN, &[([127, 0, 0, 1], port).into()]), [Outcome::Open]);
+        }
+        measure(SPOKEN, ([127, 0, 0, 1], port).into());
+        drop(doors);
+        // As a program does that insists on the port being free: not even old connections.
+        let bind = || {
+            use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, socket};
+            let flags = SockFlag::SOCK_CLOEXEC;
+            let socket = socket(AddressFamily::Inet, SockType::Stream, flags, None).unwrap();
+            bind(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrIn::new(0, 0, 0, 0, port))
+        };
+        let free = (0..1000).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            bind().is_ok()
+        });
+        assert!(free, "{:?}", bind());
+    }
+
+    #[test]
     fn the_way_to_ourselves_is_measured() {
         let (_doors, ports) = Doors::open(SPOKEN, &[0]);
         let door = ([127, 0, 0, 1], *ports[0].as_ref().unwrap()).into();

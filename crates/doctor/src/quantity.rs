@@ -39,7 +39,8 @@ fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
         return format!("{value:.0} {unit}");
     }
     for next in units {
-        if value < step {
+        // What would be rounded up to the next unit belongs to it.
+        if value < step - 0.5 {
             break;
         }
         value /= step;
@@ -59,9 +60,13 @@ mod tests {
 
     #[test]
     fn texts() {
-        for (count, expected) in
-            [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (64 << 30, "64 GiB")]
-        {
+        for (count, expected) in [
+            (0, "0 bytes"),
+            (1023, "1023 bytes"),
+            (1536, "1.5 KiB"),
+            (64 << 30, "64 GiB"),
+            ((1 << 30) - 4096, "1.0 GiB"),
+        ] {
             assert_eq!(bytes(count), expected);
         }
         for (rate, expected) in [(9.41e9, "9.4 Gbit/s"), (250e6, "250 Mbit/s"), (12.0, "12 bit/s")]

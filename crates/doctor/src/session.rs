@@ -21,6 +21,8 @@ pub(crate) struct Session {
     answers: Receiver<Line>,
     noise: Vec<String>,
     words: Arc<Mutex<VecDeque<String>>>,
+    /// Disconnected when its standard error has ended.
+    words_end: Receiver<()>,
 }
 
 /// What came on standard output.
@@ -29,6 +31,21 @@ enum Line {
     Answer(Answer),
     /// Something that our program did not write.
     Noise(String),
+}
+
+/// Until when an answer is waited for, and for how long altogether.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    until: Instant,
+    patience: Duration,
+}
+
+impl Limit {
+    /// From now on.
+    pub(crate) fn after(patience: Duration) -> Self {
+        let now = Instant::now();
+        Self { until: now.checked_add(patience).unwrap_or(now + A_YEAR), patience }
+    }
 }
 
 /// Why a question has no answer.
@@ -49,6 +66,7 @@ impl Session {
         })?;
         let words = Arc::new(Mutex::new(VecDeque::new()));
         let (sender, answers) = mpsc::channel();
+        let (last_word, words_end) = mpsc::channel();
         if let Some(stdout) = child.stdout.take() {
             thread::spawn(move || {
                 let _ = for_each_line(stdout, |line| {
@@ -64,6 +82,7 @@ impl Session {
         if let Some(stderr) = child.stderr.take() {
             let words = Arc::clone(&words);
             thread::spawn(move || {
+                let _last_word: mpsc::Sender<()> = last_word;
                 let _ = for_each_line(stderr, |line| {
                     let mut words = words.lock().unwrap_or_else(PoisonError::into_inner);
                     words.push_back(text(line));
@@ -75,12 +94,12 @@ impl Session {
             });
         }
         let stdin = child.stdin.take();
-        Ok(Self { child, stdin, answers, noise: Vec::new(), words })
+        Ok(Self { child, stdin, answers, noise: Vec::new(), words, words_end })
     }
 
     /// Waits for the hello.
-    pub(crate) fn meet(&mut self, until: Instant, enough: &AtomicBool) -> Result<(), Broken> {
-        match self.receive("a first word", until, enough)? {
+    pub(crate) fn meet(&mut self, limit: Limit, enough: &AtomicBool) -> Result<(), Broken> {
+        match self.receive("a first word", limit, enough)? {
             Answer::Hello { protocol: PROTOCOL, .. } => Ok(()),
             Answer::Hello { version, .. } => Err(Broken::Lost(Lost::Foreign { version })),
             _ => Err(Broken::Lost(Lost::Foreign { version: "?".to_owned() })),
@@ -98,15 +117,14 @@ impl Session {
     pub(crate) fn receive(
         &mut self,
         asked: &str,
-        until: Instant,
+        limit: Limit,
         enough: &AtomicBool,
     ) -> Result<Answer, Broken> {
-        let start = Instant::now();
         loop {
             if enough.load(Ordering::Relaxed) {
                 return Err(Broken::Interrupted);
             }
-            let rest = until.saturating_duration_since(Instant::now());
+            let rest = limit.until.saturating_duration_since(Instant::now());
             match self.answers.recv_timeout(rest.min(GLANCE)) {
                 Ok(Line::Answer(Answer::NotUnderstood(_))) => {
                     return Err(Broken::Lost(Lost::Foreign { version: "?".to_owned() }));
@@ -119,7 +137,7 @@ impl Session {
                 }
                 Err(RecvTimeoutError::Timeout) if !rest.is_zero() => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    let (asked, seconds) = (asked.to_owned(), start.elapsed().as_secs());
+                    let (asked, seconds) = (asked.to_owned(), limit.patience.as_secs());
                     let words = self.words();
                     return Err(Broken::Lost(Lost::Silent { asked, seconds, words }));
                 }
@@ -135,7 +153,8 @@ impl Session {
 
     fn ended(&mut self) -> Lost {
         // Its output has ended; the process follows, unless a child of it still holds on.
-        let code = wait(&mut self.child, Duration::from_secs(2));
+        let code = wait(&mut self.child, LAST_WORDS);
+        let _ = self.words_end.recv_timeout(LAST_WORDS);
         Lost::Ended { code, words: self.words() }
     }
 
@@ -191,6 +210,8 @@ fn text(line: &[u8]) -> String {
 /// How soon an interrupt is seen.
 const GLANCE: Duration = Duration::from_millis(50);
 const MOST_WORDS: usize = 20;
+const LAST_WORDS: Duration = Duration::from_secs(2);
+const A_YEAR: Duration = Duration::from_secs(365 * 86_400);
 /// Facts of a host have some ten kilobytes.
 const LONGEST_LINE: u64 = 8 << 20;
 
@@ -204,8 +225,8 @@ mod tests {
         Session::start(command).unwrap()
     }
 
-    fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(30)
+    fn soon() -> Limit {
+        Limit::after(Duration::from_secs(30))
     }
 
     fn lost(broken: Result<(), Broken>) -> Lost {
@@ -236,8 +257,8 @@ mod tests {
     #[test]
     fn silence_has_an_end() {
         let mut session = sh("sleep 1000 & wait");
-        let until = Instant::now() + Duration::from_millis(100);
-        let lost = lost(session.meet(until, &AtomicBool::new(false)));
+        let limit = Limit::after(Duration::from_millis(100));
+        let lost = lost(session.meet(limit, &AtomicBool::new(false)));
         assert!(matches!(lost, Lost::Silent { .. }), "{lost:?}");
     }
 

@@ -23,6 +23,7 @@ mod parcel;
 mod plan;
 pub(crate) mod remote;
 mod remote_line;
+mod role_command;
 mod roll_call;
 mod run;
 mod session;
@@ -37,6 +38,7 @@ pub use environment::{EnvRequest, PASSED};
 pub use error::{HostFailure, HostsError};
 pub use hostfile::{HostListError, HostSpec, Place};
 pub use plan::{HostsFacts, HostsPlan, PlannedHost};
+pub use role_command::RoleCommand;
 pub use run::run;
 
 /// What a user can ask of a launch on several hosts, besides [`LaunchOptions`](crate::LaunchOptions).

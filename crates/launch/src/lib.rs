@@ -27,6 +27,7 @@
 //!   given to a stranger who would then be killed in its place.
 
 pub mod agent;
+pub mod emit;
 mod error;
 mod gate;
 pub mod hosts;
@@ -38,6 +39,7 @@ mod placement;
 mod plan;
 mod program;
 pub mod role;
+mod scheduler;
 mod store_port;
 mod survivors;
 mod value;
@@ -60,5 +62,6 @@ pub use placement::{
 };
 pub use plan::{HostFacts, LaunchPlan};
 pub use program::{CargoKind, CargoTarget, Invocation, Program, ProgramError};
+pub use scheduler::{Found, SchedulerError, Surroundings};
 pub use store_port::{Reach, StorePort};
 pub use value::ValueError;

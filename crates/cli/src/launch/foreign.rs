@@ -29,6 +29,11 @@ struct Idle {
 }
 
 impl ForeignFlags {
+    /// torchrun's word for one host, whatever is around it.
+    pub(super) fn is_standalone(&self) -> bool {
+        self.idle.iter().any(|it| it.name == STANDALONE)
+    }
+
     /// Adds what they say to the other flags.
     pub(super) fn add_to(&self, flags: &mut Layer) {
         if self.affinity && flags.settings.bind.is_none() {
@@ -163,18 +168,19 @@ impl FromArgMatches for ForeignFlags {
 }
 
 const TOTAL: &str = "num-processes";
+const STANDALONE: &str = "standalone";
 const AFFINITY: &str = "enable-cpu-affinity";
 const SIGNALS: &str = "signals-to-handle";
 const HANDLED: [&str; 4] = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"];
 
 macro_rules! idle {
-    ($($name:literal $takes_value:literal $reason:literal;)*) => {
+    ($($name:tt $takes_value:literal $reason:literal;)*) => {
         &[$(Idle { name: $name, takes_value: $takes_value, reason: $reason },)*]
     };
 }
 
 const IDLE: &[Idle] = idle! {
-    "standalone" false "one host always meets on a free port";
+    STANDALONE false "one host always meets on a free port";
     "multi-gpu" false "a launch has as many ranks as --nproc says";
     "same-network" false "hosts meet at the address that they are given";
     "monitor-interval" true "the end of a rank is noticed at once";

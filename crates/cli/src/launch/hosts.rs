@@ -1,74 +1,44 @@
-//! From settings to the hosts that are started from here.
+//! Several hosts with one command: from settings to what the launcher is asked for.
 
-use std::path::Path;
+use std::ffi::OsStr;
 
-use brigade_config::value::Value as _;
-use brigade_config::{ConfigError, Layer, Source};
+use brigade_config::Layer;
 use brigade_launch::hosts::{EnvRequest, HostSpec, HostsError, HostsOptions};
 use brigade_launch::{LaunchError, NodeRange};
 
-/// The hosts that the settings name; `None` when they name none.
+/// The hosts and how they are reached; `None` where there is no list of them.
 ///
-/// Errors when the list cannot be read, a host has no number of ranks, or other settings say that
-/// there are more or fewer hosts.
-pub(super) fn options(layers: &mut Layer) -> anyhow::Result<Option<HostsOptions>> {
+/// Errors name what is wrong with the list, or with what is to be handed on.
+pub(super) fn options(layers: &Layer) -> Result<Option<HostsOptions>, LaunchError> {
     let settings = &layers.settings;
     let hosts = match (&settings.hosts, &settings.hostfile) {
-        (Some(list), _) => HostSpec::parse_list(&list.text()),
+        (Some(list), _) => HostSpec::parse_list(&list.0.join(",")),
         (None, Some(file)) => HostSpec::read_file(file),
         (None, None) => return Ok(None),
     };
-    let hosts = hosts.map_err(failed)?;
+    let hosts = hosts.map_err(HostsError::from)?;
     let has_nproc = settings.nproc.is_some() || settings.devices.is_some();
-    if let Some(host) = hosts.iter().find(|host| host.slots.is_none() && !has_nproc) {
-        return Err(failed(HostsError::NoSlots { host: host.to_string() }));
+    if let Some(host) = hosts.iter().find(|it| it.slots.is_none() && !has_nproc) {
+        return Err(HostsError::NoSlots { host: host.to_string() }.into());
     }
-    let passed = settings.env_pass.as_ref().map(|list| list.0.as_slice()).unwrap_or_default();
-    let env = passed.iter().map(|text| {
-        let request = EnvRequest::parse(text.as_ref());
-        request.map_err(|expected| HostsError::EnvRequest { text: text.clone(), expected })
-    });
-    let options = HostsOptions {
+    let nodes = settings.nnodes.unwrap_or_default();
+    if nodes != NodeRange::default() && nodes.max != hosts.len() {
+        let (nodes, named) = (nodes.to_string(), hosts.len());
+        return Err(HostsError::OtherNumber { nodes, named }.into());
+    }
+    let names = settings.env_pass.iter().flat_map(|it| &it.0);
+    let request = |text: &String| {
+        EnvRequest::parse(OsStr::new(text))
+            .map_err(|expected| HostsError::EnvRequest { text: text.clone(), expected })
+    };
+    Ok(Some(HostsOptions {
+        hosts,
         ssh_command: settings.ssh_command.clone(),
-        workdir: settings.workdir.as_deref().map(Path::to_owned),
-        env: env.collect::<Result<_, _>>().map_err(failed)?,
+        workdir: settings.workdir.clone(),
         master_addr: settings.master_addr.clone(),
+        env: names.map(request).collect::<Result<_, _>>()?,
+        min_hosts: (nodes != NodeRange::default()).then_some(nodes.min),
         sync: settings.sync.unwrap_or_default(),
         ..HostsOptions::default()
-    };
-    let min_hosts = fewest(layers, hosts.len())?;
-    Ok(Some(HostsOptions { hosts, min_hosts, ..options }))
-}
-
-/// With how many hosts the job goes on: the lower end of `nnodes`. A number of hosts from a layer
-/// below that of the list gives way to it.
-fn fewest(layers: &mut Layer, named: usize) -> anyhow::Result<Option<usize>> {
-    let source = layers.source("nnodes").filter(|it| **it != Source::Default).cloned();
-    let (Some(nodes), Some(source)) = (layers.settings.nnodes, source) else { return Ok(None) };
-    if nodes.max == named {
-        return Ok(Some(nodes.min));
-    }
-    let list = ["hosts", "hostfile"]
-        .iter()
-        .find_map(|name| layers.source(name).filter(|it| **it != Source::Default).cloned());
-    let above = list.filter(|it| it.layer() > source.layer());
-    let nodes: NodeRange = nodes;
-    match above {
-        Some(list) => {
-            layers.note(source, format!("nnodes {nodes} gives way to {list}"));
-            Ok(None)
-        }
-        None => Err(failed(HostsError::OtherNumber { nodes: nodes.to_string(), named })),
-    }
-}
-
-/// A variable that `--env` names without a value: for the hosts, as it is here.
-pub(super) fn pass(flags: &mut Layer, name: &str) -> Result<(), ConfigError> {
-    let mut names = flags.settings.env_pass.clone().unwrap_or_default();
-    names.0.push(name.to_owned());
-    flags.set("env-pass", &names.text(), Source::Flag("env".to_owned()))
-}
-
-fn failed(error: impl Into<HostsError>) -> anyhow::Error {
-    LaunchError::from(error.into()).into()
+    }))
 }

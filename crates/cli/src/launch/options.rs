@@ -18,7 +18,7 @@ pub(super) fn options(
     variables: &Variables,
 ) -> anyhow::Result<LaunchOptions> {
     let (way, patience) = meeting::decide(layers)?;
-    let is_list = way == Way::Hosts;
+    let is_on_hosts = way == Way::Hosts;
     let meeting = match way {
         Way::Here(meeting) => meeting,
         Way::Hosts => Meeting::OneHost,
@@ -30,8 +30,8 @@ pub(super) fn options(
     };
     let nproc = match layers.settings.nproc {
         Some(nproc) => nproc,
-        // Whoever lists hosts says how many ranks they have, or which devices.
-        None if is_list => NprocSpec::Gpu,
+        // The list of hosts says how many there are on each, or the devices do.
+        None if is_on_hosts => NprocSpec::Gpu,
         None => count(layers, &placement),
     };
     // What somebody has said by name goes before what a setting implies.

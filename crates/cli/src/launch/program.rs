@@ -51,6 +51,16 @@ pub(super) struct ProgramArgs {
 }
 
 impl ProgramArgs {
+    /// It has to be built first.
+    pub(super) fn is_cargo(&self) -> bool {
+        self.bin.is_some() || self.example.is_some()
+    }
+
+    /// The program and its arguments as they stand at the end of the command line.
+    pub(super) fn words(&self) -> &[OsString] {
+        &self.command
+    }
+
     /// What to run.
     pub(super) fn program(&self, variables: &Variables) -> Program {
         let target = match (&self.bin, &self.example) {

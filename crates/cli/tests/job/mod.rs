@@ -109,6 +109,11 @@ impl Running {
         kill(Pid::from_raw(self.pid()), signal).unwrap();
     }
 
+    /// The launcher has ended; nobody has asked how yet, so its number is still its own.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(state_of(self.pid()), None | Some('Z' | 'X'))
+    }
+
     /// Waits until the ranks have made that many files.
     pub(crate) fn wait_for_files(&self, count: usize) {
         wait_until(|| fs::read_dir(self.folder.path()).unwrap().count() >= count);

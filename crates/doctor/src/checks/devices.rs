@@ -1,7 +1,7 @@
 //! GPUs and their driver: taken by it, visible to programs, new enough, and alike on all hosts.
 
 use super::{groups, libtorch, who_has_what};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Patient};
 use crate::facts::{Facts, Nvidia};
 use crate::finding::{Finding, Subject, Verdict};
 use crate::quantity::{counted, duration};
@@ -10,6 +10,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (_, host, facts) in cluster.examined() {
         findings.extend(of_host(facts).into_iter().map(|finding| finding.on(&host.name)));
+        findings.extend(too_many_ranks(host, facts).map(|finding| finding.on(&host.name)));
     }
     let hosts = cluster.examined().map(|(_, host, facts)| (host.name.as_str(), &facts.nvidia));
     let kinds = groups(hosts.clone().map(|(host, nvidia)| (host, inventory(nvidia))));
@@ -35,8 +36,12 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         && let Some((inventory, _)) = kinds.first()
     {
         let driver = drivers.first().map(|(version, _)| format!(", driver {version}"));
-        let each = if cluster.hosts.len() > 1 { " on each host" } else { "" };
-        let found = format!("{inventory}{each}{}", driver.unwrap_or_default());
+        let everywhere = match (cluster.hosts.len(), drivers.is_empty()) {
+            (0 | 1, _) => "",
+            (_, true) => " on any host",
+            (_, false) => " on each host",
+        };
+        let found = format!("{inventory}{everywhere}{}", driver.unwrap_or_default());
         findings.push(Finding::ok(Subject::Devices, found));
     }
     findings
@@ -103,6 +108,19 @@ fn of_host(facts: &Facts) -> Vec<Finding> {
     }
     findings.extend(faults(facts));
     findings
+}
+
+fn too_many_ranks(host: &Patient, facts: &Facts) -> Option<Finding> {
+    let gpus = facts.nvidia.gpus.len();
+    let ranks = host.ranks.filter(|ranks| gpus > 0 && *ranks > gpus)?;
+    libtorch::of(facts)?.cuda.as_ref()?;
+    let gpus = counted(gpus, "GPU", "GPUs");
+    Some(
+        Finding::warning(Subject::Devices, format!("{ranks} ranks for {gpus}"))
+            .means("NCCL refuses two ranks on one GPU")
+            .remedy("start as many ranks as there are GPUs")
+            .command(format!("brigade launch --hosts {}:{}", host.name, facts.nvidia.gpus.len())),
+    )
 }
 
 /// What of the device files is missing, and what that does.
@@ -262,6 +280,21 @@ mod tests {
         assert!(found.contains("2 x NVIDIA H100 80GB HBM3 on node2"), "{found}");
         let findings = spoiled(|it| it.nvidia.driver = Some("590.1".to_owned()));
         assert_eq!(fixtures::only(&findings).0, Verdict::Note);
+    }
+
+    #[test]
+    fn more_ranks_than_gpus() {
+        let mut cluster = cluster([2, 2]);
+        (cluster.hosts[0].ranks, cluster.hosts[1].ranks) = (Some(2), Some(4));
+        let (verdict, hosts, found) = fixtures::only(&check(&cluster));
+        assert_eq!((verdict, hosts.as_str()), (Verdict::Warning, "node2"));
+        assert_eq!(found, "4 ranks for 2 GPUs");
+        // For the CPU they may be as many as one likes.
+        for place in 0..2 {
+            let program = fixtures::program(Some(fixtures::libtorch("2.13.0", None)));
+            fixtures::facts(&mut cluster, place).program = Some(program);
+        }
+        assert!(check(&cluster).iter().all(|it| it.verdict <= Verdict::Note));
     }
 
     #[test]

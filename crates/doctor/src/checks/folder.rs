@@ -82,19 +82,19 @@ mod tests {
             fixtures::facts(&mut cluster, 1).folders[0].state = state;
             let (verdict, hosts, found) = fixtures::only(&check(&cluster));
             assert_eq!((verdict, hosts.as_str()), (Verdict::Fail, "node2"));
-            assert!(found.contains("/work") && found.contains(expected), "{found}");
+            assert!(found.contains("/srv") && found.contains(expected), "{found}");
         }
     }
 
     #[test]
     fn shared_or_not() {
         let mut cluster = fixtures::cluster(3);
-        assert_eq!(fixtures::only(&check(&cluster)).2, "/work is another folder on each host");
+        assert_eq!(fixtures::only(&check(&cluster)).2, "/srv is another folder on each host");
         cluster.hosts[1].sees_our_file = Some(true);
         assert!(fixtures::only(&check(&cluster)).2.contains("node3 has another folder than node1"));
         cluster.hosts[2].sees_our_file = Some(true);
         fixtures::all_is_well(&check(&cluster));
         let alone = check(&fixtures::cluster(1));
-        assert_eq!((alone[0].verdict, alone[0].found.as_str()), (Verdict::Ok, "/work"));
+        assert_eq!((alone[0].verdict, alone[0].found.as_str()), (Verdict::Ok, "/srv"));
     }
 }

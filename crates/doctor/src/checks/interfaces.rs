@@ -12,6 +12,8 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     let gpus = cluster.examined().any(|(_, _, facts)| !facts.nvidia.gpus.is_empty());
     let mut findings = Vec::new();
     let mut summary = Vec::new();
+    let several = cluster.hosts.len() > 1;
+    let mut useless = false;
     for (place, host, facts) in cluster.examined() {
         let gloo =
             Library { name: "Gloo", variable: GLOO_SOCKET_IFNAME, way: Way::Gloo, matters: true };
@@ -22,6 +24,9 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
             if let Pick::Takes { interface, .. } = &pick {
                 taken.push(format!("{} takes {interface}", library.name));
             }
+            // The check of names has said so, and this line would seem to contradict it.
+            useless |=
+                several && library.matters && pick.address().is_none_or(|it| it.is_loopback());
             findings.extend(library.judge(cluster, place, host, facts, &pick));
         }
         summary.push((host.name.as_str(), taken.join(", ")));
@@ -39,7 +44,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
             );
         }
     }
-    if findings.is_empty() && !summary.is_empty() {
+    if findings.is_empty() && !summary.is_empty() && !useless {
         let groups = groups(summary);
         let found = match &groups[..] {
             [(same, _)] => same.clone(),
@@ -137,14 +142,16 @@ impl Library {
             "{} would take {interface} ({address}), but the other hosts reach this one at {known_as}",
             self.name
         );
-        let finding = if self.reached(cluster, place, address) {
-            Finding::warning(Subject::Interfaces, found)
-                .means("they reach that address, too; whether it is the faster one, you know")
-                .remedy("choose the interface, to be sure")
-        } else {
-            Finding::fail(Subject::Interfaces, found)
+        let finding = match (self.reached(cluster, place, address), is_virtual(interface)) {
+            // Often ssh goes over one network and the data over a faster one: as it should be.
+            (true, false) => Finding::note(Subject::Interfaces, found)
+                .means("they reach that address, too; right if it is the faster network"),
+            (true, true) => Finding::warning(Subject::Interfaces, found)
+                .means("they reach that address, too, but it is one for containers")
+                .remedy("choose the interface to the other hosts"),
+            (false, _) => Finding::fail(Subject::Interfaces, found)
                 .means("the others cannot reach the address that it tells them")
-                .remedy("choose the interface to the other hosts")
+                .remedy("choose the interface to the other hosts"),
         };
         Some(finding.command(choose).on(&host.name))
     }
@@ -157,6 +164,13 @@ impl Library {
         attempts.peek().is_some() && attempts.all(|it| it.outcome == Outcome::Open)
     }
 }
+
+/// Made by software for containers and virtual machines of this host.
+fn is_virtual(interface: &str) -> bool {
+    VIRTUAL.iter().any(|start| interface.starts_with(start))
+}
+
+const VIRTUAL: &[&str] = &["br-", "cni", "docker", "flannel", "lxc", "podman", "veth", "virbr"];
 
 #[cfg(test)]
 mod tests {
@@ -218,9 +232,11 @@ mod tests {
         let (verdict, hosts, found) = fixtures::only(&check(&cluster));
         assert_eq!((verdict, hosts.as_str()), (Verdict::Fail, "node2"));
         assert!(found.contains("docker0 (172.17.0.1)") && found.contains("10.0.0.2"), "{found}");
-        // Another network between the same hosts works; it may be the slower one.
         cluster.routes[0].attempts[2].outcome = Outcome::Open;
         assert_eq!(fixtures::only(&check(&cluster)).0, Verdict::Warning);
+        // Another network between the same hosts may be the one that is meant for data.
+        fixtures::facts(&mut cluster, 1).network.interfaces[2].name = "ens7".to_owned();
+        assert_eq!(fixtures::only(&check(&cluster)).0, Verdict::Note);
     }
 
     #[test]

@@ -39,9 +39,21 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         return findings;
     }
     let Some((_, first)) = found.first() else {
-        let scripts_only = cluster.examined().all(|(_, _, facts)| facts.program.is_some());
-        if cluster.examined().next().is_none() || scripts_only {
-            return Vec::new();
+        let mut programs = cluster.examined().filter_map(|(_, _, facts)| facts.program.as_ref());
+        if let Some(program) = programs.find(|it| it.state == ProgramState::Binary) {
+            return vec![
+                Finding::note(
+                    Subject::Libtorch,
+                    format!("{} is not linked with libtorch", program.asked.display()),
+                )
+                .means("if it loads one by itself, as Python does, that one is not looked at"),
+            ];
+        }
+        if cluster.examined().all(|(_, _, facts)| facts.program.is_some()) {
+            return vec![Finding::note(
+                Subject::Libtorch,
+                "where the program takes it from, if it does, cannot be told",
+            )];
         }
         return vec![
             Finding::note(
@@ -192,7 +204,7 @@ mod tests {
         program.libtorch = None;
         program.missing = vec![Missing {
             what: "libtorch_cpu.so".to_owned(),
-            needed_by: "/work/train".into(),
+            needed_by: "/srv/train".into(),
             in_library: None,
         }];
         let (verdict, hosts, found) = fixtures::only(&check(&cluster));
@@ -200,7 +212,9 @@ mod tests {
         assert_eq!(found, "./train does not find libtorch_cpu.so");
 
         let mut cluster = fixtures::cluster(1);
+        fixtures::facts(&mut cluster, 0).program = Some(fixtures::program(None));
+        assert!(fixtures::only(&check(&cluster)).2.contains("not linked"));
         fixtures::facts(&mut cluster, 0).program = None;
-        assert_eq!(fixtures::only(&check(&cluster)).0, Verdict::Note);
+        assert!(fixtures::only(&check(&cluster)).2.contains("none in LIBTORCH"));
     }
 }

@@ -1,7 +1,7 @@
 //! Memory: too little of it free, a tight limit, or processes killed for it a while ago.
 
 use crate::cluster::Cluster;
-use crate::facts::{Facts, Memory};
+use crate::facts::{Facts, Kill, Memory};
 use crate::finding::{Finding, Subject};
 use crate::quantity::{bytes, counted, duration};
 
@@ -73,25 +73,31 @@ fn of_host(facts: &Facts) -> Vec<Finding> {
             .means("programs that do not ask for those cannot use them"),
         );
     }
-    let recent: Vec<_> =
-        facts.kernel_log.kills.iter().filter(|it| it.seconds_ago < RECENT).collect();
-    if let Some(last) = recent.last() {
-        findings.push(
-            Finding::warning(
-                Subject::Memory,
-                format!(
-                    "the kernel has killed {} for memory, the last ({}) {} ago",
-                    counted(recent.len(), "process", "processes"),
-                    last.program,
-                    duration(last.seconds_ago as f64)
-                ),
-            )
+    findings.extend([false, true].into_iter().filter_map(|of_group| kills(facts, of_group)));
+    findings
+}
+
+/// On a host with containers those of others may have been killed: no fault of the host.
+fn kills(facts: &Facts, of_group: bool) -> Option<Finding> {
+    let kills = facts.kernel_log.kills.iter();
+    let recent: Vec<&Kill> =
+        kills.filter(|it| it.of_group == of_group && it.seconds_ago < RECENT).collect();
+    let last = recent.last()?;
+    let found = format!(
+        "the kernel has killed {} for {}, the last ({}) {} ago",
+        counted(recent.len(), "process", "processes"),
+        if of_group { "the memory limit of a control group" } else { "memory" },
+        last.program,
+        duration(last.seconds_ago as f64)
+    );
+    Some(if of_group {
+        Finding::note(Subject::Memory, found)
+    } else {
+        Finding::warning(Subject::Memory, found)
             .means("what needed too much then may need it again")
             .remedy("use smaller batches, fewer ranks or fewer loaders on that host")
-            .command("sudo dmesg --human | grep -i 'out of memory'"),
-        );
-    }
-    findings
+            .command("sudo dmesg --human | grep -i 'out of memory'")
+    })
 }
 
 fn is_group(memory: &Memory) -> bool {
@@ -158,16 +164,14 @@ mod tests {
         assert_eq!((verdict, found.as_str()), (Verdict::Warning, "7.0 GiB are swapped out"));
         let (verdict, ..) = fixtures::only(&spoiled(|it| it.memory.huge_page_bytes = 40 << 30));
         assert_eq!(verdict, Verdict::Note);
-        let log = |seconds: u64| -> KernelLog {
-            serde_json::from_value(serde_json::json!({
-                "readable": true,
-                "kills": [{"program": "train", "seconds_ago": seconds}],
-            }))
-            .unwrap()
+        let log = |of_group, seconds_ago| {
+            let kill = Kill { program: "train".to_owned(), of_group, seconds_ago };
+            KernelLog { readable: true, kills: vec![kill], ..KernelLog::default() }
         };
-        let (verdict, _, found) = fixtures::only(&spoiled(|it| it.kernel_log = log(600)));
+        let (verdict, _, found) = fixtures::only(&spoiled(|it| it.kernel_log = log(false, 600)));
         assert_eq!(verdict, Verdict::Warning);
         assert!(found.contains("1 process for memory, the last (train) 10 minutes"), "{found}");
-        fixtures::all_is_well(&spoiled(|it| it.kernel_log = log(100_000)));
+        assert_eq!(fixtures::only(&spoiled(|it| it.kernel_log = log(true, 600))).0, Verdict::Note);
+        fixtures::all_is_well(&spoiled(|it| it.kernel_log = log(false, 100_000)));
     }
 }

@@ -13,7 +13,9 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         findings.extend(own_name(cluster, place, host, facts));
     }
     for (place, host, facts) in cluster.examined() {
-        for (other, peer) in cluster.hosts.iter().enumerate().filter(|(other, _)| *other != place) {
+        let others = cluster.hosts.iter().enumerate().filter(|(other, _)| *other != place);
+        // Of a host that cannot be reached from here either, one line is enough.
+        for (other, peer) in others.filter(|(_, peer)| peer.lost.is_none()) {
             let known = facts.names.iter().find(|it| it.name == peer.name);
             findings.extend(known.and_then(|it| name_of_peer(cluster, host, other, peer, it)));
         }
@@ -117,6 +119,20 @@ fn name_of_peer(
     };
     let add = format!("echo '{line}' | sudo tee -a /etc/hosts");
     if known.addresses.is_empty() {
+        let mut others = cluster.examined().filter(|(place, ..)| *place != other);
+        let nobody = others.all(|(_, _, facts)| {
+            let known = facts.names.iter().find(|it| it.name == *name);
+            known.is_none_or(|it| it.addresses.is_empty())
+        });
+        if nobody && !peer.here {
+            // ssh has reached it, so its settings know the name.
+            let found = "its name here is known to ssh alone, not to the hosts";
+            return Some(
+                Finding::note(Subject::Names, found)
+                    .means(format!("--master-addr {name} would not work; its address would"))
+                    .on(name),
+            );
+        }
         let why = known.error.as_deref().unwrap_or("no address");
         return Some(
             Finding::warning(Subject::Names, format!("{name} means nothing there: {why}"))
@@ -227,6 +243,18 @@ mod tests {
         let (verdict, _, found) = fixtures::only(&check(&cluster));
         assert_eq!(verdict, Verdict::Warning);
         assert!(found.contains("IPv6"), "{found}");
+    }
+
+    #[test]
+    fn names_of_sshs_settings() {
+        let mut cluster = fixtures::cluster(3);
+        for place in [0, 2] {
+            resolve(fixtures::facts(&mut cluster, place), "node2", &[], None);
+        }
+        let findings = crate::finding::in_order(check(&cluster), 3);
+        let (verdict, hosts, found) = fixtures::only(&findings);
+        assert_eq!((verdict, hosts.as_str()), (Verdict::Note, "node2"));
+        assert!(found.contains("known to ssh alone"), "{found}");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Ports: whether every host reaches every other on the ports that a job would use.
 
+use std::net::IpAddr;
+
 use super::some;
 use crate::cluster::{Attempt, Cluster, Outcome, Route, Way};
 use crate::facts::Facts;
@@ -20,7 +22,9 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
             }
         }
         for (blocked, from) in groups {
-            findings.push(blocked.finding(&host.name, facts, &from));
+            let address = cluster.hosts.iter().position(|it| it.name == from[0]);
+            let address = address.and_then(|place| cluster.meeting_address(place));
+            findings.push(blocked.finding(&host.name, facts, &from, address));
         }
     }
     let tried = cluster.routes.iter().filter(|it| !it.attempts.is_empty()).count();
@@ -81,7 +85,7 @@ impl Blocked {
         Some(Self { outcome, ports: if all { Vec::new() } else { ports } })
     }
 
-    fn finding(&self, to: &str, facts: &Facts, from: &[&str]) -> Finding {
+    fn finding(&self, to: &str, facts: &Facts, from: &[&str], address: Option<IpAddr>) -> Finding {
         let ports = match &self.ports[..] {
             [] => "none of the ports that were tried".to_owned(),
             ports => {
@@ -91,15 +95,20 @@ impl Blocked {
         };
         let range = facts.network.any_port_range.unwrap_or((32768, 60999));
         let open = format!(
-            "let the hosts reach each other on all TCP ports, or at least {}-{}",
-            range.0, range.1
+            "on {to}, let {} in on all TCP ports, or at least {}-{}; and let its answers out",
+            some(from),
+            range.0,
+            range.1
         );
         let (what, means, remedy, command) = match &self.outcome {
             Outcome::Silent => (
                 "connections get no answer",
                 "a firewall drops them: ranks would wait until their time limit",
                 open,
-                format!("sudo ufw allow proto tcp from {} to any", example(from)),
+                format!(
+                    "sudo ufw allow proto tcp from {}",
+                    address.map_or_else(|| "ADDRESS".to_owned(), |it| it.to_string())
+                ),
             ),
             Outcome::Refused => (
                 "connections are refused",
@@ -137,10 +146,6 @@ impl Blocked {
         let finding = Finding::fail(Subject::Ports, found).towards(to);
         from.iter().fold(finding, |finding, from| finding.on(from))
     }
-}
-
-fn example(from: &[&str]) -> String {
-    if from.len() == 1 { from[0].to_owned() } else { format!("ADDRESS (of {})", some(from)) }
 }
 
 #[cfg(test)]

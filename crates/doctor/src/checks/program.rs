@@ -164,7 +164,7 @@ mod tests {
     fn libraries() {
         let lost = |what: &str, in_library: Option<&str>| Missing {
             what: what.to_owned(),
-            needed_by: "/work/train".into(),
+            needed_by: "/srv/train".into(),
             in_library: in_library.map(Into::into),
         };
         let (_, _, found) = fixtures::only(&spoiled(|it| {

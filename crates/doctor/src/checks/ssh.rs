@@ -91,6 +91,7 @@ fn said(finding: Finding, words: &[String]) -> Finding {
         .filter(|it| !it.chars().all(|c| "@ ".contains(c)))
         .collect();
     let last = &words[words.len().saturating_sub(2)..];
+    let last: Vec<&str> = last.iter().map(|it| it.trim_start_matches("ssh: ")).collect();
     if last.is_empty() { finding } else { finding.means(format!("ssh: {}", last.join(" / "))) }
 }
 
@@ -215,7 +216,7 @@ mod tests {
             assert_eq!((verdict, hosts.as_str()), (Verdict::Fail, "node2"));
             assert!(text.contains(found), "{words}: {text}");
             assert!(findings[0].command.contains(command), "{words}: {findings:?}");
-            assert!(findings[0].means.contains(words), "{findings:?}");
+            assert!(findings[0].means.contains(words.trim_start_matches("ssh: ")), "{findings:?}");
         }
     }
 

@@ -43,7 +43,7 @@ pub(super) fn of(sources: &Sources, controller: &str) -> Groups {
 /// From the group's folder up to the mount point. In a container the mount shows only the part of
 /// the tree below its root.
 fn chain(mount: &mounts::Mount, path: &str) -> Vec<PathBuf> {
-    let inside = Path::new(path).strip_prefix(&mount.root).unwrap_or(Path::new(""));
+    let inside = Path::new(path).strip_prefix(&mount.root).unwrap_or_else(|_| Path::new(""));
     let inside = inside.strip_prefix("/").unwrap_or(inside);
     let mut folders: Vec<PathBuf> =
         inside.ancestors().map(|ancestor| mount.point.join(ancestor)).collect();

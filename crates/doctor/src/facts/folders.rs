@@ -129,7 +129,7 @@ fn state(sources: &Sources, used_for: FolderUse, path: &Path) -> FolderState {
         Err(error) => return FolderState::Refused(error.desc().to_owned()),
     };
     let mounts = mounts::all(sources);
-    let real = std::fs::canonicalize(&place).unwrap_or(place.clone());
+    let real = std::fs::canonicalize(&place).unwrap_or_else(|_| place.clone());
     let mount = mounts::of(&mounts, &sources.on_host(&real));
     let block = room.fragment_size();
     FolderState::There(Space {
@@ -155,20 +155,20 @@ mod tests {
     #[test]
     fn folders_are_found_missing_or_no_folders() {
         let root = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(root.path().join("work")).unwrap();
+        std::fs::create_dir_all(root.path().join("srv")).unwrap();
         std::fs::write(root.path().join("tmp"), "").unwrap();
         let sources = Arc::new(Sources::under(root.path()));
         let logs = Path::new("runs/7");
-        let folders = start(&sources, Path::new("/work"), Some(logs)).wait();
+        let folders = start(&sources, Path::new("/srv"), Some(logs)).wait();
         let state = |wanted| {
             folders.iter().find(|it| it.used_for == wanted).map(|it| it.state.clone()).unwrap()
         };
         assert!(matches!(state(FolderUse::Working), FolderState::There(space)
-            if space.writable && space.looked_at == Path::new("/work")));
+            if space.writable && space.looked_at == Path::new("/srv")));
         assert_eq!(state(FolderUse::Temporary), FolderState::NotAFolder);
         assert_eq!(state(FolderUse::SharedMemory), FolderState::Missing);
         // The folder for logs will be made: its place is what counts.
         assert!(matches!(state(FolderUse::Logs), FolderState::There(space)
-            if space.looked_at == Path::new("/work")));
+            if space.looked_at == Path::new("/srv")));
     }
 }

@@ -1,7 +1,7 @@
 //! What the kernel complains about: faults of GPUs, and processes it has killed for memory.
 
 use std::fs::OpenOptions;
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 
 use nix::fcntl::OFlag;
@@ -39,54 +39,69 @@ pub struct XidMessage {
 pub struct Kill {
     /// Its name.
     pub program: String,
+    /// It was the memory of a control group that had run out, such as a container's.
+    pub of_group: bool,
     /// How long ago.
     pub seconds_ago: u64,
 }
 
 impl KernelLog {
     pub(super) fn gather(sources: &Sources) -> Self {
-        let Some(text) = messages(sources) else { return Self::default() };
         let uptime = sources.value("/proc/uptime").unwrap_or_default();
         let uptime: f64 = uptime.split(' ').next().and_then(|it| it.parse().ok()).unwrap_or(0.0);
-        let mut log = Self { readable: true, ..Self::default() };
-        for line in text.lines() {
-            // Priority, number, microseconds since the start, flags; the message.
-            let Some((header, message)) = line.split_once(';') else { continue };
-            let micros = header.split(',').nth(2).and_then(|it| it.parse::<f64>().ok());
-            let seconds_ago = (uptime - micros.unwrap_or_default() / 1e6).max(0.0) as u64;
-            if let Some(code) = xid(message) {
-                log.xids.push(XidMessage { code, text: message.to_owned(), seconds_ago });
-            } else if let Some(program) = killed(message) {
-                log.kills.push(Kill { program: program.to_owned(), seconds_ago });
-            }
-        }
-        // A device that has fallen off the bus repeats itself.
-        log.xids.drain(..log.xids.len().saturating_sub(MOST));
-        log.kills.drain(..log.kills.len().saturating_sub(MOST));
+        let mut log = Self::default();
+        log.readable = for_each_line(sources, |line| log.take(line, uptime)).is_ok();
         log
+    }
+
+    /// Priority, number, microseconds since the start, flags; the message.
+    fn take(&mut self, line: &str, uptime: f64) {
+        let Some((header, message)) = line.split_once(';') else { return };
+        let micros = header.split(',').nth(2).and_then(|it| it.parse::<f64>().ok());
+        let seconds_ago = (uptime - micros.unwrap_or_default() / 1e6).max(0.0) as u64;
+        if let Some(code) = xid(message) {
+            keep(&mut self.xids, XidMessage { code, text: message.to_owned(), seconds_ago });
+        } else if let Some(program) = killed(message) {
+            let of_group = message.contains("Memory cgroup");
+            keep(&mut self.kills, Kill { program: program.to_owned(), of_group, seconds_ago });
+        }
     }
 }
 
-/// One message per line, as the device gives one per read.
-fn messages(sources: &Sources) -> Option<String> {
+/// Only the newest: a device that has fallen off the bus repeats itself.
+fn keep<T>(list: &mut Vec<T>, newest: T) {
+    if list.len() >= MOST {
+        list.remove(0);
+    }
+    list.push(newest);
+}
+
+/// The device gives one message per read, and an error when there are no more for now.
+fn for_each_line(sources: &Sources, mut take: impl FnMut(&str)) -> io::Result<()> {
     let mut file = OpenOptions::new()
         .read(true)
         .custom_flags(OFlag::O_NONBLOCK.bits())
-        .open(sources.path("/dev/kmsg"))
-        .ok()?;
-    let mut text = Vec::new();
-    let mut record = [0; 8192];
-    while text.len() < LONGEST_LOG {
-        match file.read(&mut record) {
+        .open(sources.path("/dev/kmsg"))?;
+    let mut buffer = [0; 8192];
+    let mut pending = Vec::new();
+    let mut total = 0;
+    while total < LONGEST_LOG {
+        match file.read(&mut buffer) {
             Ok(0) => break,
-            Ok(length) => text.extend_from_slice(&record[..length]),
+            Ok(length) => {
+                total += length;
+                pending.extend_from_slice(&buffer[..length]);
+                let end = pending.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+                String::from_utf8_lossy(&pending[..end]).lines().for_each(&mut take);
+                pending.drain(..end);
+            }
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
             // A message was overwritten before we had read it.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-            Err(_) => return None,
+            Err(error) => return Err(error),
         }
     }
-    Some(String::from_utf8_lossy(&text).into_owned())
+    Ok(())
 }
 
 /// `NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.`
@@ -103,7 +118,8 @@ fn killed(message: &str) -> Option<&str> {
     Some(rest.split_once('(')?.1.split_once(')')?.0)
 }
 
-const LONGEST_LOG: usize = 4 << 20;
+/// More than the kernel keeps; a flood of new messages must not hold us.
+const LONGEST_LOG: usize = 64 << 20;
 const MOST: usize = 20;
 
 #[cfg(test)]
@@ -127,7 +143,8 @@ mod tests {
         let log = KernelLog::gather(&Sources::under(root.path()));
         assert!(log.readable);
         assert_eq!((log.xids[0].code, log.xids[0].seconds_ago), (79, 60));
-        assert_eq!(log.kills, [Kill { program: "train".to_owned(), seconds_ago: 10 }]);
+        let kill = Kill { program: "train".to_owned(), of_group: true, seconds_ago: 10 };
+        assert_eq!(log.kills, [kill]);
         assert!(!KernelLog::gather(&Sources::under("/nowhere")).readable);
     }
 }

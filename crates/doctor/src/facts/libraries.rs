@@ -143,7 +143,7 @@ impl Finder<'_> {
 
 /// Folders of a list with colons; `$ORIGIN` is the folder of the file that has the list.
 fn expand(list: &str, file: &Path) -> Vec<PathBuf> {
-    let origin = file.parent().unwrap_or(Path::new("/")).to_string_lossy();
+    let origin = file.parent().unwrap_or_else(|| Path::new("/")).to_string_lossy();
     let folders = list.split([':', ';']).filter(|it| !it.is_empty());
     folders
         .map(|it| PathBuf::from(it.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin)))

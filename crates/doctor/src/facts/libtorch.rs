@@ -40,6 +40,30 @@ pub(super) fn among(sources: &Sources, libraries: &[libraries::Library]) -> Opti
     Some(read(sources, folder, library.found_by))
 }
 
+/// The one in the package of PyTorch that a Python script would import.
+pub(super) fn of_python(sources: &Sources) -> Option<Libtorch> {
+    let environment = |name| sources.variable(name).map(PathBuf::from);
+    let path = sources.variable("PATH").unwrap_or_default();
+    let interpreter = std::env::split_paths(path)
+        .map(|folder| folder.join("python3"))
+        .find(|file| sources.path(file).exists());
+    // `bin/python3` of an install leads to its folder; that of a virtual environment does without.
+    let install = interpreter.and_then(|file| Some(file.parent()?.parent()?.to_owned()));
+    let own = environment("HOME").map(|home| home.join(".local"));
+    let prefixes = [environment("VIRTUAL_ENV"), environment("CONDA_PREFIX"), own, install];
+    let prefixes = prefixes.into_iter().flatten().chain(["/usr/local".into(), "/usr".into()]);
+    let folders = prefixes.flat_map(|prefix| {
+        let lib = prefix.join("lib");
+        let versions = sources.names(&lib).into_iter().filter(|name| name.starts_with("python3"));
+        versions.flat_map(move |version| {
+            ["site-packages", "dist-packages"].map(|packages| lib.join(&version).join(packages))
+        })
+    });
+    let mut places = folders.map(|packages| packages.join("torch/lib"));
+    let folder = places.find(|folder| sources.path(folder).join(NAMES[0]).exists())?;
+    Some(read(sources, &folder, "Python's packages"))
+}
+
 /// A search that goes on: the folders may be a file server's.
 pub(super) struct Pending(JoinHandle<Option<Libtorch>>);
 
@@ -159,6 +183,32 @@ mod tests {
             let libtorch = Libtorch { version: version.map(str::to_owned), ..Libtorch::default() };
             assert_eq!(libtorch.release(), expected);
         }
+    }
+
+    #[test]
+    fn pythons_package() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let sources = Sources::under(root.path()).with_variable("PATH", "/bin:/opt/py/bin");
+        assert_eq!(of_python(&sources), None);
+        write("usr/lib/python3/dist-packages/torch/lib/libtorch_cpu.so", "");
+        write("usr/lib/python3/dist-packages/torch/version.py", "__version__ = '2.11.0'\n");
+        assert_eq!(of_python(&sources).unwrap().release(), Some((2, 11)));
+        write("opt/py/bin/python3", "");
+        write("opt/py/lib/python3.12/site-packages/torch/lib/libtorch_cpu.so", "");
+        write("opt/py/lib/python3.12/site-packages/torch/version.py", "__version__ = '2.12.0'\n");
+        assert_eq!(of_python(&sources).unwrap().release(), Some((2, 12)));
+        write("venv/lib/python3.11/site-packages/torch/lib/libtorch_cpu.so", "");
+        write("venv/lib/python3.11/site-packages/torch/version.py", "__version__ = '2.13.0'\n");
+        let found = of_python(&sources.with_variable("VIRTUAL_ENV", "/venv")).unwrap();
+        assert_eq!(
+            (found.release(), found.found_by.as_str()),
+            (Some((2, 13)), "Python's packages")
+        );
     }
 
     #[test]

@@ -80,13 +80,13 @@ mod tests {
     fn the_innermost_and_newest_mount_counts() {
         let mounts: Vec<Mount> = [
             "1 0 8:1 / / rw - ext4 /dev/a rw",
-            "2 1 0:9 / /home rw - nfs4 box:/home rw",
-            "3 2 0:9 / /home rw - tmpfs none rw",
+            "2 1 0:9 / /srv rw - nfs4 box:/srv rw",
+            "3 2 0:9 / /srv rw - tmpfs none rw",
         ]
         .into_iter()
         .filter_map(parse)
         .collect();
-        assert_eq!(of(&mounts, Path::new("/home/ada/x")).unwrap().kind, "tmpfs");
-        assert_eq!(of(&mounts, Path::new("/homes")).unwrap().kind, "ext4");
+        assert_eq!(of(&mounts, Path::new("/srv/ada/x")).unwrap().kind, "tmpfs");
+        assert_eq!(of(&mounts, Path::new("/srvs")).unwrap().kind, "ext4");
     }
 }

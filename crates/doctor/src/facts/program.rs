@@ -116,7 +116,7 @@ fn look(sources: &Sources, asked: &Path, folder: &Path) -> Program {
         return Program::new(asked, None, ProgramState::Missing);
     };
     let place = sources.path(&path);
-    let mut program = Program::new(asked, Some(path.clone()), ProgramState::Strange);
+    let mut program = Program::new(asked, Some(path), ProgramState::Strange);
     match std::fs::metadata(&place) {
         Ok(found) if found.is_file() => program.bytes = found.len(),
         Ok(_) => program.state = ProgramState::NotAFile,
@@ -139,7 +139,7 @@ fn look(sources: &Sources, asked: &Path, folder: &Path) -> Program {
         program.build_id.clone_from(&elf.build_id);
         program.state = if elf.fits_this_machine() {
             // `$ORIGIN` is the folder of the file that a link leads to.
-            let real = std::fs::canonicalize(&place).unwrap_or(place.clone());
+            let real = std::fs::canonicalize(&place).unwrap_or_else(|_| place.clone());
             let libraries = libraries::of(sources, &sources.on_host(&real), &elf);
             program.libtorch = libtorch::among(sources, &libraries.found);
             program.missing = libraries.missing;
@@ -148,8 +148,15 @@ fn look(sources: &Sources, asked: &Path, folder: &Path) -> Program {
             ProgramState::OtherMachine
         };
     }
-    if access(&place, AccessFlags::X_OK).is_err() {
+    let python = place.extension().is_some_and(|it| it == "py");
+    if access(&place, AccessFlags::X_OK).is_err() && !python {
         program.state = ProgramState::NotExecutable;
+    } else if python && program.state == ProgramState::Strange {
+        // The launcher starts such a file with Python, whatever stands in it.
+        program.state = ProgramState::Script("python3".to_owned());
+    }
+    if matches!(&program.state, ProgramState::Script(by) if by.contains("python")) {
+        program.libtorch = libtorch::of_python(sources);
     }
     program
 }
@@ -190,7 +197,7 @@ mod tests {
     #[test]
     fn states() {
         let root = tempfile::tempdir().unwrap();
-        let bin = root.path().join("work/bin");
+        let bin = root.path().join("srv/bin");
         std::fs::create_dir_all(&bin).unwrap();
         let write = |name: &str, bytes: &[u8], mode: u32| {
             std::fs::write(bin.join(name), bytes).unwrap();
@@ -198,18 +205,19 @@ mod tests {
         };
         write("script", b"#!/usr/bin/env python3\nprint()\n", 0o755);
         write("plain", b"#!/bin/sh\n", 0o644);
+        write("train.py", b"print()\n", 0o644);
         write("zip", b"PK\x03\x04", 0o755);
         let mut foreign = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         foreign[18..20].copy_from_slice(&[0x16, 0]); // a mainframe
         write("foreign", &foreign, 0o755);
-        let sources =
-            Arc::new(Sources::under(root.path()).with_variable("PATH", "/none:/work/bin"));
-        let state = |asked: &str| start(&sources, asked.as_ref(), "/work".as_ref()).wait().state;
+        let sources = Arc::new(Sources::under(root.path()).with_variable("PATH", "/none:/srv/bin"));
+        let state = |asked: &str| start(&sources, asked.as_ref(), "/srv".as_ref()).wait().state;
         assert_eq!(state("./bin/script"), ProgramState::Script("/usr/bin/env python3".to_owned()));
+        assert_eq!(state("bin/train.py"), ProgramState::Script("python3".to_owned()));
         assert_eq!(state("zip"), ProgramState::Strange);
         assert_eq!(state("bin"), ProgramState::Missing);
         assert_eq!(state("./bin"), ProgramState::NotAFile);
-        assert_eq!(state("/work/bin/plain"), ProgramState::NotExecutable);
+        assert_eq!(state("/srv/bin/plain"), ProgramState::NotExecutable);
         assert_eq!(state("foreign"), ProgramState::OtherMachine);
     }
 

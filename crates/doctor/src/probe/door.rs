@@ -1,11 +1,14 @@
 //! A port that this host listens on while it is examined.
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use nix::sys::socket::{Shutdown, shutdown};
 
 use super::{BULK_BYTES, BULK_TIME, Errand, STALLED, WELCOME, WORD};
 
@@ -13,18 +16,18 @@ use super::{BULK_BYTES, BULK_TIME, Errand, STALLED, WELCOME, WORD};
 #[derive(Debug)]
 pub(crate) struct Doors {
     closed: Arc<AtomicBool>,
-    addresses: Vec<SocketAddr>,
+    listeners: Vec<Arc<TcpListener>>,
 }
 
 impl Doors {
     /// Listens on all addresses; gives the port of each, or why it cannot be.
     pub(crate) fn open(word: &str, ports: &[u16]) -> (Self, Vec<Result<u16, String>>) {
-        let mut doors = Self { closed: Arc::default(), addresses: Vec::new() };
+        let mut doors = Self { closed: Arc::default(), listeners: Vec::new() };
         let guests = Arc::new(AtomicUsize::new(0));
         let mut open = |port: u16| -> io::Result<u16> {
-            let listener = listen(port)?;
+            let listener = Arc::new(listen(port)?);
             let address = listener.local_addr()?;
-            doors.addresses.push(address);
+            doors.listeners.push(Arc::clone(&listener));
             let closed = Arc::clone(&doors.closed);
             let (word, guests) = (word.to_owned(), Arc::clone(&guests));
             thread::Builder::new().spawn(move || accept(&listener, &word, &closed, &guests))?;
@@ -38,10 +41,10 @@ impl Doors {
 impl Drop for Doors {
     fn drop(&mut self) {
         self.closed.store(true, Ordering::Release);
-        for address in &self.addresses {
-            // Wakes the thread that waits for guests.
-            let own = SocketAddr::from((Ipv4Addr::LOCALHOST, address.port()));
-            let _ = TcpStream::connect_timeout(&own, Duration::from_millis(100));
+        for listener in &self.listeners {
+            // Linux then ends the waiting for guests. To wake it with a connection would leave the
+            // port busy for a minute.
+            let _ = shutdown(listener.as_raw_fd(), Shutdown::Both);
         }
     }
 }
@@ -95,7 +98,9 @@ fn serve(mut stream: TcpStream, word: &str) -> io::Result<()> {
     let Some(errand) = Errand::of(said[WORD]) else { return Ok(()) };
     stream.write_all(&[WELCOME])?;
     match errand {
-        Errand::Greet => Ok(()),
+        // The guest leaves first: who does keeps the port busy for a minute, and this one may be the
+        // port that a job wants next.
+        Errand::Greet => stream.read(&mut [0]).map(drop),
         Errand::Echo => echo(&mut stream),
         Errand::Bulk => bulk(&mut stream),
     }

@@ -67,10 +67,13 @@ fn who(cluster: &Cluster) -> String {
 
 fn place(finding: &Finding) -> String {
     let hosts: Vec<&str> = finding.hosts.iter().map(String::as_str).collect();
+    let whole = hosts.join(", ");
     let from = match hosts.len() {
         0 => "all".to_owned(),
-        1 | 2 => hosts.join(", "),
-        count => format!("{}, {} more", hosts[0], count - 1),
+        count if count > 2 && whole.len() > LONG_PLACE => {
+            format!("{}, {} more", hosts[0], count - 1)
+        }
+        _ => whole,
     };
     match &finding.towards {
         Some(to) => format!("{from} -> {to}"),
@@ -102,4 +105,6 @@ impl Style {
 const GAP: &str = "  ";
 /// Texts have at least this room, even where they then run over the edge.
 const NARROWEST: usize = 30;
+/// Longer lists of hosts are cut: the column has the width of the longest.
+const LONG_PLACE: usize = 20;
 const MOST_NAMES: usize = 8;

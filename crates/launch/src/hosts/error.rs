@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::hostfile::HostListError;
+use crate::ProgramError;
 
 /// Nothing of the user's program has run on any host when one of these is returned.
 #[derive(Debug, thiserror::Error)]
@@ -13,6 +14,9 @@ pub enum HostsError {
     /// The list of hosts cannot be read.
     #[error(transparent)]
     List(#[from] HostListError),
+    /// The client of ssh cannot be started.
+    #[error(transparent)]
+    Client(ProgramError),
     /// The user's own command for ssh is none.
     #[error("{origin} `{text}`: {expected}")]
     SshCommand {
@@ -113,6 +117,7 @@ impl HostsError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Hosts(failures) => failures.first().map_or(1, |failure| failure.code),
+            Self::Client(error) => error.exit_code(),
             Self::Sync { .. } | Self::System { .. } => 1,
             _ => 2,
         }

@@ -8,9 +8,17 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use super::ROLE;
+
 /// Starts `brigade`: the file at the same path as here, else the one in `PATH`.
 pub(crate) fn start(brigade: &Path) -> String {
-    format!("exec sh -c '{DECODE} {SAME} {IN_PATH} {MISSING}' sh {}", encode(brigade))
+    start_role(brigade, ROLE)
+}
+
+/// The same in another role; its name consists of letters.
+pub(crate) fn start_role(brigade: &Path, role: &str) -> String {
+    let (same, in_path) = (SAME.replace(ROLE, role), IN_PATH.replace(ROLE, role));
+    format!("exec sh -c '{DECODE} {same} {in_path} {MISSING}' sh {}", encode(brigade))
 }
 
 /// Starts the very `brigade` of that digest, and asks for it to be sent where it is not there.

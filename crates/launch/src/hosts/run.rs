@@ -12,13 +12,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
+use super::HostsError;
 use super::bell::Bell;
 use super::output::Output;
 use super::parcel::{self, Parcel};
-use super::plan::{HostsFacts, HostsPlan};
+use super::plan::HostsPlan;
 use super::roll_call::{self, Answer};
 use super::session::{Errand, Session};
-use super::{HostsError, HostsOptions};
 use crate::agent::{report, with_signals};
 use crate::{
     Color, LaunchError, LaunchOptions, NodeRange, NprocSpec, Outcome, OutputFacts, Prefix, Program,
@@ -26,19 +26,19 @@ use crate::{
 
 /// Runs the job to its end on all hosts, with the output on this process's stdout and stderr.
 ///
-/// `options` holds for every host, but for the number of ranks where the list of hosts has one.
+/// `options` are those that the plan was made from. They hold for every host, but for the number of
+/// ranks where the list of hosts has one.
 /// SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded to all ranks, and a second one kills them at
 /// once, as on one host. SIGTSTP (Ctrl-Z) does nothing: a launcher that is suspended would be taken
 /// for lost.
 ///
 /// # Errors
-/// Nothing of the program has run on any host: the list of hosts is wrong, or one of them cannot
-/// take part.
-pub fn run(options: &LaunchOptions, hosts: &HostsOptions) -> Result<Outcome, LaunchError> {
-    let plan = HostsPlan::resolve(options, hosts, &HostsFacts::gather()?)?;
-    let mut options = for_all_hosts(options, hosts);
+/// Nothing of the program has run on any host: one of them cannot take part, or what is to be
+/// copied is not there.
+pub fn run(options: &LaunchOptions, plan: &HostsPlan) -> Result<Outcome, LaunchError> {
+    let mut options = for_all_hosts(options, plan);
     let library_folders = build(&mut options.program)?;
-    let errand = errand(options, plan, library_folders)?;
+    let errand = errand(options, plan.clone(), library_folders)?;
     with_signals(|signals| match roll_call::call(&errand, &signals)? {
         Answer::Stopped(signal) => Ok(Outcome::Left { signal: signal as i32 }),
         Answer::All(waiting) => Job::start(&errand, waiting, signals)?.watch(),
@@ -46,7 +46,7 @@ pub fn run(options: &LaunchOptions, hosts: &HostsOptions) -> Result<Outcome, Lau
 }
 
 /// What is decided here, once, and not by each host for itself.
-fn for_all_hosts(options: &LaunchOptions, hosts: &HostsOptions) -> LaunchOptions {
+fn for_all_hosts(options: &LaunchOptions, plan: &HostsPlan) -> LaunchOptions {
     let mut options = options.clone();
     options.nodes = NodeRange::default();
     // Keyed from the system's random source: two jobs must not share a name.
@@ -59,10 +59,12 @@ fn for_all_hosts(options: &LaunchOptions, hosts: &HostsOptions) -> LaunchOptions
     options.output.color = if colored { Color::Always } else { Color::Never };
     let from_environment = facts.prefix.and_then(|template| template.parse().ok());
     options.output.prefix = options.output.prefix.or(from_environment).or_else(|| {
-        let longest = hosts.hosts.iter().map(|host| host.destination().chars().count()).max();
-        // Where a host's own devices decide, two digits are a guess.
-        let each = if let NprocSpec::Count(count) = options.nproc { count } else { 16 };
-        let slots = hosts.hosts.iter().map(|host| host.slots.unwrap_or(each));
+        let longest = plan.hosts.iter().map(|it| it.spec.destination().chars().count()).max();
+        let slots = plan.hosts.iter().map(|host| match host.nproc {
+            NprocSpec::Count(count) => count,
+            // Where a host's own devices decide, two digits are a guess.
+            _ => 16,
+        });
         let last = slots.sum::<usize>().saturating_sub(1).to_string();
         Some(Prefix::with_host(longest.unwrap_or(0) + last.len() + "[:] ".len()))
     });
