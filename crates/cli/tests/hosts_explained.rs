@@ -1,6 +1,8 @@
 //! `brigade launch --hosts … --explain`: plans as golden files, without a host. Renew them with
 //! `UPDATE_GOLDEN=1 cargo test -p brigade-cli --test hosts_explained`.
 
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
