@@ -5,7 +5,9 @@ mod cargo;
 mod check;
 mod checkout;
 mod demo;
+mod hosts;
 mod progress;
+mod schedulers;
 mod setup;
 mod suite;
 mod tidy;
@@ -49,10 +51,18 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         runner_arguments: Vec<String>,
     },
+    /// Install the programs with which tests make hosts in namespaces: sshd, nft, ip, etcd
+    ///
+    /// From Debian's packages, as root; no service is started. Tests that miss one are skipped.
+    Hosts,
     /// Lint: formatting, tidy, clippy and rustdoc, warnings as errors
     Check,
     /// Check the invariants of ARCHITECTURE.md that a program can check
     Tidy,
+    /// Install Slurm, munge and Open MPI for the tests that start them (Debian, as root)
+    ///
+    /// No service is started. Tests that need a program that is missing say so and pass.
+    Schedulers,
     /// Run the benchmarks (the package brigade-bench, in release)
     Bench {
         /// First install PyTorch and Accelerate into peers/, to compare with (3 GB to download)
@@ -80,8 +90,10 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Setup { cuda } => setup::run(&checkout, cuda),
         Command::Demo => demo::run(&checkout),
         Command::Test { runner_arguments } => suite::run(&checkout, &runner_arguments),
+        Command::Hosts => hosts::run(),
         Command::Check => check::run(&checkout),
         Command::Tidy => tidy::run(&checkout),
+        Command::Schedulers => schedulers::run(),
         Command::Bench { peers, bench_arguments } => bench::run(&checkout, peers, &bench_arguments),
     }
 }

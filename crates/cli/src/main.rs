@@ -6,11 +6,20 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use brigade_launch::{LaunchError, role};
-use clap::{Parser, Subcommand};
+use brigade_config::ConfigError;
+use brigade_launch::emit::EmitError;
+use brigade_launch::{LaunchError, SecretError, role};
+use clap::{CommandFactory, Parser, Subcommand};
 
+mod config;
+mod doctor;
+mod emit;
+mod env;
+mod estimate;
 mod explain;
 mod launch;
+mod pages;
+mod usage;
 
 /// Write the training loop once; run it on one process or many
 #[derive(Debug, Parser)]
@@ -24,9 +33,17 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Launch(Box<launch::LaunchArgs>),
+    Config(Box<config::ConfigArgs>),
+    Doctor(doctor::DoctorArgs),
+    Env(env::EnvArgs),
+    #[command(name = doctor::ROLE, hide = true)]
+    DoctorsRole,
     /// Show what a run would do, without one
     #[command(subcommand)]
     Explain(explain::Explain),
+    Estimate(estimate::EstimateArgs),
+    Completions(pages::CompletionsArgs),
+    Man(pages::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -37,6 +54,10 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(answer) => {
+            if let Some(line) = launch::refusal(&answer).or_else(|| usage::line(&answer)) {
+                let _ = io::stderr().write_all(format!("brigade: {line}\n").as_bytes());
+                return ExitCode::from(USAGE);
+            }
             // Help and versions are answers, too; `| head` may cut them short.
             let _ = answer.print();
             return ExitCode::from(if answer.use_stderr() { USAGE } else { 0 });
@@ -44,6 +65,13 @@ fn main() -> ExitCode {
     };
     let result = match &cli.command {
         Command::Launch(args) => launch::run(args),
+        Command::Config(args) => config::run(args),
+        Command::Estimate(args) => estimate::run(args, io::stdout().lock()).map(|()| 0),
+        Command::Completions(args) => pages::completions(Cli::command(), args),
+        Command::Man(args) => pages::man(Cli::command(), args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Env(args) => env::run(args, io::stdout().lock()).map(|()| 0),
+        Command::DoctorsRole => doctor::play(),
         Command::Explain(question) => explain::run(question, io::stdout().lock()).map(|()| 0),
     };
     match result {
@@ -59,14 +87,23 @@ fn main() -> ExitCode {
 /// The shell's codes for what a user can mend, 1 for the rest. A job that was started exits with
 /// the code of its first failing rank instead.
 fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.is::<config::Usage>()
+        || error.is::<SecretError>()
+        || error.downcast_ref().is_some_and(ConfigError::is_for_user)
+    {
+        return USAGE;
+    }
     match error.downcast_ref() {
         Some(
             LaunchError::OptionOutOfRange { .. }
             | LaunchError::NoSuchLocalRank { .. }
             | LaunchError::Meeting { .. }
+            | LaunchError::Scheduler(_)
             | LaunchError::Device(_)
             | LaunchError::Bind(_),
         ) => USAGE,
+        None if error.is::<EmitError>() => USAGE,
+        Some(LaunchError::Hosts(error)) => error.exit_code(),
         Some(LaunchError::Program(error)) => error.exit_code(),
         _ => 1,
     }
@@ -76,5 +113,6 @@ const USAGE: u8 = 2;
 const EXAMPLES: &str = "\
 Examples:
   brigade launch --nproc 2 ./train --epochs 4
-  brigade launch --nproc 4 python3 train.py
+  brigade launch --nproc 4 train.py
+  brigade config default
   brigade explain shards --samples 50 --batch-size 12 --nproc 4";

@@ -6,9 +6,19 @@ use std::process::Command;
 
 #[test]
 fn help_texts_are_those_on_file() {
-    let pages: [(&str, &[&str]); 4] = [
+    let pages: [(&str, &[&str]); 14] = [
         ("brigade", &["--help"]),
         ("launch", &["launch", "--help"]),
+        ("launch-short", &["launch", "-h"]),
+        ("config", &["config", "--help"]),
+        ("config-default", &["config", "default", "--help"]),
+        ("config-show", &["config", "show", "--help"]),
+        ("config-update", &["config", "update", "--help"]),
+        ("doctor", &["doctor", "--help"]),
+        ("env", &["env", "--help"]),
+        ("completions", &["completions", "--help"]),
+        ("estimate", &["estimate", "--help"]),
+        ("man", &["man", "--help"]),
         ("explain", &["explain", "--help"]),
         ("explain-shards", &["explain", "shards", "--help"]),
     ];

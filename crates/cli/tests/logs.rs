@@ -182,9 +182,11 @@ fn nothing_is_left_among_the_temporary_files_of_a_job_without_logs() {
         assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0);
     }
     // And a job that needs no such folder does not insist on one.
+    let nowhere = temporary.path().join("nowhere");
     let mut job = Job::new(1);
-    job.command.env("TMPDIR", "/no/such/folder");
+    job.command.env("TMPDIR", &nowhere);
     assert_eq!(job.sh(SPEAK).run().code, 0);
+    assert!(!nowhere.exists());
 }
 
 #[test]

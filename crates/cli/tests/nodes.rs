@@ -275,8 +275,10 @@ fn who_cannot_take_part_is_told_why() {
         format!("--rdzv-secret-file={}", path.display())
     };
     let (right, wrong) = (secret("right"), secret("wrong"));
-    let first = hosts.numbered(0, 3, 1).flag(&right).sh(STAY).start();
+    let mut first = hosts.numbered(0, 3, 1).flag(&right).sh(STAY).start();
     let second = hosts.numbered(1, 3, 1).flag(&right).sh(STAY).start();
+    // Else the one that is to be refused might be the first with its number.
+    first.wait_for_stderr("joined: 2 of 3 hosts");
     refused(hosts.numbered(2, 3, 1).flag(&wrong), "secret");
     refused(hosts.numbered(2, 3, 1), "secret");
     refused(hosts.numbered(2, 3, 1).flag(&right).flag("--rdzv-id=other"), "other");

@@ -250,7 +250,7 @@ fn what_codes_and_signals_mean() {
 
 #[test]
 fn a_rank_that_runs_out_of_memory() {
-    let Some(group) = MemoryGroup::of_16_mib() else { return };
+    let Some(group) = MemoryGroup::of_64_mib() else { return };
     // The shell's child is killed by the kernel and takes its shell along.
     let script = "head -c 100000000 /dev/zero | tail; exit $?";
     let inside =
@@ -281,7 +281,7 @@ fn a_rank_that_runs_out_of_memory() {
 struct MemoryGroup(std::path::PathBuf);
 
 impl MemoryGroup {
-    fn of_16_mib() -> Option<Self> {
+    fn of_64_mib() -> Option<Self> {
         for (root, limit) in
             [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")]
         {
@@ -289,7 +289,7 @@ impl MemoryGroup {
             if Path::new(root).join("cgroup.procs").exists() && fs::create_dir(&path).is_ok() {
                 let group = Self(path);
                 let swap = fs::write(group.0.join("memory.swap.max"), "0");
-                if fs::write(group.0.join(limit), "16777216").is_ok()
+                if fs::write(group.0.join(limit), "67108864").is_ok()
                     && (swap.is_ok() || root.ends_with("memory"))
                 {
                     return Some(group);

@@ -49,6 +49,9 @@ use streamed::Streamed;
 /// SIGUSR2 are forwarded and mean nothing here; Ctrl-Z suspends the ranks, too, of a job on one
 /// host.
 ///
+/// After a job these signals stay blocked in this thread: one that comes too late (schedulers send
+/// SIGTERM more than once) must not end the process before it has said how the job ended.
+///
 /// Errors: the hosts have not met, or the system could not start all ranks of this host; none of
 /// them has run the program then.
 pub fn run(plan: &LaunchPlan) -> Result<Outcome, LaunchError> {
@@ -321,7 +324,9 @@ impl<'p> Agent<'p> {
 }
 
 /// Gives `run` the signals that the agent waits for, which are blocked meanwhile.
-fn with_signals<T>(run: impl FnOnce(SignalFd) -> Result<T, LaunchError>) -> Result<T, LaunchError> {
+pub(crate) fn with_signals<T>(
+    run: impl FnOnce(SignalFd) -> Result<T, LaunchError>,
+) -> Result<T, LaunchError> {
     let watched = interrupt::watched();
     let before = watched
         .thread_swap_mask(SigmaskHow::SIG_BLOCK)
@@ -329,8 +334,11 @@ fn with_signals<T>(run: impl FnOnce(SignalFd) -> Result<T, LaunchError>) -> Resu
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signals = SignalFd::with_flags(&watched, flags);
     let result = signals.map_err(LaunchError::system("wait for signals")).and_then(run);
-    // The mask that was there before can be set again, or could not have been there.
-    let _ = SigSet::thread_set_mask(&before);
+    if result.is_err() {
+        // Nothing has run. The mask that was there before can be set again, or could not have been
+        // there.
+        let _ = SigSet::thread_set_mask(&before);
+    }
     result
 }
 

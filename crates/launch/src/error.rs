@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use brigade_rendezvous::MeetError;
 use brigade_world::WorldError;
 
-use crate::{BindError, DeviceError, ProgramError};
+use crate::{BindError, DeviceError, ProgramError, SchedulerError};
 
 /// Nothing of the user's program has run when one of these is returned.
 #[derive(Debug, thiserror::Error)]
@@ -64,9 +64,15 @@ pub enum LaunchError {
     /// The other hosts were not found.
     #[error(transparent)]
     Meet(#[from] MeetError),
+    /// A scheduler started this launcher in a way that cannot be one job.
+    #[error(transparent)]
+    Scheduler(#[from] SchedulerError),
     /// The plan describes a world that cannot be; a plan from `resolve` does not.
     #[error(transparent)]
     World(#[from] WorldError),
+    /// The hosts cannot start it.
+    #[error(transparent)]
+    Hosts(#[from] crate::hosts::HostsError),
     /// The system refused something the launcher needs.
     #[error("cannot {action}: {cause}")]
     System {

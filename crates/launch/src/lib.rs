@@ -27,8 +27,10 @@
 //!   given to a stranger who would then be killed in its place.
 
 pub mod agent;
+pub mod emit;
 mod error;
 mod gate;
+pub mod hosts;
 pub mod leash;
 mod meeting;
 mod options;
@@ -37,13 +39,16 @@ mod placement;
 mod plan;
 mod program;
 pub mod role;
+mod scheduler;
 mod store_port;
 mod survivors;
 mod value;
 mod watch;
 
 pub use agent::Outcome;
-pub use brigade_rendezvous::{Cause, Ending, RankFailure, Secret, SecretError, Verdict};
+pub use brigade_rendezvous::{
+    Assignment, Cause, Ending, RankFailure, Secret, SecretError, Verdict,
+};
 pub use error::LaunchError;
 pub use meeting::{Endpoint, Meeting, NodeRange, Patience};
 pub use options::LaunchOptions;
@@ -57,5 +62,6 @@ pub use placement::{
 };
 pub use plan::{HostFacts, LaunchPlan};
 pub use program::{CargoKind, CargoTarget, Invocation, Program, ProgramError};
+pub use scheduler::{Found, SchedulerError, Surroundings};
 pub use store_port::{Reach, StorePort};
 pub use value::ValueError;

@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::LaunchError;
 
 /// How many hosts may take part in a job.
@@ -16,7 +18,7 @@ use crate::LaunchError;
 /// assert!("4:2".parse::<NodeRange>().is_err());
 /// # Ok::<(), String>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRange {
     /// With fewer the job waits.
     pub min: usize,
@@ -25,10 +27,16 @@ pub struct NodeRange {
 }
 
 /// Where the agents of several hosts meet.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Meeting {
     /// There is one host only, and nobody to meet.
     OneHost,
+    /// A launcher has brought the hosts together and holds a connection to each
+    /// ([`hosts::run`](crate::hosts::run)).
+    Launcher {
+        /// Number of this host, from 0.
+        node_rank: usize,
+    },
     /// The hosts are numbered; number 0 listens and the others connect (`--node-rank`,
     /// `--master-addr`, `--master-port`).
     Static {
@@ -65,7 +73,7 @@ pub enum Meeting {
 /// assert!("node1:http".parse::<Endpoint>().is_err());
 /// # Ok::<(), String>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint {
     /// Name or address, an IPv6 address without its brackets.
     pub host: String,
@@ -74,7 +82,7 @@ pub struct Endpoint {
 }
 
 /// How long agents wait for each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Patience {
     /// Until there are enough hosts to start with (`--rdzv-conf join_timeout=`, `timeout=`).
     pub join: Duration,

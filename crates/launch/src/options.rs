@@ -4,11 +4,12 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use brigade_rendezvous::Secret;
+use serde::{Deserialize, Serialize};
 
 use crate::{Meeting, NodeRange, NprocSpec, OutputOptions, Patience, PlacementOptions, Program};
 
 /// What to start, how often, and with which other hosts.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaunchOptions {
     /// Number of ranks on this host: at least 1.
     pub nproc: NprocSpec,
@@ -20,6 +21,8 @@ pub struct LaunchOptions {
     /// `OMP_NUM_THREADS` of each rank. Default: what the environment says, else the cores of this
     /// host shared out evenly.
     pub threads_per_rank: Option<usize>,
+    /// Variables for every rank, besides this process's own and before those that say its place.
+    pub env: Vec<(String, String)>,
     /// How long ranks may take to stop after SIGTERM before they are killed.
     pub shutdown_timeout: Duration,
     /// How often the job is started again after a failure. Hosts that come or leave do not count.
@@ -33,6 +36,8 @@ pub struct LaunchOptions {
     pub run_id: Option<String>,
     /// Agents that cannot show that they know it are turned away. Default: the name of the job,
     /// which keeps out mistakes but nobody who listens on the network.
+    // Not for the hosts of `--hosts`: nobody else has the streams of their sessions.
+    #[serde(skip)]
     pub secret: Option<Secret>,
     /// Name or address under which other hosts reach this one. Default: as they see it.
     pub local_addr: Option<String>,
@@ -54,6 +59,7 @@ impl Default for LaunchOptions {
             program: Program::default(),
             args: Vec::new(),
             threads_per_rank: None,
+            env: Vec::new(),
             shutdown_timeout: Duration::from_secs(30),
             max_restarts: 0,
             nodes: NodeRange::default(),

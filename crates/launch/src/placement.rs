@@ -9,6 +9,8 @@ mod topology;
 
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 pub use affinity::{BindError, BindMode};
 pub use cpus::CpuSet;
 pub use devices::{Device, DeviceError, DeviceList, Devices};
@@ -18,7 +20,7 @@ pub use topology::{Cpu, Topology};
 use crate::LaunchError;
 
 /// What a user can ask for. The default: nothing is bound, and every rank sees all devices.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementOptions {
     /// The devices that the ranks see. Default: as the environment says.
     pub devices: Option<DeviceList>,

@@ -37,7 +37,10 @@ impl HostFacts {
     /// Looks at this host, its environment and the program's file.
     #[must_use]
     pub fn gather(options: &LaunchOptions) -> Self {
-        let is_set = |name: &&'static str| std::env::var_os(name).is_some_and(|v| !v.is_empty());
+        let is_set = |name: &&'static str| {
+            let inherited = std::env::var_os(name).is_some_and(|v| !v.is_empty());
+            inherited || options.env.iter().any(|(own, _)| own == name)
+        };
         let var = |name| std::env::var_os(name);
         let (path, python) = (var("PATH"), var("PYTHON_EXEC"));
         let search = Search { path: path.as_deref(), python: python.as_deref() };
@@ -70,6 +73,8 @@ pub struct LaunchPlan {
     pub args: Vec<OsString>,
     /// Variables for every rank besides its place in the world.
     pub env: Vec<(&'static str, String)>,
+    /// Variables that the user has for every rank, which give way to all others.
+    pub user_env: Vec<(String, String)>,
     /// From SIGTERM to SIGKILL.
     pub shutdown_timeout: Duration,
     /// Restarts after failures.
@@ -180,6 +185,7 @@ impl LaunchPlan {
             name,
             args,
             env,
+            user_env: options.env.clone(),
             shutdown_timeout: options.shutdown_timeout,
             max_restarts: options.max_restarts,
             nodes: options.nodes,
@@ -219,7 +225,8 @@ impl LaunchPlan {
     }
 
     /// What a rank is told of its place, which differs from it under `--virtual-local-rank`.
-    pub(crate) fn told(&self, mut world: World) -> World {
+    #[must_use]
+    pub fn told(&self, mut world: World) -> World {
         if self.virtual_local_rank {
             world.local_rank = LocalRank::ZERO;
         }
@@ -227,7 +234,8 @@ impl LaunchPlan {
     }
 
     /// The program's arguments on one rank.
-    pub(crate) fn args_for(&self, local_rank: usize) -> Vec<OsString> {
+    #[must_use]
+    pub fn args_for(&self, local_rank: usize) -> Vec<OsString> {
         self.args.iter().map(|arg| with_local_rank(arg, local_rank)).collect()
     }
 

@@ -8,6 +8,8 @@ mod python;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 pub use cargo::{CargoKind, CargoTarget};
 pub(crate) use macros::with_local_rank;
 
@@ -17,7 +19,7 @@ pub(crate) use macros::with_local_rank;
 /// use brigade_launch::Program;
 /// assert_eq!(Program::from("train.py"), Program::Auto("train.py".into()));
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Program {
     /// A file whose name ends in `.py` is a Python script, all else is a program.
     ///

@@ -1,4 +1,4 @@
-//! The two small roles in which the agent starts its own executable.
+//! The small roles in which the agent starts its own executable.
 //!
 //! Between `fork` and `exec` only a few system calls are allowed, and Rust calls what runs there
 //! unsafe. Starting our own executable, which then prepares itself and becomes the program by
@@ -16,7 +16,7 @@ use nix::sys::signal::SigSet;
 use nix::unistd::{dup2_stdin, setsid};
 
 use crate::gate::{self, Opening};
-use crate::{CpuSet, leash, watch};
+use crate::{CpuSet, hosts, leash, watch};
 
 /// Plays a role if this process was started for one, and gives its exit code.
 ///
@@ -30,6 +30,10 @@ pub fn play_if_asked() -> Option<u8> {
         Some(become_rank(args).unwrap_or(MALFORMED))
     } else if role == WATCH {
         Some(stand_watch(args).unwrap_or(MALFORMED))
+    } else if role == SESSION {
+        Some(become_session(args).unwrap_or(MALFORMED))
+    } else if role == hosts::ROLE {
+        Some(hosts::remote::serve(args.next().is_some_and(|part| part == hosts::ENTERED)))
     } else {
         None
     }
@@ -56,6 +60,21 @@ pub(crate) fn watch_command(agent: &str, folder: Option<&Path>) -> Command {
     let mut command = this_executable(WATCH);
     // Its own environment must not make it part of a job, not even of one around this one.
     command.env_clear().arg(std::process::id().to_string()).arg(agent).args(folder);
+    command
+}
+
+/// The launcher's command for an agent on this machine, at the other end of a pipe.
+pub(crate) fn agent_command() -> Command {
+    let mut command = this_executable(hosts::ROLE);
+    // The launcher's own session is none of this agent's.
+    command.env_remove("SSH_CONNECTION");
+    command
+}
+
+/// The launcher's command for a client of ssh, whose arguments are to follow.
+pub(crate) fn session_command(client: &Path) -> Command {
+    let mut command = this_executable(SESSION);
+    command.arg(std::process::id().to_string()).arg(client);
     command
 }
 
@@ -109,6 +128,25 @@ fn prepare_rank(agent: u32, cpus: Option<&CpuSet>, command: &mut Command) -> io:
     Ok(true)
 }
 
+/// Arguments: launcher's process number, client's file, its arguments.
+fn become_session(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
+    let launcher = args.next()?.to_str()?.parse().ok()?;
+    let client = args.next()?;
+    let mut command = Command::new(&client);
+    command.arg0(Path::new(&client).file_name()?).args(args);
+    let error = match leash::tie_to(launcher) {
+        Ok(false) => return Some(0),
+        // The launcher blocks the signals it waits for, and a child inherits that.
+        Ok(true) => match SigSet::empty().thread_set_mask() {
+            Ok(()) => command.exec(),
+            Err(error) => error.into(),
+        },
+        Err(error) => error,
+    };
+    eprintln!("brigade: cannot run {}: {error}", client.display());
+    Some(126)
+}
+
 /// Arguments: agent's process number, for whoever reads `ps`; agent's name; folder to remove.
 fn stand_watch(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     let agent = args.nth(1)?.into_string().ok()?;
@@ -118,6 +156,7 @@ fn stand_watch(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
 
 const RANK: &str = "__rank";
 const WATCH: &str = "__watch";
+const SESSION: &str = "__session";
 /// In place of processors: those that the agent may use.
 const ANY: &str = "any";
 /// Somebody typed a hidden role by hand.

@@ -10,6 +10,7 @@
 //!   `DistributedSampler` or of fastai; [`StreamShard`] does the same for data without a length.
 //!   Each batch says how many of its samples are real, each [`Round`] says it for all ranks.
 //! - [`Schedule`]: the learning rate (and momentum) of an optimizer step.
+//! - [`Memory`]: what a run needs on each rank.
 //!
 //! ```
 //! use brigade_plan::{Sampler, ShardOptions, Shards, Shuffle};
@@ -24,6 +25,7 @@
 
 mod batches;
 mod error;
+mod memory;
 mod order;
 mod round;
 mod sampler;
@@ -35,6 +37,7 @@ mod weighted;
 
 pub use batches::BatchSampler;
 pub use error::PlanError;
+pub use memory::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Shape};
 pub use order::Order;
 pub use round::{PlannedBatch, Round};
 pub use sampler::{Sampler, Sequential, Shuffle};

@@ -70,7 +70,12 @@ fn open_store(world: &World, timeout: Duration) -> Result<Store> {
         StoreHost::Rank0 if serves => TcpStore::server(endpoint.addr.clone(), endpoint.port),
         _ => TcpStore::client(endpoint.addr.clone(), endpoint.port),
     };
-    Ok(store.world_size(world.world_size.as_usize()).timeout(timeout).open()?)
+    let store = store.world_size(world.world_size.as_usize()).timeout(timeout).open();
+    // No launcher has kept the port free: it was computed from a scheduler's job, or chosen by hand.
+    if serves && endpoint.host == StoreHost::Rank0 {
+        return store.map_err(|source| Error::StorePort { port: endpoint.port, source });
+    }
+    Ok(store?)
 }
 
 /// The group of this host's ranks. Hosts may have different numbers of ranks: all tell theirs.

@@ -9,6 +9,17 @@ pub enum Error {
     /// The launcher's variables contradict each other.
     #[error(transparent)]
     World(#[from] brigade_world::WorldError),
+    /// Rank 0 could not serve the store at the port that all ranks were told, or computed.
+    #[error(
+        "rank 0 cannot serve the ranks' store on port {port}: set MASTER_PORT to a free port, the \
+         same for all ranks"
+    )]
+    StorePort {
+        /// The port.
+        port: u16,
+        /// What libtorch says.
+        source: brigade_torch::Error,
+    },
     /// A collective, a store or libtorch failed.
     #[error(transparent)]
     Torch(#[from] brigade_torch::Error),

@@ -58,4 +58,41 @@ pub enum WorldError {
         /// What would hold if both were right.
         rule: &'static str,
     },
+    /// What a scheduler says in one variable cannot be used.
+    #[error("{name}={value:?} {problem}")]
+    Unusable {
+        /// The variable.
+        name: &'static str,
+        /// What it holds.
+        value: String,
+        /// Why it cannot be used, and what to do.
+        problem: String,
+    },
+    /// Ranks on several hosts, and nothing says where rank 0 is.
+    #[error(
+        "{launcher} started {size} ranks on several hosts and does not tell them where rank 0 is: \
+         {help}"
+    )]
+    NoAddress {
+        /// Who started them.
+        launcher: &'static str,
+        /// How many.
+        size: usize,
+        /// The next thing to do.
+        help: &'static str,
+    },
+    /// Ranks are spread so that none can tell which host it is on.
+    #[error(
+        "{launcher} started {size} ranks, {local_size} of them on this host, and does not tell \
+         which host this is: give each host the same number of ranks, in order (`--map-by slot` or \
+         `-ppn N`), or start one `brigade launch` per host"
+    )]
+    UnevenHosts {
+        /// Who started them.
+        launcher: &'static str,
+        /// How many.
+        size: usize,
+        /// How many of them on this host.
+        local_size: usize,
+    },
 }

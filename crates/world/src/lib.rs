@@ -3,7 +3,8 @@
 //! A launcher tells each process its place through environment variables. The names and their
 //! meaning are torchrun's, so that a Brigade program runs under torchrun and a PyTorch script runs
 //! under `brigade launch`. [`env::TABLE`] is the whole contract; [`World`] is what a program reads
-//! from it and what a launcher writes to it.
+//! from it and what a launcher writes to it. A program that Slurm, MPI or Kubeflow starts without a
+//! launcher finds its place in their own variables ([`scheduler`]).
 //!
 //! ```
 //! use brigade_world::World;
@@ -21,7 +22,9 @@ pub mod env;
 mod error;
 mod error_file;
 mod rank;
+pub mod scheduler;
 mod store;
+mod vars;
 mod world;
 
 pub use error::WorldError;

@@ -4,8 +4,9 @@ use std::ffi::OsString;
 use std::fmt;
 use std::process::Command;
 
-use crate::env;
+use crate::vars::{Vars, below};
 use crate::{LocalRank, Rank, StoreEndpoint, StoreHost, WorldError, WorldSize};
+use crate::{env, scheduler};
 
 /// One process's place in the job, consistent by construction.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,25 +84,35 @@ impl World {
     /// Errors as [`World::from_vars`].
     pub fn from_env() -> Result<Self, WorldError> {
         // Bytes that are not Unicode turn up in the error message as a value that is no number.
-        Self::from_vars(|name| std::env::var_os(name).map(into_text))
+        let vars = |name: &str| std::env::var_os(name).map(into_text);
+        Self::read(Vars(&vars), Some(std::process::id()))
     }
 
     /// The same from any source of variables, without a look at the real environment.
     ///
-    /// - None of `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`: the process runs alone,
-    ///   whatever else is set.
     /// - `RANK` and `WORLD_SIZE` come together, and more than one rank needs `MASTER_ADDR` and
     ///   `MASTER_PORT`.
+    /// - Without both of them, the process may have a place from a [`scheduler`].
+    /// - Else, with none of `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, it runs alone,
+    ///   whatever else is set.
     /// - Without `LOCAL_WORLD_SIZE`, ranks that meet on the loopback are all on this host; others
     ///   are taken to be spread evenly over `GROUP_WORLD_SIZE` hosts, or one to a host (as
     ///   Kubeflow starts them) where that is not set either. `LOCAL_RANK` and `GROUP_RANK` follow.
     ///
     /// Errors name the variable and its value.
     pub fn from_vars(vars: impl Fn(&str) -> Option<String>) -> Result<Self, WorldError> {
-        let vars = Vars(&vars);
+        Self::read(Vars(&vars), None)
+    }
+
+    fn read(vars: Vars<'_>, pid: Option<u32>) -> Result<Self, WorldError> {
+        let complete = vars.text(env::RANK).is_some() && vars.text(env::WORLD_SIZE).is_some();
+        if !complete && let Some(world) = scheduler::world(vars, pid)? {
+            return Ok(world);
+        }
         let Some((rank, world_size)) = vars.rank_and_world_size()? else {
             return Ok(Self::alone());
         };
+        scheduler::contradiction(vars, rank, world_size)?;
         let world = WorldSize::new(world_size)?;
         let store = vars.store(rank, world)?;
 
@@ -215,14 +226,8 @@ impl fmt::Display for World {
     }
 }
 
-/// Reads and checks single variables.
-struct Vars<'a>(&'a dyn Fn(&str) -> Option<String>);
-
+/// What torchrun's variables alone say.
 impl Vars<'_> {
-    fn text(&self, name: &'static str) -> Option<String> {
-        (self.0)(name)
-    }
-
     fn rank_and_world_size(&self) -> Result<Option<(usize, usize)>, WorldError> {
         let (rank, size) = match (self.number(env::RANK)?, self.number(env::WORLD_SIZE)?) {
             (Some(rank), Some(size)) => (rank, size),
@@ -247,7 +252,7 @@ impl Vars<'_> {
 
     fn store(&self, rank: usize, world: WorldSize) -> Result<StoreEndpoint, WorldError> {
         let (addr, port) = match (self.text(env::MASTER_ADDR), self.text(env::MASTER_PORT)) {
-            (Some(addr), Some(_)) => (addr, self.port()?),
+            (Some(addr), Some(_)) => (addr, self.port(env::MASTER_PORT)?.unwrap_or_default()),
             _ if world == WorldSize::ONE => return Ok(StoreEndpoint::alone()),
             (None, _) => {
                 return Err(self.missing(env::WORLD_SIZE, env::MASTER_ADDR, SET_MASTER));
@@ -268,77 +273,13 @@ impl Vars<'_> {
         };
         Ok(StoreEndpoint { addr, port, host })
     }
-
-    fn port(&self) -> Result<u16, WorldError> {
-        const EXPECTED: &str = "a port between 1 and 65535";
-        match self.parse::<u16>(env::MASTER_PORT, EXPECTED)? {
-            Some(port) if port != 0 => Ok(port),
-            _ => Err(self.not_a_number(env::MASTER_PORT, EXPECTED)),
-        }
-    }
-
-    fn number(&self, name: &'static str) -> Result<Option<usize>, WorldError> {
-        self.parse(name, "a whole number from 0")
-    }
-
-    fn count(&self, name: &'static str) -> Result<u32, WorldError> {
-        Ok(self.parse(name, "a whole number from 0")?.unwrap_or(0))
-    }
-
-    fn flag(&self, name: &'static str) -> Result<bool, WorldError> {
-        match self.text(name).as_deref() {
-            Some("True" | "true" | "1") => Ok(true),
-            None | Some("False" | "false" | "0" | "") => Ok(false),
-            Some(_) => Err(self.not_a_number(name, "True or False")),
-        }
-    }
-
-    fn parse<T: std::str::FromStr>(
-        &self,
-        name: &'static str,
-        expected: &'static str,
-    ) -> Result<Option<T>, WorldError> {
-        match self.text(name).map(|text| text.trim().parse()) {
-            None => Ok(None),
-            Some(Ok(value)) => Ok(Some(value)),
-            Some(Err(_)) => Err(self.not_a_number(name, expected)),
-        }
-    }
-
-    fn not_a_number(&self, name: &'static str, expected: &'static str) -> WorldError {
-        WorldError::NotANumber { name, value: self.text(name).unwrap_or_default(), expected }
-    }
-
-    fn missing(
-        &self,
-        present: &'static str,
-        missing: &'static str,
-        help: &'static str,
-    ) -> WorldError {
-        let value = self.text(present).unwrap_or_default();
-        WorldError::Missing { present, value, missing, help }
-    }
-}
-
-/// A place counts from 0 and stays below its number.
-fn below(place: (&'static str, usize), number: (&'static str, usize)) -> Result<(), WorldError> {
-    if place.1 < number.1 {
-        return Ok(());
-    }
-    Err(WorldError::Contradiction {
-        name: place.0,
-        value: place.1,
-        other: number.0,
-        other_value: number.1,
-        rule: "the first counts from 0 and stays below the second",
-    })
 }
 
 fn into_text(value: OsString) -> String {
     value.into_string().unwrap_or_else(|raw| raw.to_string_lossy().into_owned())
 }
 
-fn is_loopback(addr: &str) -> bool {
+pub(crate) fn is_loopback(addr: &str) -> bool {
     addr == "localhost"
         || addr.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }

@@ -52,8 +52,10 @@ fn dist_two_processes_learn_the_digits() {
 
 #[test]
 fn wrong_use_is_answered_with_a_line() {
+    let empty = tempfile::tempdir().unwrap();
+    let absent = empty.path().join("absent");
     for (arguments, expected) in [
-        (&["--data", "/no/such/folder"][..], "there is no folder"),
+        (&["--data", &*absent.to_string_lossy()][..], "there is no folder"),
         (&["--epochs", "0"][..], "0 is not in 1.."),
         (&["--batch-size", "0"][..], "at least 1"),
         (&["--bach-size", "8"][..], "--batch-size"),
@@ -63,7 +65,6 @@ fn wrong_use_is_answered_with_a_line() {
         assert_eq!(output.status.code(), Some(2), "{text}");
         assert!(text.contains(expected), "{text}");
     }
-    let empty = tempfile::tempdir().unwrap();
     let output = run(Command::new(EXAMPLE).arg("--data").arg(empty.path()));
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");

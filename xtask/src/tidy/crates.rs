@@ -147,7 +147,14 @@ impl<'a> Graph<'a> {
 }
 
 /// Invariant 1: what must start in milliseconds.
-const LIGHT: &[&str] = &["brigade-world", "brigade-plan", "brigade-launch", "brigade-cli"];
+const LIGHT: &[&str] = &[
+    "brigade-world",
+    "brigade-plan",
+    "brigade-config",
+    "brigade-launch",
+    "brigade-doctor",
+    "brigade-cli",
+];
 const LIBTORCH: &str = "torch-sys";
 
 #[cfg(test)]

@@ -29,6 +29,8 @@ pub(crate) fn brigade() -> Command {
     ] {
         command.env_remove(name);
     }
+    // Nor what the settings of whoever runs it do.
+    command.env("BRIGADE_CONFIG", "/dev/null");
     command
 }
 
@@ -105,6 +107,11 @@ impl Running {
 
     pub(crate) fn send(&self, signal: Signal) {
         kill(Pid::from_raw(self.pid()), signal).unwrap();
+    }
+
+    /// The launcher has ended; nobody has asked how yet, so its number is still its own.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(state_of(self.pid()), None | Some('Z' | 'X'))
     }
 
     /// Waits until the ranks have made that many files.

@@ -31,7 +31,9 @@ impl Agent<'_> {
             run_id: self.plan.run_id.clone(),
             nproc: self.plan.local_world_size.as_usize(),
             node_rank: match self.plan.meeting {
-                Meeting::Static { node_rank, .. } => Some(node_rank),
+                Meeting::Launcher { node_rank } | Meeting::Static { node_rank, .. } => {
+                    Some(node_rank)
+                }
                 _ => None,
             },
             address: self.plan.local_addr.clone().or(loopback),
@@ -110,7 +112,9 @@ impl Agent<'_> {
 
     /// Tells the user why the ranks are stopped, where the report at the end does not do so at once.
     fn explain(&mut self, reason: String, running: usize) {
-        if self.interrupted.is_some() || self.output_closed {
+        // A launcher of several hosts says it once for all.
+        let said_there = matches!(self.plan.meeting, Meeting::Launcher { .. });
+        if said_there || self.interrupted.is_some() || self.output_closed {
             return;
         }
         let goes_on = self.restarts.0 < self.restarts.1 || self.hosts > 1;

@@ -238,6 +238,7 @@ impl<'p> Peers<'p> {
         match &self.plan.meeting {
             Meeting::Static { master_addr, .. } => is_loopback(master_addr),
             Meeting::Elastic { endpoint, .. } => is_loopback(&endpoint.host),
+            Meeting::Launcher { .. } => false,
             Meeting::OneHost | Meeting::Etcd { .. } => true,
         }
     }
@@ -249,7 +250,7 @@ impl<'p> Peers<'p> {
                 Endpoint { host: master_addr.clone(), port: *master_port }.to_string()
             }
             Meeting::Elastic { endpoint, .. } => endpoint.to_string(),
-            Meeting::OneHost => "the launcher".to_owned(),
+            Meeting::OneHost | Meeting::Launcher { .. } => "the launcher".to_owned(),
             Meeting::Etcd { .. } => "the main host".to_owned(),
         }
     }
@@ -303,7 +304,7 @@ impl OutputSink for LinesSink {
 /// How this host finds the others; `None` when there are none.
 fn way(plan: &LaunchPlan) -> Option<Way> {
     match &plan.meeting {
-        Meeting::OneHost => None,
+        Meeting::OneHost | Meeting::Launcher { .. } => None,
         Meeting::Static { node_rank, master_addr, master_port } => Some(Way::Static {
             node_rank: *node_rank,
             address: master_addr.clone(),

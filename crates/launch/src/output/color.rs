@@ -5,10 +5,12 @@ use std::fmt;
 use std::io::{self, IsTerminal};
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ValueError;
 
 /// When to colour.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Color {
     /// On a terminal, unless the environment says otherwise.
     #[default]

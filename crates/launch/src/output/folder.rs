@@ -56,7 +56,9 @@ impl RunFolder {
             }
             LogFolder::Nowhere => return Ok(Self { path: None, stays: false }),
         };
-        match unique(under, run_id) {
+        // The system's folder for temporary files is there or it is not: we do not make it.
+        let made = if under == &temporary { Ok(()) } else { fs::create_dir_all(under) };
+        match made.and_then(|()| unique(under, run_id)) {
             Ok(path) => Ok(Self { path: Some(path), stays: true }),
             Err(cause) => Err(LaunchError::LogFolder { path: under.clone(), cause }),
         }
@@ -133,7 +135,6 @@ pub(crate) struct LogFile {
 }
 
 fn unique(under: &Path, run_id: &str) -> io::Result<PathBuf> {
-    fs::create_dir_all(under)?;
     // The user may have chosen the name.
     let name: String =
         run_id.chars().map(|c| if c == '/' || c == '\0' { '_' } else { c }).collect();

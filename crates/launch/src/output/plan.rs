@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use brigade_world::env;
+use serde::{Deserialize, Serialize};
 
 use super::color::{Color, ColorFacts};
 use super::prefix::Prefix;
@@ -10,10 +11,12 @@ use super::streams::{LineFilter, LocalRanks, Stream, StreamMode, StreamModes};
 use crate::LaunchError;
 
 /// Where the ranks' output goes. The default: all of it to the console, none of it into files.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputOptions {
     /// Folder under which every job makes one of its own; `/dev/null`: nothing is kept. Default: a
     /// folder for temporary files, where something asks for log files.
+    // Need not be text, which is all that serde takes: other hosts get it in another way.
+    #[serde(skip)]
     pub log_dir: Option<PathBuf>,
     /// Streams that go into a file and not to the console. Default: none.
     pub redirects: Option<StreamModes>,

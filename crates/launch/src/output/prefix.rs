@@ -4,6 +4,8 @@ use std::convert::Infallible;
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 /// A template, in the syntax of Python's `string.Template` as torchrun's is: `${rank}` or `$rank`
 /// is replaced, `$$` is a dollar sign, and what is no variable stays as it is.
 ///
@@ -15,7 +17,7 @@ use std::str::FromStr;
 /// let own: Prefix = "$role_name/${local_rank} of $$5: ".parse().unwrap();
 /// assert_eq!(own.of(&facts), "default/1 of $5: ");
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prefix {
     template: String,
     /// Shorter ones are filled up with blanks.

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ValueError;
 
 /// One of a process's two output streams.
@@ -33,7 +35,7 @@ impl Stream {
 
 /// Some of a process's output streams, written as torchrun does: 0 none, 1 stdout, 2 stderr,
 /// 3 both.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamMode {
     /// Standard output is one of them.
     pub stdout: bool,
@@ -87,7 +89,7 @@ impl fmt::Display for StreamMode {
 /// assert_eq!(modes.to_string(), "0:3,12:1");
 /// # Ok::<(), brigade_launch::ValueError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StreamModes {
     /// The same for every rank.
     All(StreamMode),
@@ -165,7 +167,7 @@ impl fmt::Display for StreamModes {
 /// assert!(ranks.contains(10) && !ranks.contains(1));
 /// # Ok::<(), brigade_launch::ValueError>(())
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LocalRanks(pub BTreeSet<usize>);
 
 impl LocalRanks {
@@ -198,7 +200,7 @@ impl fmt::Display for LocalRanks {
 /// assert!(filter.matches(b"epoch 3: loss 0.25\n") && !filter.matches(b"epoch 3\n"));
 /// # Ok::<(), brigade_launch::ValueError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LineFilter(pub Vec<String>);
 
 impl LineFilter {

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Cpu, CpuSet, Topology};
 use crate::ValueError;
 
@@ -11,7 +13,7 @@ use crate::ValueError;
 ///
 /// A rank belongs to the NUMA node of its GPU; ranks without one are spread over the nodes by their
 /// numbers of cores.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BindMode {
     /// Nothing is bound.
     #[default]

@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use super::{NprocSpec, gpus};
 use crate::ValueError;
 
@@ -116,7 +118,7 @@ impl Devices {
 /// assert_eq!("0,2".parse(), Ok(DeviceList::Ids(vec!["0".into(), "2".into()])));
 /// assert!("1,1".parse::<DeviceList>().is_err());
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceList {
     /// All that there are.
     All,

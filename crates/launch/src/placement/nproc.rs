@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ValueError;
 
 /// A number of ranks, or what to count.
@@ -12,7 +14,7 @@ use crate::ValueError;
 /// assert_eq!("auto".parse(), Ok(NprocSpec::Auto));
 /// assert_eq!("4".parse(), Ok(NprocSpec::from(4)));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NprocSpec {
     /// So many.
     Count(usize),

@@ -7,6 +7,8 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use serde::{Deserialize, Serialize};
+
 use serde_json::Value;
 
 use super::{Invocation, ProgramError, Search, find};
@@ -18,7 +20,7 @@ use super::{Invocation, ProgramError, Search, find};
 /// let target = CargoTarget { kind: CargoKind::Example, ..CargoTarget::bin("mnist") };
 /// assert_eq!(target.to_string(), "cargo build --example mnist");
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CargoTarget {
     /// What kind of target.
     pub kind: CargoKind,
@@ -31,11 +33,13 @@ pub struct CargoTarget {
     /// Features to enable.
     pub features: Vec<String>,
     /// Path of the manifest. Default: Cargo looks for one from the working folder upwards.
+    // Other hosts get what was built. A path need not be text, which is all that serde takes.
+    #[serde(skip)]
     pub manifest_path: Option<PathBuf>,
 }
 
 /// A kind of target with an executable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CargoKind {
     /// `--bin`
     Bin,

@@ -138,7 +138,11 @@ impl Formation {
         let host = self.members[&agent].join.host.clone();
         match self.state {
             State::Gathering(_) => {
-                self.say(format!("{host} joined: {} of {}", self.present(), self.rules.wanted()));
+                // Where all come at once, who comes first is nothing to tell.
+                if self.rules.late_hosts {
+                    let (present, wanted) = (self.present(), self.rules.wanted());
+                    self.say(format!("{host} joined: {present} of {wanted}"));
+                }
                 self.advance();
             }
             State::Running => {
@@ -152,7 +156,8 @@ impl Formation {
             }
             State::Stopping(_) | State::Over(_) => {}
         }
-        if self.members.get(&agent).is_some_and(|member| !member.takes_part()) {
+        let waits = self.members.get(&agent).is_some_and(|member| !member.takes_part());
+        if waits && self.rules.late_hosts {
             let (have, need) = (self.present(), self.rules.min_nodes);
             self.send(agent, ToAgent::Waiting { have, need });
         }

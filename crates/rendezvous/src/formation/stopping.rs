@@ -114,8 +114,13 @@ impl Formation {
         }
     }
 
-    /// Stops the attempt everywhere.
+    /// Stops the attempt everywhere, and says why.
     pub(super) fn stop(&mut self, signal: i32, reason: String) {
+        self.tell_to_stop(signal, &reason);
+        self.say(reason);
+    }
+
+    fn tell_to_stop(&mut self, signal: i32, reason: &str) {
         let wait = self.rules.shutdown_timeout.saturating_add(self.rules.stop_slack);
         self.state = State::Stopping(self.now.saturating_add(wait));
         let attempt = self.attempt.unwrap_or_default();
@@ -127,13 +132,13 @@ impl Formation {
                 Part::Stopping { finished } => finished,
             };
             member.part = Part::Stopping { finished };
-            let stop = ToAgent::Stop { attempt, signal, reason: reason.clone() };
+            let stop = ToAgent::Stop { attempt, signal, reason: reason.to_owned() };
             self.actions.push(Action::Send(*id, stop));
         }
-        self.say(reason);
     }
 
-    /// Somebody wants the job to stop: the user of this agent, or of the coordinator.
+    /// Somebody wants the job to stop: the user of this agent, or of the coordinator, who has then
+    /// been told so there.
     pub(super) fn interrupt(&mut self, signal: i32, by: Option<AgentId>) {
         let member = by.and_then(|id| self.members.get(&id));
         let named = match member {
@@ -155,7 +160,7 @@ impl Formation {
             (State::Running, _) => {
                 self.trouble.interrupt(signal, by);
                 self.trouble.interrupted = Some(signal);
-                self.stop(signal, named);
+                self.stop_for(signal, named, by);
             }
             (State::Stopping(_), _) => {
                 let ending = self.ending();
@@ -170,9 +175,16 @@ impl Formation {
                 if impatient && signal == Signal::SIGINT as i32 {
                     self.kill();
                 } else if news != News::Echo && !self.trouble.killed {
-                    self.stop(signal, named);
+                    self.stop_for(signal, named, by);
                 }
             }
+        }
+    }
+
+    fn stop_for(&mut self, signal: i32, reason: String, by: Option<AgentId>) {
+        match by {
+            Some(_) => self.stop(signal, reason),
+            None => self.tell_to_stop(signal, &reason),
         }
     }
 

@@ -1,0 +1,264 @@
+//! `brigade config`: makes, shows and renews settings files.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use anyhow::Context;
+use brigade_config::store::Existing;
+use brigade_config::value::Precision;
+use brigade_config::{
+    ChosenBy, Machine, Place, Settings, Variables, document, load, migrate, read_text, rivals,
+    store, to_write,
+};
+use brigade_launch::{NprocSpec, PlacementFacts, PlacementOptions};
+use clap::{Args, Subcommand, ValueEnum};
+
+mod ask;
+pub(crate) mod show;
+
+/// Make a settings file by answering questions
+///
+/// The answers become the settings that `brigade launch` uses where no flag and no variable says
+/// otherwise: the user's own, in $XDG_CONFIG_HOME/brigade/config.toml or ~/.config/brigade/config.toml,
+/// unless --config names another file. Where there is no such file, `brigade launch` reads the one
+/// that `accelerate config` wrote.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
+pub(crate) struct ConfigArgs {
+    #[command(subcommand)]
+    command: Option<ConfigCommand>,
+
+    #[command(flatten)]
+    file: FileArgs,
+
+    /// Write over a file that is there
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Write settings that suit this machine, without a question
+    Default {
+        #[command(flatten)]
+        file: FileArgs,
+
+        /// Compute in this type
+        #[arg(long, alias = "mixed_precision", value_name = "TYPE", default_value = "no")]
+        mixed_precision: PrecisionArg,
+
+        /// Write over a file that is there
+        #[arg(long)]
+        force: bool,
+    },
+    /// Show every setting, its value, and where that comes from
+    Show {
+        #[command(flatten)]
+        file: FileArgs,
+
+        /// Show as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Rewrite an old settings file, or one of Accelerate's, as a current one
+    ///
+    /// The old file is kept with .bak after its name; a file of Accelerate's stays, with the new one
+    /// beside it.
+    Update {
+        #[command(flatten)]
+        file: FileArgs,
+
+        /// Write over a file that is there
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+struct FileArgs {
+    /// The settings file, instead of the user's own
+    #[arg(long, value_name = "FILE", aliases = ["config-file", "config_file"])]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum PrecisionArg {
+    No,
+    Fp16,
+    Bf16,
+}
+
+/// Does it and gives the exit code.
+pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<u8> {
+    let variables = Variables::gather();
+    match &args.command {
+        None => questionnaire(args, &variables),
+        Some(ConfigCommand::Default { file, mixed_precision, force }) => {
+            let place = file.to_write(&variables)?;
+            let machine = this_machine();
+            let precision = match mixed_precision {
+                PrecisionArg::No => Precision::No,
+                PrecisionArg::Fp16 => Precision::Fp16,
+                PrecisionArg::Bf16 => Precision::Bf16,
+            };
+            let heading = format!("Made by `brigade config default` for {}.", machine.words());
+            let settings = machine.settings(Some(precision));
+            write(&place, &settings, &heading, existing(*force, Existing::Refuse))?;
+            say(&format!("wrote {}", place.path.display()))
+        }
+        Some(ConfigCommand::Show { file, json }) => {
+            let loaded = load(file.config.as_deref(), &variables)?;
+            let layers = rivals::settle(loaded.layer)?;
+            let mut text = Vec::new();
+            if *json {
+                let value = show::json(&layers, loaded.file.as_ref()).into();
+                text = serde_json::to_vec_pretty::<serde_json::Value>(&value)?;
+            } else {
+                show::text(&layers, loaded.file.as_ref(), show::Which::All, &mut text)?;
+            }
+            say(String::from_utf8_lossy(&text).trim_end())
+        }
+        Some(ConfigCommand::Update { file, force }) => update(file, *force, &variables),
+    }
+}
+
+fn questionnaire(args: &ConfigArgs, variables: &Variables) -> anyhow::Result<u8> {
+    let place = args.file.to_write(variables)?;
+    if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
+        anyhow::bail!(Usage(
+            "`brigade config` asks questions, which needs a terminal: use `brigade config default`, \
+             or the flags of `brigade launch`"
+                .to_owned()
+        ));
+    }
+    let Some(settings) = ask::ask(&place.path, args.force, this_machine())? else {
+        say_on_stderr("nothing was written");
+        return Ok(INTERRUPTED);
+    };
+    write(&place, &settings, "Made by `brigade config`.", Existing::KeepBeside)?;
+    say(&format!("wrote {}", place.path.display()))
+}
+
+fn update(file: &FileArgs, force: bool, variables: &Variables) -> anyhow::Result<u8> {
+    let place = file.to_read(variables)?;
+    let text = read_text(&place)?;
+    let Some(mut migration) = migrate::rewrite(&place.path, &text)? else {
+        return say(&format!("{} is current", place.path.display()));
+    };
+    // Accelerate's own file lies in a cache, which is no place for settings.
+    let own = file.to_write(variables)?;
+    if place.chosen_by == ChosenBy::Accelerate {
+        migration.path.clone_from(&own.path);
+    }
+    let is_same = migration.path == place.path;
+    let careful = if is_same { Existing::KeepBeside } else { Existing::Refuse };
+    let target = Place { path: migration.path, chosen_by: own.chosen_by };
+    make_folder(&target)?;
+    let kept = store::write(&target.path, &migration.text, existing(force && !is_same, careful))?;
+    let mut words = migration.changes;
+    words.push(match kept {
+        Some(kept) => {
+            format!("wrote {}, kept the old one as {}", target.path.display(), kept.display())
+        }
+        None => format!("wrote {}, left {} as it is", target.path.display(), place.path.display()),
+    });
+    say(&words.join("\n"))
+}
+
+fn existing(force: bool, otherwise: Existing) -> Existing {
+    if force { Existing::Replace } else { otherwise }
+}
+
+fn write(
+    place: &Place,
+    settings: &Settings,
+    heading: &str,
+    existing: Existing,
+) -> anyhow::Result<()> {
+    make_folder(place)?;
+    store::write(&place.path, &document::write(settings, heading), existing)?;
+    Ok(())
+}
+
+/// The user's own folder for settings is ours to make; any other is a typing error when it is not
+/// there.
+fn make_folder(place: &Place) -> anyhow::Result<()> {
+    if let (ChosenBy::User, Some(folder)) = (place.chosen_by, place.path.parent()) {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    }
+    Ok(())
+}
+
+impl FileArgs {
+    fn to_write(&self, variables: &Variables) -> anyhow::Result<Place> {
+        let place = to_write(self.config.as_deref(), variables);
+        let place = place.ok_or_else(|| Usage(HOMELESS.to_owned()))?;
+        if brigade_config::is_accelerates(&place.path) {
+            return Ok(Place { path: place.path.with_extension("toml"), ..place });
+        }
+        Ok(place)
+    }
+
+    fn to_read(&self, variables: &Variables) -> anyhow::Result<Place> {
+        let place = brigade_config::to_read(self.config.as_deref(), variables, Path::exists);
+        place.ok_or_else(|| {
+            Usage(
+                "there is no settings file to update: `brigade config default` makes one"
+                    .to_owned(),
+            )
+            .into()
+        })
+    }
+}
+
+/// GPUs and cores, as a launch counts them.
+fn this_machine() -> Machine {
+    let facts = PlacementFacts::gather(&PlacementOptions::default(), NprocSpec::Gpu);
+    Machine {
+        gpus: facts.devices.visible.len(),
+        cores: thread::available_parallelism().map_or(1, usize::from),
+    }
+}
+
+/// Said on stdout, in whole lines.
+fn say(words: &str) -> anyhow::Result<u8> {
+    match io::stdout().write_all(format!("{words}\n").as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(0),
+    }
+}
+
+fn say_on_stderr(words: &str) {
+    let _ = io::stderr().write_all(format!("brigade: {words}\n").as_bytes());
+}
+
+/// What a user can mend by another command line.
+#[derive(Debug)]
+pub(crate) struct Usage(pub(crate) String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// As a shell says it of a program that SIGINT ended.
+const INTERRUPTED: u8 = 130;
+const HOMELESS: &str = "there is no home folder to keep settings in: set HOME, or name a file with \
+                        --config";
+const EXAMPLES: &str = "\
+Examples:
+  brigade config
+  brigade config default --mixed-precision bf16
+  brigade config show
+  brigade config update --config old.yaml
+
+Exit codes:
+  0    done
+  2    a wrong argument, variable or settings file
+  130  interrupted, and nothing was written
+  1    the system refused something";

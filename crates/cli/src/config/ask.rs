@@ -1,0 +1,109 @@
+//! Asks the questions of `brigade config` on the terminal.
+
+use std::fmt;
+use std::path::Path;
+
+use brigade_config::questions::{Interview, Kind, Question};
+use brigade_config::{Machine, Settings};
+use inquire::validator::Validation;
+use inquire::{Confirm, InquireError, Select, Text};
+
+/// What the answers say; `None` where Ctrl-C ended it.
+///
+/// Esc takes the last answer back.
+///
+/// Errors when the terminal fails.
+pub(super) fn ask(path: &Path, force: bool, machine: Machine) -> anyhow::Result<Option<Settings>> {
+    if path.exists() && !force {
+        let prompt = format!("{} is there already. Write over it?", path.display());
+        let confirm = Confirm::new(&prompt)
+            .with_default(false)
+            .with_help_message("the old one is kept with .bak after its name");
+        match confirm.prompt() {
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err(error) => return ended(error).map(|()| None),
+        }
+    }
+    let mut interview = Interview::new(machine);
+    while let Some(question) = interview.next() {
+        match put(&interview, question) {
+            Ok(Some(answer)) => {
+                // The prompt has let nothing else through.
+                if let Err(reason) = interview.answer(question, &answer) {
+                    anyhow::bail!("{} {answer}: {reason}", interview.prompt(question));
+                }
+            }
+            Ok(None) => {
+                interview.back();
+            }
+            Err(error) => return ended(error).map(|()| None),
+        }
+    }
+    Ok(Some(interview.settings()))
+}
+
+/// One question; `None` to go back.
+fn put(interview: &Interview, question: Question) -> Result<Option<String>, InquireError> {
+    let prompt = interview.prompt(question);
+    match interview.kind(question) {
+        Kind::Choice { options, default } => {
+            let options: Vec<Choice> =
+                options.into_iter().map(|(word, meaning)| Choice { word, meaning }).collect();
+            let select = Select::new(prompt, options)
+                .with_starting_cursor(default)
+                .without_filtering()
+                .with_help_message("arrows choose, Enter takes, Esc goes back");
+            Ok(select.prompt_skippable()?.map(|it| it.word.to_owned()))
+        }
+        Kind::YesNo { default } => {
+            let confirm = Confirm::new(prompt)
+                .with_default(default)
+                .with_help_message("y or n, Esc goes back");
+            let answer = confirm.prompt_skippable()?;
+            Ok(answer.map(|yes| if yes { "yes" } else { "no" }.to_owned()))
+        }
+        Kind::Text { default, help } => {
+            let (judge, fallback) = (interview.clone(), default.clone());
+            let validator = move |input: &str| {
+                let answer = or_default(input, fallback.as_deref());
+                Ok(match judge.check(question, &answer) {
+                    Ok(()) => Validation::Valid,
+                    Err(reason) => Validation::Invalid(reason.into()),
+                })
+            };
+            let text = Text::new(prompt).with_help_message(help).with_validator(validator);
+            let text = match &default {
+                Some(default) => text.with_default(default),
+                None => text,
+            };
+            let answer = text.prompt_skippable()?;
+            Ok(answer.map(|it| or_default(&it, default.as_deref())))
+        }
+    }
+}
+
+fn or_default(answer: &str, default: Option<&str>) -> String {
+    let answer = answer.trim();
+    if answer.is_empty() { default.unwrap_or_default() } else { answer }.to_owned()
+}
+
+/// Ctrl-C, or Esc where there is nothing to go back to, is an answer. The rest is a fault.
+fn ended(error: InquireError) -> anyhow::Result<()> {
+    match error {
+        InquireError::OperationInterrupted | InquireError::OperationCanceled => Ok(()),
+        error => Err(anyhow::Error::new(error).context("the terminal does not answer")),
+    }
+}
+
+/// A row of a list.
+struct Choice {
+    word: &'static str,
+    meaning: &'static str,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.meaning.is_empty() { self.word } else { self.meaning })
+    }
+}

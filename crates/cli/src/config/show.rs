@@ -1,0 +1,99 @@
+//! Settings with their sources, as a table or as JSON.
+
+use std::io::{self, Write};
+
+use brigade_config::{Layer, Place, Source, TABLE};
+use serde_json::{Map, Value, json};
+
+/// Which settings to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// Those that have a value.
+    Set,
+    /// Those without one, too.
+    All,
+}
+
+/// A row for each setting: name, value, source. Then what there is to say about them.
+pub(crate) fn text(
+    layers: &Layer,
+    file: Option<&Place>,
+    which: Which,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    match file {
+        Some(place) => {
+            let reason = place.chosen_by.reason();
+            writeln!(out, "settings file: {} ({reason})\n", place.path.display())?;
+        }
+        None => writeln!(out, "settings file: none\n")?,
+    }
+    let rows = rows(layers, which);
+    let widths = [0, 1].map(|column| {
+        rows.iter().map(|row| row[column].chars().count().min(MAX_WIDTH)).max().unwrap_or(0)
+    });
+    for [name, value, source] in &rows {
+        writeln!(out, "{name:0$}  {value:1$}  {source}", widths[0], widths[1])?;
+    }
+    if !layers.notes.is_empty() {
+        writeln!(out, "\nnotes")?;
+    }
+    for note in &layers.notes {
+        writeln!(out, "  {note}")?;
+    }
+    Ok(())
+}
+
+fn rows(layers: &Layer, which: Which) -> Vec<[String; 3]> {
+    let mut rows: Vec<[String; 3]> = Vec::new();
+    for setting in TABLE {
+        match (layers.settings.text(setting.name), layers.source(setting.name)) {
+            (Some(value), Some(source)) => {
+                let value = value.escape_debug().to_string();
+                rows.push([setting.name.to_owned(), value, source.to_string()]);
+            }
+            _ if which == Which::All => {
+                rows.push([setting.name.to_owned(), "-".to_owned(), "not set".to_owned()]);
+            }
+            _ => {}
+        }
+    }
+    for (name, value) in &layers.settings.env {
+        let name = format!("env.{name}");
+        let source = layers.source(&name).map(ToString::to_string).unwrap_or_default();
+        rows.push([name, value.escape_debug().to_string(), source]);
+    }
+    rows
+}
+
+/// Every setting with its value and source, `null` where it is not set.
+pub(crate) fn json(layers: &Layer, file: Option<&Place>) -> Map<String, Value> {
+    let source = |name: &str| layers.source(name).map(ToString::to_string);
+    let setting = |name: &str| {
+        let value = layers.settings.value(name).and_then(|it| serde_json::to_value(it).ok());
+        json!({ "value": value, "source": source(name) })
+    };
+    let settings: Map<String, Value> =
+        TABLE.iter().map(|it| (it.name.to_owned(), setting(it.name))).collect();
+    let variable = |(name, value): (&String, &String)| {
+        (name.clone(), json!({ "value": value, "source": source(&format!("env.{name}")) }))
+    };
+    let env: Map<String, Value> = layers.settings.env.iter().map(variable).collect();
+    let note = |it: &brigade_config::Note| {
+        let source = (it.source != Source::Default).then(|| it.source.to_string());
+        json!({ "source": source, "text": it.text, "warning": it.is_warning })
+    };
+    let notes: Vec<Value> = layers.notes.iter().map(note).collect();
+    let file = file.map(
+        |it| json!({ "path": it.path.display().to_string(), "because": it.chosen_by.reason() }),
+    );
+    let mut answer = Map::new();
+    answer.insert("settings_file".to_owned(), file.unwrap_or_default());
+    answer.insert("settings".to_owned(), settings.into());
+    answer.insert("env".to_owned(), env.into());
+    answer.insert("notes".to_owned(), notes.into());
+    answer
+}
+
+/// A longer value moves its source to the right, and no other's.
+const MAX_WIDTH: usize = 32;

@@ -1,0 +1,270 @@
+//! `brigade doctor`: flags in, an examination out.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Read, Write};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+use brigade_doctor::{Examination, HostToExamine, Question, Report, Sources, Style, Verdict};
+use brigade_launch::LaunchError;
+use brigade_launch::hosts::{HostSpec, HostsError, HostsOptions, RoleCommand};
+use clap::Args;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+/// Find what would stop a job, on this host or on several
+///
+/// Looks at libtorch and the program, GPUs and their driver, clocks, names, interfaces, ports, packet
+/// sizes, speeds between hosts, folders, disks, memory, limits and variables. Says for each whether it
+/// is well, what it means if not, and what to do.
+///
+/// Other hosts are reached with the system's ssh and need `brigade` there. Nothing is changed on any
+/// host; a file is left in the working folder for a moment, to see whether the hosts share it.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES, after_long_help = LONG_EXAMPLES)]
+pub(crate) struct DoctorArgs {
+    /// Hosts of the job, as for `brigade launch` [default: this one]
+    #[arg(long, value_name = "HOST[:N],...", conflicts_with = "hostfile")]
+    hosts: Option<String>,
+
+    /// A file of hosts, as DeepSpeed and MPI have them
+    #[arg(long, value_name = "FILE")]
+    hostfile: Option<PathBuf>,
+
+    /// The program of the job: it is compared between hosts, with the libraries that it loads
+    #[arg(long, value_name = "PATH")]
+    program: Option<PathBuf>,
+
+    /// The folder that the job starts in, on every host [default: the current one]
+    #[arg(long, value_name = "FOLDER")]
+    workdir: Option<PathBuf>,
+
+    /// The folder for the output of ranks: is there room?
+    #[arg(long, value_name = "FOLDER")]
+    log_dir: Option<PathBuf>,
+
+    /// The port that the hosts of the job will meet at, on the first of them
+    #[arg(long, value_name = "PORT")]
+    master_port: Option<u16>,
+
+    /// Try ports of this range between hosts [default: three that the system chooses]
+    #[arg(long, value_name = "FIRST-LAST", value_parser = range)]
+    port_range: Option<(u16, u16)>,
+
+    /// Measure neither round trips nor bandwidths: half a second less for each pair of hosts
+    #[arg(long)]
+    no_speed: bool,
+
+    /// How long a host may take to log in to
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "20")]
+    timeout: Duration,
+
+    /// Another client of ssh, or options for it, as in 'ssh -p 2222' [env: BRIGADE_SSH]
+    #[arg(long, value_name = "COMMAND")]
+    ssh_command: Option<String>,
+
+    /// Print everything that was found out, for programs to read
+    #[arg(long)]
+    json: bool,
+}
+
+/// Examines, prints, and gives the exit code.
+pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
+    let enough = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&enough))
+            .context("cannot watch for signals")?;
+    }
+    let options = args.options().map_err(LaunchError::from)?;
+    let what = args.examination(&options).map_err(LaunchError::from)?;
+    let hosts = hosts_to_examine(&options)?;
+    let mut progress = Progress::new();
+    let cluster = brigade_doctor::examine(hosts, &what, &enough, &mut |text| progress.show(text));
+    progress.clear();
+    let Ok(cluster) = cluster else { return Ok(INTERRUPTED) };
+    let findings = brigade_doctor::diagnose(&cluster);
+    let report = Report { cluster: &cluster, findings: &findings };
+
+    let stdout = io::stdout();
+    let style = style(&stdout);
+    let mut out = io::BufWriter::new(stdout.lock());
+    let written =
+        if args.json { report.write_json(&mut out) } else { report.write_table(&mut out, style) };
+    match written.and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        written => written?,
+    }
+    Ok(u8::from(report.verdict() == Verdict::Fail))
+}
+
+/// The counterpart on each host: `brigade __doctor`.
+pub(crate) fn play() -> anyhow::Result<u8> {
+    let (sender, ended) = mpsc::channel();
+    let input = UntilEnd { input: io::stdin(), ended: sender.clone() };
+    thread::spawn(move || {
+        // Whoever asked has gone when this fails.
+        let _ = brigade_doctor::serve(input, io::stdout(), &Sources::system());
+        let _ = sender.send(Event::Answered);
+    });
+    // When whoever asks has gone, what has been asked is still done if that is soon: taking a file
+    // away is. But nobody waits for a measurement any more.
+    if let Ok(Event::NoMoreQuestions) = ended.recv() {
+        let _ = ended.recv_timeout(LAST_ANSWERS);
+    }
+    Ok(0)
+}
+
+enum Event {
+    NoMoreQuestions,
+    Answered,
+}
+
+/// Standard input, which tells when it has ended.
+struct UntilEnd {
+    input: io::Stdin,
+    ended: mpsc::Sender<Event>,
+}
+
+impl Read for UntilEnd {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.input.read(buffer);
+        if !matches!(read, Ok(length) if length > 0) {
+            let _ = self.ended.send(Event::NoMoreQuestions);
+        }
+        read
+    }
+}
+
+impl DoctorArgs {
+    /// As the launcher would be told.
+    fn options(&self) -> Result<HostsOptions, HostsError> {
+        let hosts = match (&self.hosts, &self.hostfile) {
+            (Some(list), _) => HostSpec::parse_list(list)?,
+            (None, Some(file)) => HostSpec::read_file(file)?,
+            (None, None) => HostSpec::parse_list("localhost")?,
+        };
+        Ok(HostsOptions {
+            hosts,
+            ssh_command: self.ssh_command.clone(),
+            connect_timeout: self.timeout,
+            workdir: self.workdir.clone(),
+            ..HostsOptions::default()
+        })
+    }
+
+    fn examination(&self, options: &HostsOptions) -> Result<Examination, HostsError> {
+        let ports = self.port_range.map(|(first, last)| {
+            let mut ports = vec![first, first + (last - first) / 2, last];
+            ports.dedup();
+            ports
+        });
+        let text = |text: OsString| text.to_string_lossy().into_owned();
+        let variables = options.variables()?.into_iter();
+        Ok(Examination {
+            question: Question {
+                program: self.program.clone(),
+                working_folder: Some(options.working_folder()?),
+                log_folder: self.log_dir.clone(),
+                names: Vec::new(),
+                variables: variables.map(|(name, value)| (text(name), text(value))).collect(),
+            },
+            master_port: self.master_port,
+            ports: ports.unwrap_or_default(),
+            measure: !self.no_speed,
+            patience: self.timeout,
+        })
+    }
+}
+
+/// With names that mean something on the other hosts, too.
+fn hosts_to_examine(options: &HostsOptions) -> Result<Vec<HostToExamine>, LaunchError> {
+    let host = |it: RoleCommand| {
+        let loopback = it.host.name.parse().is_ok_and(|it: IpAddr| it.is_loopback());
+        let nameless = it.here && (loopback || it.host.name == "localhost");
+        let name = if nameless { own_name() } else { it.host.name };
+        HostToExamine { name, here: it.here, ranks: it.host.slots, command: it.command }
+    };
+    Ok(options.role_commands(ROLE)?.into_iter().map(host).collect())
+}
+
+fn own_name() -> String {
+    let name = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+    name.filter(|name| !name.is_empty()).unwrap_or_else(|| "localhost".to_owned())
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+fn range(text: &str) -> Result<(u16, u16), String> {
+    let numbers = text
+        .split_once('-')
+        .and_then(|(first, last)| Some((first.trim().parse().ok()?, last.trim().parse().ok()?)));
+    match numbers {
+        Some((first, last)) if 0 < first && first <= last => Ok((first, last)),
+        _ => Err("expected two ports, the smaller one first, as in 40000-40100".to_owned()),
+    }
+}
+
+fn style(stdout: &io::Stdout) -> Style {
+    let terminal = stdout.is_terminal();
+    let columns = terminal_size::terminal_size_of(stdout).map(|(width, _)| usize::from(width.0));
+    let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    Style { width: columns.unwrap_or(WIDTH).min(WIDTH), colour: terminal && !no_colour }
+}
+
+/// One line on a terminal, which what follows replaces.
+struct Progress {
+    shown: bool,
+}
+
+impl Progress {
+    fn new() -> Self {
+        Self { shown: io::stderr().is_terminal() }
+    }
+
+    fn show(&mut self, text: &str) {
+        if self.shown {
+            let _ = write!(io::stderr(), "\r\u{1b}[K{text} ...");
+        }
+    }
+
+    fn clear(&mut self) {
+        if self.shown {
+            let _ = write!(io::stderr(), "\r\u{1b}[K");
+        }
+    }
+}
+
+/// Hidden: not for users.
+pub(crate) const ROLE: &str = "__doctor";
+/// Longer lines are hard to read.
+const WIDTH: usize = 110;
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
+/// As the shell has it for SIGINT.
+const INTERRUPTED: u8 = 130;
+
+const EXAMPLES: &str = "\
+Examples:
+  brigade doctor
+  brigade doctor --program ./train
+  brigade doctor --hosts node1,node2 --program ./train";
+
+const LONG_EXAMPLES: &str = "\
+Examples:
+  brigade doctor
+  brigade doctor --program ./train --log-dir runs
+  brigade doctor --hosts node1,node2 --program ./train
+  brigade doctor --hostfile hosts.txt --master-port 29500
+  brigade doctor --hosts node1,node2 --json | jq '.findings[] | select(.verdict == \"fail\")'
+
+Exit codes:
+  0    nothing that was found would stop a job
+  1    something would: a line with FAIL
+  2    a wrong argument
+  130  interrupted";

@@ -1,0 +1,133 @@
+//! `brigade env`: versions and facts for a bug report.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use brigade_doctor::{Facts, Question, Sources};
+use clap::Args;
+use serde_json::{Value, json};
+
+/// Print versions and facts of this host for a bug report
+///
+/// Nothing secret: of the environment, only variables that launchers, libtorch, OpenMP, NCCL and
+/// Gloo listen to are shown. To see what may be wrong with them, ask `brigade doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct EnvArgs {
+    /// The program of the job: shows the libtorch that it would load
+    #[arg(long, value_name = "PATH")]
+    program: Option<PathBuf>,
+
+    /// Print all facts as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Answers on `out`; a reader that has seen enough ends the answer without an error.
+pub(crate) fn run(args: &EnvArgs, mut out: impl Write) -> anyhow::Result<()> {
+    let question = Question { program: args.program.clone(), ..Question::default() };
+    let facts = Facts::gather(&Sources::system(), &question);
+    let tools: Vec<_> = TOOLS.iter().map(|tool| (tool.name, tool.version())).collect();
+    let text = if args.json {
+        let tools: serde_json::Map<_, _> =
+            tools.into_iter().map(|(name, version)| (name.to_owned(), json!(version))).collect();
+        let all = json!({ "facts": facts, "tools": Value::Object(tools) });
+        format!("{all:#}\n")
+    } else {
+        text(&facts, &tools)
+    };
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
+}
+
+fn text(facts: &Facts, tools: &[(&str, Option<String>)]) -> String {
+    let Facts { host, cpu, memory, nvidia, .. } = facts;
+    let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
+    let mut lines = vec![
+        ("brigade", format!("{} ({})", host.brigade.version, host.brigade.path.display())),
+        ("host", host.name.clone()),
+        ("system", format!("{}, {}, Linux {}", host.system, host.machine, host.kernel)),
+        ("processor", {
+            let quota = cpu.quota.map(|quota| format!(", quota {quota}")).unwrap_or_default();
+            let nodes = if cpu.numa_nodes > 1 {
+                format!(", {} NUMA nodes", cpu.numa_nodes)
+            } else {
+                String::new()
+            };
+            format!("{}, {} of {} usable{quota}{nodes}", cpu.model, cpu.usable, cpu.online)
+        }),
+        ("memory", {
+            let limit = memory.group_limit_bytes;
+            let limit = limit.map(|it| format!(", limit {}", gib(it))).unwrap_or_default();
+            format!("{}, {} free{limit}", gib(memory.total_bytes), gib(memory.free_bytes()))
+        }),
+        ("driver", nvidia.driver.clone().unwrap_or_else(|| NONE.to_owned())),
+    ];
+    if nvidia.gpus.is_empty() {
+        lines.push(("GPU", NONE.to_owned()));
+    }
+    for gpu in &nvidia.gpus {
+        lines.push(("GPU", format!("{}: {} at {}", gpu.number, gpu.model, gpu.bus)));
+    }
+    let libtorch = facts.program.as_ref().and_then(|program| program.libtorch.as_ref());
+    lines.push((
+        "libtorch",
+        libtorch.or(facts.libtorch.as_ref()).map_or_else(
+            || NONE.to_owned(),
+            |it| {
+                let version = it.version.as_deref().unwrap_or("of unknown version");
+                let cuda =
+                    it.cuda.as_deref().map_or("CPU only".to_owned(), |it| format!("CUDA {it}"));
+                format!("{version}, {cuda}, {} (by {})", it.folder.display(), it.found_by)
+            },
+        ),
+    ));
+    for (name, version) in tools {
+        lines.push((name, version.clone().unwrap_or_else(|| NONE.to_owned())));
+    }
+    for (name, value) in &facts.variables {
+        lines.push(("variable", format!("{name}={value}")));
+    }
+    lines.iter().map(|(name, value)| format!("{name:<12}{value}\n")).collect()
+}
+
+/// A program whose version matters.
+struct Tool {
+    name: &'static str,
+    command: &'static [&'static str],
+}
+
+impl Tool {
+    /// The first line that it says of itself; `None` where it is not installed.
+    fn version(&self) -> Option<String> {
+        let (program, arguments) = self.command.split_first()?;
+        let mut command = Command::new(program);
+        let output = command.args(arguments).stdin(Stdio::null()).output().ok()?;
+        // ssh says it on stderr.
+        let said = if output.stdout.is_empty() { output.stderr } else { output.stdout };
+        let first = String::from_utf8_lossy(&said).lines().next()?.trim().to_owned();
+        (output.status.success() && !first.is_empty()).then_some(first)
+    }
+}
+
+const TOOLS: [Tool; 6] = [
+    Tool { name: "Python", command: &["python3", "--version"] },
+    Tool { name: "PyTorch", command: &["python3", "-c", DISTRIBUTION, "torch"] },
+    Tool { name: "Accelerate", command: &["python3", "-c", DISTRIBUTION, "accelerate"] },
+    Tool { name: "ssh", command: &["ssh", "-V"] },
+    Tool { name: "Slurm", command: &["srun", "--version"] },
+    Tool { name: "MPI", command: &["mpirun", "--version"] },
+];
+
+/// The version of an installed package without importing it, which takes seconds for PyTorch.
+const DISTRIBUTION: &str = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))";
+
+const NONE: &str = "none found";
+
+const EXAMPLES: &str = "\
+Examples:
+  brigade env
+  brigade env --program target/release/train --json > report.json";

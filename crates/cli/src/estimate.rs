@@ -1,0 +1,344 @@
+//! `brigade estimate`: how much memory a training run needs, before there is one.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::bail;
+use brigade_plan::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Shape};
+use clap::{Args, ValueEnum};
+use serde_json::json;
+
+mod known;
+mod weights_file;
+
+/// Estimate the memory of a training run
+///
+/// Weights, gradients and optimizer states are exact; activations, which the model's code decides,
+/// are an estimate from its shape. Every rank holds all of it: ranks share the work, not the memory.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct EstimateArgs {
+    /// A safetensors file, a folder or an index of several, a number of parameters (350M, 7B), or
+    /// the name of a known model
+    #[arg(value_name = "MODEL|FILE")]
+    model: String,
+
+    /// Samples of one rank in a step
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive)]
+    batch_size: u64,
+
+    /// Tokens in a sample
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = positive)]
+    seq_len: u64,
+
+    /// Pixels a side of an image [default: what the known model was made for]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    image_size: Option<u64>,
+
+    /// What the optimizer keeps
+    #[arg(long, value_enum, default_value_t)]
+    optimizer: OptimizerArg,
+
+    /// Attention by a fused kernel, which does not keep its matrix of scores
+    #[arg(long)]
+    fused_attention: bool,
+
+    /// Numbers of ranks to show
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2,4,8",
+          value_parser = positive)]
+    world_size: Vec<u64>,
+
+    /// Print the bytes as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+enum OptimizerArg {
+    /// Two states: Adam, AdamW, LAMB
+    #[default]
+    Adam,
+    /// One state: SGD with momentum, RMSprop, Adagrad
+    Momentum,
+    /// No state
+    Sgd,
+}
+
+/// A model, and how it was found.
+struct Subject {
+    size: ModelSize,
+    title: String,
+    notes: Vec<String>,
+}
+
+/// Answers on `out`; a reader that has seen enough ends the answer without an error.
+pub(crate) fn run(args: &EstimateArgs, out: impl Write) -> anyhow::Result<()> {
+    let subject = args.subject()?;
+    let rows = args.rows(&subject.size)?;
+    let mut out = io::BufWriter::new(out);
+    let written = if args.json {
+        args.json(&subject, &rows, &mut out)
+    } else {
+        args.text(&subject, &rows, &mut out)
+    };
+    match written.and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
+}
+
+impl EstimateArgs {
+    fn subject(&self) -> anyhow::Result<Subject> {
+        let name = self.model.as_str();
+        if let Some(size) = known::find(name, self.image_size) {
+            return Ok(Subject { title: name.to_owned(), size, notes: Vec::new() });
+        }
+        let path = Path::new(name);
+        if path.exists() {
+            let weights = weights_file::read(path, self.image_size)?;
+            let types: Vec<_> = weights
+                .types
+                .iter()
+                .map(|(dtype, count)| format!("{} {dtype}", short(*count)))
+                .collect();
+            let mut notes = vec![format!("{} tensors: {}", weights.tensors, types.join(", "))];
+            if weights.size.shape.is_none() {
+                notes.push(UNKNOWN_SHAPE.to_owned());
+            }
+            return Ok(Subject { title: name.to_owned(), size: weights.size, notes });
+        }
+        if let Some(parameters) = count_of(name) {
+            let notes = vec![
+                "activations and the largest layer as in a transformer of this size without an \
+                 embedding"
+                    .to_owned(),
+            ];
+            return Ok(Subject { title: name.to_owned(), size: usual(parameters), notes });
+        }
+        let names: Vec<_> = known::names().collect();
+        bail!(
+            "{name} is no file, no number of parameters (350M, 7B), and none of the known models: {}",
+            names.join(", ")
+        )
+    }
+
+    fn rows(&self, size: &ModelSize) -> anyhow::Result<Vec<(&'static str, Memory)>> {
+        let state = match self.optimizer {
+            OptimizerArg::Adam => OptimizerState::Two,
+            OptimizerArg::Momentum => OptimizerState::One,
+            OptimizerArg::Sgd => OptimizerState::None,
+        };
+        let batch = MicroBatch {
+            samples: self.batch_size,
+            tokens: self.seq_len,
+            keeps_scores: !self.fused_attention,
+        };
+        PRECISIONS
+            .into_iter()
+            .map(|(name, precision)| Ok((name, Memory::new(size, precision, state, batch)?)))
+            .collect()
+    }
+
+    fn text(
+        &self,
+        subject: &Subject,
+        rows: &[(&str, Memory)],
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        let size = &subject.size;
+        writeln!(
+            out,
+            "{}: {} parameters, the largest tensor {}",
+            subject.title,
+            short(size.parameters),
+            short(size.largest)
+        )?;
+        for note in &subject.notes {
+            writeln!(out, "{note}")?;
+        }
+        let batch = match size.shape {
+            Some(Shape::Transformer { .. }) => {
+                format!("{} x {} tokens", self.batch_size, self.seq_len)
+            }
+            _ => format!("{} samples", self.batch_size),
+        };
+        writeln!(out, "a step of one rank: {batch}, states of {}\n", self.optimizer.name())?;
+
+        writeln!(
+            out,
+            "{:<20}{:>10}{:>11}{:>11}{:>13}{:>10}",
+            "precision", "weights", "gradients", "optimizer", "activations", "in all"
+        )?;
+        for (name, memory) in rows {
+            let cell = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), in_bytes);
+            let activations = match (memory.gradients, memory.activations) {
+                (Some(_), None) => "unknown".to_owned(),
+                (_, bytes) => cell(bytes),
+            };
+            writeln!(
+                out,
+                "{name:<20}{:>10}{:>11}{:>11}{activations:>13}{:>10}",
+                in_bytes(memory.weights),
+                cell(memory.gradients),
+                cell(memory.optimizer),
+                in_bytes(memory.total()),
+            )?;
+        }
+        writeln!(
+            out,
+            "\n{:<8}{:>16}{:>22}{:>22}",
+            "ranks", "samples a step", "fp32 on all ranks", "mixed on all ranks"
+        )?;
+        for ranks in &self.world_size {
+            let all = |row: usize| in_bytes(rows[row].1.total().saturating_mul(*ranks));
+            let samples = ranks.saturating_mul(self.batch_size);
+            writeln!(out, "{ranks:<8}{samples:>16}{:>22}{:>22}", all(0), all(1))?;
+        }
+        Ok(())
+    }
+
+    fn json(
+        &self,
+        subject: &Subject,
+        rows: &[(&str, Memory)],
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        let precisions: serde_json::Map<_, _> = rows
+            .iter()
+            .map(|(name, memory)| {
+                let bytes = json!({
+                    "weights": memory.weights,
+                    "gradients": memory.gradients,
+                    "optimizer": memory.optimizer,
+                    "activations": memory.activations,
+                    "total": memory.total(),
+                });
+                ((*name).to_owned(), bytes)
+            })
+            .collect();
+        let answer = json!({
+            "model": subject.title,
+            "parameters": subject.size.parameters,
+            "largest": subject.size.largest,
+            "batch_size": self.batch_size,
+            "bytes_per_rank": precisions,
+        });
+        serde_json::to_writer_pretty(&mut *out, &answer)?;
+        out.write_all(b"\n")
+    }
+}
+
+impl OptimizerArg {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Adam => "Adam",
+            Self::Momentum => "SGD with momentum",
+            Self::Sgd => "plain SGD",
+        }
+    }
+}
+
+/// `350M`, `7B`, `1.5b`, `124439808`
+fn count_of(text: &str) -> Option<u64> {
+    let plain = text.replace('_', "");
+    let (digits, factor) = match plain.char_indices().next_back()? {
+        (end, 'k' | 'K') => (&plain[..end], 1e3),
+        (end, 'm' | 'M') => (&plain[..end], 1e6),
+        (end, 'b' | 'B' | 'g' | 'G') => (&plain[..end], 1e9),
+        (end, 't' | 'T') => (&plain[..end], 1e12),
+        _ => return plain.parse().ok().filter(|count| *count > 0),
+    };
+    let count = digits.parse::<f64>().ok()? * factor;
+    (1.0..1e18).contains(&count).then(|| count.round() as u64)
+}
+
+/// A transformer with that many parameters, 128 times as wide as deep: between GPT-2's 64 and the
+/// 128 to 200 of larger models.
+fn usual(parameters: u64) -> ModelSize {
+    let hidden = ((parameters as f64 * 128.0 / 12.0).cbrt().round() as u64).max(1);
+    let layers = (hidden / 128).max(1);
+    let shape = Shape::Transformer { layers, hidden, heads: (hidden / 64).max(1), vocabulary: 0 };
+    ModelSize { parameters, largest: (4 * hidden * hidden).min(parameters), shape: Some(shape) }
+}
+
+fn positive(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".to_owned()),
+        Ok(number) => Ok(number),
+        Err(_) => Err("not a whole number from 1".to_owned()),
+    }
+}
+
+/// `124.4 M`
+fn short(count: u64) -> String {
+    let units = [(1_000_000_000_000, "T"), (1_000_000_000, "B"), (1_000_000, "M"), (1000, "k")];
+    match units.into_iter().find(|(unit, _)| count >= *unit) {
+        Some((unit, name)) => format!("{:.1} {name}", count as f64 / unit as f64),
+        None => count.to_string(),
+    }
+}
+
+/// `475 MiB`
+fn in_bytes(bytes: u64) -> String {
+    let units = [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.into_iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, name)) => {
+            let value = bytes as f64 / unit as f64;
+            if value >= 100.0 { format!("{value:.0} {name}") } else { format!("{value:.1} {name}") }
+        }
+        None => format!("{bytes} B"),
+    }
+}
+
+const PRECISIONS: [(&str, Precision); 5] = [
+    ("fp32", Precision::Fp32),
+    ("bf16, fp16 mixed", Precision::Mixed16),
+    ("bf16 throughout", Precision::Pure16),
+    ("int8, inference", Precision::Int8),
+    ("int4, inference", Precision::Int4),
+];
+
+const UNKNOWN_SHAPE: &str = "activations unknown: the tensors' names and shapes do not tell; for a \
+                             model with convolutions give --image-size";
+
+const EXAMPLES: &str = "\
+Examples:
+  brigade estimate model.safetensors --batch-size 8
+  brigade estimate gpt2 --seq-len 512 --fused-attention
+  brigade estimate resnet18 --image-size 32 --batch-size 128 --optimizer momentum
+  brigade estimate 7B --world-size 1,8";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts() {
+        let table = [
+            ("7B", Some(7_000_000_000)),
+            ("1.5b", Some(1_500_000_000)),
+            ("350M", Some(350_000_000)),
+            ("124_439_808", Some(124_439_808)),
+            ("12k", Some(12_000)),
+            ("0", None),
+            ("-1M", None),
+            ("M", None),
+            ("", None),
+            ("seven", None),
+            ("1e99B", None),
+            ("nanB", None),
+        ];
+        for (text, expected) in table {
+            assert_eq!(count_of(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn amounts() {
+        assert_eq!(in_bytes(497_759_232), "475 MiB");
+        assert_eq!(in_bytes(1 << 30), "1.0 GiB");
+        assert_eq!(in_bytes(900), "900 B");
+        assert_eq!(short(124_439_808), "124.4 M");
+        assert_eq!(short(12), "12");
+    }
+}

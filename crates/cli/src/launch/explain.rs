@@ -1,0 +1,69 @@
+//! `brigade launch --explain`: what would be started, and where each value comes from.
+
+use std::io::{self, Write};
+
+use brigade_config::{Layer, Place};
+use brigade_launch::LaunchOptions;
+use serde_json::Value;
+
+use here::Here;
+use on_hosts::OnHosts;
+
+use super::Job;
+use crate::config::show;
+
+mod here;
+mod on_hosts;
+
+/// What there is to explain.
+pub(super) struct Explanation<'a> {
+    pub(super) layers: &'a Layer,
+    pub(super) file: Option<&'a Place>,
+    pub(super) options: &'a LaunchOptions,
+    pub(super) job: &'a Job,
+}
+
+impl Explanation<'_> {
+    /// Answers on `out`. A reader that has seen enough ends the answer, without an error.
+    pub(super) fn write(&self, in_json: bool, out: impl Write) -> io::Result<()> {
+        let mut out = io::BufWriter::new(out);
+        let written = if in_json { self.json(&mut out) } else { self.text(&mut out) };
+        match written.and_then(|()| out.flush()) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            written => written,
+        }
+    }
+
+    fn text(&self, out: &mut impl Write) -> io::Result<()> {
+        show::text(self.layers, self.file, show::Which::Set, out)?;
+        match self.job {
+            Job::Here(plan) => Here { plan }.text(out)?,
+            Job::OnHosts(hosts) => OnHosts { hosts, options: self.options }.text(out)?,
+        }
+        writeln!(out, "\nnothing was started")
+    }
+
+    fn json(&self, out: &mut impl Write) -> io::Result<()> {
+        let mut answer = show::json(self.layers, self.file);
+        match self.job {
+            Job::Here(plan) => Here { plan }.json(&mut answer),
+            Job::OnHosts(hosts) => OnHosts { hosts, options: self.options }.json(&mut answer),
+        }
+        serde_json::to_writer_pretty(&mut *out, &Value::Object(answer))?;
+        writeln!(out)
+    }
+}
+
+fn built(name: &str) -> String {
+    format!("(what cargo makes of {name})")
+}
+
+/// A value with blanks shows where it begins and ends.
+fn quoted(value: &str) -> String {
+    let is_words_of_ours = value.starts_with('(') && value.ends_with(')');
+    if (value.contains(char::is_whitespace) && !is_words_of_ours) || value.is_empty() {
+        format!("{value:?}")
+    } else {
+        value.to_owned()
+    }
+}

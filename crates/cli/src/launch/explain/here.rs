@@ -1,0 +1,232 @@
+//! The ranks of this host: their commands and variables.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::Path;
+
+use brigade_launch::{Assignment, LaunchPlan, LogFolder, Meeting, NodeRange};
+use brigade_world::{StoreHost, env};
+use serde_json::{Map, Value, json};
+
+use super::{built, quoted};
+
+/// The ranks of this host.
+pub(super) struct Here<'a> {
+    pub(super) plan: &'a LaunchPlan,
+}
+
+impl Here<'_> {
+    pub(super) fn text(&self, out: &mut impl Write) -> io::Result<()> {
+        let ranks = self.ranks();
+        writeln!(out, "\nhosts: {}", self.meeting())?;
+        writeln!(out, "ranks of this host: {}", ranks.len())?;
+        let shared = shared(&ranks);
+        let is_one_command = ranks.len() > 1 && same(&ranks, |it| &it.command);
+        if let [first, _, ..] = ranks.as_slice() {
+            writeln!(out, "  every rank")?;
+            if is_one_command {
+                writeln!(out, "    {}", first.command.join(" "))?;
+            }
+            for (name, value) in &shared {
+                writeln!(out, "    {name}={}", quoted(value))?;
+            }
+        }
+        for rank in &ranks {
+            match rank.rank {
+                Some(number) => writeln!(out, "  rank {number}")?,
+                None => writeln!(out, "  local rank {}", rank.local_rank)?,
+            }
+            if !is_one_command {
+                writeln!(out, "    {}", rank.command.join(" "))?;
+            }
+            if let Some(cpus) = &rank.cpus {
+                writeln!(out, "    on processors {cpus}")?;
+            }
+            for (name, value) in rank.env.iter().filter(|it| !shared.contains(it)) {
+                writeln!(out, "    {name}={}", quoted(value))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn json(&self, answer: &mut Map<String, Value>) {
+        let rank = |it: Rank| {
+            let env: Map<String, Value> =
+                it.env.into_iter().map(|(name, value)| (name, value.into())).collect();
+            json!({
+                "rank": it.rank,
+                "local_rank": it.local_rank,
+                "command": it.command,
+                "env": env,
+                "cpus": it.cpus,
+            })
+        };
+        answer.insert("meeting".to_owned(), self.meeting().into());
+        answer.insert("ranks".to_owned(), self.ranks().into_iter().map(rank).collect());
+    }
+
+    fn ranks(&self) -> Vec<Rank> {
+        (0..self.plan.ranks.len()).filter_map(|local_rank| self.rank(local_rank)).collect()
+    }
+
+    /// What one rank of this host is given. Its environment is this process's besides.
+    fn rank(&self, local_rank: usize) -> Option<Rank> {
+        let plan = self.plan;
+        let part = self.part();
+        let world = plan.world(&part, local_rank, StoreHost::Rank0).ok()?;
+        let setup = plan.ranks.get(local_rank)?;
+        let open: &[&str] = match plan.meeting {
+            // The ranks of the first host begin at 0.
+            Meeting::OneHost => &[],
+            Meeting::Static { node_rank: 0, .. } => OPEN_WITH_OTHERS,
+            Meeting::Static { .. } => OPEN_AFTER_OTHERS,
+            Meeting::Elastic { .. } | Meeting::Etcd { .. } | Meeting::Launcher { .. } => {
+                OPEN_IN_A_RENDEZVOUS
+            }
+        };
+        let place = plan.told(world.clone()).to_env().into_iter().map(|(name, value)| {
+            let value = if name == env::MASTER_PORT {
+                "(a free port for each attempt)".to_owned()
+            } else if open.contains(&name) {
+                self.open(&value)
+            } else {
+                value
+            };
+            (name.to_owned(), value)
+        });
+        let is_first = world.is_main() && !open.contains(&env::RANK);
+        let later = [
+            (env::BRIGADE_AGENT, "(a name for this launch)", true),
+            (env::BRIGADE_STORE_FD, "(a socket that is bound to the port)", is_first),
+            (
+                env::TORCHELASTIC_ERROR_FILE,
+                "(a file for each attempt)",
+                plan.output.folder != LogFolder::Nowhere,
+            ),
+        ];
+        let later = later
+            .into_iter()
+            .filter(|(_, _, is_set)| *is_set)
+            .map(|(name, words, _)| (name.to_owned(), words.to_owned()));
+        let tuned = plan.env.iter().chain(&setup.env);
+        let tuned = tuned.map(|(name, value)| ((*name).to_owned(), value.clone()));
+        let mut env: Vec<(String, String)> = Vec::new();
+        for (name, value) in plan.user_env.iter().cloned().chain(place).chain(later).chain(tuned) {
+            env.retain(|it| it.0 != name);
+            env.push((name, value));
+        }
+        Some(Rank {
+            rank: (!open.contains(&env::RANK)).then(|| world.rank.as_usize()),
+            local_rank,
+            command: self.command(local_rank),
+            env,
+            cpus: setup.cpus.as_ref().map(ToString::to_string),
+        })
+    }
+
+    /// A value that depends on the other hosts. Where they are numbered, most of them have as many
+    /// ranks as this one.
+    fn open(&self, value: &str) -> String {
+        match self.plan.meeting {
+            Meeting::Static { .. } => {
+                let each = match self.plan.ranks.len() {
+                    1 => "one rank".to_owned(),
+                    more => format!("{more} ranks"),
+                };
+                format!("({value} if every host has {each})")
+            }
+            _ => "(known when the hosts have met)".to_owned(),
+        }
+    }
+
+    /// This host's part, as far as it is known before the hosts have met.
+    fn part(&self) -> Assignment {
+        let plan = self.plan;
+        let nproc = plan.ranks.len();
+        let (node_rank, num_nodes, master_addr) = match &plan.meeting {
+            Meeting::Static { node_rank, master_addr, .. } => {
+                (*node_rank, plan.nodes.max, master_addr.clone())
+            }
+            _ => (0, 1, "127.0.0.1".to_owned()),
+        };
+        Assignment {
+            attempt: 0,
+            restarts: 0,
+            max_restarts: plan.max_restarts,
+            node_rank,
+            num_nodes,
+            first_rank: node_rank * nproc,
+            nproc,
+            world_size: num_nodes * nproc,
+            master_addr,
+            master_port: 0,
+        }
+    }
+
+    /// Where the hosts meet, in words.
+    fn meeting(&self) -> String {
+        let NodeRange { min, max } = self.plan.nodes;
+        let nodes = if min == max { min.to_string() } else { format!("{min} to {max}") };
+        match &self.plan.meeting {
+            Meeting::OneHost => "one host".to_owned(),
+            // No command line asks for it: a launcher elsewhere does.
+            Meeting::Launcher { node_rank } => {
+                format!("{nodes} hosts, of which this is {node_rank}")
+            }
+            Meeting::Static { node_rank, master_addr, master_port } => format!(
+                "{nodes} hosts, of which this is number {node_rank}; they meet at host 0, which is \
+                 {master_addr}, on port {master_port}"
+            ),
+            Meeting::Elastic { endpoint, .. } => {
+                format!("{nodes} hosts, which meet at {endpoint}")
+            }
+            Meeting::Etcd { endpoints } => {
+                let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
+                format!("{nodes} hosts, which meet through etcd at {}", endpoints.join(", "))
+            }
+        }
+    }
+
+    fn command(&self, local_rank: usize) -> Vec<String> {
+        let words = |word: &OsString| word.to_string_lossy().into_owned();
+        let program = match &self.plan.build {
+            Some(target) => built(&target.name),
+            None => Path::new(&self.plan.program).display().to_string(),
+        };
+        [program].into_iter().chain(self.plan.args_for(local_rank).iter().map(words)).collect()
+    }
+}
+
+/// One process that would be started.
+struct Rank {
+    /// Open where it depends on the other hosts.
+    rank: Option<usize>,
+    local_rank: usize,
+    command: Vec<String>,
+    env: Vec<(String, String)>,
+    cpus: Option<String>,
+}
+
+/// The variables that all ranks have with the same value.
+fn shared(ranks: &[Rank]) -> Vec<(String, String)> {
+    let [first, _, ..] = ranks else { return Vec::new() };
+    first.env.iter().filter(|pair| ranks.iter().all(|it| it.env.contains(pair))).cloned().collect()
+}
+
+fn same<T: PartialEq>(ranks: &[Rank], of: impl Fn(&Rank) -> &T) -> bool {
+    ranks.windows(2).all(|pair| of(&pair[0]) == of(&pair[1]))
+}
+
+/// How many ranks the other hosts have is for them to say.
+const OPEN_WITH_OTHERS: &[&str] = &[env::WORLD_SIZE, env::ROLE_WORLD_SIZE];
+const OPEN_AFTER_OTHERS: &[&str] =
+    &[env::RANK, env::ROLE_RANK, env::WORLD_SIZE, env::ROLE_WORLD_SIZE];
+const OPEN_IN_A_RENDEZVOUS: &[&str] = &[
+    env::RANK,
+    env::ROLE_RANK,
+    env::WORLD_SIZE,
+    env::ROLE_WORLD_SIZE,
+    env::GROUP_RANK,
+    env::GROUP_WORLD_SIZE,
+    env::MASTER_ADDR,
+];

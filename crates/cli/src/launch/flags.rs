@@ -1,0 +1,139 @@
+//! The flags that are settings, made from the table of settings.
+
+use brigade_config::{Layer, Setting, Settings, Source, TABLE};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
+
+/// What the flags say.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SettingFlags(pub(super) Layer);
+
+impl Args for SettingFlags {
+    fn augment_args(command: Command) -> Command {
+        TABLE.iter().fold(command, |command, setting| {
+            let command = command.arg(flag(setting));
+            if setting.is_switch { command.arg(negation(setting)) } else { command }
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for SettingFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let mut layer = Layer::default();
+        for setting in TABLE {
+            let name = setting.name;
+            let text = if !setting.is_switch {
+                matches.get_one::<String>(name).map(String::as_str)
+            } else if matches.get_flag(name) {
+                Some("true")
+            } else if matches.get_flag(&negated(name)) {
+                Some("false")
+            } else {
+                None
+            };
+            if let Some(text) = text {
+                // The parser of the flag has seen it.
+                let flag = if text == "false" { negated(name) } else { name.to_owned() };
+                let _ = layer.set(name, text, Source::Flag(flag));
+            }
+        }
+        Ok(Self(layer))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+fn flag(setting: &'static Setting) -> Arg {
+    let arg = Arg::new(setting.name)
+        .long(setting.name)
+        .aliases(spellings(setting))
+        .help(help(setting))
+        .help_heading(heading(setting))
+        .hide_short_help(!COMMON.contains(&setting.name));
+    let arg = match SHORT.iter().find(|it| it.0 == setting.name) {
+        Some((_, short)) => arg.short(*short),
+        None => arg,
+    };
+    if setting.is_switch {
+        return arg.action(ArgAction::SetTrue).overrides_with(negated(setting.name));
+    }
+    arg.value_name(setting.value_name).allow_negative_numbers(true).value_parser(
+        move |text: &str| {
+            let is_good = Settings::default().set(setting.name, text);
+            if is_good { Ok(text.to_owned()) } else { Err(setting.fault(text)) }
+        },
+    )
+}
+
+/// A switch that a file or a variable has set must be one that a flag can unset.
+fn negation(setting: &'static Setting) -> Arg {
+    Arg::new(negated(setting.name))
+        .long(negated(setting.name))
+        .alias(negated(setting.name).replace('-', "_"))
+        .action(ArgAction::SetTrue)
+        .overrides_with(setting.name)
+        .hide(true)
+}
+
+fn negated(name: &str) -> String {
+    format!("no-{name}")
+}
+
+fn help(setting: &Setting) -> String {
+    match setting.default {
+        Some(default) if !setting.is_switch => {
+            format!("{} [default: {default}]", setting.meaning())
+        }
+        _ => setting.meaning().to_owned(),
+    }
+}
+
+/// torchrun's and Accelerate's names, and both kinds of dash: command lines are pasted.
+fn spellings(setting: &Setting) -> Vec<String> {
+    let names = [setting.name].into_iter().chain(setting.also.iter().copied());
+    names
+        .flat_map(|name| [name.to_owned(), name.replace('-', "_")])
+        .filter(|it| it != setting.name)
+        .collect()
+}
+
+fn heading(setting: &Setting) -> &'static str {
+    HEADINGS.iter().find(|it| it.0 == setting.table).map_or("Options", |it| it.1)
+}
+
+/// The tables of a settings file under the headings of the help.
+const HEADINGS: &[(&str, &str)] = &[
+    ("ranks", "Where"),
+    ("hosts", "Several hosts"),
+    ("rendezvous", "Several hosts"),
+    ("failure", "Failure"),
+    ("output", "Output"),
+    ("training", "Training"),
+];
+/// What `-h` shows.
+const COMMON: &[&str] = &[
+    "nproc",
+    "devices",
+    "cpu",
+    "hosts",
+    "hostfile",
+    "nnodes",
+    "node-rank",
+    "master-addr",
+    "master-port",
+    "rdzv-endpoint",
+    "max-restarts",
+    "log-dir",
+    "tee",
+    "quiet",
+    "mixed-precision",
+];
+/// As torchrun, Accelerate and DeepSpeed have them.
+const SHORT: &[(&str, char)] =
+    &[("hostfile", 'H'), ("tee", 't'), ("redirects", 'r'), ("quiet", 'q')];

@@ -1,0 +1,232 @@
+//! Flags of torchrun and Accelerate that have no setting of their own here.
+//!
+//! Three kinds: those with a meaning of their own, those that change nothing, and those that ask
+//! for what there is not.
+
+use brigade_config::{Layer, Note, Source};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
+
+/// What those flags say.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ForeignFlags {
+    /// Accelerate's count of the ranks of all hosts.
+    num_processes: Option<usize>,
+    /// Accelerate's switch for what has modes here.
+    affinity: bool,
+    /// Which signals reach the ranks.
+    signals: Option<String>,
+    /// Those that change nothing.
+    idle: Vec<&'static Idle>,
+}
+
+/// A flag that changes nothing.
+#[derive(Debug)]
+struct Idle {
+    name: &'static str,
+    takes_value: bool,
+    reason: &'static str,
+}
+
+impl ForeignFlags {
+    /// torchrun's word for one host, whatever is around it.
+    pub(super) fn is_standalone(&self) -> bool {
+        self.idle.iter().any(|it| it.name == STANDALONE)
+    }
+
+    /// Adds what they say to the other flags.
+    pub(super) fn add_to(&self, flags: &mut Layer) {
+        if self.affinity && flags.settings.bind.is_none() {
+            let _ = flags.set("bind", "numa", Source::Flag(AFFINITY.to_owned()));
+        }
+        if let Some(signals) = &self.signals {
+            let others: Vec<&str> =
+                signals.split(',').map(str::trim).filter(|it| !HANDLED.contains(it)).collect();
+            let is_warning = !others.is_empty();
+            let text = if is_warning {
+                format!(
+                    "{} is not honoured: SIGINT, SIGTERM, SIGHUP and SIGQUIT stop the ranks, \
+                         other signals are sent to them by `kill`",
+                    others.join(",")
+                )
+            } else {
+                "changes nothing: these signals stop the ranks".to_owned()
+            };
+            flags.notes.push(Note { source: Source::Flag(SIGNALS.to_owned()), text, is_warning });
+        }
+        for idle in &self.idle {
+            let text = format!("changes nothing: {}", idle.reason);
+            flags.note(Source::Flag(idle.name.to_owned()), text);
+        }
+    }
+
+    /// Shares Accelerate's total out among the hosts, once their number is known.
+    ///
+    /// Errors where it cannot be shared out evenly.
+    pub(super) fn share_out(&self, layers: &mut Layer) -> Result<(), String> {
+        let Some(total) = self.num_processes else { return Ok(()) };
+        let source = Source::Flag(TOTAL.to_owned());
+        if let Some(Source::Flag(_)) = layers.source("nproc") {
+            return Err(format!(
+                "--nproc and --{TOTAL} exclude each other: one counts the ranks of each host, the other those of all"
+            ));
+        }
+        if layers.is_given("hosts") || layers.is_given("hostfile") {
+            return Err(format!(
+                "--{TOTAL} counts the ranks of all hosts: with a list of hosts, give each its number, as in node1:4"
+            ));
+        }
+        let nodes = layers.settings.nnodes.unwrap_or_default();
+        if nodes.min != nodes.max {
+            return Err(format!(
+                "--{TOTAL} counts the ranks of all hosts, of which there may be {} to {}: give --nproc, the number on each",
+                nodes.min, nodes.max
+            ));
+        }
+        let hosts = nodes.max;
+        if total % hosts != 0 {
+            return Err(format!(
+                "--{TOTAL} {total} cannot be shared out among {hosts} hosts: it counts the ranks of all of them, and each has the same number"
+            ));
+        }
+        layers
+            .set("nproc", &(total / hosts).to_string(), source.clone())
+            .map_err(|it| it.to_string())?;
+        if hosts > 1 {
+            let text = format!("{total} ranks on {hosts} hosts are {} on each", total / hosts);
+            layers.note(source, text);
+        }
+        Ok(())
+    }
+}
+
+/// Why a flag that nobody knows here is not to be had, if it is one of Accelerate's.
+pub(crate) fn refusal(error: &Error) -> Option<String> {
+    if error.kind() != ErrorKind::UnknownArgument {
+        return None;
+    }
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
+    let flag = flag.split('=').next().unwrap_or(flag);
+    let name = flag.trim_start_matches('-').replace('_', "-");
+    let begins = |prefix: &&str| match prefix.strip_suffix('*') {
+        Some(beginning) => name.starts_with(beginning),
+        None => name == **prefix,
+    };
+    let (_, reason) = REFUSED.iter().find(|(names, _)| names.iter().any(&begins))?;
+    Some(format!("{flag} is not possible: {reason}"))
+}
+
+impl Args for ForeignFlags {
+    fn augment_args(command: Command) -> Command {
+        let total = foreign(TOTAL)
+            .value_name("N")
+            .help("Accelerate's count of the ranks of all hosts together")
+            .value_parser(clap::value_parser!(u64).range(1..));
+        let affinity =
+            foreign(AFFINITY).action(ArgAction::SetTrue).help("Accelerate's name for --bind numa");
+        let signals = foreign(SIGNALS)
+            .value_name("SIGNAL,..")
+            .help("Taken, but SIGINT, SIGTERM, SIGHUP and SIGQUIT it is");
+        let command = command.arg(total).arg(affinity).arg(signals);
+        IDLE.iter().fold(command, |command, idle| {
+            let arg = foreign(idle.name).hide(true);
+            command.arg(if idle.takes_value { arg } else { arg.action(ArgAction::SetTrue) })
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+fn foreign(name: &'static str) -> Arg {
+    Arg::new(name)
+        .long(name)
+        .alias(name.replace('-', "_"))
+        .help_heading("Compatibility")
+        .hide_short_help(true)
+}
+
+impl FromArgMatches for ForeignFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let is_there = |idle: &&Idle| {
+            matches.value_source(idle.name) == Some(clap::parser::ValueSource::CommandLine)
+        };
+        let total = matches.get_one::<u64>(TOTAL).and_then(|it| usize::try_from(*it).ok());
+        Ok(Self {
+            num_processes: total,
+            affinity: matches.get_flag(AFFINITY),
+            signals: matches.get_one::<String>(SIGNALS).cloned(),
+            idle: IDLE.iter().filter(is_there).collect(),
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+const TOTAL: &str = "num-processes";
+const STANDALONE: &str = "standalone";
+const AFFINITY: &str = "enable-cpu-affinity";
+const SIGNALS: &str = "signals-to-handle";
+const HANDLED: [&str; 4] = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"];
+
+macro_rules! idle {
+    ($($name:tt $takes_value:literal $reason:literal;)*) => {
+        &[$(Idle { name: $name, takes_value: $takes_value, reason: $reason },)*]
+    };
+}
+
+const IDLE: &[Idle] = idle! {
+    STANDALONE false "one host always meets on a free port";
+    "multi-gpu" false "a launch has as many ranks as --nproc says";
+    "same-network" false "hosts meet at the address that they are given";
+    "monitor-interval" true "the end of a rank is noticed at once";
+    "start-method" true "ranks are programs, which are always started anew";
+    "event-log-handler" true "there are no event handlers";
+    "logs-specs" true "log files have torchrun's own layout";
+    "run-path" false "a rank's Python runs one script";
+    "use-env" false "ranks always learn their place from the environment";
+    "main-training-function" true "it is for TPUs; elsewhere the whole program is run";
+    "no-tpu-cluster" false "there are no TPUs here";
+};
+
+/// Flags of Accelerate's by their beginnings, and why they are not to be had.
+const REFUSED: &[(&[&str], &str)] = &[
+    (
+        &[
+            "use-deepspeed",
+            "deepspeed-*",
+            "zero-stage",
+            "zero3-*",
+            "offload-*",
+            "gradient-accumulation-steps",
+            "gradient-clipping",
+        ],
+        "DeepSpeed shards a model over the ranks, which Brigade does not do: use `accelerate launch`, \
+         or leave its flags out for a whole model on each rank",
+    ),
+    (
+        &["use-fsdp", "fsdp-*"],
+        "FSDP shards a model over the ranks, which Brigade does not do: use `accelerate launch`, or \
+         leave its flags out for a whole model on each rank",
+    ),
+    (
+        &["use-megatron-lm", "megatron-lm-*"],
+        "Megatron-LM shards a model over the ranks, which Brigade does not do: use `accelerate \
+         launch`, or leave its flags out for a whole model on each rank",
+    ),
+    (
+        &["use-parallelism-config", "parallelism-config-*"],
+        "Brigade has a whole model on each rank: use `accelerate launch`, or leave the flags of the \
+         parallelism config out",
+    ),
+    (
+        &["tpu", "tpu-*", "vm", "downcast-bf16"],
+        "Brigade does not run on TPUs: use `accelerate launch`",
+    ),
+    (&["fp8-*"], "fp8 needs kernels that Brigade does not have: use --mixed-precision bf16"),
+    (&["aws-*"], "Brigade does not start jobs on Amazon SageMaker: use `accelerate launch`"),
+];

@@ -1,0 +1,42 @@
+//! Several hosts with one command: from settings to what the launcher is asked for.
+
+use std::ffi::OsStr;
+
+use brigade_config::Layer;
+use brigade_launch::hosts::{EnvRequest, HostSpec, HostsError, HostsOptions};
+use brigade_launch::{LaunchError, NodeRange};
+
+/// The hosts and how they are reached; `None` where there is no list of them.
+///
+/// Errors name what is wrong with the list, or with what is to be handed on.
+pub(super) fn options(layers: &Layer) -> Result<Option<HostsOptions>, LaunchError> {
+    let settings = &layers.settings;
+    let hosts = match (&settings.hosts, &settings.hostfile) {
+        (Some(list), _) => HostSpec::parse_list(&list.0.join(",")),
+        (None, Some(file)) => HostSpec::read_file(file),
+        (None, None) => return Ok(None),
+    };
+    let hosts = hosts.map_err(HostsError::from)?;
+    if let Some(host) = hosts.iter().find(|it| it.slots.is_none() && settings.nproc.is_none()) {
+        return Err(HostsError::NoSlots { host: host.to_string() }.into());
+    }
+    let nodes = settings.nnodes.unwrap_or_default();
+    if nodes != NodeRange::default() && nodes.max != hosts.len() {
+        let (nodes, named) = (nodes.to_string(), hosts.len());
+        return Err(HostsError::OtherNumber { nodes, named }.into());
+    }
+    let names = settings.env_pass.iter().flat_map(|it| &it.0);
+    let request = |text: &String| {
+        EnvRequest::parse(OsStr::new(text))
+            .map_err(|expected| HostsError::EnvRequest { text: text.clone(), expected })
+    };
+    Ok(Some(HostsOptions {
+        hosts,
+        ssh_command: settings.ssh_command.clone(),
+        workdir: settings.workdir.clone(),
+        env: names.map(request).collect::<Result<_, _>>()?,
+        min_hosts: (nodes != NodeRange::default()).then_some(nodes.min),
+        sync: settings.sync.unwrap_or_default(),
+        ..HostsOptions::default()
+    }))
+}

@@ -1,0 +1,276 @@
+//! How the hosts of a job come together: what the settings say, and what they cannot say together.
+
+use std::time::Duration;
+
+use brigade_config::value::{Backend, Value as _};
+use brigade_config::{ConfigError, Layer, Source, suggest};
+use brigade_launch::{Endpoint, Meeting, NodeRange, Patience};
+
+/// What the settings say of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// This command starts the ranks of this host, which meets others or does not.
+    Here(Meeting),
+    /// This command starts a list of hosts.
+    Hosts,
+}
+
+/// Decides, and notes which settings change nothing then.
+///
+/// Errors say which settings contradict each other, or what is missing.
+pub(super) fn decide(layers: &mut Layer) -> Result<(Way, Patience), ConfigError> {
+    let (waits, serve) = rendezvous_conf(layers)?;
+    let way = way(layers, serve)?;
+    let idle: (&[&str], &str) = match way {
+        Way::Here(Meeting::OneHost) => (
+            &[
+                "node-rank",
+                "master-addr",
+                "master-port",
+                "local-addr",
+                "rdzv-backend",
+                "rdzv-endpoint",
+                "rdzv-conf",
+                "rdzv-secret-file",
+            ],
+            "there is one host, and each attempt has a free port",
+        ),
+        Way::Hosts | Way::Here(Meeting::Launcher { .. }) => (
+            &[
+                "node-rank",
+                "master-addr",
+                "master-port",
+                "local-addr",
+                "rdzv-conf",
+                "rdzv-secret-file",
+            ],
+            "the hosts are connected by ssh",
+        ),
+        Way::Here(Meeting::Static { .. }) => (&["rdzv-conf"], "the hosts are numbered"),
+        Way::Here(Meeting::Elastic { .. } | Meeting::Etcd { .. }) => {
+            (&["node-rank", "master-addr", "master-port"], "the rendezvous numbers the hosts")
+        }
+    };
+    // With c10d, Accelerate's address of machine 0 is where they meet.
+    let is_endpoint = layers.settings.rdzv_endpoint.is_none();
+    let (names, reason) = idle;
+    for name in names {
+        let is_address = matches!(*name, "master-addr" | "master-port");
+        let is_used =
+            matches!(way, Way::Here(Meeting::Elastic { .. })) && is_address && is_endpoint;
+        let is_wait = *name == "rdzv-conf"
+            && waits != Patience::default()
+            && matches!(way, Way::Here(Meeting::Static { .. }));
+        if !is_used && !is_wait {
+            idle_note(layers, name, reason);
+        }
+    }
+    if way != Way::Hosts {
+        for name in ["sync", "env-pass", "workdir", "ssh-command"] {
+            idle_note(
+                layers,
+                name,
+                "it is for hosts that are started from here, with --hosts or --hostfile",
+            );
+        }
+    }
+    Ok((way, waits))
+}
+
+fn way(layers: &Layer, serve: Option<bool>) -> Result<Way, ConfigError> {
+    let settings = &layers.settings;
+    let nodes = settings.nnodes.unwrap_or_default();
+    if settings.hosts.is_some() || settings.hostfile.is_some() {
+        return Ok(Way::Hosts);
+    }
+    meeting(layers, nodes, serve).map(Way::Here)
+}
+
+fn meeting(layers: &Layer, nodes: NodeRange, serve: Option<bool>) -> Result<Meeting, ConfigError> {
+    let settings = &layers.settings;
+    if let Some(rank) = settings.node_rank
+        && rank >= nodes.max
+    {
+        let (rank, nnodes) = (said(layers, "node-rank"), said(layers, "nnodes"));
+        return Err(wrong(if nodes.max == 1 {
+            format!("{rank} and {nnodes}: say how many hosts there are with --nnodes")
+        } else {
+            format!("{rank} and {nnodes}: the hosts have numbers from 0 to {}", nodes.max - 1)
+        }));
+    }
+    if nodes.max == 1 {
+        return Ok(Meeting::OneHost);
+    }
+    let endpoint = settings.rdzv_endpoint.as_deref();
+    match (settings.rdzv_backend, endpoint) {
+        (Some(Backend::Static), _) | (None, None) => numbered(layers, nodes),
+        (Some(Backend::Etcd), None) => Err(wrong(format!(
+            "{}: say where etcd is with --rdzv-endpoint HOST:2379",
+            said(layers, "rdzv-backend")
+        ))),
+        (Some(Backend::Etcd), Some(endpoints)) => {
+            let endpoint = |it: &str| endpoint_of(layers, it.trim(), ETCD_PORT);
+            let endpoints = endpoints.split(',').map(endpoint).collect::<Result<_, _>>()?;
+            Ok(Meeting::Etcd { endpoints })
+        }
+        (Some(Backend::Builtin) | None, _) => {
+            let endpoint = match (endpoint, &settings.master_addr) {
+                (Some(endpoint), _) => endpoint_of(layers, endpoint, RENDEZVOUS_PORT)?,
+                (None, Some(address)) => Endpoint {
+                    host: address.clone(),
+                    port: settings.master_port.unwrap_or(RENDEZVOUS_PORT),
+                },
+                (None, None) => {
+                    return Err(wrong(format!(
+                        "{}: say where the hosts meet with --rdzv-endpoint HOST:PORT, the same on \
+                         each",
+                        said(layers, "nnodes")
+                    )));
+                }
+            };
+            Ok(Meeting::Elastic { endpoint, serve })
+        }
+    }
+}
+
+fn numbered(layers: &Layer, nodes: NodeRange) -> Result<Meeting, ConfigError> {
+    let settings = &layers.settings;
+    let nnodes = said(layers, "nnodes");
+    if nodes.min != nodes.max {
+        return Err(wrong(if settings.rdzv_backend.is_some() {
+            format!(
+                "{nnodes} and {}: numbered hosts cannot join and leave; use --rdzv-backend builtin",
+                said(layers, "rdzv-backend")
+            )
+        } else {
+            format!(
+                "{nnodes}: say where the hosts meet with --rdzv-endpoint HOST:PORT, the same on each"
+            )
+        }));
+    }
+    let Endpoint { host, port } = match (&settings.rdzv_endpoint, &settings.master_addr) {
+        (Some(endpoint), _) => endpoint_of(layers, endpoint, MASTER_PORT)?,
+        (None, Some(address)) => {
+            Endpoint { host: address.clone(), port: settings.master_port.unwrap_or(MASTER_PORT) }
+        }
+        (None, None) => {
+            return Err(wrong(format!(
+                "{nnodes}: on each host say --node-rank N and --master-addr HOST, or --rdzv-endpoint \
+                 HOST:PORT; or start them all from here with --hosts"
+            )));
+        }
+    };
+    if port == 0 {
+        return Err(wrong(format!(
+            "{}: the hosts cannot meet at a port that none of them knows",
+            said(
+                layers,
+                if settings.rdzv_endpoint.is_some() { "rdzv-endpoint" } else { "master-port" }
+            )
+        )));
+    }
+    let Some(node_rank) = settings.node_rank else {
+        return Err(wrong(format!(
+            "{nnodes}: say which of them this one is with --node-rank, from 0 to {}",
+            nodes.max - 1
+        )));
+    };
+    Ok(Meeting::Static { node_rank, master_addr: host, master_port: port })
+}
+
+/// torchrun's keys. Those that wait for something say how long; the others are its own affair.
+fn rendezvous_conf(layers: &mut Layer) -> Result<(Patience, Option<bool>), ConfigError> {
+    let Some(conf) = layers.settings.rdzv_conf.clone() else {
+        return Ok((Patience::default(), None));
+    };
+    let source = layers.source("rdzv-conf").cloned().unwrap_or(Source::Default);
+    let bad = |key: &str, value: &str, expected: &str| {
+        wrong(format!("{source}: rdzv-conf {key} is `{value}`, expected {expected}"))
+    };
+    let seconds = |key: &str, value: &str| {
+        Duration::parse(value).ok_or_else(|| bad(key, value, Duration::EXPECTED))
+    };
+    let (mut waits, mut serve, mut idle) = (Patience::default(), None, Vec::new());
+    for (key, value) in &conf.0 {
+        match key.as_str() {
+            "join_timeout" => waits.join = seconds(key, value)?,
+            // The static rendezvous has only this one.
+            "timeout" if !conf.0.contains_key("join_timeout") => waits.join = seconds(key, value)?,
+            "timeout" => {}
+            "last_call_timeout" => waits.last_call = seconds(key, value)?,
+            "is_host" => {
+                serve = Some(bool::parse(value).ok_or_else(|| bad(key, value, bool::EXPECTED))?);
+            }
+            other if IDLE_CONF.contains(&other) => idle.push(other.to_owned()),
+            other => {
+                let known = USED_CONF.iter().chain(IDLE_CONF).copied();
+                let hint = suggest::closest(other, known)
+                    .map_or_else(String::new, |it| format!(": did you mean {it}?"));
+                return Err(wrong(format!("{source}: rdzv-conf has no key {other}{hint}")));
+            }
+        }
+    }
+    if !idle.is_empty() {
+        let text = format!("{} changes nothing: it is for torchrun's own store", idle.join(", "));
+        layers.note(source, text);
+    }
+    Ok((waits, serve))
+}
+
+/// `HOST`, `HOST:PORT`, `[IPV6]:PORT`; each rendezvous has a port of its own where none is said.
+fn endpoint_of(layers: &Layer, text: &str, default: u16) -> Result<Endpoint, ConfigError> {
+    let mut endpoint: Endpoint = text
+        .parse()
+        .map_err(|reason| wrong(format!("{}: {reason}", said(layers, "rdzv-endpoint"))))?;
+    let has_port = text.rsplit(']').next().is_some_and(|it| it.contains(':'));
+    if !has_port {
+        endpoint.port = default;
+    }
+    Ok(endpoint)
+}
+
+fn idle_note(layers: &mut Layer, name: &str, reason: &str) {
+    if !layers.is_given(name) {
+        return;
+    }
+    let text = layers.settings.text(name).unwrap_or_default();
+    // Said with the same values by everybody who has one host: worth no word.
+    if matches!((name, text.as_str()), ("node-rank", "0") | ("sync", "false")) {
+        return;
+    }
+    let source = layers.source(name).cloned().unwrap_or(Source::Default);
+    let text = format!("{name} {text} changes nothing: {reason}");
+    layers.note(source, text);
+}
+
+/// A setting with its value and where it comes from.
+fn said(layers: &Layer, name: &str) -> String {
+    let text = layers.settings.text(name).unwrap_or_default();
+    match layers.source(name) {
+        Some(source) => format!("{name} {text} ({source})"),
+        None => format!("no {name}"),
+    }
+}
+
+fn wrong(words: String) -> ConfigError {
+    ConfigError::Contradiction(words)
+}
+
+const RENDEZVOUS_PORT: u16 = 29400;
+const MASTER_PORT: u16 = 29500;
+const ETCD_PORT: u16 = 2379;
+const USED_CONF: &[&str] = &["join_timeout", "timeout", "last_call_timeout", "is_host"];
+const IDLE_CONF: &[&str] = &[
+    "close_timeout",
+    "heartbeat_timeout",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+    "read_timeout",
+    "store_type",
+    "rank",
+    "protocol",
+    "use_libuv",
+];
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,125 @@
+//! From settings to what the launcher is asked for.
+
+use brigade_config::value::{Precision, Value as _};
+use brigade_config::{ConfigError, Layer, Source, Variables};
+use brigade_launch::{
+    LaunchOptions, Meeting, NprocSpec, OutputOptions, PlacementFacts, PlacementOptions, Secret,
+};
+
+use super::meeting::{self, Way};
+use super::program::ProgramArgs;
+
+/// The launcher's options.
+///
+/// Errors when settings contradict each other, or ask for what there is not.
+pub(super) fn options(
+    layers: &mut Layer,
+    program: &ProgramArgs,
+    variables: &Variables,
+) -> anyhow::Result<LaunchOptions> {
+    let (way, patience) = meeting::decide(layers)?;
+    let is_on_hosts = way == Way::Hosts;
+    let meeting = match way {
+        Way::Here(meeting) => meeting,
+        Way::Hosts => Meeting::OneHost,
+    };
+    let placement = PlacementOptions {
+        devices: layers.settings.devices.clone(),
+        bind: layers.settings.bind.unwrap_or_default(),
+        virtual_local_rank: layers.settings.virtual_local_rank.unwrap_or_default(),
+    };
+    let nproc = match layers.settings.nproc {
+        Some(nproc) => nproc,
+        // The list of hosts says how many there are on each.
+        None if is_on_hosts => NprocSpec::Count(1),
+        None => count(layers, &placement),
+    };
+    // What somebody has said by name goes before what a setting implies.
+    let mut env = training(layers)?;
+    env.retain(|(name, _)| !layers.settings.env.contains_key(name));
+    env.extend(layers.settings.env.clone());
+
+    let settings = &layers.settings;
+    let default = LaunchOptions::default();
+    Ok(LaunchOptions {
+        nproc,
+        program: program.program(variables),
+        args: program.arguments().to_vec(),
+        threads_per_rank: settings.threads_per_rank,
+        max_restarts: settings.max_restarts.unwrap_or(default.max_restarts),
+        nodes: settings.nnodes.unwrap_or_default(),
+        meeting,
+        run_id: settings.rdzv_id.clone(),
+        secret: settings.rdzv_secret_file.as_deref().map(Secret::from_file).transpose()?,
+        local_addr: settings.local_addr.clone(),
+        patience,
+        role: settings.role.clone().unwrap_or(default.role),
+        shutdown_timeout: settings.shutdown_timeout.unwrap_or(default.shutdown_timeout),
+        output: OutputOptions {
+            log_dir: settings.log_dir.clone(),
+            redirects: settings.redirects.clone(),
+            tee: settings.tee.clone(),
+            local_ranks_filter: settings.local_ranks_filter.clone(),
+            duplicate_stdout: settings.duplicate_stdout_filters.clone(),
+            duplicate_stderr: settings.duplicate_stderr_filters.clone(),
+            prefix: settings.prefix.clone(),
+            color: settings.color.unwrap_or_default(),
+            quiet: settings.quiet.unwrap_or_default(),
+        },
+        placement,
+        env,
+    })
+}
+
+/// How many ranks a host has where nobody says: one for each GPU, and one where there is none.
+fn count(layers: &mut Layer, placement: &PlacementOptions) -> NprocSpec {
+    if layers.settings.devices.is_some() {
+        layers.note(Source::Default, "nproc: one rank for each of the devices");
+        return NprocSpec::Gpu;
+    }
+    let is_on_cpu = layers.settings.cpu == Some(true);
+    let gpus = if is_on_cpu {
+        0
+    } else {
+        PlacementFacts::gather(placement, NprocSpec::Gpu).devices.visible.len()
+    };
+    let reason = match gpus {
+        _ if is_on_cpu => "nproc 1: on the CPU, one rank uses all cores".to_owned(),
+        0 => "nproc 1: no GPU was found, and one rank uses all cores".to_owned(),
+        gpus => format!("nproc {gpus}: one rank for each GPU"),
+    };
+    layers.note(Source::Default, reason);
+    NprocSpec::Count(gpus.max(1))
+}
+
+/// What the ranks of Python programs with Accelerate read. Only what somebody has said: the rest is
+/// their default, too.
+///
+/// Errors for what no rank can do.
+pub(super) fn training(layers: &Layer) -> Result<Vec<(String, String)>, ConfigError> {
+    let settings = &layers.settings;
+    if settings.mixed_precision == Some(Precision::Fp8) {
+        let source = layers.source("mixed-precision").map(ToString::to_string).unwrap_or_default();
+        return Err(ConfigError::Contradiction(format!(
+            "mixed-precision fp8 ({source}): fp8 needs kernels that Brigade does not have; use bf16"
+        )));
+    }
+    let rows = [
+        ("cpu", "ACCELERATE_USE_CPU"),
+        ("mixed-precision", "ACCELERATE_MIXED_PRECISION"),
+        ("dynamo-mode", "ACCELERATE_DYNAMO_MODE"),
+        ("dynamo-use-fullgraph", "ACCELERATE_DYNAMO_USE_FULLGRAPH"),
+        ("dynamo-use-dynamic", "ACCELERATE_DYNAMO_USE_DYNAMIC"),
+        ("dynamo-use-regional-compilation", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"),
+        ("debug", "ACCELERATE_DEBUG_MODE"),
+    ];
+    let given = |(setting, variable): (&str, &str)| {
+        let text = settings.text(setting).filter(|_| layers.is_given(setting))?;
+        Some((variable.to_owned(), text))
+    };
+    let mut variables: Vec<(String, String)> = rows.into_iter().filter_map(given).collect();
+    if let Some(backend) = settings.dynamo_backend.filter(|_| layers.is_given("dynamo-backend")) {
+        variables.push(("ACCELERATE_DYNAMO_BACKEND".to_owned(), backend.text().to_uppercase()));
+    }
+    Ok(variables)
+}

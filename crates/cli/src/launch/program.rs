@@ -1,0 +1,99 @@
+//! The flags that say what to run.
+
+use std::ffi::OsString;
+
+use brigade_config::Variables;
+use brigade_launch::{CargoKind, CargoTarget, Program};
+use clap::Args;
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "What to run")]
+pub(super) struct ProgramArgs {
+    /// PROGRAM is a Python module: run it with `python -u -m`
+    #[arg(short, long)]
+    module: bool,
+
+    /// Run PROGRAM as it is, even if its name ends in .py; else that means `python -u PROGRAM`, with
+    /// the Python of PYTHON_EXEC or PATH
+    #[arg(long, alias = "no_python", conflicts_with = "module", hide_short_help = true)]
+    no_python: bool,
+
+    /// Build this binary with Cargo, once, and run it
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["module", "no_python", "example"])]
+    bin: Option<String>,
+
+    /// Build this example with Cargo, once, and run it
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["module", "no_python"])]
+    example: Option<String>,
+
+    /// Package of the binary or example
+    #[arg(short, long, value_name = "NAME", hide_short_help = true)]
+    package: Option<String>,
+
+    /// Build with optimizations, as --profile release
+    #[arg(long, conflicts_with = "profile", hide_short_help = true)]
+    release: bool,
+
+    /// Profile to build with
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    profile: Option<String>,
+
+    /// Features to build with
+    #[arg(long, value_name = "FEATURE,...", value_delimiter = ',', hide_short_help = true)]
+    features: Vec<String>,
+
+    /// The program, a path or a name that is looked up in PATH, or a Python script (*.py); and its
+    /// arguments, which are passed on as they are, but ${local_rank} is replaced
+    // One list: as two arguments, a first `--` after the program would be taken for ours.
+    #[arg(trailing_var_arg = true, value_name = "PROGRAM", display_order = 0)]
+    #[arg(required_unless_present_any = ["bin", "example"])]
+    command: Vec<OsString>,
+}
+
+impl ProgramArgs {
+    /// It has to be built first.
+    pub(super) fn is_cargo(&self) -> bool {
+        self.bin.is_some() || self.example.is_some()
+    }
+
+    /// The program and its arguments as they stand at the end of the command line.
+    pub(super) fn words(&self) -> &[OsString] {
+        &self.command
+    }
+
+    /// What to run.
+    pub(super) fn program(&self, variables: &Variables) -> Program {
+        let target = match (&self.bin, &self.example) {
+            (Some(name), _) => Some((CargoKind::Bin, name)),
+            (None, Some(name)) => Some((CargoKind::Example, name)),
+            (None, None) => None,
+        };
+        if let Some((kind, name)) = target {
+            let release = self.release.then(|| "release".to_owned());
+            return Program::Cargo(CargoTarget {
+                kind,
+                package: self.package.clone(),
+                profile: self.profile.clone().or(release),
+                features: self.features.clone(),
+                ..CargoTarget::bin(name)
+            });
+        }
+        let name = self.command.first().cloned().unwrap_or_default();
+        // torchrun's variables for its flags, where nobody has used the flags.
+        let is_on = |name| variables.value(name).is_some_and(|value| value == "1");
+        let is_said = self.module || self.no_python;
+        if self.module || (!is_said && is_on("PET_MODULE")) {
+            Program::Module(name)
+        } else if self.no_python || is_on("PET_NO_PYTHON") {
+            Program::Executable(name)
+        } else {
+            Program::Auto(name)
+        }
+    }
+
+    /// What it is given.
+    pub(super) fn arguments(&self) -> &[OsString] {
+        let has_name = self.bin.is_none() && self.example.is_none();
+        self.command.get(usize::from(has_name)..).unwrap_or_default()
+    }
+}

@@ -1,0 +1,105 @@
+//! `brigade completions` and `brigade man`: made from the same definitions as the help.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, Command};
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+/// Print a shell's completion script
+#[derive(Debug, Args)]
+#[command(after_help = COMPLETIONS)]
+pub(crate) struct CompletionsArgs {
+    /// Which shell [default: the one in $SHELL]
+    #[arg(value_enum)]
+    shell: Option<Shell>,
+}
+
+/// Print the manual page, or write all of them
+#[derive(Debug, Args)]
+#[command(after_help = MAN)]
+pub(crate) struct ManArgs {
+    /// The page of one command: `launch`, `explain shards`
+    #[arg(value_name = "COMMAND", conflicts_with = "out_dir")]
+    command: Vec<String>,
+
+    /// Write the pages of all commands into this folder
+    #[arg(long, value_name = "DIR")]
+    out_dir: Option<PathBuf>,
+}
+
+/// Prints the script.
+pub(crate) fn completions(mut cli: Command, args: &CompletionsArgs) -> anyhow::Result<u8> {
+    let shell = args.shell.or_else(Shell::from_env).context(
+        "the shell is not known: SHELL names none that completions exist for; name one, as in \
+         `brigade completions bash`",
+    )?;
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut cli, NAME, &mut script);
+    print(&script)
+}
+
+/// Prints or writes the pages.
+pub(crate) fn man(mut cli: Command, args: &ManArgs) -> anyhow::Result<u8> {
+    // Fills in what the help shows: names of nested commands and inherited options.
+    cli.build();
+    let mut pages = Vec::new();
+    collect(&cli, NAME, &mut pages);
+    if let Some(folder) = &args.out_dir {
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make folder {}", folder.display()))?;
+        for (name, command) in pages {
+            let file = folder.join(format!("{name}.1"));
+            fs::write(&file, render(&name, command)?)
+                .with_context(|| format!("cannot write {}", file.display()))?;
+        }
+        return Ok(0);
+    }
+    let wanted =
+        [NAME.to_owned()].iter().chain(&args.command).cloned().collect::<Vec<_>>().join("-");
+    let page = pages.iter().find(|(name, _)| *name == wanted).with_context(|| {
+        let names: Vec<_> = pages.iter().map(|(name, _)| name.replace('-', " ")).collect();
+        format!("there is no command `{}`; there are: {}", args.command.join(" "), names.join(", "))
+    })?;
+    print(&render(&page.0, page.1)?)
+}
+
+fn collect<'a>(command: &'a Command, name: &str, pages: &mut Vec<(String, &'a Command)>) {
+    pages.push((name.to_owned(), command));
+    for inner in command.get_subcommands() {
+        // `help` is clap's own, and its page would only repeat the others' names.
+        if !inner.is_hide_set() && inner.get_name() != "help" {
+            collect(inner, &format!("{name}-{}", inner.get_name()), pages);
+        }
+    }
+}
+
+fn render(name: &str, command: &Command) -> io::Result<Vec<u8>> {
+    let mut page = Vec::new();
+    Man::new(command.clone()).title(name.to_uppercase()).render(&mut page)?;
+    Ok(page)
+}
+
+/// A reader that has seen enough (`| head`) is no error.
+fn print(bytes: &[u8]) -> anyhow::Result<u8> {
+    match io::stdout().lock().write_all(bytes) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(0),
+        written => Ok(written.map(|()| 0)?),
+    }
+}
+
+const NAME: &str = "brigade";
+
+const COMPLETIONS: &str = "\
+Examples:
+  brigade completions bash > ~/.local/share/bash-completion/completions/brigade
+  brigade completions zsh > \"${fpath[1]}/_brigade\"
+  brigade completions fish > ~/.config/fish/completions/brigade.fish";
+
+const MAN: &str = "\
+Examples:
+  brigade man launch | man -l -
+  brigade man --out-dir ~/.local/share/man/man1";

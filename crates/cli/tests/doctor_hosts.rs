@@ -1,0 +1,223 @@
+//! `brigade doctor --hosts`: faults of hosts, of their files, and of the way to log in to them.
+
+mod ward;
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use brigade_hostkit::inner_process;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use ward::{BRIGADE, Ward, app, examined};
+
+#[test]
+fn hosts_that_are_fit() {
+    let Some(ward) = Ward::new(3) else { return };
+    let examined = ward.examine(&["--program", BRIGADE, "--master-port", "29500"]);
+    examined.only_fails_in(&[]);
+    for subject in ["ssh", "brigade", "names", "interfaces", "ports", "mtu", "folder", "program"] {
+        examined.is_well(subject);
+    }
+    examined.says("ok", "ssh", "", "2 hosts answer");
+    examined.says("ok", "ports", "", "all 6 ways are open");
+    examined.says("ok", "folder", "", "the same on all hosts");
+}
+
+#[test]
+fn logins_that_fail() {
+    let Some(ward) = Ward::new(5) else { return };
+    let bin = PathBuf::from(BRIGADE);
+    ward.host(1).hide(bin.parent().unwrap());
+    ward.host(2).reject_port(22);
+    ward.host(3).sh("kill -STOP $(pgrep -o sshd)");
+    let stranger = ward.network.folder().join("stranger");
+    let hello = "brigade-doctor: {\\\"hello\\\":{\\\"protocol\\\":99,\\\"version\\\":\\\"9.9\\\"}}";
+    fs::write(&stranger, format!("#!/bin/sh\necho \"{hello}\"\nexec cat\n")).unwrap();
+    ward.host(4).sh(&format!("chmod +x {0}; mount --bind {0} {BRIGADE}", stranger.display()));
+
+    let mut doctor = ward.doctor_for("node1,node2,node3,node4,node5,node9");
+    let examined = examined(doctor.args(["--timeout", "5"]));
+    examined.says("fail", "ssh", "node2", "no brigade");
+    examined.says("fail", "ssh", "node3", "Connection refused");
+    // Either our limit or ssh's own comes first.
+    let silent = &examined.json["hosts"][3]["lost"];
+    assert!(!silent.is_null(), "{silent}");
+    examined.says("fail", "ssh", "node5", "brigade 9.9");
+    examined.says("fail", "ssh", "node9", "Could not resolve hostname");
+    // The others are examined nevertheless.
+    assert!(examined.json["hosts"][0]["facts"].is_object());
+    ward.host(3).sh("kill -CONT $(pgrep -o sshd)");
+    ward.assert_empty();
+}
+
+#[test]
+fn keys_that_do_not_fit() {
+    let Some(mut ward) = Ward::new(3) else { return };
+    let config = fs::read_to_string(ward.network.ssh_config()).unwrap();
+    let known = ward.network.folder().join("known_hosts");
+    let lines = fs::read_to_string(&known).unwrap();
+    // node2 has the key of node3 there.
+    let key_of_3 = lines.lines().nth(2).unwrap().split_once(' ').unwrap().1;
+    let mine = ward.network.folder().join("my_known_hosts");
+    let swapped: Vec<String> = lines
+        .lines()
+        .map(|line| match line.split_once(' ').unwrap() {
+            (names, _) if names.starts_with("node2") => format!("{names} {key_of_3}"),
+            _ => line.to_owned(),
+        })
+        .collect();
+    fs::write(&mine, swapped.join("\n") + "\n").unwrap();
+    let my_config = ward.network.folder().join("my_config");
+    let config = config.replace(known.to_str().unwrap(), mine.to_str().unwrap());
+    // And node3 gets no key at all.
+    fs::write(&my_config, format!("Host node3\n    PubkeyAuthentication no\n{config}")).unwrap();
+    ward.ssh_config = my_config;
+    let examined = ward.examine(&[]);
+    let changed = examined.says("fail", "ssh", "node2", "Host key verification failed");
+    assert!(changed["found"].as_str().unwrap().contains("key"), "{changed}");
+    let refused = examined.says("fail", "ssh", "node3", "Permission denied");
+    assert_eq!(refused["command"], "ssh-copy-id node3");
+}
+
+#[test]
+fn a_host_that_hangs_does_not_hang_the_doctor() {
+    let Some(ward) = Ward::new(2) else { return };
+    let sleeper = ward.network.folder().join("sleeper");
+    fs::write(&sleeper, "#!/bin/sh\necho awake\nexec cat >/dev/null\n").unwrap();
+    ward.host(1).sh(&format!("chmod +x {0}; mount --bind {0} {BRIGADE}", sleeper.display()));
+    let examined = ward.examine(&["--timeout", "1"]);
+    examined.says("fail", "ssh", "node2", "no answer within 1 s");
+}
+
+#[test]
+fn an_interrupt_ends_everything() {
+    let Some(ward) = Ward::new(2) else { return };
+    let sleeper = ward.network.folder().join("sleeper");
+    let sign = ward.network.folder().join("asleep");
+    fs::write(&sleeper, format!("#!/bin/sh\ntouch {}\nexec cat >/dev/null\n", sign.display()))
+        .unwrap();
+    ward.host(1).sh(&format!("chmod +x {0}; mount --bind {0} {BRIGADE}", sleeper.display()));
+    let mut child = ward.doctor().args(["--timeout", "1000"]).spawn().unwrap();
+    while !sign.exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let doctor = inner_process(child.id().cast_signed()).unwrap();
+    kill(Pid::from_raw(doctor), Signal::SIGINT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    ward.assert_empty();
+}
+
+#[test]
+fn clocks() {
+    let Some(ward) = Ward::new(3) else { return };
+    let folders = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    let mut libraries = folders.map(|it| it.path().join("faketime/libfaketime.so.1"));
+    let Some(library) = libraries.find(|it| it.exists()) else {
+        eprintln!("skipped: libfaketime is not installed");
+        return;
+    };
+    for (host, shift) in [(1, "-5"), (2, "+1h")] {
+        ward.host(host).set_login_variable("LD_PRELOAD", library.to_str().unwrap());
+        ward.host(host).set_login_variable("FAKETIME", shift);
+        ward.host(host).set_login_variable("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+    }
+    let examined = ward.examine(&[]);
+    examined.says("warning", "clock", "node2", "behind that of node1");
+    examined.says("fail", "clock", "node3", "ahead of that of node1");
+}
+
+#[test]
+fn folders() {
+    let Some(ward) = Ward::new(3) else { return };
+    ward.own_copy(2, &ward.folder, "");
+    ward.examine(&[]).says("note", "folder", "", "node3 has another folder than node1");
+    // The folder above it: the kit's own files lie beside.
+    let below = ward.folder.join("below");
+    fs::create_dir(&below).unwrap();
+    let examined = ward.examine(&["--workdir", below.to_str().unwrap()]);
+    examined.says("fail", "folder", "node3", "is not there");
+}
+
+#[test]
+fn disks_and_shared_memory() {
+    let Some(ward) = Ward::new(2) else { return };
+    ward.host(1).mount_small(&ward.folder, "1m");
+    ward.host(1).sh("mount -o remount,size=16m /dev/shm");
+    let examined = ward.examine(&[]);
+    examined.says("fail", "disk", "node2", "1.0 MiB of 1.0 MiB are free");
+    examined.says("warning", "shared_memory", "node2", "only 16 MiB");
+}
+
+#[test]
+fn variables_of_logins() {
+    let Some(ward) = Ward::new(2) else { return };
+    ward.host(1).set_login_variable("MASTER_ADDR", "old");
+    ward.host(1).set_login_variable("NCCL_SOCKET_IFNAME", "ens77");
+    let examined = ward.examine(&[]);
+    examined.says("warning", "variables", "node2", "MASTER_ADDR");
+    examined.says("warning", "interfaces", "node2", "NCCL_SOCKET_IFNAME=ens77");
+}
+
+#[test]
+fn variables_that_the_launcher_hands_on() {
+    let Some(ward) = Ward::new(2) else { return };
+    let mut doctor = ward.doctor();
+    let examined = examined(doctor.env("GLOO_SOCKET_IFNAME", "ens5"));
+    // On both hosts: they would run with it.
+    examined.says("fail", "interfaces", "", "GLOO_SOCKET_IFNAME=ens5");
+}
+
+#[test]
+fn logins_that_print() {
+    let Some(ward) = Ward::new(2) else { return };
+    // What sshd runs before every command.
+    let rc = ward.host(1).home().join(".ssh/rc");
+    fs::write(rc, "echo Welcome to node2\n").unwrap();
+    ward.examine(&[]).says("note", "ssh", "node2", "Welcome to node2");
+}
+
+#[test]
+fn builds_of_the_program() {
+    let Some(ward) = Ward::new(3) else { return };
+    let Some(app) = app(&ward) else { return };
+    let program = app.join("train");
+    let program = program.to_str().unwrap();
+    let examined = ward.examine(&["--program", program]);
+    examined.says("ok", "program", "", "the same on all hosts");
+    examined.says("ok", "libtorch", "", "2.13.0 for CPUs");
+
+    ward.own_copy(1, &app, "echo more >>train");
+    ward.examine(&["--program", program]).says("fail", "program", "", "on node2");
+    ward.host(2).hide(&app);
+    let examined = ward.examine(&["--program", program]);
+    examined.says("fail", "program", "node3", "there is no");
+}
+
+#[test]
+fn libtorch_on_each_host() {
+    let Some(ward) = Ward::new(4) else { return };
+    let Some(app) = app(&ward) else { return };
+    ward.own_copy(1, &app, "echo 2.12.1 >libtorch/build-version");
+    ward.own_copy(2, &app, "rm libtorch/lib/libtorch_cpu.so");
+    ward.own_copy(3, &app, "rm libtorch/lib/libplain.so");
+    let program = app.join("train");
+    let examined = ward.examine(&["--program", program.to_str().unwrap()]);
+    examined.says("fail", "libtorch", "", "2.13 on node1, node4; 2.12 on node2");
+    examined.says("fail", "libtorch", "node3", "does not find libtorch_cpu.so");
+    examined.says("fail", "program", "node4", "libraries are not found: libplain.so");
+}
+
+#[test]
+fn libtorch_that_is_too_old_or_too_new() {
+    let Some(ward) = Ward::new(2) else { return };
+    let Some(app) = app(&ward) else { return };
+    let program = app.join("train");
+    for (version, verdict, text) in
+        [("2.10.2", "fail", "older than 2.11"), ("2.14.0", "warning", "newer than 2.13")]
+    {
+        fs::write(app.join("libtorch/build-version"), version).unwrap();
+        let examined = ward.examine(&["--program", program.to_str().unwrap()]);
+        examined.says(verdict, "libtorch", "", text);
+    }
+}

@@ -1,0 +1,183 @@
+//! `brigade estimate`: the answers for models, numbers and files, and for files that are none.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+fn ask(arguments: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_brigade"))
+        .arg("estimate")
+        .args(arguments)
+        .output()
+        .unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn answer(arguments: &[&str]) -> Value {
+    let (code, stdout, stderr) = ask(&[arguments, &["--json"]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    serde_json::from_str(&stdout).unwrap()
+}
+
+/// A safetensors file of which only the header is there: no more is read.
+fn write_header(path: &Path, tensors: &[(&str, &[u64])]) {
+    let mut header = json!({"__metadata__": {"format": "pt"}});
+    for (name, shape) in tensors {
+        header[*name] = json!({"dtype": "F32", "shape": shape, "data_offsets": [0, 0]});
+    }
+    let text = header.to_string();
+    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(text.as_bytes());
+    fs::write(path, bytes).unwrap();
+}
+
+const GPT: [(&str, &[u64]); 8] = [
+    ("wte.weight", &[50_257, 768]),
+    ("h.0.ln_1.weight", &[768]),
+    ("h.0.attn.c_attn.weight", &[768, 2304]),
+    ("h.0.mlp.c_fc.weight", &[768, 3072]),
+    ("h.1.ln_1.weight", &[768]),
+    ("h.1.attn.c_attn.weight", &[768, 2304]),
+    ("h.1.mlp.c_fc.weight", &[768, 3072]),
+    ("ln_f.weight", &[768]),
+];
+
+#[test]
+fn a_known_model_as_a_table() {
+    let (code, stdout, _) = ask(&["resnet18", "--image-size", "32", "--batch-size", "128"]);
+    assert_eq!(code, 0);
+    assert!(
+        stdout.starts_with("resnet18: 11.7 M parameters, the largest tensor 2.4 M\n"),
+        "{stdout}"
+    );
+    let row = stdout.lines().find(|line| line.starts_with("fp32")).unwrap();
+    let cells: Vec<&str> = row.split_whitespace().collect();
+    // 4 bytes a weight and a gradient, 8 of states; 2 483 712 / 49 values kept twice for 128 images.
+    let expected =
+        ["fp32", "44.6", "MiB", "44.6", "MiB", "89.2", "MiB", "49.5", "MiB", "228", "MiB"];
+    assert_eq!(cells, expected);
+    assert!(stdout.contains("8                   1024"), "{stdout}");
+}
+
+#[test]
+fn a_number_of_parameters() {
+    let bytes = &answer(&["7B", "--optimizer", "momentum"])["bytes_per_rank"];
+    assert_eq!(bytes["fp32"]["weights"], 28_000_000_000_u64);
+    assert_eq!(bytes["fp32"]["optimizer"], 28_000_000_000_u64);
+    assert_eq!(bytes["int4, inference"]["total"], 3_500_000_000_u64);
+}
+
+#[test]
+fn a_file_a_folder_and_an_index() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    write_header(&file, &GPT);
+    let whole = answer(&[file.to_str().unwrap()]);
+    let parameters = 50_257 * 768 + 3 * 768 + 2 * (768 * 2304 + 768 * 3072);
+    assert_eq!(whole["parameters"], parameters);
+    assert_eq!(whole["largest"], 50_257 * 768);
+    // Two blocks, 12 heads of 64, and logits.
+    let kept = 1024 * 2 * (17 * 768 * 4 + 5 * 12 * 1024 * 2) + 8 * 50_257 * 1024_u64;
+    assert_eq!(whole["bytes_per_rank"]["fp32"]["activations"], kept);
+
+    let mut by_folder = answer(&[folder.path().to_str().unwrap()]);
+    by_folder["model"] = whole["model"].clone();
+    assert_eq!(by_folder, whole);
+
+    let shards = tempfile::tempdir().unwrap();
+    write_header(&shards.path().join("a.safetensors"), &GPT[..3]);
+    write_header(&shards.path().join("b.safetensors"), &GPT[3..]);
+    let map: serde_json::Map<_, _> = GPT
+        .iter()
+        .enumerate()
+        .map(|(i, (name, _))| {
+            ((*name).to_owned(), json!(["a.safetensors", "b.safetensors"][usize::from(i >= 3)]))
+        })
+        .collect();
+    let index = shards.path().join("model.safetensors.index.json");
+    fs::write(&index, json!({"weight_map": map}).to_string()).unwrap();
+    let mut by_index = answer(&[index.to_str().unwrap()]);
+    by_index["model"] = whole["model"].clone();
+    assert_eq!(by_index, whole);
+}
+
+#[test]
+fn the_shape_in_config_json_is_believed() {
+    let folder = tempfile::tempdir().unwrap();
+    write_header(&folder.path().join("model.safetensors"), &[("x.weight", &[1000, 1000])]);
+    let config = json!({"n_embd": 100, "n_layer": 3, "n_head": 5, "vocab_size": 0});
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let answer = answer(&[folder.path().to_str().unwrap(), "--seq-len", "10"]);
+    let kept = 10 * 3 * (17 * 100 * 2 + 5 * 5 * 10);
+    assert_eq!(answer["bytes_per_rank"]["bf16 throughout"]["activations"], kept);
+}
+
+#[test]
+fn convolutions_need_the_size_of_the_images() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cnn.safetensors");
+    let tensors: [(&str, &[u64]); 4] = [
+        ("a.weight", &[32, 1, 5, 5]),
+        ("b.weight", &[64, 32, 5, 5]),
+        ("n.running_mean", &[64]),
+        ("n.num_batches_tracked", &[]),
+    ];
+    write_header(&file, &tensors);
+    let file = file.to_str().unwrap();
+    let unknown = answer(&[file]);
+    assert_eq!(unknown["parameters"], 32 * 25 + 64 * 32 * 25, "buffers are no parameters");
+    assert_eq!(unknown["bytes_per_rank"]["fp32"]["activations"], Value::Null);
+    let (_, stdout, _) = ask(&[file]);
+    assert!(stdout.contains("activations unknown") && stdout.contains("--image-size"), "{stdout}");
+    let known = answer(&[file, "--image-size", "28"]);
+    assert_eq!(
+        known["bytes_per_rank"]["fp32"]["activations"],
+        2 * 4 * (32 * 28 * 28 + 64 * 14 * 14)
+    );
+}
+
+#[test]
+fn what_cannot_be_estimated_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    fs::write(path("short.safetensors"), [1, 2, 3]).unwrap();
+    fs::write(path("foreign.safetensors"), [0xff; 64]).unwrap();
+    let mut cut = 100_u64.to_le_bytes().to_vec();
+    cut.extend(b"{\"a\":");
+    fs::write(path("cut.safetensors"), cut).unwrap();
+    let mut garbage = 4_u64.to_le_bytes().to_vec();
+    garbage.extend(b"abcd");
+    fs::write(path("garbage.safetensors"), garbage).unwrap();
+    write_header(Path::new(&path("empty.safetensors")), &[]);
+    write_header(Path::new(&path("huge.safetensors")), &[("w", &[u64::MAX, 3])]);
+    fs::write(path("model.pth"), "").unwrap();
+    let index = json!({"weight_map": {"w": "gone.safetensors"}}).to_string();
+    fs::write(path("lost.json"), index).unwrap();
+    fs::create_dir(path("bare")).unwrap();
+    let table = [
+        ("short.safetensors", "shorter than the header"),
+        ("foreign.safetensors", "it is no safetensors file"),
+        ("cut.safetensors", "it is cut short"),
+        ("garbage.safetensors", "its header is no JSON"),
+        ("empty.safetensors", "has no tensors"),
+        ("huge.safetensors", "is impossible"),
+        ("model.pth", "write it as safetensors first"),
+        ("lost.json", "gone.safetensors"),
+        ("bare", "holds neither model.safetensors nor"),
+    ];
+    for (name, expected) in table {
+        let (code, stdout, stderr) = ask(&[&path(name)]);
+        assert_eq!(code, 1, "{name}");
+        assert!(stdout.is_empty() && stderr.lines().count() == 1, "{name}: {stderr}");
+        assert!(stderr.contains(expected), "{name}: {stderr}");
+    }
+    let (code, _, stderr) = ask(&["resnet19"]);
+    assert!(code == 1 && stderr.contains("none of the known models: cnn, resnet18"), "{stderr}");
+    let (code, _, stderr) = ask(&["gpt2", "--batch-size", "0"]);
+    assert!(code == 2 && stderr.contains("must be at least 1"), "{stderr}");
+    let (code, _, stderr) = ask(&["gpt2", "--batch-size", "18446744073709551615"]);
+    assert!(code == 1 && stderr.contains("check the sizes"), "{stderr}");
+}

@@ -1,0 +1,216 @@
+//! How jobs on several hosts end before their time: by signals, kills, cuts and readers that go.
+
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::io::Read;
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use brigade_hostkit::{Host, inner_process};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::site::{empty, site, wait_until};
+
+/// A rank that is there, says so, and stays.
+const STAY: &str = "touch $RANK; sleep 1000 & wait";
+
+#[test]
+fn signals_stop_everything_everywhere() {
+    let Some(site) = site(3) else { return };
+    for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
+        let job = site.launch("node1:1,node2:1,node3:1").sh(STAY).start();
+        site.wait_for_files(3);
+        job.send(signal);
+        let run = job.finish();
+        assert_eq!(run.code, code, "{}", run.stderr);
+        assert!(run.stderr.contains(&format!("stopped by {signal}")), "{}", run.stderr);
+        empty(&site.work);
+    }
+
+    // Ranks that do not listen: the second time they are killed.
+    let mut job = site
+        .launch("node2:1,node3:1")
+        .sh("trap '' INT; touch $RANK; while :; do sleep 1; done")
+        .start();
+    site.wait_for_files(2);
+    job.send(Signal::SIGINT);
+    job.wait_for_stderr("SIGINT");
+    job.send(Signal::SIGINT);
+    let run = job.finish();
+    assert_eq!(run.code, 130, "{}", run.stderr);
+}
+
+#[test]
+fn a_signal_while_hosts_are_called() {
+    let Some(site) = site(2) else { return };
+    site.host(1).cut();
+    let job = site.launch("node1:1,node2:1").sh(STAY).start();
+    let launcher = job.pid();
+    wait_until("ssh", || {
+        let processes = site.host(0).processes();
+        processes
+            .iter()
+            .any(|it| it.parent == launcher && it.command.first().is_some_and(|it| it == "ssh"))
+    });
+    job.send(Signal::SIGINT);
+    let run = job.finish();
+    assert_eq!(run.code, 130, "{}", run.stderr);
+    assert!(!site.work.join("0").exists());
+}
+
+#[test]
+fn whatever_is_killed_nothing_is_left() {
+    let Some(site) = site(3) else { return };
+    let agent_of = |host: usize| {
+        let processes = site.host(host).processes();
+        let agent = processes.iter().find(|it| it.command.get(1).is_some_and(|it| it == "__agent"));
+        agent.expect("an agent").pid
+    };
+    let sleeps = |host: usize| {
+        site.host(host)
+            .processes()
+            .iter()
+            .any(|it| it.command.first().is_some_and(|it| it == "sleep"))
+    };
+    type Blow<'a> = (&'a str, &'a dyn Fn(i32), i32, &'a str);
+    let table: [Blow<'_>; 4] = [
+        ("launcher", &|launcher| kill(Pid::from_raw(launcher), Signal::SIGKILL).unwrap(), 137, ""),
+        ("sshd session", &|_| assert!(site.host(1).kill_sshd_sessions() >= 1), 1, "node2 is lost"),
+        (
+            "agent",
+            &|_| kill(Pid::from_raw(agent_of(2)), Signal::SIGKILL).unwrap(),
+            1,
+            "node3 is lost",
+        ),
+        ("link", &|_| site.host(1).cut(), 1, "node2 is lost"),
+    ];
+    for (name, blow, code, said) in table {
+        let job = site.launch("node1:1,node2:1,node3:1").sh(STAY).start();
+        site.wait_for_files(3);
+        wait_until("the ranks", || (0..3).all(sleeps));
+        blow(job.pid());
+        let start = Instant::now();
+        wait_until("the ranks' end", || !(0..3).any(sleeps));
+        eprintln!("{name}: no rank is left after {} ms", start.elapsed().as_millis());
+        if name == "link" {
+            // What is on the far side ends by itself, but sshd there still waits for the launcher.
+            site.host(1).restore();
+        }
+        let run = job.finish();
+        eprintln!("{name}: over after {} ms: {}", start.elapsed().as_millis(), run.stderr);
+        assert_eq!(run.code, code, "{name}: {}", run.stderr);
+        assert!(run.stderr.contains(said), "{name}: {}", run.stderr);
+        empty(&site.work);
+    }
+}
+
+/// Kills some process of a job at some moment, also while the hosts are called and while the job
+/// ends. `BRIGADE_TEST_SEED` repeats a run, `BRIGADE_TEST_KILLS` makes it longer.
+#[test]
+fn random_kills() {
+    let Some(site) = site(3) else { return };
+    let number = |name: &str| std::env::var(name).ok().map(|it| it.parse::<u64>().unwrap());
+    let seed = number("BRIGADE_TEST_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));
+    eprintln!("seed: BRIGADE_TEST_SEED={seed}");
+    let mut random = Random(seed);
+    for round in 0..number("BRIGADE_TEST_KILLS").unwrap_or(10) {
+        let job = site.launch("node1:1,node2:2,node3:1").sh("touch $RANK; exec sleep 0.5").start();
+        let launcher = job.pid();
+        // Half of them while the hosts are called, half of them once the ranks are there.
+        if random.below(2) == 0 {
+            site.wait_for_files(4);
+        }
+        thread::sleep(Duration::from_millis(random.below(600)));
+        let host = usize::try_from(random.below(3)).unwrap();
+        let mut victims = site.host(host).processes();
+        if host == 0 {
+            // Not `nsenter`'s child alone: with it, everything that the launcher started is here.
+            victims
+                .retain(|it| it.pid == launcher || it.parent == launcher || random.below(2) == 0);
+        }
+        let chosen = usize::try_from(random.below(victims.len().max(1) as u64)).unwrap();
+        let victim = victims.get(chosen).cloned();
+        let name = victim.as_ref().map_or_else(|| "nobody".to_owned(), |it| it.command.join(" "));
+        let name = format!("round {round} on node{}: {:.60}", host + 1, name.replace('\n', " "));
+        // It may have ended by itself.
+        let _ = victim.as_ref().map(|it| kill(Pid::from_raw(it.pid), Signal::SIGKILL));
+        let run = job.finish();
+        eprintln!("{name}: {}", run.code);
+        // Too late, the job, a rank or the launcher itself.
+        assert!([0, 1, 137].contains(&run.code), "{name}: {}: {}", run.code, run.stderr);
+        let was_launcher = victim.is_some_and(|it| it.pid == launcher);
+        if run.code != 0 && !was_launcher {
+            assert!(run.stderr.contains("brigade: "), "{name}: nothing was said: {}", run.stderr);
+        }
+        empty(&site.work);
+    }
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % end
+    }
+}
+
+#[test]
+fn readers_that_stop_and_go() {
+    let Some(site) = site(2) else { return };
+    // Nobody reads any more: the job ends, as any program in a pipe does.
+    let mut launch = site.launch("node1:1,node2:1").sh("touch $RANK; yes");
+    let mut child = launch
+        .command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 100_000]).unwrap();
+    drop(stdout);
+    assert_eq!(child.wait().unwrap().code(), Some(141));
+    site.wait_until_empty();
+
+    // Somebody has stopped reading: the ranks wait, and Ctrl-C ends them all the same.
+    let mut launch = site.launch("node1:1,node2:1").sh("yes $(seq -s , 99)");
+    let mut child = launch
+        .command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 1000]).unwrap();
+    let launcher = inner_process(child.id().cast_signed()).unwrap();
+    let ranks = || -> Vec<String> {
+        let of = |pid: i32| fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
+        let all = site.network.hosts().iter().flat_map(Host::processes);
+        all.filter(|it| it.command.first().is_some_and(|it| it == "yes"))
+            .map(|it| of(it.pid))
+            .collect()
+    };
+    // Until none of them writes any more.
+    wait_until("the ranks to stand still", || {
+        let before = ranks();
+        thread::sleep(Duration::from_millis(100));
+        before.len() == 2 && before == ranks()
+    });
+    for _ in 0..2 {
+        kill(Pid::from_raw(launcher), Signal::SIGINT).unwrap();
+        wait_until("the ranks' end", || ranks().is_empty());
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    drop(stdout);
+    site.wait_until_empty();
+}

@@ -1,0 +1,176 @@
+//! `brigade launch --hosts` on several hosts with real sshd: what its user sees, what the ranks
+//! see, and that nothing is left on any host, whatever is killed or cut.
+
+mod copied;
+mod ended;
+mod refused;
+mod site;
+
+use std::fs;
+use std::time::Instant;
+
+use site::{empty, site, wait_until, write_script};
+
+#[test]
+fn ranks_are_numbered_over_the_hosts() {
+    let Some(site) = site(3) else { return };
+    let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE \
+                  $GROUP_RANK/$GROUP_WORLD_SIZE $MASTER_ADDR $(hostname) $(pwd)";
+    // The launcher's own host is the second: no ssh leads to it.
+    let run = site.launch("node2:2,node1:1,node3:2").sh(script).run();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let work = site.work.display();
+    let expected = [
+        format!("[node1:2] 2/5 0/1 1/3 10.213.0.2 node1 {work}"),
+        format!("[node2:0] 0/5 0/2 0/3 10.213.0.2 node2 {work}"),
+        format!("[node2:1] 1/5 1/2 0/3 10.213.0.2 node2 {work}"),
+        format!("[node3:3] 3/5 0/2 2/3 10.213.0.2 node3 {work}"),
+        format!("[node3:4] 4/5 1/2 2/3 10.213.0.2 node3 {work}"),
+    ];
+    assert_eq!(run.lines(), expected);
+    assert_eq!(run.stderr, "");
+
+    // On the first host itself: the others are told an address at which they reach it.
+    let run = site.launch("localhost,node2").args(["--nproc", "1"]).sh("echo $MASTER_ADDR").run();
+    let expected = ["[localhost:0] 10.213.0.1", "[node2:1]     10.213.0.1"];
+    assert_eq!(run.lines(), expected, "{}", run.stderr);
+}
+
+#[test]
+fn a_hostfile() {
+    let Some(site) = site(2) else { return };
+    let file = site.work.join("hosts");
+    fs::write(&file, "# two\nnode1 slots=1\nnode2 slots=2 max-slots=4\n").unwrap();
+    let run = site.launch_with(&["--hostfile", "hosts"]).sh("echo $RANK").run();
+    assert_eq!(run.lines(), ["[node1:0] 0", "[node2:1] 1", "[node2:2] 2"], "{}", run.stderr);
+
+    fs::write(&file, "node1 slots=1\n\nnode2 slot=2\n").unwrap();
+    let run = site.launch_with(&["--hostfile", "hosts"]).sh("touch started").run();
+    assert_eq!(run.code, 2);
+    assert_eq!(run.stderr, "brigade: hosts, line 3: `slot=2`: expected `slots=N`\n");
+    assert!(!site.work.join("started").exists());
+}
+
+#[test]
+fn variables_are_passed_by_a_list() {
+    let Some(site) = site(2) else { return };
+    fs::write(site.work.join(".deepspeed_env"), "FROM_FILE=a b\n").unwrap();
+    let run = site
+        .launch("node2:1")
+        .args(["--env", "OWN", "--env", "NEW=it's \"$HOME\"\n;", "--env", "FAMILY_*"])
+        .env("OWN", "1")
+        .env("FAMILY_A", "2")
+        .env("NCCL_DEBUG", "INFO")
+        .env("SECRET", "3")
+        .env("CUDA_VISIBLE_DEVICES", "0")
+        .sh("env -0 | tr '\\n' '_' | tr '\\0' '\\n'")
+        .run();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let value = |name: &str| {
+        let start = format!("[node2:0] {name}=");
+        run.stdout.lines().find_map(|line| line.strip_prefix(&start))
+    };
+    assert_eq!(value("OWN"), Some("1"));
+    assert_eq!(value("NEW"), Some("it's \"$HOME\"_;"));
+    assert_eq!(value("FAMILY_A"), Some("2"));
+    assert_eq!(value("NCCL_DEBUG"), Some("INFO"));
+    assert_eq!(value("FROM_FILE"), Some("a b"));
+    assert_eq!(value("SECRET"), None);
+    assert_eq!(value("CUDA_VISIBLE_DEVICES"), None);
+    assert_eq!(value("HOME"), site.host(1).home().to_str());
+    assert_eq!(value("PWD"), site.work.to_str());
+}
+
+#[test]
+fn arguments_and_noisy_logins() {
+    let Some(site) = site(2) else { return };
+    write_script(&site.work.join("a 'program' \\ $x"), "#!/bin/sh\nprintf '%s|' \"$0\" \"$@\"\n");
+    // What a login may print before the agent has its say.
+    fs::write(site.host(1).home().join(".ssh/rc"), "printf 'Welcome\\n\\nto node2'\n").unwrap();
+    let arguments =
+        ["./a 'program' \\ $x", "", "it's", "$HOME `id`", "a\nb", "!x", "--nproc", "\\"];
+    let run = site.launch("node2:1").args(["--"]).args(arguments).run();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let expected = "[node2:0] ./a 'program' \\ $x||it's|$HOME `id`|a\n[node2:0] b|!x|--nproc|\\|\n";
+    assert_eq!(run.stdout, expected);
+}
+
+#[test]
+fn lines_of_several_hosts_stay_whole() {
+    let Some(site) = site(3) else { return };
+    let script = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo $i of $RANK ......................; \
+                  echo $i >&2; done; head -c 700000 /dev/zero | tr '\\0' x; echo";
+    let run = site.launch("node1:1,node2:2,node3:1").sh(script).run();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    for (host, rank) in [("node1", 0), ("node2", 1), ("node2", 2), ("node3", 3)] {
+        let prefix = format!("[{host}:{rank}] ");
+        let of = |text: &str| -> Vec<String> {
+            text.lines().filter_map(|line| line.strip_prefix(&prefix)).map(str::to_owned).collect()
+        };
+        let lines = of(&run.stdout);
+        let expected = (1..=3000).map(|i| format!("{i} of {rank} ......................"));
+        assert!(lines[..3000].iter().cloned().eq(expected), "{host}");
+        let long: usize = lines[3000..].iter().map(String::len).sum();
+        assert_eq!(long, 700_000, "{host}");
+        assert!(of(&run.stderr).into_iter().eq((1..=3000).map(|i| i.to_string())), "{host}");
+    }
+}
+
+#[test]
+fn a_rank_fails_on_another_host() {
+    let Some(site) = site(2) else { return };
+    let script = "touch $RANK; [ $RANK = 2 ] || { sleep 1000 & wait; }; \
+                  while [ $(ls | wc -l) -lt 3 ]; do sleep 0.01; done; echo broken >&2; exit 7";
+    let run = site.launch("node1:2,node2:1").sh(script).run();
+    assert_eq!(run.code, 7, "{}", run.stderr);
+    assert!(run.stderr.contains("rank 2 on node2 (local rank 0, pid "), "{}", run.stderr);
+    assert!(run.stderr.contains("failed: exit code 7"), "{}", run.stderr);
+    assert!(run.stderr.ends_with("its last lines on stderr:\n  broken\n"), "{}", run.stderr);
+}
+
+#[test]
+fn a_job_starts_again_on_the_same_hosts_and_with_fewer() {
+    let Some(site) = site(3) else { return };
+    let script = "echo $RANK/$WORLD_SIZE $TORCHELASTIC_RESTART_COUNT; \
+                  [ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; touch $RANK; \
+                  [ $RANK = 1 ] || { sleep 1000 & wait; }; \
+                  while [ $(ls | wc -l) -lt 2 ]; do sleep 0.01; done; exit 7";
+    let run = site.launch("node1:1,node2:1").args(["--max-restarts", "1"]).sh(script).run();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let expected = ["[node1:0] 0/2 0", "[node1:0] 0/2 1", "[node2:1] 1/2 0", "[node2:1] 1/2 1"];
+    assert_eq!(run.lines(), expected, "{}", run.stderr);
+    empty(&site.work);
+
+    // The first host is lost for good; the others go on and are numbered anew.
+    let script = "touch $RANK; [ $WORLD_SIZE = 3 ] || { echo $RANK/$WORLD_SIZE $MASTER_ADDR; exit 0; }; \
+                  sleep 1000 & wait";
+    let flags = ["--max-restarts", "1", "--nnodes", "2:3"];
+    let job = site.launch("node2:1,node1:1,node3:1").args(flags).sh(script).start();
+    site.wait_for_files(3);
+    site.host(1).cut();
+    let start = Instant::now();
+    wait_until("node2 to notice", || {
+        site.host(1)
+            .processes()
+            .iter()
+            .all(|it| it.command.first().is_none_or(|it| it.starts_with("sshd")))
+    });
+    site.host(1).restore();
+    let run = job.finish();
+    eprintln!("the job with two hosts less one is over after {} ms", start.elapsed().as_millis());
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert_eq!(
+        run.lines(),
+        ["[node1:0] 0/2 10.213.0.1", "[node3:1] 1/2 10.213.0.1"],
+        "{}",
+        run.stderr
+    );
+
+    let run = site.launch("node1:1,node2:1").args(["--nnodes", "3"]).sh("true").run();
+    assert_eq!(run.code, 2);
+    assert!(
+        run.stderr.starts_with("brigade: --nnodes 3, but the list has 2 hosts"),
+        "{}",
+        run.stderr
+    );
+}

@@ -1,0 +1,454 @@
+//! What each key of Accelerate's `ClusterConfig` means here.
+
+use std::path::Path;
+
+use super::{Entry, Fate};
+use crate::error::ConfigError;
+use crate::source::Source;
+use crate::value::{Backend, DynamoBackend, Precision, Raw, Value};
+use crate::variables::BIND_OF_AFFINITY;
+
+/// The keys of a file, and what must be known of all to judge one.
+pub(super) struct Keys<'a> {
+    path: &'a Path,
+    entries: &'a [Entry],
+}
+
+impl<'a> Keys<'a> {
+    pub(super) fn new(path: &'a Path, entries: &'a [Entry]) -> Self {
+        Self { path, entries }
+    }
+
+    /// Every known key, with dashes for underscores.
+    pub(super) fn dashed() -> impl Iterator<Item = &'static str> {
+        KNOWN.split_whitespace()
+    }
+
+    pub(super) fn entry(&self, key: &str) -> Option<&'a Entry> {
+        self.entries.iter().find(|it| it.key == key)
+    }
+
+    pub(super) fn source(&self, entry: &Entry) -> Source {
+        entry.source(self.path)
+    }
+
+    /// What becomes of a key; `None` where Accelerate has no such key.
+    pub(super) fn fate(&self, entry: &Entry) -> Result<Option<Fate>, ConfigError> {
+        if self.is_sagemaker() && entry.key != ENVIRONMENT {
+            // Its other keys are for Amazon's service: one refusal is enough.
+            return Ok(Some(Fate::Nothing));
+        }
+        let fate = match entry.key.as_str() {
+            ENVIRONMENT => self.environment(entry)?,
+            KIND => self.kind(entry)?,
+            "mixed_precision" => self.precision(entry)?,
+            "fp16" => self.legacy_fp16(entry)?,
+            "use_cpu" => self.switch(entry, "cpu")?,
+            "debug" => self.switch(entry, "debug")?,
+            PROCESSES => self.processes(entry)?,
+            MACHINES => self.machines()?,
+            "machine_rank" => self.machine_rank(entry)?,
+            "main_process_ip" | "main_process_port" => self.address(entry)?,
+            "rdzv_backend" => self.rendezvous(entry)?,
+            "same_network" => self.same_network(entry)?,
+            "gpu_ids" => self.devices(entry)?,
+            "enable_cpu_affinity" => match self.truth(entry)? {
+                true => becomes("bind", BIND_OF_AFFINITY),
+                false => Fate::Nothing,
+            },
+            "dynamo_config" => self.compile(entry)?,
+            "dynamo_backend" => self.compile_backend(entry, &entry.value)?,
+            "mpirun_config" => self.mpirun(entry)?,
+            "main_training_function" => match &entry.value {
+                Raw::Null => Fate::Nothing,
+                Raw::Text(name) if name == "main" || name.is_empty() => Fate::Nothing,
+                _ => Fate::Idle("it is for TPUs; elsewhere the whole program is run".to_owned()),
+            },
+            "downcast_bf16" | "tpu_name" | "tpu_zone" | "tpu_use_cluster" | "tpu_use_sudo"
+            | "command_file" | "commands" | "tpu_vm" | "tpu_env" | "tpu_cluster" => {
+                self.unless_empty(entry, || Fate::Idle("it is for TPUs only".to_owned()))
+            }
+            "fsdp_config" => self.plugin(entry, "FSDP"),
+            "deepspeed_config" => self.plugin(entry, "DEEPSPEED"),
+            "megatron_lm_config" => self.plugin(entry, "MEGATRON_LM"),
+            "fp8_config" => self.unless_empty(entry, || {
+                // With fp8 the file is refused for its mixed_precision.
+                Fate::Idle("mixed_precision is not fp8".to_owned())
+            }),
+            "parallelism_config" => self.parallelism(entry),
+            "ipex_config" => self.unless_empty(entry, || {
+                Fate::LeftOut("Brigade does not use Intel's extension for PyTorch".to_owned())
+            }),
+            _ => return Ok(None),
+        };
+        Ok(Some(fate))
+    }
+
+    fn environment(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+        match self.word(entry)?.as_str() {
+            "LOCAL_MACHINE" => Ok(Fate::Nothing),
+            SAGEMAKER => Ok(Fate::Refused(
+                "Brigade does not start jobs on Amazon SageMaker: use `accelerate launch` for this \
+                 file, or `brigade config` to make one for hosts of your own"
+                    .to_owned(),
+            )),
+            other => Err(self.wrong(entry, other, "LOCAL_MACHINE")),
+        }
+    }
+
+    fn kind(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+        let kind = self.word(entry)?;
+        Ok(match kind.as_str() {
+            "NO" | "MULTI_CPU" | "MULTI_GPU" => Fate::Nothing,
+            "FSDP" | "DEEPSPEED" | "MEGATRON_LM" => Fate::Refused(format!(
+                "{kind} shards a model over the ranks, which Brigade does not do: use `accelerate \
+                 launch` for this file, or MULTI_GPU for a whole model on each rank"
+            )),
+            "XLA" | "TPU" => Fate::Refused(
+                "Brigade does not run on TPUs: use `accelerate launch` for this file".to_owned(),
+            ),
+            "MULTI_NPU" | "MULTI_MLU" | "MULTI_SDAA" | "MULTI_MUSA" | "MULTI_XPU" | "MULTI_HPU"
+            | "MULTI_NEURON" => Fate::LeftOut(
+                "Brigade knows CPUs and Nvidia's GPUs: the ranks are started, and the program \
+                 chooses its devices"
+                    .to_owned(),
+            ),
+            other => return Err(self.wrong(entry, other, "one of NO, MULTI_CPU or MULTI_GPU")),
+        })
+    }
+
+    fn precision(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+        // Without quotation marks, `no` is YAML's word for false.
+        let precision = match &entry.value {
+            Raw::Null | Raw::Bool(false) => Precision::No,
+            Raw::Text(word) => Precision::parse(word)
+                .ok_or_else(|| self.wrong(entry, word, Precision::EXPECTED))?,
+            other => return Err(self.wrong(entry, &other.shown(), Precision::EXPECTED)),
+        };
+        Ok(match precision {
+            Precision::Fp8 => Fate::Refused(
+                "fp8 needs kernels that Brigade does not have: choose bf16".to_owned(),
+            ),
+            other => becomes("mixed-precision", other.word()),
+        })
+    }
+
+    /// How it was said before there was `mixed_precision`, which goes before it.
+    fn legacy_fp16(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+        Ok(match self.truth(entry)? {
+            _ if self.entry("mixed_precision").is_some() => {
+                Fate::Idle("mixed_precision goes before it".to_owned())
+            }
+            true => becomes("mixed-precision", Precision::Fp16.word()),
+            false => Fate::Nothing,
+        })
+    }
+
+    fn switch(&self, entry: &Entry, name: &'static str) -> Result<Fate, ConfigError> {
+        Ok(becomes(name, &self.truth(entry)?.to_string()))
+    }
+
+    /// The number over all machines becomes the number on each.
+    fn processes(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+        let total = match &entry.value {
+            // Accelerate's "not said".
+            Raw::Integer(-1) | Raw::Null => return Ok(Fate::Nothing),
+            value => self.count(entry, value)?,
+        };
+        let machines = self.number_of_machines()?;
+        if total % machines != 0 {
+            let expected = format!(
+                "a multiple of {MACHINES}, which is {machines}: it counts the ranks of all \
+                 machines, and each of them has the same number"
+            );
+            return Err(self.wrong(entry, &total.to_string(), &expected));
+        }
+        Ok(becomes("nproc", &(total / machines).to_string()))
+    }
+
+    fn machines(&self) -> Result<Fate, ConfigError> {
+        let machines = self.number_of_machines()?;
+        if self.hostfile().is_some() {
+            return Ok(Fate::Idle("the hostfile of mpirun_config counts the machines".to_owned()));
+        }
+        Ok(if machines == 1 { Fate::Nothing } else { becomes("nnodes", &machines.to_string()) })
+    }
+
+    fn machine_rank(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+        let rank = match &entry.value {
+            Raw::Null => return Ok(Fate::Nothing),
+            value => self.number(entry, value)?,
+        };
+        Ok(if self.hostfile().is_some() {
+            Fate::Idle("the hostfile of mpirun_config numbers the machines".to_owned())
+        } else if self.number_of_machines()? == 1 && rank == 0 {
+            Fate::Nothing
+        } else {
+            becomes("node-rank", &rank.to_string())
+        })
+    }
+
+    /// The address and port of the main machine are one endpoint for a rendezvous.
+    fn address(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+        if entry.value == Raw::Null {
+            return Ok(Fate::Nothing);
+        }
+        let is_port = entry.key == "main_process_port";
+        let text = if is_port {
+            let expected = u16::EXPECTED;
+            let text = self.scalar(entry)?;
+            u16::parse(&text).ok_or_else(|| self.wrong(entry, &text, expected))?.to_string()
+        } else {
+            self.scalar(entry)?
+        };
+        if self.hostfile().is_some() || self.number_of_machines()? == 1 {
+            return Ok(Fate::Idle(
+                "it is for several machines; on one, each attempt has a free port".to_owned(),
+            ));
+        }
+        Ok(match (self.meets_by_rendezvous(), is_port) {
+            (false, true) => becomes("master-port", &text),
+            (false, false) => becomes("master-addr", &text),
+            (true, true) => Fate::Nothing,
+            (true, false) => {
+                let port = self.entry("main_process_port").map(|it| self.scalar(it)).transpose()?;
+                let port = port.map_or_else(String::new, |port| format!(":{port}"));
+                becomes("rdzv-endpoint", &format!("{text}{port}"))
+            }
+        })
+    }
+
+    fn rendezvous(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+        let word = match &entry.value {
+            Raw::Null => return Ok(Fate::Nothing),
+            Raw::Text(word) if word.is_empty() => return Ok(Fate::Nothing),
+            Raw::Text(word) => word,
+            other => return Err(self.wrong(entry, &other.shown(), Backend::EXPECTED)),
+        };
+        let backend =
+            Backend::parse(word).ok_or_else(|| self.wrong(entry, word, "c10d, static or etcd"))?;
+        Ok(if self.number_of_machines()? == 1 || self.hostfile().is_some() {
+            Fate::Nothing
+        } else {
+            becomes("rdzv-backend", backend.word())
+        })
+    }
+
+    /// Whether the address is given as `--master_addr` or `--rdzv_endpoint`: to torchrun's static
+    /// rendezvous they mean the same.
+    fn same_network(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+        self.truth(entry).map(|_| Fate::Nothing)
+    }
+
+    fn devices(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+        Ok(match &entry.value {
+            Raw::Null => Fate::Nothing,
+            Raw::Text(text) if text == "all" || text.is_empty() => Fate::Nothing,
+            Raw::Text(text) => becomes("devices", text),
+            Raw::Integer(number) => becomes("devices", &number.to_string()),
+            other => return Err(self.wrong(entry, &other.shown(), "all, or a list such as 0,2")),
+        })
+    }
+
+    fn compile(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+        let table = match &entry.value {
+            Raw::Null => return Ok(Fate::Nothing),
+            Raw::Table(table) => table,
+            other => return Err(self.wrong(entry, &other.shown(), "keys and values")),
+        };
+        let mut settings = Vec::new();
+        for (key, value) in table {
+            // The questionnaire writes the prefix; files by hand have been seen without.
+            let key = key.strip_prefix("dynamo_").unwrap_or(key);
+            let nested = Entry { key: format!("dynamo_{key}"), value: value.clone(), ..*entry };
+            let fate = match key {
+                "backend" => self.compile_backend(&nested, value)?,
+                "mode" => becomes("dynamo-mode", &self.scalar(&nested)?),
+                "use_fullgraph" => self.switch(&nested, "dynamo-use-fullgraph")?,
+                "use_dynamic" => self.switch(&nested, "dynamo-use-dynamic")?,
+                "use_regional_compilation" => {
+                    self.switch(&nested, "dynamo-use-regional-compilation")?
+                }
+                _ => {
+                    let at = self.source(entry);
+                    let hint = " in dynamo_config".to_owned();
+                    return Err(ConfigError::UnknownKey { at, key: nested.key, hint });
+                }
+            };
+            if let Fate::Becomes(more) = fate {
+                settings.extend(more);
+            }
+        }
+        Ok(if settings.is_empty() { Fate::Nothing } else { Fate::Becomes(settings) })
+    }
+
+    fn compile_backend(&self, entry: &Entry, value: &Raw) -> Result<Fate, ConfigError> {
+        let backend = match value {
+            Raw::Null | Raw::Bool(false) => DynamoBackend::No,
+            Raw::Text(word) => DynamoBackend::parse(word)
+                .ok_or_else(|| self.wrong(entry, word, DynamoBackend::EXPECTED))?,
+            other => return Err(self.wrong(entry, &other.shown(), DynamoBackend::EXPECTED)),
+        };
+        Ok(becomes("dynamo-backend", backend.word()))
+    }
+
+    fn mpirun(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+        let table = match &entry.value {
+            Raw::Null => return Ok(Fate::Nothing),
+            Raw::Table(table) => table,
+            other => return Err(self.wrong(entry, &other.shown(), "keys and values")),
+        };
+        if let Some(key) = table.keys().find(|key| !MPIRUN.contains(&key.as_str())) {
+            let (at, hint) = (self.source(entry), " in mpirun_config".to_owned());
+            return Err(ConfigError::UnknownKey { at, key: key.clone(), hint });
+        }
+        let mut settings = Vec::new();
+        settings.extend(self.hostfile().map(|file| ("hostfile", file)));
+        match table.get("mpirun_ccl") {
+            Some(Raw::Integer(count)) if *count != 0 => settings.push((CCL, count.to_string())),
+            Some(Raw::Text(count)) if count != "0" && !count.is_empty() => {
+                settings.push((CCL, count.clone()));
+            }
+            _ => {}
+        }
+        Ok(if settings.is_empty() { Fate::Nothing } else { Fate::Becomes(settings) })
+    }
+
+    /// The file for a way of sharding says nothing as long as another way is chosen.
+    fn plugin(&self, entry: &Entry, kind: &str) -> Fate {
+        let chosen = self.entry(KIND).is_some_and(|it| it.value == Raw::Text(kind.to_owned()));
+        if chosen {
+            // The refusal is for distributed_type.
+            return Fate::Nothing;
+        }
+        self.unless_empty(entry, || Fate::Idle(format!("{KIND} is not {kind}")))
+    }
+
+    /// Replicas are what ranks are; every other axis shards.
+    fn parallelism(&self, entry: &Entry) -> Fate {
+        let Raw::Table(table) = &entry.value else { return Fate::Nothing };
+        let shards = |(key, value): &(&String, &Raw)| {
+            key.ends_with("_size")
+                && !key.ends_with("dp_replicate_size")
+                && !matches!(value, Raw::Integer(1) | Raw::Null)
+        };
+        match table.iter().find(shards) {
+            Some((key, value)) => Fate::Refused(format!(
+                "{key} is {}: Brigade has a whole model on each rank; use `accelerate launch` for \
+                 this file",
+                value.shown()
+            )),
+            None => Fate::Nothing,
+        }
+    }
+
+    fn unless_empty(&self, entry: &Entry, fate: impl Fn() -> Fate) -> Fate {
+        if is_empty(&entry.value) { Fate::Nothing } else { fate() }
+    }
+
+    fn is_sagemaker(&self) -> bool {
+        self.entry(ENVIRONMENT).is_some_and(|it| it.value == Raw::Text(SAGEMAKER.to_owned()))
+    }
+
+    fn meets_by_rendezvous(&self) -> bool {
+        let backend = self.entry("rdzv_backend").map(|it| &it.value);
+        let parsed = match backend {
+            Some(Raw::Text(word)) => Backend::parse(word),
+            _ => None,
+        };
+        matches!(parsed, Some(Backend::Builtin | Backend::Etcd))
+    }
+
+    fn hostfile(&self) -> Option<String> {
+        let Raw::Table(table) = &self.entry("mpirun_config")?.value else { return None };
+        match table.get("mpirun_hostfile") {
+            Some(Raw::Text(file)) if !file.is_empty() => Some(file.clone()),
+            _ => None,
+        }
+    }
+
+    fn number_of_machines(&self) -> Result<usize, ConfigError> {
+        match self.entry(MACHINES) {
+            None => Ok(1),
+            Some(entry) if entry.value == Raw::Null => Ok(1),
+            Some(entry) => self.count(entry, &entry.value),
+        }
+    }
+
+    fn count(&self, entry: &Entry, value: &Raw) -> Result<usize, ConfigError> {
+        match self.number(entry, value)? {
+            0 => Err(self.wrong(entry, "0", "a whole number from 1")),
+            count => Ok(count),
+        }
+    }
+
+    fn number(&self, entry: &Entry, value: &Raw) -> Result<usize, ConfigError> {
+        let number = match value {
+            Raw::Integer(number) => usize::try_from(*number).ok(),
+            Raw::Text(text) => text.parse().ok(),
+            _ => None,
+        };
+        number.ok_or_else(|| self.wrong(entry, &value.shown(), usize::EXPECTED))
+    }
+
+    fn truth(&self, entry: &Entry) -> Result<bool, ConfigError> {
+        let truth = match &entry.value {
+            Raw::Null => Some(false),
+            Raw::Bool(truth) => Some(*truth),
+            Raw::Text(word) => bool::parse(word),
+            _ => None,
+        };
+        truth.ok_or_else(|| self.wrong(entry, &entry.value.shown(), bool::EXPECTED))
+    }
+
+    fn word(&self, entry: &Entry) -> Result<String, ConfigError> {
+        match &entry.value {
+            Raw::Text(word) => Ok(word.clone()),
+            // `distributed_type: NO` without quotation marks.
+            Raw::Bool(false) => Ok("NO".to_owned()),
+            other => Err(self.wrong(entry, &other.shown(), "a word")),
+        }
+    }
+
+    fn scalar(&self, entry: &Entry) -> Result<String, ConfigError> {
+        match &entry.value {
+            Raw::Text(text) if !text.is_empty() => Ok(text.clone()),
+            Raw::Integer(number) => Ok(number.to_string()),
+            other => Err(self.wrong(entry, &other.shown(), "a text")),
+        }
+    }
+
+    fn wrong(&self, entry: &Entry, found: &str, expected: &str) -> ConfigError {
+        ConfigError::wrong(self.source(entry), &entry.key, found.to_owned(), expected)
+    }
+}
+
+fn becomes(name: &'static str, value: &str) -> Fate {
+    Fate::Becomes(vec![(name, value.to_owned())])
+}
+
+/// Null, false, nothing in it, or the word for it.
+fn is_empty(value: &Raw) -> bool {
+    match value {
+        Raw::Null | Raw::Bool(false) => true,
+        Raw::Text(word) => matches!(word.as_str(), "" | "no" | "none" | "false"),
+        Raw::List(items) => items.is_empty(),
+        Raw::Table(table) => table.values().all(is_empty),
+        _ => false,
+    }
+}
+
+pub(super) const KIND: &str = "distributed_type";
+const ENVIRONMENT: &str = "compute_environment";
+const SAGEMAKER: &str = "AMAZON_SAGEMAKER";
+const PROCESSES: &str = "num_processes";
+const MACHINES: &str = "num_machines";
+const MPIRUN: [&str; 2] = ["mpirun_hostfile", "mpirun_ccl"];
+/// What Accelerate makes of `mpirun_ccl`.
+const CCL: &str = "env.CCL_WORKER_COUNT";
+/// For suggestions. The tests compare it with what has a fate.
+const KNOWN: &str = "compute-environment distributed-type mixed-precision use-cpu debug \
+    num-processes num-machines machine-rank gpu-ids main-process-ip main-process-port rdzv-backend \
+    same-network main-training-function enable-cpu-affinity fp8-config deepspeed-config \
+    fsdp-config parallelism-config megatron-lm-config mpirun-config downcast-bf16 tpu-name \
+    tpu-zone tpu-use-cluster tpu-use-sudo command-file commands tpu-vm tpu-env dynamo-config";

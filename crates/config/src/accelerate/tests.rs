@@ -1,0 +1,267 @@
+//! Files of Accelerate's and what they become.
+
+use super::keys::Keys;
+use super::*;
+use crate::settings::TABLE;
+
+fn import(text: &str) -> Result<Import, ConfigError> {
+    read("a.yaml".as_ref(), text)
+}
+
+/// `name=value` for each setting that is set, in the order of the table.
+fn settings(import: &Import) -> Vec<String> {
+    let of = |name: &str| Some(format!("{name}={}", import.layer.settings.text(name)?));
+    let env = import.layer.settings.env.iter().map(|(name, value)| format!("env.{name}={value}"));
+    TABLE.iter().filter_map(|it| of(it.name)).chain(env).collect()
+}
+
+/// What its questionnaire wrote for two machines of four GPUs, in version 1.9.
+const TWO_MACHINES: &str = "\
+compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: MULTI_GPU
+downcast_bf16: 'no'
+enable_cpu_affinity: false
+gpu_ids: all
+machine_rank: 1
+main_process_ip: 10.0.0.1
+main_process_port: 29500
+main_training_function: main
+mixed_precision: bf16
+num_machines: 2
+num_processes: 8
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+tpu_use_sudo: false
+use_cpu: false
+";
+
+#[test]
+fn a_whole_file() {
+    let import = import(TWO_MACHINES).unwrap();
+    assert_eq!(
+        settings(&import),
+        [
+            "nproc=4",
+            "cpu=false",
+            "nnodes=2",
+            "node-rank=1",
+            "master-addr=10.0.0.1",
+            "master-port=29500",
+            "rdzv-backend=static",
+            "mixed-precision=bf16",
+            "debug=false",
+        ]
+    );
+    assert_eq!(import.layer.source("nproc").unwrap().to_string(), "a.yaml:13");
+    assert_eq!(import.layer.notes, []);
+    assert_eq!(import.rows.len(), 19, "every key has a row");
+}
+
+#[test]
+fn the_same_in_json() {
+    let text = r#"{
+  "compute_environment": "LOCAL_MACHINE",
+  "distributed_type": "MULTI_CPU",
+  "num_machines": 1,
+  "num_processes": 4,
+  "use_cpu": true
+}
+"#;
+    let import = read("a.json".as_ref(), text).unwrap();
+    assert_eq!(settings(&import), ["nproc=4", "cpu=true"]);
+    assert_eq!(import.layer.source("nproc").unwrap().to_string(), "a.json:5");
+}
+
+#[test]
+fn what_keys_become() {
+    let table: [(&str, &[&str]); 19] = [
+        ("num_processes: -1", &[]),
+        (
+            "num_processes: 6\nnum_machines: 3\nmain_process_ip: a",
+            &["nproc=2", "nnodes=3", "master-addr=a"],
+        ),
+        ("gpu_ids: 0,2", &["devices=0,2"]),
+        ("gpu_ids: 1", &["devices=1"]),
+        ("gpu_ids: all", &[]),
+        ("mixed_precision: no", &["mixed-precision=no"]),
+        ("fp16: true", &["mixed-precision=fp16"]),
+        ("fp16: true\nmixed_precision: bf16", &["mixed-precision=bf16"]),
+        ("enable_cpu_affinity: true", &["bind=numa"]),
+        ("dynamo_backend: INDUCTOR", &["dynamo-backend=inductor"]),
+        ("dynamo_backend: 'NO'", &["dynamo-backend=no"]),
+        (
+            "dynamo_config:\n  dynamo_backend: INDUCTOR\n  dynamo_mode: max-autotune\n  dynamo_use_dynamic: true",
+            &["dynamo-backend=inductor", "dynamo-mode=max-autotune", "dynamo-use-dynamic=true"],
+        ),
+        ("dynamo_config: {backend: eager}", &["dynamo-backend=eager"]),
+        (
+            "num_machines: 2\nnum_processes: 4\nrdzv_backend: c10d\nmain_process_ip: a\nmain_process_port: 29400",
+            &["nproc=2", "nnodes=2", "rdzv-backend=builtin", "rdzv-endpoint=a:29400"],
+        ),
+        (
+            "num_machines: 2\nnum_processes: 4\nmpirun_config: {mpirun_hostfile: /h, mpirun_ccl: '1'}",
+            &["nproc=2", "hostfile=/h", "env.CCL_WORKER_COUNT=1"],
+        ),
+        ("num_machines: 1\nmachine_rank: 0\nrdzv_backend: static", &[]),
+        ("use_cpu: yes", &["cpu=true"]),
+        ("fsdp_config: {}\nfp8_config: null\nparallelism_config: {}\ncommands: []", &[]),
+        (
+            "parallelism_config:\n  parallelism_config_dp_replicate_size: 4\n  parallelism_config_tp_size: 1",
+            &[],
+        ),
+    ];
+    for (text, expected) in table {
+        let import = import(&format!("distributed_type: MULTI_GPU\n{text}\n")).unwrap();
+        assert_eq!(settings(&import), expected, "{text}");
+        let warnings = import.layer.notes.iter().filter(|it| it.is_warning);
+        assert_eq!(warnings.count(), 0, "{text}");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_named() {
+    let table = [
+        (
+            "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2",
+            "a.yaml cannot be used: line 1: distributed_type: FSDP shards a model over the ranks",
+        ),
+        (
+            "distributed_type: DEEPSPEED",
+            "a.yaml cannot be used: line 1: distributed_type: DEEPSPEED shards",
+        ),
+        (
+            "distributed_type: MEGATRON_LM",
+            "a.yaml cannot be used: line 1: distributed_type: MEGATRON_LM shards",
+        ),
+        (
+            "distributed_type: XLA",
+            "a.yaml cannot be used: line 1: distributed_type: Brigade does not run on TPUs",
+        ),
+        (
+            "compute_environment: AMAZON_SAGEMAKER\nec2_instance_type: ml.p3.2xlarge",
+            "a.yaml cannot be used: line 1: compute_environment: Brigade does not start jobs on Amazon SageMaker",
+        ),
+        (
+            "distributed_type: 'NO'\nmixed_precision: fp8",
+            "a.yaml cannot be used: line 2: mixed_precision: fp8 needs kernels",
+        ),
+        (
+            "distributed_type: 'NO'\nparallelism_config: {parallelism_config_tp_size: 2}",
+            "a.yaml cannot be used: line 2: parallelism_config: parallelism_config_tp_size is 2",
+        ),
+        (
+            "distributed_type: 'NO'\nnum_proceses: 2",
+            "a.yaml:2: unknown key `num_proceses`: did you mean `num_processes`?",
+        ),
+        ("distributed_type: 'NO'\nlearning_rate: 2", "a.yaml:2: unknown key `learning_rate`"),
+        (
+            "distributed_type: 'NO'\ndynamo_config: {dynamo_backends: eager}",
+            "a.yaml:2: unknown key `dynamo_backends` in dynamo_config",
+        ),
+        (
+            "distributed_type: 'NO'\nnum_processes: two",
+            "a.yaml:2: num_processes is \"two\", expected a whole number",
+        ),
+        (
+            "distributed_type: 'NO'\nnum_processes: 5\nnum_machines: 2",
+            "a.yaml:2: num_processes is 5, expected a multiple of num_machines, which is 2",
+        ),
+        (
+            "distributed_type: 'NO'\nnum_machines: 0",
+            "a.yaml:2: num_machines is 0, expected a whole number from 1",
+        ),
+        (
+            "distributed_type: 'NO'\nmain_process_port: 70000",
+            "a.yaml:2: main_process_port is 70000, expected a port, from 0 to 65535",
+        ),
+        (
+            "distributed_type: 'NO'\nmixed_precision: fp61",
+            "a.yaml:2: mixed_precision is fp61, expected no, fp16, bf16 or fp8",
+        ),
+        ("distributed_type: MULTI", "a.yaml:1: distributed_type is MULTI, expected one of"),
+        (
+            "num_processes: 2",
+            "a.yaml:1: this is not a file of Accelerate's: every file of Accelerate's has distributed_type",
+        ),
+        (
+            "distributed_type: 'NO'\nnum_machines: 1\nnum_machines: 2",
+            "a.yaml:3: this is not YAML: ",
+        ),
+        ("distributed_type: [", "a.yaml:1: this is not YAML: "),
+        ("distributed_type: 'NO'\n  num_machines: 1", "a.yaml:2: this is not YAML: "),
+        ("- 1", "a.yaml:1: this is not YAML: "),
+        ("", "a.yaml:1: this is not a file of Accelerate's: "),
+    ];
+    for (text, expected) in table {
+        let error = import(text).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{text:?} gave {error:?}");
+    }
+    let error = read("a.json".as_ref(), "{\n \"debug\": none\n}").unwrap_err().to_string();
+    assert!(error.starts_with("a.json:2: this is not JSON: expected ident, in "), "{error}");
+}
+
+#[test]
+fn what_is_left_out_is_named() {
+    // text, the note, and whether it is worth a line at each launch
+    let table = [
+        (
+            "distributed_type: MULTI_XPU",
+            "a.yaml:1: distributed_type is not honoured: Brigade knows CPUs",
+            true,
+        ),
+        (
+            "distributed_type: 'NO'\nipex_config: {ipex: true}",
+            "a.yaml:2: ipex_config is not honoured: ",
+            true,
+        ),
+        (
+            "distributed_type: 'NO'\ntpu_name: my-pod",
+            "a.yaml:2: tpu_name does nothing: it is for TPUs only",
+            false,
+        ),
+        (
+            "distributed_type: 'NO'\ndowncast_bf16: true",
+            "a.yaml:2: downcast_bf16 does nothing: it is for TPUs only",
+            false,
+        ),
+        (
+            "distributed_type: 'NO'\nmain_training_function: train",
+            "a.yaml:2: main_training_function does nothing: ",
+            false,
+        ),
+        (
+            "distributed_type: 'NO'\nfsdp_config: {fsdp_version: 2}",
+            "a.yaml:2: fsdp_config does nothing: distributed_type is not FSDP",
+            false,
+        ),
+        (
+            "distributed_type: 'NO'\nfp8_config: {backend: TE}",
+            "a.yaml:2: fp8_config does nothing: mixed_precision is not fp8",
+            false,
+        ),
+        (
+            "distributed_type: 'NO'\nmain_process_port: 29500",
+            "a.yaml:2: main_process_port does nothing: it is for several machines",
+            false,
+        ),
+    ];
+    for (text, expected, is_warning) in table {
+        let notes = import(text).unwrap().layer.notes;
+        assert_eq!(notes.len(), 1, "{text:?} gave {notes:?}");
+        assert!(notes[0].to_string().starts_with(expected), "{text:?} gave {}", notes[0]);
+        assert_eq!(notes[0].is_warning, is_warning, "{text:?}");
+    }
+}
+
+#[test]
+fn every_key_of_theirs_has_a_fate() {
+    let path = Path::new("a.yaml");
+    for key in Keys::dashed().map(|key| key.replace('-', "_")) {
+        let entries = [Entry { key: key.clone(), line: 1, value: Raw::Null }];
+        let fate = Keys::new(path, &entries).fate(&entries[0]);
+        assert!(!matches!(fate, Ok(None)), "{key}");
+    }
+}

@@ -1,0 +1,216 @@
+//! Settings that know where they come from, and how one layer of them lies over another.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use brigade_world::env;
+
+use crate::error::{ConfigError, fault};
+use crate::settings::{Setting, Settings, TABLE};
+use crate::source::Source;
+use crate::value::Raw;
+
+/// Settings with the source of each.
+///
+/// ```
+/// use brigade_config::{Layer, Source};
+///
+/// let mut flags = Layer::default();
+/// flags.set("max-restarts", "3", Source::Flag("max-restarts".into()))?;
+/// let layers = flags.over(Layer::defaults());
+/// assert_eq!(layers.settings.max_restarts, Some(3));
+/// assert_eq!(layers.source("max-restarts").unwrap().to_string(), "flag --max-restarts");
+/// assert_eq!(layers.source("role").unwrap().to_string(), "default");
+/// assert_eq!(layers.source("hosts"), None);
+/// # Ok::<(), brigade_config::ConfigError>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Layer {
+    /// The values.
+    pub settings: Settings,
+    /// What there is to say about them.
+    pub notes: Vec<Note>,
+    /// By name; a variable for the ranks as `env.NAME`.
+    sources: BTreeMap<String, Source>,
+}
+
+/// Something that was set and does not do what one may think.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// Where it was set.
+    pub source: Source,
+    /// What it does instead, and why.
+    pub text: String,
+    /// It is worth a line at each launch, not only where somebody asks for an explanation.
+    pub is_warning: bool,
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.source, self.text)
+    }
+}
+
+impl Layer {
+    /// The lowest layer: what holds where nobody says otherwise.
+    #[must_use]
+    pub fn defaults() -> Self {
+        let mut layer = Self::default();
+        for setting in TABLE {
+            if let Some(default) = setting.default {
+                layer.settings.set(setting.name, default);
+                layer.mark(setting.name, Source::Default);
+            }
+        }
+        layer
+    }
+
+    /// Sets what a variable or a flag says.
+    ///
+    /// Errors when it is not what the setting expects.
+    pub fn set(&mut self, name: &str, text: &str, source: Source) -> Result<(), ConfigError> {
+        if !self.settings.set(name, text) {
+            return Err(ConfigError::text(source, name, text));
+        }
+        self.mark(name, source);
+        Ok(())
+    }
+
+    /// Sets what a file says.
+    pub(crate) fn read(
+        &mut self,
+        name: &str,
+        raw: &Raw,
+        source: Source,
+    ) -> Result<(), ConfigError> {
+        if !self.settings.read(name, raw) {
+            let mut error = ConfigError::value(source, name, raw.shown());
+            // `quiet = "yes"` is of the wrong kind, `tee = "9"` has the wrong words.
+            if let (Raw::Text(text), ConfigError::Value { wrong, .. }) = (raw, &mut error)
+                && !Settings::default().set(name, text)
+                && let Some(setting) = Setting::named(name)
+            {
+                *wrong = fault(setting, text);
+            }
+            return Err(error);
+        }
+        self.mark(name, source);
+        Ok(())
+    }
+
+    /// Sets a variable for the ranks.
+    ///
+    /// Errors when it cannot be one, or is for the launcher to set.
+    pub fn set_env(&mut self, name: &str, value: &str, source: Source) -> Result<(), ConfigError> {
+        let reason = if name.is_empty() || name.contains(['=', '\0']) {
+            "is no name for a variable"
+        } else if env::TABLE.iter().any(|it| it.name == name) {
+            "is for the launcher to set: every rank has a value of its own"
+        } else if value.contains('\0') {
+            "has a value with a zero byte in it"
+        } else {
+            self.settings.env.insert(name.to_owned(), value.to_owned());
+            self.mark(&format!("{ENV_PREFIX}{name}"), source);
+            return Ok(());
+        };
+        Err(ConfigError::Variable { source_of: source, name: name.to_owned(), reason })
+    }
+
+    /// Where a setting, or a variable as `env.NAME`, was set; `None` where it was not.
+    #[must_use]
+    pub fn source(&self, name: &str) -> Option<&Source> {
+        self.sources.get(name)
+    }
+
+    /// Somebody, not a default, has set it.
+    #[must_use]
+    pub fn is_given(&self, name: &str) -> bool {
+        self.source(name).is_some_and(|source| *source != Source::Default)
+    }
+
+    /// This layer where it says something, `lower` where it does not.
+    #[must_use]
+    pub fn over(self, lower: Self) -> Self {
+        let mut layers = lower;
+        layers.settings.overlay(self.settings);
+        layers.sources.extend(self.sources);
+        layers.notes.extend(self.notes);
+        layers
+    }
+
+    /// Puts a setting back to its default.
+    pub(crate) fn reset(&mut self, name: &str) {
+        self.settings.unset(name);
+        self.sources.remove(name);
+        if let Some(default) = Setting::named(name).and_then(|it| it.default) {
+            self.settings.set(name, default);
+            self.mark(name, Source::Default);
+        }
+    }
+
+    pub(crate) fn mark(&mut self, name: &str, source: Source) {
+        self.sources.insert(name.to_owned(), source);
+    }
+
+    /// Says something about a setting to those who ask for an explanation.
+    pub fn note(&mut self, source: Source, text: impl Into<String>) {
+        self.notes.push(Note { source, text: text.into(), is_warning: false });
+    }
+
+    /// Says something about a setting at each launch.
+    pub fn warn(&mut self, source: Source, text: impl Into<String>) {
+        self.notes.push(Note { source, text: text.into(), is_warning: true });
+    }
+}
+
+/// Before the names of variables among the sources.
+pub(crate) const ENV_PREFIX: &str = "env.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flag(name: &str) -> Source {
+        Source::Flag(name.to_owned())
+    }
+
+    #[test]
+    fn the_upper_layer_wins_and_keeps_the_rest() {
+        let mut lower = Layer::default();
+        let file = Source::File { path: "a.toml".into(), line: 3 };
+        lower.set("nproc", "2", file.clone()).unwrap();
+        lower.set("role", "actor", file.clone()).unwrap();
+        lower.set_env("A", "1", file.clone()).unwrap();
+        lower.set_env("B", "1", file.clone()).unwrap();
+        let mut upper = Layer::default();
+        upper.set("nproc", "gpu", flag("nproc")).unwrap();
+        upper.set_env("B", "2", flag("env")).unwrap();
+
+        let both = upper.over(lower);
+        assert_eq!(both.settings.text("nproc").as_deref(), Some("gpu"));
+        assert_eq!(both.source("nproc"), Some(&flag("nproc")));
+        assert_eq!(both.source("role"), Some(&file));
+        assert_eq!(both.settings.env.values().collect::<Vec<_>>(), ["1", "2"]);
+        assert_eq!(both.source("env.A"), Some(&file));
+        assert_eq!(both.source("env.B"), Some(&flag("env")));
+    }
+
+    #[test]
+    fn wrong_values_say_what_was_expected() {
+        let mut layer = Layer::default();
+        let table = [
+            ("nproc", "0", "`0`, expected a whole number from 1, or auto, gpu or cpu"),
+            ("nnodes", "4:1", "`4:1`, expected a number of hosts from 1, or MIN:MAX"),
+            ("master-port", "70000", "`70000`, expected a port, from 0 to 65535"),
+            ("shutdown-timeout", "-1", "`-1`, expected a number of seconds"),
+            ("hosts", "a,,b", "`a,,b`, expected a list of words, separated by commas"),
+        ];
+        for (name, text, expected) in table {
+            let error = layer.set(name, text, flag(name)).unwrap_err().to_string();
+            assert_eq!(error, format!("flag --{name}: {name} is {expected}"));
+        }
+        assert_eq!(layer, Layer::default());
+        let error = layer.set_env("RANK", "0", flag("env")).unwrap_err().to_string();
+        assert!(error.starts_with("flag --env: RANK is for the launcher to set"), "{error}");
+    }
+}

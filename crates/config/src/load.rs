@@ -1,0 +1,132 @@
+//! From files and the environment to one layer of settings.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use crate::error::ConfigError;
+use crate::layer::Layer;
+use crate::places::{self, ChosenBy, Place};
+use crate::settings::Settings;
+use crate::source::Source;
+use crate::variables::Variables;
+use crate::{accelerate, file};
+
+/// Settings before any flag.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The environment over the file over the defaults.
+    pub layer: Layer,
+    /// The file that was read.
+    pub file: Option<Place>,
+}
+
+/// Reads the settings file, if there is one, and the environment.
+///
+/// The file is the one that `named` says, else `BRIGADE_CONFIG`, else the user's own, else the one
+/// that `accelerate config` wrote. Of that last one nobody has asked Brigade to read it: where it
+/// cannot be used, that is a warning and no error.
+///
+/// Errors when a file that was named cannot be read, and when a file or a variable does not say
+/// what its settings expect.
+pub fn load(named: Option<&Path>, variables: &Variables) -> Result<Loaded, ConfigError> {
+    let place = places::to_read(named, variables, Path::exists);
+    let mut lower = match &place {
+        Some(place) => read_place(place)?,
+        None => Layer::default(),
+    };
+    if let Some(home) = variables.value("HOME") {
+        expand(&mut lower.settings, Path::new(home));
+    }
+    let layer = variables.layer()?.over(lower.over(Layer::defaults()));
+    Ok(Loaded { layer, file: place })
+}
+
+/// What a shell does with `~/` on a command line, in a file nobody does. The folder of other hosts
+/// is theirs to know.
+fn expand(settings: &mut Settings, home: &Path) {
+    for path in [&mut settings.hostfile, &mut settings.rdzv_secret_file, &mut settings.log_dir] {
+        if let Some(path) = path
+            && let Ok(rest) = path.strip_prefix("~")
+        {
+            *path = home.join(rest);
+        }
+    }
+}
+
+fn read_place(place: &Place) -> Result<Layer, ConfigError> {
+    let read = read_text(place).and_then(|text| read_layer(&place.path, &text));
+    match read {
+        Err(error) if place.chosen_by == ChosenBy::Accelerate => {
+            let mut layer = Layer::default();
+            let source = Source::File { path: place.path.clone(), line: 1 };
+            layer.warn(
+                source,
+                format!("not used: {error}; `brigade config` makes a file of Brigade's own"),
+            );
+            Ok(layer)
+        }
+        read => read,
+    }
+}
+
+/// Reads a file of either kind: Accelerate's end in `.yaml`, `.yml` or `.json`.
+///
+/// Errors as [`file::read`] and [`accelerate::read`].
+pub fn read_layer(path: &Path, text: &str) -> Result<Layer, ConfigError> {
+    if is_accelerates(path) {
+        accelerate::read(path, text).map(|import| import.layer)
+    } else {
+        file::read(path, text)
+    }
+}
+
+/// By its ending: YAML and JSON are Accelerate's, TOML is ours.
+#[must_use]
+pub fn is_accelerates(path: &Path) -> bool {
+    path.extension().is_some_and(|it| {
+        ["yaml", "yml", "json"].iter().any(|ending| it.eq_ignore_ascii_case(ending))
+    })
+}
+
+/// The text of a settings file.
+///
+/// Errors when it cannot be read, is no text, or is too long to be one.
+pub fn read_text(place: &Place) -> Result<String, ConfigError> {
+    let fault = |source| ConfigError::Unreadable {
+        path: place.path.clone(),
+        asked_by: place.chosen_by.reason().to_owned(),
+        source,
+    };
+    let mut text = String::new();
+    // A device or a pipe has no length that one could ask for.
+    let length = File::open(&place.path)
+        .and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text))
+        .map_err(fault)?;
+    if length as u64 > MAX_BYTES {
+        return Err(fault(io::Error::other("it is too long for a settings file")));
+    }
+    Ok(text)
+}
+
+/// A thousand times what a long one has.
+const MAX_BYTES: u64 = 1 << 22;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_may_speak_of_the_home_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job.toml");
+        let text =
+            "version = 1\n[hosts]\nhostfile = \"~/hosts\"\n[output]\nlog-dir = \"~x/logs\"\n";
+        std::fs::write(&path, text).unwrap();
+        let variables = [("HOME", "/home/ada"), ("BRIGADE_WORKDIR", "~/job")].into_iter().collect();
+        let settings = load(Some(&path), &variables).unwrap().layer.settings;
+        assert_eq!(settings.hostfile.unwrap(), Path::new("/home/ada/hosts"));
+        assert_eq!(settings.log_dir.unwrap(), Path::new("~x/logs"));
+        assert_eq!(settings.workdir.unwrap(), Path::new("~/job"));
+    }
+}

@@ -1,0 +1,47 @@
+//! The settings that suit a machine.
+
+use brigade_launch::NprocSpec;
+
+use crate::settings::Settings;
+use crate::value::Precision;
+
+/// What a machine has, as far as settings depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// Nvidia's GPUs.
+    pub gpus: usize,
+    /// Cores that this process may use.
+    pub cores: usize,
+}
+
+impl Machine {
+    /// A rank for each GPU; where there is none, one rank with all cores.
+    ///
+    /// ```
+    /// use brigade_config::Machine;
+    ///
+    /// let settings = Machine { gpus: 2, cores: 16 }.settings(None);
+    /// assert_eq!(settings.text("nproc").as_deref(), Some("2"));
+    /// assert_eq!(settings.cpu, None);
+    /// ```
+    #[must_use]
+    pub fn settings(self, precision: Option<Precision>) -> Settings {
+        Settings {
+            nproc: Some(NprocSpec::Count(self.gpus.max(1))),
+            cpu: (self.gpus == 0).then_some(true),
+            mixed_precision: Some(precision.unwrap_or(Precision::No)),
+            ..Settings::default()
+        }
+    }
+
+    /// In words, for the heading of a file.
+    #[must_use]
+    pub fn words(self) -> String {
+        let some = |count: usize, one: &str| match count {
+            0 => format!("no {one}"),
+            1 => format!("one {one}"),
+            more => format!("{more} {one}s"),
+        };
+        format!("{} and {}", some(self.gpus, "GPU"), some(self.cores, "core"))
+    }
+}

@@ -1,0 +1,375 @@
+//! The questions of `brigade config`, in the order that people know from `accelerate config`.
+//!
+//! Pure: answers in, the next question out. Who asks them, and how it looks, is for others.
+
+use brigade_launch::NodeRange;
+
+use crate::machine::Machine;
+use crate::settings::{Setting, Settings};
+use crate::value::{Backend, DynamoBackend, DynamoMode, List, Precision, Value as _};
+
+/// One question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// On which machines.
+    Where,
+    /// Their names.
+    Hosts,
+    /// How many there are.
+    Machines,
+    /// Which of them this one is.
+    Rank,
+    /// Where the main one is.
+    Address,
+    /// Its port.
+    Port,
+    /// Who brings machines together that join and leave.
+    Backend,
+    /// Where they meet.
+    Endpoint,
+    /// How often to start again.
+    Restarts,
+    /// Whether to leave GPUs alone.
+    Cpu,
+    /// How many ranks.
+    Processes,
+    /// Which GPUs.
+    Devices,
+    /// In which type to compute.
+    Precision,
+    /// Whether Python programs are to compile.
+    Compile,
+    /// With what.
+    CompileBackend,
+    /// How hard.
+    CompileMode,
+    /// In one graph.
+    CompileGraph,
+    /// With shapes as variables.
+    CompileShapes,
+    /// Repeated blocks once.
+    CompileBlocks,
+}
+
+/// How a question is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// With one of these words.
+    Choice {
+        /// The words, each with what it means.
+        options: Vec<(&'static str, &'static str)>,
+        /// Which of them is meant where nobody chooses.
+        default: usize,
+    },
+    /// With `yes` or `no`.
+    YesNo {
+        /// Meant where nobody chooses.
+        default: bool,
+    },
+    /// In words of one's own.
+    Text {
+        /// Meant where nothing is written; `None` where something must be.
+        default: Option<String>,
+        /// What an answer looks like.
+        help: &'static str,
+    },
+}
+
+/// Questions and answers so far.
+///
+/// ```
+/// use brigade_config::{Machine, questions::{Interview, Question}};
+///
+/// let mut interview = Interview::new(Machine { gpus: 2, cores: 8 });
+/// assert_eq!(interview.next(), Some(Question::Where));
+/// interview.answer(Question::Where, "here")?;
+/// interview.answer(Question::Cpu, "no")?;
+/// assert_eq!(interview.next(), Some(Question::Processes));
+/// assert!(interview.answer(Question::Processes, "0").is_err());
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Interview {
+    machine: Machine,
+    answers: Vec<(Question, String)>,
+}
+
+impl Interview {
+    /// No question asked yet. The machine is where the defaults come from.
+    #[must_use]
+    pub fn new(machine: Machine) -> Self {
+        Self { machine, answers: Vec::new() }
+    }
+
+    /// The question to ask; `None` when there is none left.
+    #[must_use]
+    pub fn next(&self) -> Option<Question> {
+        ORDER.iter().copied().find(|it| self.said(*it).is_none() && self.applies(*it))
+    }
+
+    /// Takes an answer.
+    ///
+    /// Errors say what an answer should be; the question then stands.
+    pub fn answer(&mut self, question: Question, text: &str) -> Result<(), String> {
+        let text = text.trim();
+        self.check(question, text)?;
+        self.answers.push((question, text.to_owned()));
+        Ok(())
+    }
+
+    /// Takes the last answer back. False where there is none.
+    pub fn back(&mut self) -> bool {
+        self.answers.pop().is_some()
+    }
+
+    /// What is wrong with an answer.
+    ///
+    /// Errors say what it should be.
+    pub fn check(&self, question: Question, text: &str) -> Result<(), String> {
+        let text = text.trim();
+        let expect = |good: bool, expected: &str| {
+            if good { Ok(()) } else { Err(format!("expected {expected}")) }
+        };
+        match (question, self.kind(question)) {
+            (_, Kind::Choice { options, .. }) => {
+                expect(options.iter().any(|it| it.0 == text), "one of the words")
+            }
+            (_, Kind::YesNo { .. }) => expect(bool::parse(text).is_some(), "yes or no"),
+            (Question::Machines, _) => {
+                let several = NodeRange::parse(text).is_some_and(|it| it.max > 1);
+                expect(several, "a number of machines from 2, or MIN:MAX")
+            }
+            (Question::Rank, _) => {
+                let last = self.nodes().max - 1;
+                let is_one = usize::parse(text).is_some_and(|rank| rank <= last);
+                expect(is_one, &format!("a whole number from 0 to {last}"))
+            }
+            (Question::Port, _) => {
+                let is_port = u16::parse(text).is_some_and(|port| port > 0);
+                expect(is_port, "a port, from 1 to 65535")
+            }
+            (Question::Address, _) => {
+                let is_name = !text.is_empty() && !text.contains(char::is_whitespace);
+                expect(is_name, "a name or an address")
+            }
+            (Question::Endpoint, _) => {
+                let (host, port) = text.rsplit_once(':').unwrap_or((text, "29400"));
+                let is_one = !host.is_empty() && !host.contains(char::is_whitespace);
+                expect(is_one && u16::parse(port).is_some(), "HOST:PORT")
+            }
+            (question, _) => match question.setting().and_then(Setting::named) {
+                Some(setting) => {
+                    expect(Settings::default().set(setting.name, text), setting.expected)
+                }
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// The words of a question.
+    #[must_use]
+    pub fn prompt(&self, question: Question) -> &'static str {
+        match question {
+            Question::Where => "Where will the job run?",
+            Question::Hosts => "Which machines?",
+            Question::Machines => "How many machines?",
+            Question::Rank => "What is the number of this machine?",
+            Question::Address => "What is the name or address of machine 0?",
+            Question::Port => "On which port of machine 0 do they meet?",
+            Question::Backend => "Who brings the machines together?",
+            Question::Endpoint => "Where do they meet?",
+            Question::Restarts => "How often is the job started again after a failure?",
+            Question::Cpu => "Train on the CPU only, even where there are GPUs?",
+            Question::Processes if self.is_on_several() => "How many processes on each machine?",
+            Question::Processes => "How many processes?",
+            Question::Devices => "Which GPUs?",
+            Question::Precision => "Which mixed precision?",
+            Question::Compile => "Compile models of Python programs with torch.compile?",
+            Question::CompileBackend => "Which backend of torch.compile?",
+            Question::CompileMode => "How hard should it try?",
+            Question::CompileGraph => "Fail where a model is not one graph?",
+            Question::CompileShapes => "Trace shapes as variables?",
+            Question::CompileBlocks => "Compile repeated blocks once?",
+        }
+    }
+
+    /// How it is answered, and what is meant where nobody says anything.
+    #[must_use]
+    pub fn kind(&self, question: Question) -> Kind {
+        let text = |default: &str, help| Kind::Text {
+            default: Some(default.to_owned()).filter(|it| !it.is_empty()),
+            help,
+        };
+        let words = |words: &[&'static str]| Kind::Choice {
+            options: words.iter().map(|it| (*it, "")).collect(),
+            default: 0,
+        };
+        match question {
+            Question::Where => Kind::Choice {
+                options: vec![
+                    (HERE, "this machine"),
+                    (HOSTS, "several machines, all started by one command over ssh"),
+                    (EACH, "several machines, with one command on each"),
+                ],
+                default: 0,
+            },
+            Question::Hosts => {
+                text("", "names with their numbers of processes, such as node1:4,node2:4")
+            }
+            Question::Machines => {
+                text("2", "a number, or MIN:MAX where machines may join and leave")
+            }
+            Question::Rank => text("0", "a different one on each machine, from 0"),
+            Question::Address => text("", "a name that all machines can resolve, or an IP address"),
+            Question::Port => text("29500", "a free port, the same on every machine"),
+            Question::Backend => Kind::Choice {
+                options: vec![
+                    (Backend::Builtin.word(), "a server built into the launcher"),
+                    (Backend::Etcd.word(), "an etcd cluster that is there already"),
+                ],
+                default: 0,
+            },
+            Question::Endpoint => text("", "HOST:PORT, the same on every machine"),
+            Question::Restarts => text("3", "0 for never"),
+            Question::Cpu => Kind::YesNo { default: self.machine.gpus == 0 },
+            Question::Processes => {
+                let default = if self.is_on_cpu() { 1 } else { self.machine.gpus.max(1) };
+                text(&default.to_string(), "a number, or auto, gpu or cpu to count on each machine")
+            }
+            Question::Devices => text("all", "all, or numbers such as 0,2"),
+            Question::Precision => {
+                words(&[Precision::No.word(), Precision::Fp16.word(), Precision::Bf16.word()])
+            }
+            Question::Compile
+            | Question::CompileGraph
+            | Question::CompileShapes
+            | Question::CompileBlocks => Kind::YesNo { default: false },
+            Question::CompileBackend => {
+                let first = DynamoBackend::Inductor.word();
+                let mut backends = vec![first];
+                let others = DynamoBackend::WORDS.iter().copied();
+                let no = DynamoBackend::No.word();
+                backends.extend(others.filter(|it| *it != first && *it != no));
+                words(&backends)
+            }
+            Question::CompileMode => words(DynamoMode::WORDS),
+        }
+    }
+
+    /// What the answers say.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        let mut settings = Settings::default();
+        for (question, text) in &self.answers {
+            let Some(name) = question.setting() else { continue };
+            let is_default = match question {
+                Question::Devices => text == "all",
+                _ => false,
+            };
+            if !is_default {
+                settings.set(name, text);
+            }
+        }
+        settings
+    }
+
+    fn applies(&self, question: Question) -> bool {
+        let several = self.said(Question::Where) == Some(EACH);
+        let elastic = several && self.nodes().min != self.nodes().max;
+        let compiles = self.is_yes(Question::Compile);
+        match question {
+            Question::Where | Question::Cpu | Question::Precision | Question::Compile => true,
+            Question::Hosts => self.said(Question::Where) == Some(HOSTS),
+            Question::Machines => several,
+            Question::Rank | Question::Address | Question::Port => several && !elastic,
+            Question::Backend | Question::Endpoint | Question::Restarts => elastic,
+            Question::Processes => !self.hosts_say_how_many(),
+            Question::Devices => !self.is_on_cpu(),
+            Question::CompileBackend
+            | Question::CompileMode
+            | Question::CompileGraph
+            | Question::CompileShapes
+            | Question::CompileBlocks => compiles,
+        }
+    }
+
+    fn said(&self, question: Question) -> Option<&str> {
+        self.answers.iter().find(|it| it.0 == question).map(|it| it.1.as_str())
+    }
+
+    fn is_yes(&self, question: Question) -> bool {
+        self.said(question).and_then(bool::parse) == Some(true)
+    }
+
+    fn is_on_cpu(&self) -> bool {
+        self.is_yes(Question::Cpu)
+    }
+
+    fn is_on_several(&self) -> bool {
+        self.said(Question::Where).is_some_and(|it| it != HERE)
+    }
+
+    fn nodes(&self) -> NodeRange {
+        self.said(Question::Machines).and_then(NodeRange::parse).unwrap_or_default()
+    }
+
+    fn hosts_say_how_many(&self) -> bool {
+        let hosts = self.said(Question::Hosts).and_then(List::parse);
+        hosts.is_some_and(|hosts| hosts.0.iter().all(|it| it.contains(':')))
+    }
+}
+
+impl Question {
+    /// The setting that the answer is; `None` where it only leads to other questions.
+    #[must_use]
+    pub fn setting(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Where | Self::Compile => return None,
+            Self::Hosts => "hosts",
+            Self::Machines => "nnodes",
+            Self::Rank => "node-rank",
+            Self::Address => "master-addr",
+            Self::Port => "master-port",
+            Self::Backend => "rdzv-backend",
+            Self::Endpoint => "rdzv-endpoint",
+            Self::Restarts => "max-restarts",
+            Self::Cpu => "cpu",
+            Self::Processes => "nproc",
+            Self::Devices => "devices",
+            Self::Precision => "mixed-precision",
+            Self::CompileBackend => "dynamo-backend",
+            Self::CompileMode => "dynamo-mode",
+            Self::CompileGraph => "dynamo-use-fullgraph",
+            Self::CompileShapes => "dynamo-use-dynamic",
+            Self::CompileBlocks => "dynamo-use-regional-compilation",
+        })
+    }
+}
+
+const ORDER: &[Question] = &[
+    Question::Where,
+    Question::Hosts,
+    Question::Machines,
+    Question::Rank,
+    Question::Address,
+    Question::Port,
+    Question::Backend,
+    Question::Endpoint,
+    Question::Restarts,
+    Question::Cpu,
+    Question::Processes,
+    Question::Devices,
+    Question::Precision,
+    Question::Compile,
+    Question::CompileBackend,
+    Question::CompileMode,
+    Question::CompileGraph,
+    Question::CompileShapes,
+    Question::CompileBlocks,
+];
+const HERE: &str = "here";
+const HOSTS: &str = "hosts";
+const EACH: &str = "each";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+//! Settings that exclude each other.
+
+use brigade_launch::{NodeRange, NprocSpec};
+
+use crate::error::ConfigError;
+use crate::layer::Layer;
+use crate::source::Source;
+
+/// Settles who wins where settings exclude each other.
+///
+/// Somebody whose file names two hosts and who writes `--nproc 2 --hosts a,b` wants the flag: of
+/// two rivals, the one from the lower layer goes back to its default, and a note says so. Two from
+/// the same layer are a contradiction.
+///
+/// Errors name both, and why they cannot be together.
+///
+/// ```
+/// use brigade_config::{Layer, Source, rivals};
+///
+/// let mut file = Layer::default();
+/// let line = Source::File { path: "a.toml".into(), line: 4 };
+/// file.set("nnodes", "2", line)?;
+/// let mut flags = Layer::default();
+/// flags.set("hosts", "a,b", Source::Flag("hosts".into()))?;
+/// let settled = rivals::settle(flags.over(file))?;
+/// assert_eq!(settled.settings.text("nnodes").as_deref(), Some("1"));
+/// assert_eq!(settled.notes[0].to_string(), "a.toml:4: nnodes 2 gives way to flag --hosts");
+/// # Ok::<(), brigade_config::ConfigError>(())
+/// ```
+pub fn settle(layer: Layer) -> Result<Layer, ConfigError> {
+    let mut layer = layer;
+    for rivalry in RIVALRIES {
+        for one in rivalry.some {
+            for other in rivalry.others {
+                settle_two(&mut layer, one, other, rivalry.reason)?;
+            }
+        }
+    }
+    for list in ["hosts", "hostfile"] {
+        settle_nodes(&mut layer, list);
+    }
+    if layer.settings.cpu == Some(true) {
+        let reason = "on the CPU there are no GPUs to choose";
+        settle_two(&mut layer, "cpu", "devices", reason)?;
+        if layer.settings.nproc == Some(NprocSpec::Gpu) {
+            settle_two(&mut layer, "cpu", "nproc", "on the CPU there are no GPUs to count")?;
+        }
+    }
+    Ok(layer)
+}
+
+/// Together with a list of hosts, `nnodes` says how many of them must be left for the job to go on.
+/// From a lower layer it speaks of another job; and one host from a higher layer needs no list.
+fn settle_nodes(layer: &mut Layer, list: &str) {
+    let given = |name: &str| layer.source(name).filter(|it| **it != Source::Default).cloned();
+    let (Some(of_list), Some(of_nodes)) = (given(list), given("nnodes")) else { return };
+    let nodes = layer.settings.nnodes.unwrap_or_default();
+    if of_nodes.layer() < of_list.layer() {
+        layer.reset("nnodes");
+        layer.note(of_nodes, format!("nnodes {nodes} gives way to {of_list}"));
+    } else if of_nodes.layer() > of_list.layer() && nodes == NodeRange::default() {
+        let text = layer.settings.text(list).unwrap_or_default();
+        layer.reset(list);
+        layer.note(of_list, format!("{list} {text} gives way to {of_nodes}"));
+    }
+}
+
+fn settle_two(layer: &mut Layer, one: &str, other: &str, reason: &str) -> Result<(), ConfigError> {
+    let given = |name: &str| layer.source(name).filter(|it| **it != Source::Default).cloned();
+    let (Some(first), Some(second)) = (given(one), given(other)) else { return Ok(()) };
+    let text = |name: &str| layer.settings.text(name).unwrap_or_default();
+    let (winner, loser, beaten) = match first.layer().cmp(&second.layer()) {
+        std::cmp::Ordering::Greater => (first, other, second),
+        std::cmp::Ordering::Less => (second, one, first),
+        std::cmp::Ordering::Equal => {
+            return Err(ConfigError::Contradiction(format!(
+                "{one} {} ({first}) and {other} {} ({second}) exclude each other: {reason}",
+                text(one),
+                text(other),
+            )));
+        }
+    };
+    let note = format!("{loser} {} gives way to {winner}", text(loser));
+    layer.reset(loser);
+    layer.note(beaten, note);
+    Ok(())
+}
+
+/// Each of `some` excludes each of `others`.
+struct Rivalry {
+    some: &'static [&'static str],
+    others: &'static [&'static str],
+    reason: &'static str,
+}
+
+const RIVALRIES: &[Rivalry] = &[
+    Rivalry { some: &["hosts"], others: &["hostfile"], reason: "one list of hosts is enough" },
+    Rivalry {
+        some: &["hosts", "hostfile"],
+        others: &["node-rank", "master-addr", "rdzv-backend", "rdzv-endpoint"],
+        reason: "a list of hosts starts the whole job from here, the other is for one command on \
+                 each host",
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lower_layer_gives_way() {
+        // In the file, as flags, what is left, the notes
+        type Case<'a> = (
+            &'a [(&'a str, &'a str)],
+            &'a [(&'a str, &'a str)],
+            &'a [(&'a str, Option<&'a str>)],
+            &'a [&'a str],
+        );
+        let table: [Case<'_>; 8] = [
+            (
+                &[("hosts", "a")],
+                &[("hostfile", "f")],
+                &[("hosts", None), ("hostfile", Some("f"))],
+                &["f:1: hosts a gives way to flag --hostfile"],
+            ),
+            (
+                &[("nnodes", "2"), ("node-rank", "1")],
+                &[("hosts", "a,b")],
+                &[("nnodes", Some("1")), ("node-rank", None)],
+                &[
+                    "f:1: node-rank 1 gives way to flag --hosts",
+                    "f:1: nnodes 2 gives way to flag --hosts",
+                ],
+            ),
+            (
+                &[("hosts", "a,b")],
+                &[("nnodes", "1")],
+                &[("nnodes", Some("1")), ("hosts", None)],
+                &["f:1: hosts a,b gives way to flag --nnodes"],
+            ),
+            (
+                &[("hosts", "a,b")],
+                &[("nnodes", "1:2")],
+                &[("nnodes", Some("1:2")), ("hosts", Some("a,b"))],
+                &[],
+            ),
+            (
+                &[("hosts", "a,b")],
+                &[("node-rank", "1"), ("nnodes", "2")],
+                &[("node-rank", Some("1")), ("hosts", None)],
+                &["f:1: hosts a,b gives way to flag --node-rank"],
+            ),
+            (
+                &[("cpu", "true")],
+                &[("devices", "0")],
+                &[("cpu", Some("false"))],
+                &["f:1: cpu true gives way to flag --devices"],
+            ),
+            (
+                &[("nproc", "gpu")],
+                &[("cpu", "true")],
+                &[("nproc", None)],
+                &["f:1: nproc gpu gives way to flag --cpu"],
+            ),
+            (&[("cpu", "false")], &[("devices", "0")], &[("devices", Some("0"))], &[]),
+        ];
+        for (file, flags, left, notes) in table {
+            let mut lower = Layer::default();
+            for (name, text) in file {
+                let source = Source::File { path: "f".into(), line: 1 };
+                lower.set(name, text, source).unwrap();
+            }
+            let settled = settle(of_flags(flags).over(lower.over(Layer::defaults()))).unwrap();
+            for (name, text) in left {
+                assert_eq!(settled.settings.text(name).as_deref(), *text, "{name}");
+            }
+            let said: Vec<String> = settled.notes.iter().map(ToString::to_string).collect();
+            assert_eq!(said, notes);
+        }
+    }
+
+    fn of_flags(flags: &[(&str, &str)]) -> Layer {
+        let mut layer = Layer::default();
+        for (name, text) in flags {
+            layer.set(name, text, Source::Flag((*name).to_owned())).unwrap();
+        }
+        layer
+    }
+
+    #[test]
+    fn in_one_layer_it_is_a_contradiction() {
+        let table: [(&[(&str, &str)], &str); 4] = [
+            (
+                &[("hosts", "a"), ("hostfile", "f")],
+                "hosts a (flag --hosts) and hostfile f (flag --hostfile) exclude each other: one list of hosts is enough",
+            ),
+            (
+                &[("hostfile", "f"), ("rdzv-endpoint", "a:1")],
+                "hostfile f (flag --hostfile) and rdzv-endpoint a:1",
+            ),
+            (&[("cpu", "true"), ("devices", "0")], "cpu true (flag --cpu) and devices 0"),
+            (&[("cpu", "true"), ("nproc", "gpu")], "cpu true (flag --cpu) and nproc gpu"),
+        ];
+        for (flags, expected) in table {
+            let error = settle(of_flags(flags)).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! Every setting of a launch, as one table: files, variables, flags and help are made from it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use brigade_launch::{
+    BindMode, Color, DeviceList, LineFilter, LocalRanks, NodeRange, NprocSpec, Prefix, StreamModes,
+};
+
+use crate::value::{Backend, DynamoBackend, DynamoMode, List, Pairs, Precision, Raw, Value};
+
+/// What the table says of one setting.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// Its name: the key in a file and, after two dashes, the flag.
+    pub name: &'static str,
+    /// The table of a settings file in which it stands.
+    pub table: &'static str,
+    /// What a value looks like in help: `N`, `HOST:PORT`.
+    pub value_name: &'static str,
+    /// Its default, as it would be written; `None` where nothing is set.
+    pub default: Option<&'static str>,
+    /// Variables of torchrun and Accelerate that say the same; the first that is set counts. Before
+    /// them comes [`Self::variable`].
+    pub variables: &'static [&'static str],
+    /// Flags of torchrun and Accelerate that say the same.
+    pub also: &'static [&'static str],
+    /// What a value is, in words.
+    pub expected: &'static str,
+    /// It is true or false: the flag needs no value.
+    pub is_switch: bool,
+    meaning: &'static str,
+    fault: fn(&str) -> String,
+}
+
+impl Setting {
+    /// The setting of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Self> {
+        TABLE.iter().find(|it| it.name == name)
+    }
+
+    /// What it is for: one sentence, perhaps a second one after it.
+    #[must_use]
+    pub fn meaning(&self) -> &'static str {
+        self.meaning.trim_start()
+    }
+
+    /// What is wrong with a text that is no value of it.
+    #[must_use]
+    pub fn fault(&self, text: &str) -> String {
+        (self.fault)(text)
+    }
+
+    /// Brigade's own variable for it.
+    ///
+    /// ```
+    /// use brigade_config::Setting;
+    ///
+    /// let setting = Setting::named("max-restarts").unwrap();
+    /// assert_eq!(setting.variable(), "BRIGADE_MAX_RESTARTS");
+    /// ```
+    #[must_use]
+    pub fn variable(&self) -> String {
+        format!("BRIGADE_{}", self.name.to_ascii_uppercase().replace('-', "_"))
+    }
+}
+
+/// One table of a settings file.
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    /// Its name, between brackets.
+    pub name: &'static str,
+    /// What is in it.
+    pub meaning: &'static str,
+}
+
+/// One row becomes a field of [`Settings`], a row of [`TABLE`] and an arm of each `match`.
+macro_rules! settings {
+    ($(
+        $(#[doc = $table_meaning:literal])*
+        [$table:literal] {$(
+            $(#[doc = $meaning:literal])*
+            $field:ident: $type:ty = $name:literal $value_name:literal
+                $(default $default:literal)? $(env $($variable:literal)*)? $(also $($also:literal)*)?;
+        )*}
+    )*) => {
+        /// The settings of a launch that somebody has set: in a file, a variable or a flag.
+        #[derive(Clone, Debug, Default, PartialEq)]
+        pub struct Settings {
+            $($(
+                $(#[doc = $meaning])*
+                pub $field: Option<$type>,
+            )*)*
+            /// Variables for every rank.
+            pub env: BTreeMap<String, String>,
+        }
+
+        /// Every setting but `env`, in the order in which a file has them.
+        pub const TABLE: &[Setting] = &[$($(
+            Setting {
+                name: $name,
+                table: $table,
+                value_name: $value_name,
+                default: [$(Some($default),)? None][0],
+                variables: &[$($($variable,)*)?],
+                also: &[$($($also,)*)?],
+                expected: <$type as Value>::EXPECTED,
+                is_switch: <$type as Value>::IS_SWITCH,
+                meaning: concat!($($meaning,)*),
+                fault: <$type as Value>::fault,
+            },
+        )*)*];
+
+        /// Every table of a settings file but `env`, in order.
+        pub const TABLES: &[Table] = &[$(
+            Table { name: $table, meaning: concat!($($table_meaning,)*) },
+        )*];
+
+        impl Settings {
+            /// Sets what a variable or a flag says. False where that is not
+            /// [`Setting::expected`].
+            pub fn set(&mut self, name: &str, text: &str) -> bool {
+                match name {
+                    $($($name => {
+                        let value = <$type as Value>::parse(text);
+                        let is_good = value.is_some();
+                        self.$field = value.or(self.$field.take());
+                        is_good
+                    })*)*
+                    _ => false,
+                }
+            }
+
+            /// Sets what a file says. False where that is not [`Setting::expected`].
+            pub(crate) fn read(&mut self, name: &str, raw: &Raw) -> bool {
+                match name {
+                    $($($name => {
+                        self.$field = <$type as Value>::read(raw);
+                        self.$field.is_some()
+                    })*)*
+                    _ => false,
+                }
+            }
+
+            /// The value as a variable or a flag would say it.
+            #[must_use]
+            pub fn text(&self, name: &str) -> Option<String> {
+                match name {
+                    $($($name => self.$field.as_ref().map(Value::text),)*)*
+                    _ => None,
+                }
+            }
+
+            /// The value as a file would say it.
+            #[must_use]
+            pub fn value(&self, name: &str) -> Option<toml::Value> {
+                match name {
+                    $($($name => self.$field.as_ref().map(Value::write),)*)*
+                    _ => None,
+                }
+            }
+
+            /// Forgets a value.
+            pub(crate) fn unset(&mut self, name: &str) {
+                match name {
+                    $($($name => self.$field = None,)*)*
+                    _ => {}
+                }
+            }
+
+            /// Takes what is set in `upper` and keeps the rest; `env` variable by variable.
+            pub(crate) fn overlay(&mut self, upper: Self) {
+                $($(
+                    self.$field = upper.$field.or(self.$field.take());
+                )*)*
+                self.env.extend(upper.env);
+            }
+        }
+    };
+}
+
+settings! {
+    /// The ranks of each host.
+    ["ranks"] {
+        /// Number of ranks on each host; or gpu (one for each GPU), cpu (one for each core), auto (GPUs
+        /// where there are any, else cores) [default: one for each GPU, else 1]
+        nproc: NprocSpec = "nproc" "N"
+            env "PET_NPROC_PER_NODE" also "nproc-per-node" "num-gpus";
+        /// Train on the CPU though there are GPUs
+        cpu: bool = "cpu" "BOOL"
+            default "false" env "ACCELERATE_USE_CPU";
+        /// GPUs that the ranks see, as in 0,2; or all
+        devices: DeviceList = "devices" "LIST"
+            also "gpu-ids";
+        /// Tell each rank that it is local rank 0, and show it one GPU only
+        virtual_local_rank: bool = "virtual-local-rank" "BOOL"
+            default "false" env "PET_VIRTUAL_LOCAL_RANK";
+        /// OMP_NUM_THREADS of each rank [default: what the environment says, else the cores divided
+        /// by the ranks, or those that bind gives it]
+        threads_per_rank: usize = "threads-per-rank" "N"
+            also "num-cpu-threads-per-process";
+        /// Processors that each rank may use: none (all), cores (its share of its NUMA node's
+        /// cores), numa (its NUMA node), socket, core-complex (one last-level cache). A rank's node
+        /// is its GPU's; ranks without one are spread out
+        bind: BindMode = "bind" "MODE"
+            default "none" also "numa-binding";
+        /// Name of the part that these ranks play: ROLE_NAME
+        role: String = "role" "NAME"
+            default "default" env "PET_ROLE";
+    }
+
+    /// More hosts than one: give `hosts` or `hostfile` to start them all from here, or the rest to
+    /// run one command on each.
+    ["hosts"] {
+        /// Hosts to start the job on, over ssh, with their numbers of ranks
+        hosts: List = "hosts" "HOST[:N],..";
+        /// A file that names the hosts, as DeepSpeed's (`HOST slots=N`) or MPI's
+        hostfile: PathBuf = "hostfile" "FILE"
+            also "mpirun-hostfile" "deepspeed-hostfile";
+        /// The ssh to start hosts with, and its options
+        ssh_command: String = "ssh-command" "COMMAND"
+            env "BRIGADE_SSH";
+        /// Folder to run in on the hosts [default: the one of this command]
+        workdir: PathBuf = "workdir" "DIR";
+        /// Copy the program, and its libtorch, to hosts that lack them
+        sync: bool = "sync" "BOOL"
+            default "false";
+        /// Variables of this environment to hand on to the hosts, as NAME or PREFIX_*
+        env_pass: List = "env-pass" "NAME,..";
+        /// Number of hosts, or MIN:MAX where hosts may join and leave
+        nnodes: NodeRange = "nnodes" "N|MIN:MAX"
+            default "1" env "PET_NNODES" also "num-machines";
+        /// Number of this host, from 0
+        node_rank: usize = "node-rank" "N"
+            env "PET_NODE_RANK" also "machine-rank";
+        /// Name or address of host 0
+        master_addr: String = "master-addr" "HOST"
+            env "PET_MASTER_ADDR" also "main-process-ip";
+        /// Port on host 0 where the launchers meet [default: 29500]
+        master_port: u16 = "master-port" "PORT"
+            env "PET_MASTER_PORT" also "main-process-port";
+        /// Name or address under which the other hosts reach this one
+        local_addr: String = "local-addr" "HOST"
+            env "PET_LOCAL_ADDR";
+    }
+
+    /// How hosts find each other where they may join and leave.
+    ["rendezvous"] {
+        /// Who brings the hosts together: builtin (torchrun's c10d is another name for it), static
+        /// or etcd
+        rdzv_backend: Backend = "rdzv-backend" "BACKEND"
+            env "PET_RDZV_BACKEND";
+        /// Where hosts meet; the same for all of them [default port: 29400]
+        rdzv_endpoint: String = "rdzv-endpoint" "HOST:PORT"
+            env "PET_RDZV_ENDPOINT";
+        /// Name of the job: hosts that give the same one belong together
+        rdzv_id: String = "rdzv-id" "NAME"
+            env "PET_RDZV_ID";
+        /// More of the rendezvous, such as join_timeout=600
+        rdzv_conf: Pairs = "rdzv-conf" "KEY=VALUE,.."
+            env "PET_RDZV_CONF";
+        /// A file with a secret that hosts must know to take part
+        rdzv_secret_file: PathBuf = "rdzv-secret-file" "FILE";
+    }
+
+    /// What happens when a rank fails.
+    ["failure"] {
+        /// How often the job is started again after a failure
+        max_restarts: u32 = "max-restarts" "N"
+            default "0" env "PET_MAX_RESTARTS";
+        /// How long ranks may take to stop before they are killed
+        shutdown_timeout: Duration = "shutdown-timeout" "SECONDS"
+            default "30" env "PET_SHUTDOWN_TIMEOUT" "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
+    }
+
+    /// What is shown, and what is written to files.
+    ["output"] {
+        /// Keep each rank's output in files under a folder of the job in this one:
+        /// attempt_N/LOCAL_RANK/stdout.log and stderr.log. Without tee and redirects, all output
+        /// goes to the terminal, too
+        log_dir: PathBuf = "log-dir" "DIR"
+            env "PET_LOG_DIR";
+        /// Streams to write to log files and to the terminal: 0 none, 1 stdout, 2 stderr, 3 both; or
+        /// such a mode for some local ranks, as in 0:3,12:1
+        tee: StreamModes = "tee" "MODES"
+            env "PET_TEE";
+        /// Streams to write to log files and not to the terminal
+        redirects: StreamModes = "redirects" "MODES"
+            env "PET_REDIRECTS";
+        /// Show only these local ranks on the terminal, as in 0,1
+        local_ranks_filter: LocalRanks = "local-ranks-filter" "RANKS"
+            env "PET_LOCAL_RANKS_FILTER";
+        /// Collect lines of stdout with one of these words, of all ranks under tee, in
+        /// filtered_stdout.log
+        duplicate_stdout_filters: LineFilter = "duplicate-stdout-filters" "WORD,.."
+            env "PET_DUPLICATE_STDOUT_FILTERS";
+        /// The same for stderr, in filtered_stderr.log
+        duplicate_stderr_filters: LineFilter = "duplicate-stderr-filters" "WORD,.."
+            env "PET_DUPLICATE_STDERR_FILTERS";
+        /// What stands before each line, from ${rank}, ${local_rank}, ${host} and others
+        /// [default: [${rank}] ]
+        prefix: Prefix = "prefix" "TEMPLATE";
+        /// Colour each rank's prefix: auto (on a terminal), always, never
+        color: Color = "color" "WHEN"
+            default "auto";
+        /// Say nothing but what the ranks print, unless the job fails
+        quiet: bool = "quiet" "BOOL"
+            default "false";
+    }
+
+    /// What the ranks read: Brigade programs, and Python programs that use Accelerate.
+    ["training"] {
+        /// Compute in no (the model's own), fp16 or bf16
+        mixed_precision: Precision = "mixed-precision" "TYPE"
+            default "no" env "ACCELERATE_MIXED_PRECISION";
+        /// Backend of torch.compile, for Python programs
+        dynamo_backend: DynamoBackend = "dynamo-backend" "BACKEND"
+            default "no" env "ACCELERATE_DYNAMO_BACKEND";
+        /// How hard torch.compile tries: default, reduce-overhead or max-autotune
+        dynamo_mode: DynamoMode = "dynamo-mode" "MODE"
+            default "default" env "ACCELERATE_DYNAMO_MODE";
+        /// Make torch.compile fail where it would break the graph
+        dynamo_use_fullgraph: bool = "dynamo-use-fullgraph" "BOOL"
+            default "false" env "ACCELERATE_DYNAMO_USE_FULLGRAPH";
+        /// Let torch.compile trace shapes as variables
+        dynamo_use_dynamic: bool = "dynamo-use-dynamic" "BOOL"
+            default "false" env "ACCELERATE_DYNAMO_USE_DYNAMIC";
+        /// Compile repeated blocks once
+        dynamo_use_regional_compilation: bool = "dynamo-use-regional-compilation" "BOOL"
+            default "false" env "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION";
+        /// Compare the shapes of all ranks before each collective of Accelerate
+        debug: bool = "debug" "BOOL"
+            default "false" env "ACCELERATE_DEBUG_MODE";
+    }
+}
+
+/// The last table: variables for the ranks.
+pub(crate) const ENV: Table = Table { name: "env", meaning: " Variables for every rank." };
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_used_once() {
+        let mut seen = HashSet::new();
+        for setting in TABLE {
+            for name in [setting.name].iter().chain(setting.also) {
+                assert!(seen.insert(*name), "{name} is there twice");
+                assert!(!name.contains('_'), "{name}");
+            }
+            assert!(seen.insert(setting.variable().leak()));
+            for name in setting.variables {
+                assert!(seen.insert(name), "{name} is there twice");
+            }
+        }
+    }
+
+    #[test]
+    fn defaults_are_values() {
+        let mut settings = Settings::default();
+        for setting in TABLE {
+            let Some(default) = setting.default else { continue };
+            assert!(settings.set(setting.name, default), "{}", setting.name);
+            assert_eq!(settings.text(setting.name).as_deref(), Some(default), "{}", setting.name);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! The name that somebody may have meant.
+
+use crate::settings::TABLE;
+
+/// The name most like `word`, if one is like it enough to be worth a question.
+#[must_use]
+pub fn closest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let likeness = |name| strsim::jaro_winkler(&word.replace('_', "-"), name);
+    names
+        .into_iter()
+        .map(|name| (likeness(name), name))
+        .filter(|(likeness, _)| *likeness >= ALIKE)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, name)| name)
+}
+
+/// The setting that `word` may mean, by our name of it or by another launcher's.
+pub(crate) fn setting(word: &str) -> Option<&'static str> {
+    let word = word.replace('_', "-").to_ascii_lowercase();
+    let same = TABLE.iter().find(|it| it.also.contains(&word.as_str()));
+    same.map(|it| it.name).or_else(|| closest(&word, TABLE.iter().map(|it| it.name)))
+}
+
+/// By Jaro and Winkler: `nprc` is 0.93 like `nproc`, `hostlist` 0.90 like `hosts`, `batch` 0.47.
+const ALIKE: f64 = 0.8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_somebody_may_have_meant() {
+        let table = [
+            ("nprc", Some("nproc")),
+            ("nproc_per_node", Some("nproc")),
+            ("machine_rank", Some("node-rank")),
+            ("main_process_ip", Some("master-addr")),
+            ("mixed_precison", Some("mixed-precision")),
+            ("max_restart", Some("max-restarts")),
+            ("learning_rate", None),
+            ("batch", None),
+        ];
+        for (word, expected) in table {
+            assert_eq!(setting(word), expected, "{word}");
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! What the value of a setting may be, and how it is read from a file, a variable or a flag.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use choice::{Backend, DynamoBackend, DynamoMode, Precision};
+
+mod choice;
+mod foreign;
+
+/// The type of a setting.
+///
+/// One definition serves the settings file, the environment and the flags, so that a value that one
+/// of them takes is a value that all of them take.
+pub trait Value: Clone + PartialEq + Sized {
+    /// What a value looks like, for errors and for help: "a whole number".
+    const EXPECTED: &'static str;
+
+    /// A flag needs no value to mean something.
+    const IS_SWITCH: bool = false;
+
+    /// A file may have a list in brackets.
+    const IS_LIST: bool = false;
+
+    /// Reads what a variable or a flag says; `None` where it is not [`EXPECTED`](Self::EXPECTED).
+    fn parse(text: &str) -> Option<Self>;
+
+    /// What is wrong with a text that [`parse`](Self::parse) does not take.
+    #[must_use]
+    fn fault(_text: &str) -> String {
+        format!("expected {}", Self::EXPECTED)
+    }
+
+    /// Reads what a settings file says, `None` where that is something else. By default a text is
+    /// parsed, and a whole number as if it were one: `nproc = 4` and `nproc = "auto"` are both
+    /// natural.
+    #[must_use]
+    fn read(raw: &Raw) -> Option<Self> {
+        Self::parse(&raw.words(Self::IS_LIST)?)
+    }
+
+    /// The value as a settings file says it.
+    fn write(&self) -> toml::Value {
+        let text = self.text();
+        text.parse().map_or(toml::Value::String(text), toml::Value::Integer)
+    }
+
+    /// The value as a variable or a flag says it.
+    fn text(&self) -> String;
+}
+
+/// A value of a settings file before it is known what it should be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Raw {
+    /// Words between quotation marks.
+    Text(String),
+    /// A whole number.
+    Integer(i64),
+    /// Any other number.
+    Float(f64),
+    /// `true` or `false`.
+    Bool(bool),
+    /// Values in brackets.
+    List(Vec<Self>),
+    /// Keys and values.
+    Table(BTreeMap<String, Self>),
+    /// YAML's and JSON's word for nothing.
+    Null,
+    /// What no setting is: a date, a number beyond measure.
+    Other(String),
+}
+
+impl Raw {
+    /// As short as an error wants it.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        match self {
+            Self::Text(text) => format!("{text:?}"),
+            Self::Integer(number) => number.to_string(),
+            Self::Float(number) => number.to_string(),
+            Self::Bool(value) => value.to_string(),
+            Self::List(_) => "a list".to_owned(),
+            Self::Table(_) => "a table".to_owned(),
+            Self::Null => "null".to_owned(),
+            Self::Other(text) => text.clone(),
+        }
+    }
+
+    fn scalar(&self) -> Option<String> {
+        match self {
+            Self::Text(text) => Some(text.clone()),
+            Self::Integer(number) => Some(number.to_string()),
+            _ => None,
+        }
+    }
+
+    /// As it would stand on a command line.
+    fn words(&self, is_list: bool) -> Option<String> {
+        let Self::List(items) = self else { return self.scalar() };
+        let words: Vec<String> = items.iter().map(Self::scalar).collect::<Option<_>>()?;
+        let whole = words.iter().all(|word| !word.contains(','));
+        (is_list && whole && !words.is_empty()).then(|| words.join(","))
+    }
+}
+
+impl Value for bool {
+    const EXPECTED: &'static str = "true or false";
+    const IS_SWITCH: Self = true;
+
+    /// Accelerate's words. A flag without a value is not read at all.
+    fn parse(text: &str) -> Option<Self> {
+        match text.to_ascii_lowercase().as_str() {
+            "true" | "t" | "yes" | "y" | "on" | "1" => Some(true),
+            "false" | "f" | "no" | "n" | "off" | "0" => Some(false),
+            _ => None,
+        }
+    }
+
+    fn read(raw: &Raw) -> Option<Self> {
+        if let Raw::Bool(value) = raw { Some(*value) } else { None }
+    }
+
+    fn write(&self) -> toml::Value {
+        toml::Value::Boolean(*self)
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for usize {
+    const EXPECTED: &'static str = "a whole number";
+
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+
+    fn read(raw: &Raw) -> Option<Self> {
+        if let Raw::Integer(number) = raw { Self::try_from(*number).ok() } else { None }
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for u32 {
+    const EXPECTED: &'static str = "a whole number";
+
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+
+    fn read(raw: &Raw) -> Option<Self> {
+        if let Raw::Integer(number) = raw { Self::try_from(*number).ok() } else { None }
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for u16 {
+    const EXPECTED: &'static str = "a port, from 0 to 65535";
+
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+
+    fn read(raw: &Raw) -> Option<Self> {
+        if let Raw::Integer(number) = raw { Self::try_from(*number).ok() } else { None }
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for String {
+    const EXPECTED: &'static str = "a text that is not empty";
+
+    fn parse(text: &str) -> Option<Self> {
+        (!text.is_empty()).then(|| text.to_owned())
+    }
+
+    fn write(&self) -> toml::Value {
+        toml::Value::String(self.clone())
+    }
+
+    fn text(&self) -> String {
+        self.clone()
+    }
+}
+
+impl Value for PathBuf {
+    const EXPECTED: &'static str = "a path";
+
+    fn parse(text: &str) -> Option<Self> {
+        (!text.is_empty()).then(|| text.into())
+    }
+
+    fn read(raw: &Raw) -> Option<Self> {
+        if let Raw::Text(text) = raw { Self::parse(text) } else { None }
+    }
+
+    fn write(&self) -> toml::Value {
+        toml::Value::String(self.text())
+    }
+
+    fn text(&self) -> String {
+        self.display().to_string()
+    }
+}
+
+/// A length of time; a bare number is seconds.
+impl Value for Duration {
+    const EXPECTED: &'static str = "a number of seconds";
+
+    fn parse(text: &str) -> Option<Self> {
+        Self::try_from_secs_f64(text.parse().ok()?).ok()
+    }
+
+    fn read(raw: &Raw) -> Option<Self> {
+        match raw {
+            Raw::Integer(seconds) => u64::try_from(*seconds).ok().map(Self::from_secs),
+            Raw::Float(seconds) => Self::try_from_secs_f64(*seconds).ok(),
+            _ => None,
+        }
+    }
+
+    fn write(&self) -> toml::Value {
+        if self.subsec_nanos() == 0 && i64::try_from(self.as_secs()).is_ok() {
+            toml::Value::Integer(self.as_secs().cast_signed())
+        } else {
+            toml::Value::Float(self.as_secs_f64())
+        }
+    }
+
+    fn text(&self) -> String {
+        self.as_secs_f64().to_string()
+    }
+}
+
+/// Words, none of them empty: `a,b` on a command line, `["a", "b"]` in a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct List(pub Vec<String>);
+
+impl Value for List {
+    const EXPECTED: &'static str = "a list of words, separated by commas";
+    const IS_LIST: bool = true;
+
+    fn parse(text: &str) -> Option<Self> {
+        let words: Vec<String> = text.split(',').map(|word| word.trim().to_owned()).collect();
+        words.iter().all(|word| !word.is_empty()).then_some(Self(words))
+    }
+
+    fn write(&self) -> toml::Value {
+        toml::Value::Array(self.0.iter().cloned().map(toml::Value::String).collect())
+    }
+
+    fn text(&self) -> String {
+        self.0.join(",")
+    }
+}
+
+/// Names and values: `a=1,b=2` on a command line, `{ a = 1, b = 2 }` or that text in a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pairs(pub BTreeMap<String, String>);
+
+impl Value for Pairs {
+    const EXPECTED: &'static str = "name=value pairs, separated by commas";
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut pairs = BTreeMap::new();
+        for pair in text.split(',') {
+            let (name, value) = pair.split_once('=')?;
+            let (name, value) = (name.trim(), value.trim());
+            if name.is_empty() || pairs.insert(name.to_owned(), value.to_owned()).is_some() {
+                return None;
+            }
+        }
+        Some(Self(pairs))
+    }
+
+    fn read(raw: &Raw) -> Option<Self> {
+        let Raw::Table(table) = raw else { return raw.scalar().and_then(|it| Self::parse(&it)) };
+        let pair = |(name, value): (&String, &Raw)| {
+            let value = match value {
+                Raw::Text(text) if !text.contains(',') => text.clone(),
+                Raw::Integer(_) | Raw::Float(_) | Raw::Bool(_) => value.shown(),
+                _ => return None,
+            };
+            Some((name.clone(), value))
+        };
+        table.iter().map(pair).collect::<Option<_>>().map(Self)
+    }
+
+    fn write(&self) -> toml::Value {
+        toml::Value::String(self.text())
+    }
+
+    fn text(&self) -> String {
+        let pairs: Vec<String> =
+            self.0.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        pairs.join(",")
+    }
+}
+
+/// For types that are one word: the word is all there is.
+macro_rules! words {
+    ($($type:ty: $expected:literal;)*) => {$(
+        impl $crate::value::Value for $type {
+            const EXPECTED: &'static str = $expected;
+
+            fn parse(text: &str) -> Option<Self> {
+                text.parse().ok()
+            }
+
+            fn text(&self) -> String {
+                self.to_string()
+            }
+        }
+    )*};
+}
+
+use words;

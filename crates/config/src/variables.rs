@@ -1,0 +1,196 @@
+//! The environment as a layer of settings.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use brigade_world::env;
+
+use crate::error::ConfigError;
+use crate::layer::Layer;
+use crate::settings::{Setting, TABLE};
+use crate::source::Source;
+use crate::suggest;
+
+/// The variables of a process, taken once: deciding what they mean is pure.
+#[derive(Clone, Debug, Default)]
+pub struct Variables(BTreeMap<String, OsString>);
+
+impl Variables {
+    /// Those of this process. A name that is no text is none that we look for.
+    #[must_use]
+    pub fn gather() -> Self {
+        let named = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value));
+        Self(std::env::vars_os().filter_map(named).collect())
+    }
+
+    /// A variable that is set, and not to nothing.
+    #[must_use]
+    pub fn value(&self, name: &str) -> Option<&OsString> {
+        self.0.get(name).filter(|value| !value.is_empty())
+    }
+
+    /// The settings that they say.
+    ///
+    /// For each setting the first one counts of `BRIGADE_…`, torchrun's `PET_…` and Accelerate's
+    /// `ACCELERATE_…`. One that is empty is not set.
+    ///
+    /// Errors when a value is not what its setting expects.
+    ///
+    /// ```
+    /// use brigade_config::Variables;
+    ///
+    /// let set = [("PET_NPROC_PER_NODE", "2"), ("BRIGADE_NPROC", "4")];
+    /// let layer = Variables::from_iter(set).layer()?;
+    /// assert_eq!(layer.settings.text("nproc").as_deref(), Some("4"));
+    /// assert_eq!(layer.source("nproc").unwrap().to_string(), "environment BRIGADE_NPROC");
+    /// # Ok::<(), brigade_config::ConfigError>(())
+    /// ```
+    pub fn layer(&self) -> Result<Layer, ConfigError> {
+        let mut layer = Layer::default();
+        for setting in TABLE {
+            let own = setting.variable();
+            let mut names = [own.as_str()].into_iter().chain(setting.variables.iter().copied());
+            if let Some((name, value)) = names.find_map(|name| Some((name, self.value(name)?))) {
+                let source = Source::Variable(name.to_owned());
+                let Some(text) = value.to_str() else {
+                    let found = format!("{} (not UTF-8)", value.display());
+                    return Err(ConfigError::value(source, setting.name, found));
+                };
+                layer.set(setting.name, text, source)?;
+            }
+        }
+        self.read_affinity(&mut layer);
+        self.note_what_does_nothing(&mut layer);
+        Ok(layer)
+    }
+
+    /// Accelerate's switch for what has modes here.
+    fn read_affinity(&self, layer: &mut Layer) {
+        let is_on = self.value(CPU_AFFINITY).is_some_and(|value| value == "1" || value == "true");
+        if is_on && layer.settings.bind.is_none() {
+            layer.settings.set("bind", BIND_OF_AFFINITY);
+            layer.mark("bind", Source::Variable(CPU_AFFINITY.to_owned()));
+        }
+    }
+
+    fn note_what_does_nothing(&self, layer: &mut Layer) {
+        for (name, reason) in WITHOUT_MEANING {
+            if self.value(name).is_some() {
+                layer.note(Source::Variable((*name).to_owned()), *reason);
+            }
+        }
+        let known: Vec<String> = TABLE.iter().map(Setting::variable).collect();
+        for name in self.0.keys().filter(|name| name.starts_with(OURS)) {
+            let is_known = known.contains(name)
+                || TABLE.iter().any(|it| it.variables.contains(&name.as_str()))
+                || OTHERS.contains(&name.as_str())
+                || env::TABLE.iter().any(|it| it.name == name);
+            let word = name.trim_start_matches(OURS).to_ascii_lowercase();
+            let meant = suggest::closest(&word, TABLE.iter().map(|it| it.name));
+            if let (false, Some(setting)) = (is_known, meant.and_then(Setting::named)) {
+                let text = format!("is no setting: did you mean {}?", setting.variable());
+                layer.warn(Source::Variable(name.clone()), text);
+            }
+        }
+    }
+}
+
+impl<'a> FromIterator<(&'a str, &'a str)> for Variables {
+    fn from_iter<T: IntoIterator<Item = (&'a str, &'a str)>>(pairs: T) -> Self {
+        Self(pairs.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect())
+    }
+}
+
+/// Which file to read.
+pub(crate) const CONFIG: &str = "BRIGADE_CONFIG";
+const OURS: &str = "BRIGADE_";
+/// Ours, but no settings.
+const OTHERS: [&str; 1] = [CONFIG];
+const CPU_AFFINITY: &str = "ACCELERATE_CPU_AFFINITY";
+pub(crate) const BIND_OF_AFFINITY: &str = "numa";
+
+/// Variables of torchrun that change nothing here, and why.
+const WITHOUT_MEANING: &[(&str, &str)] = &[
+    ("PET_STANDALONE", "changes nothing: one host always meets on a free port"),
+    ("PET_MONITOR_INTERVAL", "changes nothing: the end of a rank is noticed at once"),
+    ("PET_START_METHOD", "changes nothing: ranks are programs, which are always started anew"),
+    ("PET_EVENT_LOG_HANDLER", "changes nothing: there are no event handlers"),
+    ("PET_RUN_PATH", "changes nothing: a rank's Python runs one script"),
+    ("PET_LOGS_SPECS", "changes nothing: log files have torchrun's own layout"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_name_counts_and_empty_is_unset() {
+        // variables, setting, value, where from
+        type Case<'a> = (&'a [(&'a str, &'a str)], &'a str, Option<&'a str>, Option<&'a str>);
+        let table: [Case<'_>; 8] = [
+            (
+                &[("BRIGADE_NPROC", "4"), ("PET_NPROC_PER_NODE", "2")],
+                "nproc",
+                Some("4"),
+                Some("BRIGADE_NPROC"),
+            ),
+            (
+                &[("BRIGADE_NPROC", ""), ("PET_NPROC_PER_NODE", "2")],
+                "nproc",
+                Some("2"),
+                Some("PET_NPROC_PER_NODE"),
+            ),
+            (&[("ACCELERATE_USE_CPU", "TRUE")], "cpu", Some("true"), Some("ACCELERATE_USE_CPU")),
+            (
+                &[("ACCELERATE_MIXED_PRECISION", "bf16")],
+                "mixed-precision",
+                Some("bf16"),
+                Some("ACCELERATE_MIXED_PRECISION"),
+            ),
+            (
+                &[("ACCELERATE_CPU_AFFINITY", "1")],
+                "bind",
+                Some("numa"),
+                Some("ACCELERATE_CPU_AFFINITY"),
+            ),
+            (&[("ACCELERATE_CPU_AFFINITY", "0")], "bind", None, None),
+            (
+                &[("ACCELERATE_CPU_AFFINITY", "1"), ("BRIGADE_BIND", "cores")],
+                "bind",
+                Some("cores"),
+                Some("BRIGADE_BIND"),
+            ),
+            (&[("NPROC", "4")], "nproc", None, None),
+        ];
+        for (set, name, value, from) in table {
+            let layer = set.iter().copied().collect::<Variables>().layer().unwrap();
+            assert_eq!(layer.settings.text(name).as_deref(), value, "{set:?}");
+            let from = from.map(|name| Source::Variable(name.to_owned()));
+            assert_eq!(layer.source(name), from.as_ref(), "{set:?}");
+        }
+    }
+
+    #[test]
+    fn faults_and_typos() {
+        let layer = |set: &[(&'static str, &'static str)]| {
+            set.iter().copied().collect::<Variables>().layer()
+        };
+        assert_eq!(
+            layer(&[("PET_NNODES", "none")]).unwrap_err().to_string(),
+            "environment PET_NNODES: nnodes is `none`, expected a number of hosts from 1, or MIN:MAX"
+        );
+        let notes = layer(&[
+            ("BRIGADE_NPROCS", "4"),
+            ("BRIGADE_CONFIG", "x"),
+            ("BRIGADE_SSH", "ssh"),
+            ("BRIGADE_X", "1"),
+        ]);
+        let notes: Vec<String> = notes.unwrap().notes.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            notes,
+            ["environment BRIGADE_NPROCS: is no setting: did you mean BRIGADE_NPROC?"]
+        );
+        let notes = layer(&[("PET_MONITOR_INTERVAL", "5")]).unwrap().notes;
+        assert!(!notes[0].is_warning);
+    }
+}

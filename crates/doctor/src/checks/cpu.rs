@@ -1,0 +1,105 @@
+//! Processors: quotas that slow threads down, and hosts that are busy already.
+
+use crate::cluster::Cluster;
+use crate::facts::Cpu;
+use crate::finding::{Finding, Subject};
+use crate::quantity::counted;
+
+pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut cores = Vec::new();
+    for (_, host, facts) in cluster.examined() {
+        findings.extend(of_host(&facts.cpu).into_iter().map(|it| it.on(&host.name)));
+        let nodes = match facts.cpu.numa_nodes {
+            0 | 1 => String::new(),
+            nodes => format!(" in {nodes} NUMA nodes"),
+        };
+        cores.push((
+            host.name.as_str(),
+            format!("{}{nodes}", counted(facts.cpu.usable, "core", "cores")),
+        ));
+    }
+    if findings.is_empty() && !cores.is_empty() {
+        let groups = super::groups(cores);
+        let found = match &groups[..] {
+            [(same, hosts)] if hosts.len() > 1 => format!("{same} on each host"),
+            [(same, _)] => same.clone(),
+            _ => super::who_has_what(&groups),
+        };
+        findings.push(Finding::ok(Subject::Cpu, found));
+    }
+    findings
+}
+
+fn of_host(cpu: &Cpu) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some(quota) = cpu.quota.filter(|quota| *quota < cpu.usable as f64) {
+        findings.push(
+            Finding::warning(
+                Subject::Cpu,
+                format!("its control group may use {quota:.1} of {} cores", cpu.usable),
+            )
+            .means("programs start a thread for each core, and all are halted when the quota is used up")
+            .remedy("raise the quota (docker --cpus, a pod's limits), or use fewer threads")
+            .command(format!("brigade launch --threads-per-rank {}", (quota as usize).max(1))),
+        );
+    }
+    if cpu.usable < cpu.online {
+        findings.push(
+            Finding::note(
+                Subject::Cpu,
+                format!("{} of {} cores may be used", cpu.usable, cpu.online),
+            )
+            .means("a batch system or taskset says so"),
+        );
+    }
+    if cpu.load > cpu.online as f64 * BUSY && cpu.online > 0 {
+        findings.push(
+            Finding::warning(
+                Subject::Cpu,
+                format!(
+                    "{:.0} processes want its {}",
+                    cpu.load,
+                    counted(cpu.online, "core", "cores")
+                ),
+            )
+            .means("a rank that gets no core holds up all others")
+            .remedy("see who uses it")
+            .command("top -b -n 1 | head -20"),
+        );
+    }
+    findings
+}
+
+/// So many processes per core, on average over a minute.
+const BUSY: f64 = 1.5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::finding::Verdict;
+    use crate::fixtures;
+
+    #[test]
+    fn processors() {
+        fixtures::all_is_well(&check(&fixtures::cluster(2)));
+        for (spoil, verdict, expected) in [
+            (
+                (|it| it.quota = Some(2.0)) as fn(&mut Cpu),
+                Verdict::Warning,
+                "may use 2.0 of 8 cores",
+            ),
+            (|it| it.usable = 4, Verdict::Note, "4 of 8"),
+            (|it| it.load = 40.0, Verdict::Warning, "40 processes"),
+        ] {
+            let mut cluster = fixtures::cluster(2);
+            spoil(&mut fixtures::facts(&mut cluster, 1).cpu);
+            let (found_verdict, hosts, found) = fixtures::only(&check(&cluster));
+            assert_eq!((found_verdict, hosts.as_str()), (verdict, "node2"));
+            assert!(found.contains(expected), "{found}");
+        }
+        let mut cluster = fixtures::cluster(1);
+        fixtures::facts(&mut cluster, 0).cpu.quota = Some(16.0);
+        fixtures::all_is_well(&check(&cluster));
+    }
+}

@@ -1,0 +1,181 @@
+//! Asks every host, lets hosts knock at each other's doors, and writes down what comes of it.
+//!
+//! Hosts are asked at the same time and each question has a time limit, so a host that hangs costs
+//! its own limit and nothing else. Only bandwidths are measured one after the other.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use ward::Ward;
+
+use crate::cluster::{Attempt, Cluster, Outcome, Patient, Route, Way};
+use crate::facts::Question;
+use crate::picks;
+use crate::session::Session;
+
+mod ward;
+
+/// A host to be examined.
+#[derive(Debug)]
+pub struct Host {
+    /// Its name, as the job would use it.
+    pub name: String,
+    /// It is the host that we run on.
+    pub here: bool,
+    /// How many ranks it is to start, where that is known.
+    pub ranks: Option<usize>,
+    /// What starts [`serve`](crate::serve) there, and carries its input and output.
+    pub command: Command,
+}
+
+/// What to look at.
+#[derive(Clone, Debug)]
+pub struct Examination {
+    /// What hosts are asked about; the names of all of them are added.
+    pub question: Question,
+    /// The port that the job's hosts are to meet at, on the first of them.
+    pub master_port: Option<u16>,
+    /// Ports to try between hosts; where empty, three that the system chooses.
+    pub ports: Vec<u16>,
+    /// Measure round-trip times and bandwidths.
+    pub measure: bool,
+    /// How long a host may take to log in to and to say its first word.
+    pub patience: Duration,
+}
+
+/// Only what can be seen without a second host; 20 s to answer.
+impl Default for Examination {
+    fn default() -> Self {
+        Self {
+            question: Question::default(),
+            master_port: None,
+            ports: Vec::new(),
+            measure: false,
+            patience: Duration::from_secs(20),
+        }
+    }
+}
+
+/// The user has had enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("interrupted")]
+pub struct Interrupted;
+
+/// Examines all hosts, and the ways between them. `said` hears what is being done.
+///
+/// # Errors
+/// `enough` was set meanwhile. Nothing is left running then, here or elsewhere.
+pub fn examine(
+    hosts: Vec<Host>,
+    what: &Examination,
+    enough: &AtomicBool,
+    said: &mut dyn FnMut(&str),
+) -> Result<Cluster, Interrupted> {
+    let mut question = what.question.clone();
+    question.names = hosts.iter().map(|host| host.name.clone()).collect();
+    let mut ward = Ward { sessions: Vec::new(), hosts: Vec::new(), enough };
+    said("reaching the hosts");
+    for host in hosts {
+        let session = Session::start(host.command);
+        let Host { name, here, ranks, .. } = host;
+        let patient = Patient { name, here, ranks, ..Patient::default() };
+        match session {
+            Ok(session) => {
+                ward.hosts.push(patient);
+                ward.sessions.push(Some(session));
+            }
+            Err(lost) => {
+                ward.hosts.push(Patient { lost: Some(lost), ..patient });
+                ward.sessions.push(None);
+            }
+        }
+    }
+    ward.meet(what.patience)?;
+    said("looking at each host");
+    ward.read_clocks()?;
+    ward.gather_facts(&question)?;
+    ward.look_for_a_shared_folder()?;
+
+    let word = new_word();
+    let doors = ward.open_doors(&word, what)?;
+    let mut cluster = Cluster {
+        question,
+        master_port: what.master_port,
+        measured: what.measure,
+        hosts: std::mem::take(&mut ward.hosts),
+        routes: Vec::new(),
+    };
+    said("knocking at ports");
+    cluster.routes = plan_routes(&cluster, &doors);
+    ward.hosts = std::mem::take(&mut cluster.hosts);
+    ward.knock(&word, &mut cluster.routes)?;
+    if what.measure {
+        ward.measure(&word, &mut cluster.routes, said)?;
+    }
+    for (host, session) in ward.hosts.iter_mut().zip(&ward.sessions) {
+        host.noise = session.as_ref().map(|it| it.noise().to_vec()).unwrap_or_default();
+    }
+    cluster.hosts = std::mem::take(&mut ward.hosts);
+    Ok(cluster)
+}
+
+/// Who knocks where. Outcomes are those of hosts that never answer, until they do.
+fn plan_routes(cluster: &Cluster, doors: &[Vec<u16>]) -> Vec<Route> {
+    let mut routes = Vec::new();
+    for (from, _, facts) in cluster.examined() {
+        for (to, host, theirs) in cluster.examined() {
+            if from == to || host.lost.is_some() {
+                continue;
+            }
+            let named = facts.names.iter().find(|it| it.name == host.name);
+            let mut known: Vec<IpAddr> = named
+                .into_iter()
+                .flat_map(|it| it.addresses.iter().copied())
+                .filter(|it| !it.is_loopback())
+                .take(MOST_ADDRESSES)
+                .collect();
+            let by = if known.is_empty() { Way::Reached } else { Way::Name };
+            if known.is_empty() {
+                known.extend(cluster.meeting_address(to));
+            }
+            let mut attempts: Vec<(Way, SocketAddr)> = Vec::new();
+            for address in &known {
+                attempts.extend(doors[to].iter().map(|port| (by, (*address, *port).into())));
+            }
+            let nccl =
+                if theirs.nvidia.gpus.is_empty() { None } else { picks::nccl(theirs).address() };
+            for (by, pick) in [(Way::Gloo, picks::gloo(theirs).address()), (Way::Nccl, nccl)] {
+                let new = pick.filter(|it| !it.is_loopback() && !is_link_local(it));
+                let new = new.filter(|it| !known.contains(it));
+                let door = doors[to].first().zip(new);
+                attempts.extend(door.map(|(port, address)| (by, (address, *port).into())));
+            }
+            let attempts = attempts.into_iter().map(|(by, door)| Attempt {
+                by,
+                door,
+                outcome: Outcome::Silent,
+            });
+            routes.push(Route { from, to, attempts: attempts.collect(), measured: None });
+        }
+    }
+    routes
+}
+
+/// Such an address needs the name of an interface besides.
+fn is_link_local(address: &IpAddr) -> bool {
+    matches!(address, IpAddr::V6(it) if it.is_unicast_link_local())
+}
+
+/// 32 letters nobody can guess, from the system's random source.
+fn new_word() -> String {
+    let random = || RandomState::new().hash_one(0);
+    format!("{:016x}{:016x}", random(), random())
+}
+
+/// A name with both kinds of address.
+const MOST_ADDRESSES: usize = 2;
+/// With more hosts than that, not every pair is measured: 0.5 s each.
+pub(crate) const ALL_PAIRS: usize = 8;

@@ -1,0 +1,92 @@
+//! What is mounted where.
+
+use std::path::{Path, PathBuf};
+
+use crate::sources::Sources;
+
+/// A line of `/proc/self/mountinfo`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mount {
+    /// The folder of the file system that is mounted.
+    pub(super) root: PathBuf,
+    pub(super) point: PathBuf,
+    /// Such as `ext4` or `nfs4`.
+    pub(super) kind: String,
+    /// The device, or the server and its folder.
+    pub(super) source: String,
+    /// Options of the file system itself: the controllers, for a control group.
+    pub(super) options: String,
+}
+
+pub(super) fn all(sources: &Sources) -> Vec<Mount> {
+    let text = sources.read("/proc/self/mountinfo").unwrap_or_default();
+    text.lines().filter_map(parse).collect()
+}
+
+/// The mount that a path lies in; of several at one point, the last one hides the others.
+pub(super) fn of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+    let depth = |mount: &Mount| mount.point.components().count();
+    mounts.iter().filter(|mount| path.starts_with(&mount.point)).max_by_key(|mount| depth(mount))
+}
+
+fn parse(line: &str) -> Option<Mount> {
+    let (left, right) = line.split_once(" - ")?;
+    let mut left = left.split(' ').skip(3);
+    let mut right = right.split(' ');
+    Some(Mount {
+        root: PathBuf::from(unescape(left.next()?)),
+        point: PathBuf::from(unescape(left.next()?)),
+        kind: right.next()?.to_owned(),
+        source: unescape(right.next()?),
+        options: right.next().unwrap_or_default().to_owned(),
+    })
+}
+
+/// The kernel writes spaces and the like as three octal digits.
+fn unescape(text: &str) -> String {
+    let mut parts = text.split('\\');
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let code = part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match code {
+            Some(code) => {
+                plain.push(code.into());
+                plain.push_str(&part[3..]);
+            }
+            None => {
+                plain.push('\\');
+                plain.push_str(part);
+            }
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read() {
+        let line =
+            "36 35 98:0 /sub /mnt/my\\040data rw,noatime shared:1 - nfs4 box:/data rw,vers=4";
+        let mount = parse(line).unwrap();
+        assert_eq!(mount.root, Path::new("/sub"));
+        assert_eq!(mount.point, Path::new("/mnt/my data"));
+        assert_eq!((mount.kind.as_str(), mount.source.as_str()), ("nfs4", "box:/data"));
+    }
+
+    #[test]
+    fn the_innermost_and_newest_mount_counts() {
+        let mounts: Vec<Mount> = [
+            "1 0 8:1 / / rw - ext4 /dev/a rw",
+            "2 1 0:9 / /srv rw - nfs4 box:/srv rw",
+            "3 2 0:9 / /srv rw - tmpfs none rw",
+        ]
+        .into_iter()
+        .filter_map(parse)
+        .collect();
+        assert_eq!(of(&mounts, Path::new("/srv/ada/x")).unwrap().kind, "tmpfs");
+        assert_eq!(of(&mounts, Path::new("/srvs")).unwrap().kind, "ext4");
+    }
+}

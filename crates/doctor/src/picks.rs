@@ -1,0 +1,199 @@
+//! Which interface Gloo and NCCL would take, by their own rules.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use crate::facts::{Facts, Interface};
+
+/// What a library would take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Pick {
+    /// An address of this host.
+    Takes {
+        /// Its interface.
+        interface: String,
+        /// The address that the other ranks are told.
+        address: IpAddr,
+        /// Others that it would use besides.
+        others: Vec<String>,
+    },
+    /// The variable that should choose names an interface that is not there.
+    Absent {
+        /// What the variable says.
+        value: String,
+    },
+    /// Nothing that the library could use.
+    Nothing,
+}
+
+impl Pick {
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        match self {
+            Self::Takes { address, .. } => Some(*address),
+            Self::Absent { .. } | Self::Nothing => None,
+        }
+    }
+}
+
+/// PyTorch's rule for Gloo: the interfaces in `GLOO_SOCKET_IFNAME`, by their exact names; else the
+/// first address of the host's own name that is an address of this host; else 127.0.0.1.
+pub(crate) fn gloo(facts: &Facts) -> Pick {
+    if let Some(value) = variable(facts, GLOO_SOCKET_IFNAME) {
+        let names: Vec<&str> = value.split(',').filter(|it| !it.is_empty()).collect();
+        let found = |name: &&str| {
+            let interfaces = facts.network.interfaces.iter();
+            interfaces.filter(|it| it.name == **name).find_map(|it| Some((it, first(it)?)))
+        };
+        let mut found: Vec<(&Interface, IpAddr)> = names.iter().filter_map(found).collect();
+        if found.is_empty() || found.len() < names.len() {
+            return Pick::Absent { value: value.to_owned() };
+        }
+        let (interface, address) = found.remove(0);
+        let others = found.iter().map(|(it, _)| it.name.clone()).collect();
+        return Pick::Takes { interface: interface.name.clone(), address, others };
+    }
+    let own = facts.names.iter().find(|it| it.name == facts.host.name);
+    let usable = own.into_iter().flat_map(|it| &it.addresses).find_map(|address| {
+        let network = &facts.network;
+        // All of 127.0.0.0/8 can be bound, whatever the interface says.
+        let interface = network.interface_of(*address);
+        let name = interface.map(|it| it.name.clone());
+        name.or_else(|| address.is_loopback().then(|| "lo".to_owned())).map(|it| (it, *address))
+    });
+    let (interface, address) =
+        usable.unwrap_or_else(|| ("lo".to_owned(), IpAddr::V4(Ipv4Addr::LOCALHOST)));
+    Pick::Takes { interface, address, others: Vec::new() }
+}
+
+/// NCCL's rule: those that `NCCL_SOCKET_IFNAME` matches; else all whose names begin with `ib`; else
+/// all but docker, lo and virbr; else docker, lo, virbr. The first one carries the setting up.
+pub(crate) fn nccl(facts: &Facts) -> Pick {
+    let family = variable(facts, "NCCL_SOCKET_FAMILY");
+    let takes = |matches: &dyn Fn(&str) -> bool| {
+        let mut found = candidates(facts, family).into_iter().filter(|(name, _)| matches(name));
+        let (interface, address) = found.next()?;
+        let others = found.map(|(name, _)| name.to_owned()).collect();
+        Some(Pick::Takes { interface: interface.to_owned(), address, others })
+    };
+    if let Some(value) = variable(facts, NCCL_SOCKET_IFNAME).filter(|it| it.len() > 1) {
+        let found = takes(&|name| matches(value, name));
+        return found.unwrap_or_else(|| Pick::Absent { value: value.to_owned() });
+    }
+    ["ib", "^docker,lo,virbr", "docker", "lo", "virbr"]
+        .iter()
+        .find_map(|rule| takes(&|name| matches(rule, name)))
+        .unwrap_or(Pick::Nothing)
+}
+
+/// As the system lists them: every IPv4 address, then every IPv6 address; an interface counts once.
+fn candidates<'a>(facts: &'a Facts, family: Option<&str>) -> Vec<(&'a str, IpAddr)> {
+    let mut found: Vec<(&str, IpAddr)> = Vec::new();
+    for v6 in [false, true] {
+        if family.is_some_and(|it| it == if v6 { "AF_INET" } else { "AF_INET6" }) {
+            continue;
+        }
+        for interface in facts.network.interfaces.iter().filter(|it| it.up) {
+            let mut addresses = interface.addresses.iter().map(|it| it.address);
+            let wanted = |it: &IpAddr| it.is_ipv6() == v6 && !(v6 && it.is_loopback());
+            let known = found.iter().any(|(name, _)| *name == interface.name);
+            if let (false, Some(address)) = (known, addresses.find(wanted)) {
+                found.push((&interface.name, address));
+            }
+        }
+    }
+    found
+}
+
+/// `eth,ib` are beginnings, `=eth0` whole names, `^` means all others. A port after a colon narrows
+/// to nothing here.
+fn matches(rule: &str, name: &str) -> bool {
+    let (not, rule) = rule.strip_prefix('^').map_or((false, rule), |rest| (true, rest));
+    let (whole, rule) = rule.strip_prefix('=').map_or((false, rule), |rest| (true, rest));
+    let listed = rule
+        .split(',')
+        .map(|it| it.split(':').next().unwrap_or(it))
+        .any(|it| if whole { it == name } else { !it.is_empty() && name.starts_with(it) });
+    listed != not
+}
+
+fn first(interface: &Interface) -> Option<IpAddr> {
+    interface.addresses.first().map(|it| it.address)
+}
+
+fn variable<'a>(facts: &'a Facts, name: &str) -> Option<&'a str> {
+    facts.variables.get(name).map(String::as_str).filter(|it| !it.is_empty())
+}
+
+pub(crate) const GLOO_SOCKET_IFNAME: &str = "GLOO_SOCKET_IFNAME";
+pub(crate) const NCCL_SOCKET_IFNAME: &str = "NCCL_SOCKET_IFNAME";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{host, interface};
+
+    fn taken(pick: &Pick) -> (String, String) {
+        match pick {
+            Pick::Takes { interface, address, .. } => (interface.clone(), address.to_string()),
+            Pick::Absent { value } => ("absent".to_owned(), value.clone()),
+            Pick::Nothing => ("nothing".to_owned(), String::new()),
+        }
+    }
+
+    #[test]
+    fn gloo_follows_the_name_of_the_host() {
+        let mut facts = host("node1", "10.0.0.1");
+        assert_eq!(taken(&gloo(&facts)), ("eth0".to_owned(), "10.0.0.1".to_owned()));
+        let mut name = |addresses: &[&str]| {
+            facts.names[0].addresses = addresses.iter().map(|it| it.parse().unwrap()).collect();
+            taken(&gloo(&facts)).1
+        };
+        // As Debian writes it.
+        assert_eq!(name(&["127.0.1.1"]), "127.0.1.1");
+        // An address that this host has not cannot be bound: the next one is tried.
+        assert_eq!(name(&["10.9.9.9", "10.0.0.1"]), "10.0.0.1");
+        assert_eq!(name(&["10.9.9.9"]), "127.0.0.1");
+        assert_eq!(name(&[]), "127.0.0.1");
+    }
+
+    #[test]
+    fn gloo_listens_to_its_variable() {
+        let mut facts = host("node1", "10.0.0.1");
+        facts.network.interfaces.push(interface("ib0", "10.1.0.1"));
+        let mut with = |value: &str| {
+            facts.variables.insert(GLOO_SOCKET_IFNAME.to_owned(), value.to_owned());
+            taken(&gloo(&facts)).1
+        };
+        assert_eq!(with("ib0"), "10.1.0.1");
+        assert_eq!(with("ib0,eth0"), "10.1.0.1");
+        assert_eq!(with("ib"), "ib");
+        assert_eq!(with("ib0,eth7"), "ib0,eth7");
+    }
+
+    #[test]
+    fn nccl_avoids_docker() {
+        let mut facts = host("node1", "10.0.0.1");
+        facts.network.interfaces.insert(1, interface("docker0", "172.17.0.1"));
+        facts.network.interfaces.push(interface("eth1", "10.2.0.1"));
+        let Pick::Takes { interface: name, others, .. } = nccl(&facts) else { panic!() };
+        assert_eq!((name.as_str(), others), ("eth0", vec!["eth1".to_owned()]));
+
+        for (value, expected) in [
+            ("eth1", "10.2.0.1"),
+            ("=eth1", "10.2.0.1"),
+            ("=eth", "=eth"),
+            ("^eth", "127.0.0.1"),
+            ("^lo,eth0", "172.17.0.1"),
+            ("wlan", "wlan"),
+        ] {
+            facts.variables.insert(NCCL_SOCKET_IFNAME.to_owned(), value.to_owned());
+            assert_eq!(taken(&nccl(&facts)).1, expected, "{value}");
+        }
+        facts.variables.clear();
+        facts.network.interfaces.push(interface("ibs3", "10.1.0.1"));
+        assert_eq!(taken(&nccl(&facts)).0, "ibs3");
+        facts.network.interfaces.retain(|it| !it.name.starts_with("eth") && it.name != "ibs3");
+        assert_eq!(taken(&nccl(&facts)).0, "docker0");
+        facts.network.interfaces.clear();
+        assert_eq!(nccl(&facts), Pick::Nothing);
+    }
+}

@@ -1,0 +1,123 @@
+//! Connections between hosts: doors that answer, knocks on them, and how fast the way is.
+//!
+//! A door answers only who says the word, 32 letters that the doctor has just made up: it is open
+//! to the whole network, for some seconds.
+
+mod dial;
+mod door;
+mod knock;
+mod measure;
+
+pub(crate) use door::Doors;
+pub(crate) use knock::knock;
+pub(crate) use measure::measure;
+
+use std::time::Duration;
+
+/// What is wanted of a door, said after the word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Errand {
+    /// An answer.
+    Greet,
+    /// Every byte back.
+    Echo,
+    /// The number of bytes that arrive, and how long they take.
+    Bulk,
+}
+
+impl Errand {
+    const fn letter(self) -> u8 {
+        match self {
+            Self::Greet => b'g',
+            Self::Echo => b'e',
+            Self::Bulk => b'b',
+        }
+    }
+
+    const fn of(letter: u8) -> Option<Self> {
+        match letter {
+            b'g' => Some(Self::Greet),
+            b'e' => Some(Self::Echo),
+            b'b' => Some(Self::Bulk),
+            _ => None,
+        }
+    }
+}
+
+/// Letters in a word.
+const WORD: usize = 32;
+/// A door's answer to the word.
+const WELCOME: u8 = b'w';
+/// A bulk transfer ends after this time.
+const BULK_TIME: Duration = Duration::from_millis(300);
+/// Or with this many bytes.
+const BULK_BYTES: u64 = 32 << 20;
+/// When no byte of a bulk transfer has come by then, none will: three attempts to send it again.
+const STALLED: Duration = Duration::from_millis(1800);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::Outcome;
+
+    const SPOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+    #[test]
+    fn doors_answer_who_knows_the_word() {
+        let (_doors, ports) = Doors::open(SPOKEN, &[0, 0]);
+        let doors: Vec<_> =
+            ports.iter().map(|it| ([127, 0, 0, 1], *it.as_ref().unwrap()).into()).collect();
+        assert_eq!(knock(SPOKEN, &doors), [Outcome::Open, Outcome::Open]);
+        assert_eq!(knock(&"x".repeat(32), &doors), [Outcome::Stranger, Outcome::Stranger]);
+        assert_eq!(knock("short", &doors), [Outcome::Stranger, Outcome::Stranger]);
+    }
+
+    #[test]
+    fn closed_doors_are_refused_and_taken_ports_are_named() {
+        let (doors, ports) = Doors::open(SPOKEN, &[0]);
+        let port = *ports[0].as_ref().unwrap();
+        let (_others, again) = Doors::open(SPOKEN, &[port]);
+        assert!(again[0].as_ref().unwrap_err().contains("in use"), "{again:?}");
+        drop(doors);
+        // The accepting thread ends soon after.
+        let closed = (0..500).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            knock(SPOKEN, &[([127, 0, 0, 1], port).into()]) == [Outcome::Refused]
+        });
+        assert!(closed);
+    }
+
+    #[test]
+    fn a_port_that_was_tried_is_free_at_once() {
+        let (doors, ports) = Doors::open(SPOKEN, &[0]);
+        let port = *ports[0].as_ref().unwrap();
+        for _ in 0..3 {
+            assert_eq!(knock(SPOKEN, &[([127, 0, 0, 1], port).into()]), [Outcome::Open]);
+        }
+        measure(SPOKEN, ([127, 0, 0, 1], port).into());
+        drop(doors);
+        // As a program does that insists on the port being free: not even old connections.
+        let bind = || {
+            use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, socket};
+            let flags = SockFlag::SOCK_CLOEXEC;
+            let socket = socket(AddressFamily::Inet, SockType::Stream, flags, None).unwrap();
+            bind(std::os::fd::AsRawFd::as_raw_fd(&socket), &SockaddrIn::new(0, 0, 0, 0, port))
+        };
+        let free = (0..1000).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            bind().is_ok()
+        });
+        assert!(free, "{:?}", bind());
+    }
+
+    #[test]
+    fn the_way_to_ourselves_is_measured() {
+        let (_doors, ports) = Doors::open(SPOKEN, &[0]);
+        let door = ([127, 0, 0, 1], *ports[0].as_ref().unwrap()).into();
+        let measured = measure(SPOKEN, door);
+        assert_eq!(measured.error, None);
+        assert!(measured.round_trip > 0.0 && measured.slowest >= measured.round_trip);
+        assert!(measured.bytes > 0 && measured.seconds > 0.0 && !measured.stalled);
+        assert!(measured.bandwidth().unwrap() > 1e6, "{measured:?}");
+    }
+}

@@ -1,0 +1,140 @@
+//! How long a byte takes to another host and back, and how many arrive in a third of a second.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{setsockopt, sockopt};
+
+use super::dial::dial;
+use super::knock::{PATIENCE, enter};
+use super::{BULK_TIME, Errand, STALLED};
+use crate::cluster::Measured;
+
+/// Measures the way to a door. Takes about half a second, and up to ten where packets are lost.
+pub(crate) fn measure(word: &str, door: SocketAddr) -> Measured {
+    let mut measured = Measured::default();
+    let before = segments();
+    if let Err(error) = into(&mut measured, word, door) {
+        measured.error = Some(error.to_string());
+    }
+    if let (Some(before), Some(after)) = (before, segments()) {
+        measured.segments = after.sent.saturating_sub(before.sent);
+        measured.sent_again = after.again.saturating_sub(before.again);
+    }
+    measured
+}
+
+fn into(measured: &mut Measured, word: &str, door: SocketAddr) -> io::Result<()> {
+    let trips = round_trips(word, door)?;
+    measured.round_trip = trips[trips.len() / 2].as_secs_f64();
+    measured.slowest = trips[trips.len() - 1].as_secs_f64();
+    let arrived = bulk(word, door, None)?;
+    measured.bytes = arrived.bytes;
+    measured.seconds = arrived.seconds;
+    measured.stalled = arrived.bytes == 0;
+    if measured.stalled {
+        // Single bytes went through. If packets of a smaller size do, too, it is the size.
+        measured.passes = SMALLER
+            .into_iter()
+            .find(|it| bulk(word, door, Some(*it)).is_ok_and(|arrived| arrived.bytes > 0));
+    }
+    Ok(())
+}
+
+/// Sorted; at least one.
+fn round_trips(word: &str, door: SocketAddr) -> io::Result<Vec<Duration>> {
+    let mut stream = open(word, door, Errand::Echo, None)?;
+    let end = Instant::now() + ECHO_TIME;
+    let mut trips = Vec::with_capacity(MOST_TRIPS);
+    while trips.len() < MOST_TRIPS && (trips.is_empty() || Instant::now() < end) {
+        let start = Instant::now();
+        let mut byte = [0];
+        stream.write_all(&byte)?;
+        stream.read_exact(&mut byte)?;
+        trips.push(start.elapsed());
+    }
+    trips.sort();
+    Ok(trips)
+}
+
+struct Arrived {
+    bytes: u64,
+    seconds: f64,
+}
+
+/// Sends until the other side has seen enough and says so.
+fn bulk(word: &str, door: SocketAddr, segment: Option<u32>) -> io::Result<Arrived> {
+    let mut stream = open(word, door, Errand::Bulk, segment)?;
+    // What then is left in our buffers is dropped, not sent.
+    let at_once = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+    setsockopt(&stream, sockopt::Linger, &at_once)?;
+    stream.set_nonblocking(true)?;
+    let chunk = vec![0; 256 << 10];
+    let end = Instant::now() + STALLED + BULK_TIME + PATIENCE;
+    loop {
+        let rest = end.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(rest).unwrap_or(PollTimeout::MAX);
+        let mut wanted = [PollFd::new(stream.as_fd(), PollFlags::POLLIN | PollFlags::POLLOUT)];
+        match poll(&mut wanted, timeout) {
+            // The answer is small, but the acknowledgements of it are not ours to hope for.
+            Ok(0) => return Ok(Arrived { bytes: 0, seconds: 0.0 }),
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let events = wanted[0].revents().unwrap_or(PollFlags::empty());
+        if events.intersects(PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR) {
+            break;
+        }
+        if events.contains(PollFlags::POLLOUT) {
+            match stream.write(&chunk) {
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                _ => {}
+            }
+        }
+    }
+    stream.set_nonblocking(false)?;
+    let mut answer = [0; 16];
+    stream.read_exact(&mut answer)?;
+    let (bytes, micros) = answer.split_at(8);
+    let number = |bytes: &[u8]| bytes.iter().fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte));
+    Ok(Arrived { bytes: number(bytes), seconds: number(micros) as f64 / 1e6 })
+}
+
+fn open(
+    word: &str,
+    door: SocketAddr,
+    errand: Errand,
+    segment: Option<u32>,
+) -> io::Result<TcpStream> {
+    let mut stream = dial(door, PATIENCE, segment)?;
+    if enter(&mut stream, word, errand)? {
+        Ok(stream)
+    } else {
+        Err(io::Error::other("something else than the doctor answers there"))
+    }
+}
+
+/// What TCP has sent since this host's network began.
+struct Segments {
+    sent: u64,
+    again: u64,
+}
+
+/// Counted for all connections together: the counters of one connection would take unsafe code.
+fn segments() -> Option<Segments> {
+    let text = std::fs::read_to_string("/proc/self/net/snmp").ok()?;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+    let names = lines.next()?.split(' ');
+    let values: Vec<&str> = lines.next()?.split(' ').collect();
+    let of = |wanted| names.clone().position(|name| name == wanted).and_then(|at| values.get(at));
+    Some(Segments { sent: of("OutSegs")?.parse().ok()?, again: of("RetransSegs")?.parse().ok()? })
+}
+
+const MOST_TRIPS: usize = 40;
+const ECHO_TIME: Duration = Duration::from_millis(200);
+/// Bytes of data in packets of 1240 and 576: what tunnels and the oldest links let through.
+const SMALLER: [u32; 2] = [1200, 536];

@@ -1,0 +1,42 @@
+//! A small network of hosts on one machine, for tests of what happens between hosts.
+//!
+//! A host is a set of Linux namespaces (network, mounts, processes, host name) with a real sshd, a
+//! home folder and an `/etc/hosts` of its own. All hosts of a [`Network`] hang on one switch, a
+//! bridge in a network namespace that nothing else uses, so the same addresses serve every network
+//! and networks in parallel do not see each other or the machine's own.
+//!
+//! Nothing outlives the test, however it ends: each host's first process waits on a pipe whose
+//! other end only the test holds, and with that process the kernel ends all others of the host and
+//! takes its namespaces down. Only files of a killed test stay, until the next network is made.
+//!
+//! For development only: it wants root and panics where the system refuses something it needs.
+//!
+//! ```no_run
+//! use brigade_hostkit::Network;
+//!
+//! let network = match Network::new(2) {
+//!     Ok(network) => network,
+//!     Err(reason) => {
+//!         eprintln!("skipped: {reason}");
+//!         return;
+//!     }
+//! };
+//! let mut ssh = network.host(0).command("ssh");
+//! ssh.arg("-F").arg(network.ssh_config()).args(["node2", "hostname"]);
+//! assert_eq!(ssh.output().unwrap().stdout, b"node2\n");
+//!
+//! network.host(1).cut(); // and now node2 falls silent
+//! ```
+
+mod faults;
+mod folder;
+mod host;
+mod keys;
+mod network;
+mod process;
+mod unavailable;
+
+pub use host::Host;
+pub use network::Network;
+pub use process::{Process, inner_process};
+pub use unavailable::Unavailable;

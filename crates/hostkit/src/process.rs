@@ -1,0 +1,92 @@
+//! Processes of a host, seen from outside.
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+/// A process in a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its number as seen from outside: `kill` works on it here.
+    pub pid: i32,
+    /// Its parent's number, as seen from outside.
+    pub parent: i32,
+    /// Its number as seen inside.
+    pub inner_pid: i32,
+    /// Its command line, in words.
+    pub command: Vec<String>,
+    /// Its environment as it was started with, in the form `NAME=value`.
+    pub environment: Vec<String>,
+}
+
+/// The process that this one, an `nsenter` of [`Host::command`](crate::Host::command), has started:
+/// waits until it is there and the program runs. `None` when the parent has ended.
+#[must_use]
+pub fn inner_process(parent: i32) -> Option<i32> {
+    loop {
+        let child = all().into_iter().find(|pid| stat(*pid).is_some_and(|it| it.parent == parent));
+        // Between `fork` and `exec`, the child still is the parent's program.
+        let program = |pid: i32| fs::read_link(format!("/proc/{pid}/exe")).ok();
+        if let Some(child) = child
+            && !is_transit(program(child))
+        {
+            return Some(child);
+        }
+        if stat(parent).is_none_or(|it| matches!(it.state, 'Z' | 'X')) {
+            return None;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A program on the way to the one that was asked for.
+fn is_transit(program: Option<PathBuf>) -> bool {
+    let Some(program) = program else { return true };
+    program.file_name().is_none_or(|it| it == "nsenter" || it == "unshare" || it == "env")
+}
+
+/// The living processes in the process namespace of this one.
+pub(crate) fn processes_of(init: i32) -> Vec<Process> {
+    let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let Some(wanted) = namespace(init) else { return Vec::new() };
+    all()
+        .into_iter()
+        .filter(|pid| namespace(*pid).as_ref() == Some(&wanted))
+        .filter_map(read)
+        .collect()
+}
+
+fn read(pid: i32) -> Option<Process> {
+    let Stat { state, parent } = stat(pid)?;
+    if matches!(state, 'Z' | 'X') {
+        return None;
+    }
+    let words = |file: &str| -> Vec<String> {
+        let bytes = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let words = bytes.split(|byte| *byte == 0).filter(|word| !word.is_empty());
+        words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+    };
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    let inner_pid = numbers.split_whitespace().next_back()?.parse().ok()?;
+    let (command, environment) = (words("cmdline"), words("environ"));
+    Some(Process { pid, parent, inner_pid, command, environment })
+}
+
+struct Stat {
+    state: char,
+    parent: i32,
+}
+
+fn stat(pid: i32) -> Option<Stat> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command in parentheses may hold anything, parentheses and blanks included.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    Some(Stat { state: fields.next()?.chars().next()?, parent: fields.next()?.parse().ok()? })
+}
+
+fn all() -> Vec<i32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}

@@ -1,0 +1,287 @@
+//! Job files: the same job as a batch script for Slurm, or as a manifest for Kubernetes.
+//!
+//! The file starts one `brigade launch` on every host, with the flags that were given here. Number
+//! and names of the hosts are not in it twice: the launchers find them ([`Surroundings`]).
+//!
+//! [`Surroundings`]: crate::Surroundings
+
+mod kubernetes;
+mod slurm;
+mod yaml;
+
+use std::ffi::{OsStr, OsString};
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::time::Duration;
+
+/// Which scheduler a job file is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A batch script for `sbatch`.
+    Slurm,
+    /// A manifest for Kubeflow's training operator.
+    PyTorchJob,
+    /// A manifest for Kubernetes' JobSet.
+    JobSet,
+}
+
+/// A job to be written down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobFile {
+    /// Name of the job. Default: the program's.
+    pub name: Option<String>,
+    /// Number of hosts; a real range makes the job elastic.
+    pub nodes: RangeInclusive<usize>,
+    /// Ranks on each host: a number, `auto`, `cpu` or `gpu`.
+    pub nproc: String,
+    /// Flags of `brigade launch` that go into the file, without those about hosts and the file
+    /// ([`keep_flags`]).
+    pub flags: Vec<OsString>,
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// Cores on each host.
+    pub cpus: Option<usize>,
+    /// GPUs on each host.
+    pub gpus: Option<usize>,
+    /// How long the job may run.
+    pub time_limit: Option<Duration>,
+    /// How long ranks may take to stop after SIGTERM: the scheduler waits a little longer.
+    pub shutdown_timeout: Duration,
+    /// Variables for the job. Slurm passes on the whole environment of `sbatch` besides.
+    pub env: Vec<(String, String)>,
+    /// Slurm's partition.
+    pub partition: Option<String>,
+    /// Slurm's account.
+    pub account: Option<String>,
+    /// Kubernetes' image. Default: a placeholder that Kubernetes refuses.
+    pub image: Option<String>,
+}
+
+/// One host, one rank, nothing to run.
+impl Default for JobFile {
+    fn default() -> Self {
+        Self {
+            name: None,
+            nodes: 1..=1,
+            nproc: "1".to_owned(),
+            flags: Vec::new(),
+            command: Vec::new(),
+            cpus: None,
+            gpus: None,
+            time_limit: None,
+            shutdown_timeout: Duration::from_secs(30),
+            env: Vec::new(),
+            partition: None,
+            account: None,
+            image: None,
+        }
+    }
+}
+
+/// Why a job cannot be written down.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EmitError {
+    /// An option that the scheduler has nothing for.
+    #[error("--{option} means nothing to {scheduler}: leave it out")]
+    NotFor {
+        /// The option's name.
+        option: &'static str,
+        /// The scheduler.
+        scheduler: &'static str,
+    },
+    /// A text that does not fit into the file.
+    #[error("{what} {text:?} {problem}")]
+    Unfit {
+        /// Which text.
+        what: &'static str,
+        /// The text.
+        text: String,
+        /// Why it does not fit, and what would.
+        problem: &'static str,
+    },
+    /// An elastic job where there are none.
+    #[error(
+        "--nnodes {min}:{max}: a JobSet has a fixed number of pods; use --nnodes {max}, or \
+         `--emit k8s` for an elastic PyTorchJob"
+    )]
+    NotElastic {
+        /// Fewest hosts.
+        min: usize,
+        /// Most hosts.
+        max: usize,
+    },
+    /// Hosts from nobody.
+    #[error("--nnodes {min}:{max} is not possible: a job has at least one host")]
+    NoHosts {
+        /// Fewest hosts.
+        min: usize,
+        /// Most hosts.
+        max: usize,
+    },
+}
+
+impl JobFile {
+    /// The file's text.
+    ///
+    /// Errors: what the scheduler's file cannot express.
+    ///
+    /// ```
+    /// use brigade_launch::emit::{JobFile, Target};
+    /// let job = JobFile {
+    ///     nodes: 2..=2,
+    ///     flags: vec!["--nproc".into(), "4".into()],
+    ///     command: vec!["./train".into(), "--note".into(), "two words".into()],
+    ///     ..Default::default()
+    /// };
+    /// let script = job.emit(Target::Slurm)?;
+    /// assert!(script.contains("#SBATCH --nodes=2\n"));
+    /// assert!(script.contains("brigade launch --nproc 4 -- ./train --note 'two words'\n"));
+    /// # Ok::<(), brigade_launch::emit::EmitError>(())
+    /// ```
+    pub fn emit(&self, target: Target) -> Result<String, EmitError> {
+        let (min, max) = (*self.nodes.start(), *self.nodes.end());
+        if min == 0 || min > max {
+            return Err(EmitError::NoHosts { min, max });
+        }
+        for (name, _) in &self.env {
+            let unfit = |problem| EmitError::Unfit { what: "--env", text: name.clone(), problem };
+            let starts = |c: char| c.is_ascii_alphabetic() || c == '_';
+            if !name.starts_with(starts) || !name.chars().all(|c| starts(c) || c.is_ascii_digit()) {
+                return Err(unfit("is no variable's name: letters, digits and `_` make one"));
+            }
+        }
+        match target {
+            Target::Slurm => slurm::script(self),
+            Target::PyTorchJob => kubernetes::pytorch_job(self),
+            Target::JobSet => kubernetes::job_set(self),
+        }
+    }
+
+    /// `brigade launch FLAGS -- PROGRAM ARGS`
+    fn launch(&self) -> impl Iterator<Item = &OsStr> {
+        let words = ["brigade", "launch"].into_iter().map(OsStr::new);
+        let end = std::iter::once(OsStr::new("--"));
+        let flags = self.flags.iter().map(OsString::as_os_str);
+        words.chain(flags).chain(end).chain(self.command.iter().map(OsString::as_os_str))
+    }
+
+    /// The given name, or one from the program's: small letters, digits and `-`, from a letter on.
+    fn name(&self) -> Result<String, EmitError> {
+        if let Some(name) = &self.name {
+            let fits = name.starts_with(|c: char| c.is_ascii_lowercase())
+                && name.ends_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
+                && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+                && name.len() <= LONGEST_NAME;
+            let problem = "is no name for a job: up to 40 small letters, digits and `-`, a letter \
+                           first, no `-` last";
+            return match fits {
+                true => Ok(name.clone()),
+                false => Err(EmitError::Unfit { what: "--job-name", text: name.clone(), problem }),
+            };
+        }
+        let interpreted = |word: &&OsString| {
+            let name = Path::new(word).file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with("python")
+        };
+        let program = match self.command.as_slice() {
+            [program, script, ..] if interpreted(&program) => script,
+            [program, ..] => program,
+            [] => return Ok(NAMELESS.to_owned()),
+        };
+        let stem = Path::new(program).file_stem().unwrap_or_default().to_string_lossy();
+        let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+        let name: String = stem.chars().map(plain).take(LONGEST_NAME).collect();
+        let name = name.trim_matches('-');
+        Ok(match name.starts_with(|c: char| c.is_ascii_lowercase()) {
+            true => name.to_owned(),
+            false => format!("{NAMELESS}-{name}").trim_matches('-').to_owned(),
+        })
+    }
+
+    /// The first of these options that is set: for a scheduler that has nothing for it.
+    fn refuse<const N: usize>(
+        scheduler: &'static str,
+        options: [(&'static str, bool); N],
+    ) -> Result<(), EmitError> {
+        match options.iter().find(|(_, is_set)| *is_set) {
+            Some((option, _)) => Err(EmitError::NotFor { option, scheduler }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The flags of a command line without some of them, all of which take a value:
+/// `--emit slurm --nproc 4` and `--emit=slurm --nproc 4` without `--emit` are `--nproc 4`. A `--`
+/// at the end goes, too. Names may be written with `_` for `-`, as torchrun's.
+///
+/// ```
+/// use brigade_launch::emit::keep_flags;
+/// let flags = ["--emit=slurm", "--nproc", "4", "--nnodes", "2", "--"].map(Into::into);
+/// assert_eq!(keep_flags(&flags, &["--emit", "--nnodes"]), ["--nproc", "4"]);
+/// ```
+#[must_use]
+pub fn keep_flags(flags: &[OsString], without: &[&str]) -> Vec<OsString> {
+    let flags = match flags.split_last() {
+        Some((last, rest)) if last == "--" => rest,
+        _ => flags,
+    };
+    let mut kept = Vec::new();
+    let mut words = flags.iter();
+    while let Some(word) = words.next() {
+        let text = word.to_string_lossy();
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (&*text, None),
+        };
+        if !without.contains(&&*name.replace('_', "-")) {
+            kept.push(word.clone());
+        } else if value.is_none() {
+            words.next();
+        }
+    }
+    kept
+}
+
+/// `90m`, `2h`, `3d`, `2:30:00` or `1-12:00:00` (days-hours:minutes:seconds).
+///
+/// Two numbers with a colon, or one without a unit, are refused: schedulers disagree on what they
+/// mean.
+///
+/// ```
+/// use std::time::Duration;
+/// use brigade_launch::emit::time_limit;
+/// assert_eq!(time_limit("90m"), Ok(Duration::from_secs(5400)));
+/// assert_eq!(time_limit("1-02:00:30"), Ok(Duration::from_secs(86400 + 7200 + 30)));
+/// assert!(time_limit("2:30").is_err());
+/// ```
+pub fn time_limit(text: &str) -> Result<Duration, String> {
+    let seconds = || {
+        if let Some((at, unit)) = text.char_indices().next_back().filter(|(_, c)| c.is_alphabetic())
+        {
+            let seconds: u64 = match unit {
+                's' => 1,
+                'm' => 60,
+                'h' => 3600,
+                'd' => 86_400,
+                _ => return None,
+            };
+            return text[..at].parse::<u64>().ok()?.checked_mul(seconds);
+        }
+        let (days, clock) = text.split_once('-').unwrap_or(("0", text));
+        let parts: Vec<u64> = clock.split(':').map_while(|part| part.parse().ok()).collect();
+        let [hours, minutes, seconds] = parts[..] else { return None };
+        let days = days.parse::<u64>().ok()?;
+        let hours = days.checked_mul(24)?.checked_add(hours)?;
+        let in_range = minutes < 60 && seconds < 60 && clock.split(':').count() == 3;
+        hours.checked_mul(3600)?.checked_add(minutes * 60 + seconds).filter(|_| in_range)
+    };
+    match seconds() {
+        Some(seconds) if seconds > 0 => Ok(Duration::from_secs(seconds)),
+        _ => Err("write it as 90m, 2h, 3d, 2:30:00 or 1-12:00:00".to_owned()),
+    }
+}
+
+const NAMELESS: &str = "job";
+/// Schedulers make longer names from it, of at most 63 characters.
+const LONGEST_NAME: usize = 40;

@@ -1,0 +1,93 @@
+//! A batch script for Slurm.
+
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use super::{EmitError, JobFile};
+
+pub(super) fn script(job: &JobFile) -> Result<String, EmitError> {
+    JobFile::refuse("Slurm", [("image", job.image.is_some())])?;
+    let mut directives = vec![("job-name", job.name()?)];
+    let (min, max) = (job.nodes.start(), job.nodes.end());
+    let nodes = if min == max { min.to_string() } else { format!("{min}-{max}") };
+    directives.push(("nodes", nodes));
+    directives.push(("ntasks-per-node", "1".to_owned()));
+    directives.extend(job.cpus.map(|cpus| ("cpus-per-task", cpus.to_string())));
+    directives.extend(job.gpus.map(|gpus| ("gpus-per-node", gpus.to_string())));
+    directives.extend(job.time_limit.map(|limit| ("time", clock(limit))));
+    for (name, value) in [("partition", &job.partition), ("account", &job.account)] {
+        if let Some(value) = value {
+            directives.push((name, word(name, value)?));
+        }
+    }
+    // To the steps, so to the launchers, which pass it on; not to the batch shell, which it would
+    // end before them.
+    let warning = job.shutdown_timeout + SCHEDULERS_SHARE;
+    directives.push(("signal", format!("TERM@{}", warning.as_secs())));
+
+    let mut script = "#!/bin/bash\n# Submit with: sbatch FILE\n".to_owned();
+    for (name, value) in directives {
+        // Writing to a string cannot fail.
+        let _ = writeln!(script, "#SBATCH --{name}={value}");
+    }
+    script.push('\n');
+    for (name, value) in &job.env {
+        let _ = writeln!(script, "export {name}={}", quoted(value.as_ref())?);
+    }
+    if !job.env.is_empty() {
+        script.push('\n');
+    }
+    script.push_str("# One launcher on each host. They find each other in Slurm's variables.\n");
+    script.push_str("srun --ntasks-per-node=1 --kill-on-bad-exit=1");
+    if let Some(cpus) = job.cpus {
+        // Since Slurm 22.05 srun does not take it from the job.
+        let _ = write!(script, " --cpus-per-task={cpus}");
+    }
+    for word in job.launch() {
+        let _ = write!(script, " {}", quoted(word)?);
+    }
+    script.push('\n');
+    Ok(script)
+}
+
+/// For bash, byte by byte.
+fn quoted(word: &OsStr) -> Result<String, EmitError> {
+    let unfit = |problem| EmitError::Unfit {
+        what: "the word",
+        text: word.to_string_lossy().into_owned(),
+        problem,
+    };
+    let bytes = shlex::bytes::try_quote(word.as_bytes())
+        .map_err(|_| unfit("has a zero byte, which no argument can have"))?;
+    match String::from_utf8(bytes.into_owned()) {
+        Ok(text) => Ok(text),
+        // bash's own notation, so that the file stays text.
+        Err(_) => Ok(word.as_bytes().iter().fold("$'".to_owned(), |mut text, byte| {
+            let _ = write!(text, "\\x{byte:02x}");
+            text
+        }) + "'"),
+    }
+}
+
+/// A name in a directive, which Slurm reads up to the first blank.
+fn word(what: &'static str, text: &str) -> Result<String, EmitError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.,+@".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return Ok(text.to_owned());
+    }
+    let problem = "is not a name that Slurm takes: letters, digits and -_.,+@ make one";
+    Err(EmitError::Unfit { what, text: text.to_owned(), problem })
+}
+
+/// `1-02:00:30`
+fn clock(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let (days, hours) = (seconds / 86_400, seconds / 3600 % 24);
+    let clock = format!("{hours:02}:{:02}:{:02}", seconds / 60 % 60, seconds % 60);
+    if days > 0 { format!("{days}-{clock}") } else { clock }
+}
+
+/// Slurm is late by up to half a minute, and kills that long after the limit.
+const SCHEDULERS_SHARE: Duration = Duration::from_secs(30);

@@ -1,0 +1,81 @@
+//! Several hosts with one command: `brigade launch --hosts node1:4,node2:4 -- PROGRAM`.
+//!
+//! The launcher starts an agent on every host, over the system's ssh with the user's own settings
+//! (`localhost` and this machine's own name need none), and coordinates them over the sessions'
+//! standard streams: no port is opened for it, and a session's end is noticed at once on both
+//! sides. First all hosts connect and answer: version, working folder, program. Only when all of
+//! them could start does any of them.
+//!
+//! When the launcher ends, however it ends, the agents find their input closed and stop their
+//! ranks.
+
+mod bell;
+mod child;
+mod courier;
+mod digest;
+mod environment;
+mod error;
+mod here;
+mod hostfile;
+mod message;
+mod output;
+mod parcel;
+pub(crate) mod remote;
+mod remote_line;
+mod role_command;
+mod roll_call;
+mod run;
+mod session;
+mod ssh;
+mod store;
+mod wire;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use environment::{EnvRequest, PASSED};
+pub use error::{HostFailure, HostsError};
+pub use hostfile::{HostListError, HostSpec, Place};
+pub use role_command::RoleCommand;
+pub use run::run;
+
+/// What a user can ask of a launch on several hosts, besides [`LaunchOptions`](crate::LaunchOptions).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostsOptions {
+    /// The hosts. Ranks are numbered in this order.
+    pub hosts: Vec<HostSpec>,
+    /// The client of ssh with options, in the form of a line of the shell. Default: what
+    /// `BRIGADE_SSH` says, else `ssh`.
+    pub ssh_command: Option<String>,
+    /// How long ssh may take to connect to a host.
+    pub connect_timeout: Duration,
+    /// The folder in which the ranks run, on every host. Default: the current one of this process.
+    pub workdir: Option<PathBuf>,
+    /// Variables of this environment for the hosts, besides those of [`PASSED`].
+    pub env: Vec<EnvRequest>,
+    /// The job goes on, restarted, while it has this many hosts left. Default: all of them.
+    pub min_hosts: Option<usize>,
+    /// Copy this executable, the program and the libraries that it is linked to, where they are
+    /// missing or differ.
+    pub sync: bool,
+}
+
+/// No host; 10 s to connect.
+impl Default for HostsOptions {
+    fn default() -> Self {
+        Self {
+            hosts: Vec::new(),
+            ssh_command: None,
+            connect_timeout: Duration::from_secs(10),
+            workdir: None,
+            env: Vec::new(),
+            min_hosts: None,
+            sync: false,
+        }
+    }
+}
+
+/// The role that this executable plays on a host.
+pub(crate) const ROLE: &str = "__agent";
+/// Its second part.
+pub(crate) const ENTERED: &str = "entered";

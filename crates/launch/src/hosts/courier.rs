@@ -1,0 +1,163 @@
+//! What `--sync` does on one host: asks what is missing, and sends that.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::error::HostFailure;
+use super::hostfile::HostSpec;
+use super::message::{FileMark, FromHost, ToHost};
+use super::parcel::Parcel;
+use super::remote_line::GREETING;
+use super::session::{Errand, GREETING_LIMIT, Session};
+use super::wire::{self, WireError};
+
+impl Session {
+    /// The shell there waits for exactly these bytes, and then becomes what they are.
+    pub(super) fn send_brigade(
+        &mut self,
+        errand: &Errand,
+        say: &dyn Fn(&str),
+    ) -> Result<(), HostFailure> {
+        let Some(mark) = &errand.brigade_mark else { return Err(self.out_of_order()) };
+        let mut progress = Progress::start(&self.host, mark, say);
+        let mut file =
+            File::open("/proc/self/exe").map_err(|error| self.local("brigade", &error))?;
+        let mut buffer = vec![0; PIECE];
+        loop {
+            match file.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(n) => {
+                    self.to
+                        .write_all(&buffer[..n])
+                        .map_err(|error| self.explain(&WireError::System(error)))?;
+                    progress.advance(n);
+                }
+                Err(error) => return Err(self.local("brigade", &error)),
+            }
+        }
+        match wire::skip_to(&mut self.from, &[GREETING], GREETING_LIMIT) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.explain(&error)),
+        }
+    }
+
+    /// Has every file of the parcel there, and says where.
+    pub(super) fn copy(
+        &mut self,
+        parcel: &Parcel,
+        say: &dyn Fn(&str),
+    ) -> Result<Copied, HostFailure> {
+        self.send(&ToHost::Look { files: parcel.files.clone() })?;
+        let answer: FromHost = self.receive_within(LOOK_LIMIT)?;
+        let FromHost::Found { places } = answer else { return Err(self.out_of_order()) };
+        let mut copied = Copied::default();
+        for (i, (file, place)) in parcel.files.iter().zip(places).enumerate() {
+            let place = match place {
+                Some(place) => place,
+                None => self.send_file(file, say)?,
+            };
+            if i == 0 {
+                copied.program = Some(place);
+            } else if place != file.path
+                && let Some(folder) = Path::new(&place).parent()
+            {
+                copied.library_folders.push(folder.into());
+            }
+        }
+        Ok(copied)
+    }
+
+    fn send_file(&mut self, mark: &FileMark, say: &dyn Fn(&str)) -> Result<OsString, HostFailure> {
+        let mut progress = Progress::start(&self.host, mark, say);
+        let name = mark.path.display().to_string();
+        let mut file = File::open(&mark.path).map_err(|error| self.local(&name, &error))?;
+        self.send(&ToHost::Store { file: mark.clone() })?;
+        let mut sent = 0;
+        loop {
+            let mut bytes = vec![0; PIECE];
+            let n = file.read(&mut bytes).map_err(|error| self.local(&name, &error))?;
+            if n == 0 && sent < mark.size {
+                return Err(self.failure(format!("--sync: {name} has changed meanwhile"), 1));
+            }
+            bytes.truncate(n);
+            sent += n as u64;
+            self.send(&ToHost::Piece { bytes })?;
+            progress.advance(n);
+            if sent >= mark.size {
+                break;
+            }
+        }
+        match self.receive_within(LOOK_LIMIT)? {
+            FromHost::Stored { place } => Ok(place),
+            _ => Err(self.out_of_order()),
+        }
+    }
+
+    fn local(&self, what: &str, error: &io::Error) -> HostFailure {
+        self.failure(format!("--sync: cannot read {what}: {error}"), 1)
+    }
+}
+
+/// Where things are on a host.
+#[derive(Debug, Default)]
+pub(super) struct Copied {
+    pub(super) program: Option<OsString>,
+    pub(super) library_folders: Vec<OsString>,
+}
+
+/// Lines for a user who waits for a copy.
+struct Progress<'a> {
+    host: String,
+    name: String,
+    size: u64,
+    sent: u64,
+    start: Instant,
+    last: Instant,
+    say: &'a dyn Fn(&str),
+}
+
+impl<'a> Progress<'a> {
+    fn start(host: &HostSpec, file: &FileMark, say: &'a dyn Fn(&str)) -> Self {
+        let (host, name) = (host.to_string(), file.name.display().to_string());
+        let now = Instant::now();
+        say(&format!("{host}: copying {name} ({})", megabytes(file.size)));
+        Self { host, name, size: file.size, sent: 0, start: now, last: now, say }
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        self.sent += bytes as u64;
+        let (host, name) = (&self.host, &self.name);
+        let (sent, size) = (megabytes(self.sent), megabytes(self.size));
+        if self.sent < self.size && self.last.elapsed() > PROGRESS {
+            self.last = Instant::now();
+            (self.say)(&format!("{host}: copying {name}: {sent} of {size}"));
+        }
+        if self.sent == self.size && self.start.elapsed() > PROGRESS {
+            let seconds = self.start.elapsed().as_secs();
+            (self.say)(&format!("{host}: copied {name} ({size}) in {seconds} s"));
+        }
+    }
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{}.{} MB", bytes / 1_000_000, bytes / 100_000 % 10)
+}
+
+/// Digests of all files there, or the last piece of one on a slow line.
+const LOOK_LIMIT: Duration = Duration::from_secs(600);
+const PROGRESS: Duration = Duration::from_secs(5);
+const PIECE: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(megabytes(431_260_000), "431.2 MB");
+        assert_eq!(megabytes(0), "0.0 MB");
+    }
+}

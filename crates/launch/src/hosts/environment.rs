@@ -1,0 +1,246 @@
+//! Which variables of this environment the other hosts get.
+//!
+//! By a list and not all of them: `PATH`, `HOME` and their kin are each host's own.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use brigade_world::env;
+
+use super::error::HostsError;
+
+/// What the user asks for with `--env`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EnvRequest {
+    /// `NAME`: as it is here. With a star at the end, all whose names begin so.
+    Pass(String),
+    /// `NAME=value`.
+    Set(String, OsString),
+}
+
+impl EnvRequest {
+    /// Reads the value of `--env`.
+    ///
+    /// ```
+    /// use brigade_launch::hosts::EnvRequest;
+    /// assert_eq!(EnvRequest::parse("WANDB_*".as_ref()), Ok(EnvRequest::Pass("WANDB_*".into())));
+    /// let set = EnvRequest::Set("A".into(), "b=c".into());
+    /// assert_eq!(EnvRequest::parse("A=b=c".as_ref()), Ok(set));
+    /// assert!(EnvRequest::parse("A B".as_ref()).is_err());
+    /// ```
+    ///
+    /// # Errors
+    /// What was expected.
+    pub fn parse(text: &OsStr) -> Result<Self, String> {
+        let bytes = text.as_bytes();
+        let (name, value) = match bytes.iter().position(|byte| *byte == b'=') {
+            Some(at) => (&bytes[..at], Some(&bytes[at + 1..])),
+            None => (bytes, None),
+        };
+        let name = str::from_utf8(name).map_err(|_| EXPECTED.to_owned())?;
+        let stem = match value {
+            Some(_) => name,
+            None => name.strip_suffix('*').unwrap_or(name),
+        };
+        if stem.is_empty() || !stem.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+            return Err(EXPECTED.to_owned());
+        }
+        if is_ranks_own(name) {
+            return Err(format!("{name} is for the launcher to set, for each rank its own"));
+        }
+        Ok(match value {
+            Some(value) => Self::Set(name.to_owned(), OsString::from_vec(value.to_vec())),
+            None => Self::Pass(name.to_owned()),
+        })
+    }
+}
+
+/// Chooses: what is on the list, then what DeepSpeed's files say, then what the user asks for; the
+/// last wins.
+///
+/// # Errors
+/// The user asks for a variable that is not there, or a file has a line that is no variable.
+pub(crate) fn choose(
+    requests: &[EnvRequest],
+    here: &[(OsString, OsString)],
+    files: &[(PathBuf, String)],
+) -> Result<Vec<(OsString, OsString)>, HostsError> {
+    let named = |wanted: &str| {
+        let wanted = wanted.to_owned();
+        here.iter().filter(move |(name, _)| {
+            let Some(name) = name.to_str() else { return false };
+            match wanted.strip_suffix('*') {
+                Some(start) => name.starts_with(start) && !is_ranks_own(name),
+                None => name == wanted,
+            }
+        })
+    };
+    let mut chosen: BTreeMap<OsString, OsString> = BTreeMap::new();
+    for (name, value) in PASSED.iter().flat_map(|it| named(it)) {
+        if !NOT_PASSED.iter().any(|it| name == it) {
+            chosen.insert(name.clone(), value.clone());
+        }
+    }
+    for (path, text) in files {
+        for (name, value) in read_file(path, text)? {
+            chosen.insert(name.into(), value.into());
+        }
+    }
+    for request in requests {
+        match request {
+            EnvRequest::Set(name, value) => {
+                chosen.insert(name.into(), value.clone());
+            }
+            EnvRequest::Pass(name) => {
+                let mut found = named(name).peekable();
+                if found.peek().is_none() && !name.ends_with('*') {
+                    return Err(HostsError::NoVariable { name: name.clone() });
+                }
+                chosen.extend(found.cloned());
+            }
+        }
+    }
+    Ok(chosen.into_iter().collect())
+}
+
+/// Where DeepSpeed looks for variables: a file of that name at home and in this folder.
+pub(crate) fn deepspeed_files() -> Vec<PathBuf> {
+    let name = std::env::var_os("DS_ENV_FILE").filter(|it| !it.is_empty());
+    let name = name.unwrap_or_else(|| ".deepspeed_env".into());
+    let home = std::env::home_dir().map(|home| home.join(&name));
+    let mut paths: Vec<PathBuf> = home.into_iter().chain([PathBuf::from(&name)]).collect();
+    paths.dedup();
+    paths
+}
+
+fn read_file(path: &Path, text: &str) -> Result<Vec<(String, String)>, HostsError> {
+    let mut variables = Vec::new();
+    for (i, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let wrong = |expected: String| HostsError::EnvironmentFile {
+            path: path.to_owned(),
+            line: i + 1,
+            found: line.to_owned(),
+            expected,
+        };
+        match EnvRequest::parse(line.as_ref()) {
+            Ok(EnvRequest::Set(name, value)) => {
+                variables.push((name, value.to_string_lossy().into_owned()));
+            }
+            Ok(EnvRequest::Pass(_)) => return Err(wrong("expected NAME=VALUE".to_owned())),
+            Err(reason) => return Err(wrong(reason)),
+        }
+    }
+    Ok(variables)
+}
+
+/// Set by the agent for each rank: its place in the job.
+fn is_ranks_own(name: &str) -> bool {
+    env::TABLE.iter().any(|variable| variable.name == name)
+}
+
+/// What every program of the kind reads. DeepSpeed's list is the start of it.
+pub const PASSED: &[&str] = &[
+    "BRIGADE_*",
+    "CUDA_*",
+    "GLOO_*",
+    "KMP_*",
+    "LD_LIBRARY_PATH",
+    "LIBTORCH",
+    "LIBTORCH_*",
+    "MKL_*",
+    "NCCL_*",
+    "OMP_*",
+    "PYTHON*",
+    "PYTORCH_*",
+    "RUST_*",
+    "TORCH_*",
+    "UCX_*",
+];
+/// Each host has devices of its own. DeepSpeed leaves this one out, too.
+const NOT_PASSED: &[&str] = &["CUDA_VISIBLE_DEVICES"];
+const EXPECTED: &str = "expected NAME, NAME=VALUE, or NAMES*";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choose_from(
+        requests: &[&str],
+        here: &[(&str, &str)],
+        files: &[(&str, &str)],
+    ) -> Result<String, String> {
+        let requests: Vec<_> =
+            requests.iter().map(|it| EnvRequest::parse(it.as_ref()).unwrap()).collect();
+        let here: Vec<_> = here.iter().map(|(n, v)| (n.into(), v.into())).collect();
+        let files: Vec<_> = files.iter().map(|(p, t)| (p.into(), (*t).to_owned())).collect();
+        let chosen = choose(&requests, &here, &files).map_err(|error| error.to_string())?;
+        let lines = chosen.iter().map(|(n, v)| format!("{}={}", n.display(), v.display()));
+        Ok(lines.collect::<Vec<_>>().join(" "))
+    }
+
+    #[test]
+    fn the_list() {
+        let here = [
+            ("PATH", "/bin"),
+            ("HOME", "/root"),
+            ("NCCL_DEBUG", "INFO"),
+            ("OMP_NUM_THREADS", "4"),
+            ("PYTHONPATH", "src"),
+            ("LD_LIBRARY_PATH", "/lib"),
+            ("CUDA_VISIBLE_DEVICES", "0"),
+            ("CUDA_LAUNCH_BLOCKING", "1"),
+            ("LIBTORCH", "/t"),
+            ("TORCHELASTIC_RUN_ID", "outer"),
+            ("BRIGADE_STORE_FD", "3"),
+            ("RANK", "1"),
+        ];
+        assert_eq!(
+            choose_from(&[], &here, &[]).unwrap(),
+            "CUDA_LAUNCH_BLOCKING=1 LD_LIBRARY_PATH=/lib LIBTORCH=/t NCCL_DEBUG=INFO \
+             OMP_NUM_THREADS=4 PYTHONPATH=src"
+        );
+        assert_eq!(
+            choose_from(&["CUDA_VISIBLE_DEVICES"], &here[6..7], &[]).unwrap(),
+            "CUDA_VISIBLE_DEVICES=0"
+        );
+    }
+
+    #[test]
+    fn the_last_wins() {
+        let here = [("NCCL_DEBUG", "INFO"), ("W_A", "1"), ("W_B", "2")];
+        let files = [("home", "# mine\nNCCL_DEBUG=WARN\nA=x=y \n"), ("here", "\nA=z\n")];
+        assert_eq!(choose_from(&[], &here, &files).unwrap(), "A=z NCCL_DEBUG=WARN");
+        assert_eq!(
+            choose_from(&["A=1", "NCCL_DEBUG", "W_*", "W_B="], &here, &files).unwrap(),
+            "A=1 NCCL_DEBUG=INFO W_A=1 W_B="
+        );
+        assert_eq!(choose_from(&["X_*"], &here, &[]).unwrap(), "NCCL_DEBUG=INFO");
+    }
+
+    #[test]
+    fn mistakes() {
+        assert_eq!(
+            choose_from(&["TOKEN"], &[], &[]).unwrap_err(),
+            "--env TOKEN: there is no such variable here; set one with --env TOKEN=VALUE"
+        );
+        assert_eq!(
+            choose_from(&[], &[], &[(".deepspeed_env", "A=1\nexport B=2\n")]).unwrap_err(),
+            ".deepspeed_env, line 2: `export B=2`: expected NAME, NAME=VALUE, or NAMES*"
+        );
+        assert_eq!(
+            choose_from(&[], &[], &[(".deepspeed_env", "A\n")]).unwrap_err(),
+            ".deepspeed_env, line 1: `A`: expected NAME=VALUE"
+        );
+        let error = |text: &str| EnvRequest::parse(text.as_ref()).unwrap_err();
+        assert_eq!(error("RANK=3"), "RANK is for the launcher to set, for each rank its own");
+        for text in ["", "=a", "A B=c", "*=a", "A*=b", "ä"] {
+            assert_eq!(error(text), EXPECTED, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What the launcher and an agent on another host say before the job starts.
+//!
+//! From the start of the job on, the same streams carry the messages of `brigade-rendezvous`. All
+//! hosts come to [`FromHost::Ready`] before any of them is told [`ToHost::Go`].
+
+use std::ffi::OsString;
+
+use serde::{Deserialize, Serialize};
+
+use crate::LaunchOptions;
+
+/// Version of this protocol; both sides must have the same.
+pub(crate) const PROTOCOL: u32 = 1;
+
+/// From the launcher to an agent.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum ToHost {
+    /// Which of these files are there?
+    Look { files: Vec<FileMark> },
+    /// A file that is not there; its contents follow in pieces.
+    Store { file: FileMark },
+    /// The next part of it.
+    Piece {
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+    },
+    /// Where and with which variables to work.
+    Enter {
+        folder: OsString,
+        variables: Vec<(OsString, OsString)>,
+        /// Where libraries are looked for before all other places.
+        library_folders: Vec<OsString>,
+    },
+    /// What to start.
+    Job(Box<HostJob>),
+    /// Nothing yet, but the launcher is alive.
+    Wait,
+    /// All hosts are ready: the next bytes are the coordinator's.
+    Go,
+}
+
+/// From an agent to the launcher.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum FromHost {
+    /// First: who it is.
+    Hello(Hello),
+    /// For each file that was asked for, where it is there.
+    Found { places: Vec<Option<OsString>> },
+    /// The file is there, whole, at this place.
+    Stored { place: OsString },
+    /// It works in that folder now.
+    Entered,
+    /// It could start its ranks at once.
+    Ready,
+    /// It cannot take part.
+    Refused { reason: String, code: u8 },
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    /// [`PROTOCOL`] of the agent.
+    pub(crate) protocol: u32,
+    /// Its version, for the message when the protocols differ.
+    pub(crate) version: String,
+    /// Its executable.
+    pub(crate) executable: String,
+    /// sshd's `SSH_CONNECTION`: address and port of the client, address and port of the server.
+    pub(crate) ssh_connection: Option<String>,
+}
+
+/// A file of the launcher's host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileMark {
+    /// Where it is at the launcher's host: absolute.
+    pub(crate) path: OsString,
+    /// What it must be called, without a folder.
+    pub(crate) name: OsString,
+    /// SHA-256 of its contents.
+    pub(crate) digest: String,
+    pub(crate) size: u64,
+}
+
+/// One host's part in a job.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct HostJob {
+    /// Its name in the list of hosts.
+    pub(crate) host: String,
+    pub(crate) options: LaunchOptions,
+    /// Of `options.output`, in a form that need not be text.
+    pub(crate) log_dir: Option<OsString>,
+}

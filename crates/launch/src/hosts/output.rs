@@ -1,0 +1,235 @@
+//! The output of all hosts on this process's stdout and stderr.
+//!
+//! Whole lines come from the agents, prefixed with host and rank. A thread of its own writes them,
+//! because a terminal that is paused blocks whoever writes to it; what it has not written yet is
+//! counted against the agents' credit, so the ranks wait as they would for a terminal of their own.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use brigade_rendezvous::{OutputSink, Piece, Stream};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
+
+use super::run::next_signal;
+
+/// The launcher's end of the thread.
+pub(crate) struct Output {
+    sender: Sender<Order>,
+    /// A byte: nobody reads our output any more. Its end: the thread has ended.
+    notices: UnixStream,
+    thread: JoinHandle<()>,
+}
+
+enum Order {
+    Piece(Piece),
+    /// Not shown with `--quiet`.
+    Line(String),
+    Report(String),
+}
+
+/// The begin of a line of a host, whose end comes in another piece.
+type Begun = HashMap<Arc<str>, [Vec<u8>; 2]>;
+
+impl Output {
+    /// Starts the thread.
+    pub(crate) fn start(quiet: bool) -> io::Result<Self> {
+        let (notices, far) = UnixStream::pair()?;
+        notices.set_nonblocking(true)?;
+        let sink = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
+        // The descriptors themselves: std's own stdout buffers and locks.
+        let sinks = [sink(io::stdout().as_fd())?, sink(io::stderr().as_fd())?];
+        let (sender, inbox) = mpsc::channel();
+        let writer = Writer {
+            sinks,
+            lossy: [false; 2],
+            closed: [false; 2],
+            begun: Begun::new(),
+            quiet,
+            notices: far,
+        };
+        let thread =
+            thread::Builder::new().name("output".to_owned()).spawn(move || writer.run(&inbox))?;
+        Ok(Self { sender, notices, thread })
+    }
+
+    /// For the coordinator.
+    pub(crate) fn sink(&self) -> Box<dyn OutputSink> {
+        Box::new(Sink(self.sender.clone()))
+    }
+
+    /// A line of the launcher's own, among those of the ranks.
+    pub(crate) fn say(&self, line: &str) {
+        let _ = self.sender.send(Order::Line(line.to_owned()));
+    }
+
+    /// How the job ended: lines, of which the first may be the last that was said.
+    pub(crate) fn report(&self, text: String) {
+        let _ = self.sender.send(Order::Report(text));
+    }
+
+    /// Readable when nobody reads our output any more.
+    pub(crate) fn notices(&self) -> BorrowedFd<'_> {
+        self.notices.as_fd()
+    }
+
+    /// Takes the notice in. True once.
+    pub(crate) fn is_closed(&self) -> bool {
+        let mut byte = [0];
+        matches!((&self.notices).read(&mut byte), Ok(1))
+    }
+
+    /// Writes what is left, and gives up when the user has lost patience, before or now: then the
+    /// thread is left to itself. The other senders must be gone.
+    pub(crate) fn finish(self, signals: &SignalFd, impatient: bool) {
+        drop(self.sender);
+        let mut notices = self.notices;
+        let mut deadline = impatient.then(|| Instant::now() + LAST_LINES);
+        while deadline.is_none_or(|at| Instant::now() < at) {
+            let timeout = deadline.map_or(PollTimeout::NONE, |at| {
+                let left = at.saturating_duration_since(Instant::now()).as_millis() + 1;
+                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+            });
+            let mut fds = [
+                PollFd::new(notices.as_fd(), PollFlags::POLLIN),
+                PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+            ];
+            let _ = poll(&mut fds, timeout);
+            if matches!(notices.read(&mut [0]), Ok(0)) {
+                let _ = self.thread.join();
+                return;
+            }
+            while let Some(signal) = next_signal(signals) {
+                if matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP) {
+                    deadline = deadline.or_else(|| Some(Instant::now() + LAST_LINES));
+                }
+            }
+        }
+    }
+}
+
+struct Sink(Sender<Order>);
+
+impl OutputSink for Sink {
+    fn output(&mut self, piece: Piece) {
+        let _ = self.0.send(Order::Piece(piece));
+    }
+
+    fn say(&mut self, line: &str) {
+        let _ = self.0.send(Order::Line(line.to_owned()));
+    }
+}
+
+struct Writer {
+    /// Stdout and stderr of this process.
+    sinks: [File; 2],
+    lossy: [bool; 2],
+    closed: [bool; 2],
+    begun: Begun,
+    quiet: bool,
+    notices: UnixStream,
+}
+
+impl Writer {
+    fn run(mut self, inbox: &Receiver<Order>) {
+        // The launcher's own line, if it is the last that was written.
+        let mut said = String::new();
+        while let Ok(order) = inbox.recv() {
+            match order {
+                Order::Piece(piece) => self.show(&piece),
+                Order::Line(_) if self.quiet => {}
+                Order::Line(line) => {
+                    self.write(ERR, format!("brigade: {line}\n").as_bytes());
+                    said = line;
+                    continue;
+                }
+                Order::Report(text) => {
+                    // A job that ends at once because of what was just said does not say it twice.
+                    let text = match text.strip_prefix(&said) {
+                        Some("") if !said.is_empty() => continue,
+                        Some(rest) if !said.is_empty() => rest.strip_prefix("\nbrigade: "),
+                        _ => None,
+                    }
+                    .unwrap_or(&text);
+                    self.write(ERR, format!("brigade: {text}\n").as_bytes());
+                }
+            }
+            said.clear();
+        }
+        // What a host that is lost had begun.
+        for mut begun in std::mem::take(&mut self.begun).into_values() {
+            for (index, bytes) in begun.iter_mut().enumerate().filter(|it| !it.1.is_empty()) {
+                bytes.push(b'\n');
+                self.write(index, bytes);
+            }
+        }
+    }
+
+    /// Pieces of several hosts alternate, so only whole lines are written; but one that has no end
+    /// must not take all memory.
+    fn show(&mut self, piece: &Piece) {
+        let index = match piece.stream {
+            Stream::Stdout => OUT,
+            Stream::Stderr => ERR,
+        };
+        let begun = self.begun.entry(Arc::clone(&piece.host)).or_default();
+        let mut bytes = std::mem::take(&mut begun[index]);
+        bytes.extend_from_slice(&piece.bytes);
+        let end = bytes.iter().rposition(|byte| matches!(byte, b'\n' | b'\r'));
+        let mut rest = bytes.split_off(end.map_or(0, |end| end + 1));
+        if rest.len() > LONGEST_LINE {
+            rest.push(b'\n');
+            bytes.append(&mut rest);
+        }
+        begun[index] = rest;
+        self.write(index, &bytes);
+    }
+
+    /// What cannot be written is lost: a full disk under the log must not end a training run, but
+    /// nobody reading it any more does, as with any program in a pipe.
+    fn write(&mut self, index: usize, bytes: &[u8]) {
+        if self.closed[index] || bytes.is_empty() {
+            return;
+        }
+        let Err(error) = write_all(&mut self.sinks[index], bytes) else { return };
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            self.closed[index] = true;
+            let _ = self.notices.write_all(b"c");
+        } else if !std::mem::replace(&mut self.lossy[index], true) {
+            let name = ["stdout", "stderr"][index];
+            let text = format!("brigade: cannot write to {name}, some output is lost: {error}\n");
+            let _ = write_all(&mut self.sinks[ERR], text.as_bytes());
+        }
+    }
+}
+
+/// `write_all` for a descriptor that may have been made non-blocking by whoever shares it.
+fn write_all(file: &mut File, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match file.write(bytes) {
+            Ok(n) => bytes = &bytes[n..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let mut writable = [PollFd::new(file.as_fd(), PollFlags::POLLOUT)];
+                poll(&mut writable, PollTimeout::NONE)?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+const OUT: usize = 0;
+const ERR: usize = 1;
+/// More than the agents let through without an end.
+const LONGEST_LINE: usize = 2 << 20;
+/// How long the last lines of a stopped job may take to be written once the user has lost patience.
+const LAST_LINES: Duration = Duration::from_millis(500);

@@ -1,0 +1,162 @@
+//! The one line of the shell that starts an agent on another host.
+//!
+//! The login shell there may be any: sh, zsh, csh, fish. So the line becomes a call of `sh` with its
+//! script in single quotes, which all of them understand, and without the characters that some of
+//! them treat in a way of their own even there (`'`, `!`, a backslash before a quote, an end of
+//! line). Everything else about a job goes through the session, not over a command line.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use super::ROLE;
+
+/// Starts `brigade`: the file at the same path as here, else the one in `PATH`.
+pub(crate) fn start(brigade: &Path) -> String {
+    start_role(brigade, ROLE)
+}
+
+/// The same in another role; its name consists of letters.
+pub(crate) fn start_role(brigade: &Path, role: &str) -> String {
+    let (same, in_path) = (SAME.replace(ROLE, role), IN_PATH.replace(ROLE, role));
+    format!("exec sh -c '{DECODE} {same} {in_path} {MISSING}' sh {}", encode(brigade))
+}
+
+/// Starts the very `brigade` of that digest, and asks for it to be sent where it is not there.
+pub(crate) fn start_exactly(brigade: &Path, digest: &str, size: u64) -> String {
+    format!(
+        "exec sh -c '{DECODE} {STORED} {SAME_DIGEST} {RECEIVE}' sh {} {digest} {size}",
+        encode(brigade)
+    )
+}
+
+/// The path for `printf`, every byte that a shell could take for more than itself as `\NNN`.
+fn encode(path: &Path) -> String {
+    let mut encoded = String::new();
+    for byte in path.as_os_str().as_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'_' | b'-' | b'+' => {
+                encoded.push(char::from(*byte));
+            }
+            _ => encoded.push_str(&format!("\\{byte:03o}")),
+        }
+    }
+    format!("'{encoded}'")
+}
+
+// The x keeps an end of line at the end of a path from being cut off.
+const DECODE: &str = r#"p=$(printf "$1x"); p=${p%x};"#;
+const SAME: &str = r#"if [ -f "$p" ] && [ -x "$p" ]; then exec "$p" __agent; fi;"#;
+const IN_PATH: &str = r#"if command -v brigade >/dev/null 2>&1; then exec brigade __agent; fi;"#;
+const MISSING: &str = r#"printf "\nbrigade-missing\n"; exit 127"#;
+
+const STORED: &str = r#"d=${XDG_CACHE_HOME:-$HOME/.cache}/brigade/sync/$2; f=$d/brigade; if [ -x "$f" ]; then exec "$f" __agent; fi;"#;
+const SAME_DIGEST: &str = r#"if [ -f "$p" ] && [ -x "$p" ] && [ "$(sha256sum <"$p" | cut -c1-64)" = "$2" ]; then exec "$p" __agent; fi;"#;
+// Under another name first: a file of that name is whole. `head` may read more than it writes, but
+// nothing more comes before the agent has answered. The rights in a part of its own: the ranks must
+// not inherit the mask.
+const RECEIVE: &str = r#"t=$d/brigade.$$; (umask 077; mkdir -p "$d" && printf "\nbrigade-wanted\n" && head -c "$3" >"$t" && chmod 700 "$t" && [ "$(sha256sum <"$t" | cut -c1-64)" = "$2" ] && mv "$t" "$f") && exec "$f" __agent; rm -f "$t"; exit 126"#;
+
+/// What stands on a line of its own on stdout before an agent's first message. Before it may come
+/// whatever the login shell of the user there prints.
+pub(crate) const GREETING: &str = "\nbrigade-agent\n";
+/// There instead of the greeting: no `brigade` was found.
+pub(crate) const IS_MISSING: &str = "\nbrigade-missing\n";
+/// There before the greeting: the executable itself is to be sent, as many bytes as announced.
+pub(crate) const IS_WANTED: &str = "\nbrigade-wanted\n";
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::fs;
+    use std::io::Write;
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn lines() {
+        assert_eq!(
+            start(Path::new("/opt/my tools/brigade")),
+            r#"exec sh -c 'p=$(printf "$1x"); p=${p%x}; if [ -f "$p" ] && [ -x "$p" ]; then exec "$p" __agent; fi; if command -v brigade >/dev/null 2>&1; then exec brigade __agent; fi; printf "\nbrigade-missing\n"; exit 127' sh '/opt/my\040tools/brigade'"#
+        );
+        for line in [start(Path::new("/a'b!\n%")), start_exactly(Path::new("/a'b!\n%"), "00", 5)] {
+            assert_eq!(line.matches('\'').count(), 4, "{line}");
+            assert!(!line.contains(['!', '\n']), "{line}");
+            assert!(line.contains(r"/a\047b\041\012\045"), "{line}");
+        }
+    }
+
+    /// Every shell that is installed here runs the line as it should, for a path that is a trap.
+    #[test]
+    fn every_shell_understands_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let nasty = folder.path().join("a 'b' \"$c\" \\ !d %s\n");
+        fs::create_dir(&nasty).unwrap();
+        let agent = nasty.join("brigade\n");
+        fs::write(&agent, "#!/bin/sh\necho agent \"$1\"\n").unwrap();
+        fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)).unwrap();
+        let empty = folder.path().join("none");
+        let mut tried = 0;
+        for shell in ["sh", "dash", "bash", "zsh", "ksh", "mksh", "csh", "tcsh", "fish"] {
+            let run = |line: &str| {
+                let mut command = Command::new(shell);
+                command.args(["-c", line]).env("PATH", "/usr/bin:/bin").stderr(Stdio::inherit());
+                command.output().ok()
+            };
+            let Some(there) = run(&start(&agent)) else { continue };
+            assert_eq!(there.stdout, b"agent __agent\n", "{shell}");
+            let nowhere = run(&start(&empty)).unwrap();
+            assert_eq!(nowhere.stdout, IS_MISSING.as_bytes(), "{shell}");
+            assert_eq!(nowhere.status.code(), Some(127), "{shell}");
+            tried += 1;
+        }
+        assert!(tried >= 1);
+    }
+
+    #[test]
+    fn brigade_is_received_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = folder.path().join("home of its own");
+        fs::create_dir(&home).unwrap();
+        let body = b"#!/bin/sh\numask\necho received \"$1\"\n";
+        let digest = {
+            use sha2::{Digest, Sha256};
+            super::super::digest::hex(&Sha256::digest(body))
+        };
+        let nowhere = Path::new("/nowhere/brigade");
+        let run = |line: &str, input: &[u8]| {
+            let mut command = Command::new("sh");
+            command.args(["-c", &format!("umask 022; {line}")]);
+            command.env("HOME", &home).env_remove("XDG_CACHE_HOME");
+            let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            // Fails when the child does not read, which the test sees by its answer.
+            let _ = child.stdin.take().unwrap().write_all(input);
+            let output = child.wait_with_output().unwrap();
+            (String::from_utf8(output.stdout).unwrap(), output.status.code())
+        };
+        let line = start_exactly(nowhere, &digest, body.len() as u64);
+        let stored = home.join(".cache/brigade/sync").join(&digest);
+
+        let broken = run(&line, b"#!/bin/sh\nsomething else ...\n....");
+        assert_eq!(broken, (IS_WANTED.to_owned(), Some(126)));
+        assert_eq!(fs::read_dir(&stored).unwrap().count(), 0);
+        let first = run(&line, body);
+        assert_eq!(first, (format!("{IS_WANTED}0022\nreceived __agent\n"), Some(0)));
+        let second = run(&line, b"");
+        assert_eq!(second, ("0022\nreceived __agent\n".to_owned(), Some(0)));
+        assert_eq!(
+            fs::read_dir(&stored).unwrap().next().unwrap().unwrap().file_name(),
+            OsStr::new("brigade")
+        );
+
+        // The same file at the same path is as good.
+        fs::remove_dir_all(&stored).unwrap();
+        let same = folder.path().join("brigade");
+        fs::write(&same, body).unwrap();
+        fs::set_permissions(&same, fs::Permissions::from_mode(0o755)).unwrap();
+        let there = run(&start_exactly(&same, &digest, body.len() as u64), b"");
+        assert_eq!(there, ("0022\nreceived __agent\n".to_owned(), Some(0)));
+        assert!(!stored.exists());
+    }
+}

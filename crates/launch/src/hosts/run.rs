@@ -1,0 +1,296 @@
+//! A job on several hosts, from the list of them to the last line.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use brigade_rendezvous::{Coordinator, Rules, SessionId};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
+
+use super::bell::Bell;
+use super::here::Here;
+use super::output::Output;
+use super::parcel::{self, Parcel};
+use super::roll_call::{self, Answer};
+use super::session::{Errand, Session};
+use super::{HostsError, HostsOptions};
+use crate::agent::{report, with_signals};
+use crate::{
+    Color, LaunchError, LaunchOptions, NodeRange, NprocSpec, Outcome, OutputFacts, Prefix, Program,
+};
+
+/// Runs the job to its end on all hosts, with the output on this process's stdout and stderr.
+///
+/// `options` holds for every host, but for the number of ranks where the list of hosts has one.
+/// SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded to all ranks, and a second one kills them at
+/// once, as on one host. SIGTSTP (Ctrl-Z) does nothing: a launcher that is suspended would be taken
+/// for lost.
+///
+/// # Errors
+/// Nothing of the program has run on any host: the list of hosts is wrong, or one of them cannot
+/// take part.
+pub fn run(options: &LaunchOptions, hosts: &HostsOptions) -> Result<Outcome, LaunchError> {
+    let mut options = for_all_hosts(options, hosts);
+    let library_folders = build(&mut options.program)?;
+    let errand = errand(options, hosts, library_folders)?;
+    with_signals(|signals| {
+        let here = Here::look();
+        match roll_call::call(&errand, &hosts.hosts, &here, &signals)? {
+            Answer::Stopped(signal) => Ok(Outcome::Left { signal: signal as i32 }),
+            Answer::All(waiting) => {
+                Job::start(&errand.options, hosts.min_hosts, waiting, &here, signals)?.watch()
+            }
+        }
+    })
+}
+
+/// What is decided here, once, and not by each host for itself.
+fn for_all_hosts(options: &LaunchOptions, hosts: &HostsOptions) -> LaunchOptions {
+    let mut options = options.clone();
+    options.nodes = NodeRange::default();
+    // Keyed from the system's random source: two jobs must not share a name.
+    options.run_id.get_or_insert_with(|| {
+        format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id()))
+    });
+    let facts = OutputFacts::gather();
+    // It is this process's terminal on which the lines are shown.
+    let colored = options.output.color.resolve(facts.color) == [true; 2];
+    options.output.color = if colored { Color::Always } else { Color::Never };
+    let from_environment = facts.prefix.and_then(|template| template.parse().ok());
+    options.output.prefix = options.output.prefix.or(from_environment).or_else(|| {
+        let longest = hosts.hosts.iter().map(|host| host.destination().chars().count()).max();
+        // Where a host's own devices decide, two digits are a guess.
+        let each = if let NprocSpec::Count(count) = options.nproc { count } else { 16 };
+        let slots = hosts.hosts.iter().map(|host| host.slots.unwrap_or(each));
+        let last = slots.sum::<usize>().saturating_sub(1).to_string();
+        Some(Prefix::with_host(longest.unwrap_or(0) + last.len() + "[:] ".len()))
+    });
+    options
+}
+
+/// Builds what must be built, once and here, and gives the folders of its libraries.
+fn build(program: &mut Program) -> Result<Vec<PathBuf>, LaunchError> {
+    let Program::Cargo(target) = program else { return Ok(Vec::new()) };
+    let built = target.build()?;
+    *program = Program::Executable(built.executable.into());
+    Ok(built.libraries)
+}
+
+/// What every host is told.
+fn errand(
+    options: LaunchOptions,
+    hosts: &HostsOptions,
+    library_folders: Vec<PathBuf>,
+) -> Result<Arc<Errand>, HostsError> {
+    let client = hosts.client()?;
+    let workdir = hosts.working_folder()?;
+    let variables = hosts.variables()?;
+    let brigade = std::env::current_exe().map_err(HostsError::system("find this executable"))?;
+    let (brigade_mark, parcel) = if hosts.sync {
+        let own = parcel::mark("/proc/self/exe".as_ref(), &"brigade".into())?;
+        let program = program_to_copy(&options.program);
+        let parcel = program.map(|it| Parcel::of_program(it, &library_folders)).transpose()?;
+        (Some(own), parcel)
+    } else {
+        (None, None)
+    };
+    Ok(Arc::new(Errand {
+        options,
+        client,
+        timeout: hosts.connect_timeout,
+        brigade,
+        brigade_mark,
+        parcel,
+        library_folders,
+        workdir,
+        variables,
+    }))
+}
+
+/// Which program is to be copied: one that is given by its path
+/// was built or written here. One that is looked up in `PATH`, as an interpreter is, every host has
+/// for itself, and a script of Python's most often is not alone.
+fn program_to_copy(program: &Program) -> Option<&Path> {
+    match program {
+        Program::Auto(name) | Program::Executable(name) => {
+            let path = Path::new(name);
+            let script =
+                matches!(program, Program::Auto(_)) && path.extension() == Some("py".as_ref());
+            (!script && name.as_encoded_bytes().contains(&b'/')).then_some(path)
+        }
+        Program::Module(_) | Program::Cargo(_) => None,
+    }
+}
+
+/// A job whose hosts are all connected.
+struct Job {
+    coordinator: Coordinator,
+    sessions: Vec<(SessionId, Session)>,
+    signals: SignalFd,
+    output: Output,
+    /// What the sessions say on their stderr; `None` at the end.
+    bell: Bell<(SessionId, Option<String>)>,
+    /// Lines of sessions that may be ssh's last words, which come again with the host's loss.
+    held: Vec<(Instant, SessionId, String)>,
+    shutdown_timeout: Duration,
+    stopping: bool,
+    impatient: bool,
+    hosts: usize,
+}
+
+impl Job {
+    fn start(
+        options: &LaunchOptions,
+        min_hosts: Option<usize>,
+        waiting: Vec<roll_call::Waiting>,
+        here: &Here,
+        signals: SignalFd,
+    ) -> Result<Self, LaunchError> {
+        let hosts = waiting.len();
+        let seen: Vec<IpAddr> = waiting.iter().filter_map(|it| it.launchers_address).collect();
+        let output =
+            Output::start(options.output.quiet).map_err(LaunchError::system("start a thread"))?;
+        let rules = Rules {
+            run_id: options.run_id.clone().unwrap_or_default(),
+            min_nodes: min_hosts.unwrap_or(hosts).clamp(1, hosts),
+            max_nodes: hosts,
+            max_restarts: options.max_restarts,
+            shutdown_timeout: options.shutdown_timeout,
+            late_hosts: false,
+            // What the others call this machine, should it be the first host.
+            address: Some(match &options.local_addr {
+                Some(address) => address.clone(),
+                None if hosts > 1 => here.name_for_others(&seen),
+                None => LOOPBACK.to_owned(),
+            }),
+            ..Rules::default()
+        };
+        let start = LaunchError::system("start the coordinator");
+        let coordinator = Coordinator::start(rules, None, Some(output.sink())).map_err(start)?;
+        let bell = Bell::new().map_err(LaunchError::system("make a socket pair"))?;
+        let mut sessions = Vec::new();
+        for waiting in waiting {
+            let Some((session, from, to)) = waiting.go() else { continue };
+            let name = session.host.destination();
+            let id = coordinator.add(from, to, &name);
+            let ringer = bell.ringer();
+            session.child.listen(Box::new(move |line| ringer.ring((id, line.map(str::to_owned)))));
+            sessions.push((id, session));
+        }
+        Ok(Self {
+            coordinator,
+            sessions,
+            signals,
+            output,
+            bell,
+            held: Vec::new(),
+            shutdown_timeout: options.shutdown_timeout,
+            stopping: false,
+            impatient: false,
+            hosts,
+        })
+    }
+
+    fn watch(mut self) -> Result<Outcome, LaunchError> {
+        let mut closed = false;
+        while !self.wait() {
+            while let Some(signal) = next_signal(&self.signals) {
+                self.handle(signal);
+            }
+            if self.output.is_closed() && !closed {
+                closed = true;
+                self.coordinator.interrupt(Signal::SIGPIPE as i32);
+            }
+            while let Some((id, line)) = self.bell.next() {
+                match line {
+                    Some(line) => self.held.push((Instant::now(), id, line)),
+                    None => self.explain(id),
+                }
+            }
+            self.show_held(Instant::now());
+        }
+        let verdict = self.coordinator.wait();
+        let outcome = if closed { Outcome::OutputClosed } else { Outcome::Over(verdict) };
+        // The agents have been told and go home. A host that is cut off cannot.
+        let deadline = Instant::now() + GO_HOME;
+        for (_, session) in self.sessions {
+            session.child.finish(deadline);
+        }
+        if let Some(text) = report(&outcome, self.hosts) {
+            self.output.report(text);
+        }
+        self.output.finish(&self.signals, self.impatient);
+        Ok(outcome)
+    }
+
+    /// Waits for anything to do. True when the job is over.
+    fn wait(&self) -> bool {
+        let mut fds = [
+            PollFd::new(self.coordinator.over_fd(), PollFlags::POLLIN),
+            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.output.notices(), PollFlags::POLLIN),
+            PollFd::new(self.bell.as_fd(), PollFlags::POLLIN),
+        ];
+        // EINTR: look round and wait again.
+        let timeout = if self.held.is_empty() { PollTimeout::NONE } else { HELD.into() };
+        poll(&mut fds, timeout).is_ok() && fds[0].any().unwrap_or(false)
+    }
+
+    fn handle(&mut self, signal: Signal) {
+        match signal {
+            Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT => {
+                let again = std::mem::replace(&mut self.stopping, true);
+                self.impatient |= again;
+                if !again {
+                    self.output.say(&format!(
+                        "{signal}: waiting up to {} s for the ranks to stop; SIGINT (Ctrl-C) kills \
+                         now",
+                        self.shutdown_timeout.as_secs_f64(),
+                    ));
+                }
+                self.coordinator.interrupt(signal as i32);
+            }
+            Signal::SIGTSTP => self.output.say(
+                "a job on several hosts cannot be suspended: its hosts would take the silence for \
+                 the launcher's end",
+            ),
+            _ => {}
+        }
+    }
+
+    /// Says why a session has ended, while the coordinator may still want to know.
+    fn explain(&mut self, id: SessionId) {
+        self.held.retain(|it| it.1 != id);
+        if let Some((_, session)) = self.sessions.iter_mut().find(|it| it.0 == id) {
+            self.coordinator.explain(id, &session.why_it_ended());
+        }
+    }
+
+    /// Shows what no end of its session has followed.
+    fn show_held(&mut self, now: Instant) {
+        let due =
+            |at: Instant| now.saturating_duration_since(at) >= Duration::from_millis(HELD.into());
+        for (_, id, line) in self.held.extract_if(.., |it| due(it.0)) {
+            if let Some((_, session)) = self.sessions.iter().find(|it| it.0 == id) {
+                self.output.say(&format!("{}: {line}", session.host));
+            }
+        }
+    }
+}
+
+/// The next signal that has come.
+pub(crate) fn next_signal(signals: &SignalFd) -> Option<Signal> {
+    let info = signals.read_signal().ok().flatten()?;
+    Signal::try_from(info.ssi_signo.cast_signed()).ok()
+}
+
+const LOOPBACK: &str = "127.0.0.1";
+/// Milliseconds from a line of a session to its end.
+const HELD: u16 = 300;
+/// From the end of the job to that of the sessions.
+const GO_HOME: Duration = Duration::from_secs(2);

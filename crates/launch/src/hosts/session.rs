@@ -1,0 +1,292 @@
+//! One host's connection, on the launcher's side, up to the moment when the job may start.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use super::child::Child;
+use super::courier::Copied;
+use super::error::HostFailure;
+use super::hostfile::HostSpec;
+use super::message::{FileMark, FromHost, Hello, HostJob, PROTOCOL, ToHost};
+use super::parcel::Parcel;
+use super::remote_line::{self, GREETING, IS_MISSING, IS_WANTED};
+use super::ssh::{self, SshClient};
+use super::wire::{self, WireError};
+use crate::{LaunchOptions, Meeting, Program, role};
+
+/// What is the same for all hosts.
+pub(crate) struct Errand {
+    pub(crate) options: LaunchOptions,
+    pub(crate) client: SshClient,
+    /// For ssh to connect.
+    pub(crate) timeout: Duration,
+    /// This executable.
+    pub(crate) brigade: PathBuf,
+    /// Its mark, where it is to be copied.
+    pub(crate) brigade_mark: Option<FileMark>,
+    pub(crate) parcel: Option<Parcel>,
+    /// Where else the program's libraries may be.
+    pub(crate) library_folders: Vec<PathBuf>,
+    pub(crate) workdir: PathBuf,
+    pub(crate) variables: Vec<(OsString, OsString)>,
+}
+
+/// How a host is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// It is this machine.
+    Here,
+    Ssh,
+}
+
+/// A host that is ready, or on the way.
+pub(crate) struct Session {
+    pub(crate) host: HostSpec,
+    /// Its place in the list of hosts.
+    pub(crate) number: usize,
+    pub(crate) way: Way,
+    pub(crate) child: Child,
+    pub(super) to: File,
+    pub(super) from: File,
+    /// From the agent's greeting.
+    hello: Option<Hello>,
+}
+
+impl Session {
+    /// Starts the agent's process there.
+    pub(crate) fn start(
+        errand: &Errand,
+        number: usize,
+        host: HostSpec,
+        way: Way,
+    ) -> Result<Self, HostFailure> {
+        let failed = |reason: String, code| HostFailure { host: host.to_string(), reason, code };
+        let line = match &errand.brigade_mark {
+            None => remote_line::start(&errand.brigade),
+            Some(mark) => remote_line::start_exactly(&errand.brigade, &mark.digest, mark.size),
+        };
+        let mut command = match way {
+            Way::Here => role::agent_command(),
+            Way::Ssh => {
+                let command = errand.client.command(&host, errand.timeout, &line);
+                command.map_err(|error| failed(error.to_string(), error.exit_code()))?
+            }
+        };
+        // Out of reach of what is typed at the terminal: the coordinator stops the job in order.
+        command.process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let (child, to, from) = Child::start(command, &host)
+            .map_err(|error| failed(format!("cannot start a session: {error}"), 1))?;
+        Ok(Self { host, number, way, child, to: to.into(), from: from.into(), hello: None })
+    }
+
+    /// Brings the host to the point where it could start its ranks at once.
+    pub(crate) fn prepare(
+        &mut self,
+        errand: &Errand,
+        say: &dyn Fn(&str),
+    ) -> Result<(), HostFailure> {
+        self.greet(errand, say)?;
+        let copied = match (&errand.parcel, self.way) {
+            (Some(parcel), Way::Ssh) => self.copy(parcel, say)?,
+            _ => Copied::default(),
+        };
+        let mut library_folders = copied.library_folders;
+        library_folders.extend(errand.library_folders.iter().map(|it| it.clone().into()));
+        self.send(&ToHost::Enter {
+            folder: errand.workdir.clone().into(),
+            variables: errand.variables.clone(),
+            library_folders,
+        })?;
+        let FromHost::Entered = self.receive()? else { return Err(self.out_of_order()) };
+
+        let mut options = errand.options.clone();
+        if let Some(slots) = self.host.slots {
+            options.nproc = slots.into();
+        }
+        if let Some(program) = copied.program {
+            options.program = Program::Executable(program);
+        }
+        options.meeting = Meeting::Launcher { node_rank: self.number };
+        options.local_addr = self.address();
+        let host = self.host.destination();
+        let log_dir = options.output.log_dir.clone().map(Into::into);
+        self.send(&ToHost::Job(Box::new(HostJob { host, options, log_dir })))?;
+        let FromHost::Ready = self.receive()? else { return Err(self.out_of_order()) };
+        Ok(())
+    }
+
+    /// Keeps the host waiting until all are ready, then gives the streams to the coordinator.
+    /// `None` when the job does not start.
+    pub(crate) fn wait_for_go(mut self, go: &Receiver<()>) -> Option<(Self, OwnedFd, OwnedFd)> {
+        loop {
+            let message = match go.recv_timeout(WAIT_BEAT) {
+                Ok(()) => ToHost::Go,
+                Err(RecvTimeoutError::Timeout) => ToHost::Wait,
+                Err(RecvTimeoutError::Disconnected) => return None,
+            };
+            // One that has gone meanwhile is found out by the coordinator.
+            let _ = wire::send(&mut self.to, &message);
+            if matches!(message, ToHost::Go) {
+                let (from, to) = (self.from.try_clone().ok()?, self.to.try_clone().ok()?);
+                return Some((self, from.into(), to.into()));
+            }
+        }
+    }
+
+    /// The address of this machine as the host sees it; `None` where that is none for others.
+    pub(crate) fn launchers_address(&self) -> Option<IpAddr> {
+        connection_address(self.hello.as_ref()?.ssh_connection.as_deref()?, 0)
+    }
+
+    /// Under which name the other hosts reach this one: the address at which its sshd was reached,
+    /// else the name that the user wrote. `None` for this machine.
+    fn address(&self) -> Option<String> {
+        if self.way == Way::Here {
+            return None;
+        }
+        let connection = self.hello.as_ref().and_then(|it| it.ssh_connection.as_deref());
+        let address = connection.and_then(|it| connection_address(it, 2));
+        Some(address.map_or_else(|| self.host.name.clone(), |it| it.to_string()))
+    }
+
+    /// One line about the end of the session of a host that takes part.
+    pub(crate) fn why_it_ended(&mut self) -> String {
+        self.explain(&WireError::Closed).reason
+    }
+
+    fn greet(&mut self, errand: &Errand, say: &dyn Fn(&str)) -> Result<(), HostFailure> {
+        let found =
+            wire::skip_to(&mut self.from, &[GREETING, IS_MISSING, IS_WANTED], GREETING_LIMIT);
+        match found {
+            Ok(0) => {}
+            Ok(1) => {
+                let reason = format!(
+                    "brigade is neither at {} nor in PATH there: install it, or let --sync copy it",
+                    errand.brigade.display()
+                );
+                return Err(self.failure(reason, 127));
+            }
+            Ok(_) => self.send_brigade(errand, say)?,
+            Err(error) => return Err(self.explain(&error)),
+        }
+        let FromHost::Hello(hello) = self.receive()? else { return Err(self.out_of_order()) };
+        if hello.protocol != PROTOCOL || hello.version != VERSION {
+            let reason = format!(
+                "{} there is brigade {}, this is {VERSION}: install the same, or let --sync copy it",
+                hello.executable, hello.version
+            );
+            return Err(self.failure(reason, 1));
+        }
+        self.hello = Some(hello);
+        Ok(())
+    }
+
+    pub(super) fn send(&mut self, message: &ToHost) -> Result<(), HostFailure> {
+        wire::send(&mut self.to, message).map_err(|error| {
+            // A host that refuses closes the connection; its reason may be on the way.
+            match wire::receive(&mut self.from, LAST_WORDS) {
+                Ok(FromHost::Refused { reason, code }) => self.failure(reason, code),
+                _ => self.explain(&WireError::System(error)),
+            }
+        })
+    }
+
+    fn receive(&mut self) -> Result<FromHost, HostFailure> {
+        self.receive_within(ANSWER_LIMIT)
+    }
+
+    pub(super) fn receive_within(&mut self, limit: Duration) -> Result<FromHost, HostFailure> {
+        match wire::receive(&mut self.from, limit) {
+            Ok(FromHost::Refused { reason, code }) => Err(self.failure(reason, code)),
+            Ok(message) => Ok(message),
+            Err(error) => Err(self.explain(&error)),
+        }
+    }
+
+    pub(super) fn failure(&self, reason: String, code: u8) -> HostFailure {
+        HostFailure { host: self.host.to_string(), reason, code }
+    }
+
+    pub(super) fn out_of_order(&self) -> HostFailure {
+        self.failure("the agent there gave another answer than was asked for".to_owned(), 1)
+    }
+
+    /// In ssh's own words, where it has said something.
+    pub(super) fn explain(&mut self, error: &WireError) -> HostFailure {
+        let silent = matches!(error, WireError::Silent(_));
+        // One that is silent has not ended, and is not waited for.
+        let words = if silent { self.child.words() } else { self.child.last_words() };
+        let said = ssh::reason(&words, &self.host);
+        let ending = if silent { None } else { self.child.ending() };
+        let reason = match (said, ending) {
+            (said, _) if silent => match said {
+                Some(said) => format!("{error}; {said}"),
+                None => error.to_string(),
+            },
+            // What went wrong there, before an agent spoke, and not with the connection.
+            (Some(said), Some(ending))
+                if self.hello.is_none() && ending.code() != Some(SSH_FAILED) =>
+            {
+                format!("no agent answers there, is it brigade {VERSION}? {said} ({ending})")
+            }
+            (Some(said), Some(ending)) if ending.code() != Some(SSH_FAILED) => {
+                format!("its agent has ended ({ending}): {said}")
+            }
+            (Some(said), _) => said,
+            (None, Some(ending)) if ending.code() != Some(SSH_FAILED) => {
+                format!("its agent has ended ({ending})")
+            }
+            (None, Some(ending)) => format!("{error} ({ending})"),
+            (None, None) => error.to_string(),
+        };
+        self.failure(reason, 1)
+    }
+}
+
+/// One of the four words of `SSH_CONNECTION`, if it is an address that means the same elsewhere.
+fn connection_address(connection: &str, word: usize) -> Option<IpAddr> {
+    let address: IpAddr = connection.split(' ').nth(word)?.parse().ok()?;
+    let local = match address {
+        IpAddr::V4(address) => address.is_loopback() || address.is_link_local(),
+        IpAddr::V6(address) => address.is_loopback() || address.is_unicast_link_local(),
+    };
+    (!local).then_some(address)
+}
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// ssh's exit code for its own errors; else it is that of the program there.
+const SSH_FAILED: i32 = 255;
+/// From the start of ssh to the agent's first word: names, connection, login, login shell.
+pub(super) const GREETING_LIMIT: Duration = Duration::from_secs(60);
+/// For an answer that takes a few system calls there, on a busy host with a slow shared folder.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+const LAST_WORDS: Duration = Duration::from_millis(500);
+/// An agent gives up after 30 of them.
+const WAIT_BEAT: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_a_connection() {
+        let address = |text, word| connection_address(text, word).map(|it| it.to_string());
+        let plain = "10.213.0.1 50000 10.213.0.2 22";
+        assert_eq!(address(plain, 0).as_deref(), Some("10.213.0.1"));
+        assert_eq!(address(plain, 2).as_deref(), Some("10.213.0.2"));
+        assert_eq!(address("fd00::1 1 fd00::2 22", 2).as_deref(), Some("fd00::2"));
+        for local in
+            ["127.0.0.1 1 127.0.0.1 22", "::1 1 ::1 22", "fe80::1%eth0 1 fe80::2%eth0 22", "x", ""]
+        {
+            assert_eq!(address(local, 2), None, "{local}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Files that were copied to this host, each in a folder named by its digest:
+//! `~/.cache/brigade/sync/DIGEST/NAME`.
+//!
+//! A file of its final name is whole. It is used again by every later job that needs the same
+//! contents, and removed when none has for a month.
+
+use std::ffi::OsString;
+use std::fs::{self, File, Permissions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use sha2::{Digest, Sha256};
+
+use super::digest;
+use super::message::FileMark;
+
+/// A file that is being received. Unfinished, it is removed when dropped.
+pub(crate) struct Store {
+    mark: FileMark,
+    file: File,
+    hasher: Sha256,
+    received: u64,
+    unfinished: PathBuf,
+    place: PathBuf,
+}
+
+impl Store {
+    /// Where the file is here: at the same path with the same contents, or in the store.
+    pub(crate) fn find(mark: &FileMark) -> Option<OsString> {
+        let same = Path::new(&mark.path);
+        let size = same.metadata().ok().filter(fs::Metadata::is_file).map(|it| it.len());
+        // The size first: it costs nothing, and a library of torch has half a gigabyte.
+        if size == Some(mark.size) && digest::of_file(same).is_ok_and(|it| it == mark.digest) {
+            return Some(mark.path.clone());
+        }
+        let stored = folder().ok()?.join(&mark.digest).join(&mark.name);
+        let file = File::open(&stored).ok()?;
+        if file.metadata().ok()?.len() != mark.size {
+            return None;
+        }
+        // Somebody still uses it.
+        let _ = file.set_modified(SystemTime::now());
+        Some(stored.into())
+    }
+
+    /// Begins to receive a file. The error is one line.
+    pub(crate) fn begin(mark: FileMark) -> Result<Self, String> {
+        let root = folder()?;
+        sweep(&root);
+        let folder = root.join(&mark.digest);
+        let place = folder.join(&mark.name);
+        // The home folder may be shared: another host's agent may be receiving the same.
+        let host = nix::unistd::gethostname().unwrap_or_default();
+        let part = format!("{}.{}.{}", mark.name.display(), host.display(), std::process::id());
+        let unfinished = folder.join(part);
+        let failed =
+            |error: std::io::Error| format!("cannot write {}: {error}", unfinished.display());
+        fs::create_dir_all(&folder).map_err(failed)?;
+        let file = File::create(&unfinished).map_err(failed)?;
+        let hasher = Sha256::new();
+        Ok(Self { mark, file, hasher, received: 0, unfinished, place })
+    }
+
+    /// Takes in the next part, of an empty file an empty one; gives the file's place when it is whole. The error is one line.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<Option<OsString>, String> {
+        self.file
+            .write_all(bytes)
+            .map_err(|error| format!("cannot write {}: {error}", self.unfinished.display()))?;
+        self.hasher.update(bytes);
+        self.received += bytes.len() as u64;
+        if self.received < self.mark.size {
+            return Ok(None);
+        }
+        self.finish().map(Some)
+    }
+
+    fn finish(&mut self) -> Result<OsString, String> {
+        let digest = digest::hex(&self.hasher.clone().finalize());
+        if digest != self.mark.digest || self.received != self.mark.size {
+            return Err(format!(
+                "{} did not arrive as it was sent; try again",
+                self.mark.name.display()
+            ));
+        }
+        self.file
+            .set_permissions(Permissions::from_mode(0o755))
+            .and_then(|()| fs::rename(&self.unfinished, &self.place))
+            .map_err(|error| format!("cannot write {}: {error}", self.place.display()))?;
+        Ok(self.place.clone().into())
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // Fails for one that has its final name.
+        let _ = fs::remove_file(&self.unfinished);
+    }
+}
+
+/// The user's cache, where the line that starts agents looks, too.
+fn folder() -> Result<PathBuf, String> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|it| !it.is_empty()).map(PathBuf::from);
+    let cache = cache.or_else(|| Some(std::env::home_dir()?.join(".cache")));
+    cache.map(|it| it.join("brigade/sync")).ok_or_else(|| "this user has no home folder".to_owned())
+}
+
+/// Removes what nobody has used for a month.
+fn sweep(root: &Path) {
+    let Ok(folders) = fs::read_dir(root) else { return };
+    for folder in folders.filter_map(Result::ok) {
+        let Ok(files) = fs::read_dir(folder.path()) else { continue };
+        let mut removed = false;
+        for file in files.filter_map(Result::ok) {
+            let unused = file.metadata().and_then(|it| it.modified()).ok();
+            if unused.and_then(|it| it.elapsed().ok()).is_some_and(|it| it > UNUSED) {
+                removed |= fs::remove_file(file.path()).is_ok();
+            }
+        }
+        // Another agent may just have made an empty one. Fails for one that has files.
+        if removed {
+            let _ = fs::remove_dir(folder.path());
+        }
+    }
+}
+
+const UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);

@@ -1,0 +1,293 @@
+//! What a scheduler says about the hosts of a job, so that the launchers of all hosts need no flags.
+//!
+//! `srun --ntasks-per-node=1 brigade launch --nproc 4 ./train` starts one launcher on every host.
+//! Each finds the number of hosts, its own number and the place to meet in its environment.
+
+use brigade_world::scheduler::{self, Mpi, MpiKind, Pods, Step};
+use brigade_world::{WorldError, env};
+
+/// A value, and who said so: a word and the variable, as in `Slurm (SLURM_NODEID)`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found<T> {
+    /// The value.
+    pub value: T,
+    /// Where it is from.
+    pub source: String,
+}
+
+/// What the environment of a launcher says about the job that it is one of several launchers of.
+///
+/// All `None` where nothing is said, or where the job has one host. The fields are those of
+/// `torchrun`'s options, as a layer below what the user says by flags.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Surroundings {
+    /// `--nnodes`: `N` or `MIN:MAX`.
+    pub nnodes: Option<Found<String>>,
+    /// `--node-rank`.
+    pub node_rank: Option<Found<usize>>,
+    /// `--master-addr`.
+    pub master_addr: Option<Found<String>>,
+    /// `--master-port`: where the launchers meet.
+    pub master_port: Option<Found<u16>>,
+    /// `--rdzv-id`: a name that no other job of the scheduler has.
+    pub rdzv_id: Option<Found<String>>,
+    /// `--rdzv-endpoint`, for elastic jobs.
+    pub rdzv_endpoint: Option<Found<String>>,
+    /// `--rdzv-backend`, for elastic jobs.
+    pub rdzv_backend: Option<Found<String>>,
+    /// `--nproc`: a number, `auto`, `cpu` or `gpu`.
+    pub nproc: Option<Found<String>>,
+    /// `--max-restarts`.
+    pub max_restarts: Option<Found<String>>,
+    /// Something the user should know though nothing is wrong.
+    pub note: Option<String>,
+}
+
+/// Why launchers that a scheduler started cannot be one job.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SchedulerError {
+    /// The scheduler's variables contradict each other, or say too little.
+    #[error(transparent)]
+    World(#[from] WorldError),
+    /// Several launchers on one host: each would start all ranks of the host.
+    #[error(
+        "{starter} started {launchers} launchers on one host, and one starts all ranks of a host: \
+         use `{one_per_host} brigade launch --nproc {launchers} PROGRAM`, or start the program by \
+         {starter} without `brigade launch`, or add --nnodes 1 to make each launcher a job of its \
+         own"
+    )]
+    SeveralLaunchers {
+        /// The command that started them.
+        starter: &'static str,
+        /// How many, on the host that has the most.
+        launchers: usize,
+        /// The command that starts one launcher on each host.
+        one_per_host: &'static str,
+    },
+    /// A variable does not hold what the option of this name takes.
+    #[error("{name}={value:?} is not {expected}")]
+    NotANumber {
+        /// The variable.
+        name: &'static str,
+        /// What it holds.
+        value: String,
+        /// What it should hold.
+        expected: &'static str,
+    },
+}
+
+impl Surroundings {
+    /// Looks for a scheduler. `pid` is this process's number, where it is known.
+    ///
+    /// Do not call it when the user has said by flags which hosts take part (`--nnodes`,
+    /// `--node-rank`, `--hosts`, `--hostfile`, `--rdzv-endpoint`, `--standalone`): then its refusals
+    /// do not matter.
+    ///
+    /// - A launcher that is itself started by a rank of a launcher has a job of its own.
+    /// - MPI comes before Slurm, as in [`brigade_world::scheduler`].
+    /// - `MASTER_ADDR` and `MASTER_PORT` win over what is computed.
+    ///
+    /// Errors: several launchers on one host; variables that contradict each other; nothing says
+    /// where the first host is.
+    ///
+    /// ```
+    /// use brigade_launch::Surroundings;
+    /// let task = [
+    ///     ("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "1"),
+    ///     ("SLURM_LOCALID", "0"), ("SLURM_NODEID", "1"), ("SLURM_STEP_NUM_TASKS", "2"),
+    ///     ("SLURM_STEP_NODELIST", "gpu[07-08]"), ("SLURM_STEP_TASKS_PER_NODE", "1(x2)"),
+    /// ];
+    /// let vars = |name: &str| Some(task.iter().find(|v| v.0 == name)?.1.to_owned());
+    /// let found = Surroundings::find(&vars, None)?;
+    /// assert_eq!(found.node_rank.unwrap().value, 1);
+    /// let addr = found.master_addr.unwrap();
+    /// assert_eq!((addr.value.as_str(), addr.source.as_str()), ("gpu07", "Slurm (SLURM_STEP_NODELIST)"));
+    /// # Ok::<(), brigade_launch::SchedulerError>(())
+    /// ```
+    pub fn find(
+        vars: &dyn Fn(&str) -> Option<String>,
+        pid: Option<u32>,
+    ) -> Result<Self, SchedulerError> {
+        let set = |name| vars(name).is_some();
+        if set(env::RANK) && set(env::LOCAL_RANK) && set(env::TORCHELASTIC_RUN_ID) {
+            return Ok(Self::default());
+        }
+        if let Some(mpi) = Mpi::find(vars)? {
+            return Self::of_mpi(&mpi, vars);
+        }
+        if let Some(step) = Step::find(vars, pid)? {
+            return Self::of_step(&step, vars);
+        }
+        match Pods::find(vars) {
+            Some(pods) => Self::of_pods(pods),
+            None => Ok(Self { note: unused_hosts(vars), ..Self::default() }),
+        }
+    }
+
+    /// The same from this process's environment.
+    ///
+    /// Errors as [`Surroundings::find`].
+    pub fn here() -> Result<Self, SchedulerError> {
+        let vars = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
+        Self::find(&vars, Some(std::process::id()))
+    }
+
+    /// The values as `(setting, text, source)`, named as the flags are, in their order of importance.
+    ///
+    /// ```
+    /// let here = brigade_launch::Surroundings::default();
+    /// assert_eq!(here.settings().count(), 0);
+    /// ```
+    pub fn settings(&self) -> impl Iterator<Item = (&'static str, String, &str)> {
+        fn row<'a, T: ToString>(
+            name: &'static str,
+            found: Option<&'a Found<T>>,
+        ) -> Option<(&'static str, String, &'a str)> {
+            let found = found?;
+            Some((name, found.value.to_string(), &found.source))
+        }
+        [
+            row("nnodes", self.nnodes.as_ref()),
+            row("node-rank", self.node_rank.as_ref()),
+            row("master-addr", self.master_addr.as_ref()),
+            row("master-port", self.master_port.as_ref()),
+            row("rdzv-id", self.rdzv_id.as_ref()),
+            row("rdzv-endpoint", self.rdzv_endpoint.as_ref()),
+            row("rdzv-backend", self.rdzv_backend.as_ref()),
+            row("nproc", self.nproc.as_ref()),
+            row("max-restarts", self.max_restarts.as_ref()),
+        ]
+        .into_iter()
+        .flatten()
+    }
+
+    fn of_step(step: &Step, vars: &dyn Fn(&str) -> Option<String>) -> Result<Self, SchedulerError> {
+        let launchers = step.tasks_per_host.iter().copied().max().unwrap_or(1);
+        if launchers > 1 {
+            return Err(SchedulerError::SeveralLaunchers {
+                starter: "srun",
+                launchers,
+                one_per_host: "srun --ntasks-per-node=1",
+            });
+        }
+        let hosts = step.hosts.len();
+        if hosts == 1 {
+            return Ok(Self::default());
+        }
+        let slurm = |variable| format!("Slurm ({variable})");
+        let (master_addr, master_port) = meeting(
+            vars,
+            // Host 0 of the step, which need not be the host of task 0.
+            || Ok((step.hosts[0].clone(), slurm(scheduler::SLURM_STEP_NODELIST))),
+            || (step.port(), slurm(scheduler::SLURM_JOB_ID)),
+        )?;
+        Ok(Self {
+            nnodes: found(hosts.to_string(), slurm(scheduler::SLURM_STEP_NODELIST)),
+            node_rank: found(step.node, slurm(scheduler::SLURM_NODEID)),
+            rdzv_id: found(step.run_id(), slurm(scheduler::SLURM_JOB_ID)),
+            master_addr,
+            master_port,
+            ..Self::default()
+        })
+    }
+
+    fn of_mpi(mpi: &Mpi, vars: &dyn Fn(&str) -> Option<String>) -> Result<Self, SchedulerError> {
+        if mpi.local_size > 1 {
+            let (starter, one_per_host) = match mpi.kind {
+                MpiKind::OpenMpi => ("mpirun", "mpirun --map-by ppr:1:node"),
+                MpiKind::Mvapich => ("mpirun_rsh", "mpirun_rsh -np HOSTS -hostfile EACH_HOST_ONCE"),
+                MpiKind::Pmi => ("mpiexec", "mpiexec -ppn 1"),
+            };
+            let launchers = mpi.local_size;
+            return Err(SchedulerError::SeveralLaunchers { starter, launchers, one_per_host });
+        }
+        if mpi.size == 1 {
+            return Ok(Self::default());
+        }
+        let names = mpi.kind.names();
+        let from = |what: &str| format!("{} ({what})", mpi.kind.name());
+        let (master_addr, master_port) = meeting(
+            vars,
+            || Ok((mpi.address(vars)?, from("host of rank 0"))),
+            || (mpi.port(vars), from("name of the job")),
+        )?;
+        Ok(Self {
+            nnodes: found(mpi.size.to_string(), from(names.size)),
+            node_rank: found(mpi.rank, from(names.rank)),
+            master_addr,
+            master_port,
+            ..Self::default()
+        })
+    }
+
+    fn of_pods(pods: Pods) -> Result<Self, SchedulerError> {
+        type Text = Option<(String, &'static str)>;
+        fn named(text: Text) -> Option<Found<String>> {
+            let (value, name) = text?;
+            Some(Found { value, source: format!("Kubeflow ({name})") })
+        }
+        fn number<T: std::str::FromStr>(
+            text: Text,
+            expected: &'static str,
+        ) -> Result<Option<Found<T>>, SchedulerError> {
+            let Some((text, name)) = text else { return Ok(None) };
+            match text.trim().parse() {
+                Ok(value) => Ok(Some(Found { value, source: format!("Kubeflow ({name})") })),
+                Err(_) => Err(SchedulerError::NotANumber { name, value: text, expected }),
+            }
+        }
+        let (nproc, max_restarts) = (named(pods.nproc), named(pods.max_restarts));
+        if pods.nnodes.as_ref().is_some_and(|(nnodes, _)| nnodes == "1") {
+            return Ok(Self { nproc, max_restarts, ..Self::default() });
+        }
+        Ok(Self {
+            nnodes: named(pods.nnodes),
+            node_rank: number(pods.node_rank, "a whole number from 0")?,
+            master_addr: named(pods.master_addr),
+            master_port: number(pods.master_port, "a port between 1 and 65535")?,
+            rdzv_id: named(pods.rdzv_id),
+            rdzv_endpoint: named(pods.rdzv_endpoint),
+            rdzv_backend: named(pods.rdzv_backend),
+            nproc,
+            max_restarts,
+            note: None,
+        })
+    }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "every field of the result is optional")]
+fn found<T>(value: T, source: String) -> Option<Found<T>> {
+    Some(Found { value, source })
+}
+
+type Meeting = (Option<Found<String>>, Option<Found<u16>>);
+
+fn meeting(
+    vars: &dyn Fn(&str) -> Option<String>,
+    addr: impl FnOnce() -> Result<(String, String), WorldError>,
+    port: impl FnOnce() -> (u16, String),
+) -> Result<Meeting, SchedulerError> {
+    let (addr, addr_from) = match scheduler::chosen_address(vars, true)? {
+        Some(addr) => (addr, env::MASTER_ADDR.to_owned()),
+        None => addr()?,
+    };
+    let (port, port_from) = match scheduler::chosen_port(vars)? {
+        Some(port) => (port, env::MASTER_PORT.to_owned()),
+        None => port(),
+    };
+    Ok((found(addr, addr_from), found(port, port_from)))
+}
+
+/// A batch script or the shell of `salloc` has the whole job, but what it starts runs on one host.
+fn unused_hosts(vars: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    vars(scheduler::SLURM_JOB_ID)?;
+    let hosts: usize = vars(scheduler::SLURM_NNODES)?.trim().parse().ok()?;
+    (hosts > 1).then(|| {
+        format!(
+            "this Slurm job has {hosts} hosts, and only this one is used: put `srun \
+             --ntasks-per-node=1` before `brigade launch` to use them all"
+        )
+    })
+}

@@ -1,0 +1,303 @@
+//! Job files as golden files, and as what their readers make of them. After an intended change,
+//! `UPDATE_GOLDEN=1 cargo test -p brigade-launch --test emit` writes them anew.
+
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::Write;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use brigade_launch::emit::{JobFile, Target, keep_flags, time_limit};
+
+fn words(text: &str) -> Vec<OsString> {
+    text.split_whitespace().map(Into::into).collect()
+}
+
+/// Every option that the target knows.
+fn full(target: Target) -> JobFile {
+    let slurm = target == Target::Slurm;
+    JobFile {
+        name: Some("mnist-2".to_owned()),
+        nodes: 4..=4,
+        nproc: "8".to_owned(),
+        flags: words("--nproc 8 --max-restarts 3"),
+        command: words("./train --epochs 4"),
+        cpus: Some(64),
+        gpus: Some(8),
+        time_limit: Some(Duration::from_secs(36 * 3600)),
+        shutdown_timeout: Duration::from_secs(120),
+        env: vec![
+            ("NCCL_DEBUG".to_owned(), "INFO".to_owned()),
+            ("NOTE".to_owned(), "it's $HOME".to_owned()),
+        ],
+        partition: slurm.then(|| "gpu".to_owned()),
+        account: slurm.then(|| "lab-7".to_owned()),
+        image: (!slurm).then(|| "registry.example.org/train:1".to_owned()),
+    }
+}
+
+fn small() -> JobFile {
+    JobFile {
+        nproc: "2".to_owned(),
+        flags: words("--nproc 2"),
+        command: words("python3 scripts/Train_MNIST.py --lr 0.1"),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn files() {
+    use Target::{JobSet, PyTorchJob, Slurm};
+    let elastic = JobFile { nodes: 1..=4, ..small() };
+    for (file, target, job) in [
+        ("slurm.sh", Slurm, small()),
+        ("slurm-full.sh", Slurm, full(Slurm)),
+        ("pytorchjob.yaml", PyTorchJob, small()),
+        ("pytorchjob-full.yaml", PyTorchJob, full(PyTorchJob)),
+        ("pytorchjob-elastic.yaml", PyTorchJob, elastic),
+        ("jobset.yaml", JobSet, small()),
+        ("jobset-full.yaml", JobSet, full(JobSet)),
+    ] {
+        let found = job.emit(target).unwrap();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/emit").join(file);
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, &found).unwrap();
+        }
+        let expected = fs::read_to_string(&path)
+            .unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()));
+        assert!(expected == found, "{file} changed; it is now:\n{found}");
+    }
+    let elastic = JobFile { nodes: 1..=4, ..small() };
+    assert!(elastic.emit(Slurm).unwrap().contains("#SBATCH --nodes=1-4\n"));
+}
+
+/// Arguments that a shell, YAML or Kubernetes would take for something else.
+const HARD: [&str; 20] = [
+    "",
+    "two words",
+    "it's",
+    "\"",
+    "\\",
+    "$HOME",
+    "$(HOME)",
+    "$$(HOME)",
+    "$$",
+    "`id`",
+    "*",
+    "a\nb",
+    "\t",
+    "é",
+    "\u{2028}",
+    "\u{85}",
+    "no",
+    "0x10",
+    "# x: y",
+    "-",
+];
+
+#[test]
+fn the_shell_reads_what_was_meant() {
+    let mut command = vec![OsString::from("./train")];
+    command.extend(HARD.map(OsString::from));
+    command.push(OsString::from_vec(b"\xff'\xfe".to_vec()));
+    let env = vec![("HARD".to_owned(), HARD.concat())];
+    let job = JobFile { command: command.clone(), env, ..small() };
+
+    let folder = tempfile::tempdir().unwrap();
+    let srun = folder.path().join("srun");
+    fs::write(&srun, "#!/bin/bash\nprintf '%s\\0' \"$HARD\" \"$@\"\n").unwrap();
+    fs::set_permissions(&srun, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = folder.path().join("script");
+    fs::write(&script, job.emit(Target::Slurm).unwrap()).unwrap();
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let output = match Command::new("bash").arg(&script).env("PATH", path).output() {
+        Ok(output) => output,
+        Err(error) => {
+            eprintln!("skipped: cannot start bash: {error}");
+            return;
+        }
+    };
+    assert!(output.status.success(), "{output:?}");
+    let mut found: Vec<OsString> = output
+        .stdout
+        .strip_suffix(b"\0")
+        .unwrap()
+        .split(|byte| *byte == 0)
+        .map(|word| OsString::from_vec(word.to_vec()))
+        .collect();
+    assert_eq!(found.remove(0), OsString::from(HARD.concat()));
+    let mut expected =
+        words("--ntasks-per-node=1 --kill-on-bad-exit=1 brigade launch --nproc 2 --");
+    expected.extend(command);
+    assert_eq!(found, expected);
+}
+
+/// What Kubernetes makes of a manifest's command and variables: `$$` is `$`. Prints JSON.
+const READ: &str = r#"
+import json, sys, yaml
+def container(node):
+    if isinstance(node, dict):
+        if "containers" in node: return node["containers"][0]
+        for value in node.values():
+            found = container(value)
+            if found: return found
+    if isinstance(node, list):
+        for value in node:
+            found = container(value)
+            if found: return found
+one = container(yaml.safe_load(sys.stdin.buffer.read()))
+assert all(isinstance(word, str) for word in one["command"])
+words = [word.replace("$$", "$") for word in one["command"]]
+sys.stdout.write("\0".join(words + [one["env"][0]["value"].replace("$$", "$")]))
+"#;
+
+#[test]
+fn yaml_reads_what_was_meant() {
+    let mut command = vec![OsString::from("./train")];
+    command.extend(HARD.map(OsString::from));
+    let env = vec![("HARD".to_owned(), HARD.concat())];
+    for target in [Target::PyTorchJob, Target::JobSet] {
+        let job = JobFile { nodes: 2..=2, command: command.clone(), env: env.clone(), ..small() };
+        let manifest = job.emit(target).unwrap();
+        let has_yaml = Command::new("python3").args(["-c", "import yaml"]).output();
+        if !has_yaml.is_ok_and(|output| output.status.success()) {
+            eprintln!("skipped: Python's yaml is not installed");
+            return;
+        }
+        let mut python = Command::new("python3")
+            .args(["-c", READ])
+            .env("PYTHONIOENCODING", "utf-8")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        python.stdin.take().unwrap().write_all(manifest.as_bytes()).unwrap();
+        let output = python.wait_with_output().unwrap();
+        assert!(output.status.success(), "{manifest}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let found: Vec<&str> = text.split('\0').collect();
+        let mut expected = vec!["brigade", "launch", "--nproc", "2", "--", "./train"];
+        expected.extend(HARD);
+        let hard = HARD.concat();
+        expected.push(&hard);
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn names_come_from_the_program() {
+    for (command, expected) in [
+        ("./train --x", "train"),
+        ("bin/Train_2.exe", "train-2"),
+        ("python3.11 a/b/eval.py", "eval"),
+        ("python", "python"),
+        ("7z", "job-7z"),
+        ("./.hidden", "hidden"),
+        ("./___", "job"),
+        ("", "job"),
+    ] {
+        let script = JobFile { command: words(command), ..small() }.emit(Target::Slurm).unwrap();
+        assert!(
+            script.contains(&format!("#SBATCH --job-name={expected}\n")),
+            "{command}: {script}"
+        );
+    }
+}
+
+#[test]
+fn refusals() {
+    let refuse = |target, job: JobFile| job.emit(target).expect_err("refused").to_string();
+    let set = |value: &str| Some(value.to_owned());
+    let table = [
+        (Target::Slurm, JobFile { image: set("a"), ..small() }, "--image means nothing to Slurm"),
+        (
+            Target::PyTorchJob,
+            JobFile { partition: set("a"), ..small() },
+            "--partition means nothing to a PyTorchJob",
+        ),
+        (
+            Target::JobSet,
+            JobFile { account: set("a"), ..small() },
+            "--account means nothing to a JobSet",
+        ),
+        (
+            Target::JobSet,
+            JobFile { nodes: 1..=4, ..small() },
+            "--nnodes 1:4: a JobSet has a fixed number of pods; use --nnodes 4, or",
+        ),
+        (Target::Slurm, JobFile { nodes: 0..=0, ..small() }, "--nnodes 0:0 is not possible"),
+        (
+            Target::Slurm,
+            JobFile { name: set("My Job"), ..small() },
+            "--job-name \"My Job\" is no name for a job",
+        ),
+        (
+            Target::Slurm,
+            JobFile { partition: set("a b"), ..small() },
+            "partition \"a b\" is not a name that Slurm takes",
+        ),
+        (
+            Target::Slurm,
+            JobFile { env: vec![("A-B".to_owned(), String::new())], ..small() },
+            "--env \"A-B\" is no variable's name",
+        ),
+        (
+            Target::PyTorchJob,
+            JobFile { command: vec![OsString::from_vec(vec![0xff])], ..small() },
+            "the word \"\u{fffd}\" is not Unicode",
+        ),
+    ];
+    for (target, job, expected) in table {
+        let found = refuse(target, job);
+        assert!(found.starts_with(expected), "gave {found}\nexpected {expected}");
+    }
+}
+
+#[test]
+fn flags_about_the_file_are_left_out() {
+    let without = ["--emit", "--nnodes", "--time-limit"];
+    for (flags, expected) in [
+        ("--emit slurm --nproc 2 --", "--nproc 2"),
+        ("--nproc=2 --emit=slurm --quiet", "--nproc=2 --quiet"),
+        ("--quiet --nnodes 1:2", "--quiet"),
+        ("--time_limit 2h --max_restarts 3", "--max_restarts 3"),
+        ("", ""),
+        ("--emit", ""),
+    ] {
+        assert_eq!(keep_flags(&words(flags), &without), words(expected), "{flags}");
+    }
+}
+
+#[test]
+fn time_limits() {
+    for (text, expected) in [
+        ("30s", Some(30)),
+        ("90m", Some(5400)),
+        ("2h", Some(7200)),
+        ("3d", Some(259_200)),
+        ("2:30:00", Some(9000)),
+        ("1-12:00:05", Some(129_605)),
+        ("90", None),
+        ("2:30", None),
+        ("0m", None),
+        ("2:60:00", None),
+        ("1:2:3:4", None),
+        ("1-12", None),
+        ("h", None),
+        ("-1h", None),
+        ("99999999999999999999d", None),
+        ("999999999999999999d", None),
+        ("2 h", None),
+        ("é", None),
+        ("", None),
+    ] {
+        let expected = expected.map(Duration::from_secs);
+        assert_eq!(time_limit(text).ok(), expected, "{text}");
+    }
+}

@@ -1,0 +1,17 @@
+#!/bin/bash
+# Submit with: sbatch FILE
+#SBATCH --job-name=mnist-2
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=64
+#SBATCH --gpus-per-node=8
+#SBATCH --time=1-12:00:00
+#SBATCH --partition=gpu
+#SBATCH --account=lab-7
+#SBATCH --signal=TERM@150
+
+export NCCL_DEBUG=INFO
+export NOTE="it's "'$HOME'
+
+# One launcher on each host. They find each other in Slurm's variables.
+srun --ntasks-per-node=1 --kill-on-bad-exit=1 --cpus-per-task=64 brigade launch --nproc 8 --max-restarts 3 -- ./train --epochs 4

@@ -1,0 +1,272 @@
+//! How much memory a training run needs on each rank: arithmetic from sizes, before anything is
+//! built.
+//!
+//! Weights, gradients and optimizer states are exact. Activations are an estimate: what a forward
+//! keeps for its backward depends on the model's code, of which only the sizes are known here.
+
+use crate::PlanError;
+
+/// The sizes of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelSize {
+    /// Number of parameters.
+    pub parameters: u64,
+    /// Parameters of its largest single tensor.
+    pub largest: u64,
+    /// What a forward keeps; `None` where it cannot be told.
+    pub shape: Option<Shape>,
+}
+
+/// What decides the size of the activations.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Shape {
+    /// A stack of equal blocks of attention and a feed-forward layer.
+    Transformer {
+        /// Number of blocks.
+        layers: u64,
+        /// Width of a token.
+        hidden: u64,
+        /// Attention heads.
+        heads: u64,
+        /// Size of the vocabulary, of which logits are made; 0 where none are.
+        vocabulary: u64,
+    },
+    /// Convolutions, of which the values that they give out for one sample are known.
+    Convolutional {
+        /// Values that all convolutions together give out for one sample.
+        outputs: u64,
+    },
+}
+
+/// In which types a model is trained or used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// Everything in 32 bits.
+    Fp32,
+    /// Mixed: weights, gradients and states in 32 bits, the forward in 16, with a cached copy of
+    /// the weights in 16.
+    Mixed16,
+    /// Everything in 16 bits.
+    Pure16,
+    /// Weights in 8 bits, for inference.
+    Int8,
+    /// Weights in 4 bits, for inference.
+    Int4,
+}
+
+/// What an optimizer keeps for each parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OptimizerState {
+    /// Nothing: plain SGD.
+    None,
+    /// One value: SGD with momentum, RMSprop, Adagrad, Muon.
+    One,
+    /// Two values: Adam, AdamW, LAMB.
+    Two,
+}
+
+/// What one rank processes at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MicroBatch {
+    /// Samples.
+    pub samples: u64,
+    /// Tokens in a sample, for transformers.
+    pub tokens: u64,
+    /// Attention keeps its matrix of scores: without a fused kernel that computes them anew.
+    pub keeps_scores: bool,
+}
+
+/// Bytes that one rank needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// The weights, with their copy in 16 bits where there is one.
+    pub weights: u64,
+    /// The gradients; also the buckets of the reducer, into which they are views. `None` for
+    /// inference, as the next two.
+    pub gradients: Option<u64>,
+    /// The optimizer's states.
+    pub optimizer: Option<u64>,
+    /// What the forward keeps for the backward. Also `None` where the model's shape is not known.
+    pub activations: Option<u64>,
+}
+
+impl Memory {
+    /// What one rank needs to train, or to infer.
+    ///
+    /// With data parallelism every rank holds all of it, whatever their number.
+    ///
+    /// Errors: the bytes do not fit 64 bits.
+    ///
+    /// ```
+    /// use brigade_plan::{Memory, MicroBatch, ModelSize, OptimizerState, Precision};
+    /// let resnet18 = ModelSize { parameters: 11_689_512, largest: 2_359_296, shape: None };
+    /// let batch = MicroBatch { samples: 32, tokens: 0, keeps_scores: false };
+    /// let memory = Memory::new(&resnet18, Precision::Fp32, OptimizerState::Two, batch)?;
+    /// assert_eq!(memory.weights, 4 * 11_689_512);
+    /// assert_eq!(memory.total(), 16 * 11_689_512); // weights, gradients, two states
+    /// # Ok::<(), brigade_plan::PlanError>(())
+    /// ```
+    pub fn new(
+        model: &ModelSize,
+        precision: Precision,
+        optimizer: OptimizerState,
+        batch: MicroBatch,
+    ) -> Result<Self, PlanError> {
+        let n = model.parameters;
+        // Half bytes, for the sake of 4 bits.
+        let bytes = |halves: u64| {
+            let total = u128::from(n) * u128::from(halves);
+            u64::try_from(total.div_ceil(2)).map_err(|_| PlanError::TooMuchMemory)
+        };
+        let weights = bytes(match precision {
+            Precision::Fp32 => 8,
+            Precision::Mixed16 => 8 + 4,
+            Precision::Pure16 => 4,
+            Precision::Int8 => 2,
+            Precision::Int4 => 1,
+        })?;
+        let value = match precision {
+            Precision::Fp32 | Precision::Mixed16 => 8,
+            Precision::Pure16 => 4,
+            Precision::Int8 | Precision::Int4 => {
+                return Ok(Self { weights, gradients: None, optimizer: None, activations: None });
+            }
+        };
+        let states = match optimizer {
+            OptimizerState::None => 0,
+            OptimizerState::One => 1,
+            OptimizerState::Two => 2,
+        };
+        let activations = match &model.shape {
+            None => None,
+            Some(shape) => Some(shape.activations(precision, batch)?),
+        };
+        let memory = Self {
+            weights,
+            gradients: Some(bytes(value)?),
+            optimizer: Some(bytes(states * value)?),
+            activations,
+        };
+        // A sum that fits, so that `total` need not ask.
+        memory.checked_total().ok_or(PlanError::TooMuchMemory)?;
+        Ok(memory)
+    }
+
+    /// The sum of what is known.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.checked_total().unwrap_or(u64::MAX)
+    }
+
+    fn checked_total(&self) -> Option<u64> {
+        [self.gradients, self.optimizer, self.activations]
+            .into_iter()
+            .flatten()
+            .try_fold(self.weights, u64::checked_add)
+    }
+}
+
+impl Shape {
+    /// Bytes that a forward keeps for its backward.
+    ///
+    /// Transformer, per layer and token: 17 values of the width `hidden` (Korthikanti et al. 2022,
+    /// "Reducing Activation Recomputation in Large Transformer Models", table 2: 34 bytes in 16
+    /// bits), and 2.5 matrices of scores per head where attention keeps them. Logits are kept twice
+    /// in 32 bits: for the loss and as its gradient.
+    ///
+    /// Convolutions: each output is kept, normalised and kept again, and rectified in place.
+    fn activations(&self, precision: Precision, batch: MicroBatch) -> Result<u64, PlanError> {
+        let width: u128 = if precision == Precision::Fp32 { 4 } else { 2 };
+        let samples = u128::from(batch.samples);
+        let bytes = match *self {
+            Self::Transformer { layers, hidden, heads, vocabulary } => {
+                let tokens = u128::from(batch.tokens);
+                let blocks = product(&[17, hidden.into(), layers.into(), tokens, samples])?;
+                let scores = if batch.keeps_scores {
+                    product(&[5, heads.into(), layers.into(), tokens, tokens, samples])? / 2
+                } else {
+                    0
+                };
+                let logits = product(&[8, vocabulary.into(), tokens, samples])?;
+                blocks
+                    .checked_add(scores)
+                    .and_then(|values| values.checked_mul(width))
+                    .and_then(|bytes| bytes.checked_add(logits))
+                    .ok_or(PlanError::TooMuchMemory)?
+            }
+            Self::Convolutional { outputs } => product(&[2, outputs.into(), samples, width])?,
+        };
+        u64::try_from(bytes).map_err(|_| PlanError::TooMuchMemory)
+    }
+}
+
+fn product(factors: &[u128]) -> Result<u128, PlanError> {
+    factors
+        .iter()
+        .try_fold(1_u128, |product, factor| product.checked_mul(*factor))
+        .ok_or(PlanError::TooMuchMemory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: MicroBatch = MicroBatch { samples: 1, tokens: 1024, keeps_scores: true };
+
+    fn gpt2() -> ModelSize {
+        let shape = Shape::Transformer { layers: 12, hidden: 768, heads: 12, vocabulary: 50_257 };
+        ModelSize { parameters: 124_439_808, largest: 38_597_376, shape: Some(shape) }
+    }
+
+    #[test]
+    fn bytes_per_parameter() {
+        let model = ModelSize { parameters: 1001, largest: 1, shape: None };
+        // precision, state, weights, gradients, optimizer
+        let table = [
+            (Precision::Fp32, OptimizerState::Two, 4004, Some(4004), Some(8008)),
+            (Precision::Fp32, OptimizerState::None, 4004, Some(4004), Some(0)),
+            (Precision::Mixed16, OptimizerState::One, 6006, Some(4004), Some(4004)),
+            (Precision::Pure16, OptimizerState::Two, 2002, Some(2002), Some(4004)),
+            (Precision::Int8, OptimizerState::Two, 1001, None, None),
+            (Precision::Int4, OptimizerState::Two, 501, None, None),
+        ];
+        for (precision, state, weights, gradients, optimizer) in table {
+            let memory = Memory::new(&model, precision, state, ONE).unwrap();
+            let expected = Memory { weights, gradients, optimizer, activations: None };
+            assert_eq!(memory, expected, "{precision:?} {state:?}");
+        }
+    }
+
+    #[test]
+    fn a_transformers_activations_are_those_of_the_paper() {
+        // s b h (34 + 5 a s / h) bytes per layer in 16 bits.
+        let (s, h, a, layers) = (1024_u64, 768_u64, 12_u64, 12_u64);
+        let paper = s * layers * (34 * h + 5 * a * s);
+        let logits = 8 * 50_257 * s;
+        let memory = Memory::new(&gpt2(), Precision::Mixed16, OptimizerState::Two, ONE).unwrap();
+        assert_eq!(memory.activations, Some(paper + logits));
+
+        let fused = MicroBatch { keeps_scores: false, ..ONE };
+        let memory = Memory::new(&gpt2(), Precision::Mixed16, OptimizerState::Two, fused).unwrap();
+        assert_eq!(memory.activations, Some(s * layers * 34 * h + logits));
+    }
+
+    #[test]
+    fn samples_multiply_activations_only() {
+        let many = MicroBatch { samples: 8, ..ONE };
+        let one = Memory::new(&gpt2(), Precision::Fp32, OptimizerState::Two, ONE).unwrap();
+        let eight = Memory::new(&gpt2(), Precision::Fp32, OptimizerState::Two, many).unwrap();
+        assert_eq!(eight.activations, one.activations.map(|bytes| 8 * bytes));
+        assert_eq!(eight.total() - one.total(), 7 * one.activations.unwrap());
+    }
+
+    #[test]
+    fn what_no_machine_has_is_refused() {
+        let model = ModelSize { parameters: u64::MAX, largest: 1, shape: None };
+        let refused = Memory::new(&model, Precision::Fp32, OptimizerState::Two, ONE);
+        assert_eq!(refused, Err(PlanError::TooMuchMemory));
+        let batch = MicroBatch { samples: u64::MAX, tokens: u64::MAX, keeps_scores: true };
+        let refused = Memory::new(&gpt2(), Precision::Fp32, OptimizerState::Two, batch);
+        assert_eq!(refused, Err(PlanError::TooMuchMemory));
+    }
+}
