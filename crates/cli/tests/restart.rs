@@ -183,6 +183,22 @@ fn the_cause_is_the_error_that_was_written_first() {
 }
 
 #[test]
+fn a_rank_on_its_way_out_is_left_to_end() {
+    // As above, but it would not survive a signal; and one that does not end after all is stopped.
+    for (end, code, cause) in [("exit 3", 3, 1), ("exec sleep 1000", 9, 0)] {
+        let script = format!(
+            "[ $RANK = 1 ] && {LEAVE} && touch $DIR/going; \
+             until [ -e $DIR/going ]; do :; done; [ $RANK = 0 ] && exit 9; \
+             until grep -q 'State:.[ZX]' /proc/$(cat $DIR/first)/status; do :; done; {end}"
+        );
+        let script = format!("[ $RANK = 0 ] && echo $$ > $DIR/first; {script}");
+        let run = recorded(2, &script).run();
+        assert_eq!(run.code, code, "{}", run.stderr);
+        assert!(run.stderr.contains(&format!("\nbrigade: rank {cause} (pid ")), "{}", run.stderr);
+    }
+}
+
+#[test]
 fn an_outer_launcher_is_told_the_cause() {
     let told = |script: &str| {
         let mut job = recorded(2, script);

@@ -168,6 +168,7 @@ mod tests {
             it if it.starts_with("a text") || it.starts_with("a path") => {
                 r#"[ -~é\n]{1,20}"#.boxed()
             }
+            it if it.starts_with("hosts") => "[a-z]{1,9}:[1-9],[0-9]x".boxed(),
             it if it.starts_with("local ranks") => Just("0,12".to_owned()).boxed(),
             // Words: the first of them.
             it => Just(it.split([',', ' ']).next().unwrap_or_default().to_owned()).boxed(),

@@ -8,7 +8,9 @@ use brigade_launch::{
     BindMode, Color, DeviceList, LineFilter, LocalRanks, NodeRange, NprocSpec, Prefix, StreamModes,
 };
 
-use crate::value::{Backend, DynamoBackend, DynamoMode, List, Pairs, Precision, Raw, Value};
+use crate::value::{
+    Backend, DynamoBackend, DynamoMode, HostList, List, Pairs, Precision, Raw, Value,
+};
 
 /// What the table says of one setting.
 #[derive(Clone, Copy, Debug)]
@@ -215,7 +217,7 @@ settings! {
     /// run one command on each.
     ["hosts"] {
         /// Hosts to start the job on, over ssh, with their numbers of ranks
-        hosts: List = "hosts" "HOST[:N],..";
+        hosts: HostList = "hosts" "HOST[:N],..";
         /// A file that names the hosts, as DeepSpeed's (`HOST slots=N`) or MPI's
         hostfile: PathBuf = "hostfile" "FILE"
             also "mpirun-hostfile" "deepspeed-hostfile";

@@ -130,8 +130,16 @@ impl<'p> Agent<'p> {
         streamed: Option<Streamed>,
         peers: Peers<'p>,
     ) -> Result<Self, LaunchError> {
-        let folder = RunFolder::create(&plan.output, &plan.run_id)?;
-        let watch = Watch::start(&plan.agent_id, folder.passing());
+        let passing = RunFolder::passing(&plan.output, &plan.agent_id);
+        let watch = Watch::start(&plan.agent_id, passing.as_deref());
+        let watch = watch.map_err(LaunchError::system("start the watch"))?;
+        let folder = match RunFolder::create(&plan.output, &plan.run_id, &plan.agent_id) {
+            Ok(folder) => folder,
+            Err(error) => {
+                watch.dismiss();
+                return Err(error);
+            }
+        };
         let alone = plan.meeting == Meeting::OneHost && streamed.is_none();
         Ok(Self {
             plan,
@@ -140,7 +148,7 @@ impl<'p> Agent<'p> {
             draining: 0,
             streamed,
             peers,
-            watch: watch.map_err(LaunchError::system("start the watch"))?,
+            watch,
             folder,
             reach: if alone { Reach::Loopback } else { Reach::Everywhere },
             port: None,

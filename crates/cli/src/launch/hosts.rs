@@ -12,7 +12,7 @@ use brigade_launch::{LaunchError, NodeRange};
 pub(super) fn options(layers: &Layer) -> Result<Option<HostsOptions>, LaunchError> {
     let settings = &layers.settings;
     let hosts = match (&settings.hosts, &settings.hostfile) {
-        (Some(list), _) => HostSpec::parse_list(&list.0.join(",")),
+        (Some(list), _) => HostSpec::parse_list(&list.0.0.join(",")),
         (None, Some(file)) => HostSpec::read_file(file),
         (None, None) => return Ok(None),
     };

@@ -123,10 +123,12 @@ impl Agent<'_> {
         // Whoever reads our output has paused: the failure is told without last lines.
         while self.failed.first().is_some_and(|failed| failed.seen + TAIL_TAKES <= Instant::now()) {
             let failed = self.failed.remove(0);
-            self.tell_failure(&failed, Tail::default());
+            let unknown = "(not known: nobody was reading the launcher's output)".to_owned();
+            self.tell_failure(&failed, Tail { stderr: vec![unknown], ..Tail::default() });
         }
         let timeout = self.plan.shutdown_timeout;
         if let Some(group) = &mut self.group {
+            group.ask_when_due();
             if group.is_due() {
                 let ranks = super::report::count(group.running(), "rank");
                 group.kill();

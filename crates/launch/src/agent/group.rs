@@ -26,6 +26,8 @@ pub(super) struct Group {
     memory_killer: MemoryKiller,
     /// What the ranks have been asked to stop with.
     asked: Vec<Signal>,
+    /// Ranks that are ending by themselves, and until when they may.
+    going: Option<(Vec<usize>, Instant)>,
     patience: Patience,
     /// Until when what is left is looked for.
     sweep_until: Option<Instant>,
@@ -90,6 +92,7 @@ impl Group {
             folder,
             memory_killer,
             asked: Vec::new(),
+            going: None,
             patience: Patience::Endless,
             sweep_until: None,
         })
@@ -117,12 +120,7 @@ impl Group {
 
     /// How a rank ended, where that is neither success nor what the agent has brought about.
     pub(super) fn failure(&self, local_rank: usize) -> Option<Ending> {
-        let ending = self.ranks.get(local_rank)?.ending()?;
-        let killed = (self.patience == Patience::Over).then_some(Signal::SIGKILL);
-        let asked = self.asked.iter().copied().chain(killed);
-        let explained =
-            |signal: Signal| ending.exit_code() == Ending::Signal(signal as i32).exit_code();
-        (ending != Ending::Code(0) && !asked.into_iter().any(explained)).then_some(ending)
+        self.ranks.get(local_rank)?.failure()
     }
 
     pub(super) fn pid(&self, local_rank: usize) -> i32 {
@@ -141,14 +139,46 @@ impl Group {
     /// Asks the ranks to stop; kills them when that takes longer than `patience`, counted from the
     /// first time.
     pub(super) fn stop(&mut self, signal: Signal, patience: Duration) {
+        self.begin_to_stop(signal, patience);
+        self.going = None;
+        self.ranks.iter_mut().for_each(|rank| rank.ask(signal));
+    }
+
+    /// The same after a failure, but leaves some time to ranks that have written an error and are
+    /// on their way out: theirs may be the cause, and killed halfway they could not end with the
+    /// code that belongs to it.
+    pub(super) fn stop_others(&mut self, signal: Signal, patience: Duration) {
+        self.begin_to_stop(signal, patience);
+        let mut going = Vec::new();
+        for local_rank in 0..self.ranks.len() {
+            let file = self.error_file(local_rank).and_then(|path| path.metadata().ok());
+            let has_error = file.is_some_and(|file| file.is_file() && file.len() > 0);
+            let rank = &mut self.ranks[local_rank];
+            if has_error && rank.ending().is_none() {
+                going.push(local_rank);
+            } else {
+                rank.ask(signal);
+            }
+        }
+        self.going = (!going.is_empty()).then(|| (going, Instant::now() + GOING_TAKES));
+    }
+
+    fn begin_to_stop(&mut self, signal: Signal, patience: Duration) {
         if self.patience == Patience::Endless {
             let now = Instant::now();
             self.patience = Patience::Until(now.checked_add(patience).unwrap_or(now + FOREVER));
         }
-        if !self.asked.contains(&signal) {
-            self.asked.push(signal);
+        self.asked.push(signal);
+    }
+
+    /// Asks those who had some time left and have used it up.
+    pub(super) fn ask_when_due(&mut self) {
+        let due = |(_, until): &mut (_, Instant)| *until <= Instant::now();
+        let Some((going, _)) = self.going.take_if(due) else { return };
+        let signal = self.asked.last().copied().unwrap_or(Signal::SIGTERM);
+        for local_rank in going {
+            self.ranks[local_rank].ask(signal);
         }
-        self.send(signal);
     }
 
     /// The ranks have been sent this already.
@@ -163,7 +193,7 @@ impl Group {
     /// Kills at once.
     pub(super) fn kill(&mut self) {
         self.patience = Patience::Over;
-        self.send(Signal::SIGKILL);
+        self.ranks.iter_mut().for_each(|rank| rank.ask(Signal::SIGKILL));
     }
 
     /// Patience came to its end while ranks were running.
@@ -178,12 +208,16 @@ impl Group {
 
     /// When to look again, if nothing else happens.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        match self.patience {
+        if self.sweep_until.is_some() {
             // No descriptor says when a process that is not our child has ended.
-            _ if self.sweep_until.is_some() => Some(Instant::now() + survivors::LOOK_AGAIN),
+            return Some(Instant::now() + survivors::LOOK_AGAIN);
+        }
+        let kill = match self.patience {
             Patience::Until(at) if self.running() > 0 => Some(at),
             _ => None,
-        }
+        };
+        let going = self.going.as_ref().map(|(_, until)| *until);
+        kill.into_iter().chain(going).min()
     }
 
     pub(super) fn send(&self, signal: Signal) {
@@ -212,5 +246,7 @@ impl Group {
     }
 }
 
+/// How long a rank that has written its error may take to end.
+const GOING_TAKES: Duration = Duration::from_secs(3);
 /// A limit beyond the clock's range is a year.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);

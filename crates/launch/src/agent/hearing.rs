@@ -91,8 +91,11 @@ impl Agent<'_> {
             let signal = Signal::try_from(signal).ok().filter(|s| *s != Signal::SIGPIPE);
             let signal = signal.unwrap_or(Signal::SIGTERM);
             // What the user has sent here has been forwarded already.
-            if !group.was_asked(signal) {
-                group.stop(signal, self.plan.shutdown_timeout);
+            let patience = self.plan.shutdown_timeout;
+            if !group.is_stopping() && signal == Signal::SIGTERM {
+                group.stop_others(signal, patience);
+            } else if !group.was_asked(signal) {
+                group.stop(signal, patience);
             }
             let running = group.running();
             self.explain(reason, running);

@@ -20,6 +20,8 @@ use crate::{LaunchPlan, PrefixFacts};
 pub(super) struct Running {
     child: Child,
     ending: Option<Ending>,
+    /// What it has been asked to stop with.
+    asked: Vec<Signal>,
 }
 
 impl Running {
@@ -57,7 +59,7 @@ impl Running {
         });
         let (stdout, stderr) = (stdout.into(), stderr.into());
         let streams = Streams { rank, local_rank, prefix, stdout, stderr };
-        Ok((Self { child, ending: None }, gate, streams))
+        Ok((Self { child, ending: None, asked: Vec::new() }, gate, streams))
     }
 
     pub(super) fn pid(&self) -> Pid {
@@ -82,6 +84,19 @@ impl Running {
             Err(_) => self.child.wait().ok().map(Ending::from),
         };
         self.ending
+    }
+
+    /// How the rank ended, where that is neither success nor what it was asked for.
+    pub(super) fn failure(&self) -> Option<Ending> {
+        let code = |signal: &Signal| Ending::Signal(*signal as i32).exit_code();
+        let explained = |ending: &Ending| self.asked.iter().any(|s| code(s) == ending.exit_code());
+        self.ending.filter(|ending| *ending != Ending::Code(0) && !explained(ending))
+    }
+
+    /// Signals the rank and its children, so that they stop.
+    pub(super) fn ask(&mut self, signal: Signal) {
+        self.asked.push(signal);
+        self.send(signal);
     }
 
     /// Signals the rank and its children.

@@ -3,8 +3,9 @@
 //! `<log dir>/<run id>_<random>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}`, and
 //! beside the ranks' folders `filtered_stdout.log` and `filtered_stderr.log`.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use nix::unistd::mkdtemp;
@@ -29,37 +30,51 @@ pub(crate) struct AttemptFolder {
 }
 
 impl RunFolder {
-    /// Makes it. Errors where the folder that the user asked for cannot be written to.
-    pub(crate) fn create(plan: &OutputPlan, run_id: &str) -> Result<Self, LaunchError> {
+    /// Where a folder is going to be that goes with the job, if there is one: known before it is
+    /// made, so that somebody can be told to remove it even if this process is killed.
+    pub(crate) fn passing(plan: &OutputPlan, agent_id: &str) -> Option<PathBuf> {
+        let here = std::path::absolute(std::env::temp_dir().join(agent_id)).ok();
+        here.filter(|_| matches!(plan.folder, LogFolder::Passing))
+    }
+
+    /// Makes it. `agent_id` names this process and no other.
+    ///
+    /// Errors where the folder that the user asked for cannot be written to.
+    pub(crate) fn create(
+        plan: &OutputPlan,
+        run_id: &str,
+        agent_id: &str,
+    ) -> Result<Self, LaunchError> {
         let temporary = std::env::temp_dir();
-        let (under, stays) = match &plan.folder {
-            LogFolder::Under(path) => (path, true),
-            LogFolder::Temporary => (&temporary, true),
-            LogFolder::Passing => (&temporary, false),
+        let under = match &plan.folder {
+            LogFolder::Under(path) => path,
+            LogFolder::Temporary => &temporary,
+            LogFolder::Passing => {
+                // Nobody asked for error files: a job can do without.
+                let made = |path: &PathBuf| DirBuilder::new().mode(0o700).create(path).is_ok();
+                return Ok(Self { path: Self::passing(plan, agent_id).filter(made), stays: false });
+            }
             LogFolder::Nowhere => return Ok(Self { path: None, stays: false }),
         };
         // The system's folder for temporary files is there or it is not: we do not make it.
         let made = if under == &temporary { Ok(()) } else { fs::create_dir_all(under) };
         match made.and_then(|()| unique(under, run_id)) {
-            Ok(path) => Ok(Self { path: Some(path), stays }),
-            // Nobody asked for error files: a job can do without.
-            Err(_) if !stays => Ok(Self { path: None, stays }),
+            Ok(path) => Ok(Self { path: Some(path), stays: true }),
             Err(cause) => Err(LaunchError::LogFolder { path: under.clone(), cause }),
         }
     }
 
-    /// The folder, if it does not stay.
-    pub(crate) fn passing(&self) -> Option<&Path> {
-        self.path.as_deref().filter(|_| !self.stays)
-    }
-
     /// Makes the folder of an attempt, and one in it for each rank of this host.
     pub(crate) fn attempt(&self, number: u32, nproc: usize) -> Result<AttemptFolder, LaunchError> {
-        let Some(run) = &self.path else { return Ok(AttemptFolder { path: None, run: None }) };
+        let Some(run) = &self.path else { return Ok(AttemptFolder::default()) };
         let path = run.join(format!("attempt_{number}"));
         for local_rank in 0..nproc {
-            fs::create_dir_all(path.join(local_rank.to_string()))
-                .map_err(|cause| LaunchError::LogFolder { path: path.clone(), cause })?;
+            if let Err(cause) = fs::create_dir_all(path.join(local_rank.to_string())) {
+                if !self.stays {
+                    return Ok(AttemptFolder::default());
+                }
+                return Err(LaunchError::LogFolder { path, cause });
+            }
         }
         Ok(AttemptFolder { path: Some(path), run: self.stays.then(|| run.clone()) })
     }
@@ -142,7 +157,7 @@ mod tests {
     fn the_layout_is_torchruns() {
         let base = tempfile::tempdir().unwrap();
         let plan = plan(&base.path().join("deep/logs"));
-        let run = RunFolder::create(&plan, "../job").unwrap();
+        let run = RunFolder::create(&plan, "../job", "agent").unwrap();
         let attempt = run.attempt(3, 2).unwrap();
         let folder = attempt.run().unwrap().to_owned();
         assert_eq!(folder.parent().unwrap(), base.path().join("deep/logs"));
@@ -153,7 +168,7 @@ mod tests {
         let filtered = attempt.filtered(Stream::Stdout).unwrap().unwrap();
         assert_eq!(filtered.path, folder.join("attempt_3/filtered_stdout.log"));
 
-        let other = RunFolder::create(&plan, "../job").unwrap();
+        let other = RunFolder::create(&plan, "../job", "agent").unwrap();
         assert_ne!(other.path, run.path, "two jobs of one name");
         drop((run, other));
         assert!(folder.exists(), "logs stay");
@@ -163,9 +178,15 @@ mod tests {
     fn a_passing_folder_goes_with_the_job() {
         let options = OutputOptions::default();
         let plan = OutputPlan::resolve(&options, &OutputFacts::default(), 1).unwrap();
-        let run = RunFolder::create(&plan, "passing").unwrap();
+        let agent_id = format!("brigade-folder-test-{}", std::process::id());
+        let run = RunFolder::create(&plan, "job", &agent_id).unwrap();
         let attempt = run.attempt(0, 1).unwrap();
         let error = attempt.error_file(0).unwrap();
+        assert!(error.starts_with(RunFolder::passing(&plan, &agent_id).unwrap()));
+        // A name that is taken is left alone, and the job does without.
+        let other = RunFolder::create(&plan, "job", &agent_id).unwrap();
+        assert_eq!(other.attempt(0, 1).unwrap().error_file(0), None);
+        drop(other);
         assert!(error.parent().unwrap().is_dir() && attempt.run().is_none());
         fs::write(&error, "{}").unwrap();
         drop(run);
@@ -174,7 +195,7 @@ mod tests {
 
     #[test]
     fn dev_null_keeps_nothing() {
-        let run = RunFolder::create(&plan(Path::new("/dev/null")), "job").unwrap();
+        let run = RunFolder::create(&plan(Path::new("/dev/null")), "job", "agent").unwrap();
         let attempt = run.attempt(0, 2).unwrap();
         assert!(attempt.error_file(0).is_none() && attempt.run().is_none());
         assert!(attempt.log(0, Stream::Stdout).unwrap().is_none());
@@ -185,7 +206,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let file = base.path().join("file");
         fs::write(&file, "").unwrap();
-        let error = RunFolder::create(&plan(&file), "job").unwrap_err().to_string();
+        let error = RunFolder::create(&plan(&file), "job", "agent").unwrap_err().to_string();
         let expected = format!("cannot keep logs in {}: ", file.display());
         assert!(error.starts_with(&expected), "{error}");
         assert!(error.ends_with("choose another folder with --log-dir"), "{error}");

@@ -57,7 +57,7 @@ impl Bench {
         let plan = OutputPlan::resolve(&options, &OutputFacts::default(), 2).unwrap();
         let screen = Screen::default();
         let output = Output::start(&plan, Box::new(screen.clone())).unwrap();
-        let run = RunFolder::create(&plan, "job").unwrap();
+        let run = RunFolder::create(&plan, "job", "agent").unwrap();
         Self { output, screen, run, base }
     }
 
