@@ -84,7 +84,10 @@ fn mistakes() {
             &["--hosts", "a:2,b"],
             "b has no number of ranks: write b:N, or give --nproc N for all hosts",
         ),
-        (&["--hosts", "a:0"], "host 1 of --hosts: `a:0`: expected at least 1"),
+        (
+            &["--hosts", "a:0"],
+            "invalid value 'a:0' for '--hosts <HOST[:N],..>': expected at least 1",
+        ),
         (
             &["--hosts", "a:1,b:1", "--nnodes", "3"],
             "--nnodes 3, but the list has 2 hosts: give 2, or MIN:2 for a job that goes on",

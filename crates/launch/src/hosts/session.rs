@@ -153,6 +153,11 @@ impl Session {
         Some(address.map_or_else(|| self.host.name.clone(), |it| it.to_string()))
     }
 
+    /// The connection was closed before anybody spoke.
+    pub(crate) fn was_turned_away(&self) -> bool {
+        self.hello.is_none() && ssh::is_turned_away(&self.child.words())
+    }
+
     /// One line about the end of the session of a host that takes part.
     pub(crate) fn why_it_ended(&mut self) -> String {
         self.explain(&WireError::Closed).reason

@@ -79,8 +79,8 @@ impl SshClient {
                 "ClearAllForwardings=yes",
                 "PermitLocalCommand=no",
                 "RemoteCommand=none",
-                // Without the banners of the hosts.
-                "LogLevel=ERROR",
+                // With less, ssh does not say why a connection was closed.
+                "LogLevel=INFO",
             ] {
                 arguments.extend(["-o".to_owned(), option.to_owned()]);
             }
@@ -120,6 +120,13 @@ pub(crate) fn reason(words: &str, host: &HostSpec) -> Option<String> {
     })
 }
 
+/// An sshd with too many logins under way closes the connection of another one. With a jump host,
+/// all connections of a job come to the same one.
+pub(crate) fn is_turned_away(words: &str) -> bool {
+    let early = ["kex_exchange_identification", "ssh_exchange_identification", "banner exchange:"];
+    words.lines().any(|line| early.iter().any(|it| line.contains(it)))
+}
+
 const HINTS: [(&str, &str); 5] = [
     ("has changed", "if that is right, remove its old key with `ssh-keygen -R HOST`"),
     ("Host key verification failed", "connect once by hand, `ssh HOST`, and accept its key"),
@@ -153,7 +160,7 @@ mod tests {
         let ours = "-T -x -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=1 \
                     -o ServerAliveCountMax=4 -o ControlMaster=no \
                     -o ClearAllForwardings=yes -o PermitLocalCommand=no -o RemoteCommand=none \
-                    -o LogLevel=ERROR --";
+                    -o LogLevel=INFO --";
         assert_eq!(line(None, None, "node1:4"), format!("ssh {ours} node1 LINE"));
         assert_eq!(line(None, Some(""), "node1:4"), format!("ssh {ours} node1 LINE"));
         assert_eq!(
@@ -172,6 +179,15 @@ mod tests {
         let error = |text| SshClient::new(Some(text), None).unwrap_err().to_string();
         assert_eq!(error(""), "--ssh-command ``: expected a program, as in `ssh -F file`");
         assert_eq!(error("ssh -F 'a"), "--ssh-command `ssh -F 'a`: its quotes do not match");
+    }
+
+    #[test]
+    fn who_may_be_tried_again() {
+        let away = "kex_exchange_identification: Connection closed by remote host\r\n\
+                    Connection closed by UNKNOWN port 65535\r\n";
+        assert!(is_turned_away(away));
+        assert!(!is_turned_away("root@node2: Permission denied (publickey).\n"));
+        assert!(!is_turned_away("Connection to node2 closed by remote host.\n"));
     }
 
     #[test]
