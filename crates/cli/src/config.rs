@@ -132,6 +132,8 @@ fn questionnaire(args: &ConfigArgs, variables: &Variables) -> anyhow::Result<u8>
                 .to_owned()
         ));
     }
+    make_folder(&place)?;
+    store::check(&place.path)?;
     let Some(settings) = ask::ask(&place.path, args.force, this_machine())? else {
         say_on_stderr("nothing was written");
         return Ok(INTERRUPTED);

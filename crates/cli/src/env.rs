@@ -79,8 +79,10 @@ fn text(facts: &Facts, tools: &[(&str, Option<String>)]) -> String {
             || NONE.to_owned(),
             |it| {
                 let version = it.version.as_deref().unwrap_or("of unknown version");
-                let cuda =
-                    it.cuda.as_deref().map_or("CPU only".to_owned(), |it| format!("CUDA {it}"));
+                let cuda = it
+                    .cuda
+                    .as_deref()
+                    .map_or_else(|| "CPU only".to_owned(), |it| format!("CUDA {it}"));
                 format!("{version}, {cuda}, {} (by {})", it.folder.display(), it.found_by)
             },
         ),

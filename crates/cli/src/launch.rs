@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use brigade_config::{ConfigError, Layer, Place, Source, Variables, load, rivals};
 use brigade_launch::emit::JobFile;
-use brigade_launch::hosts::HostsOptions;
+use brigade_launch::hosts::{HostsFacts, HostsPlan};
 use brigade_launch::{HostFacts, LaunchError, LaunchOptions, LaunchPlan, Surroundings, agent};
 use clap::Args;
 
@@ -85,7 +85,11 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
     let hosts = hosts::options(&layers)?;
     let job = match hosts {
         // Each host decides for itself: the program may be there and not here.
-        Some(hosts) => Job::OnHosts(hosts),
+        Some(hosts) => {
+            let plan =
+                HostsFacts::gather().and_then(|facts| HostsPlan::resolve(&options, &hosts, &facts));
+            Job::OnHosts(Box::new(plan.map_err(LaunchError::from)?))
+        }
         None => Job::Here(Box::new(LaunchPlan::resolve(&options, &HostFacts::gather(&options))?)),
     };
     if args.explain {
@@ -102,7 +106,7 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
         let _ = io::stderr().write_all(line.as_bytes());
     }
     let outcome = match job {
-        Job::OnHosts(hosts) => brigade_launch::hosts::run(&options, &hosts)?,
+        Job::OnHosts(plan) => brigade_launch::hosts::run(&options, &plan)?,
         Job::Here(mut plan) => {
             plan.prepare()?;
             agent::run(&plan)?
@@ -116,7 +120,7 @@ enum Job {
     /// The ranks of this host.
     Here(Box<LaunchPlan>),
     /// Agents on a list of hosts.
-    OnHosts(HostsOptions),
+    OnHosts(Box<HostsPlan>),
 }
 
 impl LaunchArgs {

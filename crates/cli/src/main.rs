@@ -19,6 +19,7 @@ mod estimate;
 mod explain;
 mod launch;
 mod pages;
+mod selftest;
 mod usage;
 
 /// Write the training loop once; run it on one process or many
@@ -36,6 +37,7 @@ enum Command {
     Config(Box<config::ConfigArgs>),
     Doctor(doctor::DoctorArgs),
     Env(env::EnvArgs),
+    Test(selftest::TestArgs),
     #[command(name = doctor::ROLE, hide = true)]
     DoctorsRole,
     /// Show what a run would do, without one
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         Command::Completions(args) => pages::completions(Cli::command(), args),
         Command::Man(args) => pages::man(Cli::command(), args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Test(args) => selftest::run(args),
         Command::Env(args) => env::run(args, io::stdout().lock()).map(|()| 0),
         Command::DoctorsRole => doctor::play(),
         Command::Explain(question) => explain::run(question, io::stdout().lock()).map(|()| 0),

@@ -1,5 +1,7 @@
 //! `brigade env`: what a bug report needs is there, and nothing secret.
 
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
 use std::process::Command;
 
 use serde_json::Value;

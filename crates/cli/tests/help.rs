@@ -6,7 +6,7 @@ use std::process::Command;
 
 #[test]
 fn help_texts_are_those_on_file() {
-    let pages: [(&str, &[&str]); 14] = [
+    let pages: [(&str, &[&str]); 15] = [
         ("brigade", &["--help"]),
         ("launch", &["launch", "--help"]),
         ("launch-short", &["launch", "-h"]),
@@ -19,6 +19,7 @@ fn help_texts_are_those_on_file() {
         ("completions", &["completions", "--help"]),
         ("estimate", &["estimate", "--help"]),
         ("man", &["man", "--help"]),
+        ("test", &["test", "--help"]),
         ("explain", &["explain", "--help"]),
         ("explain-shards", &["explain", "shards", "--help"]),
     ];

@@ -1,5 +1,7 @@
 //! `brigade completions` and `brigade man`: shells and man accept what they print.
 
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
 use std::fs;
 use std::io::Write;
 use std::process::{Command, Output, Stdio};

@@ -119,7 +119,7 @@ mod tests {
         [hosts]
         # Hosts to start the job on, over ssh, with their numbers of ranks
         hosts = ["a:2", "b"]
-        # Number of hosts, or MIN:MAX where hosts may join and leave
+        # Number of hosts, or MIN:MAX where hosts may join and leave, or be lost
         nnodes = "1:4"
 
         # How hosts find each other where they may join and leave.
@@ -168,6 +168,7 @@ mod tests {
             it if it.starts_with("a text") || it.starts_with("a path") => {
                 r#"[ -~é\n]{1,20}"#.boxed()
             }
+            it if it.starts_with("hosts") => "[a-z]{1,9}:[1-9],[0-9]x".boxed(),
             it if it.starts_with("local ranks") => Just("0,12".to_owned()).boxed(),
             // Words: the first of them.
             it => Just(it.split([',', ' ']).next().unwrap_or_default().to_owned()).boxed(),

@@ -272,7 +272,7 @@ mod tests {
             ),
             (
                 "version = 1\n[hosts]\nhosts = 1979-05-27\n",
-                "f:3: hosts is 1979-05-27, expected a list of words, separated by commas",
+                "f:3: hosts is 1979-05-27, expected hosts with their numbers of ranks",
             ),
             (
                 "version = 1\n[hosts]\nnode-rank = 99999999999999999999\n",

@@ -203,7 +203,8 @@ mod tests {
             ("nnodes", "4:1", "`4:1`, expected a number of hosts from 1, or MIN:MAX"),
             ("master-port", "70000", "`70000`, expected a port, from 0 to 65535"),
             ("shutdown-timeout", "-1", "`-1`, expected a number of seconds"),
-            ("hosts", "a,,b", "`a,,b`, expected a list of words, separated by commas"),
+            ("env-pass", "a,,b", "`a,,b`, expected a list of words, separated by commas"),
+            ("hosts", "a:x", "`a:x`, expected a number of ranks after `:`"),
         ];
         for (name, text, expected) in table {
             let error = layer.set(name, text, flag(name)).unwrap_err().to_string();

@@ -123,9 +123,9 @@ mod tests {
         let text =
             "version = 1\n[hosts]\nhostfile = \"~/hosts\"\n[output]\nlog-dir = \"~x/logs\"\n";
         std::fs::write(&path, text).unwrap();
-        let variables = [("HOME", "/home/ada"), ("BRIGADE_WORKDIR", "~/job")].into_iter().collect();
+        let variables = [("HOME", "/h"), ("BRIGADE_WORKDIR", "~/job")].into_iter().collect();
         let settings = load(Some(&path), &variables).unwrap().layer.settings;
-        assert_eq!(settings.hostfile.unwrap(), Path::new("/home/ada/hosts"));
+        assert_eq!(settings.hostfile.unwrap(), Path::new("/h/hosts"));
         assert_eq!(settings.log_dir.unwrap(), Path::new("~x/logs"));
         assert_eq!(settings.workdir.unwrap(), Path::new("~/job"));
     }

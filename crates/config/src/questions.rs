@@ -158,9 +158,8 @@ impl Interview {
                 expect(is_one && u16::parse(port).is_some(), "HOST:PORT")
             }
             (question, _) => match question.setting().and_then(Setting::named) {
-                Some(setting) => {
-                    expect(Settings::default().set(setting.name, text), setting.expected)
-                }
+                Some(setting) if Settings::default().set(setting.name, text) => Ok(()),
+                Some(setting) => Err(setting.fault(text)),
                 None => Ok(()),
             },
         }

@@ -38,6 +38,7 @@ pub fn settle(layer: Layer) -> Result<Layer, ConfigError> {
     }
     for list in ["hosts", "hostfile"] {
         settle_nodes(&mut layer, list);
+        settle_address(&mut layer, list);
     }
     if layer.settings.cpu == Some(true) {
         let reason = "on the CPU there are no GPUs to choose";
@@ -62,6 +63,18 @@ fn settle_nodes(layer: &mut Layer, list: &str) {
         let text = layer.settings.text(list).unwrap_or_default();
         layer.reset(list);
         layer.note(of_list, format!("{list} {text} gives way to {of_nodes}"));
+    }
+}
+
+/// Together with a list of hosts, `master-addr` is another name of its first one. From a lower layer
+/// it is that of another job's.
+fn settle_address(layer: &mut Layer, list: &str) {
+    let given = |name: &str| layer.source(name).filter(|it| **it != Source::Default).cloned();
+    let (Some(of_list), Some(of_address)) = (given(list), given("master-addr")) else { return };
+    if of_address.layer() < of_list.layer() {
+        let text = layer.settings.text("master-addr").unwrap_or_default();
+        layer.reset("master-addr");
+        layer.note(of_address, format!("master-addr {text} gives way to {of_list}"));
     }
 }
 
@@ -97,7 +110,7 @@ const RIVALRIES: &[Rivalry] = &[
     Rivalry { some: &["hosts"], others: &["hostfile"], reason: "one list of hosts is enough" },
     Rivalry {
         some: &["hosts", "hostfile"],
-        others: &["node-rank", "master-addr", "rdzv-backend", "rdzv-endpoint"],
+        others: &["node-rank", "rdzv-backend", "rdzv-endpoint"],
         reason: "a list of hosts starts the whole job from here, the other is for one command on \
                  each host",
     },
@@ -116,7 +129,7 @@ mod tests {
             &'a [(&'a str, Option<&'a str>)],
             &'a [&'a str],
         );
-        let table: [Case<'_>; 8] = [
+        let table: [Case<'_>; 10] = [
             (
                 &[("hosts", "a")],
                 &[("hostfile", "f")],
@@ -142,6 +155,18 @@ mod tests {
                 &[("hosts", "a,b")],
                 &[("nnodes", "1:2")],
                 &[("nnodes", Some("1:2")), ("hosts", Some("a,b"))],
+                &[],
+            ),
+            (
+                &[("master-addr", "a")],
+                &[("hosts", "b,c")],
+                &[("master-addr", None), ("hosts", Some("b,c"))],
+                &["f:1: master-addr a gives way to flag --hosts"],
+            ),
+            (
+                &[("hosts", "a,b")],
+                &[("master-addr", "a.internal")],
+                &[("master-addr", Some("a.internal")), ("hosts", Some("a,b"))],
                 &[],
             ),
             (

@@ -8,7 +8,9 @@ use brigade_launch::{
     BindMode, Color, DeviceList, LineFilter, LocalRanks, NodeRange, NprocSpec, Prefix, StreamModes,
 };
 
-use crate::value::{Backend, DynamoBackend, DynamoMode, List, Pairs, Precision, Raw, Value};
+use crate::value::{
+    Backend, DynamoBackend, DynamoMode, HostList, List, Pairs, Precision, Raw, Value,
+};
 
 /// What the table says of one setting.
 #[derive(Clone, Copy, Debug)]
@@ -215,7 +217,7 @@ settings! {
     /// run one command on each.
     ["hosts"] {
         /// Hosts to start the job on, over ssh, with their numbers of ranks
-        hosts: List = "hosts" "HOST[:N],..";
+        hosts: HostList = "hosts" "HOST[:N],..";
         /// A file that names the hosts, as DeepSpeed's (`HOST slots=N`) or MPI's
         hostfile: PathBuf = "hostfile" "FILE"
             also "mpirun-hostfile" "deepspeed-hostfile";
@@ -224,18 +226,20 @@ settings! {
             env "BRIGADE_SSH";
         /// Folder to run in on the hosts [default: the one of this command]
         workdir: PathBuf = "workdir" "DIR";
-        /// Copy the program, and its libtorch, to hosts that lack them
+        /// Copy the program, its libtorch and brigade itself to hosts that lack them
         sync: bool = "sync" "BOOL"
             default "false";
-        /// Variables of this environment to hand on to the hosts, as NAME or PREFIX_*
+        /// Variables of this environment to hand on to the hosts, as NAME or PREFIX_*, besides those
+        /// that they get anyway (NCCL_*, OMP_*, TORCH_*, PYTHON* and the like)
         env_pass: List = "env-pass" "NAME,..";
-        /// Number of hosts, or MIN:MAX where hosts may join and leave
+        /// Number of hosts, or MIN:MAX where hosts may join and leave, or be lost
         nnodes: NodeRange = "nnodes" "N|MIN:MAX"
             default "1" env "PET_NNODES" also "num-machines";
         /// Number of this host, from 0
         node_rank: usize = "node-rank" "N"
             env "PET_NODE_RANK" also "machine-rank";
-        /// Name or address of host 0
+        /// Name or address under which the others reach host 0 [default for a list of hosts: as its
+        /// sshd was reached]
         master_addr: String = "master-addr" "HOST"
             env "PET_MASTER_ADDR" also "main-process-ip";
         /// Port on host 0 where the launchers meet [default: 29500]

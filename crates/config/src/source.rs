@@ -25,7 +25,8 @@ pub enum Source {
 
 impl Source {
     /// Layers have the same number where neither wins over the other.
-    pub(crate) fn layer(&self) -> u8 {
+    #[must_use]
+    pub fn layer(&self) -> u8 {
         match self {
             Self::Default => 0,
             Self::File { .. } => 1,

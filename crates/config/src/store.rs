@@ -1,9 +1,11 @@
 //! Writes a settings file whole, or not at all.
 
-use std::fs::{self, Permissions};
+use std::fs::{self, Metadata, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
 
 use crate::error::ConfigError;
 
@@ -26,60 +28,94 @@ pub enum Existing {
 /// Errors when the folder is not there or may not be written to, or a file is there that is to be
 /// left.
 pub fn write(path: &Path, text: &str, existing: Existing) -> Result<Option<PathBuf>, ConfigError> {
-    let fault = |reason: String| ConfigError::Unwritable { path: path.to_owned(), reason };
-    let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let old = fs::metadata(&real).ok();
-    if old.as_ref().is_some_and(|old| !old.is_file()) {
-        return Err(fault("it is not a file".to_owned()));
-    }
-    if old.is_some() && existing == Existing::Refuse {
+    let place = Room::at(path)?;
+    if place.old.is_some() && existing == Existing::Refuse {
         return Err(ConfigError::Exists(path.to_owned()));
     }
-    let parent = real.parent().filter(|it| !it.as_os_str().is_empty());
-    let folder = parent.unwrap_or_else(|| Path::new("."));
-    let in_folder = |error: io::Error| {
-        fault(match error.kind() {
-            io::ErrorKind::NotFound => {
-                format!("there is no folder {0}: make it with `mkdir -p {0}`", folder.display())
-            }
-            io::ErrorKind::NotADirectory => format!("{} is not a folder", folder.display()),
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => format!(
-                "the folder {} may not be written to; choose another file with --config",
-                folder.display()
-            ),
-            _ => error.to_string(),
-        })
-    };
-    let permissions = match &old {
-        Some(old) => old.permissions(),
-        None => Permissions::from_mode(NEW_FILE),
-    };
-    let mut file = tempfile::Builder::new()
-        .permissions(permissions)
-        .prefix(".brigade-")
-        .tempfile_in(folder)
-        .map_err(in_folder)?;
-    file.write_all(text.as_bytes()).map_err(in_folder)?;
-    file.as_file().sync_all().map_err(in_folder)?;
+    let mut file = place.new_file()?;
+    file.write_all(text.as_bytes()).map_err(|error| place.fault(&error))?;
+    file.as_file().sync_all().map_err(|error| place.fault(&error))?;
 
     let mut kept = None;
-    if existing == Existing::KeepBeside && real.exists() {
-        let mut name = real.clone().into_os_string();
+    if existing == Existing::KeepBeside && place.real.exists() {
+        let mut name = place.real.clone().into_os_string();
         name.push(".bak");
-        fs::copy(&real, &name)
-            .map_err(|error| fault(format!("no copy of the old one: {error}")))?;
+        fs::copy(&place.real, &name)
+            .map_err(|error| unwritable(path, format!("no copy of the old one: {error}")))?;
         kept = Some(name.into());
     }
     let done = if existing == Existing::Refuse {
-        file.persist_noclobber(&real)
+        file.persist_noclobber(&place.real)
     } else {
-        file.persist(&real)
+        file.persist(&place.real)
     };
     done.map_err(|error| match error.error.kind() {
         io::ErrorKind::AlreadyExists => ConfigError::Exists(path.to_owned()),
-        _ => in_folder(error.error),
+        _ => place.fault(&error.error),
     })?;
     Ok(kept)
+}
+
+/// Whether [`write()`] has a chance, before anybody answers questions for it.
+///
+/// Errors as it does, but for a file that is there.
+pub fn check(path: &Path) -> Result<(), ConfigError> {
+    Room::at(path)?.new_file().map(|_| ())
+}
+
+/// Where a file is to be written.
+struct Room<'a> {
+    /// As the user knows it.
+    path: &'a Path,
+    /// Behind all links.
+    real: PathBuf,
+    old: Option<Metadata>,
+}
+
+impl<'a> Room<'a> {
+    fn at(path: &'a Path) -> Result<Self, ConfigError> {
+        let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let old = fs::metadata(&real).ok();
+        if old.as_ref().is_some_and(|old| !old.is_file()) {
+            return Err(unwritable(path, "it is not a file".to_owned()));
+        }
+        Ok(Self { path, real, old })
+    }
+
+    fn folder(&self) -> &Path {
+        let parent = self.real.parent().filter(|it| !it.as_os_str().is_empty());
+        parent.unwrap_or_else(|| Path::new("."))
+    }
+
+    /// A file beside it, which disappears unless it is put in its place.
+    fn new_file(&self) -> Result<NamedTempFile, ConfigError> {
+        let permissions = match &self.old {
+            Some(old) => old.permissions(),
+            None => Permissions::from_mode(NEW_FILE),
+        };
+        let mut builder = tempfile::Builder::new();
+        let file = builder.permissions(permissions).prefix(".brigade-").tempfile_in(self.folder());
+        file.map_err(|error| self.fault(&error))
+    }
+
+    fn fault(&self, error: &io::Error) -> ConfigError {
+        let folder = self.folder().display();
+        let reason = match error.kind() {
+            io::ErrorKind::NotFound => {
+                format!("there is no folder {folder}: make it with `mkdir -p {folder}`")
+            }
+            io::ErrorKind::NotADirectory => format!("{folder} is not a folder"),
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => format!(
+                "the folder {folder} may not be written to; choose another file with --config"
+            ),
+            _ => error.to_string(),
+        };
+        unwritable(self.path, reason)
+    }
+}
+
+fn unwritable(path: &Path, reason: String) -> ConfigError {
+    ConfigError::Unwritable { path: path.to_owned(), reason }
 }
 
 /// Before the user's mask.
@@ -139,6 +175,7 @@ mod tests {
         for (path, expected) in table {
             let error = write(&path, "x", Existing::Replace).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
+            assert_eq!(check(&path).unwrap_err().to_string(), error);
         }
         assert_eq!(names(here), ["file"], "nothing is left behind");
     }

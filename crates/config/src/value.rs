@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use choice::{Backend, DynamoBackend, DynamoMode, Precision};
+pub use foreign::HostList;
 
 mod choice;
 mod foreign;

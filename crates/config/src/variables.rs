@@ -114,6 +114,10 @@ const WITHOUT_MEANING: &[(&str, &str)] = &[
     ("PET_STANDALONE", "changes nothing: one host always meets on a free port"),
     ("PET_MONITOR_INTERVAL", "changes nothing: the end of a rank is noticed at once"),
     ("PET_START_METHOD", "changes nothing: ranks are programs, which are always started anew"),
+    (
+        "PET_SIGNALS_TO_HANDLE",
+        "changes nothing: SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 reach the ranks",
+    ),
     ("PET_EVENT_LOG_HANDLER", "changes nothing: there are no event handlers"),
     ("PET_RUN_PATH", "changes nothing: a rank's Python runs one script"),
     ("PET_LOGS_SPECS", "changes nothing: log files have torchrun's own layout"),

@@ -20,6 +20,7 @@ mod hostfile;
 mod message;
 mod output;
 mod parcel;
+mod plan;
 pub(crate) mod remote;
 mod remote_line;
 mod role_command;
@@ -36,6 +37,7 @@ use std::time::Duration;
 pub use environment::{EnvRequest, PASSED};
 pub use error::{HostFailure, HostsError};
 pub use hostfile::{HostListError, HostSpec, Place};
+pub use plan::{HostsFacts, HostsPlan, PlannedHost};
 pub use role_command::RoleCommand;
 pub use run::run;
 
@@ -53,6 +55,9 @@ pub struct HostsOptions {
     pub workdir: Option<PathBuf>,
     /// Variables of this environment for the hosts, besides those of [`PASSED`].
     pub env: Vec<EnvRequest>,
+    /// Name or address under which the others reach the first host. Default: the address at which
+    /// its sshd was reached.
+    pub master_addr: Option<String>,
     /// The job goes on, restarted, while it has this many hosts left. Default: all of them.
     pub min_hosts: Option<usize>,
     /// Copy this executable, the program and the libraries that it is linked to, where they are
@@ -69,6 +74,7 @@ impl Default for HostsOptions {
             connect_timeout: Duration::from_secs(10),
             workdir: None,
             env: Vec::new(),
+            master_addr: None,
             min_hosts: None,
             sync: false,
         }

@@ -65,7 +65,7 @@ pub(crate) fn watch_command(agent: &str, folder: Option<&Path>) -> Command {
 
 /// The launcher's command for an agent on this machine, at the other end of a pipe.
 pub(crate) fn agent_command() -> Command {
-    let mut command = this_executable(hosts::ROLE);
+    let mut command = command(hosts::ROLE);
     // The launcher's own session is none of this agent's.
     command.env_remove("SSH_CONNECTION");
     command
@@ -76,6 +76,11 @@ pub(crate) fn session_command(client: &Path) -> Command {
     let mut command = this_executable(SESSION);
     command.arg(std::process::id().to_string()).arg(client);
     command
+}
+
+/// This executable in a role that others have made for it.
+pub(crate) fn command(role: &str) -> Command {
+    this_executable(role)
 }
 
 fn this_executable(role: &str) -> Command {

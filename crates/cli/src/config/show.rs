@@ -19,7 +19,7 @@ pub(crate) fn text(
     layers: &Layer,
     file: Option<&Place>,
     which: Which,
-    out: &mut impl Write,
+    out: &mut (impl Write + ?Sized),
 ) -> io::Result<()> {
     match file {
         Some(place) => {

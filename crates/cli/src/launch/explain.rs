@@ -38,7 +38,7 @@ impl Explanation<'_> {
         show::text(self.layers, self.file, show::Which::Set, out)?;
         match self.job {
             Job::Here(plan) => Here { plan }.text(out)?,
-            Job::OnHosts(hosts) => OnHosts { hosts, options: self.options }.text(out)?,
+            Job::OnHosts(plan) => OnHosts { plan, options: self.options }.text(out)?,
         }
         writeln!(out, "\nnothing was started")
     }
@@ -47,7 +47,7 @@ impl Explanation<'_> {
         let mut answer = show::json(self.layers, self.file);
         match self.job {
             Job::Here(plan) => Here { plan }.json(&mut answer),
-            Job::OnHosts(hosts) => OnHosts { hosts, options: self.options }.json(&mut answer),
+            Job::OnHosts(plan) => OnHosts { plan, options: self.options }.json(&mut answer),
         }
         serde_json::to_writer_pretty(&mut *out, &Value::Object(answer))?;
         writeln!(out)

@@ -44,13 +44,9 @@ impl ForeignFlags {
                 signals.split(',').map(str::trim).filter(|it| !HANDLED.contains(it)).collect();
             let is_warning = !others.is_empty();
             let text = if is_warning {
-                format!(
-                    "{} is not honoured: SIGINT, SIGTERM, SIGHUP and SIGQUIT stop the ranks, \
-                         other signals are sent to them by `kill`",
-                    others.join(",")
-                )
+                format!("{} is not honoured: {SIGNALS_THAT_REACH}", others.join(","))
             } else {
-                "changes nothing: these signals stop the ranks".to_owned()
+                "changes nothing: these signals reach the ranks anyway".to_owned()
             };
             flags.notes.push(Note { source: Source::Flag(SIGNALS.to_owned()), text, is_warning });
         }
@@ -126,7 +122,7 @@ impl Args for ForeignFlags {
             foreign(AFFINITY).action(ArgAction::SetTrue).help("Accelerate's name for --bind numa");
         let signals = foreign(SIGNALS)
             .value_name("SIGNAL,..")
-            .help("Taken, but SIGINT, SIGTERM, SIGHUP and SIGQUIT it is");
+            .help("Taken, but it is always SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2");
         let command = command.arg(total).arg(affinity).arg(signals);
         IDLE.iter().fold(command, |command, idle| {
             let arg = foreign(idle.name).hide(true);
@@ -171,7 +167,9 @@ const TOTAL: &str = "num-processes";
 const STANDALONE: &str = "standalone";
 const AFFINITY: &str = "enable-cpu-affinity";
 const SIGNALS: &str = "signals-to-handle";
-const HANDLED: [&str; 4] = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"];
+const HANDLED: [&str; 6] = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"];
+const SIGNALS_THAT_REACH: &str =
+    "SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 reach the ranks";
 
 macro_rules! idle {
     ($($name:tt $takes_value:literal $reason:literal;)*) => {

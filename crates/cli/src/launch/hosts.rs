@@ -12,12 +12,13 @@ use brigade_launch::{LaunchError, NodeRange};
 pub(super) fn options(layers: &Layer) -> Result<Option<HostsOptions>, LaunchError> {
     let settings = &layers.settings;
     let hosts = match (&settings.hosts, &settings.hostfile) {
-        (Some(list), _) => HostSpec::parse_list(&list.0.join(",")),
+        (Some(list), _) => HostSpec::parse_list(&list.0.0.join(",")),
         (None, Some(file)) => HostSpec::read_file(file),
         (None, None) => return Ok(None),
     };
     let hosts = hosts.map_err(HostsError::from)?;
-    if let Some(host) = hosts.iter().find(|it| it.slots.is_none() && settings.nproc.is_none()) {
+    let has_nproc = settings.nproc.is_some() || settings.devices.is_some();
+    if let Some(host) = hosts.iter().find(|it| it.slots.is_none() && !has_nproc) {
         return Err(HostsError::NoSlots { host: host.to_string() }.into());
     }
     let nodes = settings.nnodes.unwrap_or_default();
@@ -34,6 +35,7 @@ pub(super) fn options(layers: &Layer) -> Result<Option<HostsOptions>, LaunchErro
         hosts,
         ssh_command: settings.ssh_command.clone(),
         workdir: settings.workdir.clone(),
+        master_addr: settings.master_addr.clone(),
         env: names.map(request).collect::<Result<_, _>>()?,
         min_hosts: (nodes != NodeRange::default()).then_some(nodes.min),
         sync: settings.sync.unwrap_or_default(),

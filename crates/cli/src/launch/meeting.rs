@@ -36,15 +36,8 @@ pub(super) fn decide(layers: &mut Layer) -> Result<(Way, Patience), ConfigError>
             "there is one host, and each attempt has a free port",
         ),
         Way::Hosts | Way::Here(Meeting::Launcher { .. }) => (
-            &[
-                "node-rank",
-                "master-addr",
-                "master-port",
-                "local-addr",
-                "rdzv-conf",
-                "rdzv-secret-file",
-            ],
-            "the hosts are connected by ssh",
+            &["node-rank", "master-port", "rdzv-conf", "rdzv-secret-file"],
+            "the hosts are connected by ssh, and each attempt has a free port",
         ),
         Way::Here(Meeting::Static { .. }) => (&["rdzv-conf"], "the hosts are numbered"),
         Way::Here(Meeting::Elastic { .. } | Meeting::Etcd { .. }) => {

@@ -30,8 +30,8 @@ pub(super) fn options(
     };
     let nproc = match layers.settings.nproc {
         Some(nproc) => nproc,
-        // The list of hosts says how many there are on each.
-        None if is_on_hosts => NprocSpec::Count(1),
+        // The list of hosts says how many there are on each, or the devices do.
+        None if is_on_hosts => NprocSpec::Gpu,
         None => count(layers, &placement),
     };
     // What somebody has said by name goes before what a setting implies.

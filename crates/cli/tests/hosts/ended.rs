@@ -31,6 +31,16 @@ fn signals_stop_everything_everywhere() {
         empty(&site.work);
     }
 
+    // Ctrl-Z suspends neither the launcher, whom the hosts would take for lost, nor a rank.
+    let mut job =
+        site.launch("node2:1").sh("trap 'exit 5' TERM; touch $RANK; sleep 1000 & wait").start();
+    site.wait_for_files(1);
+    job.send(Signal::SIGTSTP);
+    job.wait_for_stderr("a job on several hosts cannot be suspended");
+    job.send(Signal::SIGTERM);
+    assert_eq!(job.finish().code, 5);
+    empty(&site.work);
+
     // Ranks that do not listen: the second time they are killed.
     let mut job = site
         .launch("node2:1,node3:1")

@@ -83,6 +83,32 @@ fn hosts_that_cannot_take_part() {
     );
 }
 
+/// As a gateway does whose sshd has too many logins under way (`MaxStartups`).
+#[test]
+fn hosts_that_turn_a_connection_away_are_tried_again() {
+    let Some(site) = site(2) else { return };
+    let through = format!("ssh -F {} -W $1:$2 node1", site.network.ssh_config().display());
+    let jump = site.network.folder().join("jump");
+    let tried = site.network.folder().join("tried");
+    let script = format!(
+        "#!/bin/sh\necho >>{0}\n[ $(wc -l <{0}) -ge 3 ] && exec {through}\n",
+        tried.display()
+    );
+    write_script(&jump, &script);
+    let command = site.ssh(&format!("-o 'ProxyCommand={} %h %p'", jump.display()));
+    let run = site.launch("node2:1").args(["--ssh-command", &command]).sh("echo here").run();
+    assert_eq!((run.code, run.stdout.as_str()), (0, "[node2:0] here\n"), "{}", run.stderr);
+    assert_eq!(fs::read_to_string(&tried).unwrap().lines().count(), 3);
+
+    write_script(&jump, &format!("#!/bin/sh\necho >>{}\n", tried.display()));
+    let run = site.launch("node2:1").args(["--ssh-command", &command]).sh("echo here").run();
+    assert_eq!(run.code, 1);
+    // In which words depends on how far ssh had come.
+    assert!(run.stderr.starts_with("brigade: node2: "), "{}", run.stderr);
+    assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
+    assert_eq!(fs::read_to_string(&tried).unwrap().lines().count(), 8);
+}
+
 #[test]
 fn folders_and_programs_that_are_not_there() {
     let Some(site) = site(2) else { return };

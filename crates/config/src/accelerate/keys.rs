@@ -25,7 +25,7 @@ impl<'a> Keys<'a> {
     }
 
     pub(super) fn entry(&self, key: &str) -> Option<&'a Entry> {
-        self.entries.iter().find(|it| it.key == key)
+        self.entries.iter().rfind(|it| it.key == key)
     }
 
     pub(super) fn source(&self, entry: &Entry) -> Source {
@@ -34,6 +34,12 @@ impl<'a> Keys<'a> {
 
     /// What becomes of a key; `None` where Accelerate has no such key.
     pub(super) fn fate(&self, entry: &Entry) -> Result<Option<Fate>, ConfigError> {
+        if let Some(last) = self.entry(&entry.key)
+            && last.line > entry.line
+        {
+            let reason = format!("line {} says it again, and the last one counts", last.line);
+            return Ok(Some(Fate::Idle(reason)));
+        }
         if self.is_sagemaker() && entry.key != ENVIRONMENT {
             // Its other keys are for Amazon's service: one refusal is enough.
             return Ok(Some(Fate::Nothing));
@@ -107,8 +113,8 @@ impl<'a> Keys<'a> {
             "XLA" | "TPU" => Fate::Refused(
                 "Brigade does not run on TPUs: use `accelerate launch` for this file".to_owned(),
             ),
-            "MULTI_NPU" | "MULTI_MLU" | "MULTI_SDAA" | "MULTI_MUSA" | "MULTI_XPU" | "MULTI_HPU"
-            | "MULTI_NEURON" => Fate::LeftOut(
+            "MPS" | "MULTI_NPU" | "MULTI_MLU" | "MULTI_SDAA" | "MULTI_MUSA" | "MULTI_XPU"
+            | "MULTI_HPU" | "MULTI_NEURON" => Fate::LeftOut(
                 "Brigade knows CPUs and Nvidia's GPUs: the ranks are started, and the program \
                  chooses its devices"
                     .to_owned(),
@@ -201,7 +207,11 @@ impl<'a> Keys<'a> {
         } else {
             self.scalar(entry)?
         };
-        if self.hostfile().is_some() || self.number_of_machines()? == 1 {
+        if self.hostfile().is_some() {
+            let reason = "the hosts of mpirun_config are connected by ssh";
+            return Ok(Fate::Idle(reason.to_owned()));
+        }
+        if self.number_of_machines()? == 1 {
             return Ok(Fate::Idle(
                 "it is for several machines; on one, each attempt has a free port".to_owned(),
             ));

@@ -186,10 +186,6 @@ fn what_cannot_be_is_named() {
             "num_processes: 2",
             "a.yaml:1: this is not a file of Accelerate's: every file of Accelerate's has distributed_type",
         ),
-        (
-            "distributed_type: 'NO'\nnum_machines: 1\nnum_machines: 2",
-            "a.yaml:3: this is not YAML: ",
-        ),
         ("distributed_type: [", "a.yaml:1: this is not YAML: "),
         ("distributed_type: 'NO'\n  num_machines: 1", "a.yaml:2: this is not YAML: "),
         ("- 1", "a.yaml:1: this is not YAML: "),
@@ -207,6 +203,11 @@ fn what_cannot_be_is_named() {
 fn what_is_left_out_is_named() {
     // text, the note, and whether it is worth a line at each launch
     let table = [
+        (
+            "distributed_type: 'NO'\ndebug: true\ndebug: false",
+            "a.yaml:2: debug does nothing: line 3 says it again, and the last one counts",
+            false,
+        ),
         (
             "distributed_type: MULTI_XPU",
             "a.yaml:1: distributed_type is not honoured: Brigade knows CPUs",

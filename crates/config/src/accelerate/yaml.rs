@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::{MessageFormatter, Spanned, UserMessageFormatter};
+use serde_saphyr::{DuplicateKeyPolicy, MessageFormatter, Spanned, UserMessageFormatter};
 
 use super::Entry;
 use crate::error::ConfigError;
@@ -25,7 +25,10 @@ pub(super) fn read(path: &Path, text: &str) -> Result<Vec<Entry>, ConfigError> {
         let message = message.split(" at line ").next().unwrap_or_default();
         return Err(fault(error.line(), "JSON", message));
     }
-    let document: Document = serde_saphyr::from_str(text).map_err(|error| {
+    // As PyYAML: a key may be there twice, and the last one counts.
+    let options = serde_saphyr::options! { duplicate_keys: DuplicateKeyPolicy::PassThrough };
+    let document = serde_saphyr::from_str_with_options(text, options);
+    let document: Document = document.map_err(|error| {
         let line = error.location().and_then(|it| usize::try_from(it.line()).ok()).unwrap_or(1);
         fault(line, "YAML", &UserMessageFormatter.format_message(error.without_snippet()))
     })?;

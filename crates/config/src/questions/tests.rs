@@ -119,7 +119,7 @@ fn wrong_answers_are_told_at_once() {
     interview.answer(Q::Where, "each").unwrap();
     let table = [
         (Q::Where, "there", "expected one of the words"),
-        (Q::Hosts, "a,,b", "expected a list of words, separated by commas"),
+        (Q::Hosts, "a,b:x", "expected a number of ranks after `:`, found \"b:x\""),
         (Q::Machines, "1", "expected a number of machines from 2, or MIN:MAX"),
         (Q::Machines, "4:2", "expected a number of machines from 2, or MIN:MAX"),
         (Q::Address, "", "expected a name or an address"),

@@ -1,10 +1,11 @@
 //! Values whose syntax is the launcher's.
 
+use brigade_launch::hosts::{HostListError, HostSpec};
 use brigade_launch::{
     BindMode, Color, DeviceList, LineFilter, LocalRanks, NodeRange, NprocSpec, Prefix, StreamModes,
 };
 
-use super::Value;
+use super::{List, Value};
 
 /// A count of ranks, which no job has none of.
 impl Value for NprocSpec {
@@ -28,6 +29,37 @@ impl Value for NodeRange {
 
     fn text(&self) -> String {
         self.to_string()
+    }
+}
+
+/// Hosts as they are written: `node1:4`, `user@node2`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostList(pub List);
+
+impl Value for HostList {
+    const EXPECTED: &'static str = "hosts with their numbers of ranks, such as node1:4,node2:4";
+    const IS_LIST: bool = true;
+
+    fn parse(text: &str) -> Option<Self> {
+        HostSpec::parse_list(text).ok().and_then(|_| List::parse(text)).map(Self)
+    }
+
+    fn fault(text: &str) -> String {
+        match HostSpec::parse_list(text) {
+            Err(HostListError::Malformed { found, expected, .. }) if found != text => {
+                format!("{expected}, found {found:?}")
+            }
+            Err(HostListError::Malformed { expected, .. }) => expected,
+            _ => format!("expected {}", Self::EXPECTED),
+        }
+    }
+
+    fn write(&self) -> toml::Value {
+        self.0.write()
+    }
+
+    fn text(&self) -> String {
+        self.0.text()
     }
 }
 

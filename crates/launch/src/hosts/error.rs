@@ -27,6 +27,9 @@ pub enum HostsError {
         /// What it should say.
         expected: &'static str,
     },
+    /// There is nothing to start a job on.
+    #[error("the list of hosts is empty")]
+    NoHost,
     /// It is not said how many ranks a host is to start.
     #[error("{host} has no number of ranks: write {host}:N, or give --nproc N for all hosts")]
     NoSlots {

@@ -1,18 +1,15 @@
 //! Another role of this executable on the hosts of a job: reached, found and given its environment
 //! as the agents are.
 
-use std::ffi::{OsStr, OsString};
-use std::fs;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 
 use super::error::HostsError;
-use super::here::Here;
 use super::hostfile::HostSpec;
-use super::session::Way;
-use super::ssh::{SSH_VARIABLE, SshClient};
-use super::{HostsOptions, environment, remote_line};
-use crate::LaunchError;
+use super::plan::{HostsFacts, HostsPlan, PlannedHost};
+use super::{HostsOptions, remote_line};
+use crate::{LaunchError, LaunchOptions, role};
 
 /// What starts a role on a host. Its standard streams are for the caller to set.
 #[derive(Debug)]
@@ -31,23 +28,19 @@ impl HostsOptions {
     /// # Errors
     /// The client of ssh cannot be told from the options, or is not there.
     pub fn role_commands(&self, role: &str) -> Result<Vec<RoleCommand>, LaunchError> {
-        let client = self.client()?;
-        let brigade =
-            std::env::current_exe().map_err(HostsError::system("find this executable"))?;
-        let line = remote_line::start_role(&brigade, role);
-        let here = Here::look();
-        let command_to = |host: &HostSpec| {
-            let here = here.way_to(host) == Way::Here;
+        let plan = self.plan()?;
+        let line = remote_line::start_role(&plan.brigade, role);
+        let command_to = |host: &PlannedHost| {
+            let (spec, here) = (host.spec.clone(), host.is_here);
             let command = if here {
-                let mut command = Command::new("/proc/self/exe");
-                command.arg(role);
-                command
+                role::command(role)
             } else {
-                client.command(host, self.connect_timeout, &line).map_err(HostsError::Client)?
+                let command = plan.client.command(&spec, plan.connect_timeout, &line);
+                command.map_err(HostsError::Client)?
             };
-            Ok(RoleCommand { host: host.clone(), here, command })
+            Ok(RoleCommand { host: spec, here, command })
         };
-        self.hosts.iter().map(command_to).collect()
+        plan.hosts.iter().map(command_to).collect()
     }
 
     /// The variables of this environment that the hosts get.
@@ -55,12 +48,7 @@ impl HostsOptions {
     /// # Errors
     /// The user asks for a variable that is not there, or a file has a line that is no variable.
     pub fn variables(&self) -> Result<Vec<(OsString, OsString)>, HostsError> {
-        let here: Vec<_> = std::env::vars_os().collect();
-        let files: Vec<_> = environment::deepspeed_files()
-            .into_iter()
-            .filter_map(|path| Some((path.clone(), fs::read_to_string(&path).ok()?)))
-            .collect();
-        environment::choose(&self.env, &here, &files)
+        Ok(self.plan()?.variables)
     }
 
     /// The folder in which the ranks run.
@@ -69,25 +57,12 @@ impl HostsOptions {
     /// It is not given as an absolute path: on another host it would be relative to the home folder
     /// there. Or the current one cannot be found.
     pub fn working_folder(&self) -> Result<PathBuf, HostsError> {
-        let folder = match &self.workdir {
-            Some(folder) => folder.clone(),
-            None => current_folder().map_err(HostsError::system("find the working folder"))?,
-        };
-        if folder.is_absolute() { Ok(folder) } else { Err(HostsError::Workdir { path: folder }) }
+        Ok(self.plan()?.workdir)
     }
 
-    pub(super) fn client(&self) -> Result<SshClient, HostsError> {
-        let variable = std::env::var_os(SSH_VARIABLE);
-        SshClient::new(self.ssh_command.as_deref(), variable.as_deref().map(OsStr::new))
+    fn plan(&self) -> Result<HostsPlan, HostsError> {
+        HostsPlan::resolve(&LaunchOptions::default(), self, &HostsFacts::gather()?)
     }
-}
-
-/// As a shell says it, links included: on another host the link may be the only name.
-fn current_folder() -> std::io::Result<PathBuf> {
-    let real = std::env::current_dir()?;
-    let said = std::env::var_os("PWD").map(PathBuf::from).filter(|it| it.is_absolute());
-    let same = |it: &PathBuf| it.canonicalize().is_ok_and(|it| it == real);
-    Ok(said.filter(same).unwrap_or(real))
 }
 
 #[cfg(test)]

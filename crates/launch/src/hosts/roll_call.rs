@@ -15,8 +15,6 @@ use nix::sys::signalfd::SignalFd;
 use super::bell::{Bell, Ringer};
 use super::child::ProcessGroup;
 use super::error::{HostFailure, HostsError};
-use super::here::Here;
-use super::hostfile::HostSpec;
 use super::run::next_signal;
 use super::session::{Errand, Session};
 
@@ -51,74 +49,138 @@ impl Waiting {
 ///
 /// # Errors
 /// Those hosts that cannot take part, all of them, each with its reason.
-pub(crate) fn call(
-    errand: &Arc<Errand>,
-    hosts: &[HostSpec],
-    here: &Here,
-    signals: &SignalFd,
-) -> Result<Answer, HostsError> {
-    let timeout = errand.timeout + OTHERS;
-    let bell = Bell::new().map_err(HostsError::system("make a socket pair"))?;
-    let mut sessions = Vec::new();
-    let mut failures: Vec<(usize, HostFailure)> = Vec::new();
-    for (number, host) in hosts.iter().enumerate() {
-        // Here and not in the threads: all of them are known when a signal comes.
-        match Session::start(errand, number, host.clone(), here.way_to(host)) {
-            Ok(session) => sessions.push((number, session)),
-            Err(failure) => failures.push((number, failure)),
+pub(crate) fn call(errand: &Arc<Errand>, signals: &SignalFd) -> Result<Answer, HostsError> {
+    let hosts = errand.plan.hosts.len();
+    let mut call = RollCall {
+        errand,
+        bell: Bell::new().map_err(HostsError::system("make a socket pair"))?,
+        calls: (0..hosts).map(|_| None).collect(),
+        ready: vec![None; hosts],
+        tries: vec![0; hosts],
+        later: Vec::new(),
+        failures: Vec::new(),
+        deadline: None,
+    };
+    (0..hosts).try_for_each(|number| call.begin(number))?;
+    while !call.is_over() {
+        if let Some(signal) = call.wait(signals) {
+            call.give_up();
+            return Ok(Answer::Stopped(signal));
         }
+        call.listen()?;
     }
-    let mut calls = Vec::new();
-    if failures.is_empty() {
-        for (number, session) in sessions {
-            let process = session.child.process_group();
-            let caller = Caller { number, session, errand: Arc::clone(errand) };
-            let (go, wait) = mpsc::channel();
-            let ringer = bell.ringer();
-            let thread = thread::Builder::new()
-                .name(format!("call of host {number}"))
-                .spawn(move || caller.run(&ringer, &wait))
-                .map_err(HostsError::system("start a thread"))?;
-            calls.push(Call { go, thread, process });
+    call.finish()
+}
+
+struct RollCall<'e> {
+    errand: &'e Arc<Errand>,
+    bell: Bell<Said>,
+    /// By host, as all that follow.
+    calls: Vec<Option<Call>>,
+    /// Those that are, with the address of this machine as they see it.
+    ready: Vec<Option<Option<IpAddr>>>,
+    tries: Vec<u32>,
+    /// Hosts to be tried again, and when.
+    later: Vec<(Instant, usize)>,
+    failures: Vec<(usize, HostFailure)>,
+    /// Once one host cannot, the others are waited for only to name them all at once.
+    deadline: Option<Instant>,
+}
+
+impl RollCall<'_> {
+    /// Starts a session here, in the thread that outlives all others: a client of ssh ends with the
+    /// thread that has started it.
+    fn begin(&mut self, number: usize) -> Result<(), HostsError> {
+        self.tries[number] += 1;
+        let session = match Session::start(self.errand, number, &self.errand.plan.hosts[number]) {
+            Ok(session) => session,
+            Err(failure) => {
+                self.fail(number, failure);
+                return Ok(());
+            }
+        };
+        let process = session.child.process_group();
+        let caller = Caller { number, session, errand: Arc::clone(self.errand) };
+        let (go, wait) = mpsc::channel();
+        let ringer = self.bell.ringer();
+        let thread = thread::Builder::new()
+            .name(format!("call of host {number}"))
+            .spawn(move || caller.run(&ringer, &wait))
+            .map_err(HostsError::system("start a thread"))?;
+        self.calls[number] = Some(Call { go, thread, process });
+        Ok(())
+    }
+
+    fn fail(&mut self, number: usize, failure: HostFailure) {
+        self.failures.push((number, failure));
+        let limit = self.errand.plan.connect_timeout + OTHERS;
+        self.deadline = self.deadline.or_else(|| Some(Instant::now() + limit));
+    }
+
+    fn is_over(&self) -> bool {
+        let answered = self.ready.iter().flatten().count() + self.failures.len();
+        answered == self.ready.len() || self.deadline.is_some_and(|at| at <= Instant::now())
+    }
+
+    /// Waits for an answer, for a host that is to be tried again, or for a signal that asks to stop,
+    /// and gives that.
+    fn wait(&self, signals: &SignalFd) -> Option<Signal> {
+        let next = self.later.iter().map(|it| it.0).chain(self.deadline).min();
+        let timeout = next.map_or(PollTimeout::NONE, |at| {
+            let left = at.saturating_duration_since(Instant::now()).as_millis() + 1;
+            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+        });
+        let mut fds = [
+            PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.bell.as_fd(), PollFlags::POLLIN),
+        ];
+        // EINTR: look round and wait again.
+        let _ = poll(&mut fds, timeout);
+        std::iter::from_fn(|| next_signal(signals)).find(|signal| {
+            matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT)
+        })
+    }
+
+    fn listen(&mut self) -> Result<(), HostsError> {
+        while let Some((number, answer)) = self.bell.next() {
+            match answer {
+                Ok(seen) => self.ready[number] = Some(seen),
+                Err((_, true)) if self.tries[number] < TRIES => {
+                    // Not all at the same moment again.
+                    let spread = u32::try_from(number % 16).unwrap_or_default() * SPREAD;
+                    let pause = PAUSE * self.tries[number] + spread;
+                    self.later.push((Instant::now() + pause, number));
+                }
+                Err((failure, _)) => self.fail(number, failure),
+            }
+        }
+        let now = Instant::now();
+        let due: Vec<_> = self.later.extract_if(.., |it| it.0 <= now).collect();
+        due.into_iter().try_for_each(|(_, number)| self.begin(number))
+    }
+
+    fn give_up(self) {
+        for call in self.calls.into_iter().flatten() {
+            call.give_up();
         }
     }
 
-    let mut ready: Vec<Option<Option<IpAddr>>> = vec![None; hosts.len()];
-    let mut open = calls.len();
-    // Once one host cannot, the others are waited for only to name them all at once.
-    let mut deadline = None;
-    while open > 0 && deadline.is_none_or(|at| Instant::now() < at) {
-        if let Some(signal) = wait(signals, &bell, deadline) {
-            for call in calls {
-                call.give_up();
-            }
-            return Ok(Answer::Stopped(signal));
+    fn finish(mut self) -> Result<Answer, HostsError> {
+        if !self.failures.is_empty() {
+            let mut failures = std::mem::take(&mut self.failures);
+            self.give_up();
+            failures.sort_by_key(|it| it.0);
+            return Err(HostsError::Hosts(failures.into_iter().map(|it| it.1).collect()));
         }
-        while let Some((number, answer)) = bell.next() {
-            open -= 1;
-            match answer {
-                Ok(seen) => ready[number] = Some(seen),
-                Err(failure) => {
-                    failures.push((number, failure));
-                    deadline = deadline.or_else(|| Some(Instant::now() + timeout));
-                }
-            }
-        }
+        let seen = self.ready.into_iter().map(Option::flatten);
+        let waiting = self.calls.into_iter().flatten().zip(seen);
+        let waiting = waiting.map(|(call, launchers_address)| Waiting {
+            launchers_address,
+            go: call.go,
+            thread: call.thread,
+        });
+        Ok(Answer::All(waiting.collect()))
     }
-    if !failures.is_empty() {
-        for call in calls {
-            call.give_up();
-        }
-        failures.sort_by_key(|it| it.0);
-        return Err(HostsError::Hosts(failures.into_iter().map(|it| it.1).collect()));
-    }
-    let seen = ready.into_iter().map(Option::flatten);
-    let waiting = calls.into_iter().zip(seen).map(|(call, launchers_address)| Waiting {
-        launchers_address,
-        go: call.go,
-        thread: call.thread,
-    });
-    Ok(Answer::All(waiting.collect()))
 }
 
 /// A thread that talks to one host.
@@ -142,7 +204,8 @@ struct Caller {
     errand: Arc<Errand>,
 }
 
-type Said = (usize, Result<Option<IpAddr>, HostFailure>);
+/// The failure of a host, and whether it may be gone the next time.
+type Said = (usize, Result<Option<IpAddr>, (HostFailure, bool)>);
 
 impl Caller {
     fn run(mut self, bell: &Ringer<Said>, go: &Receiver<()>) -> Option<Joined> {
@@ -152,28 +215,18 @@ impl Caller {
         };
         let answer = self.session.prepare(&self.errand, &say);
         let failed = answer.is_err();
-        let answer = answer.map(|()| self.session.launchers_address());
+        let answer = match answer {
+            Ok(()) => Ok(self.session.launchers_address()),
+            Err(failure) => Err((failure, self.session.was_turned_away())),
+        };
         bell.ring((self.number, answer));
         if failed { None } else { self.session.wait_for_go(go) }
     }
 }
 
-/// Waits for an answer or for a signal that asks to stop, and gives that.
-fn wait(signals: &SignalFd, bell: &Bell<Said>, deadline: Option<Instant>) -> Option<Signal> {
-    let timeout = deadline.map_or(PollTimeout::NONE, |at| {
-        let left = at.saturating_duration_since(Instant::now()).as_millis() + 1;
-        PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
-    });
-    let mut fds = [
-        PollFd::new(signals.as_fd(), PollFlags::POLLIN),
-        PollFd::new(bell.as_fd(), PollFlags::POLLIN),
-    ];
-    // EINTR: look round and wait again.
-    let _ = poll(&mut fds, timeout);
-    std::iter::from_fn(|| next_signal(signals)).find(|signal| {
-        matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT)
-    })
-}
-
 /// After the time that ssh has to connect.
 const OTHERS: Duration = Duration::from_secs(2);
+/// A gateway to many hosts turns some of them away when all come at once.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(400);
+const SPREAD: Duration = Duration::from_millis(40);

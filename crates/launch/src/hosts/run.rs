@@ -12,13 +12,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
+use super::HostsError;
 use super::bell::Bell;
-use super::here::Here;
 use super::output::Output;
 use super::parcel::{self, Parcel};
+use super::plan::HostsPlan;
 use super::roll_call::{self, Answer};
 use super::session::{Errand, Session};
-use super::{HostsError, HostsOptions};
 use crate::agent::{report, with_signals};
 use crate::{
     Color, LaunchError, LaunchOptions, NodeRange, NprocSpec, Outcome, OutputFacts, Prefix, Program,
@@ -26,31 +26,27 @@ use crate::{
 
 /// Runs the job to its end on all hosts, with the output on this process's stdout and stderr.
 ///
-/// `options` holds for every host, but for the number of ranks where the list of hosts has one.
+/// `options` are those that the plan was made from. They hold for every host, but for the number of
+/// ranks where the list of hosts has one.
 /// SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded to all ranks, and a second one kills them at
 /// once, as on one host. SIGTSTP (Ctrl-Z) does nothing: a launcher that is suspended would be taken
 /// for lost.
 ///
 /// # Errors
-/// Nothing of the program has run on any host: the list of hosts is wrong, or one of them cannot
-/// take part.
-pub fn run(options: &LaunchOptions, hosts: &HostsOptions) -> Result<Outcome, LaunchError> {
-    let mut options = for_all_hosts(options, hosts);
+/// Nothing of the program has run on any host: one of them cannot take part, or what is to be
+/// copied is not there.
+pub fn run(options: &LaunchOptions, plan: &HostsPlan) -> Result<Outcome, LaunchError> {
+    let mut options = for_all_hosts(options, plan);
     let library_folders = build(&mut options.program)?;
-    let errand = errand(options, hosts, library_folders)?;
-    with_signals(|signals| {
-        let here = Here::look();
-        match roll_call::call(&errand, &hosts.hosts, &here, &signals)? {
-            Answer::Stopped(signal) => Ok(Outcome::Left { signal: signal as i32 }),
-            Answer::All(waiting) => {
-                Job::start(&errand.options, hosts.min_hosts, waiting, &here, signals)?.watch()
-            }
-        }
+    let errand = errand(options, plan.clone(), library_folders)?;
+    with_signals(|signals| match roll_call::call(&errand, &signals)? {
+        Answer::Stopped(signal) => Ok(Outcome::Left { signal: signal as i32 }),
+        Answer::All(waiting) => Job::start(&errand, waiting, signals)?.watch(),
     })
 }
 
 /// What is decided here, once, and not by each host for itself.
-fn for_all_hosts(options: &LaunchOptions, hosts: &HostsOptions) -> LaunchOptions {
+fn for_all_hosts(options: &LaunchOptions, plan: &HostsPlan) -> LaunchOptions {
     let mut options = options.clone();
     options.nodes = NodeRange::default();
     // Keyed from the system's random source: two jobs must not share a name.
@@ -63,10 +59,12 @@ fn for_all_hosts(options: &LaunchOptions, hosts: &HostsOptions) -> LaunchOptions
     options.output.color = if colored { Color::Always } else { Color::Never };
     let from_environment = facts.prefix.and_then(|template| template.parse().ok());
     options.output.prefix = options.output.prefix.or(from_environment).or_else(|| {
-        let longest = hosts.hosts.iter().map(|host| host.destination().chars().count()).max();
-        // Where a host's own devices decide, two digits are a guess.
-        let each = if let NprocSpec::Count(count) = options.nproc { count } else { 16 };
-        let slots = hosts.hosts.iter().map(|host| host.slots.unwrap_or(each));
+        let longest = plan.hosts.iter().map(|it| it.spec.destination().chars().count()).max();
+        let slots = plan.hosts.iter().map(|host| match host.nproc {
+            NprocSpec::Count(count) => count,
+            // Where a host's own devices decide, two digits are a guess.
+            _ => 16,
+        });
         let last = slots.sum::<usize>().saturating_sub(1).to_string();
         Some(Prefix::with_host(longest.unwrap_or(0) + last.len() + "[:] ".len()))
     });
@@ -84,14 +82,10 @@ fn build(program: &mut Program) -> Result<Vec<PathBuf>, LaunchError> {
 /// What every host is told.
 fn errand(
     options: LaunchOptions,
-    hosts: &HostsOptions,
+    plan: HostsPlan,
     library_folders: Vec<PathBuf>,
 ) -> Result<Arc<Errand>, HostsError> {
-    let client = hosts.client()?;
-    let workdir = hosts.working_folder()?;
-    let variables = hosts.variables()?;
-    let brigade = std::env::current_exe().map_err(HostsError::system("find this executable"))?;
-    let (brigade_mark, parcel) = if hosts.sync {
+    let (brigade_mark, parcel) = if plan.sync {
         let own = parcel::mark("/proc/self/exe".as_ref(), &"brigade".into())?;
         let program = program_to_copy(&options.program);
         let parcel = program.map(|it| Parcel::of_program(it, &library_folders)).transpose()?;
@@ -99,22 +93,12 @@ fn errand(
     } else {
         (None, None)
     };
-    Ok(Arc::new(Errand {
-        options,
-        client,
-        timeout: hosts.connect_timeout,
-        brigade,
-        brigade_mark,
-        parcel,
-        library_folders,
-        workdir,
-        variables,
-    }))
+    Ok(Arc::new(Errand { options, plan, brigade_mark, parcel, library_folders }))
 }
 
-/// Which program is to be copied: one that is given by its path
-/// was built or written here. One that is looked up in `PATH`, as an interpreter is, every host has
-/// for itself, and a script of Python's most often is not alone.
+/// Which program is to be copied: one that is given by its path was built or written here. One that
+/// is looked up in `PATH`, as an interpreter is, every host has for itself, and a script of Python's
+/// most often is not alone.
 fn program_to_copy(program: &Program) -> Option<&Path> {
     match program {
         Program::Auto(name) | Program::Executable(name) => {
@@ -145,19 +129,18 @@ struct Job {
 
 impl Job {
     fn start(
-        options: &LaunchOptions,
-        min_hosts: Option<usize>,
+        errand: &Errand,
         waiting: Vec<roll_call::Waiting>,
-        here: &Here,
         signals: SignalFd,
     ) -> Result<Self, LaunchError> {
+        let Errand { options, plan, .. } = errand;
         let hosts = waiting.len();
         let seen: Vec<IpAddr> = waiting.iter().filter_map(|it| it.launchers_address).collect();
         let output =
             Output::start(options.output.quiet).map_err(LaunchError::system("start a thread"))?;
         let rules = Rules {
             run_id: options.run_id.clone().unwrap_or_default(),
-            min_nodes: min_hosts.unwrap_or(hosts).clamp(1, hosts),
+            min_nodes: plan.min_hosts,
             max_nodes: hosts,
             max_restarts: options.max_restarts,
             shutdown_timeout: options.shutdown_timeout,
@@ -165,7 +148,7 @@ impl Job {
             // What the others call this machine, should it be the first host.
             address: Some(match &options.local_addr {
                 Some(address) => address.clone(),
-                None if hosts > 1 => here.name_for_others(&seen),
+                None if hosts > 1 => plan.here.name_for_others(&seen),
                 None => LOOPBACK.to_owned(),
             }),
             ..Rules::default()

@@ -1,6 +1,5 @@
 //! One host's connection, on the launcher's side, up to the moment when the job may start.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -16,26 +15,21 @@ use super::error::HostFailure;
 use super::hostfile::HostSpec;
 use super::message::{FileMark, FromHost, Hello, HostJob, PROTOCOL, ToHost};
 use super::parcel::Parcel;
+use super::plan::{HostsPlan, PlannedHost};
 use super::remote_line::{self, GREETING, IS_MISSING, IS_WANTED};
-use super::ssh::{self, SshClient};
+use super::ssh;
 use super::wire::{self, WireError};
 use crate::{LaunchOptions, Meeting, Program, role};
 
 /// What is the same for all hosts.
 pub(crate) struct Errand {
     pub(crate) options: LaunchOptions,
-    pub(crate) client: SshClient,
-    /// For ssh to connect.
-    pub(crate) timeout: Duration,
-    /// This executable.
-    pub(crate) brigade: PathBuf,
-    /// Its mark, where it is to be copied.
+    pub(crate) plan: HostsPlan,
+    /// This executable, where it is to be copied.
     pub(crate) brigade_mark: Option<FileMark>,
     pub(crate) parcel: Option<Parcel>,
     /// Where else the program's libraries may be.
     pub(crate) library_folders: Vec<PathBuf>,
-    pub(crate) workdir: PathBuf,
-    pub(crate) variables: Vec<(OsString, OsString)>,
 }
 
 /// How a host is reached.
@@ -64,18 +58,19 @@ impl Session {
     pub(crate) fn start(
         errand: &Errand,
         number: usize,
-        host: HostSpec,
-        way: Way,
+        planned: &PlannedHost,
     ) -> Result<Self, HostFailure> {
+        let (host, plan) = (planned.spec.clone(), &errand.plan);
+        let way = if planned.is_here { Way::Here } else { Way::Ssh };
         let failed = |reason: String, code| HostFailure { host: host.to_string(), reason, code };
         let line = match &errand.brigade_mark {
-            None => remote_line::start(&errand.brigade),
-            Some(mark) => remote_line::start_exactly(&errand.brigade, &mark.digest, mark.size),
+            None => remote_line::start(&plan.brigade),
+            Some(mark) => remote_line::start_exactly(&plan.brigade, &mark.digest, mark.size),
         };
         let mut command = match way {
             Way::Here => role::agent_command(),
             Way::Ssh => {
-                let command = errand.client.command(&host, errand.timeout, &line);
+                let command = plan.client.command(&host, plan.connect_timeout, &line);
                 command.map_err(|error| failed(error.to_string(), error.exit_code()))?
             }
         };
@@ -101,8 +96,8 @@ impl Session {
         let mut library_folders = copied.library_folders;
         library_folders.extend(errand.library_folders.iter().map(|it| it.clone().into()));
         self.send(&ToHost::Enter {
-            folder: errand.workdir.clone().into(),
-            variables: errand.variables.clone(),
+            folder: errand.plan.workdir.clone().into(),
+            variables: errand.plan.variables.clone(),
             library_folders,
         })?;
         let FromHost::Entered = self.receive()? else { return Err(self.out_of_order()) };
@@ -115,7 +110,8 @@ impl Session {
             options.program = Program::Executable(program);
         }
         options.meeting = Meeting::Launcher { node_rank: self.number };
-        options.local_addr = self.address();
+        let said = errand.plan.master_addr.clone().filter(|_| self.number == 0);
+        options.local_addr = said.or_else(|| self.address());
         let host = self.host.destination();
         let log_dir = options.output.log_dir.clone().map(Into::into);
         self.send(&ToHost::Job(Box::new(HostJob { host, options, log_dir })))?;
@@ -157,6 +153,11 @@ impl Session {
         Some(address.map_or_else(|| self.host.name.clone(), |it| it.to_string()))
     }
 
+    /// The connection was closed before anybody spoke.
+    pub(crate) fn was_turned_away(&self) -> bool {
+        self.hello.is_none() && ssh::is_turned_away(&self.child.words())
+    }
+
     /// One line about the end of the session of a host that takes part.
     pub(crate) fn why_it_ended(&mut self) -> String {
         self.explain(&WireError::Closed).reason
@@ -170,7 +171,7 @@ impl Session {
             Ok(1) => {
                 let reason = format!(
                     "brigade is neither at {} nor in PATH there: install it, or let --sync copy it",
-                    errand.brigade.display()
+                    errand.plan.brigade.display()
                 );
                 return Err(self.failure(reason, 127));
             }

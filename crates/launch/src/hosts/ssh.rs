@@ -62,7 +62,7 @@ impl SshClient {
     /// OpenSSH's client gets options for a session without a terminal and without a question to a
     /// user who is not there. The user's own come first: of two, ssh takes the first. Any other
     /// client is called as `rsh` is, with the host and the line.
-    fn arguments(&self, host: &HostSpec, timeout: Duration, line: &str) -> Vec<String> {
+    pub(crate) fn arguments(&self, host: &HostSpec, timeout: Duration, line: &str) -> Vec<String> {
         let mut arguments = self.options.clone();
         if self.is_openssh() {
             arguments.extend(["-T".to_owned(), "-x".to_owned()]);
@@ -79,8 +79,8 @@ impl SshClient {
                 "ClearAllForwardings=yes",
                 "PermitLocalCommand=no",
                 "RemoteCommand=none",
-                // Without the banners of the hosts.
-                "LogLevel=ERROR",
+                // With less, ssh does not say why a connection was closed.
+                "LogLevel=INFO",
             ] {
                 arguments.extend(["-o".to_owned(), option.to_owned()]);
             }
@@ -88,6 +88,11 @@ impl SshClient {
         }
         arguments.extend([host.destination(), line.to_owned()]);
         arguments
+    }
+
+    /// The program.
+    pub(crate) fn program(&self) -> &str {
+        &self.program
     }
 
     fn is_openssh(&self) -> bool {
@@ -113,6 +118,13 @@ pub(crate) fn reason(words: &str, host: &HostSpec) -> Option<String> {
         Some(hint) => format!("{said}: {}", hint.replace("HOST", &host.destination())),
         None => said,
     })
+}
+
+/// An sshd with too many logins under way closes the connection of another one. With a jump host,
+/// all connections of a job come to the same one.
+pub(crate) fn is_turned_away(words: &str) -> bool {
+    let early = ["kex_exchange_identification", "ssh_exchange_identification", "banner exchange:"];
+    words.lines().any(|line| early.iter().any(|it| line.contains(it)))
 }
 
 const HINTS: [(&str, &str); 5] = [
@@ -148,7 +160,7 @@ mod tests {
         let ours = "-T -x -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=1 \
                     -o ServerAliveCountMax=4 -o ControlMaster=no \
                     -o ClearAllForwardings=yes -o PermitLocalCommand=no -o RemoteCommand=none \
-                    -o LogLevel=ERROR --";
+                    -o LogLevel=INFO --";
         assert_eq!(line(None, None, "node1:4"), format!("ssh {ours} node1 LINE"));
         assert_eq!(line(None, Some(""), "node1:4"), format!("ssh {ours} node1 LINE"));
         assert_eq!(
@@ -167,6 +179,15 @@ mod tests {
         let error = |text| SshClient::new(Some(text), None).unwrap_err().to_string();
         assert_eq!(error(""), "--ssh-command ``: expected a program, as in `ssh -F file`");
         assert_eq!(error("ssh -F 'a"), "--ssh-command `ssh -F 'a`: its quotes do not match");
+    }
+
+    #[test]
+    fn who_may_be_tried_again() {
+        let away = "kex_exchange_identification: Connection closed by remote host\r\n\
+                    Connection closed by UNKNOWN port 65535\r\n";
+        assert!(is_turned_away(away));
+        assert!(!is_turned_away("root@node2: Permission denied (publickey).\n"));
+        assert!(!is_turned_away("Connection to node2 closed by remote host.\n"));
     }
 
     #[test]

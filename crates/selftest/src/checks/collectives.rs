@@ -158,7 +158,7 @@ pub(super) fn send_and_recv(accelerator: &Accelerator) -> Result<Verdict> {
     let sent = group.start_send(&tensor(group, &[rank as i64, 42])?, next, 1)?;
     let mut received = tensor(group, &[0, 0])?;
     group.recv(&mut received, before, 1)?;
-    sent.wait()?;
+    drop(sent.wait()?);
     expect("recv", &received, &[before as i64, 42])?;
     Ok(Verdict::Passed)
 }

@@ -1,9 +1,9 @@
-//! A list of hosts, and how many ranks each is to start.
+//! A list of hosts: how each would be reached, and what it would be told.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-use brigade_launch::hosts::{HostSpec, HostsOptions};
+use brigade_launch::hosts::{HostsPlan, PlannedHost};
 use brigade_launch::{LaunchOptions, NprocSpec, Program};
 use serde_json::{Map, Value, json};
 
@@ -11,61 +11,61 @@ use super::{built, quoted};
 
 /// Agents on a list of hosts. What they find there is for them to say.
 pub(super) struct OnHosts<'a> {
-    pub(super) hosts: &'a HostsOptions,
+    pub(super) plan: &'a HostsPlan,
     pub(super) options: &'a LaunchOptions,
 }
 
 impl OnHosts<'_> {
     pub(super) fn text(&self, out: &mut impl Write) -> io::Result<()> {
-        let hosts = &self.hosts.hosts;
-        writeln!(out, "\nhosts: {}, each by {}", hosts.len(), self.client())?;
-        let mut first = Some(0);
+        let hosts = &self.plan.hosts;
+        writeln!(out, "\nhosts: {}; all of them are asked before any starts", hosts.len())?;
         for host in hosts {
-            let (count, last) = self.count(host.slots, first);
-            let numbers = match (first, last) {
-                (Some(first), Some(last)) if first == last => format!(", number {first}"),
-                (Some(first), Some(last)) => format!(", numbers {first} to {last}"),
-                _ => String::new(),
-            };
-            writeln!(out, "  {}  {count}{numbers}", host.destination())?;
-            first = last.map(|last| last + 1);
+            writeln!(out, "  {}  {}", host.spec, ranks(host))?;
+            if host.is_here {
+                writeln!(out, "    this machine, without ssh")?;
+            } else {
+                writeln!(out, "    {} (a line that starts brigade)", self.way(host).join(" "))?;
+            }
         }
-        if let Some(min) = self.hosts.min_hosts {
-            writeln!(out, "the job goes on while {min} of them are left")?;
-        }
-        if let Some(folder) = &self.hosts.workdir {
-            writeln!(out, "in {}", folder.display())?;
+        if self.plan.min_hosts < hosts.len() {
+            writeln!(out, "the job goes on while {} of them are left", self.plan.min_hosts)?;
         }
         writeln!(out, "every rank\n  {}", self.command().join(" "))?;
+        writeln!(out, "  in {}", self.plan.workdir.display())?;
         for (name, value) in &self.options.env {
             writeln!(out, "  {name}={}", quoted(value))?;
+        }
+        if !self.plan.variables.is_empty() {
+            writeln!(out, "  with {} as here", self.passed().join(", "))?;
+        }
+        if self.plan.sync {
+            writeln!(out, "what is missing on a host is copied there")?;
         }
         Ok(())
     }
 
     pub(super) fn json(&self, answer: &mut Map<String, Value>) {
-        let host = |it: &HostSpec| {
-            let (count, _) = self.count(it.slots, None);
-            json!({ "host": it.destination(), "ranks": count })
+        let host = |host: &PlannedHost| {
+            json!({
+                "host": host.spec.to_string(),
+                "nproc": host.nproc.to_string(),
+                "first_rank": host.first_rank,
+                "ssh": (!host.is_here).then(|| self.plan.command(host)),
+            })
         };
-        answer.insert("ssh".to_owned(), self.client().into());
-        answer.insert("hosts".to_owned(), self.hosts.hosts.iter().map(host).collect());
-        answer.insert("min_hosts".to_owned(), self.hosts.min_hosts.into());
+        answer.insert("hosts".to_owned(), self.plan.hosts.iter().map(host).collect());
+        answer.insert("min_hosts".to_owned(), self.plan.min_hosts.into());
         answer.insert("command".to_owned(), self.command().into());
+        answer.insert("workdir".to_owned(), self.plan.workdir.to_string_lossy().into());
+        answer.insert("handed_on".to_owned(), self.passed().into());
+        answer.insert("sync".to_owned(), self.plan.sync.into());
     }
 
-    fn client(&self) -> &str {
-        self.hosts.ssh_command.as_deref().unwrap_or("ssh")
-    }
-
-    /// How many ranks a host has, and the number of its last one where that is known.
-    fn count(&self, slots: Option<usize>, first: Option<usize>) -> (String, Option<usize>) {
-        let count = match (slots, self.options.nproc) {
-            (Some(count), _) | (None, NprocSpec::Count(count)) => count,
-            (None, other) => return (format!("{other} ranks"), None),
-        };
-        let ranks = if count == 1 { "rank" } else { "ranks" };
-        (format!("{count} {ranks}"), first.map(|first| (first + count).saturating_sub(1)))
+    /// The command but for its last word, the line for the shell there.
+    fn way(&self, host: &PlannedHost) -> Vec<String> {
+        let mut words = self.plan.command(host);
+        words.pop();
+        words
     }
 
     fn command(&self) -> Vec<String> {
@@ -76,5 +76,28 @@ impl OnHosts<'_> {
             Program::Auto(name) | Program::Executable(name) => words(name),
         };
         [program].into_iter().chain(self.options.args.iter().map(words)).collect()
+    }
+
+    /// Names only: a value may be a secret.
+    fn passed(&self) -> Vec<String> {
+        self.plan.variables.iter().map(|it| it.0.to_string_lossy().into_owned()).collect()
+    }
+}
+
+/// `4 ranks, numbers 2 to 5`
+fn ranks(host: &PlannedHost) -> String {
+    let count = match host.nproc {
+        NprocSpec::Count(count) => count,
+        NprocSpec::Auto => {
+            return "a rank for each GPU, or for each core where there is none".into();
+        }
+        NprocSpec::Gpu => return "a rank for each GPU".into(),
+        NprocSpec::Cpu => return "a rank for each core".into(),
+    };
+    let noun = if count == 1 { "rank" } else { "ranks" };
+    match host.first_rank {
+        Some(first) if count == 1 => format!("1 {noun}, number {first}"),
+        Some(first) => format!("{count} {noun}, numbers {first} to {}", first + count - 1),
+        None => format!("{count} {noun}"),
     }
 }

@@ -1,0 +1,50 @@
+//! The self-test alone, on two processes, and where a rank fails.
+
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const SELFTEST: &str = env!("CARGO_BIN_EXE_brigade-selftest");
+
+/// `brigade`, which `cargo xtask test` builds before the tests run.
+fn brigade() -> PathBuf {
+    let path = Path::new(SELFTEST).with_file_name("brigade");
+    assert!(path.is_file(), "{} is not built: cargo build -p brigade-cli", path.display());
+    path
+}
+
+fn text(output: &Output) -> String {
+    let both = [output.stdout.as_slice(), output.stderr.as_slice()].concat();
+    String::from_utf8_lossy(&both).into_owned()
+}
+
+#[test]
+fn alone_there_is_no_group() {
+    let output = Command::new(SELFTEST).output().unwrap();
+    let text = text(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("1 process on 1 host"), "{text}");
+    assert!(text.contains("skipped  reduce_scatter: one process has no group\n"), "{text}");
+    assert!(text.contains("ok       weights: save, load, compare\n"), "{text}");
+}
+
+#[test]
+fn dist_all_checks_pass_on_two_processes() {
+    let output = Command::new(brigade()).args(["test", "--nproc", "2"]).output().unwrap();
+    let text = text(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("[0] 2 processes on 1 host"), "{text}");
+    assert!(text.contains("[0] 14 checks passed\n"), "{text}");
+    assert!(!text.contains("skipped") && !text.contains("FAILED"), "{text}");
+}
+
+#[test]
+fn wrong_flags_are_answered_with_a_line() {
+    let output = Command::new(brigade()).args(["test", "--nprc", "2"]).output().unwrap();
+    let text = text(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("--nproc") && text.lines().count() == 1, "{text}");
+    let output = Command::new(brigade()).args(["test", "--program", "/dev/null"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(126));
+}
