@@ -281,6 +281,30 @@ fn a_paused_reader_does_not_hold_up_a_signal() {
 }
 
 #[test]
+fn a_paused_reader_does_not_keep_the_others_running_when_a_rank_fails() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let script = "if [ $RANK = 0 ]; then while :; do echo line; done; fi; \
+                  until [ -e $DIR/paused ]; do sleep 0.01; done; exit 3";
+    let mut job = Job::new(2).sh(script);
+    job.command.stdout(writer.try_clone().unwrap());
+    let paused = job.folder().join("paused");
+    let job = job.start();
+    job::wait_until(|| {
+        let mut room = [PollFd::new(writer.as_fd(), PollFlags::POLLOUT)];
+        poll(&mut room, PollTimeout::ZERO).unwrap() == 0
+    });
+    fs::write(paused, "").unwrap();
+    job.wait_until_no_rank();
+    // Who reads on learns how it ended.
+    drop(writer);
+    let reads = std::thread::spawn(move || std::io::copy(&mut { reader }, &mut std::io::sink()));
+    let run = job.finish();
+    reads.join().unwrap().unwrap();
+    assert_eq!(run.code, 3, "{}", run.stderr);
+    assert!(run.stderr.contains("brigade: rank 1 (pid "), "{}", run.stderr);
+}
+
+#[test]
 fn a_full_disk_under_the_log_does_not_end_the_job() {
     let mut job = Job::new(1).sh("echo one; echo two; echo alive >&2");
     job.command.stdout(fs::OpenOptions::new().write(true).open("/dev/full").unwrap());

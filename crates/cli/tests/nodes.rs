@@ -217,6 +217,22 @@ fn a_signal_at_one_host_stops_all() {
 }
 
 #[test]
+fn a_job_on_several_hosts_is_not_suspended() {
+    let hosts = Hosts::new();
+    let start = |node| hosts.numbered(node, 2, 1).sh(STAY).start();
+    let mut launchers = vec![start(0), start(1)];
+    hosts.wait_for(&["0-0", "0-1"]);
+    for launcher in &mut launchers {
+        launcher.send(Signal::SIGTSTP);
+        launcher.wait_for_stderr("SIGTSTP: a job on several hosts cannot be suspended");
+    }
+    launchers[0].send(Signal::SIGTERM);
+    for run in finish(launchers) {
+        assert_eq!(run.code, 143, "{}", run.stderr);
+    }
+}
+
+#[test]
 fn a_killed_agent_ends_the_job() {
     // The one that coordinates, and another one.
     for killed in [0, 1] {

@@ -5,9 +5,11 @@
 
 mod attempt;
 mod error_files;
+mod farewell;
 mod group;
 mod hearing;
 mod interrupt;
+mod lines;
 mod memory_killer;
 mod outcome;
 mod peers;
@@ -16,7 +18,7 @@ mod running;
 mod streamed;
 
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use brigade_rendezvous::{Assignment, FromAgent, Link};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -28,7 +30,6 @@ pub use report::text as report;
 
 use crate::output::{Notice, Output, RunFolder, Terminal};
 use crate::store_port::Reach;
-use crate::survivors::Survivors;
 use crate::watch::Watch;
 use crate::{LaunchError, LaunchPlan, Meeting, StorePort};
 use attempt::{Ended, Failed};
@@ -261,66 +262,6 @@ impl<'p> Agent<'p> {
             self.output.say(text);
         }
     }
-
-    fn finish(mut self, result: Result<Outcome, LaunchError>) -> Result<Outcome, LaunchError> {
-        while let Some(line) = self.peers.line() {
-            self.pass_line(&line);
-        }
-        match &result {
-            Ok(outcome) => self.report(outcome),
-            // Ranks that were not all started end by themselves; this waits for it.
-            Err(_) => Survivors { agent: self.plan.agent_id.clone(), sessions: vec![] }.kill(),
-        }
-        if let Some(streamed) = &mut self.streamed {
-            streamed.abandon();
-        }
-        self.output.drain();
-        self.draining += 1;
-        let all_written = self.write_the_rest(result.is_ok());
-        self.watch.dismiss();
-        // A thread that still writes is left alone; it ends with this process.
-        if all_written {
-            self.output.end();
-        }
-        result
-    }
-
-    fn report(&mut self, outcome: &Outcome) {
-        let told_elsewhere = self.streamed.is_some();
-        if !told_elsewhere && let Some(text) = report::text(outcome, self.hosts) {
-            self.output.warn(&text);
-        }
-        if let Some(failure) = outcome.failure() {
-            let ended = self.ended.as_ref().filter(|ended| ended.is_of(failure));
-            let file = ended.and_then(|ended| ended.folder.error_file(failure.local_rank));
-            error_files::pass_on(failure, self.hosts, file.as_deref());
-        }
-    }
-
-    /// Waits for the output thread, and for a coordinator in this process to tell the others that
-    /// the job is over. False when the output is given up: whoever reads it has stopped reading,
-    /// and a second signal to stop came before this or comes now.
-    fn write_the_rest(&mut self, is_farewell: bool) -> bool {
-        let mut deadline = self.impatient.then(|| Instant::now() + LAST_LINES);
-        // Else the others have still to stop their ranks.
-        let farewell = is_farewell.then(|| Instant::now() + FAREWELL_TAKES);
-        loop {
-            self.take_notices();
-            let told = self.peers.is_over() || farewell.is_some_and(|at| at <= Instant::now());
-            if self.draining == 0 && told {
-                return true;
-            }
-            if deadline.is_some_and(|at| at <= Instant::now()) {
-                return self.draining == 0;
-            }
-            self.wait(deadline.into_iter().chain(farewell.filter(|_| !told)).min());
-            while let Some((signal, _)) = self.next_signal() {
-                if matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP) {
-                    deadline = deadline.or_else(|| Some(Instant::now() + LAST_LINES));
-                }
-            }
-        }
-    }
 }
 
 /// Gives `run` the signals that the agent waits for, which are blocked meanwhile.
@@ -341,8 +282,3 @@ pub(crate) fn with_signals<T>(
     }
     result
 }
-
-/// How long the last lines of stopped ranks may take to be written once the user has lost patience.
-const LAST_LINES: Duration = Duration::from_millis(500);
-/// How long the other hosts may take to be told that the job is over.
-const FAREWELL_TAKES: Duration = Duration::from_secs(5);

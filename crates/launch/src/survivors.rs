@@ -1,5 +1,6 @@
 //! Finds and kills what ranks have left behind.
 
+use std::collections::HashSet;
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -42,27 +43,41 @@ impl Survivors {
     }
 
     fn find(&self, mark: &[u8]) -> Vec<Pid> {
-        let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
-        let this = std::process::id().cast_signed();
         // Agent and watch are older than every rank. What is older than they are need not be asked
         // for its environment, which takes longer than all the rest.
+        let this = std::process::id().cast_signed();
         let since = Stat::of(this).map_or(0, |stat| stat.start);
-        processes
-            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-            .filter(|pid: &i32| *pid != this && self.is_member(*pid, since, mark))
-            .map(Pid::from_raw)
-            .collect()
+        let mut seen = HashSet::from([this]);
+        let mut members = Vec::new();
+        for _ in 0..MOST_LISTS {
+            let mut is_complete = true;
+            for pid in processes().filter(|pid| seen.insert(*pid)).collect::<Vec<_>>() {
+                match Stat::of(pid).filter(|stat| !stat.is_dead) {
+                    Some(stat) if stat.start < since => {}
+                    Some(stat) => {
+                        members.extend(self.has(pid, &stat, mark).then(|| Pid::from_raw(pid)));
+                    }
+                    // It may have left a child that is younger than the list.
+                    None => is_complete = false,
+                }
+            }
+            if is_complete {
+                break;
+            }
+        }
+        members
     }
 
-    fn is_member(&self, pid: i32, since: u64, mark: &[u8]) -> bool {
-        let Some(stat) = Stat::of(pid) else { return false };
-        if stat.is_dead || stat.start < since {
-            return false;
-        }
+    fn has(&self, pid: i32, stat: &Stat, mark: &[u8]) -> bool {
         self.sessions.contains(&stat.session)
             || fs::read(format!("/proc/{pid}/environ"))
                 .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|var| var == mark))
     }
+}
+
+fn processes() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
 /// What the kernel says about a process.
@@ -89,6 +104,8 @@ impl Stat {
 /// How long one that is stuck in the kernel is waited for.
 pub(crate) const LIMIT: Duration = Duration::from_secs(5);
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// On a host where processes end all the time, one of them ends while we look.
+const MOST_LISTS: usize = 20;
 
 #[cfg(test)]
 mod tests {

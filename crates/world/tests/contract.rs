@@ -150,6 +150,7 @@ fn what_is_written_reads_back() {
         let store = StoreEndpoint { addr: "127.0.0.1".to_owned(), port: 4242, host };
         let mut world = World::on_one_host(0, WorldSize::new(3).unwrap(), store).unwrap();
         world.run_id = Some("job".to_owned());
+        world.role = "actor".to_owned();
         (world.restart_count, world.max_restarts) = (1, 3);
         let vars = world.to_env();
         let read = World::from_vars(|name| vars.iter().find(|v| v.0 == name).map(|v| v.1.clone()));

@@ -1,19 +1,16 @@
 //! The way to the coordinator, found, used and lost, in whichever process the coordinator is.
 
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
 use std::net::IpAddr;
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
 use brigade_rendezvous::{
-    Coordinator, FromAgent, Link, LinkError, Listener, MeetNotice, MeetPlan, Millis, OutputSink,
-    Piece, Rules, Secret, Timing, ToAgent, Way,
+    Coordinator, FromAgent, Link, LinkError, Listener, MeetNotice, MeetPlan, Millis, Rules, Secret,
+    Timing, ToAgent, Way,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use super::lines::Lines;
 use crate::{Endpoint, Meeting};
 use crate::{LaunchError, LaunchPlan};
 
@@ -113,7 +110,7 @@ impl<'p> Peers<'p> {
 
     /// What to poll.
     pub(super) fn fds(&self) -> Vec<PollFd<'_>> {
-        let mut fds = vec![PollFd::new(self.lines.near.as_fd(), PollFlags::POLLIN)];
+        let mut fds = vec![PollFd::new(self.lines.control(), PollFlags::POLLIN)];
         let coordinator = self.coordinator.as_ref().filter(|_| !self.is_over());
         fds.extend(coordinator.map(|c| PollFd::new(c.over_fd(), PollFlags::POLLIN)));
         if let Some(meeting) = &self.meeting {
@@ -253,51 +250,6 @@ impl<'p> Peers<'p> {
             Meeting::OneHost | Meeting::Launcher { .. } => "the launcher".to_owned(),
             Meeting::Etcd { .. } => "the main host".to_owned(),
         }
-    }
-}
-
-/// What the coordinator in this process wants the user to read.
-#[derive(Debug)]
-struct Lines {
-    inbox: Receiver<String>,
-    outbox: Sender<String>,
-    near: UnixStream,
-    far: UnixStream,
-}
-
-impl Lines {
-    fn new() -> io::Result<Self> {
-        let (near, far) = UnixStream::pair()?;
-        near.set_nonblocking(true)?;
-        far.set_nonblocking(true)?;
-        let (outbox, inbox) = mpsc::channel();
-        Ok(Self { inbox, outbox, near, far })
-    }
-
-    fn sink(&self) -> io::Result<Box<dyn OutputSink>> {
-        Ok(Box::new(LinesSink { outbox: self.outbox.clone(), far: self.far.try_clone()? }))
-    }
-
-    fn next(&self) -> Option<String> {
-        // The wake-ups first: one that comes after this makes the socket readable again.
-        while matches!((&self.near).read(&mut [0; 64]), Ok(n) if n > 0) {}
-        self.inbox.try_recv().ok()
-    }
-}
-
-struct LinesSink {
-    outbox: Sender<String>,
-    far: UnixStream,
-}
-
-impl OutputSink for LinesSink {
-    /// Every agent shows its own ranks' output.
-    fn output(&mut self, _piece: Piece) {}
-
-    fn say(&mut self, line: &str) {
-        let _ = self.outbox.send(line.to_owned());
-        // A full socket has woken the agent already.
-        let _ = self.far.write(b"w");
     }
 }
 
