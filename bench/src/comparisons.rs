@@ -173,6 +173,6 @@ fn in_turns(rounds: usize, sides: &[Side; 2]) -> Result<[f64; 2]> {
     Ok(medians.map(|mut values| median(&mut values)))
 }
 
-fn milliseconds(seconds: f64) -> String {
+pub(crate) fn milliseconds(seconds: f64) -> String {
     format!("{:.2} ms", 1e3 * seconds)
 }
