@@ -44,10 +44,11 @@ fn main() -> Result<()> {
             continue;
         }
         eprintln!("measuring {} …", comparison.name);
-        match (comparison.run)(options.rounds)? {
-            Some(row) => rows.push(row),
-            None => eprintln!("  skipped: PyTorch is not installed (cargo xtask bench --peers)"),
+        let measured = (comparison.run)(options.rounds)?;
+        if measured.is_empty() {
+            eprintln!("  skipped: PyTorch is not installed (cargo xtask bench --peers)");
         }
+        rows.extend(measured);
     }
     writeln!(out, "{}", table::markdown(&rows))?;
     Ok(())
