@@ -317,6 +317,9 @@ impl<'s> Round<'s> {
     fn kill_one(&self, wanted: impl Fn(&Process) -> bool) {
         let mut found = self.site.host(self.plan.host).processes();
         found.retain(wanted);
+        // Not what one of them has forked and is about to be another program.
+        let all: Vec<i32> = found.iter().map(|it| it.pid).collect();
+        found.retain(|it| !all.contains(&it.parent));
         found.sort_by_key(|it| it.pid);
         let chosen = self.plan.dice.checked_rem(found.len() as u64);
         let victim = chosen.and_then(|it| found.get(usize::try_from(it).unwrap()));
