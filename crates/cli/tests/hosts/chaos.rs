@@ -114,6 +114,44 @@ fn random_blows() {
     );
 }
 
+/// A coordinator that is cut off from etcd and from the others must not begin an attempt of its own:
+/// somebody else coordinates the job by then.
+#[test]
+fn a_coordinator_that_is_cut_off_does_not_go_on_alone() {
+    let Some(site) = site(4) else { return };
+    let Some(_etcd) = Etcd::start(&site) else {
+        eprintln!("skipped: etcd is not installed");
+        return;
+    };
+    let plan = Plan {
+        number: 0,
+        way: Way::Etcd,
+        blow: Blow::Cut,
+        host: 0,
+        max_restarts: 2,
+        at: None,
+        dice: 0,
+    };
+    let round = Round { site: &site, plan };
+    let first = round.start_on(0);
+    round.wait_for_ranks(1, 0);
+    let others = [round.start_on(1), round.start_on(2)];
+    round.wait_for_ranks(RANKS, 0);
+    site.host(0).cut();
+    round.wait_for_ranks(RANKS - SIZES[0], 1);
+    wait_until("the end of the first", || first.has_ended());
+    fs::write(site.work.join("end"), "").unwrap();
+    for run in others.map(Running::outcome) {
+        assert_eq!(run.code, 0, "{}", run.stderr);
+    }
+    site.host(0).restore();
+    let run = first.outcome();
+    assert_eq!(run.code, 1, "{}", run.stderr);
+    assert!(run.stderr.contains("no attempt is begun here"), "{}", run.stderr);
+    assert!(!site.work.join("1-1-0").exists(), "{}", run.stderr);
+    round.nothing_is_left();
+}
+
 /// What one round does.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
@@ -244,35 +282,30 @@ impl<'s> Round<'s> {
     }
 
     fn start(&self) -> Vec<Running<'s>> {
-        let Plan { number, way, max_restarts, .. } = self.plan;
-        let restarts = format!("--max-restarts={max_restarts}");
-        let on = |host: usize, flags: &[&str]| {
-            let nproc = format!("--nproc={}", SIZES[host]);
-            // Whoever cannot find the others gives up before the test does.
-            let common = [&nproc, &restarts, "--rdzv-conf=join_timeout=6,last_call_timeout=0.2"];
-            self.site.launch_on(host, &common).args(flags.iter().copied()).sh(RANK).start()
-        };
-        match way {
+        match self.plan.way {
             Way::Ssh => {
+                let restarts = format!("--max-restarts={}", self.plan.max_restarts);
                 let flags = ["--hosts", "node1:1,node2:2,node3:1", &restarts];
                 vec![self.site.launch_with(&flags).sh(RANK).start()]
             }
-            Way::Static => (0..SIZES.len())
-                .map(|host| {
-                    let rank = format!("--node-rank={host}");
-                    on(host, &["--nnodes=3", &rank, "--master-addr=node1"])
-                })
-                .collect(),
-            Way::Elastic => (0..SIZES.len())
-                .map(|host| on(host, &["--nnodes=1:3", "--rdzv-endpoint=node1"]))
-                .collect(),
-            Way::Etcd => {
-                let id = format!("--rdzv-id=round-{number}");
-                let endpoint = "--rdzv-endpoint=node4:2379";
-                let flags = ["--nnodes=1:3", "--rdzv-backend=etcd", endpoint, &id];
-                (0..SIZES.len()).map(|host| on(host, &flags)).collect()
-            }
+            _ => (0..SIZES.len()).map(|host| self.start_on(host)).collect(),
         }
+    }
+
+    /// One of several launchers.
+    fn start_on(&self, host: usize) -> Running<'s> {
+        let Plan { number, way, max_restarts, .. } = self.plan;
+        let (nproc, restarts) =
+            (format!("--nproc={}", SIZES[host]), format!("--max-restarts={max_restarts}"));
+        // Whoever cannot find the others gives up before the test does.
+        let common = [&nproc, &restarts, "--rdzv-conf=join_timeout=6,last_call_timeout=0.2"];
+        let (rank, id) = (format!("--node-rank={host}"), format!("--rdzv-id=round-{number}"));
+        let flags: &[&str] = match way {
+            Way::Static => &["--nnodes=3", &rank, "--master-addr=node1"],
+            Way::Elastic => &["--nnodes=1:3", "--rdzv-endpoint=node1"],
+            _ => &["--nnodes=1:3", "--rdzv-backend=etcd", "--rdzv-endpoint=node4:2379", &id],
+        };
+        self.site.launch_on(host, &common).args(flags.iter().copied()).sh(RANK).start()
     }
 
     fn wait_for_ranks(&self, ranks: usize, attempt: usize) {

@@ -31,6 +31,20 @@ fn signals_stop_everything_everywhere() {
         empty(&site.work);
     }
 
+    // Signals that mean something to the ranks only.
+    let job = site
+        .launch("node1:1,node2:1,node3:1")
+        .sh("trap 'touch usr1.$RANK' USR1; trap 'exit 0' USR2; touch $RANK; \
+             while :; do sleep 1000 & wait $!; done")
+        .start();
+    site.wait_for_files(3);
+    job.send(Signal::SIGUSR1);
+    site.wait_for_files(6);
+    job.send(Signal::SIGUSR2);
+    let run = job.finish();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    empty(&site.work);
+
     // Ctrl-Z suspends neither the launcher, whom the hosts would take for lost, nor a rank.
     let mut job =
         site.launch("node2:1").sh("trap 'exit 5' TERM; touch $RANK; sleep 1000 & wait").start();
