@@ -13,7 +13,8 @@ use crate::prepare::Prepare;
 /// Sets an optimizer's learning rate (and momentum, where the schedule has one) from a schedule.
 ///
 /// The schedule is counted in optimizer steps, the same number on 1 rank or 64. After
-/// [`Accelerator::prepare`], `step` does nothing while gradients are still being added up.
+/// [`Accelerator::prepare`], `step` does nothing while gradients are still being added up, and
+/// after an optimizer step that was left out.
 ///
 /// ```no_run
 /// # use brigade_models::{Cnn, Model};
@@ -47,7 +48,7 @@ impl Scheduler {
     /// # Errors
     /// None today; a scheduler that watches a metric will have some.
     pub fn step(&mut self) -> Result<()> {
-        if self.accumulation.as_ref().is_some_and(|accumulation| !accumulation.sync()) {
+        if self.accumulation.as_ref().is_some_and(|a| !a.sync() || a.skipped()) {
             return Ok(());
         }
         self.position += 1;
