@@ -129,8 +129,7 @@ fn two_optimizers_step_under_one_scale() {
     let accelerator = fp16().grad_scaler(options).build().unwrap();
     let (first, second) = (start(), start());
     let (one, two) = (Sgd::new(1.0).build(&first).unwrap(), Sgd::new(1.0).build(&second).unwrap());
-    let (first, second, mut one, mut two) =
-        accelerator.prepare((first, second, one, two)).unwrap();
+    let (first, second, mut one, mut two) = accelerator.prepare((first, second, one, two)).unwrap();
     let input = Tensor::from_slice(&[1f32, 1.0, 1.0]);
     let wild = Tensor::from_slice(&[1f32, f32::INFINITY, 1.0]);
     for (second_input, second_moves) in [(&input, true), (&wild, false), (&input, true)] {
