@@ -82,7 +82,7 @@ impl Accelerator {
     fn provisional_divisor(&self, weight: f64) -> f64 {
         let settings = self.accumulation.settings;
         let steps = settings.steps as f64;
-        if settings.sync_each_batch || !(weight >= 1.0) { steps } else { weight * steps }
+        if weight >= 1.0 && !settings.sync_each_batch { weight * steps } else { steps }
     }
 
     fn sum_over_ranks(&self, number: f64) -> Result<f64> {
