@@ -1,7 +1,8 @@
 //! Parameter groups: which parameter is where, and what schedules do to them.
 
-use brigade_models::{BatchNorm2d, Conv2d, LayerNorm, Linear, Model, Path};
+use brigade_models::{BatchNorm2d, Conv2d, Conv2dOptions, LayerNorm, Linear, Model, Path};
 use brigade_plan::Schedule;
+use brigade_testkit::assert_close;
 use brigade_train::{Adam, Group, ParameterGroup, Scheduler, Sgd};
 
 use crate::filled::model;
@@ -10,7 +11,7 @@ struct Layers;
 
 impl Layers {
     fn new(path: &Path<'_>) -> Self {
-        let _ = Conv2d::new(path / "conv", 1, 2, 3);
+        let _ = Conv2d::new(path / "conv", 1, 2, [3, 3], Conv2dOptions::default());
         let _ = BatchNorm2d::new(path / "bn", 2);
         let _ = LayerNorm::new(path / "norm", &[2, 3]);
         let _ = Linear::new(path / "head" / "0", 4, 1);
@@ -102,7 +103,7 @@ fn a_schedule_keeps_the_ratio_of_learning_rates() {
     let rates = || -> Vec<f64> { optimizer.groups().iter().map(ParameterGroup::lr).collect() };
     assert_eq!(rates(), [0.1, 0.02]);
     scheduler.step().unwrap();
-    assert_eq!(rates(), [0.1 * 0.75, 0.02 * 0.75]);
+    assert_close(&rates(), &[0.1 * 0.75, 0.02 * 0.75], 1e-15, 0.0);
     for _ in 0..3 {
         scheduler.step().unwrap();
     }

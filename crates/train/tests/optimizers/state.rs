@@ -101,8 +101,8 @@ fn what_does_not_fit_is_named_and_changes_nothing() {
         ("as parameter 1 of the model it has `other`", |s| s.parameters[1].name = "other".into()),
         ("as parameter 2 of the model it has none", |s| drop(s.parameters.pop())),
         ("has 2 parameter groups, this optimizer 1", |s| s.groups.push(s.groups[0].clone())),
-        ("eps = 0.1 in group 0", |s| drop(s.groups[0].numbers.insert("eps".to_owned(), 0.1))),
-        ("lr = NaN in group 0", |s| drop(s.groups[0].numbers.insert("lr".to_owned(), f64::NAN))),
+        ("eps = 0.1 in group 0", |s| *s.groups[0].numbers.get_mut("eps").unwrap() = 0.1),
+        ("lr = NaN in group 0", |s| *s.groups[0].numbers.get_mut("lr").unwrap() = f64::NAN),
         ("p2 lacks `exp_avg_sq`", |s| drop(s.parameters[2].tensors.pop())),
         ("p2 has `slow`", |s| s.parameters[2].tensors.push(("slow".to_owned(), Tensor::from(1.0)))),
         ("`exp_avg` of p2 has shape [3]", |s| {
