@@ -60,8 +60,8 @@ pub mod prelude {
     };
     pub use crate::plan::Schedule;
     pub use crate::train::{
-        Accelerator, Accuracy, Adam, Error, Optimizer, PreparedLoader, PreparedModel, ReduceOp,
-        Result, Scheduler, Sgd,
+        Accelerator, Accuracy, Adafactor, Adagrad, Adam, Error, Group, Lamb, Lars, Lookahead, Muon,
+        Optimizer, PreparedLoader, PreparedModel, RAdam, ReduceOp, Result, RmsProp, Scheduler, Sgd,
     };
     pub use tch::{Device, Kind, Tensor, no_grad};
 }

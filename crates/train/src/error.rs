@@ -123,6 +123,9 @@ pub enum Error {
         /// The last one.
         smallest: usize,
     },
+    /// An optimizer's state does not fit the optimizer.
+    #[error(transparent)]
+    OptimizerState(crate::optim::StateMismatch),
     /// An error of the caller's own code inside a scope.
     #[error("{0}")]
     User(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -38,8 +38,11 @@ pub use error::{Error, Result};
 pub use loader::{Batches, Epochs, PreparedLoader};
 pub use metrics::Accuracy;
 pub use model::{PreparedModel, PreparedModels};
-pub use optim::{Adam, Optimizer, Sgd, Trainable};
 pub use precision::{AutocastOptions, Precision};
+pub use optim::{
+    Adafactor, Adagrad, Adam, Group, GroupState, Lamb, Lars, Lookahead, Muon, MuonRate, Optimizer,
+    OptimizerState, ParameterGroup, ParameterState, RAdam, RmsProp, Sgd, StateMismatch, Trainable,
+};
 pub use prepare::Prepare;
 pub use progress::Progress;
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState};
