@@ -11,7 +11,10 @@ mod connect;
 mod dispatch;
 mod error;
 mod gather;
+mod hook;
+mod join;
 mod loader;
+mod local_sgd;
 mod metrics;
 mod model;
 mod optim;
@@ -21,12 +24,18 @@ mod save;
 mod scheduler;
 mod scope;
 mod split;
+mod trigger;
 
 pub use accelerator::{Accelerator, AcceleratorBuilder};
-pub use brigade_torch::{Device, Kind, ReduceOp, ReducerOptions, Tensor, Tensors};
+pub use brigade_torch::{
+    Bucket, Compression, Device, GradientHook, Kind, ReduceOp, ReducerOptions, Tensor, Tensors,
+};
 pub use dispatch::{Layout, Rebuild};
 pub use error::{Error, Result};
+pub use hook::{CommHook, PowerSgd};
+pub use join::JoinInputs;
 pub use loader::{Batches, Epochs, PreparedLoader};
+pub use local_sgd::LocalSgd;
 pub use metrics::Accuracy;
 pub use model::{PreparedModel, PreparedModels};
 pub use optim::{Adam, Optimizer, Sgd, Trainable};
