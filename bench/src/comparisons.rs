@@ -174,6 +174,6 @@ fn in_turns<const N: usize>(rounds: usize, sides: &[Side; N]) -> Result<[f64; N]
     Ok(medians.map(|mut values| median(&mut values)))
 }
 
-fn milliseconds(seconds: f64) -> String {
+pub(crate) fn milliseconds(seconds: f64) -> String {
     format!("{:.2} ms", 1e3 * seconds)
 }
