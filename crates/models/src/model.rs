@@ -276,7 +276,13 @@ impl<M> Model<M> {
         for entry in self.distinct() {
             let mut gradient = entry.tensor.grad();
             if gradient.defined() {
-                tch::no_grad(|| gradient.f_detach_()?.f_zero_())
+                // Gradients that are views of a reducer's buckets cannot be detached in place, and have
+                // no history to lose.
+                let zero = || match gradient.requires_grad() {
+                    true => gradient.f_detach_()?.f_zero_(),
+                    false => gradient.f_zero_(),
+                };
+                tch::no_grad(zero)
                     .map(drop)
                     .map_err(Error::torch(format!("zero the gradient of {}", entry.name)))?;
             }

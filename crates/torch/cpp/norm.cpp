@@ -28,7 +28,10 @@ Statistics gather(const GroupHandle& group, const at::Tensor& input) {
   const auto wide = at::TensorOptions().dtype(at::kDouble).device(input.device());
   auto mine = at::zeros({2 * channels + 1}, wide);
   if (input.numel() > 0) {
-    auto [mean, variance] = at::batch_norm_update_stats(input, {}, {}, 0.0);
+    // Not read, and not changed by much: of 16-bit inputs the kernel gives statistics in 32 bits only
+    // beside such ones.
+    const auto like = mine.narrow(0, 0, channels).to(statistics_type(input));
+    auto [mean, variance] = at::batch_norm_update_stats(input, like, like.clone(), 0.0);
     mine.narrow(0, 0, channels).copy_(mean);
     mine.narrow(0, channels, channels).copy_(variance);
     mine.select(0, 2 * channels).fill_(input.numel() / channels);
@@ -54,6 +57,11 @@ Statistics gather(const GroupHandle& group, const at::Tensor& input) {
   return out;
 }
 
+std::optional<at::Tensor> cast(
+    const std::optional<at::Tensor>& parameter, const at::Tensor& input) {
+  return parameter ? std::optional(parameter->to(statistics_type(input))) : std::nullopt;
+}
+
 struct Normalise : public torch::autograd::Function<Normalise> {
   static at::Tensor forward(
       AutogradContext* context,
@@ -73,8 +81,15 @@ struct Normalise : public torch::autograd::Function<Normalise> {
       return input.clone();
     }
     // libtorch's kernel of the evaluation: any layout, and 16-bit inputs with 32-bit parameters.
-    return std::get<0>(
-        at::native_batch_norm(input, weight, bias, mean, variance, /*training=*/false, 0.0, eps));
+    return std::get<0>(at::native_batch_norm(
+        input,
+        cast(weight, input),
+        cast(bias, input),
+        mean,
+        variance,
+        /*training=*/false,
+        0.0,
+        eps));
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -85,7 +100,7 @@ struct Normalise : public torch::autograd::Function<Normalise> {
     const bool affine = context->saved_data["affine"].toBool();
     auto group = c10::static_intrusive_pointer_cast<c10d::ProcessGroup>(
         context->saved_data["group"].toCapsule());
-    const auto weight = affine ? saved[1] : at::ones_like(mean);
+    const auto weight = affine ? saved[1].to(mean.scalar_type()) : at::ones_like(mean);
     const auto& gradient = gradients[0];
     const auto channels = input.size(1);
 
@@ -100,10 +115,10 @@ struct Normalise : public torch::autograd::Function<Normalise> {
     }
     variable_list out(6);
     if (affine && context->needs_input_grad(1)) {
-      out[1] = product.to(weight.scalar_type());
+      out[1] = product.to(saved[1].scalar_type());
     }
     if (affine && context->needs_input_grad(2)) {
-      out[2] = sum.to(weight.scalar_type());
+      out[2] = sum.to(saved[1].scalar_type());
     }
     // All ranks take part, also one that needs no gradient of its input here: that is the same on all.
     if (!context->needs_input_grad(0)) {
