@@ -19,6 +19,7 @@ mod metrics;
 mod model;
 mod optim;
 mod prepare;
+mod profile;
 mod progress;
 mod save;
 mod scheduler;
@@ -40,6 +41,9 @@ pub use metrics::Accuracy;
 pub use model::{PreparedModel, PreparedModels};
 pub use optim::{Adam, Optimizer, Sgd, Trainable};
 pub use prepare::Prepare;
+pub use profile::{
+    OperationSummary, Profile, ProfileOptions, ProfileSchedule, Profiler, Table,
+};
 pub use progress::Progress;
 pub use scheduler::Scheduler;
 pub use split::Split;
