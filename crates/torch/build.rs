@@ -3,17 +3,20 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 13] = [
     "cpp/tensors.cpp",
     "cpp/store.cpp",
     "cpp/group.cpp",
     "cpp/gloo.cpp",
     "cpp/fake.cpp",
     "cpp/reducer.cpp",
+    "cpp/hook.cpp",
+    "cpp/norm.cpp",
     "cpp/optimizer.cpp",
     "cpp/precision.cpp",
     "cpp/flat.cpp",
     "cpp/matrix_step.cpp",
+    "cpp/profiler.cpp",
 ];
 
 fn main() {

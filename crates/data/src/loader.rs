@@ -218,7 +218,7 @@ impl<D: Dataset> DataLoader<D> {
             OrderRule::Plain => self.deal(Order::Sequential(self.dataset.len())),
             OrderRule::Sampler(sampler) => self.deal(sampler.order(epoch).into()),
             OrderRule::Lists(lists) => {
-                let rules = self.place.rules(self.options.drop_last);
+                let rules = self.rules();
                 let (batches, size) = (lists.batches(epoch), lists.batch_size());
                 Ok(Shards::from_batches(batches, size, self.place.world, rules)?)
             }
@@ -226,8 +226,23 @@ impl<D: Dataset> DataLoader<D> {
     }
 
     fn deal(&self, order: Order) -> Result<Shards, DataError> {
-        let rules = self.place.rules(self.options.drop_last);
+        let rules = self.rules();
         Ok(Shards::new(order, self.options.batch_size, self.place.world, rules)?)
+    }
+
+    fn rules(&self) -> ShardOptions {
+        let rules = self.place.rules(self.options.drop_last);
+        match self.place.world {
+            1 => rules,
+            _ => self.progress.overriding(rules),
+        }
+    }
+
+    /// Overrides whether ranks get equally many, equally large batches, from the next epoch on; `None`
+    /// goes back to the options of [`DataLoader::shard`]. Nothing changes for a loader that is not
+    /// shared out.
+    pub fn override_even_batches(&self, even: Option<bool>) {
+        self.progress.override_even(even);
     }
 
     fn batches_here(&self, shards: &Shards) -> usize {

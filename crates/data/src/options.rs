@@ -1,6 +1,6 @@
 //! What both loaders are told, and where they stand.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use brigade_plan::ShardOptions;
 
@@ -84,6 +84,8 @@ impl Place {
 pub(crate) struct Progress {
     next_epoch: AtomicU64,
     skip: AtomicUsize,
+    /// Overrides the rules' `even_batches`: 0 does not, 1 is false, 2 is true.
+    even: AtomicU8,
 }
 
 impl Progress {
@@ -99,6 +101,18 @@ impl Progress {
 
     pub(crate) fn set_epoch(&self, epoch: u64) {
         self.next_epoch.store(epoch, Ordering::Relaxed);
+    }
+
+    /// The rules with what overrides them for now.
+    pub(crate) fn overriding(&self, rules: ShardOptions) -> ShardOptions {
+        match self.even.load(Ordering::Relaxed) {
+            0 => rules,
+            even => ShardOptions { even_batches: even == 2, ..rules },
+        }
+    }
+
+    pub(crate) fn override_even(&self, even: Option<bool>) {
+        self.even.store(even.map_or(0, |even| 1 + u8::from(even)), Ordering::Relaxed);
     }
 
     pub(crate) fn set_skip(&self, batches: usize) {

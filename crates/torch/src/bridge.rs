@@ -7,6 +7,11 @@
 //! 3. Time limits cross as milliseconds; [`NO_LIMIT_OF_ITS_OWN`] means the group's.
 //! 4. Every function that can throw returns `Result`; `cpp/errors.h` marks the kind.
 
+use tch::Tensor;
+
+use crate::error::Error;
+use crate::hook::Bucket;
+
 /// c10d's `kUnsetTimeout`: the operation uses its group's time limit.
 pub(crate) const NO_LIMIT_OF_ITS_OWN: i64 = -1;
 
@@ -19,6 +24,33 @@ pub(crate) struct Blob {
 
 fn blob_address(blob: &Blob) -> usize {
     blob.address
+}
+
+/// What replaces the reduction of buckets; called from the thread that runs `backward`.
+pub(crate) struct Hook {
+    pub(crate) run: Box<dyn Fn(Bucket) -> Result<(), Error> + Send + Sync>,
+}
+
+fn run_hook(
+    hook: &Hook,
+    index: usize,
+    is_last: bool,
+    buffer: ffi::TensorRef,
+    gradients: Vec<ffi::TensorRef>,
+) -> Result<(), Error> {
+    let buffer = own(buffer);
+    let gradients = gradients.into_iter().map(own).collect();
+    let bucket = Bucket { index, is_last, buffer, gradients };
+    // A panic must not cross the border.
+    let run = std::panic::AssertUnwindSafe(|| (hook.run)(bucket));
+    std::panic::catch_unwind(run)
+        .unwrap_or_else(|_| Err(Error::Misuse("a communication hook panicked".into())))
+}
+
+/// Takes over a handle that C++ made for Rust.
+pub(crate) fn own(tensor: ffi::TensorRef) -> Tensor {
+    // SAFETY: only called with new handles on the heap, made with the type that tch frees, each once.
+    unsafe { Tensor::from_ptr(tensor.tensor.cast_mut().cast()) }
 }
 
 #[cxx::bridge(namespace = "brigade")]
@@ -183,9 +215,42 @@ pub(crate) mod ffi {
         keep: f64,
     }
 
+    struct ProfilerOptions {
+        cuda: bool,
+        shapes: bool,
+        memory: bool,
+        flops: bool,
+    }
+
+    /// One event of the profiler.
+    struct ProfiledEvent {
+        name: String,
+        start_ns: u64,
+        duration_ns: u64,
+        /// The thread, or the device's stream.
+        lane: u64,
+        /// Ran on a GPU.
+        on_device: bool,
+        /// Bytes that a memory event took (or gave back, when negative).
+        bytes: i64,
+        flops: u64,
+        /// `[[64, 1, 28, 28], []]`, empty when shapes are not recorded.
+        shapes: String,
+    }
+
     extern "Rust" {
         type Blob;
         fn blob_address(blob: &Blob) -> usize;
+
+        type Hook;
+        /// Takes over the handles.
+        fn run_hook(
+            hook: &Hook,
+            index: usize,
+            is_last: bool,
+            buffer: TensorRef,
+            gradients: Vec<TensorRef>,
+        ) -> Result<()>;
     }
 
     unsafe extern "C++" {
@@ -198,6 +263,8 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/precision.h");
         include!("brigade-torch/cpp/flat.h");
         include!("brigade-torch/cpp/matrix_step.h");
+        include!("brigade-torch/cpp/norm.h");
+        include!("brigade-torch/cpp/profiler.h");
 
         type Tensor;
         /// # Safety
@@ -366,6 +433,30 @@ pub(crate) mod ffi {
             delay: bool,
         ) -> Result<Vec<TensorRef>>;
         fn reducer_bucket_bytes(reducer: &Reducer) -> Result<Vec<usize>>;
+        fn reducer_compress(reducer: &Reducer, group: &Group, kind: i8) -> Result<()>;
+        fn reducer_hook(reducer: &Reducer, hook: Box<Hook>) -> Result<()>;
+        fn reducer_divide_by(reducer: &Reducer, ranks: i64) -> Result<()>;
+        fn reducer_shadow_backward(reducer: &Reducer) -> Result<()>;
+        fn reducer_push_rebuilt(reducer: &Reducer) -> Result<()>;
+        fn reducer_used_map(reducer: &Reducer) -> Result<*mut Tensor>;
+
+        /// # Safety
+        /// Pointers are null or come from live tensors.
+        unsafe fn sync_batch_norm(
+            group: &Group,
+            input: &TensorRef,
+            weight: *const Tensor,
+            bias: *const Tensor,
+            running_mean: *const Tensor,
+            running_var: *const Tensor,
+            momentum: f64,
+            eps: f64,
+        ) -> Result<*mut Tensor>;
+
+        fn profiler_start(options: &ProfilerOptions) -> Result<()>;
+        fn profiler_stop(path: &str) -> Result<Vec<ProfiledEvent>>;
+        type Scope;
+        fn enter_scope(name: &str) -> Result<UniquePtr<Scope>>;
 
         fn fused_adam(
             parameters: &[TensorRef],

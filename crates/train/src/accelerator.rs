@@ -1,6 +1,7 @@
 //! The Accelerator: one process's view of the job.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -11,6 +12,8 @@ use brigade_world::World;
 use crate::accumulate::{Accumulation, GradientAccumulation};
 use crate::connect;
 use crate::error::Result;
+use crate::hook::CommHook;
+use crate::join::EvenBatches;
 use crate::loader::LoaderRules;
 use crate::precision::{Numerics, NumericsOptions};
 use crate::prepare::Prepare;
@@ -49,6 +52,9 @@ pub struct Accelerator {
     pub(crate) numerics: Arc<Numerics>,
     /// Whether the start-up line has been written.
     pub(crate) said: Arc<AtomicBool>,
+    /// A join's rule for prepared loaders.
+    pub(crate) even_batches: Arc<EvenBatches>,
+    pub(crate) trigger: Arc<AtomicBool>,
 }
 
 /// The process's place and its connections. Shared by everything that was prepared.
@@ -67,6 +73,8 @@ pub(crate) struct Options {
     pub(crate) reducer: ReducerOptions,
     pub(crate) loader: LoaderRules,
     pub(crate) quiet: bool,
+    pub(crate) comm_hook: CommHook,
+    pub(crate) sync_batch_norm: bool,
 }
 
 /// Settings of an [`Accelerator`]. Every one has a default.
@@ -80,6 +88,7 @@ pub struct AcceleratorBuilder {
     accumulation: Option<GradientAccumulation>,
     pub(crate) numerics: NumericsOptions,
     sharing: Option<Accelerator>,
+    debug: Option<bool>,
     options: Options,
 }
 
@@ -102,10 +111,13 @@ impl Accelerator {
             accumulation: None,
             numerics: NumericsOptions::default(),
             sharing: None,
+            debug: None,
             options: Options {
                 reducer: ReducerOptions::default(),
                 loader: LoaderRules::default(),
                 quiet: false,
+                comm_hook: CommHook::None,
+                sync_batch_norm: false,
             },
         }
     }
@@ -180,6 +192,13 @@ impl Accelerator {
     #[must_use]
     pub fn group(&self) -> Option<&ProcessGroup> {
         self.job.group.as_ref()
+    }
+
+    /// The group, whose operations name the caller's place in the user's program.
+    #[track_caller]
+    pub(crate) fn traced(&self) -> Option<ProcessGroup> {
+        let here = Location::caller();
+        self.group().map(|group| group.at(here))
     }
 
     /// Prints a line on the first process of each host, without mixing with other ranks' lines.
@@ -257,6 +276,19 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// What goes over the wire when gradients are averaged: all of it, unless set.
+    pub fn comm_hook(mut self, hook: CommHook) -> Self {
+        self.options.comm_hook = hook;
+        self
+    }
+
+    /// Batch normalisations of the models that are prepared use the statistics of all ranks; see
+    /// [`brigade_models::Model::convert_sync_batch_norm`]. Off unless set.
+    pub fn sync_batch_norm(mut self, on: bool) -> Self {
+        self.options.sync_batch_norm = on;
+        self
+    }
+
     /// A loader's batch size is that of all ranks together: each takes its part of every batch.
     pub fn split_batches(mut self, split: bool) -> Self {
         self.options.loader.split_batches = split;
@@ -276,6 +308,17 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Compares operation, shape, type and place in the program between ranks before each collective,
+    /// and before each forward and backward that sends anything. A rank that does something else, or
+    /// comes to nothing within the time limit, is named by an error on every other
+    /// ([`brigade_torch::Desync`]) instead of being waited for. Slow. Off unless set, or asked for by
+    /// the variable `ACCELERATE_DEBUG_MODE`, which `brigade launch --debug` sets. With `sharing` it is
+    /// the other's.
+    pub fn debug(mut self, on: bool) -> Self {
+        self.debug = Some(on);
+        self
+    }
+
     /// Uses another Accelerator's place, connections and device: a process joins its job once.
     pub fn sharing(mut self, other: &Accelerator) -> Self {
         self.sharing = Some(other.clone());
@@ -287,16 +330,38 @@ impl AcceleratorBuilder {
     /// # Errors
     /// As [`Accelerator::new`]; [`crate::Error::Misuse`] for zero accumulation steps.
     pub fn build(self) -> Result<Accelerator> {
+        self.options.comm_hook.check()?;
         let settings = self.accumulation.map_or_else(GradientAccumulation::from_env, Ok)?;
         let accumulation = Arc::new(Accumulation::new(settings)?);
+        let debug = self.debug.unwrap_or_else(debug_is_asked_for);
         let job = match self.sharing {
             Some(other) => other.job,
-            None => Arc::new(connect::join(World::from_env()?, self.cpu, self.timeout, self.gloo)?),
+            None => Arc::new(connect::join(
+                World::from_env()?,
+                self.cpu,
+                self.timeout,
+                self.gloo,
+                debug,
+            )?),
         };
         let numerics = Arc::new(self.numerics.decide(job.group.as_ref())?);
-        let said = Arc::new(AtomicBool::new(false));
-        Ok(Accelerator { job, accumulation, options: Arc::new(self.options), numerics, said })
+        Ok(Accelerator {
+            job,
+            accumulation,
+            options: Arc::new(self.options),
+            numerics,
+            said: Arc::default(),
+            even_batches: Arc::default(),
+            trigger: Arc::default(),
+        })
     }
+}
+
+/// The launcher's `--debug`.
+fn debug_is_asked_for() -> bool {
+    std::env::var("ACCELERATE_DEBUG_MODE").is_ok_and(|value| {
+        ["1", "true", "yes", "on", "y", "t"].contains(&value.to_ascii_lowercase().as_str())
+    })
 }
 
 impl Job {

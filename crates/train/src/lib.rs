@@ -13,13 +13,17 @@ mod connect;
 mod dispatch;
 mod error;
 mod gather;
+mod hook;
+mod join;
 mod loader;
+mod local_sgd;
 mod memory_format;
 mod metrics;
 mod model;
 mod optim;
 mod precision;
 mod prepare;
+mod profile;
 mod progress;
 mod save;
 mod scaler;
@@ -27,23 +31,30 @@ mod scheduler;
 mod scope;
 mod split;
 mod start_line;
+mod trigger;
 mod weighted;
 
 pub use accelerator::{Accelerator, AcceleratorBuilder};
 pub use accumulate::GradientAccumulation;
-pub use brigade_torch::{Device, Kind, ReduceOp, ReducerOptions, Tensor, Tensors};
+pub use brigade_torch::{
+    Bucket, Compression, Device, GradientHook, Kind, ReduceOp, ReducerOptions, Tensor, Tensors,
+};
 pub use clip::{ClipNorm, Parameters};
 pub use dispatch::{Layout, Rebuild};
 pub use error::{Error, Result};
+pub use hook::{CommHook, PowerSgd};
+pub use join::JoinInputs;
 pub use loader::{Batches, Epochs, PreparedLoader};
+pub use local_sgd::LocalSgd;
 pub use metrics::Accuracy;
 pub use model::{PreparedModel, PreparedModels};
-pub use precision::{AutocastOptions, Precision};
 pub use optim::{
     Adafactor, Adagrad, Adam, Group, GroupState, Lamb, Lars, Lookahead, Muon, MuonRate, Optimizer,
     OptimizerState, ParameterGroup, ParameterState, RAdam, RmsProp, Sgd, StateMismatch, Trainable,
 };
+pub use precision::{AutocastOptions, Precision};
 pub use prepare::Prepare;
+pub use profile::{OperationSummary, Profile, ProfileOptions, ProfileSchedule, Profiler, Table};
 pub use progress::Progress;
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState};
 pub use scheduler::{Scheduler, SchedulerState};

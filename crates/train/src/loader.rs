@@ -11,6 +11,7 @@ use brigade_torch::{Device, Tensor, as_slice};
 use crate::accelerator::{Accelerator, Job};
 use crate::dispatch::{Dispatch, Rebuild};
 use crate::error::{Error, Result};
+use crate::join::EvenBatches;
 use crate::prepare::Prepare;
 
 /// How the Accelerator shares batches out.
@@ -33,6 +34,7 @@ impl Default for LoaderRules {
 pub struct PreparedLoader<L> {
     loader: L,
     job: Arc<Job>,
+    even_batches: Arc<EvenBatches>,
     dispatch: bool,
 }
 
@@ -84,7 +86,8 @@ where
 impl<L> PreparedLoader<L> {
     fn new(loader: L, accelerator: &Accelerator) -> Self {
         let dispatch = accelerator.options.loader.dispatch && accelerator.use_distributed();
-        Self { loader, job: Arc::clone(&accelerator.job), dispatch }
+        let even_batches = Arc::clone(&accelerator.even_batches);
+        Self { loader, job: Arc::clone(&accelerator.job), even_batches, dispatch }
     }
 
     /// The loader under the preparation: its options, its epoch, `set_epoch`, `set_skip_batches`.
@@ -118,6 +121,9 @@ pub trait Epochs {
 
     /// Counts an epoch that another rank reads.
     fn pass(&self);
+
+    /// Overrides whether ranks get equally many batches, where the loader can.
+    fn override_even_batches(&self, _even: Option<bool>) {}
 }
 
 impl<D> Epochs for DataLoader<D>
@@ -133,6 +139,10 @@ where
 
     fn pass(&self) {
         self.set_epoch(self.epoch() + 1);
+    }
+
+    fn override_even_batches(&self, even: Option<bool>) {
+        Self::override_even_batches(self, even);
     }
 }
 
@@ -170,6 +180,7 @@ impl<L: Epochs> PreparedLoader<L> {
     /// Begins the next epoch. In dispatch mode every rank must.
     #[must_use]
     pub fn iter(&self) -> Batches<L::Data> {
+        self.loader.override_even_batches(self.even_batches.get());
         let source = match (&self.job.group, self.dispatch) {
             (Some(group), true) => {
                 let epoch = if self.job.rank() == 0 {

@@ -197,7 +197,8 @@ impl Scheduler {
     }
 
     fn optimizer_stays(&self) -> bool {
-        self.with_optimizer && self.accumulation.as_ref().is_some_and(|state| !state.sync() || state.skipped())
+        self.with_optimizer
+            && self.accumulation.as_ref().is_some_and(|state| !state.sync() || state.skipped())
     }
 
     fn agreed(&self, metric: f64) -> Result<f64> {
