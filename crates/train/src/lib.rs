@@ -43,5 +43,5 @@ pub use precision::{AutocastOptions, Precision};
 pub use prepare::Prepare;
 pub use progress::Progress;
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState};
-pub use scheduler::Scheduler;
+pub use scheduler::{Scheduler, SchedulerState};
 pub use split::Split;
