@@ -197,8 +197,7 @@ impl Scheduler {
     }
 
     fn optimizer_stays(&self) -> bool {
-        self.with_optimizer
-            && self.accumulation.as_ref().is_some_and(|state| !state.sync() || state.skipped())
+        self.with_optimizer && self.accumulation.as_ref().is_some_and(|a| !a.sync() || a.skipped())
     }
 
     fn agreed(&self, metric: f64) -> Result<f64> {
