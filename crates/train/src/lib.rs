@@ -35,5 +35,5 @@ pub use optim::{
 };
 pub use prepare::Prepare;
 pub use progress::Progress;
-pub use scheduler::Scheduler;
+pub use scheduler::{Scheduler, SchedulerState};
 pub use split::Split;
