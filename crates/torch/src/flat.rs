@@ -326,7 +326,7 @@ mod tests {
             let made = || -> Vec<Tensor> {
                 (0..count as i64)
                     // A mean of squares, well above the square of any mean.
-                    .map(|n| if n == 2 { values(n, kind).square() + 1 } else { values(n, kind) })
+                    .map(|n| if n == 2 { values(n, kind).square() + 2 } else { values(n, kind) })
                     .collect()
             };
             let (one_pass, operations) = (made(), made());
