@@ -60,8 +60,9 @@ pub mod prelude {
     };
     pub use crate::plan::Schedule;
     pub use crate::train::{
-        Accelerator, Accuracy, Adam, Error, Optimizer, PreparedLoader, PreparedModel, ReduceOp,
-        Result, Scheduler, Sgd,
+        Accelerator, Accuracy, Adam, CommHook, Error, JoinInputs, LocalSgd, Optimizer,
+        PreparedLoader, PreparedModel, ProfileOptions, ProfileSchedule, ReduceOp, Result,
+        Scheduler, Sgd,
     };
     pub use tch::{Device, Kind, Tensor, no_grad};
 }

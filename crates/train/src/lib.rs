@@ -41,9 +41,7 @@ pub use metrics::Accuracy;
 pub use model::{PreparedModel, PreparedModels};
 pub use optim::{Adam, Optimizer, Sgd, Trainable};
 pub use prepare::Prepare;
-pub use profile::{
-    OperationSummary, Profile, ProfileOptions, ProfileSchedule, Profiler, Table,
-};
+pub use profile::{OperationSummary, Profile, ProfileOptions, ProfileSchedule, Profiler, Table};
 pub use progress::Progress;
 pub use scheduler::Scheduler;
 pub use split::Split;
