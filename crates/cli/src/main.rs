@@ -118,4 +118,5 @@ Examples:
   brigade launch --nproc 2 ./train --epochs 4
   brigade launch --nproc 4 train.py
   brigade config default
-  brigade explain shards --samples 50 --batch-size 12 --nproc 4";
+  brigade explain shards --samples 50 --batch-size 12 --nproc 4
+  brigade explain schedule one-cycle --max-lr 0.3 --steps 41";

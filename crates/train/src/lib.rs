@@ -43,5 +43,5 @@ pub use optim::{Adam, Optimizer, Sgd, Trainable};
 pub use prepare::Prepare;
 pub use profile::{OperationSummary, Profile, ProfileOptions, ProfileSchedule, Profiler, Table};
 pub use progress::Progress;
-pub use scheduler::Scheduler;
+pub use scheduler::{Scheduler, SchedulerState};
 pub use split::Split;
