@@ -60,8 +60,9 @@ pub mod prelude {
     };
     pub use crate::plan::Schedule;
     pub use crate::train::{
-        Accelerator, Accuracy, Adafactor, Adagrad, Adam, Error, Group, Lamb, Lars, Lookahead, Muon,
-        Optimizer, PreparedLoader, PreparedModel, RAdam, ReduceOp, Result, RmsProp, Scheduler, Sgd,
+        Accelerator, Accuracy, Adafactor, Adagrad, Adam, CommHook, Error, Group, JoinInputs, Lamb,
+        Lars, LocalSgd, Lookahead, Muon, Optimizer, Precision, PreparedLoader, PreparedModel,
+        ProfileOptions, ProfileSchedule, RAdam, ReduceOp, Result, RmsProp, Scheduler, Sgd,
     };
     pub use tch::{Device, Kind, Tensor, no_grad};
 }

@@ -63,7 +63,7 @@ pub(crate) struct Dispatch<T> {
 }
 
 impl<T: Rebuild> Dispatch<T> {
-    pub(crate) fn new(group: ProcessGroup, epoch: Option<Epoch<T>>) -> Self {
+    pub(crate) fn new(group: &ProcessGroup, epoch: Option<Epoch<T>>) -> Self {
         // Rank 0 and the others send from different lines.
         let group = group.at(Location::caller());
         Self { group, epoch, ended: false }

@@ -189,7 +189,7 @@ impl<L: Epochs> PreparedLoader<L> {
                     self.loader.pass();
                     None
                 };
-                Source::Dispatched(Dispatch::new(group.clone(), epoch))
+                Source::Dispatched(Dispatch::new(group, epoch))
             }
             _ => Source::Own(self.loader.begin()),
         };

@@ -37,7 +37,7 @@ impl Module<&Tensor> for Net {
     fn forward(&self, input: &Tensor) -> Tensor {
         let hidden = self.first.forward(input);
         let hidden =
-            self.norm.as_ref().map_or(hidden.shallow_clone(), |norm| norm.forward(&hidden));
+            self.norm.as_ref().map_or_else(|| hidden.shallow_clone(), |norm| norm.forward(&hidden));
         self.second.forward(&hidden.tanh())
     }
 }
@@ -110,7 +110,7 @@ dist_test!(world = 3, dist_unequal_numbers_of_batches, |_world: World| -> Result
     let rounds = ROUNDS[one.process_index()];
     let small =
         ReducerOptions { bucket_bytes: 64, first_bucket_bytes: 16, ..ReducerOptions::default() };
-    let searching = ReducerOptions { find_unused_parameters: true, ..small.clone() };
+    let searching = ReducerOptions { find_unused_parameters: true, ..small };
     for options in [ReducerOptions::default(), small, searching] {
         let accelerator = Accelerator::builder().sharing(&one).reducer(options).build()?;
         for by_all in [true, false] {
@@ -252,7 +252,7 @@ dist_test!(world = 3, dist_a_trigger_of_one_is_seen_by_all, |_world: World| -> R
     assert!(accelerator.check_trigger()?);
     assert!(!accelerator.check_trigger()?, "unset by the check");
     accelerator.set_trigger();
-    assert!(accelerator.clone().check_trigger()?);
+    assert!(accelerator.check_trigger()?);
     Ok(())
 });
 

@@ -242,10 +242,10 @@ impl PowerSgdHook {
         let mut out = StateDict::new();
         out.insert(ITERATION, Tensor::from(state.iteration as i64))?;
         for (bucket, error) in &state.errors {
-            out.insert(&format!("error.{bucket}"), error.f_detach_copy()?)?;
+            out.insert(format!("error.{bucket}"), error.f_detach_copy()?)?;
         }
         for ((bucket, place), factor) in &state.factors {
-            out.insert(&format!("factor.{bucket}.{place}"), factor.f_detach_copy()?)?;
+            out.insert(format!("factor.{bucket}.{place}"), factor.f_detach_copy()?)?;
         }
         Ok(out)
     }

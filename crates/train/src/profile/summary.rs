@@ -77,6 +77,8 @@ pub struct Table {
     rows: Vec<OperationSummary>,
     /// Of all rows, also those that are not shown; CPU and GPU.
     self_ns: [u64; 2],
+    memory: bool,
+    flops: bool,
 }
 
 impl Table {
@@ -85,8 +87,10 @@ impl Table {
         for row in &rows {
             self_ns[usize::from(row.on_device)] += row.self_ns;
         }
+        let memory = rows.iter().any(|row| row.self_bytes != 0);
+        let flops = rows.iter().any(|row| row.flops != 0);
         rows.truncate(shown);
-        Self { rows, self_ns }
+        Self { rows, self_ns, memory, flops }
     }
 }
 
@@ -97,8 +101,7 @@ impl fmt::Display for Table {
             if row.on_device { format!("{text} (GPU)") } else { text }
         };
         let width = self.rows.iter().map(|row| name(row).chars().count()).max().unwrap_or(0).max(9);
-        let memory = self.rows.iter().any(|row| row.self_bytes != 0);
-        let flops = self.rows.iter().any(|row| row.flops != 0);
+        let (memory, flops) = (self.memory, self.flops);
         write!(
             f,
             "{:width$}  {:>6}  {:>10}  {:>10}  {:>7}",
