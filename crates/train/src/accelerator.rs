@@ -12,6 +12,7 @@ use crate::connect;
 use crate::error::Result;
 use crate::loader::LoaderRules;
 use crate::prepare::Prepare;
+use crate::watch::{Watch, WatchOptions};
 
 /// What `brigade launch` (or torchrun) set up, as a value: the process's place among the ranks, its
 /// device, and everything that the training loop does with the others.
@@ -44,6 +45,7 @@ pub struct Accelerator {
     pub(crate) job: Arc<Job>,
     pub(crate) accumulation: Arc<Accumulation>,
     pub(crate) options: Arc<Options>,
+    pub(crate) watch: Arc<Watch>,
 }
 
 /// The process's place and its connections. Shared by everything that was prepared.
@@ -73,6 +75,7 @@ pub struct AcceleratorBuilder {
     gradient_accumulation_steps: usize,
     sharing: Option<Accelerator>,
     options: Options,
+    pub(crate) watch: WatchOptions,
 }
 
 impl Accelerator {
@@ -94,6 +97,7 @@ impl Accelerator {
             gradient_accumulation_steps: 1,
             sharing: None,
             options: Options { reducer: ReducerOptions::default(), loader: LoaderRules::default() },
+            watch: WatchOptions::default(),
         }
     }
 
@@ -172,18 +176,14 @@ impl Accelerator {
     /// Prints a line on the first process of each host, without mixing with other ranks' lines.
     pub fn println(&self, line: impl fmt::Display) {
         if self.is_local_main_process() {
-            use std::io::Write;
-            // A reader that went away (`| head`) must not end the training.
-            let _ = writeln!(std::io::stdout().lock(), "{line}");
+            self.watch.print(format_args!("{line}\n"));
         }
     }
 
     /// As [`Accelerator::println`], without the end of line.
     pub fn print(&self, text: impl fmt::Display) {
         if self.is_local_main_process() {
-            use std::io::Write;
-            let mut out = std::io::stdout().lock();
-            let _ = write!(out, "{text}").and_then(|()| out.flush());
+            self.watch.print(format_args!("{text}"));
         }
     }
 
@@ -261,11 +261,14 @@ impl AcceleratorBuilder {
     /// As [`Accelerator::new`]; [`crate::Error::Misuse`] for zero accumulation steps.
     pub fn build(self) -> Result<Accelerator> {
         let accumulation = Arc::new(Accumulation::new(self.gradient_accumulation_steps)?);
+        let shared = self.sharing.as_ref().filter(|_| self.watch.trackers.is_empty());
+        let shared = shared.map(|other| Arc::clone(&other.watch));
         let job = match self.sharing {
             Some(other) => other.job,
             None => Arc::new(connect::join(World::from_env()?, self.cpu, self.timeout, self.gloo)?),
         };
-        Ok(Accelerator { job, accumulation, options: Arc::new(self.options) })
+        let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, job.rank())));
+        Ok(Accelerator { job, accumulation, options: Arc::new(self.options), watch })
     }
 }
 
