@@ -17,6 +17,7 @@ use crate::join::EvenBatches;
 use crate::loader::LoaderRules;
 use crate::precision::{Numerics, NumericsOptions};
 use crate::prepare::Prepare;
+use crate::watch::{Watch, WatchOptions};
 
 /// What `brigade launch` (or torchrun) set up, as a value: the process's place among the ranks, its
 /// device, and everything that the training loop does with the others.
@@ -55,6 +56,7 @@ pub struct Accelerator {
     /// A join's rule for prepared loaders.
     pub(crate) even_batches: Arc<EvenBatches>,
     pub(crate) trigger: Arc<AtomicBool>,
+    pub(crate) watch: Arc<Watch>,
 }
 
 /// The process's place and its connections. Shared by everything that was prepared.
@@ -90,6 +92,7 @@ pub struct AcceleratorBuilder {
     sharing: Option<Accelerator>,
     debug: Option<bool>,
     options: Options,
+    pub(crate) watch: WatchOptions,
 }
 
 impl Accelerator {
@@ -119,6 +122,7 @@ impl Accelerator {
                 comm_hook: CommHook::None,
                 sync_batch_norm: false,
             },
+            watch: WatchOptions::default(),
         }
     }
 
@@ -204,18 +208,14 @@ impl Accelerator {
     /// Prints a line on the first process of each host, without mixing with other ranks' lines.
     pub fn println(&self, line: impl fmt::Display) {
         if self.is_local_main_process() {
-            use std::io::Write;
-            // A reader that went away (`| head`) must not end the training.
-            let _ = writeln!(std::io::stdout().lock(), "{line}");
+            self.watch.print(format_args!("{line}\n"));
         }
     }
 
     /// As [`Accelerator::println`], without the end of line.
     pub fn print(&self, text: impl fmt::Display) {
         if self.is_local_main_process() {
-            use std::io::Write;
-            let mut out = std::io::stdout().lock();
-            let _ = write!(out, "{text}").and_then(|()| out.flush());
+            self.watch.print(format_args!("{text}"));
         }
     }
 
@@ -334,6 +334,8 @@ impl AcceleratorBuilder {
         let settings = self.accumulation.map_or_else(GradientAccumulation::from_env, Ok)?;
         let accumulation = Arc::new(Accumulation::new(settings)?);
         let debug = self.debug.unwrap_or_else(debug_is_asked_for);
+        let shared = self.sharing.as_ref().filter(|_| self.watch.trackers.is_empty());
+        let shared = shared.map(|other| Arc::clone(&other.watch));
         let job = match self.sharing {
             Some(other) => other.job,
             None => Arc::new(connect::join(
@@ -345,6 +347,7 @@ impl AcceleratorBuilder {
             )?),
         };
         let numerics = Arc::new(self.numerics.decide(job.group.as_ref())?);
+        let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, job.rank())));
         Ok(Accelerator {
             job,
             accumulation,
@@ -353,6 +356,7 @@ impl AcceleratorBuilder {
             said: Arc::default(),
             even_batches: Arc::default(),
             trigger: Arc::default(),
+            watch,
         })
     }
 }

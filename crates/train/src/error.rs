@@ -32,6 +32,9 @@ pub enum Error {
     /// A schedule's or a sampler's numbers do not fit.
     #[error(transparent)]
     Plan(#[from] brigade_plan::PlanError),
+    /// A tracker cannot write.
+    #[error(transparent)]
+    Track(#[from] brigade_track::TrackError),
     /// A tensor operation failed.
     #[error("tensor operation failed: {0}")]
     Tensor(#[from] tch::TchError),

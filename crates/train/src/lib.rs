@@ -17,7 +17,9 @@ mod hook;
 mod join;
 mod loader;
 mod local_sgd;
+mod log;
 mod memory_format;
+mod meter;
 mod metrics;
 mod model;
 mod optim;
@@ -31,7 +33,9 @@ mod scheduler;
 mod scope;
 mod split;
 mod start_line;
+mod tracking;
 mod trigger;
+mod watch;
 mod weighted;
 
 pub use accelerator::{Accelerator, AcceleratorBuilder};
@@ -39,6 +43,7 @@ pub use accumulate::GradientAccumulation;
 pub use brigade_torch::{
     Bucket, Compression, Device, GradientHook, Kind, ReduceOp, ReducerOptions, Tensor, Tensors,
 };
+pub use brigade_track as track;
 pub use clip::{ClipNorm, Parameters};
 pub use dispatch::{Layout, Rebuild};
 pub use error::{Error, Result};
@@ -46,6 +51,8 @@ pub use hook::{CommHook, PowerSgd};
 pub use join::JoinInputs;
 pub use loader::{Batches, Epochs, PreparedLoader};
 pub use local_sgd::LocalSgd;
+pub use log::{LogLayer, LogOptions, Logger};
+pub use meter::{Meter, ProcessMemory, Rates};
 pub use metrics::Accuracy;
 pub use model::{PreparedModel, PreparedModels};
 pub use optim::{
@@ -59,3 +66,4 @@ pub use progress::Progress;
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState};
 pub use scheduler::{Scheduler, SchedulerState};
 pub use split::Split;
+pub use tracking::TrackerHandle;
