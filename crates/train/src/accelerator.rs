@@ -12,6 +12,7 @@ use crate::connect;
 use crate::error::Result;
 use crate::loader::LoaderRules;
 use crate::prepare::Prepare;
+use crate::registry::Registry;
 
 /// What `brigade launch` (or torchrun) set up, as a value: the process's place among the ranks, its
 /// device, and everything that the training loop does with the others.
@@ -44,6 +45,7 @@ pub struct Accelerator {
     pub(crate) job: Arc<Job>,
     pub(crate) accumulation: Arc<Accumulation>,
     pub(crate) options: Arc<Options>,
+    pub(crate) registry: Arc<Registry>,
 }
 
 /// The process's place and its connections. Shared by everything that was prepared.
@@ -265,7 +267,8 @@ impl AcceleratorBuilder {
             Some(other) => other.job,
             None => Arc::new(connect::join(World::from_env()?, self.cpu, self.timeout, self.gloo)?),
         };
-        Ok(Accelerator { job, accumulation, options: Arc::new(self.options) })
+        let registry = Arc::new(Registry::default());
+        Ok(Accelerator { job, accumulation, options: Arc::new(self.options), registry })
     }
 }
 
