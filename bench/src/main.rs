@@ -4,8 +4,11 @@
 //! neither side inherits the other's memory or threads.
 
 mod comparisons;
+mod launcher;
 mod measurements;
 mod processes;
+#[path = "../../crates/rendezvous/tests/simulated/mod.rs"]
+mod simulated;
 mod table;
 
 use std::io::{self, Write};
@@ -36,15 +39,16 @@ fn main() -> Result<()> {
     }
     writeln!(out, "{}", table::machine())?;
     let mut rows = Vec::new();
-    for comparison in comparisons::all() {
+    for comparison in comparisons::all().into_iter().chain(launcher::all()) {
         if options.filter.as_ref().is_some_and(|text| !comparison.name.contains(text)) {
             continue;
         }
         eprintln!("measuring {} …", comparison.name);
-        match (comparison.run)(options.rounds)? {
-            Some(row) => rows.push(row),
-            None => eprintln!("  skipped: PyTorch is not installed (cargo xtask bench --peers)"),
+        let measured = (comparison.run)(options.rounds)?;
+        if measured.is_empty() {
+            eprintln!("  skipped: PyTorch is not installed (cargo xtask bench --peers)");
         }
+        rows.extend(measured);
     }
     writeln!(out, "{}", table::markdown(&rows))?;
     Ok(())

@@ -20,10 +20,11 @@ impl Side {
         Self { program, arguments: vec!["--measure".to_owned(), name.to_owned()] }
     }
 
-    /// A script of a peer, where one is installed.
-    pub(crate) fn peer(script: &str) -> Option<Self> {
-        let arguments = vec![script_path(script)];
-        Some(Self { program: python()?.into(), arguments })
+    /// A script of a peer with its arguments, where one is installed.
+    pub(crate) fn peer(script: &str, arguments: &[&str]) -> Option<Self> {
+        let mut all = vec![script_path(script)];
+        all.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        Some(Self { program: python()?.into(), arguments: all })
     }
 
     /// A script under torchrun, on two processes.

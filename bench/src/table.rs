@@ -8,7 +8,7 @@ pub(crate) struct Row {
     pub(crate) ours: String,
     pub(crate) other: String,
     pub(crate) ratio: String,
-    pub(crate) goal: &'static str,
+    pub(crate) goal: String,
     pub(crate) reached: bool,
 }
 

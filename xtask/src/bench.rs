@@ -92,4 +92,4 @@ fn step(command: &mut Command, advice: &str) -> Result<()> {
 }
 
 /// PyTorch is the libtorch of this checkout, so a ratio compares loops and not kernels.
-const PACKAGES: &[&str] = &["torch==2.13.0", "accelerate==1.15.0", "numpy"];
+const PACKAGES: &[&str] = &["torch==2.13.0", "accelerate==1.15.0", "torchvision==0.28.0", "numpy"];

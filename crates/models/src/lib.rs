@@ -44,6 +44,7 @@ mod model;
 mod module;
 mod path;
 mod registry;
+mod resnet;
 mod sequential;
 mod state_dict;
 pub mod weights;
@@ -60,5 +61,6 @@ pub use layers::{
 pub use model::{Model, ModelBuilder, NamedTensor};
 pub use module::{Layer, Module};
 pub use path::{Path, Training};
+pub use resnet::{ResNet, ResNetOptions};
 pub use sequential::Sequential;
 pub use state_dict::{LoadReport, ShapeMismatch, StateDict};

@@ -45,6 +45,12 @@ macro_rules! batch_norm {
                 Self(BatchNorm::new(path.borrow(), features, options))
             }
 
+            /// `[features]`.
+            #[must_use]
+            pub fn weight(&self) -> Option<&Tensor> {
+                self.0.weight.as_ref()
+            }
+
             /// The mean over the batches so far, `[features]`; changed in place by training.
             pub fn running_mean(&self) -> &Tensor {
                 &self.0.running_mean

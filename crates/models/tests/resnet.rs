@@ -1,0 +1,158 @@
+//! Residual networks against torchvision: names, values, gradients and first values.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+use std::sync::Mutex;
+
+use brigade_models::{Kind, Model, Path, ResNet, ResNetOptions, StateDict, Tensor};
+use serde_json::Value;
+
+/// libtorch has one generator per process.
+static GENERATOR: Mutex<()> = Mutex::new(());
+
+/// The golden file's own random numbers: splitmix64 of the index and a stream, uniform in [0, 1).
+fn fill(shape: &[i64], stream: u64, low: f64, high: f64) -> Tensor {
+    let value = |index: u64| {
+        let mut z = (index + 1 + (stream << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        let unit = ((z ^ (z >> 31)) >> 11) as f64 * 2f64.powi(-53);
+        (low + (high - low) * unit) as f32
+    };
+    let length = shape.iter().product::<i64>().unsigned_abs();
+    Tensor::from_slice(&(0..length).map(value).collect::<Vec<_>>()).view(shape)
+}
+
+/// Gives every parameter the golden file's values.
+fn filled(model: &Model<ResNet>) {
+    for (stream, parameter) in (0..).zip(model.parameters()) {
+        let shape = parameter.tensor.size();
+        let (low, high) = match shape.as_slice() {
+            [_] if parameter.name.ends_with("weight") => (0.8, 1.2),
+            [_] => (-0.1, 0.1),
+            [_, row @ ..] => {
+                let bound = (6.0 / row.iter().product::<i64>() as f64).sqrt();
+                (-bound, bound)
+            }
+            [] => unreachable!("no parameter is a scalar"),
+        };
+        let values = fill(&shape, stream, low, high);
+        tch::no_grad(|| parameter.tensor.shallow_clone().copy_(&values));
+    }
+}
+
+/// Relative to the largest: logits of deep nets are sums of thousands of float32 products.
+fn assert_near(found: &Tensor, expected: &Value, tolerance: f64, what: &str) {
+    let rows: Vec<Vec<f32>> = serde_json::from_value(expected.clone()).unwrap();
+    let flat: Vec<f32> = rows.concat();
+    let expected = Tensor::from_slice(&flat).view([rows.len() as i64, -1]);
+    let scale = expected.abs().max().double_value(&[]);
+    let error = (found - &expected).abs().max().double_value(&[]) / scale;
+    assert!(error < tolerance, "{what}: {error} of the largest");
+}
+
+fn agrees(name: &str, build: fn(&Path<'_>) -> ResNet) {
+    let golden: Value = serde_json::from_str(include_str!("golden/resnets.json")).unwrap();
+    let golden = &golden["models"][name];
+    let _alone = GENERATOR.lock().unwrap();
+    let mut model = Model::new(build).unwrap();
+    assert_eq!(model.num_parameters() as u64, golden["parameters"].as_u64().unwrap());
+    let found: Vec<(String, Vec<i64>)> =
+        model.state_dict().into_iter().map(|(name, tensor)| (name, tensor.size())).collect();
+    let expected: Vec<(String, Vec<i64>)> =
+        serde_json::from_value(golden["state_dict"].clone()).unwrap();
+    assert_eq!(found, expected);
+
+    filled(&model);
+    let shape: Vec<i64> = serde_json::from_value(golden["input"].clone()).unwrap();
+    let images = fill(&shape, 900, -1.0, 1.0);
+    let logits = model.forward(&images);
+    assert_near(&logits, &golden["train_logits"], 2e-4, "logits in training");
+    let loss = logits.cross_entropy_for_logits(&Tensor::from_slice(&[3i64, 7]));
+    let expected = golden["train_loss"].as_f64().unwrap();
+    let error = (loss.double_value(&[]) - expected).abs() / expected;
+    assert!(error < 2e-4, "loss: {error}");
+    loss.backward();
+    for parameter in model.parameters() {
+        let Some(expected) = golden["grad_abs_sums"][&parameter.name].as_f64() else { continue };
+        let sum = parameter.tensor.grad().abs().sum(Kind::Double).double_value(&[]);
+        let error = (sum - expected).abs() / expected;
+        assert!(error < 5e-3, "gradient of {}: {error}", parameter.name);
+    }
+    model.eval();
+    let logits = tch::no_grad(|| model.forward(&images));
+    let expected = &golden["eval_logits_after_one_train_forward"];
+    assert_near(&logits, expected, 5e-4, "logits in evaluation");
+}
+
+#[test]
+fn resnet18_is_torchvisions() {
+    agrees("resnet18", |path| ResNet::resnet18(path, 10));
+}
+
+#[test]
+fn resnet34_is_torchvisions() {
+    agrees("resnet34", |path| ResNet::resnet34(path, 10));
+}
+
+#[test]
+fn resnet50_is_torchvisions() {
+    agrees("resnet50", |path| ResNet::resnet50(path, 10));
+}
+
+/// A size: its name in torchvision and its constructor.
+type Size = (&'static str, fn(&Path<'_>) -> ResNet);
+
+#[test]
+fn a_seed_gives_torchvisions_first_values_and_all_sizes_are_its() {
+    let golden: Value = serde_json::from_str(include_str!("fixtures/resnet_seed.json")).unwrap();
+    let next =
+        ResNetOptions { groups: 32, width_per_group: 4, ..ResNetOptions::bottleneck([3, 4, 6, 3]) };
+    let wide = ResNetOptions { groups: 1, width_per_group: 128, ..next };
+    let networks: [Size; 5] = [
+        ("resnet18", |path| ResNet::resnet18(path, 10)),
+        ("resnet34", |path| ResNet::resnet34(path, 10)),
+        ("resnet50", |path| ResNet::resnet50(path, 10)),
+        ("resnet101", |path| ResNet::resnet101(path, 10)),
+        ("resnet152", |path| ResNet::resnet152(path, 10)),
+    ];
+    let _alone = GENERATOR.lock().unwrap();
+    let compare = |name: &str, model: &Model<ResNet>| {
+        let golden = &golden["models"][name];
+        assert_eq!(model.num_parameters() as u64, golden["parameters"].as_u64().unwrap(), "{name}");
+        assert_eq!(model.state_dict().len() as u64, golden["tensors"].as_u64().unwrap(), "{name}");
+        let state: StateDict = model.state_dict();
+        for expected in golden["weights"].as_array().into_iter().flatten() {
+            let name = expected["name"].as_str().unwrap();
+            let found = state.get(name).unwrap();
+            let first: Vec<f32> = serde_json::from_value(expected["first"].clone()).unwrap();
+            let begin = Vec::<f32>::try_from(found.flatten(0, -1).narrow(0, 0, 3)).unwrap();
+            let close = begin.iter().zip(&first).all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs());
+            assert!(close, "{name}: {begin:?}, torchvision has {first:?}");
+            let sum = found.sum(Kind::Double).double_value(&[]);
+            let expected = expected["sum"].as_f64().unwrap();
+            assert!((sum - expected).abs() < 1e-5, "{name}: {sum}, torchvision has {expected}");
+        }
+    };
+    for (name, build) in networks {
+        tch::manual_seed(golden["seed"].as_i64().unwrap());
+        compare(name, &Model::new(build).unwrap());
+    }
+    compare("resnext50_32x4d", &Model::new(|path| ResNet::new(path, 10, next)).unwrap());
+    compare("wide_resnet50_2", &Model::new(|path| ResNet::new(path, 10, wide)).unwrap());
+}
+
+#[test]
+fn residual_branches_can_start_at_zero_and_misuse_is_refused() {
+    let _alone = GENERATOR.lock().unwrap();
+    let zero = ResNetOptions { zero_init_residual: true, ..ResNetOptions::basic([1, 1, 1, 1]) };
+    let model = Model::new(|path| ResNet::new(path, 2, zero)).unwrap();
+    for parameter in model.parameters().iter().filter(|p| p.name.contains(".bn")) {
+        let largest = parameter.tensor.abs().max().double_value(&[]);
+        let expected = if parameter.name.ends_with("bn1.weight") { 1.0 } else { 0.0 };
+        assert_eq!(largest, expected, "{}", parameter.name);
+    }
+    let grouped = ResNetOptions { groups: 2, ..ResNetOptions::basic([1, 1, 1, 1]) };
+    let error = Model::new(|path| ResNet::new(path, 2, grouped)).unwrap_err();
+    assert!(error.to_string().contains("bottleneck"), "{error}");
+}
