@@ -46,4 +46,3 @@ impl From<std::io::Error> for Fault {
         }
     }
 }
-

@@ -20,7 +20,7 @@ mod open;
 mod staging;
 mod sweep;
 
-pub use file::{FileFacts, Writing};
+pub use file::{FileFacts, Writing, files};
 pub use manifest::{FORMAT, MANIFEST, Manifest, Object, VERSION};
 pub use names::{latest, numbered, numbered_path};
 pub use open::{Checkpoint, Place, verify_file};

@@ -201,7 +201,8 @@ impl StoredTensor {
         };
         let negative = size.iter().chain(stride).chain([offset]).any(|&number| number < 0);
         let numel = size.iter().try_fold(1i64, |product, &size| product.checked_mul(size.max(1)));
-        if negative || size.len() != stride.len() || size.len() > MAX_DIMENSIONS || numel.is_none() {
+        if negative || size.len() != stride.len() || size.len() > MAX_DIMENSIONS || numel.is_none()
+        {
             return Err(outside());
         }
         if size.contains(&0) {

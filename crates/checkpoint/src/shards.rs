@@ -92,7 +92,10 @@ impl Index {
         let damaged = |fact: String| Error::Damaged { path: path.to_owned(), fact };
         let index: Self = serde_json::from_str(&text)
             .map_err(|error| damaged(format!("it is no index of shards: {error}")))?;
-        match index.files().into_iter().find(|file| Path::new(file).file_name() != Some(file.as_ref()))
+        match index
+            .files()
+            .into_iter()
+            .find(|file| Path::new(file).file_name() != Some(file.as_ref()))
         {
             Some(file) => Err(damaged(format!("it names {file:?}, which is not in its folder"))),
             None => Ok(index),

@@ -143,25 +143,22 @@ impl<T> Value<T> {
     ///
     /// # Errors
     /// Those of `f`.
-    pub fn try_map<U, E>(
-        self,
-        f: &mut dyn FnMut(&str, T) -> Result<U, E>,
-    ) -> Result<Value<U>, E> {
-        self.map_under(String::new(), f)
+    pub fn try_map<U, E>(self, f: &mut dyn FnMut(&str, T) -> Result<U, E>) -> Result<Value<U>, E> {
+        self.map_under("", f)
     }
 
     fn map_under<U, E>(
         self,
-        place: String,
+        place: &str,
         f: &mut dyn FnMut(&str, T) -> Result<U, E>,
     ) -> Result<Value<U>, E> {
-        let below = |key: String| match place.as_str() {
+        let below = |key: String| match place {
             "" => key,
             place => format!("{place}.{key}"),
         };
         let mut items = |items: Vec<Self>| -> Result<Vec<Value<U>>, E> {
             let items = items.into_iter().enumerate();
-            items.map(|(i, item)| item.map_under(below(i.to_string()), f)).collect()
+            items.map(|(i, item)| item.map_under(&below(i.to_string()), f)).collect()
         };
         Ok(match self {
             Self::None => Value::None,
@@ -173,7 +170,7 @@ impl<T> Value<T> {
             Self::Foreign(name) => Value::Foreign(name),
             Self::List(list) => Value::List(items(list)?),
             Self::Tuple(tuple) => Value::Tuple(items(tuple)?),
-            Self::Tensor(tensor) => Value::Tensor(f(&place, tensor)?),
+            Self::Tensor(tensor) => Value::Tensor(f(place, tensor)?),
             Self::Dict(entries) => {
                 let mut mapped = Vec::with_capacity(entries.len());
                 for (position, (key, value)) in entries.into_iter().enumerate() {
@@ -182,8 +179,8 @@ impl<T> Value<T> {
                         Self::Int(number) => number.to_string(),
                         _ => position.to_string(),
                     };
-                    let key = key.map_under(below(format!("key-{position}")), f)?;
-                    mapped.push((key, value.map_under(below(name), f)?));
+                    let key = key.map_under(&below(format!("key-{position}")), f)?;
+                    mapped.push((key, value.map_under(&below(name), f)?));
                 }
                 Value::Dict(mapped)
             }
@@ -225,7 +222,8 @@ impl Value<String> {
                 if object.len() == entries.len() {
                     return serde_json::Value::Object(object);
                 }
-                let pairs = entries.iter().map(|(key, value)| json!([key.to_json(), value.to_json()]));
+                let pairs =
+                    entries.iter().map(|(key, value)| json!([key.to_json(), value.to_json()]));
                 json!({ "$dict": pairs.collect::<Vec<_>>() })
             }
         }
@@ -260,7 +258,9 @@ impl Value<String> {
                     let entry = |(key, value): (&String, &serde_json::Value)| {
                         Ok((Self::Str(key.clone()), Self::from_json(value)?))
                     };
-                    return Ok(Self::Dict(object.iter().map(entry).collect::<Result<_, String>>()?));
+                    return Ok(Self::Dict(
+                        object.iter().map(entry).collect::<Result<_, String>>()?,
+                    ));
                 };
                 let unknown = || format!("{json} is no value that this version knows");
                 match marked {
@@ -274,13 +274,13 @@ impl Value<String> {
                         Self::Bytes(BASE64.decode(bytes).map_err(|_| unknown())?)
                     }
                     ("$dict", serde_json::Value::Array(pairs)) => {
-                        let pair = |pair: &serde_json::Value| match pair.as_array().map(Vec::as_slice)
-                        {
-                            Some([key, value]) => {
-                                Ok((Self::from_json(key)?, Self::from_json(value)?))
-                            }
-                            _ => Err(unknown()),
-                        };
+                        let pair =
+                            |pair: &serde_json::Value| match pair.as_array().map(Vec::as_slice) {
+                                Some([key, value]) => {
+                                    Ok((Self::from_json(key)?, Self::from_json(value)?))
+                                }
+                                _ => Err(unknown()),
+                            };
                         Self::Dict(pairs.iter().map(pair).collect::<Result<_, String>>()?)
                     }
                     _ => return Err(unknown()),
@@ -338,7 +338,8 @@ mod tests {
             Value::Dict(entries) => {
                 let mut entries: Vec<_> =
                     entries.iter().map(|(k, v)| (plain(k), plain(v))).collect();
-                let plain_keys = |key: &Value<String>| key.as_str().is_some_and(|k| !k.starts_with('$'));
+                let plain_keys =
+                    |key: &Value<String>| key.as_str().is_some_and(|k| !k.starts_with('$'));
                 if entries.iter().all(|(key, _)| plain_keys(key)) {
                     entries.sort_by(|(a, _), (b, _)| a.as_str().cmp(&b.as_str()));
                 }

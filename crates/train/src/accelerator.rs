@@ -4,10 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use brigade_torch::{DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, ProcessGroup, ReducerOptions};
+use brigade_torch::{DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, ProcessGroup, ReducerOptions, Store};
 use brigade_world::World;
 
 use crate::accumulate::Accumulation;
+use crate::checkpoint::{Checkpoints, ProjectConfiguration};
 use crate::connect;
 use crate::error::Result;
 use crate::loader::LoaderRules;
@@ -46,6 +47,7 @@ pub struct Accelerator {
     pub(crate) accumulation: Arc<Accumulation>,
     pub(crate) options: Arc<Options>,
     pub(crate) registry: Arc<Registry>,
+    pub(crate) checkpoints: Arc<Checkpoints>,
 }
 
 /// The process's place and its connections. Shared by everything that was prepared.
@@ -56,6 +58,10 @@ pub(crate) struct Job {
     /// The ranks of this host, when there are several hosts.
     pub(crate) host_group: Option<ProcessGroup>,
     pub(crate) device: Device,
+    /// Where the ranks met, for messages beside the collectives; `None` when there is one rank.
+    pub(crate) store: Option<Store>,
+    /// The time limit of joining and of every collective.
+    pub(crate) timeout: Duration,
 }
 
 /// What a builder collects.
@@ -75,6 +81,7 @@ pub struct AcceleratorBuilder {
     gradient_accumulation_steps: usize,
     sharing: Option<Accelerator>,
     options: Options,
+    project: ProjectConfiguration,
 }
 
 impl Accelerator {
@@ -95,6 +102,7 @@ impl Accelerator {
             gloo: None,
             gradient_accumulation_steps: 1,
             sharing: None,
+            project: ProjectConfiguration::default(),
             options: Options { reducer: ReducerOptions::default(), loader: LoaderRules::default() },
         }
     }
@@ -251,6 +259,12 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Where numbered checkpoints go, and how checkpoints are written.
+    pub fn project(mut self, project: ProjectConfiguration) -> Self {
+        self.project = project;
+        self
+    }
+
     /// Uses another Accelerator's place, connections and device: a process joins its job once.
     pub fn sharing(mut self, other: &Accelerator) -> Self {
         self.sharing = Some(other.clone());
@@ -268,7 +282,8 @@ impl AcceleratorBuilder {
             None => Arc::new(connect::join(World::from_env()?, self.cpu, self.timeout, self.gloo)?),
         };
         let registry = Arc::new(Registry::default());
-        Ok(Accelerator { job, accumulation, options: Arc::new(self.options), registry })
+        let (options, checkpoints) = (Arc::new(self.options), Checkpoints::new(self.project).into());
+        Ok(Accelerator { job, accumulation, options, registry, checkpoints })
     }
 }
 

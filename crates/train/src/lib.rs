@@ -7,6 +7,7 @@
 
 mod accelerator;
 mod accumulate;
+mod checkpoint;
 mod connect;
 mod dispatch;
 mod error;
@@ -26,6 +27,10 @@ mod split;
 
 pub use accelerator::{Accelerator, AcceleratorBuilder};
 pub use brigade_torch::{Device, Kind, ReduceOp, ReducerOptions, Tensor, Tensors};
+pub use brigade_checkpoint::Value;
+pub use checkpoint::{
+    Checkpointed, HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration,
+};
 pub use dispatch::{Layout, Rebuild};
 pub use error::{Error, Result};
 pub use loader::{Batches, Epochs, PreparedLoader};

@@ -1,7 +1,7 @@
 //! Files that are written once, with their checksum.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,48 @@ pub struct FileFacts {
     /// The CRC-32 of its content, in hexadecimal: that of zip and gzip. Computed with the processor's
     /// carry-less multiplication, faster than any disk.
     pub crc32: String,
+}
+
+impl FileFacts {
+    /// Of a file that is there, flushed to the disk if it must survive a power failure.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn of(path: &Path, flush: bool) -> Result<Self, Error> {
+        let file = File::open(path).map_err(Error::io("read", path))?;
+        if flush {
+            file.sync_all().map_err(Error::io("flush", path))?;
+        }
+        let mut crc = crc32fast::Hasher::new();
+        // Fits the second-level cache, so that the checksum reads what the system has just copied.
+        let mut piece = vec![0; PIECE_BYTES / 2];
+        let mut bytes = 0u64;
+        loop {
+            match (&file).read(&mut piece).map_err(Error::io("read", path))? {
+                0 => return Ok(Self { bytes, crc32: format!("{:08x}", crc.finalize()) }),
+                read => {
+                    crc.update(&piece[..read]);
+                    bytes += read as u64;
+                }
+            }
+        }
+    }
+}
+
+/// The names of the files in a folder, sorted.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn files(folder: &Path) -> Result<Vec<String>, Error> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(Error::io("read", folder))? {
+        let entry = entry.map_err(Error::io("read", folder))?;
+        if entry.path().is_file() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
 }
 
 /// A new file that is being written: bytes go straight to the system, their checksum is taken on the

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -153,26 +152,16 @@ impl Checkpoint {
 /// # Errors
 /// [`Error::Damaged`] when it differs; [`Error::Io`].
 pub fn verify_file(path: &Path, facts: &FileFacts) -> Result<(), Error> {
-    let mut file = File::open(path).map_err(Error::io("read", path))?;
-    let mut crc = crc32fast::Hasher::new();
-    let mut piece = vec![0; PIECE_BYTES];
-    let mut bytes = 0u64;
-    loop {
-        match file.read(&mut piece).map_err(Error::io("read", path))? {
-            0 => break,
-            read => {
-                crc.update(&piece[..read]);
-                bytes += read as u64;
-            }
-        }
-    }
-    let found = format!("{:08x}", crc.finalize());
+    let found = FileFacts::of(path, false)?;
     let damaged = |fact: String| Err(Error::Damaged { path: path.to_owned(), fact });
-    if bytes != facts.bytes {
-        return damaged(format!("it has {bytes} bytes, it was written with {}", facts.bytes));
+    if found.bytes != facts.bytes {
+        return damaged(format!(
+            "it has {} bytes, it was written with {}",
+            found.bytes, facts.bytes
+        ));
     }
-    if found != facts.crc32 {
-        return damaged(checksum_fact(&found, &facts.crc32));
+    if found.crc32 != facts.crc32 {
+        return damaged(checksum_fact(&found.crc32, &facts.crc32));
     }
     Ok(())
 }
@@ -180,6 +169,3 @@ pub fn verify_file(path: &Path, facts: &FileFacts) -> Result<(), Error> {
 fn checksum_fact(found: &str, expected: &str) -> String {
     format!("its checksum is {found}, it was written with {expected}")
 }
-
-/// Fits the second-level cache, so that the checksum reads what the system has just copied.
-const PIECE_BYTES: usize = 512 << 10;

@@ -99,7 +99,9 @@ impl Staging {
         match renameat_with(CWD, new, CWD, target, RenameFlags::EXCHANGE) {
             Ok(()) => Ok(true),
             // Nothing has the name. An empty folder that appears meanwhile is replaced.
-            Err(rustix::io::Errno::NOENT) => fs::rename(new, target).map(|()| false).map_err(renamed),
+            Err(rustix::io::Errno::NOENT) => {
+                fs::rename(new, target).map(|()| false).map_err(renamed)
+            }
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) if target.exists() => {
                 Err(Error::Unsupported {
                     path: target.clone(),
@@ -146,9 +148,7 @@ fn check_target(target: &Path) -> Result<(), Error> {
 }
 
 pub(crate) fn flush_folder(folder: &Path) -> Result<(), Error> {
-    File::open(folder)
-        .and_then(|folder| folder.sync_all())
-        .map_err(Error::io("flush", folder))
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(Error::io("flush", folder))
 }
 
 /// How the name of a folder ends that is being written or removed.

@@ -22,7 +22,8 @@ pub fn sweep(folder: &Path) -> Result<usize, Error> {
     for entry in entries {
         let entry = entry.map_err(Error::io("read", folder))?;
         let name = entry.file_name();
-        let ours = name.to_str().is_some_and(|name| name.starts_with('.') && name.ends_with(STAGING));
+        let ours =
+            name.to_str().is_some_and(|name| name.starts_with('.') && name.ends_with(STAGING));
         if !ours || !entry.path().is_dir() {
             continue;
         }

@@ -266,4 +266,3 @@ const WIDE_BYTES: u64 = 20;
 /// The header of the block that pads.
 const EXTRA_BYTES: u64 = 4;
 const ALIGNMENT: u64 = 64;
-
