@@ -68,7 +68,8 @@ fn all_flags_of_accelerate() {
         --dynamo_use_dynamic --dynamo_use_regional_compilation --same_network --machine_rank=0 \
         --main_process_ip=localhost --main_process_port=29501 -t=3 --log_dir=logs --role=trainer \
         --rdzv_backend=static --rdzv_conf=timeout=900 --max_restarts=1 --monitor_interval=5 \
-        --no_python --no_tpu_cluster --env=A=b --main_training_function=main --debug";
+        --no_python --no_tpu_cluster --env=A=b --main_training_function=main --debug \
+        --gradient_accumulation_steps=4";
     for flag in taken.split_whitespace() {
         for flag in [flag.to_owned(), other_dashes(flag)] {
             stdout(&["--nproc=1", &flag]);
@@ -82,9 +83,8 @@ fn all_flags_of_accelerate() {
         --tpu --tpu_cluster --tpu_use_sudo --vm --downcast_bf16 --use_deepspeed --use_fsdp \
         --use_parallelism_config --use_megatron_lm --deepspeed_config_file --zero_stage \
         --offload_optimizer_device --offload_param_device --offload_optimizer_nvme_path \
-        --offload_param_nvme_path --gradient_accumulation_steps --gradient_clipping \
-        --zero3_init_flag --zero3_save_16bit_model --deepspeed_exclusion_filter \
-        --deepspeed_inclusion_filter --deepspeed_multinode_launcher \
+        --offload_param_nvme_path --gradient_clipping \
+        --zero3_init_flag --zero3_save_16bit_model --deepspeed_multinode_launcher \
         --deepspeed_moe_layer_cls_names --fsdp_version --fsdp_offload_params \
         --fsdp_min_num_params --fsdp_sharding_strategy --fsdp_reshard_after_forward \
         --fsdp_auto_wrap_policy --fsdp_transformer_layer_cls_to_wrap --fsdp_backward_prefetch \

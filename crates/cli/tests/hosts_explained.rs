@@ -70,11 +70,33 @@ fn plans() {
 }
 
 #[test]
+fn slots_of_a_list() {
+    let folder = tempfile::tempdir().unwrap();
+    let hostfile = folder.path().join("hosts");
+    fs::write(&hostfile, "worker-0 slots=4\nworker-1 slots=4\nworker-2 slots=4\n").unwrap();
+    let hosts = |flags: &[&str]| {
+        let json = text(folder.path(), &[&["--hostfile", "hosts", "--json"], flags].concat());
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let row = |it: &serde_json::Value| {
+            format!("{} {} {}", it["host"], it["nproc"], it["devices"]).replace('"', "")
+        };
+        json["hosts"].as_array().unwrap().iter().map(row).collect::<Vec<_>>()
+    };
+    let include = ["--include", "worker-0@worker-1:0,2"];
+    assert_eq!(hosts(&include), ["worker-0 4 null", "worker-1 2 [0,2]"]);
+    // On the CPU it is their number that counts.
+    let on_cpu = ["--cpu", "--include", "worker-1:0,2"];
+    assert_eq!(hosts(&on_cpu), ["worker-1 2 null"]);
+    let exclude = ["--deepspeed_exclusion_filter", "worker-0@worker-1:3"];
+    assert_eq!(hosts(&exclude), ["worker-1 3 [0,1,2]", "worker-2 4 null"]);
+}
+
+#[test]
 fn mistakes() {
     let folder = tempfile::tempdir().unwrap();
     let hostfile = folder.path().join("hosts");
     fs::write(&hostfile, "node1 slots=4\n\nnode2 slot=4\n").unwrap();
-    let table: [(&[&str], &str); 9] = [
+    let table: [(&[&str], &str); 11] = [
         (&["--hostfile", "hosts"], "hosts, line 3: `slot=4`: expected `slots=N`"),
         (
             &["--hostfile", "none"],
@@ -97,6 +119,14 @@ fn mistakes() {
             "--env NO_SUCH: there is no such variable here; set one with --env NO_SUCH=VALUE",
         ),
         (&["--hosts", "a:1", "--ssh-command", "ssh 'x"], "--ssh-command `ssh 'x`: its quotes"),
+        (
+            &["--hosts", "a:1,b:1", "--include", "a@c:0"],
+            "--include `c:0`: expected a host of the list: a, b",
+        ),
+        (
+            &["--hosts", "a:1", "--include", "a", "--exclude", "a"],
+            "include a (flag --include) and exclude a (flag --exclude) exclude each other: one says",
+        ),
         (&["--hosts", "a:1", "--workdir", "b"], "the working folder b is no absolute path"),
         (
             &["--hosts", "a:1", "--node-rank", "0"],

@@ -153,6 +153,7 @@ mod tests {
                 prop_oneof![Just("auto".to_owned()), (1_usize..99).prop_map(|it| it.to_string())]
                     .boxed()
             }
+            it if it.ends_with("at least 1") => (1_usize..99).prop_map(|it| it.to_string()).boxed(),
             it if it.starts_with("a whole number") => {
                 (0_usize..99).prop_map(|it| it.to_string()).boxed()
             }

@@ -107,6 +107,11 @@ struct Rivalry {
 }
 
 const RIVALRIES: &[Rivalry] = &[
+    Rivalry {
+        some: &["include"],
+        others: &["exclude"],
+        reason: "one says which slots are used, the other says which are not",
+    },
     Rivalry { some: &["hosts"], others: &["hostfile"], reason: "one list of hosts is enough" },
     Rivalry {
         some: &["hosts", "hostfile"],

@@ -1,6 +1,7 @@
 //! Every setting of a launch, as one table: files, variables, flags and help are made from it.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -221,6 +222,13 @@ settings! {
         /// A file that names the hosts, as DeepSpeed's (`HOST slots=N`) or MPI's
         hostfile: PathBuf = "hostfile" "FILE"
             also "mpirun-hostfile" "deepspeed-hostfile";
+        /// Use only these hosts of the list and these slots of theirs, as DeepSpeed writes them:
+        /// worker-0@worker-1:0,2 is all of worker-0 and GPUs 0 and 2 of worker-1
+        include: String = "include" "HOST[:N,..][@..]"
+            also "deepspeed-inclusion-filter";
+        /// Use all of the list but these hosts and slots, written the same way
+        exclude: String = "exclude" "HOST[:N,..][@..]"
+            also "deepspeed-exclusion-filter";
         /// The ssh to start hosts with, and its options
         ssh_command: String = "ssh-command" "COMMAND"
             env "BRIGADE_SSH";
@@ -319,6 +327,9 @@ settings! {
         /// Compute in no (the model's own), fp16 or bf16
         mixed_precision: Precision = "mixed-precision" "TYPE"
             default "no" env "ACCELERATE_MIXED_PRECISION";
+        /// Batches whose gradients are added up before each step of the optimizer
+        gradient_accumulation_steps: NonZeroUsize = "gradient-accumulation-steps" "N"
+            default "1" env "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
         /// Backend of torch.compile, for Python programs
         dynamo_backend: DynamoBackend = "dynamo-backend" "BACKEND"
             default "no" env "ACCELERATE_DYNAMO_BACKEND";

@@ -1,6 +1,7 @@
 //! What the value of a setting may be, and how it is read from a file, a variable or a flag.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -140,6 +141,26 @@ impl Value for usize {
 
     fn read(raw: &Raw) -> Option<Self> {
         if let Raw::Integer(number) = raw { Self::try_from(*number).ok() } else { None }
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for NonZeroUsize {
+    const EXPECTED: &'static str = "a whole number, at least 1";
+
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+
+    fn read(raw: &Raw) -> Option<Self> {
+        if let Raw::Integer(number) = raw {
+            usize::try_from(*number).ok()?.try_into().ok()
+        } else {
+            None
+        }
     }
 
     fn text(&self) -> String {

@@ -26,6 +26,7 @@ mod remote_line;
 mod role_command;
 mod roll_call;
 mod run;
+mod selection;
 mod session;
 mod ssh;
 mod store;
@@ -40,6 +41,7 @@ pub use hostfile::{HostListError, HostSpec, Place};
 pub use plan::{HostsFacts, HostsPlan, PlannedHost};
 pub use role_command::RoleCommand;
 pub use run::run;
+pub use selection::Selection;
 
 /// What a user can ask of a launch on several hosts, besides [`LaunchOptions`](crate::LaunchOptions).
 #[derive(Clone, Debug, PartialEq, Eq)]

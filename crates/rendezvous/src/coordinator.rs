@@ -111,6 +111,11 @@ impl Coordinator {
         self.shared.tell(Command::Interrupt(signal));
     }
 
+    /// Hands a signal that does not end the job, SIGUSR1 or SIGUSR2, on to the ranks of all hosts.
+    pub fn forward(&self, signal: i32) {
+        self.shared.tell(Command::Forward(signal));
+    }
+
     /// Can be read from, as poll says, once the job is over and all agents know.
     #[must_use]
     pub fn over_fd(&self) -> BorrowedFd<'_> {

@@ -176,6 +176,11 @@ pub enum ToAgent {
     },
     /// Kill at once what is still there: somebody has lost patience.
     Kill,
+    /// Hand this signal on to the ranks that run, which goes on.
+    Signal {
+        /// SIGUSR1 or SIGUSR2.
+        signal: i32,
+    },
     /// The coordinator has shown this much output; the agent may send as much more.
     Taken {
         /// How many bytes.

@@ -200,7 +200,6 @@ const REFUSED: &[(&[&str], &str)] = &[
             "zero-stage",
             "zero3-*",
             "offload-*",
-            "gradient-accumulation-steps",
             "gradient-clipping",
         ],
         "DeepSpeed shards a model over the ranks, which Brigade does not do: use `accelerate launch`, \

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 
 use brigade_config::Layer;
-use brigade_launch::hosts::{EnvRequest, HostSpec, HostsError, HostsOptions};
+use brigade_launch::hosts::{EnvRequest, HostSpec, HostsError, HostsOptions, Selection};
 use brigade_launch::{LaunchError, NodeRange};
 
 /// The hosts and how they are reached; `None` where there is no list of them.
@@ -16,7 +16,17 @@ pub(super) fn options(layers: &Layer) -> Result<Option<HostsOptions>, LaunchErro
         (None, Some(file)) => HostSpec::read_file(file),
         (None, None) => return Ok(None),
     };
-    let hosts = hosts.map_err(HostsError::from)?;
+    let mut hosts = hosts.map_err(HostsError::from)?;
+    // At most one of them is there.
+    let include = settings.include.as_deref().map(Selection::Include);
+    if let Some(selection) = include.or_else(|| settings.exclude.as_deref().map(Selection::Exclude))
+    {
+        hosts = selection.of(hosts).map_err(HostsError::from)?;
+    }
+    if settings.cpu == Some(true) {
+        // Only how many there are counts.
+        hosts.iter_mut().for_each(|host| host.devices = None);
+    }
     let has_nproc = settings.nproc.is_some() || settings.devices.is_some();
     if let Some(host) = hosts.iter().find(|it| it.slots.is_none() && !has_nproc) {
         return Err(HostsError::NoSlots { host: host.to_string() }.into());

@@ -59,7 +59,7 @@ pub(super) fn decide(layers: &mut Layer) -> Result<(Way, Patience), ConfigError>
         }
     }
     if way != Way::Hosts {
-        for name in ["sync", "env-pass", "workdir", "ssh-command"] {
+        for name in ["sync", "env-pass", "workdir", "ssh-command", "include", "exclude"] {
             idle_note(
                 layers,
                 name,

@@ -107,6 +107,7 @@ pub(super) fn training(layers: &Layer) -> Result<Vec<(String, String)>, ConfigEr
     let rows = [
         ("cpu", "ACCELERATE_USE_CPU"),
         ("mixed-precision", "ACCELERATE_MIXED_PRECISION"),
+        ("gradient-accumulation-steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
         ("dynamo-mode", "ACCELERATE_DYNAMO_MODE"),
         ("dynamo-use-fullgraph", "ACCELERATE_DYNAMO_USE_FULLGRAPH"),
         ("dynamo-use-dynamic", "ACCELERATE_DYNAMO_USE_DYNAMIC"),

@@ -31,6 +31,20 @@ fn signals_stop_everything_everywhere() {
         empty(&site.work);
     }
 
+    // Signals that mean something to the ranks only.
+    let job = site
+        .launch("node1:1,node2:1,node3:1")
+        .sh("trap 'touch usr1.$RANK' USR1; trap 'exit 0' USR2; touch $RANK; \
+             while :; do sleep 1000 & wait $!; done")
+        .start();
+    site.wait_for_files(3);
+    job.send(Signal::SIGUSR1);
+    site.wait_for_files(6);
+    job.send(Signal::SIGUSR2);
+    let run = job.finish();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    empty(&site.work);
+
     // Ctrl-Z suspends neither the launcher, whom the hosts would take for lost, nor a rank.
     let mut job =
         site.launch("node2:1").sh("trap 'exit 5' TERM; touch $RANK; sleep 1000 & wait").start();
@@ -161,10 +175,14 @@ fn random_kills() {
 }
 
 /// SplitMix64.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, end: u64) -> u64 {
+    pub(crate) fn index(&mut self, end: u64) -> usize {
+        usize::try_from(self.below(end)).unwrap()
+    }
+
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,6 +1,7 @@
 //! `brigade launch --hosts` on several hosts with real sshd: what its user sees, what the ranks
 //! see, and that nothing is left on any host, whatever is killed or cut.
 
+mod chaos;
 mod copied;
 mod ended;
 mod refused;

@@ -48,7 +48,12 @@ impl Site {
     }
 
     pub(crate) fn launch_with(&self, arguments: &[&str]) -> Launch<'_> {
-        let mut command = self.host(0).command_in(&self.work, BRIGADE);
+        self.launch_on(0, arguments)
+    }
+
+    /// `brigade launch` on one of the hosts.
+    pub(crate) fn launch_on(&self, host: usize, arguments: &[&str]) -> Launch<'_> {
+        let mut command = self.host(host).command_in(&self.work, BRIGADE);
         for (name, _) in std::env::vars() {
             // What the environment of the test might pass on.
             let passed = ["OMP_", "TORCH", "NCCL_", "GLOO_", "RUST_", "LD_LIBRARY", "BRIGADE_"];
@@ -152,12 +157,25 @@ impl Running<'_> {
         }
     }
 
+    /// It has ended; nobody has asked how yet, so its number is still its own.
+    pub(crate) fn has_ended(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        stat.rsplit_once(") ").unwrap().1.starts_with(['Z', 'X'])
+    }
+
     /// Reads all that is left, waits for the end, and checks that no host has a process left.
-    pub(crate) fn finish(mut self) -> Run {
+    pub(crate) fn finish(self) -> Run {
+        let site = self.site;
+        let run = self.outcome();
+        site.wait_until_empty();
+        run
+    }
+
+    /// Reads all that is left and waits for the end.
+    pub(crate) fn outcome(mut self) -> Run {
         let mut stderr = std::mem::take(&mut self.read);
         self.stderr.read_to_end(&mut stderr).unwrap();
         let status = self.child.wait().unwrap();
-        self.site.wait_until_empty();
         Run {
             code: status.code().unwrap_or_else(|| 128 + status.signal().unwrap()),
             stdout: self.stdout.join().unwrap(),

@@ -69,6 +69,7 @@ impl Agent<'_> {
                     group.kill();
                 }
             }
+            ToAgent::Signal { signal } => self.hand_on(signal),
             ToAgent::Taken { bytes } => {
                 if let Some(streamed) = &mut self.streamed {
                     streamed.taken(bytes);

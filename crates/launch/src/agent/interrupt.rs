@@ -38,12 +38,17 @@ impl Agent<'_> {
             match signal {
                 // Of several children that end at a time the system names the first.
                 Signal::SIGCHLD => self.look_for_ended(Some(sender)),
-                Signal::SIGUSR1 | Signal::SIGUSR2 => {
-                    self.group.iter().for_each(|group| group.send(signal));
-                }
+                Signal::SIGUSR1 | Signal::SIGUSR2 => self.hand_on(signal as i32),
                 Signal::SIGTSTP => self.suspend(),
                 _ => self.interrupt(signal),
             }
+        }
+    }
+
+    /// Sends the ranks what means nothing here. Any other signal would be a mistake of whoever asks.
+    pub(super) fn hand_on(&self, signal: i32) {
+        if let Ok(signal @ (Signal::SIGUSR1 | Signal::SIGUSR2)) = Signal::try_from(signal) {
+            self.group.iter().for_each(|group| group.send(signal));
         }
     }
 

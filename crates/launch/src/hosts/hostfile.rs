@@ -23,6 +23,8 @@ pub struct HostSpec {
     pub name: String,
     /// `None`: as `--nproc` says.
     pub slots: Option<usize>,
+    /// Numbers of the GPUs that its ranks use; `None`: as `--devices` says.
+    pub devices: Option<Vec<usize>>,
 }
 
 /// A list of hosts that cannot be read.
@@ -45,6 +47,16 @@ pub enum HostListError {
         /// What stands there.
         found: String,
         /// What should stand there.
+        expected: String,
+    },
+    /// The hosts and slots to use, or not to use, cannot be those.
+    #[error("{option} `{found}`: {expected}")]
+    Selection {
+        /// The flag.
+        option: &'static str,
+        /// What stands there.
+        found: String,
+        /// What should stand there, or what is wrong with it.
         expected: String,
     },
     /// It names no host.
@@ -241,7 +253,7 @@ fn parse_host(text: &str) -> Result<HostSpec, String> {
             })
         })
         .transpose()?;
-    Ok(HostSpec { user: user.map(str::to_owned), name: name.to_owned(), slots })
+    Ok(HostSpec { user: user.map(str::to_owned), name: name.to_owned(), slots, devices: None })
 }
 
 fn parse_count(text: &str) -> Result<usize, String> {

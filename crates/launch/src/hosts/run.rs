@@ -29,7 +29,7 @@ use crate::{
 /// `options` are those that the plan was made from. They hold for every host, but for the number of
 /// ranks where the list of hosts has one.
 /// SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded to all ranks, and a second one kills them at
-/// once, as on one host. SIGTSTP (Ctrl-Z) does nothing: a launcher that is suspended would be taken
+/// once, as on one host. SIGUSR1 and SIGUSR2 are forwarded and mean nothing here. SIGTSTP (Ctrl-Z) does nothing: a launcher that is suspended would be taken
 /// for lost.
 ///
 /// # Errors
@@ -238,6 +238,7 @@ impl Job {
                 }
                 self.coordinator.interrupt(signal as i32);
             }
+            Signal::SIGUSR1 | Signal::SIGUSR2 => self.coordinator.forward(signal as i32),
             Signal::SIGTSTP => self.output.say(
                 "a job on several hosts cannot be suspended: its hosts would take the silence for \
                  the launcher's end",

@@ -19,7 +19,7 @@ use super::plan::{HostsPlan, PlannedHost};
 use super::remote_line::{self, GREETING, IS_MISSING, IS_WANTED};
 use super::ssh;
 use super::wire::{self, WireError};
-use crate::{LaunchOptions, Meeting, Program, role};
+use crate::{DeviceList, LaunchOptions, Meeting, Program, role};
 
 /// What is the same for all hosts.
 pub(crate) struct Errand {
@@ -105,6 +105,10 @@ impl Session {
         let mut options = errand.options.clone();
         if let Some(slots) = self.host.slots {
             options.nproc = slots.into();
+        }
+        if let Some(devices) = &self.host.devices {
+            let numbers = devices.iter().map(ToString::to_string).collect();
+            options.placement.devices = Some(DeviceList::Ids(numbers));
         }
         if let Some(program) = copied.program {
             options.program = Program::Executable(program);

@@ -8,25 +8,39 @@ use serde::Serialize;
 
 use super::peer::{Origin, Peer, Stage};
 use super::turn::{FIRST, Turn};
+use crate::etcd::Seat;
 use crate::wire::Wire;
-use crate::{Action, AgentId, Event};
+use crate::{Action, AgentId, Event, ToAgent};
 
 impl Turn {
     pub(super) fn tell(&mut self, event: Event) {
-        for action in self.formation.handle(self.start.elapsed(), event) {
+        let actions = self.formation.handle(self.start.elapsed(), event);
+        let begins = |it: &Action| matches!(it, Action::Send(_, ToAgent::Start(_)));
+        if actions.iter().any(begins) && self.seat().is_some_and(|seat| !seat.is_held()) {
+            self.say(
+                "etcd does not answer, so another host may coordinate the job by now: no attempt \
+                 is begun here",
+            );
+            return self.abandon();
+        }
+        for action in actions {
             match action {
                 Action::Send(agent, message) => self.send(agent, &message),
                 Action::Close(agent) => self.close(agent),
                 Action::Say(line) => self.say(&line),
                 Action::Finish(verdict) => {
-                    let seat = self.listener.as_ref().and_then(|listener| listener.seat.as_ref());
-                    if let Some(seat) = seat {
+                    if let Some(seat) = self.seat() {
                         seat.finish(verdict.code);
                     }
                     self.verdict = Some(verdict);
                 }
             }
         }
+    }
+
+    /// The hold on the election, where there was one.
+    fn seat(&self) -> Option<&Seat> {
+        self.listener.as_ref().and_then(|listener| listener.seat.as_ref())
     }
 
     pub(super) fn say(&mut self, line: &str) {

@@ -25,6 +25,8 @@ pub(super) enum Command {
     /// Why that session has ended.
     Explain(AgentId, String),
     Interrupt(i32),
+    /// For all ranks, and nothing else.
+    Forward(i32),
     /// Nobody waits for the end.
     Abandon,
 }

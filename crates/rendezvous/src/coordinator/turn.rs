@@ -94,6 +94,11 @@ impl Turn {
         self.verdict.filter(|_| !self.abandoned)
     }
 
+    /// All agents are to look for another coordinator.
+    pub(super) fn abandon(&mut self) {
+        self.abandoned = true;
+    }
+
     fn is_done(&self) -> bool {
         self.verdict.is_some() && self.peers.values().all(Peer::is_stranger)
     }
@@ -158,8 +163,18 @@ impl Turn {
                 }
                 Command::Explain(agent, how) => self.explain(agent, how),
                 Command::Interrupt(signal) => self.tell(Event::Interrupt { signal }),
+                Command::Forward(signal) => self.send_all(&ToAgent::Signal { signal }, |_| true),
                 Command::Abandon => self.abandoned = true,
             }
+        }
+    }
+
+    /// To all agents that have joined, of this kind.
+    fn send_all(&mut self, message: &ToAgent, wanted: impl Fn(&Peer) -> bool) {
+        let wanted = |peer: &Peer| matches!(peer.stage, Stage::Member) && wanted(peer);
+        let members = self.peers.iter().filter(|(_, peer)| wanted(peer));
+        for agent in members.map(|(agent, _)| *agent).collect::<Vec<_>>() {
+            self.send(agent, message);
         }
     }
 
@@ -233,11 +248,7 @@ impl Turn {
         }
         if self.next_beat <= now {
             self.next_beat = now + self.beat;
-            let alive = |peer: &Peer| peer.is_remote() && matches!(peer.stage, Stage::Member);
-            let members = self.peers.iter().filter(|(_, peer)| alive(peer));
-            for agent in members.map(|(agent, _)| *agent).collect::<Vec<_>>() {
-                self.send(agent, &ToAgent::Beat);
-            }
+            self.send_all(&ToAgent::Beat, Peer::is_remote);
         }
         if self.formation.deadline().is_some_and(|due| due <= self.start.elapsed()) {
             self.tell(Event::Tick);

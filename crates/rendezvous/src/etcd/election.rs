@@ -1,7 +1,7 @@
 //! The election, and finding who has won it.
 
 use std::net::{IpAddr, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -114,11 +114,12 @@ impl Election<'_> {
             Winner { address: address.clone(), port: listener.port(), pid: std::process::id() };
         let value =
             serde_json::to_vec(&winner).map_err(|error| Failure::Later(error.to_string()))?;
+        let asked = Instant::now();
         let lease = self.client.grant(LEASE).map_err(Failure::Later)?;
         match self.client.create(self.keys.both(), &value, &lease) {
             Ok(Created::Now) => {
                 let (client, keys) = (self.client.clone(), self.keys.clone());
-                let seat = Seat::hold(client, keys, value, lease, LEASE)
+                let seat = Seat::hold(client, keys, value, lease, LEASE, asked)
                     .map_err(|error| Failure::Now(MeetError::System(error)))?;
                 listener.seat = Some(seat);
                 Ok(MeetNotice::Serve { listener, address })

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI16, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use crate::quiet;
 #[derive(Debug)]
 pub(crate) struct Seat {
     shared: Arc<Shared>,
+    time: Duration,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -28,6 +29,8 @@ struct Shared {
     leave: EventFd,
     /// The job's exit code once it is over.
     code: AtomicI16,
+    /// When etcd was last asked for the lease and gave it.
+    confirmed: Mutex<Instant>,
 }
 
 /// What the thread has.
@@ -41,23 +44,32 @@ struct Hold {
 }
 
 impl Seat {
-    /// Keeps what has been won.
+    /// Keeps what has been won, with a lease that was asked for at `asked`.
     pub(super) fn hold(
         client: Client,
         keys: Keys,
         value: Vec<u8>,
         lease: Lease,
         time: Duration,
+        asked: Instant,
     ) -> io::Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let shared = Arc::new(Shared {
             lost: EventFd::from_flags(flags)?,
             leave: EventFd::from_flags(flags)?,
             code: AtomicI16::new(NOT_OVER),
+            confirmed: Mutex::new(asked),
         });
         let hold = Hold { client, keys, value, lease, time, shared: Arc::clone(&shared) };
         let thread = quiet::spawn("etcd", move || hold.run())?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, time, thread: Some(thread) })
+    }
+
+    /// Certainly nobody else has been elected: the lease is younger than its time. Without that, a
+    /// host that is cut off would begin an attempt of its own beside that of the others.
+    pub(crate) fn is_held(&self) -> bool {
+        let confirmed = self.shared.confirmed.lock().unwrap_or_else(PoisonError::into_inner);
+        confirmed.elapsed() < self.time
     }
 
     /// Readable when the lease has ended and somebody else has been elected.
@@ -93,7 +105,8 @@ impl Hold {
                     // Nothing of ours is left there.
                     return;
                 }
-                // The job does not need etcd to go on. Who loses the coordinator does.
+                // What runs does not need etcd to go on. Who loses the coordinator does, and the
+                // coordinator before it begins an attempt.
                 Err(_) => RETRY,
             };
         }
@@ -106,17 +119,21 @@ impl Hold {
 
     /// False when somebody else has been elected.
     fn keep(&mut self) -> Result<bool, String> {
-        if self.client.keep_alive(&self.lease)? {
-            return Ok(true);
-        }
-        // It has ended: etcd was away, or this host stood still.
-        self.lease = self.client.grant(self.time)?;
-        match self.client.create(self.keys.both(), &self.value, &self.lease)? {
-            Created::Now => Ok(true),
-            Created::Not([there, over]) => {
-                Ok(over.is_none() && there.as_ref() == Some(&self.value))
+        let mut asked = Instant::now();
+        if !self.client.keep_alive(&self.lease)? {
+            // It has ended: etcd was away, or this host stood still.
+            asked = Instant::now();
+            self.lease = self.client.grant(self.time)?;
+            match self.client.create(self.keys.both(), &self.value, &self.lease)? {
+                Created::Now => {}
+                Created::Not([there, over]) => {
+                    // Ours from before, whose lease may end any moment: confirmed by the next turn.
+                    return Ok(over.is_none() && there.as_ref() == Some(&self.value));
+                }
             }
         }
+        *self.shared.confirmed.lock().unwrap_or_else(PoisonError::into_inner) = asked;
+        Ok(true)
     }
 
     fn mark(&mut self, code: i16) -> Result<(), String> {

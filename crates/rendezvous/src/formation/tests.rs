@@ -146,7 +146,9 @@ fn shown(action: &Action) -> Option<String> {
                 ToAgent::Refused { reason } => format!("refused: {reason}"),
                 ToAgent::End(verdict) => format!("end {}", verdict.code),
                 ToAgent::Kill => "kill".into(),
-                ToAgent::Taken { .. } | ToAgent::Beat => format!("{message:?}"),
+                ToAgent::Taken { .. } | ToAgent::Signal { .. } | ToAgent::Beat => {
+                    format!("{message:?}")
+                }
             };
             format!("{}: {text}", id.0)
         }

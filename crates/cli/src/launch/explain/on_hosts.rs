@@ -20,7 +20,11 @@ impl OnHosts<'_> {
         let hosts = &self.plan.hosts;
         writeln!(out, "\nhosts: {}; all of them are asked before any starts", hosts.len())?;
         for host in hosts {
-            writeln!(out, "  {}  {}", host.spec, ranks(host))?;
+            let devices = host.spec.devices.as_ref().map(|it| {
+                let numbers: Vec<_> = it.iter().map(ToString::to_string).collect();
+                format!(", on GPUs {}", numbers.join(","))
+            });
+            writeln!(out, "  {}  {}{}", host.spec, ranks(host), devices.unwrap_or_default())?;
             if host.is_here {
                 writeln!(out, "    this machine, without ssh")?;
             } else {
@@ -50,6 +54,7 @@ impl OnHosts<'_> {
                 "host": host.spec.to_string(),
                 "nproc": host.nproc.to_string(),
                 "first_rank": host.first_rank,
+                "devices": host.spec.devices,
                 "ssh": (!host.is_here).then(|| self.plan.command(host)),
             })
         };
