@@ -56,8 +56,7 @@ pub mod prelude {
         StreamLoader,
     };
     pub use crate::models::{
-        BatchNorm2d, Cnn, Conv2d, Linear, Model, Module, Path, ResNet, Sequential,
-        StateDict,
+        BatchNorm2d, Cnn, Conv2d, Linear, Model, Module, Path, ResNet, Sequential, StateDict,
     };
     pub use crate::plan::Schedule;
     pub use crate::train::{

@@ -280,7 +280,8 @@ impl<D: Dataset + 'static> DataLoader<D> {
         let end = self.batches_here(&shards);
         let next = skip.min(end);
         let shards = Arc::new(shards);
-        let (dataset, rank, seed) = (Arc::clone(&self.dataset), self.place.rank, self.current_seed());
+        let (dataset, rank, seed) =
+            (Arc::clone(&self.dataset), self.place.rank, self.current_seed());
         let plan = Arc::clone(&shards);
         let work: Work<D::Batch> = Arc::new(move |batch| {
             let context = BatchContext { seed, epoch, batch, rank: rank.unwrap_or_default() };

@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use brigade_torch::{DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, ProcessGroup, ReducerOptions, Store};
+use brigade_torch::{
+    DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, ProcessGroup, ReducerOptions, Store,
+};
 use brigade_world::World;
 
 use crate::accumulate::Accumulation;
@@ -282,7 +284,8 @@ impl AcceleratorBuilder {
             None => Arc::new(connect::join(World::from_env()?, self.cpu, self.timeout, self.gloo)?),
         };
         let registry = Arc::new(Registry::default());
-        let (options, checkpoints) = (Arc::new(self.options), Checkpoints::new(self.project).into());
+        let (options, checkpoints) =
+            (Arc::new(self.options), Checkpoints::new(self.project).into());
         Ok(Accelerator { job, accumulation, options, registry, checkpoints })
     }
 }

@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use brigade_checkpoint::layout::{self, Checkpoint};
 
 pub use custom::Checkpointed;
-pub use project::ProjectConfiguration;
 pub use load::{LoadOptions, Loaded};
+pub use project::ProjectConfiguration;
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
@@ -77,7 +77,7 @@ impl Accelerator {
     /// # Errors
     /// On every rank when one cannot save, with the rank and its reason; the error of the save before.
     pub fn save_state(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
-        save::begin(self, save::Target::Path(path.as_ref().to_owned()))
+        save::begin(self, &save::Target::Path(path.as_ref().to_owned()))
     }
 
     /// As [`Accelerator::save_state`], into the next `checkpoint_N` of the project's folder. When it is
@@ -86,7 +86,7 @@ impl Accelerator {
     /// # Errors
     /// As there; [`Error::Misuse`] without a project folder.
     pub fn save_state_numbered(&self) -> Result<PathBuf> {
-        save::begin(self, save::Target::Numbered)
+        save::begin(self, &save::Target::Numbered)
     }
 
     /// Waits until the last save is on the disk. Every rank calls it.
@@ -179,7 +179,9 @@ impl Accelerator {
 
 impl Checkpoints {
     pub(crate) fn new(project: ProjectConfiguration) -> Self {
-        Self { project, ..Self::default() }
+        let mut checkpoints = Self::default();
+        checkpoints.project = project;
+        checkpoints
     }
 
     fn wait(&self) -> Result<()> {

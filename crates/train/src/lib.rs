@@ -26,8 +26,8 @@ mod scope;
 mod split;
 
 pub use accelerator::{Accelerator, AcceleratorBuilder};
-pub use brigade_torch::{Device, Kind, ReduceOp, ReducerOptions, Tensor, Tensors};
 pub use brigade_checkpoint::Value;
+pub use brigade_torch::{Device, Kind, ReduceOp, ReducerOptions, Tensor, Tensors};
 pub use checkpoint::{
     Checkpointed, HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration,
 };

@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_models::{Model, Module, NamedTensor};

@@ -50,6 +50,12 @@ struct Mark {
     samples: u64,
 }
 
+impl Mark {
+    const fn start(epoch: u64) -> Self {
+        Self { epoch, base: 0, batches: 0, samples: 0 }
+    }
+}
+
 /// The counter of one iteration. The epoch is over when it is dropped: the loop has ended or was left.
 #[derive(Debug)]
 pub(crate) struct Counting {
@@ -69,7 +75,7 @@ impl Position {
         state.iterations += 1;
         let iteration = state.iterations;
         let resumed = state.resumed.take().filter(|mark| mark.epoch == epoch);
-        let mark = resumed.unwrap_or(Mark { epoch, ..Mark::default() });
+        let mark = resumed.unwrap_or(Mark::start(epoch));
         state.open = Some(Open { iteration, mark });
         drop(state);
         Counting { position: self.clone(), iteration }
@@ -83,7 +89,7 @@ impl Position {
     fn mark(&self, next_epoch: u64) -> (Mark, u64) {
         let state = self.lock();
         let waiting = state.resumed.filter(|mark| mark.epoch == next_epoch);
-        let ended = || waiting.unwrap_or(Mark { epoch: next_epoch, ..Mark::default() });
+        let ended = || waiting.unwrap_or(Mark::start(next_epoch));
         (state.open.map_or_else(ended, |open| open.mark), state.total)
     }
 }

@@ -42,10 +42,7 @@ fn choose<'v>(path: &Path, root: &'v Tree, entry: Option<&str>) -> Result<&'v Tr
 }
 
 /// Names and tensors of a dictionary that holds nothing else.
-fn tensors<'v>(
-    path: &Path,
-    value: &'v Tree,
-) -> Result<IndexMap<&'v str, &'v StoredTensor>, Error> {
+fn tensors<'v>(path: &Path, value: &'v Tree) -> Result<IndexMap<&'v str, &'v StoredTensor>, Error> {
     let refuse = |found: String| Error::NotAStateDict {
         path: path.to_owned(),
         found,

@@ -53,11 +53,7 @@ impl From<brigade_torch::Error> for Filling {
 }
 
 /// A tensor with a copy of these bytes, of which there are as many as shape and kind say.
-pub(super) fn tensor(
-    bytes: &mut [u8],
-    shape: &[i64],
-    kind: Kind,
-) -> Result<Tensor, tch::TchError> {
+pub(super) fn tensor(bytes: &mut [u8], shape: &[i64], kind: Kind) -> Result<Tensor, tch::TchError> {
     if kind == Kind::Bool {
         // C++ knows only two values of bool; any other byte would be undefined behaviour.
         bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
@@ -114,4 +110,3 @@ fn write_whole(
     // The rename is in the folder, which is flushed by itself.
     File::open(folder)?.sync_all()
 }
-

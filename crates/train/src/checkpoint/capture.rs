@@ -150,10 +150,8 @@ impl Captured {
         let max = accelerator.checkpoints.project.max_shard_bytes.min(limit);
         let parts = if tensors.is_empty() { Vec::new() } else { shards::cut(&sizes, max) };
         let mut tensors: Vec<Option<NamedTensor>> = tensors.into_iter().map(Some).collect();
-        let mut index = Index {
-            metadata: IndexMetadata { total_size: total },
-            weight_map: BTreeMap::new(),
-        };
+        let mut index =
+            Index { metadata: IndexMetadata { total_size: total }, weight_map: BTreeMap::new() };
         let mut loads = vec![0u64; ranks];
         for (number, part) in parts.iter().enumerate() {
             let file = shards::file_name(name, number, parts.len());

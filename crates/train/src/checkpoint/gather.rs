@@ -24,9 +24,7 @@ impl Accelerator {
             return Err(error);
         }
         let all = all.into_iter().enumerate();
-        all.map(|(rank, answer)| {
-            answer.map_err(|reason| Error::Leader { scope, rank, reason })
-        })
-        .collect()
+        all.map(|(rank, answer)| answer.map_err(|reason| Error::Leader { scope, rank, reason }))
+            .collect()
     }
 }

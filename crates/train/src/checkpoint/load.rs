@@ -11,8 +11,8 @@ use brigade_checkpoint::{TensorInfo, Value};
 use brigade_models::weights::{dtype_of, kind_of};
 use brigade_torch::{Device, Tensor, fill_bytes};
 
-use super::ranks::{self, Named};
 use super::count_kinds;
+use super::ranks::{self, Named};
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
 use crate::registry::{Kind, Restoring, Stateful};
@@ -129,8 +129,7 @@ impl Ready {
                 return Err(fault.into());
             }
         }
-        let mismatch =
-            |reason: String| Error::CheckpointMismatch { path: path.to_owned(), reason };
+        let mismatch = |reason: String| Error::CheckpointMismatch { path: path.to_owned(), reason };
         let objects = accelerator.registry.named();
         for kind in [
             Kind::Model,
@@ -165,8 +164,8 @@ impl Ready {
                     let mut places = checkpoint.tensors(saved)?;
                     for parameter in model {
                         let place = places.remove(&parameter.name);
-                        let place = place
-                            .ok_or_else(|| about(format!("it lacks `{}`", parameter.name)))?;
+                        let place =
+                            place.ok_or_else(|| about(format!("it lacks `{}`", parameter.name)))?;
                         same(&parameter.name, &parameter.tensor, &place.info).map_err(about)?;
                         tensors.push((parameter.tensor, place));
                     }
@@ -176,7 +175,8 @@ impl Ready {
                 }
                 None => {
                     let state = placed(&checkpoint, saved)?;
-                    let infos = state.clone().try_map(&mut |_, place| Ok::<_, Error>(place.info))?;
+                    let infos =
+                        state.clone().try_map(&mut |_, place| Ok::<_, Error>(place.info))?;
                     object.check(&infos).map_err(about)?;
                     states.push((Arc::clone(object), state));
                 }
@@ -270,6 +270,9 @@ fn same(name: &str, tensor: &Tensor, found: &TensorInfo) -> Result<(), String> {
     Err(format!("`{name}` is {found} in the checkpoint, but {shape:?} of {dtype:?} here"))
 }
 
+/// A tensor to fill, from where.
+type Reading = (Tensor, Place, Arc<File>);
+
 /// Open files.
 #[derive(Default)]
 struct Files(HashMap<PathBuf, Arc<File>>);
@@ -295,7 +298,7 @@ impl Files {
 
     /// Two threads, each with about half of the bytes.
     fn read_into(&mut self, tensors: Vec<(Tensor, Place)>) -> Result<()> {
-        let mut halves: [(u64, Vec<(Tensor, Place, Arc<File>)>); 2] = Default::default();
+        let mut halves: [(u64, Vec<Reading>); 2] = Default::default();
         for (tensor, place) in tensors {
             let file = self.open(&place.path)?;
             let half = usize::from(halves[0].0 > halves[1].0);
@@ -303,10 +306,9 @@ impl Files {
             halves[half].1.push((tensor, place, file));
         }
         let [(_, first), (_, second)] = halves;
-        let read_half = |half: Vec<(Tensor, Place, Arc<File>)>| -> Result<()> {
-            half.into_iter().try_for_each(|(mut tensor, place, file)| {
-                read(&file, &place, &mut tensor)
-            })
+        let read_half = |half: Vec<Reading>| -> Result<()> {
+            half.into_iter()
+                .try_for_each(|(mut tensor, place, file)| read(&file, &place, &mut tensor))
         };
         std::thread::scope(|scope| {
             let other = scope.spawn(|| read_half(second));
@@ -321,7 +323,7 @@ impl Files {
 
 /// Straight into the tensor's memory; where that is not in order or on a device, through a copy.
 fn read(file: &File, place: &Place, tensor: &mut Tensor) -> Result<()> {
-    let plain = tensor.device() == Device::Cpu && tensor.f_is_contiguous()?;
+    let plain = tensor.device() == Device::Cpu && tensor.is_contiguous();
     if plain {
         return fill_bytes(tensor, |bytes| {
             let read = file.read_exact_at(bytes, place.offset);

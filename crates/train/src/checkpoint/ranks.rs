@@ -48,7 +48,12 @@ pub(super) fn gradients<'s, T>(
                 (Some(parameter), Some(gradient)) => {
                     pairs.push((parameter.tensor.shallow_clone(), gradient));
                 }
-                _ => return Err(format!("it has a gradient of {name:?}, which is not trained here")),
+                _ => {
+                    return Err(format!(
+                        "it has a gradient of `{}`, which is not trained here",
+                        name.as_str().unwrap_or_default()
+                    ));
+                }
             }
         }
     }

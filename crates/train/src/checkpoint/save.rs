@@ -1,6 +1,7 @@
 //! A save, from the copy to the rename.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::PathBuf;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -61,14 +62,14 @@ struct Share {
 type Failure = (usize, String);
 
 /// Captures and copies; the rest is done here or by a thread. Gives the checkpoint's place.
-pub(super) fn begin(accelerator: &Accelerator, target: Target) -> Result<PathBuf> {
+pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBuf> {
     let checkpoints = &accelerator.checkpoints;
     checkpoints.wait()?;
     let number = checkpoints.count.fetch_add(1, Ordering::Relaxed);
     let project = &checkpoints.project;
 
     let main = match accelerator.is_main_process() {
-        true => main_part(accelerator, &target, number).map(Some),
+        true => main_part(accelerator, target, number).map(Some),
         false => Ok(None),
     };
     let (mut main, told) = match main {
@@ -188,15 +189,19 @@ impl Save {
     /// On rank 0: what every rank has written, or who failed first.
     fn gather(&self, own: Result<Share, String>) -> Result<Vec<Share>, (usize, Error)> {
         let failed = |rank, reason| (rank, Error::Leader { scope: SCOPE, rank, reason });
-        let mut shares = vec![own.map_err(|reason| failed(0, reason))?];
+        let mut shares = vec![own.map_err(|reason| failed(0, reason))];
         let deadline = Instant::now() + self.time_limit;
+        // Of all, also when one has failed: the folder must not be removed while a rank writes there.
         for rank in 1..self.ranks {
             let Some((store, key)) = &self.store else { continue };
-            let message = wait_for(store, &format!("{key}/{rank}"), deadline);
-            let share: Result<Share, String> = message.map_err(|error| (rank, error))?;
-            shares.push(share.map_err(|reason| failed(rank, reason))?);
+            let share = wait_for(store, &format!("{key}/{rank}"), deadline);
+            shares.push(match share {
+                Ok(Ok(share)) => Ok(share),
+                Ok(Err(reason)) => Err(failed(rank, reason)),
+                Err(error) => Err((rank, error)),
+            });
         }
-        Ok(shares)
+        shares.into_iter().collect()
     }
 
     fn manifest(&self, step: u64, samples: u64, shares: Vec<Share>) -> Manifest {
@@ -262,9 +267,9 @@ fn commit(main: Main, mut manifest: Manifest, flush: bool) -> Result<()> {
     let Main { staging, target, keep } = main;
     // What hooks have written.
     for name in layout::files(staging.path())? {
-        if !manifest.files.contains_key(&name) {
-            let facts = FileFacts::of(&staging.path().join(&name), flush)?;
-            manifest.files.insert(name, facts);
+        if let Entry::Vacant(vacant) = manifest.files.entry(name) {
+            let facts = FileFacts::of(&staging.path().join(vacant.key()), flush)?;
+            vacant.insert(facts);
         }
     }
     staging.commit(&manifest, flush)?;
@@ -292,8 +297,9 @@ fn wait_for<T: for<'de> Deserialize<'de>>(
         thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(50));
     }
-    serde_json::from_slice(&store.get(key)?)
-        .map_err(|error| Error::Misuse(format!("{SCOPE}: another rank's answer is no answer: {error}")))
+    serde_json::from_slice(&store.get(key)?).map_err(|error| {
+        Error::Misuse(format!("{SCOPE}: another rank's answer is no answer: {error}"))
+    })
 }
 
 const LOWEST_PRIORITY: i32 = 19;
