@@ -46,6 +46,7 @@ fn main() {
         // Behind all others: only for headers that are nowhere else.
         build.flag("-idirafter").flag("cpp/cuda_declarations");
     }
+    precompile(&mut build, torch);
     build.compile("brigade_torch");
 
     println!("cargo::rustc-link-search=native={}", lib.display());
@@ -68,6 +69,32 @@ fn main() {
     println!("cargo::rerun-if-env-changed=LIBTORCH_CXX11_ABI");
     println!("cargo::rerun-if-env-changed=CUDA_HOME");
     watch(Path::new("cpp"));
+}
+
+/// Compiles libtorch's headers once for all files. Where the compiler cannot, or will not use the result,
+/// each file includes the header itself: slower, and the same objects.
+fn precompile(build: &mut cc::Build, torch: &Path) {
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let (header, compiled) = (out.join("libtorch.h"), out.join("libtorch.h.gch"));
+    let source = fs::read("cpp/libtorch.h").expect("the crate's own files can be read");
+    let command = build.get_compiler().to_command();
+    // The compiler looks at its flags itself, but not at whether libtorch has become another.
+    let version = fs::read_to_string(torch.join("include/torch/headeronly/version.h"));
+    let stamp = format!("{command:?}\n{version:?}\n{}", String::from_utf8_lossy(&source));
+    let stamp_file = out.join("libtorch.h.stamp");
+    if fs::read_to_string(&stamp_file).ok().as_deref() != Some(stamp.as_str()) || !compiled.exists()
+    {
+        fs::write(&header, &source).expect("cargo's OUT_DIR can be written");
+        let _ = fs::remove_file(&compiled);
+        let mut command = command;
+        command.args(["-x", "c++-header"]).arg(&header).arg("-o").arg(&compiled);
+        if !command.status().is_ok_and(|status| status.success()) {
+            let _ = fs::remove_file(&compiled);
+            return;
+        }
+        fs::write(&stamp_file, stamp).expect("cargo's OUT_DIR can be written");
+    }
+    build.flag("-include").flag(header.to_str().expect("OUT_DIR is UTF-8"));
 }
 
 /// The CUDA headers: those that `cargo xtask setup --cuda` puts beside libtorch, those of the nvidia

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use table::Table;
 
+mod schedule;
 mod table;
 
 /// What to explain.
@@ -14,6 +15,8 @@ mod table;
 pub(crate) enum Explain {
     /// Show which rank gets which samples
     Shards(ShardsArgs),
+    /// Show a schedule's learning rate and momentum, step by step
+    Schedule(Box<schedule::ScheduleArgs>),
 }
 
 /// The question of `brigade explain shards`.
@@ -71,13 +74,24 @@ enum SchemeArg {
 /// Answers on `out`. A reader that has seen enough (`| head`) ends the answer, without an error.
 pub(crate) fn run(explain: &Explain, out: impl Write) -> anyhow::Result<()> {
     let mut out = io::BufWriter::new(out);
-    let Explain::Shards(args) = explain;
-    let shards = args.shards()?;
-    let written = if args.json { json(&shards, &mut out) } else { text(args, &shards, &mut out) };
-    match written.and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => Ok(written?),
+    let answered = match explain {
+        Explain::Shards(args) => shards(args, &mut out),
+        Explain::Schedule(args) => schedule::run(args, &mut out),
+    };
+    match answered.and_then(|()| Ok(out.flush()?)) {
+        Err(error) if is_broken_pipe(&error) => Ok(()),
+        answered => answered,
     }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|it| it.kind() == io::ErrorKind::BrokenPipe)
+}
+
+fn shards(args: &ShardsArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let shards = args.shards()?;
+    let written = if args.json { json(&shards, out) } else { text(args, &shards, out) };
+    Ok(written?)
 }
 
 impl ShardsArgs {

@@ -204,3 +204,172 @@ fn a_reader_that_leaves_is_no_error() {
     let Output { status, stderr, .. } = child.wait_with_output().unwrap();
     assert!(status.success() && stderr.is_empty(), "{}", String::from_utf8_lossy(&stderr));
 }
+
+/// The answer of `brigade explain schedule`.
+fn schedule(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_brigade"))
+        .args(["explain", "schedule"])
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+fn shown(args: &str) -> String {
+    let Output { status, stdout, stderr } = schedule(&args.split_whitespace().collect::<Vec<_>>());
+    assert!(status.success(), "{args}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8(stdout).unwrap()
+}
+
+fn refused(args: &[&str]) -> (i32, String) {
+    let Output { status, stdout, stderr } = schedule(args);
+    assert!(!status.success() && stdout.is_empty(), "{args:?}");
+    (status.code().unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+#[test]
+fn a_schedule_as_json_is_the_table_of_torch_and_fastai() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plan/tests/golden/schedules.json");
+    let table: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    for (case, args) in [
+        ("one_cycle", "one-cycle --max-lr 0.3 --steps 41"),
+        (
+            "one_cycle_linear_three_phase",
+            "OneCycleLR --max-lr 0.3 --steps 41 --pct-start 0.4 --anneal linear --three-phase",
+        ),
+        ("cosine_annealing", "cosine --lr 0.1 --end-lr 0.001 --steps 21 --show 50"),
+        ("cosine_warm_restarts", "cosine-restarts --lr 0.1 --first 6 --factor 2 --steps 50"),
+        ("step", "step --lr 0.1 --every 8 --gamma 0.5 --steps 40"),
+        ("multi_step", "multi-step --lr 0.1 --milestones 5,10,20 --gamma 0.3 --steps 40"),
+        ("exponential", "exponential --lr 0.1 --gamma 0.9 --steps 20"),
+        ("linear", "linear --start-lr 0.025 --end-lr 0.1 --steps 5 --show 20"),
+        ("polynomial", "polynomial --lr 0.1 --power 2 --steps 11 --show 20"),
+        (
+            "linear_warmup_then_cosine",
+            "cosine --lr 0.1 --steps 44 --warmup 6 --warmup-factor 0.001",
+        ),
+        (
+            "reduce_on_plateau",
+            "on-plateau --lr 0.1 --factor 0.5 --patience 2 --cooldown 1 \
+             --metrics 1,0.9,0.95,0.96,0.97,0.98,0.8,0.8,0.8,0.8,0.8,0.8,0.81,0.79999,0.7",
+        ),
+        ("fastai_flat_cos", "flat-cosine --lr 0.001 --steps 50 --show 51"),
+        ("fastai_one_cycle_lr", "fit-one-cycle --max-lr 0.01 --steps 50 --show 51"),
+    ] {
+        let answer: Value = serde_json::from_str(&shown(&format!("{args} --json"))).unwrap();
+        let expected = table["cases"][case]["lr"].as_array().unwrap();
+        assert_eq!(answer["lr"].as_array().unwrap().len(), expected.len(), "{case}");
+        for (found, expected) in answer["lr"].as_array().unwrap().iter().zip(expected) {
+            let (found, expected) = (found.as_f64().unwrap(), expected.as_f64().unwrap());
+            // fastai computes in float32.
+            let allowed = if case.starts_with("fastai") { 1e-8 } else { 1e-14 };
+            assert!((found - expected).abs() <= allowed, "{case}: {found} is not {expected}");
+        }
+    }
+}
+
+#[test]
+fn a_schedule_as_a_table() {
+    assert_eq!(
+        shown("one-cycle --max-lr 0.3 --steps 5 --pct-start 0.5"),
+        "\
+step  lr            momentum
+0     0.012         0.95
+1     0.228         0.875
+2     0.271353      0.859549
+3     0.103648      0.915451
+4     1.2e-6        0.95
+
+one-cycle, 5 steps: highest rate 0.271353 at step 2, lowest 1.2e-6 at step 4
+"
+    );
+    assert_eq!(
+        shown("constant --lr 0.1 --steps 1"),
+        "step  lr\n0     0.1\n\nconstant, 1 step: the rate is 0.1 throughout\n"
+    );
+    let long = shown("cosine --lr 0.1 --steps 1000");
+    assert_eq!(long.lines().count(), 1 + 50 + 1 + 1 + 1, "{long}");
+    assert!(long.contains("\n20    "), "{long}");
+    assert!(long.contains("\n999   "), "{long}");
+    assert!(long.contains("\none step in 20, and the last; --all shows all 1000\n"), "{long}");
+    assert_eq!(shown("cosine --lr 0.1 --steps 1000 --all").lines().count(), 1 + 1000 + 2);
+    let plateau = shown("on-plateau --lr 0.1 --patience 0 --metrics 1,1,0.5");
+    assert!(plateau.starts_with("evaluation  lr            metric\n0           0.1           1\n"));
+    // As Accelerate moves it with four processes.
+    let fast: Value = serde_json::from_str(&shown(
+        "linear --start-lr 0 --end-lr 1 --steps 8 --accelerate-nproc 4 --json",
+    ))
+    .unwrap();
+    assert_eq!(fast["lr"], serde_json::json!([0.0, 0.5]));
+}
+
+#[test]
+fn schedules_can_be_put_together() {
+    let output = schedule(&[
+        "sequence",
+        "--part",
+        "constant --lr 0.1 --steps 2",
+        "--part",
+        "linear --start-lr 0.1 --end-lr 0 --steps 2 --momentum 'constant --lr 0.9 --steps 1'",
+        "--warmup",
+        "2",
+        "--json",
+    ]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(answer["lr"], serde_json::json!([0.0, 0.05, 0.1, 0.1, 0.1, 0.05]));
+    assert_eq!(answer["momentum"], serde_json::json!([null, null, null, null, 0.9, 0.9]));
+}
+
+#[test]
+fn a_picture_is_a_well_formed_svg_with_each_curve() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("curve.svg");
+    let path = file.to_str().unwrap();
+    for (args, curves) in [
+        (vec!["one-cycle", "--max-lr", "0.3", "--steps", "41"], 2),
+        (vec!["cosine", "--lr", "0.1", "--steps", "100000"], 1),
+        (vec!["constant", "--lr", "0", "--steps", "1"], 1),
+        (vec!["on-plateau", "--lr", "0.1", "--metrics", "1,nan,2"], 2),
+    ] {
+        let output = schedule(&[&args[..], &["--plot", path]].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let svg = fs::read_to_string(&file).unwrap();
+        assert!(svg.starts_with("<svg xmlns=") && svg.ends_with("</svg>\n"));
+        assert_eq!(svg.matches("stroke-width=\"2\"").count(), curves, "{args:?}");
+        assert_eq!(svg.matches('<').count(), svg.matches('>').count());
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{args:?}: {svg}");
+        assert!(svg.len() < 200_000, "{args:?}: {}", svg.len());
+    }
+    let (code, error) = refused(&["constant", "--lr", "0.1", "--steps", "3", "--plot", "x.png"]);
+    assert_eq!(code, 2);
+    assert!(error.contains("let the name end in .svg"), "{error}");
+    let nowhere = folder.path().join("no/such.svg");
+    let (code, error) =
+        refused(&["constant", "--lr", "0.1", "--steps", "3", "--plot", nowhere.to_str().unwrap()]);
+    assert_eq!(code, 1);
+    assert!(error.starts_with("brigade: cannot write /"), "{error}");
+}
+
+#[test]
+fn a_schedule_that_cannot_be_says_why() {
+    let (code, error) = refused(&["one-cicle", "--max-lr", "0.3"]);
+    assert_eq!(code, 2);
+    assert_eq!(
+        error,
+        "brigade: unrecognized subcommand 'one-cicle'; some similar subcommands exist: \
+         'fit-one-cycle', 'one-cycle'\n"
+    );
+    let (code, error) = refused(&["cosine", "--lr", "-1", "--steps", "9"]);
+    assert_eq!(code, 1);
+    assert_eq!(
+        error,
+        "brigade: the schedule's start rate is -1: it must be finite and at least 0\n"
+    );
+    let (code, error) = refused(&["sequence", "--part", "cosin --lr 1 --steps 2"]);
+    assert_eq!(code, 2);
+    assert!(error.contains("'cosine'"), "{error}");
+    let (_, error) = refused(&["sequence", "--part", "on-plateau --lr 1 --metrics 1"]);
+    assert!(error.contains("follows a metric, not the step"), "{error}");
+    let (_, error) = refused(&["constant", "--lr", "0.1", "--steps", "99999999999"]);
+    assert!(error.contains("at most 16777216"), "{error}");
+}

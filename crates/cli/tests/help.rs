@@ -6,7 +6,7 @@ use std::process::Command;
 
 #[test]
 fn help_texts_are_those_on_file() {
-    let pages: [(&str, &[&str]); 15] = [
+    let pages: [(&str, &[&str]); 30] = [
         ("brigade", &["--help"]),
         ("launch", &["launch", "--help"]),
         ("launch-short", &["launch", "-h"]),
@@ -22,6 +22,21 @@ fn help_texts_are_those_on_file() {
         ("test", &["test", "--help"]),
         ("explain", &["explain", "--help"]),
         ("explain-shards", &["explain", "shards", "--help"]),
+        ("explain-schedule", &["explain", "schedule", "--help"]),
+        ("schedule/constant", &["explain", "schedule", "constant", "--help"]),
+        ("schedule/linear", &["explain", "schedule", "linear", "--help"]),
+        ("schedule/cosine", &["explain", "schedule", "cosine", "--help"]),
+        ("schedule/cosine-restarts", &["explain", "schedule", "cosine-restarts", "--help"]),
+        ("schedule/one-cycle", &["explain", "schedule", "one-cycle", "--help"]),
+        ("schedule/fit-one-cycle", &["explain", "schedule", "fit-one-cycle", "--help"]),
+        ("schedule/flat-cosine", &["explain", "schedule", "flat-cosine", "--help"]),
+        ("schedule/polynomial", &["explain", "schedule", "polynomial", "--help"]),
+        ("schedule/exponential", &["explain", "schedule", "exponential", "--help"]),
+        ("schedule/step", &["explain", "schedule", "step", "--help"]),
+        ("schedule/multi-step", &["explain", "schedule", "multi-step", "--help"]),
+        ("schedule/inverse-sqrt", &["explain", "schedule", "inverse-sqrt", "--help"]),
+        ("schedule/sequence", &["explain", "schedule", "sequence", "--help"]),
+        ("schedule/on-plateau", &["explain", "schedule", "on-plateau", "--help"]),
     ];
     for (name, arguments) in pages {
         let output = Command::new(env!("CARGO_BIN_EXE_brigade")).args(arguments).output().unwrap();

@@ -9,7 +9,8 @@
 //! - [`Shards`]: the batches of every rank, by the rules of Accelerate, of torch's
 //!   `DistributedSampler` or of fastai; [`StreamShard`] does the same for data without a length.
 //!   Each batch says how many of its samples are real, each [`Round`] says it for all ranks.
-//! - [`Schedule`]: the learning rate (and momentum) of an optimizer step.
+//! - [`Schedule`]: the learning rate (and momentum) of an optimizer step; [`Plateau`], where it follows
+//!   a metric.
 //! - [`Memory`]: what a run needs on each rank.
 //!
 //! ```
@@ -41,7 +42,9 @@ pub use memory::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Shape
 pub use order::Order;
 pub use round::{PlannedBatch, Round};
 pub use sampler::{Sampler, Sequential, Shuffle};
-pub use schedule::{Anneal, OneCycle, Schedule};
+pub use schedule::{
+    Anneal, FitOneCycle, Goal, OneCycle, Plateau, PlateauState, Schedule, Threshold,
+};
 pub use shards::{RankBatches, Scheme, ShardOptions, Shards, Totals};
 pub use stream::stream;
 pub use stream_shard::{StreamBatch, StreamShard};

@@ -2,11 +2,23 @@
 //!
 //! Steps are counted from 0 and are those of the optimizer, the same number on 1 rank or 64. A
 //! schedule is a function of the step, so it has no state to save: resuming is asking for a later
-//! step. The curves are torch's; each constructor names its class.
+//! step. The curves are torch's and fastai's; each constructor names its source. What follows a metric
+//! has a state, and is a [`Plateau`].
 
-use std::f64::consts::PI;
+mod bounds;
+mod curve;
+mod one_cycle;
+mod plateau;
+#[cfg(test)]
+mod tests;
+
+use bounds::{bad, count, rate, rising};
+use curve::Curve;
 
 use crate::PlanError;
+
+pub use one_cycle::{Anneal, FitOneCycle, OneCycle};
+pub use plateau::{Goal, Plateau, PlateauState, Threshold};
 
 /// The rate of each optimizer step.
 ///
@@ -19,10 +31,9 @@ use crate::PlanError;
 /// assert!((schedule.lr(60) - 0.05).abs() < 1e-12); // half of the cosine
 /// # Ok::<(), brigade_plan::PlanError>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     curve: Curve,
-    warmup: Option<Warmup>,
 }
 
 impl Schedule {
@@ -41,9 +52,7 @@ impl Schedule {
     /// # Errors
     /// A rate that is negative or not finite, no steps.
     pub fn linear(start: f64, end: f64, steps: u64) -> Result<Self, PlanError> {
-        rate("start rate", start)?;
-        rate("end rate", end)?;
-        count("number of steps", steps)?;
+        span(start, end, steps)?;
         Ok(Curve::Linear { start, end, steps }.into())
     }
 
@@ -54,10 +63,64 @@ impl Schedule {
     /// # Errors
     /// A rate that is negative or not finite, no steps.
     pub fn cosine(start: f64, end: f64, steps: u64) -> Result<Self, PlanError> {
-        rate("start rate", start)?;
-        rate("end rate", end)?;
-        count("number of steps", steps)?;
+        span(start, end, steps)?;
         Ok(Curve::Cosine { start, end, steps }.into())
+    }
+
+    /// From `start` down towards `end` by half a cosine, over and over: the first time in `first`
+    /// steps, each time in `factor` times as many as the time before. torch's
+    /// `CosineAnnealingWarmRestarts` (Loshchilov and Hutter 2016), fastai's `fit_sgdr`.
+    ///
+    /// ```
+    /// use brigade_plan::Schedule;
+    ///
+    /// let schedule = Schedule::cosine_restarts(0.1, 0.0, 6, 2)?;
+    /// assert_eq!((schedule.lr(0), schedule.lr(6), schedule.lr(18)), (0.1, 0.1, 0.1));
+    /// assert!((schedule.lr(12) - 0.05).abs() < 1e-15); // the middle of the second time
+    /// # Ok::<(), brigade_plan::PlanError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A rate that is negative or not finite, no steps, a factor of 0.
+    pub fn cosine_restarts(
+        start: f64,
+        end: f64,
+        first: u64,
+        factor: u64,
+    ) -> Result<Self, PlanError> {
+        span(start, end, first)?;
+        count("factor between periods", factor)?;
+        Ok(Curve::Restarts { start, end, first, factor }.into())
+    }
+
+    /// `lr` for `pct_start` of the steps, then down to `end` by half a cosine, which is reached at step
+    /// `steps`. fastai's `fit_flat_cos`, which has 0.75 and `lr / 100 000`.
+    ///
+    /// # Errors
+    /// A rate that is negative or not finite, no steps, a part outside 0 to 1.
+    pub fn flat_cosine(lr: f64, end: f64, steps: u64, pct_start: f64) -> Result<Self, PlanError> {
+        span(lr, end, steps)?;
+        one_cycle::part_of_the_steps(pct_start)?;
+        Ok(Curve::FlatCosine { lr, end, steps, pct_start }.into())
+    }
+
+    /// From `start` to `end` by `end + (start - end) * (1 - step / steps)^power`, then `end`. torch's
+    /// `PolynomialLR`, which ends at 0.
+    ///
+    /// # Errors
+    /// A rate that is negative or not finite, no steps, a power that is not finite or not above 0.
+    pub fn polynomial(start: f64, end: f64, steps: u64, power: f64) -> Result<Self, PlanError> {
+        span(start, end, steps)?;
+        one_cycle::divisor("power", power)?;
+        Ok(Curve::Polynomial { start, end, steps, power }.into())
+    }
+
+    /// `lr * gamma^step`. torch's `ExponentialLR`.
+    ///
+    /// # Errors
+    /// A rate or factor that is negative or not finite.
+    pub fn exponential(lr: f64, gamma: f64) -> Result<Self, PlanError> {
+        Self::step(lr, 1, gamma)
     }
 
     /// `lr`, multiplied by `gamma` after every `every` steps. torch's `StepLR`.
@@ -71,12 +134,27 @@ impl Schedule {
         Ok(Curve::Step { lr, every, gamma }.into())
     }
 
-    /// `lr * gamma^step`. torch's `ExponentialLR`.
+    /// `lr`, multiplied by `gamma` at each of the steps in `milestones`. torch's `MultiStepLR`.
     ///
     /// # Errors
-    /// A rate or factor that is negative or not finite.
-    pub fn exponential(lr: f64, gamma: f64) -> Result<Self, PlanError> {
-        Self::step(lr, 1, gamma)
+    /// A rate or factor that is negative or not finite, milestones that do not rise.
+    pub fn multi_step(lr: f64, milestones: &[u64], gamma: f64) -> Result<Self, PlanError> {
+        rate("rate", lr)?;
+        rate("factor", gamma)?;
+        rising("milestones", milestones)?;
+        Ok(Curve::MultiStep { lr, milestones: milestones.to_vec(), gamma }.into())
+    }
+
+    /// `lr * sqrt(timescale / (step + timescale))`: `lr` at step 0, half of it after three timescales.
+    /// With [`Schedule::warmup`] of `timescale` steps it is the schedule of "Attention is all you
+    /// need", and Hugging Face's `get_inverse_sqrt_schedule`.
+    ///
+    /// # Errors
+    /// A rate that is negative or not finite, a timescale of 0.
+    pub fn inverse_sqrt(lr: f64, timescale: u64) -> Result<Self, PlanError> {
+        rate("rate", lr)?;
+        count("timescale", timescale)?;
+        Ok(Curve::InverseSqrt { lr, timescale }.into())
     }
 
     /// Up to a highest rate and down to nearly nothing, the momentum the other way round: see
@@ -88,6 +166,47 @@ impl Schedule {
     pub fn one_cycle(one_cycle: OneCycle) -> Result<Self, PlanError> {
         one_cycle.check()?;
         Ok(Curve::OneCycle(one_cycle).into())
+    }
+
+    /// The same in fastai's shape: see [`FitOneCycle`].
+    ///
+    /// # Errors
+    /// A rate, momentum or divisor that is out of range, `pct_start` outside 0 to 1, no steps.
+    pub fn fit_one_cycle(cycle: FitOneCycle) -> Result<Self, PlanError> {
+        cycle.check()?;
+        Ok(Curve::FitOneCycle(cycle).into())
+    }
+
+    /// One schedule after the other: the first from step 0, each of the others from its milestone on.
+    /// Each counts its own steps from 0. torch's `SequentialLR`, with the schedules' own rates.
+    ///
+    /// ```
+    /// use brigade_plan::Schedule;
+    ///
+    /// let up = Schedule::linear(0.0, 0.1, 10)?;
+    /// let flat = Schedule::constant(0.1)?;
+    /// let down = Schedule::cosine(0.1, 0.0, 20)?;
+    /// let schedule = Schedule::sequence(vec![up, flat, down], &[10, 80])?;
+    /// assert_eq!((schedule.lr(5), schedule.lr(79)), (0.05, 0.1));
+    /// assert!((schedule.lr(90) - 0.05).abs() < 1e-15);
+    /// # Ok::<(), brigade_plan::PlanError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// No schedule, another number of milestones than one less than there are schedules, a first
+    /// milestone of 0, milestones that do not rise.
+    pub fn sequence(schedules: Vec<Self>, milestones: &[u64]) -> Result<Self, PlanError> {
+        count("number of schedules in the sequence", schedules.len() as u64)?;
+        if schedules.len() != milestones.len() + 1 {
+            return Err(PlanError::Milestones {
+                schedules: schedules.len(),
+                milestones: milestones.len(),
+            });
+        }
+        count("first milestone", milestones.first().copied().unwrap_or(1))?;
+        rising("milestones", milestones)?;
+        let begins = std::iter::once(0).chain(milestones.iter().copied());
+        Ok(Curve::Sequence(begins.zip(schedules).collect()).into())
     }
 
     /// Puts `steps` steps before this schedule in which the rate rises in a straight line from
@@ -102,304 +221,56 @@ impl Schedule {
         if !(0.0..=1.0).contains(&start_factor) {
             return Err(bad("warm-up factor", start_factor, "from 0 to 1"));
         }
-        Ok(Self { warmup: Some(Warmup { steps, start_factor }), ..self })
+        let then = match self.curve {
+            Curve::Warmup { then, .. } => then,
+            curve => Box::new(curve.into()),
+        };
+        Ok(Curve::Warmup { steps, factor: start_factor, then }.into())
+    }
+
+    /// Takes the values of `momentum` as this schedule's momentum (`betas[0]` of Adam), in place of
+    /// its own, if it has one.
+    ///
+    /// ```
+    /// use brigade_plan::Schedule;
+    ///
+    /// let momentum = Schedule::linear(0.85, 0.95, 10)?;
+    /// let schedule = Schedule::cosine(0.1, 0.0, 10)?.with_momentum(momentum);
+    /// assert_eq!(schedule.momentum(10), Some(0.95));
+    /// # Ok::<(), brigade_plan::PlanError>(())
+    /// ```
+    #[must_use]
+    pub fn with_momentum(self, momentum: Self) -> Self {
+        let rate = match self.curve {
+            Curve::Momentum { rate, .. } => rate,
+            curve => Box::new(curve.into()),
+        };
+        Curve::Momentum { rate, momentum: Box::new(momentum) }.into()
     }
 
     /// The learning rate of optimizer step `step`, counted from 0.
     #[must_use]
     pub fn lr(&self, step: u64) -> f64 {
-        match self.warmup {
-            Some(warmup) if step < warmup.steps => {
-                let part = step as f64 / warmup.steps as f64;
-                self.curve.lr(0) * line(warmup.start_factor, 1.0, part)
-            }
-            Some(warmup) => self.curve.lr(step - warmup.steps),
-            None => self.curve.lr(step),
-        }
+        self.curve.lr(step)
     }
 
-    /// The momentum (`betas[0]` of Adam) of optimizer step `step`, where the schedule sets one: only
-    /// [`OneCycle`] does. During a warm-up it is that of the schedule's first step.
+    /// The momentum (`betas[0]` of Adam) of optimizer step `step`, where the schedule sets one:
+    /// [`OneCycle`], [`FitOneCycle`] and [`Schedule::with_momentum`] do. During a warm-up it is that of
+    /// the schedule's first step.
     #[must_use]
     pub fn momentum(&self, step: u64) -> Option<f64> {
-        self.curve.momentum(step.saturating_sub(self.warmup.map_or(0, |warmup| warmup.steps)))
-    }
-}
-
-/// torch's `OneCycleLR` (Smith and Topin 2018).
-///
-/// The rate goes from `max_lr / div_factor` to `max_lr` in the first `pct_start` of the steps, then
-/// down to `max_lr / div_factor / final_div_factor`; the momentum goes from `max_momentum` to
-/// `base_momentum` and back. Steps past the end keep the last values.
-///
-/// ```
-/// use brigade_plan::{OneCycle, Schedule};
-///
-/// let schedule = Schedule::one_cycle(OneCycle::new(0.3, 41))?;
-/// assert!((schedule.lr(0) - 0.3 / 25.0).abs() < 1e-15);
-/// assert_eq!(schedule.momentum(0), Some(0.95));
-/// # Ok::<(), brigade_plan::PlanError>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct OneCycle {
-    /// The highest rate.
-    pub max_lr: f64,
-    /// Number of optimizer steps in the cycle.
-    pub total_steps: u64,
-    /// The part of the steps in which the rate rises.
-    pub pct_start: f64,
-    /// `max_lr` divided by this is the first rate.
-    pub div_factor: f64,
-    /// The first rate divided by this is the last rate.
-    pub final_div_factor: f64,
-    /// The momentum at the highest rate.
-    pub base_momentum: f64,
-    /// The momentum at the first and the last rate.
-    pub max_momentum: f64,
-    /// The shape of the ways up and down.
-    pub anneal: Anneal,
-    /// Go back down to the first rate in as many steps as up, and from there to the last rate;
-    /// otherwise go down in one piece.
-    pub three_phase: bool,
-}
-
-/// The shape of the way from one value to another.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Anneal {
-    /// Half a cosine.
-    #[default]
-    Cosine,
-    /// A straight line.
-    Linear,
-}
-
-impl OneCycle {
-    /// A cycle with torch's defaults: 0.3 of the steps up, divisors 25 and 10 000, momentum between
-    /// 0.85 and 0.95, cosine, two phases.
-    #[must_use]
-    pub fn new(max_lr: f64, total_steps: u64) -> Self {
-        Self {
-            max_lr,
-            total_steps,
-            pct_start: 0.3,
-            div_factor: 25.0,
-            final_div_factor: 1e4,
-            base_momentum: 0.85,
-            max_momentum: 0.95,
-            anneal: Anneal::Cosine,
-            three_phase: false,
-        }
-    }
-
-    fn check(&self) -> Result<(), PlanError> {
-        rate("highest rate", self.max_lr)?;
-        rate("lowest momentum", self.base_momentum)?;
-        rate("highest momentum", self.max_momentum)?;
-        for (what, value) in
-            [("divisor", self.div_factor), ("final divisor", self.final_div_factor)]
-        {
-            if !(value.is_finite() && value > 0.0) {
-                return Err(bad(what, value, "finite and above 0"));
-            }
-        }
-        if !(0.0..=1.0).contains(&self.pct_start) {
-            return Err(bad("part of the steps that rises", self.pct_start, "from 0 to 1"));
-        }
-        count("number of steps", self.total_steps)?;
-        let [rise, fall, last] = self.phases();
-        if rise.end <= 0.0 || fall.end < rise.end || last.end < fall.end {
-            return Err(bad(
-                "number of steps",
-                self.total_steps as f64,
-                "such that, with the part that rises, each phase ends after the one before",
-            ));
-        }
-        Ok(())
-    }
-
-    /// The phases by the (fractional) step at which each ends. torch's arithmetic, `- 1` included:
-    /// the highest rate falls on step `pct_start * total_steps - 1`. Where there are two, the third
-    /// has no length.
-    fn phases(&self) -> [Phase; 3] {
-        let first = self.max_lr / self.div_factor;
-        let last = first / self.final_div_factor;
-        let (low, high) = (self.base_momentum, self.max_momentum);
-        let total = self.total_steps as f64;
-        let rise = Phase {
-            end: self.pct_start * total - 1.0,
-            lr: (first, self.max_lr),
-            momentum: (high, low),
-        };
-        if self.three_phase {
-            let end = 2.0 * self.pct_start * total - 2.0;
-            let fall = Phase { end, lr: (self.max_lr, first), momentum: (low, high) };
-            [rise, fall, Phase { end: total - 1.0, lr: (first, last), momentum: (high, high) }]
-        } else {
-            let fall = Phase { end: total - 1.0, lr: (self.max_lr, last), momentum: (low, high) };
-            [rise, fall, Phase { lr: (last, last), momentum: (high, high), ..fall }]
-        }
-    }
-
-    /// The phase that `step` lies in, and how far in it the step is, from 0 to 1.
-    fn locate(&self, step: u64) -> (Phase, f64) {
-        let step = step.min(self.total_steps - 1) as f64;
-        let [rise, fall, last] = self.phases();
-        let (phase, start) = if step <= rise.end {
-            (rise, 0.0)
-        } else if step <= fall.end {
-            (fall, rise.end)
-        } else {
-            (last, fall.end)
-        };
-        (phase, (step - start) / (phase.end - start))
-    }
-
-    fn between(&self, (start, end): (f64, f64), part: f64) -> f64 {
-        match self.anneal {
-            Anneal::Cosine => half_cosine(start, end, part),
-            Anneal::Linear => line(start, end, part),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Curve {
-    Constant { lr: f64 },
-    Linear { start: f64, end: f64, steps: u64 },
-    Cosine { start: f64, end: f64, steps: u64 },
-    Step { lr: f64, every: u64, gamma: f64 },
-    OneCycle(OneCycle),
-}
-
-impl Curve {
-    fn lr(&self, step: u64) -> f64 {
-        match *self {
-            Self::Constant { lr } => lr,
-            Self::Linear { start, end, steps } => {
-                line(start, end, step.min(steps) as f64 / steps as f64)
-            }
-            Self::Cosine { start, end, steps } => {
-                // One period is exact where cos of a large number would not be.
-                let step = step % steps.saturating_mul(2);
-                half_cosine(start, end, step as f64 / steps as f64)
-            }
-            Self::Step { lr, every, gamma } => lr * gamma.powf((step / every) as f64),
-            Self::OneCycle(one_cycle) => {
-                let (phase, part) = one_cycle.locate(step);
-                one_cycle.between(phase.lr, part)
-            }
-        }
-    }
-
-    fn momentum(&self, step: u64) -> Option<f64> {
-        let Self::OneCycle(one_cycle) = self else { return None };
-        let (phase, part) = one_cycle.locate(step);
-        Some(one_cycle.between(phase.momentum, part))
+        self.curve.momentum(step)
     }
 }
 
 impl From<Curve> for Schedule {
     fn from(curve: Curve) -> Self {
-        Self { curve, warmup: None }
+        Self { curve }
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Warmup {
-    steps: u64,
-    start_factor: f64,
-}
-
-/// A piece of [`OneCycle`]: the values at its start and its end.
-#[derive(Debug, Clone, Copy)]
-struct Phase {
-    end: f64,
-    lr: (f64, f64),
-    momentum: (f64, f64),
-}
-
-fn line(start: f64, end: f64, part: f64) -> f64 {
-    start + (end - start) * part
-}
-
-fn half_cosine(start: f64, end: f64, part: f64) -> f64 {
-    end + (start - end) / 2.0 * (1.0 + (PI * part).cos())
-}
-
-fn rate(what: &'static str, value: f64) -> Result<(), PlanError> {
-    if value.is_finite() && value >= 0.0 {
-        return Ok(());
-    }
-    Err(bad(what, value, "finite and at least 0"))
-}
-
-fn count(what: &'static str, steps: u64) -> Result<(), PlanError> {
-    if steps > 0 {
-        return Ok(());
-    }
-    Err(PlanError::Zero { what })
-}
-
-fn bad(what: &'static str, value: f64, must: &'static str) -> PlanError {
-    PlanError::BadSchedule { what, value, must }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_past_the_end_stay() {
-        let linear = Schedule::linear(0.2, 0.1, 4).unwrap();
-        assert_eq!(
-            (linear.lr(2), linear.lr(4), linear.lr(u64::MAX)),
-            (0.15000000000000002, 0.1, 0.1)
-        );
-        let one_cycle = Schedule::one_cycle(OneCycle::new(0.3, 41)).unwrap();
-        assert_eq!(one_cycle.lr(41), one_cycle.lr(40));
-        assert_eq!(one_cycle.momentum(1_000), one_cycle.momentum(40));
-        let only_up = OneCycle { pct_start: 1.0, ..OneCycle::new(0.3, 41) };
-        assert_eq!(Schedule::one_cycle(only_up).unwrap().lr(99), 0.3);
-    }
-
-    #[test]
-    fn only_one_cycle_sets_a_momentum_and_a_warmup_holds_its_first() {
-        assert_eq!(Schedule::constant(0.1).unwrap().momentum(3), None);
-        let one_cycle = Schedule::one_cycle(OneCycle::new(0.3, 41)).unwrap();
-        let warm = one_cycle.warmup(5, 0.0).unwrap();
-        assert_eq!((warm.lr(0), warm.momentum(3)), (0.0, Some(0.95)));
-        assert_eq!((warm.lr(5), warm.momentum(17)), (one_cycle.lr(0), one_cycle.momentum(12)));
-    }
-
-    #[test]
-    fn impossible_schedules_are_errors() {
-        let text = |schedule: Result<Schedule, PlanError>| schedule.unwrap_err().to_string();
-        assert_eq!(
-            text(Schedule::constant(-1.0)),
-            "the schedule's rate is -1: it must be finite and at least 0"
-        );
-        assert!(text(Schedule::constant(f64::NAN)).contains("NaN"));
-        assert!(text(Schedule::cosine(0.1, 0.0, 0)).starts_with("the number of steps is 0"));
-        assert!(text(Schedule::step(0.1, 0, 0.5)).starts_with("the number of steps between"));
-        assert!(text(Schedule::exponential(0.1, f64::INFINITY)).contains("factor is inf"));
-        assert!(text(Schedule::constant(0.1).unwrap().warmup(0, 0.1)).contains("warm-up steps"));
-        assert!(text(Schedule::constant(0.1).unwrap().warmup(3, 1.5)).contains("from 0 to 1"));
-        let one_cycle = |edit: fn(&mut OneCycle)| {
-            let mut options = OneCycle::new(0.3, 41);
-            edit(&mut options);
-            text(Schedule::one_cycle(options))
-        };
-        assert!(one_cycle(|o| o.total_steps = 0).starts_with("the number of steps is 0"));
-        assert!(one_cycle(|o| o.total_steps = 3).contains("each phase"));
-        assert!(one_cycle(|o| o.pct_start = 1.1).contains("from 0 to 1"));
-        assert!(one_cycle(|o| o.pct_start = 0.0).contains("each phase"));
-        assert!(one_cycle(|o| o.div_factor = 0.0).contains("finite and above 0"));
-        assert!(
-            one_cycle(|o| {
-                o.three_phase = true;
-                o.pct_start = 0.9;
-            })
-            .contains("each phase")
-        );
-    }
+fn span(start: f64, end: f64, steps: u64) -> Result<(), PlanError> {
+    rate("start rate", start)?;
+    rate("end rate", end)?;
+    count("number of steps", steps)
 }

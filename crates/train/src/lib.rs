@@ -39,5 +39,5 @@ pub use model::{PreparedModel, PreparedModels};
 pub use optim::{Adam, Optimizer, Sgd, Trainable};
 pub use prepare::Prepare;
 pub use progress::Progress;
-pub use scheduler::Scheduler;
+pub use scheduler::{Scheduler, SchedulerState};
 pub use split::Split;

@@ -1,0 +1,159 @@
+//! A rate that goes down when a metric stops getting better.
+
+use serde::{Deserialize, Serialize};
+
+use super::bounds::{bad, rate};
+use crate::PlanError;
+
+/// torch's `ReduceLROnPlateau`: multiplies the rate by `factor` once more than `patience` metrics in a
+/// row were no better than the best so far.
+///
+/// A pure state machine: [`Plateau::start`] gives the first state, [`Plateau::after`] the one after a
+/// metric. The state is what a checkpoint saves.
+///
+/// ```
+/// use brigade_plan::Plateau;
+///
+/// let plateau = Plateau { factor: 0.5, patience: 1, ..Plateau::new(0.1) };
+/// plateau.check()?;
+/// let mut state = plateau.start();
+/// for loss in [1.0, 0.8, 0.9, 0.85] {
+///     state = plateau.after(&state, loss);
+/// }
+/// assert_eq!(state.lr, 0.05);
+/// # Ok::<(), brigade_plan::PlanError>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Plateau {
+    /// The first rate.
+    pub lr: f64,
+    /// Which metric is better.
+    pub goal: Goal,
+    /// What the rate is multiplied by.
+    pub factor: f64,
+    /// Metrics in a row that may be no better before the rate goes down.
+    pub patience: u64,
+    /// How much better than the best a metric must be.
+    pub threshold: Threshold,
+    /// Metrics after a reduction that are not counted as no better.
+    pub cooldown: u64,
+    /// The lowest rate.
+    pub min_lr: f64,
+    /// A reduction by no more than this is left out.
+    pub eps: f64,
+}
+
+/// Which metric is better.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Goal {
+    /// The lower one: a loss.
+    #[default]
+    Lower,
+    /// The higher one: an accuracy.
+    Higher,
+}
+
+/// How much better than the best a metric must be to count.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Threshold {
+    /// By this part of the best.
+    Relative(f64),
+    /// By this much.
+    Absolute(f64),
+}
+
+/// Where a [`Plateau`] stands.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct PlateauState {
+    /// The rate now.
+    pub lr: f64,
+    /// The best metric so far; none before the first.
+    pub best: Option<f64>,
+    /// Metrics in a row that were no better.
+    pub bad: u64,
+    /// Metrics that still do not count after a reduction.
+    pub cooling: u64,
+    /// Metrics seen.
+    pub seen: u64,
+}
+
+impl Plateau {
+    /// torch's defaults: lower is better, a tenth of the rate after more than 10 metrics that are not
+    /// better by a ten-thousandth, no cooldown.
+    #[must_use]
+    pub fn new(lr: f64) -> Self {
+        Self {
+            lr,
+            goal: Goal::Lower,
+            factor: 0.1,
+            patience: 10,
+            threshold: Threshold::Relative(1e-4),
+            cooldown: 0,
+            min_lr: 0.0,
+            eps: 1e-8,
+        }
+    }
+
+    /// Whether the numbers make sense.
+    ///
+    /// # Errors
+    /// A rate or threshold that is negative or not finite, a factor that is not below 1.
+    pub fn check(&self) -> Result<(), PlanError> {
+        rate("rate", self.lr)?;
+        rate("lowest rate", self.min_lr)?;
+        rate("smallest change", self.eps)?;
+        let (Threshold::Relative(threshold) | Threshold::Absolute(threshold)) = self.threshold;
+        rate("threshold", threshold)?;
+        if (0.0..1.0).contains(&self.factor) {
+            return Ok(());
+        }
+        Err(bad("factor", self.factor, "at least 0 and below 1"))
+    }
+
+    /// Before the first metric.
+    #[must_use]
+    pub fn start(&self) -> PlateauState {
+        PlateauState { lr: self.lr, best: None, bad: 0, cooling: 0, seen: 0 }
+    }
+
+    /// After one more metric. NaN is never better.
+    #[must_use]
+    pub fn after(&self, state: &PlateauState, metric: f64) -> PlateauState {
+        let mut next = PlateauState { seen: state.seen.saturating_add(1), ..*state };
+        if self.better(metric, state.best) {
+            next.best = Some(metric);
+            next.bad = 0;
+        } else {
+            next.bad += 1;
+        }
+        if next.cooling > 0 {
+            next.cooling -= 1;
+            next.bad = 0;
+        }
+        if next.bad > self.patience {
+            let reduced = (state.lr * self.factor).max(self.min_lr);
+            if state.lr - reduced > self.eps {
+                next.lr = reduced;
+            }
+            next.cooling = self.cooldown;
+            next.bad = 0;
+        }
+        next
+    }
+
+    /// torch compares with infinity before the first metric, so infinity itself is no better there.
+    fn better(&self, metric: f64, best: Option<f64>) -> bool {
+        let Some(best) = best else {
+            return match self.goal {
+                Goal::Lower => metric < f64::INFINITY,
+                Goal::Higher => metric > f64::NEG_INFINITY,
+            };
+        };
+        match (self.goal, self.threshold) {
+            (Goal::Lower, Threshold::Relative(part)) => metric < best * (1.0 - part),
+            (Goal::Lower, Threshold::Absolute(by)) => metric < best - by,
+            (Goal::Higher, Threshold::Relative(part)) => metric > best * (1.0 + part),
+            (Goal::Higher, Threshold::Absolute(by)) => metric > best + by,
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! A table in one CSV file, whose columns may come later.
+
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use csv::{ReaderBuilder, StringRecord, WriterBuilder};
+
+use crate::json_lines::{cut_half_line, write_image};
+use crate::{At, Image, Outcome, Result, Run, Table, TrackError, Tracker, Value};
+
+/// Writes `FOLDER/PROJECT.csv`, with the columns `_step` and `_time` (seconds since 1970) first, then the
+/// values' names in the order in which they came. A row is handed to the system before the call returns.
+///
+/// A name that comes later makes a column: the file is written anew beside the old one and takes its
+/// place, so no row is lost, whenever the run is killed. That costs a copy of the file; log all names
+/// from the start where the file is large. A cell without value is empty; NaN and the infinities are
+/// `NaN`, `inf` and `-inf`. A run that goes on appends.
+///
+/// Tables are files of their own, `FOLDER/PROJECT.tables/NAME-STEP.csv`; images are PNG files in
+/// `FOLDER/PROJECT.images`, named in a column. The run's settings are in `FOLDER/PROJECT.config.csv`.
+#[derive(Debug)]
+pub struct Csv {
+    folder: PathBuf,
+    open: Option<Open>,
+}
+
+#[derive(Debug)]
+struct Open {
+    file: File,
+    path: PathBuf,
+    /// Beside the table, under the project's name.
+    beside: PathBuf,
+    columns: Vec<String>,
+    places: HashMap<String, usize>,
+}
+
+impl Csv {
+    /// Writes into this folder, which is made at the start of the run.
+    #[must_use]
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into(), open: None }
+    }
+
+    fn open(&mut self) -> Result<&mut Open> {
+        self.open.as_mut().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })
+    }
+}
+
+impl Tracker for Csv {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn start(&mut self, run: &Run) -> Result<()> {
+        let name = run.file_name()?;
+        fs::create_dir_all(&self.folder)
+            .map_err(TrackError::file("cannot make the folder", &self.folder))?;
+        let path = self.folder.join(format!("{name}.csv"));
+        let beside = self.folder.join(name);
+        let mut file = append(&path)?;
+        cut_half_line(&mut file).map_err(TrackError::file("cannot continue", &path))?;
+        let mut open = Open { file, path, beside, columns: Vec::new(), places: HashMap::new() };
+        open.header()?;
+        if !run.config.is_empty() {
+            let rows = run.config.flat().into_iter().map(|(name, value)| vec![name, value.text()]);
+            write_table(&open.near("config.csv"), &["name", "value"].map(str::to_owned), rows)?;
+        }
+        self.open = Some(open);
+        Ok(())
+    }
+
+    fn log(&mut self, values: &[(String, Value)], at: At) -> Result<()> {
+        if let Some((name, _)) = values.iter().find(|(name, _)| FIRST.contains(&name.as_str())) {
+            return Err(TrackError::Reserved { name: name.clone() });
+        }
+        self.open()?.row(values, at)
+    }
+
+    fn log_text(&mut self, name: &str, text: &str, at: At) -> Result<()> {
+        self.log(&[(name.to_owned(), text.into())], at)
+    }
+
+    fn log_image(&mut self, name: &str, image: &Image, at: At) -> Result<()> {
+        let file = write_image(&self.open()?.near("images"), name, image, at)?;
+        self.log(&[(name.to_owned(), file.display().to_string().into())], at)
+    }
+
+    fn log_table(&mut self, name: &str, table: &Table, at: At) -> Result<()> {
+        let folder = self.open()?.near("tables");
+        fs::create_dir_all(&folder).map_err(TrackError::file("cannot make the folder", &folder))?;
+        let step = at.step.map_or_else(|| format!("{:.6}", at.seconds()), |step| step.to_string());
+        let path = folder.join(format!("{}-{step}.csv", name.replace(['/', '\\'], "_")));
+        let rows = table.rows().iter().map(|row| row.iter().map(Value::text).collect());
+        write_table(&path, table.columns(), rows)
+    }
+
+    fn finish(&mut self, _: Outcome) -> Result<()> {
+        let open =
+            self.open.take().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })?;
+        open.file.sync_all().map_err(TrackError::file("cannot write", &open.path))
+    }
+}
+
+impl Open {
+    /// Reads the columns of a run that goes on, or writes the first two of a new one.
+    fn header(&mut self) -> Result<()> {
+        let mut reader = ReaderBuilder::new()
+            .from_path(&self.path)
+            .map_err(|error| in_csv("cannot read", &self.path, error))?;
+        let found = reader.headers().map_err(|error| in_csv("cannot read", &self.path, error))?;
+        if found.is_empty() {
+            self.name(FIRST.map(str::to_owned).to_vec());
+            return self.write(&self.columns.clone());
+        }
+        if !found.iter().take(2).eq(FIRST) {
+            return Err(TrackError::Foreign {
+                path: self.path.clone(),
+                reason: format!("its first line is {}", found.iter().collect::<Vec<_>>().join(",")),
+            });
+        }
+        let found = found.iter().map(str::to_owned).collect();
+        self.name(found);
+        Ok(())
+    }
+
+    fn row(&mut self, values: &[(String, Value)], at: At) -> Result<()> {
+        let mut columns = self.columns.clone();
+        for (name, _) in values {
+            if !self.places.contains_key(name) && !columns.contains(name) {
+                columns.push(name.clone());
+            }
+        }
+        if columns.len() > self.columns.len() {
+            self.widen(columns)?;
+        }
+        let mut cells = vec![String::new(); self.columns.len()];
+        cells[0] = at.step.map_or_else(String::new, |step| step.to_string());
+        cells[1] = at.seconds().to_string();
+        for (name, value) in values {
+            cells[self.places[name]] = value.text();
+        }
+        self.write(&cells)
+    }
+
+    /// The same rows under more columns: beside, then in the old file's place.
+    fn widen(&mut self, columns: Vec<String>) -> Result<()> {
+        let beside = self.near("csv.new");
+        let failed = |error| in_csv("cannot write", &beside, error);
+        let mut reader = ReaderBuilder::new()
+            .has_headers(false)
+            .flexible(true)
+            .from_path(&self.path)
+            .map_err(|error| in_csv("cannot read", &self.path, error))?;
+        let mut writer = WriterBuilder::new().from_path(&beside).map_err(failed)?;
+        let mut row = StringRecord::new();
+        writer.write_record(&columns).map_err(failed)?;
+        let mut header = true;
+        while reader
+            .read_record(&mut row)
+            .map_err(|error| in_csv("cannot read", &self.path, error))?
+        {
+            if std::mem::take(&mut header) {
+                continue;
+            }
+            let blank = std::iter::repeat_n("", columns.len().saturating_sub(row.len()));
+            writer.write_record(row.iter().chain(blank)).map_err(failed)?;
+        }
+        let file = writer.into_inner().map_err(|error| {
+            TrackError::file("cannot write", &beside)(std::io::Error::other(error.to_string()))
+        })?;
+        file.sync_all().map_err(TrackError::file("cannot write", &beside))?;
+        fs::rename(&beside, &self.path).map_err(TrackError::file("cannot replace", &self.path))?;
+        self.file = append(&self.path)?;
+        self.name(columns);
+        Ok(())
+    }
+
+    fn name(&mut self, columns: Vec<String>) {
+        self.places = columns.iter().cloned().zip(0..).collect();
+        self.columns = columns;
+    }
+
+    /// In one write, so that a killed run leaves whole rows.
+    fn write(&mut self, cells: &[String]) -> Result<()> {
+        let mut writer = WriterBuilder::new().from_writer(Vec::new());
+        writer.write_record(cells).map_err(|error| in_csv("cannot write", &self.path, error))?;
+        let row = writer.into_inner().map_err(|error| {
+            TrackError::file("cannot write", &self.path)(std::io::Error::other(error.to_string()))
+        })?;
+        self.file.write_all(&row).map_err(TrackError::file("cannot write", &self.path))
+    }
+
+    fn near(&self, ending: &str) -> PathBuf {
+        let mut path = self.beside.clone().into_os_string();
+        path.push(".");
+        path.push(ending);
+        path.into()
+    }
+}
+
+fn append(path: &Path) -> Result<File> {
+    OpenOptions::new()
+        .create(true)
+        .read(true)
+        .append(true)
+        .open(path)
+        .map_err(TrackError::file("cannot open", path))
+}
+
+fn write_table(
+    path: &Path,
+    columns: &[String],
+    rows: impl Iterator<Item = Vec<String>>,
+) -> Result<()> {
+    let failed = |error| in_csv("cannot write", path, error);
+    let mut writer = WriterBuilder::new().from_path(path).map_err(failed)?;
+    writer.write_record(columns).map_err(failed)?;
+    for row in rows {
+        writer.write_record(row).map_err(failed)?;
+    }
+    writer.flush().map_err(TrackError::file("cannot write", path))
+}
+
+fn in_csv(action: &'static str, path: &Path, error: csv::Error) -> TrackError {
+    let reason = error.to_string();
+    match error.into_kind() {
+        csv::ErrorKind::Io(source) => TrackError::file(action, path)(source),
+        _ => TrackError::Foreign { path: path.to_owned(), reason },
+    }
+}
+
+const NAME: &str = "csv";
+const FIRST: [&str; 2] = ["_step", "_time"];

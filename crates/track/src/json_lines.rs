@@ -1,0 +1,215 @@
+//! One line of JSON per call: the default.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+use crate::run::seconds;
+use crate::{At, Config, Image, Outcome, Result, Run, Table, TrackError, Tracker, Value};
+
+/// Writes `FOLDER/PROJECT.jsonl`.
+///
+/// A line has the values under their names, in their order, with the step as `_step` and the time in
+/// seconds since 1970 as `_time`:
+///
+/// ```json
+/// {"_step":10,"_time":1763757346.25,"loss":0.5,"lr":0.01}
+/// ```
+///
+/// A run begins with a line `{"_event":"start","_time":…,"_project":…,"_config":{…}}` and ends with one
+/// of `"finish"`. A run that goes on appends to the file, after a half line that a killed run may have
+/// left is cut off. What is no number becomes a word, as JSON has none: `"NaN"`, `"Infinity"`,
+/// `"-Infinity"`. Each line is handed to the system before the call returns.
+///
+/// Texts and tables are lines; images are PNG files in `FOLDER/PROJECT.images`, and a line names them.
+#[derive(Debug)]
+pub struct JsonLines {
+    folder: PathBuf,
+    open: Option<Open>,
+}
+
+#[derive(Debug)]
+struct Open {
+    file: File,
+    path: PathBuf,
+    images: PathBuf,
+}
+
+impl JsonLines {
+    /// Writes into this folder, which is made at the start of the run.
+    #[must_use]
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into(), open: None }
+    }
+
+    fn open(&mut self) -> Result<&mut Open> {
+        self.open.as_mut().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })
+    }
+}
+
+impl Tracker for JsonLines {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn start(&mut self, run: &Run) -> Result<()> {
+        let name = run.file_name()?;
+        let path = self.folder.join(format!("{name}.jsonl"));
+        let images = self.folder.join(format!("{name}.images"));
+        fs::create_dir_all(&self.folder)
+            .map_err(TrackError::file("cannot make the folder", &self.folder))?;
+        let mut file = OpenOptions::new()
+            .create(true)
+            .read(true)
+            .append(true)
+            .open(&path)
+            .map_err(TrackError::file("cannot open", &path))?;
+        cut_half_line(&mut file).map_err(TrackError::file("cannot continue", &path))?;
+        let mut open = Open { file, path, images };
+        open.write(&Start {
+            began: seconds(run.began),
+            project: &run.project,
+            config: &run.config,
+        })?;
+        self.open = Some(open);
+        Ok(())
+    }
+
+    fn log(&mut self, values: &[(String, Value)], at: At) -> Result<()> {
+        if let Some((name, _)) = values.iter().find(|(name, _)| RESERVED.contains(&name.as_str())) {
+            return Err(TrackError::Reserved { name: name.clone() });
+        }
+        self.open()?.write(&Line { values, at })
+    }
+
+    fn log_text(&mut self, name: &str, text: &str, at: At) -> Result<()> {
+        self.log(&[(name.to_owned(), text.into())], at)
+    }
+
+    fn log_image(&mut self, name: &str, image: &Image, at: At) -> Result<()> {
+        let open = self.open()?;
+        let file = write_image(&open.images, name, image, at)?;
+        self.log(&[(name.to_owned(), file.display().to_string().into())], at)
+    }
+
+    fn log_table(&mut self, name: &str, table: &Table, at: At) -> Result<()> {
+        let table = table.json();
+        self.open()?.write(&TableLine { name, table: &table, at })
+    }
+
+    fn finish(&mut self, outcome: Outcome) -> Result<()> {
+        let mut open =
+            self.open.take().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })?;
+        open.write(&serde_json::json!({
+            "_event": match outcome { Outcome::Finished => "finish", Outcome::Failed => "failed" },
+            "_time": At::now().seconds(),
+        }))?;
+        // Here, not at each line: a sync takes milliseconds, and only a crash of the machine needs it.
+        open.file.sync_all().map_err(TrackError::file("cannot write", &open.path))
+    }
+}
+
+impl Open {
+    /// In one write, so that a reader never sees half of what belongs together.
+    fn write(&mut self, line: &impl Serialize) -> Result<()> {
+        let mut bytes = serde_json::to_vec(line)
+            .map_err(|error| TrackError::Config { reason: error.to_string() })?;
+        bytes.push(b'\n');
+        self.file.write_all(&bytes).map_err(TrackError::file("cannot write", &self.path))
+    }
+}
+
+/// Cuts off what stands after the last end of line. The file is in append mode, so the next line comes
+/// after it.
+pub(crate) fn cut_half_line(file: &mut File) -> std::io::Result<()> {
+    let length = file.metadata()?.len();
+    let mut end = length;
+    let mut block = [0; 4096];
+    while end > 0 {
+        let begin = end.saturating_sub(block.len() as u64);
+        let part = &mut block[..(end - begin) as usize];
+        file.seek(SeekFrom::Start(begin))?;
+        file.read_exact(part)?;
+        if let Some(newline) = part.iter().rposition(|&byte| byte == b'\n') {
+            end = begin + newline as u64 + 1;
+            break;
+        }
+        end = begin;
+    }
+    if end < length { file.set_len(end) } else { Ok(()) }
+}
+
+/// Writes the picture, and gives its place.
+pub(crate) fn write_image(folder: &Path, name: &str, image: &Image, at: At) -> Result<PathBuf> {
+    fs::create_dir_all(folder).map_err(TrackError::file("cannot make the folder", folder))?;
+    let name: String = name
+        .chars()
+        .map(|it| if it.is_alphanumeric() || "-_.".contains(it) { it } else { '_' })
+        .collect();
+    let step = at.step.map_or_else(|| format!("{:.6}", at.seconds()), |step| step.to_string());
+    let path = folder.join(format!("{name}-{step}.png"));
+    fs::write(&path, image.png()?).map_err(TrackError::file("cannot write", &path))?;
+    Ok(path)
+}
+
+struct Start<'a> {
+    began: f64,
+    project: &'a str,
+    config: &'a Config,
+}
+
+impl Serialize for Start<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut line = serializer.serialize_map(None)?;
+        line.serialize_entry("_event", "start")?;
+        line.serialize_entry("_time", &self.began)?;
+        line.serialize_entry("_project", self.project)?;
+        if !self.config.is_empty() {
+            line.serialize_entry("_config", self.config)?;
+        }
+        line.end()
+    }
+}
+
+struct Line<'a> {
+    values: &'a [(String, Value)],
+    at: At,
+}
+
+impl Serialize for Line<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut line = serializer.serialize_map(None)?;
+        begin(&mut line, self.at)?;
+        for (name, value) in self.values {
+            line.serialize_entry(name, &value.json())?;
+        }
+        line.end()
+    }
+}
+
+struct TableLine<'a> {
+    name: &'a str,
+    table: &'a serde_json::Value,
+    at: At,
+}
+
+impl Serialize for TableLine<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut line = serializer.serialize_map(None)?;
+        begin(&mut line, self.at)?;
+        line.serialize_entry(self.name, self.table)?;
+        line.end()
+    }
+}
+
+fn begin<M: SerializeMap>(line: &mut M, at: At) -> std::result::Result<(), M::Error> {
+    if let Some(step) = at.step {
+        line.serialize_entry("_step", &step)?;
+    }
+    line.serialize_entry("_time", &at.seconds())
+}
+
+const NAME: &str = "jsonl";
+const RESERVED: [&str; 5] = ["_step", "_time", "_event", "_project", "_config"];

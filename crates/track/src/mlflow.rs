@@ -1,0 +1,259 @@
+//! A run on an MLflow server.
+
+mod batch;
+mod client;
+mod sender;
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::{At, Config, Image, Outcome, Result, Run, Table, TrackError, Tracker, Value};
+use batch::{Entity, key};
+use client::{Client, RunInfo};
+use sender::Sender;
+
+/// Sends a run to an MLflow server over its HTTP interface (`/api/2.0/mlflow`).
+///
+/// The project is the experiment, which is made if it is not there; settings are parameters, numbers
+/// are metrics, words are tags. A thread of its own sends what is logged, many values at a time, so a
+/// slow server does not hold up training. When the server is away it tries again, for as long as the run
+/// goes on; what does not fit 64 MiB is lost, the oldest first. Starting is different: a server that does
+/// not answer then is an error.
+///
+/// A loss is said in the log and does not end training, unless [`Mlflow::strict`] is set. MLflow allows
+/// letters, digits, `_-. :/` in names; what else there is becomes `_`.
+///
+/// ```no_run
+/// use brigade_track::Mlflow;
+///
+/// let tracker = Mlflow::new("http://localhost:5000")?.run_name("first try");
+/// # Ok::<(), brigade_track::TrackError>(())
+/// ```
+pub struct Mlflow {
+    client: Client,
+    run_name: Option<String>,
+    resumed: Option<String>,
+    strict: bool,
+    patience: Duration,
+    open: Option<Open>,
+}
+
+/// How to prove to a server who is asking.
+#[derive(Clone)]
+pub enum Credentials {
+    /// A name and a password.
+    Basic {
+        /// The name.
+        user: String,
+        /// The password.
+        password: String,
+    },
+    /// A token.
+    Bearer(String),
+}
+
+struct Open {
+    run: RunInfo,
+    sender: Sender,
+}
+
+impl Mlflow {
+    /// The server at this address, like `http://host:5000`. `https` needs the feature `https`.
+    ///
+    /// # Errors
+    /// [`TrackError::Address`] for what is no such address.
+    pub fn new(url: &str) -> Result<Self> {
+        Ok(Self {
+            client: Client::new(url)?,
+            run_name: None,
+            resumed: None,
+            strict: false,
+            patience: Duration::from_secs(10),
+            open: None,
+        })
+    }
+
+    /// The name that MLflow shows for the run; it makes one up otherwise.
+    #[must_use]
+    pub fn run_name(mut self, name: impl Into<String>) -> Self {
+        self.run_name = Some(name.into());
+        self
+    }
+
+    /// Goes on with a run that is there, instead of a new one.
+    #[must_use]
+    pub fn resume(mut self, run_id: impl Into<String>) -> Self {
+        self.resumed = Some(run_id.into());
+        self
+    }
+
+    /// Proves who is asking.
+    #[must_use]
+    pub fn credentials(mut self, credentials: &Credentials) -> Self {
+        self.client.authorize(credentials);
+        self
+    }
+
+    /// Whether values that could not be sent are an error of the next call. Off unless set: they are
+    /// said in the log.
+    #[must_use]
+    pub fn strict(mut self, strict: bool) -> Self {
+        self.strict = strict;
+        self
+    }
+
+    /// How long `finish` waits for what is still to be sent; 10 s unless set.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// The run's number on the server, once it has begun: what [`Mlflow::resume`] takes.
+    #[must_use]
+    pub fn run_id(&self) -> Option<&str> {
+        self.open.as_ref().map(|open| open.run.run_id.as_str())
+    }
+
+    fn parameters(&self, run: &RunInfo, config: &Config) -> Result<()> {
+        let parameters =
+            config.flat().into_iter().map(|(name, value)| Entity::parameter(&name, &value));
+        for batch in batch::cut(&mut parameters.collect()) {
+            match self.client.log_batch(&run.run_id, &batch) {
+                // A run that goes on has them, and MLflow lets nobody change them.
+                Err(TrackError::Refused { reason, .. }) if self.resumed.is_some() => {
+                    tracing::warn!(
+                        "the run's settings differ from those of the run it continues: {reason}"
+                    );
+                }
+                answer => answer?,
+            }
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, entity: Entity) -> Result<()> {
+        let strict = self.strict;
+        let open = self.open()?;
+        open.sender.push(entity);
+        match open.sender.failure() {
+            Some(failure) if strict => Err(failure),
+            _ => Ok(()),
+        }
+    }
+
+    fn open(&mut self) -> Result<&mut Open> {
+        self.open.as_mut().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })
+    }
+
+    fn artifact(&mut self, what: &'static str, path: &str, bytes: Vec<u8>) -> Result<()> {
+        let Some(folder) = self.open()?.run.artifacts() else {
+            // The server lets clients write to the store itself, whatever that is.
+            return Err(TrackError::Unsupported { tracker: NAME.to_owned(), what });
+        };
+        let path = format!("{folder}/{}", path.replace(['%', '?', '#', ' '], "_"));
+        self.push(Entity::Artifact { path, bytes })
+    }
+
+    fn end(&mut self, outcome: Outcome) -> Result<()> {
+        let mut open =
+            self.open.take().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })?;
+        let failure = open.sender.close(self.patience);
+        let ended = self.client.set_terminated(&open.run.run_id, outcome, At::now());
+        match failure.or_else(|| ended.err()) {
+            Some(failure) if self.strict => Err(failure),
+            Some(failure) => {
+                tracing::warn!("{failure}");
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Tracker for Mlflow {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn start(&mut self, run: &Run) -> Result<()> {
+        let info = match &self.resumed {
+            Some(run_id) => self.client.resume_run(run_id)?,
+            None => {
+                let experiment = self.client.experiment(&run.project)?;
+                let began = At { step: None, time: run.began };
+                self.client.create_run(&experiment, self.run_name.as_deref(), began)?
+            }
+        };
+        self.parameters(&info, &run.config)?;
+        let sender = Sender::spawn(self.client.clone(), info.run_id.clone())?;
+        self.open = Some(Open { run: info, sender });
+        Ok(())
+    }
+
+    fn log(&mut self, values: &[(String, Value)], at: At) -> Result<()> {
+        for (name, value) in values {
+            self.push(match value.number() {
+                Some(number) => Entity::metric(name, number, at),
+                None => Entity::tag(name, &value.text()),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn log_text(&mut self, name: &str, text: &str, at: At) -> Result<()> {
+        self.artifact("text", &place(name, at, "txt"), text.as_bytes().to_vec())
+    }
+
+    fn log_image(&mut self, name: &str, image: &Image, at: At) -> Result<()> {
+        self.artifact("images", &format!("images/{}", place(name, at, "png")), image.png()?)
+    }
+
+    fn log_table(&mut self, name: &str, table: &Table, at: At) -> Result<()> {
+        self.artifact("tables", &place(name, at, "json"), table.json().to_string().into_bytes())
+    }
+
+    fn finish(&mut self, outcome: Outcome) -> Result<()> {
+        self.end(outcome)
+    }
+}
+
+/// A run that nobody ended did not come to its end.
+impl Drop for Mlflow {
+    fn drop(&mut self) {
+        if self.open.is_some() {
+            let _ = self.end(Outcome::Failed);
+        }
+    }
+}
+
+impl fmt::Debug for Mlflow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mlflow")
+            .field("url", &self.client.url())
+            .field("run_id", &self.run_id())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Without the password.
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Basic { user, .. } => {
+                f.debug_struct("Basic").field("user", user).finish_non_exhaustive()
+            }
+            Self::Bearer(_) => f.debug_tuple("Bearer").finish_non_exhaustive(),
+        }
+    }
+}
+
+/// The file of what was logged at a step.
+fn place(name: &str, at: At, ending: &str) -> String {
+    match at.step {
+        Some(step) => format!("{}-{step}.{ending}", key(name)),
+        None => format!("{}.{ending}", key(name)),
+    }
+}
+
+const NAME: &str = "mlflow";

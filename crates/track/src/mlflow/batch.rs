@@ -1,0 +1,166 @@
+//! What is sent, in pieces that MLflow takes.
+
+use std::collections::VecDeque;
+
+use serde_json::{Value as Json, json};
+
+use crate::run::since_1970;
+use crate::value::float_as_json;
+use crate::{At, Value};
+
+/// One thing to send.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Entity {
+    Metric(Json),
+    Parameter(Json),
+    Tag(Json),
+    Artifact { path: String, bytes: Vec<u8> },
+}
+
+/// The body of a request `log-batch`, without the run.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Batch {
+    pub(super) metrics: Vec<Json>,
+    pub(super) params: Vec<Json>,
+    pub(super) tags: Vec<Json>,
+}
+
+impl Entity {
+    pub(super) fn metric(name: &str, value: f64, at: At) -> Self {
+        Self::Metric(json!({
+            "key": key(name),
+            "value": float_as_json(value),
+            "timestamp": milliseconds(at),
+            "step": at.step.unwrap_or(0).min(i64::MAX as u64),
+        }))
+    }
+
+    pub(super) fn parameter(name: &str, value: &Value) -> Self {
+        Self::Parameter(
+            json!({ "key": key(name), "value": shortened(&value.text(), LONGEST_PARAMETER) }),
+        )
+    }
+
+    pub(super) fn tag(name: &str, value: &str) -> Self {
+        Self::Tag(json!({ "key": key(name), "value": shortened(value, LONGEST_TAG) }))
+    }
+
+    /// Bytes that it takes in memory and in a request, about.
+    pub(super) fn weight(&self) -> usize {
+        match self {
+            Self::Artifact { path, bytes } => path.len() + bytes.len(),
+            Self::Metric(it) | Self::Parameter(it) | Self::Tag(it) => {
+                let text = |name| it[name].as_str().map_or(24, str::len);
+                // Every character may need six in JSON; most need one.
+                80 + text("key") + 2 * text("value")
+            }
+        }
+    }
+}
+
+impl Batch {
+    pub(super) fn len(&self) -> usize {
+        self.metrics.len() + self.params.len() + self.tags.len()
+    }
+}
+
+/// The first batch of what waits: up to an artifact, or to one of MLflow's limits. Empty when there is
+/// an artifact first, or nothing.
+pub(super) fn next(waiting: &mut VecDeque<Entity>) -> Batch {
+    let mut batch = Batch::default();
+    let mut weight = 0;
+    while let Some(entity) = waiting.front() {
+        weight += entity.weight();
+        let short = batch.len() < MOST && (weight <= LARGEST || batch.len() == 0);
+        let list = match entity {
+            Entity::Metric(_) if short => &mut batch.metrics,
+            Entity::Parameter(_) if short && batch.params.len() < MOST_WORDS => &mut batch.params,
+            Entity::Tag(_) if short && batch.tags.len() < MOST_WORDS => &mut batch.tags,
+            _ => break,
+        };
+        if let Some(Entity::Metric(it) | Entity::Parameter(it) | Entity::Tag(it)) =
+            waiting.pop_front()
+        {
+            list.push(it);
+        }
+    }
+    batch
+}
+
+/// All batches of a list without artifacts.
+pub(super) fn cut(waiting: &mut VecDeque<Entity>) -> Vec<Batch> {
+    std::iter::from_fn(|| Some(next(waiting)).filter(|batch| batch.len() > 0)).collect()
+}
+
+/// A name that MLflow takes.
+pub(super) fn key(name: &str) -> String {
+    let allowed = |it: char| it.is_alphanumeric() || "_-. :/".contains(it);
+    let name: String = name.chars().map(|it| if allowed(it) { it } else { '_' }).collect();
+    // It is a path to MLflow, and must not lead elsewhere.
+    let parts = name.split('/').filter(|part| !matches!(*part, "" | "." | ".."));
+    let name = shortened(&parts.collect::<Vec<_>>().join("/"), LONGEST_KEY).to_owned();
+    if name.is_empty() { "_".to_owned() } else { name }
+}
+
+pub(super) fn milliseconds(at: At) -> u64 {
+    u64::try_from(since_1970(at.time).as_millis()).unwrap_or(u64::MAX)
+}
+
+fn shortened(text: &str, characters: usize) -> &str {
+    text.char_indices().nth(characters).map_or(text, |(end, _)| &text[..end])
+}
+
+/// MLflow's limits: entities, parameters or tags, and bytes of a request, here with room to spare.
+const MOST: usize = 1000;
+const MOST_WORDS: usize = 100;
+const LARGEST: usize = 800_000;
+const LONGEST_KEY: usize = 250;
+const LONGEST_PARAMETER: usize = 6000;
+const LONGEST_TAG: usize = 5000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metrics(count: usize) -> VecDeque<Entity> {
+        (0..count).map(|it| Entity::metric("m", it as f64, At::step(it as u64))).collect()
+    }
+
+    #[test]
+    fn batches_keep_to_the_limits_and_lose_nothing() {
+        let sizes = |mut waiting| cut(&mut waiting).iter().map(Batch::len).collect::<Vec<_>>();
+        assert_eq!(sizes(metrics(2500)), [1000, 1000, 500]);
+        assert_eq!(sizes(VecDeque::new()), [0usize; 0]);
+        let words = (0..250).map(|it| Entity::tag("t", &it.to_string())).collect();
+        assert_eq!(sizes(words), [100, 100, 50]);
+        let long = (0..400).map(|_| Entity::parameter("p", &"x".repeat(9000).into())).collect();
+        let sizes = sizes(long);
+        assert!(sizes.iter().all(|&size| size <= 67) && sizes.iter().sum::<usize>() == 400);
+    }
+
+    #[test]
+    fn an_artifact_waits_for_its_turn() {
+        let mut waiting = metrics(2);
+        waiting.push_back(Entity::Artifact { path: "a".into(), bytes: vec![1] });
+        waiting.extend(metrics(1));
+        assert_eq!(next(&mut waiting).len(), 2);
+        assert_eq!((next(&mut waiting).len(), waiting.len()), (0, 2));
+    }
+
+    #[test]
+    fn names_are_those_that_mlflow_takes() {
+        for (name, expected) in [
+            ("loss", "loss"),
+            ("train/loss (mean)", "train/loss _mean_"),
+            ("../x//y/.", "x/y"),
+            ("", "_"),
+            ("päivä=1", "päivä_1"),
+        ] {
+            assert_eq!(key(name), expected);
+        }
+        assert_eq!(key(&"é".repeat(300)).chars().count(), 250);
+        let metric = Entity::metric("x", f64::NEG_INFINITY, At::step(u64::MAX));
+        let Entity::Metric(json) = metric else { panic!("{metric:?}") };
+        assert_eq!((&json["value"], &json["step"]), (&"-Infinity".into(), &i64::MAX.into()));
+    }
+}

@@ -1,0 +1,302 @@
+//! The few calls of MLflow's interface.
+
+use std::thread;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value as Json, json};
+use ureq::Agent;
+use ureq::http::Method;
+
+use super::Credentials;
+use super::batch::{Batch, milliseconds};
+use crate::{At, Outcome, Result, TrackError};
+
+/// A server.
+#[derive(Clone)]
+pub(super) struct Client {
+    http: Agent,
+    /// Like `http://host:5000`.
+    url: String,
+    authorization: Option<String>,
+}
+
+/// A run on it.
+#[derive(Debug, Clone)]
+pub(super) struct RunInfo {
+    pub(super) run_id: String,
+    artifact_uri: String,
+}
+
+impl RunInfo {
+    /// Where the server itself takes files, if it does.
+    pub(super) fn artifacts(&self) -> Option<&str> {
+        let path = self.artifact_uri.strip_prefix("mlflow-artifacts:")?;
+        match path.strip_prefix("//") {
+            // A host stands between.
+            Some(rest) => Some(rest.split_once('/')?.1),
+            None => Some(path.trim_start_matches('/')),
+        }
+    }
+}
+
+impl Client {
+    pub(super) fn new(url: &str) -> Result<Self> {
+        let plain = url.trim().trim_end_matches('/');
+        let wrong =
+            |reason: &str| TrackError::Address { url: url.to_owned(), reason: reason.into() };
+        let rest = match plain.split_once("://") {
+            Some(("http", rest)) => rest,
+            Some(("https", rest)) if cfg!(feature = "https") => rest,
+            Some(("https", _)) => {
+                return Err(wrong("this program was built without the feature `https`"));
+            }
+            _ => return Err(wrong("it does not begin with http://")),
+        };
+        if rest.is_empty() || rest.starts_with([':', '/']) || rest.contains(char::is_whitespace) {
+            return Err(wrong("it names no host"));
+        }
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(CONNECT))
+            .timeout_global(Some(ANSWER))
+            .build();
+        Ok(Self { http: config.new_agent(), url: plain.to_owned(), authorization: None })
+    }
+
+    pub(super) fn authorize(&mut self, credentials: &Credentials) {
+        self.authorization = Some(match credentials {
+            Credentials::Bearer(token) => format!("Bearer {token}"),
+            Credentials::Basic { user, password } => {
+                format!("Basic {}", STANDARD.encode(format!("{user}:{password}")))
+            }
+        });
+    }
+
+    pub(super) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The number of the experiment of that name, which is made if it is not there.
+    pub(super) fn experiment(&self, name: &str) -> Result<String> {
+        let what = "the experiment";
+        let query = format!("experiments/get-by-name?experiment_name={}", escaped(name));
+        let answer = match self.patiently(Method::GET, &query, what, None) {
+            // Another process may make it between the two calls; then it is there when we ask again.
+            Err(TrackError::Refused { status: 404, .. }) => {
+                let made = self.patiently(
+                    Method::POST,
+                    "experiments/create",
+                    what,
+                    Some(&json!({ "name": name })),
+                );
+                match made {
+                    Err(TrackError::Refused { .. }) => {
+                        self.patiently(Method::GET, &query, what, None)?
+                    }
+                    made => return self.text(&made?, &["experiment_id"], what),
+                }
+            }
+            answer => answer?,
+        };
+        self.text(&answer, &["experiment", "experiment_id"], what)
+    }
+
+    pub(super) fn create_run(
+        &self,
+        experiment: &str,
+        name: Option<&str>,
+        began: At,
+    ) -> Result<RunInfo> {
+        let mut request = json!({ "experiment_id": experiment, "start_time": milliseconds(began) });
+        if let Some(name) = name {
+            request["run_name"] = name.into();
+        }
+        let what = "a new run";
+        let answer = self.patiently(Method::POST, "runs/create", what, Some(&request))?;
+        self.run_info(&answer, what)
+    }
+
+    /// A run that is there, running again.
+    pub(super) fn resume_run(&self, run_id: &str) -> Result<RunInfo> {
+        let what = "the run to continue";
+        let query = format!("runs/get?run_id={}", escaped(run_id));
+        let answer = self.patiently(Method::GET, &query, what, None)?;
+        let request = json!({ "run_id": run_id, "status": "RUNNING" });
+        self.patiently(Method::POST, "runs/update", what, Some(&request))?;
+        self.run_info(&answer, what)
+    }
+
+    /// Once: who sends batches decides what to do when it fails.
+    pub(super) fn log_batch(&self, run_id: &str, batch: &Batch) -> Result<()> {
+        let request = json!({
+            "run_id": run_id,
+            "metrics": batch.metrics,
+            "params": batch.params,
+            "tags": batch.tags,
+        });
+        self.ask(Method::POST, "runs/log-batch", "values", Some(&request)).map(drop)
+    }
+
+    /// A file, once.
+    pub(super) fn put(&self, path: &str, bytes: &[u8]) -> Result<()> {
+        let url = format!("{}/api/2.0/mlflow-artifacts/artifacts/{path}", self.url);
+        let mut request = self.http.put(&url);
+        if let Some(authorization) = &self.authorization {
+            request = request.header("Authorization", authorization);
+        }
+        self.answer(request.send(bytes), "a file").map(drop)
+    }
+
+    pub(super) fn set_terminated(&self, run_id: &str, outcome: Outcome, at: At) -> Result<()> {
+        let status = match outcome {
+            Outcome::Finished => "FINISHED",
+            Outcome::Failed => "FAILED",
+        };
+        let request = json!({ "run_id": run_id, "status": status, "end_time": milliseconds(at) });
+        self.patiently(Method::POST, "runs/update", "the run's end", Some(&request)).map(drop)
+    }
+
+    /// With a few attempts: a server may be starting, or have a moment of its own.
+    fn patiently(
+        &self,
+        method: Method,
+        path: &str,
+        what: &'static str,
+        body: Option<&Json>,
+    ) -> Result<Json> {
+        let mut pause = PAUSE;
+        for _ in 1..ATTEMPTS {
+            match self.ask(method.clone(), path, what, body) {
+                Err(error) if passes(&error) => {
+                    thread::sleep(pause);
+                    pause *= 2;
+                }
+                answer => return answer,
+            }
+        }
+        self.ask(method, path, what, body)
+    }
+
+    fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        what: &'static str,
+        body: Option<&Json>,
+    ) -> Result<Json> {
+        let mut request = ureq::http::Request::builder()
+            .method(method)
+            .uri(format!("{}/api/2.0/mlflow/{path}", self.url))
+            .header("Content-Type", "application/json");
+        if let Some(authorization) = &self.authorization {
+            request = request.header("Authorization", authorization);
+        }
+        let wrong = |error: ureq::http::Error| TrackError::Address {
+            url: self.url.clone(),
+            reason: error.to_string(),
+        };
+        let answer = match body {
+            Some(body) => self.http.run(request.body(body.to_string()).map_err(wrong)?),
+            None => self.http.run(request.body(()).map_err(wrong)?),
+        };
+        let text = self.answer(answer, what)?;
+        serde_json::from_str(&text).map_err(|error| self.not_mlflow(what, &error.to_string()))
+    }
+
+    fn answer(
+        &self,
+        answer: std::result::Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+        what: &'static str,
+    ) -> Result<String> {
+        let away = |error: ureq::Error| TrackError::Unreachable {
+            url: self.url.clone(),
+            reason: error.to_string(),
+        };
+        let answer = answer.map_err(away)?;
+        let status = answer.status();
+        let body = answer.into_body().into_with_config().limit(LONGEST_ANSWER).read_to_string();
+        if status.is_success() {
+            return body.map_err(away);
+        }
+        let body = body.unwrap_or_default();
+        let reason = match serde_json::from_str::<Json>(&body) {
+            Ok(json) => json["message"].as_str().unwrap_or("it does not say why").to_owned(),
+            Err(_) => status.canonical_reason().unwrap_or("it does not say why").to_owned(),
+        };
+        Err(TrackError::Refused { url: self.url.clone(), what, status: status.as_u16(), reason })
+    }
+
+    fn run_info(&self, answer: &Json, what: &'static str) -> Result<RunInfo> {
+        Ok(RunInfo {
+            run_id: self.text(answer, &["run", "info", "run_id"], what)?,
+            artifact_uri: self.text(answer, &["run", "info", "artifact_uri"], what)?,
+        })
+    }
+
+    fn text(&self, answer: &Json, path: &[&str], what: &'static str) -> Result<String> {
+        let found = path.iter().try_fold(answer, |json, name| json.get(name));
+        match found.and_then(Json::as_str) {
+            Some(text) => Ok(text.to_owned()),
+            None => Err(self.not_mlflow(what, &format!("it has no {}", path.join(".")))),
+        }
+    }
+
+    fn not_mlflow(&self, what: &'static str, reason: &str) -> TrackError {
+        TrackError::NotMlflow { url: self.url.clone(), what, reason: reason.to_owned() }
+    }
+}
+
+/// Whether another attempt may have another outcome.
+pub(super) fn passes(error: &TrackError) -> bool {
+    match error {
+        TrackError::Unreachable { .. } => true,
+        TrackError::Refused { status, .. } => matches!(status, 408 | 429 | 500 | 502..=504),
+        _ => false,
+    }
+}
+
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+            escaped.push(char::from(byte));
+        } else {
+            escaped.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    escaped
+}
+
+const CONNECT: Duration = Duration::from_secs(5);
+const ANSWER: Duration = Duration::from_secs(30);
+const ATTEMPTS: u32 = 4;
+/// Before the second attempt; doubled before each of the next.
+const PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_ANSWER: u64 = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_checked() {
+        assert_eq!(Client::new(" http://a:5000/ ").map(|it| it.url).unwrap(), "http://a:5000");
+        for wrong in ["a:5000", "ftp://a", "http://", "http://:5000", "http://a b"] {
+            assert!(matches!(Client::new(wrong), Err(TrackError::Address { .. })), "{wrong}");
+        }
+        assert_eq!(escaped("a b/ä"), "a%20b%2F%C3%A4");
+    }
+
+    #[test]
+    fn where_the_server_takes_files() {
+        let at = |uri: &str| {
+            let run = RunInfo { run_id: String::new(), artifact_uri: uri.to_owned() };
+            run.artifacts().map(str::to_owned)
+        };
+        assert_eq!(at("mlflow-artifacts:/0/ab/artifacts").as_deref(), Some("0/ab/artifacts"));
+        assert_eq!(at("mlflow-artifacts://h:1/0/ab").as_deref(), Some("0/ab"));
+        assert_eq!(at("s3://bucket/0/ab"), None);
+    }
+}
