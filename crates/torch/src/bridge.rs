@@ -283,7 +283,12 @@ pub(crate) mod ffi {
         /// # Safety
         /// See `tensor_data`.
         unsafe fn gradient(tensor: *const Tensor) -> Result<*mut Tensor>;
+        /// # Safety
+        /// Both pointers are valid for the call.
+        unsafe fn set_gradient(tensor: *const Tensor, gradient: *const Tensor) -> Result<()>;
         fn grad_enabled() -> bool;
+        fn rng_state(cuda_device: i32) -> Result<Vec<u8>>;
+        fn set_rng_state(cuda_device: i32, state: &[u8]) -> Result<()>;
         fn keep_freed_memory() -> bool;
         fn libtorch_version() -> String;
         fn cuda_compiled() -> bool;

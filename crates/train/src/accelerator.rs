@@ -6,10 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use brigade_torch::{DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, ProcessGroup, ReducerOptions};
+use brigade_torch::{
+    DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, ProcessGroup, ReducerOptions, Store,
+};
 use brigade_world::World;
 
 use crate::accumulate::{Accumulation, GradientAccumulation};
+use crate::checkpoint::{Checkpoints, ProjectConfiguration};
 use crate::connect;
 use crate::error::Result;
 use crate::hook::CommHook;
@@ -17,6 +20,7 @@ use crate::join::EvenBatches;
 use crate::loader::LoaderRules;
 use crate::precision::{Numerics, NumericsOptions};
 use crate::prepare::Prepare;
+use crate::registry::Registry;
 use crate::watch::{Watch, WatchOptions};
 
 /// What `brigade launch` (or torchrun) set up, as a value: the process's place among the ranks, its
@@ -57,6 +61,8 @@ pub struct Accelerator {
     pub(crate) even_batches: Arc<EvenBatches>,
     pub(crate) trigger: Arc<AtomicBool>,
     pub(crate) watch: Arc<Watch>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) checkpoints: Arc<Checkpoints>,
 }
 
 /// The process's place and its connections. Shared by everything that was prepared.
@@ -67,6 +73,10 @@ pub(crate) struct Job {
     /// The ranks of this host, when there are several hosts.
     pub(crate) host_group: Option<ProcessGroup>,
     pub(crate) device: Device,
+    /// Where the ranks met, for messages beside the collectives; `None` when there is one rank.
+    pub(crate) store: Option<Store>,
+    /// The time limit of joining and of every collective.
+    pub(crate) timeout: Duration,
 }
 
 /// What a builder collects.
@@ -93,6 +103,7 @@ pub struct AcceleratorBuilder {
     debug: Option<bool>,
     options: Options,
     pub(crate) watch: WatchOptions,
+    project: ProjectConfiguration,
 }
 
 impl Accelerator {
@@ -115,6 +126,7 @@ impl Accelerator {
             numerics: NumericsOptions::default(),
             sharing: None,
             debug: None,
+            project: ProjectConfiguration::default(),
             options: Options {
                 reducer: ReducerOptions::default(),
                 loader: LoaderRules::default(),
@@ -319,6 +331,12 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Where numbered checkpoints go, and how checkpoints are written.
+    pub fn project(mut self, project: ProjectConfiguration) -> Self {
+        self.project = project;
+        self
+    }
+
     /// Uses another Accelerator's place, connections and device: a process joins its job once.
     pub fn sharing(mut self, other: &Accelerator) -> Self {
         self.sharing = Some(other.clone());
@@ -357,6 +375,8 @@ impl AcceleratorBuilder {
             even_batches: Arc::default(),
             trigger: Arc::default(),
             watch,
+            registry: Arc::default(),
+            checkpoints: Arc::new(Checkpoints::new(self.project)),
         })
     }
 }

@@ -8,6 +8,7 @@
 mod accelerator;
 mod accumulate;
 mod batch_size;
+mod checkpoint;
 mod clip;
 mod connect;
 mod dispatch;
@@ -23,10 +24,12 @@ mod meter;
 mod metrics;
 mod model;
 mod optim;
+mod position;
 mod precision;
 mod prepare;
 mod profile;
 mod progress;
+mod registry;
 mod save;
 mod scaler;
 mod scheduler;
@@ -40,10 +43,14 @@ mod weighted;
 
 pub use accelerator::{Accelerator, AcceleratorBuilder};
 pub use accumulate::GradientAccumulation;
+pub use brigade_checkpoint::Value;
 pub use brigade_torch::{
     Bucket, Compression, Device, GradientHook, Kind, ReduceOp, ReducerOptions, Tensor, Tensors,
 };
 pub use brigade_track as track;
+pub use checkpoint::{
+    Checkpointed, HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration,
+};
 pub use clip::{ClipNorm, Parameters};
 pub use dispatch::{Layout, Rebuild};
 pub use error::{Error, Result};
