@@ -7,6 +7,7 @@ mod load;
 mod project;
 mod ranks;
 mod save;
+mod scheduler;
 mod write;
 
 use std::fmt;
