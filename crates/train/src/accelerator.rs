@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use brigade_torch::{
@@ -9,11 +10,12 @@ use brigade_torch::{
 };
 use brigade_world::World;
 
-use crate::accumulate::Accumulation;
+use crate::accumulate::{Accumulation, GradientAccumulation};
 use crate::checkpoint::{Checkpoints, ProjectConfiguration};
 use crate::connect;
 use crate::error::Result;
 use crate::loader::LoaderRules;
+use crate::precision::{Numerics, NumericsOptions};
 use crate::prepare::Prepare;
 use crate::registry::Registry;
 
@@ -50,6 +52,9 @@ pub struct Accelerator {
     pub(crate) options: Arc<Options>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) checkpoints: Arc<Checkpoints>,
+    pub(crate) numerics: Arc<Numerics>,
+    /// Whether the start-up line has been written.
+    pub(crate) said: Arc<AtomicBool>,
 }
 
 /// The process's place and its connections. Shared by everything that was prepared.
@@ -71,6 +76,7 @@ pub(crate) struct Job {
 pub(crate) struct Options {
     pub(crate) reducer: ReducerOptions,
     pub(crate) loader: LoaderRules,
+    pub(crate) quiet: bool,
 }
 
 /// Settings of an [`Accelerator`]. Every one has a default.
@@ -80,7 +86,9 @@ pub struct AcceleratorBuilder {
     cpu: bool,
     timeout: Duration,
     gloo: Option<GlooDevice>,
-    gradient_accumulation_steps: usize,
+    /// `None`: as the environment says.
+    accumulation: Option<GradientAccumulation>,
+    pub(crate) numerics: NumericsOptions,
     sharing: Option<Accelerator>,
     options: Options,
     project: ProjectConfiguration,
@@ -102,10 +110,15 @@ impl Accelerator {
             cpu: false,
             timeout: DEFAULT_GROUP_TIMEOUT,
             gloo: None,
-            gradient_accumulation_steps: 1,
+            accumulation: None,
+            numerics: NumericsOptions::default(),
             sharing: None,
             project: ProjectConfiguration::default(),
-            options: Options { reducer: ReducerOptions::default(), loader: LoaderRules::default() },
+            options: Options {
+                reducer: ReducerOptions::default(),
+                loader: LoaderRules::default(),
+                quiet: false,
+            },
         }
     }
 
@@ -230,9 +243,23 @@ impl AcceleratorBuilder {
     }
 
     /// Batches whose gradients are added up before each optimizer step; see
-    /// [`Accelerator::accumulate`].
-    pub fn gradient_accumulation_steps(mut self, steps: usize) -> Self {
-        self.gradient_accumulation_steps = steps;
+    /// [`Accelerator::accumulate`]. Unless set it is what the environment says
+    /// (`ACCELERATE_GRADIENT_ACCUMULATION_STEPS`), else 1.
+    pub fn gradient_accumulation_steps(self, steps: usize) -> Self {
+        let before = self.accumulation.unwrap_or_default();
+        self.gradient_accumulation(GradientAccumulation { steps, ..before })
+    }
+
+    /// [`AcceleratorBuilder::gradient_accumulation_steps`] with all that can be chosen about them.
+    pub fn gradient_accumulation(mut self, settings: GradientAccumulation) -> Self {
+        self.accumulation = Some(settings);
+        self
+    }
+
+    /// Leaves out the line that the main process writes to standard error when the first model is
+    /// prepared: processes, device, precision, memory format. Off unless set.
+    pub fn quiet(mut self, quiet: bool) -> Self {
+        self.options.quiet = quiet;
         self
     }
 
@@ -278,15 +305,21 @@ impl AcceleratorBuilder {
     /// # Errors
     /// As [`Accelerator::new`]; [`crate::Error::Misuse`] for zero accumulation steps.
     pub fn build(self) -> Result<Accelerator> {
-        let accumulation = Arc::new(Accumulation::new(self.gradient_accumulation_steps)?);
+        let settings = self.accumulation.map_or_else(GradientAccumulation::from_env, Ok)?;
+        let accumulation = Arc::new(Accumulation::new(settings)?);
         let job = match self.sharing {
             Some(other) => other.job,
             None => Arc::new(connect::join(World::from_env()?, self.cpu, self.timeout, self.gloo)?),
         };
+        let numerics = Arc::new(self.numerics.decide(job.group.as_ref())?);
+        let said = Arc::new(AtomicBool::new(false));
         let registry = Arc::new(Registry::default());
-        let (options, checkpoints) =
-            (Arc::new(self.options), Checkpoints::new(self.project).into());
-        Ok(Accelerator { job, accumulation, options, registry, checkpoints })
+        if let Some(scaler) = &numerics.scaler {
+            registry.keep(Arc::new(scaler.clone()));
+        }
+        let checkpoints = Arc::new(Checkpoints::new(self.project));
+        let options = Arc::new(self.options);
+        Ok(Accelerator { job, accumulation, options, numerics, said, registry, checkpoints })
     }
 }
 

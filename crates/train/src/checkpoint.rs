@@ -7,6 +7,7 @@ mod load;
 mod project;
 mod ranks;
 mod save;
+mod scaler;
 mod scheduler;
 mod write;
 

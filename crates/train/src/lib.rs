@@ -7,37 +7,48 @@
 
 mod accelerator;
 mod accumulate;
+mod batch_size;
 mod checkpoint;
+mod clip;
 mod connect;
 mod dispatch;
 mod error;
 mod gather;
 mod loader;
+mod memory_format;
 mod metrics;
 mod model;
 mod optim;
 mod position;
+mod precision;
 mod prepare;
 mod progress;
 mod registry;
 mod save;
+mod scaler;
 mod scheduler;
 mod scope;
 mod split;
+mod start_line;
+mod weighted;
 
 pub use accelerator::{Accelerator, AcceleratorBuilder};
+pub use accumulate::GradientAccumulation;
 pub use brigade_checkpoint::Value;
 pub use brigade_torch::{Device, Kind, ReduceOp, ReducerOptions, Tensor, Tensors};
 pub use checkpoint::{
     Checkpointed, HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration,
 };
+pub use clip::{ClipNorm, Parameters};
 pub use dispatch::{Layout, Rebuild};
 pub use error::{Error, Result};
 pub use loader::{Batches, Epochs, PreparedLoader};
 pub use metrics::Accuracy;
 pub use model::{PreparedModel, PreparedModels};
 pub use optim::{Adam, Optimizer, Sgd, Trainable};
+pub use precision::{AutocastOptions, Precision};
 pub use prepare::Prepare;
 pub use progress::Progress;
+pub use scaler::{GradScaler, GradScalerOptions, GradScalerState};
 pub use scheduler::{Scheduler, SchedulerState};
 pub use split::Split;
