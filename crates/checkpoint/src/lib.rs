@@ -4,8 +4,10 @@
 //! - [`safetensors`]: headers, in and out. [`shards`]: several files of a maximal size and their
 //!   index, in Hugging Face's layout.
 //! - [`layout`]: a checkpoint as a folder that is there whole or not at all.
+//! - [`convert`]: to and from the layouts of PyTorch and Accelerate.
 //! - [`Value`]: the states of optimizers and schedules as trees of plain values.
 
+pub mod convert;
 mod dtype;
 mod error;
 mod fault;

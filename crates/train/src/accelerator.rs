@@ -366,6 +366,10 @@ impl AcceleratorBuilder {
         };
         let numerics = Arc::new(self.numerics.decide(job.group.as_ref())?);
         let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, job.rank())));
+        let registry = Arc::new(Registry::default());
+        if let Some(scaler) = &numerics.scaler {
+            registry.keep(Arc::new(scaler.clone()));
+        }
         Ok(Accelerator {
             job,
             accumulation,
@@ -375,7 +379,7 @@ impl AcceleratorBuilder {
             even_batches: Arc::default(),
             trigger: Arc::default(),
             watch,
-            registry: Arc::default(),
+            registry,
             checkpoints: Arc::new(Checkpoints::new(self.project)),
         })
     }

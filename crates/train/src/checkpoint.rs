@@ -7,6 +7,8 @@ mod load;
 mod project;
 mod ranks;
 mod save;
+mod scaler;
+mod scheduler;
 mod write;
 
 use std::fmt;

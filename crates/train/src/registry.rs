@@ -73,7 +73,6 @@ pub(crate) enum Kind {
     #[allow(dead_code)] // until optimizers register themselves
     Optimizer,
     Scheduler,
-    #[allow(dead_code)] // until scalers register themselves
     Scaler,
     Loader,
     Custom,

@@ -5,18 +5,19 @@
 mod resume;
 
 use brigade_testkit::{dist_test, step};
-use brigade_train::{Accelerator, ProjectConfiguration};
+use brigade_train::{Accelerator, Precision, ProjectConfiguration};
 
 use resume::{Run, Shared};
 
 /// Saves after every batch of an uninterrupted run, then goes on from each.
-fn resumed_runs_equal(background: bool) {
+fn resumed_runs_equal(background: bool, precision: Precision) {
     let first = Accelerator::new().unwrap();
     let folder = Shared::new(&first);
     let project = ProjectConfiguration::default().background(background);
     let accelerator = Accelerator::builder()
         .sharing(&first)
         .gradient_accumulation_steps(2)
+        .mixed_precision(precision)
         .project(project.clone())
         .build()
         .unwrap();
@@ -40,6 +41,8 @@ fn resumed_runs_equal(background: bool) {
         let accelerator = Accelerator::builder()
             .sharing(&first)
             .gradient_accumulation_steps(2)
+            .mixed_precision(precision)
+            .mixed_precision(precision)
             .project(project.clone())
             .build()
             .unwrap();
@@ -55,15 +58,23 @@ fn resumed_runs_equal(background: bool) {
 }
 
 dist_test!(world = 1, seconds = 200, one_rank_goes_on_bit_for_bit, |_world| {
-    resumed_runs_equal(true);
+    resumed_runs_equal(true, Precision::No);
 });
 
 dist_test!(world = 2, seconds = 300, two_ranks_go_on_bit_for_bit, |_world| {
-    resumed_runs_equal(true);
+    resumed_runs_equal(true, Precision::No);
 });
 
 dist_test!(world = 2, seconds = 300, two_ranks_without_a_thread_go_on_bit_for_bit, |_world| {
-    resumed_runs_equal(false);
+    resumed_runs_equal(false, Precision::No);
+});
+
+dist_test!(world = 1, seconds = 200, one_rank_in_half_precision_goes_on_bit_for_bit, |_world| {
+    resumed_runs_equal(true, Precision::Fp16);
+});
+
+dist_test!(world = 2, seconds = 300, two_ranks_in_half_precision_go_on_bit_for_bit, |_world| {
+    resumed_runs_equal(true, Precision::Fp16);
 });
 
 /// The samples that a run of two ranks has not seen in its epoch are those that one rank goes on with,

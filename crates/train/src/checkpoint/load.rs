@@ -236,6 +236,7 @@ impl Ready {
             object.restore(files.read_all(state)?, &self.place)?;
         }
         files.read_into(self.tensors)?;
+        accelerator.accumulation.reset();
         accelerator.accumulation.set_position(self.position);
         let same_world = self.place.saved_world == self.place.world;
         let mut states = Vec::new();

@@ -6,6 +6,7 @@ use brigade_torch::{Device, Tensor, gradient, rng_state, set_gradient, set_rng_s
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
 use crate::registry::Stateful;
+use crate::weighted::WeightedWindow;
 
 /// An object with its name in checkpoints.
 pub(super) type Named = (String, std::sync::Arc<dyn Stateful>);
@@ -29,7 +30,15 @@ pub(super) fn state(accelerator: &Accelerator, objects: &[Named]) -> Result<Valu
             }
         }
     }
-    Ok(Value::dict([("random", Value::dict(random)), ("gradients", Value::dict(gradients))]))
+    let window = accelerator.accumulation.window().map_or(Value::None, |window| {
+        let (weight, divisor) = (Value::Float(window.weight), Value::Float(window.divisor));
+        Value::dict([("weight", weight), ("divisor", divisor)])
+    });
+    Ok(Value::dict([
+        ("random", Value::dict(random)),
+        ("gradients", Value::dict(gradients)),
+        ("weighted_window", window),
+    ]))
 }
 
 /// The parameters' gradients of a checkpoint, with the parameters.
@@ -86,6 +95,17 @@ pub(super) fn restore(
             set_gradient(&parameter, &sum)?;
         }
     }
+    // What this rank had added up of a window of weighted losses; of another number of ranks its share.
+    let windows = states.iter().filter_map(|state| {
+        let window = state.get("weighted_window")?;
+        let number = |key: &str| window.get(key).and_then(Value::as_float);
+        Some((number("weight")?, number("divisor")?))
+    });
+    let windows: Vec<(f64, f64)> = windows.collect();
+    *accelerator.accumulation.window() = windows.first().map(|&(_, divisor)| {
+        let weight: f64 = windows.iter().map(|(weight, _)| weight).sum();
+        WeightedWindow { weight: weight / windows.len() as f64, divisor }
+    });
     let generators = states.first().and_then(|state| state.get("random")).filter(|_| random);
     let bytes = |key: &str| match generators.and_then(|all| all.get(key)) {
         Some(Value::Bytes(bytes)) => Some(bytes.as_slice()),

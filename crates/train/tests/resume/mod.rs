@@ -77,7 +77,7 @@ impl Run {
         accelerator.set_seed_per_process(seed);
         let model = Model::new(Net::new).unwrap();
         let optimizer = Sgd::new(0.05).build(&model).unwrap();
-        let schedule = brigade_plan::Schedule::constant(0.05).unwrap();
+        let schedule = brigade_plan::Schedule::cosine(0.05, 0.001, 12).unwrap();
         let scheduler = Scheduler::new(&optimizer, schedule);
         let loader = DataLoader::new(data()).batch_size(BATCH).shuffle(true).threads(1);
         let loader = loader.seed(seed.unsigned_abs() * 77);
