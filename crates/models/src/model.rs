@@ -3,8 +3,10 @@
 use std::cell::RefCell;
 use std::fmt;
 
-use tch::{Device, Kind, Tensor};
+use brigade_torch::{ProcessGroup, channels_last};
+use tch::{Device, Kind, TchError, Tensor};
 
+use crate::layers::SharedStatistics;
 use crate::path::is_floating_point;
 use crate::registry::{Entry, Registry, Role};
 use crate::state_dict::ShapeMismatch;
@@ -26,6 +28,7 @@ pub struct Model<M> {
     module: M,
     entries: Vec<Entry>,
     training: Training,
+    statistics: SharedStatistics,
     device: Device,
     kind: Kind,
 }
@@ -87,11 +90,12 @@ impl ModelBuilder {
         }
         let registry = RefCell::new(Registry::new(self.kind));
         let module = constructor(&Path::root(&registry));
-        let Registry { entries, problems, training, .. } = registry.into_inner();
+        let Registry { entries, problems, training, statistics, .. } = registry.into_inner();
         if !problems.is_empty() {
             return Err(Error::Build { problems });
         }
-        let mut model = Model { module, entries, training, device: Device::Cpu, kind: self.kind };
+        let mut model =
+            Model { module, entries, training, statistics, device: Device::Cpu, kind: self.kind };
         if self.device != Device::Cpu {
             model.to_device(self.device)?;
         }
@@ -116,11 +120,45 @@ impl<M> Model<M> {
     }
 
     /// The module's output for this input.
+    ///
+    /// # Panics
+    /// Like tch's operators, when shapes do not fit; and when a normalisation that shares its
+    /// statistics with other ranks loses one. [`Model::try_forward`] gives that as an error.
     pub fn forward<Input>(&self, input: Input) -> M::Output
     where
         M: Module<Input>,
     {
-        self.module.forward(input)
+        let output = self.module.forward(input);
+        if let Some(error) = self.statistics.take_failure() {
+            panic!("{error}");
+        }
+        output
+    }
+
+    /// As [`Model::forward`]; a failure between ranks is an error.
+    ///
+    /// # Errors
+    /// [`Error::Ranks`] when a normalisation could not share its statistics.
+    pub fn try_forward<Input>(&self, input: Input) -> Result<M::Output, Error>
+    where
+        M: Module<Input>,
+    {
+        let output = self.module.forward(input);
+        match self.statistics.take_failure() {
+            None => Ok(output),
+            Some(error) => Err(Error::Ranks(error)),
+        }
+    }
+
+    /// Makes every [`crate::BatchNorm1d`] and [`crate::BatchNorm2d`] of the model use, in training,
+    /// the statistics of all ranks of the group together, as if one process had the whole batch
+    /// ([torch.nn.SyncBatchNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html)).
+    /// Batches may be unequal. Evaluation does not change, nor do parameters, buffers and names; with a
+    /// group of one rank nothing does. Gives the number of such layers.
+    ///
+    /// Forward and backward become collectives: every rank runs the same layers.
+    pub fn convert_sync_batch_norm(&mut self, group: &ProcessGroup) -> usize {
+        self.statistics.share(group)
     }
 
     /// The module itself.
@@ -238,7 +276,13 @@ impl<M> Model<M> {
         for entry in self.distinct() {
             let mut gradient = entry.tensor.grad();
             if gradient.defined() {
-                tch::no_grad(|| gradient.f_detach_()?.f_zero_())
+                // Gradients that are views of a reducer's buckets cannot be detached in place, and have
+                // no history to lose.
+                let zero = || match gradient.requires_grad() {
+                    true => gradient.f_detach_()?.f_zero_(),
+                    false => gradient.f_zero_(),
+                };
+                tch::no_grad(zero)
                     .map(drop)
                     .map_err(Error::torch(format!("zero the gradient of {}", entry.name)))?;
             }
@@ -275,6 +319,19 @@ impl<M> Model<M> {
         })?;
         self.kind = kind;
         Ok(())
+    }
+
+    /// Puts parameters of four dimensions (the weights of convolutions), and their gradients, into the
+    /// order of memory that is called channels last (`torch.channels_last`). Values, shapes and files
+    /// stay the same; convolutions give their outputs in that order.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] as for [`Model::to_device`].
+    pub fn to_channels_last(&mut self) -> Result<(), Error> {
+        self.convert("to channels last", |tensor| match tensor.dim() {
+            4 => channels_last(tensor).map_err(|error| TchError::Torch(error.to_string())),
+            _ => Ok(tensor.shallow_clone()),
+        })
     }
 
     /// Parameters and saved buffers by name, in order of registration. The tensors are detached but
@@ -384,7 +441,7 @@ impl<M> Model<M> {
     fn convert(
         &mut self,
         to: &str,
-        convert: impl Fn(&Tensor) -> Result<Tensor, tch::TchError>,
+        convert: impl Fn(&Tensor) -> Result<Tensor, TchError>,
     ) -> Result<(), Error> {
         let exchange = |entry: &Entry| {
             let mut tensor = entry.tensor.shallow_clone();

@@ -4,27 +4,48 @@
 //! kernels, and tensors that share memory with Rust vectors. Everything public is safe. All `unsafe`
 //! code and all C++ of Brigade is in this crate; `src/bridge.rs` lists what crosses.
 
+mod autocast;
 mod autograd;
 mod backend;
 mod bridge;
+mod check;
 mod collective;
 mod error;
+pub mod flat;
 pub mod fused;
+pub mod gradients;
 mod group;
+mod hook;
+mod join;
+pub mod matrix_step;
 mod memory;
+mod memory_format;
+mod norm;
 mod object;
+mod profiler;
+mod random;
 mod reducer;
 mod roll_call;
 mod store;
 mod tensors;
 mod work;
 
-pub use autograd::{clear_gradient, grad_enabled, gradient};
+pub use autocast::{Autocast, cuda_has_bf16};
+pub use autograd::{clear_gradient, grad_enabled, gradient, set_gradient};
 pub use backend::{Backend, GlooDevice};
+pub use check::Desync;
 pub use collective::ReduceOp;
-pub use error::{CollectiveError, Error, Fault};
+pub use error::{CollectiveError, Error, Fault, says_out_of_memory};
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
-pub use memory::{Element, as_slice, from_vec, keep_freed_memory};
+pub use hook::{Bucket, Compression, GradientHook};
+pub use join::JoinOptions;
+pub use memory::{
+    Element, as_bytes, as_slice, fill_bytes, from_vec, keep_freed_memory, release_memory,
+};
+pub use memory_format::{channels_last, has_onednn, is_channels_last};
+pub use norm::{BatchNormState, sync_batch_norm};
+pub use profiler::{ProfiledEvent, ProfilerOptions, Recording, Scope};
+pub use random::{rng_state, set_rng_state};
 pub use reducer::{Reducer, ReducerOptions};
 pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore};
 pub use tch::{Device, Kind, Tensor};

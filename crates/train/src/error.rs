@@ -32,6 +32,9 @@ pub enum Error {
     /// A schedule's or a sampler's numbers do not fit.
     #[error(transparent)]
     Plan(#[from] brigade_plan::PlanError),
+    /// A tracker cannot write.
+    #[error(transparent)]
+    Track(#[from] brigade_track::TrackError),
     /// A tensor operation failed.
     #[error("tensor operation failed: {0}")]
     Tensor(#[from] tch::TchError),
@@ -81,6 +84,17 @@ pub enum Error {
         /// Its error, in words.
         reason: String,
     },
+    /// A checkpoint or weights file is damaged, foreign, of another version, or cannot be written.
+    #[error(transparent)]
+    Checkpoint(brigade_checkpoint::Error),
+    /// A checkpoint does not fit what was prepared. Nothing was changed.
+    #[error("the checkpoint {} does not fit this program, and nothing was changed: {reason}", path.display())]
+    CheckpointMismatch {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The first difference.
+        reason: String,
+    },
     /// A file could not be written or read.
     #[error("{action} {path}: {source}", path = path.display())]
     File {
@@ -91,6 +105,41 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
+    /// Gradients of 16 bits were not finite in step after step.
+    #[error(
+        "gradients were not finite in so many steps that the loss scale fell to {scale:e}, where no \
+         sound gradient overflows: the loss itself is infinite or not a number on a rank; look at it \
+         before backward, lower the learning rate, or train with bf16"
+    )]
+    NotFinite {
+        /// The scale.
+        scale: f64,
+    },
+    /// The norm of the gradients is infinite or not a number.
+    #[error(
+        "the {norm_type}-norm of the gradients is {norm}, so they cannot be clipped; look at the loss, \
+         or turn error_if_nonfinite off"
+    )]
+    GradientNorm {
+        /// The norm.
+        norm: f64,
+        /// Its p.
+        norm_type: f64,
+    },
+    /// No batch size fits into memory.
+    #[error(
+        "find_executable_batch_size: memory ran out with every batch size from {start} down to \
+         {smallest}; the model itself may not fit"
+    )]
+    NoBatchSize {
+        /// The first size tried.
+        start: usize,
+        /// The last one.
+        smallest: usize,
+    },
+    /// An optimizer's state does not fit the optimizer.
+    #[error(transparent)]
+    OptimizerState(crate::optim::StateMismatch),
     /// An error of the caller's own code inside a scope.
     #[error("{0}")]
     User(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -15,8 +15,9 @@ use crate::prepare::Prepare;
 /// Sets an optimizer's learning rate (and momentum, where the schedule has one) from a schedule.
 ///
 /// The schedule is counted in optimizer steps, the same number on 1 rank or 64. After
-/// [`Accelerator::prepare`], `step` does nothing while gradients are still being added up. A group with
-/// a learning rate of its own keeps its ratio to the optimizer's.
+/// [`Accelerator::prepare`], `step` does nothing while gradients are still being added up, and after an
+/// optimizer step that was left out. A group with a learning rate of its own keeps its ratio to the
+/// optimizer's.
 ///
 /// ```no_run
 /// # use brigade_models::{Cnn, Model};
@@ -196,7 +197,7 @@ impl Scheduler {
     }
 
     fn optimizer_stays(&self) -> bool {
-        self.with_optimizer && self.accumulation.as_ref().is_some_and(|state| !state.sync())
+        self.with_optimizer && self.accumulation.as_ref().is_some_and(|a| !a.sync() || a.skipped())
     }
 
     fn agreed(&self, metric: f64) -> Result<f64> {
@@ -217,7 +218,8 @@ impl Course {
         *self.lock()
     }
 
-    pub(crate) fn load(&self, state: &SchedulerState) -> Result<()> {
+    /// Refuses a state of another kind of scheduler.
+    pub(crate) fn fits(&self, state: &SchedulerState) -> Result<()> {
         if matches!(self.plan, Plan::Metric(_)) != state.plateau.is_some() {
             let (found, expected) = match self.plan {
                 Plan::Metric(_) => ("counts steps", "watches a metric"),
@@ -228,8 +230,17 @@ impl Course {
                  scheduler as in the run that was saved"
             )));
         }
+        Ok(())
+    }
+
+    pub(crate) fn load(&self, state: &SchedulerState) -> Result<()> {
+        self.fits(state)?;
         self.advance(|it| *it = *state);
         Ok(())
+    }
+
+    pub(crate) fn lr(&self) -> f64 {
+        self.numbers.lr()
     }
 
     fn advance(&self, change: impl FnOnce(&mut SchedulerState)) {
@@ -263,6 +274,7 @@ impl Prepare for Scheduler {
         if self.per_process && !accelerator.options.loader.split_batches {
             self.stride = accelerator.num_processes() as u64;
         }
+        accelerator.registry.register(&self.course);
         Ok(self)
     }
 }
