@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "cpp/tensors.cpp",
     "cpp/store.cpp",
     "cpp/group.cpp",
@@ -11,6 +11,7 @@ const SOURCES: [&str; 7] = [
     "cpp/fake.cpp",
     "cpp/reducer.cpp",
     "cpp/optimizer.cpp",
+    "cpp/precision.cpp",
 ];
 
 fn main() {

@@ -4,14 +4,17 @@
 //! kernels, and tensors that share memory with Rust vectors. Everything public is safe. All `unsafe`
 //! code and all C++ of Brigade is in this crate; `src/bridge.rs` lists what crosses.
 
+mod autocast;
 mod autograd;
 mod backend;
 mod bridge;
 mod collective;
 mod error;
 pub mod fused;
+pub mod gradients;
 mod group;
 mod memory;
+mod memory_format;
 mod object;
 mod reducer;
 mod roll_call;
@@ -19,12 +22,14 @@ mod store;
 mod tensors;
 mod work;
 
+pub use autocast::{Autocast, cuda_has_bf16};
 pub use autograd::{clear_gradient, grad_enabled, gradient};
 pub use backend::{Backend, GlooDevice};
 pub use collective::ReduceOp;
-pub use error::{CollectiveError, Error, Fault};
+pub use error::{CollectiveError, Error, Fault, says_out_of_memory};
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
-pub use memory::{Element, as_slice, from_vec, keep_freed_memory};
+pub use memory::{Element, as_slice, from_vec, keep_freed_memory, release_memory};
+pub use memory_format::{channels_last, has_onednn, is_channels_last};
 pub use reducer::{Reducer, ReducerOptions};
 pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore};
 pub use tch::{Device, Kind, Tensor};

@@ -2,15 +2,17 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use brigade_torch::{DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, ProcessGroup, ReducerOptions};
 use brigade_world::World;
 
-use crate::accumulate::Accumulation;
+use crate::accumulate::{Accumulation, GradientAccumulation};
 use crate::connect;
 use crate::error::Result;
 use crate::loader::LoaderRules;
+use crate::precision::{Numerics, NumericsOptions};
 use crate::prepare::Prepare;
 use crate::watch::{Watch, WatchOptions};
 
@@ -46,6 +48,9 @@ pub struct Accelerator {
     pub(crate) accumulation: Arc<Accumulation>,
     pub(crate) options: Arc<Options>,
     pub(crate) watch: Arc<Watch>,
+    pub(crate) numerics: Arc<Numerics>,
+    /// Whether the start-up line has been written.
+    pub(crate) said: Arc<AtomicBool>,
 }
 
 /// The process's place and its connections. Shared by everything that was prepared.
@@ -63,6 +68,7 @@ pub(crate) struct Job {
 pub(crate) struct Options {
     pub(crate) reducer: ReducerOptions,
     pub(crate) loader: LoaderRules,
+    pub(crate) quiet: bool,
 }
 
 /// Settings of an [`Accelerator`]. Every one has a default.
@@ -72,7 +78,9 @@ pub struct AcceleratorBuilder {
     cpu: bool,
     timeout: Duration,
     gloo: Option<GlooDevice>,
-    gradient_accumulation_steps: usize,
+    /// `None`: as the environment says.
+    accumulation: Option<GradientAccumulation>,
+    pub(crate) numerics: NumericsOptions,
     sharing: Option<Accelerator>,
     options: Options,
     pub(crate) watch: WatchOptions,
@@ -94,9 +102,14 @@ impl Accelerator {
             cpu: false,
             timeout: DEFAULT_GROUP_TIMEOUT,
             gloo: None,
-            gradient_accumulation_steps: 1,
+            accumulation: None,
+            numerics: NumericsOptions::default(),
             sharing: None,
-            options: Options { reducer: ReducerOptions::default(), loader: LoaderRules::default() },
+            options: Options {
+                reducer: ReducerOptions::default(),
+                loader: LoaderRules::default(),
+                quiet: false,
+            },
             watch: WatchOptions::default(),
         }
     }
@@ -218,9 +231,23 @@ impl AcceleratorBuilder {
     }
 
     /// Batches whose gradients are added up before each optimizer step; see
-    /// [`Accelerator::accumulate`].
-    pub fn gradient_accumulation_steps(mut self, steps: usize) -> Self {
-        self.gradient_accumulation_steps = steps;
+    /// [`Accelerator::accumulate`]. Unless set it is what the environment says
+    /// (`ACCELERATE_GRADIENT_ACCUMULATION_STEPS`), else 1.
+    pub fn gradient_accumulation_steps(self, steps: usize) -> Self {
+        let before = self.accumulation.unwrap_or_default();
+        self.gradient_accumulation(GradientAccumulation { steps, ..before })
+    }
+
+    /// [`AcceleratorBuilder::gradient_accumulation_steps`] with all that can be chosen about them.
+    pub fn gradient_accumulation(mut self, settings: GradientAccumulation) -> Self {
+        self.accumulation = Some(settings);
+        self
+    }
+
+    /// Leaves out the line that the main process writes to standard error when the first model is
+    /// prepared: processes, device, precision, memory format. Off unless set.
+    pub fn quiet(mut self, quiet: bool) -> Self {
+        self.options.quiet = quiet;
         self
     }
 
@@ -260,15 +287,25 @@ impl AcceleratorBuilder {
     /// # Errors
     /// As [`Accelerator::new`]; [`crate::Error::Misuse`] for zero accumulation steps.
     pub fn build(self) -> Result<Accelerator> {
-        let accumulation = Arc::new(Accumulation::new(self.gradient_accumulation_steps)?);
+        let settings = self.accumulation.map_or_else(GradientAccumulation::from_env, Ok)?;
+        let accumulation = Arc::new(Accumulation::new(settings)?);
         let shared = self.sharing.as_ref().filter(|_| self.watch.trackers.is_empty());
         let shared = shared.map(|other| Arc::clone(&other.watch));
         let job = match self.sharing {
             Some(other) => other.job,
             None => Arc::new(connect::join(World::from_env()?, self.cpu, self.timeout, self.gloo)?),
         };
+        let numerics = Arc::new(self.numerics.decide(job.group.as_ref())?);
+        let said = Arc::new(AtomicBool::new(false));
         let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, job.rank())));
-        Ok(Accelerator { job, accumulation, options: Arc::new(self.options), watch })
+        Ok(Accelerator {
+            job,
+            accumulation,
+            options: Arc::new(self.options),
+            watch,
+            numerics,
+            said,
+        })
     }
 }
 
