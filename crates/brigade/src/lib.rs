@@ -61,8 +61,9 @@ pub mod prelude {
     };
     pub use crate::plan::{FitOneCycle, OneCycle, Plateau, Schedule};
     pub use crate::train::{
-        Accelerator, Accuracy, Adam, Error, Optimizer, PreparedLoader, PreparedModel, ReduceOp,
-        Result, Scheduler, Sgd,
+        Accelerator, Accuracy, Adafactor, Adagrad, Adam, CommHook, Error, Group, JoinInputs, Lamb,
+        Lars, LocalSgd, Lookahead, Muon, Optimizer, Precision, PreparedLoader, PreparedModel,
+        ProfileOptions, ProfileSchedule, RAdam, ReduceOp, Result, RmsProp, Scheduler, Sgd,
     };
     pub use tch::{Device, Kind, Tensor, no_grad};
 }
