@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "cpp/tensors.cpp",
     "cpp/store.cpp",
     "cpp/group.cpp",
@@ -13,6 +13,7 @@ const SOURCES: [&str; 10] = [
     "cpp/hook.cpp",
     "cpp/norm.cpp",
     "cpp/optimizer.cpp",
+    "cpp/precision.cpp",
     "cpp/profiler.cpp",
 ];
 

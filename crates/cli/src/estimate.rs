@@ -8,6 +8,8 @@ use brigade_plan::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Sha
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
+use crate::config::Usage;
+
 mod known;
 mod weights_file;
 
@@ -116,10 +118,10 @@ impl EstimateArgs {
             return Ok(Subject { title: name.to_owned(), size: usual(parameters), notes });
         }
         let names: Vec<_> = known::names().collect();
-        bail!(
+        bail!(Usage(format!(
             "{name} is no file, no number of parameters (350M, 7B), and none of the known models: {}",
             names.join(", ")
-        )
+        )))
     }
 
     fn rows(&self, size: &ModelSize) -> anyhow::Result<Vec<(&'static str, Memory)>> {

@@ -81,10 +81,17 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             // One write, whole: several commands may share a terminal.
-            let _ = io::stderr().write_all(format!("brigade: {error:#}\n").as_bytes());
+            let _ = io::stderr().write_all(format!("brigade: {}\n", line(&error)).as_bytes());
             ExitCode::from(exit_code(&error))
         }
     }
+}
+
+/// An error and its causes, but for those whose words it has already.
+fn line(error: &anyhow::Error) -> String {
+    error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), |line, cause| {
+        if line.ends_with(&cause) { line } else { format!("{line}: {cause}") }
+    })
 }
 
 /// The shell's codes for what a user can mend, 1 for the rest. A job that was started exits with

@@ -3,9 +3,7 @@
 use tch::Tensor;
 
 use crate::module::Module;
-use crate::{
-    BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Path, Relu, Sequential,
-};
+use crate::{BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Path, Sequential};
 
 /// Two blocks of convolution (5x5, padding 2), [`BatchNorm2d`], ReLU and pooling by 2, with 32 and
 /// 64 channels, then two linear layers: from images `[n, 1, 28, 28]` to logits `[n, 10]`.
@@ -59,6 +57,7 @@ fn block(path: &Path<'_>, inputs: i64, outputs: i64) -> Sequential {
     Sequential::new()
         .add(Conv2d::new(path / 0, inputs, outputs, [5, 5], padded))
         .add(BatchNorm2d::new(path / 1, outputs))
-        .add(Relu)
+        // In place: nothing else holds what the normalisation gave, and its backward does not look at it.
+        .add_fn(|maps| maps.shallow_clone().relu_())
         .add(MaxPool2d::new(2))
 }

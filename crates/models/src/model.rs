@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::fmt;
 
-use brigade_torch::ProcessGroup;
-use tch::{Device, Kind, Tensor};
+use brigade_torch::{ProcessGroup, channels_last};
+use tch::{Device, Kind, TchError, Tensor};
 
 use crate::layers::SharedStatistics;
 use crate::path::is_floating_point;
@@ -321,6 +321,19 @@ impl<M> Model<M> {
         Ok(())
     }
 
+    /// Puts parameters of four dimensions (the weights of convolutions), and their gradients, into the
+    /// order of memory that is called channels last (`torch.channels_last`). Values, shapes and files
+    /// stay the same; convolutions give their outputs in that order.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] as for [`Model::to_device`].
+    pub fn to_channels_last(&mut self) -> Result<(), Error> {
+        self.convert("to channels last", |tensor| match tensor.dim() {
+            4 => channels_last(tensor).map_err(|error| TchError::Torch(error.to_string())),
+            _ => Ok(tensor.shallow_clone()),
+        })
+    }
+
     /// Parameters and saved buffers by name, in order of registration. The tensors are detached but
     /// share the model's memory; [`StateDict::deep_clone`] makes a snapshot.
     pub fn state_dict(&self) -> StateDict {
@@ -428,7 +441,7 @@ impl<M> Model<M> {
     fn convert(
         &mut self,
         to: &str,
-        convert: impl Fn(&Tensor) -> Result<Tensor, tch::TchError>,
+        convert: impl Fn(&Tensor) -> Result<Tensor, TchError>,
     ) -> Result<(), Error> {
         let exchange = |entry: &Entry| {
             let mut tensor = entry.tensor.shallow_clone();

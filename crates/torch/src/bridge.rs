@@ -148,6 +148,14 @@ pub(crate) mod ffi {
         shapes: String,
     }
 
+    /// Of one thread and one type of device.
+    struct AutocastState {
+        enabled: bool,
+        /// c10's `ScalarType`.
+        dtype: i8,
+        cache: bool,
+    }
+
     extern "Rust" {
         type Blob;
         fn blob_address(blob: &Blob) -> usize;
@@ -172,6 +180,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/optimizer.h");
         include!("brigade-torch/cpp/norm.h");
         include!("brigade-torch/cpp/profiler.h");
+        include!("brigade-torch/cpp/precision.h");
 
         type Tensor;
         /// # Safety
@@ -380,5 +389,21 @@ pub(crate) mod ffi {
             momentum_buffers: &[TensorRef],
             step: &SgdStep,
         ) -> Result<()>;
+
+        fn autocast_enter(device: i8, next: &AutocastState) -> Result<AutocastState>;
+        fn autocast_leave(device: i8, before: &AutocastState);
+        /// # Safety
+        /// See `tensor_data`.
+        unsafe fn channels_last(tensor: *const Tensor) -> Result<*mut Tensor>;
+        /// # Safety
+        /// See `tensor_data`.
+        unsafe fn is_channels_last(tensor: *const Tensor) -> Result<bool>;
+        fn unscale_gradients(gradients: &[TensorRef], inverse_scale: f64) -> Result<*mut Tensor>;
+        fn norm_of_all(tensors: &[TensorRef], p: f64) -> Result<*mut Tensor>;
+        fn multiply_all(tensors: &[TensorRef], factor: &TensorRef) -> Result<()>;
+        fn clamp_all(tensors: &[TensorRef], limit: f64) -> Result<()>;
+        fn release_memory(cuda: bool) -> Result<()>;
+        fn has_onednn() -> bool;
+        fn cuda_has_bf16() -> Result<bool>;
     }
 }

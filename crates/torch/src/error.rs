@@ -163,6 +163,9 @@ impl Error {
         match self {
             Self::Collective(error) => Some(error.fault),
             Self::Store { fault, .. } | Self::Libtorch { fault, .. } => Some(*fault),
+            Self::Tensor(error) => {
+                says_out_of_memory(&error.to_string()).then_some(Fault::OutOfMemory)
+            }
             _ => None,
         }
     }
@@ -193,6 +196,29 @@ pub(crate) fn user_text(text: &str) -> &str {
     text.trim()
 }
 
+/// Whether an error's text is that of an allocator without memory. The CPU's has no exception type of its
+/// own, and what crosses tch has lost its type.
+///
+/// ```
+/// use brigade_torch::says_out_of_memory;
+/// assert!(says_out_of_memory("CUDA out of memory. Tried to allocate 2.00 GiB"));
+/// assert!(says_out_of_memory("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"));
+/// assert!(!says_out_of_memory("size mismatch"));
+/// ```
+#[must_use]
+pub fn says_out_of_memory(text: &str) -> bool {
+    const WORDS: [&str; 5] = [
+        "out of memory",
+        "can't allocate memory",
+        "not enough memory",
+        // oneDNN could not allocate its scratch space.
+        "std::bad_alloc",
+        "could not allocate",
+    ];
+    let lower = text.to_ascii_lowercase();
+    WORDS.iter().any(|word| lower.contains(word))
+}
+
 /// The kind by exception type first; Gloo's and libuv's texts decide what the type leaves open.
 pub(crate) fn fault_of(kind: char, detail: &str) -> Fault {
     let lower = detail.to_ascii_lowercase();
@@ -202,6 +228,7 @@ pub(crate) fn fault_of(kind: char, detail: &str) -> Fault {
     }
     match kind {
         'M' => Fault::OutOfMemory,
+        _ if says_out_of_memory(detail) => Fault::OutOfMemory,
         'U' => Fault::Unsupported,
         'N' => Fault::Network,
         'S' => Fault::Store,
@@ -229,6 +256,8 @@ mod tests {
             ('N', "The client socket has failed to connect", Fault::Network),
             ('U', "this program was built without the feature cuda", Fault::Unsupported),
             ('T', "Tensors must be contiguous", Fault::Invalid),
+            ('T', "DefaultCPUAllocator: can't allocate memory", Fault::OutOfMemory),
+            ('R', "std::bad_alloc", Fault::OutOfMemory),
         ];
         for (kind, text, expected) in cases {
             assert_eq!(fault_of(kind, text), expected, "{text}");

@@ -4,6 +4,7 @@
 //! kernels, and tensors that share memory with Rust vectors. Everything public is safe. All `unsafe`
 //! code and all C++ of Brigade is in this crate; `src/bridge.rs` lists what crosses.
 
+mod autocast;
 mod autograd;
 mod backend;
 mod bridge;
@@ -11,10 +12,12 @@ mod check;
 mod collective;
 mod error;
 pub mod fused;
+pub mod gradients;
 mod group;
 mod hook;
 mod join;
 mod memory;
+mod memory_format;
 mod norm;
 mod object;
 mod profiler;
@@ -24,15 +27,17 @@ mod store;
 mod tensors;
 mod work;
 
+pub use autocast::{Autocast, cuda_has_bf16};
 pub use autograd::{clear_gradient, grad_enabled, gradient};
 pub use backend::{Backend, GlooDevice};
 pub use check::Desync;
 pub use collective::ReduceOp;
-pub use error::{CollectiveError, Error, Fault};
+pub use error::{CollectiveError, Error, Fault, says_out_of_memory};
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
 pub use hook::{Bucket, Compression, GradientHook};
 pub use join::JoinOptions;
-pub use memory::{Element, as_slice, from_vec, keep_freed_memory};
+pub use memory::{Element, as_slice, from_vec, keep_freed_memory, release_memory};
+pub use memory_format::{channels_last, has_onednn, is_channels_last};
 pub use norm::{BatchNormState, sync_batch_norm};
 pub use profiler::{ProfiledEvent, ProfilerOptions, Recording, Scope};
 pub use reducer::{Reducer, ReducerOptions};

@@ -125,3 +125,12 @@ pub fn keep_freed_memory() {
         ffi::keep_freed_memory();
     }
 }
+
+/// Gives memory that allocators keep for later back: the C library's to the system, and with `cuda`
+/// libtorch's to the GPU. For a new try after memory ran out.
+///
+/// # Errors
+/// [`Error::Libtorch`] when the device refuses.
+pub fn release_memory(cuda: bool) -> Result<(), Error> {
+    ffi::release_memory(cuda).map_err(|error| Error::libtorch("release_memory", &error))
+}

@@ -11,8 +11,10 @@
 //! 1. an all-gather of two int64: the number of lines of the listing, and the first 8 bytes, big-endian, of
 //!    the SHA-256 of the listing in UTF-8. The listing has one line per parameter in the order of
 //!    registration, then one per buffer, joined with `\n` (none at the end): the word `parameter` or
-//!    `buffer`, the name, the shape as Python prints a list (`[32, 1, 5, 5]`, `[]` for a scalar) and
-//!    PyTorch's type without `torch.` (`float32`), with single spaces between them;
+//!    `buffer`, the name, the shape as Python prints a list (`[32, 1, 5, 5]`, `[]` for a scalar),
+//!    PyTorch's type without `torch.` (`float32`) and, for a parameter whose strides are those of
+//!    `torch.channels_last`, `channels_last`, with single spaces between them: buckets are in the order of
+//!    memory;
 //! 2. if the pairs differ, an all-gather of the listing as an object (a MessagePack list of strings: lengths
 //!    as int64 first, then uint8 padded to the longest), and every rank ends with the same error;
 //! 3. a broadcast from rank 0 of the parameters, then the buffers, by c10d's `broadcast_coalesced` with
@@ -36,6 +38,7 @@ use crate::fused::borrow;
 use crate::group::{ProcessGroup, Started};
 use crate::join::Join;
 use crate::memory::as_slice;
+use crate::memory_format::is_channels_last;
 use crate::tensors::Tensors;
 
 /// Bytes per message when a model or its buffers are broadcast, as PyTorch's.
@@ -384,7 +387,8 @@ fn listing(
     buffers: &[(String, Tensor)],
 ) -> Result<Vec<String>, Error> {
     let line = |what: &str, (name, tensor): &(String, Tensor)| -> Result<String, Error> {
-        Ok(format!("{what} {name} {:?} {}", tensor.size(), type_name(tensor.f_kind()?)))
+        let format = if is_channels_last(tensor)? { " channels_last" } else { "" };
+        Ok(format!("{what} {name} {:?} {}{format}", tensor.size(), type_name(tensor.f_kind()?)))
     };
     parameters
         .iter()

@@ -9,12 +9,13 @@ use std::time::Duration;
 use brigade_torch::{DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, ProcessGroup, ReducerOptions};
 use brigade_world::World;
 
-use crate::accumulate::Accumulation;
+use crate::accumulate::{Accumulation, GradientAccumulation};
 use crate::connect;
 use crate::error::Result;
 use crate::hook::CommHook;
 use crate::join::EvenBatches;
 use crate::loader::LoaderRules;
+use crate::precision::{Numerics, NumericsOptions};
 use crate::prepare::Prepare;
 
 /// What `brigade launch` (or torchrun) set up, as a value: the process's place among the ranks, its
@@ -51,6 +52,9 @@ pub struct Accelerator {
     /// A join's rule for prepared loaders.
     pub(crate) even_batches: Arc<EvenBatches>,
     pub(crate) trigger: Arc<AtomicBool>,
+    pub(crate) numerics: Arc<Numerics>,
+    /// Whether the start-up line has been written.
+    pub(crate) said: Arc<AtomicBool>,
 }
 
 /// The process's place and its connections. Shared by everything that was prepared.
@@ -70,6 +74,7 @@ pub(crate) struct Options {
     pub(crate) loader: LoaderRules,
     pub(crate) comm_hook: CommHook,
     pub(crate) sync_batch_norm: bool,
+    pub(crate) quiet: bool,
 }
 
 /// Settings of an [`Accelerator`]. Every one has a default.
@@ -79,7 +84,9 @@ pub struct AcceleratorBuilder {
     cpu: bool,
     timeout: Duration,
     gloo: Option<GlooDevice>,
-    gradient_accumulation_steps: usize,
+    /// `None`: as the environment says.
+    accumulation: Option<GradientAccumulation>,
+    pub(crate) numerics: NumericsOptions,
     sharing: Option<Accelerator>,
     debug: Option<bool>,
     options: Options,
@@ -101,7 +108,8 @@ impl Accelerator {
             cpu: false,
             timeout: DEFAULT_GROUP_TIMEOUT,
             gloo: None,
-            gradient_accumulation_steps: 1,
+            accumulation: None,
+            numerics: NumericsOptions::default(),
             sharing: None,
             debug: None,
             options: Options {
@@ -109,6 +117,7 @@ impl Accelerator {
                 loader: LoaderRules::default(),
                 comm_hook: CommHook::None,
                 sync_batch_norm: false,
+                quiet: false,
             },
         }
     }
@@ -241,9 +250,23 @@ impl AcceleratorBuilder {
     }
 
     /// Batches whose gradients are added up before each optimizer step; see
-    /// [`Accelerator::accumulate`].
-    pub fn gradient_accumulation_steps(mut self, steps: usize) -> Self {
-        self.gradient_accumulation_steps = steps;
+    /// [`Accelerator::accumulate`]. Unless set it is what the environment says
+    /// (`ACCELERATE_GRADIENT_ACCUMULATION_STEPS`), else 1.
+    pub fn gradient_accumulation_steps(self, steps: usize) -> Self {
+        let before = self.accumulation.unwrap_or_default();
+        self.gradient_accumulation(GradientAccumulation { steps, ..before })
+    }
+
+    /// [`AcceleratorBuilder::gradient_accumulation_steps`] with all that can be chosen about them.
+    pub fn gradient_accumulation(mut self, settings: GradientAccumulation) -> Self {
+        self.accumulation = Some(settings);
+        self
+    }
+
+    /// Leaves out the line that the main process writes to standard error when the first model is
+    /// prepared: processes, device, precision, memory format. Off unless set.
+    pub fn quiet(mut self, quiet: bool) -> Self {
+        self.options.quiet = quiet;
         self
     }
 
@@ -308,8 +331,9 @@ impl AcceleratorBuilder {
     /// As [`Accelerator::new`]; [`crate::Error::Misuse`] for zero accumulation steps.
     pub fn build(self) -> Result<Accelerator> {
         self.options.comm_hook.check()?;
-        let accumulation = Arc::new(Accumulation::new(self.gradient_accumulation_steps)?);
         let debug = self.debug.unwrap_or_else(debug_is_asked_for);
+        let settings = self.accumulation.map_or_else(GradientAccumulation::from_env, Ok)?;
+        let accumulation = Arc::new(Accumulation::new(settings)?);
         let job = match self.sharing {
             Some(other) => other.job,
             None => Arc::new(connect::join(
@@ -320,10 +344,13 @@ impl AcceleratorBuilder {
                 debug,
             )?),
         };
+        let numerics = Arc::new(self.numerics.decide(job.group.as_ref())?);
         Ok(Accelerator {
             job,
             accumulation,
             options: Arc::new(self.options),
+            numerics,
+            said: Arc::new(AtomicBool::new(false)),
             even_batches: Arc::default(),
             trigger: Arc::default(),
         })

@@ -1,44 +1,104 @@
 //! Backward, and gradients that are added up over several batches.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_data::Batch;
-use brigade_torch::{Tensor, gradient};
+use brigade_torch::{Kind, Tensor, gradient};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
 use crate::model::{PreparedModels, Switched};
+use crate::weighted::WeightedWindow;
+
+/// How gradients of several batches become one optimizer step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GradientAccumulation {
+    /// Batches of a full window; 1.
+    pub steps: usize,
+    /// The last batch of the data ends the window, however short it is; true. Else the window goes on
+    /// with the next epoch's first batches.
+    pub sync_with_dataloader: bool,
+    /// Average over the ranks after every batch, not only after the last of a window: more messages,
+    /// for models whose gradients must not differ between ranks; false.
+    pub sync_each_batch: bool,
+}
+
+impl Default for GradientAccumulation {
+    fn default() -> Self {
+        Self { steps: 1, sync_with_dataloader: true, sync_each_batch: false }
+    }
+}
+
+impl GradientAccumulation {
+    /// Unless the builder sets it: what `ACCELERATE_GRADIENT_ACCUMULATION_STEPS` says.
+    pub(crate) fn from_env() -> Result<Self> {
+        use brigade_world::env::ACCELERATE_GRADIENT_ACCUMULATION_STEPS as NAME;
+        let Some(text) = std::env::var(NAME).ok().filter(|text| !text.is_empty()) else {
+            return Ok(Self::default());
+        };
+        match text.trim().parse() {
+            Ok(steps) if steps > 0 => Ok(Self { steps, ..Self::default() }),
+            _ => Err(Error::Misuse(format!("{NAME} is {text:?}, expected a whole number from 1"))),
+        }
+    }
+}
 
 /// Where the loop stands in its window of batches.
 #[derive(Debug)]
 pub(crate) struct Accumulation {
-    /// Batches of a full window.
-    steps: usize,
+    pub(crate) settings: GradientAccumulation,
     /// Batches of this window so far.
     position: AtomicUsize,
     /// What the current batch's loss is divided by: the batches of its window.
     divisor: AtomicUsize,
     /// Whether the current batch ends its window: gradients are reduced and optimizers step.
     sync: AtomicBool,
+    /// Whether an optimizer's last step was left out, so that schedules stay.
+    skipped: AtomicBool,
+    pub(crate) weighted: Mutex<Option<WeightedWindow>>,
 }
 
 impl Accumulation {
-    pub(crate) fn new(steps: usize) -> Result<Self> {
-        if steps == 0 {
+    pub(crate) fn new(settings: GradientAccumulation) -> Result<Self> {
+        if settings.steps == 0 {
             return Err(Error::Misuse(
                 "gradient_accumulation_steps is 0; 1 steps the optimizer after every batch".into(),
             ));
         }
         Ok(Self {
-            steps,
+            settings,
             position: AtomicUsize::new(0),
-            divisor: AtomicUsize::new(steps),
+            divisor: AtomicUsize::new(settings.steps),
             sync: AtomicBool::new(true),
+            skipped: AtomicBool::new(false),
+            weighted: Mutex::new(None),
         })
     }
 
     pub(crate) fn sync(&self) -> bool {
         self.sync.load(Ordering::Relaxed)
+    }
+
+    /// Whether the batch's step was left out for an overflow.
+    pub(crate) fn skipped(&self) -> bool {
+        self.skipped.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_skipped(&self, skipped: bool) {
+        self.skipped.store(skipped, Ordering::Relaxed);
+    }
+
+    /// Forgets a window that was broken off.
+    pub(crate) fn reset(&self) {
+        self.position.store(0, Ordering::Relaxed);
+        self.divisor.store(self.settings.steps, Ordering::Relaxed);
+        self.sync.store(true, Ordering::Relaxed);
+        *self.window() = None;
+    }
+
+    pub(crate) fn window(&self) -> MutexGuard<'_, Option<WeightedWindow>> {
+        self.weighted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -46,7 +106,7 @@ impl Accelerator {
     /// Batches of a full accumulation window.
     #[must_use]
     pub fn gradient_accumulation_steps(&self) -> usize {
-        self.accumulation.steps
+        self.accumulation.settings.steps
     }
 
     /// Whether the current batch ends its window: its backward reduces gradients, and prepared
@@ -67,18 +127,38 @@ impl Accelerator {
     /// single number.
     #[track_caller]
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
+        let divisor = self.accumulation.divisor.load(Ordering::Relaxed);
+        match divisor {
+            1 => self.run_backward(loss),
+            divisor => self.run_backward(&loss.f_div_scalar(divisor as f64)?),
+        }
+    }
+
+    /// The backward pass of a loss that has its share of the window already.
+    #[track_caller]
+    pub(crate) fn run_backward(&self, loss: &Tensor) -> Result<()> {
         if let Some(group) = self.traced() {
             group.check_backward()?;
         }
-        let divisor = self.accumulation.divisor.load(Ordering::Relaxed);
-        let outcome = match divisor {
-            1 => loss.f_backward(),
-            divisor => loss.f_div_scalar(divisor as f64)?.f_backward(),
+        let outcome = match self.grad_scaler() {
+            None => loss.f_backward(),
+            // In 32 bits: the scale itself may be no number of 16.
+            Some(scaler) => {
+                let scale = scaler.before_backward()?;
+                loss.f_to_kind(Kind::Float)?.f_mul_scalar(scale)?.f_backward()
+            }
         };
         outcome.map_err(|error| match self.group() {
             Some(group) => Error::Torch(group.backward_failure(error)),
             None => Error::Tensor(error),
         })
+    }
+
+    /// Whether the last step of a prepared optimizer was left out, because gradients of 16 bits had
+    /// overflowed. Schedules stay where they are then.
+    #[must_use]
+    pub fn optimizer_step_was_skipped(&self) -> bool {
+        self.accumulation.skipped()
     }
 
     /// Runs the body for one batch of an accumulation window. The model's forward, the backward, the
@@ -115,24 +195,24 @@ impl Accelerator {
         body: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
         let state = &self.accumulation;
+        let GradientAccumulation { steps, sync_with_dataloader, sync_each_batch } = state.settings;
         let length = state.position.load(Ordering::Relaxed) + 1;
-        let sync = batch.is_last() || length >= state.steps;
+        let sync = (sync_with_dataloader && batch.is_last()) || length >= steps;
         state.sync.store(sync, Ordering::Relaxed);
         if !sync {
             state.position.store(length, Ordering::Relaxed);
-            return self.no_sync(models, body);
+            return if sync_each_batch { body() } else { self.no_sync(models, body) };
         }
         state.position.store(0, Ordering::Relaxed);
-        if length == state.steps {
+        // A window of weighted losses finds its divisor in its last backward.
+        if length == steps || state.window().is_some() {
             return body();
         }
         // The data end before the window does. What has been added up was divided by the length of a
         // full window: bring it to this one's before the last gradients come.
-        rescale(models, state.steps as f64 / length as f64)?;
-        state.divisor.store(length, Ordering::Relaxed);
-        let outcome = body();
-        state.divisor.store(state.steps, Ordering::Relaxed);
-        outcome
+        scale_gradients(models, steps as f64 / length as f64)?;
+        let _restored = Shortened::to(state, length);
+        body()
     }
 
     /// Runs the body without averaging gradients over the ranks: forward and backward must both be
@@ -150,7 +230,23 @@ impl Accelerator {
     }
 }
 
-fn rescale(models: &(impl PreparedModels + ?Sized), factor: f64) -> Result<()> {
+/// A window that is shorter than the others; the next one is not, also after a panic of the body.
+struct Shortened<'a>(&'a Accumulation);
+
+impl<'a> Shortened<'a> {
+    fn to(state: &'a Accumulation, length: usize) -> Self {
+        state.divisor.store(length, Ordering::Relaxed);
+        Self(state)
+    }
+}
+
+impl Drop for Shortened<'_> {
+    fn drop(&mut self) {
+        self.0.divisor.store(self.0.settings.steps, Ordering::Relaxed);
+    }
+}
+
+pub(crate) fn scale_gradients(models: &(impl PreparedModels + ?Sized), factor: f64) -> Result<()> {
     let mut outcome = Ok(());
     models.each_parameter(&mut |parameter| {
         let scaled = gradient(parameter).map_err(Error::from).and_then(|gradient| {

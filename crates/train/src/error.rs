@@ -91,6 +91,38 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
+    /// Gradients of 16 bits were not finite in step after step.
+    #[error(
+        "gradients were not finite in so many steps that the loss scale fell to {scale:e}, where no \
+         sound gradient overflows: the loss itself is infinite or not a number on a rank; look at it \
+         before backward, lower the learning rate, or train with bf16"
+    )]
+    NotFinite {
+        /// The scale.
+        scale: f64,
+    },
+    /// The norm of the gradients is infinite or not a number.
+    #[error(
+        "the {norm_type}-norm of the gradients is {norm}, so they cannot be clipped; look at the loss, \
+         or turn error_if_nonfinite off"
+    )]
+    GradientNorm {
+        /// The norm.
+        norm: f64,
+        /// Its p.
+        norm_type: f64,
+    },
+    /// No batch size fits into memory.
+    #[error(
+        "find_executable_batch_size: memory ran out with every batch size from {start} down to \
+         {smallest}; the model itself may not fit"
+    )]
+    NoBatchSize {
+        /// The first size tried.
+        start: usize,
+        /// The last one.
+        smallest: usize,
+    },
     /// An error of the caller's own code inside a scope.
     #[error("{0}")]
     User(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -7,6 +7,8 @@
 
 mod accelerator;
 mod accumulate;
+mod batch_size;
+mod clip;
 mod connect;
 mod dispatch;
 mod error;
@@ -15,22 +17,29 @@ mod hook;
 mod join;
 mod loader;
 mod local_sgd;
+mod memory_format;
 mod metrics;
 mod model;
 mod optim;
+mod precision;
 mod prepare;
 mod profile;
 mod progress;
 mod save;
+mod scaler;
 mod scheduler;
 mod scope;
 mod split;
+mod start_line;
 mod trigger;
+mod weighted;
 
 pub use accelerator::{Accelerator, AcceleratorBuilder};
+pub use accumulate::GradientAccumulation;
 pub use brigade_torch::{
     Bucket, Compression, Device, GradientHook, Kind, ReduceOp, ReducerOptions, Tensor, Tensors,
 };
+pub use clip::{ClipNorm, Parameters};
 pub use dispatch::{Layout, Rebuild};
 pub use error::{Error, Result};
 pub use hook::{CommHook, PowerSgd};
@@ -40,8 +49,10 @@ pub use local_sgd::LocalSgd;
 pub use metrics::Accuracy;
 pub use model::{PreparedModel, PreparedModels};
 pub use optim::{Adam, Optimizer, Sgd, Trainable};
+pub use precision::{AutocastOptions, Precision};
 pub use prepare::Prepare;
 pub use profile::{OperationSummary, Profile, ProfileOptions, ProfileSchedule, Profiler, Table};
 pub use progress::Progress;
+pub use scaler::{GradScaler, GradScalerOptions, GradScalerState};
 pub use scheduler::{Scheduler, SchedulerState};
 pub use split::Split;

@@ -11,6 +11,8 @@ use brigade_torch::{Reducer, Tensor, Tensors, grad_enabled};
 use crate::accelerator::Accelerator;
 use crate::error::Result;
 use crate::hook::PowerSgdHook;
+use crate::memory_format;
+use crate::precision::Numerics;
 use crate::prepare::Prepare;
 
 /// A [`Model`] after [`Accelerator::prepare`]: on the process's device, with rank 0's weights, and with
@@ -22,6 +24,7 @@ pub struct PreparedModel<M> {
     reducer: Option<Reducer>,
     /// Of a communication hook that has a state.
     hook: Option<Arc<PowerSgdHook>>,
+    numerics: Arc<Numerics>,
     sync: Arc<AtomicBool>,
     /// Whether this rank's buffers may be others than rank 0's: after a forward in training.
     buffers_differ: Cell<bool>,
@@ -37,6 +40,11 @@ impl<M> Prepare for Model<M> {
         if let (Some(group), true) = (accelerator.group(), accelerator.options.sync_batch_norm) {
             self.convert_sync_batch_norm(group);
         }
+        let channels_last = memory_format::channels_last(&self, &accelerator.numerics);
+        if channels_last {
+            self.to_channels_last()?;
+        }
+        accelerator.say_start(channels_last);
         let trained = named(self.trainable_parameters());
         let reducer = match accelerator.group() {
             Some(group) if !trained.is_empty() => {
@@ -66,6 +74,7 @@ impl<M> Prepare for Model<M> {
             model: self,
             reducer,
             hook,
+            numerics: Arc::clone(&accelerator.numerics),
             sync: Arc::new(AtomicBool::new(true)),
             buffers_differ: Cell::new(true),
         })
@@ -73,7 +82,8 @@ impl<M> Prepare for Model<M> {
 }
 
 impl<M> PreparedModel<M> {
-    /// The model's output. In training, buffers (BatchNorm's statistics) are rank 0's before each
+    /// The model's output, computed with the Accelerator's mixed precision; what has 16 bits is given
+    /// back in 32 unless the builder says otherwise. In training, buffers (BatchNorm's statistics) are rank 0's before each
     /// forward.
     ///
     /// # Errors
@@ -89,7 +99,7 @@ impl<M> PreparedModel<M> {
         M::Output: Tensors<Owned = M::Output>,
     {
         let Some(reducer) = &self.reducer else {
-            return Ok(self.model.try_forward(input)?);
+            return self.computed(input);
         };
         let sync = self.sync.load(Ordering::Relaxed);
         // In evaluation the buffers stay as they are: one message after the last training step, and
@@ -98,11 +108,23 @@ impl<M> PreparedModel<M> {
             reducer.before_forward(sync)?;
             self.buffers_differ.set(false);
         }
-        let output = self.model.try_forward(input)?;
+        let output = self.computed(input)?;
         if self.model.is_training() {
             self.buffers_differ.set(true);
         }
         Ok(reducer.after_forward(output, sync)?)
+    }
+
+    /// The model alone, with the Accelerator's precision.
+    fn computed<Input>(&self, input: Input) -> Result<M::Output>
+    where
+        M: Module<Input>,
+        M::Output: Tensors<Owned = M::Output>,
+    {
+        let scope = self.numerics.scope(self.model.device())?;
+        let output = self.model.try_forward(input)?;
+        drop(scope);
+        self.numerics.outputs(output)
     }
 
     /// Dropout drops, BatchNorm uses the statistics of the batch.

@@ -18,6 +18,7 @@ use crate::accumulate::Accumulation;
 use crate::error::{Error, Result};
 use crate::model::PreparedModel;
 use crate::prepare::Prepare;
+use crate::scaler::GradScaler;
 
 /// Steps a model's parameters along their gradients. Made by [`Adam::build`] or [`Sgd::build`].
 ///
@@ -29,6 +30,8 @@ pub struct Optimizer {
     parameters: Vec<NamedTensor>,
     numbers: Arc<Numbers>,
     accumulation: Option<Arc<Accumulation>>,
+    /// With fp16.
+    scaler: Option<GradScaler>,
     steps: u64,
 }
 
@@ -72,16 +75,18 @@ impl Optimizer {
             parameters,
             numbers: Arc::new(numbers),
             accumulation: None,
+            scaler: None,
             steps: 0,
         })
     }
 
-    /// Changes every parameter that has a gradient; one without is left as it is, its state too.
+    /// Changes every parameter that has a gradient; one without is left as it is, its state too. With
+    /// fp16 a prepared optimizer leaves a step out whose gradients overflowed.
     ///
     /// # Errors
     /// [`Error::Torch`] when the kernels refuse.
     pub fn step(&mut self) -> Result<()> {
-        if self.adding_up() {
+        if self.adding_up() || !self.scaler_admits()? {
             return Ok(());
         }
         let mut places = Vec::with_capacity(self.parameters.len());
@@ -115,6 +120,9 @@ impl Optimizer {
         for parameter in &self.parameters {
             clear_gradient(&parameter.tensor)?;
         }
+        if let Some(scaler) = &self.scaler {
+            scaler.forget(&self.tensors());
+        }
         Ok(())
     }
 
@@ -137,6 +145,22 @@ impl Optimizer {
 
     pub(crate) fn numbers(&self) -> Arc<Numbers> {
         Arc::clone(&self.numbers)
+    }
+
+    /// Divides the gradients by the loss scale; false when they have overflowed.
+    fn scaler_admits(&self) -> Result<bool> {
+        let Some(scaler) = &self.scaler else {
+            return Ok(true);
+        };
+        let admits = scaler.admits(&self.tensors())?;
+        if let Some(accumulation) = &self.accumulation {
+            accumulation.set_skipped(scaler.skipped());
+        }
+        Ok(admits)
+    }
+
+    fn tensors(&self) -> Vec<&Tensor> {
+        self.parameters.iter().map(|parameter| &parameter.tensor).collect()
     }
 
     fn adding_up(&self) -> bool {
@@ -166,6 +190,7 @@ impl Prepare for Optimizer {
 
     fn prepare(mut self, accelerator: &Accelerator) -> Result<Self> {
         self.accumulation = Some(Arc::clone(&accelerator.accumulation));
+        self.scaler = accelerator.grad_scaler().cloned();
         Ok(self)
     }
 }

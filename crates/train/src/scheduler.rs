@@ -15,8 +15,9 @@ use crate::prepare::Prepare;
 /// Sets an optimizer's learning rate (and momentum, where the schedule has one) from a schedule.
 ///
 /// The schedule is counted in optimizer steps, the same number on 1 rank or 64. After
-/// [`Accelerator::prepare`], `step` does nothing while gradients are still being added up. A group with
-/// a learning rate of its own keeps its ratio to the optimizer's.
+/// [`Accelerator::prepare`], `step` does nothing while gradients are still being added up, and after an
+/// optimizer step that was left out. A group with a learning rate of its own keeps its ratio to the
+/// optimizer's.
 ///
 /// ```no_run
 /// # use brigade_models::{Cnn, Model};
@@ -196,7 +197,7 @@ impl Scheduler {
     }
 
     fn optimizer_stays(&self) -> bool {
-        self.with_optimizer && self.accumulation.as_ref().is_some_and(|state| !state.sync())
+        self.with_optimizer && self.accumulation.as_ref().is_some_and(|a| !a.sync() || a.skipped())
     }
 
     fn agreed(&self, metric: f64) -> Result<f64> {

@@ -6,7 +6,9 @@
 use brigade_data::{DataLoader, TensorDataset};
 use brigade_models::{Linear, Model, Module, Path};
 use brigade_testkit::{World, assert_close, dist_test};
-use brigade_train::{Accelerator, Kind, Optimizer, Result, Scheduler, Sgd, Tensor};
+use brigade_train::{
+    Accelerator, GradientAccumulation, Kind, Optimizer, Result, Scheduler, Sgd, Tensor,
+};
 
 struct Net {
     hidden: Linear,
@@ -125,6 +127,63 @@ fn a_window_that_the_data_cut_short_has_its_real_length() {
     same(&found, &reference(10, &[8, 2]));
     assert_eq!(taken, 6);
 }
+
+#[test]
+fn a_window_may_go_on_in_the_next_epoch() {
+    // Three batches an epoch, windows of two: nine batches are four windows and a half.
+    let settings = GradientAccumulation {
+        steps: 2,
+        sync_with_dataloader: false,
+        ..GradientAccumulation::default()
+    };
+    let accelerator = Accelerator::builder().gradient_accumulation(settings).build().unwrap();
+    let (_, taken, scheduled) = accelerated(&accelerator, 12, 4).unwrap();
+    assert_eq!((taken, scheduled), (4, 4));
+}
+
+/// Every combination of accumulation and an end that is uneven, with batches of equal size.
+fn every_combination(first: &Accelerator) -> Result<()> {
+    let ranks = first.num_processes() as i64;
+    for steps in 1..=4 {
+        for samples in [8 * ranks, 10 * ranks, 14 * ranks] {
+            let (batch, mut left) = (2 * ranks, samples);
+            let mut windows = Vec::new();
+            while left > 0 {
+                windows.push(left.min(batch * steps));
+                left -= windows[windows.len() - 1];
+            }
+            let expected = reference(samples, &windows);
+            for sync_each_batch in [false, true] {
+                let settings = GradientAccumulation {
+                    steps: usize::try_from(steps).unwrap(),
+                    sync_each_batch,
+                    ..GradientAccumulation::default()
+                };
+                let accelerator = Accelerator::builder()
+                    .sharing(first)
+                    .gradient_accumulation(settings)
+                    .build()?;
+                let (found, taken, _) = accelerated(&accelerator, samples, 2)?;
+                same(&found, &expected);
+                assert_eq!(taken, 3 * windows.len() as u64);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_combination_alone() {
+    every_combination(&Accelerator::new().unwrap()).unwrap();
+}
+
+dist_test!(world = 2, dist_every_combination_on_two_ranks, |_world: World| -> Result<()> {
+    every_combination(&Accelerator::new()?)
+});
+
+dist_test!(world = 4, dist_every_combination_on_four_ranks, |_world: World| -> Result<()> {
+    every_combination(&Accelerator::new()?)
+});
 
 dist_test!(world = 2, dist_two_ranks_equal_one, |_world: World| -> Result<()> {
     let one = Accelerator::new()?;

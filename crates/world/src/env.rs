@@ -45,6 +45,13 @@ macro_rules! contract {
 /// about a rank's place, so it is not part of the table and passes on to launchers within ranks.
 pub const TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 
+/// The type in which models compute: `no`, `fp16` or `bf16`. Accelerate's name; `brigade launch
+/// --mixed-precision` sets it. Like the one above it is a wish of the user and not part of the table.
+pub const ACCELERATE_MIXED_PRECISION: &str = "ACCELERATE_MIXED_PRECISION";
+
+/// Batches whose gradients make one optimizer step. Accelerate's name.
+pub const ACCELERATE_GRADIENT_ACCUMULATION_STEPS: &str = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
+
 contract! {
     RANK, Everyone, "number of this process in the job, from 0";
     WORLD_SIZE, Everyone, "number of processes in the job";

@@ -2,6 +2,7 @@
 
 use std::borrow::Borrow;
 
+use brigade_torch::{channels_last, is_channels_last};
 use tch::Tensor;
 
 use crate::init::fan_in;
@@ -97,11 +98,24 @@ impl Conv2d {
     }
 }
 
+impl Conv2d {
+    /// The kernels would convert an input in another order than the weight, forward and again backward.
+    fn in_the_weights_order(&self, input: &Tensor) -> Tensor {
+        let follows = is_channels_last(&self.weight).unwrap_or(false) && input.dim() == 4;
+        match follows.then(|| channels_last(input)) {
+            Some(Ok(converted)) => converted,
+            // Slower, but the same values.
+            _ => input.shallow_clone(),
+        }
+    }
+}
+
 impl Module<&Tensor> for Conv2d {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Tensor {
         let Conv2dOptions { stride, padding, dilation, groups, .. } = self.options;
+        let input = &self.in_the_weights_order(input);
         input.conv2d(&self.weight, self.bias.as_ref(), stride, padding, dilation, groups)
     }
 }

@@ -83,8 +83,17 @@ impl Turn {
         }
     }
 
-    /// Closes a connection once everything has been sent.
+    /// Closes a connection once everything has been sent; at once where nobody has been heard of for
+    /// so long that he would not hear either.
     pub(super) fn close(&mut self, agent: AgentId) {
+        let silent = |peer: &Peer| {
+            let is_member = peer.is_remote() && matches!(peer.stage, Stage::Member);
+            is_member && peer.wire.heard().elapsed() >= self.silence
+        };
+        if self.peers.get(&agent).is_some_and(silent) {
+            self.remove(agent);
+            return;
+        }
         if let Some(peer) = self.peers.get_mut(&agent)
             && !matches!(peer.stage, Stage::Closing)
         {

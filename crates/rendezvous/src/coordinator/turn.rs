@@ -40,7 +40,7 @@ pub(super) struct Turn {
     deaf_until: Option<Instant>,
     next_beat: Instant,
     beat: Duration,
-    silence: Duration,
+    pub(super) silence: Duration,
     abandoned: bool,
 }
 

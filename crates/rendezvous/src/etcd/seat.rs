@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicI16, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,17 @@ struct Shared {
     code: AtomicI16,
     /// When etcd was last asked for the lease and gave it.
     confirmed: Mutex<Instant>,
+}
+
+impl Shared {
+    fn confirmed(&self) -> MutexGuard<'_, Instant> {
+        // An instant is whole even if a thread has panicked with the lock.
+        self.confirmed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_confirmed(&self, time: Duration) -> bool {
+        self.confirmed().elapsed() < time
+    }
 }
 
 /// What the thread has.
@@ -68,8 +79,7 @@ impl Seat {
     /// Certainly nobody else has been elected: the lease is younger than its time. Without that, a
     /// host that is cut off would begin an attempt of its own beside that of the others.
     pub(crate) fn is_held(&self) -> bool {
-        let confirmed = self.shared.confirmed.lock().unwrap_or_else(PoisonError::into_inner);
-        confirmed.elapsed() < self.time
+        self.shared.is_confirmed(self.time)
     }
 
     /// Readable when the lease has ended and somebody else has been elected.
@@ -110,6 +120,11 @@ impl Hold {
                 Err(_) => RETRY,
             };
         }
+        if !self.shared.is_confirmed(self.time) {
+            // etcd does not answer: it would not now, and somebody waits for this thread. The lease
+            // ends by itself.
+            return;
+        }
         let code = self.shared.code.load(Ordering::Acquire);
         if code != NOT_OVER {
             let _ = self.mark(code);
@@ -132,7 +147,7 @@ impl Hold {
                 }
             }
         }
-        *self.shared.confirmed.lock().unwrap_or_else(PoisonError::into_inner) = asked;
+        *self.shared.confirmed() = asked;
         Ok(true)
     }
 

@@ -1,0 +1,130 @@
+//! Python's own distributed programs, started by `brigade launch`: Accelerate's test scripts, and a
+//! script as the documentation of torchrun has it.
+//!
+//! Needs the Python in BRIGADE_PEER_PYTHON, with PyTorch and Accelerate, or that of `cargo xtask
+//! bench --peers`. Without, it says so and passes.
+
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
+mod job;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use job::Job;
+
+/// A Python that can import both.
+fn peer_python() -> Option<PathBuf> {
+    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../peers/bin/python");
+    let python = std::env::var_os("BRIGADE_PEER_PYTHON").map_or(installed, PathBuf::from);
+    let found = Command::new(&python).args(["-c", "import torch, accelerate"]).output();
+    if found.is_ok_and(|output| output.status.success()) {
+        return Some(python);
+    }
+    eprintln!("skipped: no PyTorch and Accelerate here; `cargo xtask bench --peers` installs them");
+    None
+}
+
+/// Two ranks on the CPU that run a script with this Python.
+fn job(python: &Path, flags: &[&str], script: &Path) -> Job {
+    let job = Job::new(2).words(["--cpu"]).words(flags.iter().copied());
+    let mut job = job.words([script.to_str().unwrap()]);
+    job.command.env("PYTHON_EXEC", python).env("OMP_NUM_THREADS", "1");
+    job.command.env("CUDA_VISIBLE_DEVICES", "");
+    // PyTorch leaves a cache there.
+    let folder = job.folder().to_owned();
+    job.command.env("TMPDIR", folder);
+    job
+}
+
+fn accelerates(python: &Path, name: &str) -> PathBuf {
+    let ask = "import accelerate.test_utils as it; print(it.__path__[0])";
+    let output = Command::new(python).args(["-c", ask]).output().unwrap();
+    let folder = String::from_utf8(output.stdout).unwrap();
+    Path::new(folder.trim()).join("scripts").join(name)
+}
+
+#[test]
+fn the_script_of_accelerate_test() {
+    let Some(python) = peer_python() else { return };
+    let run = job(&python, &[], &accelerates(&python, "test_script.py")).run();
+    assert_eq!(run.code, 0, "{}{}", run.stdout, run.stderr);
+    for said in [
+        "[0] **Initialization**",
+        "[0] Distributed environment: DistributedType.MULTI_CPU  Backend: gloo",
+        "[1] Num processes: 2",
+        "[0] **DataLoader integration test**",
+        "[0] **Training integration test**",
+        "Training yielded the same results on one CPU or distributed setup with batch split.",
+        "[0] **Breakpoint trigger test**",
+    ] {
+        assert!(run.stdout.contains(said), "{said}: {}{}", run.stdout, run.stderr);
+    }
+}
+
+#[test]
+fn accelerates_operations() {
+    let Some(python) = peer_python() else { return };
+    // Its checks of shapes are only made with ACCELERATE_DEBUG_MODE.
+    let run = job(&python, &["--debug"], &accelerates(&python, "test_ops.py")).run();
+    assert_eq!(run.code, 0, "{}{}", run.stdout, run.stderr);
+    for said in ["testing gather_object", "testing pad_across_processes", "testing op_checker"] {
+        assert!(run.stdout.contains(said), "{said}: {}{}", run.stdout, run.stderr);
+    }
+}
+
+#[test]
+fn accelerates_accumulation() {
+    let Some(python) = peer_python() else { return };
+    let run = job(&python, &[], &accelerates(&python, "test_sync.py")).run();
+    assert_eq!(run.code, 0, "{}{}", run.stdout, run.stderr);
+    assert!(
+        run.stdout.contains("**Test Distributed `no_sync` context manager**"),
+        "{}",
+        run.stdout
+    );
+}
+
+/// What a script of Accelerate's finds of the flags of the launch.
+#[test]
+fn accelerate_reads_the_flags() {
+    let Some(python) = peer_python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("flags.py");
+    let text = "from accelerate import Accelerator\n\
+                it = Accelerator()\n\
+                print(it.num_processes, it.mixed_precision, it.gradient_accumulation_steps, \
+                it.device, it.state.debug, flush=True)\n";
+    std::fs::write(&script, text).unwrap();
+    let flags = ["--mixed-precision", "bf16", "--gradient-accumulation-steps", "4", "--debug"];
+    let run = job(&python, &flags, &script).run();
+    assert_eq!(run.code, 0, "{}{}", run.stdout, run.stderr);
+    for rank in 0..2 {
+        assert_eq!(run.lines_of(rank), ["2 bf16 4 cpu:0 True"], "{}", run.stderr);
+    }
+}
+
+#[test]
+fn a_script_for_torchrun() {
+    let Some(python) = peer_python() else { return };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/record.py");
+    let run = job(&python, &[], &script).run();
+    assert_eq!(run.code, 0, "{}{}", run.stdout, run.stderr);
+    for rank in 0..2 {
+        assert_eq!(run.lines_of(rank), [format!("rank {rank} of 2, attempt 0: 3")]);
+    }
+
+    // A rank fails, its error is recorded, and all start again.
+    let run = job(&python, &["--max-restarts=1"], &script).words(["fail"]).run();
+    assert_eq!(run.code, 0, "{}{}", run.stdout, run.stderr);
+    assert!(run.stderr.contains("; restart 1 of 1"), "{}", run.stderr);
+    for rank in 0..2 {
+        let attempts = [0, 1].map(|it| format!("rank {rank} of 2, attempt {it}: 3"));
+        assert_eq!(run.lines_of(rank), attempts);
+    }
+    let run = job(&python, &[], &script).words(["fail"]).run();
+    assert_eq!(run.code, 1, "{}{}", run.stdout, run.stderr);
+    assert!(run.stderr.contains("brigade: rank 1 "), "{}", run.stderr);
+    // From the file that `record` writes, in torchelastic's JSON.
+    assert!(run.stderr.contains("ValueError: no more data"), "{}", run.stderr);
+}

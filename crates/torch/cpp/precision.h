@@ -1,0 +1,33 @@
+// Autocast, memory format, and passes over all gradients: unscaling, norm, clipping.
+#pragma once
+
+#include "tensors.h"
+
+namespace brigade {
+
+struct AutocastState;
+
+// Sets this thread's autocast for a device type and gives what was set before.
+AutocastState autocast_enter(int8_t device, const AutocastState& next);
+// Sets back what `autocast_enter` gave. The outermost scope forgets the weights that it has cast.
+void autocast_leave(int8_t device, const AutocastState& before) noexcept;
+
+// A tensor of four dimensions with its channels last in memory; itself where it has them there.
+Tensor* channels_last(const Tensor* tensor);
+bool is_channels_last(const Tensor* tensor);
+
+// Multiplies gradients in place, and gives a float32 [1] on their device: 1 if any was not finite.
+Tensor* unscale_gradients(rust::Slice<const TensorRef> gradients, double inverse_scale);
+// The p-norm of all values of all tensors together, a scalar on their device.
+Tensor* norm_of_all(rust::Slice<const TensorRef> tensors, double p);
+void multiply_all(rust::Slice<const TensorRef> tensors, const TensorRef& factor);
+void clamp_all(rust::Slice<const TensorRef> tensors, double limit);
+
+// Gives memory that allocators keep for later back to the system and the device.
+void release_memory(bool cuda);
+// Whether convolutions on the CPU have oneDNN's kernels.
+bool has_onednn();
+// Whether this process's GPU has bfloat16 in its matrix units.
+bool cuda_has_bf16();
+
+} // namespace brigade

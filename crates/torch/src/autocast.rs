@@ -1,0 +1,81 @@
+//! Autocast: chosen operations compute in 16 bits.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use tch::{Device, Kind};
+
+use crate::bridge::ffi;
+use crate::error::Error;
+
+/// A scope in which operations of this thread on one type of device compute in a shorter type, or do not:
+/// libtorch chooses which operations, as `torch.autocast`. Ends when dropped, also by a panic; scopes nest.
+///
+/// ```no_run
+/// use brigade_torch::{Autocast, Device, Kind, Tensor};
+/// let weight = Tensor::ones([4, 4], (Kind::Float, Device::Cpu));
+/// let scope = Autocast::enter(Device::Cpu, Kind::BFloat16, true)?;
+/// assert_eq!(weight.matmul(&weight).kind(), Kind::BFloat16);
+/// drop(scope);
+/// assert_eq!(weight.matmul(&weight).kind(), Kind::Float);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+#[must_use = "the scope ends when this is dropped"]
+pub struct Autocast {
+    device: i8,
+    before: ffi::AutocastState,
+    /// The state belongs to the thread.
+    _here: PhantomData<*const ()>,
+}
+
+impl Autocast {
+    /// Computes in `kind`, `Half` or `BFloat16`; `Float` turns autocast off in the scope. With `cache`, a
+    /// weight that several operations use is cast once; the outermost scope forgets the casts at its end.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] for another kind, or a device without autocast.
+    pub fn enter(device: Device, kind: Kind, cache: bool) -> Result<Self, Error> {
+        let device = match device {
+            Device::Cpu => 0,
+            Device::Cuda(_) => 1,
+            Device::Mps => 13,
+            Device::Vulkan => {
+                return Err(Error::Misuse(format!("autocast: {device:?} has none")));
+            }
+        };
+        let (enabled, dtype) = match kind {
+            Kind::Half => (true, 5),
+            Kind::BFloat16 => (true, 15),
+            Kind::Float => (false, 15),
+            other => {
+                return Err(Error::Misuse(format!(
+                    "autocast: expected Half, BFloat16 or Float, found {other:?}"
+                )));
+            }
+        };
+        let next = ffi::AutocastState { enabled, dtype, cache };
+        let before = ffi::autocast_enter(device, &next)
+            .map_err(|error| Error::libtorch("autocast", &error))?;
+        Ok(Self { device, before, _here: PhantomData })
+    }
+}
+
+impl Drop for Autocast {
+    fn drop(&mut self) {
+        ffi::autocast_leave(self.device, &self.before);
+    }
+}
+
+impl fmt::Debug for Autocast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Autocast").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// Whether this process's GPU computes with bfloat16 in its matrix units: from Ampere on.
+///
+/// # Errors
+/// [`Error::Libtorch`] without CUDA.
+pub fn cuda_has_bf16() -> Result<bool, Error> {
+    ffi::cuda_has_bf16().map_err(|error| Error::libtorch("cuda_has_bf16", &error))
+}

@@ -1,0 +1,66 @@
+//! Passes over many gradients at once: unscaling, norm, clipping. All change tensors in place, without a
+//! graph.
+
+use tch::Tensor;
+
+use crate::bridge::ffi;
+use crate::error::Error;
+use crate::fused::{borrow, borrow_one};
+
+/// Multiplies the gradients by `inverse_scale`. Returns a float32 tensor `[1]` on their device: 1 if any
+/// value was infinite or not a number, else 0.
+///
+/// ```no_run
+/// use brigade_torch::{Tensor, gradients};
+/// let gradient = Tensor::from_slice(&[2f32, f32::INFINITY]);
+/// let found = gradients::unscale(&[&gradient], 0.5)?;
+/// assert_eq!(found.double_value(&[0]), 1.0);
+/// assert_eq!(gradient.double_value(&[0]), 1.0);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Libtorch`] without a gradient, or for those of several devices.
+pub fn unscale(gradients: &[&Tensor], inverse_scale: f64) -> Result<Tensor, Error> {
+    let found = ffi::unscale_gradients(&borrow(gradients), inverse_scale)
+        .map_err(|error| Error::libtorch("unscaling gradients", &error))?;
+    // SAFETY: a new handle on the heap, made with the type that tch frees.
+    Ok(unsafe { Tensor::from_ptr(found.cast()) })
+}
+
+/// The p-norm of all values together, a scalar on their device; `p` may be infinite. 0 without values.
+///
+/// ```no_run
+/// use brigade_torch::{Tensor, gradients};
+/// let (a, b) = (Tensor::from_slice(&[3.0]), Tensor::from_slice(&[0.0, -4.0]));
+/// assert_eq!(gradients::norm(&[&a, &b], 2.0)?.double_value(&[]), 5.0);
+/// assert_eq!(gradients::norm(&[&a, &b], f64::INFINITY)?.double_value(&[]), 4.0);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Libtorch`] for tensors of several devices.
+pub fn norm(tensors: &[&Tensor], p: f64) -> Result<Tensor, Error> {
+    let norm = ffi::norm_of_all(&borrow(tensors), p)
+        .map_err(|error| Error::libtorch("norm of gradients", &error))?;
+    // SAFETY: a new handle on the heap, made with the type that tch frees.
+    Ok(unsafe { Tensor::from_ptr(norm.cast()) })
+}
+
+/// Multiplies all by a scalar tensor, which may be on their device: nobody waits for its value.
+///
+/// # Errors
+/// [`Error::Libtorch`].
+pub fn multiply(tensors: &[&Tensor], factor: &Tensor) -> Result<(), Error> {
+    ffi::multiply_all(&borrow(tensors), &borrow_one(factor))
+        .map_err(|error| Error::libtorch("scaling gradients", &error))
+}
+
+/// Brings every value into `[-limit, limit]`.
+///
+/// # Errors
+/// [`Error::Libtorch`].
+pub fn clamp(tensors: &[&Tensor], limit: f64) -> Result<(), Error> {
+    ffi::clamp_all(&borrow(tensors), limit)
+        .map_err(|error| Error::libtorch("clamping gradients", &error))
+}

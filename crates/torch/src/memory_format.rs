@@ -1,0 +1,52 @@
+//! The order of an image's values in memory: what tch leaves out.
+
+use tch::Tensor;
+
+use crate::bridge::ffi;
+use crate::error::Error;
+
+/// A tensor `[n, c, h, w]` with its channels last in memory (`torch.channels_last`), differentiable; the
+/// same tensor where it has them there.
+///
+/// # Errors
+/// [`Error::Misuse`] for another number of dimensions; [`Error::Libtorch`] without memory.
+///
+/// ```no_run
+/// use brigade_torch::{Device, Kind, Tensor, channels_last, is_channels_last};
+/// let images = Tensor::zeros([8, 3, 32, 32], (Kind::Float, Device::Cpu));
+/// let images = channels_last(&images)?;
+/// assert!(is_channels_last(&images)?);
+/// assert_eq!(images.size(), [8, 3, 32, 32]);
+/// assert_eq!(images.stride(), [3072, 1, 96, 3]);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn channels_last(tensor: &Tensor) -> Result<Tensor, Error> {
+    if tensor.dim() != 4 {
+        return Err(Error::Misuse(format!(
+            "channels_last: expected [n, c, h, w], found {:?}",
+            tensor.size()
+        )));
+    }
+    // SAFETY: the pointer is that of a live tch tensor.
+    let made = unsafe { ffi::channels_last(tensor.as_ptr().cast()) }
+        .map_err(|error| Error::libtorch("channels_last", &error))?;
+    // SAFETY: a new handle on the heap, made with the type that tch frees.
+    Ok(unsafe { Tensor::from_ptr(made.cast()) })
+}
+
+/// Whether the strides are those of [`channels_last`]. Where both orders would be the same memory, as with
+/// one channel, the strides still tell which was meant.
+///
+/// # Errors
+/// [`Error::Libtorch`] for a tensor without strides.
+pub fn is_channels_last(tensor: &Tensor) -> Result<bool, Error> {
+    // SAFETY: the pointer is that of a live tch tensor.
+    unsafe { ffi::is_channels_last(tensor.as_ptr().cast()) }
+        .map_err(|error| Error::libtorch("is_channels_last", &error))
+}
+
+/// Whether convolutions on the CPU have oneDNN's kernels, which are faster with channels last.
+#[must_use]
+pub fn has_onednn() -> bool {
+    ffi::has_onednn()
+}

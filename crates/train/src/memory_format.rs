@@ -1,0 +1,61 @@
+//! Which models have their channels last in memory.
+
+use brigade_models::Model;
+use brigade_torch::{Device, Kind, has_onednn};
+
+use crate::precision::{Numerics, Precision};
+
+/// What counts for the choice.
+struct Facts {
+    /// A parameter has four dimensions, as a convolution's weight.
+    convolutions: bool,
+    device: Device,
+    /// The type in which convolutions compute.
+    kind: Kind,
+    onednn: bool,
+}
+
+impl Facts {
+    /// oneDNN's and cuDNN's kernels for 16 bits take channels last, and reorder what comes otherwise.
+    /// There are none for float64, and in 32 bits cuDNN's are no faster.
+    fn pays(&self) -> bool {
+        let short = matches!(self.kind, Kind::Half | Kind::BFloat16);
+        self.convolutions
+            && match self.device {
+                Device::Cpu => self.onednn && (short || self.kind == Kind::Float),
+                Device::Cuda(_) => short,
+                _ => false,
+            }
+    }
+}
+
+/// Whether this model is put into channels last.
+pub(crate) fn channels_last<M>(model: &Model<M>, numerics: &Numerics) -> bool {
+    let convolutions = model.parameters().iter().any(|parameter| parameter.tensor.dim() == 4);
+    if let Some(on) = numerics.channels_last {
+        return on && convolutions;
+    }
+    let kind = match (numerics.autocast.precision, model.kind()) {
+        (Precision::Bf16, Kind::Float) => Kind::BFloat16,
+        (Precision::Fp16, Kind::Float) => Kind::Half,
+        (_, kind) => kind,
+    };
+    Facts { convolutions, device: model.device(), kind, onednn: has_onednn() }.pays()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_last_where_a_kernel_wants_it() {
+        let facts = |device, kind| Facts { convolutions: true, device, kind, onednn: true };
+        for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
+            assert!(facts(Device::Cpu, kind).pays());
+            assert_eq!(facts(Device::Cuda(0), kind).pays(), kind != Kind::Float);
+            assert!(!Facts { convolutions: false, ..facts(Device::Cpu, kind) }.pays());
+            assert!(!Facts { onednn: false, ..facts(Device::Cpu, kind) }.pays());
+        }
+        assert!(!facts(Device::Cpu, Kind::Double).pays());
+    }
+}

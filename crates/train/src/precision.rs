@@ -1,0 +1,315 @@
+//! In how many bits a model computes, chosen by the builder or the environment.
+
+use std::fmt;
+use std::str::FromStr;
+
+use brigade_torch::{Autocast, Device, Kind, Tensors, cuda_has_bf16};
+
+use crate::accelerator::{Accelerator, AcceleratorBuilder};
+use crate::error::{Error, Result};
+use crate::scaler::{GradScaler, GradScalerOptions};
+
+/// The type in which autocast computes. Weights, gradients and the optimizer stay in 32 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum Precision {
+    /// That of the model: no autocast.
+    #[default]
+    No,
+    /// 16 bits with 5 for the exponent. Small gradients would vanish, so the loss is scaled; see
+    /// [`GradScaler`].
+    Fp16,
+    /// 16 bits with the exponent of 32: needs no scaling.
+    Bf16,
+}
+
+impl Precision {
+    fn kind(self) -> Kind {
+        match self {
+            Self::No => Kind::Float,
+            Self::Fp16 => Kind::Half,
+            Self::Bf16 => Kind::BFloat16,
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::No => "no",
+            Self::Fp16 => "fp16",
+            Self::Bf16 => "bf16",
+        })
+    }
+}
+
+impl FromStr for Precision {
+    type Err = Error;
+
+    /// Accelerate's words.
+    ///
+    /// ```
+    /// use brigade_train::Precision;
+    /// assert_eq!("bf16".parse::<Precision>()?, Precision::Bf16);
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    fn from_str(text: &str) -> Result<Self> {
+        match text.to_ascii_lowercase().as_str() {
+            "no" => Ok(Self::No),
+            "fp16" => Ok(Self::Fp16),
+            "bf16" => Ok(Self::Bf16),
+            "fp8" => Err(Error::Misuse(
+                "mixed precision fp8 needs kernels that Brigade does not have; use bf16".into(),
+            )),
+            other => Err(Error::Misuse(format!(
+                "mixed precision is {other:?}, expected no, fp16 or bf16"
+            ))),
+        }
+    }
+}
+
+/// A scope of autocast; see [`Accelerator::autocast_with`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AutocastOptions {
+    /// The type; [`Precision::No`] turns autocast off inside.
+    pub precision: Precision,
+    /// Cast a weight once where several operations of the scope use it. Turn it off where weights
+    /// change inside.
+    pub cache: bool,
+}
+
+/// What the Accelerator decided about numbers. Shared by everything that was prepared.
+#[derive(Debug)]
+pub(crate) struct Numerics {
+    pub(crate) autocast: AutocastOptions,
+    pub(crate) float32_outputs: bool,
+    /// Whether convolutional models are put into channels last; `None` where that is faster.
+    pub(crate) channels_last: Option<bool>,
+    /// With fp16 only.
+    pub(crate) scaler: Option<GradScaler>,
+}
+
+/// What the builder collects for [`Numerics`].
+#[derive(Debug, Clone)]
+pub(crate) struct NumericsOptions {
+    pub(crate) precision: Option<Precision>,
+    pub(crate) cache: bool,
+    pub(crate) float32_outputs: bool,
+    pub(crate) channels_last: Option<bool>,
+    pub(crate) scaler: GradScalerOptions,
+}
+
+impl Default for NumericsOptions {
+    fn default() -> Self {
+        Self {
+            precision: None,
+            cache: true,
+            float32_outputs: true,
+            channels_last: None,
+            scaler: GradScalerOptions::default(),
+        }
+    }
+}
+
+impl NumericsOptions {
+    pub(crate) fn decide(&self, group: Option<&brigade_torch::ProcessGroup>) -> Result<Numerics> {
+        let precision = match self.precision {
+            Some(precision) => precision,
+            None => from_env()?.unwrap_or_default(),
+        };
+        let scaler = match precision {
+            Precision::Fp16 => Some(GradScaler::new(self.scaler, group.cloned())?),
+            _ => None,
+        };
+        Ok(Numerics {
+            autocast: AutocastOptions { precision, cache: self.cache },
+            float32_outputs: self.float32_outputs,
+            channels_last: self.channels_last,
+            scaler,
+        })
+    }
+}
+
+fn from_env() -> Result<Option<Precision>> {
+    use brigade_world::env::ACCELERATE_MIXED_PRECISION as NAME;
+    match std::env::var(NAME) {
+        Ok(text) if !text.is_empty() => {
+            let with_name = |error| Error::Misuse(format!("{NAME}: {error}"));
+            text.parse().map(Some).map_err(with_name)
+        }
+        _ => Ok(None),
+    }
+}
+
+impl AcceleratorBuilder {
+    /// The type in which prepared models compute. Unless set it is what the environment says
+    /// (`ACCELERATE_MIXED_PRECISION`, which `brigade launch --mixed-precision` sets), else `no`.
+    pub fn mixed_precision(mut self, precision: Precision) -> Self {
+        self.numerics.precision = Some(precision);
+        self
+    }
+
+    /// Whether a forward casts a weight once only, however many operations use it. On unless set.
+    pub fn autocast_cache(mut self, cache: bool) -> Self {
+        self.numerics.cache = cache;
+        self
+    }
+
+    /// Whether a prepared model's outputs of 16 bits are converted to 32, so that losses are computed
+    /// in 32. On unless set.
+    pub fn float32_outputs(mut self, convert: bool) -> Self {
+        self.numerics.float32_outputs = convert;
+        self
+    }
+
+    /// How the loss is scaled with fp16.
+    pub fn grad_scaler(mut self, options: GradScalerOptions) -> Self {
+        self.numerics.scaler = options;
+        self
+    }
+
+    /// Whether convolutional models, and the images they get, have their channels last in memory.
+    /// Unless set, where that is faster: on a CPU with oneDNN, on a GPU with 16 bits. Results are equal
+    /// to rounding.
+    pub fn channels_last(mut self, on: bool) -> Self {
+        self.numerics.channels_last = Some(on);
+        self
+    }
+}
+
+impl Accelerator {
+    /// The type in which prepared models compute.
+    #[must_use]
+    pub fn mixed_precision(&self) -> Precision {
+        self.numerics.autocast.precision
+    }
+
+    /// Runs the body with this Accelerator's autocast: for parts of a loss that are no prepared model's
+    /// forward, which has it anyway.
+    ///
+    /// ```no_run
+    /// # use brigade_train::{Accelerator, Precision, Result, Tensor};
+    /// # fn f(a: &Tensor, b: &Tensor) -> Result<()> {
+    /// let accelerator = Accelerator::builder().mixed_precision(Precision::Bf16).build()?;
+    /// let product = accelerator.autocast(|| a.matmul(b))?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when the device has no autocast.
+    pub fn autocast<R>(&self, body: impl FnOnce() -> R) -> Result<R> {
+        self.autocast_with(self.numerics.autocast, body)
+    }
+
+    /// As [`Accelerator::autocast`] with another type, or none: [`Precision::No`] computes in 32 bits
+    /// inside a scope of 16.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn autocast_with<R>(
+        &self,
+        options: AutocastOptions,
+        body: impl FnOnce() -> R,
+    ) -> Result<R> {
+        let _scope = Autocast::enter(self.device(), options.precision.kind(), options.cache)?;
+        Ok(body())
+    }
+
+    /// The scaler of the loss: with fp16 only.
+    #[must_use]
+    pub fn grad_scaler(&self) -> Option<&GradScaler> {
+        self.numerics.scaler.as_ref()
+    }
+}
+
+impl Numerics {
+    /// Autocast around a forward, when there is any to do.
+    pub(crate) fn scope(&self, device: Device) -> Result<Option<Autocast>> {
+        match self.autocast {
+            AutocastOptions { precision: Precision::No, .. } => Ok(None),
+            AutocastOptions { precision, cache } => {
+                Ok(Some(Autocast::enter(device, precision.kind(), cache)?))
+            }
+        }
+    }
+
+    /// A forward's outputs for the loss.
+    pub(crate) fn outputs<T: Tensors<Owned = T>>(&self, outputs: T) -> Result<T> {
+        if self.autocast.precision == Precision::No || !self.float32_outputs {
+            return Ok(outputs);
+        }
+        outputs.try_map(&mut |tensor| {
+            Ok(match tensor.f_kind()? {
+                Kind::Half | Kind::BFloat16 => tensor.f_to_kind(Kind::Float)?,
+                _ => tensor.shallow_clone(),
+            })
+        })
+    }
+}
+
+/// What this device does badly with a precision, in words.
+pub(crate) fn caveat(precision: Precision, device: Device) -> Option<String> {
+    match device {
+        Device::Cpu => {
+            let cpu = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+            cpu_caveat(precision, &cpu).map(str::to_owned)
+        }
+        Device::Cuda(_) if precision == Precision::Bf16 => match cuda_has_bf16() {
+            Ok(false) => Some(
+                "this GPU computes bf16 without its matrix units, slower than fp16; use fp16"
+                    .into(),
+            ),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// From the text of Linux's `/proc/cpuinfo`. A CPU whose flags it does not list is left in peace.
+fn cpu_caveat(precision: Precision, cpuinfo: &str) -> Option<&'static str> {
+    let flags = cpuinfo
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(key, _)| matches!(key.trim(), "flags" | "Features"))
+        .map(|(_, flags)| flags)?;
+    let has = |wanted: &[&str]| flags.split_whitespace().any(|flag| wanted.contains(&flag));
+    match precision {
+        Precision::Bf16 if !has(&["avx512_bf16", "amx_bf16", "bf16"]) => Some(
+            "this CPU has no instructions for bf16 (AVX512_BF16, AMX), so bf16 is slower than 32 bits",
+        ),
+        Precision::Fp16 if !has(&["avx512_fp16", "amx_fp16", "fphp"]) => Some(
+            "this CPU has no instructions for fp16 (AVX512_FP16, AMX), so fp16 is slower than 32 bits; \
+             use bf16, or fp16 to try things out",
+        ),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_accelerates() {
+        for precision in [Precision::No, Precision::Fp16, Precision::Bf16] {
+            assert_eq!(precision.to_string().parse::<Precision>().unwrap(), precision);
+        }
+        let error = "fp61".parse::<Precision>().unwrap_err().to_string();
+        assert!(error.contains("fp61") && error.contains("no, fp16 or bf16"), "{error}");
+        assert!("fp8".parse::<Precision>().unwrap_err().to_string().contains("use bf16"));
+    }
+
+    #[test]
+    fn a_cpu_without_the_instructions_is_told() {
+        let zen5 = "model name\t: AMD EPYC\nflags\t\t: fpu avx512f avx512_bf16 sse\n";
+        let sapphire = "flags\t: fpu amx_bf16 avx512_bf16 avx512_fp16\n";
+        let old = "flags\t: fpu avx2\n";
+        let arm = "Features\t: fp asimd fphp bf16\n";
+        assert_eq!(cpu_caveat(Precision::Bf16, zen5), None);
+        assert_eq!(cpu_caveat(Precision::Bf16, arm), None);
+        assert_eq!(cpu_caveat(Precision::Fp16, sapphire), None);
+        assert_eq!(cpu_caveat(Precision::No, old), None);
+        assert!(cpu_caveat(Precision::Bf16, old).unwrap().contains("AVX512_BF16"));
+        assert!(cpu_caveat(Precision::Fp16, zen5).unwrap().contains("AVX512_FP16"));
+        assert_eq!(cpu_caveat(Precision::Bf16, "no flags here"), None);
+    }
+}

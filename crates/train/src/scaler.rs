@@ -1,0 +1,295 @@
+//! Scaling of the loss, so that gradients of 16 bits do not vanish.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use brigade_torch::{ProcessGroup, ReduceOp, Tensor, gradient, gradients};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// How the scale moves. The defaults are PyTorch's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GradScalerOptions {
+    /// The first scale; 65536.
+    pub init_scale: f64,
+    /// The scale is multiplied by it after `growth_interval` good steps in a row; 2.
+    pub growth_factor: f64,
+    /// The scale is multiplied by it after a step whose gradients overflowed; 0.5.
+    pub backoff_factor: f64,
+    /// Good steps in a row before the scale grows; 2000.
+    pub growth_interval: u32,
+}
+
+impl Default for GradScalerOptions {
+    fn default() -> Self {
+        Self { init_scale: 65536.0, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 2000 }
+    }
+}
+
+/// What a checkpoint keeps of a [`GradScaler`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct GradScalerState {
+    /// What the next loss is multiplied by.
+    pub scale: f64,
+    /// Good steps since the scale last moved.
+    pub growth_tracker: u32,
+}
+
+/// Multiplies the loss before the backward pass and divides the gradients after it, leaves out steps whose
+/// gradients overflowed, and moves the scale accordingly (Micikevicius et al., 2018; the rules of
+/// `torch.amp.GradScaler`).
+///
+/// The Accelerator owns one with fp16, and uses it in `backward`, in clipping and in a prepared optimizer's
+/// `step`; nothing is to be called. All ranks agree on whether a step is left out. Gradients are divided
+/// once, whoever needs them first. The scale moves at the next backward pass, so several optimizers that
+/// step between two backward passes see one scale.
+///
+/// A handle: clones are the same scaler.
+#[derive(Debug, Clone)]
+pub struct GradScaler {
+    core: Arc<Mutex<Core>>,
+}
+
+#[derive(Debug)]
+struct Core {
+    options: GradScalerOptions,
+    state: GradScalerState,
+    group: Option<ProcessGroup>,
+    /// Parameters, by their address, whose gradients have been divided since the last backward pass, and
+    /// whether a value among those divided with them was not finite.
+    unscaled: HashMap<usize, bool>,
+    /// Whether an optimizer step since the last backward pass was left out; `None` before the first.
+    stepped: Option<bool>,
+    skipped: bool,
+}
+
+/// Below it float16 has no numbers, and nothing that fits could overflow: the loss itself is not finite.
+const SMALLEST_SCALE: f64 = 1.0 / 16_777_216.0;
+
+impl GradScaler {
+    pub(crate) fn new(options: GradScalerOptions, group: Option<ProcessGroup>) -> Result<Self> {
+        let GradScalerOptions { init_scale, growth_factor, backoff_factor, growth_interval } =
+            options;
+        let sound = init_scale.is_finite()
+            && init_scale > 0.0
+            && growth_factor.is_finite()
+            && growth_factor >= 1.0
+            && backoff_factor > 0.0
+            && backoff_factor < 1.0
+            && growth_interval > 0;
+        if !sound {
+            return Err(Error::Misuse(format!(
+                "{options:?}: expected a scale above 0, a growth factor of at least 1, a backoff \
+                 factor between 0 and 1, and an interval above 0"
+            )));
+        }
+        let core = Core {
+            options,
+            state: GradScalerState { scale: init_scale, growth_tracker: 0 },
+            group,
+            unscaled: HashMap::new(),
+            stepped: None,
+            skipped: false,
+        };
+        Ok(Self { core: Arc::new(Mutex::new(core)) })
+    }
+
+    /// The scale and its tracker as the next backward pass will find them: for a checkpoint.
+    #[must_use]
+    pub fn state(&self) -> GradScalerState {
+        let core = self.lock();
+        match core.stepped {
+            Some(found) => core.options.moved(core.state, found),
+            None => core.state,
+        }
+    }
+
+    /// Continues from a checkpoint. Between a backward pass and its step it would be too late for that
+    /// step.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] when the scale is not a number above 0.
+    pub fn load_state(&self, state: GradScalerState) -> Result<()> {
+        if !(state.scale.is_finite() && state.scale > 0.0) {
+            return Err(Error::Misuse(format!(
+                "the scaler's state has the scale {}, expected a number above 0",
+                state.scale
+            )));
+        }
+        let mut core = self.lock();
+        core.state = state;
+        core.stepped = None;
+        core.unscaled.clear();
+        Ok(())
+    }
+
+    /// What the next loss is multiplied by.
+    #[must_use]
+    pub fn scale(&self) -> f64 {
+        self.state().scale
+    }
+
+    /// What the loss of this backward pass is multiplied by.
+    pub(crate) fn before_backward(&self) -> Result<f64> {
+        let mut core = self.lock();
+        if let Some(found) = core.stepped.take() {
+            core.state = core.options.moved(core.state, found);
+            core.unscaled.clear();
+        }
+        if !core.unscaled.is_empty() {
+            return Err(Error::Misuse(
+                "backward after gradients were clipped or unscaled, before the optimizer's step: with \
+                 fp16 that would mix scaled and unscaled gradients; clip after the last backward of \
+                 the step, or call zero_grad"
+                    .into(),
+            ));
+        }
+        if core.state.scale < SMALLEST_SCALE {
+            return Err(Error::NotFinite { scale: core.state.scale });
+        }
+        Ok(core.state.scale)
+    }
+
+    /// Divides the gradients of those parameters that have not been divided yet. Returns whether any
+    /// value of theirs, on any rank, was not finite.
+    pub(crate) fn unscale(&self, parameters: &[&Tensor]) -> Result<bool> {
+        let mut core = self.lock();
+        let waiting: Vec<&&Tensor> =
+            parameters.iter().filter(|p| !core.unscaled.contains_key(&address(p))).collect();
+        if !waiting.is_empty() {
+            let gradients: Vec<Tensor> = waiting
+                .iter()
+                .map(|parameter| gradient(parameter))
+                .filter_map(std::result::Result::transpose)
+                .collect::<Result<_, _>>()?;
+            let mut found = if gradients.is_empty() {
+                Tensor::f_zeros([1], (tch::Kind::Float, parameters[0].device()))?
+            } else {
+                let borrowed: Vec<&Tensor> = gradients.iter().collect();
+                gradients::unscale(&borrowed, 1.0 / core.state.scale)?
+            };
+            // Gradients that were averaged agree by themselves; those of a model that was not prepared,
+            // or under LocalSGD, do not.
+            if let Some(group) = &core.group {
+                group.all_reduce(&mut found, ReduceOp::Max)?;
+            }
+            let found = found.f_double_value(&[0])? != 0.0;
+            for parameter in
+                waiting.into_iter().map(|parameter| address(parameter)).collect::<Vec<_>>()
+            {
+                core.unscaled.insert(parameter, found);
+            }
+        }
+        Ok(parameters.iter().any(|p| core.unscaled.get(&address(p)).copied().unwrap_or(false)))
+    }
+
+    /// Before an optimizer's step on these parameters: whether it may be made.
+    pub(crate) fn admits(&self, parameters: &[&Tensor]) -> Result<bool> {
+        let found = self.unscale(parameters)?;
+        let mut core = self.lock();
+        let any = core.stepped.unwrap_or(false) || found;
+        core.stepped = Some(any);
+        core.skipped = any;
+        Ok(!found)
+    }
+
+    /// The gradients of these parameters have been cleared. Before the step: there will be none.
+    pub(crate) fn forget(&self, parameters: &[&Tensor]) {
+        let mut core = self.lock();
+        if core.stepped.is_none() {
+            for parameter in parameters {
+                core.unscaled.remove(&address(parameter));
+            }
+        }
+    }
+
+    /// Whether an optimizer's last step was left out.
+    pub(crate) fn skipped(&self) -> bool {
+        self.lock().skipped
+    }
+
+    /// Forgets a step that was broken off.
+    pub(crate) fn reset(&self) {
+        let mut core = self.lock();
+        core.unscaled.clear();
+        core.stepped = None;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        // A panic elsewhere does not make the numbers wrong.
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl GradScalerOptions {
+    /// The state after a step, by PyTorch's rule.
+    fn moved(&self, state: GradScalerState, found_inf: bool) -> GradScalerState {
+        if found_inf {
+            let scale = state.scale * self.backoff_factor;
+            return GradScalerState { scale, growth_tracker: 0 };
+        }
+        let growth_tracker = state.growth_tracker + 1;
+        if growth_tracker < self.growth_interval {
+            return GradScalerState { growth_tracker, ..state };
+        }
+        let grown = state.scale * self.growth_factor;
+        // PyTorch keeps the scale in float32.
+        let scale = if (grown as f32).is_finite() { grown } else { state.scale };
+        GradScalerState { scale, growth_tracker: 0 }
+    }
+}
+
+/// A parameter's values lie where they are between its backward pass and its step.
+fn address(parameter: &Tensor) -> usize {
+    parameter.data_ptr() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_scale_follows_pytorchs_rule(founds in proptest::collection::vec(any::<bool>(), 0..60)) {
+            let options = GradScalerOptions { growth_interval: 3, ..GradScalerOptions::default() };
+            let mut state = GradScalerState { scale: 1024.0, growth_tracker: 0 };
+            let (mut scale, mut good) = (1024.0f64, 0);
+            for found in founds {
+                state = options.moved(state, found);
+                if found {
+                    scale /= 2.0;
+                    good = 0;
+                } else {
+                    good += 1;
+                    if good == 3 {
+                        scale *= 2.0;
+                        good = 0;
+                    }
+                }
+                prop_assert_eq!((state.scale, state.growth_tracker), (scale, good));
+            }
+        }
+    }
+
+    #[test]
+    fn the_scale_stays_a_float32() {
+        let options = GradScalerOptions { growth_interval: 1, ..GradScalerOptions::default() };
+        let state = GradScalerState { scale: 2f64.powi(127), growth_tracker: 0 };
+        assert_eq!(options.moved(state, false).scale, 2f64.powi(127));
+    }
+
+    #[test]
+    fn senseless_options_are_refused() {
+        for options in [
+            GradScalerOptions { init_scale: 0.0, ..GradScalerOptions::default() },
+            GradScalerOptions { backoff_factor: 1.0, ..GradScalerOptions::default() },
+            GradScalerOptions { growth_factor: f64::NAN, ..GradScalerOptions::default() },
+            GradScalerOptions { growth_interval: 0, ..GradScalerOptions::default() },
+        ] {
+            assert!(GradScaler::new(options, None).is_err(), "{options:?}");
+        }
+    }
+}

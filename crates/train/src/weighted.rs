@@ -1,0 +1,97 @@
+//! Losses that are sums over unequal numbers of tokens.
+
+use brigade_torch::{Device, Kind, ReduceOp, Tensor};
+
+use crate::accelerator::Accelerator;
+use crate::accumulate::scale_gradients;
+use crate::error::{Error, Result};
+use crate::model::PreparedModels;
+
+/// What one rank has added up of a window.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WeightedWindow {
+    weight: f64,
+    /// What its losses were divided by so far: nobody knows the whole weight before the last batch.
+    divisor: f64,
+}
+
+impl Accelerator {
+    /// [`Accelerator::backward`] for a loss that is a sum over `weight` tokens (or samples, or pixels):
+    /// the gradient becomes that of the mean over all tokens of the whole window on all ranks, however
+    /// unevenly they are spread. The mean of the batches' means, which `backward` computes, is another
+    /// number then.
+    ///
+    /// Call it once for each batch, with all of the models that the loss comes from. It costs one number
+    /// on the wire for each window.
+    ///
+    /// ```no_run
+    /// # use brigade_models::{Cnn, Model};
+    /// # use brigade_train::{Accelerator, PreparedModel, Result, Tensor};
+    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, inputs: &Tensor, labels: &Tensor)
+    /// # -> Result<()> {
+    /// // -100 marks padding: cross entropy leaves it out of its sum.
+    /// let logits = model.forward(inputs)?;
+    /// let loss = logits.cross_entropy_loss::<Tensor>(labels, None, tch::Reduction::Sum, -100, 0.0);
+    /// let tokens = labels.not_equal(-100).sum(tch::Kind::Double).double_value(&[]);
+    /// accelerator.backward_weighted(model, &loss, tokens)?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// A window without a token has gradients of 0.
+    ///
+    /// # Errors
+    /// As [`Accelerator::backward`]; [`Error::Misuse`], on every rank at the end of the window, when a
+    /// weight is negative or no number.
+    pub fn backward_weighted(
+        &self,
+        models: &(impl PreparedModels + ?Sized),
+        loss: &Tensor,
+        weight: f64,
+    ) -> Result<()> {
+        let state = &self.accumulation;
+        // A wrong weight must reach the other ranks, which wait for this one's: as what is no number.
+        let weight = if weight >= 0.0 { weight } else { f64::NAN };
+        let before = state.window().take();
+        let mut window = before.unwrap_or_else(|| WeightedWindow {
+            weight: 0.0,
+            divisor: self.provisional_divisor(weight),
+        });
+        window.weight += weight;
+        if !state.sync() {
+            *state.window() = Some(window);
+            return self.run_backward(&loss.f_div_scalar(window.divisor)?);
+        }
+        let total = self.sum_over_ranks(window.weight)?;
+        if !total.is_finite() {
+            return Err(Error::Misuse(
+                "backward_weighted: on one of the ranks a weight was negative or no number; expected \
+                 the number of tokens that the loss is the sum of"
+                    .into(),
+            ));
+        }
+        // The ranks' gradients are averaged, so each brings its number as a factor.
+        let factor = if total > 0.0 { self.num_processes() as f64 / total } else { 0.0 };
+        if before.is_some() {
+            scale_gradients(models, window.divisor * factor)?;
+        }
+        self.run_backward(&loss.f_mul_scalar(factor)?)
+    }
+
+    /// Near what the divisor will be, so that gradients have their usual size before they are corrected:
+    /// fp16 needs it. When every batch is averaged over the ranks they must divide by the same.
+    fn provisional_divisor(&self, weight: f64) -> f64 {
+        let settings = self.accumulation.settings;
+        let steps = settings.steps as f64;
+        if weight >= 1.0 && !settings.sync_each_batch { weight * steps } else { steps }
+    }
+
+    fn sum_over_ranks(&self, number: f64) -> Result<f64> {
+        let Some(group) = self.group() else {
+            return Ok(number);
+        };
+        let device = self.device();
+        let mut sum = Tensor::from_slice(&[number]).f_to_device(device)?;
+        group.all_reduce(&mut sum, ReduceOp::Sum)?;
+        Ok(sum.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?.f_double_value(&[0])?)
+    }
+}

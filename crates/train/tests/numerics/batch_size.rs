@@ -1,0 +1,103 @@
+//! Batch sizes after a real out-of-memory error.
+
+use brigade_testkit::{World, dist_test};
+use brigade_train::{Accelerator, Error, Kind, Result, Tensor};
+use nix::sys::resource::{Resource, setrlimit};
+
+const MIB: u64 = 1 << 20;
+
+fn accelerator() -> Accelerator {
+    Accelerator::builder().cpu(true).quiet(true).build().unwrap()
+}
+
+/// From now on this process gets only so much more address space.
+fn limit_memory(more: u64) {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split_whitespace().next().unwrap().parse().unwrap();
+    let limit = pages * 4096 + more;
+    setrlimit(Resource::RLIMIT_AS, limit, limit).unwrap();
+}
+
+/// A batch of `size` samples of 16 MiB each.
+fn batch(size: usize) -> [i64; 1] {
+    [size as i64 * (16 * MIB as i64) / 4]
+}
+
+// One rank is a process of its own as well, so that its limit is no other test's.
+dist_test!(world = 1, dist_halves_until_it_fits, |_world: World| {
+    let accelerator = accelerator();
+    limit_memory(900 * MIB);
+    let mut tried = Vec::new();
+    let fits = accelerator.find_executable_batch_size(64, |size| -> Result<usize> {
+        tried.push(size);
+        let _ = Tensor::f_zeros(batch(size), tch::kind::FLOAT_CPU)?;
+        Ok(size)
+    });
+    assert_eq!(fits.unwrap(), 32);
+    assert_eq!(tried, [64, 32]);
+    // The same error through tch's operators without a result.
+    let fits = accelerator
+        .find_executable_batch_size(128, |size| -> Result<Tensor> {
+            Ok(Tensor::zeros(batch(size), tch::kind::FLOAT_CPU))
+        })
+        .unwrap();
+    assert_eq!(fits.size(), batch(32));
+    drop(fits);
+    let by_tens = accelerator.find_executable_batch_size_by(
+        100,
+        |size| size - 10,
+        |size| -> Result<usize> {
+            let _ = Tensor::f_zeros(batch(size), tch::kind::FLOAT_CPU)?;
+            Ok(size)
+        },
+    );
+    let fits = by_tens.unwrap();
+    assert!([30, 40, 50].contains(&fits), "{fits} of 16 MiB in 900 MiB");
+    let never = accelerator.find_executable_batch_size(3, |_| -> Result<()> {
+        let _ = Tensor::f_zeros(batch(64), tch::kind::FLOAT_CPU)?;
+        Ok(())
+    });
+    assert!(matches!(never, Err(Error::NoBatchSize { start: 3, smallest: 1 })), "{never:?}");
+});
+
+dist_test!(world = 2, dist_all_ranks_go_on_with_the_same_size, |world: World| {
+    let accelerator = accelerator();
+    if world.rank.as_usize() == 1 {
+        limit_memory(900 * MIB);
+    }
+    let mut tried = Vec::new();
+    let fits = accelerator.find_executable_batch_size(64, |size| -> Result<usize> {
+        tried.push(size);
+        // Rank 0 has more, but takes one page only.
+        let shape = if world.rank.as_usize() == 1 { batch(size) } else { [1024] };
+        let _ = Tensor::f_zeros(shape, tch::kind::FLOAT_CPU)?;
+        Ok(size)
+    });
+    assert_eq!((fits.unwrap(), tried), (32, vec![64, 32]));
+    // Another error on one rank ends the search on all.
+    let failed = accelerator.find_executable_batch_size(8, |_| -> Result<()> {
+        match world.rank.as_usize() {
+            0 => Err(Error::Misuse("the data are gone".into())),
+            _ => Ok(()),
+        }
+    });
+    assert!(failed.unwrap_err().to_string().contains("the data are gone"));
+    // The ranks are still together.
+    let sum = accelerator
+        .reduce(&Tensor::ones([1], (Kind::Float, tch::Device::Cpu)), brigade_train::ReduceOp::Sum);
+    assert_eq!(sum.unwrap().double_value(&[0]), 2.0);
+});
+
+#[test]
+fn senseless_searches_are_refused() {
+    let refused = accelerator().find_executable_batch_size(0, |_| -> Result<()> { Ok(()) });
+    assert!(refused.unwrap_err().to_string().contains("at least 1"));
+    let out_of_memory = |_| -> Result<()> {
+        Err(Error::Tensor(tch::TchError::Torch("CUDA out of memory. Tried to allocate".into())))
+    };
+    let endless = accelerator().find_executable_batch_size_by(4, |size| size, out_of_memory);
+    assert!(endless.unwrap_err().to_string().contains("expected a smaller one"));
+    let other = accelerator()
+        .find_executable_batch_size(4, |_| -> Result<()> { Err(Error::Misuse("no".into())) });
+    assert_eq!(other.unwrap_err().to_string(), "no");
+}

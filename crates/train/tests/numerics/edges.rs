@@ -1,0 +1,78 @@
+//! Data that are empty or too few, and losses that are no number: no hang, and the same on every rank.
+
+use brigade_data::{DataLoader, TensorDataset};
+use brigade_testkit::{World, dist_test, step};
+use brigade_train::{Accelerator, ClipNorm, Error, Kind, Precision, Result, Sgd, Tensor};
+
+use crate::net;
+
+fn rows(samples: i64) -> TensorDataset<Tensor> {
+    let rows = Tensor::arange(samples * 5, (Kind::Double, tch::Device::Cpu)).sin();
+    TensorDataset::new(rows.view([samples, 5])).unwrap()
+}
+
+dist_test!(world = 4, dist_data_that_are_empty_or_too_few, |_world: World| -> Result<()> {
+    let first = Accelerator::builder().cpu(true).quiet(true).build()?;
+    for (samples, precision) in [(0, Precision::No), (1, Precision::No), (3, Precision::Fp16)] {
+        for even in [true, false] {
+            step!("{samples} samples, even: {even}");
+            let accelerator = Accelerator::builder()
+                .sharing(&first)
+                .quiet(true)
+                .mixed_precision(precision)
+                .even_batches(even)
+                .gradient_accumulation_steps(3)
+                .build()?;
+            let model = net::model(Kind::Float);
+            let optimizer = Sgd::new(0.1).build(&model)?;
+            let loader = DataLoader::new(rows(samples)).batch_size(2);
+            let (model, mut optimizer, loader) = accelerator.prepare((model, optimizer, loader))?;
+            let mut seen = 0;
+            for batch in &loader {
+                let batch = batch?;
+                let input = batch.to_kind(Kind::Float);
+                // Ranks without a batch would wait for ever in a reduction that others enter.
+                if even {
+                    accelerator.accumulate(&model, &batch, || {
+                        let loss = model.forward(&input)?.square().mean(Kind::Float);
+                        accelerator.backward(&loss)?;
+                        accelerator.clip_grad_norm(&model, 1.0)?;
+                        optimizer.step()?;
+                        optimizer.zero_grad()
+                    })?;
+                    let counted = accelerator.gather_for_metrics(&batch, &input)?;
+                    seen += counted.size()[0];
+                } else {
+                    seen += batch.size()[0];
+                }
+            }
+            if even {
+                assert_eq!(seen, samples, "every sample counts once on every rank");
+                assert_eq!(optimizer.steps(), u64::from(samples > 0));
+            } else {
+                let all = accelerator
+                    .reduce(&Tensor::from_slice(&[seen]), brigade_train::ReduceOp::Sum)?;
+                assert_eq!(all.int64_value(&[0]), samples);
+            }
+        }
+    }
+    Ok(())
+});
+
+dist_test!(world = 2, dist_a_loss_that_is_no_number_on_one_rank, |world: World| -> Result<()> {
+    let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+    let model = net::model(Kind::Float);
+    let optimizer = Sgd::new(0.1).build(&model)?;
+    let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    let value = if world.rank.as_usize() == 1 { f64::NAN } else { 1.0 };
+    let input = Tensor::full([2, 5], value, tch::kind::FLOAT_CPU);
+    let before = net::weights(model.inner());
+    accelerator.backward(&model.forward(&input)?.mean(Kind::Float))?;
+    let strict = ClipNorm { max_norm: 1.0, norm_type: 2.0, error_if_nonfinite: true };
+    let error = accelerator.clip_grad_norm_with(&model, strict).unwrap_err();
+    assert!(matches!(error, Error::GradientNorm { .. }), "{error}");
+    optimizer.zero_grad()?;
+    optimizer.step()?;
+    assert_eq!(net::weights(model.inner()), before, "the batch can be left out");
+    Ok(())
+});

@@ -1,0 +1,159 @@
+//! Autocast: around a prepared model's forward, and as a scope.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use brigade_models::{Linear, Model, Module, Path};
+use brigade_train::{Accelerator, AutocastOptions, Kind, Precision, Tensor};
+
+use crate::net;
+
+fn accelerator(precision: Precision) -> Accelerator {
+    Accelerator::builder().cpu(true).quiet(true).mixed_precision(precision).build().unwrap()
+}
+
+/// Tells the kinds inside and gives structured outputs.
+struct Outputs(Linear);
+
+impl Module<&Tensor> for Outputs {
+    type Output = (Tensor, Vec<Tensor>, Option<Tensor>);
+
+    fn forward(&self, input: &Tensor) -> Self::Output {
+        let product = self.0.forward(input);
+        let classes = product.argmax(-1, false);
+        (product.shallow_clone(), vec![product.to_kind(Kind::Double), classes], Some(product))
+    }
+}
+
+#[test]
+fn a_prepared_model_computes_in_16_bits_and_answers_in_32() {
+    let input = Tensor::arange(10, (Kind::Float, tch::Device::Cpu)).sin().view([2, 5]);
+    let build = |path: &Path<'_>| Outputs(Linear::new(path, 5, 3));
+    for (precision, inside) in [
+        (Precision::No, Kind::Float),
+        (Precision::Bf16, Kind::BFloat16),
+        (Precision::Fp16, Kind::Half),
+    ] {
+        let model = Model::new(build).unwrap();
+        net::fill(&model);
+        let exact = model.forward(&input).0;
+        let prepared = accelerator(precision).prepare(model).unwrap();
+        let (product, list, maybe) = prepared.forward(&input).unwrap();
+        assert_eq!(product.kind(), Kind::Float);
+        assert_eq!((list[0].kind(), list[1].kind()), (Kind::Double, Kind::Int64));
+        assert_eq!(maybe.unwrap().kind(), Kind::Float);
+        let error = (&product - &exact).abs().max().double_value(&[]);
+        assert!(error < 0.02, "{precision}: {error}");
+        assert_eq!(error == 0.0, precision == Precision::No, "{precision}");
+
+        let raw = Accelerator::builder()
+            .cpu(true)
+            .quiet(true)
+            .mixed_precision(precision)
+            .float32_outputs(false)
+            .build()
+            .unwrap();
+        let model = Model::new(build).unwrap();
+        net::fill(&model);
+        let prepared = raw.prepare(model).unwrap();
+        assert_eq!(prepared.forward(&input).unwrap().0.kind(), inside);
+        // Outside the forward nothing is cast, and the weights stay as they are.
+        assert_eq!(input.matmul(&input.tr()).kind(), Kind::Float);
+        assert_eq!(prepared.inner().parameters()[0].tensor.kind(), Kind::Float);
+    }
+}
+
+#[test]
+fn gradients_have_the_weights_type() {
+    let accelerator = accelerator(Precision::Bf16);
+    let model = accelerator.prepare(net::model(Kind::Float)).unwrap();
+    let input = Tensor::ones([4, 5], tch::kind::FLOAT_CPU);
+    let loss = model.forward(&input).unwrap().square().mean(Kind::Float);
+    assert_eq!(loss.kind(), Kind::Float);
+    accelerator.backward(&loss).unwrap();
+    for parameter in model.inner().parameters() {
+        assert_eq!(parameter.tensor.grad().kind(), Kind::Float, "{}", parameter.name);
+    }
+}
+
+#[test]
+fn scopes_nest_and_end_with_a_panic() {
+    let accelerator = accelerator(Precision::Bf16);
+    let one = Tensor::ones([2, 2], tch::kind::FLOAT_CPU);
+    let kind = || one.matmul(&one).kind();
+    let off = AutocastOptions { precision: Precision::No, cache: true };
+    let half = AutocastOptions { precision: Precision::Fp16, cache: false };
+    accelerator
+        .autocast(|| {
+            assert_eq!(kind(), Kind::BFloat16);
+            accelerator
+                .autocast_with(off, || {
+                    assert_eq!(kind(), Kind::Float);
+                    accelerator.autocast_with(half, || assert_eq!(kind(), Kind::Half)).unwrap();
+                    assert_eq!(kind(), Kind::Float);
+                })
+                .unwrap();
+            assert_eq!(kind(), Kind::BFloat16);
+            let other_thread = std::thread::scope(|scope| {
+                scope
+                    .spawn(|| {
+                        let one = Tensor::ones([2, 2], tch::kind::FLOAT_CPU);
+                        one.matmul(&one).kind()
+                    })
+                    .join()
+            });
+            assert_eq!(other_thread.unwrap(), Kind::Float, "a scope belongs to its thread");
+        })
+        .unwrap();
+    let broken = catch_unwind(AssertUnwindSafe(|| accelerator.autocast(|| panic!("on purpose"))));
+    assert!(broken.is_err());
+    assert_eq!(kind(), Kind::Float);
+}
+
+#[test]
+fn changed_weights_are_cast_anew_in_the_next_forward() {
+    let accelerator = accelerator(Precision::Bf16);
+    let model = accelerator.prepare(net::model(Kind::Float)).unwrap();
+    let input = Tensor::ones([1, 5], tch::kind::FLOAT_CPU);
+    let before = model.forward(&input).unwrap();
+    for parameter in model.inner().parameters() {
+        let _ = tch::no_grad(|| parameter.tensor.shallow_clone().zero_());
+    }
+    let after = model.forward(&input).unwrap();
+    assert!(before.abs().max().double_value(&[]) > 0.0);
+    assert_eq!(after.abs().max().double_value(&[]), 0.0);
+}
+
+#[test]
+fn the_environment_chooses_where_the_builder_does_not() {
+    // A process of its own: the environment belongs to all tests of this one.
+    let name = "precision::the_environment_chooses_where_the_builder_does_not";
+    if std::env::var("BRIGADE_TEST_CHILD").is_ok() {
+        let chosen = Accelerator::builder().cpu(true).build().unwrap();
+        assert_eq!(chosen.mixed_precision(), Precision::Bf16);
+        assert_eq!(chosen.gradient_accumulation_steps(), 4);
+        let by_hand = Accelerator::builder()
+            .cpu(true)
+            .mixed_precision(Precision::No)
+            .gradient_accumulation_steps(2)
+            .build()
+            .unwrap();
+        assert_eq!(by_hand.mixed_precision(), Precision::No);
+        assert_eq!(by_hand.gradient_accumulation_steps(), 2);
+        return;
+    }
+    let child = |precision: &str, steps: &str| {
+        std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env("BRIGADE_TEST_CHILD", "1")
+            .env("ACCELERATE_MIXED_PRECISION", precision)
+            .env("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps)
+            .output()
+            .unwrap()
+    };
+    let good = child("bf16", "4");
+    assert!(good.status.success(), "{}", String::from_utf8_lossy(&good.stdout));
+    let bad = String::from_utf8(child("bf61", "4").stdout).unwrap();
+    assert!(bad.contains("ACCELERATE_MIXED_PRECISION") && bad.contains("bf61"), "{bad}");
+    let bad = String::from_utf8(child("bf16", "none").stdout).unwrap();
+    assert!(bad.contains("ACCELERATE_GRADIENT_ACCUMULATION_STEPS"), "{bad}");
+}
