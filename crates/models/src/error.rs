@@ -132,6 +132,10 @@ pub enum Error {
         dictionaries: Vec<String>,
     },
 
+    /// Another fault of a file, as its own crate tells it.
+    #[error(transparent)]
+    Checkpoint(brigade_checkpoint::Error),
+
     /// libtorch refused.
     #[error("libtorch could not {doing}: {source}")]
     Torch {
@@ -140,6 +144,21 @@ pub enum Error {
         /// libtorch's reason.
         source: tch::TchError,
     },
+}
+
+impl From<brigade_checkpoint::Error> for Error {
+    fn from(error: brigade_checkpoint::Error) -> Self {
+        use brigade_checkpoint::Error as File;
+        match error {
+            File::Io { doing, path, source } => Self::Io { doing, path, source },
+            File::UnknownFormat { path, fact } => Self::UnknownFormat { path, fact },
+            File::Damaged { path, fact } => Self::Damaged { path, fact },
+            File::Unsupported { path, fact } => Self::Unsupported { path, fact },
+            File::ForbiddenGlobal { path, global } => Self::ForbiddenGlobal { path, global },
+            File::LegacyPth { path } => Self::LegacyPth { path },
+            other => Self::Checkpoint(other),
+        }
+    }
 }
 
 impl Error {

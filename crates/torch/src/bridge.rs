@@ -125,6 +125,96 @@ pub(crate) mod ffi {
         first: bool,
     }
 
+    /// Of one thread and one type of device.
+    struct AutocastState {
+        enabled: bool,
+        /// c10's `ScalarType`.
+        dtype: i8,
+        cache: bool,
+    }
+
+    struct AdagradStep {
+        lr: f64,
+        lr_decay: f64,
+        weight_decay: f64,
+        eps: f64,
+        maximize: bool,
+    }
+
+    // Of a parameter of its own, as in all of `flat.h`: `keep` multiplies the weight before the step
+    // (decoupled weight decay), `l2` times the weight is added to the gradient.
+    struct RmsPropStep {
+        lr: f64,
+        alpha: f64,
+        eps: f64,
+        momentum: f64,
+        l2: f64,
+        keep: f64,
+        centered: bool,
+        momentum_of_gradient: bool,
+        maximize: bool,
+    }
+
+    struct RectifiedStep {
+        size: f64,
+        root_scale: f64,
+        adaptive: bool,
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        l2: f64,
+        keep: f64,
+        maximize: bool,
+    }
+
+    struct LambStep {
+        lr: f64,
+        mean_scale: f64,
+        root_scale: f64,
+        max_trust: f64,
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        l2: f64,
+        keep: f64,
+        maximize: bool,
+    }
+
+    struct LarcStep {
+        lr: f64,
+        trust: f64,
+        clip: bool,
+        weight_decay: f64,
+        momentum: f64,
+        eps: f64,
+        l2: f64,
+        keep: f64,
+        maximize: bool,
+    }
+
+    struct AdafactorStep {
+        rho: f64,
+        weight: f64,
+        /// Negative: the kind's machine epsilon.
+        eps1: f64,
+        eps2: f64,
+        threshold: f64,
+        keep: f64,
+        maximize: bool,
+    }
+
+    struct MuonStep {
+        size: f64,
+        momentum: f64,
+        nesterov: bool,
+        a: f64,
+        b: f64,
+        c: f64,
+        iterations: i64,
+        eps: f64,
+        keep: f64,
+    }
+
     struct ProfilerOptions {
         cuda: bool,
         shapes: bool,
@@ -146,14 +236,6 @@ pub(crate) mod ffi {
         flops: u64,
         /// `[[64, 1, 28, 28], []]`, empty when shapes are not recorded.
         shapes: String,
-    }
-
-    /// Of one thread and one type of device.
-    struct AutocastState {
-        enabled: bool,
-        /// c10's `ScalarType`.
-        dtype: i8,
-        cache: bool,
     }
 
     extern "Rust" {
@@ -178,9 +260,11 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/group.h");
         include!("brigade-torch/cpp/reducer.h");
         include!("brigade-torch/cpp/optimizer.h");
+        include!("brigade-torch/cpp/precision.h");
+        include!("brigade-torch/cpp/flat.h");
+        include!("brigade-torch/cpp/matrix_step.h");
         include!("brigade-torch/cpp/norm.h");
         include!("brigade-torch/cpp/profiler.h");
-        include!("brigade-torch/cpp/precision.h");
 
         type Tensor;
         /// # Safety
@@ -199,7 +283,12 @@ pub(crate) mod ffi {
         /// # Safety
         /// See `tensor_data`.
         unsafe fn gradient(tensor: *const Tensor) -> Result<*mut Tensor>;
+        /// # Safety
+        /// Both pointers are valid for the call.
+        unsafe fn set_gradient(tensor: *const Tensor, gradient: *const Tensor) -> Result<()>;
         fn grad_enabled() -> bool;
+        fn rng_state(cuda_device: i32) -> Result<Vec<u8>>;
+        fn set_rng_state(cuda_device: i32, state: &[u8]) -> Result<()>;
         fn keep_freed_memory() -> bool;
         fn libtorch_version() -> String;
         fn cuda_compiled() -> bool;
@@ -405,5 +494,24 @@ pub(crate) mod ffi {
         fn release_memory(cuda: bool) -> Result<()>;
         fn has_onednn() -> bool;
         fn cuda_has_bf16() -> Result<bool>;
+
+        fn fused_adagrad(
+            parameters: &[TensorRef],
+            gradients: &[TensorRef],
+            state_sums: &[TensorRef],
+            steps: &[TensorRef],
+            step: &AdagradStep,
+        ) -> Result<()>;
+        fn rmsprop(tensors: &[TensorRef], step: &RmsPropStep, operations: bool) -> Result<()>;
+        fn rectified(tensors: &[TensorRef], step: &RectifiedStep, operations: bool) -> Result<()>;
+        fn lamb(tensors: &[TensorRef], step: &LambStep, operations: bool) -> Result<()>;
+        fn larc(tensors: &[TensorRef], step: &LarcStep, operations: bool) -> Result<()>;
+        fn look_ahead(tensors: &[TensorRef], alpha: f64, operations: bool) -> Result<()>;
+        fn adafactor(tensors: &[TensorRef], step: &AdafactorStep) -> Result<()>;
+        fn muon(tensors: &[TensorRef], step: &MuonStep) -> Result<()>;
+        fn scale_all(tensors: &[TensorRef], factor: f64) -> Result<()>;
+        /// # Safety
+        /// See `tensor_data`.
+        unsafe fn same_layout(first: *const Tensor, second: *const Tensor) -> Result<bool>;
     }
 }

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use brigade_torch::{DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, ProcessGroup, ReducerOptions};
+use brigade_torch::{
+    DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, ProcessGroup, ReducerOptions, Store,
+};
 use brigade_world::World;
 
 use crate::accumulate::{Accumulation, GradientAccumulation};
+use crate::checkpoint::{Checkpoints, ProjectConfiguration};
 use crate::connect;
 use crate::error::Result;
 use crate::hook::CommHook;
@@ -17,6 +20,8 @@ use crate::join::EvenBatches;
 use crate::loader::LoaderRules;
 use crate::precision::{Numerics, NumericsOptions};
 use crate::prepare::Prepare;
+use crate::registry::Registry;
+use crate::watch::{Watch, WatchOptions};
 
 /// What `brigade launch` (or torchrun) set up, as a value: the process's place among the ranks, its
 /// device, and everything that the training loop does with the others.
@@ -49,12 +54,15 @@ pub struct Accelerator {
     pub(crate) job: Arc<Job>,
     pub(crate) accumulation: Arc<Accumulation>,
     pub(crate) options: Arc<Options>,
-    /// A join's rule for prepared loaders.
-    pub(crate) even_batches: Arc<EvenBatches>,
-    pub(crate) trigger: Arc<AtomicBool>,
     pub(crate) numerics: Arc<Numerics>,
     /// Whether the start-up line has been written.
     pub(crate) said: Arc<AtomicBool>,
+    /// A join's rule for prepared loaders.
+    pub(crate) even_batches: Arc<EvenBatches>,
+    pub(crate) trigger: Arc<AtomicBool>,
+    pub(crate) watch: Arc<Watch>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) checkpoints: Arc<Checkpoints>,
 }
 
 /// The process's place and its connections. Shared by everything that was prepared.
@@ -65,6 +73,10 @@ pub(crate) struct Job {
     /// The ranks of this host, when there are several hosts.
     pub(crate) host_group: Option<ProcessGroup>,
     pub(crate) device: Device,
+    /// Where the ranks met, for messages beside the collectives; `None` when there is one rank.
+    pub(crate) store: Option<Store>,
+    /// The time limit of joining and of every collective.
+    pub(crate) timeout: Duration,
 }
 
 /// What a builder collects.
@@ -72,9 +84,9 @@ pub(crate) struct Job {
 pub(crate) struct Options {
     pub(crate) reducer: ReducerOptions,
     pub(crate) loader: LoaderRules,
+    pub(crate) quiet: bool,
     pub(crate) comm_hook: CommHook,
     pub(crate) sync_batch_norm: bool,
-    pub(crate) quiet: bool,
 }
 
 /// Settings of an [`Accelerator`]. Every one has a default.
@@ -90,6 +102,8 @@ pub struct AcceleratorBuilder {
     sharing: Option<Accelerator>,
     debug: Option<bool>,
     options: Options,
+    pub(crate) watch: WatchOptions,
+    project: ProjectConfiguration,
 }
 
 impl Accelerator {
@@ -112,13 +126,15 @@ impl Accelerator {
             numerics: NumericsOptions::default(),
             sharing: None,
             debug: None,
+            project: ProjectConfiguration::default(),
             options: Options {
                 reducer: ReducerOptions::default(),
                 loader: LoaderRules::default(),
+                quiet: false,
                 comm_hook: CommHook::None,
                 sync_batch_norm: false,
-                quiet: false,
             },
+            watch: WatchOptions::default(),
         }
     }
 
@@ -204,18 +220,14 @@ impl Accelerator {
     /// Prints a line on the first process of each host, without mixing with other ranks' lines.
     pub fn println(&self, line: impl fmt::Display) {
         if self.is_local_main_process() {
-            use std::io::Write;
-            // A reader that went away (`| head`) must not end the training.
-            let _ = writeln!(std::io::stdout().lock(), "{line}");
+            self.watch.print(format_args!("{line}\n"));
         }
     }
 
     /// As [`Accelerator::println`], without the end of line.
     pub fn print(&self, text: impl fmt::Display) {
         if self.is_local_main_process() {
-            use std::io::Write;
-            let mut out = std::io::stdout().lock();
-            let _ = write!(out, "{text}").and_then(|()| out.flush());
+            self.watch.print(format_args!("{text}"));
         }
     }
 
@@ -319,6 +331,12 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Where numbered checkpoints go, and how checkpoints are written.
+    pub fn project(mut self, project: ProjectConfiguration) -> Self {
+        self.project = project;
+        self
+    }
+
     /// Uses another Accelerator's place, connections and device: a process joins its job once.
     pub fn sharing(mut self, other: &Accelerator) -> Self {
         self.sharing = Some(other.clone());
@@ -331,9 +349,11 @@ impl AcceleratorBuilder {
     /// As [`Accelerator::new`]; [`crate::Error::Misuse`] for zero accumulation steps.
     pub fn build(self) -> Result<Accelerator> {
         self.options.comm_hook.check()?;
-        let debug = self.debug.unwrap_or_else(debug_is_asked_for);
         let settings = self.accumulation.map_or_else(GradientAccumulation::from_env, Ok)?;
         let accumulation = Arc::new(Accumulation::new(settings)?);
+        let debug = self.debug.unwrap_or_else(debug_is_asked_for);
+        let shared = self.sharing.as_ref().filter(|_| self.watch.trackers.is_empty());
+        let shared = shared.map(|other| Arc::clone(&other.watch));
         let job = match self.sharing {
             Some(other) => other.job,
             None => Arc::new(connect::join(
@@ -345,14 +365,22 @@ impl AcceleratorBuilder {
             )?),
         };
         let numerics = Arc::new(self.numerics.decide(job.group.as_ref())?);
+        let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, job.rank())));
+        let registry = Arc::new(Registry::default());
+        if let Some(scaler) = &numerics.scaler {
+            registry.keep(Arc::new(scaler.clone()));
+        }
         Ok(Accelerator {
             job,
             accumulation,
             options: Arc::new(self.options),
             numerics,
-            said: Arc::new(AtomicBool::new(false)),
+            said: Arc::default(),
             even_batches: Arc::default(),
             trigger: Arc::default(),
+            watch,
+            registry,
+            checkpoints: Arc::new(Checkpoints::new(self.project)),
         })
     }
 }

@@ -76,6 +76,22 @@ impl Accumulation {
         })
     }
 
+    /// Batches of this window so far.
+    pub(crate) fn position(&self) -> usize {
+        self.position.load(Ordering::Relaxed)
+    }
+
+    /// Goes on within a window, from a checkpoint.
+    pub(crate) fn set_position(&self, position: usize) {
+        self.position.store(position, Ordering::Relaxed);
+        self.sync.store(true, Ordering::Relaxed);
+    }
+
+    /// Batches of a full window.
+    pub(crate) fn steps(&self) -> usize {
+        self.settings.steps
+    }
+
     pub(crate) fn sync(&self) -> bool {
         self.sync.load(Ordering::Relaxed)
     }

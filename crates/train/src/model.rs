@@ -1,10 +1,12 @@
 //! A model whose gradients are averaged over the ranks.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use brigade_checkpoint::{TensorInfo, Value};
 use brigade_models::{Model, Module, NamedTensor};
 use brigade_torch::{Reducer, Tensor, Tensors, grad_enabled};
 
@@ -14,6 +16,7 @@ use crate::hook::PowerSgdHook;
 use crate::memory_format;
 use crate::precision::Numerics;
 use crate::prepare::Prepare;
+use crate::registry::{Kind, ModelTensor, Restoring, Stateful};
 
 /// A [`Model`] after [`Accelerator::prepare`]: on the process's device, with rank 0's weights, and with
 /// gradients that `backward` averages over the ranks.
@@ -22,12 +25,14 @@ use crate::prepare::Prepare;
 pub struct PreparedModel<M> {
     model: Model<M>,
     reducer: Option<Reducer>,
+    numerics: Arc<Numerics>,
     /// Of a communication hook that has a state.
     hook: Option<Arc<PowerSgdHook>>,
-    numerics: Arc<Numerics>,
     sync: Arc<AtomicBool>,
     /// Whether this rank's buffers may be others than rank 0's: after a forward in training.
     buffers_differ: Cell<bool>,
+    /// What a checkpoint holds of it, for as long as it is there.
+    _saved: Arc<SavedTensors>,
 }
 
 impl<M> Prepare for Model<M> {
@@ -37,14 +42,14 @@ impl<M> Prepare for Model<M> {
         if self.device() != accelerator.device() {
             self.to_device(accelerator.device())?;
         }
-        if let (Some(group), true) = (accelerator.group(), accelerator.options.sync_batch_norm) {
-            self.convert_sync_batch_norm(group);
-        }
         let channels_last = memory_format::channels_last(&self, &accelerator.numerics);
         if channels_last {
             self.to_channels_last()?;
         }
         accelerator.say_start(channels_last);
+        if let (Some(group), true) = (accelerator.group(), accelerator.options.sync_batch_norm) {
+            self.convert_sync_batch_norm(group);
+        }
         let trained = named(self.trainable_parameters());
         let reducer = match accelerator.group() {
             Some(group) if !trained.is_empty() => {
@@ -70,11 +75,14 @@ impl<M> Prepare for Model<M> {
             Some(reducer) => accelerator.options.comm_hook.install(reducer)?,
             None => None,
         };
+        let saved = Arc::new(SavedTensors::of(&self));
+        accelerator.registry.register(&saved);
         Ok(PreparedModel {
+            _saved: saved,
             model: self,
             reducer,
-            hook,
             numerics: Arc::clone(&accelerator.numerics),
+            hook,
             sync: Arc::new(AtomicBool::new(true)),
             buffers_differ: Cell::new(true),
         })
@@ -122,9 +130,9 @@ impl<M> PreparedModel<M> {
         M::Output: Tensors<Owned = M::Output>,
     {
         let scope = self.numerics.scope(self.model.device())?;
-        let output = self.model.try_forward(input)?;
+        let output = self.model.try_forward(input);
         drop(scope);
-        self.numerics.outputs(output)
+        self.numerics.outputs(output?)
     }
 
     /// Dropout drops, BatchNorm uses the statistics of the batch.
@@ -267,6 +275,61 @@ impl<M> fmt::Debug for PreparedModel<M> {
             .field("parameters", &self.model.num_parameters())
             .field("reducer", &self.reducer)
             .finish_non_exhaustive()
+    }
+}
+
+/// Handles of a model's parameters and saved buffers, under their names in order.
+struct SavedTensors(Mutex<Vec<ModelTensor>>);
+
+impl SavedTensors {
+    fn of<M>(model: &Model<M>) -> Self {
+        let names = |tensors: Vec<NamedTensor>| -> HashSet<String> {
+            tensors.into_iter().map(|tensor| tensor.name).collect()
+        };
+        let (trained, buffers) = (model.trainable_parameters(), names(model.buffers()));
+        let tensors = model.state_dict().into_iter().map(|(name, detached)| {
+            // The parameter itself where it is trained: it has the gradient.
+            let parameter = trained.iter().find(|parameter| parameter.name == name);
+            let tensor = parameter.map_or(detached, |p| p.tensor.shallow_clone());
+            let (trained, buffer) = (parameter.is_some(), buffers.contains(&name));
+            ModelTensor { name, tensor, trained, buffer }
+        });
+        Self(Mutex::new(tensors.collect()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<ModelTensor>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Stateful for SavedTensors {
+    fn kind(&self) -> Kind {
+        Kind::Model
+    }
+
+    fn state(&self) -> Result<Value<Tensor>> {
+        let tensors = self.lock();
+        let detached = tensors.iter().map(|saved| Ok((&*saved.name, saved.tensor.f_detach()?)));
+        let detached: Vec<_> = detached.collect::<Result<_>>()?;
+        Ok(Value::dict(detached.into_iter().map(|(name, tensor)| (name, Value::Tensor(tensor)))))
+    }
+
+    /// Names and shapes are compared where the tensors are read: with the places in the files.
+    fn check(&self, _: &Value<TensorInfo>) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn restore(&self, _: Value<Tensor>, _: &Restoring) -> Result<()> {
+        Ok(())
+    }
+
+    fn tensors(&self) -> Option<Vec<ModelTensor>> {
+        let handle = |saved: &ModelTensor| ModelTensor {
+            name: saved.name.clone(),
+            tensor: saved.tensor.shallow_clone(),
+            ..*saved
+        };
+        Some(self.lock().iter().map(handle).collect())
     }
 }
 
