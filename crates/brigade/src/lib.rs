@@ -60,8 +60,8 @@ pub mod prelude {
     };
     pub use crate::plan::Schedule;
     pub use crate::train::{
-        Accelerator, Accuracy, Adam, Error, Optimizer, PreparedLoader, PreparedModel, ReduceOp,
-        Result, Scheduler, Sgd,
+        Accelerator, Accuracy, Adam, ClipNorm, Error, GradientAccumulation, Optimizer, Precision,
+        PreparedLoader, PreparedModel, ReduceOp, Result, Scheduler, Sgd,
     };
     pub use tch::{Device, Kind, Tensor, no_grad};
 }

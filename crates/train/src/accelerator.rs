@@ -212,7 +212,8 @@ impl Accelerator {
 }
 
 impl AcceleratorBuilder {
-    /// Stays on the CPU where there is a GPU.
+    /// Stays on the CPU where there is a GPU. So does the environment (`ACCELERATE_USE_CPU`, which
+    /// `brigade launch --cpu` sets).
     pub fn cpu(mut self, cpu: bool) -> Self {
         self.cpu = cpu;
         self
@@ -291,7 +292,10 @@ impl AcceleratorBuilder {
         let accumulation = Arc::new(Accumulation::new(settings)?);
         let job = match self.sharing {
             Some(other) => other.job,
-            None => Arc::new(connect::join(World::from_env()?, self.cpu, self.timeout, self.gloo)?),
+            None => {
+                let cpu = self.cpu || connect::wants_cpu()?;
+                Arc::new(connect::join(World::from_env()?, cpu, self.timeout, self.gloo)?)
+            }
         };
         let numerics = Arc::new(self.numerics.decide(job.group.as_ref())?);
         let said = Arc::new(AtomicBool::new(false));
