@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use brigade_plan::{Order, Sampler, ShardOptions, Shards, Shuffle};
 
-use crate::options::{Place, Progress, loader_methods};
+use crate::options::{Place, Progress, Start, loader_methods};
 use crate::workers::{Work, Workers, guarded};
 use crate::{Batch, BatchContext, Collated, DataError, Dataset, Epoch, LoaderOptions, Samples};
 
@@ -192,10 +192,15 @@ impl<D: Dataset> DataLoader<D> {
     #[must_use]
     pub fn len(&self) -> usize {
         // The order's content does not change the count, and a shuffle costs time.
+        let offset = self.progress.offset();
         let shards = match &self.order {
-            OrderRule::Plain => self.deal(Order::Sequential(self.dataset.len())),
-            OrderRule::Sampler(sampler) => self.deal(Order::Sequential(sampler.len())),
-            OrderRule::Lists(_) => self.plan(self.progress.epoch()),
+            OrderRule::Plain => {
+                self.deal(Order::Sequential(self.dataset.len().saturating_sub(offset)))
+            }
+            OrderRule::Sampler(sampler) => {
+                self.deal(Order::Sequential(sampler.len().saturating_sub(offset)))
+            }
+            OrderRule::Lists(_) => self.plan_after(self.progress.epoch(), offset),
         };
         shards.map_or(0, |shards| self.batches_here(&shards))
     }
@@ -211,23 +216,53 @@ impl<D: Dataset> DataLoader<D> {
     /// # Errors
     /// When the options do not fit together.
     pub fn plan(&self, epoch: u64) -> Result<Shards, DataError> {
+        self.plan_after(epoch, 0)
+    }
+
+    /// The plan of what is left of an epoch after `offset` samples.
+    fn plan_after(&self, epoch: u64, offset: usize) -> Result<Shards, DataError> {
+        let rest = |order: Vec<usize>| order.get(offset..).unwrap_or_default().to_vec().into();
         match &self.order {
             OrderRule::Plain if self.options.shuffle => {
-                self.deal(Shuffle::new(self.dataset.len(), self.options.seed).order(epoch).into())
+                let order = Shuffle::new(self.dataset.len(), self.current_seed()).order(epoch);
+                self.deal(rest(order))
             }
-            OrderRule::Plain => self.deal(Order::Sequential(self.dataset.len())),
-            OrderRule::Sampler(sampler) => self.deal(sampler.order(epoch).into()),
+            OrderRule::Plain if offset == 0 => self.deal(Order::Sequential(self.dataset.len())),
+            OrderRule::Plain => self.deal(rest((0..self.dataset.len()).collect())),
+            OrderRule::Sampler(sampler) => self.deal(rest(sampler.order(epoch))),
             OrderRule::Lists(lists) => {
-                let rules = self.place.rules(self.options.drop_last);
-                let (batches, size) = (lists.batches(epoch), lists.batch_size());
-                Ok(Shards::from_batches(batches, size, self.place.world, rules)?)
+                let rules = self.rules();
+                // Whole batches: they were made with a reason.
+                let mut left = offset;
+                let mut batches = lists.batches(epoch);
+                batches.retain(|batch| {
+                    let done = batch.len() <= left;
+                    left = if done { left - batch.len() } else { 0 };
+                    !done
+                });
+                Ok(Shards::from_batches(batches, lists.batch_size(), self.place.world, rules)?)
             }
         }
     }
 
     fn deal(&self, order: Order) -> Result<Shards, DataError> {
-        let rules = self.place.rules(self.options.drop_last);
+        let rules = self.rules();
         Ok(Shards::new(order, self.options.batch_size, self.place.world, rules)?)
+    }
+
+    fn rules(&self) -> ShardOptions {
+        let rules = self.place.rules(self.options.drop_last);
+        match self.place.world {
+            1 => rules,
+            _ => self.progress.overriding(rules),
+        }
+    }
+
+    /// Overrides whether ranks get equally many, equally large batches, from the next epoch on; `None`
+    /// goes back to the options of [`DataLoader::shard`]. Nothing changes for a loader that is not
+    /// shared out.
+    pub fn override_even_batches(&self, even: Option<bool>) {
+        self.progress.override_even(even);
     }
 
     fn batches_here(&self, shards: &Shards) -> usize {
@@ -239,8 +274,10 @@ impl<D: Dataset + 'static> DataLoader<D> {
     /// Begins the next epoch. With threads, they start now.
     #[must_use]
     pub fn iter(&self) -> Epoch<D::Batch> {
-        let (epoch, skip) = self.progress.begin();
-        match self.plan(epoch).and_then(|shards| self.begin(epoch, skip, shards)) {
+        let Start { epoch, offset, skip } = self.progress.begin();
+        let begun =
+            self.plan_after(epoch, offset).and_then(|shards| self.begin(epoch, skip, shards));
+        match begun {
             Ok(batches) => {
                 let remaining = batches.end - batches.next;
                 Epoch::new(epoch, Some(remaining), Box::new(batches))
@@ -258,7 +295,8 @@ impl<D: Dataset + 'static> DataLoader<D> {
         let end = self.batches_here(&shards);
         let next = skip.min(end);
         let shards = Arc::new(shards);
-        let (dataset, rank, seed) = (Arc::clone(&self.dataset), self.place.rank, self.options.seed);
+        let (dataset, rank, seed) =
+            (Arc::clone(&self.dataset), self.place.rank, self.current_seed());
         let plan = Arc::clone(&shards);
         let work: Work<D::Batch> = Arc::new(move |batch| {
             let context = BatchContext { seed, epoch, batch, rank: rank.unwrap_or_default() };

@@ -1,6 +1,7 @@
 //! What both loaders are told, and where they stand.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use brigade_plan::ShardOptions;
 
@@ -84,13 +85,46 @@ impl Place {
 pub(crate) struct Progress {
     next_epoch: AtomicU64,
     skip: AtomicUsize,
+    /// Overrides the rules' `even_batches`: 0 does not, 1 is false, 2 is true.
+    even: AtomicU8,
+    /// Samples of the next epoch that are left out before the rest is dealt to the ranks.
+    offset: AtomicUsize,
+    /// In place of the options' seed, where a run goes on with another one's.
+    seed: Mutex<Option<u64>>,
+}
+
+/// Which epoch begins, and what of it is left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Start {
+    pub(crate) epoch: u64,
+    /// Samples before the first batch.
+    pub(crate) offset: usize,
+    /// Batches of this rank.
+    pub(crate) skip: usize,
 }
 
 impl Progress {
-    /// Begins an epoch: its number, and how many of its batches to leave out.
-    pub(crate) fn begin(&self) -> (u64, usize) {
+    /// Begins an epoch. What is left out is left out of this one only.
+    pub(crate) fn begin(&self) -> Start {
         let epoch = self.next_epoch.fetch_add(1, Ordering::Relaxed);
-        (epoch, self.skip.swap(0, Ordering::Relaxed))
+        let offset = self.offset.swap(0, Ordering::Relaxed);
+        Start { epoch, offset, skip: self.skip.swap(0, Ordering::Relaxed) }
+    }
+
+    pub(crate) fn offset(&self) -> usize {
+        self.offset.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_offset(&self, samples: usize) {
+        self.offset.store(samples, Ordering::Relaxed);
+    }
+
+    pub(crate) fn seed(&self) -> Option<u64> {
+        *self.seed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_seed(&self, seed: u64) {
+        *self.seed.lock().unwrap_or_else(PoisonError::into_inner) = Some(seed);
     }
 
     pub(crate) fn epoch(&self) -> u64 {
@@ -99,6 +133,18 @@ impl Progress {
 
     pub(crate) fn set_epoch(&self, epoch: u64) {
         self.next_epoch.store(epoch, Ordering::Relaxed);
+    }
+
+    /// The rules with what overrides them for now.
+    pub(crate) fn overriding(&self, rules: ShardOptions) -> ShardOptions {
+        match self.even.load(Ordering::Relaxed) {
+            0 => rules,
+            even => ShardOptions { even_batches: even == 2, ..rules },
+        }
+    }
+
+    pub(crate) fn override_even(&self, even: Option<bool>) {
+        self.even.store(even.map_or(0, |even| 1 + u8::from(even)), Ordering::Relaxed);
     }
 
     pub(crate) fn set_skip(&self, batches: usize) {
@@ -142,6 +188,24 @@ macro_rules! loader_methods {
         /// As [`skip_batches`](Self::skip_batches), for a loader that is in use.
         pub fn set_skip_batches(&self, batches: usize) {
             self.progress.set_skip(batches);
+        }
+
+        /// Leaves out the first samples of the next epoch's order, and of that one only, and deals
+        /// the rest out as if it were all: where a run goes on with another number of ranks, whose
+        /// batches do not fall on the old ones. Batches count from 0 again.
+        pub fn set_skip_samples(&self, samples: usize) {
+            self.progress.set_offset(samples);
+        }
+
+        /// The seed of all random choices: the one that was given or drawn, or set since.
+        #[must_use]
+        pub fn current_seed(&self) -> u64 {
+            self.progress.seed().unwrap_or(self.options.seed)
+        }
+
+        /// Sets the seed of a loader that is in use, from its next epoch on.
+        pub fn set_seed(&self, seed: u64) {
+            self.progress.set_seed(seed);
         }
 
         /// All settings, among them the seed that was drawn.

@@ -10,7 +10,7 @@ use brigade_plan::{Round, ShardOptions, StreamBatch, StreamShard};
 use crossbeam_channel::{Receiver, bounded};
 
 use crate::loader::at_batch;
-use crate::options::{Place, Progress, loader_methods};
+use crate::options::{Place, Progress, Start, loader_methods};
 use crate::samples::SampleStream;
 use crate::workers::guarded;
 use crate::{Batch, Collate, DataError, Epoch, IterableDataset, LoaderOptions};
@@ -113,9 +113,17 @@ impl<I: IterableDataset + 'static> StreamLoader<I> {
     /// Begins the next epoch; the thread starts to read now.
     #[must_use]
     pub fn iter(&self) -> Epoch<<I::Sample as Collate>::Batch> {
-        let (epoch, skip) = self.progress.begin();
-        let (dataset, seed) = (Arc::clone(&self.dataset), self.options.seed);
-        let open = move || dataset.iter(epoch, seed);
+        let Start { epoch, offset, skip } = self.progress.begin();
+        let (dataset, seed) = (Arc::clone(&self.dataset), self.current_seed());
+        // An error among those that are left out is an error of the next: it must not be lost.
+        let open = move || -> SampleStream<I::Sample> {
+            let mut left = offset;
+            Box::new(dataset.iter(epoch, seed).filter(move |sample| {
+                let leave_out = left > 0 && sample.is_ok();
+                left -= usize::from(leave_out);
+                !leave_out
+            }))
+        };
         let begun = self.reader::<I::Sample>(epoch, skip).and_then(|plan| {
             match (self.options.threads, self.options.prefetch) {
                 (0, _) | (_, Some(0)) => Ok(Epoch::new(

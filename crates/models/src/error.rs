@@ -35,6 +35,10 @@ pub enum Error {
     #[error("the weights do not fit the model, and nothing was changed: {0}")]
     Mismatch(LoadReport),
 
+    /// A normalisation could not share its statistics with the other ranks.
+    #[error(transparent)]
+    Ranks(brigade_torch::Error),
+
     /// Two tensors of one name in a state dictionary.
     #[error("the state dictionary already holds `{name}`")]
     DuplicateName {
@@ -128,6 +132,10 @@ pub enum Error {
         dictionaries: Vec<String>,
     },
 
+    /// Another fault of a file, as its own crate tells it.
+    #[error(transparent)]
+    Checkpoint(brigade_checkpoint::Error),
+
     /// libtorch refused.
     #[error("libtorch could not {doing}: {source}")]
     Torch {
@@ -136,6 +144,21 @@ pub enum Error {
         /// libtorch's reason.
         source: tch::TchError,
     },
+}
+
+impl From<brigade_checkpoint::Error> for Error {
+    fn from(error: brigade_checkpoint::Error) -> Self {
+        use brigade_checkpoint::Error as File;
+        match error {
+            File::Io { doing, path, source } => Self::Io { doing, path, source },
+            File::UnknownFormat { path, fact } => Self::UnknownFormat { path, fact },
+            File::Damaged { path, fact } => Self::Damaged { path, fact },
+            File::Unsupported { path, fact } => Self::Unsupported { path, fact },
+            File::ForbiddenGlobal { path, global } => Self::ForbiddenGlobal { path, global },
+            File::LegacyPth { path } => Self::LegacyPth { path },
+            other => Self::Checkpoint(other),
+        }
+    }
 }
 
 impl Error {

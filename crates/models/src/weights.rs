@@ -3,17 +3,14 @@
 //! The format is told from the first bytes, not from the file's name. Nothing in a file is ever
 //! executed, and no file, however made, costs memory out of proportion to its size.
 
-mod archive;
-mod fault;
-mod pickle;
+mod kinds;
 mod pth;
 mod safetensors;
 
 use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
-use fault::Fault;
+use brigade_checkpoint::Format;
 
 use crate::{Error, LoadReport, Model, StateDict};
 
@@ -74,6 +71,8 @@ pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
     safetensors::save(state, path.as_ref())
 }
 
+pub use kinds::{dtype_of, kind_of};
+
 impl<M> Model<M> {
     /// Reads a weights file into the model, when it fits in every name and shape.
     ///
@@ -95,34 +94,13 @@ impl<M> Model<M> {
 fn read(path: &Path, entry: Option<&str>) -> Result<StateDict, Error> {
     let io = |source| Error::Io { doing: "read", path: path.to_owned(), source };
     let file = File::open(path).map_err(io)?;
-    let length = file.metadata().map_err(io)?.len();
-    let mut start = Vec::with_capacity(START_BYTES);
-    (&file).take(START_BYTES as u64).read_to_end(&mut start).map_err(io)?;
-
-    if start.starts_with(ZIP_MAGIC) {
-        return pth::load(path, file, length, entry);
+    match (Format::of(path, &file)?, entry) {
+        (Format::Pth, _) => pth::load(path, file, entry),
+        (Format::Safetensors, None) => safetensors::load(path, &file),
+        (Format::Safetensors, Some(entry)) => Err(Error::NoSuchEntry {
+            path: path.to_owned(),
+            entry: entry.to_owned(),
+            dictionaries: Vec::new(),
+        }),
     }
-    if start.first() == Some(&PICKLE_PROTOCOL) {
-        return Err(Error::LegacyPth { path: path.to_owned() });
-    }
-    if start.get(8) == Some(&b'{') {
-        return match entry {
-            None => safetensors::load(path, file, length),
-            Some(entry) => Err(Error::NoSuchEntry {
-                path: path.to_owned(),
-                entry: entry.to_owned(),
-                dictionaries: Vec::new(),
-            }),
-        };
-    }
-    let fact = match start.as_slice() {
-        [] => "it is empty".to_owned(),
-        bytes => format!("it begins with the bytes {bytes:02x?}"),
-    };
-    Err(Error::UnknownFormat { path: path.to_owned(), fact })
 }
-
-const START_BYTES: usize = 9;
-const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
-/// The first byte of a pickle, and so of torch.save's old format.
-const PICKLE_PROTOCOL: u8 = 0x80;

@@ -387,10 +387,10 @@ fn hostile_pickles_end_in_errors() {
     let laughs = [b"\x80\x02]q\x00".as_slice(), &laughs, b"."].concat();
     let endless = [b"\x80\x02".as_slice(), &b"N".repeat(5 << 20)].concat();
     for (pickle, expected) in [
-        (deep_lists.as_slice(), "holds a list"),
-        (&tuples, "holds a tuple"),
+        (deep_lists.as_slice(), "its values lie over 64 deep"),
+        (&tuples, "its values lie over 64 deep"),
         (&marks, "takes more values than it has"),
-        (&laughs, "holds a list"),
+        (&laughs, "more than its size allows"),
         (&endless, "has over 4194304 instructions"),
         (b"\x80\x02", "a record ends too early"),
         (b"\x80\x02N", "a record ends too early"),
@@ -402,12 +402,12 @@ fn hostile_pickles_end_in_errors() {
         (b"\x80\x02Nr\xff\xff\xff\xff.", "holds None"),
         (b"\x80\x02NN\x85a.", "appends to something that is no list"),
         (b"\x80\x02}(Nu.", "sets items of something that is no dictionary"),
-        (b"\x80\x02}q\0X\x01\0\0\0ah\0s.", "holds a dictionary under `a`"),
+        (b"\x80\x02}q\0X\x01\0\0\0ah\0s.", "contain themselves"),
         (b"\x80\x02}K\x01K\x02s.", "a dictionary with an integer for a key"),
         (b"\x80\x02NQ.", "lacks a tuple"),
         (b"\x80\x02)Q.", "a reference to a storage is not as PyTorch writes it"),
         (b"\x80\x02N)R.", "calls something that is not a function"),
-        (b"\x80\x02ctorch\nFloatStorage\n)R.", "calls Storage(Float) with arguments"),
+        (b"\x80\x02ctorch\nFloatStorage\n)R.", "calls Storage(F32) with arguments"),
         (b"\x80\x02)}b.", "sets the state of something that has none"),
         (b"\x80\x02cbuiltins\neval\n.", "refers to `builtins.eval`"),
         (b"\x80\x02ctorch\nload\n.", "refers to `torch.load`"),

@@ -4,7 +4,10 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/version.h>
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
+#include <mutex>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
@@ -49,6 +52,42 @@ void clear_gradient(const Tensor* tensor) {
 Tensor* gradient(const Tensor* tensor) {
   const auto& grad = tensor->grad();
   return grad.defined() ? new at::Tensor(grad) : nullptr;
+}
+
+void set_gradient(const Tensor* tensor, const Tensor* gradient) {
+  auto handle = *tensor;
+  handle.mutable_grad() = *gradient;
+}
+
+namespace {
+
+// The generator that every random operation of a device takes when it is given none.
+at::Generator default_generator(int32_t cuda_device) {
+  const auto device = cuda_device < 0
+      ? at::Device(at::kCPU)
+      : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
+  return at::globalContext().defaultGenerator(device);
+}
+
+} // namespace
+
+rust::Vec<uint8_t> rng_state(int32_t cuda_device) {
+  auto generator = default_generator(cuda_device);
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  const auto state = generator.get_state();
+  const auto* bytes = state.const_data_ptr<uint8_t>();
+  rust::Vec<uint8_t> out;
+  out.reserve(state.numel());
+  std::copy(bytes, bytes + state.numel(), std::back_inserter(out));
+  return out;
+}
+
+void set_rng_state(int32_t cuda_device, rust::Slice<const uint8_t> state) {
+  auto tensor = at::empty({static_cast<int64_t>(state.size())}, at::kByte);
+  std::copy(state.begin(), state.end(), tensor.mutable_data_ptr<uint8_t>());
+  auto generator = default_generator(cuda_device);
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(tensor);
 }
 
 bool grad_enabled() {

@@ -32,6 +32,9 @@ void clear_gradient(const Tensor* tensor);
 Tensor* gradient(const Tensor* tensor);
 
 // Whether operations record what backward needs (false inside no_grad).
+void set_gradient(const Tensor* tensor, const Tensor* gradient);
+rust::Vec<uint8_t> rng_state(int32_t cuda_device);
+void set_rng_state(int32_t cuda_device, rust::Slice<const uint8_t> state);
 bool grad_enabled();
 
 // Makes glibc keep freed memory. False where the C library has no such setting.

@@ -45,3 +45,26 @@ pub fn gradient(parameter: &Tensor) -> Result<Option<Tensor>, Error> {
     // SAFETY: a new handle on the heap, made with the type that tch frees.
     Ok(Some(unsafe { Tensor::from_ptr(gradient.cast()) }))
 }
+
+/// Gives a parameter a gradient, in place of the one it had: a checkpoint within an accumulation window.
+///
+/// # Errors
+/// [`Error::Libtorch`] when the parameter cannot have one; [`Error::Misuse`] when shape, kind or device
+/// are not the parameter's.
+pub fn set_gradient(parameter: &Tensor, gradient: &Tensor) -> Result<(), Error> {
+    let (expected, found) = (parameter.size(), gradient.size());
+    let alike = parameter.f_kind()? == gradient.f_kind()?
+        && parameter.device() == gradient.device()
+        && expected == found;
+    if !alike {
+        return Err(Error::Misuse(format!(
+            "a gradient has its parameter's shape, kind and device: expected {expected:?} of {:?}, \
+             found {found:?} of {:?}",
+            parameter.f_kind()?,
+            gradient.f_kind()?
+        )));
+    }
+    // SAFETY: both pointers are those of live tch tensors; libtorch keeps a handle of its own.
+    unsafe { ffi::set_gradient(parameter.as_ptr().cast(), gradient.as_ptr().cast()) }
+        .map_err(|error| Error::libtorch("set_gradient", &error))
+}

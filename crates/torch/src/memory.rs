@@ -109,6 +109,71 @@ pub fn as_slice<T: Element>(tensor: &Tensor) -> Result<&[T], Error> {
     Ok(unsafe { std::slice::from_raw_parts(address as *const T, elements) })
 }
 
+/// The memory of a contiguous CPU tensor of any kind, in row-major order, without a copy: for files.
+///
+/// As with [`as_slice`], nothing may change the storage through another handle while the bytes are held.
+///
+/// # Errors
+/// [`Error::Misuse`] when the tensor is on a device, sparse or not contiguous.
+pub fn as_bytes(tensor: &Tensor) -> Result<&[u8], Error> {
+    let (address, bytes) = memory_of("as_bytes", tensor)?;
+    if bytes == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: a contiguous CPU tensor holds that many initialised bytes from its data address on, any
+    // byte is a valid u8, and the storage lives as long as the borrowed tensor.
+    Ok(unsafe { std::slice::from_raw_parts(address as *const u8, bytes) })
+}
+
+/// Lets `fill` write the memory of a contiguous CPU tensor, as a read from a file does, without a copy.
+///
+/// Autograd does not notice: for leaves and buffers, outside of a forward pass. As with [`as_slice`],
+/// nothing may use the storage through another handle meanwhile. The bytes of truth values are brought
+/// to 0 and 1 afterwards.
+///
+/// # Errors
+/// [`Error::Misuse`] when the tensor is on a device, sparse or not contiguous; the errors of `fill`.
+pub fn fill_bytes<E: From<Error>>(
+    tensor: &mut Tensor,
+    fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let (address, bytes) = memory_of("fill_bytes", tensor)?;
+    if bytes == 0 {
+        return fill(&mut []);
+    }
+    // SAFETY: as in `as_bytes`; the tensor is borrowed for the call, and the caller keeps other handles
+    // of the storage away.
+    let memory = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) };
+    if tensor.f_kind().map_err(Error::from)? != Kind::Bool {
+        return fill(memory);
+    }
+    // C++ knows only two values of bool, and must not see another even if `fill` panics.
+    let mut truths = vec![0; bytes];
+    fill(&mut truths)?;
+    for (to, from) in memory.iter_mut().zip(truths) {
+        *to = u8::from(from != 0);
+    }
+    Ok(())
+}
+
+/// Address and size of a contiguous CPU tensor's memory.
+fn memory_of(doing: &'static str, tensor: &Tensor) -> Result<(usize, usize), Error> {
+    let pointer = tensor.as_ptr().cast();
+    // SAFETY: the pointer is that of a live tch tensor, for the length of both calls.
+    let (plain, address) = unsafe {
+        let failed = |error: &cxx::Exception| Error::libtorch(doing, error);
+        let plain = ffi::tensor_is_plain(pointer).map_err(|e| failed(&e))?;
+        (plain, if plain { ffi::tensor_data(pointer).map_err(|e| failed(&e))? } else { 0 })
+    };
+    if !plain {
+        return Err(Error::Misuse(format!(
+            "{doing}: expected a contiguous tensor on the CPU; call \
+             to_device(Device::Cpu).contiguous()"
+        )));
+    }
+    Ok((address, tensor.numel() * tensor.f_kind()?.elt_size_in_bytes()))
+}
+
 /// Makes the C library keep the memory that tensors free, for the next tensors.
 ///
 /// A training step allocates and frees the same large tensors again and again. By default glibc gives

@@ -17,23 +17,26 @@ pub(crate) fn join(
     cpu: bool,
     timeout: Duration,
     gloo: Option<GlooDevice>,
+    debug: bool,
 ) -> Result<Job> {
     keep_freed_memory();
     let device = choose_device(&world, cpu);
     if world.is_alone() {
-        return Ok(Job { world, group: None, host_group: None, device });
+        return Ok(Job { world, group: None, host_group: None, device, store: None, timeout });
     }
     let backend = match device {
         Device::Cuda(_) => Backend::Nccl,
         _ => Backend::Gloo(gloo.unwrap_or_else(|| gloo_device(&world))),
     };
     // PyTorch's place in the store for the first group, so that Python ranks can join.
-    let store = open_store(&world, timeout)?.prefix("default_pg")?;
+    let meeting = open_store(&world, timeout)?;
+    let store = meeting.prefix("default_pg")?;
     let options = GroupOptions {
         name: "world".into(),
         store_key: Some("0".into()),
         timeout,
         device: Some(device),
+        debug,
     };
     let (rank, size) = (world.rank.as_usize(), world.world_size.as_usize());
     let group = ProcessGroup::new(&store, rank, size, backend, options)?;
@@ -41,7 +44,7 @@ pub(crate) fn join(
         1 => None,
         _ => host_group(&group, &world)?,
     };
-    Ok(Job { world, group: Some(group), host_group, device })
+    Ok(Job { world, group: Some(group), host_group, device, store: Some(meeting), timeout })
 }
 
 /// Whether the environment asks for the CPU.

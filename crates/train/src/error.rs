@@ -32,6 +32,9 @@ pub enum Error {
     /// A schedule's or a sampler's numbers do not fit.
     #[error(transparent)]
     Plan(#[from] brigade_plan::PlanError),
+    /// A tracker cannot write.
+    #[error(transparent)]
+    Track(#[from] brigade_track::TrackError),
     /// A tensor operation failed.
     #[error("tensor operation failed: {0}")]
     Tensor(#[from] tch::TchError),
@@ -81,6 +84,17 @@ pub enum Error {
         /// Its error, in words.
         reason: String,
     },
+    /// A checkpoint or weights file is damaged, foreign, of another version, or cannot be written.
+    #[error(transparent)]
+    Checkpoint(brigade_checkpoint::Error),
+    /// A checkpoint does not fit what was prepared. Nothing was changed.
+    #[error("the checkpoint {} does not fit this program, and nothing was changed: {reason}", path.display())]
+    CheckpointMismatch {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The first difference.
+        reason: String,
+    },
     /// A file could not be written or read.
     #[error("{action} {path}: {source}", path = path.display())]
     File {
@@ -123,6 +137,9 @@ pub enum Error {
         /// The last one.
         smallest: usize,
     },
+    /// An optimizer's state does not fit the optimizer.
+    #[error(transparent)]
+    OptimizerState(crate::optim::StateMismatch),
     /// An error of the caller's own code inside a scope.
     #[error("{0}")]
     User(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -11,6 +11,8 @@ use brigade_torch::{Device, Tensor, as_slice};
 use crate::accelerator::{Accelerator, Job};
 use crate::dispatch::{Dispatch, Rebuild};
 use crate::error::{Error, Result};
+use crate::join::EvenBatches;
+use crate::position::{Counting, Placed};
 use crate::prepare::Prepare;
 
 /// How the Accelerator shares batches out.
@@ -31,8 +33,9 @@ impl Default for LoaderRules {
 ///
 /// Each iteration is an epoch, with an order that all ranks agree on.
 pub struct PreparedLoader<L> {
-    loader: L,
+    placed: Arc<Placed<L>>,
     job: Arc<Job>,
+    even_batches: Arc<EvenBatches>,
     dispatch: bool,
 }
 
@@ -81,16 +84,21 @@ where
     }
 }
 
-impl<L> PreparedLoader<L> {
+impl<L: Epochs + 'static> PreparedLoader<L> {
     fn new(loader: L, accelerator: &Accelerator) -> Self {
         let dispatch = accelerator.options.loader.dispatch && accelerator.use_distributed();
-        Self { loader, job: Arc::clone(&accelerator.job), dispatch }
+        let even_batches = Arc::clone(&accelerator.even_batches);
+        let placed = Arc::new(Placed::new(loader));
+        accelerator.registry.register(&placed);
+        Self { placed, job: Arc::clone(&accelerator.job), even_batches, dispatch }
     }
+}
 
+impl<L> PreparedLoader<L> {
     /// The loader under the preparation: its options, its epoch, `set_epoch`, `set_skip_batches`.
     #[must_use]
     pub fn inner(&self) -> &L {
-        &self.loader
+        &self.placed.loader
     }
 }
 
@@ -98,18 +106,18 @@ impl<D: Dataset> PreparedLoader<DataLoader<D>> {
     /// Batches of this rank in an epoch.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.loader.len()
+        self.inner().len()
     }
 
     /// Whether this rank has no batch.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.loader.is_empty()
+        self.inner().is_empty()
     }
 }
 
-/// What both kinds of loader can do: begin an epoch.
-pub trait Epochs {
+/// What both kinds of loader can do: begin an epoch, and go on where another run has stopped.
+pub trait Epochs: Send + Sync {
     /// The data of a batch.
     type Data: Rebuild;
 
@@ -118,6 +126,18 @@ pub trait Epochs {
 
     /// Counts an epoch that another rank reads.
     fn pass(&self);
+
+    /// Overrides whether ranks get equally many batches, where the loader can.
+    fn override_even_batches(&self, _even: Option<bool>) {}
+
+    /// The number of the epoch that begins next.
+    fn next_epoch(&self) -> u64;
+
+    /// The seed of the order.
+    fn order_seed(&self) -> u64;
+
+    /// Makes the next epoch go on after `samples` samples of its order and then `batches` batches.
+    fn resume(&self, seed: u64, epoch: u64, samples: usize, batches: usize);
 }
 
 impl<D> Epochs for DataLoader<D>
@@ -133,6 +153,27 @@ where
 
     fn pass(&self) {
         self.set_epoch(self.epoch() + 1);
+        self.set_skip_batches(0);
+        self.set_skip_samples(0);
+    }
+
+    fn next_epoch(&self) -> u64 {
+        self.epoch()
+    }
+
+    fn order_seed(&self) -> u64 {
+        self.current_seed()
+    }
+
+    fn resume(&self, seed: u64, epoch: u64, samples: usize, batches: usize) {
+        self.set_seed(seed);
+        self.set_epoch(epoch);
+        self.set_skip_samples(samples);
+        self.set_skip_batches(batches);
+    }
+
+    fn override_even_batches(&self, even: Option<bool>) {
+        Self::override_even_batches(self, even);
     }
 }
 
@@ -149,6 +190,23 @@ where
 
     fn pass(&self) {
         self.set_epoch(self.epoch() + 1);
+        self.set_skip_batches(0);
+        self.set_skip_samples(0);
+    }
+
+    fn next_epoch(&self) -> u64 {
+        self.epoch()
+    }
+
+    fn order_seed(&self) -> u64 {
+        self.current_seed()
+    }
+
+    fn resume(&self, seed: u64, epoch: u64, samples: usize, batches: usize) {
+        self.set_seed(seed);
+        self.set_epoch(epoch);
+        self.set_skip_samples(samples);
+        self.set_skip_batches(batches);
     }
 }
 
@@ -157,6 +215,7 @@ pub struct Batches<T> {
     source: Source<T>,
     device: Device,
     remaining: Option<usize>,
+    counting: Counting,
 }
 
 enum Source<T> {
@@ -170,23 +229,26 @@ impl<L: Epochs> PreparedLoader<L> {
     /// Begins the next epoch. In dispatch mode every rank must.
     #[must_use]
     pub fn iter(&self) -> Batches<L::Data> {
+        let loader = self.inner();
+        loader.override_even_batches(self.even_batches.get());
+        let counting = self.placed.position.begin(loader.next_epoch());
         let source = match (&self.job.group, self.dispatch) {
             (Some(group), true) => {
                 let epoch = if self.job.rank() == 0 {
-                    Some(self.loader.begin())
+                    Some(loader.begin())
                 } else {
-                    self.loader.pass();
+                    loader.pass();
                     None
                 };
-                Source::Dispatched(Dispatch::new(group.clone(), epoch))
+                Source::Dispatched(Dispatch::new(group, epoch))
             }
-            _ => Source::Own(self.loader.begin()),
+            _ => Source::Own(loader.begin()),
         };
         let remaining = match &source {
             Source::Own(epoch) => epoch.remaining(),
             Source::Dispatched(dispatch) => dispatch.remaining(),
         };
-        Batches { source, device: self.job.device, remaining }
+        Batches { source, device: self.job.device, remaining, counting }
     }
 }
 
@@ -210,6 +272,10 @@ impl<T: Rebuild> Iterator for Batches<T> {
         if let Some(remaining) = &mut self.remaining {
             *remaining = remaining.saturating_sub(1);
         }
+        match &batch {
+            Ok(batch) => self.counting.count(batch.index(), batch.round()),
+            Err(_) => self.counting.count_failed(),
+        }
         Some(match self.device {
             Device::Cpu => batch,
             device => batch.and_then(|batch| {
@@ -228,7 +294,7 @@ impl<T: Rebuild> Iterator for Batches<T> {
 impl<L: fmt::Debug> fmt::Debug for PreparedLoader<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PreparedLoader")
-            .field("loader", &self.loader)
+            .field("loader", &self.placed.loader)
             .field("dispatch", &self.dispatch)
             .finish_non_exhaustive()
     }

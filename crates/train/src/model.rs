@@ -1,18 +1,22 @@
 //! A model whose gradients are averaged over the ranks.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use brigade_checkpoint::{TensorInfo, Value};
 use brigade_models::{Model, Module, NamedTensor};
 use brigade_torch::{Reducer, Tensor, Tensors, grad_enabled};
 
 use crate::accelerator::Accelerator;
 use crate::error::Result;
+use crate::hook::PowerSgdHook;
 use crate::memory_format;
 use crate::precision::Numerics;
 use crate::prepare::Prepare;
+use crate::registry::{Kind, ModelTensor, Restoring, Stateful};
 
 /// A [`Model`] after [`Accelerator::prepare`]: on the process's device, with rank 0's weights, and with
 /// gradients that `backward` averages over the ranks.
@@ -22,9 +26,13 @@ pub struct PreparedModel<M> {
     model: Model<M>,
     reducer: Option<Reducer>,
     numerics: Arc<Numerics>,
+    /// Of a communication hook that has a state.
+    hook: Option<Arc<PowerSgdHook>>,
     sync: Arc<AtomicBool>,
     /// Whether this rank's buffers may be others than rank 0's: after a forward in training.
     buffers_differ: Cell<bool>,
+    /// What a checkpoint holds of it, for as long as it is there.
+    _saved: Arc<SavedTensors>,
 }
 
 impl<M> Prepare for Model<M> {
@@ -39,6 +47,9 @@ impl<M> Prepare for Model<M> {
             self.to_channels_last()?;
         }
         accelerator.say_start(channels_last);
+        if let (Some(group), true) = (accelerator.group(), accelerator.options.sync_batch_norm) {
+            self.convert_sync_batch_norm(group);
+        }
         let trained = named(self.trainable_parameters());
         let reducer = match accelerator.group() {
             Some(group) if !trained.is_empty() => {
@@ -60,10 +71,18 @@ impl<M> Prepare for Model<M> {
             }
             None => None,
         };
+        let hook = match &reducer {
+            Some(reducer) => accelerator.options.comm_hook.install(reducer)?,
+            None => None,
+        };
+        let saved = Arc::new(SavedTensors::of(&self));
+        accelerator.registry.register(&saved);
         Ok(PreparedModel {
+            _saved: saved,
             model: self,
             reducer,
             numerics: Arc::clone(&accelerator.numerics),
+            hook,
             sync: Arc::new(AtomicBool::new(true)),
             buffers_differ: Cell::new(true),
         })
@@ -72,8 +91,8 @@ impl<M> Prepare for Model<M> {
 
 impl<M> PreparedModel<M> {
     /// The model's output, computed with the Accelerator's mixed precision; what has 16 bits is given
-    /// back in 32 unless the builder says otherwise. In training, buffers (BatchNorm's statistics) are rank 0's before each
-    /// forward.
+    /// back in 32 unless the builder says otherwise. In training, buffers (BatchNorm's statistics) are
+    /// rank 0's before each forward.
     ///
     /// # Errors
     /// [`crate::Error::Torch`] when a peer is gone, or when the last backward did not reach every
@@ -81,6 +100,7 @@ impl<M> PreparedModel<M> {
     ///
     /// # Panics
     /// Like tch's operators, when the input's shape does not fit the model.
+    #[track_caller]
     pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
     where
         M: Module<Input>,
@@ -110,9 +130,9 @@ impl<M> PreparedModel<M> {
         M::Output: Tensors<Owned = M::Output>,
     {
         let scope = self.numerics.scope(self.model.device())?;
-        let output = self.model.forward(input);
+        let output = self.model.try_forward(input);
         drop(scope);
-        self.numerics.outputs(output)
+        self.numerics.outputs(output?)
     }
 
     /// Dropout drops, BatchNorm uses the statistics of the batch.
@@ -148,6 +168,10 @@ impl<M> PreparedModel<M> {
     pub fn reducer(&self) -> Option<&Reducer> {
         self.reducer.as_ref()
     }
+
+    pub(crate) fn hook_state(&self) -> Option<&PowerSgdHook> {
+        self.hook.as_deref()
+    }
 }
 
 /// One prepared model or several: what [`Accelerator::accumulate`] and [`Accelerator::no_sync`] take.
@@ -156,6 +180,8 @@ pub trait PreparedModels {
     fn each_switch(&self, f: &mut dyn FnMut(&AtomicBool));
     /// Calls `f` with each trained parameter.
     fn each_parameter(&self, f: &mut dyn FnMut(&Tensor));
+    /// Calls `f` with the reducer of each model that has one.
+    fn each_reducer<'a>(&'a self, f: &mut dyn FnMut(&'a Reducer));
 }
 
 impl<M> PreparedModels for PreparedModel<M> {
@@ -168,6 +194,12 @@ impl<M> PreparedModels for PreparedModel<M> {
             f(&parameter.tensor);
         }
     }
+
+    fn each_reducer<'a>(&'a self, f: &mut dyn FnMut(&'a Reducer)) {
+        if let Some(reducer) = &self.reducer {
+            f(reducer);
+        }
+    }
 }
 
 impl<P: PreparedModels + ?Sized> PreparedModels for &P {
@@ -177,6 +209,10 @@ impl<P: PreparedModels + ?Sized> PreparedModels for &P {
 
     fn each_parameter(&self, f: &mut dyn FnMut(&Tensor)) {
         (**self).each_parameter(f);
+    }
+
+    fn each_reducer<'a>(&'a self, f: &mut dyn FnMut(&'a Reducer)) {
+        (**self).each_reducer(f);
     }
 }
 
@@ -190,6 +226,10 @@ macro_rules! several {
             fn each_parameter(&self, f: &mut dyn FnMut(&Tensor)) {
                 $(self.$index.each_parameter(f);)+
             }
+
+            fn each_reducer<'a>(&'a self, f: &mut dyn FnMut(&'a Reducer)) {
+                $(self.$index.each_reducer(f);)+
+            }
         }
     };
 }
@@ -197,6 +237,29 @@ macro_rules! several {
 several!(A 0, B 1);
 several!(A 0, B 1, C 2);
 several!(A 0, B 1, C 2, D 3);
+
+/// Models whose reduction is off; on again when dropped, also after a panic of the body.
+pub(crate) struct Switched<'a, P: PreparedModels + ?Sized> {
+    models: &'a P,
+    before: Vec<bool>,
+}
+
+impl<'a, P: PreparedModels + ?Sized> Switched<'a, P> {
+    pub(crate) fn off(models: &'a P) -> Self {
+        let mut before = Vec::new();
+        models.each_switch(&mut |switch| before.push(switch.swap(false, Ordering::Relaxed)));
+        Self { models, before }
+    }
+}
+
+impl<P: PreparedModels + ?Sized> Drop for Switched<'_, P> {
+    fn drop(&mut self) {
+        let mut before = self.before.iter();
+        self.models.each_switch(&mut |switch| {
+            switch.store(before.next().copied().unwrap_or(true), Ordering::Relaxed);
+        });
+    }
+}
 
 impl Accelerator {
     /// The model under the preparation.
@@ -212,6 +275,61 @@ impl<M> fmt::Debug for PreparedModel<M> {
             .field("parameters", &self.model.num_parameters())
             .field("reducer", &self.reducer)
             .finish_non_exhaustive()
+    }
+}
+
+/// Handles of a model's parameters and saved buffers, under their names in order.
+struct SavedTensors(Mutex<Vec<ModelTensor>>);
+
+impl SavedTensors {
+    fn of<M>(model: &Model<M>) -> Self {
+        let names = |tensors: Vec<NamedTensor>| -> HashSet<String> {
+            tensors.into_iter().map(|tensor| tensor.name).collect()
+        };
+        let (trained, buffers) = (model.trainable_parameters(), names(model.buffers()));
+        let tensors = model.state_dict().into_iter().map(|(name, detached)| {
+            // The parameter itself where it is trained: it has the gradient.
+            let parameter = trained.iter().find(|parameter| parameter.name == name);
+            let tensor = parameter.map_or(detached, |p| p.tensor.shallow_clone());
+            let (trained, buffer) = (parameter.is_some(), buffers.contains(&name));
+            ModelTensor { name, tensor, trained, buffer }
+        });
+        Self(Mutex::new(tensors.collect()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<ModelTensor>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Stateful for SavedTensors {
+    fn kind(&self) -> Kind {
+        Kind::Model
+    }
+
+    fn state(&self) -> Result<Value<Tensor>> {
+        let tensors = self.lock();
+        let detached = tensors.iter().map(|saved| Ok((&*saved.name, saved.tensor.f_detach()?)));
+        let detached: Vec<_> = detached.collect::<Result<_>>()?;
+        Ok(Value::dict(detached.into_iter().map(|(name, tensor)| (name, Value::Tensor(tensor)))))
+    }
+
+    /// Names and shapes are compared where the tensors are read: with the places in the files.
+    fn check(&self, _: &Value<TensorInfo>) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn restore(&self, _: Value<Tensor>, _: &Restoring) -> Result<()> {
+        Ok(())
+    }
+
+    fn tensors(&self) -> Option<Vec<ModelTensor>> {
+        let handle = |saved: &ModelTensor| ModelTensor {
+            name: saved.name.clone(),
+            tensor: saved.tensor.shallow_clone(),
+            ..*saved
+        };
+        Some(self.lock().iter().map(handle).collect())
     }
 }
 

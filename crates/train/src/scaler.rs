@@ -124,6 +124,12 @@ impl GradScaler {
         Ok(())
     }
 
+    /// The settings that it was made with.
+    #[must_use]
+    pub fn options(&self) -> GradScalerOptions {
+        self.lock().options
+    }
+
     /// What the next loss is multiplied by.
     #[must_use]
     pub fn scale(&self) -> f64 {

@@ -218,7 +218,8 @@ impl Course {
         *self.lock()
     }
 
-    pub(crate) fn load(&self, state: &SchedulerState) -> Result<()> {
+    /// Refuses a state of another kind of scheduler.
+    pub(crate) fn fits(&self, state: &SchedulerState) -> Result<()> {
         if matches!(self.plan, Plan::Metric(_)) != state.plateau.is_some() {
             let (found, expected) = match self.plan {
                 Plan::Metric(_) => ("counts steps", "watches a metric"),
@@ -229,8 +230,17 @@ impl Course {
                  scheduler as in the run that was saved"
             )));
         }
+        Ok(())
+    }
+
+    pub(crate) fn load(&self, state: &SchedulerState) -> Result<()> {
+        self.fits(state)?;
         self.advance(|it| *it = *state);
         Ok(())
+    }
+
+    pub(crate) fn lr(&self) -> f64 {
+        self.numbers.lr()
     }
 
     fn advance(&self, change: impl FnOnce(&mut SchedulerState)) {
@@ -264,6 +274,7 @@ impl Prepare for Scheduler {
         if self.per_process && !accelerator.options.loader.split_batches {
             self.stride = accelerator.num_processes() as u64;
         }
+        accelerator.registry.register(&self.course);
         Ok(self)
     }
 }

@@ -10,9 +10,9 @@ use crate::model::PreparedModels;
 /// What one rank has added up of a window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WeightedWindow {
-    weight: f64,
+    pub(crate) weight: f64,
     /// What its losses were divided by so far: nobody knows the whole weight before the last batch.
-    divisor: f64,
+    pub(crate) divisor: f64,
 }
 
 impl Accelerator {

@@ -1,180 +1,109 @@
-//! The files of `torch.save` since PyTorch 1.6: a zip archive of a pickle and of storages.
+//! State dictionaries of `torch.save`.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::Path;
 
-use tch::{Kind, Tensor};
+use brigade_checkpoint::Value;
+use brigade_checkpoint::pth::{PthFile, StorageKey, StoredTensor};
+use indexmap::IndexMap;
+use tch::Tensor;
 
-use super::Fault;
-use super::archive::Archive;
-use super::pickle::{Pickle, Storage, TensorSpec, Value};
+use super::kinds::kind_of;
 use super::safetensors::tensor;
 use crate::{Error, StateDict};
 
-/// The state dictionary of the file, or the one under the key `entry` at its top.
-pub(super) fn load(
-    path: &Path,
-    file: File,
-    length: u64,
-    entry: Option<&str>,
-) -> Result<StateDict, Error> {
-    let at = |fault: Fault| fault.at(path);
-    let archive = Archive::open(file, length).map_err(at)?;
-    let mut storages = Storages::new(archive).map_err(at)?;
-    let code = storages.read("data.pkl").map_err(at)?;
-    let pickle = Pickle::read(&code).map_err(at)?;
+type Tree = Value<StoredTensor>;
 
-    let chosen = choose(path, &pickle, entry)?;
-    let specs = tensors(path, &pickle, chosen)?;
+/// The state dictionary of the file, or the one under the key `entry` at its top.
+pub(super) fn load(path: &Path, file: File, entry: Option<&str>) -> Result<StateDict, Error> {
+    let mut file = PthFile::from_file(path, file)?;
+    let root = file.value()?;
+    let chosen = choose(path, &root, entry)?;
+    let mut storages = HashMap::new();
     let mut state = StateDict::new();
-    for (name, spec) in specs {
-        let view = storages.view(spec).map_err(|fault| about(fault, name)).map_err(at)?;
+    for (name, spec) in tensors(path, chosen)? {
+        let view = view(&mut file, &mut storages, spec).map_err(|error| about(error, name))?;
         state.insert(name, view)?;
     }
     Ok(state)
 }
 
-fn choose<'a>(path: &Path, pickle: &Pickle<'a>, entry: Option<&str>) -> Result<Value<'a>, Error> {
-    let Some(entry) = entry else { return Ok(pickle.root()) };
-    let top = pickle.dict(pickle.root()).unwrap_or_default();
-    // The last of equal keys counts, as in Python.
-    let chosen = top.iter().rev().find(|(key, _)| *key == Value::Str(entry));
-    match chosen {
-        Some((_, value)) if pickle.dict(*value).is_some() => Ok(*value),
+fn choose<'v>(path: &Path, root: &'v Tree, entry: Option<&str>) -> Result<&'v Tree, Error> {
+    let Some(entry) = entry else { return Ok(root) };
+    match root.get(entry) {
+        Some(value) if value.as_dict().is_some() => Ok(value),
         _ => Err(Error::NoSuchEntry {
             path: path.to_owned(),
             entry: entry.to_owned(),
-            dictionaries: dictionaries(pickle, pickle.root()),
+            dictionaries: dictionaries(root),
         }),
     }
 }
 
 /// Names and tensors of a dictionary that holds nothing else.
-fn tensors<'p, 'a>(
-    path: &Path,
-    pickle: &'p Pickle<'a>,
-    value: Value<'a>,
-) -> Result<indexmap::IndexMap<&'a str, &'p TensorSpec<'a>>, Error> {
+fn tensors<'v>(path: &Path, value: &'v Tree) -> Result<IndexMap<&'v str, &'v StoredTensor>, Error> {
     let refuse = |found: String| Error::NotAStateDict {
         path: path.to_owned(),
         found,
-        dictionaries: dictionaries(pickle, value),
+        dictionaries: dictionaries(value),
     };
-    let entries = pickle.dict(value).ok_or_else(|| refuse(pickle.describe(value).to_owned()))?;
-    let entry = |(key, value): &(Value<'a>, Value<'a>)| match (key, pickle.tensor(*value)) {
-        (Value::Str(name), Some(tensor)) => Ok((*name, tensor)),
-        (Value::Str(name), None) => {
-            Err(refuse(format!("{} under `{name}`", pickle.describe(*value))))
-        }
-        (key, _) => Err(refuse(format!("a dictionary with {} for a key", pickle.describe(*key)))),
+    let entries = value.as_dict().ok_or_else(|| refuse(value.describe().to_owned()))?;
+    let entry = |(key, value): &'v (Tree, Tree)| match (key, value) {
+        (Value::Str(name), Value::Tensor(tensor)) => Ok((name.as_str(), tensor)),
+        (Value::Str(name), value) => Err(refuse(format!("{} under `{name}`", value.describe()))),
+        (key, _) => Err(refuse(format!("a dictionary with {} for a key", key.describe()))),
     };
     entries.iter().map(entry).collect()
 }
 
-fn dictionaries(pickle: &Pickle<'_>, value: Value<'_>) -> Vec<String> {
-    let entries = pickle.dict(value).unwrap_or_default().iter();
-    entries
-        .filter_map(|(key, value)| match key {
-            Value::Str(name) => pickle.dict(*value).map(|_| (*name).to_owned()),
-            _ => None,
-        })
-        .take(MAX_SHOWN)
-        .collect()
-}
-
-/// The storages of an archive, each read once, when its first tensor is asked for.
-struct Storages {
-    archive: Archive,
-    folder: String,
-    read: HashMap<String, (Kind, Tensor)>,
-}
-
-impl Storages {
-    fn new(mut archive: Archive) -> Result<Self, Fault> {
-        let folder = archive.folder().to_owned();
-        if archive.has(&format!("{folder}/constants.pkl")) {
-            return Err(Fault::unsupported(
-                "it is a TorchScript archive; load it in PyTorch and save its state_dict()",
-            ));
-        }
-        if !archive.has(&format!("{folder}/data.pkl")) {
-            return Err(Fault::unsupported("it is a zip archive, but not one of torch.save"));
-        }
-        let order = format!("{folder}/byteorder");
-        if archive.has(&order) && archive.read(&order)? != b"little" {
-            return Err(Fault::unsupported(
-                "its bytes are in big-endian order; save it again on a little-endian machine",
-            ));
-        }
-        Ok(Self { archive, folder, read: HashMap::new() })
-    }
-
-    fn read(&mut self, name: &str) -> Result<Vec<u8>, Fault> {
-        self.archive.read(&format!("{}/{name}", self.folder))
-    }
-
-    fn view(&mut self, spec: &TensorSpec<'_>) -> Result<Tensor, Fault> {
-        let storage = self.storage(spec.storage)?;
-        check_bounds(spec)?;
-        Ok(storage.f_as_strided(&spec.size[..], &spec.stride[..], spec.offset)?)
-    }
-
-    fn storage(&mut self, storage: Storage<'_>) -> Result<&Tensor, Fault> {
-        let Storage { key, kind, numel } = storage;
-        let name = format!("{}/data/{key}", self.folder);
-        let bytes = self.archive.bytes(&name)?;
-        let declared = u64::try_from(numel).ok();
-        let declared = declared.and_then(|n| n.checked_mul(kind.elt_size_in_bytes() as u64));
-        if declared != Some(bytes) {
-            return Err(Fault::damaged(format_args!(
-                "storage {key} is declared as {numel} elements of {kind:?} but has {bytes} bytes"
-            )));
-        }
-        if !self.read.contains_key(key) {
-            let mut content = self.archive.read(&name)?;
-            let read = (kind, tensor(&mut content, &[numel], kind)?);
-            self.read.insert(key.to_owned(), read);
-        }
-        match self.read.get(key) {
-            Some((as_kind, tensor)) if *as_kind == kind => Ok(tensor),
-            _ => Err(Fault::damaged(format_args!("storage {key} is used as two kinds"))),
-        }
-    }
-}
-
-/// Every element of the view lies in the storage.
-fn check_bounds(spec: &TensorSpec<'_>) -> Result<(), Fault> {
-    let TensorSpec { storage, offset, size, stride } = spec;
-    let outside = || {
-        Fault::damaged(format_args!(
-            "size {size:?}, stride {stride:?} and offset {offset} reach outside its storage of {} \
-             elements",
-            storage.numel
-        ))
-    };
-    let negative = size.iter().chain(stride).chain([offset]).any(|&number| number < 0);
-    let numel = size.iter().try_fold(1i64, |product, &size| product.checked_mul(size.max(1)));
-    if negative || size.len() != stride.len() || size.len() > MAX_DIMENSIONS || numel.is_none() {
-        return Err(outside());
-    }
-    if size.contains(&0) {
-        return if *offset <= storage.numel { Ok(()) } else { Err(outside()) };
-    }
-    let last = size.iter().zip(stride).try_fold(*offset, |last, (&size, &stride)| {
-        (size - 1).checked_mul(stride).and_then(|step| last.checked_add(step))
+fn dictionaries(value: &Tree) -> Vec<String> {
+    let entries = value.as_dict().unwrap_or_default().iter();
+    let named = entries.filter_map(|(key, value)| match key {
+        Value::Str(name) => value.as_dict().map(|_| name.clone()),
+        _ => None,
     });
-    if last.is_some_and(|last| last < storage.numel) { Ok(()) } else { Err(outside()) }
+    named.take(MAX_SHOWN).collect()
 }
 
-fn about(fault: Fault, name: &str) -> Fault {
-    match fault {
-        Fault::Damaged(fact) => Fault::Damaged(format!("`{name}`: {fact}")),
+/// A view of its storage, which is read when its first tensor is asked for.
+fn view(
+    file: &mut PthFile,
+    storages: &mut HashMap<String, (StorageKey, Tensor)>,
+    spec: &StoredTensor,
+) -> Result<Tensor, Error> {
+    let damaged =
+        |file: &PthFile, fact: String| Error::Damaged { path: file.path().to_owned(), fact };
+    let StoredTensor { storage, offset, size, stride } = spec;
+    if !storages.contains_key(&storage.key) {
+        let mut bytes = file.storage(storage)?;
+        let read = tensor(&mut bytes, &[storage.elements], kind_of(storage.dtype))
+            .map_err(|error| damaged(file, format!("libtorch refuses a tensor of it: {error}")))?;
+        storages.insert(storage.key.clone(), (storage.clone(), read));
+    }
+    let read = match storages.get(&storage.key) {
+        Some((known, tensor)) if known == storage => tensor,
+        Some((known, _)) if known.dtype == storage.dtype => {
+            let (declared, found) = (storage.elements, known.elements);
+            let fact = format!(
+                "storage {} is declared as {declared} elements of {} but has {found}",
+                storage.key, storage.dtype
+            );
+            return Err(damaged(file, fact));
+        }
+        _ => return Err(damaged(file, format!("storage {} is used as two kinds", storage.key))),
+    };
+    spec.check_bounds(file.path())?;
+    read.f_as_strided(&size[..], &stride[..], *offset)
+        .map_err(|error| damaged(file, format!("libtorch refuses a tensor of it: {error}")))
+}
+
+fn about(error: Error, name: &str) -> Error {
+    match error {
+        Error::Damaged { path, fact } => Error::Damaged { path, fact: format!("`{name}`: {fact}") },
         other => other,
     }
 }
 
 /// Of the keys that a message lists.
 const MAX_SHOWN: usize = 20;
-/// More than any tensor of a model has; some of libtorch's loops are exponential in them.
-const MAX_DIMENSIONS: usize = 32;

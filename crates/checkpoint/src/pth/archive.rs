@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 
-use super::Fault;
+use crate::fault::Fault;
 
 /// An open archive.
 #[derive(Debug)]

@@ -9,11 +9,11 @@
 //! Instructions: <https://github.com/python/cpython/blob/main/Lib/pickletools.py>.
 
 use std::collections::HashMap;
+use std::fmt;
 
-use tch::Kind;
-
-use super::Fault;
 use super::archive::Fields;
+use crate::dtype::Dtype;
+use crate::fault::Fault;
 
 /// What a pickle holds.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) enum Value<'a> {
     Int(i64),
     Float(f64),
     Str(&'a str),
-    Global(Global),
+    Global(Global<'a>),
     Node(usize),
 }
 
@@ -42,13 +42,15 @@ pub(super) enum Node<'a> {
     Dict(Vec<(Value<'a>, Value<'a>)>),
     Storage(Storage<'a>),
     Tensor(TensorSpec<'a>),
+    /// An object of Python that only its name is known of.
+    Foreign(&'a str, &'a str),
 }
 
 /// The bytes of one or several tensors, in an entry of the archive.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Storage<'a> {
     pub(super) key: &'a str,
-    pub(super) kind: Kind,
+    pub(super) dtype: Dtype,
     pub(super) numel: i64,
 }
 
@@ -63,16 +65,31 @@ pub(super) struct TensorSpec<'a> {
 
 /// The names that are known.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Global {
+pub(super) enum Global<'a> {
     OrderedDict,
     RebuildTensor,
     RebuildParameter,
-    Storage(Kind),
+    Storage(Dtype),
+    /// Any other, where they are passed over.
+    Foreign(&'a str, &'a str),
+}
+
+impl fmt::Display for Global<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OrderedDict => f.write_str("collections.OrderedDict"),
+            Self::RebuildTensor => f.write_str("torch._utils._rebuild_tensor_v2"),
+            Self::RebuildParameter => f.write_str("torch._utils._rebuild_parameter"),
+            Self::Storage(dtype) => write!(f, "torch.{}", dtype.storage()),
+            Self::Foreign(module, name) => write!(f, "{module}.{name}"),
+        }
+    }
 }
 
 impl<'a> Pickle<'a> {
-    /// Runs the instructions.
-    pub(super) fn read(bytes: &'a [u8]) -> Result<Self, Fault> {
+    /// Runs the instructions. `foreign`: other names than those known stand for themselves, and
+    /// what Python would make with them is an object of which nothing but the name is known.
+    pub(super) fn read(bytes: &'a [u8], foreign: bool) -> Result<Self, Fault> {
         if bytes.len() > MAX_BYTES {
             return Err(Fault::unsupported(format_args!(
                 "its data.pkl has {} bytes, more than the {MAX_BYTES} that tensors can need",
@@ -85,6 +102,7 @@ impl<'a> Pickle<'a> {
             marks: Vec::new(),
             memo: HashMap::new(),
             nodes: Vec::new(),
+            foreign,
         };
         for _ in 0..MAX_INSTRUCTIONS {
             if let Some(root) = machine.step()? {
@@ -98,45 +116,9 @@ impl<'a> Pickle<'a> {
         self.root
     }
 
-    /// The entries of a dictionary; None for any other value.
-    pub(super) fn dict(&self, value: Value<'_>) -> Option<&[(Value<'a>, Value<'a>)]> {
-        match value {
-            Value::Node(index) => match self.nodes.get(index)? {
-                Node::Dict(entries) => Some(entries),
-                _ => None,
-            },
-            _ => None,
-        }
-    }
-
-    pub(super) fn tensor(&self, value: Value<'_>) -> Option<&TensorSpec<'a>> {
-        match value {
-            Value::Node(index) => match self.nodes.get(index)? {
-                Node::Tensor(tensor) => Some(tensor),
-                _ => None,
-            },
-            _ => None,
-        }
-    }
-
-    /// `a dictionary`, `an integer`, … for messages.
-    pub(super) fn describe(&self, value: Value<'_>) -> &'static str {
-        match value {
-            Value::None => "None",
-            Value::Bool(_) => "a bool",
-            Value::Int(_) => "an integer",
-            Value::Float(_) => "a float",
-            Value::Str(_) => "a string",
-            Value::Global(_) => "a type",
-            Value::Node(index) => match self.nodes.get(index) {
-                Some(Node::List(_)) => "a list",
-                Some(Node::Tuple(_)) => "a tuple",
-                Some(Node::Dict(_)) => "a dictionary",
-                Some(Node::Storage(_)) => "a bare storage",
-                Some(Node::Tensor(_)) => "a tensor",
-                None => "nothing",
-            },
-        }
+    /// The container of this index.
+    pub(super) fn node(&self, index: usize) -> Option<&Node<'a>> {
+        self.nodes.get(index)
     }
 }
 
@@ -148,6 +130,7 @@ struct Machine<'a> {
     /// A map: an index of 2^32 - 1 costs no more than 0.
     memo: HashMap<u32, Value<'a>>,
     nodes: Vec<Node<'a>>,
+    foreign: bool,
 }
 
 impl<'a> Machine<'a> {
@@ -230,6 +213,7 @@ impl<'a> Machine<'a> {
             b'c' => self.global()?,
             b'Q' => self.storage()?,
             b'R' => self.reduce()?,
+            0x81 => self.new_object()?,
             b'b' => self.build()?,
             other => {
                 return Err(Fault::unsupported(format_args!(
@@ -267,10 +251,10 @@ impl<'a> Machine<'a> {
             ("collections", "OrderedDict") => Global::OrderedDict,
             ("torch._utils", "_rebuild_tensor_v2") => Global::RebuildTensor,
             ("torch._utils", "_rebuild_parameter") => Global::RebuildParameter,
-            ("torch", storage) => match STORAGES.iter().find(|(known, _)| *known == storage) {
-                Some((_, kind)) => Global::Storage(*kind),
-                None => return Err(Fault::Forbidden(shortened(module, name))),
-            },
+            ("torch", storage) if let Some(dtype) = Dtype::from_storage(storage) => {
+                Global::Storage(dtype)
+            }
+            _ if self.foreign => Global::Foreign(module, name),
             _ => return Err(Fault::Forbidden(shortened(module, name))),
         };
         self.stack.push(Value::Global(global));
@@ -291,11 +275,11 @@ impl<'a> Machine<'a> {
         let storage = match self.tuple(id)? {
             [
                 Value::Str("storage"),
-                Value::Global(Global::Storage(kind)),
+                Value::Global(Global::Storage(dtype)),
                 Value::Str(key),
                 Value::Str(_device),
                 Value::Int(numel),
-            ] => Storage { key, kind: *kind, numel: *numel },
+            ] => Storage { key, dtype: *dtype, numel: *numel },
             _ => {
                 return Err(Fault::damaged("a reference to a storage is not as PyTorch writes it"));
             }
@@ -306,7 +290,12 @@ impl<'a> Machine<'a> {
 
     fn reduce(&mut self) -> Result<(), Fault> {
         let arguments = self.pop()?;
-        let Value::Global(function) = self.pop()? else {
+        let callee = self.pop()?;
+        if let Some(object) = self.foreign_object(callee) {
+            self.push(object);
+            return Ok(());
+        }
+        let Value::Global(function) = callee else {
             return Err(Fault::damaged("its pickle calls something that is not a function"));
         };
         let arguments = self.tuple(arguments)?;
@@ -344,6 +333,31 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
+    fn new_object(&mut self) -> Result<(), Fault> {
+        let _arguments = self.pop()?;
+        let class = self.pop()?;
+        let object = self.foreign_object(class).ok_or_else(|| {
+            Fault::unsupported(
+                "its pickle uses instruction 0x81, which tensors in the default protocol do not \
+                 need; nothing was executed",
+            )
+        })?;
+        self.push(object);
+        Ok(())
+    }
+
+    /// What calling `callee` stands for, where it is a name that is passed over.
+    fn foreign_object(&self, callee: Value<'a>) -> Option<Node<'a>> {
+        match callee {
+            Value::Global(Global::Foreign(module, name)) => Some(Node::Foreign(module, name)),
+            Value::Node(index) => match self.nodes.get(index) {
+                Some(&Node::Foreign(module, name)) => Some(Node::Foreign(module, name)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     /// Sets attributes: PyTorch's `_metadata` on an OrderedDict, of which nothing is needed.
     fn build(&mut self) -> Result<(), Fault> {
         let state = self.pop()?;
@@ -352,7 +366,11 @@ impl<'a> Machine<'a> {
             Value::Node(index) => matches!(self.nodes.get(index), Some(Node::Dict(_))),
             _ => false,
         };
-        if is_dict(target) && is_dict(state) {
+        let foreign = match target {
+            Value::Node(index) => matches!(self.nodes.get(index), Some(Node::Foreign(..))),
+            _ => false,
+        };
+        if foreign || is_dict(target) && is_dict(state) {
             Ok(())
         } else {
             Err(Fault::damaged("its pickle sets the state of something that has none"))
@@ -457,21 +475,6 @@ fn shortened(module: &str, name: &str) -> String {
     }
     global.escape_debug().to_string()
 }
-
-const STORAGES: [(&str, Kind); 12] = [
-    ("DoubleStorage", Kind::Double),
-    ("FloatStorage", Kind::Float),
-    ("HalfStorage", Kind::Half),
-    ("BFloat16Storage", Kind::BFloat16),
-    ("LongStorage", Kind::Int64),
-    ("IntStorage", Kind::Int),
-    ("ShortStorage", Kind::Int16),
-    ("CharStorage", Kind::Int8),
-    ("ByteStorage", Kind::Uint8),
-    ("BoolStorage", Kind::Bool),
-    ("ComplexFloatStorage", Kind::ComplexFloat),
-    ("ComplexDoubleStorage", Kind::ComplexDouble),
-];
 
 /// A tensor takes about 150 bytes and 40 instructions: room for a hundred thousand of them, in
 /// some hundred megabytes at worst.

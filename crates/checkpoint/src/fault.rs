@@ -7,7 +7,7 @@ use crate::Error;
 
 /// A fact about the bytes of a file.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// They contradict themselves.
     Damaged(String),
     /// They use something that is not known here.
@@ -19,15 +19,15 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    pub(super) fn damaged(fact: impl Display) -> Self {
+    pub(crate) fn damaged(fact: impl Display) -> Self {
         Self::Damaged(fact.to_string())
     }
 
-    pub(super) fn unsupported(fact: impl Display) -> Self {
+    pub(crate) fn unsupported(fact: impl Display) -> Self {
         Self::Unsupported(fact.to_string())
     }
 
-    pub(super) fn at(self, path: &Path) -> Error {
+    pub(crate) fn at(self, path: &Path) -> Error {
         let path = path.to_owned();
         match self {
             Self::Damaged(fact) => Error::Damaged { path, fact },
@@ -44,12 +44,5 @@ impl From<std::io::Error> for Fault {
             std::io::ErrorKind::UnexpectedEof => Self::damaged("it ends too early"),
             _ => Self::Io(error),
         }
-    }
-}
-
-/// libtorch refuses only what the checks before should have refused: an absurd shape, no memory.
-impl From<tch::TchError> for Fault {
-    fn from(error: tch::TchError) -> Self {
-        Self::damaged(format_args!("libtorch refuses a tensor of it: {error}"))
     }
 }

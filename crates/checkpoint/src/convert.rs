@@ -1,0 +1,158 @@
+//! From one layout of weights and states to another: Brigade's, PyTorch's, Accelerate's.
+//!
+//! Tensors are copied from file to file in pieces; no model is ever in memory as a whole.
+
+mod accelerate;
+mod optimizer;
+mod tensor;
+mod weights;
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+pub use tensor::FileTensor;
+pub use weights::{Weights, read_weights};
+
+use crate::error::Error;
+use crate::layout::{Checkpoint, MANIFEST, Writing};
+use crate::pth;
+use crate::safetensors::layout;
+use crate::value::Value;
+
+/// What to make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// One safetensors file with a model's weights.
+    Safetensors,
+    /// One file of `torch.save` with a model's state dictionary.
+    Torch,
+    /// A folder in the layout of Accelerate's `save_state`.
+    Accelerate,
+}
+
+/// What a conversion has made, and what it could not carry.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// The files that were written.
+    pub written: Vec<PathBuf>,
+    /// What the target has no place for, or the source no form that is understood: one line each.
+    pub left_out: Vec<String>,
+}
+
+/// Converts a checkpoint, a folder of weights or a weights file. `to` must not be there yet; it appears
+/// whole or not at all.
+///
+/// # Errors
+/// [`Error::Occupied`]; what is wrong with the source; [`Error::Io`].
+pub fn convert(from: &Path, to: &Path, target: Target) -> Result<Report, Error> {
+    if to.symlink_metadata().is_ok() {
+        return Err(Error::Occupied { path: to.to_owned(), fact: "it is there already".into() });
+    }
+    let folder = match to.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let partial = tempfile::Builder::new()
+        .prefix(".")
+        .suffix(".partial")
+        .tempdir_in(folder)
+        .map_err(Error::io("write", folder))?;
+    let mut report = Report::default();
+    let checkpoint =
+        if from.join(MANIFEST).is_file() { Some(Checkpoint::open(from)?) } else { None };
+    let made = match (target, &checkpoint) {
+        (Target::Accelerate, Some(checkpoint)) => {
+            let made = partial.path().join("accelerate");
+            fs::create_dir(&made).map_err(Error::io("make", &made))?;
+            accelerate::write(checkpoint, &made, &mut report)?;
+            made
+        }
+        (Target::Accelerate, None) => {
+            return Err(Error::NotACheckpoint {
+                path: from.to_owned(),
+                fact: format!("it has no {MANIFEST}; Accelerate's layout needs the states as well"),
+            });
+        }
+        (Target::Safetensors | Target::Torch, checkpoint) => {
+            let weights = match checkpoint {
+                Some(checkpoint) => of_model(checkpoint, &mut report)?,
+                None => {
+                    name_other_files(from, &mut report);
+                    read_weights(from)?
+                }
+            };
+            let made = partial.path().join("weights");
+            match target {
+                Target::Torch => write_pth(&made, &state_dict(weights))?,
+                _ => write_safetensors(&made, &weights)?,
+            }
+            made
+        }
+    };
+    fs::rename(&made, to).map_err(Error::io("rename", &made))?;
+    report.written = match fs::read_dir(to) {
+        Ok(entries) => entries.filter_map(|entry| Some(entry.ok()?.path())).collect(),
+        Err(_) => vec![to.to_owned()],
+    };
+    report.written.sort();
+    Ok(report)
+}
+
+/// The first model of a checkpoint, alone.
+fn of_model(checkpoint: &Checkpoint, report: &mut Report) -> Result<Weights, Error> {
+    let mut models = checkpoint.manifest().of_kind("model");
+    let Some(model) = models.next() else {
+        return Err(Error::NotACheckpoint {
+            path: checkpoint.folder().to_owned(),
+            fact: "it holds no model".into(),
+        });
+    };
+    let others = checkpoint.manifest().objects.iter().filter(|object| object.name != model.name);
+    report.left_out.extend(
+        others.map(|object| {
+            format!("{}: a weights file holds one model and nothing else", object.name)
+        }),
+    );
+    weights::of_object(checkpoint, model)
+}
+
+/// The files of a foreign checkpoint beside its weights.
+fn name_other_files(from: &Path, report: &mut Report) {
+    let Ok(entries) = fs::read_dir(from) else { return };
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+        .filter(|name| !weights::is_weights(name))
+        .collect();
+    names.sort();
+    report
+        .left_out
+        .extend(names.into_iter().map(|name| format!("{name}: a weights file holds one model")));
+}
+
+pub(crate) fn state_dict(weights: Weights) -> Value<FileTensor> {
+    Value::dict(weights.into_iter().map(|(name, tensor)| (name, Value::Tensor(tensor))))
+}
+
+pub(crate) fn write_pth(path: &Path, value: &Value<FileTensor>) -> Result<(), Error> {
+    let write = || -> std::io::Result<()> {
+        let file = File::create_new(path)?;
+        let mut out = std::io::BufWriter::with_capacity(1 << 20, &file);
+        pth::write(&mut out, value)?;
+        drop(out);
+        file.sync_all()
+    };
+    write().map_err(Error::io("write", path))
+}
+
+pub(crate) fn write_safetensors(path: &Path, weights: &Weights) -> Result<(), Error> {
+    use crate::pth::TensorData;
+    let infos: Vec<_> =
+        weights.iter().map(|(name, tensor)| (name.as_str(), tensor.info())).collect();
+    let layout = layout(path, &infos)?;
+    let mut out = Writing::create(path)?;
+    out.put(&layout.header)?;
+    for place in layout.order {
+        weights[place].1.write_to(&mut out).map_err(Error::io("write", path))?;
+    }
+    out.finish(true).map(drop)
+}

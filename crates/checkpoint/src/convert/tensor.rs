@@ -1,0 +1,71 @@
+//! Tensors that lie in files.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::dtype::{Dtype, TensorInfo};
+use crate::layout::Place;
+use crate::pth::{PthFile, StoredTensor, TensorData};
+
+/// A tensor in a file of some format, or small enough to be in memory.
+#[derive(Debug, Clone)]
+pub struct FileTensor(Source);
+
+#[derive(Debug, Clone)]
+enum Source {
+    Placed(Place),
+    Stored(Arc<Mutex<PthFile>>, StoredTensor),
+    Memory(TensorInfo, Arc<[u8]>),
+}
+
+impl FileTensor {
+    pub(crate) fn placed(place: Place) -> Self {
+        Self(Source::Placed(place))
+    }
+
+    pub(crate) fn stored(file: &Arc<Mutex<PthFile>>, tensor: StoredTensor) -> Self {
+        Self(Source::Stored(Arc::clone(file), tensor))
+    }
+
+    /// A vector of bytes, as PyTorch keeps the states of its generators.
+    pub(crate) fn bytes(bytes: &[u8]) -> Self {
+        let info = TensorInfo { dtype: Dtype::U8, shape: vec![bytes.len() as u64] };
+        Self(Source::Memory(info, bytes.into()))
+    }
+}
+
+impl TensorData for FileTensor {
+    fn info(&self) -> TensorInfo {
+        match &self.0 {
+            Source::Placed(place) => place.info.clone(),
+            Source::Stored(_, tensor) => tensor.info(),
+            Source::Memory(info, _) => info.clone(),
+        }
+    }
+
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        match &self.0 {
+            Source::Memory(_, bytes) => out.write_all(bytes),
+            Source::Stored(file, tensor) => {
+                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+                out.write_all(&file.read_tensor(tensor).map_err(io::Error::other)?)
+            }
+            Source::Placed(place) => {
+                let file = File::open(&place.path)?;
+                let mut left = place.info.bytes().unwrap_or_default();
+                let (mut at, mut piece) = (place.offset, vec![0; PIECE_BYTES.min(left as usize)]);
+                while left > 0 {
+                    let now = left.min(PIECE_BYTES as u64) as usize;
+                    file.read_exact_at(&mut piece[..now], at)?;
+                    out.write_all(&piece[..now])?;
+                    (at, left) = (at + now as u64, left - now as u64);
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+const PIECE_BYTES: usize = 1 << 20;

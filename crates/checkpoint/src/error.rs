@@ -1,0 +1,118 @@
+//! What can be wrong with a file or a checkpoint, as facts.
+
+use std::path::PathBuf;
+
+/// Why a file could not be read or written, or a checkpoint is none.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The system refused.
+    #[error("cannot {doing} {}: {source}", path.display())]
+    Io {
+        /// `read`, `write`, …
+        doing: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+
+    /// Neither safetensors nor a file of `torch.save`.
+    #[error(
+        "{} is neither a safetensors file nor a .pth file of torch.save: {fact}",
+        path.display()
+    )]
+    UnknownFormat {
+        /// The file.
+        path: PathBuf,
+        /// What its first bytes are.
+        fact: String,
+    },
+
+    /// The file contradicts itself: truncated, damaged, or made to deceive.
+    #[error("{} is damaged: {fact}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What does not hold.
+        fact: String,
+    },
+
+    /// A well-formed file that uses something this reader does not know.
+    #[error("{}: {fact}", path.display())]
+    Unsupported {
+        /// The file, or the place it would have been written to.
+        path: PathBuf,
+        /// What it uses, and what to do about it.
+        fact: String,
+    },
+
+    /// A pickle that names something other than what tensors need.
+    #[error(
+        "{} refers to `{global}`, which is not among the few names that tensors need; nothing was \
+         executed",
+        path.display()
+    )]
+    ForbiddenGlobal {
+        /// The file.
+        path: PathBuf,
+        /// Python's name of the object, as `module.name`.
+        global: String,
+    },
+
+    /// A folder that is no checkpoint of Brigade's.
+    #[error("{} is no checkpoint: {fact}", path.display())]
+    NotACheckpoint {
+        /// The folder.
+        path: PathBuf,
+        /// What it is or lacks.
+        fact: String,
+    },
+
+    /// A checkpoint in a layout that this version does not know.
+    #[error(
+        "{} is a checkpoint of layout version {found}, this program knows {known}; load it with the \
+         version of Brigade that wrote it, or a newer one",
+        path.display()
+    )]
+    Version {
+        /// The folder.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// The one that is known.
+        known: u32,
+    },
+
+    /// A checkpoint would replace something else.
+    #[error(
+        "{} cannot become a checkpoint: {fact}; nothing was changed, choose another name",
+        path.display()
+    )]
+    Occupied {
+        /// The place.
+        path: PathBuf,
+        /// What is there.
+        fact: String,
+    },
+
+    /// The format that `torch.save` wrote before PyTorch 1.6.
+    #[error(
+        "{} is in the format of torch.save before PyTorch 1.6; load it in PyTorch and save it again",
+        path.display()
+    )]
+    LegacyPth {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(
+        doing: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { doing, path, source }
+    }
+}

@@ -1,0 +1,28 @@
+//! A checkpoint on disk: a folder that is there whole or not at all.
+//!
+//! ```text
+//! checkpoint_3/
+//!   manifest.json                       what is here, with sizes and checksums; written last
+//!   model.safetensors                   or model-00001-of-00002.safetensors … and their index
+//!   optimizer.json                      the tree of an object's state; its tensors beside it
+//!   optimizer.safetensors
+//!   scheduler.json  loader.json  …
+//!   rank_0.json  rank_1.json            what each rank has for itself: random states
+//! ```
+//!
+//! It is written under another name in the same folder ([`Staging`]), every file flushed, and renamed
+//! when it is complete. What a killed run leaves is swept by the next save.
+
+mod file;
+mod manifest;
+mod names;
+mod open;
+mod staging;
+mod sweep;
+
+pub use file::{FileFacts, Writing, files};
+pub use manifest::{FORMAT, MANIFEST, Manifest, Object, VERSION};
+pub use names::{latest, numbered, numbered_path};
+pub use open::{Checkpoint, Place, verify_file};
+pub use staging::{Staging, staging_path};
+pub use sweep::{keep_newest, sweep};

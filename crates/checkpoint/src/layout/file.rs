@@ -1,0 +1,134 @@
+//! Files that are written once, with their checksum.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// Size and checksum of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileFacts {
+    /// Its bytes.
+    pub bytes: u64,
+    /// The CRC-32 of its content, in hexadecimal: that of zip and gzip. Computed with the processor's
+    /// carry-less multiplication, faster than any disk.
+    pub crc32: String,
+}
+
+impl FileFacts {
+    /// Of a file that is there, flushed to the disk if it must survive a power failure.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn of(path: &Path, flush: bool) -> Result<Self, Error> {
+        let file = File::open(path).map_err(Error::io("read", path))?;
+        if flush {
+            file.sync_all().map_err(Error::io("flush", path))?;
+        }
+        let mut crc = crc32fast::Hasher::new();
+        // Fits the second-level cache, so that the checksum reads what the system has just copied.
+        let mut piece = vec![0; PIECE_BYTES / 2];
+        let mut bytes = 0u64;
+        loop {
+            match (&file).read(&mut piece).map_err(Error::io("read", path))? {
+                0 => return Ok(Self { bytes, crc32: format!("{:08x}", crc.finalize()) }),
+                read => {
+                    crc.update(&piece[..read]);
+                    bytes += read as u64;
+                }
+            }
+        }
+    }
+}
+
+/// The names of the files in a folder, sorted.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn files(folder: &Path) -> Result<Vec<String>, Error> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(Error::io("read", folder))? {
+        let entry = entry.map_err(Error::io("read", folder))?;
+        if entry.path().is_file() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// A new file that is being written: bytes go straight to the system, their checksum is taken on the
+/// way, while they are in the processor's cache.
+#[derive(Debug)]
+pub struct Writing {
+    path: PathBuf,
+    file: File,
+    crc: crc32fast::Hasher,
+    bytes: u64,
+}
+
+impl Writing {
+    /// Makes a file that must not be there yet.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn create(path: impl Into<PathBuf>) -> Result<Self, Error> {
+        let path = path.into();
+        let file = OpenOptions::new().write(true).create_new(true).open(&path);
+        let file = file.map_err(Error::io("write", &path))?;
+        Ok(Self { path, file, crc: crc32fast::Hasher::new(), bytes: 0 })
+    }
+
+    /// Appends.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        for piece in bytes.chunks(PIECE_BYTES) {
+            self.crc.update(piece);
+            self.file.write_all(piece).map_err(Error::io("write", &self.path))?;
+            self.bytes += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Ends the file, flushed to the disk if it must survive a power failure.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn finish(self, flush: bool) -> Result<FileFacts, Error> {
+        if flush {
+            self.file.sync_all().map_err(Error::io("flush", &self.path))?;
+        }
+        Ok(FileFacts { bytes: self.bytes, crc32: format!("{:08x}", self.crc.finalize()) })
+    }
+}
+
+impl Write for Writing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.crc.update(&bytes[..written]);
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A whole small file.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(crate) fn write_file(path: &Path, text: &[u8], flush: bool) -> Result<FileFacts, Error> {
+    let mut file = Writing::create(path)?;
+    file.put(text)?;
+    file.finish(flush)
+}
+
+/// Large enough that system calls cost nothing, small enough for the second-level cache.
+const PIECE_BYTES: usize = 1 << 20;

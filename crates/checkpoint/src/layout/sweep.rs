@@ -1,0 +1,59 @@
+//! Removes what killed runs have left, and checkpoints that are too many.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use super::names::{numbered, numbered_path};
+use super::staging::{STAGING, flush_folder, staging_path};
+use crate::error::Error;
+
+/// Removes folders that were being written or removed when their run was killed. Those of runs that
+/// live are locked and stay. Gives the number that was removed.
+///
+/// # Errors
+/// [`Error::Io`] when the folder cannot be listed. What cannot be removed is left.
+pub fn sweep(folder: &Path) -> Result<usize, Error> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(Error::io("read", folder)(error)),
+    };
+    let mut removed = 0;
+    for entry in entries {
+        let entry = entry.map_err(Error::io("read", folder))?;
+        let name = entry.file_name();
+        let ours =
+            name.to_str().is_some_and(|name| name.starts_with('.') && name.ends_with(STAGING));
+        if !ours || !entry.path().is_dir() {
+            continue;
+        }
+        let path = entry.path();
+        // Held until the folder is gone, so that two who sweep do not meet.
+        let Ok(lock) = File::open(&path) else { continue };
+        if lock.try_lock().is_ok() && fs::remove_dir_all(&path).is_ok() {
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+/// Removes the checkpoints with the smallest numbers until `limit` are left. Each is renamed first, so
+/// that none is ever there in part.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn keep_newest(folder: &Path, limit: usize) -> Result<(), Error> {
+    let numbers = numbered(folder)?;
+    let too_many = numbers.len().saturating_sub(limit);
+    for &number in &numbers[..too_many] {
+        let path = numbered_path(folder, number);
+        let hidden = staging_path(&path, "old")?;
+        let _ = fs::remove_dir_all(&hidden);
+        fs::rename(&path, &hidden).map_err(Error::io("remove", &path))?;
+        fs::remove_dir_all(&hidden).map_err(Error::io("remove", &path))?;
+    }
+    if too_many > 0 {
+        flush_folder(folder)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,24 @@
+//! Weights and checkpoint files, without libtorch.
+//!
+//! - [`pth`]: the files of `torch.save`, in and out; nothing in them is ever executed.
+//! - [`safetensors`]: headers, in and out. [`shards`]: several files of a maximal size and their
+//!   index, in Hugging Face's layout.
+//! - [`layout`]: a checkpoint as a folder that is there whole or not at all.
+//! - [`convert`]: to and from the layouts of PyTorch and Accelerate.
+//! - [`Value`]: the states of optimizers and schedules as trees of plain values.
+
+pub mod convert;
+mod dtype;
+mod error;
+mod fault;
+mod format;
+pub mod layout;
+pub mod pth;
+pub mod safetensors;
+pub mod shards;
+mod value;
+
+pub use dtype::{Dtype, TensorInfo};
+pub use error::Error;
+pub use format::Format;
+pub use value::Value;

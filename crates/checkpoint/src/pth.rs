@@ -1,0 +1,327 @@
+//! The files of `torch.save` since PyTorch 1.6: a zip archive of a pickle and of storages.
+//!
+//! Nothing in a file is ever executed, and no file, however made, costs memory out of proportion to
+//! its size.
+
+mod archive;
+mod pickle;
+mod write;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+pub use write::{TensorData, write};
+
+use crate::dtype::{Dtype, TensorInfo};
+use crate::error::Error;
+use crate::fault::Fault;
+use crate::value::Value;
+use archive::Archive;
+use pickle::{Node, Pickle, Value as Raw};
+
+/// An open file of `torch.save`.
+///
+/// ```no_run
+/// let mut file = brigade_checkpoint::pth::PthFile::open("optimizer.bin")?;
+/// let state = file.value()?;
+/// if let Some(group) = state.get("param_groups").and_then(|groups| groups.as_items()?.first()) {
+///     println!("learning rate {:?}", group.get("lr"));
+/// }
+/// # Ok::<(), brigade_checkpoint::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct PthFile {
+    path: PathBuf,
+    archive: Archive,
+    folder: String,
+    code: Vec<u8>,
+}
+
+/// A tensor in a file: a view of a storage. Offset and strides count elements.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredTensor {
+    /// The storage that holds its elements.
+    pub storage: StorageKey,
+    /// Its first element in the storage.
+    pub offset: i64,
+    /// Its shape.
+    pub size: Vec<i64>,
+    /// Its strides, as many as sizes.
+    pub stride: Vec<i64>,
+}
+
+/// A storage of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct StorageKey {
+    /// Its name in the file.
+    pub key: String,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// Their number.
+    pub elements: i64,
+}
+
+impl PthFile {
+    /// Opens a file and reads its directory; no tensor yet.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::UnknownFormat`], [`Error::LegacyPth`], [`Error::Damaged`];
+    /// [`Error::Unsupported`] for TorchScript and other archives.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let file = File::open(path).map_err(Error::io("read", path))?;
+        match crate::Format::of(path, &file)? {
+            crate::Format::Pth => {}
+            crate::Format::Safetensors => {
+                return Err(Error::UnknownFormat {
+                    path: path.to_owned(),
+                    fact: "it is a safetensors file".into(),
+                });
+            }
+        }
+        Self::from_file(path, file)
+    }
+
+    /// As [`PthFile::open`], of a file whose format is known.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn from_file(path: &Path, file: File) -> Result<Self, Error> {
+        let length = file.metadata().map_err(Error::io("read", path))?.len();
+        Self::read(path, file, length).map_err(|fault| fault.at(path))
+    }
+
+    fn read(path: &Path, file: File, length: u64) -> Result<Self, Fault> {
+        let mut archive = Archive::open(file, length)?;
+        let folder = archive.folder().to_owned();
+        if archive.has(&format!("{folder}/constants.pkl")) {
+            return Err(Fault::unsupported(
+                "it is a TorchScript archive; load it in PyTorch and save its state_dict()",
+            ));
+        }
+        if !archive.has(&format!("{folder}/data.pkl")) {
+            return Err(Fault::unsupported("it is a zip archive, but not one of torch.save"));
+        }
+        let order = format!("{folder}/byteorder");
+        if archive.has(&order) && archive.read(&order)? != b"little" {
+            return Err(Fault::unsupported(
+                "its bytes are in big-endian order; save it again on a little-endian machine",
+            ));
+        }
+        let code = archive.read(&format!("{folder}/data.pkl"))?;
+        Ok(Self { path: path.to_owned(), archive, folder, code })
+    }
+
+    /// All that was saved. A pickle that names objects other than tensors and plain values is refused.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Unsupported`], [`Error::ForbiddenGlobal`].
+    pub fn value(&self) -> Result<Value<StoredTensor>, Error> {
+        self.tree(false)
+    }
+
+    /// As [`PthFile::value`], with [`Value::Foreign`] in place of every other object. Nothing is
+    /// executed here either: of such an object nothing but the name is known.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Unsupported`].
+    pub fn value_with_foreign(&self) -> Result<Value<StoredTensor>, Error> {
+        self.tree(true)
+    }
+
+    fn tree(&self, foreign: bool) -> Result<Value<StoredTensor>, Error> {
+        let tree = || {
+            let pickle = Pickle::read(&self.code, foreign)?;
+            Planter { pickle: &pickle, room: 2 * self.code.len() + 1024 }.plant(pickle.root(), 0)
+        };
+        tree().map_err(|fault| fault.at(&self.path))
+    }
+
+    /// The file's path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The bytes of a storage, their checksum verified.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] when they are not those that were written, or not as many as declared.
+    pub fn storage(&mut self, storage: &StorageKey) -> Result<Vec<u8>, Error> {
+        let StorageKey { key, dtype, elements } = storage;
+        let name = format!("{}/data/{key}", self.folder);
+        let mut read = || {
+            let bytes = self.archive.bytes(&name)?;
+            let declared = u64::try_from(*elements).ok();
+            let declared = declared.and_then(|n| n.checked_mul(dtype.bytes()));
+            if declared != Some(bytes) {
+                return Err(Fault::damaged(format_args!(
+                    "storage {key} is declared as {elements} elements of {dtype} but has {bytes} bytes"
+                )));
+            }
+            self.archive.read(&name)
+        };
+        read().map_err(|fault| fault.at(&self.path))
+    }
+
+    /// The elements of each tensor in row-major order, whatever its strides. Storages that several
+    /// tensors share are read once, if the tensors follow each other.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], as [`PthFile::storage`], and when the tensor reaches outside its storage.
+    pub fn read_tensor(&mut self, tensor: &StoredTensor) -> Result<Vec<u8>, Error> {
+        tensor.check_bounds(&self.path)?;
+        let bytes = self.storage(&tensor.storage)?;
+        Ok(tensor.gather(&bytes))
+    }
+}
+
+impl StoredTensor {
+    /// Type and shape.
+    #[must_use]
+    pub fn info(&self) -> TensorInfo {
+        let shape = self.size.iter().map(|size| size.unsigned_abs()).collect();
+        TensorInfo { dtype: self.storage.dtype, shape }
+    }
+
+    /// Says whether every element lies in the storage, and shape and strides make sense.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] with `path` when they do not.
+    pub fn check_bounds(&self, path: &Path) -> Result<(), Error> {
+        let Self { storage, offset, size, stride } = self;
+        let outside = || {
+            Fault::damaged(format_args!(
+                "size {size:?}, stride {stride:?} and offset {offset} reach outside its storage of \
+                 {} elements",
+                storage.elements
+            ))
+            .at(path)
+        };
+        let negative = size.iter().chain(stride).chain([offset]).any(|&number| number < 0);
+        let numel = size.iter().try_fold(1i64, |product, &size| product.checked_mul(size.max(1)));
+        if negative || size.len() != stride.len() || size.len() > MAX_DIMENSIONS || numel.is_none()
+        {
+            return Err(outside());
+        }
+        if size.contains(&0) {
+            return if *offset <= storage.elements { Ok(()) } else { Err(outside()) };
+        }
+        let last = size.iter().zip(stride).try_fold(*offset, |last, (&size, &stride)| {
+            (size - 1).checked_mul(stride).and_then(|step| last.checked_add(step))
+        });
+        if last.is_some_and(|last| last < storage.elements) { Ok(()) } else { Err(outside()) }
+    }
+
+    /// Whether its elements follow each other in row-major order.
+    fn is_contiguous(&self) -> bool {
+        let mut expected = 1;
+        self.size.iter().zip(&self.stride).rev().all(|(&size, &stride)| {
+            let fits = size <= 1 || stride == expected;
+            expected *= size.max(1);
+            fits
+        })
+    }
+
+    /// The elements in row-major order, from the bytes of the storage. The bounds were checked.
+    fn gather(&self, storage: &[u8]) -> Vec<u8> {
+        let width = self.storage.dtype.bytes() as usize;
+        let elements = self.size.iter().product::<i64>().max(0) as usize;
+        let first = self.offset as usize * width;
+        if elements == 0 {
+            return Vec::new();
+        }
+        if self.is_contiguous() {
+            return storage[first..first + elements * width].to_vec();
+        }
+        let mut gathered = Vec::with_capacity(elements * width);
+        let mut index = vec![0i64; self.size.len()];
+        for _ in 0..elements {
+            let place: i64 = index.iter().zip(&self.stride).map(|(i, s)| i * s).sum();
+            let at = first + place as usize * width;
+            gathered.extend_from_slice(&storage[at..at + width]);
+            for (i, size) in index.iter_mut().zip(&self.size).rev() {
+                *i += 1;
+                if *i < *size {
+                    break;
+                }
+                *i = 0;
+            }
+        }
+        gathered
+    }
+}
+
+/// Makes a tree of a pickle, whose containers may be shared and may lie in themselves.
+struct Planter<'p, 'a> {
+    pickle: &'p Pickle<'a>,
+    /// Values to come at most. A shared container counts wherever it is used; each use takes a byte of
+    /// the pickle or more, so only sharing within sharing needs more values than bytes.
+    room: usize,
+}
+
+impl Planter<'_, '_> {
+    fn plant(&mut self, value: Raw<'_>, depth: usize) -> Result<Value<StoredTensor>, Fault> {
+        self.room = self.room.saturating_sub(1);
+        if depth > MAX_DEPTH || self.room == 0 {
+            return Err(Fault::unsupported(format_args!(
+                "its values lie over {MAX_DEPTH} deep, contain themselves, or are more than its size \
+                 allows"
+            )));
+        }
+        let index = match value {
+            Raw::None => return Ok(Value::None),
+            Raw::Bool(truth) => return Ok(Value::Bool(truth)),
+            Raw::Int(number) => return Ok(Value::Int(number)),
+            Raw::Float(number) => return Ok(Value::Float(number)),
+            Raw::Str(text) => return Ok(Value::Str(text.to_owned())),
+            Raw::Global(global) => return Ok(Value::Foreign(global.to_string())),
+            Raw::Node(index) => index,
+        };
+        let pickle = self.pickle;
+        let Some(node) = pickle.node(index) else {
+            return Err(Fault::damaged("its pickle refers to a container that is not there"));
+        };
+        let mut items = |items: &[Raw<'_>]| -> Result<Vec<_>, Fault> {
+            items.iter().map(|&item| self.plant(item, depth + 1)).collect()
+        };
+        Ok(match node {
+            Node::List(list) => Value::List(items(list)?),
+            Node::Tuple(tuple) => Value::Tuple(items(tuple)?),
+            Node::Storage(_) => Value::Foreign("torch.storage".into()),
+            Node::Foreign(module, name) => Value::Foreign(format!("{module}.{name}")),
+            Node::Dict(entries) => {
+                // Of equal keys the last counts, in the place of the first, as in Python.
+                let mut places = HashMap::new();
+                let mut dict: Vec<(Value<StoredTensor>, _)> = Vec::with_capacity(entries.len());
+                for &(key, value) in entries {
+                    let value = self.plant(value, depth + 1)?;
+                    if let Raw::Str(name) = key
+                        && let Some(place) = places.insert(name, dict.len())
+                    {
+                        places.insert(name, place);
+                        dict[place].1 = value;
+                        continue;
+                    }
+                    dict.push((self.plant(key, depth + 1)?, value));
+                }
+                Value::Dict(dict)
+            }
+            Node::Tensor(tensor) => Value::Tensor(StoredTensor {
+                storage: StorageKey {
+                    key: tensor.storage.key.to_owned(),
+                    dtype: tensor.storage.dtype,
+                    elements: tensor.storage.numel,
+                },
+                offset: tensor.offset,
+                size: tensor.size.clone(),
+                stride: tensor.stride.clone(),
+            }),
+        })
+    }
+}
+
+/// More than any tensor of a model has; some of libtorch's loops are exponential in them.
+const MAX_DIMENSIONS: usize = 32;
+const MAX_DEPTH: usize = 64;

@@ -1,0 +1,268 @@
+//! Writes files that `torch.load(weights_only=True)` reads.
+
+use std::io::{self, Seek, SeekFrom, Write};
+
+use crate::dtype::TensorInfo;
+use crate::value::Value;
+
+/// A tensor that can be written: what it is, and its bytes in row-major order.
+pub trait TensorData {
+    /// Type and shape.
+    fn info(&self) -> TensorInfo;
+
+    /// Writes its elements, little-endian, in row-major order.
+    ///
+    /// # Errors
+    /// The writer's, and those of getting at the bytes.
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()>;
+}
+
+/// Writes a value as `torch.save` would: its default format, pickle protocol 2, one storage for each
+/// tensor.
+///
+/// # Errors
+/// The writer's; [`io::ErrorKind::InvalidInput`] for what Python has no plain value for
+/// ([`Value::Foreign`]), or a tensor that writes more or fewer bytes than its shape says.
+pub fn write<T: TensorData>(out: impl Write + Seek, value: &Value<T>) -> io::Result<()> {
+    let mut pickler = Pickler { code: vec![0x80, 2], tensors: Vec::new() };
+    pickler.value(value)?;
+    pickler.code.push(b'.');
+
+    let mut zip = Zip { out, at: 0, directory: Vec::new(), entries: 0 };
+    zip.entry("data.pkl", |out| out.write_all(&pickler.code))?;
+    zip.entry("byteorder", |out| out.write_all(b"little"))?;
+    for (key, tensor) in pickler.tensors.iter().enumerate() {
+        let info = tensor.info();
+        let expected = info.bytes().ok_or_else(|| invalid(format!("{info} is too large")))?;
+        let written = zip.entry(&format!("data/{key}"), |out| tensor.write_to(out))?;
+        if written != expected {
+            return Err(invalid(format!("a tensor {info} gave {written} bytes, not {expected}")));
+        }
+    }
+    zip.entry("version", |out| out.write_all(b"3\n"))?;
+    zip.finish()
+}
+
+fn invalid(message: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, message)
+}
+
+struct Pickler<'v, T> {
+    code: Vec<u8>,
+    tensors: Vec<&'v T>,
+}
+
+impl<'v, T: TensorData> Pickler<'v, T> {
+    fn value(&mut self, value: &'v Value<T>) -> io::Result<()> {
+        match value {
+            Value::None => self.code.push(b'N'),
+            Value::Bool(true) => self.code.push(0x88),
+            Value::Bool(false) => self.code.push(0x89),
+            Value::Int(number) => self.int(*number),
+            Value::Float(number) => {
+                self.code.push(b'G');
+                self.code.extend(number.to_be_bytes());
+            }
+            Value::Str(text) => self.text(text)?,
+            Value::Bytes(bytes) => {
+                // Protocol 2 knows no bytes; Python writes this.
+                self.code.extend(b"c_codecs\nencode\n");
+                let text: String = bytes.iter().map(|&byte| char::from(byte)).collect();
+                self.text(&text)?;
+                self.text("latin1")?;
+                self.code.extend(b"\x86R");
+            }
+            Value::List(items) => {
+                self.code.extend(b"](");
+                items.iter().try_for_each(|item| self.value(item))?;
+                self.code.push(b'e');
+            }
+            Value::Tuple(items) => {
+                self.code.push(b'(');
+                items.iter().try_for_each(|item| self.value(item))?;
+                self.code.push(b't');
+            }
+            Value::Dict(entries) => {
+                self.code.extend(b"}(");
+                for (key, value) in entries {
+                    self.value(key)?;
+                    self.value(value)?;
+                }
+                self.code.push(b'u');
+            }
+            Value::Tensor(tensor) => self.tensor(tensor)?,
+            Value::Foreign(name) => {
+                return Err(invalid(format!("an object `{name}` of Python cannot be written")));
+            }
+        }
+        Ok(())
+    }
+
+    fn int(&mut self, number: i64) {
+        if let Ok(byte) = u8::try_from(number) {
+            self.code.extend([b'K', byte]);
+        } else if let Ok(number) = i32::try_from(number) {
+            self.code.push(b'J');
+            self.code.extend(number.to_le_bytes());
+        } else {
+            self.code.extend([0x8a, 8]);
+            self.code.extend(number.to_le_bytes());
+        }
+    }
+
+    fn text(&mut self, text: &str) -> io::Result<()> {
+        let bytes = u32::try_from(text.len()).map_err(|_| invalid("a string over 4 GiB".into()))?;
+        self.code.push(b'X');
+        self.code.extend(bytes.to_le_bytes());
+        self.code.extend(text.as_bytes());
+        Ok(())
+    }
+
+    /// `_rebuild_tensor_v2(storage, 0, size, stride, False, OrderedDict())`.
+    fn tensor(&mut self, tensor: &'v T) -> io::Result<()> {
+        let info = tensor.info();
+        let too_large = || invalid(format!("{info} is too large"));
+        let elements = info.elements().and_then(|n| i64::try_from(n).ok()).ok_or_else(too_large)?;
+        let mut strides = vec![1i64; info.shape.len()];
+        for place in (0..info.shape.len().saturating_sub(1)).rev() {
+            let size = i64::try_from(info.shape[place + 1]).map_err(|_| too_large())?;
+            strides[place] = strides[place + 1].checked_mul(size.max(1)).ok_or_else(too_large)?;
+        }
+        self.code.extend(b"ctorch._utils\n_rebuild_tensor_v2\n((");
+        self.text("storage")?;
+        self.code.extend(format!("ctorch\n{}\n", info.dtype.storage()).as_bytes());
+        self.text(&self.tensors.len().to_string())?;
+        self.text("cpu")?;
+        self.int(elements);
+        self.code.extend(b"tQ");
+        self.int(0);
+        self.code.push(b'(');
+        for &size in &info.shape {
+            self.int(size.cast_signed());
+        }
+        self.code.extend(b"t(");
+        for stride in strides {
+            self.int(stride);
+        }
+        self.code.extend(b"t\x89ccollections\nOrderedDict\n)RtR");
+        self.tensors.push(tensor);
+        Ok(())
+    }
+}
+
+/// An archive whose entries are stored, with the sizes of zip64 throughout: no size is known before
+/// it is written.
+struct Zip<W> {
+    out: W,
+    at: u64,
+    directory: Vec<u8>,
+    entries: u64,
+}
+
+impl<W: Write + Seek> Zip<W> {
+    /// Gives the bytes that `write` wrote. Contents begin at multiples of 64, as PyTorch's do, so
+    /// that a map of the file can be used in place.
+    fn entry(
+        &mut self,
+        name: &str,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<u64> {
+        let name = format!("{FOLDER}/{name}");
+        let start = self.at;
+        let fixed = LOCAL_BYTES + name.len() as u64 + WIDE_BYTES + EXTRA_BYTES;
+        let padding = (start + fixed).next_multiple_of(ALIGNMENT) - (start + fixed);
+        let local = |crc32: u32, bytes: u64| {
+            let mut header = Vec::new();
+            header.extend(b"PK\x03\x04");
+            header.extend(45u16.to_le_bytes());
+            // UTF-8, stored, and the first day that a zip file can name.
+            header.extend([0, 8, 0, 0, 0, 0, 0x21, 0]);
+            header.extend(crc32.to_le_bytes());
+            header.extend([0xff; 8]);
+            header.extend((name.len() as u16).to_le_bytes());
+            header.extend(((WIDE_BYTES + EXTRA_BYTES + padding) as u16).to_le_bytes());
+            header.extend(name.as_bytes());
+            header.extend([1, 0, 16, 0]);
+            header.extend(bytes.to_le_bytes());
+            header.extend(bytes.to_le_bytes());
+            header.extend(b"FB");
+            header.extend((padding as u16).to_le_bytes());
+            header.resize(header.len() + padding as usize, b'Z');
+            header
+        };
+        let header = local(0, 0);
+        self.out.write_all(&header)?;
+        let mut counted = Counted { out: &mut self.out, crc: crc32fast::Hasher::new(), bytes: 0 };
+        write(&mut counted)?;
+        let (crc32, bytes) = (counted.crc.finalize(), counted.bytes);
+        let end = start + header.len() as u64 + bytes;
+        self.out.seek(SeekFrom::Start(start))?;
+        self.out.write_all(&local(crc32, bytes))?;
+        self.out.seek(SeekFrom::Start(end))?;
+        self.at = end;
+        self.entries += 1;
+
+        let directory = &mut self.directory;
+        directory.extend(b"PK\x01\x02");
+        directory.extend([45, 0, 45, 0, 0, 8, 0, 0, 0, 0, 0x21, 0]);
+        directory.extend(crc32.to_le_bytes());
+        directory.extend([0xff; 8]);
+        directory.extend((name.len() as u16).to_le_bytes());
+        directory.extend(28u16.to_le_bytes());
+        directory.extend([0; 10]);
+        directory.extend([0xff; 4]);
+        directory.extend(name.as_bytes());
+        directory.extend([1, 0, 24, 0]);
+        for number in [bytes, bytes, start] {
+            directory.extend(number.to_le_bytes());
+        }
+        Ok(bytes)
+    }
+
+    fn finish(mut self) -> io::Result<()> {
+        let (begin, bytes) = (self.at, self.directory.len() as u64);
+        let mut end = std::mem::take(&mut self.directory);
+        end.extend(b"PK\x06\x06");
+        end.extend(44u64.to_le_bytes());
+        end.extend([45, 0, 45, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        for number in [self.entries, self.entries, bytes, begin] {
+            end.extend(number.to_le_bytes());
+        }
+        end.extend(b"PK\x06\x07\0\0\0\0");
+        end.extend((begin + bytes).to_le_bytes());
+        end.extend(1u32.to_le_bytes());
+        end.extend(b"PK\x05\x06\0\0\0\0");
+        end.extend([0xff; 12]);
+        end.extend([0, 0]);
+        self.out.write_all(&end)?;
+        self.out.flush()
+    }
+}
+
+struct Counted<W> {
+    out: W,
+    crc: crc32fast::Hasher,
+    bytes: u64,
+}
+
+impl<W: Write> Write for Counted<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.crc.update(&bytes[..written]);
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// Path of a file that an archive of Brigade's lies in; PyTorch's is the file's name.
+const FOLDER: &str = "archive";
+const LOCAL_BYTES: u64 = 30;
+/// The block of zip64 in a local header.
+const WIDE_BYTES: u64 = 20;
+/// The header of the block that pads.
+const EXTRA_BYTES: u64 = 4;
+const ALIGNMENT: u64 = 64;

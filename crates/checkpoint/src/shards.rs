@@ -1,0 +1,141 @@
+//! Weights in several files of a maximal size, with an index, in Hugging Face's layout.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// Cuts a list of sizes into consecutive parts of at most `max_bytes` each; a tensor that is larger
+/// has a part of its own. The rule of `split_torch_state_dict_into_shards` of huggingface_hub.
+///
+/// ```
+/// use brigade_checkpoint::shards::cut;
+///
+/// assert_eq!(cut(&[4, 4, 4, 9, 1], 8), [vec![0, 1], vec![2, 4], vec![3]]);
+/// ```
+#[must_use]
+pub fn cut(sizes: &[u64], max_bytes: u64) -> Vec<Vec<usize>> {
+    let (mut shards, mut large) = (Vec::new(), Vec::new());
+    let (mut open, mut open_bytes) = (Vec::new(), 0u64);
+    for (place, &bytes) in sizes.iter().enumerate() {
+        if bytes > max_bytes {
+            large.push(vec![place]);
+            continue;
+        }
+        if open_bytes.saturating_add(bytes) > max_bytes && !open.is_empty() {
+            shards.push(std::mem::take(&mut open));
+            open_bytes = 0;
+        }
+        open.push(place);
+        open_bytes += bytes;
+    }
+    if !open.is_empty() {
+        shards.push(open);
+    }
+    shards.append(&mut large);
+    shards
+}
+
+/// The name of a part: `model.safetensors`, or `model-00002-of-00003.safetensors`. Parts count
+/// from 0.
+#[must_use]
+pub fn file_name(stem: &str, part: usize, parts: usize) -> String {
+    match parts {
+        0 | 1 => format!("{stem}.safetensors"),
+        _ => format!("{stem}-{:05}-of-{parts:05}.safetensors", part + 1),
+    }
+}
+
+/// The name of the index of several parts.
+#[must_use]
+pub fn index_name(stem: &str) -> String {
+    format!("{stem}.safetensors.index.json")
+}
+
+/// Which part holds which tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Index {
+    /// What Hugging Face says of the whole.
+    #[serde(default)]
+    pub metadata: IndexMetadata,
+    /// The file of each tensor.
+    pub weight_map: BTreeMap<String, String>,
+}
+
+/// Of an [`Index`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IndexMetadata {
+    /// Bytes of all tensors together.
+    #[serde(default)]
+    pub total_size: u64,
+}
+
+impl Index {
+    /// The text of the index file.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        // Strings and numbers: nothing in it can fail to be JSON.
+        let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+
+    /// Reads an index file.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Damaged`] where it is no index, or names files outside its folder.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let text = fs::read_to_string(path).map_err(Error::io("read", path))?;
+        let damaged = |fact: String| Error::Damaged { path: path.to_owned(), fact };
+        let index: Self = serde_json::from_str(&text)
+            .map_err(|error| damaged(format!("it is no index of shards: {error}")))?;
+        match index
+            .files()
+            .into_iter()
+            .find(|file| Path::new(file).file_name() != Some(file.as_ref()))
+        {
+            Some(file) => Err(damaged(format!("it names {file:?}, which is not in its folder"))),
+            None => Ok(index),
+        }
+    }
+
+    /// The files, each once, in order.
+    #[must_use]
+    pub fn files(&self) -> Vec<&str> {
+        let files: BTreeSet<&str> = self.weight_map.values().map(String::as_str).collect();
+        files.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn parts_hold_everything_once_and_keep_the_limit(
+            sizes in proptest::collection::vec(0u64..50, 0..40), max in 1u64..60
+        ) {
+            let parts = cut(&sizes, max);
+            let mut all: Vec<usize> = parts.concat();
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..sizes.len()).collect::<Vec<_>>());
+            for part in parts {
+                let bytes: u64 = part.iter().map(|&place| sizes[place]).sum();
+                prop_assert!(bytes <= max || part.len() == 1);
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_hugging_faces() {
+        assert_eq!(file_name("model", 0, 1), "model.safetensors");
+        assert_eq!(file_name("model", 1, 3), "model-00002-of-00003.safetensors");
+        assert_eq!(index_name("model"), "model.safetensors.index.json");
+    }
+}

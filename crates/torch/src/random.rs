@@ -1,0 +1,64 @@
+//! The states of libtorch's random generators.
+
+use tch::Device;
+
+use crate::bridge::ffi;
+use crate::error::Error;
+
+/// The state of a device's default generator: what dropout and random tensors draw from.
+///
+/// # Errors
+/// [`Error::Libtorch`] when there is no such device; [`Error::Misuse`] for one that is neither CPU nor
+/// CUDA.
+///
+/// ```no_run
+/// use brigade_torch::{Device, Kind, Tensor, rng_state, set_rng_state};
+/// let state = rng_state(Device::Cpu)?;
+/// let first = Tensor::rand([3], (Kind::Float, Device::Cpu));
+/// set_rng_state(Device::Cpu, &state)?;
+/// assert_eq!(first, Tensor::rand([3], (Kind::Float, Device::Cpu)));
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn rng_state(device: Device) -> Result<Vec<u8>, Error> {
+    ffi::rng_state(number(device)?).map_err(|error| Error::libtorch("rng_state", &error))
+}
+
+/// Puts a generator back into a state that [`rng_state`] gave, here or in another process.
+///
+/// # Errors
+/// As [`rng_state`], and when the bytes are no state of such a generator.
+pub fn set_rng_state(device: Device, state: &[u8]) -> Result<(), Error> {
+    ffi::set_rng_state(number(device)?, state)
+        .map_err(|error| Error::libtorch("set_rng_state", &error))
+}
+
+fn number(device: Device) -> Result<i32, Error> {
+    match device {
+        Device::Cpu => Ok(-1),
+        Device::Cuda(number) => i32::try_from(number)
+            .map_err(|_| Error::Misuse(format!("there is no CUDA device {number}"))),
+        other => Err(Error::Misuse(format!("random states of {other:?} are not kept"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Kind, Tensor};
+
+    use super::*;
+
+    #[test]
+    fn a_state_that_was_put_back_draws_the_same() {
+        let options = (Kind::Double, Device::Cpu);
+        // An odd number of normal values leaves one in the generator's own cache.
+        let _ = Tensor::randn([3], options);
+        let state = rng_state(Device::Cpu).unwrap();
+        let draw = || (Tensor::rand([5], options), Tensor::randn([5], options));
+        let first = draw();
+        assert_ne!(first, draw());
+        set_rng_state(Device::Cpu, &state).unwrap();
+        assert_eq!(first, draw());
+        assert!(set_rng_state(Device::Cpu, &state[1..]).is_err());
+        assert!(rng_state(Device::Mps).is_err());
+    }
+}

@@ -1,0 +1,222 @@
+//! What a rank writes: its share of everything that was prepared.
+
+use std::collections::{BTreeMap, HashSet};
+
+use brigade_checkpoint::layout::Object;
+use brigade_checkpoint::shards::{self, Index, IndexMetadata};
+use brigade_checkpoint::{TensorInfo, Value};
+use brigade_models::weights::dtype_of;
+use brigade_torch::{Device, Tensor};
+
+use super::ranks;
+use crate::accelerator::Accelerator;
+use crate::error::{Error, Result};
+
+/// A rank's files, and the objects that they hold: those of all ranks on rank 0, its own on the others.
+pub(super) struct Captured {
+    pub(super) files: Vec<FilePlan>,
+    pub(super) objects: Vec<Object>,
+    pub(super) step: u64,
+    pub(super) samples: u64,
+}
+
+/// A file to write.
+pub(super) struct FilePlan {
+    pub(super) name: String,
+    pub(super) contents: Contents,
+}
+
+pub(super) enum Contents {
+    Text(Vec<u8>),
+    Tensors(Vec<NamedTensor>),
+}
+
+/// A tensor with its place in a file.
+pub(super) struct NamedTensor {
+    pub(super) name: String,
+    pub(super) info: TensorInfo,
+    pub(super) tensor: Tensor,
+    /// Only rank 0's counts.
+    main_only: bool,
+}
+
+/// The state of everything, as it is now. The tensors are those of the objects: see [`Captured::copy`].
+pub(super) fn capture(accelerator: &Accelerator) -> Result<Captured> {
+    let named = accelerator.registry.named();
+    let mut captured = Captured { files: Vec::new(), objects: Vec::new(), step: 0, samples: 0 };
+    for (name, object) in &named {
+        captured.step = captured.step.max(object.steps().unwrap_or_default());
+        if captured.samples == 0 {
+            // The first loader is the one that is trained on.
+            captured.samples = object.samples().unwrap_or_default();
+        }
+        let kind = object.kind().name();
+        match object.tensors() {
+            Some(tensors) => {
+                let tensors = tensors.into_iter().map(|saved| {
+                    let tensor = saved.tensor.f_detach()?;
+                    NamedTensor::new(saved.name, tensor, saved.buffer)
+                });
+                let tensors = tensors.collect::<Result<_>>()?;
+                captured.add(accelerator, kind, name, None, tensors)?;
+            }
+            None => captured.add_state(accelerator, kind, name, object.state()?)?,
+        }
+    }
+    let position = accelerator.accumulation.position();
+    let run = Value::dict([("accumulation_position", Value::Int(position as i64))]);
+    captured.add_state(accelerator, "run", "run", run)?;
+    captured.add_own(accelerator, ranks::state(accelerator, &named)?)?;
+    Ok(captured)
+}
+
+impl Captured {
+    /// Tensors with memory of their own: training may go on.
+    pub(super) fn copy(&mut self) -> Result<()> {
+        for file in &mut self.files {
+            let Contents::Tensors(tensors) = &mut file.contents else { continue };
+            for named in tensors {
+                let like = (named.tensor.f_kind()?, Device::Cpu);
+                let mut copy = Tensor::f_empty(named.tensor.size(), like)?;
+                tch::no_grad(|| copy.f_copy_(&named.tensor))?;
+                named.tensor = copy;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_state(
+        &mut self,
+        accelerator: &Accelerator,
+        kind: &str,
+        name: &str,
+        state: Value<Tensor>,
+    ) -> Result<()> {
+        let (text, tensors) = split(state)?;
+        self.add(accelerator, kind, name, Some(text), tensors)
+    }
+
+    /// What every rank has for itself. A rank other than 0 knows of nothing else.
+    fn add_own(&mut self, accelerator: &Accelerator, state: Value<Tensor>) -> Result<()> {
+        let name = format!("rank_{}", accelerator.process_index());
+        if !accelerator.is_main_process() {
+            self.objects.clear();
+        }
+        let (text, tensors) = split(state)?;
+        let json = format!("{name}.json");
+        let mut object = Object {
+            kind: "rank".into(),
+            name: name.clone(),
+            state: Some(json.clone()),
+            tensors: Vec::new(),
+        };
+        self.files.push(FilePlan { name: json, contents: Contents::Text(text) });
+        if !tensors.is_empty() {
+            let file = shards::file_name(&name, 0, 1);
+            object.tensors.push(file.clone());
+            self.files.push(FilePlan { name: file, contents: Contents::Tensors(tensors) });
+        }
+        self.objects.push(object);
+        Ok(())
+    }
+
+    /// Shares an object's tensors out, the same way on every rank.
+    fn add(
+        &mut self,
+        accelerator: &Accelerator,
+        kind: &str,
+        name: &str,
+        state: Option<Vec<u8>>,
+        mut tensors: Vec<NamedTensor>,
+    ) -> Result<()> {
+        let (rank, ranks) = (accelerator.process_index(), accelerator.num_processes());
+        let mut object =
+            Object { kind: kind.into(), name: name.into(), state: None, tensors: Vec::new() };
+        if let Some(text) = state {
+            let file = format!("{name}.json");
+            object.state = Some(file.clone());
+            if rank == 0 {
+                self.files.push(FilePlan { name: file, contents: Contents::Text(text) });
+            }
+        }
+        // Together, so that few files are bound to rank 0.
+        tensors.sort_by_key(|tensor| !tensor.main_only);
+        let sizes: Vec<u64> = tensors.iter().map(NamedTensor::bytes).collect();
+        let total: u64 = sizes.iter().sum();
+        let limit = match ranks {
+            1 => u64::MAX,
+            ranks => total.div_ceil(ranks as u64).max(LEAST_SHARD_BYTES),
+        };
+        let max = accelerator.checkpoints.project.max_shard_bytes.min(limit);
+        let parts = if tensors.is_empty() { Vec::new() } else { shards::cut(&sizes, max) };
+        let mut tensors: Vec<Option<NamedTensor>> = tensors.into_iter().map(Some).collect();
+        let mut index =
+            Index { metadata: IndexMetadata { total_size: total }, weight_map: BTreeMap::new() };
+        let mut loads = vec![0u64; ranks];
+        for (number, part) in parts.iter().enumerate() {
+            let file = shards::file_name(name, number, parts.len());
+            let chosen: Vec<NamedTensor> =
+                part.iter().filter_map(|&place| tensors[place].take()).collect();
+            for tensor in &chosen {
+                index.weight_map.insert(tensor.name.clone(), file.clone());
+            }
+            let least = loads.iter().enumerate().min_by_key(|(_, load)| **load);
+            let writer = match chosen.iter().any(|tensor| tensor.main_only) {
+                true => 0,
+                false => least.map_or(0, |(rank, _)| rank),
+            };
+            loads[writer] += part.iter().map(|&place| sizes[place]).sum::<u64>();
+            object.tensors.push(file.clone());
+            if writer == rank {
+                self.files.push(FilePlan { name: file, contents: Contents::Tensors(chosen) });
+            }
+        }
+        if parts.len() > 1 {
+            let file = shards::index_name(name);
+            object.tensors.push(file.clone());
+            if rank == 0 {
+                let text = index.to_json().into_bytes();
+                self.files.push(FilePlan { name: file, contents: Contents::Text(text) });
+            }
+        }
+        self.objects.push(object);
+        Ok(())
+    }
+}
+
+impl NamedTensor {
+    fn new(name: String, tensor: Tensor, main_only: bool) -> Result<Self> {
+        let kind = tensor.f_kind()?;
+        let dtype = dtype_of(kind).ok_or_else(|| {
+            Error::Misuse(format!("a checkpoint cannot hold `{name}`: its tensor is of {kind:?}"))
+        })?;
+        let shape = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
+        Ok(Self { name, info: TensorInfo { dtype, shape }, tensor, main_only })
+    }
+
+    fn bytes(&self) -> u64 {
+        self.info.bytes().unwrap_or_default()
+    }
+}
+
+/// A state's tree as text, and its tensors.
+fn split(state: Value<Tensor>) -> Result<(Vec<u8>, Vec<NamedTensor>)> {
+    let mut tensors: Vec<NamedTensor> = Vec::new();
+    let mut names = HashSet::new();
+    let tree = state.try_map(&mut |place, tensor| {
+        let mut name = place.to_owned();
+        // Different keys may read alike: 0 and "0".
+        while !names.insert(name.clone()) {
+            name.push('\'');
+        }
+        tensors.push(NamedTensor::new(name.clone(), tensor.f_detach()?, false)?);
+        Ok::<_, Error>(name)
+    })?;
+    let mut text = serde_json::to_vec_pretty(&tree.to_json())
+        .map_err(|error| Error::Misuse(format!("a state cannot be written: {error}")))?;
+    text.push(b'\n');
+    Ok((text, tensors))
+}
+
+/// Below this, a file more costs more than it shares out.
+const LEAST_SHARD_BYTES: u64 = 4 << 20;

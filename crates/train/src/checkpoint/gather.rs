@@ -1,0 +1,30 @@
+//! All ranks go on, or none does.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::accelerator::Accelerator;
+use crate::error::{Error, Result};
+
+impl Accelerator {
+    /// Every rank's value; or, when a rank has failed, its error here and [`Error::Leader`] on the others.
+    pub(super) fn agree<T>(&self, scope: &'static str, mine: Result<T>) -> Result<Vec<T>>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let Some(group) = self.group() else {
+            return Ok(vec![mine?]);
+        };
+        let (message, mine) = match mine {
+            Ok(value) => (Ok(value), None),
+            Err(error) => (Err(error.to_string()), Some(error)),
+        };
+        let all: Vec<Result<T, String>> = group.all_gather_object(&message)?;
+        if let Some(error) = mine {
+            return Err(error);
+        }
+        let all = all.into_iter().enumerate();
+        all.map(|(rank, answer)| answer.map_err(|reason| Error::Leader { scope, rank, reason }))
+            .collect()
+    }
+}

@@ -1,0 +1,342 @@
+//! A load: everything is looked at, then everything is changed.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use brigade_checkpoint::layout::{self, Checkpoint, Object, Place};
+use brigade_checkpoint::{TensorInfo, Value};
+use brigade_models::weights::{dtype_of, kind_of};
+use brigade_torch::{Device, Tensor, fill_bytes};
+
+use super::count_kinds;
+use super::ranks::{self, Named};
+use crate::accelerator::Accelerator;
+use crate::error::{Error, Result};
+use crate::registry::{Kind, Restoring, Stateful};
+
+const SCOPE: &str = "load_state";
+
+/// Choices of [`Accelerator::load_state_with`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub struct LoadOptions {
+    verify: bool,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self { verify: true }
+    }
+}
+
+impl LoadOptions {
+    /// Whether checksums are compared first; on unless set. Sizes and headers always are.
+    pub fn verify(mut self, verify: bool) -> Self {
+        self.verify = verify;
+        self
+    }
+}
+
+/// A checkpoint that was loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loaded {
+    /// Its folder.
+    pub path: PathBuf,
+    /// Optimizer steps that its run had taken.
+    pub step: u64,
+    /// Samples that its run had trained on, all ranks together.
+    pub samples: u64,
+    /// Ranks of its run.
+    pub world_size: usize,
+}
+
+pub(super) fn load(
+    accelerator: &Accelerator,
+    path: Option<&Path>,
+    options: LoadOptions,
+) -> Result<Loaded> {
+    accelerator.checkpoints.wait()?;
+    let path = match path {
+        Some(path) => path.to_owned(),
+        None => newest(accelerator)?,
+    };
+    let ready = Ready::look(accelerator, &path, options);
+    let (ready, told) = match ready {
+        Ok(ready) => {
+            let told = ready.checkpoint.manifest().crc32.clone();
+            (Some(ready), Ok(told))
+        }
+        Err(error) => (None, Err(error)),
+    };
+    let seen = accelerator.agree(SCOPE, told)?;
+    if let Some(rank) = seen.iter().position(|crc32| *crc32 != seen[0]) {
+        return Err(Error::Misuse(format!(
+            "{SCOPE}: rank {rank} sees another checkpoint under {} than rank 0; it must lie in a \
+             folder that all hosts share, or be the same on all",
+            path.display()
+        )));
+    }
+    let Some(ready) = ready else {
+        return Err(Error::Misuse("load_state: no checkpoint was looked at".into()));
+    };
+    accelerator.agree(SCOPE, accelerator.checkpoints.load_hooks.call(&path))?;
+    let manifest = ready.checkpoint.manifest();
+    let loaded = Loaded {
+        step: manifest.step,
+        samples: manifest.samples,
+        world_size: manifest.world_size,
+        path,
+    };
+    accelerator.agree(SCOPE, ready.restore(accelerator))?;
+    Ok(loaded)
+}
+
+fn newest(accelerator: &Accelerator) -> Result<PathBuf> {
+    let found = match accelerator.is_main_process() {
+        true => accelerator
+            .checkpoints
+            .project
+            .checkpoints()
+            .and_then(|folder| Ok(Some(layout::latest(&folder)?))),
+        false => Ok(None),
+    };
+    let found = accelerator.agree(SCOPE, found)?.into_iter().next().flatten();
+    found.ok_or_else(|| Error::Misuse("load_state: rank 0 gave no place".into()))
+}
+
+/// A checkpoint that fits the program, nothing changed yet.
+struct Ready {
+    checkpoint: Checkpoint,
+    objects: Vec<Named>,
+    place: Restoring,
+    /// Straight from the files into these.
+    tensors: Vec<(Tensor, Place)>,
+    states: Vec<(Arc<dyn Stateful>, Value<Place>)>,
+    /// This rank's own, or, on another number of ranks, those of all ranks of the other run.
+    ranks: Vec<Value<Place>>,
+    position: usize,
+}
+
+impl Ready {
+    fn look(accelerator: &Accelerator, path: &Path, options: LoadOptions) -> Result<Self> {
+        let checkpoint = Checkpoint::open(path)?;
+        if options.verify {
+            let (rank, ranks) = (accelerator.process_index(), accelerator.num_processes());
+            if let Some(fault) = checkpoint.verify_part(rank, ranks).into_iter().next() {
+                return Err(fault.into());
+            }
+        }
+        let mismatch = |reason: String| Error::CheckpointMismatch { path: path.to_owned(), reason };
+        let objects = accelerator.registry.named();
+        for kind in [
+            Kind::Model,
+            Kind::Optimizer,
+            Kind::Scheduler,
+            Kind::Scaler,
+            Kind::Loader,
+            Kind::Custom,
+        ] {
+            let here = objects.iter().filter(|(_, object)| object.kind() == kind).count();
+            let there = count_kinds(&checkpoint, kind.name());
+            if here != there {
+                return Err(mismatch(format!(
+                    "it has {there} of kind {}, this program has prepared {here}: prepare the same \
+                     objects, in the same order, before load_state",
+                    kind.name()
+                )));
+            }
+        }
+
+        let manifest = checkpoint.manifest();
+        let find = |name: &str| {
+            let found = manifest.objects.iter().find(|object| object.name == name);
+            found.ok_or_else(|| mismatch(format!("it has no `{name}`")))
+        };
+        let (mut tensors, mut states) = (Vec::new(), Vec::new());
+        for (name, object) in &objects {
+            let saved = find(name)?;
+            let about = |reason: String| mismatch(format!("{name}: {reason}"));
+            match object.tensors() {
+                Some(model) => {
+                    let mut places = checkpoint.tensors(saved)?;
+                    for parameter in model {
+                        let place = places.remove(&parameter.name);
+                        let place =
+                            place.ok_or_else(|| about(format!("it lacks `{}`", parameter.name)))?;
+                        same(&parameter.name, &parameter.tensor, &place.info).map_err(about)?;
+                        tensors.push((parameter.tensor, place));
+                    }
+                    if let Some(name) = places.into_keys().min() {
+                        return Err(about(format!("it has `{name}`, which the model lacks")));
+                    }
+                }
+                None => {
+                    let state = placed(&checkpoint, saved)?;
+                    let infos =
+                        state.clone().try_map(&mut |_, place| Ok::<_, Error>(place.info))?;
+                    object.check(&infos).map_err(about)?;
+                    states.push((Arc::clone(object), state));
+                }
+            }
+        }
+        let place =
+            Restoring { saved_world: manifest.world_size, world: accelerator.num_processes() };
+        let wanted: Vec<usize> = match place.saved_world == place.world {
+            true => vec![accelerator.process_index()],
+            false => (0..place.saved_world).collect(),
+        };
+        let mut own = Vec::new();
+        for rank in wanted {
+            let state = placed(&checkpoint, find(&format!("rank_{rank}"))?)?;
+            for (parameter, place) in ranks::gradients(&state, &objects).map_err(mismatch)? {
+                same("a gradient", &parameter, &place.info).map_err(mismatch)?;
+            }
+            own.push(state);
+        }
+        let run = placed(&checkpoint, find("run")?)?;
+        let position = run.get("accumulation_position").and_then(Value::as_int);
+        let position = position.and_then(|position| usize::try_from(position).ok());
+        let position = position
+            .filter(|&position| position == 0 || position < accelerator.accumulation.steps())
+            .ok_or_else(|| {
+                mismatch(format!(
+                    "it was saved after {position:?} batches of an accumulation window, which has {} \
+                     batches here",
+                    accelerator.accumulation.steps()
+                ))
+            })?;
+        Ok(Self { objects, place, tensors, states, ranks: own, position, checkpoint })
+    }
+
+    /// First what may still refuse: objects of the user's own, then optimizers. Models come last, where
+    /// nothing can go wrong any more but the disk.
+    fn restore(self, accelerator: &Accelerator) -> Result<()> {
+        let mut files = Files::default();
+        let (custom, others): (Vec<_>, Vec<_>) =
+            self.states.into_iter().partition(|(object, _)| object.kind() == Kind::Custom);
+        let mut undo: Vec<(Arc<dyn Stateful>, Value<Tensor>)> = Vec::new();
+        for (object, state) in custom {
+            let restored = object.state().and_then(|before| {
+                undo.push((Arc::clone(&object), before));
+                object.restore(files.read_all(state)?, &self.place)
+            });
+            if let Err(error) = restored {
+                // The one that refused has changed nothing.
+                undo.pop();
+                for (object, before) in undo.into_iter().rev() {
+                    object.restore(before, &self.place)?;
+                }
+                return Err(error);
+            }
+        }
+        for (object, state) in others {
+            object.restore(files.read_all(state)?, &self.place)?;
+        }
+        files.read_into(self.tensors)?;
+        accelerator.accumulation.reset();
+        accelerator.accumulation.set_position(self.position);
+        let same_world = self.place.saved_world == self.place.world;
+        let mut states = Vec::new();
+        for state in self.ranks {
+            states.push(files.read_all(state)?);
+        }
+        ranks::restore(accelerator, &self.objects, &states, same_world)
+    }
+}
+
+/// An object's tree with the places of its tensors.
+fn placed(checkpoint: &Checkpoint, object: &Object) -> Result<Value<Place>> {
+    let Some(state) = checkpoint.state(object)? else { return Ok(Value::None) };
+    let mut places = checkpoint.tensors(object)?;
+    state.try_map(&mut |_, name| {
+        places.remove(&name).ok_or_else(|| {
+            Error::Checkpoint(brigade_checkpoint::Error::Damaged {
+                path: checkpoint.folder().to_owned(),
+                fact: format!("the tensor `{name}` of {} is missing", object.name),
+            })
+        })
+    })
+}
+
+/// Shape and kind must be the same: a resumed run is not to differ in one bit.
+fn same(name: &str, tensor: &Tensor, found: &TensorInfo) -> Result<(), String> {
+    let dtype = tensor.f_kind().map_err(|error| error.to_string())?;
+    let shape: Vec<u64> = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
+    if dtype_of(dtype) == Some(found.dtype) && shape == found.shape {
+        return Ok(());
+    }
+    Err(format!("`{name}` is {found} in the checkpoint, but {shape:?} of {dtype:?} here"))
+}
+
+/// A tensor to fill, from where.
+type Reading = (Tensor, Place, Arc<File>);
+
+/// Open files.
+#[derive(Default)]
+struct Files(HashMap<PathBuf, Arc<File>>);
+
+impl Files {
+    fn open(&mut self, path: &Path) -> Result<Arc<File>> {
+        if let Some(file) = self.0.get(path) {
+            return Ok(Arc::clone(file));
+        }
+        let file = Arc::new(File::open(path).map_err(|source| cannot_read(path, source))?);
+        self.0.insert(path.to_owned(), Arc::clone(&file));
+        Ok(file)
+    }
+
+    fn read_all(&mut self, state: Value<Place>) -> Result<Value<Tensor>> {
+        state.try_map(&mut |_, place| {
+            let shape: Vec<i64> = place.info.shape.iter().map(|size| size.cast_signed()).collect();
+            let mut tensor = Tensor::f_empty(shape, (kind_of(place.info.dtype), Device::Cpu))?;
+            read(&*self.open(&place.path)?, &place, &mut tensor)?;
+            Ok(tensor)
+        })
+    }
+
+    /// Two threads, each with about half of the bytes.
+    fn read_into(&mut self, tensors: Vec<(Tensor, Place)>) -> Result<()> {
+        let mut halves: [(u64, Vec<Reading>); 2] = Default::default();
+        for (tensor, place) in tensors {
+            let file = self.open(&place.path)?;
+            let half = usize::from(halves[0].0 > halves[1].0);
+            halves[half].0 += place.info.bytes().unwrap_or_default();
+            halves[half].1.push((tensor, place, file));
+        }
+        let [(_, first), (_, second)] = halves;
+        let read_half = |half: Vec<Reading>| -> Result<()> {
+            half.into_iter()
+                .try_for_each(|(mut tensor, place, file)| read(&file, &place, &mut tensor))
+        };
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| read_half(second));
+            let mine = read_half(first);
+            let other = other.join().unwrap_or_else(|_| {
+                Err(Error::Misuse("the thread that read a checkpoint panicked".into()))
+            });
+            mine.and(other)
+        })
+    }
+}
+
+/// Straight into the tensor's memory; where that is not in order or on a device, through a copy.
+fn read(file: &File, place: &Place, tensor: &mut Tensor) -> Result<()> {
+    let plain = tensor.device() == Device::Cpu && tensor.is_contiguous();
+    if plain {
+        return fill_bytes(tensor, |bytes| {
+            let read = file.read_exact_at(bytes, place.offset);
+            read.map_err(|source| cannot_read(&place.path, source))
+        });
+    }
+    let mut copy = Tensor::f_empty(tensor.size(), (tensor.f_kind()?, Device::Cpu))?;
+    read(file, place, &mut copy)?;
+    tch::no_grad(|| tensor.f_copy_(&copy))?;
+    Ok(())
+}
+
+fn cannot_read(path: &Path, source: std::io::Error) -> Error {
+    Error::File { action: "cannot read", path: path.to_owned(), source }
+}

@@ -1,0 +1,95 @@
+//! Where a project's checkpoints lie, and how they are written.
+
+use std::path::PathBuf;
+
+use crate::error::{Error, Result};
+
+/// Where checkpoints with a number go, how many are kept, and how all checkpoints are written.
+///
+/// ```no_run
+/// use brigade_train::{Accelerator, ProjectConfiguration};
+/// let project = ProjectConfiguration::new("runs/first").total_limit(3);
+/// let accelerator = Accelerator::builder().project(project).build()?;
+/// accelerator.save_state_numbered()?; // runs/first/checkpoints/checkpoint_0
+/// # Ok::<(), brigade_train::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct ProjectConfiguration {
+    project_dir: Option<PathBuf>,
+    pub(super) total_limit: Option<usize>,
+    pub(super) iteration: u64,
+    pub(super) max_shard_bytes: u64,
+    pub(super) background: bool,
+    pub(super) flush: bool,
+}
+
+impl Default for ProjectConfiguration {
+    fn default() -> Self {
+        Self {
+            project_dir: None,
+            total_limit: None,
+            iteration: 0,
+            max_shard_bytes: DEFAULT_SHARD_BYTES,
+            background: true,
+            flush: true,
+        }
+    }
+}
+
+impl ProjectConfiguration {
+    /// In a folder, which is made when it is needed.
+    pub fn new(project_dir: impl Into<PathBuf>) -> Self {
+        Self { project_dir: Some(project_dir.into()), ..Self::default() }
+    }
+
+    /// How many numbered checkpoints are kept; all unless set. The oldest are removed when the new one is
+    /// there, not before.
+    pub fn total_limit(mut self, limit: usize) -> Self {
+        self.total_limit = Some(limit.max(1));
+        self
+    }
+
+    /// The least number of the next checkpoint; 0 unless set. One that is greater than all that are there
+    /// is taken in any case.
+    pub fn iteration(mut self, iteration: u64) -> Self {
+        self.iteration = iteration;
+        self
+    }
+
+    /// The largest safetensors file, 5 GB unless set: weights beyond it are written in several, with an
+    /// index. With several ranks the files are smaller, one or more for each rank.
+    pub fn max_shard_bytes(mut self, bytes: u64) -> Self {
+        self.max_shard_bytes = bytes.max(1);
+        self
+    }
+
+    /// Whether a thread writes while training goes on, from a copy in memory. On unless set. Without,
+    /// there is no copy and `save_state` returns when all is written.
+    pub fn background(mut self, background: bool) -> Self {
+        self.background = background;
+        self
+    }
+
+    /// Whether files are flushed to the disk before the checkpoint gets its name. On unless set: without,
+    /// a checkpoint survives a killed program, but not a power failure.
+    pub fn flush(mut self, flush: bool) -> Self {
+        self.flush = flush;
+        self
+    }
+
+    /// The folder of the numbered checkpoints, Accelerate's.
+    pub(super) fn checkpoints(&self) -> Result<PathBuf> {
+        let folder = self.project_dir.as_ref().map(|folder| folder.join("checkpoints"));
+        folder.ok_or_else(|| {
+            Error::Misuse(
+                "checkpoints with a number need a folder: give \
+                 Accelerator::builder().project(ProjectConfiguration::new(\"…\"))"
+                    .into(),
+            )
+        })
+    }
+}
+
+/// As Hugging Face's.
+const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;

@@ -1,0 +1,121 @@
+//! What each rank has for itself: random states, and gradients within an accumulation window.
+
+use brigade_checkpoint::Value;
+use brigade_torch::{Device, Tensor, gradient, rng_state, set_gradient, set_rng_state};
+
+use crate::accelerator::Accelerator;
+use crate::error::{Error, Result};
+use crate::registry::Stateful;
+use crate::weighted::WeightedWindow;
+
+/// An object with its name in checkpoints.
+pub(super) type Named = (String, std::sync::Arc<dyn Stateful>);
+
+pub(super) fn state(accelerator: &Accelerator, objects: &[Named]) -> Result<Value<Tensor>> {
+    let mut random = vec![("cpu".to_owned(), Value::Bytes(rng_state(Device::Cpu)?))];
+    if let device @ Device::Cuda(_) = accelerator.device() {
+        random.push(("cuda".to_owned(), Value::Bytes(rng_state(device)?)));
+    }
+    let mut gradients = Vec::new();
+    if accelerator.accumulation.position() > 0 {
+        for (name, object) in objects {
+            let mut of_model = Vec::new();
+            for saved in object.tensors().unwrap_or_default().iter().filter(|saved| saved.trained) {
+                if let Some(gradient) = gradient(&saved.tensor)? {
+                    of_model.push((saved.name.clone(), Value::Tensor(gradient)));
+                }
+            }
+            if !of_model.is_empty() {
+                gradients.push((name.clone(), Value::dict(of_model)));
+            }
+        }
+    }
+    let window = accelerator.accumulation.window().map_or(Value::None, |window| {
+        let (weight, divisor) = (Value::Float(window.weight), Value::Float(window.divisor));
+        Value::dict([("weight", weight), ("divisor", divisor)])
+    });
+    Ok(Value::dict([
+        ("random", Value::dict(random)),
+        ("gradients", Value::dict(gradients)),
+        ("weighted_window", window),
+    ]))
+}
+
+/// The parameters' gradients of a checkpoint, with the parameters.
+pub(super) fn gradients<'s, T>(
+    state: &'s Value<T>,
+    objects: &[Named],
+) -> Result<Vec<(Tensor, &'s T)>, String> {
+    let mut pairs = Vec::new();
+    for (model, named) in state.get("gradients").and_then(Value::as_dict).unwrap_or_default() {
+        let known = objects.iter().find(|(name, _)| Some(name.as_str()) == model.as_str());
+        let parameters = known.and_then(|(_, object)| object.tensors()).unwrap_or_default();
+        for (name, gradient) in named.as_dict().unwrap_or_default() {
+            let parameter =
+                parameters.iter().find(|p| p.trained && Some(p.name.as_str()) == name.as_str());
+            match (parameter, gradient.as_tensor()) {
+                (Some(parameter), Some(gradient)) => {
+                    pairs.push((parameter.tensor.shallow_clone(), gradient));
+                }
+                _ => {
+                    return Err(format!(
+                        "it has a gradient of `{}`, which is not trained here",
+                        name.as_str().unwrap_or_default()
+                    ));
+                }
+            }
+        }
+    }
+    Ok(pairs)
+}
+
+pub(super) fn restore(
+    accelerator: &Accelerator,
+    objects: &[Named],
+    states: &[Value<Tensor>],
+    random: bool,
+) -> Result<()> {
+    for (_, object) in objects {
+        for saved in object.tensors().unwrap_or_default().iter().filter(|saved| saved.trained) {
+            brigade_torch::clear_gradient(&saved.tensor)?;
+        }
+    }
+    // Of several ranks their mean: what the reduction would have made of them.
+    for state in states {
+        for (parameter, found) in gradients(state, objects).map_err(Error::Misuse)? {
+            let found = found.f_to_device(parameter.device())?.f_to_kind(parameter.f_kind()?)?;
+            let share = match states.len() {
+                1 => found,
+                states => found.f_div_scalar(states as f64)?,
+            };
+            let sum = match gradient(&parameter)? {
+                Some(before) => before.f_add(&share)?,
+                None => share,
+            };
+            set_gradient(&parameter, &sum)?;
+        }
+    }
+    // What this rank had added up of a window of weighted losses; of another number of ranks its share.
+    let windows = states.iter().filter_map(|state| {
+        let window = state.get("weighted_window")?;
+        let number = |key: &str| window.get(key).and_then(Value::as_float);
+        Some((number("weight")?, number("divisor")?))
+    });
+    let windows: Vec<(f64, f64)> = windows.collect();
+    *accelerator.accumulation.window() = windows.first().map(|&(_, divisor)| {
+        let weight: f64 = windows.iter().map(|(weight, _)| weight).sum();
+        WeightedWindow { weight: weight / windows.len() as f64, divisor }
+    });
+    let generators = states.first().and_then(|state| state.get("random")).filter(|_| random);
+    let bytes = |key: &str| match generators.and_then(|all| all.get(key)) {
+        Some(Value::Bytes(bytes)) => Some(bytes.as_slice()),
+        _ => None,
+    };
+    if let Some(bytes) = bytes("cpu") {
+        set_rng_state(Device::Cpu, bytes)?;
+    }
+    if let (Some(bytes), device @ Device::Cuda(_)) = (bytes("cuda"), accelerator.device()) {
+        set_rng_state(device, bytes)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,305 @@
+//! A save, from the copy to the rename.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::path::PathBuf;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use brigade_checkpoint::layout::{
+    self, FORMAT, FileFacts, Manifest, Object, Staging, VERSION, keep_newest, numbered,
+    numbered_path, sweep,
+};
+use brigade_torch::Store;
+use serde::{Deserialize, Serialize};
+
+use super::capture::{Captured, capture};
+use super::write::write_files;
+use crate::accelerator::Accelerator;
+use crate::error::{Error, Result};
+
+const SCOPE: &str = "save_state";
+
+pub(super) enum Target {
+    Path(PathBuf),
+    Numbered,
+}
+
+/// A save that a thread goes on with.
+pub(super) struct Pending(JoinHandle<Result<()>>);
+
+/// All that is needed to write a checkpoint, without the Accelerator.
+struct Save {
+    rank: usize,
+    ranks: usize,
+    /// The ranks' store and their keys in it; with several ranks.
+    store: Option<(Store, String)>,
+    time_limit: Duration,
+    flush: bool,
+    folder: PathBuf,
+    captured: Captured,
+    /// On rank 0.
+    main: Option<Main>,
+}
+
+struct Main {
+    staging: Staging,
+    target: PathBuf,
+    /// For numbered checkpoints: how many stay.
+    keep: Option<usize>,
+}
+
+/// What a rank tells rank 0.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Share {
+    files: BTreeMap<String, FileFacts>,
+    objects: Vec<Object>,
+}
+
+/// Why no checkpoint was made: the rank and its reason.
+type Failure = (usize, String);
+
+/// Captures and copies; the rest is done here or by a thread. Gives the checkpoint's place.
+pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBuf> {
+    let checkpoints = &accelerator.checkpoints;
+    checkpoints.wait()?;
+    let number = checkpoints.count.fetch_add(1, Ordering::Relaxed);
+    let project = &checkpoints.project;
+
+    let main = match accelerator.is_main_process() {
+        true => main_part(accelerator, target, number).map(Some),
+        false => Ok(None),
+    };
+    let (mut main, told) = match main {
+        Ok(Some(main)) => {
+            let place = (main.target.clone(), main.staging.path().to_owned());
+            (Some(main), Ok(Some(place)))
+        }
+        Ok(None) => (None, Ok(None)),
+        Err(error) => (None, Err(error)),
+    };
+    let places = accelerator.agree(SCOPE, told)?;
+    let Some(Some((target, folder))) = places.into_iter().next() else {
+        return Err(Error::Misuse("save_state: rank 0 gave no place".into()));
+    };
+    let captured = checkpoints.save_hooks.call(&folder).and_then(|()| {
+        let mut captured = capture(accelerator)?;
+        if project.background {
+            captured.copy()?;
+        }
+        Ok(captured)
+    });
+    let (captured, told) = match captured {
+        Ok(captured) => (Some(captured), Ok(())),
+        Err(error) => (None, Err(error)),
+    };
+    accelerator.agree(SCOPE, told)?;
+    let Some(captured) = captured else {
+        return Err(Error::Misuse("save_state: nothing was captured".into()));
+    };
+
+    let job = &accelerator.job;
+    let store = job.store.clone().map(|store| (store, format!("brigade/save/{number}")));
+    let save = Save {
+        rank: job.rank(),
+        ranks: job.size(),
+        store,
+        time_limit: job.timeout,
+        flush: project.flush,
+        folder,
+        captured,
+        main: main.take(),
+    };
+    if !project.background {
+        save.run()?;
+        return Ok(target);
+    }
+    let thread = thread::Builder::new().name("brigade-save".into()).spawn(move || {
+        // Training comes first: this thread has the cores that it leaves. On Linux a priority is a
+        // thread's own. Where it cannot be lowered, writing is as fast as training.
+        let _ = rustix::process::setpriority_process(None, LOWEST_PRIORITY);
+        save.run()
+    });
+    let thread = thread.map_err(|source| Error::File {
+        action: "cannot start a thread to write",
+        path: target.clone(),
+        source,
+    })?;
+    *checkpoints.pending.lock().unwrap_or_else(PoisonError::into_inner) = Some(Pending(thread));
+    Ok(target)
+}
+
+fn main_part(accelerator: &Accelerator, target: &Target, number: u64) -> Result<Main> {
+    let project = &accelerator.checkpoints.project;
+    let (target, keep) = match target {
+        Target::Path(path) => (path.clone(), None),
+        Target::Numbered => {
+            let folder = project.checkpoints()?;
+            let newest = numbered(&folder)?.last().map_or(0, |newest| newest + 1);
+            (numbered_path(&folder, newest.max(project.iteration)), project.total_limit)
+        }
+    };
+    if let Some(parent) = target.parent().filter(|parent| parent.is_dir()) {
+        sweep(parent)?;
+    }
+    let unique = format!("{}-{number}", std::process::id());
+    Ok(Main { staging: Staging::create(&target, &unique)?, target, keep })
+}
+
+impl Pending {
+    pub(super) fn join(self) -> Result<()> {
+        let panicked = |_| Err(Error::Misuse("the thread that wrote a checkpoint panicked".into()));
+        self.0.join().unwrap_or_else(panicked)
+    }
+}
+
+impl Save {
+    fn run(mut self) -> Result<()> {
+        let (step, samples) = (self.captured.step, self.captured.samples);
+        let files = std::mem::take(&mut self.captured.files);
+        let objects = std::mem::take(&mut self.captured.objects);
+        let written = write_files(&self.folder, files, self.flush);
+        let (share, own_error) = match written {
+            Ok(files) => (Ok(Share { files, objects }), None),
+            Err(error) => (Err(error.to_string()), Some(error)),
+        };
+        let outcome = match self.main.take() {
+            Some(main) => {
+                let shares = self.gather(share);
+                let outcome = shares.and_then(|shares| {
+                    let manifest = self.manifest(step, samples, shares);
+                    commit(main, manifest, self.flush).map_err(|error| (0, error))
+                });
+                self.tell(outcome)
+            }
+            None => self.hear(&share),
+        };
+        match (outcome, own_error) {
+            (Ok(()), _) => Ok(()),
+            (Err(_), Some(own)) => Err(own),
+            (Err(Told::Own(error)), None) => Err(error),
+            (Err(Told::Rank(rank, reason)), None) => {
+                Err(Error::Leader { scope: SCOPE, rank, reason })
+            }
+        }
+    }
+
+    /// On rank 0: what every rank has written, or who failed first.
+    fn gather(&self, own: Result<Share, String>) -> Result<Vec<Share>, (usize, Error)> {
+        let failed = |rank, reason| (rank, Error::Leader { scope: SCOPE, rank, reason });
+        let mut shares = vec![own.map_err(|reason| failed(0, reason))];
+        let deadline = Instant::now() + self.time_limit;
+        // Of all, also when one has failed: the folder must not be removed while a rank writes there.
+        for rank in 1..self.ranks {
+            let Some((store, key)) = &self.store else { continue };
+            let share = wait_for(store, &format!("{key}/{rank}"), deadline);
+            shares.push(match share {
+                Ok(Ok(share)) => Ok(share),
+                Ok(Err(reason)) => Err(failed(rank, reason)),
+                Err(error) => Err((rank, error)),
+            });
+        }
+        shares.into_iter().collect()
+    }
+
+    fn manifest(&self, step: u64, samples: u64, shares: Vec<Share>) -> Manifest {
+        let mut manifest = Manifest {
+            format: FORMAT.into(),
+            version: VERSION,
+            made_by: concat!("brigade ", env!("CARGO_PKG_VERSION")).into(),
+            world_size: self.ranks,
+            step,
+            samples,
+            objects: Vec::new(),
+            files: BTreeMap::new(),
+            crc32: String::new(),
+        };
+        for share in shares {
+            manifest.objects.extend(share.objects);
+            manifest.files.extend(share.files);
+        }
+        manifest
+    }
+
+    /// On rank 0: tells the others how it ended.
+    fn tell(&self, outcome: Result<(), (usize, Error)>) -> Result<(), Told> {
+        if let Some((store, key)) = &self.store {
+            let message: Result<(), Failure> = match &outcome {
+                Ok(()) => Ok(()),
+                Err((rank, Error::Leader { reason, .. })) => Err((*rank, reason.clone())),
+                Err((rank, error)) => Err((*rank, error.to_string())),
+            };
+            let message = serde_json::to_vec(&message).unwrap_or_default();
+            let told = store.set(&format!("{key}/outcome"), message);
+            for rank in 1..self.ranks {
+                // Left behind they would only take some bytes.
+                let _ = store.delete(&format!("{key}/{rank}"));
+            }
+            if let (Ok(()), Err(error)) = (&outcome, told) {
+                return Err(Told::Own(error.into()));
+            }
+        }
+        outcome.map_err(|(_, error)| Told::Own(error))
+    }
+
+    /// On the others: tells rank 0, and waits for how it ended.
+    fn hear(&self, share: &Result<Share, String>) -> Result<(), Told> {
+        let Some((store, key)) = &self.store else { return Ok(()) };
+        let own = |error: Error| Told::Own(error);
+        let message = serde_json::to_vec(share).unwrap_or_default();
+        store.set(&format!("{key}/{}", self.rank), message).map_err(|error| own(error.into()))?;
+        let deadline = Instant::now() + self.time_limit;
+        let outcome: Result<(), Failure> =
+            wait_for(store, &format!("{key}/outcome"), deadline).map_err(own)?;
+        outcome.map_err(|(rank, reason)| Told::Rank(rank, reason))
+    }
+}
+
+/// Whose error it is.
+enum Told {
+    Own(Error),
+    Rank(usize, String),
+}
+
+fn commit(main: Main, mut manifest: Manifest, flush: bool) -> Result<()> {
+    let Main { staging, target, keep } = main;
+    // What hooks have written.
+    for name in layout::files(staging.path())? {
+        if let Entry::Vacant(vacant) = manifest.files.entry(name) {
+            let facts = FileFacts::of(&staging.path().join(vacant.key()), flush)?;
+            vacant.insert(facts);
+        }
+    }
+    staging.commit(&manifest, flush)?;
+    if let (Some(limit), Some(folder)) = (keep, target.parent()) {
+        keep_newest(folder, limit)?;
+    }
+    Ok(())
+}
+
+/// Looks again and again instead of waiting in the store: a connection serves one call at a time, and
+/// training needs it, too.
+fn wait_for<T: for<'de> Deserialize<'de>>(
+    store: &Store,
+    key: &str,
+    deadline: Instant,
+) -> Result<T> {
+    let mut pause = Duration::from_millis(1);
+    while !store.contains(&[key])? {
+        if Instant::now() >= deadline {
+            return Err(Error::Misuse(format!(
+                "{SCOPE}: the time limit is over and no rank has set `{key}` in the store: a rank \
+                 is gone or still writes"
+            )));
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+    serde_json::from_slice(&store.get(key)?).map_err(|error| {
+        Error::Misuse(format!("{SCOPE}: another rank's answer is no answer: {error}"))
+    })
+}
+
+const LOWEST_PRIORITY: i32 = 19;

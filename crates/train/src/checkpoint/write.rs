@@ -1,0 +1,74 @@
+//! A rank's files, written.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use brigade_checkpoint::layout::{FileFacts, Writing};
+use brigade_checkpoint::safetensors::layout;
+use brigade_torch::{Device, as_bytes};
+
+use super::capture::{Contents, FilePlan};
+use crate::error::{Error, Result};
+
+/// Writes the files into `folder`, two at a time, and gives their sizes and checksums.
+pub(super) fn write_files(
+    folder: &Path,
+    files: Vec<FilePlan>,
+    flush: bool,
+) -> Result<BTreeMap<String, FileFacts>> {
+    let threads = files.len().min(THREADS);
+    let (queue, written) = (Mutex::new(files), Mutex::new(BTreeMap::new()));
+    let work = || -> Result<()> {
+        loop {
+            let Some(file) = queue.lock().unwrap_or_else(PoisonError::into_inner).pop() else {
+                return Ok(());
+            };
+            let facts = match write_file(folder, &file, flush) {
+                Ok(facts) => facts,
+                Err(error) => {
+                    // The other thread need not begin another file.
+                    queue.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                    return Err(error);
+                }
+            };
+            written.lock().unwrap_or_else(PoisonError::into_inner).insert(file.name, facts);
+        }
+    };
+    std::thread::scope(|scope| {
+        let helper = (threads > 1).then(|| std::thread::Builder::new().spawn_scoped(scope, work));
+        let mine = work();
+        // One that could not start left its work to this thread.
+        let helped = match helper.and_then(|helper| helper.ok()).map(|helper| helper.join()) {
+            Some(Ok(helped)) => helped,
+            Some(Err(_)) => Err(Error::Misuse("the thread that wrote a file panicked".into())),
+            None => Ok(()),
+        };
+        mine.and(helped)
+    })?;
+    Ok(written.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn write_file(folder: &Path, file: &FilePlan, flush: bool) -> Result<FileFacts> {
+    let path = folder.join(&file.name);
+    let mut out = Writing::create(&path)?;
+    match &file.contents {
+        Contents::Text(text) => out.put(text)?,
+        Contents::Tensors(tensors) => {
+            let infos: Vec<_> =
+                tensors.iter().map(|named| (named.name.as_str(), named.info.clone())).collect();
+            let layout = layout(&path, &infos)?;
+            out.put(&layout.header)?;
+            for place in layout.order {
+                // As it lies in memory; a tensor that lies otherwise is brought into order first.
+                let plain = tensors[place].tensor.f_to_device(Device::Cpu)?.f_contiguous()?;
+                out.put(as_bytes(&plain)?)?;
+            }
+        }
+    }
+    Ok(out.finish(flush)?)
+}
+
+/// One copies into the system's cache while another waits for the disk.
+const THREADS: usize = 2;

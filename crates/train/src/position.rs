@@ -1,0 +1,223 @@
+//! How far a loader's data have been used, counted in samples, so that another run can go on there.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use brigade_checkpoint::{TensorInfo, Value};
+use brigade_data::Round;
+use brigade_torch::Tensor;
+
+use crate::error::{Error, Result};
+use crate::loader::Epochs;
+use crate::registry::{Kind, Restoring, Stateful};
+
+/// A loader with its position: what a checkpoint keeps of it.
+pub(crate) struct Placed<L> {
+    pub(crate) loader: L,
+    pub(crate) position: Position,
+}
+
+/// Where the newest iteration stands.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Position(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Between the first `next` of an epoch and the end of its loop.
+    open: Option<Open>,
+    /// Iterations begun: an older one that is still around must not count.
+    iterations: u64,
+    /// What the next iteration begins with, from a checkpoint.
+    resumed: Option<Mark>,
+    /// Real samples of all ranks since the beginning.
+    total: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Open {
+    iteration: u64,
+    mark: Mark,
+}
+
+/// A place in an epoch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Mark {
+    epoch: u64,
+    /// Samples at the front of the epoch that other numbers of ranks have used: the rest was dealt anew.
+    base: u64,
+    /// Batches of this rank since then.
+    batches: u64,
+    /// Real samples of all ranks in this epoch, those before `base` included.
+    samples: u64,
+}
+
+impl Mark {
+    const fn start(epoch: u64) -> Self {
+        Self { epoch, base: 0, batches: 0, samples: 0 }
+    }
+}
+
+/// The counter of one iteration. The epoch is over when it is dropped: the loop has ended or was left.
+#[derive(Debug)]
+pub(crate) struct Counting {
+    position: Position,
+    iteration: u64,
+}
+
+impl<L> Placed<L> {
+    pub(crate) fn new(loader: L) -> Self {
+        Self { loader, position: Position::default() }
+    }
+}
+
+impl Position {
+    pub(crate) fn begin(&self, epoch: u64) -> Counting {
+        let mut state = self.lock();
+        state.iterations += 1;
+        let iteration = state.iterations;
+        let resumed = state.resumed.take().filter(|mark| mark.epoch == epoch);
+        let mark = resumed.unwrap_or(Mark::start(epoch));
+        state.open = Some(Open { iteration, mark });
+        drop(state);
+        Counting { position: self.clone(), iteration }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the next batch would come from.
+    fn mark(&self, next_epoch: u64) -> (Mark, u64) {
+        let state = self.lock();
+        let waiting = state.resumed.filter(|mark| mark.epoch == next_epoch);
+        let ended = || waiting.unwrap_or(Mark::start(next_epoch));
+        (state.open.map_or_else(ended, |open| open.mark), state.total)
+    }
+}
+
+impl Counting {
+    /// A batch was given out. `index` counts those that were skipped as well.
+    pub(crate) fn count(&self, index: usize, round: &Round) {
+        let samples = round.total_valid() as u64;
+        self.with_mark(|mark, total| {
+            let skipped = (index as u64).saturating_sub(mark.batches);
+            // Only the last round of an epoch is smaller than the others.
+            mark.samples += skipped * round.rows.iter().sum::<usize>() as u64 + samples;
+            mark.batches = index as u64 + 1;
+            *total += samples;
+        });
+    }
+
+    /// A batch could not be made: the next one follows all the same.
+    pub(crate) fn count_failed(&self) {
+        self.with_mark(|mark, _| mark.batches += 1);
+    }
+
+    fn with_mark(&self, change: impl FnOnce(&mut Mark, &mut u64)) {
+        let mut state = self.position.lock();
+        let State { open, total, .. } = &mut *state;
+        if let Some(open) = open
+            && open.iteration == self.iteration
+        {
+            change(&mut open.mark, total);
+        }
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        let mut state = self.position.lock();
+        if state.open.is_some_and(|open| open.iteration == self.iteration) {
+            state.open = None;
+        }
+    }
+}
+
+impl<L: Epochs> Stateful for Placed<L> {
+    fn kind(&self) -> Kind {
+        Kind::Loader
+    }
+
+    fn state(&self) -> Result<Value<Tensor>> {
+        let (mark, total) = self.position.mark(self.loader.next_epoch());
+        let number = |number: u64| Value::Int(number.cast_signed());
+        Ok(Value::dict([
+            ("seed", number(self.loader.order_seed())),
+            ("epoch", number(mark.epoch)),
+            ("base", number(mark.base)),
+            ("batches", number(mark.batches)),
+            ("samples", number(mark.samples)),
+            ("total_samples", number(total)),
+        ]))
+    }
+
+    fn check(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        read(state).map(drop)
+    }
+
+    fn restore(&self, state: Value<Tensor>, place: &Restoring) -> Result<()> {
+        let (seed, mut mark, total) = read(&state).map_err(Error::Misuse)?;
+        if place.saved_world != place.world && mark.batches > 0 {
+            // Rounds of another size do not fall on these: what is left is dealt anew.
+            mark = Mark { base: mark.samples, batches: 0, ..mark };
+        }
+        let (base, batches) = (mark.base as usize, mark.batches as usize);
+        self.loader.resume(seed, mark.epoch, base, batches);
+        let mut state = self.position.lock();
+        state.open = None;
+        state.resumed = Some(mark);
+        state.total = total;
+        Ok(())
+    }
+
+    fn samples(&self) -> Option<u64> {
+        Some(self.position.lock().total)
+    }
+}
+
+fn read<T>(state: &Value<T>) -> Result<(u64, Mark, u64), String> {
+    let number = |key: &str| {
+        let number = state.get(key).and_then(Value::as_int).map(i64::cast_unsigned);
+        number.ok_or_else(|| format!("a loader's state needs the integer `{key}`"))
+    };
+    let mark = Mark {
+        epoch: number("epoch")?,
+        base: number("base")?,
+        batches: number("batches")?,
+        samples: number("samples")?,
+    };
+    Ok((number("seed")?, mark, number("total_samples")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(rows: &[usize], valid: &[usize]) -> Round {
+        Round { rows: rows.to_vec(), valid: valid.to_vec() }
+    }
+
+    #[test]
+    fn batches_count_until_the_loop_ends() {
+        let position = Position::default();
+        assert_eq!(position.mark(0), (Mark::default(), 0));
+        let counting = position.begin(0);
+        counting.count(0, &round(&[4, 4], &[4, 4]));
+        counting.count(1, &round(&[4, 4], &[4, 1]));
+        let expected = Mark { epoch: 0, base: 0, batches: 2, samples: 13 };
+        assert_eq!(position.mark(1), (expected, 13));
+        drop(counting);
+        assert_eq!(position.mark(1), (Mark { epoch: 1, ..Mark::default() }, 13));
+    }
+
+    #[test]
+    fn skipped_batches_are_samples_too_and_an_older_iteration_does_not_count() {
+        let position = Position::default();
+        let older = position.begin(0);
+        let counting = position.begin(1);
+        counting.count(3, &round(&[4], &[2]));
+        older.count(0, &round(&[4], &[4]));
+        drop(older);
+        let expected = Mark { epoch: 1, base: 0, batches: 4, samples: 14 };
+        assert_eq!(position.mark(2), (expected, 2));
+    }
+}

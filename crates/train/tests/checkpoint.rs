@@ -1,0 +1,146 @@
+//! A run that was stopped and goes on equals, bit for bit, the run that was not stopped.
+
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
+mod resume;
+
+use brigade_testkit::{dist_test, step};
+use brigade_train::{Accelerator, Precision, ProjectConfiguration};
+
+use resume::{Run, Shared};
+
+/// Saves after every batch of an uninterrupted run, then goes on from each.
+fn resumed_runs_equal(background: bool, precision: Precision) {
+    let first = Accelerator::new().unwrap();
+    let folder = Shared::new(&first);
+    let project = ProjectConfiguration::default().background(background);
+    let accelerator = Accelerator::builder()
+        .sharing(&first)
+        .gradient_accumulation_steps(2)
+        .mixed_precision(precision)
+        .project(project.clone())
+        .build()
+        .unwrap();
+    let mut run = Run::new(&accelerator, 1);
+    let at = |batches: usize| folder.join(batches.to_string());
+    run.save(&accelerator, &at(0));
+    let losses = run.go(&accelerator, |run, batches| {
+        run.save(&accelerator, &at(batches));
+        true
+    });
+    accelerator.wait_for_save().unwrap();
+    let weights = run.weights();
+    assert!(losses.len() > 8, "{} batches", losses.len());
+    // Saving changes nothing.
+    let mut undisturbed = Run::new(&accelerator, 1);
+    assert_eq!(undisturbed.go(&accelerator, |_, _| true), losses);
+    drop((run, undisturbed));
+
+    for batches in 0..=losses.len() {
+        step!("resume after {batches} batches");
+        let accelerator = Accelerator::builder()
+            .sharing(&first)
+            .gradient_accumulation_steps(2)
+            .mixed_precision(precision)
+            .mixed_precision(precision)
+            .project(project.clone())
+            .build()
+            .unwrap();
+        // Other weights, another seed of the data, other random numbers.
+        let mut run = Run::new(&accelerator, 2);
+        let loaded = accelerator.load_state(at(batches)).unwrap();
+        assert_eq!(loaded.world_size, accelerator.num_processes());
+        run.batches = batches;
+        let rest = run.go(&accelerator, |_, _| true);
+        assert_eq!(rest, losses[batches..], "losses after {batches} batches");
+        assert_eq!(run.weights(), weights, "weights after {batches} batches");
+    }
+}
+
+dist_test!(world = 1, seconds = 200, one_rank_goes_on_bit_for_bit, |_world| {
+    resumed_runs_equal(true, Precision::No);
+});
+
+dist_test!(world = 2, seconds = 300, two_ranks_go_on_bit_for_bit, |_world| {
+    resumed_runs_equal(true, Precision::No);
+});
+
+dist_test!(world = 2, seconds = 300, two_ranks_without_a_thread_go_on_bit_for_bit, |_world| {
+    resumed_runs_equal(false, Precision::No);
+});
+
+dist_test!(world = 1, seconds = 200, one_rank_in_half_precision_goes_on_bit_for_bit, |_world| {
+    resumed_runs_equal(true, Precision::Fp16);
+});
+
+dist_test!(world = 2, seconds = 300, two_ranks_in_half_precision_go_on_bit_for_bit, |_world| {
+    resumed_runs_equal(true, Precision::Fp16);
+});
+
+/// The samples that a run of two ranks has not seen in its epoch are those that one rank goes on with,
+/// in the same order; and the other way round.
+fn other_worlds_go_on_at_the_right_sample(accelerator: &Accelerator, saved: usize) {
+    let folder = Shared::new(accelerator);
+    let order = |epoch: u64| -> Vec<i64> {
+        let plan = brigade_plan::Shuffle::new(resume::SAMPLES, 77);
+        let order: Vec<usize> = brigade_plan::Sampler::order(&plan, epoch);
+        order.into_iter().map(|sample| sample as i64).collect()
+    };
+    // The state of a loader, as the other world writes it: `saved` samples of epoch 1 were seen.
+    let mut run = Run::new(accelerator, 1);
+    accelerator.save_state(folder.join("first")).unwrap();
+    accelerator.wait_for_save().unwrap();
+    accelerator.on_main_process(|| pretend_another_world(&folder.join("first"), saved)).unwrap();
+    let loaded = accelerator.load_state(folder.join("first")).unwrap();
+    assert_eq!(loaded.world_size, 7);
+    run.go(accelerator, |_, _| true);
+    let all: Vec<Vec<i64>> = accelerator.gather_object(run.seen.clone()).unwrap();
+    let mut seen: Vec<i64> = all.concat();
+    let mut expected = order(1)[saved..].to_vec();
+    // Round by round, each rank's batch after the other's.
+    if all.len() == 1 {
+        assert_eq!(seen, expected);
+    }
+    seen.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(seen, expected, "after {saved} samples");
+}
+
+/// Rewrites the checkpoint's loader and world: with its checksums, as if seven ranks had written it.
+fn pretend_another_world(
+    path: &std::path::Path,
+    samples: usize,
+) -> Result<(), brigade_train::Error> {
+    use brigade_checkpoint::layout::{FileFacts, MANIFEST, Manifest};
+    let mut manifest = Manifest::read(path)?;
+    let state = serde_json::json!({
+        "seed": 77, "epoch": 1, "base": 0, "batches": 1, "samples": samples, "total_samples": 99
+    });
+    std::fs::write(path.join("loader.json"), state.to_string()).unwrap();
+    let facts = FileFacts::of(&path.join("loader.json"), false)?;
+    manifest.files.insert("loader.json".into(), facts);
+    let own = manifest.objects.iter().find(|object| object.name == "rank_0").unwrap().clone();
+    manifest.objects.retain(|object| object.kind != "rank");
+    for rank in 0..7 {
+        let mut object = own.clone();
+        object.name = format!("rank_{rank}");
+        manifest.objects.push(object);
+    }
+    manifest.world_size = 7;
+    std::fs::write(path.join(MANIFEST), manifest.to_json()).unwrap();
+    Ok(())
+}
+
+dist_test!(world = 1, one_rank_goes_on_where_seven_stopped, |_world| {
+    let accelerator = Accelerator::new().unwrap();
+    for saved in [7, 14, 28] {
+        other_worlds_go_on_at_the_right_sample(&accelerator, saved);
+    }
+});
+
+dist_test!(world = 2, two_ranks_go_on_where_seven_stopped, |_world| {
+    let accelerator = Accelerator::new().unwrap();
+    for saved in [7, 14, 28] {
+        other_worlds_go_on_at_the_right_sample(&accelerator, saved);
+    }
+});

@@ -1,0 +1,255 @@
+//! What goes wrong is a named error on every rank, and nothing was changed.
+
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
+mod resume;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use brigade_models::{Linear, Model};
+use brigade_testkit::{dist_test, step};
+use brigade_torch::Tensor;
+use brigade_train::{
+    Accelerator, Checkpointed, Error, HookError, LoadOptions, ProjectConfiguration, Value,
+};
+
+use resume::{Run, Shared};
+
+/// Changes a checkpoint on rank 0, and expects `load_state` to say so on every rank.
+fn refused(
+    accelerator: &Accelerator,
+    run: &Run,
+    path: &Path,
+    expected: &str,
+    change: impl FnOnce(&Path),
+) {
+    step!("expect {expected}");
+    accelerator
+        .on_main_process(|| -> Result<(), Error> {
+            change(path);
+            Ok(())
+        })
+        .unwrap();
+    let before = run.weights();
+    let error = accelerator.load_state(path).unwrap_err();
+    assert!(error.to_string().contains(expected), "expected {expected:?}, found: {error}");
+    assert_eq!(run.weights(), before, "{expected}");
+    accelerator.wait_for_everyone().unwrap();
+}
+
+dist_test!(world = 2, seconds = 120, bad_checkpoints_have_names_on_every_rank, |_world| {
+    let accelerator = Accelerator::new().unwrap();
+    let folder = Shared::new(&accelerator);
+    let mut run = Run::new(&accelerator, 1);
+    let save = |name: &str| {
+        let path = accelerator.save_state(folder.join(name)).unwrap();
+        accelerator.wait_for_save().unwrap();
+        path
+    };
+    let good = save("good");
+    run.go(&accelerator, |_, batches| batches < 2);
+
+    let flip = |file: &'static str| {
+        move |path: &Path| {
+            let file = path.join(file);
+            let mut bytes = fs::read(&file).unwrap();
+            let last = bytes.len() - 1;
+            bytes[last] ^= 1;
+            fs::write(file, bytes).unwrap();
+        }
+    };
+    refused(&accelerator, &run, &save("a"), "its checksum is", flip("model.safetensors"));
+    refused(&accelerator, &run, &save("b"), "its checksum is", flip("rank_1.json"));
+    refused(&accelerator, &run, &save("c"), "it was written with", |path| {
+        let file = fs::OpenOptions::new().write(true).open(path.join("model.safetensors")).unwrap();
+        file.set_len(100).unwrap();
+    });
+    refused(&accelerator, &run, &save("d"), "its loader.json is missing", |path| {
+        fs::remove_file(path.join("loader.json")).unwrap();
+    });
+    refused(&accelerator, &run, &save("e"), "is a checkpoint of layout version 0", |path| {
+        let file = path.join("manifest.json");
+        let text = fs::read_to_string(&file).unwrap();
+        fs::write(file, text.replacen("\"version\": 1", "\"version\": 0", 1)).unwrap();
+    });
+    refused(&accelerator, &run, &save("f"), "looks like one of Accelerate's", |path| {
+        fs::remove_file(path.join("manifest.json")).unwrap();
+        fs::write(path.join("random_states_0.pkl"), "").unwrap();
+    });
+    refused(&accelerator, &run, &folder.join("nothing"), "is no checkpoint", |_| {});
+
+    step!("another program");
+    let other = Accelerator::builder().sharing(&accelerator).build().unwrap();
+    let model = other.prepare(Model::new(|p| Linear::new(p / "hidden", 6, 8)).unwrap()).unwrap();
+    let error = other.load_state(&good).unwrap_err();
+    assert!(error.to_string().contains("this program has prepared 0"), "{error}");
+    drop(model);
+
+    step!("the good one");
+    let before = run.weights();
+    accelerator.load_state_with(&good, LoadOptions::default().verify(false)).unwrap();
+    assert_ne!(run.weights(), before);
+});
+
+struct Stubborn(i64);
+
+impl Checkpointed for Stubborn {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+        if self.0 == 13 {
+            return Err("13 is not saved".into());
+        }
+        let tensor = Value::Tensor(Tensor::from_slice(&[self.0]));
+        Ok(Value::dict([("number", tensor)]))
+    }
+
+    fn load_state_dict(&mut self, state: &Value<Tensor>) -> Result<(), HookError> {
+        let number = state.get("number").and_then(Value::as_tensor).ok_or("no number")?;
+        match number.int64_value(&[0]) {
+            7 => Err("7 is not taken".into()),
+            number => {
+                self.0 = number;
+                Ok(())
+            }
+        }
+    }
+}
+
+dist_test!(world = 2, seconds = 120, own_objects_and_hooks_take_part, |_world| {
+    let accelerator = Accelerator::new().unwrap();
+    let rank = accelerator.process_index();
+    let folder = Shared::new(&accelerator);
+    let run = Run::new(&accelerator, 1);
+    let best = Arc::new(Mutex::new((0.1f64 + 0.2, f64::INFINITY, "epoch".to_owned())));
+    accelerator.register_value_for_checkpointing(&best);
+    let own = Arc::new(Mutex::new(Stubborn(5)));
+    accelerator.register_for_checkpointing(&own);
+    let called = Arc::new(Mutex::new(Vec::new()));
+    let saving = accelerator.register_save_state_pre_hook(move |path| {
+        Ok(fs::write(path.join(format!("note_{rank}.txt")), format!("rank {rank}"))?)
+    });
+    let log = Arc::clone(&called);
+    let loading = accelerator.register_load_state_pre_hook(move |path| {
+        log.lock().unwrap().push(fs::read_to_string(path.join(format!("note_{rank}.txt")))?);
+        Ok(())
+    });
+    let path = accelerator.save_state(folder.join("one")).unwrap();
+    accelerator.wait_for_save().unwrap();
+
+    *best.lock().unwrap() = (0.0, 0.0, String::new());
+    own.lock().unwrap().0 = 6;
+    accelerator.load_state(&path).unwrap();
+    assert_eq!(*best.lock().unwrap(), (0.1 + 0.2, f64::INFINITY, "epoch".to_owned()));
+    assert_eq!(own.lock().unwrap().0, 5);
+    assert_eq!(*called.lock().unwrap(), [format!("rank {rank}")]);
+
+    step!("an object refuses");
+    loading.remove();
+    saving.remove();
+    own.lock().unwrap().0 = 7;
+    let path = accelerator.save_state(folder.join("two")).unwrap();
+    accelerator.wait_for_save().unwrap();
+    assert!(!path.join("note_0.txt").exists());
+    own.lock().unwrap().0 = 8;
+    best.lock().unwrap().0 = 4.0;
+    let before = run.weights();
+    let error = accelerator.load_state(&path).unwrap_err();
+    assert!(error.to_string().contains("7 is not taken"), "{error}");
+    assert_eq!((own.lock().unwrap().0, best.lock().unwrap().0), (8, 4.0));
+    assert_eq!(run.weights(), before);
+
+    step!("rank 1 alone cannot save");
+    own.lock().unwrap().0 = if rank == 1 { 13 } else { 9 };
+    let error = accelerator.save_state(folder.join("three")).unwrap_err();
+    assert!(error.to_string().contains("13 is not saved"), "{error}");
+    assert_eq!(matches!(error, Error::Leader { rank: 1, .. }), rank == 0);
+    assert!(!folder.join("three").exists());
+});
+
+dist_test!(world = 2, seconds = 120, numbered_ones_are_limited_and_the_latest_is_found, |_world| {
+    let first = Accelerator::new().unwrap();
+    let folder = Shared::new(&first);
+    let project = ProjectConfiguration::new(folder.join("run")).total_limit(2).iteration(3);
+    let accelerator = Accelerator::builder().sharing(&first).project(project).build().unwrap();
+    assert!(first.save_state_numbered().is_err());
+    let mut run = Run::new(&accelerator, 1);
+    assert_eq!(accelerator.latest_checkpoint().unwrap(), None);
+    assert!(accelerator.load_latest_state().is_err());
+    let mut weights = Vec::new();
+    run.go(&accelerator, |run, _| {
+        accelerator.save_state_numbered().unwrap();
+        weights = run.parameters();
+        run.batches < 4
+    });
+    accelerator.wait_for_save().unwrap();
+    let checkpoints = folder.join("run/checkpoints");
+    let mut names: Vec<_> =
+        fs::read_dir(&checkpoints).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["checkpoint_5", "checkpoint_6"]);
+    assert_eq!(accelerator.latest_checkpoint().unwrap(), Some(checkpoints.join("checkpoint_6")));
+    run.go(&accelerator, |_, batches| batches < 6);
+    assert_ne!(run.parameters(), weights);
+    let loaded = accelerator.load_latest_state().unwrap();
+    assert_eq!(run.parameters(), weights);
+    assert_eq!(loaded.samples, 4 * 2 * 3);
+});
+
+dist_test!(
+    world = 2,
+    seconds = 120,
+    a_disk_that_cannot_be_written_is_an_error_on_every_rank,
+    |_world| {
+        let first = Accelerator::new().unwrap();
+        let folder = Shared::new(&first);
+        for background in [true, false] {
+            let project = ProjectConfiguration::default().background(background);
+            let accelerator =
+                Accelerator::builder().sharing(&first).project(project).build().unwrap();
+            let large = Model::new(|p| Linear::new(p / "large", 2048, 2048)).unwrap();
+            let _large = accelerator.prepare(large).unwrap();
+            let saved = |path: &Path| {
+                accelerator.save_state(path).and_then(|_| accelerator.wait_for_save())
+            };
+            step!("where nobody may write");
+            let error = saved(Path::new("/proc/brigade/checkpoint")).unwrap_err();
+            assert!(error.to_string().contains("/proc/brigade"), "{error}");
+            step!("below a file");
+            if accelerator.is_main_process() {
+                fs::write(folder.join("file"), "").unwrap();
+            }
+            accelerator.wait_for_everyone().unwrap();
+            let error = saved(&folder.join("file/checkpoint")).unwrap_err();
+            assert!(error.to_string().contains("file"), "{error}");
+
+            step!("on a small disk");
+            let disk = folder.join("disk");
+            let mounted = accelerator.is_main_process() && {
+                fs::create_dir_all(&disk).unwrap();
+                let mount = Command::new("mount")
+                    .args(["-t", "tmpfs", "-o", "size=9m", "brigade-test"])
+                    .arg(&disk)
+                    .output();
+                mount.is_ok_and(|output| output.status.success())
+            };
+            if !accelerator.broadcast_object(mounted, 0).unwrap() {
+                eprintln!("skipped: a small disk cannot be mounted here");
+                continue;
+            }
+            let outcome = saved(&disk.join("checkpoint"));
+            let names: Vec<_> = fs::read_dir(&disk).unwrap().collect();
+            accelerator.wait_for_everyone().unwrap();
+            if accelerator.is_main_process() {
+                let unmount = Command::new("umount").arg(&disk).status().unwrap();
+                assert!(unmount.success());
+            }
+            let error = outcome.unwrap_err();
+            assert!(error.to_string().contains("No space left on device"), "{error}");
+            assert!(names.is_empty(), "{names:?}");
+            // The next one works.
+            saved(&folder.join(format!("after-{background}"))).unwrap();
+        }
+    }
+);
