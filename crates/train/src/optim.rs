@@ -5,6 +5,7 @@ mod adagrad;
 mod adam;
 mod core;
 mod group;
+mod import;
 mod lamb;
 mod lars;
 mod lookahead;
@@ -198,6 +199,7 @@ impl Prepare for Optimizer {
     type Prepared = Self;
 
     fn prepare(mut self, accelerator: &Accelerator) -> Result<Self> {
+        accelerator.registry.register(&self.core);
         self.accumulation = Some(Arc::clone(&accelerator.accumulation));
         self.scaler = accelerator.grad_scaler().cloned();
         Ok(self)

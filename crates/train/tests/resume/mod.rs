@@ -76,7 +76,7 @@ impl Run {
     pub(crate) fn new(accelerator: &Accelerator, seed: i64) -> Self {
         accelerator.set_seed_per_process(seed);
         let model = Model::new(Net::new).unwrap();
-        let optimizer = Sgd::new(0.05).build(&model).unwrap();
+        let optimizer = Sgd::new(0.05).momentum(0.9).build(&model).unwrap();
         let schedule = brigade_plan::Schedule::cosine(0.05, 0.001, 12).unwrap();
         let scheduler = Scheduler::new(&optimizer, schedule);
         let loader = DataLoader::new(data()).batch_size(BATCH).shuffle(true).threads(1);
