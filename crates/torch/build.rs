@@ -3,15 +3,20 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 13] = [
     "cpp/tensors.cpp",
     "cpp/store.cpp",
     "cpp/group.cpp",
     "cpp/gloo.cpp",
     "cpp/fake.cpp",
     "cpp/reducer.cpp",
+    "cpp/hook.cpp",
+    "cpp/norm.cpp",
     "cpp/optimizer.cpp",
     "cpp/precision.cpp",
+    "cpp/flat.cpp",
+    "cpp/matrix_step.cpp",
+    "cpp/profiler.cpp",
 ];
 
 fn main() {
@@ -35,7 +40,9 @@ fn main() {
         .flag("-isystem")
         .flag(torch.join("include/torch/csrc/api/include").to_str().expect("checked above"))
         .include("cpp/gloo_declarations")
-        .flag_if_supported("-fvisibility=hidden");
+        .flag_if_supported("-fvisibility=hidden")
+        // So that loops with square roots become vector instructions.
+        .flag_if_supported("-fno-math-errno");
     if env::var("LIBTORCH_CXX11_ABI").as_deref() == Ok("0") {
         build.define("_GLIBCXX_USE_CXX11_ABI", "0");
     }

@@ -45,6 +45,7 @@ pub use brigade_data as data;
 pub use brigade_models as models;
 pub use brigade_plan as plan;
 pub use brigade_torch as torch;
+pub use brigade_track as track;
 pub use brigade_train as train;
 pub use brigade_world as world;
 pub use tch;
@@ -58,10 +59,11 @@ pub mod prelude {
     pub use crate::models::{
         BatchNorm2d, Cnn, Conv2d, Linear, Model, Module, Path, ResNet, Sequential, StateDict,
     };
-    pub use crate::plan::Schedule;
+    pub use crate::plan::{FitOneCycle, OneCycle, Plateau, Schedule};
     pub use crate::train::{
-        Accelerator, Accuracy, Adam, Error, Optimizer, PreparedLoader, PreparedModel, ReduceOp,
-        Result, Scheduler, Sgd,
+        Accelerator, Accuracy, Adafactor, Adagrad, Adam, CommHook, Error, Group, JoinInputs, Lamb,
+        Lars, LocalSgd, Lookahead, Muon, Optimizer, Precision, PreparedLoader, PreparedModel,
+        ProfileOptions, ProfileSchedule, RAdam, ReduceOp, Result, RmsProp, Scheduler, Sgd,
     };
     pub use tch::{Device, Kind, Tensor, no_grad};
 }

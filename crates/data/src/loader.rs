@@ -231,7 +231,7 @@ impl<D: Dataset> DataLoader<D> {
             OrderRule::Plain => self.deal(rest((0..self.dataset.len()).collect())),
             OrderRule::Sampler(sampler) => self.deal(rest(sampler.order(epoch))),
             OrderRule::Lists(lists) => {
-                let rules = self.place.rules(self.options.drop_last);
+                let rules = self.rules();
                 // Whole batches: they were made with a reason.
                 let mut left = offset;
                 let mut batches = lists.batches(epoch);
@@ -246,8 +246,23 @@ impl<D: Dataset> DataLoader<D> {
     }
 
     fn deal(&self, order: Order) -> Result<Shards, DataError> {
-        let rules = self.place.rules(self.options.drop_last);
+        let rules = self.rules();
         Ok(Shards::new(order, self.options.batch_size, self.place.world, rules)?)
+    }
+
+    fn rules(&self) -> ShardOptions {
+        let rules = self.place.rules(self.options.drop_last);
+        match self.place.world {
+            1 => rules,
+            _ => self.progress.overriding(rules),
+        }
+    }
+
+    /// Overrides whether ranks get equally many, equally large batches, from the next epoch on; `None`
+    /// goes back to the options of [`DataLoader::shard`]. Nothing changes for a loader that is not
+    /// shared out.
+    pub fn override_even_batches(&self, even: Option<bool>) {
+        self.progress.override_even(even);
     }
 
     fn batches_here(&self, shards: &Shards) -> usize {

@@ -1,6 +1,6 @@
 //! What both loaders are told, and where they stand.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use brigade_plan::ShardOptions;
@@ -85,6 +85,8 @@ impl Place {
 pub(crate) struct Progress {
     next_epoch: AtomicU64,
     skip: AtomicUsize,
+    /// Overrides the rules' `even_batches`: 0 does not, 1 is false, 2 is true.
+    even: AtomicU8,
     /// Samples of the next epoch that are left out before the rest is dealt to the ranks.
     offset: AtomicUsize,
     /// In place of the options' seed, where a run goes on with another one's.
@@ -131,6 +133,18 @@ impl Progress {
 
     pub(crate) fn set_epoch(&self, epoch: u64) {
         self.next_epoch.store(epoch, Ordering::Relaxed);
+    }
+
+    /// The rules with what overrides them for now.
+    pub(crate) fn overriding(&self, rules: ShardOptions) -> ShardOptions {
+        match self.even.load(Ordering::Relaxed) {
+            0 => rules,
+            even => ShardOptions { even_batches: even == 2, ..rules },
+        }
+    }
+
+    pub(crate) fn override_even(&self, even: Option<bool>) {
+        self.even.store(even.map_or(0, |even| 1 + u8::from(even)), Ordering::Relaxed);
     }
 
     pub(crate) fn set_skip(&self, batches: usize) {

@@ -35,6 +35,10 @@ pub enum Error {
     #[error("the weights do not fit the model, and nothing was changed: {0}")]
     Mismatch(LoadReport),
 
+    /// A normalisation could not share its statistics with the other ranks.
+    #[error(transparent)]
+    Ranks(brigade_torch::Error),
+
     /// Two tensors of one name in a state dictionary.
     #[error("the state dictionary already holds `{name}`")]
     DuplicateName {

@@ -8,6 +8,7 @@ mod layer_norm;
 mod linear;
 mod plain;
 
+pub(crate) use batch_norm::SharedStatistics;
 pub use batch_norm::{BatchNorm1d, BatchNorm2d, BatchNormOptions};
 pub use conv::{Conv2d, Conv2dOptions};
 pub use dropout::Dropout;

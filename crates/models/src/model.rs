@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::fmt;
 
-use brigade_torch::channels_last;
+use brigade_torch::{ProcessGroup, channels_last};
 use tch::{Device, Kind, TchError, Tensor};
 
+use crate::layers::SharedStatistics;
 use crate::path::is_floating_point;
 use crate::registry::{Entry, Registry, Role};
 use crate::state_dict::ShapeMismatch;
@@ -27,6 +28,7 @@ pub struct Model<M> {
     module: M,
     entries: Vec<Entry>,
     training: Training,
+    statistics: SharedStatistics,
     device: Device,
     kind: Kind,
 }
@@ -88,11 +90,12 @@ impl ModelBuilder {
         }
         let registry = RefCell::new(Registry::new(self.kind));
         let module = constructor(&Path::root(&registry));
-        let Registry { entries, problems, training, .. } = registry.into_inner();
+        let Registry { entries, problems, training, statistics, .. } = registry.into_inner();
         if !problems.is_empty() {
             return Err(Error::Build { problems });
         }
-        let mut model = Model { module, entries, training, device: Device::Cpu, kind: self.kind };
+        let mut model =
+            Model { module, entries, training, statistics, device: Device::Cpu, kind: self.kind };
         if self.device != Device::Cpu {
             model.to_device(self.device)?;
         }
@@ -117,11 +120,45 @@ impl<M> Model<M> {
     }
 
     /// The module's output for this input.
+    ///
+    /// # Panics
+    /// Like tch's operators, when shapes do not fit; and when a normalisation that shares its
+    /// statistics with other ranks loses one. [`Model::try_forward`] gives that as an error.
     pub fn forward<Input>(&self, input: Input) -> M::Output
     where
         M: Module<Input>,
     {
-        self.module.forward(input)
+        let output = self.module.forward(input);
+        if let Some(error) = self.statistics.take_failure() {
+            panic!("{error}");
+        }
+        output
+    }
+
+    /// As [`Model::forward`]; a failure between ranks is an error.
+    ///
+    /// # Errors
+    /// [`Error::Ranks`] when a normalisation could not share its statistics.
+    pub fn try_forward<Input>(&self, input: Input) -> Result<M::Output, Error>
+    where
+        M: Module<Input>,
+    {
+        let output = self.module.forward(input);
+        match self.statistics.take_failure() {
+            None => Ok(output),
+            Some(error) => Err(Error::Ranks(error)),
+        }
+    }
+
+    /// Makes every [`crate::BatchNorm1d`] and [`crate::BatchNorm2d`] of the model use, in training,
+    /// the statistics of all ranks of the group together, as if one process had the whole batch
+    /// ([torch.nn.SyncBatchNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html)).
+    /// Batches may be unequal. Evaluation does not change, nor do parameters, buffers and names; with a
+    /// group of one rank nothing does. Gives the number of such layers.
+    ///
+    /// Forward and backward become collectives: every rank runs the same layers.
+    pub fn convert_sync_batch_norm(&mut self, group: &ProcessGroup) -> usize {
+        self.statistics.share(group)
     }
 
     /// The module itself.
@@ -239,7 +276,13 @@ impl<M> Model<M> {
         for entry in self.distinct() {
             let mut gradient = entry.tensor.grad();
             if gradient.defined() {
-                tch::no_grad(|| gradient.f_detach_()?.f_zero_())
+                // Gradients that are views of a reducer's buckets cannot be detached in place, and have
+                // no history to lose.
+                let zero = || match gradient.requires_grad() {
+                    true => gradient.f_detach_()?.f_zero_(),
+                    false => gradient.f_zero_(),
+                };
+                tch::no_grad(zero)
                     .map(drop)
                     .map_err(Error::torch(format!("zero the gradient of {}", entry.name)))?;
             }

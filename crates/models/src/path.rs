@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tch::{Device, Kind, Tensor};
 
 use crate::Init;
+use crate::layers::SharedStatistics;
 use crate::registry::{Entry, Registry, Role};
 
 /// A place in the tree of names: `path / "module1" / 0` holds `module1.0.weight`.
@@ -120,6 +121,11 @@ impl<'a> Path<'a> {
     #[must_use]
     pub fn training(&self) -> Training {
         self.registry.borrow().training.clone()
+    }
+
+    /// Where batch normalisations look for the ranks that share their statistics.
+    pub(crate) fn shared_statistics(&self) -> SharedStatistics {
+        self.registry.borrow().statistics.clone()
     }
 
     /// Notes a problem with what the caller asked for; `Model::new` will fail and list it.

@@ -5,12 +5,14 @@ use std::collections::HashSet;
 use tch::{Kind, Tensor};
 
 use crate::Training;
+use crate::layers::SharedStatistics;
 
 /// All that constructors have registered, and what was wrong with it.
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(crate) kind: Kind,
     pub(crate) training: Training,
+    pub(crate) statistics: SharedStatistics,
     pub(crate) entries: Vec<Entry>,
     pub(crate) problems: Vec<String>,
     names: HashSet<String>,
@@ -40,6 +42,7 @@ impl Registry {
         Self {
             kind,
             training: Training::new(),
+            statistics: SharedStatistics::default(),
             entries: Vec::new(),
             problems: Vec::new(),
             names: HashSet::new(),

@@ -7,6 +7,7 @@ namespace brigade {
 
 struct AdamStep;
 struct SgdStep;
+struct AdagradStep;
 
 void fused_adam(
     rust::Slice<const TensorRef> parameters,
@@ -21,5 +22,11 @@ void fused_sgd(
     rust::Slice<const TensorRef> gradients,
     rust::Slice<const TensorRef> momentum_buffers,
     const SgdStep& step);
+void fused_adagrad(
+    rust::Slice<const TensorRef> parameters,
+    rust::Slice<const TensorRef> gradients,
+    rust::Slice<const TensorRef> state_sums,
+    rust::Slice<const TensorRef> steps,
+    const AdagradStep& step);
 
 } // namespace brigade

@@ -141,4 +141,34 @@ rust::Vec<size_t> reducer_bucket_bytes(const Reducer& reducer) {
   return out;
 }
 
+void reducer_divide_by(const Reducer& reducer, int64_t ranks) {
+  // The reducer reads the number from the result of a collective of the forward pass, which here has
+  // been waited for already: it tells more than this.
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
+  future->markCompleted(c10::IValue(std::vector<at::Tensor>{at::scalar_tensor(ranks, at::kLong)}));
+  reducer.reducer->set_forward_pass_work_handle(
+      c10d::Work::create_from_future(future), /*useStaticWorldSize=*/ranks == 0);
+}
+
+void reducer_shadow_backward(const Reducer& reducer) {
+  at::NoGradGuard no_grad;
+  std::vector<c10::intrusive_ptr<c10::ivalue::Future>> started;
+  // The buckets own the buffers, so they live until all messages have ended.
+  auto buckets = reducer.reducer->get_grad_buckets(/*return_zero_tensors=*/true);
+  for (auto& bucket : buckets) {
+    started.push_back(reducer.reducer->run_comm_hook(bucket));
+  }
+  for (auto& future : started) {
+    future->waitAndThrow();
+  }
+}
+
+void reducer_push_rebuilt(const Reducer& reducer) {
+  reducer.reducer->push_rebuilt_params_for_all_indices();
+}
+
+Tensor* reducer_used_map(const Reducer& reducer) {
+  return new at::Tensor(reducer.reducer->get_local_used_map_on_device());
+}
+
 } // namespace brigade

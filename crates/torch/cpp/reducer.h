@@ -11,6 +11,7 @@
 namespace brigade {
 
 struct ReducerOptions;
+struct Hook;
 
 struct Reducer {
   std::shared_ptr<c10d::Reducer> reducer;
@@ -34,5 +35,18 @@ rust::Vec<TensorRef> reducer_sink(
     const Reducer& reducer, rust::Slice<const TensorRef> outputs, bool delay);
 // Bytes of each bucket, in the order of reduction.
 rust::Vec<size_t> reducer_bucket_bytes(const Reducer& reducer);
+
+// Communication hooks: hook.cpp. One for a reducer, before the first backward.
+// Buckets go over the wire in another type.
+void reducer_compress(const Reducer& reducer, const Group& group, int8_t kind);
+void reducer_hook(const Reducer& reducer, rust::Box<Hook> hook);
+
+// For ranks that have no more data while others still have (DistributedDataParallel's join).
+// What the next backward's sums are divided by; 0 is the number of ranks, as always.
+void reducer_divide_by(const Reducer& reducer, int64_t ranks);
+// The messages of a backward, with zeros, through the hook if there is one.
+void reducer_shadow_backward(const Reducer& reducer);
+void reducer_push_rebuilt(const Reducer& reducer);
+Tensor* reducer_used_map(const Reducer& reducer);
 
 } // namespace brigade

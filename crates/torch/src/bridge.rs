@@ -7,6 +7,11 @@
 //! 3. Time limits cross as milliseconds; [`NO_LIMIT_OF_ITS_OWN`] means the group's.
 //! 4. Every function that can throw returns `Result`; `cpp/errors.h` marks the kind.
 
+use tch::Tensor;
+
+use crate::error::Error;
+use crate::hook::Bucket;
+
 /// c10d's `kUnsetTimeout`: the operation uses its group's time limit.
 pub(crate) const NO_LIMIT_OF_ITS_OWN: i64 = -1;
 
@@ -19,6 +24,33 @@ pub(crate) struct Blob {
 
 fn blob_address(blob: &Blob) -> usize {
     blob.address
+}
+
+/// What replaces the reduction of buckets; called from the thread that runs `backward`.
+pub(crate) struct Hook {
+    pub(crate) run: Box<dyn Fn(Bucket) -> Result<(), Error> + Send + Sync>,
+}
+
+fn run_hook(
+    hook: &Hook,
+    index: usize,
+    is_last: bool,
+    buffer: ffi::TensorRef,
+    gradients: Vec<ffi::TensorRef>,
+) -> Result<(), Error> {
+    let buffer = own(buffer);
+    let gradients = gradients.into_iter().map(own).collect();
+    let bucket = Bucket { index, is_last, buffer, gradients };
+    // A panic must not cross the border.
+    let run = std::panic::AssertUnwindSafe(|| (hook.run)(bucket));
+    std::panic::catch_unwind(run)
+        .unwrap_or_else(|_| Err(Error::Misuse("a communication hook panicked".into())))
+}
+
+/// Takes over a handle that C++ made for Rust.
+pub(crate) fn own(tensor: ffi::TensorRef) -> Tensor {
+    // SAFETY: only called with new handles on the heap, made with the type that tch frees, each once.
+    unsafe { Tensor::from_ptr(tensor.tensor.cast_mut().cast()) }
 }
 
 #[cxx::bridge(namespace = "brigade")]
@@ -101,9 +133,124 @@ pub(crate) mod ffi {
         cache: bool,
     }
 
+    struct AdagradStep {
+        lr: f64,
+        lr_decay: f64,
+        weight_decay: f64,
+        eps: f64,
+        maximize: bool,
+    }
+
+    // Of a parameter of its own, as in all of `flat.h`: `keep` multiplies the weight before the step
+    // (decoupled weight decay), `l2` times the weight is added to the gradient.
+    struct RmsPropStep {
+        lr: f64,
+        alpha: f64,
+        eps: f64,
+        momentum: f64,
+        l2: f64,
+        keep: f64,
+        centered: bool,
+        momentum_of_gradient: bool,
+        maximize: bool,
+    }
+
+    struct RectifiedStep {
+        size: f64,
+        root_scale: f64,
+        adaptive: bool,
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        l2: f64,
+        keep: f64,
+        maximize: bool,
+    }
+
+    struct LambStep {
+        lr: f64,
+        mean_scale: f64,
+        root_scale: f64,
+        max_trust: f64,
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        l2: f64,
+        keep: f64,
+        maximize: bool,
+    }
+
+    struct LarcStep {
+        lr: f64,
+        trust: f64,
+        clip: bool,
+        weight_decay: f64,
+        momentum: f64,
+        eps: f64,
+        l2: f64,
+        keep: f64,
+        maximize: bool,
+    }
+
+    struct AdafactorStep {
+        rho: f64,
+        weight: f64,
+        /// Negative: the kind's machine epsilon.
+        eps1: f64,
+        eps2: f64,
+        threshold: f64,
+        keep: f64,
+        maximize: bool,
+    }
+
+    struct MuonStep {
+        size: f64,
+        momentum: f64,
+        nesterov: bool,
+        a: f64,
+        b: f64,
+        c: f64,
+        iterations: i64,
+        eps: f64,
+        keep: f64,
+    }
+
+    struct ProfilerOptions {
+        cuda: bool,
+        shapes: bool,
+        memory: bool,
+        flops: bool,
+    }
+
+    /// One event of the profiler.
+    struct ProfiledEvent {
+        name: String,
+        start_ns: u64,
+        duration_ns: u64,
+        /// The thread, or the device's stream.
+        lane: u64,
+        /// Ran on a GPU.
+        on_device: bool,
+        /// Bytes that a memory event took (or gave back, when negative).
+        bytes: i64,
+        flops: u64,
+        /// `[[64, 1, 28, 28], []]`, empty when shapes are not recorded.
+        shapes: String,
+    }
+
     extern "Rust" {
         type Blob;
         fn blob_address(blob: &Blob) -> usize;
+
+        type Hook;
+        /// Takes over the handles.
+        fn run_hook(
+            hook: &Hook,
+            index: usize,
+            is_last: bool,
+            buffer: TensorRef,
+            gradients: Vec<TensorRef>,
+        ) -> Result<()>;
     }
 
     unsafe extern "C++" {
@@ -114,6 +261,10 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/reducer.h");
         include!("brigade-torch/cpp/optimizer.h");
         include!("brigade-torch/cpp/precision.h");
+        include!("brigade-torch/cpp/flat.h");
+        include!("brigade-torch/cpp/matrix_step.h");
+        include!("brigade-torch/cpp/norm.h");
+        include!("brigade-torch/cpp/profiler.h");
 
         type Tensor;
         /// # Safety
@@ -287,6 +438,30 @@ pub(crate) mod ffi {
             delay: bool,
         ) -> Result<Vec<TensorRef>>;
         fn reducer_bucket_bytes(reducer: &Reducer) -> Result<Vec<usize>>;
+        fn reducer_compress(reducer: &Reducer, group: &Group, kind: i8) -> Result<()>;
+        fn reducer_hook(reducer: &Reducer, hook: Box<Hook>) -> Result<()>;
+        fn reducer_divide_by(reducer: &Reducer, ranks: i64) -> Result<()>;
+        fn reducer_shadow_backward(reducer: &Reducer) -> Result<()>;
+        fn reducer_push_rebuilt(reducer: &Reducer) -> Result<()>;
+        fn reducer_used_map(reducer: &Reducer) -> Result<*mut Tensor>;
+
+        /// # Safety
+        /// Pointers are null or come from live tensors.
+        unsafe fn sync_batch_norm(
+            group: &Group,
+            input: &TensorRef,
+            weight: *const Tensor,
+            bias: *const Tensor,
+            running_mean: *const Tensor,
+            running_var: *const Tensor,
+            momentum: f64,
+            eps: f64,
+        ) -> Result<*mut Tensor>;
+
+        fn profiler_start(options: &ProfilerOptions) -> Result<()>;
+        fn profiler_stop(path: &str) -> Result<Vec<ProfiledEvent>>;
+        type Scope;
+        fn enter_scope(name: &str) -> Result<UniquePtr<Scope>>;
 
         fn fused_adam(
             parameters: &[TensorRef],
@@ -319,5 +494,24 @@ pub(crate) mod ffi {
         fn release_memory(cuda: bool) -> Result<()>;
         fn has_onednn() -> bool;
         fn cuda_has_bf16() -> Result<bool>;
+
+        fn fused_adagrad(
+            parameters: &[TensorRef],
+            gradients: &[TensorRef],
+            state_sums: &[TensorRef],
+            steps: &[TensorRef],
+            step: &AdagradStep,
+        ) -> Result<()>;
+        fn rmsprop(tensors: &[TensorRef], step: &RmsPropStep, operations: bool) -> Result<()>;
+        fn rectified(tensors: &[TensorRef], step: &RectifiedStep, operations: bool) -> Result<()>;
+        fn lamb(tensors: &[TensorRef], step: &LambStep, operations: bool) -> Result<()>;
+        fn larc(tensors: &[TensorRef], step: &LarcStep, operations: bool) -> Result<()>;
+        fn look_ahead(tensors: &[TensorRef], alpha: f64, operations: bool) -> Result<()>;
+        fn adafactor(tensors: &[TensorRef], step: &AdafactorStep) -> Result<()>;
+        fn muon(tensors: &[TensorRef], step: &MuonStep) -> Result<()>;
+        fn scale_all(tensors: &[TensorRef], factor: f64) -> Result<()>;
+        /// # Safety
+        /// See `tensor_data`.
+        unsafe fn same_layout(first: *const Tensor, second: *const Tensor) -> Result<bool>;
     }
 }

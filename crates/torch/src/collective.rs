@@ -11,12 +11,15 @@ mod gather;
 mod message;
 mod reduce;
 
+use std::fmt;
+
 use cxx::UniquePtr;
 use tch::{Kind, Tensor};
 
 pub use reduce::ReduceOp;
 
 use crate::bridge::ffi;
+use crate::check::describe;
 use crate::error::{CollectiveError, Error, Fault};
 use crate::fused::borrow_one;
 use crate::group::ProcessGroup;
@@ -27,11 +30,14 @@ type Begun = Result<UniquePtr<ffi::Work>, cxx::Exception>;
 
 impl ProcessGroup {
     /// Starts a collective that all ranks number alike.
+    #[track_caller]
     fn collective(
         &self,
         operation: &'static str,
+        what: impl FnOnce() -> String,
         start: impl FnOnce(&ffi::Group, i64) -> Begun,
     ) -> Result<Flight, Error> {
+        self.check(operation, what)?;
         let limit = self.limit_ms();
         let (started, begun) =
             self.exclusively(|group| (self.next_collective(operation), start(group, limit)));
@@ -42,14 +48,18 @@ impl ProcessGroup {
     }
 
     /// A collective that changes one tensor.
+    #[track_caller]
     fn in_place(
         &self,
         operation: &'static str,
+        how: &dyn fmt::Debug,
         tensor: Tensor,
         start: impl FnOnce(&ffi::Group, &Tensor, i64) -> Begun,
     ) -> Result<Work<Tensor>, Error> {
         let target = dense(&tensor)?;
-        let flight = self.collective(operation, |group, limit| start(group, &target, limit))?;
+        let what = || format!("{how:?} {}", describe(&target));
+        let flight =
+            self.collective(operation, what, |group, limit| start(group, &target, limit))?;
         Ok(fill(flight, tensor, target))
     }
 

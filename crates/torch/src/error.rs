@@ -51,6 +51,17 @@ pub enum Error {
         /// What stands in its place on that rank.
         found: String,
     },
+    /// A rank ran out of data in a join that was to end then.
+    #[error(
+        "rank {rank} has no more data, and the join was to end there (throw_on_early_termination)"
+    )]
+    EarlyTermination {
+        /// The first rank without data.
+        rank: usize,
+    },
+    /// In debug mode: the ranks do not do the same.
+    #[error("{0}")]
+    Desync(Box<crate::check::Desync>),
     /// An object could not be turned into bytes or back.
     #[error("{operation}: the object cannot be carried between ranks: {detail}")]
     Object {

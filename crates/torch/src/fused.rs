@@ -116,6 +116,59 @@ pub fn sgd(
         .map_err(|error| Error::libtorch("fused SGD step", &error))
 }
 
+/// The numbers of one Adagrad step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdagradStep {
+    /// Learning rate.
+    pub lr: f64,
+    /// The learning rate is divided by 1 + this times the steps before.
+    pub lr_decay: f64,
+    /// Weight decay, added to the gradient.
+    pub weight_decay: f64,
+    /// Added to the denominator.
+    pub eps: f64,
+    /// Ascend instead of descend.
+    pub maximize: bool,
+}
+
+/// One Adagrad step, in place, as `torch.optim.Adagrad(fused=True)`.
+///
+/// All slices have one entry per parameter; `steps` holds float32 scalars that the caller has already
+/// counted up.
+///
+/// # Errors
+/// [`Error::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
+///
+/// ```no_run
+/// use brigade_torch::{Tensor, fused};
+/// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
+/// let (sum, steps) = (Tensor::from(0f32), Tensor::from(1f32));
+/// let step = fused::AdagradStep {
+///     lr: 0.5, lr_decay: 0.0, weight_decay: 0.0, eps: 0.0, maximize: false,
+/// };
+/// fused::adagrad(&[&weight], &[&gradient], &[&sum], &[&steps], &step)?;
+/// assert_eq!(weight.double_value(&[]), 0.5); // the first step is as long as the rate
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn adagrad(
+    parameters: &[&Tensor],
+    gradients: &[&Tensor],
+    state_sums: &[&Tensor],
+    steps: &[&Tensor],
+    step: &AdagradStep,
+) -> Result<(), Error> {
+    let AdagradStep { lr, lr_decay, weight_decay, eps, maximize } = *step;
+    let step = ffi::AdagradStep { lr, lr_decay, weight_decay, eps, maximize };
+    ffi::fused_adagrad(
+        &borrow(parameters),
+        &borrow(gradients),
+        &borrow(state_sums),
+        &borrow(steps),
+        &step,
+    )
+    .map_err(|error| Error::libtorch("fused Adagrad step", &error))
+}
+
 pub(crate) fn borrow(tensors: &[&Tensor]) -> Vec<ffi::TensorRef> {
     tensors.iter().map(|tensor| borrow_one(tensor)).collect()
 }

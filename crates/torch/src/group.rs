@@ -1,6 +1,7 @@
 //! Process groups: the ranks that take part in a collective.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -38,6 +39,10 @@ pub struct ProcessGroup {
     inner: Arc<Inner>,
     /// Of this handle's operations; the group's when there is none.
     limit: Option<Duration>,
+    /// Whether this handle's operations are compared between ranks before they begin.
+    pub(crate) checks: bool,
+    /// Where the user's program starts this handle's operations, when not where it calls them.
+    pub(crate) site: Option<&'static Location<'static>>,
 }
 
 /// What a group is made with, besides its ranks.
@@ -54,11 +59,20 @@ pub struct GroupOptions {
     /// NCCL the GPU of this rank's number, counted round among those of the host; name the right one
     /// when ranks are not spread like that.
     pub device: Option<Device>,
+    /// Compares operation, shape, type and place in the program between ranks before each collective,
+    /// and names who differs ([`Error::Desync`]). The same on every rank. Slow.
+    pub debug: bool,
 }
 
 impl Default for GroupOptions {
     fn default() -> Self {
-        Self { name: "world".into(), store_key: None, timeout: DEFAULT_GROUP_TIMEOUT, device: None }
+        Self {
+            name: "world".into(),
+            store_key: None,
+            timeout: DEFAULT_GROUP_TIMEOUT,
+            device: None,
+            debug: false,
+        }
     }
 }
 
@@ -82,6 +96,11 @@ pub(crate) struct Inner {
     messages: Mutex<Vec<work::Handle>>,
     failed: AtomicBool,
     aborted: AtomicBool,
+    /// Comparisons of the debug mode so far.
+    pub(crate) compared: AtomicU64,
+    pub(crate) comparing: Mutex<()>,
+    /// Whether the next backward reduces gradients, as far as the debug mode knows.
+    pub(crate) reduces: AtomicBool,
 }
 
 struct Handle(UniquePtr<ffi::Group>);
@@ -117,7 +136,7 @@ impl ProcessGroup {
         backend: Backend,
         options: GroupOptions,
     ) -> Result<Self, Error> {
-        let GroupOptions { name, store_key, timeout, device } = options;
+        let GroupOptions { name, store_key, timeout, device, debug } = options;
         let size = ranks.len();
         if rank >= size {
             return Err(Error::Misuse(format!(
@@ -178,8 +197,13 @@ impl ProcessGroup {
                 messages: Mutex::new(Vec::new()),
                 failed: AtomicBool::new(false),
                 aborted: AtomicBool::new(false),
+                compared: AtomicU64::new(0),
+                comparing: Mutex::new(()),
+                reduces: AtomicBool::new(false),
             }),
             limit: None,
+            checks: debug,
+            site: None,
         })
     }
 
@@ -221,6 +245,7 @@ impl ProcessGroup {
             store_key: Some(format!("subgroup.{number}")),
             timeout: self.timeout(),
             device: Some(inner.device),
+            debug: self.checks,
         };
         let global = ranks.iter().map(|&rank| inner.ranks[rank]).collect();
         Self::connect(&inner.store, rank, global, inner.backend.clone(), options).map(Some)
@@ -295,7 +320,7 @@ impl ProcessGroup {
     /// ```
     #[must_use]
     pub fn within(&self, limit: Duration) -> Self {
-        Self { inner: Arc::clone(&self.inner), limit: Some(limit) }
+        Self { limit: Some(limit), ..self.clone() }
     }
 
     /// Ends everything in flight, here and on the peers, with an error ([`Fault::Aborted`] here,
@@ -311,6 +336,10 @@ impl ProcessGroup {
     pub(crate) fn close(&self) {
         // Nothing better can be done when even that fails; the failure itself is being reported.
         let _ = ffi::group_abort(self.raw());
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
     }
 
     pub(crate) fn raw(&self) -> &ffi::Group {

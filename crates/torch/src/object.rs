@@ -20,6 +20,7 @@ impl ProcessGroup {
     /// # Errors
     /// [`Error::Object`] on every rank when the root's object cannot be carried; [`Error::Misuse`] when
     /// the root gives none; otherwise [`Error::Collective`].
+    #[track_caller]
     pub fn broadcast_object<T>(&self, object: Option<&T>, root: usize) -> Result<T, Error>
     where
         T: Serialize + DeserializeOwned,
@@ -66,6 +67,7 @@ impl ProcessGroup {
     /// assert_eq!(hosts.len(), group.size());
     /// # Ok(()) }
     /// ```
+    #[track_caller]
     pub fn all_gather_object<T>(&self, object: &T) -> Result<Vec<T>, Error>
     where
         T: Serialize + DeserializeOwned,
@@ -84,6 +86,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// As [`ProcessGroup::all_gather_object`].
+    #[track_caller]
     pub fn gather_object<T>(&self, object: &T, root: usize) -> Result<Option<Vec<T>>, Error>
     where
         T: Serialize + DeserializeOwned,
@@ -102,6 +105,7 @@ impl ProcessGroup {
     }
 
     /// Exchanges lengths and pads this rank's bytes to the longest.
+    #[track_caller]
     fn announce(
         &self,
         operation: &'static str,

@@ -24,7 +24,7 @@
 //! and the last forward was a synchronised one), the buckets, and once, after the first backward, the
 //! broadcast of rank 0's bucket order.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 
 use cxx::UniquePtr;
@@ -36,6 +36,7 @@ use crate::bridge::ffi;
 use crate::error::{Error, Fault, read_exception};
 use crate::fused::borrow;
 use crate::group::{ProcessGroup, Started};
+use crate::join::Join;
 use crate::memory::as_slice;
 use crate::memory_format::is_channels_last;
 use crate::tensors::Tensors;
@@ -102,8 +103,11 @@ pub struct Reducer {
     buffers: Vec<Tensor>,
     options: ReducerOptions,
     /// False after a forward whose gradients are not reduced: the buffers are not broadcast then.
-    forward_sync: Cell<bool>,
+    pub(crate) forward_sync: Cell<bool>,
     reduction_delayed: Cell<bool>,
+    /// The parameters, without their history.
+    parameters: Vec<Tensor>,
+    pub(crate) join: RefCell<Option<Join>>,
 }
 
 struct Handle(UniquePtr<ffi::Reducer>);
@@ -122,6 +126,7 @@ impl Reducer {
     /// # Errors
     /// [`Error::ModelsDiffer`] on every rank, naming the first parameter or buffer that differs;
     /// [`Error::Misuse`] without parameters; [`Error::Collective`].
+    #[track_caller]
     pub fn new(
         group: &ProcessGroup,
         parameters: &[(String, Tensor)],
@@ -168,6 +173,8 @@ impl Reducer {
             options,
             forward_sync: Cell::new(true),
             reduction_delayed: Cell::new(false),
+            parameters: detached.into_iter().take(parameters.len()).collect(),
+            join: RefCell::new(None),
         })
     }
 
@@ -177,11 +184,22 @@ impl Reducer {
     /// # Errors
     /// [`Error::Collective`] when a peer is gone; [`Error::Libtorch`] with PyTorch's explanation when
     /// the last backward did not reach every parameter.
+    #[track_caller]
     pub fn before_forward(&self, sync: bool) -> Result<(), Error> {
         let failed = |error: cxx::Exception| match read_exception(&error) {
             (Fault::Invalid, detail) => self.unfinished(detail),
             _ => self.group.failure(Started::unnumbered("before_forward"), &error),
         };
+        let mut authority = 0;
+        if self.is_joining() {
+            // Ranks without data know nothing of this one's evaluations.
+            if !grad_enabled() {
+                return Ok(());
+            }
+            authority = self.answer_roll(sync)?;
+        } else if sync && grad_enabled() {
+            self.group.check_forward()?;
+        }
         if grad_enabled() {
             if sync {
                 ffi::reducer_prepare_for_forward(&self.handle.0).map_err(failed)?;
@@ -190,11 +208,24 @@ impl Reducer {
             // is sent to all, so this is a collective, at the same place as PyTorch's.
             ffi::reducer_rebuild_buckets(&self.handle.0).map_err(failed)?;
         }
+        self.send_buffers(authority)
+    }
+
+    /// Replaces the buffers by another rank's, where that is due.
+    #[track_caller]
+    pub(crate) fn send_buffers(&self, from: usize) -> Result<(), Error> {
         if self.forward_sync.get() && self.options.broadcast_buffers && !self.buffers.is_empty() {
             let buffers: Vec<&Tensor> = self.buffers.iter().collect();
-            self.group.broadcast_coalesced(&buffers, BROADCAST_BYTES, 0)?;
+            let group = if self.is_joining() { &self.group.unchecked() } else { &self.group };
+            group.broadcast_coalesced(&buffers, BROADCAST_BYTES, from)?;
         }
         Ok(())
+    }
+
+    /// Replaces parameters and buffers by another rank's.
+    pub(crate) fn broadcast_state(&self, from: usize) -> Result<(), Error> {
+        let state: Vec<&Tensor> = self.parameters.iter().chain(&self.buffers).collect();
+        self.group.unchecked().broadcast_coalesced(&state, BROADCAST_BYTES, from)
     }
 
     /// After the model's forward, with its outputs. Gives back the outputs to go on with.
@@ -205,6 +236,9 @@ impl Reducer {
     where
         T: Tensors<Owned = T>,
     {
+        if self.is_joining() && !grad_enabled() {
+            return Ok(outputs);
+        }
         // As in PyTorch, a forward without gradients counts as one without synchronisation.
         let sync = sync && grad_enabled();
         self.forward_sync.set(sync);
@@ -281,6 +315,10 @@ impl Reducer {
         Error::Libtorch { operation: "before_forward", fault: Fault::Invalid, detail }
     }
 
+    pub(crate) fn raw(&self) -> &ffi::Reducer {
+        &self.handle.0
+    }
+
     /// The group whose ranks share the gradients.
     #[must_use]
     pub fn group(&self) -> &ProcessGroup {
@@ -305,6 +343,7 @@ impl fmt::Debug for Reducer {
 
 /// Compares names, shapes and types across ranks: first their fingerprints, in one small message, then,
 /// only if those differ, the lists themselves, to name the first difference.
+#[track_caller]
 fn same_model(
     group: &ProcessGroup,
     parameters: &[(String, Tensor)],
@@ -359,7 +398,7 @@ fn listing(
 }
 
 /// PyTorch's name, without `torch.`.
-fn type_name(kind: Kind) -> String {
+pub(crate) fn type_name(kind: Kind) -> String {
     let name = match kind {
         Kind::Uint8 => "uint8",
         Kind::Int8 => "int8",

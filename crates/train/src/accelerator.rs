@@ -1,6 +1,7 @@
 //! The Accelerator: one process's view of the job.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -14,10 +15,13 @@ use crate::accumulate::{Accumulation, GradientAccumulation};
 use crate::checkpoint::{Checkpoints, ProjectConfiguration};
 use crate::connect;
 use crate::error::Result;
+use crate::hook::CommHook;
+use crate::join::EvenBatches;
 use crate::loader::LoaderRules;
 use crate::precision::{Numerics, NumericsOptions};
 use crate::prepare::Prepare;
 use crate::registry::Registry;
+use crate::watch::{Watch, WatchOptions};
 
 /// What `brigade launch` (or torchrun) set up, as a value: the process's place among the ranks, its
 /// device, and everything that the training loop does with the others.
@@ -50,11 +54,15 @@ pub struct Accelerator {
     pub(crate) job: Arc<Job>,
     pub(crate) accumulation: Arc<Accumulation>,
     pub(crate) options: Arc<Options>,
-    pub(crate) registry: Arc<Registry>,
-    pub(crate) checkpoints: Arc<Checkpoints>,
     pub(crate) numerics: Arc<Numerics>,
     /// Whether the start-up line has been written.
     pub(crate) said: Arc<AtomicBool>,
+    /// A join's rule for prepared loaders.
+    pub(crate) even_batches: Arc<EvenBatches>,
+    pub(crate) trigger: Arc<AtomicBool>,
+    pub(crate) watch: Arc<Watch>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) checkpoints: Arc<Checkpoints>,
 }
 
 /// The process's place and its connections. Shared by everything that was prepared.
@@ -77,6 +85,8 @@ pub(crate) struct Options {
     pub(crate) reducer: ReducerOptions,
     pub(crate) loader: LoaderRules,
     pub(crate) quiet: bool,
+    pub(crate) comm_hook: CommHook,
+    pub(crate) sync_batch_norm: bool,
 }
 
 /// Settings of an [`Accelerator`]. Every one has a default.
@@ -90,7 +100,9 @@ pub struct AcceleratorBuilder {
     accumulation: Option<GradientAccumulation>,
     pub(crate) numerics: NumericsOptions,
     sharing: Option<Accelerator>,
+    debug: Option<bool>,
     options: Options,
+    pub(crate) watch: WatchOptions,
     project: ProjectConfiguration,
 }
 
@@ -113,12 +125,16 @@ impl Accelerator {
             accumulation: None,
             numerics: NumericsOptions::default(),
             sharing: None,
+            debug: None,
             project: ProjectConfiguration::default(),
             options: Options {
                 reducer: ReducerOptions::default(),
                 loader: LoaderRules::default(),
                 quiet: false,
+                comm_hook: CommHook::None,
+                sync_batch_norm: false,
             },
+            watch: WatchOptions::default(),
         }
     }
 
@@ -194,21 +210,24 @@ impl Accelerator {
         self.job.group.as_ref()
     }
 
+    /// The group, whose operations name the caller's place in the user's program.
+    #[track_caller]
+    pub(crate) fn traced(&self) -> Option<ProcessGroup> {
+        let here = Location::caller();
+        self.group().map(|group| group.at(here))
+    }
+
     /// Prints a line on the first process of each host, without mixing with other ranks' lines.
     pub fn println(&self, line: impl fmt::Display) {
         if self.is_local_main_process() {
-            use std::io::Write;
-            // A reader that went away (`| head`) must not end the training.
-            let _ = writeln!(std::io::stdout().lock(), "{line}");
+            self.watch.print(format_args!("{line}\n"));
         }
     }
 
     /// As [`Accelerator::println`], without the end of line.
     pub fn print(&self, text: impl fmt::Display) {
         if self.is_local_main_process() {
-            use std::io::Write;
-            let mut out = std::io::stdout().lock();
-            let _ = write!(out, "{text}").and_then(|()| out.flush());
+            self.watch.print(format_args!("{text}"));
         }
     }
 
@@ -269,6 +288,19 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// What goes over the wire when gradients are averaged: all of it, unless set.
+    pub fn comm_hook(mut self, hook: CommHook) -> Self {
+        self.options.comm_hook = hook;
+        self
+    }
+
+    /// Batch normalisations of the models that are prepared use the statistics of all ranks; see
+    /// [`brigade_models::Model::convert_sync_batch_norm`]. Off unless set.
+    pub fn sync_batch_norm(mut self, on: bool) -> Self {
+        self.options.sync_batch_norm = on;
+        self
+    }
+
     /// A loader's batch size is that of all ranks together: each takes its part of every batch.
     pub fn split_batches(mut self, split: bool) -> Self {
         self.options.loader.split_batches = split;
@@ -285,6 +317,17 @@ impl AcceleratorBuilder {
     /// Rank 0 reads the data and sends every rank its part. Off unless set.
     pub fn dispatch_batches(mut self, dispatch: bool) -> Self {
         self.options.loader.dispatch = dispatch;
+        self
+    }
+
+    /// Compares operation, shape, type and place in the program between ranks before each collective,
+    /// and before each forward and backward that sends anything. A rank that does something else, or
+    /// comes to nothing within the time limit, is named by an error on every other
+    /// ([`brigade_torch::Desync`]) instead of being waited for. Slow. Off unless set, or asked for by
+    /// the variable `ACCELERATE_DEBUG_MODE`, which `brigade launch --debug` sets. With `sharing` it is
+    /// the other's.
+    pub fn debug(mut self, on: bool) -> Self {
+        self.debug = Some(on);
         self
     }
 
@@ -305,22 +348,48 @@ impl AcceleratorBuilder {
     /// # Errors
     /// As [`Accelerator::new`]; [`crate::Error::Misuse`] for zero accumulation steps.
     pub fn build(self) -> Result<Accelerator> {
+        self.options.comm_hook.check()?;
         let settings = self.accumulation.map_or_else(GradientAccumulation::from_env, Ok)?;
         let accumulation = Arc::new(Accumulation::new(settings)?);
+        let debug = self.debug.unwrap_or_else(debug_is_asked_for);
+        let shared = self.sharing.as_ref().filter(|_| self.watch.trackers.is_empty());
+        let shared = shared.map(|other| Arc::clone(&other.watch));
         let job = match self.sharing {
             Some(other) => other.job,
-            None => Arc::new(connect::join(World::from_env()?, self.cpu, self.timeout, self.gloo)?),
+            None => Arc::new(connect::join(
+                World::from_env()?,
+                self.cpu,
+                self.timeout,
+                self.gloo,
+                debug,
+            )?),
         };
         let numerics = Arc::new(self.numerics.decide(job.group.as_ref())?);
-        let said = Arc::new(AtomicBool::new(false));
+        let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, job.rank())));
         let registry = Arc::new(Registry::default());
         if let Some(scaler) = &numerics.scaler {
             registry.keep(Arc::new(scaler.clone()));
         }
-        let checkpoints = Arc::new(Checkpoints::new(self.project));
-        let options = Arc::new(self.options);
-        Ok(Accelerator { job, accumulation, options, numerics, said, registry, checkpoints })
+        Ok(Accelerator {
+            job,
+            accumulation,
+            options: Arc::new(self.options),
+            numerics,
+            said: Arc::default(),
+            even_batches: Arc::default(),
+            trigger: Arc::default(),
+            watch,
+            registry,
+            checkpoints: Arc::new(Checkpoints::new(self.project)),
+        })
     }
+}
+
+/// The launcher's `--debug`.
+fn debug_is_asked_for() -> bool {
+    std::env::var("ACCELERATE_DEBUG_MODE").is_ok_and(|value| {
+        ["1", "true", "yes", "on", "y", "t"].contains(&value.to_ascii_lowercase().as_str())
+    })
 }
 
 impl Job {

@@ -8,7 +8,7 @@ use brigade_torch::{Kind, Tensor, gradient};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
-use crate::model::PreparedModels;
+use crate::model::{PreparedModels, Switched};
 use crate::weighted::WeightedWindow;
 
 /// How gradients of several batches become one optimizer step.
@@ -141,7 +141,11 @@ impl Accelerator {
     /// # Errors
     /// [`Error::Torch`] when a peer is gone; [`Error::Tensor`] when the loss has no graph or is no
     /// single number.
+    #[track_caller]
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
+        if let Some(group) = self.traced() {
+            group.check_backward()?;
+        }
         let divisor = self.accumulation.divisor.load(Ordering::Relaxed);
         match divisor {
             1 => self.run_backward(loss),
@@ -254,29 +258,6 @@ impl<'a> Shortened<'a> {
 impl Drop for Shortened<'_> {
     fn drop(&mut self) {
         self.0.divisor.store(self.0.settings.steps, Ordering::Relaxed);
-    }
-}
-
-/// Models whose reduction is off; on again when dropped, also after a panic of the body.
-struct Switched<'a, P: PreparedModels + ?Sized> {
-    models: &'a P,
-    before: Vec<bool>,
-}
-
-impl<'a, P: PreparedModels + ?Sized> Switched<'a, P> {
-    fn off(models: &'a P) -> Self {
-        let mut before = Vec::new();
-        models.each_switch(&mut |switch| before.push(switch.swap(false, Ordering::Relaxed)));
-        Self { models, before }
-    }
-}
-
-impl<P: PreparedModels + ?Sized> Drop for Switched<'_, P> {
-    fn drop(&mut self) {
-        let mut before = self.before.iter();
-        self.models.each_switch(&mut |switch| {
-            switch.store(before.next().copied().unwrap_or(true), Ordering::Relaxed);
-        });
     }
 }
 

@@ -61,7 +61,7 @@ impl Accelerator {
             smallest = size;
             // tch's operators without `f_` panic with libtorch's error.
             let outcome = catch_unwind(AssertUnwindSafe(|| body(size).map_err(Into::into)));
-            match self.agree(outcome)? {
+            match self.agree_on_fit(outcome)? {
                 Some(result) => return Ok(result),
                 None => {
                     self.accumulation.reset();
@@ -85,7 +85,7 @@ impl Accelerator {
     }
 
     /// This rank's result when all have one; `None` when memory ran out somewhere.
-    fn agree<R>(&self, outcome: std::thread::Result<Result<R>>) -> Result<Option<R>> {
+    fn agree_on_fit<R>(&self, outcome: std::thread::Result<Result<R>>) -> Result<Option<R>> {
         let mine = match &outcome {
             Ok(Ok(_)) => End::Fits,
             Ok(Err(error)) if error.is_out_of_memory() => End::OutOfMemory,

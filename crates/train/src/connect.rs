@@ -17,6 +17,7 @@ pub(crate) fn join(
     cpu: bool,
     timeout: Duration,
     gloo: Option<GlooDevice>,
+    debug: bool,
 ) -> Result<Job> {
     keep_freed_memory();
     let device = choose_device(&world, cpu);
@@ -35,6 +36,7 @@ pub(crate) fn join(
         store_key: Some("0".into()),
         timeout,
         device: Some(device),
+        debug,
     };
     let (rank, size) = (world.rank.as_usize(), world.world_size.as_usize());
     let group = ProcessGroup::new(&store, rank, size, backend, options)?;

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use std::panic::Location;
+
 use brigade_data::{Batch, DataError, Epoch, Round};
 use brigade_torch::{Device, Kind, ProcessGroup, Tensor, Tensors};
 use serde::{Deserialize, Serialize};
@@ -61,7 +63,9 @@ pub(crate) struct Dispatch<T> {
 }
 
 impl<T: Rebuild> Dispatch<T> {
-    pub(crate) fn new(group: ProcessGroup, epoch: Option<Epoch<T>>) -> Self {
+    pub(crate) fn new(group: &ProcessGroup, epoch: Option<Epoch<T>>) -> Self {
+        // Rank 0 and the others send from different lines.
+        let group = group.at(Location::caller());
         Self { group, epoch, ended: false }
     }
 

@@ -32,6 +32,9 @@ pub enum Error {
     /// A schedule's or a sampler's numbers do not fit.
     #[error(transparent)]
     Plan(#[from] brigade_plan::PlanError),
+    /// A tracker cannot write.
+    #[error(transparent)]
+    Track(#[from] brigade_track::TrackError),
     /// A tensor operation failed.
     #[error("tensor operation failed: {0}")]
     Tensor(#[from] tch::TchError),
@@ -134,6 +137,9 @@ pub enum Error {
         /// The last one.
         smallest: usize,
     },
+    /// An optimizer's state does not fit the optimizer.
+    #[error(transparent)]
+    OptimizerState(crate::optim::StateMismatch),
     /// An error of the caller's own code inside a scope.
     #[error("{0}")]
     User(#[source] Box<dyn std::error::Error + Send + Sync>),

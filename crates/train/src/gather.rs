@@ -1,7 +1,7 @@
 //! Values of all ranks: gather, reduce, broadcast, pad.
 
 use brigade_data::{Batch, Round};
-use brigade_torch::{Device, ReduceOp, Tensor, Tensors, as_slice};
+use brigade_torch::{Device, ProcessGroup, ReduceOp, Tensor, Tensors, as_slice};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -15,8 +15,10 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`Error::Torch`] when a peer is gone.
+    #[track_caller]
     pub fn gather<T: Tensors>(&self, values: &T) -> Result<T::Owned> {
-        values.try_map(&mut |tensor| match self.group() {
+        let group = self.traced();
+        values.try_map(&mut |tensor| match &group {
             Some(group) => Ok(group.all_gather_flat(tensor)?),
             None if tensor.dim() == 0 => Ok(tensor.f_unsqueeze(0)?),
             None => Ok(tensor.shallow_clone()),
@@ -32,6 +34,7 @@ impl Accelerator {
     /// # Errors
     /// [`Error::Rows`] for a tensor of another length; [`Error::UnevenRound`] when some rank has no
     /// batch in this round; [`Error::Torch`] when a peer is gone.
+    #[track_caller]
     pub fn gather_for_metrics<B, T: Tensors>(
         &self,
         batch: &Batch<B>,
@@ -39,7 +42,8 @@ impl Accelerator {
     ) -> Result<T::Owned> {
         let round = batch.round();
         let rows = batch.rows();
-        if let (Some(_), Some(rank)) = (self.group(), round.rows.iter().position(|&n| n == 0)) {
+        let group = self.traced();
+        if let (Some(_), Some(rank)) = (&group, round.rows.iter().position(|&n| n == 0)) {
             return Err(Error::UnevenRound { rank });
         }
         values.try_map(&mut |tensor| {
@@ -47,35 +51,8 @@ impl Accelerator {
             if shape.first().copied() != Some(rows as i64) {
                 return Err(Error::Rows { expected: rows, found: shape });
             }
-            self.gather_valid(tensor, round)
+            gather_valid(group.as_ref(), tensor, round)
         })
-    }
-
-    fn gather_valid(&self, tensor: &Tensor, round: &Round) -> Result<Tensor> {
-        let (gathered, ranges) = match self.group() {
-            None => (tensor.shallow_clone(), round.valid_ranges()),
-            Some(group) if round.is_even() => {
-                (group.all_gather_flat(tensor)?, round.valid_ranges())
-            }
-            Some(group) => {
-                let longest = round.rows.iter().copied().max().unwrap_or(0);
-                let padded = pad_to(tensor, 0, longest as i64, 0.0, false)?;
-                let even =
-                    Round { rows: vec![longest; round.rows.len()], valid: round.valid.clone() };
-                (group.all_gather_flat(&padded)?, even.valid_ranges())
-            }
-        };
-        match ranges.as_slice() {
-            [all] if all.start == 0 && all.end as i64 == gathered.size()[0] => Ok(gathered),
-            [] => Ok(gathered.f_narrow(0, 0, 0)?),
-            ranges => {
-                let kept = ranges
-                    .iter()
-                    .map(|range| gathered.f_narrow(0, range.start as i64, range.len() as i64))
-                    .collect::<std::result::Result<Vec<_>, _>>()?;
-                Ok(Tensor::f_cat(&kept, 0)?)
-            }
-        }
     }
 
     /// Objects of all ranks that were computed from a batch, one per sample, without those of duplicates.
@@ -83,6 +60,7 @@ impl Accelerator {
     /// # Errors
     /// [`Error::Misuse`] when there is not one object per sample; otherwise as
     /// [`Accelerator::gather_for_metrics`].
+    #[track_caller]
     pub fn gather_objects_for_metrics<B, T>(
         &self,
         batch: &Batch<B>,
@@ -100,7 +78,7 @@ impl Accelerator {
                 objects.len()
             )));
         }
-        let Some(group) = self.group() else {
+        let Some(group) = self.traced() else {
             return Ok(objects.into_iter().take(batch.valid()).collect());
         };
         if let Some(rank) = round.rows.iter().position(|&n| n == 0) {
@@ -118,10 +96,12 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`Error::Torch`] when a peer is gone, or for the mean of integers.
+    #[track_caller]
     pub fn reduce<T: Tensors>(&self, values: &T, op: ReduceOp) -> Result<T::Owned> {
+        let group = self.traced();
         values.try_map(&mut |tensor| {
             let mut reduced = tensor.f_detach_copy()?;
-            if let Some(group) = self.group() {
+            if let Some(group) = &group {
                 group.all_reduce(&mut reduced, op)?;
             }
             Ok(reduced)
@@ -132,10 +112,12 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`Error::Torch`] when a peer is gone or there is no such rank.
+    #[track_caller]
     pub fn broadcast<T: Tensors>(&self, values: &T, from: usize) -> Result<T::Owned> {
+        let group = self.traced();
         values.try_map(&mut |tensor| {
             let mut copy = tensor.f_detach_copy()?;
-            if let Some(group) = self.group() {
+            if let Some(group) = &group {
                 group.broadcast(&mut copy, from)?;
             }
             Ok(copy)
@@ -149,6 +131,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`Error::Torch`] when a peer is gone.
+    #[track_caller]
     pub fn pad_across_processes<T: Tensors>(
         &self,
         values: &T,
@@ -156,10 +139,11 @@ impl Accelerator {
         value: f64,
         first: bool,
     ) -> Result<T::Owned> {
+        let group = self.traced();
         values.try_map(&mut |tensor| {
             let dims = tensor.dim() as i64;
             let dim = if dim < 0 { dim + dims } else { dim };
-            let Some(group) = self.group() else {
+            let Some(group) = &group else {
                 return Ok(tensor.shallow_clone());
             };
             if !(0..dims).contains(&dim) {
@@ -177,11 +161,12 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`Error::Torch`] when a peer is gone or the object cannot be carried.
+    #[track_caller]
     pub fn broadcast_object<T>(&self, object: T, from: usize) -> Result<T>
     where
         T: Serialize + DeserializeOwned,
     {
-        match self.group() {
+        match self.traced() {
             Some(group) => Ok(group.broadcast_object(Some(&object), from)?),
             None => Ok(object),
         }
@@ -191,13 +176,38 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`Error::Torch`] when a peer is gone or an object cannot be carried.
+    #[track_caller]
     pub fn gather_object<T>(&self, object: T) -> Result<Vec<T>>
     where
         T: Serialize + DeserializeOwned,
     {
-        match self.group() {
+        match self.traced() {
             Some(group) => Ok(group.all_gather_object(&object)?),
             None => Ok(vec![object]),
+        }
+    }
+}
+
+fn gather_valid(group: Option<&ProcessGroup>, tensor: &Tensor, round: &Round) -> Result<Tensor> {
+    let (gathered, ranges) = match group {
+        None => (tensor.shallow_clone(), round.valid_ranges()),
+        Some(group) if round.is_even() => (group.all_gather_flat(tensor)?, round.valid_ranges()),
+        Some(group) => {
+            let longest = round.rows.iter().copied().max().unwrap_or(0);
+            let padded = pad_to(tensor, 0, longest as i64, 0.0, false)?;
+            let even = Round { rows: vec![longest; round.rows.len()], valid: round.valid.clone() };
+            (group.all_gather_flat(&padded)?, even.valid_ranges())
+        }
+    };
+    match ranges.as_slice() {
+        [all] if all.start == 0 && all.end as i64 == gathered.size()[0] => Ok(gathered),
+        [] => Ok(gathered.f_narrow(0, 0, 0)?),
+        ranges => {
+            let kept = ranges
+                .iter()
+                .map(|range| gathered.f_narrow(0, range.start as i64, range.len() as i64))
+                .collect::<std::result::Result<Vec<_>, _>>()?;
+            Ok(Tensor::f_cat(&kept, 0)?)
         }
     }
 }

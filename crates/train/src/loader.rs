@@ -11,6 +11,7 @@ use brigade_torch::{Device, Tensor, as_slice};
 use crate::accelerator::{Accelerator, Job};
 use crate::dispatch::{Dispatch, Rebuild};
 use crate::error::{Error, Result};
+use crate::join::EvenBatches;
 use crate::position::{Counting, Placed};
 use crate::prepare::Prepare;
 
@@ -34,6 +35,7 @@ impl Default for LoaderRules {
 pub struct PreparedLoader<L> {
     placed: Arc<Placed<L>>,
     job: Arc<Job>,
+    even_batches: Arc<EvenBatches>,
     dispatch: bool,
 }
 
@@ -85,9 +87,10 @@ where
 impl<L: Epochs + 'static> PreparedLoader<L> {
     fn new(loader: L, accelerator: &Accelerator) -> Self {
         let dispatch = accelerator.options.loader.dispatch && accelerator.use_distributed();
+        let even_batches = Arc::clone(&accelerator.even_batches);
         let placed = Arc::new(Placed::new(loader));
         accelerator.registry.register(&placed);
-        Self { placed, job: Arc::clone(&accelerator.job), dispatch }
+        Self { placed, job: Arc::clone(&accelerator.job), even_batches, dispatch }
     }
 }
 
@@ -123,6 +126,9 @@ pub trait Epochs: Send + Sync {
 
     /// Counts an epoch that another rank reads.
     fn pass(&self);
+
+    /// Overrides whether ranks get equally many batches, where the loader can.
+    fn override_even_batches(&self, _even: Option<bool>) {}
 
     /// The number of the epoch that begins next.
     fn next_epoch(&self) -> u64;
@@ -164,6 +170,10 @@ where
         self.set_epoch(epoch);
         self.set_skip_samples(samples);
         self.set_skip_batches(batches);
+    }
+
+    fn override_even_batches(&self, even: Option<bool>) {
+        Self::override_even_batches(self, even);
     }
 }
 
@@ -220,6 +230,7 @@ impl<L: Epochs> PreparedLoader<L> {
     #[must_use]
     pub fn iter(&self) -> Batches<L::Data> {
         let loader = self.inner();
+        loader.override_even_batches(self.even_batches.get());
         let counting = self.placed.position.begin(loader.next_epoch());
         let source = match (&self.job.group, self.dispatch) {
             (Some(group), true) => {
@@ -229,7 +240,7 @@ impl<L: Epochs> PreparedLoader<L> {
                     loader.pass();
                     None
                 };
-                Source::Dispatched(Dispatch::new(group.clone(), epoch))
+                Source::Dispatched(Dispatch::new(group, epoch))
             }
             _ => Source::Own(loader.begin()),
         };

@@ -12,6 +12,7 @@ use brigade_torch::{Reducer, Tensor, Tensors, grad_enabled};
 
 use crate::accelerator::Accelerator;
 use crate::error::Result;
+use crate::hook::PowerSgdHook;
 use crate::memory_format;
 use crate::precision::Numerics;
 use crate::prepare::Prepare;
@@ -25,6 +26,8 @@ pub struct PreparedModel<M> {
     model: Model<M>,
     reducer: Option<Reducer>,
     numerics: Arc<Numerics>,
+    /// Of a communication hook that has a state.
+    hook: Option<Arc<PowerSgdHook>>,
     sync: Arc<AtomicBool>,
     /// Whether this rank's buffers may be others than rank 0's: after a forward in training.
     buffers_differ: Cell<bool>,
@@ -44,6 +47,9 @@ impl<M> Prepare for Model<M> {
             self.to_channels_last()?;
         }
         accelerator.say_start(channels_last);
+        if let (Some(group), true) = (accelerator.group(), accelerator.options.sync_batch_norm) {
+            self.convert_sync_batch_norm(group);
+        }
         let trained = named(self.trainable_parameters());
         let reducer = match accelerator.group() {
             Some(group) if !trained.is_empty() => {
@@ -65,6 +71,10 @@ impl<M> Prepare for Model<M> {
             }
             None => None,
         };
+        let hook = match &reducer {
+            Some(reducer) => accelerator.options.comm_hook.install(reducer)?,
+            None => None,
+        };
         let saved = Arc::new(SavedTensors::of(&self));
         accelerator.registry.register(&saved);
         Ok(PreparedModel {
@@ -72,6 +82,7 @@ impl<M> Prepare for Model<M> {
             model: self,
             reducer,
             numerics: Arc::clone(&accelerator.numerics),
+            hook,
             sync: Arc::new(AtomicBool::new(true)),
             buffers_differ: Cell::new(true),
         })
@@ -89,6 +100,7 @@ impl<M> PreparedModel<M> {
     ///
     /// # Panics
     /// Like tch's operators, when the input's shape does not fit the model.
+    #[track_caller]
     pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
     where
         M: Module<Input>,
@@ -118,9 +130,9 @@ impl<M> PreparedModel<M> {
         M::Output: Tensors<Owned = M::Output>,
     {
         let scope = self.numerics.scope(self.model.device())?;
-        let output = self.model.forward(input);
+        let output = self.model.try_forward(input);
         drop(scope);
-        self.numerics.outputs(output)
+        self.numerics.outputs(output?)
     }
 
     /// Dropout drops, BatchNorm uses the statistics of the batch.
@@ -156,6 +168,10 @@ impl<M> PreparedModel<M> {
     pub fn reducer(&self) -> Option<&Reducer> {
         self.reducer.as_ref()
     }
+
+    pub(crate) fn hook_state(&self) -> Option<&PowerSgdHook> {
+        self.hook.as_deref()
+    }
 }
 
 /// One prepared model or several: what [`Accelerator::accumulate`] and [`Accelerator::no_sync`] take.
@@ -164,6 +180,8 @@ pub trait PreparedModels {
     fn each_switch(&self, f: &mut dyn FnMut(&AtomicBool));
     /// Calls `f` with each trained parameter.
     fn each_parameter(&self, f: &mut dyn FnMut(&Tensor));
+    /// Calls `f` with the reducer of each model that has one.
+    fn each_reducer<'a>(&'a self, f: &mut dyn FnMut(&'a Reducer));
 }
 
 impl<M> PreparedModels for PreparedModel<M> {
@@ -176,6 +194,12 @@ impl<M> PreparedModels for PreparedModel<M> {
             f(&parameter.tensor);
         }
     }
+
+    fn each_reducer<'a>(&'a self, f: &mut dyn FnMut(&'a Reducer)) {
+        if let Some(reducer) = &self.reducer {
+            f(reducer);
+        }
+    }
 }
 
 impl<P: PreparedModels + ?Sized> PreparedModels for &P {
@@ -185,6 +209,10 @@ impl<P: PreparedModels + ?Sized> PreparedModels for &P {
 
     fn each_parameter(&self, f: &mut dyn FnMut(&Tensor)) {
         (**self).each_parameter(f);
+    }
+
+    fn each_reducer<'a>(&'a self, f: &mut dyn FnMut(&'a Reducer)) {
+        (**self).each_reducer(f);
     }
 }
 
@@ -198,6 +226,10 @@ macro_rules! several {
             fn each_parameter(&self, f: &mut dyn FnMut(&Tensor)) {
                 $(self.$index.each_parameter(f);)+
             }
+
+            fn each_reducer<'a>(&'a self, f: &mut dyn FnMut(&'a Reducer)) {
+                $(self.$index.each_reducer(f);)+
+            }
         }
     };
 }
@@ -205,6 +237,29 @@ macro_rules! several {
 several!(A 0, B 1);
 several!(A 0, B 1, C 2);
 several!(A 0, B 1, C 2, D 3);
+
+/// Models whose reduction is off; on again when dropped, also after a panic of the body.
+pub(crate) struct Switched<'a, P: PreparedModels + ?Sized> {
+    models: &'a P,
+    before: Vec<bool>,
+}
+
+impl<'a, P: PreparedModels + ?Sized> Switched<'a, P> {
+    pub(crate) fn off(models: &'a P) -> Self {
+        let mut before = Vec::new();
+        models.each_switch(&mut |switch| before.push(switch.swap(false, Ordering::Relaxed)));
+        Self { models, before }
+    }
+}
+
+impl<P: PreparedModels + ?Sized> Drop for Switched<'_, P> {
+    fn drop(&mut self) {
+        let mut before = self.before.iter();
+        self.models.each_switch(&mut |switch| {
+            switch.store(before.next().copied().unwrap_or(true), Ordering::Relaxed);
+        });
+    }
+}
 
 impl Accelerator {
     /// The model under the preparation.

@@ -1,150 +1,162 @@
-//! Optimizers on libtorch's fused kernels.
+//! Optimizers: parameters in groups, their state under PyTorch's names, and one file per rule.
 
+mod adafactor;
+mod adagrad;
 mod adam;
+mod core;
+mod group;
+mod lamb;
+mod lars;
+mod lookahead;
+mod muon;
+mod options;
+mod places;
+mod radam;
+mod rmsprop;
 mod sgd;
+mod state;
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_models::{Model, NamedTensor};
-use brigade_torch::{Tensor, clear_gradient, gradient};
 
+pub(crate) use self::core::Core;
+pub use adafactor::Adafactor;
+pub use adagrad::Adagrad;
 pub use adam::Adam;
+pub use group::{Group, ParameterGroup};
+pub use lamb::Lamb;
+pub use lars::Lars;
+pub use lookahead::Lookahead;
+pub use muon::{Muon, MuonRate};
+pub use radam::RAdam;
+pub use rmsprop::RmsProp;
 pub use sgd::Sgd;
+pub use state::{GroupState, OptimizerState, ParameterState, StateMismatch};
 
 use crate::accelerator::Accelerator;
 use crate::accumulate::Accumulation;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::PreparedModel;
 use crate::prepare::Prepare;
 use crate::scaler::GradScaler;
 
-/// Steps a model's parameters along their gradients. Made by [`Adam::build`] or [`Sgd::build`].
+/// Steps a model's parameters along their gradients. Made by `build` of [`Adam`], [`Sgd`] and the others.
 ///
 /// It holds the parameters themselves and follows them to another device. After
 /// [`Accelerator::prepare`] its `step` and `zero_grad` do nothing while gradients are still being
 /// added up.
 pub struct Optimizer {
-    rule: Box<dyn Rule>,
-    parameters: Vec<NamedTensor>,
-    numbers: Arc<Numbers>,
+    core: Arc<Mutex<Core>>,
     accumulation: Option<Arc<Accumulation>>,
     /// With fp16.
     scaler: Option<GradScaler>,
-    steps: u64,
-}
-
-/// The numbers that a schedule changes.
-pub(crate) struct Numbers {
-    lr: AtomicU64,
-    momentum: AtomicU64,
-}
-
-/// One optimizer's arithmetic and state. Parameters are known by their place in the list.
-trait Rule: fmt::Debug + Send {
-    /// Steps the parameters at `places`, whose gradients are there.
-    fn step(
-        &mut self,
-        places: &[usize],
-        parameters: &[&Tensor],
-        gradients: &[&Tensor],
-        lr: f64,
-        momentum: f64,
-    ) -> Result<()>;
 }
 
 impl Optimizer {
-    fn new(
-        rule: impl Rule + 'static,
-        parameters: Vec<NamedTensor>,
-        lr: f64,
-        momentum: f64,
-    ) -> Result<Self> {
-        if parameters.is_empty() {
-            return Err(Error::Misuse(
-                "an optimizer needs a parameter that is trained; this model has none".into(),
-            ));
-        }
-        let numbers = Numbers {
-            lr: AtomicU64::new(lr.to_bits()),
-            momentum: AtomicU64::new(momentum.to_bits()),
-        };
-        Ok(Self {
-            rule: Box::new(rule),
-            parameters,
-            numbers: Arc::new(numbers),
-            accumulation: None,
-            scaler: None,
-            steps: 0,
-        })
+    fn new(core: Core) -> Self {
+        Self { core: Arc::new(Mutex::new(core)), accumulation: None, scaler: None }
     }
 
     /// Changes every parameter that has a gradient; one without is left as it is, its state too. With
     /// fp16 a prepared optimizer leaves a step out whose gradients overflowed.
     ///
     /// # Errors
-    /// [`Error::Torch`] when the kernels refuse.
+    /// [`crate::Error::Torch`] when the kernels refuse.
     pub fn step(&mut self) -> Result<()> {
         if self.adding_up() || !self.scaler_admits()? {
             return Ok(());
         }
-        let mut places = Vec::with_capacity(self.parameters.len());
-        let mut gradients = Vec::with_capacity(self.parameters.len());
-        for (place, parameter) in self.parameters.iter().enumerate() {
-            if let Some(gradient) = gradient(&parameter.tensor)? {
-                places.push(place);
-                gradients.push(gradient);
-            }
-        }
-        let parameters: Vec<&Tensor> =
-            places.iter().map(|&place| &self.parameters[place].tensor).collect();
-        let gradients: Vec<&Tensor> = gradients.iter().collect();
-        if !places.is_empty() {
-            let Numbers { lr, momentum, .. } = &*self.numbers;
-            let (lr, momentum) = (number(lr), number(momentum));
-            self.rule.step(&places, &parameters, &gradients, lr, momentum)?;
-        }
-        self.steps += 1;
-        Ok(())
+        self.lock().step()
     }
 
     /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`.
     ///
     /// # Errors
-    /// [`Error::Torch`] when libtorch refuses.
+    /// [`crate::Error::Torch`] when libtorch refuses.
     pub fn zero_grad(&mut self) -> Result<()> {
         if self.adding_up() {
             return Ok(());
         }
-        for parameter in &self.parameters {
-            clear_gradient(&parameter.tensor)?;
-        }
+        let mut core = self.lock();
+        core.zero_grad()?;
         if let Some(scaler) = &self.scaler {
-            scaler.forget(&self.tensors());
+            scaler.forget(&core.tensors());
         }
         Ok(())
     }
 
-    /// The learning rate of the next step.
+    /// The learning rate of the next step, of all parameters whose group has none of its own.
     #[must_use]
     pub fn lr(&self) -> f64 {
-        number(&self.numbers.lr)
+        self.lock().lr()
     }
 
-    /// Sets the learning rate.
-    pub fn set_lr(&mut self, lr: f64) {
-        self.numbers.lr.store(lr.to_bits(), Ordering::Relaxed);
+    /// Sets the learning rate. Groups with one of their own keep its ratio to this one.
+    ///
+    /// # Errors
+    /// [`crate::Error::Misuse`] when it is negative or not a number.
+    pub fn set_lr(&mut self, lr: f64) -> Result<()> {
+        options::check("the learning rate", lr, 0.0..f64::INFINITY)?;
+        self.lock().schedule(lr, None);
+        Ok(())
+    }
+
+    /// Sets one group's learning rate; a schedule moves it in its new ratio to the others.
+    ///
+    /// # Errors
+    /// [`crate::Error::Misuse`] when there is no such group, or the rate is negative or not a number.
+    pub fn set_group_lr(&mut self, group: usize, lr: f64) -> Result<()> {
+        options::check("the learning rate", lr, 0.0..f64::INFINITY)?;
+        self.lock().set_group_lr(group, lr)
+    }
+
+    /// The parameter groups as they are now.
+    #[must_use]
+    pub fn groups(&self) -> Vec<ParameterGroup> {
+        self.lock().groups().to_vec()
     }
 
     /// Steps taken so far.
     #[must_use]
     pub fn steps(&self) -> u64 {
-        self.steps
+        self.lock().steps()
     }
 
+    /// The state under PyTorch's names, for a checkpoint. Its tensors share the optimizer's memory;
+    /// [`OptimizerState::deep_clone`] makes a snapshot.
+    ///
+    /// # Errors
+    /// [`crate::Error::Tensor`] when libtorch refuses.
+    pub fn state_dict(&self) -> Result<OptimizerState> {
+        self.lock().state_dict()
+    }
+
+    /// Continues from a state that an optimizer of the same kind, with the same groups, of the same
+    /// model has given.
+    ///
+    /// Learning rates, momenta and weight decays are taken from the state; the other numbers (betas,
+    /// eps, …) must agree. Values are copied, to the parameters' device and kind.
+    ///
+    /// # Errors
+    /// [`crate::Error::OptimizerState`] with the first difference: nothing was changed.
+    pub fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
+        self.lock().load_state_dict(state)
+    }
+
+    /// What a checkpoint keeps.
+    pub(crate) fn core(&self) -> &Arc<Mutex<Core>> {
+        &self.core
+    }
+
+    /// What a schedule drives.
     pub(crate) fn numbers(&self) -> Arc<Numbers> {
-        Arc::clone(&self.numbers)
+        Arc::new(Numbers(Arc::clone(self.core())))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        lock(&self.core)
     }
 
     /// Divides the gradients by the loss scale; false when they have overflowed.
@@ -152,15 +164,11 @@ impl Optimizer {
         let Some(scaler) = &self.scaler else {
             return Ok(true);
         };
-        let admits = scaler.admits(&self.tensors())?;
+        let admits = scaler.admits(&self.lock().tensors())?;
         if let Some(accumulation) = &self.accumulation {
             accumulation.set_skipped(scaler.skipped());
         }
         Ok(admits)
-    }
-
-    fn tensors(&self) -> Vec<&Tensor> {
-        self.parameters.iter().map(|parameter| &parameter.tensor).collect()
     }
 
     fn adding_up(&self) -> bool {
@@ -168,21 +176,22 @@ impl Optimizer {
     }
 }
 
+/// The numbers of an optimizer that a schedule changes.
+pub(crate) struct Numbers(Arc<Mutex<Core>>);
+
 impl Numbers {
     pub(crate) fn set(&self, lr: f64, momentum: Option<f64>) {
-        self.lr.store(lr.to_bits(), Ordering::Relaxed);
-        if let Some(momentum) = momentum {
-            self.momentum.store(momentum.to_bits(), Ordering::Relaxed);
-        }
+        lock(&self.0).schedule(lr, momentum);
     }
 
     pub(crate) fn lr(&self) -> f64 {
-        number(&self.lr)
+        lock(&self.0).lr()
     }
 }
 
-fn number(bits: &AtomicU64) -> f64 {
-    f64::from_bits(bits.load(Ordering::Relaxed))
+/// A panic elsewhere does not make the numbers wrong.
+pub(crate) fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
+    core.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Prepare for Optimizer {
@@ -215,22 +224,6 @@ impl<M> Trainable for PreparedModel<M> {
 
 impl fmt::Debug for Optimizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Optimizer")
-            .field("rule", &self.rule)
-            .field("parameters", &self.parameters.len())
-            .field("lr", &self.lr())
-            .field("steps", &self.steps)
-            .finish_non_exhaustive()
+        self.lock().fmt(f)
     }
-}
-
-/// Refuses learning rates and the like that can only be slips.
-fn check(name: &str, value: f64, allowed: std::ops::Range<f64>) -> Result<()> {
-    if allowed.contains(&value) {
-        return Ok(());
-    }
-    Err(Error::Misuse(format!(
-        "{name} is {value}, but must be at least {} and below {}",
-        allowed.start, allowed.end
-    )))
 }

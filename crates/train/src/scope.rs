@@ -1,6 +1,6 @@
 //! Code that one rank runs before, or for, the others.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 
 use brigade_torch::ProcessGroup;
 
@@ -12,8 +12,9 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`Error::Torch`] when a peer is gone or the time limit passed.
+    #[track_caller]
     pub fn wait_for_everyone(&self) -> Result<()> {
-        match self.group() {
+        match self.traced() {
             Some(group) => Ok(group.barrier()?),
             None => Ok(()),
         }
@@ -36,11 +37,12 @@ impl Accelerator {
     /// # Errors
     /// The body's own; [`Error::Leader`] on the others when rank 0 failed; [`Error::Torch`] when a peer
     /// is gone.
+    #[track_caller]
     pub fn main_process_first<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<R>
     where
         E: Into<Error>,
     {
-        first("main_process_first", self.group(), 0, 0, body)
+        first("main_process_first", self.traced().as_ref(), 0, 0, body)
     }
 
     /// As [`Accelerator::main_process_first`], on each host for itself: for files that are not shared
@@ -48,13 +50,16 @@ impl Accelerator {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn local_main_process_first<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<R>
     where
         E: Into<Error>,
     {
-        let group = self.job.host_group.as_ref().or_else(|| self.group());
+        let here = Location::caller();
+        let group =
+            self.job.host_group.as_ref().or_else(|| self.group()).map(|group| group.at(here));
         let leader = self.process_index() - self.local_process_index();
-        first("local_main_process_first", group, 0, leader, body)
+        first("local_main_process_first", group.as_ref(), 0, leader, body)
     }
 
     /// Runs the body on rank 0 alone; the others wait until it has ended.
@@ -62,17 +67,19 @@ impl Accelerator {
     /// # Errors
     /// The body's own; [`Error::Leader`] on the others when rank 0 failed; [`Error::Torch`] when a peer
     /// is gone.
+    #[track_caller]
     pub fn on_main_process<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<Option<R>>
     where
         E: Into<Error>,
     {
-        lead("on_main_process", self.group(), 0, 0, body)
+        lead("on_main_process", self.traced().as_ref(), 0, 0, body)
     }
 
     /// Runs the body on the first rank of each host; the host's others wait.
     ///
     /// # Errors
     /// As [`Accelerator::on_main_process`].
+    #[track_caller]
     pub fn on_local_main_process<R, E>(
         &self,
         body: impl FnOnce() -> Result<R, E>,
@@ -80,15 +87,18 @@ impl Accelerator {
     where
         E: Into<Error>,
     {
-        let group = self.job.host_group.as_ref().or_else(|| self.group());
+        let here = Location::caller();
+        let group =
+            self.job.host_group.as_ref().or_else(|| self.group()).map(|group| group.at(here));
         let leader = self.process_index() - self.local_process_index();
-        lead("on_local_main_process", group, 0, leader, body)
+        lead("on_local_main_process", group.as_ref(), 0, leader, body)
     }
 
     /// Runs the body on the last rank alone; the others wait.
     ///
     /// # Errors
     /// As [`Accelerator::on_main_process`].
+    #[track_caller]
     pub fn on_last_process<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<Option<R>>
     where
         E: Into<Error>,
@@ -100,6 +110,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// As [`Accelerator::on_main_process`]; [`Error::Misuse`] when there is no such rank.
+    #[track_caller]
     pub fn on_process<R, E>(
         &self,
         rank: usize,
@@ -114,7 +125,7 @@ impl Accelerator {
                 self.num_processes()
             )));
         }
-        lead("on_process", self.group(), rank, rank, body)
+        lead("on_process", self.traced().as_ref(), rank, rank, body)
     }
 }
 

@@ -68,6 +68,37 @@ fn dist_rust_and_python_ranks_train_one_model() {
     }
 }
 
+/// `accelerate launch --cpu` starts several processes through mpirun only.
+#[test]
+fn dist_accelerate_launch_starts_the_example() {
+    let Some(python) = peer_python() else {
+        eprintln!("skipped: no PyTorch here; `cargo xtask bench --peers` installs it");
+        return;
+    };
+    let version = Command::new("mpirun").arg("--version").output();
+    if !version.is_ok_and(|it| String::from_utf8_lossy(&it.stdout).contains("Open MPI) 4")) {
+        eprintln!("skipped: mpirun is not there, or not Open MPI 4 (`cargo xtask schedulers`)");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let hostfile = folder.path().join("hosts");
+    std::fs::write(&hostfile, "localhost slots=2\n").unwrap();
+    let program = [EXAMPLE, "--epochs", "1", "--log-losses"];
+    let mut command = Command::new(brigade());
+    let expected =
+        succeed(command.args(["launch", "--nproc", "2"]).args(program).env("OMP_NUM_THREADS", "1"));
+
+    let mut command = Command::new(python);
+    command.args(["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]);
+    command.args(["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]);
+    command.arg("--mpirun_hostfile").arg(&hostfile).arg("--no_python").args(program);
+    // Open MPI does not run for root unless it is told so twice.
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    let found = succeed(command.env("OMP_NUM_THREADS", "1"));
+    assert_eq!(accuracies(&found), accuracies(&expected));
+    assert_eq!(found.lines().filter(|it| it.contains("loss =")).count(), 2, "{found}");
+}
+
 /// Rank 1's images and labels, batch by batch, as the Python rank will train on them.
 fn write_rank_1s_batches(folder: &Path) {
     let (train, test) = (

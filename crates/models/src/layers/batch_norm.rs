@@ -1,7 +1,10 @@
 //! Normalisation over the batch.
 
 use std::borrow::Borrow;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use brigade_torch::{BatchNormState, ProcessGroup, sync_batch_norm};
 use tch::{Device, Kind, Tensor};
 
 use crate::{Init, Module, Path, Training};
@@ -128,6 +131,7 @@ struct BatchNorm {
     running_var: Tensor,
     num_batches_tracked: Tensor,
     training: Training,
+    statistics: SharedStatistics,
     options: BatchNormOptions,
 }
 
@@ -146,6 +150,7 @@ impl BatchNorm {
             running_var: path.buffer("running_var", &Tensor::ones(size, float)),
             num_batches_tracked: path.buffer("num_batches_tracked", &Tensor::from(0i64)),
             training: path.training(),
+            statistics: path.shared_statistics().for_a_layer(),
             options,
         }
     }
@@ -153,19 +158,39 @@ impl BatchNorm {
     fn forward(&self, input: &Tensor) -> Tensor {
         let training = self.training.is_on();
         let mut newest = self.options.momentum.unwrap_or(0.0);
-        if training {
+        let group = if training { self.statistics.group() } else { None };
+        if training && group.is_none() {
             let size = input.size();
             let per_channel: i64 = size.iter().take(1).chain(size.iter().skip(2)).product();
             assert!(
                 per_channel > 1,
                 "BatchNorm in training needs more than one value per channel, not {size:?}"
             );
+        }
+        if training {
             // A handle of its own: tch wants `&mut` for what is done in place.
             let mut batches = self.num_batches_tracked.shallow_clone();
             let _ = batches.g_add_scalar_(1);
             if self.options.momentum.is_none() {
                 newest = 1.0 / batches.int64_value(&[]) as f64; // host-device sync
             }
+        }
+        if let Some(group) = group {
+            let state = BatchNormState {
+                weight: self.weight.as_ref(),
+                bias: self.bias.as_ref(),
+                running_mean: Some(&self.running_mean),
+                running_var: Some(&self.running_var),
+            };
+            return match sync_batch_norm(&group, input, state, newest, self.options.eps) {
+                Ok(output) => output,
+                Err(error) => {
+                    // A forward has no error of its own: the model asks for this one, and nobody takes
+                    // what stands in for its result.
+                    self.statistics.fail(error);
+                    input.f_full_like(f64::NAN).unwrap_or_else(|_| input.shallow_clone())
+                }
+            };
         }
         input.batch_norm(
             self.weight.as_ref(),
@@ -177,5 +202,52 @@ impl BatchNorm {
             self.options.eps,
             true,
         )
+    }
+}
+
+/// Whose batches the normalisations of one model look at. Clones are one switch.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SharedStatistics(Arc<Sharing>);
+
+#[derive(Debug, Default)]
+struct Sharing {
+    layers: AtomicUsize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    group: Option<ProcessGroup>,
+    /// The first failure that nobody has asked for yet.
+    failure: Option<brigade_torch::Error>,
+}
+
+impl SharedStatistics {
+    /// A handle for one more layer.
+    fn for_a_layer(self) -> Self {
+        self.0.layers.fetch_add(1, Ordering::Relaxed);
+        self
+    }
+
+    pub(crate) fn share(&self, group: &ProcessGroup) -> usize {
+        // One rank's statistics are its own: the plain kernel is faster.
+        self.state().group = (group.size() > 1).then(|| group.clone());
+        self.0.layers.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn take_failure(&self) -> Option<brigade_torch::Error> {
+        self.state().failure.take()
+    }
+
+    fn group(&self) -> Option<ProcessGroup> {
+        self.state().group.clone()
+    }
+
+    fn fail(&self, error: brigade_torch::Error) {
+        self.state().failure.get_or_insert(error);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -13,6 +13,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// [`Error::Collective`].
+    #[track_caller]
     pub fn barrier(&self) -> Result<(), Error> {
         self.start_barrier()?.wait()
     }
@@ -21,13 +22,15 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn start_barrier(&self) -> Result<Work<()>, Error> {
         let device = match self.device() {
             Device::Cuda(index) => i64::try_from(index).unwrap_or(-1),
             _ => -1,
         };
-        let flight =
-            self.collective("barrier", |group, limit| ffi::barrier(group, device, limit))?;
+        let flight = self.collective("barrier", String::new, |group, limit| {
+            ffi::barrier(group, device, limit)
+        })?;
         Ok(flight.giving(()))
     }
 
@@ -43,8 +46,10 @@ impl ProcessGroup {
     /// group.within(std::time::Duration::from_secs(60)).monitored_barrier()
     /// # }
     /// ```
+    #[track_caller]
     pub fn monitored_barrier(&self) -> Result<(), Error> {
         let limit = milliseconds(self.timeout());
+        self.check("monitored_barrier", String::new)?;
         let started = Started::unnumbered("monitored_barrier");
         let done = self.exclusively(|group| ffi::monitored_barrier(group, limit, true));
         done.map_err(|error| match self.failure(started, &error) {

@@ -5,6 +5,7 @@ use tch::{Kind, Tensor};
 use super::{borrow_all, dense};
 use crate::backend::Backend;
 use crate::bridge::ffi;
+use crate::check::describe_rows;
 use crate::error::Error;
 use crate::fused::borrow_one;
 use crate::group::ProcessGroup;
@@ -27,6 +28,7 @@ impl ProcessGroup {
     /// assert_eq!(all[1].double_value(&[]), 1.0);
     /// # Ok(()) }
     /// ```
+    #[track_caller]
     pub fn all_to_all(
         &self,
         inputs: &[Tensor],
@@ -39,6 +41,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn start_all_to_all(
         &self,
         inputs: &[Tensor],
@@ -57,9 +60,13 @@ impl ProcessGroup {
             return self.all_to_all_by_bytes(&inputs, outputs);
         }
         let targets = outputs.iter().map(dense).collect::<Result<Vec<_>, _>>()?;
-        let flight = self.collective("all_to_all", |group, limit| {
-            ffi::all_to_all(group, &borrow_all(&targets), &borrow_all(&inputs), limit)
-        })?;
+        let flight = self.collective(
+            "all_to_all",
+            || describe_rows(&inputs[0]),
+            |group, limit| {
+                ffi::all_to_all(group, &borrow_all(&targets), &borrow_all(&inputs), limit)
+            },
+        )?;
         Ok(flight.giving(outputs).reading(inputs).then(move |outputs| {
             for (output, target) in outputs.iter_mut().zip(targets) {
                 if !output.is_contiguous() {
@@ -77,6 +84,7 @@ impl ProcessGroup {
     /// # Errors
     /// [`Error::Collective`], with [`crate::Fault::Invalid`] when the counts are not one per rank or do
     /// not add up to the rows of `input`.
+    #[track_caller]
     pub fn all_to_all_flat(
         &self,
         input: &Tensor,
@@ -90,6 +98,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn start_all_to_all_flat(
         &self,
         input: &Tensor,
@@ -99,6 +108,7 @@ impl ProcessGroup {
         self.exchange("all_to_all_flat", input, send_rows, receive_rows)
     }
 
+    #[track_caller]
     fn exchange(
         &self,
         operation: &'static str,
@@ -123,16 +133,20 @@ impl ProcessGroup {
             shape[0] = self.total(operation, receive_rows)?;
         }
         let output = Tensor::f_empty(&shape, (input.f_kind()?, input.device()))?;
-        let flight = self.collective(operation, |group, limit| {
-            ffi::all_to_all_flat(
-                group,
-                &borrow_one(&output),
-                &borrow_one(&input),
-                receive_rows,
-                send_rows,
-                limit,
-            )
-        })?;
+        let flight = self.collective(
+            operation,
+            || describe_rows(&input),
+            |group, limit| {
+                ffi::all_to_all_flat(
+                    group,
+                    &borrow_one(&output),
+                    &borrow_one(&input),
+                    receive_rows,
+                    send_rows,
+                    limit,
+                )
+            },
+        )?;
         Ok(flight.giving(output).reading([input]))
     }
 
@@ -146,6 +160,7 @@ impl ProcessGroup {
     }
 
     /// The list form of all_to_all as one flat exchange of bytes.
+    #[track_caller]
     fn all_to_all_by_bytes(
         &self,
         inputs: &[Tensor],

@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use super::{borrow_all, dense};
 use crate::bridge::ffi;
+use crate::check::describe;
 use crate::error::Error;
 use crate::fused::{borrow, borrow_one};
 use crate::group::ProcessGroup;
@@ -23,6 +24,7 @@ impl ProcessGroup {
     /// assert_eq!(number.double_value(&[]), 0.0);
     /// # Ok(()) }
     /// ```
+    #[track_caller]
     pub fn broadcast(&self, tensor: &mut Tensor, root: usize) -> Result<(), Error> {
         self.start_broadcast(tensor.shallow_clone(), root)?.wait().map(drop)
     }
@@ -31,9 +33,10 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn start_broadcast(&self, tensor: Tensor, root: usize) -> Result<Work<Tensor>, Error> {
         let root = self.rank_number("broadcast", root)?;
-        self.in_place("broadcast", tensor, |group, tensor, limit| {
+        self.in_place("broadcast", &root, tensor, |group, tensor, limit| {
             ffi::broadcast(group, &borrow_one(tensor), root.into(), limit)
         })
     }
@@ -43,6 +46,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// [`Error::Collective`], with [`crate::Fault::Invalid`] when there is no such rank.
+    #[track_caller]
     pub fn broadcast_coalesced(
         &self,
         tensors: &[&Tensor],
@@ -50,6 +54,10 @@ impl ProcessGroup {
         root: usize,
     ) -> Result<(), Error> {
         let root = self.rank_number("broadcast_coalesced", root)?;
+        self.check("broadcast_coalesced", || {
+            let all: Vec<String> = tensors.iter().map(|tensor| describe(tensor)).collect();
+            format!("from {root} {}", all.join(", "))
+        })?;
         // c10d works on each as it is and copies into it under no_grad.
         let (started, done) = self.exclusively(|group| {
             let started = self.next_collective("broadcast_coalesced");
@@ -70,6 +78,7 @@ impl ProcessGroup {
     /// assert_eq!(all.last().unwrap().double_value(&[]), (group.size() - 1) as f64);
     /// # Ok(()) }
     /// ```
+    #[track_caller]
     pub fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>, Error> {
         self.start_all_gather(tensor)?.wait()
     }
@@ -78,12 +87,17 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn start_all_gather(&self, tensor: &Tensor) -> Result<Work<Vec<Tensor>>, Error> {
         let input = dense(tensor)?;
         let outputs = self.empty_per_rank(&input)?;
-        let flight = self.collective("all_gather", |group, limit| {
-            ffi::all_gather(group, &borrow_all(&outputs), &borrow_one(&input), limit)
-        })?;
+        let flight = self.collective(
+            "all_gather",
+            || describe(&input),
+            |group, limit| {
+                ffi::all_gather(group, &borrow_all(&outputs), &borrow_one(&input), limit)
+            },
+        )?;
         Ok(flight.giving(outputs).reading([input]))
     }
 
@@ -92,6 +106,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// [`Error::Collective`].
+    #[track_caller]
     pub fn all_gather_flat(&self, tensor: &Tensor) -> Result<Tensor, Error> {
         self.start_all_gather_flat(tensor)?.wait()
     }
@@ -100,6 +115,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn start_all_gather_flat(&self, tensor: &Tensor) -> Result<Work<Tensor>, Error> {
         let mut input = dense(tensor)?;
         if input.dim() == 0 {
@@ -108,9 +124,13 @@ impl ProcessGroup {
         let mut shape = input.size();
         shape[0] *= self.size() as i64;
         let output = Tensor::f_empty(&shape, (input.f_kind()?, input.device()))?;
-        let flight = self.collective("all_gather_flat", |group, limit| {
-            ffi::all_gather_flat(group, &borrow_one(&output), &borrow_one(&input), limit)
-        })?;
+        let flight = self.collective(
+            "all_gather_flat",
+            || describe(&input),
+            |group, limit| {
+                ffi::all_gather_flat(group, &borrow_one(&output), &borrow_one(&input), limit)
+            },
+        )?;
         Ok(flight.giving(output).reading([input]))
     }
 
@@ -118,6 +138,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// [`Error::Collective`], with [`crate::Fault::Invalid`] when there is no such rank.
+    #[track_caller]
     pub fn gather(&self, tensor: &Tensor, root: usize) -> Result<Option<Vec<Tensor>>, Error> {
         self.start_gather(tensor, root)?.wait()
     }
@@ -126,6 +147,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn start_gather(
         &self,
         tensor: &Tensor,
@@ -134,7 +156,8 @@ impl ProcessGroup {
         let number = self.rank_number("gather", root)?;
         let input = dense(tensor)?;
         let outputs = if root == self.rank() { Some(self.empty_per_rank(&input)?) } else { None };
-        let flight = self.collective("gather", |group, limit| {
+        let what = || format!("to {root} {}", describe(&input));
+        let flight = self.collective("gather", what, |group, limit| {
             let outputs = borrow_all(outputs.as_deref().unwrap_or_default());
             ffi::gather(group, &outputs, &borrow_one(&input), number.into(), limit)
         })?;
@@ -146,6 +169,7 @@ impl ProcessGroup {
     /// # Errors
     /// [`Error::Collective`], with [`crate::Fault::Invalid`] when there is no such rank, when the root's
     /// list is not one tensor per rank of `output`'s shape and type, or when another rank gives a list.
+    #[track_caller]
     pub fn scatter(
         &self,
         output: &mut Tensor,
@@ -159,6 +183,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn start_scatter(
         &self,
         output: Tensor,
@@ -182,7 +207,7 @@ impl ProcessGroup {
         for input in &inputs {
             self.same_shape("scatter", input, &output)?;
         }
-        let work = self.in_place("scatter", output, |group, output, limit| {
+        let work = self.in_place("scatter", &number, output, |group, output, limit| {
             ffi::scatter(group, &borrow_one(output), &borrow_all(&inputs), number.into(), limit)
         })?;
         Ok(work.reading(inputs))

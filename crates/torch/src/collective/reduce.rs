@@ -5,6 +5,7 @@ use tch::{Kind, Tensor};
 use super::borrow_all;
 use crate::backend::Backend;
 use crate::bridge::ffi;
+use crate::check::describe;
 use crate::error::Error;
 use crate::fused::borrow_one;
 use crate::group::ProcessGroup;
@@ -47,6 +48,7 @@ impl ProcessGroup {
     /// assert_eq!(one.double_value(&[]), group.size() as f64);
     /// # Ok(()) }
     /// ```
+    #[track_caller]
     pub fn all_reduce(&self, tensor: &mut Tensor, op: ReduceOp) -> Result<(), Error> {
         self.start_all_reduce(tensor.shallow_clone(), op)?.wait().map(drop)
     }
@@ -55,9 +57,10 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn start_all_reduce(&self, tensor: Tensor, op: ReduceOp) -> Result<Work<Tensor>, Error> {
         let (raw, divisor) = self.reduction("all_reduce", op, &tensor)?;
-        let work = self.in_place("all_reduce", tensor, |group, tensor, limit| {
+        let work = self.in_place("all_reduce", &op, tensor, |group, tensor, limit| {
             ffi::all_reduce(group, &borrow_one(tensor), raw, limit)
         })?;
         Ok(divided(work, divisor))
@@ -68,6 +71,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// As [`ProcessGroup::all_reduce`]; [`crate::Fault::Invalid`] also when there is no such rank.
+    #[track_caller]
     pub fn reduce(&self, tensor: &mut Tensor, op: ReduceOp, root: usize) -> Result<(), Error> {
         self.start_reduce(tensor.shallow_clone(), op, root)?.wait().map(drop)
     }
@@ -76,6 +80,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn start_reduce(
         &self,
         tensor: Tensor,
@@ -84,7 +89,7 @@ impl ProcessGroup {
     ) -> Result<Work<Tensor>, Error> {
         let (raw, divisor) = self.reduction("reduce", op, &tensor)?;
         let root = self.rank_number("reduce", root)?;
-        let work = self.in_place("reduce", tensor, |group, tensor, limit| {
+        let work = self.in_place("reduce", &(op, root), tensor, |group, tensor, limit| {
             ffi::reduce(group, &borrow_one(tensor), root.into(), raw, limit)
         })?;
         Ok(divided(work, divisor))
@@ -104,6 +109,7 @@ impl ProcessGroup {
     /// assert_eq!(mine.double_value(&[]), (group.size() * group.rank()) as f64);
     /// # Ok(()) }
     /// ```
+    #[track_caller]
     pub fn reduce_scatter(&self, inputs: &[Tensor], op: ReduceOp) -> Result<Tensor, Error> {
         self.start_reduce_scatter(inputs, op)?.wait()
     }
@@ -112,6 +118,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn start_reduce_scatter(
         &self,
         inputs: &[Tensor],
@@ -123,7 +130,8 @@ impl ProcessGroup {
         }
         let (raw, divisor) = self.reduction("reduce_scatter", op, &inputs[0])?;
         let output = inputs[self.rank()].f_empty_like()?;
-        let flight = self.collective("reduce_scatter", |group, limit| {
+        let what = || format!("{op:?} {}", describe(&output));
+        let flight = self.collective("reduce_scatter", what, |group, limit| {
             ffi::reduce_scatter(group, &borrow_one(&output), &borrow_all(&inputs), raw, limit)
         })?;
         Ok(divided(flight.giving(output).reading(inputs), divisor))
@@ -134,6 +142,7 @@ impl ProcessGroup {
     /// # Errors
     /// As [`ProcessGroup::all_reduce`]; [`crate::Fault::Invalid`] also when the rows do not divide by the
     /// number of ranks.
+    #[track_caller]
     pub fn reduce_scatter_flat(&self, input: &Tensor, op: ReduceOp) -> Result<Tensor, Error> {
         self.start_reduce_scatter_flat(input, op)?.wait()
     }
@@ -142,6 +151,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn start_reduce_scatter_flat(
         &self,
         input: &Tensor,
@@ -152,7 +162,8 @@ impl ProcessGroup {
         let mut shape = self.rows_for_all("reduce_scatter_flat", &input)?;
         shape[0] /= self.size() as i64;
         let output = Tensor::f_empty(&shape, (input.f_kind()?, input.device()))?;
-        let flight = self.collective("reduce_scatter_flat", |group, limit| {
+        let what = || format!("{op:?} {}", describe(&input));
+        let flight = self.collective("reduce_scatter_flat", what, |group, limit| {
             ffi::reduce_scatter_flat(group, &borrow_one(&output), &borrow_one(&input), raw, limit)
         })?;
         Ok(divided(flight.giving(output).reading([input]), divisor))

@@ -1,13 +1,16 @@
 //! Adam and AdamW.
 
+use brigade_torch::Tensor;
 use brigade_torch::fused::{self, AdamStep};
-use brigade_torch::{Kind, Tensor};
 
-use super::{Optimizer, Rule, Trainable, check};
+use super::core::{Rule, Step};
+use super::options::{Options, builder, check};
 use crate::error::Result;
 
 /// Adam (Kingma and Ba, 2015), or with [`Adam::decoupled`] AdamW (Loshchilov and Hutter, 2019), with the
-/// defaults and the arithmetic of `torch.optim`.
+/// defaults and the arithmetic of `torch.optim`, on libtorch's fused kernels.
+///
+/// The learning rate is 0.001 unless set, the weight decay 0.
 ///
 /// ```no_run
 /// # use brigade_models::{Cnn, Model};
@@ -16,25 +19,25 @@ use crate::error::Result;
 /// let optimizer = Adam::default().lr(5e-3).build(model)?;
 /// # Ok(()) }
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 #[must_use]
 pub struct Adam {
-    lr: f64,
+    options: Options,
     betas: (f64, f64),
     eps: f64,
-    weight_decay: f64,
     amsgrad: bool,
+    maximize: bool,
     decoupled: bool,
 }
 
 impl Default for Adam {
     fn default() -> Self {
         Self {
-            lr: 1e-3,
+            options: Options::new(1e-3),
             betas: (0.9, 0.999),
             eps: 1e-8,
-            weight_decay: 0.0,
             amsgrad: false,
+            maximize: false,
             decoupled: false,
         }
     }
@@ -42,14 +45,9 @@ impl Default for Adam {
 
 impl Adam {
     /// AdamW: decoupled weight decay, 0.01 unless set.
+    #[doc(alias = "AdamW")]
     pub fn decoupled() -> Self {
-        Self { weight_decay: 1e-2, decoupled: true, ..Self::default() }
-    }
-
-    /// The learning rate; 0.001 unless set.
-    pub fn lr(mut self, lr: f64) -> Self {
-        self.lr = lr;
-        self
+        Self { decoupled: true, ..Self::default() }.weight_decay(1e-2)
     }
 
     /// The decay of the running means of the gradient and of its square; (0.9, 0.999) unless set.
@@ -64,105 +62,98 @@ impl Adam {
         self
     }
 
-    /// The weight decay; 0 unless set.
-    pub fn weight_decay(mut self, weight_decay: f64) -> Self {
-        self.weight_decay = weight_decay;
-        self
-    }
-
     /// Divides by the maximum of all second moments so far (Reddi et al., 2018).
     pub fn amsgrad(mut self, amsgrad: bool) -> Self {
         self.amsgrad = amsgrad;
         self
     }
 
-    /// The optimizer of a model's trained parameters.
-    ///
-    /// # Errors
-    /// [`crate::Error::Misuse`] for a number out of range, or a model without a trained parameter.
-    pub fn build(self, model: &impl Trainable) -> Result<Optimizer> {
-        check("the learning rate", self.lr, 0.0..f64::INFINITY)?;
-        check("the first beta", self.betas.0, 0.0..1.0)?;
-        check("the second beta", self.betas.1, 0.0..1.0)?;
-        check("eps", self.eps, 0.0..f64::INFINITY)?;
-        check("the weight decay", self.weight_decay, 0.0..f64::INFINITY)?;
-        let parameters = model.trainable_parameters();
-        let state = parameters.iter().map(|_| None).collect();
-        Optimizer::new(AdamRule { options: self, state }, parameters, self.lr, self.betas.0)
+    /// Climbs instead of descending.
+    pub fn maximize(mut self, maximize: bool) -> Self {
+        self.maximize = maximize;
+        self
+    }
+
+    fn rule(&self) -> Result<(AdamRule, f64)> {
+        let Self { betas: (beta1, beta2), eps, amsgrad, maximize, decoupled, .. } = *self;
+        check("the first beta", beta1, 0.0..1.0)?;
+        check("the second beta", beta2, 0.0..1.0)?;
+        check("eps", eps, 0.0..f64::INFINITY)?;
+        Ok((AdamRule { beta2, eps, amsgrad, maximize, decoupled }, beta1))
     }
 }
+
+builder!(Adam);
 
 #[derive(Debug)]
 struct AdamRule {
-    options: Adam,
-    /// By place; made at a parameter's first step, so that memory follows what is trained.
-    state: Vec<Option<Moments>>,
+    beta2: f64,
+    eps: f64,
+    amsgrad: bool,
+    maximize: bool,
+    decoupled: bool,
 }
 
-#[derive(Debug)]
-struct Moments {
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    max_exp_avg_sq: Option<Tensor>,
-    /// A scalar tensor, as the fused kernel wants it.
-    step: Tensor,
-}
+const EXP_AVG: usize = 0;
+const EXP_AVG_SQ: usize = 1;
+const MAX_EXP_AVG_SQ: usize = 2;
 
 impl Rule for AdamRule {
-    fn step(
-        &mut self,
-        places: &[usize],
-        parameters: &[&Tensor],
-        gradients: &[&Tensor],
-        lr: f64,
-        momentum: f64,
-    ) -> Result<()> {
-        let options = self.options;
-        for (&place, parameter) in places.iter().zip(parameters) {
-            if self.state[place].is_none() {
-                self.state[place] = Some(Moments::zero(parameter, options.amsgrad)?);
-            }
+    fn name(&self) -> &'static str {
+        if self.decoupled { "AdamW" } else { "Adam" }
+    }
+
+    fn slots(&self) -> &'static [&'static str] {
+        &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
+    }
+
+    fn counts_steps(&self) -> bool {
+        true
+    }
+
+    fn momentum_name(&self) -> Option<&'static str> {
+        Some("beta1")
+    }
+
+    fn numbers(&self) -> Vec<(&'static str, f64)> {
+        vec![
+            ("beta2", self.beta2),
+            ("eps", self.eps),
+            ("amsgrad", self.amsgrad.into()),
+            ("maximize", self.maximize.into()),
+            ("decoupled_weight_decay", self.decoupled.into()),
+        ]
+    }
+
+    fn shape(&self, slot: usize, size: &[i64]) -> Option<Vec<i64>> {
+        (slot != MAX_EXP_AVG_SQ || self.amsgrad).then(|| size.to_vec())
+    }
+
+    fn step(&self, step: &mut Step<'_>) -> Result<()> {
+        step.fill_missing(EXP_AVG)?;
+        step.fill_missing(EXP_AVG_SQ)?;
+        if self.amsgrad {
+            step.fill_missing(MAX_EXP_AVG_SQ)?;
         }
-        let state: Vec<&Moments> =
-            places.iter().filter_map(|&place| self.state[place].as_ref()).collect();
-        for moments in &state {
-            let _ = moments.step.shallow_clone().f_add_scalar_(1.0)?;
-        }
-        let of = |pick: fn(&Moments) -> &Tensor| -> Vec<&Tensor> {
-            state.iter().map(|moments| pick(moments)).collect()
-        };
-        let maxima: Vec<&Tensor> =
-            state.iter().filter_map(|moments| moments.max_exp_avg_sq.as_ref()).collect();
+        let steps = step.step_tensors()?;
         fused::adam(
-            parameters,
-            gradients,
-            &of(|moments| &moments.exp_avg),
-            &of(|moments| &moments.exp_avg_sq),
-            &maxima,
-            &of(|moments| &moments.step),
+            step.parameters,
+            step.gradients,
+            &step.list(EXP_AVG),
+            &step.list(EXP_AVG_SQ),
+            &step.list(MAX_EXP_AVG_SQ),
+            &steps.iter().collect::<Vec<&Tensor>>(),
             &AdamStep {
-                lr,
-                beta1: momentum,
-                beta2: options.betas.1,
-                eps: options.eps,
-                weight_decay: options.weight_decay,
-                amsgrad: options.amsgrad,
-                maximize: false,
-                decoupled: options.decoupled,
+                lr: step.lr,
+                beta1: step.momentum,
+                beta2: self.beta2,
+                eps: self.eps,
+                weight_decay: step.weight_decay,
+                amsgrad: self.amsgrad,
+                maximize: self.maximize,
+                decoupled: self.decoupled,
             },
         )?;
         Ok(())
-    }
-}
-
-impl Moments {
-    fn zero(parameter: &Tensor, amsgrad: bool) -> Result<Self> {
-        let zeros = || parameter.f_detach()?.f_zeros_like();
-        Ok(Self {
-            exp_avg: zeros()?,
-            exp_avg_sq: zeros()?,
-            max_exp_avg_sq: if amsgrad { Some(zeros()?) } else { None },
-            step: Tensor::f_zeros([0i64; 0], (Kind::Float, parameter.device()))?,
-        })
     }
 }

@@ -1,12 +1,14 @@
 //! Stochastic gradient descent.
 
-use brigade_torch::Tensor;
 use brigade_torch::fused::{self, SgdStep};
+use brigade_torch::{Tensor, flat};
 
-use super::{Optimizer, Rule, Trainable, check};
+use super::core::{Rule, Step};
+use super::options::{Decay, Options, builder, check};
 use crate::error::{Error, Result};
 
-/// Stochastic gradient descent with momentum, with the arithmetic of `torch.optim.SGD`.
+/// Stochastic gradient descent with momentum, with the arithmetic of `torch.optim.SGD`, on libtorch's
+/// fused kernels. The weight decay is 0 unless set, and added to the gradient.
 ///
 /// ```no_run
 /// # use brigade_models::{Cnn, Model};
@@ -15,20 +17,26 @@ use crate::error::{Error, Result};
 /// let optimizer = Sgd::new(0.1).momentum(0.9).nesterov(true).build(model)?;
 /// # Ok(()) }
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 #[must_use]
 pub struct Sgd {
-    lr: f64,
+    options: Options,
     momentum: f64,
     dampening: f64,
-    weight_decay: f64,
     nesterov: bool,
+    maximize: bool,
 }
 
 impl Sgd {
     /// With a learning rate and nothing else.
     pub fn new(lr: f64) -> Self {
-        Self { lr, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false }
+        Self {
+            options: Options::new(lr),
+            momentum: 0.0,
+            dampening: 0.0,
+            nesterov: false,
+            maximize: false,
+        }
     }
 
     /// The momentum; 0 unless set.
@@ -43,90 +51,107 @@ impl Sgd {
         self
     }
 
-    /// The weight decay, added to the gradient; 0 unless set.
-    pub fn weight_decay(mut self, weight_decay: f64) -> Self {
-        self.weight_decay = weight_decay;
-        self
-    }
-
     /// Nesterov's momentum, which needs a momentum and no dampening.
     pub fn nesterov(mut self, nesterov: bool) -> Self {
         self.nesterov = nesterov;
         self
     }
 
-    /// The optimizer of a model's trained parameters.
-    ///
-    /// # Errors
-    /// [`Error::Misuse`] for a number out of range, or a model without a trained parameter.
-    pub fn build(self, model: &impl Trainable) -> Result<Optimizer> {
-        check("the learning rate", self.lr, 0.0..f64::INFINITY)?;
-        check("the momentum", self.momentum, 0.0..f64::INFINITY)?;
-        check("the weight decay", self.weight_decay, 0.0..f64::INFINITY)?;
-        if self.nesterov && (self.momentum == 0.0 || self.dampening != 0.0) {
+    /// Climbs instead of descending.
+    pub fn maximize(mut self, maximize: bool) -> Self {
+        self.maximize = maximize;
+        self
+    }
+
+    fn rule(&self) -> Result<(SgdRule, f64)> {
+        let Self { momentum, dampening, nesterov, maximize, .. } = *self;
+        check("the momentum", momentum, 0.0..f64::INFINITY)?;
+        check("the dampening", dampening, f64::MIN..f64::INFINITY)?;
+        if nesterov && (momentum == 0.0 || dampening != 0.0) {
             return Err(Error::Misuse(format!(
-                "Nesterov's momentum needs a momentum and no dampening, found momentum {} and \
-                 dampening {}",
-                self.momentum, self.dampening
+                "Nesterov's momentum needs a momentum and no dampening, found momentum {momentum} and \
+                 dampening {dampening}"
             )));
         }
-        let parameters = model.trainable_parameters();
-        let buffers = parameters.iter().map(|_| None).collect();
-        Optimizer::new(SgdRule { options: self, buffers }, parameters, self.lr, self.momentum)
+        Ok((SgdRule { dampening, nesterov, maximize, decay: self.options.decay }, momentum))
     }
 }
 
+builder!(Sgd, decoupled);
+
 #[derive(Debug)]
 struct SgdRule {
-    options: Sgd,
-    /// By place; made at a parameter's first step with momentum.
-    buffers: Vec<Option<Tensor>>,
+    dampening: f64,
+    nesterov: bool,
+    maximize: bool,
+    decay: Decay,
 }
 
+const MOMENTUM_BUFFER: usize = 0;
+
 impl Rule for SgdRule {
-    fn step(
-        &mut self,
-        places: &[usize],
-        parameters: &[&Tensor],
-        gradients: &[&Tensor],
-        lr: f64,
-        momentum: f64,
-    ) -> Result<()> {
-        let step = |first: bool| SgdStep {
+    fn name(&self) -> &'static str {
+        "SGD"
+    }
+
+    fn slots(&self) -> &'static [&'static str] {
+        &["momentum_buffer"]
+    }
+
+    fn counts_steps(&self) -> bool {
+        false
+    }
+
+    fn momentum_name(&self) -> Option<&'static str> {
+        Some("momentum")
+    }
+
+    fn numbers(&self) -> Vec<(&'static str, f64)> {
+        vec![
+            ("dampening", self.dampening),
+            ("nesterov", self.nesterov.into()),
+            ("maximize", self.maximize.into()),
+            ("decoupled_weight_decay", self.decay.as_number()),
+        ]
+    }
+
+    fn optional(&self, _slot: usize) -> bool {
+        true
+    }
+
+    fn step(&self, step: &mut Step<'_>) -> Result<()> {
+        let Step { chosen, parameters, gradients, lr, momentum, weight_decay, .. } = *step;
+        let (weight_decay, keep) = self.decay.split(lr, weight_decay);
+        if keep != 1.0 {
+            // The kernel knows only the other decay.
+            flat::scale_all(parameters, keep)?;
+        }
+        let kernel = |first: bool| SgdStep {
             lr,
             momentum,
-            dampening: self.options.dampening,
-            weight_decay: self.options.weight_decay,
-            nesterov: self.options.nesterov,
-            maximize: false,
+            dampening: self.dampening,
+            weight_decay,
+            nesterov: self.nesterov,
+            maximize: self.maximize,
             first,
         };
         if momentum == 0.0 {
-            return Ok(fused::sgd(parameters, gradients, &[], &step(false))?);
+            return Ok(fused::sgd(parameters, gradients, &[], &kernel(false))?);
         }
         // The kernel takes all buffers of a call as new or none: a parameter whose first gradient comes
         // late is stepped in a call of its own.
         let (old, new): (Vec<usize>, Vec<usize>) =
-            (0..places.len()).partition(|&index| self.buffers[places[index]].is_some());
-        for &index in &new {
-            self.buffers[places[index]] = Some(parameters[index].f_detach()?.f_zeros_like()?);
-        }
-        for (chosen, first) in [(old, false), (new, true)] {
-            if chosen.is_empty() {
+            (0..chosen.len()).partition(|&index| step.places.has(chosen[index], MOMENTUM_BUFFER));
+        step.fill_missing(MOMENTUM_BUFFER)?;
+        for (indices, first) in [(old, false), (new, true)] {
+            if indices.is_empty() {
                 continue;
             }
-            let pick = |from: &[&'_ Tensor]| -> Vec<Tensor> {
-                chosen.iter().map(|&index| from[index].shallow_clone()).collect()
-            };
-            let (parameters, gradients) = (pick(parameters), pick(gradients));
-            let buffers: Vec<&Tensor> =
-                chosen.iter().filter_map(|&index| self.buffers[places[index]].as_ref()).collect();
-            fused::sgd(
-                &parameters.iter().collect::<Vec<_>>(),
-                &gradients.iter().collect::<Vec<_>>(),
-                &buffers,
-                &step(first),
-            )?;
+            let chosen: Vec<usize> = indices.iter().map(|&index| chosen[index]).collect();
+            let parameters: Vec<&Tensor> = indices.iter().map(|&index| parameters[index]).collect();
+            let gradients: Vec<&Tensor> = indices.iter().map(|&index| gradients[index]).collect();
+            let buffers = step.places.list(&chosen, MOMENTUM_BUFFER);
+            fused::sgd(&parameters, &gradients, &buffers, &kernel(first))?;
         }
         Ok(())
     }

@@ -1,0 +1,298 @@
+//! Debug mode: before each collective, ranks compare what they are about to do.
+//!
+//! Each rank writes a record of its call into the store and reads those of the others, so that a rank
+//! that does something else is named before anybody waits for it. Costs a few round trips per
+//! operation: for looking for a fault, not for training.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::panic::Location;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
+
+use crate::error::Error;
+use crate::group::ProcessGroup;
+use crate::reducer::type_name;
+
+/// Ranks that are not doing the same.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Desync {
+    /// The group's name.
+    pub group: String,
+    /// The rank that reports.
+    pub rank: usize,
+    /// What ranks do, by rank: `all_reduce Sum of float32 [2, 3] at src/main.rs:10`. Without those that
+    /// do nothing.
+    pub calls: BTreeMap<usize, String>,
+    /// The ranks that do something else than most (with equal halves: than the lowest).
+    pub differing: Vec<usize>,
+    /// Ranks that came to no operation within the time limit, with the last thing they did.
+    pub absent: BTreeMap<usize, Option<String>>,
+    /// The time limit.
+    pub limit: Duration,
+}
+
+impl fmt::Display for Desync {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { group, calls, differing, absent, limit, .. } = self;
+        let rest: Vec<usize> =
+            calls.keys().copied().filter(|rank| !differing.contains(rank)).collect();
+        let common = rest.first().and_then(|rank| calls.get(rank)).map_or("nothing", |call| call);
+        write!(f, "the ranks of group {group:?} do not do the same: {} in {common}", Ranks(&rest))?;
+        for rank in differing {
+            write!(f, "; rank {rank} is in {}", calls.get(rank).map_or("nothing", |call| call))?;
+        }
+        for (rank, last) in absent {
+            write!(f, "; rank {rank} came to no operation within {limit:?}")?;
+            match last {
+                Some(last) => write!(f, ", its last was {last}")?,
+                None => write!(f, " and has done none before")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Ranks<'a>(&'a [usize]);
+
+impl fmt::Display for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            [one] => write!(f, "rank {one} is"),
+            many => {
+                let list: Vec<String> = many.iter().map(ToString::to_string).collect();
+                write!(f, "ranks {} are", list.join(", "))
+            }
+        }
+    }
+}
+
+/// One rank's call. `site` apart, because a place in a file says what to look at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Call {
+    operation: String,
+    what: String,
+    site: String,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { operation, what, site } = self;
+        let between = if what.is_empty() { "" } else { " " };
+        write!(f, "{operation}{between}{what} at {site}")
+    }
+}
+
+/// Between two looks at the store: short at first, when the others are about to come.
+const PAUSES: [Duration; 3] =
+    [Duration::from_micros(200), Duration::from_millis(2), Duration::from_millis(20)];
+
+impl ProcessGroup {
+    /// Whether collectives are compared between ranks before they begin
+    /// ([`crate::GroupOptions::debug`]).
+    #[must_use]
+    pub fn is_debugged(&self) -> bool {
+        self.checks
+    }
+
+    /// A handle whose operations name this place in the user's program, not their own caller.
+    #[must_use]
+    pub fn at(&self, site: &'static Location<'static>) -> Self {
+        let mut handle = self.clone();
+        handle.site = Some(site);
+        handle
+    }
+
+    /// A handle whose operations are not compared: for those that ranks start from different places.
+    #[must_use]
+    pub fn unchecked(&self) -> Self {
+        let mut handle = self.clone();
+        handle.checks = false;
+        handle
+    }
+
+    /// In debug mode, compares what all ranks are about to do; otherwise nothing. Collectives do it
+    /// themselves: this is for what sends messages in other ways, such as a backward.
+    ///
+    /// # Errors
+    /// [`Error::Desync`] on every rank that got here, naming who differs or is missing;
+    /// [`Error::Store`] when the store is gone.
+    #[track_caller]
+    pub fn check(
+        &self,
+        operation: &'static str,
+        what: impl FnOnce() -> String,
+    ) -> Result<(), Error> {
+        let here = Location::caller();
+        if !self.checks || self.size() == 1 {
+            return Ok(());
+        }
+        let site = self.site.unwrap_or(here);
+        let site = format!("{}:{}:{}", site.file(), site.line(), site.column());
+        self.compare(&Call { operation: operation.to_owned(), what: what(), site })
+    }
+
+    /// In debug mode, compares whether all ranks begin a backward that reduces gradients: after a
+    /// forward of a [`crate::Reducer`] on this group that said so. Call it before `backward`.
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::check`].
+    #[track_caller]
+    pub fn check_backward(&self) -> Result<(), Error> {
+        if self.inner().reduces.swap(false, Ordering::Relaxed) {
+            self.check("backward", String::new)?;
+        }
+        Ok(())
+    }
+
+    /// In debug mode, compares a forward whose backward will reduce gradients.
+    #[track_caller]
+    pub(crate) fn check_forward(&self) -> Result<(), Error> {
+        self.check("forward", String::new)?;
+        self.inner().reduces.store(self.checks, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn compare(&self, mine: &Call) -> Result<(), Error> {
+        let inner = self.inner();
+        // One comparison at a time, as with the operations themselves.
+        let _alone = inner.comparing.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = inner.compared.fetch_add(1, Ordering::Relaxed);
+        let (store, rank, size) = (self.store(), self.rank(), self.size());
+        let key = |rank: usize| format!("debug/{number}/{rank}");
+        let bytes = rmp_serde::to_vec_named(mine)
+            .map_err(|error| Error::Object { operation: "debug", detail: error.to_string() })?;
+        store.set(&key(rank), &bytes)?;
+
+        let begun = Instant::now();
+        let limit = self.timeout();
+        let mut calls = BTreeMap::from([(rank, mine.clone())]);
+        let mut looks = 0;
+        loop {
+            for other in (0..size).filter(|other| *other != rank) {
+                if !calls.contains_key(&other) && store.contains(&[&key(other)])? {
+                    calls.insert(other, read(&store.get(&key(other))?)?);
+                }
+            }
+            if calls.len() == size || begun.elapsed() >= limit {
+                break;
+            }
+            thread::sleep(PAUSES[(looks / 20).min(PAUSES.len() - 1)]);
+            looks += 1;
+        }
+        let mut absent = BTreeMap::new();
+        for other in (0..size).filter(|other| !calls.contains_key(other)) {
+            absent.insert(other, self.last_call(other)?);
+        }
+        let differing = odd_ones_out(&calls);
+        if differing.is_empty() && absent.is_empty() {
+            // All have come to this one, so all have read the one before. The newest stays: it is what
+            // a rank that goes missing has done last.
+            if number > 0 {
+                store.set(&format!("debug/last/{rank}"), &bytes)?;
+                store.delete(&format!("debug/{}/{rank}", number - 1))?;
+            }
+            return Ok(());
+        }
+        Err(Error::Desync(Box::new(Desync {
+            group: self.name().to_owned(),
+            rank,
+            calls: calls.into_iter().map(|(rank, call)| (rank, call.to_string())).collect(),
+            differing,
+            absent,
+            limit,
+        })))
+    }
+
+    fn last_call(&self, rank: usize) -> Result<Option<String>, Error> {
+        let store = self.store();
+        // The first one stays in its own place.
+        for key in [format!("debug/last/{rank}"), format!("debug/0/{rank}")] {
+            if store.contains(&[&key])? {
+                return Ok(Some(read(&store.get(&key)?)?.to_string()));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Who does not do what most do. Equal halves: who does not do what the lowest rank does.
+fn odd_ones_out(calls: &BTreeMap<usize, Call>) -> Vec<usize> {
+    let alike = |call: &Call| calls.values().filter(|other| *other == call).count();
+    let mut common: Option<&Call> = None;
+    for call in calls.values() {
+        if common.is_none_or(|common| alike(call) > alike(common)) {
+            common = Some(call);
+        }
+    }
+    calls.iter().filter(|(_, call)| Some(*call) != common).map(|(rank, _)| *rank).collect()
+}
+
+fn read(bytes: &[u8]) -> Result<Call, Error> {
+    rmp_serde::from_slice(bytes)
+        .map_err(|error| Error::Object { operation: "debug", detail: error.to_string() })
+}
+
+/// `float32 [2, 3]`.
+pub(crate) fn describe(tensor: &Tensor) -> String {
+    match tensor.f_kind() {
+        Ok(kind) => format!("of {} {:?}", type_name(kind), tensor.size()),
+        Err(_) => "of a tensor of unknown kind".to_owned(),
+    }
+}
+
+/// As [`describe`], for tensors whose ranks may have unequal numbers of rows.
+pub(crate) fn describe_rows(tensor: &Tensor) -> String {
+    match tensor.f_kind() {
+        Ok(kind) => format!("of {} [any, {:?}]", type_name(kind), tensor.size().get(1..)),
+        Err(_) => "of a tensor of unknown kind".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn calls(names: &[&str]) -> BTreeMap<usize, Call> {
+        let call = |name: &&str| Call {
+            operation: (*name).to_owned(),
+            what: "of float32 [2]".into(),
+            site: "a.rs:1:1".into(),
+        };
+        names.iter().map(call).enumerate().collect()
+    }
+
+    #[test]
+    fn the_minority_differs() {
+        assert_eq!(odd_ones_out(&calls(&["a", "a", "a"])), [0usize; 0]);
+        assert_eq!(odd_ones_out(&calls(&["a", "b", "b"])), [0]);
+        assert_eq!(odd_ones_out(&calls(&["a", "b"])), [1]);
+        assert_eq!(odd_ones_out(&calls(&["a", "b", "c", "b"])), [0, 2]);
+    }
+
+    #[test]
+    fn the_text_names_everybody() {
+        let calls = calls(&["all_reduce", "all_reduce", "broadcast"]);
+        let error = Desync {
+            group: "world".into(),
+            rank: 0,
+            differing: odd_ones_out(&calls),
+            calls: calls.into_iter().map(|(rank, call)| (rank, call.to_string())).collect(),
+            absent: BTreeMap::from([(3, Some("barrier at b.rs:2:2".to_owned())), (4, None)]),
+            limit: Duration::from_secs(5),
+        };
+        assert_eq!(
+            error.to_string(),
+            "the ranks of group \"world\" do not do the same: ranks 0, 1 are in all_reduce of float32 \
+             [2] at a.rs:1:1; rank 2 is in broadcast of float32 [2] at a.rs:1:1; rank 3 came to no \
+             operation within 5s, its last was barrier at b.rs:2:2; rank 4 came to no operation within \
+             5s and has done none before"
+        );
+    }
+}

@@ -1,0 +1,118 @@
+//! Communication hooks: what goes over the wire instead of a bucket of gradients.
+
+use std::fmt;
+
+use tch::{Kind, Tensor};
+
+use crate::bridge::{Hook, ffi};
+use crate::error::Error;
+use crate::group::ProcessGroup;
+use crate::reducer::Reducer;
+
+/// The type that a bucket has on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compression {
+    /// 16-bit floats of IEEE: 11 significant bits, up to 65 504.
+    Fp16,
+    /// bfloat16: 8 significant bits, the range of 32-bit floats.
+    Bf16,
+}
+
+impl Compression {
+    /// libtorch's kind.
+    #[must_use]
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::Fp16 => Kind::Half,
+            Self::Bf16 => Kind::BFloat16,
+        }
+    }
+}
+
+/// The gradients of some parameters, in one piece of memory: what a hook averages over the ranks.
+#[derive(Debug)]
+pub struct Bucket {
+    /// The bucket's number, in the order of reduction.
+    pub index: usize,
+    /// Whether it is the last one of this backward.
+    pub is_last: bool,
+    /// All values, in one dimension. What a hook leaves here is the result.
+    pub buffer: Tensor,
+    /// The gradients, as views of the buffer, one after another in its order.
+    pub gradients: Vec<Tensor>,
+}
+
+impl Bucket {
+    /// The same bucket in another type: a copy.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] when memory runs out.
+    pub fn to_kind(&self, kind: Kind) -> Result<Self, Error> {
+        let buffer = self.buffer.f_to_kind(kind)?;
+        let mut start = 0;
+        let gradients = self
+            .gradients
+            .iter()
+            .map(|gradient| {
+                let length = gradient.numel() as i64;
+                let view = buffer.f_narrow(0, start, length)?;
+                start += length;
+                // The reducer gives its gradients contiguous views, whatever their parameters' layout.
+                Ok(view.f_view(&gradient.size()[..])?)
+            })
+            .collect::<Result<_, Error>>()?;
+        Ok(Self { index: self.index, is_last: self.is_last, buffer, gradients })
+    }
+}
+
+/// A way to average buckets over the ranks.
+///
+/// ```
+/// use brigade_torch::{Bucket, Error, GradientHook, ProcessGroup, ReduceOp};
+///
+/// /// What the reducer does without a hook.
+/// struct Plain;
+///
+/// impl GradientHook for Plain {
+///     fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> Result<(), Error> {
+///         group.all_reduce(&mut bucket.buffer, ReduceOp::Mean)
+///     }
+/// }
+/// ```
+pub trait GradientHook: Send + Sync {
+    /// Leaves the mean over the ranks in the bucket's buffer. Called during `backward`, for one bucket
+    /// after another, in the same order on all ranks.
+    ///
+    /// # Errors
+    /// Any; it ends the backward with its text.
+    fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> Result<(), Error>;
+}
+
+impl Reducer {
+    /// Sends buckets in another type. They are divided by the number of ranks before the sum, so that
+    /// it does not overflow. Once for a reducer, before its first backward.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when there is a hook already.
+    pub fn compress(&self, compression: Compression) -> Result<(), Error> {
+        ffi::reducer_compress(self.raw(), self.group().raw(), compression.kind() as i8)
+            .map_err(|error| Error::libtorch("compress", &error))
+    }
+
+    /// Replaces the reduction of buckets. Once for a reducer, before its first backward.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when there is a hook already.
+    pub fn set_hook(&self, hook: impl GradientHook + 'static) -> Result<(), Error> {
+        let group = self.group().clone();
+        let run = Box::new(move |mut bucket: Bucket| hook.reduce(&group, &mut bucket));
+        ffi::reducer_hook(self.raw(), Box::new(Hook { run }))
+            .map_err(|error| Error::libtorch("set_hook", &error))
+    }
+}
+
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hook")
+    }
+}

@@ -1,0 +1,185 @@
+//! Ranks that have run out of data while others still train.
+//!
+//! In a join, every forward that records gradients begins with one small all-reduce, the roll: who is
+//! still there, and whose backward will reduce. A rank without data answers the roll and then sends
+//! what the others' reducers wait for: the buffers' broadcast, and zeros for every bucket
+//! (DistributedDataParallel's join, in one message for its three).
+
+use tch::{Kind, Tensor};
+
+use crate::bridge::ffi;
+use crate::collective::ReduceOp;
+use crate::error::{Error, Fault};
+use crate::memory::as_slice;
+use crate::reducer::Reducer;
+
+/// How gradients are averaged in a join, and what it does at the first rank without data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JoinOptions {
+    /// Sums of gradients are divided by the number of all ranks, so that each sample keeps its weight;
+    /// otherwise by the number of those that still have data. A communication hook always divides by
+    /// all.
+    pub divide_by_initial_world_size: bool,
+    /// The first rank without data ends the join with an error on every rank.
+    pub throw_on_early_termination: bool,
+}
+
+impl Default for JoinOptions {
+    fn default() -> Self {
+        Self { divide_by_initial_world_size: true, throw_on_early_termination: false }
+    }
+}
+
+/// A join in progress.
+#[derive(Debug, Clone)]
+pub(crate) struct Join {
+    options: JoinOptions,
+    /// The last rank of those that were there at the last roll that found any.
+    authority: Option<usize>,
+}
+
+/// What a rank says at a roll.
+const GONE: i64 = 0;
+const WITHOUT_REDUCTION: i64 = 1;
+const WITH_REDUCTION: i64 = 2;
+
+/// What all ranks know after a roll.
+struct Roll {
+    /// Ranks that still have data.
+    active: usize,
+    /// The last of them: its buffers are taken.
+    authority: Option<usize>,
+    /// Whether their backward reduces.
+    reduces: bool,
+}
+
+impl Reducer {
+    /// Begins a join: from now on ranks may take unequal numbers of iterations, if each that has no
+    /// more calls [`Reducer::shadow`] until that says that nobody has. Every rank calls it.
+    pub fn begin_join(&self, options: JoinOptions) {
+        self.join.replace(Some(Join { options, authority: None }));
+    }
+
+    /// Does what one iteration of the others asks of a rank that has run out of data. False when no rank
+    /// has any left.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] when a peer is gone; [`Error::EarlyTermination`] when that was asked for;
+    /// [`Error::Misuse`] when the others disagree, or outside of a join.
+    pub fn shadow(&self) -> Result<bool, Error> {
+        let roll = self.roll(GONE)?;
+        if roll.active == 0 {
+            return Ok(false);
+        }
+        self.rebuild()?;
+        self.send_buffers(roll.authority.unwrap_or(0))?;
+        self.forward_sync.set(roll.reduces);
+        if roll.reduces {
+            let failed = |error: cxx::Exception| Error::libtorch("join", &error);
+            ffi::reducer_shadow_backward(self.raw()).map_err(failed)?;
+            let options = self.options();
+            if options.find_unused_parameters && !options.static_graph {
+                let map = ffi::reducer_used_map(self.raw()).map_err(failed)?;
+                // SAFETY: a new handle on the heap, made with the type that tch frees.
+                let mut map = unsafe { Tensor::from_ptr(map.cast()) };
+                self.group().unchecked().all_reduce(&mut map, ReduceOp::Sum)?;
+            }
+            ffi::reducer_push_rebuilt(self.raw()).map_err(failed)?;
+        }
+        Ok(true)
+    }
+
+    /// Ends a join on all ranks, when none has data left: all take the parameters and buffers of a rank
+    /// that was there to the end.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] when a peer is gone.
+    pub fn end_join(&self) -> Result<(), Error> {
+        let authority = self.leave_join().and_then(|join| join.authority);
+        match authority {
+            Some(rank) => self.broadcast_state(rank),
+            // No rank had any data.
+            None => Ok(()),
+        }
+    }
+
+    /// Ends a join on this rank alone, after an error: nothing is sent.
+    pub fn abandon_join(&self) {
+        self.leave_join();
+    }
+
+    /// Whether a join is in progress.
+    #[must_use]
+    pub fn is_joining(&self) -> bool {
+        self.join.borrow().is_some()
+    }
+
+    fn leave_join(&self) -> Option<Join> {
+        // Cannot fail: it replaces a number.
+        let _ = ffi::reducer_divide_by(self.raw(), 0);
+        self.join.replace(None)
+    }
+
+    /// The roll of a rank that has data, before its forward. Gives whose buffers are taken.
+    pub(crate) fn answer_roll(&self, sync: bool) -> Result<usize, Error> {
+        let roll = self.roll(if sync { WITH_REDUCTION } else { WITHOUT_REDUCTION })?;
+        let divide_by_all = self
+            .join
+            .borrow()
+            .as_ref()
+            .is_none_or(|join| join.options.divide_by_initial_world_size);
+        let ranks = if divide_by_all { 0 } else { roll.active as i64 };
+        ffi::reducer_divide_by(self.raw(), ranks)
+            .map_err(|error| Error::libtorch("join", &error))?;
+        Ok(roll.authority.unwrap_or(0))
+    }
+
+    fn roll(&self, mine: i64) -> Result<Roll, Error> {
+        // From another place of the program on each rank.
+        let group = self.group().unchecked();
+        let mut answers = vec![0i64; group.size()];
+        answers[group.rank()] = mine;
+        let mut tensor = Tensor::f_from_slice(&answers)?.f_to_device(group.device())?;
+        group.all_reduce(&mut tensor, ReduceOp::Sum)?;
+        let tensor = tensor.f_to_device(tch::Device::Cpu)?.f_to_kind(Kind::Int64)?;
+        let answers = as_slice::<i64>(&tensor)?;
+        let those = |answer: i64| {
+            answers.iter().enumerate().filter(move |&(_, &a)| a == answer).map(|(r, _)| r)
+        };
+        let active = answers.len() - those(GONE).count();
+        let authority = answers.iter().rposition(|&answer| answer != GONE);
+        let mut join = self.join.borrow_mut();
+        let Some(join) = join.as_mut() else {
+            return Err(Error::Misuse(
+                "shadow: no join is in progress; call begin_join first".into(),
+            ));
+        };
+        if authority.is_some() {
+            join.authority = authority;
+        }
+        if join.options.throw_on_early_termination
+            && let (1.., Some(rank)) = (active, those(GONE).next())
+        {
+            return Err(Error::EarlyTermination { rank });
+        }
+        if let (Some(with), Some(without)) =
+            (those(WITH_REDUCTION).next(), those(WITHOUT_REDUCTION).next())
+        {
+            return Err(Error::Misuse(format!(
+                "join: rank {with} reduces its gradients after this forward and rank {without} does not; \
+                 end accumulation windows at the same batches on all ranks that have data"
+            )));
+        }
+        Ok(Roll { active, authority, reduces: those(WITH_REDUCTION).next().is_some() })
+    }
+
+    /// A failed message of the reducer's own, in words.
+    fn rebuild(&self) -> Result<(), Error> {
+        ffi::reducer_rebuild_buckets(self.raw()).map(drop).map_err(|error| {
+            match Error::libtorch("join", &error) {
+                Error::Libtorch { fault: Fault::Invalid, detail, .. } => Error::Misuse(detail),
+                other => other,
+            }
+        })
+    }
+}

@@ -1,0 +1,82 @@
+//! Batch normalisation with the statistics of all ranks.
+
+use std::ptr;
+
+use tch::Tensor;
+
+use crate::bridge::ffi;
+use crate::error::Error;
+use crate::fused::borrow_one;
+use crate::group::{ProcessGroup, Started};
+
+/// Parameters and state of a normalisation, each `[channels]`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BatchNormState<'a> {
+    /// What the normalised values are multiplied with.
+    pub weight: Option<&'a Tensor>,
+    /// What is added then.
+    pub bias: Option<&'a Tensor>,
+    /// Moves by `momentum` towards the mean; changed in place.
+    pub running_mean: Option<&'a Tensor>,
+    /// Moves by `momentum` towards the unbiased variance; changed in place.
+    pub running_var: Option<&'a Tensor>,
+}
+
+/// [Batch normalisation in training](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html)
+/// of `[n, channels, …]` over the batches of all ranks, which may be unequal: the result is that of one
+/// process with the whole batch, and so is the gradient of the input. The gradients of weight and bias
+/// are this rank's part of the sum, as those of every parameter are.
+///
+/// Every rank calls it; its backward is a collective, too. One message of `2 * channels + 1` float64
+/// per rank forward, one of `2 * channels` back.
+///
+/// # Errors
+/// [`Error::Collective`] when a peer is gone; with [`crate::Fault::Invalid`] when there is no more than
+/// one value per channel in all, or shapes do not fit.
+///
+/// ```no_run
+/// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+/// use brigade_torch::{BatchNormState, Device, Kind, Tensor, sync_batch_norm};
+/// let input = Tensor::randn([4, 3, 8, 8], (Kind::Float, Device::Cpu));
+/// let output = sync_batch_norm(group, &input, BatchNormState::default(), 0.1, 1e-5)?;
+/// # Ok(()) }
+/// ```
+pub fn sync_batch_norm(
+    group: &ProcessGroup,
+    input: &Tensor,
+    state: BatchNormState<'_>,
+    momentum: f64,
+    eps: f64,
+) -> Result<Tensor, Error> {
+    if input.dim() < 2 {
+        return Err(Error::Misuse(format!(
+            "sync_batch_norm: expected [n, channels, …], found a tensor of shape {:?}",
+            input.size()
+        )));
+    }
+    let raw = |tensor: Option<&Tensor>| match tensor {
+        Some(tensor) => tensor.as_ptr().cast(),
+        None => ptr::null(),
+    };
+    let BatchNormState { weight, bias, running_mean, running_var } = state;
+    let output = group.exclusively(|handle| {
+        // SAFETY: the pointers are null or those of tch tensors that are borrowed for the call.
+        unsafe {
+            ffi::sync_batch_norm(
+                handle,
+                &borrow_one(input),
+                raw(weight),
+                raw(bias),
+                raw(running_mean),
+                raw(running_var),
+                momentum,
+                eps,
+            )
+        }
+    });
+    match output {
+        // SAFETY: a new handle on the heap, made with the type that tch frees.
+        Ok(output) => Ok(unsafe { Tensor::from_ptr(output.cast()) }),
+        Err(error) => Err(group.failure(Started::unnumbered("sync_batch_norm"), &error)),
+    }
+}

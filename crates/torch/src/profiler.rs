@@ -1,0 +1,140 @@
+//! libtorch's profiler: what ran, when, for how long.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use cxx::UniquePtr;
+
+use crate::bridge::ffi;
+use crate::error::Error;
+
+/// What is recorded besides names and times.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ProfilerOptions {
+    /// Kernels and copies of the GPU.
+    pub cuda: bool,
+    /// The shapes of the operations' inputs.
+    pub shapes: bool,
+    /// What is allocated and freed.
+    pub memory: bool,
+    /// Floating-point operations, computed from shapes where libtorch knows the formula.
+    pub flops: bool,
+}
+
+/// One event of a recording.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProfiledEvent {
+    /// `aten::conv2d`, a scope's name, a kernel's name; `[memory]` for allocations.
+    pub name: String,
+    /// Nanoseconds; the origin is the same in one recording.
+    pub start_ns: u64,
+    /// Nanoseconds.
+    pub duration_ns: u64,
+    /// The thread, or the GPU's stream.
+    pub lane: u64,
+    /// Ran on a GPU.
+    pub on_device: bool,
+    /// Bytes that were allocated (negative: freed).
+    pub bytes: i64,
+    /// Floating-point operations, 0 where not known.
+    pub flops: u64,
+    /// `[[64, 1, 28, 28], []]`; empty unless asked for.
+    pub shapes: String,
+}
+
+/// A recording in progress. A thread has one at a time; dropping it discards what was recorded.
+///
+/// ```no_run
+/// use brigade_torch::{Kind, ProfilerOptions, Recording, Tensor};
+/// let recording = Recording::start(ProfilerOptions::default())?;
+/// let _ = Tensor::ones([8, 8], (Kind::Float, tch::Device::Cpu)).matmul(&Tensor::from(1f32).expand([8, 8], true));
+/// let events = recording.finish(Some("trace.json"))?;
+/// assert!(events.iter().any(|event| event.name == "aten::matmul"));
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+#[must_use = "dropping it discards what was recorded"]
+pub struct Recording {
+    running: bool,
+    /// libtorch keeps it with the thread.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Recording {
+    /// Records what this thread does, and the threads of its `backward`.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when this thread is recorded already.
+    pub fn start(options: ProfilerOptions) -> Result<Self, Error> {
+        let ProfilerOptions { cuda, shapes, memory, flops } = options;
+        ffi::profiler_start(&ffi::ProfilerOptions { cuda, shapes, memory, flops })
+            .map_err(|error| Error::libtorch("profiler_start", &error))?;
+        Ok(Self { running: true, _thread: PhantomData })
+    }
+
+    /// Ends it. With a path it is also written as a file that Chrome's and Perfetto's viewers read.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`].
+    pub fn finish(mut self, path: Option<&str>) -> Result<Vec<ProfiledEvent>, Error> {
+        self.running = false;
+        let events = ffi::profiler_stop(path.unwrap_or_default())
+            .map_err(|error| Error::libtorch("profiler_stop", &error))?;
+        Ok(events
+            .into_iter()
+            .map(|event| ProfiledEvent {
+                name: event.name,
+                start_ns: event.start_ns,
+                duration_ns: event.duration_ns,
+                lane: event.lane,
+                on_device: event.on_device,
+                bytes: event.bytes,
+                flops: event.flops,
+                shapes: event.shapes,
+            })
+            .collect())
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        if self.running {
+            // Discarded: there is nobody to tell.
+            let _ = ffi::profiler_stop("");
+        }
+    }
+}
+
+impl fmt::Debug for Recording {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Recording")
+    }
+}
+
+/// A named part of a recording, until it is dropped. Costs next to nothing where nothing is recorded.
+///
+/// ```no_run
+/// # fn f(mut optimizer: impl FnMut()) -> Result<(), brigade_torch::Error> {
+/// let _scope = brigade_torch::Scope::enter("optimizer step")?;
+/// optimizer();
+/// # Ok(()) }
+/// ```
+#[must_use = "the scope ends where this is dropped"]
+pub struct Scope(
+    #[expect(dead_code, reason = "its destructor ends the scope")] UniquePtr<ffi::Scope>,
+);
+
+impl Scope {
+    /// Begins it.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`].
+    pub fn enter(name: &str) -> Result<Self, Error> {
+        ffi::enter_scope(name).map(Self).map_err(|error| Error::libtorch("enter_scope", &error))
+    }
+}
+
+impl fmt::Debug for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Scope")
+    }
+}

@@ -1,0 +1,168 @@
+//! Ranks with unequal numbers of batches.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use brigade_torch::Reducer;
+
+use crate::accelerator::Accelerator;
+use crate::error::Result;
+use crate::model::PreparedModels;
+
+/// How [`Accelerator::join_uneven_inputs`] goes about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JoinInputs {
+    /// Overrides, inside, what prepared loaders of data sets do about unequal ends: `Some(false)` lets
+    /// each rank have its own number of batches. Streams keep their rule.
+    pub even_batches: Option<bool>,
+    /// Gradients are divided by the number of all ranks also when some have no more data, so that each
+    /// sample keeps its weight; otherwise by the number of those that have.
+    pub divide_by_initial_world_size: bool,
+    /// The first rank without data ends it, with an error on every rank.
+    pub throw_on_early_termination: bool,
+}
+
+impl Default for JoinInputs {
+    fn default() -> Self {
+        Self {
+            even_batches: Some(false),
+            divide_by_initial_world_size: true,
+            throw_on_early_termination: false,
+        }
+    }
+}
+
+/// What loaders do about unequal ends for now.
+#[derive(Debug, Default)]
+pub(crate) struct EvenBatches(AtomicU8);
+
+impl EvenBatches {
+    fn replace(&self, even: Option<bool>) -> u8 {
+        self.0.swap(even.map_or(0, |even| 1 + u8::from(even)), Ordering::Relaxed)
+    }
+
+    pub(crate) fn get(&self) -> Option<bool> {
+        match self.0.load(Ordering::Relaxed) {
+            0 => None,
+            even => Some(even == 2),
+        }
+    }
+}
+
+impl Accelerator {
+    /// Runs a training loop in which ranks may have unequal numbers of batches. A rank that has no more
+    /// takes part in what the others send, with zeros, until all have ended; then all take the weights
+    /// of a rank that was there to the end. Optimizer states are not sent.
+    ///
+    /// Only the models' own messages are taken care of: a rank that gathers inside the loop, or
+    /// normalises over ranks (SyncBatchNorm), waits for those that have ended. Forwards without
+    /// gradients send nothing. With several models, each iteration runs forward and backward of one
+    /// after another, in the order given.
+    ///
+    /// ```no_run
+    /// # use brigade_train::{Accelerator, JoinInputs, Optimizer, PreparedModel, PreparedLoader, Result};
+    /// # use brigade_models::Cnn;
+    /// # use brigade_data::LabelledImages;
+    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, optimizer: &mut Optimizer,
+    /// #      train: &PreparedLoader<brigade_data::DataLoader<LabelledImages>>) -> Result<()> {
+    /// accelerator.join_uneven_inputs(model, JoinInputs::default(), || {
+    ///     for batch in train {
+    ///         let (images, labels) = batch?.into_data();
+    ///         let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
+    ///         optimizer.zero_grad()?;
+    ///         accelerator.backward(&loss)?;
+    ///         optimizer.step()?;
+    ///     }
+    ///     Ok(())
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The body's; [`crate::Error::Torch`] when a peer is gone, or at an early end that was not wanted.
+    pub fn join_uneven_inputs<R>(
+        &self,
+        models: &(impl PreparedModels + ?Sized),
+        options: JoinInputs,
+        body: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
+        let _even = Overridden::new(&self.even_batches, options.even_batches);
+        let mut reducers = Vec::new();
+        models.each_reducer(&mut |reducer| reducers.push(reducer));
+        let joined = Joined::begin(&reducers, options);
+        let result = body()?;
+        if !reducers.is_empty() {
+            while shadow_all(&reducers)? {}
+        }
+        joined.end()?;
+        Ok(result)
+    }
+}
+
+/// One iteration of the others, for all models. False when no rank has data.
+fn shadow_all(reducers: &[&Reducer]) -> Result<bool> {
+    for reducer in reducers {
+        if !reducer.shadow()? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Reducers in a join, which is abandoned when this is dropped: after an error or a panic.
+struct Joined<'a> {
+    reducers: &'a [&'a Reducer],
+    ended: bool,
+}
+
+impl<'a> Joined<'a> {
+    fn begin(reducers: &'a [&'a Reducer], options: JoinInputs) -> Self {
+        let JoinInputs { divide_by_initial_world_size, throw_on_early_termination, .. } = options;
+        for reducer in reducers {
+            reducer.begin_join(brigade_torch::JoinOptions {
+                divide_by_initial_world_size,
+                throw_on_early_termination,
+            });
+        }
+        Self { reducers, ended: false }
+    }
+
+    fn end(mut self) -> Result<()> {
+        self.ended = true;
+        for reducer in self.reducers {
+            reducer.end_join()?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Joined<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            for reducer in self.reducers {
+                reducer.abandon_join();
+            }
+        }
+    }
+}
+
+/// The loaders' rule, as it was before when this is dropped.
+struct Overridden<'a> {
+    rule: &'a EvenBatches,
+    before: Option<bool>,
+}
+
+impl<'a> Overridden<'a> {
+    fn new(rule: &'a EvenBatches, even: Option<bool>) -> Self {
+        let before = rule.get();
+        if even.is_some() {
+            rule.replace(even);
+        }
+        Self { rule, before }
+    }
+}
+
+impl Drop for Overridden<'_> {
+    fn drop(&mut self) {
+        self.rule.replace(self.before);
+    }
+}

@@ -1,0 +1,142 @@
+//! Local SGD: each rank trains for itself, and every few steps the weights are averaged.
+
+use std::fmt;
+
+use brigade_torch::{Kind, ReduceOp, Tensor};
+
+use crate::accelerator::Accelerator;
+use crate::error::{Error, Result};
+use crate::model::{PreparedModels, Switched};
+
+/// [Local SGD](https://arxiv.org/abs/1808.07217): no gradients are averaged while it lives; every
+/// `steps` calls of [`LocalSgd::step`], and at the end, the parameters are.
+///
+/// Optimizer states stay each rank's own. Begun by [`Accelerator::local_sgd`]; with one process it does
+/// nothing.
+#[must_use = "gradients are averaged again when it is dropped"]
+pub struct LocalSgd<'a, P: PreparedModels + ?Sized> {
+    accelerator: Accelerator,
+    models: &'a P,
+    steps: usize,
+    taken: usize,
+    _switched: Option<Switched<'a, P>>,
+}
+
+impl Accelerator {
+    /// Begins [`LocalSgd`]. With `enabled` off it only stands there, so that a loop can be written once.
+    ///
+    /// ```no_run
+    /// # use brigade_train::{Accelerator, Optimizer, PreparedModel, PreparedLoader, Result};
+    /// # use brigade_models::Cnn;
+    /// # use brigade_data::LabelledImages;
+    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, optimizer: &mut Optimizer,
+    /// #      train: &PreparedLoader<brigade_data::DataLoader<LabelledImages>>) -> Result<()> {
+    /// let mut local = accelerator.local_sgd(model, 8, true)?;
+    /// for batch in train {
+    ///     let (images, labels) = batch?.into_data();
+    ///     let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
+    ///     optimizer.zero_grad()?;
+    ///     accelerator.backward(&loss)?;
+    ///     optimizer.step()?;
+    ///     local.step()?;
+    /// }
+    /// local.finish()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] for zero steps.
+    pub fn local_sgd<'a, P: PreparedModels + ?Sized>(
+        &self,
+        models: &'a P,
+        steps: usize,
+        enabled: bool,
+    ) -> Result<LocalSgd<'a, P>> {
+        if steps == 0 {
+            return Err(Error::Misuse(
+                "local_sgd: the weights are averaged every 0 steps; 1 averages after every step"
+                    .into(),
+            ));
+        }
+        let on = enabled && self.use_distributed();
+        Ok(LocalSgd {
+            accelerator: self.clone(),
+            models,
+            steps,
+            taken: 0,
+            _switched: on.then(|| Switched::off(models)),
+        })
+    }
+}
+
+impl<P: PreparedModels + ?Sized> LocalSgd<'_, P> {
+    /// Counts an optimizer step; averages the weights when it is time. While batches are being
+    /// accumulated it does nothing, as the optimizer does.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when a peer is gone.
+    #[track_caller]
+    pub fn step(&mut self) -> Result<()> {
+        if self._switched.is_none() || !self.accelerator.sync_gradients() {
+            return Ok(());
+        }
+        self.taken += 1;
+        if self.taken.is_multiple_of(self.steps) { self.average() } else { Ok(()) }
+    }
+
+    /// Averages the weights a last time, where steps were taken since. Gradients are averaged again
+    /// from here on.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when a peer is gone.
+    #[track_caller]
+    pub fn finish(self) -> Result<()> {
+        // Also when this rank has taken no step since: another may have.
+        if self._switched.is_some() { self.average() } else { Ok(()) }
+    }
+
+    /// One message per kind of parameter.
+    #[track_caller]
+    fn average(&self) -> Result<()> {
+        let Some(group) = self.accelerator.traced() else {
+            return Ok(());
+        };
+        let mut parameters: Vec<(Kind, Tensor)> = Vec::new();
+        let mut outcome = Ok(());
+        self.models.each_parameter(&mut |parameter| match parameter
+            .f_detach()
+            .and_then(|tensor| Ok((tensor.f_kind()?, tensor)))
+        {
+            Ok(parameter) => parameters.push(parameter),
+            Err(error) => outcome = Err(Error::Tensor(error)),
+        });
+        outcome?;
+        // In the order of the first parameter of each kind, which is the same on all ranks.
+        while let Some(&(kind, _)) = parameters.first() {
+            let (same, rest): (Vec<_>, Vec<_>) =
+                parameters.into_iter().partition(|(other, _)| *other == kind);
+            parameters = rest;
+            let flat =
+                same.iter().map(|(_, t)| t.f_reshape([-1])).collect::<Result<Vec<_>, _>>()?;
+            let mut flat = Tensor::f_cat(&flat, 0)?;
+            group.all_reduce(&mut flat, ReduceOp::Mean)?;
+            let mut start = 0;
+            for (_, tensor) in same {
+                let length = tensor.numel() as i64;
+                let mean = flat.f_narrow(0, start, length)?.f_view(&tensor.size()[..])?;
+                tensor.shallow_clone().f_copy_(&mean)?;
+                start += length;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<P: PreparedModels + ?Sized> fmt::Debug for LocalSgd<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalSgd")
+            .field("steps", &self.steps)
+            .field("taken", &self.taken)
+            .finish_non_exhaustive()
+    }
+}

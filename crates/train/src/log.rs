@@ -1,0 +1,383 @@
+//! A log whose lines say the rank and the step.
+
+use std::fmt::{self, Write as _};
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Map, Value};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::{Context, SubscriberExt};
+
+use crate::accelerator::Accelerator;
+use crate::error::{Error, Result};
+use crate::watch::Watch;
+
+/// How log lines are written.
+#[derive(Debug, Clone)]
+pub struct LogOptions {
+    /// The least important that is written.
+    pub level: Level,
+    /// Whether ranks other than 0 write, too. A [`Logger`] may ask for it line by line.
+    pub all_ranks: bool,
+    /// One JSON object per line, in place of text.
+    pub json: bool,
+    /// Appends to this file; standard error otherwise.
+    pub file: Option<PathBuf>,
+}
+
+impl Default for LogOptions {
+    /// Text from INFO on, of rank 0, on standard error.
+    fn default() -> Self {
+        Self { level: Level::INFO, all_ranks: false, json: false, file: None }
+    }
+}
+
+/// Writes the events of `tracing` with the fields `rank` and `step`. Made by
+/// [`Accelerator::log_layer`].
+#[derive(Debug)]
+pub struct LogLayer {
+    watch: Arc<Watch>,
+    level: Level,
+    all_ranks: bool,
+    json: bool,
+    file: Option<Mutex<File>>,
+}
+
+/// Writes log lines, on the main process only unless it is told otherwise. Made by
+/// [`Accelerator::logger`].
+#[derive(Debug, Clone)]
+pub struct Logger {
+    name: String,
+    accelerator: Accelerator,
+    everywhere: bool,
+}
+
+impl Accelerator {
+    /// Writes what this process logs, from this call on: its own lines and those of all crates that use
+    /// `tracing`. A line has the time, the level, the rank, and the step that
+    /// [`Accelerator::log`] or [`Accelerator::set_step`] gave last:
+    ///
+    /// ```text
+    /// 2026-11-21T20:35:46.250Z INFO rank=0 step=12 train: loss is 0.5
+    /// ```
+    ///
+    /// It is `tracing`'s subscriber of the whole process. A program that has one adds
+    /// [`Accelerator::log_layer`] to it instead.
+    ///
+    /// # Errors
+    /// [`Error::File`] when the file cannot be opened; [`Error::Misuse`] when the process has a
+    /// subscriber.
+    pub fn init_logging(&self, options: &LogOptions) -> Result<()> {
+        let subscriber = tracing_subscriber::registry().with(self.log_layer(options)?);
+        tracing::subscriber::set_global_default(subscriber).map_err(|_| {
+            Error::Misuse(
+                "init_logging: this process has a subscriber of `tracing` already; add \
+                 Accelerator::log_layer to it instead"
+                    .into(),
+            )
+        })
+    }
+
+    /// What [`Accelerator::init_logging`] installs, for a program that puts its own subscriber together.
+    ///
+    /// # Errors
+    /// [`Error::File`] when the file cannot be opened.
+    pub fn log_layer(&self, options: &LogOptions) -> Result<LogLayer> {
+        let file = options.file.as_deref().map(open).transpose()?;
+        Ok(LogLayer {
+            watch: Arc::clone(&self.watch),
+            level: options.level,
+            all_ranks: options.all_ranks,
+            json: options.json,
+            file: file.map(Mutex::new),
+        })
+    }
+
+    /// A logger of this name. Its lines come from rank 0 unless [`Logger::everywhere`] or
+    /// [`Logger::in_order`] is asked for.
+    ///
+    /// ```no_run
+    /// # fn f(accelerator: &brigade_train::Accelerator) -> brigade_train::Result<()> {
+    /// let log = accelerator.logger("train");
+    /// log.info("said once, by rank 0");
+    /// log.everywhere().warn("said by every rank");
+    /// log.in_order(|log| log.info("said by every rank, one after the other"))
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn logger(&self, name: impl Into<String>) -> Logger {
+        Logger { name: name.into(), accelerator: self.clone(), everywhere: false }
+    }
+
+    /// The step that log lines name from now on. [`Accelerator::log`] sets it, too.
+    pub fn set_step(&self, step: u64) {
+        self.watch.set_step(step);
+    }
+}
+
+impl Logger {
+    /// The same logger with lines of all ranks.
+    #[must_use]
+    pub fn everywhere(&self) -> Self {
+        Self { everywhere: true, ..self.clone() }
+    }
+
+    /// Runs the body on each rank in turn, with a logger of all ranks, so that their lines come in the
+    /// ranks' order. Every rank calls it.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when a peer is gone.
+    pub fn in_order(&self, body: impl FnOnce(&Self)) -> Result<()> {
+        let logger = self.everywhere();
+        let mut body = Some(body);
+        for rank in 0..self.accelerator.num_processes() {
+            if rank == self.accelerator.process_index()
+                && let Some(body) = body.take()
+            {
+                body(&logger);
+            }
+            self.accelerator.wait_for_everyone()?;
+        }
+        Ok(())
+    }
+
+    /// A line that explains.
+    pub fn debug(&self, message: impl fmt::Display) {
+        if self.speaks() {
+            tracing::debug!(logger = self.name, everywhere = self.everywhere, "{message}");
+        }
+    }
+
+    /// A line that informs.
+    pub fn info(&self, message: impl fmt::Display) {
+        if self.speaks() {
+            tracing::info!(logger = self.name, everywhere = self.everywhere, "{message}");
+        }
+    }
+
+    /// A line that warns.
+    pub fn warn(&self, message: impl fmt::Display) {
+        if self.speaks() {
+            tracing::warn!(logger = self.name, everywhere = self.everywhere, "{message}");
+        }
+    }
+
+    /// A line about a failure.
+    pub fn error(&self, message: impl fmt::Display) {
+        if self.speaks() {
+            tracing::error!(logger = self.name, everywhere = self.everywhere, "{message}");
+        }
+    }
+
+    fn speaks(&self) -> bool {
+        self.everywhere || self.accelerator.is_main_process()
+    }
+}
+
+impl<S: Subscriber> Layer<S> for LogLayer {
+    fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
+        // tracing's order: ERROR is the least.
+        *metadata.level() <= self.level
+    }
+
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        if self.watch.rank != 0 && !self.all_ranks && !fields.everywhere {
+            return;
+        }
+        let line = Line {
+            time: SystemTime::now(),
+            level: *event.metadata().level(),
+            rank: self.watch.rank,
+            step: self.watch.step(),
+            from: fields.logger.as_deref().unwrap_or_else(|| event.metadata().target()),
+            message: &fields.message,
+            others: &fields.others,
+        };
+        let line = if self.json { line.json() } else { line.text() };
+        match &self.file {
+            None => self.watch.say(&line),
+            Some(file) => {
+                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+                // There is nowhere to say that the log cannot be written.
+                let _ = file.write_all(format!("{line}\n").as_bytes());
+            }
+        }
+    }
+}
+
+/// One line before it is put into words.
+struct Line<'a> {
+    time: SystemTime,
+    level: Level,
+    rank: usize,
+    step: Option<u64>,
+    from: &'a str,
+    message: &'a str,
+    others: &'a [(&'static str, Value)],
+}
+
+impl Line<'_> {
+    fn text(&self) -> String {
+        let mut line = format!("{} {} rank={}", timestamp(self.time), self.level, self.rank);
+        if let Some(step) = self.step {
+            let _ = write!(line, " step={step}");
+        }
+        // One event, one line: else its second line has no rank.
+        let _ = write!(line, " {}: {}", self.from, self.message.replace('\n', "\\n"));
+        for (name, value) in self.others {
+            let _ = write!(line, " {name}={value}");
+        }
+        line
+    }
+
+    fn json(&self) -> String {
+        let mut line = Map::new();
+        line.insert("time".into(), timestamp(self.time).into());
+        line.insert("level".into(), self.level.as_str().into());
+        line.insert("rank".into(), self.rank.into());
+        if let Some(step) = self.step {
+            line.insert("step".into(), step.into());
+        }
+        line.insert("logger".into(), self.from.into());
+        line.insert("message".into(), self.message.into());
+        if !self.others.is_empty() {
+            let others = self.others.iter().map(|(name, value)| ((*name).into(), value.clone()));
+            line.insert("fields".into(), Value::Object(others.collect()));
+        }
+        Value::Object(line).to_string()
+    }
+}
+
+/// An event's fields.
+#[derive(Default)]
+struct Fields {
+    message: String,
+    logger: Option<String>,
+    everywhere: bool,
+    others: Vec<(&'static str, Value)>,
+}
+
+impl Fields {
+    fn other(&mut self, field: &Field, value: impl Into<Value>) {
+        self.others.push((field.name(), value.into()));
+    }
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "message" {
+            self.message = format!("{value:?}");
+        } else {
+            self.other(field, format!("{value:?}"));
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => self.message = value.to_owned(),
+            "logger" => self.logger = Some(value.to_owned()),
+            _ => self.other(field, value),
+        }
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        if field.name() == "everywhere" {
+            self.everywhere = value;
+        } else {
+            self.other(field, value);
+        }
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.other(field, value);
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.other(field, value);
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.other(field, value);
+    }
+}
+
+/// As in RFC 3339, in UTC, to the millisecond.
+fn timestamp(time: SystemTime) -> String {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+    // Howard Hinnant's civil_from_days, with years that begin in March.
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    format!(
+        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{:03}Z",
+        seconds / 3600,
+        seconds / 60 % 60,
+        seconds % 60,
+        since.subsec_millis()
+    )
+}
+
+fn open(path: &Path) -> Result<File> {
+    OpenOptions::new().create(true).append(true).open(path).map_err(|source| Error::File {
+        action: "cannot open",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamps_are_those_of_rfc_3339() {
+        for (seconds, expected) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_782_400, "2000-02-29T00:00:00.000Z"),
+            (1_763_757_346, "2025-11-21T20:35:46.000Z"),
+            (4_107_542_399, "2100-02-28T23:59:59.000Z"),
+            (4_107_542_400, "2100-03-01T00:00:00.000Z"),
+        ] {
+            assert_eq!(timestamp(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
+        }
+    }
+
+    #[test]
+    fn a_line_as_text_and_as_json() {
+        let mut line = Line {
+            time: UNIX_EPOCH + Duration::from_millis(1_763_757_346_250),
+            level: Level::WARN,
+            rank: 3,
+            step: Some(12),
+            from: "train",
+            message: "two\nlines",
+            others: &[("loss", Value::from(0.5))],
+        };
+        assert_eq!(
+            line.text(),
+            "2025-11-21T20:35:46.250Z WARN rank=3 step=12 train: two\\nlines loss=0.5"
+        );
+        let json: Value = serde_json::from_str(&line.json()).unwrap();
+        assert_eq!((&json["rank"], &json["step"]), (&3.into(), &12.into()));
+        assert_eq!(
+            (&json["message"], &json["fields"]["loss"]),
+            (&"two\nlines".into(), &0.5.into())
+        );
+        line.step = None;
+        assert!(!line.text().contains("step") && !line.json().contains("step"));
+    }
+}

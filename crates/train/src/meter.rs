@@ -1,0 +1,216 @@
+//! How fast a run goes, and how much memory it takes.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use brigade_track::{Value, Values};
+
+use crate::accelerator::Accelerator;
+
+/// Counts what each step has seen, over a window of the last steps. Made by [`Accelerator::meter`].
+///
+/// Rates are of all ranks together, each taken to have done as much as this one.
+///
+/// ```no_run
+/// # fn f(accelerator: &brigade_train::Accelerator) -> brigade_train::Result<()> {
+/// let mut meter = accelerator.meter(50);
+/// for step in 0..1000 {
+///     // … a step with 64 samples …
+///     meter.step(64);
+///     if step % 50 == 49 {
+///         accelerator.log(meter.values(), step)?;
+///     }
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Meter {
+    ranks: usize,
+    window: usize,
+    /// The end of each step with the samples and tokens that it has seen; the first is where counting
+    /// began.
+    ends: VecDeque<(Instant, u64, u64)>,
+}
+
+/// What a [`Meter`] says.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates {
+    /// Samples of all ranks in a second.
+    pub samples_per_second: f64,
+    /// Tokens of all ranks in a second; 0 where none were counted.
+    pub tokens_per_second: f64,
+    /// The mean time of a step.
+    pub step: Duration,
+    /// The longest of them.
+    pub slowest_step: Duration,
+    /// How many steps this is about.
+    pub steps: usize,
+}
+
+/// The memory of this process, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessMemory {
+    /// In main memory now.
+    pub resident: u64,
+    /// The most that there was.
+    pub peak: u64,
+}
+
+impl Accelerator {
+    /// A meter over the last `window` steps, at least one, that begins now.
+    #[must_use]
+    pub fn meter(&self, window: usize) -> Meter {
+        Meter::starting_at(Instant::now(), window, self.num_processes())
+    }
+}
+
+impl Meter {
+    fn starting_at(now: Instant, window: usize, ranks: usize) -> Self {
+        Self { ranks, window: window.max(1), ends: VecDeque::from([(now, 0, 0)]) }
+    }
+
+    /// A step has ended that saw this many samples on this rank.
+    pub fn step(&mut self, samples: usize) {
+        self.ended(Instant::now(), samples as u64, 0);
+    }
+
+    /// The same with the tokens in them.
+    pub fn step_with_tokens(&mut self, samples: usize, tokens: usize) {
+        self.ended(Instant::now(), samples as u64, tokens as u64);
+    }
+
+    /// Leaves out the time until now: an evaluation or a checkpoint that lies between two steps.
+    pub fn pause_ended(&mut self) {
+        self.resume(Instant::now());
+    }
+
+    /// The rates of the window; `None` before the first step.
+    #[must_use]
+    pub fn rates(&self) -> Option<Rates> {
+        let (first, last) = (self.ends.front()?.0, self.ends.back()?.0);
+        let steps = self.ends.len() - 1;
+        if steps == 0 {
+            return None;
+        }
+        let counted = self.ends.iter().skip(1);
+        let (samples, tokens) =
+            counted.fold((0, 0), |(samples, tokens), it| (samples + it.1, tokens + it.2));
+        let time = last.duration_since(first);
+        let per_second = |count: u64| {
+            // A clock that has not moved makes no infinite rate.
+            let seconds = time.as_secs_f64().max(1e-9);
+            count as f64 * self.ranks as f64 / seconds
+        };
+        let pairs = self.ends.iter().zip(self.ends.iter().skip(1));
+        Some(Rates {
+            samples_per_second: per_second(samples),
+            tokens_per_second: per_second(tokens),
+            step: time / u32::try_from(steps).unwrap_or(u32::MAX),
+            slowest_step: pairs.map(|(a, b)| b.0.duration_since(a.0)).max().unwrap_or_default(),
+            steps,
+        })
+    }
+
+    /// Rates and memory under names, as [`Accelerator::log`] takes them: `samples_per_second`,
+    /// `tokens_per_second` where tokens were counted, `step_ms`, `slowest_step_ms`, `resident_mib`,
+    /// `peak_mib`. What is not known is left out.
+    #[must_use]
+    pub fn values(&self) -> Values {
+        let mut values = Values::new();
+        let mut put = |name: &str, value: f64| values.push((name.to_owned(), Value::from(value)));
+        if let Some(rates) = self.rates() {
+            put("samples_per_second", rates.samples_per_second);
+            if rates.tokens_per_second > 0.0 {
+                put("tokens_per_second", rates.tokens_per_second);
+            }
+            put("step_ms", rates.step.as_secs_f64() * 1e3);
+            put("slowest_step_ms", rates.slowest_step.as_secs_f64() * 1e3);
+        }
+        if let Some(memory) = ProcessMemory::now() {
+            put("resident_mib", memory.resident as f64 / MIB);
+            put("peak_mib", memory.peak as f64 / MIB);
+        }
+        values
+    }
+
+    fn ended(&mut self, now: Instant, samples: u64, tokens: u64) {
+        self.ends.push_back((now, samples, tokens));
+        while self.ends.len() > self.window + 1 {
+            self.ends.pop_front();
+        }
+    }
+
+    /// Moves what was counted to now: only differences of times matter.
+    fn resume(&mut self, now: Instant) {
+        let Some(last) = self.ends.back().map(|end| end.0) else { return };
+        let away = now.duration_since(last);
+        for end in &mut self.ends {
+            end.0 += away;
+        }
+    }
+}
+
+impl ProcessMemory {
+    /// As the system says, on Linux; `None` elsewhere.
+    #[must_use]
+    pub fn now() -> Option<Self> {
+        Self::of(&std::fs::read_to_string("/proc/self/status").ok()?)
+    }
+
+    fn of(status: &str) -> Option<Self> {
+        let bytes = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+            kibibytes.checked_mul(1024)
+        };
+        Some(Self { resident: bytes("VmRSS:")?, peak: bytes("VmHWM:")? })
+    }
+}
+
+const MIB: f64 = (1u64 << 20) as f64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_of_the_window_and_of_all_ranks() {
+        let began = Instant::now();
+        let at = |milliseconds| began + Duration::from_millis(milliseconds);
+        let mut meter = Meter::starting_at(began, 2, 4);
+        assert_eq!(meter.rates(), None);
+        meter.ended(at(1000), 1000, 0);
+        meter.ended(at(1100), 10, 100);
+        meter.ended(at(1400), 30, 300);
+        let rates = meter.rates().unwrap();
+        assert_eq!(rates.steps, 2);
+        assert!((rates.samples_per_second - 4.0 * 40.0 / 0.4).abs() < 1e-9, "{rates:?}");
+        assert!((rates.tokens_per_second - 4.0 * 400.0 / 0.4).abs() < 1e-9);
+        assert_eq!(rates.step, Duration::from_millis(200));
+        assert_eq!(rates.slowest_step, Duration::from_millis(300));
+        // An evaluation of a minute in between is none of the steps' time.
+        meter.resume(at(61_400));
+        meter.ended(at(61_600), 30, 300);
+        let rates = meter.rates().unwrap();
+        assert_eq!(rates.slowest_step, Duration::from_millis(300));
+        assert!((rates.samples_per_second - 4.0 * 60.0 / 0.5).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_clock_that_stands_still_is_no_infinite_rate() {
+        let began = Instant::now();
+        let mut meter = Meter::starting_at(began, 0, 1);
+        meter.ended(began, 5, 0);
+        assert!(meter.rates().unwrap().samples_per_second.is_finite());
+    }
+
+    #[test]
+    fn the_system_says_how_much_memory_there_is() {
+        let status = "Name:\tx\nVmHWM:\t  2048 kB\nVmRSS:\t  1024 kB\n";
+        let expected = ProcessMemory { resident: 1 << 20, peak: 2 << 20 };
+        assert_eq!(ProcessMemory::of(status), Some(expected));
+        assert_eq!(ProcessMemory::of("VmRSS:\t1 kB\n"), None);
+        let memory = ProcessMemory::now().unwrap();
+        assert!(memory.peak >= memory.resident && memory.resident > 1 << 20);
+    }
+}

@@ -1,0 +1,128 @@
+//! Parameter groups: parameters with numbers of their own.
+
+use std::collections::BTreeMap;
+
+/// Parameters chosen by name that get a learning rate, weight decay or momentum of their own.
+///
+/// ```no_run
+/// # use brigade_models::{Cnn, Model};
+/// # use brigade_train::{Adam, Group, Result};
+/// # fn f(model: &Model<Cnn>) -> Result<()> {
+/// let optimizer = Adam::decoupled()
+///     .lr(1e-3)
+///     .group(Group::matching("module1.*").lr(1e-4))
+///     .no_decay_on_norms_and_biases(true)
+///     .build(model)?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[must_use]
+pub struct Group {
+    pub(super) patterns: Vec<String>,
+    pub(super) lr: Option<f64>,
+    pub(super) weight_decay: Option<f64>,
+    pub(super) momentum: Option<f64>,
+}
+
+impl Group {
+    /// The parameters whose whole name matches: `*` stands for any characters, dots included, `?` for
+    /// one. Of several groups that match a parameter the first takes it.
+    pub fn matching(pattern: impl Into<String>) -> Self {
+        Self { patterns: vec![pattern.into()], lr: None, weight_decay: None, momentum: None }
+    }
+
+    /// These parameters as well.
+    pub fn or(mut self, pattern: impl Into<String>) -> Self {
+        self.patterns.push(pattern.into());
+        self
+    }
+
+    /// Its learning rate; the optimizer's unless set. A schedule keeps their ratio.
+    pub fn lr(mut self, lr: f64) -> Self {
+        self.lr = Some(lr);
+        self
+    }
+
+    /// Its weight decay; the optimizer's unless set.
+    pub fn weight_decay(mut self, weight_decay: f64) -> Self {
+        self.weight_decay = Some(weight_decay);
+        self
+    }
+
+    /// Its momentum, or with Adam and its kin the first beta; the optimizer's unless set. A schedule
+    /// that moves the momentum moves it for all groups.
+    pub fn momentum(mut self, momentum: f64) -> Self {
+        self.momentum = Some(momentum);
+        self
+    }
+}
+
+/// A group of an optimizer's parameters, and the numbers of its next step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParameterGroup {
+    pub(super) names: Vec<String>,
+    pub(super) initial_lr: f64,
+    pub(super) lr: f64,
+    pub(super) weight_decay: f64,
+    pub(super) momentum: f64,
+}
+
+impl ParameterGroup {
+    /// The names of its parameters, in the model's order.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// The learning rate.
+    #[must_use]
+    pub fn lr(&self) -> f64 {
+        self.lr
+    }
+
+    /// The learning rate before any schedule.
+    #[must_use]
+    pub fn initial_lr(&self) -> f64 {
+        self.initial_lr
+    }
+
+    /// The weight decay.
+    #[must_use]
+    pub fn weight_decay(&self) -> f64 {
+        self.weight_decay
+    }
+
+    /// The momentum; with Adam and its kin the first beta.
+    #[must_use]
+    pub fn momentum(&self) -> f64 {
+        self.momentum
+    }
+
+    /// Under PyTorch's names.
+    pub(super) fn numbers(&self, momentum_name: Option<&str>) -> BTreeMap<String, f64> {
+        let mut numbers = BTreeMap::from([
+            ("lr".to_owned(), self.lr),
+            ("initial_lr".to_owned(), self.initial_lr),
+            ("weight_decay".to_owned(), self.weight_decay),
+        ]);
+        if let Some(name) = momentum_name {
+            numbers.insert(name.to_owned(), self.momentum);
+        }
+        numbers
+    }
+
+    /// Takes numbers that have been checked.
+    pub(super) fn load(&mut self, numbers: &BTreeMap<String, f64>, momentum_name: Option<&str>) {
+        let take = |name: &str, to: &mut f64| {
+            if let Some(&number) = numbers.get(name) {
+                *to = number;
+            }
+        };
+        take("lr", &mut self.lr);
+        take("initial_lr", &mut self.initial_lr);
+        take("weight_decay", &mut self.weight_decay);
+        if let Some(name) = momentum_name {
+            take(name, &mut self.momentum);
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! RMSprop.
+
+use brigade_torch::flat::{self, RmsPropStep};
+
+use super::core::{Rule, Step};
+use super::options::{Decay, Options, builder, check};
+use crate::error::Result;
+
+/// RMSprop (Hinton, 2012), with the defaults and the arithmetic of `torch.optim.RMSprop`.
+///
+/// The learning rate is 0.01 unless set, the weight decay 0 and added to the gradient.
+///
+/// ```no_run
+/// # use brigade_models::{Cnn, Model};
+/// # use brigade_train::{Result, RmsProp};
+/// # fn f(model: &Model<Cnn>) -> Result<()> {
+/// let optimizer = RmsProp::default().alpha(0.95).momentum(0.9).centered(true).build(model)?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[doc(alias = "RMSprop")]
+#[must_use]
+pub struct RmsProp {
+    options: Options,
+    alpha: f64,
+    eps: f64,
+    momentum: f64,
+    centered: bool,
+    maximize: bool,
+    momentum_of_gradient: bool,
+}
+
+impl Default for RmsProp {
+    fn default() -> Self {
+        Self {
+            options: Options::new(1e-2),
+            alpha: 0.99,
+            eps: 1e-8,
+            momentum: 0.0,
+            centered: false,
+            maximize: false,
+            momentum_of_gradient: false,
+        }
+    }
+}
+
+impl RmsProp {
+    /// The decay of the squared gradient's running mean; 0.99 unless set.
+    pub fn alpha(mut self, alpha: f64) -> Self {
+        self.alpha = alpha;
+        self
+    }
+
+    /// Added to the denominator; 1e-8 unless set.
+    pub fn eps(mut self, eps: f64) -> Self {
+        self.eps = eps;
+        self
+    }
+
+    /// The momentum; 0 unless set.
+    pub fn momentum(mut self, momentum: f64) -> Self {
+        self.momentum = momentum;
+        self
+    }
+
+    /// Divides by the root of the gradient's variance instead of its mean square.
+    pub fn centered(mut self, centered: bool) -> Self {
+        self.centered = centered;
+        self
+    }
+
+    /// Climbs instead of descending.
+    pub fn maximize(mut self, maximize: bool) -> Self {
+        self.maximize = maximize;
+        self
+    }
+
+    /// The momentum adds up gradients before they are divided, as fastai's RMSProp does, instead of
+    /// after it.
+    pub fn momentum_of_gradient(mut self, on: bool) -> Self {
+        self.momentum_of_gradient = on;
+        self
+    }
+
+    fn rule(&self) -> Result<(RmsPropRule, f64)> {
+        check("alpha", self.alpha, 0.0..1.0)?;
+        check("eps", self.eps, 0.0..f64::INFINITY)?;
+        check("the momentum", self.momentum, 0.0..f64::INFINITY)?;
+        let rule = RmsPropRule {
+            alpha: self.alpha,
+            eps: self.eps,
+            centered: self.centered,
+            maximize: self.maximize,
+            momentum_of_gradient: self.momentum_of_gradient,
+            decay: self.options.decay,
+        };
+        Ok((rule, self.momentum))
+    }
+}
+
+builder!(RmsProp, decoupled);
+
+#[derive(Debug)]
+struct RmsPropRule {
+    alpha: f64,
+    eps: f64,
+    centered: bool,
+    maximize: bool,
+    momentum_of_gradient: bool,
+    decay: Decay,
+}
+
+const SQUARE_AVG: usize = 0;
+const GRAD_AVG: usize = 1;
+const MOMENTUM_BUFFER: usize = 2;
+
+impl Rule for RmsPropRule {
+    fn name(&self) -> &'static str {
+        "RMSprop"
+    }
+
+    fn slots(&self) -> &'static [&'static str] {
+        &["square_avg", "grad_avg", "momentum_buffer"]
+    }
+
+    fn counts_steps(&self) -> bool {
+        true
+    }
+
+    fn momentum_name(&self) -> Option<&'static str> {
+        Some("momentum")
+    }
+
+    fn numbers(&self) -> Vec<(&'static str, f64)> {
+        vec![
+            ("alpha", self.alpha),
+            ("eps", self.eps),
+            ("centered", self.centered.into()),
+            ("maximize", self.maximize.into()),
+            ("momentum_of_gradient", self.momentum_of_gradient.into()),
+            ("decoupled_weight_decay", self.decay.as_number()),
+        ]
+    }
+
+    fn shape(&self, slot: usize, size: &[i64]) -> Option<Vec<i64>> {
+        (slot != GRAD_AVG || self.centered).then(|| size.to_vec())
+    }
+
+    fn optional(&self, slot: usize) -> bool {
+        slot == MOMENTUM_BUFFER
+    }
+
+    fn step(&self, step: &mut Step<'_>) -> Result<()> {
+        step.fill_missing(SQUARE_AVG)?;
+        if self.centered {
+            step.fill_missing(GRAD_AVG)?;
+        }
+        if step.momentum != 0.0 {
+            step.fill_missing(MOMENTUM_BUFFER)?;
+        }
+        let (l2, keep) = self.decay.split(step.lr, step.weight_decay);
+        let kernel = RmsPropStep {
+            lr: step.lr,
+            alpha: self.alpha,
+            eps: self.eps,
+            momentum: step.momentum,
+            momentum_of_gradient: self.momentum_of_gradient,
+            l2,
+            keep,
+            maximize: self.maximize,
+        };
+        step.each(|parameter, gradient, state| {
+            flat::rmsprop(
+                parameter,
+                gradient,
+                state.need(SQUARE_AVG)?,
+                state.get(GRAD_AVG).filter(|_| self.centered),
+                state.get(MOMENTUM_BUFFER),
+                &kernel,
+            )?;
+            Ok(())
+        })
+    }
+}

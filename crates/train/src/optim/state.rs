@@ -1,0 +1,343 @@
+//! An optimizer's state as a value: for checkpoints, under PyTorch's names.
+
+use std::collections::BTreeMap;
+
+use brigade_torch::Tensor;
+use serde::{Deserialize, Serialize};
+
+use super::core::Core;
+use super::lookahead::Lookahead;
+use super::places::STEP;
+use crate::error::Result;
+
+/// What [`Optimizer::state_dict`](crate::Optimizer::state_dict) gives and
+/// [`Optimizer::load_state_dict`](crate::Optimizer::load_state_dict) takes.
+#[derive(Debug)]
+pub struct OptimizerState {
+    /// The optimizer's kind, under the name of PyTorch's class: `Adam`, `SGD`, …
+    pub kind: String,
+    /// Steps taken.
+    pub steps: u64,
+    /// The learning rate that the optimizer was built with.
+    pub initial_lr: f64,
+    /// The learning rate now.
+    pub lr: f64,
+    /// The parameter groups, in order.
+    pub groups: Vec<GroupState>,
+    /// Every parameter, in the model's order, with what is kept of it.
+    pub parameters: Vec<ParameterState>,
+}
+
+/// A group's numbers and parameters.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GroupState {
+    /// `lr`, `initial_lr`, `weight_decay`, `momentum` and the others, under PyTorch's names; `betas` are
+    /// `beta1` and `beta2`, flags are 0 or 1.
+    pub numbers: BTreeMap<String, f64>,
+    /// The names of its parameters.
+    pub parameters: Vec<String>,
+}
+
+/// What is kept of one parameter.
+#[derive(Debug)]
+pub struct ParameterState {
+    /// The parameter's name.
+    pub name: String,
+    /// PyTorch's names with their tensors; empty before the parameter's first step.
+    pub tensors: Vec<(String, Tensor)>,
+}
+
+/// The first difference between a state and the optimizer that it was to be loaded into.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StateMismatch {
+    /// Another kind of optimizer.
+    #[error("the optimizer's state is of {found}, but this optimizer is {expected}")]
+    Kind {
+        /// This optimizer.
+        expected: String,
+        /// The state's.
+        found: String,
+    },
+    /// Another number of parameter groups.
+    #[error(
+        "the optimizer's state has {found} parameter groups, this optimizer {expected}: build it with \
+         the same groups"
+    )]
+    Groups {
+        /// This optimizer's.
+        expected: usize,
+        /// The state's.
+        found: usize,
+    },
+    /// Another number of parameters, or other names, in the model or in a group.
+    #[error(
+        "the optimizer's state is of another model: as parameter {index} of {of} it has {found}, this \
+         optimizer has {expected}"
+    )]
+    Parameter {
+        /// `the model` or `group 0`.
+        of: String,
+        /// The place of the first difference.
+        index: usize,
+        /// The name here, or `none`.
+        expected: String,
+        /// The name in the state, or `none`.
+        found: String,
+    },
+    /// A number that the program sets differs.
+    #[error(
+        "the optimizer's state was made with {name} = {found} in group {group}, this optimizer has \
+         {expected}: build it with the same"
+    )]
+    Number {
+        /// PyTorch's name.
+        name: String,
+        /// The group.
+        group: usize,
+        /// The value here, or `nothing`.
+        expected: String,
+        /// The value in the state, or `nothing`.
+        found: String,
+    },
+    /// A parameter's state has a tensor that this optimizer does not keep, or lacks one.
+    #[error("the state of {parameter} {what} `{name}`, which this optimizer {does}")]
+    Slot {
+        /// The parameter.
+        parameter: String,
+        /// `has` or `lacks`.
+        what: &'static str,
+        /// The tensor.
+        name: String,
+        /// `does not keep` or `needs`.
+        does: &'static str,
+    },
+    /// A tensor of another shape.
+    #[error(
+        "`{name}` of {parameter} has shape {found:?} in the optimizer's state, expected {expected:?}"
+    )]
+    Shape {
+        /// The parameter.
+        parameter: String,
+        /// The tensor.
+        name: String,
+        /// What the parameter's shape asks for.
+        expected: Vec<i64>,
+        /// The state's.
+        found: Vec<i64>,
+    },
+    /// A group of another number of parameters.
+    #[error(
+        "group {group} of the optimizer's state has {found} parameters, this optimizer's {expected}: \
+         choose the same parameters, in the same groups"
+    )]
+    Sizes {
+        /// The group.
+        group: usize,
+        /// This optimizer's.
+        expected: usize,
+        /// The state's.
+        found: usize,
+    },
+    /// A file that is no optimizer's state.
+    #[error("the file is not an optimizer's state: expected {expected}, found {found}")]
+    Layout {
+        /// What an optimizer's state has there.
+        expected: String,
+        /// What the file has.
+        found: &'static str,
+    },
+    /// A count of steps that is none.
+    #[error("`step` of {parameter} is {found} in the optimizer's state, expected a count of steps")]
+    Step {
+        /// The parameter.
+        parameter: String,
+        /// The value.
+        found: f64,
+    },
+}
+
+impl OptimizerState {
+    /// A copy with memory of its own: training may go on while it is written.
+    ///
+    /// # Errors
+    /// [`crate::Error::Tensor`] when there is no memory.
+    pub fn deep_clone(&self) -> Result<Self> {
+        let copy = |(name, tensor): &(String, Tensor)| {
+            let mut memory = tensor.f_empty_like()?;
+            memory.f_copy_(tensor)?;
+            Ok((name.clone(), memory))
+        };
+        let parameters = self.parameters.iter().map(|parameter| {
+            let tensors = parameter.tensors.iter().map(copy).collect::<Result<_>>()?;
+            Ok(ParameterState { name: parameter.name.clone(), tensors })
+        });
+        Ok(Self {
+            kind: self.kind.clone(),
+            steps: self.steps,
+            initial_lr: self.initial_lr,
+            lr: self.lr,
+            groups: self.groups.clone(),
+            parameters: parameters.collect::<Result<_>>()?,
+        })
+    }
+
+    pub(super) fn of(core: &Core) -> Result<Self> {
+        let parameters = core.parameters.iter().enumerate().map(|(place, parameter)| {
+            let tensors = core.places.export(place, core.rule.counts_steps())?;
+            Ok(ParameterState { name: parameter.name.clone(), tensors })
+        });
+        Ok(Self {
+            kind: core.rule.name().to_owned(),
+            steps: core.steps,
+            initial_lr: core.initial_lr,
+            lr: core.lr,
+            groups: (0..core.groups.len()).map(|index| group(core, index)).collect(),
+            parameters: parameters.collect::<Result<_>>()?,
+        })
+    }
+
+    /// Whether this state can be loaded into that optimizer.
+    pub(super) fn check(&self, core: &Core) -> Result<(), StateMismatch> {
+        let expected = core.rule.name();
+        if self.kind != expected {
+            return Err(StateMismatch::Kind {
+                expected: expected.to_owned(),
+                found: self.kind.clone(),
+            });
+        }
+        let found = self.parameters.iter().map(|parameter| parameter.name.as_str());
+        let expected = core.parameters.iter().map(|parameter| parameter.name.as_str());
+        same_names("the model", found, expected)?;
+        if self.groups.len() != core.groups.len() {
+            return Err(StateMismatch::Groups {
+                expected: core.groups.len(),
+                found: self.groups.len(),
+            });
+        }
+        for (index, found) in self.groups.iter().enumerate() {
+            let expected = group(core, index);
+            same_names(
+                &format!("group {index}"),
+                found.parameters.iter().map(String::as_str),
+                expected.parameters.iter().map(String::as_str),
+            )?;
+            same_numbers(index, &found.numbers, &expected.numbers, core.rule.momentum_name())?;
+        }
+        self.parameters.iter().enumerate().try_for_each(|(place, found)| slots(core, place, found))
+    }
+}
+
+pub(super) fn group(core: &Core, index: usize) -> GroupState {
+    let group = &core.groups[index];
+    let mut numbers: BTreeMap<String, f64> =
+        core.rule.numbers().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    numbers.extend(group.numbers(core.rule.momentum_name()));
+    if let Some(Lookahead { every, alpha }) = core.lookahead {
+        numbers.insert("lookahead_every".to_owned(), every as f64);
+        numbers.insert("lookahead_alpha".to_owned(), alpha);
+    }
+    GroupState { numbers, parameters: group.names().to_vec() }
+}
+
+fn same_names<'a>(
+    of: &str,
+    mut found: impl Iterator<Item = &'a str>,
+    mut expected: impl Iterator<Item = &'a str>,
+) -> Result<(), StateMismatch> {
+    let mut index = 0;
+    loop {
+        let (found, expected) = (found.next(), expected.next());
+        if found != expected {
+            let name =
+                |name: Option<&str>| name.map_or_else(|| "none".to_owned(), |n| format!("`{n}`"));
+            return Err(StateMismatch::Parameter {
+                of: of.to_owned(),
+                index,
+                expected: name(expected),
+                found: name(found),
+            });
+        }
+        if found.is_none() {
+            return Ok(());
+        }
+        index += 1;
+    }
+}
+
+/// The numbers that a schedule or the user moves must be there; the rule's own must be equal.
+fn same_numbers(
+    group: usize,
+    found: &BTreeMap<String, f64>,
+    expected: &BTreeMap<String, f64>,
+    momentum_name: Option<&str>,
+) -> Result<(), StateMismatch> {
+    let moved = |name: &str| {
+        matches!(name, "lr" | "initial_lr" | "weight_decay") || Some(name) == momentum_name
+    };
+    for name in expected.keys().chain(found.keys()) {
+        let (here, there) = (expected.get(name), found.get(name));
+        let fits = match (here, there) {
+            (Some(_), Some(there)) if moved(name) => there.is_finite() && *there >= 0.0,
+            (here, there) => here == there,
+        };
+        if !fits {
+            let text =
+                |value: Option<&f64>| value.map_or_else(|| "nothing".to_owned(), f64::to_string);
+            return Err(StateMismatch::Number {
+                name: name.clone(),
+                group,
+                expected: if moved(name) { "a number from 0 up".to_owned() } else { text(here) },
+                found: text(there),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// A parameter has no state before its first step; after it, every slot that is not optional.
+fn slots(core: &Core, place: usize, found: &ParameterState) -> Result<(), StateMismatch> {
+    let unknown = |name: &str| StateMismatch::Slot {
+        parameter: found.name.clone(),
+        what: "has",
+        name: name.to_owned(),
+        does: "does not keep",
+    };
+    let size = core.parameters[place].tensor.size();
+    let names = core.slots();
+    for (name, tensor) in &found.tensors {
+        if name == STEP && core.rule.counts_steps() {
+            let value = if tensor.numel() == 1 { tensor.f_double_value(&[]) } else { Ok(f64::NAN) };
+            let value = value.unwrap_or(f64::NAN);
+            if !(value >= 0.0 && value.fract() == 0.0) {
+                return Err(StateMismatch::Step { parameter: found.name.clone(), found: value });
+            }
+            continue;
+        }
+        let slot = names.iter().position(|known| known == name).ok_or_else(|| unknown(name))?;
+        let expected = core.shape(slot, &size).ok_or_else(|| unknown(name))?;
+        if tensor.size() != expected {
+            return Err(StateMismatch::Shape {
+                parameter: found.name.clone(),
+                name: name.clone(),
+                expected,
+                found: tensor.size(),
+            });
+        }
+    }
+    let there = |name: &str| found.tensors.iter().any(|(known, _)| known == name);
+    let kept = names
+        .iter()
+        .enumerate()
+        .filter(|&(slot, _)| core.shape(slot, &size).is_some() && !core.is_optional(slot));
+    let mut needed = kept.map(|(_, &name)| name).chain(core.rule.counts_steps().then_some(STEP));
+    match needed.find(|name| !there(name)) {
+        Some(name) if !found.tensors.is_empty() => Err(StateMismatch::Slot {
+            parameter: found.name.clone(),
+            what: "lacks",
+            name: name.to_owned(),
+            does: "needs",
+        }),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,48 @@
+//! A flag that any rank sets and all ranks see.
+
+use std::sync::atomic::Ordering;
+
+use brigade_torch::{ReduceOp, Tensor};
+
+use crate::accelerator::Accelerator;
+use crate::error::Result;
+
+impl Accelerator {
+    /// Sets the trigger on this rank; [`Accelerator::check_trigger`] tells all ranks. For a decision
+    /// that one rank comes to and all must follow, such as to stop early.
+    pub fn set_trigger(&self) {
+        self.trigger.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether any rank has set the trigger since the last check; it is unset by this. Every rank calls
+    /// it, at the same place of the loop.
+    ///
+    /// ```no_run
+    /// # fn f(accelerator: &brigade_train::Accelerator, loss: f64) -> brigade_train::Result<bool> {
+    /// if loss < 0.01 {
+    ///     accelerator.set_trigger();
+    /// }
+    /// accelerator.check_trigger()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`] when a peer is gone; the trigger stays set then.
+    #[track_caller]
+    pub fn check_trigger(&self) -> Result<bool> {
+        let mine = self.trigger.load(Ordering::Relaxed);
+        let any = match self.traced() {
+            None => mine,
+            Some(group) => {
+                let mut flag =
+                    Tensor::f_from_slice(&[i64::from(mine)])?.f_to_device(group.device())?;
+                group.all_reduce(&mut flag, ReduceOp::Max)?;
+                flag.f_int64_value(&[0])? != 0
+            }
+        };
+        if mine {
+            self.trigger.store(false, Ordering::Relaxed);
+        }
+        Ok(any)
+    }
+}

@@ -1,0 +1,110 @@
+//! What a run shows and writes down of itself: bars, log lines, trackers. Shared by all clones of an
+//! Accelerator.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use brigade_track::{JsonLines, Tracker};
+use indicatif::{MultiProgress, ProgressDrawTarget};
+
+use crate::progress::Pace;
+
+/// The trackers and the terminal of one process.
+pub(crate) struct Watch {
+    pub(crate) rank: usize,
+    /// All bars of the process, so that one does not draw over another.
+    pub(crate) screen: MultiProgress,
+    /// When the next plain line about progress is due, where there is no terminal.
+    pub(crate) pace: Mutex<Pace>,
+    trackers: Mutex<Trackers>,
+    /// The step that was logged last, plus one; 0 before the first.
+    step: AtomicU64,
+}
+
+#[derive(Default)]
+pub(crate) struct Trackers {
+    pub(crate) all: Vec<Box<dyn Tracker>>,
+    pub(crate) started: bool,
+}
+
+/// What a builder collects for it.
+#[derive(Default)]
+pub(crate) struct WatchOptions {
+    pub(crate) trackers: Vec<Box<dyn Tracker>>,
+    pub(crate) logging_dir: Option<PathBuf>,
+}
+
+impl Watch {
+    pub(crate) fn new(options: WatchOptions, rank: usize) -> Self {
+        let mut trackers = options.trackers;
+        if trackers.is_empty() {
+            let folder = options.logging_dir.unwrap_or_else(|| PathBuf::from(FOLDER));
+            trackers.push(Box::new(JsonLines::new(folder)));
+        }
+        let target = if rank == 0 {
+            // Hides itself when standard error is no terminal.
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
+        };
+        Self {
+            rank,
+            screen: MultiProgress::with_draw_target(target),
+            pace: Mutex::new(Pace::new(Instant::now())),
+            trackers: Mutex::new(Trackers { all: trackers, started: false }),
+            step: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn step(&self) -> Option<u64> {
+        self.step.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    pub(crate) fn set_step(&self, step: u64) {
+        self.step.store(step.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// A panic elsewhere does not make the trackers wrong.
+    pub(crate) fn trackers(&self) -> MutexGuard<'_, Trackers> {
+        self.trackers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes to standard output, with the bars out of the way.
+    pub(crate) fn print(&self, text: fmt::Arguments<'_>) {
+        self.screen.suspend(|| {
+            let mut out = io::stdout().lock();
+            // A reader that went away (`| head`) must not end the training.
+            let _ = out.write_fmt(text).and_then(|()| out.flush());
+        });
+    }
+
+    /// Writes a line to standard error in one piece, with the bars out of the way.
+    pub(crate) fn say(&self, line: &str) {
+        self.screen.suspend(|| {
+            let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
+        });
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").field("rank", &self.rank).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for WatchOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.trackers.iter().map(|tracker| tracker.name()).collect();
+        f.debug_struct("WatchOptions")
+            .field("trackers", &names)
+            .field("logging_dir", &self.logging_dir)
+            .finish()
+    }
+}
+
+/// Where trackers write unless told otherwise.
+pub(crate) const FOLDER: &str = "runs";

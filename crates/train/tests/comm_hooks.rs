@@ -1,0 +1,270 @@
+//! Communication hooks against PyTorch's (`fixtures/comm_hooks.py`), and what must hold for any.
+
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use brigade_data::{DataLoader, Digits};
+use brigade_models::{Cnn, Init, Model, Module, Path};
+use brigade_testkit::{World, assert_close, dist_test};
+use brigade_train::{
+    Accelerator, Adam, Bucket, CommHook, Compression, Device, GradientHook, Kind, PowerSgd,
+    PreparedModel, ReduceOp, Result, Tensor,
+};
+
+const SHAPES: [(&str, &[i64]); 3] = [("a", &[12, 10]), ("b", &[10]), ("c", &[6, 7, 2])];
+
+/// Its output's gradients are whatever the fixture says.
+struct Net(Vec<Tensor>);
+
+impl Net {
+    fn new(path: &Path<'_>) -> Self {
+        Self(SHAPES.iter().map(|(name, shape)| path.parameter(name, shape, Init::Zeros)).collect())
+    }
+}
+
+impl Module<(usize, usize)> for Net {
+    type Output = Tensor;
+
+    fn forward(&self, (rank, step): (usize, usize)) -> Tensor {
+        let terms = self.0.iter().enumerate();
+        terms
+            .map(|(index, tensor)| (tensor * gradient(index, rank, step)).sum(tensor.kind()))
+            .reduce(|sum, term| sum + term)
+            .unwrap()
+    }
+}
+
+/// The same formula as in `comm_hooks.py`.
+fn gradient(index: usize, rank: usize, step: usize) -> Tensor {
+    let shape = SHAPES[index].1;
+    let place = Tensor::arange(shape.iter().product::<i64>(), (Kind::Double, Device::Cpu));
+    let phase = 1.0 + index as f64 + 3.0 * rank as f64 + 0.7 * step as f64;
+    let values = (&place * 0.37 + phase).sin() + (&place * &place * 0.011 * phase).cos() * 0.25;
+    values.to_kind(Kind::Float).reshape(shape)
+}
+
+fn prepared(accelerator: &Accelerator, kind: Kind) -> PreparedModel<Net> {
+    accelerator.prepare(Model::build().kind(kind).build(Net::new).unwrap()).unwrap()
+}
+
+/// One backward; the gradients afterwards.
+fn pass(accelerator: &Accelerator, model: &mut PreparedModel<Net>, step: usize) -> Vec<Vec<f64>> {
+    model.inner_mut().zero_grad().unwrap();
+    let loss = model.forward((accelerator.process_index(), step)).unwrap();
+    accelerator.backward(&loss).unwrap();
+    let parameters = model.inner().parameters();
+    parameters.iter().map(|p| values(&p.tensor.grad())).collect()
+}
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    Vec::try_from(tensor.detach().to_kind(Kind::Double).reshape([-1])).unwrap()
+}
+
+fn power(rank: i64) -> PowerSgd {
+    PowerSgd { matrix_approximation_rank: rank, start_iteration: 2, ..PowerSgd::default() }
+}
+
+/// A prepared model whose first factors are the formula's, not random.
+fn with_known_factors(accelerator: &Accelerator, steps: usize) -> PreparedModel<Net> {
+    let mut scout = prepared(accelerator, Kind::Float);
+    for step in 0..=steps {
+        pass(accelerator, &mut scout, step);
+    }
+    let model = prepared(accelerator, Kind::Float);
+    let Some(reached) = scout.comm_hook_state().unwrap() else {
+        return model;
+    };
+    let mut state = brigade_models::StateDict::new();
+    state.insert("iteration", Tensor::from(0i64)).unwrap();
+    let mut factors = 0;
+    for (name, tensor) in reached.iter().filter(|(name, _)| name.starts_with("factor")) {
+        let places = Tensor::arange(tensor.numel() as i64, (Kind::Double, Device::Cpu));
+        let formula = (places * 0.9 + 0.3).cos().reshape(tensor.size()).to_kind(tensor.kind());
+        state.insert(name, formula).unwrap();
+        factors += 1;
+    }
+    assert!(factors > 0, "nothing was compressed");
+    model.load_comm_hook_state(&state).unwrap();
+    model
+}
+
+dist_test!(world = 2, dist_hooks_are_pytorchs, |_world: World| -> Result<()> {
+    let one = Accelerator::new()?;
+    let fixture: serde_json::Value =
+        serde_json::from_str(include_str!("fixtures/comm_hooks.json")).unwrap();
+    let unlimited = |rank| PowerSgd { min_compression_rate: 1.0, ..power(rank) };
+    let cases = [
+        ("fp16", CommHook::Fp16, 1e-7),
+        ("bf16", CommHook::Bf16, 1e-7),
+        ("power1", CommHook::PowerSgd(unlimited(1)), 2e-5),
+        ("power3", CommHook::PowerSgd(unlimited(3)), 2e-5),
+        (
+            "power1_plain",
+            CommHook::PowerSgd(PowerSgd { use_error_feedback: false, ..power(1) }),
+            2e-5,
+        ),
+        // Sums of 16-bit floats, in whatever order a matrix product takes them.
+        ("power1_fp16", CommHook::PowerSgd(power(1)).wrapped(Compression::Fp16), 2e-2),
+        ("power1_bf16", CommHook::PowerSgd(power(1)).wrapped(Compression::Bf16), 1.5e-1),
+    ];
+    for (name, hook, tolerance) in cases {
+        let accelerator = Accelerator::builder().sharing(&one).comm_hook(hook).build()?;
+        let mut model = with_known_factors(&accelerator, 2);
+        for (step, expected) in fixture["hooks"][name].as_array().unwrap().iter().enumerate() {
+            let found = pass(&accelerator, &mut model, step);
+            for ((parameter, _), found) in SHAPES.iter().zip(found) {
+                let expected: Vec<f64> = expected[parameter]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|v| v.as_f64().unwrap())
+                    .collect();
+                let furthest =
+                    found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                assert!(
+                    furthest <= tolerance,
+                    "{name}, step {step}, {parameter}: off by {furthest}"
+                );
+            }
+        }
+    }
+    Ok(())
+});
+
+dist_test!(world = 3, dist_full_rank_is_the_mean, |_world: World| -> Result<()> {
+    let hook = PowerSgd { matrix_approximation_rank: 100, min_compression_rate: 0.01, ..power(1) };
+    let accelerator = Accelerator::builder().comm_hook(CommHook::PowerSgd(hook)).build()?;
+    let mut model = prepared(&accelerator, Kind::Double);
+    for step in 0..6 {
+        let found = pass(&accelerator, &mut model, step);
+        for (index, found) in found.iter().enumerate() {
+            let mean = (0..3).map(|rank| gradient(index, rank, step).to_kind(Kind::Double));
+            let mean = mean.reduce(|sum, term| sum + term).unwrap() / 3.0;
+            assert_close(found, &values(&mean), 1e-9, 1e-9);
+        }
+    }
+    assert!(!model.comm_hook_state()?.unwrap().is_empty());
+    Ok(())
+});
+
+dist_test!(world = 2, dist_errors_are_not_lost, |_world: World| -> Result<()> {
+    // What was applied, and what the ranks still owe, is the sum of all mean gradients.
+    let accelerator = Accelerator::builder().comm_hook(CommHook::PowerSgd(power(1))).build()?;
+    let mut model = prepared(&accelerator, Kind::Double);
+    let (mut applied, mut given) = (0.0, 0.0);
+    let mut once = 0.0;
+    for step in 0..8 {
+        let found: f64 = pass(&accelerator, &mut model, step).iter().flatten().sum();
+        let mean: f64 = (0..6)
+            .map(|i| gradient(i / 2, i % 2, step).to_kind(Kind::Double).sum(Kind::Double) / 2.0)
+            .map(|sum| sum.double_value(&[]))
+            .sum();
+        applied += found;
+        given += mean;
+        once = (found - mean).abs();
+    }
+    assert!(once > 1e-3, "one step alone loses something: {once}");
+    let state = model.comm_hook_state()?.unwrap();
+    assert_eq!(state.get("iteration").unwrap().int64_value(&[]), 8);
+    let mut owed = state.get("error.0").unwrap().shallow_clone();
+    accelerator.group().unwrap().all_reduce(&mut owed, ReduceOp::Mean)?;
+    let owed = owed.sum(Kind::Double).double_value(&[]);
+    assert!((given - applied - owed).abs() < 1e-9, "{given} - {applied} - {owed}");
+    Ok(())
+});
+
+dist_test!(world = 2, dist_state_goes_on_where_it_was, |_world: World| -> Result<()> {
+    let accelerator = Accelerator::builder().comm_hook(CommHook::PowerSgd(power(2))).build()?;
+    let mut through = prepared(&accelerator, Kind::Float);
+    let mut resumed = prepared(&accelerator, Kind::Float);
+    // Buckets take their final order in the first steps.
+    for step in 0..4 {
+        pass(&accelerator, &mut through, step);
+    }
+    for step in 0..2 {
+        pass(&accelerator, &mut resumed, step);
+    }
+    resumed.load_comm_hook_state(&through.comm_hook_state()?.unwrap())?;
+    for step in 4..7 {
+        let expected = pass(&accelerator, &mut through, step);
+        assert_eq!(pass(&accelerator, &mut resumed, step), expected);
+    }
+    let mut foreign = brigade_models::StateDict::new();
+    foreign.insert("exp_avg", Tensor::from(1.0))?;
+    let error = through.load_comm_hook_state(&foreign).unwrap_err().to_string();
+    assert!(error.contains("exp_avg"), "{error}");
+    Ok(())
+});
+
+/// Counts, and averages.
+struct Counting(Arc<AtomicUsize>);
+
+impl GradientHook for Counting {
+    fn reduce(
+        &self,
+        group: &brigade_torch::ProcessGroup,
+        bucket: &mut Bucket,
+    ) -> brigade_torch::Result<()> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        assert!(bucket.index != 7, "the hook's own panic");
+        group.all_reduce(&mut bucket.buffer, ReduceOp::Mean)
+    }
+}
+
+dist_test!(world = 2, dist_ones_own_hook, |_world: World| -> Result<()> {
+    let count = Arc::new(AtomicUsize::new(0));
+    let hook = CommHook::Custom(Arc::new(Counting(Arc::clone(&count))));
+    let accelerator = Accelerator::builder().comm_hook(hook).build()?;
+    let mut model = prepared(&accelerator, Kind::Float);
+    for step in 0..3 {
+        let found = pass(&accelerator, &mut model, step);
+        let mean = (gradient(1, 0, step) + gradient(1, 1, step)) / 2.0;
+        assert_close(&found[1], &values(&mean), 1e-6, 1e-6);
+    }
+    assert_eq!(count.load(Ordering::Relaxed), 3, "one bucket");
+    assert!(model.load_comm_hook_state(&brigade_models::StateDict::new()).is_err());
+    Ok(())
+});
+
+dist_test!(world = 2, dist_training_converges_with_power_sgd, |_world: World| -> Result<()> {
+    let hook = PowerSgd { matrix_approximation_rank: 2, ..power(2) };
+    let accelerator = Accelerator::builder().comm_hook(CommHook::PowerSgd(hook)).build()?;
+    accelerator.set_seed(1);
+    let model = Model::new(Cnn::new)?;
+    let optimizer = Adam::default().lr(2e-3).build(&model)?;
+    let train = DataLoader::new(Digits::train()?.resize(28, 28)?).batch_size(32).shuffle(true);
+    let (mut model, mut optimizer, train) = accelerator.prepare((model, optimizer, train))?;
+    let mut losses = Vec::new();
+    model.train();
+    for batch in (&train).into_iter().take(20) {
+        let (images, labels) = batch?.into_data();
+        let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
+        optimizer.zero_grad()?;
+        accelerator.backward(&loss)?;
+        optimizer.step()?;
+        losses.push(loss.double_value(&[]));
+    }
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+    let (first, last) = (mean(&losses[..4]), mean(&losses[16..]));
+    assert!(last < 0.5 * first, "loss from {first} to {last}");
+    // The ranks stay alike.
+    let weights = model.inner().parameters();
+    let mine = weights.iter().flat_map(|p| values(&p.tensor)).collect::<Vec<_>>();
+    let all = accelerator.gather_object(mine)?;
+    assert_eq!(all[0], all[1]);
+    Ok(())
+});
+
+#[test]
+fn impossible_numbers_are_refused() {
+    let refused = |options: PowerSgd, word: &str| {
+        let hook = CommHook::PowerSgd(options).wrapped(Compression::Bf16);
+        let error = Accelerator::builder().comm_hook(hook).build().unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    };
+    refused(PowerSgd { start_iteration: 1, ..PowerSgd::default() }, "start_iteration is 1");
+    refused(power(0), "matrix_approximation_rank is 0");
+    refused(PowerSgd { min_compression_rate: f64::NAN, ..PowerSgd::default() }, "NaN");
+}

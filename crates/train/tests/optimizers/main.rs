@@ -1,0 +1,9 @@
+//! The optimizers against torch.optim and fastai, their groups, and their state.
+
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
+mod filled;
+mod golden;
+mod groups;
+mod slips;
+mod state;

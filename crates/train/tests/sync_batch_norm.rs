@@ -1,0 +1,202 @@
+//! In float64, batch normalisation over ranks with unequal batches equals that of the whole batch.
+
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
+use brigade_models::{
+    BatchNorm1d, BatchNorm2d, BatchNormOptions, Cnn, Conv2d, Conv2dOptions, Linear, Model, Module,
+    Path,
+};
+use brigade_testkit::{World, assert_close, dist_test};
+use brigade_torch::{BatchNormState, sync_batch_norm};
+use brigade_train::{Accelerator, Device, Kind, ReducerOptions, Result, Tensor};
+
+const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
+
+struct Net {
+    conv: Conv2d,
+    norm: BatchNorm2d,
+    hidden: Linear,
+    average: BatchNorm1d,
+    bare: BatchNorm1d,
+}
+
+impl Net {
+    fn new(path: &Path<'_>) -> Self {
+        let options = BatchNormOptions::default();
+        let plain = Conv2dOptions::default();
+        Self {
+            conv: Conv2d::new(path / "conv", 2, 4, [3, 3], plain),
+            norm: BatchNorm2d::new(path / "norm", 4),
+            hidden: Linear::new(path / "hidden", 4 * 16, 6),
+            average: BatchNorm1d::with_options(
+                path / "average",
+                6,
+                BatchNormOptions { momentum: None, ..options },
+            ),
+            bare: BatchNorm1d::with_options(
+                path / "bare",
+                6,
+                BatchNormOptions { affine: false, eps: 1e-3, ..options },
+            ),
+        }
+    }
+}
+
+impl Module<&Tensor> for Net {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Tensor {
+        let maps = self.norm.forward(&self.conv.forward(input)).tanh();
+        let hidden = self.average.forward(&self.hidden.forward(&maps.flatten(1, -1)));
+        self.bare.forward(&hidden.tanh())
+    }
+}
+
+/// Values of a formula: libtorch's random numbers belong to the whole process.
+fn wave(shape: &[i64], phase: f64) -> Tensor {
+    let places = Tensor::arange(shape.iter().product::<i64>(), DOUBLE);
+    ((&places * 0.7 + phase).sin() + (&places * &places * 0.013).cos()).reshape(shape)
+}
+
+fn model() -> Model<Net> {
+    let model = Model::build().kind(Kind::Double).build(Net::new).unwrap();
+    for (number, parameter) in model.parameters().iter().enumerate() {
+        let values = wave(&parameter.tensor.size(), number as f64) * 0.4 + 0.1;
+        parameter.tensor.detach().copy_(&values);
+    }
+    model
+}
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    Vec::try_from(tensor.detach().to_kind(Kind::Double).contiguous().reshape([-1])).unwrap()
+}
+
+/// The weighted sum of all outputs, so that every sample counts alike however ranks share them.
+fn loss(output: &Tensor, start: i64) -> Tensor {
+    let rows = output.size()[0];
+    let weights = wave(&[64, 6], 0.3).narrow(0, start, rows);
+    (output * weights).sum(Kind::Double)
+}
+
+const ROWS: [i64; 3] = [3, 1, 4];
+
+dist_test!(world = 3, dist_unequal_batches_equal_the_whole, |_world: World| -> Result<()> {
+    let accelerator = Accelerator::builder().sync_batch_norm(true).build()?;
+    let rank = accelerator.process_index();
+    let start: i64 = ROWS[..rank].iter().sum();
+    let (mut reference, mut prepared) = (model(), accelerator.prepare(model())?);
+    for step in 0..3 {
+        let batch = wave(&[8, 2, 6, 6], f64::from(step)) + 3.0;
+        let whole = batch.detach().set_requires_grad(true);
+        reference.zero_grad()?;
+        loss(&reference.forward(&whole), 0).backward();
+
+        let mine = batch.narrow(0, start, ROWS[rank]).detach_copy();
+        // Layouts of every kind: their results do not differ.
+        let mine = if step == 1 { channels_last(&mine) } else { mine }.set_requires_grad(true);
+        prepared.inner_mut().zero_grad()?;
+        let output = prepared.forward(&mine)?;
+        accelerator.backward(&loss(&output, start))?;
+
+        let expected = whole.grad().narrow(0, start, ROWS[rank]);
+        assert_close(&values(&mine.grad()), &values(&expected), 1e-9, 1e-11);
+        for (found, expected) in prepared.inner().parameters().iter().zip(reference.parameters()) {
+            // The reducer divides by the ranks.
+            let found = values(&(found.tensor.grad() * 3.0));
+            assert_close(&found, &values(&expected.tensor.grad()), 1e-9, 1e-11);
+        }
+        for (found, expected) in prepared.inner().buffers().iter().zip(reference.buffers()) {
+            assert_close(&values(&found.tensor), &values(&expected.tensor), 1e-12, 1e-13);
+        }
+    }
+    // In evaluation every rank is for itself: only one of them runs.
+    prepared.eval();
+    reference.eval();
+    if rank == 1 {
+        let batch = wave(&[2, 2, 6, 6], 9.0);
+        let expected = values(&reference.forward(&batch));
+        assert_close(&values(&prepared.inner().forward(&batch)), &expected, 1e-12, 1e-12);
+    }
+    accelerator.wait_for_everyone()?;
+    Ok(())
+});
+
+fn channels_last(tensor: &Tensor) -> Tensor {
+    tensor.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2])
+}
+
+dist_test!(world = 2, dist_a_rank_without_rows_takes_part, |_world: World| -> Result<()> {
+    let accelerator = Accelerator::new()?;
+    let group = accelerator.group().unwrap();
+    let batch = wave(&[5, 3], 0.0);
+    let whole = batch.detach().set_requires_grad(true);
+    let none = None::<&Tensor>;
+    let expected = whole.batch_norm(none, none, none, none, true, 0.1, 1e-5, false);
+    let rows = if group.rank() == 0 { 5 } else { 0 };
+    let mine = batch.narrow(0, 0, rows).detach_copy().set_requires_grad(true);
+    let found = sync_batch_norm(group, &mine, BatchNormState::default(), 0.1, 1e-5)?;
+    assert_close(&values(&found), &values(&expected.narrow(0, 0, rows)), 1e-12, 1e-12);
+    (&expected * wave(&[5, 3], 2.0)).sum(Kind::Double).backward();
+    (&found * wave(&[5, 3], 2.0).narrow(0, 0, rows)).sum(Kind::Double).backward();
+    let expected = whole.grad().narrow(0, 0, rows);
+    assert_close(&values(&mine.grad()), &values(&expected), 1e-9, 1e-11);
+
+    // One value in all has no variance: an error on every rank.
+    let single = wave(&[i64::from(rows > 0), 3], 0.0);
+    let error = sync_batch_norm(group, &single, BatchNormState::default(), 0.1, 1e-5);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("more than one value per channel"), "{error}");
+    let error = sync_batch_norm(group, &Tensor::from(1.0), BatchNormState::default(), 0.1, 1e-5);
+    assert!(error.is_err());
+    Ok(())
+});
+
+dist_test!(world = 2, dist_sixteen_bits_stay_sixteen_bits, |_world: World| -> Result<()> {
+    let accelerator = Accelerator::new()?;
+    let group = accelerator.group().unwrap();
+    let mut model = Model::new(|p: &Path<'_>| BatchNorm2d::new(p, 3))?;
+    assert_eq!(model.convert_sync_batch_norm(group), 1);
+    let batch = wave(&[8, 3, 4, 4], 0.0).to_kind(Kind::BFloat16);
+    let mine = batch.narrow(0, 4 * group.rank() as i64, 4).detach_copy().set_requires_grad(true);
+    let output = model.forward(&mine);
+    assert_eq!(output.kind(), Kind::BFloat16);
+    output.square().sum(Kind::Float).backward();
+    assert_eq!(mine.grad().kind(), Kind::BFloat16);
+    let plain = Model::new(|p: &Path<'_>| BatchNorm2d::new(p, 3))?;
+    let expected = plain.forward(&batch).narrow(0, 4 * group.rank() as i64, 4);
+    assert_close(&values(&output), &values(&expected), 2e-2, 2e-2);
+    assert_close(
+        &values(model.module().running_var()),
+        &values(plain.module().running_var()),
+        1e-5,
+        1e-5,
+    );
+    Ok(())
+});
+
+dist_test!(world = 2, dist_a_lost_rank_is_an_error, |_world: World| -> Result<()> {
+    // Buffers would be the first thing that is missed.
+    let reducer = ReducerOptions { broadcast_buffers: false, ..ReducerOptions::default() };
+    let accelerator = Accelerator::builder()
+        .timeout(std::time::Duration::from_secs(3))
+        .reducer(reducer)
+        .sync_batch_norm(true)
+        .build()?;
+    let model = accelerator.prepare(Model::new(Cnn::new)?)?;
+    let images = Tensor::ones([2, 1, 28, 28], (Kind::Float, Device::Cpu));
+    accelerator.wait_for_everyone()?;
+    if accelerator.process_index() == 0 {
+        let error = model.forward(&images).unwrap_err().to_string();
+        assert!(error.contains("sync_batch_norm on group"), "{error}");
+    }
+    Ok(())
+});
+
+#[test]
+fn one_process_is_plain() -> Result<()> {
+    let accelerator = Accelerator::builder().sync_batch_norm(true).build()?;
+    let prepared = accelerator.prepare(model())?;
+    let batch = wave(&[4, 2, 6, 6], 1.0);
+    assert_eq!(values(&prepared.forward(&batch)?), values(&model().forward(&batch)));
+    Ok(())
+}
