@@ -4,6 +4,7 @@ mod capture;
 mod custom;
 mod gather;
 mod load;
+mod optimizer;
 mod project;
 mod ranks;
 mod save;

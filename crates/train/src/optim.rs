@@ -200,6 +200,7 @@ impl Prepare for Optimizer {
     fn prepare(mut self, accelerator: &Accelerator) -> Result<Self> {
         self.accumulation = Some(Arc::clone(&accelerator.accumulation));
         self.scaler = accelerator.grad_scaler().cloned();
+        accelerator.registry.register(&self.core);
         Ok(self)
     }
 }

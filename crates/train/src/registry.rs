@@ -70,7 +70,6 @@ pub(crate) struct Restoring {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Model,
-    #[allow(dead_code)] // until optimizers register themselves
     Optimizer,
     Scheduler,
     Scaler,
