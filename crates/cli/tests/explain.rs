@@ -287,7 +287,7 @@ one-cycle, 5 steps: highest rate 0.271353 at step 2, lowest 1.2e-6 at step 4
         "step  lr\n0     0.1\n\nconstant, 1 step: the rate is 0.1 throughout\n"
     );
     let long = shown("cosine --lr 0.1 --steps 1000");
-    assert_eq!(long.lines().count(), 1 + 50 + 1 + 1 + 1, "{long}");
+    assert_eq!(long.lines().count(), 1 + 51 + 1 + 2, "{long}");
     assert!(long.contains("\n20    "), "{long}");
     assert!(long.contains("\n999   "), "{long}");
     assert!(long.contains("\none step in 20, and the last; --all shows all 1000\n"), "{long}");

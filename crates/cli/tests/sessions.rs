@@ -17,7 +17,7 @@ fn sessions() {
     let folder = tempfile::tempdir().unwrap();
     let brigade = folder.path().join("brigade");
     let script = format!(
-        "#!/bin/sh\nexec env -i PATH=/usr/bin:/bin HOME=\"$PWD/home\" COLUMNS=100 '{}' \"$@\"\n",
+        "#!/bin/sh\nexec env -i PATH=/usr/bin:/bin HOME=\"$PWD/user\" COLUMNS=100 '{}' \"$@\"\n",
         env!("CARGO_BIN_EXE_brigade")
     );
     fs::write(&brigade, script).unwrap();

@@ -76,7 +76,7 @@ impl Accelerator {
     /// step is that of log lines from now on, too.
     ///
     /// Values of one kind go in as they are; for several kinds use
-    /// [`Value::from`](brigade_track::Value::from):
+    /// [`Value`](brigade_track::Value):
     ///
     /// ```no_run
     /// # use brigade_train::Accelerator;
