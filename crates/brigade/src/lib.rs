@@ -41,6 +41,7 @@
 //! }
 //! ```
 
+pub use brigade_checkpoint as checkpoint;
 pub use brigade_data as data;
 pub use brigade_models as models;
 pub use brigade_plan as plan;

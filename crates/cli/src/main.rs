@@ -11,6 +11,7 @@ use brigade_launch::emit::EmitError;
 use brigade_launch::{LaunchError, SecretError, role};
 use clap::{CommandFactory, Parser, Subcommand};
 
+mod checkpoint;
 mod config;
 mod doctor;
 mod emit;
@@ -44,6 +45,9 @@ enum Command {
     #[command(subcommand)]
     Explain(explain::Explain),
     Estimate(estimate::EstimateArgs),
+    /// Look into checkpoints and weights files, check and convert them
+    #[command(subcommand)]
+    Checkpoint(checkpoint::Checkpoint),
     Completions(pages::CompletionsArgs),
     Man(pages::ManArgs),
 }
@@ -69,6 +73,7 @@ fn main() -> ExitCode {
         Command::Launch(args) => launch::run(args),
         Command::Config(args) => config::run(args),
         Command::Estimate(args) => estimate::run(args, io::stdout().lock()).map(|()| 0),
+        Command::Checkpoint(question) => checkpoint::run(question, io::stdout().lock()),
         Command::Completions(args) => pages::completions(Cli::command(), args),
         Command::Man(args) => pages::man(Cli::command(), args),
         Command::Doctor(args) => doctor::run(args),

@@ -6,10 +6,14 @@ use std::process::Command;
 
 #[test]
 fn help_texts_are_those_on_file() {
-    let pages: [(&str, &[&str]); 30] = [
+    let pages: [(&str, &[&str]); 34] = [
         ("brigade", &["--help"]),
         ("launch", &["launch", "--help"]),
         ("launch-short", &["launch", "-h"]),
+        ("checkpoint", &["checkpoint", "--help"]),
+        ("checkpoint-inspect", &["checkpoint", "inspect", "--help"]),
+        ("checkpoint-verify", &["checkpoint", "verify", "--help"]),
+        ("checkpoint-convert", &["checkpoint", "convert", "--help"]),
         ("config", &["config", "--help"]),
         ("config-default", &["config", "default", "--help"]),
         ("config-show", &["config", "show", "--help"]),

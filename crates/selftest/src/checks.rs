@@ -37,4 +37,5 @@ pub(crate) const CHECKS: &[Check] = &[
     Check { name: "training: all ranks together equal one", run: training::step },
     Check { name: "metrics: every sample exactly once", run: training::metrics },
     Check { name: "weights: save, load, compare", run: training::weights },
+    Check { name: "a checkpoint that resumes", run: training::checkpoint },
 ];

@@ -35,7 +35,7 @@ fn dist_all_checks_pass_on_two_processes() {
     let text = text(&output);
     assert!(output.status.success(), "{text}");
     assert!(text.contains("[0] 2 processes on 1 host"), "{text}");
-    assert!(text.contains("[0] 14 checks passed\n"), "{text}");
+    assert!(text.contains("[0] 15 checks passed\n"), "{text}");
     assert!(!text.contains("skipped") && !text.contains("FAILED"), "{text}");
 }
 

@@ -199,9 +199,9 @@ impl Prepare for Optimizer {
     type Prepared = Self;
 
     fn prepare(mut self, accelerator: &Accelerator) -> Result<Self> {
-        accelerator.registry.register(&self.core);
         self.accumulation = Some(Arc::clone(&accelerator.accumulation));
         self.scaler = accelerator.grad_scaler().cloned();
+        accelerator.registry.register(&self.core);
         Ok(self)
     }
 }

@@ -35,7 +35,9 @@ impl Accelerator {
         // Hidden until it is complete: each change of a visible bar draws it.
         let mut bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::hidden());
         let template = match length {
-            Some(_) => "{prefix}{wide_bar} {pos}/{len} [{elapsed_precise}<{eta_precise}, {per_sec}]",
+            Some(_) => {
+                "{prefix}{wide_bar} {pos}/{len} [{elapsed_precise}<{eta_precise}, {per_sec}]"
+            }
             None => "{prefix}{spinner} {pos} [{elapsed_precise}, {per_sec}]",
         };
         if let Ok(style) = ProgressStyle::with_template(template) {

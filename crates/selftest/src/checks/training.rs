@@ -111,3 +111,53 @@ pub(super) fn weights(accelerator: &Accelerator) -> Result<Verdict> {
     }
     Ok(Verdict::Passed)
 }
+
+/// Two steps, a checkpoint, two steps; and from the checkpoint the last two again with another model.
+pub(super) fn checkpoint(accelerator: &Accelerator) -> Result<Verdict> {
+    let folder = accelerator.on_main_process(|| {
+        tempfile::tempdir().map_err(|source| Error::File {
+            action: "cannot make folder",
+            path: std::env::temp_dir(),
+            source,
+        })
+    })?;
+    let path = folder.as_ref().map(|folder| folder.path().join("checkpoint"));
+    let path = accelerator.broadcast_object(path, 0)?.context("rank 0 has no folder")?;
+    let (rank, size) = (accelerator.process_index(), accelerator.num_processes());
+    let (inputs, targets) = samples(ROWS_OF_A_RANK * size, Device::Cpu)?;
+    let rows = ROWS_OF_A_RANK as i64;
+    let part = |all: &Tensor| -> Result<Tensor> {
+        Ok(all.f_narrow(0, rank as i64 * rows, rows)?.f_to_device(accelerator.device())?)
+    };
+    let (inputs, targets) = (part(&inputs)?, part(&targets)?);
+
+    let run = |load: bool| -> Result<Vec<(String, Tensor)>> {
+        let own = Accelerator::builder().sharing(accelerator).build()?;
+        let model = Model::build().kind(Kind::Double).build(net)?;
+        let optimizer = Adam::default().lr(0.1).build(&model)?;
+        let (model, mut optimizer) = own.prepare((model, optimizer))?;
+        if load {
+            own.load_state(&path)?;
+        }
+        for step in if load { 2..4 } else { 0..4 } {
+            if step == 2 && !load {
+                own.save_state(&path)?;
+            }
+            let output = model.forward(&inputs)?;
+            let loss = output.f_mse_loss(&targets, brigade::tch::Reduction::Mean)?;
+            optimizer.zero_grad()?;
+            own.backward(&loss)?;
+            optimizer.step()?;
+        }
+        own.wait_for_save()?;
+        let parameters = model.inner().parameters().into_iter();
+        parameters.map(|named| Ok((named.name, named.tensor.f_detach()?))).collect()
+    };
+    let (whole, resumed) = (run(false)?, run(true)?);
+    accelerator.wait_for_everyone()?;
+    for ((name, whole), (_, resumed)) in whole.iter().zip(&resumed) {
+        let difference = whole.f_sub(resumed)?.f_abs()?.f_max()?.f_double_value(&[])?;
+        ensure!(difference < 1e-9, "{name} differs by {difference:e} after a checkpoint");
+    }
+    Ok(Verdict::Passed)
+}

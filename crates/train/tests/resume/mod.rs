@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use brigade_data::{BatchContext, BatchesFromFn, DataError, DataLoader, batches_from_fn};
 use brigade_models::{BatchNorm1d, Dropout, Linear, Model, Module, Path as Names};
 use brigade_torch::{Device, Kind, Tensor, from_vec};
-use brigade_train::{Accelerator, Optimizer, PreparedLoader, PreparedModel, Scheduler, Sgd};
+use brigade_train::{Accelerator, Adam, Optimizer, PreparedLoader, PreparedModel, Scheduler};
 
 pub(crate) const SAMPLES: usize = 29;
 pub(crate) const EPOCHS: u64 = 2;
@@ -68,6 +68,9 @@ pub(crate) struct Run {
     pub(crate) scheduler: Scheduler,
     pub(crate) loader: PreparedLoader<DataLoader<Data>>,
     pub(crate) batches: usize,
+    /// The bits of the newest loss.
+    pub(crate) loss: u64,
+    pub(crate) epochs: u64,
     /// The samples of this rank's batches, in order.
     pub(crate) seen: Vec<i64>,
 }
@@ -76,14 +79,23 @@ impl Run {
     pub(crate) fn new(accelerator: &Accelerator, seed: i64) -> Self {
         accelerator.set_seed_per_process(seed);
         let model = Model::new(Net::new).unwrap();
-        let optimizer = Sgd::new(0.05).momentum(0.9).build(&model).unwrap();
+        let optimizer = Adam::default().lr(0.05).build(&model).unwrap();
         let schedule = brigade_plan::Schedule::cosine(0.05, 0.001, 12).unwrap();
         let scheduler = Scheduler::new(&optimizer, schedule);
         let loader = DataLoader::new(data()).batch_size(BATCH).shuffle(true).threads(1);
         let loader = loader.seed(seed.unsigned_abs() * 77);
         let (model, optimizer, scheduler, loader) =
             accelerator.prepare((model, optimizer, scheduler, loader)).unwrap();
-        Self { model, optimizer, scheduler, loader, batches: 0, seen: Vec::new() }
+        Self {
+            model,
+            optimizer,
+            scheduler,
+            loader,
+            batches: 0,
+            loss: 0,
+            epochs: EPOCHS,
+            seen: Vec::new(),
+        }
     }
 
     pub(crate) fn save(&self, accelerator: &Accelerator, path: &Path) {
@@ -98,7 +110,7 @@ impl Run {
     ) -> Vec<u64> {
         let mut losses = Vec::new();
         self.model.train();
-        for _ in self.loader.inner().epoch()..EPOCHS {
+        for _ in self.loader.inner().epoch()..self.epochs {
             let mut batches = self.loader.iter();
             while let Some(batch) = batches.next() {
                 let batch = batch.unwrap();
@@ -112,7 +124,8 @@ impl Run {
                     optimizer.zero_grad()?;
                     Ok(loss.double_value(&[]))
                 });
-                losses.push(loss.unwrap().to_bits());
+                self.loss = loss.unwrap().to_bits();
+                losses.push(self.loss);
                 let numbers = Vec::<i64>::try_from(&batch.2).unwrap();
                 self.seen.extend(&numbers[..batch.valid()]);
                 self.batches += 1;

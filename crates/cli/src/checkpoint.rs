@@ -1,0 +1,130 @@
+//! `brigade checkpoint`: looks into checkpoints and weights files, checks and converts them.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use brigade_checkpoint::convert::{Target, convert};
+use clap::{Args, Subcommand, ValueEnum};
+
+mod inspect;
+mod verify;
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Checkpoint {
+    Inspect(InspectArgs),
+    Verify(VerifyArgs),
+    Convert(ConvertArgs),
+}
+
+/// Show what a checkpoint or weights file holds
+///
+/// A folder that a run has saved, a safetensors file, an index of several, or a file of torch.save.
+/// Tensors are not read, and nothing in a file is ever executed.
+#[derive(Debug, Args)]
+#[command(after_help = INSPECT_EXAMPLES)]
+pub(crate) struct InspectArgs {
+    /// The folder or file
+    path: PathBuf,
+
+    /// Print all that is known as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Compare a checkpoint's files with the checksums that were written with them
+///
+/// Exits with 1, and says what is wrong, when a file is missing, cut short or changed.
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArgs {
+    /// The checkpoint's folder
+    path: PathBuf,
+}
+
+/// Convert a checkpoint or weights to another layout
+///
+/// The target appears whole or not at all, and must not be there yet. What cannot be carried is
+/// named.
+#[derive(Debug, Args)]
+#[command(after_help = CONVERT_EXAMPLES)]
+pub(crate) struct ConvertArgs {
+    /// A checkpoint, a folder or an index of weights, or a weights file
+    from: PathBuf,
+
+    /// What to make
+    to: PathBuf,
+
+    /// The layout [default: by the ending of TO, .safetensors, .pth, .pt or .bin; a folder is
+    /// Accelerate's]
+    #[arg(long = "to", value_enum, value_name = "LAYOUT")]
+    layout: Option<Layout>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Layout {
+    /// One safetensors file of weights
+    Safetensors,
+    /// One state dictionary for torch.load
+    Torch,
+    /// A folder for Accelerate's load_state
+    Accelerate,
+}
+
+/// Answers on `out` with an exit code. A reader that has seen enough ends the answer without an error.
+pub(crate) fn run(question: &Checkpoint, out: impl Write) -> anyhow::Result<u8> {
+    let mut out = io::BufWriter::new(out);
+    let (code, text) = match question {
+        Checkpoint::Inspect(args) => (0, inspect::answer(&args.path, args.json)?),
+        Checkpoint::Verify(args) => verify::answer(&args.path)?,
+        Checkpoint::Convert(args) => (0, args.convert()?),
+    };
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(code),
+        written => Ok(written.map(|()| code)?),
+    }
+}
+
+impl ConvertArgs {
+    fn convert(&self) -> anyhow::Result<String> {
+        let ending = self.to.extension().and_then(|ending| ending.to_str());
+        let target = match (self.layout, ending) {
+            (Some(Layout::Safetensors), _) | (None, Some("safetensors")) => Target::Safetensors,
+            (Some(Layout::Torch), _) | (None, Some("pth" | "pt" | "bin")) => Target::Torch,
+            (Some(Layout::Accelerate), _) | (None, None) => Target::Accelerate,
+            (None, Some(ending)) => anyhow::bail!(
+                "the ending .{ending} names no layout: give --to safetensors, torch or accelerate"
+            ),
+        };
+        let report = convert(&self.from, &self.to, target)?;
+        let mut text = String::new();
+        for file in report.written {
+            text.push_str(&format!("wrote {}\n", file.display()));
+        }
+        for line in report.left_out {
+            text.push_str(&format!("left out {line}\n"));
+        }
+        Ok(text)
+    }
+}
+
+/// `12.3 MB`, as the tools of this trade count.
+fn bytes(bytes: u64) -> String {
+    let mut size = bytes as f64;
+    for unit in ["B", "kB", "MB", "GB"] {
+        if size < 1000.0 {
+            return if unit == "B" { format!("{bytes} B") } else { format!("{size:.1} {unit}") };
+        }
+        size /= 1000.0;
+    }
+    format!("{size:.1} TB")
+}
+
+const INSPECT_EXAMPLES: &str = "\
+Examples:
+  brigade checkpoint inspect runs/first/checkpoints/checkpoint_3
+  brigade checkpoint inspect model.safetensors --json";
+const CONVERT_EXAMPLES: &str = "\
+Examples:
+  brigade checkpoint convert checkpoint_3 model.pth
+  brigade checkpoint convert checkpoint_3 for_accelerate --to accelerate
+  brigade checkpoint convert pytorch_model.bin model.safetensors";

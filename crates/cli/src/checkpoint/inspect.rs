@@ -1,0 +1,179 @@
+//! What a checkpoint holds, as a table or as JSON.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use brigade_checkpoint::TensorInfo;
+use brigade_checkpoint::convert::read_weights;
+use brigade_checkpoint::layout::{Checkpoint, MANIFEST};
+use brigade_checkpoint::pth::TensorData;
+use serde_json::{Value, json};
+
+use super::bytes;
+
+pub(super) fn answer(path: &Path, json: bool) -> anyhow::Result<String> {
+    let is_checkpoint = path.is_dir() && (path.join(MANIFEST).exists() || !has_weights(path));
+    if !is_checkpoint {
+        let tensors: Vec<(String, TensorInfo)> =
+            read_weights(path)?.into_iter().map(|(name, tensor)| (name, tensor.info())).collect();
+        return Ok(if json {
+            format!("{:#}\n", json!({ "tensors": tensors_json(&tensors) }))
+        } else {
+            format!("{}: weights\n{}", path.display(), table(&tensors))
+        });
+    }
+    let checkpoint = Checkpoint::open(path)?;
+    if json { as_json(&checkpoint) } else { as_text(&checkpoint) }
+}
+
+fn has_weights(folder: &Path) -> bool {
+    ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"]
+        .iter()
+        .any(|name| folder.join(name).is_file())
+}
+
+fn as_text(checkpoint: &Checkpoint) -> anyhow::Result<String> {
+    let manifest = checkpoint.manifest();
+    let mut text = String::new();
+    let plural = |count: u64, what: &str| match count {
+        1 => format!("1 {what}"),
+        count => format!("{count} {what}s"),
+    };
+    writeln!(
+        text,
+        "{}: layout version {}, made by {}",
+        checkpoint.folder().display(),
+        manifest.version,
+        manifest.made_by
+    )?;
+    writeln!(
+        text,
+        "{}, {}, {}; {} in {}",
+        plural(manifest.step, "optimizer step"),
+        plural(manifest.samples, "sample"),
+        plural(manifest.world_size as u64, "rank"),
+        bytes(manifest.bytes()),
+        plural(manifest.files.len() as u64, "file"),
+    )?;
+    let mut used = Vec::new();
+    for object in &manifest.objects {
+        used.extend(object.files());
+        writeln!(text, "\n{}", object.name)?;
+        if let Some(state) = checkpoint.state(object)? {
+            lines(&mut text, &state.to_json(), "  ")?;
+        }
+        let tensors = sorted(checkpoint, object)?;
+        if !tensors.is_empty() {
+            text.push_str(&table(&tensors));
+        }
+    }
+    let others: Vec<&str> =
+        manifest.files.keys().map(String::as_str).filter(|name| !used.contains(name)).collect();
+    if !others.is_empty() {
+        writeln!(text, "\nother files: {}", others.join(", "))?;
+    }
+    Ok(text)
+}
+
+/// The plain values of a state: a line each, without those that are long.
+fn lines(text: &mut String, state: &Value, indent: &str) -> std::fmt::Result {
+    let Value::Object(entries) = state else { return Ok(()) };
+    for (key, value) in entries {
+        match value {
+            Value::Object(inner) if inner.contains_key("$tensor") => {}
+            Value::Object(inner) => match inner.get("$bytes").and_then(Value::as_str) {
+                Some(encoded) => {
+                    let size = bytes(encoded.trim_end_matches('=').len() as u64 * 3 / 4);
+                    writeln!(text, "{indent}{key}: {size}")?;
+                }
+                None if inner.values().all(only_tensors) => {}
+                None => {
+                    writeln!(text, "{indent}{key}:")?;
+                    lines(text, value, &format!("{indent}  "))?;
+                }
+            },
+            Value::Array(items) => match items.len() {
+                0..=3 if items.iter().all(|item| !item.is_object()) => {
+                    writeln!(text, "{indent}{key}: {value}")?;
+                }
+                _ => {
+                    let plain = items.iter().all(|item| !item.is_object());
+                    writeln!(text, "{indent}{key}: {} items", items.len())?;
+                    for (place, item) in items.iter().enumerate().filter(|_| !plain) {
+                        writeln!(text, "{indent}  {place}:")?;
+                        lines(text, item, &format!("{indent}    "))?;
+                    }
+                }
+            },
+            Value::Null => {}
+            value => writeln!(text, "{indent}{key}: {value}")?,
+        }
+    }
+    Ok(())
+}
+
+fn only_tensors(value: &Value) -> bool {
+    match value {
+        Value::Object(inner) => inner.contains_key("$tensor") || inner.values().all(only_tensors),
+        _ => false,
+    }
+}
+
+fn table(tensors: &[(String, TensorInfo)]) -> String {
+    let shapes: Vec<String> = tensors.iter().map(|(_, info)| format!("{:?}", info.shape)).collect();
+    let wide = tensors.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+    let shape_wide = shapes.iter().map(String::len).max().unwrap_or_default();
+    let mut text = String::new();
+    for ((name, info), shape) in tensors.iter().zip(&shapes) {
+        let size = bytes(info.bytes().unwrap_or_default());
+        text.push_str(&format!(
+            "  {name:wide$}  {shape:shape_wide$}  {:4}  {size:>9}\n",
+            info.dtype
+        ));
+    }
+    let total = tensors.iter().filter_map(|(_, info)| info.bytes()).sum();
+    text.push_str(&format!("  {} tensors, {}\n", tensors.len(), bytes(total)));
+    text
+}
+
+fn sorted(
+    checkpoint: &Checkpoint,
+    object: &brigade_checkpoint::layout::Object,
+) -> anyhow::Result<Vec<(String, TensorInfo)>> {
+    let places = checkpoint.tensors(object)?.into_iter();
+    let mut tensors: Vec<_> = places.map(|(name, place)| (name, place.info)).collect();
+    tensors.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Ok(tensors)
+}
+
+fn as_json(checkpoint: &Checkpoint) -> anyhow::Result<String> {
+    let manifest = checkpoint.manifest();
+    let mut objects = Vec::new();
+    for object in &manifest.objects {
+        let state = checkpoint.state(object)?.map(|state| state.to_json());
+        objects.push(json!({
+            "name": object.name,
+            "kind": object.kind,
+            "files": object.files().collect::<Vec<_>>(),
+            "state": state,
+            "tensors": tensors_json(&sorted(checkpoint, object)?),
+        }));
+    }
+    let all = json!({
+        "format": manifest.format,
+        "version": manifest.version,
+        "made_by": manifest.made_by,
+        "world_size": manifest.world_size,
+        "step": manifest.step,
+        "samples": manifest.samples,
+        "bytes": manifest.bytes(),
+        "files": manifest.files,
+        "objects": objects,
+    });
+    Ok(format!("{all:#}\n"))
+}
+
+fn tensors_json(tensors: &[(String, TensorInfo)]) -> Value {
+    let tensor = |(name, info): &(String, TensorInfo)| json!({ "name": name, "dtype": info.dtype, "shape": info.shape, "bytes": info.bytes() });
+    tensors.iter().map(tensor).collect()
+}

@@ -1,0 +1,27 @@
+//! Whether a checkpoint is what was written.
+
+use std::path::Path;
+
+use brigade_checkpoint::Error;
+use brigade_checkpoint::layout::Checkpoint;
+
+use super::bytes;
+
+/// Exit code and text: 1 where something is wrong.
+pub(super) fn answer(path: &Path) -> anyhow::Result<(u8, String)> {
+    let checkpoint = match Checkpoint::open(path) {
+        Ok(checkpoint) => checkpoint,
+        // The answer to the question, not a failure to answer it.
+        Err(error @ Error::Damaged { .. }) => return Ok((1, format!("{error}\n"))),
+        Err(error) => return Err(error.into()),
+    };
+    let faults = checkpoint.verify();
+    if faults.is_empty() {
+        let manifest = checkpoint.manifest();
+        let (files, size) = (manifest.files.len(), bytes(manifest.bytes()));
+        return Ok((0, format!("{}: {files} files, {size}, all as written\n", path.display())));
+    }
+    let mut lines: Vec<String> = faults.iter().map(|fault| format!("{fault}\n")).collect();
+    lines.sort();
+    Ok((1, lines.concat()))
+}

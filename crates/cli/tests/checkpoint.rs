@@ -1,0 +1,251 @@
+//! `brigade checkpoint` on a checkpoint of one linear layer and its Adam.
+
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use brigade_checkpoint::layout::{FORMAT, FileFacts, Manifest, Object, Staging, VERSION, Writing};
+use brigade_checkpoint::safetensors::layout;
+use brigade_checkpoint::{Dtype, TensorInfo};
+use serde_json::{Value, json};
+
+fn brigade(arguments: &[&str], folder: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_brigade"))
+        .arg("checkpoint")
+        .args(arguments)
+        .current_dir(folder)
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+struct Maker {
+    staging: Staging,
+    files: BTreeMap<String, FileFacts>,
+    objects: Vec<Object>,
+}
+
+impl Maker {
+    fn object(
+        &mut self,
+        kind: &str,
+        name: &str,
+        state: Option<Value>,
+        tensors: &[(&str, &[u64], &[f32])],
+    ) {
+        let mut object =
+            Object { kind: kind.into(), name: name.into(), state: None, tensors: vec![] };
+        if let Some(state) = state {
+            let file = format!("{name}.json");
+            self.file(&file, format!("{state:#}\n").as_bytes());
+            object.state = Some(file);
+        }
+        if !tensors.is_empty() {
+            let file = format!("{name}.safetensors");
+            let infos: Vec<_> = tensors
+                .iter()
+                .map(|(name, shape, _)| {
+                    (*name, TensorInfo { dtype: Dtype::F32, shape: shape.to_vec() })
+                })
+                .collect();
+            let laid = layout(Path::new(&file), &infos).unwrap();
+            let mut bytes = laid.header;
+            for place in laid.order {
+                bytes.extend(tensors[place].2.iter().flat_map(|value| value.to_le_bytes()));
+            }
+            self.file(&file, &bytes);
+            object.tensors.push(file);
+        }
+        self.objects.push(object);
+    }
+
+    fn file(&mut self, name: &str, bytes: &[u8]) {
+        let mut file = Writing::create(self.staging.path().join(name)).unwrap();
+        file.put(bytes).unwrap();
+        self.files.insert(name.to_owned(), file.finish(false).unwrap());
+    }
+}
+
+/// As the Accelerator writes it.
+fn make(folder: &Path) -> PathBuf {
+    let path = folder.join("checkpoint_3");
+    let staging = Staging::create(&path, "test").unwrap();
+    let mut maker = Maker { staging, files: BTreeMap::new(), objects: vec![] };
+    let (weight, bias) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [0.5, -0.5]);
+    maker.object("model", "model", None, &[("bias", &[2], &bias), ("weight", &[2, 3], &weight)]);
+    let slots = |name: &str| {
+        json!({
+            "exp_avg": { "$tensor": format!("state.{name}.exp_avg") },
+            "exp_avg_sq": { "$tensor": format!("state.{name}.exp_avg_sq") },
+            "step": { "$tensor": format!("state.{name}.step") },
+        })
+    };
+    let numbers = json!({
+        "lr": 0.01, "initial_lr": 0.02, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8,
+        "weight_decay": 0.0, "amsgrad": 0.0
+    });
+    maker.object(
+        "optimizer",
+        "optimizer",
+        Some(json!({
+            "kind": "Adam", "steps": 3, "initial_lr": 0.02, "lr": 0.01,
+            "groups": [{ "numbers": numbers, "parameters": ["weight", "bias"] }],
+            "parameters": ["weight", "bias"],
+            "state": { "weight": slots("weight"), "bias": slots("bias") },
+        })),
+        &[
+            ("state.weight.exp_avg", &[2, 3], &[0.25; 6]),
+            ("state.weight.exp_avg_sq", &[2, 3], &[0.5; 6]),
+            ("state.weight.step", &[], &[3.0]),
+            ("state.bias.exp_avg", &[2], &[0.75; 2]),
+            ("state.bias.exp_avg_sq", &[2], &[0.125; 2]),
+            ("state.bias.step", &[], &[3.0]),
+        ],
+    );
+    maker.object(
+        "scheduler",
+        "scheduler",
+        Some(json!({ "position": 3, "lr": 0.01, "plateau": null })),
+        &[],
+    );
+    maker.object(
+        "loader",
+        "loader",
+        Some(json!({ "seed": 7, "epoch": 1, "base": 0, "batches": 2, "samples": 16, "total_samples": 48 })),
+        &[],
+    );
+    maker.object("run", "run", Some(json!({ "accumulation_position": 0 })), &[]);
+    let random = json!({ "random": { "cpu": { "$bytes": "AAECAwQF" } }, "gradients": {} });
+    maker.object("rank", "rank_0", Some(random), &[]);
+    maker.file("notes.txt", b"of a hook\n");
+    let manifest = Manifest {
+        format: FORMAT.into(),
+        version: VERSION,
+        made_by: "a test".into(),
+        world_size: 1,
+        step: 3,
+        samples: 48,
+        objects: maker.objects,
+        files: maker.files,
+        crc32: String::new(),
+    };
+    maker.staging.commit(&manifest, false).unwrap();
+    path
+}
+
+#[test]
+fn inspect_shows_what_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    make(folder.path());
+    let output = brigade(&["inspect", "checkpoint_3"], folder.path());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/checkpoint-table.txt");
+    let found = text(&output.stdout);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&golden, &found).unwrap();
+    }
+    assert_eq!(found, fs::read_to_string(golden).unwrap());
+
+    let output = brigade(&["inspect", "--json", "checkpoint_3"], folder.path());
+    let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&all["step"], &all["samples"]), (&json!(3), &json!(48)));
+    assert_eq!(all["objects"][0]["tensors"][1]["shape"], json!([2, 3]));
+    let output = brigade(&["inspect", "checkpoint_3/model.safetensors"], folder.path());
+    assert!(text(&output.stdout).contains("weight  [2, 3]  F32"), "{}", text(&output.stdout));
+    let output = brigade(&["inspect", "nothing"], folder.path());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("nothing"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn verify_says_what_is_wrong_and_exits_with_1() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = make(folder.path());
+    let output = brigade(&["verify", "checkpoint_3"], folder.path());
+    assert!(output.status.success());
+    assert!(text(&output.stdout).contains("all as written"), "{}", text(&output.stdout));
+    let file = path.join("optimizer.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 4;
+    fs::write(&file, &bytes).unwrap();
+    fs::write(path.join("notes.txt"), b"of nobody\n").unwrap();
+    let output = brigade(&["verify", "checkpoint_3"], folder.path());
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stdout);
+    assert!(said.contains("optimizer.safetensors is damaged: its checksum is"), "{said}");
+    assert_eq!(said.lines().count(), 2, "{said}");
+    fs::remove_file(file).unwrap();
+    let output = brigade(&["verify", "checkpoint_3"], folder.path());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("its optimizer.safetensors is missing"));
+}
+
+#[test]
+fn weights_go_to_pytorch_and_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = make(folder.path());
+    let run = |arguments: &[&str]| {
+        let output = brigade(&[&["convert"], arguments].concat(), folder.path());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let said = run(&["checkpoint_3", "model.pth"]);
+    assert!(said.starts_with("wrote model.pth\nleft out optimizer: "), "{said}");
+    run(&["model.pth", "back.safetensors"]);
+    assert_eq!(
+        fs::read(folder.path().join("back.safetensors")).unwrap(),
+        fs::read(path.join("model.safetensors")).unwrap()
+    );
+    let output = brigade(&["convert", "model.pth", "back.safetensors"], folder.path());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("it is there already"), "{}", text(&output.stderr));
+    let output = brigade(&["convert", "model.pth", "other.onnx"], folder.path());
+    assert!(text(&output.stderr).contains("names no layout"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn peer_accelerates_layout_is_loaded_by_pytorch() {
+    let folder = tempfile::tempdir().unwrap();
+    make(folder.path());
+    let output = brigade(&["convert", "checkpoint_3", "theirs"], folder.path());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    for name in ["model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl"] {
+        assert!(said.contains(&format!("wrote theirs/{name}\n")), "{said}");
+    }
+    assert!(said.contains("left out loader: Accelerate keeps no position"), "{said}");
+    let Some(python) = std::env::var_os("BRIGADE_PEER_PYTHON") else {
+        eprintln!("skipped: BRIGADE_PEER_PYTHON is not set");
+        return;
+    };
+    let script = r#"
+import torch
+from safetensors.torch import load_file
+model = torch.nn.Linear(3, 2)
+model.load_state_dict(load_file("theirs/model.safetensors"))
+assert model.weight.tolist() == [[1, 2, 3], [4, 5, 6]] and model.bias.tolist() == [0.5, -0.5]
+optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
+optimizer.load_state_dict(torch.load("theirs/optimizer.bin", weights_only=True))
+group = optimizer.param_groups[0]
+assert group["lr"] == 0.01 and group["betas"] == (0.9, 0.99) and group["amsgrad"] is False
+state = optimizer.state[model.bias]
+assert state["step"].item() == 3 and state["exp_avg"].tolist() == [0.75, 0.75]
+model(torch.ones(1, 3)).sum().backward()
+optimizer.step()
+assert optimizer.state[model.weight]["step"].item() == 4
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+scheduler.load_state_dict(torch.load("theirs/scheduler.bin", weights_only=True) | {"lr_lambdas": [None]})
+assert scheduler.last_epoch == 3
+states = torch.load("theirs/random_states_0.pkl", weights_only=True)
+assert states["step"] == 0 and states["torch_manual_seed"].tolist() == [0, 1, 2, 3, 4, 5]
+"#;
+    let output =
+        Command::new(python).args(["-c", script]).current_dir(folder.path()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
