@@ -24,11 +24,8 @@ const FOLDER: &str = "BRIGADE_TEST_KILL_FOLDER";
 fn child() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
     let project = ProjectConfiguration::new(&folder).total_limit(2);
-    let accelerator = Accelerator::builder()
-        .gradient_accumulation_steps(2)
-        .project(project)
-        .build()
-        .unwrap();
+    let accelerator =
+        Accelerator::builder().gradient_accumulation_steps(2).project(project).build().unwrap();
     let mut run = Run::new(&accelerator, 1);
     run.epochs = u64::MAX;
     if accelerator.latest_checkpoint().unwrap().is_some() {
@@ -108,9 +105,8 @@ fn killed_at_random_instants_it_goes_on_bit_for_bit() {
     // Up to two and one that was to replace the older; nothing else is left but of the last run.
     assert!(whole <= 3, "{whole}");
     let hidden = fs::read_dir(folder.path().join("checkpoints")).unwrap();
-    let hidden = hidden.filter(|entry| {
-        entry.as_ref().unwrap().file_name().to_string_lossy().starts_with('.')
-    });
+    let hidden = hidden
+        .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with('.'));
     assert!(hidden.count() <= 2, "folders of killed runs stay");
 }
 

@@ -86,7 +86,16 @@ impl Run {
         let loader = loader.seed(seed.unsigned_abs() * 77);
         let (model, optimizer, scheduler, loader) =
             accelerator.prepare((model, optimizer, scheduler, loader)).unwrap();
-        Self { model, optimizer, scheduler, loader, batches: 0, loss: 0, epochs: EPOCHS, seen: Vec::new() }
+        Self {
+            model,
+            optimizer,
+            scheduler,
+            loader,
+            batches: 0,
+            loss: 0,
+            epochs: EPOCHS,
+            seen: Vec::new(),
+        }
     }
 
     pub(crate) fn save(&self, accelerator: &Accelerator, path: &Path) {
