@@ -1,5 +1,8 @@
 //! What is compared, and the goal of each comparison.
 
+mod checkpoint;
+mod training;
+
 use anyhow::{Context, Result};
 
 use crate::processes::{self, Side, median};
@@ -20,6 +23,13 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "launch-to-first-step", run: launch_to_first_step },
         Comparison { name: "brigade-help", run: brigade_help },
         Comparison { name: "loader-against-memcpy", run: loader_against_memcpy },
+        Comparison { name: "training-cnn", run: training::cnn },
+        Comparison { name: "training-resnet18", run: training::resnet18 },
+        Comparison { name: "adamw", run: training::adamw },
+        Comparison { name: "memory", run: training::memory },
+        Comparison { name: "two-processes", run: training::two_processes },
+        Comparison { name: "checkpoint-files", run: checkpoint::files },
+        Comparison { name: "checkpoint-background", run: checkpoint::background },
     ]
 }
 

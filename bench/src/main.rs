@@ -34,7 +34,10 @@ fn main() -> Result<()> {
     let mut out = io::stdout().lock();
     if let Some(name) = &options.measure {
         let lists = measurements::run(name)?;
-        writeln!(out, "{}", serde_json::to_string(&lists)?)?;
+        // No list: another rank of this job speaks.
+        if !lists.is_empty() {
+            writeln!(out, "{}", serde_json::to_string(&lists)?)?;
+        }
         return Ok(());
     }
     writeln!(out, "{}", table::machine())?;

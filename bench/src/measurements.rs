@@ -1,5 +1,8 @@
 //! The measurements that run in a process of their own.
 
+mod checkpoint;
+mod training;
+
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -21,13 +24,17 @@ type Step = Box<dyn FnMut(&Tensor, &Tensor) -> Result<()>>;
 /// Runs a measurement by name: seconds of each step, or bytes per second; two lists for two sides that
 /// take turns step by step.
 pub(crate) fn run(name: &str) -> Result<Vec<Vec<f64>>> {
-    match name {
+    let words: Vec<&str> = name.split_whitespace().collect();
+    match *words.first().unwrap_or(&"") {
         "step-accelerated" => Ok(vec![timed(&mut accelerated()?, WARM_UP, STEPS)?]),
         "steps-accelerated-and-by-hand" => in_turns([accelerated()?, by_hand()?]),
         "steps-reduced-and-plain" => in_turns([with_reducer(true)?, with_reducer(false)?]),
         "first-step" => Ok(vec![timed(&mut accelerated()?, 0, 1)?]),
         "loader-bytes-per-second" => Ok(vec![loader()?]),
         "memcpy-bytes-per-second" => Ok(vec![memcpy()]),
+        "train" => training::train(&words[1..]),
+        "adamw" => training::adamw(),
+        "checkpoint" => checkpoint::run(&words[1..]),
         other => bail!("there is no measurement {other:?}"),
     }
 }

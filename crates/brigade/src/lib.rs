@@ -62,9 +62,10 @@ pub mod prelude {
     };
     pub use crate::plan::{FitOneCycle, OneCycle, Plateau, Schedule};
     pub use crate::train::{
-        Accelerator, Accuracy, Adafactor, Adagrad, Adam, CommHook, Error, Group, JoinInputs, Lamb,
-        Lars, LocalSgd, Lookahead, Muon, Optimizer, Precision, PreparedLoader, PreparedModel,
-        ProfileOptions, ProfileSchedule, RAdam, ReduceOp, Result, RmsProp, Scheduler, Sgd,
+        Accelerator, Accuracy, Adafactor, Adagrad, Adam, ClipNorm, CommHook, Error,
+        GradientAccumulation, Group, JoinInputs, Lamb, Lars, LocalSgd, Lookahead, Muon, Optimizer,
+        Precision, PreparedLoader, PreparedModel, ProfileOptions, ProfileSchedule, RAdam, ReduceOp,
+        Result, RmsProp, Scheduler, Sgd,
     };
     pub use tch::{Device, Kind, Tensor, no_grad};
 }

@@ -96,7 +96,7 @@ fn make(folder: &Path) -> PathBuf {
         Some(json!({
             "kind": "Adam", "steps": 3, "initial_lr": 0.02, "lr": 0.01,
             "groups": [{ "numbers": numbers, "parameters": ["weight", "bias"] }],
-            "order": ["weight", "bias"],
+            "parameters": ["weight", "bias"],
             "state": { "weight": slots("weight"), "bias": slots("bias") },
         })),
         &[

@@ -73,6 +73,34 @@ impl Mlflow {
         })
     }
 
+    /// The server that MLflow's own variables name: `MLFLOW_TRACKING_URI`, and for who is asking
+    /// `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`.
+    ///
+    /// # Errors
+    /// [`TrackError::Address`] where the first is not set, or is the address of no server.
+    pub fn from_env() -> Result<Self> {
+        Self::from_variables(|name| std::env::var(name).ok())
+    }
+
+    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let Some(url) = variable("MLFLOW_TRACKING_URI") else {
+            return Err(TrackError::Address {
+                url: String::new(),
+                reason: "MLFLOW_TRACKING_URI is not set".to_owned(),
+            });
+        };
+        let tracker = Self::new(&url)?;
+        let name = variable("MLFLOW_TRACKING_USERNAME");
+        let password = variable("MLFLOW_TRACKING_PASSWORD");
+        Ok(match (variable("MLFLOW_TRACKING_TOKEN"), name, password) {
+            (Some(token), ..) => tracker.credentials(&Credentials::Bearer(token)),
+            (None, Some(user), Some(password)) => {
+                tracker.credentials(&Credentials::Basic { user, password })
+            }
+            _ => tracker,
+        })
+    }
+
     /// The name that MLflow shows for the run; it makes one up otherwise.
     #[must_use]
     pub fn run_name(mut self, name: impl Into<String>) -> Self {
@@ -257,3 +285,38 @@ fn place(name: &str, at: At, ending: &str) -> String {
 }
 
 const NAME: &str = "mlflow";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(variables: &'static [(&str, &str)]) -> Result<Mlflow> {
+        Mlflow::from_variables(|name| {
+            variables.iter().find(|it| it.0 == name).map(|it| it.1.to_owned())
+        })
+    }
+
+    #[test]
+    fn mlflows_own_variables_name_the_server_and_who_is_asking() {
+        let made =
+            |variables| made(variables).map(|it| it.client.authorization().map(str::to_owned));
+        assert_eq!(made(&[("MLFLOW_TRACKING_URI", "http://a:5000/")]).unwrap(), None);
+        let bearer = made(&[
+            ("MLFLOW_TRACKING_URI", "http://a"),
+            ("MLFLOW_TRACKING_TOKEN", "t"),
+            ("MLFLOW_TRACKING_USERNAME", "me"),
+        ]);
+        assert_eq!(bearer.unwrap().as_deref(), Some("Bearer t"));
+        let basic = made(&[
+            ("MLFLOW_TRACKING_URI", "http://a"),
+            ("MLFLOW_TRACKING_USERNAME", "me"),
+            ("MLFLOW_TRACKING_PASSWORD", "secret"),
+        ]);
+        assert_eq!(basic.unwrap().as_deref(), Some("Basic bWU6c2VjcmV0"));
+        let error = made(&[]).unwrap_err().to_string();
+        assert!(error.contains("MLFLOW_TRACKING_URI is not set"), "{error}");
+        // A folder is what MLflow's own client takes, too; there is no server to ask.
+        let folder = made(&[("MLFLOW_TRACKING_URI", "file:///tmp/runs")]);
+        assert!(matches!(folder, Err(TrackError::Address { .. })));
+    }
+}

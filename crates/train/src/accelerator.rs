@@ -245,7 +245,8 @@ impl Accelerator {
 }
 
 impl AcceleratorBuilder {
-    /// Stays on the CPU where there is a GPU.
+    /// Stays on the CPU where there is a GPU. So does the environment (`ACCELERATE_USE_CPU`, which
+    /// `brigade launch --cpu` sets).
     pub fn cpu(mut self, cpu: bool) -> Self {
         self.cpu = cpu;
         self
@@ -358,13 +359,11 @@ impl AcceleratorBuilder {
         let shared = shared.map(|other| Arc::clone(&other.watch));
         let job = match self.sharing {
             Some(other) => other.job,
-            None => Arc::new(connect::join(
-                World::from_env()?,
-                self.cpu,
-                self.timeout,
-                self.gloo,
-                debug,
-            )?),
+            None => {
+                let cpu = self.cpu || connect::wants_cpu()?;
+                let world = World::from_env()?;
+                Arc::new(connect::join(world, cpu, self.timeout, self.gloo, debug)?)
+            }
         };
         let numerics = Arc::new(self.numerics.decide(job.group.as_ref())?);
         let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, job.rank())));

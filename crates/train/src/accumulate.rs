@@ -143,9 +143,6 @@ impl Accelerator {
     /// single number.
     #[track_caller]
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
-        if let Some(group) = self.traced() {
-            group.check_backward()?;
-        }
         let divisor = self.accumulation.divisor.load(Ordering::Relaxed);
         match divisor {
             1 => self.run_backward(loss),
@@ -154,7 +151,11 @@ impl Accelerator {
     }
 
     /// The backward pass of a loss that has its share of the window already.
+    #[track_caller]
     pub(crate) fn run_backward(&self, loss: &Tensor) -> Result<()> {
+        if let Some(group) = self.traced() {
+            group.check_backward()?;
+        }
         let outcome = match self.grad_scaler() {
             None => loss.f_backward(),
             // In 32 bits: the scale itself may be no number of 16.

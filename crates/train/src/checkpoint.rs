@@ -98,6 +98,12 @@ impl Accelerator {
         self.checkpoints.wait()
     }
 
+    /// Whether this rank still writes its share of the last save.
+    #[must_use]
+    pub fn is_saving(&self) -> bool {
+        self.checkpoints.is_saving()
+    }
+
     /// Continues from a checkpoint: puts all that it holds into what was prepared. Every rank calls it,
     /// after `prepare` and before the loop.
     ///
@@ -183,6 +189,11 @@ impl Checkpoints {
         let mut checkpoints = Self::default();
         checkpoints.project = project;
         checkpoints
+    }
+
+    fn is_saving(&self) -> bool {
+        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.as_ref().is_some_and(Pending::is_running)
     }
 
     fn wait(&self) -> Result<()> {

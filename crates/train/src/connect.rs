@@ -64,6 +64,17 @@ pub(crate) fn join(
     })
 }
 
+/// Whether the environment asks for the CPU.
+pub(crate) fn wants_cpu() -> Result<bool> {
+    use brigade_world::env::ACCELERATE_USE_CPU as NAME;
+    let text = std::env::var(NAME).unwrap_or_default();
+    match text.trim().to_ascii_lowercase().as_str() {
+        "1" | "true" | "t" | "yes" | "y" | "on" => Ok(true),
+        "" | "0" | "false" | "f" | "no" | "n" | "off" => Ok(false),
+        _ => Err(Error::Misuse(format!("{NAME} is {text:?}, expected true or false"))),
+    }
+}
+
 fn choose_device(world: &World, cpu: bool) -> Device {
     let devices = tch::Cuda::device_count();
     if cpu || !cuda_compiled() || devices <= 0 {

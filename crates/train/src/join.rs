@@ -7,6 +7,7 @@ use brigade_torch::Reducer;
 use crate::accelerator::Accelerator;
 use crate::error::Result;
 use crate::model::PreparedModels;
+use crate::scaler::GradScaler;
 
 /// How [`Accelerator::join_uneven_inputs`] goes about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,11 +90,16 @@ impl Accelerator {
         let mut reducers = Vec::new();
         models.each_reducer(&mut |reducer| reducers.push(reducer));
         let joined = Joined::begin(&reducers, options);
+        let alone = self.grad_scaler().map(GradScaler::alone);
         let result = body()?;
         if !reducers.is_empty() {
             while shadow_all(&reducers)? {}
         }
         joined.end()?;
+        drop(alone);
+        if let Some(scaler) = self.grad_scaler() {
+            scaler.agree()?;
+        }
         Ok(result)
     }
 }

@@ -91,8 +91,8 @@ impl<M> Prepare for Model<M> {
 
 impl<M> PreparedModel<M> {
     /// The model's output, computed with the Accelerator's mixed precision; what has 16 bits is given
-    /// back in 32 unless the builder says otherwise. In training, buffers (BatchNorm's statistics) are rank 0's before each
-    /// forward.
+    /// back in 32 unless the builder says otherwise. In training, buffers (BatchNorm's statistics) are
+    /// rank 0's before each forward.
     ///
     /// # Errors
     /// [`crate::Error::Torch`] when a peer is gone, or when the last backward did not reach every

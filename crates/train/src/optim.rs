@@ -5,6 +5,7 @@ mod adagrad;
 mod adam;
 mod core;
 mod group;
+mod import;
 mod lamb;
 mod lars;
 mod lookahead;

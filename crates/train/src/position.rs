@@ -75,7 +75,7 @@ impl Position {
         state.iterations += 1;
         let iteration = state.iterations;
         let resumed = state.resumed.take().filter(|mark| mark.epoch == epoch);
-        let mark = resumed.unwrap_or(Mark::start(epoch));
+        let mark = resumed.unwrap_or_else(|| Mark::start(epoch));
         state.open = Some(Open { iteration, mark });
         drop(state);
         Counting { position: self.clone(), iteration }
@@ -89,7 +89,7 @@ impl Position {
     fn mark(&self, next_epoch: u64) -> (Mark, u64) {
         let state = self.lock();
         let waiting = state.resumed.filter(|mark| mark.epoch == next_epoch);
-        let ended = || waiting.unwrap_or(Mark::start(next_epoch));
+        let ended = || waiting.unwrap_or_else(|| Mark::start(next_epoch));
         (state.open.map_or_else(ended, |open| open.mark), state.total)
     }
 }

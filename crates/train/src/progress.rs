@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::accelerator::Accelerator;
 use crate::watch::Watch;
@@ -32,17 +32,8 @@ impl Accelerator {
         let watch = &self.watch;
         // On other ranks the screen is hidden, too, but there nobody wants lines either.
         let lines = self.is_main_process() && watch.screen.is_hidden();
-        let bar = if watch.screen.is_hidden() {
-            ProgressBar::hidden()
-        } else {
-            let bar = watch.screen.add(ProgressBar::no_length());
-            bar.enable_steady_tick(Duration::from_millis(200));
-            bar
-        };
-        match length {
-            Some(length) => bar.set_length(length),
-            None => bar.unset_length(),
-        }
+        // Hidden until it is complete: each change of a visible bar draws it.
+        let mut bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::hidden());
         let template = match length {
             Some(_) => {
                 "{prefix}{wide_bar} {pos}/{len} [{elapsed_precise}<{eta_precise}, {per_sec}]"
@@ -51,6 +42,10 @@ impl Accelerator {
         };
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
+        }
+        if !watch.screen.is_hidden() {
+            bar = watch.screen.add(bar);
+            bar.enable_steady_tick(Duration::from_millis(200));
         }
         Progress {
             iterator,

@@ -56,6 +56,8 @@ struct Core {
     options: GradScalerOptions,
     state: GradScalerState,
     group: Option<ProcessGroup>,
+    /// Ranks may step unequally often for now: no messages about steps.
+    alone: bool,
     /// Parameters, by their address, whose gradients have been divided since the last backward pass, and
     /// whether a value among those divided with them was not finite.
     unscaled: HashMap<usize, bool>,
@@ -88,6 +90,7 @@ impl GradScaler {
             options,
             state: GradScalerState { scale: init_scale, growth_tracker: 0 },
             group,
+            alone: false,
             unscaled: HashMap::new(),
             stepped: None,
             skipped: false,
@@ -177,7 +180,7 @@ impl GradScaler {
             };
             // Gradients that were averaged agree by themselves; those of a model that was not prepared,
             // or under LocalSGD, do not.
-            if let Some(group) = &core.group {
+            if let Some(group) = core.group.as_ref().filter(|_| !core.alone) {
                 group.all_reduce(&mut found, ReduceOp::Max)?;
             }
             let found = found.f_double_value(&[0])? != 0.0;
@@ -215,6 +218,27 @@ impl GradScaler {
         self.lock().skipped
     }
 
+    /// Until the guard is dropped, nothing is sent: gradients that were averaged overflow on all ranks
+    /// that step.
+    pub(crate) fn alone(&self) -> Alone<'_> {
+        self.lock().alone = true;
+        Alone(self)
+    }
+
+    /// After ranks have stepped unequally often: all take the lowest scale. Every rank calls it.
+    pub(crate) fn agree(&self) -> Result<()> {
+        let mine = self.state();
+        let Some(group) = self.lock().group.clone() else {
+            return Ok(());
+        };
+        let states: Vec<GradScalerState> = group.all_gather_object(&mine)?;
+        let lowest = states.into_iter().fold(mine, |lowest, state| GradScalerState {
+            scale: lowest.scale.min(state.scale),
+            growth_tracker: lowest.growth_tracker.min(state.growth_tracker),
+        });
+        self.load_state(lowest)
+    }
+
     /// Forgets a step that was broken off.
     pub(crate) fn reset(&self) {
         let mut core = self.lock();
@@ -225,6 +249,16 @@ impl GradScaler {
     fn lock(&self) -> MutexGuard<'_, Core> {
         // A panic elsewhere does not make the numbers wrong.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A scaler that sends nothing; it does again when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Alone<'a>(&'a GradScaler);
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.0.lock().alone = false;
     }
 }
 

@@ -22,7 +22,7 @@ impl Accelerator {
     /// number then.
     ///
     /// Call it once for each batch, with all of the models that the loss comes from. It costs one number
-    /// on the wire for each window.
+    /// on the wire for each window, so all ranks must have the same number of windows.
     ///
     /// ```no_run
     /// # use brigade_models::{Cnn, Model};

@@ -64,10 +64,9 @@ dist_test!(world = 2, dist_another_shape_kind_or_place, |_world: World| -> Resul
     let outcome = accelerator.gather(&numbers(&[2]).to_kind(kind));
     has(&text(outcome), &["float32 [2]", "float64 [2]"]);
     // The same from two lines of the program: sums of different things, most likely.
-    let outcome = if first {
-        accelerator.reduce(&numbers(&[2]), ReduceOp::Mean)
-    } else {
-        accelerator.reduce(&numbers(&[2]), ReduceOp::Mean)
+    let outcome = match accelerator.process_index() {
+        0 => accelerator.reduce(&numbers(&[2]), ReduceOp::Mean),
+        _ => accelerator.reduce(&numbers(&[1 + 1]), ReduceOp::Mean),
     };
     let text = text(outcome);
     let lines: Vec<&str> =

@@ -52,6 +52,9 @@ pub const ACCELERATE_MIXED_PRECISION: &str = "ACCELERATE_MIXED_PRECISION";
 /// Batches whose gradients make one optimizer step. Accelerate's name.
 pub const ACCELERATE_GRADIENT_ACCUMULATION_STEPS: &str = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
 
+/// Stay on the CPU where there is a GPU. Accelerate's name; `brigade launch --cpu` sets it.
+pub const ACCELERATE_USE_CPU: &str = "ACCELERATE_USE_CPU";
+
 contract! {
     RANK, Everyone, "number of this process in the job, from 0";
     WORLD_SIZE, Everyone, "number of processes in the job";

@@ -154,6 +154,7 @@ const LIGHT: &[&str] = &[
     "brigade-launch",
     "brigade-doctor",
     "brigade-cli",
+    "brigade-track",
 ];
 const LIBTORCH: &str = "torch-sys";
 

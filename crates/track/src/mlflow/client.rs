@@ -74,6 +74,11 @@ impl Client {
         });
     }
 
+    #[cfg(test)]
+    pub(super) fn authorization(&self) -> Option<&str> {
+        self.authorization.as_deref()
+    }
+
     pub(super) fn url(&self) -> &str {
         &self.url
     }

@@ -1,11 +1,9 @@
-//! An optimizer's state in a checkpoint, under PyTorch's names.
+//! An optimizer's state in a checkpoint.
 
-use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_models::weights::kind_of;
-use brigade_torch::{Device, Tensor};
+use brigade_torch::Tensor;
 
 use crate::error::{Error, Result};
 use crate::optim::{Core, GroupState, OptimizerState, ParameterState, lock};
@@ -17,49 +15,19 @@ impl Stateful for Mutex<Core> {
     }
 
     fn state(&self) -> Result<Value<Tensor>> {
-        let state = lock(self).state_dict()?;
-        let groups = state.groups.into_iter().map(|group| {
-            let numbers = group.numbers.into_iter().map(|(key, value)| (key, Value::Float(value)));
-            let parameters = group.parameters.into_iter().map(Value::Str).collect();
-            Value::dict([
-                ("numbers", Value::dict(numbers)),
-                ("parameters", Value::List(parameters)),
-            ])
-        });
-        let order = state.parameters.iter().map(|parameter| Value::Str(parameter.name.clone()));
-        let order = Value::List(order.collect());
-        let parameters = state.parameters.into_iter().map(|parameter| {
-            let tensors = parameter.tensors.into_iter();
-            let tensors = tensors.map(|(name, tensor)| (name, Value::Tensor(tensor)));
-            (parameter.name, Value::dict(tensors))
-        });
-        Ok(Value::dict([
-            ("kind", Value::Str(state.kind)),
-            ("steps", Value::Int(state.steps.cast_signed())),
-            ("initial_lr", Value::Float(state.initial_lr)),
-            ("lr", Value::Float(state.lr)),
-            ("groups", Value::List(groups.collect())),
-            // The model's: a JSON object has none.
-            ("order", order),
-            ("state", Value::dict(parameters)),
-        ]))
+        Ok(tree(lock(self).state_dict()?))
     }
 
     fn check(&self, state: &Value<TensorInfo>) -> Result<(), String> {
-        // Stand-ins of the same shape, which take no memory.
-        let stand_in = |info: TensorInfo| -> Result<Tensor> {
-            let shape: Vec<i64> = info.shape.iter().map(|size| size.cast_signed()).collect();
-            let one = Tensor::f_zeros([1], (kind_of(info.dtype), Device::Cpu))?;
-            Ok(if shape.is_empty() { one.f_squeeze()? } else { one.f_expand(shape, false)? })
+        let shape = |tensor: &TensorInfo| -> Vec<i64> {
+            tensor.shape.iter().map(|size| size.cast_signed()).collect()
         };
-        let state = state.clone().try_map(&mut |_, info| stand_in(info));
-        let state = read(&state.map_err(|error| error.to_string())?)?;
-        lock(self).fits(&state).map_err(|error| error.to_string())
+        let state = read(state, TensorInfo::clone)?;
+        state.check_shapes(&lock(self), &shape).map_err(|mismatch| mismatch.to_string())
     }
 
     fn restore(&self, state: Value<Tensor>, _: &Restoring) -> Result<()> {
-        let state = read(&state).map_err(Error::Misuse)?;
-        lock(self).load_state_dict(&state)
+        lock(self).load_state_dict(&read(&state, Tensor::shallow_clone).map_err(Error::Misuse)?)
     }
 
     fn steps(&self) -> Option<u64> {
@@ -67,42 +35,73 @@ impl Stateful for Mutex<Core> {
     }
 }
 
-fn read(state: &Value<Tensor>) -> Result<OptimizerState, String> {
-    let needs = |what: &str| format!("an optimizer's state needs {what}");
-    let float = |key: &str| state.get(key).and_then(Value::as_float).ok_or_else(|| needs(key));
-    let kind = state.get("kind").and_then(Value::as_str).ok_or_else(|| needs("kind"))?;
-    let steps = state.get("steps").and_then(Value::as_int).ok_or_else(|| needs("steps"))?;
-    let names = |of: &Value<Tensor>, key: &str| -> Result<Vec<String>, String> {
-        let names = of.get(key).and_then(Value::as_items).ok_or_else(|| needs(key))?;
-        let names = names.iter().map(|name| name.as_str().map(str::to_owned));
-        names.collect::<Option<_>>().ok_or_else(|| needs("names of parameters"))
+/// `{kind, steps, initial_lr, lr, groups: [{numbers, parameters}], parameters: [name], state: {name:
+/// {slot: tensor}}}`: `parameters` has the model's order.
+fn tree(state: OptimizerState) -> Value<Tensor> {
+    let strings = |names: &[String]| Value::List(names.iter().cloned().map(Value::Str).collect());
+    let groups = state.groups.iter().map(|group| {
+        let numbers = group.numbers.iter().map(|(name, &number)| (name, Value::Float(number)));
+        Value::dict([("numbers", Value::dict(numbers)), ("parameters", strings(&group.parameters))])
+    });
+    let groups = Value::List(groups.collect());
+    let names: Vec<String> = state.parameters.iter().map(|p| p.name.clone()).collect();
+    let slots = state.parameters.into_iter().map(|ParameterState { name, tensors }| {
+        (name, Value::dict(tensors.into_iter().map(|(slot, tensor)| (slot, Value::Tensor(tensor)))))
+    });
+    Value::dict([
+        ("kind", Value::Str(state.kind)),
+        ("steps", Value::Int(state.steps.cast_signed())),
+        ("initial_lr", Value::Float(state.initial_lr)),
+        ("lr", Value::Float(state.lr)),
+        ("groups", groups),
+        ("parameters", strings(&names)),
+        ("state", Value::dict(slots)),
+    ])
+}
+
+fn read<T>(tree: &Value<T>, copy: impl Fn(&T) -> T) -> Result<OptimizerState<T>, String> {
+    let lacks = |what: &str| format!("an optimizer's state needs {what}");
+    let number = |key: &str| {
+        tree.get(key).and_then(Value::as_float).ok_or_else(|| lacks(&format!("the number `{key}`")))
     };
-    let mut groups = Vec::new();
-    for group in state.get("groups").and_then(Value::as_items).ok_or_else(|| needs("groups"))? {
-        let mut numbers = BTreeMap::new();
-        for (key, value) in group.get("numbers").and_then(Value::as_dict).unwrap_or_default() {
-            let number = value.as_float().ok_or_else(|| needs("numbers in its groups"))?;
-            numbers.insert(key.as_str().unwrap_or_default().to_owned(), number);
-        }
-        groups.push(GroupState { numbers, parameters: names(group, "parameters")? });
-    }
-    let all = state.get("state").ok_or_else(|| needs("state"))?;
-    let mut parameters = Vec::new();
-    for name in names(state, "order")? {
-        let slots = all.get(&name).and_then(Value::as_dict);
-        let slots = slots.ok_or_else(|| needs(&format!("the state of {name}")))?;
-        let tensors = slots.iter().map(|(key, value)| {
-            Some((key.as_str()?.to_owned(), value.as_tensor()?.shallow_clone()))
+    let groups = tree.get("groups").and_then(Value::as_items).unwrap_or_default().iter();
+    let groups = groups.map(|group| {
+        let numbers = group.get("numbers").and_then(Value::as_dict);
+        let numbers = numbers.ok_or_else(|| lacks("`numbers` in each group"))?.iter();
+        let numbers = numbers.map(|(name, number)| {
+            let entry = name.as_str().map(str::to_owned).zip(number.as_float());
+            entry.ok_or_else(|| lacks("names with numbers in `numbers`"))
         });
-        let tensors = tensors.collect::<Option<_>>().ok_or_else(|| needs("tensors"))?;
-        parameters.push(ParameterState { name, tensors });
-    }
+        Ok(GroupState {
+            numbers: numbers.collect::<Result<_, String>>()?,
+            parameters: strings(group.get("parameters"))
+                .ok_or_else(|| lacks("names in each group"))?,
+        })
+    });
+    let groups = groups.collect::<Result<_, String>>()?;
+    let names = strings(tree.get("parameters")).ok_or_else(|| lacks("the list `parameters`"))?;
+    let slots = tree.get("state").ok_or_else(|| lacks("the dictionary `state`"))?;
+    let parameters = names.into_iter().map(|name| {
+        let entries = slots.get(&name).and_then(Value::as_dict).unwrap_or_default().iter();
+        let tensors = entries.map(|(slot, tensor)| {
+            let entry = slot.as_str().map(str::to_owned).zip(tensor.as_tensor().map(&copy));
+            entry.ok_or_else(|| lacks(&format!("names with tensors under `{name}`")))
+        });
+        Ok(ParameterState { tensors: tensors.collect::<Result<_, String>>()?, name })
+    });
+    let parameters = parameters.collect::<Result<_, String>>()?;
+    let kind = tree.get("kind").and_then(Value::as_str).ok_or_else(|| lacks("its `kind`"))?;
+    let steps = tree.get("steps").and_then(Value::as_int).and_then(|n| u64::try_from(n).ok());
     Ok(OptimizerState {
         kind: kind.to_owned(),
-        steps: steps.cast_unsigned(),
-        initial_lr: float("initial_lr")?,
-        lr: float("lr")?,
+        steps: steps.ok_or_else(|| lacks("the count `steps`"))?,
+        initial_lr: number("initial_lr")?,
+        lr: number("lr")?,
         groups,
         parameters,
     })
+}
+
+fn strings<T>(list: Option<&Value<T>>) -> Option<Vec<String>> {
+    list?.as_items()?.iter().map(|item| item.as_str().map(str::to_owned)).collect()
 }

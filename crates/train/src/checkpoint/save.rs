@@ -149,6 +149,10 @@ fn main_part(accelerator: &Accelerator, target: &Target, number: u64) -> Result<
 }
 
 impl Pending {
+    pub(super) fn is_running(&self) -> bool {
+        !self.0.is_finished()
+    }
+
     pub(super) fn join(self) -> Result<()> {
         let panicked = |_| Err(Error::Misuse("the thread that wrote a checkpoint panicked".into()));
         self.0.join().unwrap_or_else(panicked)

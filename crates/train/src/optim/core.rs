@@ -312,11 +312,6 @@ impl Core {
     }
 
     /// Checks everything first; a mismatch changes nothing.
-    /// Refuses a state that `load_state_dict` would refuse.
-    pub(crate) fn fits(&self, state: &OptimizerState) -> Result<()> {
-        Ok(state.check(self)?)
-    }
-
     pub(crate) fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
         state.check(self)?;
         let mut places = self.places.none();

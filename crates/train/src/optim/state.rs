@@ -12,8 +12,10 @@ use crate::error::Result;
 
 /// What [`Optimizer::state_dict`](crate::Optimizer::state_dict) gives and
 /// [`Optimizer::load_state_dict`](crate::Optimizer::load_state_dict) takes.
+///
+/// `T` is a tensor, or what is known of one.
 #[derive(Debug)]
-pub struct OptimizerState {
+pub struct OptimizerState<T = Tensor> {
     /// The optimizer's kind, under the name of PyTorch's class: `Adam`, `SGD`, …
     pub kind: String,
     /// Steps taken.
@@ -25,7 +27,7 @@ pub struct OptimizerState {
     /// The parameter groups, in order.
     pub groups: Vec<GroupState>,
     /// Every parameter, in the model's order, with what is kept of it.
-    pub parameters: Vec<ParameterState>,
+    pub parameters: Vec<ParameterState<T>>,
 }
 
 /// A group's numbers and parameters.
@@ -40,11 +42,11 @@ pub struct GroupState {
 
 /// What is kept of one parameter.
 #[derive(Debug)]
-pub struct ParameterState {
+pub struct ParameterState<T = Tensor> {
     /// The parameter's name.
     pub name: String,
     /// PyTorch's names with their tensors; empty before the parameter's first step.
-    pub tensors: Vec<(String, Tensor)>,
+    pub tensors: Vec<(String, T)>,
 }
 
 /// The first difference between a state and the optimizer that it was to be loaded into.
@@ -199,6 +201,28 @@ impl OptimizerState {
 
     /// Whether this state can be loaded into that optimizer.
     pub(super) fn check(&self, core: &Core) -> Result<(), StateMismatch> {
+        self.check_shapes(core, &Tensor::size)?;
+        let steps = self.parameters.iter().flat_map(|parameter| {
+            let steps = parameter.tensors.iter().filter(|(name, _)| name == STEP);
+            steps.map(|(_, tensor)| (&parameter.name, tensor))
+        });
+        for (parameter, tensor) in steps {
+            let found = tensor.f_double_value(&[]).unwrap_or(f64::NAN);
+            if !(found >= 0.0 && found.fract() == 0.0) {
+                return Err(StateMismatch::Step { parameter: parameter.clone(), found });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<T> OptimizerState<T> {
+    /// As `check`, by the shapes of its tensors.
+    pub(crate) fn check_shapes(
+        &self,
+        core: &Core,
+        shape: &dyn Fn(&T) -> Vec<i64>,
+    ) -> Result<(), StateMismatch> {
         let expected = core.rule.name();
         if self.kind != expected {
             return Err(StateMismatch::Kind {
@@ -224,7 +248,10 @@ impl OptimizerState {
             )?;
             same_numbers(index, &found.numbers, &expected.numbers, core.rule.momentum_name())?;
         }
-        self.parameters.iter().enumerate().try_for_each(|(place, found)| slots(core, place, found))
+        self.parameters
+            .iter()
+            .enumerate()
+            .try_for_each(|(place, found)| slots(core, place, found, shape))
     }
 }
 
@@ -296,7 +323,12 @@ fn same_numbers(
 }
 
 /// A parameter has no state before its first step; after it, every slot that is not optional.
-fn slots(core: &Core, place: usize, found: &ParameterState) -> Result<(), StateMismatch> {
+fn slots<T>(
+    core: &Core,
+    place: usize,
+    found: &ParameterState<T>,
+    shape: &dyn Fn(&T) -> Vec<i64>,
+) -> Result<(), StateMismatch> {
     let unknown = |name: &str| StateMismatch::Slot {
         parameter: found.name.clone(),
         what: "has",
@@ -306,22 +338,18 @@ fn slots(core: &Core, place: usize, found: &ParameterState) -> Result<(), StateM
     let size = core.parameters[place].tensor.size();
     let names = core.slots();
     for (name, tensor) in &found.tensors {
-        if name == STEP && core.rule.counts_steps() {
-            let value = if tensor.numel() == 1 { tensor.f_double_value(&[]) } else { Ok(f64::NAN) };
-            let value = value.unwrap_or(f64::NAN);
-            if !(value >= 0.0 && value.fract() == 0.0) {
-                return Err(StateMismatch::Step { parameter: found.name.clone(), found: value });
-            }
-            continue;
-        }
-        let slot = names.iter().position(|known| known == name).ok_or_else(|| unknown(name))?;
-        let expected = core.shape(slot, &size).ok_or_else(|| unknown(name))?;
-        if tensor.size() != expected {
+        let (expected, found_shape) = if name == STEP && core.rule.counts_steps() {
+            (Vec::new(), shape(tensor))
+        } else {
+            let slot = names.iter().position(|known| known == name).ok_or_else(|| unknown(name))?;
+            (core.shape(slot, &size).ok_or_else(|| unknown(name))?, shape(tensor))
+        };
+        if found_shape != expected {
             return Err(StateMismatch::Shape {
                 parameter: found.name.clone(),
                 name: name.clone(),
                 expected,
-                found: tensor.size(),
+                found: found_shape,
             });
         }
     }

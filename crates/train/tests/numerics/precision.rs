@@ -128,7 +128,8 @@ fn the_environment_chooses_where_the_builder_does_not() {
     // A process of its own: the environment belongs to all tests of this one.
     let name = "precision::the_environment_chooses_where_the_builder_does_not";
     if std::env::var("BRIGADE_TEST_CHILD").is_ok() {
-        let chosen = Accelerator::builder().cpu(true).build().unwrap();
+        let chosen = Accelerator::builder().build().unwrap();
+        assert_eq!(chosen.device(), tch::Device::Cpu);
         assert_eq!(chosen.mixed_precision(), Precision::Bf16);
         assert_eq!(chosen.gradient_accumulation_steps(), 4);
         let by_hand = Accelerator::builder()
@@ -145,6 +146,7 @@ fn the_environment_chooses_where_the_builder_does_not() {
         std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name])
             .env("BRIGADE_TEST_CHILD", "1")
+            .env("ACCELERATE_USE_CPU", "true")
             .env("ACCELERATE_MIXED_PRECISION", precision)
             .env("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps)
             .output()

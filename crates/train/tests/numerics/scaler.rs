@@ -4,8 +4,8 @@ use brigade_models::Model;
 use brigade_plan::Schedule;
 use brigade_testkit::{World, dist_test};
 use brigade_train::{
-    Accelerator, AcceleratorBuilder, Error, GradScalerOptions, GradScalerState, Kind, Precision,
-    Result, Scheduler, Sgd, Tensor,
+    Accelerator, AcceleratorBuilder, Error, GradScalerOptions, GradScalerState, JoinInputs, Kind,
+    Precision, Result, Scheduler, Sgd, Tensor,
 };
 use serde_json::Value;
 
@@ -204,5 +204,28 @@ dist_test!(world = 2, dist_all_ranks_leave_a_step_out, |world: World| -> Result<
         assert!(accelerator.optimizer_step_was_skipped());
         assert_eq!(accelerator.grad_scaler().unwrap().scale(), scale / 2.0);
     }
+    Ok(())
+});
+
+dist_test!(world = 2, dist_ranks_with_unequal_numbers_of_batches, |world: World| -> Result<()> {
+    let options = GradScalerOptions { growth_interval: 1, ..GradScalerOptions::default() };
+    let accelerator = fp16().grad_scaler(options).build()?;
+    let model = start();
+    let optimizer = Sgd::new(0.5).build(&model)?;
+    let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    let input = Tensor::from_slice(&[1f32, 1.0, 1.0]);
+    let batches = 2 + 2 * world.rank.as_usize();
+    accelerator.join_uneven_inputs(&model, JoinInputs::default(), || {
+        for _ in 0..batches {
+            optimizer.zero_grad()?;
+            accelerator.backward(&model.forward(&input)?.sum(Kind::Float))?;
+            optimizer.step()?;
+        }
+        Ok(())
+    })?;
+    // Two steps on both ranks with a gradient of 1, then two on rank 1 with half of it.
+    assert_eq!(weights(model.inner()), [-1.0, -2.5, 0.5]);
+    let scale = accelerator.grad_scaler().unwrap().scale();
+    assert_eq!(scale, 65536.0 * 4.0, "the scale of the rank that stepped least");
     Ok(())
 });

@@ -5,5 +5,6 @@
 mod filled;
 mod golden;
 mod groups;
+mod import;
 mod slips;
 mod state;

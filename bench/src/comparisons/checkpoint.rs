@@ -1,0 +1,122 @@
+//! Checkpoints of 1 GB against `torch.save` and `torch.load`, and what a save in the background costs.
+
+use std::path::PathBuf;
+use std::{env, fs, process};
+
+use anyhow::{Context, Result};
+
+use super::{in_turns, milliseconds};
+use crate::processes::{Side, median};
+use crate::table::Row;
+
+/// A folder beside this program, on the disk of the build, that goes away with the comparison.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Self> {
+        let program = env::current_exe().context("cannot find this program")?;
+        let folder = program.with_file_name(format!("checkpoints-{}", process::id()));
+        fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot make folder {}", folder.display()))?;
+        Ok(Self(folder))
+    }
+
+    fn path(&self) -> Result<&str> {
+        self.0.to_str().with_context(|| format!("{} is not UTF-8", self.0.display()))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Save, flushed on both sides and on neither, and load.
+pub(crate) fn files(rounds: usize) -> Result<Vec<Row>> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.path()?;
+    let own = |words: &str| Side::own(&format!("checkpoint {words}"));
+    let peer = |arguments: &[&str]| Side::peer("peers/checkpoint.py", arguments);
+    let (Some(save), Some(flushed), Some(load)) =
+        (peer(&["save", folder]), peer(&["save", folder, "--flush"]), peer(&["load", folder]))
+    else {
+        return Ok(Vec::new());
+    };
+    let [ours_flushed, theirs_flushed] =
+        in_turns(rounds, &[own(&format!("save {folder} flushed")), flushed])?;
+    let [ours, theirs] = in_turns(rounds, &[own(&format!("save {folder} unflushed")), save])?;
+    let (mut our_loads, mut peaks, mut their_loads) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let [mut seconds, peak] = own(&format!("load {folder}")).lists::<2>()?;
+        our_loads.push(median(&mut seconds));
+        peaks.extend(peak);
+        let [mut seconds] = load.lists::<1>()?;
+        their_loads.push(median(&mut seconds));
+    }
+    let (our_load, their_load) = (median(&mut our_loads), median(&mut their_loads));
+    let peak = median(&mut peaks);
+    let line = |what, ours: f64, theirs: f64, goal: f64| Row {
+        what,
+        ours: milliseconds(ours),
+        other: milliseconds(theirs),
+        ratio: format!("{:.2}x", theirs / ours),
+        goal: format!("at least {goal:.1}x"),
+        reached: theirs / ours >= goal,
+    };
+    Ok(vec![
+        line(
+            "checkpoint of 1 GB: save, both flushed to the disk",
+            ours_flushed,
+            theirs_flushed,
+            1.5,
+        ),
+        line("checkpoint of 1 GB: save, neither flushed", ours, theirs, 1.5),
+        line("checkpoint of 1 GB: load, ours with checksums", our_load, their_load, 3.0),
+        Row {
+            what: "checkpoint of 1 GB: highest memory while loading, in sizes of the weights",
+            ours: format!("{peak:.2}"),
+            other: "-".to_owned(),
+            ratio: "-".to_owned(),
+            goal: "at most 1.10".to_owned(),
+            reached: peak <= 1.1,
+        },
+    ])
+}
+
+/// A step while a checkpoint of 1 GB is written, against one with nothing else going on.
+pub(crate) fn background(rounds: usize) -> Result<Vec<Row>> {
+    let scratch = Scratch::new()?;
+    let side = Side::own(&format!("checkpoint background {}", scratch.path()?));
+    let (mut before, mut during) = (Vec::new(), Vec::new());
+    let (mut stalls, mut copies) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let [quiet, busy, stall, copy] = side.lists::<4>()?;
+        before.extend(quiet);
+        during.extend(busy);
+        stalls.extend(stall);
+        copies.extend(copy);
+    }
+    let (before, during) = (median(&mut before), median(&mut during));
+    let (stall, copy) = (median(&mut stalls), median(&mut copies));
+    let slower = 100.0 * (during / before - 1.0);
+    Ok(vec![
+        Row {
+            what: "a step of ResNet-18 while a checkpoint of 1 GB is written, against a step alone",
+            ours: milliseconds(during),
+            other: milliseconds(before),
+            ratio: format!("{slower:+.1} %"),
+            goal: "under +5 %".to_owned(),
+            reached: slower < 5.0,
+        },
+        Row {
+            what: "what training waits for when 1 GB is saved, against a plain copy of 1 GB",
+            ours: milliseconds(stall),
+            other: milliseconds(copy),
+            ratio: format!("{:.2}", stall / copy),
+            goal: "the copy".to_owned(),
+            // A little more than the copy is allowed: opening the folder, asking the other ranks.
+            reached: stall <= 1.25 * copy,
+        },
+    ])
+}

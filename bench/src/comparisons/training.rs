@@ -1,0 +1,183 @@
+//! Whole training loops against PyTorch with Accelerate: steps, memory, two processes.
+
+use anyhow::{Context, Result};
+
+use super::{in_turns, milliseconds};
+use crate::processes::{self, Side, median};
+use crate::table::Row;
+
+/// The CNN at batch 64.
+pub(crate) fn cnn(rounds: usize) -> Result<Vec<Row>> {
+    steps(
+        rounds,
+        &Goals {
+            net: "cnn",
+            defaults: ("CNN, batch 64, fp32, both with defaults", 1.4),
+            bf16: ("CNN, batch 64, bf16 on both", 1.4),
+            crossed: "CNN, batch 64, our bf16 against their fp32",
+            nchw: "CNN, batch 64, same settings: fp32, NCHW, fused Adam",
+            channels_last: "CNN, batch 64, same settings: fp32, channels_last, fused Adam",
+            channels_last_bf16: "CNN, batch 64, same settings: bf16, channels_last, fused Adam",
+        },
+    )
+}
+
+/// ResNet-18 at 32 images of 128 x 128.
+pub(crate) fn resnet18(rounds: usize) -> Result<Vec<Row>> {
+    steps(
+        rounds,
+        &Goals {
+            net: "resnet18",
+            defaults: ("ResNet-18, 32 x 128 px, fp32, both with defaults", 1.25),
+            bf16: ("ResNet-18, 32 x 128 px, bf16 on both", 1.15),
+            crossed: "ResNet-18, 32 x 128 px, our bf16 against their fp32",
+            nchw: "ResNet-18, 32 x 128 px, same settings: fp32, NCHW, fused AdamW",
+            channels_last: "ResNet-18, 32 x 128 px, same settings: fp32, channels_last, fused AdamW",
+            channels_last_bf16: "ResNet-18, 32 x 128 px, same settings: bf16, channels_last, fused AdamW",
+        },
+    )
+}
+
+/// What each line is called, and the factors to reach.
+struct Goals {
+    net: &'static str,
+    defaults: (&'static str, f64),
+    bf16: (&'static str, f64),
+    crossed: &'static str,
+    nchw: &'static str,
+    channels_last: &'static str,
+    channels_last_bf16: &'static str,
+}
+
+/// Our bf16 against their fp32, and the same settings on both sides.
+const CROSSED: f64 = 2.0;
+const SAME: f64 = 0.98;
+
+/// Each setting of each side runs once in every round; the lines share the measurements.
+fn steps(rounds: usize, goals: &Goals) -> Result<Vec<Row>> {
+    let ours = |settings: &str| Side::own(&format!("train {} {settings}", goals.net));
+    let theirs = |settings: &[&str]| {
+        let arguments = [&["--model", goals.net], settings].concat();
+        Side::peer("peers/train.py", &arguments)
+    };
+    let same = ["--channels-last", "--fused", "--precision", "bf16"];
+    let (Some(default), Some(bf16), Some(nchw), Some(last), Some(last_bf16)) =
+        (theirs(&[]), theirs(&same[2..]), theirs(&same[1..2]), theirs(&same[..2]), theirs(&same))
+    else {
+        return Ok(Vec::new());
+    };
+    let sides = [ours(""), default, ours("bf16"), bf16, ours("nchw"), nchw, last, last_bf16];
+    let [default, their_default, half, their_half, nchw, their_nchw, their_last, their_last_half] =
+        in_turns(rounds, &sides)?;
+    let line = |what, ours: f64, theirs: f64, goal: f64| Row {
+        what,
+        ours: milliseconds(ours),
+        other: milliseconds(theirs),
+        ratio: format!("{:.2}x", theirs / ours),
+        goal: format!("at least {goal:.2}x"),
+        reached: theirs / ours >= goal,
+    };
+    Ok(vec![
+        line(goals.defaults.0, default, their_default, goals.defaults.1),
+        line(goals.bf16.0, half, their_half, goals.bf16.1),
+        line(goals.crossed, half, their_default, CROSSED),
+        line(goals.nchw, nchw, their_nchw, SAME),
+        line(goals.channels_last, default, their_last, SAME),
+        line(goals.channels_last_bf16, half, their_last_half, SAME),
+    ])
+}
+
+/// A step of AdamW on ResNet-18's 11.7 M parameters, both with their defaults on a CPU.
+pub(crate) fn adamw(rounds: usize) -> Result<Vec<Row>> {
+    let Some(peer) = Side::peer("peers/adamw.py", &[]) else {
+        return Ok(Vec::new());
+    };
+    let [ours, theirs] = in_turns(rounds, &[Side::own("adamw"), peer])?;
+    Ok(vec![Row {
+        what: "a step of AdamW on ResNet-18's parameters, both with defaults",
+        ours: milliseconds(ours),
+        other: milliseconds(theirs),
+        ratio: format!("{:.1}x", theirs / ours),
+        goal: "at least 5x".to_owned(),
+        reached: theirs / ours >= 5.0,
+    }])
+}
+
+/// Resident memory of a rank after some steps.
+pub(crate) fn memory(rounds: usize) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (net, what) in [
+        ("cnn", "resident memory of a rank that trains the CNN, defaults"),
+        ("resnet18", "resident memory of a rank that trains ResNet-18, defaults"),
+    ] {
+        let arguments = ["--model", net, "--memory", "--steps", "10"];
+        let Some(peer) = Side::peer("peers/train.py", &arguments) else {
+            return Ok(Vec::new());
+        };
+        let own = Side::own(&format!("train {net} memory"));
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..rounds.min(3) {
+            let [resident, _peak] = own.lists::<2>()?;
+            ours.extend(resident);
+            let [resident, _peak] = peer.lists::<2>()?;
+            theirs.extend(resident);
+        }
+        let (ours, theirs) = (median(&mut ours), median(&mut theirs));
+        rows.push(Row {
+            what,
+            ours: megabytes(ours),
+            other: megabytes(theirs),
+            ratio: format!("{:.2}", ours / theirs),
+            goal: "at most 0.50".to_owned(),
+            reached: ours / theirs <= 0.5,
+        });
+    }
+    Ok(rows)
+}
+
+/// ResNet-18 with a global batch of 32: one process with two threads against two with one each.
+pub(crate) fn two_processes(rounds: usize) -> Result<Vec<Row>> {
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let launched = |processes: usize, settings: &str| -> Result<Side> {
+        let threads = (2 / processes).to_string();
+        let measurement = format!("train resnet18 {settings}");
+        Ok(Side::command(
+            processes::brigade()?,
+            [
+                "launch".to_owned(),
+                "--nproc".to_owned(),
+                processes.to_string(),
+                "--threads-per-rank".to_owned(),
+                threads,
+                "--prefix".to_owned(),
+                String::new(),
+                "--".to_owned(),
+                own.to_string_lossy().into_owned(),
+                "--measure".to_owned(),
+                measurement,
+            ],
+        ))
+    };
+    let sides = [launched(1, "")?, launched(2, "")?, launched(1, "bf16")?, launched(2, "bf16")?];
+    let [one, two, one_half, two_half] = in_turns(rounds, &sides)?;
+    let line = |what, one: f64, two: f64| Row {
+        what,
+        ours: milliseconds(two),
+        other: milliseconds(one),
+        ratio: format!("{:.2}", one / two),
+        goal: "at least 0.90".to_owned(),
+        reached: one / two >= 0.9,
+    };
+    Ok(vec![
+        line("ResNet-18, 32 images in all, fp32: 2 processes of 1 thread against 1 of 2", one, two),
+        line(
+            "ResNet-18, 32 images in all, bf16: 2 processes of 1 thread against 1 of 2",
+            one_half,
+            two_half,
+        ),
+    ])
+}
+
+fn megabytes(bytes: f64) -> String {
+    format!("{:.0} MB", bytes / 1e6)
+}

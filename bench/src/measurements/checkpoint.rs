@@ -1,0 +1,114 @@
+//! Our side of the checkpoint comparisons: 1 GB of weights, as `peers/checkpoint.py` has them.
+
+use std::path::Path as FilePath;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use brigade::models::{Init, ResNet};
+use brigade::prelude::*;
+use brigade::train::ProjectConfiguration;
+
+use super::training::status;
+
+const TENSORS: usize = 64;
+const ELEMENTS: i64 = 4_000_000;
+const BYTES: f64 = TENSORS as f64 * ELEMENTS as f64 * 4.0;
+const ROUNDS: usize = 3;
+/// Steps before the save, and at most as many while it is written.
+const STEPS: usize = 20;
+
+/// What the words of a measurement ask for: `checkpoint save FOLDER flush`.
+pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
+    match *words {
+        ["save", folder, flushed] => save(FilePath::new(folder), flushed == "flushed"),
+        ["load", folder] => load(FilePath::new(folder)),
+        ["background", folder] => background(FilePath::new(folder)),
+        _ => bail!("there is no measurement checkpoint {}", words.join(" ")),
+    }
+}
+
+/// The weights and nothing else.
+fn layers(path: &Path<'_>, init: Init) -> Vec<Tensor> {
+    (0..TENSORS)
+        .map(|i| path.join(format!("layer{i}")).parameter("weight", &[ELEMENTS], init))
+        .collect()
+}
+
+fn accelerator(flush: bool, background: bool) -> Result<Accelerator> {
+    let project = ProjectConfiguration::default().flush(flush).background(background);
+    Ok(Accelerator::builder().cpu(true).quiet(true).project(project).build()?)
+}
+
+/// Seconds of each save to its end.
+fn save(folder: &FilePath, flush: bool) -> Result<Vec<Vec<f64>>> {
+    let accelerator = accelerator(flush, false)?;
+    let model = Model::new(|path| layers(path, Init::Uniform { low: 0.0, high: 1.0 }))?;
+    let _model = accelerator.prepare(model)?;
+    let mut seconds = Vec::new();
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        accelerator.save_state(folder.join("ours"))?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    Ok(vec![seconds])
+}
+
+/// Seconds of each load into a model, and the highest memory over what the process had without a model,
+/// in sizes of the model.
+fn load(folder: &FilePath) -> Result<Vec<Vec<f64>>> {
+    let accelerator = accelerator(true, false)?;
+    let empty = status("VmRSS")?;
+    let model = Model::new(|path| layers(path, Init::Zeros))?;
+    let _model = accelerator.prepare(model)?;
+    let mut seconds = Vec::new();
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        accelerator.load_state(folder.join("ours"))?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    let peak = (status("VmHWM")? - empty) / BYTES;
+    Ok(vec![seconds, vec![peak]])
+}
+
+/// Seconds of steps of ResNet-18 beside 1 GB of frozen weights: with nothing else going on, and while a
+/// checkpoint is written; and how long `save_state` itself took.
+fn background(folder: &FilePath) -> Result<Vec<Vec<f64>>> {
+    let accelerator = accelerator(true, true)?;
+    let mut model = Model::new(|path| {
+        layers(&path.join("frozen"), Init::Zeros);
+        ResNet::resnet18(path.join("net"), 1000)
+    })?;
+    model.requires_grad_under("frozen", false)?;
+    let optimizer = Adam::decoupled().build(&model)?;
+    let (mut model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    model.train();
+    let images = Tensor::rand([32, 3, 128, 128], tch::kind::FLOAT_CPU);
+    let labels = Tensor::randint(1000, [32], tch::kind::INT64_CPU);
+    let mut step = || -> Result<f64> {
+        let start = Instant::now();
+        let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
+        optimizer.zero_grad()?;
+        accelerator.backward(&loss)?;
+        optimizer.step()?;
+        Ok(start.elapsed().as_secs_f64())
+    };
+    for _ in 0..5 {
+        step()?;
+    }
+    let before = (0..STEPS).map(|_| step()).collect::<Result<Vec<_>>>()?;
+    let start = Instant::now();
+    accelerator.save_state(folder.join("background"))?;
+    let stall = start.elapsed().as_secs_f64();
+    let mut during = Vec::new();
+    while accelerator.is_saving() && during.len() < STEPS {
+        during.push(step()?);
+    }
+    accelerator.wait_for_save()?;
+    // The copy alone, for comparison.
+    let frozen = vec![1u8; BYTES as usize];
+    let start = Instant::now();
+    let copy = std::hint::black_box(frozen.as_slice()).to_vec();
+    let copied = start.elapsed().as_secs_f64();
+    drop(std::hint::black_box((frozen, copy)));
+    Ok(vec![before, during, vec![stall], vec![copied]])
+}
