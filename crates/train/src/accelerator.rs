@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use brigade_torch::{
@@ -77,6 +77,8 @@ pub(crate) struct Job {
     pub(crate) store: Option<Store>,
     /// The time limit of joining and of every collective.
     pub(crate) timeout: Duration,
+    /// Saves begun: the same number on all ranks, which all save together.
+    pub(crate) saves: AtomicU64,
 }
 
 /// What a builder collects.

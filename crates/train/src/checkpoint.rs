@@ -33,8 +33,6 @@ pub(crate) struct Checkpoints {
     pub(crate) project: ProjectConfiguration,
     /// A save that is still being written.
     pending: Mutex<Option<Pending>>,
-    /// Saves begun: the same number on all ranks, which all save together.
-    count: AtomicU64,
     save_hooks: Hooks,
     load_hooks: Hooks,
 }

@@ -1,5 +1,6 @@
 //! Joining the job: store, device, process group.
 
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use brigade_torch::{
@@ -22,7 +23,15 @@ pub(crate) fn join(
     keep_freed_memory();
     let device = choose_device(&world, cpu);
     if world.is_alone() {
-        return Ok(Job { world, group: None, host_group: None, device, store: None, timeout });
+        return Ok(Job {
+            world,
+            group: None,
+            host_group: None,
+            device,
+            store: None,
+            timeout,
+            saves: AtomicU64::new(0),
+        });
     }
     let backend = match device {
         Device::Cuda(_) => Backend::Nccl,
@@ -44,7 +53,15 @@ pub(crate) fn join(
         1 => None,
         _ => host_group(&group, &world)?,
     };
-    Ok(Job { world, group: Some(group), host_group, device, store: Some(meeting), timeout })
+    Ok(Job {
+        world,
+        group: Some(group),
+        host_group,
+        device,
+        store: Some(meeting),
+        timeout,
+        saves: AtomicU64::new(0),
+    })
 }
 
 /// Whether the environment asks for the CPU.

@@ -65,7 +65,7 @@ type Failure = (usize, String);
 pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBuf> {
     let checkpoints = &accelerator.checkpoints;
     checkpoints.wait()?;
-    let number = checkpoints.count.fetch_add(1, Ordering::Relaxed);
+    let number = accelerator.job.saves.fetch_add(1, Ordering::Relaxed);
     let project = &checkpoints.project;
 
     let main = match accelerator.is_main_process() {
