@@ -111,8 +111,7 @@ impl Run {
         let mut losses = Vec::new();
         self.model.train();
         for _ in self.loader.inner().epoch()..self.epochs {
-            let mut batches = self.loader.iter();
-            while let Some(batch) = batches.next() {
+            for batch in self.loader.iter() {
                 let batch = batch.unwrap();
                 let Self { model, optimizer, scheduler, .. } = self;
                 let loss = accelerator.accumulate(&*model, &batch, || {
