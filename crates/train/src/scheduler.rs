@@ -77,7 +77,7 @@ impl Scheduler {
     /// use brigade_plan::Plateau;
     /// use brigade_train::{Scheduler, Sgd};
     /// # fn f(model: &Model<Cnn>) -> Result<(), Box<dyn std::error::Error>> {
-    /// let optimizer = Sgd::default().build(model)?;
+    /// let optimizer = Sgd::new(0.1).build(model)?;
     /// let plateau = Plateau { patience: 2, ..Plateau::new(0.1) };
     /// let mut scheduler = Scheduler::on_plateau(&optimizer, plateau)?;
     /// for loss in [1.0, 0.9, 0.9, 0.9, 0.9] {
