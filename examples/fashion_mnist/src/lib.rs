@@ -37,6 +37,9 @@ pub struct Options {
     /// Write the trained weights to this safetensors file.
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,
+    /// Keep the memory format NCHW, as the plain program does, where channels last would be faster.
+    #[arg(long)]
+    pub nchw: bool,
     /// Every process prints its own loss after each epoch, not only the main one's accuracy.
     #[arg(long)]
     pub log_losses: bool,

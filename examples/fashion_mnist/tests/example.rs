@@ -19,7 +19,12 @@ fn alone_the_two_programs_do_the_same() {
     for (name, program) in [("single", SINGLE), ("accelerated", EXAMPLE)] {
         let file = folder.path().join(name).with_extension("safetensors");
         let text = succeed(
-            Command::new(program).args(SHORT).env("OMP_NUM_THREADS", "1").arg("--save").arg(&file),
+            Command::new(program)
+                .args(SHORT)
+                .arg("--nchw")
+                .env("OMP_NUM_THREADS", "1")
+                .arg("--save")
+                .arg(&file),
         );
         assert!(text.contains("epoch 1/1, accuracy = "), "{text}");
         assert!(text.contains("samples per second"), "{text}");

@@ -10,7 +10,11 @@ use fashion_mnist::Options;
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
-    let accelerator = Accelerator::new()?;
+    let mut accelerator = Accelerator::builder();
+    if options.nchw {
+        accelerator = accelerator.channels_last(false);
+    }
+    let accelerator = accelerator.build()?;
     accelerator.set_seed(options.seed.into());
 
     accelerator.local_main_process_first(|| options.data.fetch())?;
