@@ -82,8 +82,9 @@ fn in_turns(mut steps: [Step; 2]) -> Result<Vec<Vec<f64>>> {
     Ok(seconds)
 }
 
+/// In the memory format of the other side.
 fn accelerated() -> Result<Step> {
-    let accelerator = Accelerator::new()?;
+    let accelerator = Accelerator::builder().channels_last(false).quiet(true).build()?;
     let model = Model::new(Cnn::new)?;
     let optimizer = Adam::default().lr(LR).build(&model)?;
     let (mut model, mut optimizer) = accelerator.prepare((model, optimizer))?;

@@ -46,15 +46,19 @@ pub(crate) fn files(rounds: usize) -> Result<Vec<Row>> {
     let [ours_flushed, theirs_flushed] =
         in_turns(rounds, &[own(&format!("save {folder} flushed")), flushed])?;
     let [ours, theirs] = in_turns(rounds, &[own(&format!("save {folder} unflushed")), save])?;
-    let (mut our_loads, mut peaks, mut their_loads) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut verified, mut unverified) = (Vec::new(), Vec::new());
+    let (mut peaks, mut their_loads) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let [mut seconds, peak] = own(&format!("load {folder}")).lists::<2>()?;
-        our_loads.push(median(&mut seconds));
-        peaks.extend(peak);
+        for (checked, loads) in [("verified", &mut verified), ("unverified", &mut unverified)] {
+            let [mut seconds, peak] = own(&format!("load {folder} {checked}")).lists::<2>()?;
+            loads.push(median(&mut seconds));
+            peaks.extend(peak);
+        }
         let [mut seconds] = load.lists::<1>()?;
         their_loads.push(median(&mut seconds));
     }
-    let (our_load, their_load) = (median(&mut our_loads), median(&mut their_loads));
+    let their_load = median(&mut their_loads);
+    let (verified, unverified) = (median(&mut verified), median(&mut unverified));
     let peak = median(&mut peaks);
     let line = |what, ours: f64, theirs: f64, goal: f64| Row {
         what,
@@ -72,7 +76,8 @@ pub(crate) fn files(rounds: usize) -> Result<Vec<Row>> {
             1.5,
         ),
         line("checkpoint of 1 GB: save, neither flushed", ours, theirs, 1.5),
-        line("checkpoint of 1 GB: load, ours with checksums", our_load, their_load, 3.0),
+        line("checkpoint of 1 GB: load, ours with checksums", verified, their_load, 3.0),
+        line("checkpoint of 1 GB: load, neither with checksums", unverified, their_load, 3.0),
         Row {
             what: "checkpoint of 1 GB: highest memory while loading, in sizes of the weights",
             ours: format!("{peak:.2}"),

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use brigade::models::{Init, ResNet};
 use brigade::prelude::*;
-use brigade::train::ProjectConfiguration;
+use brigade::train::{LoadOptions, ProjectConfiguration};
 
 use super::training::status;
 
@@ -21,7 +21,7 @@ const STEPS: usize = 20;
 pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     match *words {
         ["save", folder, flushed] => save(FilePath::new(folder), flushed == "flushed"),
-        ["load", folder] => load(FilePath::new(folder)),
+        ["load", folder, checked] => load(FilePath::new(folder), checked == "verified"),
         ["background", folder] => background(FilePath::new(folder)),
         _ => bail!("there is no measurement checkpoint {}", words.join(" ")),
     }
@@ -55,7 +55,7 @@ fn save(folder: &FilePath, flush: bool) -> Result<Vec<Vec<f64>>> {
 
 /// Seconds of each load into a model, and the highest memory over what the process had without a model,
 /// in sizes of the model.
-fn load(folder: &FilePath) -> Result<Vec<Vec<f64>>> {
+fn load(folder: &FilePath, verify: bool) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(true, false)?;
     let empty = status("VmRSS")?;
     let model = Model::new(|path| layers(path, Init::Zeros))?;
@@ -63,7 +63,8 @@ fn load(folder: &FilePath) -> Result<Vec<Vec<f64>>> {
     let mut seconds = Vec::new();
     for _ in 0..ROUNDS {
         let start = Instant::now();
-        accelerator.load_state(folder.join("ours"))?;
+        let options = LoadOptions::default().verify(verify);
+        accelerator.load_state_with(folder.join("ours"), options)?;
         seconds.push(start.elapsed().as_secs_f64());
     }
     let peak = (status("VmHWM")? - empty) / BYTES;
