@@ -217,7 +217,7 @@ fn libraries(executable: &Path, kind: CargoKind, linked: BTreeSet<PathBuf>) -> V
     folders
 }
 
-/// `path+file:///work/name#0.1.0`, `path+file:///work/folder#name@0.1.0`, `name 0.1.0 (path+...)`
+/// `path+file:///src/name#0.1.0`, `path+file:///src/folder#name@0.1.0`, `name 0.1.0 (path+...)`
 fn package_name(id: &str) -> &str {
     let Some((source, fragment)) = id.split_once('#') else {
         return id.split_whitespace().next().unwrap_or(id);
@@ -289,10 +289,10 @@ not a message
     #[test]
     fn names_of_packages() {
         for (id, name) in [
-            ("path+file:///work/train#0.1.0", "train"),
-            ("path+file:///work/folder#train@0.1.0", "train"),
+            ("path+file:///src/train#0.1.0", "train"),
+            ("path+file:///src/folder#train@0.1.0", "train"),
             ("registry+https://github.com/rust-lang/crates.io-index#train@0.1.0", "train"),
-            ("train 0.1.0 (path+file:///work/train)", "train"),
+            ("train 0.1.0 (path+file:///src/train)", "train"),
         ] {
             assert_eq!(package_name(id), name);
         }
