@@ -12,9 +12,9 @@ use brigade_torch::{Reducer, Tensor, Tensors, grad_enabled};
 
 use crate::accelerator::Accelerator;
 use crate::error::Result;
-use crate::hook::PowerSgdHook;
-use crate::memory_format;
+use crate::gradients::hook::PowerSgdHook;
 use crate::precision::Numerics;
+use crate::precision::memory_format;
 use crate::prepare::Prepare;
 use crate::registry::{Kind, ModelTensor, Restoring, Stateful};
 

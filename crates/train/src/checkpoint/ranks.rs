@@ -5,8 +5,8 @@ use brigade_torch::{Device, Tensor, gradient, rng_state, set_gradient, set_rng_s
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
+use crate::gradients::weighted::WeightedWindow;
 use crate::registry::Stateful;
-use crate::weighted::WeightedWindow;
 
 /// An object with its name in checkpoints.
 pub(super) type Named = (String, std::sync::Arc<dyn Stateful>);
