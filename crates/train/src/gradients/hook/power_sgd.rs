@@ -1,13 +1,16 @@
 //! PowerSGD: matrices of gradients as products of two thin ones.
 
+mod factors;
+mod state;
+
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use brigade_models::StateDict;
-use brigade_torch::{Bucket, GradientHook, Kind, ProcessGroup, ReduceOp, Tensor};
+use brigade_torch::{Bucket, GradientHook, ProcessGroup, ReduceOp, Tensor, Work};
 
-use super::average;
 use crate::error::{Error, Result};
+use factors::{normal, orthogonal};
 
 /// [PowerSGD](https://arxiv.org/abs/1905.13727): a matrix of n by m values goes over the wire as one of n
 /// by r and one of m by r. What that loses is added to the next step's gradients.
@@ -18,7 +21,7 @@ pub struct PowerSgd {
     /// r; 1.
     pub matrix_approximation_rank: i64,
     /// Steps that are reduced whole first (`start_powerSGD_iter`); 1000. At least 2 with error feedback
-    /// or warm start: the buckets are put together anew after the first step.
+    /// or warm start, as in PyTorch: the first gradients of all are the least like the next.
     pub start_iteration: u64,
     /// A matrix is compressed when that makes it more than this many times smaller; 2.
     pub min_compression_rate: f64,
@@ -57,7 +60,7 @@ impl PowerSgd {
         if (self.use_error_feedback || self.warm_start) && self.start_iteration < 2 {
             return Err(Error::Misuse(format!(
                 "PowerSGD's start_iteration is {}, but must be at least 2 with error feedback or warm \
-                 start: the buckets change after the first step",
+                 start, as in PyTorch",
                 self.start_iteration
             )));
         }
@@ -80,126 +83,151 @@ impl PowerSgd {
 }
 
 /// The hook with its state.
+///
+/// A bucket takes three calls: its left factors are sent in its own, its right factors in the next
+/// bucket's, and in the last bucket's call all are waited for. So messages travel while backward computes
+/// the gradients of other buckets. PyTorch goes on in a callback of the first message instead: with Gloo
+/// that runs whenever the message has ended, so ranks could send in different orders.
 pub(crate) struct PowerSgdHook {
     options: PowerSgd,
+    /// In the reducer's order.
+    parameters: Vec<Parameter>,
     state: Mutex<State>,
 }
 
+/// A parameter as the matrix that its gradient is compressed as.
+struct Parameter {
+    name: String,
+    n: i64,
+    m: i64,
+}
+
+/// What is kept belongs to parameters, not to places in buckets: buckets are put together anew after the
+/// first backward, also the first one after a resume.
 #[derive(Default)]
 struct State {
     iteration: u64,
-    /// By bucket: what was lost, in the bucket's layout.
+    /// What was lost, `[n, m]`.
     errors: BTreeMap<usize, Tensor>,
-    /// By bucket and place of the gradient in it: the m by r factor.
-    factors: BTreeMap<(usize, usize), Tensor>,
+    /// The m by r factor.
+    factors: BTreeMap<usize, Tensor>,
+    /// The buckets of this backward.
+    underway: Vec<Underway>,
 }
 
-impl GradientHook for PowerSgdHook {
-    fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> brigade_torch::Result<()> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.iteration < self.options.start_iteration {
-            average(group, &mut bucket.buffer)?;
-        } else {
-            self.compress(&mut state, group, bucket)?;
-        }
-        if bucket.is_last {
-            state.iteration += 1;
-        }
-        Ok(())
-    }
+struct Underway {
+    matrices: Vec<Matrix>,
+    /// Gradients that go whole, and their message. Without any of them the message is the bucket itself.
+    whole: Vec<Tensor>,
+    rest: Option<Work<Tensor>>,
+    stage: Stage,
+}
+
+/// Which factors are on their way, all of a bucket in one message.
+enum Stage {
+    Whole,
+    Left(Work<Tensor>),
+    Right { left: Vec<Tensor>, right: Work<Tensor> },
 }
 
 /// A gradient that goes as two factors.
 struct Matrix {
-    /// In the bucket.
-    place: usize,
+    parameter: usize,
     /// The gradient as `[n, m]`: a view.
     values: Tensor,
+    /// What should have been sent, with error feedback.
+    wanted: Option<Tensor>,
     /// `[m, r]`.
     factor: Tensor,
 }
 
+impl GradientHook for PowerSgdHook {
+    fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> brigade_torch::Result<()> {
+        let mut state = self.lock();
+        if bucket.index == 0 {
+            // Of a backward that did not come to its end.
+            state.underway.clear();
+        }
+        let done = self.forward(&mut state, group, bucket);
+        if done.is_err() {
+            state.underway.clear();
+        }
+        done
+    }
+}
+
 impl PowerSgdHook {
-    pub(super) fn new(options: PowerSgd) -> Self {
-        Self { options, state: Mutex::default() }
+    pub(super) fn new(options: PowerSgd, trained: &[(String, Tensor)]) -> Self {
+        let parameter = |(name, tensor): &(String, Tensor)| {
+            let n = tensor.size().first().copied().unwrap_or(0);
+            let m = if n > 0 { tensor.numel() as i64 / n } else { 0 };
+            Parameter { name: name.clone(), n, m }
+        };
+        let parameters = trained.iter().map(parameter).collect();
+        Self { options, parameters, state: Mutex::default() }
     }
 
-    fn compress(
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Every bucket one message further.
+    fn forward(
         &self,
         state: &mut State,
         group: &ProcessGroup,
-        bucket: &mut Bucket,
+        bucket: &Bucket,
     ) -> brigade_torch::Result<()> {
         let epsilon = self.options.orthogonalization_epsilon;
-        let feedback = self.options.use_error_feedback;
-        if let Some(error) = state.errors.get(&bucket.index).filter(|_| feedback) {
-            let _ = bucket.buffer.f_add_(error)?;
-        }
-        let sent = if feedback { Some(bucket.buffer.f_detach_copy()?) } else { None };
-
-        let (mut matrices, whole) = self.split(state, bucket)?;
-        let rest = match whole.as_slice() {
-            [] => None,
-            whole => {
-                let flat = whole.iter().map(|t| t.f_view(-1)).collect::<Result<Vec<_>, _>>()?;
-                let mut flat = Tensor::f_cat(&flat, 0)?;
-                let _ = flat.f_div_scalar_(group.size() as f64)?;
-                Some(group.start_all_reduce(flat, ReduceOp::Sum)?)
-            }
+        let next = if state.iteration < self.options.start_iteration {
+            let rest = Some(start_mean(group, bucket.buffer.shallow_clone())?);
+            Underway { matrices: Vec::new(), whole: Vec::new(), rest, stage: Stage::Whole }
+        } else {
+            self.start(state, group, bucket)?
         };
-        // The other factor: of no length in particular, since it is normalised next.
-        let mut left = Vec::with_capacity(matrices.len());
-        for matrix in &mut matrices {
-            matrix.factor = orthogonal(&matrix.factor, epsilon)?;
-            left.push(matrix.values.f_matmul(&matrix.factor)?);
+        if let Some(before) = state.underway.last_mut() {
+            before.send_right(group, epsilon)?;
         }
-        let left = reduce_together(group, &left, false)?;
-        let left = left.iter().map(|p| orthogonal(p, epsilon)).collect::<Result<Vec<_>, _>>()?;
-        let right = matrices
-            .iter()
-            .zip(&left)
-            .map(|(matrix, left)| matrix.values.f_tr()?.f_matmul(left))
-            .collect::<Result<Vec<_>, _>>()?;
-        let right = reduce_together(group, &right, true)?;
-        for ((matrix, left), right) in matrices.iter_mut().zip(&left).zip(right) {
-            matrix.values.f_copy_(&left.f_matmul(&right.f_tr()?)?)?;
-            if self.options.warm_start {
-                state.factors.insert((bucket.index, matrix.place), right);
-            }
+        state.underway.push(next);
+        if !bucket.is_last {
+            return Ok(());
         }
-        let mut lost = match sent {
-            Some(sent) => Some(sent.f_sub(&bucket.buffer)?),
-            None => None,
-        };
-        if let Some(rest) = rest {
-            let flat = rest.wait()?;
-            let mut start = 0;
-            for tensor in &whole {
-                let length = tensor.numel() as i64;
-                let mean = flat.f_narrow(0, start, length)?.f_view_as(tensor)?;
-                tensor.shallow_clone().f_copy_(&mean)?;
-                start += length;
-            }
+        if let Some(last) = state.underway.last_mut() {
+            last.send_right(group, epsilon)?;
         }
-        if let Some(lost) = &mut lost {
-            // What went whole has lost nothing. PyTorch keeps its difference from the mean there, which
-            // cancels out over the ranks but for rounding.
-            let mut start = 0;
-            for (place, gradient) in bucket.gradients.iter().enumerate() {
-                let length = gradient.numel() as i64;
-                if !matrices.iter().any(|matrix| matrix.place == place) {
-                    let _ = lost.f_narrow(0, start, length)?.f_zero_()?;
-                }
-                start += length;
-            }
+        for underway in mem::take(&mut state.underway) {
+            self.finish(state, underway)?;
         }
-        if let Some(lost) = lost {
-            state.errors.insert(bucket.index, lost);
-        }
+        state.iteration += 1;
         Ok(())
     }
 
-    /// The gradients that are compressed, and those that go whole.
+    /// Sends what goes whole, and the left factors.
+    fn start(
+        &self,
+        state: &State,
+        group: &ProcessGroup,
+        bucket: &Bucket,
+    ) -> brigade_torch::Result<Underway> {
+        let (mut matrices, whole) = self.split(state, bucket)?;
+        let rest = match whole.as_slice() {
+            [] => None,
+            whole => Some(start_mean(group, join(whole)?)?),
+        };
+        let mut left = Vec::with_capacity(matrices.len());
+        for matrix in &mut matrices {
+            matrix.factor = orthogonal(&matrix.factor, self.options.orthogonalization_epsilon)?;
+            left.push(matrix.values.f_matmul(&matrix.factor)?);
+        }
+        let stage = match left.as_slice() {
+            [] => Stage::Whole,
+            // Of no length in particular, since they are normalised next.
+            left => Stage::Left(group.start_all_reduce(join(left)?, ReduceOp::Sum)?),
+        };
+        Ok(Underway { matrices, whole, rest, stage })
+    }
+
+    /// The gradients that are compressed, with what earlier steps lost, and those that go whole.
     fn split(
         &self,
         state: &State,
@@ -207,169 +235,119 @@ impl PowerSgdHook {
     ) -> brigade_torch::Result<(Vec<Matrix>, Vec<Tensor>)> {
         let mut matrices = Vec::new();
         let mut whole = Vec::new();
-        for (place, gradient) in bucket.gradients.iter().enumerate() {
-            let values = gradient.numel() as i64;
-            let n = gradient.size().first().copied().unwrap_or(0);
-            let m = if n > 0 { values / n } else { 0 };
-            let Some(rank) = self.options.rank(n, m) else {
+        for (gradient, &place) in bucket.gradients.iter().zip(&bucket.parameters) {
+            let known = self.parameters.get(place);
+            let sizes = known.and_then(|p| Some((p.n, p.m, self.options.rank(p.n, p.m)?)));
+            let Some((n, m, rank)) = sizes else {
                 whole.push(gradient.shallow_clone());
                 continue;
             };
-            let known = state.factors.get(&(bucket.index, place));
-            let factor = match known.filter(|q| q.size() == [m, rank]) {
-                Some(known) => known.shallow_clone(),
+            let mut values = gradient.f_view([n, m])?;
+            let wanted = if self.options.use_error_feedback {
+                if let Some(error) = state.errors.get(&place) {
+                    let _ = values.f_add_(&error.f_to_device(values.device())?)?;
+                }
+                Some(values.f_detach_copy()?)
+            } else {
+                None
+            };
+            let (kind, device) = (gradient.f_kind()?, gradient.device());
+            let known = state.factors.get(&place).filter(|q| q.size() == [m, rank]);
+            let factor = match known {
+                Some(known) => known.f_to_device(device)?.f_to_kind(kind)?,
                 None => {
-                    let seed = [
-                        self.options.random_seed,
-                        state.iteration,
-                        bucket.index as u64,
-                        place as u64,
-                    ];
-                    let options = (gradient.f_kind()?, gradient.device());
-                    Tensor::f_from_slice(&normal(seed, (m * rank) as usize))?
-                        .f_view([m, rank])?
-                        .f_to_device(options.1)?
-                        .f_to_kind(options.0)?
+                    let seed = [self.options.random_seed, state.iteration, place as u64];
+                    let numbers = Tensor::f_from_slice(&normal(seed, (m * rank) as usize))?;
+                    numbers.f_view([m, rank])?.f_to_device(device)?.f_to_kind(kind)?
                 }
             };
-            matrices.push(Matrix { place, values: gradient.f_view([n, m])?, factor });
+            matrices.push(Matrix { parameter: place, values, wanted, factor });
         }
         Ok((matrices, whole))
     }
 
-    pub(super) fn state_dict(&self) -> Result<StateDict> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut out = StateDict::new();
-        out.insert(ITERATION, Tensor::from(state.iteration as i64))?;
-        for (bucket, error) in &state.errors {
-            out.insert(format!("error.{bucket}"), error.f_detach_copy()?)?;
-        }
-        for ((bucket, place), factor) in &state.factors {
-            out.insert(format!("factor.{bucket}.{place}"), factor.f_detach_copy()?)?;
-        }
-        Ok(out)
-    }
-
-    pub(super) fn load_state_dict(&self, saved: &StateDict) -> Result<()> {
-        let unknown = |name: &str| {
-            Error::Misuse(format!(
-                "load_comm_hook_state: expected `iteration`, `error.N` and `factor.N.N`, found {name:?}"
-            ))
-        };
-        let mut state = State::default();
-        let mut counted = false;
-        for (name, tensor) in saved.iter() {
-            let parts: Vec<&str> = name.split('.').collect();
-            let number = |text: &str| text.parse::<usize>().map_err(|_| unknown(name));
-            match parts.as_slice() {
-                [ITERATION] => {
-                    counted = true;
-                    state.iteration = u64::try_from(tensor.f_int64_value(&[])?).unwrap_or(0);
+    /// Waits, and puts the means in place.
+    fn finish(&self, state: &mut State, underway: Underway) -> brigade_torch::Result<()> {
+        let Underway { matrices, whole, rest, stage } = underway;
+        if let Stage::Right { left, right } = stage {
+            let sizes = matrices.iter().map(|matrix| matrix.factor.size());
+            let right = part(&right.wait()?, sizes)?;
+            for ((mut matrix, left), right) in matrices.into_iter().zip(&left).zip(right) {
+                matrix.values.f_copy_(&left.f_matmul(&right.f_tr()?)?)?;
+                if let Some(wanted) = matrix.wanted {
+                    state.errors.insert(matrix.parameter, wanted.f_sub(&matrix.values)?);
                 }
-                ["error", bucket] => {
-                    state.errors.insert(number(bucket)?, tensor.f_detach_copy()?);
+                if self.options.warm_start {
+                    state.factors.insert(matrix.parameter, right);
                 }
-                ["factor", bucket, place] => {
-                    let key = (number(bucket)?, number(place)?);
-                    state.factors.insert(key, tensor.f_detach_copy()?);
-                }
-                _ => return Err(unknown(name)),
             }
         }
-        if !counted {
-            return Err(unknown("no `iteration`"));
+        if let Some(rest) = rest {
+            // What went whole has lost nothing. PyTorch keeps its difference from the mean as an error,
+            // which cancels out over the ranks but for rounding.
+            let means = part(&rest.wait()?, whole.iter().map(Tensor::size))?;
+            for (mut gradient, mean) in whole.into_iter().zip(means) {
+                gradient.f_copy_(&mean)?;
+            }
         }
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
         Ok(())
     }
 }
 
-const ITERATION: &str = "iteration";
+impl Underway {
+    /// When the left factors have come: makes the right ones of them and sends these.
+    fn send_right(&mut self, group: &ProcessGroup, epsilon: f64) -> brigade_torch::Result<()> {
+        self.stage = match mem::replace(&mut self.stage, Stage::Whole) {
+            Stage::Left(work) => {
+                let sizes = self.matrices.iter().map(|matrix| {
+                    let rows = matrix.values.size().first().copied().unwrap_or(0);
+                    vec![rows, matrix.factor.size().get(1).copied().unwrap_or(0)]
+                });
+                let left = part(&work.wait()?, sizes)?;
+                let left =
+                    left.iter().map(|p| orthogonal(p, epsilon)).collect::<Result<Vec<_>, _>>()?;
+                let right = self.matrices.iter().zip(&left);
+                let right = right
+                    .map(|(matrix, left)| matrix.values.f_tr()?.f_matmul(left))
+                    .collect::<Result<Vec<_>, _>>()?;
+                Stage::Right { left, right: start_mean(group, join(&right)?)? }
+            }
+            stage => stage,
+        };
+        Ok(())
+    }
+}
 
-/// Reduces several matrices in one message.
-fn reduce_together(
-    group: &ProcessGroup,
-    matrices: &[Tensor],
-    mean: bool,
+/// Starts the mean over the ranks; divided before the sum, so that 16-bit floats do not overflow.
+fn start_mean(group: &ProcessGroup, mut values: Tensor) -> brigade_torch::Result<Work<Tensor>> {
+    let _ = values.f_div_scalar_(group.size() as f64)?;
+    group.start_all_reduce(values, ReduceOp::Sum)
+}
+
+/// In one piece of memory: one message instead of many.
+fn join(tensors: &[Tensor]) -> brigade_torch::Result<Tensor> {
+    let flat = tensors.iter().map(|t| t.f_reshape([-1])).collect::<Result<Vec<_>, _>>()?;
+    Ok(Tensor::f_cat(&flat, 0)?)
+}
+
+/// The other way round: views.
+fn part(
+    flat: &Tensor,
+    sizes: impl Iterator<Item = Vec<i64>>,
 ) -> brigade_torch::Result<Vec<Tensor>> {
-    if matrices.is_empty() {
-        return Ok(Vec::new());
-    }
-    let flat = matrices.iter().map(|t| t.f_reshape([-1])).collect::<Result<Vec<_>, _>>()?;
-    let mut flat = Tensor::f_cat(&flat, 0)?;
-    if mean {
-        average(group, &mut flat)?;
-    } else {
-        group.all_reduce(&mut flat, ReduceOp::Sum)?;
-    }
     let mut start = 0;
-    matrices
-        .iter()
-        .map(|matrix| {
-            let length = matrix.numel() as i64;
-            let part = flat.f_narrow(0, start, length)?.f_view(&matrix.size()[..])?;
+    sizes
+        .map(|size| {
+            let length = size.iter().product();
+            let tensor = flat.f_narrow(0, start, length)?.f_view(&size[..])?;
             start += length;
-            Ok(part)
+            Ok(tensor)
         })
         .collect()
 }
 
-/// The same span, with columns of length 1 at right angles. A column without a direction becomes 0: a
-/// gradient that is 0 must not become NaN.
-fn orthogonal(matrix: &Tensor, epsilon: f64) -> brigade_torch::Result<Tensor> {
-    let columns = matrix.size()[1];
-    // libtorch has no decomposition of 16-bit floats, and for few columns this is faster.
-    if columns > 2 && !matches!(matrix.f_kind()?, Kind::Half | Kind::BFloat16) {
-        let (q, _) = Tensor::f_linalg_qr(matrix, "reduced")?;
-        return Ok(q);
-    }
-    let matrix = matrix.f_detach_copy()?;
-    for column in 0..columns {
-        let mut this = matrix.f_narrow(1, column, 1)?;
-        let length = this.f_norm()?.f_add_scalar(epsilon)?;
-        let safe = length.f_where_self(&length.f_gt(0.0)?, &length.f_ones_like()?)?;
-        let _ = this.f_div_(&safe)?;
-        let left = columns - column - 1;
-        if left > 0 {
-            let mut rest = matrix.f_narrow(1, column + 1, left)?;
-            let along = this.f_mul(&rest)?.f_sum_dim_intlist([0i64].as_slice(), true, None)?;
-            let _ = rest.f_sub_(&this.f_mul(&along)?)?;
-        }
-    }
-    Ok(matrix)
-}
-
-/// Normally distributed numbers, the same for a seed on every rank and machine. Not libtorch's
-/// generator: that one belongs to the user's program.
-fn normal(seed: [u64; 4], count: usize) -> Vec<f32> {
-    let mut state = seed.into_iter().fold(0x243F_6A88_85A3_08D3u64, |state, part| {
-        mix(state.wrapping_add(part)).rotate_left(17)
-    });
-    let mut uniform = move || {
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        ((mix(state) >> 11) as f64 + 0.5) / (1u64 << 53) as f64
-    };
-    let mut numbers = Vec::with_capacity(count + 1);
-    while numbers.len() < count {
-        let (radius, angle) = ((-2.0 * uniform().ln()).sqrt(), std::f64::consts::TAU * uniform());
-        numbers.push((radius * angle.cos()) as f32);
-        numbers.push((radius * angle.sin()) as f32);
-    }
-    numbers.truncate(count);
-    numbers
-}
-
-/// The finalizer of SplitMix64.
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
 #[cfg(test)]
 mod tests {
-    use brigade_torch::Device;
-
     use super::*;
 
     #[test]
@@ -382,28 +360,5 @@ mod tests {
         let two = PowerSgd { matrix_approximation_rank: 8, ..options };
         assert_eq!(two.rank(64, 64), Some(8));
         assert_eq!(two.rank(3, 1000), None, "rank 3 saves nothing");
-    }
-
-    #[test]
-    fn columns_become_orthonormal() {
-        for columns in [1, 2, 4] {
-            let matrix = Tensor::from_slice(&normal([1, 2, 3, columns as u64], 20 * columns))
-                .view([20, columns as i64]);
-            let q = orthogonal(&matrix, 0.0).unwrap();
-            let product =
-                q.tr().matmul(&q) - Tensor::eye(columns as i64, (Kind::Float, Device::Cpu));
-            assert!(product.abs().max().double_value(&[]) < 1e-5);
-        }
-        let zero = orthogonal(&Tensor::zeros([5, 2], (Kind::Half, Device::Cpu)), 0.0).unwrap();
-        assert_eq!(zero.abs().sum(Kind::Float).double_value(&[]), 0.0);
-    }
-
-    #[test]
-    fn random_numbers_have_the_moments_of_a_normal_distribution() {
-        let numbers = normal([7, 0, 0, 0], 40_001);
-        let mean = numbers.iter().map(|&x| f64::from(x)).sum::<f64>() / 40_001.0;
-        let square = numbers.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / 40_001.0;
-        assert!(mean.abs() < 0.03 && (square - 1.0).abs() < 0.03, "{mean} {square}");
-        assert_ne!(normal([7, 0, 0, 0], 4), normal([7, 0, 0, 1], 4));
     }
 }
