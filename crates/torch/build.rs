@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "cpp/tensors.cpp",
+    "cpp/memory.cpp",
     "cpp/store.cpp",
     "cpp/group.cpp",
     "cpp/gloo.cpp",

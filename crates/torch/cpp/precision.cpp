@@ -9,9 +9,6 @@
 
 #include <algorithm>
 #include <map>
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
 
 namespace brigade {
 
@@ -110,9 +107,7 @@ void release_memory(bool cuda) {
   if (cuda) {
     at::getDeviceAllocator(at::kCUDA)->emptyCache();
   }
-#ifdef __GLIBC__
-  malloc_trim(0);
-#endif
+  release_freed_memory();
 }
 
 DeviceMemory device_memory(int8_t device) {

@@ -6,11 +6,7 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 #include <mutex>
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
 
 namespace brigade {
 
@@ -92,19 +88,6 @@ void set_rng_state(int32_t cuda_device, rust::Slice<const uint8_t> state) {
 
 bool grad_enabled() {
   return at::GradMode::is_enabled();
-}
-
-bool keep_freed_memory() {
-#ifdef __GLIBC__
-  constexpr int kNever = std::numeric_limits<int>::max();
-  // Older versions take at most half a heap for the first.
-  constexpr int kHalfHeap = 32 << 20;
-  const bool no_maps = mallopt(M_MMAP_THRESHOLD, kNever) != 0 ||
-      mallopt(M_MMAP_THRESHOLD, kHalfHeap) != 0;
-  return mallopt(M_TRIM_THRESHOLD, kNever) != 0 && no_maps;
-#else
-  return false;
-#endif
 }
 
 rust::String libtorch_version() {

@@ -37,9 +37,6 @@ rust::Vec<uint8_t> rng_state(int32_t cuda_device);
 void set_rng_state(int32_t cuda_device, rust::Slice<const uint8_t> state);
 bool grad_enabled();
 
-// Makes glibc keep freed memory. False where the C library has no such setting.
-bool keep_freed_memory();
-
 rust::String libtorch_version();
 bool cuda_compiled();
 

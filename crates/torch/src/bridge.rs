@@ -265,6 +265,7 @@ pub(crate) mod ffi {
     unsafe extern "C++" {
         include!("brigade-torch/cpp/errors.h");
         include!("brigade-torch/cpp/tensors.h");
+        include!("brigade-torch/cpp/memory.h");
         include!("brigade-torch/cpp/store.h");
         include!("brigade-torch/cpp/group.h");
         include!("brigade-torch/cpp/reducer.h");

@@ -1,0 +1,307 @@
+#include "memory.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+#endif
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+namespace brigade {
+
+namespace {
+
+#ifdef __linux__
+
+// Smaller tensors stay with the C library, whose blocks they do not hold apart any more.
+constexpr size_t kSmallest = 256 << 10;
+// c10's own alignment of CPU tensors.
+constexpr size_t kAlignment = 64;
+constexpr size_t kHugePage = 2 << 20;
+
+size_t rounded_up(size_t number, size_t step) {
+  return (number + step - 1) / step * step;
+}
+
+// Whether addresses cost nothing here: not under `ulimit -v`, nor where the system counts what it has
+// promised.
+bool addresses_are_free() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY) {
+    return false;
+  }
+  int accounting = 0;
+  std::ifstream("/proc/sys/vm/overcommit_memory") >> accounting;
+  return accounting != 2;
+}
+
+// Best fit over one stretch of addresses, where neighbours that are free become one block. A training
+// step asks for the same sizes in the same order, so blocks fit exactly from the second step on. The
+// address space is reserved once, without memory: the system gives pages at their first touch, and only
+// as far up as the blocks have ever reached. All of it may lie in huge pages, since nothing small or
+// short-lived is between.
+class Blocks {
+ public:
+  static Blocks* reserve() {
+    const auto pages = sysconf(_SC_PHYS_PAGES);
+    const auto page = sysconf(_SC_PAGESIZE);
+    if (pages <= 0 || page <= 0 || !addresses_are_free()) {
+      return nullptr;
+    }
+    // More than the machine has cannot be used.
+    const auto length = rounded_up(static_cast<size_t>(pages) * page, kHugePage);
+    void* start = mmap(
+        nullptr, length + kHugePage, PROT_READ | PROT_WRITE,
+        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) {
+      return nullptr;
+    }
+    auto* aligned =
+        reinterpret_cast<char*>(rounded_up(reinterpret_cast<uintptr_t>(start), kHugePage));
+#ifdef MADV_HUGEPAGE
+    // Refused where the kernel has none: then these are ordinary pages.
+    (void)madvise(aligned, length, MADV_HUGEPAGE);
+#endif
+    return new Blocks(aligned, length, static_cast<size_t>(page));
+  }
+
+  // Null when no free block is large enough.
+  void* take(size_t bytes) {
+    // Without the extra line, tensors of a power of two would all begin at the same place of the caches.
+    const auto size = rounded_up(bytes, kAlignment) + kAlignment;
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = by_size_.lower_bound({size, 0});
+    if (found == by_size_.end()) {
+      return nullptr;
+    }
+    const auto [free, offset] = *found;
+    remove(offset, free);
+    if (free > size) {
+      insert(offset + size, free - size);
+    }
+    taken_.emplace(offset, size);
+    return start_ + offset;
+  }
+
+  bool has(const void* pointer) const {
+    return pointer >= start_ && pointer < start_ + length_;
+  }
+
+  void give(void* pointer) {
+    const auto at = static_cast<size_t>(static_cast<char*>(pointer) - start_);
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto held = taken_.find(at);
+    if (held == taken_.end()) {
+      return;
+    }
+    size_t offset = at;
+    size_t size = held->second;
+    taken_.erase(held);
+    const auto above = by_place_.find(offset + size);
+    if (above != by_place_.end()) {
+      size += above->second;
+      remove(above->first, above->second);
+    }
+    const auto next = by_place_.lower_bound(offset);
+    if (next != by_place_.begin()) {
+      const auto below = std::prev(next);
+      if (below->first + below->second == offset) {
+        offset = below->first;
+        size += below->second;
+        remove(below->first, below->second);
+      }
+    }
+    insert(offset, size);
+  }
+
+  void release() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [offset, size] : by_place_) {
+      const auto begin = rounded_up(offset, page_);
+      const auto end = (offset + size) / page_ * page_;
+      if (begin < end) {
+        // What it cannot give back it keeps, and both are fine.
+        (void)madvise(start_ + begin, end - begin, MADV_DONTNEED);
+      }
+    }
+  }
+
+ private:
+  Blocks(char* start, size_t length, size_t page) : start_(start), length_(length), page_(page) {
+    insert(0, length);
+  }
+
+  void insert(size_t offset, size_t size) {
+    by_place_.emplace(offset, size);
+    by_size_.emplace(size, offset);
+  }
+
+  // By value: the arguments may live in what is erased.
+  void remove(size_t offset, size_t size) {
+    by_size_.erase({size, offset});
+    by_place_.erase(offset);
+  }
+
+  char* start_;
+  size_t length_;
+  size_t page_;
+  std::mutex mutex_;
+  // Free blocks, twice: offset to size, and in order of size.
+  std::map<size_t, size_t> by_place_;
+  std::set<std::pair<size_t, size_t>> by_size_;
+  std::unordered_map<size_t, size_t> taken_;
+};
+
+class LargeBlocks final : public c10::Allocator {
+ public:
+  LargeBlocks(Blocks* blocks, c10::Allocator* small) : blocks_(blocks), small_(small) {}
+
+  c10::DataPtr allocate(size_t bytes) override {
+    void* block = bytes >= kSmallest ? blocks_->take(bytes) : nullptr;
+    if (block == nullptr) {
+      // Also for what no machine has: libtorch's own error is the one that people know.
+      return small_->allocate(bytes);
+    }
+    c10::profiledCPUMemoryReporter().New(block, bytes);
+    return {block, block, &LargeBlocks::free, c10::DeviceType::CPU};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &LargeBlocks::free;
+  }
+
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+  void release() {
+    blocks_->release();
+  }
+
+  // The one of this process. It is never destroyed: tensors may outlive everything else.
+  static LargeBlocks* installed() {
+    static LargeBlocks* const allocator = []() -> LargeBlocks* {
+      auto* blocks = Blocks::reserve();
+      if (blocks == nullptr) {
+        return nullptr;
+      }
+      return new LargeBlocks(blocks, c10::GetCPUAllocator());
+    }();
+    return allocator;
+  }
+
+ private:
+  static void free(void* pointer) {
+    auto* self = installed();
+    if (self->blocks_->has(pointer)) {
+      c10::profiledCPUMemoryReporter().Delete(pointer);
+      self->blocks_->give(pointer);
+    } else {
+      self->small_->raw_deleter()(pointer);
+    }
+  }
+
+  Blocks* blocks_;
+  c10::Allocator* small_;
+};
+
+bool keep_large_blocks() {
+  auto* allocator = LargeBlocks::installed();
+  if (allocator == nullptr) {
+    return false;
+  }
+  c10::SetCPUAllocator(allocator, 1);
+  return true;
+}
+
+void release_large_blocks() {
+  // Not `installed()`: asking must not reserve.
+  if (auto* allocator = dynamic_cast<LargeBlocks*>(c10::GetCPUAllocator())) {
+    allocator->release();
+  }
+}
+
+#else
+
+bool keep_large_blocks() {
+  return false;
+}
+
+void release_large_blocks() {}
+
+#endif
+
+#ifdef __GLIBC__
+
+// What oneDNN works in, and small tensors. The heap grows at its end, and only pages that exist can be
+// asked to be huge ones: so it grows first, which takes addresses and no memory.
+void put_heap_in_huge_pages() {
+#ifdef MADV_HUGEPAGE
+  constexpr size_t kHeap = 256 << 20;
+  void* block = malloc(kHeap);
+  if (block == nullptr) {
+    return;
+  }
+  const auto begin = rounded_up(reinterpret_cast<uintptr_t>(block), kHugePage);
+  const auto end = (reinterpret_cast<uintptr_t>(block) + kHeap) / kHugePage * kHugePage;
+  free(block);
+  // Somewhere else than in the heap, it was given back.
+  if (end <= reinterpret_cast<uintptr_t>(sbrk(0))) {
+    (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  }
+#endif
+}
+
+bool keep_heap() {
+  constexpr int kNever = std::numeric_limits<int>::max();
+  // Older versions take at most half a heap for the first.
+  constexpr int kHalfHeap = 32 << 20;
+  const bool no_maps = mallopt(M_MMAP_THRESHOLD, kNever) != 0 ||
+      mallopt(M_MMAP_THRESHOLD, kHalfHeap) != 0;
+  if (mallopt(M_TRIM_THRESHOLD, kNever) == 0 || !no_maps) {
+    return false;
+  }
+  if (addresses_are_free()) {
+    put_heap_in_huge_pages();
+  }
+  return true;
+}
+
+#else
+
+bool keep_heap() {
+  return false;
+}
+
+#endif
+
+} // namespace
+
+bool keep_freed_memory() {
+  const bool blocks = keep_large_blocks();
+  return keep_heap() || blocks;
+}
+
+void release_freed_memory() {
+  release_large_blocks();
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
+} // namespace brigade
