@@ -234,7 +234,8 @@ settings! {
             env "BRIGADE_SSH";
         /// Folder to run in on the hosts [default: the one of this command]
         workdir: PathBuf = "workdir" "DIR";
-        /// Copy the program, its libtorch and brigade itself to hosts that lack them
+        /// Copy to hosts that lack them: brigade, the program and its libtorch; or a Python script and
+        /// the modules and packages beside it; or the package of -m below the working folder
         sync: bool = "sync" "BOOL"
             default "false";
         /// Variables of this environment to hand on to the hosts, as NAME or PREFIX_*, besides those
