@@ -261,8 +261,9 @@ settings! {
 
     /// How hosts find each other where they may join and leave.
     ["rendezvous"] {
-        /// Who brings the hosts together: builtin (torchrun's c10d is another name for it), static
-        /// or etcd
+        /// Who brings the hosts together: builtin (torchrun's c10d is another name for it) or static,
+        /// where the job ends with the host that serves at the endpoint; or etcd, where it outlives
+        /// any of them
         rdzv_backend: Backend = "rdzv-backend" "BACKEND"
             env "PET_RDZV_BACKEND";
         /// Where hosts meet; the same for all of them [default port: 29400]
