@@ -149,7 +149,7 @@ pub(crate) fn write_safetensors(path: &Path, weights: &Weights) -> Result<(), Er
     let infos: Vec<_> =
         weights.iter().map(|(name, tensor)| (name.as_str(), tensor.info())).collect();
     let layout = layout(path, &infos)?;
-    let mut out = Writing::create(path)?;
+    let mut out = Writing::create_sized(path, layout.bytes, true)?;
     out.put(&layout.header)?;
     for place in layout.order {
         weights[place].1.write_to(&mut out).map_err(Error::io("write", path))?;

@@ -52,13 +52,17 @@ pub(super) fn write_files(
 
 fn write_file(folder: &Path, file: &FilePlan, flush: bool) -> Result<FileFacts> {
     let path = folder.join(&file.name);
-    let mut out = Writing::create(&path)?;
+    let mut out;
     match &file.contents {
-        Contents::Text(text) => out.put(text)?,
+        Contents::Text(text) => {
+            out = Writing::create(&path)?;
+            out.put(text)?;
+        }
         Contents::Tensors(tensors) => {
             let infos: Vec<_> =
                 tensors.iter().map(|named| (named.name.as_str(), named.info.clone())).collect();
             let layout = layout(&path, &infos)?;
+            out = Writing::create_sized(&path, layout.bytes, flush)?;
             out.put(&layout.header)?;
             for place in layout.order {
                 // As it lies in memory; a tensor that lies otherwise is brought into order first.
