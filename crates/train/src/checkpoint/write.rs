@@ -10,13 +10,16 @@ use brigade_checkpoint::safetensors::layout;
 use brigade_torch::{Device, as_bytes};
 
 use super::capture::{Contents, FilePlan};
+use super::copies::Copies;
 use crate::error::{Error, Result};
 
-/// Writes the files into `folder`, two at a time, and gives their sizes and checksums.
+/// Writes the files into `folder`, two at a time, and gives their sizes and checksums. Tensors that were
+/// copied for this go back to `copies`.
 pub(super) fn write_files(
     folder: &Path,
     files: Vec<FilePlan>,
     flush: bool,
+    copies: Option<&Copies>,
 ) -> Result<BTreeMap<String, FileFacts>> {
     let threads = files.len().min(THREADS);
     let (queue, written) = (Mutex::new(files), Mutex::new(BTreeMap::new()));
@@ -25,7 +28,11 @@ pub(super) fn write_files(
             let Some(file) = queue.lock().unwrap_or_else(PoisonError::into_inner).pop() else {
                 return Ok(());
             };
-            let facts = match write_file(folder, &file, flush) {
+            let outcome = write_file(folder, &file, flush);
+            if let (Some(copies), Contents::Tensors(tensors)) = (copies, file.contents) {
+                copies.keep(tensors.into_iter().map(|named| named.tensor));
+            }
+            let facts = match outcome {
                 Ok(facts) => facts,
                 Err(error) => {
                     // The other thread need not begin another file.
