@@ -35,6 +35,28 @@ pub enum Error {
     #[error("the weights do not fit the model, and nothing was changed: {0}")]
     Mismatch(LoadReport),
 
+    /// libtorch refused a layer's operation.
+    #[error("{layer} cannot take an input of {input:?}: {source}")]
+    Layer {
+        /// The layer's full name.
+        layer: String,
+        /// The shape of its input.
+        input: Vec<i64>,
+        /// libtorch's reason.
+        source: tch::TchError,
+    },
+
+    /// A layer got an input of a shape that it has no result for.
+    #[error("{layer}: {expected}, found an input of {input:?}")]
+    Input {
+        /// The layer's full name.
+        layer: String,
+        /// What it takes.
+        expected: &'static str,
+        /// The shape of its input.
+        input: Vec<i64>,
+    },
+
     /// A normalisation could not share its statistics with the other ranks.
     #[error(transparent)]
     Ranks(brigade_torch::Error),

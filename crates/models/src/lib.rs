@@ -43,6 +43,7 @@ mod layers;
 mod model;
 mod module;
 mod path;
+mod place;
 mod registry;
 mod resnet;
 mod sequential;

@@ -8,6 +8,7 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use crate::layers::SharedStatistics;
 use crate::path::is_floating_point;
+use crate::place::Failures;
 use crate::registry::{Entry, Registry, Role};
 use crate::state_dict::ShapeMismatch;
 use crate::{Error, LoadReport, Module, Path, StateDict, Training};
@@ -29,6 +30,7 @@ pub struct Model<M> {
     entries: Vec<Entry>,
     training: Training,
     statistics: SharedStatistics,
+    failures: Failures,
     device: Device,
     kind: Kind,
 }
@@ -90,12 +92,20 @@ impl ModelBuilder {
         }
         let registry = RefCell::new(Registry::new(self.kind));
         let module = constructor(&Path::root(&registry));
-        let Registry { entries, problems, training, statistics, .. } = registry.into_inner();
+        let Registry { entries, problems, training, statistics, failures, .. } =
+            registry.into_inner();
         if !problems.is_empty() {
             return Err(Error::Build { problems });
         }
-        let mut model =
-            Model { module, entries, training, statistics, device: Device::Cpu, kind: self.kind };
+        let mut model = Model {
+            module,
+            entries,
+            training,
+            statistics,
+            failures,
+            device: Device::Cpu,
+            kind: self.kind,
+        };
         if self.device != Device::Cpu {
             model.to_device(self.device)?;
         }
@@ -122,32 +132,35 @@ impl<M> Model<M> {
     /// The module's output for this input.
     ///
     /// # Panics
-    /// Like tch's operators, when shapes do not fit; and when a normalisation that shares its
-    /// statistics with other ranks loses one. [`Model::try_forward`] gives that as an error.
+    /// Like tch's operators, when the input does not fit; and when a normalisation that shares its
+    /// statistics with other ranks loses one. [`Model::try_forward`] gives these as errors.
     pub fn forward<Input>(&self, input: Input) -> M::Output
     where
         M: Module<Input>,
     {
-        let output = self.module.forward(input);
-        if let Some(error) = self.statistics.take_failure() {
-            panic!("{error}");
-        }
-        output
+        self.module.forward(input)
     }
 
-    /// As [`Model::forward`]; a failure between ranks is an error.
+    /// As [`Model::forward`]; what a layer refuses, and what libtorch does, is an error. A panic of the
+    /// module's own goes on.
+    ///
+    /// ```no_run
+    /// use brigade_models::{Kind, Linear, Model, Tensor};
+    /// let model = Model::new(|p| Linear::new(p / "head", 784, 10))?;
+    /// let images = Tensor::zeros([8, 28], (Kind::Float, model.device()));
+    /// let error = model.try_forward(&images).err().map(|error| error.to_string());
+    /// assert!(error.is_some_and(|text| text.starts_with("head cannot take an input of [8, 28]")));
+    /// # Ok::<(), brigade_models::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// [`Error::Ranks`] when a normalisation could not share its statistics.
+    /// [`Error::Layer`] and [`Error::Input`] for an input that does not fit, [`Error::Torch`] for an
+    /// operator outside of layers, [`Error::Ranks`] when a normalisation could not share its statistics.
     pub fn try_forward<Input>(&self, input: Input) -> Result<M::Output, Error>
     where
         M: Module<Input>,
     {
-        let output = self.module.forward(input);
-        match self.statistics.take_failure() {
-            None => Ok(output),
-            Some(error) => Err(Error::Ranks(error)),
-        }
+        self.failures.catch(|| self.module.forward(input))
     }
 
     /// Makes every [`crate::BatchNorm1d`] and [`crate::BatchNorm2d`] of the model use, in training,

@@ -28,8 +28,10 @@ use tch::Tensor;
 /// }
 /// ```
 ///
-/// A forward has no error of its own: like tch's operators it panics with libtorch's message when
-/// shapes do not fit. A model that wants to answer with an error can say so in `Output`.
+/// A forward returns no `Result`: operators would not read as formulas. What fails in it ends it, as
+/// tch's operators do, and [`crate::Model::try_forward`] (and with it the `forward` of a prepared model)
+/// gives that as an error, with the layer's name; a direct call panics with the same text. A model that
+/// wants to answer with an error of its own can say so in `Output`.
 pub trait Module<Input> {
     /// What comes out: mostly a tensor.
     type Output;

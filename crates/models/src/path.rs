@@ -10,6 +10,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::Init;
 use crate::layers::SharedStatistics;
+use crate::place::Place;
 use crate::registry::{Entry, Registry, Role};
 
 /// A place in the tree of names: `path / "module1" / 0` holds `module1.0.weight`.
@@ -126,6 +127,12 @@ impl<'a> Path<'a> {
     /// Where batch normalisations look for the ranks that share their statistics.
     pub(crate) fn shared_statistics(&self) -> SharedStatistics {
         self.registry.borrow().statistics.clone()
+    }
+
+    /// For the errors of a layer's forward.
+    pub(crate) fn place(&self) -> Place {
+        let name = if self.prefix.is_empty() { "the model" } else { &self.prefix };
+        Place { name: name.to_owned(), failures: self.registry.borrow().failures.clone() }
     }
 
     /// Notes a problem with what the caller asked for; `Model::new` will fail and list it.

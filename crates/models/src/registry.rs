@@ -6,6 +6,7 @@ use tch::{Kind, Tensor};
 
 use crate::Training;
 use crate::layers::SharedStatistics;
+use crate::place::Failures;
 
 /// All that constructors have registered, and what was wrong with it.
 #[derive(Debug)]
@@ -13,6 +14,7 @@ pub(crate) struct Registry {
     pub(crate) kind: Kind,
     pub(crate) training: Training,
     pub(crate) statistics: SharedStatistics,
+    pub(crate) failures: Failures,
     pub(crate) entries: Vec<Entry>,
     pub(crate) problems: Vec<String>,
     names: HashSet<String>,
@@ -43,6 +45,7 @@ impl Registry {
             kind,
             training: Training::new(),
             statistics: SharedStatistics::default(),
+            failures: Failures::default(),
             entries: Vec::new(),
             problems: Vec::new(),
             names: HashSet::new(),

@@ -4,8 +4,8 @@
 
 use brigade_models::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
-    EmbeddingOptions, Kind, LayerNorm, LayerNormOptions, Linear, LinearOptions, MaxPool2d, Model,
-    Module, Path, Relu, Sequential, Tensor,
+    EmbeddingOptions, Error, Kind, LayerNorm, LayerNormOptions, Linear, LinearOptions, MaxPool2d,
+    Model, Module, Path, Relu, Sequential, Tensor,
 };
 use serde_json::Value;
 
@@ -162,15 +162,49 @@ fn a_row_of_layers_applies_them_in_order() {
 }
 
 #[test]
-#[should_panic(expected = "needs more than one value per channel, not [1, 3]")]
-fn a_single_value_per_channel_cannot_be_normalised_in_training() {
-    let model = Model::new(|p| BatchNorm1d::new(p, 3)).unwrap();
-    let _ = model.forward(&wave(&[1, 3], 0.0));
+fn what_a_layer_refuses_is_an_error_with_its_name() {
+    let refused = |model: &Model<BatchNorm1d>, input: &[i64]| {
+        model.try_forward(&wave(input, 0.0)).unwrap_err()
+    };
+    let one = Model::new(|p: &Path<'_>| BatchNorm1d::new(p / "norm", 3)).unwrap();
+    let error = refused(&one, &[1, 3]);
+    assert!(matches!(error, Error::Input { .. }));
+    let text = error.to_string();
+    assert!(text.starts_with("norm: a batch normalisation in training needs more than"), "{text}");
+    assert!(text.ends_with("found an input of [1, 3]"), "{text}");
+    let text = refused(&one, &[4]).to_string();
+    assert!(text.contains("BatchNorm1d takes [n, features] or"), "{text}");
+    let text = refused(&one, &[4, 7]).to_string();
+    assert!(text.starts_with("norm cannot take an input of [4, 7]"), "{text}");
+    assert!(!text.contains('\n'), "{text}");
+
+    let linear = Model::new(|p: &Path<'_>| Linear::new(p / "head", 5, 2)).unwrap();
+    let text = linear.try_forward(&wave(&[2, 4], 0.0)).unwrap_err().to_string();
+    assert!(text.starts_with("head cannot take an input of [2, 4]"), "{text}");
+    assert_eq!(linear.try_forward(&wave(&[2, 5], 0.0)).unwrap().size(), [2, 2], "and goes on");
 }
 
 #[test]
-#[should_panic(expected = "BatchNorm2d takes [n, features, height, width], not [4, 3]")]
-fn the_dimensions_of_an_input_are_checked() {
+fn an_operator_that_panics_is_an_error_and_other_panics_go_on() {
+    let operator = Model::new(|p: &Path<'_>| {
+        Sequential::new().add(Linear::new(p / 0, 5, 2)).add_fn(|x| x.matmul(x))
+    });
+    let error = operator.unwrap().try_forward(&wave(&[3, 5], 0.0)).unwrap_err();
+    assert!(matches!(error, Error::Torch { .. }));
+    let text = error.to_string();
+    assert!(text.contains("run the model's forward") && text.contains("3x2"), "{text}");
+    let own = Model::new(|_: &Path<'_>| Sequential::new().add_fn(|_| panic!("own")));
+    let own = own.unwrap();
+    let forward = || own.try_forward(&wave(&[3, 5], 0.0));
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(forward)).unwrap_err();
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"own"));
+}
+
+#[test]
+#[should_panic(
+    expected = "BatchNorm2d takes [n, features, height, width], found an input of [4, 3]"
+)]
+fn a_forward_without_an_error_panics_with_the_same_text() {
     let model = Model::new(|p| BatchNorm2d::new(p, 3)).unwrap();
     let _ = model.forward(&wave(&[4, 3], 0.0));
 }

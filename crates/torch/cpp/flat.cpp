@@ -466,11 +466,6 @@ void look_ahead(rust::Slice<const TensorRef> tensors, double alpha, bool operati
   t[0].copy_(t[1]);
 }
 
-void scale_all(rust::Slice<const TensorRef> tensors, double factor) {
-  at::NoGradGuard no_grad;
-  at::_foreach_mul_(copy_handles(tensors), factor);
-}
-
 bool same_layout(const Tensor* first, const Tensor* second) {
   return first->device() == second->device() && first->scalar_type() == second->scalar_type() &&
       first->sizes() == second->sizes() && first->strides() == second->strides();

@@ -25,8 +25,6 @@ void lamb(rust::Slice<const TensorRef> tensors, const LambStep& step, bool opera
 void larc(rust::Slice<const TensorRef> tensors, const LarcStep& step, bool operations);
 // fast, slow: slow goes `alpha` of the way to fast, and fast to slow
 void look_ahead(rust::Slice<const TensorRef> tensors, double alpha, bool operations);
-// Multiplies all, in place.
-void scale_all(rust::Slice<const TensorRef> tensors, double factor);
 
 // Whether two tensors have the same device, kind, shape and strides.
 bool same_layout(const Tensor* first, const Tensor* second);

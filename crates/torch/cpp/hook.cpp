@@ -49,7 +49,9 @@ class CompressHook final : public c10d::CommHookInterface {
 // Hands buckets to Rust, which leaves the mean in the buffer before it returns.
 class RustHook final : public c10d::CommHookInterface {
  public:
-  explicit RustHook(rust::Box<Hook> hook) : hook_(std::move(hook)) {}
+  RustHook(
+      rust::Box<Hook> hook, std::unordered_map<const c10::TensorImpl*, size_t> places)
+      : hook_(std::move(hook)), places_(std::move(places)) {}
 
   c10::intrusive_ptr<Future> runHook(c10d::GradBucket& bucket) override {
     at::NoGradGuard no_grad;
@@ -57,17 +59,24 @@ class RustHook final : public c10d::CommHookInterface {
     for (auto& gradient : bucket.getGradients()) {
       gradients.push_back(TensorRef{new at::Tensor(gradient)});
     }
+    rust::Vec<size_t> parameters;
+    for (const auto& parameter : bucket.getParameters()) {
+      parameters.push_back(places_.at(parameter.unsafeGetTensorImpl()));
+    }
     run_hook(
         *hook_,
         bucket.getIndex(),
         bucket.isLast(),
         TensorRef{new at::Tensor(bucket.getBuffer())},
-        std::move(gradients));
+        std::move(gradients),
+        std::move(parameters));
     std::vector<c10::Device> devices;
     if (!bucket.getBuffer().is_cpu()) {
       devices.push_back(bucket.getBuffer().device());
     }
     auto future = c10::make_intrusive<Future>(c10::TensorType::get(), std::move(devices));
+    // The hook may fill the buffer as late as in its call for the last bucket: the reducer looks at it
+    // when all buckets are through.
     future->markCompleted(c10::IValue(bucket.getBuffer()));
     return future;
   }
@@ -78,6 +87,7 @@ class RustHook final : public c10d::CommHookInterface {
 
  private:
   rust::Box<Hook> hook_;
+  std::unordered_map<const c10::TensorImpl*, size_t> places_;
 };
 
 } // namespace
@@ -88,7 +98,7 @@ void reducer_compress(const Reducer& reducer, const Group& group, int8_t kind) {
 }
 
 void reducer_hook(const Reducer& reducer, rust::Box<Hook> hook) {
-  reducer.reducer->register_comm_hook(std::make_unique<RustHook>(std::move(hook)));
+  reducer.reducer->register_comm_hook(std::make_unique<RustHook>(std::move(hook), reducer.places));
 }
 
 } // namespace brigade

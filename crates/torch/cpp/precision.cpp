@@ -94,8 +94,8 @@ Tensor* norm_of_all(rust::Slice<const TensorRef> tensors, double p) {
 
 void multiply_all(rust::Slice<const TensorRef> tensors, const TensorRef& factor) {
   at::NoGradGuard no_grad;
-  for (auto& tensor : copy_handles(tensors)) {
-    tensor.mul_(*factor.tensor);
+  if (!tensors.empty()) {
+    at::_foreach_mul_(copy_handles(tensors), *factor.tensor);
   }
 }
 
@@ -113,6 +113,16 @@ void release_memory(bool cuda) {
 #ifdef __GLIBC__
   malloc_trim(0);
 #endif
+}
+
+DeviceMemory device_memory(int8_t device) {
+  const auto stats = at::getDeviceAllocator(at::kCUDA)->getDeviceStats(device);
+  // Of the small and the large pool together.
+  constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return DeviceMemory{
+      static_cast<uint64_t>(stats.allocated_bytes[all].current),
+      static_cast<uint64_t>(stats.allocated_bytes[all].peak),
+      static_cast<uint64_t>(stats.reserved_bytes[all].current)};
 }
 
 bool has_onednn() {

@@ -6,6 +6,7 @@
 namespace brigade {
 
 struct AutocastState;
+struct DeviceMemory;
 
 // Sets this thread's autocast for a device type and gives what was set before.
 AutocastState autocast_enter(int8_t device, const AutocastState& next);
@@ -25,6 +26,8 @@ void clamp_all(rust::Slice<const TensorRef> tensors, double limit);
 
 // Gives memory that allocators keep for later back to the system and the device.
 void release_memory(bool cuda);
+// What libtorch's allocator of a GPU holds.
+DeviceMemory device_memory(int8_t device);
 // Whether convolutions on the CPU have oneDNN's kernels.
 bool has_onednn();
 // Whether this process's GPU has bfloat16 in its matrix units.

@@ -1,5 +1,6 @@
 #include "brigade-torch/src/bridge.rs.h"
 
+#include <kineto/libkineto.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <sstream>
@@ -19,6 +20,11 @@ void profiler_start(const ProfilerOptions& options) {
   std::set<ActivityType> activities{ActivityType::CPU};
   if (options.cuda) {
     activities.insert(ActivityType::CUDA);
+  }
+  // Kineto complains on standard error when the first profile begins on another thread than the one that
+  // loaded libtorch, where libtorch introduced itself to it. So it does that again, here.
+  if (auto& kineto = libkineto::api(); !kineto.isProfilerRegistered() && kineto.client() != nullptr) {
+    kineto.registerClient(kineto.client());
   }
   profiler::prepareProfiler(config, activities);
   profiler::enableProfiler(config, activities);

@@ -36,6 +36,9 @@ std::unique_ptr<Reducer> new_reducer(
     param_names.emplace(i, std::string(names[i]));
   }
   auto out = std::make_unique<Reducer>();
+  for (size_t i = 0; i < params.size(); ++i) {
+    out->places.emplace(params[i].unsafeGetTensorImpl(), i);
+  }
   out->reducer = std::make_shared<c10d::Reducer>(
       std::move(params),
       std::move(buckets),

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <memory>
+#include <unordered_map>
 
 namespace brigade {
 
@@ -18,6 +19,8 @@ struct Reducer {
   // The reducer only points to it, and follows the pointer unasked when the set of unused parameters
   // changes.
   std::shared_ptr<c10d::Logger> logger;
+  // Each parameter's place in the list that the reducer was made with.
+  std::unordered_map<const c10::TensorImpl*, size_t> places;
 };
 
 std::unique_ptr<Reducer> new_reducer(

@@ -37,10 +37,11 @@ fn run_hook(
     is_last: bool,
     buffer: ffi::TensorRef,
     gradients: Vec<ffi::TensorRef>,
+    parameters: Vec<usize>,
 ) -> Result<(), Error> {
     let buffer = own(buffer);
     let gradients = gradients.into_iter().map(own).collect();
-    let bucket = Bucket { index, is_last, buffer, gradients };
+    let bucket = Bucket { index, is_last, buffer, gradients, parameters };
     // A panic must not cross the border.
     let run = std::panic::AssertUnwindSafe(|| (hook.run)(bucket));
     std::panic::catch_unwind(run)
@@ -238,6 +239,13 @@ pub(crate) mod ffi {
         shapes: String,
     }
 
+    /// Bytes.
+    struct DeviceMemory {
+        allocated: u64,
+        peak: u64,
+        reserved: u64,
+    }
+
     extern "Rust" {
         type Blob;
         fn blob_address(blob: &Blob) -> usize;
@@ -250,6 +258,7 @@ pub(crate) mod ffi {
             is_last: bool,
             buffer: TensorRef,
             gradients: Vec<TensorRef>,
+            parameters: Vec<usize>,
         ) -> Result<()>;
     }
 
@@ -492,6 +501,7 @@ pub(crate) mod ffi {
         fn multiply_all(tensors: &[TensorRef], factor: &TensorRef) -> Result<()>;
         fn clamp_all(tensors: &[TensorRef], limit: f64) -> Result<()>;
         fn release_memory(cuda: bool) -> Result<()>;
+        fn device_memory(device: i8) -> Result<DeviceMemory>;
         fn has_onednn() -> bool;
         fn cuda_has_bf16() -> Result<bool>;
 
@@ -509,7 +519,6 @@ pub(crate) mod ffi {
         fn look_ahead(tensors: &[TensorRef], alpha: f64, operations: bool) -> Result<()>;
         fn adafactor(tensors: &[TensorRef], step: &AdafactorStep) -> Result<()>;
         fn muon(tensors: &[TensorRef], step: &MuonStep) -> Result<()>;
-        fn scale_all(tensors: &[TensorRef], factor: f64) -> Result<()>;
         /// # Safety
         /// See `tensor_data`.
         unsafe fn same_layout(first: *const Tensor, second: *const Tensor) -> Result<bool>;

@@ -271,23 +271,6 @@ pub fn look_ahead(fast: &Tensor, slow: &Tensor, alpha: f64) -> Result<(), Error>
         .map_err(|error| Error::libtorch("Lookahead", &error))
 }
 
-/// Multiplies all tensors, in place, without a record for backward.
-///
-/// # Errors
-/// [`Error::Libtorch`] when libtorch refuses.
-///
-/// ```no_run
-/// use brigade_torch::{Tensor, flat};
-/// let weight = Tensor::from(3f32);
-/// flat::scale_all(&[&weight], 0.5)?;
-/// assert_eq!(weight.double_value(&[]), 1.5);
-/// # Ok::<(), brigade_torch::Error>(())
-/// ```
-pub fn scale_all(tensors: &[&Tensor], factor: f64) -> Result<(), Error> {
-    ffi::scale_all(&borrow(tensors), factor)
-        .map_err(|error| Error::libtorch("scale tensors", &error))
-}
-
 /// Whether two tensors have the same device, kind, shape and strides.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Passes over many gradients at once: unscaling, norm, clipping. All change tensors in place, without a
+//! Passes over many tensors at once: unscaling, norm, clipping, decay. All change tensors in place, without a
 //! graph.
 
 use tch::Tensor;
@@ -49,11 +49,19 @@ pub fn norm(tensors: &[&Tensor], p: f64) -> Result<Tensor, Error> {
 
 /// Multiplies all by a scalar tensor, which may be on their device: nobody waits for its value.
 ///
+/// ```no_run
+/// use brigade_torch::{Tensor, gradients};
+/// let weight = Tensor::from(3f32);
+/// gradients::multiply(&[&weight], &Tensor::from(0.5))?;
+/// assert_eq!(weight.double_value(&[]), 1.5);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Libtorch`].
 pub fn multiply(tensors: &[&Tensor], factor: &Tensor) -> Result<(), Error> {
     ffi::multiply_all(&borrow(tensors), &borrow_one(factor))
-        .map_err(|error| Error::libtorch("scaling gradients", &error))
+        .map_err(|error| Error::libtorch("scaling tensors", &error))
 }
 
 /// Brings every value into `[-limit, limit]`.

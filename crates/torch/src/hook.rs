@@ -40,6 +40,9 @@ pub struct Bucket {
     pub buffer: Tensor,
     /// The gradients, as views of the buffer, one after another in its order.
     pub gradients: Vec<Tensor>,
+    /// The place of each gradient's parameter in the list that the reducer was made with. Unlike the
+    /// bucket's number it stays the same when buckets are put together anew after the first backward.
+    pub parameters: Vec<usize>,
 }
 
 impl Bucket {
@@ -61,7 +64,8 @@ impl Bucket {
                 Ok(view.f_view(&gradient.size()[..])?)
             })
             .collect::<Result<_, Error>>()?;
-        Ok(Self { index: self.index, is_last: self.is_last, buffer, gradients })
+        let parameters = self.parameters.clone();
+        Ok(Self { index: self.index, is_last: self.is_last, buffer, gradients, parameters })
     }
 }
 
@@ -81,7 +85,12 @@ impl Bucket {
 /// ```
 pub trait GradientHook: Send + Sync {
     /// Leaves the mean over the ranks in the bucket's buffer. Called during `backward`, for one bucket
-    /// after another, in the same order on all ranks.
+    /// after another, in the same order on all ranks, each as soon as its gradients are there.
+    ///
+    /// The buffer has to be filled when the call for the last bucket ([`Bucket::is_last`]) returns: a
+    /// hook may start an operation in one call and wait for it in a later one, while gradients of other
+    /// buckets are computed. What it starts, it starts in its calls, and in the same order on all ranks.
+    /// A call for bucket 0 with operations left means that the last backward did not come to its end.
     ///
     /// # Errors
     /// Any; it ends the backward with its text.

@@ -108,6 +108,25 @@ pub enum TrackError {
         /// The last attempt's error.
         reason: String,
     },
+    /// No encrypted connection.
+    #[error(
+        "the MLflow server at {url} is not trusted: {reason}; name the certificate that signed the \
+         server's with MLFLOW_TRACKING_SERVER_CERT_PATH or Mlflow::certificate"
+    )]
+    Untrusted {
+        /// Its address.
+        url: String,
+        /// What is wrong with its certificate, or with its side of TLS.
+        reason: String,
+    },
+    /// A file that should hold certificates.
+    #[error("{path} holds no certificates in PEM that can be used: {reason}", path = .path.display())]
+    Certificate {
+        /// The file.
+        path: PathBuf,
+        /// What was found.
+        reason: String,
+    },
     /// An answer that refuses.
     #[error("the MLflow server at {url} refuses {what} with status {status}: {reason}")]
     Refused {

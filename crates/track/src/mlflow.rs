@@ -5,6 +5,8 @@ mod client;
 mod sender;
 
 use std::fmt;
+#[cfg(feature = "https")]
+use std::path::Path;
 use std::time::Duration;
 
 use crate::{At, Config, Image, Outcome, Result, Run, Table, TrackError, Tracker, Value};
@@ -74,10 +76,12 @@ impl Mlflow {
     }
 
     /// The server that MLflow's own variables name: `MLFLOW_TRACKING_URI`, and for who is asking
-    /// `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`.
+    /// `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`. With the
+    /// feature `https` also `MLFLOW_TRACKING_SERVER_CERT_PATH`, as `Mlflow::certificate`.
     ///
     /// # Errors
-    /// [`TrackError::Address`] where the first is not set, or is the address of no server.
+    /// [`TrackError::Address`] where the first is not set, or is the address of no server; those of
+    /// `Mlflow::certificate`.
     pub fn from_env() -> Result<Self> {
         Self::from_variables(|name| std::env::var(name).ok())
     }
@@ -90,6 +94,11 @@ impl Mlflow {
             });
         };
         let tracker = Self::new(&url)?;
+        #[cfg(feature = "https")]
+        let tracker = match variable("MLFLOW_TRACKING_SERVER_CERT_PATH") {
+            Some(path) => tracker.certificate(path)?,
+            None => tracker,
+        };
         let name = variable("MLFLOW_TRACKING_USERNAME");
         let password = variable("MLFLOW_TRACKING_PASSWORD");
         Ok(match (variable("MLFLOW_TRACKING_TOKEN"), name, password) {
@@ -99,6 +108,17 @@ impl Mlflow {
             }
             _ => tracker,
         })
+    }
+
+    /// Trusts servers whose certificate was signed by one of those in this PEM file, and no others: for a
+    /// server of one's own. Without it the authorities are those that Mozilla trusts.
+    ///
+    /// # Errors
+    /// [`TrackError::File`] when it cannot be read, [`TrackError::Certificate`] when there is none in it.
+    #[cfg(feature = "https")]
+    pub fn certificate(mut self, path: impl AsRef<Path>) -> Result<Self> {
+        self.client.trust(path.as_ref())?;
+        Ok(self)
     }
 
     /// The name that MLflow shows for the run; it makes one up otherwise.

@@ -1,5 +1,8 @@
 //! The Accelerator: one process's view of the job.
 
+mod connect;
+mod start_line;
+
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
@@ -11,12 +14,11 @@ use brigade_torch::{
 };
 use brigade_world::World;
 
-use crate::accumulate::{Accumulation, GradientAccumulation};
 use crate::checkpoint::{Checkpoints, ProjectConfiguration};
-use crate::connect;
 use crate::error::Result;
-use crate::hook::CommHook;
-use crate::join::EvenBatches;
+use crate::gradients::accumulate::{Accumulation, GradientAccumulation};
+use crate::gradients::hook::CommHook;
+use crate::gradients::join::EvenBatches;
 use crate::loader::LoaderRules;
 use crate::precision::{Numerics, NumericsOptions};
 use crate::prepare::Prepare;

@@ -6,43 +6,22 @@
 //! is counted. Started alone, the same program runs as one process.
 
 mod accelerator;
-mod accumulate;
 mod batch_size;
 mod checkpoint;
-mod clip;
-mod connect;
-mod dispatch;
 mod error;
-mod gather;
-mod hook;
-mod join;
+mod gradients;
 mod loader;
-mod local_sgd;
-mod log;
-mod memory_format;
-mod meter;
-mod metrics;
 mod model;
 mod optim;
-mod position;
 mod precision;
 mod prepare;
-mod profile;
-mod progress;
+mod processes;
 mod registry;
 mod save;
-mod scaler;
 mod scheduler;
-mod scope;
-mod split;
-mod start_line;
-mod tracking;
-mod trigger;
 mod watch;
-mod weighted;
 
 pub use accelerator::{Accelerator, AcceleratorBuilder};
-pub use accumulate::GradientAccumulation;
 pub use brigade_checkpoint::Value;
 pub use brigade_torch::{
     Bucket, Compression, Device, GradientHook, Kind, ReduceOp, ReducerOptions, Tensor, Tensors,
@@ -51,26 +30,29 @@ pub use brigade_track as track;
 pub use checkpoint::{
     Checkpointed, HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration,
 };
-pub use clip::{ClipNorm, Parameters};
-pub use dispatch::{Layout, Rebuild};
 pub use error::{Error, Result};
-pub use hook::{CommHook, PowerSgd};
-pub use join::JoinInputs;
+pub use gradients::accumulate::GradientAccumulation;
+pub use gradients::clip::{ClipNorm, Parameters};
+pub use gradients::hook::{CommHook, PowerSgd};
+pub use gradients::join::JoinInputs;
+pub use gradients::local_sgd::LocalSgd;
+pub use loader::dispatch::{Layout, Rebuild};
 pub use loader::{Batches, Epochs, PreparedLoader};
-pub use local_sgd::LocalSgd;
-pub use log::{LogLayer, LogOptions, Logger};
-pub use meter::{Meter, ProcessMemory, Rates};
-pub use metrics::Accuracy;
 pub use model::{PreparedModel, PreparedModels};
 pub use optim::{
     Adafactor, Adagrad, Adam, Group, GroupState, Lamb, Lars, Lookahead, Muon, MuonRate, Optimizer,
     OptimizerState, ParameterGroup, ParameterState, RAdam, RmsProp, Sgd, StateMismatch, Trainable,
 };
+pub use precision::scaler::{GradScaler, GradScalerOptions, GradScalerState};
 pub use precision::{AutocastOptions, Precision};
 pub use prepare::Prepare;
-pub use profile::{OperationSummary, Profile, ProfileOptions, ProfileSchedule, Profiler, Table};
-pub use progress::Progress;
-pub use scaler::{GradScaler, GradScalerOptions, GradScalerState};
+pub use processes::metrics::Accuracy;
+pub use processes::split::Split;
 pub use scheduler::{Scheduler, SchedulerState};
-pub use split::Split;
-pub use tracking::TrackerHandle;
+pub use watch::log::{LogLayer, LogOptions, Logger};
+pub use watch::meter::{Meter, ProcessMemory, Rates};
+pub use watch::profile::{
+    OperationSummary, Profile, ProfileOptions, ProfileSchedule, Profiler, Table,
+};
+pub use watch::progress::Progress;
+pub use watch::tracking::TrackerHandle;

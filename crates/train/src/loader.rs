@@ -1,5 +1,8 @@
 //! Loaders whose batches are shared out among the ranks.
 
+pub(crate) mod dispatch;
+pub(crate) mod position;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -9,10 +12,10 @@ use brigade_data::{
 use brigade_torch::{Device, Tensor, as_slice};
 
 use crate::accelerator::{Accelerator, Job};
-use crate::dispatch::{Dispatch, Rebuild};
 use crate::error::{Error, Result};
-use crate::join::EvenBatches;
-use crate::position::{Counting, Placed};
+use crate::gradients::join::EvenBatches;
+use crate::loader::dispatch::{Dispatch, Rebuild};
+use crate::loader::position::{Counting, Placed};
 use crate::prepare::Prepare;
 
 /// How the Accelerator shares batches out.

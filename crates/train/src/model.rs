@@ -12,9 +12,9 @@ use brigade_torch::{Reducer, Tensor, Tensors, grad_enabled};
 
 use crate::accelerator::Accelerator;
 use crate::error::Result;
-use crate::hook::PowerSgdHook;
-use crate::memory_format;
+use crate::gradients::hook::PowerSgdHook;
 use crate::precision::Numerics;
+use crate::precision::memory_format;
 use crate::prepare::Prepare;
 use crate::registry::{Kind, ModelTensor, Restoring, Stateful};
 
@@ -72,10 +72,10 @@ impl<M> Prepare for Model<M> {
             None => None,
         };
         let hook = match &reducer {
-            Some(reducer) => accelerator.options.comm_hook.install(reducer)?,
+            Some(reducer) => accelerator.options.comm_hook.install(reducer, &trained)?,
             None => None,
         };
-        let saved = Arc::new(SavedTensors::of(&self));
+        let saved = Arc::new(SavedTensors::of(&self, hook.clone()));
         accelerator.registry.register(&saved);
         Ok(PreparedModel {
             _saved: saved,
@@ -98,8 +98,8 @@ impl<M> PreparedModel<M> {
     /// [`crate::Error::Torch`] when a peer is gone, or when the last backward did not reach every
     /// parameter (see `find_unused_parameters` in [`brigade_torch::ReducerOptions`]).
     ///
-    /// # Panics
-    /// Like tch's operators, when the input's shape does not fit the model.
+    /// [`crate::Error::Model`] when the input does not fit, with the layer's name. The other ranks learn
+    /// of it when this one leaves.
     #[track_caller]
     pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
     where
@@ -279,10 +279,13 @@ impl<M> fmt::Debug for PreparedModel<M> {
 }
 
 /// Handles of a model's parameters and saved buffers, under their names in order.
-struct SavedTensors(Mutex<Vec<ModelTensor>>);
+struct SavedTensors {
+    tensors: Mutex<Vec<ModelTensor>>,
+    hook: Option<Arc<PowerSgdHook>>,
+}
 
 impl SavedTensors {
-    fn of<M>(model: &Model<M>) -> Self {
+    fn of<M>(model: &Model<M>, hook: Option<Arc<PowerSgdHook>>) -> Self {
         let names = |tensors: Vec<NamedTensor>| -> HashSet<String> {
             tensors.into_iter().map(|tensor| tensor.name).collect()
         };
@@ -294,11 +297,11 @@ impl SavedTensors {
             let (trained, buffer) = (parameter.is_some(), buffers.contains(&name));
             ModelTensor { name, tensor, trained, buffer }
         });
-        Self(Mutex::new(tensors.collect()))
+        Self { tensors: Mutex::new(tensors.collect()), hook }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<ModelTensor>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -330,6 +333,18 @@ impl Stateful for SavedTensors {
             ..*saved
         };
         Some(self.lock().iter().map(handle).collect())
+    }
+
+    fn own(&self) -> Result<Option<Value<Tensor>>> {
+        self.hook.as_ref().map(|hook| hook.saved()).transpose()
+    }
+
+    fn check_own(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        self.hook.as_ref().map_or(Ok(()), |hook| hook.check_saved(state))
+    }
+
+    fn restore_own(&self, states: &[&Value<Tensor>]) -> Result<()> {
+        self.hook.as_ref().map_or(Ok(()), |hook| hook.restore_saved(states))
     }
 }
 

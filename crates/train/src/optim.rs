@@ -37,11 +37,11 @@ pub use sgd::Sgd;
 pub use state::{GroupState, OptimizerState, ParameterState, StateMismatch};
 
 use crate::accelerator::Accelerator;
-use crate::accumulate::Accumulation;
 use crate::error::Result;
+use crate::gradients::accumulate::Accumulation;
 use crate::model::PreparedModel;
+use crate::precision::scaler::GradScaler;
 use crate::prepare::Prepare;
-use crate::scaler::GradScaler;
 
 /// Steps a model's parameters along their gradients. Made by `build` of [`Adam`], [`Sgd`] and the others.
 ///

@@ -1,5 +1,8 @@
 //! In how many bits a model computes, chosen by the builder or the environment.
 
+pub(crate) mod memory_format;
+pub(crate) mod scaler;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -7,7 +10,7 @@ use brigade_torch::{Autocast, Device, Kind, Tensors, cuda_has_bf16};
 
 use crate::accelerator::{Accelerator, AcceleratorBuilder};
 use crate::error::{Error, Result};
-use crate::scaler::{GradScaler, GradScalerOptions};
+use crate::precision::scaler::{GradScaler, GradScalerOptions};
 
 /// The type in which autocast computes. Weights, gradients and the optimizer stay in 32 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]

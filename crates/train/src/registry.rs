@@ -31,6 +31,22 @@ pub(crate) trait Stateful: Send + Sync {
     /// Takes a state that was checked.
     fn restore(&self, state: Value<Tensor>, place: &Restoring) -> Result<()>;
 
+    /// What this rank has of it for itself.
+    fn own(&self) -> Result<Option<Value<Tensor>>> {
+        Ok(None)
+    }
+
+    /// Says why such a state does not fit, and changes nothing.
+    fn check_own(&self, _state: &Value<TensorInfo>) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Takes this rank's own, or those of all ranks of a run that had another number of them; none of a
+    /// checkpoint that has none.
+    fn restore_own(&self, _states: &[&Value<Tensor>]) -> Result<()> {
+        Ok(())
+    }
+
     /// A model's tensors: a checkpoint reads straight into them, and `restore` is not called.
     fn tensors(&self) -> Option<Vec<ModelTensor>> {
         None

@@ -7,8 +7,8 @@ use brigade_plan::{Plateau, PlateauState, Schedule};
 use serde::{Deserialize, Serialize};
 
 use crate::accelerator::{Accelerator, Job};
-use crate::accumulate::Accumulation;
 use crate::error::{Error, Result};
+use crate::gradients::accumulate::Accumulation;
 use crate::optim::{Numbers, Optimizer};
 use crate::prepare::Prepare;
 

@@ -1,6 +1,12 @@
 //! What a run shows and writes down of itself: bars, log lines, trackers. Shared by all clones of an
 //! Accelerator.
 
+pub(crate) mod log;
+pub(crate) mod meter;
+pub(crate) mod profile;
+pub(crate) mod progress;
+pub(crate) mod tracking;
+
 use std::fmt;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -11,7 +17,7 @@ use std::time::Instant;
 use brigade_track::{JsonLines, Tracker};
 use indicatif::{MultiProgress, ProgressDrawTarget};
 
-use crate::progress::Pace;
+use crate::watch::progress::Pace;
 
 /// The trackers and the terminal of one process.
 pub(crate) struct Watch {

@@ -5,7 +5,7 @@
 mod resume;
 
 use brigade_testkit::{dist_test, step};
-use brigade_train::{Accelerator, Precision, ProjectConfiguration};
+use brigade_train::{Accelerator, CommHook, PowerSgd, Precision, ProjectConfiguration};
 
 use resume::{Run, Shared};
 
@@ -15,7 +15,7 @@ fn compared(accelerator: &Accelerator, run: &Run) -> Vec<(String, Vec<u64>)> {
 }
 
 /// Saves after every batch of an uninterrupted run, then goes on from each.
-fn resumed_runs_equal(background: bool, precision: Precision) {
+fn resumed_runs_equal(background: bool, precision: Precision, hook: &CommHook) {
     let first = Accelerator::new().unwrap();
     let folder = Shared::new(&first);
     let project = ProjectConfiguration::default().background(background);
@@ -25,6 +25,7 @@ fn resumed_runs_equal(background: bool, precision: Precision) {
             .sharing(&first)
             .gradient_accumulation_steps(2)
             .mixed_precision(precision)
+            .comm_hook(hook.clone())
             .project(project.clone())
             .build()
             .unwrap()
@@ -61,23 +62,29 @@ fn resumed_runs_equal(background: bool, precision: Precision) {
 }
 
 dist_test!(world = 1, seconds = 200, one_rank_goes_on_bit_for_bit, |_world| {
-    resumed_runs_equal(true, Precision::No);
+    resumed_runs_equal(true, Precision::No, &CommHook::None);
 });
 
 dist_test!(world = 2, seconds = 300, two_ranks_go_on_bit_for_bit, |_world| {
-    resumed_runs_equal(true, Precision::No);
+    resumed_runs_equal(true, Precision::No, &CommHook::None);
 });
 
 dist_test!(world = 2, seconds = 300, two_ranks_without_a_thread_go_on_bit_for_bit, |_world| {
-    resumed_runs_equal(false, Precision::No);
+    resumed_runs_equal(false, Precision::No, &CommHook::None);
 });
 
 dist_test!(world = 1, seconds = 200, one_rank_in_half_precision_goes_on_bit_for_bit, |_world| {
-    resumed_runs_equal(true, Precision::Fp16);
+    resumed_runs_equal(true, Precision::Fp16, &CommHook::None);
 });
 
 dist_test!(world = 2, seconds = 300, two_ranks_in_half_precision_go_on_bit_for_bit, |_world| {
-    resumed_runs_equal(true, Precision::Fp16);
+    resumed_runs_equal(true, Precision::Fp16, &CommHook::None);
+});
+
+dist_test!(world = 2, seconds = 300, two_ranks_with_power_sgd_go_on_bit_for_bit, |_world| {
+    // Its errors and factors, and how many steps went whole.
+    let hook = PowerSgd { start_iteration: 3, ..PowerSgd::default() };
+    resumed_runs_equal(true, Precision::No, &CommHook::PowerSgd(hook));
 });
 
 /// The samples that a run of two ranks has not seen in its epoch are those that one rank goes on with,

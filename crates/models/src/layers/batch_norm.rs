@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use brigade_torch::{BatchNormState, ProcessGroup, sync_batch_norm};
 use tch::{Device, Kind, Tensor};
 
-use crate::{Init, Module, Path, Training};
+use crate::place::Place;
+use crate::{Error, Init, Module, Path, Training};
 
 /// Options of [`BatchNorm1d`] and [`BatchNorm2d`].
 #[derive(Debug, Clone, Copy)]
@@ -68,16 +69,13 @@ macro_rules! batch_norm {
         impl Module<&Tensor> for $name {
             type Output = Tensor;
 
-            /// # Panics
-            /// When the input has another number of dimensions, or in training when a channel has
-            /// a single value, which has no variance.
+            /// Fails when the input has another number of dimensions, or in training when a channel
+            /// has a single value, which has no variance; see [`Module`].
             fn forward(&self, input: &Tensor) -> Tensor {
                 let accepts: fn(usize) -> bool = $accepts;
-                assert!(
-                    accepts(input.dim()),
-                    concat!(stringify!($name), " takes ", $shapes, ", not {:?}"),
-                    input.size()
-                );
+                if !accepts(input.dim()) {
+                    self.0.refuse(input, concat!(stringify!($name), " takes ", $shapes));
+                }
                 self.0.forward(input)
             }
         }
@@ -132,6 +130,7 @@ struct BatchNorm {
     num_batches_tracked: Tensor,
     training: Training,
     statistics: SharedStatistics,
+    place: Place,
     options: BatchNormOptions,
 }
 
@@ -151,6 +150,7 @@ impl BatchNorm {
             num_batches_tracked: path.buffer("num_batches_tracked", &Tensor::from(0i64)),
             training: path.training(),
             statistics: path.shared_statistics().for_a_layer(),
+            place: path.place(),
             options,
         }
     }
@@ -162,15 +162,18 @@ impl BatchNorm {
         if training && group.is_none() {
             let size = input.size();
             let per_channel: i64 = size.iter().take(1).chain(size.iter().skip(2)).product();
-            assert!(
-                per_channel > 1,
-                "BatchNorm in training needs more than one value per channel, not {size:?}"
-            );
+            if per_channel <= 1 {
+                self.refuse(
+                    input,
+                    "a batch normalisation in training needs more than one value per channel \
+                     (a larger batch, or a loader that drops the last one)",
+                );
+            }
         }
         if training {
             // A handle of its own: tch wants `&mut` for what is done in place.
             let mut batches = self.num_batches_tracked.shallow_clone();
-            let _ = batches.g_add_scalar_(1);
+            let _ = self.place.take(batches.f_add_scalar_(1), input);
             if self.options.momentum.is_none() {
                 newest = 1.0 / batches.int64_value(&[]) as f64; // host-device sync
             }
@@ -184,15 +187,10 @@ impl BatchNorm {
             };
             return match sync_batch_norm(&group, input, state, newest, self.options.eps) {
                 Ok(output) => output,
-                Err(error) => {
-                    // A forward has no error of its own: the model asks for this one, and nobody takes
-                    // what stands in for its result.
-                    self.statistics.fail(error);
-                    input.f_full_like(f64::NAN).unwrap_or_else(|_| input.shallow_clone())
-                }
+                Err(error) => self.place.fail(Error::Ranks(error)),
             };
         }
-        input.batch_norm(
+        let output = input.f_batch_norm(
             self.weight.as_ref(),
             self.bias.as_ref(),
             Some(&self.running_mean),
@@ -201,7 +199,13 @@ impl BatchNorm {
             newest,
             self.options.eps,
             true,
-        )
+        );
+        self.place.take(output, input)
+    }
+
+    fn refuse(&self, input: &Tensor, expected: &'static str) -> ! {
+        let layer = self.place.name.clone();
+        self.place.fail(Error::Input { layer, expected, input: input.size() })
     }
 }
 
@@ -212,14 +216,7 @@ pub(crate) struct SharedStatistics(Arc<Sharing>);
 #[derive(Debug, Default)]
 struct Sharing {
     layers: AtomicUsize,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    group: Option<ProcessGroup>,
-    /// The first failure that nobody has asked for yet.
-    failure: Option<brigade_torch::Error>,
+    group: Mutex<Option<ProcessGroup>>,
 }
 
 impl SharedStatistics {
@@ -231,23 +228,15 @@ impl SharedStatistics {
 
     pub(crate) fn share(&self, group: &ProcessGroup) -> usize {
         // One rank's statistics are its own: the plain kernel is faster.
-        self.state().group = (group.size() > 1).then(|| group.clone());
+        *self.lock() = (group.size() > 1).then(|| group.clone());
         self.0.layers.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn take_failure(&self) -> Option<brigade_torch::Error> {
-        self.state().failure.take()
-    }
-
     fn group(&self) -> Option<ProcessGroup> {
-        self.state().group.clone()
+        self.lock().clone()
     }
 
-    fn fail(&self, error: brigade_torch::Error) {
-        self.state().failure.get_or_insert(error);
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<ProcessGroup>> {
+        self.0.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,6 +6,7 @@ use brigade_torch::{channels_last, is_channels_last};
 use tch::Tensor;
 
 use crate::init::fan_in;
+use crate::place::Place;
 use crate::{Init, Module, Path};
 
 /// Cross-correlation of images with a bank of kernels, from `[n, in, h, w]` to `[n, out, h', w']`
@@ -29,6 +30,7 @@ pub struct Conv2d {
     weight: Tensor,
     bias: Option<Tensor>,
     options: Conv2dOptions,
+    place: Place,
 }
 
 /// Options of [`Conv2d`]; pairs are `[vertical, horizontal]`.
@@ -83,6 +85,7 @@ impl Conv2d {
             bias: bias
                 .then(|| path.parameter("bias", &[outputs], Init::fan_in_bias(fan_in(&shape)))),
             options,
+            place: path.place(),
         }
     }
 
@@ -116,6 +119,8 @@ impl Module<&Tensor> for Conv2d {
     fn forward(&self, input: &Tensor) -> Tensor {
         let Conv2dOptions { stride, padding, dilation, groups, .. } = self.options;
         let input = &self.in_the_weights_order(input);
-        input.conv2d(&self.weight, self.bias.as_ref(), stride, padding, dilation, groups)
+        let bias = self.bias.as_ref();
+        let output = input.f_conv2d(&self.weight, bias, stride, padding, dilation, groups);
+        self.place.take(output, input)
     }
 }

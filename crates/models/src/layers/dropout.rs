@@ -4,6 +4,7 @@ use std::borrow::Borrow;
 
 use tch::Tensor;
 
+use crate::place::Place;
 use crate::{Module, Path, Training};
 
 /// In training sets each value to 0 with probability `p` and divides the others by `1 − p`; in
@@ -26,6 +27,7 @@ use crate::{Module, Path, Training};
 pub struct Dropout {
     probability: f64,
     training: Training,
+    place: Place,
 }
 
 impl Dropout {
@@ -35,7 +37,7 @@ impl Dropout {
         if !(0.0..=1.0).contains(&probability) {
             path.reject(format_args!("the dropout probability {probability} is not in [0, 1]"));
         }
-        Self { probability, training: path.training() }
+        Self { probability, training: path.training(), place: path.place() }
     }
 }
 
@@ -43,6 +45,6 @@ impl Module<&Tensor> for Dropout {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Tensor {
-        input.dropout(self.probability, self.training.is_on())
+        self.place.take(input.f_dropout(self.probability, self.training.is_on()), input)
     }
 }

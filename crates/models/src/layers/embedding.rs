@@ -4,6 +4,7 @@ use std::borrow::Borrow;
 
 use tch::Tensor;
 
+use crate::place::Place;
 use crate::{Init, Module, Path};
 
 /// Row `i` of a table for every index `i`: from integers `[…]` to `[…, width]`.
@@ -22,6 +23,7 @@ use crate::{Init, Module, Path};
 pub struct Embedding {
     weight: Tensor,
     padding: Option<i64>,
+    place: Place,
 }
 
 /// Options of [`Embedding`].
@@ -56,7 +58,7 @@ impl Embedding {
                 None => path.reject(format_args!("padding row {row} is not among {rows} rows")),
             }
         }
-        Self { weight, padding: options.padding }
+        Self { weight, padding: options.padding, place: path.place() }
     }
 
     /// `[rows, width]`.
@@ -69,7 +71,9 @@ impl Module<&Tensor> for Embedding {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Tensor {
-        Tensor::embedding(&self.weight, input, self.padding.unwrap_or(NO_PADDING), false, false)
+        let padding = self.padding.unwrap_or(NO_PADDING);
+        let output = Tensor::f_embedding(&self.weight, input, padding, false, false);
+        self.place.take(output, input)
     }
 }
 

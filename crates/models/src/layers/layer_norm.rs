@@ -4,6 +4,7 @@ use std::borrow::Borrow;
 
 use tch::Tensor;
 
+use crate::place::Place;
 use crate::{Init, Module, Path};
 
 /// `y = (x − mean) / √(var + eps) · weight + bias`, mean and biased variance over the last
@@ -27,6 +28,7 @@ pub struct LayerNorm {
     weight: Option<Tensor>,
     bias: Option<Tensor>,
     eps: f64,
+    place: Place,
 }
 
 /// Options of [`LayerNorm`].
@@ -65,6 +67,7 @@ impl LayerNorm {
             weight: affine.then(|| path.parameter("weight", shape, Init::Ones)),
             bias: (affine && bias).then(|| path.parameter("bias", shape, Init::Zeros)),
             eps,
+            place: path.place(),
         }
     }
 }
@@ -74,6 +77,7 @@ impl Module<&Tensor> for LayerNorm {
 
     fn forward(&self, input: &Tensor) -> Tensor {
         let (weight, bias) = (self.weight.as_ref(), self.bias.as_ref());
-        input.layer_norm(&self.shape, weight, bias, self.eps, true)
+        let output = input.f_layer_norm(&self.shape, weight, bias, self.eps, true);
+        self.place.take(output, input)
     }
 }

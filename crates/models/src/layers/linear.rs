@@ -4,6 +4,7 @@ use std::borrow::Borrow;
 
 use tch::Tensor;
 
+use crate::place::Place;
 use crate::{Init, Module, Path};
 
 /// `y = x Wᵀ + b`, from `[…, in]` to `[…, out]`.
@@ -23,6 +24,7 @@ use crate::{Init, Module, Path};
 pub struct Linear {
     weight: Tensor,
     bias: Option<Tensor>,
+    place: Place,
 }
 
 /// Options of [`Linear`].
@@ -57,6 +59,7 @@ impl Linear {
             bias: options
                 .bias
                 .then(|| path.parameter("bias", &[outputs], Init::fan_in_bias(inputs))),
+            place: path.place(),
         }
     }
 
@@ -76,6 +79,6 @@ impl Module<&Tensor> for Linear {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Tensor {
-        input.linear(&self.weight, self.bias.as_ref())
+        self.place.take(input.f_linear(&self.weight, self.bias.as_ref()), input)
     }
 }

@@ -1,5 +1,10 @@
 //! The few calls of MLflow's interface.
 
+#[cfg(feature = "https")]
+use std::fs;
+use std::io;
+#[cfg(feature = "https")]
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -7,7 +12,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value as Json, json};
 use ureq::Agent;
+use ureq::config::ConfigBuilder;
 use ureq::http::Method;
+use ureq::typestate::AgentScope;
 
 use super::Credentials;
 use super::batch::{Batch, milliseconds};
@@ -57,12 +64,34 @@ impl Client {
         if rest.is_empty() || rest.starts_with([':', '/']) || rest.contains(char::is_whitespace) {
             return Err(wrong("it names no host"));
         }
-        let config = Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_connect(Some(CONNECT))
-            .timeout_global(Some(ANSWER))
-            .build();
-        Ok(Self { http: config.new_agent(), url: plain.to_owned(), authorization: None })
+        Ok(Self {
+            http: settings().build().new_agent(),
+            url: plain.to_owned(),
+            authorization: None,
+        })
+    }
+
+    /// Trusts these certificates and no others.
+    #[cfg(feature = "https")]
+    pub(super) fn trust(&mut self, path: &Path) -> Result<()> {
+        use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+
+        let text = fs::read(path).map_err(TrackError::file("cannot read", path))?;
+        let mut certificates = Vec::new();
+        for item in parse_pem(&text) {
+            match item {
+                Ok(PemItem::Certificate(certificate)) => certificates.push(certificate),
+                Ok(_) => {}
+                Err(error) => return Err(no_certificate(path, &error.to_string())),
+            }
+        }
+        if certificates.is_empty() {
+            return Err(no_certificate(path, "there is none in it"));
+        }
+        let roots = RootCerts::from(certificates);
+        let tls = TlsConfig::builder().root_certs(roots).build();
+        self.http = settings().tls_config(tls).build().new_agent();
+        Ok(())
     }
 
     pub(super) fn authorize(&mut self, credentials: &Credentials) {
@@ -215,9 +244,12 @@ impl Client {
         answer: std::result::Result<ureq::http::Response<ureq::Body>, ureq::Error>,
         what: &'static str,
     ) -> Result<String> {
-        let away = |error: ureq::Error| TrackError::Unreachable {
-            url: self.url.clone(),
-            reason: error.to_string(),
+        let away = |error: ureq::Error| {
+            let (url, reason) = (self.url.clone(), error.to_string());
+            match is_about_tls(&error) {
+                true => TrackError::Untrusted { url, reason },
+                false => TrackError::Unreachable { url, reason },
+            }
         };
         let answer = answer.map_err(away)?;
         let status = answer.status();
@@ -260,6 +292,31 @@ pub(super) fn passes(error: &TrackError) -> bool {
         TrackError::Refused { status, .. } => matches!(status, 408 | 429 | 500 | 502..=504),
         _ => false,
     }
+}
+
+/// Whether the two could not agree on an encrypted connection: a certificate that is not trusted, a server
+/// that speaks no TLS. Another attempt has no other outcome.
+fn is_about_tls(error: &ureq::Error) -> bool {
+    match error {
+        ureq::Error::Tls(_) => true,
+        #[cfg(feature = "https")]
+        ureq::Error::Rustls(_) => true,
+        // rustls tells the socket's reader so.
+        ureq::Error::Io(error) => error.kind() == io::ErrorKind::InvalidData,
+        _ => false,
+    }
+}
+
+fn settings() -> ConfigBuilder<AgentScope> {
+    Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_connect(Some(CONNECT))
+        .timeout_global(Some(ANSWER))
+}
+
+#[cfg(feature = "https")]
+fn no_certificate(path: &Path, reason: &str) -> TrackError {
+    TrackError::Certificate { path: path.to_owned(), reason: reason.to_owned() }
 }
 
 fn escaped(text: &str) -> String {

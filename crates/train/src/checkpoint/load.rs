@@ -194,6 +194,8 @@ impl Ready {
             for (parameter, place) in ranks::gradients(&state, &objects).map_err(mismatch)? {
                 same("a gradient", &parameter, &place.info).map_err(mismatch)?;
             }
+            let infos = state.clone().try_map(&mut |_, place| Ok::<_, Error>(place.info))?;
+            ranks::check_own(&infos, &objects).map_err(mismatch)?;
             own.push(state);
         }
         let run = placed(&checkpoint, find("run")?)?;

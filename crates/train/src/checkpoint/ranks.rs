@@ -1,12 +1,12 @@
 //! What each rank has for itself: random states, and gradients within an accumulation window.
 
-use brigade_checkpoint::Value;
+use brigade_checkpoint::{TensorInfo, Value};
 use brigade_torch::{Device, Tensor, gradient, rng_state, set_gradient, set_rng_state};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
+use crate::gradients::weighted::WeightedWindow;
 use crate::registry::Stateful;
-use crate::weighted::WeightedWindow;
 
 /// An object with its name in checkpoints.
 pub(super) type Named = (String, std::sync::Arc<dyn Stateful>);
@@ -30,6 +30,12 @@ pub(super) fn state(accelerator: &Accelerator, objects: &[Named]) -> Result<Valu
             }
         }
     }
+    let mut own = Vec::new();
+    for (name, object) in objects {
+        if let Some(state) = object.own()? {
+            own.push((name.clone(), state));
+        }
+    }
     let window = accelerator.accumulation.window().map_or(Value::None, |window| {
         let (weight, divisor) = (Value::Float(window.weight), Value::Float(window.divisor));
         Value::dict([("weight", weight), ("divisor", divisor)])
@@ -38,6 +44,7 @@ pub(super) fn state(accelerator: &Accelerator, objects: &[Named]) -> Result<Valu
         ("random", Value::dict(random)),
         ("gradients", Value::dict(gradients)),
         ("weighted_window", window),
+        ("own", Value::dict(own)),
     ]))
 }
 
@@ -69,6 +76,13 @@ pub(super) fn gradients<'s, T>(
     Ok(pairs)
 }
 
+/// Whether what objects have on each rank for themselves fits.
+pub(super) fn check_own(state: &Value<TensorInfo>, objects: &[Named]) -> Result<(), String> {
+    let own = |name: &str| state.get("own").and_then(|own| own.get(name));
+    let mut known = objects.iter().filter_map(|(name, object)| own(name).map(|own| (object, own)));
+    known.try_for_each(|(object, own)| object.check_own(own))
+}
+
 pub(super) fn restore(
     accelerator: &Accelerator,
     objects: &[Named],
@@ -94,6 +108,10 @@ pub(super) fn restore(
             };
             set_gradient(&parameter, &sum)?;
         }
+    }
+    for (name, object) in objects {
+        let own = states.iter().filter_map(|state| state.get("own")?.get(name));
+        object.restore_own(&own.collect::<Vec<_>>())?;
     }
     // What this rank had added up of a window of weighted losses; of another number of ranks its share.
     let windows = states.iter().filter_map(|state| {

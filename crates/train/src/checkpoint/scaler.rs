@@ -4,8 +4,8 @@ use brigade_checkpoint::{TensorInfo, Value};
 use brigade_torch::Tensor;
 
 use crate::error::{Error, Result};
+use crate::precision::scaler::{GradScaler, GradScalerState};
 use crate::registry::{Kind, Restoring, Stateful};
-use crate::scaler::{GradScaler, GradScalerState};
 
 impl Stateful for GradScaler {
     fn kind(&self) -> Kind {

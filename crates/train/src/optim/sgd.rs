@@ -1,7 +1,7 @@
 //! Stochastic gradient descent.
 
 use brigade_torch::fused::{self, SgdStep};
-use brigade_torch::{Tensor, flat};
+use brigade_torch::{Tensor, gradients};
 
 use super::core::{Rule, Step};
 use super::options::{Decay, Options, builder, check};
@@ -124,7 +124,7 @@ impl Rule for SgdRule {
         let (weight_decay, keep) = self.decay.split(lr, weight_decay);
         if keep != 1.0 {
             // The kernel knows only the other decay.
-            flat::scale_all(parameters, keep)?;
+            gradients::multiply(parameters, &Tensor::from(keep))?;
         }
         let kernel = |first: bool| SgdStep {
             lr,

@@ -1,6 +1,7 @@
 //! Data that are empty or too few, and losses that are no number: no hang, and the same on every rank.
 
 use brigade_data::{DataLoader, TensorDataset};
+use brigade_models::{BatchNorm1d, Model, Path};
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::{Accelerator, ClipNorm, Error, Kind, Precision, Result, Sgd, Tensor};
 
@@ -76,3 +77,26 @@ dist_test!(world = 2, dist_a_loss_that_is_no_number_on_one_rank, |world: World| 
     assert_eq!(net::weights(model.inner()), before, "the batch can be left out");
     Ok(())
 });
+
+dist_test!(
+    world = 2,
+    dist_a_batch_that_cannot_be_normalised_is_an_error,
+    |world: World| -> Result<()> {
+        let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+        let model = Model::new(|p: &Path<'_>| BatchNorm1d::new(p / "norm", 5))?;
+        let mut model = accelerator.prepare(model)?;
+        model.train();
+        // On one rank a whole batch, on the other one row.
+        let rows = if world.rank.as_usize() == 1 { 1 } else { 4 };
+        let input = Tensor::ones([rows, 5], tch::kind::FLOAT_CPU);
+        let output = model.forward(&input);
+        if world.rank.as_usize() == 1 {
+            let error = output.unwrap_err();
+            assert!(matches!(error, Error::Model(_)), "{error}");
+            assert!(error.to_string().contains("norm: a batch normalisation"), "{error}");
+        } else {
+            assert_eq!(output?.size(), [4, 5]);
+        }
+        Ok(())
+    }
+);

@@ -7,7 +7,7 @@ use brigade_torch::Reducer;
 use crate::accelerator::Accelerator;
 use crate::error::Result;
 use crate::model::PreparedModels;
-use crate::scaler::GradScaler;
+use crate::precision::scaler::GradScaler;
 
 /// How [`Accelerator::join_uneven_inputs`] goes about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

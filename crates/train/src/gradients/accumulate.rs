@@ -8,8 +8,8 @@ use brigade_torch::{Kind, Tensor, gradient};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
+use crate::gradients::weighted::WeightedWindow;
 use crate::model::{PreparedModels, Switched};
-use crate::weighted::WeightedWindow;
 
 /// How gradients of several batches become one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use brigade_torch::{Device, Kind, ReduceOp, Tensor};
 
 use crate::accelerator::Accelerator;
-use crate::accumulate::scale_gradients;
 use crate::error::{Error, Result};
+use crate::gradients::accumulate::scale_gradients;
 use crate::model::PreparedModels;
 
 /// What one rank has added up of a window.

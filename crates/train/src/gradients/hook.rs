@@ -3,7 +3,7 @@
 mod power_sgd;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_models::StateDict;
 use brigade_torch::{Bucket, Compression, GradientHook, ProcessGroup, Reducer, Tensor};
@@ -62,7 +62,11 @@ impl CommHook {
     }
 
     /// Registers it with a model's reducer. Gives back what has a state.
-    pub(crate) fn install(&self, reducer: &Reducer) -> Result<Option<Arc<PowerSgdHook>>> {
+    pub(crate) fn install(
+        &self,
+        reducer: &Reducer,
+        trained: &[(String, Tensor)],
+    ) -> Result<Option<Arc<PowerSgdHook>>> {
         match self {
             Self::None => return Ok(None),
             Self::Fp16 => reducer.compress(Compression::Fp16)?,
@@ -72,30 +76,26 @@ impl CommHook {
             }
             _ => {
                 let mut state = None;
-                reducer.set_hook(self.build(&mut state))?;
+                reducer.set_hook(self.build(trained, &mut state))?;
                 return Ok(state);
             }
         }
         Ok(None)
     }
 
-    fn build(&self, state: &mut Option<Arc<PowerSgdHook>>) -> Shared {
+    fn build(&self, trained: &[(String, Tensor)], state: &mut Option<Arc<PowerSgdHook>>) -> Shared {
         Shared(match self {
             Self::None => Arc::new(Plain),
-            Self::Fp16 => {
-                Arc::new(Wrapper { kind: Compression::Fp16, inner: Shared(Arc::new(Plain)) })
-            }
-            Self::Bf16 => {
-                Arc::new(Wrapper { kind: Compression::Bf16, inner: Shared(Arc::new(Plain)) })
-            }
+            Self::Fp16 => Arc::new(Wrapper::new(Compression::Fp16, Shared(Arc::new(Plain)))),
+            Self::Bf16 => Arc::new(Wrapper::new(Compression::Bf16, Shared(Arc::new(Plain)))),
             Self::PowerSgd(options) => {
-                let hook = Arc::new(PowerSgdHook::new(options.clone()));
+                let hook = Arc::new(PowerSgdHook::new(options.clone(), trained));
                 *state = Some(Arc::clone(&hook));
                 hook
             }
             Self::Custom(hook) => Arc::clone(hook),
             Self::Wrapped(kind, inner) => {
-                Arc::new(Wrapper { kind: *kind, inner: inner.build(state) })
+                Arc::new(Wrapper::new(*kind, inner.build(trained, state)))
             }
         })
     }
@@ -113,33 +113,48 @@ struct Plain;
 
 impl GradientHook for Plain {
     fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> brigade_torch::Result<()> {
-        average(group, &mut bucket.buffer)
+        // Divided before the sum, so that 16-bit floats do not overflow.
+        let _ = bucket.buffer.f_div_scalar_(group.size() as f64)?;
+        group.all_reduce(&mut bucket.buffer, brigade_torch::ReduceOp::Sum)
     }
 }
 
 struct Wrapper {
     kind: Compression,
     inner: Shared,
+    /// Of this backward: in the other type, and where they belong. The hook inside may fill them as late
+    /// as in its call for the last bucket.
+    underway: Mutex<Vec<(Tensor, Tensor)>>,
+}
+
+impl Wrapper {
+    fn new(kind: Compression, inner: Shared) -> Self {
+        Self { kind, inner, underway: Mutex::default() }
+    }
 }
 
 impl GradientHook for Wrapper {
     fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> brigade_torch::Result<()> {
         let mut small = bucket.to_kind(self.kind.kind())?;
+        let mut underway = self.underway.lock().unwrap_or_else(PoisonError::into_inner);
+        if bucket.index == 0 {
+            underway.clear();
+        }
         self.inner.reduce(group, &mut small)?;
-        bucket.buffer.f_copy_(&small.buffer)?;
+        underway.push((small.buffer, bucket.buffer.shallow_clone()));
+        if bucket.is_last {
+            for (small, mut buffer) in underway.drain(..) {
+                buffer.f_copy_(&small)?;
+            }
+        }
         Ok(())
     }
 }
 
-/// The mean over the ranks; divided before the sum, so that 16-bit floats do not overflow.
-fn average(group: &ProcessGroup, tensor: &mut Tensor) -> brigade_torch::Result<()> {
-    let _ = tensor.f_div_scalar_(group.size() as f64)?;
-    group.all_reduce(tensor, brigade_torch::ReduceOp::Sum)
-}
-
 impl<M> PreparedModel<M> {
-    /// This rank's state of a communication hook that has one (PowerSGD: errors, factors, the number of
-    /// iterations), as copies. `None` for the others.
+    /// This rank's state of a communication hook that has one (PowerSGD: `iteration`, and by parameter
+    /// `error.NAME` and `factor.NAME`), as copies. `None` for the others. A checkpoint
+    /// ([`crate::Accelerator::save_state`]) holds it anyway.
     ///
     /// # Errors
     /// [`Error::Tensor`] when memory runs out.

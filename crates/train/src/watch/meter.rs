@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use brigade_torch::{Device, DeviceMemory};
 use brigade_track::{Value, Values};
 
 use crate::accelerator::Accelerator;
@@ -26,6 +27,7 @@ use crate::accelerator::Accelerator;
 #[derive(Debug, Clone)]
 pub struct Meter {
     ranks: usize,
+    device: Device,
     window: usize,
     /// The end of each step with the samples and tokens that it has seen; the first is where counting
     /// began.
@@ -60,13 +62,13 @@ impl Accelerator {
     /// A meter over the last `window` steps, at least one, that begins now.
     #[must_use]
     pub fn meter(&self, window: usize) -> Meter {
-        Meter::starting_at(Instant::now(), window, self.num_processes())
+        Meter::starting_at(Instant::now(), window, self.num_processes(), self.device())
     }
 }
 
 impl Meter {
-    fn starting_at(now: Instant, window: usize, ranks: usize) -> Self {
-        Self { ranks, window: window.max(1), ends: VecDeque::from([(now, 0, 0)]) }
+    fn starting_at(now: Instant, window: usize, ranks: usize, device: Device) -> Self {
+        Self { ranks, device, window: window.max(1), ends: VecDeque::from([(now, 0, 0)]) }
     }
 
     /// A step has ended that saw this many samples on this rank.
@@ -113,7 +115,8 @@ impl Meter {
 
     /// Rates and memory under names, as [`Accelerator::log`] takes them: `samples_per_second`,
     /// `tokens_per_second` where tokens were counted, `step_ms`, `slowest_step_ms`, `resident_mib`,
-    /// `peak_mib`. What is not known is left out.
+    /// `peak_mib`, and on a GPU `gpu_allocated_mib`, `gpu_peak_mib`, `gpu_reserved_mib`. What is not known
+    /// is left out.
     #[must_use]
     pub fn values(&self) -> Values {
         let mut values = Values::new();
@@ -129,6 +132,12 @@ impl Meter {
         if let Some(memory) = ProcessMemory::now() {
             put("resident_mib", memory.resident as f64 / MIB);
             put("peak_mib", memory.peak as f64 / MIB);
+        }
+        // Before the first tensor there the allocator refuses to answer.
+        if let Ok(Some(memory)) = DeviceMemory::of(self.device) {
+            put("gpu_allocated_mib", memory.allocated as f64 / MIB);
+            put("gpu_peak_mib", memory.peak as f64 / MIB);
+            put("gpu_reserved_mib", memory.reserved as f64 / MIB);
         }
         values
     }
@@ -177,7 +186,7 @@ mod tests {
     fn rates_are_of_the_window_and_of_all_ranks() {
         let began = Instant::now();
         let at = |milliseconds| began + Duration::from_millis(milliseconds);
-        let mut meter = Meter::starting_at(began, 2, 4);
+        let mut meter = Meter::starting_at(began, 2, 4, Device::Cpu);
         assert_eq!(meter.rates(), None);
         meter.ended(at(1000), 1000, 0);
         meter.ended(at(1100), 10, 100);
@@ -199,7 +208,7 @@ mod tests {
     #[test]
     fn a_clock_that_stands_still_is_no_infinite_rate() {
         let began = Instant::now();
-        let mut meter = Meter::starting_at(began, 0, 1);
+        let mut meter = Meter::starting_at(began, 0, 1, Device::Cpu);
         meter.ended(began, 5, 0);
         assert!(meter.rates().unwrap().samples_per_second.is_finite());
     }

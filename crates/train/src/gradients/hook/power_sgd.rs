@@ -1,0 +1,364 @@
+//! PowerSGD: matrices of gradients as products of two thin ones.
+
+mod factors;
+mod state;
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use brigade_torch::{Bucket, GradientHook, ProcessGroup, ReduceOp, Tensor, Work};
+
+use crate::error::{Error, Result};
+use factors::{normal, orthogonal};
+
+/// [PowerSGD](https://arxiv.org/abs/1905.13727): a matrix of n by m values goes over the wire as one of n
+/// by r and one of m by r. What that loses is added to the next step's gradients.
+///
+/// The names are those of PyTorch's `PowerSGDState`. Vectors and small matrices go whole.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PowerSgd {
+    /// r; 1.
+    pub matrix_approximation_rank: i64,
+    /// Steps that are reduced whole first (`start_powerSGD_iter`); 1000. At least 2 with error feedback
+    /// or warm start, as in PyTorch: the first gradients of all are the least like the next.
+    pub start_iteration: u64,
+    /// A matrix is compressed when that makes it more than this many times smaller; 2.
+    pub min_compression_rate: f64,
+    /// Adds what compression lost to the next gradients; true.
+    pub use_error_feedback: bool,
+    /// Begins with the last step's factor instead of random numbers; true.
+    pub warm_start: bool,
+    /// Added to lengths that are divided by; 0.
+    pub orthogonalization_epsilon: f64,
+    /// Of the random first factors, the same on all ranks; 0.
+    pub random_seed: u64,
+}
+
+impl Default for PowerSgd {
+    fn default() -> Self {
+        Self {
+            matrix_approximation_rank: 1,
+            start_iteration: 1000,
+            min_compression_rate: 2.0,
+            use_error_feedback: true,
+            warm_start: true,
+            orthogonalization_epsilon: 0.0,
+            random_seed: 0,
+        }
+    }
+}
+
+impl PowerSgd {
+    pub(super) fn check(&self) -> Result<()> {
+        if self.matrix_approximation_rank < 1 {
+            return Err(Error::Misuse(format!(
+                "PowerSGD's matrix_approximation_rank is {}, but must be at least 1",
+                self.matrix_approximation_rank
+            )));
+        }
+        if (self.use_error_feedback || self.warm_start) && self.start_iteration < 2 {
+            return Err(Error::Misuse(format!(
+                "PowerSGD's start_iteration is {}, but must be at least 2 with error feedback or warm \
+                 start, as in PyTorch",
+                self.start_iteration
+            )));
+        }
+        if !(self.min_compression_rate > 0.0 && self.orthogonalization_epsilon >= 0.0) {
+            return Err(Error::Misuse(format!(
+                "PowerSGD's min_compression_rate is {} and its orthogonalization_epsilon {}; the first \
+                 must be above 0, the second not below",
+                self.min_compression_rate, self.orthogonalization_epsilon
+            )));
+        }
+        Ok(())
+    }
+
+    /// The rank of the approximation of an n by m matrix, or `None` when it goes whole.
+    fn rank(&self, n: i64, m: i64) -> Option<i64> {
+        let rank = self.matrix_approximation_rank.min(n).min(m);
+        let small = ((n + m) * rank) as f64 * self.min_compression_rate;
+        (rank > 0 && small < (n * m) as f64).then_some(rank)
+    }
+}
+
+/// The hook with its state.
+///
+/// A bucket takes three calls: its left factors are sent in its own, its right factors in the next
+/// bucket's, and in the last bucket's call all are waited for. So messages travel while backward computes
+/// the gradients of other buckets. PyTorch goes on in a callback of the first message instead: with Gloo
+/// that runs whenever the message has ended, so ranks could send in different orders.
+pub(crate) struct PowerSgdHook {
+    options: PowerSgd,
+    /// In the reducer's order.
+    parameters: Vec<Parameter>,
+    state: Mutex<State>,
+}
+
+/// A parameter as the matrix that its gradient is compressed as.
+struct Parameter {
+    name: String,
+    n: i64,
+    m: i64,
+}
+
+/// What is kept belongs to parameters, not to places in buckets: buckets are put together anew after the
+/// first backward, also the first one after a resume.
+#[derive(Default)]
+struct State {
+    iteration: u64,
+    /// What was lost, `[n, m]`.
+    errors: BTreeMap<usize, Tensor>,
+    /// The m by r factor.
+    factors: BTreeMap<usize, Tensor>,
+    /// The buckets of this backward.
+    underway: Vec<Underway>,
+}
+
+struct Underway {
+    matrices: Vec<Matrix>,
+    /// Gradients that go whole, and their message. Without any of them the message is the bucket itself.
+    whole: Vec<Tensor>,
+    rest: Option<Work<Tensor>>,
+    stage: Stage,
+}
+
+/// Which factors are on their way, all of a bucket in one message.
+enum Stage {
+    Whole,
+    Left(Work<Tensor>),
+    Right { left: Vec<Tensor>, right: Work<Tensor> },
+}
+
+/// A gradient that goes as two factors.
+struct Matrix {
+    parameter: usize,
+    /// The gradient as `[n, m]`: a view.
+    values: Tensor,
+    /// What should have been sent, with error feedback.
+    wanted: Option<Tensor>,
+    /// `[m, r]`.
+    factor: Tensor,
+}
+
+impl GradientHook for PowerSgdHook {
+    fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> brigade_torch::Result<()> {
+        let mut state = self.lock();
+        if bucket.index == 0 {
+            // Of a backward that did not come to its end.
+            state.underway.clear();
+        }
+        let done = self.forward(&mut state, group, bucket);
+        if done.is_err() {
+            state.underway.clear();
+        }
+        done
+    }
+}
+
+impl PowerSgdHook {
+    pub(super) fn new(options: PowerSgd, trained: &[(String, Tensor)]) -> Self {
+        let parameter = |(name, tensor): &(String, Tensor)| {
+            let n = tensor.size().first().copied().unwrap_or(0);
+            let m = if n > 0 { tensor.numel() as i64 / n } else { 0 };
+            Parameter { name: name.clone(), n, m }
+        };
+        let parameters = trained.iter().map(parameter).collect();
+        Self { options, parameters, state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Every bucket one message further.
+    fn forward(
+        &self,
+        state: &mut State,
+        group: &ProcessGroup,
+        bucket: &Bucket,
+    ) -> brigade_torch::Result<()> {
+        let epsilon = self.options.orthogonalization_epsilon;
+        let next = if state.iteration < self.options.start_iteration {
+            let rest = Some(start_mean(group, bucket.buffer.shallow_clone())?);
+            Underway { matrices: Vec::new(), whole: Vec::new(), rest, stage: Stage::Whole }
+        } else {
+            self.start(state, group, bucket)?
+        };
+        if let Some(before) = state.underway.last_mut() {
+            before.send_right(group, epsilon)?;
+        }
+        state.underway.push(next);
+        if !bucket.is_last {
+            return Ok(());
+        }
+        if let Some(last) = state.underway.last_mut() {
+            last.send_right(group, epsilon)?;
+        }
+        for underway in mem::take(&mut state.underway) {
+            self.finish(state, underway)?;
+        }
+        state.iteration += 1;
+        Ok(())
+    }
+
+    /// Sends what goes whole, and the left factors.
+    fn start(
+        &self,
+        state: &State,
+        group: &ProcessGroup,
+        bucket: &Bucket,
+    ) -> brigade_torch::Result<Underway> {
+        let (mut matrices, whole) = self.split(state, bucket)?;
+        let rest = match whole.as_slice() {
+            [] => None,
+            whole => Some(start_mean(group, join(whole)?)?),
+        };
+        let mut left = Vec::with_capacity(matrices.len());
+        for matrix in &mut matrices {
+            matrix.factor = orthogonal(&matrix.factor, self.options.orthogonalization_epsilon)?;
+            left.push(matrix.values.f_matmul(&matrix.factor)?);
+        }
+        let stage = match left.as_slice() {
+            [] => Stage::Whole,
+            // Of no length in particular, since they are normalised next.
+            left => Stage::Left(group.start_all_reduce(join(left)?, ReduceOp::Sum)?),
+        };
+        Ok(Underway { matrices, whole, rest, stage })
+    }
+
+    /// The gradients that are compressed, with what earlier steps lost, and those that go whole.
+    fn split(
+        &self,
+        state: &State,
+        bucket: &Bucket,
+    ) -> brigade_torch::Result<(Vec<Matrix>, Vec<Tensor>)> {
+        let mut matrices = Vec::new();
+        let mut whole = Vec::new();
+        for (gradient, &place) in bucket.gradients.iter().zip(&bucket.parameters) {
+            let known = self.parameters.get(place);
+            let sizes = known.and_then(|p| Some((p.n, p.m, self.options.rank(p.n, p.m)?)));
+            let Some((n, m, rank)) = sizes else {
+                whole.push(gradient.shallow_clone());
+                continue;
+            };
+            let mut values = gradient.f_view([n, m])?;
+            let wanted = if self.options.use_error_feedback {
+                if let Some(error) = state.errors.get(&place) {
+                    let _ = values.f_add_(&error.f_to_device(values.device())?)?;
+                }
+                Some(values.f_detach_copy()?)
+            } else {
+                None
+            };
+            let (kind, device) = (gradient.f_kind()?, gradient.device());
+            let known = state.factors.get(&place).filter(|q| q.size() == [m, rank]);
+            let factor = match known {
+                Some(known) => known.f_to_device(device)?.f_to_kind(kind)?,
+                None => {
+                    let seed = [self.options.random_seed, state.iteration, place as u64];
+                    let numbers = Tensor::f_from_slice(&normal(seed, (m * rank) as usize))?;
+                    numbers.f_view([m, rank])?.f_to_device(device)?.f_to_kind(kind)?
+                }
+            };
+            matrices.push(Matrix { parameter: place, values, wanted, factor });
+        }
+        Ok((matrices, whole))
+    }
+
+    /// Waits, and puts the means in place.
+    fn finish(&self, state: &mut State, underway: Underway) -> brigade_torch::Result<()> {
+        let Underway { matrices, whole, rest, stage } = underway;
+        if let Stage::Right { left, right } = stage {
+            let sizes = matrices.iter().map(|matrix| matrix.factor.size());
+            let right = part(&right.wait()?, sizes)?;
+            for ((mut matrix, left), right) in matrices.into_iter().zip(&left).zip(right) {
+                matrix.values.f_copy_(&left.f_matmul(&right.f_tr()?)?)?;
+                if let Some(wanted) = matrix.wanted {
+                    state.errors.insert(matrix.parameter, wanted.f_sub(&matrix.values)?);
+                }
+                if self.options.warm_start {
+                    state.factors.insert(matrix.parameter, right);
+                }
+            }
+        }
+        if let Some(rest) = rest {
+            // What went whole has lost nothing. PyTorch keeps its difference from the mean as an error,
+            // which cancels out over the ranks but for rounding.
+            let means = part(&rest.wait()?, whole.iter().map(Tensor::size))?;
+            for (mut gradient, mean) in whole.into_iter().zip(means) {
+                gradient.f_copy_(&mean)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Underway {
+    /// When the left factors have come: makes the right ones of them and sends these.
+    fn send_right(&mut self, group: &ProcessGroup, epsilon: f64) -> brigade_torch::Result<()> {
+        self.stage = match mem::replace(&mut self.stage, Stage::Whole) {
+            Stage::Left(work) => {
+                let sizes = self.matrices.iter().map(|matrix| {
+                    let rows = matrix.values.size().first().copied().unwrap_or(0);
+                    vec![rows, matrix.factor.size().get(1).copied().unwrap_or(0)]
+                });
+                let left = part(&work.wait()?, sizes)?;
+                let left =
+                    left.iter().map(|p| orthogonal(p, epsilon)).collect::<Result<Vec<_>, _>>()?;
+                let right = self.matrices.iter().zip(&left);
+                let right = right
+                    .map(|(matrix, left)| matrix.values.f_tr()?.f_matmul(left))
+                    .collect::<Result<Vec<_>, _>>()?;
+                Stage::Right { left, right: start_mean(group, join(&right)?)? }
+            }
+            stage => stage,
+        };
+        Ok(())
+    }
+}
+
+/// Starts the mean over the ranks; divided before the sum, so that 16-bit floats do not overflow.
+fn start_mean(group: &ProcessGroup, mut values: Tensor) -> brigade_torch::Result<Work<Tensor>> {
+    let _ = values.f_div_scalar_(group.size() as f64)?;
+    group.start_all_reduce(values, ReduceOp::Sum)
+}
+
+/// In one piece of memory: one message instead of many.
+fn join(tensors: &[Tensor]) -> brigade_torch::Result<Tensor> {
+    let flat = tensors.iter().map(|t| t.f_reshape([-1])).collect::<Result<Vec<_>, _>>()?;
+    Ok(Tensor::f_cat(&flat, 0)?)
+}
+
+/// The other way round: views.
+fn part(
+    flat: &Tensor,
+    sizes: impl Iterator<Item = Vec<i64>>,
+) -> brigade_torch::Result<Vec<Tensor>> {
+    let mut start = 0;
+    sizes
+        .map(|size| {
+            let length = size.iter().product();
+            let tensor = flat.f_narrow(0, start, length)?.f_view(&size[..])?;
+            start += length;
+            Ok(tensor)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_compressed() {
+        let options = PowerSgd::default();
+        assert_eq!(options.rank(64, 1), None, "a vector");
+        assert_eq!(options.rank(4, 4), None, "16 values against 8: not more than twice");
+        assert_eq!(options.rank(5, 5), Some(1));
+        assert_eq!(options.rank(0, 0), None);
+        let two = PowerSgd { matrix_approximation_rank: 8, ..options };
+        assert_eq!(two.rank(64, 64), Some(8));
+        assert_eq!(two.rank(3, 1000), None, "rank 3 saves nothing");
+    }
+}
