@@ -3,7 +3,7 @@
 use std::path::Path as FilePath;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use brigade::models::{Init, ResNet};
 use brigade::prelude::*;
 use brigade::train::{LoadOptions, ProjectConfiguration};
@@ -47,11 +47,21 @@ fn save(folder: &FilePath, flush: bool) -> Result<Vec<Vec<f64>>> {
     let _model = accelerator.prepare(model)?;
     let mut seconds = Vec::new();
     for _ in 0..ROUNDS {
+        quiet_disk()?;
         let start = Instant::now();
         accelerator.save_state(folder.join("ours"))?;
         seconds.push(start.elapsed().as_secs_f64());
     }
     Ok(vec![seconds])
+}
+
+/// Nothing waits for the disk any more, of this side's last save or the other's.
+fn quiet_disk() -> Result<()> {
+    let ended = std::process::Command::new("sync").status().context("cannot start sync")?;
+    if !ended.success() {
+        bail!("sync failed: {ended}");
+    }
+    Ok(())
 }
 
 /// Seconds of each load into a model, and the highest memory over what the process had without a model,
@@ -102,6 +112,7 @@ fn background(folder: &FilePath) -> Result<Vec<Vec<f64>>> {
     let before = (0..STEPS).map(|_| step()).collect::<Result<Vec<_>>>()?;
     let (mut during, mut stalls) = (Vec::new(), Vec::new());
     for _ in 0..SAVES {
+        quiet_disk()?;
         let start = Instant::now();
         accelerator.save_state(folder.join("background"))?;
         stalls.push(start.elapsed().as_secs_f64());

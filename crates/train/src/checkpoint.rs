@@ -108,12 +108,11 @@ impl Accelerator {
         self.checkpoints.is_saving()
     }
 
-    /// Frees the memory that background saves keep for their next copy, and gives its size in bytes. What
-    /// a running save uses is freed by the next call.
-    pub fn release_save_memory(&self) -> usize {
-        let bytes = self.checkpoints.copies.bytes();
-        self.checkpoints.copies.release();
-        bytes
+    /// Frees the memory that background saves keep for their next copy. What a running save uses is freed
+    /// by the next call.
+    pub fn release_save_memory(&self) {
+        let bytes = self.checkpoints.copies.release();
+        tracing::debug!("freed {bytes} bytes of the last save's copy");
     }
 
     /// Continues from a checkpoint: puts all that it holds into what was prepared. Every rank calls it,

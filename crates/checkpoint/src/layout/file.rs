@@ -132,7 +132,7 @@ impl Writing {
     pub fn finish(self, flush: bool) -> Result<FileFacts, Error> {
         match self.sink {
             Sink::Direct(direct) => {
-                direct.finish(self.bytes).map_err(Error::io("write", &self.path))?
+                direct.finish(self.bytes).map_err(Error::io("write", &self.path))?;
             }
             Sink::Cached(file) if flush => {
                 file.sync_all().map_err(Error::io("flush", &self.path))?;

@@ -83,7 +83,8 @@ impl Checkpoint {
         // The largest first: then the shares are about equal.
         files.sort_by_key(|(_, facts)| std::cmp::Reverse(facts.bytes));
         let share = files.into_iter().skip(part).step_by(parts.max(1));
-        verify_files(share.map(|(name, facts)| (self.folder.join(name), facts)).collect())
+        let share: Vec<_> = share.map(|(name, facts)| (self.folder.join(name), facts)).collect();
+        verify_files(&share)
     }
 
     /// An object's tree, with the names of its tensors; `None` for a model.

