@@ -68,6 +68,7 @@ impl Accelerator {
                     if let Some(scaler) = self.grad_scaler() {
                         scaler.reset();
                     }
+                    self.release_save_memory();
                     release_memory(matches!(self.device(), Device::Cuda(_)))?;
                 }
             }
