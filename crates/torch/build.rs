@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 15] = [
     "cpp/tensors.cpp",
     "cpp/memory.cpp",
     "cpp/store.cpp",
@@ -13,6 +13,7 @@ const SOURCES: [&str; 14] = [
     "cpp/reducer.cpp",
     "cpp/hook.cpp",
     "cpp/norm.cpp",
+    "cpp/norm_relu.cpp",
     "cpp/optimizer.cpp",
     "cpp/precision.cpp",
     "cpp/flat.cpp",

@@ -54,10 +54,10 @@ impl Module<&Tensor> for Cnn {
 
 fn block(path: &Path<'_>, inputs: i64, outputs: i64) -> Sequential {
     let padded = Conv2dOptions { padding: [2, 2], ..Conv2dOptions::default() };
+    let convolution = Conv2d::new(path / 0, inputs, outputs, [5, 5], padded);
+    let norm = BatchNorm2d::new(path / 1, outputs);
     Sequential::new()
-        .add(Conv2d::new(path / 0, inputs, outputs, [5, 5], padded))
-        .add(BatchNorm2d::new(path / 1, outputs))
-        // In place: nothing else holds what the normalisation gave, and its backward does not look at it.
-        .add_fn(|maps| maps.shallow_clone().relu_())
+        .add(convolution)
+        .add_fn(move |maps| norm.forward_relu(maps, None))
         .add(MaxPool2d::new(2))
 }

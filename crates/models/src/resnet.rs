@@ -148,7 +148,7 @@ impl Module<&Tensor> for ResNet {
     type Output = Tensor;
 
     fn forward(&self, images: &Tensor) -> Tensor {
-        let mut maps = relu(self.bn1.forward(&self.conv1.forward(images)));
+        let mut maps = self.bn1.forward_relu(&self.conv1.forward(images), None);
         maps = MaxPool2d { kernel: [3, 3], stride: [2, 2], padding: [1, 1] }.forward(&maps);
         for block in self.stages.iter().flatten() {
             maps = block.forward(&maps);
@@ -205,27 +205,18 @@ impl Block {
     }
 
     fn forward(&self, input: &Tensor) -> Tensor {
+        let shortcut = match &self.downsample {
+            Some((convolution, norm)) => norm.forward(&convolution.forward(input)),
+            None => input.shallow_clone(),
+        };
         let last = self.body.len() - 1;
         let mut maps = input.shallow_clone();
         for (index, (convolution, norm)) in self.body.iter().enumerate() {
-            maps = norm.forward(&convolution.forward(&maps));
-            if index < last {
-                maps = relu(maps);
-            }
+            let shortcut = (index == last).then_some(&shortcut);
+            maps = norm.forward_relu(&convolution.forward(&maps), shortcut);
         }
-        // In place, as torchvision: nothing else holds what the normalisation gave, and its backward
-        // does not look at it.
-        let _ = match &self.downsample {
-            Some((convolution, norm)) => maps.g_add_(&norm.forward(&convolution.forward(input))),
-            None => maps.g_add_(input),
-        };
-        relu(maps)
+        maps
     }
-}
-
-/// In place: of every activation, one copy less is kept for the backward pass.
-fn relu(mut maps: Tensor) -> Tensor {
-    maps.relu_()
 }
 
 /// Without a bias, which the normalisation after it would take away, and with the padding that keeps the

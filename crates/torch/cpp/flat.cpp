@@ -1,5 +1,7 @@
 #include "brigade-torch/src/bridge.rs.h"
 
+#include "every_cpu.h"
+
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -7,15 +9,6 @@
 #include <algorithm>
 #include <cmath>
 #include <vector>
-
-// The vector units that are there, chosen when the program is loaded; libtorch's own kernels do the same.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
-#define BRIGADE_EVERY_CPU \
-  __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
-#else
-#define BRIGADE_EVERY_CPU
-#endif
-#define BRIGADE_INLINE inline __attribute__((always_inline))
 
 namespace brigade {
 

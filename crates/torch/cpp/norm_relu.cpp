@@ -1,0 +1,355 @@
+#include "brigade-torch/src/bridge.rs.h"
+
+#include "every_cpu.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace brigade {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Elements of a parallel task: three inputs of it fit the second-level cache. Sums are made task by task
+// and added up in their order, so that they do not depend on the number of threads.
+constexpr int64_t kBlock = 16384;
+// With fewer, the inner loops are shorter than a few vectors.
+constexpr int64_t kFewestChannels = 16;
+
+// Loops over a block of channels_last rows, each of `channels` values.
+
+// Mean and sum of squared deviations of each channel: two passes, the second one in the cache.
+BRIGADE_EVERY_CPU void row_statistics(
+    const float* __restrict x, int64_t rows, int64_t channels, float* __restrict mean,
+    float* __restrict squares) {
+  std::fill(mean, mean + channels, 0.0f);
+  std::fill(squares, squares + channels, 0.0f);
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = x + row * channels;
+    for (int64_t c = 0; c < channels; ++c) {
+      mean[c] += from[c];
+    }
+  }
+  for (int64_t c = 0; c < channels; ++c) {
+    mean[c] /= static_cast<float>(rows);
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = x + row * channels;
+    for (int64_t c = 0; c < channels; ++c) {
+      const float deviation = from[c] - mean[c];
+      squares[c] += deviation * deviation;
+    }
+  }
+}
+
+// NaN stays NaN, as in libtorch's relu.
+BRIGADE_EVERY_CPU void activate_rows(
+    const float* __restrict x, const float* __restrict shortcut, const float* __restrict slope,
+    const float* __restrict offset, int64_t rows, int64_t channels, float* __restrict y) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t at = row * channels;
+    if (shortcut != nullptr) {
+      for (int64_t c = 0; c < channels; ++c) {
+        const float value = x[at + c] * slope[c] + offset[c] + shortcut[at + c];
+        y[at + c] = value < 0 ? 0 : value;
+      }
+    } else {
+      for (int64_t c = 0; c < channels; ++c) {
+        const float value = x[at + c] * slope[c] + offset[c];
+        y[at + c] = value < 0 ? 0 : value;
+      }
+    }
+  }
+}
+
+// What ReLU lets through, for the shortcut (where `through` is not null), and its sums.
+BRIGADE_EVERY_CPU void gradient_sums(
+    const float* __restrict dy, const float* __restrict y, const float* __restrict x,
+    const float* __restrict mean, int64_t rows, int64_t channels, float* __restrict through,
+    float* __restrict sum, float* __restrict product) {
+  std::fill(sum, sum + channels, 0.0f);
+  std::fill(product, product + channels, 0.0f);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t at = row * channels;
+    for (int64_t c = 0; c < channels; ++c) {
+      const float gradient = y[at + c] <= 0 ? 0 : dy[at + c];
+      sum[c] += gradient;
+      product[c] += gradient * (x[at + c] - mean[c]);
+    }
+    if (through != nullptr) {
+      for (int64_t c = 0; c < channels; ++c) {
+        through[at + c] = y[at + c] <= 0 ? 0 : dy[at + c];
+      }
+    }
+  }
+}
+
+BRIGADE_EVERY_CPU void gradient_rows(
+    const float* __restrict dy, const float* __restrict y, const float* __restrict x,
+    const float* __restrict mean, const float* __restrict scale, const float* __restrict slope,
+    const float* __restrict offset, int64_t rows, int64_t channels, float* __restrict dx) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t at = row * channels;
+    for (int64_t c = 0; c < channels; ++c) {
+      const float gradient = y[at + c] <= 0 ? 0 : dy[at + c];
+      dx[at + c] = (gradient - offset[c] - (x[at + c] - mean[c]) * slope[c]) * scale[c];
+    }
+  }
+}
+
+struct Rows {
+  int64_t rows;
+  int64_t channels;
+  int64_t rows_of_block;
+  int64_t blocks;
+
+  explicit Rows(const at::Tensor& x)
+      : rows(x.numel() / x.size(1)),
+        channels(x.size(1)),
+        rows_of_block(std::max<int64_t>(1, kBlock / channels)),
+        blocks((rows + rows_of_block - 1) / rows_of_block) {}
+
+  int64_t rows_in(int64_t block) const {
+    return std::min(rows_of_block, rows - block * rows_of_block);
+  }
+
+  template <typename F>
+  void each_block(const F& run) const {
+    at::parallel_for(0, blocks, 2, [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block) {
+        run(block, block * rows_of_block * channels, rows_in(block));
+      }
+    });
+  }
+};
+
+struct Running {
+  at::Tensor mean;
+  at::Tensor variance;
+  double momentum;
+  double eps;
+};
+
+bool lies_in_rows(const at::Tensor& t) {
+  return t.device().is_cpu() && t.scalar_type() == at::kFloat && t.dim() == 4 && !t.is_neg() &&
+      t.is_contiguous(at::MemoryFormat::ChannelsLast);
+}
+
+bool is_vector(const at::Tensor& t, int64_t channels) {
+  return t.defined() && t.device().is_cpu() && t.scalar_type() == at::kFloat && t.dim() == 1 &&
+      t.size(0) == channels && t.is_contiguous() && !t.is_neg();
+}
+
+struct NormRelu : public torch::autograd::Function<NormRelu> {
+  static at::Tensor forward(
+      AutogradContext* context,
+      const at::Tensor& x,
+      const at::Tensor& weight,
+      const at::Tensor& bias,
+      const std::optional<at::Tensor>& shortcut,
+      const Running& running) {
+    RECORD_FUNCTION("brigade::batch_norm_relu", {});
+    const Rows all(x);
+    const auto channels = all.channels;
+    const float* from = x.const_data_ptr<float>();
+    std::vector<float> means(all.blocks * channels), squares(all.blocks * channels);
+    all.each_block([&](int64_t block, int64_t at, int64_t rows) {
+      row_statistics(
+          from + at, rows, channels, &means[block * channels], &squares[block * channels]);
+    });
+
+    auto mean = at::empty({channels}, x.options().memory_format(std::nullopt));
+    auto inverse = at::empty_like(mean);
+    std::vector<float> slope(channels), offset(channels);
+    float* mean_out = mean.mutable_data_ptr<float>();
+    float* inverse_out = inverse.mutable_data_ptr<float>();
+    float* running_mean = running.mean.mutable_data_ptr<float>();
+    float* running_var = running.variance.mutable_data_ptr<float>();
+    const float* weights = weight.const_data_ptr<float>();
+    const float* biases = bias.const_data_ptr<float>();
+    const auto count = static_cast<double>(all.rows);
+    for (int64_t c = 0; c < channels; ++c) {
+      double middle = 0;
+      for (int64_t block = 0; block < all.blocks; ++block) {
+        middle += static_cast<double>(means[block * channels + c]) * all.rows_in(block);
+      }
+      middle /= count;
+      double spread = 0;
+      for (int64_t block = 0; block < all.blocks; ++block) {
+        const double apart = means[block * channels + c] - middle;
+        spread += squares[block * channels + c] + apart * apart * all.rows_in(block);
+      }
+      const double invert = 1 / std::sqrt(spread / count + running.eps);
+      mean_out[c] = static_cast<float>(middle);
+      inverse_out[c] = static_cast<float>(invert);
+      slope[c] = static_cast<float>(weights[c] * invert);
+      offset[c] = static_cast<float>(biases[c] - middle * weights[c] * invert);
+      const double momentum = running.momentum;
+      running_mean[c] =
+          static_cast<float>((1 - momentum) * running_mean[c] + momentum * middle);
+      running_var[c] = static_cast<float>(
+          (1 - momentum) * running_var[c] + momentum * spread / (count - 1));
+    }
+    running.mean.unsafeGetTensorImpl()->bump_version();
+    running.variance.unsafeGetTensorImpl()->bump_version();
+
+    auto y = at::empty_like(x);
+    float* to = y.mutable_data_ptr<float>();
+    const float* beside = shortcut ? shortcut->const_data_ptr<float>() : nullptr;
+    all.each_block([&](int64_t, int64_t at, int64_t rows) {
+      activate_rows(
+          from + at, beside == nullptr ? nullptr : beside + at, slope.data(), offset.data(), rows,
+          channels, to + at);
+    });
+    context->save_for_backward({x, y, weight, bias, mean, inverse});
+    context->saved_data["shortcut"] = shortcut.has_value();
+    context->saved_data["eps"] = running.eps;
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    RECORD_FUNCTION("brigade::batch_norm_relu_backward", {});
+    const auto saved = context->get_saved_variables();
+    const bool wants_shortcut =
+        context->saved_data["shortcut"].toBool() && context->needs_input_grad(3);
+    variable_list out(5);
+    if (at::GradMode::is_enabled()) {
+      differentiable(context, saved, gradients[0], wants_shortcut, out);
+      return out;
+    }
+    const auto &x = saved[0], &y = saved[1];
+    const auto dy = gradients[0].contiguous(at::MemoryFormat::ChannelsLast);
+    const Rows all(x);
+    const auto channels = all.channels;
+    const float* gradient = dy.const_data_ptr<float>();
+    const float* inputs = x.const_data_ptr<float>();
+    const float* outputs = y.const_data_ptr<float>();
+    const float* mean = saved[4].const_data_ptr<float>();
+    const float* inverse = saved[5].const_data_ptr<float>();
+    const float* weights = saved[2].const_data_ptr<float>();
+    float* through = nullptr;
+    if (wants_shortcut) {
+      out[3] = at::empty_like(y);
+      through = out[3].mutable_data_ptr<float>();
+    }
+    std::vector<float> sums(all.blocks * channels), products(all.blocks * channels);
+    all.each_block([&](int64_t block, int64_t at, int64_t rows) {
+      gradient_sums(
+          gradient + at, outputs + at, inputs + at, mean, rows, channels,
+          through == nullptr ? nullptr : through + at, &sums[block * channels],
+          &products[block * channels]);
+    });
+
+    out[1] = at::empty_like(saved[2]);
+    out[2] = at::empty_like(saved[3]);
+    float* of_weight = out[1].mutable_data_ptr<float>();
+    float* of_bias = out[2].mutable_data_ptr<float>();
+    std::vector<float> scale(channels), slope(channels), offset(channels);
+    const auto count = static_cast<double>(all.rows);
+    for (int64_t c = 0; c < channels; ++c) {
+      double sum = 0, product = 0;
+      for (int64_t block = 0; block < all.blocks; ++block) {
+        sum += sums[block * channels + c];
+        product += products[block * channels + c];
+      }
+      const double invert = inverse[c];
+      of_weight[c] = static_cast<float>(product * invert);
+      of_bias[c] = static_cast<float>(sum);
+      scale[c] = static_cast<float>(weights[c] * invert);
+      slope[c] = static_cast<float>(product * invert * invert / count);
+      offset[c] = static_cast<float>(sum / count);
+    }
+    if (context->needs_input_grad(0)) {
+      out[0] = at::empty_like(x);
+      float* dx = out[0].mutable_data_ptr<float>();
+      all.each_block([&](int64_t, int64_t at, int64_t rows) {
+        gradient_rows(
+            gradient + at, outputs + at, inputs + at, mean, scale.data(), slope.data(),
+            offset.data(), rows, channels, dx + at);
+      });
+    }
+    return out;
+  }
+
+ private:
+  // For gradients of gradients: the same from libtorch's operations, which are recorded.
+  static void differentiable(
+      AutogradContext* context, const variable_list& saved, const at::Tensor& dy,
+      bool wants_shortcut, variable_list& out) {
+    const auto through = at::threshold_backward(dy, saved[1], 0);
+    if (wants_shortcut) {
+      out[3] = through;
+    }
+    const variable_list candidates{saved[0], saved[2], saved[3]};
+    variable_list inputs;
+    std::vector<size_t> places;
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      if (context->needs_input_grad(i) && candidates[i].requires_grad()) {
+        inputs.push_back(candidates[i]);
+        places.push_back(i);
+      }
+    }
+    if (inputs.empty()) {
+      return;
+    }
+    const auto normal = at::batch_norm(
+        saved[0], saved[2], saved[3], {}, {}, /*training=*/true, 0.0,
+        context->saved_data["eps"].toDouble(), /*cudnn_enabled=*/true);
+    const auto found = torch::autograd::grad(
+        {normal}, inputs, {through}, /*retain_graph=*/true, /*create_graph=*/true);
+    for (size_t i = 0; i < places.size(); ++i) {
+      out[places[i]] = found[i];
+    }
+  }
+};
+
+std::optional<at::Tensor> optional(const Tensor* tensor) {
+  return tensor == nullptr ? std::nullopt : std::optional<at::Tensor>(*tensor);
+}
+
+} // namespace
+
+Tensor* batch_norm_relu(
+    const TensorRef& input,
+    const Tensor* shortcut,
+    const Tensor* weight,
+    const Tensor* bias,
+    const Tensor* running_mean,
+    const Tensor* running_var,
+    bool training,
+    double momentum,
+    double eps) {
+  const auto& x = *input.tensor;
+  const auto is_mine = [&](const Tensor* t) {
+    return t != nullptr && is_vector(*t, x.size(1));
+  };
+  const bool one_pass = training && lies_in_rows(x) && x.size(1) >= kFewestChannels &&
+      x.numel() > x.size(1) && is_mine(weight) && is_mine(bias) && is_mine(running_mean) &&
+      is_mine(running_var) &&
+      (shortcut == nullptr || (lies_in_rows(*shortcut) && shortcut->sizes() == x.sizes()));
+  if (one_pass) {
+    return new at::Tensor(NormRelu::apply(
+        x, *weight, *bias, optional(shortcut),
+        Running{*running_mean, *running_var, momentum, eps}));
+  }
+  auto y = at::batch_norm(
+      x, optional(weight), optional(bias), optional(running_mean), optional(running_var), training,
+      momentum, eps, /*cudnn_enabled=*/true);
+  // In place: nothing else holds y, and the normalisation's backward does not look at it.
+  if (shortcut != nullptr) {
+    y.add_(*shortcut);
+  }
+  return new at::Tensor(y.relu_());
+}
+
+} // namespace brigade
