@@ -182,8 +182,11 @@ fn the_emitted_script_runs() {
     assert_eq!(lines, ["[0] 0", "[1] 1", "[2] 2", "[3] 3"]);
 
     // What Slurm sends before the time limit (`#SBATCH --signal`) reaches the launcher, the ranks stop,
-    // and the script waits for them. What they print meanwhile srun may drop: it ends the step.
-    let stopped = "trap 'exit 0' TERM; touch ready.$RANK; sleep 1000 & wait";
+    // and the script waits for them and for their last lines. slurmstepd sends it to every process
+    // of the step, one after the other: `sleep` may end before its shell has been told, and the
+    // shell may be told twice, by the launcher, too.
+    let stopped = "trap 'echo $RANK stops; exit 0' TERM; touch ready.$RANK; \
+                   while :; do sleep 1000 & wait; done";
     let emit = "brigade launch --nproc 2 --emit slurm sh -c";
     let words: Vec<&str> = emit.split_whitespace().chain([stopped]).collect();
     let job = cluster.submit(&cluster.run(&words).stdout, "");
@@ -193,7 +196,9 @@ fn the_emitted_script_runs() {
     assert_eq!(cluster.run(&["scancel", "--signal=TERM", &job]).code, 0);
     let (code, output) = cluster.outcome(&job);
     assert_eq!(code, 0, "{output}");
-    assert!(output.contains("brigade: SIGTERM: waiting up to 30 s"), "{output}");
+    for line in ["brigade: SIGTERM: waiting up to 30 s", "[0] 0 stops\n", "[1] 1 stops\n"] {
+        assert!(output.contains(line), "{line}: {output}");
+    }
 
     // The job's exit code is the failing rank's.
     let failing = "brigade launch --nproc 2 --emit slurm sh -c";

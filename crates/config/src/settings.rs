@@ -234,7 +234,8 @@ settings! {
             env "BRIGADE_SSH";
         /// Folder to run in on the hosts [default: the one of this command]
         workdir: PathBuf = "workdir" "DIR";
-        /// Copy the program, its libtorch and brigade itself to hosts that lack them
+        /// Copy to hosts that lack them: brigade, the program and its libtorch; or a Python script and
+        /// the modules and packages beside it; or the package of -m below the working folder
         sync: bool = "sync" "BOOL"
             default "false";
         /// Variables of this environment to hand on to the hosts, as NAME or PREFIX_*, besides those
@@ -260,8 +261,9 @@ settings! {
 
     /// How hosts find each other where they may join and leave.
     ["rendezvous"] {
-        /// Who brings the hosts together: builtin (torchrun's c10d is another name for it), static
-        /// or etcd
+        /// Who brings the hosts together: builtin (torchrun's c10d is another name for it) or static,
+        /// where the job ends with the host that serves at the endpoint; or etcd, where it outlives
+        /// any of them
         rdzv_backend: Backend = "rdzv-backend" "BACKEND"
             env "PET_RDZV_BACKEND";
         /// Where hosts meet; the same for all of them [default port: 29400]

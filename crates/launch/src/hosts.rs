@@ -28,6 +28,7 @@ mod roll_call;
 mod run;
 mod selection;
 mod session;
+mod sources;
 mod ssh;
 mod store;
 mod wire;
@@ -62,8 +63,8 @@ pub struct HostsOptions {
     pub master_addr: Option<String>,
     /// The job goes on, restarted, while it has this many hosts left. Default: all of them.
     pub min_hosts: Option<usize>,
-    /// Copy this executable, the program and the libraries that it is linked to, where they are
-    /// missing or differ.
+    /// Copy this executable, the program and the libraries that it is linked to, or a Python script
+    /// or module and what it may import from its own folder, where they are missing or differ.
     pub sync: bool,
 }
 

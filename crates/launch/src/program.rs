@@ -6,7 +6,7 @@ mod macros;
 mod python;
 
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +31,14 @@ pub enum Program {
     Executable(OsString),
     /// A Python module, started as `python -u -m module`.
     Module(OsString),
+    /// A Python module that is looked for in this folder before all others, the current one
+    /// included.
+    ModuleIn {
+        /// Its name, with dots.
+        name: OsString,
+        /// The folder.
+        folder: PathBuf,
+    },
     /// A target of a Cargo package, which must be built first.
     Cargo(CargoTarget),
 }
@@ -68,6 +76,17 @@ pub(crate) struct Search<'a> {
 }
 
 impl Program {
+    /// It is a script that Python runs, unless there is no such file but a program in `PATH`.
+    pub(crate) fn is_script(&self) -> bool {
+        match self {
+            Self::Auto(name) => {
+                python::is_script(name)
+                    && (name.as_encoded_bytes().contains(&b'/') || Path::new(name).is_file())
+            }
+            _ => false,
+        }
+    }
+
     /// The file behind it. Looks at files, starts nothing.
     pub(crate) fn find(&self, search: Search<'_>) -> Result<Invocation, ProgramError> {
         let plain = |name: &OsStr| {
@@ -81,6 +100,7 @@ impl Program {
             },
             Self::Auto(name) | Self::Executable(name) => plain(name),
             Self::Module(name) => python::module(name, search),
+            Self::ModuleIn { name, folder } => python::module_in(name, folder, search),
             Self::Cargo(target) => target.find(search),
         }
     }

@@ -25,6 +25,8 @@ pub(super) struct Failed {
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) attempt: u32,
+    /// The place of this host in it.
+    pub(super) node_rank: usize,
     /// Ranks had to be killed.
     killed: bool,
     /// All ranks ended with 0.
@@ -84,6 +86,7 @@ impl Agent<'_> {
     pub(super) fn skip(&mut self, part: &Assignment) {
         self.ended = Some(Ended {
             attempt: part.attempt,
+            node_rank: part.node_rank,
             killed: false,
             finished: false,
             until: Instant::now(),
@@ -148,6 +151,7 @@ impl Agent<'_> {
         let first = group.part.first_rank;
         self.ended = Some(Ended {
             attempt: group.part.attempt,
+            node_rank: group.part.node_rank,
             killed: group.is_killed(),
             finished: group.is_finished(),
             until: Instant::now() + OUTPUT_TAKES,

@@ -39,6 +39,7 @@ impl Agent<'_> {
             address: self.plan.local_addr.clone().or(loopback),
             port: port.number(),
             last_attempt: self.ended.as_ref().map(|ended| ended.attempt),
+            last_node_rank: self.ended.as_ref().map(|ended| ended.node_rank),
             restarts: self.restarts.0,
             sent: self.peers.millis(Instant::now()),
             ..Join::new(&self.plan.host)
@@ -162,7 +163,8 @@ impl Agent<'_> {
             self.stop_ranks();
         } else {
             let coordinator = self.peers.coordinator();
-            self.end_with(Outcome::Lost { coordinator, how });
+            let replaceable = matches!(self.plan.meeting, Meeting::Etcd { .. });
+            self.end_with(Outcome::Lost { coordinator, how, replaceable });
         }
     }
 

@@ -28,6 +28,8 @@ pub enum Outcome {
         coordinator: String,
         /// How that was seen.
         how: String,
+        /// Another host could have taken over, as it can with etcd, had there been a restart left.
+        replaceable: bool,
     },
 }
 

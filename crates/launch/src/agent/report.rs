@@ -24,9 +24,15 @@ pub fn text(outcome: &Outcome, hosts: usize) -> Option<String> {
         Outcome::Left { signal } => {
             format!("stopped by {}: this host has left the job", name(*signal))
         }
-        Outcome::Lost { coordinator, how } => format!(
+        Outcome::Lost { coordinator, how, replaceable } => format!(
             "the connection to {coordinator}, where the job is coordinated, is lost: {how}; the \
-             ranks of this host have been stopped"
+             ranks of this host have been stopped; {}",
+            if *replaceable {
+                "no restart was left for another host to take over: give more with --max-restarts"
+            } else {
+                "a job that is to outlive any of its hosts needs --rdzv-backend etcd and \
+                 --max-restarts"
+            }
         ),
         Outcome::Over(Verdict { cause, .. }) => match cause.as_ref()? {
             Cause::Failed(failure) => return Some(failed(failure, hosts)),

@@ -39,6 +39,12 @@ pub(super) fn script(job: &JobFile) -> Result<String, EmitError> {
     if !job.env.is_empty() {
         script.push('\n');
     }
+    let _ = writeln!(
+        script,
+        "# {} s before the time limit Slurm sends SIGTERM to every process of a step, and the launchers\n\
+         # pass it on: a rank may get it twice, and what a rank has started gets it, too.",
+        warning.as_secs()
+    );
     script.push_str("# One launcher on each host. They find each other in Slurm's variables.\n");
     script.push_str("srun --ntasks-per-node=1 --kill-on-bad-exit=1");
     if let Some(cpus) = job.cpus {

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use super::error::HostFailure;
 use super::hostfile::HostSpec;
 use super::message::{FileMark, FromHost, ToHost};
-use super::parcel::Parcel;
+use super::parcel::{Contents, Parcel};
 use super::remote_line::GREETING;
 use super::session::{Errand, GREETING_LIMIT, Session};
 use super::wire::{self, WireError};
+use crate::Program;
 
 impl Session {
     /// The shell there waits for exactly these bytes, and then becomes what they are.
@@ -22,7 +23,8 @@ impl Session {
         say: &dyn Fn(&str),
     ) -> Result<(), HostFailure> {
         let Some(mark) = &errand.brigade_mark else { return Err(self.out_of_order()) };
-        let mut progress = Progress::start(&self.host, mark, say);
+        let name = mark.name.display().to_string();
+        let mut progress = Progress::start(&self.host, name, mark.size, say);
         let mut file =
             File::open("/proc/self/exe").map_err(|error| self.local("brigade", &error))?;
         let mut buffer = vec![0; PIECE];
@@ -50,28 +52,40 @@ impl Session {
         parcel: &Parcel,
         say: &dyn Fn(&str),
     ) -> Result<Copied, HostFailure> {
-        self.send(&ToHost::Look { files: parcel.files.clone() })?;
+        let together = parcel.contents != Contents::Program;
+        self.send(&ToHost::Look { files: parcel.files.clone(), together })?;
         let answer: FromHost = self.receive_within(LOOK_LIMIT)?;
         let FromHost::Found { places } = answer else { return Err(self.out_of_order()) };
-        let mut copied = Copied::default();
-        for (i, (file, place)) in parcel.files.iter().zip(places).enumerate() {
-            let place = match place {
-                Some(place) => place,
-                None => self.send_file(file, say)?,
-            };
-            if i == 0 {
-                copied.program = Some(place);
-            } else if place != file.path
-                && let Some(folder) = Path::new(&place).parent()
-            {
-                copied.library_folders.push(folder.into());
-            }
+        let missing: Vec<_> =
+            parcel.files.iter().zip(&places).filter(|it| it.1.is_none()).map(|it| it.0).collect();
+        let mut sources = together
+            .then(|| {
+                let size = missing.iter().map(|it| it.size).sum();
+                missing.first().map(|first| {
+                    Progress::start(&self.host, several(first, missing.len()), size, say)
+                })
+            })
+            .flatten();
+        let mut all = Vec::new();
+        for (file, place) in parcel.files.iter().zip(places.iter().cloned()) {
+            all.push(match (place, &mut sources) {
+                (Some(place), _) => place,
+                (None, Some(progress)) => self.send_file(file, progress)?,
+                (None, None) => {
+                    let name = file.name.display().to_string();
+                    let mut progress = Progress::start(&self.host, name, file.size, say);
+                    self.send_file(file, &mut progress)?
+                }
+            });
         }
-        Ok(copied)
+        Ok(parcel.copied(all))
     }
 
-    fn send_file(&mut self, mark: &FileMark, say: &dyn Fn(&str)) -> Result<OsString, HostFailure> {
-        let mut progress = Progress::start(&self.host, mark, say);
+    fn send_file(
+        &mut self,
+        mark: &FileMark,
+        progress: &mut Progress<'_>,
+    ) -> Result<OsString, HostFailure> {
         let name = mark.path.display().to_string();
         let mut file = File::open(&mark.path).map_err(|error| self.local(&name, &error))?;
         self.send(&ToHost::Store { file: mark.clone() })?;
@@ -101,10 +115,49 @@ impl Session {
     }
 }
 
+impl Parcel {
+    /// How it is started from where its files are.
+    fn copied(&self, places: Vec<OsString>) -> Copied {
+        let mut copied = Copied::default();
+        let moved = |i: usize| places[i] != self.files[i].path;
+        match &self.contents {
+            Contents::Program => {
+                let libraries = (1..places.len()).filter(|i| moved(*i));
+                let folders = libraries.filter_map(|i| Path::new(&places[i]).parent());
+                copied.library_folders = folders.map(Into::into).collect();
+                copied.program = places.into_iter().next().map(Program::Executable);
+            }
+            Contents::Script => copied.program = places.into_iter().next().map(Program::Auto),
+            Contents::Module(name) if !places.is_empty() && moved(0) => {
+                let depth = Path::new(&self.files[0].name).components().count();
+                let folder = Path::new(&places[0]).ancestors().nth(depth);
+                copied.program = folder.map(|folder| Program::ModuleIn {
+                    name: name.clone(),
+                    folder: folder.to_owned(),
+                });
+            }
+            // It is where Python looks first.
+            Contents::Module(_) => {}
+        }
+        copied
+    }
+}
+
+/// "train.py and 3 files beside it"
+fn several(first: &FileMark, count: usize) -> String {
+    let name = first.name.display();
+    match count - 1 {
+        0 => name.to_string(),
+        1 => format!("{name} and 1 file beside it"),
+        more => format!("{name} and {more} files beside it"),
+    }
+}
+
 /// Where things are on a host.
 #[derive(Debug, Default)]
 pub(super) struct Copied {
-    pub(super) program: Option<OsString>,
+    /// Another than the user named, where it was copied.
+    pub(super) program: Option<Program>,
     pub(super) library_folders: Vec<OsString>,
 }
 
@@ -120,11 +173,10 @@ struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    fn start(host: &HostSpec, file: &FileMark, say: &'a dyn Fn(&str)) -> Self {
-        let (host, name) = (host.to_string(), file.name.display().to_string());
-        let now = Instant::now();
-        say(&format!("{host}: copying {name} ({})", megabytes(file.size)));
-        Self { host, name, size: file.size, sent: 0, start: now, last: now, say }
+    fn start(host: &HostSpec, name: String, size: u64, say: &'a dyn Fn(&str)) -> Self {
+        let (host, now) = (host.to_string(), Instant::now());
+        say(&format!("{host}: copying {name} ({})", megabytes(size)));
+        Self { host, name, size, sent: 0, start: now, last: now, say }
     }
 
     fn advance(&mut self, bytes: usize) {

@@ -10,13 +10,17 @@ use serde::{Deserialize, Serialize};
 use crate::LaunchOptions;
 
 /// Version of this protocol; both sides must have the same.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 
 /// From the launcher to an agent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ToHost {
     /// Which of these files are there?
-    Look { files: Vec<FileMark> },
+    Look {
+        files: Vec<FileMark>,
+        /// They are of use only at one place: all at their own paths, or all that were copied.
+        together: bool,
+    },
     /// A file that is not there; its contents follow in pieces.
     Store { file: FileMark },
     /// The next part of it.
@@ -73,11 +77,13 @@ pub(crate) struct Hello {
 pub(crate) struct FileMark {
     /// Where it is at the launcher's host: absolute.
     pub(crate) path: OsString,
-    /// What it must be called, without a folder.
+    /// What it must be called: without a folder, or below the one of its shelf.
     pub(crate) name: OsString,
     /// SHA-256 of its contents.
     pub(crate) digest: String,
     pub(crate) size: u64,
+    /// Files of one shelf lie in one folder where they are copied: the digest of all, else its own.
+    pub(crate) shelf: String,
 }
 
 /// One host's part in a job.

@@ -1,8 +1,8 @@
-//! What `--sync` copies: a built program and the libraries that it is linked to.
+//! What `--sync` copies of a built program: its file and the libraries that it is linked to.
 //!
 //! The system's own libraries are left out: every host has its own, to go with its own loader.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -11,10 +11,22 @@ use super::digest;
 use super::error::HostsError;
 use super::message::FileMark;
 
-/// Files with their digests; the program first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Files with their digests; a program or script first.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Parcel {
     pub(crate) files: Vec<FileMark>,
+    pub(crate) contents: Contents,
+}
+
+/// What the files are, and so how they are started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Contents {
+    /// A program, then its libraries.
+    Program,
+    /// A script of Python's, then what it may import.
+    Script,
+    /// A package or module of Python's, with the name of what is to run.
+    Module(OsString),
 }
 
 impl Parcel {
@@ -37,7 +49,8 @@ impl Parcel {
             });
             joined.collect()
         });
-        Ok(Self { files: marks.into_iter().collect::<Result<_, _>>()? })
+        let files = marks.into_iter().collect::<Result<_, _>>()?;
+        Ok(Self { files, contents: Contents::Program })
     }
 }
 
@@ -45,13 +58,13 @@ impl Parcel {
 ///
 /// # Errors
 /// It cannot be read.
-pub(crate) fn mark(path: &Path, name: &OsString) -> Result<FileMark, HostsError> {
+pub(crate) fn mark(path: &Path, name: &OsStr) -> Result<FileMark, HostsError> {
     let size = path.metadata().map_err(wrong(path))?.len();
     let digest = digest::of_file(path).map_err(wrong(path))?;
-    Ok(FileMark { path: path.into(), name: name.clone(), digest, size })
+    Ok(FileMark { path: path.into(), name: name.to_owned(), shelf: digest.clone(), digest, size })
 }
 
-fn wrong(path: &Path) -> impl FnOnce(std::io::Error) -> HostsError {
+pub(super) fn wrong(path: &Path) -> impl FnOnce(std::io::Error) -> HostsError {
     let what = path.display().to_string();
     move |error| HostsError::Sync { what, reason: error.to_string() }
 }
@@ -101,7 +114,7 @@ fn read_ldd(text: &str) -> Result<Vec<(PathBuf, OsString)>, String> {
     Ok(libraries)
 }
 
-fn name_of(path: &Path) -> OsString {
+pub(super) fn name_of(path: &Path) -> OsString {
     path.file_name().unwrap_or_default().to_owned()
 }
 

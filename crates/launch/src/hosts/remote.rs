@@ -94,8 +94,8 @@ fn questions(streams: &mut Streams) -> Result<u8, WireError> {
     loop {
         match streams.receive()? {
             ToHost::Wait => {}
-            ToHost::Look { files } => {
-                let places = files.iter().map(Store::find).collect();
+            ToHost::Look { files, together } => {
+                let places = Store::find(&files, together);
                 streams.send(&FromHost::Found { places })?;
             }
             ToHost::Store { file } => match Store::begin(file) {

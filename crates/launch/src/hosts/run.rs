@@ -1,6 +1,8 @@
 //! A job on several hosts, from the list of them to the last line.
 
+use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
+use std::io::Write;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -86,29 +88,66 @@ fn errand(
     library_folders: Vec<PathBuf>,
 ) -> Result<Arc<Errand>, HostsError> {
     let (brigade_mark, parcel) = if plan.sync {
-        let own = parcel::mark("/proc/self/exe".as_ref(), &"brigade".into())?;
-        let program = program_to_copy(&options.program);
-        let parcel = program.map(|it| Parcel::of_program(it, &library_folders)).transpose()?;
-        (Some(own), parcel)
+        let own = parcel::mark("/proc/self/exe".as_ref(), "brigade".as_ref())?;
+        (Some(own), to_copy(&options, &plan, &library_folders)?)
     } else {
         (None, None)
     };
     Ok(Arc::new(Errand { options, plan, brigade_mark, parcel, library_folders }))
 }
 
-/// Which program is to be copied: one that is given by its path was built or written here. One that
-/// is looked up in `PATH`, as an interpreter is, every host has for itself, and a script of Python's
-/// most often is not alone.
-fn program_to_copy(program: &Program) -> Option<&Path> {
-    match program {
-        Program::Auto(name) | Program::Executable(name) => {
-            let path = Path::new(name);
-            let script =
-                matches!(program, Program::Auto(_)) && path.extension() == Some("py".as_ref());
-            (!script && name.as_encoded_bytes().contains(&b'/')).then_some(path)
+/// What is to be copied: what is given by its path was built or written here. What is looked up in
+/// `PATH` or where Python is installed, every host has for itself.
+fn to_copy(
+    options: &LaunchOptions,
+    plan: &HostsPlan,
+    library_folders: &[PathBuf],
+) -> Result<Option<Parcel>, HostsError> {
+    match &options.program {
+        Program::Auto(name) if options.program.is_script() => {
+            Parcel::of_script(Path::new(name)).map(Some)
         }
-        Program::Module(_) | Program::Cargo(_) => None,
+        Program::Auto(name) | Program::Executable(name)
+            if name.as_encoded_bytes().contains(&b'/') =>
+        {
+            Parcel::of_program(Path::new(name), library_folders).map(Some)
+        }
+        Program::Auto(name) if Path::new(name).extension() == Some("py".as_ref()) => {
+            note(&format!("--sync copies no {0}: there is no {0} in this folder", name.display()));
+            Ok(None)
+        }
+        Program::Auto(name) | Program::Executable(name) => {
+            let is_file = |word: &&OsString| Path::new(word).is_file();
+            // Of an interpreter, the first word that is no option is what it runs.
+            let script = options.args.iter().find(|it| !it.as_encoded_bytes().starts_with(b"-"));
+            if let Some(script) = script.filter(is_file) {
+                let (name, script) = (name.display(), script.display());
+                note(&format!(
+                    "--sync copies neither {name}, which each host finds in its own PATH, nor \
+                     {script}, which it is given; to have a script copied, name it as the program"
+                ));
+            }
+            Ok(None)
+        }
+        Program::Module(name) => {
+            let parcel = Parcel::of_module(name, &plan.workdir)?;
+            if parcel.is_none() {
+                note(&format!(
+                    "--sync copies nothing of the module {}: it is not below {}, so each host runs \
+                     the one that is installed there",
+                    name.display(),
+                    plan.workdir.display()
+                ));
+            }
+            Ok(parcel)
+        }
+        // One is built by now, the other is made here.
+        Program::Cargo(_) | Program::ModuleIn { .. } => Ok(None),
     }
+}
+
+fn note(text: &str) {
+    let _ = std::io::stderr().write_all(format!("brigade: note: {text}\n").as_bytes());
 }
 
 /// A job whose hosts are all connected.

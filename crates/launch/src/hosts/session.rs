@@ -19,7 +19,7 @@ use super::plan::{HostsPlan, PlannedHost};
 use super::remote_line::{self, GREETING, IS_MISSING, IS_WANTED};
 use super::ssh;
 use super::wire::{self, WireError};
-use crate::{DeviceList, LaunchOptions, Meeting, Program, role};
+use crate::{DeviceList, LaunchOptions, Meeting, role};
 
 /// What is the same for all hosts.
 pub(crate) struct Errand {
@@ -111,7 +111,7 @@ impl Session {
             options.placement.devices = Some(DeviceList::Ids(numbers));
         }
         if let Some(program) = copied.program {
-            options.program = Program::Executable(program);
+            options.program = program;
         }
         options.meeting = Meeting::Launcher { node_rank: self.number };
         let said = errand.plan.master_addr.clone().filter(|_| self.number == 0);

@@ -1,5 +1,5 @@
-//! Files that were copied to this host, each in a folder named by its digest:
-//! `~/.cache/brigade/sync/DIGEST/NAME`.
+//! Files that were copied to this host, each in a folder named by its digest, or by that of all
+//! files that belong together: `~/.cache/brigade/sync/DIGEST/NAME`.
 //!
 //! A file of its final name is whole. It is used again by every later job that needs the same
 //! contents, and removed when none has for a month.
@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
@@ -27,37 +27,30 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Where the file is here: at the same path with the same contents, or in the store.
-    pub(crate) fn find(mark: &FileMark) -> Option<OsString> {
-        let same = Path::new(&mark.path);
-        let size = same.metadata().ok().filter(fs::Metadata::is_file).map(|it| it.len());
-        // The size first: it costs nothing, and a library of torch has half a gigabyte.
-        if size == Some(mark.size) && digest::of_file(same).is_ok_and(|it| it == mark.digest) {
-            return Some(mark.path.clone());
+    /// Where the files are here: at the same path with the same contents, or in the store. Those of
+    /// a program of Python's must lie `together`.
+    pub(crate) fn find(files: &[FileMark], together: bool) -> Vec<Option<OsString>> {
+        let same: Vec<_> = files.iter().map(same_place).collect();
+        if together && same.contains(&None) {
+            return files.iter().map(stored).collect();
         }
-        let stored = folder().ok()?.join(&mark.digest).join(&mark.name);
-        let file = File::open(&stored).ok()?;
-        if file.metadata().ok()?.len() != mark.size {
-            return None;
-        }
-        // Somebody still uses it.
-        let _ = file.set_modified(SystemTime::now());
-        Some(stored.into())
+        same.into_iter().zip(files).map(|(same, file)| same.or_else(|| stored(file))).collect()
     }
 
     /// Begins to receive a file. The error is one line.
     pub(crate) fn begin(mark: FileMark) -> Result<Self, String> {
         let root = folder()?;
         sweep(&root);
-        let folder = root.join(&mark.digest);
-        let place = folder.join(&mark.name);
+        let shelf = shelf(&root, &mark)
+            .ok_or_else(|| format!("{} is no name of a copied file", mark.name.display()))?;
+        let place = shelf.join(&mark.name);
         // The home folder may be shared: another host's agent may be receiving the same.
         let host = nix::unistd::gethostname().unwrap_or_default();
         let part = format!("{}.{}.{}", mark.name.display(), host.display(), std::process::id());
-        let unfinished = folder.join(part);
+        let unfinished = shelf.join(part);
         let failed =
             |error: std::io::Error| format!("cannot write {}: {error}", unfinished.display());
-        fs::create_dir_all(&folder).map_err(failed)?;
+        fs::create_dir_all(place.parent().unwrap_or(&shelf)).map_err(failed)?;
         let file = File::create(&unfinished).map_err(failed)?;
         let hasher = Sha256::new();
         Ok(Self { mark, file, hasher, received: 0, unfinished, place })
@@ -99,6 +92,38 @@ impl Drop for Store {
     }
 }
 
+/// The file itself, where this host has the same at the same place.
+fn same_place(mark: &FileMark) -> Option<OsString> {
+    let same = Path::new(&mark.path);
+    let size = same.metadata().ok().filter(fs::Metadata::is_file).map(|it| it.len());
+    // The size first: it costs nothing, and a library of torch has half a gigabyte.
+    let is_same =
+        size == Some(mark.size) && digest::of_file(same).is_ok_and(|it| it == mark.digest);
+    is_same.then(|| mark.path.clone())
+}
+
+/// A copy of an earlier job.
+fn stored(mark: &FileMark) -> Option<OsString> {
+    let stored = shelf(&folder().ok()?, mark)?.join(&mark.name);
+    let file = File::open(&stored).ok()?;
+    if file.metadata().ok()?.len() != mark.size {
+        return None;
+    }
+    // Somebody still uses it.
+    let _ = file.set_modified(SystemTime::now());
+    Some(stored.into())
+}
+
+/// The folder for a file; `None` where its name would lead out of it.
+fn shelf(root: &Path, mark: &FileMark) -> Option<PathBuf> {
+    let is_inside = |path: &Path| {
+        path.components().next().is_some()
+            && path.components().all(|part| matches!(part, Component::Normal(_)))
+    };
+    let shelf = Path::new(&mark.shelf);
+    (is_inside(shelf) && is_inside(Path::new(&mark.name))).then(|| root.join(shelf))
+}
+
 /// The user's cache, where the line that starts agents looks, too.
 fn folder() -> Result<PathBuf, String> {
     let cache = std::env::var_os("XDG_CACHE_HOME").filter(|it| !it.is_empty()).map(PathBuf::from);
@@ -110,19 +135,70 @@ fn folder() -> Result<PathBuf, String> {
 fn sweep(root: &Path) {
     let Ok(folders) = fs::read_dir(root) else { return };
     for folder in folders.filter_map(Result::ok) {
-        let Ok(files) = fs::read_dir(folder.path()) else { continue };
-        let mut removed = false;
-        for file in files.filter_map(Result::ok) {
-            let unused = file.metadata().and_then(|it| it.modified()).ok();
-            if unused.and_then(|it| it.elapsed().ok()).is_some_and(|it| it > UNUSED) {
-                removed |= fs::remove_file(file.path()).is_ok();
-            }
-        }
-        // Another agent may just have made an empty one. Fails for one that has files.
-        if removed {
-            let _ = fs::remove_dir(folder.path());
-        }
+        sweep_folder(&folder.path());
     }
 }
 
+/// True when something of it has been removed.
+fn sweep_folder(folder: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(folder) else { return false };
+    let mut removed = false;
+    for entry in entries.filter_map(Result::ok) {
+        if entry.file_type().is_ok_and(|it| it.is_dir()) {
+            removed |= sweep_folder(&entry.path());
+            continue;
+        }
+        let unused = entry.metadata().and_then(|it| it.modified()).ok();
+        if unused.and_then(|it| it.elapsed().ok()).is_some_and(|it| it > UNUSED) {
+            removed |= fs::remove_file(entry.path()).is_ok();
+        }
+    }
+    // Another agent may just have made an empty one. Fails for one that has files.
+    if removed {
+        let _ = fs::remove_dir(folder);
+    }
+    removed
+}
+
 const UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_inside() {
+        let of = |shelf: &str, name: &str| {
+            let mark = FileMark {
+                path: "/a".into(),
+                name: name.into(),
+                digest: "00".to_owned(),
+                size: 0,
+                shelf: shelf.to_owned(),
+            };
+            super::shelf(Path::new("/cache"), &mark)
+        };
+        assert_eq!(of("00", "lib/part.py"), Some("/cache/00".into()));
+        for (shelf, name) in [("..", "a"), ("/etc", "a"), ("", "a"), ("0", "../a"), ("0", "/a")] {
+            assert_eq!(of(shelf, name), None, "{shelf} {name}");
+        }
+    }
+
+    #[test]
+    fn what_is_old_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |place: &str, age: Duration| {
+            let path = folder.path().join(place);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let file = File::create(&path).unwrap();
+            file.set_modified(SystemTime::now() - age).unwrap();
+            path
+        };
+        let month = UNUSED + Duration::from_secs(60);
+        let (old, new) = (write("0/lib/deep/a.py", month), write("1/lib/a.py", Duration::ZERO));
+        let beside = write("1/b.py", month);
+        sweep(folder.path());
+        assert!(!old.exists() && !folder.path().join("0").exists());
+        assert!(new.exists() && !beside.exists());
+    }
+}

@@ -45,6 +45,20 @@ pub(super) fn module(name: &OsStr, search: Search<'_>) -> Result<Invocation, Pro
     python(["-m".into(), name.to_owned()], search)
 }
 
+/// The same with a folder that comes before the current one in Python's list. `PYTHONPATH` would
+/// come after it, and the option that leaves the current one out exists since Python 3.11 only.
+pub(super) fn module_in(
+    name: &OsStr,
+    folder: &Path,
+    search: Search<'_>,
+) -> Result<Invocation, ProgramError> {
+    python(["-c".into(), RUN_MODULE.into(), folder.into(), name.to_owned()], search)
+}
+
+/// As `-m` does it, after taking away its own two arguments.
+const RUN_MODULE: &str = "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); \
+                          runpy.run_module(sys.argv.pop(1), None, '__main__', True)";
+
 /// Unbuffered, as torchrun does: lines are shown when they are printed, and none is lost when the
 /// rank is killed.
 fn python(

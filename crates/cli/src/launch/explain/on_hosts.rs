@@ -77,7 +77,9 @@ impl OnHosts<'_> {
         let words = |word: &OsString| word.to_string_lossy().into_owned();
         let program = match &self.options.program {
             Program::Cargo(target) => built(&target.name),
-            Program::Module(name) => format!("python -u -m {}", words(name)),
+            Program::Module(name) | Program::ModuleIn { name, .. } => {
+                format!("python -u -m {}", words(name))
+            }
             Program::Auto(name) | Program::Executable(name) => words(name),
         };
         [program].into_iter().chain(self.options.args.iter().map(words)).collect()

@@ -1,0 +1,212 @@
+//! Hosts that come, leave and are lost while the job goes on.
+
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
+use std::collections::HashSet;
+use std::fs;
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+
+use brigade_launch::{Reach, StorePort};
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::Hosts;
+use crate::job::{self, Running};
+
+#[test]
+fn hosts_come_and_leave() {
+    let hosts = Hosts::new();
+    // Each attempt leaves its size; the job ends when the test says so.
+    let script = "echo $WORLD_SIZE $TORCHELASTIC_RESTART_COUNT; touch $ALL/$WORLD_SIZE-$RANK; \
+                  until [ -e $ALL/end ]; do sleep 0.01; done";
+    let flag = "--rdzv-conf=last_call_timeout=0.05";
+    let start = || hosts.elastic("1:3", 1).flag(flag).sh(script).start();
+    let first = start();
+    hosts.wait_for(&["1-0"]);
+    let second = start();
+    hosts.wait_for(&["2-0", "2-1"]);
+    let third = start();
+    hosts.wait_for(&["3-0", "3-1", "3-2"]);
+    fs::remove_file(hosts.all.path().join("2-0")).unwrap();
+    fs::remove_file(hosts.all.path().join("2-1")).unwrap();
+    second.send(Signal::SIGTERM);
+    let second = second.finish();
+    assert_eq!(second.code, 143);
+    assert!(second.stderr.contains("this host has left the job"), "{}", second.stderr);
+    hosts.wait_for(&["2-0", "2-1"]);
+    hosts.touch("end");
+    let (first, third) = (first.finish(), third.finish());
+    assert_eq!((first.code, third.code), (0, 0), "{}{}", first.stderr, third.stderr);
+    let sizes: Vec<&str> = first.lines_of(0);
+    assert_eq!(sizes, ["1 0", "2 0", "3 0", "2 0"], "none of this costs a restart");
+}
+
+#[test]
+fn a_lost_host_costs_a_restart() {
+    let hosts = Hosts::new();
+    let script = "echo $WORLD_SIZE $TORCHELASTIC_RESTART_COUNT; touch $ALL/$WORLD_SIZE-$RANK; \
+                  until [ -e $ALL/end ]; do sleep 0.01; done";
+    let start = |serve| {
+        let serve = format!("--rdzv-conf=is_host={serve}");
+        hosts.elastic("1:2", 1).flag("--max-restarts=1").flag(&serve).sh(script).start()
+    };
+    let (first, second) = (start(true), start(false));
+    hosts.wait_for(&["2-0", "2-1"]);
+    second.send(Signal::SIGKILL);
+    assert_eq!(second.finish().code, 137);
+    hosts.wait_for(&["1-0"]);
+    hosts.touch("end");
+    let first = first.finish();
+    assert_eq!(first.code, 0, "{}", first.stderr);
+    assert_eq!(first.stdout.lines().last().unwrap(), "[0] 1 1");
+    assert!(first.stderr.contains("restart 1 of 1"), "{}", first.stderr);
+}
+
+/// Killed or frozen: nobody takes its place, for a network that is cut in two would else have a job
+/// on both sides.
+#[test]
+fn the_host_that_serves_is_lost() {
+    for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
+        let hosts = Hosts::new();
+        let start = |serve| {
+            let serve = format!("--rdzv-conf=is_host={serve}");
+            let job = hosts.elastic("1:2", 1).flag("--max-restarts=3").flag(&serve);
+            job.sh(crate::STAY).start()
+        };
+        let (first, second) = (start(true), start(false));
+        job::wait_until(|| fs::read_dir(hosts.all.path()).unwrap().count() >= 2);
+        first.send(signal);
+        let second = second.finish();
+        assert_eq!(second.code, 1, "{}", second.stderr);
+        let last = second.stderr.lines().last().unwrap();
+        let start = format!(
+            "brigade: the connection to {}, where the job is coordinated, is lost: ",
+            hosts.address()
+        );
+        assert!(last.starts_with(&start), "{}", second.stderr);
+        assert!(last.ends_with("needs --rdzv-backend etcd and --max-restarts"), "{last}");
+        if signal == Signal::SIGSTOP {
+            first.send(Signal::SIGTERM);
+            first.send(Signal::SIGCONT);
+        }
+        let expected: &[i32] = if signal == Signal::SIGKILL { &[137] } else { &[1, 143] };
+        assert!(expected.contains(&first.finish().code));
+    }
+}
+
+#[test]
+fn any_host_may_be_lost_with_etcd() {
+    let Some(etcd) = Etcd::start() else {
+        eprintln!("skipped: etcd is not installed");
+        return;
+    };
+    let hosts = Hosts::new();
+    // Each rank leaves the name of its host.
+    let script = "n=$WORLD_SIZE-$TORCHELASTIC_RESTART_COUNT; echo $n; \
+                  echo $HOST_NAME >$ALL/new-$n-$RANK; mv $ALL/new-$n-$RANK $ALL/$n-$RANK; \
+                  until [ -e $ALL/end ]; do sleep 0.01; done";
+    let start = |name: usize| {
+        let mut job = hosts.any(1);
+        job.command.env("HOST_NAME", name.to_string());
+        job.flag("--nnodes=1:5")
+            .flag("--rdzv-backend=etcd")
+            .flag(&format!("--rdzv-endpoint={}", etcd.endpoint))
+            .flag("--max-restarts=3")
+            .flag("--rdzv-conf=last_call_timeout=1")
+            .sh(script)
+            .start()
+    };
+    let mut launchers: Vec<Running> = (0..5).map(start).collect();
+    // Names of the hosts by rank, once they all are there. Five may form in several steps, which
+    // cost no restart.
+    let order = |hosts: &Hosts, size: usize, attempt: usize| -> Vec<usize> {
+        let files: Vec<String> = (0..size).map(|rank| format!("{size}-{attempt}-{rank}")).collect();
+        hosts.wait_for(&files.iter().map(String::as_str).collect::<Vec<_>>());
+        let read = |file: &String| fs::read_to_string(hosts.all.path().join(file)).unwrap();
+        files.iter().map(|file| read(file).trim().parse().unwrap()).collect()
+    };
+    let mut names: Vec<usize> = (0..5).collect();
+    let mut before = order(&hosts, 5, 0);
+    // Each time the one that coordinates: it says who joins.
+    for (left, attempt) in [(4, 1), (3, 2), (2, 3)] {
+        let main = coordinating(&launchers);
+        let (lost, name) = (launchers.remove(main), names.remove(main));
+        lost.send(Signal::SIGKILL);
+        assert_eq!(lost.finish().code, 137);
+        assert_eq!(launchers.len(), left);
+        // Who is left keeps the order, whoever coordinates now.
+        before.retain(|other| *other != name);
+        assert_eq!(order(&hosts, left, attempt), before);
+    }
+    // No restart is left.
+    let main = coordinating(&launchers);
+    let lost = launchers.remove(main);
+    lost.send(Signal::SIGKILL);
+    assert_eq!(lost.finish().code, 137);
+    let run = launchers.remove(0).finish();
+    assert_eq!(run.code, 1, "{}", run.stderr);
+    let attempts = run.stdout.lines().map(|line| line.split_once(' ').unwrap().1);
+    let attempts: Vec<&str> = attempts.filter(|it| !it.ends_with("-0")).collect();
+    assert_eq!(attempts, ["4-1", "3-2", "2-3"]);
+    assert!(run.stderr.ends_with("give more with --max-restarts\n"), "{}", run.stderr);
+}
+
+/// Which of the launchers listens for the others.
+fn coordinating(launchers: &[Running]) -> usize {
+    let listening = fs::read_to_string("/proc/net/tcp").unwrap()
+        + &fs::read_to_string("/proc/net/tcp6").unwrap_or_default();
+    let inodes: HashSet<&str> = listening
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|fields| fields.get(3) == Some(&"0A"))
+        .filter_map(|fields| fields.get(9).copied())
+        .collect();
+    let listens = |launcher: &Running| {
+        let links = fs::read_dir(format!("/proc/{}/fd", launcher.pid())).unwrap();
+        links.map(Result::unwrap).filter_map(|link| fs::read_link(link.path()).ok()).any(|target| {
+            let inode = target.to_str().unwrap().strip_prefix("socket:[");
+            inode.is_some_and(|inode| inodes.contains(inode.trim_end_matches(']')))
+        })
+    };
+    launchers.iter().position(listens).expect("one of them listens")
+}
+
+/// An etcd of our own on the loopback.
+struct Etcd {
+    process: Child,
+    endpoint: String,
+    /// Held, but not listened at: etcd can, and nobody else gets them.
+    _ports: [StorePort; 2],
+    _data: TempDir,
+}
+
+impl Etcd {
+    /// `None` where etcd is not installed.
+    fn start() -> Option<Self> {
+        let data = tempfile::tempdir().unwrap();
+        let ports = [(); 2].map(|()| StorePort::reserve(Reach::Loopback).unwrap());
+        let [client, peer] =
+            [0, 1].map(|i: usize| format!("http://127.0.0.1:{}", ports[i].number()));
+        let process = Command::new("etcd")
+            .args(["--unsafe-no-fsync", "--name", "test", "--data-dir"])
+            .arg(data.path())
+            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &format!("test={peer}")])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .ok()?;
+        let endpoint = client.trim_start_matches("http://").to_owned();
+        job::wait_until(|| TcpStream::connect(&endpoint).is_ok());
+        Some(Self { process, endpoint, _ports: ports, _data: data })
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,175 @@
+//! Several `brigade launch` that are one job: each plays a host, all on the loopback.
+
+#![allow(clippy::unwrap_used)] // as in job: clippy knows only functions marked as tests
+
+mod chaos;
+mod elastic;
+mod ended;
+#[path = "../job/mod.rs"]
+mod job;
+mod refused;
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::path::Path;
+
+use brigade_launch::{Reach, StorePort};
+use job::{Job, Run, Running};
+use tempfile::TempDir;
+
+/// A job that is to run on several hosts.
+struct Hosts {
+    /// Holds the port until the launchers listen on it.
+    port: StorePort,
+    /// For files of all ranks: `$ALL`.
+    all: TempDir,
+}
+
+impl Hosts {
+    fn new() -> Self {
+        Self {
+            port: StorePort::reserve(Reach::Loopback).unwrap(),
+            all: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port.number())
+    }
+
+    /// A launcher of a job with numbered hosts.
+    fn numbered(&self, node_rank: usize, nodes: usize, nproc: usize) -> Job {
+        self.any(nproc)
+            .flag(&format!("--nnodes={nodes}"))
+            .flag(&format!("--node-rank={node_rank}"))
+            .flag("--master-addr=127.0.0.1")
+            .flag(&format!("--master-port={}", self.port.number()))
+    }
+
+    /// A launcher of a job whose hosts come and leave.
+    fn elastic(&self, nodes: &str, nproc: usize) -> Job {
+        self.any(nproc)
+            .flag(&format!("--nnodes={nodes}"))
+            .flag(&format!("--rdzv-endpoint={}", self.address()))
+    }
+
+    fn any(&self, nproc: usize) -> Job {
+        let mut job = Job::new(nproc);
+        job.command.env("ALL", self.all.path());
+        job
+    }
+
+    /// Waits until ranks have made these files.
+    fn wait_for(&self, names: &[&str]) {
+        job::wait_until(|| names.iter().all(|name| self.all.path().join(name).exists()));
+    }
+
+    fn touch(&self, name: &str) {
+        fs::write(self.all.path().join(name), "").unwrap();
+    }
+}
+
+fn finish(launchers: Vec<Running>) -> Vec<Run> {
+    launchers.into_iter().map(Running::finish).collect()
+}
+
+/// A rank that is there, says so, and stays.
+const STAY: &str = "echo $$ > $ALL/$TORCHELASTIC_RESTART_COUNT-$RANK; sleep 1000 & wait";
+
+#[test]
+fn numbered_hosts_share_out_the_ranks() {
+    // Hosts of different sizes, the first one last.
+    let hosts = Hosts::new();
+    let sizes = [2, 1, 3];
+    let start = |node| hosts.numbered(node, 3, sizes[node]).sh("env").start();
+    let launchers = vec![start(1), start(2), start(0)];
+    let runs = finish(launchers);
+    for run in &runs {
+        assert_eq!(run.code, 0, "{}", run.stderr);
+    }
+    let ranks = variables(&runs);
+    assert_eq!(ranks.keys().copied().collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+    let places = [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)];
+    for (rank, (node, local_rank)) in places.into_iter().enumerate() {
+        let vars = &ranks[&rank];
+        for (name, value) in [
+            ("RANK", rank),
+            ("WORLD_SIZE", 6),
+            ("LOCAL_RANK", local_rank),
+            ("LOCAL_WORLD_SIZE", sizes[node]),
+            ("GROUP_RANK", node),
+            ("GROUP_WORLD_SIZE", 3),
+            ("ROLE_RANK", rank),
+            ("ROLE_WORLD_SIZE", 6),
+        ] {
+            assert_eq!(vars[name], value.to_string(), "{name} of rank {rank}");
+        }
+        assert_eq!(vars["MASTER_ADDR"], "127.0.0.1");
+        assert_eq!(vars["TORCHELASTIC_RUN_ID"], "none");
+        assert_eq!(vars.contains_key("BRIGADE_STORE_FD"), rank == 0);
+        assert_ne!(vars["MASTER_PORT"], hosts.port.number().to_string(), "the agents' own port");
+    }
+    let ports: HashSet<&String> = ranks.values().map(|vars| &vars["MASTER_PORT"]).collect();
+    assert_eq!(ports.len(), 1);
+}
+
+/// What ranks have printed with `env`, by rank.
+fn variables(runs: &[Run]) -> BTreeMap<usize, BTreeMap<String, String>> {
+    let mut ranks: BTreeMap<usize, BTreeMap<String, String>> = BTreeMap::new();
+    for line in runs.iter().flat_map(|run| run.stdout.lines()) {
+        let (rank, rest) = line.strip_prefix('[').unwrap().split_once("] ").unwrap();
+        if let Some((name, value)) = rest.split_once('=') {
+            let vars = ranks.entry(rank.parse().unwrap()).or_default();
+            vars.insert(name.to_owned(), value.to_owned());
+        }
+    }
+    ranks
+}
+
+#[test]
+fn rank_0_is_reached_at_its_address() {
+    if !Path::new("/usr/bin/python3").exists() {
+        eprintln!("skipped: no python3");
+        return;
+    }
+    let program = "import os, socket, time\n\
+         if os.environ['RANK'] == '0':\n    \
+             server = socket.socket(fileno=int(os.environ['BRIGADE_STORE_FD']))\n    \
+             server.listen()\n    \
+             for _ in range(2): server.accept()[0].sendall(b'hello')\n\
+         else:\n    \
+             place = (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n    \
+             while True:\n        \
+                 try: client = socket.create_connection(place); break\n        \
+                 except ConnectionRefusedError: time.sleep(0.01)\n    \
+             print(client.recv(5).decode())\n";
+    let hosts = Hosts::new();
+    let start =
+        |node, nproc| hosts.numbered(node, 2, nproc).words(["python3", "-c", program]).start();
+    let runs = finish(vec![start(0, 1), start(1, 2)]);
+    assert_eq!((runs[0].code, runs[1].code), (0, 0), "{}", runs[0].stderr);
+    assert_eq!(runs[1].stdout.matches("] hello\n").count(), 2, "{}", runs[1].stdout);
+}
+
+#[test]
+fn all_hosts_start_again() {
+    let hosts = Hosts::new();
+    let script = "echo $TORCHELASTIC_RESTART_COUNT at $MASTER_PORT; \
+                  touch $ALL/$TORCHELASTIC_RESTART_COUNT-$RANK; \
+                  if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then \
+                  until [ -e $ALL/0-0 ] && [ -e $ALL/0-1 ]; do :; done; \
+                  [ $RANK = 1 ] && exit 9; sleep 1000; fi; echo done";
+    let start = |node| hosts.numbered(node, 2, 1).flag("--max-restarts=1").sh(script).start();
+    let runs = finish(vec![start(0), start(1)]);
+    let mut ports = Vec::new();
+    for (rank, run) in runs.iter().enumerate() {
+        assert_eq!(run.code, 0, "{}", run.stderr);
+        assert!(run.stderr.contains("failed: exit code 9; restart 1 of 1"), "{}", run.stderr);
+        let lines = run.lines_of(rank);
+        assert_eq!((lines.len(), lines[2]), (3, "done"));
+        assert!(lines[0].starts_with("0 at ") && lines[1].starts_with("1 at "), "{lines:?}");
+        ports.push((lines[0][5..].to_owned(), lines[1][5..].to_owned()));
+    }
+    assert_eq!(ports[0], ports[1], "the hosts agree");
+    assert_ne!(ports[0].0, ports[0].1, "each attempt has a port of its own");
+}
