@@ -3,7 +3,7 @@
 use std::path::Path as FilePath;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use brigade::models::{Init, ResNet};
 use brigade::prelude::*;
 use brigade::train::{LoadOptions, ProjectConfiguration};
@@ -14,8 +14,9 @@ const TENSORS: usize = 64;
 const ELEMENTS: i64 = 4_000_000;
 const BYTES: f64 = TENSORS as f64 * ELEMENTS as f64 * 4.0;
 const ROUNDS: usize = 3;
-/// Steps before the save, and at most as many while it is written.
+/// Steps before the first save, and at most as many while one is written.
 const STEPS: usize = 20;
+const SAVES: usize = 4;
 
 /// What the words of a measurement ask for: `checkpoint save FOLDER flush`.
 pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
@@ -46,11 +47,21 @@ fn save(folder: &FilePath, flush: bool) -> Result<Vec<Vec<f64>>> {
     let _model = accelerator.prepare(model)?;
     let mut seconds = Vec::new();
     for _ in 0..ROUNDS {
+        quiet_disk()?;
         let start = Instant::now();
         accelerator.save_state(folder.join("ours"))?;
         seconds.push(start.elapsed().as_secs_f64());
     }
     Ok(vec![seconds])
+}
+
+/// Nothing waits for the disk any more, of this side's last save or the other's.
+fn quiet_disk() -> Result<()> {
+    let ended = std::process::Command::new("sync").status().context("cannot start sync")?;
+    if !ended.success() {
+        bail!("sync failed: {ended}");
+    }
+    Ok(())
 }
 
 /// Seconds of each load into a model, and the highest memory over what the process had without a model,
@@ -72,7 +83,9 @@ fn load(folder: &FilePath, verify: bool) -> Result<Vec<Vec<f64>>> {
 }
 
 /// Seconds of steps of ResNet-18 beside 1 GB of frozen weights: with nothing else going on, and while a
-/// checkpoint is written; and how long `save_state` itself took.
+/// checkpoint is written; how long `save_state` itself took, the first time and later; and a plain copy of
+/// as many bytes, to new memory and to the same again. Nothing is being written to the disk when
+/// `save_state` begins, and nothing when the plain copies are made.
 fn background(folder: &FilePath) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(true, true)?;
     let mut model = Model::new(|path| {
@@ -97,19 +110,37 @@ fn background(folder: &FilePath) -> Result<Vec<Vec<f64>>> {
         step()?;
     }
     let before = (0..STEPS).map(|_| step()).collect::<Result<Vec<_>>>()?;
-    let start = Instant::now();
-    accelerator.save_state(folder.join("background"))?;
-    let stall = start.elapsed().as_secs_f64();
-    let mut during = Vec::new();
-    while accelerator.is_saving() && during.len() < STEPS {
-        during.push(step()?);
+    let (mut during, mut stalls) = (Vec::new(), Vec::new());
+    for _ in 0..SAVES {
+        quiet_disk()?;
+        let start = Instant::now();
+        accelerator.save_state(folder.join("background"))?;
+        stalls.push(start.elapsed().as_secs_f64());
+        for _ in 0..STEPS {
+            if !accelerator.is_saving() {
+                break;
+            }
+            let seconds = step()?;
+            // The last one was only partly beside the save.
+            if accelerator.is_saving() {
+                during.push(seconds);
+            }
+        }
+        accelerator.wait_for_save()?;
     }
-    accelerator.wait_for_save()?;
-    // The copy alone, for comparison.
-    let frozen = vec![1u8; BYTES as usize];
+    let later = stalls.split_off(1);
+    // Tensors, as those of the save: the same pieces, the same threads.
+    let frozen: Vec<Tensor> =
+        (0..TENSORS).map(|_| Tensor::ones([ELEMENTS], tch::kind::FLOAT_CPU)).collect();
     let start = Instant::now();
-    let copy = std::hint::black_box(frozen.as_slice()).to_vec();
-    let copied = start.elapsed().as_secs_f64();
-    drop(std::hint::black_box((frozen, copy)));
-    Ok(vec![before, during, vec![stall], vec![copied]])
+    let mut copies: Vec<Tensor> = frozen.iter().map(Tensor::copy).collect();
+    let new_copy = start.elapsed().as_secs_f64();
+    let mut again = Vec::new();
+    for _ in 1..SAVES {
+        let start = Instant::now();
+        copies.iter_mut().zip(&frozen).for_each(|(copy, tensor)| copy.copy_(tensor));
+        again.push(start.elapsed().as_secs_f64());
+    }
+    drop(std::hint::black_box(copies));
+    Ok(vec![before, during, stalls, later, vec![new_copy], again])
 }

@@ -3,18 +3,23 @@
 //! Tensors are copied from file to file in pieces; no model is ever in memory as a whole.
 
 mod accelerate;
+mod foreign;
+mod like;
 mod optimizer;
+mod scaler;
+mod scheduler;
 mod tensor;
 mod weights;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+pub use like::convert_like;
 pub use tensor::FileTensor;
 pub use weights::{Weights, read_weights};
 
 use crate::error::Error;
-use crate::layout::{Checkpoint, MANIFEST, Writing};
+use crate::layout::{Checkpoint, FileFacts, MANIFEST, Object, Writing};
 use crate::pth;
 use crate::safetensors::layout;
 use crate::value::Value;
@@ -37,6 +42,8 @@ pub struct Report {
     pub written: Vec<PathBuf>,
     /// What the target has no place for, or the source no form that is understood: one line each.
     pub left_out: Vec<String>,
+    /// What stays as it is in the checkpoint that was the model of [`convert_like`]: one line each.
+    pub kept: Vec<String>,
 }
 
 /// Converts a checkpoint, a folder of weights or a weights file. `to` must not be there yet; it appears
@@ -45,9 +52,7 @@ pub struct Report {
 /// # Errors
 /// [`Error::Occupied`]; what is wrong with the source; [`Error::Io`].
 pub fn convert(from: &Path, to: &Path, target: Target) -> Result<Report, Error> {
-    if to.symlink_metadata().is_ok() {
-        return Err(Error::Occupied { path: to.to_owned(), fact: "it is there already".into() });
-    }
+    must_be_free(to)?;
     let folder = match to.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
@@ -84,7 +89,7 @@ pub fn convert(from: &Path, to: &Path, target: Target) -> Result<Report, Error> 
             let made = partial.path().join("weights");
             match target {
                 Target::Torch => write_pth(&made, &state_dict(weights))?,
-                _ => write_safetensors(&made, &weights)?,
+                _ => write_safetensors(&made, &weights).map(drop)?,
             }
             made
         }
@@ -96,6 +101,26 @@ pub fn convert(from: &Path, to: &Path, target: Target) -> Result<Report, Error> 
     };
     report.written.sort();
     Ok(report)
+}
+
+/// An object's tree with its tensors.
+fn read(checkpoint: &Checkpoint, object: &Object) -> Result<Value<FileTensor>, Error> {
+    let Some(state) = checkpoint.state(object)? else { return Ok(Value::None) };
+    let mut places = checkpoint.tensors(object)?;
+    state.try_map(&mut |_, name| {
+        let place = places.remove(&name).ok_or_else(|| Error::Damaged {
+            path: checkpoint.folder().to_owned(),
+            fact: format!("the tensor `{name}` of {} is missing", object.name),
+        });
+        place.map(FileTensor::placed)
+    })
+}
+
+fn must_be_free(to: &Path) -> Result<(), Error> {
+    match to.symlink_metadata() {
+        Ok(_) => Err(Error::Occupied { path: to.to_owned(), fact: "it is there already".into() }),
+        Err(_) => Ok(()),
+    }
 }
 
 /// The first model of a checkpoint, alone.
@@ -144,15 +169,15 @@ pub(crate) fn write_pth(path: &Path, value: &Value<FileTensor>) -> Result<(), Er
     write().map_err(Error::io("write", path))
 }
 
-pub(crate) fn write_safetensors(path: &Path, weights: &Weights) -> Result<(), Error> {
+pub(crate) fn write_safetensors(path: &Path, weights: &Weights) -> Result<FileFacts, Error> {
     use crate::pth::TensorData;
     let infos: Vec<_> =
         weights.iter().map(|(name, tensor)| (name.as_str(), tensor.info())).collect();
     let layout = layout(path, &infos)?;
-    let mut out = Writing::create(path)?;
+    let mut out = Writing::create_sized(path, layout.bytes, true)?;
     out.put(&layout.header)?;
     for place in layout.order {
         weights[place].1.write_to(&mut out).map_err(Error::io("write", path))?;
     }
-    out.finish(true).map(drop)
+    out.finish(true)
 }

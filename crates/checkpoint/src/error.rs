@@ -96,6 +96,21 @@ pub enum Error {
         fact: String,
     },
 
+    /// A state from elsewhere does not fit the checkpoint that it was to be put into.
+    #[error(
+        "{} does not fit {}: {fact}; nothing was written",
+        path.display(),
+        like.display()
+    )]
+    Unlike {
+        /// The state.
+        path: PathBuf,
+        /// The checkpoint.
+        like: PathBuf,
+        /// The first difference.
+        fact: String,
+    },
+
     /// The format that `torch.save` wrote before PyTorch 1.6.
     #[error(
         "{} is in the format of torch.save before PyTorch 1.6; load it in PyTorch and save it again",

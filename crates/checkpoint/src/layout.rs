@@ -13,16 +13,19 @@
 //! It is written under another name in the same folder ([`Staging`]), every file flushed, and renamed
 //! when it is complete. What a killed run leaves is swept by the next save.
 
+mod direct;
 mod file;
 mod manifest;
 mod names;
 mod open;
 mod staging;
 mod sweep;
+mod verify;
 
 pub use file::{FileFacts, Writing, files};
 pub use manifest::{FORMAT, MANIFEST, Manifest, Object, VERSION};
 pub use names::{latest, numbered, numbered_path};
-pub use open::{Checkpoint, Place, verify_file};
+pub use open::{Checkpoint, Place};
 pub use staging::{Staging, staging_path};
 pub use sweep::{keep_newest, sweep};
+pub use verify::verify_file;

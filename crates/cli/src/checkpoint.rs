@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use brigade_checkpoint::convert::{Target, convert};
+use brigade_checkpoint::convert::{Target, convert, convert_like};
 use clap::{Args, Subcommand, ValueEnum};
 
 mod inspect;
@@ -45,10 +45,14 @@ pub(crate) struct VerifyArgs {
 ///
 /// The target appears whole or not at all, and must not be there yet. What cannot be carried is
 /// named.
+///
+/// A run of PyTorch's or Accelerate's goes on in a program of yours: let the program save a checkpoint
+/// right after `prepare`, and give it with --like. It says which state goes where.
 #[derive(Debug, Args)]
 #[command(after_help = CONVERT_EXAMPLES)]
 pub(crate) struct ConvertArgs {
-    /// A checkpoint, a folder or an index of weights, or a weights file
+    /// A checkpoint, a folder or an index of weights, a weights file; with --like a folder of
+    /// Accelerate's save_state, or a dictionary of torch.save with `model`, `optimizer`, `scheduler`
     from: PathBuf,
 
     /// What to make
@@ -58,6 +62,11 @@ pub(crate) struct ConvertArgs {
     /// Accelerate's]
     #[arg(long = "to", value_enum, value_name = "LAYOUT")]
     layout: Option<Layout>,
+
+    /// Make a checkpoint for load_state, with the states of FROM in the places of this one, which the
+    /// program has saved
+    #[arg(long, value_name = "CHECKPOINT", conflicts_with = "layout")]
+    like: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -86,24 +95,33 @@ pub(crate) fn run(question: &Checkpoint, out: impl Write) -> anyhow::Result<u8> 
 
 impl ConvertArgs {
     fn convert(&self) -> anyhow::Result<String> {
+        let report = match &self.like {
+            Some(like) => convert_like(&self.from, &self.to, like)?,
+            None => convert(&self.from, &self.to, self.target()?)?,
+        };
+        let mut text = String::new();
+        for file in report.written {
+            text.push_str(&format!("wrote {}\n", file.display()));
+        }
+        for line in report.kept {
+            text.push_str(&format!("kept {line}\n"));
+        }
+        for line in report.left_out {
+            text.push_str(&format!("left out {line}\n"));
+        }
+        Ok(text)
+    }
+
+    fn target(&self) -> anyhow::Result<Target> {
         let ending = self.to.extension().and_then(|ending| ending.to_str());
-        let target = match (self.layout, ending) {
+        Ok(match (self.layout, ending) {
             (Some(Layout::Safetensors), _) | (None, Some("safetensors")) => Target::Safetensors,
             (Some(Layout::Torch), _) | (None, Some("pth" | "pt" | "bin")) => Target::Torch,
             (Some(Layout::Accelerate), _) | (None, None) => Target::Accelerate,
             (None, Some(ending)) => anyhow::bail!(
                 "the ending .{ending} names no layout: give --to safetensors, torch or accelerate"
             ),
-        };
-        let report = convert(&self.from, &self.to, target)?;
-        let mut text = String::new();
-        for file in report.written {
-            text.push_str(&format!("wrote {}\n", file.display()));
-        }
-        for line in report.left_out {
-            text.push_str(&format!("left out {line}\n"));
-        }
-        Ok(text)
+        })
     }
 }
 
@@ -127,4 +145,5 @@ const CONVERT_EXAMPLES: &str = "\
 Examples:
   brigade checkpoint convert checkpoint_3 model.pth
   brigade checkpoint convert checkpoint_3 for_accelerate --to accelerate
-  brigade checkpoint convert pytorch_model.bin model.safetensors";
+  brigade checkpoint convert pytorch_model.bin model.safetensors
+  brigade checkpoint convert accelerates_folder checkpoint_0 --like run/checkpoints/checkpoint_0";

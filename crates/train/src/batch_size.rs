@@ -76,6 +76,7 @@ impl Accelerator {
             if let Some(scaler) = self.grad_scaler() {
                 scaler.reset();
             }
+            self.release_save_memory();
             release_memory(matches!(self.device(), Device::Cuda(_)))?;
             let smaller = next(size);
             if smaller >= size {

@@ -1,6 +1,7 @@
 //! Checkpoints: the state of everything that was prepared, saved and loaded.
 
 mod capture;
+mod copies;
 mod custom;
 mod gather;
 mod load;
@@ -25,6 +26,7 @@ pub use project::ProjectConfiguration;
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
+use copies::Copies;
 use save::Pending;
 
 /// What an Accelerator keeps for its checkpoints.
@@ -33,6 +35,7 @@ pub(crate) struct Checkpoints {
     pub(crate) project: ProjectConfiguration,
     /// A save that is still being written.
     pending: Mutex<Option<Pending>>,
+    copies: Arc<Copies>,
     save_hooks: Hooks,
     load_hooks: Hooks,
 }
@@ -63,7 +66,8 @@ impl Accelerator {
     /// The folder appears whole or not at all, also when the machine stops: it is written under another
     /// name, flushed and renamed. A checkpoint that has the name is replaced, anything else is refused.
     ///
-    /// Training waits only for a copy; a thread of each rank writes its share. A failure is reported by
+    /// Training waits only for a copy, whose memory is kept for the next save
+    /// ([`ProjectConfiguration::keep_copies`]); a thread of each rank writes its share. A failure is reported by
     /// [`Accelerator::wait_for_save`], by the next save, or, at the latest and then only in the log, when
     /// the Accelerator is dropped. [`ProjectConfiguration::background`] turns this off.
     ///
@@ -104,6 +108,13 @@ impl Accelerator {
         self.checkpoints.is_saving()
     }
 
+    /// Frees the memory that background saves keep for their next copy. What a running save uses is freed
+    /// by the next call.
+    pub fn release_save_memory(&self) {
+        let bytes = self.checkpoints.copies.release();
+        tracing::debug!("freed {bytes} bytes of the last save's copy");
+    }
+
     /// Continues from a checkpoint: puts all that it holds into what was prepared. Every rank calls it,
     /// after `prepare` and before the loop.
     ///
@@ -115,7 +126,8 @@ impl Accelerator {
     ///
     /// # Errors
     /// On every rank, and nothing was changed: [`Error::Checkpoint`] when it is damaged, foreign or of
-    /// another version, [`Error::CheckpointMismatch`] when it does not fit the program.
+    /// another version, [`Error::CheckpointMismatch`] when it does not fit the program. Only
+    /// [`Error::LoadInterrupted`] leaves a part changed: a disk that fails after all was verified.
     pub fn load_state(&self, path: impl AsRef<Path>) -> Result<Loaded> {
         load::load(self, Some(path.as_ref()), LoadOptions::default())
     }

@@ -100,6 +100,19 @@ pub enum Error {
         /// The first difference.
         reason: String,
     },
+    /// A checkpoint was sound when it was looked at, and could not be read to its end afterwards: the disk
+    /// failed, or somebody changed the files meanwhile.
+    #[error(
+        "the checkpoint {} was sound and could not be read to its end, so models and optimizers are \
+         partly changed; load it or another one again, or start anew: {source}",
+        path.display()
+    )]
+    LoadInterrupted {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What went wrong.
+        source: Box<Self>,
+    },
     /// A file could not be written or read.
     #[error("{action} {path}: {source}", path = path.display())]
     File {

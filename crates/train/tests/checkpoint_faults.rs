@@ -94,6 +94,37 @@ dist_test!(world = 2, seconds = 120, bad_checkpoints_have_names_on_every_rank, |
     assert_ne!(run.weights(), before);
 });
 
+dist_test!(world = 2, seconds = 120, files_that_change_after_they_were_verified, |_world| {
+    let accelerator = Accelerator::new().unwrap();
+    let folder = Shared::new(&accelerator);
+    let mut run = Run::new(&accelerator, 1);
+    let path = accelerator.save_state(folder.join("one")).unwrap();
+    accelerator.wait_for_save().unwrap();
+    run.go(&accelerator, |_, batches| batches < 2);
+    let before = run.weights();
+    // The hook comes when all was looked at and nothing was changed.
+    let cut = |name: &'static str| {
+        let main = accelerator.is_main_process();
+        accelerator.register_load_state_pre_hook(move |path| {
+            if main {
+                fs::OpenOptions::new().write(true).open(path.join(name))?.set_len(300)?;
+            }
+            Ok(())
+        })
+    };
+    let hook = cut("optimizer.safetensors");
+    let error = accelerator.load_state(&path).unwrap_err();
+    assert!(!matches!(error, Error::LoadInterrupted { .. }), "{error}");
+    assert_eq!(run.weights(), before);
+    hook.remove();
+
+    let path = accelerator.save_state(folder.join("two")).unwrap();
+    accelerator.wait_for_save().unwrap();
+    let _hook = cut("model.safetensors");
+    let error = accelerator.load_state(&path).unwrap_err();
+    assert!(error.to_string().contains("partly changed"), "{error}");
+});
+
 struct Stubborn(i64);
 
 impl Checkpointed for Stubborn {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::optimizer::to_torch;
 use super::weights::of_object;
-use super::{FileTensor, Report, write_pth, write_safetensors};
+use super::{FileTensor, Report, read, scaler, scheduler, write_pth, write_safetensors};
 use crate::error::Error;
 use crate::layout::{Checkpoint, Object};
 use crate::value::Value;
@@ -35,7 +35,7 @@ pub(super) fn write(
             }
             "scheduler" => {
                 let state = read(checkpoint, object)?;
-                match scheduler(&state) {
+                match scheduler::to_torch(&state) {
                     Some(state) => write_pth(&numbered("scheduler", "bin"), &state)?,
                     None => left_out.push(format!(
                         "{}: a schedule that watches a metric has no common form in PyTorch",
@@ -43,7 +43,7 @@ pub(super) fn write(
                     )),
                 }
             }
-            "scaler" => match scaler(&read(checkpoint, object)?) {
+            "scaler" => match scaler::to_torch(&read(checkpoint, object)?) {
                 Some(state) => write_pth(&folder.join("scaler.pt"), &state)?,
                 None => left_out.push(format!("{}: its state is not understood", object.name)),
             },
@@ -65,44 +65,6 @@ pub(super) fn write(
             .into(),
     );
     Ok(())
-}
-
-/// An object's tree with its tensors.
-fn read(checkpoint: &Checkpoint, object: &Object) -> Result<Value<FileTensor>, Error> {
-    let Some(state) = checkpoint.state(object)? else { return Ok(Value::None) };
-    let mut places = checkpoint.tensors(object)?;
-    state.try_map(&mut |_, name| {
-        let place = places.remove(&name).ok_or_else(|| Error::Damaged {
-            path: checkpoint.folder().to_owned(),
-            fact: format!("the tensor `{name}` of {} is missing", object.name),
-        });
-        place.map(FileTensor::placed)
-    })
-}
-
-/// What every scheduler of PyTorch has in common; the program makes the scheduler itself.
-fn scheduler(state: &Value<FileTensor>) -> Option<Value<FileTensor>> {
-    if !matches!(state.get("plateau"), None | Some(Value::None)) {
-        return None;
-    }
-    let position = state.get("position")?.as_int()?;
-    let lr = state.get("lr").and_then(Value::as_float).map(Value::Float);
-    Some(Value::dict([
-        ("last_epoch", Value::Int(position)),
-        ("_step_count", Value::Int(position + 1)),
-        ("_last_lr", Value::List(lr.into_iter().collect())),
-    ]))
-}
-
-fn scaler(state: &Value<FileTensor>) -> Option<Value<FileTensor>> {
-    let number = |key: &str| state.get(key).and_then(Value::as_float).map(Value::Float);
-    Some(Value::dict([
-        ("scale", number("scale")?),
-        ("growth_factor", number("growth_factor")?),
-        ("backoff_factor", number("backoff_factor")?),
-        ("growth_interval", Value::Int(state.get("growth_interval")?.as_int()?)),
-        ("_growth_tracker", Value::Int(state.get("growth_tracker")?.as_int()?)),
-    ]))
 }
 
 fn rank(

@@ -34,6 +34,36 @@ impl FileTensor {
         let info = TensorInfo { dtype: Dtype::U8, shape: vec![bytes.len() as u64] };
         Self(Source::Memory(info, bytes.into()))
     }
+
+    /// A number, as PyTorch counts an optimizer's steps.
+    pub(crate) fn number(number: f32) -> Self {
+        let info = TensorInfo { dtype: Dtype::F32, shape: Vec::new() };
+        Self(Source::Memory(info, number.to_le_bytes().as_slice().into()))
+    }
+
+    /// All its bytes.
+    pub(crate) fn read(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.write_to(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The number of a tensor that has only one. `None` for more, for the types that counts and rates do
+    /// not have, and where the file cannot be read: who copies the tensor is told then.
+    pub(crate) fn scalar(&self) -> Option<f64> {
+        let info = self.info();
+        if info.elements() != Some(1) {
+            return None;
+        }
+        let bytes = self.read().ok()?;
+        Some(match info.dtype {
+            Dtype::F32 => f64::from(f32::from_le_bytes(bytes.try_into().ok()?)),
+            Dtype::F64 => f64::from_le_bytes(bytes.try_into().ok()?),
+            Dtype::I64 => i64::from_le_bytes(bytes.try_into().ok()?) as f64,
+            Dtype::I32 => f64::from(i32::from_le_bytes(bytes.try_into().ok()?)),
+            _ => return None,
+        })
+    }
 }
 
 impl TensorData for FileTensor {

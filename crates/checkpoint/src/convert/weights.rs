@@ -31,13 +31,18 @@ pub fn read_weights(path: &Path) -> Result<Weights, Error> {
     } else {
         of_file(&file, &mut weights)?;
     }
+    strip_wrapper(&mut weights);
+    Ok(weights)
+}
+
+/// Takes off what DistributedDataParallel puts before every name.
+pub(super) fn strip_wrapper(weights: &mut Weights) {
     const WRAPPER: &str = "module.";
     if !weights.is_empty() && weights.iter().all(|(name, _)| name.starts_with(WRAPPER)) {
-        for (name, _) in &mut weights {
+        for (name, _) in weights {
             name.drain(..WRAPPER.len());
         }
     }
-    Ok(weights)
 }
 
 /// A checkpoint's model.

@@ -3,11 +3,9 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::file::FileFacts;
 use super::manifest::{Manifest, Object};
+use super::verify::{checksum_fact, verify_files};
 use crate::dtype::TensorInfo;
 use crate::error::Error;
 use crate::safetensors::Header;
@@ -72,11 +70,10 @@ impl Checkpoint {
         &self.manifest
     }
 
-    /// Compares the checksums of all files, on two threads. Gives the faults, one for each file.
+    /// Compares the checksums of all files, on several threads. Gives the faults, one for each file.
     #[must_use]
     pub fn verify(&self) -> Vec<Error> {
-        let files: Vec<_> = self.manifest.files.iter().collect();
-        self.verify_these(&files)
+        self.verify_part(0, 1)
     }
 
     /// As [`Checkpoint::verify`], for every `parts`-th file from `part` on: the share of a rank.
@@ -85,27 +82,9 @@ impl Checkpoint {
         let mut files: Vec<_> = self.manifest.files.iter().collect();
         // The largest first: then the shares are about equal.
         files.sort_by_key(|(_, facts)| std::cmp::Reverse(facts.bytes));
-        let share: Vec<_> = files.into_iter().skip(part).step_by(parts.max(1)).collect();
-        self.verify_these(&share)
-    }
-
-    fn verify_these(&self, files: &[(&String, &FileFacts)]) -> Vec<Error> {
-        let (next, faults) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-        let work = || {
-            while let Some((name, facts)) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if let Err(fault) = verify_file(&self.folder.join(name), facts) {
-                    faults.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(fault);
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            if files.len() > 1 {
-                // When it cannot start, this thread does all.
-                let _ = std::thread::Builder::new().spawn_scoped(scope, work);
-            }
-            work();
-        });
-        faults.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+        let share = files.into_iter().skip(part).step_by(parts.max(1));
+        let share: Vec<_> = share.map(|(name, facts)| (self.folder.join(name), facts)).collect();
+        verify_files(&share)
     }
 
     /// An object's tree, with the names of its tensors; `None` for a model.
@@ -145,27 +124,4 @@ impl Checkpoint {
         }
         Ok(places)
     }
-}
-
-/// Compares a file with what was written.
-///
-/// # Errors
-/// [`Error::Damaged`] when it differs; [`Error::Io`].
-pub fn verify_file(path: &Path, facts: &FileFacts) -> Result<(), Error> {
-    let found = FileFacts::of(path, false)?;
-    let damaged = |fact: String| Err(Error::Damaged { path: path.to_owned(), fact });
-    if found.bytes != facts.bytes {
-        return damaged(format!(
-            "it has {} bytes, it was written with {}",
-            found.bytes, facts.bytes
-        ));
-    }
-    if found.crc32 != facts.crc32 {
-        return damaged(checksum_fact(&found.crc32, &facts.crc32));
-    }
-    Ok(())
-}
-
-fn checksum_fact(found: &str, expected: &str) -> String {
-    format!("its checksum is {found}, it was written with {expected}")
 }

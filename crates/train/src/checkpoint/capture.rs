@@ -6,8 +6,9 @@ use brigade_checkpoint::layout::Object;
 use brigade_checkpoint::shards::{self, Index, IndexMetadata};
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_models::weights::dtype_of;
-use brigade_torch::{Device, Tensor};
+use brigade_torch::Tensor;
 
+use super::copies::Copies;
 use super::ranks;
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
@@ -72,16 +73,15 @@ pub(super) fn capture(accelerator: &Accelerator) -> Result<Captured> {
 
 impl Captured {
     /// Tensors with memory of their own: training may go on.
-    pub(super) fn copy(&mut self) -> Result<()> {
+    pub(super) fn copy(&mut self, copies: &Copies) -> Result<()> {
         for file in &mut self.files {
             let Contents::Tensors(tensors) = &mut file.contents else { continue };
             for named in tensors {
-                let like = (named.tensor.f_kind()?, Device::Cpu);
-                let mut copy = Tensor::f_empty(named.tensor.size(), like)?;
-                tch::no_grad(|| copy.f_copy_(&named.tensor))?;
-                named.tensor = copy;
+                named.tensor = copies.copy(&named.tensor)?;
             }
         }
+        // What fitted none is of objects that are gone.
+        copies.release();
         Ok(())
     }
 

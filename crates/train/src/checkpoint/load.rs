@@ -213,40 +213,64 @@ impl Ready {
         Ok(Self { objects, place, tensors, states, ranks: own, position, checkpoint })
     }
 
-    /// First what may still refuse: objects of the user's own, then optimizers. Models come last, where
-    /// nothing can go wrong any more but the disk.
+    /// First what may still refuse: files that cannot be read, then objects of the user's own, which are
+    /// put back when one does. Models come last, straight from the files, where nothing can go wrong any
+    /// more but the disk.
     fn restore(self, accelerator: &Accelerator) -> Result<()> {
         let mut files = Files::default();
+        for (_, place) in &self.tensors {
+            files.open(&place.path)?;
+        }
+        let states = self.states.into_iter();
+        let states = states.map(|(object, state)| Ok((object, files.read_all(state)?)));
+        let states = states.collect::<Result<Vec<_>>>()?;
+        let ranks = self.ranks.into_iter().map(|state| files.read_all(state));
+        let ranks = ranks.collect::<Result<Vec<_>>>()?;
         let (custom, others): (Vec<_>, Vec<_>) =
-            self.states.into_iter().partition(|(object, _)| object.kind() == Kind::Custom);
-        let mut undo: Vec<(Arc<dyn Stateful>, Value<Tensor>)> = Vec::new();
-        for (object, state) in custom {
-            let restored = object.state().and_then(|before| {
-                undo.push((Arc::clone(&object), before));
-                object.restore(files.read_all(state)?, &self.place)
-            });
-            if let Err(error) = restored {
-                // The one that refused has changed nothing.
-                undo.pop();
-                for (object, before) in undo.into_iter().rev() {
-                    object.restore(before, &self.place)?;
-                }
-                return Err(error);
+            states.into_iter().partition(|(object, _)| object.kind() == Kind::Custom);
+        restore_custom(custom, &self.place, self.checkpoint.folder())?;
+
+        let change = || -> Result<()> {
+            for (object, state) in others {
+                object.restore(state, &self.place)?;
             }
-        }
-        for (object, state) in others {
-            object.restore(files.read_all(state)?, &self.place)?;
-        }
-        files.read_into(self.tensors)?;
-        accelerator.accumulation.reset();
-        accelerator.accumulation.set_position(self.position);
-        let same_world = self.place.saved_world == self.place.world;
-        let mut states = Vec::new();
-        for state in self.ranks {
-            states.push(files.read_all(state)?);
-        }
-        ranks::restore(accelerator, &self.objects, &states, same_world)
+            files.read_into(self.tensors)?;
+            accelerator.accumulation.reset();
+            accelerator.accumulation.set_position(self.position);
+            let same_world = self.place.saved_world == self.place.world;
+            ranks::restore(accelerator, &self.objects, &ranks, same_world)
+        };
+        change().map_err(|source| interrupted(self.checkpoint.folder(), source))
     }
+}
+
+/// Objects of the user's own: all take their states, or none has another one afterwards.
+fn restore_custom(
+    objects: Vec<(Arc<dyn Stateful>, Value<Tensor>)>,
+    place: &Restoring,
+    path: &Path,
+) -> Result<()> {
+    let mut undo: Vec<(Arc<dyn Stateful>, Value<Tensor>)> = Vec::new();
+    for (object, state) in objects {
+        let before = object.state();
+        let restored = before.and_then(|before| {
+            object.restore(state, place)?;
+            undo.push((object, before));
+            Ok(())
+        });
+        // The one that refused has changed nothing.
+        if let Err(error) = restored {
+            for (object, before) in undo.into_iter().rev() {
+                object.restore(before, place).map_err(|source| interrupted(path, source))?;
+            }
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+fn interrupted(path: &Path, source: Error) -> Error {
+    Error::LoadInterrupted { path: path.to_owned(), source: Box::new(source) }
 }
 
 /// An object's tree with the places of its tensors.

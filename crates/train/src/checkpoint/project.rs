@@ -22,6 +22,7 @@ pub struct ProjectConfiguration {
     pub(super) max_shard_bytes: u64,
     pub(super) background: bool,
     pub(super) flush: bool,
+    keep_copies: bool,
 }
 
 impl Default for ProjectConfiguration {
@@ -33,6 +34,7 @@ impl Default for ProjectConfiguration {
             max_shard_bytes: DEFAULT_SHARD_BYTES,
             background: true,
             flush: true,
+            keep_copies: true,
         }
     }
 }
@@ -76,6 +78,19 @@ impl ProjectConfiguration {
     pub fn flush(mut self, flush: bool) -> Self {
         self.flush = flush;
         self
+    }
+
+    /// Whether the memory of a background save's copy is kept for the next save: as much as this rank
+    /// writes, so at most all weights and states. On unless set. Without, every save takes new memory,
+    /// which can take longer than the copy itself.
+    /// [`Accelerator::release_save_memory`](crate::Accelerator::release_save_memory) frees it once.
+    pub fn keep_copies(mut self, keep: bool) -> Self {
+        self.keep_copies = keep;
+        self
+    }
+
+    pub(super) fn keeps_copies(&self) -> bool {
+        self.background && self.keep_copies
     }
 
     /// The folder of the numbered checkpoints, Accelerate's.

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::PathBuf;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use brigade_torch::Store;
 use serde::{Deserialize, Serialize};
 
 use super::capture::{Captured, capture};
+use super::copies::Copies;
 use super::write::write_files;
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
@@ -40,6 +41,8 @@ struct Save {
     flush: bool,
     folder: PathBuf,
     captured: Captured,
+    /// Where the copies' memory goes back to; without a copy there is none.
+    copies: Option<Arc<Copies>>,
     /// On rank 0.
     main: Option<Main>,
 }
@@ -87,7 +90,7 @@ pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBu
     let captured = checkpoints.save_hooks.call(&folder).and_then(|()| {
         let mut captured = capture(accelerator)?;
         if project.background {
-            captured.copy()?;
+            captured.copy(&checkpoints.copies)?;
         }
         Ok(captured)
     });
@@ -110,6 +113,7 @@ pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBu
         flush: project.flush,
         folder,
         captured,
+        copies: project.keeps_copies().then(|| Arc::clone(&checkpoints.copies)),
         main: main.take(),
     };
     if !project.background {
@@ -164,7 +168,7 @@ impl Save {
         let (step, samples) = (self.captured.step, self.captured.samples);
         let files = std::mem::take(&mut self.captured.files);
         let objects = std::mem::take(&mut self.captured.objects);
-        let written = write_files(&self.folder, files, self.flush);
+        let written = write_files(&self.folder, files, self.flush, self.copies.as_deref());
         let (share, own_error) = match written {
             Ok(files) => (Ok(Share { files, objects }), None),
             Err(error) => (Err(error.to_string()), Some(error)),

@@ -10,13 +10,16 @@ use brigade_checkpoint::safetensors::layout;
 use brigade_torch::{Device, as_bytes};
 
 use super::capture::{Contents, FilePlan};
+use super::copies::Copies;
 use crate::error::{Error, Result};
 
-/// Writes the files into `folder`, two at a time, and gives their sizes and checksums.
+/// Writes the files into `folder`, two at a time, and gives their sizes and checksums. Tensors that were
+/// copied for this go back to `copies`.
 pub(super) fn write_files(
     folder: &Path,
     files: Vec<FilePlan>,
     flush: bool,
+    copies: Option<&Copies>,
 ) -> Result<BTreeMap<String, FileFacts>> {
     let threads = files.len().min(THREADS);
     let (queue, written) = (Mutex::new(files), Mutex::new(BTreeMap::new()));
@@ -25,7 +28,11 @@ pub(super) fn write_files(
             let Some(file) = queue.lock().unwrap_or_else(PoisonError::into_inner).pop() else {
                 return Ok(());
             };
-            let facts = match write_file(folder, &file, flush) {
+            let outcome = write_file(folder, &file, flush);
+            if let (Some(copies), Contents::Tensors(tensors)) = (copies, file.contents) {
+                copies.keep(tensors.into_iter().map(|named| named.tensor));
+            }
+            let facts = match outcome {
                 Ok(facts) => facts,
                 Err(error) => {
                     // The other thread need not begin another file.
@@ -52,13 +59,17 @@ pub(super) fn write_files(
 
 fn write_file(folder: &Path, file: &FilePlan, flush: bool) -> Result<FileFacts> {
     let path = folder.join(&file.name);
-    let mut out = Writing::create(&path)?;
+    let mut out;
     match &file.contents {
-        Contents::Text(text) => out.put(text)?,
+        Contents::Text(text) => {
+            out = Writing::create(&path)?;
+            out.put(text)?;
+        }
         Contents::Tensors(tensors) => {
             let infos: Vec<_> =
                 tensors.iter().map(|named| (named.name.as_str(), named.info.clone())).collect();
             let layout = layout(&path, &infos)?;
+            out = Writing::create_sized(&path, layout.bytes, flush)?;
             out.put(&layout.header)?;
             for place in layout.order {
                 // As it lies in memory; a tensor that lies otherwise is brought into order first.

@@ -1,0 +1,300 @@
+//! States from elsewhere put into a checkpoint: one that the program itself has saved says what goes
+//! where.
+//!
+//! PyTorch numbers an optimizer's parameters and Brigade names them, a program of ours has loaders and
+//! objects that no file of PyTorch's knows: all of that is taken from the checkpoint `like`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use super::foreign::{self, Foreign, State};
+use super::weights::{Weights, of_object};
+use super::{
+    FileTensor, Report, must_be_free, optimizer, read, scaler, scheduler, write_safetensors,
+};
+use crate::error::Error;
+use crate::layout::{Checkpoint, FileFacts, MANIFEST, Manifest, Object, Staging, Writing};
+use crate::pth::TensorData;
+use crate::value::Value;
+
+/// Makes a checkpoint for `load_state` of a folder of Accelerate's `save_state`, or of a dictionary that
+/// `torch.save` has written, for the program that has saved `like`. `to` must not be there yet; it appears
+/// whole or not at all.
+///
+/// # Errors
+/// [`Error::Unlike`] when the two do not fit; [`Error::Occupied`]; what is wrong with the files;
+/// [`Error::Io`].
+pub fn convert_like(from: &Path, to: &Path, like: &Path) -> Result<Report, Error> {
+    must_be_free(to)?;
+    if from.join(MANIFEST).is_file() {
+        return Err(Error::Unsupported {
+            path: from.to_owned(),
+            fact: "it is a checkpoint of Brigade's already".into(),
+        });
+    }
+    let checkpoint = Checkpoint::open(like)?;
+    if let Some(fault) = checkpoint.verify().into_iter().next() {
+        return Err(fault);
+    }
+    let foreign = foreign::read(from)?;
+    let unlike = |fact: String| Error::Unlike { path: from.into(), like: like.into(), fact };
+    let staging = Staging::create(to, &format!("{}-convert", std::process::id()))?;
+    let mut made = Made {
+        like: &checkpoint,
+        folder: staging.path(),
+        files: BTreeMap::new(),
+        objects: Vec::new(),
+        report: Report { left_out: foreign.left_out.clone(), ..Report::default() },
+        steps: 0,
+    };
+    made.all(&foreign, &unlike)?;
+    let Made { files, objects, mut report, steps, .. } = made;
+    let manifest = Manifest {
+        step: steps,
+        objects,
+        files,
+        made_by: concat!("brigade ", env!("CARGO_PKG_VERSION"), " checkpoint convert").into(),
+        ..checkpoint.manifest().clone()
+    };
+    staging.commit(&manifest, true)?;
+    report.written.push(to.to_owned());
+    Ok(report)
+}
+
+struct Made<'a> {
+    like: &'a Checkpoint,
+    folder: &'a Path,
+    files: BTreeMap<String, FileFacts>,
+    objects: Vec<Object>,
+    report: Report,
+    steps: u64,
+}
+
+impl Made<'_> {
+    fn all(&mut self, foreign: &Foreign, unlike: &dyn Fn(String) -> Error) -> Result<(), Error> {
+        let like = self.like;
+        let (mut models, mut optimizers) = (foreign.models.iter(), foreign.optimizers.iter());
+        let (mut schedulers, mut scaler) = (foreign.schedulers.iter(), foreign.scaler.iter());
+        for object in &like.manifest().objects {
+            let name = &object.name;
+            match object.kind.as_str() {
+                "model" => match models.next() {
+                    Some(part) => {
+                        let weights = fitting(&of_object(like, object)?, &part.value)
+                            .map_err(|fact| unlike(format!("{}: {fact}", part.name)))?;
+                        self.tensors(object, &weights, None)?;
+                    }
+                    None => self.keep(object, "there is no model for it")?,
+                },
+                "optimizer" => match optimizers.next() {
+                    Some(State { name: from, value }) => {
+                        let ours = read(like, object)?;
+                        let (state, steps) = optimizer::from_torch(value, &ours)
+                            .map_err(|fact| unlike(format!("{from}: {fact}")))?;
+                        if steps == 0 {
+                            self.report.kept.push(format!(
+                                "{name}: its count of steps, which {from} does not tell; it begins at 0"
+                            ));
+                        }
+                        self.steps = self.steps.max(steps);
+                        self.state(object, state)?;
+                    }
+                    None => self.keep(object, "there is no optimizer for it")?,
+                },
+                "scheduler" => match schedulers.next() {
+                    Some(State { name: from, value }) => {
+                        let (state, others) = scheduler::from_torch(value, &read(like, object)?)
+                            .map_err(|fact| unlike(format!("{from}: {fact}")))?;
+                        if !others.is_empty() {
+                            self.report.left_out.push(format!(
+                                "{from}: {}, which the program sets itself",
+                                others.join(", ")
+                            ));
+                        }
+                        self.state(object, state)?;
+                    }
+                    None => self.keep(object, "there is no schedule for it")?,
+                },
+                "scaler" => match scaler.next() {
+                    Some(State { name: from, value }) => {
+                        let state = scaler::from_torch(value).ok_or_else(|| {
+                            unlike(format!("{from} is no gradient scaler's state"))
+                        })?;
+                        self.state(object, state)?;
+                    }
+                    None => self.keep(object, "there is no scaler for it")?,
+                },
+                "rank" => self.rank(object, foreign, unlike)?,
+                "run" => {
+                    let position =
+                        read(like, object)?.get("accumulation_position").and_then(Value::as_int);
+                    if position != Some(0) {
+                        return Err(unlike(
+                            "the checkpoint was saved within an accumulation window: save one before \
+                             the loop"
+                                .into(),
+                        ));
+                    }
+                    self.copy(object)?;
+                }
+                "loader" => {
+                    self.keep(object, "the position in the data; skip_first_batches moves it")?;
+                }
+                _ => self.keep(object, "nothing is known for it")?,
+            }
+        }
+        let left = models.map(|part| &part.name).chain(optimizers.map(|part| &part.name));
+        let left =
+            left.chain(schedulers.map(|part| &part.name)).chain(scaler.map(|part| &part.name));
+        for name in left {
+            self.report
+                .left_out
+                .push(format!("{name}: {} has no object for it", like.folder().display()));
+        }
+        let ranks = like.manifest().world_size;
+        for (_, part) in foreign.random.range(ranks..) {
+            self.report.left_out.push(format!(
+                "{}: {} is of {ranks} ranks",
+                part.name,
+                like.folder().display()
+            ));
+        }
+        // What hooks have written.
+        let others = like.manifest().files.keys();
+        let others: Vec<&String> = others
+            .filter(|file| !like.manifest().objects.iter().any(|o| o.files().any(|f| f == *file)))
+            .collect();
+        for file in others {
+            self.file(file)?;
+            self.report.kept.push(format!("{file}: a file of the program's own"));
+        }
+        Ok(())
+    }
+
+    /// A rank's own: its random states.
+    fn rank(
+        &mut self,
+        object: &Object,
+        foreign: &Foreign,
+        unlike: &dyn Fn(String) -> Error,
+    ) -> Result<(), Error> {
+        let rank = object.name.strip_prefix("rank_").and_then(|rank| rank.parse::<usize>().ok());
+        let Some(State { name: from, value: theirs }) =
+            rank.and_then(|rank| foreign.random.get(&rank))
+        else {
+            return self.keep(object, "there are no random states for it");
+        };
+        let bytes =
+            |tensor: Option<&Value<FileTensor>>| -> Result<Option<Value<FileTensor>>, Error> {
+                let Some(tensor) = tensor.and_then(Value::as_tensor) else { return Ok(None) };
+                let bytes = tensor.read().map_err(|error| unlike(format!("{from}: {error}")))?;
+                Ok(Some(Value::Bytes(bytes)))
+            };
+        let ours = read(self.like, object)?;
+        let mut random = Vec::new();
+        let theirs_of = |key: &str| theirs.get(key);
+        for (key, value) in ours.get("random").and_then(Value::as_dict).unwrap_or_default() {
+            let taken = match key.as_str() {
+                Some("cpu") => bytes(theirs_of("torch_manual_seed"))?,
+                Some("cuda") => {
+                    let all = theirs_of("torch_cuda_manual_seed").and_then(Value::as_items);
+                    // One process drives one device: its own is the first it sees.
+                    bytes(all.and_then(<[_]>::first))?
+                }
+                _ => None,
+            };
+            random.push((key.clone(), taken.unwrap_or_else(|| value.clone())));
+        }
+        let foreign_only = theirs.as_dict().unwrap_or_default().iter();
+        let foreign_only = foreign_only.filter_map(|(key, _)| key.as_str());
+        let lost: Vec<&str> = foreign_only
+            .filter(|key| !["torch_manual_seed", "torch_cuda_manual_seed"].contains(key))
+            .collect();
+        if !lost.is_empty() {
+            self.report
+                .left_out
+                .push(format!("{from}: {}, which a Brigade run has not", lost.join(", ")));
+        }
+        let Value::Dict(entries) = ours else {
+            return self.keep(object, "it has no random states");
+        };
+        let entries = entries.into_iter().map(|(key, value)| match key.as_str() {
+            Some("random") => (key, Value::Dict(random.clone())),
+            _ => (key, value),
+        });
+        self.state(object, Value::Dict(entries.collect()))
+    }
+
+    /// An object with another state.
+    fn state(&mut self, object: &Object, state: Value<FileTensor>) -> Result<(), Error> {
+        let mut tensors: Weights = Vec::new();
+        let tree = state.try_map(&mut |place, tensor| {
+            tensors.push((place.to_owned(), tensor));
+            Ok::<_, Error>(place.to_owned())
+        })?;
+        self.tensors(object, &tensors, Some(tree))
+    }
+
+    fn tensors(
+        &mut self,
+        object: &Object,
+        tensors: &Weights,
+        tree: Option<Value<String>>,
+    ) -> Result<(), Error> {
+        let Object { kind, name, .. } = object.clone();
+        let mut made = Object { kind, name, state: None, tensors: Vec::new() };
+        if let Some(tree) = tree {
+            let file = format!("{}.json", made.name);
+            let mut out = Writing::create(self.folder.join(&file))?;
+            out.put(format!("{:#}\n", tree.to_json()).as_bytes())?;
+            self.files.insert(file.clone(), out.finish(true)?);
+            made.state = Some(file);
+        }
+        if !tensors.is_empty() {
+            let file = format!("{}.safetensors", made.name);
+            let facts = write_safetensors(&self.folder.join(&file), tensors)?;
+            self.files.insert(file.clone(), facts);
+            made.tensors.push(file);
+        }
+        self.objects.push(made);
+        Ok(())
+    }
+
+    fn keep(&mut self, object: &Object, why: &str) -> Result<(), Error> {
+        self.report.kept.push(format!("{}: {why}", object.name));
+        self.copy(object)
+    }
+
+    fn copy(&mut self, object: &Object) -> Result<(), Error> {
+        object.files().try_for_each(|file| self.file(file))?;
+        self.objects.push(object.clone());
+        Ok(())
+    }
+
+    fn file(&mut self, name: &str) -> Result<(), Error> {
+        let to = self.folder.join(name);
+        fs::copy(self.like.folder().join(name), &to).map_err(Error::io("write", &to))?;
+        self.files.insert(name.to_owned(), FileFacts::of(&to, true)?);
+        Ok(())
+    }
+}
+
+/// Their weights under our names, when they are the same in name, shape and type.
+fn fitting(ours: &Weights, theirs: &Weights) -> Result<Weights, String> {
+    let found = |name: &str| theirs.iter().find(|(known, _)| known == name);
+    if let Some((name, _)) =
+        theirs.iter().find(|(name, _)| !ours.iter().any(|(own, _)| own == name))
+    {
+        return Err(format!("the program's model has no `{name}`"));
+    }
+    let fit = ours.iter().map(|(name, tensor)| {
+        let (_, value) = found(name).ok_or_else(|| format!("it lacks `{name}`"))?;
+        let (own, info) = (tensor.info(), value.info());
+        match own == info {
+            true => Ok((name.clone(), value.clone())),
+            false => Err(format!("its `{name}` is {info}, the program's is {own}")),
+        }
+    });
+    fit.collect()
+}

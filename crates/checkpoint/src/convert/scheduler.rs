@@ -1,0 +1,61 @@
+//! A schedule's place, ours and PyTorch's.
+
+use super::FileTensor;
+use crate::value::Value;
+
+/// What every scheduler of PyTorch has in common; the program makes the scheduler itself. `None` for one
+/// that watches a metric, whose forms have nothing in common.
+pub(super) fn to_torch(state: &Value<FileTensor>) -> Option<Value<FileTensor>> {
+    if !matches!(state.get("plateau"), None | Some(Value::None)) {
+        return None;
+    }
+    let position = state.get("position")?.as_int()?;
+    let lr = state.get("lr").and_then(Value::as_float).map(Value::Float);
+    Some(Value::dict([
+        ("last_epoch", Value::Int(position)),
+        ("_step_count", Value::Int(position + 1)),
+        ("_last_lr", Value::List(lr.into_iter().collect())),
+    ]))
+}
+
+/// PyTorch's place in a schedule, and the names of what else it has: the definition of the schedule,
+/// which a program of ours sets itself.
+pub(super) fn from_torch(
+    theirs: &Value<FileTensor>,
+    like: &Value<FileTensor>,
+) -> Result<(Value<FileTensor>, Vec<String>), String> {
+    let count = |key: &str| {
+        let count = theirs.get(key).and_then(Value::as_int).filter(|count| *count >= 0);
+        count.map(Value::Int).ok_or_else(|| format!("a schedule needs the count `{key}`"))
+    };
+    let position = count("last_epoch")?;
+    let lr = theirs.get("_last_lr").and_then(Value::as_items).and_then(<[_]>::first);
+    let lr = lr.and_then(number).or_else(|| like.get("lr").and_then(number));
+    let lr = lr.map_or(Value::None, Value::Float);
+    let mut taken = vec!["last_epoch", "_last_lr", "_step_count"];
+    let plateau = match like.get("plateau") {
+        None | Some(Value::None) => Value::None,
+        Some(_) => {
+            taken.extend(["best", "num_bad_epochs", "cooldown_counter"]);
+            let best = theirs.get("best").and_then(number).filter(|best| best.is_finite());
+            Value::dict([
+                ("lr", lr.clone()),
+                ("best", best.map_or(Value::None, Value::Float)),
+                ("bad", count("num_bad_epochs")?),
+                ("cooling", count("cooldown_counter")?),
+                ("seen", position.clone()),
+            ])
+        }
+    };
+    let others = theirs.as_dict().unwrap_or_default().iter();
+    let others = others.filter_map(|(key, _)| key.as_str()).filter(|key| !taken.contains(key));
+    let others = others.filter(|key| !key.starts_with('_')).map(str::to_owned).collect();
+    Ok((Value::dict([("position", position), ("lr", lr), ("plateau", plateau)]), others))
+}
+
+fn number(value: &Value<FileTensor>) -> Option<f64> {
+    match value {
+        Value::Tensor(tensor) => tensor.scalar(),
+        value => value.as_float(),
+    }
+}

@@ -1,0 +1,268 @@
+//! Large files that go straight to the disk.
+//!
+//! A flushed file gains nothing from the system's cache: its bytes are copied there, and then the
+//! flush waits for the disk. Here a few buffers go to the disk past the cache, from threads of their
+//! own, while the next one is filled. The space is allocated first: on ext4 writing into allocated
+//! space was four times as fast as into space that is found on the way.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+
+/// A file of a known size that is being written past the system's cache.
+#[derive(Debug)]
+pub(super) struct Direct {
+    file: Arc<File>,
+    full: Option<Sender<Piece>>,
+    empty: Receiver<Piece>,
+    /// What is filled now.
+    piece: Piece,
+    fault: Arc<Mutex<Option<io::Error>>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Bytes on their way to a place in the file.
+#[derive(Debug)]
+struct Piece {
+    memory: Vec<u8>,
+    /// Where the aligned part of the memory begins.
+    begin: usize,
+    filled: usize,
+    offset: u64,
+}
+
+impl Direct {
+    /// Makes a file that must not be there yet, with room for `bytes`; `None` where the file system
+    /// or the system cannot write past its cache, and nothing was made.
+    pub(super) fn create(path: &Path, bytes: u64) -> io::Result<Option<Self>> {
+        let flags = OFlags::DIRECT.bits().cast_signed();
+        let file = OpenOptions::new().write(true).create_new(true).custom_flags(flags).open(path);
+        let file = match file {
+            Ok(file) => Arc::new(file),
+            // Linux makes the file before it asks whether it can be written so.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                return match std::fs::remove_file(path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                    _ => Ok(None),
+                };
+            }
+            Err(error) => return Err(error),
+        };
+        allocate(&file, bytes)?;
+        let (full, queue) = mpsc::channel();
+        let (give_back, empty) = mpsc::channel();
+        let queue = Arc::new(Mutex::new(queue));
+        let fault = Arc::new(Mutex::new(None));
+        let mut threads = Vec::new();
+        for _ in 0..THREADS {
+            let (file, queue) = (Arc::clone(&file), Arc::clone(&queue));
+            let (fault, give_back) = (Arc::clone(&fault), give_back.clone());
+            let work = move || write_pieces(&file, &queue, &give_back, &fault);
+            if let Ok(thread) = std::thread::Builder::new().name("brigade-disk".into()).spawn(work)
+            {
+                threads.push(thread);
+            }
+        }
+        if threads.is_empty() {
+            drop(file);
+            return std::fs::remove_file(path).map(|()| None);
+        }
+        for _ in 0..threads.len() {
+            // The receiver is in this function.
+            let _ = give_back.send(Piece::new());
+        }
+        Ok(Some(Self { file, full: Some(full), empty, piece: Piece::new(), fault, threads }))
+    }
+
+    /// Appends.
+    pub(super) fn put(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let room = self.piece.room();
+            let now = room.len().min(bytes.len());
+            room[..now].copy_from_slice(&bytes[..now]);
+            self.piece.filled += now;
+            bytes = &bytes[now..];
+            if self.piece.filled == PIECE_BYTES {
+                let next = self.empty.recv().map_err(|_| lost())?;
+                let offset = self.piece.offset + PIECE_BYTES as u64;
+                let piece = std::mem::replace(&mut self.piece, Piece { offset, ..next });
+                self.send(piece)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the file, which has `bytes`, and waits until the disk has it.
+    pub(super) fn finish(mut self, bytes: u64) -> io::Result<()> {
+        if self.piece.filled > 0 {
+            let mut piece = std::mem::replace(&mut self.piece, Piece::empty());
+            // Whole blocks only; what is too much is cut off again.
+            let whole = piece.filled.next_multiple_of(ALIGNMENT);
+            let padding = whole - piece.filled;
+            piece.room()[..padding].fill(0);
+            piece.filled = whole;
+            self.send(piece)?;
+        }
+        self.end()?;
+        self.file.set_len(bytes)?;
+        self.file.sync_all()
+    }
+
+    fn send(&self, piece: Piece) -> io::Result<()> {
+        if let Some(error) = self.take_fault() {
+            return Err(error);
+        }
+        self.full.as_ref().and_then(|full| full.send(piece).ok()).ok_or_else(lost)
+    }
+
+    /// Waits until all is written.
+    fn end(&mut self) -> io::Result<()> {
+        drop(self.full.take());
+        let mut lost_one = false;
+        for thread in self.threads.drain(..) {
+            lost_one |= thread.join().is_err();
+        }
+        match self.take_fault() {
+            Some(error) => Err(error),
+            None if lost_one => Err(lost()),
+            None => Ok(()),
+        }
+    }
+
+    fn take_fault(&self) -> Option<io::Error> {
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Direct {
+    /// No thread writes any more when the folder is removed.
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+impl Piece {
+    fn new() -> Self {
+        let memory = vec![0; PIECE_BYTES + ALIGNMENT];
+        let begin = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
+        Self { memory, begin, filled: 0, offset: 0 }
+    }
+
+    fn empty() -> Self {
+        Self { memory: Vec::new(), begin: 0, filled: 0, offset: 0 }
+    }
+
+    fn room(&mut self) -> &mut [u8] {
+        &mut self.memory[self.begin + self.filled..self.begin + PIECE_BYTES]
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.memory[self.begin..self.begin + self.filled]
+    }
+}
+
+/// What a thread does until the sender is gone. After a fault it writes no more, but goes on to give
+/// pieces back: the other side waits for them.
+fn write_pieces(
+    file: &File,
+    queue: &Mutex<Receiver<Piece>>,
+    give_back: &Sender<Piece>,
+    fault: &Mutex<Option<io::Error>>,
+) {
+    let mut failed = false;
+    loop {
+        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(mut piece) = next else { return };
+        if !failed && let Err(error) = write(file, &piece) {
+            failed = true;
+            fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+        piece.filled = 0;
+        // Nobody takes it back after the last one.
+        let _ = give_back.send(piece);
+    }
+}
+
+fn write(file: &File, piece: &Piece) -> io::Result<()> {
+    match file.write_all_at(piece.bytes(), piece.offset) {
+        // A file system that says only now that it cannot, or wants larger blocks: through the cache.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            let flags = fcntl_getfl(file)?;
+            fcntl_setfl(file, flags - OFlags::DIRECT)?;
+            file.write_all_at(piece.bytes(), piece.offset)
+        }
+        written => written,
+    }
+}
+
+/// Takes the space of a file that will have `bytes`. A full disk says so here, before anything is
+/// written; a file system that cannot allocate ahead finds the space on the way.
+pub(super) fn allocate(file: &File, bytes: u64) -> io::Result<()> {
+    match fallocate(file, FallocateFlags::empty(), 0, bytes.max(1)) {
+        Err(error @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+fn lost() -> io::Error {
+    io::Error::other("a thread that wrote the file is gone")
+}
+
+/// Blocks of today's disks; addresses, places and lengths must be multiples.
+const ALIGNMENT: usize = 4096;
+/// Two of 8 MB keep a disk busy; more was not faster.
+const THREADS: usize = 2;
+const PIECE_BYTES: usize = 8 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn content(bytes: usize) -> Vec<u8> {
+        (0..bytes).map(|i| (i % 251) as u8).collect()
+    }
+
+    #[test]
+    fn a_file_has_every_byte_at_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        for (number, bytes) in
+            [0, 1, ALIGNMENT, PIECE_BYTES, 5 * PIECE_BYTES + 3].into_iter().enumerate()
+        {
+            let path = folder.path().join(number.to_string());
+            let Some(mut file) = Direct::create(&path, bytes as u64).unwrap() else { return };
+            let expected = content(bytes);
+            for part in expected.chunks(PIECE_BYTES / 3 + 1) {
+                file.put(part).unwrap();
+            }
+            file.finish(bytes as u64).unwrap();
+            assert!(std::fs::read(&path).unwrap() == expected, "{bytes} bytes");
+            assert!(Direct::create(&path, 1).is_err(), "it is there already");
+        }
+    }
+
+    #[test]
+    fn a_fault_of_the_disk_ends_the_writing() {
+        // Opened for reading: every write fails, as on a disk that is gone.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, "").unwrap();
+        let file = File::open(&path).unwrap();
+        let (full, queue) = mpsc::channel();
+        let (give_back, empty) = mpsc::channel();
+        let (queue, fault) = (Mutex::new(queue), Mutex::new(None));
+        for _ in 0..3 {
+            full.send(Piece { filled: ALIGNMENT, ..Piece::new() }).unwrap();
+        }
+        drop(full);
+        write_pieces(&file, &queue, &give_back, &fault);
+        assert_eq!(empty.try_iter().count(), 3, "all pieces come back");
+        assert!(fault.lock().unwrap().is_some());
+    }
+}

@@ -1,0 +1,82 @@
+//! The memory of a save's copy, kept for the next save.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use brigade_torch::{Device, Kind, Tensor};
+
+use crate::error::Result;
+
+/// Tensors that no save uses now. The pages of new memory cost more than the copy into them: a run that
+/// saves again and again copies into the same ones.
+#[derive(Default)]
+pub(super) struct Copies(Mutex<HashMap<Form, Vec<Tensor>>>);
+
+type Form = (Kind, Vec<i64>);
+
+impl Copies {
+    /// A copy with memory of its own, that of an older copy where one fits.
+    pub(super) fn copy(&self, tensor: &Tensor) -> Result<Tensor> {
+        let form = form(tensor)?;
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = kept.get_mut(&form).and_then(Vec::pop);
+        drop(kept);
+        let mut copy = match found {
+            Some(copy) => copy,
+            None => Tensor::f_empty(&form.1[..], (form.0, Device::Cpu))?,
+        };
+        tch::no_grad(|| copy.f_copy_(tensor))?;
+        Ok(copy)
+    }
+
+    /// Takes back what was written.
+    pub(super) fn keep(&self, copies: impl IntoIterator<Item = Tensor>) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for copy in copies {
+            // One that cannot be asked is freed.
+            if let Ok(form) = form(&copy) {
+                kept.entry(form).or_default().push(copy);
+            }
+        }
+    }
+
+    /// Frees what is not in use, and gives its bytes.
+    pub(super) fn release(&self) -> usize {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let freed = std::mem::take(&mut *kept);
+        drop(kept);
+        let bytes = |(kind, size): &Form, count: usize| {
+            let elements: i64 = size.iter().product();
+            kind.elt_size_in_bytes() * elements.unsigned_abs() as usize * count
+        };
+        freed.iter().map(|(form, copies)| bytes(form, copies.len())).sum()
+    }
+}
+
+fn form(tensor: &Tensor) -> Result<Form> {
+    Ok((tensor.f_kind()?, tensor.size()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_copy_lies_where_the_first_one_lay() {
+        let copies = Copies::default();
+        let values = Tensor::from_slice(&[1f32, 2.0, 3.0]);
+        let first = copies.copy(&values).unwrap();
+        let place = first.data_ptr();
+        assert_ne!(place, values.data_ptr());
+        copies.keep([first]);
+        let other_form = copies.copy(&Tensor::from_slice(&[1f64, 2.0, 3.0])).unwrap();
+        assert_ne!(other_form.data_ptr(), place);
+        let second = copies.copy(&(values * 2.0)).unwrap();
+        assert_eq!(second.data_ptr(), place);
+        assert_eq!(Vec::<f32>::try_from(&second).unwrap(), [2.0, 4.0, 6.0]);
+        assert_eq!(copies.release(), 0);
+        copies.keep([second, other_form]);
+        assert_eq!(copies.release(), 3 * 4 + 3 * 8);
+        assert_eq!(copies.release(), 0);
+    }
+}

@@ -1,0 +1,243 @@
+//! A run of Accelerate's goes on here: `brigade checkpoint convert --like`, and back.
+
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use brigade_checkpoint::convert::{Target, convert, convert_like};
+use brigade_models::{BatchNorm1d, Linear, Model, Module, Path as Names};
+use brigade_torch::{Tensor, from_vec};
+use brigade_train::{Accelerator, Adam, Optimizer, PreparedModel, Scheduler};
+use serde_json::Value;
+
+/// The net of `fixtures/make_accelerate.py`.
+struct Net {
+    first: Linear,
+    norm: BatchNorm1d,
+    last: Linear,
+}
+
+impl Net {
+    fn new(path: &Names<'_>) -> Self {
+        Self {
+            first: Linear::new(path / 0, 4, 5),
+            norm: BatchNorm1d::new(path / 1, 5),
+            last: Linear::new(path / 3, 5, 3),
+        }
+    }
+}
+
+impl Module<&Tensor> for Net {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Tensor {
+        self.last.forward(&self.norm.forward(&self.first.forward(input)).relu())
+    }
+}
+
+/// Its loop.
+struct Run {
+    accelerator: Accelerator,
+    model: PreparedModel<Net>,
+    optimizer: Optimizer,
+    scheduler: Scheduler,
+}
+
+impl Run {
+    fn new(seed: i64) -> Self {
+        let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
+        accelerator.set_seed(seed);
+        let model = Model::new(Net::new).unwrap();
+        let optimizer = Adam::decoupled().lr(0.02).betas(0.9, 0.99).weight_decay(0.05);
+        let optimizer = optimizer.no_decay_on_norms_and_biases(true).build(&model).unwrap();
+        let schedule = brigade_plan::Schedule::step(0.02, 3, 0.5).unwrap();
+        let scheduler = Scheduler::new(&optimizer, schedule);
+        let (mut model, optimizer, scheduler) =
+            accelerator.prepare((model, optimizer, scheduler)).unwrap();
+        model.train();
+        Self { accelerator, model, optimizer, scheduler }
+    }
+
+    fn step(&mut self, number: usize) -> f64 {
+        let inputs = (0..24).map(|i| (i as f32 + number as f32).sin()).collect::<Vec<_>>();
+        let targets = (0..6).map(|i| ((i + number) % 3) as i64).collect::<Vec<_>>();
+        let (inputs, targets) =
+            (from_vec(inputs, &[6, 4]).unwrap(), from_vec(targets, &[6]).unwrap());
+        let loss = self.model.forward(&inputs).unwrap().cross_entropy_for_logits(&targets);
+        self.optimizer.zero_grad().unwrap();
+        self.accelerator.backward(&loss).unwrap();
+        self.optimizer.step().unwrap();
+        self.scheduler.step().unwrap();
+        loss.double_value(&[])
+    }
+
+    fn save(&self, path: &Path) {
+        self.accelerator.save_state(path).unwrap();
+        self.accelerator.wait_for_save().unwrap();
+    }
+}
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures")
+}
+
+fn close(found: f64, expected: f64, what: &str) {
+    assert!(
+        (found - expected).abs() <= 2e-5 * expected.abs().max(0.1),
+        "{what}: {found} {expected}"
+    );
+}
+
+/// Losses and weights of the run that went on in Python.
+fn goes_on(converted: &Path, random: bool) {
+    let expected = fs::read_to_string(fixtures().join("accelerate.json")).unwrap();
+    let expected: Value = serde_json::from_str(&expected).unwrap();
+    let mut run = Run::new(2);
+    let loaded = run.accelerator.load_state(converted).unwrap();
+    assert_eq!(loaded.step, 5);
+    let drawn = Tensor::rand([4], (tch::Kind::Float, tch::Device::Cpu));
+    for (index, expected) in expected["drawn"].as_array().unwrap().iter().enumerate() {
+        let same = drawn.double_value(&[index as i64]) == expected.as_f64().unwrap();
+        assert_eq!(same, random, "random number {index}");
+    }
+    for (number, expected) in expected["losses"].as_array().unwrap().iter().enumerate() {
+        close(run.step(5 + number), expected.as_f64().unwrap(), &format!("loss {number}"));
+    }
+    assert_eq!(run.optimizer.steps(), 9);
+    close(run.scheduler.lr(), expected["lr"][0].as_f64().unwrap(), "rate");
+    for (name, values) in expected["weights"].as_object().unwrap() {
+        // The norm takes the bias before it out again: its gradient is rounding, and Adam makes a step of
+        // full length of any gradient.
+        if ["0.bias", "1.running_mean"].contains(&name.as_str()) {
+            continue;
+        }
+        let state = run.model.inner().state_dict();
+        let found = state.get(name).unwrap().to_kind(tch::Kind::Double).reshape([-1]);
+        for (index, value) in values.as_array().unwrap().iter().enumerate() {
+            close(found.double_value(&[index as i64]), value.as_f64().unwrap(), name);
+        }
+    }
+}
+
+#[test]
+fn a_folder_of_accelerates_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let (like, made) = (folder.path().join("like"), folder.path().join("made"));
+    Run::new(1).save(&like);
+    let report = convert_like(&fixtures().join("accelerate"), &made, &like).unwrap();
+    // The program has no scaler here, and no run of Brigade has Python's generators.
+    let left = report.left_out.join("\n");
+    assert!(left.contains("scaler.pt: "), "{left}");
+    assert!(left.contains("random_state, numpy_random_seed"), "{left}");
+    assert!(left.contains("scheduler.bin: step_size, gamma, base_lrs"), "{left}");
+    assert_eq!((report.left_out.len(), report.kept.len()), (3, 0), "{report:?}");
+    goes_on(&made, true);
+}
+
+#[test]
+fn weights_that_were_pickled_and_objects_that_nobody_knows() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    Run::new(1).save(&at("like"));
+    fs::create_dir(at("theirs")).unwrap();
+    let theirs = fixtures().join("accelerate");
+    convert(&theirs.join("model.safetensors"), &at("theirs/pytorch_model.bin"), Target::Torch)
+        .unwrap();
+    for name in ["optimizer.bin", "scheduler.bin", "random_states_0.pkl"] {
+        fs::copy(theirs.join(name), at("theirs").join(name)).unwrap();
+    }
+    // A second rank's, of a run of two.
+    fs::copy(theirs.join("random_states_0.pkl"), at("theirs/random_states_1.pkl")).unwrap();
+    fs::write(at("theirs/sampler.bin"), "a pickle").unwrap();
+    fs::write(at("theirs/custom_checkpoint_0.pkl"), "a pickle").unwrap();
+    let report = convert_like(&at("theirs"), &at("made"), &at("like")).unwrap();
+    let left = report.left_out.join("\n");
+    for name in ["sampler.bin: ", "custom_checkpoint_0.pkl: ", "random_states_1.pkl: "] {
+        assert!(left.contains(name), "{left}");
+    }
+    goes_on(&at("made"), true);
+}
+
+#[test]
+fn a_dictionary_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let (like, made) = (folder.path().join("like"), folder.path().join("made"));
+    let mut run = Run::new(1);
+    // Also a program that has trained already may say what goes where.
+    run.step(0);
+    run.save(&like);
+    let report = convert_like(&fixtures().join("dictionary.pth"), &made, &like).unwrap();
+    assert!(
+        report
+            .left_out
+            .contains(&"`epoch`: the integer 2, which has no place in a checkpoint".into())
+    );
+    assert_eq!(report.kept, ["rank_0: there are no random states for it"]);
+    goes_on(&made, false);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_nothing_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let (like, made) = (folder.path().join("like"), folder.path().join("made"));
+    let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
+    let model = Model::new(|p: &Names<'_>| Linear::new(p / 0, 4, 6)).unwrap();
+    let optimizer = Adam::decoupled().build(&model).unwrap();
+    let _prepared = accelerator.prepare((model, optimizer)).unwrap();
+    accelerator.save_state(&like).unwrap();
+    accelerator.wait_for_save().unwrap();
+    let error = convert_like(&fixtures().join("accelerate"), &made, &like).unwrap_err();
+    assert!(
+        error.to_string().contains("model.safetensors: the program's model has no `"),
+        "{error}"
+    );
+    let error = convert_like(&like, &made, &like).unwrap_err();
+    assert!(error.to_string().contains("checkpoint of Brigade's already"), "{error}");
+    let error = convert_like(&fixtures(), &made, &like).unwrap_err();
+    assert!(error.to_string().contains("holds no model.safetensors"), "{error}");
+    let names: Vec<_> =
+        fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["like"]);
+}
+
+/// What is written for Accelerate is read by its own `load_state`, and its run goes on with the numbers
+/// of ours.
+#[test]
+fn peer_accelerate_goes_on_with_ours() {
+    let Some(python) = std::env::var_os("BRIGADE_PEER_PYTHON") else {
+        eprintln!("skipped: BRIGADE_PEER_PYTHON is not set");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (ours, theirs) = (folder.path().join("ours"), folder.path().join("theirs"));
+    let mut run = Run::new(1);
+    for number in 0..5 {
+        run.step(number);
+    }
+    run.save(&ours);
+    convert(&ours, &theirs, Target::Accelerate).unwrap();
+    let losses: Vec<f64> = (5..9).map(|number| run.step(number)).collect();
+    let script = r#"
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import make_accelerate as made
+print(json.dumps(made.resumed(sys.argv[2])))
+"#;
+    let output = Command::new(python)
+        .args(["-c", script])
+        .arg(fixtures())
+        .arg(&theirs)
+        .env("OMP_NUM_THREADS", "1")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let found: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    for (number, loss) in losses.iter().enumerate() {
+        close(found["losses"][number].as_f64().unwrap(), *loss, &format!("loss {number}"));
+    }
+    close(found["lr"].as_f64().unwrap(), run.scheduler.lr(), "rate");
+    assert_eq!(found["steps"], 9.0);
+}
