@@ -193,7 +193,8 @@ struct NormRelu : public torch::autograd::Function<NormRelu> {
       mean_out[c] = static_cast<float>(middle);
       inverse_out[c] = static_cast<float>(invert);
       slope[c] = static_cast<float>(weights[c] * invert);
-      offset[c] = static_cast<float>(biases[c] - middle * weights[c] * invert);
+      // With the slope as it was rounded: else its error, times the mean, would stay.
+      offset[c] = static_cast<float>(biases[c] - middle * slope[c]);
       const double momentum = running.momentum;
       running_mean[c] =
           static_cast<float>((1 - momentum) * running_mean[c] + momentum * middle);

@@ -1,0 +1,188 @@
+//! Normalisation, shortcut and ReLU as one operation, against the operations.
+
+use brigade_torch::{BatchNormState, Device, Kind, Tensor, batch_norm_relu};
+use tch::{get_num_threads, set_num_threads};
+
+const EPS: f64 = 1e-5;
+const MOMENTUM: f64 = 0.1;
+
+/// Output, running statistics, and gradients of input, weight, bias and shortcut.
+type Results = Vec<Tensor>;
+
+struct Case {
+    input: Tensor,
+    shortcut: Option<Tensor>,
+    upstream: Tensor,
+    channels: i64,
+}
+
+impl Case {
+    fn new(shape: [i64; 4], shortcut: bool) -> Self {
+        tch::manual_seed(7);
+        let random = || channels_last(&Tensor::randn(shape, (Kind::Float, Device::Cpu)));
+        Self {
+            // A mean far from zero: sums of squares would lose half of their digits.
+            input: random() * 2.0 + 5.0,
+            shortcut: shortcut.then(random),
+            upstream: random(),
+            channels: shape[1],
+        }
+    }
+
+    fn run(&self, kind: Kind, fused: bool) -> Results {
+        let leaf = |tensor: &Tensor| tensor.detach().to_kind(kind).set_requires_grad(true);
+        let vector = |from: f64| {
+            Tensor::linspace(from, from + 1.0, self.channels, (Kind::Double, Device::Cpu))
+                .to_kind(kind)
+        };
+        let (input, shortcut) = (leaf(&self.input), self.shortcut.as_ref().map(leaf));
+        let (weight, bias) = (leaf(&vector(0.5)), leaf(&vector(-0.5)));
+        let (running_mean, running_var) = (vector(0.0), vector(1.0));
+        let output = if fused {
+            let state = BatchNormState {
+                weight: Some(&weight),
+                bias: Some(&bias),
+                running_mean: Some(&running_mean),
+                running_var: Some(&running_var),
+            };
+            batch_norm_relu(&input, shortcut.as_ref(), state, true, MOMENTUM, EPS).unwrap()
+        } else {
+            let normal = input.batch_norm(
+                Some(&weight),
+                Some(&bias),
+                Some(&running_mean),
+                Some(&running_var),
+                true,
+                MOMENTUM,
+                EPS,
+                false,
+            );
+            match &shortcut {
+                Some(shortcut) => (normal + shortcut).relu(),
+                None => normal.relu(),
+            }
+        };
+        (&output * self.upstream.to_kind(kind)).sum(kind).backward();
+        let mut results = vec![output, running_mean, running_var];
+        results.extend([&input, &weight, &bias].map(Tensor::grad));
+        results.extend(shortcut.as_ref().map(Tensor::grad));
+        results
+    }
+}
+
+fn channels_last(tensor: &Tensor) -> Tensor {
+    tensor.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2])
+}
+
+/// The largest difference, over the largest value.
+fn apart(one: &Tensor, other: &Tensor) -> f64 {
+    let (one, other) = (one.to_kind(Kind::Double), other.to_kind(Kind::Double));
+    let size = other.abs().max().double_value(&[]);
+    (one - other).abs().max().double_value(&[]) / size
+}
+
+#[test]
+fn it_equals_the_operations_in_float64() {
+    // Fewer rows than a block has, a last block that is not full, many channels.
+    for shape in [[2, 16, 3, 3], [8, 64, 23, 17], [4, 512, 4, 4], [1, 2048, 1, 2]] {
+        for shortcut in [false, true] {
+            let case = Case::new(shape, shortcut);
+            let (fused, exact) = (case.run(Kind::Float, true), case.run(Kind::Double, false));
+            let plain = case.run(Kind::Float, false);
+            for (index, (fused, exact)) in fused.iter().zip(&exact).enumerate() {
+                // No further off than libtorch's own float32, which a few values decide.
+                let allowed = 2e-6_f64.max(2.0 * apart(&plain[index], exact));
+                let found = apart(fused, exact);
+                assert!(found <= allowed, "{shape:?}, shortcut {shortcut}, {index}: {found}");
+            }
+            assert_eq!(fused[0].stride(), case.input.stride());
+        }
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    let before = get_num_threads();
+    let case = Case::new([8, 64, 23, 17], true);
+    let runs = [1, 2, 3].map(|threads| {
+        set_num_threads(threads);
+        case.run(Kind::Float, true)
+    });
+    set_num_threads(before);
+    for (first, other) in runs[0].iter().zip(runs[1].iter().chain(&runs[2])) {
+        assert!(first.equal(other));
+    }
+}
+
+#[test]
+fn where_it_cannot_be_one_operation_it_is_three() {
+    // The usual layout, few channels, float64, evaluation without gradients.
+    let case = Case::new([3, 16, 5, 5], true);
+    let plain = Case {
+        input: case.input.contiguous(),
+        shortcut: case.shortcut.as_ref().map(Tensor::contiguous),
+        upstream: case.upstream.contiguous(),
+        channels: 16,
+    };
+    for (case, kind) in [
+        (&plain, Kind::Float),
+        (&Case::new([4, 3, 6, 6], false), Kind::Float),
+        (&case, Kind::Double),
+    ] {
+        for (fused, apart) in case.run(kind, true).iter().zip(case.run(kind, false)) {
+            assert!(fused.allclose(&apart, 1e-6, 1e-6, false));
+        }
+    }
+    let state = BatchNormState::default();
+    let error = batch_norm_relu(&case.input, None, state, false, MOMENTUM, EPS).unwrap_err();
+    assert!(error.to_string().contains("running_mean"), "{error}");
+}
+
+#[test]
+fn nan_stays_nan_and_is_not_hidden_by_relu() {
+    let case = Case::new([2, 16, 4, 4], false);
+    let _ = case.input.get(0).get(3).get(0).get(0).fill_(f64::NAN);
+    let output = &case.run(Kind::Float, true)[0];
+    let of_channel = |channel| output.select(1, channel).isnan();
+    assert!(bool::try_from(of_channel(3).all()).unwrap());
+    assert!(!bool::try_from(of_channel(4).any()).unwrap());
+}
+
+#[test]
+fn a_gradient_has_a_gradient() {
+    let case = Case::new([2, 16, 4, 4], true);
+    let second = |fused: bool| {
+        let input = case.input.detach().set_requires_grad(true);
+        let ones = Tensor::ones([16], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let zeros = ones.zeros_like().set_requires_grad(true);
+        let (mean, var) = (zeros.detach().copy(), ones.detach().copy());
+        let shortcut = case.shortcut.as_ref().unwrap();
+        let output = if fused {
+            let state = BatchNormState {
+                weight: Some(&ones),
+                bias: Some(&zeros),
+                running_mean: Some(&mean),
+                running_var: Some(&var),
+            };
+            batch_norm_relu(&input, Some(shortcut), state, true, MOMENTUM, EPS).unwrap()
+        } else {
+            let normal = input.batch_norm(
+                Some(&ones),
+                Some(&zeros),
+                Some(&mean),
+                Some(&var),
+                true,
+                MOMENTUM,
+                EPS,
+                false,
+            );
+            (normal + shortcut).relu()
+        };
+        let loss = (output.square() * &case.upstream).sum(Kind::Float);
+        let first = Tensor::run_backward(&[loss], &[&input], true, true);
+        first[0].square().sum(Kind::Float).backward();
+        input.grad()
+    };
+    let found = apart(&second(true), &second(false));
+    assert!(found < 1e-4, "{found}");
+}
