@@ -28,7 +28,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 #[command(after_help = EXAMPLES, after_long_help = LONG_EXAMPLES)]
 pub(crate) struct DoctorArgs {
     /// Hosts of the job, as for `brigade launch` [default: this one]
-    #[arg(long, value_name = "HOST[:N],...", conflicts_with = "hostfile")]
+    #[arg(long, value_name = "HOST[:N],..", conflicts_with = "hostfile")]
     hosts: Option<String>,
 
     /// A file of hosts, as DeepSpeed and MPI have them
@@ -40,11 +40,11 @@ pub(crate) struct DoctorArgs {
     program: Option<PathBuf>,
 
     /// The folder that the job starts in, on every host [default: the current one]
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "DIR")]
     workdir: Option<PathBuf>,
 
     /// The folder for the output of ranks: is there room?
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
 
     /// The port that the hosts of the job will meet at, on the first of them

@@ -111,7 +111,15 @@ impl Tool {
         // ssh says it on stderr.
         let said = if output.stdout.is_empty() { output.stderr } else { output.stdout };
         let first = String::from_utf8_lossy(&said).lines().next()?.trim().to_owned();
-        (output.status.success() && !first.is_empty()).then_some(first)
+        match output.status.success() {
+            _ if first.is_empty() => None,
+            true => Some(first),
+            // Slurm's programs want their settings even for that.
+            false if self.command == [program, "--version"] => {
+                Some(format!("there, but `{program} --version` fails: {first}"))
+            }
+            false => None,
+        }
     }
 }
 

@@ -46,7 +46,7 @@ pub(crate) struct EstimateArgs {
     fused_attention: bool,
 
     /// Numbers of ranks to show
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2,4,8",
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,2,4,8",
           value_parser = positive)]
     world_size: Vec<u64>,
 
@@ -103,7 +103,8 @@ impl EstimateArgs {
                 .iter()
                 .map(|(dtype, count)| format!("{} {dtype}", short(*count)))
                 .collect();
-            let mut notes = vec![format!("{} tensors: {}", weights.tensors, types.join(", "))];
+            let mut notes =
+                vec![format!("{}: {}", count(weights.tensors as u64, "tensor"), types.join(", "))];
             if weights.size.shape.is_none() {
                 notes.push(UNKNOWN_SHAPE.to_owned());
             }
@@ -162,7 +163,7 @@ impl EstimateArgs {
             Some(Shape::Transformer { .. }) => {
                 format!("{} x {} tokens", self.batch_size, self.seq_len)
             }
-            _ => format!("{} samples", self.batch_size),
+            _ => count(self.batch_size, "sample"),
         };
         writeln!(out, "a step of one rank: {batch}, states of {}\n", self.optimizer.name())?;
 
@@ -269,6 +270,11 @@ fn positive(text: &str) -> Result<u64, String> {
         Ok(number) => Ok(number),
         Err(_) => Err("not a whole number from 1".to_owned()),
     }
+}
+
+/// `1 sample`, `3 samples`
+fn count(number: u64, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 /// `124.4 M`

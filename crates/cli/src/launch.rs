@@ -237,4 +237,4 @@ Exit codes:
   N         the first rank that failed exited with N, or signal N - 128 killed it
   2         a wrong argument, variable or settings file
   126, 127  the program cannot be run, or was not found
-  1         the system could not start the job";
+  1         the system could not start the job, or a host of it was lost";

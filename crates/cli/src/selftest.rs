@@ -11,7 +11,8 @@ use crate::config::Usage;
 use crate::launch::{self, LaunchArgs};
 use crate::usage;
 
-/// Try the processes that are configured: every collective, a training step, metrics, weights
+/// Try the processes that are configured: every collective, a training step, metrics, weights,
+/// a checkpoint
 ///
 /// Starts a small program as `brigade launch` would, with the same settings and flags, on this host or
 /// on many. It compares each result with what must come out, and says what passed.

@@ -9,6 +9,9 @@ pub(crate) fn line(error: &Error) -> Option<String> {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
         | ErrorKind::DisplayVersion => None,
+        ErrorKind::MissingRequiredArgument => {
+            Some(format!("{}; --help has examples", shortened(&error.render().to_string())))
+        }
         _ => Some(shortened(&error.render().to_string())),
     }
 }

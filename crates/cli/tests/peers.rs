@@ -128,3 +128,108 @@ fn a_script_for_torchrun() {
     // From the file that `record` writes, in torchelastic's JSON.
     assert!(run.stderr.contains("ValueError: no more data"), "{}", run.stderr);
 }
+
+/// What their packages define: `{"torchrun": [flags], "accelerate": [flags], "cluster": {keys}, …}`.
+fn arguments(python: &Path) -> serde_json::Value {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/peers/arguments.py");
+    let output = Command::new(python).arg(script).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// `brigade launch --explain` with these words.
+fn explain(words: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(job::BRIGADE);
+    command.env_clear().env("PATH", "/usr/bin:/bin").env("BRIGADE_CONFIG", "/dev/null");
+    let output = command.args(["launch", "--explain"]).args(words).arg("true").output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// Each flag that their parsers define is honoured, named with what becomes of it, or refused.
+#[test]
+fn no_flag_is_dropped_in_silence() {
+    let Some(python) = peer_python() else { return };
+    let arguments = arguments(&python);
+    let mut count = 0;
+    for program in ["torchrun", "accelerate"] {
+        for flag in arguments[program].as_array().unwrap() {
+            let value = match (&flag["choice"], flag["number"].as_bool().unwrap()) {
+                (serde_json::Value::String(choice), _) => choice.as_str(),
+                (_, true) => "2",
+                _ => "x",
+            };
+            for name in flag["names"].as_array().unwrap() {
+                let name = name.as_str().unwrap();
+                let word = match flag["takes_value"].as_bool().unwrap() {
+                    false => name.to_owned(),
+                    true if name.starts_with("--") => format!("{name}={value}"),
+                    true => format!("{name}{value}"),
+                };
+                let (code, stdout, stderr) = explain(&[&word]);
+                count += 1;
+                if code == Some(0) {
+                    // These two change the program, which has no row of its own.
+                    let changes = ["-m", "--module", "--no-python", "--no_python"].contains(&name);
+                    let named = stdout.contains("flag --") || changes;
+                    assert!(named, "{program} {word}: {stdout}");
+                } else {
+                    assert_eq!(stderr.lines().count(), 1, "{program} {word}: {stderr}");
+                    assert!(!stderr.contains("unexpected argument"), "{program} {word}: {stderr}");
+                }
+            }
+        }
+    }
+    println!("{count} spellings of flags");
+    assert!(count > 250);
+}
+
+/// Each key of Accelerate's file, with another value than its default, has a source in what is
+/// explained, or is named.
+#[test]
+fn no_key_is_dropped_in_silence() {
+    let Some(python) = peer_python() else { return };
+    let arguments = arguments(&python);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.yaml");
+    let config = format!("--config={}", path.display());
+    for (kind, environment) in [("cluster", "LOCAL_MACHINE"), ("sagemaker", "AMAZON_SAGEMAKER")] {
+        let keys = arguments[kind].as_object().unwrap();
+        assert!(keys.len() > 20);
+        for (key, value) in keys {
+            if ["compute_environment", "distributed_type"].contains(&key.as_str()) {
+                continue;
+            }
+            // JSON is YAML. With one rank on a CPU there is nothing to ask of the machine.
+            let text = format!(
+                "compute_environment: {environment}\ndistributed_type: MULTI_CPU\n{key}: {value}\n"
+            );
+            std::fs::write(&path, &text).unwrap();
+            let (code, stdout, stderr) = explain(&[&config]);
+            if kind == "sagemaker" {
+                assert_eq!(code, Some(2), "{text}");
+                assert!(stderr.contains("does not start jobs on Amazon SageMaker"), "{stderr}");
+            } else if key == "same_network" {
+                // Either way the hosts meet at the address that the file names.
+                assert_eq!(code, Some(0), "{text}{stderr}");
+            } else {
+                let place = format!("{}:3", path.display());
+                assert!((stdout + &stderr).contains(&place), "{text}{stderr}");
+            }
+        }
+    }
+    // The keys of its tables, too.
+    for text in [
+        "parallelism_config: {some_key: 1}",
+        "fsdp_config: {some_key: 1}",
+        "deepspeed_config: {some_key: 1}",
+        "megatron_lm_config: {some_key: 1}",
+        "fp8_config: {some_key: 1}",
+        "mpirun_config: {some_key: 1}",
+        "dynamo_config: {some_key: 1}",
+    ] {
+        std::fs::write(&path, text).unwrap();
+        let (_, stdout, stderr) = explain(&["--nproc=1", &config]);
+        assert!((stdout + &stderr).contains(&format!("{}:1", path.display())), "{text}");
+    }
+}

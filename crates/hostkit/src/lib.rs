@@ -28,6 +28,7 @@
 //! network.host(1).cut(); // and now node2 falls silent
 //! ```
 
+mod etcd;
 mod faults;
 mod folder;
 mod host;
@@ -36,6 +37,7 @@ mod network;
 mod process;
 mod unavailable;
 
+pub use etcd::Etcd;
 pub use host::Host;
 pub use network::Network;
 pub use process::{Process, inner_process};

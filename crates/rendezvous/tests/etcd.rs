@@ -2,78 +2,23 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // A test, whose agents speak by stdout.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use brigade_hostkit::Etcd;
 use brigade_rendezvous::{
     Assignment, Coordinator, FromAgent, Join, MeetNotice, MeetPlan, Meeting, Rules, Secret, Timing,
     ToAgent, Way,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, setsockopt, socket, sockopt,
-};
 use nix::unistd::Pid;
 
 const ENDPOINTS: &str = "BRIGADE_TEST_ETCD";
 const RUN_ID: &str = "elected";
-
-/// An etcd of our own on the loopback.
-struct Etcd {
-    process: Child,
-    endpoints: String,
-    _ports: [OwnedFd; 2],
-    _data: tempfile::TempDir,
-}
-
-impl Etcd {
-    /// `None` where etcd is not installed.
-    fn start() -> Option<Self> {
-        let data = tempfile::tempdir().unwrap();
-        // Held, but not listened at: etcd can, and nobody else gets them.
-        let [(client_port, client), (peer_port, peer)] = [free_port(), free_port()];
-        let client = format!("http://127.0.0.1:{client}");
-        let peer = format!("http://127.0.0.1:{peer}");
-        let process = Command::new("etcd")
-            .args(["--unsafe-no-fsync", "--name", "test", "--data-dir"])
-            .arg(data.path())
-            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
-            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &format!("test={peer}")])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .ok()?;
-        let address = client.trim_start_matches("http://").to_owned();
-        let mut etcd =
-            Self { process, endpoints: client, _ports: [client_port, peer_port], _data: data };
-        while TcpStream::connect(&address).is_err() {
-            assert!(etcd.process.try_wait().unwrap().is_none(), "etcd has ended");
-            thread::sleep(Duration::from_millis(20));
-        }
-        Some(etcd)
-    }
-}
-
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-fn free_port() -> (OwnedFd, u16) {
-    let fd = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
-    setsockopt(&fd, sockopt::ReuseAddr, &true).unwrap();
-    bind(fd.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
-    let port = getsockname::<SockaddrIn>(fd.as_raw_fd()).unwrap().port();
-    (fd, port)
-}
 
 /// The process of an agent, and what it says.
 struct Host {
@@ -87,7 +32,7 @@ impl Host {
     fn start(etcd: &Etcd) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "agent", "--nocapture", "--test-threads", "1"])
-            .env(ENDPOINTS, &etcd.endpoints)
+            .env(ENDPOINTS, etcd.endpoint())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

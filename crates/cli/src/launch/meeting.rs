@@ -197,8 +197,10 @@ fn rendezvous_conf(layers: &mut Layer) -> Result<(Patience, Option<bool>), Confi
             other if IDLE_CONF.contains(&other) => idle.push(other.to_owned()),
             other => {
                 let known = USED_CONF.iter().chain(IDLE_CONF).copied();
-                let hint = suggest::closest(other, known)
-                    .map_or_else(String::new, |it| format!(": did you mean {it}?"));
+                let hint = suggest::closest(other, known).map_or_else(
+                    || format!("; it has {}", USED_CONF.join(", ")),
+                    |it| format!(": did you mean {it}?"),
+                );
                 return Err(wrong(format!("{source}: rdzv-conf has no key {other}{hint}")));
             }
         }

@@ -39,7 +39,7 @@ pub(super) struct ProgramArgs {
     profile: Option<String>,
 
     /// Features to build with
-    #[arg(long, value_name = "FEATURE,...", value_delimiter = ',', hide_short_help = true)]
+    #[arg(long, value_name = "FEATURE,..", value_delimiter = ',', hide_short_help = true)]
     features: Vec<String>,
 
     /// The program, a path or a name that is looked up in PATH, or a Python script (*.py); and its

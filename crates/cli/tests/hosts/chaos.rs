@@ -10,11 +10,10 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
-use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use brigade_hostkit::Process;
+use brigade_hostkit::{Etcd, Process};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -62,7 +61,8 @@ fn random_blows() {
     let seed = number("BRIGADE_TEST_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));
     let rounds = number("BRIGADE_TEST_KILLS").unwrap_or(8);
     let Some(site) = site(4) else { return };
-    let etcd = Etcd::start(&site);
+    // On the last host, where no part of a job runs.
+    let etcd = Etcd::start_on(site.host(SIZES.len()));
     eprintln!("seed: BRIGADE_TEST_SEED={seed}");
     let mut random = Random(seed);
     let mut longest: BTreeMap<(Way, Blow), (usize, Duration)> = BTreeMap::new();
@@ -119,7 +119,7 @@ fn random_blows() {
 #[test]
 fn a_coordinator_that_is_cut_off_does_not_go_on_alone() {
     let Some(site) = site(4) else { return };
-    let Some(_etcd) = Etcd::start(&site) else {
+    let Some(_etcd) = Etcd::start_on(site.host(SIZES.len())) else {
         eprintln!("skipped: etcd is not installed");
         return;
     };
@@ -392,38 +392,4 @@ fn listening(line: &str) -> Option<u16> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let (_, port) = fields.get(1)?.rsplit_once(':')?;
     (fields.get(3) == Some(&"0A")).then(|| u16::from_str_radix(port, 16).unwrap())
-}
-
-/// An etcd on the last host, where no part of a job runs.
-struct Etcd(Child);
-
-impl Etcd {
-    /// `None` where it is not installed.
-    fn start(site: &Site) -> Option<Self> {
-        Command::new("etcd").arg("--version").output().ok()?;
-        let host = site.host(SIZES.len());
-        let (client, peer) =
-            (format!("http://{}:2379", host.address()), format!("http://{}:2380", host.address()));
-        let mut command = host.command("etcd");
-        command
-            .args(["--unsafe-no-fsync", "--name", "test", "--data-dir"])
-            .arg(site.network.folder().join("etcd"))
-            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
-            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &format!("test={peer}")])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        let etcd = Self(command.spawn().unwrap());
-        let is_up = || host.sh("cat /proc/net/tcp").lines().any(|it| listening(it) == Some(2379));
-        wait_until("etcd", is_up);
-        Some(etcd)
-    }
-}
-
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        // `nsenter`; etcd itself goes with its host.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }

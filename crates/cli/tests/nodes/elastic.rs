@@ -4,12 +4,9 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
 
-use brigade_launch::{Reach, StorePort};
+use brigade_hostkit::Etcd;
 use nix::sys::signal::Signal;
-use tempfile::TempDir;
 
 use crate::Hosts;
 use crate::job::{self, Running};
@@ -111,7 +108,7 @@ fn any_host_may_be_lost_with_etcd() {
         job.command.env("HOST_NAME", name.to_string());
         job.flag("--nnodes=1:5")
             .flag("--rdzv-backend=etcd")
-            .flag(&format!("--rdzv-endpoint={}", etcd.endpoint))
+            .flag(&format!("--rdzv-endpoint={}", etcd.endpoint()))
             .flag("--max-restarts=3")
             .flag("--rdzv-conf=last_call_timeout=1")
             .sh(script)
@@ -170,43 +167,4 @@ fn coordinating(launchers: &[Running]) -> usize {
         })
     };
     launchers.iter().position(listens).expect("one of them listens")
-}
-
-/// An etcd of our own on the loopback.
-struct Etcd {
-    process: Child,
-    endpoint: String,
-    /// Held, but not listened at: etcd can, and nobody else gets them.
-    _ports: [StorePort; 2],
-    _data: TempDir,
-}
-
-impl Etcd {
-    /// `None` where etcd is not installed.
-    fn start() -> Option<Self> {
-        let data = tempfile::tempdir().unwrap();
-        let ports = [(); 2].map(|()| StorePort::reserve(Reach::Loopback).unwrap());
-        let [client, peer] =
-            [0, 1].map(|i: usize| format!("http://127.0.0.1:{}", ports[i].number()));
-        let process = Command::new("etcd")
-            .args(["--unsafe-no-fsync", "--name", "test", "--data-dir"])
-            .arg(data.path())
-            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
-            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &format!("test={peer}")])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .ok()?;
-        let endpoint = client.trim_start_matches("http://").to_owned();
-        job::wait_until(|| TcpStream::connect(&endpoint).is_ok());
-        Some(Self { process, endpoint, _ports: ports, _data: data })
-    }
-}
-
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }

@@ -336,7 +336,9 @@ impl<'a> Keys<'a> {
 
     /// Replicas are what ranks are; every other axis shards.
     fn parallelism(&self, entry: &Entry) -> Fate {
-        let Raw::Table(table) = &entry.value else { return Fate::Nothing };
+        let Raw::Table(table) = &entry.value else {
+            return self.unless_empty(entry, || Fate::Idle("it is no table of sizes".to_owned()));
+        };
         let shards = |(key, value): &(&String, &Raw)| {
             key.ends_with("_size")
                 && !key.ends_with("dp_replicate_size")
@@ -348,7 +350,9 @@ impl<'a> Keys<'a> {
                  this file",
                 value.shown()
             )),
-            None => Fate::Nothing,
+            // A replica on each rank is what there is anyway.
+            None if table.keys().all(|key| key.ends_with("_size")) => Fate::Nothing,
+            None => Fate::Idle("no size in it is more than 1, so it shards nothing".to_owned()),
         }
     }
 

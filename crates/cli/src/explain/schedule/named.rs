@@ -244,7 +244,7 @@ pub(super) struct MultiStep {
     #[arg(long, allow_negative_numbers = true)]
     lr: f64,
     /// The steps at which the rate changes
-    #[arg(long, value_name = "N,N,...", value_delimiter = ',', required = true)]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', required = true)]
     milestones: Vec<u64>,
     /// What the rate is multiplied by
     #[arg(long, value_name = "FACTOR", default_value_t = 0.1, allow_negative_numbers = true)]
@@ -280,7 +280,7 @@ pub(super) struct OnPlateau {
     #[arg(long, allow_negative_numbers = true)]
     lr: f64,
     /// The metrics, one after each evaluation
-    #[arg(long, value_name = "X,X,...", value_delimiter = ',', required = true)]
+    #[arg(long, value_name = "X,X,..", value_delimiter = ',', required = true)]
     #[arg(allow_negative_numbers = true)]
     metrics: Vec<f64>,
     /// The higher metric is better: an accuracy
