@@ -82,7 +82,7 @@ fn killed_at_random_instants(world: usize) {
     let number = |name| std::env::var(name).ok().and_then(|number| number.parse().ok());
     let kills: u64 = number("BRIGADE_KILLS").unwrap_or(5);
     let seed: u64 = number("BRIGADE_KILL_SEED").unwrap_or_else(rand::random);
-    println!("BRIGADE_KILL_SEED={seed}");
+    eprintln!("BRIGADE_KILL_SEED={seed}");
     // In memory, where there is such a place: a disk that others use makes a save last seconds.
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let mut resumed = 0;
@@ -113,7 +113,7 @@ fn killed_at_random_instants(world: usize) {
     }
     let whole = check(folder.path(), world);
     let seen = losses(folder.path(), 0);
-    println!("{kills} kills: {whole} checkpoints, {} batches", seen.len());
+    eprintln!("{kills} kills: {whole} checkpoints, {} batches", seen.len());
     // Up to two and one that was to replace the older; nothing else is left but of the last run.
     assert!(whole <= 3, "{whole}");
     let hidden = fs::read_dir(folder.path().join("checkpoints")).unwrap();
