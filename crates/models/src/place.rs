@@ -81,7 +81,7 @@ impl Failures {
 }
 
 /// The rest is a list of C++ functions.
-fn first_line(error: TchError) -> TchError {
+pub(crate) fn first_line(error: TchError) -> TchError {
     match error {
         TchError::Torch(text) => {
             TchError::Torch(text.lines().next().unwrap_or_default().to_owned())

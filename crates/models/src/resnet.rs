@@ -175,7 +175,7 @@ impl Block {
         };
         let ResNetOptions { bottleneck, groups, width_per_group, .. } = options;
         let (body, outputs) = if bottleneck {
-            let width = planes * width_per_group / 64 * groups;
+            let width = (planes.saturating_mul(width_per_group) / 64).saturating_mul(groups);
             let outputs = planes * 4;
             let body = vec![
                 layer(1, [inputs, width], 1, 1, 1),
@@ -249,6 +249,10 @@ fn conv(
 
 /// `kaiming_normal_(mode="fan_out", nonlinearity="relu")`: mean 0, deviation √2 / √(out · kernel…).
 fn kaiming_normal(weight: &Tensor) -> Result<(), tch::TchError> {
+    if !weight.defined() {
+        // The path has refused the parameter, and the model will say so.
+        return Ok(());
+    }
     let shape = weight.size();
     let fan_out = shape[0] * shape[2..].iter().product::<i64>();
     let std = 2f64.sqrt() / (fan_out as f64).sqrt();

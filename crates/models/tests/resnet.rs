@@ -4,7 +4,7 @@
 
 use std::sync::Mutex;
 
-use brigade_models::{Kind, Model, Path, ResNet, ResNetOptions, StateDict, Tensor};
+use brigade_models::{Error, Kind, Model, Path, ResNet, ResNetOptions, StateDict, Tensor};
 use serde_json::Value;
 
 /// libtorch has one generator per process.
@@ -155,4 +155,14 @@ fn residual_branches_can_start_at_zero_and_misuse_is_refused() {
     let grouped = ResNetOptions { groups: 2, ..ResNetOptions::basic([1, 1, 1, 1]) };
     let error = Model::new(|path| ResNet::new(path, 2, grouped)).unwrap_err();
     assert!(error.to_string().contains("bottleneck"), "{error}");
+}
+
+#[test]
+fn impossible_widths_are_refused() {
+    let _alone = GENERATOR.lock().unwrap();
+    for width_per_group in [-64, i64::MAX] {
+        let options = ResNetOptions { width_per_group, ..ResNetOptions::bottleneck([1, 1, 1, 1]) };
+        let error = Model::new(|p| ResNet::new(p, 10, options)).unwrap_err();
+        assert!(matches!(error, Error::Build { .. }), "{error}");
+    }
 }

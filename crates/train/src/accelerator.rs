@@ -1,6 +1,7 @@
 //! The Accelerator: one process's view of the job.
 
 mod connect;
+mod groups;
 mod start_line;
 
 use std::fmt;
@@ -14,6 +15,7 @@ use brigade_torch::{
 };
 use brigade_world::World;
 
+use crate::accelerator::groups::Groups;
 use crate::checkpoint::{Checkpoints, ProjectConfiguration};
 use crate::error::Result;
 use crate::gradients::accumulate::{Accumulation, GradientAccumulation};
@@ -71,16 +73,14 @@ pub struct Accelerator {
 pub(crate) struct Job {
     pub(crate) world: World,
     /// `None` when there is one rank.
-    pub(crate) group: Option<ProcessGroup>,
-    /// The ranks of this host, when there are several hosts.
-    pub(crate) host_group: Option<ProcessGroup>,
+    groups: Option<Groups>,
     pub(crate) device: Device,
-    /// Where the ranks met, for messages beside the collectives; `None` when there is one rank.
-    pub(crate) store: Option<Store>,
     /// The time limit of joining and of every collective.
     pub(crate) timeout: Duration,
     /// Saves begun: the same number on all ranks, which all save together.
     pub(crate) saves: AtomicU64,
+    /// Tries of a batch size: the same number on all ranks, too.
+    pub(crate) tries: AtomicU64,
 }
 
 /// What a builder collects.
@@ -208,10 +208,11 @@ impl Accelerator {
         &self.job.world
     }
 
-    /// The group of all ranks, for collectives beyond those here; `None` with one process.
+    /// The group of all ranks, for collectives beyond those here; `None` with one process. Another one
+    /// after [`Accelerator::find_executable_batch_size`] has tried a size in vain.
     #[must_use]
     pub fn group(&self) -> Option<&ProcessGroup> {
-        self.job.group.as_ref()
+        self.job.group()
     }
 
     /// The group, whose operations name the caller's place in the user's program.
@@ -367,7 +368,7 @@ impl AcceleratorBuilder {
                 Arc::new(connect::join(world, cpu, self.timeout, self.gloo, debug)?)
             }
         };
-        let numerics = Arc::new(self.numerics.decide(job.group.as_ref())?);
+        let numerics = Arc::new(self.numerics.decide(&job)?);
         let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, job.rank())));
         let registry = Arc::new(Registry::default());
         if let Some(scaler) = &numerics.scaler {
@@ -396,6 +397,29 @@ fn debug_is_asked_for() -> bool {
 }
 
 impl Job {
+    /// The group of all ranks; `None` when there is one.
+    pub(crate) fn group(&self) -> Option<&ProcessGroup> {
+        self.groups.as_ref().map(Groups::world)
+    }
+
+    /// The ranks of this host, when there are several hosts.
+    pub(crate) fn host_group(&self) -> Option<&ProcessGroup> {
+        self.groups.as_ref().and_then(Groups::host)
+    }
+
+    /// For messages beside the collectives; `None` when there is one rank.
+    pub(crate) fn store(&self) -> Option<&Store> {
+        self.groups.as_ref().map(|groups| &groups.store)
+    }
+
+    /// All ranks meet again: their group cannot go on.
+    pub(crate) fn meet_again(&self, number: u64) -> Result<()> {
+        match &self.groups {
+            Some(groups) => groups.meet_again(&self.world, number),
+            None => Ok(()),
+        }
+    }
+
     pub(crate) fn rank(&self) -> usize {
         self.world.rank.as_usize()
     }

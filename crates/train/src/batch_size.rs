@@ -1,5 +1,7 @@
 //! The largest batch size that fits into memory.
 
+mod together;
+
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -8,15 +10,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
+use together::Together;
 
 impl Accelerator {
     /// Runs the body with a batch size, and again with half of it as long as memory runs out. The body
     /// makes everything whose size depends on it: loaders, usually model and optimizer too, since a try
     /// that failed may have changed them.
     ///
-    /// All ranks go on with the same size: when memory ran out on one of them, all try again. That is
-    /// agreed when the body has ended on all: where one rank alone runs out between two collectives,
-    /// the others wait in theirs until the group's time limit.
+    /// All ranks go on with the same size: when memory ran out on one of them, all try again. Where one
+    /// rank alone runs out, the others' collectives end at once with an error that the body hands back,
+    /// and the ranks meet anew: a model that was prepared outside of the body cannot be used any more
+    /// then.
     ///
     /// ```no_run
     /// # use brigade_train::{Accelerator, Result};
@@ -60,23 +64,24 @@ impl Accelerator {
         while size > 0 {
             smallest = size;
             // tch's operators without `f_` panic with libtorch's error.
-            let outcome = catch_unwind(AssertUnwindSafe(|| body(size).map_err(Into::into)));
-            match self.agree_on_fit(outcome)? {
-                Some(result) => return Ok(result),
-                None => {
-                    self.accumulation.reset();
-                    if let Some(scaler) = self.grad_scaler() {
-                        scaler.reset();
-                    }
-                    self.release_save_memory();
-                    release_memory(matches!(self.device(), Device::Cuda(_)))?;
-                }
+            let mut attempt = || catch_unwind(AssertUnwindSafe(|| body(size).map_err(Into::into)));
+            let fits = match Together::begin(&self.job) {
+                Some(together) => together.decide(attempt())?,
+                None => alone(attempt())?,
+            };
+            if let Some(result) = fits {
+                return Ok(result);
             }
+            self.accumulation.reset();
+            if let Some(scaler) = self.grad_scaler() {
+                scaler.reset();
+            }
+            self.release_save_memory();
+            release_memory(matches!(self.device(), Device::Cuda(_)))?;
             let smaller = next(size);
             if smaller >= size {
                 return Err(Error::Misuse(format!(
-                    "find_executable_batch_size: after {size} the next batch size is {smaller}, \
-                     expected a smaller one"
+                    "{SCOPE}: after {size} the next batch size is {smaller}, expected a smaller one"
                 )));
             }
             tracing::info!("batch size {size} does not fit into memory, next is {smaller}");
@@ -84,52 +89,42 @@ impl Accelerator {
         }
         Err(Error::NoBatchSize { start, smallest })
     }
+}
 
-    /// This rank's result when all have one; `None` when memory ran out somewhere.
-    fn agree_on_fit<R>(&self, outcome: std::thread::Result<Result<R>>) -> Result<Option<R>> {
-        let mine = match &outcome {
-            Ok(Ok(_)) => End::Fits,
-            Ok(Err(error)) if error.is_out_of_memory() => End::OutOfMemory,
-            Ok(Err(error)) => End::Failed(error.to_string()),
-            Err(panic) => match text_of(panic.as_ref()) {
-                text if says_out_of_memory(&text) => End::OutOfMemory,
-                text => End::Failed(format!("panic: {text}")),
-            },
-        };
-        let failed = matches!(mine, End::Failed(_));
-        let ends = match self.group() {
-            None => vec![mine],
-            Some(group) => match group.all_gather_object(&mine) {
-                Ok(ends) => ends,
-                // This rank's own error says more than that the others could not be told.
-                Err(_) if failed => Vec::new(),
-                Err(error) => return Err(error.into()),
-            },
-        };
-        match outcome {
-            Err(panic) if failed => resume_unwind(panic),
-            Ok(Err(error)) if failed => return Err(error),
-            _ => {}
-        }
-        for (rank, end) in ends.iter().enumerate() {
-            if let End::Failed(reason) = end {
-                let (scope, reason) = ("find_executable_batch_size", reason.clone());
-                return Err(Error::Leader { scope, rank, reason });
-            }
-        }
-        Ok(match outcome {
-            Ok(Ok(result)) if ends.iter().all(|end| matches!(end, End::Fits)) => Some(result),
-            _ => None,
-        })
+/// What a body gave, or panicked with.
+type Outcome<R> = std::thread::Result<Result<R>>;
+
+/// The result; `None` when memory ran out.
+fn alone<R>(outcome: Outcome<R>) -> Result<Option<R>> {
+    match (End::of(&outcome), outcome) {
+        (End::OutOfMemory, _) => Ok(None),
+        (_, Ok(result)) => result.map(Some),
+        (_, Err(panic)) => resume_unwind(panic),
     }
 }
 
 /// How one rank's try ended.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 enum End {
     Fits,
     OutOfMemory,
+    /// It ended because another rank had given up.
+    Cut,
     Failed(String),
+}
+
+impl End {
+    fn of<R>(outcome: &Outcome<R>) -> Self {
+        match outcome {
+            Ok(Ok(_)) => Self::Fits,
+            Ok(Err(error)) if error.is_out_of_memory() => Self::OutOfMemory,
+            Ok(Err(error)) => Self::Failed(error.to_string()),
+            Err(panic) => match text_of(panic.as_ref()) {
+                text if says_out_of_memory(&text) => Self::OutOfMemory,
+                text => Self::Failed(format!("panic: {text}")),
+            },
+        }
+    }
 }
 
 impl Error {
@@ -162,3 +157,5 @@ fn text_of(panic: &(dyn Any + Send)) -> String {
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "it panicked".to_owned())
 }
+
+const SCOPE: &str = "find_executable_batch_size";

@@ -1,9 +1,14 @@
 //! What can go wrong in a training loop.
 
+use std::error::Error as _;
+use std::fmt;
 use std::path::PathBuf;
 
 /// Any error of the Accelerator and of what it prepared.
-#[derive(Debug, thiserror::Error)]
+///
+/// Its `Debug` is its text with its causes, not its fields: that is what a program shows whose `main`
+/// returns it.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The launcher's variables contradict each other.
@@ -160,3 +165,35 @@ pub enum Error {
 
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            let more = error.to_string();
+            // Many texts have their cause in them.
+            if !text.contains(&more) {
+                text.push_str(": ");
+                text.push_str(&more);
+            }
+            cause = error.source();
+        }
+        f.write_str(&text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_main_that_returns_it_shows_its_text_and_causes() {
+        let own = tch::TchError::Torch("no room".into());
+        let error = Error::from(brigade_models::Error::Torch { doing: "copy".into(), source: own });
+        assert_eq!(format!("{error:?}"), error.to_string());
+        let source = brigade_torch::Error::Misuse("in use".into());
+        let text = format!("{:?}", Error::StorePort { port: 7, source });
+        assert!(text.starts_with("rank 0 cannot serve") && text.ends_with(": in use"), "{text}");
+    }
+}

@@ -235,7 +235,7 @@ impl<L: Epochs> PreparedLoader<L> {
         let loader = self.inner();
         loader.override_even_batches(self.even_batches.get());
         let counting = self.placed.position.begin(loader.next_epoch());
-        let source = match (&self.job.group, self.dispatch) {
+        let source = match (self.job.group(), self.dispatch) {
             (Some(group), true) => {
                 let epoch = if self.job.rank() == 0 {
                     Some(loader.begin())

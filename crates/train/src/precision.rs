@@ -5,10 +5,11 @@ pub(crate) mod scaler;
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use brigade_torch::{Autocast, Device, Kind, Tensors, cuda_has_bf16};
 
-use crate::accelerator::{Accelerator, AcceleratorBuilder};
+use crate::accelerator::{Accelerator, AcceleratorBuilder, Job};
 use crate::error::{Error, Result};
 use crate::precision::scaler::{GradScaler, GradScalerOptions};
 
@@ -114,13 +115,13 @@ impl Default for NumericsOptions {
 }
 
 impl NumericsOptions {
-    pub(crate) fn decide(&self, group: Option<&brigade_torch::ProcessGroup>) -> Result<Numerics> {
+    pub(crate) fn decide(&self, job: &Arc<Job>) -> Result<Numerics> {
         let precision = match self.precision {
             Some(precision) => precision,
             None => from_env()?.unwrap_or_default(),
         };
         let scaler = match precision {
-            Precision::Fp16 => Some(GradScaler::new(self.scaler, group.cloned())?),
+            Precision::Fp16 => Some(GradScaler::new(self.scaler, Some(Arc::clone(job)))?),
             _ => None,
         };
         Ok(Numerics {

@@ -201,7 +201,7 @@ impl Scheduler {
     }
 
     fn agreed(&self, metric: f64) -> Result<f64> {
-        let Some(group) = self.job.as_ref().and_then(|job| job.group.as_ref()) else {
+        let Some(group) = self.job.as_ref().and_then(|job| job.group()) else {
             return Ok(metric);
         };
         let metrics: Vec<f64> = group.all_gather_object(&metric)?;

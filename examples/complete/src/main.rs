@@ -75,7 +75,7 @@ fn main() -> anyhow::Result<()> {
                 optimizer.zero_grad()?;
                 Ok(loss.detach())
             })?;
-            meter.step(batch.round().total_valid());
+            meter.step(batch.valid());
             if accelerator.sync_gradients() {
                 let step = optimizer.steps();
                 let loss = f64::try_from(&accelerator.reduce(&loss, ReduceOp::Mean)?)?;

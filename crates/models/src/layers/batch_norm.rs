@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_torch::{BatchNormState, ProcessGroup, sync_batch_norm};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
-use crate::place::Place;
+use crate::place::{Place, first_line};
 use crate::{Error, Init, Module, Path, Training};
 
 /// Options of [`BatchNorm1d`] and [`BatchNorm2d`].
@@ -142,11 +142,18 @@ impl BatchNorm {
         }
         let float = (Kind::Float, Device::Cpu);
         let BatchNormOptions { affine, .. } = options;
+        // Nobody has that much memory where it fails: the model will say so.
+        let made = |values: Result<Tensor, TchError>| {
+            values.unwrap_or_else(|error| {
+                path.reject(first_line(error));
+                Tensor::from_slice::<f32>(&[])
+            })
+        };
         Self {
             weight: affine.then(|| path.parameter("weight", &[size], Init::Ones)),
             bias: affine.then(|| path.parameter("bias", &[size], Init::Zeros)),
-            running_mean: path.buffer("running_mean", &Tensor::zeros(size, float)),
-            running_var: path.buffer("running_var", &Tensor::ones(size, float)),
+            running_mean: path.buffer("running_mean", &made(Tensor::f_zeros(size, float))),
+            running_var: path.buffer("running_var", &made(Tensor::f_ones(size, float))),
             num_batches_tracked: path.buffer("num_batches_tracked", &Tensor::from(0i64)),
             training: path.training(),
             statistics: path.shared_statistics().for_a_layer(),

@@ -4,12 +4,12 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use brigade_torch::{
-    Backend, Device, GlooDevice, GroupOptions, ProcessGroup, Store, TcpStore, cuda_compiled,
-    keep_freed_memory,
+    Backend, Device, GlooDevice, Store, TcpStore, cuda_compiled, keep_freed_memory,
 };
 use brigade_world::{StoreHost, World};
 
 use crate::accelerator::Job;
+use crate::accelerator::groups::Groups;
 use crate::error::{Error, Result};
 
 /// Connects to the other ranks; with one rank there is nothing to connect.
@@ -25,42 +25,26 @@ pub(crate) fn join(
     if world.is_alone() {
         return Ok(Job {
             world,
-            group: None,
-            host_group: None,
+            groups: None,
             device,
-            store: None,
             timeout,
             saves: AtomicU64::new(0),
+            tries: AtomicU64::new(0),
         });
     }
     let backend = match device {
         Device::Cuda(_) => Backend::Nccl,
         _ => Backend::Gloo(gloo.unwrap_or_else(|| gloo_device(&world))),
     };
-    // PyTorch's place in the store for the first group, so that Python ranks can join.
     let meeting = open_store(&world, timeout)?;
-    let store = meeting.prefix("default_pg")?;
-    let options = GroupOptions {
-        name: "world".into(),
-        store_key: Some("0".into()),
-        timeout,
-        device: Some(device),
-        debug,
-    };
-    let (rank, size) = (world.rank.as_usize(), world.world_size.as_usize());
-    let group = ProcessGroup::new(&store, rank, size, backend, options)?;
-    let host_group = match world.num_nodes {
-        1 => None,
-        _ => host_group(&group, &world)?,
-    };
+    let groups = Groups::meet(meeting, &world, backend, device, timeout, debug)?;
     Ok(Job {
         world,
-        group: Some(group),
-        host_group,
+        groups: Some(groups),
         device,
-        store: Some(meeting),
         timeout,
         saves: AtomicU64::new(0),
+        tries: AtomicU64::new(0),
     })
 }
 
@@ -107,21 +91,4 @@ fn open_store(world: &World, timeout: Duration) -> Result<Store> {
         return store.map_err(|source| Error::StorePort { port: endpoint.port, source });
     }
     Ok(store?)
-}
-
-/// The group of this host's ranks. Hosts may have different numbers of ranks: all tell theirs.
-fn host_group(group: &ProcessGroup, world: &World) -> Result<Option<ProcessGroup>> {
-    let hosts: Vec<usize> = group.all_gather_object(&world.node_rank)?;
-    let mut mine = None;
-    for host in 0..world.num_nodes {
-        let ranks: Vec<usize> = (0..hosts.len()).filter(|&rank| hosts[rank] == host).collect();
-        if ranks.is_empty() {
-            return Err(Error::Misuse(format!(
-                "no rank runs on host {host}, but GROUP_WORLD_SIZE says there are {} hosts",
-                world.num_nodes
-            )));
-        }
-        mine = group.subgroup(&ranks)?.or(mine);
-    }
-    Ok(mine)
 }

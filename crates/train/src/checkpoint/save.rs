@@ -104,7 +104,7 @@ pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBu
     };
 
     let job = &accelerator.job;
-    let store = job.store.clone().map(|store| (store, format!("brigade/save/{number}")));
+    let store = job.store().map(|store| (store.clone(), format!("brigade/save/{number}")));
     let save = Save {
         rank: job.rank(),
         ranks: job.size(),

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use brigade_torch::{ProcessGroup, ReduceOp, Tensor, gradient, gradients};
+use brigade_torch::{ReduceOp, Tensor, gradient, gradients};
 use serde::{Deserialize, Serialize};
 
+use crate::accelerator::Job;
 use crate::error::{Error, Result};
 
 /// How the scale moves. The defaults are PyTorch's.
@@ -55,7 +56,7 @@ pub struct GradScaler {
 struct Core {
     options: GradScalerOptions,
     state: GradScalerState,
-    group: Option<ProcessGroup>,
+    job: Option<Arc<Job>>,
     /// Ranks may step unequally often for now: no messages about steps.
     alone: bool,
     /// Parameters, by their address, whose gradients have been divided since the last backward pass, and
@@ -70,7 +71,7 @@ struct Core {
 const SMALLEST_SCALE: f64 = 1.0 / 16_777_216.0;
 
 impl GradScaler {
-    pub(crate) fn new(options: GradScalerOptions, group: Option<ProcessGroup>) -> Result<Self> {
+    pub(crate) fn new(options: GradScalerOptions, job: Option<Arc<Job>>) -> Result<Self> {
         let GradScalerOptions { init_scale, growth_factor, backoff_factor, growth_interval } =
             options;
         let sound = init_scale.is_finite()
@@ -89,7 +90,7 @@ impl GradScaler {
         let core = Core {
             options,
             state: GradScalerState { scale: init_scale, growth_tracker: 0 },
-            group,
+            job,
             alone: false,
             unscaled: HashMap::new(),
             stepped: None,
@@ -180,7 +181,9 @@ impl GradScaler {
             };
             // Gradients that were averaged agree by themselves; those of a model that was not prepared,
             // or under LocalSGD, do not.
-            if let Some(group) = core.group.as_ref().filter(|_| !core.alone) {
+            if let Some(group) =
+                core.job.as_ref().filter(|_| !core.alone).and_then(|job| job.group())
+            {
                 group.all_reduce(&mut found, ReduceOp::Max)?;
             }
             let found = found.f_double_value(&[0])? != 0.0;
@@ -228,7 +231,8 @@ impl GradScaler {
     /// After ranks have stepped unequally often: all take the lowest scale. Every rank calls it.
     pub(crate) fn agree(&self) -> Result<()> {
         let mine = self.state();
-        let Some(group) = self.lock().group.clone() else {
+        let job = self.lock().job.clone();
+        let Some(group) = job.as_ref().and_then(|job| job.group()) else {
             return Ok(());
         };
         let states: Vec<GradScalerState> = group.all_gather_object(&mine)?;

@@ -56,8 +56,7 @@ impl Accelerator {
         E: Into<Error>,
     {
         let here = Location::caller();
-        let group =
-            self.job.host_group.as_ref().or_else(|| self.group()).map(|group| group.at(here));
+        let group = self.job.host_group().or_else(|| self.group()).map(|group| group.at(here));
         let leader = self.process_index() - self.local_process_index();
         first("local_main_process_first", group.as_ref(), 0, leader, body)
     }
@@ -88,8 +87,7 @@ impl Accelerator {
         E: Into<Error>,
     {
         let here = Location::caller();
-        let group =
-            self.job.host_group.as_ref().or_else(|| self.group()).map(|group| group.at(here));
+        let group = self.job.host_group().or_else(|| self.group()).map(|group| group.at(here));
         let leader = self.process_index() - self.local_process_index();
         lead("on_local_main_process", group.as_ref(), 0, leader, body)
     }

@@ -1,8 +1,12 @@
 //! Batch sizes after a real out-of-memory error.
 
+use std::time::{Duration, Instant};
+
 use brigade_testkit::{World, dist_test};
-use brigade_train::{Accelerator, Error, Kind, Result, Tensor};
+use brigade_train::{Accelerator, Error, Kind, Precision, Result, Sgd, Tensor};
 use nix::sys::resource::{Resource, setrlimit};
+
+use crate::net;
 
 const MIB: u64 = 1 << 20;
 
@@ -82,7 +86,57 @@ dist_test!(world = 2, dist_all_ranks_go_on_with_the_same_size, |world: World| {
         }
     });
     assert!(failed.unwrap_err().to_string().contains("the data are gone"));
+    // A rank that fails while the other waits in a collective, as it stands in the middle of training.
+    let began = Instant::now();
+    let failed = accelerator.find_executable_batch_size(8, |_| -> Result<()> {
+        if world.rank.as_usize() == 0 {
+            return Err(Error::Misuse("the data are gone".into()));
+        }
+        accelerator.wait_for_everyone()
+    });
+    assert!(failed.unwrap_err().to_string().contains("the data are gone"));
+    assert!(began.elapsed() < Duration::from_secs(30), "not the time limit of 30 minutes");
     // The ranks are still together.
+    let sum = accelerator
+        .reduce(&Tensor::ones([1], (Kind::Float, tch::Device::Cpu)), brigade_train::ReduceOp::Sum);
+    assert_eq!(sum.unwrap().double_value(&[0]), 2.0);
+});
+
+// One rank runs out of memory between two collectives, in which the other waits for it.
+dist_test!(world = 2, dist_one_rank_alone_runs_out_in_the_middle_of_training, |world: World| {
+    let fp16 = Precision::Fp16;
+    let build = || Accelerator::builder().cpu(true).quiet(true).mixed_precision(fp16).build();
+    let accelerator = build().unwrap();
+    let before = accelerator.group().unwrap().clone();
+    if world.rank.as_usize() == 1 {
+        // Each new meeting takes threads, and so address space.
+        limit_memory(1400 * MIB);
+    }
+    let began = Instant::now();
+    let mut tried = Vec::new();
+    let attempt = |size| -> Result<u64> {
+        tried.push(size);
+        let model = net::model(Kind::Float);
+        let optimizer = Sgd::new(0.1).build(&model)?;
+        let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+        for step in 0..3 {
+            let input = Tensor::full([2, 5], 0.1, tch::kind::FLOAT_CPU);
+            let loss = model.forward(&input)?.square().mean(Kind::Float);
+            if (world.rank.as_usize(), step) == (1, 1) {
+                let _ = Tensor::f_zeros(batch(size), tch::kind::FLOAT_CPU)?;
+            }
+            accelerator.backward(&loss)?;
+            optimizer.step()?;
+            optimizer.zero_grad()?;
+        }
+        Ok(optimizer.steps())
+    };
+    let steps = accelerator.find_executable_batch_size_by(512, |size| size / 4, attempt);
+    assert_eq!((steps.unwrap(), tried), (3, vec![512, 128, 32]));
+    // The other rank's messages ended with the try, not at their time limit of 30 minutes.
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    // What goes on is another group; the one before is closed, and says so.
+    assert!(before.barrier().is_err());
     let sum = accelerator
         .reduce(&Tensor::ones([1], (Kind::Float, tch::Device::Cpu)), brigade_train::ReduceOp::Sum);
     assert_eq!(sum.unwrap().double_value(&[0]), 2.0);

@@ -1,0 +1,143 @@
+//! One try of a batch size on several ranks: all go on with a result, or none.
+//!
+//! A rank that cannot go on leaves a note in the store and closes its connections, so that the others'
+//! collectives end. A thread of every rank looks for such notes: it ends what waits where a lost
+//! connection is not noticed, as with NCCL. Then every rank writes down how its try ended and reads what
+//! the others wrote. Messages that were cut off leave ranks at different places, so they meet anew.
+
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use brigade_torch::{ProcessGroup, Store};
+
+use super::{End, Outcome, SCOPE};
+use crate::accelerator::Job;
+use crate::error::{Error, Result};
+
+/// A try that has begun.
+pub(super) struct Together {
+    job: Arc<Job>,
+    group: ProcessGroup,
+    store: Store,
+    /// The try's number, the same on all ranks.
+    number: u64,
+    watcher: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+impl Together {
+    /// `None` when there is one rank.
+    pub(super) fn begin(job: &Arc<Job>) -> Option<Self> {
+        let (group, store) = (job.group()?.clone(), job.store()?.clone());
+        let number = job.tries.fetch_add(1, Ordering::Relaxed);
+        let watcher = watch(group.clone(), store.clone(), given_up(number));
+        Some(Self { job: Arc::clone(job), group, store, number, watcher })
+    }
+
+    /// This rank's result when all have one; `None` when memory ran out somewhere.
+    pub(super) fn decide<R>(mut self, outcome: Outcome<R>) -> Result<Option<R>> {
+        self.stop_watching();
+        let mine = match End::of(&outcome) {
+            End::Fits => match self.group.all_gather_object(&()) {
+                Ok(_) => return outcome.unwrap_or_else(|panic| resume_unwind(panic)).map(Some),
+                Err(_) if self.is_given_up()? => End::Cut,
+                Err(error) => return Err(error.into()),
+            },
+            // What fails after another rank has given up fails because of that, or will fail again.
+            End::Failed(_) if self.is_given_up().unwrap_or(false) => End::Cut,
+            own => own,
+        };
+        let ends = self.give_up(&mine);
+        match (mine, outcome) {
+            (End::Failed(_), Ok(result)) => return result.map(Some),
+            (End::Failed(_), Err(panic)) => resume_unwind(panic),
+            _ => {}
+        }
+        for (rank, end) in ends?.into_iter().enumerate() {
+            if let End::Failed(reason) = end {
+                return Err(Error::Leader { scope: SCOPE, rank, reason });
+            }
+        }
+        Ok(None)
+    }
+
+    /// Ends what is under way, hears how all tries ended, and meets the others anew.
+    fn give_up(&self, mine: &End) -> Result<Vec<End>> {
+        let text =
+            serde_json::to_vec(mine).map_err(|error| Error::Misuse(format!("{SCOPE}: {error}")))?;
+        self.store.set(&self.key(self.group.rank()), text)?;
+        self.store.set(&given_up(self.number), b"1")?;
+        self.group.abort()?;
+        let deadline = Instant::now() + self.job.timeout;
+        let ends = (0..self.group.size()).map(|rank| self.end_of(rank, deadline));
+        let ends = ends.collect::<Result<Vec<_>>>()?;
+        self.job.meet_again(self.number)?;
+        Ok(ends)
+    }
+
+    /// Looks again and again instead of waiting in the store, whose connection serves one call at a time.
+    fn end_of(&self, rank: usize, deadline: Instant) -> Result<End> {
+        let key = self.key(rank);
+        while !self.store.contains(&[&key])? {
+            if Instant::now() > deadline {
+                return Err(Error::Misuse(format!(
+                    "{SCOPE}: a rank has given up a try, and rank {rank} has not ended its own within \
+                     the time limit: it hangs, or its process is gone"
+                )));
+            }
+            thread::sleep(PAUSE);
+        }
+        serde_json::from_slice(&self.store.get(&key)?).map_err(|error| {
+            Error::Misuse(format!("{SCOPE}: what rank {rank} wrote is no end of a try: {error}"))
+        })
+    }
+
+    fn is_given_up(&self) -> Result<bool> {
+        Ok(self.store.contains(&[&given_up(self.number)])?)
+    }
+
+    fn key(&self, rank: usize) -> String {
+        format!("brigade/try/{}/{rank}", self.number)
+    }
+
+    fn stop_watching(&mut self) {
+        if let Some((stop, watcher)) = self.watcher.take() {
+            drop(stop);
+            // It has nothing to say, and does not panic.
+            let _ = watcher.join();
+        }
+    }
+}
+
+/// Ends what this rank waits for when another has given up. Without a thread (the system has none left)
+/// the lost connection does it, where it is noticed.
+fn watch(group: ProcessGroup, store: Store, key: String) -> Option<(Sender<()>, JoinHandle<()>)> {
+    let (stop, stopped) = mpsc::channel();
+    let look = move || {
+        while stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+            match store.contains(&[&key]) {
+                Ok(false) => {}
+                Ok(true) => {
+                    // What cannot be aborted ends at its time limit.
+                    let _ = group.abort();
+                    return;
+                }
+                Err(_) => return,
+            }
+        }
+    };
+    let watcher = thread::Builder::new().name("batch-size".into()).spawn(look).ok()?;
+    Some((stop, watcher))
+}
+
+fn given_up(number: u64) -> String {
+    format!("brigade/try/{number}/given_up")
+}
+
+/// Between two looks for a note while a try runs: training must not feel it.
+const LOOK: Duration = Duration::from_millis(500);
+/// Between two looks when this rank waits for nothing else.
+const PAUSE: Duration = Duration::from_millis(20);
