@@ -10,7 +10,8 @@ use std::process::Stdio;
 
 use job::{Job, brigade};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// A rank that is there, says so, and stays.
 const STAY: &str = "touch $DIR/$RANK; sleep 1000 & wait";
@@ -335,6 +336,20 @@ fn a_killed_launcher_leaves_nothing() {
         job.send(Signal::SIGKILL);
         assert_eq!(job.finish().code, 128 + 9);
     }
+}
+
+/// A scheduler or service manager that ends a job asks all of its processes first, the watch, too.
+#[test]
+fn a_launcher_that_is_killed_after_all_were_asked_leaves_nothing() {
+    let job =
+        Job::new(2).sh("trap '' TERM; touch $DIR/$RANK; while :; do sleep 1000; done").start();
+    job.wait_for_files(2);
+    let watch = job.watch();
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
+        kill(Pid::from_raw(watch), signal).unwrap();
+    }
+    job.send(Signal::SIGKILL);
+    assert_eq!(job.finish().code, 128 + 9);
 }
 
 #[test]

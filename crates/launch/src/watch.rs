@@ -5,7 +5,6 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Stdio};
 
-use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::setsid;
 
 use crate::role;
@@ -55,10 +54,8 @@ pub(crate) fn stand(agent: String, folder: Option<PathBuf>) {
     // Out of reach of what is sent to the agent's process group or typed at its terminal. Fails
     // only for the leader of a group, which is out of reach already.
     let _ = setsid();
-    // And of what schedulers and service managers send to each process of a job. Cannot fail for
-    // these signals.
-    let polite = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT];
-    let _ = SigSet::from_iter(polite).thread_block();
+    // What schedulers and service managers send to each process of a job is blocked since before
+    // this process was started: the agent waits for it, and the mask is inherited.
     let mut orders = Vec::new();
     let _ = io::stdin().read_to_end(&mut orders);
     if let Some(sessions) = last_order(&orders) {

@@ -1,8 +1,8 @@
 //! A module together with its parameters and buffers.
 
-mod state;
+mod load;
 
-pub(crate) use state::Shapes;
+pub(crate) use load::Shapes;
 
 use std::cell::RefCell;
 use std::fmt;

@@ -147,3 +147,28 @@ fn what_cannot_be() -> Result<()> {
     assert!(error.contains("write the trace"), "{error}");
     Ok(())
 }
+
+/// The other process of the test below.
+#[test]
+fn child() -> Result<()> {
+    if std::env::var_os("BRIGADE_TEST_PROFILE").is_none() {
+        return Ok(());
+    }
+    // libtorch was loaded by the process's first thread, and tests run on others.
+    let accelerator = Accelerator::builder().cpu(true).build()?;
+    let mut trained = training(&accelerator)?;
+    let options = ProfileOptions::default();
+    accelerator.profile(options, |_| train_step(&accelerator, &mut trained)).map(drop)
+}
+
+#[test]
+fn kineto_does_not_complain_about_the_thread() {
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--nocapture"])
+        .env("BRIGADE_TEST_PROFILE", "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    assert!(!text.contains("same thread"), "{text}");
+}

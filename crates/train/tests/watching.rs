@@ -315,5 +315,8 @@ fn a_meter_gives_values_that_trackers_take() -> Result<()> {
     for name in ["samples_per_second", "tokens_per_second", "step_ms", "resident_mib", "peak_mib"] {
         assert!(text.contains(&format!("\"{name}\":")), "{text}");
     }
+    // libtorch counts nothing on a CPU.
+    assert_eq!(brigade_torch::DeviceMemory::of(tch::Device::Cpu)?, None);
+    assert!(!text.contains("gpu_"), "{text}");
     Ok(())
 }

@@ -189,11 +189,28 @@ impl Running {
         }
     }
 
+    /// The process that clears up after a launcher that is killed.
+    pub(crate) fn watch(&self) -> i32 {
+        let mark = self.watch_mark();
+        let processes = fs::read_dir("/proc").unwrap().map(Result::unwrap);
+        let mut numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        numbers
+            .find(|pid| {
+                let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                command.starts_with(mark.as_bytes())
+            })
+            .expect("a launcher has a watch")
+    }
+
+    fn watch_mark(&self) -> String {
+        format!("brigade\0__watch\0{}\0", self.pid())
+    }
+
     /// Living processes that have this job's folder in their environment, and the watch, which has
     /// no environment but the launcher's number in its arguments.
     fn left(&self) -> Vec<i32> {
         let mark = format!("DIR={}", self.folder.path().display());
-        let watch = format!("brigade\0__watch\0{}\0", self.pid());
+        let watch = self.watch_mark();
         let processes = fs::read_dir("/proc").unwrap().map(Result::unwrap);
         let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         numbers
