@@ -75,7 +75,11 @@ pub fn convert(from: &Path, to: &Path, target: Target) -> Result<Report, Error> 
         (Target::Accelerate, None) => {
             return Err(Error::NotACheckpoint {
                 path: from.to_owned(),
-                fact: format!("it has no {MANIFEST}; Accelerate's layout needs the states as well"),
+                fact: format!(
+                    "it has no {MANIFEST}, and Accelerate's layout is made of one that has; to bring \
+                     a run of PyTorch's or Accelerate's in, give --like with a checkpoint that your \
+                     program has saved"
+                ),
             });
         }
         (Target::Safetensors | Target::Torch, checkpoint) => {

@@ -50,7 +50,7 @@ pub enum Error {
     /// A pickle that names something other than what tensors need.
     #[error(
         "{} refers to `{global}`, which is not among the few names that tensors need; nothing was \
-         executed",
+         executed. Save the `state_dict()` alone, without the objects around it",
         path.display()
     )]
     ForbiddenGlobal {

@@ -164,6 +164,44 @@ fn inspect_shows_what_is_there() {
 }
 
 #[test]
+fn inspect_shows_what_pytorch_has_saved() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures");
+    let shown = |name: &str| {
+        let output = brigade(&["inspect", name], &fixtures);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let said = shown("accelerate/optimizer.bin");
+    for expected in ["weight_decay: 0.05", "state.0.exp_avg ", "[5, 4]  F32"] {
+        assert!(said.contains(expected), "{said}");
+    }
+    let said = shown("dictionary.pth");
+    assert!(said.contains("epoch: 2") && said.contains("model_state_dict.0.weight"), "{said}");
+    // Python's and NumPy's generators: named, and nothing made of them.
+    let said = shown("accelerate/random_states_0.pkl");
+    assert!(said.contains("torch_manual_seed  [5056]  U8"), "{said}");
+}
+
+#[test]
+fn accelerates_states_need_a_checkpoint_to_go_into() {
+    let folder = tempfile::tempdir().unwrap();
+    let theirs =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/accelerate");
+    let theirs = theirs.to_str().unwrap();
+    let failed = |arguments: &[&str]| {
+        let output = brigade(arguments, folder.path());
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+        text(&output.stderr)
+    };
+    assert!(failed(&["convert", theirs, "out"]).contains("give --like"));
+    assert!(failed(&["verify", theirs]).contains("`brigade checkpoint convert --like`"));
+    make(folder.path());
+    let said = failed(&["convert", theirs, "out", "--like", "checkpoint_3"]);
+    assert!(said.contains("does not fit checkpoint_3: model.safetensors: "), "{said}");
+    assert!(!folder.path().join("out").exists());
+}
+
+#[test]
 fn verify_says_what_is_wrong_and_exits_with_1() {
     let folder = tempfile::tempdir().unwrap();
     let path = make(folder.path());

@@ -68,68 +68,21 @@ pub enum Error {
         name: String,
     },
 
-    /// The system refused to open, read or write.
-    #[error("cannot {doing} {}: {source}", path.display())]
-    Io {
-        /// `read`, `write`, …
-        doing: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
+    /// What is wrong with a file.
+    #[error(transparent)]
+    File(#[from] brigade_checkpoint::Error),
 
-    /// Neither safetensors nor a file of `torch.save`.
+    /// A file was sound when it was looked at, and could not be read to its end afterwards.
     #[error(
-        "{} is neither a safetensors file nor a .pth file of torch.save: {fact}",
+        "{} was sound and could not be read to its end, so the model is partly changed; load it or \
+         another one again, or start anew: {source}",
         path.display()
     )]
-    UnknownFormat {
+    Interrupted {
         /// The file.
         path: PathBuf,
-        /// What its first bytes are.
-        fact: String,
-    },
-
-    /// The file contradicts itself: truncated, damaged, or made to deceive.
-    #[error("{} is damaged: {fact}", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What does not hold.
-        fact: String,
-    },
-
-    /// A well-formed file that uses something this reader does not know.
-    #[error("{}: {fact}", path.display())]
-    Unsupported {
-        /// The file, or the place it would have been written to.
-        path: PathBuf,
-        /// What it uses, and what to do about it.
-        fact: String,
-    },
-
-    /// A pickle that wants to call something other than the functions that rebuild tensors.
-    #[error(
-        "{} refers to `{global}`, which is not among the few names that tensors need; nothing was \
-         executed. Save `model.state_dict()` alone, without the objects around it",
-        path.display()
-    )]
-    ForbiddenGlobal {
-        /// The file.
-        path: PathBuf,
-        /// Python's name of the object, as `module.name`.
-        global: String,
-    },
-
-    /// The format that `torch.save` wrote before PyTorch 1.6.
-    #[error(
-        "{} is in the format of torch.save before PyTorch 1.6; load it in PyTorch and save it again",
-        path.display()
-    )]
-    LegacyPth {
-        /// The file.
-        path: PathBuf,
+        /// What went wrong.
+        source: Box<Self>,
     },
 
     /// The file holds something other than a dictionary of tensors.
@@ -154,10 +107,6 @@ pub enum Error {
         dictionaries: Vec<String>,
     },
 
-    /// Another fault of a file, as its own crate tells it.
-    #[error(transparent)]
-    Checkpoint(brigade_checkpoint::Error),
-
     /// libtorch refused.
     #[error("libtorch could not {doing}: {source}")]
     Torch {
@@ -166,21 +115,6 @@ pub enum Error {
         /// libtorch's reason.
         source: tch::TchError,
     },
-}
-
-impl From<brigade_checkpoint::Error> for Error {
-    fn from(error: brigade_checkpoint::Error) -> Self {
-        use brigade_checkpoint::Error as File;
-        match error {
-            File::Io { doing, path, source } => Self::Io { doing, path, source },
-            File::UnknownFormat { path, fact } => Self::UnknownFormat { path, fact },
-            File::Damaged { path, fact } => Self::Damaged { path, fact },
-            File::Unsupported { path, fact } => Self::Unsupported { path, fact },
-            File::ForbiddenGlobal { path, global } => Self::ForbiddenGlobal { path, global },
-            File::LegacyPth { path } => Self::LegacyPth { path },
-            other => Self::Checkpoint(other),
-        }
-    }
 }
 
 impl Error {

@@ -2,6 +2,8 @@
 
 mod load;
 
+pub(crate) use load::Shapes;
+
 use std::cell::RefCell;
 use std::fmt;
 

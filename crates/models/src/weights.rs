@@ -29,10 +29,9 @@ use crate::{Error, LoadReport, Model, StateDict};
 /// ```
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::UnknownFormat`], [`Error::LegacyPth`]; [`Error::Damaged`] where the
-/// file contradicts itself; [`Error::Unsupported`] for kinds of tensors that libtorch's Rust side
-/// lacks; [`Error::ForbiddenGlobal`] where a pickle holds other objects; [`Error::NotAStateDict`] where
-/// the tensors lie deeper: see [`load_entry`].
+/// [`Error::File`] with what is wrong with it: unreadable, of an unknown format, damaged, with types of
+/// elements that are not known here, or a pickle of other objects; [`Error::NotAStateDict`] where the
+/// tensors lie deeper: see [`load_entry`].
 pub fn load(path: impl AsRef<Path>) -> Result<StateDict, Error> {
     read(path.as_ref(), None)
 }
@@ -65,7 +64,7 @@ pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Erro
 /// ```
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::Unsupported`] for a kind that safetensors lacks; [`Error::Torch`] when
+/// [`Error::File`] when the system refuses, or for a kind that safetensors lacks; [`Error::Torch`] when
 /// a tensor cannot be copied from its device. An older file of that name is still there then.
 pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
     safetensors::save(state, path.as_ref())
@@ -76,10 +75,20 @@ pub use kinds::{dtype_of, kind_of};
 impl<M> Model<M> {
     /// Reads a weights file into the model, when it fits in every name and shape.
     ///
+    /// As [`Model::load_state_dict`] of what [`load`] gives, but tensors are read straight into the
+    /// model's. That takes no memory beside it; for a tensor of another kind, on a device or channels
+    /// last as much as this one, of a `.pth` file as its largest storage.
+    ///
     /// # Errors
     /// Those of [`load`] and of [`Model::load_state_dict`]; nothing was changed then.
+    /// [`Error::Interrupted`] when the disk fails after all was looked at.
     pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<LoadReport, Error> {
-        self.load_state_dict(&load(path)?)
+        let path = path.as_ref();
+        let (file, format) = open(path)?;
+        match format {
+            Format::Safetensors => safetensors::load_into(self, path, &file),
+            Format::Pth => pth::load_into(self, path, file),
+        }
     }
 
     /// Writes parameters and saved buffers to a safetensors file, see [`save`].
@@ -92,9 +101,8 @@ impl<M> Model<M> {
 }
 
 fn read(path: &Path, entry: Option<&str>) -> Result<StateDict, Error> {
-    let io = |source| Error::Io { doing: "read", path: path.to_owned(), source };
-    let file = File::open(path).map_err(io)?;
-    match (Format::of(path, &file)?, entry) {
+    let (file, format) = open(path)?;
+    match (format, entry) {
         (Format::Pth, _) => pth::load(path, file, entry),
         (Format::Safetensors, None) => safetensors::load(path, &file),
         (Format::Safetensors, Some(entry)) => Err(Error::NoSuchEntry {
@@ -103,4 +111,18 @@ fn read(path: &Path, entry: Option<&str>) -> Result<StateDict, Error> {
             dictionaries: Vec::new(),
         }),
     }
+}
+
+fn open(path: &Path) -> Result<(File, Format), Error> {
+    let file = File::open(path).map_err(|source| io("read", path, source))?;
+    let format = Format::of(path, &file)?;
+    Ok((file, format))
+}
+
+fn io(doing: &'static str, path: &Path, source: std::io::Error) -> Error {
+    Error::File(brigade_checkpoint::Error::Io { doing, path: path.to_owned(), source })
+}
+
+fn damaged(path: &Path, fact: String) -> Error {
+    Error::File(brigade_checkpoint::Error::Damaged { path: path.to_owned(), fact })
 }

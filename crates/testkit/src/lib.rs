@@ -12,11 +12,13 @@
 
 mod close;
 mod dist;
+mod mortal;
 mod rank;
 mod stuck;
 
 pub use close::assert_close;
 pub use dist::{DistTest, Report};
+pub use mortal::MortalRanks;
 pub use rank::{Verdict, note_step};
 
 #[doc(hidden)]

@@ -8,13 +8,15 @@ use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use brigade_checkpoint::layout::{Checkpoint, numbered, numbered_path};
+use brigade_testkit::MortalRanks;
 use brigade_train::{Accelerator, ProjectConfiguration};
+use rand::RngExt;
+use rustix::process::{Signal, set_parent_process_death_signal};
 
-use resume::Run;
+use resume::{BATCH, Run, SAMPLES};
 
 const FOLDER: &str = "BRIGADE_TEST_KILL_FOLDER";
 
@@ -23,6 +25,8 @@ const FOLDER: &str = "BRIGADE_TEST_KILL_FOLDER";
 #[test]
 fn child() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
+    // It trains for ever: it must not outlive a test that is killed itself.
+    set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let project = ProjectConfiguration::new(&folder).total_limit(2);
     let accelerator =
         Accelerator::builder().gradient_accumulation_steps(2).project(project).build().unwrap();
@@ -30,12 +34,14 @@ fn child() {
     run.epochs = u64::MAX;
     if accelerator.latest_checkpoint().unwrap().is_some() {
         let loaded = accelerator.load_latest_state().unwrap();
-        // In a world of one every sample is in one batch; nine full ones and a rest in each epoch.
-        let (epochs, rest) = (loaded.samples / 29, loaded.samples % 29);
-        run.batches = (epochs * 10 + rest.div_ceil(3)) as usize;
+        // Full rounds of a batch on each rank, and a rest in each epoch.
+        let (samples, round) = (loaded.samples as usize, BATCH * accelerator.num_processes());
+        run.batches =
+            samples / SAMPLES * SAMPLES.div_ceil(round) + (samples % SAMPLES).div_ceil(round);
     }
     println!("ready");
-    let mut log = OpenOptions::new().append(true).create(true).open(folder.join("losses")).unwrap();
+    let log = folder.join(format!("losses_{}", accelerator.process_index()));
+    let mut log = OpenOptions::new().append(true).create(true).open(log).unwrap();
     run.go(&accelerator, |run, batches| {
         log.write_all(format!("{batches} {:016x}\n", run.loss).as_bytes()).unwrap();
         accelerator.save_state_numbered().unwrap();
@@ -43,41 +49,40 @@ fn child() {
     });
 }
 
-/// Every checkpoint that has its name is whole.
-fn check(folder: &Path) -> usize {
+/// Every checkpoint that has its name is whole, with the states of all ranks.
+fn check(folder: &Path, world: usize) -> usize {
     let checkpoints = folder.join("checkpoints");
     let numbers = numbered(&checkpoints).unwrap();
     for &number in &numbers {
         let checkpoint = Checkpoint::open(numbered_path(&checkpoints, number)).unwrap();
         let faults = checkpoint.verify();
         assert!(faults.is_empty(), "{faults:?}");
+        assert_eq!(checkpoint.manifest().of_kind("rank").count(), world);
     }
     numbers.len()
 }
 
-/// Losses by batch; a batch that was trained again after a kill must have had the same.
-fn losses(folder: &Path) -> BTreeMap<usize, String> {
-    let text = fs::read_to_string(folder.join("losses")).unwrap_or_default();
+/// A rank's losses by batch; a batch that was trained again after a kill must have had the same.
+fn losses(folder: &Path, rank: usize) -> BTreeMap<usize, String> {
+    let text = fs::read_to_string(folder.join(format!("losses_{rank}"))).unwrap_or_default();
     let mut losses = BTreeMap::new();
     for line in text.split_inclusive('\n').filter(|line| line.len() > 17 && line.ends_with('\n')) {
         // The kill may have cut a line, and the next run's is behind it.
         let Some((batch, loss)) = line.trim_end().split_once(' ') else { continue };
         let (Ok(batch), true) = (batch.parse::<usize>(), loss.len() == 16) else { continue };
         let known = losses.entry(batch).or_insert_with(|| loss.to_owned());
-        assert_eq!(known, loss, "batch {batch} has another loss after a kill");
+        assert_eq!(known, loss, "batch {batch} of rank {rank} has another loss after a kill");
     }
     losses
 }
 
-#[test]
-fn killed_at_random_instants_it_goes_on_bit_for_bit() {
-    let kills: u64 =
-        std::env::var("BRIGADE_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(5);
-    let seed: u64 = std::env::var("BRIGADE_KILL_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or_else(rand::random);
-    println!("BRIGADE_KILL_SEED={seed}");
+/// Kills one rank at a random instant, and the others a little later, as their agent does; goes on; and
+/// so often as asked for.
+fn killed_at_random_instants(world: usize) {
+    let number = |name| std::env::var(name).ok().and_then(|number| number.parse().ok());
+    let kills: u64 = number("BRIGADE_KILLS").unwrap_or(5);
+    let seed: u64 = number("BRIGADE_KILL_SEED").unwrap_or_else(rand::random);
+    eprintln!("BRIGADE_KILL_SEED={seed}");
     // In memory, where there is such a place: a disk that others use makes a save last seconds.
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let mut resumed = 0;
@@ -86,28 +91,29 @@ fn killed_at_random_instants_it_goes_on_bit_for_bit() {
             break;
         }
         assert!(kill < 20 * kills, "of {kill} runs only {resumed} left a checkpoint");
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["child", "--exact", "--nocapture"])
-            .env(FOLDER, folder.path())
-            .env("OMP_NUM_THREADS", "1")
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let out = BufReader::new(child.stdout.take().unwrap());
-        let ready = out.lines().map_while(Result::ok).any(|line| line.contains("ready"));
-        assert!(ready, "kill {kill} of seed {seed}: {:?}", child.wait());
+        let mut ranks =
+            MortalRanks::start("child", world, &[(FOLDER, folder.path().as_os_str())]).unwrap();
+        let mut outputs = Vec::new();
+        for rank in ranks.ranks() {
+            let mut out = BufReader::new(rank.stdout.take().unwrap()).lines().map_while(Result::ok);
+            assert!(out.any(|line| line.contains("ready")), "kill {kill} of seed {seed}");
+            // Open until the end: a rank that writes more must not fail by that.
+            outputs.push(out);
+        }
         // From within the first batch to a dozen batches later.
-        let delay = brigade_plan::stream(seed, &[kill]);
-        let delay = rand_delay(delay);
-        std::thread::sleep(Duration::from_micros(delay));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        resumed += u64::from(check(folder.path()) > 0);
-        losses(folder.path());
+        let mut random = brigade_plan::stream(seed, &[kill]);
+        std::thread::sleep(Duration::from_micros(random.random_range(0..400_000)));
+        let first = &mut ranks.ranks()[random.random_range(0..world)];
+        first.kill().unwrap();
+        first.wait().unwrap();
+        std::thread::sleep(Duration::from_micros(random.random_range(0..50_000)));
+        drop(ranks);
+        resumed += u64::from(check(folder.path(), world) > 0);
+        (0..world).for_each(|rank| drop(losses(folder.path(), rank)));
     }
-    let whole = check(folder.path());
-    let seen = losses(folder.path());
-    println!("{kills} kills: {whole} checkpoints, {} batches", seen.len());
+    let whole = check(folder.path(), world);
+    let seen = losses(folder.path(), 0);
+    eprintln!("{kills} kills: {whole} checkpoints, {} batches", seen.len());
     // Up to two and one that was to replace the older; nothing else is left but of the last run.
     assert!(whole <= 3, "{whole}");
     let hidden = fs::read_dir(folder.path().join("checkpoints")).unwrap();
@@ -116,6 +122,12 @@ fn killed_at_random_instants_it_goes_on_bit_for_bit() {
     assert!(hidden.count() <= 2, "folders of killed runs stay");
 }
 
-fn rand_delay(mut random: impl rand::Rng) -> u64 {
-    random.next_u64() % 400_000
+#[test]
+fn one_rank_goes_on_bit_for_bit() {
+    killed_at_random_instants(1);
+}
+
+#[test]
+fn two_ranks_go_on_bit_for_bit() {
+    killed_at_random_instants(2);
 }

@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::convert::{Target, convert, convert_like};
 use brigade_models::{BatchNorm1d, Linear, Model, Module, Path as Names};
@@ -79,6 +80,13 @@ impl Run {
     }
 }
 
+/// libtorch has one generator of random numbers for all threads of a process.
+static GENERATOR: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    GENERATOR.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures")
 }
@@ -123,6 +131,7 @@ fn goes_on(converted: &Path, random: bool) {
 
 #[test]
 fn a_folder_of_accelerates_goes_on() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let (like, made) = (folder.path().join("like"), folder.path().join("made"));
     Run::new(1).save(&like);
@@ -138,6 +147,7 @@ fn a_folder_of_accelerates_goes_on() {
 
 #[test]
 fn weights_that_were_pickled_and_objects_that_nobody_knows() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     Run::new(1).save(&at("like"));
@@ -162,6 +172,7 @@ fn weights_that_were_pickled_and_objects_that_nobody_knows() {
 
 #[test]
 fn a_dictionary_goes_on() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let (like, made) = (folder.path().join("like"), folder.path().join("made"));
     let mut run = Run::new(1);
@@ -180,6 +191,7 @@ fn a_dictionary_goes_on() {
 
 #[test]
 fn what_does_not_fit_is_refused_and_nothing_is_left() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let (like, made) = (folder.path().join("like"), folder.path().join("made"));
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
@@ -206,6 +218,7 @@ fn what_does_not_fit_is_refused_and_nothing_is_left() {
 /// of ours.
 #[test]
 fn peer_accelerate_goes_on_with_ours() {
+    let _alone = alone();
     let Some(python) = std::env::var_os("BRIGADE_PEER_PYTHON") else {
         eprintln!("skipped: BRIGADE_PEER_PYTHON is not set");
         return;

@@ -95,7 +95,7 @@ fn of_file(path: &Path, weights: &mut Weights) -> Result<(), Error> {
                     (key, value) => {
                         return Err(refuse(format!(
                             "it holds {} under `{}`, not only tensors: save `model.state_dict()` \
-                             alone",
+                             alone, or bring all of it in with `brigade checkpoint convert --like`",
                             value.describe(),
                             key.as_str().unwrap_or("a key that is no string"),
                         )));

@@ -166,8 +166,8 @@ fn foreign(manifest: &Path) -> String {
     let has = |name: &str| folder.join(name).exists();
     if has("random_states_0.pkl") || has("optimizer.bin") || has("pytorch_model.bin") {
         return format!(
-            "it has no {MANIFEST} and looks like one of Accelerate's: convert it with \
-             `brigade checkpoint convert`"
+            "it has no {MANIFEST} and looks like one of Accelerate's: bring it in with \
+             `brigade checkpoint convert --like`"
         );
     }
     if has("model.safetensors") {

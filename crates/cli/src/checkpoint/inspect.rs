@@ -3,10 +3,10 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use brigade_checkpoint::TensorInfo;
 use brigade_checkpoint::convert::read_weights;
 use brigade_checkpoint::layout::{Checkpoint, MANIFEST};
-use brigade_checkpoint::pth::TensorData;
+use brigade_checkpoint::pth::{PthFile, TensorData};
+use brigade_checkpoint::{Error, TensorInfo};
 use serde_json::{Value, json};
 
 use super::bytes;
@@ -14,8 +14,14 @@ use super::bytes;
 pub(super) fn answer(path: &Path, json: bool) -> anyhow::Result<String> {
     let is_checkpoint = path.is_dir() && (path.join(MANIFEST).exists() || !has_weights(path));
     if !is_checkpoint {
+        let weights = match read_weights(path) {
+            Err(Error::Unsupported { .. } | Error::ForbiddenGlobal { .. }) if path.is_file() => {
+                return states(path, json);
+            }
+            weights => weights?,
+        };
         let tensors: Vec<(String, TensorInfo)> =
-            read_weights(path)?.into_iter().map(|(name, tensor)| (name, tensor.info())).collect();
+            weights.into_iter().map(|(name, tensor)| (name, tensor.info())).collect();
         return Ok(if json {
             format!("{:#}\n", json!({ "tensors": tensors_json(&tensors) }))
         } else {
@@ -24,6 +30,26 @@ pub(super) fn answer(path: &Path, json: bool) -> anyhow::Result<String> {
     }
     let checkpoint = Checkpoint::open(path)?;
     if json { as_json(&checkpoint) } else { as_text(&checkpoint) }
+}
+
+/// A file of torch.save with more than weights: an optimizer's state, a dictionary of several. Objects
+/// that are no plain values are shown by their names.
+fn states(path: &Path, json: bool) -> anyhow::Result<String> {
+    let mut tensors = Vec::new();
+    let tree = PthFile::open(path)?.value_with_foreign()?.try_map(&mut |place, tensor| {
+        tensors.push((place.to_owned(), tensor.info()));
+        Ok::<_, Error>(place.to_owned())
+    })?;
+    let state = tree.to_json();
+    if json {
+        return Ok(format!("{:#}\n", json!({ "state": state, "tensors": tensors_json(&tensors) })));
+    }
+    let mut text = format!("{}: {} of torch.save\n", path.display(), tree.describe());
+    lines(&mut text, &state, "  ")?;
+    if !tensors.is_empty() {
+        text.push_str(&table(&tensors));
+    }
+    Ok(text)
 }
 
 fn has_weights(folder: &Path) -> bool {

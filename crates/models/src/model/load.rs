@@ -1,13 +1,17 @@
-//! Values out of a model and into it, by name.
+//! A model's values, out and in.
 
 use std::collections::HashSet;
 
+use indexmap::IndexMap;
 use tch::Tensor;
 
-use crate::model::Model;
+use super::Model;
 use crate::registry::{Entry, Role};
 use crate::state_dict::ShapeMismatch;
 use crate::{Error, LoadReport, StateDict};
+
+/// Names and shapes of weights, wherever they are.
+pub(crate) type Shapes = IndexMap<String, Vec<i64>>;
 
 impl<M> Model<M> {
     /// Parameters and saved buffers by name, in order of registration. The tensors are detached but
@@ -33,11 +37,8 @@ impl<M> Model<M> {
     /// [`Error::Mismatch`] with the report: nothing was changed. [`Error::Torch`] when libtorch
     /// cannot copy.
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<LoadReport, Error> {
-        let plan = self.match_names(state);
-        if !plan.report.is_complete() {
-            return Err(Error::Mismatch(plan.report));
-        }
-        plan.copy()
+        let plan = self.plan(&shapes(state)).complete()?;
+        plan.copy(state)
     }
 
     /// Copies in what fits and leaves the rest as it is; the report says what did not fit. For a
@@ -46,49 +47,55 @@ impl<M> Model<M> {
     /// # Errors
     /// [`Error::Torch`] when libtorch cannot copy.
     pub fn load_matching(&mut self, state: &StateDict) -> Result<LoadReport, Error> {
-        self.match_names(state).copy()
+        self.plan(&shapes(state)).copy(state)
     }
 
-    fn match_names<'a>(&'a self, state: &'a StateDict) -> LoadPlan<'a> {
-        let prefix = self.wrapper_prefix(state);
+    /// Compares names and shapes with the model's.
+    pub(crate) fn plan(&self, weights: &Shapes) -> LoadPlan {
+        let prefix = self.wrapper_prefix(weights);
         let mut report = LoadReport::default();
-        let mut copies = Vec::new();
-        let found = |entry: &Entry| state.get(&format!("{prefix}{}", entry.name));
+        let mut values = Vec::new();
+        let name_of = |entry: &Entry| format!("{prefix}{}", entry.name);
         for (index, entry) in self.entries.iter().enumerate() {
             if entry.role == (Role::Buffer { saved: false }) {
                 continue;
             }
-            let Some(values) = found(entry) else {
+            let Some((_, found, in_weights)) = weights.get_full(&name_of(entry)) else {
                 // Another name of the same parameter may have brought its values.
                 let first = if let Role::SameAs(first) = entry.role { first } else { index };
                 let same = |(i, _): &(usize, &Entry)| *i == first;
                 let also = |(_, e): &(usize, &Entry)| e.role == Role::SameAs(first);
                 let names = self.entries.iter().enumerate();
-                if !names.filter(|e| same(e) || also(e)).any(|(_, e)| found(e).is_some()) {
+                let mut names = names.filter(|e| same(e) || also(e));
+                if !names.any(|(_, e)| weights.contains_key(&name_of(e))) {
                     report.missing.push(entry.name.clone());
                 }
                 continue;
             };
-            let (in_model, in_weights) = (entry.tensor.size(), values.size());
-            if in_model == in_weights {
+            let in_model = entry.tensor.size();
+            if in_model == *in_weights {
                 report.loaded += 1;
-                copies.push((entry, values));
+                values.push((found.clone(), entry.tensor.shallow_clone()));
             } else {
-                let name = entry.name.clone();
+                let (name, in_weights) = (entry.name.clone(), in_weights.clone());
                 report.mismatched.push(ShapeMismatch { name, in_model, in_weights });
             }
         }
         let known: HashSet<_> = self.saved().map(|e| e.name.as_str()).collect();
-        let unexpected = state.names().filter(|name| !known.contains(&name[prefix.len()..]));
-        report.unexpected = unexpected.map(str::to_owned).collect();
-        LoadPlan { copies, report }
+        let unexpected = weights.keys().filter(|name| !known.contains(&name[prefix.len()..]));
+        report.unexpected = unexpected.cloned().collect();
+        LoadPlan { values, report }
     }
 
-    /// The wrappers' prefix that all names of `state` have, empty where the model's names have it too.
-    fn wrapper_prefix(&self, state: &StateDict) -> String {
+    /// The wrappers' prefix that all names of `weights` have, empty where the model's names have it too.
+    fn wrapper_prefix(&self, weights: &Shapes) -> String {
+        let all_have = |prefix: &str| {
+            let longer = |name: &String| name.len() > prefix.len() && name.starts_with(prefix);
+            !weights.is_empty() && weights.keys().all(longer)
+        };
         let mut prefix = String::new();
         while let Some(more) = WRAPPER_PREFIXES.iter().find(|more| {
-            state.all_have_prefix(&format!("{prefix}{more}"))
+            all_have(&format!("{prefix}{more}"))
                 && !self.entries.iter().any(|entry| entry.name.starts_with(**more))
         }) {
             prefix.push_str(more);
@@ -97,20 +104,34 @@ impl<M> Model<M> {
     }
 }
 
-/// A state dictionary compared with a model, nothing copied yet.
-struct LoadPlan<'a> {
-    copies: Vec<(&'a Entry, &'a Tensor)>,
-    report: LoadReport,
+/// Weights compared with a model, nothing copied yet.
+pub(crate) struct LoadPlan {
+    /// Names of the weights, and the model's tensors that they go into.
+    pub(crate) values: Vec<(String, Tensor)>,
+    pub(crate) report: LoadReport,
 }
 
-impl LoadPlan<'_> {
-    fn copy(self) -> Result<LoadReport, Error> {
-        for (entry, values) in self.copies {
-            tch::no_grad(|| entry.tensor.shallow_clone().f_copy_(values))
-                .map_err(Error::torch(format!("copy values into {}", entry.name)))?;
+impl LoadPlan {
+    /// The plan, when the two agree in every name and shape.
+    pub(crate) fn complete(self) -> Result<Self, Error> {
+        match self.report.is_complete() {
+            true => Ok(self),
+            false => Err(Error::Mismatch(self.report)),
+        }
+    }
+
+    fn copy(self, state: &StateDict) -> Result<LoadReport, Error> {
+        for (name, mut tensor) in self.values {
+            let Some(values) = state.get(&name) else { continue };
+            tch::no_grad(|| tensor.f_copy_(values))
+                .map_err(Error::torch(format!("copy the values of {name}")))?;
         }
         Ok(self.report)
     }
+}
+
+fn shapes(state: &StateDict) -> Shapes {
+    state.iter().map(|(name, tensor)| (name.to_owned(), tensor.size())).collect()
 }
 
 /// What DistributedDataParallel and torch.compile put before the names of the model they wrap.

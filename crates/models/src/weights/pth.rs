@@ -4,14 +4,16 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::path::Path;
 
-use brigade_checkpoint::Value;
 use brigade_checkpoint::pth::{PthFile, StorageKey, StoredTensor};
+use brigade_checkpoint::{Error as FileError, Value};
 use indexmap::IndexMap;
 use tch::Tensor;
 
+use super::damaged;
 use super::kinds::kind_of;
 use super::safetensors::tensor;
-use crate::{Error, StateDict};
+use crate::model::Shapes;
+use crate::{Error, LoadReport, Model, StateDict};
 
 type Tree = Value<StoredTensor>;
 
@@ -27,6 +29,34 @@ pub(super) fn load(path: &Path, file: File, entry: Option<&str>) -> Result<State
         state.insert(name, view)?;
     }
     Ok(state)
+}
+
+/// Into the model's tensors, when all fit: every storage is read to see that it is sound, and again for
+/// its values, so that only one is in memory at a time.
+pub(super) fn load_into<M>(model: &Model<M>, path: &Path, file: File) -> Result<LoadReport, Error> {
+    let mut file = PthFile::from_file(path, file)?;
+    let root = file.value()?;
+    let tensors = tensors(path, &root)?;
+    let shapes: Shapes =
+        tensors.iter().map(|(name, spec)| ((*name).to_owned(), spec.size.clone())).collect();
+    let plan = model.plan(&shapes).complete()?;
+    let mut storages = HashMap::new();
+    for (name, spec) in &tensors {
+        // Of tensors that share one it stays until another is asked for.
+        storages.retain(|key, _| *key == spec.storage.key);
+        let _ = view(&mut file, &mut storages, spec).map_err(|error| about(error, name))?;
+    }
+    let interrupted =
+        |source| Error::Interrupted { path: path.to_owned(), source: Box::new(source) };
+    for (name, mut tensor) in plan.values {
+        let Some(spec) = tensors.get(name.as_str()) else { continue };
+        storages.retain(|key, _| *key == spec.storage.key);
+        let values = view(&mut file, &mut storages, spec).map_err(interrupted)?;
+        tch::no_grad(|| tensor.f_copy_(&values))
+            .map_err(Error::torch(format!("copy the values of {name}")))
+            .map_err(interrupted)?;
+    }
+    Ok(plan.report)
 }
 
 fn choose<'v>(path: &Path, root: &'v Tree, entry: Option<&str>) -> Result<&'v Tree, Error> {
@@ -72,8 +102,7 @@ fn view(
     storages: &mut HashMap<String, (StorageKey, Tensor)>,
     spec: &StoredTensor,
 ) -> Result<Tensor, Error> {
-    let damaged =
-        |file: &PthFile, fact: String| Error::Damaged { path: file.path().to_owned(), fact };
+    let damaged = |file: &PthFile, fact: String| damaged(file.path(), fact);
     let StoredTensor { storage, offset, size, stride } = spec;
     if !storages.contains_key(&storage.key) {
         let mut bytes = file.storage(storage)?;
@@ -100,7 +129,9 @@ fn view(
 
 fn about(error: Error, name: &str) -> Error {
     match error {
-        Error::Damaged { path, fact } => Error::Damaged { path, fact: format!("`{name}`: {fact}") },
+        Error::File(FileError::Damaged { path, fact }) => {
+            damaged(&path, format!("`{name}`: {fact}"))
+        }
         other => other,
     }
 }

@@ -3,42 +3,89 @@
 //! Read at the tensors' places, not through a memory map: a map would fault where another process
 //! truncates the file, and its pages would count as memory beside those of the tensors.
 
+use std::collections::HashMap;
 use std::fs::{File, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 
 use brigade_checkpoint::TensorInfo;
-use brigade_checkpoint::safetensors::{Header, layout};
+use brigade_checkpoint::safetensors::{Entry, Header, layout};
 use brigade_torch::{as_bytes, fill_bytes};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use super::kinds::{dtype_of, kind_of};
-use crate::{Error, StateDict};
+use super::{damaged, io};
+use crate::model::Shapes;
+use crate::{Error, LoadReport, Model, StateDict};
 
 pub(super) fn load(path: &Path, file: &File) -> Result<StateDict, Error> {
-    let header = Header::read(path, file)?;
     let mut state = StateDict::new();
-    for entry in header.tensors {
-        let damaged = |fact: String| Error::Damaged { path: path.to_owned(), fact };
-        let shape = entry.info.shape.iter().map(|&size| i64::try_from(size));
-        let shape: Vec<i64> =
-            shape.collect::<Result<_, _>>().map_err(|error| damaged(error.to_string()))?;
-        let mut tensor = Tensor::f_empty(shape, (kind_of(entry.info.dtype), Device::Cpu))
-            .map_err(|error| damaged(format!("libtorch refuses a tensor of it: {error}")))?;
-        fill_bytes(&mut tensor, |bytes| {
-            file.read_exact_at(bytes, entry.range.start).map_err(Filling::Io)
-        })
-        .map_err(|filling| match filling {
-            Filling::Io(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-                damaged("it ends too early".into())
-            }
-            Filling::Io(source) => Error::Io { doing: "read", path: path.to_owned(), source },
-            Filling::Torch(error) => damaged(error.to_string()),
-        })?;
+    for entry in Header::read(path, file)?.tensors {
+        let tensor = read(path, file, &entry)?;
         state.insert(entry.name, tensor)?;
     }
     Ok(state)
+}
+
+/// Straight into the model's tensors, when all fit.
+pub(super) fn load_into<M>(
+    model: &Model<M>,
+    path: &Path,
+    file: &File,
+) -> Result<LoadReport, Error> {
+    let header = Header::read(path, file)?;
+    let mut shapes = Shapes::new();
+    for entry in &header.tensors {
+        shapes.insert(entry.name.clone(), shape(path, entry)?);
+    }
+    let plan = model.plan(&shapes).complete()?;
+    let interrupted =
+        |source| Error::Interrupted { path: path.to_owned(), source: Box::new(source) };
+    let entries: HashMap<&str, &Entry> =
+        header.tensors.iter().map(|entry| (entry.name.as_str(), entry)).collect();
+    for (name, mut tensor) in plan.values {
+        let Some(entry) = entries.get(name.as_str()) else { continue };
+        let plain = tensor.device() == Device::Cpu
+            && tensor.is_contiguous()
+            && tensor.f_kind().is_ok_and(|kind| kind == kind_of(entry.info.dtype));
+        if plain {
+            fill(path, file, entry, &mut tensor).map_err(interrupted)?;
+            continue;
+        }
+        let values = read(path, file, entry).map_err(interrupted)?;
+        tch::no_grad(|| tensor.f_copy_(&values))
+            .map_err(Error::torch(format!("copy the values of {name}")))
+            .map_err(interrupted)?;
+    }
+    Ok(plan.report)
+}
+
+fn shape(path: &Path, entry: &Entry) -> Result<Vec<i64>, Error> {
+    let shape = entry.info.shape.iter().map(|&size| i64::try_from(size));
+    shape.collect::<Result<_, _>>().map_err(|error| damaged(path, error.to_string()))
+}
+
+fn read(path: &Path, file: &File, entry: &Entry) -> Result<Tensor, Error> {
+    let form = (kind_of(entry.info.dtype), Device::Cpu);
+    let refused =
+        |error: TchError| damaged(path, format!("libtorch refuses a tensor of it: {error}"));
+    let mut tensor = Tensor::f_empty(shape(path, entry)?, form).map_err(refused)?;
+    fill(path, file, entry, &mut tensor)?;
+    Ok(tensor)
+}
+
+fn fill(path: &Path, file: &File, entry: &Entry, tensor: &mut Tensor) -> Result<(), Error> {
+    let filled = fill_bytes(tensor, |bytes| {
+        file.read_exact_at(bytes, entry.range.start).map_err(Filling::Io)
+    });
+    filled.map_err(|filling| match filling {
+        Filling::Io(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+            damaged(path, "it ends too early".into())
+        }
+        Filling::Io(source) => io("read", path, source),
+        Filling::Torch(error) => damaged(path, error.to_string()),
+    })
 }
 
 enum Filling {
@@ -53,7 +100,7 @@ impl From<brigade_torch::Error> for Filling {
 }
 
 /// A tensor with a copy of these bytes, of which there are as many as shape and kind say.
-pub(super) fn tensor(bytes: &mut [u8], shape: &[i64], kind: Kind) -> Result<Tensor, tch::TchError> {
+pub(super) fn tensor(bytes: &mut [u8], shape: &[i64], kind: Kind) -> Result<Tensor, TchError> {
     if kind == Kind::Bool {
         // C++ knows only two values of bool; any other byte would be undefined behaviour.
         bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
@@ -65,7 +112,7 @@ pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
     let mut tensors = Vec::with_capacity(state.len());
     for (name, tensor) in state.iter() {
         let kind = tensor.f_kind().map_err(Error::torch(format!("read the kind of {name}")))?;
-        let dtype = dtype_of(kind).ok_or_else(|| Error::Unsupported {
+        let dtype = dtype_of(kind).ok_or_else(|| brigade_checkpoint::Error::Unsupported {
             path: path.to_owned(),
             fact: format!("safetensors cannot hold `{name}` of {kind:?}"),
         })?;
@@ -86,7 +133,7 @@ pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
         }
         Ok(())
     })
-    .map_err(|source| Error::Io { doing: "write", path: path.to_owned(), source })
+    .map_err(|source| io("write", path, source))
 }
 
 /// Writes a file that appears whole or not at all, even when the machine stops.

@@ -1,0 +1,90 @@
+//! A run of three ranks goes on with two and then with one, at the right sample.
+
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
+mod resume;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use brigade_plan::{Sampler, Shuffle};
+use brigade_testkit::MortalRanks;
+use brigade_train::{Accelerator, ProjectConfiguration};
+
+use resume::{BATCH, Run, SAMPLES};
+
+const FOLDER: &str = "BRIGADE_TEST_WORLDS_FOLDER";
+const ROUNDS: &str = "BRIGADE_TEST_WORLDS_ROUNDS";
+
+/// A part of the run: so many rounds, and a checkpoint. Does nothing unless it was started for that.
+#[test]
+fn child() {
+    let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
+    let rounds: usize = std::env::var(ROUNDS).unwrap().parse().unwrap();
+    let accelerator = Accelerator::builder()
+        .gradient_accumulation_steps(2)
+        .project(ProjectConfiguration::new(&folder))
+        .build()
+        .unwrap();
+    let mut run = Run::new(&accelerator, 1);
+    if accelerator.latest_checkpoint().unwrap().is_some() {
+        accelerator.load_latest_state().unwrap();
+    }
+    run.go(&accelerator, |run, batches| {
+        if batches == rounds {
+            accelerator.save_state_numbered().unwrap();
+            accelerator.wait_for_save().unwrap();
+        }
+        assert!(f64::from_bits(run.loss).is_finite());
+        batches < rounds
+    });
+    let (world, rank) = (accelerator.num_processes(), accelerator.process_index());
+    let seen = serde_json::to_vec(&(run.seen, run.optimizer.steps())).unwrap();
+    fs::write(folder.join(format!("seen_{world}_{rank}")), seen).unwrap();
+}
+
+/// What each rank has seen, one after the other, and the optimizer's steps.
+fn part(folder: &Path, world: usize, rounds: usize) -> (Vec<i64>, u64) {
+    let rounds = rounds.to_string();
+    let variables = [(FOLDER, folder.as_os_str()), (ROUNDS, rounds.as_ref())];
+    let mut ranks = MortalRanks::start("child", world, &variables).unwrap();
+    for (rank, child) in ranks.ranks().iter_mut().enumerate() {
+        assert!(child.wait().unwrap().success(), "rank {rank} of {world}");
+    }
+    let (mut all, mut steps) = (Vec::new(), 0);
+    for rank in 0..world {
+        let text = fs::read(folder.join(format!("seen_{world}_{rank}"))).unwrap();
+        let (seen, taken): (Vec<i64>, u64) = serde_json::from_slice(&text).unwrap();
+        all.extend(seen);
+        steps = taken;
+    }
+    (all, steps)
+}
+
+fn sorted(mut samples: Vec<i64>) -> Vec<i64> {
+    samples.sort_unstable();
+    samples
+}
+
+#[test]
+fn three_ranks_then_two_then_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let order = |epoch: u64| -> Vec<i64> {
+        let order: Vec<usize> = Shuffle::new(SAMPLES, 77).order(epoch);
+        order.into_iter().map(|sample| sample as i64).collect()
+    };
+    let first = order(0);
+    let (two_rounds, then) = (2 * 3 * BATCH, 2 * 3 * BATCH + 2 * BATCH);
+    let (seen, steps) = part(folder.path(), 3, 2);
+    assert_eq!(sorted(seen), sorted(first[..two_rounds].to_vec()));
+    assert_eq!(steps, 1);
+    // One round: saved within an accumulation window.
+    let (seen, steps) = part(folder.path(), 2, 1);
+    assert_eq!(sorted(seen), sorted(first[two_rounds..then].to_vec()));
+    assert_eq!(steps, 1);
+    // To the end of the run; alone, the order itself is to be seen.
+    let (seen, steps) = part(folder.path(), 1, usize::MAX);
+    assert_eq!(seen, [&first[then..], &order(1)].concat());
+    // The open window's other half; what is left of the epoch; ten batches of the next in five windows.
+    assert_eq!(steps, 1 + 1 + 1 + 5);
+}
