@@ -89,9 +89,9 @@ impl Writing {
         Ok(Self::into_sink(path, Sink::Cached(file)))
     }
 
-    /// As [`Writing::create`], for a file of `bytes`: its space is taken first, so that a full disk
-    /// says so at once. A large one that will be flushed goes past the system's cache, from threads of
-    /// its own, where the file system can do that; this takes 24 MB of memory until the end.
+    /// As [`Writing::create`], for a file of `bytes`. Of one that will be flushed the space is taken
+    /// first, so that a full disk says so at once; a large one goes past the system's cache, from threads
+    /// of its own, where the file system can do that; this takes 24 MB of memory until the end.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -104,7 +104,8 @@ impl Writing {
             }
         }
         let writing = Self::create(path)?;
-        if let Sink::Cached(file) = &writing.sink {
+        // What is not flushed stays in the cache for now: looking for its place on the disk can wait, too.
+        if flush && let Sink::Cached(file) = &writing.sink {
             allocate(file, bytes).map_err(Error::io("write", &writing.path))?;
         }
         Ok(writing)
