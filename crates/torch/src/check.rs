@@ -140,13 +140,16 @@ impl ProcessGroup {
 
     /// In debug mode, compares whether all ranks begin a backward that reduces gradients: after a
     /// forward of a [`crate::Reducer`] on this group that said so. Call it before `backward`.
+    /// A rank whose loss is not `sound` (infinite, or not a number) is named to the others so.
     ///
     /// # Errors
     /// As [`ProcessGroup::check`].
     #[track_caller]
-    pub fn check_backward(&self) -> Result<(), Error> {
+    pub fn check_backward(&self, sound: bool) -> Result<(), Error> {
         if self.inner().reduces.swap(false, Ordering::Relaxed) {
-            self.check("backward", String::new)?;
+            let operation =
+                if sound { "backward" } else { "backward of a loss that is infinite or no number" };
+            self.check(operation, String::new)?;
         }
         Ok(())
     }

@@ -77,6 +77,8 @@ pub(crate) struct Job {
     pub(crate) device: Device,
     /// The time limit of joining and of every collective.
     pub(crate) timeout: Duration,
+    /// Whether what ranks do is compared, and what they compute looked at.
+    pub(crate) debug: bool,
     /// Saves begun: the same number on all ranks, which all save together.
     pub(crate) saves: AtomicU64,
     /// Tries of a batch size: the same number on all ranks, too.

@@ -59,6 +59,18 @@ pub enum Error {
         /// Samples on that rank.
         found: i64,
     },
+    /// A loader has no batch for any rank.
+    #[error(
+        "the loader has no batch: expected samples, found {samples} with a batch size of {batch_size}{}; \
+         look at the data set's folder and filters",
+        if *.samples > 0 { " and `drop_last`" } else { "" }
+    )]
+    NoBatch {
+        /// Samples of the data set.
+        samples: i64,
+        /// Samples of a batch.
+        batch_size: usize,
+    },
     /// A value does not have one row per sample of its batch.
     #[error(
         "gather_for_metrics: expected one row for each of the batch's {expected} samples, found a \
@@ -133,6 +145,12 @@ pub enum Error {
         /// The scale.
         scale: f64,
     },
+    /// In debug mode, the loss was infinite or not a number on this rank. No gradient was computed.
+    #[error(
+        "the loss is infinite or not a number, so its gradients would be, too; look at the batch and the \
+         learning rate, clip the gradients, or leave the batch out on all ranks"
+    )]
+    LossNotFinite,
     /// The norm of the gradients is infinite or not a number.
     #[error(
         "the {norm_type}-norm of the gradients is {norm}, so they cannot be clipped; look at the loss, \

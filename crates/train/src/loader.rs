@@ -7,7 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use brigade_data::{
-    Batch, Collate, DataLoader, Dataset, Epoch, IterableDataset, ShardOptions, StreamLoader,
+    Batch, Collate, DataLoader, Dataset, Epoch, IterableDataset, LoaderOptions, ShardOptions,
+    StreamLoader,
 };
 use brigade_torch::{Device, Tensor, as_slice};
 
@@ -55,7 +56,13 @@ where
         let world = accelerator.num_processes();
         let samples = self.dataset().len() as i64;
         let seed = self.options().seed;
-        let agreed = self.seed(agree(accelerator, samples, seed, rules.dispatch)?);
+        let (samples, seed) = agree(accelerator, samples, seed, rules.dispatch)?;
+        let agreed = self.seed(seed);
+        let LoaderOptions { batch_size, drop_last, .. } = *agreed.options();
+        // A run without a step is never what was meant; all ranks see the same numbers here.
+        if samples == 0 || (drop_last && samples < batch_size as i64) {
+            return Err(Error::NoBatch { samples, batch_size });
+        }
         let loader = match (world, rules.dispatch) {
             (1, _) => agreed,
             (_, false) => agreed.shard(accelerator.process_index(), world, options)?,
@@ -77,7 +84,8 @@ where
         let options = shard_options(rules);
         let world = accelerator.num_processes();
         let seed = self.options().seed;
-        let agreed = self.seed(agree(accelerator, -1, seed, rules.dispatch)?);
+        let (_, seed) = agree(accelerator, -1, seed, rules.dispatch)?;
+        let agreed = self.seed(seed);
         let loader = match (world, rules.dispatch) {
             (1, _) => agreed,
             (_, false) => agreed.shard(accelerator.process_index(), world, options)?,
@@ -319,9 +327,9 @@ fn shard_options(rules: LoaderRules) -> ShardOptions {
 
 /// Compares the number of samples across ranks and gives rank 0's seed. In dispatch mode only rank 0's
 /// data are read, so others may differ.
-fn agree(accelerator: &Accelerator, samples: i64, seed: u64, dispatch: bool) -> Result<u64> {
+fn agree(accelerator: &Accelerator, samples: i64, seed: u64, dispatch: bool) -> Result<(i64, u64)> {
     let Some(group) = accelerator.group() else {
-        return Ok(seed);
+        return Ok((samples, seed));
     };
     let seed = i64::from_ne_bytes(seed.to_ne_bytes());
     let mine = Tensor::from_slice(&[samples, seed]).f_to_device(group.device())?;
@@ -339,5 +347,5 @@ fn agree(accelerator: &Accelerator, samples: i64, seed: u64, dispatch: bool) -> 
     if let (false, Some(rank)) = (dispatch, different) {
         return Err(Error::LoadersDiffer { rank, expected, found: all[rank].0 });
     }
-    Ok(u64::from_ne_bytes(seed.to_ne_bytes()))
+    Ok((expected, u64::from_ne_bytes(seed.to_ne_bytes())))
 }

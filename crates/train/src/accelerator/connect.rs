@@ -28,6 +28,7 @@ pub(crate) fn join(
             groups: None,
             device,
             timeout,
+            debug,
             saves: AtomicU64::new(0),
             tries: AtomicU64::new(0),
         });
@@ -43,6 +44,7 @@ pub(crate) fn join(
         groups: Some(groups),
         device,
         timeout,
+        debug,
         saves: AtomicU64::new(0),
         tries: AtomicU64::new(0),
     })

@@ -153,8 +153,16 @@ impl Accelerator {
     /// The backward pass of a loss that has its share of the window already.
     #[track_caller]
     pub(crate) fn run_backward(&self, loss: &Tensor) -> Result<()> {
+        // Looking at the loss waits for the device, so only debug mode does. With a loss scale, a loss
+        // that overflows is nothing unusual.
+        let sound = !self.job.debug
+            || self.grad_scaler().is_some()
+            || loss.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0;
         if let Some(group) = self.traced() {
-            group.check_backward()?;
+            group.check_backward(sound)?;
+        }
+        if !sound {
+            return Err(Error::LossNotFinite);
         }
         let outcome = match self.grad_scaler() {
             None => loss.f_backward(),

@@ -14,7 +14,7 @@ fn rows(samples: i64) -> TensorDataset<Tensor> {
 
 dist_test!(world = 4, dist_data_that_are_empty_or_too_few, |_world: World| -> Result<()> {
     let first = Accelerator::builder().cpu(true).quiet(true).build()?;
-    for (samples, precision) in [(0, Precision::No), (1, Precision::No), (3, Precision::Fp16)] {
+    for (samples, precision) in [(1, Precision::No), (3, Precision::Fp16)] {
         for even in [true, false] {
             step!("{samples} samples, even: {even}");
             let accelerator = Accelerator::builder()
@@ -49,13 +49,58 @@ dist_test!(world = 4, dist_data_that_are_empty_or_too_few, |_world: World| -> Re
             }
             if even {
                 assert_eq!(seen, samples, "every sample counts once on every rank");
-                assert_eq!(optimizer.steps(), u64::from(samples > 0));
+                assert_eq!(optimizer.steps(), 1);
             } else {
                 let all = accelerator
                     .reduce(&Tensor::from_slice(&[seen]), brigade_train::ReduceOp::Sum)?;
                 assert_eq!(all.int64_value(&[0]), samples);
             }
         }
+    }
+    Ok(())
+});
+
+dist_test!(
+    world = 2,
+    dist_a_loader_without_a_batch_is_an_error_on_every_rank,
+    |_world: World| -> Result<()> {
+        let first = Accelerator::builder().cpu(true).quiet(true).build()?;
+        for dispatch in [false, true] {
+            let accelerator = Accelerator::builder()
+                .sharing(&first)
+                .quiet(true)
+                .dispatch_batches(dispatch)
+                .build()?;
+            let empty = DataLoader::new(rows(0)).batch_size(2);
+            let error = accelerator.prepare(empty).err().map(|error| error.to_string());
+            let expected =
+                "the loader has no batch: expected samples, found 0 with a batch size of 2; ";
+            assert!(error.as_ref().is_some_and(|text| text.starts_with(expected)), "{error:?}");
+            let short = DataLoader::new(rows(3)).batch_size(4).drop_last(true);
+            let error = accelerator.prepare(short).err().map(|error| error.to_string());
+            let expected = "the loader has no batch: expected samples, found 3 with a batch size of 4 and \
+                        `drop_last`; ";
+            assert!(error.as_ref().is_some_and(|text| text.starts_with(expected)), "{error:?}");
+        }
+        Ok(())
+    }
+);
+
+dist_test!(world = 2, dist_debug_mode_looks_at_the_loss, |world: World| -> Result<()> {
+    let accelerator = Accelerator::builder().cpu(true).quiet(true).debug(true).build()?;
+    let model = net::model(Kind::Float);
+    let model = accelerator.prepare(model)?;
+    let input = |value: f64| Tensor::full([2, 5], value, tch::kind::FLOAT_CPU);
+    let value = if world.rank.as_usize() == 1 { f64::NAN } else { 1.0 };
+    let loss = model.forward(&input(value))?.mean(Kind::Float);
+    let error = accelerator.backward(&loss).unwrap_err().to_string();
+    let found = "rank 1 is in backward of a loss that is infinite or no number";
+    assert!(error.contains(found), "{error}");
+    // Everywhere, and between the reductions of a window.
+    for _ in 0..2 {
+        let loss = model.forward(&input(f64::NAN))?.mean(Kind::Float);
+        let error = accelerator.no_sync(&model, || accelerator.backward(&loss)).unwrap_err();
+        assert!(matches!(error, Error::LossNotFinite), "{error}");
     }
     Ok(())
 });
