@@ -123,6 +123,17 @@ struct Rows {
     return std::min(rows_of_block, rows - block * rows_of_block);
   }
 
+  // What each block has of each channel: block after block, so that memory is read as it lies.
+  template <typename F>
+  void in_order(const F& add, const std::vector<float>& parts) const {
+    for (int64_t block = 0; block < blocks; ++block) {
+      const auto rows_here = static_cast<double>(rows_in(block));
+      for (int64_t c = 0; c < channels; ++c) {
+        add(rows_here, &parts[block * channels], c);
+      }
+    }
+  }
+
   template <typename F>
   void each_block(const F& run) const {
     at::parallel_for(0, blocks, 2, [&](int64_t begin, int64_t end) {
@@ -178,17 +189,22 @@ struct NormRelu : public torch::autograd::Function<NormRelu> {
     const float* weights = weight.const_data_ptr<float>();
     const float* biases = bias.const_data_ptr<float>();
     const auto count = static_cast<double>(all.rows);
-    for (int64_t c = 0; c < channels; ++c) {
-      double middle = 0;
-      for (int64_t block = 0; block < all.blocks; ++block) {
-        middle += static_cast<double>(means[block * channels + c]) * all.rows_in(block);
-      }
+    std::vector<double> middles(channels), spreads(channels);
+    all.in_order([&](double rows, const float* of_block, int64_t c) {
+      middles[c] += of_block[c] * rows;
+    }, means);
+    for (auto& middle : middles) {
       middle /= count;
-      double spread = 0;
-      for (int64_t block = 0; block < all.blocks; ++block) {
-        const double apart = means[block * channels + c] - middle;
-        spread += squares[block * channels + c] + apart * apart * all.rows_in(block);
-      }
+    }
+    all.in_order([&](double rows, const float* of_block, int64_t c) {
+      const double apart = of_block[c] - middles[c];
+      spreads[c] += apart * apart * rows;
+    }, means);
+    all.in_order([&](double, const float* of_block, int64_t c) {
+      spreads[c] += of_block[c];
+    }, squares);
+    for (int64_t c = 0; c < channels; ++c) {
+      const double middle = middles[c], spread = spreads[c];
       const double invert = 1 / std::sqrt(spread / count + running.eps);
       mean_out[c] = static_cast<float>(middle);
       inverse_out[c] = static_cast<float>(invert);
@@ -257,12 +273,15 @@ struct NormRelu : public torch::autograd::Function<NormRelu> {
     float* of_bias = out[2].mutable_data_ptr<float>();
     std::vector<float> scale(channels), slope(channels), offset(channels);
     const auto count = static_cast<double>(all.rows);
+    std::vector<double> whole_sums(channels), whole_products(channels);
+    all.in_order([&](double, const float* of_block, int64_t c) {
+      whole_sums[c] += of_block[c];
+    }, sums);
+    all.in_order([&](double, const float* of_block, int64_t c) {
+      whole_products[c] += of_block[c];
+    }, products);
     for (int64_t c = 0; c < channels; ++c) {
-      double sum = 0, product = 0;
-      for (int64_t block = 0; block < all.blocks; ++block) {
-        sum += sums[block * channels + c];
-        product += products[block * channels + c];
-      }
+      const double sum = whole_sums[c], product = whole_products[c];
       const double invert = inverse[c];
       of_weight[c] = static_cast<float>(product * invert);
       of_bias[c] = static_cast<float>(sum);
