@@ -37,11 +37,15 @@ size_t rounded_up(size_t number, size_t step) {
   return (number + step - 1) / step * step;
 }
 
-// Whether addresses cost nothing here: not under `ulimit -v`, nor where the system counts what it has
-// promised.
-bool addresses_are_free() {
+// Whether nobody counts addresses, as `ulimit -v` does.
+bool addresses_are_unlimited() {
   rlimit limit{};
-  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY) {
+  return getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY;
+}
+
+// Whether addresses cost nothing here: not under a limit, nor where the system counts what it has promised.
+bool addresses_are_free() {
+  if (!addresses_are_unlimited()) {
     return false;
   }
   int accounting = 0;
@@ -161,7 +165,9 @@ class LargeBlocks final : public c10::Allocator {
   LargeBlocks(Blocks* blocks, c10::Allocator* small) : blocks_(blocks), small_(small) {}
 
   c10::DataPtr allocate(size_t bytes) override {
-    void* block = bytes >= kSmallest ? blocks_->take(bytes) : nullptr;
+    // A limit that comes later must be felt, and the stretch was reserved before it.
+    const bool mine = bytes >= kSmallest && addresses_are_unlimited();
+    void* block = mine ? blocks_->take(bytes) : nullptr;
     if (block == nullptr) {
       // Also for what no machine has: libtorch's own error is the one that people know.
       return small_->allocate(bytes);
@@ -241,7 +247,7 @@ void release_large_blocks() {}
 // asked to be huge ones: so it grows first, which takes addresses and no memory.
 void put_heap_in_huge_pages() {
 #ifdef MADV_HUGEPAGE
-  constexpr size_t kHeap = 256 << 20;
+  constexpr size_t kHeap = 64 << 20;
   void* block = malloc(kHeap);
   if (block == nullptr) {
     return;

@@ -67,11 +67,7 @@ def pair(first, second):
 
 def listing(model):
     kind = lambda tensor: str(tensor.dtype).removeprefix("torch.")
-    last = lambda t: t.dim() == 4 and t.stride() == torch.empty_like(
-        t, memory_format=torch.channels_last
-    ).stride()
-    order = lambda t: " channels_last" if last(t) else ""
-    line = lambda what, name, t: f"{what} {name} {list(t.shape)} {kind(t)}{order(t)}"
+    line = lambda what, name, t: f"{what} {name} {list(t.shape)} {kind(t)}"
     lines = [line("parameter", n, p) for n, p in model.named_parameters()]
     return lines + [line("buffer", n, b) for n, b in model.named_buffers()]
 
@@ -92,7 +88,7 @@ def main():
     test_images, test_labels, test_epochs = read("test")
 
     scope()
-    model = prepare_model(Cnn().to(memory_format=torch.channels_last))  # as Brigade's on a CPU
+    model = prepare_model(Cnn())  # NCHW, as Brigade's with --nchw
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005, fused=True)
     pair(len(train_labels), 0)  # the loaders: rank 0's seed counts
     pair(len(test_labels), 0)
