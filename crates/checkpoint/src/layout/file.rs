@@ -3,7 +3,6 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use serde::{Deserialize, Serialize};
 
@@ -63,7 +62,7 @@ pub fn files(folder: &Path) -> Result<Vec<String>, Error> {
 }
 
 /// A new file that is being written: bytes go straight to the system, their checksum is taken on the
-/// way: of small pieces while they are in the processor's cache, of large ones by another thread.
+/// way, while they are in the processor's cache.
 #[derive(Debug)]
 pub struct Writing {
     path: PathBuf,
@@ -121,25 +120,10 @@ impl Writing {
     /// # Errors
     /// [`Error::Io`].
     pub fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        if bytes.len() < LEAST_SHARED_BYTES {
-            return self.write_all(bytes).map_err(Error::io("write", &self.path));
+        for piece in bytes.chunks(PIECE_BYTES) {
+            self.write_all(piece).map_err(Error::io("write", &self.path))?;
         }
-        // The checksum takes a fifth of the time that the system takes to copy: another core does it.
-        let Self { path, sink, crc, bytes: sum } = self;
-        let (mut summed, mut written) = (false, Ok(()));
-        thread::scope(|scope| {
-            let name = thread::Builder::new().name("brigade-checksum".into());
-            summed = name.spawn_scoped(scope, || crc.update(bytes)).is_ok();
-            written = match sink {
-                Sink::Cached(file) => file.write_all(bytes),
-                Sink::Direct(direct) => direct.put(bytes),
-            };
-        });
-        if !summed {
-            crc.update(bytes);
-        }
-        *sum += bytes.len() as u64;
-        written.map_err(Error::io("write", &*path))
+        Ok(())
     }
 
     /// Ends the file, flushed to the disk if it must survive a power failure.
@@ -186,8 +170,6 @@ pub(crate) fn write_file(path: &Path, text: &[u8], flush: bool) -> Result<FileFa
     file.finish(flush)
 }
 
-/// From here on a thread costs nothing beside what it does.
-const LEAST_SHARED_BYTES: usize = 4 << 20;
 /// Large enough that system calls cost nothing, small enough for the second-level cache.
 const PIECE_BYTES: usize = 1 << 20;
 /// Below this, threads and buffers cost more than they bring.
@@ -206,7 +188,7 @@ mod tests {
             let path = folder.path().join(name);
             let mut out = Writing::create_sized(&path, content.len() as u64, flush).unwrap();
             let mut rest = content.as_slice();
-            for length in [1, LEAST_SHARED_BYTES, 7, LEAST_SHARED_BYTES + 5, usize::MAX] {
+            for length in [1, PIECE_BYTES, 7, PIECE_BYTES + 5, usize::MAX] {
                 let (now, later) = rest.split_at(length.min(rest.len()));
                 out.put(now).unwrap();
                 rest = later;
