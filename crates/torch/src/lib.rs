@@ -18,6 +18,7 @@ pub mod gradients;
 mod group;
 mod hook;
 mod join;
+mod mapped;
 pub mod matrix_step;
 mod memory;
 mod memory_format;
@@ -41,6 +42,7 @@ pub use error::{CollectiveError, Error, Fault, says_out_of_memory};
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
 pub use hook::{Bucket, Compression, GradientHook};
 pub use join::JoinOptions;
+pub use mapped::MappedFile;
 pub use memory::{
     Element, as_bytes, as_slice, fill_bytes, from_vec, keep_freed_memory, release_memory,
 };
