@@ -10,7 +10,7 @@ use crate::accelerator::Accelerator;
 use crate::precision::{Precision, caveat};
 
 /// What the line tells.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Start {
     processes: usize,
     device: Device,
@@ -99,12 +99,13 @@ mod tests {
             channels_last: false,
             batches: 3,
             caveat: Some("this CPU is slow at it".into()),
-            ..start.clone()
+            ..start
         };
         let expected = "brigade: 4 processes, cpu with 1 thread, bf16, contiguous, gradients of 3 batches\n\
                         brigade: this CPU is slow at it\n";
         assert_eq!(slow.lines(), expected);
-        let gpu = Start { device: Device::Cuda(1), precision: Precision::Fp16, ..start };
-        assert_eq!(gpu.lines(), "brigade: 1 process, cuda:1, fp16, channels last\n");
+        let gpu = Start { device: Device::Cuda(1), caveat: None, ..slow };
+        let expected = "brigade: 4 processes, cuda:1, bf16, contiguous, gradients of 3 batches\n";
+        assert_eq!(gpu.lines(), expected);
     }
 }
