@@ -114,6 +114,11 @@ impl Default for LossCheckOptions {
 }
 
 impl Accelerator {
+    /// Weights that a GPU has spoilt, and that no later step has told of, are not saved.
+    pub(crate) fn weights_may_be_saved(&self) -> Result<()> {
+        self.loss_check.as_ref().map_or(Ok(()), |check| check.before_save())
+    }
+
     /// Has the reducer tell when a backward reaches its model.
     pub(crate) fn check_losses_of(&self, reducer: &mut Reducer) -> Option<Reduced> {
         let check = self.loss_check.as_ref()?;
@@ -207,6 +212,16 @@ impl LossCheck {
             return Err(Error::from_found(found, Some(step)));
         }
         state.ledger.pass(cleared, step, Flight::fetch)
+    }
+
+    /// Before weights are written down: an error when a step has used gradients that were not finite.
+    fn before_save(&self) -> Result<()> {
+        let mut state = self.state();
+        state.ledger.read_passed(Flight::read)?;
+        match state.ledger.take_passed() {
+            Some(found) => Err(Error::from_found(found, None)),
+            None => Ok(()),
+        }
     }
 
     /// A rank that shadows others keeps up with what they know of the last iteration.

@@ -302,6 +302,26 @@ dist_test!(
             told.push(found(train(&accelerator, &model, &mut optimizer, value[rank])));
         }
         assert_eq!(told, [None, None, Some((1, Some(2), true))]);
+        // Spoilt weights are not saved, even when no step came after.
+        let folder = tempfile::tempdir().unwrap();
+        let place = accelerator.broadcast_object(folder.path().to_owned(), 0)?;
+        let (model, mut optimizer) = objects(&accelerator)?;
+        train(&accelerator, &model, &mut optimizer, 0.5)?;
+        let _ = accelerator.save_state(place.join("sound"))?;
+        accelerator.wait_for_save()?;
+        train(&accelerator, &model, &mut optimizer, [1.0, NAN][rank])?;
+        let outcome = accelerator.save_state(place.join("spoilt")).map(drop);
+        assert_eq!(found(outcome), Some((1, Some(2), true)));
+        train(&accelerator, &model, &mut optimizer, [1.0, NAN][rank])?;
+        let outcome = accelerator.save_model(&model, place.join("spoilt.safetensors"));
+        assert_eq!(found(outcome), Some((1, Some(3), true)));
+        assert_eq!(std::fs::read_dir(&place).unwrap().count(), 1);
+        let _ = accelerator.load_state(place.join("sound"))?;
+        for value in [0.5, 0.7] {
+            train(&accelerator, &model, &mut optimizer, value)?;
+        }
+        assert!(finite(model.inner()));
+        accelerator.wait_for_everyone()?;
         Ok(())
     }
 );

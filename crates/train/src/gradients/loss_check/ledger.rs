@@ -117,11 +117,12 @@ impl<F> Ledger<F> {
     /// What an optimizer must not step over that has cleared its gradients there. It stays until they are
     /// cleared, unless it is too late.
     pub(super) fn verdict(&mut self, cleared: u64) -> Option<Found> {
-        match self.found {
-            Some(Found { passed: Some(_), .. }) => self.found.take(),
-            Some(found) if found.backward > cleared => Some(found),
-            _ => None,
-        }
+        self.take_passed().or_else(|| self.found.filter(|found| found.backward > cleared))
+    }
+
+    /// What a step has used.
+    pub(super) fn take_passed(&mut self) -> Option<Found> {
+        self.found.take_if(|found| found.passed.is_some())
     }
 
     pub(super) fn take_found(&mut self) -> Option<Found> {
