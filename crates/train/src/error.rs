@@ -145,12 +145,21 @@ pub enum Error {
         /// The scale.
         scale: f64,
     },
-    /// In debug mode, the loss was infinite or not a number on this rank. No gradient was computed.
+    /// A loss was infinite or not a number. See [`crate::AcceleratorBuilder::check_loss`].
     #[error(
-        "the loss is infinite or not a number, so its gradients would be, too; look at the batch and the \
-         learning rate, clip the gradients, or leave the batch out on all ranks"
+        "the loss{} was infinite or not a number on rank {rank}, {}; look at the batch and the learning \
+         rate, clip the gradients, or leave the batch out on all ranks with `zero_grad`",
+        step.map(|step| format!(" of optimizer step {step}")).unwrap_or_default(),
+        if *.stepped { "and since that step the weights may be, too" } else { "and no weight was changed" }
     )]
-    LossNotFinite,
+    LossNotFinite {
+        /// The rank; of several the highest.
+        rank: usize,
+        /// The optimizer step that its gradients are for, from 1, where a prepared optimizer makes it.
+        step: Option<u64>,
+        /// Whether that step was made before this was known: on a GPU.
+        stepped: bool,
+    },
     /// The norm of the gradients is infinite or not a number.
     #[error(
         "the {norm_type}-norm of the gradients is {norm}, so they cannot be clipped; look at the loss, \

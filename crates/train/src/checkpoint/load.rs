@@ -234,7 +234,7 @@ impl Ready {
                 object.restore(state, &self.place)?;
             }
             files.read_into(self.tensors)?;
-            accelerator.accumulation.reset();
+            accelerator.reset_window();
             accelerator.accumulation.set_position(self.position);
             let same_world = self.place.saved_world == self.place.world;
             ranks::restore(accelerator, &self.objects, &ranks, same_world)
