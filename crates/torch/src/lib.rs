@@ -19,6 +19,7 @@ pub mod gradients;
 mod group;
 mod hook;
 mod join;
+mod mapped;
 pub mod matrix_step;
 mod memory;
 mod memory_format;
@@ -43,6 +44,7 @@ pub use fetch::Fetch;
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
 pub use hook::{Bucket, Compression, GradientHook};
 pub use join::JoinOptions;
+pub use mapped::MappedFile;
 pub use memory::{
     Element, as_bytes, as_slice, fill_bytes, from_vec, keep_freed_memory, release_memory,
 };
