@@ -163,7 +163,7 @@ impl Accelerator {
             group.check_backward(sound)?;
         }
         if !sound {
-            return Err(Error::LossNotFinite { rank: self.job.rank(), step: None, stepped: false });
+            return Err(Error::LossNotFinite { rank: self.job.rank(), step: None, spoilt: false });
         }
         if let Some(check) = &self.loss_check {
             check.before_backward(loss)?;

@@ -77,7 +77,7 @@ impl AcceleratorBuilder {
     /// #      images: &Tensor, labels: &Tensor) -> Result<()> {
     /// let loss = model.forward(images)?.cross_entropy_for_logits(labels);
     /// match accelerator.backward(&loss).and_then(|()| optimizer.step()) {
-    ///     Err(error @ Error::LossNotFinite { stepped: false, .. }) => {
+    ///     Err(error @ Error::LossNotFinite { spoilt: false, .. }) => {
     ///         accelerator.println(format!("batch left out: {error}"));
     ///     }
     ///     other => other?,
@@ -160,7 +160,7 @@ impl LossCheck {
             // Somebody else steps, so it is told here: what all ranks know of the backwards before.
             state.ledger.read_all(Flight::read)?;
             if let Some(found) = state.ledger.take_found() {
-                return Err(Error::from_found(found, None));
+                return Err(self.error(found, None));
             }
         }
         let backward = state.ledger.next_backward();
@@ -173,7 +173,7 @@ impl LossCheck {
             });
         } else if loss.numel() == 1 && !loss.f_double_value(&[])?.is_finite() {
             if self.reduced.load(Ordering::Relaxed) == 0 {
-                return Err(Error::from_found(Found::of(self.rank), next_step));
+                return Err(self.error(Found::of(self.rank), next_step));
             }
             if next_step.is_some() {
                 state.ledger.note(backward, None, self.code());
@@ -209,7 +209,7 @@ impl LossCheck {
             state.ledger.read_all(Flight::read)?;
         }
         if let Some(found) = state.ledger.verdict(cleared) {
-            return Err(Error::from_found(found, Some(step)));
+            return Err(self.error(found, Some(step)));
         }
         state.ledger.pass(cleared, step, Flight::fetch)
     }
@@ -219,7 +219,7 @@ impl LossCheck {
         let mut state = self.state();
         state.ledger.read_passed(Flight::read)?;
         match state.ledger.take_passed() {
-            Some(found) => Err(Error::from_found(found, None)),
+            Some(found) => Err(self.error(found, None)),
             None => Ok(()),
         }
     }
@@ -234,7 +234,7 @@ impl LossCheck {
     /// What the others stopped for, when they have gone while this rank shadowed them.
     pub(crate) fn found_in_shadow(&self) -> Option<Error> {
         let found = self.state().ledger.take_found()?;
-        Some(Error::from_found(found, None))
+        Some(self.error(found, None))
     }
 
     /// Gradients were cleared: what is known of losses so far does not concern who did so any more.
@@ -263,16 +263,29 @@ impl LossCheck {
         alive.map(|core| lock(&core).steps() + 1).max()
     }
 
+    /// `step` is the one that is about to be made.
+    fn error(&self, found: Found, step: Option<u64>) -> Error {
+        let Found { rank, passed, .. } = found;
+        let spoilt = passed.is_some() || self.weights_are_spoilt();
+        Error::LossNotFinite { rank, step: passed.or(step), spoilt }
+    }
+
+    /// Takes a pass over all weights, and a GPU is waited for.
+    fn weights_are_spoilt(&self) -> bool {
+        let finite = |tensor: &Tensor| {
+            let all = tensor.f_detach()?.f_isfinite()?.f_all()?;
+            all.f_int64_value(&[]).map(|all| all != 0)
+        };
+        let optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
+        let alive: Vec<_> = optimizers.iter().filter_map(Weak::upgrade).collect();
+        // What cannot be looked at is not known to be spoilt.
+        alive
+            .iter()
+            .any(|core| lock(core).tensors().into_iter().any(|t| !finite(t).unwrap_or(true)))
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Error {
-    /// `step` is the one that is about to be made.
-    fn from_found(found: Found, step: Option<u64>) -> Self {
-        let Found { rank, passed, .. } = found;
-        Self::LossNotFinite { rank, step: passed.or(step), stepped: passed.is_some() }
     }
 }
 

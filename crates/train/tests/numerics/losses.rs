@@ -40,10 +40,10 @@ fn train(
     optimizer.zero_grad()
 }
 
-/// Rank, step, and whether that step was made.
+/// Rank, step, and whether weights are spoilt.
 fn found(outcome: Result<()>) -> Option<(usize, Option<u64>, bool)> {
     match outcome {
-        Err(Error::LossNotFinite { rank, step, stepped }) => Some((rank, step, stepped)),
+        Err(Error::LossNotFinite { rank, step, spoilt }) => Some((rank, step, spoilt)),
         Err(error) => panic!("another error: {error}"),
         Ok(()) => None,
     }
@@ -82,6 +82,21 @@ fn alone_it_is_seen_before_the_backward() {
 }
 
 #[test]
+fn weights_that_are_spoilt_already_are_told_apart() {
+    let accelerator = builder().build().unwrap();
+    let (model, mut optimizer) = objects(&accelerator).unwrap();
+    // A sound loss whose gradient is none.
+    let sound = (loss(&model, 1.0).unwrap() * 0.0).sqrt();
+    accelerator.backward(&sound).unwrap();
+    optimizer.step().unwrap();
+    optimizer.zero_grad().unwrap();
+    let error = accelerator.backward(&loss(&model, 1.0).unwrap()).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("and so are weights by now; go back to a checkpoint"), "{text}");
+    assert_eq!(found(Err(error)), Some((0, Some(2), true)));
+}
+
+#[test]
 fn it_can_be_turned_off_and_a_loss_scaler_has_its_own_way() {
     for builder in [builder().check_loss(false), builder().mixed_precision(Precision::Fp16)] {
         let accelerator = builder.build().unwrap();
@@ -100,8 +115,6 @@ fn what_is_read_later_is_told_one_step_after() {
         told.push(found(train(&accelerator, &model, &mut optimizer, value)));
     }
     assert_eq!(told, [None, None, Some((0, Some(2), true))]);
-    let text = Error::LossNotFinite { rank: 0, step: Some(2), stepped: true }.to_string();
-    assert!(text.contains("and since that step the weights may be, too"), "{text}");
 }
 
 dist_test!(world = 2, dist_every_rank_gets_the_same_error, |world: World| -> Result<()> {
@@ -265,8 +278,8 @@ dist_test!(world = 2, dist_in_a_join, |world: World| -> Result<()> {
     let outcome = accelerator.join_uneven_inputs(&model, JoinInputs::default(), || {
         mine.iter().try_for_each(|&value| train(&accelerator, &model, &mut optimizer, value))
     });
-    let (named, step, stepped) = found(outcome).unwrap();
-    assert_eq!((named, stepped), (1, false));
+    let (named, step, spoilt) = found(outcome).unwrap();
+    assert_eq!((named, spoilt), (1, false));
     assert_eq!(step.is_some(), rank == 1, "rank 0 makes no such step");
     Ok(())
 });
