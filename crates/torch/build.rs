@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const SOURCES: [&str; 15] = [
+const SOURCES: [&str; 16] = [
     "cpp/tensors.cpp",
     "cpp/memory.cpp",
+    "cpp/mapped.cpp",
     "cpp/store.cpp",
     "cpp/group.cpp",
     "cpp/gloo.cpp",

@@ -9,6 +9,7 @@ mod optimizer;
 mod scaler;
 mod scheduler;
 mod tensor;
+mod tied;
 mod weights;
 
 use std::fs::{self, File};
@@ -44,6 +45,8 @@ pub struct Report {
     pub left_out: Vec<String>,
     /// What stays as it is in the checkpoint that was the model of [`convert_like`]: one line each.
     pub kept: Vec<String>,
+    /// What [`convert_like`] has brought into our form, or filled in: one line each.
+    pub changed: Vec<String>,
 }
 
 /// Converts a checkpoint, a folder of weights or a weights file. `to` must not be there yet; it appears

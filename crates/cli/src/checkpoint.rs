@@ -103,6 +103,9 @@ impl ConvertArgs {
         for file in report.written {
             text.push_str(&format!("wrote {}\n", file.display()));
         }
+        for line in report.changed {
+            text.push_str(&format!("changed {line}\n"));
+        }
         for line in report.kept {
             text.push_str(&format!("kept {line}\n"));
         }

@@ -76,8 +76,8 @@ impl<M> Model<M> {
     /// Reads a weights file into the model, when it fits in every name and shape.
     ///
     /// As [`Model::load_state_dict`] of what [`load`] gives, but tensors are read straight into the
-    /// model's. That takes no memory beside it; for a tensor of another kind, on a device or channels
-    /// last as much as this one, of a `.pth` file as its largest storage.
+    /// model's, through a map of the file. That takes no memory beside it but the 16 MB that are mapped
+    /// at a time; of a `.pth` file as much as its largest storage.
     ///
     /// # Errors
     /// Those of [`load`] and of [`Model::load_state_dict`]; nothing was changed then.
@@ -86,7 +86,7 @@ impl<M> Model<M> {
         let path = path.as_ref();
         let (file, format) = open(path)?;
         match format {
-            Format::Safetensors => safetensors::load_into(self, path, &file),
+            Format::Safetensors => safetensors::load_into(self, path, file),
             Format::Pth => pth::load_into(self, path, file),
         }
     }
@@ -104,7 +104,7 @@ fn read(path: &Path, entry: Option<&str>) -> Result<StateDict, Error> {
     let (file, format) = open(path)?;
     match (format, entry) {
         (Format::Pth, _) => pth::load(path, file, entry),
-        (Format::Safetensors, None) => safetensors::load(path, &file),
+        (Format::Safetensors, None) => safetensors::load(path, file),
         (Format::Safetensors, Some(entry)) => Err(Error::NoSuchEntry {
             path: path.to_owned(),
             entry: entry.to_owned(),

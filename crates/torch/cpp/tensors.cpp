@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/version.h>
 
 #include <algorithm>
@@ -88,6 +89,45 @@ void set_rng_state(int32_t cuda_device, rust::Slice<const uint8_t> state) {
 
 bool grad_enabled() {
   return at::GradMode::is_enabled();
+}
+
+void call_on_arrival(rust::Slice<const TensorRef> outputs, rust::Box<Arrival> arrival) {
+  struct Once {
+    explicit Once(rust::Box<Arrival> arrival) : arrival(std::move(arrival)) {}
+    rust::Box<Arrival> arrival;
+    std::once_flag flag;
+  };
+  // Shared by the outputs' graphs, which drop it.
+  auto once = std::make_shared<Once>(std::move(arrival));
+  for (const auto& output : outputs) {
+    if (output.tensor->requires_grad()) {
+      output.tensor->register_hook([once](const at::Tensor&) {
+        std::call_once(once->flag, [&] { run_arrival(*once->arrival); });
+      });
+    }
+  }
+}
+
+std::unique_ptr<Fetch> start_fetch(const Tensor* tensor) {
+  at::NoGradGuard no_grad;
+  auto fetch = std::make_unique<Fetch>();
+  if (tensor->is_cpu()) {
+    fetch->host = tensor->clone();
+    return fetch;
+  }
+  // Into pinned memory, which a copy that does not wait needs.
+  fetch->host = tensor->to(at::kCPU, /*non_blocking=*/true);
+  const auto device = tensor->device();
+  fetch->copied.emplace(device.type());
+  fetch->copied->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  return fetch;
+}
+
+int64_t fetched_number(const Fetch& fetch) {
+  if (fetch.copied) {
+    fetch.copied->synchronize();
+  }
+  return fetch.host.item<int64_t>();
 }
 
 rust::String libtorch_version() {

@@ -8,14 +8,17 @@
 #include "rust/cxx.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace brigade {
 
 using Tensor = at::Tensor;
 struct TensorRef;
+struct Arrival;
 struct Blob;
 
 std::vector<at::Tensor> copy_handles(rust::Slice<const TensorRef> tensors);
@@ -36,6 +39,18 @@ void set_gradient(const Tensor* tensor, const Tensor* gradient);
 rust::Vec<uint8_t> rng_state(int32_t cuda_device);
 void set_rng_state(int32_t cuda_device, rust::Slice<const uint8_t> state);
 bool grad_enabled();
+// Calls Rust once, when a backward pass first reaches one of the outputs, before what lies behind it.
+void call_on_arrival(rust::Slice<const TensorRef> outputs, rust::Box<Arrival> arrival);
+
+// A number on its way from a device to the host. The event says when it has come: it stands behind the
+// copy alone, so that waiting for it does not wait for what the device was given afterwards.
+struct Fetch {
+  at::Tensor host;
+  std::optional<c10::Event> copied;
+};
+
+std::unique_ptr<Fetch> start_fetch(const Tensor* tensor);
+int64_t fetched_number(const Fetch& fetch);
 
 rust::String libtorch_version();
 bool cuda_compiled();

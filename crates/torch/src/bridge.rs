@@ -7,6 +7,8 @@
 //! 3. Time limits cross as milliseconds; [`NO_LIMIT_OF_ITS_OWN`] means the group's.
 //! 4. Every function that can throw returns `Result`; `cpp/errors.h` marks the kind.
 
+use std::sync::Arc;
+
 use tch::Tensor;
 
 use crate::error::Error;
@@ -46,6 +48,18 @@ fn run_hook(
     let run = std::panic::AssertUnwindSafe(|| (hook.run)(bucket));
     std::panic::catch_unwind(run)
         .unwrap_or_else(|_| Err(Error::Misuse("a communication hook panicked".into())))
+}
+
+/// What a reducer does when a backward pass reaches its model; called from the thread that runs `backward`.
+pub(crate) struct Arrival {
+    pub(crate) run: Arc<dyn Fn() -> Result<(), Error> + Send + Sync>,
+}
+
+fn run_arrival(arrival: &Arrival) -> Result<(), Error> {
+    // A panic must not cross the border.
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (arrival.run)())).unwrap_or_else(
+        |_| Err(Error::Misuse("what a reducer calls in a backward panicked".into())),
+    )
 }
 
 /// Takes over a handle that C++ made for Rust.
@@ -260,12 +274,16 @@ pub(crate) mod ffi {
             gradients: Vec<TensorRef>,
             parameters: Vec<usize>,
         ) -> Result<()>;
+
+        type Arrival;
+        fn run_arrival(arrival: &Arrival) -> Result<()>;
     }
 
     unsafe extern "C++" {
         include!("brigade-torch/cpp/errors.h");
         include!("brigade-torch/cpp/tensors.h");
         include!("brigade-torch/cpp/memory.h");
+        include!("brigade-torch/cpp/mapped.h");
         include!("brigade-torch/cpp/store.h");
         include!("brigade-torch/cpp/group.h");
         include!("brigade-torch/cpp/reducer.h");
@@ -298,9 +316,23 @@ pub(crate) mod ffi {
         /// Both pointers are valid for the call.
         unsafe fn set_gradient(tensor: *const Tensor, gradient: *const Tensor) -> Result<()>;
         fn grad_enabled() -> bool;
+        /// Calls once when a backward reaches one of the outputs, before it goes further.
+        fn call_on_arrival(outputs: &[TensorRef], arrival: Box<Arrival>) -> Result<()>;
+
+        type Fetch;
+        /// # Safety
+        /// The pointer is that of a live tensor.
+        unsafe fn start_fetch(tensor: *const Tensor) -> Result<UniquePtr<Fetch>>;
+        fn fetched_number(fetch: &Fetch) -> Result<i64>;
         fn rng_state(cuda_device: i32) -> Result<Vec<u8>>;
         fn set_rng_state(cuda_device: i32, state: &[u8]) -> Result<()>;
         fn keep_freed_memory() -> bool;
+
+        type Window;
+        fn map_window(file: i32, offset: u64, bytes: usize) -> UniquePtr<Window>;
+        fn window_address(window: &Window) -> usize;
+        fn window_is_sound(window: &Window) -> bool;
+
         fn libtorch_version() -> String;
         fn cuda_compiled() -> bool;
 

@@ -1,6 +1,7 @@
 //! What can go wrong at the border, by kind.
 
 use std::fmt;
+use std::path::PathBuf;
 
 /// An error of the border with libtorch.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +63,28 @@ pub enum Error {
     /// In debug mode: the ranks do not do the same.
     #[error("{0}")]
     Desync(Box<crate::check::Desync>),
+    /// A file has fewer bytes than it had, or than it was to have.
+    #[error(
+        "{} was cut short while it was read: expected {expected} bytes, found {found}; let nothing \
+         else write it meanwhile, and take another copy of it",
+        path.display()
+    )]
+    CutShort {
+        /// The file.
+        path: PathBuf,
+        /// Its bytes, or the end of what was to be read.
+        expected: u64,
+        /// The bytes it has now.
+        found: u64,
+    },
+    /// The system could not read a file.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
     /// An object could not be turned into bytes or back.
     #[error("{operation}: the object cannot be carried between ranks: {detail}")]
     Object {

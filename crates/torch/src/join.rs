@@ -75,6 +75,7 @@ impl Reducer {
         self.send_buffers(roll.authority.unwrap_or(0))?;
         self.forward_sync.set(roll.reduces);
         if roll.reduces {
+            self.arrive()?;
             let failed = |error: cxx::Exception| Error::libtorch("join", &error);
             ffi::reducer_shadow_backward(self.raw()).map_err(failed)?;
             let options = self.options();

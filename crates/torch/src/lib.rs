@@ -12,12 +12,14 @@ mod check;
 mod collective;
 mod device_memory;
 mod error;
+mod fetch;
 pub mod flat;
 pub mod fused;
 pub mod gradients;
 mod group;
 mod hook;
 mod join;
+mod mapped;
 pub mod matrix_step;
 mod memory;
 mod memory_format;
@@ -38,9 +40,11 @@ pub use check::Desync;
 pub use collective::ReduceOp;
 pub use device_memory::DeviceMemory;
 pub use error::{CollectiveError, Error, Fault, says_out_of_memory};
+pub use fetch::Fetch;
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
 pub use hook::{Bucket, Compression, GradientHook};
 pub use join::JoinOptions;
+pub use mapped::MappedFile;
 pub use memory::{
     Element, as_bytes, as_slice, fill_bytes, from_vec, keep_freed_memory, release_memory,
 };

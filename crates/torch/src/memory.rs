@@ -11,7 +11,7 @@ pub trait Element: sealed::Sealed + Copy + Send + 'static {
     const KIND: Kind;
 }
 
-mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {
         /// c10's `ScalarType`.
         const SCALAR_TYPE: i8;

@@ -26,13 +26,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::sync::Arc;
 
 use cxx::UniquePtr;
 use sha2::{Digest, Sha256};
 use tch::{Kind, Tensor};
 
 use crate::autograd::grad_enabled;
-use crate::bridge::ffi;
+use crate::bridge::{Arrival, ffi};
 use crate::error::{Error, Fault, read_exception};
 use crate::fused::borrow;
 use crate::group::{ProcessGroup, Started};
@@ -108,7 +109,11 @@ pub struct Reducer {
     /// The parameters, without their history.
     parameters: Vec<Tensor>,
     pub(crate) join: RefCell<Option<Join>>,
+    /// Called when a backward that reduces reaches the model.
+    arrival: Option<ArrivalCall>,
 }
+
+type ArrivalCall = Arc<dyn Fn() -> Result<(), Error> + Send + Sync>;
 
 struct Handle(UniquePtr<ffi::Reducer>);
 
@@ -175,6 +180,7 @@ impl Reducer {
             reduction_delayed: Cell::new(false),
             parameters: detached.into_iter().take(parameters.len()).collect(),
             join: RefCell::new(None),
+            arrival: None,
         })
     }
 
@@ -228,6 +234,31 @@ impl Reducer {
         self.group.unchecked().broadcast_coalesced(&state, BROADCAST_BYTES, from)
     }
 
+    /// Calls this in every backward that reduces gradients, when it reaches the model and before the first
+    /// bucket is sent; on a rank that shadows the others in a join, too. So a collective in it stands at
+    /// the same place among the reducer's on all ranks. For models that share a backward it is called for
+    /// each, and for a model that was run several times before it, for each time.
+    ///
+    /// An error of it ends the backward with its text.
+    pub fn on_arrival(&mut self, call: impl Fn() -> Result<(), Error> + Send + Sync + 'static) {
+        self.arrival = Some(Arc::new(call));
+    }
+
+    /// What [`Reducer::on_arrival`] was given, for a rank that has no backward.
+    pub(crate) fn arrive(&self) -> Result<(), Error> {
+        self.arrival.as_ref().map_or(Ok(()), |call| call())
+    }
+
+    fn announce<T: Tensors>(&self, outputs: &T) -> Result<(), Error> {
+        let Some(call) = &self.arrival else {
+            return Ok(());
+        };
+        let mut tensors = Vec::new();
+        outputs.visit(&mut |tensor| tensors.push(tensor));
+        ffi::call_on_arrival(&borrow(&tensors), Box::new(Arrival { run: Arc::clone(call) }))
+            .map_err(|error| Error::libtorch("on_arrival", &error))
+    }
+
     /// After the model's forward, with its outputs. Gives back the outputs to go on with.
     ///
     /// # Errors
@@ -255,6 +286,7 @@ impl Reducer {
         }
         ffi::reducer_prepare_for_backward(&self.handle.0, &borrow(&leaves)).map_err(failed)?;
         if !(search || delay) {
+            self.announce(&outputs)?;
             return Ok(outputs);
         }
         self.reduction_delayed.set(true);
@@ -272,13 +304,15 @@ impl Reducer {
             .map(|sunk| unsafe { Tensor::from_ptr(sunk.tensor.cast_mut().cast()) })
             .collect::<Vec<_>>();
         let mut sunk = sunk.into_iter();
-        outputs.try_map(&mut |tensor| {
+        let outputs = outputs.try_map(&mut |tensor| {
             if tensor.requires_grad() {
                 sunk.next().ok_or_else(|| Error::Misuse("an output changed its mind".into()))
             } else {
                 Ok(tensor.shallow_clone())
             }
-        })
+        })?;
+        self.announce(&outputs)?;
+        Ok(outputs)
     }
 
     /// Bytes of each bucket, in the order in which they are reduced.

@@ -21,6 +21,7 @@ use crate::error::Result;
 use crate::gradients::accumulate::{Accumulation, GradientAccumulation};
 use crate::gradients::hook::CommHook;
 use crate::gradients::join::EvenBatches;
+use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
 use crate::loader::LoaderRules;
 use crate::precision::{Numerics, NumericsOptions};
 use crate::prepare::Prepare;
@@ -59,6 +60,8 @@ pub struct Accelerator {
     pub(crate) accumulation: Arc<Accumulation>,
     pub(crate) options: Arc<Options>,
     pub(crate) numerics: Arc<Numerics>,
+    /// `None` when it is off, and with a loss scaler.
+    pub(crate) loss_check: Option<Arc<LossCheck>>,
     /// Whether the start-up line has been written.
     pub(crate) said: Arc<AtomicBool>,
     /// A join's rule for prepared loaders.
@@ -105,6 +108,7 @@ pub struct AcceleratorBuilder {
     /// `None`: as the environment says.
     accumulation: Option<GradientAccumulation>,
     pub(crate) numerics: NumericsOptions,
+    pub(crate) loss_check: LossCheckOptions,
     sharing: Option<Accelerator>,
     debug: Option<bool>,
     options: Options,
@@ -130,6 +134,7 @@ impl Accelerator {
             gloo: None,
             accumulation: None,
             numerics: NumericsOptions::default(),
+            loss_check: LossCheckOptions::default(),
             sharing: None,
             debug: None,
             project: ProjectConfiguration::default(),
@@ -371,6 +376,9 @@ impl AcceleratorBuilder {
             }
         };
         let numerics = Arc::new(self.numerics.decide(&job)?);
+        let checks = self.loss_check.on && numerics.scaler.is_none();
+        let check = || Arc::new(LossCheck::new(job.rank(), job.device, self.loss_check));
+        let loss_check = checks.then(check);
         let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, job.rank())));
         let registry = Arc::new(Registry::default());
         if let Some(scaler) = &numerics.scaler {
@@ -381,6 +389,7 @@ impl AcceleratorBuilder {
             accumulation,
             options: Arc::new(self.options),
             numerics,
+            loss_check,
             said: Arc::default(),
             even_batches: Arc::default(),
             trigger: Arc::default(),

@@ -145,12 +145,28 @@ pub enum Error {
         /// The scale.
         scale: f64,
     },
-    /// In debug mode, the loss was infinite or not a number on this rank. No gradient was computed.
+    /// A loss was infinite or not a number. See [`crate::AcceleratorBuilder::check_loss`].
     #[error(
-        "the loss is infinite or not a number, so its gradients would be, too; look at the batch and the \
-         learning rate, clip the gradients, or leave the batch out on all ranks"
+        "the loss{} was infinite or not a number on rank {rank}, {}",
+        step.map(|step| format!(" of optimizer step {step}")).unwrap_or_default(),
+        if *.spoilt {
+            "and so are weights by now; go back to a checkpoint, and lower the learning rate or clip the \
+             gradients"
+        } else {
+            "and no weight was changed; look at the batch and the learning rate, clip the gradients, or \
+             leave the batch out on all ranks with `zero_grad`"
+        }
     )]
-    LossNotFinite,
+    LossNotFinite {
+        /// The rank; of several the highest.
+        rank: usize,
+        /// The optimizer step that its gradients are for, from 1, where a prepared optimizer makes it.
+        step: Option<u64>,
+        /// Whether weights of a prepared optimizer are no finite numbers either, so that it does not help
+        /// to leave the batch out: gradients of an earlier step had overflowed, or, on a GPU, that step
+        /// was made before this was known.
+        spoilt: bool,
+    },
     /// The norm of the gradients is infinite or not a number.
     #[error(
         "the {norm_type}-norm of the gradients is {norm}, so they cannot be clipped; look at the loss, \

@@ -6,4 +6,5 @@ pub(crate) mod clip;
 pub(crate) mod hook;
 pub(crate) mod join;
 pub(crate) mod local_sgd;
+pub(crate) mod loss_check;
 pub(crate) mod weighted;

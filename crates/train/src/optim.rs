@@ -37,8 +37,9 @@ pub use sgd::Sgd;
 pub use state::{GroupState, OptimizerState, ParameterState, StateMismatch};
 
 use crate::accelerator::Accelerator;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gradients::accumulate::Accumulation;
+use crate::gradients::loss_check::LossCheck;
 use crate::model::PreparedModel;
 use crate::precision::scaler::GradScaler;
 use crate::prepare::Prepare;
@@ -53,20 +54,31 @@ pub struct Optimizer {
     accumulation: Option<Arc<Accumulation>>,
     /// With fp16.
     scaler: Option<GradScaler>,
+    loss_check: Option<Arc<LossCheck>>,
+    /// What the check said when the gradients were last cleared.
+    cleared: u64,
 }
 
 impl Optimizer {
     fn new(core: Core) -> Self {
-        Self { core: Arc::new(Mutex::new(core)), accumulation: None, scaler: None }
+        let core = Arc::new(Mutex::new(core));
+        Self { core, accumulation: None, scaler: None, loss_check: None, cleared: 0 }
     }
 
     /// Changes every parameter that has a gradient; one without is left as it is, its state too. With
     /// fp16 a prepared optimizer leaves a step out whose gradients overflowed.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] when the kernels refuse.
+    /// [`crate::Error::Torch`] when the kernels refuse; [`crate::Error::LossNotFinite`], on every rank and
+    /// with all weights as they were, when a loss of the gradients was infinite or not a number on one of
+    /// them (with one process already the backward gives it; see
+    /// [`crate::AcceleratorBuilder::check_loss`]).
     pub fn step(&mut self) -> Result<()> {
-        if self.adding_up() || !self.scaler_admits()? {
+        if self.adding_up() {
+            return Ok(());
+        }
+        self.losses_admit()?;
+        if !self.scaler_admits()? {
             return Ok(());
         }
         self.lock().step()
@@ -84,6 +96,10 @@ impl Optimizer {
         core.zero_grad()?;
         if let Some(scaler) = &self.scaler {
             scaler.forget(&core.tensors());
+        }
+        drop(core);
+        if let Some(check) = &self.loss_check {
+            self.cleared = check.clear();
         }
         Ok(())
     }
@@ -160,6 +176,20 @@ impl Optimizer {
         lock(&self.core)
     }
 
+    /// An error when the gradients come from a loss that was not finite.
+    fn losses_admit(&self) -> Result<()> {
+        let Some(check) = &self.loss_check else {
+            return Ok(());
+        };
+        let step = self.steps() + 1;
+        let outcome = check.before_step(self.cleared, step);
+        if let Some(accumulation) = &self.accumulation {
+            // A program that leaves the batch out leaves the schedule where it is.
+            accumulation.set_skipped(matches!(outcome, Err(Error::LossNotFinite { .. })));
+        }
+        outcome
+    }
+
     /// Divides the gradients by the loss scale; false when they have overflowed.
     fn scaler_admits(&self) -> Result<bool> {
         let Some(scaler) = &self.scaler else {
@@ -201,6 +231,10 @@ impl Prepare for Optimizer {
     fn prepare(mut self, accelerator: &Accelerator) -> Result<Self> {
         self.accumulation = Some(Arc::clone(&accelerator.accumulation));
         self.scaler = accelerator.grad_scaler().cloned();
+        if let Some(check) = &accelerator.loss_check {
+            self.cleared = check.register(&self.core);
+            self.loss_check = Some(Arc::clone(check));
+        }
         accelerator.registry.register(&self.core);
         Ok(self)
     }

@@ -207,6 +207,71 @@ dist_test!(world = 4, dist_four_ranks_equal_one, |_world: World| -> Result<()> {
     Ok(())
 });
 
+/// Two models, one optimizer each: a loss of both, or one after the other.
+fn two_models(accelerator: &Accelerator, batch_size: usize, together: bool) -> Result<Vec<f64>> {
+    let ((first, one), (second, two)) = (model(), model());
+    let loader = DataLoader::new(TensorDataset::new(tensors(SAMPLES))?).batch_size(batch_size);
+    let (first, second, mut one, mut two, loader) =
+        accelerator.prepare((first, second, one, two, loader))?;
+    for batch in &loader {
+        let batch = batch?;
+        let (inputs, targets) = &*batch;
+        accelerator.accumulate(&(&first, &second), &batch, || {
+            let loss = |output: Tensor| output.mse_loss(targets, tch::Reduction::Mean);
+            let a = loss(first.forward(inputs)?);
+            let b = loss(second.forward(&(inputs * 0.5))?);
+            if together {
+                accelerator.backward(&(a + b))?;
+            } else {
+                accelerator.backward(&a)?;
+                accelerator.backward(&b)?;
+            }
+            let norm = accelerator.clip_grad_norm(&(&first, &second), 0.5)?;
+            assert_eq!(norm.is_some(), accelerator.sync_gradients());
+            one.step()?;
+            two.step()?;
+            one.zero_grad()?;
+            two.zero_grad()
+        })?;
+    }
+    assert_eq!((one.steps(), two.steps()), (3, 3));
+    Ok([weights(first.inner()), weights(second.inner())].concat())
+}
+
+dist_test!(world = 2, dist_two_models_accumulate_together, |_world: World| -> Result<()> {
+    let one = Accelerator::new()?;
+    // The whole batch at once, clipped by the norm over both.
+    let expected = {
+        let ((first, mut a), (second, mut b)) = (model(), model());
+        let (inputs, targets) = tensors(SAMPLES);
+        for step in 0..3 {
+            let rows = |tensor: &Tensor| tensor.narrow(0, 8 * step, 8);
+            let loss = |output: Tensor| output.mse_loss(&rows(&targets), tch::Reduction::Mean);
+            let both =
+                loss(first.forward(&rows(&inputs))) + loss(second.forward(&(rows(&inputs) * 0.5)));
+            both.backward();
+            let all: Vec<_> = first.parameters().into_iter().chain(second.parameters()).collect();
+            one.clip_grad_norm(&all, 0.5)?;
+            for optimizer in [&mut a, &mut b] {
+                optimizer.step()?;
+                optimizer.zero_grad()?;
+            }
+        }
+        [weights(&first), weights(&second)].concat()
+    };
+    for (steps, batch_size) in [(1, 4), (2, 2), (4, 1)] {
+        let accelerator = Accelerator::builder()
+            .sharing(&one)
+            .quiet(true)
+            .gradient_accumulation_steps(steps)
+            .build()?;
+        for together in [true, false] {
+            same(&two_models(&accelerator, batch_size, together)?, &expected);
+        }
+    }
+    Ok(())
+});
+
 #[test]
 fn no_steps_are_refused() {
     let error = Accelerator::builder().gradient_accumulation_steps(0).build().unwrap_err();

@@ -4,12 +4,13 @@
 
 mod resume;
 
-use std::fs;
-use std::path::Path;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use brigade_models::{Linear, Model};
+use brigade_models::{Linear, Model, Path as Names};
 use brigade_testkit::{dist_test, step};
 use brigade_torch::Tensor;
 use brigade_train::{
@@ -118,12 +119,52 @@ dist_test!(world = 2, seconds = 120, files_that_change_after_they_were_verified,
     assert_eq!(run.weights(), before);
     hook.remove();
 
+    step!("the model's file, before anything was changed");
     let path = accelerator.save_state(folder.join("two")).unwrap();
     accelerator.wait_for_save().unwrap();
-    let _hook = cut("model.safetensors");
+    let hook = cut("model.safetensors");
+    let error = accelerator.load_state(&path).unwrap_err();
+    assert!(error.to_string().contains("was cut short while it was read: expected"), "{error}");
+    assert!(!matches!(error, Error::LoadInterrupted { .. }), "{error}");
+    assert_eq!(run.weights(), before);
+    hook.remove();
+
+    step!("the model's file, when others have been opened and the first objects have their states");
+    let cutter = Arc::new(Mutex::new(Cutter { path: None, accelerator: accelerator.clone() }));
+    accelerator.register_for_checkpointing(&cutter);
+    let path = accelerator.save_state(folder.join("three")).unwrap();
+    accelerator.wait_for_save().unwrap();
+    cutter.lock().unwrap().path = Some(path.join("model.safetensors"));
     let error = accelerator.load_state(&path).unwrap_err();
     assert!(error.to_string().contains("partly changed"), "{error}");
+    assert!(error.to_string().contains("was cut short while it was read"), "{error}");
+    step!("another one is loaded");
+    cutter.lock().unwrap().path = None;
+    let path = accelerator.save_state(folder.join("four")).unwrap();
+    accelerator.wait_for_save().unwrap();
+    accelerator.load_state(&path).unwrap();
 });
+
+/// Cuts a file short when it gets its state: in the middle of a load.
+struct Cutter {
+    path: Option<PathBuf>,
+    accelerator: Accelerator,
+}
+
+impl Checkpointed for Cutter {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+        Ok(Value::None)
+    }
+
+    fn load_state_dict(&mut self, _: &Value<Tensor>) -> Result<(), HookError> {
+        if let Some(path) = &self.path {
+            // The other rank has opened its files, too.
+            self.accelerator.wait_for_everyone()?;
+            fs::OpenOptions::new().write(true).open(path)?.set_len(300)?;
+        }
+        Ok(())
+    }
+}
 
 struct Stubborn(i64);
 
@@ -284,3 +325,106 @@ dist_test!(
         }
     }
 );
+
+dist_test!(world = 2, seconds = 120, a_read_only_disk_is_an_error_on_every_rank, |_world| {
+    let first = Accelerator::new().unwrap();
+    let folder = Shared::new(&first);
+    let mut run = Run::new(&first, 1);
+    let disk = folder.join("disk");
+    // For root a folder's permissions are no hindrance; a disk's are.
+    let made = first.is_main_process() && {
+        fs::create_dir_all(&disk).unwrap();
+        let mount = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "ro", "brigade-test"])
+            .arg(&disk)
+            .output();
+        let mounted = mount.is_ok_and(|output| output.status.success());
+        if !mounted {
+            fs::set_permissions(&disk, Permissions::from_mode(0o555)).unwrap();
+        }
+        mounted
+    };
+    let mounted = first.broadcast_object(made, 0).unwrap();
+    let mut said = Vec::new();
+    for background in [true, false] {
+        let project = ProjectConfiguration::new(disk.join("run")).background(background);
+        let accelerator = Accelerator::builder().sharing(&first).project(project).build().unwrap();
+        let model = Model::new(|p| Linear::new(p / "hidden", 6, 8)).unwrap();
+        let _model = accelerator.prepare(model).unwrap();
+        let saved =
+            accelerator.save_state(disk.join("one")).and_then(|_| accelerator.wait_for_save());
+        let numbered = accelerator.save_state_numbered().and_then(|_| accelerator.wait_for_save());
+        said.extend([saved, numbered].map(|outcome| outcome.unwrap_err().to_string()));
+    }
+    step!("training goes on, and is saved elsewhere");
+    run.go(&first, |_, batches| batches < 2);
+    let before = run.weights();
+    let path = first.save_state(folder.join("elsewhere")).unwrap();
+    first.wait_for_save().unwrap();
+    run.go(&first, |_, batches| batches < 4);
+    first.load_state(&path).unwrap();
+    // Buffers are rank 0's.
+    assert!(!first.is_main_process() || run.weights() == before);
+    first.wait_for_everyone().unwrap();
+    if mounted && first.is_main_process() {
+        assert!(Command::new("umount").arg(&disk).status().unwrap().success());
+    }
+    let reason = if mounted { "Read-only file system" } else { "Permission denied" };
+    for error in said {
+        assert!(error.contains(reason) && error.contains("disk"), "{error}");
+    }
+});
+
+dist_test!(world = 2, seconds = 120, a_shard_that_is_cut_short_is_named_on_every_rank, |_world| {
+    let first = Accelerator::new().unwrap();
+    let folder = Shared::new(&first);
+    let project = ProjectConfiguration::default().max_shard_bytes(20 << 20);
+    let accelerator = Accelerator::builder().sharing(&first).project(project).build().unwrap();
+    // Three shards of 16 MB each.
+    let layers = |path: &Names<'_>| -> Vec<Linear> {
+        (0..3).map(|layer| Linear::new(path / layer, 2048, 2048)).collect()
+    };
+    let large = accelerator.prepare(Model::new(layers).unwrap()).unwrap();
+    let weights = || -> Vec<Tensor> {
+        large.inner().parameters().iter().map(|parameter| parameter.tensor.copy()).collect()
+    };
+    let path = accelerator.save_state(folder.join("large")).unwrap();
+    accelerator.wait_for_save().unwrap();
+    tch::no_grad(|| {
+        for parameter in large.inner().parameters() {
+            let _ = parameter.tensor.shallow_clone().fill_(7.0);
+        }
+    });
+    let before = weights();
+    let shard = path.join("model-00002-of-00003.safetensors");
+    let whole = fs::metadata(&shard).unwrap().len();
+    for (bytes, expected, verified) in [
+        (whole - 1, "it was written with", &[true, false][..]),
+        // Of the old size again, with a zero at its end: only the checksums know.
+        (whole, "its checksum is", &[true]),
+        (100, "it was written with", &[true, false]),
+    ] {
+        step!("of {whole} bytes {bytes} are left");
+        accelerator.wait_for_everyone().unwrap();
+        if accelerator.is_main_process() {
+            fs::OpenOptions::new().write(true).open(&shard).unwrap().set_len(bytes).unwrap();
+        }
+        accelerator.wait_for_everyone().unwrap();
+        for &verify in verified {
+            let options = LoadOptions::default().verify(verify);
+            let error = accelerator.load_state_with(&path, options).unwrap_err().to_string();
+            assert!(error.contains("00002-of-00003") && error.contains(expected), "{error}");
+            assert!(weights() == before, "{error}");
+        }
+    }
+    step!("another one");
+    let path = accelerator.save_state(folder.join("good")).unwrap();
+    accelerator.wait_for_save().unwrap();
+    tch::no_grad(|| {
+        for parameter in large.inner().parameters() {
+            let _ = parameter.tensor.shallow_clone().fill_(8.0);
+        }
+    });
+    accelerator.load_state(&path).unwrap();
+    assert!(weights() == before);
+});

@@ -5,12 +5,14 @@
 mod resume;
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use brigade_checkpoint::layout::{Checkpoint, numbered, numbered_path};
+use brigade_models::{Linear, Model};
 use brigade_testkit::MortalRanks;
 use brigade_train::{Accelerator, ProjectConfiguration};
 use rand::RngExt;
@@ -19,6 +21,8 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use resume::{BATCH, Run, SAMPLES};
 
 const FOLDER: &str = "BRIGADE_TEST_KILL_FOLDER";
+/// Set: the run has a model whose file goes past the system's cache.
+const LARGE: &str = "BRIGADE_TEST_KILL_LARGE";
 
 /// The run that is killed: trains, saves after every batch, and notes every loss. Does nothing unless it
 /// was started for that.
@@ -32,6 +36,12 @@ fn child() {
         Accelerator::builder().gradient_accumulation_steps(2).project(project).build().unwrap();
     let mut run = Run::new(&accelerator, 1);
     run.epochs = u64::MAX;
+    let large = std::env::var_os(LARGE).map(|_| {
+        // 25 MB, and files of 16 MB go past the cache.
+        let model = Model::new(|path| Linear::new(path / "large", 2500, 2500)).unwrap();
+        accelerator.prepare(model).unwrap()
+    });
+    let weights = large.as_ref().map(|large| large.inner().parameters()[0].tensor.shallow_clone());
     if accelerator.latest_checkpoint().unwrap().is_some() {
         let loaded = accelerator.load_latest_state().unwrap();
         // Full rounds of a batch on each rank, and a rest in each epoch.
@@ -39,11 +49,19 @@ fn child() {
         run.batches =
             samples / SAMPLES * SAMPLES.div_ceil(round) + (samples % SAMPLES).div_ceil(round);
     }
+    if let Some(weights) = weights.as_ref().filter(|_| run.batches > 0) {
+        let (least, most) = (weights.min().double_value(&[]), weights.max().double_value(&[]));
+        assert_eq!((least, most), (run.batches as f64, run.batches as f64), "of one save");
+    }
     println!("ready");
     let log = folder.join(format!("losses_{}", accelerator.process_index()));
     let mut log = OpenOptions::new().append(true).create(true).open(log).unwrap();
     run.go(&accelerator, |run, batches| {
         log.write_all(format!("{batches} {:016x}\n", run.loss).as_bytes()).unwrap();
+        if let Some(weights) = &weights {
+            // A save whose bytes are not all of one moment is seen.
+            tch::no_grad(|| drop(weights.shallow_clone().fill_(batches as f64)));
+        }
         accelerator.save_state_numbered().unwrap();
         true
     });
@@ -62,6 +80,17 @@ fn check(folder: &Path, world: usize) -> usize {
     numbers.len()
 }
 
+/// Whether a large file lies in a folder that has no checkpoint's name yet.
+fn is_being_written(folder: &Path) -> bool {
+    let entries = fs::read_dir(folder.join("checkpoints")).into_iter().flatten().flatten();
+    let hidden = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with('.'));
+    hidden.into_iter().any(|folder| {
+        let files = fs::read_dir(folder.path()).into_iter().flatten().flatten();
+        let mut sizes = files.filter_map(|file| file.metadata().ok()).map(|file| file.len());
+        sizes.any(|bytes| bytes > 16 << 20)
+    })
+}
+
 /// A rank's losses by batch; a batch that was trained again after a kill must have had the same.
 fn losses(folder: &Path, rank: usize) -> BTreeMap<usize, String> {
     let text = fs::read_to_string(folder.join(format!("losses_{rank}"))).unwrap_or_default();
@@ -78,21 +107,28 @@ fn losses(folder: &Path, rank: usize) -> BTreeMap<usize, String> {
 
 /// Kills one rank at a random instant, and the others a little later, as their agent does; goes on; and
 /// so often as asked for.
-fn killed_at_random_instants(world: usize) {
+///
+/// `large`: with a file that goes past the system's cache, and until at least one kill has come while that
+/// was being written.
+fn killed_at_random_instants(world: usize, large: bool) {
     let number = |name| std::env::var(name).ok().and_then(|number| number.parse().ok());
-    let kills: u64 = number("BRIGADE_KILLS").unwrap_or(5);
+    let kills: u64 = number("BRIGADE_KILLS").unwrap_or(if large { 3 } else { 5 });
     let seed: u64 = number("BRIGADE_KILL_SEED").unwrap_or_else(rand::random);
     eprintln!("BRIGADE_KILL_SEED={seed}");
     // In memory, where there is such a place: a disk that others use makes a save last seconds.
-    let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-    let mut resumed = 0;
+    let memory = || tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+    let folder = if large { tempfile::tempdir() } else { memory() }.unwrap();
+    let mut variables = vec![(FOLDER, folder.path().as_os_str())];
+    if large {
+        variables.push((LARGE, OsStr::new("1")));
+    }
+    let (mut resumed, mut halves) = (0, 0);
     for kill in 0.. {
-        if kill >= kills && resumed >= 3 {
+        if kill >= kills && resumed >= 3 && (halves > 0 || !large) {
             break;
         }
-        assert!(kill < 20 * kills, "of {kill} runs only {resumed} left a checkpoint");
-        let mut ranks =
-            MortalRanks::start("child", world, &[(FOLDER, folder.path().as_os_str())]).unwrap();
+        assert!(kill < 20 * kills, "{kill} runs left {resumed} checkpoints, {halves} halves");
+        let mut ranks = MortalRanks::start("child", world, &variables).unwrap();
         let mut outputs = Vec::new();
         for rank in ranks.ranks() {
             let mut out = BufReader::new(rank.stdout.take().unwrap()).lines().map_while(Result::ok);
@@ -108,6 +144,7 @@ fn killed_at_random_instants(world: usize) {
         first.wait().unwrap();
         std::thread::sleep(Duration::from_micros(random.random_range(0..50_000)));
         drop(ranks);
+        halves += u64::from(large && is_being_written(folder.path()));
         resumed += u64::from(check(folder.path(), world) > 0);
         (0..world).for_each(|rank| drop(losses(folder.path(), rank)));
     }
@@ -124,10 +161,15 @@ fn killed_at_random_instants(world: usize) {
 
 #[test]
 fn one_rank_goes_on_bit_for_bit() {
-    killed_at_random_instants(1);
+    killed_at_random_instants(1, false);
 }
 
 #[test]
 fn two_ranks_go_on_bit_for_bit() {
-    killed_at_random_instants(2);
+    killed_at_random_instants(2, false);
+}
+
+#[test]
+fn a_large_file_is_whole_or_has_no_name() {
+    killed_at_random_instants(2, true);
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::convert::{Target, convert, convert_like};
-use brigade_models::{BatchNorm1d, Linear, Model, Module, Path as Names};
+use brigade_models::{BatchNorm1d, Embedding, Linear, Model, Module, Path as Names};
 use brigade_torch::{Tensor, from_vec};
 use brigade_train::{Accelerator, Adam, Optimizer, PreparedModel, Scheduler};
 use serde_json::Value;
@@ -168,6 +168,58 @@ fn weights_that_were_pickled_and_objects_that_nobody_knows() {
         assert!(left.contains(name), "{left}");
     }
     goes_on(&at("made"), true);
+}
+
+#[test]
+fn two_processes_count_as_one_and_a_tied_weight_comes_back() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
+    let model = Model::new(|path: &Names<'_>| {
+        let embed = Embedding::new(path / "embed", 5, 4);
+        let head = (path / "head").share("weight", embed.weight());
+        (embed, head)
+    })
+    .unwrap();
+    let optimizer = Adam::decoupled().lr(0.02).build(&model).unwrap();
+    let schedule = brigade_plan::Schedule::step(0.02, 4, 0.5).unwrap();
+    let scheduler = Scheduler::new(&optimizer, schedule);
+    let (model, optimizer, scheduler) = accelerator.prepare((model, optimizer, scheduler)).unwrap();
+    accelerator.save_state(at("like")).unwrap();
+    accelerator.wait_for_save().unwrap();
+
+    let theirs = fixtures().join("accelerate_ranks");
+    let report = convert_like(&theirs, &at("made"), &at("like")).unwrap();
+    let changed = report.changed.join("\n");
+    assert!(changed.contains("`head.weight` from `embed.weight`"), "{changed}");
+    assert!(changed.contains("its count 6 became 3 optimizer steps"), "{changed}");
+    assert_eq!(report.changed.len(), 2, "{changed}");
+    accelerator.load_state(at("made")).unwrap();
+    let expected = fs::read_to_string(fixtures().join("accelerate_ranks.json")).unwrap();
+    let expected: Value = serde_json::from_str(&expected).unwrap();
+    let place = scheduler.state().position;
+    assert_eq!((Some(optimizer.steps()), Some(place)), (expected["steps"].as_u64(), Some(3)));
+    let state = model.inner().state_dict();
+    for name in ["embed.weight", "head.weight"] {
+        let found = state.get(name).unwrap().to_kind(tch::Kind::Double).reshape([-1]);
+        let expected = expected["weight"].as_array().unwrap().iter();
+        for (index, value) in expected.enumerate() {
+            assert_eq!(found.double_value(&[index as i64]), value.as_f64().unwrap(), "{name}");
+        }
+    }
+
+    // Two weights that are not one: what the file lacks stays an error.
+    let apart = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
+    let model = Model::new(|path: &Names<'_>| {
+        (Embedding::new(path / "embed", 5, 4), Embedding::new(path / "head", 5, 4))
+    });
+    let _model = apart.prepare(model.unwrap()).unwrap();
+    apart.save_state(at("apart")).unwrap();
+    apart.wait_for_save().unwrap();
+    let error = convert_like(&theirs, &at("none"), &at("apart")).unwrap_err();
+    assert!(error.to_string().contains("it lacks `head.weight`"), "{error}");
+    assert!(!at("none").exists());
 }
 
 #[test]

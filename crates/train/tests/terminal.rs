@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use brigade_models::{Cnn, Model};
 use brigade_train::Accelerator;
 use portable_pty::{Child, CommandBuilder, ExitStatus, MasterPty, PtySize, native_pty_system};
 
@@ -23,6 +24,14 @@ const ROWS: u16 = 24;
 #[test]
 fn child() {
     let Ok(part) = std::env::var(PART) else { return };
+    if let Some(channels_last) = part.strip_prefix("start ") {
+        let builder = Accelerator::builder().cpu(true).channels_last(channels_last == "true");
+        let accelerator = builder.build().unwrap();
+        for _ in 0..2 {
+            accelerator.prepare(Model::new(Cnn::new).unwrap()).unwrap();
+        }
+        return;
+    }
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
     let rank = accelerator.process_index();
     // Ends the line that the test harness has begun, on every rank before it got here.
@@ -173,6 +182,30 @@ fn an_interrupt_leaves_a_usable_terminal() {
     let screen = terminal.screen.screen();
     assert!(!screen.hide_cursor(), "the cursor is hidden");
     assert!(!screen.alternate_screen());
+}
+
+#[test]
+fn the_start_line_says_once_what_was_decided() {
+    for (channels_last, format) in [(true, "channels last"), (false, "contiguous")] {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(arguments())
+            .env(PART, format!("start {channels_last}"))
+            .env("OMP_NUM_THREADS", "1")
+            .env("ACCELERATE_MIXED_PRECISION", "bf16")
+            .env("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        let said: Vec<&str> = error.lines().filter(|line| line.starts_with("brigade: ")).collect();
+        let expected = format!(
+            "brigade: 1 process, cpu with 1 thread, bf16, {format}, gradients of 3 batches"
+        );
+        assert_eq!(said.first(), Some(&&*expected), "{error}");
+        // A second line, on a CPU that is slow at bf16.
+        assert!(said[1..].iter().all(|line| line.contains("bf16 is slower")), "{error}");
+        assert!(said.len() <= 2, "{error}");
+    }
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
+use std::time::Duration;
+
 use brigade_data::{DataLoader, TensorDataset};
 use brigade_models::{BatchNorm1d, Linear, Model, Module, Path};
 use brigade_testkit::{World, assert_close, dist_test};
@@ -253,6 +255,29 @@ dist_test!(world = 3, dist_a_trigger_of_one_is_seen_by_all, |_world: World| -> R
     assert!(!accelerator.check_trigger()?, "unset by the check");
     accelerator.set_trigger();
     assert!(accelerator.check_trigger()?);
+    Ok(())
+});
+
+dist_test!(world = 2, dist_a_late_ranks_trigger_is_waited_for, |_world: World| -> Result<()> {
+    let accelerator = Accelerator::new()?;
+    let store = accelerator.group().unwrap().store();
+    for round in 0..20 {
+        let late = round % 2;
+        let key = format!("waits/{round}");
+        if accelerator.process_index() == late {
+            // The other one is at its check, or about to be.
+            store.wait(&[&key], Duration::from_secs(60))?;
+            accelerator.set_trigger();
+            assert!(accelerator.check_trigger()?, "round {round}");
+        } else {
+            store.set(&key, b"1")?;
+            assert!(accelerator.check_trigger()?, "round {round}");
+            // Behind the check: it counts for the next one.
+            accelerator.set_trigger();
+        }
+        assert!(accelerator.check_trigger()?, "round {round}");
+        assert!(!accelerator.check_trigger()?, "round {round}");
+    }
     Ok(())
 });
 

@@ -11,7 +11,7 @@ use std::path::Path;
 use super::foreign::{self, Foreign, State};
 use super::weights::{Weights, of_object};
 use super::{
-    FileTensor, Report, must_be_free, optimizer, read, scaler, scheduler, write_safetensors,
+    FileTensor, Report, must_be_free, optimizer, read, scaler, scheduler, tied, write_safetensors,
 };
 use crate::error::Error;
 use crate::layout::{Checkpoint, FileFacts, MANIFEST, Manifest, Object, Staging, Writing};
@@ -81,7 +81,10 @@ impl Made<'_> {
             match object.kind.as_str() {
                 "model" => match models.next() {
                     Some(part) => {
-                        let weights = fitting(&of_object(like, object)?, &part.value)
+                        let ours = of_object(like, object)?;
+                        let mut theirs = part.value.clone();
+                        self.report.changed.extend(tied::fill(name, &ours, &mut theirs)?);
+                        let weights = fitting(&ours, &theirs)
                             .map_err(|fact| unlike(format!("{}: {fact}", part.name)))?;
                         self.tensors(object, &weights, None)?;
                     }
@@ -106,6 +109,11 @@ impl Made<'_> {
                     Some(State { name: from, value }) => {
                         let (state, others) = scheduler::from_torch(value, &read(like, object)?)
                             .map_err(|fact| unlike(format!("{from}: {fact}")))?;
+                        let (state, changed) = match self.counts_as_theirs(object)? {
+                            true => (state, None),
+                            false => scheduler::in_our_steps(state, foreign),
+                        };
+                        self.report.changed.extend(changed.map(|fact| format!("{name}: {fact}")));
                         if !others.is_empty() {
                             self.report.left_out.push(format!(
                                 "{from}: {}, which the program sets itself",
@@ -170,6 +178,15 @@ impl Made<'_> {
             self.report.kept.push(format!("{file}: a file of the program's own"));
         }
         Ok(())
+    }
+
+    /// Whether the program steps this schedule as Accelerate does, once for each process: seen where it
+    /// has done so.
+    fn counts_as_theirs(&self, scheduler: &Object) -> Result<bool, Error> {
+        let Manifest { step, world_size, .. } = *self.like.manifest();
+        let position = read(self.like, scheduler)?.get("position").and_then(Value::as_int);
+        let theirs = step.checked_mul(world_size as u64).map(u64::cast_signed);
+        Ok(step > 0 && world_size > 1 && position == theirs)
     }
 
     /// A rank's own: its random states.

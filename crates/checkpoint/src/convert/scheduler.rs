@@ -1,6 +1,7 @@
 //! A schedule's place, ours and PyTorch's.
 
 use super::FileTensor;
+use super::foreign::Foreign;
 use crate::value::Value;
 
 /// What every scheduler of PyTorch has in common; the program makes the scheduler itself. `None` for one
@@ -51,6 +52,61 @@ pub(super) fn from_torch(
     let others = others.filter_map(|(key, _)| key.as_str()).filter(|key| !taken.contains(key));
     let others = others.filter(|key| !key.starts_with('_')).map(str::to_owned).collect();
     Ok((Value::dict([("position", position), ("lr", lr), ("plateau", plateau)]), others))
+}
+
+/// Accelerate steps a schedule once for every process at each optimizer step (unless told
+/// `split_batches` or `step_scheduler_with_optimizer=False`), so its count is that of the optimizer times
+/// the processes. Ours is the optimizer's. Where the optimizers tell their steps, they decide; where they
+/// count none, as SGD, Accelerate's default is taken for granted, and the line says so.
+pub(super) fn in_our_steps(
+    state: Value<FileTensor>,
+    foreign: &Foreign,
+) -> (Value<FileTensor>, Option<String>) {
+    let ranks = foreign.random.len() as i64;
+    let count = state.get("position").and_then(Value::as_int).filter(|count| *count > 0);
+    let (Some(count), true) = (count, ranks > 1) else { return (state, None) };
+    let steps: Vec<i64> =
+        foreign.optimizers.iter().filter_map(|optimizer| steps(&optimizer.value)).collect();
+    if steps.contains(&count) {
+        return (state, None);
+    }
+    let folded = count % ranks == 0 && (steps.is_empty() || steps.contains(&(count / ranks)));
+    if !folded {
+        let fact = format!(
+            "its count {count} is taken as it is: it is neither that of an optimizer's steps \
+             ({steps:?}) nor {ranks} times it"
+        );
+        return (state, Some(fact));
+    }
+    let ours = count / ranks;
+    let known = if steps.is_empty() { ", as it does unless told otherwise" } else { "" };
+    let fact = format!(
+        "its count {count} became {ours} optimizer steps: Accelerate has stepped it once for each of \
+         {ranks} processes{known}"
+    );
+    let Value::Dict(entries) = state else { return (state, None) };
+    let entries = entries.into_iter().map(|(key, value)| match (key.as_str(), &value) {
+        (Some("position"), _) => (key, Value::Int(ours)),
+        (Some("plateau"), Value::Dict(_)) => (key, seen(value, ours)),
+        _ => (key, value),
+    });
+    (Value::Dict(entries.collect()), Some(fact))
+}
+
+fn seen(plateau: Value<FileTensor>, count: i64) -> Value<FileTensor> {
+    let Value::Dict(entries) = plateau else { return plateau };
+    let entries = entries.into_iter().map(|(key, value)| match key.as_str() {
+        Some("seen") => (key, Value::Int(count)),
+        _ => (key, value),
+    });
+    Value::Dict(entries.collect())
+}
+
+/// The most steps that one of the parameters has had.
+fn steps(optimizer: &Value<FileTensor>) -> Option<i64> {
+    let states = optimizer.get("state").and_then(Value::as_dict).unwrap_or_default().iter();
+    let steps = states.filter_map(|(_, state)| state.get("step").and_then(number));
+    steps.map(|steps| steps as i64).max()
 }
 
 fn number(value: &Value<FileTensor>) -> Option<f64> {

@@ -265,4 +265,22 @@ mod tests {
         assert_eq!(empty.try_iter().count(), 3, "all pieces come back");
         assert!(fault.lock().unwrap().is_some());
     }
+
+    #[test]
+    fn a_refusal_at_the_first_write_goes_through_the_cache() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let flags = OFlags::DIRECT.bits().cast_signed();
+        let file = OpenOptions::new().write(true).create_new(true).custom_flags(flags).open(&path);
+        let Ok(file) = file else { return };
+        // No whole block: what a disk of larger blocks says to ours.
+        let mut piece = Piece::new();
+        piece.room()[..777].copy_from_slice(&content(777));
+        piece.filled = 777;
+        write(&file, &piece).unwrap();
+        assert!(std::fs::read(&path).unwrap() == content(777));
+        piece.offset = 777;
+        write(&file, &piece).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 2 * 777);
+    }
 }

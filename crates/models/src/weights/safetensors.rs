@@ -1,17 +1,17 @@
 //! Safetensors files of tensors.
 //!
-//! Read at the tensors' places, not through a memory map: a map would fault where another process
-//! truncates the file, and its pages would count as memory beside those of the tensors.
+//! Tensors are filled through a map of the file that goes on from piece to piece, so that its pages do not
+//! count as memory beside the tensors, and that survives a file which is cut short meanwhile.
 
 use std::collections::HashMap;
 use std::fs::{File, Permissions};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use brigade_checkpoint::TensorInfo;
 use brigade_checkpoint::safetensors::{Entry, Header, layout};
-use brigade_torch::{as_bytes, fill_bytes};
+use brigade_torch::{MappedFile, as_bytes};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::kinds::{dtype_of, kind_of};
@@ -19,22 +19,25 @@ use super::{damaged, io};
 use crate::model::Shapes;
 use crate::{Error, LoadReport, Model, StateDict};
 
-pub(super) fn load(path: &Path, file: &File) -> Result<StateDict, Error> {
+pub(super) fn load(path: &Path, file: File) -> Result<StateDict, Error> {
     let mut state = StateDict::new();
-    for entry in Header::read(path, file)?.tensors {
-        let tensor = read(path, file, &entry)?;
+    let entries = Header::read(path, &file)?.tensors;
+    let file = map(path, file)?;
+    for entry in entries {
+        let form = (kind_of(entry.info.dtype), Device::Cpu);
+        let refused =
+            |error: TchError| damaged(path, format!("libtorch refuses a tensor of it: {error}"));
+        let mut tensor = Tensor::f_empty(shape(path, &entry)?, form).map_err(refused)?;
+        fill(&file, &entry, &mut tensor)?;
         state.insert(entry.name, tensor)?;
     }
     Ok(state)
 }
 
 /// Straight into the model's tensors, when all fit.
-pub(super) fn load_into<M>(
-    model: &Model<M>,
-    path: &Path,
-    file: &File,
-) -> Result<LoadReport, Error> {
-    let header = Header::read(path, file)?;
+pub(super) fn load_into<M>(model: &Model<M>, path: &Path, file: File) -> Result<LoadReport, Error> {
+    let header = Header::read(path, &file)?;
+    let file = map(path, file)?;
     let mut shapes = Shapes::new();
     for entry in &header.tensors {
         shapes.insert(entry.name.clone(), shape(path, entry)?);
@@ -46,17 +49,7 @@ pub(super) fn load_into<M>(
         header.tensors.iter().map(|entry| (entry.name.as_str(), entry)).collect();
     for (name, mut tensor) in plan.values {
         let Some(entry) = entries.get(name.as_str()) else { continue };
-        let plain = tensor.device() == Device::Cpu
-            && tensor.is_contiguous()
-            && tensor.f_kind().is_ok_and(|kind| kind == kind_of(entry.info.dtype));
-        if plain {
-            fill(path, file, entry, &mut tensor).map_err(interrupted)?;
-            continue;
-        }
-        let values = read(path, file, entry).map_err(interrupted)?;
-        tch::no_grad(|| tensor.f_copy_(&values))
-            .map_err(Error::torch(format!("copy the values of {name}")))
-            .map_err(interrupted)?;
+        fill(&file, entry, &mut tensor).map_err(interrupted)?;
     }
     Ok(plan.report)
 }
@@ -66,36 +59,25 @@ fn shape(path: &Path, entry: &Entry) -> Result<Vec<i64>, Error> {
     shape.collect::<Result<_, _>>().map_err(|error| damaged(path, error.to_string()))
 }
 
-fn read(path: &Path, file: &File, entry: &Entry) -> Result<Tensor, Error> {
-    let form = (kind_of(entry.info.dtype), Device::Cpu);
-    let refused =
-        |error: TchError| damaged(path, format!("libtorch refuses a tensor of it: {error}"));
-    let mut tensor = Tensor::f_empty(shape(path, entry)?, form).map_err(refused)?;
-    fill(path, file, entry, &mut tensor)?;
-    Ok(tensor)
+fn map(path: &Path, file: File) -> Result<MappedFile, Error> {
+    MappedFile::from_file(path, file).map_err(|error| unread(path, error))
 }
 
-fn fill(path: &Path, file: &File, entry: &Entry, tensor: &mut Tensor) -> Result<(), Error> {
-    let filled = fill_bytes(tensor, |bytes| {
-        file.read_exact_at(bytes, entry.range.start).map_err(Filling::Io)
-    });
-    filled.map_err(|filling| match filling {
-        Filling::Io(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-            damaged(path, "it ends too early".into())
-        }
-        Filling::Io(source) => io("read", path, source),
-        Filling::Torch(error) => damaged(path, error.to_string()),
-    })
+fn fill(file: &MappedFile, entry: &Entry, tensor: &mut Tensor) -> Result<(), Error> {
+    let filled = file.convert_into(entry.range.start, kind_of(entry.info.dtype), tensor);
+    filled.map_err(|error| unread(file.path(), error))
 }
 
-enum Filling {
-    Io(std::io::Error),
-    Torch(brigade_torch::Error),
-}
-
-impl From<brigade_torch::Error> for Filling {
-    fn from(error: brigade_torch::Error) -> Self {
-        Self::Torch(error)
+fn unread(path: &Path, error: brigade_torch::Error) -> Error {
+    use brigade_torch::Error as Unread;
+    match error {
+        Unread::Read { path, source } => io("read", &path, source),
+        Unread::CutShort { expected, found, .. } => damaged(
+            path,
+            format!("it was cut short while it was read: expected {expected} bytes, found {found}"),
+        ),
+        Unread::Tensor(source) => Error::Torch { doing: "copy values of a file".into(), source },
+        other => damaged(path, other.to_string()),
     }
 }
 

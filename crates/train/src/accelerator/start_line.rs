@@ -9,6 +9,21 @@ use brigade_torch::Device;
 use crate::accelerator::Accelerator;
 use crate::precision::{Precision, caveat};
 
+/// What the line tells.
+#[derive(Debug)]
+struct Start {
+    processes: usize,
+    device: Device,
+    /// Of a CPU.
+    threads: usize,
+    precision: Precision,
+    channels_last: bool,
+    /// Whose gradients make one step.
+    batches: usize,
+    /// What the device does badly.
+    caveat: Option<String>,
+}
+
 impl Accelerator {
     /// Once, when the first model is prepared: before, the memory format is not known.
     pub(crate) fn say_start(&self, channels_last: bool) {
@@ -16,38 +31,81 @@ impl Accelerator {
         {
             return;
         }
-        let mut lines = format!("brigade: {}\n", self.choices(channels_last));
-        if let Some(caveat) = caveat(self.mixed_precision(), self.device()) {
-            let _ = writeln!(lines, "brigade: {caveat}");
-        }
+        let start = Start {
+            processes: self.num_processes(),
+            device: self.device(),
+            threads: usize::try_from(tch::get_num_threads()).unwrap_or(1),
+            precision: self.mixed_precision(),
+            channels_last,
+            batches: self.gradient_accumulation_steps(),
+            caveat: caveat(self.mixed_precision(), self.device()),
+        };
         // Not on standard output, which may be the program's result. A reader that went away must not
         // end the training.
-        let _ = std::io::stderr().lock().write_all(lines.as_bytes());
-    }
-
-    fn choices(&self, channels_last: bool) -> String {
-        let plural = |number: usize, one: &str, several: &str| {
-            format!("{number} {}", if number == 1 { one } else { several })
-        };
-        let device = match self.device() {
-            Device::Cpu => format!("cpu with {}", plural(threads(), "thread", "threads")),
-            Device::Cuda(index) => format!("cuda:{index}"),
-            other => format!("{other:?}").to_lowercase(),
-        };
-        let precision = match self.mixed_precision() {
-            Precision::No => "no mixed precision".to_owned(),
-            precision => precision.to_string(),
-        };
-        let format = if channels_last { "channels last" } else { "contiguous" };
-        let mut line = plural(self.num_processes(), "process", "processes");
-        let _ = write!(line, ", {device}, {precision}, {format}");
-        if self.gradient_accumulation_steps() > 1 {
-            let _ = write!(line, ", gradients of {} batches", self.gradient_accumulation_steps());
-        }
-        line
+        let _ = std::io::stderr().lock().write_all(start.lines().as_bytes());
     }
 }
 
-fn threads() -> usize {
-    usize::try_from(tch::get_num_threads()).unwrap_or(1)
+impl Start {
+    fn lines(&self) -> String {
+        let plural = |number: usize, one: &str, several: &str| {
+            format!("{number} {}", if number == 1 { one } else { several })
+        };
+        let device = match self.device {
+            Device::Cpu => format!("cpu with {}", plural(self.threads, "thread", "threads")),
+            Device::Cuda(index) => format!("cuda:{index}"),
+            other => format!("{other:?}").to_lowercase(),
+        };
+        let precision = match self.precision {
+            Precision::No => "no mixed precision".to_owned(),
+            precision => precision.to_string(),
+        };
+        let format = if self.channels_last { "channels last" } else { "contiguous" };
+        let processes = plural(self.processes, "process", "processes");
+        let mut lines = format!("brigade: {processes}, {device}, {precision}, {format}");
+        if self.batches > 1 {
+            let _ = write!(lines, ", gradients of {} batches", self.batches);
+        }
+        lines.push('\n');
+        if let Some(caveat) = &self.caveat {
+            let _ = writeln!(lines, "brigade: {caveat}");
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_says_what_was_decided() {
+        let start = Start {
+            processes: 1,
+            device: Device::Cpu,
+            threads: 2,
+            precision: Precision::No,
+            channels_last: true,
+            batches: 1,
+            caveat: None,
+        };
+        let expected =
+            "brigade: 1 process, cpu with 2 threads, no mixed precision, channels last\n";
+        assert_eq!(start.lines(), expected);
+        let slow = Start {
+            processes: 4,
+            threads: 1,
+            precision: Precision::Bf16,
+            channels_last: false,
+            batches: 3,
+            caveat: Some("this CPU is slow at it".into()),
+            ..start
+        };
+        let expected = "brigade: 4 processes, cpu with 1 thread, bf16, contiguous, gradients of 3 batches\n\
+                        brigade: this CPU is slow at it\n";
+        assert_eq!(slow.lines(), expected);
+        let gpu = Start { device: Device::Cuda(1), caveat: None, ..slow };
+        let expected = "brigade: 4 processes, cuda:1, bf16, contiguous, gradients of 3 batches\n";
+        assert_eq!(gpu.lines(), expected);
+    }
 }

@@ -66,6 +66,7 @@ type Failure = (usize, String);
 
 /// Captures and copies; the rest is done here or by a thread. Gives the checkpoint's place.
 pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBuf> {
+    accelerator.weights_may_be_saved()?;
     let checkpoints = &accelerator.checkpoints;
     checkpoints.wait()?;
     let number = accelerator.job.saves.fetch_add(1, Ordering::Relaxed);

@@ -140,7 +140,8 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`Error::Torch`] when a peer is gone; [`Error::Tensor`] when the loss has no graph or is no
-    /// single number.
+    /// single number; [`Error::LossNotFinite`] with one process, when the loss is infinite or not a
+    /// number: no gradient was computed. Several learn of it from the optimizer's step.
     #[track_caller]
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
         let divisor = self.accumulation.divisor.load(Ordering::Relaxed);
@@ -153,8 +154,8 @@ impl Accelerator {
     /// The backward pass of a loss that has its share of the window already.
     #[track_caller]
     pub(crate) fn run_backward(&self, loss: &Tensor) -> Result<()> {
-        // Looking at the loss waits for the device, so only debug mode does. With a loss scale, a loss
-        // that overflows is nothing unusual.
+        // Looking at the loss waits for the device and for the others, which only debug mode does at once.
+        // With a loss scale, a loss that overflows is nothing unusual.
         let sound = !self.job.debug
             || self.grad_scaler().is_some()
             || loss.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0;
@@ -162,7 +163,10 @@ impl Accelerator {
             group.check_backward(sound)?;
         }
         if !sound {
-            return Err(Error::LossNotFinite);
+            return Err(Error::LossNotFinite { rank: self.job.rank(), step: None, spoilt: false });
+        }
+        if let Some(check) = &self.loss_check {
+            check.before_backward(loss)?;
         }
         let outcome = match self.grad_scaler() {
             None => loss.f_backward(),
@@ -178,8 +182,16 @@ impl Accelerator {
         })
     }
 
+    /// Forgets a window that was broken off, with what is known of its losses.
+    pub(crate) fn reset_window(&self) {
+        self.accumulation.reset();
+        if let Some(check) = &self.loss_check {
+            check.reset();
+        }
+    }
+
     /// Whether the last step of a prepared optimizer was left out, because gradients of 16 bits had
-    /// overflowed. Schedules stay where they are then.
+    /// overflowed or a loss was not finite. Schedules stay where they are then.
     #[must_use]
     pub fn optimizer_step_was_skipped(&self) -> bool {
         self.accumulation.skipped()

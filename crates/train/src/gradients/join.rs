@@ -93,7 +93,7 @@ impl Accelerator {
         let alone = self.grad_scaler().map(GradScaler::alone);
         let result = body()?;
         if !reducers.is_empty() {
-            while shadow_all(&reducers)? {}
+            while self.shadow(&reducers)? {}
         }
         joined.end()?;
         drop(alone);
@@ -101,6 +101,17 @@ impl Accelerator {
             scaler.agree()?;
         }
         Ok(result)
+    }
+
+    fn shadow(&self, reducers: &[&Reducer]) -> Result<bool> {
+        let Some(check) = &self.loss_check else {
+            return shadow_all(reducers);
+        };
+        // Whether the others leave the batch out or stop shows in whether they come again.
+        let goes_on =
+            shadow_all(reducers).map_err(|error| check.found_in_shadow().unwrap_or(error))?;
+        check.shadowed()?;
+        Ok(goes_on)
     }
 }
 

@@ -59,7 +59,12 @@ impl Accelerator {
         window.weight += weight;
         if !state.sync() {
             *state.window() = Some(window);
-            return self.run_backward(&loss.f_div_scalar(window.divisor)?);
+            let outcome = self.run_backward(&loss.f_div_scalar(window.divisor)?);
+            if matches!(outcome, Err(Error::LossNotFinite { .. })) {
+                // It has added nothing to the gradients, so its tokens do not count either.
+                *state.window() = before;
+            }
+            return outcome;
         }
         let total = self.sum_over_ranks(window.weight)?;
         if !total.is_finite() {

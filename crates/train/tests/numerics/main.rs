@@ -5,6 +5,7 @@
 mod batch_size;
 mod clipping;
 mod edges;
+mod losses;
 mod memory_format;
 mod net;
 mod precision;

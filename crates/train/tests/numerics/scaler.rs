@@ -124,6 +124,21 @@ fn gradients_are_unscaled_once_whoever_asks_first() {
 }
 
 #[test]
+fn clipping_by_value_alone_unscales_once() {
+    let accelerator = fp16().build().unwrap();
+    let model = start();
+    let optimizer = Sgd::new(1.0).build(&model).unwrap();
+    let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+    let loss = model.forward(&Tensor::from_slice(&[1f32, 2.0, -3.0])).unwrap().sum(Kind::Float);
+    accelerator.backward(&loss).unwrap();
+    for limit in [2.5, 1.5] {
+        accelerator.clip_grad_value(&model, limit).unwrap();
+    }
+    optimizer.step().unwrap();
+    assert_eq!(weights(model.inner()), [0.5 - 1.0, -1.0 - 1.5, 2.0 + 1.5]);
+}
+
+#[test]
 fn two_optimizers_step_under_one_scale() {
     let options = GradScalerOptions { growth_interval: 1, ..GradScalerOptions::default() };
     let accelerator = fp16().grad_scaler(options).build().unwrap();
@@ -206,6 +221,37 @@ dist_test!(world = 2, dist_all_ranks_leave_a_step_out, |world: World| -> Result<
     }
     Ok(())
 });
+
+dist_test!(
+    world = 2,
+    dist_the_schedule_counts_the_steps_that_were_made,
+    |world: World| -> Result<()> {
+        let accelerator = fp16().build()?;
+        let model = start();
+        let optimizer = Sgd::new(0.0).build(&model)?;
+        let schedule = Schedule::linear(1.0, 0.0, 8)?;
+        let scheduler = Scheduler::new(&optimizer, schedule.clone());
+        let (model, mut optimizer, mut scheduler) =
+            accelerator.prepare((model, optimizer, scheduler))?;
+        let mut made = 0;
+        // Which rank overflows, if one does.
+        for wild in [None, Some(0), None, Some(1), Some(1), None, None] {
+            let value = if wild == Some(world.rank.as_usize()) { f32::INFINITY } else { 1.0 };
+            let before = weights(model.inner());
+            let input = Tensor::from_slice(&[1f32, value, 1.0]);
+            optimizer.zero_grad()?;
+            accelerator.backward(&model.forward(&input)?.sum(Kind::Float))?;
+            optimizer.step()?;
+            scheduler.step()?;
+            made += u64::from(wild.is_none());
+            assert_eq!(weights(model.inner()) == before, wild.is_some());
+            assert_eq!(accelerator.optimizer_step_was_skipped(), wild.is_some());
+            assert_eq!((scheduler.position(), optimizer.steps()), (made, made));
+            assert_eq!(optimizer.lr(), schedule.lr(made));
+        }
+        Ok(())
+    }
+);
 
 dist_test!(world = 2, dist_ranks_with_unequal_numbers_of_batches, |world: World| -> Result<()> {
     let options = GradScalerOptions { growth_interval: 1, ..GradScalerOptions::default() };

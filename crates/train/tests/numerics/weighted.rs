@@ -3,7 +3,9 @@
 use brigade_data::{DataLoader, TensorDataset};
 use brigade_models::Model;
 use brigade_testkit::{World, assert_close, dist_test};
-use brigade_train::{Accelerator, GradientAccumulation, Kind, Optimizer, Result, Sgd, Tensor};
+use brigade_train::{
+    Accelerator, Error, GradientAccumulation, Kind, Optimizer, Result, Sgd, Tensor,
+};
 
 use crate::net::{self, Net, weights};
 
@@ -104,6 +106,35 @@ fn same_as_the_big_batch(first: &Accelerator) -> Result<()> {
 fn one_process_equals_the_big_batch() {
     let first = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
     same_as_the_big_batch(&first).unwrap();
+}
+
+#[test]
+fn a_batch_that_is_left_out_has_no_tokens() {
+    for wrong in 0..2 {
+        let accelerator = Accelerator::builder().cpu(true).quiet(true);
+        let accelerator = accelerator.gradient_accumulation_steps(3).build().unwrap();
+        let (inputs, (targets, mask)) = data(6);
+        let _ = inputs.narrow(0, 2 * wrong, 2).fill_(f64::NAN);
+        let loader = DataLoader::new(TensorDataset::new((inputs, targets, mask)).unwrap());
+        let (model, optimizer) = model();
+        let (model, mut optimizer, loader) =
+            accelerator.prepare((model, optimizer, loader.batch_size(2))).unwrap();
+        let mut left_out = 0;
+        for batch in &loader {
+            let batch = batch.unwrap();
+            let (inputs, targets, mask) = &*batch;
+            let outcome = accelerator.accumulate(&model, &batch, || {
+                let loss = sum_of_squares(&model.forward(inputs)?, targets, mask);
+                let tokens = mask.sum(Kind::Double).double_value(&[]);
+                accelerator.backward_weighted(&model, &loss, tokens)?;
+                optimizer.step()
+            });
+            left_out += usize::from(matches!(outcome, Err(Error::LossNotFinite { .. })));
+        }
+        assert_eq!((left_out, optimizer.steps()), (1, 1));
+        let rows = (0..6).filter(|row| row / 2 != wrong).collect();
+        assert_close(&weights(model.inner()), &reference(6, &[rows]), 1e-12, 1e-14);
+    }
 }
 
 dist_test!(world = 2, dist_two_ranks_equal_the_big_batch, |_world: World| -> Result<()> {

@@ -1,0 +1,58 @@
+//! A number on its way from a device to the host.
+
+use std::fmt;
+
+use cxx::UniquePtr;
+use tch::{Kind, Tensor};
+
+use crate::bridge::ffi;
+use crate::error::Error;
+
+/// A copy of one whole number that was begun and not waited for: the device goes on meanwhile.
+///
+/// ```
+/// use brigade_torch::{Fetch, Tensor};
+///
+/// let fetch = Fetch::start(&Tensor::from_slice(&[7i64]))?;
+/// assert_eq!(fetch.wait()?, 7);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub struct Fetch(UniquePtr<ffi::Fetch>);
+
+// SAFETY: a tensor on the host (atomic count) that nothing else refers to, and an event, which CUDA lets
+// any thread wait for.
+unsafe impl Send for Fetch {}
+
+impl Fetch {
+    /// Begins to copy a tensor of one `int64`. Everything that the device was given so far comes first.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] for another tensor; [`Error::Libtorch`] when the device refuses.
+    pub fn start(tensor: &Tensor) -> Result<Self, Error> {
+        if tensor.f_kind()? != Kind::Int64 || tensor.numel() != 1 {
+            return Err(Error::Misuse(format!(
+                "a fetch is of one int64, found {:?} of shape {:?}",
+                tensor.f_kind()?,
+                tensor.size()
+            )));
+        }
+        // SAFETY: the pointer is that of a live tch tensor.
+        unsafe { ffi::start_fetch(tensor.as_ptr().cast()) }
+            .map(Self)
+            .map_err(|error| Error::libtorch("start_fetch", &error))
+    }
+
+    /// The number, as soon as it is here. What the device was given after the start is not waited for.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when the device has failed.
+    pub fn wait(&self) -> Result<i64, Error> {
+        ffi::fetched_number(&self.0).map_err(|error| Error::libtorch("fetch", &error))
+    }
+}
+
+impl fmt::Debug for Fetch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Fetch")
+    }
+}

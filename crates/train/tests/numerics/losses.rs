@@ -1,0 +1,340 @@
+//! Losses that are infinite or not a number: an error on every rank, before a weight changes.
+
+use brigade_models::Model;
+use brigade_testkit::{World, dist_test, step};
+use brigade_train::{
+    Accelerator, AcceleratorBuilder, Error, GradientAccumulation, JoinInputs, Kind, Optimizer,
+    Precision, PreparedModel, ReducerOptions, Result, Sgd, Tensor,
+};
+
+use brigade_data::{DataLoader, TensorDataset};
+
+use crate::net::{self, Net, weights};
+
+const NAN: f64 = f64::NAN;
+
+fn builder() -> AcceleratorBuilder {
+    Accelerator::builder().cpu(true).quiet(true)
+}
+
+fn objects(accelerator: &Accelerator) -> Result<(PreparedModel<Net>, Optimizer)> {
+    let model = net::model(Kind::Float);
+    let optimizer = Sgd::new(0.1).momentum(0.9).build(&model)?;
+    accelerator.prepare((model, optimizer))
+}
+
+/// The loss of a batch whose values are all the same.
+fn loss(model: &PreparedModel<Net>, value: f64) -> Result<Tensor> {
+    let input = Tensor::full([2, 5], value, tch::kind::FLOAT_CPU);
+    Ok(model.forward(&input)?.square().mean(Kind::Float))
+}
+
+fn train(
+    accelerator: &Accelerator,
+    model: &PreparedModel<Net>,
+    optimizer: &mut Optimizer,
+    value: f64,
+) -> Result<()> {
+    accelerator.backward(&loss(model, value)?)?;
+    optimizer.step()?;
+    optimizer.zero_grad()
+}
+
+/// Rank, step, and whether weights are spoilt.
+fn found(outcome: Result<()>) -> Option<(usize, Option<u64>, bool)> {
+    match outcome {
+        Err(Error::LossNotFinite { rank, step, spoilt }) => Some((rank, step, spoilt)),
+        Err(error) => panic!("another error: {error}"),
+        Ok(()) => None,
+    }
+}
+
+fn finite<M>(model: &Model<M>) -> bool {
+    weights(model).iter().all(|weight| weight.is_finite())
+}
+
+#[test]
+fn alone_it_is_seen_before_the_backward() {
+    for precision in [Precision::No, Precision::Bf16] {
+        let accelerator = builder().mixed_precision(precision).build().unwrap();
+        let (model, mut optimizer) = objects(&accelerator).unwrap();
+        train(&accelerator, &model, &mut optimizer, 1.0).unwrap();
+        let before = weights(model.inner());
+        for value in [NAN, f64::INFINITY] {
+            // The hidden layer would make a number of an infinity.
+            let wrong = loss(&model, 1.0).unwrap() * value;
+            assert_eq!(found(accelerator.backward(&wrong)), Some((0, Some(2), false)));
+            let parameter = &model.inner().parameters()[0].tensor;
+            assert!(brigade_torch::gradient(parameter).unwrap().is_none());
+        }
+        let text = accelerator.backward(&loss(&model, NAN).unwrap()).unwrap_err().to_string();
+        let expected = "the loss of optimizer step 2 was infinite or not a number on rank 0, and no \
+                        weight was changed; look at";
+        assert!(text.starts_with(expected), "{text}");
+        optimizer.step().unwrap();
+        assert_eq!(weights(model.inner()), before, "there was no gradient");
+        train(&accelerator, &model, &mut optimizer, 1.0).unwrap();
+        assert_ne!(weights(model.inner()), before);
+        let two = Tensor::ones([2], tch::kind::FLOAT_CPU).set_requires_grad(true);
+        let error = accelerator.backward(&two).unwrap_err().to_string();
+        assert!(error.contains("scalar"), "no loss: {error}");
+    }
+}
+
+#[test]
+fn weights_that_are_spoilt_already_are_told_apart() {
+    let accelerator = builder().build().unwrap();
+    let (model, mut optimizer) = objects(&accelerator).unwrap();
+    // A sound loss whose gradient is none.
+    let sound = (loss(&model, 1.0).unwrap() * 0.0).sqrt();
+    accelerator.backward(&sound).unwrap();
+    optimizer.step().unwrap();
+    optimizer.zero_grad().unwrap();
+    let error = accelerator.backward(&loss(&model, 1.0).unwrap()).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("and so are weights by now; go back to a checkpoint"), "{text}");
+    assert_eq!(found(Err(error)), Some((0, Some(2), true)));
+}
+
+#[test]
+fn it_can_be_turned_off_and_a_loss_scaler_has_its_own_way() {
+    for builder in [builder().check_loss(false), builder().mixed_precision(Precision::Fp16)] {
+        let accelerator = builder.build().unwrap();
+        let (model, mut optimizer) = objects(&accelerator).unwrap();
+        train(&accelerator, &model, &mut optimizer, NAN).unwrap();
+        assert_eq!(finite(model.inner()), accelerator.grad_scaler().is_some());
+    }
+}
+
+#[test]
+fn what_is_read_later_is_told_one_step_after() {
+    let accelerator = builder().check_loss_later(true).build().unwrap();
+    let (model, mut optimizer) = objects(&accelerator).unwrap();
+    let mut told = Vec::new();
+    for value in [1.0, NAN, 1.0] {
+        told.push(found(train(&accelerator, &model, &mut optimizer, value)));
+    }
+    assert_eq!(told, [None, None, Some((0, Some(2), true))]);
+}
+
+dist_test!(world = 2, dist_every_rank_gets_the_same_error, |world: World| -> Result<()> {
+    let first = builder().build()?;
+    let rank = world.rank.as_usize();
+    let sharing = || builder().sharing(&first);
+    let graph = |static_graph, find_unused_parameters| ReducerOptions {
+        static_graph,
+        find_unused_parameters,
+        ..ReducerOptions::default()
+    };
+    let builders = [
+        sharing(),
+        sharing().mixed_precision(Precision::Bf16),
+        sharing().reducer(graph(true, false)),
+        sharing().reducer(graph(false, true)),
+    ];
+    for (number, builder) in builders.into_iter().enumerate() {
+        step!("builder {number}");
+        let accelerator = builder.build()?;
+        let (model, mut optimizer) = objects(&accelerator)?;
+        train(&accelerator, &model, &mut optimizer, 0.5)?;
+        let before = weights(model.inner());
+        for (wrong, named) in [([1.0, NAN], 1), ([NAN, 1.0], 0), ([NAN, NAN], 1)] {
+            let outcome = train(&accelerator, &model, &mut optimizer, wrong[rank]);
+            assert_eq!(found(outcome), Some((named, Some(2), false)));
+            assert!(accelerator.optimizer_step_was_skipped(), "a schedule stays");
+            assert_eq!(found(optimizer.step()), Some((named, Some(2), false)), "still there");
+            optimizer.zero_grad()?;
+        }
+        assert_eq!(weights(model.inner()), before);
+        // The batches can be left out.
+        train(&accelerator, &model, &mut optimizer, 0.7)?;
+        assert!(!accelerator.optimizer_step_was_skipped());
+        let (other, mut others) = objects(&accelerator)?;
+        for value in [0.5, 0.7] {
+            train(&accelerator, &other, &mut others, value)?;
+        }
+        assert_eq!(weights(model.inner()), weights(other.inner()));
+        assert_eq!(optimizer.steps(), 2);
+    }
+    Ok(())
+});
+
+dist_test!(world = 2, dist_a_batch_that_is_not_reduced_counts, |world: World| -> Result<()> {
+    let first = builder().build()?;
+    let rank = world.rank.as_usize();
+    for sync_each_batch in [false, true] {
+        let settings =
+            GradientAccumulation { steps: 2, sync_each_batch, ..GradientAccumulation::default() };
+        let accelerator = builder().sharing(&first).gradient_accumulation(settings).build()?;
+        let (model, mut optimizer) = objects(&accelerator)?;
+        let rows = Tensor::arange(16 * 5, tch::kind::FLOAT_CPU).sin().view([16, 5]);
+        // Rank 1's first row of the second window: batches of 2 rows in turn.
+        let _ = rows.get(8 + 2).fill_(NAN);
+        let loader = DataLoader::new(TensorDataset::new(rows).unwrap()).batch_size(2);
+        let loader = accelerator.prepare(loader)?;
+        let mut seen = Vec::new();
+        for batch in &loader {
+            let batch = batch?;
+            let holds = batch.isnan().any().int64_value(&[]) != 0;
+            let before = weights(model.inner());
+            let outcome = accelerator.accumulate(&model, &batch, || {
+                let loss = model.forward(&batch)?.square().mean(Kind::Float);
+                accelerator.backward(&loss)?;
+                optimizer.step()?;
+                optimizer.zero_grad()
+            });
+            let found = found(outcome);
+            if found.is_some() {
+                assert_eq!(weights(model.inner()), before);
+                optimizer.zero_grad()?;
+            }
+            seen.push((holds, found));
+        }
+        let error = Some((1, Some(2), false));
+        assert_eq!(seen, [(false, None), (false, None), (rank == 1, None), (false, error)]);
+        assert_eq!(optimizer.steps(), 1);
+        assert!(finite(model.inner()));
+    }
+    Ok(())
+});
+
+dist_test!(world = 2, dist_off_training_goes_on_with_it, |world: World| -> Result<()> {
+    let accelerator = builder().check_loss(false).build()?;
+    let (model, mut optimizer) = objects(&accelerator)?;
+    let value = if world.rank.as_usize() == 1 { NAN } else { 1.0 };
+    train(&accelerator, &model, &mut optimizer, value)?;
+    assert!(!finite(model.inner()));
+    Ok(())
+});
+
+dist_test!(world = 2, dist_two_models_and_two_optimizers, |world: World| -> Result<()> {
+    let accelerator = builder().build()?;
+    let (one, mut first) = objects(&accelerator)?;
+    let (two, mut second) = objects(&accelerator)?;
+    let wrong = if world.rank.as_usize() == 1 { NAN } else { 1.0 };
+    let before = weights(one.inner());
+    // Both forwards, then both backwards; the second optimizer's gradients are cleared between them.
+    let (a, b) = (loss(&one, wrong)?, loss(&two, 1.0)?);
+    accelerator.backward(&a)?;
+    second.zero_grad()?;
+    accelerator.backward(&b)?;
+    assert_eq!(found(first.step()), Some((1, Some(1), false)));
+    assert_eq!(found(second.step()), None);
+    assert_eq!(weights(one.inner()), before);
+    assert_ne!(weights(two.inner()), before);
+    first.zero_grad()?;
+    second.zero_grad()?;
+    // One loss of both, and a sound one after it.
+    accelerator.backward(&(loss(&one, wrong)? + loss(&two, 1.0)?))?;
+    accelerator.backward(&loss(&two, 1.0)?)?;
+    assert_eq!(found(second.step()), Some((1, Some(2), false)));
+    assert_eq!(found(first.step()), Some((1, Some(1), false)));
+    first.zero_grad()?;
+    second.zero_grad()?;
+    // The model that no loss has reached yet in the backward's place.
+    accelerator.backward(&loss(&two, 1.0)?)?;
+    second.step()?;
+    first.step()?;
+    assert!(finite(one.inner()) && finite(two.inner()));
+    Ok(())
+});
+
+dist_test!(world = 2, dist_an_optimizer_that_is_not_prepared, |world: World| -> Result<()> {
+    let accelerator = builder().build()?;
+    let model = net::model(Kind::Float);
+    let _optimizer = Sgd::new(0.1).build(&model)?;
+    let model = accelerator.prepare(model)?;
+    let wrong = if world.rank.as_usize() == 1 { NAN } else { 1.0 };
+    accelerator.backward(&loss(&model, wrong)?)?;
+    let next = loss(&model, 1.0)?;
+    assert_eq!(found(accelerator.backward(&next)), Some((1, None, false)));
+    // A model that is not prepared is each rank's own.
+    drop((next, model));
+    let alone = Tensor::from(1f32).set_requires_grad(true);
+    let outcome = accelerator.backward(&(&alone * wrong));
+    assert_eq!(found(outcome).is_some(), world.rank.as_usize() == 1);
+    Ok(())
+});
+
+dist_test!(world = 2, dist_in_a_join, |world: World| -> Result<()> {
+    let accelerator = builder().build()?;
+    let (model, mut optimizer) = objects(&accelerator)?;
+    let rank = world.rank.as_usize();
+    // Rank 0 has one batch. Rank 1 leaves a wrong one out and goes on: rank 0 shadows it to the end.
+    let mine: &[f64] = if rank == 0 { &[0.5] } else { &[0.5, NAN, 0.7] };
+    let mut left_out = 0;
+    accelerator.join_uneven_inputs(&model, JoinInputs::default(), || {
+        for &value in mine {
+            if found(train(&accelerator, &model, &mut optimizer, value)).is_some() {
+                left_out += 1;
+                optimizer.zero_grad()?;
+            }
+        }
+        Ok(())
+    })?;
+    assert_eq!(left_out, rank);
+    assert!(finite(model.inner()));
+    step!("rank 1 stops");
+    let outcome = accelerator.join_uneven_inputs(&model, JoinInputs::default(), || {
+        mine.iter().try_for_each(|&value| train(&accelerator, &model, &mut optimizer, value))
+    });
+    let (named, step, spoilt) = found(outcome).unwrap();
+    assert_eq!((named, spoilt), (1, false));
+    assert_eq!(step.is_some(), rank == 1, "rank 0 makes no such step");
+    Ok(())
+});
+
+dist_test!(world = 2, dist_under_local_sgd_it_is_the_ranks_own, |world: World| -> Result<()> {
+    let accelerator = builder().build()?;
+    let (model, mut optimizer) = objects(&accelerator)?;
+    let rank = world.rank.as_usize();
+    let mut local = accelerator.local_sgd(&model, 2, true)?;
+    for value in [[0.5, 0.7], [0.6, NAN], [0.7, 0.5], [0.8, 0.6]] {
+        let outcome = found(train(&accelerator, &model, &mut optimizer, value[rank]));
+        assert_eq!(outcome.is_some(), value[rank].is_nan());
+        if outcome.is_some() {
+            optimizer.zero_grad()?;
+        }
+        local.step()?;
+    }
+    local.finish()?;
+    assert!(finite(model.inner()));
+    assert_eq!(optimizer.steps(), 4 - rank as u64);
+    Ok(())
+});
+
+dist_test!(
+    world = 2,
+    dist_read_later_all_are_told_in_the_same_step,
+    |world: World| -> Result<()> {
+        let accelerator = builder().check_loss_later(true).build()?;
+        let (model, mut optimizer) = objects(&accelerator)?;
+        let rank = world.rank.as_usize();
+        let mut told = Vec::new();
+        for value in [[1.0, 1.0], [1.0, NAN], [1.0, 1.0]] {
+            told.push(found(train(&accelerator, &model, &mut optimizer, value[rank])));
+        }
+        assert_eq!(told, [None, None, Some((1, Some(2), true))]);
+        // Spoilt weights are not saved, even when no step came after.
+        let folder = tempfile::tempdir().unwrap();
+        let place = accelerator.broadcast_object(folder.path().to_owned(), 0)?;
+        let (model, mut optimizer) = objects(&accelerator)?;
+        train(&accelerator, &model, &mut optimizer, 0.5)?;
+        let _ = accelerator.save_state(place.join("sound"))?;
+        accelerator.wait_for_save()?;
+        train(&accelerator, &model, &mut optimizer, [1.0, NAN][rank])?;
+        let outcome = accelerator.save_state(place.join("spoilt")).map(drop);
+        assert_eq!(found(outcome), Some((1, Some(2), true)));
+        train(&accelerator, &model, &mut optimizer, [1.0, NAN][rank])?;
+        let outcome = accelerator.save_model(&model, place.join("spoilt.safetensors"));
+        assert_eq!(found(outcome), Some((1, Some(3), true)));
+        assert_eq!(std::fs::read_dir(&place).unwrap().count(), 1);
+        let _ = accelerator.load_state(place.join("sound"))?;
+        for value in [0.5, 0.7] {
+            train(&accelerator, &model, &mut optimizer, value)?;
+        }
+        assert!(finite(model.inner()));
+        accelerator.wait_for_everyone()?;
+        Ok(())
+    }
+);
