@@ -70,6 +70,7 @@ fn main() {
     }
     if let Some(openmp) = openmp {
         println!("cargo::rustc-link-lib=dylib:+verbatim={openmp}");
+        println!("cargo::rustc-cfg=parallel_loops");
     }
     if cuda {
         // Nothing in our objects names a symbol that only this library has before NCCL is used, and
@@ -82,6 +83,7 @@ fn main() {
     println!("cargo::metadata=LIB={}", lib.display());
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
 
+    println!("cargo::rustc-check-cfg=cfg(parallel_loops)");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src/bridge.rs");
     println!("cargo::rerun-if-env-changed=LIBTORCH_CXX11_ABI");

@@ -13,6 +13,14 @@ use crate::bridge::ffi;
 use crate::error::Error;
 use crate::fused::{borrow, borrow_one};
 
+/// Whether the loops of this crate, here and in [`batch_norm_relu`](crate::batch_norm_relu), run on
+/// libtorch's threads. Else on one: they do where libtorch brings the OpenMP library of GNU's compiler
+/// and that compiler has built this crate.
+#[must_use]
+pub const fn loops_are_parallel() -> bool {
+    cfg!(parallel_loops)
+}
+
 /// The numbers of one RMSprop step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RmsPropStep {
