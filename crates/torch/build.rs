@@ -57,12 +57,19 @@ fn main() {
         // Behind all others: only for headers that are nowhere else.
         build.flag("-idirafter").flag("cpp/cuda_declarations");
     }
+    let openmp = build.get_compiler().is_like_gnu().then(|| openmp(&lib)).flatten();
+    if openmp.is_some() {
+        build.flag("-fopenmp");
+    }
     precompile(&mut build, torch);
     build.compile("brigade_torch");
 
     println!("cargo::rustc-link-search=native={}", lib.display());
     for library in ["torch_cpu", "c10"] {
         println!("cargo::rustc-link-lib={library}");
+    }
+    if let Some(openmp) = openmp {
+        println!("cargo::rustc-link-lib=dylib:+verbatim={openmp}");
     }
     if cuda {
         // Nothing in our objects names a symbol that only this library has before NCCL is used, and
@@ -80,6 +87,14 @@ fn main() {
     println!("cargo::rerun-if-env-changed=LIBTORCH_CXX11_ABI");
     println!("cargo::rerun-if-env-changed=CUDA_HOME");
     watch(Path::new("cpp"));
+}
+
+/// The OpenMP library that libtorch brings and uses, so that our loops run on its threads: without it
+/// `at::parallel_for` is a loop on one. One of another make would start threads of its own beside them.
+fn openmp(lib: &Path) -> Option<String> {
+    let entries = fs::read_dir(lib).expect("libtorch's library folder can be read");
+    let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.find(|name| name.starts_with("libgomp") && name.contains(".so"))
 }
 
 /// Compiles libtorch's headers once for all files. Where the compiler cannot, or will not use the result,

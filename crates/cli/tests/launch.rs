@@ -152,7 +152,7 @@ fn the_first_failing_rank_decides() {
     assert_eq!(run.code, 7);
     assert!(run.stdout.contains("[1] so far\n"));
     let report = &run.stderr[run.stderr.find("failed").unwrap()..];
-    assert!(run.stderr.contains("brigade: rank 1 (pid "), "{}", run.stderr);
+    assert!(run.stderr.contains("brigade: rank 1 on "), "{}", run.stderr);
     assert!(report.contains("failed: exit code 7; stopping 2 ranks\n"), "{report}");
     assert!(run.stderr.ends_with("brigade: its last lines on stderr:\n  the reason\n"), "{report}");
 }
@@ -302,7 +302,7 @@ fn a_paused_reader_does_not_keep_the_others_running_when_a_rank_fails() {
     let run = job.finish();
     reads.join().unwrap().unwrap();
     assert_eq!(run.code, 3, "{}", run.stderr);
-    assert!(run.stderr.contains("brigade: rank 1 (pid "), "{}", run.stderr);
+    assert!(run.stderr.contains("brigade: rank 1 on "), "{}", run.stderr);
 }
 
 #[test]

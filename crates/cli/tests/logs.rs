@@ -347,6 +347,6 @@ fn quiet_hides_the_launcher_but_not_a_failure() {
     let logged = Logged::new(2, &["--quiet", "--redirects=0"], script);
     assert_eq!(logged.run.code, 3);
     let lines: Vec<_> = logged.run.stderr.lines().collect();
-    assert!(lines[0].starts_with("brigade: rank 0 (pid ") && lines[0].ends_with("exit code 3"));
+    assert!(lines[0].starts_with("brigade: rank 0 on ") && lines[0].ends_with("exit code 3"));
     assert_eq!(lines[1..], ["brigade: its last lines on stdout:", "  out"]);
 }

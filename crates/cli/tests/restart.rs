@@ -178,7 +178,7 @@ fn the_cause_is_the_error_that_was_written_first() {
     );
     let run = recorded(2, &script).run();
     assert_eq!(run.code, 3, "{}", run.stderr);
-    assert!(run.stderr.contains("brigade: rank 1 (pid "), "{}", run.stderr);
+    assert!(run.stderr.contains("brigade: rank 1 on "), "{}", run.stderr);
     assert!(run.stderr.contains("its error: ValueError: no such layer\n"), "{}", run.stderr);
 }
 
@@ -196,7 +196,7 @@ fn a_rank_on_its_way_out_is_left_to_end() {
         assert_eq!(run.code, code, "{}", run.stderr);
         // The report; on a busy machine nobody has been stopped before it.
         let report = run.stderr.lines().rfind(|line| line.starts_with("brigade: rank ")).unwrap();
-        assert!(report.starts_with(&format!("brigade: rank {cause} (pid ")), "{}", run.stderr);
+        assert!(report.starts_with(&format!("brigade: rank {cause} on ")), "{}", run.stderr);
     }
 }
 
@@ -216,7 +216,7 @@ fn an_outer_launcher_is_told_the_cause() {
     assert!(callstack.starts_with("Traceback"), "{callstack}");
 
     let (message, callstack) = told("[ $RANK = 1 ] || exec sleep 1000; echo why; exit 3");
-    assert!(message.starts_with("rank 1 (pid ") && message.ends_with("exit code 3"), "{message}");
+    assert!(message.starts_with("rank 1 on ") && message.ends_with("exit code 3"), "{message}");
     assert_eq!(callstack, "why");
 
     // One launcher inside another: the cause comes through both.

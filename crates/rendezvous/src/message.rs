@@ -285,7 +285,7 @@ impl Join {
 }
 
 impl RankFailure {
-    /// One line: which rank failed and how, with its host where the job has several.
+    /// One line: which rank failed, on which host, and how.
     ///
     /// ```
     /// # use brigade_rendezvous::{Ending, RankFailure, Stream};
@@ -294,13 +294,12 @@ impl RankFailure {
     /// #     ending: Ending::Code(3), at: 0, last_lines: vec![], stream: Stream::Stderr,
     /// #     error: None, hint: None,
     /// # };
-    /// assert_eq!(failure.summary(2), "rank 5 on node2 (local rank 1, pid 42) failed: exit code 3");
-    /// assert_eq!(failure.summary(1), "rank 5 (local rank 1, pid 42) failed: exit code 3");
+    /// assert_eq!(failure.summary(), "rank 5 on node2 (local rank 1, pid 42) failed: exit code 3");
     /// ```
     #[must_use]
-    pub fn summary(&self, hosts: usize) -> String {
+    pub fn summary(&self) -> String {
         let Self { rank, local_rank, host, pid, ending, .. } = self;
-        let place = if hosts > 1 { format!(" on {host}") } else { String::new() };
+        let place = if host.is_empty() { String::new() } else { format!(" on {host}") };
         let local =
             if rank == local_rank { String::new() } else { format!("local rank {local_rank}, ") };
         format!("rank {rank}{place} ({local}pid {pid}) failed: {ending}")

@@ -72,8 +72,8 @@ BRIGADE_EVERY_CPU void activate_rows(
   }
 }
 
-// What ReLU lets through, for the shortcut (where `through` is not null), and its sums.
-BRIGADE_EVERY_CPU void gradient_sums(
+// What ReLU lets through of the gradient, kept for the shortcut and the second pass, and its sums.
+BRIGADE_EVERY_CPU void shortcut_gradient_sums(
     const float* __restrict dy, const float* __restrict y, const float* __restrict x,
     const float* __restrict mean, int64_t rows, int64_t channels, float* __restrict through,
     float* __restrict sum, float* __restrict product) {
@@ -83,25 +83,56 @@ BRIGADE_EVERY_CPU void gradient_sums(
     const int64_t at = row * channels;
     for (int64_t c = 0; c < channels; ++c) {
       const float gradient = y[at + c] <= 0 ? 0 : dy[at + c];
+      through[at + c] = gradient;
       sum[c] += gradient;
       product[c] += gradient * (x[at + c] - mean[c]);
     }
-    if (through != nullptr) {
-      for (int64_t c = 0; c < channels; ++c) {
-        through[at + c] = y[at + c] <= 0 ? 0 : dy[at + c];
-      }
+  }
+}
+
+// Of what the pass above has kept.
+BRIGADE_EVERY_CPU void shortcut_gradient_rows(
+    const float* __restrict through, const float* __restrict x, const float* __restrict mean,
+    const float* __restrict scale, const float* __restrict slope, const float* __restrict offset,
+    int64_t rows, int64_t channels, float* __restrict dx) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t at = row * channels;
+    for (int64_t c = 0; c < channels; ++c) {
+      dx[at + c] =
+          (through[at + c] - offset[c] - (x[at + c] - mean[c]) * slope[c]) * scale[c];
+    }
+  }
+}
+
+// Without a shortcut the output follows from the input, as `activate_rows` made it: one tensor less to
+// read, twice.
+BRIGADE_EVERY_CPU void gradient_sums(
+    const float* __restrict dy, const float* __restrict x, const float* __restrict mean,
+    const float* __restrict y_slope, const float* __restrict y_offset, int64_t rows,
+    int64_t channels, float* __restrict sum, float* __restrict product) {
+  std::fill(sum, sum + channels, 0.0f);
+  std::fill(product, product + channels, 0.0f);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t at = row * channels;
+    for (int64_t c = 0; c < channels; ++c) {
+      const float value = x[at + c] * y_slope[c] + y_offset[c];
+      const float gradient = value <= 0 ? 0 : dy[at + c];
+      sum[c] += gradient;
+      product[c] += gradient * (x[at + c] - mean[c]);
     }
   }
 }
 
 BRIGADE_EVERY_CPU void gradient_rows(
-    const float* __restrict dy, const float* __restrict y, const float* __restrict x,
-    const float* __restrict mean, const float* __restrict scale, const float* __restrict slope,
-    const float* __restrict offset, int64_t rows, int64_t channels, float* __restrict dx) {
+    const float* __restrict dy, const float* __restrict x, const float* __restrict mean,
+    const float* __restrict y_slope, const float* __restrict y_offset,
+    const float* __restrict scale, const float* __restrict slope, const float* __restrict offset,
+    int64_t rows, int64_t channels, float* __restrict dx) {
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t at = row * channels;
     for (int64_t c = 0; c < channels; ++c) {
-      const float gradient = y[at + c] <= 0 ? 0 : dy[at + c];
+      const float value = x[at + c] * y_slope[c] + y_offset[c];
+      const float gradient = value <= 0 ? 0 : dy[at + c];
       dx[at + c] = (gradient - offset[c] - (x[at + c] - mean[c]) * slope[c]) * scale[c];
     }
   }
@@ -181,7 +212,10 @@ struct NormRelu : public torch::autograd::Function<NormRelu> {
 
     auto mean = at::empty({channels}, x.options().memory_format(std::nullopt));
     auto inverse = at::empty_like(mean);
-    std::vector<float> slope(channels), offset(channels);
+    auto slopes = at::empty_like(mean);
+    auto offsets = at::empty_like(mean);
+    float* slope = slopes.mutable_data_ptr<float>();
+    float* offset = offsets.mutable_data_ptr<float>();
     float* mean_out = mean.mutable_data_ptr<float>();
     float* inverse_out = inverse.mutable_data_ptr<float>();
     float* running_mean = running.mean.mutable_data_ptr<float>();
@@ -225,10 +259,10 @@ struct NormRelu : public torch::autograd::Function<NormRelu> {
     const float* beside = shortcut ? shortcut->const_data_ptr<float>() : nullptr;
     all.each_block([&](int64_t, int64_t at, int64_t rows) {
       activate_rows(
-          from + at, beside == nullptr ? nullptr : beside + at, slope.data(), offset.data(), rows,
-          channels, to + at);
+          from + at, beside == nullptr ? nullptr : beside + at, slope, offset, rows, channels,
+          to + at);
     });
-    context->save_for_backward({x, y, weight, bias, mean, inverse});
+    context->save_for_backward({x, y, weight, bias, mean, inverse, slopes, offsets});
     context->saved_data["shortcut"] = shortcut.has_value();
     context->saved_data["eps"] = running.eps;
     return y;
@@ -237,8 +271,8 @@ struct NormRelu : public torch::autograd::Function<NormRelu> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     RECORD_FUNCTION("brigade::batch_norm_relu_backward", {});
     const auto saved = context->get_saved_variables();
-    const bool wants_shortcut =
-        context->saved_data["shortcut"].toBool() && context->needs_input_grad(3);
+    const bool has_shortcut = context->saved_data["shortcut"].toBool();
+    const bool wants_shortcut = has_shortcut && context->needs_input_grad(3);
     variable_list out(5);
     if (at::GradMode::is_enabled()) {
       differentiable(context, saved, gradients[0], wants_shortcut, out);
@@ -254,17 +288,25 @@ struct NormRelu : public torch::autograd::Function<NormRelu> {
     const float* mean = saved[4].const_data_ptr<float>();
     const float* inverse = saved[5].const_data_ptr<float>();
     const float* weights = saved[2].const_data_ptr<float>();
-    float* through = nullptr;
+    const float* y_slope = saved[6].const_data_ptr<float>();
+    const float* y_offset = saved[7].const_data_ptr<float>();
+    const auto let_through = has_shortcut ? at::empty_like(y) : at::Tensor();
+    float* through = has_shortcut ? let_through.mutable_data_ptr<float>() : nullptr;
     if (wants_shortcut) {
-      out[3] = at::empty_like(y);
-      through = out[3].mutable_data_ptr<float>();
+      out[3] = let_through;
     }
     std::vector<float> sums(all.blocks * channels), products(all.blocks * channels);
     all.each_block([&](int64_t block, int64_t at, int64_t rows) {
-      gradient_sums(
-          gradient + at, outputs + at, inputs + at, mean, rows, channels,
-          through == nullptr ? nullptr : through + at, &sums[block * channels],
-          &products[block * channels]);
+      float* sum = &sums[block * channels];
+      float* product = &products[block * channels];
+      if (has_shortcut) {
+        shortcut_gradient_sums(
+            gradient + at, outputs + at, inputs + at, mean, rows, channels, through + at, sum,
+            product);
+      } else {
+        gradient_sums(
+            gradient + at, inputs + at, mean, y_slope, y_offset, rows, channels, sum, product);
+      }
     });
 
     out[1] = at::empty_like(saved[2]);
@@ -293,9 +335,15 @@ struct NormRelu : public torch::autograd::Function<NormRelu> {
       out[0] = at::empty_like(x);
       float* dx = out[0].mutable_data_ptr<float>();
       all.each_block([&](int64_t, int64_t at, int64_t rows) {
-        gradient_rows(
-            gradient + at, outputs + at, inputs + at, mean, scale.data(), slope.data(),
-            offset.data(), rows, channels, dx + at);
+        if (has_shortcut) {
+          shortcut_gradient_rows(
+              through + at, inputs + at, mean, scale.data(), slope.data(), offset.data(), rows,
+              channels, dx + at);
+        } else {
+          gradient_rows(
+              gradient + at, inputs + at, mean, y_slope, y_offset, scale.data(), slope.data(),
+              offset.data(), rows, channels, dx + at);
+        }
       });
     }
     return out;

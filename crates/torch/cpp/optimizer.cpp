@@ -7,18 +7,25 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+#include <initializer_list>
 #include <utility>
+#include <vector>
 
 namespace brigade {
 
 namespace {
 
-// The CPU kernels take every tensor for a row of numbers and do not compare strides. So a gradient that
-// lies otherwise than its parameter (set by hand) is copied, and so is a parameter with gaps (a view),
-// which gets its values back at the end.
+// The CPU kernels take every tensor for a row of numbers. Some do not compare strides; others copy what is
+// not contiguous in its dimensions' order (channels_last) and back, which takes longer than the step. So
+// they are given rows. A gradient that lies otherwise than its parameter (set by hand) is copied, and so
+// is a parameter with gaps (a view), which gets its values back at the end.
 class Rows {
  public:
-  Rows(rust::Slice<const TensorRef> parameters, rust::Slice<const TensorRef> gradients)
+  Rows(
+      rust::Slice<const TensorRef> parameters,
+      rust::Slice<const TensorRef> gradients,
+      std::initializer_list<std::vector<at::Tensor>*> states)
       : parameters(copy_handles(parameters)), gradients(copy_handles(gradients)) {
     TORCH_CHECK(
         this->parameters.size() == this->gradients.size(),
@@ -39,6 +46,22 @@ class Rows {
       if (gradient.strides() != parameter.strides()) {
         gradient = at::empty_like(parameter).copy_(gradient);
       }
+      if (parameter.is_contiguous() && gradient.is_contiguous()) {
+        continue;
+      }
+      const bool alike = std::all_of(states.begin(), states.end(), [&](const auto* state) {
+        return state->empty() ||
+            (i < state->size() && (*state)[i].strides() == parameter.strides());
+      });
+      if (alike) {
+        as_row(parameter);
+        as_row(gradient);
+        for (auto* state : states) {
+          if (!state->empty()) {
+            as_row((*state)[i]);
+          }
+        }
+      }
     }
   }
 
@@ -52,6 +75,10 @@ class Rows {
   std::vector<at::Tensor> gradients;
 
  private:
+  static void as_row(at::Tensor& tensor) {
+    tensor = tensor.as_strided({tensor.numel()}, {1});
+  }
+
   std::vector<std::pair<at::Tensor, at::Tensor>> with_gaps_;
 };
 
@@ -66,10 +93,10 @@ void fused_adam(
     rust::Slice<const TensorRef> steps,
     const AdamStep& step) {
   at::NoGradGuard no_grad;
-  const Rows rows(parameters, gradients);
-  const auto m = copy_handles(exp_avgs);
-  const auto v = copy_handles(exp_avg_sqs);
-  const auto vmax = copy_handles(max_exp_avg_sqs);
+  auto m = copy_handles(exp_avgs);
+  auto v = copy_handles(exp_avg_sqs);
+  auto vmax = copy_handles(max_exp_avg_sqs);
+  const Rows rows(parameters, gradients, {&m, &v, &vmax});
   const auto t = copy_handles(steps);
   if (step.decoupled) {
     at::_fused_adamw_(
@@ -89,9 +116,10 @@ void fused_sgd(
     rust::Slice<const TensorRef> momentum_buffers,
     const SgdStep& step) {
   at::NoGradGuard no_grad;
-  const Rows rows(parameters, gradients);
+  auto momentum = copy_handles(momentum_buffers);
+  const Rows rows(parameters, gradients, {&momentum});
   at::_fused_sgd_(
-      rows.parameters, rows.gradients, copy_handles(momentum_buffers), step.weight_decay,
+      rows.parameters, rows.gradients, momentum, step.weight_decay,
       step.momentum, step.lr, step.dampening, step.nesterov, step.maximize, step.first);
   rows.write_back();
 }
@@ -103,9 +131,10 @@ void fused_adagrad(
     rust::Slice<const TensorRef> steps,
     const AdagradStep& step) {
   at::NoGradGuard no_grad;
-  const Rows rows(parameters, gradients);
+  auto sums = copy_handles(state_sums);
+  const Rows rows(parameters, gradients, {&sums});
   at::_fused_adagrad_(
-      rows.parameters, rows.gradients, copy_handles(state_sums), copy_handles(steps), step.lr,
+      rows.parameters, rows.gradients, sums, copy_handles(steps), step.lr,
       step.lr_decay, step.weight_decay, step.eps, step.maximize);
   rows.write_back();
 }

@@ -46,14 +46,14 @@ fn text(error: &ErrorRecord) -> String {
 /// Passes the job's failure on to the launcher that has started this one, if one has.
 ///
 /// `file` is the failing rank's own file, where it is on this host.
-pub(super) fn pass_on(failure: &RankFailure, hosts: usize, file: Option<&Path>) {
+pub(super) fn pass_on(failure: &RankFailure, file: Option<&Path>) {
     let Some(ours) = std::env::var_os(env::TORCHELASTIC_ERROR_FILE).filter(|ours| !ours.is_empty())
     else {
         return;
     };
     let ours = PathBuf::from(ours);
     let record = file.and_then(ErrorRecord::read).unwrap_or_else(|| {
-        let summary = failure.summary(hosts);
+        let summary = failure.summary();
         let (message, callstack) = match &failure.error {
             Some(error) => (format!("{summary}: {error}"), None),
             None => (summary, Some(failure.last_lines.join("\n"))),

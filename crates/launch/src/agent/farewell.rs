@@ -40,13 +40,13 @@ impl Agent<'_> {
 
     fn report(&mut self, outcome: &Outcome) {
         let told_elsewhere = self.streamed.is_some();
-        if !told_elsewhere && let Some(text) = report::text(outcome, self.hosts) {
+        if !told_elsewhere && let Some(text) = report::text(outcome) {
             self.output.warn(&text);
         }
         if let Some(failure) = outcome.failure() {
             let ended = self.ended.as_ref().filter(|ended| ended.is_of(failure));
             let file = ended.and_then(|ended| ended.folder.error_file(failure.local_rank));
-            error_files::pass_on(failure, self.hosts, file.as_deref());
+            error_files::pass_on(failure, file.as_deref());
         }
     }
 

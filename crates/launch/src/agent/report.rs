@@ -14,10 +14,8 @@ pub(super) fn count(number: usize, noun: &str) -> String {
 
 /// Why the job did not simply finish: lines for the user, of which the launcher's own begin with
 /// `brigade: `, except for the very first one. `None` when there is nothing to say.
-///
-/// `hosts` is the number of hosts in the job: with several of them, a rank is named with its own.
 #[must_use]
-pub fn text(outcome: &Outcome, hosts: usize) -> Option<String> {
+pub fn text(outcome: &Outcome) -> Option<String> {
     let mut text = match outcome {
         Outcome::OutputClosed => "stopped: nobody reads the output".to_owned(),
         Outcome::Stopped { signal } => format!("stopped by {}", name(*signal)),
@@ -35,13 +33,11 @@ pub fn text(outcome: &Outcome, hosts: usize) -> Option<String> {
             }
         ),
         Outcome::Over(Verdict { cause, .. }) => match cause.as_ref()? {
-            Cause::Failed(failure) => return Some(failed(failure, hosts)),
+            Cause::Failed(failure) => return Some(failed(failure)),
             Cause::Interrupted { signal, failure: None } => format!("stopped by {}", name(*signal)),
-            Cause::Interrupted { signal, failure: Some(failure) } => format!(
-                "stopped by {}; the first to fail: {}",
-                name(*signal),
-                failure.summary(hosts)
-            ),
+            Cause::Interrupted { signal, failure: Some(failure) } => {
+                format!("stopped by {}; the first to fail: {}", name(*signal), failure.summary())
+            }
             Cause::HostLost { host, how } => format!("{host} is lost: {how}"),
             Cause::TooFewHosts { have, need, seconds } => format!(
                 "only {have} of {} came within {seconds} s: start the others sooner, or give more \
@@ -54,8 +50,8 @@ pub fn text(outcome: &Outcome, hosts: usize) -> Option<String> {
     Some(text)
 }
 
-fn failed(failure: &RankFailure, hosts: usize) -> String {
-    let mut text = failure.summary(hosts);
+fn failed(failure: &RankFailure) -> String {
+    let mut text = failure.summary();
     let hint = failure.hint.clone().or_else(|| meaning(failure.ending).map(str::to_owned));
     if let Some(hint) = hint {
         let _ = write!(text, "\nbrigade: {hint}");
@@ -155,7 +151,7 @@ mod tests {
     }
 
     fn shown(failure: RankFailure) -> String {
-        text(&over(1, Cause::Failed(failure)), 1).unwrap()
+        text(&over(1, Cause::Failed(failure))).unwrap()
     }
 
     #[test]
@@ -164,7 +160,7 @@ mod tests {
         let with_lines = RankFailure { last_lines, ..failure(Ending::Code(3)) };
         assert_eq!(
             shown(with_lines.clone()),
-            "rank 1 (pid 42) failed: exit code 3\nbrigade: its last lines on stderr:\n  a\n  b"
+            "rank 1 on node1 (pid 42) failed: exit code 3\nbrigade: its last lines on stderr:\n  a\n  b"
         );
         let crashed = RankFailure {
             ending: Ending::Signal(11),
@@ -173,7 +169,7 @@ mod tests {
         };
         assert_eq!(
             shown(crashed),
-            "rank 1 (pid 42) failed: killed by SIGSEGV\n\
+            "rank 1 on node1 (pid 42) failed: killed by SIGSEGV\n\
              brigade: SIGSEGV is a segmentation fault: native code used memory that is not its own\n\
              brigade: its last lines on stdout:\n  a\n  b"
         );
@@ -182,7 +178,7 @@ mod tests {
             RankFailure { error: Some("no disk\n  line 3".to_owned()), ..with_lines.clone() };
         assert_eq!(
             shown(told),
-            "rank 1 (pid 42) failed: exit code 3\nbrigade: its error: no disk\n    line 3"
+            "rank 1 on node1 (pid 42) failed: exit code 3\nbrigade: its error: no disk\n    line 3"
         );
         let starved = RankFailure {
             ending: Ending::Signal(9),
@@ -195,15 +191,15 @@ mod tests {
     #[test]
     fn a_stopped_job() {
         let stopped =
-            |failure| text(&over(130, Cause::Interrupted { signal: 2, failure }), 1).unwrap();
+            |failure| text(&over(130, Cause::Interrupted { signal: 2, failure })).unwrap();
         assert_eq!(stopped(None), "stopped by SIGINT");
         assert_eq!(
             stopped(Some(failure(Ending::Code(5)))),
-            "stopped by SIGINT; the first to fail: rank 1 (pid 42) failed: exit code 5"
+            "stopped by SIGINT; the first to fail: rank 1 on node1 (pid 42) failed: exit code 5"
         );
-        assert_eq!(text(&Outcome::Over(Verdict { code: 0, cause: None }), 1), None);
+        assert_eq!(text(&Outcome::Over(Verdict { code: 0, cause: None })), None);
         assert_eq!(
-            text(&Outcome::OutputClosed, 1).as_deref(),
+            text(&Outcome::OutputClosed).as_deref(),
             Some("stopped: nobody reads the output")
         );
     }
@@ -211,9 +207,9 @@ mod tests {
     #[test]
     fn hosts() {
         let lost = Cause::HostLost { host: "node2".to_owned(), how: "silent for 4 s".to_owned() };
-        assert_eq!(text(&over(1, lost), 2).unwrap(), "node2 is lost: silent for 4 s");
+        assert_eq!(text(&over(1, lost)).unwrap(), "node2 is lost: silent for 4 s");
         let few = Cause::TooFewHosts { have: 1, need: 2, seconds: 600 };
-        let few = text(&over(1, few), 1).unwrap();
+        let few = text(&over(1, few)).unwrap();
         assert!(few.starts_with("only 1 of 2 hosts came within 600 s: "), "{few}");
     }
 }

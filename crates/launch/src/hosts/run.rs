@@ -163,7 +163,6 @@ struct Job {
     shutdown_timeout: Duration,
     stopping: bool,
     impatient: bool,
-    hosts: usize,
 }
 
 impl Job {
@@ -214,7 +213,6 @@ impl Job {
             shutdown_timeout: options.shutdown_timeout,
             stopping: false,
             impatient: false,
-            hosts,
         })
     }
 
@@ -243,7 +241,7 @@ impl Job {
         for (_, session) in self.sessions {
             session.child.finish(deadline);
         }
-        if let Some(text) = report(&outcome, self.hosts) {
+        if let Some(text) = report(&outcome) {
             self.output.report(text);
         }
         self.output.finish(&self.signals, self.impatient);

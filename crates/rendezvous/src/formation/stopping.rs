@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::forming::Gathering;
-use super::member::{Member, Part};
+use super::member::Part;
 use super::trouble::{self, Gone, Loss, News};
 use super::{Action, AgentId, Formation, State};
 use crate::{Cause, RankFailure, ToAgent, Verdict};
@@ -16,8 +16,7 @@ impl Formation {
         member.clock.compare(self.now, failure.at);
         let clock = member.clock;
         self.trouble.set_clock(agent, clock);
-        let hosts = self.count(Member::takes_part);
-        let reason = self.with_restart(failure.summary(hosts));
+        let reason = self.with_restart(failure.summary());
         self.trouble.fail(agent, failure, clock);
         if matches!(self.state, State::Running) {
             self.stop(Signal::SIGTERM as i32, reason);
