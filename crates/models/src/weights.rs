@@ -76,8 +76,8 @@ impl<M> Model<M> {
     /// Reads a weights file into the model, when it fits in every name and shape.
     ///
     /// As [`Model::load_state_dict`] of what [`load`] gives, but tensors are read straight into the
-    /// model's, through a map of the file. That takes no memory beside it but the 16 MB that are mapped
-    /// at a time; of a `.pth` file as much as its largest storage.
+    /// model's. That takes no memory beside it; for a tensor of another kind, on a device or channels
+    /// last the at most 16 MB of the file that are mapped at a time, of a `.pth` file its largest storage.
     ///
     /// # Errors
     /// Those of [`load`] and of [`Model::load_state_dict`]; nothing was changed then.

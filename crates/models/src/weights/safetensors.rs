@@ -1,7 +1,8 @@
 //! Safetensors files of tensors.
 //!
-//! Tensors are filled through a map of the file that goes on from piece to piece, so that its pages do not
-//! count as memory beside the tensors, and that survives a file which is cut short meanwhile.
+//! Plain tensors are read into; the others are filled through a map of the file that goes on from piece to
+//! piece, so that its pages do not count as memory beside the tensors. A file that is cut short meanwhile is
+//! an error either way.
 
 use std::collections::HashMap;
 use std::fs::{File, Permissions};

@@ -44,6 +44,9 @@ fn every_byte_comes_to_its_place() {
             file.read_into(offset, &mut tensor).unwrap();
             let expected = &content[offset as usize..offset as usize + count];
             assert!(crate::as_slice::<u8>(&tensor).unwrap() == expected, "{window} {offset}");
+            let mut mapped = vec![0; count];
+            file.copy(offset, &mut mapped, &|| {}).unwrap();
+            assert!(mapped == expected, "{window} {offset}");
             let crc = file.checksum(offset..offset + count as u64).unwrap();
             assert_eq!(crc.finalize(), crc32fast::hash(expected), "{window} {offset}");
         }
