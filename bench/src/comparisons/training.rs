@@ -138,9 +138,9 @@ pub(crate) fn memory(rounds: usize) -> Result<Vec<Row>> {
 /// ResNet-18 with a global batch of 32: one process with two threads against two with one each.
 pub(crate) fn two_processes(rounds: usize) -> Result<Vec<Row>> {
     let own = std::env::current_exe().context("cannot find this program")?;
-    let launched = |processes: usize, settings: &str| -> Result<Side> {
+    let launched = |processes: usize, what: &str| -> Result<Side> {
         let threads = (2 / processes).to_string();
-        let measurement = format!("train resnet18 {settings}");
+        let measurement = format!("train {what}");
         Ok(Side::command(
             processes::brigade()?,
             [
@@ -158,8 +158,15 @@ pub(crate) fn two_processes(rounds: usize) -> Result<Vec<Row>> {
             ],
         ))
     };
-    let sides = [launched(1, "")?, launched(2, "")?, launched(1, "bf16")?, launched(2, "bf16")?];
-    let [one, two, one_half, two_half] = in_turns(rounds, &sides)?;
+    let sides = [
+        launched(1, "resnet18")?,
+        launched(2, "resnet18")?,
+        launched(1, "resnet18 bf16")?,
+        launched(2, "resnet18 bf16")?,
+        launched(2, "cnn")?,
+        launched(2, "cnn unchecked")?,
+    ];
+    let [one, two, one_half, two_half, checked, unchecked] = in_turns(rounds, &sides)?;
     let line = |what, one: f64, two: f64| Row {
         what,
         ours: milliseconds(two),
@@ -175,6 +182,15 @@ pub(crate) fn two_processes(rounds: usize) -> Result<Vec<Row>> {
             one_half,
             two_half,
         ),
+        Row {
+            what: "CNN, batch 64 in all, 2 processes of 1 thread: losses checked on all ranks, \
+                   against not",
+            ours: milliseconds(checked),
+            other: milliseconds(unchecked),
+            ratio: format!("{:+.1} %", 100.0 * (checked / unchecked - 1.0)),
+            goal: "under +10 %".to_owned(),
+            reached: checked / unchecked < 1.1,
+        },
     ])
 }
 

@@ -17,6 +17,7 @@ struct Settings {
     bf16: bool,
     nchw: bool,
     memory: bool,
+    unchecked: bool,
 }
 
 /// Seconds of each step, or resident and highest memory in bytes.
@@ -30,6 +31,7 @@ pub(crate) fn train(words: &[&str]) -> Result<Vec<Vec<f64>>> {
             "bf16" => settings.bf16 = true,
             "nchw" => settings.nchw = true,
             "memory" => settings.memory = true,
+            "unchecked" => settings.unchecked = true,
             other => bail!("there is no setting {other:?}"),
         }
     }
@@ -63,6 +65,9 @@ where
     }
     if settings.nchw {
         builder = builder.channels_last(false);
+    }
+    if settings.unchecked {
+        builder = builder.check_loss(false);
     }
     let accelerator = builder.build()?;
     let model = Model::new(constructor)?;
