@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::Read;
 use std::os::fd::AsFd;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use job::{Job, brigade};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -183,13 +183,48 @@ fn a_signal_that_kills_a_rank_is_named() {
 #[test]
 fn signals_are_forwarded() {
     for (signal, number) in [(Signal::SIGTERM, 15), (Signal::SIGINT, 2), (Signal::SIGHUP, 1)] {
-        let job = Job::new(2).sh(STAY).start();
+        // Whoever runs the tests may ignore some.
+        let job = started_with("exec env --default-signal=HUP,INT").sh(STAY).start();
         job.wait_for_files(2);
         job.send(signal);
         let run = job.finish();
         assert_eq!(run.code, 128 + number);
         assert!(run.stderr.contains(&format!("brigade: stopped by {signal}\n")), "{}", run.stderr);
     }
+}
+
+/// Two ranks, from a shell line that becomes the launcher.
+fn started_with(line: &str) -> Job {
+    let mut command = Command::new("sh");
+    let line = format!("{line} \"$0\" \"$@\"");
+    command.args(["-c", &line, job::BRIGADE, "launch", "--nproc", "2"]);
+    command.env("BRIGADE_CONFIG", "/dev/null");
+    Job::of(command)
+}
+
+#[test]
+fn under_nohup_a_job_outlives_its_terminal() {
+    let script = "touch $DIR/$RANK; until [ -e $DIR/go ]; do sleep 0.05; done";
+    let job = started_with("trap '' HUP; exec").sh(script);
+    let go = job.folder().join("go");
+    let job = job.start();
+    job.wait_for_files(2);
+    job.send(Signal::SIGHUP);
+    fs::write(go, "").unwrap();
+    let run = job.finish();
+    assert_eq!(run.code, 0);
+    assert!(!run.stderr.contains("SIGHUP"), "{}", run.stderr);
+}
+
+/// As ranks of a job that a script starts in the background do.
+#[test]
+fn ranks_that_ignore_an_interrupt_are_ended_otherwise() {
+    let job = started_with("trap '' INT; exec").sh(STAY).start();
+    job.wait_for_files(2);
+    job.send(Signal::SIGINT);
+    let run = job.finish();
+    assert_eq!(run.code, 130);
+    assert!(!run.stderr.contains("killed"), "{}", run.stderr);
 }
 
 #[test]

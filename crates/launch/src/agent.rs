@@ -8,6 +8,7 @@ mod error_files;
 mod farewell;
 mod group;
 mod hearing;
+mod ignored;
 mod interrupt;
 mod lines;
 mod memory_killer;

@@ -6,12 +6,13 @@ use brigade_rendezvous::FromAgent;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::getpid;
 
-use super::{Agent, Outcome, report};
+use super::{Agent, Outcome, ignored, report};
 use crate::Meeting;
 
-/// The signals that an agent waits for.
+/// The signals that an agent waits for. Under `nohup` the end of a terminal is none of them: waiting for
+/// a signal takes it although it is ignored.
 pub(super) fn watched() -> SigSet {
-    [
+    let mut watched: SigSet = [
         Signal::SIGCHLD,
         Signal::SIGINT,
         Signal::SIGTERM,
@@ -22,7 +23,11 @@ pub(super) fn watched() -> SigSet {
         Signal::SIGTSTP,
     ]
     .into_iter()
-    .collect()
+    .collect();
+    if ignored::by_us(Signal::SIGHUP) {
+        watched.remove(Signal::SIGHUP);
+    }
+    watched
 }
 
 impl Agent<'_> {

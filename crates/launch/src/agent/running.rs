@@ -10,6 +10,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
+use super::ignored;
 use crate::gate::Gate;
 use crate::output::Streams;
 use crate::role;
@@ -93,8 +94,11 @@ impl Running {
         self.ending.filter(|ending| *ending != Ending::Code(0) && !explained(ending))
     }
 
-    /// Signals the rank and its children, so that they stop.
+    /// Signals the rank and its children, so that they stop. A shell starts what it runs in the background
+    /// with SIGINT ignored, and ranks inherit that: they get SIGTERM instead.
     pub(super) fn ask(&mut self, signal: Signal) {
+        let deaf = signal == Signal::SIGINT && ignored::by_process(self.pid().as_raw(), signal);
+        let signal = if deaf { Signal::SIGTERM } else { signal };
         self.asked.push(signal);
         self.send(signal);
     }

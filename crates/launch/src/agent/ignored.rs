@@ -1,0 +1,45 @@
+//! Signals that a process ignores.
+
+use std::fs;
+
+use nix::sys::signal::Signal;
+
+/// Whether this process was started with the signal ignored, as `nohup` does with SIGHUP.
+pub(super) fn by_us(signal: Signal) -> bool {
+    by("self", signal)
+}
+
+/// Whether that process ignores the signal; what cannot be asked does not.
+pub(super) fn by_process(pid: i32, signal: Signal) -> bool {
+    by(&pid.to_string(), signal)
+}
+
+fn by(process: &str, signal: Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    is_in(&status, signal)
+}
+
+/// `SigIgn` is a mask in hexadecimal, the lowest bit for signal 1.
+fn is_in(status: &str, signal: Signal) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal as i32 - 1) & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mask_of_the_system() {
+        let status =
+            "Name:\tsh\nSigBlk:\t0000000000000003\nSigIgn:\t0000000080001002\nSigCgt:\t1\n";
+        assert!(is_in(status, Signal::SIGINT));
+        assert!(is_in(status, Signal::SIGPIPE));
+        assert!(!is_in(status, Signal::SIGHUP));
+        assert!(!is_in(status, Signal::SIGTERM));
+        assert!(!is_in("", Signal::SIGINT));
+        // Rust's programs ignore it from the start.
+        assert!(by_us(Signal::SIGPIPE));
+    }
+}
