@@ -106,9 +106,11 @@ where
 
 /// A step of AdamW on ResNet-18's parameters and nothing else.
 pub(crate) fn adamw() -> Result<Vec<Vec<f64>>> {
+    let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     let model = Model::new(|path| ResNet::resnet18(path, 1000))?;
-    let mut optimizer = Adam::decoupled().build(&model)?;
-    let parameters = model.trainable_parameters();
+    let optimizer = Adam::decoupled().build(&model)?;
+    let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    let parameters = model.inner().trainable_parameters();
     // A backward gives every parameter its gradient.
     let mut loss = Tensor::from(0f32);
     for parameter in &parameters {

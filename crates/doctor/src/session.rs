@@ -256,7 +256,8 @@ mod tests {
 
     #[test]
     fn silence_has_an_end() {
-        let mut session = sh("sleep 1000 & wait");
+        // The child keeps the streams open; it outlives the test by little.
+        let mut session = sh("sleep 5 & wait");
         let limit = Limit::after(Duration::from_millis(100));
         let lost = lost(session.meet(limit, &AtomicBool::new(false)));
         assert!(matches!(lost, Lost::Silent { .. }), "{lost:?}");
