@@ -232,7 +232,8 @@ impl Save {
         manifest
     }
 
-    /// On rank 0: tells the others how it ended.
+    /// On rank 0: tells the others how it ended, and waits until they have heard it: the store ends with
+    /// this process, which may be about to end.
     fn tell(&self, outcome: Result<(), (usize, Error)>) -> Result<(), Told> {
         if let Some((store, key)) = &self.store {
             let message: Result<(), Failure> = match &outcome {
@@ -242,9 +243,13 @@ impl Save {
             };
             let message = serde_json::to_vec(&message).unwrap_or_default();
             let told = store.set(&format!("{key}/outcome"), message);
+            let patience = Instant::now() + self.time_limit.min(HEARING);
             for rank in 1..self.ranks {
+                // One that is gone is found missing elsewhere.
+                let _ = wait_for::<()>(store, &format!("{key}/{rank}/heard"), patience);
                 // Left behind they would only take some bytes.
                 let _ = store.delete(&format!("{key}/{rank}"));
+                let _ = store.delete(&format!("{key}/{rank}/heard"));
             }
             if let (Ok(()), Err(error)) = (&outcome, told) {
                 return Err(Told::Own(error.into()));
@@ -262,9 +267,14 @@ impl Save {
         let deadline = Instant::now() + self.time_limit;
         let outcome: Result<(), Failure> =
             wait_for(store, &format!("{key}/outcome"), deadline).map_err(own)?;
+        // Rank 0 may be gone as soon as it knows.
+        let _ = store.set(&format!("{key}/{}/heard", self.rank), b"null");
         outcome.map_err(|(rank, reason)| Told::Rank(rank, reason))
     }
 }
+
+/// How long rank 0 waits for the others to hear how a save has ended.
+const HEARING: Duration = Duration::from_secs(5);
 
 /// Whose error it is.
 enum Told {
