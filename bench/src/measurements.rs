@@ -182,6 +182,8 @@ fn by_hand() -> Result<Step> {
 
 /// A step of one rank, with the reducer of a group of two whose collectives answer at once, or without.
 fn with_reducer(reduced: bool) -> Result<Step> {
+    // Programs have the memory that an Accelerator sets up.
+    let _accelerator = Accelerator::builder().channels_last(false).quiet(true).build()?;
     let mut model = Model::new(Cnn::new)?;
     let mut optimizer = Adam::default().lr(LR).build(&model)?;
     let named = |list: Vec<brigade::models::NamedTensor>| {
