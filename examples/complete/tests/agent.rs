@@ -2,13 +2,15 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
+mod run;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-const EXAMPLE: &str = env!("CARGO_BIN_EXE_complete");
+use run::{EXAMPLE, finish};
 
 /// The binary `brigade`: it belongs to another package, so cargo does not build it for this test.
 fn brigade() -> PathBuf {
@@ -28,13 +30,6 @@ fn launch(brigade: &Path, folder: &Path) -> Command {
     command.args(["--epochs", "2", "--checkpoint-every", "1", "--resume", "--folder"]).arg(folder);
     command.env("OMP_NUM_THREADS", "1").stdin(Stdio::null());
     command
-}
-
-fn finish(mut command: Command) -> String {
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    text
 }
 
 /// The folders of checkpoints: those with their names, or those that are being written.

@@ -2,26 +2,21 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
+mod run;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-const EXAMPLE: &str = env!("CARGO_BIN_EXE_complete");
+use run::{EXAMPLE, finish};
 
 fn example(folder: &Path) -> Command {
     let mut command = Command::new(EXAMPLE);
     command.args(["--epochs", "2", "--checkpoint-every", "3", "--folder"]).arg(folder);
     command.env("OMP_NUM_THREADS", "1").stdin(Stdio::null());
     command
-}
-
-fn finish(mut command: Command) -> String {
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    text
 }
 
 /// Waits until a checkpoint is whole, and kills the program.
