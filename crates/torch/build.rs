@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const SOURCES: [&str; 16] = [
+const SOURCES: [&str; 17] = [
     "cpp/tensors.cpp",
     "cpp/memory.cpp",
     "cpp/mapped.cpp",
     "cpp/store.cpp",
     "cpp/group.cpp",
     "cpp/gloo.cpp",
+    "cpp/shared_memory.cpp",
     "cpp/fake.cpp",
     "cpp/reducer.cpp",
     "cpp/hook.cpp",

@@ -74,6 +74,10 @@ void group_abort(const Group& group) {
   }
 }
 
+bool group_shares_memory(const Group& group) {
+  return group.shares_memory;
+}
+
 std::unique_ptr<Work> all_reduce(
     const Group& group, const TensorRef& tensor, Reduction op, int64_t timeout_ms) {
   c10d::AllreduceOptions opts;

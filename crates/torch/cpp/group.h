@@ -19,6 +19,8 @@ struct Group {
   // Sends and receives in flight: Gloo's wait on their own, so an abort must reach each.
   mutable std::mutex mutex;
   mutable std::vector<c10::weak_intrusive_ptr<c10d::Work>> messages;
+  // Whether all-reduces go through the memory of the one host.
+  bool shares_memory = false;
 };
 
 // A started operation. c10d keeps handles of its tensors until it has completed.
@@ -47,6 +49,7 @@ std::unique_ptr<Group> wrap_backend(
 
 void group_set_timeout(const Group& group, int64_t timeout_ms);
 void group_abort(const Group& group);
+bool group_shares_memory(const Group& group);
 
 std::unique_ptr<Work> all_reduce(
     const Group& group, const TensorRef& tensor, Reduction op, int64_t timeout_ms);

@@ -1,5 +1,7 @@
 //! What moves the data between ranks.
 
+use std::ffi::OsStr;
+
 use cxx::UniquePtr;
 use tch::{Cuda, Device};
 
@@ -11,7 +13,8 @@ use crate::store::{Store, milliseconds};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backend {
-    /// Gloo, for CPU tensors, over TCP.
+    /// Gloo, for CPU tensors, over TCP. Where all ranks of a group are on one host, all-reduces go
+    /// through memory that they share; `BRIGADE_SHARED_MEMORY=0` has them go over TCP, too.
     Gloo(GlooDevice),
     /// NCCL, for CUDA tensors. Needs the feature `cuda`.
     Nccl,
@@ -40,11 +43,12 @@ pub(crate) struct Seat<'a> {
     pub(crate) size: i32,
     pub(crate) name: &'a str,
     pub(crate) timeout: std::time::Duration,
+    pub(crate) share_memory: bool,
 }
 
 impl Backend {
     pub(crate) fn connect(&self, seat: &Seat<'_>) -> Result<UniquePtr<ffi::Group>, cxx::Exception> {
-        let Seat { store, rank, size, name, timeout } = *seat;
+        let Seat { store, rank, size, name, timeout, share_memory } = *seat;
         let timeout_ms = milliseconds(timeout);
         match self {
             Self::Gloo(device) => {
@@ -53,7 +57,10 @@ impl Backend {
                     GlooDevice::Interfaces(names) => ("", names.clone()),
                     GlooDevice::Address(address) => (address.as_str(), Vec::new()),
                 };
-                let options = ffi::GlooOptions { name, address, interfaces, timeout_ms };
+                let share_memory = share_memory
+                    && allows_sharing(std::env::var_os("BRIGADE_SHARED_MEMORY").as_deref());
+                let options =
+                    ffi::GlooOptions { name, address, interfaces, share_memory, timeout_ms };
                 ffi::gloo_group(store.raw(), rank, size, &options)
             }
             Self::Nccl => ffi::nccl_group(store.raw(), rank, size, name, timeout_ms),
@@ -88,4 +95,20 @@ fn interfaces_from_env() -> Vec<String> {
     std::env::var("GLOO_SOCKET_IFNAME")
         .map(|names| names.split(',').filter(|n| !n.is_empty()).map(str::to_owned).collect())
         .unwrap_or_default()
+}
+
+/// The variable by which a user turns shared memory off without a change to the program.
+fn allows_sharing(variable: Option<&OsStr>) -> bool {
+    variable.is_none_or(|value| value != "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_turns_shared_memory_off() {
+        assert!(allows_sharing(None) && allows_sharing(Some("1".as_ref())));
+        assert!(!allows_sharing(Some("0".as_ref())));
+    }
 }

@@ -108,6 +108,8 @@ pub(crate) mod ffi {
         name: &'a str,
         address: &'a str,
         interfaces: Vec<String>,
+        /// Whether all-reduces go through memory where all ranks are on one host.
+        share_memory: bool,
         timeout_ms: i64,
     }
 
@@ -375,6 +377,7 @@ pub(crate) mod ffi {
         fn fake_group(store: &Store, rank: i32, size: i32, name: &str) -> Result<UniquePtr<Group>>;
         fn group_set_timeout(group: &Group, timeout_ms: i64) -> Result<()>;
         fn group_abort(group: &Group) -> Result<()>;
+        fn group_shares_memory(group: &Group) -> bool;
 
         type Work;
         fn all_reduce(

@@ -62,6 +62,9 @@ pub struct GroupOptions {
     /// Compares operation, shape, type and place in the program between ranks before each collective,
     /// and names who differs ([`Error::Desync`]). The same on every rank. Slow.
     pub debug: bool,
+    /// Whether all-reduces go through shared memory where they can ([`ProcessGroup::shares_memory`]). One
+    /// rank that says no is enough.
+    pub share_memory: bool,
 }
 
 impl Default for GroupOptions {
@@ -72,6 +75,7 @@ impl Default for GroupOptions {
             timeout: DEFAULT_GROUP_TIMEOUT,
             device: None,
             debug: false,
+            share_memory: true,
         }
     }
 }
@@ -88,6 +92,8 @@ pub(crate) struct Inner {
     backend: Backend,
     store: Store,
     timeout: Mutex<Duration>,
+    /// Whether it was asked for, not whether it came about.
+    share_memory: bool,
     device: Device,
     subgroups: AtomicUsize,
     /// Collectives started so far; equal on all ranks, so it tells who had not arrived.
@@ -136,7 +142,7 @@ impl ProcessGroup {
         backend: Backend,
         options: GroupOptions,
     ) -> Result<Self, Error> {
-        let GroupOptions { name, store_key, timeout, device, debug } = options;
+        let GroupOptions { name, store_key, timeout, device, debug, share_memory } = options;
         let size = ranks.len();
         if rank >= size {
             return Err(Error::Misuse(format!(
@@ -155,7 +161,14 @@ impl ProcessGroup {
             Backend::Nccl => "cuda/",
             Backend::Gloo(_) | Backend::Fake => "cpu/",
         })?;
-        let seat = Seat { store: &meeting_point, rank: rank32, size: size32, name: &name, timeout };
+        let seat = Seat {
+            store: &meeting_point,
+            rank: rank32,
+            size: size32,
+            name: &name,
+            timeout,
+            share_memory,
+        };
         own.set(&joined(rank), b"1")?;
         // The ranks meet within the group's own time limit. A limit belongs to the store behind all
         // prefixes, so the caller's comes back afterwards.
@@ -192,6 +205,7 @@ impl ProcessGroup {
                 backend,
                 store: own,
                 timeout: Mutex::new(timeout),
+                share_memory,
                 subgroups: AtomicUsize::new(0),
                 sequence: AtomicU64::new(0),
                 messages: Mutex::new(Vec::new()),
@@ -246,6 +260,7 @@ impl ProcessGroup {
             timeout: self.timeout(),
             device: Some(inner.device),
             debug: self.checks,
+            share_memory: inner.share_memory,
         };
         let global = ranks.iter().map(|&rank| inner.ranks[rank]).collect();
         Self::connect(&inner.store, rank, global, inner.backend.clone(), options).map(Some)
@@ -291,6 +306,13 @@ impl ProcessGroup {
     #[must_use]
     pub fn device(&self) -> Device {
         self.inner.device
+    }
+
+    /// Whether all-reduces of CPU tensors go through memory that the ranks share: with Gloo, where all of
+    /// them are on this host and are Brigade's. All get the same bits, as over TCP.
+    #[must_use]
+    pub fn shares_memory(&self) -> bool {
+        ffi::group_shares_memory(self.raw())
     }
 
     /// The time limit of this handle's operations.

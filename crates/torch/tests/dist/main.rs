@@ -18,6 +18,7 @@ mod object;
 mod reduce;
 mod reducer;
 mod reducer_failure;
+mod shared_memory;
 mod store;
 mod subgroup;
 mod work;

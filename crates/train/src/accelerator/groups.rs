@@ -45,6 +45,7 @@ impl Groups {
             timeout,
             device: Some(device),
             debug,
+            ..GroupOptions::default()
         };
         let first = Link::meet(&meeting, world, backend.clone(), options)?;
         Ok(Self { store: meeting, backend, device, timeout, debug, first })
@@ -58,6 +59,7 @@ impl Groups {
             timeout: self.timeout,
             device: Some(self.device),
             debug: self.debug,
+            ..GroupOptions::default()
         };
         let link = Link::meet(&self.store, world, self.backend.clone(), options)?;
         // Only one thread makes groups: the one that trains.

@@ -1,0 +1,206 @@
+//! All-reduces in the memory of the one host: what they give, and that nothing hangs where they fail.
+
+use std::time::Instant;
+
+use brigade_testkit::{World, dist_test, step};
+use brigade_torch::{Device, Fault, GroupOptions, Kind, ProcessGroup, ReduceOp, Store, Tensor};
+
+use crate::meeting::{self, LIMIT, assert_fault, meet, missing};
+
+fn group(store: &Store, world: &World, name: &str, share_memory: bool) -> ProcessGroup {
+    let name = name.to_owned();
+    let options = GroupOptions { name, timeout: LIMIT, share_memory, ..GroupOptions::default() };
+    let (rank, size) = (world.rank.as_usize(), world.world_size.as_usize());
+    ProcessGroup::new(store, rank, size, meeting::gloo(), options).unwrap()
+}
+
+fn group_over_tcp(world: &World) -> ProcessGroup {
+    group(&meeting::store(world), world, "tcp", false)
+}
+
+dist_test!(world = 3, dist_the_ranks_of_one_host_share_memory, |world| {
+    let group = meeting::group(&world);
+    assert!(group.shares_memory());
+    let pair = group.subgroup(&[2, 0]).unwrap();
+    assert!(pair.is_none_or(|pair| pair.shares_memory()));
+    let alone = group.subgroup(&[1]).unwrap();
+    assert!(alone.is_none_or(|alone| !alone.shares_memory()), "there is nobody to share it with");
+});
+
+dist_test!(world = 3, dist_one_rank_that_does_not_share_is_enough, |world| {
+    let (rank, store) = (world.rank.as_usize(), meeting::store(&world));
+    for unwilling in 0..3 {
+        let group = group(&store, &world, &format!("without {unwilling}"), rank != unwilling);
+        assert!(!group.shares_memory());
+        let mut tensor = Tensor::from(rank as i64);
+        group.all_reduce(&mut tensor, ReduceOp::Sum).unwrap();
+        assert_eq!(tensor.int64_value(&[]), 3);
+        meet(&group, "done", 3);
+    }
+});
+
+/// Sums of all sizes: none, one, those around a block, a piece and several pieces.
+fn sums_are_those_in_the_order_of_the_ranks(world: &World) {
+    let group = meeting::group(world);
+    assert!(group.shares_memory());
+    tch::manual_seed(world.rank.as_usize() as i64);
+    for kind in [Kind::Float, Kind::Double, Kind::BFloat16, Kind::Half] {
+        for count in [0, 1, 2, 1023, 1025, 65_535, 262_144, 262_145, 1_000_003] {
+            step!("{count} numbers of {kind:?}");
+            let mut tensor = Tensor::randn([count], (Kind::Float, Device::Cpu)).to_kind(kind);
+            let all = group.all_gather(&tensor).unwrap();
+            group.all_reduce(&mut tensor, ReduceOp::Sum).unwrap();
+            // 16 bits are added in 32, and rounded once.
+            let wide = if kind == Kind::Double { Kind::Double } else { Kind::Float };
+            let sum = all.iter().map(|t| t.to_kind(wide)).reduce(|a, b| a + b).unwrap();
+            assert!(tensor.equal(&sum.to_kind(kind)), "{count} numbers of {kind:?}");
+        }
+    }
+}
+
+dist_test!(world = 2, dist_two_ranks_add_in_shared_memory, |world| {
+    sums_are_those_in_the_order_of_the_ranks(&world);
+});
+
+dist_test!(world = 5, dist_five_ranks_add_in_shared_memory, |world| {
+    sums_are_those_in_the_order_of_the_ranks(&world);
+});
+
+dist_test!(world = 2, dist_two_ranks_get_the_bits_of_gloo, |world| {
+    let store = meeting::store(&world);
+    let [shared, tcp] = [true, false].map(|share| group(&store, &world, &share.to_string(), share));
+    assert!(shared.shares_memory() && !tcp.shares_memory());
+    tch::manual_seed(world.rank.as_usize() as i64);
+    for kind in [Kind::Float, Kind::Double, Kind::BFloat16, Kind::Half, Kind::Int, Kind::Int64] {
+        for op in [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max] {
+            let mut one = (Tensor::randn([70_001], (Kind::Float, Device::Cpu)) * 9.0).to_kind(kind);
+            let mut other = one.copy();
+            shared.all_reduce(&mut one, op).unwrap();
+            tcp.all_reduce(&mut other, op).unwrap();
+            assert!(one.equal(&other), "{op:?} of {kind:?}");
+        }
+    }
+});
+
+dist_test!(world = 4, dist_many_all_reduces_in_flight, |world| {
+    let group = meeting::group(&world);
+    let rank = group.rank() as f64;
+    for round in 0..20 {
+        let works: Vec<_> = (0..12i64)
+            .map(|number| {
+                let count = [1, 300_000, 17][(number % 3) as usize];
+                let value = rank + number as f64;
+                let tensor = Tensor::full([count], value, (Kind::Double, Device::Cpu));
+                group.start_all_reduce(tensor, ReduceOp::Sum).unwrap()
+            })
+            .collect();
+        // Another of Gloo's own between them.
+        let gathered = group.all_gather(&Tensor::from(rank)).unwrap();
+        assert_eq!(gathered.len(), 4);
+        for (number, work) in works.into_iter().enumerate().rev() {
+            let sum = work.wait().unwrap();
+            let expected = 6.0 + 4.0 * number as f64;
+            assert!(sum.eq(expected).all().int64_value(&[]) != 0, "round {round}, {number}");
+        }
+    }
+});
+
+dist_test!(world = 3, dist_an_all_reduce_of_different_sizes_is_an_error, |world| {
+    let group = meeting::group(&world);
+    for part in 0..2 {
+        let group = group.subgroup(&[0, 1, 2]).unwrap().unwrap();
+        let (kind, count) = match (part, group.rank()) {
+            (0, 1) => (Kind::Float, 4),
+            (1, 2) => (Kind::Double, 3),
+            _ => (Kind::Float, 3),
+        };
+        let mut tensor = Tensor::zeros([count], (kind, Device::Cpu));
+        let error = group.all_reduce(&mut tensor, ReduceOp::Sum).unwrap_err();
+        // Who sees it first closes the connections of the others.
+        assert!(matches!(error.fault(), Some(Fault::Invalid | Fault::PeerLost)), "{error}");
+        if error.fault() == Some(Fault::Invalid) {
+            let text = error.to_string();
+            let odd = ["4 numbers of type Float", "3 numbers of type Double"][part];
+            assert!(text.contains("of the same on all ranks") && text.contains(odd), "{text}");
+        }
+        meet(&group, "done", 3);
+    }
+});
+
+dist_test!(world = 2, dist_a_peer_killed_inside_an_all_reduce, |world| {
+    let large = || Tensor::zeros([64 << 20], (Kind::Float, Device::Cpu));
+    if world.rank.as_usize() == 1 {
+        meeting::by_a_child_that_dies(|| {
+            let group = meeting::group(&world);
+            assert!(group.shares_memory());
+            let _work = group.start_all_reduce(large(), ReduceOp::Sum).unwrap();
+            meet(&group, "started", 2);
+            meeting::die();
+        });
+        return;
+    }
+    let group = meeting::group(&world);
+    let begun = Instant::now();
+    let work = group.start_all_reduce(large(), ReduceOp::Sum).unwrap();
+    meet(&group, "started", 2);
+    let error = match work.wait() {
+        Err(error) => Err::<(), _>(error),
+        // It was quick: then the next one fails.
+        Ok(_) => group.all_reduce(&mut Tensor::from(1.0), ReduceOp::Sum),
+    };
+    let error = assert_fault(error, Fault::PeerLost);
+    assert!(error.to_string().contains("rank 1 has left the group"), "{error}");
+    assert!(begun.elapsed() < LIMIT);
+});
+
+/// What `failure.rs` says of the shared memory, over TCP.
+mod over_tcp {
+    use std::time::Duration;
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(400);
+
+    fn reduce(group: &ProcessGroup) -> Result<(), brigade_torch::Error> {
+        group.all_reduce(&mut Tensor::from(1.0), ReduceOp::Sum)
+    }
+
+    dist_test!(world = 2, dist_a_limit_of_one_call, |world| {
+        let group = group_over_tcp(&world);
+        assert!(!group.shares_memory());
+        if group.rank() == 0 {
+            let error = assert_fault(reduce(&group.within(SHORT)), Fault::Timeout);
+            assert_eq!(missing(&error), [1], "{error}");
+        }
+        meet(&group, "done", 2);
+    });
+
+    dist_test!(world = 3, dist_a_killed_peer_is_noticed_at_once, |world| {
+        if world.rank.as_usize() == 1 {
+            meeting::by_a_child_that_dies(|| {
+                let group = group_over_tcp(&world);
+                reduce(&group).unwrap();
+                meet(&group, "before", 3);
+                meeting::die();
+            });
+            return;
+        }
+        let group = group_over_tcp(&world);
+        reduce(&group).unwrap();
+        meet(&group, "before", 3);
+        let error = assert_fault(reduce(&group), Fault::PeerLost);
+        assert_eq!(missing(&error), [1], "{error}");
+    });
+
+    dist_test!(world = 2, dist_abort_wakes_who_waits, |world| {
+        let group = group_over_tcp(&world);
+        let others = group.subgroup(&[0, 1]).unwrap().unwrap();
+        assert!(!others.shares_memory());
+        if group.rank() == 0 {
+            let work = others.start_all_reduce(Tensor::from(1.0), ReduceOp::Sum).unwrap();
+            others.abort().unwrap();
+            assert_fault(work.wait(), Fault::Aborted);
+        }
+        group.barrier().unwrap();
+    });
+}
