@@ -129,16 +129,20 @@ fn background(folder: &FilePath) -> Result<Vec<Vec<f64>>> {
         accelerator.wait_for_save()?;
     }
     let later = stalls.split_off(1);
-    // Tensors, as those of the save: the same pieces, the same threads.
-    let frozen: Vec<Tensor> =
-        (0..TENSORS).map(|_| Tensor::ones([ELEMENTS], tch::kind::FLOAT_CPU)).collect();
+    // Tensors, as those of the save: the same pieces, the same threads. The weights that are trained have
+    // two moments of their size.
+    let frozen = (0..TENSORS).map(|_| vec![ELEMENTS]);
+    let trained = model.inner().trainable_parameters();
+    let trained = trained.iter().flat_map(|parameter| vec![parameter.tensor.size(); 3]);
+    let saved: Vec<Tensor> =
+        frozen.chain(trained).map(|shape| Tensor::ones(shape, tch::kind::FLOAT_CPU)).collect();
     let start = Instant::now();
-    let mut copies: Vec<Tensor> = frozen.iter().map(Tensor::copy).collect();
+    let mut copies: Vec<Tensor> = saved.iter().map(Tensor::copy).collect();
     let new_copy = start.elapsed().as_secs_f64();
     let mut again = Vec::new();
     for _ in 1..SAVES {
         let start = Instant::now();
-        copies.iter_mut().zip(&frozen).for_each(|(copy, tensor)| copy.copy_(tensor));
+        copies.iter_mut().zip(&saved).for_each(|(copy, tensor)| copy.copy_(tensor));
         again.push(start.elapsed().as_secs_f64());
     }
     drop(std::hint::black_box(copies));

@@ -4,6 +4,9 @@
 //! flush waits for the disk. Here a few buffers go to the disk past the cache, from threads of their
 //! own, while the next one is filled. The space is allocated first: on ext4 writing into allocated
 //! space was four times as fast as into space that is found on the way.
+//!
+//! A file that is not flushed may go through the cache as well: its first pieces try both ways, and the
+//! others take the faster one. A fast disk beats the cache where that has to take new memory first.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -12,6 +15,7 @@ use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
@@ -19,13 +23,31 @@ use rustix::io::Errno;
 /// A file of a known size that is being written past the system's cache.
 #[derive(Debug)]
 pub(super) struct Direct {
-    file: Arc<File>,
+    ways: Arc<Ways>,
+    flush: bool,
     full: Option<Sender<Piece>>,
     empty: Receiver<Piece>,
     /// What is filled now.
     piece: Piece,
     fault: Arc<Mutex<Option<io::Error>>>,
     threads: Vec<JoinHandle<()>>,
+}
+
+/// One file, opened past the cache and, when it is not flushed, also for the cache.
+#[derive(Debug)]
+struct Ways {
+    direct: File,
+    cached: Option<File>,
+    /// Of the direct way and the cached one.
+    paces: Mutex<[Pace; 2]>,
+}
+
+/// How a way does.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pace {
+    tried: usize,
+    /// Seconds for a whole piece, the last ones counting most.
+    seconds: Option<f64>,
 }
 
 /// Bytes on their way to a place in the file.
@@ -40,12 +62,13 @@ struct Piece {
 
 impl Direct {
     /// Makes a file that must not be there yet, with room for `bytes`; `None` where the file system
-    /// or the system cannot write past its cache, and nothing was made.
-    pub(super) fn create(path: &Path, bytes: u64) -> io::Result<Option<Self>> {
+    /// or the system cannot write past its cache, and nothing was made. `flush` says whether the disk must
+    /// have all of it at the end.
+    pub(super) fn create(path: &Path, bytes: u64, flush: bool) -> io::Result<Option<Self>> {
         let flags = OFlags::DIRECT.bits().cast_signed();
         let file = OpenOptions::new().write(true).create_new(true).custom_flags(flags).open(path);
         let file = match file {
-            Ok(file) => Arc::new(file),
+            Ok(file) => file,
             // Linux makes the file before it asks whether it can be written so.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                 return match std::fs::remove_file(path) {
@@ -56,29 +79,32 @@ impl Direct {
             Err(error) => return Err(error),
         };
         allocate(&file, bytes)?;
+        let cached = if flush { None } else { Some(OpenOptions::new().write(true).open(path)?) };
+        let ways = Arc::new(Ways { direct: file, cached, paces: Mutex::default() });
         let (full, queue) = mpsc::channel();
         let (give_back, empty) = mpsc::channel();
         let queue = Arc::new(Mutex::new(queue));
         let fault = Arc::new(Mutex::new(None));
         let mut threads = Vec::new();
         for _ in 0..THREADS {
-            let (file, queue) = (Arc::clone(&file), Arc::clone(&queue));
+            let (ways, queue) = (Arc::clone(&ways), Arc::clone(&queue));
             let (fault, give_back) = (Arc::clone(&fault), give_back.clone());
-            let work = move || write_pieces(&file, &queue, &give_back, &fault);
+            let work = move || write_pieces(&ways, &queue, &give_back, &fault);
             if let Ok(thread) = std::thread::Builder::new().name("brigade-disk".into()).spawn(work)
             {
                 threads.push(thread);
             }
         }
         if threads.is_empty() {
-            drop(file);
+            drop(ways);
             return std::fs::remove_file(path).map(|()| None);
         }
         for _ in 0..threads.len() {
             // The receiver is in this function.
             let _ = give_back.send(Piece::new());
         }
-        Ok(Some(Self { file, full: Some(full), empty, piece: Piece::new(), fault, threads }))
+        let piece = Piece::new();
+        Ok(Some(Self { ways, flush, full: Some(full), empty, piece, fault, threads }))
     }
 
     /// Appends.
@@ -99,7 +125,7 @@ impl Direct {
         Ok(())
     }
 
-    /// Ends the file, which has `bytes`, and waits until the disk has it.
+    /// Ends the file, which has `bytes`, and waits until the disk has it if it is flushed.
     pub(super) fn finish(mut self, bytes: u64) -> io::Result<()> {
         if self.piece.filled > 0 {
             let mut piece = std::mem::replace(&mut self.piece, Piece::empty());
@@ -111,8 +137,8 @@ impl Direct {
             self.send(piece)?;
         }
         self.end()?;
-        self.file.set_len(bytes)?;
-        self.file.sync_all()
+        self.ways.direct.set_len(bytes)?;
+        if self.flush { self.ways.direct.sync_all() } else { Ok(()) }
     }
 
     fn send(&self, piece: Piece) -> io::Result<()> {
@@ -171,7 +197,7 @@ impl Piece {
 /// What a thread does until the sender is gone. After a fault it writes no more, but goes on to give
 /// pieces back: the other side waits for them.
 fn write_pieces(
-    file: &File,
+    ways: &Ways,
     queue: &Mutex<Receiver<Piece>>,
     give_back: &Sender<Piece>,
     fault: &Mutex<Option<io::Error>>,
@@ -180,7 +206,7 @@ fn write_pieces(
     loop {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(mut piece) = next else { return };
-        if !failed && let Err(error) = write(file, &piece) {
+        if !failed && let Err(error) = ways.write(&piece) {
             failed = true;
             fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }
@@ -188,6 +214,35 @@ fn write_pieces(
         // Nobody takes it back after the last one.
         let _ = give_back.send(piece);
     }
+}
+
+impl Ways {
+    fn write(&self, piece: &Piece) -> io::Result<()> {
+        let Some(cached) = &self.cached else {
+            return write(&self.direct, piece);
+        };
+        let way = next_way(&mut self.paces.lock().unwrap_or_else(PoisonError::into_inner));
+        let begun = Instant::now();
+        write([&self.direct, cached][way], piece)?;
+        if piece.filled == PIECE_BYTES {
+            let seconds = begun.elapsed().as_secs_f64();
+            let pace = &mut self.paces.lock().unwrap_or_else(PoisonError::into_inner)[way];
+            pace.seconds = Some(pace.seconds.map_or(seconds, |before| (before + seconds) / 2.0));
+        }
+        Ok(())
+    }
+}
+
+/// Each way is tried by as many pieces as there are threads; then the faster one, as it has been lately.
+fn next_way(paces: &mut [Pace; 2]) -> usize {
+    let way = match paces.map(|pace| (pace.tried < THREADS, pace.seconds)) {
+        [(true, _), _] => 0,
+        [_, (true, _)] => 1,
+        [(_, Some(direct)), (_, Some(cached))] if cached < direct => 1,
+        _ => 0,
+    };
+    paces[way].tried += 1;
+    way
 }
 
 fn write(file: &File, piece: &Piece) -> io::Result<()> {
@@ -233,18 +288,36 @@ mod tests {
     fn a_file_has_every_byte_at_its_place() {
         let folder = tempfile::tempdir().unwrap();
         for (number, bytes) in
-            [0, 1, ALIGNMENT, PIECE_BYTES, 5 * PIECE_BYTES + 3].into_iter().enumerate()
+            [0, 1, ALIGNMENT, PIECE_BYTES, 5 * PIECE_BYTES + 3, 9 * PIECE_BYTES + 5]
+                .into_iter()
+                .enumerate()
         {
             let path = folder.path().join(number.to_string());
-            let Some(mut file) = Direct::create(&path, bytes as u64).unwrap() else { return };
+            let flush = number % 2 == 0;
+            let made = Direct::create(&path, bytes as u64, flush).unwrap();
+            let Some(mut file) = made else { return };
             let expected = content(bytes);
             for part in expected.chunks(PIECE_BYTES / 3 + 1) {
                 file.put(part).unwrap();
             }
             file.finish(bytes as u64).unwrap();
             assert!(std::fs::read(&path).unwrap() == expected, "{bytes} bytes");
-            assert!(Direct::create(&path, 1).is_err(), "it is there already");
+            assert!(Direct::create(&path, 1, flush).is_err(), "it is there already");
         }
+    }
+
+    #[test]
+    fn both_ways_are_tried_and_the_faster_one_is_taken() {
+        let mut paces = [Pace::default(); 2];
+        let tried: Vec<_> = (0..2 * THREADS).map(|_| next_way(&mut paces)).collect();
+        assert_eq!(tried, [0, 0, 1, 1]);
+        assert_eq!(next_way(&mut paces), 0, "none has ended");
+        paces[1].seconds = Some(0.1);
+        assert_eq!(next_way(&mut paces), 0, "the other has not");
+        paces[0].seconds = Some(0.2);
+        assert_eq!(next_way(&mut paces), 1);
+        paces[1].seconds = Some(0.3);
+        assert_eq!(next_way(&mut paces), 0, "it has become slow");
     }
 
     #[test]
@@ -253,7 +326,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, "").unwrap();
-        let file = File::open(&path).unwrap();
+        let direct = File::open(&path).unwrap();
+        let ways = Ways { direct, cached: None, paces: Mutex::default() };
         let (full, queue) = mpsc::channel();
         let (give_back, empty) = mpsc::channel();
         let (queue, fault) = (Mutex::new(queue), Mutex::new(None));
@@ -261,7 +335,7 @@ mod tests {
             full.send(Piece { filled: ALIGNMENT, ..Piece::new() }).unwrap();
         }
         drop(full);
-        write_pieces(&file, &queue, &give_back, &fault);
+        write_pieces(&ways, &queue, &give_back, &fault);
         assert_eq!(empty.try_iter().count(), 3, "all pieces come back");
         assert!(fault.lock().unwrap().is_some());
     }
