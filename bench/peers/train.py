@@ -1,6 +1,7 @@
 """A training loop on PyTorch with Accelerate: seconds of each step as JSON, or bytes of memory.
 
 Without flags everything is as both set it by default: NCHW, the optimizer's loop over parameters, fp32.
+Under torchrun each rank has its part of the batch, and the first speaks for all.
 """
 
 import argparse
@@ -42,7 +43,8 @@ def main():
     given = options()
     torch.manual_seed(1)
     accelerator = Accelerator(cpu=True, mixed_precision=given.precision)
-    model, shape, classes = parts(given.model)
+    model, (batch, *image), classes = parts(given.model)
+    shape = (batch // accelerator.num_processes, *image)
     kind = torch.optim.Adam if given.model == "cnn" else torch.optim.AdamW
     if given.channels_last:
         model = model.to(memory_format=torch.channels_last)
@@ -68,8 +70,9 @@ def main():
         with open("/proc/self/statm") as statm:
             resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         print(json.dumps([[resident], [peak]]))
-    else:
+    elif accelerator.is_main_process:
         print(json.dumps([seconds]))
+    accelerator.end_training()
 
 
 if __name__ == "__main__":

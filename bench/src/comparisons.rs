@@ -27,6 +27,8 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "training-resnet18", run: training::resnet18 },
         Comparison { name: "adamw", run: training::adamw },
         Comparison { name: "memory", run: training::memory },
+        Comparison { name: "two-processes-against-pytorch", run: training::two_processes_both },
+        Comparison { name: "all-reduce", run: training::all_reduce },
         Comparison { name: "two-processes", run: training::two_processes },
         Comparison { name: "checkpoint-files", run: checkpoint::files },
         Comparison { name: "checkpoint-background", run: checkpoint::background },
@@ -89,7 +91,7 @@ fn launch_to_first_step(rounds: usize) -> Result<Vec<Row>> {
             "first-step".to_owned(),
         ]),
     );
-    let peer = Side::torchrun("peers/first_step.py");
+    let peer = Side::torchrun("peers/first_step.py", &[]);
     let mut wall = Vec::new();
     let mut theirs = Vec::new();
     for _ in 0..rounds {

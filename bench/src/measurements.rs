@@ -34,6 +34,7 @@ pub(crate) fn run(name: &str) -> Result<Vec<Vec<f64>>> {
         "memcpy-bytes-per-second" => Ok(vec![memcpy()]),
         "train" => training::train(&words[1..]),
         "adamw" => training::adamw(),
+        "all-reduce" => training::all_reduce(),
         "checkpoint" => checkpoint::run(&words[1..]),
         other => bail!("there is no measurement {other:?}"),
     }

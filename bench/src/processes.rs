@@ -27,12 +27,13 @@ impl Side {
         Some(Self { program: python()?.into(), arguments: all })
     }
 
-    /// A script under torchrun, on two processes.
-    pub(crate) fn torchrun(script: &str) -> Option<Self> {
+    /// A script under torchrun, on two processes of one thread.
+    pub(crate) fn torchrun(script: &str, arguments: &[&str]) -> Option<Self> {
         let launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"];
-        let mut arguments: Vec<String> = launcher.map(str::to_owned).into();
-        arguments.push(script_path(script));
-        Some(Self { program: python()?.into(), arguments })
+        let mut all: Vec<String> = launcher.map(str::to_owned).into();
+        all.push(script_path(script));
+        all.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        Some(Self { program: python()?.into(), arguments: all })
     }
 
     /// Any command.

@@ -137,34 +137,13 @@ pub(crate) fn memory(rounds: usize) -> Result<Vec<Row>> {
 
 /// ResNet-18 with a global batch of 32: one process with two threads against two with one each.
 pub(crate) fn two_processes(rounds: usize) -> Result<Vec<Row>> {
-    let own = std::env::current_exe().context("cannot find this program")?;
-    let launched = |processes: usize, what: &str| -> Result<Side> {
-        let threads = (2 / processes).to_string();
-        let measurement = format!("train {what}");
-        Ok(Side::command(
-            processes::brigade()?,
-            [
-                "launch".to_owned(),
-                "--nproc".to_owned(),
-                processes.to_string(),
-                "--threads-per-rank".to_owned(),
-                threads,
-                "--prefix".to_owned(),
-                String::new(),
-                "--".to_owned(),
-                own.to_string_lossy().into_owned(),
-                "--measure".to_owned(),
-                measurement,
-            ],
-        ))
-    };
     let sides = [
-        launched(1, "resnet18")?,
-        launched(2, "resnet18")?,
-        launched(1, "resnet18 bf16")?,
-        launched(2, "resnet18 bf16")?,
-        launched(2, "cnn")?,
-        launched(2, "cnn unchecked")?,
+        launched(1, "train resnet18")?,
+        launched(2, "train resnet18")?,
+        launched(1, "train resnet18 bf16")?,
+        launched(2, "train resnet18 bf16")?,
+        launched(2, "train cnn")?,
+        launched(2, "train cnn unchecked")?,
     ];
     let [one, two, one_half, two_half, checked, unchecked] = in_turns(rounds, &sides)?;
     let line = |what, one: f64, two: f64| Row {
@@ -192,6 +171,90 @@ pub(crate) fn two_processes(rounds: usize) -> Result<Vec<Row>> {
             reached: checked / unchecked < 1.1,
         },
     ])
+}
+
+/// Two processes of one thread on both sides, with both sides' defaults.
+pub(crate) fn two_processes_both(rounds: usize) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (net, what) in [
+        ("cnn", "CNN, batch 64 in all, 2 processes of 1 thread on both sides, both with defaults"),
+        (
+            "resnet18",
+            "ResNet-18, 32 images in all, 2 processes of 1 thread on both sides, both with defaults",
+        ),
+    ] {
+        let Some(peer) = Side::torchrun("peers/train.py", &["--model", net]) else {
+            return Ok(Vec::new());
+        };
+        let own = launched(2, &format!("train {net}"))?;
+        let [ours, theirs] = in_turns(rounds, &[own, peer])?;
+        rows.push(Row {
+            what,
+            ours: milliseconds(ours),
+            other: milliseconds(theirs),
+            ratio: format!("{:.2}x", theirs / ours),
+            goal: "at least 1.00x".to_owned(),
+            reached: theirs >= ours,
+        });
+    }
+    Ok(rows)
+}
+
+/// All-reduces between two processes of this host.
+pub(crate) fn all_reduce(rounds: usize) -> Result<Vec<Row>> {
+    let Some(peer) = Side::torchrun("peers/all_reduce.py", &[]) else {
+        return Ok(Vec::new());
+    };
+    let sides = [launched(2, "all-reduce")?, peer];
+    let mut medians = [const { [Vec::new(), Vec::new()] }; 2];
+    for round in 0..rounds {
+        for turn in 0..2 {
+            let side = (round + turn) % 2;
+            for (size, mut seconds) in sides[side].lists::<2>()?.into_iter().enumerate() {
+                medians[size][side].push(median(&mut seconds));
+            }
+        }
+    }
+    let row = |what, [mut ours, mut theirs]: [Vec<f64>; 2]| {
+        let (ours, theirs) = (median(&mut ours), median(&mut theirs));
+        Row {
+            what,
+            ours: milliseconds(ours),
+            other: milliseconds(theirs),
+            ratio: format!("{:.1}x", theirs / ours),
+            goal: "at least 1.0x".to_owned(),
+            reached: theirs >= ours,
+        }
+    };
+    let [large, small] = medians;
+    Ok(vec![
+        row(
+            "all-reduce of 47 MB between 2 processes of one host, against torch.distributed",
+            large,
+        ),
+        row("all-reduce of 4 bytes, the same", small),
+    ])
+}
+
+/// A measurement under the launcher, with the two threads of the machine for all processes together.
+fn launched(processes: usize, measurement: &str) -> Result<Side> {
+    let own = std::env::current_exe().context("cannot find this program")?;
+    Ok(Side::command(
+        processes::brigade()?,
+        [
+            "launch".to_owned(),
+            "--nproc".to_owned(),
+            processes.to_string(),
+            "--threads-per-rank".to_owned(),
+            (2 / processes).to_string(),
+            "--prefix".to_owned(),
+            String::new(),
+            "--".to_owned(),
+            own.to_string_lossy().into_owned(),
+            "--measure".to_owned(),
+            measurement.to_owned(),
+        ],
+    ))
 }
 
 fn megabytes(bytes: f64) -> String {

@@ -128,6 +128,26 @@ pub(crate) fn adamw() -> Result<Vec<Vec<f64>>> {
     Ok(vec![seconds])
 }
 
+/// Seconds of all-reduces of ResNet-18's gradients, and of one number, as `peers/all_reduce.py` has them.
+pub(crate) fn all_reduce() -> Result<Vec<Vec<f64>>> {
+    let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+    let group = accelerator.group().context("all-reduces are of several ranks")?;
+    let mut lists = Vec::new();
+    for numbers in [11_689_512, 1] {
+        let mut tensor = Tensor::zeros([numbers], tch::kind::FLOAT_CPU);
+        let mut seconds = Vec::with_capacity(STEPS);
+        for number in 0..WARM_UP + STEPS {
+            let start = Instant::now();
+            group.all_reduce(&mut tensor, ReduceOp::Sum)?;
+            if number >= WARM_UP {
+                seconds.push(start.elapsed().as_secs_f64());
+            }
+        }
+        lists.push(seconds);
+    }
+    Ok(if accelerator.is_main_process() { lists } else { Vec::new() })
+}
+
 /// A line of /proc/self/status, in bytes.
 pub(crate) fn status(name: &str) -> Result<f64> {
     let text = fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
