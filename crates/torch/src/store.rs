@@ -1,11 +1,12 @@
 //! Key-value stores: how ranks find each other, and a small shared memory for them.
 
 use std::fmt;
-use std::net::TcpListener;
+use std::io;
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cxx::UniquePtr;
 use nix::sys::socket::{SockaddrStorage, getpeername, getsockname};
@@ -167,22 +168,58 @@ impl TcpStore {
     /// answered within the time limit.
     pub fn open(self) -> Result<Store, Error> {
         let address = format!("{}:{}", self.host, self.port);
+        let waited = if self.server { Duration::ZERO } else { self.wait_until_it_listens() };
         let options = ffi::TcpStoreOptions {
             host: &self.host,
             port: self.port,
             is_server: self.server,
             num_workers: self.world_size.and_then(|n| i64::try_from(n).ok()).unwrap_or(0),
             wait_workers: self.wait_for_workers,
-            timeout_ms: milliseconds(self.timeout),
+            timeout_ms: milliseconds(self.timeout - waited),
             // libtorch owns the socket from here on and closes it with the server.
             listen_fd: self.listener.map_or(-1, IntoRawFd::into_raw_fd),
         };
         let operation = if self.server { "listen" } else { "connect" };
         let handle = ffi::tcp_store(&options)
             .map_err(|error| store_error(operation, address.clone(), &error))?;
-        Ok(Store::new(handle, format!("tcp://{address}")))
+        let store = Store::new(handle, format!("tcp://{address}"));
+        if waited > Duration::ZERO {
+            store.set_timeout(self.timeout)?;
+        }
+        Ok(store)
+    }
+
+    /// Ranks start at once, and the server's host has no head start. libtorch sleeps half a second or
+    /// more between two tries to connect; these here are milliseconds apart. Whatever else may be wrong,
+    /// and a server that is late, is left to libtorch, with the rest of the time.
+    fn wait_until_it_listens(&self) -> Duration {
+        let begun = Instant::now();
+        let limit = LONGEST_WAIT.min(self.timeout / 2);
+        let mut pause = Duration::from_millis(2);
+        // By all addresses that the name has.
+        let refused = || {
+            let addresses = (self.host.as_str(), self.port).to_socket_addrs();
+            addresses.is_ok_and(|mut addresses| {
+                addresses.all(|address| {
+                    let tried = TcpStream::connect_timeout(&address, limit);
+                    tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+                })
+            })
+        };
+        if limit.is_zero() {
+            return Duration::ZERO;
+        }
+        while begun.elapsed() < limit && refused() {
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(Duration::from_millis(100));
+        }
+        // A try that was begun within the limit may have ended beyond it.
+        begun.elapsed().min(limit)
     }
 }
+
+/// How long a client itself looks whether the server listens.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 impl Store {
     fn new(handle: UniquePtr<ffi::Store>, description: String) -> Self {

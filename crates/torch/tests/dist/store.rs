@@ -222,3 +222,22 @@ fn a_server_that_has_gone_is_an_error() {
     let error = (0..100).find_map(|_| client.get("key").err()).unwrap();
     assert!(matches!(error.fault(), Some(Fault::Network | Fault::PeerLost)), "{error}");
 }
+
+#[test]
+fn a_client_waits_for_a_server_that_is_late() {
+    // Bound and not listening: what a rank finds that is quicker than the server's.
+    let late = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
+    bind(late.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
+    let port = getsockname::<SockaddrIn>(late.as_raw_fd()).unwrap().port();
+    let client = thread::spawn(move || {
+        let client = TcpStore::client("localhost", port).timeout(LIMIT).open().unwrap();
+        assert_eq!(client.timeout().unwrap(), LIMIT, "the whole of it, for what comes later");
+        client.get("said").unwrap()
+    });
+    // It has been refused when the server begins, most of the time; both orders must work.
+    thread::sleep(SHORT);
+    let server = TcpStore::server_on_fd(late.into_raw_fd()).unwrap().timeout(LIMIT);
+    let server = server.open().unwrap();
+    server.set("said", "late").unwrap();
+    assert_eq!(client.join().unwrap(), b"late");
+}
