@@ -287,6 +287,10 @@ settings! {
         /// How long ranks may take to stop before they are killed
         shutdown_timeout: Duration = "shutdown-timeout" "SECONDS"
             default "30" env "PET_SHUTDOWN_TIMEOUT" "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
+        /// How long a host, or the way to it, may be silent before it counts as lost; meanwhile its
+        /// ranks run on. At least 1
+        heartbeat_timeout: Duration = "heartbeat-timeout" "SECONDS"
+            default "30";
     }
 
     /// What is shown, and what is written to files.

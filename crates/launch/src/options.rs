@@ -25,6 +25,9 @@ pub struct LaunchOptions {
     pub env: Vec<(String, String)>,
     /// How long ranks may take to stop after SIGTERM before they are killed.
     pub shutdown_timeout: Duration,
+    /// How long a host, or the way to it, may be silent before it is lost: for as long, ranks run on
+    /// without the coordinator. From 1 s to a day.
+    pub heartbeat_timeout: Duration,
     /// How often the job is started again after a failure. Hosts that come or leave do not count.
     pub max_restarts: u32,
     /// How many hosts take part. More than one, or a range, needs a [`Meeting`].
@@ -51,7 +54,7 @@ pub struct LaunchOptions {
     pub placement: PlacementOptions,
 }
 
-/// One rank of no program on one host; 30 s to stop, as torchrun; no restart.
+/// One rank of no program on one host; 30 s to stop, as torchrun, and to be silent; no restart.
 impl Default for LaunchOptions {
     fn default() -> Self {
         Self {
@@ -61,6 +64,7 @@ impl Default for LaunchOptions {
             threads_per_rank: None,
             env: Vec::new(),
             shutdown_timeout: Duration::from_secs(30),
+            heartbeat_timeout: Duration::from_secs(30),
             max_restarts: 0,
             nodes: NodeRange::default(),
             meeting: Meeting::OneHost,

@@ -3,9 +3,8 @@
 use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
-use std::time::Duration;
 
-use brigade_rendezvous::{Assignment, Secret};
+use brigade_rendezvous::{Assignment, Secret, TimeLimits};
 use brigade_world::{LocalRank, Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize};
 use nix::unistd::gethostname;
 
@@ -75,8 +74,8 @@ pub struct LaunchPlan {
     pub env: Vec<(&'static str, String)>,
     /// Variables that the user has for every rank, which give way to all others.
     pub user_env: Vec<(String, String)>,
-    /// From SIGTERM to SIGKILL.
-    pub shutdown_timeout: Duration,
+    /// From SIGTERM to SIGKILL, how long a host may be silent, and what follows from these.
+    pub limits: TimeLimits,
     /// Restarts after failures.
     pub max_restarts: u32,
     /// How many hosts take part.
@@ -186,7 +185,7 @@ impl LaunchPlan {
             args,
             env,
             user_env: options.env.clone(),
-            shutdown_timeout: options.shutdown_timeout,
+            limits: TimeLimits::new(options.heartbeat_timeout, options.shutdown_timeout),
             max_restarts: options.max_restarts,
             nodes: options.nodes,
             meeting: options.meeting.clone(),

@@ -21,6 +21,7 @@ mod etcd;
 mod formation;
 mod frame;
 mod handshake;
+mod limits;
 mod link;
 mod listener;
 mod meet;
@@ -32,7 +33,8 @@ mod wire;
 pub use coordinator::{Coordinator, OutputSink, Piece, SessionId};
 pub use formation::{Action, AgentId, Event, Formation, Rules};
 pub use frame::{Decoder, FrameError, LONGEST_FRAME, encode};
-pub use link::{Link, OUTPUT_CREDIT, Timing};
+pub use limits::TimeLimits;
+pub use link::{Link, OUTPUT_CREDIT};
 pub use listener::{Listener, Reach};
 pub use meet::{MeetError, MeetNotice, MeetPlan, Meeting, Way};
 pub use message::{

@@ -3,13 +3,13 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::time::Duration;
 
 use nix::sys::socket::sockopt::{Ipv6V6Only, ReuseAddr, TcpUserTimeout};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, listen, setsockopt, socket,
 };
 
+use crate::TimeLimits;
 use crate::etcd::Seat;
 use crate::secret::Secret;
 use crate::wire::Wire;
@@ -54,9 +54,9 @@ impl Listener {
     }
 
     /// The next connection, if there is one, and where it comes from.
-    pub(crate) fn accept(&self, silence: Duration) -> io::Result<(Wire, IpAddr)> {
+    pub(crate) fn accept(&self, limits: TimeLimits) -> io::Result<(Wire, IpAddr)> {
         let (stream, address) = self.socket.accept()?;
-        let wire = Wire::new(prepared(stream, silence)?.into(), None, MOST_UNSENT)?;
+        let wire = Wire::new(prepared(stream, limits)?.into(), None, MOST_UNSENT)?;
         Ok((wire, address.ip().to_canonical()))
     }
 }
@@ -76,14 +76,13 @@ pub enum Reach {
     Everywhere,
 }
 
-/// Messages go at once, and the kernel gives a connection up when we would.
+/// Messages go at once, and the kernel gives a connection up after both sides have.
 pub(crate) fn prepared(
     stream: std::net::TcpStream,
-    silence: Duration,
+    limits: TimeLimits,
 ) -> io::Result<std::net::TcpStream> {
     stream.set_nodelay(true)?;
-    let limit = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX);
-    // Unacknowledged beats for this long: the same as silence, found also by who only sends.
+    let limit = u32::try_from(limits.kernel().as_millis()).unwrap_or(u32::MAX);
     setsockopt(&stream, TcpUserTimeout, &limit)?;
     Ok(stream)
 }

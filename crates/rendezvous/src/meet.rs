@@ -2,14 +2,16 @@
 
 mod notices;
 mod patience;
+mod resume;
 mod tcp;
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Link, Listener, Secret, Timing, etcd, quiet};
+use crate::{Link, Listener, Secret, TimeLimits, etcd, quiet};
 
 pub(crate) use notices::Notices;
 pub(crate) use patience::Patience;
@@ -28,8 +30,8 @@ pub struct MeetPlan {
     pub secret: Secret,
     /// How long to try.
     pub timeout: Duration,
-    /// Of the link.
-    pub timing: Timing,
+    /// Of the connection.
+    pub limits: TimeLimits,
 }
 
 /// How the agents of several hosts meet.
@@ -54,6 +56,16 @@ pub enum Way {
         /// Whether this agent serves, where its own addresses do not tell: behind a balancer or a
         /// translated address.
         serve: Option<bool>,
+    },
+    /// The coordinator that was met before, at the address where it was. It is looked for without
+    /// end.
+    Resume {
+        /// Where it was.
+        address: SocketAddr,
+        /// It may still be there although nothing listens: its connection has only fallen silent.
+        patient: bool,
+        /// How long to wait before the first try.
+        delay: Duration,
     },
     /// Who is elected by an etcd serves, the others come to it. When its host is lost, who still
     /// tries to meet elects another one.
@@ -82,6 +94,11 @@ pub enum MeetNotice {
     Join(Link),
     /// There is nobody, or nobody of ours.
     Failed(MeetError),
+    /// The coordinator that was met before is not there any more.
+    Gone {
+        /// How that was seen.
+        how: String,
+    },
 }
 
 /// Why an agent does not meet the others.
@@ -166,7 +183,7 @@ pub enum MeetError {
 ///
 /// ```
 /// use std::time::Duration;
-/// use brigade_rendezvous::{MeetNotice, MeetPlan, Meeting, Secret, Timing, Way};
+/// use brigade_rendezvous::{MeetNotice, MeetPlan, Meeting, Secret, TimeLimits, Way};
 /// use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 ///
 /// let mut meeting = Meeting::start(MeetPlan {
@@ -175,7 +192,7 @@ pub enum MeetError {
 ///     host: "node1".into(),
 ///     secret: Secret::of_run_id("night"),
 ///     timeout: Duration::from_secs(600),
-///     timing: Timing::default(),
+///     limits: TimeLimits::default(),
 /// })?;
 /// poll(&mut [PollFd::new(meeting.fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
 /// let Some(MeetNotice::Serve { listener, address }) = meeting.next() else { panic!() };
@@ -231,6 +248,9 @@ fn meet(plan: &MeetPlan, notices: &Notices) -> Result<MeetNotice, MeetError> {
         Way::Static { node_rank: 0, address, port } => tcp::serve(plan, address, *port),
         Way::Static { address, port, .. } => tcp::meet(plan, address, *port, Some(false), notices),
         Way::Endpoint { address, port, serve } => tcp::meet(plan, address, *port, *serve, notices),
+        Way::Resume { address, patient, delay } => {
+            resume::meet(plan, *address, *patient, *delay, notices)
+        }
         Way::Etcd { endpoints, address } => {
             etcd::meet(plan, endpoints, address.as_deref(), notices)
         }

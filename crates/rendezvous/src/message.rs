@@ -12,7 +12,7 @@ use std::process::ExitStatus;
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// Milliseconds of the sender's own monotonic clock, from a start of its choosing.
 pub type Millis = u64;
@@ -37,11 +37,17 @@ pub enum FromAgent {
         port: u16,
         /// Ranks did not stop in time and were killed.
         killed: bool,
+        /// Ranks that SIGKILL did not end, in words: the host can take part in no other attempt.
+        #[serde(default)]
+        stuck: Option<String>,
     },
     /// Somebody sent this agent a signal that asks the job to stop.
     Interrupted {
         /// The signal's number.
         signal: i32,
+        /// Counts the requests of this agent from 1, so that one that is sent again after a break
+        /// is not taken for another one.
+        count: u32,
     },
     /// This host leaves; the job may go on without it. It stops its ranks by itself.
     Leaving,
@@ -83,6 +89,11 @@ pub struct Join {
     pub host: String,
     /// Process number of the agent.
     pub pid: u32,
+    /// Name of the agent, which no other has.
+    pub agent: String,
+    /// 0: it is new. Else it has joined before, only its connection was lost, and it asks for its
+    /// seat for this many times.
+    pub resume: u32,
     /// How many ranks it will start.
     pub nproc: usize,
     /// The place that the user gave it, where there is one.
@@ -91,7 +102,8 @@ pub struct Join {
     pub address: Option<String>,
     /// A port for the ranks to meet at, held by the agent, should it be the first host.
     pub port: u16,
-    /// The last attempt it took part in, when it had another coordinator before.
+    /// The last attempt it took part in, when it had another coordinator or another connection
+    /// before.
     pub last_attempt: Option<u32>,
     /// Its place in that attempt, so that a new coordinator keeps the order of the hosts.
     #[serde(default)]
@@ -156,6 +168,8 @@ pub enum ToAgent {
         /// Why, and what to do.
         reason: String,
     },
+    /// Its seat was kept: the answer to a [`Join`] that resumes. What it may have missed follows.
+    Resumed,
     /// It takes part once the others are there.
     Waiting {
         /// Hosts that are there.
@@ -272,6 +286,8 @@ impl Join {
             run_id: String::new(),
             host: host.into(),
             pid: std::process::id(),
+            agent: String::new(),
+            resume: 0,
             nproc: 1,
             node_rank: None,
             address: None,

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use nix::errno::Errno;
@@ -23,6 +24,9 @@ pub enum LinkError {
     /// The other side has ended while it sent something.
     #[error("the connection was closed in the middle of a message")]
     CutOff,
+    /// The other side has ended without reading all, or a gateway has forgotten the connection.
+    #[error("the connection was reset")]
+    Reset,
     /// The system says that the other side cannot be reached.
     #[error("the connection broke: {}", crate::plain_text(.0))]
     Broken(io::Error),
@@ -46,9 +50,10 @@ pub enum LinkError {
 /// Both ends use this; which messages go over it is their business.
 #[derive(Debug)]
 pub(crate) struct Wire {
-    reader: OwnedFd,
+    /// Shared with whoever polls it.
+    reader: Arc<OwnedFd>,
     /// `None`: one socket carries both directions.
-    writer: Option<OwnedFd>,
+    writer: Option<Arc<OwnedFd>>,
     decoder: Decoder,
     outbox: Vec<u8>,
     /// How much of `outbox` is gone.
@@ -77,8 +82,8 @@ impl Wire {
         }
         let now = Instant::now();
         Ok(Self {
-            reader,
-            writer,
+            reader: Arc::new(reader),
+            writer: writer.map(Arc::new),
             decoder: Decoder::default(),
             outbox: Vec::new(),
             sent: 0,
@@ -105,6 +110,12 @@ impl Wire {
 
     pub(crate) fn write_fd(&self) -> BorrowedFd<'_> {
         self.writer.as_ref().unwrap_or(&self.reader).as_fd()
+    }
+
+    /// Both ends, to be polled while somebody else uses the stream.
+    pub(crate) fn ends(&self) -> [Arc<OwnedFd>; 2] {
+        let writer = self.writer.as_ref().unwrap_or(&self.reader);
+        [Arc::clone(&self.reader), Arc::clone(writer)]
     }
 
     pub(crate) fn is_one_socket(&self) -> bool {
@@ -165,6 +176,8 @@ impl Wire {
                 return Ok(Some(message));
             }
             match read(&self.reader, &mut buffer) {
+                // Of an error, the system tells whoever asks first: that may have been a write.
+                Ok(0) if let Some(error) = self.broken() => return Err(error),
                 Ok(0) if self.decoder.is_amid() => return Err(LinkError::CutOff),
                 Ok(0) => return Err(LinkError::Closed),
                 Ok(count) => {
@@ -173,8 +186,7 @@ impl Wire {
                 }
                 Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => return self.mute().map_or(Ok(None), Err),
-                // What a Unix socket says when its other end closes with something unread.
-                Err(Errno::ECONNRESET) if self.mute.is_none() => return Err(LinkError::Closed),
+                Err(Errno::ECONNRESET) => return Err(LinkError::Reset),
                 Err(error) => return Err(LinkError::Broken(error.into())),
             }
         }
@@ -185,9 +197,18 @@ impl Wire {
         Some(match self.mute? {
             // The other side is gone, and has said nothing since.
             Mute::Broken(Errno::EPIPE) => LinkError::Closed,
+            Mute::Broken(Errno::ECONNRESET) => LinkError::Reset,
             Mute::Broken(error) => LinkError::Broken(error.into()),
             Mute::Stuck(bytes) => LinkError::Stuck { bytes },
         })
+    }
+
+    /// An error of the connection itself that a write has met.
+    fn broken(&self) -> Option<LinkError> {
+        match self.mute()? {
+            error @ (LinkError::Reset | LinkError::Broken(_)) => Some(error),
+            _ => None,
+        }
     }
 
     /// Says that nothing more will be sent; what the other side still sends can be read.

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use brigade_hostkit::Etcd;
 use brigade_rendezvous::{
-    Assignment, Coordinator, FromAgent, Join, MeetNotice, MeetPlan, Meeting, Rules, Secret, Timing,
-    ToAgent, Way,
+    Assignment, Coordinator, FromAgent, Join, MeetNotice, MeetPlan, Meeting, Rules, Secret,
+    TimeLimits, ToAgent, Way,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
@@ -162,7 +162,7 @@ impl Agent {
             host: format!("host-{}", std::process::id()),
             secret: Secret::new("of the test").unwrap(),
             timeout: Duration::from_secs(60),
-            timing: Timing::default(),
+            limits: TimeLimits::default(),
         };
         let mut meeting = Meeting::start(plan).unwrap();
         let (mut link, _coordinator) = loop {

@@ -6,7 +6,7 @@ use brigade_launch::{
     LaunchOptions, Meeting, NprocSpec, OutputOptions, PlacementFacts, PlacementOptions, Secret,
 };
 
-use super::meeting::{self, Way};
+use super::meeting::{self, Decided, Way};
 use super::program::ProgramArgs;
 
 /// The launcher's options.
@@ -17,7 +17,7 @@ pub(super) fn options(
     program: &ProgramArgs,
     variables: &Variables,
 ) -> anyhow::Result<LaunchOptions> {
-    let (way, patience) = meeting::decide(layers)?;
+    let Decided { way, waits, heartbeat_timeout } = meeting::decide(layers)?;
     let is_on_hosts = way == Way::Hosts;
     let meeting = match way {
         Way::Here(meeting) => meeting,
@@ -52,9 +52,10 @@ pub(super) fn options(
         run_id: settings.rdzv_id.clone(),
         secret: settings.rdzv_secret_file.as_deref().map(Secret::from_file).transpose()?,
         local_addr: settings.local_addr.clone(),
-        patience,
+        patience: waits,
         role: settings.role.clone().unwrap_or(default.role),
         shutdown_timeout: settings.shutdown_timeout.unwrap_or(default.shutdown_timeout),
+        heartbeat_timeout,
         output: OutputOptions {
             log_dir: settings.log_dir.clone(),
             redirects: settings.redirects.clone(),

@@ -203,7 +203,7 @@ impl Running {
     }
 
     fn watch_mark(&self) -> String {
-        format!("brigade\0__watch\0{}\0", self.pid())
+        format!("brigade\0__reaper\0{}\0", self.pid())
     }
 
     /// Living processes that have this job's folder in their environment, and the watch, which has

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use brigade_rendezvous::{Link, Timing};
+use brigade_rendezvous::{Link, TimeLimits};
 use nix::unistd::{dup2_stdin, dup2_stdout};
 
 use super::message::{FromHost, Hello, HostJob, PROTOCOL, ToHost};
@@ -45,6 +45,9 @@ pub(crate) fn serve(entered: bool) -> u8 {
 struct Streams {
     from: File,
     to: File,
+    /// A launcher that waits for other hosts says so now and then. After a cut that nobody reports,
+    /// this process must not wait for ever.
+    silence: Duration,
 }
 
 impl Streams {
@@ -52,7 +55,12 @@ impl Streams {
         let copy = |fd: std::os::fd::BorrowedFd<'_>| -> io::Result<File> {
             fd.try_clone_to_owned().map(File::from)
         };
-        let this = Self { from: copy(io::stdin().as_fd())?, to: copy(io::stdout().as_fd())? };
+        let this = Self {
+            from: copy(io::stdin().as_fd())?,
+            to: copy(io::stdout().as_fd())?,
+            // Until the job's own is known.
+            silence: TimeLimits::default().heartbeat_timeout(),
+        };
         dup2_stdin(File::open("/dev/null")?)?;
         dup2_stdout(File::options().write(true).open("/dev/null")?)?;
         Ok(this)
@@ -70,7 +78,7 @@ impl Streams {
     }
 
     fn receive(&mut self) -> Result<ToHost, WireError> {
-        wire::receive(&mut self.from, LAUNCHER_SILENT)
+        wire::receive(&mut self.from, self.silence)
     }
 
     /// The launcher shows the reason and closes the session.
@@ -181,6 +189,7 @@ fn job(streams: &mut Streams) -> Result<u8, WireError> {
             return streams.refuse(error.to_string(), code);
         }
     };
+    streams.silence = streams.silence.max(plan.limits.heartbeat_timeout());
     streams.send(&FromHost::Ready)?;
     loop {
         match streams.receive()? {
@@ -191,7 +200,7 @@ fn job(streams: &mut Streams) -> Result<u8, WireError> {
     }
     let (reader, writer): (OwnedFd, OwnedFd) =
         (streams.from.try_clone()?.into(), streams.to.try_clone()?.into());
-    let link = Link::new(reader, writer, Some(Timing::default()))?;
+    let link = Link::new(reader, writer, Some(plan.limits))?;
     match agent::run_over(&plan, link) {
         Ok(outcome) => Ok(outcome.exit_code()),
         Err(error) => Err(io::Error::other(error.to_string()).into()),
@@ -204,6 +213,3 @@ fn out_of_order() -> WireError {
 }
 
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
-/// A launcher that waits for other hosts says so each second. After a cut that nobody reports, this
-/// process must not wait for ever.
-const LAUNCHER_SILENT: Duration = Duration::from_secs(30);

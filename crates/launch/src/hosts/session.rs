@@ -70,7 +70,7 @@ impl Session {
         let mut command = match way {
             Way::Here => role::agent_command(),
             Way::Ssh => {
-                let command = plan.client.command(&host, plan.connect_timeout, &line);
+                let command = plan.client.command(&host, plan.session_times(), &line);
                 command.map_err(|error| failed(error.to_string(), error.exit_code()))?
             }
         };
@@ -125,9 +125,13 @@ impl Session {
 
     /// Keeps the host waiting until all are ready, then gives the streams to the coordinator.
     /// `None` when the job does not start.
-    pub(crate) fn wait_for_go(mut self, go: &Receiver<()>) -> Option<(Self, OwnedFd, OwnedFd)> {
+    pub(crate) fn wait_for_go(
+        mut self,
+        errand: &Errand,
+        go: &Receiver<()>,
+    ) -> Option<(Self, OwnedFd, OwnedFd)> {
         loop {
-            let message = match go.recv_timeout(WAIT_BEAT) {
+            let message = match go.recv_timeout(errand.plan.limits.waiting_interval()) {
                 Ok(()) => ToHost::Go,
                 Err(RecvTimeoutError::Timeout) => ToHost::Wait,
                 Err(RecvTimeoutError::Disconnected) => return None,
@@ -274,8 +278,6 @@ pub(super) const GREETING_LIMIT: Duration = Duration::from_secs(60);
 /// For an answer that takes a few system calls there, on a busy host with a slow shared folder.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const LAST_WORDS: Duration = Duration::from_millis(500);
-/// An agent gives up after 30 of them.
-const WAIT_BEAT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

@@ -171,7 +171,16 @@ impl Turn {
                     let until = Instant::now() + EXPLANATION;
                     self.ended.push(Ended { agent, how: error.to_string(), until });
                 }
-                None => self.tell(Event::Closed { agent, how: error.to_string() }),
+                None => {
+                    let how = error.to_string();
+                    let over_tcp = matches!(peer.origin, Origin::Tcp(_));
+                    let reset = matches!(error, LinkError::Reset);
+                    self.tell(if over_tcp && (reset || matches!(error, LinkError::Broken(_))) {
+                        Event::Disconnected { agent, how, reset }
+                    } else {
+                        Event::Closed { agent, how }
+                    });
+                }
             },
         }
     }

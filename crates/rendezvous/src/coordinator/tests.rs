@@ -12,7 +12,7 @@ use super::*;
 use crate::{
     Cause, Ending, FromAgent, Join, LONGEST_FRAME, OUTPUT_CREDIT, RankFailure, Reach, Secret,
 };
-use crate::{Stream, Timing, ToAgent, encode};
+use crate::{Stream, TimeLimits, ToAgent, encode};
 
 fn rules(nodes: usize) -> Rules {
     Rules { run_id: "j".into(), min_nodes: nodes, max_nodes: nodes, ..Rules::default() }
@@ -37,18 +37,34 @@ impl OutputSink for mpsc::Sender<Shown> {
 
 /// A session as ssh makes it: two streams of bytes.
 fn session(coordinator: &Coordinator, host: &str) -> (SessionId, Link) {
-    timed_session(coordinator, host, Timing::default())
+    timed_session(coordinator, host, TimeLimits::default())
 }
 
-fn timed_session(coordinator: &Coordinator, host: &str, timing: Timing) -> (SessionId, Link) {
+fn timed_session(coordinator: &Coordinator, host: &str, limits: TimeLimits) -> (SessionId, Link) {
     let (reader, out) = UnixStream::pair().unwrap();
     let (writer, inside) = UnixStream::pair().unwrap();
     let id = coordinator.add(reader.into(), writer.into(), host);
-    (id, Link::new(inside.into(), out.into(), Some(timing)).unwrap())
+    (id, Link::new(inside.into(), out.into(), Some(limits)).unwrap())
+}
+
+/// A session without the thread that beats.
+fn mute_session(coordinator: &Coordinator, host: &str) -> (UnixStream, UnixStream) {
+    let (reader, out) = UnixStream::pair().unwrap();
+    let (writer, inside) = UnixStream::pair().unwrap();
+    let _ = coordinator.add(reader.into(), writer.into(), host);
+    (out, inside)
+}
+
+fn send_raw(mut to: &UnixStream, message: &FromAgent) {
+    to.write_all(&encode(message)).unwrap();
+}
+
+fn join_request(host: &str) -> FromAgent {
+    FromAgent::Join(Join { run_id: "j".into(), ..Join::new(host) })
 }
 
 fn join(link: &mut Link, host: &str) {
-    link.send(&FromAgent::Join(Join { run_id: "j".into(), ..Join::new(host) }));
+    link.send(&join_request(host));
 }
 
 /// The next message; waits for it.
@@ -114,9 +130,9 @@ fn a_paused_terminal_stops_nothing_else() {
     for _ in 0..OUTPUT_CREDIT / 1024 {
         link.send(&output(1024));
     }
-    link.send(&FromAgent::Interrupted { signal: 15 });
+    link.send(&FromAgent::Interrupted { signal: 15, count: 1 });
     assert!(matches!(next(&mut link).unwrap(), ToAgent::Stop { signal: 15, .. }));
-    link.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: true });
+    link.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: true, stuck: None });
     assert!(matches!(next(&mut link).unwrap(), ToAgent::End(_)));
     drop(link);
     assert_eq!(coordinator.wait().code, 143);
@@ -184,7 +200,7 @@ fn the_user_of_the_launcher_can_stop_the_job() {
     assert!(matches!(next(&mut link).unwrap(), ToAgent::Stop { signal: 2, .. }));
     coordinator.interrupt(2);
     assert_eq!(next(&mut link).unwrap(), ToAgent::Kill);
-    link.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: true });
+    link.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: true, stuck: None });
     assert!(matches!(next(&mut link).unwrap(), ToAgent::End(_)));
     let mut fds = [PollFd::new(coordinator.over_fd(), PollFlags::POLLIN)];
     drop(link);
@@ -203,7 +219,7 @@ fn a_dropped_coordinator_is_seen_as_gone() {
 #[test]
 fn an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it() {
     let hour = Duration::from_secs(3600);
-    let rules = Rules { silence: hour, shutdown_timeout: hour, ..rules(2) };
+    let rules = Rules { limits: TimeLimits::new(hour, hour), ..rules(2) };
     let coordinator = Coordinator::start(rules, None, None).unwrap();
     let (_, mut deaf) = session(&coordinator, "deaf");
     join(&mut deaf, "deaf");
@@ -223,7 +239,7 @@ fn an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it() {
         hint: None,
     }));
     assert!(matches!(next(&mut good).unwrap(), ToAgent::Stop { signal: 15, .. }));
-    good.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: false });
+    good.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: false, stuck: None });
     coordinator.interrupt(1);
     let ToAgent::End(verdict) = next(&mut good).unwrap() else { panic!("there is nobody else") };
     let Some(Cause::HostLost { host, how }) = &verdict.cause else { panic!("{verdict:?}") };
@@ -301,14 +317,12 @@ fn more_strangers_than_allowed_push_out_the_oldest() {
 
 #[test]
 fn an_agent_that_falls_silent_is_lost_and_one_that_beats_is_not() {
-    let beat = Duration::from_millis(50);
-    let silence = Duration::from_secs(2);
-    let rules = Rules { beat, silence, ..rules(2) };
+    let limits = TimeLimits::new(Duration::from_secs(2), Duration::from_secs(30));
+    let rules = Rules { limits, ..rules(2) };
     let coordinator = Coordinator::start(rules, None, None).unwrap();
-    let timing = Timing { beat, silence };
-    let (_, mut silent) = timed_session(&coordinator, "silent", timing);
-    let (_, mut alive) = timed_session(&coordinator, "alive", timing);
-    join(&mut silent, "silent");
+    let (silent, _its_streams) = mute_session(&coordinator, "silent");
+    let (_, mut alive) = timed_session(&coordinator, "alive", limits);
+    send_raw(&silent, &join_request("silent"));
     join(&mut alive, "alive");
     let reason = loop {
         let mut fds = [PollFd::new(alive.read_fd(), PollFlags::POLLIN)];
@@ -320,7 +334,7 @@ fn an_agent_that_falls_silent_is_lost_and_one_that_beats_is_not() {
         }
     };
     assert_eq!(reason, "silent is lost: nothing was heard of it for 2 s");
-    alive.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: false });
+    alive.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: false, stuck: None });
     assert!(matches!(next(&mut alive).unwrap(), ToAgent::End(_)));
     drop(alive);
     assert_eq!(coordinator.wait().code, 1);

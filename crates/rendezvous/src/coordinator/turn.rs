@@ -15,7 +15,7 @@ use super::shared::{Command, Shared};
 use crate::handshake::{self, Door};
 use crate::listener::{Listener, MOST_UNSENT};
 use crate::wire::Wire;
-use crate::{AgentId, Event, Formation, Rules, ToAgent, Verdict};
+use crate::{AgentId, Event, Formation, Rules, TimeLimits, ToAgent, Verdict};
 
 /// Everything the thread has.
 pub(super) struct Turn {
@@ -26,8 +26,8 @@ pub(super) struct Turn {
     pub(super) listener: Option<Listener>,
     pub(super) sink: Option<Box<dyn OutputSink>>,
     pub(super) peers: BTreeMap<AgentId, Peer>,
-    /// Those that go, and when the patience with them ends; in order.
-    pub(super) closing: VecDeque<(Instant, AgentId)>,
+    /// Those that go, and when the patience with them ends.
+    pub(super) closing: Vec<(Instant, AgentId)>,
     pub(super) ended: Vec<Ended>,
     /// Those to be read once more: something is left, or nothing can be sent to them any more.
     pub(super) unread: Vec<AgentId>,
@@ -39,8 +39,7 @@ pub(super) struct Turn {
     /// When to accept again after the system had no descriptor left.
     deaf_until: Option<Instant>,
     next_beat: Instant,
-    beat: Duration,
-    pub(super) silence: Duration,
+    pub(super) limits: TimeLimits,
     abandoned: bool,
 }
 
@@ -61,8 +60,7 @@ impl Turn {
         }
         let start = Instant::now();
         Ok(Self {
-            silence: rules.silence,
-            beat: rules.beat.max(SHORTEST_BEAT),
+            limits: rules.limits,
             formation: Formation::new(rules),
             start,
             epoll,
@@ -72,7 +70,7 @@ impl Turn {
             sink,
             peers: BTreeMap::new(),
             strangers: VecDeque::new(),
-            closing: VecDeque::new(),
+            closing: Vec::new(),
             ended: Vec::new(),
             unread: Vec::new(),
             refused: Vec::new(),
@@ -100,7 +98,9 @@ impl Turn {
     }
 
     fn is_done(&self) -> bool {
-        self.verdict.is_some() && self.peers.values().all(Peer::is_stranger)
+        self.verdict.is_some()
+            && self.peers.values().all(Peer::is_stranger)
+            && !self.formation.has_untold()
     }
 
     fn wait(&mut self) {
@@ -108,8 +108,12 @@ impl Turn {
         let mut timeout = self.timeout();
         // What has come counts before time does: so all of it is read first.
         for _ in 0..MOST_ROUNDS {
-            // EINTR: look round and wait again.
-            let count = self.epoll.wait(&mut events, timeout).unwrap_or(0);
+            let Ok(count) = self.epoll.wait(&mut events, timeout) else {
+                // EINTR: this process was stopped and goes on. What has come meanwhile counts before
+                // the clock does, too.
+                timeout = EpollTimeout::ZERO;
+                continue;
+            };
             for event in &events[..count] {
                 match event.data() {
                     WAKE => self.take_commands(),
@@ -132,9 +136,12 @@ impl Turn {
         }
         let due = self.formation.deadline().and_then(|due| self.start.checked_add(due));
         let beat = self.peers.values().any(Peer::is_remote).then_some(self.next_beat);
-        let queues = [&self.strangers, &self.closing].into_iter();
-        let next = queues
-            .filter_map(|queue| queue.front().map(|(until, _)| *until))
+        let next = self
+            .strangers
+            .front()
+            .into_iter()
+            .chain(&self.closing)
+            .map(|(until, _)| *until)
             .chain(self.ended.iter().map(|ended| ended.until))
             .chain([due, beat, self.deaf_until].into_iter().flatten())
             .min();
@@ -190,7 +197,7 @@ impl Turn {
 
     fn accept(&mut self) {
         let Some(listener) = &self.listener else { return };
-        match listener.accept(self.silence) {
+        match listener.accept(self.limits) {
             Ok((mut wire, address)) => {
                 wire.distrust(handshake::LONGEST);
                 let Ok(door) = Door::new() else { return };
@@ -232,8 +239,11 @@ impl Turn {
         while let Some(agent) = due(&mut self.strangers, now) {
             self.turn_away(agent);
         }
-        while let Some(agent) = due(&mut self.closing, now) {
-            self.remove(agent);
+        let due_now: Vec<_> = self.closing.extract_if(.., |(until, _)| *until <= now).collect();
+        for (_, agent) in due_now {
+            if self.peers.get(&agent).is_some_and(|peer| matches!(peer.stage, Stage::Closing)) {
+                self.remove(agent);
+            }
         }
         while let Some(at) = self.ended.iter().position(|ended| ended.until <= now) {
             let ended = self.ended.swap_remove(at);
@@ -247,7 +257,7 @@ impl Turn {
             let _ = self.epoll.add(listener, EpollEvent::new(EpollFlags::EPOLLIN, DOOR));
         }
         if self.next_beat <= now {
-            self.next_beat = now + self.beat;
+            self.next_beat = now + self.limits.heartbeat_interval();
             self.send_all(&ToAgent::Beat, Peer::is_remote);
         }
         if self.formation.deadline().is_some_and(|due| due <= self.start.elapsed()) {
@@ -278,5 +288,3 @@ const MOST_ROUNDS: usize = 64;
 const GREETING: Duration = Duration::from_secs(10);
 const MOST_STRANGERS: usize = 1024;
 const DEAF: Duration = Duration::from_secs(1);
-/// Below this the loop would do nothing else.
-const SHORTEST_BEAT: Duration = Duration::from_millis(10);

@@ -95,7 +95,17 @@ impl Formation {
                 return;
             }
         }
-        self.form();
+        if !self.waits_for_absent() {
+            self.form();
+        }
+    }
+
+    /// There are enough hosts, but some of them are cut off: whether they come back is known soon,
+    /// and an attempt that begins without them would wait for them.
+    pub(super) fn waits_for_absent(&self) -> bool {
+        matches!(self.state, State::Gathering(_))
+            && self.members.values().any(|member| member.away.is_some())
+            && self.present() >= self.rules.min_nodes
     }
 
     fn wait_for_more(&mut self, have: usize, enough_may_come: bool) {
@@ -171,6 +181,7 @@ impl Formation {
                 master_port,
             };
             first_rank += nproc;
+            member.assignment = Some(assignment.clone());
             self.actions.push(Action::Send(*id, ToAgent::Start(assignment)));
         }
         self.trouble = Trouble::default();

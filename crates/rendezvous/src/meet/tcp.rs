@@ -128,7 +128,13 @@ impl<'a> Endpoint<'a> {
     fn try_one(&self, address: &SocketAddr, notices: &Notices) -> Result<Link, Failure> {
         let later = |error: io::Error| Failure::Later(crate::plain_text(&error));
         let stream = TcpStream::connect_timeout(address, CONNECT).map_err(later)?;
-        let stream = prepared(stream, self.plan.timing.silence).map_err(later)?;
+        self.introduce(stream, notices).map(|link| link.to(*address))
+    }
+
+    /// Proves over a connection that both sides belong together.
+    pub(super) fn introduce(&self, stream: TcpStream, notices: &Notices) -> Result<Link, Failure> {
+        let later = |error: io::Error| Failure::Later(crate::plain_text(&error));
+        let stream = prepared(stream, self.plan.limits).map_err(later)?;
         if is_self(&stream) {
             return Err(Failure::Later("connection refused".into()));
         }
@@ -157,7 +163,7 @@ impl<'a> Endpoint<'a> {
                 Some(Reply::Say(answer)) => wire.send(&answer),
                 Some(Reply::Welcome) => {
                     wire.trust();
-                    return Ok(Link::of(wire, Some(self.plan.timing)));
+                    return Link::of(wire, Some(self.plan.limits)).map_err(system);
                 }
                 Some(Reply::Denied(reason)) => {
                     let endpoint = self.name();

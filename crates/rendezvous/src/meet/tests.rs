@@ -21,7 +21,7 @@ fn plan(way: Way) -> MeetPlan {
         host: "node2".into(),
         secret: Secret::new("s").unwrap(),
         timeout: Duration::from_secs(60),
-        timing: Timing::default(),
+        limits: TimeLimits::default(),
     }
 }
 

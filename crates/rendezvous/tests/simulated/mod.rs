@@ -194,7 +194,7 @@ impl World {
             }
             Happens::HasStopped(agent, attempt) if self.agents[agent].lives => {
                 let port = 29_500;
-                self.say(agent, FromAgent::Stopped { attempt, port, killed: false });
+                self.say(agent, FromAgent::Stopped { attempt, port, killed: false, stuck: None });
             }
             Happens::Told(agent, message) if self.agents[agent].lives => self.told(agent, message),
             Happens::Heard(agent, FromAgent::Join(join)) => {

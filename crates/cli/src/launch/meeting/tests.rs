@@ -79,7 +79,7 @@ fn how_hosts_come_together() {
         (&[("nnodes", "2"), ("rdzv-endpoint", "a:7"), ("node-rank", "1")], elastic("a:7", None)),
     ];
     for (flags, expected) in table {
-        assert_eq!(decide(&mut layers(flags)).unwrap().0, expected, "{flags:?}");
+        assert_eq!(decide(&mut layers(flags)).unwrap().way, expected, "{flags:?}");
     }
 }
 
@@ -164,7 +164,7 @@ fn what_contradicts_or_is_missing() {
 #[test]
 fn what_changes_nothing_is_noted() {
     type Case<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str]);
-    let table: [Case<'_>; 7] = [
+    let table: [Case<'_>; 9] = [
         (&[], &[]),
         (&[("node-rank", "0")], &[]),
         (
@@ -192,6 +192,16 @@ fn what_changes_nothing_is_noted() {
             ],
             &["flag --rdzv-conf: read_timeout changes nothing: it is for torchrun's own store"],
         ),
+        (
+            &[("heartbeat-timeout", "60")],
+            &[
+                "flag --heartbeat-timeout: heartbeat-timeout 60 changes nothing: there is one host, and each attempt has a free port",
+            ],
+        ),
+        (
+            &[("hosts", "a,b"), ("rdzv-conf", "keep_alive_interval=10")],
+            &["flag --rdzv-conf: its keep-alive is heartbeat-timeout 30"],
+        ),
     ];
     for (flags, expected) in table {
         let mut layers = layers(flags);
@@ -203,8 +213,39 @@ fn what_changes_nothing_is_noted() {
 
 #[test]
 fn how_long_hosts_wait() {
-    let waits = |conf| decide(&mut layers(&[("rdzv-conf", conf)])).unwrap().1;
+    let waits = |conf| decide(&mut layers(&[("rdzv-conf", conf)])).unwrap().waits;
     let (join, last_call) = (Duration::from_secs(5), Duration::from_secs(1));
     assert_eq!(waits("timeout=5"), Patience { join, ..Patience::default() });
     assert_eq!(waits("timeout=7,join_timeout=5,last_call_timeout=1"), Patience { join, last_call });
+}
+
+#[test]
+fn how_long_a_host_may_be_silent() {
+    let timeout = |flags: &[(&str, &str)]| {
+        let decided = decide(&mut layers(&[&[("hosts", "a,b")], flags].concat()));
+        decided.map(|it| it.heartbeat_timeout.as_secs_f64()).map_err(|error| error.to_string())
+    };
+    let table: [(&[(&str, &str)], f64); 8] = [
+        (&[], 30.0),
+        (&[("heartbeat-timeout", "2.5")], 2.5),
+        (&[("rdzv-conf", "keep_alive_interval=7")], 21.0),
+        (&[("rdzv-conf", "keep_alive_max_attempt=4")], 20.0),
+        (&[("rdzv-conf", "keep_alive_interval=2,keep_alive_max_attempt=50")], 100.0),
+        (&[("rdzv-conf", "heartbeat_timeout=45")], 45.0),
+        (&[("rdzv-conf", "heartbeat_timeout=45,keep_alive_interval=20")], 60.0),
+        (&[("rdzv-conf", "heartbeat_timeout=45"), ("heartbeat-timeout", "9")], 9.0),
+    ];
+    for (flags, expected) in table {
+        assert_eq!(timeout(flags), Ok(expected), "{flags:?}");
+    }
+    let error = timeout(&[("heartbeat-timeout", "0.5")]).unwrap_err();
+    let expected = "heartbeat-timeout 0.5 (flag --heartbeat-timeout): a busy host may be silent for \
+                    that long; give at least 1 s";
+    assert_eq!(error, expected);
+    let error = timeout(&[("rdzv-conf", "keep_alive_max_attempt=0")]).unwrap_err();
+    assert!(
+        error.ends_with("keep_alive_max_attempt is `0`, expected a number of attempts"),
+        "{error}"
+    );
+    assert!(timeout(&[("rdzv-conf", "keep_alive_interval=0")]).is_err());
 }
