@@ -186,7 +186,7 @@ impl Agent {
                     println!("> failed: {error}");
                     return false;
                 }
-                Some(MeetNotice::Say(_)) | None => {}
+                Some(MeetNotice::Say(_) | MeetNotice::Gone { .. }) | None => {}
             }
         };
         link.send(&FromAgent::Join(Join {
@@ -210,7 +210,12 @@ impl Agent {
                     }
                     Ok(Some(ToAgent::Stop { attempt, .. })) => {
                         told = false;
-                        link.send(&FromAgent::Stopped { attempt, port: 1, killed: false });
+                        link.send(&FromAgent::Stopped {
+                            attempt,
+                            port: 1,
+                            killed: false,
+                            stuck: None,
+                        });
                     }
                     Ok(Some(ToAgent::End(verdict))) => {
                         // The coordinator here waits for its agent and for the others.

@@ -175,7 +175,7 @@ impl World {
             Action::Start(part) => {
                 assert!(self.group.is_none(), "two groups");
                 assert_eq!(self.preparing.take(), Some(part.attempt));
-                if std::mem::take(&mut self.start_fails) {
+                if mem::take(&mut self.start_fails) {
                     let error = LaunchError::Refused { reason: "no memory".to_owned() };
                     return Some(Event::StartFailed { attempt: part.attempt, error });
                 }
@@ -259,7 +259,7 @@ impl World {
     fn answer(&mut self, index: usize) {
         let event = match self.answers.swap_remove(index) {
             Answer::FolderMade => Event::FolderMade,
-            Answer::Prepared(attempt) if std::mem::take(&mut self.start_fails) => {
+            Answer::Prepared(attempt) if mem::take(&mut self.start_fails) => {
                 let error = LaunchError::Refused { reason: "no disk".to_owned() };
                 Event::StartFailed { attempt, error }
             }
