@@ -28,17 +28,21 @@
 //! network.host(1).cut(); // and now node2 falls silent
 //! ```
 
+mod disk;
 mod etcd;
 mod faults;
 mod folder;
 mod host;
 mod keys;
+mod memory;
 mod network;
 mod process;
 mod unavailable;
 
+pub use disk::Disk;
 pub use etcd::Etcd;
 pub use host::Host;
+pub use memory::MemoryGroup;
 pub use network::Network;
 pub use process::{Process, inner_process};
 pub use unavailable::Unavailable;

@@ -144,7 +144,7 @@ impl AgentState {
     pub(super) fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
         self.now = self.now.max(now);
         if self.ending.is_begun() {
-            self.leaving(event);
+            self.leaving(&event);
             return mem::take(&mut self.actions);
         }
         match event {

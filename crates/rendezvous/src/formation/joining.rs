@@ -15,7 +15,7 @@ impl Formation {
         remote: bool,
     ) {
         if join.resume > 0 {
-            return self.resumes(agent, join);
+            return self.resumes(agent, &join);
         }
         if self.expected.remove(&agent).is_none() {
             self.announced += 1;
@@ -76,8 +76,8 @@ impl Formation {
     ///
     /// What was on its way to it may be lost, so that it is told again; it does the same. Both sides
     /// take no notice of what they know.
-    fn resumes(&mut self, connection: AgentId, join: Join) {
-        if let Some(reason) = self.foreign(&join) {
+    fn resumes(&mut self, connection: AgentId, join: &Join) {
+        if let Some(reason) = self.foreign(join) {
             return self.refuse(connection, &join.host, reason);
         }
         let is_it = |member: &Member| {

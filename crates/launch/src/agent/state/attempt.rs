@@ -65,6 +65,15 @@ enum Spared {
     Exiting(Vec<usize>, Duration),
 }
 
+/// What a failed rank has left besides its output.
+#[derive(Debug, Default)]
+struct Left {
+    /// The error that it wrote, and how long before it ended.
+    error: Option<(String, Duration)>,
+    /// What the system knows of the reason.
+    hint: Option<String>,
+}
+
 /// A rank that has failed, and what is still being collected about it.
 #[derive(Debug)]
 struct Failure {
@@ -72,8 +81,7 @@ struct Failure {
     ending: Ending,
     seen: Duration,
     tail: Option<Tail>,
-    /// The error that it wrote, with how long before, and a hint.
-    left: Option<(Option<(String, Duration)>, Option<String>)>,
+    left: Option<Left>,
 }
 
 /// An attempt of which no process is left here.
@@ -260,7 +268,7 @@ impl AgentState {
         hint: Option<String>,
     ) {
         if let Some(failure) = self.failure_of(local_rank) {
-            failure.left = Some((error, hint));
+            failure.left = Some(Left { error, hint });
         }
     }
 
@@ -272,7 +280,7 @@ impl AgentState {
     fn tell_failure(&mut self, failure: Failure) {
         let Some(group) = &self.group else { return };
         let Failure { local_rank, ending, seen, tail, left } = failure;
-        let (error, hint) = left.unwrap_or_default();
+        let Left { error, hint } = left.unwrap_or_default();
         // The error was written before the process went on to end, and others saw it going.
         let age = error.as_ref().map_or(Duration::ZERO, |(_, age)| *age);
         let at = millis(seen.saturating_sub(age));

@@ -135,7 +135,7 @@ impl AgentState {
     }
 
     /// What happens while it leaves: output is written, others are told, a user loses patience.
-    pub(super) fn leaving(&mut self, event: Event) {
+    pub(super) fn leaving(&mut self, event: &Event) {
         let Ending::Begun { mut told, farewell, mut limit } = self.ending else { return };
         match event {
             Event::Drained => self.draining = self.draining.saturating_sub(1),
