@@ -197,7 +197,9 @@ pub(crate) struct Frozen([i32; 2]);
 
 impl Frozen {
     pub(crate) fn thaw(self) {
-        self.0.map(|pid| kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap());
+        for pid in self.0 {
+            kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap();
+        }
     }
 }
 
