@@ -1,5 +1,6 @@
 //! The little of etcd's v3 interface that an election needs, in JSON over HTTP.
 
+use std::io;
 use std::time::Duration;
 
 use base64::Engine;
@@ -236,7 +237,14 @@ impl Client {
                 let (endpoint, reason) = (endpoint.clone(), "it speaks TLS only".to_owned());
                 Err(ClientError::Unusable(EtcdError::NotTls { endpoint, reason }))
             }
-            Err(_) => Err(away(format!("etcd at {endpoint}: HTTP status {status}"))),
+            Err(_) if status == 400 && body.starts_with(COMMON_NAME) => {
+                let (endpoint, reason) = (endpoint.clone(), NO_COMMON_NAME.to_owned());
+                Err(ClientError::Unusable(EtcdError::ClientCertificate { endpoint, reason }))
+            }
+            Err(_) => {
+                let body = printable(body.trim());
+                Err(away(format!("etcd at {endpoint}: HTTP status {status}: {body}")))
+            }
         }
     }
 
@@ -271,6 +279,7 @@ fn failure(endpoint: &str, error: ureq::Error) -> ClientError {
     use rustls::{AlertDescription as Alert, Error as Tls};
 
     let endpoint = endpoint.to_owned();
+    let is_end = matches!(&error, ureq::Error::Io(error) if ENDS.contains(&error.kind()));
     let (tls, text) = match error {
         ureq::Error::Rustls(tls) => (Some(tls), String::new()),
         ureq::Error::Io(error) => {
@@ -280,7 +289,14 @@ fn failure(endpoint: &str, error: ureq::Error) -> ClientError {
         error => (None, error.to_string()),
     };
     let Some(tls) = tls else {
-        return away(format!("etcd at {endpoint}: {}", printable(&text)));
+        // So ends a conversation in which one side speaks TLS and the other does not; but also one with
+        // a member that is just starting.
+        let hint = match (is_end, endpoint.starts_with("https:")) {
+            (true, true) => "; does it speak TLS?",
+            (true, false) => "; does it speak TLS only (--rdzv-conf protocol=https)?",
+            (false, _) => "",
+        };
+        return away(format!("etcd at {endpoint}: {}{hint}", printable(&text)));
     };
     let reason = printable(&tls.to_string());
     ClientError::Unusable(match tls {
@@ -302,6 +318,12 @@ fn failure(endpoint: &str, error: ureq::Error) -> ClientError {
         _ => EtcdError::NotTls { endpoint, reason },
     })
 }
+
+/// etcd's words where it has users and its HTTP gateway gets a certificate that could name one.
+const COMMON_NAME: &str = "CommonName of client";
+const NO_COMMON_NAME: &str =
+    "where etcd has users, its HTTP gateway takes none with a CommonName: leave it out";
+const ENDS: [io::ErrorKind; 2] = [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset];
 
 fn coded(text: impl AsRef<[u8]>) -> String {
     STANDARD.encode(text)
