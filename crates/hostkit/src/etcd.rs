@@ -40,7 +40,11 @@ impl Etcd {
     /// The same over TLS, with these files; it asks clients for a certificate that `authority` has
     /// signed where there is one.
     #[must_use]
-    pub fn start_over_tls(certificate: &Path, key: &Path, authority: Option<&Path>) -> Option<Self> {
+    pub fn start_over_tls(
+        certificate: &Path,
+        key: &Path,
+        authority: Option<&Path>,
+    ) -> Option<Self> {
         let ports = [(); 2].map(|()| free_port().expect("two free ports"));
         let places = [0, 1].map(|i: usize| format!("127.0.0.1:{}", ports[i].1));
         let ports = ports.into_iter().map(|it| it.0).collect();

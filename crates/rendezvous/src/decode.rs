@@ -93,8 +93,11 @@ mod tests {
             encode(&ToAgent::End(crate::Verdict { code: 1, cause: Some(cause) })),
         ];
         let messages = to_agent(&bytes.concat()).unwrap();
-        let [ToAgent::Refused { reason }, ToAgent::Stop { reason: stop, .. }, ToAgent::End(verdict)] =
-            &messages[..]
+        let [
+            ToAgent::Refused { reason },
+            ToAgent::Stop { reason: stop, .. },
+            ToAgent::End(verdict),
+        ] = &messages[..]
         else {
             panic!("{messages:?}")
         };

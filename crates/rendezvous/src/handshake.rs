@@ -141,16 +141,22 @@ impl ClientHandshake {
             Kind::Accepted => {}
             Kind::OtherProtocol => return Err(Denial::Refused(other_protocol(&answer))),
             Kind::SecretNeeded => {
-                return refused("its job has a secret, and this host was given none: set the same \
-                                BRIGADE_RDZV_SECRET or --rdzv-secret-file on all hosts");
+                return refused(
+                    "its job has a secret, and this host was given none: set the same \
+                                BRIGADE_RDZV_SECRET or --rdzv-secret-file on all hosts",
+                );
             }
             Kind::NoSecretHere => {
-                return refused("this host was given a secret, and its job has none: set the same \
-                                BRIGADE_RDZV_SECRET or --rdzv-secret-file on all hosts");
+                return refused(
+                    "this host was given a secret, and its job has none: set the same \
+                                BRIGADE_RDZV_SECRET or --rdzv-secret-file on all hosts",
+                );
             }
             Kind::WrongSecret => {
-                return refused("its job has another secret: set the same BRIGADE_RDZV_SECRET or \
-                                --rdzv-secret-file on all hosts");
+                return refused(
+                    "its job has another secret: set the same BRIGADE_RDZV_SECRET or \
+                                --rdzv-secret-file on all hosts",
+                );
             }
             Kind::Open | Kind::Guarded => return Err(Denial::NotBrigade),
         }
@@ -179,9 +185,8 @@ pub(crate) enum Answer {
 /// The coordinator's side: answers the agent's record. Keeps nothing of those it refuses.
 pub(crate) fn answer(record: &[u8], secret: Option<&Secret>) -> Answer {
     let Ok(hello) = Greeting::decode(record) else { return Answer::Ignore };
-    let refuse = |kind, reason: String| {
-        Answer::Refuse(Greeting::new(kind, Vec::new()).encode(), reason)
-    };
+    let refuse =
+        |kind, reason: String| Answer::Refuse(Greeting::new(kind, Vec::new()).encode(), reason);
     if !matches!(hello.kind, Kind::Open | Kind::Guarded) {
         return Answer::Ignore;
     }
@@ -318,11 +323,13 @@ mod tests {
     #[test]
     fn secrets_that_differ_are_told() {
         let (one, other) = (secret("the secret of one job"), secret("the secret of another"));
-        let refused = |agent: &Option<Secret>, coordinator: &Option<Secret>| {
-            match meet(agent.as_ref(), coordinator.as_ref(), |_| ()) {
-                Err(Denial::Refused(reason)) => reason,
-                other => panic!("{other:?}"),
-            }
+        let refused = |agent: &Option<Secret>, coordinator: &Option<Secret>| match meet(
+            agent.as_ref(),
+            coordinator.as_ref(),
+            |_| (),
+        ) {
+            Err(Denial::Refused(reason)) => reason,
+            other => panic!("{other:?}"),
         };
         assert!(refused(&one, &other).starts_with("its job has another secret: set the same "));
         assert!(refused(&None, &one).starts_with("its job has a secret, and this host was given"));
@@ -392,17 +399,25 @@ mod tests {
     #[test]
     fn other_versions_are_named() {
         let (_, hello) = ClientHandshake::start(None).unwrap();
-        let newer = Greeting { protocol: 9, version: "9.1\x1b[2J".into(), ..Greeting::decode(&hello).unwrap() };
+        let newer = Greeting {
+            protocol: 9,
+            version: "9.1\x1b[2J".into(),
+            ..Greeting::decode(&hello).unwrap()
+        };
         let Answer::Refuse(record, reason) = answer(&newer.encode(), None) else { panic!() };
         let own = env!("CARGO_PKG_VERSION");
         let expected = format!(
             r"it has brigade 9.1\u{{1b}}[2J (protocol 9), this host has {own} (protocol {PROTOCOL}): install the same version on all hosts"
         );
         assert_eq!(reason, expected);
-        let older = Greeting { protocol: 1, version: "0.0.1".into(), ..Greeting::decode(&record).unwrap() };
+        let older =
+            Greeting { protocol: 1, version: "0.0.1".into(), ..Greeting::decode(&record).unwrap() };
         let (client, _) = ClientHandshake::start(None).unwrap();
         let Err(Denial::Refused(reason)) = client.finish(&older.encode()) else { panic!() };
-        assert!(reason.starts_with("it has brigade 0.0.1 (protocol 1), this host has "), "{reason}");
+        assert!(
+            reason.starts_with("it has brigade 0.0.1 (protocol 1), this host has "),
+            "{reason}"
+        );
     }
 
     #[test]

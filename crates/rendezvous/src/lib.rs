@@ -45,8 +45,8 @@ pub use message::{
     Assignment, Cause, Ending, FromAgent, Join, Millis, PROTOCOL, RankFailure, Stream, ToAgent,
     Verdict,
 };
-pub use secret::{Secret, SecretError, random_name};
-pub use text::{MAX_SHOWN, printable};
+pub use secret::{Secret, SecretError, private_text, random_name};
+pub use text::{MAX_SHOWN, printable, printable_within};
 pub use wire::LinkError;
 
 /// "connection refused": what the system says of an error, without its number.

@@ -34,12 +34,7 @@ impl Listener {
     ///
     /// # Errors
     /// The port is taken or not allowed.
-    pub fn bind(
-        port: u16,
-        reach: Reach,
-        run_id: &str,
-        secret: Option<Secret>,
-    ) -> io::Result<Self> {
+    pub fn bind(port: u16, reach: Reach, run_id: &str, secret: Option<Secret>) -> io::Result<Self> {
         let socket = match reach {
             Reach::Loopback(address) => TcpListener::bind((address, port))?,
             Reach::Everywhere => match both_families(port) {

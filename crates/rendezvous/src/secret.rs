@@ -47,10 +47,13 @@ pub enum SecretError {
         length: usize,
     },
     /// It is longer than any secret: this is another file.
-    #[error("the secret of the job has more than {} bytes: is this the right file?", Secret::MAX_LEN)]
+    #[error(
+        "the secret of the job has more than {} bytes: is this the right file?",
+        Secret::MAX_LEN
+    )]
     TooLong,
     /// The file cannot be read.
-    #[error("cannot read the secret of the job from {}: {source}", path.display())]
+    #[error("cannot read the secret in {}: {source}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -59,8 +62,8 @@ pub enum SecretError {
     },
     /// The file belongs to this user, and others may read or change it.
     #[error(
-        "the file {} holds the secret of the job, and its mode {mode:03o} lets other users read or \
-         change it: run `chmod 600 {}`",
+        "the file {} holds a secret, and its mode {mode:03o} lets other users read or change it: run \
+         `chmod 600 {}`",
         path.display(), path.display()
     )]
     TooOpen {
@@ -112,18 +115,7 @@ impl Secret {
     /// # Errors
     /// The file cannot be read, others may read it, or its length is not that of a secret.
     pub fn from_file(path: &Path) -> Result<Self, SecretError> {
-        let unreadable = |source| SecretError::Unreadable { path: path.into(), source };
-        // The mode of the file that is read, not of another one that has its name by then.
-        let file = File::open(path).map_err(unreadable)?;
-        let about = file.metadata().map_err(unreadable)?;
-        let mode = about.mode() & 0o7777;
-        if about.is_file() && about.uid() == geteuid().as_raw() && mode & 0o077 != 0 {
-            return Err(SecretError::TooOpen { path: path.into(), mode });
-        }
-        let mut text = Vec::new();
-        // White space around it is not counted yet.
-        file.take(2 * Self::MAX_LEN as u64).read_to_end(&mut text).map_err(unreadable)?;
-        Self::new(text)
+        Self::new(read_private(path)?)
     }
 
     /// Gives the secret itself, for a channel that is encrypted or a file for this user alone.
@@ -146,6 +138,35 @@ impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(..)")
     }
+}
+
+/// Reads a password from a file, without white space around it. The file's mode is checked as that of
+/// a secret's ([`Secret::from_file`]).
+///
+/// # Errors
+/// The file cannot be read, others may read it, or it is not text.
+pub fn private_text(path: &Path) -> Result<String, SecretError> {
+    let text = String::from_utf8(read_private(path)?).map_err(|_| SecretError::Unreadable {
+        path: path.into(),
+        source: io::Error::other("it is not text in UTF-8"),
+    })?;
+    Ok(text.trim().to_owned())
+}
+
+/// The first bytes of a file that only its owner may read, where that is this user.
+fn read_private(path: &Path) -> Result<Vec<u8>, SecretError> {
+    let unreadable = |source| SecretError::Unreadable { path: path.into(), source };
+    // The mode of the file that is read, not of another one that has its name by then.
+    let file = File::open(path).map_err(unreadable)?;
+    let about = file.metadata().map_err(unreadable)?;
+    let mode = about.mode() & 0o7777;
+    if about.is_file() && about.uid() == geteuid().as_raw() && mode & 0o077 != 0 {
+        return Err(SecretError::TooOpen { path: path.into(), mode });
+    }
+    let mut text = Vec::new();
+    // White space around it is not counted yet.
+    file.take(2 * Secret::MAX_LEN as u64).read_to_end(&mut text).map_err(unreadable)?;
+    Ok(text)
 }
 
 /// Makes a name that no other process has chosen: the prefix, `-` and 64 random bits in hexadecimal
@@ -211,7 +232,7 @@ mod tests {
     #[test]
     fn files_are_read() {
         let error = Secret::from_file(Path::new("/no/such/file")).unwrap_err();
-        let expected = "cannot read the secret of the job from /no/such/file: ";
+        let expected = "cannot read the secret in /no/such/file: ";
         assert!(error.to_string().starts_with(expected), "{error}");
         // A device is not this user's file, whatever its mode.
         let empty = Secret::from_file(Path::new("/dev/null"));

@@ -20,8 +20,15 @@ pub const MAX_SHOWN: usize = 200;
 /// ```
 #[must_use]
 pub fn printable(text: &str) -> String {
+    printable_within(text, MAX_SHOWN)
+}
+
+/// Makes text fit to be shown as [`printable`] does, with another limit: for lines of programs that this
+/// user has chosen, such as ssh.
+#[must_use]
+pub fn printable_within(text: &str, limit: usize) -> String {
     let mut shown = String::new();
-    let mut room = MAX_SHOWN;
+    let mut room = limit;
     for character in text.chars() {
         let width = escaped(character).map_or(1, |escape| escape.chars().count());
         if width > room {

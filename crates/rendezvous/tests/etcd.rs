@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use brigade_hostkit::Etcd;
 use brigade_rendezvous::{
-    Assignment, Coordinator, EtcdAccess, FromAgent, Join, MeetNotice, MeetPlan, Meeting, Rules, Secret, Timing,
-    ToAgent, Way,
+    Assignment, Coordinator, EtcdAccess, FromAgent, Join, MeetNotice, MeetPlan, Meeting, Rules,
+    Secret, Timing, ToAgent, Way,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};

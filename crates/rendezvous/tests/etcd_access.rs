@@ -76,11 +76,7 @@ impl Authority {
 /// What becomes of the first agent of a job: it is elected and serves, or fails.
 fn elect(endpoint: &str, access: EtcdAccess) -> Result<(), MeetError> {
     let mut meeting = Meeting::start(MeetPlan {
-        way: Way::Etcd {
-            endpoints: endpoint.into(),
-            access,
-            address: Some("127.0.0.1".into()),
-        },
+        way: Way::Etcd { endpoints: endpoint.into(), access, address: Some("127.0.0.1".into()) },
         run_id: "certified".into(),
         host: "node1".into(),
         secret: Some(Secret::generate().unwrap()),
@@ -121,7 +117,8 @@ fn certificates_of_both_sides() {
     let error = refused(etcd.endpoint(), access);
     assert!(matches!(error, EtcdError::Untrusted { .. }), "{error}");
     let text = error.to_string();
-    let expected = format!("the certificate of etcd at https://{} is not trusted (", etcd.endpoint());
+    let expected =
+        format!("the certificate of etcd at https://{} is not trusted (", etcd.endpoint());
     assert!(text.starts_with(&expected), "{text}");
     assert!(text.contains("--rdzv-conf cacert=FILE"), "{text}");
     // Without an authority of its own it is none of the public ones, either.

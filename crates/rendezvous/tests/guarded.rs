@@ -110,7 +110,8 @@ fn next(link: &mut Link) -> Result<ToAgent, LinkError> {
             Some(ToAgent::Waiting { .. }) => {}
             Some(message) => return Ok(message),
             None => {
-                let _ = poll(&mut [PollFd::new(link.read_fd(), PollFlags::POLLIN)], PollTimeout::NONE);
+                let _ =
+                    poll(&mut [PollFd::new(link.read_fd(), PollFlags::POLLIN)], PollTimeout::NONE);
             }
         }
     }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use brigade_rendezvous::printable_within;
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
@@ -169,7 +170,8 @@ fn read_words(stderr: ChildStderr, shared: &Mutex<Shared>) {
             Ok(0) | Err(_) => break,
             Ok(_) => {}
         }
-        let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+        // Of ssh, of the login there, and of agents: some of it is for a terminal of their own.
+        let line = printable_within(String::from_utf8_lossy(&line).trim_end(), LONGEST_SHOWN);
         let mut shared = lock(shared);
         if let Some(listener) = &shared.listener {
             listener(Some(&line));
@@ -193,6 +195,8 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Characters of one line.
+const LONGEST_SHOWN: usize = 1000;
 const LAST_WORDS: Duration = Duration::from_millis(500);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 const LONGEST_LINE: u64 = 1 << 16;

@@ -13,12 +13,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use brigade_rendezvous::{Link, Timing};
+use brigade_rendezvous::{Link, Secret, Timing};
 use nix::unistd::{dup2_stdin, dup2_stdout};
 
 use super::message::{FromHost, Hello, HostJob, PROTOCOL, ToHost};
 use super::remote_line::GREETING;
-use super::store::Store;
+use super::store::{self, Store};
 use super::wire::{self, WireError};
 use crate::{HostFacts, LaunchError, LaunchPlan, agent};
 
@@ -162,7 +162,7 @@ fn become_agent(variables: &[(OsString, OsString)], library_folders: &[OsString]
 /// The second part, in the job's folder and with its variables.
 fn job(streams: &mut Streams) -> Result<u8, WireError> {
     streams.send(&FromHost::Entered)?;
-    let HostJob { host, mut options, log_dir } = loop {
+    let HostJob { host, mut options, secret, log_dir } = loop {
         match streams.receive()? {
             ToHost::Wait => {}
             ToHost::Job(job) => break *job,
@@ -170,6 +170,10 @@ fn job(streams: &mut Streams) -> Result<u8, WireError> {
         }
     };
     options.output.log_dir = log_dir.map(Into::into);
+    options.secret = match secret.map(Secret::new).transpose() {
+        Ok(secret) => secret,
+        Err(error) => return streams.refuse(error.to_string(), 1),
+    };
     let plan = LaunchPlan::resolve(&options, &HostFacts::gather(&options));
     let plan = match plan {
         Ok(plan) => LaunchPlan { host, ..plan },
@@ -191,6 +195,8 @@ fn job(streams: &mut Streams) -> Result<u8, WireError> {
     }
     let (reader, writer): (OwnedFd, OwnedFd) =
         (streams.from.try_clone()?.into(), streams.to.try_clone()?.into());
+    let executable = std::env::current_exe().ok();
+    store::keep(&executable.into_iter().chain([plan.program.clone()]).collect::<Vec<_>>());
     let link = Link::new(reader, writer, Some(Timing::default()))?;
     match agent::run_over(&plan, link) {
         Ok(outcome) => Ok(outcome.exit_code()),

@@ -204,8 +204,7 @@ fn a_dropped_coordinator_is_seen_as_gone() {
 #[test]
 fn an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it() {
     let hour = Duration::from_secs(3600);
-    let rules =
-        Rules { silence: hour, shutdown_timeout: hour, late_hosts: false, ..rules(2) };
+    let rules = Rules { silence: hour, shutdown_timeout: hour, late_hosts: false, ..rules(2) };
     let coordinator = Coordinator::start(rules, None, None).unwrap();
     let (_, mut deaf) = session(&coordinator, "deaf");
     join(&mut deaf, "deaf");

@@ -150,10 +150,7 @@ impl EtcdAccess {
     }
 }
 
-fn certificates(
-    what: &'static str,
-    path: &Path,
-) -> Result<Vec<Certificate<'static>>, EtcdError> {
+fn certificates(what: &'static str, path: &Path) -> Result<Vec<Certificate<'static>>, EtcdError> {
     let certificates: Vec<_> = items(what, path)?
         .into_iter()
         .filter_map(|item| match item {
@@ -168,8 +165,11 @@ fn certificates(
 }
 
 fn items(what: &'static str, path: &Path) -> Result<Vec<PemItem<'static>>, EtcdError> {
-    let text = fs::read(path)
-        .map_err(|source| EtcdError::Unreadable { what, path: path.into(), source })?;
+    let text = fs::read(path).map_err(|source| EtcdError::Unreadable {
+        what,
+        path: path.into(),
+        source,
+    })?;
     parse_pem(&text).collect::<Result<_, _>>().map_err(|error| EtcdError::NotPem {
         what,
         path: path.into(),

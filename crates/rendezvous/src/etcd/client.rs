@@ -146,7 +146,11 @@ impl Client {
             "failure": [range(key), range(other)],
         });
         let done: Done = self.call("kv/txn", &request)?;
-        if done.succeeded { Ok(Created::Now) } else { Ok(Created::Not(done.values().map_err(away)?)) }
+        if done.succeeded {
+            Ok(Created::Now)
+        } else {
+            Ok(Created::Not(done.values().map_err(away)?))
+        }
     }
 
     /// Writes one key and deletes another at one moment, if the other one hangs on this lease.
@@ -175,8 +179,9 @@ impl Client {
             match self.ask_as_user(what, request) {
                 Ok(answer) => {
                     let endpoint = &self.endpoints[self.current];
-                    return serde_json::from_str(&answer)
-                        .map_err(|error| away(format!("{endpoint} does not answer as etcd: {error}")));
+                    return serde_json::from_str(&answer).map_err(|error| {
+                        away(format!("{endpoint} does not answer as etcd: {error}"))
+                    });
                 }
                 Err(error @ ClientError::Away(_)) => last = error,
                 Err(unusable) => return Err(unusable),
@@ -202,7 +207,9 @@ impl Client {
             }
             match self.ask(what, request)? {
                 Ok(answer) => return Ok(answer),
-                Err(refusal) if refusal.code == UNAUTHENTICATED && !is_last && self.user.is_some() => {
+                Err(refusal)
+                    if refusal.code == UNAUTHENTICATED && !is_last && self.user.is_some() =>
+                {
                     self.token = None;
                 }
                 Err(refusal) => return Err(self.refused(refusal, false)),
@@ -424,9 +431,8 @@ mod tests {
 
     #[test]
     fn endpoints() {
-        let client = |text: &str, tls| {
-            Client::new(text, &EtcdAccess { tls, ..EtcdAccess::default() })
-        };
+        let client =
+            |text: &str, tls| Client::new(text, &EtcdAccess { tls, ..EtcdAccess::default() });
         let good = client("etcd1:2379, http://10.0.0.2:2379/,[::1]:1,https://a:2", false).unwrap();
         let expected =
             ["http://etcd1:2379", "http://10.0.0.2:2379", "http://[::1]:1", "https://a:2"];

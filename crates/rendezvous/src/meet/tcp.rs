@@ -1,7 +1,7 @@
 //! Meeting at an address that all agents know.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use nix::poll::PollFlags;
@@ -28,6 +28,7 @@ pub(super) fn serve(plan: &MeetPlan, address: &str, port: u16) -> Result<MeetNot
 fn listen(plan: &MeetPlan, address: &str, port: u16) -> io::Result<Listener> {
     let reach = match plain(address).parse::<IpAddr>() {
         Ok(address) if address.is_loopback() => Reach::Loopback(address),
+        Err(_) if address == "localhost" => Reach::Loopback(Ipv4Addr::LOCALHOST.into()),
         // Whatever the name stands for here, others may know it by another address.
         _ => Reach::Everywhere,
     };

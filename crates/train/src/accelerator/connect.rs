@@ -6,7 +6,7 @@ use std::time::Duration;
 use brigade_torch::{
     Backend, Device, GlooDevice, Store, TcpStore, cuda_compiled, keep_freed_memory,
 };
-use brigade_world::{StoreHost, World};
+use brigade_world::{StoreEndpoint, StoreHost, World, own_address};
 
 use crate::accelerator::Job;
 use crate::accelerator::groups::Groups;
@@ -79,12 +79,24 @@ fn gloo_device(world: &World) -> GlooDevice {
     }
 }
 
+/// The store of a program that no launcher of ours started: at the address of the job where that is
+/// certainly this host's, else at all addresses.
+fn served(endpoint: &StoreEndpoint) -> Result<TcpStore> {
+    let listener = own_address(&endpoint.addr)
+        .and_then(|address| TcpListener::bind((address, endpoint.port)).ok());
+    Ok(match listener {
+        Some(listener) => TcpStore::server_on(listener)?,
+        // Says why, where the port is taken.
+        None => TcpStore::server(endpoint.addr.clone(), endpoint.port),
+    })
+}
+
 fn open_store(world: &World, timeout: Duration) -> Result<Store> {
     let endpoint = &world.store;
     let serves = world.rank.as_usize() == 0;
     let store = match endpoint.host {
         StoreHost::Rank0Fd(fd) if serves => TcpStore::server_on_fd(fd)?,
-        StoreHost::Rank0 if serves => TcpStore::server(endpoint.addr.clone(), endpoint.port),
+        StoreHost::Rank0 if serves => served(endpoint)?,
         _ => TcpStore::client(endpoint.addr.clone(), endpoint.port),
     };
     let store = store.world_size(world.world_size.as_usize()).timeout(timeout).open();
