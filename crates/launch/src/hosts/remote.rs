@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -195,13 +195,22 @@ fn job(streams: &mut Streams) -> Result<u8, WireError> {
     }
     let (reader, writer): (OwnedFd, OwnedFd) =
         (streams.from.try_clone()?.into(), streams.to.try_clone()?.into());
-    let executable = std::env::current_exe().ok();
-    store::keep(&executable.into_iter().chain([plan.program.clone()]).collect::<Vec<_>>());
+    store::keep(&what_runs(&plan));
     let link = Link::new(reader, writer, Some(Timing::default()))?;
     match agent::run_over(&plan, link) {
         Ok(outcome) => Ok(outcome.exit_code()),
         Err(error) => Err(io::Error::other(error.to_string()).into()),
     }
+}
+
+/// Files and folders that the job runs from, among others.
+fn what_runs(plan: &LaunchPlan) -> Vec<PathBuf> {
+    let executable = std::env::current_exe().ok().into_iter();
+    let lists = [LIBRARY_PATH, "PYTHONPATH"].into_iter().filter_map(std::env::var_os);
+    let listed = lists.flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>());
+    // A script or a folder of modules that Python is given.
+    let words = plan.args.iter().map(PathBuf::from);
+    executable.chain([plan.program.clone()]).chain(listed).chain(words).collect()
 }
 
 fn out_of_order() -> WireError {
