@@ -337,3 +337,37 @@ fn the_name_of_the_job_is_never_told() {
         served.end_with(secret);
     }
 }
+
+#[test]
+fn no_peer_writes_on_the_terminal_what_it_likes() {
+    // Anybody may join a job without a secret: sets the clipboard (OSC 52), clears the screen, and adds
+    // a line that looks like one of ours.
+    let served = serve(None);
+    let evil = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\nbrigade: job finished\u{202e}".to_owned();
+    let mut link = meet(served.port, None).unwrap();
+    link.send(&FromAgent::Join(Join {
+        run_id: RUN_ID.into(),
+        address: Some("127.0.0.1".into()),
+        ..Join::new(&evil)
+    }));
+    let mut served = served;
+    for link in [&mut served.own, &mut link] {
+        assert!(matches!(next(link).unwrap(), ToAgent::Start(_)));
+    }
+    link.send(&FromAgent::Say { text: evil.clone() });
+    link.send(&FromAgent::Unable { reason: evil.repeat(100) });
+    let ToAgent::Stop { reason, .. } = next(&mut served.own).unwrap() else { panic!() };
+    served.own.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: false });
+    served.coordinator.interrupt(15);
+    let lines = [reason].into_iter().chain(served.said.iter()).collect::<Vec<_>>();
+    let shown = r"\u{1b}]52;c;cm0gLXJm\u{7}\u{1b}[2J\nbrigade: job finished\u{202e}";
+    for line in &lines {
+        assert!(!line.contains(char::is_control) && !line.contains('\u{202e}'), "{line:?}");
+        assert!(line.chars().count() < 500, "{line}");
+    }
+    for expected in
+        [format!("{shown} joined"), format!("{shown}: {shown}"), format!("{shown} is lost")]
+    {
+        assert!(lines.iter().any(|line| line.starts_with(&expected)), "{expected} in {lines:#?}");
+    }
+}

@@ -201,3 +201,27 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 const LONGEST_LINE: u64 = 1 << 16;
 const MOST_WORDS: usize = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::process::Stdio;
+
+    use super::*;
+
+    #[test]
+    fn what_a_login_prints_is_fit_to_be_shown() {
+        let mut command = Command::new("sh");
+        command.args(["-c", r"printf 'a\033]52;c;cm0=\007\033[2J\rbrigade: job finished\n' >&2"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0);
+        let host = HostSpec::parse_list("node1").unwrap().remove(0);
+        let (child, _to, _from) = Child::start(command, &host).unwrap();
+        let expected = "a\\u{1b}]52;c;cm0=\\u{7}\\u{1b}[2J\\rbrigade: job finished\n";
+        // Waits for its end, half a second at most each time.
+        while child.words().is_empty() {
+            child.last_words();
+        }
+        assert_eq!(child.words(), expected);
+    }
+}
