@@ -1,75 +1,34 @@
 //! A real etcd with certificates and users: what is accepted, and how each refusal is named.
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use brigade_hostkit::Etcd;
+use brigade_hostkit::{Authority, Etcd};
 use brigade_rendezvous::{
     EtcdAccess, EtcdError, MeetError, MeetNotice, MeetPlan, Meeting, Secret, Timing, Way,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair,
-};
-use tempfile::TempDir;
 use ureq::tls::{ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
 
-/// An authority with a certificate for a server and one for a client, as files.
-struct Authority {
-    folder: TempDir,
+/// An etcd with a certificate of this authority; `None` where etcd is not installed.
+fn etcd_of(authority: &Authority) -> Option<Etcd> {
+    let [ca, certificate, key] =
+        ["ca.pem", "server.pem", "server-key.pem"].map(|name| authority.file(name));
+    let etcd = Etcd::start_over_tls(&certificate, &key, Some(&ca));
+    if etcd.is_none() {
+        eprintln!("skipped: etcd is not installed");
+    }
+    etcd
 }
 
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let key = KeyPair::generate().unwrap();
-        let root = params.self_signed(&key).unwrap();
-        let issuer = Issuer::new(params, key);
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("ca.pem"), root.pem()).unwrap();
-        let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
-        let client = || vec!["brigade".to_owned()];
-        for (name, names) in [("server", names), ("client", client()), ("named", client())] {
-            let key = KeyPair::generate().unwrap();
-            let mut params = CertificateParams::new(names).unwrap();
-            params.distinguished_name = DistinguishedName::new();
-            if name == "named" {
-                params.distinguished_name.push(DnType::CommonName, "trainer");
-            }
-            let certificate = params.signed_by(&key, &issuer).unwrap();
-            std::fs::write(folder.path().join(format!("{name}.pem")), certificate.pem()).unwrap();
-            let path = folder.path().join(format!("{name}-key.pem"));
-            std::fs::write(path, key.serialize_pem()).unwrap();
-        }
-        Self { folder }
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// An etcd with its certificate; `None` where etcd is not installed.
-    fn etcd(&self, client_certificates: bool) -> Option<Etcd> {
-        let authority = client_certificates.then(|| self.file("ca.pem"));
-        let (certificate, key) = (self.file("server.pem"), self.file("server-key.pem"));
-        let etcd = Etcd::start_over_tls(&certificate, &key, authority.as_deref());
-        if etcd.is_none() {
-            eprintln!("skipped: etcd is not installed");
-        }
-        etcd
-    }
-
-    /// How a client speaks to it that has all it needs.
-    fn access(&self) -> EtcdAccess {
-        EtcdAccess {
-            tls: true,
-            ca_file: Some(self.file("ca.pem")),
-            cert_file: Some(self.file("client.pem")),
-            key_file: Some(self.file("client-key.pem")),
-            ..EtcdAccess::default()
-        }
+/// How a client speaks to it that has all it needs.
+fn access_of(authority: &Authority) -> EtcdAccess {
+    EtcdAccess {
+        tls: true,
+        ca_file: Some(authority.file("ca.pem")),
+        cert_file: Some(authority.file("client.pem")),
+        key_file: Some(authority.file("client-key.pem")),
+        ..EtcdAccess::default()
     }
 }
 
@@ -106,14 +65,14 @@ fn refused(endpoint: &str, access: EtcdAccess) -> EtcdError {
 #[test]
 fn certificates_of_both_sides() {
     let authority = Authority::new();
-    let Some(etcd) = authority.etcd(true) else { return };
+    let Some(etcd) = etcd_of(&authority) else { return };
     let other = Authority::new();
-    elect(etcd.endpoint(), authority.access()).unwrap();
+    elect(etcd.endpoint(), access_of(&authority)).unwrap();
     // The scheme says the same as the setting.
-    let access = EtcdAccess { tls: false, ..authority.access() };
+    let access = EtcdAccess { tls: false, ..access_of(&authority) };
     elect(&format!("https://{}", etcd.endpoint()), access).unwrap();
 
-    let access = EtcdAccess { ca_file: Some(other.file("ca.pem")), ..authority.access() };
+    let access = EtcdAccess { ca_file: Some(other.file("ca.pem")), ..access_of(&authority) };
     let error = refused(etcd.endpoint(), access);
     assert!(matches!(error, EtcdError::Untrusted { .. }), "{error}");
     let text = error.to_string();
@@ -122,17 +81,17 @@ fn certificates_of_both_sides() {
     assert!(text.starts_with(&expected), "{text}");
     assert!(text.contains("--rdzv-conf cacert=FILE"), "{text}");
     // Without an authority of its own it is none of the public ones, either.
-    let error = refused(etcd.endpoint(), EtcdAccess { ca_file: None, ..authority.access() });
+    let error = refused(etcd.endpoint(), EtcdAccess { ca_file: None, ..access_of(&authority) });
     assert!(matches!(error, EtcdError::Untrusted { .. }), "{error}");
 
-    let access = EtcdAccess { cert_file: None, key_file: None, ..authority.access() };
+    let access = EtcdAccess { cert_file: None, key_file: None, ..access_of(&authority) };
     let error = refused(etcd.endpoint(), access);
     assert!(matches!(error, EtcdError::ClientCertificate { .. }), "{error}");
     assert!(error.to_string().contains("--rdzv-conf cert=FILE,key=FILE"), "{error}");
     let access = EtcdAccess {
         cert_file: Some(other.file("client.pem")),
         key_file: Some(other.file("client-key.pem")),
-        ..authority.access()
+        ..access_of(&authority)
     };
     let error = refused(etcd.endpoint(), access);
     assert!(matches!(error, EtcdError::ClientCertificate { .. }), "{error}");
@@ -146,14 +105,14 @@ fn certificates_of_both_sides() {
 fn an_etcd_without_tls_is_named() {
     let Some(etcd) = Etcd::start() else { return eprintln!("skipped: etcd is not installed") };
     // It might be one that is starting: it is asked again, and each time said what may be wrong.
-    let error = elect(etcd.endpoint(), Authority::new().access()).unwrap_err().to_string();
+    let error = elect(etcd.endpoint(), access_of(&Authority::new())).unwrap_err().to_string();
     assert!(error.ends_with("does it speak TLS?"), "{error}");
 }
 
 #[test]
 fn users_and_passwords() {
     let authority = Authority::new();
-    let Some(etcd) = authority.etcd(true) else { return };
+    let Some(etcd) = etcd_of(&authority) else { return };
     let admin = Admin::new(&authority, &etcd);
     for (name, password) in [("root", "admin"), ("trainer", "right"), ("reader", "right")] {
         admin.post("auth/user/add", format!(r#"{{"name":"{name}","password":"{password}"}}"#));
@@ -175,7 +134,7 @@ fn users_and_passwords() {
     let access = |user: Option<&str>, password: Option<&str>| EtcdAccess {
         user: user.map(str::to_owned),
         password: password.map(str::to_owned),
-        ..authority.access()
+        ..access_of(&authority)
     };
     elect(etcd.endpoint(), access(Some("trainer"), Some("right"))).unwrap();
     let named = EtcdAccess {
@@ -242,7 +201,7 @@ impl Admin {
 fn files_that_hold_no_certificate() {
     let authority = Authority::new();
     let wrong = |change: &dyn Fn(&mut EtcdAccess)| {
-        let mut access = authority.access();
+        let mut access = access_of(&authority);
         change(&mut access);
         refused("localhost:1", access).to_string()
     };
