@@ -1,5 +1,6 @@
 //! Joining the job: store, device, process group.
 
+use std::net::TcpListener;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -105,4 +106,24 @@ fn open_store(world: &World, timeout: Duration) -> Result<Store> {
         return store.map_err(|source| Error::StorePort { port: endpoint.port, source });
     }
     Ok(store?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use super::*;
+
+    #[test]
+    fn a_store_without_a_launcher_is_served_at_its_address_alone() {
+        let endpoint =
+            |addr: &str| StoreEndpoint { addr: addr.to_owned(), ..StoreEndpoint::alone() };
+        // Addresses of this host: all of 127/8 are.
+        let store = served(&endpoint("127.0.0.2")).unwrap().open().unwrap();
+        let port = store.port().unwrap();
+        assert!(TcpStream::connect(("127.0.0.2", port)).is_ok());
+        assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
+        store.set("a", b"b").unwrap();
+        assert_eq!(store.get("a").unwrap(), b"b");
+    }
 }
