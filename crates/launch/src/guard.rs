@@ -133,7 +133,6 @@ fn make(folder: &Path, path: &Path) -> io::Result<()> {
 
 fn is_on_network(folder: &Path) -> bool {
     statfs(folder).is_ok_and(|about| {
-        #[expect(clippy::unnecessary_cast, reason = "its type differs between C libraries")]
         let kind = about.filesystem_type().0 as u64 & 0xffff_ffff;
         NETWORK.contains(&kind)
     })

@@ -65,7 +65,7 @@ impl Hosts {
     fn secret(&self, name: &str) -> String {
         let path = self.all.path().join(name);
         let mut file =
-            fs::OpenOptions::new().write(true).create(true).mode(0o600).open(&path).unwrap();
+            fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).unwrap();
         write!(file, "the {name} secret of a job").unwrap();
         format!("--rdzv-secret-file={}", path.display())
     }

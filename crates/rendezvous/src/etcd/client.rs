@@ -200,7 +200,8 @@ impl Client {
                     json!({ "name": user, "password": self.password.as_deref().unwrap_or("") });
                 let answer = self.ask("auth/authenticate", &name_and_password)?;
                 let refusal = match answer {
-                    Ok(answer) => serde_json::from_str::<Authenticated>(&answer).map_err(away)?,
+                    Ok(answer) => serde_json::from_str::<Authenticated>(&answer)
+                        .map_err(|error| away(printable(&error.to_string())))?,
                     Err(refusal) => return Err(self.refused(refusal, true)),
                 };
                 self.token = Some(refusal.token);
@@ -276,8 +277,8 @@ impl Client {
     }
 }
 
-fn away(text: impl ToString) -> ClientError {
-    ClientError::Away(text.to_string())
+fn away(text: impl Into<String>) -> ClientError {
+    ClientError::Away(text.into())
 }
 
 /// What a request that had no answer means: by the kinds of errors of TLS, which are final, and not by
