@@ -18,6 +18,7 @@ namespace {
 constexpr int kAll = ~0;
 constexpr int kBranchOff = 1;
 constexpr int kAuto = 2;
+constexpr int kCompatible = 3;
 constexpr int kStrict = 0x10000;
 constexpr int kModeChangeFailure = -8;
 
@@ -31,10 +32,11 @@ Products make_products_reproducible() {
   }
   // Also what a program has set by itself. The environment's MKL_CBWR is in it, too.
   const int mode = mkl_serv_cbwr_get(kAll);
-  if (mode > kBranchOff) {
+  // Without STRICT, the faster branches want operands at multiples of 64 bytes.
+  if ((mode & kStrict) != 0 || mode == kCompatible) {
     return Products::Reproducible;
   }
-  if (std::getenv("MKL_CBWR") != nullptr) {
+  if (mode > kBranchOff || std::getenv("MKL_CBWR") != nullptr) {
     return Products::TurnedOff;
   }
   // The fastest branch of this processor, and any alignment. Measured on Zen 4: as fast as without.

@@ -98,7 +98,7 @@ pub(crate) mod ffi {
     enum Products {
         /// They do.
         Reproducible = 0,
-        /// They may not: `MKL_CBWR` in the environment says so.
+        /// They may not: `MKL_CBWR` in the environment, or the program, has chosen another mode.
         TurnedOff = 1,
         /// They may not: MKL was used before it could be asked.
         UsedBefore = 2,

@@ -31,7 +31,7 @@ impl Products {
         match self {
             Self::TurnedOff => Some(
                 "the last digits of matrix products may depend on where tensors lie in memory, since \
-                 MKL_CBWR turns MKL's reproducible mode off; unset it",
+                 MKL_CBWR asks for another mode of MKL; unset it, or set MKL_CBWR=AUTO,STRICT",
             ),
             Self::UsedBefore => Some(
                 "the last digits of matrix products may depend on where tensors lie in memory, since \
