@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const SOURCES: [&str; 18] = [
+const SOURCES: [&str; 20] = [
     "cpp/tensors.cpp",
     "cpp/memory.cpp",
     "cpp/mapped.cpp",
@@ -11,6 +11,8 @@ const SOURCES: [&str; 18] = [
     "cpp/group.cpp",
     "cpp/gloo.cpp",
     "cpp/shared_memory.cpp",
+    "cpp/combine.cpp",
+    "cpp/forks.cpp",
     "cpp/fake.cpp",
     "cpp/reducer.cpp",
     "cpp/hook.cpp",
