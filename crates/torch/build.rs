@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const SOURCES: [&str; 20] = [
+const SOURCES: [&str; 21] = [
     "cpp/tensors.cpp",
+    "cpp/loss_flag.cpp",
     "cpp/memory.cpp",
     "cpp/mapped.cpp",
     "cpp/store.cpp",

@@ -33,6 +33,7 @@ pub(crate) fn join(
             debug,
             saves: AtomicU64::new(0),
             tries: AtomicU64::new(0),
+            loss_checks: AtomicU64::new(0),
         });
     }
     let backend = match device {
@@ -50,6 +51,7 @@ pub(crate) fn join(
         debug,
         saves: AtomicU64::new(0),
         tries: AtomicU64::new(0),
+        loss_checks: AtomicU64::new(0),
     })
 }
 
