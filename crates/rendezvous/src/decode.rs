@@ -89,7 +89,7 @@ mod tests {
         let cause = crate::Cause::HostLost { host: evil.clone(), how: evil.clone() };
         let bytes = [
             encode(&ToAgent::Refused { reason: evil.clone() }),
-            encode(&ToAgent::Stop { attempt: 0, signal: 15, reason: evil.clone() }),
+            encode(&ToAgent::Stop { attempt: 0, signal: 15, reason: evil }),
             encode(&ToAgent::End(crate::Verdict { code: 1, cause: Some(cause) })),
         ];
         let messages = to_agent(&bytes.concat()).unwrap();

@@ -115,21 +115,21 @@ fn users_and_passwords() {
     let Some(etcd) = etcd_of(&authority) else { return };
     let admin = Admin::new(&authority, &etcd);
     for (name, password) in [("root", "admin"), ("trainer", "right"), ("reader", "right")] {
-        admin.post("auth/user/add", format!(r#"{{"name":"{name}","password":"{password}"}}"#));
+        admin.post("auth/user/add", &format!(r#"{{"name":"{name}","password":"{password}"}}"#));
     }
     // Base64 of /brigade/ and of the first key behind all that begin so.
     let (key, end) = ("L2JyaWdhZGUv", "L2JyaWdhZGUw");
     for (role, user, kind) in [("rw", "trainer", "READWRITE"), ("ro", "reader", "READ")] {
-        admin.post("auth/role/add", format!(r#"{{"name":"{role}"}}"#));
+        admin.post("auth/role/add", &format!(r#"{{"name":"{role}"}}"#));
         let permission = format!(
             r#"{{"name":"{role}","perm":{{"permType":"{kind}","key":"{key}","range_end":"{end}"}}}}"#
         );
-        admin.post("auth/role/grant", permission);
-        admin.post("auth/user/grant", format!(r#"{{"user":"{user}","role":"{role}"}}"#));
+        admin.post("auth/role/grant", &permission);
+        admin.post("auth/user/grant", &format!(r#"{{"user":"{user}","role":"{role}"}}"#));
     }
-    admin.post("auth/role/add", r#"{"name":"root"}"#.into());
-    admin.post("auth/user/grant", r#"{"user":"root","role":"root"}"#.into());
-    admin.post("auth/enable", "{}".into());
+    admin.post("auth/role/add", r#"{"name":"root"}"#);
+    admin.post("auth/user/grant", r#"{"user":"root","role":"root"}"#);
+    admin.post("auth/enable", "{}");
 
     let access = |user: Option<&str>, password: Option<&str>| EtcdAccess {
         user: user.map(str::to_owned),
@@ -191,8 +191,8 @@ impl Admin {
         Self { http, url: format!("https://{}/v3", etcd.endpoint()) }
     }
 
-    fn post(&self, what: &str, body: String) {
-        let answer = self.http.post(format!("{}/{what}", self.url)).send(&body);
+    fn post(&self, what: &str, body: &str) {
+        let answer = self.http.post(format!("{}/{what}", self.url)).send(body);
         assert!(answer.is_ok(), "{what} {body}: {answer:?}");
     }
 }
