@@ -28,6 +28,7 @@
 //! network.host(1).cut(); // and now node2 falls silent
 //! ```
 
+mod authority;
 mod disk;
 mod etcd;
 mod faults;
@@ -39,6 +40,7 @@ mod network;
 mod process;
 mod unavailable;
 
+pub use authority::Authority;
 pub use disk::Disk;
 pub use etcd::Etcd;
 pub use host::Host;

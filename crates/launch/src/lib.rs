@@ -35,6 +35,7 @@ pub mod agent;
 pub mod emit;
 mod error;
 mod gate;
+mod guard;
 pub mod hosts;
 pub mod leash;
 mod leftovers;
@@ -54,9 +55,11 @@ mod wake;
 
 pub use agent::Outcome;
 pub use brigade_rendezvous::{
-    Assignment, Cause, Ending, RankFailure, Secret, SecretError, TimeLimits, Verdict,
+    Assignment, Cause, Ending, EtcdAccess, EtcdError, RankFailure, Secret, SecretError, TimeLimits,
+    Verdict, private_text,
 };
 pub use error::LaunchError;
+pub use guard::{Guard, GuardSources};
 pub use meeting::{Endpoint, Meeting, NodeRange, Patience};
 pub use options::LaunchOptions;
 pub use output::{

@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::wire::Wire;
-use crate::{FromAgent, LinkError, Millis, TimeLimits, ToAgent, quiet};
+use crate::{FromAgent, Join, LinkError, Millis, TimeLimits, ToAgent, quiet};
 
 /// How many bytes of [`FromAgent::Output`] an agent may have sent for which no
 /// [`ToAgent::Taken`] has come.
@@ -125,7 +125,7 @@ impl Link {
     /// Sends as much as the system takes now, and the rest on [`Link::flush`]. That the other side
     /// is gone is told by [`Link::receive`].
     pub fn send(&mut self, message: &FromAgent) {
-        self.lock().wire.send(message);
+        self.lock().send(message);
     }
 
     /// Sends more of what waits.
@@ -142,7 +142,7 @@ impl Link {
         loop {
             match shared.wire.receive()? {
                 Some(ToAgent::Beat) => {}
-                message => return Ok(message),
+                message => return Ok(message.map(ToAgent::printable)),
             }
         }
     }
@@ -193,6 +193,16 @@ impl Link {
 }
 
 impl Shared {
+    fn send(&mut self, message: &FromAgent) {
+        match message {
+            // Over TCP the name of the job stays here: the coordinator may know it or not.
+            FromAgent::Join(join) if let Some(tag) = self.wire.job_tag(&join.run_id) => {
+                self.wire.send(&FromAgent::Join(Join { run_id: tag, ..join.clone() }));
+            }
+            message => self.wire.send(message),
+        }
+    }
+
     fn millis(&self, at: Instant) -> Millis {
         Millis::try_from(at.saturating_duration_since(self.start).as_millis())
             .unwrap_or(Millis::MAX)
@@ -363,5 +373,25 @@ mod tests {
         };
         assert_eq!(received, output);
         assert!(!link.wants_write());
+    }
+
+    #[test]
+    fn the_name_of_the_job_stays_here() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let wires = [near, far].map(|it| Wire::new(it.into(), None, 1 << 20).unwrap());
+        let [mut near, mut far] = wires;
+        let (near_end, far_end) = crate::channel::tests::pair();
+        for (wire, channel) in [(&mut near, near_end), (&mut far, far_end)] {
+            wire.distrust(4096);
+            wire.secure(Box::new(channel));
+        }
+        let mut link = Link::of(near, None).unwrap();
+        link.send(&FromAgent::Join(Join { run_id: "topsecret".into(), ..Join::new("node1") }));
+        let Some(FromAgent::Join(join)) = far.receive().unwrap() else { panic!() };
+        // Whoever serves there can compare, and sees nothing that it does not know.
+        assert_eq!(join.host, "node1");
+        assert!(!join.run_id.contains("topsecret"));
+        assert_eq!(far.job_tag("topsecret").unwrap(), join.run_id);
+        assert_ne!(far.job_tag("guess").unwrap(), join.run_id);
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use brigade_rendezvous::{
     Coordinator, FromAgent, Join, Link, LinkError, Listener, MeetNotice, MeetPlan,
-    Meeting as Search, OutputSink, Piece, Rules, Secret, ToAgent, Way,
+    Meeting as Search, OutputSink, Piece, Rules, ToAgent, Way,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -125,8 +125,7 @@ impl<'p> CoordinatorClient<'p> {
     fn search(&self, way: Way) -> Result<Search, LaunchError> {
         let plan = MeetPlan {
             way,
-            secret: (self.plan.secret.clone())
-                .unwrap_or_else(|| Secret::of_run_id(&self.plan.run_id)),
+            secret: self.plan.secret.clone(),
             timeout: self.plan.patience.join,
             limits: self.plan.limits,
             run_id: self.plan.run_id.clone(),
@@ -241,6 +240,9 @@ impl<'p> CoordinatorClient<'p> {
             Some(MeetNotice::Say(line)) => self.events.push_back(Event::Line(line)),
             Some(MeetNotice::Join(link)) => self.met(link),
             Some(MeetNotice::Serve { listener, address }) => {
+                if listener.is_unguarded() {
+                    self.events.push_back(Event::Line(unguarded(listener.port())));
+                }
                 if let Err(error) = self.serve(Some(listener), address) {
                     self.events.push_back(Event::Failed(error));
                 }
@@ -425,9 +427,21 @@ fn way(plan: &LaunchPlan) -> Option<Way> {
         }),
         Meeting::Etcd { endpoints } => {
             let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
-            Some(Way::Etcd { endpoints: endpoints.join(","), address: plan.local_addr.clone() })
+            Some(Way::Etcd {
+                endpoints: endpoints.join(","),
+                access: plan.etcd.clone(),
+                address: plan.local_addr.clone(),
+            })
         }
     }
+}
+
+/// What the user of the host that serves is told where anybody could take part.
+fn unguarded(port: u16) -> String {
+    format!(
+        "warning: this job has no secret: any host that reaches port {port} can join it; run `export \
+         BRIGADE_RDZV_SECRET=$(openssl rand -hex 32)` and start all launchers with that value"
+    )
 }
 
 /// What the coordinator holds the agents to.

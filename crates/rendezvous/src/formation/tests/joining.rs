@@ -45,7 +45,7 @@ fn who_does_not_fit_is_told_why() {
         ),
         (
             Join { run_id: "other".into(), ..join(1) },
-            "h1 wants to take part in the job `other`, but here is the job `j`: give the same \
+            "h1 takes part in another job: give the same \
              --rdzv-id on all hosts, or another endpoint to one of the jobs",
         ),
         (
