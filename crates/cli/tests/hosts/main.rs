@@ -7,6 +7,7 @@ mod ended;
 mod guarded;
 mod refused;
 mod site;
+mod stand_ins;
 
 use std::fs;
 use std::time::Instant;

@@ -49,7 +49,7 @@ fn a_launcher_and_an_agent_that_are_stopped_for_a_while() {
     let Some(site) = site(2) else { return };
     let times = times();
     let job = over_ssh(&site, &times);
-    for stall in times.stalls {
+    for &stall in times.stalls {
         let launcher = job.freeze();
         sleep(stall);
         launcher.thaw();
@@ -91,7 +91,7 @@ fn a_link_that_is_cut_and_mended_under_sessions() {
     let Some(site) = site(2) else { return };
     let times = times();
     let job = over_ssh(&site, &times);
-    for cut in times.cuts_over_ssh {
+    for &cut in times.cuts_over_ssh {
         site.host(1).cut();
         sleep(cut);
         site.host(1).restore();
@@ -110,7 +110,7 @@ fn a_link_that_is_cut_and_mended_between_launchers() {
     let Some(site) = site(3) else { return };
     let times = times();
     let launchers = over_tcp(&site, &times);
-    for stall in times.stalls {
+    for &stall in times.stalls {
         // An agent, and the coordinator.
         for host in [1, 0] {
             site.host(host).cut();

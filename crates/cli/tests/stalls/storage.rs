@@ -25,7 +25,7 @@ fn a_frozen_folder_of_logs() {
         .collect();
     wait_for_ranks(hosts.all.path(), 2);
     // However long: only the logs wait.
-    for stall in times.stalls.into_iter().chain([times.too_long]) {
+    for stall in times.stalls.iter().copied().chain([times.too_long]) {
         disk.freeze();
         job::wait_until(|| disk.is_waited_for());
         sleep(stall);
@@ -94,7 +94,7 @@ fn memory_that_is_short_for_a_while() {
     for launcher in &launchers {
         group.add(launcher.pid());
     }
-    for stall in times.stalls {
+    for &stall in times.stalls {
         group.squeeze(1 << 20);
         sleep(stall);
         group.release();
