@@ -331,6 +331,7 @@ pub(crate) mod ffi {
         fn tensor_mutable_data(tensor: &Tensor) -> Result<usize>;
         fn tensor_is_plain(tensor: &Tensor) -> Result<bool>;
         fn tensor_is_shared(tensor: &Tensor) -> bool;
+        fn backward(loss: &Tensor) -> Result<()>;
         fn clear_gradient(tensor: &Tensor) -> Result<()>;
         /// Null when there is none.
         fn gradient(tensor: &Tensor) -> Result<UniquePtr<Tensor>>;

@@ -36,7 +36,7 @@ mod tensors;
 mod work;
 
 pub use autocast::{Autocast, cuda_has_bf16};
-pub use autograd::{clear_gradient, grad_enabled, gradient, set_gradient};
+pub use autograd::{backward, clear_gradient, grad_enabled, gradient, set_gradient};
 pub use backend::{Backend, GlooDevice};
 pub use check::Desync;
 pub use collective::ReduceOp;
@@ -58,7 +58,7 @@ pub use profiler::{ProfiledEvent, ProfilerOptions, Recording, Scope};
 pub use random::{rng_state, set_rng_state};
 pub use reducer::{Reducer, ReducerOptions};
 pub use reproducible::{Products, make_products_reproducible};
-pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore};
+pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore, inherited_socket};
 pub use tch::{Device, Kind, Tensor};
 pub use tensors::Tensors;
 pub use work::Work;
