@@ -16,6 +16,8 @@ pub(crate) enum Fault {
     Forbidden(String),
     /// They could not be read.
     Io(std::io::Error),
+    /// What was read from them could not be written.
+    Write(std::io::Error),
 }
 
 impl Fault {
@@ -34,6 +36,7 @@ impl Fault {
             Self::Unsupported(fact) => Error::Unsupported { path, fact },
             Self::Forbidden(global) => Error::ForbiddenGlobal { path, global },
             Self::Io(source) => Error::Io { doing: "read", path, source },
+            Self::Write(source) => Error::Io { doing: "write a tensor of", path, source },
         }
     }
 }

@@ -70,7 +70,7 @@ pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
     safetensors::save(state, path.as_ref())
 }
 
-pub use kinds::{dtype_of, kind_of};
+pub use kinds::{dtype_of, kind_of, tensor_from_bytes};
 
 impl<M> Model<M> {
     /// Reads a weights file into the model, when it fits in every name and shape.

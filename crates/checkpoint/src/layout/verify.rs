@@ -7,7 +7,6 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crc32fast::Hasher;
@@ -34,19 +33,18 @@ pub(super) fn verify_files(
 ) -> Vec<Error> {
     let opened: Vec<Result<File, Error>> =
         files.iter().map(|(path, facts)| open(path, facts)).collect();
-    let mut parts = Vec::new();
-    for (number, (_, facts)) in files.iter().enumerate() {
+    // One after another as threads ask: a list would be as long as the largest size that a manifest claims.
+    let parts = files.iter().enumerate().filter(|(number, _)| opened[*number].is_ok());
+    let parts = parts.flat_map(|(number, (_, facts))| {
         let begins = (0..facts.bytes).step_by(PART_BYTES);
-        parts.extend(
-            begins.map(|begin| (number, begin, PART_BYTES.min((facts.bytes - begin) as usize))),
-        );
-    }
-    let (next, sums) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        begins.map(move |begin| (number, begin, PART_BYTES.min((facts.bytes - begin) as usize)))
+    });
+    let (parts, sums) = (Mutex::new(parts.enumerate()), Mutex::new(Vec::new()));
     let work = || {
         let mut piece = vec![0; PIECE_BYTES];
         loop {
-            let place = next.fetch_add(1, Ordering::Relaxed);
-            let Some(&(number, begin, bytes)) = parts.get(place) else { return };
+            let next = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((place, (number, begin, bytes))) = next else { return };
             let Ok(file) = &opened[number] else { continue };
             let path = &files[number].0;
             let sum = match part_sum {
@@ -57,7 +55,8 @@ pub(super) fn verify_files(
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = threads.min(MAX_THREADS).min(parts.len());
+    let whole: u64 = files.iter().fold(0, |sum, (_, facts)| sum.saturating_add(facts.bytes));
+    let threads = threads.min(MAX_THREADS).min(whole.div_ceil(PART_BYTES as u64) as usize);
     std::thread::scope(|scope| {
         for _ in 1..threads {
             // When one cannot start, the others do its part.

@@ -82,15 +82,6 @@ fn unread(path: &Path, error: brigade_torch::Error) -> Error {
     }
 }
 
-/// A tensor with a copy of these bytes, of which there are as many as shape and kind say.
-pub(super) fn tensor(bytes: &mut [u8], shape: &[i64], kind: Kind) -> Result<Tensor, TchError> {
-    if kind == Kind::Bool {
-        // C++ knows only two values of bool; any other byte would be undefined behaviour.
-        bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
-    }
-    Tensor::f_from_data_size(bytes, shape, kind)
-}
-
 pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
     let mut tensors = Vec::with_capacity(state.len());
     for (name, tensor) in state.iter() {

@@ -183,9 +183,10 @@ impl Ready {
         }
         let place =
             Restoring { saved_world: manifest.world_size, world: accelerator.num_processes() };
-        let wanted: Vec<usize> = match place.saved_world == place.world {
-            true => vec![accelerator.process_index()],
-            false => (0..place.saved_world).collect(),
+        // As the file says: it ends at the first rank whose state is not there.
+        let wanted = match place.saved_world == place.world {
+            true => accelerator.process_index()..accelerator.process_index() + 1,
+            false => 0..place.saved_world,
         };
         let mut own = Vec::new();
         for rank in wanted {
