@@ -6,7 +6,6 @@ use std::{env, fs};
 const SOURCES: [&str; 17] = [
     "cpp/tensors.cpp",
     "cpp/memory.cpp",
-    "cpp/mapped.cpp",
     "cpp/store.cpp",
     "cpp/group.cpp",
     "cpp/gloo.cpp",

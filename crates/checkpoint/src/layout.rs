@@ -28,4 +28,4 @@ pub use names::{latest, numbered, numbered_path};
 pub use open::{Checkpoint, Place};
 pub use staging::{Staging, staging_path};
 pub use sweep::{keep_newest, sweep};
-pub use verify::{PartSum, verify_file};
+pub use verify::verify_file;

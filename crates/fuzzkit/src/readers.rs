@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::layout::{Checkpoint, MANIFEST, Manifest};
-use brigade_checkpoint::pth::{PthFile, StoredTensor, TensorData};
+use brigade_checkpoint::pth::{PthFile, StoredTensor};
 use brigade_checkpoint::safetensors::Header;
 use brigade_checkpoint::shards::Index;
 use brigade_checkpoint::{Format, Value};

@@ -77,7 +77,7 @@ impl<M> Model<M> {
     ///
     /// As [`Model::load_state_dict`] of what [`load`] gives, but tensors are read straight into the
     /// model's. That takes no memory beside it; for a tensor of another kind, on a device or channels
-    /// last the at most 16 MB of the file that are mapped at a time, of a `.pth` file its largest storage.
+    /// last at most 16 MB of the file at a time, of a `.pth` file its largest storage.
     ///
     /// # Errors
     /// Those of [`load`] and of [`Model::load_state_dict`]; nothing was changed then.

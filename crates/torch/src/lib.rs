@@ -19,7 +19,6 @@ pub mod gradients;
 mod group;
 mod hook;
 mod join;
-mod mapped;
 pub mod matrix_step;
 mod memory;
 mod memory_format;
@@ -30,6 +29,7 @@ mod random;
 mod reducer;
 mod roll_call;
 mod store;
+mod tensor_file;
 mod tensors;
 mod work;
 
@@ -44,7 +44,6 @@ pub use fetch::Fetch;
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
 pub use hook::{Bucket, Compression, GradientHook};
 pub use join::JoinOptions;
-pub use mapped::MappedFile;
 pub use memory::{
     Element, as_bytes, as_slice, fill_bytes, from_vec, keep_freed_memory, release_memory,
 };
@@ -55,6 +54,7 @@ pub use random::{rng_state, set_rng_state};
 pub use reducer::{Reducer, ReducerOptions};
 pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore};
 pub use tch::{Device, Kind, Tensor};
+pub use tensor_file::TensorFile;
 pub use tensors::Tensors;
 pub use work::Work;
 

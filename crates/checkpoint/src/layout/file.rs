@@ -92,8 +92,7 @@ impl Writing {
 
     /// As [`Writing::create`], for a file of `bytes`. Of a large one, and of one that will be flushed, the
     /// space is taken first, so that a full disk says so at once. A large one goes past the system's cache,
-    /// from threads of its own, where the file system can do that; if it is not flushed, only as long as
-    /// that is faster. This takes 24 MB of memory until the end.
+    /// from threads of its own, where the file system can do that. This takes 24 MB of memory until the end.
     ///
     /// # Errors
     /// [`Error::Io`].

@@ -1,10 +1,9 @@
 //! Files compared with what was written, on several threads.
 //!
 //! Read piece by piece and not through a memory map: with a map, a file that another process cuts
-//! short would end this one by a signal. Who has a map that survives that gives its own [`PartSum`].
+//! short would end this one by a signal.
 
 use std::fs::File;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -14,23 +13,17 @@ use crc32fast::Hasher;
 use super::file::FileFacts;
 use crate::error::Error;
 
-/// The checksum of a part of a file; called from several threads.
-pub type PartSum<'s> = dyn Fn(&Path, Range<u64>) -> Result<Hasher, Error> + Sync + 's;
-
 /// Compares a file with what was written.
 ///
 /// # Errors
 /// [`Error::Damaged`] when it differs; [`Error::Io`].
 pub fn verify_file(path: &Path, facts: &FileFacts) -> Result<(), Error> {
-    verify_files(&[(path.to_owned(), facts)], None).pop().map_or(Ok(()), Err)
+    verify_files(&[(path.to_owned(), facts)]).pop().map_or(Ok(()), Err)
 }
 
 /// The faults of the files, one for each, in their order. Large files are shared out among the
 /// threads: the checksum of a whole follows from those of its parts.
-pub(super) fn verify_files(
-    files: &[(PathBuf, &FileFacts)],
-    part_sum: Option<&PartSum<'_>>,
-) -> Vec<Error> {
+pub(super) fn verify_files(files: &[(PathBuf, &FileFacts)]) -> Vec<Error> {
     let opened: Vec<Result<File, Error>> =
         files.iter().map(|(path, facts)| open(path, facts)).collect();
     // One after another as threads ask: a list would be as long as the largest size that a manifest claims.
@@ -47,10 +40,7 @@ pub(super) fn verify_files(
             let Some((place, (number, begin, bytes))) = next else { return };
             let Ok(file) = &opened[number] else { continue };
             let path = &files[number].0;
-            let sum = match part_sum {
-                Some(part_sum) => part_sum(path, begin..begin + bytes as u64),
-                None => sum(file, begin, bytes, &mut piece).map_err(Error::io("read", path)),
-            };
+            let sum = sum(file, begin, bytes, &mut piece).map_err(Error::io("read", path));
             sums.lock().unwrap_or_else(PoisonError::into_inner).push((place, number, sum));
         }
     };
@@ -132,7 +122,7 @@ mod tests {
         let (of_large, of_small) =
             (FileFacts::of(&large, false).unwrap(), FileFacts::of(&small, false).unwrap());
         assert_eq!(of_large.crc32, format!("{:08x}", crc32fast::hash(&bytes)));
-        let both = || verify_files(&[(small.clone(), &of_small), (large.clone(), &of_large)], None);
+        let both = || verify_files(&[(small.clone(), &of_small), (large.clone(), &of_large)]);
         assert!(both().is_empty());
         for place in [0, PART_BYTES, 2 * PART_BYTES + 76] {
             bytes[place] ^= 1;

@@ -1,8 +1,6 @@
 //! Safetensors files of tensors.
 //!
-//! Plain tensors are read into; the others are filled through a map of the file that goes on from piece to
-//! piece, so that its pages do not count as memory beside the tensors. A file that is cut short meanwhile is
-//! an error either way.
+//! Plain tensors are read into; the others are filled in pieces. A file that is cut short meanwhile is an error.
 
 use std::collections::HashMap;
 use std::fs::{File, Permissions};
@@ -12,8 +10,8 @@ use std::path::Path;
 
 use brigade_checkpoint::TensorInfo;
 use brigade_checkpoint::safetensors::{Entry, Header, layout};
-use brigade_torch::{MappedFile, as_bytes};
-use tch::{Device, Kind, TchError, Tensor};
+use brigade_torch::{TensorFile, as_bytes};
+use tch::{Device, TchError, Tensor};
 
 use super::kinds::{dtype_of, kind_of};
 use super::{damaged, io};
@@ -23,7 +21,7 @@ use crate::{Error, LoadReport, Model, StateDict};
 pub(super) fn load(path: &Path, file: File) -> Result<StateDict, Error> {
     let mut state = StateDict::new();
     let entries = Header::read(path, &file)?.tensors;
-    let file = map(path, file)?;
+    let file = tensor_file(path, file)?;
     for entry in entries {
         let form = (kind_of(entry.info.dtype), Device::Cpu);
         let refused =
@@ -38,7 +36,7 @@ pub(super) fn load(path: &Path, file: File) -> Result<StateDict, Error> {
 /// Straight into the model's tensors, when all fit.
 pub(super) fn load_into<M>(model: &Model<M>, path: &Path, file: File) -> Result<LoadReport, Error> {
     let header = Header::read(path, &file)?;
-    let file = map(path, file)?;
+    let file = tensor_file(path, file)?;
     let mut shapes = Shapes::new();
     for entry in &header.tensors {
         shapes.insert(entry.name.clone(), shape(path, entry)?);
@@ -60,11 +58,11 @@ fn shape(path: &Path, entry: &Entry) -> Result<Vec<i64>, Error> {
     shape.collect::<Result<_, _>>().map_err(|error| damaged(path, error.to_string()))
 }
 
-fn map(path: &Path, file: File) -> Result<MappedFile, Error> {
-    MappedFile::from_file(path, file).map_err(|error| unread(path, error))
+fn tensor_file(path: &Path, file: File) -> Result<TensorFile, Error> {
+    TensorFile::from_file(path, file).map_err(|error| unread(path, error))
 }
 
-fn fill(file: &MappedFile, entry: &Entry, tensor: &mut Tensor) -> Result<(), Error> {
+fn fill(file: &TensorFile, entry: &Entry, tensor: &mut Tensor) -> Result<(), Error> {
     let filled = file.convert_into(entry.range.start, kind_of(entry.info.dtype), tensor);
     filled.map_err(|error| unread(file.path(), error))
 }

@@ -1,14 +1,13 @@
 //! A load: everything is looked at, then everything is changed.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use brigade_checkpoint::layout::{self, Checkpoint, Object, Place};
 use brigade_checkpoint::{Error as FileError, TensorInfo, Value};
 use brigade_models::weights::{dtype_of, kind_of};
-use brigade_torch::{Device, MappedFile, Tensor};
+use brigade_torch::{Device, Tensor, TensorFile};
 
 use super::count_kinds;
 use super::ranks::{self, Named};
@@ -124,7 +123,7 @@ impl Ready {
         let checkpoint = Checkpoint::open(path)?;
         if options.verify {
             let (rank, ranks) = (accelerator.process_index(), accelerator.num_processes());
-            if let Some(fault) = checkpoint.verify_part(rank, ranks, &part_sum).into_iter().next() {
+            if let Some(fault) = checkpoint.verify_part(rank, ranks).into_iter().next() {
                 return Err(fault.into());
             }
         }
@@ -273,22 +272,6 @@ fn interrupted(path: &Path, source: Error) -> Error {
     Error::LoadInterrupted { path: path.to_owned(), source: Box::new(source) }
 }
 
-/// Through a map: the bytes are summed where they lie.
-fn part_sum(path: &Path, part: Range<u64>) -> Result<crc32fast::Hasher, FileError> {
-    use brigade_torch::Error as Unread;
-    let sum = MappedFile::open(path).and_then(|file| file.checksum(part));
-    sum.map_err(|error| match error {
-        Unread::Read { path, source } => FileError::Io { doing: "read", path, source },
-        Unread::CutShort { path, expected, found } => {
-            let fact = format!(
-                "it was cut short while it was read: expected {expected} bytes, found {found}"
-            );
-            FileError::Damaged { path, fact }
-        }
-        other => FileError::Damaged { path: path.to_owned(), fact: other.to_string() },
-    })
-}
-
 /// An object's tree with the places of its tensors.
 fn placed(checkpoint: &Checkpoint, object: &Object) -> Result<Value<Place>> {
     let Some(state) = checkpoint.state(object)? else { return Ok(Value::None) };
@@ -314,12 +297,12 @@ fn same(name: &str, tensor: &Tensor, found: &TensorInfo) -> Result<(), String> {
 }
 
 /// A tensor to fill, from where.
-type Reading = (Tensor, Place, Arc<MappedFile>);
+type Reading = (Tensor, Place, Arc<TensorFile>);
 
 /// Open files, with their sizes in the manifest.
 struct Files<'c> {
     checkpoint: &'c Checkpoint,
-    open: HashMap<PathBuf, Arc<MappedFile>>,
+    open: HashMap<PathBuf, Arc<TensorFile>>,
 }
 
 impl<'c> Files<'c> {
@@ -329,11 +312,11 @@ impl<'c> Files<'c> {
 
     /// Looks at the size again: most of what changes a file after it was verified does so before the
     /// program's own state is touched.
-    fn open(&mut self, path: &Path) -> Result<Arc<MappedFile>> {
+    fn open(&mut self, path: &Path) -> Result<Arc<TensorFile>> {
         if let Some(file) = self.open.get(path) {
             return Ok(Arc::clone(file));
         }
-        let file = Arc::new(MappedFile::open(path)?);
+        let file = Arc::new(TensorFile::open(path)?);
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if let Some(facts) = self.checkpoint.manifest().files.get(name)
             && file.bytes() < facts.bytes
