@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const SOURCES: [&str; 17] = [
+const SOURCES: [&str; 16] = [
     "cpp/tensors.cpp",
     "cpp/memory.cpp",
     "cpp/store.cpp",

@@ -46,6 +46,24 @@ impl FileName {
         if single && !name.contains('\0') { Ok(Self(name)) } else { Err(InvalidFileName(name)) }
     }
 
+    /// The name with something after it, which has no `/`.
+    pub(crate) fn with_ending(&self, ending: fmt::Arguments<'_>) -> Self {
+        Self(format!("{}{ending}", self.0))
+    }
+
+    /// The file of an object's state: `optimizer.json`.
+    ///
+    /// ```
+    /// use brigade_checkpoint::FileName;
+    ///
+    /// assert_eq!(FileName::new("optimizer")?.json().as_str(), "optimizer.json");
+    /// # Ok::<(), brigade_checkpoint::InvalidFileName>(())
+    /// ```
+    #[must_use]
+    pub fn json(&self) -> Self {
+        self.with_ending(format_args!(".json"))
+    }
+
     /// Returns the name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {

@@ -43,17 +43,17 @@ pub fn cut(sizes: &[u64], max_bytes: u64) -> Vec<Vec<usize>> {
 /// The name of a part: `model.safetensors`, or `model-00002-of-00003.safetensors`. Parts count
 /// from 0.
 #[must_use]
-pub fn file_name(stem: &str, part: usize, parts: usize) -> String {
+pub fn file_name(stem: &FileName, part: usize, parts: usize) -> FileName {
     match parts {
-        0 | 1 => format!("{stem}.safetensors"),
-        _ => format!("{stem}-{:05}-of-{parts:05}.safetensors", part + 1),
+        0 | 1 => stem.with_ending(format_args!(".safetensors")),
+        _ => stem.with_ending(format_args!("-{:05}-of-{parts:05}.safetensors", part + 1)),
     }
 }
 
 /// The name of the index of several parts.
 #[must_use]
-pub fn index_name(stem: &str) -> String {
-    format!("{stem}.safetensors.index.json")
+pub fn index_name(stem: &FileName) -> FileName {
+    stem.with_ending(format_args!(".safetensors.index.json"))
 }
 
 /// Which part holds which tensor.
@@ -128,8 +128,9 @@ mod tests {
 
     #[test]
     fn names_are_hugging_faces() {
-        assert_eq!(file_name("model", 0, 1), "model.safetensors");
-        assert_eq!(file_name("model", 1, 3), "model-00002-of-00003.safetensors");
-        assert_eq!(index_name("model"), "model.safetensors.index.json");
+        let model = FileName::new("model").unwrap();
+        assert_eq!(&*file_name(&model, 0, 1), "model.safetensors");
+        assert_eq!(&*file_name(&model, 1, 3), "model-00002-of-00003.safetensors");
+        assert_eq!(&*index_name(&model), "model.safetensors.index.json");
     }
 }

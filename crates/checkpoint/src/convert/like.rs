@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::file_name::FileName;
 use crate::layout::{Checkpoint, FileFacts, MANIFEST, Manifest, Object, Staging, Writing};
 use crate::pth::TensorData;
+use crate::shards;
 use crate::value::Value;
 
 /// Makes a checkpoint for `load_state` of a folder of Accelerate's `save_state`, or of a dictionary that
@@ -263,14 +264,14 @@ impl Made<'_> {
         let Object { kind, name, .. } = object.clone();
         let mut made = Object { kind, name, state: None, tensors: Vec::new() };
         if let Some(tree) = tree {
-            let file = FileName::new(format!("{}.json", made.name))?;
+            let file = made.name.json();
             let mut out = Writing::create(self.folder.join(&file))?;
             out.put(format!("{:#}\n", tree.to_json()).as_bytes())?;
             self.files.insert(file.clone(), out.finish(true)?);
             made.state = Some(file);
         }
         if !tensors.is_empty() {
-            let file = FileName::new(format!("{}.safetensors", made.name))?;
+            let file = shards::file_name(&made.name, 0, 1);
             let facts = write_safetensors(&self.folder.join(&file), tensors)?;
             self.files.insert(file.clone(), facts);
             made.tensors.push(file);

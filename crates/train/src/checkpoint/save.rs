@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use brigade_checkpoint::FileName;
 use brigade_checkpoint::layout::{
     self, FORMAT, FileFacts, Manifest, Object, Staging, VERSION, keep_newest, numbered,
     numbered_path, sweep,
@@ -57,7 +58,7 @@ struct Main {
 /// What a rank tells rank 0.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Share {
-    files: BTreeMap<String, FileFacts>,
+    files: BTreeMap<FileName, FileFacts>,
     objects: Vec<Object>,
 }
 
