@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const SOURCES: [&str; 16] = [
+const SOURCES: [&str; 17] = [
     "cpp/tensors.cpp",
     "cpp/memory.cpp",
     "cpp/store.cpp",
@@ -17,6 +17,7 @@ const SOURCES: [&str; 16] = [
     "cpp/norm_relu.cpp",
     "cpp/optimizer.cpp",
     "cpp/precision.cpp",
+    "cpp/reproducible.cpp",
     "cpp/flat.cpp",
     "cpp/matrix_step.cpp",
     "cpp/profiler.cpp",

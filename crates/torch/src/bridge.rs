@@ -92,6 +92,20 @@ pub(crate) mod ffi {
         BitXor = 7,
     }
 
+    /// Whether products of matrices on the CPU give the same bits wherever their operands lie in memory.
+    #[derive(Debug)]
+    #[repr(u8)]
+    enum Products {
+        /// They do.
+        Reproducible = 0,
+        /// They may not: `MKL_CBWR` in the environment, or the program, has chosen another mode.
+        TurnedOff = 1,
+        /// They may not: MKL was used before it could be asked.
+        UsedBefore = 2,
+        /// They may not: MKL has no such mode for this processor, or libtorch has another library.
+        Unsupported = 3,
+    }
+
     struct TcpStoreOptions<'a> {
         host: &'a str,
         port: u16,
@@ -290,6 +304,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/reducer.h");
         include!("brigade-torch/cpp/optimizer.h");
         include!("brigade-torch/cpp/precision.h");
+        include!("brigade-torch/cpp/reproducible.h");
         include!("brigade-torch/cpp/flat.h");
         include!("brigade-torch/cpp/matrix_step.h");
         include!("brigade-torch/cpp/norm.h");
@@ -328,6 +343,7 @@ pub(crate) mod ffi {
         fn rng_state(cuda_device: i32) -> Result<Vec<u8>>;
         fn set_rng_state(cuda_device: i32, state: &[u8]) -> Result<()>;
         fn keep_freed_memory() -> bool;
+        fn shift_allocations(bytes: usize) -> Result<()>;
 
         fn libtorch_version() -> String;
         fn cuda_compiled() -> bool;
@@ -547,6 +563,7 @@ pub(crate) mod ffi {
         fn release_memory(cuda: bool) -> Result<()>;
         fn device_memory(device: i8) -> Result<DeviceMemory>;
         fn has_onednn() -> bool;
+        fn make_products_reproducible() -> Products;
         fn cuda_has_bf16() -> Result<bool>;
 
         fn fused_adagrad(

@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 use crate::bridge::ffi;
 use crate::collective::ReduceOp;
 use crate::error::{Error, Fault};
-use crate::memory::as_slice;
+use crate::memory::elements;
 use crate::reducer::Reducer;
 
 /// How gradients are averaged in a join, and what it does at the first rank without data.
@@ -143,7 +143,7 @@ impl Reducer {
         let mut tensor = Tensor::f_from_slice(&answers)?.f_to_device(group.device())?;
         group.all_reduce(&mut tensor, ReduceOp::Sum)?;
         let tensor = tensor.f_to_device(tch::Device::Cpu)?.f_to_kind(Kind::Int64)?;
-        let answers = as_slice::<i64>(&tensor)?;
+        let answers = elements::<i64>(&tensor)?.to_vec();
         let those = |answer: i64| {
             answers.iter().enumerate().filter(move |&(_, &a)| a == answer).map(|(r, _)| r)
         };

@@ -38,7 +38,7 @@ use crate::error::{Error, Fault, read_exception};
 use crate::fused::borrow;
 use crate::group::{ProcessGroup, Started};
 use crate::join::Join;
-use crate::memory::as_slice;
+use crate::memory::elements;
 use crate::memory_format::is_channels_last;
 use crate::tensors::Tensors;
 
@@ -390,7 +390,7 @@ fn same_model(
     for other in &all {
         let other = other.f_to_device(tch::Device::Cpu)?;
         let mine = mine.f_to_device(tch::Device::Cpu)?;
-        different |= as_slice::<i64>(&other)? != as_slice::<i64>(&mine)?;
+        different |= elements::<i64>(&other)?.to_vec() != elements::<i64>(&mine)?.to_vec();
     }
     // A rank whose own list is everybody's but one's must learn of it too: all see all fingerprints,
     // so all come to the same verdict.

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use brigade_torch::{
-    Backend, Device, GlooDevice, Store, TcpStore, cuda_compiled, keep_freed_memory,
+    Backend, Device, GlooDevice, Store, TcpStore, cuda_compiled, make_products_reproducible,
 };
 use brigade_world::{StoreHost, World};
 
@@ -20,13 +20,14 @@ pub(crate) fn join(
     gloo: Option<GlooDevice>,
     debug: bool,
 ) -> Result<Job> {
-    keep_freed_memory();
+    let products = make_products_reproducible();
     let device = choose_device(&world, cpu);
     if world.is_alone() {
         return Ok(Job {
             world,
             groups: None,
             device,
+            products,
             timeout,
             debug,
             saves: AtomicU64::new(0),
@@ -43,6 +44,7 @@ pub(crate) fn join(
         world,
         groups: Some(groups),
         device,
+        products,
         timeout,
         debug,
         saves: AtomicU64::new(0),
