@@ -29,6 +29,17 @@ impl Fault {
         Self::Unsupported(fact.to_string())
     }
 
+    /// The fault of a value at `place` in the file's tree.
+    pub(crate) fn about(self, place: &str) -> Self {
+        match self {
+            Self::Damaged(fact) if !place.is_empty() => Self::Damaged(format!("`{place}`: {fact}")),
+            Self::Unsupported(fact) if !place.is_empty() => {
+                Self::Unsupported(format!("`{place}`: {fact}"))
+            }
+            other => other,
+        }
+    }
+
     pub(crate) fn at(self, path: &Path) -> Error {
         let path = path.to_owned();
         match self {

@@ -150,13 +150,32 @@ impl PthFile {
             let mut planter = Planter {
                 pickle: &pickle,
                 values: 2 * self.code.len() + 1024,
-                text_bytes: MAX_COPIES * self.code.len() as u64 + MIN_LIMIT_BYTES,
-                tensor_bytes: MAX_COPIES * self.archive.length() + MIN_LIMIT_BYTES,
-                file: self,
+                text_bytes: MAX_COPIES * self.code.len() as u64 + FREE_BYTES,
             };
-            planter.plant(pickle.root(), 0)
+            let tree = planter.plant(pickle.root(), 0)?;
+            let mut left = MAX_COPIES * self.archive.length() + FREE_BYTES;
+            tree.try_map(&mut |place, tensor| {
+                self.check_tensor(&tensor, &mut left).map_err(|fault| fault.about(place))?;
+                Ok(tensor)
+            })
         };
-        tree().map_err(|fault| fault.at(&self.path))
+        tree().map_err(|fault: Fault| fault.at(&self.path))
+    }
+
+    /// Whether a tensor lies in its storage, and whether it and those before it may be copied out of the file:
+    /// `left` is how many bytes they may take.
+    fn check_tensor(&self, tensor: &StoredTensor, left: &mut u64) -> Result<(), Fault> {
+        self.check_storage(&tensor.storage)?;
+        tensor.check()?;
+        tensor.check_cost()?;
+        let rest = tensor.info().bytes().and_then(|bytes| left.checked_sub(bytes));
+        *left = rest.ok_or_else(|| {
+            Fault::unsupported(format_args!(
+                "the tensors to here share storages, and would take over {MAX_COPIES} times the file's size \
+                 by themselves; load it in PyTorch and save what is needed of it"
+            ))
+        })?;
+        Ok(())
     }
 
     /// The file's path.
@@ -306,7 +325,7 @@ impl StoredTensor {
     fn check_cost(&self) -> Result<(), Fault> {
         let info = self.info();
         let repeats = info.elements().is_none_or(|n| n > self.storage.elements.unsigned_abs());
-        if repeats && info.bytes().is_none_or(|bytes| bytes > MIN_LIMIT_BYTES) {
+        if repeats && info.bytes().is_none_or(|bytes| bytes > FREE_BYTES) {
             return Err(Fault::unsupported(format_args!(
                 "a tensor of size {:?} and stride {:?} repeats the {} elements of its storage; load the \
                  file in PyTorch and save it again with `.contiguous()` tensors, if that size is meant",
@@ -346,17 +365,14 @@ impl StoredTensor {
 /// Makes a tree of a pickle, whose containers may be shared and may lie in themselves.
 ///
 /// What is shared is copied into the tree wherever it is used, so what a few bytes of the pickle ask for is
-/// counted: values, bytes of text, and bytes of tensors.
+/// counted.
 struct Planter<'p, 'a> {
-    file: &'p PthFile,
     pickle: &'p Pickle<'a>,
     /// Values to come at most. A shared container counts wherever it is used; each use takes a byte of
     /// the pickle or more, so only sharing within sharing needs more values than bytes.
     values: usize,
     /// Bytes of strings to come at most.
     text_bytes: u64,
-    /// Bytes that the tensors to come may take at most, each by itself in row-major order.
-    tensor_bytes: u64,
 }
 
 impl Planter<'_, '_> {
@@ -421,7 +437,7 @@ impl Planter<'_, '_> {
     }
 
     fn tensor(&mut self, tensor: &TensorSpec<'_>) -> Result<StoredTensor, Fault> {
-        let tensor = StoredTensor {
+        Ok(StoredTensor {
             storage: StorageKey {
                 key: self.text(tensor.storage.key)?,
                 dtype: tensor.storage.dtype,
@@ -430,18 +446,7 @@ impl Planter<'_, '_> {
             offset: tensor.offset,
             size: tensor.size.clone(),
             stride: tensor.stride.clone(),
-        };
-        self.file.check_storage(&tensor.storage)?;
-        tensor.check()?;
-        tensor.check_cost()?;
-        let left = tensor.info().bytes().and_then(|bytes| self.tensor_bytes.checked_sub(bytes));
-        self.tensor_bytes = left.ok_or_else(|| {
-            Fault::unsupported(format_args!(
-                "its tensors share storages, and would take over {MAX_COPIES} times its size by \
-                 themselves; load it in PyTorch and save what is needed of it"
-            ))
-        })?;
-        Ok(tensor)
+        })
     }
 }
 
@@ -452,5 +457,5 @@ const MAX_DEPTH: usize = 64;
 /// that are the same module under several names as often as there are layers.
 const MAX_COPIES: u64 = 16;
 /// What is not counted: so much costs nothing, whatever the size of the file is.
-const MIN_LIMIT_BYTES: u64 = 1 << 20;
+const FREE_BYTES: u64 = 1 << 20;
 const PIECE_BYTES: usize = 1 << 20;
