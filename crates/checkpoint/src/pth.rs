@@ -218,11 +218,7 @@ impl PthFile {
     /// [`Error::Damaged`], as [`PthFile::storage`], and when the tensor reaches outside its storage;
     /// [`Error::Unsupported`] when it has many times the elements of its storage; [`Error::Io`], also with
     /// the writer's error.
-    pub fn copy_tensor(
-        &mut self,
-        tensor: &StoredTensor,
-        out: &mut dyn Write,
-    ) -> Result<(), Error> {
+    pub fn copy_tensor(&mut self, tensor: &StoredTensor, out: &mut dyn Write) -> Result<(), Error> {
         let mut copy = || -> Result<(), Fault> {
             tensor.check()?;
             tensor.check_cost()?;
@@ -404,9 +400,7 @@ impl Planter<'_, '_> {
             Node::List(list) => Value::List(items(list)?),
             Node::Tuple(tuple) => Value::Tuple(items(tuple)?),
             Node::Storage(_) => Value::Foreign("torch.storage".into()),
-            Node::Foreign(module, name) => {
-                Value::Foreign(self.text(&format!("{module}.{name}"))?)
-            }
+            Node::Foreign(module, name) => Value::Foreign(self.text(&format!("{module}.{name}"))?),
             Node::Dict(entries) => {
                 // Of equal keys the last counts, in the place of the first, as in Python.
                 let mut places = HashMap::new();

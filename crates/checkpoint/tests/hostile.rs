@@ -226,7 +226,9 @@ fn names_in_a_manifest_stay_in_its_folder() {
     let folder = tempfile::tempdir().unwrap();
     let inside = folder.path().join("a/b/checkpoint");
     let object = |name: &str, state: &str, tensors: &str| {
-        format!(r#"[{{"kind":"custom","name":{name:?},"state":{state:?},"tensors":[{tensors:?}]}}]"#)
+        format!(
+            r#"[{{"kind":"custom","name":{name:?},"state":{state:?},"tensors":[{tensors:?}]}}]"#
+        )
     };
     let facts = r#"{"bytes":2,"crc32":"79fcdd47"}"#;
     let files = |names: &[&str]| {

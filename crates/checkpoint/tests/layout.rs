@@ -7,8 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use brigade_checkpoint::layout::{
-    Checkpoint, FORMAT, FileFacts, MANIFEST, Manifest, Object, Staging, VERSION, Writing, files, keep_newest,
-    latest, numbered, numbered_path, sweep,
+    Checkpoint, FORMAT, FileFacts, MANIFEST, Manifest, Object, Staging, VERSION, Writing, files,
+    keep_newest, latest, numbered, numbered_path, sweep,
 };
 use brigade_checkpoint::{Error, FileName};
 
@@ -18,7 +18,8 @@ fn write(target: &Path, unique: &str, text: &[u8]) -> Result<(), Error> {
     let mut file = Writing::create(staging.path().join("custom.json"))?;
     file.put(text)?;
     let facts = file.finish(true)?;
-    staging.commit(&manifest(BTreeMap::from([(FileName::new("custom.json").unwrap(), facts)])), true)
+    staging
+        .commit(&manifest(BTreeMap::from([(FileName::new("custom.json").unwrap(), facts)])), true)
 }
 
 fn manifest(files: BTreeMap<FileName, FileFacts>) -> Manifest {

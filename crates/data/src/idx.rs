@@ -58,7 +58,8 @@ impl IdxFile {
             return Err(DataError::EmptyFile { path: path.into() });
         }
         if start.starts_with(&GZIP_MAGIC) {
-            let inner = Unpacked { decoder: GzDecoder::new(Counted { inner: bytes, bytes: 0 }), bytes: 0 };
+            let inner =
+                Unpacked { decoder: GzDecoder::new(Counted { inner: bytes, bytes: 0 }), bytes: 0 };
             Reader { inner, gzip: true, path, found: 0 }.file(dimensions)
         } else {
             Reader { inner: bytes, gzip: false, path, found: 0 }.file(dimensions)

@@ -28,8 +28,7 @@ impl Config {
     /// # Errors
     /// [`TrackError::Config`] for what JSON cannot hold, such as maps whose keys are no text.
     pub fn of(settings: &impl Serialize) -> Result<Self> {
-        let refused =
-            |error: serde_json::Error| TrackError::Config { reason: error.to_string() };
+        let refused = |error: serde_json::Error| TrackError::Config { reason: error.to_string() };
         // By way of text, where an f32 of 0.1 is 0.1: serde_json's tree keeps it as 0.10000000149011612.
         let text = serde_json::to_string(settings).map_err(refused)?;
         Ok(Self(serde_json::from_str(&text).map_err(refused)?))

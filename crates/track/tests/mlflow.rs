@@ -375,9 +375,7 @@ fn a_server_that_never_answers_does_not_hold_the_end() {
 fn a_run_that_goes_on_says_when_it_may_not() {
     for (status, refused) in [(400, false), (401, true), (403, true), (404, true)] {
         let server = Double::start(move |_, path| match path {
-            path if path.contains("log-batch") => {
-                (status, json!({ "message": "no" }).to_string())
-            }
+            path if path.contains("log-batch") => (status, json!({ "message": "no" }).to_string()),
             path if path.contains("runs/get") => sound("runs/create"),
             path => sound(path),
         });
@@ -398,8 +396,7 @@ fn a_password_in_the_address_is_sent_and_never_shown() {
         path => sound(path),
     });
     let url = server.url.replace("http://", "http://me:secret@");
-    let mut tracker =
-        Mlflow::new(&url).unwrap().strict(true).patience(Duration::from_millis(100));
+    let mut tracker = Mlflow::new(&url).unwrap().strict(true).patience(Duration::from_millis(100));
     tracker.start(&Run::new("demo")).unwrap();
     tracker.log(&point(1.0), At::step(1)).unwrap();
     let shown = format!("{tracker:?}");

@@ -93,8 +93,12 @@ fn as_text(checkpoint: &Checkpoint) -> anyhow::Result<String> {
             text.push_str(&table(&tensors));
         }
     }
-    let others: Vec<&str> =
-        manifest.files.keys().filter(|name| !used.contains(name)).map(|name| name.as_str()).collect();
+    let others: Vec<&str> = manifest
+        .files
+        .keys()
+        .filter(|name| !used.contains(name))
+        .map(|name| name.as_str())
+        .collect();
     if !others.is_empty() {
         writeln!(text, "\nother files: {}", others.join(", "))?;
     }

@@ -23,7 +23,11 @@ pub fn kind_of(dtype: Dtype) -> Kind {
 ///
 /// # Errors
 /// libtorch's, for a shape that it does not take.
-pub fn tensor_from_bytes(bytes: &mut [u8], shape: &[i64], dtype: Dtype) -> Result<Tensor, TchError> {
+pub fn tensor_from_bytes(
+    bytes: &mut [u8],
+    shape: &[i64],
+    dtype: Dtype,
+) -> Result<Tensor, TchError> {
     if dtype == Dtype::Bool {
         bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
     }

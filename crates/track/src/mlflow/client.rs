@@ -56,7 +56,8 @@ impl Client {
     /// in no error.
     pub(super) fn new(url: &str) -> Result<Self> {
         let (plain, user_info) = without_user_info(url.trim().trim_end_matches('/'));
-        let wrong = |reason: &str| TrackError::Address { url: plain.clone(), reason: reason.into() };
+        let wrong =
+            |reason: &str| TrackError::Address { url: plain.clone(), reason: reason.into() };
         let rest = match plain.split_once("://") {
             Some(("http", rest)) => rest,
             Some(("https", rest)) if cfg!(feature = "https") => rest,
@@ -383,8 +384,7 @@ fn escaped(text: &str) -> PercentEncode<'_> {
 }
 
 /// All but the unreserved characters of RFC 3986.
-const UNRESERVED: &AsciiSet =
-    &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+const UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(30);
 const ATTEMPTS: u32 = 4;
@@ -419,7 +419,9 @@ mod tests {
             let expected = authorization.map(|it| format!("Basic {}", STANDARD.encode(it)));
             assert_eq!(client.authorization(), expected.as_deref());
         }
-        for wrong in ["ftp://me:secret@a", "me:secret@a:5000", "http://me:secret@", "://u:secret@b c"] {
+        for wrong in
+            ["ftp://me:secret@a", "me:secret@a:5000", "http://me:secret@", "://u:secret@b c"]
+        {
             let Err(error) = Client::new(wrong) else { panic!("{wrong} is taken") };
             let text = format!("{error} {error:?}");
             assert!(!text.contains("secret"), "{text}");
