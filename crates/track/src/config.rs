@@ -1,7 +1,8 @@
 //! A run's settings, in the order in which they were written.
 
-use serde::Serialize;
-use serde_json::{Map, Value as Json};
+use indexmap::IndexMap;
+use serde::{Deserialize, Serialize};
+use serde_json::Number;
 
 use crate::{Result, TrackError, Value};
 
@@ -20,7 +21,23 @@ use crate::{Result, TrackError, Value};
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(transparent)]
-pub struct Config(Json);
+pub struct Config(Node);
+
+/// JSON whose objects keep their order. serde_json can do that with a feature, but then for all that a program
+/// writes with it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Node {
+    #[default]
+    Null,
+    Bool(bool),
+    Number(Number),
+    Text(String),
+    List(Vec<Self>),
+    Map(Fields),
+}
+
+type Fields = IndexMap<String, Node>;
 
 impl Config {
     /// Takes anything that serde can serialise: a struct, a map; `&()` is no settings.
@@ -29,7 +46,8 @@ impl Config {
     /// [`TrackError::Config`] for what JSON cannot hold, such as maps whose keys are no text.
     pub fn of(settings: &impl Serialize) -> Result<Self> {
         let refused = |error: serde_json::Error| TrackError::Config { reason: error.to_string() };
-        // By way of text, where an f32 of 0.1 is 0.1: serde_json's tree keeps it as 0.10000000149011612.
+        // By way of text: serde_json's own tree forgets the order of fields, and has 0.10000000149011612 for an
+        // f32 of 0.1.
         let text = serde_json::to_string(settings).map_err(refused)?;
         Ok(Self(serde_json::from_str(&text).map_err(refused)?))
     }
@@ -38,8 +56,8 @@ impl Config {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         match &self.0 {
-            Json::Null => true,
-            Json::Object(fields) => fields.is_empty(),
+            Node::Null => true,
+            Node::Map(fields) => fields.is_empty(),
             _ => false,
         }
     }
@@ -50,34 +68,35 @@ impl Config {
     pub fn flat(&self) -> Vec<(String, Value)> {
         let mut flat = Vec::new();
         match &self.0 {
-            Json::Null => {}
-            Json::Object(fields) => flatten("", fields, &mut flat),
+            Node::Null => {}
+            Node::Map(fields) => flatten("", fields, &mut flat),
             other => flat.push(("config".to_owned(), value(other))),
         }
         flat
     }
 }
 
-fn flatten(prefix: &str, fields: &Map<String, Json>, flat: &mut Vec<(String, Value)>) {
+fn flatten(prefix: &str, fields: &Fields, flat: &mut Vec<(String, Value)>) {
     for (name, field) in fields {
         let name = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
         match field {
-            Json::Object(fields) if !fields.is_empty() => flatten(&name, fields, flat),
+            Node::Map(fields) if !fields.is_empty() => flatten(&name, fields, flat),
             other => flat.push((name, value(other))),
         }
     }
 }
 
-fn value(json: &Json) -> Value {
-    match json {
-        Json::Bool(truth) => Value::Bool(*truth),
-        Json::String(text) => Value::Text(text.clone()),
-        Json::Number(number) => match (number.as_i64(), number.as_f64()) {
+fn value(node: &Node) -> Value {
+    match node {
+        Node::Bool(truth) => Value::Bool(*truth),
+        Node::Text(text) => Value::Text(text.clone()),
+        Node::Number(number) => match (number.as_i64(), number.as_f64()) {
             (Some(number), _) => Value::Int(number),
             (None, Some(number)) => Value::Float(number),
             (None, None) => Value::Text(number.to_string()),
         },
-        other => Value::Text(other.to_string()),
+        // A tree of text, numbers and lists: serde_json has no reason to refuse it.
+        other => Value::Text(serde_json::to_string(other).unwrap_or_default()),
     }
 }
 
