@@ -3,13 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const SOURCES: [&str; 17] = [
+const SOURCES: &[&str] = &[
     "cpp/tensors.cpp",
     "cpp/memory.cpp",
     "cpp/store.cpp",
     "cpp/group.cpp",
     "cpp/gloo.cpp",
     "cpp/shared_memory.cpp",
+    "cpp/combine.cpp",
+    "cpp/forks.cpp",
     "cpp/fake.cpp",
     "cpp/reducer.cpp",
     "cpp/hook.cpp",
