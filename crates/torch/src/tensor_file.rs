@@ -1,8 +1,8 @@
 //! Files of tensors, read into tensors that are there.
 //!
-//! Files are read, not mapped. A map saves a copy where a tensor lies on a device or in another order, 10 % of
-//! one load; but a file that is cut short while it is mapped ends the process by SIGBUS, and its pages count as
-//! memory of the process beside the tensors.
+//! Files are read, not mapped. A map saves a copy where a tensor lies on a device or in another order; but a
+//! file that is cut short while it is mapped ends the process by SIGBUS, and the pages of a map count as memory
+//! of the process beside the tensors.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
