@@ -5,6 +5,7 @@ use std::{env, fs};
 
 const SOURCES: &[&str] = &[
     "cpp/tensors.cpp",
+    "cpp/loss_flag.cpp",
     "cpp/memory.cpp",
     "cpp/store.cpp",
     "cpp/group.cpp",

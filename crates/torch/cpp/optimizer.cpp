@@ -72,7 +72,7 @@ class Rows {
         }
         auto& own = (*state)[i];
         // A parameter is a row by now: its own shape is that of the first handle.
-        const auto& shaped = *parameters[i].tensor;
+        const auto& shaped = parameters[i].tensor;
         check(shaped, own, "state");
         TORCH_CHECK(
             own.is_non_overlapping_and_dense(),

@@ -19,6 +19,7 @@ pub mod gradients;
 mod group;
 mod hook;
 mod join;
+mod loss_flag;
 pub mod matrix_step;
 mod memory;
 mod memory_format;
@@ -45,6 +46,7 @@ pub use fetch::Fetch;
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
 pub use hook::{Bucket, Compression, GradientHook};
 pub use join::JoinOptions;
+pub use loss_flag::{LossFlag, first_elements_are_finite, first_elements_not_finite};
 pub use memory::{
     Element, Elements, bytes, elements, fill_bytes, from_vec, keep_freed_memory, release_memory,
     shift_allocations,

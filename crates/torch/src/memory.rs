@@ -6,7 +6,7 @@ use std::{fmt, ptr};
 
 use tch::{Kind, Tensor};
 
-use crate::bridge::{Blob, ffi};
+use crate::bridge::{Blob, borrow, ffi, own};
 use crate::error::Error;
 
 /// A Rust number that libtorch has as an element type.
@@ -73,8 +73,7 @@ pub fn from_vec<T: Element>(mut data: Vec<T>, shape: &[i64]) -> Result<Tensor, E
     // reach the vector any more. The length was checked above and the element type is T's.
     let tensor = unsafe { ffi::tensor_from_blob(blob, shape, T::SCALAR_TYPE) }
         .map_err(|error| Error::libtorch("from_vec", &error))?;
-    // SAFETY: a new tensor on the heap, made with the type that tch frees.
-    Ok(unsafe { Tensor::from_ptr(tensor.cast()) })
+    Ok(own(tensor))
 }
 
 /// The elements of a contiguous CPU tensor, in row-major order, to copy from.
@@ -221,10 +220,12 @@ pub fn fill_bytes<E: From<Error>>(
     tensor: &mut Tensor,
     fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let (address, bytes) = memory_of("fill_bytes", tensor)?;
+    let (_, bytes) = memory_of("fill_bytes", tensor)?;
     if bytes == 0 {
         return fill(&mut []);
     }
+    let address = ffi::tensor_mutable_data(borrow(tensor))
+        .map_err(|error| Error::libtorch("fill_bytes", &error))?;
     // SAFETY: a contiguous CPU tensor holds that many initialised bytes; the tensor is borrowed for the call, and the caller keeps other handles
     // of the storage away.
     let memory = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) };
@@ -242,19 +243,14 @@ pub fn fill_bytes<E: From<Error>>(
 
 /// Address and size of a contiguous CPU tensor's memory.
 fn memory_of(doing: &'static str, tensor: &Tensor) -> Result<(usize, usize), Error> {
-    let pointer = tensor.as_ptr().cast();
-    // SAFETY: the pointer is that of a live tch tensor, for the length of both calls.
-    let (plain, address) = unsafe {
-        let failed = |error: &cxx::Exception| Error::libtorch(doing, error);
-        let plain = ffi::tensor_is_plain(pointer).map_err(|e| failed(&e))?;
-        (plain, if plain { ffi::tensor_data(pointer).map_err(|e| failed(&e))? } else { 0 })
-    };
-    if !plain {
+    let failed = |error: cxx::Exception| Error::libtorch(doing, &error);
+    if !ffi::tensor_is_plain(borrow(tensor)).map_err(failed)? {
         return Err(Error::Misuse(format!(
             "{doing}: expected a contiguous tensor on the CPU; call \
              to_device(Device::Cpu).contiguous()"
         )));
     }
+    let address = ffi::tensor_data(borrow(tensor)).map_err(failed)?;
     Ok((address, tensor.numel() * tensor.f_kind()?.elt_size_in_bytes()))
 }
 

@@ -89,6 +89,8 @@ pub(crate) struct Job {
     pub(crate) saves: AtomicU64,
     /// Tries of a batch size: the same number on all ranks, too.
     pub(crate) tries: AtomicU64,
+    /// Accelerators that look at losses: the same number on all ranks, too.
+    pub(crate) loss_checks: AtomicU64,
 }
 
 /// What a builder collects.
@@ -397,7 +399,7 @@ impl AcceleratorBuilder {
         };
         let numerics = Arc::new(self.numerics.decide(&job)?);
         let checks = self.loss_check.on && numerics.scaler.is_none();
-        let check = || Arc::new(LossCheck::new(job.rank(), job.device, self.loss_check));
+        let check = || Arc::new(LossCheck::new(&job, self.loss_check));
         let loss_check = checks.then(check);
         let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, job.rank())));
         let registry = Arc::new(Registry::default());

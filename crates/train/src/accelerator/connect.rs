@@ -32,6 +32,7 @@ pub(crate) fn join(
             debug,
             saves: AtomicU64::new(0),
             tries: AtomicU64::new(0),
+            loss_checks: AtomicU64::new(0),
         });
     }
     let backend = match device {
@@ -49,6 +50,7 @@ pub(crate) fn join(
         debug,
         saves: AtomicU64::new(0),
         tries: AtomicU64::new(0),
+        loss_checks: AtomicU64::new(0),
     })
 }
 
