@@ -20,7 +20,6 @@ mod group;
 mod hook;
 mod join;
 mod loss_flag;
-mod mapped;
 pub mod matrix_step;
 mod memory;
 mod memory_format;
@@ -32,6 +31,7 @@ mod reducer;
 mod reproducible;
 mod roll_call;
 mod store;
+mod tensor_file;
 mod tensors;
 mod work;
 
@@ -47,7 +47,6 @@ pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
 pub use hook::{Bucket, Compression, GradientHook};
 pub use join::JoinOptions;
 pub use loss_flag::{LossFlag, first_elements_are_finite, first_elements_not_finite};
-pub use mapped::MappedFile;
 pub use memory::{
     Element, Elements, bytes, elements, fill_bytes, from_vec, keep_freed_memory, release_memory,
     shift_allocations,
@@ -60,6 +59,7 @@ pub use reducer::{Reducer, ReducerOptions};
 pub use reproducible::{Products, make_products_reproducible};
 pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore, inherited_socket};
 pub use tch::{Device, Kind, Tensor};
+pub use tensor_file::TensorFile;
 pub use tensors::Tensors;
 pub use work::Work;
 
