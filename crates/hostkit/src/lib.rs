@@ -28,6 +28,7 @@
 //! network.host(1).cut(); // and now node2 falls silent
 //! ```
 
+mod authority;
 mod etcd;
 mod faults;
 mod folder;
@@ -37,6 +38,7 @@ mod network;
 mod process;
 mod unavailable;
 
+pub use authority::Authority;
 pub use etcd::Etcd;
 pub use host::Host;
 pub use network::Network;

@@ -14,6 +14,8 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
+use brigade_rendezvous::Secret;
+
 /// Which scheduler a job file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
@@ -55,6 +57,9 @@ pub struct JobFile {
     pub account: Option<String>,
     /// Kubernetes' image. Default: a placeholder that Kubernetes refuses.
     pub image: Option<String>,
+    /// The launchers of a job with several hosts prove to each other that they know a secret: this one,
+    /// in a manifest for Kubernetes; one that Slurm's script makes for each run.
+    pub secret: Option<Secret>,
 }
 
 /// One host, one rank, nothing to run.
@@ -74,6 +79,7 @@ impl Default for JobFile {
             partition: None,
             account: None,
             image: None,
+            secret: None,
         }
     }
 }
@@ -156,6 +162,11 @@ impl JobFile {
             Target::PyTorchJob => kubernetes::pytorch_job(self),
             Target::JobSet => kubernetes::job_set(self),
         }
+    }
+
+    /// The secret, where there are launchers to prove that they know it.
+    fn guard(&self) -> Option<&Secret> {
+        self.secret.as_ref().filter(|_| *self.nodes.end() > 1)
     }
 
     /// `brigade launch FLAGS -- PROGRAM ARGS`

@@ -30,6 +30,7 @@ pub mod agent;
 pub mod emit;
 mod error;
 mod gate;
+mod guard;
 pub mod hosts;
 pub mod leash;
 mod meeting;
@@ -47,9 +48,11 @@ mod watch;
 
 pub use agent::Outcome;
 pub use brigade_rendezvous::{
-    Assignment, Cause, Ending, RankFailure, Secret, SecretError, Verdict,
+    Assignment, Cause, Ending, EtcdAccess, EtcdError, RankFailure, Secret, SecretError, Verdict,
+    private_text,
 };
 pub use error::LaunchError;
+pub use guard::{Guard, GuardSources};
 pub use meeting::{Endpoint, Meeting, NodeRange, Patience};
 pub use options::LaunchOptions;
 pub use output::{

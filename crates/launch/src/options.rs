@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use brigade_rendezvous::Secret;
+use brigade_rendezvous::{EtcdAccess, Secret};
 use serde::{Deserialize, Serialize};
 
 use crate::{Meeting, NodeRange, NprocSpec, OutputOptions, Patience, PlacementOptions, Program};
@@ -34,11 +34,14 @@ pub struct LaunchOptions {
     /// Name of the job, the same on all of its hosts (torchrun's `--rdzv-id`). Default: a random
     /// one where the job has one host, `none` where it has several.
     pub run_id: Option<String>,
-    /// Agents that cannot show that they know it are turned away. Default: the name of the job,
-    /// which keeps out mistakes but nobody who listens on the network.
-    // Not for the hosts of `--hosts`: nobody else has the streams of their sessions.
+    /// Agents that do not prove that they know it are turned away. Without one, every host that
+    /// reaches the coordinator's port can join the job.
+    // Never part of a message or a file by accident: each way that it takes is written out.
     #[serde(skip)]
     pub secret: Option<Secret>,
+    /// How etcd is spoken to, where the hosts meet by one.
+    #[serde(skip)]
+    pub etcd: EtcdAccess,
     /// Name or address under which other hosts reach this one. Default: as they see it.
     pub local_addr: Option<String>,
     /// How long agents wait for each other.
@@ -66,6 +69,7 @@ impl Default for LaunchOptions {
             meeting: Meeting::OneHost,
             run_id: None,
             secret: None,
+            etcd: EtcdAccess::default(),
             local_addr: None,
             patience: Patience::default(),
             role: "default".to_owned(),

@@ -1,11 +1,10 @@
 //! From options and facts to a plan: everything that is decided before a process starts.
 
 use std::ffi::OsString;
-use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use brigade_rendezvous::{Assignment, Secret};
+use brigade_rendezvous::{Assignment, EtcdAccess, Secret, random_name};
 use brigade_world::{LocalRank, Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize};
 use nix::unistd::gethostname;
 
@@ -48,8 +47,8 @@ impl HostFacts {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             set_by_user: TUNED.iter().copied().filter(is_set).collect(),
             program: options.program.find(search),
-            // Keyed from the system's random source: two launchers must not share a name.
-            agent_id: format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id())),
+            // Two launchers must not share a name.
+            agent_id: new_name(),
             host: gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default(),
             output: OutputFacts::gather(),
             placement: PlacementFacts::gather(&options.placement, options.nproc),
@@ -85,8 +84,10 @@ pub struct LaunchPlan {
     pub meeting: Meeting,
     /// Name of the job.
     pub run_id: String,
-    /// What an agent must know to take part, where the user has said so.
+    /// What an agent must know to take part, where there is such a thing.
     pub secret: Option<Secret>,
+    /// How etcd is spoken to, where the hosts meet by one.
+    pub etcd: EtcdAccess,
     /// Name or address under which other hosts reach this one, where the user has said so.
     pub local_addr: Option<String>,
     /// How long agents wait for each other.
@@ -191,6 +192,7 @@ impl LaunchPlan {
             nodes: options.nodes,
             meeting: options.meeting.clone(),
             secret: options.secret.clone(),
+            etcd: options.etcd.clone(),
             run_id,
             local_addr: options.local_addr.clone(),
             patience: options.patience,
@@ -259,6 +261,12 @@ impl LaunchPlan {
         world.role.clone_from(&self.role);
         Ok(world)
     }
+}
+
+/// A name that no other launcher or job has.
+pub(crate) fn new_name() -> String {
+    // A system without random numbers is one that is just starting: the process number must do.
+    random_name("brigade").unwrap_or_else(|_| format!("brigade-{}", std::process::id()))
 }
 
 /// Name of a job on several hosts that was given none: torchrun's.

@@ -87,6 +87,10 @@ fn this_executable(role: &str) -> Command {
     // Not its path: that may name another file by now, after an upgrade or a rebuild.
     let mut command = Command::new("/proc/self/exe");
     command.arg0("brigade").arg(role);
+    // The launcher has read them; neither ranks nor clients of ssh are to know or to log them.
+    for name in env::LAUNCHERS_OWN {
+        command.env_remove(name);
+    }
     command
 }
 

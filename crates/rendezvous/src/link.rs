@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::wire::Wire;
-use crate::{FromAgent, LinkError, Millis, ToAgent};
+use crate::{FromAgent, Join, LinkError, Millis, ToAgent};
 
 /// How an agent and the coordinator know of each other that they are alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +110,13 @@ impl Link {
     /// Sends as much as the system takes now, and the rest on [`Link::flush`]. That the other side
     /// is gone is told by [`Link::receive`].
     pub fn send(&mut self, message: &FromAgent) {
-        self.wire.send(message);
+        match message {
+            // Over TCP the name of the job stays here: the coordinator may know it or not.
+            FromAgent::Join(join) if let Some(tag) = self.wire.job_tag(&join.run_id) => {
+                self.wire.send(&FromAgent::Join(Join { run_id: tag, ..join.clone() }));
+            }
+            message => self.wire.send(message),
+        }
     }
 
     /// Sends more of what waits.
@@ -126,7 +132,7 @@ impl Link {
         loop {
             match self.wire.receive()? {
                 Some(ToAgent::Beat) => {}
-                message => return Ok(message),
+                message => return Ok(message.map(ToAgent::printable)),
             }
         }
     }
@@ -261,6 +267,26 @@ mod tests {
         };
         assert_eq!(received, output);
         assert!(!link.wants_write());
+    }
+
+    #[test]
+    fn the_name_of_the_job_stays_here() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let wires = [near, far].map(|it| Wire::new(it.into(), None, 1 << 20).unwrap());
+        let [mut near, mut far] = wires;
+        let (near_end, far_end) = crate::channel::tests::pair();
+        for (wire, channel) in [(&mut near, near_end), (&mut far, far_end)] {
+            wire.distrust(4096);
+            wire.secure(Box::new(channel));
+        }
+        let mut link = Link::of(near, None);
+        link.send(&FromAgent::Join(Join { run_id: "topsecret".into(), ..Join::new("node1") }));
+        let Some(FromAgent::Join(join)) = far.receive().unwrap() else { panic!() };
+        // Whoever serves there can compare, and sees nothing that it does not know.
+        assert_eq!(join.host, "node1");
+        assert!(!join.run_id.contains("topsecret"));
+        assert_eq!(far.job_tag("topsecret").unwrap(), join.run_id);
+        assert_ne!(far.job_tag("guess").unwrap(), join.run_id);
     }
 
     fn read_all(far: &UnixStream) -> Vec<FromAgent> {

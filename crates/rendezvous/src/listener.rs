@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::sockopt::{Ipv6V6Only, ReuseAddr, TcpUserTimeout};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, listen, setsockopt, socket,
@@ -19,8 +20,10 @@ use crate::wire::Wire;
 pub struct Listener {
     socket: TcpListener,
     port: u16,
-    pub(crate) secret: Secret,
+    reach: Reach,
+    pub(crate) secret: Option<Secret>,
     pub(crate) run_id: String,
+    pub(crate) limits: Limits,
     /// Where it was elected.
     pub(crate) seat: Option<Seat>,
 }
@@ -31,7 +34,7 @@ impl Listener {
     ///
     /// # Errors
     /// The port is taken or not allowed.
-    pub fn bind(port: u16, reach: Reach, run_id: &str, secret: Secret) -> io::Result<Self> {
+    pub fn bind(port: u16, reach: Reach, run_id: &str, secret: Option<Secret>) -> io::Result<Self> {
         let socket = match reach {
             Reach::Loopback(address) => TcpListener::bind((address, port))?,
             Reach::Everywhere => match both_families(port) {
@@ -44,13 +47,21 @@ impl Listener {
         };
         socket.set_nonblocking(true)?;
         let port = socket.local_addr()?.port();
-        Ok(Self { socket, port, secret, run_id: run_id.into(), seat: None })
+        let limits = Limits::default();
+        Ok(Self { socket, port, reach, secret, run_id: run_id.into(), limits, seat: None })
     }
 
     /// The port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Hosts of a network can reach it, and none has to know a secret: whoever reaches the port can
+    /// join the job.
+    #[must_use]
+    pub fn is_unguarded(&self) -> bool {
+        self.secret.is_none() && self.reach == Reach::Everywhere
     }
 
     /// The next connection, if there is one, and where it comes from.
@@ -75,6 +86,32 @@ pub enum Reach {
     /// Whoever reaches an address of this host.
     Everywhere,
 }
+
+/// What connections may cost that have not joined.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// How many there may be.
+    pub(crate) strangers: usize,
+    /// How long one may take to join.
+    pub(crate) greeting: Duration,
+    /// How long one keeps its place even when all are taken and others wait.
+    pub(crate) grace: Duration,
+}
+
+/// A quarter of the descriptors that this process may have, at most 1024; 10 s to join; half a second
+/// to be left alone, which is many round trips.
+impl Default for Limits {
+    fn default() -> Self {
+        let open = getrlimit(Resource::RLIMIT_NOFILE).map_or(MAX_STRANGERS, |limit| limit.0 / 4);
+        Self {
+            strangers: usize::try_from(open.min(MAX_STRANGERS)).unwrap_or(64),
+            greeting: Duration::from_secs(10),
+            grace: Duration::from_millis(500),
+        }
+    }
+}
+
+const MAX_STRANGERS: u64 = 1024;
 
 /// Messages go at once, and the kernel gives a connection up when we would.
 pub(crate) fn prepared(

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::etcd::{EtcdAccess, EtcdError};
 use crate::{Link, Listener, Secret, Timing, etcd, quiet};
 
 pub(crate) use notices::Notices;
@@ -24,8 +25,8 @@ pub struct MeetPlan {
     pub run_id: String,
     /// Name of this host, for messages.
     pub host: String,
-    /// What only the job's agents know.
-    pub secret: Secret,
+    /// What only the job's agents know; `None`: whoever reaches the port can join.
+    pub secret: Option<Secret>,
     /// How long to try.
     pub timeout: Duration,
     /// Of the link.
@@ -55,11 +56,13 @@ pub enum Way {
         /// translated address.
         serve: Option<bool>,
     },
-    /// Who is elected by an etcd serves, the others come to it. When its host is lost, who still
-    /// tries to meet elects another one.
+    /// The agent that an etcd elects serves, the others come to it. When its host is lost, those
+    /// that still try to meet elect another one.
     Etcd {
-        /// Its members, like "etcd1:2379,etcd2:2379"; without TLS.
+        /// Its members, like "etcd1:2379,etcd2:2379".
         endpoints: String,
+        /// How it is spoken to.
+        access: EtcdAccess,
         /// Name or address under which other hosts reach this one; `None`: the address with which
         /// it reaches etcd.
         address: Option<String>,
@@ -112,16 +115,17 @@ pub enum MeetError {
         /// Its words.
         reason: String,
     },
-    /// Somebody poses as the coordinator, or is one with another secret.
+    /// The peer is not the job's coordinator, or a host on the way changes what it says.
     #[error(
-        "{endpoint} cannot prove that it knows the secret of this job: somebody else answers there"
+        "{endpoint} does not prove that it is this job's coordinator: another program answers \
+         there, or something on the way changes the connection"
     )]
     Impostor {
         /// Where.
         endpoint: String,
     },
     /// Something else answers.
-    #[error("{endpoint} is no coordinator of brigade: {how}")]
+    #[error("{endpoint} is not a Brigade coordinator: {how}")]
     NotACoordinator {
         /// Where.
         endpoint: String,
@@ -129,7 +133,7 @@ pub enum MeetError {
         how: String,
     },
     /// Nobody has answered in time.
-    #[error("nobody was met at {endpoint} within {seconds} s: {last}")]
+    #[error("no coordinator at {endpoint} after {seconds} s: {last}")]
     Nobody {
         /// Where.
         endpoint: String,
@@ -139,15 +143,16 @@ pub enum MeetError {
         last: String,
     },
     /// It cannot be the address of an etcd.
-    #[error(
-        "`{part}` in `{endpoints}` is no address of an etcd: it is written HOST:PORT, without TLS"
-    )]
+    #[error("`{part}` in `{endpoints}` is not the address of an etcd: write it as HOST:PORT")]
     BadEndpoint {
         /// The part that is wrong.
         part: String,
         /// All of it.
         endpoints: String,
     },
+    /// The etcd is not to be used: its certificate, ours, or the user's rights.
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
     /// This host comes too late.
     #[error("the job `{run_id}` is over (exit code {code}): give a new job another --rdzv-id")]
     Over {
@@ -173,7 +178,7 @@ pub enum MeetError {
 ///     way: Way::Static { node_rank: 0, address: "localhost".into(), port: 0 },
 ///     run_id: "night".into(),
 ///     host: "node1".into(),
-///     secret: Secret::of_run_id("night"),
+///     secret: Some(Secret::generate()?),
 ///     timeout: Duration::from_secs(600),
 ///     timing: Timing::default(),
 /// })?;
@@ -231,8 +236,8 @@ fn meet(plan: &MeetPlan, notices: &Notices) -> Result<MeetNotice, MeetError> {
         Way::Static { node_rank: 0, address, port } => tcp::serve(plan, address, *port),
         Way::Static { address, port, .. } => tcp::meet(plan, address, *port, Some(false), notices),
         Way::Endpoint { address, port, serve } => tcp::meet(plan, address, *port, *serve, notices),
-        Way::Etcd { endpoints, address } => {
-            etcd::meet(plan, endpoints, address.as_deref(), notices)
+        Way::Etcd { endpoints, access, address } => {
+            etcd::meet(plan, endpoints, access, address.as_deref(), notices)
         }
     }
 }

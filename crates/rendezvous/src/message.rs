@@ -11,8 +11,10 @@ use std::process::ExitStatus;
 
 use serde::{Deserialize, Serialize};
 
+use crate::printable;
+
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// Milliseconds of the sender's own monotonic clock, from a start of its choosing.
 pub type Millis = u64;
@@ -77,7 +79,7 @@ pub struct Join {
     pub protocol: u32,
     /// Its version, for the message when the protocols differ.
     pub version: String,
-    /// Name of the job.
+    /// Name of the job; over TCP, what stands for it on that connection.
     pub run_id: String,
     /// Host name, for messages.
     pub host: String,
@@ -256,6 +258,69 @@ pub enum Cause {
     },
 }
 
+impl FromAgent {
+    /// The same with names and reasons that are fit to be shown. What ranks have printed or written
+    /// stays as it is.
+    pub(crate) fn printable(self) -> Self {
+        match self {
+            Self::Join(join) => Self::Join(Join {
+                version: printable(&join.version),
+                run_id: printable(&join.run_id),
+                host: printable(&join.host),
+                address: join.address.as_deref().map(printable),
+                ..join
+            }),
+            Self::Failed(failure) => Self::Failed(failure.printable()),
+            Self::Unable { reason } => Self::Unable { reason: printable(&reason) },
+            Self::Say { text } => Self::Say { text: printable(&text) },
+            Self::Finished { .. }
+            | Self::Stopped { .. }
+            | Self::Interrupted { .. }
+            | Self::Leaving
+            | Self::Output { .. }
+            | Self::Beat { .. } => self,
+        }
+    }
+}
+
+impl ToAgent {
+    /// The same with names and reasons that are fit to be shown.
+    pub(crate) fn printable(self) -> Self {
+        match self {
+            Self::Refused { reason } => Self::Refused { reason: printable(&reason) },
+            Self::Start(part) => {
+                Self::Start(Assignment { master_addr: printable(&part.master_addr), ..part })
+            }
+            Self::Stop { attempt, signal, reason } => {
+                Self::Stop { attempt, signal, reason: printable(&reason) }
+            }
+            Self::End(Verdict { code, cause }) => {
+                Self::End(Verdict { code, cause: cause.map(Cause::printable) })
+            }
+            Self::Waiting { .. }
+            | Self::Kill
+            | Self::Signal { .. }
+            | Self::Taken { .. }
+            | Self::Beat => self,
+        }
+    }
+}
+
+impl Cause {
+    fn printable(self) -> Self {
+        match self {
+            Self::Failed(failure) => Self::Failed(failure.printable()),
+            Self::Interrupted { signal, failure } => {
+                Self::Interrupted { signal, failure: failure.map(RankFailure::printable) }
+            }
+            Self::HostLost { host, how } => {
+                Self::HostLost { host: printable(&host), how: printable(&how) }
+            }
+            Self::TooFewHosts { .. } => self,
+        }
+    }
+}
+
 impl Join {
     /// A request of this version, process and moment, for one rank; the rest is filled in.
     ///
@@ -285,6 +350,11 @@ impl Join {
 }
 
 impl RankFailure {
+    fn printable(self) -> Self {
+        let hint = self.hint.as_deref().map(printable);
+        Self { host: printable(&self.host), hint, ..self }
+    }
+
     /// One line: which rank failed, on which host, and how.
     ///
     /// ```

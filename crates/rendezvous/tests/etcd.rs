@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use brigade_hostkit::Etcd;
 use brigade_rendezvous::{
-    Assignment, Coordinator, FromAgent, Join, MeetNotice, MeetPlan, Meeting, Rules, Secret, Timing,
-    ToAgent, Way,
+    Assignment, Coordinator, EtcdAccess, FromAgent, Join, MeetNotice, MeetPlan, Meeting, Rules,
+    Secret, Timing, ToAgent, Way,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
@@ -157,10 +157,14 @@ impl Agent {
     /// Meets the others and takes part until it has lost its coordinator. False at the end.
     fn take_part(&mut self) -> bool {
         let plan = MeetPlan {
-            way: Way::Etcd { endpoints: self.endpoints.clone(), address: None },
+            way: Way::Etcd {
+                endpoints: self.endpoints.clone(),
+                access: EtcdAccess::default(),
+                address: None,
+            },
             run_id: RUN_ID.into(),
             host: format!("host-{}", std::process::id()),
-            secret: Secret::new("of the test").unwrap(),
+            secret: Some(Secret::new("known to the test").unwrap()),
             timeout: Duration::from_secs(60),
             timing: Timing::default(),
         };

@@ -5,6 +5,8 @@ use std::io::{self, Write};
 use brigade_config::{Layer, Place, Source, TABLE};
 use serde_json::{Map, Value, json};
 
+use crate::secrets::shown;
+
 /// Which settings to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
@@ -59,9 +61,10 @@ fn rows(layers: &Layer, which: Which) -> Vec<[String; 3]> {
         }
     }
     for (name, value) in &layers.settings.env {
+        let value = shown(name, value).escape_debug().to_string();
         let name = format!("env.{name}");
         let source = layers.source(&name).map(ToString::to_string).unwrap_or_default();
-        rows.push([name, value.escape_debug().to_string(), source]);
+        rows.push([name, value, source]);
     }
     rows
 }
@@ -76,6 +79,7 @@ pub(crate) fn json(layers: &Layer, file: Option<&Place>) -> Map<String, Value> {
     let settings: Map<String, Value> =
         TABLE.iter().map(|it| (it.name.to_owned(), setting(it.name))).collect();
     let variable = |(name, value): (&String, &String)| {
+        let value = shown(name, value);
         (name.clone(), json!({ "value": value, "source": source(&format!("env.{name}")) }))
     };
     let env: Map<String, Value> = layers.settings.env.iter().map(variable).collect();

@@ -1,10 +1,12 @@
 //! How the hosts of a job come together: what the settings say, and what they cannot say together.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use brigade_config::value::{Backend, Value as _};
-use brigade_config::{ConfigError, Layer, Source, suggest};
-use brigade_launch::{Endpoint, Meeting, NodeRange, Patience};
+use brigade_config::{ConfigError, Layer, Source, Variables, suggest};
+use brigade_launch::{Endpoint, EtcdAccess, Meeting, NodeRange, Patience, private_text};
+use brigade_world::env;
 
 /// What the settings say of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,7 +104,19 @@ fn meeting(layers: &Layer, nodes: NodeRange, serve: Option<bool>) -> Result<Meet
             said(layers, "rdzv-backend")
         ))),
         (Some(Backend::Etcd), Some(endpoints)) => {
-            let endpoint = |it: &str| endpoint_of(layers, it.trim(), ETCD_PORT);
+            let all = endpoints.split(',').map(str::trim);
+            let secure = all.clone().filter(|it| it.starts_with("https://")).count();
+            if secure != 0 && secure != all.count() {
+                return Err(wrong(format!(
+                    "{}: either all of them begin with https:// or none",
+                    said(layers, "rdzv-endpoint")
+                )));
+            }
+            let plain = |it: &'_ str| {
+                let rest = it.split_once("://").map_or(it, |(_, rest)| rest);
+                rest.trim_end_matches('/').to_owned()
+            };
+            let endpoint = |it: &str| endpoint_of(layers, &plain(it.trim()), ETCD_PORT);
             let endpoints = endpoints.split(',').map(endpoint).collect::<Result<_, _>>()?;
             Ok(Meeting::Etcd { endpoints })
         }
@@ -194,9 +208,10 @@ fn rendezvous_conf(layers: &mut Layer) -> Result<(Patience, Option<bool>), Confi
             "is_host" => {
                 serve = Some(bool::parse(value).ok_or_else(|| bad(key, value, bool::EXPECTED))?);
             }
+            other if ETCD_CONF.contains(&other) => {}
             other if IDLE_CONF.contains(&other) => idle.push(other.to_owned()),
             other => {
-                let known = USED_CONF.iter().chain(IDLE_CONF).copied();
+                let known = USED_CONF.iter().chain(ETCD_CONF).chain(IDLE_CONF).copied();
                 let hint = suggest::closest(other, known).map_or_else(
                     || format!("; it has {}", USED_CONF.join(", ")),
                     |it| format!(": did you mean {it}?"),
@@ -222,6 +237,65 @@ fn endpoint_of(layers: &Layer, text: &str, default: u16) -> Result<Endpoint, Con
         endpoint.port = default;
     }
     Ok(endpoint)
+}
+
+/// How etcd is spoken to: torchrun's keys of `--rdzv-conf`, the scheme of the endpoints, and the
+/// password that stands in no command line.
+///
+/// Errors say which key is wrong, or that the file with the password cannot be used.
+pub(super) fn etcd_access(
+    layers: &mut Layer,
+    meeting: &Meeting,
+    variables: &Variables,
+) -> anyhow::Result<EtcdAccess> {
+    let conf = layers.settings.rdzv_conf.clone().map(|it| it.0).unwrap_or_default();
+    let source = layers.source("rdzv-conf").cloned().unwrap_or(Source::Default);
+    let given = |key: &str| conf.get(key).cloned();
+    if !matches!(meeting, Meeting::Etcd { .. }) {
+        let idle: Vec<&str> =
+            ETCD_CONF.iter().copied().filter(|key| conf.contains_key(*key)).collect();
+        if !idle.is_empty() {
+            layers.note(source, format!("{} changes nothing: it is for etcd", idle.join(", ")));
+        }
+        return Ok(EtcdAccess::default());
+    }
+    let by_scheme = layers.settings.rdzv_endpoint.as_deref().is_some_and(is_https);
+    let tls = match given("protocol").as_deref() {
+        Some("https") => true,
+        Some("http") if by_scheme => {
+            let endpoint = said(layers, "rdzv-endpoint");
+            return Err(wrong(format!("{endpoint} and rdzv-conf protocol=http")).into());
+        }
+        Some("http") => false,
+        Some(other) => {
+            let text = format!("rdzv-conf protocol is `{other}`, expected http or https");
+            return Err(wrong(format!("{source}: {text}")).into());
+        }
+        None => by_scheme,
+    };
+    let password = match (given("password-file"), variables.value(env::BRIGADE_ETCD_PASSWORD)) {
+        (Some(path), _) => Some(private_text(Path::new(&path))?),
+        (None, Some(value)) => Some(value.to_string_lossy().into_owned()),
+        (None, None) => None,
+    };
+    let user = given("user");
+    if user.is_none() && password.is_some() {
+        let text = "a password for etcd was given and no user: add user=NAME to --rdzv-conf";
+        return Err(wrong(text.to_owned()).into());
+    }
+    let file = |key: &str| given(key).map(PathBuf::from);
+    Ok(EtcdAccess {
+        tls,
+        ca_file: file("cacert"),
+        cert_file: file("cert"),
+        key_file: file("key"),
+        user,
+        password,
+    })
+}
+
+fn is_https(endpoints: &str) -> bool {
+    endpoints.split(',').any(|it| it.trim().starts_with("https://"))
 }
 
 fn idle_note(layers: &mut Layer, name: &str, reason: &str) {
@@ -263,9 +337,10 @@ const IDLE_CONF: &[&str] = &[
     "read_timeout",
     "store_type",
     "rank",
-    "protocol",
     "use_libuv",
 ];
+/// Of etcd; all but the last two are torchrun's names.
+const ETCD_CONF: &[&str] = &["protocol", "cacert", "cert", "key", "user", "password-file"];
 
 #[cfg(test)]
 mod tests;

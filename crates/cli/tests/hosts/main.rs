@@ -4,6 +4,7 @@
 mod chaos;
 mod copied;
 mod ended;
+mod guarded;
 mod refused;
 mod site;
 

@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 use std::fs;
 
-use brigade_hostkit::Etcd;
+use brigade_hostkit::{Authority, Etcd};
 use nix::sys::signal::Signal;
 
 use crate::Hosts;
@@ -167,4 +167,36 @@ fn coordinating(launchers: &[Running]) -> usize {
         })
     };
     launchers.iter().position(listens).expect("one of them listens")
+}
+
+#[test]
+fn an_etcd_with_certificates_brings_hosts_together() {
+    let authority = Authority::new();
+    let [ca, certificate, key] =
+        ["ca.pem", "server.pem", "server-key.pem"].map(|name| authority.file(name));
+    let Some(etcd) = Etcd::start_over_tls(&certificate, &key, Some(&ca)) else {
+        eprintln!("skipped: etcd is not installed");
+        return;
+    };
+    let hosts = Hosts::new();
+    let folder = authority.folder().display().to_string();
+    let conf = |authority: &str| {
+        format!(
+            "--rdzv-conf=cacert={authority}/ca.pem,cert={folder}/client.pem,\
+             key={folder}/client-key.pem,last_call_timeout=1"
+        )
+    };
+    let start = |conf: &str| {
+        let endpoint = format!("--rdzv-endpoint=https://{}", etcd.endpoint());
+        let flags = ["--nnodes=2", "--rdzv-backend=etcd", &endpoint, conf];
+        flags.iter().fold(hosts.any(1), |job, flag| job.flag(flag)).sh("echo $RANK").start()
+    };
+    for run in crate::finish(vec![start(&conf(&folder)), start(&conf(&folder))]) {
+        assert_eq!(run.code, 0, "{}", run.stderr);
+    }
+    // The authority of another etcd: said at once, and no rank starts.
+    let other = Authority::new();
+    let run = start(&conf(&other.folder().display().to_string())).finish();
+    assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{}", run.stderr);
+    assert!(run.stderr.contains("the certificate of etcd at https://"), "{}", run.stderr);
 }

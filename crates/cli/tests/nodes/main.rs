@@ -11,6 +11,8 @@ mod refused;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use brigade_launch::{Reach, StorePort};
@@ -57,6 +59,15 @@ impl Hosts {
         let mut job = Job::new(nproc);
         job.command.env("ALL", self.all.path());
         job
+    }
+
+    /// The flag for a file with a secret.
+    fn secret(&self, name: &str) -> String {
+        let path = self.all.path().join(name);
+        let mut file =
+            fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).unwrap();
+        write!(file, "the {name} secret of a job").unwrap();
+        format!("--rdzv-secret-file={}", path.display())
     }
 
     /// Waits until ranks have made these files.

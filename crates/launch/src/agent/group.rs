@@ -56,7 +56,10 @@ impl Group {
     ) -> Result<Self, LaunchError> {
         let size = part.nproc;
         let socket = if part.node_rank == 0 {
-            Some(port.socket().map_err(LaunchError::system("bind the store's socket"))?)
+            Some(
+                port.socket_at(&part.master_addr)
+                    .map_err(LaunchError::system("bind the store's socket"))?,
+            )
         } else {
             None
         };

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use brigade_rendezvous::{
-    Coordinator, FromAgent, Link, LinkError, Listener, MeetNotice, MeetPlan, Millis, Rules, Secret,
-    Timing, ToAgent, Way,
+    Coordinator, FromAgent, Link, LinkError, Listener, MeetNotice, MeetPlan, Millis, Rules, Timing,
+    ToAgent, Way,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -78,8 +78,7 @@ impl<'p> Peers<'p> {
         };
         let plan = MeetPlan {
             way,
-            secret: (self.plan.secret.clone())
-                .unwrap_or_else(|| Secret::of_run_id(&self.plan.run_id)),
+            secret: self.plan.secret.clone(),
             timeout: self.plan.patience.join,
             timing: Timing::default(),
             run_id: self.plan.run_id.clone(),
@@ -167,6 +166,9 @@ impl<'p> Peers<'p> {
             MeetNotice::Say(line) => self.news.push_back(News::Say(line)),
             MeetNotice::Join(link) => self.met(link),
             MeetNotice::Serve { listener, address } => {
+                if listener.is_unguarded() {
+                    self.news.push_back(News::Say(unguarded(listener.port())));
+                }
                 if let Err(error) = self.serve(Some(listener), address) {
                     self.news.push_back(News::Failed(error));
                 }
@@ -269,9 +271,21 @@ fn way(plan: &LaunchPlan) -> Option<Way> {
         }),
         Meeting::Etcd { endpoints } => {
             let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
-            Some(Way::Etcd { endpoints: endpoints.join(","), address: plan.local_addr.clone() })
+            Some(Way::Etcd {
+                endpoints: endpoints.join(","),
+                access: plan.etcd.clone(),
+                address: plan.local_addr.clone(),
+            })
         }
     }
+}
+
+/// What the user of the host that serves is told where anybody could take part.
+fn unguarded(port: u16) -> String {
+    format!(
+        "warning: this job has no secret: any host that reaches port {port} can join it; run `export \
+         BRIGADE_RDZV_SECRET=$(openssl rand -hex 32)` and start all launchers with that value"
+    )
 }
 
 /// What the coordinator holds the agents to.

@@ -1,7 +1,6 @@
 //! A job on several hosts, from the list of them to the last line.
 
 use std::ffi::OsString;
-use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -9,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use brigade_rendezvous::{Coordinator, Rules, SessionId};
+use brigade_rendezvous::{Coordinator, Rules, Secret, SessionId};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
@@ -22,6 +21,7 @@ use super::plan::HostsPlan;
 use super::roll_call::{self, Answer};
 use super::session::{Errand, Session};
 use crate::agent::{report, with_signals};
+use crate::plan::new_name;
 use crate::{
     Color, LaunchError, LaunchOptions, NodeRange, NprocSpec, Outcome, OutputFacts, Prefix, Program,
 };
@@ -51,10 +51,9 @@ pub fn run(options: &LaunchOptions, plan: &HostsPlan) -> Result<Outcome, LaunchE
 fn for_all_hosts(options: &LaunchOptions, plan: &HostsPlan) -> LaunchOptions {
     let mut options = options.clone();
     options.nodes = NodeRange::default();
-    // Keyed from the system's random source: two jobs must not share a name.
-    options.run_id.get_or_insert_with(|| {
-        format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id()))
-    });
+    options.run_id.get_or_insert_with(new_name);
+    // Of the job alone: a secret that somebody has set is for other jobs, too.
+    options.secret = Secret::generate().ok();
     let facts = OutputFacts::gather();
     // It is this process's terminal on which the lines are shown.
     let colored = options.output.color.resolve(facts.color) == [true; 2];

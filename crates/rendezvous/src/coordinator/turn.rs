@@ -12,8 +12,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use super::output::OutputSink;
 use super::peer::{Ended, Origin, Peer, Stage};
 use super::shared::{Command, Shared};
-use crate::handshake::{self, Door};
-use crate::listener::{Listener, MOST_UNSENT};
+use crate::listener::{Limits, Listener, MOST_UNSENT};
 use crate::wire::Wire;
 use crate::{AgentId, Event, Formation, Rules, ToAgent, Verdict};
 
@@ -34,10 +33,15 @@ pub(super) struct Turn {
     /// Addresses of which it has been said that somebody there was refused.
     pub(super) refused: Vec<IpAddr>,
     pub(super) verdict: Option<Verdict>,
-    /// Those that come, and when the patience with them ends; in order.
+    /// Connections that have not joined and when they were accepted, in order; those that have joined
+    /// or are gone are taken out when one is accepted.
     strangers: VecDeque<(Instant, AgentId)>,
-    /// When to accept again after the system had no descriptor left.
+    limits: Limits,
+    /// When to accept again: the system had no descriptor left, or there are as many strangers as may
+    /// be.
     deaf_until: Option<Instant>,
+    /// That is because of strangers: one that joins or goes makes room.
+    is_full: bool,
     next_beat: Instant,
     beat: Duration,
     pub(super) silence: Duration,
@@ -67,8 +71,10 @@ impl Turn {
             start,
             epoll,
             shared,
+            limits: listener.as_ref().map_or_else(Limits::default, |listener| listener.limits),
             listener,
             deaf_until: None,
+            is_full: false,
             sink,
             peers: BTreeMap::new(),
             strangers: VecDeque::new(),
@@ -132,9 +138,11 @@ impl Turn {
         }
         let due = self.formation.deadline().and_then(|due| self.start.checked_add(due));
         let beat = self.peers.values().any(Peer::is_remote).then_some(self.next_beat);
-        let queues = [&self.strangers, &self.closing].into_iter();
-        let next = queues
-            .filter_map(|queue| queue.front().map(|(until, _)| *until))
+        let stranger = self.strangers.front().and_then(|it| it.0.checked_add(self.limits.greeting));
+        let closing = self.closing.front().map(|it| it.0);
+        let next = stranger
+            .into_iter()
+            .chain(closing)
             .chain(self.ended.iter().map(|ended| ended.until))
             .chain([due, beat, self.deaf_until].into_iter().flatten())
             .min();
@@ -189,38 +197,72 @@ impl Turn {
     }
 
     fn accept(&mut self) {
+        let now = Instant::now();
+        if let Some(until) = self.full_until(now) {
+            // Those that wait in the system's queue meanwhile are not lost.
+            self.is_full = true;
+            return self.stop_accepting(until);
+        }
         let Some(listener) = &self.listener else { return };
         match listener.accept(self.silence) {
             Ok((mut wire, address)) => {
-                wire.distrust(handshake::LONGEST);
-                let Ok(door) = Door::new() else { return };
+                wire.distrust(MAX_JOIN);
                 let agent = self.shared.new_agent();
                 let host = address.to_string();
-                self.enter(agent, Ok(wire), Stage::Greeting(door), Origin::Tcp(address), &host);
-                self.strangers.push_back((Instant::now() + GREETING, agent));
-                self.make_room();
+                self.enter(agent, Ok(wire), Stage::Greeting, Origin::Tcp(address), &host);
+                self.strangers.push_back((now, agent));
             }
             Err(error) if is_exhausted(&error) => {
-                self.deaf_until = Some(Instant::now() + DEAF);
-                // It is there.
-                let _ = self.epoll.delete(listener);
+                self.stop_accepting(now + DEAF);
                 self.say("no connection can be accepted: too many open files (see ulimit -n)");
             }
-            // Somebody who has gone again, or nobody.
+            // One that has gone again, or none.
             Err(_) => {}
         }
     }
 
-    /// The one that has been a stranger for longest goes: a friend does not need that long.
-    fn make_room(&mut self) {
-        if self.strangers.len() > MOST_STRANGERS
-            && let Some((_, agent)) = self.strangers.pop_front()
-        {
+    /// Makes room for one more stranger; the time until then where there is none yet. The one that
+    /// goes is the oldest of the address that has most of them, so that a host that opens many
+    /// connections pushes out its own.
+    fn full_until(&mut self, now: Instant) -> Option<Instant> {
+        if self.strangers.len() < self.limits.strangers {
+            return None;
+        }
+        self.forget_strangers();
+        if self.strangers.len() < self.limits.strangers {
+            return None;
+        }
+        let origin = |agent: &AgentId| self.peers.get(agent).map(|peer| peer.origin);
+        let mut origins: Vec<Option<Origin>> =
+            self.strangers.iter().map(|(_, agent)| origin(agent)).collect();
+        origins.sort_unstable();
+        let most = origins.chunk_by(|a, b| a == b).max_by_key(|same| same.len())?[0];
+        let at = self.strangers.iter().position(|(_, agent)| origin(agent) == most)?;
+        let until = self.strangers[at].0 + self.limits.grace;
+        if until > now {
+            return Some(until);
+        }
+        if let Some((_, agent)) = self.strangers.remove(at) {
             self.turn_away(agent);
         }
+        None
     }
 
-    fn turn_away(&mut self, agent: AgentId) {
+    /// Those that have joined, and those that are gone.
+    fn forget_strangers(&mut self) {
+        let peers = &self.peers;
+        self.strangers.retain(|(_, agent)| peers.get(agent).is_some_and(Peer::is_stranger));
+    }
+
+    fn stop_accepting(&mut self, until: Instant) {
+        if let (None, Some(listener)) = (self.deaf_until, &self.listener) {
+            // Fails for one that is not polled, which it is.
+            let _ = self.epoll.delete(listener);
+        }
+        self.deaf_until = Some(until);
+    }
+
+    pub(super) fn turn_away(&mut self, agent: AgentId) {
         if self.peers.get(&agent).is_some_and(Peer::is_stranger) {
             self.remove(agent);
         }
@@ -229,7 +271,10 @@ impl Turn {
     /// Does what is due.
     fn keep_time(&mut self) {
         let now = Instant::now();
-        while let Some(agent) = due(&mut self.strangers, now) {
+        while let Some((since, agent)) = self.strangers.front().copied()
+            && now.saturating_duration_since(since) >= self.limits.greeting
+        {
+            self.strangers.pop_front();
             self.turn_away(agent);
         }
         while let Some(agent) = due(&mut self.closing, now) {
@@ -239,11 +284,15 @@ impl Turn {
             let ended = self.ended.swap_remove(at);
             self.gone(ended);
         }
-        if self.deaf_until.is_some_and(|until| until <= now)
+        if self.is_full {
+            self.forget_strangers();
+        }
+        let has_room = self.is_full && self.strangers.len() < self.limits.strangers;
+        if self.deaf_until.is_some_and(|until| until <= now || has_room)
             && let Some(listener) = &self.listener
         {
-            self.deaf_until = None;
-            // Where that fails nobody can come in any more; the job goes on with those it has.
+            (self.deaf_until, self.is_full) = (None, false);
+            // Where that fails no host can join any more; the job goes on with those it has.
             let _ = self.epoll.add(listener, EpollEvent::new(EpollFlags::EPOLLIN, DOOR));
         }
         if self.next_beat <= now {
@@ -274,9 +323,8 @@ const SEAT: u64 = 2;
 pub(super) const FIRST: u64 = 3;
 /// How often the poll is asked for more before the clock is looked at.
 const MOST_ROUNDS: usize = 64;
-/// Who has not proved itself and joined within this time is closed.
-const GREETING: Duration = Duration::from_secs(10);
-const MOST_STRANGERS: usize = 1024;
+/// No message with which an agent joins is longer.
+const MAX_JOIN: usize = 4 << 10;
 const DEAF: Duration = Duration::from_secs(1);
 /// Below this the loop would do nothing else.
 const SHORTEST_BEAT: Duration = Duration::from_millis(10);

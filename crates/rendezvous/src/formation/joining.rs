@@ -76,9 +76,8 @@ impl Formation {
         }
         if join.run_id != self.rules.run_id {
             return Some(format!(
-                "{host} wants to take part in the job `{}`, but here is the job `{}`: give the \
-                 same --rdzv-id on all hosts, or another endpoint to one of the jobs",
-                join.run_id, self.rules.run_id,
+                "{host} takes part in another job: give the same --rdzv-id on all hosts, or another \
+                 endpoint to one of the jobs"
             ));
         }
         if let State::Over(verdict) = &self.state {

@@ -208,3 +208,66 @@ fn how_long_hosts_wait() {
     assert_eq!(waits("timeout=5"), Patience { join, ..Patience::default() });
     assert_eq!(waits("timeout=7,join_timeout=5,last_call_timeout=1"), Patience { join, last_call });
 }
+
+/// How etcd is spoken to with these keys of rdzv-conf and these variables.
+fn access(
+    endpoint: &str,
+    conf: &str,
+    variables: &[(&'static str, &'static str)],
+) -> Result<EtcdAccess, String> {
+    let mut flags = vec![("nnodes", "2"), ("rdzv-backend", "etcd"), ("rdzv-endpoint", endpoint)];
+    if !conf.is_empty() {
+        flags.push(("rdzv-conf", conf));
+    }
+    let mut layers = layers(&flags);
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    let (way, _) = decide(&mut layers).map_err(|error| text(&error))?;
+    let Way::Here(meeting) = way else { panic!("{way:?}") };
+    let variables = variables.iter().copied().collect();
+    etcd_access(&mut layers, &meeting, &variables).map_err(|error| text(&error))
+}
+
+#[test]
+fn how_etcd_is_spoken_to() {
+    assert_eq!(access("a", "", &[]), Ok(EtcdAccess::default()));
+    let tls = EtcdAccess { tls: true, ..EtcdAccess::default() };
+    assert_eq!(access("https://a:1,https://b", "", &[]).as_ref(), Ok(&tls));
+    assert_eq!(access("a,b", "protocol=https", &[]).as_ref(), Ok(&tls));
+    let all = access(
+        "a",
+        "protocol=https,cacert=ca.pem,cert=c.pem,key=k.pem,user=ada",
+        &[("BRIGADE_ETCD_PASSWORD", "pass word")],
+    );
+    let expected = EtcdAccess {
+        ca_file: Some("ca.pem".into()),
+        cert_file: Some("c.pem".into()),
+        key_file: Some("k.pem".into()),
+        user: Some("ada".to_owned()),
+        password: Some("pass word".to_owned()),
+        ..tls
+    };
+    assert_eq!(all.as_ref(), Ok(&expected));
+    assert!(!format!("{all:?}").contains("pass word"));
+
+    let wrong = |endpoint: &str, conf: &str| access(endpoint, conf, &[]).unwrap_err();
+    assert_eq!(
+        wrong("https://a,b", ""),
+        "rdzv-endpoint https://a,b (flag --rdzv-endpoint): either all of them begin with https:// or \
+         none"
+    );
+    assert!(wrong("https://a", "protocol=http").ends_with(" and rdzv-conf protocol=http"));
+    assert_eq!(
+        wrong("a", "protocol=ftp"),
+        "flag --rdzv-conf: rdzv-conf protocol is `ftp`, expected http or https"
+    );
+    assert!(wrong("a", "user=ada,password-file=/no/such").starts_with("cannot read the secret in"));
+    assert!(wrong("a", "cacart=x").contains("did you mean cacert?"));
+    let nobody = access("a", "", &[("BRIGADE_ETCD_PASSWORD", "x")]).unwrap_err();
+    assert!(nobody.contains("add user=NAME to --rdzv-conf"), "{nobody}");
+    // Of a meeting without etcd it is said that it changes nothing.
+    let flags = [("nnodes", "2"), ("rdzv-endpoint", "a:1"), ("rdzv-conf", "cacert=x")];
+    let mut layers = layers(&flags);
+    let Way::Here(meeting) = decide(&mut layers).unwrap().0 else { panic!() };
+    etcd_access(&mut layers, &meeting, &Variables::default()).unwrap();
+    assert!(layers.notes.iter().any(|note| note.text == "cacert changes nothing: it is for etcd"));
+}
