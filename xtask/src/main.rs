@@ -5,6 +5,7 @@ mod cargo;
 mod check;
 mod checkout;
 mod demo;
+mod fuzz;
 mod hosts;
 mod progress;
 mod schedulers;
@@ -63,6 +64,12 @@ enum Command {
     ///
     /// No service is started. Tests that need a program that is missing say so and pass.
     Schedulers,
+    /// Look for inputs that a reader of foreign bytes cannot stand (libFuzzer)
+    ///
+    /// Files, messages from peers, settings: fuzz/fuzz_targets/ has a program for each reader. Uses cargo-fuzz
+    /// and the address sanitizer where a nightly toolchain and cargo-fuzz are installed. The suite runs the
+    /// same readers on the corpus and some hundred mutations of it.
+    Fuzz(fuzz::Options),
     /// Run the benchmarks (the package brigade-bench, in release)
     Bench {
         /// First install PyTorch and Accelerate into peers/, to compare with (3 GB to download)
@@ -94,6 +101,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Check => check::run(&checkout),
         Command::Tidy => tidy::run(&checkout),
         Command::Schedulers => schedulers::run(),
+        Command::Fuzz(options) => fuzz::run(&checkout, &options),
         Command::Bench { peers, bench_arguments } => bench::run(&checkout, peers, &bench_arguments),
     }
 }
