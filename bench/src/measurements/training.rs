@@ -15,6 +15,7 @@ use super::products::Product;
 const WARM_UP: usize = 5;
 const STEPS: usize = 40;
 const MEMORY_STEPS: usize = 10;
+const SHARE_STEPS: usize = 20;
 
 /// What the words of a measurement ask for: `train resnet18 bf16`.
 #[derive(Clone, Copy, Default)]
@@ -70,7 +71,7 @@ pub(crate) fn matmul_share(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     let product = Product::fastest(kind)?;
     training.warm_up()?;
     let (mut steps, mut products) = (Vec::new(), Vec::new());
-    for _ in 0..STEPS {
+    for _ in 0..SHARE_STEPS {
         steps.push(flops / training.step()?);
         // Its operands have left the cache.
         product.rate()?;
