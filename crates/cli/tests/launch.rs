@@ -352,16 +352,14 @@ fn a_full_disk_under_the_log_does_not_end_the_job() {
 
 #[test]
 fn a_killed_launcher_leaves_nothing() {
-    let seed = job::seed();
-    println!("BRIGADE_TEST_SEED={seed}");
-    let mut random = job::Random::new(seed);
+    let mut random = brigade_suite::random();
     // Each rank has a child in its session, one in a group of its own, and one that has left.
     let script = "touch $DIR/$RANK; sleep 1000 & setsid sleep 1000 & \
                   sh -mc 'sleep 1000 & wait' & touch $DIR/children-$RANK; wait";
     for _ in 0..20 {
-        let nproc = 1 + random.below(4);
-        let files = random.below(2 * nproc + 1);
-        let spin = random.below(200_000);
+        let nproc = random.usize(1..=4);
+        let files = random.usize(..=2 * nproc);
+        let spin = random.u64(..200_000);
         println!("{nproc} ranks, killed after {files} files and {spin} turns");
         let job = Job::new(nproc).sh(script).start();
         job.wait_for_files(files);

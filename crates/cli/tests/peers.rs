@@ -1,8 +1,7 @@
 //! Python's own distributed programs, started by `brigade launch`: Accelerate's test scripts, and a
 //! script as the documentation of torchrun has it.
 //!
-//! Needs the Python in BRIGADE_PEER_PYTHON, with PyTorch and Accelerate, or that of `cargo xtask
-//! bench --peers`. Without, it says so and passes.
+//! The Python is that in BRIGADE_PEER_PYTHON, or that of `cargo xtask install pytorch`.
 
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
@@ -11,18 +10,23 @@ mod job;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use brigade_suite::Need;
 use job::Job;
 
+brigade_suite::suite! {
+    needs Pytorch:
+        the_script_of_accelerate_test,
+        accelerates_operations,
+        accelerates_accumulation,
+        accelerate_reads_the_flags,
+        a_script_for_torchrun,
+        no_flag_is_dropped_in_silence,
+        no_key_is_dropped_in_silence;
+}
+
 /// A Python that can import both.
-fn peer_python() -> Option<PathBuf> {
-    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../peers/bin/python");
-    let python = std::env::var_os("BRIGADE_PEER_PYTHON").map_or(installed, PathBuf::from);
-    let found = Command::new(&python).args(["-c", "import torch, accelerate"]).output();
-    if found.is_ok_and(|output| output.status.success()) {
-        return Some(python);
-    }
-    eprintln!("skipped: no PyTorch and Accelerate here; `cargo xtask bench --peers` installs them");
-    None
+fn peer_python() -> PathBuf {
+    brigade_suite::python(Need::Pytorch).unwrap()
 }
 
 /// Two ranks on the CPU that run a script with this Python.
@@ -44,9 +48,8 @@ fn accelerates(python: &Path, name: &str) -> PathBuf {
     Path::new(folder.trim()).join("scripts").join(name)
 }
 
-#[test]
 fn the_script_of_accelerate_test() {
-    let Some(python) = peer_python() else { return };
+    let python = peer_python();
     let run = job(&python, &[], &accelerates(&python, "test_script.py")).run();
     assert_eq!(run.code, 0, "{}{}", run.stdout, run.stderr);
     for said in [
@@ -62,9 +65,8 @@ fn the_script_of_accelerate_test() {
     }
 }
 
-#[test]
 fn accelerates_operations() {
-    let Some(python) = peer_python() else { return };
+    let python = peer_python();
     // Its checks of shapes are only made with ACCELERATE_DEBUG_MODE.
     let run = job(&python, &["--debug"], &accelerates(&python, "test_ops.py")).run();
     assert_eq!(run.code, 0, "{}{}", run.stdout, run.stderr);
@@ -73,9 +75,8 @@ fn accelerates_operations() {
     }
 }
 
-#[test]
 fn accelerates_accumulation() {
-    let Some(python) = peer_python() else { return };
+    let python = peer_python();
     let run = job(&python, &[], &accelerates(&python, "test_sync.py")).run();
     assert_eq!(run.code, 0, "{}{}", run.stdout, run.stderr);
     assert!(
@@ -86,9 +87,8 @@ fn accelerates_accumulation() {
 }
 
 /// What a script of Accelerate's finds of the flags of the launch.
-#[test]
 fn accelerate_reads_the_flags() {
-    let Some(python) = peer_python() else { return };
+    let python = peer_python();
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("flags.py");
     let text = "from accelerate import Accelerator\n\
@@ -104,9 +104,8 @@ fn accelerate_reads_the_flags() {
     }
 }
 
-#[test]
 fn a_script_for_torchrun() {
-    let Some(python) = peer_python() else { return };
+    let python = peer_python();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/record.py");
     let run = job(&python, &[], &script).run();
     assert_eq!(run.code, 0, "{}{}", run.stdout, run.stderr);
@@ -147,9 +146,8 @@ fn explain(words: &[&str]) -> (Option<i32>, String, String) {
 }
 
 /// Each flag that their parsers define is honoured, named with what becomes of it, or refused.
-#[test]
 fn no_flag_is_dropped_in_silence() {
-    let Some(python) = peer_python() else { return };
+    let python = peer_python();
     let arguments = arguments(&python);
     let mut count = 0;
     for program in ["torchrun", "accelerate"] {
@@ -180,15 +178,14 @@ fn no_flag_is_dropped_in_silence() {
             }
         }
     }
-    println!("{count} spellings of flags");
+    eprintln!("{count} spellings of flags");
     assert!(count > 250);
 }
 
 /// Each key of Accelerate's file, with another value than its default, has a source in what is
 /// explained, or is named.
-#[test]
 fn no_key_is_dropped_in_silence() {
-    let Some(python) = peer_python() else { return };
+    let python = peer_python();
     let arguments = arguments(&python);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.yaml");

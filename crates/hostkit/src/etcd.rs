@@ -25,28 +25,33 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// On this machine's loopback, at ports of its own; `None` where etcd is not installed.
+    /// Starts one on this machine's loopback, at ports of its own.
+    ///
+    /// # Panics
+    /// When etcd does not start: tests that use it name `brigade_suite::Need::Etcd`.
     #[must_use]
-    pub fn start() -> Option<Self> {
+    pub fn start() -> Self {
         let ports = [(); 2].map(|()| free_port().expect("two free ports"));
         let places = [0, 1].map(|i: usize| format!("127.0.0.1:{}", ports[i].1));
         let ports = ports.into_iter().map(|it| it.0).collect();
-        let etcd = Self::spawn(Command::new("etcd"), places, ports)?;
+        let etcd = Self::spawn(Command::new("etcd"), places, ports);
         etcd.wait(|| TcpStream::connect(&etcd.endpoint).is_ok());
-        Some(etcd)
+        etcd
     }
 
-    /// On a host of a network, at etcd's usual ports; `None` where etcd is not installed.
+    /// Starts one on a host of a network, at etcd's usual ports.
+    ///
+    /// # Panics
+    /// When etcd does not start.
     #[must_use]
-    pub fn start_on(host: &Host) -> Option<Self> {
-        Command::new("etcd").arg("--version").output().ok()?;
+    pub fn start_on(host: &Host) -> Self {
         let places = [CLIENTS, PEERS].map(|port| format!("{}:{port}", host.address()));
-        let etcd = Self::spawn(host.command("etcd"), places, Vec::new())?;
+        let etcd = Self::spawn(host.command("etcd"), places, Vec::new());
         // The kernel's table: state 0A is a socket that listens.
         let port = format!(":{CLIENTS:04X} ");
         let listens = |line: &str| line.contains(&port) && line.contains(" 0A ");
         etcd.wait(|| host.sh("cat /proc/net/tcp").lines().any(listens));
-        Some(etcd)
+        etcd
     }
 
     /// `HOST:PORT` for its clients.
@@ -55,7 +60,7 @@ impl Etcd {
         &self.endpoint
     }
 
-    fn spawn(mut command: Command, places: [String; 2], ports: Vec<OwnedFd>) -> Option<Self> {
+    fn spawn(mut command: Command, places: [String; 2], ports: Vec<OwnedFd>) -> Self {
         let data = tempfile::tempdir().expect("a temporary folder");
         let [client, peer] = places.each_ref().map(|place| format!("http://{place}"));
         command
@@ -68,7 +73,8 @@ impl Etcd {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let [endpoint, _] = places;
-        Some(Self { process: command.spawn().ok()?, endpoint, _ports: ports, _data: data })
+        let process = command.spawn().expect("start etcd");
+        Self { process, endpoint, _ports: ports, _data: data }
     }
 
     fn wait(&self, is_up: impl Fn() -> bool) {

@@ -17,6 +17,7 @@ pub struct MortalRanks {
 
 impl MortalRanks {
     /// Starts `world_size` ranks that run the test `name` with these variables. Their stdout is piped.
+    /// The test is ignored otherwise (`#[ignore]`): alone it has nothing to check.
     ///
     /// # Errors
     /// When the system refuses, or no world has that size.
@@ -32,7 +33,10 @@ impl MortalRanks {
             };
             let world = World::on_one_host(rank, size, started._port.endpoint(host));
             let mut command = Command::new(std::env::current_exe()?);
-            command.args([name, "--exact", "--nocapture"]).stdin(stdin).stdout(Stdio::piped());
+            command
+                .args([name, "--exact", "--include-ignored", "--nocapture"])
+                .stdin(stdin)
+                .stdout(Stdio::piped());
             world.map_err(io::Error::other)?.describe_to(&mut command);
             command.envs(variables.iter().copied());
             command.env("OMP_NUM_THREADS", "1");
