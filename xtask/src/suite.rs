@@ -55,8 +55,9 @@ pub(crate) fn run(
         let tests = cargo::run(command.args(&arguments).env(REPORT, &report))?;
         let mut missed = Missed::read(&report)?;
         if !whole && !missed.is_empty() {
-            let mut list = cargo.command(&["nextest", "list", "--message-format", "json"]);
-            // nextest has listed all tests of the programs, whatever the filter.
+            let words = ["nextest", "list", "--message-format", "json", "--run-ignored", "only"];
+            let mut list = cargo.command(&words);
+            // nextest has asked for all tests of the programs, whatever the filter.
             if let Some(wanted) = wanted(list.args(&arguments)) {
                 missed.retain(|it| wanted.contains(&(it.program.clone(), it.test.clone())));
             }
@@ -109,16 +110,14 @@ fn wanted(list: &mut Command) -> Option<HashSet<(String, String)>> {
     }
     #[derive(Deserialize)]
     struct Match {
-        reason: Option<String>,
+        status: String,
     }
 
     let output = list.stderr(Stdio::null()).output().ok().filter(|it| it.status.success())?;
     let list: List = serde_json::from_slice(&output.stdout).ok()?;
     let tests = list.rust_suites.into_iter().flat_map(|(program, suite)| {
-        let ignored = suite
-            .testcases
-            .into_iter()
-            .filter(|it| it.1.filter_match.reason.as_deref() == Some("ignored"));
+        let ignored =
+            suite.testcases.into_iter().filter(|it| it.1.filter_match.status == "matches");
         ignored.map(move |(test, _)| (program.clone(), test))
     });
     Some(tests.collect())
