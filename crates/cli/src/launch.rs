@@ -3,9 +3,11 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use brigade_config::{ConfigError, Layer, Place, Source, Variables, load, rivals};
+use brigade_config::{
+    ChosenBy, ConfigError, Layer, Place, Source, Variables, is_accelerates, load, rivals,
+};
 use brigade_launch::emit::JobFile;
-use brigade_launch::hosts::{HostsFacts, HostsPlan};
+use brigade_launch::hosts::{HostsFacts, HostsPlan, VariableFile};
 use brigade_launch::{HostFacts, LaunchError, LaunchOptions, LaunchPlan, Surroundings, agent};
 use clap::Args;
 
@@ -81,7 +83,7 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
         emit::print(&job, target, io::stdout().lock())?;
         return Ok(0);
     }
-    let options = options::options(&mut layers, &args.program, &variables)?;
+    let (options, unused) = options::options(&mut layers, &args.program, &variables)?;
     let hosts = hosts::options(&layers)?;
     let job = match hosts {
         // Each host decides for itself: the program may be there and not here.
@@ -97,6 +99,11 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
             Explanation { layers: &layers, file: file.as_ref(), options: &options, job: &job };
         explanation.write(args.json, io::stdout().lock())?;
         return Ok(0);
+    }
+    if !options.output.quiet {
+        for line in files_in_use(file.as_ref(), &layers, &job, unused.as_deref()) {
+            let _ = io::stderr().write_all(format!("brigade: {line}\n").as_bytes());
+        }
     }
     for note in layers.notes.iter().filter(|note| note.is_warning) {
         let line = match note.source {
@@ -115,6 +122,36 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
     Ok(outcome.exit_code())
 }
 
+/// Names the files of Accelerate's and DeepSpeed's that have a say in the job, though its command line
+/// does not name them.
+fn files_in_use(
+    file: Option<&Place>,
+    layers: &Layer,
+    job: &Job,
+    unused_plugins: Option<&str>,
+) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(place) = file
+        && place.chosen_by != ChosenBy::Flag
+        && is_accelerates(&place.path)
+        && layers.has_source_in(&place.path)
+    {
+        let reason = place.chosen_by.reason();
+        let mut line = format!("settings are from {} ({reason})", place.path.display());
+        if let Some(unused) = unused_plugins {
+            line.push_str(&format!("; its {unused} is for Python programs and not used"));
+        }
+        lines.push(line);
+    }
+    if let Job::OnHosts(plan) = job {
+        for VariableFile { path, names } in &plan.variable_files {
+            let path = path.display();
+            lines.push(format!("the hosts get {} from {path} (DeepSpeed's)", names.join(", ")));
+        }
+    }
+    lines
+}
+
 /// What this command starts.
 enum Job {
     /// The ranks of this host.
@@ -128,7 +165,7 @@ impl LaunchArgs {
     fn layers(&self, variables: &Variables) -> anyhow::Result<(Layer, Option<Place>)> {
         let loaded = load(self.config.as_deref(), variables)?;
         let mut flags = self.flags.0.clone();
-        self.foreign.add_to(&mut flags);
+        self.foreign.add_to(&mut flags)?;
         self.variables(&mut flags)?;
         let mut given = flags.over(loaded.layer);
         if self.emit.emit.is_none() && !self.foreign.is_standalone() {

@@ -12,7 +12,7 @@ use nix::unistd::gethostname;
 use crate::meeting::{Meeting, NodeRange, Patience};
 use crate::placement::{self, PlacementFacts, RankSetup};
 use crate::program::{CargoTarget, Invocation, Program, ProgramError, Search, with_local_rank};
-use crate::{LaunchError, LaunchOptions, OutputFacts, OutputPlan};
+use crate::{ForPython, LaunchError, LaunchOptions, OutputFacts, OutputPlan, PortRange};
 
 /// What the plan must know about this host, gathered once.
 #[derive(Clone, Debug)]
@@ -23,6 +23,8 @@ pub struct HostFacts {
     pub set_by_user: Vec<&'static str>,
     /// Where the program was found, or why it cannot be run.
     pub program: Result<Invocation, ProgramError>,
+    /// Python runs it, or may.
+    pub is_python: bool,
     /// A name for this launcher that no other has.
     pub agent_id: String,
     /// This host's name.
@@ -44,10 +46,12 @@ impl HostFacts {
         let var = |name| std::env::var_os(name);
         let (path, python) = (var("PATH"), var("PYTHON_EXEC"));
         let search = Search { path: path.as_deref(), python: python.as_deref() };
+        let program = options.program.find(search);
         Self {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             set_by_user: TUNED.iter().copied().filter(is_set).collect(),
-            program: options.program.find(search),
+            is_python: program.as_ref().is_ok_and(|it| options.program.is_python(it)),
+            program,
             // Keyed from the system's random source: two launchers must not share a name.
             agent_id: format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id())),
             host: gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default(),
@@ -75,6 +79,8 @@ pub struct LaunchPlan {
     pub env: Vec<(&'static str, String)>,
     /// Variables that the user has for every rank, which give way to all others.
     pub user_env: Vec<(String, String)>,
+    /// Variables of this process that the ranks do not get.
+    pub withheld: Vec<String>,
     /// From SIGTERM to SIGKILL.
     pub shutdown_timeout: Duration,
     /// Restarts after failures.
@@ -89,6 +95,8 @@ pub struct LaunchPlan {
     pub secret: Option<Secret>,
     /// Name or address under which other hosts reach this one, where the user has said so.
     pub local_addr: Option<String>,
+    /// Among which ports the ranks' store has its own.
+    pub store_port: Option<PortRange>,
     /// How long agents wait for each other.
     pub patience: Patience,
     /// The part that the ranks play.
@@ -143,6 +151,14 @@ impl LaunchPlan {
         }
         options.meeting.check(options.nodes)?;
         let Invocation { file, name, mut args } = facts.program.clone()?;
+        let mut user_env = options.env.clone();
+        if let Some(ForPython { what, variables }) = &options.for_python {
+            if !facts.is_python {
+                return Err(LaunchError::ForPython { what: what.clone(), program: name });
+            }
+            let is_free = |name: &String| options.env.iter().all(|own| own.0 != *name);
+            user_env.extend(variables.iter().filter(|it| is_free(&it.0)).cloned());
+        }
         args.extend_from_slice(&options.args);
         let build = match &options.program {
             Program::Cargo(target) => Some(target.clone()),
@@ -185,7 +201,8 @@ impl LaunchPlan {
             name,
             args,
             env,
-            user_env: options.env.clone(),
+            user_env,
+            withheld: options.withheld.clone(),
             shutdown_timeout: options.shutdown_timeout,
             max_restarts: options.max_restarts,
             nodes: options.nodes,
@@ -193,6 +210,7 @@ impl LaunchPlan {
             secret: options.secret.clone(),
             run_id,
             local_addr: options.local_addr.clone(),
+            store_port: options.store_port,
             patience: options.patience,
             role: options.role.clone(),
             agent_id: facts.agent_id.clone(),
@@ -284,6 +302,7 @@ mod tests {
                 name: "train".into(),
                 args: Vec::new(),
             }),
+            is_python: false,
             agent_id: "job".to_owned(),
             host: "node1".to_owned(),
             output: OutputFacts::default(),
@@ -333,6 +352,16 @@ mod tests {
             ),
             "--threads-per-rank 0 is not possible: a rank needs at least one thread"
         );
+        let for_python =
+            Some(ForPython { what: "FSDP (flag --use-fsdp)".into(), variables: vec![] });
+        let options = LaunchOptions { for_python, ..Default::default() };
+        assert_eq!(
+            refuse(options.clone(), facts(8, &[])),
+            "FSDP (flag --use-fsdp) is for Python programs that use Accelerate, and train is none: \
+             leave it out, since a program of Brigade has a whole model on each rank"
+        );
+        let python = HostFacts { is_python: true, ..facts(8, &[]) };
+        assert!(LaunchPlan::resolve(&options, &python).is_ok());
         let directory = ProgramError::Directory { path: "/tmp".into() };
         let no_program = HostFacts { program: Err(directory.clone()), ..facts(8, &[]) };
         assert_eq!(refuse(LaunchOptions::default(), no_program), directory.to_string());

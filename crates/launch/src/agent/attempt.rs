@@ -11,7 +11,7 @@ use super::error_files::Left;
 use super::group::Group;
 use super::peers;
 use crate::output::{AttemptFolder, Tail};
-use crate::{LaunchError, StorePort};
+use crate::{LaunchError, Meeting, StorePort};
 
 /// A rank that has failed and whose last lines have been asked for.
 #[derive(Debug)]
@@ -96,9 +96,21 @@ impl Agent<'_> {
         });
     }
 
-    /// A port for the ranks to meet at, in case that this is the first host.
+    /// Reserves a port for the ranks' store, in case that this is the first host.
+    ///
+    /// Errors when there is none, or none of those that the user has named.
     pub(super) fn reserve(&self) -> Result<StorePort, LaunchError> {
-        StorePort::reserve(self.reach).map_err(LaunchError::system("reserve a port"))
+        // On the other hosts nobody uses it, and a port of the user's may be taken there.
+        let is_first = match self.plan.meeting {
+            Meeting::Static { node_rank, .. } | Meeting::Launcher { node_rank } => node_rank == 0,
+            _ => true,
+        };
+        match self.plan.store_port.filter(|_| is_first) {
+            Some(range) => StorePort::reserve_in(self.reach, range).map_err(LaunchError::system(
+                format!("use port {range} for the ranks' store (--store-port)"),
+            )),
+            None => StorePort::reserve(self.reach).map_err(LaunchError::system("reserve a port")),
+        }
     }
 
     /// Looks for ranks that have ended; `first` is the process that the system names.
