@@ -41,7 +41,6 @@ fn variables() {
             ("TORCHELASTIC_MAX_RESTARTS", "0"),
             ("TORCHELASTIC_USE_AGENT_STORE", "False"),
             ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-            ("OMP_WAIT_POLICY", "PASSIVE"),
         ] {
             assert_eq!(vars.get(name), Some(&value), "{name} of rank {rank}");
         }

@@ -88,7 +88,7 @@ impl Kind {
         match self {
             Self::Switch | Self::Bool => "true or false".to_owned(),
             Self::Integer => "a whole number".to_owned(),
-            Self::Float => "a number".to_owned(),
+            Self::Float => "a number, or auto".to_owned(),
             Self::Choice(words) => words.join(" or "),
             Self::Text => "a text".to_owned(),
         }
@@ -99,6 +99,8 @@ impl Kind {
         match self {
             Self::Switch => bool::parse(text).map(|it| it.to_string()),
             Self::Integer => text.trim().parse::<i64>().ok().map(|it| it.to_string()),
+            // DeepSpeed's word for: as the program's own configuration says.
+            Self::Float if text == "auto" => Some(text.to_owned()),
             Self::Float => text.trim().parse::<f64>().ok().map(python_float),
             Self::Bool => bool::parse(text).map(|it| python_bool(it).to_owned()),
             Self::Choice(words) => words.contains(&text).then(|| text.to_owned()),
@@ -204,6 +206,20 @@ pub fn settle(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
         adds_python_path: on.contains(&Plugin::DeepSpeed),
         on,
     }))
+}
+
+/// The arguments that are given, with their values, as flags would say them on a host that has not the
+/// files of this one.
+#[must_use]
+pub fn given(layer: &Layer) -> Vec<(&'static PluginArgument, String)> {
+    let of = |argument: &'static PluginArgument| {
+        let text = match argument.name {
+            FIELDS => Some(fields(layer)).filter(|it| !it.is_empty()),
+            name => value(layer, name).map(str::to_owned),
+        };
+        text.map(|text| (argument, text))
+    };
+    ARGUMENTS.iter().filter_map(of).collect()
 }
 
 fn value<'a>(layer: &'a Layer, name: &str) -> Option<&'a str> {
@@ -391,7 +407,7 @@ pub const ARGUMENTS: &[PluginArgument] = arguments! {
         "fsdp-activation-checkpointing" Text, default "false" => "FSDP_ACTIVATION_CHECKPOINTING" lower;
         "fsdp-activation-checkpointing-offload" Text, default "false"
             => "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD" lower;
-        // Accelerate has no flag for it: files only.
+        // For files: Accelerate has no flag for it, nor for the two at the end of DeepSpeed's.
         "fsdp-ignored-modules" Text => "FSDP_IGNORED_MODULES";
     }
     DeepSpeed {

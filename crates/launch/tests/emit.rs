@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use brigade_launch::emit::{JobFile, Target, keep_flags, time_limit};
+use brigade_launch::emit::{JobFile, Target, time_limit};
 use serde_json::Value;
 
 fn words(text: &str) -> Vec<OsString> {
@@ -24,7 +24,7 @@ fn full(target: Target) -> JobFile {
     JobFile {
         name: Some("mnist-2".to_owned()),
         nodes: 4..=4,
-        nproc: "8".to_owned(),
+        nproc: Some("8".to_owned()),
         flags: words("--nproc 8 --max-restarts 3"),
         command: words("./train --epochs 4"),
         cpus: Some(64),
@@ -43,7 +43,7 @@ fn full(target: Target) -> JobFile {
 
 fn small() -> JobFile {
     JobFile {
-        nproc: "2".to_owned(),
+        nproc: Some("2".to_owned()),
         flags: words("--nproc 2"),
         command: words("python3 scripts/Train_MNIST.py --lr 0.1"),
         ..Default::default()
@@ -237,19 +237,18 @@ fn refusals() {
     }
 }
 
+/// As many ranks as `brigade launch` starts where nobody says.
 #[test]
-fn flags_about_the_file_are_left_out() {
-    let without = ["--emit", "--nnodes", "--time-limit"];
-    for (flags, expected) in [
-        ("--emit slurm --nproc 2 --", "--nproc 2"),
-        ("--nproc=2 --emit=slurm --quiet", "--nproc=2 --quiet"),
-        ("--quiet --nnodes 1:2", "--quiet"),
-        ("--time_limit 2h --max_restarts 3", "--max_restarts 3"),
-        ("", ""),
-        ("--emit", ""),
-    ] {
-        assert_eq!(keep_flags(&words(flags), &without), words(expected), "{flags}");
-    }
+fn ranks_for_each_gpu_else_one() {
+    let said = |nproc: Option<&str>, gpus| {
+        let job = JobFile { nproc: nproc.map(str::to_owned), gpus, ..small() };
+        let manifest = job.emit(Target::PyTorchJob).unwrap();
+        let line = manifest.lines().find_map(|it| it.trim().strip_prefix("nprocPerNode: "));
+        line.unwrap().to_owned()
+    };
+    assert_eq!(said(None, None), "\"1\"");
+    assert_eq!(said(None, Some(8)), "\"8\"");
+    assert_eq!(said(Some("auto"), Some(8)), "\"auto\"");
 }
 
 #[test]

@@ -165,7 +165,7 @@ impl Args for ForeignFlags {
             let arg = foreign(idle.name).hide(true);
             command.arg(if idle.takes_value { arg } else { arg.action(ArgAction::SetTrue) })
         });
-        plugin_flags().fold(command, |command, argument| {
+        ARGUMENTS.iter().fold(command, |command, argument| {
             let arg = foreign(argument.name).hide(true);
             command.arg(match argument.kind {
                 Kind::Switch => arg.action(ArgAction::SetTrue),
@@ -181,11 +181,6 @@ impl Args for ForeignFlags {
     }
 }
 
-/// Those that `accelerate launch` has as flags.
-fn plugin_flags() -> impl Iterator<Item = &'static PluginArgument> {
-    ARGUMENTS.iter().filter(|it| !OF_FILES.contains(&it.name))
-}
-
 fn foreign(name: &'static str) -> Arg {
     Arg::new(name)
         .long(name)
@@ -199,7 +194,7 @@ impl FromArgMatches for ForeignFlags {
         let is_there = |idle: &&Idle| {
             matches.value_source(idle.name) == Some(clap::parser::ValueSource::CommandLine)
         };
-        let plugins = plugin_flags().filter_map(|argument| match argument.kind {
+        let plugins = ARGUMENTS.iter().filter_map(|argument| match argument.kind {
             Kind::Switch => matches.get_flag(argument.name).then(|| (argument, "true".to_owned())),
             _ => Some((argument, matches.get_one::<String>(argument.name)?.clone())),
         });
@@ -219,12 +214,6 @@ impl FromArgMatches for ForeignFlags {
     }
 }
 
-/// Arguments of plugins that only files of Accelerate's have.
-const OF_FILES: [&str; 3] = [
-    "fsdp-ignored-modules",
-    "deepspeed-gradient-accumulation-steps",
-    "deepspeed-fields-from-accelerate-config",
-];
 const MULTI_GPU: &str = "multi-gpu";
 const TOTAL: &str = "num-processes";
 const STANDALONE: &str = "standalone";

@@ -86,7 +86,7 @@ pub(super) fn options(
 /// them on for Python programs only: else the plugins that it names, which are not used.
 ///
 /// Errors when plugins exclude each other.
-fn plugins(
+pub(super) fn plugins(
     layers: &mut Layer,
     program: &ProgramArgs,
     variables: &Variables,
