@@ -130,7 +130,7 @@ fn another_program_is_refused() {
         (&["--use_deepspeed", "--zero_stage", "3"], "DeepSpeed (flag --use-deepspeed)"),
     ] {
         let said = work.refusal(&[flags, &[brigade]].concat());
-        let expected = format!("brigade: {what} is for Python programs that use Accelerate, and ");
+        let expected = format!("brigade: {what} needs a Python program that uses Accelerate, and ");
         assert!(said.starts_with(&expected), "{said}");
     }
     let file = work.path().join("config.yaml");
@@ -138,7 +138,7 @@ fn another_program_is_refused() {
     let said = work.refusal(&["--config", file.to_str().unwrap(), brigade]);
     assert!(said.contains("FSDP (") && said.contains("config.yaml:1)"), "{said}");
     let said = work.refusal(&["--use-fsdp", "--bin", "train"]);
-    assert!(said.contains("is for Python programs"), "{said}");
+    assert!(said.contains("needs a Python program"), "{said}");
     // A script may start a Python, and so may what is called like one.
     for program in [&["./script.sh"][..], &["python3", "-c", "pass"], &["-m", "pkg.train"]] {
         let found = work.variables(&[&["--use-fsdp"], program].concat());

@@ -43,8 +43,8 @@ pub enum LaunchError {
     },
     /// What only Python programs understand was asked for another program.
     #[error(
-        "{what} is for Python programs that use Accelerate, and {} is none: leave it out, since a \
-         program of Brigade has a whole model on each rank",
+        "{what} needs a Python program that uses Accelerate, and {} is not a Python program; leave it \
+         out: a Brigade program has a whole model on each rank",
         program.display()
     )]
     ForPython {

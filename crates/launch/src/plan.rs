@@ -399,8 +399,8 @@ mod tests {
         let options = LaunchOptions { for_python, ..Default::default() };
         assert_eq!(
             refuse(options.clone(), facts(8, &[])),
-            "FSDP (flag --use-fsdp) is for Python programs that use Accelerate, and train is none: \
-             leave it out, since a program of Brigade has a whole model on each rank"
+            "FSDP (flag --use-fsdp) needs a Python program that uses Accelerate, and train is not a \
+             Python program; leave it out: a Brigade program has a whole model on each rank"
         );
         let python = HostFacts { is_python: true, ..facts(8, &[]) };
         assert!(LaunchPlan::resolve(&options, &python).is_ok());

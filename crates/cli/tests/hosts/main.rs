@@ -89,6 +89,10 @@ fn variables_are_passed_by_a_list() {
         .env("NCCL_DEBUG", "INFO")
         .env("SECRET", "3")
         .env("CUDA_VISIBLE_DEVICES", "0")
+        .env("CUDA_HOME", "/usr/local/cuda")
+        .env("PYTHONHOME", "/opt/python")
+        .env("BRIGADE_SHARED_MEMORY", "0")
+        .env("BRIGADE_ROLE", "actor")
         .sh("env -0 | tr '\\n' '_' | tr '\\0' '\\n'")
         .run();
     assert_eq!(run.code, 0, "{}", run.stderr);
@@ -102,9 +106,20 @@ fn variables_are_passed_by_a_list() {
     assert_eq!(value("NCCL_DEBUG"), Some("INFO"));
     assert_eq!(value("FROM_FILE"), Some("a b"));
     assert_eq!(value("SECRET"), None);
-    assert_eq!(value("CUDA_VISIBLE_DEVICES"), None);
+    for name in ["CUDA_VISIBLE_DEVICES", "CUDA_HOME", "PYTHONHOME"] {
+        assert_eq!(value(name), None);
+    }
+    // What programs read is handed on, what tells the launcher something is not, on any host.
+    assert_eq!(value("BRIGADE_SHARED_MEMORY"), Some("0"));
+    assert_eq!((value("BRIGADE_ROLE"), value("ROLE_NAME")), (None, Some("actor")));
+    assert_eq!(value("BRIGADE_SSH"), None);
     assert_eq!(value("HOME"), site.host(1).home().to_str());
     assert_eq!(value("PWD"), site.work.to_str());
+    // Nobody has named DeepSpeed's file on the command line, so it is said that it is used.
+    let line = "brigade: the hosts get FROM_FILE from .deepspeed_env (DeepSpeed's)\n";
+    assert_eq!(run.stderr, line);
+    let here = site.launch("node1:1").env("BRIGADE_ROLE", "actor").sh("env").run();
+    assert!(!here.stdout.contains("BRIGADE_ROLE"), "{}", here.stdout);
 }
 
 fn arguments_and_noisy_logins() {

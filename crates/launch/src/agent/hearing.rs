@@ -14,8 +14,11 @@ impl Agent<'_> {
         match news {
             News::Say(line) => self.pass_line(&line),
             News::Met => {
-                let joined = self.join();
-                joined.unwrap_or_else(|error| self.fail(error));
+                if let Err(error) = self.join() {
+                    // The coordinator has no seat for this host yet, and nothing to say to it.
+                    self.peers.part();
+                    self.fail(error);
+                }
             }
             News::Message(message) => self.obey(message),
             News::Lost { how } => self.lost(how),
