@@ -1,6 +1,7 @@
 //! Who takes part in a job, with which ranks, and when an attempt starts, stops and counts: the
 //! decision alone, without clock and network.
 
+mod admission;
 mod event;
 mod forming;
 mod hearing;
@@ -19,6 +20,7 @@ use crate::{FromAgent, ToAgent, Verdict};
 pub use event::{Action, AgentId, Event};
 pub use rules::Rules;
 
+use admission::Admission;
 use forming::Gathering;
 use member::Member;
 use trouble::Trouble;
@@ -60,6 +62,7 @@ pub struct Formation {
     next_attempt: u32,
     restarts: u32,
     trouble: Trouble,
+    admission: Admission,
     /// No member can have been silent for too long before this.
     next_look: Duration,
     actions: Vec<Action>,
@@ -93,6 +96,7 @@ impl Formation {
             next_attempt: 0,
             restarts: 0,
             trouble: Trouble::default(),
+            admission: Admission::default(),
             next_look: Duration::MAX,
             actions: Vec::new(),
         }
@@ -129,6 +133,7 @@ impl Formation {
         if !idle || due || !self.actions.is_empty() {
             self.look_for_stuck();
             self.advance();
+            self.plan_admission();
         }
         mem::take(&mut self.actions)
     }
@@ -138,7 +143,7 @@ impl Formation {
     pub fn deadline(&self) -> Option<Duration> {
         let own = match &self.state {
             State::Gathering(gathering) => Some(gathering.deadline(&self.rules)),
-            State::Running => None,
+            State::Running => self.admission.due,
             State::Stopping(until) => Some(*until),
             State::Over(_) => return None,
         };

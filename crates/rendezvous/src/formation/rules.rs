@@ -23,6 +23,9 @@ pub struct Rules {
     pub join_timeout: Duration,
     /// How long to wait for more hosts once `min_nodes` are there, before the first attempt.
     pub last_call: Duration,
+    /// How long the others run at least between two restarts for hosts that join; doubled with each
+    /// such restart that follows at once.
+    pub join_interval: Duration,
     /// How long agents give ranks to stop before they kill them.
     pub shutdown_timeout: Duration,
     /// An agent that has not stopped its ranks this long after `shutdown_timeout` is lost.
@@ -47,6 +50,7 @@ impl Default for Rules {
             max_restarts: 0,
             join_timeout: Duration::from_secs(600),
             last_call: Duration::from_secs(5),
+            join_interval: Duration::from_secs(30),
             shutdown_timeout: Duration::from_secs(30),
             stop_slack: Duration::from_secs(5),
             beat: Duration::from_secs(1),

@@ -212,6 +212,7 @@ impl Formation {
         if let Some(signal) = trouble.interrupted {
             return self.end(trouble.interrupted_by(signal));
         }
+        let calm = first.is_none();
         let mut loss = None;
         if let Some(cause) = first {
             if self.restarts >= self.rules.max_restarts {
@@ -222,7 +223,7 @@ impl Formation {
                 loss = Some(Loss { host, how });
             }
         }
-        self.state = State::Gathering(Gathering::again(self.now, loss));
+        self.state = State::Gathering(Gathering::again(self.now, calm, loss));
     }
 
     /// The attempt is being stopped, and there will be no other.
