@@ -191,6 +191,7 @@ fn rendezvous_conf(layers: &mut Layer) -> Result<(Patience, Option<bool>), Confi
             "timeout" if !conf.0.contains_key("join_timeout") => waits.join = seconds(key, value)?,
             "timeout" => {}
             "last_call_timeout" => waits.last_call = seconds(key, value)?,
+            "join_interval" => waits.join_interval = seconds(key, value)?,
             "is_host" => {
                 serve = Some(bool::parse(value).ok_or_else(|| bad(key, value, bool::EXPECTED))?);
             }
@@ -254,7 +255,8 @@ fn wrong(words: String) -> ConfigError {
 const RENDEZVOUS_PORT: u16 = 29400;
 const MASTER_PORT: u16 = 29500;
 const ETCD_PORT: u16 = 2379;
-const USED_CONF: &[&str] = &["join_timeout", "timeout", "last_call_timeout", "is_host"];
+const USED_CONF: &[&str] =
+    &["join_timeout", "timeout", "last_call_timeout", "join_interval", "is_host"];
 const IDLE_CONF: &[&str] = &[
     "close_timeout",
     "heartbeat_timeout",

@@ -15,7 +15,7 @@ fn hosts_come_and_leave() {
     // Each attempt leaves its size; the job ends when the test says so.
     let script = "echo $WORLD_SIZE $TORCHELASTIC_RESTART_COUNT; touch $ALL/$WORLD_SIZE-$RANK; \
                   until [ -e $ALL/end ]; do sleep 0.01; done";
-    let flag = "--rdzv-conf=last_call_timeout=0.05";
+    let flag = "--rdzv-conf=last_call_timeout=0.05,join_interval=0";
     let start = || hosts.elastic("1:3", 1).flag(flag).sh(script).start();
     let first = start();
     hosts.wait_for(&["1-0"]);
@@ -35,6 +35,30 @@ fn hosts_come_and_leave() {
     assert_eq!((first.code, third.code), (0, 0), "{}{}", first.stderr, third.stderr);
     let sizes: Vec<&str> = first.lines_of(0);
     assert_eq!(sizes, ["1 0", "2 0", "3 0", "2 0"], "none of this costs a restart");
+}
+
+#[test]
+fn a_host_that_comes_and_goes_does_not_restart_the_others_again_and_again() {
+    let hosts = Hosts::new();
+    let script = "echo $WORLD_SIZE; touch $ALL/$WORLD_SIZE-$RANK; \
+                  until [ -e $ALL/end ]; do sleep 0.01; done";
+    let flag = "--rdzv-conf=last_call_timeout=0.05,join_interval=3600";
+    let start = || hosts.elastic("1:2", 1).flag(flag).sh(script).start();
+    let mut first = start();
+    hosts.wait_for(&["1-0"]);
+    let second = start();
+    hosts.wait_for(&["2-0", "2-1"]);
+    fs::remove_file(hosts.all.path().join("1-0")).unwrap();
+    second.send(Signal::SIGTERM);
+    assert_eq!(second.finish().code, 143);
+    hosts.wait_for(&["1-0"]);
+    let again = start();
+    first.wait_for_stderr("before it joins: a host has joined a running attempt shortly before");
+    hosts.touch("end");
+    let (first, again) = (first.finish(), again.finish());
+    assert_eq!((first.code, again.code), (0, 0), "{}{}", first.stderr, again.stderr);
+    assert_eq!(first.lines_of(0), ["1", "2", "1"]);
+    assert_eq!(again.stdout, "", "it had no rank");
 }
 
 #[test]

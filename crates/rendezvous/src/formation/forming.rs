@@ -42,19 +42,13 @@ impl Gathering {
     }
 
     pub(super) fn again(since: Duration, calm: bool, loss: Option<Loss>) -> Self {
-        Self {
-            since,
-            first: false,
-            last_call: None,
-            told: false,
-            calm,
-            admission: None,
-            loss,
-        }
+        Self { since, first: false, last_call: None, told: false, calm, admission: None, loss }
     }
 
     pub(super) fn deadline(&self, rules: &Rules) -> Duration {
-        self.last_call.or(self.admission).unwrap_or_else(|| self.since.saturating_add(rules.join_timeout))
+        self.last_call
+            .or(self.admission)
+            .unwrap_or_else(|| self.since.saturating_add(rules.join_timeout))
     }
 }
 

@@ -157,14 +157,11 @@ fn a_needed_host_that_comes_and_goes_waits_too() {
     assert_eq!((job.attempts, &job.running), (2, &BTreeSet::from([1, 3])), "one is free");
     job.leaves(3);
     job.waits(5);
-    let lines = job.job.lines(Event::Joined {
-        agent: AgentId(4),
-        join: join(4),
-        seen: None,
-        remote: true,
-    });
+    let lines =
+        job.job.lines(Event::Joined { agent: AgentId(4), join: join(4), seen: None, remote: true });
     job.present.insert(4);
-    let said = "the next attempt starts in 25 s: a host has joined a running attempt shortly before";
+    let said =
+        "the next attempt starts in 25 s: a host has joined a running attempt shortly before";
     assert!(lines.iter().any(|line| line == said), "{lines:?}");
     job.waits(24);
     assert_eq!(job.attempts, 2);
