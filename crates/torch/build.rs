@@ -3,14 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const SOURCES: [&str; 17] = [
+const SOURCES: [&str; 21] = [
     "cpp/tensors.cpp",
+    "cpp/loss_flag.cpp",
     "cpp/memory.cpp",
     "cpp/mapped.cpp",
     "cpp/store.cpp",
     "cpp/group.cpp",
     "cpp/gloo.cpp",
     "cpp/shared_memory.cpp",
+    "cpp/combine.cpp",
+    "cpp/forks.cpp",
     "cpp/fake.cpp",
     "cpp/reducer.cpp",
     "cpp/hook.cpp",
@@ -18,6 +21,7 @@ const SOURCES: [&str; 17] = [
     "cpp/norm_relu.cpp",
     "cpp/optimizer.cpp",
     "cpp/precision.cpp",
+    "cpp/reproducible.cpp",
     "cpp/flat.cpp",
     "cpp/matrix_step.cpp",
     "cpp/profiler.cpp",

@@ -11,7 +11,8 @@ use brigade_config::{
 use brigade_launch::emit::JobFile;
 use brigade_launch::hosts::{HostsFacts, HostsPlan, VariableFile};
 use brigade_launch::{
-    ForPython, HostFacts, LaunchError, LaunchOptions, LaunchPlan, Program, Surroundings, agent,
+    ForPython, HostFacts, LaunchError, LaunchOptions, LaunchPlan, Program, Secret, Surroundings,
+    agent,
 };
 use clap::Args;
 
@@ -67,7 +68,8 @@ pub(crate) struct LaunchArgs {
     flags: SettingFlags,
 
     /// Variable for every rank; NAME alone, or PREFIX_*, is handed on to the hosts of --hosts as it is
-    /// here (NCCL_*, OMP_*, TORCH_*, PYTHON* and their kin are handed on anyway)
+    /// here (NCCL_*, OMP_*, TORCH_*, PYTHON* and their kin are handed on anyway). A VALUE is seen by
+    /// every user of this machine (`ps`): for a token, export it and give its NAME alone
     #[arg(long, value_name = "NAME[=VALUE]", help_heading = "What to run", hide_short_help = true)]
     env: Vec<String>,
 
@@ -214,12 +216,18 @@ impl LaunchArgs {
         });
         let settings = &layers.settings;
         let nodes = settings.nnodes.unwrap_or_default();
+        // A file that was named is one that the launchers in the job read.
+        let secret = match settings.rdzv_secret_file {
+            None if nodes.max > 1 => Some(Secret::generate()?),
+            _ => None,
+        };
         let timeout = settings.shutdown_timeout;
         Ok(JobFile {
             nodes: nodes.min..=nodes.max,
             nproc: settings.text("nproc"),
             shutdown_timeout: timeout.unwrap_or_else(|| LaunchOptions::default().shutdown_timeout),
             env: settings.env.clone().into_iter().collect(),
+            secret,
             ..self.emit.job_file(flags, self.program.words())
         })
     }

@@ -20,6 +20,7 @@ mod estimate;
 mod explain;
 mod launch;
 mod pages;
+mod secrets;
 mod selftest;
 mod usage;
 

@@ -8,13 +8,13 @@ mod launchers;
 use std::collections::HashSet;
 use std::fs;
 
-use brigade_hostkit::Etcd;
+use brigade_hostkit::{Authority, Etcd};
 use job::Running;
 use launchers::Hosts;
 use nix::sys::signal::Signal;
 
 brigade_suite::suite! {
-    needs Etcd: any_host_may_be_lost_with_etcd;
+    needs Etcd: any_host_may_be_lost_with_etcd, an_etcd_with_certificates_brings_hosts_together;
 }
 
 fn any_host_may_be_lost_with_etcd() {
@@ -31,7 +31,7 @@ fn any_host_may_be_lost_with_etcd() {
             .flag("--rdzv-backend=etcd")
             .flag(&format!("--rdzv-endpoint={}", etcd.endpoint()))
             .flag("--max-restarts=3")
-            .flag("--rdzv-conf=last_call_timeout=1")
+            .flag("--rdzv-conf=last_call_timeout=1,join_interval=0")
             .sh(script)
             .start()
     };
@@ -88,4 +88,32 @@ fn coordinating(launchers: &[Running]) -> usize {
         })
     };
     launchers.iter().position(listens).expect("one of them listens")
+}
+
+fn an_etcd_with_certificates_brings_hosts_together() {
+    let authority = Authority::new();
+    let [ca, certificate, key] =
+        ["ca.pem", "server.pem", "server-key.pem"].map(|name| authority.file(name));
+    let etcd = Etcd::start_over_tls(&certificate, &key, Some(&ca));
+    let hosts = Hosts::new();
+    let folder = authority.folder().display().to_string();
+    let conf = |authority: &str| {
+        format!(
+            "--rdzv-conf=cacert={authority}/ca.pem,cert={folder}/client.pem,\
+             key={folder}/client-key.pem,last_call_timeout=1"
+        )
+    };
+    let start = |conf: &str| {
+        let endpoint = format!("--rdzv-endpoint=https://{}", etcd.endpoint());
+        let flags = ["--nnodes=2", "--rdzv-backend=etcd", &endpoint, conf];
+        flags.iter().fold(hosts.any(1), |job, flag| job.flag(flag)).sh("echo $RANK").start()
+    };
+    for run in launchers::finish(vec![start(&conf(&folder)), start(&conf(&folder))]) {
+        assert_eq!(run.code, 0, "{}", run.stderr);
+    }
+    // The authority of another etcd: said at once, and no rank starts.
+    let other = Authority::new();
+    let run = start(&conf(&other.folder().display().to_string())).finish();
+    assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{}", run.stderr);
+    assert!(run.stderr.contains("the certificate of etcd at https://"), "{}", run.stderr);
 }

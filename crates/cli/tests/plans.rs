@@ -83,3 +83,14 @@ fn plans_are_those_on_file() {
         assert!(expected == found, "{name} changed; it is now:\n{found}");
     }
 }
+
+#[test]
+fn values_of_secrets_are_not_shown() {
+    let flags = ["--env=HF_TOKEN=hf_abcdef", "--env=NCCL_DEBUG=INFO"];
+    for last in [&["--nproc=2"][..], &["--nproc=2", "--json"], &["--hosts=node1:1,node2:1"]] {
+        let args: Vec<&str> = flags.iter().chain(last).copied().chain(["--", "true"]).collect();
+        let found = explain(&args);
+        assert!(found.contains("HF_TOKEN") && found.contains("INFO"), "{found}");
+        assert!(!found.contains("hf_abcdef"), "{found}");
+    }
+}

@@ -119,6 +119,8 @@ fn launchers_under_slurm() {
     let run = launch(two);
     assert_eq!(run.code, 0, "{}", run.stderr);
     assert_eq!(run.lines(), ["[0] 0 of 4", "[1] 1 of 4", "[2] 2 of 4", "[3] 3 of 4"]);
+    // Slurm gives them nothing that other users do not know, and their home is no network's.
+    assert_eq!(run.stderr.matches("warning: this job has no secret").count(), 1, "{}", run.stderr);
     // The job fails with the code of the rank that failed.
     let failing = ["sh", "-c", "[ $RANK = 3 ] && exit 7; sleep 1000"];
     let words: Vec<&str> = two.split_whitespace().chain(failing).collect();
@@ -152,9 +154,13 @@ fn the_emitted_script_runs() {
 
     // On two hosts
     let emit = "brigade launch --nproc 2 --emit slurm --nnodes 2";
-    let words: Vec<&str> = emit.split_whitespace().chain(["sh", "-c", "echo $RANK"]).collect();
-    let (code, output) = cluster.batch(&cluster.run(&words).stdout, "");
+    let words: Vec<&str> =
+        emit.split_whitespace().chain(["sh", "-c", "echo $RANK$BRIGADE_RDZV_SECRET"]).collect();
+    let script = cluster.run(&words).stdout;
+    assert!(script.contains("BRIGADE_RDZV_SECRET=$(openssl rand -hex 32) || exit 1\n"), "{script}");
+    let (code, output) = cluster.batch(&script, "");
     assert_eq!(code, 0, "{output}");
+    assert!(!output.contains("has no secret"), "{output}");
     // The rest is what the launchers say of each other.
     let mut lines: Vec<&str> = output.lines().filter(|it| !it.starts_with("brigade: ")).collect();
     lines.sort_unstable();
@@ -225,6 +231,8 @@ fn programs_under_open_mpi() {
     let run = cluster.run(&words);
     assert_eq!(run.code, 0, "{}", run.stderr);
     assert_eq!(run.lines(), ["[0] 0", "[1] 1", "[2] 2", "[3] 3"]);
+    // mpirun makes a key for each job.
+    assert!(!run.stderr.contains("has no secret"), "{}", run.stderr);
 
     let launch = "--nproc 2 sh -c true";
     let run = format!("mpirun -np 2 --oversubscribe brigade launch {launch}");

@@ -127,7 +127,8 @@ mod tests {
 
         # How hosts find each other where they may join and leave.
         [rendezvous]
-        # More of the rendezvous, such as join_timeout=600
+        # More of the rendezvous, such as join_timeout=600; for etcd protocol=https, cacert=FILE,
+        # cert=FILE, key=FILE, user=NAME and password-file=FILE (or BRIGADE_ETCD_PASSWORD)
         rdzv-conf = "join_timeout=60"
 
         # What happens when a rank fails.

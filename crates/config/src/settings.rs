@@ -279,10 +279,13 @@ settings! {
         /// Name of the job: hosts that give the same one belong together
         rdzv_id: String = "rdzv-id" "NAME"
             env "PET_RDZV_ID";
-        /// More of the rendezvous, such as join_timeout=600
+        /// More of the rendezvous, such as join_timeout=600; for etcd protocol=https, cacert=FILE,
+        /// cert=FILE, key=FILE, user=NAME and password-file=FILE (or BRIGADE_ETCD_PASSWORD)
         rdzv_conf: Pairs = "rdzv-conf" "KEY=VALUE,.."
             env "PET_RDZV_CONF";
-        /// A file with a secret that hosts must know to take part
+        /// A file with the secret that hosts must know to take part, readable by its owner alone; or
+        /// set BRIGADE_RDZV_SECRET to it (`openssl rand -hex 32` makes one). The connections between
+        /// the launchers are encrypted with it
         rdzv_secret_file: PathBuf = "rdzv-secret-file" "FILE";
     }
 
@@ -294,6 +297,10 @@ settings! {
         /// How long ranks may take to stop before they are killed
         shutdown_timeout: Duration = "shutdown-timeout" "SECONDS"
             default "30" env "PET_SHUTDOWN_TIMEOUT" "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
+        /// How long a host, or the way to it, may be silent before it counts as lost; meanwhile its
+        /// ranks run on. At least 1
+        heartbeat_timeout: Duration = "heartbeat-timeout" "SECONDS"
+            default "30";
     }
 
     /// What is shown, and what is written to files.

@@ -122,8 +122,8 @@ pub fn of_the_launcher() -> Vec<String> {
 /// Which file to read.
 pub(crate) const CONFIG: &str = "BRIGADE_CONFIG";
 const OURS: &str = "BRIGADE_";
-/// Ours, but no settings.
-const OTHERS: [&str; 1] = [CONFIG];
+/// Ours, but no settings: nothing shows their values, and no file can hold them.
+const OTHERS: [&str; 3] = [CONFIG, env::BRIGADE_RDZV_SECRET, env::BRIGADE_ETCD_PASSWORD];
 const CPU_AFFINITY: &str = "ACCELERATE_CPU_AFFINITY";
 pub(crate) const BIND_OF_AFFINITY: &str = "numa";
 
@@ -205,6 +205,8 @@ mod tests {
             ("BRIGADE_NPROCS", "4"),
             ("BRIGADE_CONFIG", "x"),
             ("BRIGADE_SSH", "ssh"),
+            ("BRIGADE_RDZV_SECRET", "known to the job"),
+            ("BRIGADE_ETCD_PASSWORD", "known to etcd"),
             ("BRIGADE_X", "1"),
         ]);
         let notes: Vec<String> = notes.unwrap().notes.iter().map(ToString::to_string).collect();

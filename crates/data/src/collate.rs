@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use brigade_torch::{Device, Element, Kind, Tensor, Tensors, as_slice, from_vec};
+use brigade_torch::{Device, Element, Kind, Tensor, Tensors, elements, from_vec};
 
 use crate::DataError;
 
@@ -135,7 +135,8 @@ fn joined<T: Element>(samples: &[&Tensor], shape: &[i64]) -> Option<Result<Tenso
         if sample.requires_grad() {
             return None;
         }
-        values.extend_from_slice(as_slice::<T>(sample).ok()?);
+        let found = elements::<T>(sample).ok()?;
+        found.append(0..found.len(), &mut values);
     }
     Some(from_vec(values, shape).map_err(Into::into))
 }
@@ -220,7 +221,7 @@ mod tests {
     }
 
     fn floats(tensor: &Tensor) -> Vec<f32> {
-        as_slice::<f32>(tensor).unwrap().to_vec()
+        elements::<f32>(tensor).unwrap().to_vec()
     }
 
     #[test]
@@ -229,8 +230,14 @@ mod tests {
             vec![([1.0f32, 2.0], vec![7i64], 3usize, true), ([3.0, 4.0], vec![8], 1, false)];
         let (pairs, lists, labels, flags) = collate(samples).unwrap();
         assert_eq!((pairs.size(), floats(&pairs)), (vec![2, 2], vec![1.0, 2.0, 3.0, 4.0]));
-        assert_eq!((lists.size(), as_slice::<i64>(&lists).unwrap()), (vec![2, 1], &[7, 8][..]));
-        assert_eq!((labels.size(), as_slice::<i64>(&labels).unwrap()), (vec![2], &[3, 1][..]));
+        assert_eq!(
+            (lists.size(), elements::<i64>(&lists).unwrap().to_vec()),
+            (vec![2, 1], vec![7, 8])
+        );
+        assert_eq!(
+            (labels.size(), elements::<i64>(&labels).unwrap().to_vec()),
+            (vec![2], vec![3, 1])
+        );
         assert_eq!(
             (flags.kind(), Vec::<bool>::try_from(flags).unwrap()),
             (Kind::Bool, vec![true, false])

@@ -202,7 +202,7 @@ impl<F> fmt::Debug for BatchesFromFn<F> {
 
 #[cfg(test)]
 mod tests {
-    use brigade_torch::{as_slice, from_vec};
+    use brigade_torch::{elements, from_vec};
 
     use super::*;
 
@@ -217,7 +217,7 @@ mod tests {
             Box::new(Arc::new(dataset).map(|(x, _), _| Ok(x.f_mul_scalar(2)?)));
         assert_eq!(boxed.len(), 9);
         let batch = boxed.batch(&[4, 0, 8], &BatchContext::default()).unwrap();
-        assert_eq!(as_slice::<i64>(&batch).unwrap(), [8, 0, 16]);
+        assert_eq!(elements::<i64>(&batch).unwrap().to_vec(), [8, 0, 16]);
     }
 
     #[test]

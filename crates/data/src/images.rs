@@ -259,7 +259,7 @@ const GATHERED_BYTES: usize = 16 << 10;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use brigade_torch::{Kind, as_slice};
+    use brigade_torch::{Kind, elements};
 
     fn two() -> LabelledImages {
         LabelledImages::new(vec![0, 51, 102, 255, 5, 6, 7, 8], vec![3, 0], 2, 2).unwrap()
@@ -270,12 +270,12 @@ mod tests {
         let (images, labels) = two().batch(&[1, 0, 0], &BatchContext::default()).unwrap();
         assert_eq!((images.size(), images.kind()), (vec![3, 1, 2, 2], Kind::Float));
         assert_eq!((labels.size(), labels.kind()), (vec![3], Kind::Int64));
-        assert_eq!(as_slice::<i64>(&labels).unwrap(), [0, 3, 3]);
+        assert_eq!(elements::<i64>(&labels).unwrap().to_vec(), [0, 3, 3]);
         let expected: Vec<f32> = [5, 6, 7, 8, 0, 51, 102, 255, 0, 51, 102, 255]
             .iter()
             .map(|byte| *byte as f32 / 255.0)
             .collect();
-        assert_eq!(as_slice::<f32>(&images).unwrap(), expected);
+        assert_eq!(elements::<f32>(&images).unwrap().to_vec(), expected);
     }
 
     #[test]
@@ -292,9 +292,13 @@ mod tests {
         let images = LabelledImages::new(pixels, (0..5).collect(), 1, area).unwrap();
         let order = [4, 0, 3, 3, 1, 2, 0];
         let (batch, labels) = images.batch(&order, &BatchContext::default()).unwrap();
-        assert_eq!(as_slice::<i64>(&labels).unwrap(), order.map(|index| index as i64));
-        let firsts: Vec<f32> =
-            as_slice::<f32>(&batch).unwrap().chunks_exact(area).map(|row| row[area - 1]).collect();
+        assert_eq!(elements::<i64>(&labels).unwrap().to_vec(), order.map(|index| index as i64));
+        let firsts: Vec<f32> = elements::<f32>(&batch)
+            .unwrap()
+            .to_vec()
+            .chunks_exact(area)
+            .map(|row| row[area - 1])
+            .collect();
         assert_eq!(firsts, order.map(|index| (index * 40) as f32 / 255.0));
     }
 
@@ -303,7 +307,7 @@ mod tests {
         let images = two().normalize(0.5, 0.25).unwrap();
         let (batch, _) = images.batch(&[0], &BatchContext::default()).unwrap();
         let expected = [0.0f32, 51.0, 102.0, 255.0].map(|x| (x / 255.0 - 0.5) / 0.25);
-        assert_eq!(as_slice::<f32>(&batch).unwrap(), expected);
+        assert_eq!(elements::<f32>(&batch).unwrap().to_vec(), expected);
         for (mean, std) in [(0.0, 0.0), (0.0, -1.0), (f32::NAN, 1.0), (0.0, f32::INFINITY)] {
             let error = two().normalize(mean, std).unwrap_err().to_string();
             assert!(error.contains("above 0"), "{error}");

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use brigade_torch::{Device, Element, Kind, Tensor, Tensors, as_slice, from_vec};
+use brigade_torch::{Device, Element, Kind, Tensor, Tensors, elements, from_vec};
 
 use crate::{BatchContext, DataError, Dataset};
 
@@ -105,13 +105,14 @@ fn rows<T: Element>(tensor: &Tensor, indices: &[usize]) -> Option<Result<Tensor,
     if tensor.requires_grad() || tensor.device() != Device::Cpu {
         return None;
     }
-    let values = as_slice::<T>(tensor).ok()?;
+    let values = elements::<T>(tensor).ok()?;
     let mut shape = tensor.size();
     let width: usize = shape[1..].iter().map(|side| *side as usize).product();
     shape[0] = indices.len() as i64;
     let mut out = Vec::with_capacity(indices.len() * width);
     for &index in indices {
-        out.extend_from_slice(values.get(index * width..(index + 1) * width)?);
+        let end = (index + 1) * width;
+        (end <= values.len()).then(|| values.append(index * width..end, &mut out))?;
     }
     Some(from_vec(out, &shape).map_err(Into::into))
 }

@@ -10,7 +10,7 @@ use brigade_data::{
     BatchContext, BatchLists, DataError, DataLoader, Dataset, Digits, Scheme, ShardOptions,
     Shuffle, TensorDataset, batches_from_fn, from_vec, samples_from_fn,
 };
-use brigade_torch::{Tensor, as_slice};
+use brigade_torch::{Tensor, elements};
 use crossbeam_channel::{bounded, unbounded};
 use proptest::prelude::*;
 
@@ -25,7 +25,7 @@ fn indices(len: usize) -> impl Dataset<Batch = Tensor> + 'static {
 }
 
 fn values(batch: &Tensor) -> Vec<i64> {
-    as_slice::<i64>(batch).unwrap().to_vec()
+    elements::<i64>(batch).unwrap().to_vec()
 }
 
 fn epoch<D: Dataset<Batch = Tensor> + 'static>(loader: &DataLoader<D>) -> Vec<Vec<i64>> {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use brigade_data::{
     DataError, IterableDataset, Scheme, ShardOptions, StreamLoader, stream_from_fn,
 };
-use brigade_torch::{Tensor, as_slice};
+use brigade_torch::{Tensor, elements};
 use crossbeam_channel::unbounded;
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ fn numbers(len: i64) -> impl IterableDataset<Sample = i64> + 'static {
 }
 
 fn values(batch: &Tensor) -> Vec<i64> {
-    as_slice::<i64>(batch).unwrap().to_vec()
+    elements::<i64>(batch).unwrap().to_vec()
 }
 
 #[test]

@@ -3,7 +3,6 @@
 //! Hosts are asked at the same time and each question has a time limit, so a host that hangs costs
 //! its own limit and nothing else. Only bandwidths are measured one after the other.
 
-use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
@@ -169,10 +168,13 @@ fn is_link_local(address: &IpAddr) -> bool {
     matches!(address, IpAddr::V6(it) if it.is_unicast_link_local())
 }
 
-/// 32 letters nobody can guess, from the system's random source.
+/// 128 random bits, as letters: what a host must say to be answered by another one's open port.
 fn new_word() -> String {
-    let random = || RandomState::new().hash_one(0);
-    format!("{:016x}{:016x}", random(), random())
+    let mut random = [0; 16];
+    // Fails on a system that is just starting. What such a word would guard is the doctor's own few
+    // ports, open for seconds, which say nothing and store nothing: better a known word than no answer.
+    let _ = getrandom::fill(&mut random);
+    random.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A name with both kinds of address.

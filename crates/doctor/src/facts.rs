@@ -26,7 +26,7 @@ mod nvidia;
 mod program;
 mod variables;
 
-pub use cpu::Cpu;
+pub use cpu::{Cpu, Vectors};
 pub use folders::{Folder, FolderState, FolderUse, Space};
 pub use host::{Build, Host};
 pub use kernel_log::{KernelLog, Kill, XidMessage};

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::Host;
 
-/// One member, without TLS, its data in memory as far as the system lets it.
+/// One member, its data in memory as far as the system lets it.
 #[derive(Debug)]
 pub struct Etcd {
     process: Child,
@@ -34,7 +35,27 @@ impl Etcd {
         let ports = [(); 2].map(|()| free_port().expect("two free ports"));
         let places = [0, 1].map(|i: usize| format!("127.0.0.1:{}", ports[i].1));
         let ports = ports.into_iter().map(|it| it.0).collect();
-        let etcd = Self::spawn(Command::new("etcd"), places, ports);
+        let etcd = Self::spawn(Command::new("etcd"), places, ports, "http");
+        etcd.wait(|| TcpStream::connect(&etcd.endpoint).is_ok());
+        etcd
+    }
+
+    /// The same over TLS, with these files; it asks clients for a certificate that `authority` has
+    /// signed where there is one.
+    ///
+    /// # Panics
+    /// When etcd does not start.
+    #[must_use]
+    pub fn start_over_tls(certificate: &Path, key: &Path, authority: Option<&Path>) -> Self {
+        let ports = [(); 2].map(|()| free_port().expect("two free ports"));
+        let places = [0, 1].map(|i: usize| format!("127.0.0.1:{}", ports[i].1));
+        let ports = ports.into_iter().map(|it| it.0).collect();
+        let mut command = Command::new("etcd");
+        command.arg("--cert-file").arg(certificate).arg("--key-file").arg(key);
+        if let Some(authority) = authority {
+            command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(authority);
+        }
+        let etcd = Self::spawn(command, places, ports, "https");
         etcd.wait(|| TcpStream::connect(&etcd.endpoint).is_ok());
         etcd
     }
@@ -46,7 +67,7 @@ impl Etcd {
     #[must_use]
     pub fn start_on(host: &Host) -> Self {
         let places = [CLIENTS, PEERS].map(|port| format!("{}:{port}", host.address()));
-        let etcd = Self::spawn(host.command("etcd"), places, Vec::new());
+        let etcd = Self::spawn(host.command("etcd"), places, Vec::new(), "http");
         // The kernel's table: state 0A is a socket that listens.
         let port = format!(":{CLIENTS:04X} ");
         let listens = |line: &str| line.contains(&port) && line.contains(" 0A ");
@@ -60,9 +81,10 @@ impl Etcd {
         &self.endpoint
     }
 
-    fn spawn(mut command: Command, places: [String; 2], ports: Vec<OwnedFd>) -> Self {
+    fn spawn(mut command: Command, places: [String; 2], ports: Vec<OwnedFd>, scheme: &str) -> Self {
         let data = tempfile::tempdir().expect("a temporary folder");
-        let [client, peer] = places.each_ref().map(|place| format!("http://{place}"));
+        let client = format!("{scheme}://{}", places[0]);
+        let peer = format!("http://{}", places[1]);
         command
             .args(["--unsafe-no-fsync", "--name", "test", "--data-dir"])
             .arg(data.path())

@@ -23,15 +23,21 @@
 //! network.host(1).cut(); // and now node2 falls silent
 //! ```
 
+mod authority;
+mod disk;
 mod etcd;
 mod faults;
 mod folder;
 mod host;
 mod keys;
+mod memory;
 mod network;
 mod process;
 
+pub use authority::Authority;
+pub use disk::Disk;
 pub use etcd::Etcd;
 pub use host::Host;
+pub use memory::MemoryGroup;
 pub use network::Network;
 pub use process::{Process, inner_process};

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use brigade_hostkit::{Network, inner_process};
+use brigade_hostkit::{Disk, Network, inner_process};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -228,4 +228,42 @@ fn wait_until(mut condition: impl FnMut() -> bool) {
         assert!(start.elapsed() < Duration::from_secs(90), "has never come about");
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+#[test]
+fn a_disk_that_stops_answering() {
+    let disk = match Disk::mount() {
+        Ok(disk) => disk,
+        Err(reason) => {
+            eprintln!("skipped: {reason}");
+            return;
+        }
+    };
+    let folder = disk.path().join("a/b");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("file"), "text").unwrap();
+    let sh = |script: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-ec", script]).current_dir(&folder).stdout(Stdio::piped());
+        command
+    };
+    let output =
+        sh("ls; cat file; echo more >>file; cat file; mkdir c; rmdir c; rm file; ls").output();
+    let output = output.unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "file\ntexttextmore\n");
+
+    disk.freeze();
+    let mut child = Command::new("touch").arg(folder.join("late")).spawn().unwrap();
+    while !disk.is_waited_for() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    let stat = format!("/proc/{}/stat", child.id());
+    let state = || fs::read_to_string(&stat).unwrap().rsplit_once(") ").unwrap().1[..1].to_owned();
+    while state() != "D" {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(child.try_wait().unwrap(), None, "not even SIGKILL ends it");
+    disk.thaw();
+    child.wait().unwrap();
 }

@@ -2,41 +2,48 @@
 //!
 //! It is one loop over signals, the ranks' output, and the word of the coordinator, who decides
 //! for all hosts. On a single host, too: the coordinator is then a thread of this process.
+//!
+//! What the agent decides is in [`state`], pure; the other files do what it says, and this one
+//! carries events to it and actions away from it.
 
-mod attempt;
+mod coordinator_client;
 mod error_files;
-mod farewell;
-mod group;
-mod hearing;
-mod ignored;
-mod interrupt;
-mod lines;
-mod memory_killer;
+mod files;
+mod oom;
 mod outcome;
-mod peers;
+mod output_forwarder;
+mod rank_process;
+mod ranks;
 mod report;
-mod running;
-mod streamed;
+mod signal_disposition;
+mod signals;
+mod state;
 
+use std::collections::VecDeque;
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use brigade_rendezvous::{Assignment, FromAgent, Link};
+use brigade_rendezvous::{Assignment, FromAgent, Link, ToAgent};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, SigmaskHow, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::signalfd::SignalFd;
+use nix::unistd::getpid;
 
 pub use outcome::Outcome;
 pub use report::text as report;
+pub(crate) use signals::with_signals;
 
-use crate::output::{Notice, Output, RunFolder, Terminal};
+use crate::leftovers::Descendants;
+use crate::open_files::OpenFiles;
+use crate::output::{AttemptFiles, Notice, Output, RunFolder, Terminal};
+use crate::reaper::Reaper;
 use crate::store_port::Reach;
-use crate::watch::Watch;
 use crate::{LaunchError, LaunchPlan, Meeting, StorePort};
-use attempt::{Ended, Failed};
-use group::Group;
-use peers::Peers;
-use streamed::Streamed;
+use coordinator_client::CoordinatorClient;
+use files::{Answer, Files};
+use output_forwarder::OutputForwarder;
+use ranks::{Ranks, Starting};
+use state::{Action, AgentState, Event, Kind};
 
 /// Runs this host's part of the job to its end, with the output on this process's stdout and
 /// stderr.
@@ -61,7 +68,7 @@ pub fn run(plan: &LaunchPlan) -> Result<Outcome, LaunchError> {
         let terminal = Terminal::new().map_err(LaunchError::system("write to stdout"))?;
         let output = Output::start(&plan.output, Box::new(terminal));
         let output = output.map_err(LaunchError::system("start a thread"))?;
-        Agent::new(plan, signals, output, None, Peers::find(plan)?)?.run()
+        Agent::new(plan, signals, output, None)?.run()
     })
 }
 
@@ -71,57 +78,45 @@ pub fn run(plan: &LaunchPlan) -> Result<Outcome, LaunchError> {
 /// Errors as [`run`].
 pub fn run_over(plan: &LaunchPlan, link: Link) -> Result<Outcome, LaunchError> {
     with_signals(|signals| {
-        let (streamed, show) =
-            Streamed::new().map_err(LaunchError::system("make a socket pair"))?;
+        let (forwarder, show) =
+            OutputForwarder::new().map_err(LaunchError::system("make a socket pair"))?;
         let output =
             Output::start(&plan.output, show).map_err(LaunchError::system("start a thread"))?;
-        Agent::new(plan, signals, output, Some(streamed), Peers::over(plan, link)?)?.run()
+        Agent::new(plan, signals, output, Some((forwarder, link)))?.run()
     })
 }
 
 struct Agent<'p> {
     plan: &'p LaunchPlan,
+    state: AgentState,
+    /// What has happened and was not told yet.
+    events: VecDeque<Event>,
+    /// Of the agent's clock.
+    start: Instant,
+    client: CoordinatorClient<'p>,
+    /// A connection to use in place of a search.
+    given: Option<Link>,
     signals: SignalFd,
     output: Output,
-    /// Orders to write everything that have not been answered.
-    draining: usize,
     /// Where the output goes to the coordinator.
-    streamed: Option<Streamed>,
-    peers: Peers<'p>,
-    watch: Watch,
-    folder: RunFolder,
+    forwarder: Option<OutputForwarder>,
+    files: Files,
+    reaper: Reaper,
+    descendants: Descendants,
+    open_files: OpenFiles,
     reach: Reach,
     /// For the next attempt, in case that this is the first host.
     port: Option<StorePort>,
-    /// The attempt that is to begin.
-    part: Option<Assignment>,
-    /// The attempt that has processes here.
-    group: Option<Group>,
-    failed: Vec<Failed>,
-    /// When the first rank failed of which the coordinator knows.
-    first_failure: Option<Instant>,
-    /// The attempt that was the last here.
-    ended: Option<Ended>,
-    /// The attempt that the coordinator wants stopped, until that is done.
-    stop_asked: Option<u32>,
-    /// The last line for the user that came with such a wish.
-    reason: Option<String>,
-    /// Hosts in the last attempt.
-    hosts: usize,
-    /// Restarts before the last attempt, and how many there may be.
-    restarts: (u32, u32),
-    /// The signal that asks this host to stop, and how often it has come.
-    interrupted: Option<Signal>,
-    impatient: bool,
-    output_closed: bool,
-    /// The coordinator is gone; another is looked for once nothing runs here.
-    look_again: bool,
-    /// How the job has ended, as soon as nothing runs here.
-    outcome: Option<Outcome>,
-    /// Why this host cannot take part.
-    error: Option<LaunchError>,
-    /// When to leave without the coordinator's word.
-    give_up: Option<Instant>,
+    /// For the attempt that is about to start.
+    prepared: Option<AttemptFiles>,
+    ranks: Option<Ranks>,
+    /// What the ranks have left is being killed: when to look again, and the pause after that.
+    sweep: Option<(Instant, Duration)>,
+    /// Ranks are left to the reaper: it must not be dismissed.
+    leaves_ranks: bool,
+    result: Option<Result<Outcome, LaunchError>>,
+    /// It is time to leave; all output is written.
+    exit: Option<bool>,
 }
 
 impl<'p> Agent<'p> {
@@ -129,157 +124,386 @@ impl<'p> Agent<'p> {
         plan: &'p LaunchPlan,
         signals: SignalFd,
         output: Output,
-        streamed: Option<Streamed>,
-        peers: Peers<'p>,
+        over: Option<(OutputForwarder, Link)>,
     ) -> Result<Self, LaunchError> {
+        let start = Instant::now();
+        let (forwarder, given) = over.unzip();
+        let facts = CoordinatorClient::facts(plan, forwarder.is_some());
+        let reach = if facts.kind == Kind::OneHost { Reach::Loopback } else { Reach::Everywhere };
+        // Before it joins: a host without such a port has no part in the job.
+        let port = reserve_port(plan, reach)?;
+        let mut descendants =
+            Descendants::adopt().map_err(LaunchError::system("adopt orphans of the ranks"))?;
         let passing = RunFolder::passing(&plan.output, &plan.agent_id);
-        let watch = Watch::start(&plan.agent_id, passing.as_deref());
-        let watch = watch.map_err(LaunchError::system("start the watch"))?;
-        let folder = match RunFolder::create(&plan.output, &plan.run_id, &plan.agent_id) {
-            Ok(folder) => folder,
-            Err(error) => {
-                watch.dismiss();
-                return Err(error);
-            }
-        };
-        let alone = plan.meeting == Meeting::OneHost && streamed.is_none();
-        Ok(Self {
+        let reaper = Reaper::start(&plan.agent_id, passing.as_deref())
+            .map_err(LaunchError::system("start the reaper"))?;
+        descendants.except(reaper.pid());
+        let (state, actions) = AgentState::new(facts);
+        let mut this = Self {
             plan,
+            state,
+            events: VecDeque::new(),
+            start,
+            client: CoordinatorClient::new(plan, start)?,
+            given,
             signals,
             output,
-            draining: 0,
-            streamed,
-            peers,
-            watch,
-            folder,
-            reach: if alone { Reach::Loopback } else { Reach::Everywhere },
-            port: None,
-            part: None,
-            group: None,
-            failed: Vec::new(),
-            first_failure: None,
-            ended: None,
-            stop_asked: None,
-            reason: None,
-            hosts: 1,
-            restarts: (0, plan.max_restarts),
-            interrupted: None,
-            impatient: false,
-            output_closed: false,
-            look_again: false,
-            outcome: None,
-            error: None,
-            give_up: None,
-        })
+            forwarder,
+            files: Files::start(plan).map_err(LaunchError::system("start a thread"))?,
+            reaper,
+            descendants,
+            open_files: OpenFiles::raise(),
+            reach,
+            port: Some(port),
+            prepared: None,
+            ranks: None,
+            sweep: None,
+            leaves_ranks: false,
+            result: None,
+            exit: None,
+        };
+        actions.into_iter().for_each(|action| this.perform(action));
+        Ok(this)
     }
 
     fn run(mut self) -> Result<Outcome, LaunchError> {
         loop {
-            while let Some(news) = self.peers.next() {
-                self.hear(news);
+            self.handle_events();
+            if let Some(written) = self.exit {
+                return self.finish(written);
             }
-            self.start_when_written();
-            self.turn();
-            self.stream();
-            if let Some(result) = self.result() {
-                return self.finish(result);
-            }
-            if self.group.is_none() && std::mem::take(&mut self.look_again) {
-                let begun = self.peers.begin();
-                begun.unwrap_or_else(|error| self.fail(error));
-                continue;
-            }
-            self.wait(self.deadline());
+            self.wait();
             self.take_signals();
             self.take_notices();
-            self.leave_when_due();
+            self.take_answers();
+            self.sweep();
         }
     }
 
-    /// How it went, when nothing of the job runs here any more and nothing will.
-    fn result(&mut self) -> Option<Result<Outcome, LaunchError>> {
-        if self.group.is_some() {
-            return None;
-        }
-        // An error is known to the coordinator as well, which has the last word while it is there.
-        match self.error.take_if(|_| self.outcome.is_some() || !self.peers.are_met()) {
-            Some(error) => Some(Err(error)),
-            None => self.outcome.take().map(Ok),
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Tells the decision what has happened, and does what it says, until nothing is left to do.
+    fn handle_events(&mut self) {
+        loop {
+            self.forward_output();
+            let Some(event) = self.events.pop_front().or_else(|| self.client.next()) else {
+                let now = self.now();
+                if self.state.deadline().is_some_and(|due| due <= now) && self.exit.is_none() {
+                    self.events.push_back(Event::Tick);
+                    continue;
+                }
+                return;
+            };
+            if let (Event::Received(ToAgent::Taken { bytes }), Some(forwarder)) =
+                (&event, &mut self.forwarder)
+            {
+                forwarder.taken(*bytes);
+                continue;
+            }
+            let now = self.now();
+            for action in self.state.handle(now, event) {
+                self.perform(action);
+            }
         }
     }
 
-    /// This host cannot take part.
-    fn fail(&mut self, error: LaunchError) {
-        self.error.get_or_insert(error);
+    /// Does what the decision says. What comes of it at once is an event.
+    fn perform(&mut self, action: Action) {
+        match action {
+            Action::MakeFolder => self.files.make(),
+            Action::Connect => match self.given.take() {
+                Some(link) => self.client.use_link(link),
+                None => self.client.connect(),
+            },
+            Action::Reconnect { patient } => self.client.reconnect(patient),
+            Action::StopReconnecting => self.client.stop_reconnecting(),
+            Action::Join(request) => match self.port() {
+                Ok(port) => {
+                    let nproc = self.plan.local_world_size.as_usize();
+                    self.client.join(&request, nproc, port);
+                }
+                Err(error) => self.events.push_back(Event::Failed(error)),
+            },
+            Action::Send(message) => self.client.send(&message),
+            Action::SendStopped { attempt, killed, stuck } => match self.port() {
+                Ok(port) => {
+                    self.client.send(&FromAgent::Stopped { attempt, port, killed, stuck });
+                }
+                Err(error) => {
+                    let (how, may_resume) = (error.to_string(), false);
+                    self.events.push_back(Event::ConnectionLost { how, may_resume });
+                }
+            },
+            Action::Disconnect => self.client.disconnect(),
+            Action::Prepare { attempt } => {
+                self.prepared = None;
+                self.files.prepare(attempt);
+            }
+            Action::Start(part) => {
+                let started = self.start_ranks(part);
+                self.events.push_back(started);
+            }
+            Action::FindErrors => {
+                let ranks = self.ranks.iter();
+                let files =
+                    ranks.flat_map(|it| (0..it.part.nproc).map(|n| it.folder.error_file(n)));
+                self.files.find_errors(files.collect());
+            }
+            Action::Ask { local_ranks, signal } => {
+                self.ranks.iter().for_each(|ranks| ranks.ask(&local_ranks, signal));
+            }
+            Action::Forward(signal) => self.ranks.iter().for_each(|ranks| ranks.send(signal)),
+            Action::Suspend => {
+                self.ranks.iter().for_each(|ranks| ranks.send(Signal::SIGSTOP));
+                // Returns when somebody continues this process.
+                let _ = kill(getpid(), Signal::SIGSTOP);
+                self.ranks.iter().for_each(|ranks| ranks.send(Signal::SIGCONT));
+            }
+            Action::CollectFailure { local_rank, killed } => {
+                self.output.ask_tail(local_rank);
+                let file =
+                    self.ranks.as_ref().and_then(|ranks| ranks.folder.error_file(local_rank));
+                let killer = self.ranks.as_ref().filter(|_| killed);
+                let killer = killer.map(|ranks| ranks.oom_killer.clone());
+                self.files.read_error(local_rank, file, killer);
+            }
+            Action::Inspect(local_ranks) => {
+                let states = self.ranks.as_ref().map(|ranks| ranks.states(&local_ranks));
+                self.events.push_back(Event::Inspected(states.unwrap_or_default()));
+            }
+            Action::Sweep => self.sweep = Some((Instant::now(), FIRST_LOOK)),
+            Action::Release => {
+                self.sweep = None;
+                if let Some(ranks) = &mut self.ranks {
+                    ranks.release(&mut self.reaper);
+                }
+            }
+            Action::LeaveToReaper => self.leaves_ranks = true,
+            Action::Drain => self.output.drain(),
+            Action::DropOutput => {
+                self.forwarder.iter_mut().for_each(OutputForwarder::abandon);
+            }
+            Action::Say(text) => self.say(text),
+            Action::Report(result) => self.report(result),
+            Action::Exit { written } => self.exit = Some(written),
+        }
+    }
+
+    /// A port for the ranks to meet at, in case that this is the first host.
+    fn take_port(&mut self) -> Result<StorePort, LaunchError> {
+        self.port.take().map_or_else(|| reserve_port(self.plan, self.reach), Ok)
+    }
+
+    /// Its number.
+    fn port(&mut self) -> Result<u16, LaunchError> {
+        let port = self.take_port()?;
+        let number = port.number();
+        self.port = Some(port);
+        Ok(number)
+    }
+
+    fn start_ranks(&mut self, part: Assignment) -> Event {
+        let attempt = part.attempt;
+        let files = self.prepared.take().unwrap_or_default();
+        let started = self.take_port().and_then(|port| {
+            let with = Starting {
+                plan: self.plan,
+                output: &mut self.output,
+                reaper: &mut self.reaper,
+                open_files: &self.open_files,
+            };
+            Ranks::start(with, part, port, files)
+        });
+        match started {
+            Ok(ranks) => {
+                let pids = ranks.pids();
+                self.ranks = Some(ranks);
+                Event::Started(pids)
+            }
+            Err(error) => Event::StartFailed { attempt, error },
+        }
+    }
+
+    fn say(&mut self, text: String) {
+        if self.forwarder.is_some() {
+            self.client.send(&FromAgent::Say { text });
+        } else {
+            self.output.say(&text);
+        }
+    }
+
+    /// Sends as much of the output as may be sent.
+    fn forward_output(&mut self) {
+        let Some(forwarder) = &mut self.forwarder else { return };
+        while let Some(message) = forwarder.next() {
+            self.client.send(&message);
+        }
+        while forwarder.is_drained() {
+            self.events.push_back(Event::Drained);
+        }
     }
 
     /// Waits for anything to happen. Costs nothing meanwhile.
-    fn wait(&self, deadline: Option<Instant>) {
-        let timeout = match deadline {
-            None => PollTimeout::NONE,
-            // A millisecond more than less, or it would turn round and round in the last one.
-            Some(at) => {
-                let millis = at.saturating_duration_since(Instant::now()).as_millis() + 1;
-                PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)
-            }
-        };
-        let mut fds = self.peers.fds();
+    fn wait(&self) {
+        let state = self.state.deadline().and_then(|due| self.start.checked_add(due));
+        let sweep = self.sweep.map(|(at, _)| at);
+        let next = [state, sweep, self.client.deadline()].into_iter().flatten().min();
+        let timeout = next.map_or(PollTimeout::NONE, |at| {
+            // Rounded up: poll would spin during the last millisecond.
+            let millis = at.saturating_duration_since(Instant::now()).as_millis() + 1;
+            PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)
+        });
+        let mut fds = self.client.fds();
         fds.push(PollFd::new(self.signals.as_fd(), PollFlags::POLLIN));
         fds.push(PollFd::new(self.output.control(), PollFlags::POLLIN));
-        let streamed = self.streamed.as_ref().map(Streamed::control);
-        fds.extend(streamed.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        fds.push(PollFd::new(self.files.control(), PollFlags::POLLIN));
+        let forwarder = self.forwarder.as_ref().map(OutputForwarder::control);
+        fds.extend(forwarder.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         // EINTR: look round and wait again.
         let _ = poll(&mut fds, timeout);
+    }
+
+    fn take_signals(&mut self) {
+        while let Some(info) = self.signals.read_signal().ok().flatten() {
+            match Signal::try_from(info.ssi_signo.cast_signed()) {
+                // Of several children that end at a time the system names the first.
+                Ok(Signal::SIGCHLD) => self.look_for_ended(info.ssi_pid.cast_signed()),
+                Ok(signal) => self.events.push_back(Event::Signal(signal)),
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn look_for_ended(&mut self, first: i32) {
+        let Some(ranks) = &mut self.ranks else { return };
+        let ended = ranks.look(Some(first)).into_iter();
+        self.events.extend(ended.map(|(local_rank, ending)| Event::Exited { local_rank, ending }));
+        let pids = ranks.pids();
+        if self.descendants.forget(first, &pids) {
+            // An orphan of a rank. Of several that end at a time only one is named.
+            self.descendants.forget_ended(&pids);
+        }
     }
 
     fn take_notices(&mut self) {
         while let Some(notice) = self.output.notice() {
             match notice {
-                Notice::Closed => self.output_is_closed(),
-                Notice::Tail { local_rank, tail } => self.hear_tail(local_rank, tail),
-                Notice::Drained(_) => self.draining = self.draining.saturating_sub(1),
+                Notice::Closed => self.events.push_back(Event::OutputClosed),
+                Notice::Tail { local_rank, tail } => {
+                    self.events.push_back(Event::Tail { local_rank, tail });
+                }
+                Notice::Drained(_) => match &mut self.forwarder {
+                    // The agent hears of it when all of it is on its way.
+                    Some(forwarder) => forwarder.written(),
+                    None => self.events.push_back(Event::Drained),
+                },
                 Notice::Gone => {
-                    self.draining = 0;
+                    // As often as it may be waited for.
+                    self.events.extend((0..MOST_DRAINS).map(|_| Event::Drained));
                     return;
                 }
             }
         }
     }
 
-    /// Sends as much of the output as may be sent.
-    fn stream(&mut self) {
-        if let Some(streamed) = &mut self.streamed {
-            while let Some(message) = streamed.next() {
-                self.peers.send(&message);
+    fn take_answers(&mut self) {
+        while let Some(answer) = self.files.answer() {
+            self.events.push_back(match answer {
+                Answer::Made(Ok(())) => Event::FolderMade,
+                Answer::Made(Err(error)) => Event::Failed(error),
+                Answer::Prepared { attempt, files: Ok(files) } => {
+                    self.prepared = Some(files);
+                    Event::Prepared { attempt }
+                }
+                Answer::Prepared { attempt, files: Err(error) } => {
+                    Event::StartFailed { attempt, error }
+                }
+                Answer::Errors(ranks) => Event::Exiting(ranks),
+                Answer::Left { local_rank, error, hint } => Event::Left { local_rank, error, hint },
+            });
+        }
+    }
+
+    /// Kills what is left, again and again: no descriptor says when a process that is not a child
+    /// has ended.
+    fn sweep(&mut self) {
+        let now = Instant::now();
+        let Some((at, pause)) = self.sweep else { return };
+        if now < at {
+            return;
+        }
+        let pids = self.ranks.as_ref().map(Ranks::pids).unwrap_or_default();
+        if self.descendants.kill_once(&pids) == 0 {
+            self.sweep = None;
+            self.events.push_back(Event::Swept);
+        } else {
+            self.sweep = Some((now + pause, (pause * 3 / 2).min(LONGEST_LOOK)));
+        }
+    }
+
+    fn report(&mut self, result: Result<Outcome, LaunchError>) {
+        if let Ok(outcome) = &result {
+            // Else it is told at the other end of the connection.
+            if self.forwarder.is_none()
+                && let Some(text) = report::text(outcome)
+            {
+                self.output.warn(&text);
+            }
+            if let Some(failure) = outcome.failure() {
+                let ranks = self.ranks.as_ref().filter(|ranks| {
+                    let first = ranks.part.first_rank;
+                    let is_here = (first..first + ranks.part.nproc).contains(&failure.rank);
+                    ranks.part.attempt == failure.attempt && is_here
+                });
+                let file = ranks.and_then(|ranks| ranks.folder.error_file(failure.local_rank));
+                self.files.pass_on(failure.clone(), file);
             }
         }
-    }
-
-    /// A line for the user, wherever he is.
-    fn say(&mut self, text: &str) {
-        if self.streamed.is_some() {
-            self.peers.send(&FromAgent::Say { text: text.to_owned() });
-        } else {
-            self.output.say(text);
+        self.result = Some(result);
+        if !self.client.serves() {
+            self.events.push_back(Event::OthersTold);
         }
     }
+
+    /// Leaves nothing behind but what is left to the reaper.
+    fn finish(self, written: bool) -> Result<Outcome, LaunchError> {
+        let Self { files, reaper, output, result, leaves_ranks, .. } = self;
+        // The reaper goes last: until then it clears up after an agent that is killed.
+        let removed = files.end();
+        if removed && !leaves_ranks {
+            reaper.dismiss();
+        }
+        // A thread that still writes is left alone; it ends with this process.
+        if written {
+            output.end();
+        }
+        // The decision reports before it leaves.
+        result.unwrap_or_else(|| {
+            Err(LaunchError::Refused { reason: "the agent left without a result".to_owned() })
+        })
+    }
 }
 
-/// Gives `run` the signals that the agent waits for, which are blocked meanwhile.
-pub(crate) fn with_signals<T>(
-    run: impl FnOnce(SignalFd) -> Result<T, LaunchError>,
-) -> Result<T, LaunchError> {
-    let watched = interrupt::watched();
-    let before = watched
-        .thread_swap_mask(SigmaskHow::SIG_BLOCK)
-        .map_err(LaunchError::system("block signals"))?;
-    let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-    let signals = SignalFd::with_flags(&watched, flags);
-    let result = signals.map_err(LaunchError::system("wait for signals")).and_then(run);
-    if result.is_err() {
-        // Nothing has run. The mask that was there before can be set again, or could not have been
-        // there.
-        let _ = SigSet::thread_set_mask(&before);
+/// Reserves a port for the ranks' store, in case that this is the first host.
+///
+/// Errors when there is none, or none of those that the user has named.
+fn reserve_port(plan: &LaunchPlan, reach: Reach) -> Result<StorePort, LaunchError> {
+    // On the other hosts nothing uses it, and a port of the user's may be taken there.
+    let is_first = match plan.meeting {
+        Meeting::Static { node_rank, .. } | Meeting::Launcher { node_rank } => node_rank == 0,
+        _ => true,
+    };
+    match plan.store_port.filter(|_| is_first) {
+        Some(range) => StorePort::reserve_in(reach, range).map_err(LaunchError::system(format!(
+            "use port {range} for the ranks' store (--store-port)"
+        ))),
+        None => StorePort::reserve(reach).map_err(LaunchError::system("reserve a port")),
     }
-    result
 }
+
+/// The agent waits for the output of one attempt, and of the end, at most.
+const MOST_DRAINS: usize = 2;
+const FIRST_LOOK: Duration = Duration::from_millis(2);
+const LONGEST_LOOK: Duration = Duration::from_millis(50);

@@ -14,6 +14,8 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
+use brigade_rendezvous::Secret;
+
 /// Which scheduler a job file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
@@ -56,6 +58,9 @@ pub struct JobFile {
     pub account: Option<String>,
     /// Kubernetes' image. Default: a placeholder that Kubernetes refuses.
     pub image: Option<String>,
+    /// The launchers of a job with several hosts prove to each other that they know a secret: this one,
+    /// in a manifest for Kubernetes; one that Slurm's script makes for each run.
+    pub secret: Option<Secret>,
 }
 
 /// One host, one rank, nothing to run.
@@ -75,6 +80,7 @@ impl Default for JobFile {
             partition: None,
             account: None,
             image: None,
+            secret: None,
         }
     }
 }
@@ -164,6 +170,11 @@ impl JobFile {
     fn nproc(&self) -> String {
         let default = || self.gpus.unwrap_or(1).to_string();
         self.nproc.clone().unwrap_or_else(default)
+    }
+
+    /// The secret, where there are launchers to prove that they know it.
+    fn guard(&self) -> Option<&Secret> {
+        self.secret.as_ref().filter(|_| *self.nodes.end() > 1)
     }
 
     /// `brigade launch FLAGS -- PROGRAM ARGS`

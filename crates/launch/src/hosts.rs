@@ -9,7 +9,6 @@
 //! When the launcher ends, however it ends, the agents find their input closed and stop their
 //! ranks.
 
-mod bell;
 mod child;
 mod courier;
 mod digest;

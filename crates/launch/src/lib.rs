@@ -21,8 +21,13 @@
 //!
 //! - Every rank leads a session of its own, so one signal reaches it and its children.
 //! - Every rank asks the kernel to be killed when the agent dies, before its program starts.
-//! - A small process (`watch`) waits for the agent's end and then kills whatever is left in those
-//!   sessions, or carries the agent's name (`BRIGADE_AGENT`) in its environment.
+//! - The agent is a subreaper: a process whose parent has ended becomes its child, so that at the
+//!   end of an attempt it finds, and kills, all that its ranks have started and left behind. What
+//!   a service has started for a rank (`sbatch`, a window of a running `tmux`, a unit of
+//!   `systemd-run`) does not descend from the agent and lives on.
+//! - A small process (`reaper`) waits for the agent's end. After one that was killed itself it kills
+//!   what is left in those sessions, and those orphans of the agent that carry its name
+//!   (`BRIGADE_AGENT`) in their environment.
 //! - A rank that has ended is not reaped before the job is over: its process number cannot be
 //!   given to a stranger who would then be killed in its place.
 
@@ -30,26 +35,31 @@ pub mod agent;
 pub mod emit;
 mod error;
 mod gate;
+mod guard;
 pub mod hosts;
 pub mod leash;
+mod leftovers;
 mod meeting;
+mod open_files;
 mod options;
 mod output;
 mod placement;
 mod plan;
 mod program;
+mod reaper;
 pub mod role;
 mod scheduler;
 mod store_port;
-mod survivors;
 mod value;
-mod watch;
+mod wake;
 
 pub use agent::Outcome;
 pub use brigade_rendezvous::{
-    Assignment, Cause, Ending, RankFailure, Secret, SecretError, Verdict,
+    Assignment, Cause, Ending, EtcdAccess, EtcdError, RankFailure, Secret, SecretError, TimeLimits,
+    Verdict, private_text,
 };
 pub use error::LaunchError;
+pub use guard::{Guard, GuardSources};
 pub use meeting::{Endpoint, Meeting, NodeRange, Patience};
 pub use options::{ForPython, LaunchOptions};
 pub use output::{

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use brigade_rendezvous::Secret;
+use brigade_rendezvous::{EtcdAccess, Secret};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -32,6 +32,9 @@ pub struct LaunchOptions {
     pub for_python: Option<ForPython>,
     /// How long ranks may take to stop after SIGTERM before they are killed.
     pub shutdown_timeout: Duration,
+    /// How long a host, or the way to it, may be silent before it is lost: for as long, ranks run on
+    /// without the coordinator. From 1 s to a day.
+    pub heartbeat_timeout: Duration,
     /// How often the job is started again after a failure. Hosts that come or leave do not count.
     pub max_restarts: u32,
     /// How many hosts take part. More than one, or a range, needs a [`Meeting`].
@@ -41,11 +44,14 @@ pub struct LaunchOptions {
     /// Name of the job, the same on all of its hosts (torchrun's `--rdzv-id`). Default: a random
     /// one where the job has one host, `none` where it has several.
     pub run_id: Option<String>,
-    /// Agents that cannot show that they know it are turned away. Default: the name of the job,
-    /// which keeps out mistakes but nobody who listens on the network.
-    // Not for the hosts of `--hosts`: nobody else has the streams of their sessions.
+    /// Agents that do not prove that they know it are turned away. Without one, every host that
+    /// reaches the coordinator's port can join the job.
+    // Never part of a message or a file by accident: each way that it takes is written out.
     #[serde(skip)]
     pub secret: Option<Secret>,
+    /// How etcd is spoken to, where the hosts meet by one.
+    #[serde(skip)]
+    pub etcd: EtcdAccess,
     /// Name or address under which other hosts reach this one. Default: as they see it.
     pub local_addr: Option<String>,
     /// Among which ports the ranks' store has its own. Default: any that is free.
@@ -69,7 +75,7 @@ pub struct ForPython {
     pub variables: Vec<(String, String)>,
 }
 
-/// One rank of no program on one host; 30 s to stop, as torchrun; no restart.
+/// One rank of no program on one host; 30 s to stop, as torchrun, and to be silent; no restart.
 impl Default for LaunchOptions {
     fn default() -> Self {
         Self {
@@ -81,11 +87,13 @@ impl Default for LaunchOptions {
             withheld: Vec::new(),
             for_python: None,
             shutdown_timeout: Duration::from_secs(30),
+            heartbeat_timeout: Duration::from_secs(30),
             max_restarts: 0,
             nodes: NodeRange::default(),
             meeting: Meeting::OneHost,
             run_id: None,
             secret: None,
+            etcd: EtcdAccess::default(),
             local_addr: None,
             store_port: None,
             patience: Patience::default(),

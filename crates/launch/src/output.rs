@@ -23,7 +23,7 @@ use std::thread::{self, JoinHandle};
 
 use carrier::{Attempt, Carrier, Order};
 pub use color::{Color, ColorFacts};
-pub(crate) use folder::{AttemptFolder, RunFolder};
+pub(crate) use folder::{AttemptFiles, AttemptFolder, RunFolder};
 pub use plan::{LogFolder, OutputFacts, OutputOptions, OutputPlan};
 pub use prefix::{Prefix, PrefixFacts};
 pub(crate) use show::{Show, Terminal};
@@ -94,13 +94,14 @@ impl Output {
 
     /// Carries these ranks' output from now on, in order of local rank.
     ///
-    /// Errors when a log file cannot be made.
+    /// Errors when the system does not prepare the ranks' pipes.
     pub(crate) fn attach(
         &mut self,
         ranks: Vec<Streams>,
-        folder: &AttemptFolder,
+        files: AttemptFiles,
     ) -> Result<(), LaunchError> {
-        let attempt = Attempt::open(&self.plan, ranks, folder)?;
+        let folder = files.folder.clone();
+        let attempt = Attempt::new(&self.plan, ranks, files)?;
         self.order(Order::Attach(attempt));
         if let Some(path) = folder.run().filter(|_| !self.folder_is_known) {
             self.say(&format!("logs are in {}", path.display()));

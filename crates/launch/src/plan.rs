@@ -1,11 +1,9 @@
 //! From options and facts to a plan: everything that is decided before a process starts.
 
 use std::ffi::OsString;
-use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
-use std::time::Duration;
 
-use brigade_rendezvous::{Assignment, Secret};
+use brigade_rendezvous::{Assignment, EtcdAccess, Secret, TimeLimits, random_name};
 use brigade_world::{LocalRank, Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize};
 use nix::unistd::gethostname;
 
@@ -60,8 +58,8 @@ impl HostFacts {
             user_threads,
             is_python: program.as_ref().is_ok_and(|it| options.program.is_python(it)),
             program,
-            // Keyed from the system's random source: two launchers must not share a name.
-            agent_id: format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id())),
+            // Two launchers must not share a name.
+            agent_id: new_name(),
             host: gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default(),
             output: OutputFacts::gather(),
             placement: PlacementFacts::gather(&options.placement, options.nproc),
@@ -89,8 +87,8 @@ pub struct LaunchPlan {
     pub user_env: Vec<(String, String)>,
     /// Variables of this process that the ranks do not get.
     pub withheld: Vec<String>,
-    /// From SIGTERM to SIGKILL.
-    pub shutdown_timeout: Duration,
+    /// From SIGTERM to SIGKILL, how long a host may be silent, and what follows from these.
+    pub limits: TimeLimits,
     /// Restarts after failures.
     pub max_restarts: u32,
     /// How many hosts take part.
@@ -99,8 +97,10 @@ pub struct LaunchPlan {
     pub meeting: Meeting,
     /// Name of the job.
     pub run_id: String,
-    /// What an agent must know to take part, where the user has said so.
+    /// What an agent must know to take part, where there is such a thing.
     pub secret: Option<Secret>,
+    /// How etcd is spoken to, where the hosts meet by one.
+    pub etcd: EtcdAccess,
     /// Name or address under which other hosts reach this one, where the user has said so.
     pub local_addr: Option<String>,
     /// Among which ports the ranks' store has its own.
@@ -222,11 +222,12 @@ impl LaunchPlan {
             env,
             user_env,
             withheld: options.withheld.clone(),
-            shutdown_timeout: options.shutdown_timeout,
+            limits: TimeLimits::new(options.heartbeat_timeout, options.shutdown_timeout),
             max_restarts: options.max_restarts,
             nodes: options.nodes,
             meeting: options.meeting.clone(),
             secret: options.secret.clone(),
+            etcd: options.etcd.clone(),
             run_id,
             local_addr: options.local_addr.clone(),
             store_port: options.store_port,
@@ -296,6 +297,12 @@ impl LaunchPlan {
         world.role.clone_from(&self.role);
         Ok(world)
     }
+}
+
+/// A name that no other launcher or job has.
+pub(crate) fn new_name() -> String {
+    // A system without random numbers is one that is just starting: the process number must do.
+    random_name("brigade").unwrap_or_else(|_| format!("brigade-{}", std::process::id()))
 }
 
 /// Name of a job on several hosts that was given none: torchrun's.

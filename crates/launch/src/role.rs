@@ -16,7 +16,7 @@ use nix::sys::signal::SigSet;
 use nix::unistd::{dup2_stdin, setsid};
 
 use crate::gate::{self, Opening};
-use crate::{CpuSet, hosts, leash, watch};
+use crate::{CpuSet, hosts, leash, reaper};
 
 /// Plays a role if this process was started for one, and gives its exit code.
 ///
@@ -28,8 +28,8 @@ pub fn play_if_asked() -> Option<u8> {
     let role = args.next()?;
     if role == RANK {
         Some(become_rank(args).unwrap_or(MALFORMED))
-    } else if role == WATCH {
-        Some(stand_watch(args).unwrap_or(MALFORMED))
+    } else if role == REAPER {
+        Some(become_reaper(args).unwrap_or(MALFORMED))
     } else if role == SESSION {
         Some(become_session(args).unwrap_or(MALFORMED))
     } else if role == hosts::ROLE {
@@ -55,9 +55,9 @@ pub(crate) fn rank_command(
     command
 }
 
-/// The agent's command for its watch.
-pub(crate) fn watch_command(agent: &str, folder: Option<&Path>) -> Command {
-    let mut command = this_executable(WATCH);
+/// The agent's command for its reaper.
+pub(crate) fn reaper_command(agent: &str, folder: Option<&Path>) -> Command {
+    let mut command = this_executable(REAPER);
     // Its own environment must not make it part of a job, not even of one around this one.
     command.env_clear().arg(std::process::id().to_string()).arg(agent).args(folder);
     command
@@ -87,6 +87,10 @@ fn this_executable(role: &str) -> Command {
     // Not its path: that may name another file by now, after an upgrade or a rebuild.
     let mut command = Command::new("/proc/self/exe");
     command.arg0("brigade").arg(role);
+    // The launcher has read them; neither ranks nor clients of ssh are to know or to log them.
+    for name in env::LAUNCHERS_OWN {
+        command.env_remove(name);
+    }
     command
 }
 
@@ -153,14 +157,14 @@ fn become_session(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
 }
 
 /// Arguments: agent's process number, for whoever reads `ps`; agent's name; folder to remove.
-fn stand_watch(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
+fn become_reaper(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     let agent = args.nth(1)?.into_string().ok()?;
-    watch::stand(agent, args.next().map(PathBuf::from));
+    reaper::wait_and_clear_up(agent, args.next().map(PathBuf::from));
     Some(0)
 }
 
 const RANK: &str = "__rank";
-const WATCH: &str = "__watch";
+const REAPER: &str = "__reaper";
 const SESSION: &str = "__session";
 /// In place of processors: those that the agent may use.
 const ANY: &str = "any";

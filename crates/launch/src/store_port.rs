@@ -1,4 +1,4 @@
-//! A TCP port that nobody else can take between choosing it and listening on it.
+//! A TCP port that no other program is given between choosing it and listening on it.
 
 use std::fmt;
 use std::io;
@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::str::FromStr;
 
-use brigade_world::{StoreEndpoint, StoreHost};
+use brigade_world::{StoreEndpoint, StoreHost, own_address};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
 };
@@ -67,10 +67,13 @@ impl fmt::Display for PortRange {
 /// A free port, held for as long as this value lives.
 ///
 /// The socket behind it is bound with `SO_REUSEADDR` and never listens. On Linux that keeps the
-/// port from being given to anyone who asks for a free one, yet lets rank 0 listen on it: a
-/// Brigade program on a socket of [`StorePort::socket`], PyTorch's TCPStore on one of its own,
+/// port from being given to a program that asks for a free one, yet lets rank 0 listen on it: a
+/// Brigade program on a socket of [`StorePort::socket_at`], PyTorch's TCPStore on one of its own,
 /// which sets `SO_REUSEADDR` too. Binding port 0, closing and passing the number on would leave a
 /// moment in which another job gets the same number.
+///
+/// It is no protection: a program of any user that asks for this very number, and sets
+/// `SO_REUSEADDR`, can listen on it before rank 0 does.
 ///
 /// ```
 /// use brigade_launch::{Reach, StorePort};
@@ -125,10 +128,21 @@ impl StorePort {
     }
 
     /// A socket bound to the port, for rank 0 to inherit and listen on. It is not a duplicate of
-    /// the one that holds the port: when rank 0 dies nobody else keeps its listener open, and
+    /// the one that holds the port: when rank 0 dies no other process keeps its listener open, and
     /// clients see at once that it is gone.
     pub fn socket(&self) -> io::Result<OwnedFd> {
         bound(self.addr)
+    }
+
+    /// The same, bound to the one address under which the job's ranks reach this host
+    /// ([`own_address`]), so that the store is not served to other networks; where that is not certain,
+    /// to all addresses that the port is held at.
+    pub fn socket_at(&self, name: &str) -> io::Result<OwnedFd> {
+        match own_address(name).map(|address| SocketAddr::from((address, self.number()))) {
+            // Fails where another program listens there: at all addresses it would, too.
+            Some(at) => bound(at).or_else(|_| self.socket()),
+            None => self.socket(),
+        }
     }
 
     /// What to tell ranks on this host.
@@ -231,7 +245,23 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_is_given_the_port() {
+    fn the_store_is_served_at_the_address_of_the_job() {
+        // Addresses of this host: all of 127/8 are.
+        let reached = |name: &str| {
+            let port = StorePort::reserve(Reach::Everywhere).unwrap();
+            let socket = port.socket_at(name).unwrap();
+            listen(&socket, Backlog::new(8).unwrap()).unwrap();
+            ["127.0.0.1", "127.0.0.2"]
+                .map(|address| TcpStream::connect((address, port.number())).is_ok())
+        };
+        assert_eq!(reached("127.0.0.2"), [false, true]);
+        assert_eq!(reached("localhost"), [true, false]);
+        // A name that means nothing here.
+        assert_eq!(reached("no-such-host.invalid"), [true, true]);
+    }
+
+    #[test]
+    fn no_other_program_is_given_the_port() {
         let reaches = REACHES.into_iter().cycle().take(200);
         let held: Vec<_> = reaches.map(|reach| StorePort::reserve(reach).unwrap()).collect();
         let mut numbers: Vec<_> = held.iter().map(StorePort::number).collect();

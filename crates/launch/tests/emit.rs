@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use brigade_launch::Secret;
 use brigade_launch::emit::{JobFile, Target, time_limit};
 use serde_json::Value;
 
@@ -38,6 +39,7 @@ fn full(target: Target) -> JobFile {
         partition: slurm.then(|| "gpu".to_owned()),
         account: slurm.then(|| "lab-7".to_owned()),
         image: (!slurm).then(|| "registry.example.org/train:1".to_owned()),
+        secret: Some(Secret::new("0123456789abcdef").unwrap()),
     }
 }
 
@@ -75,6 +77,11 @@ fn files() {
     }
     let elastic = JobFile { nodes: 1..=4, ..small() };
     assert!(elastic.emit(Slurm).unwrap().contains("#SBATCH --nodes=1-4\n"));
+    // One launcher has nothing to prove.
+    for target in [Slurm, PyTorchJob, JobSet] {
+        let alone = JobFile { secret: full(target).secret, ..small() };
+        assert_eq!(alone.emit(target), small().emit(target));
+    }
 }
 
 /// Arguments that a shell, YAML or Kubernetes would take for something else.

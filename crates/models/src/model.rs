@@ -7,7 +7,7 @@ pub(crate) use load::Shapes;
 use std::cell::RefCell;
 use std::fmt;
 
-use brigade_torch::{ProcessGroup, channels_last};
+use brigade_torch::{ProcessGroup, channels_last, make_products_reproducible};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::layers::SharedStatistics;
@@ -93,6 +93,8 @@ impl ModelBuilder {
         if !is_floating_point(self.kind) {
             return Err(Error::NotFloatingPoint { kind: self.kind });
         }
+        // First values use MKL's vector functions, and it takes the setting only before its first use.
+        let _ = make_products_reproducible();
         let registry = RefCell::new(Registry::new(self.kind));
         let module = constructor(&Path::root(&registry));
         let Registry { entries, problems, training, statistics, failures, .. } =

@@ -1,9 +1,11 @@
 //! Election by etcd: who creates the job's key first becomes its coordinator, for as long as its
 //! lease is kept alive.
 
+mod access;
 mod client;
 mod election;
 mod seat;
 
-pub(crate) use election::meet;
+pub use access::{EtcdAccess, EtcdError};
+pub(crate) use election::{coordinator_record, meet};
 pub(crate) use seat::Seat;

@@ -63,6 +63,10 @@ pub struct Formation {
     restarts: u32,
     trouble: Trouble,
     admission: Admission,
+    /// The last order to stop the present attempt, for those who may not have got it.
+    last_stop: Option<(i32, String)>,
+    /// Some host has ranks that SIGKILL does not end.
+    stuck: bool,
     /// No member can have been silent for too long before this.
     next_look: Duration,
     actions: Vec<Action>,
@@ -97,6 +101,8 @@ impl Formation {
             restarts: 0,
             trouble: Trouble::default(),
             admission: Admission::default(),
+            last_stop: None,
+            stuck: false,
             next_look: Duration::MAX,
             actions: Vec::new(),
         }
@@ -124,6 +130,7 @@ impl Formation {
             Event::Joined { agent, join, seen, remote } => self.joined(agent, join, seen, remote),
             Event::Said { agent, message } => self.said(agent, message),
             Event::Closed { agent, how } => self.closed(agent, how),
+            Event::Disconnected { agent, how, reset } => self.disconnected(agent, how, reset),
             Event::Interrupt { signal } => self.interrupt(trouble::checked(signal), None),
             Event::Heard { .. } | Event::Tick => {}
         }
@@ -142,10 +149,13 @@ impl Formation {
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         let own = match &self.state {
-            State::Gathering(gathering) => Some(gathering.deadline(&self.rules)),
+            State::Gathering(gathering) => {
+                let deadline = gathering.deadline(&self.rules);
+                Some(deadline).filter(|_| !self.waits_for_absent())
+            }
             State::Running => self.admission.due,
+            State::Over(_) => None,
             State::Stopping(until) => Some(*until),
-            State::Over(_) => return None,
         };
         let look = (self.next_look < Duration::MAX).then_some(self.next_look);
         own.into_iter().chain(look).min()
@@ -158,6 +168,13 @@ impl Formation {
             State::Over(verdict) => Some(verdict),
             _ => None,
         }
+    }
+
+    /// The job is over, and some agents have no connection over which they could be told. They are
+    /// waited for as long as they would wait for the coordinator.
+    #[must_use]
+    pub fn has_untold(&self) -> bool {
+        self.verdict().is_some() && self.members.values().any(|member| member.away.is_some())
     }
 
     fn count(&self, counts: impl Fn(&Member) -> bool) -> usize {

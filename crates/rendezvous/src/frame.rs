@@ -5,6 +5,8 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::printable;
+
 /// A peer that is not one of ours, or a broken one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -102,7 +104,7 @@ impl Decoder {
         }
         let Some(body) = rest.get(..length) else { return Ok(None) };
         let message = rmp_serde::from_slice(body)
-            .map_err(|error| FrameError::Malformed(error.to_string()))?;
+            .map_err(|error| FrameError::Malformed(printable(&error.to_string())))?;
         self.start += PREFIX + length;
         Ok(Some(message))
     }

@@ -11,35 +11,44 @@
 //! - [`Link`] is the agent's end of the connection.
 //! - [`Meeting`] finds the coordinator, or makes this host the one that has it: at an address that
 //!   all know, or elected by an etcd.
-//! - [`Secret`] keeps strangers out.
+//! - [`Secret`] is the pre-shared key of connections over TCP, which are encrypted.
+//! - [`printable`] is what text from a peer goes through before it is shown.
 //!
 //! A failure, a lost host or a new one costs each agent the same few messages however many there
 //! are: a stop, its answer, a start. No message lists the hosts. The example `reforming` prints it.
 
+mod channel;
 mod coordinator;
+#[doc(hidden)]
+pub mod decode;
 mod etcd;
 mod formation;
 mod frame;
 mod handshake;
+mod limits;
 mod link;
 mod listener;
 mod meet;
 mod message;
 mod quiet;
 mod secret;
+mod text;
 mod wire;
 
 pub use coordinator::{Coordinator, OutputSink, Piece, SessionId};
+pub use etcd::{EtcdAccess, EtcdError};
 pub use formation::{Action, AgentId, Event, Formation, Rules};
 pub use frame::{Decoder, FrameError, LONGEST_FRAME, encode};
-pub use link::{Link, OUTPUT_CREDIT, Timing};
+pub use limits::TimeLimits;
+pub use link::{Link, OUTPUT_CREDIT};
 pub use listener::{Listener, Reach};
 pub use meet::{MeetError, MeetNotice, MeetPlan, Meeting, Way};
 pub use message::{
     Assignment, Cause, Ending, FromAgent, Join, Millis, PROTOCOL, RankFailure, Stream, ToAgent,
     Verdict,
 };
-pub use secret::{Secret, SecretError};
+pub use secret::{Secret, SecretError, private_text, random_name};
+pub use text::{MAX_SHOWN, printable, printable_within};
 pub use wire::LinkError;
 
 /// "connection refused": what the system says of an error, without its number.

@@ -1,26 +1,17 @@
 //! The agent's end of the connection to the coordinator, for a loop that polls.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
 use crate::wire::Wire;
-use crate::{FromAgent, LinkError, Millis, ToAgent};
-
-/// How an agent and the coordinator know of each other that they are alive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timing {
-    /// How often a connection over which nothing else goes carries a beat.
-    pub beat: Duration,
-    /// After this long without a sign the other side counts as lost.
-    pub silence: Duration,
-}
-
-impl Default for Timing {
-    fn default() -> Self {
-        Self { beat: Duration::from_secs(1), silence: Duration::from_secs(4) }
-    }
-}
+use crate::{FromAgent, Join, LinkError, Millis, TimeLimits, ToAgent, quiet};
 
 /// How many bytes of [`FromAgent::Output`] an agent may have sent for which no
 /// [`ToAgent::Taken`] has come.
@@ -34,6 +25,9 @@ pub const OUTPUT_CREDIT: u64 = 256 << 10;
 /// that what has come in the meantime counts before silence does. After an error the link is of no
 /// use. What the coordinator said before it closed is received before the error.
 ///
+/// Beats are sent by a thread of their own, so that an agent whose loop is held up, by a file
+/// system that does not answer, say, is not taken for lost.
+///
 /// ```
 /// use std::os::unix::net::UnixStream;
 /// use std::time::Instant;
@@ -45,77 +39,98 @@ pub const OUTPUT_CREDIT: u64 = 256 << 10;
 /// link.send(&FromAgent::Join(Join { run_id: "night".into(), sent, ..Join::new("node1") }));
 /// assert!(!link.wants_write(), "the socket has taken it");
 /// assert_eq!(link.receive()?, None);
-/// assert_eq!(link.deadline(), None, "in one process nobody beats");
+/// assert_eq!(link.deadline(), None, "in one process there are no beats");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Link {
+    shared: Arc<Mutex<Shared>>,
+    ends: [Arc<OwnedFd>; 2],
+    limits: Option<TimeLimits>,
+    peer: Option<SocketAddr>,
+    _heart: Option<Heart>,
+}
+
+/// What the agent shares with the thread that sends beats.
+#[derive(Debug)]
+struct Shared {
     wire: Wire,
-    timing: Option<Timing>,
     start: Instant,
 }
 
 impl Link {
     /// A link over a pair of pipes, or two ends of anything; both are set not to block.
     ///
-    /// `timing` is `None` in one process, where nothing can fall silent.
+    /// `limits` is `None` in one process, where nothing can fall silent.
     ///
     /// # Errors
-    /// The system refuses to set the descriptors.
-    pub fn new(reader: OwnedFd, writer: OwnedFd, timing: Option<Timing>) -> io::Result<Self> {
-        Ok(Self::of(Wire::new(reader, Some(writer), MOST_UNSENT)?, timing))
+    /// The system refuses to set the descriptors, or has no thread or descriptor left.
+    pub fn new(reader: OwnedFd, writer: OwnedFd, limits: Option<TimeLimits>) -> io::Result<Self> {
+        Self::of(Wire::new(reader, Some(writer), MOST_UNSENT)?, limits)
     }
 
     /// A link over one socket.
     ///
     /// # Errors
-    /// The system refuses to set the descriptor.
-    pub fn over(socket: OwnedFd, timing: Option<Timing>) -> io::Result<Self> {
-        Ok(Self::of(Wire::new(socket, None, MOST_UNSENT)?, timing))
+    /// As [`Link::new`].
+    pub fn over(socket: OwnedFd, limits: Option<TimeLimits>) -> io::Result<Self> {
+        Self::of(Wire::new(socket, None, MOST_UNSENT)?, limits)
     }
 
-    /// A link over this process's stdin and stdout, which ssh has connected to the coordinator.
-    /// Nothing else may read or write them afterwards.
-    ///
-    /// # Errors
-    /// They are closed, or no descriptor is free.
-    pub fn stdio(timing: Timing) -> io::Result<Self> {
-        let reader = io::stdin().as_fd().try_clone_to_owned()?;
-        let writer = io::stdout().as_fd().try_clone_to_owned()?;
-        Self::new(reader, writer, Some(timing))
+    pub(crate) fn of(wire: Wire, limits: Option<TimeLimits>) -> io::Result<Self> {
+        let ends = wire.ends();
+        let shared = Arc::new(Mutex::new(Shared { wire, start: Instant::now() }));
+        let heart = match limits {
+            Some(limits) => Some(Heart::start(&shared, limits.heartbeat_interval())?),
+            None => None,
+        };
+        Ok(Self { shared, ends, limits, peer: None, _heart: heart })
     }
 
-    pub(crate) fn of(wire: Wire, timing: Option<Timing>) -> Self {
-        Self { wire, timing, start: Instant::now() }
+    /// Remembers where the other side is.
+    pub(crate) fn to(self, peer: SocketAddr) -> Self {
+        Self { peer: Some(peer), ..self }
+    }
+
+    /// Where the coordinator is, if this is a TCP connection to it.
+    #[must_use]
+    pub fn peer(&self) -> Option<SocketAddr> {
+        self.peer
+    }
+
+    /// Counts [`Link::millis`] from that moment: the clock of an agent must be the same over all of
+    /// its connections.
+    pub fn set_start(&mut self, start: Instant) {
+        self.lock().start = start;
     }
 
     /// To be polled for reading.
     #[must_use]
     pub fn read_fd(&self) -> BorrowedFd<'_> {
-        self.wire.read_fd()
+        self.ends[0].as_fd()
     }
 
     /// To be polled for writing while [`Link::wants_write`].
     #[must_use]
     pub fn write_fd(&self) -> BorrowedFd<'_> {
-        self.wire.write_fd()
+        self.ends[1].as_fd()
     }
 
     /// Something waits to be sent.
     #[must_use]
     pub fn wants_write(&self) -> bool {
-        self.wire.wants_write()
+        self.lock().wire.wants_write()
     }
 
     /// Sends as much as the system takes now, and the rest on [`Link::flush`]. That the other side
     /// is gone is told by [`Link::receive`].
     pub fn send(&mut self, message: &FromAgent) {
-        self.wire.send(message);
+        self.lock().send(message);
     }
 
     /// Sends more of what waits.
     pub fn flush(&mut self) {
-        self.wire.flush();
+        self.lock().wire.flush();
     }
 
     /// The next message, if one has come. Beats are not told.
@@ -123,44 +138,126 @@ impl Link {
     /// # Errors
     /// The coordinator is gone, does not read, or is none.
     pub fn receive(&mut self) -> Result<Option<ToAgent>, LinkError> {
+        let mut shared = self.lock();
         loop {
-            match self.wire.receive()? {
+            match shared.wire.receive()? {
                 Some(ToAgent::Beat) => {}
-                message => return Ok(message),
+                message => return Ok(message.map(ToAgent::printable)),
             }
         }
     }
 
-    /// When [`Link::keep_up`] has to be called, if nothing happens before.
+    /// For how long nothing has come.
     #[must_use]
-    pub fn deadline(&self) -> Option<Instant> {
-        let timing = self.timing?;
-        let beat = self.wire.spoke().checked_add(timing.beat);
-        let silence = self.wire.heard().checked_add(timing.silence);
-        beat.into_iter().chain(silence).min()
+    pub fn silence(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.lock().wire.heard())
     }
 
-    /// Sends a beat when it is due.
+    /// Nothing has come for so long that it is worth while to try another connection.
+    #[must_use]
+    pub fn is_quiet(&self, now: Instant) -> bool {
+        self.limits.is_some_and(|limits| self.silence(now) >= limits.quiet())
+    }
+
+    /// When the link becomes quiet or [`Link::keep_up`] fails, if nothing comes before.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        let limits = self.limits?;
+        let heard = self.lock().wire.heard();
+        let quiet = heard + limits.quiet();
+        Some(if Instant::now() < quiet { quiet } else { heard + limits.heartbeat_timeout() })
+    }
+
+    /// Tells whether the coordinator has been silent for too long.
     ///
     /// # Errors
-    /// The coordinator has been silent for too long.
+    /// It has.
     pub fn keep_up(&mut self, now: Instant) -> Result<(), LinkError> {
-        let Some(Timing { beat, silence }) = self.timing else { return Ok(()) };
-        if now.saturating_duration_since(self.wire.heard()) >= silence {
-            return Err(LinkError::Silent { seconds: silence.as_secs_f64() });
-        }
-        if now.saturating_duration_since(self.wire.spoke()) >= beat {
-            self.send(&FromAgent::Beat { sent: self.millis(now) });
+        let Some(limits) = self.limits else { return Ok(()) };
+        if self.silence(now) >= limits.heartbeat_timeout() {
+            return Err(LinkError::Silent { seconds: limits.heartbeat_timeout().as_secs_f64() });
         }
         Ok(())
     }
 
     /// A moment on this link's clock, on which [`Join::sent`](crate::Join) and
-    /// [`RankFailure::at`](crate::RankFailure) are given; moments before the link was made are 0.
+    /// [`RankFailure::at`](crate::RankFailure) are given; moments before its start are 0.
     #[must_use]
     pub fn millis(&self, at: Instant) -> Millis {
+        self.lock().millis(at)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        lock(&self.shared)
+    }
+}
+
+impl Shared {
+    fn send(&mut self, message: &FromAgent) {
+        match message {
+            // Over TCP the name of the job stays here: the coordinator may know it or not.
+            FromAgent::Join(join) if let Some(tag) = self.wire.job_tag(&join.run_id) => {
+                self.wire.send(&FromAgent::Join(Join { run_id: tag, ..join.clone() }));
+            }
+            message => self.wire.send(message),
+        }
+    }
+
+    fn millis(&self, at: Instant) -> Millis {
         Millis::try_from(at.saturating_duration_since(self.start).as_millis())
             .unwrap_or(Millis::MAX)
+    }
+}
+
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    // Nothing panics between two changes that belong together.
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The thread that sends beats. It ends with the link.
+#[derive(Debug)]
+struct Heart {
+    stop: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Heart {
+    fn start(shared: &Arc<Mutex<Shared>>, interval: Duration) -> io::Result<Self> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let stop = Arc::new(EventFd::from_flags(flags)?);
+        let (shared, stopped) = (Arc::clone(shared), Arc::clone(&stop));
+        let thread = quiet::spawn("heartbeat", move || beat(&shared, &stopped, interval))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Heart {
+    fn drop(&mut self) {
+        let _ = self.stop.write(1);
+        if let Some(thread) = self.thread.take() {
+            // It waits for nothing but the descriptor and the lock.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Sends a beat whenever nothing else was sent for that long.
+fn beat(shared: &Mutex<Shared>, stop: &EventFd, interval: Duration) {
+    loop {
+        let due = lock(shared).wire.spoke() + interval;
+        // Up to a whole millisecond: one too early would turn the loop for nothing.
+        let left = due.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
+        let mut fds = [PollFd::new(stop.as_fd(), PollFlags::POLLIN)];
+        let _ = poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
+        if fds[0].any().unwrap_or(false) {
+            return;
+        }
+        let mut shared = lock(shared);
+        let now = Instant::now();
+        if now.saturating_duration_since(shared.wire.spoke()) >= interval {
+            let sent = shared.millis(now);
+            shared.wire.send(&FromAgent::Beat { sent });
+        }
     }
 }
 
@@ -172,14 +269,12 @@ mod tests {
     use std::io::Write;
     use std::os::unix::net::UnixStream;
 
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
     use super::*;
     use crate::{FrameError, Stream, encode};
 
-    fn pair(timing: Option<Timing>) -> (Link, UnixStream) {
+    fn pair(limits: Option<TimeLimits>) -> (Link, UnixStream) {
         let (near, far) = UnixStream::pair().unwrap();
-        (Link::over(near.into(), timing).unwrap(), far)
+        (Link::over(near.into(), limits).unwrap(), far)
     }
 
     #[test]
@@ -213,16 +308,33 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_told_and_beats_are_sent() {
-        let timing = Timing::default();
-        let (mut link, far) = pair(Some(timing));
-        let start = link.deadline().unwrap() - timing.beat;
-        link.keep_up(start + Duration::from_millis(900)).unwrap();
-        assert_eq!(read_all(&far), [], "not due");
-        link.keep_up(start + Duration::from_millis(1100)).unwrap();
-        assert!(matches!(read_all(&far)[..], [FromAgent::Beat { .. }]));
-        let error = link.keep_up(start + Duration::from_secs(9)).unwrap_err();
-        assert_eq!(error.to_string(), "nothing was heard of the other side for 4 s");
+    fn silence_is_told() {
+        let limits = TimeLimits::default();
+        let (mut link, _far) = pair(Some(limits));
+        let start = link.deadline().unwrap() - limits.quiet();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        link.keep_up(after(5)).unwrap();
+        assert!(!link.is_quiet(after(5)) && link.is_quiet(after(6)));
+        link.keep_up(after(29)).unwrap();
+        let error = link.keep_up(after(30)).unwrap_err();
+        assert_eq!(error.to_string(), "nothing was heard of the other side for 30 s");
+    }
+
+    #[test]
+    fn beats_are_sent_though_nobody_asks_for_them() {
+        let limits = TimeLimits::new(Duration::from_secs(1), Duration::ZERO);
+        let (link, far) = pair(Some(limits));
+        let mut wire = Wire::new(far.into(), None, 0).unwrap();
+        let mut beats = 0;
+        while beats < 3 {
+            let mut fds = [PollFd::new(wire.read_fd(), PollFlags::POLLIN)];
+            poll(&mut fds, PollTimeout::NONE).unwrap();
+            while let Some(message) = wire.receive::<FromAgent>().unwrap() {
+                assert!(matches!(message, FromAgent::Beat { .. }), "{message:?}");
+                beats += 1;
+            }
+        }
+        drop(link);
     }
 
     #[test]
@@ -263,12 +375,23 @@ mod tests {
         assert!(!link.wants_write());
     }
 
-    fn read_all(far: &UnixStream) -> Vec<FromAgent> {
-        let mut wire = Wire::new(far.try_clone().unwrap().into(), None, 0).unwrap();
-        let mut messages = Vec::new();
-        while let Ok(Some(message)) = wire.receive() {
-            messages.push(message);
+    #[test]
+    fn the_name_of_the_job_stays_here() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let wires = [near, far].map(|it| Wire::new(it.into(), None, 1 << 20).unwrap());
+        let [mut near, mut far] = wires;
+        let (near_end, far_end) = crate::channel::tests::pair();
+        for (wire, channel) in [(&mut near, near_end), (&mut far, far_end)] {
+            wire.distrust(4096);
+            wire.secure(Box::new(channel));
         }
-        messages
+        let mut link = Link::of(near, None).unwrap();
+        link.send(&FromAgent::Join(Join { run_id: "topsecret".into(), ..Join::new("node1") }));
+        let Some(FromAgent::Join(join)) = far.receive().unwrap() else { panic!() };
+        // Whoever serves there can compare, and sees nothing that it does not know.
+        assert_eq!(join.host, "node1");
+        assert!(!join.run_id.contains("topsecret"));
+        assert_eq!(far.job_tag("topsecret").unwrap(), join.run_id);
+        assert_ne!(far.job_tag("guess").unwrap(), join.run_id);
     }
 }

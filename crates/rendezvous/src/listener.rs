@@ -5,11 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::sockopt::{Ipv6V6Only, ReuseAddr, TcpUserTimeout};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, listen, setsockopt, socket,
 };
 
+use crate::TimeLimits;
 use crate::etcd::Seat;
 use crate::secret::Secret;
 use crate::wire::Wire;
@@ -19,8 +21,10 @@ use crate::wire::Wire;
 pub struct Listener {
     socket: TcpListener,
     port: u16,
-    pub(crate) secret: Secret,
+    reach: Reach,
+    pub(crate) secret: Option<Secret>,
     pub(crate) run_id: String,
+    pub(crate) limits: Limits,
     /// Where it was elected.
     pub(crate) seat: Option<Seat>,
 }
@@ -31,7 +35,7 @@ impl Listener {
     ///
     /// # Errors
     /// The port is taken or not allowed.
-    pub fn bind(port: u16, reach: Reach, run_id: &str, secret: Secret) -> io::Result<Self> {
+    pub fn bind(port: u16, reach: Reach, run_id: &str, secret: Option<Secret>) -> io::Result<Self> {
         let socket = match reach {
             Reach::Loopback(address) => TcpListener::bind((address, port))?,
             Reach::Everywhere => match both_families(port) {
@@ -44,7 +48,8 @@ impl Listener {
         };
         socket.set_nonblocking(true)?;
         let port = socket.local_addr()?.port();
-        Ok(Self { socket, port, secret, run_id: run_id.into(), seat: None })
+        let limits = Limits::default();
+        Ok(Self { socket, port, reach, secret, run_id: run_id.into(), limits, seat: None })
     }
 
     /// The port.
@@ -53,10 +58,17 @@ impl Listener {
         self.port
     }
 
+    /// Hosts of a network can reach it, and none has to know a secret: whoever reaches the port can
+    /// join the job.
+    #[must_use]
+    pub fn is_unguarded(&self) -> bool {
+        self.secret.is_none() && self.reach == Reach::Everywhere
+    }
+
     /// The next connection, if there is one, and where it comes from.
-    pub(crate) fn accept(&self, silence: Duration) -> io::Result<(Wire, IpAddr)> {
+    pub(crate) fn accept(&self, limits: TimeLimits) -> io::Result<(Wire, IpAddr)> {
         let (stream, address) = self.socket.accept()?;
-        let wire = Wire::new(prepared(stream, silence)?.into(), None, MOST_UNSENT)?;
+        let wire = Wire::new(prepared(stream, limits)?.into(), None, MOST_UNSENT)?;
         Ok((wire, address.ip().to_canonical()))
     }
 }
@@ -76,14 +88,39 @@ pub enum Reach {
     Everywhere,
 }
 
-/// Messages go at once, and the kernel gives a connection up when we would.
+/// What connections may cost that have not joined.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// How many there may be.
+    pub(crate) strangers: usize,
+    /// How long one may take to join.
+    pub(crate) greeting: Duration,
+    /// How long one keeps its place even when all are taken and others wait.
+    pub(crate) grace: Duration,
+}
+
+/// A quarter of the descriptors that this process may have, at most 1024; 10 s to join; half a second
+/// to be left alone, which is many round trips.
+impl Default for Limits {
+    fn default() -> Self {
+        let open = getrlimit(Resource::RLIMIT_NOFILE).map_or(MAX_STRANGERS, |limit| limit.0 / 4);
+        Self {
+            strangers: usize::try_from(open.min(MAX_STRANGERS)).unwrap_or(64),
+            greeting: Duration::from_secs(10),
+            grace: Duration::from_millis(500),
+        }
+    }
+}
+
+const MAX_STRANGERS: u64 = 1024;
+
+/// Messages go at once, and the kernel gives a connection up after both sides have.
 pub(crate) fn prepared(
     stream: std::net::TcpStream,
-    silence: Duration,
+    limits: TimeLimits,
 ) -> io::Result<std::net::TcpStream> {
     stream.set_nodelay(true)?;
-    let limit = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX);
-    // Unacknowledged beats for this long: the same as silence, found also by who only sends.
+    let limit = u32::try_from(limits.kernel().as_millis()).unwrap_or(u32::MAX);
     setsockopt(&stream, TcpUserTimeout, &limit)?;
     Ok(stream)
 }

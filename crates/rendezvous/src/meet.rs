@@ -2,14 +2,17 @@
 
 mod notices;
 mod patience;
+mod resume;
 mod tcp;
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Link, Listener, Secret, Timing, etcd, quiet};
+use crate::etcd::{EtcdAccess, EtcdError};
+use crate::{Link, Listener, Secret, TimeLimits, etcd, quiet};
 
 pub(crate) use notices::Notices;
 pub(crate) use patience::Patience;
@@ -24,12 +27,12 @@ pub struct MeetPlan {
     pub run_id: String,
     /// Name of this host, for messages.
     pub host: String,
-    /// What only the job's agents know.
-    pub secret: Secret,
+    /// What only the job's agents know; `None`: whoever reaches the port can join.
+    pub secret: Option<Secret>,
     /// How long to try.
     pub timeout: Duration,
-    /// Of the link.
-    pub timing: Timing,
+    /// Of the connection.
+    pub limits: TimeLimits,
 }
 
 /// How the agents of several hosts meet.
@@ -55,11 +58,23 @@ pub enum Way {
         /// translated address.
         serve: Option<bool>,
     },
-    /// Who is elected by an etcd serves, the others come to it. When its host is lost, who still
-    /// tries to meet elects another one.
+    /// The coordinator that was met before, at the address where it was. It is looked for without
+    /// end.
+    Resume {
+        /// Where it was.
+        address: SocketAddr,
+        /// It may still be there although nothing listens: its connection has only fallen silent.
+        patient: bool,
+        /// How long to wait before the first try.
+        delay: Duration,
+    },
+    /// The agent that an etcd elects serves, the others come to it. When its host is lost, those
+    /// that still try to meet elect another one.
     Etcd {
-        /// Its members, like "etcd1:2379,etcd2:2379"; without TLS.
+        /// Its members, like "etcd1:2379,etcd2:2379".
         endpoints: String,
+        /// How it is spoken to.
+        access: EtcdAccess,
         /// Name or address under which other hosts reach this one; `None`: the address with which
         /// it reaches etcd.
         address: Option<String>,
@@ -82,6 +97,11 @@ pub enum MeetNotice {
     Join(Link),
     /// There is nobody, or nobody of ours.
     Failed(MeetError),
+    /// The coordinator that was met before is not there any more.
+    Gone {
+        /// How that was seen.
+        how: String,
+    },
 }
 
 /// Why an agent does not meet the others.
@@ -112,16 +132,17 @@ pub enum MeetError {
         /// Its words.
         reason: String,
     },
-    /// Somebody poses as the coordinator, or is one with another secret.
+    /// The peer is not the job's coordinator, or a host on the way changes what it says.
     #[error(
-        "{endpoint} cannot prove that it knows the secret of this job: somebody else answers there"
+        "{endpoint} does not prove that it is this job's coordinator: another program answers \
+         there, or something on the way changes the connection"
     )]
     Impostor {
         /// Where.
         endpoint: String,
     },
     /// Something else answers.
-    #[error("{endpoint} is no coordinator of brigade: {how}")]
+    #[error("{endpoint} is not a Brigade coordinator: {how}")]
     NotACoordinator {
         /// Where.
         endpoint: String,
@@ -129,7 +150,7 @@ pub enum MeetError {
         how: String,
     },
     /// Nobody has answered in time.
-    #[error("nobody was met at {endpoint} within {seconds} s: {last}")]
+    #[error("no coordinator at {endpoint} after {seconds} s: {last}")]
     Nobody {
         /// Where.
         endpoint: String,
@@ -139,15 +160,16 @@ pub enum MeetError {
         last: String,
     },
     /// It cannot be the address of an etcd.
-    #[error(
-        "`{part}` in `{endpoints}` is no address of an etcd: it is written HOST:PORT, without TLS"
-    )]
+    #[error("`{part}` in `{endpoints}` is not the address of an etcd: write it as HOST:PORT")]
     BadEndpoint {
         /// The part that is wrong.
         part: String,
         /// All of it.
         endpoints: String,
     },
+    /// The etcd is not to be used: its certificate, ours, or the user's rights.
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
     /// This host comes too late.
     #[error("the job `{run_id}` is over (exit code {code}): give a new job another --rdzv-id")]
     Over {
@@ -166,16 +188,16 @@ pub enum MeetError {
 ///
 /// ```
 /// use std::time::Duration;
-/// use brigade_rendezvous::{MeetNotice, MeetPlan, Meeting, Secret, Timing, Way};
+/// use brigade_rendezvous::{MeetNotice, MeetPlan, Meeting, Secret, TimeLimits, Way};
 /// use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 ///
 /// let mut meeting = Meeting::start(MeetPlan {
 ///     way: Way::Static { node_rank: 0, address: "localhost".into(), port: 0 },
 ///     run_id: "night".into(),
 ///     host: "node1".into(),
-///     secret: Secret::of_run_id("night"),
+///     secret: Some(Secret::generate()?),
 ///     timeout: Duration::from_secs(600),
-///     timing: Timing::default(),
+///     limits: TimeLimits::default(),
 /// })?;
 /// poll(&mut [PollFd::new(meeting.fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
 /// let Some(MeetNotice::Serve { listener, address }) = meeting.next() else { panic!() };
@@ -231,8 +253,11 @@ fn meet(plan: &MeetPlan, notices: &Notices) -> Result<MeetNotice, MeetError> {
         Way::Static { node_rank: 0, address, port } => tcp::serve(plan, address, *port),
         Way::Static { address, port, .. } => tcp::meet(plan, address, *port, Some(false), notices),
         Way::Endpoint { address, port, serve } => tcp::meet(plan, address, *port, *serve, notices),
-        Way::Etcd { endpoints, address } => {
-            etcd::meet(plan, endpoints, address.as_deref(), notices)
+        Way::Resume { address, patient, delay } => {
+            resume::meet(plan, *address, *patient, *delay, notices)
+        }
+        Way::Etcd { endpoints, access, address } => {
+            etcd::meet(plan, endpoints, access, address.as_deref(), notices)
         }
     }
 }

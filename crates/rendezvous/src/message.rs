@@ -11,8 +11,10 @@ use std::process::ExitStatus;
 
 use serde::{Deserialize, Serialize};
 
+use crate::printable;
+
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// Milliseconds of the sender's own monotonic clock, from a start of its choosing.
 pub type Millis = u64;
@@ -37,11 +39,17 @@ pub enum FromAgent {
         port: u16,
         /// Ranks did not stop in time and were killed.
         killed: bool,
+        /// Ranks that SIGKILL did not end, in words: the host can take part in no other attempt.
+        #[serde(default)]
+        stuck: Option<String>,
     },
     /// Somebody sent this agent a signal that asks the job to stop.
     Interrupted {
         /// The signal's number.
         signal: i32,
+        /// Counts the requests of this agent from 1, so that one that is sent again after a break
+        /// is not taken for another one.
+        count: u32,
     },
     /// This host leaves; the job may go on without it. It stops its ranks by itself.
     Leaving,
@@ -77,12 +85,17 @@ pub struct Join {
     pub protocol: u32,
     /// Its version, for the message when the protocols differ.
     pub version: String,
-    /// Name of the job.
+    /// Name of the job; over TCP, what stands for it on that connection.
     pub run_id: String,
     /// Host name, for messages.
     pub host: String,
     /// Process number of the agent.
     pub pid: u32,
+    /// Name of the agent, which no other has.
+    pub agent: String,
+    /// 0: it is new. Else it has joined before, only its connection was lost, and it asks for its
+    /// seat for this many times.
+    pub resume: u32,
     /// How many ranks it will start.
     pub nproc: usize,
     /// The place that the user gave it, where there is one.
@@ -91,7 +104,8 @@ pub struct Join {
     pub address: Option<String>,
     /// A port for the ranks to meet at, held by the agent, should it be the first host.
     pub port: u16,
-    /// The last attempt it took part in, when it had another coordinator before.
+    /// The last attempt it took part in, when it had another coordinator or another connection
+    /// before.
     pub last_attempt: Option<u32>,
     /// Its place in that attempt, so that a new coordinator keeps the order of the hosts.
     #[serde(default)]
@@ -156,6 +170,8 @@ pub enum ToAgent {
         /// Why, and what to do.
         reason: String,
     },
+    /// Its seat was kept: the answer to a [`Join`] that resumes. What it may have missed follows.
+    Resumed,
     /// It takes part once the others are there.
     Waiting {
         /// Hosts that are there.
@@ -256,6 +272,73 @@ pub enum Cause {
     },
 }
 
+impl FromAgent {
+    /// The same with names and reasons that are fit to be shown. What ranks have printed or written
+    /// stays as it is.
+    pub(crate) fn printable(self) -> Self {
+        match self {
+            Self::Join(join) => Self::Join(Join {
+                version: printable(&join.version),
+                run_id: printable(&join.run_id),
+                host: printable(&join.host),
+                address: join.address.as_deref().map(printable),
+                ..join
+            }),
+            Self::Failed(failure) => Self::Failed(failure.printable()),
+            Self::Unable { reason } => Self::Unable { reason: printable(&reason) },
+            Self::Say { text } => Self::Say { text: printable(&text) },
+            Self::Stopped { attempt, port, killed, stuck } => {
+                let stuck = stuck.as_deref().map(printable);
+                Self::Stopped { attempt, port, killed, stuck }
+            }
+            Self::Finished { .. }
+            | Self::Interrupted { .. }
+            | Self::Leaving
+            | Self::Output { .. }
+            | Self::Beat { .. } => self,
+        }
+    }
+}
+
+impl ToAgent {
+    /// The same with names and reasons that are fit to be shown.
+    pub(crate) fn printable(self) -> Self {
+        match self {
+            Self::Refused { reason } => Self::Refused { reason: printable(&reason) },
+            Self::Start(part) => {
+                Self::Start(Assignment { master_addr: printable(&part.master_addr), ..part })
+            }
+            Self::Stop { attempt, signal, reason } => {
+                Self::Stop { attempt, signal, reason: printable(&reason) }
+            }
+            Self::End(Verdict { code, cause }) => {
+                Self::End(Verdict { code, cause: cause.map(Cause::printable) })
+            }
+            Self::Resumed
+            | Self::Waiting { .. }
+            | Self::Kill
+            | Self::Signal { .. }
+            | Self::Taken { .. }
+            | Self::Beat => self,
+        }
+    }
+}
+
+impl Cause {
+    fn printable(self) -> Self {
+        match self {
+            Self::Failed(failure) => Self::Failed(failure.printable()),
+            Self::Interrupted { signal, failure } => {
+                Self::Interrupted { signal, failure: failure.map(RankFailure::printable) }
+            }
+            Self::HostLost { host, how } => {
+                Self::HostLost { host: printable(&host), how: printable(&how) }
+            }
+            Self::TooFewHosts { .. } => self,
+        }
+    }
+}
+
 impl Join {
     /// A request of this version, process and moment, for one rank; the rest is filled in.
     ///
@@ -272,6 +355,8 @@ impl Join {
             run_id: String::new(),
             host: host.into(),
             pid: std::process::id(),
+            agent: String::new(),
+            resume: 0,
             nproc: 1,
             node_rank: None,
             address: None,
@@ -285,6 +370,11 @@ impl Join {
 }
 
 impl RankFailure {
+    fn printable(self) -> Self {
+        let hint = self.hint.as_deref().map(printable);
+        Self { host: printable(&self.host), hint, ..self }
+    }
+
     /// One line: which rank failed, on which host, and how.
     ///
     /// ```

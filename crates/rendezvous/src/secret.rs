@@ -1,173 +1,267 @@
-//! What the agents of a job know and nobody else does.
+//! The secret that the agents of a job share, and what stands for it on the network.
 
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::{fmt, fs, io};
 
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
+use nix::unistd::geteuid;
+use sha2::{Digest, Sha256};
 
-/// A secret that all agents of a job share.
+/// A secret that all agents of a job share: the pre-shared key of their meeting over TCP.
 ///
-/// An agent and the coordinator each prove to the other that they know it, without sending it. So a
-/// stranger who can reach the port can neither join the job nor pose as its coordinator. It does
-/// not encrypt: who can read or change what goes over the network is not kept out.
+/// An agent and the coordinator each prove to the other that they know it, without sending it or
+/// anything that depends on it alone. A host that reaches the port and does not know the secret can
+/// neither join the job nor pose as its coordinator nor read or change what the two say.
 ///
-/// Where no secret is given, the name of the job stands in for it. That keeps two jobs apart which
-/// meet at one port by mistake, and keeps nobody out who knows or guesses the name.
+/// It is not stretched: whoever records a meeting can try guesses at the speed of a hash function. So
+/// it must be random and long, as [`Secret::generate`] or `openssl rand -hex 32` make it; a text of
+/// fewer than [`Secret::MIN_LEN`] bytes is refused.
 ///
 /// ```
 /// use brigade_rendezvous::Secret;
-/// let secret = Secret::new("8e1f-2b7c-90aa")?;
-/// assert_eq!(format!("{secret:?}"), "Secret(given)");
-/// assert!(Secret::new("  \n").is_err());
+/// let secret = Secret::new("8e1f2b7c90aa5d43\n")?;
+/// assert_eq!(secret, Secret::new("8e1f2b7c90aa5d43")?);
+/// assert_eq!(format!("{secret:?}"), "Secret(..)");
+/// assert!(Secret::new("too short").is_err());
 /// # Ok::<(), brigade_rendezvous::SecretError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     bytes: Vec<u8>,
-    given: bool,
 }
 
-/// A secret that is none.
+/// Why a text or a file cannot be the secret of a job.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SecretError {
-    /// Nothing in it.
-    #[error("the secret is empty: write something long and random into it")]
-    Empty,
+    /// It is empty, or too short to withstand guesses.
+    #[error(
+        "the secret of the job has {length} bytes, at least {} are needed: `openssl rand -hex 32` \
+         makes a good one",
+        Secret::MIN_LEN
+    )]
+    TooShort {
+        /// Its length without white space around it.
+        length: usize,
+    },
+    /// It is longer than any secret: this is another file.
+    #[error(
+        "the secret of the job has more than {} bytes: is this the right file?",
+        Secret::MAX_LEN
+    )]
+    TooLong,
     /// The file cannot be read.
-    #[error("the secret cannot be read from {path}: {source}")]
+    #[error("cannot read the secret in {}: {source}", path.display())]
     Unreadable {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// What the system says.
         source: io::Error,
     },
+    /// The file belongs to this user, and others may read or change it.
+    #[error(
+        "the file {} holds a secret, and its mode {mode:03o} lets other users read or change it: run \
+         `chmod 600 {}`",
+        path.display(), path.display()
+    )]
+    TooOpen {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The system has no source of random numbers.
+    #[error("the system gives no random numbers for the secret of the job: {0}")]
+    NoRandom(io::Error),
 }
 
 impl Secret {
-    /// This text, without white space around it.
+    /// Fewest bytes of a secret.
+    pub const MIN_LEN: usize = 16;
+    /// Most bytes of a secret.
+    pub const MAX_LEN: usize = 4096;
+
+    /// Takes this text, without white space around it.
     ///
     /// # Errors
-    /// Nothing is left of it.
+    /// What is left has fewer than [`Secret::MIN_LEN`] or more than [`Secret::MAX_LEN`] bytes.
     pub fn new(text: impl AsRef<[u8]>) -> Result<Self, SecretError> {
         let bytes = text.as_ref().trim_ascii();
-        if bytes.is_empty() {
-            return Err(SecretError::Empty);
+        match bytes.len() {
+            length if length < Self::MIN_LEN => Err(SecretError::TooShort { length }),
+            length if length > Self::MAX_LEN => Err(SecretError::TooLong),
+            _ => Ok(Self { bytes: bytes.to_vec() }),
         }
-        Ok(Self { bytes: bytes.to_vec(), given: true })
     }
 
-    /// What stands in this file, without white space around it.
+    /// Makes a secret of 256 random bits, written as 64 hexadecimal digits.
     ///
     /// # Errors
-    /// The file cannot be read or is empty.
+    /// The system has no source of random numbers.
+    pub fn generate() -> Result<Self, SecretError> {
+        let mut random = [0; 32];
+        getrandom::fill(&mut random)
+            .map_err(|error| SecretError::NoRandom(io::Error::other(error)))?;
+        Ok(Self { bytes: hex(&random).into_bytes() })
+    }
+
+    /// Reads a file, without white space around its text.
+    ///
+    /// Its mode is checked as ssh checks that of a private key: a regular file that belongs to this
+    /// user must not be accessible to its group or to others.
+    ///
+    /// # Errors
+    /// The file cannot be read, others may read it, or its length is not that of a secret.
     pub fn from_file(path: &Path) -> Result<Self, SecretError> {
-        let unreadable = |source| SecretError::Unreadable { path: path.into(), source };
-        Self::new(fs::read(path).map_err(unreadable)?)
+        Self::new(read_private(path)?)
     }
 
-    /// The name of the job, where there is no secret.
+    /// Gives the secret itself, for a channel that is encrypted or a file for this user alone.
     #[must_use]
-    pub fn of_run_id(run_id: &str) -> Self {
-        Self { bytes: run_id.into(), given: false }
+    pub fn expose(&self) -> &[u8] {
+        &self.bytes
     }
 
-    /// A proof of this secret that is good for one connection and one side of it.
-    pub(crate) fn proof(&self, side: Side, nonces: &Nonces) -> Vec<u8> {
-        self.mac(side, nonces).finalize().into_bytes().to_vec()
-    }
-
-    /// Takes the same time for every wrong proof.
-    pub(crate) fn is_proved(&self, proof: &[u8], side: Side, nonces: &Nonces) -> bool {
-        self.mac(side, nonces).verify_slice(proof).is_ok()
-    }
-
-    fn mac(&self, side: Side, nonces: &Nonces) -> Hmac<Sha256> {
-        let mac = Hmac::<Sha256>::new_from_slice(&self.bytes);
-        let mut mac = mac.expect("HMAC takes keys of any length");
-        let side: &[u8] = match side {
-            Side::Agent => b"brigade agent\0",
-            Side::Coordinator => b"brigade coordinator\0",
-        };
-        for part in [side, &[u8::from(self.given)], &nonces.agent, &nonces.coordinator] {
-            mac.update(part);
-        }
-        mac
+    /// The pre-shared key of the handshake.
+    pub(crate) fn key(&self) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        hash.update(KEY_DOMAIN);
+        hash.update(&self.bytes);
+        hash.finalize().into()
     }
 }
 
-/// Not what it is.
+/// Shows that there is one, and nothing of it.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Secret({})", if self.given { "given" } else { "the run id" })
+        f.write_str("Secret(..)")
     }
 }
 
-/// Who proves; else one side could send back what the other has sent.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Side {
-    Agent,
-    Coordinator,
+/// Reads a password from a file, without white space around it. The file's mode is checked as that of
+/// a secret's ([`Secret::from_file`]).
+///
+/// # Errors
+/// The file cannot be read, others may read it, or it is not text.
+pub fn private_text(path: &Path) -> Result<String, SecretError> {
+    let text = String::from_utf8(read_private(path)?).map_err(|_| SecretError::Unreadable {
+        path: path.into(),
+        source: io::Error::other("it is not text in UTF-8"),
+    })?;
+    Ok(text.trim().to_owned())
 }
 
-/// Random numbers of both sides, so that no proof is good twice.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Nonces {
-    pub(crate) agent: Nonce,
-    pub(crate) coordinator: Nonce,
+/// The first bytes of a file that only its owner may read, where that is this user.
+fn read_private(path: &Path) -> Result<Vec<u8>, SecretError> {
+    let unreadable = |source| SecretError::Unreadable { path: path.into(), source };
+    // The mode of the file that is read, not of another one that has its name by then.
+    let file = File::open(path).map_err(unreadable)?;
+    let about = file.metadata().map_err(unreadable)?;
+    let mode = about.mode() & 0o7777;
+    if about.is_file() && about.uid() == geteuid().as_raw() && mode & 0o077 != 0 {
+        return Err(SecretError::TooOpen { path: path.into(), mode });
+    }
+    let mut text = Vec::new();
+    // White space around it is not counted yet.
+    file.take(2 * Secret::MAX_LEN as u64).read_to_end(&mut text).map_err(unreadable)?;
+    Ok(text)
 }
 
-pub(crate) type Nonce = [u8; 32];
-
-/// A number that nobody can foresee. Fails where the system has no source of them.
-pub(crate) fn nonce() -> io::Result<Nonce> {
-    let mut nonce = Nonce::default();
-    getrandom::fill(&mut nonce).map_err(io::Error::other)?;
-    Ok(nonce)
+/// Makes a name that no other process has chosen: the prefix, `-` and 64 random bits in hexadecimal
+/// digits.
+///
+/// # Errors
+/// The system has no source of random numbers.
+///
+/// ```
+/// let name = brigade_rendezvous::random_name("job")?;
+/// assert_eq!((name.len(), &name[..4]), (20, "job-"));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn random_name(prefix: &str) -> io::Result<String> {
+    let mut random = [0; 8];
+    getrandom::fill(&mut random).map_err(io::Error::other)?;
+    Ok(format!("{prefix}-{}", hex(&random)))
 }
+
+/// Bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// No other program makes the same key of the same secret.
+const KEY_DOMAIN: &[u8] = b"brigade meeting 2\0";
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
-    fn a_proof_is_good_once_for_one_side() {
-        let secret = Secret::new("known to us\n").unwrap();
-        let nonces = Nonces { agent: [1; 32], coordinator: [2; 32] };
-        let proof = secret.proof(Side::Agent, &nonces);
-        assert!(secret.is_proved(&proof, Side::Agent, &nonces));
-        assert!(Secret::new("known to us").unwrap().is_proved(&proof, Side::Agent, &nonces));
-        assert!(!secret.is_proved(&proof, Side::Coordinator, &nonces));
-        assert!(!secret.is_proved(&proof[..31], Side::Agent, &nonces));
-        assert!(!secret.is_proved(&[], Side::Agent, &nonces));
-        let other = Nonces { coordinator: [3; 32], ..nonces };
-        assert!(!secret.is_proved(&proof, Side::Agent, &other));
-        assert!(!Secret::new("guessed").unwrap().is_proved(&proof, Side::Agent, &nonces));
-        // A secret that happens to be the name of the job.
-        assert!(!Secret::of_run_id("known to us").is_proved(&proof, Side::Agent, &nonces));
+    fn keys_differ_as_secrets_do() {
+        let key = |text: &str| Secret::new(text).unwrap().key();
+        assert_eq!(key("known to all of us"), key(" known to all of us\n"));
+        assert_ne!(key("known to all of us"), key("known to all of them"));
+        // Of Python's hashlib.sha256(b"brigade meeting 2\0" + b"0123456789abcdef").
+        assert_eq!(hex(&key("0123456789abcdef")), GOLDEN);
+    }
+
+    const GOLDEN: &str = "5fc83e3d1bc948f1ddbf3dd11ad7bd9977b65f00103e1534379cc0a44615aac9";
+
+    #[test]
+    fn generated_secrets_differ_and_are_text() {
+        let (one, other) = (Secret::generate().unwrap(), Secret::generate().unwrap());
+        assert_ne!(one, other);
+        assert_eq!(one.expose().len(), 64);
+        assert_eq!(Secret::new(one.expose()).unwrap(), one);
+        assert_ne!(random_name("a").unwrap(), random_name("a").unwrap());
     }
 
     #[test]
-    fn the_proof_is_hmac_sha256() {
-        let nonces = Nonces { agent: [0x61; 32], coordinator: [0x62; 32] };
-        let proof = Secret::new("key").unwrap().proof(Side::Agent, &nonces);
-        let hex: String = proof.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(hex, GOLDEN);
+    fn lengths() {
+        assert!(matches!(Secret::new(" \n"), Err(SecretError::TooShort { length: 0 })));
+        assert!(matches!(Secret::new([b'x'; 15]), Err(SecretError::TooShort { length: 15 })));
+        assert!(Secret::new([b'x'; 16]).is_ok() && Secret::new([b'x'; 4096]).is_ok());
+        assert!(matches!(Secret::new([b'x'; 4097]), Err(SecretError::TooLong)));
     }
-
-    /// Of Python's hmac.new(b"key", b"brigade agent\0\x01" + b"a"*32 + b"b"*32, "sha256").
-    const GOLDEN: &str = "f6dcd9da9b4e0a1bfb99756bf3fc6bd384abae691f82e641ada3ff5988b7f253";
 
     #[test]
     fn files_are_read() {
         let error = Secret::from_file(Path::new("/no/such/file")).unwrap_err();
-        assert!(error.to_string().starts_with("the secret cannot be read from /no/such/file: "));
-        assert!(matches!(Secret::from_file(Path::new("/dev/null")), Err(SecretError::Empty)));
+        let expected = "cannot read the secret in /no/such/file: ";
+        assert!(error.to_string().starts_with(expected), "{error}");
+        // A device is not this user's file, whatever its mode.
+        let empty = Secret::from_file(Path::new("/dev/null"));
+        assert!(matches!(empty, Err(SecretError::TooShort { length: 0 })), "{empty:?}");
+        let endless = Secret::from_file(Path::new("/dev/zero"));
+        assert!(matches!(endless, Err(SecretError::TooLong)), "{endless:?}");
     }
 
     #[test]
-    fn nonces_differ() {
-        assert_ne!(nonce().unwrap(), nonce().unwrap());
+    fn a_file_that_others_may_read_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        fs::write(&path, "0123456789abcdef\n").unwrap();
+        for (mode, is_good) in
+            [(0o600, true), (0o400, true), (0o640, false), (0o604, false), (0o620, false)]
+        {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            match Secret::from_file(&path) {
+                Ok(secret) => {
+                    assert!(is_good, "{mode:o}");
+                    assert_eq!(secret.expose(), b"0123456789abcdef");
+                }
+                Err(error) => {
+                    assert!(!is_good, "{mode:o}: {error}");
+                    let text = error.to_string();
+                    let mode = format!("its mode {mode:o} lets other users read or change it");
+                    assert!(text.contains(&mode) && text.contains("`chmod 600 "), "{text}");
+                }
+            }
+        }
     }
 }

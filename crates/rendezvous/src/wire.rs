@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use nix::errno::Errno;
@@ -11,6 +12,7 @@ use nix::unistd::{read, write};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::channel::{Channel, MAX_RECORD, RecordTooLong, Records, record};
 use crate::{Decoder, FrameError, encode};
 
 /// Why a connection is of no use any more.
@@ -23,6 +25,9 @@ pub enum LinkError {
     /// The other side has ended while it sent something.
     #[error("the connection was closed in the middle of a message")]
     CutOff,
+    /// The other side has ended without reading all, or a gateway has forgotten the connection.
+    #[error("the connection was reset")]
+    Reset,
     /// The system says that the other side cannot be reached.
     #[error("the connection broke: {}", crate::plain_text(.0))]
     Broken(io::Error),
@@ -38,6 +43,9 @@ pub enum LinkError {
         /// How much there is to send.
         bytes: usize,
     },
+    /// A message is not from the other side, or not as it sent it.
+    #[error("a message was changed or forged on its way")]
+    Forged,
     /// The other side speaks another language.
     #[error(transparent)]
     Protocol(#[from] FrameError),
@@ -46,9 +54,14 @@ pub enum LinkError {
 /// Both ends use this; which messages go over it is their business.
 #[derive(Debug)]
 pub(crate) struct Wire {
-    reader: OwnedFd,
+    /// Shared with whoever polls it.
+    reader: Arc<OwnedFd>,
     /// `None`: one socket carries both directions.
-    writer: Option<OwnedFd>,
+    writer: Option<Arc<OwnedFd>>,
+    /// Over TCP: what was read and not deciphered.
+    records: Option<Records>,
+    /// Over TCP, after the handshake.
+    channel: Option<Box<Channel>>,
     decoder: Decoder,
     outbox: Vec<u8>,
     /// How much of `outbox` is gone.
@@ -77,8 +90,10 @@ impl Wire {
         }
         let now = Instant::now();
         Ok(Self {
-            reader,
-            writer,
+            reader: Arc::new(reader),
+            writer: writer.map(Arc::new),
+            records: None,
+            channel: None,
             decoder: Decoder::default(),
             outbox: Vec::new(),
             sent: 0,
@@ -90,9 +105,20 @@ impl Wire {
         })
     }
 
-    /// Until [`Wire::trust`], takes short messages only.
+    /// Expects a handshake in records, and then, until [`Wire::trust`], short messages only.
     pub(crate) fn distrust(&mut self, longest: usize) {
         self.decoder = Decoder::limited(longest);
+        self.records = Some(Records::default());
+    }
+
+    /// Encrypts everything from here on.
+    pub(crate) fn secure(&mut self, channel: Box<Channel>) {
+        self.channel = Some(channel);
+    }
+
+    /// What stands for the name of a job on this connection, where it is encrypted.
+    pub(crate) fn job_tag(&self, run_id: &str) -> Option<String> {
+        self.channel.as_ref().map(|channel| channel.job_tag(run_id))
     }
 
     pub(crate) fn trust(&mut self) {
@@ -105,6 +131,12 @@ impl Wire {
 
     pub(crate) fn write_fd(&self) -> BorrowedFd<'_> {
         self.writer.as_ref().unwrap_or(&self.reader).as_fd()
+    }
+
+    /// Both ends, to be polled while somebody else uses the stream.
+    pub(crate) fn ends(&self) -> [Arc<OwnedFd>; 2] {
+        let writer = self.writer.as_ref().unwrap_or(&self.reader);
+        [Arc::clone(&self.reader), Arc::clone(writer)]
     }
 
     pub(crate) fn is_one_socket(&self) -> bool {
@@ -126,6 +158,16 @@ impl Wire {
     }
 
     pub(crate) fn send(&mut self, message: &impl Serialize) {
+        let frame = encode(message);
+        self.send_bytes(&frame);
+    }
+
+    /// A record of the handshake.
+    pub(crate) fn send_record(&mut self, body: &[u8]) {
+        self.send_bytes(&record(body));
+    }
+
+    fn send_bytes(&mut self, bytes: &[u8]) {
         self.spoke = Instant::now();
         if self.mute.is_some() || self.finished {
             return;
@@ -138,7 +180,10 @@ impl Wire {
         }
         self.outbox.drain(..self.sent);
         self.sent = 0;
-        self.outbox.extend(encode(message));
+        match &mut self.channel {
+            Some(channel) => channel.seal(bytes, &mut self.outbox),
+            None => self.outbox.extend_from_slice(bytes),
+        }
         self.flush();
     }
 
@@ -159,25 +204,66 @@ impl Wire {
 
     /// The next message, if a whole one has come.
     pub(crate) fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>, LinkError> {
-        let mut buffer = [0; 16 << 10];
         loop {
             if let Some(message) = self.decoder.next()? {
                 return Ok(Some(message));
             }
+            if !self.open_record()? && !self.read()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The next record of the handshake, if a whole one has come.
+    pub(crate) fn receive_record(&mut self, longest: usize) -> Result<Option<Vec<u8>>, LinkError> {
+        loop {
+            let records = self.records.get_or_insert_default();
+            if let Some(record) = records.next(longest).map_err(too_long)? {
+                return Ok(Some(record.to_vec()));
+            }
+            if !self.read()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Deciphers one record, if a whole one has come.
+    fn open_record(&mut self) -> Result<bool, LinkError> {
+        let (Some(records), Some(channel)) = (&mut self.records, &mut self.channel) else {
+            return Ok(false);
+        };
+        let Some(record) = records.next(MAX_RECORD).map_err(too_long)? else { return Ok(false) };
+        self.decoder.push(&channel.open(record).map_err(|_| LinkError::Forged)?);
+        Ok(true)
+    }
+
+    /// Takes in what has come; false when there is nothing.
+    fn read(&mut self) -> Result<bool, LinkError> {
+        let mut buffer = [0; 16 << 10];
+        loop {
             match read(&self.reader, &mut buffer) {
-                Ok(0) if self.decoder.is_amid() => return Err(LinkError::CutOff),
+                // Of an error, the system tells whoever asks first: that may have been a write.
+                Ok(0) if let Some(error) = self.broken() => return Err(error),
+                Ok(0) if self.is_amid() => return Err(LinkError::CutOff),
                 Ok(0) => return Err(LinkError::Closed),
                 Ok(count) => {
                     self.heard = Instant::now();
-                    self.decoder.push(&buffer[..count]);
+                    match &mut self.records {
+                        Some(records) => records.push(&buffer[..count]),
+                        None => self.decoder.push(&buffer[..count]),
+                    }
+                    return Ok(true);
                 }
                 Err(Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => return self.mute().map_or(Ok(None), Err),
-                // What a Unix socket says when its other end closes with something unread.
-                Err(Errno::ECONNRESET) if self.mute.is_none() => return Err(LinkError::Closed),
+                Err(Errno::EAGAIN) => return self.mute().map_or(Ok(false), Err),
+                Err(Errno::ECONNRESET) => return Err(LinkError::Reset),
                 Err(error) => return Err(LinkError::Broken(error.into())),
             }
         }
+    }
+
+    fn is_amid(&self) -> bool {
+        self.decoder.is_amid() || self.records.as_ref().is_some_and(Records::is_amid)
     }
 
     /// Why nothing can be sent any more.
@@ -185,9 +271,18 @@ impl Wire {
         Some(match self.mute? {
             // The other side is gone, and has said nothing since.
             Mute::Broken(Errno::EPIPE) => LinkError::Closed,
+            Mute::Broken(Errno::ECONNRESET) => LinkError::Reset,
             Mute::Broken(error) => LinkError::Broken(error.into()),
             Mute::Stuck(bytes) => LinkError::Stuck { bytes },
         })
+    }
+
+    /// An error of the connection itself that a write has met.
+    fn broken(&self) -> Option<LinkError> {
+        match self.mute()? {
+            error @ (LinkError::Reset | LinkError::Broken(_)) => Some(error),
+            _ => None,
+        }
     }
 
     /// Says that nothing more will be sent; what the other side still sends can be read.
@@ -198,6 +293,10 @@ impl Wire {
         }
         self.finished = true;
     }
+}
+
+fn too_long(RecordTooLong { length, longest }: RecordTooLong) -> LinkError {
+    FrameError::TooLong { length, longest }.into()
 }
 
 /// What the outbox keeps of its memory when it is empty.

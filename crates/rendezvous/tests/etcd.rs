@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use brigade_hostkit::Etcd;
 use brigade_rendezvous::{
-    Assignment, Coordinator, FromAgent, Join, MeetNotice, MeetPlan, Meeting, Rules, Secret, Timing,
-    ToAgent, Way,
+    Assignment, Coordinator, EtcdAccess, FromAgent, Join, MeetNotice, MeetPlan, Meeting, Rules,
+    Secret, TimeLimits, ToAgent, Way,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
@@ -159,12 +159,16 @@ impl Agent {
     /// Meets the others and takes part until it has lost its coordinator. False at the end.
     fn take_part(&mut self) -> bool {
         let plan = MeetPlan {
-            way: Way::Etcd { endpoints: self.endpoints.clone(), address: None },
+            way: Way::Etcd {
+                endpoints: self.endpoints.clone(),
+                access: EtcdAccess::default(),
+                address: None,
+            },
             run_id: RUN_ID.into(),
             host: format!("host-{}", std::process::id()),
-            secret: Secret::new("of the test").unwrap(),
+            secret: Some(Secret::new("known to the test").unwrap()),
             timeout: Duration::from_secs(60),
-            timing: Timing::default(),
+            limits: TimeLimits::default(),
         };
         let mut meeting = Meeting::start(plan).unwrap();
         let (mut link, _coordinator) = loop {
@@ -188,7 +192,7 @@ impl Agent {
                     println!("> failed: {error}");
                     return false;
                 }
-                Some(MeetNotice::Say(_)) | None => {}
+                Some(MeetNotice::Say(_) | MeetNotice::Gone { .. }) | None => {}
             }
         };
         link.send(&FromAgent::Join(Join {
@@ -212,7 +216,12 @@ impl Agent {
                     }
                     Ok(Some(ToAgent::Stop { attempt, .. })) => {
                         told = false;
-                        link.send(&FromAgent::Stopped { attempt, port: 1, killed: false });
+                        link.send(&FromAgent::Stopped {
+                            attempt,
+                            port: 1,
+                            killed: false,
+                            stuck: None,
+                        });
                     }
                     Ok(Some(ToAgent::End(verdict))) => {
                         // The coordinator here waits for its agent and for the others.

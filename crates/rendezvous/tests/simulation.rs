@@ -5,11 +5,11 @@ mod simulated;
 
 use std::time::Duration;
 
-use simulated::{Cost, Loss, reform};
+use simulated::{Cost, Disturbance, Loss, disturb, reform};
 
 #[test]
 fn the_cost_of_a_loss_does_not_grow() {
-    for (loss, limit) in [(Loss::Broken, 1), (Loss::Silent, 5)] {
+    for (loss, limit) in [(Loss::Broken, 1), (Loss::Silent, 31)] {
         for tenth in [false, true] {
             let costs: Vec<Cost> = [10, 100, 1000]
                 .map(|agents| reform(agents, if tenth { agents / 10 } else { 1 }, loss, 7))
@@ -24,6 +24,50 @@ fn the_cost_of_a_loss_does_not_grow() {
             }
         }
     }
+}
+
+#[test]
+fn coming_back_after_a_cut_takes_one_round_trip() {
+    for seconds in [10, 25] {
+        let time = Duration::from_secs(seconds);
+        for all in [false, true] {
+            let costs = [10, 100, 1000].map(|agents| {
+                disturb(agents, if all { agents } else { 1 }, Disturbance::Cut, time, 7)
+            });
+            for cost in &costs {
+                // A request, its answer, and nobody stops.
+                assert_eq!((cost.messages, cost.attempts, cost.refused), (2, 1, 0), "{costs:?}");
+                assert!(cost.bytes <= costs[0].bytes + 16, "{costs:?}");
+                // An attempt to connect that began before the end of the cut, and a pause.
+                assert!(cost.time <= Duration::from_secs(3), "{costs:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_short_cut_costs_nothing() {
+    let cost = disturb(100, 100, Disturbance::Cut, Duration::from_secs(3), 7);
+    assert_eq!((cost.messages, cost.attempts), (0, 1), "{cost:?}");
+}
+
+#[test]
+fn who_stands_still_for_a_while_is_not_lost() {
+    for agents in [10, 1000] {
+        for seconds in [3, 10, 25] {
+            let time = Duration::from_secs(seconds);
+            for disturbance in [Disturbance::PausedAgents, Disturbance::PausedCoordinator] {
+                let cost = disturb(agents, agents / 2, disturbance, time, 7);
+                assert_eq!((cost.messages, cost.attempts), (0, 1), "{disturbance:?} {cost:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cut_that_is_too_long_loses_hosts() {
+    let cost = disturb(10, 3, Disturbance::Cut, Duration::from_secs(40), 7);
+    assert_eq!((cost.refused, cost.attempts), (3, 1), "{cost:?}");
 }
 
 #[test]

@@ -25,6 +25,7 @@ pub struct DistTest {
     name: String,
     world_size: usize,
     time_limit: Duration,
+    variables: Vec<(&'static str, &'static str)>,
 }
 
 impl DistTest {
@@ -34,13 +35,25 @@ impl DistTest {
     pub fn new(path: &str, world_size: usize) -> Self {
         // The harness does not count the crate as part of a test's name.
         let name = path.split_once("::").map_or(path, |(_, name)| name);
-        Self { name: name.to_owned(), world_size, time_limit: Duration::from_secs(60) }
+        Self {
+            name: name.to_owned(),
+            world_size,
+            time_limit: Duration::from_secs(60),
+            variables: Vec::new(),
+        }
     }
 
     /// How long the ranks may take, all together.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = limit;
+        self
+    }
+
+    /// A variable of the ranks' environment.
+    #[must_use]
+    pub fn variable(mut self, name: &'static str, value: &'static str) -> Self {
+        self.variables.push((name, value));
         self
     }
 
@@ -199,6 +212,7 @@ impl Running {
         command.env(rank::TEST, &test.name);
         command.env(rank::PARENT, std::process::id().to_string());
         command.env(rank::STEPS, &steps);
+        command.envs(test.variables.iter().copied());
         // Ranks share cores: without this, libgomp's threads would spin and wait for each other.
         for (name, value) in [("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "PASSIVE")] {
             if std::env::var_os(name).is_none() {

@@ -459,9 +459,9 @@ void look_ahead(rust::Slice<const TensorRef> tensors, double alpha, bool operati
   t[0].copy_(t[1]);
 }
 
-bool same_layout(const Tensor* first, const Tensor* second) {
-  return first->device() == second->device() && first->scalar_type() == second->scalar_type() &&
-      first->sizes() == second->sizes() && first->strides() == second->strides();
+bool same_layout(const Tensor& first, const Tensor& second) {
+  return first.device() == second.device() && first.scalar_type() == second.scalar_type() &&
+      first.sizes() == second.sizes() && first.strides() == second.strides();
 }
 
 } // namespace brigade

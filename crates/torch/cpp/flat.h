@@ -27,6 +27,6 @@ void larc(rust::Slice<const TensorRef> tensors, const LarcStep& step, bool opera
 void look_ahead(rust::Slice<const TensorRef> tensors, double alpha, bool operations);
 
 // Whether two tensors have the same device, kind, shape and strides.
-bool same_layout(const Tensor* first, const Tensor* second);
+bool same_layout(const Tensor& first, const Tensor& second);
 
 } // namespace brigade

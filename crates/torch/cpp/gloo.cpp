@@ -2,12 +2,14 @@
 #define USE_C10D_GLOO 1
 
 #include "brigade-torch/src/bridge.rs.h"
+#include "combine.h"
 #include "shared_memory.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 namespace brigade {
 
@@ -41,12 +43,13 @@ void close_connections(
   }
 }
 
-// An all-reduce in the memory of the host, on one of Gloo's threads.
-class SharedAllReduce final : public c10d::ProcessGroupGloo::AsyncWork {
+// An all-reduce of our own, on one of Gloo's threads.
+class OwnAllReduce : public c10d::ProcessGroupGloo::AsyncWork {
  public:
-  SharedAllReduce(
+  OwnAllReduce(
       const Contexts& contexts,
-      std::shared_ptr<SharedMemory> memory,
+      int rank,
+      int size,
       std::vector<at::Tensor>& tensors,
       const c10d::ReduceOp& op,
       uint64_t sequence,
@@ -60,17 +63,11 @@ class SharedAllReduce final : public c10d::ProcessGroupGloo::AsyncWork {
             "gloo:all_reduce",
             tensors),
         contexts_(contexts),
-        memory_(std::move(memory)),
-        turn_(memory_->take_turn()),
+        rank_(rank),
+        size_(size),
         tensors_(tensors),
         op_(op),
         limit_(limit) {}
-
-  // Whether all ranks, which agree on type and operation, may go this way.
-  static bool serves(const at::Tensor& tensor, const c10d::ReduceOp& op) {
-    return tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
-        SharedMemory::serves(tensor.scalar_type(), op.op_);
-  }
 
   void run() override {
     at::NoGradGuard no_grad;
@@ -79,11 +76,13 @@ class SharedAllReduce final : public c10d::ProcessGroupGloo::AsyncWork {
     const bool dense = tensor.is_non_overlapping_and_dense();
     auto flat = dense ? tensor : tensor.contiguous();
     try {
-      memory_->all_reduce(
-          flat.data_ptr(), {flat.numel(), flat.scalar_type(), op_.op_}, turn_, limit_);
+      reduce(
+          static_cast<char*>(flat.data_ptr()),
+          {flat.numel(), flat.scalar_type(), op_.op_},
+          limit_);
     } catch (const std::exception& error) {
       // As after a failure of Gloo's own: nothing that this group does later can end well.
-      close_connections(contexts_, memory_->rank(), memory_->size(), error.what());
+      close_connections(contexts_, rank_, size_, error.what());
       throw;
     }
     if (!dense) {
@@ -98,13 +97,186 @@ class SharedAllReduce final : public c10d::ProcessGroupGloo::AsyncWork {
     return tensors_;
   }
 
- private:
+ protected:
+  // Leaves the result in `data`, on all ranks.
+  virtual void reduce(char* data, const Request& request, milliseconds limit) = 0;
+
   const Contexts contexts_;
-  const std::shared_ptr<SharedMemory> memory_;
-  const uint64_t turn_;
+  const int rank_;
+  const int size_;
+
+ private:
   std::vector<at::Tensor> tensors_;
   const c10d::ReduceOp op_;
   const milliseconds limit_;
+};
+
+// In the memory of the host.
+class SharedAllReduce final : public OwnAllReduce {
+ public:
+  SharedAllReduce(
+      const Contexts& contexts,
+      const std::shared_ptr<SharedMemory>& memory,
+      std::vector<at::Tensor>& tensors,
+      const c10d::ReduceOp& op,
+      uint64_t sequence,
+      milliseconds limit)
+      : OwnAllReduce(contexts, memory->rank(), memory->size(), tensors, op, sequence, limit),
+        memory_(memory),
+        turn_(memory_->take_turn()) {}
+
+ private:
+  void reduce(char* data, const Request& request, milliseconds limit) override {
+    memory_->all_reduce(data, request, turn_, limit);
+  }
+
+  const std::shared_ptr<SharedMemory> memory_;
+  const uint64_t turn_;
+};
+
+// Over the network, each element combined in the order of the ranks: every rank gets its part of all others,
+// combines it, and sends the result to all. As many bytes as in Gloo's ring, whose order depends on where an
+// element lies among the others; and a reducer lays gradients out anew after its first backward, so that a
+// run that is resumed would have other last digits than one that was not stopped.
+class OrderedAllReduce final : public OwnAllReduce {
+ public:
+  OrderedAllReduce(
+      c10d::ProcessGroupGloo& group,
+      const Contexts& contexts,
+      int rank,
+      int size,
+      uint64_t number,
+      std::vector<at::Tensor>& tensors,
+      const c10d::ReduceOp& op,
+      uint64_t sequence,
+      milliseconds limit)
+      : OwnAllReduce(contexts, rank, size, tensors, op, sequence, limit),
+        group_(group),
+        // Above those of messages between two ranks; a number comes again after 2^27 all-reduces.
+        tag_(static_cast<int>(0x40000000 | (number << 2 & 0x1FFFFFFC))) {}
+
+ private:
+  // Fewer bytes cost their message, not their length: all go to all at once.
+  static constexpr size_t kSmall = 16 << 10;
+  static constexpr size_t kLine = 64;
+  static_assert(sizeof(Request) <= kLine);
+
+  void reduce(char* data, const Request& request, milliseconds limit) override {
+    const auto end = steady_clock::now() + std::min(limit, milliseconds(std::chrono::hours(24 * 365)));
+    const size_t width = c10::elementSize(request.kind);
+    const auto count = static_cast<size_t>(request.numel);
+    const bool small = count * width <= kSmall;
+    const auto own = static_cast<size_t>(rank_);
+
+    // First what each rank asks for, since data of another length would end Gloo's thread, and few data
+    // with it.
+    const size_t stride = kLine + kSmall;
+    auto letters = at::empty({static_cast<int64_t>(stride) * size_}, at::kByte);
+    auto* const in = static_cast<char*>(letters.data_ptr());
+    char* const letter = in + stride * own;
+    std::memcpy(letter, &request, sizeof(request));
+    if (small) {
+      std::memcpy(letter + kLine, data, count * width);
+    }
+    Messages first(*this, tag_);
+    for (int peer : others()) {
+      first.recv(in + stride * static_cast<size_t>(peer), stride, peer);
+    }
+    for (int peer : others()) {
+      first.send(letter, kLine + (small ? count * width : 0), peer);
+    }
+    first.wait(end);
+    for (int peer : others()) {
+      Request other;
+      std::memcpy(&other, in + stride * static_cast<size_t>(peer), sizeof(other));
+      check_same(rank_, request, peer, other);
+    }
+    if (small) {
+      combine(request, data, in + kLine, stride, size_, count);
+    } else {
+      reduce_parts(data, request, width, count, end);
+    }
+  }
+
+  void reduce_parts(
+      char* data,
+      const Request& request,
+      size_t width,
+      size_t count,
+      steady_clock::time_point end) {
+    const auto begin_of = [&](int rank) { return count * static_cast<size_t>(rank) / size_; };
+    const auto length_of = [&](int rank) { return begin_of(rank + 1) - begin_of(rank); };
+    char* const own = data + begin_of(rank_) * width;
+    const size_t bytes = length_of(rank_) * width;
+    const size_t stride = (bytes + kLine - 1) / kLine * kLine;
+    auto operands = at::empty({static_cast<int64_t>(stride) * size_}, at::kByte);
+    auto* const in = static_cast<char*>(operands.data_ptr());
+    Messages operands_in(*this, tag_ + 1);
+    for (int peer : others()) {
+      operands_in.recv(in + stride * static_cast<size_t>(peer), bytes, peer);
+    }
+    for (int peer : others()) {
+      operands_in.send(data + begin_of(peer) * width, length_of(peer) * width, peer);
+    }
+    std::memcpy(in + stride * static_cast<size_t>(rank_), own, bytes);
+    operands_in.wait(end);
+    combine(request, own, in, stride, size_, length_of(rank_));
+    Messages results(*this, tag_ + 2);
+    for (int peer : others()) {
+      results.recv(data + begin_of(peer) * width, length_of(peer) * width, peer);
+    }
+    for (int peer : others()) {
+      results.send(own, bytes, peer);
+    }
+    results.wait(end);
+  }
+
+  // From the next rank on, so that not all send to the same one first.
+  std::vector<int> others() const {
+    std::vector<int> peers;
+    for (int step = 1; step < size_; ++step) {
+      peers.push_back((rank_ + step) % size_);
+    }
+    return peers;
+  }
+
+  // Messages under way at once. Gloo's threads move them, so that none here is waited for.
+  class Messages {
+   public:
+    Messages(OrderedAllReduce& work, int tag) : work_(work), tag_(tag) {}
+
+    void send(char* data, size_t bytes, int peer) {
+      if (bytes > 0) {
+        auto list = tensor(data, bytes);
+        pending_.push_back(work_.group_.send(list, peer, tag_));
+      }
+    }
+    void recv(char* data, size_t bytes, int peer) {
+      if (bytes > 0) {
+        auto list = tensor(data, bytes);
+        pending_.push_back(work_.group_.recv(list, peer, tag_));
+      }
+    }
+    void wait(steady_clock::time_point end) {
+      for (const auto& message : pending_) {
+        const auto left = std::chrono::ceil<milliseconds>(end - steady_clock::now());
+        message->wait(std::max(left, milliseconds(1)));
+      }
+    }
+
+   private:
+    static std::vector<at::Tensor> tensor(char* data, size_t bytes) {
+      return {at::from_blob(data, {static_cast<int64_t>(bytes)}, at::kByte)};
+    }
+
+    OrderedAllReduce& work_;
+    const int tag_;
+    std::vector<c10::intrusive_ptr<c10d::Work>> pending_;
+  };
+
+  // It owns the thread that this runs on.
+  c10d::ProcessGroupGloo& group_;
+  const int tag_;
 };
 
 // Gloo with an abort, which c10d's own class has not, and with a destructor that ends: c10d's waits for
@@ -135,21 +307,34 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
     abort();
   }
 
-  // Takes the way through the host's memory where it has one.
+  // All ranks agree on type and operation, and so on the way.
   c10::intrusive_ptr<c10d::Work> allreduce(
       std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    if (!shared_ || tensors.size() != 1 || !SharedAllReduce::serves(tensors[0], options.reduceOp)) {
+    const auto& op = options.reduceOp;
+    const auto limit =
+        options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout;
+    // Number and place in the queue go together.
+    std::lock_guard<std::mutex> lock(starting_);
+    c10::intrusive_ptr<AsyncWork> work;
+    const bool ours = tensors.size() == 1 && tensors[0].layout() == at::kStrided &&
+        tensors[0].device().is_cpu() && can_combine(tensors[0].scalar_type(), op.op_);
+    if (ours && shared_) {
+      work = c10::make_intrusive<SharedAllReduce>(
+          contexts_, shared_, tensors, op, ++seq_, limit);
+    } else if (ours && ordered_ && depends_on_order(tensors[0].scalar_type(), op.op_)) {
+      work = c10::make_intrusive<OrderedAllReduce>(
+          *this, contexts_, getRank(), getSize(), ordered_count_++, tensors, op, ++seq_, limit);
+    } else {
       return ProcessGroupGloo::allreduce(tensors, options);
     }
-    auto work = c10::make_intrusive<SharedAllReduce>(
-        contexts_,
-        shared_,
-        tensors,
-        options.reduceOp,
-        ++seq_,
-        options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout);
     enqueue(work);
     return work;
+  }
+
+  // All ranks are Brigade's, so that all-reduces can be other than Gloo's. Of two operands the order does not
+  // matter.
+  void ranks_are_ours() {
+    ordered_ = getSize() > 2;
   }
 
   // Every rank calls it, with the memory that it has opened, if it has: they use it when all have.
@@ -188,6 +373,9 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
   }
 
   std::shared_ptr<SharedMemory> shared_;
+  bool ordered_ = false;
+  std::mutex starting_;
+  uint64_t ordered_count_ = 0;
 };
 
 // Has the ranks of one host share memory. A rank that is not ours (Python on c10d's own Gloo) has no key,
@@ -214,6 +402,7 @@ class Meeting {
     if (size_ < 2 || !store_->check(keys)) {
       return;
     }
+    gloo.ranks_are_ours();
     const auto address = store_->get(key(0));
     if (address.empty()) {
       return;

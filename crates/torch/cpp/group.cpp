@@ -79,58 +79,58 @@ bool group_shares_memory(const Group& group) {
 }
 
 std::unique_ptr<Work> all_reduce(
-    const Group& group, const TensorRef& tensor, Reduction op, int64_t timeout_ms) {
+    const Group& group, const Tensor& tensor, Reduction op, int64_t timeout_ms) {
   c10d::AllreduceOptions opts;
   opts.reduceOp = reduce_op(op);
   opts.timeout = milliseconds(timeout_ms);
-  std::vector<at::Tensor> list{*tensor.tensor};
+  std::vector<at::Tensor> list{tensor};
   return handle(group.group->allreduce(list, opts));
 }
 
 std::unique_ptr<Work> broadcast(
-    const Group& group, const TensorRef& tensor, int64_t root, int64_t timeout_ms) {
+    const Group& group, const Tensor& tensor, int64_t root, int64_t timeout_ms) {
   c10d::BroadcastOptions opts;
   opts.rootRank = root;
   opts.timeout = milliseconds(timeout_ms);
-  std::vector<at::Tensor> list{*tensor.tensor};
+  std::vector<at::Tensor> list{tensor};
   return handle(group.group->broadcast(list, opts));
 }
 
 std::unique_ptr<Work> reduce(
-    const Group& group, const TensorRef& tensor, int64_t root, Reduction op, int64_t timeout_ms) {
+    const Group& group, const Tensor& tensor, int64_t root, Reduction op, int64_t timeout_ms) {
   c10d::ReduceOptions opts;
   opts.reduceOp = reduce_op(op);
   opts.rootRank = root;
   opts.timeout = milliseconds(timeout_ms);
-  std::vector<at::Tensor> list{*tensor.tensor};
+  std::vector<at::Tensor> list{tensor};
   return handle(group.group->reduce(list, opts));
 }
 
 std::unique_ptr<Work> all_gather(
     const Group& group,
     rust::Slice<const TensorRef> outputs,
-    const TensorRef& input,
+    const Tensor& input,
     int64_t timeout_ms) {
   c10d::AllgatherOptions opts;
   opts.timeout = milliseconds(timeout_ms);
   std::vector<std::vector<at::Tensor>> out{copy_handles(outputs)};
-  std::vector<at::Tensor> in{*input.tensor};
+  std::vector<at::Tensor> in{input};
   return handle(group.group->allgather(out, in, opts));
 }
 
 std::unique_ptr<Work> all_gather_flat(
-    const Group& group, const TensorRef& output, const TensorRef& input, int64_t timeout_ms) {
+    const Group& group, const Tensor& output, const Tensor& input, int64_t timeout_ms) {
   c10d::AllgatherOptions opts;
   opts.timeout = milliseconds(timeout_ms);
-  at::Tensor out = *output.tensor;
-  at::Tensor in = *input.tensor;
+  at::Tensor out = output;
+  at::Tensor in = input;
   return handle(group.group->_allgather_base(out, in, opts));
 }
 
 std::unique_ptr<Work> gather(
     const Group& group,
     rust::Slice<const TensorRef> outputs,
-    const TensorRef& input,
+    const Tensor& input,
     int64_t root,
     int64_t timeout_ms) {
   c10d::GatherOptions opts;
@@ -140,20 +140,20 @@ std::unique_ptr<Work> gather(
   if (group.group->getRank() == root) {
     out.push_back(copy_handles(outputs));
   }
-  std::vector<at::Tensor> in{*input.tensor};
+  std::vector<at::Tensor> in{input};
   return handle(group.group->gather(out, in, opts));
 }
 
 std::unique_ptr<Work> scatter(
     const Group& group,
-    const TensorRef& output,
+    const Tensor& output,
     rust::Slice<const TensorRef> inputs,
     int64_t root,
     int64_t timeout_ms) {
   c10d::ScatterOptions opts;
   opts.rootRank = root;
   opts.timeout = milliseconds(timeout_ms);
-  std::vector<at::Tensor> out{*output.tensor};
+  std::vector<at::Tensor> out{output};
   std::vector<std::vector<at::Tensor>> in;
   if (group.group->getRank() == root) {
     in.push_back(copy_handles(inputs));
@@ -163,29 +163,29 @@ std::unique_ptr<Work> scatter(
 
 std::unique_ptr<Work> reduce_scatter(
     const Group& group,
-    const TensorRef& output,
+    const Tensor& output,
     rust::Slice<const TensorRef> inputs,
     Reduction op,
     int64_t timeout_ms) {
   c10d::ReduceScatterOptions opts;
   opts.reduceOp = reduce_op(op);
   opts.timeout = milliseconds(timeout_ms);
-  std::vector<at::Tensor> out{*output.tensor};
+  std::vector<at::Tensor> out{output};
   std::vector<std::vector<at::Tensor>> in{copy_handles(inputs)};
   return handle(group.group->reduce_scatter(out, in, opts));
 }
 
 std::unique_ptr<Work> reduce_scatter_flat(
     const Group& group,
-    const TensorRef& output,
-    const TensorRef& input,
+    const Tensor& output,
+    const Tensor& input,
     Reduction op,
     int64_t timeout_ms) {
   c10d::ReduceScatterOptions opts;
   opts.reduceOp = reduce_op(op);
   opts.timeout = milliseconds(timeout_ms);
-  at::Tensor out = *output.tensor;
-  at::Tensor in = *input.tensor;
+  at::Tensor out = output;
+  at::Tensor in = input;
   return handle(group.group->_reduce_scatter_base(out, in, opts));
 }
 
@@ -203,32 +203,32 @@ std::unique_ptr<Work> all_to_all(
 
 std::unique_ptr<Work> all_to_all_flat(
     const Group& group,
-    const TensorRef& output,
-    const TensorRef& input,
+    const Tensor& output,
+    const Tensor& input,
     rust::Slice<const int64_t> output_rows,
     rust::Slice<const int64_t> input_rows,
     int64_t timeout_ms) {
   c10d::AllToAllOptions opts;
   opts.timeout = milliseconds(timeout_ms);
-  at::Tensor out = *output.tensor;
-  at::Tensor in = *input.tensor;
+  at::Tensor out = output;
+  at::Tensor in = input;
   std::vector<int64_t> out_rows(output_rows.begin(), output_rows.end());
   std::vector<int64_t> in_rows(input_rows.begin(), input_rows.end());
   return handle(group.group->alltoall_base(out, in, out_rows, in_rows, opts));
 }
 
-std::unique_ptr<Work> send(const Group& group, const TensorRef& tensor, int32_t to, int32_t tag) {
-  std::vector<at::Tensor> list{*tensor.tensor};
+std::unique_ptr<Work> send(const Group& group, const Tensor& tensor, int32_t to, int32_t tag) {
+  std::vector<at::Tensor> list{tensor};
   return message(group, group.group->send(list, to, tag));
 }
 
-std::unique_ptr<Work> recv(const Group& group, const TensorRef& tensor, int32_t from, int32_t tag) {
-  std::vector<at::Tensor> list{*tensor.tensor};
+std::unique_ptr<Work> recv(const Group& group, const Tensor& tensor, int32_t from, int32_t tag) {
+  std::vector<at::Tensor> list{tensor};
   return message(group, group.group->recv(list, from, tag));
 }
 
-std::unique_ptr<Work> recv_any(const Group& group, const TensorRef& tensor, int32_t tag) {
-  std::vector<at::Tensor> list{*tensor.tensor};
+std::unique_ptr<Work> recv_any(const Group& group, const Tensor& tensor, int32_t tag) {
+  std::vector<at::Tensor> list{tensor};
   return message(group, group.group->recvAnysource(list, tag));
 }
 

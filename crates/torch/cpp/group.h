@@ -52,40 +52,40 @@ void group_abort(const Group& group);
 bool group_shares_memory(const Group& group);
 
 std::unique_ptr<Work> all_reduce(
-    const Group& group, const TensorRef& tensor, Reduction op, int64_t timeout_ms);
+    const Group& group, const Tensor& tensor, Reduction op, int64_t timeout_ms);
 std::unique_ptr<Work> broadcast(
-    const Group& group, const TensorRef& tensor, int64_t root, int64_t timeout_ms);
+    const Group& group, const Tensor& tensor, int64_t root, int64_t timeout_ms);
 std::unique_ptr<Work> reduce(
-    const Group& group, const TensorRef& tensor, int64_t root, Reduction op, int64_t timeout_ms);
+    const Group& group, const Tensor& tensor, int64_t root, Reduction op, int64_t timeout_ms);
 std::unique_ptr<Work> all_gather(
     const Group& group,
     rust::Slice<const TensorRef> outputs,
-    const TensorRef& input,
+    const Tensor& input,
     int64_t timeout_ms);
 std::unique_ptr<Work> all_gather_flat(
-    const Group& group, const TensorRef& output, const TensorRef& input, int64_t timeout_ms);
+    const Group& group, const Tensor& output, const Tensor& input, int64_t timeout_ms);
 std::unique_ptr<Work> gather(
     const Group& group,
     rust::Slice<const TensorRef> outputs,
-    const TensorRef& input,
+    const Tensor& input,
     int64_t root,
     int64_t timeout_ms);
 std::unique_ptr<Work> scatter(
     const Group& group,
-    const TensorRef& output,
+    const Tensor& output,
     rust::Slice<const TensorRef> inputs,
     int64_t root,
     int64_t timeout_ms);
 std::unique_ptr<Work> reduce_scatter(
     const Group& group,
-    const TensorRef& output,
+    const Tensor& output,
     rust::Slice<const TensorRef> inputs,
     Reduction op,
     int64_t timeout_ms);
 std::unique_ptr<Work> reduce_scatter_flat(
     const Group& group,
-    const TensorRef& output,
-    const TensorRef& input,
+    const Tensor& output,
+    const Tensor& input,
     Reduction op,
     int64_t timeout_ms);
 std::unique_ptr<Work> all_to_all(
@@ -95,14 +95,14 @@ std::unique_ptr<Work> all_to_all(
     int64_t timeout_ms);
 std::unique_ptr<Work> all_to_all_flat(
     const Group& group,
-    const TensorRef& output,
-    const TensorRef& input,
+    const Tensor& output,
+    const Tensor& input,
     rust::Slice<const int64_t> output_rows,
     rust::Slice<const int64_t> input_rows,
     int64_t timeout_ms);
-std::unique_ptr<Work> send(const Group& group, const TensorRef& tensor, int32_t to, int32_t tag);
-std::unique_ptr<Work> recv(const Group& group, const TensorRef& tensor, int32_t from, int32_t tag);
-std::unique_ptr<Work> recv_any(const Group& group, const TensorRef& tensor, int32_t tag);
+std::unique_ptr<Work> send(const Group& group, const Tensor& tensor, int32_t to, int32_t tag);
+std::unique_ptr<Work> recv(const Group& group, const Tensor& tensor, int32_t from, int32_t tag);
+std::unique_ptr<Work> recv_any(const Group& group, const Tensor& tensor, int32_t tag);
 // `device`: the CUDA device that waits, or -1.
 std::unique_ptr<Work> barrier(const Group& group, int64_t device, int64_t timeout_ms);
 void monitored_barrier(const Group& group, int64_t timeout_ms, bool wait_all);

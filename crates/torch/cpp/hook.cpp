@@ -55,10 +55,7 @@ class RustHook final : public c10d::CommHookInterface {
 
   c10::intrusive_ptr<Future> runHook(c10d::GradBucket& bucket) override {
     at::NoGradGuard no_grad;
-    rust::Vec<TensorRef> gradients;
-    for (auto& gradient : bucket.getGradients()) {
-      gradients.push_back(TensorRef{new at::Tensor(gradient)});
-    }
+    const auto gradients = bucket.getGradients();
     rust::Vec<size_t> parameters;
     for (const auto& parameter : bucket.getParameters()) {
       parameters.push_back(places_.at(parameter.unsafeGetTensorImpl()));
@@ -67,8 +64,8 @@ class RustHook final : public c10d::CommHookInterface {
         *hook_,
         bucket.getIndex(),
         bucket.isLast(),
-        TensorRef{new at::Tensor(bucket.getBuffer())},
-        std::move(gradients),
+        bucket.getBuffer(),
+        gradients,
         std::move(parameters));
     std::vector<c10::Device> devices;
     if (!bucket.getBuffer().is_cpu()) {

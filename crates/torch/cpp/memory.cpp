@@ -2,6 +2,7 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/alignment.h>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -13,8 +14,10 @@
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <limits>
 #include <map>
@@ -285,7 +288,56 @@ bool keep_heap() {
 
 #endif
 
+// Tensors that begin at any multiple of 4 bytes, as bits must not depend on it.
+class ShiftedBlocks final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    const size_t shift = shift_.load();
+    // The block's own address lies in front of the tensor.
+    char* block = static_cast<char*>(std::aligned_alloc(
+        c10::gAlignment, (bytes + shift + 2 * c10::gAlignment) / c10::gAlignment * c10::gAlignment));
+    TORCH_CHECK(block != nullptr, "not enough memory for a tensor of ", bytes, " bytes");
+    char* tensor = block + c10::gAlignment + shift;
+    std::memcpy(tensor - sizeof(block), &block, sizeof(block));
+    return {tensor, tensor, &ShiftedBlocks::free, c10::DeviceType::CPU};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &ShiftedBlocks::free;
+  }
+
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+  static void install(size_t shift) {
+    // Never destroyed: tensors may outlive everything else.
+    static ShiftedBlocks* const allocator = new ShiftedBlocks();
+    allocator->shift_ = shift;
+    // Before the allocator of `keep_freed_memory`, which may come later.
+    c10::SetCPUAllocator(allocator, 2);
+  }
+
+ private:
+  static void free(void* tensor) {
+    if (tensor != nullptr) {
+      char* block = nullptr;
+      std::memcpy(&block, static_cast<char*>(tensor) - sizeof(block), sizeof(block));
+      std::free(block);
+    }
+  }
+
+  std::atomic<size_t> shift_{0};
+};
+
 } // namespace
+
+void shift_allocations(size_t bytes) {
+  TORCH_CHECK(
+      bytes % 4 == 0 && bytes < c10::gAlignment,
+      "allocations can be shifted by multiples of 4 bytes below ", c10::gAlignment, ", not by ", bytes);
+  ShiftedBlocks::install(bytes);
+}
 
 bool keep_freed_memory() {
   const bool blocks = keep_large_blocks();

@@ -148,34 +148,34 @@ struct Normalise : public torch::autograd::Function<Normalise> {
   }
 };
 
-std::optional<at::Tensor> optional(const Tensor* tensor) {
-  return tensor == nullptr ? std::nullopt : std::optional<at::Tensor>(*tensor);
+std::optional<at::Tensor> optional(rust::Slice<const TensorRef> tensor) {
+  return tensor.empty() ? std::nullopt : std::optional<at::Tensor>(tensor[0].tensor);
 }
 
 } // namespace
 
-Tensor* sync_batch_norm(
+std::unique_ptr<Tensor> sync_batch_norm(
     const Group& group,
-    const TensorRef& input,
-    const Tensor* weight,
-    const Tensor* bias,
-    const Tensor* running_mean,
-    const Tensor* running_var,
+    const Tensor& input,
+    rust::Slice<const TensorRef> weight,
+    rust::Slice<const TensorRef> bias,
+    rust::Slice<const TensorRef> running_mean,
+    rust::Slice<const TensorRef> running_var,
     double momentum,
     double eps) {
   Statistics statistics;
   {
     at::NoGradGuard no_grad;
-    statistics = gather(group.group, input.tensor->detach());
-    if (running_mean != nullptr && running_var != nullptr) {
-      auto mean = *running_mean, variance = *running_var;
+    statistics = gather(group.group, input.detach());
+    if (!running_mean.empty() && !running_var.empty()) {
+      auto mean = running_mean[0].tensor, variance = running_var[0].tensor;
       mean.lerp_(statistics.mean.to(mean.scalar_type()), momentum);
       const auto unbiased = statistics.variance * (statistics.count / (statistics.count - 1));
       variance.lerp_(unbiased.to(variance.scalar_type()), momentum);
     }
   }
-  return new at::Tensor(Normalise::apply(
-      *input.tensor, optional(weight), optional(bias), statistics, eps, group.group));
+  return std::make_unique<Tensor>(Normalise::apply(
+      input, optional(weight), optional(bias), statistics, eps, group.group));
 }
 
 } // namespace brigade

@@ -5,15 +5,14 @@
 
 namespace brigade {
 
-// In training only. `weight` and `bias` may be null, and so may both running statistics, which are
-// changed in place. A new tensor.
-Tensor* sync_batch_norm(
+// In training only. Lists have one tensor or none; running statistics are changed in place. A new tensor.
+std::unique_ptr<Tensor> sync_batch_norm(
     const Group& group,
-    const TensorRef& input,
-    const Tensor* weight,
-    const Tensor* bias,
-    const Tensor* running_mean,
-    const Tensor* running_var,
+    const Tensor& input,
+    rust::Slice<const TensorRef> weight,
+    rust::Slice<const TensorRef> bias,
+    rust::Slice<const TensorRef> running_mean,
+    rust::Slice<const TensorRef> running_var,
     double momentum,
     double eps);
 

@@ -381,43 +381,44 @@ struct NormRelu : public torch::autograd::Function<NormRelu> {
   }
 };
 
-std::optional<at::Tensor> optional(const Tensor* tensor) {
-  return tensor == nullptr ? std::nullopt : std::optional<at::Tensor>(*tensor);
+std::optional<at::Tensor> optional(rust::Slice<const TensorRef> tensor) {
+  return tensor.empty() ? std::nullopt : std::optional<at::Tensor>(tensor[0].tensor);
 }
 
 } // namespace
 
-Tensor* batch_norm_relu(
-    const TensorRef& input,
-    const Tensor* shortcut,
-    const Tensor* weight,
-    const Tensor* bias,
-    const Tensor* running_mean,
-    const Tensor* running_var,
+std::unique_ptr<Tensor> batch_norm_relu(
+    const Tensor& input,
+    rust::Slice<const TensorRef> shortcut,
+    rust::Slice<const TensorRef> weight,
+    rust::Slice<const TensorRef> bias,
+    rust::Slice<const TensorRef> running_mean,
+    rust::Slice<const TensorRef> running_var,
     bool training,
     double momentum,
     double eps) {
-  const auto& x = *input.tensor;
-  const auto is_mine = [&](const Tensor* t) {
-    return t != nullptr && is_vector(*t, x.size(1));
+  const auto& x = input;
+  const auto is_mine = [&](rust::Slice<const TensorRef> t) {
+    return !t.empty() && is_vector(t[0].tensor, x.size(1));
   };
   const bool one_pass = training && lies_in_rows(x) && x.size(1) >= kFewestChannels &&
       x.numel() > x.size(1) && is_mine(weight) && is_mine(bias) && is_mine(running_mean) &&
       is_mine(running_var) &&
-      (shortcut == nullptr || (lies_in_rows(*shortcut) && shortcut->sizes() == x.sizes()));
+      (shortcut.empty() ||
+       (lies_in_rows(shortcut[0].tensor) && shortcut[0].tensor.sizes() == x.sizes()));
   if (one_pass) {
-    return new at::Tensor(NormRelu::apply(
-        x, *weight, *bias, optional(shortcut),
-        Running{*running_mean, *running_var, momentum, eps}));
+    return std::make_unique<Tensor>(NormRelu::apply(
+        x, weight[0].tensor, bias[0].tensor, optional(shortcut),
+        Running{running_mean[0].tensor, running_var[0].tensor, momentum, eps}));
   }
   auto y = at::batch_norm(
       x, optional(weight), optional(bias), optional(running_mean), optional(running_var), training,
       momentum, eps, /*cudnn_enabled=*/true);
   // In place: nothing else holds y, and the normalisation's backward does not look at it.
-  if (shortcut != nullptr) {
-    y.add_(*shortcut);
+  if (!shortcut.empty()) {
+    y.add_(shortcut[0].tensor);
   }
-  return new at::Tensor(y.relu_());
+  return std::make_unique<Tensor>(y.relu_());
 }
 
 } // namespace brigade

@@ -5,15 +5,15 @@
 
 namespace brigade {
 
-// relu(batch_norm(input) + shortcut). All pointers but the input may be null; the running statistics are
+// relu(batch_norm(input) + shortcut). Lists have one tensor or none; the running statistics are
 // changed in place by training. A new tensor.
-Tensor* batch_norm_relu(
-    const TensorRef& input,
-    const Tensor* shortcut,
-    const Tensor* weight,
-    const Tensor* bias,
-    const Tensor* running_mean,
-    const Tensor* running_var,
+std::unique_ptr<Tensor> batch_norm_relu(
+    const Tensor& input,
+    rust::Slice<const TensorRef> shortcut,
+    rust::Slice<const TensorRef> weight,
+    rust::Slice<const TensorRef> bias,
+    rust::Slice<const TensorRef> running_mean,
+    rust::Slice<const TensorRef> running_var,
     bool training,
     double momentum,
     double eps);

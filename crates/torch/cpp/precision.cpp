@@ -35,23 +35,24 @@ void autocast_leave(int8_t device, const AutocastState& before) noexcept {
   at::autocast::set_autocast_cache_enabled(before.cache);
 }
 
-bool is_channels_last(const Tensor* tensor) {
+bool is_channels_last(const Tensor& tensor) {
   // Not `is_contiguous`: with one channel, or one pixel, that is true of both orders, and the kernels
   // go by what the strides suggest.
-  return tensor->dim() == 4 && tensor->suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+  return tensor.dim() == 4 && tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
 }
 
-Tensor* channels_last(const Tensor* tensor) {
+std::unique_ptr<Tensor> channels_last(const Tensor& tensor) {
   if (is_channels_last(tensor)) {
-    return new at::Tensor(*tensor);
+    return std::make_unique<Tensor>(tensor);
   }
-  return new at::Tensor(tensor->to(
-      tensor->options().memory_format(at::MemoryFormat::ChannelsLast),
+  return std::make_unique<Tensor>(tensor.to(
+      tensor.options().memory_format(at::MemoryFormat::ChannelsLast),
       /*non_blocking=*/false,
       /*copy=*/true));
 }
 
-Tensor* unscale_gradients(rust::Slice<const TensorRef> gradients, double inverse_scale) {
+std::unique_ptr<Tensor> unscale_gradients(
+    rust::Slice<const TensorRef> gradients, double inverse_scale) {
   at::NoGradGuard no_grad;
   const auto handles = copy_handles(gradients);
   TORCH_CHECK(!handles.empty(), "no gradient to unscale");
@@ -66,10 +67,10 @@ Tensor* unscale_gradients(rust::Slice<const TensorRef> gradients, double inverse
   for (auto& [type, list] : by_type) {
     at::_amp_foreach_non_finite_check_and_unscale_(list, found, inverse);
   }
-  return new at::Tensor(std::move(found));
+  return std::make_unique<Tensor>(std::move(found));
 }
 
-Tensor* norm_of_all(rust::Slice<const TensorRef> tensors, double p) {
+std::unique_ptr<Tensor> norm_of_all(rust::Slice<const TensorRef> tensors, double p) {
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> handles;
   auto widest = at::kFloat;
@@ -80,19 +81,19 @@ Tensor* norm_of_all(rust::Slice<const TensorRef> tensors, double p) {
     }
   }
   if (handles.empty()) {
-    return new at::Tensor(at::zeros({}));
+    return std::make_unique<Tensor>(at::zeros({}));
   }
   auto norms = at::_foreach_norm(handles, p);
   for (auto& norm : norms) {
     norm = norm.to(widest);
   }
-  return new at::Tensor(at::linalg_vector_norm(at::stack(norms), p));
+  return std::make_unique<Tensor>(at::linalg_vector_norm(at::stack(norms), p));
 }
 
-void multiply_all(rust::Slice<const TensorRef> tensors, const TensorRef& factor) {
+void multiply_all(rust::Slice<const TensorRef> tensors, const Tensor& factor) {
   at::NoGradGuard no_grad;
   if (!tensors.empty()) {
-    at::_foreach_mul_(copy_handles(tensors), *factor.tensor);
+    at::_foreach_mul_(copy_handles(tensors), factor);
   }
 }
 

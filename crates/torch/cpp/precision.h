@@ -14,14 +14,15 @@ AutocastState autocast_enter(int8_t device, const AutocastState& next);
 void autocast_leave(int8_t device, const AutocastState& before) noexcept;
 
 // A tensor of four dimensions with its channels last in memory; itself where it has them there.
-Tensor* channels_last(const Tensor* tensor);
-bool is_channels_last(const Tensor* tensor);
+std::unique_ptr<Tensor> channels_last(const Tensor& tensor);
+bool is_channels_last(const Tensor& tensor);
 
 // Multiplies gradients in place, and gives a float32 [1] on their device: 1 if any was not finite.
-Tensor* unscale_gradients(rust::Slice<const TensorRef> gradients, double inverse_scale);
+std::unique_ptr<Tensor> unscale_gradients(
+    rust::Slice<const TensorRef> gradients, double inverse_scale);
 // The p-norm of all values of all tensors together, a scalar on their device.
-Tensor* norm_of_all(rust::Slice<const TensorRef> tensors, double p);
-void multiply_all(rust::Slice<const TensorRef> tensors, const TensorRef& factor);
+std::unique_ptr<Tensor> norm_of_all(rust::Slice<const TensorRef> tensors, double p);
+void multiply_all(rust::Slice<const TensorRef> tensors, const Tensor& factor);
 void clamp_all(rust::Slice<const TensorRef> tensors, double limit);
 
 // Gives memory that allocators keep for later back to the system and the device.

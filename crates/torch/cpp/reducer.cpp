@@ -5,6 +5,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 namespace brigade {
@@ -125,15 +126,12 @@ struct Sink : public torch::autograd::Function<Sink> {
 
 } // namespace
 
-rust::Vec<TensorRef> reducer_sink(
+std::unique_ptr<std::vector<Tensor>> reducer_sink(
     const Reducer& reducer, rust::Slice<const TensorRef> outputs, bool delay) {
-  rust::Vec<TensorRef> out;
   const auto handles = copy_handles(outputs);
   // A list of tensors is seen as inputs only in the form of a TensorList.
-  for (auto& tensor : Sink::apply(reducer.reducer, delay, at::TensorList(handles))) {
-    out.push_back(TensorRef{new at::Tensor(std::move(tensor))});
-  }
-  return out;
+  return std::make_unique<std::vector<Tensor>>(
+      Sink::apply(reducer.reducer, delay, at::TensorList(handles)));
 }
 
 rust::Vec<size_t> reducer_bucket_bytes(const Reducer& reducer) {
@@ -153,7 +151,7 @@ void reducer_divide_by(const Reducer& reducer, int64_t ranks) {
       c10d::Work::create_from_future(future), /*useStaticWorldSize=*/ranks == 0);
 }
 
-void reducer_shadow_backward(const Reducer& reducer) {
+bool reducer_shadow_backward(const Reducer& reducer) {
   at::NoGradGuard no_grad;
   std::vector<c10::intrusive_ptr<c10::ivalue::Future>> started;
   // The buckets own the buffers, so they live until all messages have ended.
@@ -161,17 +159,23 @@ void reducer_shadow_backward(const Reducer& reducer) {
   for (auto& bucket : buckets) {
     started.push_back(reducer.reducer->run_comm_hook(bucket));
   }
-  for (auto& future : started) {
-    future->waitAndThrow();
+  bool finite = true;
+  for (size_t i = 0; i < started.size(); ++i) {
+    started[i]->waitAndThrow();
+    for (const auto& gradient : buckets[i].getGradients()) {
+      const std::array<TensorRef, 1> one{TensorRef{gradient}};
+      finite = finite && first_elements_are_finite({one.data(), one.size()});
+    }
   }
+  return finite;
 }
 
 void reducer_push_rebuilt(const Reducer& reducer) {
   reducer.reducer->push_rebuilt_params_for_all_indices();
 }
 
-Tensor* reducer_used_map(const Reducer& reducer) {
-  return new at::Tensor(reducer.reducer->get_local_used_map_on_device());
+std::unique_ptr<Tensor> reducer_used_map(const Reducer& reducer) {
+  return std::make_unique<Tensor>(reducer.reducer->get_local_used_map_on_device());
 }
 
 } // namespace brigade

@@ -34,7 +34,7 @@ void reducer_prepare_for_backward(const Reducer& reducer, rust::Slice<const Tens
 // The outputs, passed through one autograd node, so that a backward pass through any of them reaches
 // every parameter behind all of them. With `delay`, that node also queues the reduction for the end
 // of the backward pass: the first iteration of a static graph needs it. Owned by the caller.
-rust::Vec<TensorRef> reducer_sink(
+std::unique_ptr<std::vector<Tensor>> reducer_sink(
     const Reducer& reducer, rust::Slice<const TensorRef> outputs, bool delay);
 // Bytes of each bucket, in the order of reduction.
 rust::Vec<size_t> reducer_bucket_bytes(const Reducer& reducer);
@@ -47,9 +47,10 @@ void reducer_hook(const Reducer& reducer, rust::Box<Hook> hook);
 // For ranks that have no more data while others still have (DistributedDataParallel's join).
 // What the next backward's sums are divided by; 0 is the number of ranks, as always.
 void reducer_divide_by(const Reducer& reducer, int64_t ranks);
-// The messages of a backward, with zeros, through the hook if there is one.
-void reducer_shadow_backward(const Reducer& reducer);
+// The messages of a backward, with zeros, through the hook if there is one. Whether what the others sent was
+// finite where a loss flag leaves its mark.
+bool reducer_shadow_backward(const Reducer& reducer);
 void reducer_push_rebuilt(const Reducer& reducer);
-Tensor* reducer_used_map(const Reducer& reducer);
+std::unique_ptr<Tensor> reducer_used_map(const Reducer& reducer);
 
 } // namespace brigade

@@ -1,10 +1,8 @@
 #include "shared_memory.h"
 
-#include "every_cpu.h"
+#include "forks.h"
 
-#include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
-#include <c10/util/Half.h>
 
 #include <algorithm>
 #include <cstring>
@@ -14,7 +12,6 @@
 #include <sstream>
 #include <stdexcept>
 #include <thread>
-#include <type_traits>
 
 #ifdef __linux__
 #include <fcntl.h>
@@ -30,7 +27,6 @@ namespace brigade {
 namespace {
 
 using std::chrono::milliseconds;
-using RedOp = c10d::ReduceOp::RedOpType;
 
 constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096;
@@ -58,128 +54,6 @@ void relax() {
 #endif
 }
 
-const char* name(RedOp op) {
-  switch (op) {
-    case RedOp::SUM:
-      return "sum";
-    case RedOp::PRODUCT:
-      return "product";
-    case RedOp::MIN:
-      return "smallest";
-    default:
-      return "largest";
-  }
-}
-
-// `from` is one operand of each rank, one slot after the other. 16-bit numbers are combined in 32.
-template <typename T, typename Combine>
-BRIGADE_INLINE void combine_all(
-    T* to, const T* from, size_t stride, int ranks, size_t count, Combine combine) {
-  using Wide = std::conditional_t<
-      std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>,
-      float,
-      T>;
-  constexpr size_t kBlock = 1024;
-  Wide block[kBlock];
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    const size_t n = std::min(kBlock, count - begin);
-    for (size_t i = 0; i < n; ++i) {
-      block[i] = static_cast<Wide>(from[begin + i]);
-    }
-    for (int rank = 1; rank < ranks; ++rank) {
-      const T* other = from + rank * stride + begin;
-      for (size_t i = 0; i < n; ++i) {
-        block[i] = combine(block[i], static_cast<Wide>(other[i]));
-      }
-    }
-    for (size_t i = 0; i < n; ++i) {
-      to[begin + i] = static_cast<T>(block[i]);
-    }
-  }
-}
-
-struct Sum {
-  template <typename T>
-  BRIGADE_INLINE T operator()(T a, T b) const {
-    return a + b;
-  }
-};
-struct Product {
-  template <typename T>
-  BRIGADE_INLINE T operator()(T a, T b) const {
-    return a * b;
-  }
-};
-struct Smallest {
-  template <typename T>
-  BRIGADE_INLINE T operator()(T a, T b) const {
-    return b < a ? b : a;
-  }
-};
-struct Largest {
-  template <typename T>
-  BRIGADE_INLINE T operator()(T a, T b) const {
-    return a < b ? b : a;
-  }
-};
-
-// What gradients are.
-BRIGADE_EVERY_CPU
-void sum_float(float* to, const float* from, size_t stride, int ranks, size_t count) {
-  combine_all(to, from, stride, ranks, count, Sum());
-}
-BRIGADE_EVERY_CPU
-void sum_bfloat16(
-    c10::BFloat16* to, const c10::BFloat16* from, size_t stride, int ranks, size_t count) {
-  combine_all(to, from, stride, ranks, count, Sum());
-}
-
-template <typename T>
-void combine_as(RedOp op, char* out, const char* in, size_t stride, int ranks, size_t count) {
-  auto* to = reinterpret_cast<T*>(out);
-  const auto* from = reinterpret_cast<const T*>(in);
-  stride /= sizeof(T);
-  switch (op) {
-    case RedOp::SUM:
-      if constexpr (std::is_same_v<T, float>) {
-        return sum_float(to, from, stride, ranks, count);
-      } else if constexpr (std::is_same_v<T, c10::BFloat16>) {
-        return sum_bfloat16(to, from, stride, ranks, count);
-      } else {
-        return combine_all(to, from, stride, ranks, count, Sum());
-      }
-    case RedOp::PRODUCT:
-      return combine_all(to, from, stride, ranks, count, Product());
-    case RedOp::MIN:
-      return combine_all(to, from, stride, ranks, count, Smallest());
-    default:
-      return combine_all(to, from, stride, ranks, count, Largest());
-  }
-}
-
-void combine(
-    const SharedMemory::Request& request,
-    char* out,
-    const char* in,
-    size_t stride,
-    int ranks,
-    size_t count) {
-  switch (request.kind) {
-    case c10::ScalarType::Float:
-      return combine_as<float>(request.op, out, in, stride, ranks, count);
-    case c10::ScalarType::Double:
-      return combine_as<double>(request.op, out, in, stride, ranks, count);
-    case c10::ScalarType::Half:
-      return combine_as<c10::Half>(request.op, out, in, stride, ranks, count);
-    case c10::ScalarType::BFloat16:
-      return combine_as<c10::BFloat16>(request.op, out, in, stride, ranks, count);
-    case c10::ScalarType::Int:
-      return combine_as<int32_t>(request.op, out, in, stride, ranks, count);
-    default:
-      return combine_as<int64_t>(request.op, out, in, stride, ranks, count);
-  }
-}
-
 } // namespace
 
 // In the memory, one for each rank. Zero at first, as all of it.
@@ -193,20 +67,6 @@ struct alignas(kLine) SharedMemory::Rank {
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "processes share it");
-
-bool SharedMemory::serves(c10::ScalarType kind, RedOp op) {
-  switch (kind) {
-    case c10::ScalarType::Float:
-    case c10::ScalarType::Double:
-    case c10::ScalarType::Half:
-    case c10::ScalarType::BFloat16:
-    case c10::ScalarType::Int:
-    case c10::ScalarType::Long:
-      return op == RedOp::SUM || op == RedOp::PRODUCT || op == RedOp::MIN || op == RedOp::MAX;
-    default:
-      return false;
-  }
-}
 
 #ifdef __linux__
 
@@ -231,15 +91,14 @@ std::string host() {
   return out.str();
 }
 
-// The device and number of the file behind a descriptor.
-std::string identity(int fd) {
+// Whether a descriptor is of memory as rank 0 makes it: nameless, this user's, and of a size that nobody can
+// change under a rank that uses it.
+bool is_sealed_memory(int fd) {
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   struct stat found;
-  if (fstat(fd, &found) != 0) {
-    return "";
-  }
-  std::ostringstream out;
-  out << found.st_dev << ' ' << found.st_ino;
-  return out.str();
+  const int seals = fcntl(fd, F_GET_SEALS);
+  return fstat(fd, &found) == 0 && S_ISREG(found.st_mode) && found.st_nlink == 0 &&
+      found.st_uid == geteuid() && seals >= 0 && (seals & kSeals) == kSeals;
 }
 
 bool lock_byte(int fd, int rank) {
@@ -280,19 +139,28 @@ std::shared_ptr<SharedMemory> SharedMemory::make(int size) {
 }
 
 std::shared_ptr<SharedMemory> SharedMemory::open(const std::string& address, int rank, int size) {
+  // Numbers, of which the path is made here: the store has them from a peer.
   std::istringstream in(address);
-  std::string path, file, where;
-  std::getline(in, path, '\n');
-  std::getline(in, file, '\n');
-  std::getline(in, where, '\n');
-  if (where.empty() || where != host()) {
+  int pid = 0, number = -1;
+  std::string where;
+  in >> pid >> number >> std::ws;
+  std::getline(in, where);
+  if (!in || pid <= 0 || number < 0 || where.empty() || where != host()) {
     return nullptr;
   }
-  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const auto path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(number);
+  // Not even opened for writing before it is known to be memory: to open a device or a pipe does things.
+  const int seen = ::open(path.c_str(), O_PATH | O_CLOEXEC);
+  struct stat found;
+  const bool regular = seen >= 0 && fstat(seen, &found) == 0 && S_ISREG(found.st_mode);
+  if (seen >= 0) {
+    ::close(seen);
+  }
+  const int fd = regular ? ::open(path.c_str(), O_RDWR | O_CLOEXEC) : -1;
   if (fd < 0) {
     return nullptr;
   }
-  if (identity(fd) != file) {
+  if (!is_sealed_memory(fd)) {
     ::close(fd);
     return nullptr;
   }
@@ -310,12 +178,15 @@ std::shared_ptr<SharedMemory> SharedMemory::map(int fd, int rank, int size) {
     ::close(fd);
     return nullptr;
   }
+  // A child would hold the lock beyond this process's end.
+  close_in_forks(fd);
   return std::shared_ptr<SharedMemory>(new SharedMemory(fd, base, bytes, rank, size));
 }
 
 SharedMemory::~SharedMemory() {
   close("the group was dropped");
   munmap(base_, bytes_);
+  keep_in_forks(fd_);
   ::close(fd_);
 }
 
@@ -325,7 +196,7 @@ std::string SharedMemory::address() const {
     return "";
   }
   std::ostringstream out;
-  out << "/proc/" << getpid() << "/fd/" << fd_ << '\n' << identity(fd_) << '\n' << where;
+  out << getpid() << ' ' << fd_ << ' ' << where;
   return out.str();
 }
 
@@ -461,24 +332,7 @@ void SharedMemory::wait_for_all(Clock::time_point end, milliseconds limit) {
 void SharedMemory::compare(const Request& request, uint32_t chunk) const {
   for (int rank = 0; rank < size_; ++rank) {
     const auto& other = state(rank).requests[chunk % 2];
-    if (!(other == request)) {
-      const auto text = [](const Request& request) {
-        std::ostringstream out;
-        out << request.numel << " numbers of type " << c10::toString(request.kind) << ", "
-            << name(request.op);
-        return out.str();
-      };
-      TORCH_CHECK(
-          false,
-          "an all-reduce is of the same on all ranks: rank ",
-          rank_,
-          " asked for ",
-          text(request),
-          ", rank ",
-          rank,
-          " for ",
-          text(other));
-    }
+    check_same(rank_, request, rank, other);
   }
 }
 

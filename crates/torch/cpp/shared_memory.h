@@ -1,8 +1,7 @@
 // Memory that the ranks of a group share when all of them run on one host, and the all-reduce in it.
 #pragma once
 
-#include <c10/core/ScalarType.h>
-#include <torch/csrc/distributed/c10d/Types.hpp>
+#include "combine.h"
 
 #include <atomic>
 #include <chrono>
@@ -24,14 +23,6 @@ class SharedMemory {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // What an all-reduce is of. All ranks must ask for the same.
-  struct Request {
-    int64_t numel;
-    c10::ScalarType kind;
-    c10d::ReduceOp::RedOpType op;
-    bool operator==(const Request&) const = default;
-  };
-
   // Makes it, for rank 0. None where the system has no such memory.
   static std::shared_ptr<SharedMemory> make(int size);
   // Opens what rank 0 has made. None where this rank cannot: it is on another host, in another
@@ -47,8 +38,6 @@ class SharedMemory {
   }
   // How other ranks find it.
   std::string address() const;
-
-  static bool serves(c10::ScalarType kind, c10d::ReduceOp::RedOpType op);
 
   // The place of the next all-reduce among all; in the order of the calls, which is that of all ranks.
   uint64_t take_turn() {

@@ -15,45 +15,59 @@ std::vector<at::Tensor> copy_handles(rust::Slice<const TensorRef> tensors) {
   std::vector<at::Tensor> out;
   out.reserve(tensors.size());
   for (const auto& t : tensors) {
-    out.push_back(*t.tensor);
+    out.push_back(t.tensor);
   }
   return out;
 }
 
-Tensor* tensor_from_blob(rust::Box<Blob> blob, rust::Slice<const int64_t> shape, int8_t kind) {
+std::unique_ptr<Tensor> tensor_from_blob(
+    rust::Box<Blob> blob, rust::Slice<const int64_t> shape, int8_t kind) {
   auto* address = reinterpret_cast<void*>(blob_address(*blob));
   // Shared, since a deleter must be copyable; dropped with the last copy, also when from_blob throws.
   auto owner = std::make_shared<rust::Box<Blob>>(std::move(blob));
   auto release = [owner](void*) mutable { owner.reset(); };
-  return new at::Tensor(at::from_blob(
+  return std::make_unique<Tensor>(at::from_blob(
       address,
       at::IntArrayRef(shape.data(), shape.size()),
       release,
       at::TensorOptions().dtype(static_cast<at::ScalarType>(kind))));
 }
 
-size_t tensor_data(const Tensor* tensor) {
-  return reinterpret_cast<size_t>(tensor->const_data_ptr());
+std::unique_ptr<Tensor> copy_handle(const Tensor& tensor) {
+  return std::make_unique<Tensor>(tensor);
 }
 
-bool tensor_is_plain(const Tensor* tensor) {
-  return tensor->defined() && tensor->device().is_cpu() && tensor->layout() == at::kStrided &&
-      tensor->is_contiguous() && !tensor->is_neg() && !tensor->is_conj();
+size_t tensor_data(const Tensor& tensor) {
+  return reinterpret_cast<size_t>(tensor.const_data_ptr());
 }
 
-void clear_gradient(const Tensor* tensor) {
-  auto handle = *tensor;
+size_t tensor_mutable_data(const Tensor& tensor) {
+  return reinterpret_cast<size_t>(tensor.mutable_data_ptr());
+}
+
+bool tensor_is_plain(const Tensor& tensor) {
+  return tensor.defined() && tensor.device().is_cpu() && tensor.layout() == at::kStrided &&
+      tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj();
+}
+
+bool tensor_is_shared(const Tensor& tensor) {
+  return !tensor.defined() || tensor.use_count() > 1 || !tensor.has_storage() ||
+      tensor.storage().use_count() > 1;
+}
+
+void clear_gradient(const Tensor& tensor) {
+  auto handle = tensor;
   handle.mutable_grad().reset();
 }
 
-Tensor* gradient(const Tensor* tensor) {
-  const auto& grad = tensor->grad();
-  return grad.defined() ? new at::Tensor(grad) : nullptr;
+std::unique_ptr<Tensor> gradient(const Tensor& tensor) {
+  const auto& grad = tensor.grad();
+  return grad.defined() ? std::make_unique<Tensor>(grad) : nullptr;
 }
 
-void set_gradient(const Tensor* tensor, const Tensor* gradient) {
-  auto handle = *tensor;
-  handle.mutable_grad() = *gradient;
+void set_gradient(const Tensor& tensor, const Tensor& gradient) {
+  auto handle = tensor;
+  handle.mutable_grad() = gradient;
 }
 
 namespace {
@@ -91,33 +105,16 @@ bool grad_enabled() {
   return at::GradMode::is_enabled();
 }
 
-void call_on_arrival(rust::Slice<const TensorRef> outputs, rust::Box<Arrival> arrival) {
-  struct Once {
-    explicit Once(rust::Box<Arrival> arrival) : arrival(std::move(arrival)) {}
-    rust::Box<Arrival> arrival;
-    std::once_flag flag;
-  };
-  // Shared by the outputs' graphs, which drop it.
-  auto once = std::make_shared<Once>(std::move(arrival));
-  for (const auto& output : outputs) {
-    if (output.tensor->requires_grad()) {
-      output.tensor->register_hook([once](const at::Tensor&) {
-        std::call_once(once->flag, [&] { run_arrival(*once->arrival); });
-      });
-    }
-  }
-}
-
-std::unique_ptr<Fetch> start_fetch(const Tensor* tensor) {
+std::unique_ptr<Fetch> start_fetch(const Tensor& tensor) {
   at::NoGradGuard no_grad;
   auto fetch = std::make_unique<Fetch>();
-  if (tensor->is_cpu()) {
-    fetch->host = tensor->clone();
+  if (tensor.is_cpu()) {
+    fetch->host = tensor.clone();
     return fetch;
   }
   // Into pinned memory, which a copy that does not wait needs.
-  fetch->host = tensor->to(at::kCPU, /*non_blocking=*/true);
-  const auto device = tensor->device();
+  fetch->host = tensor.to(at::kCPU, /*non_blocking=*/true);
+  const auto device = tensor.device();
   fetch->copied.emplace(device.type());
   fetch->copied->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   return fetch;

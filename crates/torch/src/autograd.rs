@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use crate::bridge::ffi;
+use crate::bridge::{borrow, ffi, own};
 use crate::error::Error;
 
 /// Whether operations record what `backward` needs: false inside [`tch::no_grad`].
@@ -26,8 +26,7 @@ pub fn grad_enabled() -> bool {
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub fn clear_gradient(parameter: &Tensor) -> Result<(), Error> {
-    // SAFETY: the pointer is that of a live tch tensor. Other handles of the gradient keep it alive.
-    unsafe { ffi::clear_gradient(parameter.as_ptr().cast()) }
+    ffi::clear_gradient(borrow(parameter))
         .map_err(|error| Error::libtorch("clear_gradient", &error))
 }
 
@@ -36,14 +35,9 @@ pub fn clear_gradient(parameter: &Tensor) -> Result<(), Error> {
 /// # Errors
 /// [`Error::Libtorch`] when the tensor cannot have one.
 pub fn gradient(parameter: &Tensor) -> Result<Option<Tensor>, Error> {
-    // SAFETY: the pointer is that of a live tch tensor.
-    let gradient = unsafe { ffi::gradient(parameter.as_ptr().cast()) }
-        .map_err(|error| Error::libtorch("gradient", &error))?;
-    if gradient.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: a new handle on the heap, made with the type that tch frees.
-    Ok(Some(unsafe { Tensor::from_ptr(gradient.cast()) }))
+    let gradient =
+        ffi::gradient(borrow(parameter)).map_err(|error| Error::libtorch("gradient", &error))?;
+    Ok((!gradient.is_null()).then(|| own(gradient)))
 }
 
 /// Gives a parameter a gradient, in place of the one it had: a checkpoint within an accumulation window.
@@ -64,7 +58,6 @@ pub fn set_gradient(parameter: &Tensor, gradient: &Tensor) -> Result<(), Error> 
             gradient.f_kind()?
         )));
     }
-    // SAFETY: both pointers are those of live tch tensors; libtorch keeps a handle of its own.
-    unsafe { ffi::set_gradient(parameter.as_ptr().cast(), gradient.as_ptr().cast()) }
+    ffi::set_gradient(borrow(parameter), borrow(gradient))
         .map_err(|error| Error::libtorch("set_gradient", &error))
 }

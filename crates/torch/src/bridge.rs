@@ -1,14 +1,15 @@
 //! The list of everything that crosses the border, for cxx.
 //!
 //! Rules:
-//! 1. A tensor that C++ only looks at or fills crosses as [`ffi::TensorRef`], a pointer that lives for
-//!    the call. C++ copies the handle if it keeps the tensor.
-//! 2. A new tensor crosses as a raw pointer that Rust owns at once (`tch::Tensor::from_ptr`).
+//! 1. A tensor that C++ only looks at or fills crosses as a reference ([`borrow`]), in lists as
+//!    [`ffi::TensorRef`], which borrows it. C++ copies the handle if it keeps the tensor.
+//! 2. A new tensor crosses as a `UniquePtr`, which [`own`] turns into tch's; null where there is none.
 //! 3. Time limits cross as milliseconds; [`NO_LIMIT_OF_ITS_OWN`] means the group's.
 //! 4. Every function that can throw returns `Result`; `cpp/errors.h` marks the kind.
 
-use std::sync::Arc;
+use std::borrow::Borrow;
 
+use cxx::{CxxVector, UniquePtr};
 use tch::Tensor;
 
 use crate::error::Error;
@@ -37,12 +38,12 @@ fn run_hook(
     hook: &Hook,
     index: usize,
     is_last: bool,
-    buffer: ffi::TensorRef,
-    gradients: Vec<ffi::TensorRef>,
+    buffer: &ffi::Tensor,
+    gradients: &CxxVector<ffi::Tensor>,
     parameters: Vec<usize>,
 ) -> Result<(), Error> {
-    let buffer = own(buffer);
-    let gradients = gradients.into_iter().map(own).collect();
+    let buffer = own(ffi::copy_handle(buffer));
+    let gradients = gradients.iter().map(|gradient| own(ffi::copy_handle(gradient))).collect();
     let bucket = Bucket { index, is_last, buffer, gradients, parameters };
     // A panic must not cross the border.
     let run = std::panic::AssertUnwindSafe(|| (hook.run)(bucket));
@@ -50,22 +51,29 @@ fn run_hook(
         .unwrap_or_else(|_| Err(Error::Misuse("a communication hook panicked".into())))
 }
 
-/// What a reducer does when a backward pass reaches its model; called from the thread that runs `backward`.
-pub(crate) struct Arrival {
-    pub(crate) run: Arc<dyn Fn() -> Result<(), Error> + Send + Sync>,
+/// Takes over a handle that C++ made for Rust, which is there.
+pub(crate) fn own(tensor: UniquePtr<ffi::Tensor>) -> Tensor {
+    // SAFETY: a handle on the heap of the type that tch allocates and frees (`at::Tensor`), which the
+    // UniquePtr has owned alone and now gives up. tch takes a null pointer for no tensor at all, and no
+    // function that is used with `own` returns one.
+    unsafe { Tensor::from_ptr(tensor.into_raw().cast()) }
 }
 
-fn run_arrival(arrival: &Arrival) -> Result<(), Error> {
-    // A panic must not cross the border.
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (arrival.run)())).unwrap_or_else(
-        |_| Err(Error::Misuse("what a reducer calls in a backward panicked".into())),
-    )
+/// Lends a tensor to C++.
+pub(crate) fn borrow(tensor: &Tensor) -> &ffi::Tensor {
+    // SAFETY: a live tch tensor points to an `at::Tensor` on the heap, which is `ffi::Tensor`, and keeps it
+    // for as long as it is borrowed. The type is opaque: Rust sees no bytes of it.
+    unsafe { &*tensor.as_ptr().cast::<ffi::Tensor>() }
 }
 
-/// Takes over a handle that C++ made for Rust.
-pub(crate) fn own(tensor: ffi::TensorRef) -> Tensor {
-    // SAFETY: only called with new handles on the heap, made with the type that tch frees, each once.
-    unsafe { Tensor::from_ptr(tensor.tensor.cast_mut().cast()) }
+/// Lends a list of tensors.
+pub(crate) fn borrow_all<T: Borrow<Tensor>>(tensors: &[T]) -> Vec<ffi::TensorRef<'_>> {
+    tensors.iter().map(|tensor| ffi::TensorRef { tensor: borrow(tensor.borrow()) }).collect()
+}
+
+/// Lends a tensor that may be missing: as a list of one, or an empty one.
+pub(crate) fn borrow_optional(tensor: Option<&Tensor>) -> Vec<ffi::TensorRef<'_>> {
+    tensor.map(|tensor| ffi::TensorRef { tensor: borrow(tensor) }).into_iter().collect()
 }
 
 #[cxx::bridge(namespace = "brigade")]
@@ -75,8 +83,8 @@ pub(crate) fn own(tensor: ffi::TensorRef) -> Tensor {
 pub(crate) mod ffi {
     /// A borrowed tensor.
     #[derive(Clone, Copy)]
-    struct TensorRef {
-        tensor: *const Tensor,
+    struct TensorRef<'a> {
+        tensor: &'a Tensor,
     }
 
     /// c10d's reductions, with c10d's numbers.
@@ -90,6 +98,20 @@ pub(crate) mod ffi {
         BitAnd = 5,
         BitOr = 6,
         BitXor = 7,
+    }
+
+    /// Whether products of matrices on the CPU give the same bits wherever their operands lie in memory.
+    #[derive(Debug)]
+    #[repr(u8)]
+    enum Products {
+        /// They do.
+        Reproducible = 0,
+        /// They may not: `MKL_CBWR` in the environment, or the program, has chosen another mode.
+        TurnedOff = 1,
+        /// They may not: MKL was used before it could be asked.
+        UsedBefore = 2,
+        /// They may not: MKL has no such mode for this processor, or libtorch has another library.
+        Unsupported = 3,
     }
 
     struct TcpStoreOptions<'a> {
@@ -267,30 +289,29 @@ pub(crate) mod ffi {
         fn blob_address(blob: &Blob) -> usize;
 
         type Hook;
-        /// Takes over the handles.
+        /// Copies the handles.
         fn run_hook(
             hook: &Hook,
             index: usize,
             is_last: bool,
-            buffer: TensorRef,
-            gradients: Vec<TensorRef>,
+            buffer: &Tensor,
+            gradients: &CxxVector<Tensor>,
             parameters: Vec<usize>,
         ) -> Result<()>;
-
-        type Arrival;
-        fn run_arrival(arrival: &Arrival) -> Result<()>;
     }
 
     unsafe extern "C++" {
         include!("brigade-torch/cpp/errors.h");
         include!("brigade-torch/cpp/tensors.h");
         include!("brigade-torch/cpp/memory.h");
+        include!("brigade-torch/cpp/loss_flag.h");
         include!("brigade-torch/cpp/mapped.h");
         include!("brigade-torch/cpp/store.h");
         include!("brigade-torch/cpp/group.h");
         include!("brigade-torch/cpp/reducer.h");
         include!("brigade-torch/cpp/optimizer.h");
         include!("brigade-torch/cpp/precision.h");
+        include!("brigade-torch/cpp/reproducible.h");
         include!("brigade-torch/cpp/flat.h");
         include!("brigade-torch/cpp/matrix_step.h");
         include!("brigade-torch/cpp/norm.h");
@@ -298,37 +319,31 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/profiler.h");
 
         type Tensor;
+        fn copy_handle(tensor: &Tensor) -> UniquePtr<Tensor>;
         /// # Safety
         /// The blob's address must hold `shape`'s product of elements of `kind`.
-        unsafe fn tensor_from_blob(blob: Box<Blob>, shape: &[i64], kind: i8)
-        -> Result<*mut Tensor>;
-        /// # Safety
-        /// The pointer comes from a live `tch::Tensor`, as for all functions on `*const Tensor`.
-        unsafe fn tensor_data(tensor: *const Tensor) -> Result<usize>;
-        /// # Safety
-        /// See `tensor_data`.
-        unsafe fn tensor_is_plain(tensor: *const Tensor) -> Result<bool>;
-        /// # Safety
-        /// See `tensor_data`.
-        unsafe fn clear_gradient(tensor: *const Tensor) -> Result<()>;
-        /// # Safety
-        /// See `tensor_data`.
-        unsafe fn gradient(tensor: *const Tensor) -> Result<*mut Tensor>;
-        /// # Safety
-        /// Both pointers are valid for the call.
-        unsafe fn set_gradient(tensor: *const Tensor, gradient: *const Tensor) -> Result<()>;
+        unsafe fn tensor_from_blob(
+            blob: Box<Blob>,
+            shape: &[i64],
+            kind: i8,
+        ) -> Result<UniquePtr<Tensor>>;
+        fn tensor_data(tensor: &Tensor) -> Result<usize>;
+        fn tensor_mutable_data(tensor: &Tensor) -> Result<usize>;
+        fn tensor_is_plain(tensor: &Tensor) -> Result<bool>;
+        fn tensor_is_shared(tensor: &Tensor) -> bool;
+        fn clear_gradient(tensor: &Tensor) -> Result<()>;
+        /// Null when there is none.
+        fn gradient(tensor: &Tensor) -> Result<UniquePtr<Tensor>>;
+        fn set_gradient(tensor: &Tensor, gradient: &Tensor) -> Result<()>;
         fn grad_enabled() -> bool;
-        /// Calls once when a backward reaches one of the outputs, before it goes further.
-        fn call_on_arrival(outputs: &[TensorRef], arrival: Box<Arrival>) -> Result<()>;
 
         type Fetch;
-        /// # Safety
-        /// The pointer is that of a live tensor.
-        unsafe fn start_fetch(tensor: *const Tensor) -> Result<UniquePtr<Fetch>>;
+        fn start_fetch(tensor: &Tensor) -> Result<UniquePtr<Fetch>>;
         fn fetched_number(fetch: &Fetch) -> Result<i64>;
         fn rng_state(cuda_device: i32) -> Result<Vec<u8>>;
         fn set_rng_state(cuda_device: i32, state: &[u8]) -> Result<()>;
         fn keep_freed_memory() -> bool;
+        fn shift_allocations(bytes: usize) -> Result<()>;
 
         type Window;
         fn map_window(file: i32, offset: u64, bytes: usize) -> UniquePtr<Window>;
@@ -382,85 +397,85 @@ pub(crate) mod ffi {
         type Work;
         fn all_reduce(
             group: &Group,
-            tensor: &TensorRef,
+            tensor: &Tensor,
             op: Reduction,
             timeout_ms: i64,
         ) -> Result<UniquePtr<Work>>;
         fn broadcast(
             group: &Group,
-            tensor: &TensorRef,
+            tensor: &Tensor,
             root: i64,
             timeout_ms: i64,
         ) -> Result<UniquePtr<Work>>;
         fn reduce(
             group: &Group,
-            tensor: &TensorRef,
+            tensor: &Tensor,
             root: i64,
             op: Reduction,
             timeout_ms: i64,
         ) -> Result<UniquePtr<Work>>;
         fn all_gather(
             group: &Group,
-            outputs: &[TensorRef],
-            input: &TensorRef,
+            outputs: &[TensorRef<'_>],
+            input: &Tensor,
             timeout_ms: i64,
         ) -> Result<UniquePtr<Work>>;
         fn all_gather_flat(
             group: &Group,
-            output: &TensorRef,
-            input: &TensorRef,
+            output: &Tensor,
+            input: &Tensor,
             timeout_ms: i64,
         ) -> Result<UniquePtr<Work>>;
         fn gather(
             group: &Group,
-            outputs: &[TensorRef],
-            input: &TensorRef,
+            outputs: &[TensorRef<'_>],
+            input: &Tensor,
             root: i64,
             timeout_ms: i64,
         ) -> Result<UniquePtr<Work>>;
         fn scatter(
             group: &Group,
-            output: &TensorRef,
-            inputs: &[TensorRef],
+            output: &Tensor,
+            inputs: &[TensorRef<'_>],
             root: i64,
             timeout_ms: i64,
         ) -> Result<UniquePtr<Work>>;
         fn reduce_scatter(
             group: &Group,
-            output: &TensorRef,
-            inputs: &[TensorRef],
+            output: &Tensor,
+            inputs: &[TensorRef<'_>],
             op: Reduction,
             timeout_ms: i64,
         ) -> Result<UniquePtr<Work>>;
         fn reduce_scatter_flat(
             group: &Group,
-            output: &TensorRef,
-            input: &TensorRef,
+            output: &Tensor,
+            input: &Tensor,
             op: Reduction,
             timeout_ms: i64,
         ) -> Result<UniquePtr<Work>>;
         fn all_to_all(
             group: &Group,
-            outputs: &[TensorRef],
-            inputs: &[TensorRef],
+            outputs: &[TensorRef<'_>],
+            inputs: &[TensorRef<'_>],
             timeout_ms: i64,
         ) -> Result<UniquePtr<Work>>;
         fn all_to_all_flat(
             group: &Group,
-            output: &TensorRef,
-            input: &TensorRef,
+            output: &Tensor,
+            input: &Tensor,
             output_rows: &[i64],
             input_rows: &[i64],
             timeout_ms: i64,
         ) -> Result<UniquePtr<Work>>;
-        fn send(group: &Group, tensor: &TensorRef, to: i32, tag: i32) -> Result<UniquePtr<Work>>;
-        fn recv(group: &Group, tensor: &TensorRef, from: i32, tag: i32) -> Result<UniquePtr<Work>>;
-        fn recv_any(group: &Group, tensor: &TensorRef, tag: i32) -> Result<UniquePtr<Work>>;
+        fn send(group: &Group, tensor: &Tensor, to: i32, tag: i32) -> Result<UniquePtr<Work>>;
+        fn recv(group: &Group, tensor: &Tensor, from: i32, tag: i32) -> Result<UniquePtr<Work>>;
+        fn recv_any(group: &Group, tensor: &Tensor, tag: i32) -> Result<UniquePtr<Work>>;
         fn barrier(group: &Group, device: i64, timeout_ms: i64) -> Result<UniquePtr<Work>>;
         fn monitored_barrier(group: &Group, timeout_ms: i64, wait_all: bool) -> Result<()>;
         fn broadcast_coalesced(
             group: &Group,
-            tensors: &[TensorRef],
+            tensors: &[TensorRef<'_>],
             bytes: usize,
             root: i32,
         ) -> Result<()>;
@@ -471,51 +486,56 @@ pub(crate) mod ffi {
         type Reducer;
         fn new_reducer(
             group: &Group,
-            parameters: &[TensorRef],
+            parameters: &[TensorRef<'_>],
             names: &[String],
             options: &ReducerOptions,
         ) -> Result<UniquePtr<Reducer>>;
         fn reducer_prepare_for_forward(reducer: &Reducer) -> Result<()>;
         fn reducer_rebuild_buckets(reducer: &Reducer) -> Result<bool>;
-        fn reducer_prepare_for_backward(reducer: &Reducer, outputs: &[TensorRef]) -> Result<()>;
+        fn reducer_prepare_for_backward(reducer: &Reducer, outputs: &[TensorRef<'_>])
+        -> Result<()>;
         fn reducer_sink(
             reducer: &Reducer,
-            outputs: &[TensorRef],
+            outputs: &[TensorRef<'_>],
             delay: bool,
-        ) -> Result<Vec<TensorRef>>;
+        ) -> Result<UniquePtr<CxxVector<Tensor>>>;
         fn reducer_bucket_bytes(reducer: &Reducer) -> Result<Vec<usize>>;
         fn reducer_compress(reducer: &Reducer, group: &Group, kind: i8) -> Result<()>;
         fn reducer_hook(reducer: &Reducer, hook: Box<Hook>) -> Result<()>;
         fn reducer_divide_by(reducer: &Reducer, ranks: i64) -> Result<()>;
-        fn reducer_shadow_backward(reducer: &Reducer) -> Result<()>;
+        /// Whether what the others sent was finite where a loss flag leaves its mark.
+        fn reducer_shadow_backward(reducer: &Reducer) -> Result<bool>;
         fn reducer_push_rebuilt(reducer: &Reducer) -> Result<()>;
-        fn reducer_used_map(reducer: &Reducer) -> Result<*mut Tensor>;
+        fn reducer_used_map(reducer: &Reducer) -> Result<UniquePtr<Tensor>>;
 
-        /// # Safety
-        /// Pointers are null or come from live tensors.
-        unsafe fn sync_batch_norm(
+        fn sync_batch_norm(
             group: &Group,
-            input: &TensorRef,
-            weight: *const Tensor,
-            bias: *const Tensor,
-            running_mean: *const Tensor,
-            running_var: *const Tensor,
+            input: &Tensor,
+            weight: &[TensorRef<'_>],
+            bias: &[TensorRef<'_>],
+            running_mean: &[TensorRef<'_>],
+            running_var: &[TensorRef<'_>],
             momentum: f64,
             eps: f64,
-        ) -> Result<*mut Tensor>;
-        /// # Safety
-        /// See `sync_batch_norm`.
-        unsafe fn batch_norm_relu(
-            input: &TensorRef,
-            shortcut: *const Tensor,
-            weight: *const Tensor,
-            bias: *const Tensor,
-            running_mean: *const Tensor,
-            running_var: *const Tensor,
+        ) -> Result<UniquePtr<Tensor>>;
+        fn batch_norm_relu(
+            input: &Tensor,
+            shortcut: &[TensorRef<'_>],
+            weight: &[TensorRef<'_>],
+            bias: &[TensorRef<'_>],
+            running_mean: &[TensorRef<'_>],
+            running_var: &[TensorRef<'_>],
             training: bool,
             momentum: f64,
             eps: f64,
-        ) -> Result<*mut Tensor>;
+        ) -> Result<UniquePtr<Tensor>>;
+
+        type LossFlag;
+        fn new_loss_flag(parameters: &[TensorRef<'_>]) -> Result<UniquePtr<LossFlag>>;
+        fn loss_flag_raise(flag: &LossFlag, value: &Tensor);
+        fn loss_flag_lower(flag: &LossFlag) -> bool;
+        fn first_elements_are_finite(tensors: &[TensorRef<'_>]) -> Result<bool>;
+        fn first_elements_not_finite(tensors: &[TensorRef<'_>]) -> Result<UniquePtr<Tensor>>;
 
         fn profiler_start(options: &ProfilerOptions) -> Result<()>;
         fn profiler_stop(path: &str) -> Result<Vec<ProfiledEvent>>;
@@ -523,54 +543,56 @@ pub(crate) mod ffi {
         fn enter_scope(name: &str) -> Result<UniquePtr<Scope>>;
 
         fn fused_adam(
-            parameters: &[TensorRef],
-            gradients: &[TensorRef],
-            exp_avgs: &[TensorRef],
-            exp_avg_sqs: &[TensorRef],
-            max_exp_avg_sqs: &[TensorRef],
-            steps: &[TensorRef],
+            parameters: &[TensorRef<'_>],
+            gradients: &[TensorRef<'_>],
+            exp_avgs: &[TensorRef<'_>],
+            exp_avg_sqs: &[TensorRef<'_>],
+            max_exp_avg_sqs: &[TensorRef<'_>],
+            steps: &[TensorRef<'_>],
             step: &AdamStep,
         ) -> Result<()>;
         fn fused_sgd(
-            parameters: &[TensorRef],
-            gradients: &[TensorRef],
-            momentum_buffers: &[TensorRef],
+            parameters: &[TensorRef<'_>],
+            gradients: &[TensorRef<'_>],
+            momentum_buffers: &[TensorRef<'_>],
             step: &SgdStep,
         ) -> Result<()>;
 
         fn autocast_enter(device: i8, next: &AutocastState) -> Result<AutocastState>;
         fn autocast_leave(device: i8, before: &AutocastState);
-        /// # Safety
-        /// See `tensor_data`.
-        unsafe fn channels_last(tensor: *const Tensor) -> Result<*mut Tensor>;
-        /// # Safety
-        /// See `tensor_data`.
-        unsafe fn is_channels_last(tensor: *const Tensor) -> Result<bool>;
-        fn unscale_gradients(gradients: &[TensorRef], inverse_scale: f64) -> Result<*mut Tensor>;
-        fn norm_of_all(tensors: &[TensorRef], p: f64) -> Result<*mut Tensor>;
-        fn multiply_all(tensors: &[TensorRef], factor: &TensorRef) -> Result<()>;
-        fn clamp_all(tensors: &[TensorRef], limit: f64) -> Result<()>;
+        fn channels_last(tensor: &Tensor) -> Result<UniquePtr<Tensor>>;
+        fn is_channels_last(tensor: &Tensor) -> Result<bool>;
+        fn unscale_gradients(
+            gradients: &[TensorRef<'_>],
+            inverse_scale: f64,
+        ) -> Result<UniquePtr<Tensor>>;
+        fn norm_of_all(tensors: &[TensorRef<'_>], p: f64) -> Result<UniquePtr<Tensor>>;
+        fn multiply_all(tensors: &[TensorRef<'_>], factor: &Tensor) -> Result<()>;
+        fn clamp_all(tensors: &[TensorRef<'_>], limit: f64) -> Result<()>;
         fn release_memory(cuda: bool) -> Result<()>;
         fn device_memory(device: i8) -> Result<DeviceMemory>;
         fn has_onednn() -> bool;
+        fn make_products_reproducible() -> Products;
         fn cuda_has_bf16() -> Result<bool>;
 
         fn fused_adagrad(
-            parameters: &[TensorRef],
-            gradients: &[TensorRef],
-            state_sums: &[TensorRef],
-            steps: &[TensorRef],
+            parameters: &[TensorRef<'_>],
+            gradients: &[TensorRef<'_>],
+            state_sums: &[TensorRef<'_>],
+            steps: &[TensorRef<'_>],
             step: &AdagradStep,
         ) -> Result<()>;
-        fn rmsprop(tensors: &[TensorRef], step: &RmsPropStep, operations: bool) -> Result<()>;
-        fn rectified(tensors: &[TensorRef], step: &RectifiedStep, operations: bool) -> Result<()>;
-        fn lamb(tensors: &[TensorRef], step: &LambStep, operations: bool) -> Result<()>;
-        fn larc(tensors: &[TensorRef], step: &LarcStep, operations: bool) -> Result<()>;
-        fn look_ahead(tensors: &[TensorRef], alpha: f64, operations: bool) -> Result<()>;
-        fn adafactor(tensors: &[TensorRef], step: &AdafactorStep) -> Result<()>;
-        fn muon(tensors: &[TensorRef], step: &MuonStep) -> Result<()>;
-        /// # Safety
-        /// See `tensor_data`.
-        unsafe fn same_layout(first: *const Tensor, second: *const Tensor) -> Result<bool>;
+        fn rmsprop(tensors: &[TensorRef<'_>], step: &RmsPropStep, operations: bool) -> Result<()>;
+        fn rectified(
+            tensors: &[TensorRef<'_>],
+            step: &RectifiedStep,
+            operations: bool,
+        ) -> Result<()>;
+        fn lamb(tensors: &[TensorRef<'_>], step: &LambStep, operations: bool) -> Result<()>;
+        fn larc(tensors: &[TensorRef<'_>], step: &LarcStep, operations: bool) -> Result<()>;
+        fn look_ahead(tensors: &[TensorRef<'_>], alpha: f64, operations: bool) -> Result<()>;
+        fn adafactor(tensors: &[TensorRef<'_>], step: &AdafactorStep) -> Result<()>;
+        fn muon(tensors: &[TensorRef<'_>], step: &MuonStep) -> Result<()>;
+        fn same_layout(first: &Tensor, second: &Tensor) -> Result<bool>;
     }
 }

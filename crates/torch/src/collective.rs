@@ -21,7 +21,6 @@ pub use reduce::ReduceOp;
 use crate::bridge::ffi;
 use crate::check::describe;
 use crate::error::{CollectiveError, Error, Fault};
-use crate::fused::borrow_one;
 use crate::group::ProcessGroup;
 use crate::work::{Flight, Work};
 
@@ -149,8 +148,4 @@ fn fill(flight: Flight, tensor: Tensor, target: Tensor) -> Work<Tensor> {
         tch::no_grad(|| tensor.f_copy_(&target))?;
         Ok(())
     })
-}
-
-fn borrow_all(tensors: &[Tensor]) -> Vec<ffi::TensorRef> {
-    tensors.iter().map(borrow_one).collect()
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use cxx::UniquePtr;
 use tch::{Kind, Tensor};
 
-use crate::bridge::ffi;
+use crate::bridge::{borrow, ffi};
 use crate::error::Error;
 
 /// A copy of one whole number that was begun and not waited for: the device goes on meanwhile.
@@ -36,8 +36,7 @@ impl Fetch {
                 tensor.size()
             )));
         }
-        // SAFETY: the pointer is that of a live tch tensor.
-        unsafe { ffi::start_fetch(tensor.as_ptr().cast()) }
+        ffi::start_fetch(borrow(tensor))
             .map(Self)
             .map_err(|error| Error::libtorch("start_fetch", &error))
     }

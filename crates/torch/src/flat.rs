@@ -9,9 +9,8 @@
 
 use tch::Tensor;
 
-use crate::bridge::ffi;
+use crate::bridge::{borrow, borrow_all, ffi};
 use crate::error::Error;
-use crate::fused::{borrow, borrow_one};
 
 /// Whether the loops of this crate, here and in [`batch_norm_relu`](crate::batch_norm_relu), run on
 /// libtorch's threads. Else on one: they do where libtorch brings the OpenMP library of GNU's compiler
@@ -83,7 +82,7 @@ pub fn rmsprop(
         momentum_of_gradient,
         maximize,
     };
-    ffi::rmsprop(&borrow(&tensors), &step, false)
+    ffi::rmsprop(&borrow_all(&tensors), &step, false)
         .map_err(|error| Error::libtorch("RMSprop step", &error))
 }
 
@@ -138,7 +137,7 @@ pub fn rectified(
     let RectifiedStep { size, adaptive, root_scale, eps, beta1, beta2, l2, keep, maximize } = *step;
     let step =
         ffi::RectifiedStep { size, root_scale, adaptive, beta1, beta2, eps, l2, keep, maximize };
-    ffi::rectified(&borrow(&[parameter, gradient, exp_avg, exp_avg_sq]), &step, false)
+    ffi::rectified(&borrow_all(&[parameter, gradient, exp_avg, exp_avg_sq]), &step, false)
         .map_err(|error| Error::libtorch("RAdam step", &error))
 }
 
@@ -205,7 +204,7 @@ pub fn lamb(
         keep,
         maximize,
     };
-    ffi::lamb(&borrow(&[parameter, gradient, exp_avg, exp_avg_sq]), &step, false)
+    ffi::lamb(&borrow_all(&[parameter, gradient, exp_avg, exp_avg_sq]), &step, false)
         .map_err(|error| Error::libtorch("LAMB step", &error))
 }
 
@@ -259,7 +258,8 @@ pub fn larc(
     let mut tensors = vec![parameter, gradient];
     tensors.extend(momentum_buffer.filter(|_| momentum != 0.0));
     let step = ffi::LarcStep { lr, trust, clip, weight_decay, momentum, eps, l2, keep, maximize };
-    ffi::larc(&borrow(&tensors), &step, false).map_err(|error| Error::libtorch("LARC step", &error))
+    ffi::larc(&borrow_all(&tensors), &step, false)
+        .map_err(|error| Error::libtorch("LARC step", &error))
 }
 
 /// Moves `slow` the part `alpha` of the way to `fast`, and sets `fast` to it (Lookahead).
@@ -275,7 +275,7 @@ pub fn larc(
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub fn look_ahead(fast: &Tensor, slow: &Tensor, alpha: f64) -> Result<(), Error> {
-    ffi::look_ahead(&borrow(&[fast, slow]), alpha, false)
+    ffi::look_ahead(&borrow_all(&[fast, slow]), alpha, false)
         .map_err(|error| Error::libtorch("Lookahead", &error))
 }
 
@@ -291,9 +291,7 @@ pub fn look_ahead(fast: &Tensor, slow: &Tensor, alpha: f64) -> Result<(), Error>
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub fn same_layout(first: &Tensor, second: &Tensor) -> Result<bool, Error> {
-    let (first, second) = (borrow_one(first).tensor, borrow_one(second).tensor);
-    // SAFETY: both pointers come from live tensors, borrowed for the call.
-    unsafe { ffi::same_layout(first, second) }
+    ffi::same_layout(borrow(first), borrow(second))
         .map_err(|error| Error::libtorch("compare layouts", &error))
 }
 
@@ -312,7 +310,7 @@ mod tests {
     }
 
     /// Runs both on equal tensors; the first is the parameter, state begins at the third.
-    fn same(count: usize, run: impl Fn(&[ffi::TensorRef], bool)) {
+    fn same(count: usize, run: impl Fn(&[ffi::TensorRef<'_>], bool)) {
         for (kind, tolerance) in [(Kind::Double, 1e-12), (Kind::Float, 2e-5)] {
             let made = || -> Vec<Tensor> {
                 (0..count as i64)
@@ -324,7 +322,7 @@ mod tests {
             for (tensors, as_operations) in [(&one_pass, false), (&operations, true)] {
                 let refs: Vec<&Tensor> = tensors.iter().collect();
                 for _ in 0..3 {
-                    run(&borrow(&refs), as_operations);
+                    run(&borrow_all(&refs), as_operations);
                 }
             }
             for (index, (a, b)) in one_pass.iter().zip(&operations).enumerate() {

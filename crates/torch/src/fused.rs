@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use crate::bridge::ffi;
+use crate::bridge::{borrow_all, ffi};
 use crate::error::Error;
 
 /// The numbers of one Adam or AdamW step.
@@ -58,12 +58,12 @@ pub fn adam(
     let AdamStep { lr, beta1, beta2, eps, weight_decay, amsgrad, maximize, decoupled } = *step;
     let step = ffi::AdamStep { lr, beta1, beta2, eps, weight_decay, amsgrad, maximize, decoupled };
     ffi::fused_adam(
-        &borrow(parameters),
-        &borrow(gradients),
-        &borrow(exp_avgs),
-        &borrow(exp_avg_sqs),
-        &borrow(max_exp_avg_sqs),
-        &borrow(steps),
+        &borrow_all(parameters),
+        &borrow_all(gradients),
+        &borrow_all(exp_avgs),
+        &borrow_all(exp_avg_sqs),
+        &borrow_all(max_exp_avg_sqs),
+        &borrow_all(steps),
         &step,
     )
     .map_err(|error| Error::libtorch("fused Adam step", &error))
@@ -112,8 +112,13 @@ pub fn sgd(
 ) -> Result<(), Error> {
     let SgdStep { lr, momentum, dampening, weight_decay, nesterov, maximize, first } = *step;
     let step = ffi::SgdStep { lr, momentum, dampening, weight_decay, nesterov, maximize, first };
-    ffi::fused_sgd(&borrow(parameters), &borrow(gradients), &borrow(momentum_buffers), &step)
-        .map_err(|error| Error::libtorch("fused SGD step", &error))
+    ffi::fused_sgd(
+        &borrow_all(parameters),
+        &borrow_all(gradients),
+        &borrow_all(momentum_buffers),
+        &step,
+    )
+    .map_err(|error| Error::libtorch("fused SGD step", &error))
 }
 
 /// The numbers of one Adagrad step.
@@ -160,19 +165,11 @@ pub fn adagrad(
     let AdagradStep { lr, lr_decay, weight_decay, eps, maximize } = *step;
     let step = ffi::AdagradStep { lr, lr_decay, weight_decay, eps, maximize };
     ffi::fused_adagrad(
-        &borrow(parameters),
-        &borrow(gradients),
-        &borrow(state_sums),
-        &borrow(steps),
+        &borrow_all(parameters),
+        &borrow_all(gradients),
+        &borrow_all(state_sums),
+        &borrow_all(steps),
         &step,
     )
     .map_err(|error| Error::libtorch("fused Adagrad step", &error))
-}
-
-pub(crate) fn borrow(tensors: &[&Tensor]) -> Vec<ffi::TensorRef> {
-    tensors.iter().map(|tensor| borrow_one(tensor)).collect()
-}
-
-pub(crate) fn borrow_one(tensor: &Tensor) -> ffi::TensorRef {
-    ffi::TensorRef { tensor: tensor.as_ptr().cast() }
 }

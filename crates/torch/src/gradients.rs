@@ -3,9 +3,8 @@
 
 use tch::Tensor;
 
-use crate::bridge::ffi;
+use crate::bridge::{borrow, borrow_all, ffi, own};
 use crate::error::Error;
-use crate::fused::{borrow, borrow_one};
 
 /// Multiplies the gradients by `inverse_scale`. Returns a float32 tensor `[1]` on their device: 1 if any
 /// value was infinite or not a number, else 0.
@@ -22,10 +21,9 @@ use crate::fused::{borrow, borrow_one};
 /// # Errors
 /// [`Error::Libtorch`] without a gradient, or for those of several devices.
 pub fn unscale(gradients: &[&Tensor], inverse_scale: f64) -> Result<Tensor, Error> {
-    let found = ffi::unscale_gradients(&borrow(gradients), inverse_scale)
+    let found = ffi::unscale_gradients(&borrow_all(gradients), inverse_scale)
         .map_err(|error| Error::libtorch("unscaling gradients", &error))?;
-    // SAFETY: a new handle on the heap, made with the type that tch frees.
-    Ok(unsafe { Tensor::from_ptr(found.cast()) })
+    Ok(own(found))
 }
 
 /// The p-norm of all values together, a scalar on their device; `p` may be infinite. 0 without values.
@@ -41,10 +39,9 @@ pub fn unscale(gradients: &[&Tensor], inverse_scale: f64) -> Result<Tensor, Erro
 /// # Errors
 /// [`Error::Libtorch`] for tensors of several devices.
 pub fn norm(tensors: &[&Tensor], p: f64) -> Result<Tensor, Error> {
-    let norm = ffi::norm_of_all(&borrow(tensors), p)
+    let norm = ffi::norm_of_all(&borrow_all(tensors), p)
         .map_err(|error| Error::libtorch("norm of gradients", &error))?;
-    // SAFETY: a new handle on the heap, made with the type that tch frees.
-    Ok(unsafe { Tensor::from_ptr(norm.cast()) })
+    Ok(own(norm))
 }
 
 /// Multiplies all by a scalar tensor, which may be on their device: nobody waits for its value.
@@ -60,7 +57,7 @@ pub fn norm(tensors: &[&Tensor], p: f64) -> Result<Tensor, Error> {
 /// # Errors
 /// [`Error::Libtorch`].
 pub fn multiply(tensors: &[&Tensor], factor: &Tensor) -> Result<(), Error> {
-    ffi::multiply_all(&borrow(tensors), &borrow_one(factor))
+    ffi::multiply_all(&borrow_all(tensors), borrow(factor))
         .map_err(|error| Error::libtorch("scaling tensors", &error))
 }
 
@@ -69,6 +66,6 @@ pub fn multiply(tensors: &[&Tensor], factor: &Tensor) -> Result<(), Error> {
 /// # Errors
 /// [`Error::Libtorch`].
 pub fn clamp(tensors: &[&Tensor], limit: f64) -> Result<(), Error> {
-    ffi::clamp_all(&borrow(tensors), limit)
+    ffi::clamp_all(&borrow_all(tensors), limit)
         .map_err(|error| Error::libtorch("clamping gradients", &error))
 }

@@ -7,10 +7,10 @@
 
 use tch::{Kind, Tensor};
 
-use crate::bridge::ffi;
+use crate::bridge::{ffi, own};
 use crate::collective::ReduceOp;
 use crate::error::{Error, Fault};
-use crate::memory::as_slice;
+use crate::memory::elements;
 use crate::reducer::Reducer;
 
 /// How gradients are averaged in a join, and what it does at the first rank without data.
@@ -75,19 +75,24 @@ impl Reducer {
         self.send_buffers(roll.authority.unwrap_or(0))?;
         self.forward_sync.set(roll.reduces);
         if roll.reduces {
-            self.arrive()?;
             let failed = |error: cxx::Exception| Error::libtorch("join", &error);
-            ffi::reducer_shadow_backward(self.raw()).map_err(failed)?;
+            self.shadowed_finite.set(ffi::reducer_shadow_backward(self.raw()).map_err(failed)?);
             let options = self.options();
             if options.find_unused_parameters && !options.static_graph {
                 let map = ffi::reducer_used_map(self.raw()).map_err(failed)?;
-                // SAFETY: a new handle on the heap, made with the type that tch frees.
-                let mut map = unsafe { Tensor::from_ptr(map.cast()) };
+                let mut map = own(map);
                 self.group().unchecked().all_reduce(&mut map, ReduceOp::Sum)?;
             }
             ffi::reducer_push_rebuilt(self.raw()).map_err(failed)?;
         }
         Ok(true)
+    }
+
+    /// Whether the gradients that the others reduced in the last [`Reducer::shadow`] were finite where a
+    /// [`crate::LossFlag`] leaves its mark.
+    #[must_use]
+    pub fn shadowed_finite(&self) -> bool {
+        self.shadowed_finite.get()
     }
 
     /// Ends a join on all ranks, when none has data left: all take the parameters and buffers of a rank
@@ -143,7 +148,7 @@ impl Reducer {
         let mut tensor = Tensor::f_from_slice(&answers)?.f_to_device(group.device())?;
         group.all_reduce(&mut tensor, ReduceOp::Sum)?;
         let tensor = tensor.f_to_device(tch::Device::Cpu)?.f_to_kind(Kind::Int64)?;
-        let answers = as_slice::<i64>(&tensor)?;
+        let answers = elements::<i64>(&tensor)?.to_vec();
         let those = |answer: i64| {
             answers.iter().enumerate().filter(move |&(_, &a)| a == answer).map(|(r, _)| r)
         };

@@ -19,6 +19,7 @@ pub mod gradients;
 mod group;
 mod hook;
 mod join;
+mod loss_flag;
 mod mapped;
 pub mod matrix_step;
 mod memory;
@@ -28,6 +29,7 @@ mod object;
 mod profiler;
 mod random;
 mod reducer;
+mod reproducible;
 mod roll_call;
 mod store;
 mod tensors;
@@ -44,15 +46,18 @@ pub use fetch::Fetch;
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
 pub use hook::{Bucket, Compression, GradientHook};
 pub use join::JoinOptions;
+pub use loss_flag::{LossFlag, first_elements_are_finite, first_elements_not_finite};
 pub use mapped::MappedFile;
 pub use memory::{
-    Element, as_bytes, as_slice, fill_bytes, from_vec, keep_freed_memory, release_memory,
+    Element, Elements, bytes, elements, fill_bytes, from_vec, keep_freed_memory, release_memory,
+    shift_allocations,
 };
 pub use memory_format::{channels_last, has_onednn, is_channels_last};
 pub use norm::{BatchNormState, batch_norm_relu, sync_batch_norm};
 pub use profiler::{ProfiledEvent, ProfilerOptions, Recording, Scope};
 pub use random::{rng_state, set_rng_state};
 pub use reducer::{Reducer, ReducerOptions};
+pub use reproducible::{Products, make_products_reproducible};
 pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore};
 pub use tch::{Device, Kind, Tensor};
 pub use tensors::Tensors;

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use cxx::UniquePtr;
 use tch::{Device, Kind, Tensor};
 
-use crate::bridge::{Blob, ffi};
+use crate::bridge::{Blob, ffi, own};
 use crate::error::Error;
 use crate::memory::{fill_bytes, sealed::Sealed};
 
@@ -209,8 +209,7 @@ impl MappedFile {
             // its views, which are only read from and dropped below.
             let made = unsafe { ffi::tensor_from_blob(blob, &length, u8::SCALAR_TYPE) }
                 .map_err(|error| Error::libtorch("read_into", &error))?;
-            // SAFETY: a new tensor on the heap, made with the type that tch frees.
-            let values = unsafe { Tensor::from_ptr(made.cast()) };
+            let values = own(made);
             let values = values.f_view_dtype(kind)?.f_view(&tensor.size()[..])?;
             tensor.f_copy_(&values)?;
             drop(values);

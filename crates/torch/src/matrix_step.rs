@@ -3,9 +3,8 @@
 
 use tch::Tensor;
 
-use crate::bridge::ffi;
+use crate::bridge::{borrow_all, ffi};
 use crate::error::Error;
-use crate::fused::borrow;
 
 /// The numbers of one Adafactor step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -69,7 +68,7 @@ pub fn adafactor(
         Variance::Factored { rows, columns } => tensors.extend([rows, columns]),
         Variance::Whole(whole) => tensors.push(whole),
     }
-    ffi::adafactor(&borrow(&tensors), &step)
+    ffi::adafactor(&borrow_all(&tensors), &step)
         .map_err(|error| Error::libtorch("Adafactor step", &error))
 }
 
@@ -121,6 +120,6 @@ pub fn muon(
         *step;
     let iterations = i64::from(iterations);
     let step = ffi::MuonStep { size, momentum, nesterov, a, b, c, iterations, eps, keep };
-    ffi::muon(&borrow(&[parameter, gradient, momentum_buffer]), &step)
+    ffi::muon(&borrow_all(&[parameter, gradient, momentum_buffer]), &step)
         .map_err(|error| Error::libtorch("Muon step", &error))
 }

@@ -1,8 +1,12 @@
 //! Tensors and slices over the same memory.
 
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::{fmt, ptr};
+
 use tch::{Kind, Tensor};
 
-use crate::bridge::{Blob, ffi};
+use crate::bridge::{Blob, borrow, ffi, own};
 use crate::error::Error;
 
 /// A Rust number that libtorch has as an element type.
@@ -69,66 +73,145 @@ pub fn from_vec<T: Element>(mut data: Vec<T>, shape: &[i64]) -> Result<Tensor, E
     // reach the vector any more. The length was checked above and the element type is T's.
     let tensor = unsafe { ffi::tensor_from_blob(blob, shape, T::SCALAR_TYPE) }
         .map_err(|error| Error::libtorch("from_vec", &error))?;
-    // SAFETY: a new tensor on the heap, made with the type that tch frees.
-    Ok(unsafe { Tensor::from_ptr(tensor.cast()) })
+    Ok(own(tensor))
 }
 
-/// The elements of a contiguous CPU tensor, in row-major order, without a copy.
+/// The elements of a contiguous CPU tensor, in row-major order, to copy from.
 ///
-/// The slice borrows the tensor. In-place operations through another handle of the same storage
-/// (`shallow_clone`, a view) must not run while it is held: the type system cannot see those.
+/// It never lends a reference into the tensor's memory: other handles of the same storage (`shallow_clone`,
+/// a view) may write there at any time, and the type system cannot see those.
+pub struct Elements<'a, T> {
+    address: *const T,
+    len: usize,
+    /// Keeps the tensor, and so its storage.
+    tensor: PhantomData<&'a Tensor>,
+}
+
+/// Looks at the elements of a contiguous CPU tensor, to copy from them: all, or parts.
 ///
 /// # Errors
 /// [`Error::Misuse`] when the element type is another one, or the tensor is on a device, sparse or not
 /// contiguous (call `contiguous()` first).
-pub fn as_slice<T: Element>(tensor: &Tensor) -> Result<&[T], Error> {
+///
+/// ```no_run
+/// use brigade_torch::{Tensor, elements};
+/// let tensor = Tensor::from_slice(&[1f32, 2.0, 3.0]);
+/// assert_eq!(elements::<f32>(&tensor)?.to_vec(), [1.0, 2.0, 3.0]);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn elements<T: Element>(tensor: &Tensor) -> Result<Elements<'_, T>, Error> {
     let kind = tensor.f_kind()?;
     if kind != T::KIND {
         return Err(Error::Misuse(format!("expected a tensor of {:?}, found {kind:?}", T::KIND)));
     }
-    let pointer = tensor.as_ptr().cast();
-    // SAFETY: the pointer is that of a live tch tensor, for the length of both calls.
-    let (plain, address) = unsafe {
-        let failed = |error: &cxx::Exception| Error::libtorch("as_slice", error);
-        let plain = ffi::tensor_is_plain(pointer).map_err(|e| failed(&e))?;
-        (plain, if plain { ffi::tensor_data(pointer).map_err(|e| failed(&e))? } else { 0 })
-    };
-    if !plain {
-        return Err(Error::Misuse(
-            "expected a contiguous tensor on the CPU; call to_device(Device::Cpu).contiguous()"
-                .into(),
-        ));
-    }
-    let elements = tensor.numel();
-    if elements == 0 {
-        return Ok(&[]);
-    }
-    // SAFETY: a contiguous CPU tensor of T's kind holds `elements` initialised values from its data
-    // address on (libtorch aligns storages to 64 bytes and offsets by whole elements), and the
-    // storage lives as long as the borrowed tensor.
-    Ok(unsafe { std::slice::from_raw_parts(address as *const T, elements) })
+    let (address, _) = memory_of("elements", tensor)?;
+    Ok(Elements { address: address as *const T, len: tensor.numel(), tensor: PhantomData })
 }
 
-/// The memory of a contiguous CPU tensor of any kind, in row-major order, without a copy: for files.
-///
-/// As with [`as_slice`], nothing may change the storage through another handle while the bytes are held.
+/// Looks at the memory of a contiguous CPU tensor of any kind, to copy its bytes: for files.
 ///
 /// # Errors
 /// [`Error::Misuse`] when the tensor is on a device, sparse or not contiguous.
-pub fn as_bytes(tensor: &Tensor) -> Result<&[u8], Error> {
-    let (address, bytes) = memory_of("as_bytes", tensor)?;
-    if bytes == 0 {
-        return Ok(&[]);
+pub fn bytes(tensor: &Tensor) -> Result<Elements<'_, u8>, Error> {
+    let (address, len) = memory_of("bytes", tensor)?;
+    Ok(Elements { address: address as *const u8, len, tensor: PhantomData })
+}
+
+impl<T: Element> Elements<'_, T> {
+    /// The number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
     }
-    // SAFETY: a contiguous CPU tensor holds that many initialised bytes from its data address on, any
-    // byte is a valid u8, and the storage lives as long as the borrowed tensor.
-    Ok(unsafe { std::slice::from_raw_parts(address as *const u8, bytes) })
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<T> {
+        let mut out = Vec::new();
+        self.append(0..self.len, &mut out);
+        out
+    }
+
+    /// Appends those of `range`.
+    ///
+    /// # Panics
+    /// When the range is not within [`Elements::len`], as a slice does.
+    pub fn append(&self, range: Range<usize>, out: &mut Vec<T>) {
+        let count = self.checked(&range);
+        out.reserve(count);
+        // SAFETY: `reserve` made room for `count` elements behind the vector's last; the source holds
+        // them (`checked`). A new allocation cannot overlap a tensor that lives. Copied as bytes, since a
+        // tensor over foreign memory may lie at any address; any bytes that libtorch has written are a
+        // valid T, which is a plain number.
+        unsafe {
+            let to = out.as_mut_ptr().add(out.len()).cast::<u8>();
+            let from = self.address.cast::<u8>().add(range.start * size_of::<T>());
+            ptr::copy_nonoverlapping(from, to, count * size_of::<T>());
+            out.set_len(out.len() + count);
+        }
+    }
+
+    /// Copies those of `range` into a slice of as many.
+    ///
+    /// # Panics
+    /// When the range is not within [`Elements::len`], or `out` is not as long, as slices do.
+    pub fn copy_to(&self, range: Range<usize>, out: &mut [T]) {
+        let count = self.checked(&range);
+        assert_eq!(count, out.len(), "a slice of {} for {count} elements", out.len());
+        // SAFETY: as in `append`; the slice is exclusively borrowed Rust memory. `ptr::copy`, since a
+        // tensor made by `from_blob` in other code may lie over it.
+        unsafe {
+            let from = self.address.cast::<u8>().add(range.start * size_of::<T>());
+            ptr::copy(from, out.as_mut_ptr().cast::<u8>(), count * size_of::<T>());
+        }
+    }
+
+    /// Hands all of them to `use_chunk`, at most `most` at a time, through one buffer.
+    ///
+    /// # Errors
+    /// Those of `use_chunk`, which ends it.
+    pub fn try_chunks<E>(
+        &self,
+        most: usize,
+        mut use_chunk: impl FnMut(&[T]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut buffer = Vec::with_capacity(self.len.min(most));
+        let mut done = 0;
+        while done < self.len {
+            let next = self.len.min(done + most.max(1));
+            buffer.clear();
+            self.append(done..next, &mut buffer);
+            use_chunk(&buffer)?;
+            done = next;
+        }
+        Ok(())
+    }
+
+    fn checked(&self, range: &Range<usize>) -> usize {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "elements {range:?} of {}",
+            self.len
+        );
+        range.len()
+    }
+}
+
+impl<T> fmt::Debug for Elements<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Elements").field("len", &self.len).finish_non_exhaustive()
+    }
 }
 
 /// Lets `fill` write the memory of a contiguous CPU tensor, as a read from a file does, without a copy.
 ///
-/// Autograd does not notice: for leaves and buffers, outside of a forward pass. As with [`as_slice`],
-/// nothing may use the storage through another handle meanwhile. The bytes of truth values are brought
+/// Autograd does not notice: for leaves and buffers, outside of a forward pass. Nothing may use the storage through another handle meanwhile. The bytes of truth values are brought
 /// to 0 and 1 afterwards.
 ///
 /// # Errors
@@ -137,11 +220,13 @@ pub fn fill_bytes<E: From<Error>>(
     tensor: &mut Tensor,
     fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let (address, bytes) = memory_of("fill_bytes", tensor)?;
+    let (_, bytes) = memory_of("fill_bytes", tensor)?;
     if bytes == 0 {
         return fill(&mut []);
     }
-    // SAFETY: as in `as_bytes`; the tensor is borrowed for the call, and the caller keeps other handles
+    let address = ffi::tensor_mutable_data(borrow(tensor))
+        .map_err(|error| Error::libtorch("fill_bytes", &error))?;
+    // SAFETY: a contiguous CPU tensor holds that many initialised bytes; the tensor is borrowed for the call, and the caller keeps other handles
     // of the storage away.
     let memory = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) };
     if tensor.f_kind().map_err(Error::from)? != Kind::Bool {
@@ -158,34 +243,42 @@ pub fn fill_bytes<E: From<Error>>(
 
 /// Address and size of a contiguous CPU tensor's memory.
 fn memory_of(doing: &'static str, tensor: &Tensor) -> Result<(usize, usize), Error> {
-    let pointer = tensor.as_ptr().cast();
-    // SAFETY: the pointer is that of a live tch tensor, for the length of both calls.
-    let (plain, address) = unsafe {
-        let failed = |error: &cxx::Exception| Error::libtorch(doing, error);
-        let plain = ffi::tensor_is_plain(pointer).map_err(|e| failed(&e))?;
-        (plain, if plain { ffi::tensor_data(pointer).map_err(|e| failed(&e))? } else { 0 })
-    };
-    if !plain {
+    let failed = |error: cxx::Exception| Error::libtorch(doing, &error);
+    if !ffi::tensor_is_plain(borrow(tensor)).map_err(failed)? {
         return Err(Error::Misuse(format!(
             "{doing}: expected a contiguous tensor on the CPU; call \
              to_device(Device::Cpu).contiguous()"
         )));
     }
+    let address = ffi::tensor_data(borrow(tensor)).map_err(failed)?;
     Ok((address, tensor.numel() * tensor.f_kind()?.elt_size_in_bytes()))
 }
 
-/// Makes the C library keep the memory that tensors free, for the next tensors.
+/// Makes the process keep the CPU memory that tensors free, for the next tensors.
 ///
 /// A training step allocates and frees the same large tensors again and again. By default glibc gives
 /// such memory back to the system each time, and the system clears every page of it anew: on the CNN of
 /// the examples that took a quarter of the step. The price is that a process stays as large as it once
-/// was. It is a setting of the whole process; the Accelerator makes it. One of the environment
-/// (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`) wins over it.
+/// was; [`release_memory`] gives back what is free.
+///
+/// It is a setting of the whole process, which the Accelerator makes unless told not to. On Linux,
+/// libtorch's allocator of CPU tensors is replaced: tensors of 1 MB and more lie in one stretch of
+/// addresses of the machine's size, in huge pages where the kernel has them (not under `ulimit -v`, nor
+/// where the kernel counts promised memory). glibc's `malloc` is told not to return freed memory to the
+/// system (`M_TRIM_THRESHOLD`, `M_MMAP_THRESHOLD`), and 64 MB of its heap are asked to be huge pages.
+/// `BRIGADE_KEEP_MEMORY=0` leaves everything as it is, and so does a setting of the C library in the
+/// environment (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`).
+///
+/// A process that is forked without `exec` afterwards must not use tensors: its first allocation ends it
+/// with a message, since another thread may have held the allocator's lock.
 pub fn keep_freed_memory() {
     const CHOSEN_BY_USER: [&str; 3] =
         ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"];
     let chosen = CHOSEN_BY_USER.iter().any(|name| std::env::var_os(name).is_some());
-    if !chosen {
+    let off = std::env::var("BRIGADE_KEEP_MEMORY").is_ok_and(|value| {
+        ["0", "false", "off", "no"].contains(&value.trim().to_ascii_lowercase().as_str())
+    });
+    if !chosen && !off {
         // A C library without the setting is as fast as it is.
         ffi::keep_freed_memory();
     }
@@ -198,4 +291,14 @@ pub fn keep_freed_memory() {
 /// [`Error::Libtorch`] when the device refuses.
 pub fn release_memory(cuda: bool) -> Result<(), Error> {
     ffi::release_memory(cuda).map_err(|error| Error::libtorch("release_memory", &error))
+}
+
+/// Makes every CPU tensor that is allocated from now on begin `bytes` after a multiple of 64, in the whole
+/// process: for tests that results do not depend on where tensors lie.
+///
+/// # Errors
+/// [`Error::Libtorch`] unless `bytes` is a multiple of 4 below 64.
+#[doc(hidden)]
+pub fn shift_allocations(bytes: usize) -> Result<(), Error> {
+    ffi::shift_allocations(bytes).map_err(|error| Error::libtorch("shift_allocations", &error))
 }

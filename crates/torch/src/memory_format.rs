@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use crate::bridge::ffi;
+use crate::bridge::{borrow, ffi, own};
 use crate::error::Error;
 
 /// A tensor `[n, c, h, w]` with its channels last in memory (`torch.channels_last`), differentiable; the
@@ -27,11 +27,9 @@ pub fn channels_last(tensor: &Tensor) -> Result<Tensor, Error> {
             tensor.size()
         )));
     }
-    // SAFETY: the pointer is that of a live tch tensor.
-    let made = unsafe { ffi::channels_last(tensor.as_ptr().cast()) }
+    let made = ffi::channels_last(borrow(tensor))
         .map_err(|error| Error::libtorch("channels_last", &error))?;
-    // SAFETY: a new handle on the heap, made with the type that tch frees.
-    Ok(unsafe { Tensor::from_ptr(made.cast()) })
+    Ok(own(made))
 }
 
 /// Whether the strides are those of [`channels_last`]. Where both orders would be the same memory, as with
@@ -40,8 +38,7 @@ pub fn channels_last(tensor: &Tensor) -> Result<Tensor, Error> {
 /// # Errors
 /// [`Error::Libtorch`] for a tensor without strides.
 pub fn is_channels_last(tensor: &Tensor) -> Result<bool, Error> {
-    // SAFETY: the pointer is that of a live tch tensor.
-    unsafe { ffi::is_channels_last(tensor.as_ptr().cast()) }
+    ffi::is_channels_last(borrow(tensor))
         .map_err(|error| Error::libtorch("is_channels_last", &error))
 }
 

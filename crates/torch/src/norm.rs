@@ -1,12 +1,9 @@
 //! Batch normalisation: with the statistics of all ranks, and as one operation with ReLU.
 
-use std::ptr;
-
 use tch::Tensor;
 
-use crate::bridge::ffi;
+use crate::bridge::{borrow, borrow_optional, ffi, own};
 use crate::error::Error;
-use crate::fused::borrow_one;
 use crate::group::{ProcessGroup, Started};
 
 /// Parameters and state of a normalisation, each `[channels]`.
@@ -56,23 +53,19 @@ pub fn sync_batch_norm(
     }
     let BatchNormState { weight, bias, running_mean, running_var } = state;
     let output = group.exclusively(|handle| {
-        // SAFETY: the pointers are null or those of tch tensors that are borrowed for the call.
-        unsafe {
-            ffi::sync_batch_norm(
-                handle,
-                &borrow_one(input),
-                raw(weight),
-                raw(bias),
-                raw(running_mean),
-                raw(running_var),
-                momentum,
-                eps,
-            )
-        }
+        ffi::sync_batch_norm(
+            handle,
+            borrow(input),
+            &borrow_optional(weight),
+            &borrow_optional(bias),
+            &borrow_optional(running_mean),
+            &borrow_optional(running_var),
+            momentum,
+            eps,
+        )
     });
     match output {
-        // SAFETY: a new handle on the heap, made with the type that tch frees.
-        Ok(output) => Ok(unsafe { Tensor::from_ptr(output.cast()) }),
+        Ok(output) => Ok(own(output)),
         Err(error) => Err(group.failure(Started::unnumbered("sync_batch_norm"), &error)),
     }
 }
@@ -103,27 +96,17 @@ pub fn batch_norm_relu(
     eps: f64,
 ) -> Result<Tensor, Error> {
     let BatchNormState { weight, bias, running_mean, running_var } = state;
-    // SAFETY: the pointers are null or those of tch tensors that are borrowed for the call.
-    let output = unsafe {
-        ffi::batch_norm_relu(
-            &borrow_one(input),
-            raw(shortcut),
-            raw(weight),
-            raw(bias),
-            raw(running_mean),
-            raw(running_var),
-            training,
-            momentum,
-            eps,
-        )
-    };
-    match output {
-        // SAFETY: a new handle on the heap, made with the type that tch frees.
-        Ok(output) => Ok(unsafe { Tensor::from_ptr(output.cast()) }),
-        Err(error) => Err(Error::libtorch("batch_norm_relu", &error)),
-    }
-}
-
-fn raw(tensor: Option<&Tensor>) -> *const ffi::Tensor {
-    tensor.map_or(ptr::null(), |tensor| tensor.as_ptr().cast())
+    ffi::batch_norm_relu(
+        borrow(input),
+        &borrow_optional(shortcut),
+        &borrow_optional(weight),
+        &borrow_optional(bias),
+        &borrow_optional(running_mean),
+        &borrow_optional(running_var),
+        training,
+        momentum,
+        eps,
+    )
+    .map(own)
+    .map_err(|error| Error::libtorch("batch_norm_relu", &error))
 }

@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::error::Error;
 use crate::group::ProcessGroup;
-use crate::memory::{as_slice, from_vec};
+use crate::memory::{elements, from_vec};
 
 /// In the place of a length: this rank could not turn its object into bytes.
 const FAILED: i64 = -1;
@@ -114,7 +114,7 @@ impl ProcessGroup {
         let length = packed.as_ref().map_or(FAILED, |bytes| bytes.len() as i64);
         let mine = Tensor::from_slice(&[length]).f_to_device(self.device())?;
         let lengths = self.all_gather_flat(&mine)?.f_to_device(Device::Cpu)?;
-        let lengths = as_slice::<i64>(&lengths)?.to_vec();
+        let lengths = elements::<i64>(&lengths)?.to_vec();
         let mut bytes = packed?;
         if let Some(rank) = lengths.iter().position(|&length| length == FAILED) {
             return Err(failed_elsewhere(operation, rank));
@@ -133,7 +133,7 @@ fn pack<T: Serialize>(operation: &'static str, object: &T) -> Result<Vec<u8>, Er
 
 fn unpack<T: DeserializeOwned>(operation: &'static str, buffer: &Tensor) -> Result<T, Error> {
     let buffer = buffer.f_to_device(Device::Cpu)?.f_contiguous()?;
-    rmp_serde::from_slice(as_slice::<u8>(&buffer)?)
+    rmp_serde::from_slice(&elements::<u8>(&buffer)?.to_vec())
         .map_err(|error| Error::Object { operation, detail: error.to_string() })
 }
 

@@ -26,19 +26,17 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::sync::Arc;
 
 use cxx::UniquePtr;
 use sha2::{Digest, Sha256};
 use tch::{Kind, Tensor};
 
 use crate::autograd::grad_enabled;
-use crate::bridge::{Arrival, ffi};
+use crate::bridge::{borrow_all, ffi, own};
 use crate::error::{Error, Fault, read_exception};
-use crate::fused::borrow;
 use crate::group::{ProcessGroup, Started};
 use crate::join::Join;
-use crate::memory::as_slice;
+use crate::memory::elements;
 use crate::memory_format::is_channels_last;
 use crate::tensors::Tensors;
 
@@ -109,11 +107,8 @@ pub struct Reducer {
     /// The parameters, without their history.
     parameters: Vec<Tensor>,
     pub(crate) join: RefCell<Option<Join>>,
-    /// Called when a backward that reduces reaches the model.
-    arrival: Option<ArrivalCall>,
+    pub(crate) shadowed_finite: Cell<bool>,
 }
-
-type ArrivalCall = Arc<dyn Fn() -> Result<(), Error> + Send + Sync>;
 
 struct Handle(UniquePtr<ffi::Reducer>);
 
@@ -168,7 +163,7 @@ impl Reducer {
             gradient_as_bucket_view,
             static_graph,
         };
-        let handle = ffi::new_reducer(group.raw(), &borrow(&tensors), &names, &raw)
+        let handle = ffi::new_reducer(group.raw(), &borrow_all(&tensors), &names, &raw)
             .map_err(|error| Error::libtorch("making the reducer", &error))?;
         Ok(Self {
             handle: Handle(handle),
@@ -180,7 +175,7 @@ impl Reducer {
             reduction_delayed: Cell::new(false),
             parameters: detached.into_iter().take(parameters.len()).collect(),
             join: RefCell::new(None),
-            arrival: None,
+            shadowed_finite: Cell::new(true),
         })
     }
 
@@ -234,31 +229,6 @@ impl Reducer {
         self.group.unchecked().broadcast_coalesced(&state, BROADCAST_BYTES, from)
     }
 
-    /// Calls this in every backward that reduces gradients, when it reaches the model and before the first
-    /// bucket is sent; on a rank that shadows the others in a join, too. So a collective in it stands at
-    /// the same place among the reducer's on all ranks. For models that share a backward it is called for
-    /// each, and for a model that was run several times before it, for each time.
-    ///
-    /// An error of it ends the backward with its text.
-    pub fn on_arrival(&mut self, call: impl Fn() -> Result<(), Error> + Send + Sync + 'static) {
-        self.arrival = Some(Arc::new(call));
-    }
-
-    /// What [`Reducer::on_arrival`] was given, for a rank that has no backward.
-    pub(crate) fn arrive(&self) -> Result<(), Error> {
-        self.arrival.as_ref().map_or(Ok(()), |call| call())
-    }
-
-    fn announce<T: Tensors>(&self, outputs: &T) -> Result<(), Error> {
-        let Some(call) = &self.arrival else {
-            return Ok(());
-        };
-        let mut tensors = Vec::new();
-        outputs.visit(&mut |tensor| tensors.push(tensor));
-        ffi::call_on_arrival(&borrow(&tensors), Box::new(Arrival { run: Arc::clone(call) }))
-            .map_err(|error| Error::libtorch("on_arrival", &error))
-    }
-
     /// After the model's forward, with its outputs. Gives back the outputs to go on with.
     ///
     /// # Errors
@@ -284,9 +254,8 @@ impl Reducer {
         if search {
             outputs.visit(&mut |tensor| leaves.push(tensor));
         }
-        ffi::reducer_prepare_for_backward(&self.handle.0, &borrow(&leaves)).map_err(failed)?;
+        ffi::reducer_prepare_for_backward(&self.handle.0, &borrow_all(&leaves)).map_err(failed)?;
         if !(search || delay) {
-            self.announce(&outputs)?;
             return Ok(outputs);
         }
         self.reduction_delayed.set(true);
@@ -296,22 +265,16 @@ impl Reducer {
                 differentiable.push(tensor);
             }
         });
-        let sunk = ffi::reducer_sink(&self.handle.0, &borrow(&differentiable), delay)
-            .map_err(failed)?
-            .into_iter()
-            // SAFETY: each is a new handle on the heap, made with the type that tch frees, and each
-            // becomes exactly one tensor here.
-            .map(|sunk| unsafe { Tensor::from_ptr(sunk.tensor.cast_mut().cast()) })
-            .collect::<Vec<_>>();
-        let mut sunk = sunk.into_iter();
+        let sunk = ffi::reducer_sink(&self.handle.0, &borrow_all(&differentiable), delay)
+            .map_err(failed)?;
+        let mut sunk = sunk.iter().map(|sunk| own(ffi::copy_handle(sunk)));
         let outputs = outputs.try_map(&mut |tensor| {
             if tensor.requires_grad() {
-                sunk.next().ok_or_else(|| Error::Misuse("an output changed its mind".into()))
+                sunk.next().ok_or_else(|| Error::Misuse("Tensors::try_map visited more tensors than Tensors::visit of the same outputs".into()))
             } else {
                 Ok(tensor.shallow_clone())
             }
         })?;
-        self.announce(&outputs)?;
         Ok(outputs)
     }
 
@@ -390,7 +353,7 @@ fn same_model(
     for other in &all {
         let other = other.f_to_device(tch::Device::Cpu)?;
         let mine = mine.f_to_device(tch::Device::Cpu)?;
-        different |= as_slice::<i64>(&other)? != as_slice::<i64>(&mine)?;
+        different |= elements::<i64>(&other)?.to_vec() != elements::<i64>(&mine)?.to_vec();
     }
     // A rank whose own list is everybody's but one's must learn of it too: all see all fingerprints,
     // so all come to the same verdict.

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use brigade_torch::{
-    DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, ProcessGroup, ReducerOptions, Store,
+    DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, ProcessGroup, Products, ReducerOptions, Store,
+    keep_freed_memory,
 };
 use brigade_world::World;
 
@@ -78,6 +79,8 @@ pub(crate) struct Job {
     /// `None` when there is one rank.
     groups: Option<Groups>,
     pub(crate) device: Device,
+    /// Whether products of matrices on the CPU are reproducible.
+    pub(crate) products: Products,
     /// The time limit of joining and of every collective.
     pub(crate) timeout: Duration,
     /// Whether what ranks do is compared, and what they compute looked at.
@@ -86,6 +89,8 @@ pub(crate) struct Job {
     pub(crate) saves: AtomicU64,
     /// Tries of a batch size: the same number on all ranks, too.
     pub(crate) tries: AtomicU64,
+    /// Accelerators that look at losses: the same number on all ranks, too.
+    pub(crate) loss_checks: AtomicU64,
 }
 
 /// What a builder collects.
@@ -103,6 +108,7 @@ pub(crate) struct Options {
 #[must_use]
 pub struct AcceleratorBuilder {
     cpu: bool,
+    keep_memory: bool,
     timeout: Duration,
     gloo: Option<GlooDevice>,
     /// `None`: as the environment says.
@@ -130,6 +136,7 @@ impl Accelerator {
     pub fn builder() -> AcceleratorBuilder {
         AcceleratorBuilder {
             cpu: false,
+            keep_memory: true,
             timeout: DEFAULT_GROUP_TIMEOUT,
             gloo: None,
             accumulation: None,
@@ -262,6 +269,18 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Whether the process keeps the CPU memory that tensors free, for the tensors of the next step
+    /// ([`brigade_torch::keep_freed_memory`]). On unless set, or turned off by `BRIGADE_KEEP_MEMORY=0`.
+    ///
+    /// It is a setting of the whole process: libtorch's allocator of the CPU is replaced by one that keeps
+    /// tensors of 1 MB and more in huge pages, and the C library is told not to give freed memory back.
+    /// A program that does more than train, or has an allocator of its own, may want to turn it off; a
+    /// step of a small network then takes up to a third longer.
+    pub fn keep_memory(mut self, keep: bool) -> Self {
+        self.keep_memory = keep;
+        self
+    }
+
     /// The time limit of joining and of every collective; 30 minutes unless set.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -370,6 +389,9 @@ impl AcceleratorBuilder {
         let job = match self.sharing {
             Some(other) => other.job,
             None => {
+                if self.keep_memory {
+                    keep_freed_memory();
+                }
                 let cpu = self.cpu || connect::wants_cpu()?;
                 let world = World::from_env()?;
                 Arc::new(connect::join(world, cpu, self.timeout, self.gloo, debug)?)
@@ -377,7 +399,7 @@ impl AcceleratorBuilder {
         };
         let numerics = Arc::new(self.numerics.decide(&job)?);
         let checks = self.loss_check.on && numerics.scaler.is_none();
-        let check = || Arc::new(LossCheck::new(job.rank(), job.device, self.loss_check));
+        let check = || Arc::new(LossCheck::new(&job, self.loss_check));
         let loss_check = checks.then(check);
         let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, job.rank())));
         let registry = Arc::new(Registry::default());

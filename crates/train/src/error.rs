@@ -147,9 +147,9 @@ pub enum Error {
     },
     /// A loss was infinite or not a number. See [`crate::AcceleratorBuilder::check_loss`].
     #[error(
-        "the loss{} was infinite or not a number on rank {rank}, {}",
-        step.map(|step| format!(" of optimizer step {step}")).unwrap_or_default(),
-        if *.spoilt {
+        "{}, {}",
+        not_finite(*rank, *step),
+        if *.weights_corrupted {
             "and so are weights by now; go back to a checkpoint, and lower the learning rate or clip the \
              gradients"
         } else {
@@ -158,14 +158,15 @@ pub enum Error {
         }
     )]
     LossNotFinite {
-        /// The rank; of several the highest.
-        rank: usize,
+        /// The rank whose loss it was; of several the first that said so. `None` when no rank did: a
+        /// gradient overflowed under a finite loss, or the rank runs another program, such as PyTorch's.
+        rank: Option<usize>,
         /// The optimizer step that its gradients are for, from 1, where a prepared optimizer makes it.
         step: Option<u64>,
-        /// Whether weights of a prepared optimizer are no finite numbers either, so that it does not help
-        /// to leave the batch out: gradients of an earlier step had overflowed, or, on a GPU, that step
-        /// was made before this was known.
-        spoilt: bool,
+        /// Whether weights of a prepared optimizer are not finite either, so that it does not help to
+        /// leave the batch out: gradients of an earlier step had overflowed, or, on a GPU, that step was
+        /// made before this was known.
+        weights_corrupted: bool,
     },
     /// The norm of the gradients is infinite or not a number.
     #[error(
@@ -217,6 +218,16 @@ impl fmt::Debug for Error {
     }
 }
 
+/// What [`Error::LossNotFinite`] begins with.
+fn not_finite(rank: Option<usize>, step: Option<u64>) -> String {
+    let step = step.map(|step| format!(" of optimizer step {step}")).unwrap_or_default();
+    match rank {
+        Some(rank) => format!("the loss{step} was infinite or NaN on rank {rank}"),
+        None => format!(
+            "the gradients{step} are infinite or NaN, although no rank has said that its loss was"
+        ),
+    }
+}
 #[cfg(test)]
 mod tests {
     use super::*;

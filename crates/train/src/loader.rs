@@ -10,7 +10,7 @@ use brigade_data::{
     Batch, Collate, DataLoader, Dataset, Epoch, IterableDataset, LoaderOptions, ShardOptions,
     StreamLoader,
 };
-use brigade_torch::{Device, Tensor, as_slice};
+use brigade_torch::{Device, Tensor, elements};
 
 use crate::accelerator::{Accelerator, Job};
 use crate::error::{Error, Result};
@@ -338,7 +338,7 @@ fn agree(accelerator: &Accelerator, samples: i64, seed: u64, dispatch: bool) -> 
         .iter()
         .map(|pair| {
             let pair = pair.f_to_device(Device::Cpu)?;
-            let pair = as_slice::<i64>(&pair)?;
+            let pair = elements::<i64>(&pair)?.to_vec();
             Ok((pair[0], pair[1]))
         })
         .collect::<Result<Vec<_>>>()?;

@@ -13,7 +13,7 @@ use brigade_torch::{Reducer, Tensor, Tensors, grad_enabled};
 use crate::accelerator::Accelerator;
 use crate::error::Result;
 use crate::gradients::hook::PowerSgdHook;
-use crate::gradients::loss_check::Reduced;
+use crate::gradients::loss_check::CheckedModel;
 use crate::precision::Numerics;
 use crate::precision::memory_format;
 use crate::prepare::Prepare;
@@ -34,7 +34,7 @@ pub struct PreparedModel<M> {
     buffers_differ: Cell<bool>,
     /// What a checkpoint holds of it, for as long as it is there.
     _saved: Arc<SavedTensors>,
-    _reduced: Option<Reduced>,
+    checked: Option<Arc<CheckedModel>>,
 }
 
 impl<M> Prepare for Model<M> {
@@ -53,7 +53,7 @@ impl<M> Prepare for Model<M> {
             self.convert_sync_batch_norm(group);
         }
         let trained = named(self.trainable_parameters());
-        let mut reducer = match accelerator.group() {
+        let reducer = match accelerator.group() {
             Some(group) if !trained.is_empty() => {
                 let trained_names: Vec<&String> = trained.iter().map(|(name, _)| name).collect();
                 // Frozen parameters are broadcast like buffers at the start, but never again.
@@ -77,12 +77,15 @@ impl<M> Prepare for Model<M> {
             Some(reducer) => accelerator.options.comm_hook.install(reducer, &trained)?,
             None => None,
         };
-        let reduced = reducer.as_mut().and_then(|reducer| accelerator.check_losses_of(reducer));
+        let checked = match &reducer {
+            Some(_) => accelerator.check_losses_of(&trained, hook.clone())?,
+            None => None,
+        };
         let saved = Arc::new(SavedTensors::of(&self, hook.clone()));
         accelerator.registry.register(&saved);
         Ok(PreparedModel {
             _saved: saved,
-            _reduced: reduced,
+            checked,
             model: self,
             reducer,
             numerics: Arc::clone(&accelerator.numerics),
@@ -123,6 +126,11 @@ impl<M> PreparedModel<M> {
         let output = self.computed(input)?;
         if self.model.is_training() {
             self.buffers_differ.set(true);
+        }
+        if grad_enabled()
+            && let Some(checked) = &self.checked
+        {
+            checked.set_reduces(sync);
         }
         Ok(reducer.after_forward(output, sync)?)
     }

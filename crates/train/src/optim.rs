@@ -69,9 +69,9 @@ impl Optimizer {
     /// fp16 a prepared optimizer leaves a step out whose gradients overflowed.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] when the kernels refuse; [`crate::Error::LossNotFinite`], on every rank and
-    /// with all weights as they were, when a loss of the gradients was infinite or not a number on one of
-    /// them (with one process already the backward gives it; see
+    /// [`crate::Error::Torch`] when the kernels refuse; [`crate::Error::LossNotFinite`], on every rank, with
+    /// the weights as they were, when the gradients are those of a loss that was not finite and
+    /// [`Accelerator::backward`] has not said so, or not been listened to (see
     /// [`crate::AcceleratorBuilder::check_loss`]).
     pub fn step(&mut self) -> Result<()> {
         if self.adding_up() {
@@ -182,7 +182,11 @@ impl Optimizer {
             return Ok(());
         };
         let step = self.steps() + 1;
-        let outcome = check.before_step(self.cleared, step);
+        let gradients = || {
+            let gradients = self.lock().gradients()?;
+            Ok(gradients.into_iter().map(|(_, gradient)| gradient).collect())
+        };
+        let outcome = check.before_step(self.cleared, step, gradients);
         if let Some(accumulation) = &self.accumulation {
             // A program that leaves the batch out leaves the schedule where it is.
             accumulation.set_skipped(matches!(outcome, Err(Error::LossNotFinite { .. })));

@@ -4,7 +4,9 @@
 
 mod resume;
 
-use brigade_testkit::{dist_test, step};
+use std::time::Duration;
+
+use brigade_testkit::{DistTest, dist_test, step};
 use brigade_train::{Accelerator, CommHook, PowerSgd, Precision, ProjectConfiguration};
 
 use resume::{Run, Shared};
@@ -40,7 +42,7 @@ fn resumed_runs_equal(background: bool, precision: Precision, hook: &CommHook) {
     });
     accelerator.wait_for_save().unwrap();
     let weights = compared(&accelerator, &run);
-    assert!(losses.len() > 8, "{} batches", losses.len());
+    assert!(losses.len() >= 8, "{} batches", losses.len());
     // Saving changes nothing.
     drop(run);
     let accelerator = again();
@@ -86,6 +88,17 @@ dist_test!(world = 2, seconds = 300, two_ranks_with_power_sgd_go_on_bit_for_bit,
     let hook = PowerSgd { start_iteration: 3, ..PowerSgd::default() };
     resumed_runs_equal(true, Precision::No, &CommHook::PowerSgd(hook));
 });
+
+#[test]
+fn three_ranks_over_tcp_go_on_bit_for_bit() {
+    // As on several hosts. The reducer of a resumed run begins with other buckets than that of a run which
+    // was not stopped: sums must not depend on a gradient's place in them.
+    let name = concat!(module_path!(), "::three_ranks_over_tcp_go_on_bit_for_bit");
+    DistTest::new(name, 3)
+        .time_limit(Duration::from_secs(300))
+        .variable("BRIGADE_SHARED_MEMORY", "0")
+        .run_or_panic(|_| resumed_runs_equal(true, Precision::No, &CommHook::None));
+}
 
 /// The samples that a run of two ranks has not seen in its epoch are those that one rank goes on with,
 /// in the same order; and the other way round.

@@ -55,6 +55,18 @@ pub const ACCELERATE_GRADIENT_ACCUMULATION_STEPS: &str = "ACCELERATE_GRADIENT_AC
 /// Stay on the CPU where there is a GPU. Accelerate's name; `brigade launch --cpu` sets it.
 pub const ACCELERATE_USE_CPU: &str = "ACCELERATE_USE_CPU";
 
+/// The secret of a job on several hosts: its launchers prove to each other that they know it. Read by
+/// `brigade launch`, and kept from the ranks.
+pub const BRIGADE_RDZV_SECRET: &str = "BRIGADE_RDZV_SECRET";
+
+/// Password of the user of etcd, where a job's hosts meet by one that has users. Read by `brigade
+/// launch`, and kept from the ranks.
+pub const BRIGADE_ETCD_PASSWORD: &str = "BRIGADE_ETCD_PASSWORD";
+
+/// Variables that a launcher reads and hands on to no other process: neither to ranks nor to other
+/// hosts.
+pub const LAUNCHERS_OWN: [&str; 2] = [BRIGADE_RDZV_SECRET, BRIGADE_ETCD_PASSWORD];
+
 contract! {
     RANK, Everyone, "number of this process in the job, from 0";
     WORLD_SIZE, Everyone, "number of processes in the job";

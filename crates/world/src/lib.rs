@@ -30,5 +30,5 @@ mod world;
 pub use error::WorldError;
 pub use error_file::{ErrorRecord, record};
 pub use rank::{LocalRank, Rank, WorldSize};
-pub use store::{StoreEndpoint, StoreHost};
+pub use store::{StoreEndpoint, StoreHost, own_address};
 pub use world::World;

@@ -102,8 +102,16 @@ fn write_rank_1s_batches(folder: &Path) {
         let all: Vec<usize> = (0..images.len()).collect();
         let batch = images.batch(&all, &Default::default()).unwrap();
         let (pixels, labels): (Tensor, Tensor) = batch;
-        write(folder, &format!("{name}.images"), brigade::torch::as_slice::<f32>(&pixels).unwrap());
-        write(folder, &format!("{name}.labels"), brigade::torch::as_slice::<i64>(&labels).unwrap());
+        write(
+            folder,
+            &format!("{name}.images"),
+            &brigade::torch::elements::<f32>(&pixels).unwrap().to_vec(),
+        );
+        write(
+            folder,
+            &format!("{name}.labels"),
+            &brigade::torch::elements::<i64>(&labels).unwrap().to_vec(),
+        );
         let epochs: Vec<Vec<Vec<usize>>> =
             (0..EPOCHS).map(|epoch| batches(images_again(name), shuffle, epoch)).collect();
         std::fs::write(folder.join(format!("{name}.json")), json!(epochs).to_string()).unwrap();

@@ -6,6 +6,8 @@ use std::io::{self, Write};
 use brigade_config::{Layer, Place, Settings, Source, TABLE};
 use serde_json::{Map, Value, json};
 
+use crate::secrets::shown;
+
 /// Which settings to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
@@ -62,9 +64,10 @@ fn rows(layers: &Layer, which: Which) -> Vec<[String; 3]> {
     let tables = [("accelerate", &layers.settings.accelerate), ("env", &layers.settings.env)];
     for (table, values) in tables {
         for (name, value) in values {
+            let value = shown(name, value).escape_debug().to_string();
             let name = format!("{table}.{name}");
             let source = layers.source(&name).map(ToString::to_string).unwrap_or_default();
-            rows.push([name, value.escape_debug().to_string(), source]);
+            rows.push([name, value, source]);
         }
     }
     rows
@@ -82,7 +85,7 @@ pub(crate) fn json(layers: &Layer, file: Option<&Place>) -> Map<String, Value> {
     let table = |table: &str, values: &BTreeMap<String, String>| -> Map<String, Value> {
         let row = |(name, value): (&String, &String)| {
             let source = source(&format!("{table}.{name}"));
-            (name.clone(), json!({ "value": value, "source": source }))
+            (name.clone(), json!({ "value": shown(name, value), "source": source }))
         };
         values.iter().map(row).collect()
     };

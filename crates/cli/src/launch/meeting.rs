@@ -1,10 +1,14 @@
 //! How the hosts of a job come together: what the settings say, and what they cannot say together.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use brigade_config::value::{Backend, Value as _};
-use brigade_config::{ConfigError, Layer, Source, suggest};
-use brigade_launch::{Endpoint, Meeting, NodeRange, Patience};
+use brigade_config::{ConfigError, Layer, Source, Variables, suggest};
+use brigade_launch::{
+    Endpoint, EtcdAccess, LaunchOptions, Meeting, NodeRange, Patience, TimeLimits, private_text,
+};
+use brigade_world::env;
 
 /// What the settings say of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,12 +19,24 @@ pub(super) enum Way {
     Hosts,
 }
 
+/// What the settings come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Decided {
+    pub(super) way: Way,
+    /// How long hosts wait for each other.
+    pub(super) waits: Patience,
+    /// How long a host may be silent.
+    pub(super) heartbeat_timeout: Duration,
+}
+
 /// Decides, and notes which settings change nothing then.
 ///
 /// Errors say which settings contradict each other, or what is missing.
-pub(super) fn decide(layers: &mut Layer) -> Result<(Way, Patience), ConfigError> {
-    let (waits, serve) = rendezvous_conf(layers)?;
+pub(super) fn decide(layers: &mut Layer) -> Result<Decided, ConfigError> {
+    let conf = rendezvous_conf(layers)?;
+    let Conf { waits, serve, .. } = conf;
     let way = way(layers, serve)?;
+    let heartbeat_timeout = heartbeat_timeout(layers, &conf)?;
     let idle: (&[&str], &str) = match way {
         Way::Here(Meeting::OneHost) => (
             &[
@@ -32,6 +48,7 @@ pub(super) fn decide(layers: &mut Layer) -> Result<(Way, Patience), ConfigError>
                 "rdzv-endpoint",
                 "rdzv-conf",
                 "rdzv-secret-file",
+                "heartbeat-timeout",
             ],
             "there is one host, and each attempt has a free port",
         ),
@@ -52,8 +69,8 @@ pub(super) fn decide(layers: &mut Layer) -> Result<(Way, Patience), ConfigError>
         let is_used =
             matches!(way, Way::Here(Meeting::Elastic { .. })) && is_address && is_endpoint;
         let is_wait = *name == "rdzv-conf"
-            && waits != Patience::default()
-            && matches!(way, Way::Here(Meeting::Static { .. }));
+            && (waits != Patience::default() && matches!(way, Way::Here(Meeting::Static { .. }))
+                || conf.heartbeat.is_some() && way != Way::Here(Meeting::OneHost));
         if !is_used && !is_wait {
             idle_note(layers, name, reason);
         }
@@ -67,7 +84,31 @@ pub(super) fn decide(layers: &mut Layer) -> Result<(Way, Patience), ConfigError>
             );
         }
     }
-    Ok((way, waits))
+    Ok(Decided { way, waits, heartbeat_timeout })
+}
+
+/// What is said by our own name goes before torchrun's.
+fn heartbeat_timeout(layers: &mut Layer, conf: &Conf) -> Result<Duration, ConfigError> {
+    let by_user =
+        layers.settings.heartbeat_timeout.filter(|_| layers.is_given("heartbeat-timeout"));
+    let (timeout, said) = match (by_user, conf.heartbeat) {
+        (Some(timeout), _) => (timeout, said(layers, "heartbeat-timeout")),
+        (None, Some(timeout)) => {
+            let source = layers.source("rdzv-conf").cloned().unwrap_or(Source::Default);
+            let seconds = timeout.as_secs_f64();
+            let said = format!("rdzv-conf ({source}): heartbeat-timeout {seconds}");
+            layers.note(source, format!("its keep-alive is heartbeat-timeout {seconds}"));
+            (timeout, said)
+        }
+        (None, None) => return Ok(LaunchOptions::default().heartbeat_timeout),
+    };
+    if timeout < TimeLimits::SHORTEST_HEARTBEAT_TIMEOUT {
+        return Err(wrong(format!(
+            "{said}: a busy host may be silent for that long; give at least {} s",
+            TimeLimits::SHORTEST_HEARTBEAT_TIMEOUT.as_secs()
+        )));
+    }
+    Ok(timeout)
 }
 
 fn way(layers: &Layer, serve: Option<bool>) -> Result<Way, ConfigError> {
@@ -102,7 +143,19 @@ fn meeting(layers: &Layer, nodes: NodeRange, serve: Option<bool>) -> Result<Meet
             said(layers, "rdzv-backend")
         ))),
         (Some(Backend::Etcd), Some(endpoints)) => {
-            let endpoint = |it: &str| endpoint_of(layers, it.trim(), ETCD_PORT);
+            let all = endpoints.split(',').map(str::trim);
+            let secure = all.clone().filter(|it| it.starts_with("https://")).count();
+            if secure != 0 && secure != all.count() {
+                return Err(wrong(format!(
+                    "{}: either all of them begin with https:// or none",
+                    said(layers, "rdzv-endpoint")
+                )));
+            }
+            let plain = |it: &'_ str| {
+                let rest = it.split_once("://").map_or(it, |(_, rest)| rest);
+                rest.trim_end_matches('/').to_owned()
+            };
+            let endpoint = |it: &str| endpoint_of(layers, &plain(it.trim()), ETCD_PORT);
             let endpoints = endpoints.split(',').map(endpoint).collect::<Result<_, _>>()?;
             Ok(Meeting::Etcd { endpoints })
         }
@@ -171,10 +224,24 @@ fn numbered(layers: &Layer, nodes: NodeRange) -> Result<Meeting, ConfigError> {
     Ok(Meeting::Static { node_rank, master_addr: host, master_port: port })
 }
 
+/// What torchrun's keys of `--rdzv-conf` say.
+#[derive(Clone, Copy, Debug, Default)]
+struct Conf {
+    waits: Patience,
+    /// This host serves the meeting.
+    serve: Option<bool>,
+    /// How long a host may be silent.
+    heartbeat: Option<Duration>,
+}
+
 /// torchrun's keys. Those that wait for something say how long; the others are its own affair.
-fn rendezvous_conf(layers: &mut Layer) -> Result<(Patience, Option<bool>), ConfigError> {
+///
+/// There, a host is dropped that has not beaten `keep_alive_max_attempt` times every
+/// `keep_alive_interval` seconds (3 times 5 s); `heartbeat_timeout` is how long one beat may take.
+/// The longer one of both is how long a host may be silent here.
+fn rendezvous_conf(layers: &mut Layer) -> Result<Conf, ConfigError> {
     let Some(conf) = layers.settings.rdzv_conf.clone() else {
-        return Ok((Patience::default(), None));
+        return Ok(Conf::default());
     };
     let source = layers.source("rdzv-conf").cloned().unwrap_or(Source::Default);
     let bad = |key: &str, value: &str, expected: &str| {
@@ -184,6 +251,7 @@ fn rendezvous_conf(layers: &mut Layer) -> Result<(Patience, Option<bool>), Confi
         Duration::parse(value).ok_or_else(|| bad(key, value, Duration::EXPECTED))
     };
     let (mut waits, mut serve, mut idle) = (Patience::default(), None, Vec::new());
+    let (mut interval, mut attempts, mut beat) = (None, None, None);
     for (key, value) in &conf.0 {
         match key.as_str() {
             "join_timeout" => waits.join = seconds(key, value)?,
@@ -195,9 +263,16 @@ fn rendezvous_conf(layers: &mut Layer) -> Result<(Patience, Option<bool>), Confi
             "is_host" => {
                 serve = Some(bool::parse(value).ok_or_else(|| bad(key, value, bool::EXPECTED))?);
             }
+            "keep_alive_interval" => interval = Some(seconds(key, value)?),
+            "keep_alive_max_attempt" => {
+                let number = value.parse::<u32>().ok().filter(|number| *number > 0);
+                attempts = Some(number.ok_or_else(|| bad(key, value, "a number of attempts"))?);
+            }
+            "heartbeat_timeout" => beat = Some(seconds(key, value)?),
+            other if ETCD_CONF.contains(&other) => {}
             other if IDLE_CONF.contains(&other) => idle.push(other.to_owned()),
             other => {
-                let known = USED_CONF.iter().chain(IDLE_CONF).copied();
+                let known = USED_CONF.iter().chain(ETCD_CONF).chain(IDLE_CONF).copied();
                 let hint = suggest::closest(other, known).map_or_else(
                     || format!("; it has {}", USED_CONF.join(", ")),
                     |it| format!(": did you mean {it}?"),
@@ -210,7 +285,11 @@ fn rendezvous_conf(layers: &mut Layer) -> Result<(Patience, Option<bool>), Confi
         let text = format!("{} changes nothing: it is for torchrun's own store", idle.join(", "));
         layers.note(source, text);
     }
-    Ok((waits, serve))
+    let kept_alive = (interval.is_some() || attempts.is_some()).then(|| {
+        let interval = interval.unwrap_or(TORCHRUNS_INTERVAL);
+        interval.saturating_mul(attempts.unwrap_or(TORCHRUNS_ATTEMPTS))
+    });
+    Ok(Conf { waits, serve, heartbeat: kept_alive.into_iter().chain(beat).max() })
 }
 
 /// `HOST`, `HOST:PORT`, `[IPV6]:PORT`; each rendezvous has a port of its own where none is said.
@@ -223,6 +302,65 @@ fn endpoint_of(layers: &Layer, text: &str, default: u16) -> Result<Endpoint, Con
         endpoint.port = default;
     }
     Ok(endpoint)
+}
+
+/// How etcd is spoken to: torchrun's keys of `--rdzv-conf`, the scheme of the endpoints, and the
+/// password that stands in no command line.
+///
+/// Errors say which key is wrong, or that the file with the password cannot be used.
+pub(super) fn etcd_access(
+    layers: &mut Layer,
+    meeting: &Meeting,
+    variables: &Variables,
+) -> anyhow::Result<EtcdAccess> {
+    let conf = layers.settings.rdzv_conf.clone().map(|it| it.0).unwrap_or_default();
+    let source = layers.source("rdzv-conf").cloned().unwrap_or(Source::Default);
+    let given = |key: &str| conf.get(key).cloned();
+    if !matches!(meeting, Meeting::Etcd { .. }) {
+        let idle: Vec<&str> =
+            ETCD_CONF.iter().copied().filter(|key| conf.contains_key(*key)).collect();
+        if !idle.is_empty() {
+            layers.note(source, format!("{} changes nothing: it is for etcd", idle.join(", ")));
+        }
+        return Ok(EtcdAccess::default());
+    }
+    let by_scheme = layers.settings.rdzv_endpoint.as_deref().is_some_and(is_https);
+    let tls = match given("protocol").as_deref() {
+        Some("https") => true,
+        Some("http") if by_scheme => {
+            let endpoint = said(layers, "rdzv-endpoint");
+            return Err(wrong(format!("{endpoint} and rdzv-conf protocol=http")).into());
+        }
+        Some("http") => false,
+        Some(other) => {
+            let text = format!("rdzv-conf protocol is `{other}`, expected http or https");
+            return Err(wrong(format!("{source}: {text}")).into());
+        }
+        None => by_scheme,
+    };
+    let password = match (given("password-file"), variables.value(env::BRIGADE_ETCD_PASSWORD)) {
+        (Some(path), _) => Some(private_text(Path::new(&path))?),
+        (None, Some(value)) => Some(value.to_string_lossy().into_owned()),
+        (None, None) => None,
+    };
+    let user = given("user");
+    if user.is_none() && password.is_some() {
+        let text = "a password for etcd was given and no user: add user=NAME to --rdzv-conf";
+        return Err(wrong(text.to_owned()).into());
+    }
+    let file = |key: &str| given(key).map(PathBuf::from);
+    Ok(EtcdAccess {
+        tls,
+        ca_file: file("cacert"),
+        cert_file: file("cert"),
+        key_file: file("key"),
+        user,
+        password,
+    })
+}
+
+fn is_https(endpoints: &str) -> bool {
+    endpoints.split(',').any(|it| it.trim().starts_with("https://"))
 }
 
 fn idle_note(layers: &mut Layer, name: &str, reason: &str) {
@@ -255,19 +393,22 @@ fn wrong(words: String) -> ConfigError {
 const RENDEZVOUS_PORT: u16 = 29400;
 const MASTER_PORT: u16 = 29500;
 const ETCD_PORT: u16 = 2379;
-const USED_CONF: &[&str] =
-    &["join_timeout", "timeout", "last_call_timeout", "join_interval", "is_host"];
-const IDLE_CONF: &[&str] = &[
-    "close_timeout",
-    "heartbeat_timeout",
+/// torchrun's defaults for `keep_alive_interval` and `keep_alive_max_attempt`.
+const TORCHRUNS_INTERVAL: Duration = Duration::from_secs(5);
+const TORCHRUNS_ATTEMPTS: u32 = 3;
+const USED_CONF: &[&str] = &[
+    "join_timeout",
+    "timeout",
+    "last_call_timeout",
+    "join_interval",
+    "is_host",
     "keep_alive_interval",
     "keep_alive_max_attempt",
-    "read_timeout",
-    "store_type",
-    "rank",
-    "protocol",
-    "use_libuv",
+    "heartbeat_timeout",
 ];
+const IDLE_CONF: &[&str] = &["close_timeout", "read_timeout", "store_type", "rank", "use_libuv"];
+/// Of etcd; all but the last two are torchrun's names.
+const ETCD_CONF: &[&str] = &["protocol", "cacert", "cert", "key", "user", "password-file"];
 
 #[cfg(test)]
 mod tests;

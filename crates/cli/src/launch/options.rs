@@ -3,11 +3,11 @@
 use brigade_config::value::{Precision, Value as _};
 use brigade_config::{ConfigError, Layer, Source, Variables, of_the_launcher, plugins};
 use brigade_launch::{
-    ForPython, LaunchOptions, Meeting, NprocSpec, OutputOptions, PlacementFacts, PlacementOptions,
-    Secret,
+    ForPython, GuardSources, LaunchOptions, Meeting, NprocSpec, OutputOptions, PlacementFacts,
+    PlacementOptions, Secret, SecretError,
 };
 
-use super::meeting::{self, Way};
+use super::meeting::{self, Decided, Way};
 use super::program::ProgramArgs;
 
 /// The launcher's options, and the plugins of Accelerate's default file that are not used because the
@@ -19,7 +19,7 @@ pub(super) fn options(
     program: &ProgramArgs,
     variables: &Variables,
 ) -> anyhow::Result<(LaunchOptions, Option<String>)> {
-    let (way, patience) = meeting::decide(layers)?;
+    let Decided { way, waits, heartbeat_timeout } = meeting::decide(layers)?;
     let is_on_hosts = way == Way::Hosts;
     let meeting = match way {
         Way::Here(meeting) => meeting,
@@ -46,6 +46,8 @@ pub(super) fn options(
     env.retain(|(name, _)| !layers.settings.env.contains_key(name));
     env.extend(layers.settings.env.clone());
 
+    let secret = secret(layers, &meeting, variables)?;
+    let etcd = meeting::etcd_access(layers, &meeting, variables)?;
     let settings = &layers.settings;
     let default = LaunchOptions::default();
     let options = LaunchOptions {
@@ -57,11 +59,13 @@ pub(super) fn options(
         nodes: settings.nnodes.unwrap_or_default(),
         meeting,
         run_id: settings.rdzv_id.clone(),
-        secret: settings.rdzv_secret_file.as_deref().map(Secret::from_file).transpose()?,
+        secret,
+        etcd,
         local_addr: settings.local_addr.clone(),
-        patience,
+        patience: waits,
         role: settings.role.clone().unwrap_or(default.role),
         shutdown_timeout: settings.shutdown_timeout.unwrap_or(default.shutdown_timeout),
+        heartbeat_timeout,
         output: OutputOptions {
             log_dir: settings.log_dir.clone(),
             redirects: settings.redirects.clone(),
@@ -108,6 +112,34 @@ pub(super) fn plugins(
         values.push((PYTHONPATH.to_owned(), paths.to_string_lossy().into_owned()));
     }
     Ok((Some(ForPython { what, variables: values }), None))
+}
+
+/// What the launchers of all hosts have to know, where one command is started on each.
+fn secret(
+    layers: &mut Layer,
+    meeting: &Meeting,
+    variables: &Variables,
+) -> Result<Option<Secret>, SecretError> {
+    if matches!(meeting, Meeting::OneHost | Meeting::Launcher { .. }) {
+        return Ok(None);
+    }
+    let file = layers.settings.rdzv_secret_file.clone();
+    let is_flag = matches!(layers.source("rdzv-secret-file"), Some(Source::Flag(_)));
+    let sources = GuardSources {
+        flag: file.as_deref().filter(|_| is_flag),
+        variables: &|name| variables.value(name).cloned(),
+        setting: file.as_deref(),
+        scheduled: matches!(layers.source("node-rank"), Some(Source::Scheduler(_))),
+    };
+    let guard = sources.find()?;
+    let text = match &guard {
+        Some(guard) => format!("the launchers prove to each other that they know {}", guard.source),
+        None => {
+            "the launchers have no secret: any host that reaches the port can take part".to_owned()
+        }
+    };
+    layers.note(Source::Default, text);
+    Ok(guard.map(|guard| guard.secret))
 }
 
 /// How many ranks a host has where nobody says: one for each GPU, and one where there is none.

@@ -25,6 +25,8 @@ const RANKS: usize = 4;
 /// Says that it is there, and stays until the test wants the job to end.
 const RANK: &str = "echo $$ > $WORLD_SIZE-$TORCHELASTIC_RESTART_COUNT-$RANK; \
                     until [ -e end ]; do sleep 0.05; done";
+/// The usual time is too long for a test of what comes after it.
+const SILENCE: &str = "--heartbeat-timeout=4";
 /// Much longer than it should take on a machine that has nothing else to do.
 const SOON: Duration = Duration::from_secs(25);
 
@@ -287,7 +289,7 @@ impl<'s> Round<'s> {
         match self.plan.way {
             Way::Ssh => {
                 let restarts = format!("--max-restarts={}", self.plan.max_restarts);
-                let flags = ["--hosts", "node1:1,node2:2,node3:1", &restarts];
+                let flags = ["--hosts", "node1:1,node2:2,node3:1", &restarts, SILENCE];
                 vec![self.site.launch_with(&flags).sh(RANK).start()]
             }
             _ => (0..SIZES.len()).map(|host| self.start_on(host)).collect(),
@@ -300,7 +302,8 @@ impl<'s> Round<'s> {
         let (nproc, restarts) =
             (format!("--nproc={}", SIZES[host]), format!("--max-restarts={max_restarts}"));
         // Whoever cannot find the others gives up before the test does.
-        let common = [&nproc, &restarts, "--rdzv-conf=join_timeout=6,last_call_timeout=0.2"];
+        let common =
+            [&nproc, &restarts, "--rdzv-conf=join_timeout=6,last_call_timeout=0.2", SILENCE];
         let (rank, id) = (format!("--node-rank={host}"), format!("--rdzv-id=round-{number}"));
         let flags: &[&str] = match way {
             Way::Static => &["--nnodes=3", &rank, "--master-addr=node1"],

@@ -109,7 +109,8 @@ pub(crate) fn whatever_is_killed_nothing_is_left() {
         ("link", &|_| site.host(1).cut(), 1, "node2 is lost"),
     ];
     for (name, blow, code, said) in table {
-        let job = site.launch("node1:1,node2:1,node3:1").sh(STAY).start();
+        let job = site.launch("node1:1,node2:1,node3:1").args(["--heartbeat-timeout", "4"]);
+        let job = job.sh(STAY).start();
         site.wait_for_files(3);
         wait_until("the ranks", || (0..3).all(sleeps));
         blow(job.pid());

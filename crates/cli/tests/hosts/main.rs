@@ -6,6 +6,7 @@
 mod chaos;
 mod copied;
 mod ended;
+mod guarded;
 mod refused;
 mod site;
 
@@ -181,7 +182,7 @@ fn a_job_starts_again_on_the_same_hosts_and_with_fewer() {
     // The first host is lost for good; the others go on and are numbered anew.
     let script = "touch $RANK; [ $WORLD_SIZE = 3 ] || { echo $RANK/$WORLD_SIZE $MASTER_ADDR; exit 0; }; \
                   sleep 1000 & wait";
-    let flags = ["--max-restarts", "1", "--nnodes", "2:3"];
+    let flags = ["--max-restarts", "1", "--nnodes", "2:3", "--heartbeat-timeout", "4"];
     let job = site.launch("node2:1,node1:1,node3:1").args(flags).sh(script).start();
     site.wait_for_files(3);
     site.host(1).cut();

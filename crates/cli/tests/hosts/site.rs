@@ -1,5 +1,6 @@
 //! `brigade launch --hosts` under test, on a network of hosts that must be empty afterwards.
 
+#![allow(dead_code)] // not every test file needs all of it
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 use std::fs;
@@ -134,6 +135,13 @@ impl Running<'_> {
         inner_process(self.child.id().cast_signed()).unwrap()
     }
 
+    /// Lets the launcher stand still until it is continued; `nsenter` does as its child does.
+    pub(crate) fn freeze(&self) -> Frozen {
+        let pids = [self.pid(), self.child.id().cast_signed()];
+        kill(Pid::from_raw(pids[0]), Signal::SIGSTOP).unwrap();
+        Frozen(pids)
+    }
+
     pub(crate) fn send(&self, signal: Signal) {
         kill(Pid::from_raw(self.pid()), signal).unwrap();
     }
@@ -173,6 +181,17 @@ impl Running<'_> {
             code: status.code().unwrap_or_else(|| 128 + status.signal().unwrap()),
             stdout: self.stdout.join().unwrap(),
             stderr: String::from_utf8(stderr).unwrap(),
+        }
+    }
+}
+
+/// A launcher that stands still.
+pub(crate) struct Frozen([i32; 2]);
+
+impl Frozen {
+    pub(crate) fn thaw(self) {
+        for pid in self.0 {
+            kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap();
         }
     }
 }

@@ -204,21 +204,23 @@ impl Running {
         }
     }
 
+    /// Reads all that is left and waits for the end. Processes may be left.
+    pub(crate) fn outcome(mut self) -> Outcome {
+        let pid = self.pid();
+        let mut stderr = std::mem::take(&mut self.read);
+        self.stderr.take().unwrap().read_to_end(&mut stderr).unwrap();
+        let code = self.child.0.wait().unwrap().code().unwrap();
+        let stderr = String::from_utf8(stderr).unwrap();
+        Outcome { pid, code, stderr, _folders: (self.folder, self.scratch) }
+    }
+
     /// The process that clears up after a launcher that is killed.
     pub(crate) fn watch(&self) -> i32 {
-        let mark = self.watch_mark();
-        let processes = fs::read_dir("/proc").unwrap().map(Result::unwrap);
-        let mut numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        numbers
-            .find(|pid| {
-                let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-                command.starts_with(mark.as_bytes())
-            })
-            .expect("a launcher has a watch")
+        *reapers_of(self.pid()).first().expect("a launcher has a reaper")
     }
 
     fn watch_mark(&self) -> String {
-        format!("brigade\0__watch\0{}\0", self.pid())
+        format!("brigade\0__reaper\0{}\0", self.pid())
     }
 
     /// Living processes that have this job's folder in their environment, and the watch, which has
@@ -248,6 +250,41 @@ impl Drop for Launcher {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// A job whose launcher has ended.
+pub(crate) struct Outcome {
+    pub(crate) pid: i32,
+    pub(crate) code: i32,
+    pub(crate) stderr: String,
+    _folders: (TempDir, TempDir),
+}
+
+/// Living processes with this in their environment.
+pub(crate) fn processes_with(variable: &str) -> Vec<i32> {
+    all_processes()
+        .filter(|pid| {
+            let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environ.split(|byte| *byte == 0).any(|var| var == variable.as_bytes())
+                && !matches!(state_of(*pid), None | Some('Z' | 'X'))
+        })
+        .collect()
+}
+
+/// Processes that clear up after this launcher.
+pub(crate) fn reapers_of(launcher: i32) -> Vec<i32> {
+    let mark = format!("brigade\0__reaper\0{launcher}\0");
+    all_processes()
+        .filter(|pid| {
+            let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            command.starts_with(mark.as_bytes())
+        })
+        .collect()
+}
+
+fn all_processes() -> impl Iterator<Item = i32> {
+    let processes = fs::read_dir("/proc").unwrap().map(Result::unwrap);
+    processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// A job that has ended.

@@ -4,6 +4,8 @@
 #![allow(dead_code)] // not every test file needs all of it
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 
 use brigade_launch::{Reach, StorePort};
 use tempfile::TempDir;
@@ -50,6 +52,15 @@ impl Hosts {
         let mut job = Job::new(nproc);
         job.command.env("ALL", self.all.path());
         job
+    }
+
+    /// The flag for a file with a secret.
+    pub(crate) fn secret(&self, name: &str) -> String {
+        let path = self.all.path().join(name);
+        let mut file =
+            fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).unwrap();
+        write!(file, "the {name} secret of a job").unwrap();
+        format!("--rdzv-secret-file={}", path.display())
     }
 
     /// Waits until ranks have made these files.

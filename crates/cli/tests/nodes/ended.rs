@@ -95,7 +95,8 @@ fn a_frozen_agent_is_lost() {
     // Nothing closes: only silence tells.
     for frozen in [0, 1] {
         let hosts = Hosts::new();
-        let start = |node| hosts.numbered(node, 2, 1).sh(STAY).start();
+        let start =
+            |node| hosts.numbered(node, 2, 1).flag("--heartbeat-timeout=4").sh(STAY).start();
         let mut launchers = vec![start(0), start(1)];
         hosts.wait_for(&["0-0", "0-1"]);
         launchers[frozen].send(Signal::SIGSTOP);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
 use nix::sys::signal::Signal;
@@ -19,21 +20,32 @@ fn who_cannot_take_part_is_told_why() {
         assert!(run.stdout.is_empty());
     };
     let hosts = Hosts::new();
-    let secret = |text: &str| {
-        let path = hosts.all.path().join(text);
-        fs::write(&path, text).unwrap();
-        format!("--rdzv-secret-file={}", path.display())
-    };
-    let (right, wrong) = (secret("right"), secret("wrong"));
+    let (right, wrong) = (hosts.secret("right"), hosts.secret("wrong"));
     let mut first = hosts.numbered(0, 3, 1).flag(&right).sh(STAY).start();
-    let second = hosts.numbered(1, 3, 1).flag(&right).sh(STAY).start();
+    // As a variable it is the same.
+    let variable = fs::read_to_string(hosts.all.path().join("right")).unwrap();
+    let mut second = hosts.numbered(1, 3, 1);
+    second.command.env("BRIGADE_RDZV_SECRET", variable);
+    let second = second.sh(STAY).start();
     // Else the one that is to be refused might be the first with its number.
     first.wait_for_stderr("joined: 2 of 3 hosts");
-    refused(hosts.numbered(2, 3, 1).flag(&wrong), "secret");
-    refused(hosts.numbered(2, 3, 1), "secret");
-    refused(hosts.numbered(2, 3, 1).flag(&right).flag("--rdzv-id=other"), "other");
+    refused(hosts.numbered(2, 3, 1).flag(&wrong), "its job has another secret: set the same");
+    refused(hosts.numbered(2, 3, 1), "its job has a secret, and this host was given none");
+    let other = hosts.numbered(2, 3, 1).flag(&right).flag("--rdzv-id=guess");
+    refused(other, "takes part in another job: give the same --rdzv-id on all hosts");
     refused(hosts.numbered(1, 3, 1).flag(&right), "needs another --node-rank");
     refused(hosts.numbered(0, 3, 1).flag(&right), "in use");
+    // Others have to read it on the way to be let in.
+    let path = hosts.all.path().join("right");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    let run = hosts.numbered(2, 3, 1).flag(&right).sh("echo started").run();
+    assert_eq!(run.code, 2, "{}", run.stderr);
+    assert!(
+        run.stderr.contains("its mode 644 lets other users read or change it"),
+        "{}",
+        run.stderr
+    );
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     // None of this has hurt the job.
     let third = hosts.numbered(2, 3, 1).flag(&right).sh(STAY).start();
     hosts.wait_for(&["0-0", "0-1", "0-2"]);
@@ -41,6 +53,42 @@ fn who_cannot_take_part_is_told_why() {
     for run in finish(vec![first, second, third]) {
         assert_eq!(run.code, 143, "{}", run.stderr);
     }
+}
+
+#[test]
+fn the_name_of_a_job_is_not_told_to_one_that_guesses() {
+    let hosts = Hosts::new();
+    let mut first = hosts.numbered(0, 2, 1).flag("--rdzv-id=topsecret").sh(STAY).start();
+    first.wait_for_stderr("waiting for other hosts: 1 of 2");
+    let guess = hosts.numbered(1, 2, 1).flag("--rdzv-id=guess").sh("echo started").run();
+    assert_eq!((guess.code, guess.stdout.as_str()), (1, ""), "{}", guess.stderr);
+    assert!(guess.stderr.contains("takes part in another job"), "{}", guess.stderr);
+    assert!(!guess.stderr.contains("topsecret"), "{}", guess.stderr);
+    first.send(Signal::SIGINT);
+    let first = first.finish();
+    assert!(!first.stderr.contains("guess"), "{}", first.stderr);
+    // On the loopback no other host can come.
+    assert!(!first.stderr.contains("has no secret"), "{}", first.stderr);
+}
+
+#[test]
+fn ranks_do_not_see_what_only_launchers_are_to_know() {
+    let hosts = Hosts::new();
+    let start = |node| {
+        let mut job = hosts.numbered(node, 2, 1);
+        job.command.env("BRIGADE_RDZV_SECRET", "known to the launchers alone");
+        job.command.env("BRIGADE_ETCD_PASSWORD", "known to the launchers alone");
+        job.command.env("OTHER", "known to all");
+        job.sh("env; tr '\\0' '\\n' </proc/self/environ").start()
+    };
+    for run in finish(vec![start(0), start(1)]) {
+        assert_eq!(run.code, 0, "{}", run.stderr);
+        assert!(run.stdout.contains("OTHER=known to all"), "{}", run.stdout);
+        assert!(!run.stdout.contains("known to the launchers alone"), "{}", run.stdout);
+    }
+    let alone = hosts.any(1).flag("--env=BRIGADE_RDZV_SECRET=x").sh("echo started").run();
+    assert_eq!((alone.code, alone.stdout.as_str()), (2, ""), "{}", alone.stderr);
+    assert!(alone.stderr.contains("kept from the ranks"), "{}", alone.stderr);
 }
 
 #[test]

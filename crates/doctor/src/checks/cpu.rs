@@ -1,7 +1,7 @@
 //! Processors: quotas that slow threads down, and hosts that are busy already.
 
 use crate::cluster::Cluster;
-use crate::facts::Cpu;
+use crate::facts::{Cpu, Facts, Vectors};
 use crate::finding::{Finding, Subject};
 use crate::quantity::counted;
 
@@ -9,7 +9,8 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut cores = Vec::new();
     for (_, host, facts) in cluster.examined() {
-        findings.extend(of_host(&facts.cpu).into_iter().map(|it| it.on(&host.name)));
+        let own = of_host(&facts.cpu).into_iter().chain(products(facts));
+        findings.extend(own.map(|it| it.on(&host.name)));
         let nodes = match facts.cpu.numa_nodes {
             0 | 1 => String::new(),
             nodes => format!(" in {nodes} NUMA nodes"),
@@ -18,6 +19,19 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
             host.name.as_str(),
             format!("{}{nodes}", counted(facts.cpu.usable, "core", "cores")),
         ));
+    }
+    let vectors =
+        cluster.examined().map(|(_, host, facts)| (host.name.as_str(), facts.cpu.vectors));
+    let vectors = super::groups(vectors.filter(|(_, it)| *it != Vectors::Unknown));
+    if vectors.len() > 1 {
+        let words: Vec<_> = vectors.iter().map(|(it, hosts)| (it.word(), hosts.clone())).collect();
+        findings.push(
+            Finding::note(
+                Subject::Cpu,
+                format!("different instructions: {}", super::who_has_what(&words)),
+            )
+            .means("a run that is resumed on another kind of processor has other last digits"),
+        );
     }
     if findings.is_empty() && !cores.is_empty() {
         let groups = super::groups(cores);
@@ -71,6 +85,29 @@ fn of_host(cpu: &Cpu) -> Vec<Finding> {
     findings
 }
 
+/// Whether MKL gives the same product of matrices wherever they lie in memory.
+fn products(facts: &Facts) -> Option<Finding> {
+    let finding = |found| {
+        Finding::warning(Subject::Cpu, found)
+            .means("a run that is resumed may differ in the last digits of matrix products")
+    };
+    if facts.cpu.vectors == Vectors::Older {
+        let found = "this processor has no AVX2, which MKL's reproducible products need";
+        return Some(finding(found.to_owned()).remedy("resume runs on processors with AVX2"));
+    }
+    let mode = facts.variables.get("MKL_CBWR")?;
+    let strict = mode.to_ascii_uppercase().ends_with(",STRICT");
+    if strict || mode.eq_ignore_ascii_case("COMPATIBLE") {
+        return None;
+    }
+    let found = format!("MKL_CBWR={mode}: products depend on where matrices lie in memory");
+    Some(
+        finding(found)
+            .remedy("unset it: then Brigade's programs choose AUTO,STRICT, which is as fast")
+            .command("unset MKL_CBWR"),
+    )
+}
+
 /// So many processes per core, on average over a minute.
 const BUSY: f64 = 1.5;
 
@@ -98,6 +135,30 @@ mod tests {
             assert_eq!((found_verdict, hosts.as_str()), (verdict, "node2"));
             assert!(found.contains(expected), "{found}");
         }
+        for (mode, expected) in
+            [("AVX2", Some("MKL_CBWR=AVX2")), ("AVX2,STRICT", None), ("compatible", None)]
+        {
+            let mut cluster = fixtures::cluster(1);
+            let facts = fixtures::facts(&mut cluster, 0);
+            facts.variables.insert("MKL_CBWR".into(), mode.into());
+            match expected {
+                Some(expected) => {
+                    let (verdict, _, found) = fixtures::only(&check(&cluster));
+                    assert_eq!(verdict, Verdict::Warning);
+                    assert!(found.starts_with(expected), "{found}");
+                }
+                None => fixtures::all_is_well(&check(&cluster)),
+            }
+        }
+        let mut cluster = fixtures::cluster(2);
+        fixtures::facts(&mut cluster, 0).cpu.vectors = Vectors::Amx;
+        fixtures::facts(&mut cluster, 1).cpu.vectors = Vectors::Avx2;
+        let (verdict, _, found) = fixtures::only(&check(&cluster));
+        assert_eq!(verdict, Verdict::Note);
+        assert!(found.contains("AMX") && found.contains("AVX2"), "{found}");
+        fixtures::facts(&mut cluster, 0).cpu.vectors = Vectors::Older;
+        let found = check(&cluster);
+        assert!(found.iter().any(|it| it.found.contains("no AVX2, which")), "{found:?}");
         let mut cluster = fixtures::cluster(1);
         fixtures::facts(&mut cluster, 0).cpu.quota = Some(16.0);
         fixtures::all_is_well(&check(&cluster));

@@ -19,8 +19,52 @@ pub struct Cpu {
     pub quota: Option<f64>,
     /// NUMA nodes.
     pub numa_nodes: usize,
+    /// The widest instructions for numbers that it has.
+    pub vectors: Vectors,
     /// Processes that wanted to run, on average over the last minute.
     pub load: f64,
+}
+
+/// Instructions for several numbers at once, which decide the last digits of sums and products.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Vectors {
+    /// Not an x86 processor, or one whose flags are not known.
+    #[default]
+    Unknown,
+    /// x86 without AVX2.
+    Older,
+    /// AVX2 and FMA.
+    Avx2,
+    /// AVX-512.
+    Avx512,
+    /// AVX-512 and the matrix units of AMX.
+    Amx,
+}
+
+impl Vectors {
+    /// From the flags that Linux's `/proc/cpuinfo` lists for x86.
+    fn of(flags: &str) -> Self {
+        let has = |name| flags.split_whitespace().any(|flag| flag == name);
+        match () {
+            () if has("amx_tile") => Self::Amx,
+            () if has("avx512f") => Self::Avx512,
+            () if has("avx2") && has("fma") => Self::Avx2,
+            () => Self::Older,
+        }
+    }
+
+    /// As a table writes it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown instructions",
+            Self::Older => "no AVX2",
+            Self::Avx2 => "AVX2",
+            Self::Avx512 => "AVX-512",
+            Self::Amx => "AMX",
+        }
+    }
 }
 
 impl Cpu {
@@ -40,6 +84,11 @@ impl Cpu {
                 .and_then(|line| line.split_once(':'))
                 .map(|(_, name)| name.trim().to_owned())
                 .unwrap_or_default(),
+            vectors: info
+                .lines()
+                .find(|line| line.starts_with("flags"))
+                .and_then(|line| line.split_once(':'))
+                .map_or(Vectors::Unknown, |(_, flags)| Vectors::of(flags)),
             online,
             // The list may name processors that are switched off.
             usable: allowed.map_or(online, |list| count(list.trim()).min(online)),
@@ -91,6 +140,18 @@ mod tests {
     fn lists_are_counted() {
         for (list, expected) in [("0", 1), ("0-3", 4), ("0-3,8,10-11", 7), ("", 0), ("x", 0)] {
             assert_eq!(count(list), expected, "{list}");
+        }
+    }
+
+    #[test]
+    fn instructions_are_told_from_flags() {
+        for (flags, expected) in [
+            ("fpu avx2 fma avx512f amx_tile", Vectors::Amx),
+            ("fpu avx2 fma avx512f", Vectors::Avx512),
+            ("fpu avx2 fma", Vectors::Avx2),
+            ("fpu avx", Vectors::Older),
+        ] {
+            assert_eq!(Vectors::of(flags), expected, "{flags}");
         }
     }
 

@@ -17,6 +17,14 @@ pub enum Outcome {
         /// The signal's number.
         signal: i32,
     },
+    /// Ranks of this host have survived SIGKILL: they sleep in the kernel, and whoever starts
+    /// something here next should know.
+    Stuck {
+        /// Which ranks, in words.
+        ranks: String,
+        /// How the job ended otherwise, as far as that is known.
+        otherwise: Option<Box<Self>>,
+    },
     /// This signal took this host out of the job, which may go on elsewhere.
     Left {
         /// The signal's number.
@@ -35,7 +43,8 @@ pub enum Outcome {
 
 impl Outcome {
     /// The launcher's exit code: the first failing rank's, 128 + the number of the signal that cut
-    /// the job short, 1 for a lost host, 0 when the ranks ended well.
+    /// the job short, 1 for a lost host, 0 when the ranks ended well; 137 when a rank survives
+    /// SIGKILL, whatever happened before.
     ///
     /// ```
     /// use brigade_launch::Outcome;
@@ -48,6 +57,7 @@ impl Outcome {
             Self::Over(verdict) => verdict.code,
             Self::OutputClosed => Ending::Signal(Signal::SIGPIPE as i32).exit_code(),
             Self::Stopped { signal } | Self::Left { signal } => Ending::Signal(*signal).exit_code(),
+            Self::Stuck { .. } => Ending::Signal(Signal::SIGKILL as i32).exit_code(),
             Self::Lost { .. } => 1,
         }
     }
@@ -60,6 +70,7 @@ impl Outcome {
             Self::Over(Verdict { cause: Some(Cause::Interrupted { failure, .. }), .. }) => {
                 failure.as_ref()
             }
+            Self::Stuck { otherwise, .. } => otherwise.as_ref()?.failure(),
             _ => None,
         }
     }

@@ -16,12 +16,16 @@ pub(super) fn count(number: usize, noun: &str) -> String {
 /// `brigade: `, except for the very first one. `None` when there is nothing to say.
 #[must_use]
 pub fn text(outcome: &Outcome) -> Option<String> {
-    let mut text = match outcome {
+    let mut said = match outcome {
         Outcome::OutputClosed => "stopped: nobody reads the output".to_owned(),
         Outcome::Stopped { signal } => format!("stopped by {}", name(*signal)),
         Outcome::Left { signal } => {
             format!("stopped by {}: this host has left the job", name(*signal))
         }
+        Outcome::Stuck { ranks, otherwise } => match otherwise.as_deref().and_then(text) {
+            Some(other) => format!("{other}\nbrigade: {ranks}"),
+            None => ranks.clone(),
+        },
         Outcome::Lost { coordinator, how, replaceable } => format!(
             "the connection to {coordinator}, where the job is coordinated, is lost: {how}; the \
              ranks of this host have been stopped; {}",
@@ -46,8 +50,8 @@ pub fn text(outcome: &Outcome) -> Option<String> {
             ),
         },
     };
-    text.truncate(text.trim_end().len());
-    Some(text)
+    said.truncate(said.trim_end().len());
+    Some(said)
 }
 
 fn failed(failure: &RankFailure) -> String {

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use brigade_world::env::BRIGADE_RDZV_SECRET;
 use brigade_world::scheduler::{PET_MASTER_ADDR, PET_MASTER_PORT, PET_NNODES, PET_NODE_RANK};
 
 use super::yaml::{list, quoted};
@@ -12,7 +13,7 @@ use super::{EmitError, JobFile};
 pub(super) fn pytorch_job(job: &JobFile) -> Result<String, EmitError> {
     refuse(job, "a PyTorchJob")?;
     let (min, max) = (*job.nodes.start(), *job.nodes.end());
-    let mut yaml = head("kubeflow.org/v1", "PyTorchJob", &job.name()?);
+    let mut yaml = head(job, "kubeflow.org/v1", "PyTorchJob", &job.name()?);
     let _ = writeln!(yaml, "  nprocPerNode: {}", quoted(&job.nproc()));
     yaml.push_str("  runPolicy:\n    cleanPodPolicy: Running\n    backoffLimit: 0\n");
     if let Some(limit) = job.time_limit {
@@ -43,7 +44,7 @@ pub(super) fn job_set(job: &JobFile) -> Result<String, EmitError> {
         return Err(EmitError::NotElastic { min, max });
     }
     let name = job.name()?;
-    let mut yaml = head("jobset.x-k8s.io/v1alpha2", "JobSet", &name);
+    let mut yaml = head(job, "jobset.x-k8s.io/v1alpha2", "JobSet", &name);
     yaml.push_str("  network:\n    enableDNSHostnames: true\n");
     yaml.push_str("  replicatedJobs:\n    - name: hosts\n      replicas: 1\n      template:\n");
     let _ =
@@ -70,12 +71,32 @@ fn refuse(job: &JobFile, kind: &'static str) -> Result<(), EmitError> {
     JobFile::refuse(kind, options)
 }
 
-fn head(version: &str, kind: &str, name: &str) -> String {
-    format!(
-        "# Submit with: kubectl apply -f FILE\napiVersion: {version}\nkind: {kind}\nmetadata:\n  \
-         name: {}\nspec:\n",
+fn head(job: &JobFile, version: &str, kind: &str, name: &str) -> String {
+    let mut yaml = "# Submit with: kubectl apply -f FILE\n".to_owned();
+    if let Some(secret) = job.guard() {
+        // Hexadecimal digits.
+        let value = String::from_utf8_lossy(secret.expose());
+        let _ = write!(
+            yaml,
+            "# The launchers of the job's pods prove to each other that they know this secret: keep the\n\
+             # file to yourself. `kubectl delete -f FILE` removes both.\n\
+             apiVersion: v1\nkind: Secret\nmetadata:\n  name: {}\nstringData:\n  \
+             {SECRET_KEY}: {}\n---\n",
+            quoted(&secret_name(name)),
+            quoted(&value),
+        );
+    }
+    let _ = write!(
+        yaml,
+        "apiVersion: {version}\nkind: {kind}\nmetadata:\n  name: {}\nspec:\n",
         quoted(name)
-    )
+    );
+    yaml
+}
+
+/// Name of the Secret of the job of this name.
+fn secret_name(job: &str) -> String {
+    format!("{job}-rdzv")
 }
 
 /// The rest of a pod's `spec`. A variable without a value is the pod's number.
@@ -103,8 +124,16 @@ fn pod(job: &JobFile, name: &str, places: &[(&str, Option<&str>)]) -> Result<Str
         ),
     }
     let _ = writeln!(yaml, "    command: {}", list(command.iter().map(String::as_str)));
-    if !job.env.is_empty() || !places.is_empty() {
+    if !job.env.is_empty() || !places.is_empty() || job.guard().is_some() {
         yaml.push_str("    env:\n");
+    }
+    if job.guard().is_some() {
+        let _ = writeln!(
+            yaml,
+            "      - name: {BRIGADE_RDZV_SECRET}\n        valueFrom:\n          secretKeyRef:\n            \
+             name: {}\n            key: {SECRET_KEY}",
+            quoted(&secret_name(&job.name()?))
+        );
     }
     for (name, value) in &job.env {
         let _ = writeln!(yaml, "      - name: {name}\n        value: {}", quoted(&literal(value)));
@@ -149,6 +178,7 @@ fn indent(yaml: &mut String, blanks: usize, lines: &str) {
     }
 }
 
+const SECRET_KEY: &str = "rdzv-secret";
 const POD_NUMBER: &str = "metadata.annotations['batch.kubernetes.io/job-completion-index']";
 /// Any that no program in the pod uses: a pod has an address of its own.
 const JOB_SET_PORT: &str = "29500";

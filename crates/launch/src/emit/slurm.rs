@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
+use brigade_world::env::BRIGADE_RDZV_SECRET;
+
 use super::{EmitError, JobFile};
 
 pub(super) fn script(job: &JobFile) -> Result<String, EmitError> {
@@ -38,6 +40,15 @@ pub(super) fn script(job: &JobFile) -> Result<String, EmitError> {
     }
     if !job.env.is_empty() {
         script.push('\n');
+    }
+    if job.guard().is_some() {
+        // srun hands it on; ranks do not get it. Not `export A=$(...)`, which hides a failure.
+        let _ = writeln!(
+            script,
+            "# Made for each run: the launchers prove to each other that they know it.\n\
+             {BRIGADE_RDZV_SECRET}=$(openssl rand -hex 32) || exit 1\n\
+             export {BRIGADE_RDZV_SECRET}\n"
+        );
     }
     let _ = writeln!(
         script,

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use brigade_rendezvous::printable_within;
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
@@ -169,7 +170,8 @@ fn read_words(stderr: ChildStderr, shared: &Mutex<Shared>) {
             Ok(0) | Err(_) => break,
             Ok(_) => {}
         }
-        let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+        // Of ssh, of the login there, and of agents: some of it is for a terminal of their own.
+        let line = printable_within(String::from_utf8_lossy(&line).trim_end(), LONGEST_SHOWN);
         let mut shared = lock(shared);
         if let Some(listener) = &shared.listener {
             listener(Some(&line));
@@ -193,7 +195,33 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Characters of one line.
+const LONGEST_SHOWN: usize = 1000;
 const LAST_WORDS: Duration = Duration::from_millis(500);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 const LONGEST_LINE: u64 = 1 << 16;
 const MOST_WORDS: usize = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::process::Stdio;
+
+    use super::*;
+
+    #[test]
+    fn what_a_login_prints_is_fit_to_be_shown() {
+        let mut command = Command::new("sh");
+        command.args(["-c", r"printf 'a\033]52;c;cm0=\007\033[2J\rbrigade: job finished\n' >&2"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0);
+        let host = HostSpec::parse_list("node1").unwrap().remove(0);
+        let (child, _to, _from) = Child::start(command, &host).unwrap();
+        let expected = "a\\u{1b}]52;c;cm0=\\u{7}\\u{1b}[2J\\rbrigade: job finished\n";
+        // Waits for its end, half a second at most each time.
+        while child.words().is_empty() {
+            child.last_words();
+        }
+        assert_eq!(child.words(), expected);
+    }
+}

@@ -50,6 +50,12 @@ impl EnvRequest {
         if is_ranks_own(name) {
             return Err(format!("{name} is for the launcher to set, for each rank its own"));
         }
+        if env::LAUNCHERS_OWN.contains(&name) {
+            return Err(format!(
+                "{name} is read by the launcher and kept from the ranks: set it where the launcher \
+                 runs"
+            ));
+        }
         Ok(match value {
             Some(value) => Self::Set(name.to_owned(), OsString::from_vec(value.to_vec())),
             None => Self::Pass(name.to_owned()),
@@ -90,7 +96,10 @@ pub(crate) fn choose(
         here.iter().filter(move |(name, _)| {
             let Some(name) = name.to_str() else { return false };
             match wanted.strip_suffix('*') {
-                Some(start) => name.starts_with(start) && !is_ranks_own(name),
+                Some(start) => {
+                    let is_kept = is_ranks_own(name) || env::LAUNCHERS_OWN.contains(&name);
+                    name.starts_with(start) && !is_kept
+                }
                 None => name == wanted,
             }
         })
@@ -194,9 +203,16 @@ pub const PASSED: &[&str] = &[
     "UCX_*",
 ];
 /// Each host has devices of its own, and its own places for CUDA and Python. DeepSpeed leaves the
-/// devices out, too.
-const NOT_PASSED: &[&str] =
-    &["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_VISIBLE_DEVICES", "PYTHONHOME"];
+/// devices out, too. The secrets stay with the launcher.
+const NOT_PASSED: &[&str] = &[
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_ROOT",
+    "CUDA_VISIBLE_DEVICES",
+    "PYTHONHOME",
+    env::BRIGADE_RDZV_SECRET,
+    env::BRIGADE_ETCD_PASSWORD,
+];
 const EXPECTED: &str = "expected NAME, NAME=VALUE, or NAMES*";
 
 #[cfg(test)]
@@ -238,7 +254,10 @@ mod tests {
             ("CUDA_HOME", "/usr/local/cuda"),
             ("PYTHONHOME", "/opt/python"),
             ("RANK", "1"),
+            ("BRIGADE_RDZV_SECRET", "known to the launchers"),
+            ("BRIGADE_ETCD_PASSWORD", "known to the launchers"),
         ];
+        assert_eq!(choose_from(&["BRIGADE_R*"], &here, &[]), choose_from(&[], &here, &[]));
         assert_eq!(
             choose_from(&[], &here, &[]).unwrap(),
             "BRIGADE_SHARED_MEMORY=0 CUDA_LAUNCH_BLOCKING=1 LD_LIBRARY_PATH=/lib LIBTORCH=/t \
@@ -291,6 +310,8 @@ mod tests {
             ".deepspeed_env, line 1: `A`: expected NAME=VALUE"
         );
         let error = |text: &str| EnvRequest::parse(text.as_ref()).unwrap_err();
+        let kept = error("BRIGADE_RDZV_SECRET=x");
+        assert!(kept.starts_with("BRIGADE_RDZV_SECRET is read by the launcher and kept"), "{kept}");
         assert_eq!(error("RANK=3"), "RANK is for the launcher to set, for each rank its own");
         for text in ["", "=a", "A B=c", "*=a", "A*=b", "ä"] {
             assert_eq!(error(text), EXPECTED, "{text:?}");

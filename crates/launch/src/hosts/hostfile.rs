@@ -215,15 +215,21 @@ fn parse_host(text: &str) -> Result<HostSpec, String> {
         Some((user, rest)) => (Some(user), rest),
         None => (None, text),
     };
-    if user.is_some_and(|user| user.is_empty() || user.starts_with('-')) {
-        return Err("expected a user's name before `@`".to_owned());
+    // ssh puts it into commands of its settings (ProxyCommand, Match exec), which a shell runs.
+    let in_a_user = |c: char| c.is_ascii_alphanumeric() || "._@\\-+".contains(c);
+    let is_user =
+        |user: &str| !user.is_empty() && !user.starts_with('-') && user.chars().all(in_a_user);
+    if user.is_some_and(|user| !is_user(user)) {
+        return Err("expected a user's name before `@`: letters, digits and ._@\\-+".to_owned());
     }
     let (name, count) = if let Some(rest) = rest.strip_prefix('[') {
         let (name, after) =
             rest.split_once(']').ok_or_else(|| "expected `]` after the address".to_owned())?;
         // With a zone: fe80::1%eth0.
-        let address = name.split('%').next().unwrap_or_default();
-        if address.parse::<std::net::Ipv6Addr>().is_err() {
+        let (address, zone) = name.split_once('%').unwrap_or((name, "0"));
+        let in_a_zone = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        let is_zone = !zone.is_empty() && zone.chars().all(in_a_zone);
+        if address.parse::<std::net::Ipv6Addr>().is_err() || !is_zone {
             return Err("expected an address of IPv6 in the brackets".to_owned());
         }
         match after.strip_prefix(':') {
@@ -305,6 +311,7 @@ mod tests {
             ("[fe80::1%eth0]:2", "fe80::1%eth0:2"),
             ("10.0.0.1 slots=1\nnode_3.example.org:1", "10.0.0.1:1 node_3.example.org:1"),
             ("a@b.c@node1", "a@b.c@node1"),
+            (r"LAB\ada.l+x-1@node1", r"LAB\ada.l+x-1@node1"),
         ];
         for (text, expected) in table {
             assert_eq!(file(text).as_deref(), Ok(expected), "{text:?}");
@@ -344,8 +351,34 @@ mod tests {
                 "a,b",
                 "hosts, line 1: `a,b`: expected the name of a host, as in `node1` or `node1:4`",
             ),
-            ("@a", "hosts, line 1: `@a`: expected a user's name before `@`"),
-            ("-l@a", "hosts, line 1: `-l@a`: expected a user's name before `@`"),
+            (
+                "@a",
+                "hosts, line 1: `@a`: expected a user's name before `@`: letters, digits and ._@\\-+",
+            ),
+            (
+                "-l@a",
+                "hosts, line 1: `-l@a`: expected a user's name before `@`: letters, digits and ._@\\-+",
+            ),
+            (
+                "a$(id)@b",
+                "hosts, line 1: `a$(id)@b`: expected a user's name before `@`: letters, digits and ._@\\-+",
+            ),
+            (
+                "a`id`@b",
+                "hosts, line 1: `a`id`@b`: expected a user's name before `@`: letters, digits and ._@\\-+",
+            ),
+            (
+                "a;id@b",
+                "hosts, line 1: `a;id@b`: expected a user's name before `@`: letters, digits and ._@\\-+",
+            ),
+            (
+                "[fe80::1%$(id)]",
+                "hosts, line 1: `[fe80::1%$(id)]`: expected an address of IPv6 in the brackets",
+            ),
+            (
+                "[fe80::1%]",
+                "hosts, line 1: `[fe80::1%]`: expected an address of IPv6 in the brackets",
+            ),
             (
                 "fd00::7",
                 "hosts, line 1: `fd00::7`: an address of IPv6 stands in brackets: `[fd00::7]`",

@@ -92,6 +92,10 @@ pub(crate) struct HostJob {
     /// Its name in the list of hosts.
     pub(crate) host: String,
     pub(crate) options: LaunchOptions,
+    /// The job's secret, which is no part of `options` on its way: this session is encrypted, and a
+    /// command line or an environment would show it.
+    #[serde(with = "serde_bytes")]
+    pub(crate) secret: Option<Vec<u8>>,
     /// Of `options.output`, in a form that need not be text.
     pub(crate) log_dir: Option<OsString>,
 }

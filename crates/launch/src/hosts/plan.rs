@@ -6,12 +6,14 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use brigade_rendezvous::TimeLimits;
+
 use super::environment::{self, Chosen, VariableFile};
 use super::here::Here;
 use super::hostfile::HostSpec;
 use super::remote_line;
 use super::session::Way;
-use super::ssh::{SSH_VARIABLE, SshClient};
+use super::ssh::{SSH_VARIABLE, SessionTimes, SshClient};
 use super::{HostsError, HostsOptions};
 use crate::{LaunchOptions, NprocSpec};
 
@@ -74,6 +76,7 @@ pub struct HostsPlan {
     pub(crate) here: Here,
     pub(crate) client: SshClient,
     pub(crate) connect_timeout: Duration,
+    pub(crate) limits: TimeLimits,
     pub(crate) brigade: PathBuf,
 }
 
@@ -152,8 +155,15 @@ impl HostsPlan {
             here,
             client,
             connect_timeout: hosts.connect_timeout,
+            limits: TimeLimits::new(options.heartbeat_timeout, options.shutdown_timeout),
             brigade: facts.brigade.clone(),
         })
+    }
+
+    /// How long ssh waits.
+    pub(crate) fn session_times(&self) -> SessionTimes {
+        let (alive_interval, alive_count) = self.limits.ssh_keepalive();
+        SessionTimes { connect: self.connect_timeout, alive_interval, alive_count }
     }
 
     /// The command by which a host is reached, in words; the agent itself, where it is this machine.
@@ -164,7 +174,7 @@ impl HostsPlan {
         }
         let line = remote_line::start(&self.brigade);
         let mut words = vec![self.client.program().to_owned()];
-        words.extend(self.client.arguments(&host.spec, self.connect_timeout, &line));
+        words.extend(self.client.arguments(&host.spec, self.session_times(), &line));
         words
     }
 }

@@ -9,16 +9,16 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use brigade_rendezvous::{Link, Timing};
+use brigade_rendezvous::{Link, Secret, TimeLimits};
 use nix::unistd::{dup2_stdin, dup2_stdout};
 
 use super::message::{FromHost, Hello, HostJob, PROTOCOL, ToHost};
 use super::remote_line::GREETING;
-use super::store::Store;
+use super::store::{self, Store};
 use super::wire::{self, WireError};
 use crate::{HostFacts, LaunchError, LaunchPlan, agent};
 
@@ -45,6 +45,9 @@ pub(crate) fn serve(entered: bool) -> u8 {
 struct Streams {
     from: File,
     to: File,
+    /// A launcher that waits for other hosts says so now and then. After a cut that nobody reports,
+    /// this process must not wait for ever.
+    silence: Duration,
 }
 
 impl Streams {
@@ -52,7 +55,12 @@ impl Streams {
         let copy = |fd: std::os::fd::BorrowedFd<'_>| -> io::Result<File> {
             fd.try_clone_to_owned().map(File::from)
         };
-        let this = Self { from: copy(io::stdin().as_fd())?, to: copy(io::stdout().as_fd())? };
+        let this = Self {
+            from: copy(io::stdin().as_fd())?,
+            to: copy(io::stdout().as_fd())?,
+            // Until the job's own is known.
+            silence: TimeLimits::default().heartbeat_timeout(),
+        };
         dup2_stdin(File::open("/dev/null")?)?;
         dup2_stdout(File::options().write(true).open("/dev/null")?)?;
         Ok(this)
@@ -70,7 +78,7 @@ impl Streams {
     }
 
     fn receive(&mut self) -> Result<ToHost, WireError> {
-        wire::receive(&mut self.from, LAUNCHER_SILENT)
+        wire::receive(&mut self.from, self.silence)
     }
 
     /// The launcher shows the reason and closes the session.
@@ -162,7 +170,7 @@ fn become_agent(variables: &[(OsString, OsString)], library_folders: &[OsString]
 /// The second part, in the job's folder and with its variables.
 fn job(streams: &mut Streams) -> Result<u8, WireError> {
     streams.send(&FromHost::Entered)?;
-    let HostJob { host, mut options, log_dir } = loop {
+    let HostJob { host, mut options, secret, log_dir } = loop {
         match streams.receive()? {
             ToHost::Wait => {}
             ToHost::Job(job) => break *job,
@@ -170,6 +178,10 @@ fn job(streams: &mut Streams) -> Result<u8, WireError> {
         }
     };
     options.output.log_dir = log_dir.map(Into::into);
+    options.secret = match secret.map(Secret::new).transpose() {
+        Ok(secret) => secret,
+        Err(error) => return streams.refuse(error.to_string(), 1),
+    };
     let plan = LaunchPlan::resolve(&options, &HostFacts::gather(&options));
     let plan = match plan {
         Ok(plan) => LaunchPlan { host, ..plan },
@@ -182,6 +194,7 @@ fn job(streams: &mut Streams) -> Result<u8, WireError> {
             return streams.refuse(error.to_string(), code);
         }
     };
+    streams.silence = streams.silence.max(plan.limits.heartbeat_timeout());
     streams.send(&FromHost::Ready)?;
     loop {
         match streams.receive()? {
@@ -192,11 +205,22 @@ fn job(streams: &mut Streams) -> Result<u8, WireError> {
     }
     let (reader, writer): (OwnedFd, OwnedFd) =
         (streams.from.try_clone()?.into(), streams.to.try_clone()?.into());
-    let link = Link::new(reader, writer, Some(Timing::default()))?;
+    store::keep(&what_runs(&plan));
+    let link = Link::new(reader, writer, Some(plan.limits))?;
     match agent::run_over(&plan, link) {
         Ok(outcome) => Ok(outcome.exit_code()),
         Err(error) => Err(io::Error::other(error.to_string()).into()),
     }
+}
+
+/// Files and folders that the job runs from, among others.
+fn what_runs(plan: &LaunchPlan) -> Vec<PathBuf> {
+    let executable = std::env::current_exe().ok().into_iter();
+    let lists = [LIBRARY_PATH, "PYTHONPATH"].into_iter().filter_map(std::env::var_os);
+    let listed = lists.flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>());
+    // A script or a folder of modules that Python is given.
+    let words = plan.args.iter().map(PathBuf::from);
+    executable.chain([plan.program.clone()]).chain(listed).chain(words).collect()
 }
 
 fn out_of_order() -> WireError {
@@ -205,6 +229,3 @@ fn out_of_order() -> WireError {
 }
 
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
-/// A launcher that waits for other hosts says so each second. After a cut that nobody reports, this
-/// process must not wait for ever.
-const LAUNCHER_SILENT: Duration = Duration::from_secs(30);

@@ -35,7 +35,7 @@ impl HostsOptions {
             let command = if here {
                 role::command(role)
             } else {
-                let command = plan.client.command(&spec, plan.connect_timeout, &line);
+                let command = plan.client.command(&spec, plan.session_times(), &line);
                 command.map_err(HostsError::Client)?
             };
             Ok(RoleCommand { host: spec, here, command })

@@ -12,11 +12,11 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
-use super::bell::{Bell, Ringer};
 use super::child::ProcessGroup;
 use super::error::{HostFailure, HostsError};
 use super::run::next_signal;
 use super::session::{Errand, Session};
+use crate::wake::{Inbox, Outbox};
 
 /// A host that has been told to go, and the streams of its session.
 pub(crate) type Joined = (Session, OwnedFd, OwnedFd);
@@ -53,7 +53,7 @@ pub(crate) fn call(errand: &Arc<Errand>, signals: &SignalFd) -> Result<Answer, H
     let hosts = errand.plan.hosts.len();
     let mut call = RollCall {
         errand,
-        bell: Bell::new().map_err(HostsError::system("make a socket pair"))?,
+        answers: Inbox::new().map_err(HostsError::system("make a socket pair"))?,
         calls: (0..hosts).map(|_| None).collect(),
         ready: vec![None; hosts],
         tries: vec![0; hosts],
@@ -74,7 +74,7 @@ pub(crate) fn call(errand: &Arc<Errand>, signals: &SignalFd) -> Result<Answer, H
 
 struct RollCall<'e> {
     errand: &'e Arc<Errand>,
-    bell: Bell<Said>,
+    answers: Inbox<Said>,
     /// By host, as all that follow.
     calls: Vec<Option<Call>>,
     /// Those that are, with the address of this machine as they see it.
@@ -102,10 +102,10 @@ impl RollCall<'_> {
         let process = session.child.process_group();
         let caller = Caller { number, session, errand: Arc::clone(self.errand) };
         let (go, wait) = mpsc::channel();
-        let ringer = self.bell.ringer();
+        let answers = self.answers.outbox();
         let thread = thread::Builder::new()
             .name(format!("call of host {number}"))
-            .spawn(move || caller.run(&ringer, &wait))
+            .spawn(move || caller.run(&answers, &wait))
             .map_err(HostsError::system("start a thread"))?;
         self.calls[number] = Some(Call { go, thread, process });
         Ok(())
@@ -132,7 +132,7 @@ impl RollCall<'_> {
         });
         let mut fds = [
             PollFd::new(signals.as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.bell.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.answers.as_fd(), PollFlags::POLLIN),
         ];
         // EINTR: look round and wait again.
         let _ = poll(&mut fds, timeout);
@@ -142,7 +142,7 @@ impl RollCall<'_> {
     }
 
     fn listen(&mut self) -> Result<(), HostsError> {
-        while let Some((number, answer)) = self.bell.next() {
+        while let Some((number, answer)) = self.answers.next() {
             match answer {
                 Ok(seen) => self.ready[number] = Some(seen),
                 Err((_, true)) if self.tries[number] < TRIES => {
@@ -208,7 +208,7 @@ struct Caller {
 type Said = (usize, Result<Option<IpAddr>, (HostFailure, bool)>);
 
 impl Caller {
-    fn run(mut self, bell: &Ringer<Said>, go: &Receiver<()>) -> Option<Joined> {
+    fn run(mut self, answers: &Outbox<Said>, go: &Receiver<()>) -> Option<Joined> {
         // One write each, so that the lines of several hosts do not mix.
         let say = |text: &str| {
             let _ = io::stderr().write_all(format!("brigade: {text}\n").as_bytes());
@@ -219,8 +219,8 @@ impl Caller {
             Ok(()) => Ok(self.session.launchers_address()),
             Err(failure) => Err((failure, self.session.was_turned_away())),
         };
-        bell.ring((self.number, answer));
-        if failed { None } else { self.session.wait_for_go(go) }
+        answers.send((self.number, answer));
+        if failed { None } else { self.session.wait_for_go(&self.errand, go) }
     }
 }
 

@@ -1,7 +1,6 @@
 //! A job on several hosts, from the list of them to the last line.
 
 use std::ffi::OsString;
-use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -9,19 +8,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use brigade_rendezvous::{Coordinator, Rules, SessionId};
+use brigade_rendezvous::{Coordinator, Rules, Secret, SessionId};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
 use super::HostsError;
-use super::bell::Bell;
 use super::output::Output;
 use super::parcel::{self, Parcel};
 use super::plan::HostsPlan;
 use super::roll_call::{self, Answer};
 use super::session::{Errand, Session};
 use crate::agent::{report, with_signals};
+use crate::plan::new_name;
+use crate::wake::Inbox;
 use crate::{
     Color, LaunchError, LaunchOptions, NodeRange, NprocSpec, Outcome, OutputFacts, Prefix, Program,
 };
@@ -51,10 +51,9 @@ pub fn run(options: &LaunchOptions, plan: &HostsPlan) -> Result<Outcome, LaunchE
 fn for_all_hosts(options: &LaunchOptions, plan: &HostsPlan) -> LaunchOptions {
     let mut options = options.clone();
     options.nodes = NodeRange::default();
-    // Keyed from the system's random source: two jobs must not share a name.
-    options.run_id.get_or_insert_with(|| {
-        format!("brigade-{:016x}", RandomState::new().hash_one(std::process::id()))
-    });
+    options.run_id.get_or_insert_with(new_name);
+    // Of the job alone: a secret that somebody has set is for other jobs, too.
+    options.secret = Secret::generate().ok();
     let facts = OutputFacts::gather();
     // It is this process's terminal on which the lines are shown.
     let colored = options.output.color.resolve(facts.color) == [true; 2];
@@ -157,7 +156,7 @@ struct Job {
     signals: SignalFd,
     output: Output,
     /// What the sessions say on their stderr; `None` at the end.
-    bell: Bell<(SessionId, Option<String>)>,
+    stderr: Inbox<(SessionId, Option<String>)>,
     /// Lines of sessions that may be ssh's last words, which come again with the host's loss.
     held: Vec<(Instant, SessionId, String)>,
     shutdown_timeout: Duration,
@@ -181,7 +180,7 @@ impl Job {
             min_nodes: plan.min_hosts,
             max_nodes: hosts,
             max_restarts: options.max_restarts,
-            shutdown_timeout: options.shutdown_timeout,
+            limits: plan.limits,
             late_hosts: false,
             // What the others call this machine, should it be the first host.
             address: Some(match &options.local_addr {
@@ -193,14 +192,14 @@ impl Job {
         };
         let start = LaunchError::system("start the coordinator");
         let coordinator = Coordinator::start(rules, None, Some(output.sink())).map_err(start)?;
-        let bell = Bell::new().map_err(LaunchError::system("make a socket pair"))?;
+        let stderr = Inbox::new().map_err(LaunchError::system("make a socket pair"))?;
         let mut sessions = Vec::new();
         for waiting in waiting {
             let Some((session, from, to)) = waiting.go() else { continue };
             let name = session.host.destination();
             let id = coordinator.add(from, to, &name);
-            let ringer = bell.ringer();
-            session.child.listen(Box::new(move |line| ringer.ring((id, line.map(str::to_owned)))));
+            let lines = stderr.outbox();
+            session.child.listen(Box::new(move |line| lines.send((id, line.map(str::to_owned)))));
             sessions.push((id, session));
         }
         Ok(Self {
@@ -208,7 +207,7 @@ impl Job {
             sessions,
             signals,
             output,
-            bell,
+            stderr,
             held: Vec::new(),
             shutdown_timeout: options.shutdown_timeout,
             stopping: false,
@@ -226,7 +225,7 @@ impl Job {
                 closed = true;
                 self.coordinator.interrupt(Signal::SIGPIPE as i32);
             }
-            while let Some((id, line)) = self.bell.next() {
+            while let Some((id, line)) = self.stderr.next() {
                 match line {
                     Some(line) => self.held.push((Instant::now(), id, line)),
                     None => self.explain(id),
@@ -254,7 +253,7 @@ impl Job {
             PollFd::new(self.coordinator.over_fd(), PollFlags::POLLIN),
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.output.notices(), PollFlags::POLLIN),
-            PollFd::new(self.bell.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.stderr.as_fd(), PollFlags::POLLIN),
         ];
         // EINTR: look round and wait again.
         let timeout = if self.held.is_empty() { PollTimeout::NONE } else { HELD.into() };

@@ -9,6 +9,8 @@ use std::process::Stdio;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
+use brigade_rendezvous::{printable, printable_within};
+
 use super::child::Child;
 use super::courier::Copied;
 use super::error::HostFailure;
@@ -16,7 +18,7 @@ use super::hostfile::HostSpec;
 use super::message::{FileMark, FromHost, Hello, HostJob, PROTOCOL, ToHost};
 use super::parcel::Parcel;
 use super::plan::{HostsPlan, PlannedHost};
-use super::remote_line::{self, GREETING, IS_MISSING, IS_WANTED};
+use super::remote_line::{self, GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED};
 use super::ssh;
 use super::wire::{self, WireError};
 use crate::{DeviceList, LaunchOptions, Meeting, role};
@@ -70,7 +72,7 @@ impl Session {
         let mut command = match way {
             Way::Here => role::agent_command(),
             Way::Ssh => {
-                let command = plan.client.command(&host, plan.connect_timeout, &line);
+                let command = plan.client.command(&host, plan.session_times(), &line);
                 command.map_err(|error| failed(error.to_string(), error.exit_code()))?
             }
         };
@@ -118,16 +120,21 @@ impl Session {
         options.local_addr = said.or_else(|| self.address());
         let host = self.host.destination();
         let log_dir = options.output.log_dir.clone().map(Into::into);
-        self.send(&ToHost::Job(Box::new(HostJob { host, options, log_dir })))?;
+        let secret = options.secret.as_ref().map(|secret| secret.expose().to_vec());
+        self.send(&ToHost::Job(Box::new(HostJob { host, options, secret, log_dir })))?;
         let FromHost::Ready = self.receive()? else { return Err(self.out_of_order()) };
         Ok(())
     }
 
     /// Keeps the host waiting until all are ready, then gives the streams to the coordinator.
     /// `None` when the job does not start.
-    pub(crate) fn wait_for_go(mut self, go: &Receiver<()>) -> Option<(Self, OwnedFd, OwnedFd)> {
+    pub(crate) fn wait_for_go(
+        mut self,
+        errand: &Errand,
+        go: &Receiver<()>,
+    ) -> Option<(Self, OwnedFd, OwnedFd)> {
         loop {
-            let message = match go.recv_timeout(WAIT_BEAT) {
+            let message = match go.recv_timeout(errand.plan.limits.waiting_interval()) {
                 Ok(()) => ToHost::Go,
                 Err(RecvTimeoutError::Timeout) => ToHost::Wait,
                 Err(RecvTimeoutError::Disconnected) => return None,
@@ -168,8 +175,7 @@ impl Session {
     }
 
     fn greet(&mut self, errand: &Errand, say: &dyn Fn(&str)) -> Result<(), HostFailure> {
-        let found =
-            wire::skip_to(&mut self.from, &[GREETING, IS_MISSING, IS_WANTED], GREETING_LIMIT);
+        let found = wire::skip_to(&mut self.from, &GREETINGS, GREETING_LIMIT);
         match found {
             Ok(0) => {}
             Ok(1) => {
@@ -179,6 +185,15 @@ impl Session {
                 );
                 return Err(self.failure(reason, 127));
             }
+            Ok(2) => {
+                let reason = format!(
+                    "{} there is not run: {}; let --sync compare and copy it, or take their rights \
+                     away with `chmod go-w`",
+                    errand.plan.brigade.display(),
+                    self.child.last_words().trim(),
+                );
+                return Err(self.failure(reason, 126));
+            }
             Ok(_) => self.send_brigade(errand, say)?,
             Err(error) => return Err(self.explain(&error)),
         }
@@ -186,7 +201,8 @@ impl Session {
         if hello.protocol != PROTOCOL || hello.version != VERSION {
             let reason = format!(
                 "{} there is brigade {}, this is {VERSION}: install the same, or let --sync copy it",
-                hello.executable, hello.version
+                printable(&hello.executable),
+                printable(&hello.version),
             );
             return Err(self.failure(reason, 1));
         }
@@ -198,7 +214,7 @@ impl Session {
         wire::send(&mut self.to, message).map_err(|error| {
             // A host that refuses closes the connection; its reason may be on the way.
             match wire::receive(&mut self.from, LAST_WORDS) {
-                Ok(FromHost::Refused { reason, code }) => self.failure(reason, code),
+                Ok(FromHost::Refused { reason, code }) => self.refused(&reason, code),
                 _ => self.explain(&WireError::System(error)),
             }
         })
@@ -210,10 +226,15 @@ impl Session {
 
     pub(super) fn receive_within(&mut self, limit: Duration) -> Result<FromHost, HostFailure> {
         match wire::receive(&mut self.from, limit) {
-            Ok(FromHost::Refused { reason, code }) => Err(self.failure(reason, code)),
+            Ok(FromHost::Refused { reason, code }) => Err(self.refused(&reason, code)),
             Ok(message) => Ok(message),
             Err(error) => Err(self.explain(&error)),
         }
+    }
+
+    /// In the agent's words.
+    fn refused(&self, reason: &str, code: u8) -> HostFailure {
+        self.failure(printable_within(reason, LONGEST_REASON), code)
     }
 
     pub(super) fn failure(&self, reason: String, code: u8) -> HostFailure {
@@ -266,7 +287,11 @@ fn connection_address(connection: &str, word: usize) -> Option<IpAddr> {
     (!local).then_some(address)
 }
 
+/// Characters: a reason may name a path.
+const LONGEST_REASON: usize = 1000;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// What an agent may say first, or the shell in its place.
+const GREETINGS: [&str; 4] = [GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED];
 /// ssh's exit code for its own errors; else it is that of the program there.
 const SSH_FAILED: i32 = 255;
 /// From the start of ssh to the agent's first word: names, connection, login, login shell.
@@ -274,8 +299,6 @@ pub(super) const GREETING_LIMIT: Duration = Duration::from_secs(60);
 /// For an answer that takes a few system calls there, on a busy host with a slow shared folder.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const LAST_WORDS: Duration = Duration::from_millis(500);
-/// An agent gives up after 30 of them.
-const WAIT_BEAT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

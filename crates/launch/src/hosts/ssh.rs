@@ -20,6 +20,17 @@ pub(crate) struct SshClient {
     options: Vec<String>,
 }
 
+/// How long a session waits for what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SessionTimes {
+    /// To connect.
+    pub(crate) connect: Duration,
+    /// Seconds without a sign of the other side until it is asked for one.
+    pub(crate) alive_interval: u64,
+    /// How often it is asked in vain.
+    pub(crate) alive_count: u64,
+}
+
 impl SshClient {
     /// What the option says, else what `BRIGADE_SSH` says, else `ssh`.
     ///
@@ -48,31 +59,38 @@ impl SshClient {
     pub(crate) fn command(
         &self,
         host: &HostSpec,
-        timeout: Duration,
+        times: SessionTimes,
         line: &str,
     ) -> Result<Command, ProgramError> {
         let path = std::env::var_os("PATH");
         let search = Search { path: path.as_deref(), python: None };
         let found = Program::Executable((&self.program).into()).find(search)?;
         let mut command = role::session_command(&found.file);
-        command.args(self.arguments(host, timeout, line));
+        command.args(self.arguments(host, times, line));
         Ok(command)
     }
 
     /// OpenSSH's client gets options for a session without a terminal and without a question to a
     /// user who is not there. The user's own come first: of two, ssh takes the first. Any other
     /// client is called as `rsh` is, with the host and the line.
-    pub(crate) fn arguments(&self, host: &HostSpec, timeout: Duration, line: &str) -> Vec<String> {
+    pub(crate) fn arguments(
+        &self,
+        host: &HostSpec,
+        times: SessionTimes,
+        line: &str,
+    ) -> Vec<String> {
         let mut arguments = self.options.clone();
         if self.is_openssh() {
             arguments.extend(["-T".to_owned(), "-x".to_owned()]);
-            let seconds = timeout.as_secs().max(1);
+            let seconds = times.connect.as_secs().max(1);
+            let SessionTimes { alive_interval, alive_count, .. } = times;
             for option in [
                 "BatchMode=yes",
                 &format!("ConnectTimeout={seconds}"),
-                // A host that falls silent is noticed within 5 s, in the middle of a copy, too.
-                "ServerAliveInterval=1",
-                "ServerAliveCountMax=4",
+                // A host that falls silent is noticed in the middle of a copy, too. Once the job
+                // runs, both sides notice it earlier, and say so.
+                &format!("ServerAliveInterval={alive_interval}"),
+                &format!("ServerAliveCountMax={alive_count}"),
                 // One that serves others, too, would be left behind. One that is there is used.
                 "ControlMaster=no",
                 // As scp does: what the user's settings add to an interactive session.
@@ -151,14 +169,16 @@ mod tests {
 
     fn line(option: Option<&str>, variable: Option<&str>, to: &str) -> String {
         let client = SshClient::new(option, variable.map(OsStr::new)).unwrap();
-        let arguments = client.arguments(&host(to), Duration::from_secs(10), "LINE");
+        let times =
+            SessionTimes { connect: Duration::from_secs(10), alive_interval: 2, alive_count: 23 };
+        let arguments = client.arguments(&host(to), times, "LINE");
         format!("{} {}", client.program, arguments.join(" "))
     }
 
     #[test]
     fn command_lines() {
-        let ours = "-T -x -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=1 \
-                    -o ServerAliveCountMax=4 -o ControlMaster=no \
+        let ours = "-T -x -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=2 \
+                    -o ServerAliveCountMax=23 -o ControlMaster=no \
                     -o ClearAllForwardings=yes -o PermitLocalCommand=no -o RemoteCommand=none \
                     -o LogLevel=INFO --";
         assert_eq!(line(None, None, "node1:4"), format!("ssh {ours} node1 LINE"));

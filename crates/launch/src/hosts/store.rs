@@ -1,16 +1,19 @@
 //! Files that were copied to this host, each in a folder named by its digest, or by that of all
 //! files that belong together: `~/.cache/brigade/sync/DIGEST/NAME`.
 //!
-//! A file of its final name is whole. It is used again by every later job that needs the same
-//! contents, and removed when none has for a month.
+//! A file of its final name is whole, after a power cut, too. It is this user's alone. It is used again
+//! by every later job that needs the same contents, and removed when none has for a month; a job that
+//! runs keeps what it uses ([`keep`]).
 
 use std::ffi::OsString;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
+use std::thread;
 use std::time::{Duration, SystemTime};
 
+use nix::sys::signal::{SigSet, SigmaskHow};
 use sha2::{Digest, Sha256};
 
 use super::digest;
@@ -50,7 +53,8 @@ impl Store {
         let unfinished = shelf.join(part);
         let failed =
             |error: std::io::Error| format!("cannot write {}: {error}", unfinished.display());
-        fs::create_dir_all(place.parent().unwrap_or(&shelf)).map_err(failed)?;
+        let folder = place.parent().unwrap_or(&shelf);
+        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
         let file = File::create(&unfinished).map_err(failed)?;
         let hasher = Sha256::new();
         Ok(Self { mark, file, hasher, received: 0, unfinished, place })
@@ -78,7 +82,8 @@ impl Store {
             ));
         }
         self.file
-            .set_permissions(Permissions::from_mode(0o755))
+            .set_permissions(Permissions::from_mode(0o700))
+            .and_then(|()| self.file.sync_all())
             .and_then(|()| fs::rename(&self.unfinished, &self.place))
             .map_err(|error| format!("cannot write {}: {error}", self.place.display()))?;
         Ok(self.place.clone().into())
@@ -131,7 +136,45 @@ fn folder() -> Result<PathBuf, String> {
     cache.map(|it| it.join("brigade/sync")).ok_or_else(|| "this user has no home folder".to_owned())
 }
 
-/// Removes what nobody has used for a month.
+/// Marks the copies that these files belong to as used, now and once a day for as long as this process
+/// runs, which may be longer than unused ones are kept. The home folder may be shared, so that another
+/// host's agent removes them. Files elsewhere are left alone.
+pub(crate) fn keep(files: &[PathBuf]) {
+    let Ok(root) = folder() else { return };
+    let shelves: Vec<PathBuf> = files.iter().filter_map(|file| shelf_of(&root, file)).collect();
+    if shelves.is_empty() {
+        return;
+    }
+    // Signals are the agent's to wait for.
+    let Ok(before) = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK) else { return };
+    // Where there is no thread to be had, the files are kept for a month.
+    let _ = thread::Builder::new().name("copies".to_owned()).spawn(move || {
+        loop {
+            shelves.iter().for_each(|shelf| mark_used(shelf));
+            thread::sleep(DAY);
+        }
+    });
+    let _ = before.thread_set_mask();
+}
+
+/// The folder of a file's shelf, where it lies on one.
+fn shelf_of(root: &Path, file: &Path) -> Option<PathBuf> {
+    let first = file.strip_prefix(root).ok()?.components().next()?;
+    Some(root.join(first))
+}
+
+fn mark_used(path: &Path) {
+    let Ok(entries) = fs::read_dir(path) else { return };
+    for entry in entries.filter_map(Result::ok) {
+        if entry.file_type().is_ok_and(|it| it.is_dir()) {
+            mark_used(&entry.path());
+        } else if let Ok(file) = File::open(entry.path()) {
+            let _ = file.set_modified(SystemTime::now());
+        }
+    }
+}
+
+/// Removes what has not been used for a month.
 fn sweep(root: &Path) {
     let Ok(folders) = fs::read_dir(root) else { return };
     for folder in folders.filter_map(Result::ok) {
@@ -160,6 +203,7 @@ fn sweep_folder(folder: &Path) -> bool {
     removed
 }
 
+const DAY: Duration = Duration::from_secs(24 * 3600);
 const UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
 
 #[cfg(test)]
@@ -197,7 +241,18 @@ mod tests {
         let month = UNUSED + Duration::from_secs(60);
         let (old, new) = (write("0/lib/deep/a.py", month), write("1/lib/a.py", Duration::ZERO));
         let beside = write("1/b.py", month);
+        let kept = write("2/lib/deep/a.py", month);
+        let root = folder.path();
+        for (file, expected) in [
+            (kept.as_path(), Some(root.join("2"))),
+            (Path::new("/usr/bin/true"), None),
+            (root, None),
+        ] {
+            assert_eq!(shelf_of(root, file), expected);
+            expected.iter().for_each(|shelf| mark_used(shelf));
+        }
         sweep(folder.path());
+        assert!(kept.exists(), "a job uses it");
         assert!(!old.exists() && !folder.path().join("0").exists());
         assert!(new.exists() && !beside.exists());
     }

@@ -10,7 +10,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::color::paint;
-use super::folder::{AttemptFolder, LogFile};
+use super::folder::{AttemptFiles, LogFile};
 use super::lines::Lines;
 use super::plan::OutputPlan;
 use super::show::Show;
@@ -53,17 +53,12 @@ struct Carried {
 }
 
 impl Attempt {
-    pub(super) fn open(
+    pub(super) fn new(
         plan: &OutputPlan,
         ranks: Vec<Streams>,
-        folder: &AttemptFolder,
+        files: AttemptFiles,
     ) -> Result<Self, LaunchError> {
-        let mut filtered = [None, None];
-        for stream in Stream::BOTH {
-            if plan.duplicate[stream.index()].is_some() {
-                filtered[stream.index()] = folder.filtered(stream)?;
-            }
-        }
+        let AttemptFiles { mut logs, filtered, .. } = files;
         let mut streams = Vec::with_capacity(2 * ranks.len());
         for Streams { rank, local_rank, prefix, stdout, stderr } in ranks {
             for (stream, pipe) in [(Stream::Stdout, stdout), (Stream::Stderr, stderr)] {
@@ -80,7 +75,7 @@ impl Attempt {
                     pipe: Some(pipe.into()),
                     lines: Lines::default(),
                     shown: route.console.then(painted),
-                    file: if route.file { folder.log(local_rank, stream)? } else { None },
+                    file: logs.get_mut(local_rank).and_then(|logs| logs[stream.index()].take()),
                     collected: collected.then(|| prefix.clone()),
                 });
             }
@@ -190,6 +185,7 @@ impl Carrier {
                 Order::Tail(local_rank) => self.answer_tail(local_rank),
                 Order::Drain => {
                     let tails = self.drain();
+                    self.console.show.drained();
                     self.notify(Notice::Drained(tails));
                 }
             }

@@ -15,14 +15,14 @@ use super::streams::Stream;
 use crate::LaunchError;
 
 /// The folder of a job. A passing one goes when this value is dropped.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct RunFolder {
     path: Option<PathBuf>,
     stays: bool,
 }
 
 /// The folder of one attempt, with one in it for each local rank.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct AttemptFolder {
     path: Option<PathBuf>,
     /// Worth a line to the user.
@@ -124,6 +124,48 @@ impl AttemptFolder {
             }
             Err(cause) => Err(LaunchError::LogFolder { path, cause }),
         }
+    }
+}
+
+/// The folder of an attempt, and the files in it that are written from its start on.
+///
+/// Making them may take long where they lie on a file system that does not answer.
+#[derive(Debug, Default)]
+pub(crate) struct AttemptFiles {
+    pub(crate) folder: AttemptFolder,
+    /// By local rank and stream.
+    pub(super) logs: Vec<[Option<LogFile>; 2]>,
+    /// By stream: the lines that are collected from all ranks.
+    pub(super) filtered: [Option<LogFile>; 2],
+}
+
+impl AttemptFiles {
+    /// Makes them.
+    ///
+    /// Errors where the user has asked for files, and they cannot be made.
+    pub(crate) fn make(
+        plan: &OutputPlan,
+        run: &RunFolder,
+        attempt: u32,
+        nproc: usize,
+    ) -> Result<Self, LaunchError> {
+        let folder = run.attempt(attempt, nproc)?;
+        let mut this = Self { folder, ..Self::default() };
+        for stream in Stream::BOTH {
+            if plan.duplicate[stream.index()].is_some() {
+                this.filtered[stream.index()] = this.folder.filtered(stream)?;
+            }
+        }
+        for local_rank in 0..nproc {
+            let mut logs = [None, None];
+            for stream in Stream::BOTH {
+                if plan.route(local_rank, stream).file {
+                    logs[stream.index()] = this.folder.log(local_rank, stream)?;
+                }
+            }
+            this.logs.push(logs);
+        }
+        Ok(this)
     }
 }
 

@@ -14,6 +14,9 @@ pub(crate) trait Show: Send {
     /// `BrokenPipe` means that nobody reads this stream any more. After any other error, output
     /// goes on.
     fn show(&mut self, stream: Stream, lines: &[u8]) -> io::Result<()>;
+
+    /// All that the ranks of an attempt have printed has been given to [`Show::show`].
+    fn drained(&mut self) {}
 }
 
 /// This process's own stdout and stderr.

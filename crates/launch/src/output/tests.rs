@@ -46,6 +46,7 @@ impl Screen {
 struct Bench {
     output: Output,
     screen: Screen,
+    plan: OutputPlan,
     run: RunFolder,
     base: TempDir,
 }
@@ -58,12 +59,12 @@ impl Bench {
         let screen = Screen::default();
         let output = Output::start(&plan, Box::new(screen.clone())).unwrap();
         let run = RunFolder::create(&plan, "job", "agent").unwrap();
-        Self { output, screen, run, base }
+        Self { output, screen, plan, run, base }
     }
 
     /// Attaches two ranks and gives the writing ends of their `[stdout, stderr]`.
     fn attach(&mut self, attempt: u32) -> [[PipeWriter; 2]; 2] {
-        let folder = self.run.attempt(attempt, 2).unwrap();
+        let files = AttemptFiles::make(&self.plan, &self.run, attempt, 2).unwrap();
         let mut writers = Vec::new();
         let mut streams = Vec::new();
         for local_rank in 0..2 {
@@ -78,7 +79,7 @@ impl Bench {
                 stderr: stderr.into(),
             });
         }
-        self.output.attach(streams, &folder).unwrap();
+        self.output.attach(streams, files).unwrap();
         writers.try_into().unwrap()
     }
 

@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use brigade_world::env;
 use serde::{Deserialize, Serialize};
 
 use serde_json::Value;
@@ -85,6 +86,10 @@ impl CargoTarget {
     pub(crate) fn build(&self) -> Result<Built, ProgramError> {
         let no_build = |error: std::io::Error| ProgramError::NoBuild { reason: error.to_string() };
         let mut command = Command::new(CARGO);
+        // Build scripts are other people's programs.
+        for name in env::LAUNCHERS_OWN {
+            command.env_remove(name);
+        }
         // Diagnostics go to stderr as people know them; the rest is for us.
         command.args(self.arguments()).arg("--message-format=json-render-diagnostics");
         command.stdin(Stdio::null()).stdout(Stdio::piped());

@@ -12,13 +12,16 @@ use std::path::Path;
 
 use brigade_checkpoint::TensorInfo;
 use brigade_checkpoint::safetensors::{Entry, Header, layout};
-use brigade_torch::{MappedFile, as_bytes};
+use brigade_torch::{MappedFile, bytes};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::kinds::{dtype_of, kind_of};
 use super::{damaged, io};
 use crate::model::Shapes;
 use crate::{Error, LoadReport, Model, StateDict};
+
+/// What is copied out of a tensor at a time: small enough for a processor's cache.
+const CHUNK_BYTES: usize = 256 << 10;
 
 pub(super) fn load(path: &Path, file: File) -> Result<StateDict, Error> {
     let mut state = StateDict::new();
@@ -112,7 +115,8 @@ pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
         for tensor in in_order {
             let plain = tensor.f_to_device(Device::Cpu).and_then(|t| t.f_contiguous());
             let plain = plain.map_err(std::io::Error::other)?;
-            out.write_all(as_bytes(&plain).map_err(std::io::Error::other)?)?;
+            let plain = bytes(&plain).map_err(std::io::Error::other)?;
+            plain.try_chunks(CHUNK_BYTES, |chunk| out.write_all(chunk))?;
         }
         Ok(())
     })

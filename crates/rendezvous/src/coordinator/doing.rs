@@ -26,6 +26,7 @@ impl Turn {
         for action in actions {
             match action {
                 Action::Send(agent, message) => self.send(agent, &message),
+                Action::Adopt { agent, connection } => self.adopt(agent, connection),
                 Action::Close(agent) => self.close(agent),
                 Action::Say(line) => self.say(&line),
                 Action::Finish(verdict) => {
@@ -65,6 +66,19 @@ impl Turn {
         }
     }
 
+    /// Lets an agent speak over another connection than before.
+    fn adopt(&mut self, agent: AgentId, connection: AgentId) {
+        self.remove(agent);
+        let Some(peer) = self.peers.remove(&connection) else { return };
+        let writes =
+            if peer.polled_for_writing { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
+        let mut event = EpollEvent::new(EpollFlags::EPOLLIN | writes, FIRST + agent.0);
+        // It is one socket, and polled already.
+        let _ = self.epoll.modify(peer.wire.read_fd(), &mut event);
+        self.peers.insert(agent, peer);
+        self.after_sending(agent);
+    }
+
     /// Closes a connection now.
     pub(super) fn remove(&mut self, agent: AgentId) -> Option<Peer> {
         let peer = self.peers.remove(&agent)?;
@@ -88,7 +102,7 @@ impl Turn {
     pub(super) fn close(&mut self, agent: AgentId) {
         let silent = |peer: &Peer| {
             let is_member = peer.is_remote() && matches!(peer.stage, Stage::Member);
-            is_member && peer.wire.heard().elapsed() >= self.silence
+            is_member && peer.wire.heard().elapsed() >= self.limits.heartbeat_timeout()
         };
         if self.peers.get(&agent).is_some_and(silent) {
             self.remove(agent);
@@ -98,7 +112,14 @@ impl Turn {
             && !matches!(peer.stage, Stage::Closing)
         {
             peer.stage = Stage::Closing;
-            self.closing.push_back((Instant::now() + LAST_WORDS, agent));
+            // An agent that is cut off has not read its last message; it may come back until it is
+            // lost, over this connection or another one.
+            let lost = match peer.origin {
+                Origin::Tcp(_) => self.limits.heartbeat_timeout(),
+                Origin::Local | Origin::Session => Duration::ZERO,
+            };
+            let until = (Instant::now() + LAST_WORDS).max(peer.wire.heard() + lost);
+            self.closing.push((until, agent));
             self.after_sending(agent);
         }
     }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::handshake::Door;
 use crate::wire::Wire;
 
 /// A connection to an agent, or to somebody who may become one.
@@ -24,16 +23,16 @@ pub(super) struct Peer {
 
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// Proves that it belongs to us.
-    Greeting(Door),
-    /// Is about to join.
+    /// Has said nothing yet.
+    Greeting,
+    /// Is about to join; over TCP its first message proves that it knows the secret.
     Joining,
     Member,
     /// Gets what has been sent to it, then the end. It may still say something.
     Closing,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Origin {
     /// This process.
     Local,
@@ -59,10 +58,10 @@ impl Peer {
         self.origin != Origin::Local
     }
 
-    /// Nobody of us yet.
+    /// It has not joined.
     pub(super) fn is_stranger(&self) -> bool {
         matches!(self.origin, Origin::Tcp(_))
-            && matches!(self.stage, Stage::Greeting(_) | Stage::Joining)
+            && matches!(self.stage, Stage::Greeting | Stage::Joining)
     }
 }
 

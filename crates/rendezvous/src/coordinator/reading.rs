@@ -8,7 +8,7 @@ use nix::sys::epoll::EpollFlags;
 use super::output::{Credit, Piece};
 use super::peer::{Ended, Origin, Stage};
 use super::turn::Turn;
-use crate::handshake::{FromGuest, Step};
+use crate::handshake::{self, Answer, MAX_GREETING};
 use crate::wire::LinkError;
 use crate::{AgentId, Event, FromAgent, Join, LONGEST_FRAME, OUTPUT_CREDIT, Stream};
 
@@ -41,9 +41,9 @@ impl Turn {
         let Some(peer) = self.peers.get_mut(&agent) else { return false };
         let heard = peer.wire.heard();
         let result = match &mut peer.stage {
-            Stage::Greeting(_) => match peer.wire.receive::<FromGuest>() {
-                Ok(Some(message)) => {
-                    self.greet(agent, message);
+            Stage::Greeting => match peer.wire.receive_record(MAX_GREETING) {
+                Ok(Some(record)) => {
+                    self.greet(agent, &record);
                     return true;
                 }
                 Ok(None) => Ok(None),
@@ -71,23 +71,23 @@ impl Turn {
         }
     }
 
-    fn greet(&mut self, agent: AgentId, message: FromGuest) {
+    fn greet(&mut self, agent: AgentId, record: &[u8]) {
         let (Some(listener), Some(peer)) = (&self.listener, self.peers.get_mut(&agent)) else {
             return;
         };
-        let Stage::Greeting(door) = &mut peer.stage else { return };
-        match door.hear(message, &listener.secret, &listener.run_id) {
-            Step::Answer(answer) => self.send(agent, &answer),
-            Step::Open(answer) => {
+        match handshake::answer(record, listener.secret.as_ref()) {
+            Answer::Accept(record, channel) => {
                 peer.stage = Stage::Joining;
-                peer.wire.trust();
-                self.send(agent, &answer);
+                peer.wire.send_record(&record);
+                peer.wire.secure(channel);
+                self.after_sending(agent);
             }
-            Step::Shut(answer, reason) => {
-                self.send(agent, &answer);
+            Answer::Refuse(record, reason) => {
+                peer.wire.send_record(&record);
                 self.close(agent);
                 self.say_refused(agent, &reason);
             }
+            Answer::Ignore => self.turn_away(agent),
         }
     }
 
@@ -104,7 +104,7 @@ impl Turn {
 
     fn hear(&mut self, agent: AgentId, message: FromAgent) {
         let Some(peer) = self.peers.get_mut(&agent) else { return };
-        match (&peer.stage, message) {
+        match (&peer.stage, message.printable()) {
             (Stage::Joining, FromAgent::Join(join)) => self.join(agent, join),
             (Stage::Joining, _) => self.drop_peer(agent, "it spoke before it joined"),
             // Last words are shown, too.
@@ -116,12 +116,18 @@ impl Turn {
                 self.say(&line);
             }
             (Stage::Member, message) => self.tell(Event::Said { agent, message }),
-            (Stage::Closing | Stage::Greeting(_), _) => {}
+            (Stage::Closing | Stage::Greeting, _) => {}
         }
     }
 
-    fn join(&mut self, agent: AgentId, join: Join) {
+    fn join(&mut self, agent: AgentId, mut join: Join) {
         let Some(peer) = self.peers.get_mut(&agent) else { return };
+        if let (Some(listener), Origin::Tcp(_)) = (&self.listener, peer.origin) {
+            peer.wire.trust();
+            // An agent of another job must not learn the name of this one.
+            let ours = peer.wire.job_tag(&listener.run_id).is_some_and(|tag| tag == join.run_id);
+            join.run_id = if ours { listener.run_id.clone() } else { String::new() };
+        }
         peer.stage = Stage::Member;
         peer.host = join.host.as_str().into();
         let seen = match peer.origin {
@@ -160,7 +166,7 @@ impl Turn {
         let Some(peer) = self.remove(agent) else { return };
         let session = peer.origin == Origin::Session;
         match peer.stage {
-            Stage::Closing | Stage::Greeting(_) => {}
+            Stage::Closing | Stage::Greeting => {}
             Stage::Joining if !session => {}
             Stage::Joining | Stage::Member => match peer.explained {
                 Some(how) => {
@@ -171,7 +177,16 @@ impl Turn {
                     let until = Instant::now() + EXPLANATION;
                     self.ended.push(Ended { agent, how: error.to_string(), until });
                 }
-                None => self.tell(Event::Closed { agent, how: error.to_string() }),
+                None => {
+                    let how = error.to_string();
+                    let over_tcp = matches!(peer.origin, Origin::Tcp(_));
+                    let reset = matches!(error, LinkError::Reset);
+                    self.tell(if over_tcp && (reset || matches!(error, LinkError::Broken(_))) {
+                        Event::Disconnected { agent, how, reset }
+                    } else {
+                        Event::Closed { agent, how }
+                    });
+                }
             },
         }
     }

@@ -9,10 +9,11 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::*;
+use crate::listener::Limits;
 use crate::{
-    Cause, Ending, FromAgent, Join, LONGEST_FRAME, OUTPUT_CREDIT, RankFailure, Reach, Secret,
+    Cause, FromAgent, Join, LONGEST_FRAME, LinkError, MeetNotice, MeetPlan, Meeting, OUTPUT_CREDIT,
+    Reach, Secret, Stream, TimeLimits, ToAgent, Way, encode,
 };
-use crate::{Stream, Timing, ToAgent, encode};
 
 fn rules(nodes: usize) -> Rules {
     Rules { run_id: "j".into(), min_nodes: nodes, max_nodes: nodes, ..Rules::default() }
@@ -37,22 +38,38 @@ impl OutputSink for mpsc::Sender<Shown> {
 
 /// A session as ssh makes it: two streams of bytes.
 fn session(coordinator: &Coordinator, host: &str) -> (SessionId, Link) {
-    timed_session(coordinator, host, Timing::default())
+    timed_session(coordinator, host, TimeLimits::default())
 }
 
-fn timed_session(coordinator: &Coordinator, host: &str, timing: Timing) -> (SessionId, Link) {
+fn timed_session(coordinator: &Coordinator, host: &str, limits: TimeLimits) -> (SessionId, Link) {
     let (reader, out) = UnixStream::pair().unwrap();
     let (writer, inside) = UnixStream::pair().unwrap();
     let id = coordinator.add(reader.into(), writer.into(), host);
-    (id, Link::new(inside.into(), out.into(), Some(timing)).unwrap())
+    (id, Link::new(inside.into(), out.into(), Some(limits)).unwrap())
+}
+
+/// A session without the thread that beats.
+fn mute_session(coordinator: &Coordinator, host: &str) -> (UnixStream, UnixStream) {
+    let (reader, out) = UnixStream::pair().unwrap();
+    let (writer, inside) = UnixStream::pair().unwrap();
+    let _ = coordinator.add(reader.into(), writer.into(), host);
+    (out, inside)
+}
+
+fn send_raw(mut to: &UnixStream, message: &FromAgent) {
+    to.write_all(&encode(message)).unwrap();
+}
+
+fn join_request(host: &str) -> FromAgent {
+    FromAgent::Join(Join { run_id: "j".into(), ..Join::new(host) })
 }
 
 fn join(link: &mut Link, host: &str) {
-    link.send(&FromAgent::Join(Join { run_id: "j".into(), ..Join::new(host) }));
+    link.send(&join_request(host));
 }
 
 /// The next message; waits for it.
-fn next(link: &mut Link) -> Result<ToAgent, crate::LinkError> {
+fn next(link: &mut Link) -> Result<ToAgent, LinkError> {
     loop {
         link.flush();
         if let Some(message) = link.receive()? {
@@ -114,9 +131,9 @@ fn a_paused_terminal_stops_nothing_else() {
     for _ in 0..OUTPUT_CREDIT / 1024 {
         link.send(&output(1024));
     }
-    link.send(&FromAgent::Interrupted { signal: 15 });
+    link.send(&FromAgent::Interrupted { signal: 15, count: 1 });
     assert!(matches!(next(&mut link).unwrap(), ToAgent::Stop { signal: 15, .. }));
-    link.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: true });
+    link.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: true, stuck: None });
     assert!(matches!(next(&mut link).unwrap(), ToAgent::End(_)));
     drop(link);
     assert_eq!(coordinator.wait().code, 143);
@@ -173,7 +190,7 @@ fn a_session_that_is_explained_and_does_not_end_is_closed() {
     coordinator.explain(id, "ssh ended with 255");
     let cause = Cause::HostLost { host: "node1".into(), how: "ssh ended with 255".into() };
     assert_eq!(coordinator.wait().cause, Some(cause));
-    assert!(matches!(next(&mut link), Err(crate::LinkError::Closed)));
+    assert!(matches!(next(&mut link), Err(LinkError::Closed)));
 }
 
 #[test]
@@ -184,7 +201,7 @@ fn the_user_of_the_launcher_can_stop_the_job() {
     assert!(matches!(next(&mut link).unwrap(), ToAgent::Stop { signal: 2, .. }));
     coordinator.interrupt(2);
     assert_eq!(next(&mut link).unwrap(), ToAgent::Kill);
-    link.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: true });
+    link.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: true, stuck: None });
     assert!(matches!(next(&mut link).unwrap(), ToAgent::End(_)));
     let mut fds = [PollFd::new(coordinator.over_fd(), PollFlags::POLLIN)];
     drop(link);
@@ -197,35 +214,34 @@ fn a_dropped_coordinator_is_seen_as_gone() {
     let coordinator = Coordinator::start(rules(2), None, None).unwrap();
     let mut link = coordinator.link().unwrap();
     drop(coordinator);
-    assert!(matches!(next(&mut link), Err(crate::LinkError::Closed)));
+    assert!(matches!(next(&mut link), Err(LinkError::Closed)));
 }
 
 #[test]
 fn an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it() {
     let hour = Duration::from_secs(3600);
-    let rules = Rules { silence: hour, shutdown_timeout: hour, ..rules(2) };
+    let rules = Rules { limits: TimeLimits::new(hour, hour), late_hosts: false, ..rules(2) };
     let coordinator = Coordinator::start(rules, None, None).unwrap();
     let (_, mut deaf) = session(&coordinator, "deaf");
     join(&mut deaf, "deaf");
     let (_, mut good) = start(&coordinator, "good");
-    // The reason for the stop is longer than what the system keeps for somebody who does not read.
-    good.send(&FromAgent::Failed(RankFailure {
-        attempt: 0,
-        rank: 0,
-        local_rank: 0,
-        host: "x".repeat(3 << 20),
-        pid: 1,
-        ending: Ending::Code(3),
-        at: 0,
-        last_lines: Vec::new(),
-        stream: Stream::Stderr,
-        error: None,
-        hint: None,
-    }));
-    assert!(matches!(next(&mut good).unwrap(), ToAgent::Stop { signal: 15, .. }));
-    good.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: false });
-    coordinator.interrupt(1);
-    let ToAgent::End(verdict) = next(&mut good).unwrap() else { panic!("there is nobody else") };
+    // More is sent than the system keeps for a reader that does not read.
+    loop {
+        coordinator.forward(10);
+        match next(&mut good).unwrap() {
+            ToAgent::Signal { signal: 10 } => {}
+            ToAgent::Stop { signal: 15, .. } => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    good.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: false, stuck: None });
+    let verdict = loop {
+        match next(&mut good).unwrap() {
+            ToAgent::End(verdict) => break verdict,
+            ToAgent::Signal { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    };
     let Some(Cause::HostLost { host, how }) = &verdict.cause else { panic!("{verdict:?}") };
     assert!(host == "deaf" && how.starts_with("the other side has left "), "{how}");
     drop(good);
@@ -234,13 +250,39 @@ fn an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it() {
 }
 
 fn listening(nodes: usize) -> (Coordinator, u16, mpsc::Receiver<Shown>) {
+    listening_within(nodes, Limits::default())
+}
+
+fn listening_within(nodes: usize, limits: Limits) -> (Coordinator, u16, mpsc::Receiver<Shown>) {
     let reach = Reach::Loopback(Ipv4Addr::LOCALHOST.into());
-    let secret = Secret::new("s").unwrap();
-    let listener = Listener::bind(0, reach, "j", secret).unwrap();
+    let secret = Secret::new("known to the job alone").unwrap();
+    let mut listener = Listener::bind(0, reach, "j", Some(secret)).unwrap();
+    listener.limits = limits;
     let port = listener.port();
     let (sink, shown) = mpsc::channel();
     let coordinator = Coordinator::start(rules(nodes), Some(listener), Some(Box::new(sink)));
     (coordinator.unwrap(), port, shown)
+}
+
+/// The link of an agent that knows the secret.
+fn guest(port: u16) -> Link {
+    let mut meeting = Meeting::start(MeetPlan {
+        way: Way::Static { node_rank: 1, address: "127.0.0.1".into(), port },
+        run_id: "j".into(),
+        host: "guest".into(),
+        secret: Some(Secret::new("known to the job alone").unwrap()),
+        timeout: Duration::from_secs(60),
+        limits: TimeLimits::default(),
+    })
+    .unwrap();
+    loop {
+        let _ = poll(&mut [PollFd::new(meeting.fd(), PollFlags::POLLIN)], PollTimeout::NONE);
+        match meeting.next() {
+            Some(MeetNotice::Join(link)) => return link,
+            Some(MeetNotice::Say(_)) | None => {}
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 #[test]
@@ -250,12 +292,19 @@ fn strangers_are_closed_and_cost_nothing() {
     let mut words: Vec<Vec<u8>> = vec![
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
         vec![0xff; 100],
-        // A whole message of ours before the handshake, and a long one that is announced.
-        encode(&FromAgent::Beat { sent: 1 }),
+        // A whole message of ours before the handshake, and giant ones that are announced.
+        encode(&FromAgent::Join(Join::new("node2"))),
         (LONGEST_FRAME as u32).to_be_bytes().to_vec(),
-        [&[0, 0, 0, 200][..], &[0x91; 200]].concat(),
+        vec![0xff, 0xff],
+        [&[1, 1][..], &[0; 257]].concat(),
+        [&[0, 200][..], &[0x91; 200]].concat(),
+        [&[0, 8][..], b"brigade\0"].concat(),
+        // Of another side, of no kind, with a version that is longer than all.
+        [&[0, 14][..], b"brigade\0\x10\0\0\0\x02\0"].concat(),
+        [&[0, 14][..], b"brigade\0\xff\0\0\0\x02\0"].concat(),
+        [&[0, 14][..], b"brigade\0\x01\0\0\0\x02\xff"].concat(),
     ];
-    words.extend((0..=255).map(|byte| [&[0, 0, 0, 40][..], &[byte; 40]].concat()));
+    words.extend((0..=255).map(|byte| [&[0, 40][..], &[byte; 40]].concat()));
     for word in words {
         let mut stranger = open();
         stranger.write_all(&word).unwrap();
@@ -277,23 +326,99 @@ fn strangers_are_closed_and_cost_nothing() {
 }
 
 #[test]
-fn more_strangers_than_allowed_push_out_the_oldest() {
-    let (coordinator, port, _shown) = listening(1);
-    let mut first = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    let mut others = Vec::new();
-    first.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
-    loop {
-        match first.read(&mut [0; 1]) {
-            Ok(count) => break assert_eq!(count, 0, "closed"),
-            Err(_) => assert!(others.len() < 3000, "there is a limit"),
+fn a_giant_message_before_the_join_is_not_waited_for() {
+    let (_coordinator, port, shown) = listening(1);
+    let mut link = guest(port);
+    // It knows the secret, and has not joined: four megabytes are not collected for it.
+    link.send(&output(LONGEST_FRAME - 100));
+    while link.wants_write() && link.receive().is_ok() {
+        let mut fds = [PollFd::new(link.write_fd(), PollFlags::POLLOUT)];
+        let _ = poll(&mut fds, PollTimeout::NONE);
+        link.flush();
+    }
+    let end = next(&mut link).expect_err("it is answered");
+    assert!(matches!(end, LinkError::Closed | LinkError::Broken(_)), "{end}");
+    assert!(shown.try_recv().is_err(), "it was never a member");
+}
+
+/// Waits until the other side has closed this connection; false when it is open after all.
+fn is_closed(connection: &mut TcpStream, limit: Duration) -> bool {
+    connection.set_read_timeout(Some(limit)).unwrap();
+    match connection.read(&mut [0; 1]) {
+        Ok(count) => count == 0,
+        Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
+    }
+}
+
+#[test]
+fn a_thousand_silent_connections_keep_no_agent_out() {
+    let limits =
+        Limits { strangers: 8, greeting: Duration::from_secs(3600), grace: Duration::ZERO };
+    let (coordinator, port, _shown) = listening_within(2, limits);
+    let mut own = coordinator.link().unwrap();
+    join(&mut own, "node1");
+    let mut held = std::collections::VecDeque::new();
+    let mut open = || {
+        held.push_back(TcpStream::connect(("127.0.0.1", port)).unwrap());
+        // Never more than these have a place, so that all before them have lost theirs.
+        if held.len() > 2 * limits.strangers {
+            let mut oldest = held.pop_front().unwrap();
+            assert!(is_closed(&mut oldest, Duration::from_secs(60)), "one stays for ever");
         }
-        match TcpStream::connect(("127.0.0.1", port)) {
-            Ok(other) => others.push(other),
-            // As many descriptors as this process may have: the coordinator stands that, too.
-            Err(_) => break,
+    };
+    (0..500).for_each(|_| open());
+    let mut link = guest(port);
+    join(&mut link, "node2");
+    (0..500).for_each(|_| open());
+    // One that has joined is not pushed out, whatever comes after it.
+    assert!(matches!(next_but_waiting(&mut link), ToAgent::Start(_)));
+    assert!(matches!(next_but_waiting(&mut own), ToAgent::Start(_)));
+    for link in [&mut own, &mut link] {
+        link.send(&FromAgent::Finished { attempt: 0 });
+    }
+    for link in [&mut own, &mut link] {
+        assert!(matches!(next_but_waiting(link), ToAgent::End(_)));
+    }
+    drop((own, link));
+    assert_eq!(coordinator.wait().code, 0);
+}
+
+fn next_but_waiting(link: &mut Link) -> ToAgent {
+    loop {
+        match next(link).unwrap() {
+            ToAgent::Waiting { .. } => {}
+            message => return message,
         }
     }
-    drop(others);
+}
+
+#[test]
+fn silent_connections_end_by_themselves() {
+    let limits = Limits {
+        strangers: 8,
+        greeting: Duration::from_millis(50),
+        grace: Duration::from_secs(3600),
+    };
+    let (_coordinator, port, _shown) = listening_within(1, limits);
+    let mut silent: Vec<_> =
+        (0..30).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
+    for connection in &mut silent {
+        assert!(is_closed(connection, Duration::from_secs(60)));
+    }
+}
+
+#[test]
+fn a_full_house_is_waited_for_and_not_emptied() {
+    // Newcomers wait in the system's queue while those before them may still join.
+    let hour = Duration::from_secs(3600);
+    let limits = Limits { strangers: 2, greeting: hour, grace: hour };
+    let (coordinator, port, _shown) = listening_within(1, limits);
+    let mut first: Vec<_> =
+        (0..2).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
+    let mut third = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let shortly = Duration::from_millis(100);
+    assert!(!is_closed(&mut first[0], shortly) && !is_closed(&mut third, shortly));
+    // Nor does that cost the coordinator its attention.
     let mut link = coordinator.link().unwrap();
     join(&mut link, "node1");
     assert!(matches!(next(&mut link).unwrap(), ToAgent::Start(_)));
@@ -301,14 +426,12 @@ fn more_strangers_than_allowed_push_out_the_oldest() {
 
 #[test]
 fn an_agent_that_falls_silent_is_lost_and_one_that_beats_is_not() {
-    let beat = Duration::from_millis(50);
-    let silence = Duration::from_secs(2);
-    let rules = Rules { beat, silence, ..rules(2) };
+    let limits = TimeLimits::new(Duration::from_secs(2), Duration::from_secs(30));
+    let rules = Rules { limits, ..rules(2) };
     let coordinator = Coordinator::start(rules, None, None).unwrap();
-    let timing = Timing { beat, silence };
-    let (_, mut silent) = timed_session(&coordinator, "silent", timing);
-    let (_, mut alive) = timed_session(&coordinator, "alive", timing);
-    join(&mut silent, "silent");
+    let (silent, _its_streams) = mute_session(&coordinator, "silent");
+    let (_, mut alive) = timed_session(&coordinator, "alive", limits);
+    send_raw(&silent, &join_request("silent"));
     join(&mut alive, "alive");
     let reason = loop {
         let mut fds = [PollFd::new(alive.read_fd(), PollFlags::POLLIN)];
@@ -320,7 +443,7 @@ fn an_agent_that_falls_silent_is_lost_and_one_that_beats_is_not() {
         }
     };
     assert_eq!(reason, "silent is lost: nothing was heard of it for 2 s");
-    alive.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: false });
+    alive.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: false, stuck: None });
     assert!(matches!(next(&mut alive).unwrap(), ToAgent::End(_)));
     drop(alive);
     assert_eq!(coordinator.wait().code, 1);

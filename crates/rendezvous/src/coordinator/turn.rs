@@ -12,10 +12,9 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use super::output::OutputSink;
 use super::peer::{Ended, Origin, Peer, Stage};
 use super::shared::{Command, Shared};
-use crate::handshake::{self, Door};
-use crate::listener::{Listener, MOST_UNSENT};
+use crate::listener::{Limits, Listener, MOST_UNSENT};
 use crate::wire::Wire;
-use crate::{AgentId, Event, Formation, Rules, ToAgent, Verdict};
+use crate::{AgentId, Event, Formation, Rules, TimeLimits, ToAgent, Verdict};
 
 /// Everything the thread has.
 pub(super) struct Turn {
@@ -26,21 +25,25 @@ pub(super) struct Turn {
     pub(super) listener: Option<Listener>,
     pub(super) sink: Option<Box<dyn OutputSink>>,
     pub(super) peers: BTreeMap<AgentId, Peer>,
-    /// Those that go, and when the patience with them ends; in order.
-    pub(super) closing: VecDeque<(Instant, AgentId)>,
+    /// Those that go, and when the patience with them ends.
+    pub(super) closing: Vec<(Instant, AgentId)>,
     pub(super) ended: Vec<Ended>,
     /// Those to be read once more: something is left, or nothing can be sent to them any more.
     pub(super) unread: Vec<AgentId>,
     /// Addresses of which it has been said that somebody there was refused.
     pub(super) refused: Vec<IpAddr>,
     pub(super) verdict: Option<Verdict>,
-    /// Those that come, and when the patience with them ends; in order.
+    /// Connections that have not joined and when they were accepted, in order; those that have joined
+    /// or are gone are taken out when one is accepted.
     strangers: VecDeque<(Instant, AgentId)>,
-    /// When to accept again after the system had no descriptor left.
+    stranger_limits: Limits,
+    /// When to accept again: the system had no descriptor left, or there are as many strangers as may
+    /// be.
     deaf_until: Option<Instant>,
+    /// That is because of strangers: one that joins or goes makes room.
+    is_full: bool,
     next_beat: Instant,
-    beat: Duration,
-    pub(super) silence: Duration,
+    pub(super) limits: TimeLimits,
     abandoned: bool,
 }
 
@@ -61,18 +64,20 @@ impl Turn {
         }
         let start = Instant::now();
         Ok(Self {
-            silence: rules.silence,
-            beat: rules.beat.max(SHORTEST_BEAT),
+            limits: rules.limits,
             formation: Formation::new(rules),
             start,
             epoll,
             shared,
+            stranger_limits: (listener.as_ref())
+                .map_or_else(Limits::default, |listener| listener.limits),
             listener,
             deaf_until: None,
+            is_full: false,
             sink,
             peers: BTreeMap::new(),
             strangers: VecDeque::new(),
-            closing: VecDeque::new(),
+            closing: Vec::new(),
             ended: Vec::new(),
             unread: Vec::new(),
             refused: Vec::new(),
@@ -100,7 +105,9 @@ impl Turn {
     }
 
     fn is_done(&self) -> bool {
-        self.verdict.is_some() && self.peers.values().all(Peer::is_stranger)
+        self.verdict.is_some()
+            && self.peers.values().all(Peer::is_stranger)
+            && !self.formation.has_untold()
     }
 
     fn wait(&mut self) {
@@ -108,8 +115,12 @@ impl Turn {
         let mut timeout = self.timeout();
         // What has come counts before time does: so all of it is read first.
         for _ in 0..MOST_ROUNDS {
-            // EINTR: look round and wait again.
-            let count = self.epoll.wait(&mut events, timeout).unwrap_or(0);
+            let Ok(count) = self.epoll.wait(&mut events, timeout) else {
+                // EINTR: this process was stopped and goes on. What has come meanwhile counts before
+                // the clock does, too.
+                timeout = EpollTimeout::ZERO;
+                continue;
+            };
             for event in &events[..count] {
                 match event.data() {
                     WAKE => self.take_commands(),
@@ -132,9 +143,11 @@ impl Turn {
         }
         let due = self.formation.deadline().and_then(|due| self.start.checked_add(due));
         let beat = self.peers.values().any(Peer::is_remote).then_some(self.next_beat);
-        let queues = [&self.strangers, &self.closing].into_iter();
-        let next = queues
-            .filter_map(|queue| queue.front().map(|(until, _)| *until))
+        let greeting = self.stranger_limits.greeting;
+        let stranger = self.strangers.front().and_then(|it| it.0.checked_add(greeting));
+        let next = stranger
+            .into_iter()
+            .chain(self.closing.iter().map(|(until, _)| *until))
             .chain(self.ended.iter().map(|ended| ended.until))
             .chain([due, beat, self.deaf_until].into_iter().flatten())
             .min();
@@ -189,38 +202,72 @@ impl Turn {
     }
 
     fn accept(&mut self) {
+        let now = Instant::now();
+        if let Some(until) = self.full_until(now) {
+            // Those that wait in the system's queue meanwhile are not lost.
+            self.is_full = true;
+            return self.stop_accepting(until);
+        }
         let Some(listener) = &self.listener else { return };
-        match listener.accept(self.silence) {
+        match listener.accept(self.limits) {
             Ok((mut wire, address)) => {
-                wire.distrust(handshake::LONGEST);
-                let Ok(door) = Door::new() else { return };
+                wire.distrust(MAX_JOIN);
                 let agent = self.shared.new_agent();
                 let host = address.to_string();
-                self.enter(agent, Ok(wire), Stage::Greeting(door), Origin::Tcp(address), &host);
-                self.strangers.push_back((Instant::now() + GREETING, agent));
-                self.make_room();
+                self.enter(agent, Ok(wire), Stage::Greeting, Origin::Tcp(address), &host);
+                self.strangers.push_back((now, agent));
             }
             Err(error) if is_exhausted(&error) => {
-                self.deaf_until = Some(Instant::now() + DEAF);
-                // It is there.
-                let _ = self.epoll.delete(listener);
+                self.stop_accepting(now + DEAF);
                 self.say("no connection can be accepted: too many open files (see ulimit -n)");
             }
-            // Somebody who has gone again, or nobody.
+            // One that has gone again, or none.
             Err(_) => {}
         }
     }
 
-    /// The one that has been a stranger for longest goes: a friend does not need that long.
-    fn make_room(&mut self) {
-        if self.strangers.len() > MOST_STRANGERS
-            && let Some((_, agent)) = self.strangers.pop_front()
-        {
+    /// Makes room for one more stranger; the time until then where there is none yet. The one that
+    /// goes is the oldest of the address that has most of them, so that a host that opens many
+    /// connections pushes out its own.
+    fn full_until(&mut self, now: Instant) -> Option<Instant> {
+        if self.strangers.len() < self.stranger_limits.strangers {
+            return None;
+        }
+        self.forget_strangers();
+        if self.strangers.len() < self.stranger_limits.strangers {
+            return None;
+        }
+        let origin = |agent: &AgentId| self.peers.get(agent).map(|peer| peer.origin);
+        let mut origins: Vec<Option<Origin>> =
+            self.strangers.iter().map(|(_, agent)| origin(agent)).collect();
+        origins.sort_unstable();
+        let most = origins.chunk_by(|a, b| a == b).max_by_key(|same| same.len())?[0];
+        let at = self.strangers.iter().position(|(_, agent)| origin(agent) == most)?;
+        let until = self.strangers[at].0 + self.stranger_limits.grace;
+        if until > now {
+            return Some(until);
+        }
+        if let Some((_, agent)) = self.strangers.remove(at) {
             self.turn_away(agent);
         }
+        None
     }
 
-    fn turn_away(&mut self, agent: AgentId) {
+    /// Those that have joined, and those that are gone.
+    fn forget_strangers(&mut self) {
+        let peers = &self.peers;
+        self.strangers.retain(|(_, agent)| peers.get(agent).is_some_and(Peer::is_stranger));
+    }
+
+    fn stop_accepting(&mut self, until: Instant) {
+        if let (None, Some(listener)) = (self.deaf_until, &self.listener) {
+            // Fails for one that is not polled, which it is.
+            let _ = self.epoll.delete(listener);
+        }
+        self.deaf_until = Some(until);
+    }
+
+    pub(super) fn turn_away(&mut self, agent: AgentId) {
         if self.peers.get(&agent).is_some_and(Peer::is_stranger) {
             self.remove(agent);
         }
@@ -229,36 +276,41 @@ impl Turn {
     /// Does what is due.
     fn keep_time(&mut self) {
         let now = Instant::now();
-        while let Some(agent) = due(&mut self.strangers, now) {
+        while let Some((since, agent)) = self.strangers.front().copied()
+            && now.saturating_duration_since(since) >= self.stranger_limits.greeting
+        {
+            self.strangers.pop_front();
             self.turn_away(agent);
         }
-        while let Some(agent) = due(&mut self.closing, now) {
-            self.remove(agent);
+        let due_now: Vec<_> = self.closing.extract_if(.., |(until, _)| *until <= now).collect();
+        for (_, agent) in due_now {
+            if self.peers.get(&agent).is_some_and(|peer| matches!(peer.stage, Stage::Closing)) {
+                self.remove(agent);
+            }
         }
         while let Some(at) = self.ended.iter().position(|ended| ended.until <= now) {
             let ended = self.ended.swap_remove(at);
             self.gone(ended);
         }
-        if self.deaf_until.is_some_and(|until| until <= now)
+        if self.is_full {
+            self.forget_strangers();
+        }
+        let has_room = self.is_full && self.strangers.len() < self.stranger_limits.strangers;
+        if self.deaf_until.is_some_and(|until| until <= now || has_room)
             && let Some(listener) = &self.listener
         {
-            self.deaf_until = None;
-            // Where that fails nobody can come in any more; the job goes on with those it has.
+            (self.deaf_until, self.is_full) = (None, false);
+            // Where that fails no host can join any more; the job goes on with those it has.
             let _ = self.epoll.add(listener, EpollEvent::new(EpollFlags::EPOLLIN, DOOR));
         }
         if self.next_beat <= now {
-            self.next_beat = now + self.beat;
+            self.next_beat = now + self.limits.heartbeat_interval();
             self.send_all(&ToAgent::Beat, Peer::is_remote);
         }
         if self.formation.deadline().is_some_and(|due| due <= self.start.elapsed()) {
             self.tell(Event::Tick);
         }
     }
-}
-
-fn due(queue: &mut VecDeque<(Instant, AgentId)>, now: Instant) -> Option<AgentId> {
-    let (until, _) = queue.front()?;
-    if *until <= now { queue.pop_front().map(|(_, agent)| agent) } else { None }
 }
 
 fn is_exhausted(error: &io::Error) -> bool {
@@ -274,9 +326,6 @@ const SEAT: u64 = 2;
 pub(super) const FIRST: u64 = 3;
 /// How often the poll is asked for more before the clock is looked at.
 const MOST_ROUNDS: usize = 64;
-/// Who has not proved itself and joined within this time is closed.
-const GREETING: Duration = Duration::from_secs(10);
-const MOST_STRANGERS: usize = 1024;
+/// No message with which an agent joins is longer.
+const MAX_JOIN: usize = 4 << 10;
 const DEAF: Duration = Duration::from_secs(1);
-/// Below this the loop would do nothing else.
-const SHORTEST_BEAT: Duration = Duration::from_millis(10);

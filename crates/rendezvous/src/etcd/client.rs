@@ -1,5 +1,6 @@
 //! The little of etcd's v3 interface that an election needs, in JSON over HTTP.
 
+use std::io;
 use std::time::Duration;
 
 use base64::Engine;
@@ -9,6 +10,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use ureq::Agent;
 
+use super::access::{EtcdAccess, EtcdError};
+use crate::meet::{Failure, MeetError};
+use crate::printable;
+
 /// One or several members of an etcd; any of them will do.
 #[derive(Clone, Debug)]
 pub(super) struct Client {
@@ -17,6 +22,10 @@ pub(super) struct Client {
     endpoints: Vec<String>,
     /// The one that answered last.
     current: usize,
+    user: Option<String>,
+    password: Option<String>,
+    /// What etcd has given to the user; it ends after some minutes without use.
+    token: Option<String>,
 }
 
 /// A lease's number, as etcd writes it.
@@ -30,55 +39,97 @@ pub(super) enum Created {
     Not([Option<Vec<u8>>; 2]),
 }
 
+/// Why etcd did not do what it was asked for.
+#[derive(Debug)]
+pub(super) enum ClientError {
+    /// It may later.
+    Away(String),
+    /// It never will.
+    Unusable(EtcdError),
+}
+
+type Result<T> = std::result::Result<T, ClientError>;
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::Away(text) => Self::Later(text),
+            ClientError::Unusable(error) => Self::Now(error.into()),
+        }
+    }
+}
+
 impl Client {
-    /// Of "etcd1:2379,etcd2:2379"; fails with the part that is no address.
-    pub(super) fn new(endpoints: &str) -> Result<Self, String> {
+    /// Of "etcd1:2379,etcd2:2379"; fails with the part that is no address, or with a file that cannot
+    /// be used.
+    pub(super) fn new(
+        endpoints: &str,
+        access: &EtcdAccess,
+    ) -> std::result::Result<Self, MeetError> {
         let part = |text: &str| {
             let text = text.trim();
-            let plain = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
+            let (scheme, plain) = match text.split_once("://") {
+                Some((scheme @ ("http" | "https"), plain)) => (scheme, plain),
+                Some(_) => return Err(text.to_owned()),
+                None => ("http", text),
+            };
+            let scheme = if access.tls { "https" } else { scheme };
+            let plain = plain.trim_end_matches('/');
             let named = plain.rsplit_once(':').is_some_and(|(host, port)| {
-                !host.is_empty() && port.parse::<u16>().is_ok() && !plain.contains('/')
+                !host.is_empty() && port.parse::<u16>().is_ok() && !plain.contains(['/', '@'])
             });
-            if named { Ok(format!("http://{plain}")) } else { Err(text.to_owned()) }
+            if named { Ok(format!("{scheme}://{plain}")) } else { Err(text.to_owned()) }
         };
-        let endpoints = endpoints.split(',').map(part).collect::<Result<_, _>>()?;
-        let config = Agent::config_builder()
+        let bad = |part| MeetError::BadEndpoint { part, endpoints: endpoints.into() };
+        let endpoints =
+            endpoints.split(',').map(part).collect::<std::result::Result<_, _>>().map_err(bad)?;
+        let mut config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
             // It is in the cluster; a proxy for the world outside would not find it.
             .proxy(None)
-            .timeout_global(Some(PATIENCE))
-            .build();
-        Ok(Self { http: config.new_agent(), endpoints, current: 0 })
+            .timeout_global(Some(PATIENCE));
+        if let Some(tls) = access.tls_config()? {
+            config = config.tls_config(tls);
+        }
+        Ok(Self {
+            http: config.build().new_agent(),
+            endpoints,
+            current: 0,
+            user: access.user.clone(),
+            password: access.password.clone(),
+            token: None,
+        })
     }
 
     /// The host of a member, to find out by which of our addresses it is reached.
     pub(super) fn host(&self) -> &str {
-        self.endpoints[self.current].trim_start_matches("http://")
+        let endpoint = &self.endpoints[self.current];
+        endpoint.split_once("://").map_or(endpoint, |(_, host)| host)
     }
 
     /// A lease that ends after this time unless it is kept alive.
-    pub(super) fn grant(&mut self, time: Duration) -> Result<Lease, String> {
+    pub(super) fn grant(&mut self, time: Duration) -> Result<Lease> {
         let granted: Granted = self.call("lease/grant", &json!({ "TTL": time.as_secs() }))?;
         Ok(granted.id)
     }
 
     /// False when the lease has ended.
-    pub(super) fn keep_alive(&mut self, lease: &str) -> Result<bool, String> {
+    pub(super) fn keep_alive(&mut self, lease: &str) -> Result<bool> {
         let kept: Kept = self.call("lease/keepalive", &json!({ "ID": lease }))?;
         Ok(kept.result.ttl.is_some_and(|left| left != "0"))
     }
 
     /// Ends a lease, and with it the keys that hang on it.
-    pub(super) fn revoke(&mut self, lease: &str) -> Result<(), String> {
+    pub(super) fn revoke(&mut self, lease: &str) -> Result<()> {
         self.call::<Value>("lease/revoke", &json!({ "ID": lease })).map(drop)
     }
 
     /// The values of two keys at one moment.
-    pub(super) fn look(&mut self, keys: [&str; 2]) -> Result<[Option<Vec<u8>>; 2], String> {
+    pub(super) fn look(&mut self, keys: [&str; 2]) -> Result<[Option<Vec<u8>>; 2]> {
         let look: Vec<Value> = keys.iter().map(|key| range(key)).collect();
         let done: Done = self.call("kv/txn", &json!({ "success": look }))?;
-        done.values()
+        done.values().map_err(away)
     }
 
     /// Creates a key under a lease if neither it nor the other one is there.
@@ -87,7 +138,7 @@ impl Client {
         [key, other]: [&str; 2],
         value: &[u8],
         lease: &str,
-    ) -> Result<Created, String> {
+    ) -> Result<Created> {
         let absent = |key| json!({ "key": coded(key), "target": "CREATE", "result": "EQUAL", "create_revision": "0" });
         let request = json!({
             "compare": [absent(key), absent(other)],
@@ -95,7 +146,11 @@ impl Client {
             "failure": [range(key), range(other)],
         });
         let done: Done = self.call("kv/txn", &request)?;
-        if done.succeeded { Ok(Created::Now) } else { Ok(Created::Not(done.values()?)) }
+        if done.succeeded {
+            Ok(Created::Now)
+        } else {
+            Ok(Created::Not(done.values().map_err(away)?))
+        }
     }
 
     /// Writes one key and deletes another at one moment, if the other one hangs on this lease.
@@ -105,7 +160,7 @@ impl Client {
         new: &str,
         value: &[u8],
         lease: &str,
-    ) -> Result<(), String> {
+    ) -> Result<()> {
         let (key, held) = old;
         let request = json!({
             "compare": [{ "key": coded(key), "target": "LEASE", "result": "EQUAL", "lease": held }],
@@ -118,42 +173,165 @@ impl Client {
     }
 
     /// Asks one member after the other, beginning with the one that answered last.
-    fn call<T: DeserializeOwned>(&mut self, what: &str, request: &Value) -> Result<T, String> {
-        let mut last = String::new();
+    fn call<T: DeserializeOwned>(&mut self, what: &str, request: &Value) -> Result<T> {
+        let mut last = away("no endpoint");
         for _ in 0..self.endpoints.len() {
-            let endpoint = &self.endpoints[self.current];
-            match self.ask(&format!("{endpoint}/v3/{what}"), request) {
+            match self.ask_as_user(what, request) {
                 Ok(answer) => {
-                    return serde_json::from_str(&answer)
-                        .map_err(|error| format!("{endpoint} does not answer as etcd: {error}"));
+                    let endpoint = &self.endpoints[self.current];
+                    return serde_json::from_str(&answer).map_err(|error| {
+                        away(format!("{endpoint} does not answer as etcd: {error}"))
+                    });
                 }
-                Err(error) => last = format!("etcd at {endpoint}: {error}"),
+                Err(error @ ClientError::Away(_)) => last = error,
+                Err(unusable) => return Err(unusable),
             }
             self.current = (self.current + 1) % self.endpoints.len();
         }
         Err(last)
     }
 
-    fn ask(&self, url: &str, request: &Value) -> Result<String, String> {
-        let text = |error: ureq::Error| match error {
-            ureq::Error::Io(error) => crate::plain_text(&error),
-            error => error.to_string(),
-        };
-        let response = self.http.post(url).send(&request.to_string()).map_err(text)?;
+    /// Asks the current member, with a token where there is a user. A token that has ended is
+    /// replaced once.
+    fn ask_as_user(&mut self, what: &str, request: &Value) -> Result<String> {
+        for is_last in [false, true] {
+            if let (Some(user), None) = (&self.user, &self.token) {
+                let name_and_password =
+                    json!({ "name": user, "password": self.password.as_deref().unwrap_or("") });
+                let answer = self.ask("auth/authenticate", &name_and_password)?;
+                let refusal = match answer {
+                    Ok(answer) => serde_json::from_str::<Authenticated>(&answer)
+                        .map_err(|error| away(printable(&error.to_string())))?,
+                    Err(refusal) => return Err(self.refused(refusal, true)),
+                };
+                self.token = Some(refusal.token);
+            }
+            match self.ask(what, request)? {
+                Ok(answer) => return Ok(answer),
+                Err(refusal)
+                    if refusal.code == UNAUTHENTICATED && !is_last && self.user.is_some() =>
+                {
+                    self.token = None;
+                }
+                Err(refusal) => return Err(self.refused(refusal, false)),
+            }
+        }
+        Err(away("etcd does not accept its own token"))
+    }
+
+    /// The answer's body, or why the member refuses.
+    fn ask(&self, what: &str, request: &Value) -> Result<std::result::Result<String, Refusal>> {
+        let endpoint = &self.endpoints[self.current];
+        let failed = |error: ureq::Error| failure(endpoint, error);
+        let mut post = self.http.post(format!("{endpoint}/v3/{what}"));
+        if let Some(token) = &self.token {
+            post = post.header("Authorization", token);
+        }
+        let response = post.send(&request.to_string()).map_err(failed)?;
         let status = response.status();
         let body = response
             .into_body()
             .into_with_config()
             .limit(LONGEST_ANSWER)
             .read_to_string()
-            .map_err(text)?;
+            .map_err(failed)?;
         if status.is_success() {
-            return Ok(body);
+            return Ok(Ok(body));
         }
-        let refusal: Result<Refusal, _> = serde_json::from_str(&body);
-        Err(refusal.map_or_else(|_| format!("HTTP status {status}"), |refusal| refusal.message))
+        match serde_json::from_str::<Refusal>(&body) {
+            Ok(refusal) => Ok(Err(Refusal { message: printable(&refusal.message), ..refusal })),
+            // The gateway's own words, when it was spoken to without TLS.
+            Err(_) if status == 400 && body.contains("HTTPS") => {
+                let (endpoint, reason) = (endpoint.clone(), "it speaks TLS only".to_owned());
+                Err(ClientError::Unusable(EtcdError::NotTls { endpoint, reason }))
+            }
+            Err(_) if status == 400 && body.starts_with(COMMON_NAME) => {
+                let (endpoint, reason) = (endpoint.clone(), NO_COMMON_NAME.to_owned());
+                Err(ClientError::Unusable(EtcdError::ClientCertificate { endpoint, reason }))
+            }
+            Err(_) => {
+                let body = printable(body.trim());
+                Err(away(format!("etcd at {endpoint}: HTTP status {status}: {body}")))
+            }
+        }
+    }
+
+    /// What a refusal means: whether it is about the user.
+    fn refused(&self, refusal: Refusal, authenticating: bool) -> ClientError {
+        let endpoint = self.endpoints[self.current].clone();
+        let Refusal { code, message: reason } = refusal;
+        let user = self.user.clone();
+        let unusable = match code {
+            INVALID_ARGUMENT | FAILED_PRECONDITION if authenticating => {
+                EtcdError::Denied { endpoint, user, reason }
+            }
+            // etcd's words for a request without a token where users are in force.
+            INVALID_ARGUMENT if reason.contains("user name is empty") => {
+                EtcdError::Denied { endpoint, user, reason }
+            }
+            UNAUTHENTICATED => EtcdError::Denied { endpoint, user, reason },
+            PERMISSION_DENIED => EtcdError::Forbidden { endpoint, user, reason },
+            _ => return away(format!("etcd at {endpoint}: {reason}")),
+        };
+        ClientError::Unusable(unusable)
     }
 }
+
+fn away(text: impl Into<String>) -> ClientError {
+    ClientError::Away(text.into())
+}
+
+/// What a request that had no answer means: by the kinds of errors of TLS, which are final, and not by
+/// their words.
+fn failure(endpoint: &str, error: ureq::Error) -> ClientError {
+    use rustls::{AlertDescription as Alert, Error as Tls};
+
+    let endpoint = endpoint.to_owned();
+    let is_end = matches!(&error, ureq::Error::Io(error) if ENDS.contains(&error.kind()));
+    let (tls, text) = match error {
+        ureq::Error::Rustls(tls) => (Some(tls), String::new()),
+        ureq::Error::Io(error) => {
+            let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<Tls>()).cloned();
+            (tls, crate::plain_text(&error))
+        }
+        error => (None, error.to_string()),
+    };
+    let Some(tls) = tls else {
+        // So ends a conversation in which one side speaks TLS and the other does not; but also one with
+        // a member that is just starting.
+        let hint = match (is_end, endpoint.starts_with("https:")) {
+            (true, true) => "; does it speak TLS?",
+            (true, false) => "; does it speak TLS only (--rdzv-conf protocol=https)?",
+            (false, _) => "",
+        };
+        return away(format!("etcd at {endpoint}: {}{hint}", printable(&text)));
+    };
+    let reason = printable(&tls.to_string());
+    ClientError::Unusable(match tls {
+        Tls::InvalidCertificate(_) | Tls::NoCertificatesPresented => {
+            EtcdError::Untrusted { endpoint, reason }
+        }
+        Tls::AlertReceived(
+            Alert::CertificateRequired
+            | Alert::BadCertificate
+            | Alert::UnknownCA
+            | Alert::CertificateUnknown
+            | Alert::CertificateExpired
+            | Alert::CertificateRevoked
+            | Alert::UnsupportedCertificate
+            | Alert::AccessDenied
+            | Alert::DecryptError,
+        )
+        | Tls::InconsistentKeys(_) => EtcdError::ClientCertificate { endpoint, reason },
+        _ => EtcdError::NotTls { endpoint, reason },
+    })
+}
+
+/// etcd's words where it has users and its HTTP gateway gets a certificate that could name one.
+const COMMON_NAME: &str = "CommonName of client";
+const NO_COMMON_NAME: &str =
+    "where etcd has users, its HTTP gateway takes none with a CommonName: leave it out";
+const ENDS: [io::ErrorKind; 2] = [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset];
 
 fn coded(text: impl AsRef<[u8]>) -> String {
     STANDARD.encode(text)
@@ -185,9 +363,22 @@ struct Left {
 }
 
 #[derive(Deserialize)]
+struct Authenticated {
+    token: String,
+}
+
+#[derive(Debug, Deserialize)]
 struct Refusal {
+    /// Of gRPC.
+    #[serde(default)]
+    code: u32,
     message: String,
 }
+
+const INVALID_ARGUMENT: u32 = 3;
+const PERMISSION_DENIED: u32 = 7;
+const FAILED_PRECONDITION: u32 = 9;
+const UNAUTHENTICATED: u32 = 16;
 
 /// What a transaction has done. What is empty or false is left out by etcd.
 #[derive(Deserialize)]
@@ -217,7 +408,7 @@ struct Pair {
 }
 
 impl Done {
-    fn values(self) -> Result<[Option<Vec<u8>>; 2], String> {
+    fn values(self) -> std::result::Result<[Option<Vec<u8>>; 2], String> {
         let mut ranges = self.responses.into_iter().filter_map(|response| response.response_range);
         let mut value =
             || match ranges.next().ok_or("etcd left out a part of its answer")?.kvs.pop() {
@@ -241,12 +432,18 @@ mod tests {
 
     #[test]
     fn endpoints() {
-        let good = Client::new("etcd1:2379, http://10.0.0.2:2379/,[::1]:1").unwrap();
-        let expected = ["http://etcd1:2379", "http://10.0.0.2:2379", "http://[::1]:1"];
+        let client =
+            |text: &str, tls| Client::new(text, &EtcdAccess { tls, ..EtcdAccess::default() });
+        let good = client("etcd1:2379, http://10.0.0.2:2379/,[::1]:1,https://a:2", false).unwrap();
+        let expected =
+            ["http://etcd1:2379", "http://10.0.0.2:2379", "http://[::1]:1", "https://a:2"];
         assert_eq!(good.endpoints, expected);
         assert_eq!(good.host(), "etcd1:2379");
-        for bad in ["", "etcd1", "etcd1:", ":2379", "etcd1:2379,", "https://etcd1:2379", "a:1/b"] {
-            assert!(Client::new(bad).is_err(), "{bad}");
+        let safe = client("etcd1:2379,http://a:1", true).unwrap();
+        assert_eq!(safe.endpoints, ["https://etcd1:2379", "https://a:1"]);
+        assert_eq!(safe.host(), "etcd1:2379");
+        for bad in ["", "etcd1", "etcd1:", ":2379", "etcd1:2379,", "unix://a:1", "a:1/b", "u@a:1"] {
+            assert!(matches!(client(bad, false), Err(MeetError::BadEndpoint { .. })), "{bad}");
         }
     }
 

@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::access::EtcdAccess;
 use super::client::{Client, Created};
 use super::seat::Seat;
 use crate::listener::{Listener, Reach};
 use crate::meet::{Endpoint, Failure, MeetError, MeetNotice, MeetPlan, Notices, Patience};
+use crate::printable;
 
 /// The keys of a job.
 #[derive(Clone, Debug)]
@@ -43,11 +45,11 @@ struct Winner {
 pub(crate) fn meet(
     plan: &MeetPlan,
     endpoints: &str,
+    access: &EtcdAccess,
     address: Option<&str>,
     notices: &Notices,
 ) -> Result<MeetNotice, MeetError> {
-    let client = Client::new(endpoints)
-        .map_err(|part| MeetError::BadEndpoint { part, endpoints: endpoints.into() })?;
+    let client = Client::new(endpoints, access)?;
     let mut election = Election { plan, client, keys: Keys::new(&plan.run_id), address };
     let mut patience = Patience::new(plan, format!("etcd at {endpoints}"), LONGEST_PAUSE);
     loop {
@@ -69,10 +71,10 @@ struct Election<'a> {
 
 impl Election<'_> {
     fn turn(&mut self, notices: &Notices) -> Result<MeetNotice, Failure> {
-        let [winner, over] = self.client.look(self.keys.both()).map_err(Failure::Later)?;
+        let [winner, over] = self.client.look(self.keys.both())?;
         match (winner, over) {
             (_, Some(code)) => {
-                let code = String::from_utf8_lossy(&code).into_owned();
+                let code = printable(&String::from_utf8_lossy(&code));
                 Err(Failure::Now(MeetError::Over { run_id: self.plan.run_id.clone(), code }))
             }
             (Some(winner), None) => self.follow(&winner, notices),
@@ -81,8 +83,8 @@ impl Election<'_> {
     }
 
     fn follow(&self, winner: &[u8], notices: &Notices) -> Result<MeetNotice, Failure> {
-        let Ok(Winner { address, port, .. }) = serde_json::from_slice(winner) else {
-            let text = "what stands there as the job's coordinator cannot be read";
+        let Some((address, port)) = coordinator_record(winner) else {
+            let text = "the coordinator's record in etcd is malformed";
             return Err(Failure::Later(text.into()));
         };
         let endpoint = Endpoint::new(self.plan, &address, port);
@@ -115,7 +117,7 @@ impl Election<'_> {
         let value =
             serde_json::to_vec(&winner).map_err(|error| Failure::Later(error.to_string()))?;
         let asked = Instant::now();
-        let lease = self.client.grant(LEASE).map_err(Failure::Later)?;
+        let lease = self.client.grant(LEASE)?;
         match self.client.create(self.keys.both(), &value, &lease) {
             Ok(Created::Now) => {
                 let (client, keys) = (self.client.clone(), self.keys.clone());
@@ -127,11 +129,17 @@ impl Election<'_> {
             lost => {
                 // It would end by itself, a little later.
                 let _ = self.client.revoke(&lease);
-                lost.map_err(Failure::Later)?;
+                lost?;
                 Err(Failure::Later("another host is being elected".into()))
             }
         }
     }
+}
+
+/// What the winner has published: its address and port.
+pub(crate) fn coordinator_record(bytes: &[u8]) -> Option<(String, u16)> {
+    let Winner { address, port, .. } = serde_json::from_slice(bytes).ok()?;
+    Some((address, port))
 }
 
 /// By which address this host reaches the one with this name and port. Nothing is sent.

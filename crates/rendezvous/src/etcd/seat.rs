@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::client::{Client, Created, Lease};
+use super::client::{Client, ClientError, Created, Lease};
 use super::election::Keys;
 use crate::quiet;
 
@@ -133,7 +133,7 @@ impl Hold {
     }
 
     /// False when somebody else has been elected.
-    fn keep(&mut self) -> Result<bool, String> {
+    fn keep(&mut self) -> Result<bool, ClientError> {
         let mut asked = Instant::now();
         if !self.client.keep_alive(&self.lease)? {
             // It has ended: etcd was away, or this host stood still.
@@ -151,7 +151,7 @@ impl Hold {
         Ok(true)
     }
 
-    fn mark(&mut self, code: i16) -> Result<(), String> {
+    fn mark(&mut self, code: i16) -> Result<(), ClientError> {
         let mark = self.client.grant(MARK)?;
         let [key, over] = self.keys.both();
         self.client.replace((key, &self.lease), over, code.to_string().as_bytes(), &mark)

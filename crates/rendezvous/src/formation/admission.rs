@@ -47,6 +47,14 @@ impl Admission {
     }
 }
 
+impl Member {
+    /// It was not in the attempt before, under this coordinator or the one before it, so that it has to
+    /// be admitted.
+    pub(super) fn is_new(&self) -> bool {
+        !self.veteran && self.join.last_attempt.is_none()
+    }
+}
+
 impl Formation {
     /// How long hosts that are not in the present attempt have to wait until they may restart it.
     pub(super) fn admission_wait(&self) -> Duration {
@@ -80,7 +88,9 @@ impl Formation {
         if !self.has_room() {
             return None;
         }
-        let waits = |member: &Member| !member.takes_part() && member.rival.is_none();
+        let waits = |member: &Member| {
+            !member.takes_part() && member.rival.is_none() && member.away.is_none()
+        };
         let mut members = self.members.iter().filter(|(_, member)| waits(member));
         members.next().map(|(id, _)| *id)
     }

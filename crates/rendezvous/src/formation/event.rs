@@ -2,7 +2,8 @@
 
 use crate::{FromAgent, Join, ToAgent, Verdict};
 
-/// A connection to an agent, numbered by the coordinator; never used twice.
+/// An agent, numbered by the coordinator with its first connection; never used twice. It keeps its
+/// number when it joins again over another connection ([`Action::Adopt`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AgentId(pub u64);
 
@@ -39,12 +40,21 @@ pub enum Event {
         /// Its connection.
         agent: AgentId,
     },
-    /// The connection is no more.
+    /// The connection is no more, and the agent neither: its process has ended.
     Closed {
         /// Which one.
         agent: AgentId,
         /// How that was seen.
         how: String,
+    },
+    /// The connection is no more, but the agent may still be there, and join again.
+    Disconnected {
+        /// Its connection.
+        agent: AgentId,
+        /// How that was seen.
+        how: String,
+        /// It was reset: a living agent sees that, too, and comes back at once.
+        reset: bool,
     },
     /// The user wants the job to stop, where no agent has heard it.
     Interrupt {
@@ -60,6 +70,13 @@ pub enum Event {
 pub enum Action {
     /// Send this.
     Send(AgentId, ToAgent),
+    /// The agent speaks over this connection from now on; the one that it had is to be closed.
+    Adopt {
+        /// Its number.
+        agent: AgentId,
+        /// The number under which the connection was announced.
+        connection: AgentId,
+    },
     /// Close the connection once everything has been sent. No [`Event::Closed`] need follow.
     Close(AgentId),
     /// Show this line to the user.

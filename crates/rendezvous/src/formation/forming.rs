@@ -112,10 +112,13 @@ impl Formation {
                 return;
             }
         }
-        let veterans = self.count(|member| member.rival.is_none() && member.veteran);
+        if self.waits_for_absent() {
+            return;
+        }
+        let known = self.count(|member| member.rival.is_none() && !member.is_new());
         let wait = self.admission_wait();
         let State::Gathering(gathering) = &mut self.state else { return };
-        if gathering.calm && veterans < need && !wait.is_zero() {
+        if gathering.calm && known < need && !wait.is_zero() {
             if gathering.admission.is_none() {
                 gathering.admission = Some(self.now.saturating_add(wait));
                 let seconds = wait.as_secs_f64().ceil();
@@ -124,6 +127,14 @@ impl Formation {
             return;
         }
         self.form();
+    }
+
+    /// There are enough hosts, but some of them are cut off: whether they come back is known soon,
+    /// and an attempt that begins without them would wait for them.
+    pub(super) fn waits_for_absent(&self) -> bool {
+        matches!(self.state, State::Gathering(_))
+            && self.members.values().any(|member| member.away.is_some())
+            && self.present() >= self.rules.min_nodes
     }
 
     fn wait_for_more(&mut self, have: usize, enough_may_come: bool) {
@@ -165,14 +176,14 @@ impl Formation {
                 self.restarts += 1;
                 self.restore_order();
             }
-            for member in self.members.values_mut() {
-                // Counted.
-                member.join.last_attempt = None;
-            }
         }
         let calm = matches!(&self.state, State::Gathering(gathering) if gathering.calm);
         let order = self.choose(!calm || self.admission_wait().is_zero());
-        self.admitted(calm && order.iter().any(|id| !self.members[id].veteran));
+        self.admitted(calm && order.iter().any(|id| self.members[id].is_new()));
+        for member in self.members.values_mut() {
+            // Counted.
+            member.join.last_attempt = None;
+        }
         let attempt = self.next_attempt;
         self.attempt = Some(attempt);
         self.next_attempt += 1;
@@ -201,6 +212,7 @@ impl Formation {
                 master_port,
             };
             first_rank += nproc;
+            member.assignment = Some(assignment.clone());
             self.actions.push(Action::Send(*id, ToAgent::Start(assignment)));
         }
         self.trouble = Trouble::default();
@@ -231,7 +243,7 @@ impl Formation {
     /// The hosts of the next attempt, in the order of their ranks. A host that has had a part keeps it;
     /// others take part where they are admitted.
     fn choose(&self, admits: bool) -> Vec<AgentId> {
-        let may = |member: &Member| member.rival.is_none() && (admits || member.veteran);
+        let may = |member: &Member| member.rival.is_none() && (admits || !member.is_new());
         let mut order: Vec<(&AgentId, &Member)> =
             self.members.iter().filter(|(_, member)| may(member)).collect();
         order.sort_by_key(|(_, member)| (!member.veteran, member.order));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::member::{Member, Part};
+use super::member::{Away, Member, Part};
 use super::trouble::{self, Gone, Loss};
 use super::{AgentId, Formation, State};
 use crate::FromAgent;
@@ -12,6 +12,10 @@ impl Formation {
     pub(super) fn heard(&mut self, agent: AgentId) {
         let Some(member) = self.members.get_mut(&agent) else { return };
         member.heard = self.now;
+        if std::mem::take(&mut member.quiet) {
+            let line = format!("{} is heard again", member.join.host);
+            self.say(line);
+        }
         if self.rivals == 0 {
             return;
         }
@@ -28,6 +32,9 @@ impl Formation {
     }
 
     pub(super) fn said(&mut self, agent: AgentId, message: FromAgent) {
+        if matches!(self.state, State::Over(_)) {
+            return;
+        }
         let Some(member) = self.members.get_mut(&agent) else { return };
         let attempt = self.attempt;
         match message {
@@ -45,11 +52,15 @@ impl Formation {
                 Part::Stopping { finished } => *finished = true,
                 Part::Idle | Part::Finished => {}
             },
-            FromAgent::Stopped { attempt: of, port, killed } if Some(of) == attempt => {
-                self.stopped(agent, port, killed);
+            FromAgent::Stopped { attempt: of, port, killed, stuck } if Some(of) == attempt => {
+                self.stopped(agent, port, killed, stuck);
             }
-            FromAgent::Interrupted { signal } => {
-                self.interrupt(trouble::checked(signal), Some(agent));
+            FromAgent::Interrupted { signal, count } => {
+                // Else it is one of before, sent again after a break.
+                if count > member.requests {
+                    member.requests = count;
+                    self.interrupt(trouble::checked(signal), Some(agent));
+                }
             }
             FromAgent::Leaving => self.leaves(agent),
             FromAgent::Unable { reason } => self.lose(agent, reason, Gone::Useless(self.now)),
@@ -66,31 +77,90 @@ impl Formation {
     }
 
     pub(super) fn closed(&mut self, agent: AgentId, how: String) {
-        if let Some(host) = self.expected.remove(&agent) {
+        if matches!(self.state, State::Over(_)) {
+            // It has been told, or will not come back to hear of it.
+            self.members.remove(&agent);
+        } else if let Some(host) = self.expected.remove(&agent) {
             self.gone(Loss { host, how });
         } else if self.members.contains_key(&agent) {
             self.lose(agent, how, Gone::Now(self.now));
         }
     }
 
+    /// The connection to an agent broke. Its seat is kept: a cut is mended, or a gateway has
+    /// forgotten the connection, and the agent comes back.
+    pub(super) fn disconnected(&mut self, agent: AgentId, how: String, reset: bool) {
+        let (now, limits) = (self.now, self.rules.limits);
+        let Some(member) = self.members.get_mut(&agent).filter(|member| member.remote) else {
+            return self.closed(agent, how);
+        };
+        let lost_at = member.heard.saturating_add(limits.heartbeat_timeout());
+        let until = if reset { lost_at.min(now + limits.reset()) } else { lost_at };
+        let over = matches!(self.state, State::Over(_));
+        if member.away.is_some() || until <= now || over {
+            return self.closed(agent, how);
+        }
+        let host = member.join.host.clone();
+        if !reset {
+            let seconds = (until - now).as_secs();
+            self.say(format!(
+                "the connection to {host} broke: {how}; its place is kept for {seconds} s"
+            ));
+        }
+        if let Some(member) = self.members.get_mut(&agent) {
+            member.away = Some(Away { until, how });
+        }
+        self.next_look = self.next_look.min(until);
+    }
+
+    /// Tells the user of members that are silent, and takes out those that are for too long.
     pub(super) fn look_for_silent(&mut self) {
         if self.now < self.next_look {
             return;
         }
-        let limit = self.rules.silence;
-        let silent: Vec<_> = self
-            .members
-            .iter()
-            .filter(|(_, member)| member.remote && member.heard.saturating_add(limit) <= self.now)
-            .map(|(id, member)| (*id, member.heard))
-            .collect();
-        for (id, heard) in silent {
-            let seconds = limit.as_secs_f64();
-            self.lose(id, format!("nothing was heard of it for {seconds} s"), Gone::Since(heard));
+        let (now, limits) = (self.now, self.rules.limits);
+        let timeout = limits.heartbeat_timeout();
+        let remote = self.members.iter_mut().filter(|(_, member)| member.remote);
+        let (mut silent, mut lines) = (Vec::new(), Vec::new());
+        let over = matches!(self.state, State::Over(_));
+        for (id, member) in remote {
+            if member.lost_at(timeout) <= now {
+                silent.push(*id);
+            } else if !member.quiet
+                && member.away.is_none()
+                && member.heard.saturating_add(limits.quiet()) <= now
+            {
+                member.quiet = true;
+                lines.push(format!(
+                    "nothing was heard of {} for {} s; it is lost after {} s",
+                    member.join.host,
+                    limits.quiet().as_secs_f64(),
+                    timeout.as_secs_f64(),
+                ));
+            }
         }
-        let remote = self.members.values().filter(|member| member.remote);
-        let next = remote.map(|member| member.heard.saturating_add(limit)).min();
-        self.next_look = next.unwrap_or(Duration::MAX);
+        if over {
+            // Whoever is there has been told.
+            self.members.retain(|id, _| !silent.contains(id));
+        } else {
+            lines.into_iter().for_each(|line| self.say(line));
+            for id in silent {
+                let Some(member) = self.members.get(&id) else { continue };
+                let heard = member.heard;
+                let how = match &member.away {
+                    Some(away) => format!("{}, and it did not come back", away.how),
+                    None => format!("nothing was heard of it for {} s", timeout.as_secs_f64()),
+                };
+                self.lose(id, how, Gone::Since(heard));
+            }
+        }
+        let watched = |member: &&Member| member.remote && (!over || member.away.is_some());
+        let next = self.members.values().filter(watched).map(|member| {
+            let quiet = member.heard.saturating_add(limits.quiet());
+            let is_told = member.quiet || member.away.is_some();
+            if is_told { member.lost_at(timeout) } else { quiet.min(member.lost_at(timeout)) }
+        });
+        self.next_look = next.min().unwrap_or(Duration::MAX);
     }
 
     pub(super) fn look_for_stuck(&mut self) {
@@ -98,7 +168,10 @@ impl Formation {
         if self.now < until {
             return;
         }
-        let stuck = |member: &Member| matches!(member.part, Part::Stopping { .. });
+        // Who is away is waited for as long as its seat is kept, but not by a user who waits.
+        let waited_for = |member: &Member| member.away.is_some() && !self.trouble.killed;
+        let stuck =
+            |member: &Member| matches!(member.part, Part::Stopping { .. }) && !waited_for(member);
         let ids = self.members.iter().filter(|(_, member)| stuck(member)).map(|(id, _)| *id);
         for id in ids.collect::<Vec<_>>() {
             self.lose(id, "it did not stop its ranks".into(), Gone::Useless(self.now));

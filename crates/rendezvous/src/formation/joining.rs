@@ -15,6 +15,9 @@ impl Formation {
         seen: Option<String>,
         remote: bool,
     ) {
+        if join.resume > 0 {
+            return self.resumes(agent, &join);
+        }
         if self.expected.remove(&agent).is_none() {
             self.announced += 1;
         }
@@ -48,12 +51,19 @@ impl Formation {
             veteran: false,
             rival,
             part: Part::Idle,
+            assignment: None,
+            requests: 0,
+            resumes: 0,
+            stuck: None,
+            away: None,
+            quiet: false,
             heard: self.now,
             clock,
             join,
         };
         if remote {
-            self.next_look = self.next_look.min(self.now.saturating_add(self.rules.silence));
+            let quiet = self.now.saturating_add(self.rules.limits.quiet());
+            self.next_look = self.next_look.min(quiet);
         }
         self.members.insert(agent, member);
         if rival.is_none() {
@@ -63,8 +73,69 @@ impl Formation {
         }
     }
 
-    /// Why this agent cannot take part, whatever the others do.
-    fn refusal(&self, join: &Join) -> Option<String> {
+    /// An agent that has lost its connection, or has found it silent, comes over a new one.
+    ///
+    /// What was on its way to it may be lost, so that it is told again; it does the same. Both sides
+    /// take no notice of what they know.
+    fn resumes(&mut self, connection: AgentId, join: &Join) {
+        if let Some(reason) = self.foreign(join) {
+            return self.refuse(connection, &join.host, reason);
+        }
+        let is_it = |member: &Member| {
+            member.remote && !join.agent.is_empty() && member.join.agent == join.agent
+        };
+        let known = self.members.iter_mut().find(|(_, member)| is_it(member));
+        let attempt = self.attempt;
+        let Some((id, member)) = known.filter(|_| join.last_attempt <= attempt) else {
+            let reason =
+                format!("{} (pid {}) has no seat here: it was taken for lost", join.host, join.pid);
+            return self.refuse(connection, &join.host, reason);
+        };
+        if join.resume <= member.resumes {
+            // It was late, and another connection came before it.
+            self.actions.push(Action::Close(connection));
+            return;
+        }
+        member.resumes = join.resume;
+        let id = *id;
+        let was_told = member.away.take().is_some() | std::mem::take(&mut member.quiet);
+        member.heard = self.now;
+        member.clock.compare(self.now, join.sent);
+        let (part, port) = (member.part, join.port);
+        let quiet = self.now.saturating_add(self.rules.limits.quiet());
+        self.next_look = self.next_look.min(quiet);
+        if part == Part::Idle {
+            member.join.port = port;
+        }
+        let start = member.assignment.clone().filter(|_| join.last_attempt != attempt);
+        self.actions.push(Action::Adopt { agent: id, connection });
+        if was_told && !matches!(self.state, State::Over(_)) {
+            self.say(format!("{} is connected again", join.host));
+        }
+        self.send(id, ToAgent::Resumed);
+        match (&self.state, part) {
+            (State::Over(verdict), _) => {
+                let verdict = verdict.clone();
+                self.members.remove(&id);
+                self.send(id, ToAgent::End(verdict));
+                self.actions.push(Action::Close(id));
+            }
+            (State::Running, Part::Running) => {
+                if let Some(start) = start {
+                    self.send(id, ToAgent::Start(start));
+                }
+            }
+            // It has not even heard of the attempt that is being stopped.
+            (State::Stopping(_), Part::Stopping { .. }) if start.is_some() => {
+                self.stopped(id, port, false, None);
+            }
+            (State::Stopping(_), Part::Stopping { .. }) => self.stop_again(id),
+            _ => {}
+        }
+    }
+
+    /// Why this agent does not belong here.
+    fn foreign(&self, join: &Join) -> Option<String> {
         let host = &join.host;
         if join.protocol != PROTOCOL {
             return Some(format!(
@@ -77,11 +148,20 @@ impl Formation {
         }
         if join.run_id != self.rules.run_id {
             return Some(format!(
-                "{host} wants to take part in the job `{}`, but here is the job `{}`: give the \
-                 same --rdzv-id on all hosts, or another endpoint to one of the jobs",
-                join.run_id, self.rules.run_id,
+                "{host} takes part in another job: give the same --rdzv-id on all hosts, or another \
+                 endpoint to one of the jobs"
             ));
         }
+        None
+    }
+
+    /// Why this agent cannot take part, whatever the others do.
+    fn refusal(&self, join: &Join) -> Option<String> {
+        let foreign = self.foreign(join);
+        if foreign.is_some() {
+            return foreign;
+        }
+        let host = &join.host;
         if let State::Over(verdict) = &self.state {
             return Some(format!("the job is over (exit code {})", verdict.code));
         }
@@ -148,7 +228,10 @@ impl Formation {
             }
             State::Running => {
                 let wait = self.admission_wait();
-                if self.has_room() && wait.is_zero() {
+                let is_new = self.members[&agent].is_new();
+                if self.has_room() && !is_new {
+                    self.calm_stop(format!("{host} joins again"));
+                } else if self.has_room() && wait.is_zero() {
                     self.admit(format!("{host} joins"));
                 } else if self.has_room() {
                     self.say(format!(
@@ -161,7 +244,8 @@ impl Formation {
             }
             State::Stopping(_) | State::Over(_) => {}
         }
-        let waits = self.members.get(&agent).is_some_and(|member| !member.takes_part());
+        let waits = self.members.get(&agent).is_some_and(|member| !member.takes_part())
+            && !matches!(self.state, State::Over(_));
         if waits && self.rules.late_hosts {
             let (have, need) = (self.present(), self.rules.min_nodes);
             self.send(agent, ToAgent::Waiting { have, need });

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::AgentId;
-use crate::{Join, Millis};
+use crate::{Assignment, Join, Millis};
 
 /// An agent that has joined.
 #[derive(Debug)]
@@ -19,8 +19,29 @@ pub(super) struct Member {
     /// Who has the node rank that this one asks for. It is not certain that he still lives.
     pub(super) rival: Option<AgentId>,
     pub(super) part: Part,
+    /// Its place in the last attempt that it was told to start.
+    pub(super) assignment: Option<Assignment>,
+    /// Its last request to stop the job, counted by itself.
+    pub(super) requests: u32,
+    /// Its last request for its seat, counted by itself.
+    pub(super) resumes: u32,
+    /// Why it can take part in no other attempt.
+    pub(super) stuck: Option<String>,
+    /// It has no connection at present.
+    pub(super) away: Option<Away>,
+    /// It has been silent for so long that the user was told.
+    pub(super) quiet: bool,
     pub(super) heard: Duration,
     pub(super) clock: Clock,
+}
+
+/// The connection to an agent is broken, and its seat is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Away {
+    /// Until when.
+    pub(super) until: Duration,
+    /// How the connection broke.
+    pub(super) how: String,
 }
 
 /// What an agent is doing.
@@ -39,6 +60,14 @@ pub(super) enum Part {
 impl Member {
     pub(super) fn takes_part(&self) -> bool {
         self.part != Part::Idle
+    }
+
+    /// When it is lost, if nothing is heard of it until then.
+    pub(super) fn lost_at(&self, heartbeat_timeout: Duration) -> Duration {
+        match &self.away {
+            Some(away) => away.until,
+            None => self.heard.saturating_add(heartbeat_timeout),
+        }
     }
 
     /// Asked places come first, then the order of joining.

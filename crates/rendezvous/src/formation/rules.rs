@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::TimeLimits;
+
 /// What the coordinator holds the agents to.
 ///
 /// ```
@@ -26,14 +28,8 @@ pub struct Rules {
     /// How long the others run at least between two restarts for hosts that join; doubled with each
     /// such restart that follows at once.
     pub join_interval: Duration,
-    /// How long agents give ranks to stop before they kill them.
-    pub shutdown_timeout: Duration,
-    /// An agent that has not stopped its ranks this long after `shutdown_timeout` is lost.
-    pub stop_slack: Duration,
-    /// How often a connection over which nothing else goes carries a beat.
-    pub beat: Duration,
-    /// A host of which nothing has been heard for this long is lost.
-    pub silence: Duration,
+    /// How long silence, stopping and whatever else may take.
+    pub limits: TimeLimits,
     /// Hosts may still come after the start, so that it makes sense to wait for one.
     pub late_hosts: bool,
     /// Name or address under which other hosts reach the coordinator's own, for agents there that
@@ -51,10 +47,7 @@ impl Default for Rules {
             join_timeout: Duration::from_secs(600),
             last_call: Duration::from_secs(5),
             join_interval: Duration::from_secs(30),
-            shutdown_timeout: Duration::from_secs(30),
-            stop_slack: Duration::from_secs(5),
-            beat: Duration::from_secs(1),
-            silence: Duration::from_secs(4),
+            limits: TimeLimits::default(),
             late_hosts: true,
             address: None,
         }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::forming::Gathering;
-use super::member::Part;
+use super::member::{Member, Part};
 use super::trouble::{self, Gone, Loss, News};
 use super::{Action, AgentId, Formation, State};
-use crate::{Cause, RankFailure, ToAgent, Verdict};
+use crate::{Cause, Ending, RankFailure, ToAgent, Verdict};
 
 impl Formation {
     pub(super) fn failed(&mut self, agent: AgentId, failure: RankFailure) {
@@ -23,12 +23,20 @@ impl Formation {
         }
     }
 
-    pub(super) fn stopped(&mut self, agent: AgentId, port: u16, killed: bool) {
+    pub(super) fn stopped(
+        &mut self,
+        agent: AgentId,
+        port: u16,
+        killed: bool,
+        stuck: Option<String>,
+    ) {
+        self.stuck |= stuck.is_some();
         let Some(member) = self.members.get_mut(&agent) else { return };
         match member.part {
             Part::Stopping { finished } => {
                 member.part = Part::Idle;
                 member.join.port = port;
+                member.stuck = stuck;
                 self.trouble.cut_short |= killed || !finished;
             }
             Part::Running | Part::Finished => {
@@ -120,8 +128,8 @@ impl Formation {
     }
 
     fn tell_to_stop(&mut self, signal: i32, reason: &str) {
-        let wait = self.rules.shutdown_timeout.saturating_add(self.rules.stop_slack);
-        self.state = State::Stopping(self.now.saturating_add(wait));
+        self.state = State::Stopping(self.now + self.rules.limits.stop());
+        self.last_stop = Some((signal, reason.to_owned()));
         let attempt = self.attempt.unwrap_or_default();
         for (id, member) in &mut self.members {
             let finished = match member.part {
@@ -197,12 +205,43 @@ impl Formation {
         if std::mem::replace(&mut self.trouble.killed, true) {
             return;
         }
-        self.state = State::Stopping(self.now.saturating_add(self.rules.stop_slack));
+        self.state = State::Stopping(self.now + self.rules.limits.kill());
         for (id, member) in &self.members {
             if matches!(member.part, Part::Stopping { .. }) {
                 self.actions.push(Action::Send(*id, ToAgent::Kill));
             }
         }
+    }
+
+    /// Tells an agent that has come back what it may not have heard.
+    pub(super) fn stop_again(&mut self, agent: AgentId) {
+        let Some((signal, reason)) = self.last_stop.clone() else { return };
+        let attempt = self.attempt.unwrap_or_default();
+        self.send(agent, ToAgent::Stop { attempt, signal, reason });
+        let limits = self.rules.limits;
+        let wait = if self.trouble.killed { limits.kill() } else { limits.stop() };
+        if self.trouble.killed {
+            self.send(agent, ToAgent::Kill);
+        }
+        if let State::Stopping(until) = &mut self.state {
+            *until = (*until).max(self.now + wait);
+        }
+    }
+
+    /// Hosts whose ranks cannot be killed take part in nothing more.
+    fn let_stuck_go(&mut self) -> Option<Loss> {
+        let stuck = |(id, member): (&AgentId, &Member)| Some((*id, member.stuck.clone()?));
+        let mut loss = None;
+        for (id, how) in self.members.iter().filter_map(stuck).collect::<Vec<_>>() {
+            let Some(member) = self.members.remove(&id) else { continue };
+            let host = member.join.host;
+            self.say(format!("{host} is lost: {how}"));
+            self.send(id, ToAgent::Refused { reason: how.clone() });
+            self.actions.push(Action::Close(id));
+            self.inherit(id);
+            loss = Some(Loss { host, how });
+        }
+        loss
     }
 
     /// All agents have stopped the attempt.
@@ -223,6 +262,7 @@ impl Formation {
                 loss = Some(Loss { host, how });
             }
         }
+        let loss = self.let_stuck_go().or(loss);
         self.state = State::Gathering(Gathering::again(self.now, calm, loss));
     }
 
@@ -233,16 +273,30 @@ impl Formation {
                 || self.trouble.first().is_some() && self.restarts >= self.rules.max_restarts)
     }
 
-    pub(super) fn end(&mut self, verdict: Verdict) {
-        for id in self.members.keys() {
+    pub(super) fn end(&mut self, mut verdict: Verdict) {
+        if self.stuck && verdict.code != 0 {
+            // Something is left that a scheduler, or a user, has to know of.
+            verdict.code = Ending::Signal(Signal::SIGKILL as i32).exit_code();
+        }
+        for (id, _) in self.members.iter().filter(|(_, member)| member.away.is_none()) {
             self.actions.push(Action::Send(*id, ToAgent::End(verdict.clone())));
             self.actions.push(Action::Close(*id));
         }
         self.actions.extend(self.expected.keys().map(|id| Action::Close(*id)));
-        self.members.clear();
         self.expected.clear();
-        self.next_look = Duration::MAX;
+        // The others may come back over a new connection.
+        self.members.retain(|_, member| member.remote);
+        let away = |member: &&Member| member.away.is_some();
+        let absent: Vec<&str> =
+            self.members.values().filter(away).map(|member| &*member.join.host).collect();
+        if !absent.is_empty() {
+            let line =
+                format!("the job is over; {} may come back to hear of it", absent.join(", "));
+            self.say(line);
+        }
         self.actions.push(Action::Finish(verdict.clone()));
         self.state = State::Over(verdict);
+        let until = |member: &Member| Some(member.away.as_ref()?.until);
+        self.next_look = self.members.values().filter_map(until).min().unwrap_or(Duration::MAX);
     }
 }

@@ -1,35 +1,41 @@
 //! Rule by rule: what happens, and what the decision makes of it.
 
 use super::*;
-use crate::{Cause, Ending, Join, RankFailure, Stream};
+use crate::{Cause, Ending, Join, RankFailure, Stream, TimeLimits};
 
 mod admitting;
 mod any_order;
 mod joining;
 mod leaving;
 mod losing;
+mod resuming;
 
 /// A formation and its clock, told what happens in words.
 struct Job {
     formation: Formation,
     now: Duration,
+    /// How often somebody has asked it to stop.
+    requests: u32,
 }
 
 const TERM: i32 = 15;
 const INT: i32 = 2;
 
 fn rules(min_nodes: usize, max_nodes: usize, max_restarts: u32) -> Rules {
-    Rules { run_id: "j".into(), min_nodes, max_nodes, max_restarts, ..Rules::default() }
+    // A short timeout, so that few seconds have to pass.
+    let limits = TimeLimits::new(Duration::from_secs(4), Duration::from_secs(30));
+    Rules { run_id: "j".into(), min_nodes, max_nodes, max_restarts, limits, ..Rules::default() }
 }
 
 fn join(id: u64) -> Join {
     let (host, port) = (format!("h{id}"), 1000 + id as u16);
-    Join { run_id: "j".into(), nproc: 2, pid: 7, port, ..Join::new(&host) }
+    let agent = format!("agent-{id}");
+    Join { run_id: "j".into(), nproc: 2, pid: 7, agent, port, ..Join::new(&host) }
 }
 
 impl Job {
     fn new(rules: Rules) -> Self {
-        Self { formation: Formation::new(rules), now: Duration::ZERO }
+        Self { formation: Formation::new(rules), now: Duration::ZERO, requests: 0 }
     }
 
     /// Two hosts in their first attempt.
@@ -65,7 +71,7 @@ impl Job {
 
     fn stopped(&mut self, id: u64, attempt: u32) -> Vec<String> {
         let port = 2000 + id as u16;
-        self.say(id, FromAgent::Stopped { attempt, port, killed: false })
+        self.say(id, FromAgent::Stopped { attempt, port, killed: false, stuck: None })
     }
 
     fn finished(&mut self, id: u64, attempt: u32) -> Vec<String> {
@@ -83,7 +89,9 @@ impl Job {
     }
 
     fn interrupt(&mut self, id: u64, signal: i32) -> Vec<String> {
-        self.say(id, FromAgent::Interrupted { signal })
+        self.requests += 1;
+        let count = self.requests;
+        self.say(id, FromAgent::Interrupted { signal, count })
     }
 
     /// Time passes; who is named beats every second.
@@ -125,6 +133,7 @@ fn shown(action: &Action) -> Option<String> {
     Some(match action {
         Action::Say(_) => return None,
         Action::Close(id) => format!("{}: close", id.0),
+        Action::Adopt { agent, connection } => format!("{}: adopts {}", agent.0, connection.0),
         Action::Finish(verdict) => format!("finish {}", verdict.code),
         Action::Send(id, message) => {
             let text = match message {
@@ -147,6 +156,7 @@ fn shown(action: &Action) -> Option<String> {
                 ToAgent::Refused { reason } => format!("refused: {reason}"),
                 ToAgent::End(verdict) => format!("end {}", verdict.code),
                 ToAgent::Kill => "kill".into(),
+                ToAgent::Resumed => "resumed".into(),
                 ToAgent::Taken { .. } | ToAgent::Signal { .. } | ToAgent::Beat => {
                     format!("{message:?}")
                 }

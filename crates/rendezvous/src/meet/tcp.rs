@@ -1,7 +1,7 @@
 //! Meeting at an address that all agents know.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use nix::poll::PollFlags;
@@ -9,10 +9,10 @@ use nix::poll::PollFlags;
 use super::notices::Notices;
 use super::patience::Patience;
 use super::{MeetError, MeetNotice, MeetPlan};
-use crate::handshake::{FromDoor, Guest, Reply};
+use crate::handshake::{ClientHandshake, Denial, MAX_GREETING};
 use crate::listener::{Listener, Reach, is_own, prepared};
 use crate::wire::{LinkError, Wire};
-use crate::{LONGEST_FRAME, Link};
+use crate::{LONGEST_FRAME, Link, printable};
 
 /// Serves at this port, or says why not.
 pub(super) fn serve(plan: &MeetPlan, address: &str, port: u16) -> Result<MeetNotice, MeetError> {
@@ -28,6 +28,7 @@ pub(super) fn serve(plan: &MeetPlan, address: &str, port: u16) -> Result<MeetNot
 fn listen(plan: &MeetPlan, address: &str, port: u16) -> io::Result<Listener> {
     let reach = match plain(address).parse::<IpAddr>() {
         Ok(address) if address.is_loopback() => Reach::Loopback(address),
+        Err(_) if address == "localhost" => Reach::Loopback(Ipv4Addr::LOCALHOST.into()),
         // Whatever the name stands for here, others may know it by another address.
         _ => Reach::Everywhere,
     };
@@ -92,7 +93,8 @@ impl<'a> Endpoint<'a> {
     }
 
     pub(crate) fn name(&self) -> String {
-        let Self { address, port, .. } = self;
+        // It may be from etcd.
+        let (address, port) = (printable(self.address), self.port);
         if address.contains(':') {
             format!("[{address}]:{port}")
         } else {
@@ -109,9 +111,12 @@ impl<'a> Endpoint<'a> {
     fn resolve(&self) -> Result<Vec<SocketAddr>, String> {
         let all: Vec<_> = (self.address, self.port)
             .to_socket_addrs()
-            .map_err(|error| format!("{} has no address: {error}", self.address))?
+            .map_err(|error| format!("{} has no address: {error}", printable(self.address)))?
             .collect();
-        if all.is_empty() { Err(format!("{} has no address", self.address)) } else { Ok(all) }
+        if all.is_empty() {
+            return Err(format!("{} has no address", printable(self.address)));
+        }
+        Ok(all)
     }
 
     fn try_all(&self, all: &[SocketAddr], notices: &Notices) -> Result<Link, Failure> {
@@ -128,7 +133,13 @@ impl<'a> Endpoint<'a> {
     fn try_one(&self, address: &SocketAddr, notices: &Notices) -> Result<Link, Failure> {
         let later = |error: io::Error| Failure::Later(crate::plain_text(&error));
         let stream = TcpStream::connect_timeout(address, CONNECT).map_err(later)?;
-        let stream = prepared(stream, self.plan.timing.silence).map_err(later)?;
+        self.introduce(stream, notices).map(|link| link.to(*address))
+    }
+
+    /// Proves over a connection that both sides belong together.
+    pub(super) fn introduce(&self, stream: TcpStream, notices: &Notices) -> Result<Link, Failure> {
+        let later = |error: io::Error| Failure::Later(crate::plain_text(&error));
+        let stream = prepared(stream, self.plan.limits).map_err(later)?;
         if is_self(&stream) {
             return Err(Failure::Later("connection refused".into()));
         }
@@ -138,44 +149,44 @@ impl<'a> Endpoint<'a> {
 
     fn greet(&self, mut wire: Wire, notices: &Notices) -> Result<Link, Failure> {
         let system = |error| Failure::Now(MeetError::System(error));
-        let mut guest = Guest::new(&self.plan.secret).map_err(system)?;
+        let endpoint = self.name();
+        let start = ClientHandshake::start(self.plan.secret.as_ref());
+        let (handshake, hello) = start.map_err(|error| system(io::Error::other(error)))?;
         wire.distrust(LONGEST_ANSWER);
-        wire.send(&guest.hello(&self.plan.run_id, &self.plan.host));
+        wire.send_record(&hello);
         let until = Instant::now() + ANSWER;
-        loop {
-            let message = match wire.receive::<FromDoor>() {
-                Ok(message) => message,
+        let record = loop {
+            match wire.receive_record(MAX_GREETING) {
+                Ok(Some(record)) => break record,
+                Ok(None) => {}
                 Err(LinkError::Protocol(error)) => {
                     let how = error.to_string();
-                    let endpoint = self.name();
                     return Err(Failure::Now(MeetError::NotACoordinator { endpoint, how }));
                 }
-                // Before a balancer has somebody to pass it on to, or while a job ends.
+                // Before a balancer has a peer to pass it on to, or while a job ends.
                 Err(error) => return Err(Failure::Later(error.to_string())),
-            };
-            match message.map(|message| guest.hear(message)) {
-                Some(Reply::Say(answer)) => wire.send(&answer),
-                Some(Reply::Welcome) => {
-                    wire.trust();
-                    return Ok(Link::of(wire, Some(self.plan.timing)));
-                }
-                Some(Reply::Denied(reason)) => {
-                    let endpoint = self.name();
-                    return Err(Failure::Now(MeetError::Denied { endpoint, reason }));
-                }
-                Some(Reply::Impostor) => {
-                    let endpoint = self.name();
-                    return Err(Failure::Now(MeetError::Impostor { endpoint }));
-                }
-                None => {
-                    let left = until.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Err(Failure::Later("it takes connections, but is silent".into()));
-                    }
-                    if notices.wait(Some((wire.read_fd(), PollFlags::POLLIN)), left) {
-                        return Err(system(io::ErrorKind::Interrupted.into()));
-                    }
-                }
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Failure::Later("it takes connections, but is silent".into()));
+            }
+            if notices.wait(Some((wire.read_fd(), PollFlags::POLLIN)), left) {
+                return Err(system(io::ErrorKind::Interrupted.into()));
+            }
+        };
+        match handshake.finish(&record) {
+            Ok(channel) => {
+                wire.secure(Box::new(channel));
+                wire.trust();
+                Link::of(wire, Some(self.plan.limits)).map_err(system)
+            }
+            Err(Denial::Refused(reason)) => {
+                Err(Failure::Now(MeetError::Denied { endpoint, reason }))
+            }
+            Err(Denial::Unproved) => Err(Failure::Now(MeetError::Impostor { endpoint })),
+            Err(Denial::NotBrigade) => {
+                let how = "it does not speak Brigade's protocol".into();
+                Err(Failure::Now(MeetError::NotACoordinator { endpoint, how }))
             }
         }
     }

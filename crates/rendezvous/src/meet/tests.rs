@@ -19,9 +19,9 @@ fn plan(way: Way) -> MeetPlan {
         way,
         run_id: "j".into(),
         host: "node2".into(),
-        secret: Secret::new("s").unwrap(),
+        secret: Some(Secret::new("known to the job alone").unwrap()),
         timeout: Duration::from_secs(60),
-        timing: Timing::default(),
+        limits: TimeLimits::default(),
     }
 }
 
@@ -138,7 +138,7 @@ fn a_name_without_an_address_is_told() {
     let mut plan = plan(way("no-such-host.invalid", 1));
     plan.timeout = Duration::from_millis(10);
     let text = failure(plan).to_string();
-    assert!(text.starts_with("nobody was met at no-such-host.invalid:1 within 0 s: "), "{text}");
+    assert!(text.starts_with("no coordinator at no-such-host.invalid:1 after 0 s: "), "{text}");
     assert!(text.contains("no-such-host.invalid has no address: "), "{text}");
 }
 
@@ -146,10 +146,15 @@ fn a_name_without_an_address_is_told() {
 fn another_secret_is_refused() {
     let (coordinator, port) = serve(way("localhost", 0));
     let way = Way::Endpoint { address: "localhost".into(), port, serve: Some(false) };
-    let wrong = MeetPlan { secret: Secret::new("guess").unwrap(), ..plan(way) };
-    let text = failure(wrong).to_string();
-    let expected = format!("localhost:{port} refused this host: node2 (job `j`) does not know ");
-    assert!(text.starts_with(&expected), "{text}");
+    let secret = Secret::new("a guess at the secret").unwrap();
+    for (secret, reason) in [
+        (Some(secret), "its job has another secret: set the same BRIGADE_RDZV_SECRET"),
+        (None, "its job has a secret, and this host was given none: set the same"),
+    ] {
+        let text = failure(MeetPlan { secret, ..plan(way.clone()) }).to_string();
+        let expected = format!("localhost:{port} refused this host: {reason}");
+        assert!(text.starts_with(&expected), "{text}");
+    }
     drop(coordinator);
 }
 
@@ -210,7 +215,7 @@ fn a_port_of_another_program_is_named() {
     assert_eq!(failure(plan(first)).to_string(), taken);
     let second = Way::Static { node_rank: 1, address: "127.0.0.1".into(), port };
     let text = failure(plan(second)).to_string();
-    let expected = format!("127.0.0.1:{port} is no coordinator of brigade: a message of ");
+    let expected = format!("127.0.0.1:{port} is not a Brigade coordinator: a message of ");
     assert!(text.starts_with(&expected), "{text}");
 }
 

@@ -2,12 +2,11 @@
 
 use tch::{Kind, Tensor};
 
-use super::{borrow_all, dense};
+use super::dense;
 use crate::backend::Backend;
-use crate::bridge::ffi;
+use crate::bridge::{borrow, borrow_all, ffi};
 use crate::check::describe_rows;
 use crate::error::Error;
-use crate::fused::borrow_one;
 use crate::group::ProcessGroup;
 use crate::work::Work;
 
@@ -139,8 +138,8 @@ impl ProcessGroup {
             |group, limit| {
                 ffi::all_to_all_flat(
                     group,
-                    &borrow_one(&output),
-                    &borrow_one(&input),
+                    borrow(&output),
+                    borrow(&input),
                     receive_rows,
                     send_rows,
                     limit,

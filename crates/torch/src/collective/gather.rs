@@ -2,11 +2,10 @@
 
 use tch::Tensor;
 
-use super::{borrow_all, dense};
-use crate::bridge::ffi;
+use super::dense;
+use crate::bridge::{borrow, borrow_all, ffi};
 use crate::check::describe;
 use crate::error::Error;
-use crate::fused::{borrow, borrow_one};
 use crate::group::ProcessGroup;
 use crate::work::Work;
 
@@ -37,7 +36,7 @@ impl ProcessGroup {
     pub fn start_broadcast(&self, tensor: Tensor, root: usize) -> Result<Work<Tensor>, Error> {
         let root = self.rank_number("broadcast", root)?;
         self.in_place("broadcast", &root, tensor, |group, tensor, limit| {
-            ffi::broadcast(group, &borrow_one(tensor), root.into(), limit)
+            ffi::broadcast(group, borrow(tensor), root.into(), limit)
         })
     }
 
@@ -61,7 +60,7 @@ impl ProcessGroup {
         // c10d works on each as it is and copies into it under no_grad.
         let (started, done) = self.exclusively(|group| {
             let started = self.next_collective("broadcast_coalesced");
-            (started, ffi::broadcast_coalesced(group, &borrow(tensors), bytes, root))
+            (started, ffi::broadcast_coalesced(group, &borrow_all(tensors), bytes, root))
         });
         done.map_err(|error| self.failure(started, &error))
     }
@@ -94,9 +93,7 @@ impl ProcessGroup {
         let flight = self.collective(
             "all_gather",
             || describe(&input),
-            |group, limit| {
-                ffi::all_gather(group, &borrow_all(&outputs), &borrow_one(&input), limit)
-            },
+            |group, limit| ffi::all_gather(group, &borrow_all(&outputs), borrow(&input), limit),
         )?;
         Ok(flight.giving(outputs).reading([input]))
     }
@@ -127,9 +124,7 @@ impl ProcessGroup {
         let flight = self.collective(
             "all_gather_flat",
             || describe(&input),
-            |group, limit| {
-                ffi::all_gather_flat(group, &borrow_one(&output), &borrow_one(&input), limit)
-            },
+            |group, limit| ffi::all_gather_flat(group, borrow(&output), borrow(&input), limit),
         )?;
         Ok(flight.giving(output).reading([input]))
     }
@@ -159,7 +154,7 @@ impl ProcessGroup {
         let what = || format!("to {root} {}", describe(&input));
         let flight = self.collective("gather", what, |group, limit| {
             let outputs = borrow_all(outputs.as_deref().unwrap_or_default());
-            ffi::gather(group, &outputs, &borrow_one(&input), number.into(), limit)
+            ffi::gather(group, &outputs, borrow(&input), number.into(), limit)
         })?;
         Ok(flight.giving(outputs).reading([input]))
     }
@@ -208,7 +203,7 @@ impl ProcessGroup {
             self.same_shape("scatter", input, &output)?;
         }
         let work = self.in_place("scatter", &number, output, |group, output, limit| {
-            ffi::scatter(group, &borrow_one(output), &borrow_all(&inputs), number.into(), limit)
+            ffi::scatter(group, borrow(output), &borrow_all(&inputs), number.into(), limit)
         })?;
         Ok(work.reading(inputs))
     }

@@ -3,9 +3,8 @@
 use tch::Tensor;
 
 use super::{Begun, dense, fill};
-use crate::bridge::ffi;
+use crate::bridge::{borrow, ffi};
 use crate::error::Error;
-use crate::fused::borrow_one;
 use crate::group::{ProcessGroup, Started};
 use crate::work::{Flight, Work};
 
@@ -38,7 +37,7 @@ impl ProcessGroup {
         let to = self.peer("send", to)?;
         let tensor = dense(tensor)?;
         let flight =
-            self.message("send", |group| ffi::send(group, &borrow_one(&tensor), to, tag.into()))?;
+            self.message("send", |group| ffi::send(group, borrow(&tensor), to, tag.into()))?;
         Ok(flight.giving(tensor))
     }
 
@@ -58,7 +57,7 @@ impl ProcessGroup {
         let from = self.peer("recv", from)?;
         let target = dense(&tensor)?;
         let flight =
-            self.message("recv", |group| ffi::recv(group, &borrow_one(&target), from, tag.into()))?;
+            self.message("recv", |group| ffi::recv(group, borrow(&target), from, tag.into()))?;
         Ok(fill(flight, tensor, target))
     }
 
@@ -77,8 +76,8 @@ impl ProcessGroup {
     /// As there.
     pub fn start_recv_any(&self, tensor: Tensor, tag: u16) -> Result<Work<Tensor>, Error> {
         let target = dense(&tensor)?;
-        let flight = self
-            .message("recv_any", |group| ffi::recv_any(group, &borrow_one(&target), tag.into()))?;
+        let flight =
+            self.message("recv_any", |group| ffi::recv_any(group, borrow(&target), tag.into()))?;
         Ok(fill(flight, tensor, target))
     }
 

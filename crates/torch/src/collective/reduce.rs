@@ -2,12 +2,10 @@
 
 use tch::{Kind, Tensor};
 
-use super::borrow_all;
 use crate::backend::Backend;
-use crate::bridge::ffi;
+use crate::bridge::{borrow, borrow_all, ffi};
 use crate::check::describe;
 use crate::error::Error;
-use crate::fused::borrow_one;
 use crate::group::ProcessGroup;
 use crate::work::Work;
 
@@ -61,7 +59,7 @@ impl ProcessGroup {
     pub fn start_all_reduce(&self, tensor: Tensor, op: ReduceOp) -> Result<Work<Tensor>, Error> {
         let (raw, divisor) = self.reduction("all_reduce", op, &tensor)?;
         let work = self.in_place("all_reduce", &op, tensor, |group, tensor, limit| {
-            ffi::all_reduce(group, &borrow_one(tensor), raw, limit)
+            ffi::all_reduce(group, borrow(tensor), raw, limit)
         })?;
         Ok(divided(work, divisor))
     }
@@ -90,7 +88,7 @@ impl ProcessGroup {
         let (raw, divisor) = self.reduction("reduce", op, &tensor)?;
         let root = self.rank_number("reduce", root)?;
         let work = self.in_place("reduce", &(op, root), tensor, |group, tensor, limit| {
-            ffi::reduce(group, &borrow_one(tensor), root.into(), raw, limit)
+            ffi::reduce(group, borrow(tensor), root.into(), raw, limit)
         })?;
         Ok(divided(work, divisor))
     }
@@ -132,7 +130,7 @@ impl ProcessGroup {
         let output = inputs[self.rank()].f_empty_like()?;
         let what = || format!("{op:?} {}", describe(&output));
         let flight = self.collective("reduce_scatter", what, |group, limit| {
-            ffi::reduce_scatter(group, &borrow_one(&output), &borrow_all(&inputs), raw, limit)
+            ffi::reduce_scatter(group, borrow(&output), &borrow_all(&inputs), raw, limit)
         })?;
         Ok(divided(flight.giving(output).reading(inputs), divisor))
     }
@@ -164,7 +162,7 @@ impl ProcessGroup {
         let output = Tensor::f_empty(&shape, (input.f_kind()?, input.device()))?;
         let what = || format!("{op:?} {}", describe(&input));
         let flight = self.collective("reduce_scatter_flat", what, |group, limit| {
-            ffi::reduce_scatter_flat(group, &borrow_one(&output), &borrow_one(&input), raw, limit)
+            ffi::reduce_scatter_flat(group, borrow(&output), borrow(&input), raw, limit)
         })?;
         Ok(divided(flight.giving(output).reading([input]), divisor))
     }

@@ -7,6 +7,7 @@ mod devices;
 mod exchange;
 mod failure;
 mod fake;
+mod fused;
 mod gather;
 mod golden;
 mod kept_memory;

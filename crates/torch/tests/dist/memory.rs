@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use brigade_torch::{
-    Device, Error, Kind, Tensor, Tensors, as_slice, clear_gradient, from_vec, grad_enabled,
+    Device, Error, Kind, Tensor, Tensors, clear_gradient, elements, from_vec, grad_enabled,
     gradient,
 };
 
@@ -16,12 +16,12 @@ fn a_vector_becomes_a_tensor_without_a_copy() {
     let tensor = from_vec(data, &[2, 3]).unwrap();
     assert_eq!((tensor.size(), tensor.kind()), (vec![2, 3], Kind::Float));
     let view = tensor.get(1);
-    assert_eq!(as_slice::<f32>(&tensor).unwrap().as_ptr(), address);
+    assert_eq!(tensor.data_ptr().cast_const().cast(), address);
     // A view keeps the memory when the tensor itself is gone.
     drop(tensor);
-    assert_eq!(as_slice::<f32>(&view).unwrap(), [4.0, 5.0, 6.0]);
+    assert_eq!(elements::<f32>(&view).unwrap().to_vec(), [4.0, 5.0, 6.0]);
     let _ = view.shallow_clone().g_add_scalar_(1);
-    assert_eq!(as_slice::<f32>(&view).unwrap(), [5.0, 6.0, 7.0]);
+    assert_eq!(elements::<f32>(&view).unwrap().to_vec(), [5.0, 6.0, 7.0]);
 
     assert_eq!(from_vec(vec![7u8], &[]).unwrap().size(), [0i64; 0]);
     assert_eq!(from_vec(Vec::<i64>::new(), &[0, 5]).unwrap().size(), [0, 5]);
@@ -36,19 +36,19 @@ fn shapes_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn a_slice_needs_a_plain_tensor_of_its_type() {
+fn elements_need_a_plain_tensor_of_their_type() {
     let tensor = Tensor::arange(6, (Kind::Int64, Device::Cpu)).view([2, 3]);
-    assert_eq!(as_slice::<i64>(&tensor).unwrap(), [0, 1, 2, 3, 4, 5]);
-    let error = as_slice::<f32>(&tensor).unwrap_err();
+    assert_eq!(elements::<i64>(&tensor).unwrap().to_vec(), [0, 1, 2, 3, 4, 5]);
+    let error = elements::<f32>(&tensor).unwrap_err();
     assert_eq!(error.to_string(), "expected a tensor of Float, found Int64");
     let error = Error::from(tensor.f_matmul(&tensor).unwrap_err()).to_string();
     assert!(
         error.starts_with("tensor operation failed: ") && !error.contains("frame #"),
         "{error}"
     );
-    assert!(as_slice::<i64>(&tensor.tr()).unwrap_err().to_string().contains("contiguous"));
-    assert!(as_slice::<i64>(&tensor.to_sparse_sparse_dim(2)).is_err());
-    assert_eq!(as_slice::<i64>(&tensor.narrow(0, 0, 0)).unwrap(), [0i64; 0]);
+    assert!(elements::<i64>(&tensor.tr()).unwrap_err().to_string().contains("contiguous"));
+    assert!(elements::<i64>(&tensor.to_sparse_sparse_dim(2)).is_err());
+    assert_eq!(elements::<i64>(&tensor.narrow(0, 0, 0)).unwrap().to_vec(), [0i64; 0]);
 }
 
 #[test]

@@ -40,9 +40,9 @@ dist_test!(world = 3, dist_one_rank_that_does_not_share_is_enough, |world| {
 });
 
 /// Sums of all sizes: none, one, those around a block, a piece and several pieces.
-fn sums_are_those_in_the_order_of_the_ranks(world: &World) {
-    let group = meeting::group(world);
-    assert!(group.shares_memory());
+fn sums_are_those_in_the_order_of_the_ranks(world: &World, shared: bool) {
+    let group = if shared { meeting::group(world) } else { group_over_tcp(world) };
+    assert_eq!(group.shares_memory(), shared);
     tch::manual_seed(world.rank.as_usize() as i64);
     for kind in [Kind::Float, Kind::Double, Kind::BFloat16, Kind::Half] {
         for count in [0, 1, 2, 1023, 1025, 65_535, 262_144, 262_145, 1_000_003] {
@@ -59,11 +59,19 @@ fn sums_are_those_in_the_order_of_the_ranks(world: &World) {
 }
 
 dist_test!(world = 2, dist_two_ranks_add_in_shared_memory, |world| {
-    sums_are_those_in_the_order_of_the_ranks(&world);
+    sums_are_those_in_the_order_of_the_ranks(&world, true);
 });
 
 dist_test!(world = 5, dist_five_ranks_add_in_shared_memory, |world| {
-    sums_are_those_in_the_order_of_the_ranks(&world);
+    sums_are_those_in_the_order_of_the_ranks(&world, true);
+});
+
+dist_test!(world = 3, dist_three_ranks_add_over_tcp, |world| {
+    sums_are_those_in_the_order_of_the_ranks(&world, false);
+});
+
+dist_test!(world = 5, dist_five_ranks_add_over_tcp, |world| {
+    sums_are_those_in_the_order_of_the_ranks(&world, false);
 });
 
 dist_test!(world = 2, dist_two_ranks_get_the_bits_of_gloo, |world| {
@@ -82,8 +90,7 @@ dist_test!(world = 2, dist_two_ranks_get_the_bits_of_gloo, |world| {
     }
 });
 
-dist_test!(world = 4, dist_many_all_reduces_in_flight, |world| {
-    let group = meeting::group(&world);
+fn many_in_flight(group: &ProcessGroup) {
     let rank = group.rank() as f64;
     for round in 0..20 {
         let works: Vec<_> = (0..12i64)
@@ -103,10 +110,13 @@ dist_test!(world = 4, dist_many_all_reduces_in_flight, |world| {
             assert!(sum.eq(expected).all().int64_value(&[]) != 0, "round {round}, {number}");
         }
     }
+}
+
+dist_test!(world = 4, dist_many_all_reduces_in_flight, |world| {
+    many_in_flight(&meeting::group(&world));
 });
 
-dist_test!(world = 3, dist_an_all_reduce_of_different_sizes_is_an_error, |world| {
-    let group = meeting::group(&world);
+fn different_sizes_are_an_error(group: &ProcessGroup) {
     for part in 0..2 {
         let group = group.subgroup(&[0, 1, 2]).unwrap().unwrap();
         let (kind, count) = match (part, group.rank()) {
@@ -125,6 +135,18 @@ dist_test!(world = 3, dist_an_all_reduce_of_different_sizes_is_an_error, |world|
         }
         meet(&group, "done", 3);
     }
+}
+
+dist_test!(world = 3, dist_different_sizes_are_an_error_in_shared_memory, |world| {
+    different_sizes_are_an_error(&meeting::group(&world));
+});
+
+dist_test!(world = 3, dist_different_sizes_are_an_error_over_tcp, |world| {
+    different_sizes_are_an_error(&group_over_tcp(&world));
+});
+
+dist_test!(world = 4, dist_many_all_reduces_in_flight_over_tcp, |world| {
+    many_in_flight(&group_over_tcp(&world));
 });
 
 dist_test!(world = 2, dist_a_peer_killed_inside_an_all_reduce, |world| {

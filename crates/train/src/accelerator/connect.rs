@@ -1,12 +1,13 @@
 //! Joining the job: store, device, process group.
 
+use std::net::TcpListener;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use brigade_torch::{
-    Backend, Device, GlooDevice, Store, TcpStore, cuda_compiled, keep_freed_memory,
+    Backend, Device, GlooDevice, Store, TcpStore, cuda_compiled, make_products_reproducible,
 };
-use brigade_world::{StoreHost, World};
+use brigade_world::{StoreEndpoint, StoreHost, World, own_address};
 
 use crate::accelerator::Job;
 use crate::accelerator::groups::Groups;
@@ -20,17 +21,19 @@ pub(crate) fn join(
     gloo: Option<GlooDevice>,
     debug: bool,
 ) -> Result<Job> {
-    keep_freed_memory();
+    let products = make_products_reproducible();
     let device = choose_device(&world, cpu);
     if world.is_alone() {
         return Ok(Job {
             world,
             groups: None,
             device,
+            products,
             timeout,
             debug,
             saves: AtomicU64::new(0),
             tries: AtomicU64::new(0),
+            loss_checks: AtomicU64::new(0),
         });
     }
     let backend = match device {
@@ -43,10 +46,12 @@ pub(crate) fn join(
         world,
         groups: Some(groups),
         device,
+        products,
         timeout,
         debug,
         saves: AtomicU64::new(0),
         tries: AtomicU64::new(0),
+        loss_checks: AtomicU64::new(0),
     })
 }
 
@@ -79,12 +84,24 @@ fn gloo_device(world: &World) -> GlooDevice {
     }
 }
 
+/// The store of a program that no launcher of ours started: at the address of the job where that is
+/// certainly this host's, else at all addresses.
+fn served(endpoint: &StoreEndpoint) -> Result<TcpStore> {
+    let listener = own_address(&endpoint.addr)
+        .and_then(|address| TcpListener::bind((address, endpoint.port)).ok());
+    Ok(match listener {
+        Some(listener) => TcpStore::server_on(listener)?,
+        // Says why, where the port is taken.
+        None => TcpStore::server(endpoint.addr.clone(), endpoint.port),
+    })
+}
+
 fn open_store(world: &World, timeout: Duration) -> Result<Store> {
     let endpoint = &world.store;
     let serves = world.rank.as_usize() == 0;
     let store = match endpoint.host {
         StoreHost::Rank0Fd(fd) if serves => TcpStore::server_on_fd(fd)?,
-        StoreHost::Rank0 if serves => TcpStore::server(endpoint.addr.clone(), endpoint.port),
+        StoreHost::Rank0 if serves => served(endpoint)?,
         _ => TcpStore::client(endpoint.addr.clone(), endpoint.port),
     };
     let store = store.world_size(world.world_size.as_usize()).timeout(timeout).open();
@@ -93,4 +110,24 @@ fn open_store(world: &World, timeout: Duration) -> Result<Store> {
         return store.map_err(|source| Error::StorePort { port: endpoint.port, source });
     }
     Ok(store?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use super::*;
+
+    #[test]
+    fn a_store_without_a_launcher_is_served_at_its_address_alone() {
+        let endpoint =
+            |addr: &str| StoreEndpoint { addr: addr.to_owned(), ..StoreEndpoint::alone() };
+        // Addresses of this host: all of 127/8 are.
+        let store = served(&endpoint("127.0.0.2")).unwrap().open().unwrap();
+        let port = store.port().unwrap();
+        assert!(TcpStream::connect(("127.0.0.2", port)).is_ok());
+        assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
+        store.set("a", b"b").unwrap();
+        assert_eq!(store.get("a").unwrap(), b"b");
+    }
 }

@@ -20,8 +20,8 @@ struct Start {
     channels_last: bool,
     /// Whose gradients make one step.
     batches: usize,
-    /// What the device does badly.
-    caveat: Option<String>,
+    /// What the device does badly, a line each.
+    caveats: Vec<String>,
 }
 
 impl Accelerator {
@@ -38,11 +38,19 @@ impl Accelerator {
             precision: self.mixed_precision(),
             channels_last,
             batches: self.gradient_accumulation_steps(),
-            caveat: caveat(self.mixed_precision(), self.device()),
+            caveats: self.caveats(),
         };
         // Not on standard output, which may be the program's result. A reader that went away must not
         // end the training.
         let _ = std::io::stderr().lock().write_all(start.lines().as_bytes());
+    }
+}
+
+impl Accelerator {
+    fn caveats(&self) -> Vec<String> {
+        let products = (self.device() == Device::Cpu).then(|| self.job.products.caveat()).flatten();
+        let precision = caveat(self.mixed_precision(), self.device());
+        products.map(str::to_owned).into_iter().chain(precision).collect()
     }
 }
 
@@ -67,7 +75,7 @@ impl Start {
             let _ = write!(lines, ", gradients of {} batches", self.batches);
         }
         lines.push('\n');
-        if let Some(caveat) = &self.caveat {
+        for caveat in &self.caveats {
             let _ = writeln!(lines, "brigade: {caveat}");
         }
         lines
@@ -87,7 +95,7 @@ mod tests {
             precision: Precision::No,
             channels_last: true,
             batches: 1,
-            caveat: None,
+            caveats: Vec::new(),
         };
         let expected =
             "brigade: 1 process, cpu with 2 threads, no mixed precision, channels last\n";
@@ -98,13 +106,13 @@ mod tests {
             precision: Precision::Bf16,
             channels_last: false,
             batches: 3,
-            caveat: Some("this CPU is slow at it".into()),
+            caveats: vec!["this CPU is slow at it".into()],
             ..start
         };
         let expected = "brigade: 4 processes, cpu with 1 thread, bf16, contiguous, gradients of 3 batches\n\
                         brigade: this CPU is slow at it\n";
         assert_eq!(slow.lines(), expected);
-        let gpu = Start { device: Device::Cuda(1), caveat: None, ..slow };
+        let gpu = Start { device: Device::Cuda(1), caveats: Vec::new(), ..slow };
         let expected = "brigade: 4 processes, cuda:1, bf16, contiguous, gradients of 3 batches\n";
         assert_eq!(gpu.lines(), expected);
     }

@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 
 use brigade_checkpoint::layout::{FileFacts, Writing};
 use brigade_checkpoint::safetensors::layout;
-use brigade_torch::{Device, as_bytes};
+use brigade_torch::{Device, bytes};
 
 use super::capture::{Contents, FilePlan};
 use super::copies::Copies;
@@ -74,12 +74,15 @@ fn write_file(folder: &Path, file: &FilePlan, flush: bool) -> Result<FileFacts> 
             for place in layout.order {
                 // As it lies in memory; a tensor that lies otherwise is brought into order first.
                 let plain = tensors[place].tensor.f_to_device(Device::Cpu)?.f_contiguous()?;
-                out.put(as_bytes(&plain)?)?;
+                bytes(&plain)?.try_chunks(CHUNK_BYTES, |chunk| out.put(chunk))?;
             }
         }
     }
     Ok(out.finish(flush)?)
 }
+
+/// Small enough for a processor's cache.
+const CHUNK_BYTES: usize = 256 << 10;
 
 /// One copies into the system's cache while another waits for the disk.
 const THREADS: usize = 2;

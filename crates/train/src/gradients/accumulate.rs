@@ -140,8 +140,8 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`Error::Torch`] when a peer is gone; [`Error::Tensor`] when the loss has no graph or is no
-    /// single number; [`Error::LossNotFinite`] with one process, when the loss is infinite or not a
-    /// number: no gradient was computed. Several learn of it from the optimizer's step.
+    /// single number; [`Error::LossNotFinite`] on every rank when the loss of one is infinite or NaN
+    /// ([`crate::AcceleratorBuilder::check_loss`]).
     #[track_caller]
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
         let divisor = self.accumulation.divisor.load(Ordering::Relaxed);
@@ -163,11 +163,21 @@ impl Accelerator {
             group.check_backward(sound)?;
         }
         if !sound {
-            return Err(Error::LossNotFinite { rank: self.job.rank(), step: None, spoilt: false });
+            let rank = Some(self.job.rank());
+            return Err(Error::LossNotFinite { rank, step: None, weights_corrupted: false });
         }
-        if let Some(check) = &self.loss_check {
-            check.before_backward(loss)?;
+        let Some(check) = &self.loss_check else {
+            return self.unchecked_backward(loss);
+        };
+        let outcome = check.around(loss, || self.unchecked_backward(loss));
+        if matches!(outcome, Err(Error::LossNotFinite { .. })) {
+            // A program that leaves the batch out leaves the schedule where it is.
+            self.accumulation.set_skipped(true);
         }
+        outcome
+    }
+
+    fn unchecked_backward(&self, loss: &Tensor) -> Result<()> {
         let outcome = match self.grad_scaler() {
             None => loss.f_backward(),
             // In 32 bits: the scale itself may be no number of 16.

@@ -110,7 +110,9 @@ impl Accelerator {
         // Whether the others leave the batch out or stop shows in whether they come again.
         let goes_on =
             shadow_all(reducers).map_err(|error| check.found_in_shadow().unwrap_or(error))?;
-        check.shadowed()?;
+        if goes_on {
+            check.shadowed(reducers.iter().all(|reducer| reducer.shadowed_finite()));
+        }
         Ok(goes_on)
     }
 }

@@ -1,72 +1,103 @@
-//! Losses that are infinite or not a number: seen on one rank, known to all before a weight changes.
+//! Losses that are not finite: seen on one rank, known to all before a weight changes.
 
-mod ledger;
-
+use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
-use brigade_torch::{Device, Fetch, Kind, ProcessGroup, ReduceOp, Reducer, Tensor, Work};
+use brigade_torch::{
+    Device, Fetch, Kind, LossFlag, Store, Tensor, first_elements_are_finite,
+    first_elements_not_finite, gradient,
+};
 
-use crate::accelerator::{Accelerator, AcceleratorBuilder};
+use crate::accelerator::{Accelerator, AcceleratorBuilder, Job};
 use crate::error::{Error, Result};
+use crate::gradients::hook::PowerSgdHook;
 use crate::optim::{Core, lock};
-use ledger::{Found, Ledger};
 
 /// Looks at the losses of one [`Accelerator`].
 ///
-/// Alone, a CPU looks before the backward, and nothing has happened yet. Several ranks tell each other:
-/// when a backward that reduces reaches its model, each starts to send one number (its own plus one when
-/// a loss of this window was not finite, else 0; the largest arrives), and the optimizer waits for it
-/// before it steps. The reducer itself says when, so that ranks cannot come apart over it.
+/// Alone, a CPU looks before the backward, and nothing has happened yet. Several ranks learn of each
+/// other's losses by no message of their own: a rank whose loss is not finite has the backward bring NaN
+/// into the first element of one gradient ([`LossFlag`]), the reduction carries it to all ranks, and after
+/// the backward each looks at the first elements of the reduced gradients. So a rank that knows nothing of
+/// this (PyTorch's own) can be a member. Which rank it was stands in the store, and is read only then.
 ///
-/// A GPU must not be waited for. There the number is computed, reduced and fetched on the device's own
-/// time, and read when the next step is about to be made.
+/// A GPU must not be waited for. There the mark is computed and looked for on the device's own time, and
+/// the answer is read when the next step is about to be made.
 pub(crate) struct LossCheck {
     rank: usize,
+    /// Among those of this job: ranks make them in the same order.
+    number: u64,
     device: Device,
-    /// Whether the number is read at the next step.
+    /// Whether the answer is read at the next step.
     later: bool,
+    /// `None` when there is one rank.
+    store: Option<Store>,
     state: Mutex<State>,
-    /// Prepared models whose gradients are reduced. Without one there is nobody to tell.
-    reduced: AtomicUsize,
+    models: Mutex<Vec<Weak<CheckedModel>>>,
     optimizers: Mutex<Vec<Weak<Mutex<Core>>>>,
 }
 
 #[derive(Default)]
 struct State {
-    ledger: Ledger<Flight>,
-    /// What the next message says of the losses since the last one; sound when there is none.
-    carried: Option<Tensor>,
+    /// Backwards of this rank so far: an optimizer remembers the number at which its gradients were cleared.
+    backwards: u64,
+    /// Backwards so far in which gradients were reduced: the same number on all ranks.
+    reductions: u64,
+    /// Whether a loss since the last reduction was not finite on this rank.
+    own: bool,
+    /// The same on a device that is not waited for.
+    own_later: Option<Tensor>,
+    /// What was found last.
+    found: Option<Found>,
+    pending: VecDeque<Pending>,
 }
 
-/// The way of a number to the host.
-enum Flight {
-    Reducing(Work<Tensor>),
-    /// Of this rank alone: no backward since has sent anything.
-    Local(Tensor),
-    Fetching(Fetch),
+/// A loss that was not finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Found {
+    /// `None`: of a rank that does not say so, or a gradient overflowed under a finite loss.
+    rank: Option<usize>,
+    /// The step that used its gradients all the same.
+    used: Option<u64>,
 }
 
-/// A prepared model whose gradients are reduced, as long as it lives.
-pub(crate) struct Reduced(Arc<LossCheck>);
+/// An answer on its way from a device: bit 0 whether a reduced gradient was not finite, bit 1 whether a loss
+/// of this rank was not.
+struct Pending {
+    backward: u64,
+    reduction: u64,
+    fetch: Fetch,
+    /// Whether an optimizer has stepped without knowing it.
+    passed: bool,
+    /// That step's number, when it used the gradients.
+    used: Option<u64>,
+}
 
-impl Drop for Reduced {
-    fn drop(&mut self) {
-        self.0.reduced.fetch_sub(1, Ordering::Relaxed);
-    }
+/// A prepared model whose gradients are reduced.
+pub(crate) struct CheckedModel {
+    flag: LossFlag,
+    parameters: Mutex<Vec<Tensor>>,
+    /// Whether the backward of the last forward reduces.
+    reduces: AtomicBool,
+    hook: Option<Arc<PowerSgdHook>>,
 }
 
 impl AcceleratorBuilder {
-    /// Whether a loss that is infinite or not a number is an error ([`Error::LossNotFinite`]), on every
-    /// rank the same one, instead of weights that are no numbers afterwards. On unless set; with fp16 the
-    /// loss scaler does it in its own way.
+    /// Whether a non-finite loss (infinite or NaN) is an error ([`Error::LossNotFinite`]), the same on
+    /// every rank, instead of weights that are NaN afterwards. On unless set; with fp16 the loss scaler
+    /// does it in its own way.
     ///
-    /// One process learns of it from [`Accelerator::backward`], several from the step of the prepared
-    /// optimizer, before it changes a weight. On a GPU, which is not waited for, it is the step after.
-    /// Several processes send 8 bytes for it in each backward that reduces gradients.
+    /// [`Accelerator::backward`] gives it, before a weight changes: with one process before the gradients
+    /// are computed, with several when they are reduced, and so, while batches are accumulated, in the last
+    /// backward of the window. On a GPU, which is not waited for, it is the next step that gives it.
     ///
-    /// A program can leave such a batch out: all ranks get the error in the same step, so it calls
+    /// It costs no message: the rank puts NaN into a gradient, which the reduction carries to the others. A
+    /// rank of another program, such as PyTorch's DistributedDataParallel, takes part without knowing it.
+    ///
+    /// A program can leave such a batch out: all ranks get the error in the same backward, so it calls
     /// [`crate::Optimizer::zero_grad`] and goes on. With accumulation the window's other batches are
     /// left out, too, where there are several processes.
     ///
@@ -77,7 +108,7 @@ impl AcceleratorBuilder {
     /// #      images: &Tensor, labels: &Tensor) -> Result<()> {
     /// let loss = model.forward(images)?.cross_entropy_for_logits(labels);
     /// match accelerator.backward(&loss).and_then(|()| optimizer.step()) {
-    ///     Err(error @ Error::LossNotFinite { spoilt: false, .. }) => {
+    ///     Err(error @ Error::LossNotFinite { weights_corrupted: false, .. }) => {
     ///         accelerator.println(format!("batch left out: {error}"));
     ///     }
     ///     other => other?,
@@ -92,7 +123,7 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Goes about it as with a GPU also without one: for tests.
+    /// Reads the answer at the next step, as with a GPU, also without one: for tests.
     #[doc(hidden)]
     pub fn check_loss_later(mut self, later: bool) -> Self {
         self.loss_check.later = later;
@@ -114,30 +145,53 @@ impl Default for LossCheckOptions {
 }
 
 impl Accelerator {
-    /// Weights that a GPU has spoilt, and that no later step has told of, are not saved.
+    /// Weights that a GPU has corrupted, and that no later step has told of, are not saved.
     pub(crate) fn weights_may_be_saved(&self) -> Result<()> {
         self.loss_check.as_ref().map_or(Ok(()), |check| check.before_save())
     }
 
-    /// Has the reducer tell when a backward reaches its model.
-    pub(crate) fn check_losses_of(&self, reducer: &mut Reducer) -> Option<Reduced> {
-        let check = self.loss_check.as_ref()?;
-        // Debug mode compares the backward itself; its place in the program is not known in there.
-        let (own, group) = (Arc::clone(check), reducer.group().unchecked());
-        reducer.on_arrival(move || own.send(&group));
-        check.reduced.fetch_add(1, Ordering::Relaxed);
-        Some(Reduced(Arc::clone(check)))
+    /// Looks at the losses of a model that is prepared now, whose gradients are reduced.
+    pub(crate) fn check_losses_of(
+        &self,
+        parameters: &[(String, Tensor)],
+        hook: Option<Arc<PowerSgdHook>>,
+    ) -> Result<Option<Arc<CheckedModel>>> {
+        let Some(check) = &self.loss_check else {
+            return Ok(None);
+        };
+        let parameters: Vec<Tensor> =
+            parameters.iter().map(|(_, tensor)| tensor.shallow_clone()).collect();
+        let model = Arc::new(CheckedModel {
+            flag: LossFlag::new(&parameters.iter().collect::<Vec<_>>())?,
+            parameters: Mutex::new(parameters),
+            reduces: AtomicBool::new(false),
+            hook,
+        });
+        let mut models = check.models.lock().unwrap_or_else(PoisonError::into_inner);
+        models.retain(|other| other.strong_count() > 0);
+        models.push(Arc::downgrade(&model));
+        drop(models);
+        Ok(Some(model))
+    }
+}
+
+impl CheckedModel {
+    /// After a forward: whether its backward reduces gradients.
+    pub(crate) fn set_reduces(&self, reduces: bool) {
+        self.reduces.store(reduces, Ordering::Relaxed);
     }
 }
 
 impl LossCheck {
-    pub(crate) fn new(rank: usize, device: Device, options: LossCheckOptions) -> Self {
+    pub(crate) fn new(job: &Job, options: LossCheckOptions) -> Self {
         Self {
-            rank,
-            device,
-            later: options.later || device != Device::Cpu,
+            rank: job.rank(),
+            number: job.loss_checks.fetch_add(1, Ordering::Relaxed),
+            device: job.device,
+            later: options.later || job.device != Device::Cpu,
+            store: job.store().cloned(),
             state: Mutex::default(),
-            reduced: AtomicUsize::new(0),
+            models: Mutex::default(),
             optimizers: Mutex::default(),
         }
     }
@@ -148,112 +202,249 @@ impl LossCheck {
         optimizers.retain(|other| other.strong_count() > 0);
         optimizers.push(Arc::downgrade(optimizer));
         drop(optimizers);
-        self.state().ledger.backwards()
+        self.state().backwards
     }
 
-    /// Before the backward of this loss. What has more than one value is no loss, and libtorch says so.
-    pub(crate) fn before_backward(&self, loss: &Tensor) -> Result<()> {
+    /// Runs the backward of this loss, and looks at it. `Err` where it was not finite on one of the ranks.
+    ///
+    /// What has more than one value is no loss, and `backward` says so.
+    pub(crate) fn around(
+        &self,
+        loss: &Tensor,
+        backward: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let models = self.models();
         let mut state = self.state();
-        let state = &mut *state;
-        let next_step = self.next_step();
-        if next_step.is_none() {
-            // Somebody else steps, so it is told here: what all ranks know of the backwards before.
-            state.ledger.read_all(Flight::read)?;
-            if let Some(found) = state.ledger.take_found() {
-                return Err(self.error(found, None));
-            }
-        }
-        let backward = state.ledger.next_backward();
-        if self.later {
-            let unsound = loss.f_detach()?.f_isfinite()?.f_all()?.f_logical_not()?;
-            let code = unsound.f_to_kind(Kind::Int64)?.f_mul_scalar(self.code())?.f_reshape([1])?;
-            state.carried = Some(match state.carried.take() {
-                Some(before) => before.f_maximum(&code)?,
-                None => code,
-            });
-        } else if loss.numel() == 1 && !loss.f_double_value(&[])?.is_finite() {
-            if self.reduced.load(Ordering::Relaxed) == 0 {
-                return Err(self.error(Found::of(self.rank), next_step));
-            }
-            if next_step.is_some() {
-                state.ledger.note(backward, None, self.code());
-            }
-            state.carried = Some(Tensor::f_from_slice(&[self.code()])?);
-        }
-        Ok(())
-    }
-
-    /// When a backward reaches a model, and on the ranks that shadow it in a join.
-    fn send(&self, group: &ProcessGroup) -> brigade_torch::Result<()> {
-        let mut state = self.state();
-        let number = match state.carried.take() {
-            Some(number) => number,
-            None => Tensor::f_zeros([1], (Kind::Int64, self.device))?,
-        };
-        let work = group.start_all_reduce(number, ReduceOp::Max)?;
-        state.ledger.push(Flight::Reducing(work));
-        Ok(())
-    }
-
-    /// Before an optimizer makes its step of this number; `cleared` is what [`LossCheck::clear`] gave when
-    /// its gradients were cleared last.
-    pub(crate) fn before_step(&self, cleared: u64, step: u64) -> Result<()> {
-        let mut state = self.state();
-        let state = &mut *state;
-        if self.later {
-            if let Some(number) = state.carried.take() {
-                state.ledger.push(Flight::Local(number));
-            }
-            state.ledger.read_passed(Flight::read)?;
+        state.backwards += 1;
+        let unsound = if self.later {
+            self.raise_later(&mut state, &models, loss)?;
+            false
         } else {
-            state.ledger.read_all(Flight::read)?;
+            loss.numel() == 1 && !loss.f_double_value(&[])?.is_finite()
+        };
+        if unsound {
+            if models.is_empty() {
+                let found = Found { rank: Some(self.rank), used: None };
+                return Err(self.error(found, self.next_step()));
+            }
+            state.own = true;
+            self.announce(state.reductions);
+            let mark = Tensor::from(f64::NAN).f_to_kind(Kind::Float)?;
+            models.iter().for_each(|model| model.flag.raise(&mark));
         }
-        if let Some(found) = state.ledger.verdict(cleared) {
+        drop(state);
+        let outcome = backward();
+        let reached: Vec<_> = models.iter().filter(|model| model.flag.lower()).collect();
+        outcome?;
+        if reached.is_empty() {
+            let found = Found { rank: Some(self.rank), used: None };
+            // Of no prepared model: the rank's own.
+            return if unsound { Err(self.error(found, self.next_step())) } else { Ok(()) };
+        }
+        // Others learn of it when their gradients are reduced. Under LocalSGD this rank's step does.
+        if !reached.iter().any(|model| model.reduces.load(Ordering::Relaxed)) {
+            return Ok(());
+        }
+        self.after_reduction(&reached)
+    }
+
+    /// Marks the gradients by numbers that the device computes.
+    fn raise_later(
+        &self,
+        state: &mut State,
+        models: &[Arc<CheckedModel>],
+        loss: &Tensor,
+    ) -> Result<()> {
+        let unsound = loss.f_detach()?.f_isfinite()?.f_all()?.f_logical_not()?;
+        let zero = Tensor::f_zeros([], (Kind::Float, self.device))?;
+        let mark = zero.f_masked_fill(&unsound, f64::NAN)?;
+        models.iter().for_each(|model| model.flag.raise(&mark));
+        state.own_later = Some(match state.own_later.take() {
+            Some(before) => before.f_logical_or(&unsound)?,
+            None => unsound,
+        });
+        Ok(())
+    }
+
+    fn after_reduction(&self, reached: &[&Arc<CheckedModel>]) -> Result<()> {
+        let mut gradients = Vec::new();
+        for model in reached {
+            let parameters = model.parameters.lock().unwrap_or_else(PoisonError::into_inner);
+            for parameter in parameters.iter() {
+                gradients.extend(gradient(parameter)?);
+            }
+        }
+        let gradients: Vec<&Tensor> = gradients.iter().collect();
+        let mut state = self.state();
+        let reduction = state.reductions;
+        state.reductions += 1;
+        let own = std::mem::take(&mut state.own);
+        if self.later {
+            let mut answer = first_elements_not_finite(&gradients)?;
+            if let Some(unsound) = state.own_later.take() {
+                answer += unsound.f_to_kind(Kind::Int64)? * 2;
+            }
+            let (backward, fetch) = (state.backwards, Fetch::start(&answer)?);
+            state.pending.push_back(Pending {
+                backward,
+                reduction,
+                fetch,
+                passed: false,
+                used: None,
+            });
+            return Ok(());
+        }
+        if first_elements_are_finite(&gradients)? {
+            return Ok(());
+        }
+        let rank = self.announced(reduction, own, Duration::ZERO);
+        // Gradients that were not cleared since an earlier loss was found.
+        let rank = rank.or(state.found.and_then(|before| before.rank));
+        let found = Found { rank, used: None };
+        state.found = Some(found);
+        drop(state);
+        for hook in reached.iter().filter_map(|model| model.hook.as_ref()) {
+            hook.forget();
+        }
+        Err(self.error(found, self.next_step()))
+    }
+
+    /// Before an optimizer makes its step of this number with these gradients; `cleared` is what
+    /// [`LossCheck::clear`] gave when its gradients were cleared last.
+    pub(crate) fn before_step(
+        &self,
+        cleared: u64,
+        step: u64,
+        gradients: impl FnOnce() -> Result<Vec<Tensor>>,
+    ) -> Result<()> {
+        if self.later {
+            return self.before_late_step(cleared, step);
+        }
+        if self.models().is_empty() {
+            return Ok(());
+        }
+        let gradients = gradients()?;
+        if first_elements_are_finite(&gradients.iter().collect::<Vec<_>>())? {
+            return Ok(());
+        }
+        let mut state = self.state();
+        // Not reduced yet, as under LocalSGD: this rank's own.
+        let own = std::mem::take(&mut state.own).then_some(self.rank);
+        let rank = own.or(state.found.and_then(|found| found.rank));
+        drop(state);
+        Err(self.error(Found { rank, used: None }, Some(step)))
+    }
+
+    fn before_late_step(&self, cleared: u64, step: u64) -> Result<()> {
+        if let Some(found) = self.read_passed()? {
             return Err(self.error(found, Some(step)));
         }
-        state.ledger.pass(cleared, step, Flight::fetch)
+        let mut state = self.state();
+        let State { pending, own_later, backwards, reductions, .. } = &mut *state;
+        if let Some(unsound) = own_later.take() {
+            // No reduction since: this rank's own.
+            let answer = unsound.f_to_kind(Kind::Int64)?.f_mul_scalar(3i64)?.f_reshape([1])?;
+            let fetch = Fetch::start(&answer)?;
+            let (backward, reduction) = (*backwards, *reductions);
+            pending.push_back(Pending { backward, reduction, fetch, passed: false, used: None });
+        }
+        for answer in pending.iter_mut().filter(|answer| !answer.passed) {
+            answer.passed = true;
+            answer.used = (answer.backward > cleared).then_some(step);
+        }
+        Ok(())
+    }
+
+    /// Reads the answers that an optimizer has stepped without: which those are does not depend on time, so
+    /// all ranks read the same ones. Gives the first whose gradients a step has used.
+    fn read_passed(&self) -> Result<Option<Found>> {
+        let mut state = self.state();
+        let mut first = None;
+        while state.pending.front().is_some_and(|answer| answer.passed) {
+            let Some(Pending { reduction, fetch, used, .. }) = state.pending.pop_front() else {
+                break;
+            };
+            let answer = fetch.wait()?;
+            if answer & 1 != 0 && used.is_some() && first.is_none() {
+                let own = answer & 2 != 0;
+                if own {
+                    self.announce(reduction);
+                }
+                // The rank whose loss it was reads its own answer at the same time.
+                let rank = self.announced(reduction, own, TOLD_WITHIN);
+                first = Some(Found { rank, used });
+            }
+        }
+        Ok(first)
     }
 
     /// Before weights are written down: an error when a step has used gradients that were not finite.
     fn before_save(&self) -> Result<()> {
-        let mut state = self.state();
-        state.ledger.read_passed(Flight::read)?;
-        match state.ledger.take_passed() {
+        match self.read_passed()? {
             Some(found) => Err(self.error(found, None)),
             None => Ok(()),
         }
     }
 
-    /// A rank that shadows others keeps up with what they know of the last iteration.
-    pub(crate) fn shadowed(&self) -> Result<()> {
+    /// A rank that shadows the others in a join has taken part in one of their reductions.
+    pub(crate) fn shadowed(&self, finite: bool) {
         let mut state = self.state();
-        let _ = state.ledger.take_found();
-        state.ledger.read_all(Flight::read)
+        let reduction = state.reductions;
+        state.reductions += 1;
+        state.found = (!finite)
+            .then(|| Found { rank: self.announced(reduction, false, Duration::ZERO), used: None });
     }
 
     /// What the others stopped for, when they have gone while this rank shadowed them.
     pub(crate) fn found_in_shadow(&self) -> Option<Error> {
-        let found = self.state().ledger.take_found()?;
+        let found = self.state().found.take()?;
         Some(self.error(found, None))
     }
 
     /// Gradients were cleared: what is known of losses so far does not concern who did so any more.
     pub(crate) fn clear(&self) -> u64 {
         let mut state = self.state();
-        state.carried = None;
-        state.ledger.backwards()
+        state.own = false;
+        state.own_later = None;
+        state.backwards
     }
 
     /// All gradients are gone, and what was under way is not waited for.
     pub(crate) fn reset(&self) {
+        self.clear();
         let mut state = self.state();
-        state.carried = None;
-        state.ledger.forget();
+        state.found = None;
+        state.pending.clear();
     }
 
-    /// This rank, for the wire: 0 is a sound loss.
-    fn code(&self) -> i64 {
-        self.rank as i64 + 1
+    /// Says in the store that a loss of this rank spoils the reduction of this number. The first rank to
+    /// do so is named.
+    fn announce(&self, reduction: u64) {
+        if let Some(store) = &self.store {
+            // When the store is gone, so is the job, and other errors say so.
+            let _ = store.compare_set(&self.key(reduction), "", self.rank.to_string());
+        }
+    }
+
+    /// Who has said so. All that will are waited for by the reduction itself, but on a device.
+    fn announced(&self, reduction: u64, own: bool, within: Duration) -> Option<usize> {
+        let Some(store) = &self.store else {
+            return own.then_some(self.rank);
+        };
+        let key = self.key(reduction);
+        if !within.is_zero() {
+            let _ = store.wait(&[&key], within);
+        }
+        let said = match store.contains(&[&key]) {
+            Ok(true) => store.get(&key).ok(),
+            _ => None,
+        };
+        let rank = said.and_then(|text| String::from_utf8(text).ok()?.parse().ok());
+        rank.or_else(|| own.then_some(self.rank))
+    }
+
+    fn key(&self, reduction: u64) -> String {
+        format!("loss_not_finite/{}/{reduction}", self.number)
     }
 
     /// The step that the prepared optimizers are about to make; `None` when there are none.
@@ -265,23 +456,28 @@ impl LossCheck {
 
     /// `step` is the one that is about to be made.
     fn error(&self, found: Found, step: Option<u64>) -> Error {
-        let Found { rank, passed, .. } = found;
-        let spoilt = passed.is_some() || self.weights_are_spoilt();
-        Error::LossNotFinite { rank, step: passed.or(step), spoilt }
+        let Found { rank, used } = found;
+        let weights_corrupted = used.is_some() || self.weights_are_corrupted();
+        Error::LossNotFinite { rank, step: used.or(step), weights_corrupted }
     }
 
     /// Takes a pass over all weights, and a GPU is waited for.
-    fn weights_are_spoilt(&self) -> bool {
+    fn weights_are_corrupted(&self) -> bool {
         let finite = |tensor: &Tensor| {
             let all = tensor.f_detach()?.f_isfinite()?.f_all()?;
             all.f_int64_value(&[]).map(|all| all != 0)
         };
         let optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
         let alive: Vec<_> = optimizers.iter().filter_map(Weak::upgrade).collect();
-        // What cannot be looked at is not known to be spoilt.
+        // What cannot be looked at is not known to be corrupted.
         alive
             .iter()
             .any(|core| lock(core).tensors().into_iter().any(|t| !finite(t).unwrap_or(true)))
+    }
+
+    fn models(&self) -> Vec<Arc<CheckedModel>> {
+        let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        models.iter().filter_map(Weak::upgrade).collect()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -289,25 +485,9 @@ impl LossCheck {
     }
 }
 
-impl Flight {
-    fn read(self) -> Result<i64> {
-        match self {
-            Self::Reducing(work) => Ok(work.wait()?.f_int64_value(&[0])?),
-            Self::Local(number) => Ok(number.f_int64_value(&[0])?),
-            Self::Fetching(fetch) => Ok(fetch.wait()?),
-        }
-    }
-
-    /// Begins to bring it to the host.
-    fn fetch(self) -> Result<Self> {
-        Ok(Self::Fetching(match self {
-            // With NCCL this makes the device wait, not the host.
-            Self::Reducing(work) => Fetch::start(&work.wait()?)?,
-            Self::Local(number) => Fetch::start(&number)?,
-            Self::Fetching(fetch) => fetch,
-        }))
-    }
-}
+/// How long ranks wait for the one whose loss it was, when a device has told them that there is one. A rank of
+/// another program says nothing.
+const TOLD_WITHIN: Duration = Duration::from_secs(5);
 
 impl fmt::Debug for LossCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

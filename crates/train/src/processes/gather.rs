@@ -1,7 +1,7 @@
 //! Values of all ranks: gather, reduce, broadcast, pad.
 
 use brigade_data::{Batch, Round};
-use brigade_torch::{Device, ProcessGroup, ReduceOp, Tensor, Tensors, as_slice};
+use brigade_torch::{Device, ProcessGroup, ReduceOp, Tensor, Tensors, elements};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -152,7 +152,7 @@ impl Accelerator {
             let mine = Tensor::from_slice(&[tensor.size()[dim as usize]]);
             let lengths = group.all_gather_flat(&mine.f_to_device(group.device())?)?;
             let lengths = lengths.f_to_device(Device::Cpu)?;
-            let longest = as_slice::<i64>(&lengths)?.iter().copied().max().unwrap_or(0);
+            let longest = elements::<i64>(&lengths)?.to_vec().into_iter().max().unwrap_or(0);
             pad_to(tensor, dim, longest, value, first)
         })
     }

@@ -113,7 +113,8 @@ dist_test!(world = 2, dist_a_loss_that_is_no_number_on_one_rank, |world: World| 
     let value = if world.rank.as_usize() == 1 { f64::NAN } else { 1.0 };
     let input = Tensor::full([2, 5], value, tch::kind::FLOAT_CPU);
     let before = net::weights(model.inner());
-    accelerator.backward(&model.forward(&input)?.mean(Kind::Float))?;
+    let error = accelerator.backward(&model.forward(&input)?.mean(Kind::Float)).unwrap_err();
+    assert!(matches!(error, Error::LossNotFinite { rank: Some(1), .. }), "{error}");
     let strict = ClipNorm { max_norm: 1.0, norm_type: 2.0, error_if_nonfinite: true };
     let error = accelerator.clip_grad_norm_with(&model, strict).unwrap_err();
     assert!(matches!(error, Error::GradientNorm { .. }), "{error}");

@@ -3,8 +3,8 @@
 use brigade_models::Model;
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::{
-    Accelerator, AcceleratorBuilder, Error, GradientAccumulation, JoinInputs, Kind, Optimizer,
-    Precision, PreparedModel, ReducerOptions, Result, Sgd, Tensor,
+    Accelerator, AcceleratorBuilder, CommHook, Error, GradientAccumulation, JoinInputs, Kind,
+    Optimizer, PowerSgd, Precision, PreparedModel, ReducerOptions, Result, Sgd, Tensor,
 };
 
 use brigade_data::{DataLoader, TensorDataset};
@@ -40,10 +40,12 @@ fn train(
     optimizer.zero_grad()
 }
 
-/// Rank, step, and whether weights are spoilt.
+/// Rank, step, and whether weights are corrupted.
 fn found(outcome: Result<()>) -> Option<(usize, Option<u64>, bool)> {
     match outcome {
-        Err(Error::LossNotFinite { rank, step, spoilt }) => Some((rank, step, spoilt)),
+        Err(Error::LossNotFinite { rank, step, weights_corrupted }) => {
+            Some((rank.expect("a rank has said so"), step, weights_corrupted))
+        }
         Err(error) => panic!("another error: {error}"),
         Ok(()) => None,
     }
@@ -68,8 +70,8 @@ fn alone_it_is_seen_before_the_backward() {
             assert!(brigade_torch::gradient(parameter).unwrap().is_none());
         }
         let text = accelerator.backward(&loss(&model, NAN).unwrap()).unwrap_err().to_string();
-        let expected = "the loss of optimizer step 2 was infinite or not a number on rank 0, and no \
-                        weight was changed; look at";
+        let expected = "the loss of optimizer step 2 was infinite or NaN on rank 0, and no weight was \
+                        changed; look at";
         assert!(text.starts_with(expected), "{text}");
         optimizer.step().unwrap();
         assert_eq!(weights(model.inner()), before, "there was no gradient");
@@ -82,7 +84,7 @@ fn alone_it_is_seen_before_the_backward() {
 }
 
 #[test]
-fn weights_that_are_spoilt_already_are_told_apart() {
+fn weights_that_are_corrupted_already_are_told_apart() {
     let accelerator = builder().build().unwrap();
     let (model, mut optimizer) = objects(&accelerator).unwrap();
     // A sound loss whose gradient is none.
@@ -138,9 +140,14 @@ dist_test!(world = 2, dist_every_rank_gets_the_same_error, |world: World| -> Res
         let (model, mut optimizer) = objects(&accelerator)?;
         train(&accelerator, &model, &mut optimizer, 0.5)?;
         let before = weights(model.inner());
-        for (wrong, named) in [([1.0, NAN], 1), ([NAN, 1.0], 0), ([NAN, NAN], 1)] {
+        for (wrong, named) in [([1.0, NAN], Some(1)), ([NAN, 1.0], Some(0)), ([NAN, NAN], None)] {
             let outcome = train(&accelerator, &model, &mut optimizer, wrong[rank]);
-            assert_eq!(found(outcome), Some((named, Some(2), false)));
+            let outcome = found(outcome);
+            // Of several the first to say so, and the same one everywhere.
+            let all = accelerator.gather_object(outcome)?;
+            assert_eq!(all[0], all[1]);
+            let named = named.or(outcome.map(|(rank, ..)| rank)).unwrap();
+            assert_eq!(outcome, Some((named, Some(2), false)));
             assert!(accelerator.optimizer_step_was_skipped(), "a schedule stays");
             assert_eq!(found(optimizer.step()), Some((named, Some(2), false)), "still there");
             optimizer.zero_grad()?;
@@ -191,7 +198,9 @@ dist_test!(world = 2, dist_a_batch_that_is_not_reduced_counts, |world: World| ->
             seen.push((holds, found));
         }
         let error = Some((1, Some(2), false));
-        assert_eq!(seen, [(false, None), (false, None), (rank == 1, None), (false, error)]);
+        // All learn of it with the next reduction.
+        let first = if sync_each_batch { error } else { None };
+        assert_eq!(seen, [(false, None), (false, None), (rank == 1, first), (false, error)]);
         assert_eq!(optimizer.steps(), 1);
         assert!(finite(model.inner()));
     }
@@ -215,7 +224,7 @@ dist_test!(world = 2, dist_two_models_and_two_optimizers, |world: World| -> Resu
     let before = weights(one.inner());
     // Both forwards, then both backwards; the second optimizer's gradients are cleared between them.
     let (a, b) = (loss(&one, wrong)?, loss(&two, 1.0)?);
-    accelerator.backward(&a)?;
+    assert_eq!(found(accelerator.backward(&a)), Some((1, Some(1), false)));
     second.zero_grad()?;
     accelerator.backward(&b)?;
     assert_eq!(found(first.step()), Some((1, Some(1), false)));
@@ -225,8 +234,10 @@ dist_test!(world = 2, dist_two_models_and_two_optimizers, |world: World| -> Resu
     first.zero_grad()?;
     second.zero_grad()?;
     // One loss of both, and a sound one after it.
-    accelerator.backward(&(loss(&one, wrong)? + loss(&two, 1.0)?))?;
-    accelerator.backward(&loss(&two, 1.0)?)?;
+    let both = loss(&one, wrong)? + loss(&two, 1.0)?;
+    assert_eq!(found(accelerator.backward(&both)), Some((1, Some(2), false)));
+    let sound = loss(&two, 1.0)?;
+    assert_eq!(found(accelerator.backward(&sound)), Some((1, Some(2), false)), "still there");
     assert_eq!(found(second.step()), Some((1, Some(2), false)));
     assert_eq!(found(first.step()), Some((1, Some(1), false)));
     first.zero_grad()?;
@@ -245,16 +256,69 @@ dist_test!(world = 2, dist_an_optimizer_that_is_not_prepared, |world: World| -> 
     let _optimizer = Sgd::new(0.1).build(&model)?;
     let model = accelerator.prepare(model)?;
     let wrong = if world.rank.as_usize() == 1 { NAN } else { 1.0 };
-    accelerator.backward(&loss(&model, wrong)?)?;
-    let next = loss(&model, 1.0)?;
-    assert_eq!(found(accelerator.backward(&next)), Some((1, None, false)));
+    let first = loss(&model, wrong)?;
+    assert_eq!(found(accelerator.backward(&first)), Some((1, None, false)));
     // A model that is not prepared is each rank's own.
-    drop((next, model));
+    drop((first, model));
     let alone = Tensor::from(1f32).set_requires_grad(true);
     let outcome = accelerator.backward(&(&alone * wrong));
     assert_eq!(found(outcome).is_some(), world.rank.as_usize() == 1);
     Ok(())
 });
+
+dist_test!(world = 2, dist_a_gradient_that_overflows_alone, |world: World| -> Result<()> {
+    // The loss is finite, its gradient is not: as on a rank whose program does not look at losses.
+    let accelerator = builder().build()?;
+    let (model, mut optimizer) = objects(&accelerator)?;
+    train(&accelerator, &model, &mut optimizer, 0.5)?;
+    let before = weights(model.inner());
+    let mut sound = loss(&model, 1.0)?;
+    if world.rank.as_usize() == 1 {
+        // 0, with the slope of a root there.
+        sound = (sound * 0.0).sqrt();
+    }
+    match accelerator.backward(&sound) {
+        Err(Error::LossNotFinite { rank: None, step: Some(2), weights_corrupted: false }) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(weights(model.inner()), before);
+    let text = accelerator.backward(&loss(&model, 1.0)?).unwrap_err().to_string();
+    assert!(text.contains("although no rank has said"), "{text}");
+    optimizer.zero_grad()?;
+    train(&accelerator, &model, &mut optimizer, 0.5)?;
+    assert!(finite_weights(&model));
+    Ok(())
+});
+
+dist_test!(world = 2, dist_a_batch_is_left_out_under_every_hook, |world: World| -> Result<()> {
+    let first = builder().build()?;
+    let rank = world.rank.as_usize();
+    let power = PowerSgd { start_iteration: 2, min_compression_rate: 0.1, ..PowerSgd::default() };
+    for hook in [CommHook::Fp16, CommHook::Bf16, CommHook::PowerSgd(power)] {
+        step!("{hook:?}");
+        let accelerator = builder().sharing(&first).comm_hook(hook).build()?;
+        let (model, mut optimizer) = objects(&accelerator)?;
+        for value in [0.5, 0.6, 0.7] {
+            train(&accelerator, &model, &mut optimizer, value)?;
+        }
+        let before = weights(model.inner());
+        let outcome = train(&accelerator, &model, &mut optimizer, [1.0, NAN][rank]);
+        assert_eq!(found(outcome), Some((1, Some(4), false)));
+        optimizer.zero_grad()?;
+        assert_eq!(weights(model.inner()), before);
+        // What the hook keeps from step to step is sound again.
+        for value in [0.5, 0.6] {
+            train(&accelerator, &model, &mut optimizer, value)?;
+        }
+        assert!(finite_weights(&model));
+        assert_ne!(weights(model.inner()), before);
+    }
+    Ok(())
+});
+
+fn finite_weights(model: &PreparedModel<Net>) -> bool {
+    finite(model.inner())
+}
 
 dist_test!(world = 2, dist_in_a_join, |world: World| -> Result<()> {
     let accelerator = builder().build()?;
@@ -278,8 +342,8 @@ dist_test!(world = 2, dist_in_a_join, |world: World| -> Result<()> {
     let outcome = accelerator.join_uneven_inputs(&model, JoinInputs::default(), || {
         mine.iter().try_for_each(|&value| train(&accelerator, &model, &mut optimizer, value))
     });
-    let (named, step, spoilt) = found(outcome).unwrap();
-    assert_eq!((named, spoilt), (1, false));
+    let (named, step, corrupted) = found(outcome).unwrap();
+    assert_eq!((named, corrupted), (1, false));
     assert_eq!(step.is_some(), rank == 1, "rank 0 makes no such step");
     Ok(())
 });
@@ -327,7 +391,8 @@ dist_test!(
         assert_eq!(found(outcome), Some((1, Some(2), true)));
         train(&accelerator, &model, &mut optimizer, [1.0, NAN][rank])?;
         let outcome = accelerator.save_model(&model, place.join("spoilt.safetensors"));
-        assert_eq!(found(outcome), Some((1, Some(3), true)));
+        // By now rank 0's losses are NaN, too.
+        assert!(matches!(found(outcome), Some((_, Some(3), true))));
         assert_eq!(std::fs::read_dir(&place).unwrap().count(), 1);
         let _ = accelerator.load_state(place.join("sound"))?;
         for value in [0.5, 0.7] {

@@ -9,6 +9,7 @@ use brigade_world::{StoreHost, env};
 use serde_json::{Map, Value, json};
 
 use super::{built, quoted};
+use crate::secrets::shown;
 
 /// The ranks of this host.
 pub(super) struct Here<'a> {
@@ -119,6 +120,7 @@ impl Here<'_> {
         let mut env: Vec<(String, String)> = Vec::new();
         for (name, value) in plan.user_env.iter().cloned().chain(place).chain(later).chain(tuned) {
             env.retain(|it| it.0 != name);
+            let value = shown(&name, &value).to_owned();
             env.push((name, value));
         }
         Some(Rank {

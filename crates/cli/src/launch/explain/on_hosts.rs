@@ -8,6 +8,7 @@ use brigade_launch::{LaunchOptions, NprocSpec, Program};
 use serde_json::{Map, Value, json};
 
 use super::{built, quoted};
+use crate::secrets::shown;
 
 /// Agents on a list of hosts. What they find there is for them to say.
 pub(super) struct OnHosts<'a> {
@@ -37,7 +38,7 @@ impl OnHosts<'_> {
         writeln!(out, "every rank\n  {}", self.command().join(" "))?;
         writeln!(out, "  in {}", self.plan.workdir.display())?;
         for (name, value) in &self.options.env {
-            writeln!(out, "  {name}={}", quoted(value))?;
+            writeln!(out, "  {name}={}", quoted(shown(name, value)))?;
         }
         let of_files: Vec<&String> =
             self.plan.variable_files.iter().flat_map(|it| &it.names).collect();

@@ -79,7 +79,7 @@ fn how_hosts_come_together() {
         (&[("nnodes", "2"), ("rdzv-endpoint", "a:7"), ("node-rank", "1")], elastic("a:7", None)),
     ];
     for (flags, expected) in table {
-        assert_eq!(decide(&mut layers(flags)).unwrap().0, expected, "{flags:?}");
+        assert_eq!(decide(&mut layers(flags)).unwrap().way, expected, "{flags:?}");
     }
 }
 
@@ -164,7 +164,7 @@ fn what_contradicts_or_is_missing() {
 #[test]
 fn what_changes_nothing_is_noted() {
     type Case<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str]);
-    let table: [Case<'_>; 7] = [
+    let table: [Case<'_>; 9] = [
         (&[], &[]),
         (&[("node-rank", "0")], &[]),
         (
@@ -192,6 +192,16 @@ fn what_changes_nothing_is_noted() {
             ],
             &["flag --rdzv-conf: read_timeout changes nothing: it is for torchrun's own store"],
         ),
+        (
+            &[("heartbeat-timeout", "60")],
+            &[
+                "flag --heartbeat-timeout: heartbeat-timeout 60 changes nothing: there is one host, and each attempt has a free port",
+            ],
+        ),
+        (
+            &[("hosts", "a,b"), ("rdzv-conf", "keep_alive_interval=10")],
+            &["flag --rdzv-conf: its keep-alive is heartbeat-timeout 30"],
+        ),
     ];
     for (flags, expected) in table {
         let mut layers = layers(flags);
@@ -203,10 +213,104 @@ fn what_changes_nothing_is_noted() {
 
 #[test]
 fn how_long_hosts_wait() {
-    let waits = |conf| decide(&mut layers(&[("rdzv-conf", conf)])).unwrap().1;
+    let waits = |conf| decide(&mut layers(&[("rdzv-conf", conf)])).unwrap().waits;
     let (join, last_call) = (Duration::from_secs(5), Duration::from_secs(1));
     let join_interval = Duration::from_secs(90);
     assert_eq!(waits("timeout=5"), Patience { join, ..Patience::default() });
     let conf = "timeout=7,join_timeout=5,last_call_timeout=1,join_interval=90";
     assert_eq!(waits(conf), Patience { join, last_call, join_interval });
+}
+
+#[test]
+fn how_long_a_host_may_be_silent() {
+    let timeout = |flags: &[(&str, &str)]| {
+        let decided = decide(&mut layers(&[&[("hosts", "a,b")], flags].concat()));
+        decided.map(|it| it.heartbeat_timeout.as_secs_f64()).map_err(|error| error.to_string())
+    };
+    let table: [(&[(&str, &str)], f64); 8] = [
+        (&[], 30.0),
+        (&[("heartbeat-timeout", "2.5")], 2.5),
+        (&[("rdzv-conf", "keep_alive_interval=7")], 21.0),
+        (&[("rdzv-conf", "keep_alive_max_attempt=4")], 20.0),
+        (&[("rdzv-conf", "keep_alive_interval=2,keep_alive_max_attempt=50")], 100.0),
+        (&[("rdzv-conf", "heartbeat_timeout=45")], 45.0),
+        (&[("rdzv-conf", "heartbeat_timeout=45,keep_alive_interval=20")], 60.0),
+        (&[("rdzv-conf", "heartbeat_timeout=45"), ("heartbeat-timeout", "9")], 9.0),
+    ];
+    for (flags, expected) in table {
+        assert_eq!(timeout(flags), Ok(expected), "{flags:?}");
+    }
+    let error = timeout(&[("heartbeat-timeout", "0.5")]).unwrap_err();
+    let expected = "heartbeat-timeout 0.5 (flag --heartbeat-timeout): a busy host may be silent for \
+                    that long; give at least 1 s";
+    assert_eq!(error, expected);
+    let error = timeout(&[("rdzv-conf", "keep_alive_max_attempt=0")]).unwrap_err();
+    assert!(
+        error.ends_with("keep_alive_max_attempt is `0`, expected a number of attempts"),
+        "{error}"
+    );
+    assert!(timeout(&[("rdzv-conf", "keep_alive_interval=0")]).is_err());
+}
+
+/// How etcd is spoken to with these keys of rdzv-conf and these variables.
+fn access(
+    endpoint: &str,
+    conf: &str,
+    variables: &[(&'static str, &'static str)],
+) -> Result<EtcdAccess, String> {
+    let mut flags = vec![("nnodes", "2"), ("rdzv-backend", "etcd"), ("rdzv-endpoint", endpoint)];
+    if !conf.is_empty() {
+        flags.push(("rdzv-conf", conf));
+    }
+    let mut layers = layers(&flags);
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    let Decided { way, .. } = decide(&mut layers).map_err(|error| text(&error))?;
+    let Way::Here(meeting) = way else { panic!("{way:?}") };
+    let variables = variables.iter().copied().collect();
+    etcd_access(&mut layers, &meeting, &variables).map_err(|error| text(&error))
+}
+
+#[test]
+fn how_etcd_is_spoken_to() {
+    assert_eq!(access("a", "", &[]), Ok(EtcdAccess::default()));
+    let tls = EtcdAccess { tls: true, ..EtcdAccess::default() };
+    assert_eq!(access("https://a:1,https://b", "", &[]).as_ref(), Ok(&tls));
+    assert_eq!(access("a,b", "protocol=https", &[]).as_ref(), Ok(&tls));
+    let all = access(
+        "a",
+        "protocol=https,cacert=ca.pem,cert=c.pem,key=k.pem,user=ada",
+        &[("BRIGADE_ETCD_PASSWORD", "pass word")],
+    );
+    let expected = EtcdAccess {
+        ca_file: Some("ca.pem".into()),
+        cert_file: Some("c.pem".into()),
+        key_file: Some("k.pem".into()),
+        user: Some("ada".to_owned()),
+        password: Some("pass word".to_owned()),
+        ..tls
+    };
+    assert_eq!(all.as_ref(), Ok(&expected));
+    assert!(!format!("{all:?}").contains("pass word"));
+
+    let wrong = |endpoint: &str, conf: &str| access(endpoint, conf, &[]).unwrap_err();
+    assert_eq!(
+        wrong("https://a,b", ""),
+        "rdzv-endpoint https://a,b (flag --rdzv-endpoint): either all of them begin with https:// or \
+         none"
+    );
+    assert!(wrong("https://a", "protocol=http").ends_with(" and rdzv-conf protocol=http"));
+    assert_eq!(
+        wrong("a", "protocol=ftp"),
+        "flag --rdzv-conf: rdzv-conf protocol is `ftp`, expected http or https"
+    );
+    assert!(wrong("a", "user=ada,password-file=/no/such").starts_with("cannot read the secret in"));
+    assert!(wrong("a", "cacart=x").contains("did you mean cacert?"));
+    let nobody = access("a", "", &[("BRIGADE_ETCD_PASSWORD", "x")]).unwrap_err();
+    assert!(nobody.contains("add user=NAME to --rdzv-conf"), "{nobody}");
+    // Of a meeting without etcd it is said that it changes nothing.
+    let flags = [("nnodes", "2"), ("rdzv-endpoint", "a:1"), ("rdzv-conf", "cacert=x")];
+    let mut layers = layers(&flags);
+    let Way::Here(meeting) = decide(&mut layers).unwrap().way else { panic!() };
+    etcd_access(&mut layers, &meeting, &Variables::default()).unwrap();
+    assert!(layers.notes.iter().any(|note| note.text == "cacert changes nothing: it is for etcd"));
 }

@@ -13,6 +13,10 @@
 export NCCL_DEBUG=INFO
 export NOTE="it's "'$HOME'
 
+# Made for each run: the launchers prove to each other that they know it.
+BRIGADE_RDZV_SECRET=$(openssl rand -hex 32) || exit 1
+export BRIGADE_RDZV_SECRET
+
 # 150 s before the time limit Slurm sends SIGTERM to every process of a step, and the launchers
 # pass it on: a rank may get it twice, and what a rank has started gets it, too.
 # One launcher on each host. They find each other in Slurm's variables.

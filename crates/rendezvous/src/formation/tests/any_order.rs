@@ -10,17 +10,60 @@ use crate::Assignment;
 /// One thing that happens; agents are few, so that they meet again.
 #[derive(Clone, Debug)]
 enum Happens {
-    Joins { id: u64, node_rank: Option<usize>, nproc: usize, last: Option<u32>, remote: bool },
-    Fails { id: u64, back: u32, code: i32, at: u64 },
-    Finishes { id: u64, back: u32 },
-    Stops { id: u64, back: u32, killed: bool },
-    Closes { id: u64 },
-    Interrupts { id: Option<u64>, signal: i32 },
-    Beats { id: u64, sent: u64 },
-    JoinsAgain { id: u64 },
-    Leaves { id: u64 },
-    Cannot { id: u64 },
-    Passes { millis: u64 },
+    Joins {
+        id: u64,
+        node_rank: Option<usize>,
+        nproc: usize,
+        last: Option<u32>,
+        remote: bool,
+    },
+    Fails {
+        id: u64,
+        back: u32,
+        code: i32,
+        at: u64,
+    },
+    Finishes {
+        id: u64,
+        back: u32,
+    },
+    Stops {
+        id: u64,
+        back: u32,
+        killed: bool,
+    },
+    Closes {
+        id: u64,
+    },
+    Interrupts {
+        id: Option<u64>,
+        signal: i32,
+    },
+    Beats {
+        id: u64,
+        sent: u64,
+    },
+    JoinsAgain {
+        id: u64,
+    },
+    /// The connection breaks, without a word or with one; the agent lives on.
+    Cut {
+        id: u64,
+        seen: Option<bool>,
+    },
+    /// An agent comes over a new connection.
+    Resumes {
+        id: u64,
+    },
+    Leaves {
+        id: u64,
+    },
+    Cannot {
+        id: u64,
+    },
+    Passes {
+        millis: u64,
+    },
 }
 
 fn happens() -> impl Strategy<Value = Happens> {
@@ -47,10 +90,26 @@ fn happens() -> impl Strategy<Value = Happens> {
             .prop_map(|(id, signal)| Happens::Interrupts { id, signal }),
         4 => (id.clone(), any::<u64>()).prop_map(|(id, sent)| Happens::Beats { id, sent }),
         1 => id.clone().prop_map(|id| Happens::JoinsAgain { id }),
+        3 => (id.clone(), prop::option::of(any::<bool>()))
+            .prop_map(|(id, seen)| Happens::Cut { id, seen }),
+        4 => id.clone().prop_map(|id| Happens::Resumes { id }),
         1 => id.clone().prop_map(|id| Happens::Leaves { id }),
         1 => id.prop_map(|id| Happens::Cannot { id }),
         4 => (0..6_000_u64).prop_map(|millis| Happens::Passes { millis }),
     ]
+}
+
+/// An agent as it is.
+#[derive(Debug, Default)]
+struct Agent {
+    is_remote: bool,
+    /// What it is told does not arrive, nor what it says.
+    is_cut: bool,
+    running: Option<Assignment>,
+    /// The last attempt that it was told to start.
+    last: Option<u32>,
+    requests: u32,
+    resumes: u32,
 }
 
 /// The hosts as they are, to hold the decision against.
@@ -58,11 +117,11 @@ struct World {
     formation: Formation,
     rules: Rules,
     now: Duration,
-    /// Living agents by the number of their connection, and what they run.
-    agents: BTreeMap<u64, Option<Assignment>>,
+    /// Living agents by their number.
+    agents: BTreeMap<u64, Agent>,
     /// Those whose ranks have all finished in the present attempt.
     finished: BTreeSet<u64>,
-    /// The present connection of each host.
+    /// The present agent of each host.
     connection: [u64; 6],
     connections: u64,
     last: Option<u32>,
@@ -87,15 +146,33 @@ impl World {
     fn event(&mut self, event: Event) {
         let actions = self.formation.handle(self.now, event);
         let mut starts: Vec<Assignment> = Vec::new();
+        let mut in_vain = 0;
         for action in actions {
             match action {
+                Action::Adopt { agent: AgentId(id), connection: AgentId(connection) } => {
+                    let new = self.agents.remove(&connection).expect("a connection that is there");
+                    let agent = self.agents.get_mut(&id).expect("nobody adopts the dead");
+                    assert_eq!((new.last, new.requests), (agent.last, agent.requests), "its own");
+                    agent.is_cut = false;
+                }
                 Action::Send(AgentId(id), message) => {
-                    let running = self.agents.get_mut(&id).expect("nobody talks to the dead");
+                    let agent = self.agents.get_mut(&id).expect("nobody talks to the dead");
+                    if let ToAgent::Start(part) = &message {
+                        in_vain += usize::from(agent.is_cut);
+                        if part.attempt > self.last.unwrap_or(0) || self.last.is_none() {
+                            starts.push(part.clone());
+                        }
+                    }
+                    if agent.is_cut {
+                        continue;
+                    }
+                    let running = &mut agent.running;
                     match message {
                         ToAgent::Start(part) => {
                             assert!(running.is_none(), "two attempts at a time on one host");
-                            *running = Some(part.clone());
-                            starts.push(part);
+                            assert_ne!(agent.last, Some(part.attempt), "an attempt starts once");
+                            agent.last = Some(part.attempt);
+                            *running = Some(part);
                         }
                         ToAgent::Stop { attempt, .. } => {
                             assert_eq!(Some(attempt), self.last, "a stop of the present attempt");
@@ -120,14 +197,14 @@ impl World {
             }
         }
         if !starts.is_empty() {
-            self.check(&starts);
+            self.check(&starts, in_vain);
         }
         if let Some(deadline) = self.formation.deadline() {
             assert!(deadline > self.now, "nothing is due twice");
         }
     }
 
-    fn check(&mut self, starts: &[Assignment]) {
+    fn check(&mut self, starts: &[Assignment], in_vain: usize) {
         assert!(!self.over);
         self.finished.clear();
         let first = &starts[0];
@@ -135,8 +212,8 @@ impl World {
         self.last = Some(first.attempt);
         assert!(starts.len() >= self.rules.min_nodes && starts.len() <= self.rules.max_nodes);
         assert!(first.restarts <= self.rules.max_restarts);
-        let running = self.agents.values().flatten();
-        assert_eq!(running.count(), starts.len(), "one attempt in the whole job");
+        let running = self.agents.values().filter(|agent| agent.running.is_some());
+        assert_eq!(running.count() + in_vain, starts.len(), "one attempt in the whole job");
         let mut next = 0;
         for (node_rank, part) in starts.iter().enumerate() {
             assert_eq!((part.node_rank, part.num_nodes), (node_rank, starts.len()));
@@ -150,55 +227,105 @@ impl World {
         assert_eq!(next, first.world_size);
     }
 
+    fn is_cut(&self, agent: AgentId) -> bool {
+        self.agents.get(&agent.0).is_some_and(|agent| agent.is_cut)
+    }
+
+    /// A message of an agent, if it arrives.
+    fn says(&mut self, agent: AgentId, message: FromAgent) {
+        if !self.is_cut(agent) {
+            self.event(Event::Said { agent, message });
+        }
+    }
+
+    fn resumes(&mut self, id: u64) {
+        let AgentId(number) = AgentId(self.connection[id as usize]);
+        let agent = self.agents.get_mut(&number).filter(|agent| agent.is_remote);
+        let Some(agent) = agent else { return };
+        agent.resumes += 1;
+        let (last, requests, resume) = (agent.last, agent.requests, agent.resumes);
+        self.connections += 1;
+        let connection = self.connections;
+        let new = Agent { last, requests, ..Agent::default() };
+        self.agents.insert(connection, new);
+        let name = format!("agent-{number}");
+        let join = Join { resume, agent: name, last_attempt: last, ..join(id) };
+        let agent = AgentId(connection);
+        self.event(Event::Joined { agent, join, seen: None, remote: true });
+        // It was refused: an agent that has lost its seat ends.
+        if self.is_cut(AgentId(number)) {
+            self.agents.remove(&number);
+        }
+    }
+
     fn happen(&mut self, what: &Happens) {
-        let agent = |id: u64| AgentId(self.connection[id as usize]);
-        let of = |back: u32| self.last.unwrap_or(0).wrapping_sub(back);
-        let said = |id, message| Event::Said { agent: agent(id), message };
+        let connection = self.connection;
+        let agent = |id: u64| AgentId(connection[id as usize]);
+        let last = self.last;
+        let of = |back: u32| last.unwrap_or(0).wrapping_sub(back);
         match *what {
             Happens::Joins { id, node_rank, nproc, last, remote } => {
                 self.connections += 1;
                 self.connection[id as usize] = self.connections;
-                self.agents.insert(self.connections, None);
-                let join = Join { node_rank, nproc, last_attempt: last, ..join(id) };
+                let own = Agent { is_remote: remote, ..Agent::default() };
+                self.agents.insert(self.connections, own);
+                let name = format!("agent-{}", self.connections);
+                let join = Join { node_rank, nproc, last_attempt: last, agent: name, ..join(id) };
                 let agent = AgentId(self.connections);
                 self.event(Event::Joined { agent, join, seen: None, remote });
             }
             Happens::Fails { id, back, code, at } => {
                 let failure = failure(id, of(back), at, Ending::Code(code));
-                self.event(said(id, FromAgent::Failed(failure)));
+                self.says(agent(id), FromAgent::Failed(failure));
             }
             Happens::Finishes { id, back } => {
-                if back == 0 {
+                if back == 0 && !self.is_cut(agent(id)) {
                     self.finished.insert(agent(id).0);
                 }
-                self.event(said(id, FromAgent::Finished { attempt: of(back) }));
+                self.says(agent(id), FromAgent::Finished { attempt: of(back) });
             }
             Happens::Stops { id, back, killed } => {
-                let message = FromAgent::Stopped { attempt: of(back), port: 1, killed };
-                let event = said(id, message);
-                let connection = agent(id).0;
-                if let Some(running) = self.agents.get_mut(&connection)
-                    && back == 0
+                let message =
+                    FromAgent::Stopped { attempt: of(back), port: 1, killed, stuck: None };
+                // One that is cut off stops only what it has been told to start.
+                let is_of = |it: &Assignment| it.attempt == of(back);
+                if let Some(agent) = self.agents.get_mut(&agent(id).0)
+                    && (back == 0 && !agent.is_cut || agent.running.as_ref().is_some_and(is_of))
                 {
-                    *running = None;
+                    agent.running = None;
                 }
-                self.event(event);
+                self.says(agent(id), message);
             }
             Happens::Closes { id } => {
                 let agent = agent(id);
                 self.agents.remove(&agent.0);
                 self.event(Event::Closed { agent, how: "gone".into() });
             }
+            Happens::Cut { id, seen } => {
+                let agent = agent(id);
+                let remote = self.agents.get_mut(&agent.0).filter(|agent| agent.is_remote);
+                let Some(its) = remote else { return };
+                its.is_cut = true;
+                if let Some(reset) = seen {
+                    self.event(Event::Disconnected { agent, how: "broken".into(), reset });
+                }
+            }
+            Happens::Resumes { id } => self.resumes(id),
             Happens::Interrupts { id, signal } => match id {
-                Some(id) => self.event(said(id, FromAgent::Interrupted { signal })),
+                Some(id) => {
+                    let Some(its) = self.agents.get_mut(&agent(id).0) else { return };
+                    its.requests += 1;
+                    let count = its.requests;
+                    self.says(agent(id), FromAgent::Interrupted { signal, count });
+                }
                 None => self.event(Event::Interrupt { signal }),
             },
-            Happens::Beats { id, sent } => self.event(said(id, FromAgent::Beat { sent })),
-            Happens::Leaves { id } => self.event(said(id, FromAgent::Leaving)),
+            Happens::Beats { id, sent } => self.says(agent(id), FromAgent::Beat { sent }),
+            Happens::Leaves { id } => self.says(agent(id), FromAgent::Leaving),
             Happens::Cannot { id } => {
-                self.event(said(id, FromAgent::Unable { reason: "no memory".into() }));
+                self.says(agent(id), FromAgent::Unable { reason: "no memory".into() });
             }
-            Happens::JoinsAgain { id } => self.event(said(id, FromAgent::Join(join(id)))),
+            Happens::JoinsAgain { id } => self.says(agent(id), FromAgent::Join(join(id))),
             Happens::Passes { millis } => {
                 let end = self.now + Duration::from_millis(millis);
                 while let Some(due) = self.formation.deadline().filter(|due| *due <= end) {
@@ -223,10 +350,15 @@ impl World {
     /// From now on all agents do what they are told, and their ranks finish.
     fn behave(&mut self) {
         for _ in 0..100 {
+            for id in 0..6 {
+                if self.is_cut(AgentId(self.connection[id as usize])) {
+                    self.resumes(id);
+                }
+            }
             let running: Vec<_> = self
                 .agents
                 .iter()
-                .filter_map(|(id, part)| part.as_ref().map(|part| (*id, part.attempt)))
+                .filter_map(|(id, agent)| Some((*id, agent.running.as_ref()?.attempt)))
                 .collect();
             if running.is_empty() {
                 break;
@@ -236,8 +368,11 @@ impl World {
                 self.finished.insert(id);
                 self.event(Event::Said { agent, message: FromAgent::Finished { attempt } });
                 if !self.over && matches!(self.formation.state, State::Stopping(_)) {
-                    self.agents.insert(id, None);
-                    let message = FromAgent::Stopped { attempt, port: 1, killed: false };
+                    if let Some(agent) = self.agents.get_mut(&id) {
+                        agent.running = None;
+                    }
+                    let message =
+                        FromAgent::Stopped { attempt, port: 1, killed: false, stuck: None };
                     self.event(Event::Said { agent, message });
                 }
             }

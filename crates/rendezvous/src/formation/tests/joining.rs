@@ -40,12 +40,12 @@ fn who_does_not_fit_is_told_why() {
     let cases = [
         (
             Join { protocol: 9, version: "9.1".into(), ..join(1) },
-            "h1 has brigade 9.1 (protocol 9), the coordinator has 0.1.0 (protocol 1): install the \
+            "h1 has brigade 9.1 (protocol 9), the coordinator has 0.1.0 (protocol 2): install the \
              same version on all hosts",
         ),
         (
             Join { run_id: "other".into(), ..join(1) },
-            "h1 wants to take part in the job `other`, but here is the job `j`: give the same \
+            "h1 takes part in another job: give the same \
              --rdzv-id on all hosts, or another endpoint to one of the jobs",
         ),
         (

@@ -5,8 +5,8 @@ use super::*;
 #[test]
 fn an_interruption_stops_all() {
     // (what agents say after the stop, exit code)
-    let killed = |attempt| FromAgent::Stopped { attempt, port: 1, killed: true };
-    let stopped = |attempt| FromAgent::Stopped { attempt, port: 1, killed: false };
+    let killed = |attempt| FromAgent::Stopped { attempt, port: 1, killed: true, stuck: None };
+    let stopped = |attempt| FromAgent::Stopped { attempt, port: 1, killed: false, stuck: None };
     let finished = |attempt| FromAgent::Finished { attempt };
     let failed = |code| FromAgent::Failed(failure(2, 0, 0, Ending::Code(code)));
     let cases = [
@@ -52,7 +52,7 @@ fn a_second_interruption_kills() {
     assert!(job.interrupt(2, INT).is_empty());
     assert_eq!(job.interrupt(2, INT), ["1: kill", "2: kill"]);
     assert!(job.interrupt(1, INT).is_empty());
-    assert_eq!(job.pass(5, &[1, 2]).last().unwrap(), "finish 130");
+    assert_eq!(job.pass(20, &[1, 2]).last().unwrap(), "finish 130");
 }
 
 #[test]

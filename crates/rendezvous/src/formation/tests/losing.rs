@@ -106,7 +106,7 @@ fn a_lost_host_costs_a_restart() {
 }
 
 #[test]
-fn a_silent_host_is_lost_within_five_seconds() {
+fn a_silent_host_is_lost() {
     let mut job = Job::of_two(0);
     assert!(job.pass(10, &[1, 2]).is_empty());
     assert_eq!(
@@ -163,7 +163,7 @@ fn too_few_survivors_wait() {
     job.close(1);
     let said = job.lines(Event::Said {
         agent: AgentId(3),
-        message: FromAgent::Stopped { attempt: 1, port: 1, killed: false },
+        message: FromAgent::Stopped { attempt: 1, port: 1, killed: false, stuck: None },
     });
     assert_eq!(said, ["waiting up to 600 s for 1 host more"]);
     assert_eq!(job.pass(600, &[3]), ["3: end 1", "3: close", "finish 1"]);
@@ -209,11 +209,11 @@ fn an_agent_that_does_not_stop_is_lost() {
     let mut job = Job::of_two(1);
     job.failed(1, 1, 1);
     job.stopped(1, 0);
-    assert_eq!(job.pass(35, &[1, 2]), ["2: close", "1: waiting 1/2"]);
+    assert_eq!(job.pass(50, &[1, 2]), ["2: close", "1: waiting 1/2"]);
     let mut job = Job::of_two(0);
     job.failed(1, 1, 6);
     job.stopped(1, 0);
-    job.pass(35, &[1, 2]);
+    job.pass(50, &[1, 2]);
     assert_eq!(job.verdict().code, 6, "the failure was first");
 }
 

@@ -167,6 +167,15 @@ impl PowerSgdHook {
         Self { options, parameters, state: Mutex::default() }
     }
 
+    /// Forgets errors and factors, which gradients that were not finite have spoilt, on all ranks alike: the
+    /// next step begins with new factors.
+    pub(crate) fn forget(&self) {
+        let mut state = self.lock();
+        state.errors.clear();
+        state.factors.clear();
+        state.underway.clear();
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -9,8 +9,9 @@ use brigade_world::{World, env};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
+use rustix::process::{Resource, Rlimit, prlimit};
 
-use super::ignored;
+use super::signal_disposition;
 use crate::gate::Gate;
 use crate::output::Streams;
 use crate::role;
@@ -18,14 +19,12 @@ use crate::{LaunchPlan, PrefixFacts};
 
 /// A rank that has been started and not been reaped.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct RankProcess {
     child: Child,
     ending: Option<Ending>,
-    /// What it has been asked to stop with.
-    asked: Vec<Signal>,
 }
 
-impl Running {
+impl RankProcess {
     /// Starts the rank's process, which waits at its gate; also gives its output.
     pub(super) fn start(
         plan: &LaunchPlan,
@@ -63,15 +62,11 @@ impl Running {
         });
         let (stdout, stderr) = (stdout.into(), stderr.into());
         let streams = Streams { rank, local_rank, prefix, stdout, stderr };
-        Ok((Self { child, ending: None, asked: Vec::new() }, gate, streams))
+        Ok((Self { child, ending: None }, gate, streams))
     }
 
     pub(super) fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id().cast_signed())
-    }
-
-    pub(super) fn ending(&self) -> Option<Ending> {
-        self.ending
     }
 
     /// How the rank ended, the first time that is known. Does not reap it.
@@ -90,20 +85,12 @@ impl Running {
         self.ending
     }
 
-    /// How the rank ended, where that is neither success nor what it was asked for.
-    pub(super) fn failure(&self) -> Option<Ending> {
-        let code = |signal: &Signal| Ending::Signal(*signal as i32).exit_code();
-        let explained = |ending: &Ending| self.asked.iter().any(|s| code(s) == ending.exit_code());
-        self.ending.filter(|ending| *ending != Ending::Code(0) && !explained(ending))
-    }
-
     /// Signals the rank and its children, so that they stop. A shell starts what it runs in the background
     /// with SIGINT ignored, and ranks inherit that: they get SIGTERM instead.
-    pub(super) fn ask(&mut self, signal: Signal) {
-        let deaf = signal == Signal::SIGINT && ignored::by_process(self.pid().as_raw(), signal);
-        let signal = if deaf { Signal::SIGTERM } else { signal };
-        self.asked.push(signal);
-        self.send(signal);
+    pub(super) fn ask(&self, signal: Signal) {
+        let pid = self.pid().as_raw();
+        let deaf = signal == Signal::SIGINT && signal_disposition::ignored_by(pid, signal);
+        self.send(if deaf { Signal::SIGTERM } else { signal });
     }
 
     /// Signals the rank and its children.
@@ -113,6 +100,13 @@ impl Running {
         if killpg(self.pid(), signal).is_err() && self.ending.is_none() {
             let _ = kill(self.pid(), signal);
         }
+    }
+
+    /// Gives the rank, which waits at its gate, this limit of open files.
+    pub(super) fn limit_files(&self, limit: Rlimit) {
+        // What it has inherited from this process is more, and no rank is refused for that.
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let _ = prlimit(Some(pid), Resource::Nofile, limit);
     }
 
     /// Lets the system forget the rank, which has ended.

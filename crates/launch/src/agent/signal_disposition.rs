@@ -5,12 +5,12 @@ use std::fs;
 use nix::sys::signal::Signal;
 
 /// Whether this process was started with the signal ignored, as `nohup` does with SIGHUP.
-pub(super) fn by_us(signal: Signal) -> bool {
+pub(super) fn ignored_by_us(signal: Signal) -> bool {
     by("self", signal)
 }
 
 /// Whether that process ignores the signal; what cannot be asked does not.
-pub(super) fn by_process(pid: i32, signal: Signal) -> bool {
+pub(super) fn ignored_by(pid: i32, signal: Signal) -> bool {
     by(&pid.to_string(), signal)
 }
 
@@ -40,6 +40,6 @@ mod tests {
         assert!(!is_in(status, Signal::SIGTERM));
         assert!(!is_in("", Signal::SIGINT));
         // Rust's programs ignore it from the start.
-        assert!(by_us(Signal::SIGPIPE));
+        assert!(ignored_by_us(Signal::SIGPIPE));
     }
 }

@@ -4,12 +4,12 @@ use std::fs;
 use std::path::PathBuf;
 
 /// How often it has killed before the ranks started.
-#[derive(Debug, Default)]
-pub(super) struct MemoryKiller {
+#[derive(Clone, Debug, Default)]
+pub(super) struct OomKiller {
     counter: Option<(PathBuf, u64)>,
 }
 
-impl MemoryKiller {
+impl OomKiller {
     /// Reads the counter, where this system has one that we may read.
     pub(super) fn look() -> Self {
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -95,7 +95,7 @@ mod tests {
     fn only_news_count() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("memory.events");
-        let killer = MemoryKiller { counter: Some((path.clone(), 2)) };
+        let killer = OomKiller { counter: Some((path.clone(), 2)) };
         for (content, expected) in [
             ("oom_kill 2\n", None),
             ("oom_kill 1\n", None),
@@ -111,6 +111,6 @@ mod tests {
                 None => assert_eq!(hint, None),
             }
         }
-        assert_eq!(MemoryKiller::default().hint(), None);
+        assert_eq!(OomKiller::default().hint(), None);
     }
 }

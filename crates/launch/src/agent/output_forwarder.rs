@@ -14,28 +14,56 @@ use crate::output::Show;
 
 /// The agent's end.
 #[derive(Debug)]
-pub(super) struct Streamed {
-    pieces: Receiver<(Stream, Vec<u8>)>,
+pub(super) struct OutputForwarder {
+    pieces: Receiver<Piece>,
     wake: UnixStream,
     pending: VecDeque<(Stream, Vec<u8>)>,
     credit: u64,
+    drained: Drained,
+}
+
+/// What the output thread gives.
+#[derive(Debug)]
+enum Piece {
+    Lines(Stream, Vec<u8>),
+    /// There is no more of an attempt.
+    Drained,
+}
+
+/// How often the output of an attempt has come to its end.
+#[derive(Debug, Default)]
+struct Drained {
+    /// Here: all of it has been given to be sent.
+    sent: usize,
+    /// In the output thread.
+    written: usize,
+    /// What of it the agent knows.
+    told: usize,
+    /// What is written is not sent any more.
+    dropped: bool,
 }
 
 /// The output thread's end.
 #[derive(Debug)]
 struct Pieces {
-    pieces: SyncSender<(Stream, Vec<u8>)>,
+    pieces: SyncSender<Piece>,
     wake: UnixStream,
 }
 
-impl Streamed {
+impl OutputForwarder {
     /// Both ends.
     pub(super) fn new() -> io::Result<(Self, Box<dyn Show>)> {
         let (near, far) = UnixStream::pair()?;
         near.set_nonblocking(true)?;
         far.set_nonblocking(true)?;
         let (sender, pieces) = mpsc::sync_channel(PIECES);
-        let this = Self { pieces, wake: near, pending: VecDeque::new(), credit: OUTPUT_CREDIT };
+        let this = Self {
+            pieces,
+            wake: near,
+            pending: VecDeque::new(),
+            credit: OUTPUT_CREDIT,
+            drained: Drained::default(),
+        };
         Ok((this, Box::new(Pieces { pieces: sender, wake: far })))
     }
 
@@ -53,8 +81,11 @@ impl Streamed {
     pub(super) fn next(&mut self) -> Option<FromAgent> {
         // The wake-ups first: one that comes after this makes the socket readable again.
         while matches!((&self.wake).read(&mut [0; 64]), Ok(n) if n > 0) {}
-        if self.pending.is_empty() {
-            self.pending.extend(self.pieces.try_recv().ok());
+        while self.pending.is_empty() {
+            match self.pieces.try_recv().ok()? {
+                Piece::Lines(stream, bytes) => self.pending.push_back((stream, bytes)),
+                Piece::Drained => self.drained.sent += 1,
+            }
         }
         let (stream, bytes) = self.pending.front_mut()?;
         let length = bytes.len().min(LONGEST_MESSAGE);
@@ -77,25 +108,41 @@ impl Streamed {
         Some(message)
     }
 
+    /// The output thread has written all of an attempt.
+    pub(super) fn written(&mut self) {
+        self.drained.written += 1;
+    }
+
+    /// True once for each attempt whose output has all been sent, or is not sent any more.
+    pub(super) fn is_drained(&mut self) -> bool {
+        let Drained { sent, written, told, dropped } = &mut self.drained;
+        let ended = if *dropped { *written } else { *sent.min(written) };
+        let is_new = *told < ended;
+        *told += usize::from(is_new);
+        is_new
+    }
+
     /// Nobody takes any more: the output thread must not wait for that.
     pub(super) fn abandon(&mut self) {
         self.pending.clear();
         self.pieces = mpsc::sync_channel(0).1;
-    }
-
-    /// There is nothing more to send, as far as the output thread has come.
-    pub(super) fn is_empty(&self) -> bool {
-        self.pending.is_empty()
+        self.drained.dropped = true;
     }
 }
 
 impl Show for Pieces {
     fn show(&mut self, stream: Stream, lines: &[u8]) -> io::Result<()> {
         let gone = |_| io::ErrorKind::BrokenPipe;
-        self.pieces.send((stream, lines.to_vec())).map_err(gone)?;
+        self.pieces.send(Piece::Lines(stream, lines.to_vec())).map_err(gone)?;
         // A full socket has woken the agent already.
         let _ = self.wake.write(b"w");
         Ok(())
+    }
+
+    fn drained(&mut self) {
+        // An agent that takes no more does not want to know.
+        let _ = self.pieces.send(Piece::Drained);
+        let _ = self.wake.write(b"w");
     }
 }
 
@@ -110,8 +157,8 @@ mod tests {
     use super::*;
 
     /// What can be sent now.
-    fn sent(streamed: &mut Streamed) -> Vec<usize> {
-        let messages = std::iter::from_fn(|| streamed.next());
+    fn sent(forwarder: &mut OutputForwarder) -> Vec<usize> {
+        let messages = std::iter::from_fn(|| forwarder.next());
         messages
             .map(|message| match message {
                 FromAgent::Output { bytes, .. } => bytes.len(),
@@ -122,37 +169,41 @@ mod tests {
 
     #[test]
     fn no_more_than_allowed() {
-        let (mut streamed, mut show) = Streamed::new().unwrap();
+        let (mut forwarder, mut show) = OutputForwarder::new().unwrap();
         let line = [&[b'x'; 999][..], b"\n"].concat();
         let large = line.repeat(100);
         let writer = thread::spawn(move || {
             for _ in 0..10 {
                 show.show(Stream::Stdout, &large).unwrap();
             }
+            show.drained();
         });
+        forwarder.written();
         let mut total = 0;
         let mut allowed = OUTPUT_CREDIT;
         while total < 1_000_000 {
-            for length in sent(&mut streamed) {
+            for length in sent(&mut forwarder) {
                 assert_eq!(length % 1000, 0, "a line was cut");
                 total += length as u64;
             }
             assert!(total <= allowed, "{total} of {allowed}");
+            assert!(total == 1_000_000 || !forwarder.is_drained(), "drained at {total}");
             if allowed - total < LONGEST_MESSAGE as u64 {
-                streamed.taken(100_000);
+                forwarder.taken(100_000);
                 allowed += 100_000;
             }
         }
         writer.join().unwrap();
-        assert!(streamed.is_empty() && streamed.next().is_none());
+        assert!(forwarder.next().is_none() && forwarder.is_drained());
+        assert!(!forwarder.is_drained(), "told once");
     }
 
     #[test]
     fn an_endless_line_is_cut() {
-        let (mut streamed, mut show) = Streamed::new().unwrap();
+        let (mut forwarder, mut show) = OutputForwarder::new().unwrap();
         show.show(Stream::Stderr, &vec![b'x'; LONGEST_MESSAGE + 1]).unwrap();
-        assert_eq!(sent(&mut streamed), [LONGEST_MESSAGE, 1]);
-        streamed.abandon();
+        assert_eq!(sent(&mut forwarder), [LONGEST_MESSAGE, 1]);
+        forwarder.abandon();
         let gone = show.show(Stream::Stderr, b"x\n").unwrap_err();
         assert_eq!(gone.kind(), io::ErrorKind::BrokenPipe);
     }

@@ -1,0 +1,46 @@
+//! Which values are not shown.
+
+/// The value of a variable, or what is shown instead where its name says that it is a secret: what
+/// `--explain` prints is pasted into reports of bugs.
+pub(crate) fn shown<'a>(name: &str, value: &'a str) -> &'a str {
+    let is_secret = name.split('_').any(|word| {
+        let word = word.to_ascii_uppercase();
+        let singular = word.strip_suffix('S').unwrap_or(&word);
+        SECRET_WORDS.contains(&word.as_str()) || SECRET_WORDS.contains(&singular)
+    });
+    if is_secret && !value.is_empty() { NOT_SHOWN } else { value }
+}
+
+const NOT_SHOWN: &str = "(not shown: its name says that it is a secret)";
+/// Words between underscores, in the singular.
+const SECRET_WORDS: [&str; 13] = [
+    "TOKEN",
+    "SECRET",
+    "PASSWORD",
+    "PASSWD",
+    "PASS",
+    "PASSPHRASE",
+    "KEY",
+    "APIKEY",
+    "CREDENTIAL",
+    "CRED",
+    "AUTH",
+    "COOKIE",
+    "DSN",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_secrets() {
+        for name in ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "db_passwords", "PASS"] {
+            assert_eq!(shown(name, "abc"), NOT_SHOWN, "{name}");
+        }
+        for name in ["NCCL_DEBUG", "KEYBOARD", "MONKEY", "PASSES", "TOKENIZERS_PARALLELISM"] {
+            assert_eq!(shown(name, "abc"), "abc", "{name}");
+        }
+        assert_eq!(shown("HF_TOKEN", ""), "");
+    }
+}

@@ -1,0 +1,182 @@
+//! What stands still for a while: agents, launchers, the coordinator, the link between two hosts, the
+//! file system under the logs, memory. A job survives all of it that is shorter than the heartbeat
+//! timeout, with the right results in its first attempt; what takes longer ends it with a line that
+//! names the host.
+//!
+//! With `BRIGADE_TEST_STALLS=full` the times are real: the default timeout of 30 s, stalls of 3, 10
+//! and 25 s, and one of 40 s. Without, a sixth of that.
+
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
+#[path = "../job/mod.rs"]
+mod job;
+mod over_ssh;
+#[path = "../hosts/site.rs"]
+mod site;
+mod storage;
+mod stuck;
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use brigade_launch::{Reach, StorePort};
+use job::{Job, Running};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+/// How long things take in this run.
+struct Times {
+    heartbeat: f64,
+    /// Survived.
+    stalls: [f64; 3],
+    /// Survived by a connection that only TCP itself can heal, which tries again after 0.2, 0.4,
+    /// 0.8 … s.
+    cuts_over_ssh: [f64; 3],
+    too_long: f64,
+}
+
+fn times() -> Times {
+    if std::env::var("BRIGADE_TEST_STALLS").as_deref() == Ok("full") {
+        let stalls = [3.0, 10.0, 25.0];
+        Times { heartbeat: 30.0, stalls, cuts_over_ssh: stalls, too_long: 40.0 }
+    } else {
+        let (stalls, cuts_over_ssh) = ([0.5, 1.7, 4.2], [0.5, 1.3, 2.8]);
+        Times { heartbeat: 5.0, stalls, cuts_over_ssh, too_long: 6.7 }
+    }
+}
+
+impl Times {
+    fn flag(&self) -> String {
+        format!("--heartbeat-timeout={}", self.heartbeat)
+    }
+}
+
+fn sleep(seconds: f64) {
+    thread::sleep(Duration::from_secs_f64(seconds));
+}
+
+/// Lets a process stand still.
+fn stop_for(pid: i32, seconds: f64) {
+    let pid = Pid::from_raw(pid);
+    kill(pid, Signal::SIGSTOP).unwrap();
+    sleep(seconds);
+    kill(pid, Signal::SIGCONT).unwrap();
+    recover();
+}
+
+/// Some beats, so that one stall does not add to the next.
+fn recover() {
+    sleep(1.0);
+}
+
+/// A rank that computes with its number, says that it is there, stays until it may finish, and tells
+/// its result.
+const COUNT: &str = "s=$RANK; i=0; while [ $i -lt 300 ]; do i=$((i+1)); s=$(( (s * 31 + i) % 1000003 )); \
+    [ $i = 100 ] && echo $$ > $ALL/there-$RANK && until [ -e $ALL/fast ]; do sleep 0.05; done; done; \
+    echo result $s in attempt $TORCHELASTIC_RESTART_COUNT";
+
+/// What [`COUNT`] prints.
+fn result(rank: u64) -> String {
+    let sum = (1..=300).fold(rank, |sum, i| (sum * 31 + i) % 1_000_003);
+    format!("result {sum} in attempt 0")
+}
+
+/// Waits until these ranks are there.
+fn wait_for_ranks(all: &Path, ranks: usize) {
+    job::wait_until(|| (0..ranks).all(|rank| all.join(format!("there-{rank}")).exists()));
+}
+
+/// Lets ranks finish.
+fn finish_soon(all: &Path) {
+    fs::write(all.join("fast"), "").unwrap();
+}
+
+/// A job of several launchers on this machine.
+struct Hosts {
+    port: StorePort,
+    all: TempDir,
+}
+
+impl Hosts {
+    fn new() -> Self {
+        Self {
+            port: StorePort::reserve(Reach::Loopback).unwrap(),
+            all: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn launcher(&self, node_rank: usize, nodes: usize, times: &Times) -> Job {
+        let mut job = Job::new(1)
+            .flag(&times.flag())
+            .flag(&format!("--nnodes={nodes}"))
+            .flag(&format!("--node-rank={node_rank}"))
+            .flag("--master-addr=127.0.0.1")
+            .flag(&format!("--master-port={}", self.port.number()));
+        job.command.env("ALL", self.all.path());
+        job
+    }
+}
+
+/// All launchers end well, with the right results.
+fn succeed(launchers: Vec<Running>) -> Vec<String> {
+    let mut said = Vec::new();
+    for (rank, launcher) in launchers.into_iter().enumerate() {
+        let run = launcher.finish();
+        assert_eq!(run.code, 0, "{}", run.stderr);
+        assert_eq!(run.lines_of(rank), [result(rank as u64)], "{}", run.stderr);
+        said.push(run.stderr);
+    }
+    said
+}
+
+#[test]
+fn an_agent_and_a_coordinator_that_are_stopped_for_a_while() {
+    let (times, hosts) = (times(), Hosts::new());
+    let launchers: Vec<Running> =
+        (0..3).map(|node| hosts.launcher(node, 3, &times).sh(COUNT).start()).collect();
+    wait_for_ranks(hosts.all.path(), 3);
+    for stall in times.stalls {
+        for launcher in &launchers[..2] {
+            stop_for(launcher.pid(), stall);
+        }
+    }
+    finish_soon(hosts.all.path());
+    let said = succeed(launchers);
+    // The user hears of a silence that is worth a word, and of its end.
+    assert!(said[0].contains("nothing was heard of "), "{}", said[0]);
+    assert!(said[0].contains(" is heard again"), "{}", said[0]);
+    assert!(said[2].contains("nothing was heard of the coordinator at "), "{}", said[2]);
+}
+
+#[test]
+fn an_agent_that_is_stopped_for_too_long_is_lost() {
+    for stopped in [0, 1] {
+        let (times, hosts) = (times(), Hosts::new());
+        let mut launchers: Vec<Running> =
+            (0..2).map(|node| hosts.launcher(node, 2, &times).sh(COUNT).start()).collect();
+        wait_for_ranks(hosts.all.path(), 2);
+        stop_for(launchers[stopped].pid(), times.too_long);
+        let run = launchers.remove(1 - stopped).finish();
+        assert_eq!(run.code, 1, "{}", run.stderr);
+        let expected = match stopped {
+            0 => format!("the connection to 127.0.0.1:{}, ", hosts.port.number()),
+            _ => format!("{} is lost: nothing was heard of it for {} s", host(), times.heartbeat),
+        };
+        assert!(run.stderr.contains(&expected), "{}", run.stderr);
+        let run = launchers.remove(0).finish();
+        assert_eq!(run.code, 1, "it finds out when it wakes: {}", run.stderr);
+        assert!(run.stderr.contains(" is lost: "), "{}", run.stderr);
+    }
+}
+
+fn host() -> String {
+    nix::unistd::gethostname().unwrap().into_string().unwrap()
+}
+
+/// The process of that number has not been reaped and has this state.
+fn is_in_state(pid: i32, state: char) -> bool {
+    job::state_of(pid) == Some(state)
+}

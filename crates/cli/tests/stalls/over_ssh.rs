@@ -1,0 +1,182 @@
+//! Hosts with a network between them: what is cut and mended, and what stands still at either end of
+//! a session.
+
+use std::fs;
+use std::path::Path;
+
+use crate::site::{Running, Site, site, wait_until};
+use crate::{COUNT, Times, finish_soon, recover, result, sleep, stop_for, times, wait_for_ranks};
+
+/// The ranks' files go where the job is started: all hosts see that folder.
+fn script(all: &Path) -> String {
+    format!("ALL={}; {COUNT}", all.display())
+}
+
+fn agent(site: &Site, host: usize) -> i32 {
+    let processes = site.host(host).processes();
+    let agent = processes.iter().find(|it| it.command.get(1).is_some_and(|it| it == "__agent"));
+    agent.expect("an agent").pid
+}
+
+/// One launcher for two hosts.
+fn over_ssh<'s>(site: &'s Site, times: &Times) -> Running<'s> {
+    let job = site.launch("node1:1,node2:1").args([&*times.flag()]);
+    let job = job.sh(&script(&site.work)).start();
+    wait_for_ranks(&site.work, 2);
+    job
+}
+
+/// A launcher on each of three hosts.
+fn over_tcp<'s>(site: &'s Site, times: &Times) -> Vec<Running<'s>> {
+    let start = |host: usize| {
+        let rank = format!("--node-rank={host}");
+        let flags = ["--nproc=1", "--nnodes=3", &rank, "--master-addr=node1", &*times.flag()];
+        site.launch_on(host, &flags).sh(&script(&site.work)).start()
+    };
+    let launchers = (0..3).map(start).collect();
+    wait_for_ranks(&site.work, 3);
+    launchers
+}
+
+/// `[node2:1] result …`, `[1] result …`
+fn has_result(stdout: &str, rank: u64) -> bool {
+    let end = format!("] {}", result(rank));
+    stdout.lines().any(|line| line.ends_with(&end) && line.contains(&format!("{rank}]")))
+}
+
+#[test]
+fn a_launcher_and_an_agent_that_are_stopped_for_a_while() {
+    let Some(site) = site(2) else { return };
+    let times = times();
+    let job = over_ssh(&site, &times);
+    for stall in times.stalls {
+        let launcher = job.freeze();
+        sleep(stall);
+        launcher.thaw();
+        recover();
+        stop_for(agent(&site, 1), stall);
+    }
+    finish_soon(&site.work);
+    let run = job.finish();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert!((0..2).all(|rank| has_result(&run.stdout, rank)), "{}", run.stdout);
+    assert!(run.stderr.contains("nothing was heard of node2 for "), "{}", run.stderr);
+    assert!(run.stderr.contains("node2 is heard again"), "{}", run.stderr);
+}
+
+#[test]
+fn a_launcher_or_an_agent_that_is_stopped_for_too_long() {
+    let Some(site) = site(2) else { return };
+    let times = times();
+    for launcher in [true, false] {
+        let job = over_ssh(&site, &times);
+        if launcher {
+            let launcher = job.freeze();
+            sleep(times.too_long);
+            launcher.thaw();
+        } else {
+            stop_for(agent(&site, 1), times.too_long);
+        }
+        let run = job.finish();
+        assert_eq!(run.code, 1, "{}", run.stderr);
+        let named =
+            if launcher { " is lost: " } else { "node2 is lost: nothing was heard of it for " };
+        assert!(run.stderr.contains(named) && run.stderr.contains("node"), "{}", run.stderr);
+        crate::site::empty(&site.work);
+    }
+}
+
+#[test]
+fn a_link_that_is_cut_and_mended_under_sessions() {
+    let Some(site) = site(2) else { return };
+    let times = times();
+    let job = over_ssh(&site, &times);
+    for cut in times.cuts_over_ssh {
+        site.host(1).cut();
+        sleep(cut);
+        site.host(1).restore();
+        // Until TCP has found out: it has paused for as long as the cut took.
+        sleep(cut);
+        recover();
+    }
+    finish_soon(&site.work);
+    let run = job.finish();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert!((0..2).all(|rank| has_result(&run.stdout, rank)), "{}", run.stdout);
+}
+
+#[test]
+fn a_link_that_is_cut_and_mended_between_launchers() {
+    let Some(site) = site(3) else { return };
+    let times = times();
+    let launchers = over_tcp(&site, &times);
+    for stall in times.stalls {
+        // An agent, and the coordinator.
+        for host in [1, 0] {
+            site.host(host).cut();
+            sleep(stall);
+            site.host(host).restore();
+            recover();
+        }
+    }
+    finish_soon(&site.work);
+    let mut said = Vec::new();
+    for (rank, launcher) in (0..).zip(launchers) {
+        let run = launcher.outcome();
+        assert_eq!(run.code, 0, "{}", run.stderr);
+        assert!(has_result(&run.stdout, rank), "{}", run.stdout);
+        said.push(run.stderr);
+    }
+    // It did not wait for TCP.
+    assert!(said[1].contains("connected to node1:29500 again after "), "{}", said[1]);
+    assert!(said[0].contains("node2 is connected again"), "{}", said[0]);
+    site.wait_until_empty();
+}
+
+#[test]
+fn a_link_that_is_cut_for_too_long() {
+    let Some(site) = site(3) else { return };
+    let times = times();
+    let launchers = over_tcp(&site, &times);
+    site.host(1).cut();
+    sleep(times.too_long);
+    site.host(1).restore();
+    let mut said = Vec::new();
+    for launcher in launchers {
+        let run = launcher.outcome();
+        assert_eq!(run.code, 1, "{}", run.stderr);
+        said.push(run.stderr);
+    }
+    assert!(said[0].contains("node2 is lost: nothing was heard of it for "), "{}", said[0]);
+    assert!(said[1].contains("the connection to node1:29500, where the job is"), "{}", said[1]);
+    site.wait_until_empty();
+}
+
+/// A host whose connections are reset, as a gateway does that has forgotten them, comes back at once.
+#[test]
+fn a_connection_that_is_reset_is_made_again() {
+    let Some(site) = site(3) else { return };
+    let times = times();
+    let launchers = over_tcp(&site, &times);
+    // Whatever is sent over the connections that there are is answered with a reset.
+    site.host(0).sh("nft 'add table inet gateway; \
+         add chain inet gateway input { type filter hook input priority 0; policy accept; }; \
+         add rule inet gateway input tcp dport 29500 tcp flags & (syn | rst) == 0 \
+         ct state established reject with tcp reset'");
+    let is_reset = || {
+        let table = site.host(1).sh("cat /proc/net/tcp");
+        // 01 is a connection that stands; its other end has the port 29500.
+        !table.lines().any(|line| line.contains(":733C 01 "))
+    };
+    wait_until("the reset", is_reset);
+    site.host(0).sh("nft delete table inet gateway");
+    sleep(times.stalls[0]);
+    finish_soon(&site.work);
+    for (rank, launcher) in (0..).zip(launchers) {
+        let run = launcher.outcome();
+        assert_eq!(run.code, 0, "{}", run.stderr);
+        assert!(has_result(&run.stdout, rank), "{}", run.stdout);
+    }
+    site.wait_until_empty();
+    let _ = fs::remove_file(site.work.join("fast"));
+}

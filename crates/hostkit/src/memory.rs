@@ -1,0 +1,107 @@
+//! A control group whose memory can be made short.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::Unavailable;
+
+/// A control group for processes that are to run short of memory.
+#[derive(Debug)]
+pub struct MemoryGroup {
+    path: PathBuf,
+    parent: PathBuf,
+    /// The file that limits it, and what stands there without a limit.
+    limit: (&'static str, &'static str),
+}
+
+impl MemoryGroup {
+    /// Makes an empty group.
+    ///
+    /// # Errors
+    /// This process may not make groups with a memory controller.
+    pub fn new() -> Result<Self, Unavailable> {
+        let refused = |reason: String| Unavailable::NoFeature { feature: "memory group", reason };
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let of = |controllers: fn(&str) -> bool| {
+            own.lines().find_map(|line| {
+                let mut fields = line.splitn(3, ':').skip(1);
+                fields.next().filter(|it| controllers(it))?;
+                fields.next().map(str::to_owned)
+            })
+        };
+        let first = of(|it| it.split(',').any(|it| it == "memory"));
+        let (root, group, limit) = match (first, of(str::is_empty)) {
+            // A task that needs more than there is waits, because its killer is switched off.
+            (Some(group), _) => ("/sys/fs/cgroup/memory", group, ("memory.limit_in_bytes", "-1")),
+            // A task that uses more is held up.
+            (None, Some(group)) => ("/sys/fs/cgroup", group, ("memory.high", "max")),
+            (None, None) => return Err(refused("there are no control groups".to_owned())),
+        };
+        // In a container the path may be that of the host.
+        let inside = Path::new(root).join(group.trim_start_matches('/'));
+        let parent = if inside.is_dir() { inside } else { PathBuf::from(root) };
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = parent.join(format!("hostkit-{}-{number}", std::process::id()));
+        fs::create_dir(&path).map_err(|error| refused(format!("{}: {error}", path.display())))?;
+        let this = Self { path, parent, limit };
+        if !this.path.join(limit.0).exists() {
+            return Err(refused(format!("no {} in {}", limit.0, this.path.display())));
+        }
+        if limit.0 == "memory.limit_in_bytes" {
+            this.write("memory.oom_control", "1").map_err(|error| refused(error.to_string()))?;
+        }
+        Ok(this)
+    }
+
+    /// Moves a process into it, with all that it starts from then on.
+    ///
+    /// # Panics
+    /// The system refuses.
+    pub fn add(&self, pid: i32) {
+        self.write("cgroup.procs", &pid.to_string()).expect("move a process into a group");
+    }
+
+    /// Leaves its processes that many bytes, or what they cannot do without.
+    pub fn squeeze(&self, bytes: u64) {
+        // Less than what cannot be given back is refused.
+        for bytes in [bytes, 2 * bytes, 4 * bytes, 8 * bytes, 16 * bytes] {
+            if self.write(self.limit.0, &bytes.to_string()).is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Gives them as much as there is.
+    pub fn release(&self) {
+        let _ = self.write(self.limit.0, self.limit.1);
+    }
+
+    fn write(&self, file: &str, text: &str) -> io::Result<()> {
+        fs::write(self.path.join(file), text)
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        self.release();
+        let inside = fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
+        for pid in inside.lines() {
+            let _ = fs::write(self.parent.join("cgroup.procs"), pid);
+        }
+        // Its processes may need a moment to end.
+        for _ in 0..1000 {
+            match fs::remove_dir(&self.path) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                _ => return,
+            }
+        }
+    }
+}
+
+static NEXT: AtomicUsize = AtomicUsize::new(0);

@@ -1,0 +1,471 @@
+//! The way to the coordinator, found, used, lost and found again, in whichever process it is.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use brigade_rendezvous::{
+    Coordinator, FromAgent, Join, Link, LinkError, Listener, MeetNotice, MeetPlan,
+    Meeting as Search, OutputSink, Piece, Rules, ToAgent, Way,
+};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::state::{Event, Facts, JoinRequest, Kind};
+use crate::wake::{Inbox, Outbox};
+use crate::{Endpoint, LaunchError, LaunchPlan, Meeting};
+
+/// The agent's side of all that has to do with the coordinator.
+pub(super) struct CoordinatorClient<'p> {
+    plan: &'p LaunchPlan,
+    /// Of the agent's clock.
+    start: Instant,
+    /// Looks for a coordinator.
+    search: Option<Search>,
+    /// Where the coordinator is in this process.
+    coordinator: Option<Coordinator>,
+    others_told: bool,
+    link: Option<Link>,
+    /// The link has been told to be quiet.
+    quiet: bool,
+    /// Where the coordinator was met.
+    address: Option<SocketAddr>,
+    resuming: Option<Resuming>,
+    /// How often the coordinator was asked for the seat.
+    asked: u32,
+    /// It was asked, and has not answered: what comes over the old link does not count any more,
+    /// because what follows it would come over the new one.
+    void: bool,
+    /// Connections over which it was asked in vain. They stay open until there is an answer: the
+    /// coordinator may hear of one late, and would take its end for this agent's.
+    stale: Vec<Link>,
+    /// Lines for the user from a coordinator in this process.
+    lines: Inbox<String>,
+    events: VecDeque<Event>,
+}
+
+/// An attempt to make the connection to the same coordinator again.
+struct Resuming {
+    /// It may be there although nothing listens.
+    patient: bool,
+    search: Option<Search>,
+    /// A connection that stands.
+    link: Option<Link>,
+    /// The coordinator was asked over it.
+    asked: bool,
+}
+
+impl<'p> CoordinatorClient<'p> {
+    /// A client that does not look for anybody yet.
+    pub(super) fn new(plan: &'p LaunchPlan, start: Instant) -> Result<Self, LaunchError> {
+        let lines = Inbox::new().map_err(LaunchError::system("make a socket pair"))?;
+        Ok(Self {
+            plan,
+            start,
+            search: None,
+            coordinator: None,
+            others_told: false,
+            link: None,
+            quiet: false,
+            address: None,
+            resuming: None,
+            asked: 0,
+            void: false,
+            stale: Vec::new(),
+            lines,
+            events: VecDeque::new(),
+        })
+    }
+
+    /// What there is to know of the plan's meeting.
+    pub(super) fn facts(plan: &LaunchPlan, forwards_output: bool) -> Facts {
+        let (kind, near, coordinator) = match &plan.meeting {
+            Meeting::OneHost if !forwards_output => (Kind::OneHost, true, "the launcher".into()),
+            Meeting::OneHost | Meeting::Launcher { .. } => {
+                (Kind::Launcher, false, "the launcher".into())
+            }
+            Meeting::Static { master_addr, master_port, .. } => {
+                let endpoint = Endpoint { host: master_addr.clone(), port: *master_port };
+                (Kind::Peers, is_loopback(master_addr), endpoint.to_string())
+            }
+            Meeting::Elastic { endpoint, .. } => {
+                (Kind::Peers, is_loopback(&endpoint.host), endpoint.to_string())
+            }
+            Meeting::Etcd { .. } => (Kind::Elected, true, "the main host".into()),
+        };
+        let elastic = matches!(plan.meeting, Meeting::Elastic { .. } | Meeting::Etcd { .. });
+        Facts {
+            host: plan.host.clone(),
+            nproc: plan.local_world_size.as_usize(),
+            max_restarts: plan.max_restarts,
+            limits: plan.limits,
+            kind,
+            may_leave: elastic && plan.nodes.min < plan.nodes.max,
+            near,
+            coordinator,
+            forwards_output,
+        }
+    }
+
+    /// Begins to look for the coordinator, again where the last one was lost.
+    pub(super) fn connect(&mut self) {
+        self.drop_links();
+        self.coordinator = None;
+        let begun = match way(self.plan) {
+            None => self.serve(None, LOOPBACK.to_owned()),
+            Some(way) => self.search(way).map(|search| self.search = Some(search)),
+        };
+        begun.unwrap_or_else(|error| self.events.push_back(Event::Failed(error)));
+    }
+
+    /// Uses a connection that is there.
+    pub(super) fn use_link(&mut self, link: Link) {
+        self.met(link);
+    }
+
+    fn search(&self, way: Way) -> Result<Search, LaunchError> {
+        let plan = MeetPlan {
+            way,
+            secret: self.plan.secret.clone(),
+            timeout: self.plan.patience.join,
+            limits: self.plan.limits,
+            run_id: self.plan.run_id.clone(),
+            host: self.plan.host.clone(),
+        };
+        Search::start(plan).map_err(LaunchError::system("look for the other hosts"))
+    }
+
+    /// Starts the coordinator in this process.
+    fn serve(&mut self, listener: Option<Listener>, address: String) -> Result<(), LaunchError> {
+        let start = || LaunchError::system("start the coordinator");
+        let lines = || -> Box<dyn OutputSink> { Box::new(LinesSink(self.lines.outbox())) };
+        let sink = listener.is_some().then(lines);
+        let coordinator =
+            Coordinator::start(rules(self.plan, address), listener, sink).map_err(start())?;
+        let link = coordinator.link().map_err(start())?;
+        self.coordinator = Some(coordinator);
+        self.met(link);
+        Ok(())
+    }
+
+    fn met(&mut self, mut link: Link) {
+        link.set_start(self.start);
+        (self.search, self.quiet, self.address) = (None, false, link.peer());
+        self.link = Some(link);
+        self.events.push_back(Event::Connected { here: self.coordinator.is_some() });
+    }
+
+    /// Tries to connect to the coordinator that was met before, until that is given up.
+    pub(super) fn reconnect(&mut self, patient: bool) {
+        // Where it has been asked already, its answer is near.
+        if let Some(resuming) = self.resuming.as_mut().filter(|resuming| resuming.asked) {
+            resuming.patient = patient;
+            return;
+        }
+        self.resume_after(Duration::ZERO, patient);
+    }
+
+    fn resume_after(&mut self, delay: Duration, patient: bool) {
+        let search =
+            self.address.map(|address| self.search(Way::Resume { address, patient, delay }));
+        match search {
+            Some(Ok(search)) => {
+                let search = Some(search);
+                self.resuming = Some(Resuming { patient, search, link: None, asked: false });
+            }
+            Some(Err(error)) => self.gone(error.to_string()),
+            None => self.gone("it was not met at an address".to_owned()),
+        }
+    }
+
+    fn gone(&mut self, how: String) {
+        self.resuming = None;
+        self.events.push_back(Event::CoordinatorGone { how });
+    }
+
+    /// The coordinator is heard again over the connection that there was.
+    pub(super) fn stop_reconnecting(&mut self) {
+        self.resuming.take_if(|resuming| !resuming.asked);
+    }
+
+    /// What to poll.
+    pub(super) fn fds(&self) -> Vec<PollFd<'_>> {
+        let mut fds = vec![PollFd::new(self.lines_fd(), PollFlags::POLLIN)];
+        let coordinator = self.coordinator.as_ref().filter(|_| !self.others_told);
+        fds.extend(coordinator.map(|c| PollFd::new(c.over_fd(), PollFlags::POLLIN)));
+        let resuming = self.resuming.as_ref();
+        let searches = [self.search.as_ref(), resuming.and_then(|it| it.search.as_ref())];
+        fds.extend(
+            searches.into_iter().flatten().map(|it| PollFd::new(it.fd(), PollFlags::POLLIN)),
+        );
+        let old = self.link.as_ref().filter(|_| !self.void);
+        for link in [old, resuming.and_then(|it| it.link.as_ref())].into_iter().flatten() {
+            fds.push(PollFd::new(link.read_fd(), PollFlags::POLLIN));
+            if link.wants_write() {
+                fds.push(PollFd::new(link.write_fd(), PollFlags::POLLOUT));
+            }
+        }
+        fds
+    }
+
+    fn lines_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.lines.as_fd()
+    }
+
+    /// When to ask for news even if nothing is readable.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.link.as_ref().and_then(Link::deadline)
+    }
+
+    /// The next piece of news, if there is one.
+    pub(super) fn next(&mut self) -> Option<Event> {
+        if self.events.is_empty() {
+            self.look_for_others();
+            self.look_for_seat();
+        }
+        if self.events.is_empty() {
+            self.listen();
+        }
+        if !self.others_told && self.coordinator.as_ref().is_some_and(is_over) {
+            self.others_told = true;
+            self.events.push_back(Event::OthersTold);
+        }
+        // Last: most of these lines give the reason of a message that has just been heard.
+        self.events.pop_front().or_else(|| self.lines.next().map(Event::Line))
+    }
+
+    fn look_for_others(&mut self) {
+        match self.search.as_mut().and_then(Search::next) {
+            None => {}
+            Some(MeetNotice::Say(line)) => self.events.push_back(Event::Line(line)),
+            Some(MeetNotice::Join(link)) => self.met(link),
+            Some(MeetNotice::Serve { listener, address }) => {
+                if listener.is_unguarded() {
+                    self.events.push_back(Event::Line(unguarded(listener.port())));
+                }
+                if let Err(error) = self.serve(Some(listener), address) {
+                    self.events.push_back(Event::Failed(error));
+                }
+            }
+            Some(MeetNotice::Failed(error)) => {
+                self.search = None;
+                self.events.push_back(Event::Failed(error.into()));
+            }
+            Some(MeetNotice::Gone { how }) => self.gone(how),
+        }
+    }
+
+    /// The way back to a seat: a new connection, and the answer over it.
+    fn look_for_seat(&mut self) {
+        let Some(resuming) = &mut self.resuming else { return };
+        if resuming.asked
+            && let Some(link) = &mut resuming.link
+        {
+            link.flush();
+            match link.receive() {
+                Ok(None) if !link.is_quiet(Instant::now()) => {}
+                Ok(Some(ToAgent::Resumed)) => {
+                    let link = resuming.link.take();
+                    self.drop_links();
+                    self.link = link;
+                    self.events.push_back(Event::Received(ToAgent::Resumed));
+                }
+                Ok(Some(ToAgent::Refused { reason })) => {
+                    self.resuming = None;
+                    self.events.push_back(Event::Received(ToAgent::Refused { reason }));
+                }
+                // It has broken, too, or is as silent: the next one.
+                Ok(_) | Err(_) => {
+                    let (patient, pause) = (resuming.patient, self.plan.limits.reconnect_pause());
+                    self.stale.extend(resuming.link.take());
+                    self.resume_after(pause, patient);
+                }
+            }
+            return;
+        }
+        match resuming.search.as_mut().and_then(Search::next) {
+            Some(MeetNotice::Join(mut link)) => {
+                link.set_start(self.start);
+                (resuming.link, resuming.search) = (Some(link), None);
+                self.events.push_back(Event::Reconnected);
+            }
+            Some(MeetNotice::Gone { how }) => self.gone(how),
+            Some(MeetNotice::Failed(error)) => self.gone(error.to_string()),
+            Some(MeetNotice::Say(_) | MeetNotice::Serve { .. }) | None => {}
+        }
+    }
+
+    fn listen(&mut self) {
+        let now = Instant::now();
+        let Some(link) = &mut self.link else { return };
+        if !self.void {
+            link.flush();
+            match link.receive() {
+                Ok(Some(message)) => return self.events.push_back(Event::Received(message)),
+                Ok(None) => {}
+                Err(error) => return self.lost(&error),
+            }
+        }
+        // What has come counts before silence does.
+        if let Err(error) = link.keep_up(now) {
+            return self.lost(&error);
+        }
+        let is_quiet = link.is_quiet(now);
+        if self.quiet != is_quiet && !self.void {
+            self.quiet = is_quiet;
+            self.events.push_back(Event::Quiet(is_quiet));
+        }
+    }
+
+    /// Asks to take part, or for the seat.
+    pub(super) fn join(&mut self, request: &JoinRequest, nproc: usize, port: u16) {
+        let one_host = self.plan.meeting == Meeting::OneHost && self.coordinator.is_some();
+        let loopback = one_host.then(|| LOOPBACK.to_owned());
+        let join = Join {
+            run_id: self.plan.run_id.clone(),
+            agent: self.plan.agent_id.clone(),
+            resume: if request.resume { self.asked + 1 } else { 0 },
+            nproc,
+            node_rank: match self.plan.meeting {
+                Meeting::Launcher { node_rank } | Meeting::Static { node_rank, .. } => {
+                    Some(node_rank)
+                }
+                _ => None,
+            },
+            address: self.plan.local_addr.clone().or(loopback),
+            port,
+            last_attempt: request.last.map(|(attempt, _)| attempt),
+            last_node_rank: request.last.map(|(_, node_rank)| node_rank),
+            restarts: request.restarts,
+            sent: u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX),
+            ..Join::new(&self.plan.host)
+        };
+        let link = if request.resume {
+            let resuming = self.resuming.as_mut().filter(|resuming| resuming.link.is_some());
+            resuming.and_then(|resuming| {
+                self.asked += 1;
+                (self.void, resuming.asked) = (true, true);
+                resuming.link.as_mut()
+            })
+        } else {
+            self.link.as_mut()
+        };
+        if let Some(link) = link {
+            link.send(&FromAgent::Join(join));
+        }
+    }
+
+    /// Tells the coordinator. Without a connection, and while the coordinator is asked for the seat,
+    /// this does nothing: what it must know is said again when the seat is there.
+    pub(super) fn send(&mut self, message: &FromAgent) {
+        if let Some(link) = self.link.as_mut().filter(|_| !self.void) {
+            link.send(message);
+        }
+    }
+
+    fn lost(&mut self, error: &LinkError) {
+        let may_resume = self.address.is_some()
+            && matches!(
+                error,
+                LinkError::Closed | LinkError::CutOff | LinkError::Reset | LinkError::Broken(_)
+            );
+        self.link = None;
+        self.quiet = false;
+        self.events.push_back(Event::ConnectionLost { how: error.to_string(), may_resume });
+    }
+
+    /// Ends the connection; a coordinator in this process goes on.
+    pub(super) fn disconnect(&mut self) {
+        self.drop_links();
+        self.search = None;
+        self.events.retain(|event| matches!(event, Event::OthersTold | Event::Line(_)));
+    }
+
+    fn drop_links(&mut self) {
+        (self.link, self.resuming) = (None, None);
+        (self.quiet, self.void) = (false, false);
+        self.stale.clear();
+    }
+
+    /// The coordinator is in this process.
+    pub(super) fn serves(&self) -> bool {
+        self.coordinator.is_some()
+    }
+}
+
+/// What a coordinator in this process wants the user to read.
+struct LinesSink(Outbox<String>);
+
+impl OutputSink for LinesSink {
+    /// Every agent shows its own ranks' output.
+    fn output(&mut self, _piece: Piece) {}
+
+    fn say(&mut self, line: &str) {
+        self.0.send(line.to_owned());
+    }
+}
+
+/// It has told all agents that the job is over.
+fn is_over(coordinator: &Coordinator) -> bool {
+    let mut fds = [PollFd::new(coordinator.over_fd(), PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
+/// How this host finds the others; `None` when there are none.
+fn way(plan: &LaunchPlan) -> Option<Way> {
+    match &plan.meeting {
+        Meeting::OneHost | Meeting::Launcher { .. } => None,
+        Meeting::Static { node_rank, master_addr, master_port } => Some(Way::Static {
+            node_rank: *node_rank,
+            address: master_addr.clone(),
+            port: *master_port,
+        }),
+        Meeting::Elastic { endpoint, serve } => Some(Way::Endpoint {
+            address: endpoint.host.clone(),
+            port: endpoint.port,
+            serve: *serve,
+        }),
+        Meeting::Etcd { endpoints } => {
+            let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
+            Some(Way::Etcd {
+                endpoints: endpoints.join(","),
+                access: plan.etcd.clone(),
+                address: plan.local_addr.clone(),
+            })
+        }
+    }
+}
+
+/// What the user of the host that serves is told where anybody could take part.
+fn unguarded(port: u16) -> String {
+    format!(
+        "warning: this job has no secret: any host that reaches port {port} can join it; run `export \
+         BRIGADE_RDZV_SECRET=$(openssl rand -hex 32)` and start all launchers with that value"
+    )
+}
+
+/// What the coordinator holds the agents to.
+///
+/// `address` is where other hosts reach this one.
+fn rules(plan: &LaunchPlan, address: String) -> Rules {
+    Rules {
+        run_id: plan.run_id.clone(),
+        min_nodes: plan.nodes.min,
+        max_nodes: plan.nodes.max,
+        max_restarts: plan.max_restarts,
+        join_timeout: plan.patience.join,
+        last_call: plan.patience.last_call,
+        join_interval: plan.patience.join_interval,
+        limits: plan.limits,
+        late_hosts: plan.meeting != Meeting::OneHost,
+        address: Some(plan.local_addr.clone().unwrap_or(address)),
+    }
+}
+
+/// An address that means this host and no other.
+pub(super) fn is_loopback(address: &str) -> bool {
+    address == "localhost" || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// Where the store of a job on one host is.
+const LOOPBACK: &str = "127.0.0.1";

@@ -1,0 +1,175 @@
+//! A thread for what is done with the job's files: where they lie on a file system that does not
+//! answer, this thread waits, and the agent does not.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+use brigade_rendezvous::RankFailure;
+
+use super::error_files::{self, Left};
+use super::oom::OomKiller;
+use crate::output::{AttemptFiles, OutputPlan, RunFolder};
+use crate::wake::{Inbox, Outbox};
+use crate::{LaunchError, LaunchPlan};
+
+/// The agent's side.
+#[derive(Debug)]
+pub(super) struct Files {
+    requests: Sender<Request>,
+    answers: Inbox<Answer>,
+    /// Closed when the thread has ended.
+    ended: Receiver<()>,
+}
+
+/// What the thread is asked.
+#[derive(Debug)]
+enum Request {
+    Make,
+    Prepare { attempt: u32 },
+    FindErrors { files: Vec<Option<PathBuf>> },
+    ReadError { local_rank: usize, file: Option<PathBuf>, killer: Option<OomKiller> },
+    PassOn { failure: Box<RankFailure>, file: Option<PathBuf> },
+}
+
+/// What it says.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// The folder of the job is there, if it has one.
+    Made(Result<(), LaunchError>),
+    /// Folder and files of an attempt.
+    Prepared { attempt: u32, files: Result<AttemptFiles, LaunchError> },
+    /// The local ranks that have left an error.
+    Errors(Vec<usize>),
+    /// What a rank has left.
+    Left { local_rank: usize, error: Option<(String, Duration)>, hint: Option<String> },
+}
+
+impl Files {
+    /// Starts the thread.
+    pub(super) fn start(plan: &LaunchPlan) -> io::Result<Self> {
+        let (requests, inbox) = mpsc::channel();
+        let answers = Inbox::new()?;
+        let (ending, ended) = mpsc::channel();
+        let worker = Worker {
+            output: plan.output.clone(),
+            run_id: plan.run_id.clone(),
+            agent_id: plan.agent_id.clone(),
+            nproc: plan.local_world_size.as_usize(),
+            folder: None,
+            answers: answers.outbox(),
+        };
+        std::thread::Builder::new().name("files".to_owned()).spawn(move || {
+            worker.run(&inbox);
+            drop::<Sender<()>>(ending);
+        })?;
+        Ok(Self { requests, answers, ended })
+    }
+
+    /// Makes the folder of the job.
+    pub(super) fn make(&self) {
+        self.ask(Request::Make);
+    }
+
+    /// Makes folder and files of an attempt.
+    pub(super) fn prepare(&self, attempt: u32) {
+        self.ask(Request::Prepare { attempt });
+    }
+
+    /// Looks which of these files have something in them; they are given by local rank.
+    pub(super) fn find_errors(&self, files: Vec<Option<PathBuf>>) {
+        self.ask(Request::FindErrors { files });
+    }
+
+    /// Reads what a rank has left, and what the killer that ran out of memory has to say.
+    pub(super) fn read_error(
+        &self,
+        local_rank: usize,
+        file: Option<PathBuf>,
+        killer: Option<OomKiller>,
+    ) {
+        self.ask(Request::ReadError { local_rank, file, killer });
+    }
+
+    /// Passes the job's failure on to the launcher that has started this one, if one has.
+    pub(super) fn pass_on(&self, failure: RankFailure, file: Option<PathBuf>) {
+        self.ask(Request::PassOn { failure: Box::new(failure), file });
+    }
+
+    fn ask(&self, request: Request) {
+        // It takes requests until this value is dropped.
+        let _ = self.requests.send(request);
+    }
+
+    /// Readable when there is an answer.
+    pub(super) fn control(&self) -> BorrowedFd<'_> {
+        self.answers.as_fd()
+    }
+
+    /// The next answer, if there is one.
+    pub(super) fn answer(&self) -> Option<Answer> {
+        self.answers.next()
+    }
+
+    /// Removes a folder that goes with the job. False when that takes too long: the thread is left
+    /// to itself.
+    pub(super) fn end(self) -> bool {
+        drop(self.requests);
+        !matches!(self.ended.recv_timeout(END_TAKES), Err(RecvTimeoutError::Timeout))
+    }
+}
+
+/// The thread's side.
+struct Worker {
+    output: OutputPlan,
+    run_id: String,
+    agent_id: String,
+    nproc: usize,
+    folder: Option<RunFolder>,
+    answers: Outbox<Answer>,
+}
+
+impl Worker {
+    fn run(mut self, requests: &Receiver<Request>) {
+        while let Ok(request) = requests.recv() {
+            let answer = match request {
+                Request::Make => {
+                    let made = RunFolder::create(&self.output, &self.run_id, &self.agent_id);
+                    Answer::Made(made.map(|folder| self.folder = Some(folder)))
+                }
+                Request::Prepare { attempt } => {
+                    let none = || RunFolder::default();
+                    let folder = self.folder.get_or_insert_with(none);
+                    let files = AttemptFiles::make(&self.output, folder, attempt, self.nproc);
+                    Answer::Prepared { attempt, files }
+                }
+                Request::FindErrors { files } => Answer::Errors(with_errors(&files)),
+                Request::ReadError { local_rank, file, killer } => {
+                    let left = file.as_deref().and_then(Left::read);
+                    let error = left.map(|left| (left.text, left.age));
+                    let hint = killer.and_then(|killer| killer.hint());
+                    Answer::Left { local_rank, error, hint }
+                }
+                Request::PassOn { failure, file } => {
+                    error_files::pass_on(&failure, file.as_deref());
+                    continue;
+                }
+            };
+            self.answers.send(answer);
+        }
+    }
+}
+
+fn with_errors(files: &[Option<PathBuf>]) -> Vec<usize> {
+    let has_error = |file: &Option<PathBuf>| {
+        let file = file.as_ref().and_then(|path| path.metadata().ok());
+        file.is_some_and(|file| file.is_file() && file.len() > 0)
+    };
+    let files = files.iter().enumerate();
+    files.filter(|(_, file)| has_error(file)).map(|(local_rank, _)| local_rank).collect()
+}
+
+/// How long the end of the agent waits for the thread's.
+const END_TAKES: Duration = Duration::from_secs(2);

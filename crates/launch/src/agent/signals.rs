@@ -1,0 +1,47 @@
+//! The signals that an agent, or a launcher of hosts, waits for.
+
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use super::signal_disposition;
+use crate::LaunchError;
+
+/// Gives `run` the signals, which are blocked meanwhile.
+pub(crate) fn with_signals<T>(
+    run: impl FnOnce(SignalFd) -> Result<T, LaunchError>,
+) -> Result<T, LaunchError> {
+    let watched = watched();
+    let before = watched
+        .thread_swap_mask(SigmaskHow::SIG_BLOCK)
+        .map_err(LaunchError::system("block signals"))?;
+    let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+    let signals = SignalFd::with_flags(&watched, flags);
+    let result = signals.map_err(LaunchError::system("wait for signals")).and_then(run);
+    if result.is_err() {
+        // Nothing has run. The mask that was there before can be set again, or could not have been
+        // there.
+        let _ = SigSet::thread_set_mask(&before);
+    }
+    result
+}
+
+/// Under `nohup` the end of a terminal is none of them: waiting for a signal takes it although it is
+/// ignored.
+fn watched() -> SigSet {
+    let mut watched: SigSet = [
+        Signal::SIGCHLD,
+        Signal::SIGINT,
+        Signal::SIGTERM,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+        Signal::SIGUSR1,
+        Signal::SIGUSR2,
+        Signal::SIGTSTP,
+    ]
+    .into_iter()
+    .collect();
+    if signal_disposition::ignored_by_us(Signal::SIGHUP) {
+        watched.remove(Signal::SIGHUP);
+    }
+    watched
+}

@@ -1,0 +1,303 @@
+//! What an agent decides: when ranks start and stop, what the coordinator is told, and when this
+//! process may end. Pure: no clock, no system, no network.
+//!
+//! Every transition is a method named by the event that causes it. What must always hold is a
+//! property test (`tests/any_order.rs`): an agent ends, it never has two groups of ranks, and it
+//! says that an attempt is finished only after the last byte of its output.
+
+mod attempt;
+mod connection;
+mod ending;
+mod event;
+#[cfg(test)]
+mod tests;
+
+use std::mem;
+use std::time::Duration;
+
+use brigade_rendezvous::{Assignment, FromAgent, RankFailure, TimeLimits, ToAgent};
+use nix::sys::signal::Signal;
+
+use super::{Outcome, report};
+use crate::LaunchError;
+
+pub(super) use event::{Action, Event, JoinRequest};
+
+use attempt::{Ended, Group};
+use connection::Connection;
+use ending::Ending;
+
+/// What an agent must know of its job and of its host.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    /// This host's name.
+    pub(super) host: String,
+    /// Ranks of this host.
+    pub(super) nproc: usize,
+    /// Restarts that the job may have.
+    pub(super) max_restarts: u32,
+    pub(super) limits: TimeLimits,
+    /// How the hosts have met.
+    pub(super) kind: Kind,
+    /// The job may go on without this host.
+    pub(super) may_leave: bool,
+    /// The other hosts met this one on this host itself.
+    pub(super) near: bool,
+    /// Where the coordinator is, for messages.
+    pub(super) coordinator: String,
+    /// The output is shown where the coordinator is.
+    pub(super) forwards_output: bool,
+}
+
+/// How the hosts of a job have met, as far as it decides something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// One host, with the coordinator in this process.
+    OneHost,
+    /// A launcher holds a session to each host and speaks to the user.
+    Launcher,
+    /// Each host has a launcher of its own, and one of them coordinates.
+    Peers,
+    /// The same, and another one may coordinate when that is lost.
+    Elected,
+}
+
+/// The decision. Tell it what happens and when, do what it says in that order, and call it again
+/// with [`Event::Tick`] when [`AgentState::deadline`] has come.
+#[derive(Debug)]
+pub(super) struct AgentState {
+    facts: Facts,
+    now: Duration,
+    connection: Connection,
+    /// The attempt that is to begin when nothing of the one before is left.
+    next: Option<Assignment>,
+    /// The attempt that has processes here, or is about to.
+    group: Option<Group>,
+    /// The last attempt of which no process is left here.
+    ended: Option<Ended>,
+    /// Orders to write all output that have not been answered.
+    draining: usize,
+    /// The attempt that the coordinator wants stopped, until it is told that this is done.
+    stop_asked: Option<u32>,
+    /// The earliest failure of the present attempt, as the coordinator knows it.
+    failure: Option<RankFailure>,
+    /// Ranks that SIGKILL did not end.
+    stuck: Option<String>,
+    /// Hosts in the last attempt.
+    hosts: usize,
+    /// Restarts before the last attempt, and how many there may be.
+    restarts: (u32, u32),
+    /// The signal that asked this host to stop.
+    interrupted: Option<Signal>,
+    /// What the coordinator was asked last, and how often: a number for each request, so that one
+    /// that is sent again is not another one.
+    request: Option<(Signal, u32)>,
+    /// A signal came while the ranks were stopping.
+    impatient: bool,
+    /// When to leave without the coordinator's word.
+    give_up: Option<Duration>,
+    output_closed: bool,
+    /// The last line for the user that told a reason.
+    reason: Option<String>,
+    /// How the job has ended, as soon as nothing runs here.
+    outcome: Option<Outcome>,
+    /// Why this host cannot take part.
+    error: Option<LaunchError>,
+    ending: Ending,
+    actions: Vec<Action>,
+}
+
+impl AgentState {
+    /// An agent that has done nothing yet, and the first thing that it does.
+    pub(super) fn new(facts: Facts) -> (Self, Vec<Action>) {
+        let restarts = (0, facts.max_restarts);
+        let this = Self {
+            facts,
+            now: Duration::ZERO,
+            connection: Connection::Searching,
+            next: None,
+            group: None,
+            ended: None,
+            draining: 0,
+            stop_asked: None,
+            failure: None,
+            stuck: None,
+            hosts: 1,
+            restarts,
+            interrupted: None,
+            request: None,
+            impatient: false,
+            give_up: None,
+            output_closed: false,
+            reason: None,
+            outcome: None,
+            error: None,
+            ending: Ending::No,
+            actions: Vec::new(),
+        };
+        (this, vec![Action::MakeFolder])
+    }
+
+    /// Takes in what happened at `now`, a moment of any clock that does not go back, and says what
+    /// is to be done, in order.
+    #[must_use]
+    pub(super) fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
+        self.now = self.now.max(now);
+        if self.ending.is_begun() {
+            self.leaving(&event);
+            return mem::take(&mut self.actions);
+        }
+        match event {
+            Event::FolderMade => self.act(Action::Connect),
+            Event::Connected { here } => self.connected(here),
+            Event::Failed(error) => self.fail(error),
+            Event::Reconnected => self.reconnected(),
+            Event::Quiet(quiet) => self.quiet(quiet),
+            Event::ConnectionLost { how, may_resume } => self.connection_lost(how, may_resume),
+            Event::CoordinatorGone { how } => self.coordinator_gone(how),
+            Event::Received(message) => self.received(message),
+            Event::Line(line) => self.pass_line(line),
+            Event::Prepared { attempt } => self.prepared(attempt),
+            Event::Started(pids) => self.started(&pids),
+            Event::StartFailed { attempt, error } => self.start_failed(attempt, error),
+            Event::Exited { local_rank, ending } => self.exited(local_rank, ending),
+            Event::Exiting(ranks) => self.exiting(&ranks),
+            Event::Tail { local_rank, tail } => self.tail(local_rank, tail),
+            Event::Left { local_rank, error, hint } => self.left(local_rank, error, hint),
+            Event::Inspected(states) => self.inspected(&states),
+            Event::Swept => self.swept(),
+            Event::Drained => self.draining = self.draining.saturating_sub(1),
+            Event::OutputClosed => self.output_closed(),
+            Event::Signal(signal) => self.signal(signal),
+            Event::OthersTold | Event::Tick => {}
+        }
+        self.advance();
+        mem::take(&mut self.actions)
+    }
+
+    /// When to call again with [`Event::Tick`], if nothing else happens before.
+    #[must_use]
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        if self.ending.is_begun() {
+            return self.ending.deadline();
+        }
+        let ended = self.ended.as_ref().filter(|ended| !ended.told && self.stop_asked.is_some());
+        let ended = ended.map(|ended| ended.until);
+        let group = self.group.as_ref().and_then(|group| group.deadline(&self.facts.limits));
+        [ended, group, self.connection.deadline(), self.give_up_at()].into_iter().flatten().min()
+    }
+
+    /// Does what is due, and what follows from it.
+    fn advance(&mut self) {
+        self.advance_connection();
+        self.advance_group();
+        self.tell_ended();
+        self.start_next();
+        self.leave_when_due();
+        if let Some(result) = self.result() {
+            self.begin_to_leave(result);
+        } else if self.group.is_none() {
+            self.look_again();
+        }
+    }
+
+    /// How it went, when nothing of the job runs here any more and nothing will.
+    fn result(&mut self) -> Option<Result<Outcome, LaunchError>> {
+        if self.group.is_some() {
+            return None;
+        }
+        // The coordinator knows an error of this host as well, and has the last word while it is
+        // there.
+        let connected = self.connection.is_up();
+        let error = self.error.take_if(|_| self.outcome.is_some() || !connected);
+        if error.is_none() && self.outcome.is_none() {
+            return None;
+        }
+        let outcome = self.outcome.take();
+        Some(match (self.stuck.take(), error, outcome) {
+            (Some(ranks), _, outcome) => {
+                Ok(Outcome::Stuck { ranks, otherwise: outcome.map(Box::new) })
+            }
+            (None, Some(error), _) => Err(error),
+            (None, None, outcome) => Ok(outcome?),
+        })
+    }
+
+    /// This host cannot take part.
+    fn fail(&mut self, error: LaunchError) {
+        self.error.get_or_insert(error);
+        self.stop_quietly();
+    }
+
+    /// The job is over as soon as nothing of it runs here.
+    fn end_with(&mut self, outcome: Outcome) {
+        self.outcome.get_or_insert(outcome);
+        self.stop_quietly();
+    }
+
+    fn act(&mut self, action: Action) {
+        self.actions.push(action);
+    }
+
+    fn send(&mut self, message: FromAgent) {
+        self.act(Action::Send(message));
+    }
+
+    fn say(&mut self, text: impl Into<String>) {
+        self.act(Action::Say(text.into()));
+    }
+
+    /// Shows a line from elsewhere, once.
+    fn pass_line(&mut self, line: String) {
+        if self.reason.as_ref() != Some(&line) {
+            self.say(line.clone());
+            self.reason = Some(line);
+        }
+    }
+
+    fn received(&mut self, message: ToAgent) {
+        match message {
+            ToAgent::Refused { reason } => self.refused(reason),
+            ToAgent::Resumed => self.resumed(),
+            ToAgent::Waiting { have, need } => {
+                self.pass_line(if have < need {
+                    format!("waiting for other hosts: {have} of {need} are there")
+                } else {
+                    "waiting to take part".to_owned()
+                });
+            }
+            ToAgent::Start(part) => self.assigned(part),
+            ToAgent::Stop { attempt, signal, reason } => self.stop(attempt, signal, reason),
+            ToAgent::Kill => self.kill(),
+            ToAgent::Signal { signal } => self.forward(signal),
+            ToAgent::End(verdict) => {
+                self.next = None;
+                self.disconnect();
+                let outcome =
+                    if self.output_closed { Outcome::OutputClosed } else { Outcome::Over(verdict) };
+                self.end_with(outcome);
+            }
+            // Credit is for whoever sends the output; a beat says nothing.
+            ToAgent::Taken { .. } | ToAgent::Beat => {}
+        }
+    }
+
+    /// Tells the user why the ranks are stopped, where the report at the end does not do so at once.
+    fn explain(&mut self, reason: String, running: usize) {
+        // A launcher of several hosts says it once for all.
+        if self.facts.kind == Kind::Launcher || self.interrupted.is_some() || self.output_closed {
+            return;
+        }
+        let goes_on = self.restarts.0 < self.restarts.1 || self.hosts > 1;
+        let said = self.reason.as_ref() == Some(&reason);
+        let stopping = || format!("stopping {}", report::count(running, "rank"));
+        match (said, running) {
+            (true, 0) => {}
+            (true, _) => self.say(stopping()),
+            (false, 0) if goes_on => self.say(reason.clone()),
+            (false, 0) => {}
+            (false, _) => self.say(format!("{reason}; {}", stopping())),
+        }
+        self.reason = Some(reason);
+    }
+}

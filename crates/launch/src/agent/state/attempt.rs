@@ -1,0 +1,589 @@
+//! The ranks of this host in one attempt: prepared, started, stopped, told of.
+
+use std::time::Duration;
+
+use brigade_rendezvous::{Assignment, Ending, FromAgent, Millis, RankFailure, Stream, TimeLimits};
+use nix::sys::signal::Signal;
+
+use super::AgentState;
+use super::event::Action;
+use crate::LaunchError;
+use crate::agent::coordinator_client::is_loopback;
+use crate::agent::report;
+use crate::output::Tail;
+
+/// Ranks that are started together and stopped together.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) part: Assignment,
+    phase: Phase,
+    ranks: Vec<Rank>,
+    /// Ranks that have failed and of which the coordinator does not know yet.
+    failures: Vec<Failure>,
+    /// What the ranks have been asked to stop with.
+    asked: Vec<Signal>,
+    /// Ranks that are not asked yet.
+    spared: Option<Spared>,
+    stopping: Stopping,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Folder and files are being made. There is no process.
+    Preparing,
+    Running,
+    /// The ranks have ended; what they have left is being killed, until then at most.
+    Sweeping(Duration),
+    /// Ranks that SIGKILL did not end are being looked at.
+    Stuck,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Rank {
+    pid: i32,
+    ending: Option<Ending>,
+    /// What it has been asked to stop with.
+    asked: Vec<Signal>,
+}
+
+/// How long ranks may still take to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stopping {
+    /// Nobody has asked them to.
+    No,
+    Until(Duration),
+    /// They have been killed at that time.
+    Killed(Duration),
+}
+
+/// Ranks that are left alone for a while when the others are asked to stop.
+#[derive(Clone, Debug)]
+enum Spared {
+    /// All of them: those that have written an error are being looked for, until then.
+    All(Duration),
+    /// Those that have written an error and are about to end, until then.
+    Exiting(Vec<usize>, Duration),
+}
+
+/// What a failed rank has left besides its output.
+#[derive(Debug, Default)]
+struct Left {
+    /// The error that it wrote, and how long before it ended.
+    error: Option<(String, Duration)>,
+    /// What the system knows of the reason.
+    hint: Option<String>,
+}
+
+/// A rank that has failed, and what is still being collected about it.
+#[derive(Debug)]
+struct Failure {
+    local_rank: usize,
+    ending: Ending,
+    seen: Duration,
+    tail: Option<Tail>,
+    left: Option<Left>,
+}
+
+/// An attempt of which no process is left here.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) attempt: u32,
+    /// The place of this host in it.
+    pub(super) node_rank: usize,
+    /// Ranks had to be killed.
+    killed: bool,
+    /// All ranks ended with 0.
+    pub(super) finished: bool,
+    /// Until when the coordinator need not know, because output is still on its way.
+    pub(super) until: Duration,
+    /// The coordinator may know.
+    pub(super) told: bool,
+}
+
+impl Group {
+    fn new(part: Assignment) -> Self {
+        Self {
+            part,
+            phase: Phase::Preparing,
+            ranks: Vec::new(),
+            failures: Vec::new(),
+            asked: Vec::new(),
+            spared: None,
+            stopping: Stopping::No,
+        }
+    }
+
+    pub(super) fn is_preparing(&self) -> bool {
+        self.phase == Phase::Preparing
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping != Stopping::No
+    }
+
+    /// Ranks that have not ended.
+    pub(super) fn running(&self) -> usize {
+        self.running_ranks().count()
+    }
+
+    fn running_ranks(&self) -> impl Iterator<Item = (usize, &Rank)> {
+        self.ranks.iter().enumerate().filter(|(_, rank)| rank.ending.is_none())
+    }
+
+    /// When something is due, if nothing else happens before.
+    pub(super) fn deadline(&self, limits: &TimeLimits) -> Option<Duration> {
+        let failure = self.failures.iter().map(Failure::ready_at).min();
+        let spared = self.spared.as_ref().map(|spared| match spared {
+            Spared::All(until) | Spared::Exiting(_, until) => *until,
+        });
+        let phase = match (self.phase, self.stopping) {
+            (Phase::Sweeping(until), _) => Some(until),
+            (Phase::Running, Stopping::Until(at)) if self.running() > 0 => Some(at),
+            (Phase::Running, Stopping::Killed(at)) if self.running() > 0 => {
+                Some(at + limits.stuck())
+            }
+            _ => None,
+        };
+        [failure, spared, phase].into_iter().flatten().min()
+    }
+}
+
+impl Rank {
+    /// How it ended, where that is neither success nor what it was asked for.
+    fn failure(&self) -> Option<Ending> {
+        let explains = |signal: &Signal, ending: Ending| {
+            let code = |signal: Signal| Ending::Signal(signal as i32).exit_code();
+            // One that ignores SIGINT is sent SIGTERM instead.
+            let instead = *signal == Signal::SIGINT && ending.exit_code() == code(Signal::SIGTERM);
+            ending.exit_code() == code(*signal) || instead
+        };
+        self.ending.filter(|ending| {
+            *ending != Ending::Code(0) && !self.asked.iter().any(|signal| explains(signal, *ending))
+        })
+    }
+}
+
+impl Failure {
+    /// When the coordinator is told, whatever is missing then.
+    fn ready_at(&self) -> Duration {
+        let missing = |is_there: bool, limit| if is_there { Duration::ZERO } else { limit };
+        self.seen
+            + missing(self.tail.is_some(), TAIL_TAKES)
+                .max(missing(self.left.is_some(), ERROR_TAKES))
+    }
+}
+
+impl AgentState {
+    pub(super) fn assigned(&mut self, part: Assignment) {
+        let known = [&self.next, &self.group.as_ref().map(|group| group.part.clone())]
+            .into_iter()
+            .flatten()
+            .any(|known| known.attempt == part.attempt);
+        let ended = self.ended.as_ref().is_some_and(|ended| ended.attempt >= part.attempt);
+        // Said again after a break.
+        if known || ended {
+            return;
+        }
+        if self.group.is_some() || self.next.is_some() || part.nproc != self.facts.nproc {
+            return self.lost("it gave this host a part that cannot be its own".to_owned());
+        }
+        self.next = Some(part);
+    }
+
+    /// Begins the next attempt, once the output of the ranks before it is written: a reader that has
+    /// paused would else have this agent collect the pipes of attempt after attempt.
+    pub(super) fn start_next(&mut self) {
+        let free = self.draining == 0 && self.group.is_none() && self.outcome.is_none();
+        let Some(part) = self.next.take_if(|_| free) else { return };
+        if part.node_rank != 0 && is_loopback(&part.master_addr) && !self.facts.near {
+            let reason = format!(
+                "rank 0 is at {}, which other hosts cannot reach: give its host --local-addr with a \
+                 name or address that they can",
+                part.master_addr
+            );
+            return self.cannot_start(LaunchError::Refused { reason });
+        }
+        (self.stop_asked, self.ended, self.failure) = (None, None, None);
+        self.hosts = part.num_nodes;
+        self.restarts = (part.restarts, part.max_restarts);
+        self.act(Action::Prepare { attempt: part.attempt });
+        self.group = Some(Group::new(part));
+    }
+
+    fn cannot_start(&mut self, error: LaunchError) {
+        let reason = error.to_string();
+        self.send(FromAgent::Unable { reason });
+        self.fail(error);
+    }
+
+    pub(super) fn prepared(&mut self, attempt: u32) {
+        let waits = |group: &&mut Group| group.is_preparing() && group.part.attempt == attempt;
+        let Some(group) = self.group.as_mut().filter(waits) else { return };
+        group.phase = Phase::Running;
+        group.ranks = vec![Rank::default(); group.part.nproc];
+        let part = group.part.clone();
+        self.act(Action::Start(part));
+    }
+
+    pub(super) fn started(&mut self, pids: &[i32]) {
+        let ranks = self.group.iter_mut().flat_map(|group| &mut group.ranks);
+        ranks.zip(pids).for_each(|(rank, pid)| rank.pid = *pid);
+    }
+
+    /// The system has not started all ranks; those that it has end at their gates.
+    pub(super) fn start_failed(&mut self, attempt: u32, error: LaunchError) {
+        let is_it = |group: &&mut Group| group.part.attempt == attempt;
+        let Some(group) = self.group.as_mut().filter(is_it) else { return };
+        group.ranks.clear();
+        self.cannot_start(error);
+    }
+
+    pub(super) fn exited(&mut self, local_rank: usize, ending: Ending) {
+        let now = self.now;
+        let Some(group) = &mut self.group else { return };
+        let Some(rank) = group.ranks.get_mut(local_rank) else { return };
+        if rank.ending.is_some() {
+            return;
+        }
+        rank.ending = Some(ending);
+        if let Some(ending) = rank.failure() {
+            let (tail, left) = (None, None);
+            group.failures.push(Failure { local_rank, ending, seen: now, tail, left });
+            let sigkill = Ending::Signal(Signal::SIGKILL as i32);
+            let killed = ending.exit_code() == sigkill.exit_code();
+            self.act(Action::CollectFailure { local_rank, killed });
+        }
+    }
+
+    pub(super) fn tail(&mut self, local_rank: usize, tail: Tail) {
+        if let Some(failure) = self.failure_of(local_rank) {
+            failure.tail = Some(tail);
+        }
+    }
+
+    pub(super) fn left(
+        &mut self,
+        local_rank: usize,
+        error: Option<(String, Duration)>,
+        hint: Option<String>,
+    ) {
+        if let Some(failure) = self.failure_of(local_rank) {
+            failure.left = Some(Left { error, hint });
+        }
+    }
+
+    fn failure_of(&mut self, local_rank: usize) -> Option<&mut Failure> {
+        let mut failures = self.group.iter_mut().flat_map(|group| &mut group.failures);
+        failures.find(|failure| failure.local_rank == local_rank)
+    }
+
+    fn tell_failure(&mut self, failure: Failure) {
+        let Some(group) = &self.group else { return };
+        let Failure { local_rank, ending, seen, tail, left } = failure;
+        let Left { error, hint } = left.unwrap_or_default();
+        // The error was written before the process went on to end, and others saw it going.
+        let age = error.as_ref().map_or(Duration::ZERO, |(_, age)| *age);
+        let at = millis(seen.saturating_sub(age));
+        if self.failure.as_ref().is_some_and(|first| first.at <= at) {
+            return;
+        }
+        let (stream, last_lines) = match tail {
+            // Whoever reads our output has paused.
+            None => (Stream::Stderr, vec![UNKNOWN_TAIL.to_owned()]),
+            Some(tail) if tail.stderr.is_empty() => (Stream::Stdout, tail.stdout),
+            Some(tail) => (Stream::Stderr, tail.stderr),
+        };
+        let failure = RankFailure {
+            attempt: group.part.attempt,
+            rank: group.part.first_rank + local_rank,
+            local_rank,
+            host: self.facts.host.clone(),
+            pid: group.ranks.get(local_rank).map_or(0, |rank| rank.pid),
+            ending,
+            at,
+            last_lines,
+            stream,
+            error: error.map(|(text, _)| text),
+            hint,
+        };
+        self.failure = Some(failure.clone());
+        self.send(FromAgent::Failed(failure));
+    }
+
+    /// The coordinator wants an attempt stopped.
+    pub(super) fn stop(&mut self, attempt: u32, signal: i32, reason: String) {
+        let is = |part: &Assignment| part.attempt == attempt;
+        if self.group.as_ref().is_some_and(|group| is(&group.part)) {
+            // Nobody reads the output on some host: that is no reason for the ranks of this one.
+            let signal = Signal::try_from(signal).ok().filter(|it| *it != Signal::SIGPIPE);
+            let running = self.stop_group(signal.unwrap_or(Signal::SIGTERM));
+            self.explain(reason, running);
+        } else if let Some(part) = self.next.take_if(|part| is(part)) {
+            self.skip(&part);
+            self.explain(reason, 0);
+        } else if self.ended.as_ref().is_some_and(|ended| ended.attempt == attempt) {
+            self.explain(reason, 0);
+        } else {
+            return;
+        }
+        self.stop_asked = Some(attempt);
+    }
+
+    /// Gives how many ranks have to stop.
+    fn stop_group(&mut self, signal: Signal) -> usize {
+        let Some(group) = &mut self.group else { return 0 };
+        if group.is_preparing() {
+            self.cancel();
+            return 0;
+        }
+        let running = group.running();
+        // What the user has sent here has been passed on already.
+        if !group.is_stopping() && signal == Signal::SIGTERM {
+            // The cause may be an error of a rank that is about to end: killed halfway it could not
+            // end with the code that belongs to it.
+            group.spared = Some(Spared::All(self.now + FINDING_TAKES));
+            self.act(Action::FindErrors);
+            self.begin_to_stop(signal);
+        } else if !group.asked.contains(&signal) {
+            self.ask_all(signal);
+        }
+        running
+    }
+
+    /// An attempt of which no process was started yet.
+    pub(super) fn cancel(&mut self) {
+        if let Some(group) = self.group.take_if(|group| group.is_preparing()) {
+            self.skip(&group.part);
+        }
+    }
+
+    /// An attempt that was over before it began here.
+    fn skip(&mut self, part: &Assignment) {
+        self.ended = Some(Ended {
+            attempt: part.attempt,
+            node_rank: part.node_rank,
+            killed: false,
+            finished: false,
+            until: self.now,
+            told: false,
+        });
+    }
+
+    /// Asks all ranks to stop. Those that have not stopped after the shutdown timeout, counted from
+    /// the first time, are killed.
+    pub(super) fn ask_all(&mut self, signal: Signal) {
+        let Some(group) = self.group.as_mut().filter(|group| !group.is_preparing()) else { return };
+        group.spared = None;
+        let all = (0..group.ranks.len()).collect();
+        self.begin_to_stop(signal);
+        self.ask(all, signal);
+    }
+
+    /// The same for a group that nobody waits for any more.
+    pub(super) fn stop_quietly(&mut self) {
+        self.cancel();
+        if self.group.as_ref().is_some_and(|group| !group.is_stopping()) {
+            self.ask_all(Signal::SIGTERM);
+        }
+    }
+
+    fn begin_to_stop(&mut self, signal: Signal) {
+        let Some(group) = &mut self.group else { return };
+        if group.stopping == Stopping::No {
+            let limit = self.facts.limits.shutdown_timeout();
+            group.stopping = Stopping::Until(self.now.saturating_add(limit));
+        }
+        group.asked.push(signal);
+    }
+
+    fn ask(&mut self, local_ranks: Vec<usize>, signal: Signal) {
+        let Some(group) = &mut self.group else { return };
+        for local_rank in &local_ranks {
+            if let Some(rank) = group.ranks.get_mut(*local_rank) {
+                rank.asked.push(signal);
+            }
+        }
+        if !local_ranks.is_empty() {
+            self.act(Action::Ask { local_ranks, signal });
+        }
+    }
+
+    /// These ranks have written an error and not ended: they have some time for that. The others
+    /// are asked now.
+    pub(super) fn exiting(&mut self, exiting: &[usize]) {
+        let Some(group) = &mut self.group else { return };
+        if !matches!(group.spared, Some(Spared::All(_))) {
+            return;
+        }
+        let is_exiting = |rank: &usize| {
+            exiting.contains(rank) && group.ranks.get(*rank).is_some_and(|it| it.ending.is_none())
+        };
+        let (spared, others): (Vec<usize>, Vec<usize>) =
+            (0..group.ranks.len()).partition(is_exiting);
+        let until = self.now + self.facts.limits.exiting();
+        group.spared = (!spared.is_empty()).then_some(Spared::Exiting(spared, until));
+        let signal = group.asked.last().copied().unwrap_or(Signal::SIGTERM);
+        self.ask(others, signal);
+    }
+
+    /// Kills at once what still runs.
+    pub(super) fn kill(&mut self) {
+        let now = self.now;
+        let Some(group) = self.group.as_mut().filter(|group| !group.is_preparing()) else { return };
+        group.spared = None;
+        if !matches!(group.stopping, Stopping::Killed(_)) {
+            group.stopping = Stopping::Killed(now);
+        }
+        let all = (0..group.ranks.len()).collect();
+        self.ask(all, Signal::SIGKILL);
+    }
+
+    /// Does what is due for the ranks that are there.
+    pub(super) fn advance_group(&mut self) {
+        let now = self.now;
+        let Some(group) = &mut self.group else { return };
+        let ready: Vec<Failure> =
+            group.failures.extract_if(.., |failure| failure.ready_at() <= now).collect();
+        for failure in ready {
+            self.tell_failure(failure);
+        }
+        self.ask_spared();
+        let Some(group) = &self.group else { return };
+        let running = group.running();
+        match (group.phase, group.stopping) {
+            (Phase::Running, _) if running == 0 && group.failures.is_empty() => self.sweep(),
+            (Phase::Running, Stopping::Until(at)) if running > 0 && at <= now => {
+                self.kill();
+                let ranks = report::count(running, "rank");
+                let limit = self.facts.limits.shutdown_timeout().as_secs_f64();
+                self.say(format!("{ranks} did not stop within {limit} s: killed"));
+            }
+            (Phase::Running, Stopping::Killed(at))
+                if running > 0 && at + self.facts.limits.stuck() <= now =>
+            {
+                let stuck = group.running_ranks().map(|(local_rank, _)| local_rank).collect();
+                self.set_phase(Phase::Stuck);
+                self.act(Action::Inspect(stuck));
+            }
+            (Phase::Sweeping(until), _) if until <= now => self.swept(),
+            _ => {}
+        }
+    }
+
+    /// Asks those who had some time left and have used it up.
+    fn ask_spared(&mut self) {
+        let now = self.now;
+        let Some(group) = &mut self.group else { return };
+        let all = (0..group.ranks.len()).collect();
+        let due = match &group.spared {
+            Some(Spared::All(until)) if *until <= now => all,
+            Some(Spared::Exiting(ranks, until)) if *until <= now => ranks.clone(),
+            _ => return,
+        };
+        group.spared = None;
+        let signal = group.asked.last().copied().unwrap_or(Signal::SIGTERM);
+        self.ask(due, signal);
+    }
+
+    fn set_phase(&mut self, phase: Phase) {
+        if let Some(group) = &mut self.group {
+            group.phase = phase;
+        }
+    }
+
+    fn sweep(&mut self) {
+        let until = self.now + self.facts.limits.leftovers();
+        self.set_phase(Phase::Sweeping(until));
+        self.act(Action::Sweep);
+    }
+
+    pub(super) fn swept(&mut self) {
+        if self.group.as_ref().is_some_and(|group| matches!(group.phase, Phase::Sweeping(_))) {
+            self.act(Action::Release);
+            self.end_attempt();
+        }
+    }
+
+    /// Ranks that SIGKILL did not end, each with the letter of its state.
+    pub(super) fn inspected(&mut self, states: &[(usize, char)]) {
+        let Some(group) = self.group.as_ref().filter(|group| group.phase == Phase::Stuck) else {
+            return;
+        };
+        let name = |(local_rank, state): &(usize, char)| {
+            let pid = group.ranks.get(*local_rank).map_or(0, |rank| rank.pid);
+            format!("rank {} (pid {pid}, state {state})", group.part.first_rank + local_rank)
+        };
+        let names: Vec<String> = states.iter().map(name).collect();
+        let verb = if states.len() == 1 { "is" } else { "are" };
+        let seconds = self.facts.limits.stuck().as_secs();
+        let text = format!(
+            "{} {verb} stuck in the kernel: still there {seconds} s after SIGKILL",
+            names.join(", "),
+        );
+        self.say(format!(
+            "{text}; a process of brigade (`__reaper`) waits for that and clears up then"
+        ));
+        self.stuck = Some(text);
+        self.act(Action::LeaveToReaper);
+        self.end_attempt();
+    }
+
+    fn end_attempt(&mut self) {
+        let Some(group) = self.group.take() else { return };
+        let all_done = group.ranks.iter().all(|rank| rank.ending == Some(Ending::Code(0)));
+        self.ended = Some(Ended {
+            attempt: group.part.attempt,
+            node_rank: group.part.node_rank,
+            killed: matches!(group.stopping, Stopping::Killed(_)),
+            // Without ranks it has not begun.
+            finished: all_done && !group.ranks.is_empty(),
+            until: self.now + self.facts.limits.output(),
+            told: !self.connection.is_up(),
+        });
+        self.act(Action::Drain);
+        self.draining += 1;
+    }
+
+    /// Tells the coordinator that the attempt has ended here, once what was printed is on its way.
+    pub(super) fn tell_ended(&mut self) {
+        let shown = self.draining == 0 || !self.facts.forwards_output;
+        let stuck = self.stuck.clone();
+        let Some(ended) = &mut self.ended else { return };
+        let (attempt, killed, finished) = (ended.attempt, ended.killed, ended.finished);
+        let asked = self.stop_asked == Some(attempt);
+        if !ended.told && (shown || asked && ended.until <= self.now) {
+            ended.told = true;
+            // Never before the last byte: what is lost was no success.
+            if finished && shown {
+                self.send(FromAgent::Finished { attempt });
+            }
+        }
+        if asked && self.ended.as_ref().is_some_and(|ended| ended.told) {
+            self.stop_asked = None;
+            self.act(Action::SendStopped { attempt, killed, stuck });
+        }
+    }
+
+    /// Passes on what means nothing here. Any other signal would be a mistake of whoever asks.
+    pub(super) fn forward(&mut self, signal: i32) {
+        let runs = self.group.as_ref().is_some_and(|group| group.phase == Phase::Running);
+        if let Ok(signal @ (Signal::SIGUSR1 | Signal::SIGUSR2)) = Signal::try_from(signal)
+            && runs
+        {
+            self.act(Action::Forward(signal));
+        }
+    }
+}
+
+/// A moment on the agent's clock as messages have it.
+fn millis(at: Duration) -> Millis {
+    Millis::try_from(at.as_millis()).unwrap_or(Millis::MAX)
+}
+
+const UNKNOWN_TAIL: &str = "(not known: nobody was reading the launcher's output)";
+/// How long the last lines of a failed rank are waited for.
+const TAIL_TAKES: Duration = Duration::from_millis(100);
+/// How long what it has written into its error file is waited for: the file may lie on another host.
+const ERROR_TAKES: Duration = Duration::from_secs(2);
+/// How long it may take to see which ranks have written an error.
+const FINDING_TAKES: Duration = Duration::from_millis(100);

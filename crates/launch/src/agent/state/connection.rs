@@ -1,0 +1,250 @@
+//! The connection to the coordinator: found, lost, made again, or given up.
+
+use std::time::Duration;
+
+use brigade_rendezvous::FromAgent;
+use nix::sys::signal::Signal;
+
+use super::attempt::Group;
+use super::event::{Action, JoinRequest};
+use super::{AgentState, Kind};
+use crate::LaunchError;
+use crate::agent::Outcome;
+
+/// Whether somebody coordinates this host.
+#[derive(Debug)]
+pub(super) enum Connection {
+    /// Being looked for.
+    Searching,
+    Up {
+        /// The coordinator is in this process.
+        here: bool,
+        /// Nothing has come for a while: a new connection is tried beside this one.
+        quiet: bool,
+    },
+    /// It broke. The ranks run on while it is made again, until then.
+    Resuming { since: Duration, until: Duration, how: String },
+    /// There is none. Another coordinator may be looked for once nothing runs here.
+    Gone { look_again: bool },
+}
+
+impl Connection {
+    /// There is a coordinator that has a say: it can be asked, or soon be asked again.
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self, Self::Up { .. } | Self::Resuming { .. })
+    }
+
+    pub(super) fn is_resuming(&self) -> bool {
+        matches!(self, Self::Resuming { .. })
+    }
+
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        match self {
+            Self::Resuming { until, .. } => Some(*until),
+            _ => None,
+        }
+    }
+}
+
+impl AgentState {
+    pub(super) fn connected(&mut self, here: bool) {
+        self.connection = Connection::Up { here, quiet: false };
+        let request = self.join_request(false);
+        self.act(Action::Join(request));
+    }
+
+    fn join_request(&self, resume: bool) -> JoinRequest {
+        let running = self.group.as_ref().map(|group| &group.part);
+        let running = running.or(self.next.as_ref()).filter(|_| resume);
+        let running = running.map(|part| (part.attempt, part.node_rank));
+        let ended = self.ended.as_ref().map(|ended| (ended.attempt, ended.node_rank));
+        JoinRequest { resume, last: running.or(ended), restarts: self.restarts.0 }
+    }
+
+    /// A launcher's sessions are its own affair: their end is the launcher's end. A host that leaves
+    /// or cannot take part has nothing to come back for.
+    fn can_resume(&self) -> bool {
+        matches!(self.facts.kind, Kind::Peers | Kind::Elected)
+            && self.outcome.is_none()
+            && self.error.is_none()
+    }
+
+    pub(super) fn quiet(&mut self, is_quiet: bool) {
+        let can_resume = self.can_resume();
+        let Connection::Up { here: false, quiet } = &mut self.connection else { return };
+        if !can_resume || std::mem::replace(quiet, is_quiet) == is_quiet {
+            return;
+        }
+        let (coordinator, limits) = (&self.facts.coordinator, self.facts.limits);
+        if is_quiet {
+            let line = format!(
+                "nothing was heard of the coordinator at {coordinator} for {} s; the ranks run on for \
+                 up to {} s",
+                limits.quiet().as_secs_f64(),
+                (limits.heartbeat_timeout() - limits.quiet()).as_secs_f64(),
+            );
+            self.act(Action::Reconnect { patient: true });
+            self.say(line);
+        } else {
+            let line = format!("the coordinator at {coordinator} is heard again");
+            self.act(Action::StopReconnecting);
+            self.say(line);
+        }
+    }
+
+    pub(super) fn connection_lost(&mut self, how: String, may_resume: bool) {
+        match self.connection {
+            Connection::Up { here: false, .. } if may_resume && self.can_resume() => {
+                let until = self.now + self.facts.limits.heartbeat_timeout();
+                self.act(Action::Reconnect { patient: false });
+                self.connection = Connection::Resuming { since: self.now, until, how };
+            }
+            Connection::Up { .. } => self.lost(how),
+            // A connection that was to replace it; the next one is tried.
+            Connection::Searching | Connection::Resuming { .. } | Connection::Gone { .. } => {}
+        }
+    }
+
+    pub(super) fn coordinator_gone(&mut self, how: String) {
+        match &mut self.connection {
+            // What was seen first says more than that nobody is there now.
+            Connection::Resuming { how, .. } => {
+                let how = std::mem::take(how);
+                self.lost(how);
+            }
+            Connection::Up { quiet: true, .. } => self.lost(how),
+            _ => {}
+        }
+    }
+
+    pub(super) fn reconnected(&mut self) {
+        if matches!(
+            self.connection,
+            Connection::Resuming { .. } | Connection::Up { quiet: true, .. }
+        ) {
+            let request = self.join_request(true);
+            self.act(Action::Join(request));
+        }
+    }
+
+    /// The coordinator has kept this host's seat. Whatever was sent meanwhile may be lost: what it
+    /// must know is said again, and means nothing where it knows.
+    pub(super) fn resumed(&mut self) {
+        let told = match &self.connection {
+            Connection::Resuming { since, .. } => Some(self.now - *since),
+            Connection::Up { quiet: true, .. } => Some(self.facts.limits.quiet()),
+            _ => return,
+        };
+        self.connection = Connection::Up { here: false, quiet: false };
+        if let Some(time) = told {
+            let coordinator = &self.facts.coordinator;
+            let line =
+                format!("connected to {coordinator} again after {:.1} s", time.as_secs_f64());
+            self.say(line);
+        }
+        if let Some(failure) = self.failure.clone() {
+            self.send(FromAgent::Failed(failure));
+        }
+        if let Some(ended) = self.ended.as_ref().filter(|ended| ended.told && ended.finished) {
+            let attempt = ended.attempt;
+            self.send(FromAgent::Finished { attempt });
+        }
+        if let Some((signal, count)) = self.request {
+            self.send(FromAgent::Interrupted { signal: signal as i32, count });
+        }
+    }
+
+    pub(super) fn refused(&mut self, reason: String) {
+        let was_resuming = matches!(
+            self.connection,
+            Connection::Resuming { .. } | Connection::Up { quiet: true, .. }
+        );
+        if was_resuming {
+            self.lost(reason);
+        } else {
+            self.disconnect();
+            self.fail(LaunchError::Refused { reason });
+        }
+    }
+
+    pub(super) fn disconnect(&mut self) {
+        self.connection = Connection::Gone { look_again: false };
+        self.act(Action::Disconnect);
+    }
+
+    pub(super) fn advance_connection(&mut self) {
+        if let Connection::Resuming { until, how, .. } = &self.connection
+            && *until <= self.now
+        {
+            let limit = self.facts.limits.heartbeat_timeout().as_secs_f64();
+            let how = format!("{how}, and it could not be made again within {limit} s");
+            self.lost(how);
+        }
+    }
+
+    /// The coordinator is gone: the ranks of this host cannot go on alone.
+    pub(super) fn lost(&mut self, how: String) {
+        self.disconnect();
+        (self.next, self.stop_asked) = (None, None);
+        if self.group.as_ref().is_some_and(Group::is_preparing) {
+            self.group = None;
+        }
+        if self.facts.forwards_output {
+            self.act(Action::DropOutput);
+        }
+        // A new coordinator counts the loss of the old one.
+        let may_go_on =
+            self.ended.is_none() && self.group.is_none() || self.restarts.0 < self.restarts.1;
+        let again = may_go_on && self.facts.kind == Kind::Elected && self.stuck.is_none();
+        self.ended.iter_mut().for_each(|ended| ended.told = true);
+        if self.outcome.is_some() || self.error.is_some() {
+            return self.stop_quietly();
+        }
+        if let Some(signal) = self.interrupted {
+            return self.end_with(Outcome::Stopped { signal: signal as i32 });
+        }
+        if self.output_closed {
+            return self.end_with(Outcome::OutputClosed);
+        }
+        if again {
+            self.say(format!(
+                "the connection to the coordinator is lost: {how}; looking for the others"
+            ));
+            self.connection = Connection::Gone { look_again: true };
+            self.stop_quietly();
+        } else {
+            let coordinator = self.facts.coordinator.clone();
+            let replaceable = self.facts.kind == Kind::Elected;
+            self.end_with(Outcome::Lost { coordinator, how, replaceable });
+        }
+    }
+
+    /// Looks for another coordinator, where the last one is lost and nothing runs here any more.
+    pub(super) fn look_again(&mut self) {
+        if matches!(self.connection, Connection::Gone { look_again: true }) {
+            self.connection = Connection::Searching;
+            self.act(Action::Connect);
+        }
+    }
+
+    /// Asks the coordinator to stop the job, or to let this host go.
+    pub(super) fn ask_to_stop(&mut self, signal: Signal) {
+        let number = signal as i32;
+        let count = self.request.map_or(1, |(_, count)| count.saturating_add(1));
+        self.request = Some((signal, count));
+        if self.leaves_alone() {
+            self.send(FromAgent::Leaving);
+            self.outcome.get_or_insert(Outcome::Left { signal: number });
+        } else if self.connection.is_up() {
+            self.send(FromAgent::Interrupted { signal: number, count });
+        } else {
+            self.outcome.get_or_insert(Outcome::Stopped { signal: number });
+        }
+    }
+
+    /// The job can go on without this host.
+    pub(super) fn leaves_alone(&self) -> bool {
+        let served_here = matches!(self.connection, Connection::Up { here: true, .. });
+        self.facts.may_leave && self.connection.is_up() && !served_here
+    }
+}

@@ -1,0 +1,194 @@
+//! What the agent's decision is told, and what it asks to be done.
+//!
+//! All that an agent does goes through these two types: who wants to follow a job (a log of events,
+//! a line of progress) needs nothing else.
+
+use std::time::Duration;
+
+use brigade_rendezvous::{Assignment, Ending, FromAgent, ToAgent};
+use nix::sys::signal::Signal;
+
+use super::super::Outcome;
+use crate::LaunchError;
+use crate::output::Tail;
+
+/// Something that happened.
+#[derive(Debug)]
+pub(in crate::agent) enum Event {
+    /// There is a folder for the job's files, if it has any.
+    FolderMade,
+    /// A coordinator was found, or started in this process: the agent may join.
+    Connected {
+        /// The coordinator is in this process.
+        here: bool,
+    },
+    /// This host cannot take part: there is no folder for its logs, or no coordinator.
+    Failed(LaunchError),
+    /// A new connection to the coordinator that was lost, or has fallen silent: the agent may say
+    /// that it is still there.
+    Reconnected,
+    /// Nothing has come from the coordinator for [`TimeLimits::quiet`](brigade_rendezvous::TimeLimits),
+    /// or, after that, something again.
+    Quiet(bool),
+    /// The connection is gone.
+    ConnectionLost {
+        /// How that was seen.
+        how: String,
+        /// The coordinator may still be there: it is worth while to connect again.
+        may_resume: bool,
+    },
+    /// Where the coordinator was, it is no more.
+    CoordinatorGone {
+        /// How that was seen.
+        how: String,
+    },
+    /// The coordinator's word.
+    Received(ToAgent),
+    /// A line for the user from the search for the coordinator, or from a coordinator here.
+    Line(String),
+    /// A coordinator in this process has told all other agents that the job is over; sent at once
+    /// where there is none.
+    OthersTold,
+    /// Folder and files of an attempt are there.
+    Prepared {
+        /// Which attempt.
+        attempt: u32,
+    },
+    /// All ranks of the attempt have been started; their process numbers.
+    Started(Vec<i32>),
+    /// Its files could not be made, or its ranks not be started: none has run the program.
+    StartFailed {
+        /// Which attempt.
+        attempt: u32,
+        /// Why.
+        error: LaunchError,
+    },
+    /// A rank has ended.
+    Exited {
+        /// Which one.
+        local_rank: usize,
+        /// How.
+        ending: Ending,
+    },
+    /// The ranks that have written an error and not ended: the answer to [`Action::FindErrors`].
+    Exiting(Vec<usize>),
+    /// The last lines of a rank: an answer to [`Action::CollectFailure`].
+    Tail {
+        /// Which rank.
+        local_rank: usize,
+        /// Its last lines.
+        tail: Tail,
+    },
+    /// What a failed rank has left besides: the other answer to [`Action::CollectFailure`].
+    Left {
+        /// Which rank.
+        local_rank: usize,
+        /// The error that it wrote, and how long before it ended.
+        error: Option<(String, Duration)>,
+        /// What the system knows of the reason.
+        hint: Option<String>,
+    },
+    /// Nothing of the ranks is left but their numbers: the answer to [`Action::Sweep`].
+    Swept,
+    /// Ranks that SIGKILL did not end, each with the letter that the kernel has for its state: the
+    /// answer to [`Action::Inspect`].
+    Inspected(Vec<(usize, char)>),
+    /// All output has been written, or sent to the coordinator: the answer to [`Action::Drain`].
+    Drained,
+    /// Nobody reads the output any more.
+    OutputClosed,
+    /// A signal for this process.
+    Signal(Signal),
+    /// Time has passed.
+    Tick,
+}
+
+/// Something to do.
+#[derive(Debug)]
+pub(in crate::agent) enum Action {
+    /// Make the folder for the job's files.
+    MakeFolder,
+    /// Look for the coordinator.
+    Connect,
+    /// Look for the coordinator that was there, until [`Action::StopReconnecting`].
+    Reconnect {
+        /// It may be there although nothing seems to listen.
+        patient: bool,
+    },
+    /// The coordinator is heard again, or is lost.
+    StopReconnecting,
+    /// Ask the coordinator to take part.
+    Join(JoinRequest),
+    /// Tell the coordinator.
+    Send(FromAgent),
+    /// Tell the coordinator that the attempt is stopped, and which port the next one may have.
+    SendStopped {
+        /// Which attempt.
+        attempt: u32,
+        /// Ranks had to be killed.
+        killed: bool,
+        /// Ranks that could not be killed.
+        stuck: Option<String>,
+    },
+    /// End the connection to the coordinator.
+    Disconnect,
+    /// Make folder and files of an attempt.
+    Prepare {
+        /// Which attempt.
+        attempt: u32,
+    },
+    /// Start the ranks of the attempt that was prepared.
+    Start(Assignment),
+    /// See which ranks are about to end because of an error of their own.
+    FindErrors,
+    /// Ask ranks to stop.
+    Ask {
+        /// Which ones.
+        local_ranks: Vec<usize>,
+        /// With which signal.
+        signal: Signal,
+    },
+    /// Pass a signal on to all ranks and their children, for them to make something of it.
+    Forward(Signal),
+    /// Suspend the ranks and this process, and continue the ranks when it is continued.
+    Suspend,
+    /// Collect what is known about a rank that has failed.
+    CollectFailure {
+        /// Which rank.
+        local_rank: usize,
+        /// It was killed: the system may know why.
+        killed: bool,
+    },
+    /// See in which state these ranks are, which SIGKILL did not end.
+    Inspect(Vec<usize>),
+    /// Kill what the ranks have left behind.
+    Sweep,
+    /// Forget the ranks and what belongs to their attempt.
+    Release,
+    /// Forget the ranks, of which some cannot be killed: the reaper goes on waiting for them.
+    LeaveToReaper,
+    /// Write all that the ranks have printed.
+    Drain,
+    /// Nobody takes output any more.
+    DropOutput,
+    /// A line for the user, unless he wants it quiet.
+    Say(String),
+    /// Say how the job ended, and begin to leave.
+    Report(Result<Outcome, LaunchError>),
+    /// Leave.
+    Exit {
+        /// All output is written.
+        written: bool,
+    },
+}
+
+/// What an agent says of itself when it joins, besides what never changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::agent) struct JoinRequest {
+    /// It has a part in the job, and was only cut off.
+    pub(in crate::agent) resume: bool,
+    /// The last attempt it took part in, and its place there.
+    pub(in crate::agent) last: Option<(u32, usize)>,
+    /// The restarts that were counted then.
+    pub(in crate::agent) restarts: u32,
+}

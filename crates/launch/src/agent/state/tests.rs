@@ -1,0 +1,466 @@
+//! Rule by rule: what happens, and what an agent makes of it.
+
+mod any_order;
+
+use std::collections::VecDeque;
+
+use brigade_rendezvous::{Cause, Ending as RankEnding, Verdict};
+
+use super::*;
+use crate::output::Tail;
+
+fn facts(kind: Kind) -> Facts {
+    Facts {
+        host: "h1".to_owned(),
+        nproc: 2,
+        max_restarts: 1,
+        limits: TimeLimits::new(Duration::from_secs(30), Duration::from_secs(30)),
+        kind,
+        may_leave: kind == Kind::Elected,
+        near: false,
+        coordinator: "node1:29400".to_owned(),
+        forwards_output: kind == Kind::Launcher,
+    }
+}
+
+fn part(attempt: u32) -> Assignment {
+    Assignment {
+        attempt,
+        restarts: attempt,
+        max_restarts: 1,
+        node_rank: 1,
+        num_nodes: 2,
+        first_rank: 2,
+        nproc: 2,
+        world_size: 4,
+        master_addr: "10.0.0.1".to_owned(),
+        master_port: 1234,
+    }
+}
+
+/// An agent, and what it does in words.
+struct Host {
+    state: AgentState,
+    now: Duration,
+    done: VecDeque<String>,
+}
+
+impl Host {
+    fn new(facts: Facts) -> Self {
+        let (state, actions) = AgentState::new(facts);
+        let mut this = Self { state, now: Duration::from_secs(100), done: VecDeque::new() };
+        this.done.extend(actions.iter().map(shown));
+        this
+    }
+
+    /// One that has joined.
+    fn joined(kind: Kind) -> Self {
+        let mut this = Self::new(facts(kind));
+        this.tell(Event::FolderMade);
+        this.tell(Event::Connected { here: kind == Kind::OneHost });
+        this.done.clear();
+        this
+    }
+
+    /// One whose ranks run.
+    fn running(kind: Kind) -> Self {
+        let mut this = Self::joined(kind);
+        this.start(0);
+        this
+    }
+
+    fn start(&mut self, attempt: u32) {
+        assert_eq!(self.hear(ToAgent::Start(part(attempt))), [format!("prepare {attempt}")]);
+        assert_eq!(self.tell(Event::Prepared { attempt }), [format!("start {attempt}")]);
+        assert!(self.tell(Event::Started(vec![41, 42])).is_empty());
+    }
+
+    fn tell(&mut self, event: Event) -> Vec<String> {
+        let actions = self.state.handle(self.now, event);
+        let shown: Vec<String> = actions.iter().map(shown).collect();
+        self.done.extend(shown.iter().cloned());
+        shown
+    }
+
+    fn hear(&mut self, message: ToAgent) -> Vec<String> {
+        self.tell(Event::Received(message))
+    }
+
+    fn stop(&mut self, attempt: u32, reason: &str) -> Vec<String> {
+        let reason = reason.to_owned();
+        self.hear(ToAgent::Stop { attempt, signal: 15, reason })
+    }
+
+    fn exit(&mut self, local_rank: usize, code: i32) -> Vec<String> {
+        self.tell(Event::Exited { local_rank, ending: RankEnding::Code(code) })
+    }
+
+    fn killed(&mut self, local_rank: usize, signal: Signal) -> Vec<String> {
+        let ending = RankEnding::Signal(signal as i32);
+        self.tell(Event::Exited { local_rank, ending })
+    }
+
+    fn pass(&mut self, seconds: f64) -> Vec<String> {
+        let end = self.now + Duration::from_secs_f64(seconds);
+        let mut shown = Vec::new();
+        while let Some(due) = self.state.deadline().filter(|due| *due <= end) {
+            self.now = self.now.max(due);
+            shown.extend(self.tell(Event::Tick));
+        }
+        self.now = end;
+        shown
+    }
+
+    fn end(&mut self, code: u8) -> Vec<String> {
+        self.hear(ToAgent::End(Verdict { code, cause: None }))
+    }
+}
+
+fn shown(action: &Action) -> String {
+    match action {
+        Action::MakeFolder => "make folder".into(),
+        Action::Connect => "connect".into(),
+        Action::Reconnect { patient } => format!("reconnect, patient {patient}"),
+        Action::StopReconnecting => "stop reconnecting".into(),
+        Action::Join(JoinRequest { resume, last, restarts }) => {
+            format!("join: resume {resume}, last {last:?}, {restarts} restarts")
+        }
+        Action::Send(FromAgent::Failed(failure)) => {
+            let RankFailure { at, last_lines, error, .. } = failure;
+            format!("failed: {} at {at}, {last_lines:?}, {error:?}", failure.summary())
+        }
+        Action::Send(message) => format!("send {message:?}"),
+        Action::SendStopped { attempt, killed, stuck } => {
+            format!("stopped {attempt}, killed {killed}, stuck {stuck:?}")
+        }
+        Action::Disconnect => "disconnect".into(),
+        Action::Prepare { attempt } => format!("prepare {attempt}"),
+        Action::Start(part) => format!("start {}", part.attempt),
+        Action::FindErrors => "find errors".into(),
+        Action::Ask { local_ranks, signal } => format!("ask {local_ranks:?} {signal}"),
+        Action::Forward(signal) => format!("forward {signal}"),
+        Action::Suspend => "suspend".into(),
+        Action::CollectFailure { local_rank, killed } => {
+            format!("collect {local_rank}, killed {killed}")
+        }
+        Action::Inspect(ranks) => format!("inspect {ranks:?}"),
+        Action::Sweep => "sweep".into(),
+        Action::Release => "release".into(),
+        Action::LeaveToReaper => "leave to reaper".into(),
+        Action::Drain => "drain".into(),
+        Action::DropOutput => "drop output".into(),
+        Action::Say(text) => format!("say: {text}"),
+        Action::Report(Ok(outcome)) => format!("report {}", outcome.exit_code()),
+        Action::Report(Err(error)) => format!("report error: {error}"),
+        Action::Exit { written } => format!("exit, written {written}"),
+    }
+}
+
+#[test]
+fn a_job_from_its_beginning_to_its_end() {
+    let mut host = Host::new(facts(Kind::OneHost));
+    assert_eq!(host.tell(Event::FolderMade), ["connect"]);
+    let joined = host.tell(Event::Connected { here: true });
+    assert_eq!(joined, ["join: resume false, last None, 0 restarts"]);
+    host.start(0);
+    assert!(host.exit(0, 0).is_empty());
+    assert_eq!(host.exit(1, 0), ["sweep"]);
+    assert_eq!(host.tell(Event::Swept), ["release", "drain", "send Finished { attempt: 0 }"]);
+    assert_eq!(host.end(0), ["disconnect", "report 0", "drain"]);
+    assert!(host.tell(Event::OthersTold).is_empty());
+    assert!(host.tell(Event::Drained).is_empty(), "of the attempt");
+    assert_eq!(host.tell(Event::Drained), ["exit, written true"]);
+    assert_eq!(host.state.deadline(), None);
+}
+
+#[test]
+fn a_host_is_finished_when_the_last_byte_of_its_output_is_on_its_way() {
+    let mut host = Host::running(Kind::Launcher);
+    host.exit(0, 0);
+    host.exit(1, 0);
+    assert_eq!(host.tell(Event::Swept), ["release", "drain"]);
+    assert!(host.pass(1000.0).is_empty(), "however long the reader pauses");
+    assert_eq!(host.tell(Event::Drained), ["send Finished { attempt: 0 }"]);
+
+    // Whoever stops a job does not wait for a reader that has paused.
+    let mut host = Host::running(Kind::Launcher);
+    host.stop(0, "no");
+    host.tell(Event::Exiting(vec![]));
+    host.killed(0, Signal::SIGTERM);
+    host.killed(1, Signal::SIGTERM);
+    host.tell(Event::Swept);
+    assert!(host.pass(2.9).is_empty());
+    assert_eq!(host.pass(0.2), ["stopped 0, killed false, stuck None"]);
+}
+
+#[test]
+fn the_first_failure_is_told_with_what_is_known() {
+    let mut host = Host::running(Kind::Peers);
+    assert_eq!(host.exit(1, 7), ["collect 1, killed false"]);
+    let tail = Tail { stdout: vec![], stderr: vec!["no".to_owned()] };
+    assert!(host.tell(Event::Tail { local_rank: 1, tail }).is_empty());
+    host.now += Duration::from_millis(20);
+    // Its error was written before it ended.
+    let error = Some(("ValueError".to_owned(), Duration::from_millis(500)));
+    let told = host.tell(Event::Left { local_rank: 1, error, hint: None });
+    assert_eq!(
+        told,
+        [
+            "failed: rank 3 on h1 (local rank 1, pid 42) failed: exit code 7 at 99500, [\"no\"], Some(\"ValueError\")"
+        ]
+    );
+    // One that came later is not the first.
+    host.killed(0, Signal::SIGSEGV);
+    assert_eq!(host.pass(3.0), ["sweep"]);
+
+    // Nobody reads the output, and the folder of the errors does not answer.
+    let mut host = Host::running(Kind::Peers);
+    assert_eq!(host.killed(0, Signal::SIGKILL), ["collect 0, killed true"]);
+    assert!(host.pass(1.9).is_empty());
+    let told = host.pass(0.2);
+    assert!(told[0].contains("rank 2 on h1 (local rank 0, pid 41) failed: killed by SIGKILL"));
+    assert!(told[0].contains("nobody was reading"), "{told:?}");
+}
+
+#[test]
+fn ranks_that_write_an_error_have_time_to_end() {
+    let mut host = Host::running(Kind::Peers);
+    let stopped = host.stop(0, "rank 0 failed");
+    assert_eq!(stopped, ["find errors", "say: rank 0 failed; stopping 2 ranks"]);
+    assert_eq!(host.tell(Event::Exiting(vec![1])), ["ask [0] SIGTERM"]);
+    assert!(host.killed(0, Signal::SIGTERM).is_empty(), "that is no failure");
+    assert!(host.pass(2.9).is_empty());
+    assert_eq!(host.pass(0.2), ["ask [1] SIGTERM"]);
+    // Where nobody can tell in time, all are asked.
+    let mut host = Host::running(Kind::Peers);
+    host.stop(0, "rank 0 failed");
+    assert_eq!(host.pass(0.2), ["ask [0, 1] SIGTERM"]);
+    assert!(host.tell(Event::Exiting(vec![1])).is_empty(), "too late");
+}
+
+#[test]
+fn ranks_that_do_not_stop_are_killed_and_those_that_cannot_be_are_left() {
+    let mut host = Host::running(Kind::OneHost);
+    host.stop(0, "no");
+    host.tell(Event::Exiting(vec![]));
+    host.killed(0, Signal::SIGTERM);
+    let killed = host.pass(30.0);
+    assert_eq!(killed, ["ask [0, 1] SIGKILL", "say: 1 rank did not stop within 30 s: killed"]);
+    assert!(host.pass(9.9).is_empty());
+    assert_eq!(host.pass(0.2), ["inspect [1]"]);
+    assert!(host.pass(1000.0).is_empty(), "once");
+    let left = host.tell(Event::Inspected(vec![(1, 'D')]));
+    let text = "rank 3 (pid 42, state D) is stuck in the kernel: still there 10 s after SIGKILL";
+    assert_eq!(
+        left,
+        [
+            format!(
+                "say: {text}; a process of brigade (`__reaper`) waits for that and clears up then"
+            ),
+            "leave to reaper".to_owned(),
+            "drain".to_owned(),
+            format!("stopped 0, killed true, stuck Some({text:?})"),
+        ]
+    );
+    // Whatever the verdict is.
+    assert_eq!(host.end(3), ["disconnect", "report 137", "drain"]);
+
+    // The job goes on without this host.
+    let mut host = Host::running(Kind::Peers);
+    host.hear(ToAgent::Kill);
+    host.pass(10.0);
+    host.tell(Event::Inspected(vec![(0, 'D'), (1, 'D')]));
+    let refused = host.hear(ToAgent::Refused { reason: "stuck".to_owned() });
+    assert_eq!(refused, ["disconnect", "report 137", "drain"]);
+}
+
+#[test]
+fn a_user_stops_a_job_and_loses_patience() {
+    let mut host = Host::running(Kind::OneHost);
+    assert_eq!(
+        host.tell(Event::Signal(Signal::SIGINT)),
+        [
+            "ask [0, 1] SIGINT",
+            "send Interrupted { signal: 2, count: 1 }",
+            "say: SIGINT: waiting up to 30 s for 2 ranks to stop; SIGINT (Ctrl-C) kills now",
+        ]
+    );
+    assert!(host.hear(ToAgent::Stop { attempt: 0, signal: 2, reason: "x".into() }).is_empty());
+    assert_eq!(
+        host.tell(Event::Signal(Signal::SIGINT)),
+        ["ask [0, 1] SIGKILL", "send Interrupted { signal: 2, count: 2 }"]
+    );
+    // One that ignores SIGINT was sent SIGTERM.
+    host.killed(0, Signal::SIGTERM);
+    host.killed(1, Signal::SIGKILL);
+    let swept = host.tell(Event::Swept);
+    assert_eq!(swept, ["release", "drain", "stopped 0, killed true, stuck None"]);
+    // The coordinator does not answer.
+    assert_eq!(host.pass(2.0), ["report 130", "drain"]);
+    assert_eq!(host.pass(0.5), ["exit, written false"]);
+}
+
+#[test]
+fn signals_for_the_ranks() {
+    let mut host = Host::running(Kind::OneHost);
+    assert_eq!(host.tell(Event::Signal(Signal::SIGUSR1)), ["forward SIGUSR1"]);
+    assert_eq!(host.hear(ToAgent::Signal { signal: 12 }), ["forward SIGUSR2"]);
+    assert!(host.hear(ToAgent::Signal { signal: 9 }).is_empty(), "no such thing");
+    assert_eq!(host.tell(Event::Signal(Signal::SIGTSTP)), ["suspend"]);
+    let mut host = Host::running(Kind::Peers);
+    let said = host.tell(Event::Signal(Signal::SIGTSTP));
+    assert!(said[0].starts_with("say: SIGTSTP: a job on several hosts cannot be suspended"));
+}
+
+#[test]
+fn a_connection_that_breaks_is_made_again_while_the_ranks_run() {
+    let mut host = Host::running(Kind::Peers);
+    let lost = Event::ConnectionLost { how: "it was reset".to_owned(), may_resume: true };
+    assert_eq!(host.tell(lost), ["reconnect, patient false"]);
+    assert!(host.pass(12.0).is_empty());
+    assert_eq!(host.tell(Event::Reconnected), ["join: resume true, last Some((0, 1)), 0 restarts"]);
+    let resumed = host.hear(ToAgent::Resumed);
+    assert_eq!(resumed, ["say: connected to node1:29400 again after 12.0 s"]);
+    // What the coordinator may have missed is said again.
+    let mut host = Host::running(Kind::Peers);
+    let lost = || Event::ConnectionLost { how: "it was reset".to_owned(), may_resume: true };
+    host.exit(0, 3);
+    host.pass(3.0);
+    host.tell(Event::Signal(Signal::SIGTERM));
+    host.tell(lost());
+    host.tell(Event::Reconnected);
+    let resumed = host.hear(ToAgent::Resumed);
+    assert!(resumed[1].starts_with("failed: rank 2 on h1"), "{resumed:?}");
+    assert_eq!(resumed[2], "send Interrupted { signal: 15, count: 1 }");
+    // What the coordinator says again is done once.
+    assert!(host.hear(ToAgent::Start(part(0))).is_empty());
+    host.stop(0, "x");
+    assert!(host.stop(0, "x").is_empty());
+}
+
+#[test]
+fn a_job_without_a_coordinator_ends_when_it_does_not_come_back() {
+    let broken = || Event::ConnectionLost { how: "it was reset".to_owned(), may_resume: true };
+    let stops = |host: &mut Host| {
+        host.killed(0, Signal::SIGTERM);
+        host.killed(1, Signal::SIGTERM);
+        host.tell(Event::Swept).last().unwrap().clone()
+    };
+    // It has not come back in time.
+    let mut host = Host::running(Kind::Peers);
+    host.tell(broken());
+    assert!(host.pass(29.0).is_empty());
+    assert_eq!(host.pass(1.0), ["disconnect", "ask [0, 1] SIGTERM"]);
+    assert_eq!(stops(&mut host), "drain");
+    assert!(host.done.contains(&"report 1".to_owned()), "{:?}", host.done);
+    // It has ended, which is known at once.
+    let mut host = Host::running(Kind::Peers);
+    host.tell(broken());
+    let gone = host.tell(Event::CoordinatorGone { how: "connection refused".to_owned() });
+    assert_eq!(gone, ["disconnect", "ask [0, 1] SIGTERM"]);
+    // A launcher's session is the launcher's own affair.
+    let mut host = Host::running(Kind::Launcher);
+    assert_eq!(host.tell(broken()), ["disconnect", "drop output", "ask [0, 1] SIGTERM"]);
+    // Another one may be elected, once nothing runs here.
+    let mut host = Host::running(Kind::Elected);
+    host.tell(broken());
+    let said = host.tell(Event::CoordinatorGone { how: "connection refused".to_owned() });
+    assert!(said[1].contains("it was reset; looking for the others"), "{said:?}");
+    assert_eq!(stops(&mut host), "connect");
+    let join = host.tell(Event::Connected { here: true });
+    assert_eq!(join, ["join: resume false, last Some((0, 1)), 0 restarts"]);
+}
+
+#[test]
+fn a_coordinator_that_is_silent_is_looked_for_beside_the_old_connection() {
+    let mut host = Host::running(Kind::Peers);
+    let said = host.tell(Event::Quiet(true));
+    assert_eq!(said[0], "reconnect, patient true");
+    assert!(said[1].contains("nothing was heard of the coordinator at node1:29400 for 6 s; the ranks run on for up to 24 s"));
+    let said = host.tell(Event::Quiet(false));
+    assert_eq!(said, ["stop reconnecting", "say: the coordinator at node1:29400 is heard again"]);
+    // Another connection is faster.
+    host.tell(Event::Quiet(true));
+    host.tell(Event::Reconnected);
+    host.hear(ToAgent::Resumed);
+    assert!(host.tell(Event::Reconnected).is_empty(), "not asked for");
+    // The seat was given away.
+    host.tell(Event::Quiet(true));
+    host.tell(Event::Reconnected);
+    let refused = host.hear(ToAgent::Refused { reason: "too late".to_owned() });
+    assert_eq!(refused, ["disconnect", "ask [0, 1] SIGTERM"]);
+}
+
+#[test]
+fn files_that_do_not_answer_hold_up_nothing_else() {
+    // The attempt is stopped while its files are made.
+    let mut host = Host::joined(Kind::Peers);
+    host.hear(ToAgent::Start(part(0)));
+    assert_eq!(
+        host.stop(0, "h2 failed"),
+        ["say: h2 failed", "stopped 0, killed false, stuck None"]
+    );
+    assert!(host.tell(Event::Prepared { attempt: 0 }).is_empty(), "too late");
+    // A user leaves while they are.
+    let mut host = Host::joined(Kind::Peers);
+    host.hear(ToAgent::Start(part(0)));
+    host.tell(Event::Signal(Signal::SIGINT));
+    host.tell(Event::Signal(Signal::SIGINT));
+    assert_eq!(host.pass(2.0), ["report 130", "drain"]);
+}
+
+#[test]
+fn a_host_that_cannot_start_its_ranks() {
+    let mut host = Host::joined(Kind::Peers);
+    host.hear(ToAgent::Start(part(0)));
+    host.tell(Event::Prepared { attempt: 0 });
+    let error = LaunchError::Refused { reason: "no".to_owned() };
+    let said = host.tell(Event::StartFailed { attempt: 0, error });
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(said[0].starts_with("send Unable") && said[1] == "sweep", "{said:?}");
+    assert_eq!(host.tell(Event::Swept), ["release", "drain"]);
+    let closed = Event::ConnectionLost { how: "closed".to_owned(), may_resume: true };
+    let left = host.tell(closed);
+    assert_eq!(left, ["disconnect", "report error: this host cannot take part: no", "drain"]);
+}
+
+#[test]
+fn a_host_leaves_a_job_that_can_do_without_it() {
+    let mut host = Host::running(Kind::Elected);
+    let said = host.tell(Event::Signal(Signal::SIGTERM));
+    assert_eq!(said[..2], ["ask [0, 1] SIGTERM", "send Leaving"]);
+    host.killed(0, Signal::SIGTERM);
+    host.killed(1, Signal::SIGTERM);
+    assert_eq!(host.tell(Event::Swept), ["release", "drain", "report 143", "drain"]);
+}
+
+#[test]
+fn nobody_reads_the_output() {
+    let mut host = Host::running(Kind::OneHost);
+    let said = host.tell(Event::OutputClosed);
+    assert_eq!(said, ["ask [0, 1] SIGTERM", "send Interrupted { signal: 13, count: 1 }"]);
+    assert!(host.tell(Event::OutputClosed).is_empty());
+    host.killed(0, Signal::SIGTERM);
+    host.killed(1, Signal::SIGTERM);
+    host.tell(Event::Swept);
+    let interrupted = Cause::Interrupted { signal: 13, failure: None };
+    let verdict = Verdict { code: 141, cause: Some(interrupted) };
+    assert_eq!(host.hear(ToAgent::End(verdict)), ["disconnect", "report 141", "drain"]);
+}
+
+#[test]
+fn the_end_waits_for_what_is_still_to_be_said() {
+    // Others have still to be told, by a coordinator in this process.
+    let mut host = Host::joined(Kind::Peers);
+    host.end(0);
+    assert!(host.tell(Event::Drained).is_empty());
+    assert!(host.pass(31.9).is_empty());
+    assert_eq!(host.pass(0.2), ["exit, written true"]);
+    // A reader that has paused is waited for, but not by somebody who has no time.
+    let mut host = Host::joined(Kind::Peers);
+    host.end(0);
+    host.tell(Event::OthersTold);
+    assert!(host.pass(1000.0).is_empty());
+    assert!(host.tell(Event::Signal(Signal::SIGINT)).is_empty());
+    assert_eq!(host.pass(0.5), ["exit, written false"]);
+}

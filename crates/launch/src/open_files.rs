@@ -1,0 +1,38 @@
+//! The limit of open files: as many as the system allows for the launcher, and what was there before
+//! for whatever it starts.
+//!
+//! Each host that is started over ssh costs a few descriptors, each rank some. The usual limit of
+//! 1024 is for programs that wait with `select`, which cannot take more; a rank may be one of them.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// The limit of this process is raised while this value lives.
+#[derive(Debug)]
+pub(crate) struct OpenFiles {
+    before: Option<Rlimit>,
+}
+
+impl OpenFiles {
+    /// Raises the soft limit to the hard one.
+    pub(crate) fn raise() -> Self {
+        let before = getrlimit(Resource::Nofile);
+        let raised = Rlimit { current: before.maximum, ..before };
+        let is_raised =
+            before.current != before.maximum && setrlimit(Resource::Nofile, raised).is_ok();
+        Self { before: is_raised.then_some(before) }
+    }
+
+    /// The limit that was there, where it has been raised.
+    pub(crate) fn before(&self) -> Option<Rlimit> {
+        self.before
+    }
+}
+
+impl Drop for OpenFiles {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // A lower soft limit is always allowed.
+            let _ = setrlimit(Resource::Nofile, before);
+        }
+    }
+}

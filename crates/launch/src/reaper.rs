@@ -1,0 +1,122 @@
+//! The reaper: a process that outlives an agent that was killed, and clears up after it.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use nix::unistd::setsid;
+
+use crate::leftovers::{Orphans, Session};
+use crate::role;
+
+/// The agent's side: a running reaper, one for all attempts.
+#[derive(Debug)]
+pub(crate) struct Reaper {
+    child: Child,
+    orders: Option<ChildStdin>,
+}
+
+impl Reaper {
+    /// Starts a reaper for this agent, which also removes a folder.
+    pub(crate) fn start(agent: &str, folder: Option<&Path>) -> io::Result<Self> {
+        let mut command = role::reaper_command(agent, folder);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        // Its working directory would keep a file system from being unmounted.
+        let mut child = command.current_dir("/").spawn()?;
+        let orders = child.stdin.take();
+        Ok(Self { child, orders })
+    }
+
+    /// Its process number.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// From now on these are the sessions of living ranks, and no others.
+    pub(crate) fn guard(&mut self, sessions: &[Session]) {
+        let words = sessions.iter().map(|session| format!("{}:{}", session.number, session.start));
+        self.order(&words.collect::<Vec<_>>().join(" "));
+    }
+
+    /// Ends it: the agent has cleared up itself.
+    pub(crate) fn dismiss(mut self) {
+        self.order(DISMISSED);
+        self.orders = None;
+        let _ = self.child.wait();
+    }
+
+    fn order(&mut self, line: &str) {
+        if let Some(orders) = &mut self.orders {
+            // Fails when somebody has killed the reaper.
+            let _ = orders.write_all(format!("{line}\n").as_bytes());
+        }
+    }
+}
+
+/// The reaper itself: waits on its stdin, a pipe whose other end only the agent holds.
+pub(crate) fn wait_and_clear_up(agent: String, folder: Option<PathBuf>) {
+    // Out of reach of what is sent to the agent's process group or typed at its terminal. Fails
+    // only for the leader of a group, which is out of reach already.
+    let _ = setsid();
+    // What schedulers and service managers send to each process of a job is blocked since before
+    // this process was started: the agent waits for it, and the mask is inherited.
+    let mut orders = Vec::new();
+    let _ = io::stdin().read_to_end(&mut orders);
+    if let Some(sessions) = last_order(&orders) {
+        let orphans = Orphans { agent, sessions };
+        let mut pause = FIRST_PAUSE;
+        // A process that sleeps in the kernel ends when the kernel lets go of it, however late.
+        while orphans.kill_once() > 0 {
+            thread::sleep(pause);
+            pause = (pause * 3 / 2).min(LONGEST_PAUSE);
+        }
+        if let Some(folder) = folder {
+            let _ = fs::remove_dir_all(folder);
+        }
+    }
+}
+
+/// The sessions to look after; `None` when there is nothing to do any more.
+fn last_order(orders: &[u8]) -> Option<Vec<Session>> {
+    let orders = String::from_utf8_lossy(orders);
+    // A line that was cut short by the agent's end was not acted on by it either.
+    let last =
+        orders.rsplit_once('\n').map_or("", |(whole, _)| whole.rsplit('\n').next().unwrap_or(""));
+    let session = |word: &str| {
+        let (number, start) = word.split_once(':')?;
+        Some(Session { number: number.parse().ok()?, start: start.parse().ok()? })
+    };
+    (last != DISMISSED).then(|| last.split(' ').filter_map(session).collect())
+}
+
+const DISMISSED: &str = "all clear";
+/// No descriptor says when a process that is not a child has ended.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders() {
+        let table: [(&str, Option<&[i32]>); 8] = [
+            ("", Some(&[])),
+            ("12:1 34:2\n", Some(&[12, 34])),
+            ("12:1 34:1\n\n", Some(&[])),
+            ("12:1 34:1\n\n56:1\n", Some(&[56])),
+            ("12:1 34:1\n\n56:1", Some(&[])),
+            ("12:1\nall clear\n", None),
+            ("12:1\nall cle", Some(&[12])),
+            ("all clear\n", None),
+        ];
+        for (orders, expected) in table {
+            let sessions = last_order(orders.as_bytes());
+            let numbers = sessions.map(|all| all.iter().map(|it| it.number).collect::<Vec<_>>());
+            assert_eq!(numbers.as_deref(), expected, "{orders:?}");
+        }
+    }
+}

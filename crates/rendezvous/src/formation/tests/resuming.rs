@@ -1,0 +1,209 @@
+//! Agents whose connection breaks or falls silent, and that come back.
+
+use super::*;
+
+impl Job {
+    fn disconnect(&mut self, id: u64, reset: bool) -> Vec<String> {
+        let how = "the connection broke".into();
+        self.event(Event::Disconnected { agent: AgentId(id), how, reset })
+    }
+
+    /// Agent `id` comes over the connection `10 * id`.
+    fn resume(&mut self, id: u64, last_attempt: Option<u32>) -> Vec<String> {
+        self.requests += 1;
+        let join = Join { resume: self.requests, last_attempt, port: 3000, ..join(id) };
+        let agent = AgentId(10 * id);
+        self.event(Event::Joined { agent, join, seen: None, remote: true })
+    }
+}
+
+#[test]
+fn a_seat_is_kept_and_costs_one_round_trip() {
+    let mut job = Job::of_two(0);
+    assert!(job.disconnect(2, false).is_empty());
+    assert!(job.pass(3, &[1]).is_empty());
+    assert_eq!(job.resume(2, Some(0)), ["2: adopts 20", "2: resumed"]);
+    assert!(job.pass(10, &[1, 2]).is_empty());
+    job.finished(1, 0);
+    assert_eq!(job.finished(2, 0).last().unwrap(), "finish 0");
+}
+
+#[test]
+fn the_user_hears_of_a_cut_and_of_its_end() {
+    let mut job = Job::of_two(0);
+    let how = "no route to host".to_owned();
+    let cut = Event::Disconnected { agent: AgentId(2), how, reset: false };
+    let broke = "the connection to h2 broke: no route to host; its place is kept for 4 s";
+    assert_eq!(job.lines(cut), [broke]);
+    let join = Join { resume: 1, last_attempt: Some(0), ..join(2) };
+    let back = Event::Joined { agent: AgentId(20), join, seen: None, remote: true };
+    assert_eq!(job.lines(back), ["h2 is connected again"]);
+    job.now += Duration::from_secs(1);
+    let silent = "nothing was heard of h2 for 0.8 s; it is lost after 4 s";
+    assert_eq!(job.lines(Event::Heard { agent: AgentId(1) }), [silent]);
+    assert_eq!(job.lines(Event::Heard { agent: AgentId(2) }), ["h2 is heard again"]);
+}
+
+#[test]
+fn a_connection_that_comes_late_is_closed() {
+    let mut job = Job::of_two(0);
+    let come = |job: &mut Job, connection, resume| {
+        let join = Join { resume, last_attempt: Some(0), ..join(2) };
+        let agent = AgentId(connection);
+        job.event(Event::Joined { agent, join, seen: None, remote: true })
+    };
+    assert_eq!(come(&mut job, 22, 2), ["2: adopts 22", "2: resumed"]);
+    assert_eq!(come(&mut job, 21, 1), ["21: close"]);
+    assert_eq!(come(&mut job, 23, 3), ["2: adopts 23", "2: resumed"]);
+}
+
+#[test]
+fn a_seat_is_not_kept_for_ever() {
+    let mut job = Job::of_two(0);
+    job.disconnect(2, false);
+    assert_eq!(
+        job.pass(4, &[1]),
+        [
+            "2: close",
+            "1: stop 0 with 15: h2 is lost: the connection broke, and it did not come back"
+        ]
+    );
+    let refused = "20: refused: h2 (pid 7) has no seat here: it was taken for lost";
+    assert_eq!(job.resume(2, Some(0)), [refused, "20: close"]);
+}
+
+#[test]
+fn after_a_reset_an_agent_comes_back_at_once_or_never() {
+    let mut job = Job::of_two(0);
+    job.disconnect(2, true);
+    job.now += Duration::from_millis(100);
+    assert_eq!(job.resume(2, Some(0)), ["2: adopts 20", "2: resumed"]);
+    job.disconnect(2, true);
+    let lost = job.pass(1, &[1]);
+    assert!(lost[1].starts_with("1: stop 0 with 15: h2 is lost: "), "{lost:?}");
+    assert!(job.now < Duration::from_secs(2));
+}
+
+#[test]
+fn what_was_missed_is_told_again() {
+    // A stop.
+    let mut job = Job::of_two(1);
+    job.disconnect(2, false);
+    job.failed(1, 1, 3);
+    let stop = "2: stop 0 with 15: rank 1 on h1 (local rank 0, pid 77) failed: exit code 3; restart 1 of 1";
+    assert_eq!(job.resume(2, Some(0)), ["2: adopts 20", "2: resumed", stop]);
+    job.stopped(1, 0);
+    assert_eq!(job.stopped(2, 0).len(), 2, "both start again");
+    // A start: it takes part in the attempt that runs.
+    assert_eq!(
+        job.resume(2, Some(0)),
+        [
+            "2: adopts 20",
+            "2: resumed",
+            "2: start 1 (restart 1): host 1/2 ranks 2+2/4 at 10.0.0.1:2001"
+        ]
+    );
+    // A start and the stop after it: there is nothing to stop.
+    let mut job = Job::of_two(1);
+    job.failed(1, 1, 3);
+    job.stopped(1, 0);
+    job.stopped(2, 0);
+    job.failed(1, 2, 4);
+    job.stopped(1, 1);
+    assert_eq!(
+        job.resume(2, Some(0)),
+        ["2: adopts 20", "2: resumed", "1: end 4", "1: close", "2: end 4", "2: close", "finish 4"]
+    );
+    // That a user has lost patience.
+    let mut job = Job::of_two(0);
+    job.interrupt(1, INT);
+    job.interrupt(1, INT);
+    let said = job.resume(2, Some(0));
+    assert_eq!(said[2..], ["2: stop 0 with 2: SIGINT on h1", "2: kill"]);
+}
+
+#[test]
+fn a_request_that_is_sent_again_is_one_request() {
+    let mut job = Job::of_two(0);
+    let interrupt = |count| FromAgent::Interrupted { signal: INT, count };
+    assert_eq!(job.say(2, interrupt(1)).len(), 2);
+    job.resume(2, Some(0));
+    assert!(job.say(2, interrupt(1)).is_empty());
+    assert_eq!(job.say(2, interrupt(2)), ["1: kill", "2: kill"]);
+}
+
+#[test]
+fn an_attempt_does_not_begin_without_one_that_is_away() {
+    let mut job = Job::of_two(1);
+    job.failed(1, 1, 3);
+    job.stopped(2, 0);
+    job.disconnect(2, false);
+    assert!(job.stopped(1, 0).is_empty());
+    assert!(job.formation.deadline().is_some());
+    let said = job.resume(2, Some(0));
+    assert_eq!(said[..2], ["2: adopts 20", "2: resumed"]);
+    assert_eq!(said.len(), 4, "and now both start: {said:?}");
+}
+
+#[test]
+fn one_that_is_away_hears_of_the_end() {
+    let mut job = Job::of_two(0);
+    job.finished(2, 0);
+    job.disconnect(2, false);
+    assert_eq!(job.finished(1, 0), ["1: end 0", "1: close", "finish 0"]);
+    assert!(job.formation.has_untold());
+    assert_eq!(job.resume(2, Some(0)), ["2: adopts 20", "2: resumed", "2: end 0", "2: close"]);
+    assert!(!job.formation.has_untold());
+
+    // Nor is it waited for for ever.
+    let mut job = Job::of_two(0);
+    job.finished(2, 0);
+    job.disconnect(2, false);
+    job.finished(1, 0);
+    job.pass(5, &[]);
+    assert!(!job.formation.has_untold());
+    assert_eq!(job.formation.deadline(), None);
+}
+
+#[test]
+fn a_user_without_patience_does_not_wait_for_one_that_is_away() {
+    let mut job = Job::of_two(0);
+    job.disconnect(2, false);
+    job.interrupt(1, INT);
+    job.interrupt(1, INT);
+    job.stopped(1, 0);
+    job.pass(4, &[1]);
+    assert_eq!(job.verdict().code, 130);
+}
+
+#[test]
+fn a_host_whose_ranks_cannot_be_killed_is_let_go() {
+    let stuck = |attempt| FromAgent::Stopped {
+        attempt,
+        port: 1,
+        killed: true,
+        stuck: Some("rank 2 (pid 9, state D) is stuck in the kernel".into()),
+    };
+    // The job ends: its exit code says that something is left.
+    let mut job = Job::of_two(0);
+    job.failed(1, 1, 3);
+    job.stopped(1, 0);
+    assert_eq!(job.say(2, stuck(0)).last().unwrap(), "finish 137");
+    assert!(matches!(&job.verdict().cause, Some(Cause::Failed(failure)) if failure.rank == 1));
+    // The job goes on without it.
+    let mut job = Job::new(rules(1, 2, 1));
+    job.join(1, join(1));
+    job.join(2, join(2));
+    job.failed(1, 1, 3);
+    job.stopped(1, 0);
+    assert_eq!(
+        job.say(2, stuck(0)),
+        [
+            "2: refused: rank 2 (pid 9, state D) is stuck in the kernel",
+            "2: close",
+            "1: start 1 (restart 1): host 0/1 ranks 0+2/2 at 10.0.0.1:2001"
+        ]
+    );
+    job.finished(1, 1);
+    assert_eq!(job.verdict().code, 0);
+}

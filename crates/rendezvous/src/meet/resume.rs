@@ -1,0 +1,44 @@
+//! Meeting the same coordinator again, after the connection to it was lost or has fallen silent.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use super::notices::Notices;
+use super::tcp::{Endpoint, Failure};
+use super::{MeetError, MeetNotice, MeetPlan};
+
+/// Connects to the address until that works, or until it is certain that the coordinator has ended:
+/// its host answers, and nothing listens there. A coordinator that is `patient`ly waited for may
+/// still be there when nothing seems to be: a gateway may have answered.
+pub(super) fn meet(
+    plan: &MeetPlan,
+    address: SocketAddr,
+    patient: bool,
+    mut delay: Duration,
+    notices: &Notices,
+) -> Result<MeetNotice, MeetError> {
+    let name = address.ip().to_string();
+    let endpoint = Endpoint::new(plan, &name, address.port());
+    loop {
+        if notices.wait(None, delay) {
+            return Err(MeetError::System(io::ErrorKind::Interrupted.into()));
+        }
+        delay = plan.limits.reconnect_pause();
+        let gone = match TcpStream::connect_timeout(&address, plan.limits.reconnect_attempt()) {
+            Ok(stream) => match endpoint.introduce(stream, notices) {
+                Ok(link) => return Ok(MeetNotice::Join(link.to(address))),
+                Err(Failure::Now(MeetError::System(error))) => return Err(error.into()),
+                Err(Failure::Now(error)) => Some(error.to_string()),
+                Err(Failure::Later(_)) => None,
+            },
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                Some(format!("{}: connection refused", endpoint.name()))
+            }
+            Err(_) => None,
+        };
+        if let Some(how) = gone.filter(|_| !patient) {
+            return Ok(MeetNotice::Gone { how });
+        }
+    }
+}

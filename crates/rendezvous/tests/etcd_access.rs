@@ -1,0 +1,216 @@
+//! A real etcd with certificates and users: what is accepted, and how each refusal is named.
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
+use std::time::Duration;
+
+use brigade_hostkit::{Authority, Etcd};
+use brigade_rendezvous::{
+    EtcdAccess, EtcdError, MeetError, MeetNotice, MeetPlan, Meeting, Secret, TimeLimits, Way,
+};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use ureq::tls::{ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
+
+brigade_suite::suite! {
+    needs Etcd:
+        certificates_of_both_sides,
+        an_etcd_without_tls_is_named,
+        users_and_passwords,
+        files_that_hold_no_certificate;
+}
+
+/// An etcd with a certificate of this authority.
+fn etcd_of(authority: &Authority) -> Etcd {
+    let [ca, certificate, key] =
+        ["ca.pem", "server.pem", "server-key.pem"].map(|name| authority.file(name));
+    Etcd::start_over_tls(&certificate, &key, Some(&ca))
+}
+
+/// How a client speaks to it that has all it needs.
+fn access_of(authority: &Authority) -> EtcdAccess {
+    EtcdAccess {
+        tls: true,
+        ca_file: Some(authority.file("ca.pem")),
+        cert_file: Some(authority.file("client.pem")),
+        key_file: Some(authority.file("client-key.pem")),
+        ..EtcdAccess::default()
+    }
+}
+
+/// What becomes of the first agent of a job: it is elected and serves, or fails.
+fn elect(endpoint: &str, access: EtcdAccess) -> Result<(), MeetError> {
+    let mut meeting = Meeting::start(MeetPlan {
+        way: Way::Etcd { endpoints: endpoint.into(), access, address: Some("127.0.0.1".into()) },
+        run_id: "certified".into(),
+        host: "node1".into(),
+        secret: Some(Secret::generate().unwrap()),
+        // Far longer than any of these takes: what is final is not tried again.
+        timeout: Duration::from_secs(3),
+        limits: TimeLimits::default(),
+    })
+    .unwrap();
+    loop {
+        let _ = poll(&mut [PollFd::new(meeting.fd(), PollFlags::POLLIN)], PollTimeout::NONE);
+        match meeting.next() {
+            Some(MeetNotice::Serve { .. }) => return Ok(()),
+            Some(MeetNotice::Failed(error)) => return Err(error),
+            Some(MeetNotice::Say(_)) | None => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn refused(endpoint: &str, access: EtcdAccess) -> EtcdError {
+    match elect(endpoint, access) {
+        Err(MeetError::Etcd(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn certificates_of_both_sides() {
+    let authority = Authority::new();
+    let etcd = etcd_of(&authority);
+    let other = Authority::new();
+    elect(etcd.endpoint(), access_of(&authority)).unwrap();
+    // The scheme says the same as the setting.
+    let access = EtcdAccess { tls: false, ..access_of(&authority) };
+    elect(&format!("https://{}", etcd.endpoint()), access).unwrap();
+
+    let access = EtcdAccess { ca_file: Some(other.file("ca.pem")), ..access_of(&authority) };
+    let error = refused(etcd.endpoint(), access);
+    assert!(matches!(error, EtcdError::Untrusted { .. }), "{error}");
+    let text = error.to_string();
+    let expected =
+        format!("the certificate of etcd at https://{} is not trusted (", etcd.endpoint());
+    assert!(text.starts_with(&expected), "{text}");
+    assert!(text.contains("--rdzv-conf cacert=FILE"), "{text}");
+    // Without an authority of its own it is none of the public ones, either.
+    let error = refused(etcd.endpoint(), EtcdAccess { ca_file: None, ..access_of(&authority) });
+    assert!(matches!(error, EtcdError::Untrusted { .. }), "{error}");
+
+    let access = EtcdAccess { cert_file: None, key_file: None, ..access_of(&authority) };
+    let error = refused(etcd.endpoint(), access);
+    assert!(matches!(error, EtcdError::ClientCertificate { .. }), "{error}");
+    assert!(error.to_string().contains("--rdzv-conf cert=FILE,key=FILE"), "{error}");
+    let access = EtcdAccess {
+        cert_file: Some(other.file("client.pem")),
+        key_file: Some(other.file("client-key.pem")),
+        ..access_of(&authority)
+    };
+    let error = refused(etcd.endpoint(), access);
+    assert!(matches!(error, EtcdError::ClientCertificate { .. }), "{error}");
+
+    // Spoken to without TLS.
+    let error = elect(etcd.endpoint(), EtcdAccess::default()).unwrap_err().to_string();
+    assert!(error.contains("does it speak TLS only (--rdzv-conf protocol=https)?"), "{error}");
+}
+
+fn an_etcd_without_tls_is_named() {
+    let etcd = Etcd::start();
+    // It might be one that is starting: it is asked again, and each time said what may be wrong.
+    let error = elect(etcd.endpoint(), access_of(&Authority::new())).unwrap_err().to_string();
+    assert!(error.ends_with("does it speak TLS?"), "{error}");
+}
+
+fn users_and_passwords() {
+    let authority = Authority::new();
+    let etcd = etcd_of(&authority);
+    let admin = Admin::new(&authority, &etcd);
+    for (name, password) in [("root", "admin"), ("trainer", "right"), ("reader", "right")] {
+        admin.post("auth/user/add", &format!(r#"{{"name":"{name}","password":"{password}"}}"#));
+    }
+    // Base64 of /brigade/ and of the first key behind all that begin so.
+    let (key, end) = ("L2JyaWdhZGUv", "L2JyaWdhZGUw");
+    for (role, user, kind) in [("rw", "trainer", "READWRITE"), ("ro", "reader", "READ")] {
+        admin.post("auth/role/add", &format!(r#"{{"name":"{role}"}}"#));
+        let permission = format!(
+            r#"{{"name":"{role}","perm":{{"permType":"{kind}","key":"{key}","range_end":"{end}"}}}}"#
+        );
+        admin.post("auth/role/grant", &permission);
+        admin.post("auth/user/grant", &format!(r#"{{"user":"{user}","role":"{role}"}}"#));
+    }
+    admin.post("auth/role/add", r#"{"name":"root"}"#);
+    admin.post("auth/user/grant", r#"{"user":"root","role":"root"}"#);
+    admin.post("auth/enable", "{}");
+
+    let access = |user: Option<&str>, password: Option<&str>| EtcdAccess {
+        user: user.map(str::to_owned),
+        password: password.map(str::to_owned),
+        ..access_of(&authority)
+    };
+    elect(etcd.endpoint(), access(Some("trainer"), Some("right"))).unwrap();
+    let named = EtcdAccess {
+        cert_file: Some(authority.file("named.pem")),
+        key_file: Some(authority.file("named-key.pem")),
+        ..access(Some("trainer"), Some("right"))
+    };
+    let error = refused(etcd.endpoint(), named);
+    assert!(matches!(error, EtcdError::ClientCertificate { .. }), "{error}");
+    assert!(error.to_string().contains("takes none with a CommonName: leave it out"), "{error}");
+    for (user, password, named) in [
+        (Some("trainer"), Some("wrong"), "refuses user `trainer`: "),
+        (Some("trainer"), None, "refuses user `trainer`: "),
+        (Some("nobody"), Some("right"), "refuses user `nobody`: "),
+        (None, None, "refuses a client without a user: "),
+    ] {
+        let error = refused(etcd.endpoint(), access(user, password));
+        assert!(matches!(error, EtcdError::Denied { .. }), "{user:?} {password:?}: {error}");
+        let text = error.to_string();
+        assert!(text.contains(named) && text.contains("BRIGADE_ETCD_PASSWORD"), "{text}");
+        assert!(!text.contains("wrong"), "a password is not repeated: {text}");
+    }
+    let error = refused(etcd.endpoint(), access(Some("reader"), Some("right")));
+    assert!(matches!(error, EtcdError::Forbidden { .. }), "{error}");
+    let expected = "does not let user `reader` write keys that begin with /brigade/: ";
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
+/// Sets an etcd up, before it has users.
+struct Admin {
+    http: ureq::Agent,
+    url: String,
+}
+
+impl Admin {
+    fn new(authority: &Authority, etcd: &Etcd) -> Self {
+        let read = |name: &str| {
+            let text = std::fs::read(authority.file(name)).unwrap();
+            parse_pem(&text).next().unwrap().unwrap()
+        };
+        let certificate = |name: &str| match read(name) {
+            PemItem::Certificate(certificate) => certificate,
+            _ => panic!("{name}"),
+        };
+        let key: PrivateKey<'static> = match read("client-key.pem") {
+            PemItem::PrivateKey(key) => key,
+            _ => panic!("no key"),
+        };
+        let tls = TlsConfig::builder()
+            .root_certs(RootCerts::from(vec![certificate("ca.pem")]))
+            .client_cert(Some(ClientCert::new_with_certs(&[certificate("client.pem")], key)))
+            .build();
+        let http = ureq::Agent::config_builder().tls_config(tls).build().new_agent();
+        Self { http, url: format!("https://{}/v3", etcd.endpoint()) }
+    }
+
+    fn post(&self, what: &str, body: &str) {
+        let answer = self.http.post(format!("{}/{what}", self.url)).send(body);
+        assert!(answer.is_ok(), "{what} {body}: {answer:?}");
+    }
+}
+
+fn files_that_hold_no_certificate() {
+    let authority = Authority::new();
+    let wrong = |change: &dyn Fn(&mut EtcdAccess)| {
+        let mut access = access_of(&authority);
+        change(&mut access);
+        refused("localhost:1", access).to_string()
+    };
+    let missing = wrong(&|it| it.ca_file = Some("/no/such.pem".into()));
+    assert!(missing.starts_with("cannot read certificate from /no/such.pem: "), "{missing}");
+    let none = wrong(&|it| it.ca_file = Some(authority.file("client-key.pem")));
+    assert!(none.ends_with("client-key.pem holds no certificate in PEM form"), "{none}");
+    let no_key = wrong(&|it| it.key_file = None);
+    assert!(no_key.ends_with("client.pem holds no private key in PEM form"), "{no_key}");
+    let alone = wrong(&|it| it.cert_file = None);
+    assert!(alone.starts_with("a key for etcd was given ("), "{alone}");
+}

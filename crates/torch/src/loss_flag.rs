@@ -1,0 +1,83 @@
+//! A loss that is not finite, told to the other ranks in the gradients that are reduced anyway.
+
+use std::fmt;
+
+use cxx::UniquePtr;
+use tch::Tensor;
+
+use crate::bridge::{borrow, borrow_all, ffi, own};
+use crate::error::Error;
+
+/// Has the next backward of one model bring NaN into one element of a gradient: so that all ranks of a
+/// reduction see, in what they get, that a loss of one of them was not finite. No message is sent for it.
+///
+/// [`LossFlag::raise`] before the backward; [`LossFlag::lower`] after it. The mark is in the first element
+/// of the first gradient that the backward brings, and [`first_elements_are_finite`] looks for it.
+///
+/// ```no_run
+/// use brigade_torch::{Kind, LossFlag, Tensor, first_elements_are_finite, gradient};
+/// let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
+/// let flag = LossFlag::new(&[&weight])?;
+/// flag.raise(&Tensor::from(f64::NAN));
+/// weight.sum(Kind::Double).backward();
+/// assert!(flag.lower(), "the backward has reached the model");
+/// let gradient = gradient(&weight)?.expect("backward has reached it");
+/// assert!(!first_elements_are_finite(&[&gradient])?);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub struct LossFlag(UniquePtr<ffi::LossFlag>);
+
+// SAFETY: a counted pointer (atomic count) to a state of atomics and a tensor behind a mutex, which autograd's
+// threads use as well.
+unsafe impl Send for LossFlag {}
+// SAFETY: see above; no function changes it but under that mutex.
+unsafe impl Sync for LossFlag {}
+
+impl LossFlag {
+    /// Hooks into the gradients of a model's parameters, for as long as those live.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] for a parameter that has no gradient.
+    pub fn new(parameters: &[&Tensor]) -> Result<Self, Error> {
+        ffi::new_loss_flag(&borrow_all(parameters))
+            .map(Self)
+            .map_err(|error| Error::libtorch("LossFlag::new", &error))
+    }
+
+    /// Adds `value`, a scalar, to the first element of the first gradient that the next backward brings:
+    /// NaN, or on a device 0 or NaN, which need not be known yet.
+    pub fn raise(&self, value: &Tensor) {
+        ffi::loss_flag_raise(&self.0, borrow(value));
+    }
+
+    /// Ends what [`LossFlag::raise`] began. Tells whether a backward has reached the model since the last
+    /// call.
+    pub fn lower(&self) -> bool {
+        ffi::loss_flag_lower(&self.0)
+    }
+}
+
+/// Whether the first element of each tensor is finite. Waits for devices.
+///
+/// # Errors
+/// [`Error::Libtorch`] when a device has failed.
+pub fn first_elements_are_finite(tensors: &[&Tensor]) -> Result<bool, Error> {
+    ffi::first_elements_are_finite(&borrow_all(tensors))
+        .map_err(|error| Error::libtorch("first_elements_are_finite", &error))
+}
+
+/// The same on the tensors' device, which is not waited for: an int64 `[1]`, 1 when one is not finite.
+///
+/// # Errors
+/// [`Error::Libtorch`] for tensors of several devices.
+pub fn first_elements_not_finite(tensors: &[&Tensor]) -> Result<Tensor, Error> {
+    ffi::first_elements_not_finite(&borrow_all(tensors))
+        .map(own)
+        .map_err(|error| Error::libtorch("first_elements_not_finite", &error))
+}
+
+impl fmt::Debug for LossFlag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LossFlag")
+    }
+}

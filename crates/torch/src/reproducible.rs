@@ -1,0 +1,48 @@
+//! Products of matrices on the CPU whose bits do not depend on where their operands lie in memory.
+
+use crate::bridge::ffi;
+pub use crate::bridge::ffi::Products;
+
+/// Makes products of matrices on the CPU give the same bits wherever their operands lie in memory, and
+/// says whether they do.
+///
+/// libtorch leaves float32 and float64 products to MKL, which chooses among kernels by the alignment of
+/// the operands: a gradient at another place of a bucket, or a batch in another block of memory, then
+/// gives other last digits. MKL's conditional numerical reproducibility (`MKL_CBWR=AUTO,STRICT`) ends
+/// that. It is a setting of the whole process that must come before MKL's first product; a variable
+/// `MKL_CBWR` in the environment wins over it. [`crate::ProcessGroup`]s do not need it; the Accelerator
+/// and models make it.
+///
+/// Still other last digits come with another number of threads, another generation of processors, and
+/// another version of libtorch.
+///
+/// ```no_run
+/// use brigade_torch::{Products, make_products_reproducible};
+/// assert_eq!(make_products_reproducible(), Products::Reproducible);
+/// ```
+pub fn make_products_reproducible() -> Products {
+    ffi::make_products_reproducible()
+}
+
+impl Products {
+    /// What is lost, why, and what to do; nothing where products are reproducible.
+    #[must_use]
+    pub fn caveat(self) -> Option<&'static str> {
+        match self {
+            Self::TurnedOff => Some(
+                "the last digits of matrix products may depend on where tensors lie in memory, since \
+                 MKL_CBWR asks for another mode of MKL; unset it, or set MKL_CBWR=AUTO,STRICT",
+            ),
+            Self::UsedBefore => Some(
+                "the last digits of matrix products may depend on where tensors lie in memory, since \
+                 they were used before the Accelerator was made; make it first, or set \
+                 MKL_CBWR=AUTO,STRICT",
+            ),
+            Self::Unsupported => Some(
+                "the last digits of matrix products may depend on where tensors lie in memory, since \
+                 MKL has no reproducible mode for this processor, or libtorch was built without MKL",
+            ),
+            _ => None,
+        }
+    }
+}
