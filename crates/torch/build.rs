@@ -3,11 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const SOURCES: [&str; 21] = [
+const SOURCES: &[&str] = &[
     "cpp/tensors.cpp",
     "cpp/loss_flag.cpp",
     "cpp/memory.cpp",
-    "cpp/mapped.cpp",
     "cpp/store.cpp",
     "cpp/group.cpp",
     "cpp/gloo.cpp",

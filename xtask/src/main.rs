@@ -5,6 +5,7 @@ mod cargo;
 mod check;
 mod checkout;
 mod demo;
+mod fuzz;
 mod install;
 mod progress;
 mod setup;
@@ -72,6 +73,12 @@ enum Command {
     Check,
     /// Check the invariants of ARCHITECTURE.md that a program can check
     Tidy,
+    /// Look for inputs that a reader of foreign bytes cannot stand (libFuzzer)
+    ///
+    /// Files, messages from peers, settings: fuzz/fuzz_targets/ has a program for each reader. Uses cargo-fuzz
+    /// and the address sanitizer where a nightly toolchain and cargo-fuzz are installed. The suite runs the
+    /// same readers on the corpus and some hundred mutations of it.
+    Fuzz(fuzz::Options),
     /// Run the benchmarks (the package brigade-bench, in release)
     Bench {
         /// First install PyTorch and Accelerate, to compare with, as `install pytorch` does
@@ -104,6 +111,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Install { needs } => install::run(&checkout, &needs),
         Command::Check => check::run(&checkout),
         Command::Tidy => tidy::run(&checkout),
+        Command::Fuzz(options) => fuzz::run(&checkout, &options),
         Command::Bench { peers, bench_arguments } => bench::run(&checkout, peers, &bench_arguments),
     }
 }

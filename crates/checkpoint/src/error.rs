@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::file_name::InvalidFileName;
+
 /// Why a file could not be read or written, or a checkpoint is none.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -111,6 +113,10 @@ pub enum Error {
         fact: String,
     },
 
+    /// A file was to be written under something that is not a file's name.
+    #[error("{0}")]
+    FileName(#[source] InvalidFileName),
+
     /// The format that `torch.save` wrote before PyTorch 1.6.
     #[error(
         "{} is in the format of torch.save before PyTorch 1.6; load it in PyTorch and save it again",
@@ -120,6 +126,12 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+}
+
+impl From<InvalidFileName> for Error {
+    fn from(error: InvalidFileName) -> Self {
+        Self::FileName(error)
+    }
 }
 
 impl Error {

@@ -16,6 +16,8 @@ pub(crate) enum Fault {
     Forbidden(String),
     /// They could not be read.
     Io(std::io::Error),
+    /// What was read from them could not be written.
+    Write(std::io::Error),
 }
 
 impl Fault {
@@ -27,6 +29,17 @@ impl Fault {
         Self::Unsupported(fact.to_string())
     }
 
+    /// The fault of a value at `place` in the file's tree.
+    pub(crate) fn about(self, place: &str) -> Self {
+        match self {
+            Self::Damaged(fact) if !place.is_empty() => Self::Damaged(format!("`{place}`: {fact}")),
+            Self::Unsupported(fact) if !place.is_empty() => {
+                Self::Unsupported(format!("`{place}`: {fact}"))
+            }
+            other => other,
+        }
+    }
+
     pub(crate) fn at(self, path: &Path) -> Error {
         let path = path.to_owned();
         match self {
@@ -34,6 +47,7 @@ impl Fault {
             Self::Unsupported(fact) => Error::Unsupported { path, fact },
             Self::Forbidden(global) => Error::ForbiddenGlobal { path, global },
             Self::Io(source) => Error::Io { doing: "read", path, source },
+            Self::Write(source) => Error::Io { doing: "write a tensor of", path, source },
         }
     }
 }

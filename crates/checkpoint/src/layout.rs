@@ -26,6 +26,6 @@ pub use file::{FileFacts, Writing, files};
 pub use manifest::{FORMAT, MANIFEST, Manifest, Object, VERSION};
 pub use names::{latest, numbered, numbered_path};
 pub use open::{Checkpoint, Place};
-pub use staging::{Staging, staging_path};
+pub use staging::{Replaced, Staging, staging_path};
 pub use sweep::{keep_newest, sweep};
-pub use verify::{PartSum, verify_file};
+pub use verify::verify_file;

@@ -11,6 +11,7 @@ pub mod convert;
 mod dtype;
 mod error;
 mod fault;
+mod file_name;
 mod format;
 pub mod layout;
 pub mod pth;
@@ -20,5 +21,6 @@ mod value;
 
 pub use dtype::{Dtype, TensorInfo};
 pub use error::Error;
+pub use file_name::{FileName, InvalidFileName};
 pub use format::Format;
 pub use value::Value;

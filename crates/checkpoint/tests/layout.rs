@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use brigade_checkpoint::Error;
 use brigade_checkpoint::layout::{
-    Checkpoint, FORMAT, MANIFEST, Manifest, Object, Staging, VERSION, Writing, files, keep_newest,
-    latest, numbered, numbered_path, sweep,
+    Checkpoint, FORMAT, FileFacts, MANIFEST, Manifest, Object, Staging, VERSION, Writing, files,
+    keep_newest, latest, numbered, numbered_path, sweep,
 };
+use brigade_checkpoint::{Error, FileName};
 
 /// A small checkpoint with one object and one file.
 fn write(target: &Path, unique: &str, text: &[u8]) -> Result<(), Error> {
@@ -18,14 +18,15 @@ fn write(target: &Path, unique: &str, text: &[u8]) -> Result<(), Error> {
     let mut file = Writing::create(staging.path().join("custom.json"))?;
     file.put(text)?;
     let facts = file.finish(true)?;
-    staging.commit(&manifest(BTreeMap::from([("custom.json".to_owned(), facts)])), true)
+    staging
+        .commit(&manifest(BTreeMap::from([(FileName::new("custom.json").unwrap(), facts)])), true)
 }
 
-fn manifest(files: BTreeMap<String, brigade_checkpoint::layout::FileFacts>) -> Manifest {
+fn manifest(files: BTreeMap<FileName, FileFacts>) -> Manifest {
     let object = Object {
         kind: "custom".into(),
-        name: "custom".into(),
-        state: Some("custom.json".into()),
+        name: FileName::new("custom").unwrap(),
+        state: Some(FileName::new("custom.json").unwrap()),
         tensors: Vec::new(),
     };
     Manifest {
@@ -57,7 +58,8 @@ fn the_manifest_is_a_golden_file() {
     write(&target, "a", b"{\"answer\": 42}\n").unwrap();
     let golden = include_str!("golden/manifest.json");
     assert_eq!(fs::read_to_string(target.join(MANIFEST)).unwrap(), golden);
-    assert_eq!(files(&target).unwrap(), ["custom.json", MANIFEST]);
+    assert_eq!(names(&target), ["custom.json", MANIFEST]);
+    assert_eq!(files(&target).unwrap().len(), 2);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 
 use brigade_checkpoint::layout::{FORMAT, FileFacts, Manifest, Object, Staging, VERSION, Writing};
 use brigade_checkpoint::safetensors::layout;
-use brigade_checkpoint::{Dtype, TensorInfo};
+use brigade_checkpoint::{Dtype, FileName, TensorInfo};
 use brigade_suite::Need;
 use serde_json::{Value, json};
 
@@ -39,7 +39,7 @@ fn text(bytes: &[u8]) -> String {
 
 struct Maker {
     staging: Staging,
-    files: BTreeMap<String, FileFacts>,
+    files: BTreeMap<FileName, FileFacts>,
     objects: Vec<Object>,
 }
 
@@ -51,12 +51,12 @@ impl Maker {
         state: Option<Value>,
         tensors: &[(&str, &[u64], &[f32])],
     ) {
-        let mut object =
-            Object { kind: kind.into(), name: name.into(), state: None, tensors: vec![] };
+        let named = FileName::new(name).unwrap();
+        let mut object = Object { kind: kind.into(), name: named, state: None, tensors: vec![] };
         if let Some(state) = state {
             let file = format!("{name}.json");
             self.file(&file, format!("{state:#}\n").as_bytes());
-            object.state = Some(file);
+            object.state = Some(FileName::new(file).unwrap());
         }
         if !tensors.is_empty() {
             let file = format!("{name}.safetensors");
@@ -72,7 +72,7 @@ impl Maker {
                 bytes.extend(tensors[place].2.iter().flat_map(|value| value.to_le_bytes()));
             }
             self.file(&file, &bytes);
-            object.tensors.push(file);
+            object.tensors.push(FileName::new(file).unwrap());
         }
         self.objects.push(object);
     }
@@ -80,7 +80,7 @@ impl Maker {
     fn file(&mut self, name: &str, bytes: &[u8]) {
         let mut file = Writing::create(self.staging.path().join(name)).unwrap();
         file.put(bytes).unwrap();
-        self.files.insert(name.to_owned(), file.finish(false).unwrap());
+        self.files.insert(FileName::new(name).unwrap(), file.finish(false).unwrap());
     }
 }
 
@@ -298,4 +298,28 @@ assert states["step"] == 0 and states["torch_manual_seed"].tolist() == [0, 1, 2,
     let output =
         Command::new(python).args(["-c", script]).current_dir(folder.path()).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+/// `torch.save({"w": torch.as_strided(torch.rand(1), (100000, 100000), (0, 0))}, "stride_0.pth")`: 1.5 kB that
+/// would be 40 GB.
+#[test]
+fn a_small_file_does_not_fill_the_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let fixture = "../checkpoint/tests/fixtures/stride_0.pth";
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join(fixture);
+    fs::copy(fixture, folder.path().join("stride_0.pth")).unwrap();
+    for arguments in [
+        vec!["convert", "stride_0.pth", "out.safetensors"],
+        vec!["convert", "stride_0.pth", "out.bin"],
+        vec!["convert", "stride_0.pth", "out", "--like", "stride_0.pth"],
+        vec!["inspect", "stride_0.pth"],
+    ] {
+        let output = brigade(&arguments, folder.path());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let like = arguments.contains(&"--like");
+        assert!(like || said.contains("`w`: a tensor of size [100000, 100000]"), "{said}");
+        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
+        assert_eq!(left.len(), 1, "{left:?}");
+    }
 }

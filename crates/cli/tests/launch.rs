@@ -13,7 +13,8 @@ use brigade_launch::{Reach, StorePort};
 use job::{Job, brigade};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
 
 /// A rank that is there, says so, and stays.
 const STAY: &str = "touch $DIR/$RANK; sleep 1000 & wait";
@@ -349,6 +350,42 @@ fn children_of_a_finished_rank_do_not_stay() {
     // `run` checks that nothing is left, whether in the rank's session or out of it.
     let script = "sleep 1000 & setsid sleep 1000 & (setsid sh -c 'sleep 1000 & wait' &); exit 0";
     assert_eq!(Job::new(2).sh(script).run().code, 0);
+}
+
+/// As `sbatch`, a running `tmux` and `systemd-run` do: a process that does not descend from the rank
+/// starts what the rank asks for, with the rank's environment.
+#[test]
+fn what_a_service_has_started_for_a_rank_lives_on() {
+    for killed in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let [requests, served] = ["requests", "served"].map(|name| folder.path().join(name));
+        mkfifo(&requests, Mode::S_IRWXU).unwrap();
+        let service = "read -r agent <requests; BRIGADE_AGENT=$agent setsid sleep 1000 & \
+                       echo $! >part; mv part served; wait";
+        let mut service =
+            Command::new("sh").args(["-c", service]).current_dir(folder.path()).spawn().unwrap();
+        let script = format!(
+            "echo $BRIGADE_AGENT >{}; until [ -e {} ]; do sleep 0.01; done; touch $DIR/there; \
+             [ -e $DIR/stay ] && sleep 1000; exit 0",
+            requests.display(),
+            served.display(),
+        );
+        let job = Job::new(1).sh(&script);
+        if killed {
+            fs::write(job.folder().join("stay"), "").unwrap();
+        }
+        let job = job.start();
+        job.wait_for("there");
+        if killed {
+            job.send(Signal::SIGKILL);
+        }
+        assert_eq!(job.finish().code, if killed { 137 } else { 0 });
+        let served: i32 = fs::read_to_string(served).unwrap().trim().parse().unwrap();
+        let lives = job::state_of(served).is_some_and(|state| state != 'Z');
+        let _ = kill(Pid::from_raw(served), Signal::SIGKILL);
+        service.wait().unwrap();
+        assert!(lives, "{}", if killed { "the reaper killed it" } else { "the agent killed it" });
+    }
 }
 
 #[test]

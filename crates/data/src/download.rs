@@ -1,7 +1,8 @@
 //! Downloads that are whole or not there: checked, then renamed into place.
 
-use std::fs;
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -65,7 +66,7 @@ pub(crate) struct RemoteFile {
 }
 
 impl Download {
-    /// Brings each of `files` into `folder`, unless it lies there already with the right size.
+    /// Brings each of `files` into `folder`, unless it lies there already with the right digest.
     /// A file appears under its name only when it is whole, checked and on the disk.
     pub(crate) fn fetch_all(
         &self,
@@ -85,10 +86,15 @@ impl Download {
         let agent = self.agent();
         for file in files {
             let target = folder.join(file.name);
-            if fs::metadata(&target).is_ok_and(|found| found.len() == file.bytes) {
-                continue;
-            }
-            self.fetch(&agent, file, &mirrors, &target)?;
+            let failures = match existing(file, &target) {
+                Existing::Published => continue,
+                Existing::Missing => Vec::new(),
+                Existing::Other(fact) => {
+                    tracing::warn!("{fact}; downloading it again");
+                    vec![fact]
+                }
+            };
+            self.fetch(&agent, file, &mirrors, &target, failures)?;
         }
         Ok(())
     }
@@ -99,8 +105,8 @@ impl Download {
         file: &RemoteFile,
         mirrors: &[&str],
         target: &Path,
+        mut failures: Vec<String>,
     ) -> Result<(), DataError> {
-        let mut failures = Vec::new();
         for mirror in mirrors {
             let url = format!("{}/{}", mirror.trim_end_matches('/'), file.name);
             let mut pause = self.pause;
@@ -140,6 +146,95 @@ impl Download {
         }
         config.build().new_agent()
     }
+}
+
+/// What lies in the place of a file.
+enum Existing {
+    /// The published file.
+    Published,
+    /// Nothing that can be read.
+    Missing,
+    /// Something else, in words.
+    Other(String),
+}
+
+/// Compares what lies at `target` with the published file, by its digest. A stamp beside it says that this
+/// was done, for as long as the system knows of no change to the file.
+fn existing(file: &RemoteFile, target: &Path) -> Existing {
+    let Ok(found) = fs::metadata(target) else { return Existing::Missing };
+    let (shown, expected) = (target.display(), file.bytes);
+    if found.len() != expected {
+        let found = found.len();
+        return Existing::Other(format!(
+            "{shown} has {found} bytes, the published file {expected}"
+        ));
+    }
+    if fs::read_to_string(stamp_path(target)).is_ok_and(|stamp| stamp == stamp_text(file, &found)) {
+        return Existing::Published;
+    }
+    match File::open(target).and_then(sha256) {
+        Ok(sha256) if sha256 == file.sha256 => {
+            stamp(file, target, &found);
+            Existing::Published
+        }
+        Ok(sha256) => Existing::Other(format!(
+            "{shown} has sha256 {sha256}, the published file {}",
+            file.sha256
+        )),
+        Err(error) => Existing::Other(format!("{shown} cannot be read: {error}")),
+    }
+}
+
+/// Remembers that a file was compared with its digest, in the state in which it is now. Where the stamp
+/// cannot be written, as in a folder that is shared read-only, the file is compared again the next time.
+fn stamp(file: &RemoteFile, target: &Path, verified: &Metadata) {
+    let path = stamp_path(target);
+    let folder = path.parent().map_or_else(PathBuf::new, Path::to_owned);
+    let written = temporary_in(&folder, file.name).and_then(|mut part| {
+        part.write_all(stamp_text(file, verified).as_bytes())?;
+        part.persist(&path).map_err(|error| error.error)
+    });
+    if let Err(error) = written {
+        tracing::debug!("cannot write {}: {error}", path.display());
+    }
+}
+
+/// `.NAME.verified` beside the file.
+fn stamp_path(target: &Path) -> PathBuf {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    target.with_file_name(format!(".{name}.verified"))
+}
+
+/// The digest, and what changes when the file does: a program can set the time of the last write, but not
+/// that of the last change (ctime).
+fn stamp_text(file: &RemoteFile, found: &Metadata) -> String {
+    format!(
+        "sha256 {} bytes {} inode {} mtime {}.{:09} ctime {}.{:09}\n",
+        file.sha256,
+        found.len(),
+        found.ino(),
+        found.mtime(),
+        found.mtime_nsec(),
+        found.ctime(),
+        found.ctime_nsec()
+    )
+}
+
+fn sha256(mut file: File) -> io::Result<String> {
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(hexadecimal(hash)),
+            Ok(count) => hash.update(&buffer[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn hexadecimal(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Why one attempt failed, by what can be done about it.
@@ -188,7 +283,11 @@ fn fetch_once(agent: &Agent, url: &str, file: &RemoteFile, target: &Path) -> Res
         )));
     }
     part.as_file().sync_all().map_err(write_error)?;
-    part.persist(target).map_err(|error| write_error(error.error))?;
+    let file_there = part.persist(target).map_err(|error| write_error(error.error))?;
+    // After the rename, which the system counts as a change.
+    if let Ok(verified) = file_there.metadata() {
+        stamp(file, target, &verified);
+    }
     Ok(())
 }
 
@@ -229,7 +328,7 @@ fn copy(
         })?;
         bytes += count as u64;
     }
-    Ok((bytes, hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()))
+    Ok((bytes, hexadecimal(hash)))
 }
 
 #[cfg(test)]
@@ -291,14 +390,19 @@ mod tests {
         let result = options(&[&url])
             .fetch_all(&[file()], &["http://unused.invalid/"], folder.path())
             .map_err(|error| error.to_string());
-        let names = fs::read_dir(folder.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
+        let names = names(folder.path());
         if result.is_ok() {
             assert_eq!(fs::read(folder.path().join(file().name)).unwrap(), BODY);
         }
         (result, names, server.join().unwrap())
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
     }
 
     #[test]
@@ -309,9 +413,50 @@ mod tests {
         options(&[&url]).fetch_all(&[file()], &[], &deep).unwrap();
         assert_eq!(server.join().unwrap(), ["/data/pie.gz"]);
         assert_eq!(fs::read(deep.join("pie.gz")).unwrap(), BODY);
-        assert_eq!(fs::read_dir(&deep).unwrap().count(), 1);
+        assert_eq!(names(&deep), [".pie.gz.verified", "pie.gz"]);
         // The server is gone: this would fail if it asked.
         options(&[&url]).fetch_all(&[file()], &[], &deep).unwrap();
+    }
+
+    #[test]
+    fn a_file_of_the_right_size_with_other_bytes_is_fetched_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("pie.gz");
+        let mut wrong = BODY.to_vec();
+        wrong[3] ^= 1;
+        fs::write(&target, &wrong).unwrap();
+        let offline = options(&["http://127.0.0.1:1"]);
+        let error = offline.fetch_all(&[file()], &[], folder.path()).unwrap_err().to_string();
+        for part in ["pie.gz has sha256 ", ", the published file 590a5f6b", "refused"] {
+            assert!(error.contains(part), "{error}");
+        }
+        let (url, server) = serve(vec![ok(BODY.len(), BODY)]);
+        options(&[&url]).fetch_all(&[file()], &[], folder.path()).unwrap();
+        assert_eq!((fs::read(&target).unwrap(), server.join().unwrap().len()), (BODY.to_vec(), 1));
+    }
+
+    #[test]
+    fn a_file_is_compared_once_and_again_when_it_has_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("pie.gz");
+        // Put there by hand: the first call compares it, and writes the stamp.
+        fs::write(&target, BODY).unwrap();
+        assert!(matches!(existing(&file(), &target), Existing::Published));
+        let stamp = fs::read_to_string(stamp_path(&target)).unwrap();
+        assert!(stamp.starts_with(&format!("sha256 {} bytes 26 ", file().sha256)), "{stamp}");
+        assert!(matches!(existing(&file(), &target), Existing::Published));
+
+        // Another content under the old times.
+        let times = fs::metadata(&target).unwrap().modified().unwrap();
+        let changed = File::options().write(true).open(&target).unwrap();
+        (&changed).write_all(b"five").unwrap();
+        changed.set_modified(times).unwrap();
+        assert!(matches!(existing(&file(), &target), Existing::Other(_)));
+        // A stamp that was copied from elsewhere does not speak of this file.
+        let other = tempfile::tempdir().unwrap();
+        fs::write(other.path().join("pie.gz"), [b'x'; 26]).unwrap();
+        fs::write(stamp_path(&other.path().join("pie.gz")), stamp).unwrap();
+        assert!(matches!(existing(&file(), &other.path().join("pie.gz")), Existing::Other(_)));
     }
 
     #[test]
@@ -320,7 +465,7 @@ mod tests {
         let (result, names, asked) =
             run(vec![busy, ok(BODY.len(), &BODY[..9]), ok(BODY.len(), BODY)]);
         assert_eq!(result, Ok(()));
-        assert_eq!((names, asked.len()), (vec!["pie.gz".to_owned()], 3));
+        assert_eq!((names.len(), asked.len()), (2, 3));
     }
 
     #[test]

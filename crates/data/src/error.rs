@@ -86,6 +86,17 @@ pub enum DataError {
         /// What the decompressor said.
         cause: io::Error,
     },
+    /// A small gzip file that would become a very large one.
+    #[error(
+        "{path} would take more than {found} bytes of memory, many times its size: images and labels are \
+         not packed so well; unpack it with `gzip -d` if it is what you meant"
+    )]
+    Expansion {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that were decompressed.
+        found: u64,
+    },
     /// A pair of files that do not belong together.
     #[error(
         "{images} holds {image_count} images, but {labels} holds {label_count} labels: \

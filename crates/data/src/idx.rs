@@ -58,10 +58,55 @@ impl IdxFile {
             return Err(DataError::EmptyFile { path: path.into() });
         }
         if start.starts_with(&GZIP_MAGIC) {
-            Reader { inner: GzDecoder::new(bytes), gzip: true, path, found: 0 }.file(dimensions)
+            let inner =
+                Unpacked { decoder: GzDecoder::new(Counted { inner: bytes, bytes: 0 }), bytes: 0 };
+            Reader { inner, gzip: true, path, found: 0 }.file(dimensions)
         } else {
             Reader { inner: bytes, gzip: false, path, found: 0 }.file(dimensions)
         }
+    }
+}
+
+/// The content of a gzip stream, up to what a small file may cost.
+struct Unpacked<R> {
+    decoder: GzDecoder<Counted<R>>,
+    bytes: u64,
+}
+
+impl<R: BufRead> Read for Unpacked<R> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let count = self.decoder.read(to)?;
+        self.bytes += count as u64;
+        let packed = self.decoder.get_ref().bytes;
+        match self.bytes > MAX_EXPANSION * packed + FREE_EXPANSION_BYTES {
+            true => Err(io::ErrorKind::FileTooLarge.into()),
+            false => Ok(count),
+        }
+    }
+}
+
+/// A reader that counts what is taken from it.
+struct Counted<R> {
+    inner: R,
+    bytes: u64,
+}
+
+impl<R: BufRead> Read for Counted<R> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(to)?;
+        self.bytes += count as u64;
+        Ok(count)
+    }
+}
+
+impl<R: BufRead> BufRead for Counted<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.inner.fill_buf()
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.inner.consume(count);
+        self.bytes += count as u64;
     }
 }
 
@@ -101,6 +146,7 @@ impl<R: Read> Reader<'_, R> {
         // it is what makes the decoder compare the checksum.
         let mut data = Vec::with_capacity(len.min(MAX_FIRST_ALLOCATION) + 1);
         self.append(&mut data, len as u64 + 1)?;
+        data.shrink_to_fit();
         match data.len() {
             found if found < len => Err(self.truncated(total)),
             found if found > len => {
@@ -117,6 +163,9 @@ impl<R: Read> Reader<'_, R> {
         self.found += (to.len() - before) as u64;
         match result {
             Ok(_) => Ok(()),
+            Err(cause) if self.gzip && cause.kind() == io::ErrorKind::FileTooLarge => {
+                Err(DataError::Expansion { path: self.path.into(), found: self.found })
+            }
             Err(cause) if self.gzip && is_damage(&cause) => {
                 Err(DataError::Gzip { path: self.path.into(), found: self.found, cause })
             }
@@ -148,7 +197,12 @@ const MAGIC_UNSIGNED_BYTE: u32 = 0x0800;
 /// Above this a header is noise: a Vec cannot be longer.
 const MAX_LEN: usize = isize::MAX as usize - 64;
 /// A header may lie: memory beyond this is only taken as data arrives.
-const MAX_FIRST_ALLOCATION: usize = 64 << 20;
+const MAX_FIRST_ALLOCATION: usize = 1 << 20;
+/// How many times its size a gzip file may become. The format allows 1032; images become ten times as large
+/// at most.
+const MAX_EXPANSION: u64 = 200;
+/// Beside that: labels in order are one byte repeated.
+const FREE_EXPANSION_BYTES: u64 = 4 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -236,6 +290,20 @@ mod tests {
             let error = read(bytes, 3).expect_err(name);
             assert!(error.contains(expected), "{name}: {error}");
         }
+    }
+
+    #[test]
+    fn a_small_gzip_file_does_not_become_a_large_one() {
+        let bomb = gzip(&idx(0x0803, &[1, 8 << 10, 2 << 10], &vec![0; 16 << 20]));
+        assert!(bomb.len() < 20_000);
+        let error = read(&bomb, 3).unwrap_err();
+        assert!(error.contains("f would take more than 4"), "{error}");
+        assert!(error.contains("unpack it"), "{error}");
+        // Labels in their order.
+        let labels: Vec<u8> = (0..10).flat_map(|label| vec![label; 100_000]).collect();
+        let packed = gzip(&idx(0x0801, &[1_000_000], &labels));
+        assert!(packed.len() < 5_000);
+        assert_eq!(read(&packed, 1).unwrap().data, labels);
     }
 
     #[test]

@@ -24,6 +24,7 @@ brigade_suite::suite! {
         nothing_is_left,
         nothing_is_left_of_a_killed_test;
     needs Hosts Shaping: slow_links;
+    needs Fuse: a_disk_that_stops_answering;
 }
 
 fn ssh(network: &Network, from: usize, to: &str) -> Command {
@@ -230,15 +231,8 @@ fn wait_until(mut condition: impl FnMut() -> bool) {
     }
 }
 
-#[test]
 fn a_disk_that_stops_answering() {
-    let disk = match Disk::mount() {
-        Ok(disk) => disk,
-        Err(reason) => {
-            eprintln!("skipped: {reason}");
-            return;
-        }
-    };
+    let disk = Disk::mount();
     let folder = disk.path().join("a/b");
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("file"), "text").unwrap();

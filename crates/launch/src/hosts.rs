@@ -38,6 +38,8 @@ use std::time::Duration;
 pub use environment::{EnvRequest, PASSED, VariableFile};
 pub use error::{HostFailure, HostsError};
 pub use hostfile::{HostListError, HostSpec, Place};
+#[doc(hidden)]
+pub use message::read_messages;
 pub use plan::{HostsFacts, HostsPlan, PlannedHost};
 pub use role_command::RoleCommand;
 pub use run::run;

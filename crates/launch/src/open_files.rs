@@ -4,7 +4,7 @@
 //! Each host that is started over ssh costs a few descriptors, each rank some. The usual limit of
 //! 1024 is for programs that wait with `select`, which cannot take more; a rank may be one of them.
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
 
 /// The limit of this process is raised while this value lives.
 #[derive(Debug)]
@@ -22,9 +22,12 @@ impl OpenFiles {
         Self { before: is_raised.then_some(before) }
     }
 
-    /// The limit that was there, where it has been raised.
-    pub(crate) fn before(&self) -> Option<Rlimit> {
-        self.before
+    /// Gives a child, which has inherited the raised limit, the one that was there before.
+    pub(crate) fn lower_for(&self, child: u32) {
+        if let (Some(before), Some(child)) = (self.before, Pid::from_raw(child.cast_signed())) {
+            // Where that is refused the child has more than it needs, and goes on.
+            let _ = prlimit(Some(child), Resource::Nofile, before);
+        }
     }
 }
 

@@ -70,14 +70,14 @@ pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
     safetensors::save(state, path.as_ref())
 }
 
-pub use kinds::{dtype_of, kind_of};
+pub use kinds::{dtype_of, kind_of, tensor_from_bytes};
 
 impl<M> Model<M> {
     /// Reads a weights file into the model, when it fits in every name and shape.
     ///
     /// As [`Model::load_state_dict`] of what [`load`] gives, but tensors are read straight into the
     /// model's. That takes no memory beside it; for a tensor of another kind, on a device or channels
-    /// last the at most 16 MB of the file that are mapped at a time, of a `.pth` file its largest storage.
+    /// last at most 16 MB of the file at a time, of a `.pth` file its largest storage.
     ///
     /// # Errors
     /// Those of [`load`] and of [`Model::load_state_dict`]; nothing was changed then.

@@ -43,7 +43,10 @@ fn serve(secret: Option<Secret>) -> Served {
     let reach = Reach::Loopback(Ipv4Addr::LOCALHOST.into());
     let listener = Listener::bind(0, reach, RUN_ID, secret).unwrap();
     let port = listener.port();
-    let rules = Rules { run_id: RUN_ID.into(), min_nodes: 2, max_nodes: 2, ..Rules::default() };
+    // So long that a test hangs where the end of the job waits for a host that was refused or lost.
+    let limits = TimeLimits::new(Duration::from_secs(3600), Duration::from_secs(30));
+    let rules =
+        Rules { run_id: RUN_ID.into(), min_nodes: 2, max_nodes: 2, limits, ..Rules::default() };
     let (sender, said) = mpsc::channel();
     let sink = Box::new(Lines(sender));
     let coordinator = Coordinator::start(rules, Some(listener), Some(sink)).unwrap();

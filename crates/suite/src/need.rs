@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fmt;
+use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::str::FromStr;
@@ -21,6 +22,8 @@ pub enum Need {
     OpenMpi,
     /// File systems that a test mounts for itself.
     Mounts,
+    /// A file system of FUSE's in a mount namespace.
+    Fuse,
     /// Control groups with a limit on memory.
     MemoryGroups,
     /// The loopback address of IPv6.
@@ -90,13 +93,14 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All of them. Where a test lacks several, it is counted under the first.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
         Self::Slurm,
         Self::OpenMpi,
         Self::Mounts,
+        Self::Fuse,
         Self::MemoryGroups,
         Self::Ipv6,
         Self::Python,
@@ -121,6 +125,7 @@ impl Need {
             Self::Slurm => "slurm",
             Self::OpenMpi => "open-mpi",
             Self::Mounts => "mounts",
+            Self::Fuse => "fuse",
             Self::MemoryGroups => "memory-groups",
             Self::Ipv6 => "ipv6",
             Self::Python => "python",
@@ -139,6 +144,7 @@ impl Need {
             Self::Slurm => "Slurm",
             Self::OpenMpi => "Open MPI 4",
             Self::Mounts => "file systems of their own",
+            Self::Fuse => "a file system that can stop answering",
             Self::MemoryGroups => "a control group with a limit on memory",
             Self::Ipv6 => "IPv6",
             Self::Python => "Python with pip",
@@ -165,7 +171,12 @@ impl Need {
     pub fn is_for_root(self) -> bool {
         matches!(
             self,
-            Self::Hosts | Self::Shaping | Self::Slurm | Self::OpenMpi | Self::MemoryGroups
+            Self::Hosts
+                | Self::Shaping
+                | Self::Slurm
+                | Self::OpenMpi
+                | Self::Fuse
+                | Self::MemoryGroups
         )
     }
 
@@ -185,6 +196,7 @@ impl Need {
             Self::Hosts | Self::Slurm => namespaces(),
             Self::OpenMpi => open_mpi().or_else(namespaces),
             Self::Mounts => mounts(),
+            Self::Fuse => fuse().or_else(mounts),
             Self::Shaping => shaping(),
             Self::MemoryGroups => memory_groups(),
             Self::Ipv6 => ipv6(),
@@ -363,6 +375,16 @@ fn mounts() -> Option<Lack> {
         remedy: Remedy::Elsewhere(
             "run the tests as root, or allow user namespaces (kernel.unprivileged_userns_clone, \
              kernel.apparmor_restrict_unprivileged_userns)",
+        ),
+    })
+}
+
+fn fuse() -> Option<Lack> {
+    let refused = OpenOptions::new().read(true).write(true).open("/dev/fuse").err();
+    refused.map(|reason| Lack {
+        reason: format!("/dev/fuse cannot be opened ({reason})"),
+        remedy: Remedy::Elsewhere(
+            "the kernel needs its module fuse, a container `--device /dev/fuse`",
         ),
     })
 }

@@ -6,10 +6,16 @@
 #include "shared_memory.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+
+#if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR < 11 || TORCH_VERSION_MINOR > 13
+#error "cpp/gloo.cpp uses protected members of c10d's ProcessGroupGloo, and was tried with libtorch 2.11 to 2.13"
+#endif
 
 namespace brigade {
 
@@ -367,7 +373,7 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
   // A closed connection alone wakes only the peer: what waits here must be told.
   void close(const std::string& why) noexcept {
     if (shared_) {
-      shared_->close(why);
+      shared_->close(std::make_exception_ptr(Aborted(why)));
     }
     close_connections(contexts_, getRank(), getSize(), why);
   }
@@ -430,6 +436,13 @@ class Meeting {
 std::unique_ptr<Group> gloo_group(
     const Store& store, int32_t rank, int32_t size, const GlooOptions& options) {
   using Gloo = c10d::ProcessGroupGloo;
+  // The abort speaks to pairs of Gloo's TCP transports, of which TLS is one.
+  if (const char* transport = std::getenv("GLOO_DEVICE_TRANSPORT")) {
+    const std::string name(transport);
+    TORCH_CHECK(
+        name.empty() || name == "TCP" || name == "TCP_TLS",
+        "GLOO_DEVICE_TRANSPORT is ", name, ", but Brigade works with Gloo's TCP and TCP_TLS only; unset it");
+  }
   auto opts = Gloo::Options::create(std::chrono::milliseconds(options.timeout_ms));
   if (!options.address.empty()) {
     opts->devices.push_back(Gloo::createDeviceForHostname(std::string(options.address)));

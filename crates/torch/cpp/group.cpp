@@ -1,5 +1,7 @@
 #include "brigade-torch/src/bridge.rs.h"
 
+#include "forks.h"
+
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <algorithm>
@@ -34,6 +36,20 @@ c10d::ReduceOp reduce_op(Reduction op) {
 
 } // namespace
 
+Group::~Group() {
+  if (is_fork()) {
+    group.release();
+    for (auto& message : messages) {
+      message.release();
+    }
+  }
+}
+
+c10d::ProcessGroup& Group::live() const {
+  check_not_fork("a process group");
+  return *group;
+}
+
 std::unique_ptr<Group> wrap_backend(
     const Store& store,
     int32_t rank,
@@ -42,6 +58,7 @@ std::unique_ptr<Group> wrap_backend(
     c10d::ProcessGroup::BackendType type,
     const c10::intrusive_ptr<c10d::Backend>& backend,
     std::initializer_list<c10::DeviceType> devices) {
+  watch_forks();
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store.store, rank, size);
   for (auto device : devices) {
     group->setBackend(device, type, backend);
@@ -61,10 +78,13 @@ std::unique_ptr<Group> nccl_group(const Store&, int32_t, int32_t, rust::Str, int
 #endif
 
 void group_set_timeout(const Group& group, int64_t timeout_ms) {
-  group.group->setTimeout(milliseconds(timeout_ms));
+  group.live().setTimeout(milliseconds(timeout_ms));
 }
 
 void group_abort(const Group& group) {
+  if (is_fork()) {
+    return;
+  }
   group.group->abort();
   std::lock_guard<std::mutex> lock(group.mutex);
   for (const auto& message : group.messages) {
@@ -84,7 +104,7 @@ std::unique_ptr<Work> all_reduce(
   opts.reduceOp = reduce_op(op);
   opts.timeout = milliseconds(timeout_ms);
   std::vector<at::Tensor> list{tensor};
-  return handle(group.group->allreduce(list, opts));
+  return handle(group.live().allreduce(list, opts));
 }
 
 std::unique_ptr<Work> broadcast(
@@ -93,7 +113,7 @@ std::unique_ptr<Work> broadcast(
   opts.rootRank = root;
   opts.timeout = milliseconds(timeout_ms);
   std::vector<at::Tensor> list{tensor};
-  return handle(group.group->broadcast(list, opts));
+  return handle(group.live().broadcast(list, opts));
 }
 
 std::unique_ptr<Work> reduce(
@@ -103,7 +123,7 @@ std::unique_ptr<Work> reduce(
   opts.rootRank = root;
   opts.timeout = milliseconds(timeout_ms);
   std::vector<at::Tensor> list{tensor};
-  return handle(group.group->reduce(list, opts));
+  return handle(group.live().reduce(list, opts));
 }
 
 std::unique_ptr<Work> all_gather(
@@ -115,7 +135,7 @@ std::unique_ptr<Work> all_gather(
   opts.timeout = milliseconds(timeout_ms);
   std::vector<std::vector<at::Tensor>> out{copy_handles(outputs)};
   std::vector<at::Tensor> in{input};
-  return handle(group.group->allgather(out, in, opts));
+  return handle(group.live().allgather(out, in, opts));
 }
 
 std::unique_ptr<Work> all_gather_flat(
@@ -124,7 +144,7 @@ std::unique_ptr<Work> all_gather_flat(
   opts.timeout = milliseconds(timeout_ms);
   at::Tensor out = output;
   at::Tensor in = input;
-  return handle(group.group->_allgather_base(out, in, opts));
+  return handle(group.live()._allgather_base(out, in, opts));
 }
 
 std::unique_ptr<Work> gather(
@@ -137,11 +157,11 @@ std::unique_ptr<Work> gather(
   opts.rootRank = root;
   opts.timeout = milliseconds(timeout_ms);
   std::vector<std::vector<at::Tensor>> out;
-  if (group.group->getRank() == root) {
+  if (group.live().getRank() == root) {
     out.push_back(copy_handles(outputs));
   }
   std::vector<at::Tensor> in{input};
-  return handle(group.group->gather(out, in, opts));
+  return handle(group.live().gather(out, in, opts));
 }
 
 std::unique_ptr<Work> scatter(
@@ -155,10 +175,10 @@ std::unique_ptr<Work> scatter(
   opts.timeout = milliseconds(timeout_ms);
   std::vector<at::Tensor> out{output};
   std::vector<std::vector<at::Tensor>> in;
-  if (group.group->getRank() == root) {
+  if (group.live().getRank() == root) {
     in.push_back(copy_handles(inputs));
   }
-  return handle(group.group->scatter(out, in, opts));
+  return handle(group.live().scatter(out, in, opts));
 }
 
 std::unique_ptr<Work> reduce_scatter(
@@ -172,7 +192,7 @@ std::unique_ptr<Work> reduce_scatter(
   opts.timeout = milliseconds(timeout_ms);
   std::vector<at::Tensor> out{output};
   std::vector<std::vector<at::Tensor>> in{copy_handles(inputs)};
-  return handle(group.group->reduce_scatter(out, in, opts));
+  return handle(group.live().reduce_scatter(out, in, opts));
 }
 
 std::unique_ptr<Work> reduce_scatter_flat(
@@ -186,7 +206,7 @@ std::unique_ptr<Work> reduce_scatter_flat(
   opts.timeout = milliseconds(timeout_ms);
   at::Tensor out = output;
   at::Tensor in = input;
-  return handle(group.group->_reduce_scatter_base(out, in, opts));
+  return handle(group.live()._reduce_scatter_base(out, in, opts));
 }
 
 std::unique_ptr<Work> all_to_all(
@@ -198,7 +218,7 @@ std::unique_ptr<Work> all_to_all(
   opts.timeout = milliseconds(timeout_ms);
   auto out = copy_handles(outputs);
   auto in = copy_handles(inputs);
-  return handle(group.group->alltoall(out, in, opts));
+  return handle(group.live().alltoall(out, in, opts));
 }
 
 std::unique_ptr<Work> all_to_all_flat(
@@ -214,22 +234,22 @@ std::unique_ptr<Work> all_to_all_flat(
   at::Tensor in = input;
   std::vector<int64_t> out_rows(output_rows.begin(), output_rows.end());
   std::vector<int64_t> in_rows(input_rows.begin(), input_rows.end());
-  return handle(group.group->alltoall_base(out, in, out_rows, in_rows, opts));
+  return handle(group.live().alltoall_base(out, in, out_rows, in_rows, opts));
 }
 
 std::unique_ptr<Work> send(const Group& group, const Tensor& tensor, int32_t to, int32_t tag) {
   std::vector<at::Tensor> list{tensor};
-  return message(group, group.group->send(list, to, tag));
+  return message(group, group.live().send(list, to, tag));
 }
 
 std::unique_ptr<Work> recv(const Group& group, const Tensor& tensor, int32_t from, int32_t tag) {
   std::vector<at::Tensor> list{tensor};
-  return message(group, group.group->recv(list, from, tag));
+  return message(group, group.live().recv(list, from, tag));
 }
 
 std::unique_ptr<Work> recv_any(const Group& group, const Tensor& tensor, int32_t tag) {
   std::vector<at::Tensor> list{tensor};
-  return message(group, group.group->recvAnysource(list, tag));
+  return message(group, group.live().recvAnysource(list, tag));
 }
 
 std::unique_ptr<Work> barrier(const Group& group, int64_t device, int64_t timeout_ms) {
@@ -238,13 +258,13 @@ std::unique_ptr<Work> barrier(const Group& group, int64_t device, int64_t timeou
     opts.device_ids = {device};
   }
   opts.timeout = milliseconds(timeout_ms);
-  return handle(group.group->barrier(opts));
+  return handle(group.live().barrier(opts));
 }
 
 void monitored_barrier(const Group& group, int64_t timeout_ms, bool wait_all) {
   c10d::BarrierOptions opts;
   opts.timeout = milliseconds(timeout_ms);
-  group.group->monitoredBarrier(opts, wait_all);
+  group.live().monitoredBarrier(opts, wait_all);
 }
 
 void broadcast_coalesced(

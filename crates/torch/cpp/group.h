@@ -15,6 +15,13 @@
 namespace brigade {
 
 struct Group {
+  Group() = default;
+  // A child of fork leaves it as it is: its destructor would wait for threads that stayed in the parent.
+  ~Group();
+
+  // For operations: throws in a child of fork.
+  c10d::ProcessGroup& live() const;
+
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   // Sends and receives in flight: Gloo's wait on their own, so an abort must reach each.
   mutable std::mutex mutex;

@@ -1,5 +1,7 @@
 #include "memory.h"
 
+#include "forks.h"
+
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/alignment.h>
@@ -54,6 +56,13 @@ bool addresses_are_free() {
   int accounting = 0;
   std::ifstream("/proc/sys/vm/overcommit_memory") >> accounting;
   return accounting != 2;
+}
+
+// For a heap that is not to be trusted any more: no allocation, no destructor.
+[[noreturn]] void die(const char* line) {
+  const auto written = ::write(STDERR_FILENO, line, std::strlen(line));
+  (void)written;
+  std::abort();
 }
 
 // First fit over one stretch of addresses, where neighbours that are free become one block. A training
@@ -117,7 +126,7 @@ class Blocks {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto held = taken_.find(at);
     if (held == taken_.end()) {
-      return;
+      die("brigade: memory of a tensor was freed twice, or by an address that is not its own\n");
     }
     const auto size = held->second;
     taken_.erase(held);
@@ -168,12 +177,18 @@ class LargeBlocks final : public c10::Allocator {
   LargeBlocks(Blocks* blocks, c10::Allocator* small) : blocks_(blocks), small_(small) {}
 
   c10::DataPtr allocate(size_t bytes) override {
+    // Another thread may have held the lock when this process was forked.
+    check_not_fork("memory for tensors");
     // A limit that comes later must be felt, and the stretch was reserved before it.
     const bool mine = bytes >= kSmallest && addresses_are_unlimited();
     void* block = mine ? blocks_->take(bytes) : nullptr;
     if (block == nullptr) {
-      // Also for what no machine has: libtorch's own error is the one that people know.
-      return small_->allocate(bytes);
+      try {
+        return small_->allocate(bytes);
+      } catch (const c10::Error& error) {
+        // In libtorch's own words, which people know, but of a type that tells it from other errors.
+        C10_THROW_ERROR(OutOfMemoryError, error.msg());
+      }
     }
     c10::profiledCPUMemoryReporter().New(block, bytes);
     return {block, block, &LargeBlocks::free, c10::DeviceType::CPU};
@@ -206,6 +221,10 @@ class LargeBlocks final : public c10::Allocator {
  private:
   static void free(void* pointer) {
     auto* self = installed();
+    if (is_fork()) {
+      // It is the parent's, and ends with this process.
+      return;
+    }
     if (self->blocks_->has(pointer)) {
       c10::profiledCPUMemoryReporter().Delete(pointer);
       self->blocks_->give(pointer);
@@ -223,6 +242,7 @@ bool keep_large_blocks() {
   if (allocator == nullptr) {
     return false;
   }
+  watch_forks();
   c10::SetCPUAllocator(allocator, 1);
   return true;
 }

@@ -1,5 +1,6 @@
 #include "shared_memory.h"
 
+#include "errors.h"
 #include "forks.h"
 
 #include <c10/util/Exception.h>
@@ -184,7 +185,7 @@ std::shared_ptr<SharedMemory> SharedMemory::map(int fd, int rank, int size) {
 }
 
 SharedMemory::~SharedMemory() {
-  close("the group was dropped");
+  close(std::make_exception_ptr(Aborted("the group was dropped")));
   munmap(base_, bytes_);
   keep_in_forks(fd_);
   ::close(fd_);
@@ -210,7 +211,7 @@ bool SharedMemory::lives(int rank) const {
   return fcntl(fd_, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
-void SharedMemory::close(const std::string& why) noexcept {
+void SharedMemory::close(const std::exception_ptr& why) noexcept {
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (closed_.exchange(true)) {
@@ -257,12 +258,12 @@ void SharedMemory::wait_for(int rank, Clock::time_point end, milliseconds limit)
       if (there()) {
         return;
       }
-      throw std::runtime_error(
+      throw PeerLost(
           "Connection closed by peer: rank " + std::to_string(rank) + " has left the group");
     }
     const auto now = Clock::now();
     if (now >= end) {
-      throw std::runtime_error(
+      throw TimeLimit(
           "Timed out waiting " + std::to_string(limit.count()) + "ms for rank " +
           std::to_string(rank) + " in an all-reduce");
     }
@@ -288,7 +289,7 @@ SharedMemory::~SharedMemory() = default;
 std::string SharedMemory::address() const {
   return "";
 }
-void SharedMemory::close(const std::string&) noexcept {}
+void SharedMemory::close(const std::exception_ptr&) noexcept {}
 void SharedMemory::publish() {}
 void SharedMemory::wait_for(int, Clock::time_point, milliseconds) {}
 
@@ -317,7 +318,7 @@ char* SharedMemory::slot(int rank, uint32_t chunk) const {
 void SharedMemory::check_open() {
   if (closed_.load()) {
     std::lock_guard<std::mutex> guard(mutex_);
-    throw std::runtime_error(why_);
+    std::rethrow_exception(why_);
   }
 }
 
@@ -344,10 +345,10 @@ struct SharedMemory::Turn {
     const bool came = memory.changed_.wait_until(
         lock, end, [&] { return memory.turn_ == turn || memory.closed_.load(); });
     if (memory.closed_.load()) {
-      throw std::runtime_error(memory.why_);
+      std::rethrow_exception(memory.why_);
     }
     if (!came) {
-      throw std::runtime_error(
+      throw TimeLimit(
           "Timed out waiting " + std::to_string(limit.count()) +
           "ms for the all-reduce before this one");
     }
@@ -412,9 +413,9 @@ void SharedMemory::all_reduce(
       }
       done += n;
     } while (done < count);
-  } catch (const std::exception& error) {
+  } catch (const std::exception&) {
     // The ranks are no longer at the same place: what comes later fails for the same reason.
-    close(error.what());
+    close(std::current_exception());
     throw;
   }
 }

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -50,7 +51,7 @@ class SharedMemory {
   void all_reduce(void* data, const Request& request, uint64_t turn, std::chrono::milliseconds limit);
 
   // All-reduces in flight, and all later ones, fail at once with this, and those of the other ranks too.
-  void close(const std::string& why) noexcept;
+  void close(const std::exception_ptr& why) noexcept;
 
  private:
   struct Rank;
@@ -80,7 +81,7 @@ class SharedMemory {
   // Whose turn it is. With `why_` under the mutex.
   uint64_t turn_ = 0;
   std::atomic<bool> closed_{false};
-  std::string why_;
+  std::exception_ptr why_;
 
   // Of the all-reduce whose turn it is: pieces so far, and steps that this rank has told of.
   uint32_t chunks_ = 0;

@@ -36,6 +36,38 @@ std::vector<std::string> strings(rust::Slice<const rust::Str> keys) {
   return out;
 }
 
+// c10d's has the time limit of the store behind it, so that one that is set for a while is everybody's.
+class PrefixStore final : public c10d::PrefixStore {
+ public:
+  PrefixStore(const std::string& prefix, const c10::intrusive_ptr<c10d::Store>& store)
+      : c10d::PrefixStore(prefix, store) {
+    c10d::Store::setTimeout(store->getTimeout());
+  }
+
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    auto copy = c10::make_intrusive<PrefixStore>(prefix_, store_->clone());
+    copy->setTimeout(getTimeout());
+    return copy;
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    wait({key});
+    return c10d::PrefixStore::get(key);
+  }
+  void wait(const std::vector<std::string>& keys) override {
+    c10d::PrefixStore::wait(keys, getTimeout());
+  }
+  void wait(
+      const std::vector<std::string>& keys, const std::chrono::milliseconds& limit) override {
+    c10d::PrefixStore::wait(keys, limit);
+  }
+  const std::chrono::milliseconds& getTimeout() const noexcept override {
+    return c10d::Store::getTimeout();
+  }
+  void setTimeout(const std::chrono::milliseconds& limit) override {
+    c10d::Store::setTimeout(limit);
+  }
+};
+
 } // namespace
 
 std::unique_ptr<Store> tcp_store(const TcpStoreOptions& options) {
@@ -62,7 +94,7 @@ std::unique_ptr<Store> hash_store() {
 }
 
 std::unique_ptr<Store> prefix_store(rust::Str prefix, const Store& store) {
-  return handle(c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), store.store));
+  return handle(c10::make_intrusive<PrefixStore>(std::string(prefix), store.store));
 }
 
 uint16_t tcp_store_port(const Store& store) {

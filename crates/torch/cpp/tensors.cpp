@@ -55,6 +55,10 @@ bool tensor_is_shared(const Tensor& tensor) {
       tensor.storage().use_count() > 1;
 }
 
+void backward(const Tensor& loss) {
+  loss.backward();
+}
+
 void clear_gradient(const Tensor& tensor) {
   auto handle = tensor;
   handle.mutable_grad().reset();

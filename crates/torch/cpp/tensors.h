@@ -36,6 +36,9 @@ bool tensor_is_shared(const Tensor& tensor);
 
 // Sets the gradient to undefined, as zero_grad(set_to_none=True) does.
 void clear_gradient(const Tensor& tensor);
+
+// The gradients of what a scalar was computed from.
+void backward(const Tensor& loss);
 // The gradient, or null when there is none.
 std::unique_ptr<Tensor> gradient(const Tensor& tensor);
 void set_gradient(const Tensor& tensor, const Tensor& gradient);

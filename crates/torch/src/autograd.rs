@@ -11,6 +11,24 @@ pub fn grad_enabled() -> bool {
     ffi::grad_enabled()
 }
 
+/// Computes the gradients of a scalar with respect to all that it was computed from, and adds them to the
+/// leaves' gradients: [`Tensor::backward`], with errors of their kind. Where a [`crate::Reducer`] takes
+/// part, use [`crate::ProcessGroup::backward`].
+///
+/// # Errors
+/// [`Error::Libtorch`] when the loss is not a scalar or has no graph.
+///
+/// ```no_run
+/// use brigade_torch::{Tensor, backward, gradient};
+/// let weight = Tensor::from(3.0).set_requires_grad(true);
+/// backward(&(&weight * &weight))?;
+/// assert_eq!(gradient(&weight)?.unwrap().double_value(&[]), 6.0);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub fn backward(loss: &Tensor) -> Result<(), Error> {
+    ffi::backward(borrow(loss)).map_err(|error| Error::libtorch("backward", &error))
+}
+
 /// Makes a parameter's gradient undefined, as PyTorch's `zero_grad(set_to_none=True)`.
 ///
 /// # Errors

@@ -305,7 +305,6 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/tensors.h");
         include!("brigade-torch/cpp/memory.h");
         include!("brigade-torch/cpp/loss_flag.h");
-        include!("brigade-torch/cpp/mapped.h");
         include!("brigade-torch/cpp/store.h");
         include!("brigade-torch/cpp/group.h");
         include!("brigade-torch/cpp/reducer.h");
@@ -331,6 +330,7 @@ pub(crate) mod ffi {
         fn tensor_mutable_data(tensor: &Tensor) -> Result<usize>;
         fn tensor_is_plain(tensor: &Tensor) -> Result<bool>;
         fn tensor_is_shared(tensor: &Tensor) -> bool;
+        fn backward(loss: &Tensor) -> Result<()>;
         fn clear_gradient(tensor: &Tensor) -> Result<()>;
         /// Null when there is none.
         fn gradient(tensor: &Tensor) -> Result<UniquePtr<Tensor>>;
@@ -344,11 +344,6 @@ pub(crate) mod ffi {
         fn set_rng_state(cuda_device: i32, state: &[u8]) -> Result<()>;
         fn keep_freed_memory() -> bool;
         fn shift_allocations(bytes: usize) -> Result<()>;
-
-        type Window;
-        fn map_window(file: i32, offset: u64, bytes: usize) -> UniquePtr<Window>;
-        fn window_address(window: &Window) -> usize;
-        fn window_is_sound(window: &Window) -> bool;
 
         fn libtorch_version() -> String;
         fn cuda_compiled() -> bool;

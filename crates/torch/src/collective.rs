@@ -12,13 +12,14 @@ mod message;
 mod reduce;
 
 use std::fmt;
+use std::time::Instant;
 
 use cxx::UniquePtr;
 use tch::{Kind, Tensor};
 
 pub use reduce::ReduceOp;
 
-use crate::bridge::ffi;
+use crate::bridge::{borrow, ffi};
 use crate::check::describe;
 use crate::error::{CollectiveError, Error, Fault};
 use crate::group::ProcessGroup;
@@ -38,11 +39,12 @@ impl ProcessGroup {
     ) -> Result<Flight, Error> {
         self.check(operation, what)?;
         let limit = self.limit_ms();
+        let since = Instant::now();
         let (started, begun) =
             self.exclusively(|group| (self.next_collective(operation), start(group, limit)));
         match begun {
             Ok(handle) => Ok(Flight::new(handle, self.clone(), started)),
-            Err(error) => Err(self.failure(started, &error)),
+            Err(error) => Err(self.failure(started, since, &error)),
         }
     }
 
@@ -135,6 +137,20 @@ impl ProcessGroup {
 /// The same memory without its history where c10d can work on it, else a contiguous copy.
 fn dense(tensor: &Tensor) -> Result<Tensor, Error> {
     Ok(tensor.f_detach()?.f_contiguous()?)
+}
+
+/// For an operation that goes on after its start has returned: memory that nothing else can reach, so that
+/// nothing else can read or write it meanwhile. The same tensor where it is that already.
+fn unshared(tensor: Tensor) -> Result<Tensor, Error> {
+    if ffi::tensor_is_shared(borrow(&tensor)) { copy(&tensor) } else { Ok(tensor) }
+}
+
+fn copy(tensor: &Tensor) -> Result<Tensor, Error> {
+    Ok(tensor.f_detach_copy()?)
+}
+
+fn copies(tensors: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+    tensors.iter().map(copy).collect()
 }
 
 /// The operation on `target` as one on `tensor`: copied back where they are not the same memory.

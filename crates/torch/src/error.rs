@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// An error of the border with libtorch.
 #[derive(Debug, thiserror::Error)]
@@ -194,18 +195,105 @@ impl Error {
     }
 
     pub(crate) fn libtorch(operation: &'static str, error: &cxx::Exception) -> Self {
-        let (fault, detail) = read_exception(error);
-        Self::Libtorch { operation, fault, detail }
+        let thrown = Thrown::read(error);
+        Self::Libtorch { operation, fault: thrown.fault(), detail: thrown.detail }
     }
 }
 
-/// Splits what `cpp/errors.h` wrote into the kind and the user's line.
-pub(crate) fn read_exception(error: &cxx::Exception) -> (Fault, String) {
-    let what = error.what();
-    let mut letters = what.chars();
-    let kind = letters.next().unwrap_or(' ');
-    let detail = user_text(letters.as_str()).to_owned();
-    (fault_of(kind, &detail), detail)
+/// What C++ has thrown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Thrown {
+    kind: ThrownKind,
+    /// The user's line of it.
+    pub(crate) detail: String,
+}
+
+/// The type of an exception, as `cpp/errors.h` writes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ThrownKind {
+    /// `c10::DistStoreError`.
+    Store,
+    /// `c10::DistNetworkError`.
+    Network,
+    /// `c10::DistBackendError` and `c10::DistError`.
+    Backend,
+    /// `c10::NotImplementedError`.
+    NotImplemented,
+    /// `c10::OutOfMemoryError` and `std::bad_alloc`.
+    OutOfMemory,
+    /// Any other `c10::Error`.
+    Libtorch,
+    /// Of our own collectives.
+    TimeLimit,
+    PeerLost,
+    Aborted,
+    /// `gloo::IoException`: a lost connection, or a time limit.
+    GlooIo,
+    /// Any other exception.
+    Other,
+}
+
+impl Thrown {
+    pub(crate) fn read(error: &cxx::Exception) -> Self {
+        let mut letters = error.what().chars();
+        let kind = match letters.next() {
+            Some('S') => ThrownKind::Store,
+            Some('N') => ThrownKind::Network,
+            Some('B' | 'D') => ThrownKind::Backend,
+            Some('U') => ThrownKind::NotImplemented,
+            Some('M') => ThrownKind::OutOfMemory,
+            Some('T') => ThrownKind::Libtorch,
+            Some('L') => ThrownKind::TimeLimit,
+            Some('P') => ThrownKind::PeerLost,
+            Some('A') => ThrownKind::Aborted,
+            Some('G') => ThrownKind::GlooIo,
+            _ => ThrownKind::Other,
+        };
+        Self { kind, detail: user_text(letters.as_str()).to_owned() }
+    }
+
+    /// The kind of failure by the exception's type.
+    pub(crate) fn fault(&self) -> Fault {
+        match self.kind {
+            ThrownKind::Store => Fault::Store,
+            ThrownKind::Network => Fault::Network,
+            ThrownKind::NotImplemented => Fault::Unsupported,
+            ThrownKind::OutOfMemory => Fault::OutOfMemory,
+            ThrownKind::TimeLimit => Fault::Timeout,
+            ThrownKind::PeerLost | ThrownKind::GlooIo => Fault::PeerLost,
+            ThrownKind::Aborted => Fault::Aborted,
+            // libtorch's allocator of CPU memory throws no type of its own.
+            ThrownKind::Libtorch if says_out_of_memory(&self.detail) => Fault::OutOfMemory,
+            ThrownKind::Libtorch => Fault::Invalid,
+            ThrownKind::Backend | ThrownKind::Other => Fault::Backend,
+        }
+    }
+
+    /// Whether it is of communication between ranks, whatever else may be thrown beside it.
+    pub(crate) fn is_of_a_group(&self) -> bool {
+        !matches!(
+            self.kind,
+            ThrownKind::Libtorch
+                | ThrownKind::OutOfMemory
+                | ThrownKind::NotImplemented
+                | ThrownKind::Other
+        )
+    }
+
+    /// The same of an operation that has a time limit. libtorch and Gloo throw one type for a limit that
+    /// has passed and for other failures: what took as long as it might has timed out.
+    pub(crate) fn fault_after(&self, waited: Duration, limit: Duration) -> Fault {
+        let may_wait = matches!(
+            self.kind,
+            ThrownKind::Store
+                | ThrownKind::Network
+                | ThrownKind::Backend
+                | ThrownKind::Libtorch
+                | ThrownKind::GlooIo
+                | ThrownKind::Other
+        );
+        if may_wait && waited >= limit { Fault::Timeout } else { self.fault() }
+    }
 }
 
 /// What concerns the user: without the place in libtorch's sources that comes first in Gloo's texts, and
@@ -219,8 +307,8 @@ pub(crate) fn user_text(text: &str) -> &str {
     text.trim()
 }
 
-/// Whether an error's text is that of an allocator without memory. The CPU's has no exception type of its
-/// own, and what crosses tch has lost its type.
+/// Whether an error's text is that of an allocator without memory: for what has no type to tell it by.
+/// libtorch's allocator of CPU memory throws a plain `c10::Error`, and errors of tch are texts.
 ///
 /// ```
 /// use brigade_torch::says_out_of_memory;
@@ -242,49 +330,31 @@ pub fn says_out_of_memory(text: &str) -> bool {
     WORDS.iter().any(|word| lower.contains(word))
 }
 
-/// The kind by exception type first; Gloo's and libuv's texts decide what the type leaves open.
-pub(crate) fn fault_of(kind: char, detail: &str) -> Fault {
-    let lower = detail.to_ascii_lowercase();
-    let says = |words: &[&str]| words.iter().any(|word| lower.contains(word));
-    if says(&["timed out", "timeout", "time out"]) {
-        return Fault::Timeout;
-    }
-    match kind {
-        'M' => Fault::OutOfMemory,
-        _ if says_out_of_memory(detail) => Fault::OutOfMemory,
-        'U' => Fault::Unsupported,
-        'N' => Fault::Network,
-        'S' => Fault::Store,
-        _ if says(&["connection closed", "connection reset", "broken pipe", "socket closed"]) => {
-            Fault::PeerLost
-        }
-        _ if says(&["abort"]) => Fault::Aborted,
-        _ if says(&["does not support", "not supported", "not implemented"]) => Fault::Unsupported,
-        'B' | 'D' | 'R' => Fault::Backend,
-        _ => Fault::Invalid,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn gloo_texts_have_their_kind() {
-        let cases = [
-            ('R', "Timed out waiting 1000ms for recv operation to complete", Fault::Timeout),
-            ('R', "Connection closed by peer [127.0.0.1]:4123", Fault::PeerLost),
-            ('R', "Read error [127.0.0.1]:4123: Connection reset by peer", Fault::PeerLost),
-            ('S', "wait timeout after 300ms, keys: /x", Fault::Timeout),
-            ('N', "The client socket has failed to connect", Fault::Network),
-            ('U', "this program was built without the feature cuda", Fault::Unsupported),
-            ('T', "Tensors must be contiguous", Fault::Invalid),
-            ('T', "DefaultCPUAllocator: can't allocate memory", Fault::OutOfMemory),
-            ('R', "std::bad_alloc", Fault::OutOfMemory),
-        ];
-        for (kind, text, expected) in cases {
-            assert_eq!(fault_of(kind, text), expected, "{text}");
+    fn kinds_come_from_types_and_from_time() {
+        let thrown = |kind, detail: &str| Thrown { kind, detail: detail.to_owned() };
+        let (short, limit) = (Duration::from_millis(1), Duration::from_secs(1));
+        for (kind, at_once, at_the_limit) in [
+            (ThrownKind::GlooIo, Fault::PeerLost, Fault::Timeout),
+            (ThrownKind::Store, Fault::Store, Fault::Timeout),
+            (ThrownKind::Network, Fault::Network, Fault::Timeout),
+            (ThrownKind::Libtorch, Fault::Invalid, Fault::Timeout),
+            (ThrownKind::PeerLost, Fault::PeerLost, Fault::PeerLost),
+            (ThrownKind::Aborted, Fault::Aborted, Fault::Aborted),
+            (ThrownKind::NotImplemented, Fault::Unsupported, Fault::Unsupported),
+            (ThrownKind::OutOfMemory, Fault::OutOfMemory, Fault::OutOfMemory),
+        ] {
+            // Names and messages of users do not matter.
+            let thrown = thrown(kind, "layer `timeout_abort` is not supported");
+            assert_eq!(thrown.fault_after(short, limit), at_once, "{kind:?}");
+            assert_eq!(thrown.fault_after(limit, limit), at_the_limit, "{kind:?}");
         }
+        let memory = thrown(ThrownKind::Libtorch, "DefaultCPUAllocator: can't allocate memory");
+        assert_eq!(memory.fault(), Fault::OutOfMemory);
     }
 
     #[test]

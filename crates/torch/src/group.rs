@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cxx::UniquePtr;
-use tch::Device;
+use tch::{Device, Tensor};
 
 use crate::backend::{Backend, Seat};
-use crate::bridge::{NO_LIMIT_OF_ITS_OWN, ffi};
-use crate::error::{CollectiveError, Error, Fault, fault_of, read_exception, user_text};
+use crate::bridge::{NO_LIMIT_OF_ITS_OWN, borrow, ffi};
+use crate::error::{CollectiveError, Error, Fault, Thrown};
 use crate::roll_call::RollCall;
 use crate::store::{Store, milliseconds};
 use crate::work;
@@ -21,7 +21,8 @@ pub const DEFAULT_GROUP_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// A set of ranks that run collectives together. A clone is a handle to the same group.
 ///
-/// All ranks call the same operations in the same order. Operations are methods; see the module
+/// All ranks call the same operations in the same order, from one thread at a time: operations of two
+/// threads may come in another order on each rank. Operations are methods; see the module
 /// `collective` for their shapes. A blocking operation has an asynchronous twin named `start_…` whose
 /// [`crate::Work`] owns the tensors until it is waited for.
 ///
@@ -170,14 +171,12 @@ impl ProcessGroup {
             share_memory,
         };
         own.set(&joined(rank), b"1")?;
-        // The ranks meet within the group's own time limit. A limit belongs to the store behind all
-        // prefixes, so the caller's comes back afterwards.
-        let limit = own.timeout()?;
-        own.set_timeout(timeout)?;
-        let made = backend.connect(&seat);
-        own.set_timeout(limit)?;
-        let group = made.map_err(|error| {
-            let (fault, detail) = read_exception(&error);
+        // The ranks meet within the group's own time limit.
+        meeting_point.set_timeout(timeout)?;
+        let begun = Instant::now();
+        let group = backend.connect(&seat).map_err(|error| {
+            let thrown = Thrown::read(&error);
+            let (fault, detail) = (thrown.fault_after(begun.elapsed(), timeout), thrown.detail);
             let came = |rank: usize| own.contains(&[&joined(rank)]).unwrap_or(true);
             let missing = match fault {
                 Fault::Invalid | Fault::Unsupported => Vec::new(),
@@ -391,29 +390,40 @@ impl ProcessGroup {
         self.inner.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
     }
 
-    /// The error of an operation. For a collective, finds out who had not arrived.
-    pub(crate) fn failure(&self, started: Started, error: &cxx::Exception) -> Error {
-        let (fault, detail) = read_exception(error);
-        self.failure_of(started, fault, detail)
+    /// The error of an operation that has been waited for since then. For a collective, finds out which
+    /// ranks had not arrived.
+    pub(crate) fn failure(
+        &self,
+        started: Started,
+        since: Instant,
+        error: &cxx::Exception,
+    ) -> Error {
+        let thrown = Thrown::read(error);
+        let fault = thrown.fault_after(since.elapsed(), self.timeout());
+        self.failure_of(started, fault, thrown.detail)
     }
 
-    /// What a backward pass failed with. When it was the reduction of gradients, the group is marked as
-    /// failed, so that nothing waits for peers that are gone.
-    #[must_use]
-    pub fn backward_failure(&self, error: tch::TchError) -> Error {
-        let tch::TchError::Torch(text) = &error else {
-            return Error::Tensor(error);
-        };
-        let detail = user_text(text).to_owned();
-        match fault_of('T', &detail) {
-            fault @ (Fault::Timeout | Fault::PeerLost | Fault::Network | Fault::Aborted) => {
-                // The reducer's messages are not counted: all ranks in this pass have the same number.
-                let sequence = Some(self.inner.sequence.load(Ordering::Relaxed));
-                let started = Started { operation: "backward", sequence, begun: None };
-                self.failure_of(started, fault, detail)
+    /// [`crate::backward`] of a loss whose gradients a [`crate::Reducer`] of this group reduces. When the reduction
+    /// fails, the group is marked as failed, so that nothing waits for peers that are gone.
+    ///
+    /// No collective of this group may be started on another thread meanwhile: the reducer's own are, and
+    /// ranks would number them differently.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] when a peer is gone or did not come in time; else as [`crate::backward`].
+    pub fn backward(&self, loss: &Tensor) -> Result<(), Error> {
+        let begun = Instant::now();
+        ffi::backward(borrow(loss)).map_err(|error| {
+            let thrown = Thrown::read(&error);
+            if !thrown.is_of_a_group() {
+                return Error::libtorch("backward", &error);
             }
-            _ => Error::Tensor(error),
-        }
+            let fault = thrown.fault_after(begun.elapsed(), self.timeout());
+            // The reducer's messages are not counted: all ranks in this pass have the same number.
+            let sequence = Some(self.inner.sequence.load(Ordering::Relaxed));
+            let started = Started { operation: "backward", sequence, begun: None };
+            self.failure_of(started, fault, thrown.detail)
+        })
     }
 
     pub(crate) fn failure_of(&self, started: Started, mut fault: Fault, detail: String) -> Error {

@@ -20,7 +20,6 @@ mod group;
 mod hook;
 mod join;
 mod loss_flag;
-mod mapped;
 pub mod matrix_step;
 mod memory;
 mod memory_format;
@@ -32,11 +31,12 @@ mod reducer;
 mod reproducible;
 mod roll_call;
 mod store;
+mod tensor_file;
 mod tensors;
 mod work;
 
 pub use autocast::{Autocast, cuda_has_bf16};
-pub use autograd::{clear_gradient, grad_enabled, gradient, set_gradient};
+pub use autograd::{backward, clear_gradient, grad_enabled, gradient, set_gradient};
 pub use backend::{Backend, GlooDevice};
 pub use check::Desync;
 pub use collective::ReduceOp;
@@ -47,7 +47,6 @@ pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
 pub use hook::{Bucket, Compression, GradientHook};
 pub use join::JoinOptions;
 pub use loss_flag::{LossFlag, first_elements_are_finite, first_elements_not_finite};
-pub use mapped::MappedFile;
 pub use memory::{
     Element, Elements, bytes, elements, fill_bytes, from_vec, keep_freed_memory, release_memory,
     shift_allocations,
@@ -58,8 +57,9 @@ pub use profiler::{ProfiledEvent, ProfilerOptions, Recording, Scope};
 pub use random::{rng_state, set_rng_state};
 pub use reducer::{Reducer, ReducerOptions};
 pub use reproducible::{Products, make_products_reproducible};
-pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore};
+pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore, inherited_socket};
 pub use tch::{Device, Kind, Tensor};
+pub use tensor_file::TensorFile;
 pub use tensors::Tensors;
 pub use work::Work;
 

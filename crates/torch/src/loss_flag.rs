@@ -52,6 +52,7 @@ impl LossFlag {
 
     /// Ends what [`LossFlag::raise`] began. Tells whether a backward has reached the model since the last
     /// call.
+    #[must_use]
     pub fn lower(&self) -> bool {
         ffi::loss_flag_lower(&self.0)
     }

@@ -1,5 +1,7 @@
 //! Batch normalisation: with the statistics of all ranks, and as one operation with ReLU.
 
+use std::time::Instant;
+
 use tch::Tensor;
 
 use crate::bridge::{borrow, borrow_optional, ffi, own};
@@ -52,6 +54,7 @@ pub fn sync_batch_norm(
         )));
     }
     let BatchNormState { weight, bias, running_mean, running_var } = state;
+    let begun = Instant::now();
     let output = group.exclusively(|handle| {
         ffi::sync_batch_norm(
             handle,
@@ -66,7 +69,7 @@ pub fn sync_batch_norm(
     });
     match output {
         Ok(output) => Ok(own(output)),
-        Err(error) => Err(group.failure(Started::unnumbered("sync_batch_norm"), &error)),
+        Err(error) => Err(group.failure(Started::unnumbered("sync_batch_norm"), begun, &error)),
     }
 }
 

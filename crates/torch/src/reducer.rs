@@ -26,6 +26,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::time::Instant;
 
 use cxx::UniquePtr;
 use sha2::{Digest, Sha256};
@@ -33,7 +34,7 @@ use tch::{Kind, Tensor};
 
 use crate::autograd::grad_enabled;
 use crate::bridge::{borrow_all, ffi, own};
-use crate::error::{Error, Fault, read_exception};
+use crate::error::{Error, Fault, Thrown};
 use crate::group::{ProcessGroup, Started};
 use crate::join::Join;
 use crate::memory::elements;
@@ -88,7 +89,7 @@ impl Default for ReducerOptions {
 /// let output = &parameters[0].1 * (group.rank() as f64); // the model, on this rank's part of a batch
 /// let output = reducer.after_forward(output, true)?;
 /// let loss = output.sum(Kind::Double);
-/// loss.f_backward().map_err(|error| group.backward_failure(error))?;
+/// group.backward(&loss)?;
 ///
 /// let mean = gradient(&parameters[0].1)?.expect("backward has reached it");
 /// assert_eq!(mean.double_value(&[0]), (group.size() - 1) as f64 / 2.0);
@@ -187,9 +188,13 @@ impl Reducer {
     /// the last backward did not reach every parameter.
     #[track_caller]
     pub fn before_forward(&self, sync: bool) -> Result<(), Error> {
-        let failed = |error: cxx::Exception| match read_exception(&error) {
-            (Fault::Invalid, detail) => self.unfinished(detail),
-            _ => self.group.failure(Started::unnumbered("before_forward"), &error),
+        let begun = Instant::now();
+        let failed = |error: cxx::Exception| {
+            let thrown = Thrown::read(&error);
+            match thrown.fault() {
+                Fault::Invalid => self.unfinished(thrown.detail),
+                _ => self.group.failure(Started::unnumbered("before_forward"), begun, &error),
+            }
         };
         let mut authority = 0;
         if self.is_joining() {

@@ -20,6 +20,7 @@ pub use crate::bridge::ffi::Products;
 /// use brigade_torch::{Products, make_products_reproducible};
 /// assert_eq!(make_products_reproducible(), Products::Reproducible);
 /// ```
+#[must_use]
 pub fn make_products_reproducible() -> Products {
     ffi::make_products_reproducible()
 }

@@ -3,16 +3,17 @@
 use std::fmt;
 use std::io;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cxx::UniquePtr;
-use nix::sys::socket::{SockaddrStorage, getpeername, getsockname};
+use nix::sys::socket::sockopt::AcceptConn;
+use nix::sys::socket::{SockaddrStorage, getpeername, getsockname, getsockopt};
 
 use crate::bridge::ffi;
-use crate::error::{Error, read_exception};
+use crate::error::{Error, Thrown};
 
 /// A key-value store shared by the ranks of a job. A clone is a handle to the same store.
 ///
@@ -84,44 +85,19 @@ impl TcpStore {
         Ok(Self { listener: Some(listener.into()), ..Self::server(host, address.port()) })
     }
 
-    /// The server, on a bound socket that this process inherited from its launcher under the number
-    /// `fd`. The store owns it from here on: call this once for a number.
+    /// The server, on a bound socket that this process inherited from its launcher: see
+    /// [`inherited_socket`].
     ///
     /// # Errors
-    /// [`Error::Misuse`] when there is no bound socket of that number: the variable that named it is
-    /// left over from another process.
+    /// [`Error::Misuse`] when the system cannot use it.
     ///
     /// ```no_run
-    /// let fd = std::env::var("BRIGADE_STORE_FD")?.parse()?;
-    /// let store = brigade_torch::TcpStore::server_on_fd(fd)?.open()?;
+    /// use brigade_torch::{TcpStore, inherited_socket};
+    /// let socket = inherited_socket(std::env::var("BRIGADE_STORE_FD")?.parse()?)?;
+    /// let store = TcpStore::server_on_socket(socket)?.open()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn server_on_fd(fd: RawFd) -> Result<Self, Error> {
-        let stale = |reason: String| {
-            Error::Misuse(format!(
-                "the launcher said that descriptor {fd} is the store's socket, but {reason}; start \
-                 the program with `brigade launch`, or unset BRIGADE_STORE_FD"
-            ))
-        };
-        let address = getsockname::<SockaddrStorage>(fd)
-            .map_err(|errno| stale(format!("the system says: {}", errno.desc())))?;
-        let port = match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
-            (Some(v4), _) => v4.port(),
-            (_, Some(v6)) => v6.port(),
-            _ => return Err(stale("it is no TCP socket".into())),
-        };
-        if port == 0 {
-            return Err(stale("it is bound to no port".into()));
-        }
-        if getpeername::<SockaddrStorage>(fd).is_ok() {
-            return Err(stale("it is a connection".into()));
-        }
-        // SAFETY: the descriptor is open and a socket, as was just checked, and by the contract of the
-        // variable that names it nobody else in this process uses it.
-        let inherited = unsafe { OwnedFd::from_raw_fd(fd) };
-        // A copy that programs started from here do not inherit in turn: they would keep the port.
-        let socket =
-            inherited.try_clone().map_err(|error| stale(format!("it cannot be used: {error}")))?;
+    pub fn server_on_socket(socket: OwnedFd) -> Result<Self, Error> {
         Self::server_on(TcpListener::from(socket))
     }
 
@@ -180,8 +156,10 @@ impl TcpStore {
             listen_fd: self.listener.map_or(-1, IntoRawFd::into_raw_fd),
         };
         let operation = if self.server { "listen" } else { "connect" };
-        let handle = ffi::tcp_store(&options)
-            .map_err(|error| store_error(operation, address.clone(), &error))?;
+        let begun = Instant::now();
+        let handle = ffi::tcp_store(&options).map_err(|error| {
+            late_error(operation, address.clone(), &error, begun, self.timeout - waited)
+        })?;
         let store = Store::new(handle, format!("tcp://{address}"));
         if waited > Duration::ZERO {
             store.set_timeout(self.timeout)?;
@@ -216,6 +194,52 @@ impl TcpStore {
         // A try that was begun within the limit may have ended beyond it.
         begun.elapsed().min(limit)
     }
+}
+
+/// Takes over a socket that the launcher has bound and left open to this process under the number `fd`: one
+/// that is bound to a port, and neither connected nor listening. Each number is given once.
+///
+/// # Errors
+/// [`Error::Misuse`] for a number that is not that of such a socket (the variable that named it is left over
+/// from another process), and for one that was given before.
+pub fn inherited_socket(fd: RawFd) -> Result<OwnedFd, Error> {
+    static GIVEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+    let stale = |reason: String| {
+        Error::Misuse(format!(
+            "the launcher said that descriptor {fd} is the store's socket, but {reason}; start the program \
+             with `brigade launch`, or unset BRIGADE_STORE_FD"
+        ))
+    };
+    // Held to the end, so that no other thread is given it meanwhile.
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if given.contains(&fd) {
+        return Err(stale("it was taken over before".into()));
+    }
+    let address = getsockname::<SockaddrStorage>(fd)
+        .map_err(|errno| stale(format!("the system says: {}", errno.desc())))?;
+    let port = match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
+        (Some(v4), _) => v4.port(),
+        (_, Some(v6)) => v6.port(),
+        _ => return Err(stale("it is not a TCP socket".into())),
+    };
+    if port == 0 {
+        return Err(stale("it is not bound to a port".into()));
+    }
+    if getpeername::<SockaddrStorage>(fd).is_ok() {
+        return Err(stale("it is a connection".into()));
+    }
+    // SAFETY: the descriptor is open and a socket, as was just checked, and lent for the next call alone.
+    let lent = unsafe { BorrowedFd::borrow_raw(fd) };
+    if getsockopt(&lent, AcceptConn).unwrap_or(true) {
+        return Err(stale("it listens already".into()));
+    }
+    given.push(fd);
+    // SAFETY: a bound socket that neither listens nor is connected is none that safe Rust makes: the standard
+    // library's listeners listen and its streams are connected. By the contract of the variable that names it
+    // the launcher has left it to this process for the store, and no number is given twice.
+    let inherited = unsafe { OwnedFd::from_raw_fd(fd) };
+    // A copy that programs started from here do not inherit in turn: they would keep the port.
+    inherited.try_clone().map_err(|error| stale(format!("it cannot be used: {error}")))
 }
 
 /// How long a client itself looks whether the server listens.
@@ -288,8 +312,11 @@ impl Store {
     /// # Errors
     /// [`Error::Store`], with [`crate::Fault::Timeout`] when no rank set the key in time.
     pub fn get(&self, key: &str) -> Result<Vec<u8>, Error> {
-        ffi::store_get(&self.handle.0, key)
-            .map_err(|error| store_error("get", key.to_owned(), &error))
+        let begun = Instant::now();
+        ffi::store_get(&self.handle.0, key).map_err(|error| {
+            let limit = self.timeout().unwrap_or(Duration::MAX);
+            late_error("get", key.to_owned(), &error, begun, limit)
+        })
     }
 
     /// Adds to a number kept under the key (0 at first) and returns the sum.
@@ -348,8 +375,9 @@ impl Store {
     /// # Errors
     /// [`Error::Store`], with [`crate::Fault::Timeout`] after `timeout`.
     pub fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), Error> {
+        let begun = Instant::now();
         ffi::store_wait(&self.handle.0, keys, milliseconds(timeout))
-            .map_err(|error| store_error("wait", keys.join(", "), &error))
+            .map_err(|error| late_error("wait", keys.join(", "), &error, begun, timeout))
     }
 
     /// The time limit of operations that wait and have none of their own.
@@ -362,7 +390,8 @@ impl Store {
         Ok(Duration::from_millis(u64::try_from(limit).unwrap_or(0)))
     }
 
-    /// Sets that limit, for all handles of this store in this process, with and without a prefix.
+    /// Sets that limit, for this store and its clones. A store with a prefix ([`Store::prefix`]) has a
+    /// limit of its own.
     ///
     /// # Errors
     /// [`Error::Store`] when libtorch refuses it.
@@ -390,6 +419,19 @@ pub(crate) fn milliseconds(limit: Duration) -> i64 {
 }
 
 fn store_error(operation: &'static str, key: String, error: &cxx::Exception) -> Error {
-    let (fault, detail) = read_exception(error);
-    Error::Store { operation, key, fault, detail }
+    let thrown = Thrown::read(error);
+    Error::Store { operation, key, fault: thrown.fault(), detail: thrown.detail }
+}
+
+/// The same of an operation that waits.
+fn late_error(
+    operation: &'static str,
+    key: String,
+    error: &cxx::Exception,
+    begun: Instant,
+    limit: Duration,
+) -> Error {
+    let thrown = Thrown::read(error);
+    let fault = thrown.fault_after(begun.elapsed(), limit);
+    Error::Store { operation, key, fault, detail: thrown.detail }
 }

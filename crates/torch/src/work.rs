@@ -1,7 +1,7 @@
 //! Operations in flight.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cxx::UniquePtr;
 use tch::Tensor;
@@ -12,8 +12,9 @@ use crate::error::{Error, Fault};
 use crate::group::{ProcessGroup, Started};
 use crate::store::milliseconds;
 
-/// A started operation. It owns its tensors until it is waited for, so that nobody frees them under the
-/// network's hands; nobody ought to write to them either.
+/// A started operation. It keeps its tensors until it is waited for, in memory that nothing else can reach: a
+/// tensor that was lent to it, or whose memory other tensors share, is copied first. So pass tensors by value
+/// where that is possible, and go on with the result, not with another handle of the tensor.
 ///
 /// Dropping it without waiting is safe: the operation goes on as long as the group lives, and libtorch
 /// keeps the memory until it has ended. Its result and its error are lost.
@@ -156,6 +157,8 @@ impl Flight {
     /// Waits for the end, and tells the sender where there is one.
     fn land(mut self) -> Result<Option<usize>, Error> {
         let Some(handle) = self.handle.take() else { return Ok(None) };
+        // Gloo counts the limit of a collective from its start, that of a message from here.
+        let since = self.started.begun.unwrap_or_else(Instant::now);
         match ffi::work_wait(&handle.0, self.patience()) {
             Ok(true) => {}
             Ok(false) => {
@@ -168,7 +171,7 @@ impl Flight {
                     // Only the waiting has ended. The operation has to end as well.
                     self.group.close();
                 }
-                return Err(self.group.failure(self.started, &error));
+                return Err(self.group.failure(self.started, since, &error));
             }
         }
         Ok(ffi::work_source(&handle.0).ok().and_then(|rank| usize::try_from(rank).ok()))

@@ -1,5 +1,6 @@
 //! A table in one CSV file, whose columns may come later.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -16,7 +17,8 @@ use crate::{At, Image, Outcome, Result, Run, Table, TrackError, Tracker, Value};
 /// A name that comes later makes a column: the file is written anew beside the old one and takes its
 /// place, so no row is lost, whenever the run is killed. That costs a copy of the file; log all names
 /// from the start where the file is large. A cell without value is empty; NaN and the infinities are
-/// `NaN`, `inf` and `-inf`. A run that goes on appends.
+/// `NaN`, `inf` and `-inf`. A run that goes on appends, after a half row that a killed run may have left is
+/// cut off. A row is one line: line breaks in texts and names are written as `\n` and `\r`.
 ///
 /// Tables are files of their own, `FOLDER/PROJECT.tables/NAME-STEP.csv`; images are PNG files in
 /// `FOLDER/PROJECT.images`, named in a column. The run's settings are in `FOLDER/PROJECT.config.csv`.
@@ -126,10 +128,14 @@ impl Open {
     }
 
     fn row(&mut self, values: &[(String, Value)], at: At) -> Result<()> {
+        let values: Vec<(Cow<'_, str>, String)> = values
+            .iter()
+            .map(|(name, value)| (on_one_line(name), on_one_line(&value.text()).into_owned()))
+            .collect();
         let mut columns = self.columns.clone();
-        for (name, _) in values {
-            if !self.places.contains_key(name) && !columns.contains(name) {
-                columns.push(name.clone());
+        for (name, _) in &values {
+            if !self.places.contains_key(&**name) && !columns.iter().any(|known| known == name) {
+                columns.push(name.clone().into_owned());
             }
         }
         if columns.len() > self.columns.len() {
@@ -139,7 +145,7 @@ impl Open {
         cells[0] = at.step.map_or_else(String::new, |step| step.to_string());
         cells[1] = at.seconds().to_string();
         for (name, value) in values {
-            cells[self.places[name]] = value.text();
+            cells[self.places[&*name]] = value;
         }
         self.write(&cells)
     }
@@ -197,6 +203,14 @@ impl Open {
         path.push(".");
         path.push(ending);
         path.into()
+    }
+}
+
+/// What a killed run leaves of a row is cut off at the last end of a line: so a row has no other.
+fn on_one_line(text: &str) -> Cow<'_, str> {
+    match text.contains(['\n', '\r']) {
+        true => text.replace('\n', "\\n").replace('\r', "\\r").into(),
+        false => text.into(),
     }
 }
 

@@ -139,6 +139,22 @@ pub enum TrackError {
         /// What it says.
         reason: String,
     },
+    /// An answer that asks for other credentials.
+    #[error(
+        "the MLflow server at {url} does not let this program send {what} (status {status}: {reason}); set \
+         MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or call \
+         Mlflow::credentials"
+    )]
+    Unauthorized {
+        /// Its address.
+        url: String,
+        /// What was asked.
+        what: &'static str,
+        /// The HTTP status, 401 or 403.
+        status: u16,
+        /// What it says.
+        reason: String,
+    },
     /// An answer of another shape.
     #[error(
         "the server at {url} answers {what} with something else than MLflow does ({reason}): is it one?"

@@ -7,7 +7,7 @@ mod sender;
 use std::fmt;
 #[cfg(feature = "https")]
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::{At, Config, Image, Outcome, Result, Run, Table, TrackError, Tracker, Value};
 use batch::{Entity, key};
@@ -60,7 +60,8 @@ struct Open {
 }
 
 impl Mlflow {
-    /// The server at this address, like `http://host:5000`. `https` needs the feature `https`.
+    /// The server at this address, like `http://host:5000`. `https` needs the feature `https`. A user's name
+    /// and password in the address are credentials, and appear in no error.
     ///
     /// # Errors
     /// [`TrackError::Address`] for what is no such address.
@@ -150,7 +151,8 @@ impl Mlflow {
         self
     }
 
-    /// How long `finish` waits for what is still to be sent; 10 s unless set.
+    /// Sets how long the end of the run may take in all, in `finish` and when the tracker is dropped: what is
+    /// still to be sent, and telling the server; 10 s unless set.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
@@ -167,9 +169,9 @@ impl Mlflow {
         let parameters =
             config.flat().into_iter().map(|(name, value)| Entity::parameter(&name, &value));
         for batch in batch::cut(&mut parameters.collect()) {
-            match self.client.log_batch(&run.run_id, &batch) {
-                // A run that goes on has them, and MLflow lets nobody change them.
-                Err(TrackError::Refused { reason, .. }) if self.resumed.is_some() => {
+            match self.client.log_batch(&run.run_id, &batch, None) {
+                // A run that goes on has them, and MLflow does not change them.
+                Err(TrackError::Refused { status: 400, reason, .. }) if self.resumed.is_some() => {
                     tracing::warn!(
                         "the run's settings differ from those of the run it continues: {reason}"
                     );
@@ -206,8 +208,10 @@ impl Mlflow {
     fn end(&mut self, outcome: Outcome) -> Result<()> {
         let mut open =
             self.open.take().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })?;
-        let failure = open.sender.close(self.patience);
-        let ended = self.client.set_terminated(&open.run.run_id, outcome, At::now());
+        let until = Instant::now() + self.patience;
+        // The last call has a quarter of the time for itself.
+        let failure = open.sender.close(until - self.patience / 4);
+        let ended = self.client.set_terminated(&open.run.run_id, outcome, At::now(), until);
         match failure.or_else(|| ended.err()) {
             Some(failure) if self.strict => Err(failure),
             Some(failure) => {

@@ -129,8 +129,7 @@ fn columns_that_come_later_lose_no_row() {
     let expected = "\
 _step,_time,loss,b,accuracy,\"note, quoted\"
 1,1763757346.25,0.5,NaN,,
-2,1763757346.25,-inf,,0.9,\"a,\"\"b\"\"
-c\"
+2,1763757346.25,-inf,,0.9,\"a,\"\"b\"\"\\nc\"
 ,1763757346.25,0.25,,,
 ";
     assert_eq!(fs::read_to_string(&path).unwrap(), expected);
@@ -152,6 +151,33 @@ c\"
     let table = fs::read_to_string(folder.path().join("demo.tables/t-3.csv")).unwrap();
     assert_eq!(table, "n,x\n1,y\n");
     assert!(!folder.path().join("demo.csv.new").exists());
+}
+
+/// Killed at any byte of a row whose cell has line breaks and quotes: the rows before and after are whole.
+#[test]
+fn a_half_row_is_cut_off_wherever_it_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("demo.csv");
+    let note = |text: &str| vec![("note\r\nof two".to_owned(), Value::from(text))];
+    let mut tracker = Csv::new(folder.path());
+    tracker.start(&Run::new("demo")).unwrap();
+    tracker.log(&note("first\nrow"), at(1)).unwrap();
+    let before = fs::read(&path).unwrap();
+    tracker.log(&note("a \"quoted\",\n\nb\r\nc"), at(2)).unwrap();
+    drop(tracker);
+    let whole = fs::read(&path).unwrap();
+    assert_eq!(whole.iter().filter(|&&byte| byte == b'\n').count(), 3);
+    for end in before.len()..whole.len() {
+        fs::write(&path, &whole[..end]).unwrap();
+        let mut next = Csv::new(folder.path());
+        next.start(&Run::new("demo")).unwrap();
+        next.log(&note("last"), at(3)).unwrap();
+        let mut reader = csv::Reader::from_path(&path).unwrap();
+        assert_eq!(reader.headers().unwrap(), ["_step", "_time", "note\\r\\nof two"].as_slice());
+        let rows: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+        let cells: Vec<_> = rows.iter().map(|row| (&row[0], &row[2])).collect();
+        assert_eq!(cells, [("1", "first\\nrow"), ("3", "last")], "cut at byte {end}");
+    }
 }
 
 #[test]
@@ -222,7 +248,8 @@ proptest! {
         for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
             prop_assert_eq!(&found[0], step.to_string());
             for (name, cell) in names.iter().zip(found).skip(2) {
-                prop_assert_eq!(cell, expected.get(name).map_or("", String::as_str));
+                let expected = expected.get(name).map_or("", String::as_str);
+                prop_assert_eq!(cell, expected.replace('\n', "\\n"));
             }
         }
     }

@@ -264,7 +264,8 @@ fn a_server_that_is_away_at_the_start_is_one_clear_error() {
     assert!(matches!(error, TrackError::NotMlflow { .. }), "{error}");
     let locked = Double::start(|_, _| (401, json!({ "message": "who are you" }).to_string()));
     let error = Mlflow::new(&locked.url).unwrap().start(&Run::new("demo")).unwrap_err();
-    assert!(error.to_string().ends_with("with status 401: who are you"), "{error}");
+    assert!(matches!(error, TrackError::Unauthorized { status: 401, .. }), "{error}");
+    assert!(error.to_string().contains("(status 401: who are you); set MLFLOW_"), "{error}");
     assert_eq!(locked.asked.lock().unwrap().len(), 1);
 }
 
@@ -336,4 +337,74 @@ fn a_refused_batch_is_lost_at_once_and_said() {
         thread::sleep(Duration::from_millis(10));
     };
     assert!(error.to_string().contains("no such metric"), "{error}");
+}
+
+/// The end of a run has one time limit for everything, also where the tracker is only dropped. The bound is
+/// far above it, and below the limit of one request.
+#[test]
+fn a_server_that_never_answers_does_not_hold_the_end() {
+    for finish in [true, false] {
+        let server = Double::start(|_, path| match path {
+            path if path.contains("log-batch") || path.contains("runs/update") => {
+                thread::sleep(Duration::from_secs(60));
+                (200, String::new())
+            }
+            path => sound(path),
+        });
+        let patience = Duration::from_millis(800);
+        let mut tracker = Mlflow::new(&server.url).unwrap().strict(true).patience(patience);
+        tracker.start(&Run::new("demo")).unwrap();
+        tracker.log(&point(1.0), At::step(1)).unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        while server.bodies("log-batch").is_empty() {
+            assert!(Instant::now() < until, "the batch was not sent");
+            thread::sleep(Duration::from_millis(5));
+        }
+        tracker.log(&point(2.0), At::step(2)).unwrap();
+        let begun = Instant::now();
+        if finish {
+            let error = tracker.finish(Outcome::Finished).unwrap_err();
+            let TrackError::Lost { lost, reason, .. } = &error else { panic!("{error}") };
+            assert_eq!((*lost, reason.contains("time limit")), (2, true), "{error}");
+        }
+        drop(tracker);
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn a_run_that_goes_on_says_when_it_may_not() {
+    for (status, refused) in [(400, false), (401, true), (403, true), (404, true)] {
+        let server = Double::start(move |_, path| match path {
+            path if path.contains("log-batch") => (status, json!({ "message": "no" }).to_string()),
+            path if path.contains("runs/get") => sound("runs/create"),
+            path => sound(path),
+        });
+        let run = Run::new("demo").config(Config::of(&json!({ "lr": 0.1 })).unwrap());
+        let started = Mlflow::new(&server.url).unwrap().resume("r").start(&run);
+        assert_eq!(started.is_err(), refused, "{status}: {started:?}");
+        if let Err(error) = started {
+            let text = error.to_string();
+            assert!(text.contains(&format!("status {status}")), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_password_in_the_address_is_sent_and_never_shown() {
+    let server = Double::start(|_, path| match path {
+        path if path.contains("log-batch") => (500, String::new()),
+        path => sound(path),
+    });
+    let url = server.url.replace("http://", "http://me:secret@");
+    let mut tracker = Mlflow::new(&url).unwrap().strict(true).patience(Duration::from_millis(100));
+    tracker.start(&Run::new("demo")).unwrap();
+    tracker.log(&point(1.0), At::step(1)).unwrap();
+    let shown = format!("{tracker:?}");
+    let error = tracker.finish(Outcome::Finished).unwrap_err();
+    for text in [shown, error.to_string(), format!("{error:?}")] {
+        assert!(!text.contains("secret") && !text.contains("me:"), "{text}");
+    }
+    let asked = server.asked.lock().unwrap();
+    assert!(asked.iter().all(|(head, _)| head.to_ascii_lowercase().contains("basic bwu6c2vjcmv0")));
 }

@@ -94,7 +94,7 @@ impl Accelerator {
         save::begin(self, &save::Target::Numbered)
     }
 
-    /// Waits until the last save is on the disk. Every rank calls it.
+    /// Waits until the last save is on the disk, and what it replaced is removed. Every rank calls it.
     ///
     /// # Errors
     /// The save's, on every rank; it is reported once.

@@ -134,6 +134,7 @@ fn pretend_another_world(
     path: &std::path::Path,
     samples: usize,
 ) -> Result<(), brigade_train::Error> {
+    use brigade_checkpoint::FileName;
     use brigade_checkpoint::layout::{FileFacts, MANIFEST, Manifest};
     let mut manifest = Manifest::read(path)?;
     let state = serde_json::json!({
@@ -141,12 +142,13 @@ fn pretend_another_world(
     });
     std::fs::write(path.join("loader.json"), state.to_string()).unwrap();
     let facts = FileFacts::of(&path.join("loader.json"), false)?;
-    manifest.files.insert("loader.json".into(), facts);
-    let own = manifest.objects.iter().find(|object| object.name == "rank_0").unwrap().clone();
+    manifest.files.insert(FileName::new("loader.json").unwrap(), facts);
+    let own =
+        manifest.objects.iter().find(|object| object.name.as_str() == "rank_0").unwrap().clone();
     manifest.objects.retain(|object| object.kind != "rank");
     for rank in 0..7 {
         let mut object = own.clone();
-        object.name = format!("rank_{rank}");
+        object.name = FileName::new(format!("rank_{rank}")).unwrap();
         manifest.objects.push(object);
     }
     manifest.world_size = 7;

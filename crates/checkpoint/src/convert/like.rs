@@ -14,8 +14,10 @@ use super::{
     FileTensor, Report, must_be_free, optimizer, read, scaler, scheduler, tied, write_safetensors,
 };
 use crate::error::Error;
+use crate::file_name::FileName;
 use crate::layout::{Checkpoint, FileFacts, MANIFEST, Manifest, Object, Staging, Writing};
 use crate::pth::TensorData;
+use crate::shards;
 use crate::value::Value;
 
 /// Makes a checkpoint for `load_state` of a folder of Accelerate's `save_state`, or of a dictionary that
@@ -65,7 +67,7 @@ pub fn convert_like(from: &Path, to: &Path, like: &Path) -> Result<Report, Error
 struct Made<'a> {
     like: &'a Checkpoint,
     folder: &'a Path,
-    files: BTreeMap<String, FileFacts>,
+    files: BTreeMap<FileName, FileFacts>,
     objects: Vec<Object>,
     report: Report,
     steps: u64,
@@ -170,7 +172,7 @@ impl Made<'_> {
         }
         // What hooks have written.
         let others = like.manifest().files.keys();
-        let others: Vec<&String> = others
+        let others: Vec<&FileName> = others
             .filter(|file| !like.manifest().objects.iter().any(|o| o.files().any(|f| f == *file)))
             .collect();
         for file in others {
@@ -262,14 +264,14 @@ impl Made<'_> {
         let Object { kind, name, .. } = object.clone();
         let mut made = Object { kind, name, state: None, tensors: Vec::new() };
         if let Some(tree) = tree {
-            let file = format!("{}.json", made.name);
+            let file = made.name.json();
             let mut out = Writing::create(self.folder.join(&file))?;
             out.put(format!("{:#}\n", tree.to_json()).as_bytes())?;
             self.files.insert(file.clone(), out.finish(true)?);
             made.state = Some(file);
         }
         if !tensors.is_empty() {
-            let file = format!("{}.safetensors", made.name);
+            let file = shards::file_name(&made.name, 0, 1);
             let facts = write_safetensors(&self.folder.join(&file), tensors)?;
             self.files.insert(file.clone(), facts);
             made.tensors.push(file);
@@ -289,10 +291,10 @@ impl Made<'_> {
         Ok(())
     }
 
-    fn file(&mut self, name: &str) -> Result<(), Error> {
+    fn file(&mut self, name: &FileName) -> Result<(), Error> {
         let to = self.folder.join(name);
         fs::copy(self.like.folder().join(name), &to).map_err(Error::io("write", &to))?;
-        self.files.insert(name.to_owned(), FileFacts::of(&to, true)?);
+        self.files.insert(name.clone(), FileFacts::of(&to, true)?);
         Ok(())
     }
 }

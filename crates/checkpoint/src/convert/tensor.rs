@@ -80,7 +80,7 @@ impl TensorData for FileTensor {
             Source::Memory(_, bytes) => out.write_all(bytes),
             Source::Stored(file, tensor) => {
                 let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-                out.write_all(&file.read_tensor(tensor).map_err(io::Error::other)?)
+                file.copy_tensor(tensor, out).map_err(io::Error::other)
             }
             Source::Placed(place) => {
                 let file = File::open(&place.path)?;

@@ -5,8 +5,8 @@
 //! own, while the next one is filled. The space is allocated first: on ext4 writing into allocated
 //! space was four times as fast as into space that is found on the way.
 //!
-//! A file that is not flushed may go through the cache as well: its first pieces try both ways, and the
-//! others take the faster one. A fast disk beats the cache where that has to take new memory first.
+//! A file that is not flushed goes the same way: the cache has to take new memory for it first, which took
+//! longer than a fast disk, and leaves the memory that the program's own data lies in to be cleared.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,7 +15,6 @@ use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
@@ -23,7 +22,7 @@ use rustix::io::Errno;
 /// A file of a known size that is being written past the system's cache.
 #[derive(Debug)]
 pub(super) struct Direct {
-    ways: Arc<Ways>,
+    file: Arc<File>,
     flush: bool,
     full: Option<Sender<Piece>>,
     empty: Receiver<Piece>,
@@ -31,23 +30,6 @@ pub(super) struct Direct {
     piece: Piece,
     fault: Arc<Mutex<Option<io::Error>>>,
     threads: Vec<JoinHandle<()>>,
-}
-
-/// One file, opened past the cache and, when it is not flushed, also for the cache.
-#[derive(Debug)]
-struct Ways {
-    direct: File,
-    cached: Option<File>,
-    /// Of the direct way and the cached one.
-    paces: Mutex<[Pace; 2]>,
-}
-
-/// How a way does.
-#[derive(Debug, Clone, Copy, Default)]
-struct Pace {
-    tried: usize,
-    /// Seconds for a whole piece, the last ones counting most.
-    seconds: Option<f64>,
 }
 
 /// Bytes on their way to a place in the file.
@@ -79,24 +61,23 @@ impl Direct {
             Err(error) => return Err(error),
         };
         allocate(&file, bytes)?;
-        let cached = if flush { None } else { Some(OpenOptions::new().write(true).open(path)?) };
-        let ways = Arc::new(Ways { direct: file, cached, paces: Mutex::default() });
+        let file = Arc::new(file);
         let (full, queue) = mpsc::channel();
         let (give_back, empty) = mpsc::channel();
         let queue = Arc::new(Mutex::new(queue));
         let fault = Arc::new(Mutex::new(None));
         let mut threads = Vec::new();
         for _ in 0..THREADS {
-            let (ways, queue) = (Arc::clone(&ways), Arc::clone(&queue));
+            let (file, queue) = (Arc::clone(&file), Arc::clone(&queue));
             let (fault, give_back) = (Arc::clone(&fault), give_back.clone());
-            let work = move || write_pieces(&ways, &queue, &give_back, &fault);
+            let work = move || write_pieces(&file, &queue, &give_back, &fault);
             if let Ok(thread) = std::thread::Builder::new().name("brigade-disk".into()).spawn(work)
             {
                 threads.push(thread);
             }
         }
         if threads.is_empty() {
-            drop(ways);
+            drop(file);
             return std::fs::remove_file(path).map(|()| None);
         }
         for _ in 0..threads.len() {
@@ -104,7 +85,7 @@ impl Direct {
             let _ = give_back.send(Piece::new());
         }
         let piece = Piece::new();
-        Ok(Some(Self { ways, flush, full: Some(full), empty, piece, fault, threads }))
+        Ok(Some(Self { file, flush, full: Some(full), empty, piece, fault, threads }))
     }
 
     /// Appends.
@@ -137,8 +118,8 @@ impl Direct {
             self.send(piece)?;
         }
         self.end()?;
-        self.ways.direct.set_len(bytes)?;
-        if self.flush { self.ways.direct.sync_all() } else { Ok(()) }
+        self.file.set_len(bytes)?;
+        if self.flush { self.file.sync_all() } else { Ok(()) }
     }
 
     fn send(&self, piece: Piece) -> io::Result<()> {
@@ -197,7 +178,7 @@ impl Piece {
 /// What a thread does until the sender is gone. After a fault it writes no more, but goes on to give
 /// pieces back: the other side waits for them.
 fn write_pieces(
-    ways: &Ways,
+    file: &File,
     queue: &Mutex<Receiver<Piece>>,
     give_back: &Sender<Piece>,
     fault: &Mutex<Option<io::Error>>,
@@ -206,7 +187,7 @@ fn write_pieces(
     loop {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(mut piece) = next else { return };
-        if !failed && let Err(error) = ways.write(&piece) {
+        if !failed && let Err(error) = write(file, &piece) {
             failed = true;
             fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }
@@ -214,35 +195,6 @@ fn write_pieces(
         // Nobody takes it back after the last one.
         let _ = give_back.send(piece);
     }
-}
-
-impl Ways {
-    fn write(&self, piece: &Piece) -> io::Result<()> {
-        let Some(cached) = &self.cached else {
-            return write(&self.direct, piece);
-        };
-        let way = next_way(&mut self.paces.lock().unwrap_or_else(PoisonError::into_inner));
-        let begun = Instant::now();
-        write([&self.direct, cached][way], piece)?;
-        if piece.filled == PIECE_BYTES {
-            let seconds = begun.elapsed().as_secs_f64();
-            let pace = &mut self.paces.lock().unwrap_or_else(PoisonError::into_inner)[way];
-            pace.seconds = Some(pace.seconds.map_or(seconds, |before| (before + seconds) / 2.0));
-        }
-        Ok(())
-    }
-}
-
-/// Each way is tried by as many pieces as there are threads; then the faster one, as it has been lately.
-fn next_way(paces: &mut [Pace; 2]) -> usize {
-    let way = match paces.map(|pace| (pace.tried < THREADS, pace.seconds)) {
-        [(true, _), _] => 0,
-        [_, (true, _)] => 1,
-        [(_, Some(direct)), (_, Some(cached))] if cached < direct => 1,
-        _ => 0,
-    };
-    paces[way].tried += 1;
-    way
 }
 
 fn write(file: &File, piece: &Piece) -> io::Result<()> {
@@ -307,27 +259,12 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_are_tried_and_the_faster_one_is_taken() {
-        let mut paces = [Pace::default(); 2];
-        let tried: Vec<_> = (0..2 * THREADS).map(|_| next_way(&mut paces)).collect();
-        assert_eq!(tried, [0, 0, 1, 1]);
-        assert_eq!(next_way(&mut paces), 0, "none has ended");
-        paces[1].seconds = Some(0.1);
-        assert_eq!(next_way(&mut paces), 0, "the other has not");
-        paces[0].seconds = Some(0.2);
-        assert_eq!(next_way(&mut paces), 1);
-        paces[1].seconds = Some(0.3);
-        assert_eq!(next_way(&mut paces), 0, "it has become slow");
-    }
-
-    #[test]
     fn a_fault_of_the_disk_ends_the_writing() {
         // Opened for reading: every write fails, as on a disk that is gone.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, "").unwrap();
-        let direct = File::open(&path).unwrap();
-        let ways = Ways { direct, cached: None, paces: Mutex::default() };
+        let file = File::open(&path).unwrap();
         let (full, queue) = mpsc::channel();
         let (give_back, empty) = mpsc::channel();
         let (queue, fault) = (Mutex::new(queue), Mutex::new(None));
@@ -335,7 +272,7 @@ mod tests {
             full.send(Piece { filled: ALIGNMENT, ..Piece::new() }).unwrap();
         }
         drop(full);
-        write_pieces(&ways, &queue, &give_back, &fault);
+        write_pieces(&file, &queue, &give_back, &fault);
         assert_eq!(empty.try_iter().count(), 3, "all pieces come back");
         assert!(fault.lock().unwrap().is_some());
     }

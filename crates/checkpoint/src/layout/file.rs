@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::direct::{Direct, allocate};
 use crate::error::Error;
+use crate::file_name::FileName;
 
 /// Size and checksum of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,16 +46,16 @@ impl FileFacts {
     }
 }
 
-/// The names of the files in a folder, sorted.
+/// Lists the names of the files in a folder, sorted.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn files(folder: &Path) -> Result<Vec<String>, Error> {
+pub fn files(folder: &Path) -> Result<Vec<FileName>, Error> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(Error::io("read", folder))? {
         let entry = entry.map_err(Error::io("read", folder))?;
         if entry.path().is_file() {
-            names.push(entry.file_name().to_string_lossy().into_owned());
+            names.push(FileName::new(entry.file_name().to_string_lossy())?);
         }
     }
     names.sort_unstable();
@@ -91,8 +92,7 @@ impl Writing {
 
     /// As [`Writing::create`], for a file of `bytes`. Of a large one, and of one that will be flushed, the
     /// space is taken first, so that a full disk says so at once. A large one goes past the system's cache,
-    /// from threads of its own, where the file system can do that; if it is not flushed, only as long as
-    /// that is faster. This takes 24 MB of memory until the end.
+    /// from threads of its own, where the file system can do that. This takes 24 MB of memory until the end.
     ///
     /// # Errors
     /// [`Error::Io`].

@@ -1,6 +1,6 @@
 //! The manifest: what a checkpoint holds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::file::FileFacts;
 use crate::error::Error;
+use crate::file_name::FileName;
 
 /// The manifest's name in its folder.
 pub const MANIFEST: &str = "manifest.json";
@@ -34,7 +35,7 @@ pub struct Manifest {
     /// The objects, in the order in which the program prepared them.
     pub objects: Vec<Object>,
     /// Every file but this one.
-    pub files: BTreeMap<String, FileFacts>,
+    pub files: BTreeMap<FileName, FileFacts>,
     /// Of everything above.
     #[serde(default)]
     pub crc32: String,
@@ -46,13 +47,13 @@ pub struct Object {
     /// `model`, `optimizer`, `scheduler`, `scaler`, `loader`, `custom`, `run` or `rank`.
     pub kind: String,
     /// Its name and the stem of its files: `model`, `model_1`, `rank_0`.
-    pub name: String,
+    pub name: FileName,
     /// The file of its state's tree. A model has none: it is tensors and no more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<String>,
+    pub state: Option<FileName>,
     /// The files of its tensors.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub tensors: Vec<String>,
+    pub tensors: Vec<FileName>,
 }
 
 /// The fields that tell a manifest's version, before the others are looked at.
@@ -123,14 +124,7 @@ impl Manifest {
                 manifest.crc32
             )));
         }
-        let lost = |name: &&str| !manifest.files.contains_key(*name);
-        if let Some(name) = manifest.objects.iter().flat_map(Object::files).find(lost) {
-            return Err(damaged(format!("an object is in {name}, which is not among its files")));
-        }
-        let outside = |name: &&String| Path::new(name).file_name() != Some(name.as_ref());
-        if let Some(name) = manifest.files.keys().find(outside) {
-            return Err(damaged(format!("it names {name:?}, which is not in its folder")));
-        }
+        manifest.check().map_err(damaged)?;
         Ok(manifest)
     }
 
@@ -142,7 +136,23 @@ impl Manifest {
     /// The size of all files together.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.files.values().map(|file| file.bytes).sum()
+        self.files.values().fold(0, |sum, file| sum.saturating_add(file.bytes))
+    }
+
+    /// Whether what it names fits together.
+    fn check(&self) -> Result<(), String> {
+        let lost = |name: &&FileName| !self.files.contains_key(*name);
+        if let Some(name) = self.objects.iter().flat_map(Object::files).find(lost) {
+            return Err(format!("an object is in {name}, which is not among its files"));
+        }
+        if self.files.contains_key(MANIFEST) {
+            return Err("it names itself among its files".into());
+        }
+        let mut names = BTreeSet::new();
+        match self.objects.iter().find(|object| !names.insert(&object.name)) {
+            Some(object) => Err(format!("it has two objects `{}`", object.name)),
+            None => Ok(()),
+        }
     }
 
     fn own_checksum(&self) -> String {
@@ -154,9 +164,9 @@ impl Manifest {
 }
 
 impl Object {
-    /// All its files.
-    pub fn files(&self) -> impl Iterator<Item = &str> {
-        self.state.iter().chain(&self.tensors).map(String::as_str)
+    /// Returns all its files.
+    pub fn files(&self) -> impl Iterator<Item = &FileName> {
+        self.state.iter().chain(&self.tensors)
     }
 }
 

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::manifest::{Manifest, Object};
-use super::verify::{PartSum, checksum_fact, verify_files};
+use super::verify::{checksum_fact, verify_files};
 use crate::dtype::TensorInfo;
 use crate::error::Error;
 use crate::safetensors::Header;
@@ -73,23 +73,18 @@ impl Checkpoint {
     /// Compares the checksums of all files, on several threads. Gives the faults, one for each file.
     #[must_use]
     pub fn verify(&self) -> Vec<Error> {
-        self.verify_files(0, 1, None)
+        self.verify_part(0, 1)
     }
 
-    /// As [`Checkpoint::verify`], for every `parts`-th file from `part` on: the share of a rank, which
-    /// takes the checksums in its own way.
+    /// As [`Checkpoint::verify`], for every `parts`-th file from `part` on: the share of a rank.
     #[must_use]
-    pub fn verify_part(&self, part: usize, parts: usize, sum: &PartSum<'_>) -> Vec<Error> {
-        self.verify_files(part, parts, Some(sum))
-    }
-
-    fn verify_files(&self, part: usize, parts: usize, sum: Option<&PartSum<'_>>) -> Vec<Error> {
+    pub fn verify_part(&self, part: usize, parts: usize) -> Vec<Error> {
         let mut files: Vec<_> = self.manifest.files.iter().collect();
         // The largest first: then the shares are about equal.
         files.sort_by_key(|(_, facts)| std::cmp::Reverse(facts.bytes));
         let share = files.into_iter().skip(part).step_by(parts.max(1));
         let share: Vec<_> = share.map(|(name, facts)| (self.folder.join(name), facts)).collect();
-        verify_files(&share, sum)
+        verify_files(&share)
     }
 
     /// An object's tree, with the names of its tensors; `None` for a model.

@@ -70,7 +70,16 @@ impl Staging {
     ///
     /// # Errors
     /// [`Error::Io`]; what had the name is still there then.
-    pub fn commit(mut self, manifest: &Manifest, flush: bool) -> Result<(), Error> {
+    pub fn commit(self, manifest: &Manifest, flush: bool) -> Result<(), Error> {
+        self.replace(manifest, flush)?.map_or(Ok(()), Replaced::remove)
+    }
+
+    /// As [`Staging::commit`], and gives what had the name, under the other one. Where the file system tells the
+    /// disk what is free at once, removing 1 GB takes a fifth of the time of writing it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn replace(mut self, manifest: &Manifest, flush: bool) -> Result<Option<Replaced>, Error> {
         write_file(&self.path.join(MANIFEST), manifest.to_json().as_bytes(), flush)?;
         if flush {
             flush_folder(&self.path)?;
@@ -85,11 +94,7 @@ impl Staging {
         if flush {
             flush_folder(parent)?;
         }
-        if old {
-            // At this name it is no checkpoint any more, so half of it may go first.
-            fs::remove_dir_all(&self.path).map_err(Error::io("remove", &self.path))?;
-        }
-        Ok(())
+        Ok(old.then(|| Replaced::new(self.path.clone())))
     }
 
     /// Takes the target's name; true when what had it is now under the other.
@@ -124,6 +129,38 @@ impl Drop for Staging {
         if !self.done {
             // What cannot be removed now is swept by the next save.
             let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// A checkpoint whose name another one has taken. It is under a name that nobody takes for a checkpoint; when the
+/// process ends before it is removed, the next save sweeps it.
+#[derive(Debug)]
+#[must_use = "it takes space until it is removed"]
+pub struct Replaced {
+    path: PathBuf,
+    /// As long as this is there, other runs do not sweep it.
+    _lock: Option<File>,
+}
+
+impl Replaced {
+    fn new(path: PathBuf) -> Self {
+        let lock = File::open(&path).ok().inspect(|folder| {
+            let _ = folder.try_lock();
+        });
+        Self { path, _lock: lock }
+    }
+
+    /// Removes it. It is no checkpoint any more, so half of it may go first.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn remove(self) -> Result<(), Error> {
+        match fs::remove_dir_all(&self.path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::io("remove", &self.path)(error))
+            }
+            _ => Ok(()),
         }
     }
 }

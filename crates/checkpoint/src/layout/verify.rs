@@ -1,13 +1,12 @@
 //! Files compared with what was written, on several threads.
 //!
 //! Read piece by piece and not through a memory map: with a map, a file that another process cuts
-//! short would end this one by a signal. Who has a map that survives that gives its own [`PartSum`].
+//! short would end this one by a signal.
 
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crc32fast::Hasher;
@@ -15,51 +14,42 @@ use crc32fast::Hasher;
 use super::file::FileFacts;
 use crate::error::Error;
 
-/// The checksum of a part of a file; called from several threads.
-pub type PartSum<'s> = dyn Fn(&Path, Range<u64>) -> Result<Hasher, Error> + Sync + 's;
-
 /// Compares a file with what was written.
 ///
 /// # Errors
 /// [`Error::Damaged`] when it differs; [`Error::Io`].
 pub fn verify_file(path: &Path, facts: &FileFacts) -> Result<(), Error> {
-    verify_files(&[(path.to_owned(), facts)], None).pop().map_or(Ok(()), Err)
+    verify_files(&[(path.to_owned(), facts)]).pop().map_or(Ok(()), Err)
 }
 
 /// The faults of the files, one for each, in their order. Large files are shared out among the
 /// threads: the checksum of a whole follows from those of its parts.
-pub(super) fn verify_files(
-    files: &[(PathBuf, &FileFacts)],
-    part_sum: Option<&PartSum<'_>>,
-) -> Vec<Error> {
-    let opened: Vec<Result<File, Error>> =
-        files.iter().map(|(path, facts)| open(path, facts)).collect();
-    let mut parts = Vec::new();
-    for (number, (_, facts)) in files.iter().enumerate() {
-        let begins = (0..facts.bytes).step_by(PART_BYTES);
-        parts.extend(
-            begins.map(|begin| (number, begin, PART_BYTES.min((facts.bytes - begin) as usize))),
-        );
-    }
-    let (next, sums) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+pub(super) fn verify_files(files: &[(PathBuf, &FileFacts)]) -> Vec<Error> {
+    let checked: Vec<Result<(), Error>> =
+        files.iter().map(|(path, facts)| check_size(path, facts)).collect();
+    let sound = || files.iter().enumerate().filter(|(number, _)| checked[*number].is_ok());
+    let whole = sound().fold(0u64, |sum, (_, (_, facts))| sum.saturating_add(facts.bytes));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+    let part_bytes = whole.div_ceil(threads as u64).clamp(MIN_PART_BYTES, MAX_PART_BYTES);
+    let part_bytes = part_bytes.next_multiple_of(PIECE_BYTES as u64);
+    // One after another as threads ask: a list would be as long as the largest size that a manifest claims.
+    let parts = sound().flat_map(|(number, (_, facts))| {
+        let begins = (0..facts.bytes).step_by(part_bytes as usize);
+        begins.map(move |begin| (number, begin..facts.bytes.min(begin + part_bytes)))
+    });
+    let (parts, sums) = (Mutex::new(parts.enumerate()), Mutex::new(Vec::new()));
     let work = || {
         let mut piece = vec![0; PIECE_BYTES];
         loop {
-            let place = next.fetch_add(1, Ordering::Relaxed);
-            let Some(&(number, begin, bytes)) = parts.get(place) else { return };
-            let Ok(file) = &opened[number] else { continue };
+            let next = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((place, (number, range))) = next else { return };
             let path = &files[number].0;
-            let sum = match part_sum {
-                Some(part_sum) => part_sum(path, begin..begin + bytes as u64),
-                None => sum(file, begin, bytes, &mut piece).map_err(Error::io("read", path)),
-            };
+            let sum = sum(path, range, &mut piece).map_err(Error::io("read", path));
             sums.lock().unwrap_or_else(PoisonError::into_inner).push((place, number, sum));
         }
     };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = threads.min(MAX_THREADS).min(parts.len());
     std::thread::scope(|scope| {
-        for _ in 1..threads {
+        for _ in 1..threads.min(whole.div_ceil(part_bytes) as usize) {
             // When one cannot start, the others do its part.
             let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
@@ -68,7 +58,7 @@ pub(super) fn verify_files(
     let mut sums = sums.into_inner().unwrap_or_else(PoisonError::into_inner);
     sums.sort_unstable_by_key(|(place, _, _)| *place);
     let mut wholes: Vec<Result<Hasher, Error>> =
-        opened.into_iter().map(|file| file.map(|_| Hasher::new())).collect();
+        checked.into_iter().map(|size| size.map(|()| Hasher::new())).collect();
     for (_, number, sum) in sums {
         match (&mut wholes[number], sum) {
             (Ok(whole), Ok(sum)) => whole.combine(&sum),
@@ -90,32 +80,38 @@ pub(super) fn checksum_fact(found: &str, expected: &str) -> String {
     format!("its checksum is {found}, it was written with {expected}")
 }
 
-fn open(path: &Path, facts: &FileFacts) -> Result<File, Error> {
-    let file = File::open(path).map_err(Error::io("read", path))?;
-    let bytes = file.metadata().map_err(Error::io("read", path))?.len();
+fn check_size(path: &Path, facts: &FileFacts) -> Result<(), Error> {
+    let bytes = path.metadata().map_err(Error::io("read", path))?.len();
     if bytes != facts.bytes {
         let fact = format!("it has {bytes} bytes, it was written with {}", facts.bytes);
         return Err(Error::Damaged { path: path.to_owned(), fact });
     }
-    Ok(file)
+    Ok(())
 }
 
-fn sum(file: &File, mut at: u64, mut left: usize, piece: &mut [u8]) -> std::io::Result<Hasher> {
-    let mut crc = Hasher::new();
-    while left > 0 {
-        let now = left.min(piece.len());
+/// The checksum of a part, read through a descriptor of its own: the system reads ahead for each descriptor,
+/// and takes two threads that share one for a program that jumps about. Then it keeps the file in small
+/// pages, which all later reads pay for: on 1 GB and two threads, the first read took 0.62 s in place of
+/// 0.40 s, and each later one 0.075 s in place of 0.041 s.
+fn sum(path: &Path, range: Range<u64>, piece: &mut [u8]) -> std::io::Result<Hasher> {
+    let file = File::open(path)?;
+    let (mut crc, mut at) = (Hasher::new(), range.start);
+    while at < range.end {
+        let now = (range.end - at).min(piece.len() as u64) as usize;
         file.read_exact_at(&mut piece[..now], at)?;
         crc.update(&piece[..now]);
-        (at, left) = (at + now as u64, left - now);
+        at += now as u64;
     }
     Ok(crc)
 }
 
-/// What a thread takes at a time.
-const PART_BYTES: usize = 16 << 20;
-/// Small, so that the checksum reads what the system has just copied while it is in the processor's
-/// nearest caches: pieces of 128 kB took 1.8 times as long.
-const PIECE_BYTES: usize = 64 << 10;
+/// What a thread takes at a time: so much that the system reads ahead for most of it, so little that the
+/// threads end together.
+const MIN_PART_BYTES: u64 = 16 << 20;
+const MAX_PART_BYTES: u64 = 128 << 20;
+/// Of 64 kB to 4 MB the best, by 10 % to 25 %: the system copies whole large pages, and they are still in the
+/// processor's second-level cache when their checksum is taken.
+const PIECE_BYTES: usize = 1 << 20;
 /// More than memory feeds.
 const MAX_THREADS: usize = 4;
 
@@ -123,19 +119,22 @@ const MAX_THREADS: usize = 4;
 mod tests {
     use super::*;
 
+    /// Two parts, of this and of few bytes, where there are two threads.
+    const PART_BYTES: usize = MIN_PART_BYTES as usize;
+
     #[test]
     fn a_large_file_has_the_checksum_of_the_whole() {
         let folder = tempfile::tempdir().unwrap();
         let (large, small) = (folder.path().join("large"), folder.path().join("small"));
-        let mut bytes: Vec<u8> = (0..2 * PART_BYTES + 77).map(|i| (i % 253) as u8).collect();
+        let mut bytes: Vec<u8> = (0..PART_BYTES + 77).map(|i| (i % 253) as u8).collect();
         std::fs::write(&large, &bytes).unwrap();
         std::fs::write(&small, "").unwrap();
         let (of_large, of_small) =
             (FileFacts::of(&large, false).unwrap(), FileFacts::of(&small, false).unwrap());
         assert_eq!(of_large.crc32, format!("{:08x}", crc32fast::hash(&bytes)));
-        let both = || verify_files(&[(small.clone(), &of_small), (large.clone(), &of_large)], None);
+        let both = || verify_files(&[(small.clone(), &of_small), (large.clone(), &of_large)]);
         assert!(both().is_empty());
-        for place in [0, PART_BYTES, 2 * PART_BYTES + 76] {
+        for place in [0, PART_BYTES - 1, PART_BYTES, PART_BYTES + 76] {
             bytes[place] ^= 1;
             std::fs::write(&large, &bytes).unwrap();
             assert_eq!(both().len(), 1, "byte {place}");

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use crate::fault::Fault;
 
@@ -16,6 +16,7 @@ use crate::fault::Fault;
 #[derive(Debug)]
 pub(super) struct Archive {
     file: File,
+    length: u64,
     entries: HashMap<String, Entry>,
     first: String,
 }
@@ -66,12 +67,17 @@ impl Archive {
         if entries.len() != listed_count {
             return Err(Fault::damaged("the archive has two entries of one name"));
         }
-        Ok(Self { file, entries, first })
+        Ok(Self { file, length, entries, first })
     }
 
     /// The folder that all of an archive of PyTorch lies in: that of its first entry.
     pub(super) fn folder(&self) -> &str {
         self.first.split_once('/').map_or("", |(folder, _)| folder)
+    }
+
+    /// The size of the whole file.
+    pub(super) fn length(&self) -> u64 {
+        self.length
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -83,8 +89,53 @@ impl Archive {
         self.entry(name).map(|entry| entry.bytes)
     }
 
-    /// The content of an entry.
+    /// Reads the content of an entry and verifies its checksum.
     pub(super) fn read(&mut self, name: &str) -> Result<Vec<u8>, Fault> {
+        let (entry, begin) = self.content(name)?;
+        let mut content = vec![0; entry.bytes as usize];
+        read_at(&mut self.file, begin, &mut content)?;
+        compare(name, crc32fast::hash(&content), entry.crc32)?;
+        Ok(content)
+    }
+
+    /// Copies `bytes` of an entry from `first` on to `out`, in pieces. With `verify` the checksum of the whole
+    /// entry is verified before, which reads it once more.
+    pub(super) fn copy(
+        &mut self,
+        name: &str,
+        verify: bool,
+        first: u64,
+        bytes: u64,
+        out: &mut dyn Write,
+    ) -> Result<(), Fault> {
+        let (entry, begin) = self.content(name)?;
+        if first.checked_add(bytes).is_none_or(|end| end > entry.bytes) {
+            return Err(Fault::damaged(format_args!("the entry {name} is too short")));
+        }
+        let mut piece = vec![0; PIECE_BYTES.min(entry.bytes as usize)];
+        let mut pieces = |from: u64, bytes: u64, each: &mut dyn FnMut(&[u8]) -> io::Result<()>| {
+            let (mut at, end) = (begin + from, begin + from + bytes);
+            while at < end {
+                let now = (end - at).min(PIECE_BYTES as u64) as usize;
+                read_at(&mut self.file, at, &mut piece[..now])?;
+                each(&piece[..now]).map_err(Fault::Write)?;
+                at += now as u64;
+            }
+            Ok::<(), Fault>(())
+        };
+        if verify {
+            let mut crc = crc32fast::Hasher::new();
+            pieces(0, entry.bytes, &mut |piece| {
+                crc.update(piece);
+                Ok(())
+            })?;
+            compare(name, crc.finalize(), entry.crc32)?;
+        }
+        pieces(first, bytes, &mut |piece| out.write_all(piece))
+    }
+
+    /// An entry, and where its content begins.
+    fn content(&mut self, name: &str) -> Result<(Entry, u64), Fault> {
         let entry = self.entry(name)?;
         if !entry.plain {
             return Err(Fault::unsupported(format_args!(
@@ -109,22 +160,22 @@ impl Archive {
         if own_name != name.as_bytes() {
             return Err(Fault::damaged(format_args!("the entry {name} has another name inside")));
         }
-        let mut content = vec![0; entry.bytes as usize];
-        read_at(&mut self.file, begin, &mut content)?;
-        let found = crc32fast::hash(&content);
-        if found != entry.crc32 {
-            return Err(Fault::damaged(format_args!(
-                "the checksum of the entry {name} is {found:08x}, not {:08x}",
-                entry.crc32
-            )));
-        }
-        Ok(content)
+        Ok((entry, begin))
     }
 
     fn entry(&self, name: &str) -> Result<Entry, Fault> {
         let missing = || Fault::damaged(format_args!("the entry {name} is missing"));
         self.entries.get(name).copied().ok_or_else(missing)
     }
+}
+
+fn compare(name: &str, found: u32, expected: u32) -> Result<(), Fault> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(Fault::damaged(format_args!(
+        "the checksum of the entry {name} is {found:08x}, not {expected:08x}"
+    )))
 }
 
 /// Offset, size and number of entries of the directory.
@@ -262,3 +313,4 @@ const ZIP64_EXTRA: u16 = 1;
 const ENCRYPTED: u16 = 1;
 /// Room for half a million tensors.
 const MAX_DIRECTORY_BYTES: u64 = 64 << 20;
+const PIECE_BYTES: usize = 1 << 20;

@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use super::MAX_DIMENSIONS;
 use super::archive::Fields;
 use crate::dtype::Dtype;
 use crate::fault::Fault;
@@ -459,7 +460,15 @@ impl<'a> Machine<'a> {
             Value::Int(int) => Ok(*int),
             _ => Err(Fault::damaged("a size or stride is not an integer")),
         };
-        self.tuple(value)?.iter().map(integer).collect()
+        // Before they are copied: a pickle recalls a long tuple with two bytes.
+        let items = self.tuple(value)?;
+        if items.len() > MAX_DIMENSIONS {
+            return Err(Fault::damaged(format_args!(
+                "a tensor of its pickle has {} dimensions, more than {MAX_DIMENSIONS}",
+                items.len()
+            )));
+        }
+        items.iter().map(integer).collect()
     }
 }
 

@@ -93,8 +93,12 @@ fn as_text(checkpoint: &Checkpoint) -> anyhow::Result<String> {
             text.push_str(&table(&tensors));
         }
     }
-    let others: Vec<&str> =
-        manifest.files.keys().map(String::as_str).filter(|name| !used.contains(name)).collect();
+    let others: Vec<&str> = manifest
+        .files
+        .keys()
+        .filter(|name| !used.contains(name))
+        .map(|name| name.as_str())
+        .collect();
     if !others.is_empty() {
         writeln!(text, "\nother files: {}", others.join(", "))?;
     }
@@ -147,8 +151,12 @@ fn only_tensors(value: &Value) -> bool {
 
 fn table(tensors: &[(String, TensorInfo)]) -> String {
     let shapes: Vec<String> = tensors.iter().map(|(_, info)| format!("{:?}", info.shape)).collect();
-    let wide = tensors.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
-    let shape_wide = shapes.iter().map(String::len).max().unwrap_or_default();
+    // One long name does not widen all lines.
+    let widest = |lengths: &mut dyn Iterator<Item = usize>| {
+        lengths.max().unwrap_or_default().min(MAX_COLUMN)
+    };
+    let wide = widest(&mut tensors.iter().map(|(name, _)| name.len()));
+    let shape_wide = widest(&mut shapes.iter().map(String::len));
     let mut text = String::new();
     for ((name, info), shape) in tensors.iter().zip(&shapes) {
         let size = bytes(info.bytes().unwrap_or_default());
@@ -157,7 +165,8 @@ fn table(tensors: &[(String, TensorInfo)]) -> String {
             info.dtype
         ));
     }
-    let total = tensors.iter().filter_map(|(_, info)| info.bytes()).sum();
+    let sizes = tensors.iter().filter_map(|(_, info)| info.bytes());
+    let total = sizes.fold(0u64, u64::saturating_add);
     text.push_str(&format!("  {} tensors, {}\n", tensors.len(), bytes(total)));
     text
 }
@@ -203,3 +212,5 @@ fn tensors_json(tensors: &[(String, TensorInfo)]) -> Value {
     let tensor = |(name, info): &(String, TensorInfo)| json!({ "name": name, "dtype": info.dtype, "shape": info.shape, "bytes": info.bytes() });
     tensors.iter().map(tensor).collect()
 }
+
+const MAX_COLUMN: usize = 100;

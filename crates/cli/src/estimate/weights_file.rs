@@ -6,6 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
+use brigade_checkpoint::shards::Index;
 use brigade_plan::{ModelSize, Shape};
 use serde::Deserialize;
 
@@ -31,7 +32,8 @@ pub(super) fn read(path: &Path, side: Option<u64>) -> anyhow::Result<Weights> {
             let count = count.with_context(|| {
                 format!("{}: the shape {shape:?} of {name} is impossible", shard.display())
             })?;
-            *types.entry(dtype).or_insert(0_u64) += count;
+            let known = types.entry(dtype).or_insert(0_u64);
+            *known = known.saturating_add(count);
             shapes.push((name, shape, count));
         }
     }
@@ -39,7 +41,7 @@ pub(super) fn read(path: &Path, side: Option<u64>) -> anyhow::Result<Weights> {
     let learned = |name: &str| !BUFFERS.iter().any(|ending| name.ends_with(ending));
     let parameters: Vec<_> = shapes.iter().filter(|(name, ..)| learned(name)).collect();
     let size = ModelSize {
-        parameters: parameters.iter().map(|(.., count)| count).sum(),
+        parameters: parameters.iter().fold(0, |sum, (.., count)| sum.saturating_add(*count)),
         largest: parameters.iter().map(|(.., count)| *count).max().unwrap_or(0),
         shape: transformer(&file, &shapes)?.or_else(|| convolutional(&shapes, side)),
     };
@@ -73,18 +75,8 @@ fn shards(file: &Path) -> anyhow::Result<Vec<PathBuf>> {
     match file.extension().and_then(|extension| extension.to_str()) {
         Some("safetensors") => Ok(vec![file.to_owned()]),
         Some("json") => {
-            #[derive(Deserialize)]
-            struct Index {
-                weight_map: BTreeMap<String, String>,
-            }
-            let text = fs::read_to_string(file)
-                .with_context(|| format!("cannot read {}", file.display()))?;
-            let index: Index = serde_json::from_str(&text)
-                .with_context(|| format!("{} is no index of shards", file.display()))?;
-            let mut names: Vec<_> = index.weight_map.into_values().collect();
-            names.sort_unstable();
-            names.dedup();
-            Ok(names.into_iter().map(|name| file.with_file_name(name)).collect())
+            let index = Index::read(file)?;
+            Ok(index.files().into_iter().map(|name| file.with_file_name(name)).collect())
         }
         _ => bail!(
             "{} is no safetensors file: a .pth file would have to be unpickled; write it as \
@@ -178,7 +170,7 @@ fn convolutional(tensors: &[Tensor], side: Option<u64>) -> Option<Shape> {
         .collect();
     let narrowest = *convolutions.iter().min()?;
     let outputs = convolutions.iter().map(|channels| {
-        let side = (side * narrowest / channels.max(&1)).max(1);
+        let side = (side.saturating_mul(narrowest) / channels.max(&1)).max(1);
         channels.saturating_mul(side).saturating_mul(side)
     });
     Some(Shape::Convolutional { outputs: outputs.fold(0, u64::saturating_add) })

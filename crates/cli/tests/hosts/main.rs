@@ -9,6 +9,7 @@ mod ended;
 mod guarded;
 mod refused;
 mod site;
+mod stand_ins;
 
 use std::fs;
 use std::time::Instant;
@@ -16,6 +17,9 @@ use std::time::Instant;
 use site::{empty, site, wait_until, write_script};
 
 brigade_suite::suite! {
+    always:
+        stand_ins::five_hundred_hosts_within_the_usual_limit_of_open_files,
+        stand_ins::the_last_bytes_reach_a_slow_reader;
     needs Hosts:
         ranks_are_numbered_over_the_hosts,
         a_hostfile,
@@ -25,6 +29,9 @@ brigade_suite::suite! {
         a_rank_fails_on_another_host,
         a_job_starts_again_on_the_same_hosts_and_with_fewer,
         copied::programs_and_libraries_are_copied_where_they_are_missing,
+        guarded::a_meeting_on_a_network_has_a_secret_or_says_that_it_has_none,
+        guarded::over_ssh_the_secret_is_in_no_command_line_and_no_environment,
+        guarded::an_executable_that_others_can_replace_is_not_run,
         ended::signals_stop_everything_everywhere,
         ended::a_signal_while_hosts_are_called,
         ended::whatever_is_killed_nothing_is_left,
@@ -38,7 +45,8 @@ brigade_suite::suite! {
         chaos::random_blows,
         chaos::a_coordinator_that_is_cut_off_does_not_go_on_alone;
     needs Hosts Python:
-        copied::python_programs_are_copied_with_what_they_import;
+        copied::python_programs_are_copied_with_what_they_import,
+        guarded::the_store_listens_at_the_address_of_the_job_alone;
 }
 
 fn ranks_are_numbered_over_the_hosts() {

@@ -9,7 +9,6 @@ use brigade_world::{World, env};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
-use rustix::process::{Resource, Rlimit, prlimit};
 
 use super::signal_disposition;
 use crate::gate::Gate;
@@ -100,13 +99,6 @@ impl RankProcess {
         if killpg(self.pid(), signal).is_err() && self.ending.is_none() {
             let _ = kill(self.pid(), signal);
         }
-    }
-
-    /// Gives the rank, which waits at its gate, this limit of open files.
-    pub(super) fn limit_files(&self, limit: Rlimit) {
-        // What it has inherited from this process is more, and no rank is refused for that.
-        let pid = rustix::process::Pid::from_child(&self.child);
-        let _ = prlimit(Some(pid), Resource::Nofile, limit);
     }
 
     /// Lets the system forget the rank, which has ended.

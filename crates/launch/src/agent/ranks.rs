@@ -62,9 +62,7 @@ impl Ranks {
             let (process, gate, stream) =
                 RankProcess::start(plan, &world, error_file.as_deref())
                     .map_err(LaunchError::system(format!("start rank {local_rank} of {size}")))?;
-            if let Some(limit) = open_files.before() {
-                process.limit_files(limit);
-            }
+            open_files.lower_for(process.pid().as_raw().cast_unsigned());
             processes.push(process);
             gates.push(gate);
             streams.push(stream);

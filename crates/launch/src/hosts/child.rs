@@ -67,7 +67,8 @@ impl Child {
         ProcessGroup { pid: self.pid(), alive: Arc::clone(&self.alive) }
     }
 
-    fn pid(&self) -> Pid {
+    /// Its process number.
+    pub(crate) fn pid(&self) -> Pid {
         Pid::from_raw(self.process.id().cast_signed())
     }
 

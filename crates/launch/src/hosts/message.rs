@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 
+use brigade_rendezvous::Decoder;
 use serde::{Deserialize, Serialize};
 
 use crate::LaunchOptions;
@@ -98,4 +99,14 @@ pub(crate) struct HostJob {
     pub(crate) secret: Option<Vec<u8>>,
     /// Of `options.output`, in a form that need not be text.
     pub(crate) log_dir: Option<OsString>,
+}
+
+/// Reads bytes as messages of either side, for fuzzers.
+#[doc(hidden)]
+pub fn read_messages(bytes: &[u8]) {
+    let (mut ours, mut theirs) = (Decoder::default(), Decoder::default());
+    ours.push(bytes);
+    theirs.push(bytes);
+    while let Ok(Some(_)) = ours.next::<FromHost>() {}
+    while let Ok(Some(_)) = theirs.next::<ToHost>() {}
 }

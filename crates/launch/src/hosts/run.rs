@@ -20,6 +20,7 @@ use super::plan::HostsPlan;
 use super::roll_call::{self, Answer};
 use super::session::{Errand, Session};
 use crate::agent::{report, with_signals};
+use crate::open_files::OpenFiles;
 use crate::plan::new_name;
 use crate::wake::Inbox;
 use crate::{
@@ -92,7 +93,9 @@ fn errand(
     } else {
         (None, None)
     };
-    Ok(Arc::new(Errand { options, plan, brigade_mark, parcel, library_folders }))
+    let open_files = OpenFiles::raise();
+    let errand = Errand { options, plan, brigade_mark, parcel, library_folders, open_files };
+    Ok(Arc::new(errand))
 }
 
 /// What is to be copied: what is given by its path was built or written here. What is looked up in

@@ -21,6 +21,7 @@ use super::plan::{HostsPlan, PlannedHost};
 use super::remote_line::{self, GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED};
 use super::ssh;
 use super::wire::{self, WireError};
+use crate::open_files::OpenFiles;
 use crate::{DeviceList, LaunchOptions, Meeting, role};
 
 /// What is the same for all hosts.
@@ -32,6 +33,8 @@ pub(crate) struct Errand {
     pub(crate) parcel: Option<Parcel>,
     /// Where else the program's libraries may be.
     pub(crate) library_folders: Vec<PathBuf>,
+    /// Each session takes a few descriptors of this process.
+    pub(crate) open_files: OpenFiles,
 }
 
 /// How a host is reached.
@@ -81,6 +84,7 @@ impl Session {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let (child, to, from) = Child::start(command, &host)
             .map_err(|error| failed(format!("cannot start a session: {error}"), 1))?;
+        errand.open_files.lower_for(child.pid().as_raw().cast_unsigned());
         Ok(Self { host, number, way, child, to: to.into(), from: from.into(), hello: None })
     }
 

@@ -1,7 +1,7 @@
 //! libtorch's kinds and the files' types of elements.
 
 use brigade_checkpoint::Dtype;
-use tch::Kind;
+use tch::{Kind, TchError, Tensor};
 
 /// The type that files have for a kind; `None` for those that no file of ours can hold.
 #[must_use]
@@ -14,6 +14,24 @@ pub fn dtype_of(kind: Kind) -> Option<Dtype> {
 pub fn kind_of(dtype: Dtype) -> Kind {
     // The table holds every type: a test goes through them.
     KINDS.iter().find(|(_, known)| *known == dtype).map_or(Kind::Uint8, |(kind, _)| *kind)
+}
+
+/// Makes a tensor with a copy of the bytes of a file, of which there are as many as shape and type say.
+///
+/// Bytes of truth values other than 0 and 1 become 1, also in `bytes`: C++ knows only two, and any other
+/// byte would be undefined behaviour there.
+///
+/// # Errors
+/// libtorch's, for a shape that it does not take.
+pub fn tensor_from_bytes(
+    bytes: &mut [u8],
+    shape: &[i64],
+    dtype: Dtype,
+) -> Result<Tensor, TchError> {
+    if dtype == Dtype::Bool {
+        bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
+    }
+    Tensor::f_from_data_size(bytes, shape, kind_of(dtype))
 }
 
 const KINDS: [(Kind, Dtype); 12] = [
@@ -34,6 +52,14 @@ const KINDS: [(Kind, Dtype); 12] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn truth_values_have_two_bytes() {
+        let mut bytes = [0, 1, 2, 255];
+        let tensor = tensor_from_bytes(&mut bytes, &[4], Dtype::Bool).unwrap();
+        let bytes = tensor.f_view_dtype(Kind::Uint8).unwrap();
+        assert_eq!(Vec::<u8>::try_from(&bytes).unwrap(), [0, 1, 1, 1]);
+    }
 
     #[test]
     fn every_type_has_its_kind_of_the_same_width() {

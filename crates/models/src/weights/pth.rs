@@ -10,8 +10,7 @@ use indexmap::IndexMap;
 use tch::Tensor;
 
 use super::damaged;
-use super::kinds::kind_of;
-use super::safetensors::tensor;
+use super::kinds::tensor_from_bytes;
 use crate::model::Shapes;
 use crate::{Error, LoadReport, Model, StateDict};
 
@@ -106,7 +105,7 @@ fn view(
     let StoredTensor { storage, offset, size, stride } = spec;
     if !storages.contains_key(&storage.key) {
         let mut bytes = file.storage(storage)?;
-        let read = tensor(&mut bytes, &[storage.elements], kind_of(storage.dtype))
+        let read = tensor_from_bytes(&mut bytes, &[storage.elements], storage.dtype)
             .map_err(|error| damaged(file, format!("libtorch refuses a tensor of it: {error}")))?;
         storages.insert(storage.key.clone(), (storage.clone(), read));
     }

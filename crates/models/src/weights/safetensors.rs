@@ -1,8 +1,6 @@
 //! Safetensors files of tensors.
 //!
-//! Plain tensors are read into; the others are filled through a map of the file that goes on from piece to
-//! piece, so that its pages do not count as memory beside the tensors. A file that is cut short meanwhile is
-//! an error either way.
+//! Plain tensors are read into; the others are filled in pieces. A file that is cut short meanwhile is an error.
 
 use std::collections::HashMap;
 use std::fs::{File, Permissions};
@@ -12,8 +10,8 @@ use std::path::Path;
 
 use brigade_checkpoint::TensorInfo;
 use brigade_checkpoint::safetensors::{Entry, Header, layout};
-use brigade_torch::{MappedFile, bytes};
-use tch::{Device, Kind, TchError, Tensor};
+use brigade_torch::{TensorFile, bytes};
+use tch::{Device, TchError, Tensor};
 
 use super::kinds::{dtype_of, kind_of};
 use super::{damaged, io};
@@ -26,7 +24,7 @@ const CHUNK_BYTES: usize = 256 << 10;
 pub(super) fn load(path: &Path, file: File) -> Result<StateDict, Error> {
     let mut state = StateDict::new();
     let entries = Header::read(path, &file)?.tensors;
-    let file = map(path, file)?;
+    let file = tensor_file(path, file)?;
     for entry in entries {
         let form = (kind_of(entry.info.dtype), Device::Cpu);
         let refused =
@@ -41,7 +39,7 @@ pub(super) fn load(path: &Path, file: File) -> Result<StateDict, Error> {
 /// Straight into the model's tensors, when all fit.
 pub(super) fn load_into<M>(model: &Model<M>, path: &Path, file: File) -> Result<LoadReport, Error> {
     let header = Header::read(path, &file)?;
-    let file = map(path, file)?;
+    let file = tensor_file(path, file)?;
     let mut shapes = Shapes::new();
     for entry in &header.tensors {
         shapes.insert(entry.name.clone(), shape(path, entry)?);
@@ -63,11 +61,11 @@ fn shape(path: &Path, entry: &Entry) -> Result<Vec<i64>, Error> {
     shape.collect::<Result<_, _>>().map_err(|error| damaged(path, error.to_string()))
 }
 
-fn map(path: &Path, file: File) -> Result<MappedFile, Error> {
-    MappedFile::from_file(path, file).map_err(|error| unread(path, error))
+fn tensor_file(path: &Path, file: File) -> Result<TensorFile, Error> {
+    TensorFile::from_file(path, file).map_err(|error| unread(path, error))
 }
 
-fn fill(file: &MappedFile, entry: &Entry, tensor: &mut Tensor) -> Result<(), Error> {
+fn fill(file: &TensorFile, entry: &Entry, tensor: &mut Tensor) -> Result<(), Error> {
     let filled = file.convert_into(entry.range.start, kind_of(entry.info.dtype), tensor);
     filled.map_err(|error| unread(file.path(), error))
 }
@@ -83,15 +81,6 @@ fn unread(path: &Path, error: brigade_torch::Error) -> Error {
         Unread::Tensor(source) => Error::Torch { doing: "copy values of a file".into(), source },
         other => damaged(path, other.to_string()),
     }
-}
-
-/// A tensor with a copy of these bytes, of which there are as many as shape and kind say.
-pub(super) fn tensor(bytes: &mut [u8], shape: &[i64], kind: Kind) -> Result<Tensor, TchError> {
-    if kind == Kind::Bool {
-        // C++ knows only two values of bool; any other byte would be undefined behaviour.
-        bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
-    }
-    Tensor::f_from_data_size(bytes, shape, kind)
 }
 
 pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {

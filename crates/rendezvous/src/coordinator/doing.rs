@@ -23,10 +23,18 @@ impl Turn {
             );
             return self.abandon();
         }
+        let mut told_end = None;
         for action in actions {
             match action {
-                Action::Send(agent, message) => self.send(agent, &message),
+                Action::Send(agent, message) => {
+                    told_end = matches!(message, ToAgent::End(_)).then_some(agent);
+                    self.send(agent, &message);
+                }
                 Action::Adopt { agent, connection } => self.adopt(agent, connection),
+                // It may be cut off, and come back until it is lost: over this connection or another.
+                Action::Close(agent) if told_end == Some(agent) => {
+                    self.close_within(agent, self.limits.heartbeat_timeout());
+                }
                 Action::Close(agent) => self.close(agent),
                 Action::Say(line) => self.say(&line),
                 Action::Finish(verdict) => {
@@ -97,9 +105,15 @@ impl Turn {
         }
     }
 
-    /// Closes a connection once everything has been sent; at once where nobody has been heard of for
-    /// so long that he would not hear either.
+    /// Closes a connection once everything has been sent and the other side has closed it, too, or
+    /// after a moment.
     pub(super) fn close(&mut self, agent: AgentId) {
+        self.close_within(agent, Duration::ZERO);
+    }
+
+    /// The same where the other side of a TCP connection has this long from its last sign on. Closes
+    /// at once where that has been silent for so long that it would not hear either.
+    fn close_within(&mut self, agent: AgentId, silence: Duration) {
         let silent = |peer: &Peer| {
             let is_member = peer.is_remote() && matches!(peer.stage, Stage::Member);
             is_member && peer.wire.heard().elapsed() >= self.limits.heartbeat_timeout()
@@ -112,10 +126,8 @@ impl Turn {
             && !matches!(peer.stage, Stage::Closing)
         {
             peer.stage = Stage::Closing;
-            // An agent that is cut off has not read its last message; it may come back until it is
-            // lost, over this connection or another one.
             let lost = match peer.origin {
-                Origin::Tcp(_) => self.limits.heartbeat_timeout(),
+                Origin::Tcp(_) => silence,
                 Origin::Local | Origin::Session => Duration::ZERO,
             };
             let until = (Instant::now() + LAST_WORDS).max(peer.wire.heard() + lost);

@@ -1,9 +1,11 @@
 //! Collectives without data.
 
+use std::time::Instant;
+
 use tch::Device;
 
 use crate::bridge::ffi;
-use crate::error::{Error, Fault};
+use crate::error::Error;
 use crate::group::{ProcessGroup, Started};
 use crate::store::milliseconds;
 use crate::work::Work;
@@ -50,14 +52,11 @@ impl ProcessGroup {
     pub fn monitored_barrier(&self) -> Result<(), Error> {
         let limit = milliseconds(self.timeout());
         self.check("monitored_barrier", String::new)?;
-        let started = Started::unnumbered("monitored_barrier");
+        let (started, begun) = (Started::unnumbered("monitored_barrier"), Instant::now());
         let done = self.exclusively(|group| ffi::monitored_barrier(group, limit, true));
-        done.map_err(|error| match self.failure(started, &error) {
+        done.map_err(|error| match self.failure(started, begun, &error) {
             Error::Collective(mut failed) => {
                 failed.missing = named_ranks(&failed.detail);
-                if !failed.missing.is_empty() {
-                    failed.fault = Fault::Timeout;
-                }
                 Error::Collective(failed)
             }
             other => other,

@@ -2,7 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::dense;
+use super::{copies, copy, dense, unshared};
 use crate::backend::Backend;
 use crate::bridge::{borrow, borrow_all, ffi};
 use crate::check::describe_rows;
@@ -33,7 +33,7 @@ impl ProcessGroup {
         inputs: &[Tensor],
         outputs: Option<Vec<Tensor>>,
     ) -> Result<Vec<Tensor>, Error> {
-        self.start_all_to_all(inputs, outputs)?.wait()
+        self.begin_all_to_all(inputs, outputs)?.wait()
     }
 
     /// Starts [`ProcessGroup::all_to_all`].
@@ -42,6 +42,16 @@ impl ProcessGroup {
     /// As there.
     #[track_caller]
     pub fn start_all_to_all(
+        &self,
+        inputs: &[Tensor],
+        outputs: Option<Vec<Tensor>>,
+    ) -> Result<Work<Vec<Tensor>>, Error> {
+        let outputs = outputs.map(|all| all.into_iter().map(unshared).collect()).transpose()?;
+        self.begin_all_to_all(&copies(inputs)?, outputs)
+    }
+
+    #[track_caller]
+    fn begin_all_to_all(
         &self,
         inputs: &[Tensor],
         outputs: Option<Vec<Tensor>>,
@@ -90,7 +100,7 @@ impl ProcessGroup {
         send_rows: &[i64],
         receive_rows: &[i64],
     ) -> Result<Tensor, Error> {
-        self.start_all_to_all_flat(input, send_rows, receive_rows)?.wait()
+        self.begin_all_to_all_flat(input, send_rows, receive_rows)?.wait()
     }
 
     /// Starts [`ProcessGroup::all_to_all_flat`].
@@ -99,6 +109,16 @@ impl ProcessGroup {
     /// As there.
     #[track_caller]
     pub fn start_all_to_all_flat(
+        &self,
+        input: &Tensor,
+        send_rows: &[i64],
+        receive_rows: &[i64],
+    ) -> Result<Work<Tensor>, Error> {
+        self.begin_all_to_all_flat(&copy(input)?, send_rows, receive_rows)
+    }
+
+    #[track_caller]
+    fn begin_all_to_all_flat(
         &self,
         input: &Tensor,
         send_rows: &[i64],

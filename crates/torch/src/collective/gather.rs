@@ -1,8 +1,10 @@
 //! Collectives that copy: from one rank to all, from all to one, from all to all.
 
+use std::time::Instant;
+
 use tch::Tensor;
 
-use super::dense;
+use super::{copies, copy, dense, unshared};
 use crate::bridge::{borrow, borrow_all, ffi};
 use crate::check::describe;
 use crate::error::Error;
@@ -25,7 +27,7 @@ impl ProcessGroup {
     /// ```
     #[track_caller]
     pub fn broadcast(&self, tensor: &mut Tensor, root: usize) -> Result<(), Error> {
-        self.start_broadcast(tensor.shallow_clone(), root)?.wait().map(drop)
+        self.begin_broadcast(tensor.shallow_clone(), root)?.wait().map(drop)
     }
 
     /// Starts [`ProcessGroup::broadcast`].
@@ -34,6 +36,11 @@ impl ProcessGroup {
     /// As there.
     #[track_caller]
     pub fn start_broadcast(&self, tensor: Tensor, root: usize) -> Result<Work<Tensor>, Error> {
+        self.begin_broadcast(unshared(tensor)?, root)
+    }
+
+    #[track_caller]
+    fn begin_broadcast(&self, tensor: Tensor, root: usize) -> Result<Work<Tensor>, Error> {
         let root = self.rank_number("broadcast", root)?;
         self.in_place("broadcast", &root, tensor, |group, tensor, limit| {
             ffi::broadcast(group, borrow(tensor), root.into(), limit)
@@ -57,12 +64,13 @@ impl ProcessGroup {
             let all: Vec<String> = tensors.iter().map(|tensor| describe(tensor)).collect();
             format!("from {root} {}", all.join(", "))
         })?;
+        let since = Instant::now();
         // c10d works on each as it is and copies into it under no_grad.
         let (started, done) = self.exclusively(|group| {
             let started = self.next_collective("broadcast_coalesced");
             (started, ffi::broadcast_coalesced(group, &borrow_all(tensors), bytes, root))
         });
-        done.map_err(|error| self.failure(started, &error))
+        done.map_err(|error| self.failure(started, since, &error))
     }
 
     /// The tensors of all ranks, by rank.
@@ -79,7 +87,7 @@ impl ProcessGroup {
     /// ```
     #[track_caller]
     pub fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>, Error> {
-        self.start_all_gather(tensor)?.wait()
+        self.begin_all_gather(tensor)?.wait()
     }
 
     /// Starts [`ProcessGroup::all_gather`].
@@ -88,6 +96,11 @@ impl ProcessGroup {
     /// As there.
     #[track_caller]
     pub fn start_all_gather(&self, tensor: &Tensor) -> Result<Work<Vec<Tensor>>, Error> {
+        self.begin_all_gather(&copy(tensor)?)
+    }
+
+    #[track_caller]
+    fn begin_all_gather(&self, tensor: &Tensor) -> Result<Work<Vec<Tensor>>, Error> {
         let input = dense(tensor)?;
         let outputs = self.empty_per_rank(&input)?;
         let flight = self.collective(
@@ -105,7 +118,7 @@ impl ProcessGroup {
     /// [`Error::Collective`].
     #[track_caller]
     pub fn all_gather_flat(&self, tensor: &Tensor) -> Result<Tensor, Error> {
-        self.start_all_gather_flat(tensor)?.wait()
+        self.begin_all_gather_flat(tensor)?.wait()
     }
 
     /// Starts [`ProcessGroup::all_gather_flat`].
@@ -114,6 +127,11 @@ impl ProcessGroup {
     /// As there.
     #[track_caller]
     pub fn start_all_gather_flat(&self, tensor: &Tensor) -> Result<Work<Tensor>, Error> {
+        self.begin_all_gather_flat(&copy(tensor)?)
+    }
+
+    #[track_caller]
+    fn begin_all_gather_flat(&self, tensor: &Tensor) -> Result<Work<Tensor>, Error> {
         let mut input = dense(tensor)?;
         if input.dim() == 0 {
             input = input.f_unsqueeze(0)?;
@@ -135,7 +153,7 @@ impl ProcessGroup {
     /// [`Error::Collective`], with [`crate::Fault::Invalid`] when there is no such rank.
     #[track_caller]
     pub fn gather(&self, tensor: &Tensor, root: usize) -> Result<Option<Vec<Tensor>>, Error> {
-        self.start_gather(tensor, root)?.wait()
+        self.begin_gather(tensor, root)?.wait()
     }
 
     /// Starts [`ProcessGroup::gather`].
@@ -144,6 +162,15 @@ impl ProcessGroup {
     /// As there.
     #[track_caller]
     pub fn start_gather(
+        &self,
+        tensor: &Tensor,
+        root: usize,
+    ) -> Result<Work<Option<Vec<Tensor>>>, Error> {
+        self.begin_gather(&copy(tensor)?, root)
+    }
+
+    #[track_caller]
+    fn begin_gather(
         &self,
         tensor: &Tensor,
         root: usize,
@@ -171,7 +198,7 @@ impl ProcessGroup {
         inputs: Option<&[Tensor]>,
         root: usize,
     ) -> Result<(), Error> {
-        self.start_scatter(output.shallow_clone(), inputs, root)?.wait().map(drop)
+        self.begin_scatter(output.shallow_clone(), inputs, root)?.wait().map(drop)
     }
 
     /// Starts [`ProcessGroup::scatter`].
@@ -180,6 +207,17 @@ impl ProcessGroup {
     /// As there.
     #[track_caller]
     pub fn start_scatter(
+        &self,
+        output: Tensor,
+        inputs: Option<&[Tensor]>,
+        root: usize,
+    ) -> Result<Work<Tensor>, Error> {
+        let inputs = inputs.map(copies).transpose()?;
+        self.begin_scatter(unshared(output)?, inputs.as_deref(), root)
+    }
+
+    #[track_caller]
+    fn begin_scatter(
         &self,
         output: Tensor,
         inputs: Option<&[Tensor]>,

@@ -1,8 +1,10 @@
 //! Messages from one rank to another.
 
+use std::time::Instant;
+
 use tch::Tensor;
 
-use super::{Begun, dense, fill};
+use super::{Begun, copy, dense, fill, unshared};
 use crate::bridge::{borrow, ffi};
 use crate::error::Error;
 use crate::group::{ProcessGroup, Started};
@@ -26,7 +28,7 @@ impl ProcessGroup {
     /// # Ok(()) }
     /// ```
     pub fn send(&self, tensor: &Tensor, to: usize, tag: u16) -> Result<(), Error> {
-        self.start_send(tensor, to, tag)?.wait().map(drop)
+        self.begin_send(tensor, to, tag)?.wait().map(drop)
     }
 
     /// Starts [`ProcessGroup::send`].
@@ -34,6 +36,10 @@ impl ProcessGroup {
     /// # Errors
     /// As there.
     pub fn start_send(&self, tensor: &Tensor, to: usize, tag: u16) -> Result<Work<Tensor>, Error> {
+        self.begin_send(&copy(tensor)?, to, tag)
+    }
+
+    fn begin_send(&self, tensor: &Tensor, to: usize, tag: u16) -> Result<Work<Tensor>, Error> {
         let to = self.peer("send", to)?;
         let tensor = dense(tensor)?;
         let flight =
@@ -46,7 +52,7 @@ impl ProcessGroup {
     /// # Errors
     /// As [`ProcessGroup::send`].
     pub fn recv(&self, tensor: &mut Tensor, from: usize, tag: u16) -> Result<(), Error> {
-        self.start_recv(tensor.shallow_clone(), from, tag)?.wait().map(drop)
+        self.begin_recv(tensor.shallow_clone(), from, tag)?.wait().map(drop)
     }
 
     /// Starts [`ProcessGroup::recv`].
@@ -54,6 +60,10 @@ impl ProcessGroup {
     /// # Errors
     /// As there.
     pub fn start_recv(&self, tensor: Tensor, from: usize, tag: u16) -> Result<Work<Tensor>, Error> {
+        self.begin_recv(unshared(tensor)?, from, tag)
+    }
+
+    fn begin_recv(&self, tensor: Tensor, from: usize, tag: u16) -> Result<Work<Tensor>, Error> {
         let from = self.peer("recv", from)?;
         let target = dense(&tensor)?;
         let flight =
@@ -66,7 +76,7 @@ impl ProcessGroup {
     /// # Errors
     /// [`Error::Collective`].
     pub fn recv_any(&self, tensor: &mut Tensor, tag: u16) -> Result<usize, Error> {
-        let (_, source) = self.start_recv_any(tensor.shallow_clone(), tag)?.wait_source()?;
+        let (_, source) = self.begin_recv_any(tensor.shallow_clone(), tag)?.wait_source()?;
         source.ok_or_else(|| self.misuse("recv_any", "the backend does not tell the sender".into()))
     }
 
@@ -75,6 +85,10 @@ impl ProcessGroup {
     /// # Errors
     /// As there.
     pub fn start_recv_any(&self, tensor: Tensor, tag: u16) -> Result<Work<Tensor>, Error> {
+        self.begin_recv_any(unshared(tensor)?, tag)
+    }
+
+    fn begin_recv_any(&self, tensor: Tensor, tag: u16) -> Result<Work<Tensor>, Error> {
         let target = dense(&tensor)?;
         let flight =
             self.message("recv_any", |group| ffi::recv_any(group, borrow(&target), tag.into()))?;
@@ -86,10 +100,10 @@ impl ProcessGroup {
         operation: &'static str,
         start: impl FnOnce(&ffi::Group) -> Begun,
     ) -> Result<Flight, Error> {
-        let started = Started::unnumbered(operation);
+        let (started, begun) = (Started::unnumbered(operation), Instant::now());
         match self.exclusively(start) {
             Ok(handle) => Ok(Flight::new(handle, self.clone(), started)),
-            Err(error) => Err(self.failure(started, &error)),
+            Err(error) => Err(self.failure(started, begun, &error)),
         }
     }
 

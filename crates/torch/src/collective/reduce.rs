@@ -2,6 +2,7 @@
 
 use tch::{Kind, Tensor};
 
+use super::{copies, copy, dense, unshared};
 use crate::backend::Backend;
 use crate::bridge::{borrow, borrow_all, ffi};
 use crate::check::describe;
@@ -48,7 +49,7 @@ impl ProcessGroup {
     /// ```
     #[track_caller]
     pub fn all_reduce(&self, tensor: &mut Tensor, op: ReduceOp) -> Result<(), Error> {
-        self.start_all_reduce(tensor.shallow_clone(), op)?.wait().map(drop)
+        self.begin_all_reduce(tensor.shallow_clone(), op)?.wait().map(drop)
     }
 
     /// Starts [`ProcessGroup::all_reduce`].
@@ -57,6 +58,11 @@ impl ProcessGroup {
     /// As there.
     #[track_caller]
     pub fn start_all_reduce(&self, tensor: Tensor, op: ReduceOp) -> Result<Work<Tensor>, Error> {
+        self.begin_all_reduce(unshared(tensor)?, op)
+    }
+
+    #[track_caller]
+    fn begin_all_reduce(&self, tensor: Tensor, op: ReduceOp) -> Result<Work<Tensor>, Error> {
         let (raw, divisor) = self.reduction("all_reduce", op, &tensor)?;
         let work = self.in_place("all_reduce", &op, tensor, |group, tensor, limit| {
             ffi::all_reduce(group, borrow(tensor), raw, limit)
@@ -71,7 +77,7 @@ impl ProcessGroup {
     /// As [`ProcessGroup::all_reduce`]; [`crate::Fault::Invalid`] also when there is no such rank.
     #[track_caller]
     pub fn reduce(&self, tensor: &mut Tensor, op: ReduceOp, root: usize) -> Result<(), Error> {
-        self.start_reduce(tensor.shallow_clone(), op, root)?.wait().map(drop)
+        self.begin_reduce(tensor.shallow_clone(), op, root)?.wait().map(drop)
     }
 
     /// Starts [`ProcessGroup::reduce`].
@@ -80,6 +86,16 @@ impl ProcessGroup {
     /// As there.
     #[track_caller]
     pub fn start_reduce(
+        &self,
+        tensor: Tensor,
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<Work<Tensor>, Error> {
+        self.begin_reduce(unshared(tensor)?, op, root)
+    }
+
+    #[track_caller]
+    fn begin_reduce(
         &self,
         tensor: Tensor,
         op: ReduceOp,
@@ -109,7 +125,7 @@ impl ProcessGroup {
     /// ```
     #[track_caller]
     pub fn reduce_scatter(&self, inputs: &[Tensor], op: ReduceOp) -> Result<Tensor, Error> {
-        self.start_reduce_scatter(inputs, op)?.wait()
+        self.begin_reduce_scatter(inputs, op)?.wait()
     }
 
     /// Starts [`ProcessGroup::reduce_scatter`].
@@ -122,6 +138,11 @@ impl ProcessGroup {
         inputs: &[Tensor],
         op: ReduceOp,
     ) -> Result<Work<Tensor>, Error> {
+        self.begin_reduce_scatter(&copies(inputs)?, op)
+    }
+
+    #[track_caller]
+    fn begin_reduce_scatter(&self, inputs: &[Tensor], op: ReduceOp) -> Result<Work<Tensor>, Error> {
         let inputs = self.one_per_rank("reduce_scatter", inputs)?;
         for input in &inputs {
             self.same_shape("reduce_scatter", input, &inputs[0])?;
@@ -142,7 +163,7 @@ impl ProcessGroup {
     /// number of ranks.
     #[track_caller]
     pub fn reduce_scatter_flat(&self, input: &Tensor, op: ReduceOp) -> Result<Tensor, Error> {
-        self.start_reduce_scatter_flat(input, op)?.wait()
+        self.begin_reduce_scatter_flat(input, op)?.wait()
     }
 
     /// Starts [`ProcessGroup::reduce_scatter_flat`].
@@ -155,8 +176,17 @@ impl ProcessGroup {
         input: &Tensor,
         op: ReduceOp,
     ) -> Result<Work<Tensor>, Error> {
+        self.begin_reduce_scatter_flat(&copy(input)?, op)
+    }
+
+    #[track_caller]
+    fn begin_reduce_scatter_flat(
+        &self,
+        input: &Tensor,
+        op: ReduceOp,
+    ) -> Result<Work<Tensor>, Error> {
         let (raw, divisor) = self.reduction("reduce_scatter_flat", op, input)?;
-        let input = super::dense(input)?;
+        let input = dense(input)?;
         let mut shape = self.rows_for_all("reduce_scatter_flat", &input)?;
         shape[0] /= self.size() as i64;
         let output = Tensor::f_empty(&shape, (input.f_kind()?, input.device()))?;

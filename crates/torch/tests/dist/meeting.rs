@@ -6,12 +6,15 @@ use std::time::Duration;
 use brigade_testkit::World;
 use brigade_torch::{
     Backend, Error, Fault, GlooDevice, GroupOptions, Kind, ProcessGroup, Store, TcpStore, Tensor,
+    inherited_socket,
 };
 use brigade_world::StoreHost;
 
 pub(crate) fn store(world: &World) -> Store {
     let server = match world.store.host {
-        StoreHost::Rank0Fd(fd) => TcpStore::server_on_fd(fd).unwrap(),
+        StoreHost::Rank0Fd(fd) => {
+            TcpStore::server_on_socket(inherited_socket(fd).unwrap()).unwrap()
+        }
         _ => TcpStore::client(&world.store.addr, world.store.port),
     };
     server.timeout(LIMIT).open().unwrap()

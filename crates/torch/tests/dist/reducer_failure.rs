@@ -36,7 +36,7 @@ fn loss(reducer: &Reducer, parameters: &[(String, Tensor)]) -> Result<Tensor, Er
 
 fn step(reducer: &Reducer, parameters: &[(String, Tensor)]) -> Result<(), Error> {
     let loss = loss(reducer, parameters)?;
-    loss.f_backward().map_err(|error| reducer.group().backward_failure(error))
+    reducer.group().backward(&loss)
 }
 
 dist_test!(world = 3, dist_a_rank_that_dies_before_its_backward, |world| {
@@ -75,7 +75,7 @@ dist_test!(world = 2, dist_a_rank_that_never_comes_to_backward, |world| {
     let unfinished = loss(&reducer, &parameters).unwrap();
     if pair.rank() == 0 {
         pair.set_timeout(Duration::from_millis(400)).unwrap();
-        let failed = unfinished.f_backward().map_err(|error| pair.backward_failure(error));
+        let failed = pair.backward(&unfinished);
         let error = assert_fault(failed, Fault::Timeout);
         assert_eq!(missing(&error), [1], "{error}");
     }

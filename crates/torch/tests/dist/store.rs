@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use brigade_testkit::dist_test;
-use brigade_torch::{Fault, Store, TcpStore};
+use brigade_torch::{Error, Fault, Store, TcpStore, inherited_socket};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, socket};
 
 use crate::meeting::{self, LIMIT, assert_fault};
@@ -141,12 +141,16 @@ fn a_server_on_a_listening_socket() {
     two_threads(&server, TcpStore::client("127.0.0.1", port).open().unwrap());
 }
 
+fn on_inherited(fd: i32) -> Result<TcpStore, Error> {
+    TcpStore::server_on_socket(inherited_socket(fd)?)
+}
+
 #[test]
 fn a_server_on_a_descriptor() {
     let bound = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
     bind(bound.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
     let port = getsockname::<SockaddrIn>(bound.as_raw_fd()).unwrap().port();
-    let server = TcpStore::server_on_fd(bound.into_raw_fd()).unwrap().open().unwrap();
+    let server = on_inherited(bound.into_raw_fd()).unwrap().open().unwrap();
     assert_eq!(server.port(), Some(port));
     two_threads(&server, TcpStore::client("127.0.0.1", port).open().unwrap());
     drop(server);
@@ -156,16 +160,22 @@ fn a_server_on_a_descriptor() {
 
 #[test]
 fn a_descriptor_that_is_no_bound_socket_is_refused() {
-    let refusal = |fd| TcpStore::server_on_fd(fd).unwrap_err().to_string();
+    let refusal = |fd| on_inherited(fd).unwrap_err().to_string();
     assert!(refusal(-1).contains("descriptor -1"), "{}", refusal(-1));
     assert!(refusal(1_000_000).contains("unset BRIGADE_STORE_FD"), "{}", refusal(1_000_000));
     let file = File::open("/dev/null").unwrap();
     assert!(refusal(file.as_raw_fd()).contains("descriptor"));
     let unbound = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
-    assert!(refusal(unbound.as_raw_fd()).contains("no port"), "{}", refusal(unbound.as_raw_fd()));
+    assert!(
+        refusal(unbound.as_raw_fd()).contains("not bound to a port"),
+        "{}",
+        refusal(unbound.as_raw_fd())
+    );
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let connection = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     assert!(refusal(connection.as_raw_fd()).contains("a connection"));
+    // What another part of the program owns as a listener is not taken away from it.
+    assert!(refusal(listener.as_raw_fd()).contains("listens already"));
     // What was refused still belongs to its owner.
     assert!(file.metadata().is_ok() && connection.peer_addr().is_ok());
 }
@@ -236,7 +246,7 @@ fn a_client_waits_for_a_server_that_is_late() {
     });
     // It has been refused when the server begins, most of the time; both orders must work.
     thread::sleep(SHORT);
-    let server = TcpStore::server_on_fd(late.into_raw_fd()).unwrap().timeout(LIMIT);
+    let server = on_inherited(late.into_raw_fd()).unwrap().timeout(LIMIT);
     let server = server.open().unwrap();
     server.set("said", "late").unwrap();
     assert_eq!(client.join().unwrap(), b"late");

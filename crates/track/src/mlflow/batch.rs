@@ -64,13 +64,13 @@ impl Batch {
     }
 }
 
-/// The first batch of what waits: up to an artifact, or to one of MLflow's limits. Empty when there is
-/// an artifact first, or nothing.
-pub(super) fn next(waiting: &mut VecDeque<Entity>) -> Batch {
+/// Takes the first batch of what waits: up to an artifact, or to one of MLflow's limits. Empty when there is
+/// an artifact first, or nothing. Also gives the weight of what was taken.
+pub(super) fn next(waiting: &mut VecDeque<Entity>) -> (Batch, usize) {
     let mut batch = Batch::default();
-    let mut weight = 0;
+    let mut taken = 0;
     while let Some(entity) = waiting.front() {
-        weight += entity.weight();
+        let weight = taken + entity.weight();
         let short = batch.len() < MOST && (weight <= LARGEST || batch.len() == 0);
         let list = match entity {
             Entity::Metric(_) if short => &mut batch.metrics,
@@ -82,14 +82,15 @@ pub(super) fn next(waiting: &mut VecDeque<Entity>) -> Batch {
             waiting.pop_front()
         {
             list.push(it);
+            taken = weight;
         }
     }
-    batch
+    (batch, taken)
 }
 
 /// All batches of a list without artifacts.
 pub(super) fn cut(waiting: &mut VecDeque<Entity>) -> Vec<Batch> {
-    std::iter::from_fn(|| Some(next(waiting)).filter(|batch| batch.len() > 0)).collect()
+    std::iter::from_fn(|| Some(next(waiting).0).filter(|batch| batch.len() > 0)).collect()
 }
 
 /// A name that MLflow takes.
@@ -143,8 +144,11 @@ mod tests {
         let mut waiting = metrics(2);
         waiting.push_back(Entity::Artifact { path: "a".into(), bytes: vec![1] });
         waiting.extend(metrics(1));
-        assert_eq!(next(&mut waiting).len(), 2);
-        assert_eq!((next(&mut waiting).len(), waiting.len()), (0, 2));
+        let both: usize = waiting.iter().take(2).map(Entity::weight).sum();
+        let (batch, weight) = next(&mut waiting);
+        assert_eq!((batch.len(), weight), (2, both));
+        let (batch, weight) = next(&mut waiting);
+        assert_eq!((batch.len(), weight, waiting.len()), (0, 0, 2));
     }
 
     #[test]

@@ -6,10 +6,13 @@ use std::io;
 #[cfg(feature = "https")]
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use percent_encoding::{
+    AsciiSet, NON_ALPHANUMERIC, PercentEncode, percent_decode_str, utf8_percent_encode,
+};
 use serde_json::{Value as Json, json};
 use ureq::Agent;
 use ureq::config::ConfigBuilder;
@@ -49,10 +52,12 @@ impl RunInfo {
 }
 
 impl Client {
+    /// A user's name and password in the address (`http://user:password@host`) become credentials, and are
+    /// in no error.
     pub(super) fn new(url: &str) -> Result<Self> {
-        let plain = url.trim().trim_end_matches('/');
+        let (plain, user_info) = without_user_info(url.trim().trim_end_matches('/'));
         let wrong =
-            |reason: &str| TrackError::Address { url: url.to_owned(), reason: reason.into() };
+            |reason: &str| TrackError::Address { url: plain.clone(), reason: reason.into() };
         let rest = match plain.split_once("://") {
             Some(("http", rest)) => rest,
             Some(("https", rest)) if cfg!(feature = "https") => rest,
@@ -64,11 +69,12 @@ impl Client {
         if rest.is_empty() || rest.starts_with([':', '/']) || rest.contains(char::is_whitespace) {
             return Err(wrong("it names no host"));
         }
-        Ok(Self {
-            http: settings().build().new_agent(),
-            url: plain.to_owned(),
-            authorization: None,
-        })
+        let mut client =
+            Self { http: settings().build().new_agent(), url: plain, authorization: None };
+        if let Some((user, password)) = user_info {
+            client.authorize(&Credentials::Basic { user, password });
+        }
+        Ok(client)
     }
 
     /// Trusts these certificates and no others.
@@ -116,7 +122,7 @@ impl Client {
     pub(super) fn experiment(&self, name: &str) -> Result<String> {
         let what = "the experiment";
         let query = format!("experiments/get-by-name?experiment_name={}", escaped(name));
-        let answer = match self.patiently(Method::GET, &query, what, None) {
+        let answer = match self.patiently(Method::GET, &query, what, None, None) {
             // Another process may make it between the two calls; then it is there when we ask again.
             Err(TrackError::Refused { status: 404, .. }) => {
                 let made = self.patiently(
@@ -124,10 +130,11 @@ impl Client {
                     "experiments/create",
                     what,
                     Some(&json!({ "name": name })),
+                    None,
                 );
                 match made {
                     Err(TrackError::Refused { .. }) => {
-                        self.patiently(Method::GET, &query, what, None)?
+                        self.patiently(Method::GET, &query, what, None, None)?
                     }
                     made => return self.text(&made?, &["experiment_id"], what),
                 }
@@ -148,7 +155,7 @@ impl Client {
             request["run_name"] = name.into();
         }
         let what = "a new run";
-        let answer = self.patiently(Method::POST, "runs/create", what, Some(&request))?;
+        let answer = self.patiently(Method::POST, "runs/create", what, Some(&request), None)?;
         self.run_info(&answer, what)
     }
 
@@ -156,69 +163,89 @@ impl Client {
     pub(super) fn resume_run(&self, run_id: &str) -> Result<RunInfo> {
         let what = "the run to continue";
         let query = format!("runs/get?run_id={}", escaped(run_id));
-        let answer = self.patiently(Method::GET, &query, what, None)?;
+        let answer = self.patiently(Method::GET, &query, what, None, None)?;
         let request = json!({ "run_id": run_id, "status": "RUNNING" });
-        self.patiently(Method::POST, "runs/update", what, Some(&request))?;
+        self.patiently(Method::POST, "runs/update", what, Some(&request), None)?;
         self.run_info(&answer, what)
     }
 
     /// Once: who sends batches decides what to do when it fails.
-    pub(super) fn log_batch(&self, run_id: &str, batch: &Batch) -> Result<()> {
+    pub(super) fn log_batch(
+        &self,
+        run_id: &str,
+        batch: &Batch,
+        until: Option<Instant>,
+    ) -> Result<()> {
         let request = json!({
             "run_id": run_id,
             "metrics": batch.metrics,
             "params": batch.params,
             "tags": batch.tags,
         });
-        self.ask(Method::POST, "runs/log-batch", "values", Some(&request)).map(drop)
+        self.ask(Method::POST, "runs/log-batch", "values", Some(&request), until).map(drop)
     }
 
     /// A file, once.
-    pub(super) fn put(&self, path: &str, bytes: &[u8]) -> Result<()> {
+    pub(super) fn put(&self, path: &str, bytes: &[u8], until: Option<Instant>) -> Result<()> {
         let url = format!("{}/api/2.0/mlflow-artifacts/artifacts/{path}", self.url);
-        let mut request = self.http.put(&url);
+        let limit = Some(time_left(until));
+        let mut request = self.http.put(&url).config().timeout_global(limit).build();
         if let Some(authorization) = &self.authorization {
             request = request.header("Authorization", authorization);
         }
         self.answer(request.send(bytes), "a file").map(drop)
     }
 
-    pub(super) fn set_terminated(&self, run_id: &str, outcome: Outcome, at: At) -> Result<()> {
+    pub(super) fn set_terminated(
+        &self,
+        run_id: &str,
+        outcome: Outcome,
+        at: At,
+        until: Instant,
+    ) -> Result<()> {
         let status = match outcome {
             Outcome::Finished => "FINISHED",
             Outcome::Failed => "FAILED",
         };
         let request = json!({ "run_id": run_id, "status": status, "end_time": milliseconds(at) });
-        self.patiently(Method::POST, "runs/update", "the run's end", Some(&request)).map(drop)
+        let what = "the run's end";
+        self.patiently(Method::POST, "runs/update", what, Some(&request), Some(until)).map(drop)
     }
 
-    /// With a few attempts: a server may be starting, or have a moment of its own.
+    /// Asks with a few attempts, the last of which begins before `until`: a server may be starting, or be
+    /// temporarily unavailable.
     fn patiently(
         &self,
         method: Method,
         path: &str,
         what: &'static str,
         body: Option<&Json>,
+        until: Option<Instant>,
     ) -> Result<Json> {
         let mut pause = PAUSE;
         for _ in 1..ATTEMPTS {
-            match self.ask(method.clone(), path, what, body) {
+            match self.ask(method.clone(), path, what, body, until) {
                 Err(error) if passes(&error) => {
+                    if until.is_some_and(|until| Instant::now() + pause >= until) {
+                        return Err(error);
+                    }
                     thread::sleep(pause);
                     pause *= 2;
                 }
                 answer => return answer,
             }
         }
-        self.ask(method, path, what, body)
+        self.ask(method, path, what, body, until)
     }
 
+    /// Asks once. The answer must be there by `until`.
     fn ask(
         &self,
         method: Method,
         path: &str,
         what: &'static str,
         body: Option<&Json>,
+        until: Option<Instant>,
     ) -> Result<Json> {
         let mut request = ureq::http::Request::builder()
             .method(method)
@@ -232,11 +259,20 @@ impl Client {
             reason: error.to_string(),
         };
         let answer = match body {
-            Some(body) => self.http.run(request.body(body.to_string()).map_err(wrong)?),
-            None => self.http.run(request.body(()).map_err(wrong)?),
+            Some(body) => self.run(request.body(body.to_string()).map_err(wrong)?, until),
+            None => self.run(request.body(()).map_err(wrong)?, until),
         };
         let text = self.answer(answer, what)?;
         serde_json::from_str(&text).map_err(|error| self.not_mlflow(what, &error.to_string()))
+    }
+
+    fn run(
+        &self,
+        request: ureq::http::Request<impl ureq::AsSendBody>,
+        until: Option<Instant>,
+    ) -> std::result::Result<ureq::http::Response<ureq::Body>, ureq::Error> {
+        let limited = self.http.configure_request(request).timeout_global(Some(time_left(until)));
+        self.http.run(limited.build())
     }
 
     fn answer(
@@ -262,7 +298,11 @@ impl Client {
             Ok(json) => json["message"].as_str().unwrap_or("it does not say why").to_owned(),
             Err(_) => status.canonical_reason().unwrap_or("it does not say why").to_owned(),
         };
-        Err(TrackError::Refused { url: self.url.clone(), what, status: status.as_u16(), reason })
+        let (url, status) = (self.url.clone(), status.as_u16());
+        Err(match status {
+            401 | 403 => TrackError::Unauthorized { url, what, status, reason },
+            _ => TrackError::Refused { url, what, status, reason },
+        })
     }
 
     fn run_info(&self, answer: &Json, what: &'static str) -> Result<RunInfo> {
@@ -307,6 +347,25 @@ fn is_about_tls(error: &ureq::Error) -> bool {
     }
 }
 
+/// How long an answer may take.
+fn time_left(until: Option<Instant>) -> Duration {
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    // A limit of zero is none to some, and all of them take a moment to say so.
+    left.map_or(ANSWER, |left| left.min(ANSWER)).max(Duration::from_millis(1))
+}
+
+/// An address without a user's name and password, and these.
+fn without_user_info(url: &str) -> (String, Option<(String, String)>) {
+    let begin = url.find("://").map_or(0, |at| at + 3);
+    let end = url[begin..].find(['/', '?', '#']).map_or(url.len(), |at| begin + at);
+    // A password may hold an `@` that was not escaped; a host has none.
+    let Some(at) = url[begin..end].rfind('@') else { return (url.to_owned(), None) };
+    let (user_info, rest) = (&url[begin..begin + at], &url[begin + at + 1..]);
+    let (user, password) = user_info.split_once(':').unwrap_or((user_info, ""));
+    let plain = |text| percent_decode_str(text).decode_utf8_lossy().into_owned();
+    (format!("{}{rest}", &url[..begin]), Some((plain(user), plain(password))))
+}
+
 fn settings() -> ConfigBuilder<AgentScope> {
     Agent::config_builder()
         .http_status_as_error(false)
@@ -319,18 +378,13 @@ fn no_certificate(path: &Path, reason: &str) -> TrackError {
     TrackError::Certificate { path: path.to_owned(), reason: reason.to_owned() }
 }
 
-fn escaped(text: &str) -> String {
-    let mut escaped = String::new();
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
-            escaped.push(char::from(byte));
-        } else {
-            escaped.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    escaped
+/// Text as a value in the query of an address.
+fn escaped(text: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(text, UNRESERVED)
 }
 
+/// All but the unreserved characters of RFC 3986.
+const UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(30);
 const ATTEMPTS: u32 = 4;
@@ -348,7 +402,30 @@ mod tests {
         for wrong in ["a:5000", "ftp://a", "http://", "http://:5000", "http://a b"] {
             assert!(matches!(Client::new(wrong), Err(TrackError::Address { .. })), "{wrong}");
         }
-        assert_eq!(escaped("a b/ä"), "a%20b%2F%C3%A4");
+        assert_eq!(escaped("a b/ä~").to_string(), "a%20b%2F%C3%A4~");
+    }
+
+    #[test]
+    fn a_password_in_the_address_becomes_credentials() {
+        for (url, plain, authorization) in [
+            ("http://me:secret@a:5000/x/", "http://a:5000/x", Some("me:secret")),
+            ("http://me:s%40c%zz@a", "http://a", Some("me:s@c%zz")),
+            ("http://me:s@cret@a", "http://a", Some("me:s@cret")),
+            ("http://me@a", "http://a", Some("me:")),
+            ("http://a/b@c", "http://a/b@c", None),
+        ] {
+            let client = Client::new(url).unwrap();
+            assert_eq!(client.url(), plain);
+            let expected = authorization.map(|it| format!("Basic {}", STANDARD.encode(it)));
+            assert_eq!(client.authorization(), expected.as_deref());
+        }
+        for wrong in
+            ["ftp://me:secret@a", "me:secret@a:5000", "http://me:secret@", "://u:secret@b c"]
+        {
+            let Err(error) = Client::new(wrong) else { panic!("{wrong} is taken") };
+            let text = format!("{error} {error:?}");
+            assert!(!text.contains("secret"), "{text}");
+        }
     }
 
     #[test]

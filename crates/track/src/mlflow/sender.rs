@@ -26,9 +26,14 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Queue {
     waiting: VecDeque<Entity>,
+    /// Of all that waits.
     weight: usize,
+    /// Values that are being sent.
+    under_way: u64,
     /// When the thread is to give up, once the run has ended.
     closed: Option<Instant>,
+    /// Whether the thread has ended.
+    done: bool,
     lost: u64,
     reason: String,
 }
@@ -77,12 +82,29 @@ impl Sender {
         })
     }
 
-    /// Sends what waits, for no longer than this, and gives the loss.
-    pub(super) fn close(&mut self, patience: Duration) -> Option<TrackError> {
-        self.shared.lock().closed = Some(Instant::now() + patience);
-        self.shared.changed.notify_one();
+    /// Sends what waits, until then at the latest, and gives the loss. A request that is under way and has no
+    /// answer is left to its own time limit, in a thread that nothing waits for.
+    pub(super) fn close(&mut self, until: Instant) -> Option<TrackError> {
+        let mut queue = self.shared.lock();
+        queue.closed = Some(until);
+        self.shared.changed.notify_all();
+        while !queue.done {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                queue.lost += queue.under_way + queue.waiting.len() as u64;
+                queue.waiting.clear();
+                if queue.lost > 0 && queue.reason.is_empty() {
+                    queue.reason = "the server did not answer before the time limit".to_owned();
+                }
+                self.thread = None;
+                break;
+            }
+            let waited = self.shared.changed.wait_timeout(queue, left);
+            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(queue);
         if let Some(thread) = self.thread.take() {
-            // It has a time limit of its own, and does not panic.
+            // It has ended, or is about to: it holds no request.
             let _ = thread.join();
         }
         self.failure()
@@ -91,34 +113,39 @@ impl Sender {
 
 impl Shared {
     fn send_all(&self, client: &Client, run_id: &str) {
-        while let Some(parcel) = self.take() {
-            let mut pause = PAUSE;
-            loop {
+        while let Some((parcel, closed)) = self.take() {
+            let (mut pause, mut until) = (PAUSE, closed);
+            let error = loop {
                 let sent = match &parcel {
-                    Parcel::Values(batch) => client.log_batch(run_id, batch),
-                    Parcel::File { path, bytes } => client.put(path, bytes),
+                    Parcel::Values(batch) => client.log_batch(run_id, batch, until),
+                    Parcel::File { path, bytes } => client.put(path, bytes, until),
                 };
-                let Err(error) = sent else { break };
-                if passes(&error) && self.wait(pause) {
-                    tracing::debug!("trying again: {error}");
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                    continue;
+                let Err(error) = sent else { break None };
+                self.lock().reason = error.to_string();
+                if !passes(&error) {
+                    break Some(error);
                 }
-                let lost = match &parcel {
-                    Parcel::Values(batch) => batch.len() as u64,
-                    Parcel::File { .. } => 1,
-                };
-                tracing::warn!("{lost} values are lost: {error}");
-                let mut queue = self.lock();
-                queue.lost += lost;
-                queue.reason = error.to_string();
-                break;
+                match self.wait(pause) {
+                    Some(closed) => until = closed,
+                    None => break Some(error),
+                }
+                tracing::debug!("trying again: {error}");
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            };
+            let mut queue = self.lock();
+            let count = std::mem::take(&mut queue.under_way);
+            if let Some(error) = error {
+                tracing::warn!("{count} values are lost: {error}");
+                queue.lost += count;
             }
         }
+        self.lock().done = true;
+        self.changed.notify_all();
     }
 
-    /// The next parcel; `None` when the run has ended and all is sent, or the time is over.
-    fn take(&self) -> Option<Parcel> {
+    /// Takes the next parcel, and the time limit when the run has ended; `None` when it has ended and all is
+    /// sent, or the time is over.
+    fn take(&self) -> Option<(Parcel, Option<Instant>)> {
         let mut queue = self.lock();
         loop {
             if let Some(until) = queue.closed
@@ -129,7 +156,7 @@ impl Shared {
                 return None;
             }
             if let Some(parcel) = queue.next() {
-                return Some(parcel);
+                return Some((parcel, queue.closed));
             }
             if queue.closed.is_some() {
                 return None;
@@ -138,8 +165,8 @@ impl Shared {
         }
     }
 
-    /// Waits before another attempt; false when there is no time for one.
-    fn wait(&self, pause: Duration) -> bool {
+    /// Waits before another attempt, and gives its time limit; `None` when there is no time for one.
+    fn wait(&self, pause: Duration) -> Option<Option<Instant>> {
         let over = |queue: &Queue| queue.closed.is_some_and(|until| Instant::now() >= until);
         let until = Instant::now() + pause;
         let mut queue = self.lock();
@@ -154,7 +181,7 @@ impl Shared {
             let waited = self.changed.wait_timeout(queue, left);
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        !over(&queue)
+        if over(&queue) { None } else { Some(queue.closed) }
     }
 
     /// A panic elsewhere does not make the queue wrong.
@@ -165,20 +192,22 @@ impl Shared {
 
 impl Queue {
     fn next(&mut self) -> Option<Parcel> {
-        let parcel = if let Some(Entity::Artifact { .. }) = self.waiting.front() {
-            match self.waiting.pop_front() {
-                Some(Entity::Artifact { path, bytes }) => Parcel::File { path, bytes },
-                _ => return None,
-            }
-        } else {
-            let batch = batch::next(&mut self.waiting);
-            if batch.len() == 0 {
-                return None;
-            }
-            Parcel::Values(batch)
-        };
-        self.weight = self.waiting.iter().map(Entity::weight).sum();
-        Some(parcel)
+        if let Some(Entity::Artifact { .. }) = self.waiting.front() {
+            let artifact = self.waiting.pop_front()?;
+            self.weight = self.weight.saturating_sub(artifact.weight());
+            self.under_way = 1;
+            return match artifact {
+                Entity::Artifact { path, bytes } => Some(Parcel::File { path, bytes }),
+                _ => None,
+            };
+        }
+        let (batch, weight) = batch::next(&mut self.waiting);
+        if batch.len() == 0 {
+            return None;
+        }
+        self.weight = self.weight.saturating_sub(weight);
+        self.under_way = batch.len() as u64;
+        Some(Parcel::Values(batch))
     }
 }
 
@@ -186,3 +215,37 @@ impl Queue {
 const ROOM: usize = 64 << 20;
 const PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{At, Value};
+
+    proptest! {
+        /// What is subtracted is what was added, whatever is sent in whatever pieces.
+        #[test]
+        fn the_weight_is_that_of_what_waits(kinds in proptest::collection::vec(0..4u8, 0..300)) {
+            let mut queue = Queue::default();
+            for (number, kind) in kinds.iter().enumerate() {
+                let name = "n".repeat(number % 7);
+                let entity = match kind {
+                    0 => Entity::metric(&name, number as f64, At::step(1)),
+                    1 => Entity::tag(&name, "a tag"),
+                    2 => Entity::parameter(&name, &Value::from("p".repeat(number * 40))),
+                    _ => Entity::Artifact { path: name, bytes: vec![0; number] },
+                };
+                queue.weight += entity.weight();
+                queue.waiting.push_back(entity);
+            }
+            let mut sent = 0;
+            while queue.next().is_some() {
+                sent += queue.under_way as usize;
+                let expected: usize = queue.waiting.iter().map(Entity::weight).sum();
+                prop_assert_eq!(queue.weight, expected);
+            }
+            prop_assert_eq!((sent, queue.weight), (kinds.len(), 0));
+        }
+    }
+}

@@ -5,7 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use brigade_torch::{
-    Backend, Device, GlooDevice, Store, TcpStore, cuda_compiled, make_products_reproducible,
+    Backend, Device, GlooDevice, Store, TcpStore, cuda_compiled, inherited_socket,
+    make_products_reproducible,
 };
 use brigade_world::{StoreEndpoint, StoreHost, World, own_address};
 
@@ -100,7 +101,7 @@ fn open_store(world: &World, timeout: Duration) -> Result<Store> {
     let endpoint = &world.store;
     let serves = world.rank.as_usize() == 0;
     let store = match endpoint.host {
-        StoreHost::Rank0Fd(fd) if serves => TcpStore::server_on_fd(fd)?,
+        StoreHost::Rank0Fd(fd) if serves => TcpStore::server_on_socket(inherited_socket(fd)?)?,
         StoreHost::Rank0 if serves => served(endpoint)?,
         _ => TcpStore::client(endpoint.addr.clone(), endpoint.port),
     };

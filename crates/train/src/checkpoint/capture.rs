@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use brigade_checkpoint::layout::Object;
 use brigade_checkpoint::shards::{self, Index, IndexMetadata};
-use brigade_checkpoint::{TensorInfo, Value};
+use brigade_checkpoint::{Error as FileError, FileName, TensorInfo, Value};
 use brigade_models::weights::dtype_of;
 use brigade_torch::Tensor;
 
@@ -23,7 +23,7 @@ pub(super) struct Captured {
 
 /// A file to write.
 pub(super) struct FilePlan {
-    pub(super) name: String,
+    pub(super) name: FileName,
     pub(super) contents: Contents,
 }
 
@@ -103,7 +103,8 @@ impl Captured {
             self.objects.clear();
         }
         let (text, tensors) = split(state)?;
-        let json = format!("{name}.json");
+        let name = file_name(&name)?;
+        let json = name.json();
         let mut object = Object {
             kind: "rank".into(),
             name: name.clone(),
@@ -130,10 +131,11 @@ impl Captured {
         mut tensors: Vec<NamedTensor>,
     ) -> Result<()> {
         let (rank, ranks) = (accelerator.process_index(), accelerator.num_processes());
+        let name = file_name(name)?;
         let mut object =
-            Object { kind: kind.into(), name: name.into(), state: None, tensors: Vec::new() };
+            Object { kind: kind.into(), name: name.clone(), state: None, tensors: Vec::new() };
         if let Some(text) = state {
-            let file = format!("{name}.json");
+            let file = name.json();
             object.state = Some(file.clone());
             if rank == 0 {
                 self.files.push(FilePlan { name: file, contents: Contents::Text(text) });
@@ -154,7 +156,7 @@ impl Captured {
             Index { metadata: IndexMetadata { total_size: total }, weight_map: BTreeMap::new() };
         let mut loads = vec![0u64; ranks];
         for (number, part) in parts.iter().enumerate() {
-            let file = shards::file_name(name, number, parts.len());
+            let file = shards::file_name(&name, number, parts.len());
             let chosen: Vec<NamedTensor> =
                 part.iter().filter_map(|&place| tensors[place].take()).collect();
             for tensor in &chosen {
@@ -172,7 +174,7 @@ impl Captured {
             }
         }
         if parts.len() > 1 {
-            let file = shards::index_name(name);
+            let file = shards::index_name(&name);
             object.tensors.push(file.clone());
             if rank == 0 {
                 let text = index.to_json().into_bytes();
@@ -197,6 +199,10 @@ impl NamedTensor {
     fn bytes(&self) -> u64 {
         self.info.bytes().unwrap_or_default()
     }
+}
+
+fn file_name(name: &str) -> Result<FileName> {
+    Ok(FileName::new(name).map_err(FileError::from)?)
 }
 
 /// A state's tree as text, and its tensors.

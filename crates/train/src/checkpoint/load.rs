@@ -1,14 +1,14 @@
 //! A load: everything is looked at, then everything is changed.
 
 use std::collections::HashMap;
-use std::ops::Range;
+use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use brigade_checkpoint::layout::{self, Checkpoint, Object, Place};
 use brigade_checkpoint::{Error as FileError, TensorInfo, Value};
 use brigade_models::weights::{dtype_of, kind_of};
-use brigade_torch::{Device, MappedFile, Tensor};
+use brigade_torch::{Device, Tensor, TensorFile};
 
 use super::count_kinds;
 use super::ranks::{self, Named};
@@ -124,7 +124,7 @@ impl Ready {
         let checkpoint = Checkpoint::open(path)?;
         if options.verify {
             let (rank, ranks) = (accelerator.process_index(), accelerator.num_processes());
-            if let Some(fault) = checkpoint.verify_part(rank, ranks, &part_sum).into_iter().next() {
+            if let Some(fault) = checkpoint.verify_part(rank, ranks).into_iter().next() {
                 return Err(fault.into());
             }
         }
@@ -151,7 +151,7 @@ impl Ready {
 
         let manifest = checkpoint.manifest();
         let find = |name: &str| {
-            let found = manifest.objects.iter().find(|object| object.name == name);
+            let found = manifest.objects.iter().find(|object| *object.name == *name);
             found.ok_or_else(|| mismatch(format!("it has no `{name}`")))
         };
         let (mut tensors, mut states) = (Vec::new(), Vec::new());
@@ -183,9 +183,10 @@ impl Ready {
         }
         let place =
             Restoring { saved_world: manifest.world_size, world: accelerator.num_processes() };
-        let wanted: Vec<usize> = match place.saved_world == place.world {
-            true => vec![accelerator.process_index()],
-            false => (0..place.saved_world).collect(),
+        // As the file says: it ends at the first rank whose state is not there.
+        let wanted = match place.saved_world == place.world {
+            true => accelerator.process_index()..accelerator.process_index() + 1,
+            false => 0..place.saved_world,
         };
         let mut own = Vec::new();
         for rank in wanted {
@@ -233,7 +234,7 @@ impl Ready {
             for (object, state) in others {
                 object.restore(state, &self.place)?;
             }
-            files.read_into(self.tensors)?;
+            read_into(&self.checkpoint, self.tensors)?;
             accelerator.reset_window();
             accelerator.accumulation.set_position(self.position);
             let same_world = self.place.saved_world == self.place.world;
@@ -272,22 +273,6 @@ fn interrupted(path: &Path, source: Error) -> Error {
     Error::LoadInterrupted { path: path.to_owned(), source: Box::new(source) }
 }
 
-/// Through a map: the bytes are summed where they lie.
-fn part_sum(path: &Path, part: Range<u64>) -> Result<crc32fast::Hasher, FileError> {
-    use brigade_torch::Error as Unread;
-    let sum = MappedFile::open(path).and_then(|file| file.checksum(part));
-    sum.map_err(|error| match error {
-        Unread::Read { path, source } => FileError::Io { doing: "read", path, source },
-        Unread::CutShort { path, expected, found } => {
-            let fact = format!(
-                "it was cut short while it was read: expected {expected} bytes, found {found}"
-            );
-            FileError::Damaged { path, fact }
-        }
-        other => FileError::Damaged { path: path.to_owned(), fact: other.to_string() },
-    })
-}
-
 /// An object's tree with the places of its tensors.
 fn placed(checkpoint: &Checkpoint, object: &Object) -> Result<Value<Place>> {
     let Some(state) = checkpoint.state(object)? else { return Ok(Value::None) };
@@ -312,13 +297,10 @@ fn same(name: &str, tensor: &Tensor, found: &TensorInfo) -> Result<(), String> {
     Err(format!("`{name}` is {found} in the checkpoint, but {shape:?} of {dtype:?} here"))
 }
 
-/// A tensor to fill, from where.
-type Reading = (Tensor, Place, Arc<MappedFile>);
-
 /// Open files, with their sizes in the manifest.
 struct Files<'c> {
     checkpoint: &'c Checkpoint,
-    open: HashMap<PathBuf, Arc<MappedFile>>,
+    open: HashMap<PathBuf, TensorFile>,
 }
 
 impl<'c> Files<'c> {
@@ -328,11 +310,12 @@ impl<'c> Files<'c> {
 
     /// Looks at the size again: most of what changes a file after it was verified does so before the
     /// program's own state is touched.
-    fn open(&mut self, path: &Path) -> Result<Arc<MappedFile>> {
-        if let Some(file) = self.open.get(path) {
-            return Ok(Arc::clone(file));
-        }
-        let file = Arc::new(MappedFile::open(path)?);
+    fn open(&mut self, path: &Path) -> Result<&TensorFile> {
+        let entry = match self.open.entry(path.to_owned()) {
+            Entry::Occupied(known) => return Ok(known.into_mut()),
+            Entry::Vacant(entry) => entry,
+        };
+        let file = TensorFile::open(path)?;
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if let Some(facts) = self.checkpoint.manifest().files.get(name)
             && file.bytes() < facts.bytes
@@ -343,8 +326,7 @@ impl<'c> Files<'c> {
                 found: file.bytes(),
             }));
         }
-        self.open.insert(path.to_owned(), Arc::clone(&file));
-        Ok(file)
+        Ok(entry.insert(file))
     }
 
     fn read_all(&mut self, state: Value<Place>) -> Result<Value<Tensor>> {
@@ -356,28 +338,31 @@ impl<'c> Files<'c> {
         })
     }
 
-    /// Two threads, each with about half of the bytes.
     fn read_into(&mut self, tensors: Vec<(Tensor, Place)>) -> Result<()> {
-        let mut halves: [(u64, Vec<Reading>); 2] = Default::default();
-        for (tensor, place) in tensors {
-            let file = self.open(&place.path)?;
-            let half = usize::from(halves[0].0 > halves[1].0);
-            halves[half].0 += place.info.bytes().unwrap_or_default();
-            halves[half].1.push((tensor, place, file));
-        }
-        let [(_, first), (_, second)] = halves;
-        let read_half = |half: Vec<Reading>| -> Result<()> {
-            half.into_iter().try_for_each(|(mut tensor, place, file)| {
-                Ok(file.read_into(place.offset, &mut tensor)?)
-            })
-        };
-        std::thread::scope(|scope| {
-            let other = scope.spawn(|| read_half(second));
-            let mine = read_half(first);
-            let other = other.join().unwrap_or_else(|_| {
-                Err(Error::Misuse("the thread that read a checkpoint panicked".into()))
-            });
-            mine.and(other)
+        tensors.into_iter().try_for_each(|(mut tensor, place)| {
+            Ok(self.open(&place.path)?.read_into(place.offset, &mut tensor)?)
         })
     }
+}
+
+/// Reads on two threads, each about half of the bytes: the first half of the files and the second, each through
+/// descriptors of its own, so that the system reads ahead for both.
+fn read_into(checkpoint: &Checkpoint, mut tensors: Vec<(Tensor, Place)>) -> Result<()> {
+    tensors.sort_by(|(_, a), (_, b)| (&a.path, a.offset).cmp(&(&b.path, b.offset)));
+    let bytes = |(_, place): &(Tensor, Place)| place.info.bytes().unwrap_or_default();
+    let whole: u64 = tensors.iter().map(bytes).sum();
+    let mut before = 0;
+    let middle = tensors.iter().position(|tensor| {
+        before += bytes(tensor);
+        before > whole / 2
+    });
+    let second = tensors.split_off(middle.unwrap_or(0));
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| Files::new(checkpoint).read_into(second));
+        let mine = Files::new(checkpoint).read_into(tensors);
+        let other = other.join().unwrap_or_else(|_| {
+            Err(Error::Misuse("the thread that read a checkpoint panicked".into()))
+        });
+        mine.and(other)
+    })
 }

@@ -8,8 +8,9 @@ use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use brigade_checkpoint::FileName;
 use brigade_checkpoint::layout::{
-    self, FORMAT, FileFacts, Manifest, Object, Staging, VERSION, keep_newest, numbered,
+    self, FORMAT, FileFacts, Manifest, Object, Replaced, Staging, VERSION, keep_newest, numbered,
     numbered_path, sweep,
 };
 use brigade_torch::Store;
@@ -57,7 +58,7 @@ struct Main {
 /// What a rank tells rank 0.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Share {
-    files: BTreeMap<String, FileFacts>,
+    files: BTreeMap<FileName, FileFacts>,
     objects: Vec<Object>,
 }
 
@@ -118,14 +119,25 @@ pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBu
         main: main.take(),
     };
     if !project.background {
-        save.run()?;
+        if let Some(replaced) = save.run()? {
+            // The checkpoint is there; what it has replaced need not hold up the program. Where that cannot be
+            // removed, or no thread can start, the next save sweeps it.
+            let thread = thread::Builder::new().name("brigade-remove".into()).spawn(move || {
+                if let Err(error) = replaced.remove() {
+                    tracing::warn!("an older checkpoint is left: {error}");
+                }
+                Ok(())
+            });
+            let pending = thread.ok().map(Pending);
+            *checkpoints.pending.lock().unwrap_or_else(PoisonError::into_inner) = pending;
+        }
         return Ok(target);
     }
     let thread = thread::Builder::new().name("brigade-save".into()).spawn(move || {
         // Training comes first: this thread has the cores that it leaves. On Linux a priority is a
         // thread's own. Where it cannot be lowered, writing is as fast as training.
         let _ = rustix::process::setpriority_process(None, LOWEST_PRIORITY);
-        save.run()
+        Ok(save.run()?.map_or(Ok(()), Replaced::remove)?)
     });
     let thread = thread.map_err(|source| Error::File {
         action: "cannot start a thread to write",
@@ -165,7 +177,8 @@ impl Pending {
 }
 
 impl Save {
-    fn run(mut self) -> Result<()> {
+    /// Writes the checkpoint; gives the one that it has replaced, on rank 0.
+    fn run(mut self) -> Result<Option<Replaced>> {
         let (step, samples) = (self.captured.step, self.captured.samples);
         let files = std::mem::take(&mut self.captured.files);
         let objects = std::mem::take(&mut self.captured.objects);
@@ -174,19 +187,21 @@ impl Save {
             Ok(files) => (Ok(Share { files, objects }), None),
             Err(error) => (Err(error.to_string()), Some(error)),
         };
+        let mut replaced = None;
         let outcome = match self.main.take() {
             Some(main) => {
                 let shares = self.gather(share);
                 let outcome = shares.and_then(|shares| {
                     let manifest = self.manifest(step, samples, shares);
-                    commit(main, manifest, self.flush).map_err(|error| (0, error))
+                    replaced = commit(main, manifest, self.flush).map_err(|error| (0, error))?;
+                    Ok(())
                 });
                 self.tell(outcome)
             }
             None => self.hear(&share),
         };
         match (outcome, own_error) {
-            (Ok(()), _) => Ok(()),
+            (Ok(()), _) => Ok(replaced),
             (Err(_), Some(own)) => Err(own),
             (Err(Told::Own(error)), None) => Err(error),
             (Err(Told::Rank(rank, reason)), None) => {
@@ -282,7 +297,7 @@ enum Told {
     Rank(usize, String),
 }
 
-fn commit(main: Main, mut manifest: Manifest, flush: bool) -> Result<()> {
+fn commit(main: Main, mut manifest: Manifest, flush: bool) -> Result<Option<Replaced>> {
     let Main { staging, target, keep } = main;
     // What hooks have written.
     for name in layout::files(staging.path())? {
@@ -291,11 +306,11 @@ fn commit(main: Main, mut manifest: Manifest, flush: bool) -> Result<()> {
             vacant.insert(facts);
         }
     }
-    staging.commit(&manifest, flush)?;
+    let replaced = staging.replace(&manifest, flush)?;
     if let (Some(limit), Some(folder)) = (keep, target.parent()) {
         keep_newest(folder, limit)?;
     }
-    Ok(())
+    Ok(replaced)
 }
 
 /// Looks again and again instead of waiting in the store: a connection serves one call at a time, and

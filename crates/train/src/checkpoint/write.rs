@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 
+use brigade_checkpoint::FileName;
 use brigade_checkpoint::layout::{FileFacts, Writing};
 use brigade_checkpoint::safetensors::layout;
 use brigade_torch::{Device, bytes};
@@ -20,7 +21,7 @@ pub(super) fn write_files(
     files: Vec<FilePlan>,
     flush: bool,
     copies: Option<&Copies>,
-) -> Result<BTreeMap<String, FileFacts>> {
+) -> Result<BTreeMap<FileName, FileFacts>> {
     let threads = files.len().min(THREADS);
     let (queue, written) = (Mutex::new(files), Mutex::new(BTreeMap::new()));
     let work = || -> Result<()> {

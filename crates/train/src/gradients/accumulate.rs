@@ -178,18 +178,19 @@ impl Accelerator {
     }
 
     fn unchecked_backward(&self, loss: &Tensor) -> Result<()> {
-        let outcome = match self.grad_scaler() {
-            None => loss.f_backward(),
-            // In 32 bits: the scale itself may be no number of 16.
+        let backward = |loss: &Tensor| match self.group() {
+            Some(group) => group.backward(loss),
+            None => brigade_torch::backward(loss),
+        };
+        match self.grad_scaler() {
+            None => backward(loss)?,
+            // In 32 bits: the scale itself may not be finite in 16.
             Some(scaler) => {
                 let scale = scaler.before_backward()?;
-                loss.f_to_kind(Kind::Float)?.f_mul_scalar(scale)?.f_backward()
+                backward(&loss.f_to_kind(Kind::Float)?.f_mul_scalar(scale)?)?;
             }
-        };
-        outcome.map_err(|error| match self.group() {
-            Some(group) => Error::Torch(group.backward_failure(error)),
-            None => Error::Tensor(error),
-        })
+        }
+        Ok(())
     }
 
     /// Forgets a window that was broken off, with what is known of its losses.

@@ -299,7 +299,7 @@ impl LossCheck {
         }
         let rank = self.announced(reduction, own, Duration::ZERO);
         // Gradients that were not cleared since an earlier loss was found.
-        let rank = rank.or(state.found.and_then(|before| before.rank));
+        let rank = rank.or_else(|| state.found.and_then(|before| before.rank));
         let found = Found { rank, used: None };
         state.found = Some(found);
         drop(state);
@@ -330,7 +330,7 @@ impl LossCheck {
         let mut state = self.state();
         // Not reduced yet, as under LocalSGD: this rank's own.
         let own = std::mem::take(&mut state.own).then_some(self.rank);
-        let rank = own.or(state.found.and_then(|found| found.rank));
+        let rank = own.or_else(|| state.found.and_then(|found| found.rank));
         drop(state);
         Err(self.error(Found { rank, used: None }, Some(step)))
     }

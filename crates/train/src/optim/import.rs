@@ -10,7 +10,7 @@ use std::path::Path;
 
 use brigade_checkpoint::Value;
 use brigade_checkpoint::pth::PthFile;
-use brigade_models::weights::kind_of;
+use brigade_models::weights::tensor_from_bytes;
 use brigade_torch::Tensor;
 
 use super::core::Core;
@@ -46,9 +46,8 @@ impl Optimizer {
     pub fn load_pytorch(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let mut file = PthFile::open(path)?;
         let tree = file.value()?.try_map(&mut |_, stored| -> Result<Tensor> {
-            let bytes = file.read_tensor(&stored)?;
-            let kind = kind_of(stored.storage.dtype);
-            Ok(Tensor::f_from_data_size(&bytes, &stored.size, kind)?)
+            let mut bytes = file.read_tensor(&stored)?;
+            Ok(tensor_from_bytes(&mut bytes, &stored.size, stored.storage.dtype)?)
         })?;
         let mut core = lock(self.core());
         let state = convert(&core, &tree)?;

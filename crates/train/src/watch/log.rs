@@ -5,8 +5,9 @@ use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
+use jiff::Timestamp;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -308,27 +309,11 @@ impl Visit for Fields {
     }
 }
 
-/// As in RFC 3339, in UTC, to the millisecond.
+/// Formats a time as RFC 3339, in UTC, to the millisecond. A clock beyond the years that it has, -9999 to
+/// 9999, shows 1970.
 fn timestamp(time: SystemTime) -> String {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    // Howard Hinnant's civil_from_days, with years that begin in March.
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    format!(
-        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{:03}Z",
-        seconds / 3600,
-        seconds / 60 % 60,
-        seconds % 60,
-        since.subsec_millis()
-    )
+    let time = Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH);
+    format!("{time:.3}")
 }
 
 fn open(path: &Path) -> Result<File> {
@@ -341,6 +326,8 @@ fn open(path: &Path) -> Result<File> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
     use super::*;
 
     #[test]
@@ -354,6 +341,8 @@ mod tests {
         ] {
             assert_eq!(timestamp(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
         }
+        let far = UNIX_EPOCH + Duration::from_secs(1 << 40);
+        assert_eq!(timestamp(far), "1970-01-01T00:00:00.000Z");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 /// of which the last counts fastest.
 ///
 /// Errors say what is wrong with the text: brackets that do not match, a range that runs backwards,
-/// more than [`MOST_HOSTS`] hosts.
+/// more than [`MOST_HOSTS`] hosts, a name of more than [`LONGEST_NAME`] bytes.
 ///
 /// ```
 /// use brigade_world::scheduler::expand_hosts;
@@ -23,6 +23,10 @@ pub fn expand_hosts(list: &str) -> Result<Vec<String>, String> {
         while let Some((before, after)) = rest.split_once('[') {
             let (inside, after) = after.split_once(']').ok_or_else(|| unmatched(name))?;
             let numbers = expand_numbers(inside)?;
+            let long = |list: &[String]| list.iter().map(String::len).max().unwrap_or(0);
+            if long(&variants) + before.len() + long(&numbers) > LONGEST_NAME {
+                return Err(too_long());
+            }
             if hosts.len() + variants.len().saturating_mul(numbers.len()) > MOST_HOSTS {
                 return Err(format!("has more than {MOST_HOSTS} hosts"));
             }
@@ -33,6 +37,9 @@ pub fn expand_hosts(list: &str) -> Result<Vec<String>, String> {
             rest = after;
         }
         for variant in &mut variants {
+            if variant.len() + rest.len() > LONGEST_NAME {
+                return Err(too_long());
+            }
             variant.push_str(rest);
         }
         hosts.append(&mut variants);
@@ -69,6 +76,12 @@ pub fn expand_tasks(text: &str) -> Result<Vec<usize>, String> {
 
 /// No cluster has more; a broken list must not fill the memory.
 pub const MOST_HOSTS: usize = 1 << 17;
+/// The longest name that DNS has.
+pub const LONGEST_NAME: usize = 253;
+
+fn too_long() -> String {
+    format!("has a host whose name is longer than {LONGEST_NAME} bytes")
+}
 
 fn split_outside_brackets(list: &str) -> Result<Vec<&str>, String> {
     let mut names = Vec::new();
@@ -109,11 +122,15 @@ fn expand_numbers(inside: &str) -> Result<Vec<String>, String> {
             (Ok(from), Ok(to)) if from <= to && digits(first) && digits(last) => from..=to,
             _ => return Err(format!("has a range {part:?}, which is not like 7 or 01-12")),
         };
-        if range.end() - range.start() >= MOST_HOSTS as u64 {
+        // Before they are written out: a few characters stand for many.
+        if range.end() - range.start() >= (MOST_HOSTS - numbers.len().min(MOST_HOSTS)) as u64 {
             return Err(format!("has more than {MOST_HOSTS} hosts"));
         }
         // Leading zeros say how wide the numbers are; without any they are as wide as they are.
         let width = if first.starts_with('0') { first.len() } else { 0 };
+        if width > LONGEST_NAME {
+            return Err(too_long());
+        }
         numbers.extend(range.map(|number| format!("{number:0width$}")));
     }
     Ok(numbers)
@@ -165,6 +182,22 @@ mod tests {
             let error = expand_hosts(list).expect_err(list);
             assert!(error.starts_with(expected), "{list}: {error}");
         }
+    }
+
+    #[test]
+    fn a_short_list_does_not_become_long() {
+        let zeros = "0".repeat(10_000);
+        for (list, expected) in [
+            (format!("node[{zeros}1-{zeros}100000]"), "longer than 253 bytes"),
+            (format!("{}[1-100000]", "n".repeat(10_000)), "longer than 253 bytes"),
+            (format!("n[1-100000]{}", "n".repeat(10_000)), "longer than 253 bytes"),
+            (format!("n[{}]", vec!["0-99999"; 1000].join(",")), "has more than 131072 hosts"),
+            ("a[1-100]b[1-100]c[1-100]".to_owned(), "has more than 131072 hosts"),
+        ] {
+            let error = expand_hosts(&list).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        assert_eq!(expand_hosts("n[0-131071]").unwrap().len(), MOST_HOSTS);
     }
 
     #[test]

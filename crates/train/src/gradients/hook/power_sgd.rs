@@ -117,7 +117,7 @@ struct State {
 
 struct Underway {
     matrices: Vec<Matrix>,
-    /// Gradients that go whole, and their message. Without any of them the message is the bucket itself.
+    /// Gradients that go whole, or the bucket itself, and their message.
     whole: Vec<Tensor>,
     rest: Option<Work<Tensor>>,
     stage: Stage,
@@ -189,8 +189,9 @@ impl PowerSgdHook {
     ) -> brigade_torch::Result<()> {
         let epsilon = self.options.orthogonalization_epsilon;
         let next = if state.iteration < self.options.start_iteration {
-            let rest = Some(start_mean(group, bucket.buffer.shallow_clone())?);
-            Underway { matrices: Vec::new(), whole: Vec::new(), rest, stage: Stage::Whole }
+            let rest = Some(start_mean(group, &bucket.buffer)?);
+            let whole = vec![bucket.buffer.shallow_clone()];
+            Underway { matrices: Vec::new(), whole, rest, stage: Stage::Whole }
         } else {
             self.start(state, group, bucket)?
         };
@@ -221,7 +222,7 @@ impl PowerSgdHook {
         let (mut matrices, whole) = self.split(state, bucket)?;
         let rest = match whole.as_slice() {
             [] => None,
-            whole => Some(start_mean(group, join(whole)?)?),
+            whole => Some(start_mean(group, &join(whole)?)?),
         };
         let mut left = Vec::with_capacity(matrices.len());
         for matrix in &mut matrices {
@@ -319,7 +320,7 @@ impl Underway {
                 let right = right
                     .map(|(matrix, left)| matrix.values.f_tr()?.f_matmul(left))
                     .collect::<Result<Vec<_>, _>>()?;
-                Stage::Right { left, right: start_mean(group, join(&right)?)? }
+                Stage::Right { left, right: start_mean(group, &join(&right)?)? }
             }
             stage => stage,
         };
@@ -328,9 +329,8 @@ impl Underway {
 }
 
 /// Starts the mean over the ranks; divided before the sum, so that 16-bit floats do not overflow.
-fn start_mean(group: &ProcessGroup, mut values: Tensor) -> brigade_torch::Result<Work<Tensor>> {
-    let _ = values.f_div_scalar_(group.size() as f64)?;
-    group.start_all_reduce(values, ReduceOp::Sum)
+fn start_mean(group: &ProcessGroup, values: &Tensor) -> brigade_torch::Result<Work<Tensor>> {
+    group.start_all_reduce(values.f_div_scalar(group.size() as f64)?, ReduceOp::Sum)
 }
 
 /// In one piece of memory: one message instead of many.

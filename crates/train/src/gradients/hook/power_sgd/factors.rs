@@ -1,6 +1,8 @@
 //! The thin matrices: their first values, and columns at right angles.
 
+use brigade_plan::stream;
 use brigade_torch::{Kind, Tensor};
+use rand_distr::{Distribution, StandardNormal};
 
 /// The same span, with columns of length 1 at right angles. A column without a direction becomes 0: a
 /// gradient that is 0 must not become NaN.
@@ -27,31 +29,10 @@ pub(super) fn orthogonal(matrix: &Tensor, epsilon: f64) -> brigade_torch::Result
     Ok(matrix)
 }
 
-/// Normally distributed numbers, the same for a seed on every rank and machine. Not libtorch's
+/// Draws normally distributed numbers, the same for a seed on every rank and machine. Not with libtorch's
 /// generator: that one belongs to the user's program.
-pub(super) fn normal(seed: [u64; 3], count: usize) -> Vec<f32> {
-    let mut state = seed.into_iter().fold(0x243F_6A88_85A3_08D3u64, |state, part| {
-        mix(state.wrapping_add(part)).rotate_left(17)
-    });
-    let mut uniform = move || {
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        ((mix(state) >> 11) as f64 + 0.5) / (1u64 << 53) as f64
-    };
-    let mut numbers = Vec::with_capacity(count + 1);
-    while numbers.len() < count {
-        let (radius, angle) = ((-2.0 * uniform().ln()).sqrt(), std::f64::consts::TAU * uniform());
-        numbers.push((radius * angle.cos()) as f32);
-        numbers.push((radius * angle.sin()) as f32);
-    }
-    numbers.truncate(count);
-    numbers
-}
-
-/// The finalizer of SplitMix64.
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
+pub(super) fn normal([seed, path @ ..]: [u64; 3], count: usize) -> Vec<f32> {
+    StandardNormal.sample_iter(stream(seed, &path)).take(count).collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,311 @@
+//! Small files that ask for much: memory, disk, or places outside their folder.
+
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
+use std::fs;
+use std::path::Path;
+
+use brigade_checkpoint::Error;
+use brigade_checkpoint::convert::{Target, convert, convert_like, read_weights};
+use brigade_checkpoint::layout::{
+    Checkpoint, FORMAT, FileFacts, MANIFEST, Manifest, VERSION, verify_file,
+};
+use brigade_checkpoint::pth::PthFile;
+use brigade_checkpoint::shards::Index;
+
+/// An archive as torch.save lays it out.
+fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
+    let (mut bytes, mut directory) = (Vec::new(), Vec::new());
+    for (name, content) in entries {
+        let name = format!("w/{name}");
+        let (crc, size) = (crc32fast::hash(content), content.len() as u32);
+        let offset = bytes.len() as u32;
+        let common = |out: &mut Vec<u8>| {
+            out.extend([0u8; 8]); // flags, method, time and date
+            for field in [crc, size, size] {
+                out.extend(field.to_le_bytes());
+            }
+            out.extend((name.len() as u16).to_le_bytes());
+            out.extend([0u8; 2]); // extra
+        };
+        bytes.extend(b"PK\x03\x04\x00\x00");
+        common(&mut bytes);
+        bytes.extend(name.as_bytes());
+        bytes.extend(*content);
+        directory.extend(b"PK\x01\x02\x00\x00\x00\x00");
+        common(&mut directory);
+        directory.extend([0u8; 10]); // comment, disk, attributes
+        directory.extend(offset.to_le_bytes());
+        directory.extend(name.as_bytes());
+    }
+    let (offset, size) = (bytes.len() as u32, directory.len() as u32);
+    bytes.extend(directory);
+    bytes.extend(b"PK\x05\x06\x00\x00\x00\x00");
+    for _ in 0..2 {
+        bytes.extend((entries.len() as u16).to_le_bytes());
+    }
+    bytes.extend(size.to_le_bytes());
+    bytes.extend(offset.to_le_bytes());
+    bytes.extend([0u8; 2]);
+    bytes
+}
+
+fn text(text: &str) -> Vec<u8> {
+    [b"X".as_slice(), &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat()
+}
+
+fn tuple(values: &[i64]) -> Vec<u8> {
+    let items = values.iter().flat_map(|value| [&[0x8a, 8][..], &value.to_le_bytes()].concat());
+    [b"(".as_slice(), &items.collect::<Vec<u8>>(), b"t"].concat()
+}
+
+/// A tensor over storage `0` of `elements` floats.
+fn tensor(elements: i32, size: &[i64], stride: &[i64]) -> Vec<u8> {
+    [
+        b"ctorch._utils\n_rebuild_tensor_v2\n((".as_slice(),
+        &text("storage"),
+        b"ctorch\nFloatStorage\n",
+        &text("0"),
+        &text("cpu"),
+        b"J",
+        &elements.to_le_bytes(),
+        b"tQK\0",
+        &tuple(size),
+        &tuple(stride),
+        b"\x89ccollections\nOrderedDict\n)RtR",
+    ]
+    .concat()
+}
+
+/// A state dictionary of these tensors over one storage of floats.
+fn weights(elements: usize, tensors: &[Vec<u8>]) -> Vec<u8> {
+    let items = tensors.iter().enumerate();
+    let items = items.flat_map(|(i, tensor)| [text(&format!("t{i}")), tensor.clone()].concat());
+    let pickle = [b"\x80\x02}(".as_slice(), &items.collect::<Vec<u8>>(), b"u."].concat();
+    let storage: Vec<u8> = (0..elements).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    archive(&[("data.pkl", &pickle), ("data/0", &storage)])
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Refused by all who read it, and nothing is left of the attempt. Gives the error.
+fn refused(file: &[u8]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("in.pth");
+    fs::write(&path, file).unwrap();
+    let error = PthFile::open(&path).unwrap().value().unwrap_err().to_string();
+    for (target, ending) in [(Target::Safetensors, "safetensors"), (Target::Torch, "bin")] {
+        let to = folder.path().join("out").with_extension(ending);
+        let found = convert(&path, &to, target).unwrap_err();
+        assert!(matches!(found, Error::Unsupported { .. } | Error::Damaged { .. }), "{found}");
+        assert_eq!(names(folder.path()), ["in.pth"]);
+    }
+    error
+}
+
+#[test]
+fn a_view_may_not_repeat_its_storage_out_of_proportion() {
+    // torch.save(torch.as_strided(torch.rand(1), (100000, 100000), (0, 0))), and its kin.
+    let max = i64::from(i32::MAX);
+    for (elements, size, stride) in [
+        (1, vec![100_000, 100_000], vec![0, 0]),
+        (1, vec![max, max], vec![0, 0]),
+        (1, vec![i64::MAX], vec![0]),
+        (1000, vec![500, 100_000], vec![1, 0]),
+        // A window that moves by one: no stride is 0.
+        (3000, vec![1500, 1500], vec![1, 1]),
+    ] {
+        let file = weights(elements, &[tensor(elements as i32, &size, &stride)]);
+        let error = refused(&file);
+        assert!(error.contains(&format!("repeats the {elements} elements")), "{error}");
+        assert!(error.contains(".contiguous()"), "{error}");
+    }
+    for (size, stride) in [(vec![max; 3], vec![0; 3]), (vec![i64::MAX, 2], vec![0, 0])] {
+        let error = refused(&weights(1, &[tensor(1, &size, &stride)]));
+        assert!(error.contains("reach outside its storage of 1 elements"), "{error}");
+    }
+}
+
+#[test]
+fn tensors_may_not_share_a_storage_out_of_proportion() {
+    let whole = tensor(100_000, &[100_000], &[1]);
+    let error = refused(&weights(100_000, &vec![whole.clone(); 40]));
+    assert!(error.contains("share storages"), "{error}");
+
+    // As often as the layers of a model that uses one again and again, it is fine.
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("in.pth"), folder.path().join("out.safetensors"));
+    fs::write(&from, weights(100_000, &vec![whole; 12])).unwrap();
+    convert(&from, &to, Target::Safetensors).unwrap();
+    assert!(fs::metadata(&to).unwrap().len() > 12 * 400_000);
+    assert_eq!(read_weights(&to).unwrap().len(), 12);
+}
+
+#[test]
+fn a_small_expanded_tensor_is_what_it_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("in.pth");
+    fs::write(&path, weights(2, &[tensor(2, &[2, 3], &[1, 0])])).unwrap();
+    let mut file = PthFile::open(&path).unwrap();
+    let value = file.value().unwrap();
+    let bytes = file.read_tensor(value.get("t0").unwrap().as_tensor().unwrap()).unwrap();
+    let floats: Vec<f32> =
+        bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    assert_eq!(floats, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
+}
+
+/// A long string, sizes or names that are kept once and recalled with two bytes each.
+#[test]
+fn what_a_pickle_repeats_costs_no_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("in.pth");
+    let long = "x".repeat(1 << 20);
+    let strings =
+        [b"\x80\x02]q\0(".as_slice(), &text(&long), b"q\x01", &b"h\x01".repeat(100_000), b"e."];
+    let foreign = [
+        b"\x80\x02](c".as_slice(),
+        long.as_bytes(),
+        b"\nname\nq\x01",
+        &b"h\x01".repeat(100_000),
+        b"e.",
+    ];
+    for pickle in [strings.concat(), foreign.concat()] {
+        fs::write(&path, archive(&[("data.pkl", &pickle)])).unwrap();
+        let error = PthFile::open(&path).unwrap().value_with_foreign().unwrap_err().to_string();
+        assert!(error.contains("repeats long strings"), "{error}");
+    }
+    // One tuple of many numbers is the size of many tensors.
+    let many = tuple(&vec![1; 100_000]);
+    let sizes = [
+        b"\x80\x02](".as_slice(),
+        &many,
+        b"q\x01",
+        b"((",
+        &text("storage"),
+        b"ctorch\nFloatStorage\n",
+        &text("0"),
+        &text("cpu"),
+        b"K\x01tQq\x02t",
+        &b"ctorch._utils\n_rebuild_tensor_v2\n(h\x02K\0h\x01h\x01\x89ccollections\nOrderedDict\n)RtR"
+            .repeat(10_000),
+        b"e.",
+    ];
+    fs::write(&path, archive(&[("data.pkl", &sizes.concat()), ("data/0", &[0; 4])])).unwrap();
+    let error = PthFile::open(&path).unwrap().value().unwrap_err().to_string();
+    assert!(error.contains("100000 dimensions"), "{error}");
+}
+
+fn manifest(objects: &str, files: &str) -> String {
+    format!(
+        r#"{{"format":"{FORMAT}","version":{VERSION},"made_by":"a test","world_size":1,"step":0,
+            "samples":0,"objects":{objects},"files":{files},"crc32":""}}"#
+    )
+}
+
+/// Writes a checkpoint's folder with this manifest under its right checksum, which is told by the error
+/// about a wrong one.
+fn checkpoint(folder: &Path, manifest: &str) -> Result<Checkpoint, Error> {
+    fs::create_dir_all(folder).unwrap();
+    fs::write(folder.join(MANIFEST), manifest).unwrap();
+    let Err(error) = Manifest::read(folder) else { panic!("it has no checksum") };
+    let message = error.to_string();
+    let Some((_, rest)) = message.split_once("its own checksum is ") else { return Err(error) };
+    let right = manifest.replace(r#""crc32":"""#, &format!(r#""crc32":"{}""#, &rest[..8]));
+    fs::write(folder.join(MANIFEST), right).unwrap();
+    Checkpoint::open(folder)
+}
+
+#[test]
+fn names_in_a_manifest_stay_in_its_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let inside = folder.path().join("a/b/checkpoint");
+    let object = |name: &str, state: &str, tensors: &str| {
+        format!(
+            r#"[{{"kind":"custom","name":{name:?},"state":{state:?},"tensors":[{tensors:?}]}}]"#
+        )
+    };
+    let facts = r#"{"bytes":2,"crc32":"79fcdd47"}"#;
+    let files = |names: &[&str]| {
+        let entries: Vec<String> = names.iter().map(|name| format!("{name:?}:{facts}")).collect();
+        format!("{{{}}}", entries.join(","))
+    };
+    fs::create_dir_all(&inside).unwrap();
+    for name in ["s.json", "t.json"] {
+        fs::write(inside.join(name), "{}").unwrap();
+    }
+    let good = manifest(&object("custom", "s.json", "t.json"), &files(&["s.json", "t.json"]));
+    checkpoint(&inside, &good).unwrap();
+    for bad in ["../../x", "/etc/passwd", "a/b", ".", "..", "", "a/", "nul\0"] {
+        for manifest in [
+            manifest(&object(bad, "s.json", "t.json"), &files(&["s.json", "t.json"])),
+            manifest(&object("custom", bad, "t.json"), &files(&[bad, "t.json"])),
+            manifest(&object("custom", "s.json", bad), &files(&["s.json", bad])),
+            manifest(&object("custom", "s.json", "t.json"), &files(&["s.json", "t.json", bad])),
+        ] {
+            let manifest = manifest.replace("\\0", "\\u0000");
+            let error = checkpoint(&inside, &manifest).unwrap_err();
+            assert!(matches!(error, Error::Damaged { .. }), "{bad:?}: {error}");
+            assert!(error.to_string().contains("no file name"), "{bad:?}: {error}");
+        }
+    }
+    // The manifest itself is none of its files, and two objects cannot have the same files.
+    let error = checkpoint(&inside, &manifest("[]", &files(&[MANIFEST]))).unwrap_err();
+    assert!(error.to_string().contains("names itself"), "{error}");
+    let one = r#"{"kind":"custom","name":"custom"}"#;
+    let error = checkpoint(&inside, &manifest(&format!("[{one},{one}]"), "{}")).unwrap_err();
+    assert!(error.to_string().contains("two objects `custom`"), "{error}");
+}
+
+#[test]
+fn a_foreign_like_writes_nothing_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let like = folder.path().join("x/y/like");
+    let objects = r#"[{"kind":"model","name":"../../gift","tensors":[]}]"#;
+    fs::create_dir_all(&like).unwrap();
+    let _ = checkpoint(&like, &manifest(objects, "{}"));
+    let from = folder.path().join("in.pth");
+    fs::write(&from, weights(1, &[])).unwrap();
+    let to = folder.path().join("x/y/out");
+    let error = convert_like(&from, &to, &like).unwrap_err().to_string();
+    assert!(error.contains("no file name"), "{error}");
+    assert_eq!(names(folder.path()), ["in.pth", "x"]);
+    assert_eq!(names(&folder.path().join("x")), ["y"]);
+    assert_eq!(names(&folder.path().join("x/y")), ["like"]);
+}
+
+#[test]
+fn names_in_an_index_stay_in_its_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors.index.json");
+    for bad in ["../model.safetensors", "/etc/passwd", "a/b", "..", ""] {
+        fs::write(&path, format!(r#"{{"weight_map":{{"w":{bad:?}}}}}"#)).unwrap();
+        for error in [Index::read(&path).unwrap_err(), read_weights(folder.path()).unwrap_err()] {
+            assert!(matches!(error, Error::Damaged { .. }), "{error}");
+            assert!(error.to_string().contains("no file name"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn sizes_in_a_manifest_cost_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    // Of u64::MAX bytes twice; its files are not there.
+    let facts = format!(r#"{{"bytes":{},"crc32":"00000000"}}"#, u64::MAX);
+    let files = format!(r#"{{"a":{facts},"b":{facts}}}"#);
+    let error = checkpoint(folder.path(), &manifest("[]", &files)).unwrap_err();
+    assert!(error.to_string().contains("is missing"), "{error}");
+    let read = Manifest::read(folder.path()).unwrap();
+    assert_eq!(read.bytes(), u64::MAX);
+
+    let small = folder.path().join("small");
+    fs::write(&small, "x").unwrap();
+    let facts = FileFacts { bytes: u64::MAX, crc32: "00000000".into() };
+    let error = verify_file(&small, &facts).unwrap_err();
+    assert!(error.to_string().contains("it has 1 bytes"), "{error}");
+}

@@ -1,0 +1,389 @@
+//! The readers.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use brigade_checkpoint::layout::{Checkpoint, MANIFEST, Manifest};
+use brigade_checkpoint::pth::{PthFile, StoredTensor};
+use brigade_checkpoint::safetensors::Header;
+use brigade_checkpoint::shards::Index;
+use brigade_checkpoint::{Format, Value};
+use brigade_launch::hosts::HostSpec;
+use brigade_rendezvous::{Decoder, FromAgent, ToAgent};
+use brigade_world::ErrorRecord;
+use brigade_world::scheduler::{expand_hosts, expand_tasks};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use crate::Target;
+use crate::archive::archive;
+
+pub(crate) const TARGETS: &[Target] = &[
+    Target {
+        name: "safetensors",
+        reads: "the header of a safetensors file",
+        words: &["\"dtype\"", "\"shape\"", "\"data_offsets\"", "\"F32\"", "__metadata__", "{}"],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: safetensors,
+    },
+    Target {
+        name: "zip",
+        reads: "the archive of a .pth file",
+        words: &[
+            "PK\x03\x04",
+            "PK\x01\x02",
+            "PK\x05\x06",
+            "PK\x06\x07",
+            "PK\x06\x06",
+            "w/data.pkl",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + PTH_FREE,
+        read: pth,
+    },
+    Target {
+        name: "pickle",
+        reads: "the pickle of a .pth file",
+        words: &[
+            "ctorch._utils\n_rebuild_tensor_v2\n",
+            "ctorch\nFloatStorage\n",
+            "ccollections\nOrderedDict\n",
+            "X\x01\0\0\x000",
+            "X\x07\0\0\0storage",
+            "\u{2}",
+            "tQ",
+            "tR",
+            "q\x01",
+            "h\x01",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + PTH_FREE,
+        read: pickle,
+    },
+    Target {
+        name: "manifest",
+        reads: "the manifest of a checkpoint",
+        words: &[
+            "\"objects\":[",
+            "\"files\":{",
+            "\"bytes\":",
+            "\"crc32\":\"\"",
+            "../",
+            "\"name\":",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: manifest,
+    },
+    Target {
+        name: "index",
+        reads: "the index of several weights files",
+        words: &["\"weight_map\":{", "\"metadata\":{", "\"total_size\":", "../", "/etc/passwd"],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: index,
+    },
+    Target {
+        name: "state",
+        reads: "the state of an object in a checkpoint",
+        words: &[
+            "{\"$dict\":[[",
+            "{\"$tuple\":[",
+            "{\"$bytes\":\"",
+            "{\"$float\":\"",
+            "{\"$tensor\":\"",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: state,
+    },
+    #[cfg(feature = "idx")]
+    Target {
+        name: "idx",
+        reads: "an IDX file, plain or gzip",
+        words: &["\0\0\x08\x03", "\0\0\x08\x01", "\u{1f}", "\0\0\0\x01"],
+        // What a gzip file may become, and a buffer that grows to twice of it at most.
+        bytes_per_byte: 2 * 200,
+        free_bytes: FREE + (8 << 20),
+        read: idx,
+    },
+    Target {
+        name: "hostfile",
+        reads: "a hostfile, or a list of hosts",
+        words: &["slots=", "max-slots=", ":4", "[fd00::7]", "@", "#", ","],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: hostfile,
+    },
+    Target {
+        name: "accelerate_yaml",
+        reads: "Accelerate's settings in YAML",
+        words: &[
+            "distributed_type: MULTI_GPU\n",
+            "num_machines: ",
+            "&a ",
+            "*a",
+            "<<: ",
+            "? ",
+            "|\n",
+        ],
+        bytes_per_byte: YAML,
+        free_bytes: FREE,
+        read: accelerate_yaml,
+    },
+    Target {
+        name: "accelerate_json",
+        reads: "Accelerate's settings in JSON",
+        words: &["\"distributed_type\":", "\"num_processes\":", "null", "{}", "[]", "\\u0000"],
+        bytes_per_byte: YAML,
+        free_bytes: FREE,
+        read: accelerate_json,
+    },
+    Target {
+        name: "settings",
+        reads: "Brigade's settings in TOML",
+        words: &[
+            "version = 1\n",
+            "[ranks]\n",
+            "[env]\n",
+            "nproc = ",
+            "\"\"\"",
+            "[[a]]\n",
+            "a.b.c = 1",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: settings,
+    },
+    Target {
+        name: "node_list",
+        reads: "Slurm's lists of nodes and tasks",
+        words: &["[", "]", "-", ",", "(x", ")", "0000", "131072"],
+        // A few characters stand for hosts up to a limit.
+        bytes_per_byte: TREE,
+        free_bytes: FREE + (128 << 20),
+        read: node_list,
+    },
+    Target {
+        name: "rendezvous",
+        reads: "the frames between agents and coordinator",
+        words: &["\0\0\0\x10", "Beat", "Join", "Output", "Finished", "Refused"],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: rendezvous,
+    },
+    Target {
+        name: "agent",
+        reads: "what the launcher and an agent say over ssh before the job",
+        words: &["Hello", "Found", "Look", "Store", "Piece", "Enter", "Job"],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: agent,
+    },
+    Target {
+        name: "error_file",
+        reads: "the error file of a rank",
+        words: &["\"message\":", "\"extraInfo\":", "\"py_callstack\":", "\"errorCode\":"],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: error_file,
+    },
+];
+
+/// For values of one or two bytes each.
+const TREE: usize = 512;
+/// The YAML parser keeps places, and copies what an anchor names.
+const YAML: usize = 2048;
+/// Buffers, folders, messages.
+const FREE: usize = 4 << 20;
+/// What a tensor that repeats its storage may take, and as much for a piece of it.
+const PTH_FREE: usize = 4 << 20;
+
+fn safetensors(input: &[u8]) {
+    let file = file(input);
+    let Ok(header) = Header::read(Path::new("a.safetensors"), &file) else { return };
+    for entry in &header.tensors {
+        assert!(entry.range.end <= input.len() as u64, "{entry:?}");
+        assert_eq!(entry.info.bytes(), Some(entry.range.end - entry.range.start), "{entry:?}");
+    }
+}
+
+fn pth(input: &[u8]) {
+    let path = Path::new("a.pth");
+    let file = file(input);
+    let _ = Format::of(path, &file);
+    let Ok(mut file) = PthFile::from_file(path, file) else { return };
+    for value in [file.value(), file.value_with_foreign()] {
+        let Ok(value) = value else { continue };
+        copy_tensors(&mut file, value, input.len());
+    }
+}
+
+/// Every tensor can be asked for; together they are not many times the file.
+fn copy_tensors(file: &mut PthFile, value: Value<StoredTensor>, length: usize) {
+    let mut sink = Sink(0);
+    let copied = value.try_map(&mut |_, tensor| {
+        let before = sink.0;
+        // A storage may turn out to be damaged.
+        if file.copy_tensor(&tensor, &mut sink).is_ok() {
+            assert_eq!(Some(sink.0 - before), tensor.info().bytes(), "{tensor:?}");
+        }
+        Ok::<_, std::convert::Infallible>(())
+    });
+    let Ok(_) = copied;
+    assert!(sink.0 <= 16 * length as u64 + (1 << 20), "{} bytes of {length}", sink.0);
+}
+
+fn pickle(input: &[u8]) {
+    let floats: Vec<u8> = (0..64u8).flat_map(|i| f32::from(i).to_le_bytes()).collect();
+    pth(&archive(&[("data.pkl", input), ("data/0", &floats), ("data/1", &[])]));
+}
+
+fn manifest(input: &[u8]) {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    fs::write(folder.path().join(MANIFEST), input).expect("a file can be written");
+    let _ = Checkpoint::open(folder.path());
+    // With its right checksum, which no fuzzer guesses.
+    let Ok(manifest) = serde_json::from_slice::<Manifest>(input) else { return };
+    fs::write(folder.path().join(MANIFEST), manifest.to_json()).expect("a file can be written");
+    let Ok(manifest) = Manifest::read(folder.path()) else { return };
+    let _ = (manifest.bytes(), manifest.of_kind("model").count());
+    let names = manifest.files.keys().chain(manifest.objects.iter().map(|object| &object.name));
+    for name in names.chain(manifest.objects.iter().flat_map(|object| object.files())) {
+        assert!(stays_in(folder.path(), name.as_ref()), "{name:?}");
+    }
+    let _ = Checkpoint::open(folder.path());
+}
+
+fn index(input: &[u8]) {
+    let file = file(input);
+    let Ok(index) = Index::read(&path_of(&file)) else { return };
+    let folder = Path::new("/folder");
+    for name in index.files() {
+        assert!(stays_in(folder, name.as_ref()), "{name:?}");
+    }
+}
+
+fn state(input: &[u8]) {
+    let Ok(json) = serde_json::from_slice(input) else { return };
+    let Ok(value) = Value::from_json(&json) else { return };
+    // What was read can be written, and read again.
+    let again = Value::from_json(&value.to_json()).expect("our own form is known");
+    // NaN is not equal to itself.
+    assert_eq!(format!("{again:?}"), format!("{value:?}"));
+}
+
+#[cfg(feature = "idx")]
+fn idx(input: &[u8]) {
+    for dimensions in [1, 3] {
+        let Ok(file) = brigade_data::IdxFile::read(input, Path::new("a"), dimensions) else {
+            continue;
+        };
+        assert_eq!(file.data.len(), file.shape.iter().product::<usize>());
+        assert_eq!(file.shape.len(), dimensions);
+    }
+}
+
+fn hostfile(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    let _ = HostSpec::parse_list(text);
+    let _ = HostSpec::parse_file(text, Path::new("hosts"));
+}
+
+fn accelerate_yaml(input: &[u8]) {
+    accelerate("default_config.yaml", input);
+}
+
+fn accelerate_json(input: &[u8]) {
+    accelerate("default_config.json", input);
+}
+
+fn accelerate(path: &str, input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    if let Err(error) = brigade_config::accelerate::read(Path::new(path), text) {
+        let _ = error.to_string();
+    }
+}
+
+fn settings(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    if let Err(error) = brigade_config::read_layer(Path::new("brigade.toml"), text) {
+        let _ = error.to_string();
+    }
+}
+
+fn node_list(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    if let Ok(hosts) = expand_hosts(text) {
+        assert!(hosts.iter().all(|host| !host.is_empty()));
+    }
+    let _ = expand_tasks(text);
+}
+
+fn rendezvous(input: &[u8]) {
+    // In pieces, as they come from a network.
+    for piece in [1, 7, input.len().max(1)] {
+        let (mut agent, mut coordinator) = (Decoder::default(), Decoder::limited(4 << 10));
+        let (mut from_agent, mut to_agent) = (true, true);
+        for bytes in input.chunks(piece) {
+            coordinator.push(bytes);
+            agent.push(bytes);
+            while from_agent {
+                match coordinator.next::<FromAgent>() {
+                    Ok(Some(_)) => {}
+                    Ok(None) => break,
+                    Err(_) => from_agent = false,
+                }
+            }
+            while to_agent {
+                match agent.next::<ToAgent>() {
+                    Ok(Some(_)) => {}
+                    Ok(None) => break,
+                    Err(_) => to_agent = false,
+                }
+            }
+        }
+    }
+}
+
+fn agent(input: &[u8]) {
+    brigade_launch::hosts::read_messages(input);
+}
+
+fn error_file(input: &[u8]) {
+    let file = file(input);
+    let _ = ErrorRecord::read(&path_of(&file));
+}
+
+/// A file in memory with these bytes, at its beginning.
+fn file(bytes: &[u8]) -> File {
+    let mut file = memfd_create("input", MemfdFlags::CLOEXEC).map(File::from).expect("memory");
+    file.write_all(bytes).expect("memory");
+    io::Seek::rewind(&mut file).expect("it has a beginning");
+    file
+}
+
+/// A path under which such a file can be opened once more.
+fn path_of(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+fn stays_in(folder: &Path, name: &Path) -> bool {
+    folder.join(name).parent() == Some(folder)
+}
+
+/// Counts what is written to it.
+struct Sink(u64);
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

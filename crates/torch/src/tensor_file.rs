@@ -1,0 +1,270 @@
+//! Files of tensors, read into tensors that are there.
+//!
+//! Files are read, not mapped. A map saves a copy where a tensor lies on a device or in another order; but a
+//! file that is cut short while it is mapped ends the process by SIGBUS, and the pages of a map count as memory
+//! of the process beside the tensors.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use tch::{Device, Kind, Tensor};
+
+use crate::error::Error;
+use crate::memory::fill_bytes;
+
+/// A file whose bytes go into tensors.
+///
+/// A plain tensor of the CPU is read into. For a tensor on a device, of another order in memory or of another
+/// kind a piece of the file is read at a time, 16 MB unless [`TensorFile::piece`] says otherwise.
+///
+/// ```
+/// use brigade_torch::{Device, Kind, Tensor, TensorFile};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("images.bin");
+/// std::fs::write(&path, [0u8; 16 + 10 * 28 * 28])?;
+/// let mut images = Tensor::empty([10, 28, 28], (Kind::Uint8, Device::Cpu));
+/// TensorFile::open(&path)?.read_into(16, &mut images)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct TensorFile {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+    piece: usize,
+}
+
+impl TensorFile {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// [`Error::Read`].
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, Error> {
+        let path = path.into();
+        match File::open(&path) {
+            Ok(file) => Self::from_file(path, file),
+            Err(source) => Err(Error::Read { path, source }),
+        }
+    }
+
+    /// Takes a file that is open for reading; the path is for errors.
+    ///
+    /// # Errors
+    /// [`Error::Read`] when its size cannot be asked for.
+    pub fn from_file(path: impl Into<PathBuf>, file: File) -> Result<Self, Error> {
+        let mut opened = Self { path: path.into(), file, bytes: 0, piece: PIECE_BYTES };
+        opened.bytes = opened.bytes_now()?;
+        Ok(opened)
+    }
+
+    /// Sets how many bytes are read at a time where tensors cannot be read into directly, at least 4096.
+    #[must_use]
+    pub fn piece(mut self, bytes: usize) -> Self {
+        self.piece = bytes.max(LEAST_PIECE_BYTES);
+        self
+    }
+
+    /// Its bytes when it was opened.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Fills a tensor with the bytes from `offset` on: its values in row-major order, of its own kind. The
+    /// tensor may lie on a device, or have another order in memory.
+    ///
+    /// As with [`fill_bytes`], autograd does not notice.
+    ///
+    /// # Errors
+    /// [`Error::CutShort`] and [`Error::Read`]: what is in the tensor is undefined then;
+    /// [`Error::Tensor`] when libtorch cannot copy.
+    pub fn read_into(&self, offset: u64, tensor: &mut Tensor) -> Result<(), Error> {
+        let kind = tensor.f_kind()?;
+        self.convert_into(offset, kind, tensor)
+    }
+
+    /// As [`TensorFile::read_into`], where the values in the file are of another kind than the tensor's.
+    ///
+    /// # Errors
+    /// Those of [`TensorFile::read_into`].
+    pub fn convert_into(&self, offset: u64, kind: Kind, tensor: &mut Tensor) -> Result<(), Error> {
+        self.holds(offset, bytes_of(tensor, kind))?;
+        let plain =
+            tensor.device() == Device::Cpu && tensor.is_contiguous() && tensor.f_kind()? == kind;
+        match plain {
+            true => fill_bytes(tensor, |bytes| self.read(offset, bytes)),
+            false => tch::no_grad(|| self.convert(offset, kind, tensor)),
+        }
+    }
+
+    /// Into a tensor that is not plain: part by part, along its first dimensions.
+    fn convert(&self, offset: u64, kind: Kind, tensor: &Tensor) -> Result<(), Error> {
+        let (bytes, size) = (bytes_of(tensor, kind), tensor.size());
+        let (true, Some(&rows)) = (bytes > self.piece, size.first()) else {
+            return self.convert_part(offset, kind, tensor);
+        };
+        // More than a piece, so not empty.
+        let row = bytes / rows.unsigned_abs().max(1) as usize;
+        let step = (self.piece / row.max(1)) as i64;
+        for first in (0..rows).step_by(step.max(1) as usize) {
+            let at = offset + first.unsigned_abs() * row as u64;
+            match step {
+                // A row is more than a piece.
+                0 => self.convert(at, kind, &tensor.f_select(0, first)?)?,
+                _ => {
+                    let part = tensor.f_narrow(0, first, step.min(rows - first))?;
+                    self.convert_part(at, kind, &part)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn convert_part(&self, offset: u64, kind: Kind, tensor: &Tensor) -> Result<(), Error> {
+        let mut values = Tensor::f_empty(tensor.size(), (kind, Device::Cpu))?;
+        fill_bytes(&mut values, |bytes| self.read(offset, bytes))?;
+        Ok(tensor.shallow_clone().f_copy_(&values)?)
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        let read = self.file.read_exact_at(into, offset);
+        read.map_err(|source| match source.kind() {
+            std::io::ErrorKind::UnexpectedEof => Error::CutShort {
+                path: self.path.clone(),
+                expected: self.bytes,
+                found: self.bytes_now().unwrap_or(0),
+            },
+            _ => Error::Read { path: self.path.clone(), source },
+        })
+    }
+
+    /// Whether the file had so much when it was opened.
+    fn holds(&self, offset: u64, bytes: usize) -> Result<(), Error> {
+        match offset.checked_add(bytes as u64) {
+            Some(end) if end <= self.bytes => Ok(()),
+            end => Err(Error::CutShort {
+                path: self.path.clone(),
+                expected: end.unwrap_or(u64::MAX),
+                found: self.bytes,
+            }),
+        }
+    }
+
+    fn bytes_now(&self) -> Result<u64, Error> {
+        let found = self.file.metadata().map(|metadata| metadata.len());
+        found.map_err(|source| Error::Read { path: self.path.clone(), source })
+    }
+}
+
+/// Bytes of the tensor's values in a kind.
+fn bytes_of(tensor: &Tensor, kind: Kind) -> usize {
+    tensor.numel() * kind.elt_size_in_bytes()
+}
+
+/// So much is memory of each thread that reads, for as long as it does.
+const PIECE_BYTES: usize = 16 << 20;
+const LEAST_PIECE_BYTES: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::memory_format::channels_last;
+
+    /// Values of no short period, so that a piece at a wrong place is seen.
+    fn bytes(count: usize) -> Vec<u8> {
+        (0..count).map(|i| (i * 7 + i / 251 + i / 65_521) as u8).collect()
+    }
+
+    fn file(content: &[u8]) -> (TempDir, TensorFile) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, content).unwrap();
+        (folder, TensorFile::open(path).unwrap())
+    }
+
+    fn plain(file: &TensorFile, offset: u64, kind: Kind, size: &[i64]) -> Tensor {
+        let mut tensor = Tensor::f_empty(size, (kind, Device::Cpu)).unwrap();
+        file.read_into(offset, &mut tensor).unwrap();
+        tensor
+    }
+
+    #[test]
+    fn every_byte_comes_to_its_place() {
+        let content = bytes(3 << 20);
+        let (_folder, file) = file(&content);
+        for (offset, count) in [(0, content.len()), (1, 300_001), (8191, 1 << 20), (77, 5), (9, 0)]
+        {
+            let tensor = plain(&file, offset, Kind::Uint8, &[count as i64]);
+            let expected = &content[offset as usize..offset as usize + count];
+            assert!(Vec::<u8>::try_from(&tensor).unwrap() == expected, "{offset}");
+        }
+        let mut tensor = Tensor::f_empty([10], (Kind::Uint8, Device::Cpu)).unwrap();
+        for offset in [(3 << 20) - 9, u64::MAX] {
+            let error = file.read_into(offset, &mut tensor).unwrap_err();
+            assert!(matches!(error, Error::CutShort { found, .. } if found == 3 << 20), "{error}");
+        }
+    }
+
+    #[test]
+    fn tensors_that_are_not_plain_have_the_same_values() {
+        let (_folder, file) = file(&bytes(2 << 20));
+        let path = file.path().to_owned();
+        for piece in [4096, 50_000, 16 << 20] {
+            let file = TensorFile::open(&path).unwrap().piece(piece);
+            // One row is more than the smallest piece, and several are; also at an odd place.
+            for size in [[2, 64, 32, 32], [64, 3, 5, 7], [1, 1, 1, 1], [3, 0, 2, 2]] {
+                for offset in [0, 8, 13] {
+                    let expected = plain(&file, offset, Kind::Int, &size);
+                    let empty = Tensor::f_zeros(size, (Kind::Int, Device::Cpu)).unwrap();
+                    let mut images = channels_last(&empty).unwrap();
+                    file.read_into(offset, &mut images).unwrap();
+                    assert_eq!(images, expected, "{size:?} at {offset}, pieces of {piece}");
+                    let mut wide = Tensor::f_zeros(size, (Kind::Int64, Device::Cpu)).unwrap();
+                    file.convert_into(offset, Kind::Int, &mut wide).unwrap();
+                    assert_eq!(wide, expected.to_kind(Kind::Int64), "{size:?} at {offset}");
+                }
+            }
+            // Any byte but 0 is true.
+            let mut truths = Tensor::f_zeros([1000, 100], (Kind::Bool, Device::Cpu)).unwrap();
+            let mut turned = truths.f_zeros_like().unwrap().transpose(0, 1).contiguous();
+            file.read_into(5, &mut truths).unwrap();
+            file.read_into(5, &mut turned.f_t_().unwrap()).unwrap();
+            let numbers = plain(&file, 5, Kind::Uint8, &[1000, 100]);
+            assert_eq!(truths, numbers.ne(0));
+            assert_eq!(turned, truths);
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_short_is_an_error() {
+        for left in [0, 4096, 700_001, (1 << 20) - 5] {
+            let (_folder, file) = file(&bytes(1 << 20));
+            OpenOptions::new().write(true).open(file.path()).unwrap().set_len(left).unwrap();
+            let mut plain = Tensor::f_empty([1 << 20], (Kind::Uint8, Device::Cpu)).unwrap();
+            let mut wide = Tensor::f_zeros([1 << 20], (Kind::Int64, Device::Cpu)).unwrap();
+            for error in [
+                file.read_into(0, &mut plain).unwrap_err(),
+                file.convert_into(0, Kind::Uint8, &mut wide).unwrap_err(),
+            ] {
+                assert!(
+                    matches!(error, Error::CutShort { expected, found, .. }
+                        if expected == 1 << 20 && found == left),
+                    "{error}"
+                );
+                assert!(error.to_string().contains("was cut short while it was read"), "{error}");
+            }
+        }
+    }
+}

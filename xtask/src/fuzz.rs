@@ -1,0 +1,209 @@
+//! `cargo xtask fuzz`: libFuzzer on the readers of foreign bytes.
+//!
+//! With a nightly toolchain and cargo-fuzz the address sanitizer watches, too. Without them the same programs are
+//! built on the stable toolchain: what guides libFuzzer are passes of LLVM, which every toolchain has, and the
+//! readers hold no unsafe code.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::cargo::{self, plain_cargo};
+use crate::checkout::Checkout;
+use crate::setup;
+
+/// What to fuzz, for how long.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// The reader: a name from fuzz/fuzz_targets/; without one, all in turn
+    target: Option<String>,
+    /// For each reader
+    #[arg(long, default_value_t = 1.0)]
+    minutes: f64,
+    /// Afterwards, add what reached new code to the corpus in crates/fuzzkit/corpus/, as few and small inputs
+    /// as will do
+    #[arg(long)]
+    keep: bool,
+}
+
+pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
+    ensure!(
+        options.minutes.is_finite() && options.minutes > 0.0,
+        "--minutes {} is no time: give a number above 0",
+        options.minutes
+    );
+    let known = targets(checkout)?;
+    let chosen: Vec<&String> = match &options.target {
+        None => known.iter().collect(),
+        Some(name) => match known.iter().find(|target| *target == name) {
+            Some(target) => vec![target],
+            None => bail!("there is no reader {name}: choose one of {}", known.join(", ")),
+        },
+    };
+    let fuzzer = Fuzzer { checkout, nightly: has_cargo_fuzz(checkout) };
+    if !fuzzer.nightly {
+        eprintln!(
+            "note: without the address sanitizer; `rustup toolchain install nightly` and `cargo install \
+             cargo-fuzz` bring it"
+        );
+    }
+    let mut failed = Vec::new();
+    for target in &chosen {
+        if !fuzzer.fuzz(target, options)? {
+            failed.push(target.as_str());
+        }
+    }
+    if failed.is_empty() {
+        eprintln!("{} readers, {} minutes each: nothing was found", chosen.len(), options.minutes);
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!(
+        "failures in {}: the inputs lie in {}; copy each into crates/fuzzkit/corpus/READER/, where the suite \
+         reads it, and mend the reader",
+        failed.join(", "),
+        fuzzer.folder("failed").display()
+    );
+    Ok(ExitCode::FAILURE)
+}
+
+/// Their names, in order.
+fn targets(checkout: &Checkout) -> Result<Vec<String>> {
+    let folder = checkout.root().join("fuzz/fuzz_targets");
+    let listed =
+        fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut names: Vec<String> = listed
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension() == Some(OsStr::new("rs")))
+        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+fn has_cargo_fuzz(checkout: &Checkout) -> bool {
+    let mut command = nightly_cargo(checkout);
+    command.args(["fuzz", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// rustup's cargo: the one that started us is that of a toolchain, and knows no other.
+fn nightly_cargo(checkout: &Checkout) -> Command {
+    let mut command = Command::new("cargo");
+    command.arg("+nightly").current_dir(checkout.root());
+    for name in ["CARGO", "RUSTUP_TOOLCHAIN", "RUSTC", "RUSTDOC"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+struct Fuzzer<'a> {
+    checkout: &'a Checkout,
+    nightly: bool,
+}
+
+impl Fuzzer<'_> {
+    /// Whether nothing was found.
+    fn fuzz(&self, target: &str, options: &Options) -> Result<bool> {
+        let (corpus, work) = (self.corpus(target), self.folder("corpus").join(target));
+        let failed = self.folder("failed");
+        for folder in [&corpus, &work, &failed] {
+            fs::create_dir_all(folder)
+                .with_context(|| format!("cannot make folder {}", folder.display()))?;
+        }
+        let mut prefix = failed.join(target).into_os_string();
+        prefix.push("-");
+        let seconds = (options.minutes * 60.0).ceil().max(1.0);
+        let mut command = self.program(target)?;
+        // What is new goes into the first folder.
+        command.args([&work, &corpus]);
+        if self.nightly {
+            command.arg("--");
+        }
+        command.args([
+            format!("-max_total_time={seconds}"),
+            format!("-max_len={LONGEST_INPUT}"),
+            format!("-timeout={LONGEST_SECONDS}"),
+            format!("-rss_limit_mb={MEMORY_MB}"),
+            "-print_final_stats=1".to_owned(),
+            "-verbosity=0".to_owned(),
+            format!("-artifact_prefix={}", Path::new(&prefix).display()),
+        ]);
+        let sound = cargo::run(&mut command)?.success();
+        if sound && options.keep {
+            self.keep(target, &corpus, &work)?;
+        }
+        Ok(sound)
+    }
+
+    /// Adds inputs to the corpus that reach what none of it reaches.
+    fn keep(&self, target: &str, corpus: &Path, work: &Path) -> Result<()> {
+        let mut command = self.program(target)?;
+        command.args([corpus, work]);
+        if self.nightly {
+            command.arg("--");
+        }
+        command.args(["-set_cover_merge=1".to_owned(), format!("-max_len={LONGEST_KEPT}")]);
+        ensure!(cargo::run(&mut command)?.success(), "the corpus of {target} cannot be merged");
+        Ok(())
+    }
+
+    /// A command to which folders and libFuzzer's options are added.
+    fn program(&self, target: &str) -> Result<Command> {
+        let mut environment = Vec::new();
+        let mut features = Vec::new();
+        if LIBTORCH.contains(&target) {
+            environment = setup::ensure(self.checkout)?.environment();
+            features = vec!["--features", target];
+        }
+        if self.nightly {
+            let mut command = nightly_cargo(self.checkout);
+            command.args(["fuzz", "run"]).args(&features).arg(target).envs(environment);
+            return Ok(command);
+        }
+        let folder = self.folder("build");
+        let mut build = plain_cargo(self.checkout);
+        build
+            .args(["build", "--release", "--manifest-path", "fuzz/Cargo.toml", "--bin", target])
+            // So build scripts are built without the flags.
+            .args(["--target", HOST])
+            .args(&features)
+            .arg("--target-dir")
+            .arg(&folder)
+            .env("RUSTFLAGS", FLAGS.join(" "))
+            .envs(environment);
+        ensure!(cargo::run(&mut build)?.success(), "the program for {target} cannot be built");
+        Ok(Command::new(folder.join(HOST).join("release").join(target)))
+    }
+
+    fn corpus(&self, target: &str) -> PathBuf {
+        self.checkout.root().join("crates/fuzzkit/corpus").join(target)
+    }
+
+    fn folder(&self, name: &str) -> PathBuf {
+        self.checkout.root().join("target/fuzz").join(name)
+    }
+}
+
+/// What cargo-fuzz builds with, less the sanitizer.
+const FLAGS: [&str; 7] = [
+    "--cfg=fuzzing",
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Cllvm-args=-simplifycfg-branch-fold-threshold=0",
+];
+const HOST: &str = "x86_64-unknown-linux-gnu";
+/// Readers in crates that link libtorch; each is a feature.
+const LIBTORCH: [&str; 1] = ["idx"];
+const LONGEST_INPUT: usize = 64 << 10;
+/// Of inputs that are kept in the repository.
+const LONGEST_KEPT: usize = 4 << 10;
+/// For a reader that never ends, on the clock on the wall. The limit that counts is in the targets.
+const LONGEST_SECONDS: u32 = 300;
+/// For one that fills the memory before it ends.
+const MEMORY_MB: u32 = 2048;
