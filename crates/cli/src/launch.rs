@@ -9,6 +9,7 @@ use brigade_config::{
     ChosenBy, ConfigError, Layer, Place, Source, TABLE, Variables, is_accelerates, load, rivals,
 };
 use brigade_launch::emit::JobFile;
+use brigade_launch::events::EventsTarget;
 use brigade_launch::hosts::{HostsFacts, HostsPlan, VariableFile};
 use brigade_launch::{
     ForPython, HostFacts, LaunchError, LaunchOptions, LaunchPlan, Program, Secret, Surroundings,
@@ -41,7 +42,8 @@ mod program;
 ///
 /// Every line of output is prefixed with its rank. When a rank fails, the others are stopped, its
 /// last lines are shown, and its exit code becomes the launcher's. Nothing is left running, even
-/// when the launcher itself is killed. The ranks' standard input is empty.
+/// when the launcher itself is killed. The ranks' standard input is empty, except that a job of one
+/// rank on a terminal has that terminal (--raw).
 ///
 /// What no flag says, a variable does (--max-restarts is BRIGADE_MAX_RESTARTS), else the settings
 /// file, else a default. Flags of torchrun and `accelerate launch` are taken under their own names,
@@ -277,10 +279,15 @@ fn surround(given: &mut Layer) -> anyhow::Result<()> {
 /// Every setting that somebody has made, as the flag that makes it. Those of another kind of job are
 /// left out with a warning.
 fn settings_as_flags(layers: &mut Layer) -> Vec<OsString> {
-    let (mut flags, mut left_out) = (Vec::new(), Vec::new());
+    let (mut flags, mut left_out, mut descriptor) = (Vec::new(), Vec::new(), None);
     for setting in TABLE.iter().filter(|it| layers.is_given(it.name)) {
         let Some(text) = layers.settings.text(setting.name) else { continue };
-        if SAID_BY_THE_SCHEDULER.contains(&setting.name) || OF_A_LIST.contains(&setting.name) {
+        if matches!(&layers.settings.events, Some(EventsTarget::Descriptor(_)))
+            && setting.name == EVENTS
+        {
+            descriptor = Some(text);
+        } else if SAID_BY_THE_SCHEDULER.contains(&setting.name) || OF_A_LIST.contains(&setting.name)
+        {
             left_out.push((setting.name, text));
         } else if setting.name != NNODES {
             flags.extend(as_flag(setting.name, text, setting.is_switch));
@@ -291,6 +298,15 @@ fn settings_as_flags(layers: &mut Layer) -> Vec<OsString> {
         layers.warn(
             source,
             format!("{name} {text} is not in the job file: the scheduler has the hosts"),
+        );
+    }
+    if let Some(text) = descriptor {
+        let source = layers.source(EVENTS).cloned().unwrap_or(Source::Default);
+        layers.warn(
+            source,
+            format!(
+                "events {text} is not in the job file: a job has no descriptor of this process"
+            ),
         );
     }
     flags
@@ -329,6 +345,7 @@ const SAID_BY_THE_SCHEDULER: [&str; 6] =
 /// Settings of a job whose hosts are started from here.
 const OF_A_LIST: [&str; 6] = ["include", "exclude", "ssh-command", "workdir", "sync", "env-pass"];
 const NNODES: &str = "nnodes";
+const EVENTS: &str = "events";
 
 const USAGE: &str = "brigade launch [OPTIONS] [--] <PROGRAM> [ARGS]...";
 

@@ -115,6 +115,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             | LaunchError::NoSuchLocalRank { .. }
             | LaunchError::Meeting { .. }
             | LaunchError::ForPython { .. }
+            | LaunchError::Raw { .. }
             | LaunchError::Scheduler(_)
             | LaunchError::Device(_)
             | LaunchError::Bind(_),

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 mod job;
+#[path = "config/person.rs"]
+mod person;
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -10,10 +12,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use brigade_suite::TimeLimit;
 use job::{BRIGADE, Job, Run, brigade};
 use nix::pty::{Winsize, openpty};
 use nix::unistd::geteuid;
+use person::Person;
 use tempfile::TempDir;
 
 const SPEAK: &str = "echo out $RANK; echo err $RANK >&2";
@@ -338,3 +343,110 @@ fn quiet_hides_the_launcher_but_not_a_failure() {
     assert!(lines[0].starts_with("brigade: rank 0 on ") && lines[0].ends_with("exit code 3"));
     assert_eq!(lines[1..], ["brigade: its last lines on stdout:", "  out"]);
 }
+
+/// A job of one rank on a terminal of its own.
+fn on_a_terminal(flags: &[&str], script: &str) -> Person {
+    let mut words = vec!["--ctty", BRIGADE, "launch"];
+    words.extend(flags);
+    words.extend(["sh", "-c", script]);
+    let mut command = Command::new("setsid");
+    command.args(words).env("BRIGADE_CONFIG", "/dev/null").env("TERM", "xterm");
+    Person::answering(command)
+}
+
+#[test]
+fn one_rank_has_the_terminal() {
+    let _limit = TimeLimit::new("a rank that reads from the keyboard", LIMIT);
+    let script = "[ -t 0 ] && [ -t 1 ] && [ -t 2 ] || exit 9; printf '10%%\\r20%%\\rname? '; \
+                  read -r name; echo \"hello $name\"";
+    let mut person = on_a_terminal(&[], script);
+    person.expect("10%\r20%\rname? ");
+    person.types("ada\n");
+    person.expect("hello ada");
+    assert_eq!(person.ends(), 0);
+
+    // What asks for lines, or says no, has them.
+    for flag in ["--no-raw", "--prefix=[$rank] ", "--tee=3"] {
+        let mut person = on_a_terminal(&[flag], "[ ! -t 0 ] && [ ! -t 1 ] && echo none");
+        person.expect("none\r\n");
+        assert_eq!(person.ends(), 0, "{flag}");
+    }
+    // One stream may go into a file and the others to the terminal.
+    let folder = tempfile::tempdir().unwrap();
+    let logs = format!("--log-dir={}", folder.path().display());
+    let script = "[ -t 0 ] && [ ! -t 1 ] && echo quiet && echo loud >&2";
+    let mut person = on_a_terminal(&["--raw", "--redirects=1", &logs], script);
+    person.expect("loud\r\n");
+    assert_eq!(person.ends(), 0);
+    let run = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    assert_eq!(fs::read_to_string(run.join("attempt_0/0/stdout.log")).unwrap(), "quiet\n");
+}
+
+#[test]
+fn ctrl_c_is_for_the_rank_that_has_the_terminal() {
+    let _limit = TimeLimit::new("a rank that is interrupted on its terminal", LIMIT);
+    // A program that makes something of it, as a debugger does, goes on.
+    let script = "trap 'echo caught' INT; echo ready; sleep 1000 & wait; read -r code; exit $code";
+    let mut person = on_a_terminal(&[], script);
+    person.expect("ready");
+    person.types("\x03");
+    person.expect("caught");
+    person.types("7\n");
+    person.expect("failed: exit code 7");
+    assert_eq!(person.ends(), 7);
+
+    // One that ends by it has not failed: nothing is reported, nothing starts again.
+    let mut person = on_a_terminal(&["--max-restarts=3"], "echo ready; exec sleep 1000");
+    person.expect("ready");
+    person.types("\x03");
+    person.expect("brigade: stopped by SIGINT\r\n");
+    assert_eq!(person.ends(), 130);
+}
+
+#[test]
+fn ctrl_z_suspends_a_job_that_has_the_terminal() {
+    let _limit = TimeLimit::new("a job that is suspended", LIMIT);
+    let script = format!(
+        "'{BRIGADE}' launch sh -c 'echo ready; read -r name; echo \"hello $name\"'; \
+         echo \"stopped $?\"; fg; echo \"ended $?\""
+    );
+    let mut command = Command::new("setsid");
+    command.args(["--ctty", "sh", "-m", "-c", &script]);
+    command.env("BRIGADE_CONFIG", "/dev/null").env("TERM", "xterm");
+    let mut person = Person::answering(command);
+    person.expect("ready");
+    person.types("\x1a");
+    // 128 + SIGSTOP.
+    person.expect("stopped 147");
+    person.types("ada\n");
+    person.expect("hello ada");
+    person.expect("ended 0");
+    assert_eq!(person.ends(), 0);
+}
+
+#[test]
+fn raw_is_refused_where_it_cannot_be() {
+    let refuse = |flags: &[&str]| {
+        let output = brigade().arg("launch").args(flags).arg("true").output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{flags:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let start = "brigade: --raw passes the terminal through to the rank, unseen: ";
+    let refused = refuse(&["--raw", "--nproc=2"]);
+    assert_eq!(refused, format!("{start}2 ranks cannot share one terminal: use --nproc 1\n"));
+    let refused = refuse(&["--raw", "--log-dir=logs"]);
+    assert!(refused.starts_with(&format!("{start}--log-dir writes to a file what is shown")));
+    let refused = refuse(&["--raw", "--hosts=localhost:1"]);
+    assert!(refused.contains("raw (flag --raw) with a list of hosts"), "{refused}");
+}
+
+#[test]
+fn raw_passes_any_stdin_through() {
+    let mut job = Job::new(1).flag("--raw");
+    job.command.stdin(Stdio::from(File::open("/proc/version").unwrap()));
+    let run = job.words(["cat"]).run();
+    assert_eq!(run.stdout, fs::read_to_string("/proc/version").unwrap());
+    assert_eq!(run.code, 0, "{}", run.stderr);
+}
+
+const LIMIT: Duration = Duration::from_secs(100);

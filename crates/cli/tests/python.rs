@@ -4,16 +4,25 @@
 
 mod job;
 mod launchers;
+#[path = "config/person.rs"]
+mod person;
 mod work;
 
+use std::process::Command;
+use std::time::Duration;
+
+use brigade_suite::TimeLimit;
+use job::BRIGADE;
 use launchers::{Hosts, finish};
+use person::Person;
 use work::Work;
 
 brigade_suite::suite! {
     needs Python:
         a_script_is_given_to_python_unbuffered,
         a_module_is_given_to_python,
-        rank_0_is_reached_at_its_address;
+        rank_0_is_reached_at_its_address,
+        the_debugger_has_the_keyboard;
 }
 
 const SCRIPT: &str = "#!/bin/sh\n''''exec echo shell \"$@\" # '''\n\
@@ -67,4 +76,32 @@ fn rank_0_is_reached_at_its_address() {
     let runs = finish(vec![start(0, 1), start(1, 2)]);
     assert_eq!((runs[0].code, runs[1].code), (0, 0), "{}", runs[0].stderr);
     assert_eq!(runs[1].stdout.matches("] hello\n").count(), 2, "{}", runs[1].stdout);
+}
+
+fn the_debugger_has_the_keyboard() {
+    let _limit = TimeLimit::new("a debugger on a terminal", Duration::from_secs(100));
+    let work =
+        Work::new(&[("train.py", "loss = 0.25\nwhile loss:\n    pass\nprint('over', loss)\n")]);
+    let mut command = Command::new("setsid");
+    command.args(["--ctty", BRIGADE, "launch", "-m", "pdb", "train.py"]).current_dir(work.path());
+    command.env("BRIGADE_CONFIG", "/dev/null").env("TERM", "dumb").env_remove("PYTHON_EXEC");
+    let mut person = Person::answering(command);
+    person.expect("(Pdb) ");
+    person.types("next\n");
+    person.expect("(Pdb) ");
+    person.types("p loss * 2\n");
+    person.expect("0.5");
+    person.expect("(Pdb) ");
+    person.types("continue\n");
+    person.expect("continue");
+    // Ctrl-C is the debugger's, which stops the program and asks what to do.
+    person.types("\x03");
+    person.expect("(Pdb) ");
+    person.types("loss = 0\n");
+    person.expect("(Pdb) ");
+    person.types("continue\n");
+    person.expect("over 0");
+    person.expect("(Pdb) ");
+    person.types("quit\n");
+    assert_eq!(person.ends(), 0);
 }

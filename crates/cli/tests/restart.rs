@@ -4,6 +4,9 @@
 
 mod job;
 
+use std::fs;
+
+use brigade_launch::events::{CauseKind, EventLine, JobEvent};
 use brigade_world::ErrorRecord;
 use job::Job;
 use nix::sys::signal::Signal;
@@ -243,4 +246,121 @@ fn what_codes_and_signals_mean() {
         assert_eq!(run.code, code, "{script}");
         assert!(run.stderr.contains(meaning), "{script}: {}", run.stderr);
     }
+}
+
+/// The events in a file of a job's folder.
+fn events(run: &job::Run, name: &str) -> Vec<JobEvent> {
+    let text = fs::read_to_string(run.folder.path().join(name)).unwrap();
+    let lines: Vec<EventLine> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(lines.iter().all(|line| line.version == 1 && line.job == lines[0].job), "{text}");
+    lines.into_iter().map(|line| line.event).collect()
+}
+
+/// The places of those in an attempt that some event tells, in order.
+fn told(
+    events: &[JobEvent],
+    which: impl Fn(&JobEvent) -> Option<(u32, usize, Option<i32>)>,
+) -> Vec<(u32, usize, Option<i32>)> {
+    let mut told: Vec<_> = events.iter().filter_map(which).collect();
+    told.sort_unstable();
+    told
+}
+
+#[test]
+fn events_tell_of_each_rank_of_causes_and_of_restarts() {
+    let script = "touch $DIR/$TORCHELASTIC_RESTART_COUNT-$RANK; \
+                  until [ -e $DIR/$TORCHELASTIC_RESTART_COUNT-0 ]; do :; done; \
+                  [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; \
+                  [ $RANK = 1 ] && echo no luck >&2 && exit 3; exec sleep 1000";
+    let job = Job::new(2).flag("--max-restarts=1");
+    let path = job.folder().join("job.jsonl");
+    let run = job.flag("--events").flag(path.to_str().unwrap()).sh(script).run();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let events = events(&run, "job.jsonl");
+    let kinds: Vec<&str> = events
+        .iter()
+        .map(|event| match event {
+            JobEvent::Join { nproc: 2, .. } => "join",
+            JobEvent::Attempt { world_size: 2, hosts, .. } if hosts.len() == 1 => "attempt",
+            JobEvent::Start { pid: 2.., .. } => "start",
+            JobEvent::Exit { .. } => "exit",
+            JobEvent::Cause(_) => "cause",
+            JobEvent::Restart { attempt: 0, restarts: 1, max_restarts: 1 } => "restart",
+            JobEvent::End { code: 0 } => "end",
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let first = ["join", "attempt", "start", "start", "exit", "exit", "cause", "restart"];
+    let second = ["attempt", "start", "start", "exit", "exit", "end"];
+    assert_eq!(kinds, [&first[..], &second].concat());
+    let started = told(&events, |event| match event {
+        JobEvent::Start { attempt, rank, .. } => Some((*attempt, *rank, None)),
+        _ => None,
+    });
+    assert_eq!(started, [(0, 0, None), (0, 1, None), (1, 0, None), (1, 1, None)]);
+    let ended = told(&events, |event| match event {
+        JobEvent::Exit { attempt, rank, code, signal, .. } => {
+            assert_eq!(code.is_none(), signal.as_deref() == Some("SIGTERM"));
+            Some((*attempt, *rank, *code))
+        }
+        _ => None,
+    });
+    assert_eq!(ended, [(0, 0, None), (0, 1, Some(3)), (1, 0, Some(0)), (1, 1, Some(0))]);
+    let cause = events.iter().find_map(|event| match event {
+        JobEvent::Cause(cause) => Some(cause),
+        _ => None,
+    });
+    let cause = cause.unwrap();
+    assert_eq!((cause.cause, cause.attempt), (CauseKind::RankFailed, Some(0)));
+    assert_eq!((cause.rank, cause.code), (Some(1), Some(3)));
+    assert!(cause.message.ends_with("failed: exit code 3"), "{}", cause.message);
+    assert_eq!(cause.last_lines, ["no luck"]);
+}
+
+#[test]
+fn events_of_a_descriptor_stay_with_the_launcher() {
+    // The shell opens it; ranks must not have it, or a reader would wait for their end.
+    let script = format!(
+        "exec '{}' launch --nproc 2 --events fd:7 sh -c '[ ! -e /proc/self/fd/7 ]' 7>$DIR/job.jsonl",
+        job::BRIGADE
+    );
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", &script]).env("BRIGADE_CONFIG", "/dev/null");
+    let run = Job::of(shell).run();
+    assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+    let events = events(&run, "job.jsonl");
+    assert!(matches!(events.last(), Some(JobEvent::End { code: 0 })), "{events:?}");
+
+    let run = Job::new(1).flag("--events=fd:93").words(["true"]).run();
+    assert_eq!(run.code, 1);
+    assert!(
+        run.stderr.starts_with(
+            "brigade: cannot write events to fd:93 (--events): descriptor 93 is not open"
+        ),
+        "{}",
+        run.stderr
+    );
+}
+
+#[test]
+fn a_reader_of_events_that_is_gone_does_not_end_the_job() {
+    let script = format!(
+        "'{}' launch --nproc 2 --events fd:7 sh -c 'until [ -e $DIR/go ]; do :; done' \
+         7>&1 >$DIR/out 2>$DIR/err | {{ read -r line; echo \"$line\" > $DIR/first; exec 0<&-; touch $DIR/go; }}",
+        job::BRIGADE
+    );
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", &script]).env("BRIGADE_CONFIG", "/dev/null");
+    let run = Job::of(shell).run();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let read = |name: &str| fs::read_to_string(run.folder.path().join(name)).unwrap();
+    assert!(read("first").contains("\"event\":\"join\""), "{}", read("first"));
+    let said = read("err");
+    assert_eq!(
+        said.matches("no more events are written to fd:7 (--events): ").count(),
+        1,
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
 }

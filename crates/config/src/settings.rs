@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use brigade_launch::events::EventsTarget;
 use brigade_launch::{
     BindMode, Color, DeviceList, LineFilter, LocalRanks, NodeRange, NprocSpec, PortRange, Prefix,
     StreamModes,
@@ -333,6 +334,13 @@ settings! {
         /// Colour each rank's prefix: auto (on a terminal), always, never
         color: Color = "color" "WHEN"
             default "auto";
+        /// Write what happens to the job (ranks that start and end, causes, restarts) as JSON lines to
+        /// the end of this file, or to an inherited descriptor; docs/events.md has the format
+        events: EventsTarget = "events" "FILE|fd:N";
+        /// Pass the terminal through to the only rank of this host, as if it were started without a
+        /// launcher: progress bars, a debugger, input from the keyboard; --no-raw never does [default:
+        /// where the job has one rank and a terminal]
+        raw: bool = "raw" "BOOL";
         /// Say nothing but what the ranks print, unless the job fails
         quiet: bool = "quiet" "BOOL"
             default "false";

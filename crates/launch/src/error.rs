@@ -33,6 +33,12 @@ pub enum LaunchError {
         /// How many ranks this host has.
         nproc: usize,
     },
+    /// The terminal cannot be passed through to a rank.
+    #[error("--raw passes the terminal through to the rank, unseen: {reason}")]
+    Raw {
+        /// Which option, why, and what to give instead.
+        reason: String,
+    },
     /// Log files cannot be made.
     #[error("cannot keep logs in {}: {cause}; choose another folder with --log-dir", path.display())]
     LogFolder {

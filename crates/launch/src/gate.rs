@@ -9,7 +9,9 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::unistd::close;
 
 /// The agent's end. Dropping it without opening ends the rank.
 #[derive(Debug)]
@@ -50,14 +52,31 @@ pub(crate) enum Opening {
     Never,
 }
 
+/// Lets the next process that this one starts inherit its end of a gate, and gives the number that it
+/// has there. No other process may be started before that end is closed here.
+pub(crate) fn inheritable(far: impl AsFd) -> io::Result<RawFd> {
+    fcntl(far.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
+    Ok(far.as_fd().as_raw_fd())
+}
+
+/// Waits at a gate that was inherited under a number, and closes it.
+pub(crate) fn wait_at(number: RawFd) -> io::Result<Opening> {
+    let opening = wait_raw(number);
+    close(number)?;
+    opening
+}
+
 /// Waits at the gate.
 pub(crate) fn wait(gate: impl AsFd) -> io::Result<Opening> {
+    wait_raw(gate.as_fd().as_raw_fd())
+}
+
+fn wait_raw(gate: RawFd) -> io::Result<Opening> {
     let mut text = [0; 2];
     let mut iov = [IoSliceMut::new(&mut text)];
     let mut space = nix::cmsg_space!(RawFd);
     // Without MSG_CMSG_CLOEXEC on purpose: the program keeps what arrives.
-    let message =
-        recvmsg::<()>(gate.as_fd().as_raw_fd(), &mut iov, Some(&mut space), MsgFlags::empty())?;
+    let message = recvmsg::<()>(gate, &mut iov, Some(&mut space), MsgFlags::empty())?;
     if message.bytes == 0 {
         return Ok(Opening::Never);
     }

@@ -34,6 +34,7 @@
 pub mod agent;
 pub mod emit;
 mod error;
+pub mod events;
 mod gate;
 mod guard;
 pub mod hosts;

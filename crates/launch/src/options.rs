@@ -6,6 +6,7 @@ use std::time::Duration;
 use brigade_rendezvous::{EtcdAccess, Secret};
 use serde::{Deserialize, Serialize};
 
+use crate::events::EventsTarget;
 use crate::{
     Meeting, NodeRange, NprocSpec, OutputOptions, Patience, PlacementOptions, PortRange, Program,
 };
@@ -60,6 +61,10 @@ pub struct LaunchOptions {
     pub patience: Patience,
     /// `ROLE_NAME` of each rank.
     pub role: String,
+    /// Where the events of the job are written; `None`: nowhere.
+    // The launcher that coordinates writes them, on its own host.
+    #[serde(skip)]
+    pub events: Option<EventsTarget>,
     /// Where the ranks' output goes.
     pub output: OutputOptions,
     /// Which processors and accelerators the ranks get.
@@ -98,6 +103,7 @@ impl Default for LaunchOptions {
             store_port: None,
             patience: Patience::default(),
             role: "default".to_owned(),
+            events: None,
             output: OutputOptions::default(),
             placement: PlacementOptions::default(),
         }

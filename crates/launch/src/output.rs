@@ -53,9 +53,9 @@ pub(crate) struct Streams {
     pub(crate) local_rank: usize,
     /// What stands before its lines.
     pub(crate) prefix: String,
-    /// Pipes, of which this process has the reading ends.
-    pub(crate) stdout: OwnedFd,
-    pub(crate) stderr: OwnedFd,
+    /// Pipes, of which this process has the reading ends; `None`: the rank has this process's own.
+    pub(crate) stdout: Option<OwnedFd>,
+    pub(crate) stderr: Option<OwnedFd>,
 }
 
 /// A rank's last lines, oldest first.

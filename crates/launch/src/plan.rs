@@ -7,10 +7,13 @@ use brigade_rendezvous::{Assignment, EtcdAccess, Secret, TimeLimits, random_name
 use brigade_world::{LocalRank, Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize};
 use nix::unistd::gethostname;
 
+use crate::events::EventsTarget;
 use crate::meeting::{Meeting, NodeRange, Patience};
 use crate::placement::{self, PlacementFacts, RankSetup};
 use crate::program::{CargoTarget, Invocation, Program, ProgramError, Search, with_local_rank};
-use crate::{ForPython, LaunchError, LaunchOptions, OutputFacts, OutputPlan, PortRange};
+use crate::{
+    ForPython, LaunchError, LaunchOptions, OutputFacts, OutputOptions, OutputPlan, PortRange,
+};
 
 /// What the plan must know about this host, gathered once.
 #[derive(Clone, Debug)]
@@ -113,6 +116,8 @@ pub struct LaunchPlan {
     pub agent_id: String,
     /// This host's name.
     pub host: String,
+    /// Where the events of the job are written, should this launcher coordinate it.
+    pub events: Option<EventsTarget>,
     /// Where the ranks' output goes.
     pub output: OutputPlan,
     /// What each rank of this host has of its own, by local rank.
@@ -208,6 +213,9 @@ impl LaunchPlan {
         }
 
         let alone = options.meeting == Meeting::OneHost;
+        // Of a job on several hosts the user has to ask for it.
+        let raw = options.output.raw.or_else(|| (!alone).then_some(false));
+        let output = OutputOptions { raw, ..options.output.clone() };
         let run_id = match &options.run_id {
             Some(id) => id.clone(),
             None if alone => facts.agent_id.clone(),
@@ -235,7 +243,8 @@ impl LaunchPlan {
             role: options.role.clone(),
             agent_id: facts.agent_id.clone(),
             host: facts.host.clone(),
-            output: OutputPlan::resolve(&options.output, &facts.output, nproc)?,
+            events: options.events.clone(),
+            output: OutputPlan::resolve(&output, &facts.output, nproc)?,
             ranks,
             virtual_local_rank: options.placement.virtual_local_rank,
         })
@@ -432,6 +441,7 @@ mod tests {
             world_size: 6,
             master_addr: "node1".to_owned(),
             master_port: 5,
+            recorded: false,
         };
         let world = plan.world(&part, 1, StoreHost::Rank0).unwrap();
         assert_eq!((world.rank.as_usize(), world.local_rank.as_usize()), (5, 1));

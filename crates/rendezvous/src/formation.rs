@@ -7,6 +7,7 @@ mod forming;
 mod hearing;
 mod joining;
 mod member;
+mod record;
 mod rules;
 mod stopping;
 mod trouble;
@@ -18,6 +19,7 @@ use std::time::Duration;
 use crate::{FromAgent, ToAgent, Verdict};
 
 pub use event::{Action, AgentId, Event};
+pub use record::{CauseKind, HostPart, JobCause, JobEvent, Record};
 pub use rules::Rules;
 
 use admission::Admission;

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::printable;
 
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// Milliseconds of the sender's own monotonic clock, from a start of its choosing.
 pub type Millis = u64;
@@ -26,6 +26,27 @@ pub enum FromAgent {
     Join(Join),
     /// A rank of this host ended with a code other than 0 or by a signal that is not the agent's.
     Failed(RankFailure),
+    /// All ranks of this host run. Sent where [`Assignment::recorded`] asks for it, and again after a
+    /// break.
+    Started {
+        /// In which attempt.
+        attempt: u32,
+        /// Their process numbers, by local rank.
+        pids: Vec<i32>,
+        /// When.
+        at: Millis,
+    },
+    /// A rank of this host has ended, however it did. Sent as [`FromAgent::Started`] is.
+    Exited {
+        /// In which attempt.
+        attempt: u32,
+        /// Its number on its host.
+        local_rank: usize,
+        /// How it ended.
+        ending: Ending,
+        /// When.
+        at: Millis,
+    },
     /// Every rank of this host ended with 0.
     Finished {
         /// In which attempt.
@@ -231,6 +252,9 @@ pub struct Assignment {
     pub master_addr: String,
     /// Port at which rank 0 listens, held by that host's agent.
     pub master_port: u16,
+    /// The coordinator keeps a record of the job: it is told of each rank's start and end.
+    #[serde(default)]
+    pub recorded: bool,
 }
 
 /// How the job ended.
@@ -291,7 +315,9 @@ impl FromAgent {
                 let stuck = stuck.as_deref().map(printable);
                 Self::Stopped { attempt, port, killed, stuck }
             }
-            Self::Finished { .. }
+            Self::Started { .. }
+            | Self::Exited { .. }
+            | Self::Finished { .. }
             | Self::Interrupted { .. }
             | Self::Leaving
             | Self::Output { .. }

@@ -21,6 +21,14 @@ pub(super) fn options(
 ) -> anyhow::Result<(LaunchOptions, Option<String>)> {
     let Decided { way, waits, heartbeat_timeout } = meeting::decide(layers)?;
     let is_on_hosts = way == Way::Hosts;
+    if is_on_hosts && layers.settings.raw == Some(true) {
+        let source = layers.source("raw").map(ToString::to_string).unwrap_or_default();
+        let reason = format!(
+            "raw ({source}) with a list of hosts: the terminal is here and the ranks are there; start \
+             brigade on each host"
+        );
+        return Err(ConfigError::Contradiction(reason).into());
+    }
     let meeting = match way {
         Way::Here(meeting) => meeting,
         Way::Hosts => Meeting::OneHost,
@@ -76,7 +84,9 @@ pub(super) fn options(
             prefix: settings.prefix.clone(),
             color: settings.color.unwrap_or_default(),
             quiet: settings.quiet.unwrap_or_default(),
+            raw: settings.raw,
         },
+        events: settings.events.clone(),
         placement,
         env,
         withheld: of_the_launcher(),

@@ -12,7 +12,9 @@ mod launchers;
 mod refused;
 
 use std::collections::{BTreeMap, HashSet};
+use std::fs;
 
+use brigade_launch::events::{EventLine, JobEvent};
 use job::Run;
 use launchers::{Hosts, finish};
 
@@ -90,4 +92,38 @@ fn all_hosts_start_again() {
     }
     assert_eq!(ports[0], ports[1], "the hosts agree");
     assert_ne!(ports[0].0, ports[0].1, "each attempt has a port of its own");
+}
+
+#[test]
+fn the_launcher_that_coordinates_writes_the_events_of_all_hosts() {
+    let hosts = Hosts::new();
+    let events = |node| hosts.all.path().join(format!("{node}.jsonl"));
+    let start = |node| {
+        let job = hosts.numbered(node, 2, 2).flag("--events");
+        job.flag(events(node).to_str().unwrap()).sh("[ $RANK != 3 ] || exit 5; exec sleep 1000")
+    };
+    let launchers = vec![start(1).start(), start(0).start()];
+    let runs = finish(launchers);
+    assert!(runs.iter().all(|run| run.code == 5), "{}", runs[0].stderr);
+    assert_eq!(fs::read_to_string(events(1)).unwrap(), "", "only one launcher writes");
+    let text = fs::read_to_string(events(0)).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<EventLine>(line).unwrap().event);
+    let (mut started, mut ended, mut code) = (BTreeMap::new(), BTreeMap::new(), None);
+    for event in lines {
+        match event {
+            JobEvent::Start { rank, local_rank, pid, .. } => {
+                assert_eq!(started.insert(rank, (local_rank, pid)), None);
+            }
+            JobEvent::Exit { rank, local_rank, pid, code, .. } => {
+                assert_eq!(started.get(&rank), Some(&(local_rank, pid)));
+                assert_eq!(ended.insert(rank, code), None);
+            }
+            JobEvent::Cause(cause) => assert_eq!(cause.rank, Some(3)),
+            JobEvent::End { code: last } => code = Some(last),
+            _ => {}
+        }
+    }
+    assert_eq!(started.keys().copied().collect::<Vec<_>>(), [0, 1, 2, 3], "{text}");
+    assert_eq!(ended.get(&3), Some(&Some(5)), "{text}");
+    assert_eq!((ended.len(), code), (4, Some(5)), "{text}");
 }

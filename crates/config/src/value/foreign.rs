@@ -1,5 +1,6 @@
 //! Values whose syntax is the launcher's.
 
+use brigade_launch::events::EventsTarget;
 use brigade_launch::hosts::{HostListError, HostSpec};
 use brigade_launch::{
     BindMode, Color, DeviceList, LineFilter, LocalRanks, NodeRange, NprocSpec, PortRange, Prefix,
@@ -61,6 +62,23 @@ impl Value for HostList {
 
     fn text(&self) -> String {
         self.0.text()
+    }
+}
+
+/// A file, or a descriptor that this process was started with.
+impl Value for EventsTarget {
+    const EXPECTED: &'static str = "a file, or fd:N with the number of a descriptor";
+
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+
+    fn write(&self) -> toml::Value {
+        toml::Value::String(self.text())
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
     }
 }
 

@@ -93,6 +93,11 @@ impl Ranks {
         order.into_iter().filter_map(look).collect()
     }
 
+    /// Somebody has stopped the only rank, which is told once.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.processes.first().is_some_and(RankProcess::is_stopped)
+    }
+
     /// Asks ranks and their children to stop.
     pub(super) fn ask(&self, local_ranks: &[usize], signal: Signal) {
         for process in local_ranks.iter().filter_map(|local_rank| self.processes.get(*local_rank)) {

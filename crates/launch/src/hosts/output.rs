@@ -12,14 +12,15 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use brigade_rendezvous::{OutputSink, Piece, Stream};
+use brigade_rendezvous::{JobEvent, OutputSink, Piece, Stream};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
 use super::run::next_signal;
+use crate::events::EventSender;
 
 /// The launcher's end of the thread.
 pub(crate) struct Output {
@@ -62,8 +63,8 @@ impl Output {
     }
 
     /// For the coordinator.
-    pub(crate) fn sink(&self) -> Box<dyn OutputSink> {
-        Box::new(Sink(self.sender.clone()))
+    pub(crate) fn sink(&self, events: Option<EventSender>) -> Box<dyn OutputSink> {
+        Box::new(Sink { orders: self.sender.clone(), events })
     }
 
     /// A line of the launcher's own, among those of the ranks.
@@ -116,15 +117,24 @@ impl Output {
     }
 }
 
-struct Sink(Sender<Order>);
+struct Sink {
+    orders: Sender<Order>,
+    events: Option<EventSender>,
+}
 
 impl OutputSink for Sink {
     fn output(&mut self, piece: Piece) {
-        let _ = self.0.send(Order::Piece(piece));
+        let _ = self.orders.send(Order::Piece(piece));
     }
 
     fn say(&mut self, line: &str) {
-        let _ = self.0.send(Order::Line(line.to_owned()));
+        let _ = self.orders.send(Order::Line(line.to_owned()));
+    }
+
+    fn record(&mut self, at: SystemTime, event: JobEvent) {
+        if let Some(events) = &self.events {
+            events.record(at, event);
+        }
     }
 }
 

@@ -42,6 +42,8 @@ pub(super) struct Attempt {
 struct Carried {
     stream: Stream,
     local_rank: usize,
+    /// It comes through here; else it goes to the terminal as it is.
+    is_seen: bool,
     /// `None` when it has ended.
     pipe: Option<File>,
     lines: Lines,
@@ -62,8 +64,10 @@ impl Attempt {
         let mut streams = Vec::with_capacity(2 * ranks.len());
         for Streams { rank, local_rank, prefix, stdout, stderr } in ranks {
             for (stream, pipe) in [(Stream::Stdout, stdout), (Stream::Stderr, stderr)] {
-                fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
-                    .map_err(LaunchError::system("prepare the ranks' pipes"))?;
+                if let Some(pipe) = &pipe {
+                    fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
+                        .map_err(LaunchError::system("prepare the ranks' pipes"))?;
+                }
                 let route = plan.route(local_rank, stream);
                 let painted = || {
                     if plan.color[stream.index()] { paint(&prefix, rank) } else { prefix.clone() }
@@ -72,7 +76,8 @@ impl Attempt {
                 streams.push(Carried {
                     stream,
                     local_rank,
-                    pipe: Some(pipe.into()),
+                    is_seen: pipe.is_some(),
+                    pipe: pipe.map(File::from),
                     lines: Lines::default(),
                     shown: route.console.then(painted),
                     file: logs.get_mut(local_rank).and_then(|logs| logs[stream.index()].take()),
@@ -364,16 +369,21 @@ impl LogFile {
 }
 
 fn tail_of(pair: &[Carried]) -> Tail {
-    let lines = |carried: &Carried| {
+    let lines = |carried: &Carried| -> Vec<String> {
         carried.lines.tail().map(|line| String::from_utf8_lossy(line).into_owned()).collect()
     };
-    Tail { stdout: lines(&pair[0]), stderr: lines(&pair[1]) }
+    let (stdout, mut stderr) = (lines(&pair[0]), lines(&pair[1]));
+    if !pair[1].is_seen {
+        stderr.push(UNSEEN_TAIL.to_owned());
+    }
+    Tail { stdout, stderr }
 }
 
 fn is_not_yet(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
+const UNSEEN_TAIL: &str = "(it wrote to the terminal itself)";
 const READ_SIZE: usize = 1 << 16;
 /// What a pipe can be made to hold without privileges.
 const LARGEST_PIPE: usize = 1 << 20;

@@ -6,7 +6,7 @@ use super::admission::JOINED_LATELY;
 use super::member::{Member, Part};
 use super::rules::REGROUP;
 use super::trouble::{self, Loss, Trouble};
-use super::{Action, AgentId, Formation, Rules, State, hosts};
+use super::{Action, AgentId, Formation, HostPart, JobEvent, Rules, State, hosts};
 use crate::{Assignment, Cause, ToAgent, Verdict};
 
 /// Waiting for enough hosts.
@@ -190,7 +190,7 @@ impl Formation {
         let world_size = order.iter().map(|id| self.members[id].join.nproc).sum();
         let master = self.address(order[0]);
         let master_port = self.members[&order[0]].join.port;
-        let mut first_rank = 0;
+        let (mut first_rank, mut parts) = (0, Vec::new());
         for member in self.members.values_mut() {
             member.veteran = false;
         }
@@ -198,7 +198,10 @@ impl Formation {
             let Some(member) = self.members.get_mut(id) else { continue };
             member.part = Part::Running;
             member.veteran = true;
+            member.ranks.clear();
             let nproc = member.join.nproc;
+            let host = member.join.host.clone();
+            parts.push(HostPart { host, node_rank, first_rank, nproc });
             let assignment = Assignment {
                 attempt,
                 restarts: self.restarts,
@@ -210,11 +213,20 @@ impl Formation {
                 world_size,
                 master_addr: master.clone(),
                 master_port,
+                recorded: self.rules.recorded,
             };
             first_rank += nproc;
             member.assignment = Some(assignment.clone());
             self.actions.push(Action::Send(*id, ToAgent::Start(assignment)));
         }
+        let (restarts, max_restarts) = (self.restarts, self.rules.max_restarts);
+        self.record(JobEvent::Attempt {
+            attempt,
+            restarts,
+            max_restarts,
+            world_size,
+            hosts: parts,
+        });
         self.trouble = Trouble::default();
         self.state = State::Running;
         if attempt > 0 {

@@ -4,7 +4,7 @@ use super::admission::JOINED_LATELY;
 use super::member::{Clock, Member, Part};
 use super::rules::MOST_RANKS_PER_HOST;
 use super::trouble::{Gone, Loss};
-use super::{Action, AgentId, Formation, State, hosts};
+use super::{Action, AgentId, Formation, JobEvent, State, hosts};
 use crate::{Join, PROTOCOL, ToAgent};
 
 impl Formation {
@@ -52,6 +52,7 @@ impl Formation {
             rival,
             part: Part::Idle,
             assignment: None,
+            ranks: Vec::new(),
             requests: 0,
             resumes: 0,
             stuck: None,
@@ -216,7 +217,8 @@ impl Formation {
 
     /// A host is there on which the job can count.
     pub(super) fn arrived(&mut self, agent: AgentId) {
-        let host = self.members[&agent].join.host.clone();
+        let Join { host, nproc, .. } = self.members[&agent].join.clone();
+        self.record(JobEvent::Join { host: host.clone(), nproc });
         match self.state {
             State::Gathering(_) => {
                 // Where all come at once, who comes first is nothing to tell.

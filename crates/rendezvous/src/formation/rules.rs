@@ -35,6 +35,8 @@ pub struct Rules {
     /// Name or address under which other hosts reach the coordinator's own, for agents there that
     /// name none.
     pub address: Option<String>,
+    /// What happens is to be written down: agents tell of each rank's start and end.
+    pub recorded: bool,
 }
 
 impl Default for Rules {
@@ -50,6 +52,7 @@ impl Default for Rules {
             limits: TimeLimits::default(),
             late_hosts: true,
             address: None,
+            recorded: false,
         }
     }
 }

@@ -168,6 +168,7 @@ impl Here<'_> {
             world_size: num_nodes * nproc,
             master_addr,
             master_port: 0,
+            recorded: plan.events.is_some(),
         }
     }
 
