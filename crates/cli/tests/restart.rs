@@ -4,9 +4,6 @@
 
 mod job;
 
-use std::fs;
-use std::path::Path;
-
 use brigade_world::ErrorRecord;
 use job::Job;
 use nix::sys::signal::Signal;
@@ -100,15 +97,13 @@ fn a_user_who_stops_the_job_gets_no_restart() {
 
 #[test]
 fn a_launcher_killed_at_any_moment_of_a_restart_leaves_nothing() {
-    let seed = job::seed();
-    println!("BRIGADE_TEST_SEED={seed}");
-    let mut random = job::Random::new(seed);
+    let mut random = brigade_suite::random();
     // Attempts come and go as fast as they can.
     let script = "touch $DIR/$TORCHELASTIC_RESTART_COUNT-$RANK; setsid sleep 1000 & \
                   [ $RANK = 0 ] && exit 1; sleep 1000";
     for _ in 0..20 {
-        let attempt = random.below(8);
-        let spin = random.below(2_000_000);
+        let attempt = random.usize(..8);
+        let spin = random.u64(..2_000_000);
         println!("killed after {spin} turns in attempt {attempt}");
         let job = Job::new(2).flag("--max-restarts=100000").sh(script).start();
         job.wait_for(&format!("{attempt}-0"));
@@ -247,64 +242,5 @@ fn what_codes_and_signals_mean() {
         let run = Job::new(1).sh(script).run();
         assert_eq!(run.code, code, "{script}");
         assert!(run.stderr.contains(meaning), "{script}: {}", run.stderr);
-    }
-}
-
-#[test]
-fn a_rank_that_runs_out_of_memory() {
-    let Some(group) = MemoryGroup::of_64_mib() else { return };
-    // The shell's child is killed by the kernel and takes its shell along.
-    let script = "head -c 100000000 /dev/zero | tail; exit $?";
-    let inside =
-        format!("echo $$ > {}; exec \"$0\" \"$@\"", group.0.join("cgroup.procs").display());
-    let mut job = Job::new(1).sh(script);
-    let launch: Vec<_> = job.command.get_args().map(ToOwned::to_owned).collect();
-    let mut shell = std::process::Command::new("sh");
-    shell.args(["-c", &inside, job::BRIGADE]).args(launch);
-    for (name, value) in job.command.get_envs() {
-        match value {
-            Some(value) => shell.env(name, value),
-            None => shell.env_remove(name),
-        };
-    }
-    shell.stdin(std::process::Stdio::null());
-    shell.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-    job.command = shell;
-    let run = job.run();
-    assert_eq!(run.code, 137, "{}", run.stderr);
-    assert!(
-        run.stderr.contains("brigade: memory ran out: the kernel has killed"),
-        "{}",
-        run.stderr
-    );
-}
-
-/// A control group with a limit on memory, where this system lets the test make one.
-struct MemoryGroup(std::path::PathBuf);
-
-impl MemoryGroup {
-    fn of_64_mib() -> Option<Self> {
-        for (root, limit) in
-            [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")]
-        {
-            let path = Path::new(root).join(format!("brigade-test-{}", std::process::id()));
-            if Path::new(root).join("cgroup.procs").exists() && fs::create_dir(&path).is_ok() {
-                let group = Self(path);
-                let swap = fs::write(group.0.join("memory.swap.max"), "0");
-                if fs::write(group.0.join(limit), "67108864").is_ok()
-                    && (swap.is_ok() || root.ends_with("memory"))
-                {
-                    return Some(group);
-                }
-            }
-        }
-        eprintln!("skipped: this system lets the test make no control group with a memory limit");
-        None
-    }
-}
-
-impl Drop for MemoryGroup {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.0);
     }
 }

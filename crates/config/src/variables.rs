@@ -7,6 +7,7 @@ use brigade_world::env;
 
 use crate::error::ConfigError;
 use crate::layer::Layer;
+use crate::places::accelerate_default;
 use crate::settings::{Setting, TABLE};
 use crate::source::Source;
 use crate::suggest;
@@ -27,6 +28,13 @@ impl Variables {
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&OsString> {
         self.0.get(name).filter(|value| !value.is_empty())
+    }
+
+    /// Whether something was set in the file that `accelerate config` has written where Accelerate looks
+    /// for it: of that file nobody has asked Brigade to read it.
+    #[must_use]
+    pub fn is_accelerates_default(&self, source: &Source) -> bool {
+        matches!(source, Source::File { path, .. } if Some(path) == accelerate_default(self).as_ref())
     }
 
     /// The settings that they say.
@@ -99,6 +107,16 @@ impl<'a> FromIterator<(&'a str, &'a str)> for Variables {
     fn from_iter<T: IntoIterator<Item = (&'a str, &'a str)>>(pairs: T) -> Self {
         Self(pairs.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect())
     }
+}
+
+/// The variables of Brigade's that are for the launcher. The ranks do not get them: a launcher that
+/// a rank starts would else start on the same hosts again, or look for a file that is not there.
+#[must_use]
+pub fn of_the_launcher() -> Vec<String> {
+    let settings = TABLE.iter().map(Setting::variable);
+    let theirs = TABLE.iter().flat_map(|it| it.variables.iter().copied());
+    let ours = theirs.chain(OTHERS).filter(|name| name.starts_with(OURS)).map(str::to_owned);
+    settings.chain(ours).collect()
 }
 
 /// Which file to read.

@@ -38,7 +38,7 @@ use crate::open_files::OpenFiles;
 use crate::output::{AttemptFiles, Notice, Output, RunFolder, Terminal};
 use crate::reaper::Reaper;
 use crate::store_port::Reach;
-use crate::{LaunchError, LaunchPlan, StorePort};
+use crate::{LaunchError, LaunchPlan, Meeting, StorePort};
 use coordinator_client::CoordinatorClient;
 use files::{Answer, Files};
 use output_forwarder::OutputForwarder;
@@ -127,15 +127,17 @@ impl<'p> Agent<'p> {
         over: Option<(OutputForwarder, Link)>,
     ) -> Result<Self, LaunchError> {
         let start = Instant::now();
+        let (forwarder, given) = over.unzip();
+        let facts = CoordinatorClient::facts(plan, forwarder.is_some());
+        let reach = if facts.kind == Kind::OneHost { Reach::Loopback } else { Reach::Everywhere };
+        // Before it joins: a host without such a port has no part in the job.
+        let port = reserve_port(plan, reach)?;
         let mut descendants =
             Descendants::adopt().map_err(LaunchError::system("adopt orphans of the ranks"))?;
         let passing = RunFolder::passing(&plan.output, &plan.agent_id);
         let reaper = Reaper::start(&plan.agent_id, passing.as_deref())
             .map_err(LaunchError::system("start the reaper"))?;
         descendants.except(reaper.pid());
-        let (forwarder, given) = over.unzip();
-        let facts = CoordinatorClient::facts(plan, forwarder.is_some());
-        let alone = facts.kind == Kind::OneHost;
         let (state, actions) = AgentState::new(facts);
         let mut this = Self {
             plan,
@@ -151,8 +153,8 @@ impl<'p> Agent<'p> {
             reaper,
             descendants,
             open_files: OpenFiles::raise(),
-            reach: if alone { Reach::Loopback } else { Reach::Everywhere },
-            port: None,
+            reach,
+            port: Some(port),
             prepared: None,
             ranks: None,
             sweep: None,
@@ -291,8 +293,7 @@ impl<'p> Agent<'p> {
 
     /// A port for the ranks to meet at, in case that this is the first host.
     fn take_port(&mut self) -> Result<StorePort, LaunchError> {
-        let reserve = || StorePort::reserve(self.reach);
-        self.port.take().map_or_else(reserve, Ok).map_err(LaunchError::system("reserve a port"))
+        self.port.take().map_or_else(|| reserve_port(self.plan, self.reach), Ok)
     }
 
     /// Its number.
@@ -482,6 +483,23 @@ impl<'p> Agent<'p> {
         result.unwrap_or_else(|| {
             Err(LaunchError::Refused { reason: "the agent left without a result".to_owned() })
         })
+    }
+}
+
+/// Reserves a port for the ranks' store, in case that this is the first host.
+///
+/// Errors when there is none, or none of those that the user has named.
+fn reserve_port(plan: &LaunchPlan, reach: Reach) -> Result<StorePort, LaunchError> {
+    // On the other hosts nothing uses it, and a port of the user's may be taken there.
+    let is_first = match plan.meeting {
+        Meeting::Static { node_rank, .. } | Meeting::Launcher { node_rank } => node_rank == 0,
+        _ => true,
+    };
+    match plan.store_port.filter(|_| is_first) {
+        Some(range) => StorePort::reserve_in(reach, range).map_err(LaunchError::system(format!(
+            "use port {range} for the ranks' store (--store-port)"
+        ))),
+        None => StorePort::reserve(reach).map_err(LaunchError::system("reserve a port")),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Why a job was not started.
 
+use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 
@@ -39,6 +40,18 @@ pub enum LaunchError {
         path: PathBuf,
         /// Why. The message has it; as its `source`, a printed chain would say it twice.
         cause: io::Error,
+    },
+    /// What only Python programs understand was asked for another program.
+    #[error(
+        "{what} needs a Python program that uses Accelerate, and {} is not a Python program; leave it \
+         out: a Brigade program has a whole model on each rank",
+        program.display()
+    )]
+    ForPython {
+        /// What was asked for, and where.
+        what: String,
+        /// The program.
+        program: OsString,
     },
     /// The devices are not as asked for.
     #[error(transparent)]

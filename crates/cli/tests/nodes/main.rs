@@ -7,82 +7,14 @@ mod elastic;
 mod ended;
 #[path = "../job/mod.rs"]
 mod job;
+#[path = "../launchers/mod.rs"]
+mod launchers;
 mod refused;
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 
-use brigade_launch::{Reach, StorePort};
-use job::{Job, Run, Running};
-use tempfile::TempDir;
-
-/// A job that is to run on several hosts.
-struct Hosts {
-    /// Holds the port until the launchers listen on it.
-    port: StorePort,
-    /// For files of all ranks: `$ALL`.
-    all: TempDir,
-}
-
-impl Hosts {
-    fn new() -> Self {
-        Self {
-            port: StorePort::reserve(Reach::Loopback).unwrap(),
-            all: tempfile::tempdir().unwrap(),
-        }
-    }
-
-    fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port.number())
-    }
-
-    /// A launcher of a job with numbered hosts.
-    fn numbered(&self, node_rank: usize, nodes: usize, nproc: usize) -> Job {
-        self.any(nproc)
-            .flag(&format!("--nnodes={nodes}"))
-            .flag(&format!("--node-rank={node_rank}"))
-            .flag("--master-addr=127.0.0.1")
-            .flag(&format!("--master-port={}", self.port.number()))
-    }
-
-    /// A launcher of a job whose hosts come and leave.
-    fn elastic(&self, nodes: &str, nproc: usize) -> Job {
-        self.any(nproc)
-            .flag(&format!("--nnodes={nodes}"))
-            .flag(&format!("--rdzv-endpoint={}", self.address()))
-    }
-
-    fn any(&self, nproc: usize) -> Job {
-        let mut job = Job::new(nproc);
-        job.command.env("ALL", self.all.path());
-        job
-    }
-
-    /// The flag for a file with a secret.
-    fn secret(&self, name: &str) -> String {
-        let path = self.all.path().join(name);
-        let mut file =
-            fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).unwrap();
-        write!(file, "the {name} secret of a job").unwrap();
-        format!("--rdzv-secret-file={}", path.display())
-    }
-
-    /// Waits until ranks have made these files.
-    fn wait_for(&self, names: &[&str]) {
-        job::wait_until(|| names.iter().all(|name| self.all.path().join(name).exists()));
-    }
-
-    fn touch(&self, name: &str) {
-        fs::write(self.all.path().join(name), "").unwrap();
-    }
-}
-
-fn finish(launchers: Vec<Running>) -> Vec<Run> {
-    launchers.into_iter().map(Running::finish).collect()
-}
+use job::Run;
+use launchers::{Hosts, finish};
 
 /// A rank that is there, says so, and stays.
 const STAY: &str = "echo $$ > $ALL/$TORCHELASTIC_RESTART_COUNT-$RANK; sleep 1000 & wait";
@@ -135,31 +67,6 @@ fn variables(runs: &[Run]) -> BTreeMap<usize, BTreeMap<String, String>> {
         }
     }
     ranks
-}
-
-#[test]
-fn rank_0_is_reached_at_its_address() {
-    if !Path::new("/usr/bin/python3").exists() {
-        eprintln!("skipped: no python3");
-        return;
-    }
-    let program = "import os, socket, time\n\
-         if os.environ['RANK'] == '0':\n    \
-             server = socket.socket(fileno=int(os.environ['BRIGADE_STORE_FD']))\n    \
-             server.listen()\n    \
-             for _ in range(2): server.accept()[0].sendall(b'hello')\n\
-         else:\n    \
-             place = (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n    \
-             while True:\n        \
-                 try: client = socket.create_connection(place); break\n        \
-                 except ConnectionRefusedError: time.sleep(0.01)\n    \
-             print(client.recv(5).decode())\n";
-    let hosts = Hosts::new();
-    let start =
-        |node, nproc| hosts.numbered(node, 2, nproc).words(["python3", "-c", program]).start();
-    let runs = finish(vec![start(0, 1), start(1, 2)]);
-    assert_eq!((runs[0].code, runs[1].code), (0, 0), "{}", runs[0].stderr);
-    assert_eq!(runs[1].stdout.matches("] hello\n").count(), 2, "{}", runs[1].stdout);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use brigade_launch::hosts::{HostListError, HostSpec};
 use brigade_launch::{
-    BindMode, Color, DeviceList, LineFilter, LocalRanks, NodeRange, NprocSpec, Prefix, StreamModes,
+    BindMode, Color, DeviceList, LineFilter, LocalRanks, NodeRange, NprocSpec, PortRange, Prefix,
+    StreamModes,
 };
 
 use super::{List, Value};
@@ -110,5 +111,6 @@ values! {
     DeviceList: true "all, or numbers or UUIDs such as 0,2";
     LineFilter: true "words with commas between them";
     LocalRanks: true "local ranks such as 0,1";
+    PortRange: false "a port from 1 to 65535, or FIRST-LAST";
     StreamModes: false "0, 1, 2 or 3, or LOCAL_RANK:MODE,...";
 }

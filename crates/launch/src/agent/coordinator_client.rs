@@ -455,6 +455,7 @@ fn rules(plan: &LaunchPlan, address: String) -> Rules {
         max_restarts: plan.max_restarts,
         join_timeout: plan.patience.join,
         last_call: plan.patience.last_call,
+        join_interval: plan.patience.join_interval,
         limits: plan.limits,
         late_hosts: plan.meeting != Meeting::OneHost,
         address: Some(plan.local_addr.clone().unwrap_or(address)),

@@ -35,6 +35,9 @@ impl RankProcess {
         let setup = &plan.ranks[local_rank];
         let (program, args) = (plan.program.as_os_str(), plan.args_for(local_rank));
         let mut command = role::rank_command(program, &plan.name, &args, setup.cpus.as_ref());
+        for name in &plan.withheld {
+            command.env_remove(name);
+        }
         command.envs(plan.user_env.iter().map(|(name, value)| (name, value)));
         plan.told(world.clone()).describe_to(&mut command);
         command.env(env::BRIGADE_AGENT, &plan.agent_id);

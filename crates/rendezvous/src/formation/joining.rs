@@ -1,5 +1,6 @@
 //! Who may take part, and what a newcomer changes.
 
+use super::admission::JOINED_LATELY;
 use super::member::{Clock, Member, Part};
 use super::rules::MOST_RANKS_PER_HOST;
 use super::trouble::{Gone, Loss};
@@ -226,10 +227,17 @@ impl Formation {
                 self.advance();
             }
             State::Running => {
-                let room = self.count(Member::takes_part) < self.rules.max_nodes;
-                let finished = self.count(|member| member.part == Part::Finished) > 0;
-                if room && !finished {
+                let wait = self.admission_wait();
+                let is_new = self.members[&agent].is_new();
+                if self.has_room() && !is_new {
                     self.calm_stop(format!("{host} joins"));
+                } else if self.has_room() && wait.is_zero() {
+                    self.admit(format!("{host} joins"));
+                } else if self.has_room() {
+                    self.say(format!(
+                        "{host} waits {} s before it joins: {JOINED_LATELY}",
+                        wait.as_secs_f64().ceil()
+                    ));
                 } else {
                     self.say(format!("{host} waits: it may take the place of a host that is lost"));
                 }

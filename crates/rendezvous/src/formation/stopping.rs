@@ -251,6 +251,7 @@ impl Formation {
         if let Some(signal) = trouble.interrupted {
             return self.end(trouble.interrupted_by(signal));
         }
+        let calm = first.is_none();
         let mut loss = None;
         if let Some(cause) = first {
             if self.restarts >= self.rules.max_restarts {
@@ -262,7 +263,7 @@ impl Formation {
             }
         }
         let loss = self.let_stuck_go().or(loss);
-        self.state = State::Gathering(Gathering::again(self.now, loss));
+        self.state = State::Gathering(Gathering::again(self.now, calm, loss));
     }
 
     /// The attempt is being stopped, and there will be no other.

@@ -3,6 +3,7 @@
 use super::*;
 use crate::{Cause, Ending, Join, RankFailure, Stream, TimeLimits};
 
+mod admitting;
 mod any_order;
 mod joining;
 mod leaving;

@@ -87,7 +87,13 @@ impl Here<'_> {
         };
         let place = plan.told(world.clone()).to_env().into_iter().map(|(name, value)| {
             let value = if name == env::MASTER_PORT {
-                "(a free port for each attempt)".to_owned()
+                plan.store_port.map_or_else(
+                    || "(a free port for each attempt)".to_owned(),
+                    |range| match range.first == range.last {
+                        true => range.to_string(),
+                        false => format!("(a free one of {range} for each attempt)"),
+                    },
+                )
             } else if open.contains(&name) {
                 self.open(&value)
             } else {
