@@ -56,6 +56,7 @@ const VALUES: &[(&str, &str)] = &[
     ("rdzv-secret-file", "/run/secret"),
     ("max-restarts", "4"),
     ("shutdown-timeout", "2.5"),
+    ("heartbeat-timeout", "45"),
     ("log-dir", "logs of mine"),
     ("tee", "3"),
     ("redirects", "1"),

@@ -32,12 +32,18 @@ impl Etcd {
     /// When etcd does not start: tests that use it name `brigade_suite::Need::Etcd`.
     #[must_use]
     pub fn start() -> Self {
-        let ports = [(); 2].map(|()| free_port().expect("two free ports"));
-        let places = [0, 1].map(|i: usize| format!("127.0.0.1:{}", ports[i].1));
-        let ports = ports.into_iter().map(|it| it.0).collect();
-        let etcd = Self::spawn(Command::new("etcd"), places, ports, "http");
-        etcd.wait(|| TcpStream::connect(&etcd.endpoint).is_ok());
-        etcd
+        Self::start_with(&[])
+    }
+
+    /// The same with more flags.
+    ///
+    /// # Panics
+    /// When etcd does not start.
+    #[must_use]
+    pub fn start_with(flags: &[String]) -> Self {
+        let mut command = Command::new("etcd");
+        command.args(flags);
+        Self::on_loopback(command, "http")
     }
 
     /// The same over TLS, with these files; it asks clients for a certificate that `authority` has
@@ -47,15 +53,19 @@ impl Etcd {
     /// When etcd does not start.
     #[must_use]
     pub fn start_over_tls(certificate: &Path, key: &Path, authority: Option<&Path>) -> Self {
-        let ports = [(); 2].map(|()| free_port().expect("two free ports"));
-        let places = [0, 1].map(|i: usize| format!("127.0.0.1:{}", ports[i].1));
-        let ports = ports.into_iter().map(|it| it.0).collect();
         let mut command = Command::new("etcd");
         command.arg("--cert-file").arg(certificate).arg("--key-file").arg(key);
         if let Some(authority) = authority {
             command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(authority);
         }
-        let etcd = Self::spawn(command, places, ports, "https");
+        Self::on_loopback(command, "https")
+    }
+
+    fn on_loopback(command: Command, scheme: &str) -> Self {
+        let ports = [(); 2].map(|()| free_port().expect("two free ports"));
+        let places = [0, 1].map(|i: usize| format!("127.0.0.1:{}", ports[i].1));
+        let ports = ports.into_iter().map(|it| it.0).collect();
+        let etcd = Self::spawn(command, places, ports, scheme);
         etcd.wait(|| TcpStream::connect(&etcd.endpoint).is_ok());
         etcd
     }

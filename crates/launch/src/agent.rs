@@ -3,7 +3,7 @@
 //! It is one loop over signals, the ranks' output, and the word of the coordinator, who decides
 //! for all hosts. On a single host, too: the coordinator is then a thread of this process.
 //!
-//! What the agent decides is in [`state`], pure; the other files do what it says, and this one
+//! What the agent decides is in `state`, pure; the other files do what it says, and this one
 //! carries events to it and actions away from it.
 
 mod coordinator_client;

@@ -72,20 +72,41 @@ mod tests {
                 && text.chars().count() == 201
         };
         let join = Join { version: evil.clone(), address: Some(evil.clone()), ..Join::new(&evil) };
+        let failure = crate::RankFailure {
+            attempt: 0,
+            rank: 0,
+            local_rank: 0,
+            host: evil.clone(),
+            pid: 1,
+            ending: crate::Ending::Code(1),
+            at: 0,
+            last_lines: Vec::new(),
+            stream: crate::Stream::Stderr,
+            error: Some("a\n\x1b[2Jb".into()),
+            hint: Some(evil.clone()),
+        };
         let bytes = [
             encode(&FromAgent::Join(join)),
             encode(&FromAgent::Unable { reason: evil.clone() }),
             encode(&FromAgent::Say { text: evil.clone() }),
+            encode(&FromAgent::Failed(failure)),
         ];
         let messages = from_agent(&bytes.concat()).unwrap();
-        let [FromAgent::Join(join), FromAgent::Unable { reason }, FromAgent::Say { text }] =
-            &messages[..]
+        let [
+            FromAgent::Join(join),
+            FromAgent::Unable { reason },
+            FromAgent::Say { text },
+            FromAgent::Failed(failure),
+        ] = &messages[..]
         else {
             panic!("{messages:?}")
         };
-        for text in [&join.host, &join.version, join.address.as_ref().unwrap(), reason, text] {
+        let address = join.address.as_ref().unwrap();
+        let hint = failure.hint.as_ref().unwrap();
+        for text in [&join.host, &join.version, address, reason, text, &failure.host, hint] {
             assert!(is_fit(text), "{text}");
         }
+        assert_eq!(failure.error.as_deref(), Some("a\n\\u{1b}[2Jb"));
         let cause = crate::Cause::HostLost { host: evil.clone(), how: evil.clone() };
         let bytes = [
             encode(&ToAgent::Refused { reason: evil.clone() }),

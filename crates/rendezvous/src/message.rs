@@ -12,6 +12,7 @@ use std::process::ExitStatus;
 use serde::{Deserialize, Serialize};
 
 use crate::printable;
+use crate::text::printable_lines;
 
 /// Version of this protocol; both sides must have the same.
 pub const PROTOCOL: u32 = 3;
@@ -297,8 +298,8 @@ pub enum Cause {
 }
 
 impl FromAgent {
-    /// The same with names and reasons that are fit to be shown. What ranks have printed or written
-    /// stays as it is.
+    /// The same with names, reasons and errors that are fit to be shown. What ranks have printed stays as
+    /// it is.
     pub(crate) fn printable(self) -> Self {
         match self {
             Self::Join(join) => Self::Join(Join {
@@ -398,7 +399,8 @@ impl Join {
 impl RankFailure {
     fn printable(self) -> Self {
         let hint = self.hint.as_deref().map(printable);
-        Self { host: printable(&self.host), hint, ..self }
+        let error = self.error.as_deref().map(printable_lines);
+        Self { host: printable(&self.host), hint, error, ..self }
     }
 
     /// One line: which rank failed, on which host, and how.

@@ -44,6 +44,17 @@ pub fn printable_within(text: &str, limit: usize) -> String {
     shown
 }
 
+/// Makes a text of several lines fit to be shown, each line as [`printable`] does: tabs become blanks, and
+/// a line is cut after [`MAX_LINE`] characters. For what a rank wrote into its error file.
+pub(crate) fn printable_lines(text: &str) -> String {
+    let lines: Vec<String> =
+        text.lines().map(|line| printable_within(&line.replace('\t', "    "), MAX_LINE)).collect();
+    lines.join("\n")
+}
+
+/// Most characters of one line of an error: a message may hold a path or an expression.
+const MAX_LINE: usize = 4000;
+
 /// What stands for a character that is not shown as itself.
 fn escaped(character: char) -> Option<String> {
     // A quote or a backslash changes nothing by being shown, and Windows' names have some.
@@ -86,6 +97,17 @@ mod tests {
         assert_eq!(printable(&"ä".repeat(201)), "ä".repeat(200) + "…");
         let cut = printable(&"\x1b".repeat(100));
         assert_eq!(cut, r"\u{1b}".repeat(33) + "…");
+    }
+
+    #[test]
+    fn an_error_keeps_its_lines() {
+        let traceback = "Traceback:\r\n\tFile \"größe.py\", line 3\n\nValueError: \x1b]0;x\x07\r";
+        let expected = "Traceback:\n    File \"größe.py\", line 3\n\nValueError: \\u{1b}]0;x\\u{7}";
+        // A return that ends no line would let the rest overwrite it.
+        assert_eq!(printable_lines(traceback), format!("{expected}\\r"));
+        let long = "x".repeat(MAX_LINE + 1);
+        assert_eq!(printable_lines(&long).chars().count(), MAX_LINE + 1);
+        assert_eq!(printable_lines(""), "");
     }
 
     proptest! {

@@ -38,13 +38,17 @@ fn access_of(authority: &Authority) -> EtcdAccess {
 
 /// What becomes of the first agent of a job: it is elected and serves, or fails.
 fn elect(endpoint: &str, access: EtcdAccess) -> Result<(), MeetError> {
+    elect_within(Duration::from_secs(60), endpoint, access)
+}
+
+/// The same for an answer that an etcd gives while it is starting, too: it is asked again until then.
+fn elect_within(timeout: Duration, endpoint: &str, access: EtcdAccess) -> Result<(), MeetError> {
     let mut meeting = Meeting::start(MeetPlan {
         way: Way::Etcd { endpoints: endpoint.into(), access, address: Some("127.0.0.1".into()) },
         run_id: "certified".into(),
         host: "node1".into(),
         secret: Some(Secret::generate().unwrap()),
-        // Far longer than any of these takes: what is final is not tried again.
-        timeout: Duration::from_secs(3),
+        timeout,
         limits: TimeLimits::default(),
     })
     .unwrap();
@@ -58,6 +62,9 @@ fn elect(endpoint: &str, access: EtcdAccess) -> Result<(), MeetError> {
         }
     }
 }
+
+/// Enough for one answer; more changes nothing.
+const SHORTLY: Duration = Duration::from_secs(3);
 
 fn refused(endpoint: &str, access: EtcdAccess) -> EtcdError {
     match elect(endpoint, access) {
@@ -100,14 +107,17 @@ fn certificates_of_both_sides() {
     assert!(matches!(error, EtcdError::ClientCertificate { .. }), "{error}");
 
     // Spoken to without TLS.
-    let error = elect(etcd.endpoint(), EtcdAccess::default()).unwrap_err().to_string();
+    let error =
+        elect_within(SHORTLY, etcd.endpoint(), EtcdAccess::default()).unwrap_err().to_string();
     assert!(error.contains("does it speak TLS only (--rdzv-conf protocol=https)?"), "{error}");
 }
 
 fn an_etcd_without_tls_is_named() {
     let etcd = Etcd::start();
     // It might be one that is starting: it is asked again, and each time said what may be wrong.
-    let error = elect(etcd.endpoint(), access_of(&Authority::new())).unwrap_err().to_string();
+    let error = elect_within(SHORTLY, etcd.endpoint(), access_of(&Authority::new()))
+        .unwrap_err()
+        .to_string();
     assert!(error.ends_with("does it speak TLS?"), "{error}");
 }
 

@@ -32,5 +32,5 @@ pub use limit::{TimeLimit, descendants};
 pub use need::{
     Lack, Need, Package, Remedy, UnknownNeed, installed, needs, python, required, with_mounts,
 };
-pub use report::{Missed, REPORT};
+pub use report::{Missed, REPORT, is_missed};
 pub use seed::{SEED, random};

@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-use crate::need::Need;
+use crate::need::{Need, required};
 
 /// The variable that names the file.
 pub const REPORT: &str = "BRIGADE_TEST_REPORT";
@@ -52,4 +52,23 @@ pub(crate) fn write(missed: &[Missed]) -> io::Result<()> {
     let text: String = missed.iter().map(line).collect();
     // One write: programs may be asked side by side.
     File::options().create(true).append(true).open(path)?.write_all(text.as_bytes())
+}
+
+/// Tells whether a test of libtest's has to return because a need is not met, and reports it then as a
+/// test that did not run. libtest itself counts it as passed, so that this is only for unit tests, which
+/// cannot be in a program with [`suite!`](crate::suite).
+///
+/// # Panics
+/// When `BRIGADE_REQUIRE` names the need, or the report cannot be written.
+#[must_use]
+pub fn is_missed(need: Need, program: &str, test: &str) -> bool {
+    let Some(lack) = need.lacking() else { return false };
+    let is_required = required().is_ok_and(|it| it.contains(&need));
+    assert!(!is_required, "needs {}: {lack} (BRIGADE_REQUIRE names {need})", need.what());
+    let missed = Missed { need, program: program.to_owned(), test: test.to_owned() };
+    if let Err(error) = write(&[missed]) {
+        panic!("cannot write {REPORT}: {error}");
+    }
+    eprintln!("not run: needs {}: {lack}", need.what());
+    true
 }

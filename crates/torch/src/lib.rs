@@ -48,7 +48,7 @@ pub use hook::{Bucket, Compression, GradientHook};
 pub use join::JoinOptions;
 pub use loss_flag::{LossFlag, first_elements_are_finite, first_elements_not_finite};
 pub use memory::{
-    Element, Elements, bytes, elements, fill_bytes, from_vec, keep_freed_memory, release_memory,
+    Element, Elements, bytes, elements, from_vec, keep_freed_memory, release_memory,
     shift_allocations,
 };
 pub use memory_format::{channels_last, has_onednn, is_channels_last};

@@ -211,12 +211,12 @@ impl<T> fmt::Debug for Elements<'_, T> {
 
 /// Lets `fill` write the memory of a contiguous CPU tensor, as a read from a file does, without a copy.
 ///
-/// Autograd does not notice: for leaves and buffers, outside of a forward pass. Nothing may use the storage through another handle meanwhile. The bytes of truth values are brought
-/// to 0 and 1 afterwards.
+/// Autograd does not notice: for leaves and buffers, outside of a forward pass. Not public: `fill` must not
+/// use the storage through another handle. The bytes of truth values are brought to 0 and 1 afterwards.
 ///
 /// # Errors
 /// [`Error::Misuse`] when the tensor is on a device, sparse or not contiguous; the errors of `fill`.
-pub fn fill_bytes<E: From<Error>>(
+pub(crate) fn fill_bytes<E: From<Error>>(
     tensor: &mut Tensor,
     fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -226,8 +226,8 @@ pub fn fill_bytes<E: From<Error>>(
     }
     let address = ffi::tensor_mutable_data(borrow(tensor))
         .map_err(|error| Error::libtorch("fill_bytes", &error))?;
-    // SAFETY: a contiguous CPU tensor holds that many initialised bytes; the tensor is borrowed for the call, and the caller keeps other handles
-    // of the storage away.
+    // SAFETY: a contiguous CPU tensor holds that many initialised bytes; the tensor is borrowed for the
+    // call, and `fill`, of this crate, reads a file and uses no tensor.
     let memory = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) };
     if tensor.f_kind().map_err(Error::from)? != Kind::Bool {
         return fill(memory);

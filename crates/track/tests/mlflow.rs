@@ -19,6 +19,9 @@ use serde_json::{Value as Json, json};
 
 brigade_suite::suite! {
     always:
+        a_server_that_never_answers_does_not_hold_the_end,
+        a_run_that_goes_on_says_when_it_may_not,
+        a_password_in_the_address_is_sent_and_never_shown,
         a_server_that_is_away_at_the_start_is_one_clear_error,
         a_server_that_stumbles_gets_everything_in_the_end_and_in_batches,
         a_server_that_goes_away_ends_no_training_unless_asked,
@@ -341,7 +344,6 @@ fn a_refused_batch_is_lost_at_once_and_said() {
 
 /// The end of a run has one time limit for everything, also where the tracker is only dropped. The bound is
 /// far above it, and below the limit of one request.
-#[test]
 fn a_server_that_never_answers_does_not_hold_the_end() {
     for finish in [true, false] {
         let server = Double::start(|_, path| match path {
@@ -372,7 +374,6 @@ fn a_server_that_never_answers_does_not_hold_the_end() {
     }
 }
 
-#[test]
 fn a_run_that_goes_on_says_when_it_may_not() {
     for (status, refused) in [(400, false), (401, true), (403, true), (404, true)] {
         let server = Double::start(move |_, path| match path {
@@ -390,7 +391,6 @@ fn a_run_that_goes_on_says_when_it_may_not() {
     }
 }
 
-#[test]
 fn a_password_in_the_address_is_sent_and_never_shown() {
     let server = Double::start(|_, path| match path {
         path if path.contains("log-batch") => (500, String::new()),

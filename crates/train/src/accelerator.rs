@@ -225,7 +225,7 @@ impl Accelerator {
     /// The group of all ranks, for collectives beyond those here; `None` with one process. Another one
     /// after [`Accelerator::find_executable_batch_size`] has tried a size in vain.
     #[must_use]
-    pub fn group(&self) -> Option<&ProcessGroup> {
+    pub fn group(&self) -> Option<ProcessGroup> {
         self.job.group()
     }
 
@@ -431,12 +431,12 @@ fn debug_is_asked_for() -> bool {
 
 impl Job {
     /// The group of all ranks; `None` when there is one.
-    pub(crate) fn group(&self) -> Option<&ProcessGroup> {
+    pub(crate) fn group(&self) -> Option<ProcessGroup> {
         self.groups.as_ref().map(Groups::world)
     }
 
     /// The ranks of this host, when there are several hosts.
-    pub(crate) fn host_group(&self) -> Option<&ProcessGroup> {
+    pub(crate) fn host_group(&self) -> Option<ProcessGroup> {
         self.groups.as_ref().and_then(Groups::host)
     }
 

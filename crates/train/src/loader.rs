@@ -251,7 +251,7 @@ impl<L: Epochs> PreparedLoader<L> {
                     loader.pass();
                     None
                 };
-                Source::Dispatched(Dispatch::new(group, epoch))
+                Source::Dispatched(Dispatch::new(&group, epoch))
             }
             _ => Source::Own(loader.begin()),
         };

@@ -11,7 +11,7 @@ use brigade_models::{Model, Module, NamedTensor};
 use brigade_torch::{Reducer, Tensor, Tensors, grad_enabled};
 
 use crate::accelerator::Accelerator;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gradients::hook::PowerSgdHook;
 use crate::gradients::loss_check::CheckedModel;
 use crate::precision::Numerics;
@@ -35,6 +35,8 @@ pub struct PreparedModel<M> {
     /// What a checkpoint holds of it, for as long as it is there.
     _saved: Arc<SavedTensors>,
     checked: Option<Arc<CheckedModel>>,
+    /// The parameters that the reducer does not know: they were frozen when it was made.
+    frozen: Vec<NamedTensor>,
 }
 
 impl<M> Prepare for Model<M> {
@@ -50,24 +52,24 @@ impl<M> Prepare for Model<M> {
         }
         accelerator.say_start(channels_last);
         if let (Some(group), true) = (accelerator.group(), accelerator.options.sync_batch_norm) {
-            self.convert_sync_batch_norm(group);
+            self.convert_sync_batch_norm(&group);
         }
         let trained = named(self.trainable_parameters());
-        let reducer = match accelerator.group() {
+        let mut frozen = Vec::new();
+        let group = accelerator.group();
+        let reducer = match &group {
             Some(group) if !trained.is_empty() => {
                 let trained_names: Vec<&String> = trained.iter().map(|(name, _)| name).collect();
                 // Frozen parameters are broadcast like buffers at the start, but never again.
-                let frozen: Vec<NamedTensor> = self
-                    .parameters()
-                    .into_iter()
-                    .filter(|parameter| !trained_names.contains(&&parameter.name))
-                    .collect();
+                frozen = self.parameters();
+                frozen.retain(|parameter| !trained_names.contains(&&parameter.name));
                 broadcast_all(accelerator, &frozen)?;
                 let buffers = named(self.buffers());
                 Some(Reducer::new(group, &trained, &buffers, accelerator.options.reducer.clone())?)
             }
             Some(_) => {
-                broadcast_all(accelerator, &self.parameters())?;
+                frozen = self.parameters();
+                broadcast_all(accelerator, &frozen)?;
                 broadcast_all(accelerator, &self.buffers())?;
                 None
             }
@@ -86,6 +88,7 @@ impl<M> Prepare for Model<M> {
         Ok(PreparedModel {
             _saved: saved,
             checked,
+            frozen,
             model: self,
             reducer,
             numerics: Arc::clone(&accelerator.numerics),
@@ -107,12 +110,18 @@ impl<M> PreparedModel<M> {
     ///
     /// [`crate::Error::Model`] when the input does not fit, with the layer's name. The other ranks learn
     /// of it when this one leaves.
+    ///
+    /// [`crate::Error::Misuse`] when gradients are on and a parameter is trained that was frozen at
+    /// `prepare`: the ranks would train it apart.
     #[track_caller]
     pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
     where
         M: Module<Input>,
         M::Output: Tensors<Owned = M::Output>,
     {
+        if grad_enabled() {
+            self.check_frozen()?;
+        }
         let Some(reducer) = &self.reducer else {
             return self.computed(input);
         };
@@ -133,6 +142,20 @@ impl<M> PreparedModel<M> {
             checked.set_reduces(sync);
         }
         Ok(reducer.after_forward(output, sync)?)
+    }
+
+    /// Compares the frozen parameters with what `prepare` saw. A model without frozen parameters, as most
+    /// are, pays nothing.
+    fn check_frozen(&self) -> Result<()> {
+        match self.frozen.iter().find(|parameter| parameter.tensor.requires_grad()) {
+            None => Ok(()),
+            Some(parameter) => Err(Error::Misuse(format!(
+                "parameter {:?} was frozen when the model was prepared and is trained now: its gradient \
+                 would not be averaged over the ranks. Freeze and thaw before `prepare`, or take the \
+                 model with `into_inner`, thaw it and prepare it again",
+                parameter.name
+            ))),
+        }
     }
 
     /// The model alone, with the Accelerator's precision.
@@ -163,8 +186,8 @@ impl<M> PreparedModel<M> {
         &self.model
     }
 
-    /// The model itself, to change. Replacing tensors or thawing parameters is not seen by the
-    /// reducer.
+    /// The model itself, to change. The reducer keeps the parameters that it was made with: a replaced
+    /// tensor is trained by this rank alone, and a thawed one is an error of the next forward.
     pub fn inner_mut(&mut self) -> &mut Model<M> {
         &mut self.model
     }

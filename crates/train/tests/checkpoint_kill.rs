@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use brigade_checkpoint::layout::{Checkpoint, numbered, numbered_path};
 use brigade_models::{Linear, Model};
@@ -80,15 +80,34 @@ fn check(folder: &Path, world: usize) -> usize {
     numbers.len()
 }
 
+/// The folders that have no checkpoint's name yet.
+fn hidden(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let entries = fs::read_dir(folder.join("checkpoints")).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with('.'))
+        .map(|entry| entry.path())
+}
+
 /// Whether a large file lies in a folder that has no checkpoint's name yet.
 fn is_being_written(folder: &Path) -> bool {
-    let entries = fs::read_dir(folder.join("checkpoints")).into_iter().flatten().flatten();
-    let hidden = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with('.'));
-    hidden.into_iter().any(|folder| {
-        let files = fs::read_dir(folder.path()).into_iter().flatten().flatten();
+    hidden(folder).any(|folder| {
+        let files = fs::read_dir(folder).into_iter().flatten().flatten();
         let mut sizes = files.filter_map(|file| file.metadata().ok()).map(|file| file.len());
         sizes.any(|bytes| bytes > 16 << 20)
     })
+}
+
+/// The newest checkpoint's number.
+fn newest(folder: &Path) -> Option<u64> {
+    numbered(&folder.join("checkpoints")).unwrap_or_default().into_iter().max()
+}
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "{what} never came");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// A rank's losses by batch; a batch that was trained again after a kill must have had the same.
@@ -136,9 +155,19 @@ fn killed_at_random_instants(world: usize, large: bool) {
             // Open until the end: a rank that writes more must not fail by that.
             outputs.push(out);
         }
-        // From within the first batch to a dozen batches later.
         let mut random = brigade_plan::stream(seed, &[kill]);
-        std::thread::sleep(Duration::from_micros(random.random_range(0..400_000)));
+        // At any instant from within the first batch on; or after a checkpoint, or inside one, however
+        // long the disk takes.
+        match kill % 3 {
+            0 => std::thread::sleep(Duration::from_micros(random.random_range(0..400_000))),
+            1 => {
+                let before = newest(folder.path());
+                wait_until("a checkpoint", || newest(folder.path()) > before);
+                std::thread::sleep(Duration::from_micros(random.random_range(0..100_000)));
+            }
+            _ if large => wait_until("a large file", || is_being_written(folder.path())),
+            _ => wait_until("a save", || hidden(folder.path()).next().is_some()),
+        }
         let first = &mut ranks.ranks()[random.random_range(0..world)];
         first.kill().unwrap();
         first.wait().unwrap();
@@ -153,10 +182,7 @@ fn killed_at_random_instants(world: usize, large: bool) {
     eprintln!("{kills} kills: {whole} checkpoints, {} batches", seen.len());
     // Up to two and one that was to replace the older; nothing else is left but of the last run.
     assert!(whole <= 3, "{whole}");
-    let hidden = fs::read_dir(folder.path().join("checkpoints")).unwrap();
-    let hidden = hidden
-        .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with('.'));
-    assert!(hidden.count() <= 2, "folders of killed runs stay");
+    assert!(hidden(folder.path()).count() <= 2, "folders of killed runs stay");
 }
 
 #[test]

@@ -79,6 +79,37 @@ dist_test!(world = 2, dist_a_model_without_trained_parameters, |world: World| ->
     Ok(())
 });
 
+dist_test!(world = 2, dist_thawing_after_prepare_is_an_error, |_world: World| -> Result<()> {
+    let accelerator = Accelerator::new()?;
+    let two = |p: &Path<'_>| (Linear::new(p / "body", 3, 3), Linear::new(p / "head", 3, 2));
+    let input = Tensor::ones([4, 3], tch::kind::FLOAT_CPU);
+    for frozen in ["body", "head"] {
+        let mut model = Model::new(|p: &Path<'_>| Both(two(p)))?;
+        model.requires_grad_under(frozen, false)?;
+        let mut model = accelerator.prepare(model)?;
+        let _ = model.forward(&input)?;
+        model.inner_mut().requires_grad_under(frozen, true)?;
+        let error = model.forward(&input).unwrap_err().to_string();
+        assert!(error.contains(&format!("\"{frozen}.weight\" was frozen")), "{error}");
+        // Evaluation needs no gradient.
+        let _ = tch::no_grad(|| model.forward(&input))?;
+        // Prepared again, it trains.
+        let model = accelerator.prepare(model.into_inner())?;
+        accelerator.backward(&model.forward(&input)?.sum(Kind::Float))?;
+    }
+    Ok(())
+});
+
+struct Both((Linear, Linear));
+
+impl Module<&Tensor> for Both {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Tensor {
+        self.0.1.forward(&self.0.0.forward(input))
+    }
+}
+
 struct TwoInputs(Linear, Linear);
 
 impl Module<(&Tensor, &Tensor)> for TwoInputs {

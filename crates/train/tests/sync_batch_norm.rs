@@ -134,7 +134,7 @@ dist_test!(world = 2, dist_a_rank_without_rows_takes_part, |_world: World| -> Re
     let expected = whole.batch_norm(none, none, none, none, true, 0.1, 1e-5, false);
     let rows = if group.rank() == 0 { 5 } else { 0 };
     let mine = batch.narrow(0, 0, rows).detach_copy().set_requires_grad(true);
-    let found = sync_batch_norm(group, &mine, BatchNormState::default(), 0.1, 1e-5)?;
+    let found = sync_batch_norm(&group, &mine, BatchNormState::default(), 0.1, 1e-5)?;
     assert_close(&values(&found), &values(&expected.narrow(0, 0, rows)), 1e-12, 1e-12);
     (&expected * wave(&[5, 3], 2.0)).sum(Kind::Double).backward();
     (&found * wave(&[5, 3], 2.0).narrow(0, 0, rows)).sum(Kind::Double).backward();
@@ -143,10 +143,10 @@ dist_test!(world = 2, dist_a_rank_without_rows_takes_part, |_world: World| -> Re
 
     // One value in all has no variance: an error on every rank.
     let single = wave(&[i64::from(rows > 0), 3], 0.0);
-    let error = sync_batch_norm(group, &single, BatchNormState::default(), 0.1, 1e-5);
+    let error = sync_batch_norm(&group, &single, BatchNormState::default(), 0.1, 1e-5);
     let error = error.unwrap_err().to_string();
     assert!(error.contains("more than one value per channel"), "{error}");
-    let error = sync_batch_norm(group, &Tensor::from(1.0), BatchNormState::default(), 0.1, 1e-5);
+    let error = sync_batch_norm(&group, &Tensor::from(1.0), BatchNormState::default(), 0.1, 1e-5);
     assert!(error.is_err());
     Ok(())
 });
@@ -155,7 +155,7 @@ dist_test!(world = 2, dist_sixteen_bits_stay_sixteen_bits, |_world: World| -> Re
     let accelerator = Accelerator::new()?;
     let group = accelerator.group().unwrap();
     let mut model = Model::new(|p: &Path<'_>| BatchNorm2d::new(p, 3))?;
-    assert_eq!(model.convert_sync_batch_norm(group), 1);
+    assert_eq!(model.convert_sync_batch_norm(&group), 1);
     let batch = wave(&[8, 3, 4, 4], 0.0).to_kind(Kind::BFloat16);
     let mine = batch.narrow(0, 4 * group.rank() as i64, 4).detach_copy().set_requires_grad(true);
     let output = model.forward(&mine);

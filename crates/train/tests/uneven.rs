@@ -260,7 +260,7 @@ dist_test!(world = 3, dist_a_trigger_of_one_is_seen_by_all, |_world: World| -> R
 
 dist_test!(world = 2, dist_a_late_ranks_trigger_is_waited_for, |_world: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
-    let store = accelerator.group().unwrap().store();
+    let store = accelerator.group().unwrap().store().clone();
     for round in 0..20 {
         let late = round % 2;
         let key = format!("waits/{round}");

@@ -21,6 +21,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use brigade_hostkit::Etcd;
 use brigade_launch::{Reach, StorePort};
 use job::{Job, Running};
 use nix::sys::signal::{Signal, kill};
@@ -31,6 +32,7 @@ brigade_suite::suite! {
     always:
         an_agent_and_a_coordinator_that_are_stopped_for_a_while,
         an_agent_that_is_stopped_for_too_long_is_lost;
+    needs Etcd: a_coordinator_that_etcd_has_elected_is_stopped_for_a_while;
     needs Hosts:
         over_ssh::a_launcher_and_an_agent_that_are_stopped_for_a_while,
         over_ssh::a_launcher_or_an_agent_that_is_stopped_for_too_long,
@@ -165,6 +167,35 @@ fn an_agent_and_a_coordinator_that_are_stopped_for_a_while() {
     assert!(said[0].contains("nothing was heard of "), "{}", said[0]);
     assert!(said[0].contains(" is heard again"), "{}", said[0]);
     assert!(said[2].contains("nothing was heard of the coordinator at "), "{}", said[2]);
+}
+
+/// The lease of the coordinator ends while it stands still, and it is the coordinator all the same.
+fn a_coordinator_that_etcd_has_elected_is_stopped_for_a_while() {
+    let etcd = Etcd::start();
+    let (times, all) = (times(), tempfile::tempdir().unwrap());
+    let endpoint = format!("--rdzv-endpoint={}", etcd.endpoint());
+    let id = format!("--rdzv-id=stalls-{}", std::process::id());
+    let start = |_| {
+        let flags = ["--nnodes=2", "--rdzv-backend=etcd", &endpoint, &id, "--local-addr=127.0.0.1"];
+        let mut job = Job::new(1).flag(&times.flag()).words(flags);
+        job.command.env("ALL", all.path());
+        job.sh(COUNT).start()
+    };
+    let launchers: Vec<Running> = (0..2).map(start).collect();
+    wait_for_ranks(all.path(), 2);
+    for &stall in times.stalls {
+        // One of them is the coordinator.
+        for launcher in &launchers {
+            stop_for(launcher.pid(), stall);
+        }
+    }
+    finish_soon(all.path());
+    for launcher in launchers {
+        let run = launcher.finish();
+        assert_eq!(run.code, 0, "{}", run.stderr);
+        let results = (0..2).filter(|rank| run.lines_of(*rank) == [result(*rank as u64)]).count();
+        assert_eq!(results, 1, "{}", run.stderr);
+    }
 }
 
 fn an_agent_that_is_stopped_for_too_long_is_lost() {

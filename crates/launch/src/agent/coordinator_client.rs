@@ -116,7 +116,7 @@ impl<'p> CoordinatorClient<'p> {
     /// Begins to look for the coordinator, again where the last one was lost.
     pub(super) fn connect(&mut self) {
         self.drop_links();
-        self.coordinator = None;
+        (self.coordinator, self.others_told) = (None, false);
         let begun = match way(self.plan) {
             None => self.serve(None, LOOPBACK.to_owned()),
             Some(way) => self.search(way).map(|search| self.search = Some(search)),

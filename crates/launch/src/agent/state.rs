@@ -105,6 +105,8 @@ pub(super) struct AgentState {
     outcome: Option<Outcome>,
     /// Why this host cannot take part.
     error: Option<LaunchError>,
+    /// A coordinator in this process has told all other agents that the job is over.
+    others_told: bool,
     ending: Ending,
     actions: Vec<Action>,
 }
@@ -135,6 +137,7 @@ impl AgentState {
             reason: None,
             outcome: None,
             error: None,
+            others_told: false,
             ending: Ending::No,
             actions: Vec::new(),
         };
@@ -173,7 +176,8 @@ impl AgentState {
             Event::Drained => self.draining = self.draining.saturating_sub(1),
             Event::OutputClosed => self.output_closed(),
             Event::Signal(signal) => self.signal(signal),
-            Event::OthersTold | Event::Tick => {}
+            Event::OthersTold => self.others_told = true,
+            Event::Tick => {}
         }
         self.advance();
         mem::take(&mut self.actions)

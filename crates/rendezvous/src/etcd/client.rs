@@ -191,8 +191,8 @@ impl Client {
         Err(last)
     }
 
-    /// Asks the current member, with a token where there is a user. A token that has ended is
-    /// replaced once.
+    /// Asks the current member, with a token where there is a user. A token that has ended, or was given
+    /// before the users of this etcd changed, is replaced once.
     fn ask_as_user(&mut self, what: &str, request: &Value) -> Result<String> {
         for is_last in [false, true] {
             if let (Some(user), None) = (&self.user, &self.token) {
@@ -208,9 +208,7 @@ impl Client {
             }
             match self.ask(what, request)? {
                 Ok(answer) => return Ok(answer),
-                Err(refusal)
-                    if refusal.code == UNAUTHENTICATED && !is_last && self.user.is_some() =>
-                {
+                Err(refusal) if refusal.is_about_the_token() && !is_last && self.user.is_some() => {
                     self.token = None;
                 }
                 Err(refusal) => return Err(self.refused(refusal, false)),
@@ -375,6 +373,17 @@ struct Refusal {
     message: String,
 }
 
+impl Refusal {
+    /// Another token may be accepted. JSON Web Tokens are bound to a revision of the users and roles;
+    /// that etcd has another one by now is told with a code that stands for much else.
+    fn is_about_the_token(&self) -> bool {
+        self.code == UNAUTHENTICATED
+            || (self.code == INVALID_ARGUMENT && self.message.contains(OLD_REVISION))
+    }
+}
+
+/// etcd's words.
+const OLD_REVISION: &str = "revision of auth store is old";
 const INVALID_ARGUMENT: u32 = 3;
 const PERMISSION_DENIED: u32 = 7;
 const FAILED_PRECONDITION: u32 = 9;
@@ -428,6 +437,9 @@ const LONGEST_ANSWER: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
+    use brigade_hostkit::Etcd;
+    use brigade_suite::{Need, is_missed};
+
     use super::*;
 
     #[test]
@@ -445,6 +457,66 @@ mod tests {
         for bad in ["", "etcd1", "etcd1:", ":2379", "etcd1:2379,", "unix://a:1", "a:1/b", "u@a:1"] {
             assert!(matches!(client(bad, false), Err(MeetError::BadEndpoint { .. })), "{bad}");
         }
+    }
+
+    /// An etcd with the user root, started with these flags; `None` where there is no etcd.
+    fn with_root(test: &str, flags: &[String]) -> Option<(Etcd, Client)> {
+        // What is looked at is not public, so that these tests are libtest's.
+        if is_missed(Need::Etcd, "brigade-rendezvous", &format!("etcd::client::tests::{test}")) {
+            return None;
+        }
+        let etcd = Etcd::start_with(flags);
+        let client = |access| Client::new(etcd.endpoint(), &access).unwrap();
+        let admin = client(EtcdAccess::default());
+        for (what, request) in [
+            ("user/add", json!({ "name": "root", "password": "right" })),
+            ("role/add", json!({ "name": "root" })),
+            ("user/grant", json!({ "user": "root", "role": "root" })),
+            ("enable", json!({})),
+        ] {
+            admin.ask(&format!("auth/{what}"), &request).unwrap().unwrap();
+        }
+        let user = Some("root".to_owned());
+        let root =
+            client(EtcdAccess { user, password: Some("right".into()), ..EtcdAccess::default() });
+        Some((etcd, root))
+    }
+
+    #[test]
+    fn a_token_that_is_not_accepted_is_replaced() {
+        let Some((_etcd, mut root)) = with_root("a_token_that_is_not_accepted_is_replaced", &[])
+        else {
+            return;
+        };
+        root.look(["a", "b"]).unwrap();
+        let first = root.token.clone().expect("a token");
+        root.look(["a", "b"]).unwrap();
+        assert_eq!(root.token.as_ref(), Some(&first), "it is used again");
+        // As etcd sees one that has ended, or that it gave before it was started again.
+        root.token = Some("DXbIoRBqPtlxgGlI.7".into());
+        assert_eq!(root.look(["a", "b"]).unwrap(), [None, None]);
+        let lease = root.grant(Duration::from_secs(60)).unwrap();
+        root.token = Some("DXbIoRBqPtlxgGlI.7".into());
+        assert!(matches!(root.create(["a", "b"], b"1", &lease).unwrap(), Created::Now));
+    }
+
+    #[test]
+    fn a_token_from_before_the_users_changed_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join("key");
+        std::fs::write(&key, "known to this etcd alone").unwrap();
+        let key = format!("jwt,priv-key={},sign-method=HS256,ttl=10m", key.display());
+        let (test, flags) =
+            ("a_token_from_before_the_users_changed_is_replaced", ["--auth-token".into(), key]);
+        let Some((_etcd, mut root)) = with_root(test, &flags) else { return };
+        root.look(["a", "b"]).unwrap();
+        let first = root.token.clone().expect("a token");
+        let user = json!({ "name": "another", "password": "right" });
+        root.ask("auth/user/add", &user).unwrap().unwrap();
+        let refusal = root.ask("kv/range", &json!({ "key": "YQ==" })).unwrap().unwrap_err();
+        assert_eq!((refusal.code, refusal.is_about_the_token()), (INVALID_ARGUMENT, true));
+        assert_eq!(root.look(["a", "b"]).unwrap(), [None, None]);
+        assert_ne!(root.token, Some(first));
     }
 
     #[test]

@@ -232,7 +232,7 @@ impl Formation {
                 let wait = self.admission_wait();
                 let is_new = self.members[&agent].is_new();
                 if self.has_room() && !is_new {
-                    self.calm_stop(format!("{host} joins again"));
+                    self.calm_stop(format!("{host} joins"));
                 } else if self.has_room() && wait.is_zero() {
                     self.admit(format!("{host} joins"));
                 } else if self.has_room() {

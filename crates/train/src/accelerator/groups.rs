@@ -1,7 +1,7 @@
 //! The process groups of a job: new ones when the old were given up.
 
 use std::fmt;
-use std::sync::OnceLock;
+use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use brigade_torch::{Backend, Device, GroupOptions, ProcessGroup, Store};
@@ -18,15 +18,14 @@ pub(crate) struct Groups {
     device: Device,
     timeout: Duration,
     debug: bool,
-    first: Link,
+    current: RwLock<Met>,
 }
 
-/// A generation of groups. Older ones stay where they are: `Accelerator::group` gives references.
-struct Link {
+/// The groups that the ranks made when they last met.
+struct Met {
     world: ProcessGroup,
     /// The ranks of this host, when there are several hosts.
     host: Option<ProcessGroup>,
-    next: OnceLock<Box<Self>>,
 }
 
 impl Groups {
@@ -47,8 +46,9 @@ impl Groups {
             debug,
             ..GroupOptions::default()
         };
-        let first = Link::meet(&meeting, world, backend.clone(), options)?;
-        Ok(Self { store: meeting, backend, device, timeout, debug, first })
+        let met = Met::meet(&meeting, world, backend.clone(), options)?;
+        let current = RwLock::new(met);
+        Ok(Self { store: meeting, backend, device, timeout, debug, current })
     }
 
     /// All ranks meet again, for the `number`th time.
@@ -61,30 +61,26 @@ impl Groups {
             debug: self.debug,
             ..GroupOptions::default()
         };
-        let link = Link::meet(&self.store, world, self.backend.clone(), options)?;
-        // Only one thread makes groups: the one that trains.
-        let _ = self.newest().next.set(Box::new(link));
+        let met = Met::meet(&self.store, world, self.backend.clone(), options)?;
+        // The old groups end when the last handle of theirs goes, outside of the lock.
+        let old = std::mem::replace(
+            &mut *self.current.write().unwrap_or_else(PoisonError::into_inner),
+            met,
+        );
+        drop(old);
         Ok(())
     }
 
-    pub(crate) fn world(&self) -> &ProcessGroup {
-        &self.newest().world
+    pub(crate) fn world(&self) -> ProcessGroup {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).world.clone()
     }
 
-    pub(crate) fn host(&self) -> Option<&ProcessGroup> {
-        self.newest().host.as_ref()
-    }
-
-    fn newest(&self) -> &Link {
-        let mut link = &self.first;
-        while let Some(next) = link.next.get() {
-            link = next;
-        }
-        link
+    pub(crate) fn host(&self) -> Option<ProcessGroup> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).host.clone()
     }
 }
 
-impl Link {
+impl Met {
     fn meet(
         meeting: &Store,
         world: &World,
@@ -98,7 +94,7 @@ impl Link {
             1 => None,
             _ => host_group(&group, world)?,
         };
-        Ok(Self { world: group, host, next: OnceLock::new() })
+        Ok(Self { world: group, host })
     }
 }
 
@@ -121,6 +117,6 @@ fn host_group(group: &ProcessGroup, world: &World) -> Result<Option<ProcessGroup
 
 impl fmt::Debug for Groups {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Groups").field("world", self.world()).finish_non_exhaustive()
+        f.debug_struct("Groups").field("world", &self.world()).finish_non_exhaustive()
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct Together {
 impl Together {
     /// `None` when there is one rank.
     pub(super) fn begin(job: &Arc<Job>) -> Option<Self> {
-        let (group, store) = (job.group()?.clone(), job.store()?.clone());
+        let (group, store) = (job.group()?, job.store()?.clone());
         let number = job.tries.fetch_add(1, Ordering::Relaxed);
         let watcher = watch(group.clone(), store.clone(), given_up(number));
         Some(Self { job: Arc::clone(job), group, store, number, watcher })

@@ -107,7 +107,7 @@ dist_test!(world = 2, dist_one_rank_alone_runs_out_in_the_middle_of_training, |w
     let fp16 = Precision::Fp16;
     let build = || Accelerator::builder().cpu(true).quiet(true).mixed_precision(fp16).build();
     let accelerator = build().unwrap();
-    let before = accelerator.group().unwrap().clone();
+    let before = accelerator.group().unwrap();
     if world.rank.as_usize() == 1 {
         // Each new meeting takes threads, and so address space.
         limit_memory(1400 * MIB);

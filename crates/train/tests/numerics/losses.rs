@@ -146,7 +146,7 @@ dist_test!(world = 2, dist_every_rank_gets_the_same_error, |world: World| -> Res
             // Of several the first to say so, and the same one everywhere.
             let all = accelerator.gather_object(outcome)?;
             assert_eq!(all[0], all[1]);
-            let named = named.or(outcome.map(|(rank, ..)| rank)).unwrap();
+            let named = named.or_else(|| outcome.map(|(rank, ..)| rank)).unwrap();
             assert_eq!(outcome, Some((named, Some(2), false)));
             assert!(accelerator.optimizer_step_was_skipped(), "a schedule stays");
             assert_eq!(found(optimizer.step()), Some((named, Some(2), false)), "still there");

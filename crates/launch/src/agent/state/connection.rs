@@ -49,6 +49,7 @@ impl Connection {
 impl AgentState {
     pub(super) fn connected(&mut self, here: bool) {
         self.connection = Connection::Up { here, quiet: false };
+        self.others_told = false;
         let request = self.join_request(false);
         self.act(Action::Join(request));
     }

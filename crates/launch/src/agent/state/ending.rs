@@ -130,7 +130,7 @@ impl AgentState {
 
     pub(super) fn begin_to_leave(&mut self, result: Result<Outcome, LaunchError>) {
         self.ending = Ending::Begun {
-            told: false,
+            told: self.others_told,
             // After an error the others have still to stop their ranks.
             farewell: result.is_ok().then(|| self.now + self.facts.limits.farewell()),
             limit: self.impatient.then(|| self.now + LAST_LINES),

@@ -175,6 +175,21 @@ fn a_job_from_its_beginning_to_its_end() {
 }
 
 #[test]
+fn a_coordinator_that_ends_before_the_ranks_is_not_waited_for() {
+    let mut host = Host::joined(Kind::OneHost);
+    let lost = Event::ConnectionLost { how: "it was closed".to_owned(), may_resume: false };
+    host.start(0);
+    // It has heard that ranks could not be started, has told all, and has ended.
+    let error = LaunchError::Refused { reason: "no".to_owned() };
+    host.tell(Event::StartFailed { attempt: 0, error });
+    host.tell(Event::OthersTold);
+    host.tell(lost);
+    host.tell(Event::Swept);
+    host.tell(Event::Drained);
+    assert_eq!(host.tell(Event::Drained), ["exit, written true"]);
+}
+
+#[test]
 fn a_host_is_finished_when_the_last_byte_of_its_output_is_on_its_way() {
     let mut host = Host::running(Kind::Launcher);
     host.exit(0, 0);

@@ -32,6 +32,8 @@ enum Happens {
     Refuses,
     Resumes,
     Line,
+    /// A coordinator in this process has told the others, before this host knows that the job is over.
+    Tells,
     /// A rank ends by itself.
     Exits {
         local_rank: usize,
@@ -65,6 +67,7 @@ fn happens() -> impl Strategy<Value = Happens> {
         1 => Just(Happens::Refuses),
         3 => Just(Happens::Resumes),
         1 => Just(Happens::Line),
+        2 => Just(Happens::Tells),
         8 => (0..3_usize, prop_oneof![2 => Just(0), 1 => 0..255])
             .prop_map(|(local_rank, code)| Happens::Exits { local_rank, code }),
         6 => (0..3_usize).prop_map(Happens::Obeys),
@@ -120,6 +123,8 @@ struct World {
     drains: usize,
     /// The next time that ranks are to be started, the system will refuse.
     start_fails: bool,
+    /// The others have been told that the job is over.
+    told: bool,
     reported: bool,
     exited: bool,
 }
@@ -143,6 +148,7 @@ impl World {
             next_attempt: 0,
             drains: 0,
             start_fails: false,
+            told: false,
             reported: false,
             exited: false,
         };
@@ -244,7 +250,9 @@ impl World {
                 assert!(!self.reported, "reported twice");
                 assert!(self.group.is_none(), "reported while ranks run");
                 self.reported = true;
-                self.answers.push(Answer::OthersTold);
+                if !self.told {
+                    self.answers.push(Answer::OthersTold);
+                }
             }
             Action::Exit { written } => {
                 assert!(self.reported && !self.exited);
@@ -308,6 +316,7 @@ impl World {
             | Happens::Kills
             | Happens::Ends(_)
             | Happens::Line => up,
+            Happens::Tells => !self.told && !self.reported,
             Happens::Gone | Happens::Reconnects | Happens::Refuses | Happens::Resumes => {
                 connection.is_up()
             }
@@ -319,7 +328,14 @@ impl World {
         let hear = Event::Received;
         match *what {
             Happens::Answer(index) => self.answer(index % self.answers.len()),
-            Happens::Connects => self.event(Event::Connected { here: false }),
+            Happens::Connects => {
+                self.told = false;
+                self.event(Event::Connected { here: true });
+            }
+            Happens::Tells => {
+                self.told = true;
+                self.event(Event::OthersTold);
+            }
             Happens::Breaks { may_resume } => {
                 let how = "it broke".to_owned();
                 self.event(Event::ConnectionLost { how, may_resume });
