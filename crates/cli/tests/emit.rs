@@ -65,6 +65,8 @@ const VALUES: &[(&str, &str)] = &[
     ("duplicate-stderr-filters", "error"),
     ("prefix", "[${rank}] $"),
     ("color", "never"),
+    ("events", "job events.jsonl"),
+    ("raw", "false"),
     ("quiet", "true"),
     ("mixed-precision", "bf16"),
     ("gradient-accumulation-steps", "4"),

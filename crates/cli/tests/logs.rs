@@ -386,7 +386,8 @@ fn one_rank_has_the_terminal() {
 fn ctrl_c_is_for_the_rank_that_has_the_terminal() {
     let _limit = TimeLimit::new("a rank that is interrupted on its terminal", LIMIT);
     // A program that makes something of it, as a debugger does, goes on.
-    let script = "trap 'echo caught' INT; echo ready; sleep 1000 & wait; read -r code; exit $code";
+    let script = "trap 'echo caught; c=1' INT; echo ready; until [ $c ]; do sleep 0.02; done; \
+                  read -r code; exit $code";
     let mut person = on_a_terminal(&[], script);
     person.expect("ready");
     person.types("\x03");
@@ -447,6 +448,63 @@ fn raw_passes_any_stdin_through() {
     let run = job.words(["cat"]).run();
     assert_eq!(run.stdout, fs::read_to_string("/proc/version").unwrap());
     assert_eq!(run.code, 0, "{}", run.stderr);
+}
+
+/// A rank that tells its launcher how far it is, and waits.
+const REPORT: &str = "printf '{\"label\":\"epoch 3\",\"position\":%d,\"length\":40,\"rate\":9.5}\\n' \
+                      $((7 - RANK)) > /proc/self/fd/$BRIGADE_PROGRESS_FD; \
+                      until [ -e $DIR/go ]; do sleep 0.02; done; echo line of $RANK";
+
+#[test]
+fn a_live_line_stands_below_the_lines_of_the_ranks() {
+    let _limit = TimeLimit::new("a live line", LIMIT);
+    let folder = tempfile::tempdir().unwrap();
+    for flags in [&["--nproc=2"][..], &["--hosts=localhost:2", "--prefix=[${rank}] "]] {
+        let go = folder.path().join("go");
+        let _ = fs::remove_file(&go);
+        let mut command = Command::new(BRIGADE);
+        command.arg("launch").args(flags).args(["--color=never", "--env"]);
+        command.arg(format!("DIR={}", folder.path().display())).args(["sh", "-c", REPORT]);
+        command.env("BRIGADE_CONFIG", "/dev/null").env("TERM", "xterm");
+        let mut person = Person::answering(command);
+        person.expect(
+            "epoch 3: 7/40 (18 %), 9.50 it/s, 00:03 left | 2 ranks 19.0 it/s, slowest rank 1: 6/40",
+        );
+        fs::write(&go, "").unwrap();
+        let (code, mut lines) = person.screen();
+        lines.sort();
+        assert_eq!(code, 0);
+        // The line is gone, and has torn none.
+        assert_eq!(lines, ["[0] line of 0", "[1] line of 1"], "{flags:?}");
+    }
+}
+
+#[test]
+fn a_quiet_launcher_and_a_file_have_no_live_line() {
+    let script = "for i in 1 2 3; do printf '\\rtrain: %d0%%|#  | %d/10 [00:01<00:05, 2.00it/s]' $i $i >&2; \
+                  done; printf '\\n' >&2; echo out";
+    let run = Job::new(2).sh(script).run();
+    let mut lines: Vec<&str> = run.stderr.lines().collect();
+    lines.sort_unstable();
+    let last = |rank| format!("[{rank}] train: 30%|#  | 3/10 [00:01<00:05, 2.00it/s]");
+    assert_eq!(lines, [last(0), last(1)], "a bar is its last state");
+    let run = Job::new(1).flag("--quiet").sh(script).run();
+    assert_eq!(run.stderr.matches("[0] train: ").count(), 3, "{:?}", run.stderr);
+
+    // A log file has each byte.
+    let logged = Logged::new(2, &[], script);
+    let text = fs::read_to_string(logged.attempt().join("0/stderr.log")).unwrap();
+    assert_eq!(text.matches("\rtrain: ").count(), 3, "{text:?}");
+}
+
+#[test]
+fn reports_that_are_none_do_no_harm() {
+    let script = "exec 2>/proc/self/fd/$BRIGADE_PROGRESS_FD; i=0; \
+                  while [ $i -lt 200 ]; do echo '{\"position\":-1,\"label\":7}' >&2; \
+                  head -c 5000 /dev/zero >&2; i=$((i + 1)); done; echo alive";
+    let run = Job::new(2).sh(script).run();
+    assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+    assert_eq!(run.stdout.matches("alive").count(), 2);
 }
 
 const LIMIT: Duration = Duration::from_secs(100);

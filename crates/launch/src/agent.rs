@@ -68,7 +68,8 @@ use state::{Action, AgentState, Event, Kind};
 /// them has run the program then.
 pub fn run(plan: &LaunchPlan) -> Result<Outcome, LaunchError> {
     with_signals(|signals| {
-        let terminal = Terminal::new().map_err(LaunchError::system("write to stdout"))?;
+        let terminal =
+            Terminal::new(plan.output.quiet).map_err(LaunchError::system("write to stdout"))?;
         let output = Output::start(&plan.output, Box::new(terminal));
         let output = output.map_err(LaunchError::system("start a thread"))?;
         Agent::new(plan, signals, output, None)?.run()
@@ -133,6 +134,8 @@ impl<'p> Agent<'p> {
     ) -> Result<Self, LaunchError> {
         let start = Instant::now();
         let (forwarder, given) = over.unzip();
+        // It may fail, and so comes before there is a process to be waited for.
+        let client = CoordinatorClient::new(plan, start)?;
         let facts = CoordinatorClient::facts(plan, forwarder.is_some());
         let reach = if facts.kind == Kind::OneHost { Reach::Loopback } else { Reach::Everywhere };
         // Before it joins: a host without such a port has no part in the job.
@@ -149,7 +152,7 @@ impl<'p> Agent<'p> {
             state,
             events: VecDeque::new(),
             start,
-            client: CoordinatorClient::new(plan, start)?,
+            client,
             given,
             signals,
             output,

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, IoSlice, IoSliceMut, Write};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -21,13 +21,13 @@ use std::time::{Duration, SystemTime};
 use jiff::Timestamp;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde::{Deserialize, Serialize};
 
 pub use brigade_rendezvous::{CauseKind, HostPart, JobCause, JobEvent};
 
+use crate::output::write_all;
 use crate::wake::{Inbox, Outbox};
 use crate::{LaunchError, ValueError};
 
@@ -224,7 +224,7 @@ impl EventLog {
             (troubles.outbox(), Arc::clone(&unwritten), target.to_string());
         thread::Builder::new()
             .name("events".to_owned())
-            .spawn(move || write_all(file, &inbox, &written, &trouble, &name))
+            .spawn(move || write_events(file, &inbox, &written, &trouble, &name))
             .map_err(start())?;
         Ok((Self { orders, unwritten, job: job.to_owned(), troubles }, sender))
     }
@@ -287,7 +287,7 @@ impl EventSender {
 }
 
 /// The thread: whole lines, until one cannot be written.
-fn write_all(
+fn write_events(
     mut file: File,
     inbox: &Receiver<Order>,
     unwritten: &AtomicUsize,
@@ -298,7 +298,7 @@ fn write_all(
     while let Ok(order) = inbox.recv() {
         match order {
             Order::Line(line) => {
-                if is_open && let Err(error) = write_line(&mut file, line.as_bytes()) {
+                if is_open && let Err(error) = write_all(&mut file, line.as_bytes()) {
                     is_open = false;
                     troubles.send(format!(
                         "no more events are written to {target} (--events): {error}"
@@ -313,21 +313,6 @@ fn write_all(
     }
 }
 
-/// `write_all` for a descriptor that may be non-blocking.
-fn write_line(file: &mut File, mut line: &[u8]) -> io::Result<()> {
-    while !line.is_empty() {
-        match file.write(line) {
-            Ok(n) => line = &line[n..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                poll(&mut [PollFd::new(file.as_fd(), PollFlags::POLLOUT)], PollTimeout::NONE)?;
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
 /// Enough for the start and the end of 16,000 ranks while a reader sleeps.
 const MOST_UNWRITTEN: usize = 1 << 15;
 /// How long the end of the job waits for the last events.
@@ -337,6 +322,8 @@ const LAST_EVENTS: Duration = Duration::from_secs(2);
 mod tests {
     use std::io::{BufRead, BufReader, Read};
     use std::time::UNIX_EPOCH;
+
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     use super::*;
 

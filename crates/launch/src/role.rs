@@ -140,9 +140,12 @@ fn prepare_rank(
         Some(number) => gate::wait_at(number)?,
         None => gate::wait(io::stdin())?,
     };
-    let Opening::Start(socket) = opening else { return Ok(false) };
-    if let Some(fd) = socket {
-        command.env(env::BRIGADE_STORE_FD, fd.to_string());
+    let Opening::Start { socket, progress } = opening else { return Ok(false) };
+    let given = [(env::BRIGADE_STORE_FD, socket), (env::BRIGADE_PROGRESS_FD, progress)];
+    for (name, fd) in given {
+        if let Some(fd) = fd {
+            command.env(name, fd.to_string());
+        }
     }
     if let Some(cpus) = cpus {
         cpus.bind().map_err(|error| {

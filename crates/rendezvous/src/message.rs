@@ -93,6 +93,12 @@ pub enum FromAgent {
         /// The line, without its end.
         text: String,
     },
+    /// How far its ranks are, a few times a second at most, where that is shown where the coordinator
+    /// is. None: they have ended.
+    Progress {
+        /// Ranks and their reports, as they have written them.
+        ranks: Vec<(usize, String)>,
+    },
     /// Nothing has happened, but this host is alive.
     Beat {
         /// When it was sent.
@@ -322,6 +328,7 @@ impl FromAgent {
             | Self::Interrupted { .. }
             | Self::Leaving
             | Self::Output { .. }
+            | Self::Progress { .. }
             | Self::Beat { .. } => self,
         }
     }

@@ -25,12 +25,13 @@ pub(super) struct RankProcess {
 }
 
 impl RankProcess {
-    /// Starts the rank's process, which waits at its gate; also gives its output.
+    /// Starts the rank's process, which waits at its gate; also gives the pipe that it is to inherit,
+    /// and its output.
     pub(super) fn start(
         plan: &LaunchPlan,
         world: &World,
         error_file: Option<&Path>,
-    ) -> io::Result<(Self, Gate, Streams)> {
+    ) -> io::Result<(Self, Gate, Option<OwnedFd>, Streams)> {
         let (gate, far) = Gate::new()?;
         let local_rank = world.local_rank.as_usize();
         let setup = &plan.ranks[local_rank];
@@ -46,6 +47,8 @@ impl RankProcess {
         command.envs(plan.user_env.iter().map(|(name, value)| (name, value)));
         plan.told(world.clone()).describe_to(&mut command);
         command.env(env::BRIGADE_AGENT, &plan.agent_id);
+        // A launcher around this one has another.
+        command.env_remove(env::BRIGADE_PROGRESS_FD);
         if let Some(path) = error_file {
             command.env(env::TORCHELASTIC_ERROR_FILE, path);
         }
@@ -75,8 +78,15 @@ impl RankProcess {
         });
         let stdout = child.stdout.take().map(OwnedFd::from);
         let stderr = child.stderr.take().map(OwnedFd::from);
-        let streams = Streams { rank, local_rank, prefix, stdout, stderr };
-        Ok((Self { child, ending: None }, gate, streams))
+        // A rank that has the terminal shows by itself how far it is.
+        let (progress, tells) = if raw {
+            (None, None)
+        } else {
+            let (reader, writer) = io::pipe()?;
+            (Some(reader.into()), Some(writer.into()))
+        };
+        let streams = Streams { rank, local_rank, prefix, stdout, stderr, progress };
+        Ok((Self { child, ending: None }, gate, tells, streams))
     }
 
     pub(super) fn pid(&self) -> Pid {

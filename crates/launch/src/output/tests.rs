@@ -77,6 +77,7 @@ impl Bench {
                 prefix: format!("{local_rank}> "),
                 stdout: Some(stdout.into()),
                 stderr: Some(stderr.into()),
+                progress: None,
             });
         }
         self.output.attach(streams, files).unwrap();

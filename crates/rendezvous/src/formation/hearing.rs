@@ -80,6 +80,7 @@ impl Formation {
             | FromAgent::Finished { .. }
             | FromAgent::Stopped { .. }
             | FromAgent::Output { .. }
+            | FromAgent::Progress { .. }
             | FromAgent::Say { .. } => {}
         }
     }

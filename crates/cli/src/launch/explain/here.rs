@@ -105,6 +105,7 @@ impl Here<'_> {
         let later = [
             (env::BRIGADE_AGENT, "(a name for this launch)", true),
             (env::BRIGADE_STORE_FD, "(a socket that is bound to the port)", is_first),
+            (env::BRIGADE_PROGRESS_FD, "(a pipe to the launcher)", !plan.output.raw),
             (
                 env::TORCHELASTIC_ERROR_FILE,
                 "(a file for each attempt)",
