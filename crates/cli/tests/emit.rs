@@ -66,7 +66,7 @@ const VALUES: &[(&str, &str)] = &[
     ("prefix", "[${rank}] $"),
     ("color", "never"),
     ("events", "job events.jsonl"),
-    ("raw", "false"),
+    ("raw", "true"),
     ("quiet", "true"),
     ("mixed-precision", "bf16"),
     ("gradient-accumulation-steps", "4"),

@@ -87,8 +87,13 @@ fn variables_of_the_launcher_stay_with_it() {
         .filter(|it| it.starts_with("BRIGADE_") && !it.starts_with("BRIGADE_AGENT="))
         .collect();
     of_brigade.sort_unstable();
-    let expected =
-        ["BRIGADE_OF_MINE=1", "BRIGADE_ROLE=x", "BRIGADE_SHARED_MEMORY=0", "BRIGADE_STORE_FD"];
+    let expected = [
+        "BRIGADE_OF_MINE=1",
+        "BRIGADE_PROGRESS_FD=",
+        "BRIGADE_ROLE=x",
+        "BRIGADE_SHARED_MEMORY=0",
+        "BRIGADE_STORE_FD",
+    ];
     for (found, expected) in of_brigade.iter().zip(expected) {
         assert!(found.starts_with(expected), "{of_brigade:?}");
     }

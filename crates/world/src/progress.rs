@@ -65,7 +65,8 @@ impl ProgressReport {
     /// long is cut: the text may come from any process.
     #[must_use]
     pub fn decode(line: &[u8]) -> Option<Self> {
-        if line.len() > LONGEST_REPORT {
+        // serde would take a list for an object, too.
+        if line.len() > LONGEST_REPORT || line.trim_ascii_start().first() != Some(&b'{') {
             return None;
         }
         serde_json::from_slice(line).ok().map(Self::within_limits)

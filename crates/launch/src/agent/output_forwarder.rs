@@ -145,18 +145,26 @@ impl Show for Pieces {
         Ok(())
     }
 
-    fn progress(&mut self, reports: &Reports) {
+    fn progress(&mut self, reports: &Reports) -> bool {
         let is_early = self.told.is_some_and(|told| told.elapsed() < BETWEEN_REPORTS);
         if is_early && !reports.is_empty() {
-            return;
+            return false;
         }
         self.told = Some(Instant::now());
         let text = |report: &ProgressReport| String::from_utf8(report.encode()).unwrap_or_default();
         let ranks = reports.iter().map(|(rank, report)| (*rank, text(report))).collect();
-        // Where output waits to be sent, this is old before its turn comes.
-        if self.pieces.try_send(Piece::Progress(ranks)).is_ok() {
-            let _ = self.wake.write(b"w");
-        }
+        let piece = Piece::Progress(ranks);
+        let is_taken = if reports.is_empty() {
+            // Else the launcher would show for ever where the ranks were; and the agent, if it is
+            // there, waits for the end of their output anyway.
+            let _ = self.pieces.send(piece);
+            true
+        } else {
+            // Where output waits to be sent, a report would be old before its turn comes.
+            self.pieces.try_send(piece).is_ok()
+        };
+        let _ = self.wake.write(b"w");
+        is_taken
     }
 
     fn drained(&mut self) {

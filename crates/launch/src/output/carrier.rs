@@ -288,7 +288,9 @@ impl Carrier {
         let now = Instant::now();
         if self.show_at.is_some_and(|at| at <= now) {
             (self.show_at, self.shown_at) = (None, Some(now));
-            self.console.show.progress(&self.reports);
+            if !self.console.show.progress(&self.reports) {
+                self.show_at = Some(now + BETWEEN_DRAWS);
+            }
         }
     }
 

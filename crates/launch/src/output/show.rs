@@ -16,8 +16,11 @@ pub(crate) trait Show: Send {
     /// goes on.
     fn show(&mut self, stream: Stream, lines: &[u8]) -> io::Result<()>;
 
-    /// How far the ranks are, where that has changed; none at the end of an attempt. Lossy.
-    fn progress(&mut self, _reports: &Reports) {}
+    /// How far the ranks are, where that has changed; none at the end of an attempt. False: it was too
+    /// early, and should be tried again.
+    fn progress(&mut self, _reports: &Reports) -> bool {
+        true
+    }
 
     /// All that the ranks of an attempt have printed has been given to [`Show::show`].
     fn drained(&mut self) {}
@@ -45,11 +48,12 @@ impl Show for Terminal {
         live.around(|| write_all(&mut streams[stream.index()], lines))
     }
 
-    fn progress(&mut self, reports: &Reports) {
+    fn progress(&mut self, reports: &Reports) -> bool {
         if let Some(line) = self.live.show(reports) {
             // What cannot be written there is told where ranks' lines are lost.
             let _ = write_all(&mut self.streams[Stream::Stderr.index()], line.as_bytes());
         }
+        true
     }
 }
 
