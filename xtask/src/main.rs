@@ -54,6 +54,11 @@ enum Command {
         /// Install nothing
         #[arg(long)]
         no_install: bool,
+        /// Run the tests of numbers alone, with the kernels of a processor that has AVX2 but not AVX-512
+        ///
+        /// Sums are made in another order there: a tolerance that fits one processor's rounding fails.
+        #[arg(long, conflicts_with = "runner_arguments")]
+        older_processor: bool,
         /// For the runner: a part of a test's name, or options such as `-p brigade-plan`.
         /// Doc tests are left out then, and nothing is installed.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -105,8 +110,11 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Setup { cuda } => setup::run(&checkout, cuda),
         Command::Demo => demo::run(&checkout),
-        Command::Test { no_install, runner_arguments } => {
-            suite::run(&checkout, &runner_arguments, !no_install)
+        Command::Test { older_processor: true, .. } => {
+            suite::run_as_on_an_older_processor(&checkout)
+        }
+        Command::Test { no_install, runner_arguments, .. } => {
+            suite::run(&checkout, &runner_arguments, &[], !no_install)
         }
         Command::Install { needs } => install::run(&checkout, &needs),
         Command::Check => check::run(&checkout),

@@ -23,6 +23,7 @@ use crate::{install, setup};
 pub(crate) fn run(
     checkout: &Checkout,
     runner_arguments: &[String],
+    variables: &[(&str, &str)],
     may_install: bool,
 ) -> Result<ExitCode> {
     // A wrong name is said now, not by each test program.
@@ -52,6 +53,7 @@ pub(crate) fn run(
             run_cargo_test(&mut command)
         });
         let mut command = cargo.command(&["nextest", "run", "--no-fail-fast"]);
+        command.envs(variables.iter().copied());
         let tests = cargo::run(command.args(&arguments).env(REPORT, &report))?;
         let mut missed = Missed::read(&report)?;
         if !whole && !missed.is_empty() {
@@ -72,10 +74,38 @@ pub(crate) fn run(
         return Ok(cargo::exit_code(tests));
     }
     let mut command = cargo.command(&["test", "--no-fail-fast"]);
+    command.envs(variables.iter().copied());
     let status = run_cargo_test(command.args(&arguments).env(REPORT, &report))?;
     tell(&Missed::read(&report)?);
     Ok(cargo::exit_code(status))
 }
+
+/// Runs the test programs whose results are numbers with the kernels of libtorch and oneDNN for AVX2.
+pub(crate) fn run_as_on_an_older_processor(checkout: &Checkout) -> Result<ExitCode> {
+    let programs = NUMERIC.iter().flat_map(|program| ["--test".to_owned(), (*program).to_owned()]);
+    let variables = [("ATEN_CPU_CAPABILITY", "avx2"), ("ONEDNN_MAX_CPU_ISA", "AVX2")];
+    run(checkout, &programs.collect::<Vec<_>>(), &variables, false)
+}
+
+/// The test programs that compare numbers, of `models`, `torch`, `train` and the examples.
+const NUMERIC: [&str; 16] = [
+    "accumulate",
+    "checkpoint",
+    "cnn",
+    "comm_hooks",
+    "dist",
+    "example",
+    "from_accelerate",
+    "layers",
+    "metrics",
+    "numerics",
+    "optimizers",
+    "reproducible",
+    "resnet",
+    "seed",
+    "sync_batch_norm",
+    "uneven",
+];
 
 /// Says in one line for each need how many tests did not run for want of it, and what helps.
 fn tell(missed: &BTreeSet<Missed>) {

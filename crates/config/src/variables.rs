@@ -92,6 +92,7 @@ impl Variables {
             let is_known = known.contains(name)
                 || TABLE.iter().any(|it| it.variables.contains(&name.as_str()))
                 || OTHERS.contains(&name.as_str())
+                || OF_TESTS.iter().any(|start| name.starts_with(start))
                 || env::TABLE.iter().any(|it| it.name == name);
             let word = name.trim_start_matches(OURS).to_ascii_lowercase();
             let meant = suggest::closest(&word, TABLE.iter().map(|it| it.name));
@@ -124,6 +125,8 @@ pub(crate) const CONFIG: &str = "BRIGADE_CONFIG";
 const OURS: &str = "BRIGADE_";
 /// Ours, but no settings: nothing shows their values, and no file can hold them.
 const OTHERS: [&str; 3] = [CONFIG, env::BRIGADE_RDZV_SECRET, env::BRIGADE_ETCD_PASSWORD];
+/// How the names of what Brigade's own tests read begin.
+const OF_TESTS: [&str; 2] = ["BRIGADE_TEST_", "BRIGADE_REQUIRE"];
 const CPU_AFFINITY: &str = "ACCELERATE_CPU_AFFINITY";
 pub(crate) const BIND_OF_AFFINITY: &str = "numa";
 
@@ -208,6 +211,8 @@ mod tests {
             ("BRIGADE_RDZV_SECRET", "known to the job"),
             ("BRIGADE_ETCD_PASSWORD", "known to etcd"),
             ("BRIGADE_X", "1"),
+            ("BRIGADE_REQUIRE", "hosts"),
+            ("BRIGADE_TEST_ETCD", "1"),
         ]);
         let notes: Vec<String> = notes.unwrap().notes.iter().map(ToString::to_string).collect();
         assert_eq!(

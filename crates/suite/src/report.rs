@@ -12,7 +12,7 @@ use std::path::Path;
 use crate::need::{Need, required};
 
 /// The variable that names the file.
-pub const REPORT: &str = "BRIGADE_TEST_REPORT";
+pub const REPORT: &str = "XTASK_TEST_REPORT";
 
 /// A test that could not run.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
