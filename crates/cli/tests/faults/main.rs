@@ -166,7 +166,8 @@ impl<'s> World<'s> {
         let checkpoints = self.disk.path().join(format!("job-{}", plan.number));
         fs::create_dir(&checkpoints).unwrap();
         let launchers = SIZES.map(|_| None);
-        let mut job = TrainingJob { world: self, plan, checkpoints, launchers, powered_off: None };
+        let mut job =
+            TrainingJob { world: self, plan, checkpoints, launchers, powered_off: BTreeSet::new() };
         let (start, before) = (Instant::now(), tally.faults);
         match plan.at {
             Some(at) => job.anytime(at, random, tally),
@@ -192,8 +193,8 @@ struct TrainingJob<'w, 's> {
     checkpoints: PathBuf,
     /// By host; over ssh there is one.
     launchers: [Option<Running<'s>>; SIZES.len()],
-    /// Of this host nothing was left that could have cleared up.
-    powered_off: Option<usize>,
+    /// On these hosts nothing was left that could have cleared up.
+    powered_off: BTreeSet<usize>,
 }
 
 impl<'s> TrainingJob<'_, 's> {
@@ -239,7 +240,7 @@ impl<'s> TrainingJob<'_, 's> {
         ];
         if way != Way::Ssh {
             common.push(format!("--nproc={}", SIZES[host]));
-            common.push("--rdzv-conf=join_timeout=20,last_call_timeout=0.2".to_owned());
+            common.push("--rdzv-conf=join_timeout=10,last_call_timeout=0.2".to_owned());
         }
         let all: Vec<&str> = flags.iter().chain(&common).map(String::as_str).collect();
         let program = trainer::command("random_faults", self.work(), &self.checkpoints);
@@ -395,7 +396,7 @@ impl<'s> TrainingJob<'_, 's> {
             Kind::Cut | Kind::LongCut => host.cut(),
             Kind::Power => {
                 host.cut();
-                self.powered_off = Some(fault.host);
+                self.powered_off.insert(fault.host);
                 while !host.processes().is_empty() {
                     host.processes().iter().for_each(|it| send(it.pid, Signal::SIGKILL));
                 }
@@ -423,9 +424,7 @@ impl<'s> TrainingJob<'_, 's> {
     fn fails(&mut self, burst: &Burst, what: &str) {
         let way = self.plan.way;
         self.wait_for_end(what);
-        if let Some(host) = self.powered_off {
-            self.site().host(host).restore();
-        }
+        self.powered_off.iter().for_each(|host| self.site().host(*host).restore());
         let taken = burst.taken();
         for (host, run) in self.outcomes() {
             let Run { code, stderr, .. } = &run;
@@ -438,7 +437,7 @@ impl<'s> TrainingJob<'_, 's> {
             let (expected, words) = match taken {
                 None => {
                     let fault = burst.faults.iter().find(|it| it.kind == Kind::KillRank).unwrap();
-                    let rank = format!(" on {} (pid ", on(*fault));
+                    let rank = format!(" on {} (", on(*fault));
                     (137, vec!["brigade: rank ".to_owned(), rank, "killed by SIGKILL".to_owned()])
                 }
                 Some(fault) if was_there(fault) => match fault.kind {
@@ -467,9 +466,7 @@ impl<'s> TrainingJob<'_, 's> {
     /// The job ends, and where it says that all is well it has the right weights. True where it does.
     fn succeeds(&mut self, what: &str, may_end_with: impl Fn(i32) -> bool) -> bool {
         self.wait_for_end(what);
-        if let Some(host) = self.powered_off {
-            self.site().host(host).restore();
-        }
+        self.powered_off.iter().for_each(|host| self.site().host(*host).restore());
         let (mut results, mut all, mut codes) = (Vec::new(), Vec::new(), Vec::new());
         for (host, run) in self.outcomes() {
             let Run { code, stdout, stderr } = run;
@@ -515,7 +512,7 @@ impl<'s> TrainingJob<'_, 's> {
             let memory = host.sh("ls -A /dev/shm; tail -n +2 /proc/sysvipc/shm");
             assert_eq!(memory, "", "{plan:?}: {what}: shared memory on {}", host.name());
             let temporary = self.world.temporary(index);
-            if self.powered_off == Some(index) {
+            if self.powered_off.contains(&index) {
                 fs::remove_dir_all(&temporary).unwrap();
                 fs::create_dir(&temporary).unwrap();
             }
