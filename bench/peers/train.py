@@ -16,13 +16,14 @@ from accelerate import Accelerator
 from torch import nn
 
 from cnn import cnn
+from transformer import block, mlp
 
 WARM_UP = 5
 
 
 def options():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", choices=["cnn", "resnet18"], required=True)
+    parser.add_argument("--model", choices=["cnn", "resnet18", "mlp", "block"], required=True)
     parser.add_argument("--precision", choices=["no", "bf16"], default="no")
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--fused", action="store_true")
@@ -34,6 +35,10 @@ def options():
 def parts(name):
     if name == "cnn":
         return cnn(), (64, 1, 28, 28), 10
+    if name == "mlp":
+        return mlp(), (256, 768), 768
+    if name == "block":
+        return block(), (8, 128, 768), 768
     from torchvision.models import resnet18
 
     return resnet18(), (32, 3, 128, 128), 1000
@@ -43,8 +48,8 @@ def main():
     given = options()
     torch.manual_seed(1)
     accelerator = Accelerator(cpu=True, mixed_precision=given.precision)
-    model, (batch, *image), classes = parts(given.model)
-    shape = (batch // accelerator.num_processes, *image)
+    model, (batch, *sample), classes = parts(given.model)
+    shape = (batch // accelerator.num_processes, *sample)
     kind = torch.optim.Adam if given.model == "cnn" else torch.optim.AdamW
     if given.channels_last:
         model = model.to(memory_format=torch.channels_last)

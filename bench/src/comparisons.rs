@@ -1,6 +1,7 @@
 //! What is compared, and the goal of each comparison.
 
 mod checkpoint;
+mod products;
 mod training;
 
 use anyhow::{Context, Result};
@@ -25,6 +26,10 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "loader-against-memcpy", run: loader_against_memcpy },
         Comparison { name: "training-cnn", run: training::cnn },
         Comparison { name: "training-resnet18", run: training::resnet18 },
+        Comparison { name: "linear-against-pytorch", run: training::linear },
+        Comparison { name: "transformer-block-against-pytorch", run: training::transformer_block },
+        Comparison { name: "matmul-share", run: products::matmul_share },
+        Comparison { name: "reproducible-products", run: products::reproducible },
         Comparison { name: "adamw", run: training::adamw },
         Comparison { name: "memory", run: training::memory },
         Comparison { name: "two-processes-against-pytorch", run: training::two_processes_both },

@@ -7,6 +7,7 @@ mod comparisons;
 mod launcher;
 mod measurements;
 mod processes;
+#[expect(dead_code, reason = "the simulation's own tests disturb a job in more ways")]
 #[path = "../../crates/rendezvous/tests/simulated/mod.rs"]
 mod simulated;
 mod table;

@@ -1,6 +1,8 @@
 //! The measurements that run in a process of their own.
 
 mod checkpoint;
+mod nets;
+mod products;
 mod training;
 
 use std::time::{Duration, Instant};
@@ -33,6 +35,8 @@ pub(crate) fn run(name: &str) -> Result<Vec<Vec<f64>>> {
         "loader-bytes-per-second" => Ok(vec![loader()?]),
         "memcpy-bytes-per-second" => Ok(vec![memcpy()]),
         "train" => training::train(&words[1..]),
+        "train-on-demand" => training::train_on_demand(&words[1..]),
+        "matmul-share" => training::matmul_share(&words[1..]),
         "adamw" => training::adamw(),
         "all-reduce" => training::all_reduce(),
         "checkpoint" => checkpoint::run(&words[1..]),

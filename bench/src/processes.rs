@@ -1,9 +1,11 @@
 //! Measurements as processes: this program, a peer's script, the launcher.
 
 use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 
@@ -11,20 +13,22 @@ use anyhow::{Context, Result, anyhow, bail};
 pub(crate) struct Side {
     program: PathBuf,
     arguments: Vec<String>,
+    /// `None` takes a variable away.
+    environment: Vec<(&'static str, Option<&'static str>)>,
 }
 
 impl Side {
     /// A measurement of this program.
     pub(crate) fn own(name: &str) -> Self {
         let program = std::env::current_exe().unwrap_or_else(|_| "brigade-bench".into());
-        Self { program, arguments: vec!["--measure".to_owned(), name.to_owned()] }
+        Self::command(program, ["--measure".to_owned(), name.to_owned()])
     }
 
     /// A script of a peer with its arguments, where one is installed.
     pub(crate) fn peer(script: &str, arguments: &[&str]) -> Option<Self> {
         let mut all = vec![script_path(script)];
         all.extend(arguments.iter().map(|&argument| argument.to_owned()));
-        Some(Self { program: python()?.into(), arguments: all })
+        Some(Self::command(python()?.into(), all))
     }
 
     /// A script under torchrun, on two processes of one thread.
@@ -33,12 +37,24 @@ impl Side {
         let mut all: Vec<String> = launcher.map(str::to_owned).into();
         all.push(script_path(script));
         all.extend(arguments.iter().map(|&argument| argument.to_owned()));
-        Some(Self { program: python()?.into(), arguments: all })
+        Some(Self::command(python()?.into(), all))
     }
 
     /// Any command.
     pub(crate) fn command(program: PathBuf, arguments: impl IntoIterator<Item = String>) -> Self {
-        Self { program, arguments: arguments.into_iter().collect() }
+        Self { program, arguments: arguments.into_iter().collect(), environment: Vec::new() }
+    }
+
+    /// Sets a variable of its environment.
+    pub(crate) fn variable(mut self, name: &'static str, value: &'static str) -> Self {
+        self.environment.push((name, Some(value)));
+        self
+    }
+
+    /// Takes a variable out of its environment.
+    pub(crate) fn without_variable(mut self, name: &'static str) -> Self {
+        self.environment.push((name, None));
+        self
     }
 
     /// The lists of numbers that it prints as JSON in its last line.
@@ -74,11 +90,75 @@ impl Side {
     fn start(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).stdin(Stdio::null());
+        for (name, value) in &self.environment {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
         command
     }
 
     fn line(&self) -> String {
         format!("{} {}", self.program.display(), self.arguments.join(" "))
+    }
+}
+
+/// Steps of two processes that take turns step by step, as where one process cannot hold both sides:
+/// seconds of each side's steps, in order.
+pub(crate) fn step_in_turns(sides: &[Side; 2], steps: usize) -> Result<[Vec<f64>; 2]> {
+    let mut running = [Stepping::start(&sides[0])?, Stepping::start(&sides[1])?];
+    let mut seconds = [Vec::with_capacity(steps), Vec::with_capacity(steps)];
+    for number in 0..WARM_UP + steps {
+        for turn in 0..2 {
+            let side = (number + turn) % 2;
+            let took = running[side].step().with_context(|| sides[side].line())?;
+            if number >= WARM_UP {
+                seconds[side].push(took);
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+    Ok(seconds)
+}
+
+/// Turns that do not count.
+const WARM_UP: usize = 3;
+
+/// After a step, OpenMP's threads spin for some milliseconds, which is not to slow down the other side.
+const PAUSE: Duration = Duration::from_millis(8);
+
+/// A process that takes a step when it is asked to. Dropped, it ends.
+struct Stepping {
+    process: Child,
+    ask: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Stepping {
+    fn start(side: &Side) -> Result<Self> {
+        let mut command = side.start();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().with_context(|| side.line())?;
+        let ask = process.stdin.take().context("its input is not a pipe")?;
+        let answers = BufReader::new(process.stdout.take().context("its output is not a pipe")?);
+        Ok(Self { process, ask, answers })
+    }
+
+    /// Seconds of its next step.
+    fn step(&mut self) -> Result<f64> {
+        self.ask.write_all(b"\n").context("it has ended")?;
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer)?;
+        answer.trim().parse().with_context(|| format!("it answered {answer:?}"))
+    }
+}
+
+impl Drop for Stepping {
+    fn drop(&mut self) {
+        // Fails where it has ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 

@@ -6,9 +6,8 @@ mod check;
 mod checkout;
 mod demo;
 mod fuzz;
-mod hosts;
+mod install;
 mod progress;
-mod schedulers;
 mod setup;
 mod suite;
 mod tidy;
@@ -45,25 +44,40 @@ enum Command {
     Demo,
     /// Run the whole test suite, multi-process tests and doc tests included
     ///
+    /// First installs what tests with several hosts, etcd and schedulers need, as `install` does:
+    /// without a question as root, with the package manager's own on a terminal, else not at all.
+    /// Tests that cannot run are ignored, and told at the end with the command that installs what
+    /// they lack; where BRIGADE_REQUIRE=hosts,etcd,... names it, they fail.
+    ///
     /// Uses cargo-nextest where it is installed, else `cargo test`.
     Test {
+        /// Install nothing
+        #[arg(long)]
+        no_install: bool,
+        /// Run the tests of numbers alone, with the kernels of a processor that has AVX2 but not AVX-512
+        ///
+        /// Sums are made in another order there: a tolerance that fits one processor's rounding fails.
+        #[arg(long, conflicts_with = "runner_arguments")]
+        older_processor: bool,
         /// For the runner: a part of a test's name, or options such as `-p brigade-plan`.
-        /// Doc tests are left out then.
+        /// Doc tests are left out then, and nothing is installed.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         runner_arguments: Vec<String>,
     },
-    /// Install the programs with which tests make hosts in namespaces: sshd, nft, ip, etcd
+    /// Install what tests need besides Rust
     ///
-    /// From Debian's packages, as root; no service is started. Tests that miss one are skipped.
-    Hosts,
+    /// hosts (sshd, nft, ip, ...), etcd, schedulers (slurm, open-mpi) and python come from Debian's
+    /// packages, as root or with sudo; no service is started. pytorch (PyTorch and Accelerate, 3 GB)
+    /// and trackers (TensorBoard and MLflow) come from pip, into ignored folders of the checkout.
+    Install {
+        /// What to install [default: all that comes from packages of the system]
+        #[arg(value_name = "NEED")]
+        needs: Vec<String>,
+    },
     /// Lint: formatting, tidy, clippy and rustdoc, warnings as errors
     Check,
     /// Check the invariants of ARCHITECTURE.md that a program can check
     Tidy,
-    /// Install Slurm, munge and Open MPI for the tests that start them (Debian, as root)
-    ///
-    /// No service is started. Tests that need a program that is missing say so and pass.
-    Schedulers,
     /// Look for inputs that a reader of foreign bytes cannot stand (libFuzzer)
     ///
     /// Files, messages from peers, settings: fuzz/fuzz_targets/ has a program for each reader. Uses cargo-fuzz
@@ -72,7 +86,7 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Run the benchmarks (the package brigade-bench, in release)
     Bench {
-        /// First install PyTorch and Accelerate into peers/, to compare with (3 GB to download)
+        /// First install PyTorch and Accelerate, to compare with, as `install pytorch` does
         #[arg(long)]
         peers: bool,
         /// For the benchmarks: a name and its options; without any, all of them run
@@ -96,11 +110,15 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Setup { cuda } => setup::run(&checkout, cuda),
         Command::Demo => demo::run(&checkout),
-        Command::Test { runner_arguments } => suite::run(&checkout, &runner_arguments),
-        Command::Hosts => hosts::run(),
+        Command::Test { older_processor: true, .. } => {
+            suite::run_as_on_an_older_processor(&checkout)
+        }
+        Command::Test { no_install, runner_arguments, .. } => {
+            suite::run(&checkout, &runner_arguments, &[], !no_install)
+        }
+        Command::Install { needs } => install::run(&checkout, &needs),
         Command::Check => check::run(&checkout),
         Command::Tidy => tidy::run(&checkout),
-        Command::Schedulers => schedulers::run(),
         Command::Fuzz(options) => fuzz::run(&checkout, &options),
         Command::Bench { peers, bench_arguments } => bench::run(&checkout, peers, &bench_arguments),
     }

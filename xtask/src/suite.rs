@@ -3,17 +3,35 @@
 //! cargo-nextest runs each test in its own process, limits its time and keeps multi-process tests
 //! from crowding each other (.config/nextest.toml); a fresh machine has only `cargo test`.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use brigade_suite::{Missed, Need, REPORT, descendants, required};
+use serde::Deserialize;
 
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
-use crate::setup;
+use crate::{install, setup};
 
-/// Builds every program and test, then runs them; the runner's closing line comes last.
-pub(crate) fn run(checkout: &Checkout, runner_arguments: &[String]) -> Result<ExitCode> {
+/// Builds every program and test, then runs them; the runner's closing line comes last, and after it
+/// what could not run.
+pub(crate) fn run(
+    checkout: &Checkout,
+    runner_arguments: &[String],
+    variables: &[(&str, &str)],
+    may_install: bool,
+) -> Result<ExitCode> {
+    // A wrong name is said now, not by each test program.
+    required().context("BRIGADE_REQUIRE")?;
+    let whole = runner_arguments.is_empty();
+    if whole && may_install {
+        install::offer();
+    }
     let libtorch = setup::ensure(checkout)?;
     let cargo = Cargo::new(checkout, &libtorch);
     // Tests start `brigade` and the examples from the target folder.
@@ -22,11 +40,12 @@ pub(crate) fn run(checkout: &Checkout, runner_arguments: &[String]) -> Result<Ex
         return Ok(cargo::exit_code(built));
     }
 
-    let whole = runner_arguments.is_empty();
     let mut arguments: Vec<&str> = runner_arguments.iter().map(String::as_str).collect();
     if !names_packages(runner_arguments) {
         arguments.insert(0, "--workspace");
     }
+    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let report = folder.path().join("report");
     if has_nextest() {
         // Doc tests, which nextest does not run, go first: its summary is the last word then.
         let documents = whole.then(|| {
@@ -34,7 +53,18 @@ pub(crate) fn run(checkout: &Checkout, runner_arguments: &[String]) -> Result<Ex
             run_cargo_test(&mut command)
         });
         let mut command = cargo.command(&["nextest", "run", "--no-fail-fast"]);
-        let tests = cargo::run(command.args(&arguments))?;
+        command.envs(variables.iter().copied());
+        let tests = cargo::run(command.args(&arguments).env(REPORT, &report))?;
+        let mut missed = Missed::read(&report)?;
+        if !whole && !missed.is_empty() {
+            let words = ["nextest", "list", "--message-format", "json", "--run-ignored", "only"];
+            let mut list = cargo.command(&words);
+            // nextest has asked for all tests of the programs, whatever the filter.
+            if let Some(wanted) = wanted(list.args(&arguments)) {
+                missed.retain(|it| wanted.contains(&(it.program.clone(), it.test.clone())));
+            }
+        }
+        tell(&missed);
         if let Some(documents) = documents.transpose()?
             && !documents.success()
         {
@@ -44,7 +74,83 @@ pub(crate) fn run(checkout: &Checkout, runner_arguments: &[String]) -> Result<Ex
         return Ok(cargo::exit_code(tests));
     }
     let mut command = cargo.command(&["test", "--no-fail-fast"]);
-    Ok(cargo::exit_code(run_cargo_test(command.args(&arguments))?))
+    command.envs(variables.iter().copied());
+    let status = run_cargo_test(command.args(&arguments).env(REPORT, &report))?;
+    tell(&Missed::read(&report)?);
+    Ok(cargo::exit_code(status))
+}
+
+/// Runs the test programs whose results are numbers with the kernels of libtorch and oneDNN for AVX2.
+pub(crate) fn run_as_on_an_older_processor(checkout: &Checkout) -> Result<ExitCode> {
+    let programs = NUMERIC.iter().flat_map(|program| ["--test".to_owned(), (*program).to_owned()]);
+    let variables = [("ATEN_CPU_CAPABILITY", "avx2"), ("ONEDNN_MAX_CPU_ISA", "AVX2")];
+    run(checkout, &programs.collect::<Vec<_>>(), &variables, false)
+}
+
+/// The test programs that compare numbers, of `models`, `torch`, `train` and the examples.
+const NUMERIC: [&str; 16] = [
+    "accumulate",
+    "checkpoint",
+    "cnn",
+    "comm_hooks",
+    "dist",
+    "example",
+    "from_accelerate",
+    "layers",
+    "metrics",
+    "numerics",
+    "optimizers",
+    "reproducible",
+    "resnet",
+    "seed",
+    "sync_batch_norm",
+    "uneven",
+];
+
+/// Says in one line for each need how many tests did not run for want of it, and what helps.
+fn tell(missed: &BTreeSet<Missed>) {
+    let mut counts: BTreeMap<Need, usize> = BTreeMap::new();
+    for test in missed {
+        *counts.entry(test.need).or_default() += 1;
+    }
+    for (need, count) in counts {
+        // Gone by now, if somebody has installed it while the tests ran.
+        let lack = need.lacking().map_or_else(String::new, |lack| format!(": {lack}"));
+        let tests = if count == 1 { "test that needs" } else { "tests that need" };
+        eprintln!("not run: {count} {tests} {}{lack}", need.what());
+    }
+}
+
+/// The ignored tests that a filter of nextest's wants, with their programs; `None` where the arguments
+/// are not for a list.
+fn wanted(list: &mut Command) -> Option<HashSet<(String, String)>> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct List {
+        rust_suites: HashMap<String, Suite>,
+    }
+    #[derive(Deserialize)]
+    struct Suite {
+        testcases: HashMap<String, Case>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct Case {
+        filter_match: Match,
+    }
+    #[derive(Deserialize)]
+    struct Match {
+        status: String,
+    }
+
+    let output = list.stderr(Stdio::null()).output().ok().filter(|it| it.status.success())?;
+    let list: List = serde_json::from_slice(&output.stdout).ok()?;
+    let tests = list.rust_suites.into_iter().flat_map(|(program, suite)| {
+        let ignored =
+            suite.testcases.into_iter().filter(|it| it.1.filter_match.status == "matches");
+        ignored.map(move |(test, _)| (program.clone(), test))
+    });
+    Some(tests.collect())
 }
 
 /// With options such as `-p`, cargo must not be told `--workspace`, which overrules them.
@@ -60,26 +166,79 @@ fn has_nextest() -> bool {
     version.is_ok_and(|output| output.status.success())
 }
 
-/// Runs `cargo test`, whose many closing lines it adds up to one.
+/// Runs `cargo test`, whose many closing lines it adds up to one. A test program in which a test
+/// hangs is killed: libtest has no time limit.
 fn run_cargo_test(command: &mut Command) -> Result<ExitStatus> {
     eprintln!("$ {}", cargo::line(command));
     // Cargo's own progress is on standard error and stays on the terminal.
     let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start cargo")?;
-    let mut totals = Totals::default();
+    let (sender, lines) = channel();
     if let Some(output) = child.stdout.take() {
-        let mut out = io::stdout().lock();
-        for line in BufReader::new(output).split(b'\n') {
-            let mut line = line.context("cannot read what cargo prints")?;
-            totals.add(&String::from_utf8_lossy(&line));
-            line.push(b'\n');
-            out.write_all(&line).context("cannot print")?;
+        thread::spawn(move || {
+            for line in BufReader::new(output).split(b'\n') {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+    }
+    let (mut totals, mut slow) = (Totals::default(), Slow::default());
+    let mut out = io::stdout().lock();
+    loop {
+        match lines.recv_timeout(Duration::from_secs(1)) {
+            Ok(line) => {
+                let mut line = line.context("cannot read what cargo prints")?;
+                let text = String::from_utf8_lossy(&line);
+                totals.add(&text);
+                slow.hear(&text, Instant::now());
+                line.push(b'\n');
+                out.write_all(&line).context("cannot print")?;
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if let Some(test) = slow.hung(Instant::now()) {
+            eprintln!("{test} hangs; its program is killed:");
+            // Cargo itself goes on with the next program.
+            let processes = descendants(child.id());
+            for (pid, description) in &processes {
+                eprintln!("  {pid}  {description}");
+            }
+            let mut kill = Command::new("kill");
+            let _ = kill.arg("-KILL").args(processes.keys().map(u32::to_string)).output();
+            slow = Slow::default();
         }
     }
     let status = child.wait().context("cannot wait for cargo")?;
-    let mut out = io::stdout().lock();
     writeln!(out, "{}", totals.closing_line(status.success())).context("cannot print")?;
     Ok(status)
 }
+
+/// Tests of which libtest says that they take long.
+#[derive(Debug, Default)]
+struct Slow(HashMap<String, Instant>);
+
+impl Slow {
+    fn hear(&mut self, line: &str, now: Instant) {
+        let Some(rest) = line.strip_prefix("test ") else { return };
+        if let Some((test, _)) = rest.split_once(" has been running for over ") {
+            self.0.insert(test.to_owned(), now);
+        } else if let Some((test, _)) = rest.split_once(" ... ") {
+            self.0.remove(test);
+        } else if rest.starts_with("result: ") {
+            self.0.clear();
+        }
+    }
+
+    /// One that has been running for as long as cargo-nextest lets it.
+    fn hung(&self, now: Instant) -> Option<&str> {
+        let hung = self.0.iter().find(|it| now.duration_since(*it.1) >= AFTER_A_MINUTE);
+        hung.map(|it| it.0.as_str())
+    }
+}
+
+/// With the minute after which libtest speaks, the limit of `.config/nextest.toml`.
+const AFTER_A_MINUTE: Duration = Duration::from_secs(180);
 
 /// The sum of libtest's `test result:` lines.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -137,6 +296,21 @@ mod tests {
             totals.closing_line(false),
             "total result: FAILED. 43 passed; 2 failed; 1 ignored; in 2 test programs"
         );
+    }
+
+    #[test]
+    fn what_takes_four_minutes_hangs() {
+        let (mut slow, start) = (Slow::default(), Instant::now());
+        let long = start + AFTER_A_MINUTE;
+        slow.hear("test a::b has been running for over 60 seconds", start);
+        assert_eq!(slow.hung(start), None);
+        assert_eq!(slow.hung(long), Some("a::b"));
+        slow.hear("test a::b ... ok", long);
+        assert_eq!(slow.hung(long), None);
+        slow.hear("test src/lib.rs - x (line 3) has been running for over 60 seconds", start);
+        assert_eq!(slow.hung(long), Some("src/lib.rs - x (line 3)"));
+        slow.hear("test result: ok. 3 passed; 0 failed", long);
+        assert_eq!(slow.hung(long), None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `cargo xtask tidy`: the invariants of ARCHITECTURE.md that a program can check.
 
 mod crates;
+mod harness;
 mod source;
 mod text;
 
@@ -16,13 +17,20 @@ use crate::checkout::Checkout;
 pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     let mut findings = Findings::default();
     crates::check(checkout, &mut findings)?;
+    let (mut sources, mut manifests) = (Vec::new(), Vec::new());
     for path in tracked_files(checkout)? {
         // Git lists what was deleted a moment ago, and some files are no text.
         let Ok(contents) = fs::read_to_string(checkout.root().join(&path)) else { continue };
         text::check(&path, &contents, &mut findings);
         if Path::new(&path).extension().is_some_and(|it| it == "rs") {
             source::check(&path, &contents, &mut findings);
+            sources.push((path, contents));
+        } else if path.ends_with("Cargo.toml") {
+            manifests.push((path, contents));
         }
+    }
+    for (path, manifest) in &manifests {
+        harness::check(path, manifest, &sources, &mut findings);
     }
 
     for note in &findings.notes {

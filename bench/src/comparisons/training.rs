@@ -69,22 +69,64 @@ fn steps(rounds: usize, goals: &Goals) -> Result<Vec<Row>> {
     let sides = [ours(""), default, ours("bf16"), bf16, ours("nchw"), nchw, last, last_bf16];
     let [default, their_default, half, their_half, nchw, their_nchw, their_last, their_last_half] =
         in_turns(rounds, &sides)?;
-    let line = |what, ours: f64, theirs: f64, goal: f64| Row {
+    Ok(vec![
+        times(goals.defaults.0, default, their_default, goals.defaults.1),
+        times(goals.bf16.0, half, their_half, goals.bf16.1),
+        times(goals.crossed, half, their_default, CROSSED),
+        times(goals.nchw, nchw, their_nchw, SAME),
+        times(goals.channels_last, default, their_last, SAME),
+        times(goals.channels_last_bf16, half, their_last_half, SAME),
+    ])
+}
+
+/// Three linear layers of a transformer's widths.
+pub(crate) fn linear(rounds: usize) -> Result<Vec<Row>> {
+    against_pytorch(
+        rounds,
+        "mlp",
+        [
+            "linear layers 768-3072-3072-768, 256 rows, fp32, both with defaults",
+            "linear layers 768-3072-3072-768, 256 rows, bf16 on both",
+        ],
+    )
+}
+
+/// One layer of a transformer: width 768, 12 heads, causal attention.
+pub(crate) fn transformer_block(rounds: usize) -> Result<Vec<Row>> {
+    against_pytorch(
+        rounds,
+        "block",
+        [
+            "transformer block, 8 x 128 tokens x 768, fp32, both with defaults",
+            "transformer block, 8 x 128 tokens x 768, bf16 on both",
+        ],
+    )
+}
+
+/// Forward, backward and AdamW with the defaults of both, in fp32 and bf16.
+fn against_pytorch(rounds: usize, net: &str, what: [&'static str; 2]) -> Result<Vec<Row>> {
+    let theirs =
+        |precision| Side::peer("peers/train.py", &["--model", net, "--precision", precision]);
+    let (Some(full), Some(half)) = (theirs("no"), theirs("bf16")) else {
+        return Ok(Vec::new());
+    };
+    let ours = |settings: &str| Side::own(&format!("train {net} {settings}"));
+    let [ours, theirs, our_half, their_half] =
+        in_turns(rounds, &[ours(""), full, ours("bf16"), half])?;
+    let [full, half] = what;
+    Ok(vec![times(full, ours, theirs, 1.0), times(half, our_half, their_half, 1.0)])
+}
+
+/// How many times as fast as the peer.
+fn times(what: &'static str, ours: f64, theirs: f64, goal: f64) -> Row {
+    Row {
         what,
         ours: milliseconds(ours),
         other: milliseconds(theirs),
         ratio: format!("{:.2}x", theirs / ours),
         goal: format!("at least {goal:.2}x"),
         reached: theirs / ours >= goal,
-    };
-    Ok(vec![
-        line(goals.defaults.0, default, their_default, goals.defaults.1),
-        line(goals.bf16.0, half, their_half, goals.bf16.1),
-        line(goals.crossed, half, their_default, CROSSED),
-        line(goals.nchw, nchw, their_nchw, SAME),
-        line(goals.channels_last, default, their_last, SAME),
-        line(goals.channels_last_bf16, half, their_last_half, SAME),
-    ])
+    }
 }
 
 /// A step of AdamW on ResNet-18's 11.7 M parameters, both with their defaults on a CPU.
@@ -188,14 +230,7 @@ pub(crate) fn two_processes_both(rounds: usize) -> Result<Vec<Row>> {
         };
         let own = launched(2, &format!("train {net}"))?;
         let [ours, theirs] = in_turns(rounds, &[own, peer])?;
-        rows.push(Row {
-            what,
-            ours: milliseconds(ours),
-            other: milliseconds(theirs),
-            ratio: format!("{:.2}x", theirs / ours),
-            goal: "at least 1.00x".to_owned(),
-            reached: theirs >= ours,
-        });
+        rows.push(times(what, ours, theirs, 1.0));
     }
     Ok(rows)
 }

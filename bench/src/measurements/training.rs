@@ -1,11 +1,16 @@
 //! Our side of the training loops: what `peers/train.py` and `peers/adamw.py` do with PyTorch.
 
 use std::fs;
+use std::io::{self, Write};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use brigade::models::ResNet;
 use brigade::prelude::*;
+use brigade::torch::{Products, make_products_reproducible};
+
+use super::nets::Net;
+use super::products::Product;
 
 const WARM_UP: usize = 5;
 const STEPS: usize = 40;
@@ -18,90 +23,132 @@ struct Settings {
     nchw: bool,
     memory: bool,
     unchecked: bool,
+    products: Option<Products>,
+}
+
+/// A training loop that is ready for its next step.
+struct Loop {
+    accelerator: Accelerator,
+    net: Net,
+    settings: Settings,
+    step: Box<dyn FnMut() -> Result<()>>,
 }
 
 /// Seconds of each step, or resident and highest memory in bytes.
 pub(crate) fn train(words: &[&str]) -> Result<Vec<Vec<f64>>> {
-    let Some((net, rest)) = words.split_first() else {
-        bail!("which model: cnn or resnet18?");
-    };
-    let mut settings = Settings::default();
-    for word in rest {
-        match *word {
-            "bf16" => settings.bf16 = true,
-            "nchw" => settings.nchw = true,
-            "memory" => settings.memory = true,
-            "unchecked" => settings.unchecked = true,
-            other => bail!("there is no setting {other:?}"),
-        }
-    }
-    match *net {
-        "cnn" => run(Cnn::new, [64, 1, 28, 28], 10, Adam::default(), settings),
-        "resnet18" => run(
-            |path| ResNet::resnet18(path, 1000),
-            [32, 3, 128, 128],
-            1000,
-            Adam::decoupled(),
-            settings,
-        ),
-        other => bail!("there is no model {other:?}"),
-    }
-}
-
-fn run<M>(
-    constructor: impl FnOnce(&Path<'_>) -> M,
-    shape: [i64; 4],
-    classes: i64,
-    optimizer: Adam,
-    settings: Settings,
-) -> Result<Vec<Vec<f64>>>
-where
-    M: for<'a> Module<&'a Tensor, Output = Tensor>,
-{
-    tch::manual_seed(1);
-    let mut builder = Accelerator::builder().cpu(true).quiet(true);
-    if settings.bf16 {
-        builder = builder.mixed_precision(Precision::Bf16);
-    }
-    if settings.nchw {
-        builder = builder.channels_last(false);
-    }
-    if settings.unchecked {
-        builder = builder.check_loss(false);
-    }
-    let accelerator = builder.build()?;
-    let model = Model::new(constructor)?;
-    let optimizer = optimizer.lr(1e-3).build(&model)?;
-    let (mut model, mut optimizer) = accelerator.prepare((model, optimizer))?;
-    model.train();
-    // Of a global batch, each rank has its part.
-    let [images, rest @ ..] = shape;
-    let images = images / accelerator.num_processes() as i64;
-    let shape = [images, rest[0], rest[1], rest[2]];
-    let batches: Vec<(Tensor, Tensor)> = (0..4)
-        .map(|_| {
-            let pixels = Tensor::rand(shape, tch::kind::FLOAT_CPU);
-            (pixels, Tensor::randint(classes, [images], tch::kind::INT64_CPU))
-        })
-        .collect();
-    let steps = if settings.memory { MEMORY_STEPS } else { STEPS };
-    let mut seconds = Vec::with_capacity(steps);
-    for number in 0..WARM_UP + steps {
-        let (images, labels) = &batches[number % batches.len()];
-        let start = Instant::now();
-        let loss = model.forward(images)?.cross_entropy_for_logits(labels);
-        optimizer.zero_grad()?;
-        accelerator.backward(&loss)?;
-        optimizer.step()?;
-        if number >= WARM_UP {
-            seconds.push(start.elapsed().as_secs_f64());
-        }
-    }
-    if settings.memory {
+    let mut training = Loop::new(words)?;
+    let steps = if training.settings.memory { MEMORY_STEPS } else { STEPS };
+    training.warm_up()?;
+    let seconds = (0..steps).map(|_| training.step()).collect::<Result<Vec<_>>>()?;
+    if training.settings.memory {
         return Ok(vec![vec![status("VmRSS")?], vec![status("VmHWM")?]]);
     }
     // Under the launcher, one rank speaks for all: they step together.
-    Ok(if accelerator.is_main_process() { vec![seconds] } else { Vec::new() })
+    Ok(if training.accelerator.is_main_process() { vec![seconds] } else { Vec::new() })
+}
+
+/// Takes a step for each line of standard input, and answers with a line: its seconds. So two processes
+/// can take turns step by step.
+pub(crate) fn train_on_demand(words: &[&str]) -> Result<Vec<Vec<f64>>> {
+    let mut training = Loop::new(words)?;
+    training.warm_up()?;
+    for line in io::stdin().lines() {
+        line.context("cannot read when to step")?;
+        let seconds = training.step()?;
+        let mut out = io::stdout();
+        writeln!(out, "{seconds}")?;
+        out.flush()?;
+    }
+    Ok(Vec::new())
+}
+
+/// Floating-point operations per second of steps, and of products of matrices, in turns.
+pub(crate) fn matmul_share(words: &[&str]) -> Result<Vec<Vec<f64>>> {
+    let mut training = Loop::new(words)?;
+    let flops = training.net.flops()?;
+    let kind = if training.settings.bf16 { Kind::BFloat16 } else { Kind::Float };
+    let product = Product::fastest(kind)?;
+    training.warm_up()?;
+    let (mut steps, mut products) = (Vec::new(), Vec::new());
+    for _ in 0..STEPS {
+        steps.push(flops / training.step()?);
+        // Its operands have left the cache.
+        product.rate()?;
+        products.push(product.rate()?);
+    }
+    Ok(vec![steps, products])
+}
+
+impl Loop {
+    fn new(words: &[&str]) -> Result<Self> {
+        let Some((net, rest)) = words.split_first() else {
+            bail!("which model?");
+        };
+        let net = Net::named(net)?;
+        let mut settings = Settings::default();
+        for word in rest {
+            match *word {
+                "bf16" => settings.bf16 = true,
+                "nchw" => settings.nchw = true,
+                "memory" => settings.memory = true,
+                "unchecked" => settings.unchecked = true,
+                "reproducible" => settings.products = Some(Products::Reproducible),
+                "turned-off" => settings.products = Some(Products::TurnedOff),
+                other => bail!("there is no setting {other:?}"),
+            }
+        }
+        tch::manual_seed(1);
+        let mut builder = Accelerator::builder().cpu(true).quiet(true);
+        if settings.bf16 {
+            builder = builder.mixed_precision(Precision::Bf16);
+        }
+        if settings.nchw {
+            builder = builder.channels_last(false);
+        }
+        if settings.unchecked {
+            builder = builder.check_loss(false);
+        }
+        let accelerator = builder.build()?;
+        if let Some(expected) = settings.products {
+            // The Accelerator has asked first; now it answers the same.
+            let found = make_products_reproducible();
+            ensure!(found == expected, "products of matrices are {found:?}, not {expected:?}");
+        }
+        let model = Model::new(|path| net.build(path))?;
+        let optimizer = net.optimizer().lr(1e-3).build(&model)?;
+        let (mut model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+        model.train();
+        // Of a global batch, each rank has its part.
+        let mut shape = net.shape().to_vec();
+        shape[0] /= accelerator.num_processes() as i64;
+        let batches: Vec<(Tensor, Tensor)> = (0..4)
+            .map(|_| {
+                let inputs = Tensor::rand(&shape, tch::kind::FLOAT_CPU);
+                (inputs, Tensor::randint(net.classes(), [shape[0]], tch::kind::INT64_CPU))
+            })
+            .collect();
+        let mut next = (0..batches.len()).cycle();
+        let stepping = accelerator.clone();
+        let step = Box::new(move || {
+            let (inputs, labels) = &batches[next.next().unwrap_or_default()];
+            let loss = model.forward(inputs)?.cross_entropy_for_logits(labels);
+            optimizer.zero_grad()?;
+            stepping.backward(&loss)?;
+            Ok(optimizer.step()?)
+        });
+        Ok(Self { accelerator, net, settings, step })
+    }
+
+    fn warm_up(&mut self) -> Result<()> {
+        (0..WARM_UP).try_for_each(|_| (self.step)())
+    }
+
+    /// Seconds of the next step.
+    fn step(&mut self) -> Result<f64> {
+        let start = Instant::now();
+        (self.step)()?;
+        Ok(start.elapsed().as_secs_f64())
+    }
 }
 
 /// A step of AdamW on ResNet-18's parameters and nothing else.

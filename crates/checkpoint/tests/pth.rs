@@ -8,6 +8,14 @@ use std::process::Command;
 
 use brigade_checkpoint::pth::{PthFile, TensorData, write};
 use brigade_checkpoint::{Dtype, Error, TensorInfo, Value};
+use brigade_suite::Need;
+
+brigade_suite::suite! {
+    always:
+        what_is_written_is_read_back,
+        a_tensor_that_lies_about_its_size_is_refused;
+    needs Pytorch: peer_pytorch_reads_what_is_written_and_its_files_are_read;
+}
 
 struct Bytes(TensorInfo, Vec<u8>);
 
@@ -53,7 +61,6 @@ fn state() -> Value<Bytes> {
     ])
 }
 
-#[test]
 fn what_is_written_is_read_back() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("optimizer.bin");
@@ -67,7 +74,6 @@ fn what_is_written_is_read_back() {
     assert_eq!(read.unwrap(), written.unwrap());
 }
 
-#[test]
 fn a_tensor_that_lies_about_its_size_is_refused() {
     let short = Value::Tensor(Bytes(TensorInfo { dtype: Dtype::F64, shape: vec![2] }, vec![0; 8]));
     let error = write(io::Cursor::new(Vec::new()), &short).unwrap_err();
@@ -76,12 +82,8 @@ fn a_tensor_that_lies_about_its_size_is_refused() {
     assert!(write(io::Cursor::new(Vec::new()), &foreign).is_err());
 }
 
-#[test]
 fn peer_pytorch_reads_what_is_written_and_its_files_are_read() {
-    let Some(python) = std::env::var_os("BRIGADE_PEER_PYTHON") else {
-        eprintln!("skipped: BRIGADE_PEER_PYTHON is not set");
-        return;
-    };
+    let python = brigade_suite::python(Need::Pytorch).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let ours = folder.path().join("ours.bin");
     write(File::create(&ours).unwrap(), &state()).unwrap();

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::time::Duration;
 
-use brigade_launch::emit::{JobFile, Target, keep_flags, time_limit};
+use brigade_launch::emit::{JobFile, Target, time_limit};
 use clap::{Args, ValueEnum};
 
 /// Flags for the file.
@@ -57,18 +57,11 @@ pub(crate) enum TargetArg {
 }
 
 impl EmitArgs {
-    /// The job that this command line (`brigade launch FLAGS PROGRAM ARGS`, with that program and
-    /// its arguments) describes.
-    pub(crate) fn job_file(
-        &self,
-        command_line: impl Iterator<Item = OsString>,
-        command: &[OsString],
-    ) -> JobFile {
-        let flags: Vec<OsString> = command_line.skip(2).collect();
-        let flags = &flags[..flags.len().saturating_sub(command.len())];
+    /// The job of these flags for the launchers and this command, with what the flags here say.
+    pub(crate) fn job_file(&self, flags: Vec<OsString>, command: &[OsString]) -> JobFile {
         JobFile {
             name: self.job_name.clone(),
-            flags: keep_flags(flags, &FOR_THE_FILE),
+            flags,
             command: command.to_vec(),
             cpus: self.cpus_per_node,
             gpus: self.gpus_per_node,
@@ -93,17 +86,3 @@ pub(crate) fn print(job: &JobFile, target: TargetArg, mut out: impl Write) -> an
         written => Ok(written?),
     }
 }
-
-/// The launchers in the job do not get these: the file says them in the scheduler's words.
-const FOR_THE_FILE: [&str; 10] = [
-    "--emit",
-    "--nnodes",
-    "--job-name",
-    "--cpus-per-node",
-    "--gpus-per-node",
-    "--time-limit",
-    "--env",
-    "--partition",
-    "--account",
-    "--image",
-];

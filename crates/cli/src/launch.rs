@@ -1,13 +1,19 @@
 //! `brigade launch`: the flags and their way to the launcher.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use brigade_config::{ConfigError, Layer, Place, Source, Variables, load, rivals};
+use brigade_config::plugins::{self, Kind, PluginArgument};
+use brigade_config::{
+    ChosenBy, ConfigError, Layer, Place, Source, TABLE, Variables, is_accelerates, load, rivals,
+};
 use brigade_launch::emit::JobFile;
-use brigade_launch::hosts::{HostsFacts, HostsPlan};
+use brigade_launch::events::EventsTarget;
+use brigade_launch::hosts::{HostsFacts, HostsPlan, VariableFile};
 use brigade_launch::{
-    HostFacts, LaunchError, LaunchOptions, LaunchPlan, Secret, Surroundings, agent,
+    ForPython, HostFacts, LaunchError, LaunchOptions, LaunchPlan, Program, Secret, Surroundings,
+    agent,
 };
 use clap::Args;
 
@@ -36,7 +42,8 @@ mod program;
 ///
 /// Every line of output is prefixed with its rank. When a rank fails, the others are stopped, its
 /// last lines are shown, and its exit code becomes the launcher's. Nothing is left running, even
-/// when the launcher itself is killed. The ranks' standard input is empty.
+/// when the launcher itself is killed. The ranks' standard input is empty, except that a job of one
+/// rank on a terminal has that terminal (--raw).
 ///
 /// What no flag says, a variable does (--max-restarts is BRIGADE_MAX_RESTARTS), else the settings
 /// file, else a default. Flags of torchrun and `accelerate launch` are taken under their own names,
@@ -80,11 +87,12 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
     let variables = Variables::gather();
     let (mut layers, file) = args.layers(&variables)?;
     if let Some(target) = args.emit.emit {
-        let job = args.job_file(&layers)?;
+        let job = args.job_file(&mut layers, &variables)?;
+        say_warnings(&layers);
         emit::print(&job, target, io::stdout().lock())?;
         return Ok(0);
     }
-    let options = options::options(&mut layers, &args.program, &variables)?;
+    let (options, unused) = options::options(&mut layers, &args.program, &variables)?;
     let hosts = hosts::options(&layers)?;
     let job = match hosts {
         // Each host decides for itself: the program may be there and not here.
@@ -101,13 +109,12 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
         explanation.write(args.json, io::stdout().lock())?;
         return Ok(0);
     }
-    for note in layers.notes.iter().filter(|note| note.is_warning) {
-        let line = match note.source {
-            Source::Scheduler(_) => format!("brigade: note: {}\n", note.text),
-            _ => format!("brigade: warning: {note}\n"),
-        };
-        let _ = io::stderr().write_all(line.as_bytes());
+    if !options.output.quiet {
+        for line in files_in_use(file.as_ref(), &layers, &job, unused.as_deref()) {
+            let _ = io::stderr().write_all(format!("brigade: {line}\n").as_bytes());
+        }
     }
+    say_warnings(&layers);
     let outcome = match job {
         Job::OnHosts(plan) => brigade_launch::hosts::run(&options, &plan)?,
         Job::Here(mut plan) => {
@@ -116,6 +123,46 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
         }
     };
     Ok(outcome.exit_code())
+}
+
+fn say_warnings(layers: &Layer) {
+    for note in layers.notes.iter().filter(|note| note.is_warning) {
+        let line = match note.source {
+            Source::Scheduler(_) => format!("brigade: note: {}\n", note.text),
+            _ => format!("brigade: warning: {note}\n"),
+        };
+        let _ = io::stderr().write_all(line.as_bytes());
+    }
+}
+
+/// Names the files of Accelerate's and DeepSpeed's that have a say in the job, though its command line
+/// does not name them.
+fn files_in_use(
+    file: Option<&Place>,
+    layers: &Layer,
+    job: &Job,
+    unused_plugins: Option<&str>,
+) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(place) = file
+        && place.chosen_by != ChosenBy::Flag
+        && is_accelerates(&place.path)
+        && layers.has_source_in(&place.path)
+    {
+        let reason = place.chosen_by.reason();
+        let mut line = format!("settings are from {} ({reason})", place.path.display());
+        if let Some(unused) = unused_plugins {
+            line.push_str(&format!("; its {unused} is for Python programs and not used"));
+        }
+        lines.push(line);
+    }
+    if let Job::OnHosts(plan) = job {
+        for VariableFile { path, names } in &plan.variable_files {
+            let path = path.display();
+            lines.push(format!("the hosts get {} from {path} (DeepSpeed's)", names.join(", ")));
+        }
+    }
+    lines
 }
 
 /// What this command starts.
@@ -131,7 +178,7 @@ impl LaunchArgs {
     fn layers(&self, variables: &Variables) -> anyhow::Result<(Layer, Option<Place>)> {
         let loaded = load(self.config.as_deref(), variables)?;
         let mut flags = self.flags.0.clone();
-        self.foreign.add_to(&mut flags);
+        self.foreign.add_to(&mut flags)?;
         self.variables(&mut flags)?;
         let mut given = flags.over(loaded.layer);
         if self.emit.emit.is_none() && !self.foreign.is_standalone() {
@@ -142,8 +189,9 @@ impl LaunchArgs {
         Ok((layers, loaded.file))
     }
 
-    /// The job that `--emit` writes a file for.
-    fn job_file(&self, layers: &Layer) -> anyhow::Result<JobFile> {
+    /// The job that `--emit` writes a file for: every setting is in it, whichever layer it is from,
+    /// because the launchers in the job have neither this environment nor, perhaps, these files.
+    fn job_file(&self, layers: &mut Layer, variables: &Variables) -> anyhow::Result<JobFile> {
         if let Some(name) = SAID_BY_THE_SCHEDULER.iter().find(|it| is_flag(layers, it)) {
             return Err(Usage(format!("--emit with --{name}: the scheduler says that")).into());
         }
@@ -151,6 +199,23 @@ impl LaunchArgs {
             let reason = "--emit with --bin or --example: build it first, and name the program";
             return Err(Usage(reason.to_owned()).into());
         }
+        let (for_python, _) = options::plugins(layers, &self.program, variables)?;
+        let program = self.program.program(variables);
+        if let Some(ForPython { what, .. }) = &for_python
+            && program.is_python_here() == Some(false)
+        {
+            let program = self.program.words().first().cloned().unwrap_or_default();
+            return Err(LaunchError::ForPython { what: what.clone(), program }.into());
+        }
+        let mut flags = settings_as_flags(layers);
+        if for_python.is_some() {
+            flags.extend(plugins_as_flags(layers));
+        }
+        flags.extend(match program {
+            Program::Module(_) => Some("--module".into()),
+            Program::Executable(_) => Some("--no-python".into()),
+            _ => None,
+        });
         let settings = &layers.settings;
         let nodes = settings.nnodes.unwrap_or_default();
         // A file that was named is one that the launchers in the job read.
@@ -161,11 +226,11 @@ impl LaunchArgs {
         let timeout = settings.shutdown_timeout;
         Ok(JobFile {
             nodes: nodes.min..=nodes.max,
-            nproc: settings.text("nproc").unwrap_or_else(|| "auto".to_owned()),
+            nproc: settings.text("nproc"),
             shutdown_timeout: timeout.unwrap_or_else(|| LaunchOptions::default().shutdown_timeout),
             env: settings.env.clone().into_iter().collect(),
             secret,
-            ..self.emit.job_file(std::env::args_os(), self.program.words())
+            ..self.emit.job_file(flags, self.program.words())
         })
     }
 
@@ -211,6 +276,62 @@ fn surround(given: &mut Layer) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Every setting that somebody has made, as the flag that makes it. Those of another kind of job are
+/// left out with a warning.
+fn settings_as_flags(layers: &mut Layer) -> Vec<OsString> {
+    let (mut flags, mut left_out, mut descriptor) = (Vec::new(), Vec::new(), None);
+    for setting in TABLE.iter().filter(|it| layers.is_given(it.name)) {
+        let Some(text) = layers.settings.text(setting.name) else { continue };
+        if matches!(&layers.settings.events, Some(EventsTarget::Descriptor(_)))
+            && setting.name == EVENTS
+        {
+            descriptor = Some(text);
+        } else if SAID_BY_THE_SCHEDULER.contains(&setting.name) || OF_A_LIST.contains(&setting.name)
+        {
+            left_out.push((setting.name, text));
+        } else if setting.name != NNODES {
+            flags.extend(as_flag(setting.name, text, setting.is_switch));
+        }
+    }
+    for (name, text) in left_out {
+        let source = layers.source(name).cloned().unwrap_or(Source::Default);
+        layers.warn(
+            source,
+            format!("{name} {text} is not in the job file: the scheduler has the hosts"),
+        );
+    }
+    if let Some(text) = descriptor {
+        let source = layers.source(EVENTS).cloned().unwrap_or(Source::Default);
+        layers.warn(
+            source,
+            format!(
+                "events {text} is not in the job file: a job has no descriptor of this process"
+            ),
+        );
+    }
+    flags
+}
+
+/// The same of the arguments of Accelerate's plugins.
+fn plugins_as_flags(layers: &Layer) -> Vec<OsString> {
+    let flag = |(argument, text): (&PluginArgument, String)| {
+        let is_switch = argument.kind == Kind::Switch;
+        (!is_switch || text == "true").then(|| as_flag(argument.name, text, is_switch))
+    };
+    plugins::given(layers).into_iter().filter_map(flag).flatten().collect()
+}
+
+/// `--name VALUE` in two words, `--name` or `--no-name` for a switch.
+fn as_flag(name: &str, text: String, is_switch: bool) -> Vec<OsString> {
+    match (is_switch, text.as_str()) {
+        (true, "true") => vec![format!("--{name}").into()],
+        (true, _) => vec![format!("--no-{name}").into()],
+        // It would be taken for a flag.
+        (false, text) if text.starts_with('-') => vec![format!("--{name}={text}").into()],
+        (false, _) => vec![format!("--{name}").into(), text.into()],
+    }
+}
+
 fn is_flag(layers: &Layer, name: &str) -> bool {
     matches!(layers.source(name), Some(Source::Flag(_)))
 }
@@ -220,6 +341,11 @@ const MEETING: [&str; 5] = ["nnodes", "node-rank", "hosts", "hostfile", "rdzv-en
 /// Settings that a job file has no place for.
 const SAID_BY_THE_SCHEDULER: [&str; 6] =
     ["node-rank", "master-addr", "master-port", "hosts", "hostfile", "rdzv-endpoint"];
+
+/// Settings of a job whose hosts are started from here.
+const OF_A_LIST: [&str; 6] = ["include", "exclude", "ssh-command", "workdir", "sync", "env-pass"];
+const NNODES: &str = "nnodes";
+const EVENTS: &str = "events";
 
 const USAGE: &str = "brigade launch [OPTIONS] [--] <PROGRAM> [ARGS]...";
 

@@ -114,6 +114,8 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             LaunchError::OptionOutOfRange { .. }
             | LaunchError::NoSuchLocalRank { .. }
             | LaunchError::Meeting { .. }
+            | LaunchError::ForPython { .. }
+            | LaunchError::Raw { .. }
             | LaunchError::Scheduler(_)
             | LaunchError::Device(_)
             | LaunchError::Bind(_),

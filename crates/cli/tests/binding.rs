@@ -6,9 +6,11 @@ mod job;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::process::Command;
+use std::thread;
 
-use job::{BRIGADE, Job, Run, brigade};
+use job::{Job, Run, brigade};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
 
 /// Devices that are believed on every host: nothing there can tell that they are not.
 const TWO_DEVICES: (&str, &str) = ("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b");
@@ -57,7 +59,7 @@ fn sets(run: &Run, nproc: usize) -> Vec<(BTreeSet<usize>, usize)> {
 
 #[test]
 fn numbers_of_ranks() {
-    let cores = std::thread::available_parallelism().unwrap().get();
+    let cores = thread::available_parallelism().unwrap().get();
     let ranks = |vars: &[(&str, &str)], flag: &str| {
         let run = run(vars, &[flag], "echo $RANK of $WORLD_SIZE");
         assert_eq!(run.code, 0, "{}", run.stderr);
@@ -167,16 +169,18 @@ fn other_ways_to_bind() {
 #[test]
 fn the_launchers_own_mask_holds() {
     let (cpus, _) = processors();
-    let last = cpus.last().unwrap();
-    let mut command = Command::new("taskset");
-    command.args(["-c", &last.to_string(), BRIGADE, "launch", "--nproc=1", "--bind=numa"]);
-    if Command::new("taskset").arg("--version").output().is_err() {
-        eprintln!("skipped: taskset is not installed");
-        return;
-    }
-    command.env_remove("OMP_NUM_THREADS");
-    let run = Job::of(command).sh(WHERE).run();
-    assert_eq!(sets(&run, 1), [(BTreeSet::from([*last]), 1)], "{}", run.stderr);
+    let last = *cpus.last().unwrap();
+    // A process has the mask of the thread that starts it.
+    let run = thread::scope(|scope| {
+        let start = scope.spawn(|| {
+            let mut mask = CpuSet::new();
+            mask.set(last).unwrap();
+            sched_setaffinity(Pid::from_raw(0), &mask).unwrap();
+            run(&[], &["--nproc=1", "--bind=numa"], WHERE)
+        });
+        start.join().unwrap()
+    });
+    assert_eq!(sets(&run, 1), [(BTreeSet::from([last]), 1)], "{}", run.stderr);
 }
 
 #[test]

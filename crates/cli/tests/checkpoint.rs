@@ -10,7 +10,20 @@ use std::process::{Command, Output};
 use brigade_checkpoint::layout::{FORMAT, FileFacts, Manifest, Object, Staging, VERSION, Writing};
 use brigade_checkpoint::safetensors::layout;
 use brigade_checkpoint::{Dtype, FileName, TensorInfo};
+use brigade_suite::Need;
 use serde_json::{Value, json};
+
+brigade_suite::suite! {
+    always:
+        a_small_file_does_not_fill_the_disk,
+        inspect_shows_what_is_there,
+        inspect_shows_what_pytorch_has_saved,
+        accelerates_states_need_a_checkpoint_to_go_into,
+        verify_says_what_is_wrong_and_exits_with_1,
+        weights_go_to_pytorch_and_back,
+        accelerates_layout_is_written;
+    needs Pytorch: peer_accelerates_layout_is_loaded_by_pytorch;
+}
 
 fn brigade(arguments: &[&str], folder: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_brigade"))
@@ -139,7 +152,6 @@ fn make(folder: &Path) -> PathBuf {
     path
 }
 
-#[test]
 fn inspect_shows_what_is_there() {
     let folder = tempfile::tempdir().unwrap();
     make(folder.path());
@@ -163,7 +175,6 @@ fn inspect_shows_what_is_there() {
     assert!(text(&output.stderr).contains("nothing"), "{}", text(&output.stderr));
 }
 
-#[test]
 fn inspect_shows_what_pytorch_has_saved() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures");
     let shown = |name: &str| {
@@ -182,7 +193,6 @@ fn inspect_shows_what_pytorch_has_saved() {
     assert!(said.contains("torch_manual_seed  [5056]  U8"), "{said}");
 }
 
-#[test]
 fn accelerates_states_need_a_checkpoint_to_go_into() {
     let folder = tempfile::tempdir().unwrap();
     let theirs =
@@ -201,7 +211,6 @@ fn accelerates_states_need_a_checkpoint_to_go_into() {
     assert!(!folder.path().join("out").exists());
 }
 
-#[test]
 fn verify_says_what_is_wrong_and_exits_with_1() {
     let folder = tempfile::tempdir().unwrap();
     let path = make(folder.path());
@@ -224,7 +233,6 @@ fn verify_says_what_is_wrong_and_exits_with_1() {
     assert!(text(&output.stdout).contains("its optimizer.safetensors is missing"));
 }
 
-#[test]
 fn weights_go_to_pytorch_and_back() {
     let folder = tempfile::tempdir().unwrap();
     let path = make(folder.path());
@@ -247,21 +255,26 @@ fn weights_go_to_pytorch_and_back() {
     assert!(text(&output.stderr).contains("names no layout"), "{}", text(&output.stderr));
 }
 
-#[test]
-fn peer_accelerates_layout_is_loaded_by_pytorch() {
+fn accelerates_layout_is_written() {
     let folder = tempfile::tempdir().unwrap();
-    make(folder.path());
-    let output = brigade(&["convert", "checkpoint_3", "theirs"], folder.path());
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let said = text(&output.stdout);
+    let said = text(&to_accelerate(folder.path()).stdout);
     for name in ["model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl"] {
         assert!(said.contains(&format!("wrote theirs/{name}\n")), "{said}");
     }
     assert!(said.contains("left out loader: Accelerate keeps no position"), "{said}");
-    let Some(python) = std::env::var_os("BRIGADE_PEER_PYTHON") else {
-        eprintln!("skipped: BRIGADE_PEER_PYTHON is not set");
-        return;
-    };
+}
+
+fn to_accelerate(folder: &Path) -> Output {
+    make(folder);
+    let output = brigade(&["convert", "checkpoint_3", "theirs"], folder);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    output
+}
+
+fn peer_accelerates_layout_is_loaded_by_pytorch() {
+    let folder = tempfile::tempdir().unwrap();
+    to_accelerate(folder.path());
+    let python = brigade_suite::python(Need::Pytorch).unwrap();
     let script = r#"
 import torch
 from safetensors.torch import load_file
@@ -290,7 +303,6 @@ assert states["step"] == 0 and states["torch_manual_seed"].tolist() == [0, 1, 2,
 
 /// `torch.save({"w": torch.as_strided(torch.rand(1), (100000, 100000), (0, 0))}, "stride_0.pth")`: 1.5 kB that
 /// would be 40 GB.
-#[test]
 fn a_small_file_does_not_fill_the_disk() {
     let folder = tempfile::tempdir().unwrap();
     let fixture = "../checkpoint/tests/fixtures/stride_0.pth";

@@ -111,12 +111,12 @@ fn a_file_of_accelerates_is_read_where_there_is_no_other() {
 fn a_file_that_nobody_named_stops_no_launch() {
     let home = Home::new();
     let path = ".cache/huggingface/accelerate/default_config.yaml";
-    let file = home.file(path, "distributed_type: FSDP\nnum_processes: 8\n");
+    let file = home.file(path, "distributed_type: MEGATRON_LM\nnum_processes: 8\n");
     let output = home.run(&["launch", "--nproc", "1", "true"]);
     assert_eq!(output.status.code(), Some(0));
     let stderr = home.without_home(&output.stderr);
     let expected = format!(
-        "brigade: warning: ~/{path}:1: not used: ~/{path} cannot be used: line 1: distributed_type: FSDP \
+        "brigade: warning: ~/{path}:1: not used: ~/{path} cannot be used: line 1: distributed_type: Megatron-LM \
          shards a model over the ranks, which Brigade does not do"
     );
     assert!(stderr.starts_with(&expected), "{stderr}");

@@ -1,5 +1,7 @@
 //! `brigade doctor --hosts`: faults of hosts, of their files, and of the way to log in to them.
 
+#![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
+
 mod ward;
 
 use std::fs;
@@ -11,9 +13,26 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use ward::{BRIGADE, Ward, app, examined};
 
-#[test]
+brigade_suite::suite! {
+    needs Hosts:
+        hosts_that_are_fit,
+        logins_that_fail,
+        keys_that_do_not_fit,
+        a_host_that_hangs_does_not_hang_the_doctor,
+        an_interrupt_ends_everything,
+        clocks,
+        folders,
+        disks_and_shared_memory,
+        variables_of_logins,
+        variables_that_the_launcher_hands_on,
+        logins_that_print,
+        builds_of_the_program,
+        libtorch_on_each_host,
+        libtorch_that_is_too_old_or_too_new;
+}
+
 fn hosts_that_are_fit() {
-    let Some(ward) = Ward::new(3) else { return };
+    let ward = Ward::new(3);
     let examined = ward.examine(&["--program", BRIGADE, "--master-port", "29500"]);
     examined.only_fails_in(&[]);
     for subject in ["ssh", "brigade", "names", "interfaces", "ports", "mtu", "folder", "program"] {
@@ -24,9 +43,8 @@ fn hosts_that_are_fit() {
     examined.says("ok", "folder", "", "the same on all hosts");
 }
 
-#[test]
 fn logins_that_fail() {
-    let Some(ward) = Ward::new(5) else { return };
+    let ward = Ward::new(5);
     let bin = PathBuf::from(BRIGADE);
     ward.host(1).hide(bin.parent().unwrap());
     ward.host(2).reject_port(22);
@@ -51,9 +69,8 @@ fn logins_that_fail() {
     ward.assert_empty();
 }
 
-#[test]
 fn keys_that_do_not_fit() {
-    let Some(mut ward) = Ward::new(3) else { return };
+    let mut ward = Ward::new(3);
     let config = fs::read_to_string(ward.network.ssh_config()).unwrap();
     let known = ward.network.folder().join("known_hosts");
     let lines = fs::read_to_string(&known).unwrap();
@@ -80,9 +97,8 @@ fn keys_that_do_not_fit() {
     assert_eq!(refused["command"], "ssh-copy-id node3");
 }
 
-#[test]
 fn a_host_that_hangs_does_not_hang_the_doctor() {
-    let Some(ward) = Ward::new(2) else { return };
+    let ward = Ward::new(2);
     let sleeper = ward.network.folder().join("sleeper");
     fs::write(&sleeper, "#!/bin/sh\necho awake\nexec cat >/dev/null\n").unwrap();
     ward.host(1).sh(&format!("chmod +x {0}; mount --bind {0} {BRIGADE}", sleeper.display()));
@@ -90,9 +106,8 @@ fn a_host_that_hangs_does_not_hang_the_doctor() {
     examined.says("fail", "ssh", "node2", "no answer within 1 s");
 }
 
-#[test]
 fn an_interrupt_ends_everything() {
-    let Some(ward) = Ward::new(2) else { return };
+    let ward = Ward::new(2);
     let sleeper = ward.network.folder().join("sleeper");
     let sign = ward.network.folder().join("asleep");
     fs::write(&sleeper, format!("#!/bin/sh\ntouch {}\nexec cat >/dev/null\n", sign.display()))
@@ -108,15 +123,11 @@ fn an_interrupt_ends_everything() {
     ward.assert_empty();
 }
 
-#[test]
 fn clocks() {
-    let Some(ward) = Ward::new(3) else { return };
+    let ward = Ward::new(3);
     let folders = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
     let mut libraries = folders.map(|it| it.path().join("faketime/libfaketime.so.1"));
-    let Some(library) = libraries.find(|it| it.exists()) else {
-        eprintln!("skipped: libfaketime is not installed");
-        return;
-    };
+    let library = libraries.find(|it| it.exists()).expect("the library of faketime");
     for (host, shift) in [(1, "-5"), (2, "+1h")] {
         ward.host(host).set_login_variable("LD_PRELOAD", library.to_str().unwrap());
         ward.host(host).set_login_variable("FAKETIME", shift);
@@ -127,9 +138,8 @@ fn clocks() {
     examined.says("fail", "clock", "node3", "ahead of that of node1");
 }
 
-#[test]
 fn folders() {
-    let Some(ward) = Ward::new(3) else { return };
+    let ward = Ward::new(3);
     ward.own_copy(2, &ward.folder, "");
     ward.examine(&[]).says("note", "folder", "", "node3 has another folder than node1");
     // The folder above it: the kit's own files lie beside.
@@ -139,9 +149,8 @@ fn folders() {
     examined.says("fail", "folder", "node3", "is not there");
 }
 
-#[test]
 fn disks_and_shared_memory() {
-    let Some(ward) = Ward::new(2) else { return };
+    let ward = Ward::new(2);
     ward.host(1).mount_small(&ward.folder, "1m");
     ward.host(1).sh("mount -o remount,size=16m /dev/shm");
     let examined = ward.examine(&[]);
@@ -149,9 +158,8 @@ fn disks_and_shared_memory() {
     examined.says("warning", "shared_memory", "node2", "only 16 MiB");
 }
 
-#[test]
 fn variables_of_logins() {
-    let Some(ward) = Ward::new(2) else { return };
+    let ward = Ward::new(2);
     ward.host(1).set_login_variable("MASTER_ADDR", "old");
     ward.host(1).set_login_variable("NCCL_SOCKET_IFNAME", "ens77");
     let examined = ward.examine(&[]);
@@ -159,28 +167,25 @@ fn variables_of_logins() {
     examined.says("warning", "interfaces", "node2", "NCCL_SOCKET_IFNAME=ens77");
 }
 
-#[test]
 fn variables_that_the_launcher_hands_on() {
-    let Some(ward) = Ward::new(2) else { return };
+    let ward = Ward::new(2);
     let mut doctor = ward.doctor();
     let examined = examined(doctor.env("GLOO_SOCKET_IFNAME", "ens5"));
     // On both hosts: they would run with it.
     examined.says("fail", "interfaces", "", "GLOO_SOCKET_IFNAME=ens5");
 }
 
-#[test]
 fn logins_that_print() {
-    let Some(ward) = Ward::new(2) else { return };
+    let ward = Ward::new(2);
     // What sshd runs before every command.
     let rc = ward.host(1).home().join(".ssh/rc");
     fs::write(rc, "echo Welcome to node2\n").unwrap();
     ward.examine(&[]).says("note", "ssh", "node2", "Welcome to node2");
 }
 
-#[test]
 fn builds_of_the_program() {
-    let Some(ward) = Ward::new(3) else { return };
-    let Some(app) = app(&ward) else { return };
+    let ward = Ward::new(3);
+    let app = app(&ward);
     let program = app.join("train");
     let program = program.to_str().unwrap();
     let examined = ward.examine(&["--program", program]);
@@ -194,10 +199,9 @@ fn builds_of_the_program() {
     examined.says("fail", "program", "node3", "there is no");
 }
 
-#[test]
 fn libtorch_on_each_host() {
-    let Some(ward) = Ward::new(4) else { return };
-    let Some(app) = app(&ward) else { return };
+    let ward = Ward::new(4);
+    let app = app(&ward);
     ward.own_copy(1, &app, "echo 2.12.1 >libtorch/build-version");
     ward.own_copy(2, &app, "rm libtorch/lib/libtorch_cpu.so");
     ward.own_copy(3, &app, "rm libtorch/lib/libplain.so");
@@ -208,10 +212,9 @@ fn libtorch_on_each_host() {
     examined.says("fail", "program", "node4", "libraries are not found: libplain.so");
 }
 
-#[test]
 fn libtorch_that_is_too_old_or_too_new() {
-    let Some(ward) = Ward::new(2) else { return };
-    let Some(app) = app(&ward) else { return };
+    let ward = Ward::new(2);
+    let app = app(&ward);
     let program = app.join("train");
     for (version, verdict, text) in
         [("2.10.2", "fail", "older than 2.11"), ("2.14.0", "warning", "newer than 2.13")]

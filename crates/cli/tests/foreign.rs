@@ -76,27 +76,42 @@ fn all_flags_of_accelerate() {
         }
     }
     assert_eq!(row(&stdout(&["--num_processes=3"]), "nproc"), "3 flag --num-processes");
+
+    // What becomes of them together is for tests/plugins.rs.
+    let of_plugins = "\
+        --deepspeed_config_file=a --zero_stage=3 --offload_optimizer_device=cpu \
+        --offload_param_device=cpu --offload_optimizer_nvme_path=a --offload_param_nvme_path=a \
+        --gradient_clipping=1 --zero3_init_flag=true --zero3_save_16bit_model=true \
+        --deepspeed_multinode_launcher=pdsh --deepspeed_moe_layer_cls_names=A --fsdp_version=2 \
+        --fsdp_offload_params=true --fsdp_min_num_params=1 --fsdp_sharding_strategy=FULL_SHARD \
+        --fsdp_reshard_after_forward=true --fsdp_auto_wrap_policy=NO_WRAP \
+        --fsdp_transformer_layer_cls_to_wrap=A --fsdp_backward_prefetch=NO_PREFETCH \
+        --fsdp_state_dict_type=FULL_STATE_DICT --fsdp_forward_prefetch=true \
+        --fsdp_use_orig_params=true --fsdp_cpu_ram_efficient_loading=true \
+        --fsdp_sync_module_states=true --fsdp_activation_checkpointing=true \
+        --fsdp_activation_checkpointing_offload=true --parallelism_config_dp_replicate_size=2 \
+        --parallelism_config_tp_size=2 --parallelism_config_sp_attn_implementation=sdpa";
+    for flag in of_plugins.split_whitespace() {
+        for flag in [flag.to_owned(), other_dashes(flag)] {
+            let shown = stdout(&["--nproc=1", &flag]);
+            let name = flag.split('=').next().unwrap().replace('_', "-");
+            assert!(
+                shown.contains(&format!("flag {name}: does nothing without --use-")),
+                "{shown}"
+            );
+        }
+    }
     let gpus = explain(&["--nproc=1", "--gpu_ids=all"]);
     assert!(gpus.status.success());
 
     let refused = "\
-        --tpu --tpu_cluster --tpu_use_sudo --vm --downcast_bf16 --use_deepspeed --use_fsdp \
-        --use_parallelism_config --use_megatron_lm --deepspeed_config_file --zero_stage \
-        --offload_optimizer_device --offload_param_device --offload_optimizer_nvme_path \
-        --offload_param_nvme_path --gradient_clipping \
-        --zero3_init_flag --zero3_save_16bit_model --deepspeed_multinode_launcher \
-        --deepspeed_moe_layer_cls_names --fsdp_version --fsdp_offload_params \
-        --fsdp_min_num_params --fsdp_sharding_strategy --fsdp_reshard_after_forward \
-        --fsdp_auto_wrap_policy --fsdp_transformer_layer_cls_to_wrap --fsdp_backward_prefetch \
-        --fsdp_state_dict_type --fsdp_forward_prefetch --fsdp_use_orig_params \
-        --fsdp_cpu_ram_efficient_loading --fsdp_sync_module_states --fsdp_activation_checkpointing \
+        --tpu --tpu_cluster --tpu_use_sudo --vm --downcast_bf16 --use_megatron_lm \
         --megatron_lm_tp_degree --megatron_lm_use_custom_fsdp --megatron_lm_pp_degree \
         --megatron_lm_num_micro_batches --megatron_lm_gradient_clipping --fp8_backend \
         --fp8_use_autocast_during_eval --fp8_margin --fp8_interval --fp8_format \
         --fp8_amax_history_len --fp8_amax_compute_algo --fp8_override_linear_precision \
         --fp8_opt_level --fp8_enable_fsdp_float8_all_gather --fp8_pad_inner_dim \
-        --aws_access_key_id --aws_secret_access_key --parallelism_config_dp_replicate_size \
-        --parallelism_config_tp_size --parallelism_config_sp_attn_implementation";
+        --aws_access_key_id --aws_secret_access_key";
     for flag in refused.split_whitespace() {
         for flag in [format!("{flag}=x"), other_dashes(flag)] {
             let output = explain(&[&flag]);

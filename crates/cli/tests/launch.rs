@@ -5,11 +5,13 @@ mod job;
 use std::collections::HashMap;
 use std::fs;
 use std::io::Read;
+use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use brigade_launch::{Reach, StorePort};
 use job::{Job, brigade};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
@@ -44,7 +46,6 @@ fn variables() {
             ("TORCHELASTIC_MAX_RESTARTS", "0"),
             ("TORCHELASTIC_USE_AGENT_STORE", "False"),
             ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-            ("OMP_WAIT_POLICY", "PASSIVE"),
         ] {
             assert_eq!(vars.get(name), Some(&value), "{name} of rank {rank}");
         }
@@ -65,6 +66,78 @@ fn variables_of_an_outer_job_are_not_inherited() {
     assert!(!run.stdout.contains("=99\n") && !run.stdout.contains("/nowhere"), "{}", run.stdout);
     assert!(run.stdout.contains("[1] RANK=1\n"), "{}", run.stdout);
     assert!(!run.stdout.contains("MASTER_PORT=1\n"));
+}
+
+/// Else a launcher that a rank starts would do what was said to the one around it.
+#[test]
+fn variables_of_the_launcher_stay_with_it() {
+    let mut job = Job::new(1).flag("--env=BRIGADE_ROLE=x").sh("env");
+    for (name, value) in [
+        ("BRIGADE_MAX_RESTARTS", "1"),
+        ("BRIGADE_CONFIG", "/dev/null"),
+        ("BRIGADE_ROLE", "actor"),
+        ("BRIGADE_SSH", "ssh"),
+        ("BRIGADE_SHARED_MEMORY", "0"),
+        ("BRIGADE_OF_MINE", "1"),
+    ] {
+        job.command.env(name, value);
+    }
+    let run = job.run();
+    let lines = run.lines_of(0);
+    let mut of_brigade: Vec<&str> = lines
+        .into_iter()
+        .filter(|it| it.starts_with("BRIGADE_") && !it.starts_with("BRIGADE_AGENT="))
+        // What these tests themselves may be run with.
+        .filter(|it| !["BRIGADE_REQUIRE=", "BRIGADE_TEST_"].iter().any(|own| it.starts_with(own)))
+        .collect();
+    of_brigade.sort_unstable();
+    let expected = [
+        "BRIGADE_OF_MINE=1",
+        "BRIGADE_PROGRESS_FD=",
+        "BRIGADE_ROLE=x",
+        "BRIGADE_SHARED_MEMORY=0",
+        "BRIGADE_STORE_FD",
+    ];
+    for (found, expected) in of_brigade.iter().zip(expected) {
+        assert!(found.starts_with(expected), "{of_brigade:?}");
+    }
+    assert_eq!(of_brigade.len(), expected.len(), "{of_brigade:?}");
+}
+
+#[test]
+fn the_store_has_the_port_that_a_firewall_lets_through() {
+    let port = |flag: &str, more: &[&str], script: &str| {
+        let job = Job::new(2).flag(&format!("--store-port={flag}"));
+        more.iter().fold(job, |job, flag| job.flag(flag)).sh(script).run()
+    };
+    // Ports beside each other that were free a moment ago.
+    let (first, _second) = loop {
+        let held = StorePort::reserve(Reach::Loopback).unwrap().number();
+        let Some(next) = held.checked_add(1) else { continue };
+        if let Ok(listener) = TcpListener::bind(("127.0.0.1", next)) {
+            break (held, listener);
+        }
+    };
+    // The same one for each attempt: nothing of the one before is left.
+    let script = "echo $MASTER_PORT; exit $((1 - TORCHELASTIC_RESTART_COUNT))";
+    let run = port(&first.to_string(), &["--max-restarts=1"], script);
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    for rank in 0..2 {
+        let lines = run.lines_of(rank);
+        assert!(!lines.is_empty() && lines.iter().all(|it| *it == first.to_string()), "{lines:?}");
+    }
+    // One that is taken is passed by where there are others.
+    let taken = first + 1;
+    let run = port(&format!("{taken}-{}", taken + 40), &[], "echo $MASTER_PORT");
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let chosen: u16 = run.lines_of(0)[0].parse().unwrap();
+    assert!((taken + 1..=taken + 40).contains(&chosen), "{chosen}");
+    let run = port(&taken.to_string(), &[], "echo started");
+    assert_eq!((run.code, run.stdout.as_str()), (1, ""));
+    let said = format!("brigade: cannot use port {taken} for the ranks' store (--store-port): ");
+    assert!(run.stderr.contains(&said), "{}", run.stderr);
+    let run = port("0", &[], "echo started");
+    assert_eq!(run.code, 2);
 }
 
 #[test]
@@ -431,16 +504,14 @@ fn a_full_disk_under_the_log_does_not_end_the_job() {
 
 #[test]
 fn a_killed_launcher_leaves_nothing() {
-    let seed = job::seed();
-    println!("BRIGADE_TEST_SEED={seed}");
-    let mut random = job::Random::new(seed);
+    let mut random = brigade_suite::random();
     // Each rank has a child in its session, one in a group of its own, and one that has left.
     let script = "touch $DIR/$RANK; sleep 1000 & setsid sleep 1000 & \
                   sh -mc 'sleep 1000 & wait' & touch $DIR/children-$RANK; wait";
     for _ in 0..20 {
-        let nproc = 1 + random.below(4);
-        let files = random.below(2 * nproc + 1);
-        let spin = random.below(200_000);
+        let nproc = random.usize(1..=4);
+        let files = random.usize(..=2 * nproc);
+        let spin = random.u64(..200_000);
         println!("{nproc} ranks, killed after {files} files and {spin} turns");
         let job = Job::new(nproc).sh(script).start();
         job.wait_for_files(files);

@@ -3,13 +3,22 @@
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 mod job;
+#[path = "config/person.rs"]
+mod person;
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use brigade_suite::TimeLimit;
 use job::{BRIGADE, Job, Run, brigade};
+use nix::pty::{Winsize, openpty};
+use nix::unistd::geteuid;
+use person::Person;
 use tempfile::TempDir;
 
 const SPEAK: &str = "echo out $RANK; echo err $RANK >&2";
@@ -248,38 +257,25 @@ fn too_few_descriptors_are_said_before_a_program_runs() {
 #[test]
 fn a_folder_without_permission_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o555)).unwrap();
-    if fs::write(folder.path().join("probe"), "").is_ok() {
-        eprintln!("skipped: this user may write anywhere");
-        return;
+    // Root may write everywhere, so root becomes somebody else. The program is copied to where
+    // others may read it.
+    let program = folder.path().join("brigade");
+    fs::copy(BRIGADE, &program).unwrap();
+    let locked = folder.path().join("locked");
+    fs::create_dir(&locked).unwrap();
+    fs::set_permissions(&locked, fs::Permissions::from_mode(0o555)).unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new(program);
+    if geteuid().is_root() {
+        command.uid(65_534).gid(65_534);
     }
-    let mut command = brigade();
-    command.args(["launch", "--nproc=1", "--log-dir"]).arg(folder.path()).arg("true");
+    command.env("BRIGADE_CONFIG", "/dev/null").current_dir("/");
+    command.args(["launch", "--nproc=1", "--log-dir"]).arg(&locked).arg("true");
     let output = command.output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot keep logs in "));
-}
-
-#[test]
-fn a_full_disk_under_the_logs_is_said_once_and_ends_nothing() {
-    // A disk of our own, of 32 KiB.
-    let folder = tempfile::tempdir().unwrap();
-    let script = format!(
-        "mount -t tmpfs -o size=32k none {0} || exit 99\n\
-         exec {BRIGADE} launch --nproc 2 --log-dir {0} --redirects 1 sh -c \
-         'yes | head -c 200000; echo alive >&2'",
-        folder.path().display()
-    );
-    let output = Command::new("unshare").args(["--mount", "sh", "-c", &script]).output();
-    let Some(output) = output.ok().filter(|output| !matches!(output.status.code(), Some(1 | 99)))
-    else {
-        eprintln!("skipped: this user cannot mount a disk");
-        return;
-    };
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{stderr}");
-    assert_eq!(stderr.matches("stdout.log: No space left on device").count(), 1, "{stderr}");
-    assert_eq!(stderr.matches("] alive\n").count(), 2, "{stderr}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("cannot keep logs in "), "{stderr}");
+    assert!(stderr.contains("Permission denied"), "{stderr}");
 }
 
 #[test]
@@ -311,23 +307,20 @@ fn colours() {
 
 #[test]
 fn the_terminal_is_coloured_and_the_file_is_not() {
-    // `script` gives the launcher a terminal.
     let folder = tempfile::tempdir().unwrap();
-    let command = format!(
-        "{BRIGADE} launch --nproc 1 --log-dir {} sh -c 'echo out'",
-        folder.path().display()
-    );
-    let output = Command::new("script")
-        .args(["-qec", &command, "/dev/null"])
-        .env_remove("NO_COLOR")
-        .env("TERM", "xterm")
-        .stdin(std::process::Stdio::null())
-        .output();
-    let Ok(output) = output else {
-        eprintln!("skipped: `script` is not installed");
-        return;
-    };
-    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    let size = Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+    let terminal = openpty(Some(&size), None).unwrap();
+    let mut command = brigade();
+    command.args(["launch", "--nproc=1", "--log-dir"]).arg(folder.path()).args(["echo", "out"]);
+    command.env_remove("NO_COLOR").env("TERM", "xterm").stdin(Stdio::null());
+    let end = || Stdio::from(terminal.slave.try_clone().unwrap());
+    let status = command.stdout(end()).stderr(end()).status().unwrap();
+    assert!(status.success());
+    // With its last writer gone, the terminal answers with an error after what was written.
+    drop((command, terminal.slave));
+    let mut shown = Vec::new();
+    let _ = File::from(terminal.master).read_to_end(&mut shown);
+    let shown = String::from_utf8_lossy(&shown).into_owned();
     assert!(shown.contains("\x1b[36m[0]\x1b[0m out\r\n"), "{shown}");
     let run = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
     assert_eq!(fs::read_to_string(run.join("attempt_0/0/stdout.log")).unwrap(), "out\n");
@@ -350,3 +343,168 @@ fn quiet_hides_the_launcher_but_not_a_failure() {
     assert!(lines[0].starts_with("brigade: rank 0 on ") && lines[0].ends_with("exit code 3"));
     assert_eq!(lines[1..], ["brigade: its last lines on stdout:", "  out"]);
 }
+
+/// A job of one rank on a terminal of its own.
+fn on_a_terminal(flags: &[&str], script: &str) -> Person {
+    let mut words = vec!["--ctty", BRIGADE, "launch"];
+    words.extend(flags);
+    words.extend(["sh", "-c", script]);
+    let mut command = Command::new("setsid");
+    command.args(words).env("BRIGADE_CONFIG", "/dev/null").env("TERM", "xterm");
+    Person::answering(command)
+}
+
+#[test]
+fn one_rank_has_the_terminal() {
+    let _limit = TimeLimit::new("a rank that reads from the keyboard", LIMIT);
+    let script = "[ -t 0 ] && [ -t 1 ] && [ -t 2 ] || exit 9; printf '10%%\\r20%%\\rname? '; \
+                  read -r name; echo \"hello $name\"";
+    let mut person = on_a_terminal(&[], script);
+    person.expect("10%\r20%\rname? ");
+    person.types("ada\n");
+    person.expect("hello ada");
+    assert_eq!(person.ends(), 0);
+
+    // What asks for lines, or says no, has them.
+    for flag in ["--no-raw", "--prefix=[$rank] ", "--tee=3"] {
+        let mut person = on_a_terminal(&[flag], "[ ! -t 0 ] && [ ! -t 1 ] && echo none");
+        person.expect("none\r\n");
+        assert_eq!(person.ends(), 0, "{flag}");
+    }
+    // One stream may go into a file and the others to the terminal.
+    let folder = tempfile::tempdir().unwrap();
+    let logs = format!("--log-dir={}", folder.path().display());
+    let script = "[ -t 0 ] && [ ! -t 1 ] && echo quiet && echo loud >&2";
+    let mut person = on_a_terminal(&["--raw", "--redirects=1", &logs], script);
+    person.expect("loud\r\n");
+    assert_eq!(person.ends(), 0);
+    let run = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    assert_eq!(fs::read_to_string(run.join("attempt_0/0/stdout.log")).unwrap(), "quiet\n");
+}
+
+#[test]
+fn ctrl_c_is_for_the_rank_that_has_the_terminal() {
+    let _limit = TimeLimit::new("a rank that is interrupted on its terminal", LIMIT);
+    // A program that makes something of it, as a debugger does, goes on.
+    let script = "trap 'echo caught; c=1' INT; echo ready; until [ $c ]; do sleep 0.02; done; \
+                  read -r code; exit $code";
+    let mut person = on_a_terminal(&[], script);
+    person.expect("ready");
+    person.types("\x03");
+    person.expect("caught");
+    person.types("7\n");
+    person.expect("failed: exit code 7");
+    assert_eq!(person.ends(), 7);
+
+    // One that ends by it has not failed: nothing is reported, nothing starts again.
+    let mut person = on_a_terminal(&["--max-restarts=3"], "echo ready; exec sleep 1000");
+    person.expect("ready");
+    person.types("\x03");
+    person.expect("brigade: stopped by SIGINT\r\n");
+    assert_eq!(person.ends(), 130);
+}
+
+#[test]
+fn ctrl_z_suspends_a_job_that_has_the_terminal() {
+    let _limit = TimeLimit::new("a job that is suspended", LIMIT);
+    let script = format!(
+        "'{BRIGADE}' launch sh -c 'echo ready; read -r name; echo \"hello $name\"'; \
+         echo \"stopped $?\"; fg; echo \"ended $?\""
+    );
+    let mut command = Command::new("setsid");
+    command.args(["--ctty", "sh", "-m", "-c", &script]);
+    command.env("BRIGADE_CONFIG", "/dev/null").env("TERM", "xterm");
+    let mut person = Person::answering(command);
+    person.expect("ready");
+    person.types("\x1a");
+    // 128 + SIGSTOP.
+    person.expect("stopped 147");
+    person.types("ada\n");
+    person.expect("hello ada");
+    person.expect("ended 0");
+    assert_eq!(person.ends(), 0);
+}
+
+#[test]
+fn raw_is_refused_where_it_cannot_be() {
+    let refuse = |flags: &[&str]| {
+        let output = brigade().arg("launch").args(flags).arg("true").output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{flags:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let start = "brigade: --raw passes the terminal through to the rank, unseen: ";
+    let refused = refuse(&["--raw", "--nproc=2"]);
+    assert_eq!(refused, format!("{start}2 ranks cannot share one terminal: use --nproc 1\n"));
+    let refused = refuse(&["--raw", "--log-dir=logs"]);
+    assert!(refused.starts_with(&format!("{start}--log-dir writes to a file what is shown")));
+    let refused = refuse(&["--raw", "--hosts=localhost:1"]);
+    assert!(refused.contains("raw (flag --raw) with a list of hosts"), "{refused}");
+}
+
+#[test]
+fn raw_passes_any_stdin_through() {
+    let mut job = Job::new(1).flag("--raw");
+    job.command.stdin(Stdio::from(File::open("/proc/version").unwrap()));
+    let run = job.words(["cat"]).run();
+    assert_eq!(run.stdout, fs::read_to_string("/proc/version").unwrap());
+    assert_eq!(run.code, 0, "{}", run.stderr);
+}
+
+/// A rank that tells its launcher how far it is, and waits.
+const REPORT: &str = "printf '{\"label\":\"epoch 3\",\"position\":%d,\"length\":40,\"rate\":9.5}\\n' \
+                      $((7 - RANK)) > /proc/self/fd/$BRIGADE_PROGRESS_FD; \
+                      until [ -e $DIR/go ]; do sleep 0.02; done; echo line of $RANK";
+
+#[test]
+fn a_live_line_stands_below_the_lines_of_the_ranks() {
+    let _limit = TimeLimit::new("a live line", LIMIT);
+    let folder = tempfile::tempdir().unwrap();
+    for flags in [&["--nproc=2"][..], &["--hosts=localhost:2", "--prefix=[${rank}] "]] {
+        let go = folder.path().join("go");
+        let _ = fs::remove_file(&go);
+        let mut command = Command::new(BRIGADE);
+        command.arg("launch").args(flags).args(["--color=never", "--env"]);
+        command.arg(format!("DIR={}", folder.path().display())).args(["sh", "-c", REPORT]);
+        command.env("BRIGADE_CONFIG", "/dev/null").env("TERM", "xterm");
+        let mut person = Person::answering(command);
+        person.expect(
+            "epoch 3: 7/40 (18 %), 9.50 it/s, 00:03 left | 2 ranks 19.0 it/s, slowest rank 1: 6/40",
+        );
+        fs::write(&go, "").unwrap();
+        let (code, mut lines) = person.screen();
+        lines.sort();
+        assert_eq!(code, 0);
+        // The line is gone, and has torn none.
+        assert_eq!(lines, ["[0] line of 0", "[1] line of 1"], "{flags:?}");
+    }
+}
+
+#[test]
+fn a_quiet_launcher_and_a_file_have_no_live_line() {
+    let script = "for i in 1 2 3; do printf '\\rtrain: %d0%%|#  | %d/10 [00:01<00:05, 2.00it/s]' $i $i >&2; \
+                  done; printf '\\n' >&2; echo out";
+    let run = Job::new(2).sh(script).run();
+    let mut lines: Vec<&str> = run.stderr.lines().collect();
+    lines.sort_unstable();
+    let last = |rank| format!("[{rank}] train: 30%|#  | 3/10 [00:01<00:05, 2.00it/s]");
+    assert_eq!(lines, [last(0), last(1)], "a bar is its last state");
+    let run = Job::new(1).flag("--quiet").sh(script).run();
+    assert_eq!(run.stderr.matches("[0] train: ").count(), 3, "{:?}", run.stderr);
+
+    // A log file has each byte.
+    let logged = Logged::new(2, &[], script);
+    let text = fs::read_to_string(logged.attempt().join("0/stderr.log")).unwrap();
+    assert_eq!(text.matches("\rtrain: ").count(), 3, "{text:?}");
+}
+
+#[test]
+fn reports_that_are_none_do_no_harm() {
+    let script = "exec 2>/proc/self/fd/$BRIGADE_PROGRESS_FD; i=0; \
+                  while [ $i -lt 200 ]; do echo '{\"position\":-1,\"label\":7}' >&2; \
+                  head -c 5000 /dev/zero >&2; i=$((i + 1)); done; echo alive";
+    let run = Job::new(2).sh(script).run();
+    assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+    assert_eq!(run.stdout.matches("alive").count(), 2);
+}
+
+const LIMIT: Duration = Duration::from_secs(100);

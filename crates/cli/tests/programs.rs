@@ -3,97 +3,12 @@
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 mod job;
+mod work;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 
 use job::{Job, Run};
-use tempfile::TempDir;
-
-/// A folder to start a job in.
-struct Work(TempDir);
-
-impl Work {
-    fn new(files: &[(&str, &str)]) -> Self {
-        let work = Self(tempfile::tempdir().unwrap());
-        for (name, text) in files {
-            let path = work.path().join(name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        work
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    fn allow(&self, name: &str) {
-        let path = self.path().join(name);
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
-    }
-
-    fn job(&self, nproc: usize) -> Job {
-        let mut job = Job::new(nproc);
-        job.command.current_dir(self.path()).env_remove("PYTHON_EXEC");
-        job
-    }
-
-    fn run(&self, nproc: usize, words: &[&str]) -> Run {
-        self.job(nproc).words(words.iter().copied()).run()
-    }
-}
-
-/// Whether there is a Python; says so where there is none.
-fn python() -> bool {
-    let there = std::process::Command::new("python3").arg("--version").output().is_ok();
-    if !there {
-        eprintln!("skipped: python3 is not installed");
-    }
-    there
-}
-
-const SCRIPT: &str = "#!/bin/sh\n''''exec echo shell \"$@\" # '''\n\
-                      import os, sys\n\
-                      print('python', sys.argv, os.environ['RANK'])\n\
-                      os._exit(0)\n";
-
-#[test]
-fn a_script_is_given_to_python_unbuffered() {
-    if !python() {
-        return;
-    }
-    // `os._exit` would lose what is still in a buffer.
-    let work = Work::new(&[("train.py", SCRIPT)]);
-    let run = work.run(2, &["train.py", "--lr", "0.1"]);
-    for rank in 0..2 {
-        let line = format!("python ['train.py', '--lr', '0.1'] {rank}");
-        assert_eq!(run.lines_of(rank), [line.as_str()], "{}", run.stderr);
-    }
-    // Also when it could be started as it is, unless it is to be.
-    work.allow("train.py");
-    assert_eq!(work.run(1, &["./train.py"]).stdout, "[0] python ['./train.py'] 0\n");
-    assert_eq!(work.run(1, &["--no-python", "./train.py", "x"]).stdout, "[0] shell x\n");
-}
-
-#[test]
-fn a_module_is_given_to_python() {
-    if !python() {
-        return;
-    }
-    let work = Work::new(&[
-        ("pkg/__init__.py", ""),
-        ("pkg/train.py", "import sys; print(__name__, __package__, sys.argv[1:])"),
-    ]);
-    for flag in ["-m", "--module"] {
-        let run = work.run(1, &[flag, "pkg.train", "-m", "x"]);
-        assert_eq!(run.stdout, "[0] __main__ pkg ['-m', 'x']\n", "{}", run.stderr);
-    }
-    let run = work.run(1, &["-m", "pkg.nothing"]);
-    assert_eq!(run.code, 1);
-    assert!(run.stderr.contains("No module named pkg.nothing"), "{}", run.stderr);
-}
+use work::Work;
 
 #[test]
 fn which_python() {

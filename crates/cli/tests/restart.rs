@@ -5,8 +5,8 @@
 mod job;
 
 use std::fs;
-use std::path::Path;
 
+use brigade_launch::events::{CauseKind, EventLine, JobEvent};
 use brigade_world::ErrorRecord;
 use job::Job;
 use nix::sys::signal::Signal;
@@ -100,15 +100,13 @@ fn a_user_who_stops_the_job_gets_no_restart() {
 
 #[test]
 fn a_launcher_killed_at_any_moment_of_a_restart_leaves_nothing() {
-    let seed = job::seed();
-    println!("BRIGADE_TEST_SEED={seed}");
-    let mut random = job::Random::new(seed);
+    let mut random = brigade_suite::random();
     // Attempts come and go as fast as they can.
     let script = "touch $DIR/$TORCHELASTIC_RESTART_COUNT-$RANK; setsid sleep 1000 & \
                   [ $RANK = 0 ] && exit 1; sleep 1000";
     for _ in 0..20 {
-        let attempt = random.below(8);
-        let spin = random.below(2_000_000);
+        let attempt = random.usize(..8);
+        let spin = random.u64(..2_000_000);
         println!("killed after {spin} turns in attempt {attempt}");
         let job = Job::new(2).flag("--max-restarts=100000").sh(script).start();
         job.wait_for(&format!("{attempt}-0"));
@@ -250,61 +248,119 @@ fn what_codes_and_signals_mean() {
     }
 }
 
+/// The events in a file of a job's folder.
+fn events(run: &job::Run, name: &str) -> Vec<JobEvent> {
+    let text = fs::read_to_string(run.folder.path().join(name)).unwrap();
+    let lines: Vec<EventLine> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(lines.iter().all(|line| line.version == 1 && line.job == lines[0].job), "{text}");
+    lines.into_iter().map(|line| line.event).collect()
+}
+
+/// The places of those in an attempt that some event tells, in order.
+fn told(
+    events: &[JobEvent],
+    which: impl Fn(&JobEvent) -> Option<(u32, usize, Option<i32>)>,
+) -> Vec<(u32, usize, Option<i32>)> {
+    let mut told: Vec<_> = events.iter().filter_map(which).collect();
+    told.sort_unstable();
+    told
+}
+
 #[test]
-fn a_rank_that_runs_out_of_memory() {
-    let Some(group) = MemoryGroup::of_64_mib() else { return };
-    // The shell's child is killed by the kernel and takes its shell along.
-    let script = "head -c 100000000 /dev/zero | tail; exit $?";
-    let inside =
-        format!("echo $$ > {}; exec \"$0\" \"$@\"", group.0.join("cgroup.procs").display());
-    let mut job = Job::new(1).sh(script);
-    let launch: Vec<_> = job.command.get_args().map(ToOwned::to_owned).collect();
+fn events_tell_of_each_rank_of_causes_and_of_restarts() {
+    let script = "touch $DIR/$TORCHELASTIC_RESTART_COUNT-$RANK; \
+                  until [ -e $DIR/$TORCHELASTIC_RESTART_COUNT-0 ]; do :; done; \
+                  [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; \
+                  [ $RANK = 1 ] && echo no luck >&2 && exit 3; exec sleep 1000";
+    let job = Job::new(2).flag("--max-restarts=1");
+    let path = job.folder().join("job.jsonl");
+    let run = job.flag("--events").flag(path.to_str().unwrap()).sh(script).run();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let events = events(&run, "job.jsonl");
+    let kinds: Vec<&str> = events
+        .iter()
+        .map(|event| match event {
+            JobEvent::Join { nproc: 2, .. } => "join",
+            JobEvent::Attempt { world_size: 2, hosts, .. } if hosts.len() == 1 => "attempt",
+            JobEvent::Start { pid: 2.., .. } => "start",
+            JobEvent::Exit { .. } => "exit",
+            JobEvent::Cause(_) => "cause",
+            JobEvent::Restart { attempt: 0, restarts: 1, max_restarts: 1 } => "restart",
+            JobEvent::End { code: 0 } => "end",
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let first = ["join", "attempt", "start", "start", "exit", "exit", "cause", "restart"];
+    let second = ["attempt", "start", "start", "exit", "exit", "end"];
+    assert_eq!(kinds, [&first[..], &second].concat());
+    let started = told(&events, |event| match event {
+        JobEvent::Start { attempt, rank, .. } => Some((*attempt, *rank, None)),
+        _ => None,
+    });
+    assert_eq!(started, [(0, 0, None), (0, 1, None), (1, 0, None), (1, 1, None)]);
+    let ended = told(&events, |event| match event {
+        JobEvent::Exit { attempt, rank, code, signal, .. } => {
+            assert_eq!(code.is_none(), signal.as_deref() == Some("SIGTERM"));
+            Some((*attempt, *rank, *code))
+        }
+        _ => None,
+    });
+    assert_eq!(ended, [(0, 0, None), (0, 1, Some(3)), (1, 0, Some(0)), (1, 1, Some(0))]);
+    let cause = events.iter().find_map(|event| match event {
+        JobEvent::Cause(cause) => Some(cause),
+        _ => None,
+    });
+    let cause = cause.unwrap();
+    assert_eq!((cause.cause, cause.attempt), (CauseKind::RankFailed, Some(0)));
+    assert_eq!((cause.rank, cause.code), (Some(1), Some(3)));
+    assert!(cause.message.ends_with("failed: exit code 3"), "{}", cause.message);
+    assert_eq!(cause.last_lines, ["no luck"]);
+}
+
+#[test]
+fn events_of_a_descriptor_stay_with_the_launcher() {
+    // The shell opens it; ranks must not have it, or a reader would wait for their end.
+    let script = format!(
+        "exec '{}' launch --nproc 2 --events fd:7 sh -c '[ ! -e /proc/self/fd/7 ]' 7>$DIR/job.jsonl",
+        job::BRIGADE
+    );
     let mut shell = std::process::Command::new("sh");
-    shell.args(["-c", &inside, job::BRIGADE]).args(launch);
-    for (name, value) in job.command.get_envs() {
-        match value {
-            Some(value) => shell.env(name, value),
-            None => shell.env_remove(name),
-        };
-    }
-    shell.stdin(std::process::Stdio::null());
-    shell.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-    job.command = shell;
-    let run = job.run();
-    assert_eq!(run.code, 137, "{}", run.stderr);
+    shell.args(["-c", &script]).env("BRIGADE_CONFIG", "/dev/null");
+    let run = Job::of(shell).run();
+    assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+    let events = events(&run, "job.jsonl");
+    assert!(matches!(events.last(), Some(JobEvent::End { code: 0 })), "{events:?}");
+
+    let run = Job::new(1).flag("--events=fd:93").words(["true"]).run();
+    assert_eq!(run.code, 1);
     assert!(
-        run.stderr.contains("brigade: memory ran out: the kernel has killed"),
+        run.stderr.starts_with(
+            "brigade: cannot write events to fd:93 (--events): descriptor 93 is not open"
+        ),
         "{}",
         run.stderr
     );
 }
 
-/// A control group with a limit on memory, where this system lets the test make one.
-struct MemoryGroup(std::path::PathBuf);
-
-impl MemoryGroup {
-    fn of_64_mib() -> Option<Self> {
-        for (root, limit) in
-            [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")]
-        {
-            let path = Path::new(root).join(format!("brigade-test-{}", std::process::id()));
-            if Path::new(root).join("cgroup.procs").exists() && fs::create_dir(&path).is_ok() {
-                let group = Self(path);
-                let swap = fs::write(group.0.join("memory.swap.max"), "0");
-                if fs::write(group.0.join(limit), "67108864").is_ok()
-                    && (swap.is_ok() || root.ends_with("memory"))
-                {
-                    return Some(group);
-                }
-            }
-        }
-        eprintln!("skipped: this system lets the test make no control group with a memory limit");
-        None
-    }
-}
-
-impl Drop for MemoryGroup {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.0);
-    }
+#[test]
+fn a_reader_of_events_that_is_gone_does_not_end_the_job() {
+    let script = format!(
+        "'{}' launch --nproc 2 --events fd:7 sh -c 'until [ -e $DIR/go ]; do :; done' \
+         7>&1 >$DIR/out 2>$DIR/err | {{ read -r line; echo \"$line\" > $DIR/first; exec 0<&-; touch $DIR/go; }}",
+        job::BRIGADE
+    );
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", &script]).env("BRIGADE_CONFIG", "/dev/null");
+    let run = Job::of(shell).run();
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let read = |name: &str| fs::read_to_string(run.folder.path().join(name)).unwrap();
+    assert!(read("first").contains("\"event\":\"join\""), "{}", read("first"));
+    let said = read("err");
+    assert_eq!(
+        said.matches("no more events are written to fd:7 (--events): ").count(),
+        1,
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
 }

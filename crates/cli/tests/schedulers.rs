@@ -1,5 +1,4 @@
 //! Programs and launchers under real schedulers: Slurm and Open MPI, on two hosts in namespaces.
-//! Skipped where they are not installed (`cargo xtask schedulers`) or the test is not root.
 
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
@@ -11,33 +10,25 @@ use std::path::Path;
 
 use brigade_world::World;
 use brigade_world::scheduler::expand_hosts;
-use cluster::{Cluster, Run, missing};
+use cluster::{Cluster, Run};
 
-const SLURM: [&str; 6] = ["slurmctld", "slurmd", "munged", "srun", "sbatch", "salloc"];
-
-/// True where this test cannot run; says why.
-fn skipped(programs: &[&str]) -> bool {
-    let reason = missing(programs);
-    if let Some(reason) = &reason {
-        eprintln!("skipped: {reason}");
-    }
-    reason.is_some()
+brigade_suite::suite! {
+    part prints_its_place;
+    needs Slurm:
+        programs_under_slurm,
+        launchers_under_slurm,
+        the_emitted_script_runs,
+        clusters_end_with_their_test;
+    needs OpenMpi: programs_under_open_mpi;
+    needs Slurm OpenMpi: open_mpi_inside_slurm;
 }
 
 /// The program that schedulers start: this test program, which prints its place.
-fn place() -> [String; 6] {
+fn place() -> [String; 3] {
     let program = std::env::current_exe().unwrap().to_str().unwrap().to_owned();
-    let flags = ["--exact", "prints_its_place", "--include-ignored", "--nocapture", "--quiet"];
-    let mut words = [const { String::new() }; 6];
-    words[0] = program;
-    for (word, flag) in words[1..].iter_mut().zip(flags) {
-        flag.clone_into(word);
-    }
-    words
+    [program, "--part".to_owned(), "prints_its_place".to_owned()]
 }
 
-#[test]
-#[ignore = "is what the tests below start"]
 fn prints_its_place() {
     let line = match World::from_env() {
         Err(error) => format!("\nplace: error: {error}\n"),
@@ -70,11 +61,7 @@ fn placed(run: &Run) -> Vec<String> {
     run.lines().iter().filter_map(|line| line.strip_prefix("place: ")).map(str::to_owned).collect()
 }
 
-#[test]
 fn programs_under_slurm() {
-    if skipped(&SLURM) {
-        return;
-    }
     let cluster = Cluster::slurm();
     let across = [
         "rank 0 of 3, 0 of 2 on host 0 of 2, node1, its own port",
@@ -107,11 +94,7 @@ fn programs_under_slurm() {
     }
 }
 
-#[test]
 fn launchers_under_slurm() {
-    if skipped(&SLURM) {
-        return;
-    }
     let cluster = Cluster::slurm();
     let shell = ["sh", "-c", "echo $RANK of $WORLD_SIZE"];
     let launch = |words: &str| {
@@ -151,11 +134,7 @@ fn launchers_under_slurm() {
     assert!(run.stderr.contains("note: this Slurm job has 2 hosts"), "{}", run.stderr);
 }
 
-#[test]
 fn the_emitted_script_runs() {
-    if skipped(&SLURM) {
-        return;
-    }
     let cluster = Cluster::slurm();
     let emit = "brigade launch --nproc 2 --emit slurm --nnodes 1 --cpus-per-node 2 --time-limit 90m \
                 --job-name hard --env NOTE=it's";
@@ -213,17 +192,8 @@ fn the_emitted_script_runs() {
     assert_eq!(code, 7, "{output}");
 }
 
-#[test]
 fn programs_under_open_mpi() {
-    if skipped(&["mpirun"]) {
-        return;
-    }
     let cluster = Cluster::bare();
-    let version = cluster.run(&["mpirun", "--version"]);
-    if !version.stdout.contains("Open MPI) 4") {
-        eprintln!("skipped: mpirun is not Open MPI 4: {}", version.stdout);
-        return;
-    }
     assert_eq!(
         places(&cluster, "mpirun -np 2 --oversubscribe"),
         [
@@ -271,11 +241,7 @@ fn programs_under_open_mpi() {
     assert_eq!(run.code, 2);
 }
 
-#[test]
 fn open_mpi_inside_slurm() {
-    if skipped(&[&SLURM[..], &["mpirun"]].concat()) {
-        return;
-    }
     let cluster = Cluster::slurm();
     // mpirun starts its helper on node2 as a task of one in a step of its own.
     assert_eq!(
@@ -289,11 +255,7 @@ fn open_mpi_inside_slurm() {
 }
 
 /// Nothing of a cluster is left, not even when its test is killed.
-#[test]
 fn clusters_end_with_their_test() {
-    if skipped(&[]) {
-        return;
-    }
     let folder = {
         let cluster = Cluster::bare();
         let run = cluster.run(&["sh", "-c", "cat /etc/hosts; ip -brief addr show br0"]);

@@ -9,7 +9,7 @@ use std::path::Path;
 use keys::Keys;
 
 use crate::error::ConfigError;
-use crate::layer::{ENV_PREFIX, Layer};
+use crate::layer::{ENV_PREFIX, Layer, PLUGIN_PREFIX};
 use crate::source::Source;
 use crate::suggest;
 use crate::value::Raw;
@@ -42,8 +42,9 @@ pub struct Row {
 /// What becomes of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// These settings, by name and value; a variable for the ranks as `env.NAME`.
-    Becomes(Vec<(&'static str, String)>),
+    /// These settings, by name and value; a variable for the ranks as `env.NAME`, an argument of a
+    /// plugin as `accelerate.NAME`.
+    Becomes(Vec<(String, String)>),
     /// It asks for nothing, or for what is the case anyway.
     Nothing,
     /// It has no effect in Accelerate either: why.
@@ -114,9 +115,12 @@ impl Import {
         match &fate {
             Fate::Becomes(settings) => {
                 for (name, text) in settings {
-                    match name.strip_prefix(ENV_PREFIX) {
-                        Some(name) => self.layer.set_env(name, text, source.clone())?,
-                        None => self.layer.set(name, text, source.clone())?,
+                    if let Some(name) = name.strip_prefix(ENV_PREFIX) {
+                        self.layer.set_env(name, text, source.clone())?;
+                    } else if let Some(name) = name.strip_prefix(PLUGIN_PREFIX) {
+                        self.layer.keep_plugin(name, text.clone(), source.clone());
+                    } else {
+                        self.layer.set(name, text, source.clone())?;
                     }
                 }
             }

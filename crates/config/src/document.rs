@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::file::VERSION;
-use crate::settings::{ENV, Setting, Settings, TABLE, TABLES};
+use crate::settings::{ACCELERATE, ENV, Setting, Settings, TABLE, TABLES};
 
 /// The text of a settings file.
 ///
@@ -42,12 +42,15 @@ pub fn write(settings: &Settings, heading: &str) -> String {
             line(&mut text, &format!("{} = {value}", setting.name));
         }
     }
-    if !settings.env.is_empty() {
+    for (table, rows) in [(ACCELERATE, &settings.accelerate), (ENV, &settings.env)] {
+        if rows.is_empty() {
+            continue;
+        }
         line(&mut text, "");
-        comment(&mut text, ENV.meaning.trim_start());
-        line(&mut text, "[env]");
+        comment(&mut text, table.meaning.trim_start());
+        line(&mut text, &format!("[{}]", table.name));
         // A table of one entry quotes what needs it, names as well as values.
-        for (name, value) in &settings.env {
+        for (name, value) in rows {
             let row: toml::Table = [(name.clone(), value.clone().into())].into_iter().collect();
             text.push_str(&row.to_string());
         }
@@ -158,6 +161,9 @@ mod tests {
             it if it.starts_with("a whole number") => {
                 (0_usize..99).prop_map(|it| it.to_string()).boxed()
             }
+            it if it.starts_with("a port from 1") => {
+                (1_u16..9, 0_u16..9).prop_map(|(a, b)| format!("{a}-{}", a + b)).boxed()
+            }
             it if it.starts_with("a port") => any::<u16>().prop_map(|it| it.to_string()).boxed(),
             it if it.starts_with("a number of hosts") => {
                 (1_usize..9, 0_usize..9).prop_map(|(a, b)| format!("{a}:{}", a + b)).boxed()
@@ -183,8 +189,14 @@ mod tests {
             .map(|it| (Just(it.name), proptest::option::of(any_text(it.expected))))
             .collect();
         let env = proptest::collection::btree_map("[A-Z][A-Z_. ]{0,8}X", "[ -~é\n\t]{0,12}", 0..4);
-        (each, env).prop_map(|(each, env)| {
-            let mut settings = Settings { env, ..Settings::default() };
+        let texts = ["fsdp-auto-wrap-policy", "deepspeed-config-file", "zero3-init-flag"];
+        let accelerate = proptest::collection::btree_map(
+            proptest::sample::select(texts.map(str::to_owned).to_vec()),
+            "[ -~é\n\t]{0,12}",
+            0..4,
+        );
+        (each, env, accelerate).prop_map(|(each, env, accelerate)| {
+            let mut settings = Settings { env, accelerate, ..Settings::default() };
             for (name, text) in each {
                 if let Some(text) = text {
                     assert!(settings.set(name, &text), "{name} {text:?}");

@@ -8,7 +8,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::error::ConfigError;
 use crate::layer::Layer;
-use crate::settings::{ENV, Setting, TABLES};
+use crate::settings::{ACCELERATE, ENV, Setting, TABLES};
 use crate::source::Source;
 use crate::suggest;
 use crate::value::Raw;
@@ -47,10 +47,12 @@ pub fn read(path: &Path, text: &str) -> Result<Layer, ConfigError> {
         };
         if name == ENV.name {
             read_env(&lines, table, &mut layer)?;
+        } else if name == ACCELERATE.name {
+            read_plugins(&lines, table, &mut layer)?;
         } else if TABLES.iter().any(|it| it.name == name) {
             read_table(&lines, &name, table, &mut layer)?;
         } else {
-            let tables = TABLES.iter().map(|it| it.name).chain([ENV.name]);
+            let tables = TABLES.iter().map(|it| it.name).chain([ACCELERATE.name, ENV.name]);
             let hint = suggest::closest(&name, tables)
                 .map_or_else(String::new, |it| format!(": did you mean [{it}]?"));
             return Err(ConfigError::UnknownKey { at, key: key.get_ref().to_string(), hint });
@@ -124,6 +126,23 @@ fn read_table(
             }
             Some(_) => layer.read(&name, &raw(value.get_ref()), at)?,
         }
+    }
+    Ok(())
+}
+
+fn read_plugins(
+    lines: &Lines<'_>,
+    table: &DeTable<'_>,
+    layer: &mut Layer,
+) -> Result<(), ConfigError> {
+    for (key, value) in in_order(table) {
+        let (at, name) = (lines.source(key), normal(key.get_ref()));
+        let text = match raw(value.get_ref()) {
+            Raw::Text(text) => text,
+            value @ (Raw::Integer(_) | Raw::Float(_) | Raw::Bool(_)) => value.shown(),
+            other => return Err(ConfigError::wrong(at, &name, other.shown(), "a text")),
+        };
+        layer.set_plugin(&name, &text, at)?;
     }
     Ok(())
 }

@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 
 use brigade_world::env;
 
 use crate::error::{ConfigError, fault};
+use crate::plugins::{ARGUMENTS, PluginArgument};
 use crate::settings::{Setting, Settings, TABLE};
 use crate::source::Source;
+use crate::suggest;
 use crate::value::Raw;
 
 /// Settings with the source of each.
@@ -30,7 +33,8 @@ pub struct Layer {
     pub settings: Settings,
     /// What there is to say about them.
     pub notes: Vec<Note>,
-    /// By name; a variable for the ranks as `env.NAME`.
+    /// By name; a variable for the ranks as `env.NAME`, an argument of Accelerate's plugins as
+    /// `accelerate.NAME`.
     sources: BTreeMap<String, Source>,
 }
 
@@ -118,10 +122,56 @@ impl Layer {
         Err(ConfigError::Variable { source_of: source, name: name.to_owned(), reason })
     }
 
-    /// Where a setting, or a variable as `env.NAME`, was set; `None` where it was not.
+    /// Sets an argument of Accelerate's plugins.
+    ///
+    /// Errors when there is no such argument, or its value is not what it expects.
+    pub fn set_plugin(
+        &mut self,
+        name: &str,
+        text: &str,
+        source: Source,
+    ) -> Result<(), ConfigError> {
+        let Some(argument) = PluginArgument::named(name) else {
+            let hint = suggest::closest(name, ARGUMENTS.iter().map(|it| it.name))
+                .map_or_else(String::new, |it| format!(": did you mean `{it}`?"));
+            return Err(ConfigError::UnknownKey { at: source, key: name.to_owned(), hint });
+        };
+        match argument.parse(text) {
+            Ok(value) => {
+                self.keep_plugin(name, value, source);
+                Ok(())
+            }
+            Err(wrong) => Err(ConfigError::Value {
+                source_of: source,
+                name: name.to_owned(),
+                found: format!("`{text}`"),
+                wrong,
+            }),
+        }
+    }
+
+    pub(crate) fn keep_plugin(&mut self, name: &str, value: String, source: Source) {
+        self.settings.accelerate.insert(name.to_owned(), value);
+        self.mark(&format!("{PLUGIN_PREFIX}{name}"), source);
+    }
+
+    /// Forgets an argument of Accelerate's plugins.
+    pub(crate) fn reset_plugin(&mut self, name: &str) {
+        self.settings.accelerate.remove(name);
+        self.sources.remove(&format!("{PLUGIN_PREFIX}{name}"));
+    }
+
+    /// Where a setting was set, or a variable as `env.NAME`, or an argument of Accelerate's plugins as
+    /// `accelerate.NAME`; `None` where it was not.
     #[must_use]
     pub fn source(&self, name: &str) -> Option<&Source> {
         self.sources.get(name)
+    }
+
+    /// Some value is from this file.
+    #[must_use]
+    pub fn has_source_in(&self, file: &Path) -> bool {
+        self.sources.values().any(|it| matches!(it, Source::File { path, .. } if path == file))
     }
 
     /// Somebody, not a default, has set it.
@@ -167,6 +217,8 @@ impl Layer {
 
 /// Before the names of variables among the sources.
 pub(crate) const ENV_PREFIX: &str = "env.";
+/// Before the names of arguments of Accelerate's plugins among the sources.
+pub(crate) const PLUGIN_PREFIX: &str = "accelerate.";
 
 #[cfg(test)]
 mod tests {

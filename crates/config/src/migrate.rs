@@ -67,7 +67,7 @@ pub fn rewrite(path: &Path, text: &str) -> Result<Option<Migration>, ConfigError
 fn change(row: &accelerate::Row) -> String {
     let became = match &row.fate {
         Fate::Becomes(settings) => {
-            let words = |(name, value): &(&str, String)| format!("{name} = {value}");
+            let words = |(name, value): &(String, String)| format!("{name} = {value}");
             settings.iter().map(words).collect::<Vec<_>>().join(", ")
         }
         Fate::Nothing => "nothing: it is so anyway".to_owned(),

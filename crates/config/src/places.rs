@@ -85,7 +85,7 @@ fn own(variables: &Variables) -> Option<PathBuf> {
 }
 
 /// `$HF_HOME/accelerate/default_config.yaml`, by default in `~/.cache/huggingface`.
-fn accelerate_default(variables: &Variables) -> Option<PathBuf> {
+pub(crate) fn accelerate_default(variables: &Variables) -> Option<PathBuf> {
     let folder = variables.value("HF_HOME").map(PathBuf::from).or_else(|| {
         let cache = absolute(variables, "XDG_CACHE_HOME")
             .or_else(|| Some(absolute(variables, "HOME")?.join(".cache")))?;

@@ -5,8 +5,10 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use brigade_launch::events::EventsTarget;
 use brigade_launch::{
-    BindMode, Color, DeviceList, LineFilter, LocalRanks, NodeRange, NprocSpec, Prefix, StreamModes,
+    BindMode, Color, DeviceList, LineFilter, LocalRanks, NodeRange, NprocSpec, PortRange, Prefix,
+    StreamModes,
 };
 
 use crate::value::{
@@ -98,9 +100,11 @@ macro_rules! settings {
             )*)*
             /// Variables for every rank.
             pub env: BTreeMap<String, String>,
+            /// Arguments of Accelerate's plugins, by name.
+            pub accelerate: BTreeMap<String, String>,
         }
 
-        /// Every setting but `env`, in the order in which a file has them.
+        /// Every setting but `env` and `accelerate`, in the order in which a file has them.
         pub const TABLE: &[Setting] = &[$($(
             Setting {
                 name: $name,
@@ -116,7 +120,7 @@ macro_rules! settings {
             },
         )*)*];
 
-        /// Every table of a settings file but `env`, in order.
+        /// Every table of a settings file but `env` and `accelerate`, in order.
         pub const TABLES: &[Table] = &[$(
             Table { name: $table, meaning: concat!($($table_meaning,)*) },
         )*];
@@ -173,12 +177,13 @@ macro_rules! settings {
                 }
             }
 
-            /// Takes what is set in `upper` and keeps the rest; `env` variable by variable.
+            /// Takes what is set in `upper` and keeps the rest; `env` and `accelerate` name by name.
             pub(crate) fn overlay(&mut self, upper: Self) {
                 $($(
                     self.$field = upper.$field.or(self.$field.take());
                 )*)*
                 self.env.extend(upper.env);
+                self.accelerate.extend(upper.accelerate);
             }
         }
     };
@@ -257,6 +262,9 @@ settings! {
         /// Name or address under which the other hosts reach this one
         local_addr: String = "local-addr" "HOST"
             env "PET_LOCAL_ADDR";
+        /// Port on host 0 for the ranks' own meeting, MASTER_PORT, or FIRST-LAST: what a firewall
+        /// lets through [default: a free port for each attempt]
+        store_port: PortRange = "store-port" "PORT";
     }
 
     /// How hosts find each other where they may join and leave.
@@ -326,6 +334,13 @@ settings! {
         /// Colour each rank's prefix: auto (on a terminal), always, never
         color: Color = "color" "WHEN"
             default "auto";
+        /// Write what happens to the job (ranks that start and end, causes, restarts) as JSON lines to
+        /// the end of this file, or to an inherited descriptor; docs/events.md has the format
+        events: EventsTarget = "events" "FILE|fd:N";
+        /// Pass the terminal through to the only rank of this host, as if it were started without a
+        /// launcher: progress bars, a debugger, input from the keyboard; --no-raw never does [default:
+        /// where the job has one rank and a terminal]
+        raw: bool = "raw" "BOOL";
         /// Say nothing but what the ranks print, unless the job fails
         quiet: bool = "quiet" "BOOL"
             default "false";
@@ -360,6 +375,12 @@ settings! {
     }
 }
 
+/// Arguments of `accelerate launch` that are no settings.
+pub(crate) const ACCELERATE: Table = Table {
+    name: "accelerate",
+    meaning: " Arguments of `accelerate launch` for FSDP, DeepSpeed and axes of parallelism, for Python \
+              programs that use Accelerate.",
+};
 /// The last table: variables for the ranks.
 pub(crate) const ENV: Table = Table { name: "env", meaning: " Variables for every rank." };
 

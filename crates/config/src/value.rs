@@ -5,6 +5,8 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use indexmap::IndexMap;
+
 pub use choice::{Backend, DynamoBackend, DynamoMode, Precision};
 pub use foreign::HostList;
 
@@ -65,8 +67,8 @@ pub enum Raw {
     Bool(bool),
     /// Values in brackets.
     List(Vec<Self>),
-    /// Keys and values.
-    Table(BTreeMap<String, Self>),
+    /// Keys and values, in the order of the file where it is one of Accelerate's.
+    Table(IndexMap<String, Self>),
     /// YAML's and JSON's word for nothing.
     Null,
     /// What no setting is: a date, a number beyond measure.

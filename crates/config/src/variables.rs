@@ -7,6 +7,7 @@ use brigade_world::env;
 
 use crate::error::ConfigError;
 use crate::layer::Layer;
+use crate::places::accelerate_default;
 use crate::settings::{Setting, TABLE};
 use crate::source::Source;
 use crate::suggest;
@@ -27,6 +28,13 @@ impl Variables {
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&OsString> {
         self.0.get(name).filter(|value| !value.is_empty())
+    }
+
+    /// Whether something was set in the file that `accelerate config` has written where Accelerate looks
+    /// for it: of that file nobody has asked Brigade to read it.
+    #[must_use]
+    pub fn is_accelerates_default(&self, source: &Source) -> bool {
+        matches!(source, Source::File { path, .. } if Some(path) == accelerate_default(self).as_ref())
     }
 
     /// The settings that they say.
@@ -84,6 +92,7 @@ impl Variables {
             let is_known = known.contains(name)
                 || TABLE.iter().any(|it| it.variables.contains(&name.as_str()))
                 || OTHERS.contains(&name.as_str())
+                || OF_TESTS.iter().any(|start| name.starts_with(start))
                 || env::TABLE.iter().any(|it| it.name == name);
             let word = name.trim_start_matches(OURS).to_ascii_lowercase();
             let meant = suggest::closest(&word, TABLE.iter().map(|it| it.name));
@@ -101,11 +110,23 @@ impl<'a> FromIterator<(&'a str, &'a str)> for Variables {
     }
 }
 
+/// The variables of Brigade's that are for the launcher. The ranks do not get them: a launcher that
+/// a rank starts would else start on the same hosts again, or look for a file that is not there.
+#[must_use]
+pub fn of_the_launcher() -> Vec<String> {
+    let settings = TABLE.iter().map(Setting::variable);
+    let theirs = TABLE.iter().flat_map(|it| it.variables.iter().copied());
+    let ours = theirs.chain(OTHERS).filter(|name| name.starts_with(OURS)).map(str::to_owned);
+    settings.chain(ours).collect()
+}
+
 /// Which file to read.
 pub(crate) const CONFIG: &str = "BRIGADE_CONFIG";
 const OURS: &str = "BRIGADE_";
 /// Ours, but no settings: nothing shows their values, and no file can hold them.
 const OTHERS: [&str; 3] = [CONFIG, env::BRIGADE_RDZV_SECRET, env::BRIGADE_ETCD_PASSWORD];
+/// How the names of what Brigade's own tests read begin.
+const OF_TESTS: [&str; 2] = ["BRIGADE_TEST_", "BRIGADE_REQUIRE"];
 const CPU_AFFINITY: &str = "ACCELERATE_CPU_AFFINITY";
 pub(crate) const BIND_OF_AFFINITY: &str = "numa";
 
@@ -190,6 +211,8 @@ mod tests {
             ("BRIGADE_RDZV_SECRET", "known to the job"),
             ("BRIGADE_ETCD_PASSWORD", "known to etcd"),
             ("BRIGADE_X", "1"),
+            ("BRIGADE_REQUIRE", "hosts"),
+            ("BRIGADE_TEST_ETCD", "1"),
         ]);
         let notes: Vec<String> = notes.unwrap().notes.iter().map(ToString::to_string).collect();
         assert_eq!(

@@ -18,8 +18,6 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use tempfile::TempDir;
 
-use crate::Unavailable;
-
 /// A file system in memory, which can be slow and frozen.
 ///
 /// It is mounted for the thread that makes it and for what that thread starts from then on, and for
@@ -34,25 +32,23 @@ pub struct Disk {
 impl Disk {
     /// Mounts one.
     ///
-    /// # Errors
-    /// This machine has no FUSE, or this process may not mount.
-    ///
     /// # Panics
-    /// There is no folder for it.
-    pub fn mount() -> Result<Self, Unavailable> {
-        let refused = |reason: String| Unavailable::NoFeature { feature: "FUSE", reason };
-        unshare(CloneFlags::CLONE_NEWNS).map_err(|error| refused(error.to_string()))?;
+    /// When this machine has no FUSE, or this process may not mount: tests that use it name
+    /// `brigade_suite::Need::Fuse`.
+    #[must_use]
+    pub fn mount() -> Self {
+        unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace for this thread");
         let none: Option<&str> = None;
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
-            .map_err(|error| refused(error.to_string()))?;
+            .expect("mounts that are nobody else's");
         let folder = tempfile::tempdir().expect("a folder to mount it on");
         let shared = Arc::new(Shared::default());
         let files = Files { shared: Arc::clone(&shared), content: Mutex::new(Content::new()) };
         let mut config = Config::default();
         config.mount_options = vec![MountOption::FSName("hostkit".to_owned())];
         let session = fuser::spawn_mount(files, folder.path(), &config)
-            .map_err(|error| refused(error.to_string()))?;
-        Ok(Self { session: Some(session), shared, folder })
+            .expect("mount a file system of FUSE's");
+        Self { session: Some(session), shared, folder }
     }
 
     /// Where it is mounted.

@@ -26,15 +26,21 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// On this machine's loopback, at ports of its own; `None` where etcd is not installed.
+    /// Starts one on this machine's loopback, at ports of its own.
+    ///
+    /// # Panics
+    /// When etcd does not start: tests that use it name `brigade_suite::Need::Etcd`.
     #[must_use]
-    pub fn start() -> Option<Self> {
+    pub fn start() -> Self {
         Self::start_with(&[])
     }
 
     /// The same with more flags.
+    ///
+    /// # Panics
+    /// When etcd does not start.
     #[must_use]
-    pub fn start_with(flags: &[String]) -> Option<Self> {
+    pub fn start_with(flags: &[String]) -> Self {
         let mut command = Command::new("etcd");
         command.args(flags);
         Self::on_loopback(command, "http")
@@ -42,12 +48,11 @@ impl Etcd {
 
     /// The same over TLS, with these files; it asks clients for a certificate that `authority` has
     /// signed where there is one.
+    ///
+    /// # Panics
+    /// When etcd does not start.
     #[must_use]
-    pub fn start_over_tls(
-        certificate: &Path,
-        key: &Path,
-        authority: Option<&Path>,
-    ) -> Option<Self> {
+    pub fn start_over_tls(certificate: &Path, key: &Path, authority: Option<&Path>) -> Self {
         let mut command = Command::new("etcd");
         command.arg("--cert-file").arg(certificate).arg("--key-file").arg(key);
         if let Some(authority) = authority {
@@ -56,26 +61,28 @@ impl Etcd {
         Self::on_loopback(command, "https")
     }
 
-    fn on_loopback(command: Command, scheme: &str) -> Option<Self> {
+    fn on_loopback(command: Command, scheme: &str) -> Self {
         let ports = [(); 2].map(|()| free_port().expect("two free ports"));
         let places = [0, 1].map(|i: usize| format!("127.0.0.1:{}", ports[i].1));
         let ports = ports.into_iter().map(|it| it.0).collect();
-        let etcd = Self::spawn(command, places, ports, scheme)?;
+        let etcd = Self::spawn(command, places, ports, scheme);
         etcd.wait(|| TcpStream::connect(&etcd.endpoint).is_ok());
-        Some(etcd)
+        etcd
     }
 
-    /// On a host of a network, at etcd's usual ports; `None` where etcd is not installed.
+    /// Starts one on a host of a network, at etcd's usual ports.
+    ///
+    /// # Panics
+    /// When etcd does not start.
     #[must_use]
-    pub fn start_on(host: &Host) -> Option<Self> {
-        Command::new("etcd").arg("--version").output().ok()?;
+    pub fn start_on(host: &Host) -> Self {
         let places = [CLIENTS, PEERS].map(|port| format!("{}:{port}", host.address()));
-        let etcd = Self::spawn(host.command("etcd"), places, Vec::new(), "http")?;
+        let etcd = Self::spawn(host.command("etcd"), places, Vec::new(), "http");
         // The kernel's table: state 0A is a socket that listens.
         let port = format!(":{CLIENTS:04X} ");
         let listens = |line: &str| line.contains(&port) && line.contains(" 0A ");
         etcd.wait(|| host.sh("cat /proc/net/tcp").lines().any(listens));
-        Some(etcd)
+        etcd
     }
 
     /// `HOST:PORT` for its clients.
@@ -84,12 +91,7 @@ impl Etcd {
         &self.endpoint
     }
 
-    fn spawn(
-        mut command: Command,
-        places: [String; 2],
-        ports: Vec<OwnedFd>,
-        scheme: &str,
-    ) -> Option<Self> {
+    fn spawn(mut command: Command, places: [String; 2], ports: Vec<OwnedFd>, scheme: &str) -> Self {
         let data = tempfile::tempdir().expect("a temporary folder");
         let client = format!("{scheme}://{}", places[0]);
         let peer = format!("http://{}", places[1]);
@@ -103,7 +105,8 @@ impl Etcd {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let [endpoint, _] = places;
-        Some(Self { process: command.spawn().ok()?, endpoint, _ports: ports, _data: data })
+        let process = command.spawn().expect("start etcd");
+        Self { process, endpoint, _ports: ports, _data: data }
     }
 
     fn wait(&self, is_up: impl Fn() -> bool) {

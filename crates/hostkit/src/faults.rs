@@ -5,7 +5,6 @@ use std::process::Command;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::Unavailable;
 use crate::host::{Host, must};
 use crate::network::{SYSTEM_PATH, ip};
 
@@ -140,20 +139,19 @@ impl Host {
 
     /// Limits what this host sends, in kilobits in a second.
     ///
-    /// # Errors
-    /// The kernel cannot (`sch_tbf`).
-    pub fn limit_rate(&self, kilobits: u32) -> Result<(), Unavailable> {
+    /// # Panics
+    /// The kernel cannot (`sch_tbf`): tests that use it name `brigade_suite::Need::Shaping`.
+    pub fn limit_rate(&self, kilobits: u32) {
         // As much as one packet of the network card's own cutting, or it would never pass.
-        let rate = format!("tbf rate {kilobits}kbit burst 70000 latency 200ms");
-        self.shape("token bucket filter", &rate)
+        self.shape(&format!("tbf rate {kilobits}kbit burst 70000 latency 200ms"));
     }
 
     /// Delays what this host sends.
     ///
-    /// # Errors
-    /// The kernel cannot (`sch_netem`): many small ones have no such thing.
-    pub fn delay(&self, milliseconds: u32) -> Result<(), Unavailable> {
-        self.shape("network emulator", &format!("netem delay {milliseconds}ms"))
+    /// # Panics
+    /// The kernel cannot (`sch_netem`): tests that use it name `brigade_suite::Need::Shaping`.
+    pub fn delay(&self, milliseconds: u32) {
+        self.shape(&format!("netem delay {milliseconds}ms"));
     }
 
     /// Undoes [`Host::limit_rate`] and [`Host::delay`].
@@ -162,15 +160,8 @@ impl Host {
         let _ = self.traffic_control("qdisc del dev eth0 root").output();
     }
 
-    fn shape(&self, feature: &'static str, discipline: &str) -> Result<(), Unavailable> {
-        let mut command =
-            self.traffic_control(&format!("qdisc replace dev eth0 root {discipline}"));
-        let output = command.output().expect("run tc");
-        if output.status.success() {
-            return Ok(());
-        }
-        let reason = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(Unavailable::NoFeature { feature, reason })
+    fn shape(&self, discipline: &str) {
+        must(&mut self.traffic_control(&format!("qdisc replace dev eth0 root {discipline}")));
     }
 
     fn traffic_control(&self, arguments: &str) -> Command {

@@ -7,8 +7,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::Unavailable;
-
 /// A control group for processes that are to run short of memory.
 #[derive(Debug)]
 pub struct MemoryGroup {
@@ -21,10 +19,12 @@ pub struct MemoryGroup {
 impl MemoryGroup {
     /// Makes an empty group.
     ///
-    /// # Errors
-    /// This process may not make groups with a memory controller.
-    pub fn new() -> Result<Self, Unavailable> {
-        let refused = |reason: String| Unavailable::NoFeature { feature: "memory group", reason };
+    /// # Panics
+    /// When this process may not make groups with a memory controller: tests that use it name
+    /// `brigade_suite::Need::MemoryGroups`.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "makes a folder of the system's")]
+    pub fn new() -> Self {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let of = |controllers: fn(&str) -> bool| {
             own.lines().find_map(|line| {
@@ -39,22 +39,20 @@ impl MemoryGroup {
             (Some(group), _) => ("/sys/fs/cgroup/memory", group, ("memory.limit_in_bytes", "-1")),
             // A task that uses more is held up.
             (None, Some(group)) => ("/sys/fs/cgroup", group, ("memory.high", "max")),
-            (None, None) => return Err(refused("there are no control groups".to_owned())),
+            (None, None) => panic!("there are no control groups"),
         };
         // In a container the path may be that of the host.
         let inside = Path::new(root).join(group.trim_start_matches('/'));
         let parent = if inside.is_dir() { inside } else { PathBuf::from(root) };
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = parent.join(format!("hostkit-{}-{number}", std::process::id()));
-        fs::create_dir(&path).map_err(|error| refused(format!("{}: {error}", path.display())))?;
+        fs::create_dir(&path).expect("a folder for a control group");
         let this = Self { path, parent, limit };
-        if !this.path.join(limit.0).exists() {
-            return Err(refused(format!("no {} in {}", limit.0, this.path.display())));
-        }
+        assert!(this.path.join(limit.0).exists(), "no {} in {}", limit.0, this.path.display());
         if limit.0 == "memory.limit_in_bytes" {
-            this.write("memory.oom_control", "1").map_err(|error| refused(error.to_string()))?;
+            this.write("memory.oom_control", "1").expect("switch off the killer of tasks");
         }
-        Ok(this)
+        this
     }
 
     /// Moves a process into it, with all that it starts from then on.

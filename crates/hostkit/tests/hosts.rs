@@ -1,26 +1,30 @@
 //! The kit itself: hosts reach each other, faults are faults, and nothing is left.
 
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // clippy knows only functions marked as tests
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use brigade_hostkit::{Disk, Network, inner_process};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-macro_rules! network {
-    ($hosts:expr) => {
-        match Network::new($hosts) {
-            Ok(network) => network,
-            Err(reason) => {
-                eprintln!("skipped: {reason}");
-                return;
-            }
-        }
-    };
+brigade_suite::suite! {
+    part victim;
+    needs Hosts:
+        every_host_reaches_every_other_over_ssh,
+        hosts_have_their_own_names_processes_and_files,
+        programs_are_found_from_outside,
+        faults,
+        sessions_are_killed_without_a_word,
+        nothing_is_left,
+        nothing_is_left_of_a_killed_test;
+    needs Hosts Shaping: slow_links;
+    needs Fuse: a_disk_that_stops_answering;
 }
 
 fn ssh(network: &Network, from: usize, to: &str) -> Command {
@@ -29,9 +33,8 @@ fn ssh(network: &Network, from: usize, to: &str) -> Command {
     command
 }
 
-#[test]
 fn every_host_reaches_every_other_over_ssh() {
-    let network = network!(3);
+    let network = Network::new(3);
     for from in 0..3 {
         for to in network.hosts() {
             let script = "hostname; echo $SSH_CONNECTION; echo ~";
@@ -52,9 +55,8 @@ fn every_host_reaches_every_other_over_ssh() {
     }
 }
 
-#[test]
 fn hosts_have_their_own_names_processes_and_files() {
-    let network = network!(2);
+    let network = Network::new(2);
     let [one, two] = network.hosts() else { panic!("two hosts") };
     assert_eq!(one.sh("hostname"), "node1\n");
     assert_eq!(two.sh("getent hosts node1"), "10.213.0.1      node1\n");
@@ -83,9 +85,8 @@ fn hosts_have_their_own_names_processes_and_files() {
     assert_eq!(output.stdout, b"blue\n");
 }
 
-#[test]
 fn programs_are_found_from_outside() {
-    let network = network!(1);
+    let network = Network::new(1);
     let host = network.host(0);
     let mut command = host.command("sh");
     command.args(["-c", "trap 'exit 7' TERM; echo here; while :; do sleep 0.01; done"]);
@@ -100,9 +101,8 @@ fn programs_are_found_from_outside() {
     wait_until(|| host.processes().is_empty());
 }
 
-#[test]
 fn faults() {
-    let network = network!(2);
+    let network = Network::new(2);
     let [one, two] = network.hosts() else { panic!("two hosts") };
     // From outside with a time limit: ssh's own ends with the connection, not with the login.
     let reaches_within = |seconds: &str| {
@@ -133,22 +133,26 @@ fn faults() {
     one.set_mtu(1280);
     assert!(one.sh("ip link show eth0").contains("mtu 1280"));
     wait_until(reaches);
-
-    match two.limit_rate(1000) {
-        Ok(()) => assert!(two.sh("tc qdisc show dev eth0").contains("rate 1Mbit")),
-        Err(reason) => eprintln!("skipped: {reason}"),
-    }
-    wait_until(reaches);
-    two.clear_shaping();
-    match two.delay(20) {
-        Ok(()) => assert!(two.sh("tc qdisc show dev eth0").contains("delay 20ms")),
-        Err(reason) => eprintln!("skipped: {reason}"),
-    }
 }
 
-#[test]
+fn slow_links() {
+    let network = Network::new(2);
+    let two = network.host(1);
+    let reaches = || {
+        let mut command = ssh(&network, 0, two.name());
+        command.arg("true").output().unwrap().status.success()
+    };
+    two.limit_rate(1000);
+    assert!(two.sh("tc qdisc show dev eth0").contains("rate 1Mbit"));
+    assert!(reaches());
+    two.clear_shaping();
+    two.delay(20);
+    assert!(two.sh("tc qdisc show dev eth0").contains("delay 20ms"));
+    assert!(reaches());
+}
+
 fn sessions_are_killed_without_a_word() {
-    let network = network!(2);
+    let network = Network::new(2);
     let mut session = ssh(&network, 0, "node2");
     session.arg("echo here; exec cat").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut session = session.stderr(Stdio::null()).spawn().unwrap();
@@ -161,9 +165,8 @@ fn sessions_are_killed_without_a_word() {
     assert!(ssh(&network, 0, "node2").arg("true").status().unwrap().success(), "sshd is there");
 }
 
-#[test]
 fn nothing_is_left() {
-    let network = network!(2);
+    let network = Network::new(2);
     let folder = network.folder().to_owned();
     let mark = format!("HOSTKIT_TEST={}", folder.display());
     let marked = || {
@@ -187,25 +190,16 @@ fn nothing_is_left() {
     assert!(!folder.exists());
 }
 
-/// The test starts itself: as a process that makes a network and is killed.
-#[test]
 fn nothing_is_left_of_a_killed_test() {
-    const ROLE: &str = "HOSTKIT_TEST_ROLE";
-    let network = network!(1);
-    if std::env::var_os(ROLE).is_some() {
-        println!("inside: {}", network.folder().display());
-        thread::sleep(Duration::from_secs(1000));
-    }
-    drop(network);
-
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "nothing_is_left_of_a_killed_test", "--nocapture"])
-        .env(ROLE, "victim")
+        .args(["--part", "victim"])
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let folder = lines.find_map(|line| Some(line.split_once("inside: ")?.1.to_owned())).unwrap();
+    let mut folder = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut folder).unwrap();
+    let folder = folder.trim_end();
     let in_use = || {
         let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
         entries
@@ -217,25 +211,28 @@ fn nothing_is_left_of_a_killed_test() {
     child.wait().unwrap();
     wait_until(|| !in_use());
     // Another test may have swept it by now.
-    drop(Network::new(1).unwrap());
-    assert!(!Path::new(&folder).exists());
+    drop(Network::new(1));
+    assert!(!Path::new(folder).exists());
 }
 
+/// Makes a network, says where its files are, and stays until it is killed or nobody waits for it.
+fn victim() {
+    let network = Network::new(1);
+    println!("{}", network.folder().display());
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+#[track_caller]
 fn wait_until(mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
     while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(90), "has never come about");
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-#[test]
 fn a_disk_that_stops_answering() {
-    let disk = match Disk::mount() {
-        Ok(disk) => disk,
-        Err(reason) => {
-            eprintln!("skipped: {reason}");
-            return;
-        }
-    };
+    let disk = Disk::mount();
     let folder = disk.path().join("a/b");
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("file"), "text").unwrap();

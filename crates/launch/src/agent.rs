@@ -9,6 +9,7 @@
 mod coordinator_client;
 mod error_files;
 mod files;
+mod job_control;
 mod oom;
 mod outcome;
 mod output_forwarder;
@@ -23,12 +24,13 @@ use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use brigade_rendezvous::{Assignment, FromAgent, Link, ToAgent};
+use brigade_rendezvous::{Assignment, Ending, FromAgent, Link, ToAgent};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::SignalFd;
-use nix::unistd::getpid;
+use nix::unistd::{Pid, getpid};
 
+pub(crate) use job_control::lead_foreground;
 pub use outcome::Outcome;
 pub use report::text as report;
 pub(crate) use signals::with_signals;
@@ -38,9 +40,10 @@ use crate::open_files::OpenFiles;
 use crate::output::{AttemptFiles, Notice, Output, RunFolder, Terminal};
 use crate::reaper::Reaper;
 use crate::store_port::Reach;
-use crate::{LaunchError, LaunchPlan, StorePort};
+use crate::{LaunchError, LaunchPlan, Meeting, StorePort};
 use coordinator_client::CoordinatorClient;
 use files::{Answer, Files};
+use job_control::JobControl;
 use output_forwarder::OutputForwarder;
 use ranks::{Ranks, Starting};
 use state::{Action, AgentState, Event, Kind};
@@ -65,7 +68,8 @@ use state::{Action, AgentState, Event, Kind};
 /// them has run the program then.
 pub fn run(plan: &LaunchPlan) -> Result<Outcome, LaunchError> {
     with_signals(|signals| {
-        let terminal = Terminal::new().map_err(LaunchError::system("write to stdout"))?;
+        let terminal =
+            Terminal::new(plan.output.quiet).map_err(LaunchError::system("write to stdout"))?;
         let output = Output::start(&plan.output, Box::new(terminal));
         let output = output.map_err(LaunchError::system("start a thread"))?;
         Agent::new(plan, signals, output, None)?.run()
@@ -110,6 +114,8 @@ struct Agent<'p> {
     /// For the attempt that is about to start.
     prepared: Option<AttemptFiles>,
     ranks: Option<Ranks>,
+    /// The terminal that a rank is given, where one is.
+    job_control: Option<JobControl>,
     /// What the ranks have left is being killed: when to look again, and the pause after that.
     sweep: Option<(Instant, Duration)>,
     /// Ranks are left to the reaper: it must not be dismissed.
@@ -127,22 +133,26 @@ impl<'p> Agent<'p> {
         over: Option<(OutputForwarder, Link)>,
     ) -> Result<Self, LaunchError> {
         let start = Instant::now();
+        let (forwarder, given) = over.unzip();
+        // It may fail, and so comes before there is a process to be waited for.
+        let client = CoordinatorClient::new(plan, start)?;
+        let facts = CoordinatorClient::facts(plan, forwarder.is_some());
+        let reach = if facts.kind == Kind::OneHost { Reach::Loopback } else { Reach::Everywhere };
+        // Before it joins: a host without such a port has no part in the job.
+        let port = reserve_port(plan, reach)?;
         let mut descendants =
             Descendants::adopt().map_err(LaunchError::system("adopt orphans of the ranks"))?;
         let passing = RunFolder::passing(&plan.output, &plan.agent_id);
         let reaper = Reaper::start(&plan.agent_id, passing.as_deref())
             .map_err(LaunchError::system("start the reaper"))?;
         descendants.except(reaper.pid());
-        let (forwarder, given) = over.unzip();
-        let facts = CoordinatorClient::facts(plan, forwarder.is_some());
-        let alone = facts.kind == Kind::OneHost;
         let (state, actions) = AgentState::new(facts);
         let mut this = Self {
             plan,
             state,
             events: VecDeque::new(),
             start,
-            client: CoordinatorClient::new(plan, start)?,
+            client,
             given,
             signals,
             output,
@@ -151,10 +161,11 @@ impl<'p> Agent<'p> {
             reaper,
             descendants,
             open_files: OpenFiles::raise(),
-            reach: if alone { Reach::Loopback } else { Reach::Everywhere },
-            port: None,
+            reach,
+            port: Some(port),
             prepared: None,
             ranks: None,
+            job_control: plan.output.raw.then(JobControl::open).flatten(),
             sweep: None,
             leaves_ranks: false,
             result: None,
@@ -255,8 +266,10 @@ impl<'p> Agent<'p> {
             Action::Forward(signal) => self.ranks.iter().for_each(|ranks| ranks.send(signal)),
             Action::Suspend => {
                 self.ranks.iter().for_each(|ranks| ranks.send(Signal::SIGSTOP));
+                self.take_terminal(false);
                 // Returns when somebody continues this process.
                 let _ = kill(getpid(), Signal::SIGSTOP);
+                self.give_terminal();
                 self.ranks.iter().for_each(|ranks| ranks.send(Signal::SIGCONT));
             }
             Action::CollectFailure { local_rank, killed } => {
@@ -291,8 +304,7 @@ impl<'p> Agent<'p> {
 
     /// A port for the ranks to meet at, in case that this is the first host.
     fn take_port(&mut self) -> Result<StorePort, LaunchError> {
-        let reserve = || StorePort::reserve(self.reach);
-        self.port.take().map_or_else(reserve, Ok).map_err(LaunchError::system("reserve a port"))
+        self.port.take().map_or_else(|| reserve_port(self.plan, self.reach), Ok)
     }
 
     /// Its number.
@@ -306,6 +318,7 @@ impl<'p> Agent<'p> {
     fn start_ranks(&mut self, part: Assignment) -> Event {
         let attempt = part.attempt;
         let files = self.prepared.take().unwrap_or_default();
+        self.job_control.iter_mut().for_each(JobControl::expect_taking);
         let started = self.take_port().and_then(|port| {
             let with = Starting {
                 plan: self.plan,
@@ -369,6 +382,8 @@ impl<'p> Agent<'p> {
             match Signal::try_from(info.ssi_signo.cast_signed()) {
                 // Of several children that end at a time the system names the first.
                 Ok(Signal::SIGCHLD) => self.look_for_ended(info.ssi_pid.cast_signed()),
+                // The user has brought the job to the foreground.
+                Ok(Signal::SIGCONT) => self.give_terminal(),
                 Ok(signal) => self.events.push_back(Event::Signal(signal)),
                 Err(_) => {}
             }
@@ -377,12 +392,47 @@ impl<'p> Agent<'p> {
 
     fn look_for_ended(&mut self, first: i32) {
         let Some(ranks) = &mut self.ranks else { return };
-        let ended = ranks.look(Some(first)).into_iter();
-        self.events.extend(ended.map(|(local_rank, ending)| Event::Exited { local_rank, ending }));
+        let ended = ranks.look(Some(first));
         let pids = ranks.pids();
+        if self.plan.output.raw {
+            self.look_at_raw_rank(&ended);
+        }
+        let exited = |(local_rank, ending)| Event::Exited { local_rank, ending };
+        self.events.extend(ended.into_iter().map(exited));
         if self.descendants.forget(first, &pids) {
             // An orphan of a rank. Of several that end at a time only one is named.
             self.descendants.forget_ended(&pids);
+        }
+    }
+
+    /// What the terminal, which this process does not hear, has done to the rank that has it.
+    fn look_at_raw_rank(&mut self, ended: &[(usize, Ending)]) {
+        for (local_rank, ending) in ended {
+            self.take_terminal(matches!(ending, Ending::Signal(_)));
+            // Ctrl-C is no failure: it must not have the job start again.
+            let typed = [Signal::SIGINT, Signal::SIGQUIT]
+                .into_iter()
+                .find(|signal| ending.exit_code() == Ending::Signal(*signal as i32).exit_code());
+            if let Some(signal) = typed.filter(|_| self.job_control.is_some()) {
+                self.events.push_back(Event::Typed { local_rank: *local_rank, signal });
+            }
+        }
+        if self.ranks.as_ref().is_some_and(Ranks::is_stopped) {
+            self.events.push_back(Event::Signal(Signal::SIGTSTP));
+            if self.plan.meeting != Meeting::OneHost {
+                self.ranks.iter().for_each(|ranks| ranks.send(Signal::SIGCONT));
+            }
+        }
+    }
+
+    fn take_terminal(&mut self, was_killed: bool) {
+        self.job_control.iter_mut().for_each(|it| it.take_back(was_killed));
+    }
+
+    fn give_terminal(&mut self) {
+        let rank = self.ranks.as_ref().and_then(|ranks| ranks.pids().first().copied());
+        if let (Some(job_control), Some(rank)) = (&mut self.job_control, rank) {
+            job_control.give(Pid::from_raw(rank));
         }
     }
 
@@ -468,7 +518,10 @@ impl<'p> Agent<'p> {
 
     /// Leaves nothing behind but what is left to the reaper.
     fn finish(self, written: bool) -> Result<Outcome, LaunchError> {
-        let Self { files, reaper, output, result, leaves_ranks, .. } = self;
+        let Self { files, reaper, output, result, leaves_ranks, client, .. } = self;
+        if let Some(line) = client.finish() {
+            output.say(&line);
+        }
         // The reaper goes last: until then it clears up after an agent that is killed.
         let removed = files.end();
         if removed && !leaves_ranks {
@@ -482,6 +535,23 @@ impl<'p> Agent<'p> {
         result.unwrap_or_else(|| {
             Err(LaunchError::Refused { reason: "the agent left without a result".to_owned() })
         })
+    }
+}
+
+/// Reserves a port for the ranks' store, in case that this is the first host.
+///
+/// Errors when there is none, or none of those that the user has named.
+fn reserve_port(plan: &LaunchPlan, reach: Reach) -> Result<StorePort, LaunchError> {
+    // On the other hosts nothing uses it, and a port of the user's may be taken there.
+    let is_first = match plan.meeting {
+        Meeting::Static { node_rank, .. } | Meeting::Launcher { node_rank } => node_rank == 0,
+        _ => true,
+    };
+    match plan.store_port.filter(|_| is_first) {
+        Some(range) => StorePort::reserve_in(reach, range).map_err(LaunchError::system(format!(
+            "use port {range} for the ranks' store (--store-port)"
+        ))),
+        None => StorePort::reserve(reach).map_err(LaunchError::system("reserve a port")),
     }
 }
 

@@ -34,10 +34,11 @@ pub struct JobFile {
     pub name: Option<String>,
     /// Number of hosts; a real range makes the job elastic.
     pub nodes: RangeInclusive<usize>,
-    /// Ranks on each host: a number, `auto`, `cpu` or `gpu`.
-    pub nproc: String,
-    /// Flags of `brigade launch` that go into the file, without those about hosts and the file
-    /// ([`keep_flags`]).
+    /// Ranks on each host: a number, `auto`, `cpu` or `gpu`. Default: one for each of
+    /// [`gpus`](Self::gpus), else one, as `brigade launch` itself would start them.
+    pub nproc: Option<String>,
+    /// Flags of `brigade launch` that go into the file: every setting but those that the scheduler
+    /// says.
     pub flags: Vec<OsString>,
     /// The program and its arguments.
     pub command: Vec<OsString>,
@@ -68,7 +69,7 @@ impl Default for JobFile {
         Self {
             name: None,
             nodes: 1..=1,
-            nproc: "1".to_owned(),
+            nproc: None,
             flags: Vec::new(),
             command: Vec::new(),
             cpus: None,
@@ -164,6 +165,13 @@ impl JobFile {
         }
     }
 
+    /// What the scheduler is told of the ranks on each host. Left to itself it would start one for each
+    /// core where there is no GPU.
+    fn nproc(&self) -> String {
+        let default = || self.gpus.unwrap_or(1).to_string();
+        self.nproc.clone().unwrap_or_else(default)
+    }
+
     /// The secret, where there are launchers to prove that they know it.
     fn guard(&self) -> Option<&Secret> {
         self.secret.as_ref().filter(|_| *self.nodes.end() > 1)
@@ -220,38 +228,6 @@ impl JobFile {
             None => Ok(()),
         }
     }
-}
-
-/// The flags of a command line without some of them, all of which take a value:
-/// `--emit slurm --nproc 4` and `--emit=slurm --nproc 4` without `--emit` are `--nproc 4`. A `--`
-/// at the end goes, too. Names may be written with `_` for `-`, as torchrun's.
-///
-/// ```
-/// use brigade_launch::emit::keep_flags;
-/// let flags = ["--emit=slurm", "--nproc", "4", "--nnodes", "2", "--"].map(Into::into);
-/// assert_eq!(keep_flags(&flags, &["--emit", "--nnodes"]), ["--nproc", "4"]);
-/// ```
-#[must_use]
-pub fn keep_flags(flags: &[OsString], without: &[&str]) -> Vec<OsString> {
-    let flags = match flags.split_last() {
-        Some((last, rest)) if last == "--" => rest,
-        _ => flags,
-    };
-    let mut kept = Vec::new();
-    let mut words = flags.iter();
-    while let Some(word) = words.next() {
-        let text = word.to_string_lossy();
-        let (name, value) = match text.split_once('=') {
-            Some((name, value)) => (name, Some(value)),
-            None => (&*text, None),
-        };
-        if !without.contains(&&*name.replace('_', "-")) {
-            kept.push(word.clone());
-        } else if value.is_none() {
-            words.next();
-        }
-    }
-    kept
 }
 
 /// `90m`, `2h`, `3d`, `2:30:00` or `1-12:00:00` (days-hours:minutes:seconds).

@@ -1,5 +1,6 @@
 //! Why a job was not started.
 
+use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 
@@ -32,6 +33,12 @@ pub enum LaunchError {
         /// How many ranks this host has.
         nproc: usize,
     },
+    /// The terminal cannot be passed through to a rank.
+    #[error("--raw passes the terminal through to the rank, unseen: {reason}")]
+    Raw {
+        /// Which option, why, and what to give instead.
+        reason: String,
+    },
     /// Log files cannot be made.
     #[error("cannot keep logs in {}: {cause}; choose another folder with --log-dir", path.display())]
     LogFolder {
@@ -39,6 +46,18 @@ pub enum LaunchError {
         path: PathBuf,
         /// Why. The message has it; as its `source`, a printed chain would say it twice.
         cause: io::Error,
+    },
+    /// What only Python programs understand was asked for another program.
+    #[error(
+        "{what} needs a Python program that uses Accelerate, and {} is not a Python program; leave it \
+         out: a Brigade program has a whole model on each rank",
+        program.display()
+    )]
+    ForPython {
+        /// What was asked for, and where.
+        what: String,
+        /// The program.
+        program: OsString,
     },
     /// The devices are not as asked for.
     #[error(transparent)]

@@ -9,7 +9,9 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::unistd::close;
 
 /// The agent's end. Dropping it without opening ends the rank.
 #[derive(Debug)]
@@ -22,15 +24,21 @@ impl Gate {
         Ok((Self(near), far.into()))
     }
 
-    /// Lets the rank start its program, which inherits `socket`.
-    pub(crate) fn open(self, socket: Option<&OwnedFd>) -> io::Result<()> {
-        let fds: Vec<RawFd> = socket.iter().map(|socket| socket.as_raw_fd()).collect();
+    /// Lets the rank start its program, which inherits these.
+    pub(crate) fn open(
+        self,
+        socket: Option<&OwnedFd>,
+        progress: Option<&OwnedFd>,
+    ) -> io::Result<()> {
+        let inherited = [socket, progress];
+        let fds: Vec<RawFd> = inherited.into_iter().flatten().map(AsRawFd::as_raw_fd).collect();
+        let which = inherited.map(|it| if it.is_some() { GIVEN } else { NOT_GIVEN });
         let rights = [ControlMessage::ScmRights(&fds)];
         let rights = if fds.is_empty() { &[][..] } else { &rights[..] };
         // A rank that was killed while it waited is found out by its exit, not here.
         match sendmsg::<()>(
             self.0.as_raw_fd(),
-            &[IoSlice::new(b"go")],
+            &[IoSlice::new(&which)],
             rights,
             MsgFlags::MSG_NOSIGNAL,
             None,
@@ -44,31 +52,58 @@ impl Gate {
 /// The rank's side.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Opening {
-    /// Start the program; the number is a descriptor it inherits.
-    Start(Option<RawFd>),
+    /// Start the program, which inherits descriptors with these numbers.
+    Start {
+        /// The store's socket.
+        socket: Option<RawFd>,
+        /// A pipe into which it may write how far it is.
+        progress: Option<RawFd>,
+    },
     /// The agent is gone or has given up.
     Never,
 }
 
+/// Lets the next process that this one starts inherit its end of a gate, and gives the number that it
+/// has there. No other process may be started before that end is closed here.
+pub(crate) fn inheritable(far: impl AsFd) -> io::Result<RawFd> {
+    fcntl(far.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
+    Ok(far.as_fd().as_raw_fd())
+}
+
+/// Waits at a gate that was inherited under a number, and closes it.
+pub(crate) fn wait_at(number: RawFd) -> io::Result<Opening> {
+    let opening = wait_raw(number);
+    close(number)?;
+    opening
+}
+
 /// Waits at the gate.
 pub(crate) fn wait(gate: impl AsFd) -> io::Result<Opening> {
-    let mut text = [0; 2];
-    let mut iov = [IoSliceMut::new(&mut text)];
-    let mut space = nix::cmsg_space!(RawFd);
+    wait_raw(gate.as_fd().as_raw_fd())
+}
+
+fn wait_raw(gate: RawFd) -> io::Result<Opening> {
+    let mut which = [0; 2];
+    let mut iov = [IoSliceMut::new(&mut which)];
+    let mut space = nix::cmsg_space!([RawFd; 2]);
     // Without MSG_CMSG_CLOEXEC on purpose: the program keeps what arrives.
-    let message =
-        recvmsg::<()>(gate.as_fd().as_raw_fd(), &mut iov, Some(&mut space), MsgFlags::empty())?;
+    let message = recvmsg::<()>(gate, &mut iov, Some(&mut space), MsgFlags::empty())?;
     if message.bytes == 0 {
         return Ok(Opening::Never);
     }
-    let mut inherited = None;
+    let mut fds = Vec::new();
     for control in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(fds) = control {
-            inherited = fds.first().copied();
+        if let ControlMessageOwned::ScmRights(passed) = control {
+            fds = passed;
         }
     }
-    Ok(Opening::Start(inherited))
+    let mut fds = fds.into_iter();
+    let [socket, progress] = which.map(|it| if it == GIVEN { fds.next() } else { None });
+    Ok(Opening::Start { socket, progress })
 }
+
+const GIVEN: u8 = b'+';
+const NOT_GIVEN: u8 = b'-';
 
 #[cfg(test)]
 mod tests {
@@ -79,15 +114,26 @@ mod tests {
     #[test]
     fn opens_with_and_without_a_socket() {
         let (gate, far) = Gate::new().unwrap();
-        gate.open(None).unwrap();
-        assert_eq!(wait(&far).unwrap(), Opening::Start(None));
+        gate.open(None, None).unwrap();
+        assert_eq!(wait(&far).unwrap(), Opening::Start { socket: None, progress: None });
 
-        let (gate, far) = Gate::new().unwrap();
         let passed: OwnedFd = fs::File::open("/dev/zero").unwrap().into();
-        gate.open(Some(&passed)).unwrap();
-        let Opening::Start(Some(fd)) = wait(&far).unwrap() else { panic!("no descriptor") };
-        let target = fs::read_link(format!("/proc/self/fd/{fd}")).unwrap();
-        assert_eq!(target.to_str(), Some("/dev/zero"));
+        let other: OwnedFd = fs::File::open("/dev/full").unwrap().into();
+        for (socket, progress) in
+            [(Some(&passed), None), (None, Some(&other)), (Some(&passed), Some(&other))]
+        {
+            let (gate, far) = Gate::new().unwrap();
+            gate.open(socket, progress).unwrap();
+            let Opening::Start { socket: a, progress: b } = wait(&far).unwrap() else {
+                panic!("not opened")
+            };
+            for (fd, given, path) in [(a, socket, "/dev/zero"), (b, progress, "/dev/full")] {
+                assert_eq!(fd.is_some(), given.is_some());
+                let Some(fd) = fd else { continue };
+                let target = fs::read_link(format!("/proc/self/fd/{fd}")).unwrap();
+                assert_eq!(target.to_str(), Some(path));
+            }
+        }
     }
 
     #[test]
@@ -101,6 +147,6 @@ mod tests {
     fn a_rank_that_is_gone_is_not_an_error() {
         let (gate, far) = Gate::new().unwrap();
         drop(far);
-        gate.open(None).unwrap();
+        gate.open(None, None).unwrap();
     }
 }

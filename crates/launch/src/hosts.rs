@@ -35,7 +35,7 @@ mod wire;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use environment::{EnvRequest, PASSED};
+pub use environment::{EnvRequest, PASSED, VariableFile};
 pub use error::{HostFailure, HostsError};
 pub use hostfile::{HostListError, HostSpec, Place};
 #[doc(hidden)]

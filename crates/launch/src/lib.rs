@@ -34,6 +34,7 @@
 pub mod agent;
 pub mod emit;
 mod error;
+pub mod events;
 mod gate;
 mod guard;
 pub mod hosts;
@@ -61,7 +62,7 @@ pub use brigade_rendezvous::{
 pub use error::LaunchError;
 pub use guard::{Guard, GuardSources};
 pub use meeting::{Endpoint, Meeting, NodeRange, Patience};
-pub use options::LaunchOptions;
+pub use options::{ForPython, LaunchOptions};
 pub use output::{
     Color, ColorFacts, LineFilter, LocalRanks, LogFolder, OutputFacts, OutputOptions, OutputPlan,
     Prefix, PrefixFacts, Stream, StreamMode, StreamModes,
@@ -73,5 +74,5 @@ pub use placement::{
 pub use plan::{HostFacts, LaunchPlan};
 pub use program::{CargoKind, CargoTarget, Invocation, Program, ProgramError};
 pub use scheduler::{Found, SchedulerError, Surroundings};
-pub use store_port::{Reach, StorePort};
+pub use store_port::{PortRange, Reach, StorePort};
 pub use value::ValueError;

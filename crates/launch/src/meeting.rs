@@ -89,6 +89,9 @@ pub struct Patience {
     /// For further hosts, once there are enough and not all that may come
     /// (`--rdzv-conf last_call_timeout=`).
     pub last_call: Duration,
+    /// Between two restarts for hosts that join a running job, at least; doubled while such restarts
+    /// follow each other (`--rdzv-conf join_interval=`).
+    pub join_interval: Duration,
 }
 
 impl Meeting {
@@ -131,10 +134,15 @@ impl Default for NodeRange {
     }
 }
 
-/// Ten minutes, as torchrun, and three seconds for latecomers at the first start.
+/// Ten minutes, as torchrun, three seconds for latecomers at the first start, and half a minute between
+/// restarts for hosts that join.
 impl Default for Patience {
     fn default() -> Self {
-        Self { join: Duration::from_secs(600), last_call: Duration::from_secs(3) }
+        Self {
+            join: Duration::from_secs(600),
+            last_call: Duration::from_secs(3),
+            join_interval: Duration::from_secs(30),
+        }
     }
 }
 

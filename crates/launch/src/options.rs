@@ -6,7 +6,10 @@ use std::time::Duration;
 use brigade_rendezvous::{EtcdAccess, Secret};
 use serde::{Deserialize, Serialize};
 
-use crate::{Meeting, NodeRange, NprocSpec, OutputOptions, Patience, PlacementOptions, Program};
+use crate::events::EventsTarget;
+use crate::{
+    Meeting, NodeRange, NprocSpec, OutputOptions, Patience, PlacementOptions, PortRange, Program,
+};
 
 /// What to start, how often, and with which other hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +26,11 @@ pub struct LaunchOptions {
     pub threads_per_rank: Option<usize>,
     /// Variables for every rank, besides this process's own and before those that say its place.
     pub env: Vec<(String, String)>,
+    /// Variables of this process that no rank gets: those by which a user has told the launcher
+    /// something.
+    pub withheld: Vec<String>,
+    /// Variables for ranks that are Python programs. Another program is refused.
+    pub for_python: Option<ForPython>,
     /// How long ranks may take to stop after SIGTERM before they are killed.
     pub shutdown_timeout: Duration,
     /// How long a host, or the way to it, may be silent before it is lost: for as long, ranks run on
@@ -47,14 +55,29 @@ pub struct LaunchOptions {
     pub etcd: EtcdAccess,
     /// Name or address under which other hosts reach this one. Default: as they see it.
     pub local_addr: Option<String>,
+    /// Among which ports the ranks' store has its own. Default: any that is free.
+    pub store_port: Option<PortRange>,
     /// How long agents wait for each other.
     pub patience: Patience,
     /// `ROLE_NAME` of each rank.
     pub role: String,
+    /// Where the events of the job are written; `None`: nowhere.
+    // The launcher that coordinates writes them, on its own host.
+    #[serde(skip)]
+    pub events: Option<EventsTarget>,
     /// Where the ranks' output goes.
     pub output: OutputOptions,
     /// Which processors and accelerators the ranks get.
     pub placement: PlacementOptions,
+}
+
+/// Variables that only Python programs understand.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForPython {
+    /// What the user has asked for, and where: `FSDP (flag --use-fsdp)`.
+    pub what: String,
+    /// The variables. Those of [`LaunchOptions::env`] go before them.
+    pub variables: Vec<(String, String)>,
 }
 
 /// One rank of no program on one host; 30 s to stop, as torchrun, and to be silent; no restart.
@@ -66,6 +89,8 @@ impl Default for LaunchOptions {
             args: Vec::new(),
             threads_per_rank: None,
             env: Vec::new(),
+            withheld: Vec::new(),
+            for_python: None,
             shutdown_timeout: Duration::from_secs(30),
             heartbeat_timeout: Duration::from_secs(30),
             max_restarts: 0,
@@ -75,8 +100,10 @@ impl Default for LaunchOptions {
             secret: None,
             etcd: EtcdAccess::default(),
             local_addr: None,
+            store_port: None,
             patience: Patience::default(),
             role: "default".to_owned(),
+            events: None,
             output: OutputOptions::default(),
             placement: PlacementOptions::default(),
         }

@@ -8,6 +8,7 @@ mod carrier;
 mod color;
 mod folder;
 mod lines;
+mod live;
 mod plan;
 mod prefix;
 mod show;
@@ -24,9 +25,10 @@ use std::thread::{self, JoinHandle};
 use carrier::{Attempt, Carrier, Order};
 pub use color::{Color, ColorFacts};
 pub(crate) use folder::{AttemptFiles, AttemptFolder, RunFolder};
+pub(crate) use live::{LiveLine, Reports};
 pub use plan::{LogFolder, OutputFacts, OutputOptions, OutputPlan};
 pub use prefix::{Prefix, PrefixFacts};
-pub(crate) use show::{Show, Terminal};
+pub(crate) use show::{Show, Terminal, write_all};
 pub use streams::{LineFilter, LocalRanks, Stream, StreamMode, StreamModes};
 
 use crate::LaunchError;
@@ -53,9 +55,11 @@ pub(crate) struct Streams {
     pub(crate) local_rank: usize,
     /// What stands before its lines.
     pub(crate) prefix: String,
-    /// Pipes, of which this process has the reading ends.
-    pub(crate) stdout: OwnedFd,
-    pub(crate) stderr: OwnedFd,
+    /// Pipes, of which this process has the reading ends; `None`: the rank has this process's own.
+    pub(crate) stdout: Option<OwnedFd>,
+    pub(crate) stderr: Option<OwnedFd>,
+    /// A pipe into which the rank writes how far it is.
+    pub(crate) progress: Option<OwnedFd>,
 }
 
 /// A rank's last lines, oldest first.
@@ -86,7 +90,7 @@ impl Output {
         far.set_nonblocking(true)?;
         let (orders, inbox) = mpsc::channel();
         let (outbox, notices) = mpsc::channel();
-        let carrier = Carrier::new(plan.duplicate.clone(), show, far, inbox, outbox);
+        let carrier = Carrier::new(plan, show, far, inbox, outbox);
         let thread = thread::Builder::new().name("output".to_owned()).spawn(|| carrier.run())?;
         let plan = plan.clone();
         Ok(Self { thread, plan, orders, notices, control, gone: false, folder_is_known: false })

@@ -87,6 +87,27 @@ impl Program {
         }
     }
 
+    /// Whether Python runs it, or may, as it was found on this host: a script of any interpreter may
+    /// start a Python. `None` where there is no such program here.
+    #[must_use]
+    pub fn is_python_here(&self) -> Option<bool> {
+        let (path, python) = (std::env::var_os("PATH"), std::env::var_os("PYTHON_EXEC"));
+        let search = Search { path: path.as_deref(), python: python.as_deref() };
+        self.find(search).ok().map(|it| self.is_python(&it))
+    }
+
+    /// The same for a program that was found.
+    pub(crate) fn is_python(&self, found: &Invocation) -> bool {
+        match self {
+            Self::Module(_) | Self::ModuleIn { .. } => true,
+            Self::Cargo(_) => false,
+            Self::Auto(name) | Self::Executable(name) => {
+                let is_given_to_python = found.name != *name;
+                is_given_to_python || python::is_interpreter(&found.file)
+            }
+        }
+    }
+
     /// The file behind it. Looks at files, starts nothing.
     pub(crate) fn find(&self, search: Search<'_>) -> Result<Invocation, ProgramError> {
         let plain = |name: &OsStr| {

@@ -7,14 +7,16 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
+use std::os::fd::RawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use brigade_world::env;
 use nix::sys::signal::SigSet;
-use nix::unistd::{dup2_stdin, setsid};
+use nix::unistd::{Pid, dup2_stdin, setsid};
 
+use crate::agent::lead_foreground;
 use crate::gate::{self, Opening};
 use crate::{CpuSet, hosts, leash, reaper};
 
@@ -41,15 +43,19 @@ pub fn play_if_asked() -> Option<u8> {
 
 /// The agent's command for a rank: this executable, in the role of a rank, about to run a program.
 ///
-/// It binds itself to `cpus` before, so that not even the program's loader runs elsewhere.
+/// It binds itself to `cpus` before, so that not even the program's loader runs elsewhere. `gate` is
+/// the number of its end of the gate, where that is not its stdin because the rank is to have this
+/// process's terminal.
 pub(crate) fn rank_command(
     program: &OsStr,
     name: &OsStr,
     args: &[OsString],
     cpus: Option<&CpuSet>,
+    gate: Option<RawFd>,
 ) -> Command {
     let mut command = this_executable(RANK);
     command.arg(std::process::id().to_string());
+    command.arg(gate.map_or_else(|| STDIN.to_owned(), |number| number.to_string()));
     command.arg(cpus.map_or_else(|| ANY.to_owned(), ToString::to_string));
     command.arg(program).arg(name).args(args);
     command
@@ -94,9 +100,11 @@ fn this_executable(role: &str) -> Command {
     command
 }
 
-/// Arguments: agent's process number, processors, program's file, its name, its arguments.
+/// Arguments: agent's process number, gate, processors, program's file, its name, its arguments.
 fn become_rank(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     let agent = args.next()?.to_str()?.parse().ok()?;
+    let gate = args.next()?.into_string().ok()?;
+    let gate: Option<RawFd> = if gate == STDIN { None } else { Some(gate.parse().ok()?) };
     let cpus = args.next()?.into_string().ok()?;
     let cpus: Option<CpuSet> = if cpus == ANY { None } else { Some(cpus.parse().ok()?) };
     let program = args.next()?;
@@ -104,7 +112,7 @@ fn become_rank(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     let mut command = Command::new(&program);
     command.arg0(&name).args(args);
 
-    let error = match prepare_rank(agent, cpus.as_ref(), &mut command) {
+    let error = match prepare_rank(agent, gate, cpus.as_ref(), &mut command) {
         // The agent is gone: nobody is left to tell.
         Ok(false) => return Some(0),
         Ok(true) => command.exec(),
@@ -114,24 +122,40 @@ fn become_rank(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     Some(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
-fn prepare_rank(agent: u32, cpus: Option<&CpuSet>, command: &mut Command) -> io::Result<bool> {
-    setsid()?;
+fn prepare_rank(
+    agent: u32,
+    gate: Option<RawFd>,
+    cpus: Option<&CpuSet>,
+    command: &mut Command,
+) -> io::Result<bool> {
+    if gate.is_none() {
+        setsid()?;
+    } else {
+        lead_foreground(Pid::from_raw(agent.cast_signed()))?;
+    }
     if !leash::tie_to(agent)? {
         return Ok(false);
     }
-    let Opening::Start(socket) = gate::wait(io::stdin())? else {
-        return Ok(false);
+    let opening = match gate {
+        Some(number) => gate::wait_at(number)?,
+        None => gate::wait(io::stdin())?,
     };
-    if let Some(fd) = socket {
-        command.env(env::BRIGADE_STORE_FD, fd.to_string());
+    let Opening::Start { socket, progress } = opening else { return Ok(false) };
+    let given = [(env::BRIGADE_STORE_FD, socket), (env::BRIGADE_PROGRESS_FD, progress)];
+    for (name, fd) in given {
+        if let Some(fd) = fd {
+            command.env(name, fd.to_string());
+        }
     }
     if let Some(cpus) = cpus {
         cpus.bind().map_err(|error| {
             io::Error::new(error.kind(), format!("it cannot be bound to CPUs {cpus}: {error}"))
         })?;
     }
-    // Several ranks cannot share a keyboard.
-    dup2_stdin(File::open("/dev/null")?)?;
+    if gate.is_none() {
+        // Several ranks cannot share a keyboard.
+        dup2_stdin(File::open("/dev/null")?)?;
+    }
     // The agent blocks the signals it waits for, and a child inherits that.
     SigSet::empty().thread_set_mask()?;
     Ok(true)
@@ -169,5 +193,7 @@ const REAPER: &str = "__reaper";
 const SESSION: &str = "__session";
 /// In place of processors: those that the agent may use.
 const ANY: &str = "any";
+/// In place of a number: the gate is the rank's stdin.
+const STDIN: &str = "stdin";
 /// Somebody typed a hidden role by hand.
 const MALFORMED: u8 = 2;

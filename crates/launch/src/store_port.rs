@@ -1,13 +1,18 @@
 //! A TCP port that no other program is given between choosing it and listening on it.
 
+use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::str::FromStr;
 
 use brigade_world::{StoreEndpoint, StoreHost, own_address};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
 };
+use serde::{Deserialize, Serialize};
+
+use crate::ValueError;
 
 /// From where a port can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +21,47 @@ pub enum Reach {
     Loopback,
     /// From every host that reaches this one.
     Everywhere,
+}
+
+/// The ports among which the ranks' store may have its own (`--store-port`): what a firewall lets
+/// through.
+///
+/// ```
+/// use brigade_launch::PortRange;
+/// let range: PortRange = "29500-29510".parse()?;
+/// assert_eq!((range.first, range.last), (29500, 29510));
+/// assert_eq!("29500".parse::<PortRange>()?.to_string(), "29500");
+/// assert!("29510-29500".parse::<PortRange>().is_err());
+/// # Ok::<(), brigade_launch::ValueError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortRange {
+    /// The lowest.
+    pub first: u16,
+    /// The highest.
+    pub last: u16,
+}
+
+impl FromStr for PortRange {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let port = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        match (port(first), port(last)) {
+            (Some(first), Some(last)) if first <= last => Ok(Self { first, last }),
+            _ => Err(ValueError::expected("a port from 1 to 65535, or FIRST-LAST", text)),
+        }
+    }
+}
+
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.first == self.last {
+            true => write!(f, "{}", self.first),
+            false => write!(f, "{}-{}", self.first, self.last),
+        }
+    }
 }
 
 /// A free port, held for as long as this value lives.
@@ -43,16 +89,33 @@ pub struct StorePort {
 }
 
 impl StorePort {
-    /// Takes a free port. Errors when there is none, or no loopback.
+    /// Takes a port that the system chooses. Errors when there is none, or no loopback.
     pub fn reserve(reach: Reach) -> io::Result<Self> {
-        let any_v6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+        Self::at(reach, 0)
+    }
+
+    /// Takes the first port of a range on which nobody listens. Errors when there is none.
+    pub fn reserve_in(reach: Reach, range: PortRange) -> io::Result<Self> {
+        let mut error = None;
+        for port in range.first..=range.last {
+            match Self::at(reach, port) {
+                Ok(port) => return Ok(port),
+                Err(refused) => error = Some(refused),
+            }
+        }
+        Err(error.unwrap_or_else(|| io::ErrorKind::AddrInUse.into()))
+    }
+
+    fn at(reach: Reach, port: u16) -> io::Result<Self> {
         let held = match reach {
-            Reach::Loopback => bound(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?,
+            Reach::Loopback => bound(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))?,
             // `[::]` takes both protocols, and is where PyTorch listens first; a host without IPv6
             // has no such socket.
-            Reach::Everywhere => {
-                bound(any_v6).or_else(|_| bound(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))))?
-            }
+            Reach::Everywhere => match bound(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(error),
+                Err(_) => bound(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)))?,
+                Ok(held) => held,
+            },
         };
         let addr = TcpListener::from(held.try_clone()?).local_addr()?;
         Ok(Self { _held: held, addr })
@@ -152,6 +215,32 @@ mod tests {
             listen(&socket, Backlog::new(8).unwrap()).unwrap();
             let elsewhere = TcpStream::connect(("127.0.0.2", port.number()));
             assert_eq!(elsewhere.is_ok(), reached, "{reach:?}: {elsewhere:?}");
+        }
+    }
+
+    #[test]
+    fn a_range_gives_its_first_port_on_which_nobody_listens() {
+        for reach in REACHES {
+            // Ports beside each other that were free a moment ago.
+            let range = loop {
+                let first = StorePort::reserve(reach).unwrap().number();
+                let Some(last) = first.checked_add(2) else { continue };
+                if (first..=last).all(|port| StorePort::at(reach, port).is_ok()) {
+                    break PortRange { first, last };
+                }
+            };
+            let port = StorePort::reserve_in(reach, range).unwrap();
+            assert_eq!(port.number(), range.first);
+            // As rank 0 of another job.
+            let socket = port.socket().unwrap();
+            listen(&socket, Backlog::new(8).unwrap()).unwrap();
+            assert_eq!(StorePort::reserve_in(reach, range).unwrap().number(), range.first + 1);
+            let only = PortRange { last: range.first, ..range };
+            let error = StorePort::reserve_in(reach, only).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+            // With the attempt before it the port is free again.
+            drop((socket, port));
+            assert_eq!(StorePort::reserve_in(reach, only).unwrap().number(), range.first);
         }
     }
 

@@ -41,16 +41,74 @@ fn filled(model: &Model<ResNet>) {
     }
 }
 
-/// Relative to the largest: logits of deep nets are sums of thousands of float32 products.
-fn assert_near(found: &Tensor, expected: &Value, tolerance: f64, what: &str) {
-    let rows: Vec<Vec<f32>> = serde_json::from_value(expected.clone()).unwrap();
-    let flat: Vec<f32> = rows.concat();
-    let expected = Tensor::from_slice(&flat).view([rows.len() as i64, -1]);
-    let scale = expected.abs().max().double_value(&[]);
-    let error = (found - &expected).abs().max().double_value(&[]) / scale;
-    assert!(error < tolerance, "{what}: {error} of the largest");
+/// What a network makes of the golden file's images, in double precision.
+struct Outcome {
+    train_logits: Tensor,
+    train_loss: f64,
+    /// Of each parameter's gradient: the sum of its absolute values.
+    gradients: Vec<(String, f64)>,
+    eval_logits: Tensor,
 }
 
+impl Outcome {
+    fn of(model: &mut Model<ResNet>, images: &Tensor) -> Self {
+        let images = images.to_kind(model.kind());
+        model.train();
+        let logits = model.forward(&images);
+        let loss = logits.cross_entropy_for_logits(&Tensor::from_slice(&[3i64, 7]));
+        loss.backward();
+        let gradients = model.parameters().into_iter().map(|parameter| {
+            (parameter.name, parameter.tensor.grad().abs().sum(Kind::Double).double_value(&[]))
+        });
+        let gradients = gradients.collect();
+        model.eval();
+        Self {
+            train_logits: logits.detach().to_kind(Kind::Double),
+            train_loss: loss.double_value(&[]),
+            gradients,
+            eval_logits: tch::no_grad(|| model.forward(&images)).to_kind(Kind::Double),
+        }
+    }
+
+    fn read(golden: &Value) -> Self {
+        let matrix = |value: &Value| {
+            let rows: Vec<Vec<f32>> = serde_json::from_value(value.clone()).unwrap();
+            Tensor::from_slice(&rows.concat()).view([rows.len() as i64, -1]).to_kind(Kind::Double)
+        };
+        let gradients = golden["grad_abs_sums"].as_object().unwrap();
+        Self {
+            train_logits: matrix(&golden["train_logits"]),
+            train_loss: golden["train_loss"].as_f64().unwrap(),
+            gradients: gradients
+                .iter()
+                .map(|(name, sum)| (name.clone(), sum.as_f64().unwrap()))
+                .collect(),
+            eval_logits: matrix(&golden["eval_logits_after_one_train_forward"]),
+        }
+    }
+
+    /// The differences to `exact`: of logits and gradients the largest, relative to the largest logit and
+    /// to each gradient.
+    fn errors(&self, exact: &Self) -> [f64; 4] {
+        let of_logits = |found: &Tensor, exact: &Tensor| {
+            (found - exact).abs().max().double_value(&[]) / exact.abs().max().double_value(&[])
+        };
+        let gradients = self.gradients.iter().map(|(name, sum)| {
+            let (_, exact) = exact.gradients.iter().find(|(exact, _)| exact == name).unwrap();
+            (sum - exact).abs() / exact
+        });
+        [
+            of_logits(&self.train_logits, &exact.train_logits),
+            (self.train_loss - exact.train_loss).abs() / exact.train_loss,
+            gradients.fold(0.0, f64::max),
+            of_logits(&self.eval_logits, &exact.eval_logits),
+        ]
+    }
+}
+
+/// Compares with torchvision's results in float32 by way of float64, where rounding leaves nothing to see:
+/// so torchvision's distance is its own rounding and the same on every processor, and ours, which differs
+/// from processor to processor, is held against it.
 fn agrees(name: &str, build: fn(&Path<'_>) -> ResNet) {
     let golden: Value = serde_json::from_str(include_str!("golden/resnets.json")).unwrap();
     let golden = &golden["models"][name];
@@ -66,23 +124,20 @@ fn agrees(name: &str, build: fn(&Path<'_>) -> ResNet) {
     filled(&model);
     let shape: Vec<i64> = serde_json::from_value(golden["input"].clone()).unwrap();
     let images = fill(&shape, 900, -1.0, 1.0);
-    let logits = model.forward(&images);
-    assert_near(&logits, &golden["train_logits"], 2e-4, "logits in training");
-    let loss = logits.cross_entropy_for_logits(&Tensor::from_slice(&[3i64, 7]));
-    let expected = golden["train_loss"].as_f64().unwrap();
-    let error = (loss.double_value(&[]) - expected).abs() / expected;
-    assert!(error < 2e-4, "loss: {error}");
-    loss.backward();
-    for parameter in model.parameters() {
-        let Some(expected) = golden["grad_abs_sums"][&parameter.name].as_f64() else { continue };
-        let sum = parameter.tensor.grad().abs().sum(Kind::Double).double_value(&[]);
-        let error = (sum - expected).abs() / expected;
-        assert!(error < 5e-3, "gradient of {}: {error}", parameter.name);
+    let mut exact = Model::build().kind(Kind::Double).build(build).unwrap();
+    filled(&exact);
+    let exact = Outcome::of(&mut exact, &images);
+    let torchvision = Outcome::read(golden).errors(&exact);
+    let ours = Outcome::of(&mut model, &images).errors(&exact);
+    eprintln!("{name}: torchvision's rounding {torchvision:?}, ours {ours:?}");
+    let what = ["logits in training", "loss", "gradients", "logits in evaluation"];
+    // float32 has 1.2e-7; 50 layers of sums, and batch statistics of few values, make more of it.
+    let limits = [2e-4, 2e-4, 1e-2, 5e-4];
+    for (((what, limit), torchvision), ours) in what.iter().zip(limits).zip(torchvision).zip(ours) {
+        assert!(torchvision < limit, "{what}: torchvision is {torchvision} away");
+        // The same sums in another order: an error of the same size.
+        assert!(ours < 16.0 * torchvision, "{what}: {ours} away, torchvision {torchvision}");
     }
-    model.eval();
-    let logits = tch::no_grad(|| model.forward(&images));
-    let expected = &golden["eval_logits_after_one_train_forward"];
-    assert_near(&logits, expected, 5e-4, "logits in evaluation");
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! Who takes part in a job, with which ranks, and when an attempt starts, stops and counts: the
 //! decision alone, without clock and network.
 
+mod admission;
 mod event;
 mod forming;
 mod hearing;
 mod joining;
 mod member;
+mod record;
 mod rules;
 mod stopping;
 mod trouble;
@@ -17,8 +19,10 @@ use std::time::Duration;
 use crate::{FromAgent, ToAgent, Verdict};
 
 pub use event::{Action, AgentId, Event};
+pub use record::{CauseKind, HostPart, JobCause, JobEvent, Record};
 pub use rules::Rules;
 
+use admission::Admission;
 use forming::Gathering;
 use member::Member;
 use trouble::Trouble;
@@ -60,6 +64,7 @@ pub struct Formation {
     next_attempt: u32,
     restarts: u32,
     trouble: Trouble,
+    admission: Admission,
     /// The last order to stop the present attempt, for those who may not have got it.
     last_stop: Option<(i32, String)>,
     /// Some host has ranks that SIGKILL does not end.
@@ -97,6 +102,7 @@ impl Formation {
             next_attempt: 0,
             restarts: 0,
             trouble: Trouble::default(),
+            admission: Admission::default(),
             last_stop: None,
             stuck: false,
             next_look: Duration::MAX,
@@ -136,6 +142,7 @@ impl Formation {
         if !idle || due || !self.actions.is_empty() {
             self.look_for_stuck();
             self.advance();
+            self.plan_admission();
         }
         mem::take(&mut self.actions)
     }
@@ -145,9 +152,11 @@ impl Formation {
     pub fn deadline(&self) -> Option<Duration> {
         let own = match &self.state {
             State::Gathering(gathering) => {
-                Some(gathering.deadline(&self.rules)).filter(|_| !self.waits_for_absent())
+                let deadline = gathering.deadline(&self.rules);
+                Some(deadline).filter(|_| !self.waits_for_absent())
             }
-            State::Running | State::Over(_) => None,
+            State::Running => self.admission.due,
+            State::Over(_) => None,
             State::Stopping(until) => Some(*until),
         };
         let look = (self.next_look < Duration::MAX).then_some(self.next_look);

@@ -37,7 +37,9 @@ mod wire;
 
 pub use coordinator::{Coordinator, OutputSink, Piece, SessionId};
 pub use etcd::{EtcdAccess, EtcdError};
-pub use formation::{Action, AgentId, Event, Formation, Rules};
+pub use formation::{
+    Action, AgentId, CauseKind, Event, Formation, HostPart, JobCause, JobEvent, Record, Rules,
+};
 pub use frame::{Decoder, FrameError, LONGEST_FRAME, encode};
 pub use limits::TimeLimits;
 pub use link::{Link, OUTPUT_CREDIT};

@@ -15,7 +15,7 @@ use crate::printable;
 use crate::text::printable_lines;
 
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// Milliseconds of the sender's own monotonic clock, from a start of its choosing.
 pub type Millis = u64;
@@ -27,6 +27,27 @@ pub enum FromAgent {
     Join(Join),
     /// A rank of this host ended with a code other than 0 or by a signal that is not the agent's.
     Failed(RankFailure),
+    /// All ranks of this host run. Sent where [`Assignment::recorded`] asks for it, and again after a
+    /// break.
+    Started {
+        /// In which attempt.
+        attempt: u32,
+        /// Their process numbers, by local rank.
+        pids: Vec<i32>,
+        /// When.
+        at: Millis,
+    },
+    /// A rank of this host has ended, however it did. Sent as [`FromAgent::Started`] is.
+    Exited {
+        /// In which attempt.
+        attempt: u32,
+        /// Its number on its host.
+        local_rank: usize,
+        /// How it ended.
+        ending: Ending,
+        /// When.
+        at: Millis,
+    },
     /// Every rank of this host ended with 0.
     Finished {
         /// In which attempt.
@@ -71,6 +92,12 @@ pub enum FromAgent {
     Say {
         /// The line, without its end.
         text: String,
+    },
+    /// How far its ranks are, a few times a second at most, where that is shown where the coordinator
+    /// is. None: they have ended.
+    Progress {
+        /// Ranks and their reports, as they have written them.
+        ranks: Vec<(usize, String)>,
     },
     /// Nothing has happened, but this host is alive.
     Beat {
@@ -233,6 +260,9 @@ pub struct Assignment {
     pub master_addr: String,
     /// Port at which rank 0 listens, held by that host's agent.
     pub master_port: u16,
+    /// The coordinator keeps a record of the job: it is told of each rank's start and end.
+    #[serde(default)]
+    pub recorded: bool,
 }
 
 /// How the job ended.
@@ -293,10 +323,13 @@ impl FromAgent {
                 let stuck = stuck.as_deref().map(printable);
                 Self::Stopped { attempt, port, killed, stuck }
             }
-            Self::Finished { .. }
+            Self::Started { .. }
+            | Self::Exited { .. }
+            | Self::Finished { .. }
             | Self::Interrupted { .. }
             | Self::Leaving
             | Self::Output { .. }
+            | Self::Progress { .. }
             | Self::Beat { .. } => self,
         }
     }

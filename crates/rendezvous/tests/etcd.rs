@@ -17,6 +17,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+brigade_suite::suite! {
+    part agent;
+    needs Etcd:
+        a_killed_coordinator_is_replaced,
+        a_coordinator_that_stood_still_gives_way;
+}
+
 const ENDPOINTS: &str = "BRIGADE_TEST_ETCD";
 const RUN_ID: &str = "elected";
 
@@ -31,7 +38,7 @@ impl Host {
     /// This test's program once more, in the part of an agent.
     fn start(etcd: &Etcd) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "agent", "--nocapture", "--test-threads", "1"])
+            .args(["--part", "agent"])
             .env(ENDPOINTS, etcd.endpoint())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -89,9 +96,8 @@ fn three(etcd: &Etcd) -> [Host; 3] {
     hosts
 }
 
-#[test]
 fn a_killed_coordinator_is_replaced() {
-    let Some(etcd) = Etcd::start() else { return eprintln!("skipped: etcd is not installed") };
+    let etcd = Etcd::start();
     let [first, mut second, mut third] = three(&etcd);
     let start = Instant::now();
     first.signal(Signal::SIGKILL);
@@ -109,9 +115,8 @@ fn a_killed_coordinator_is_replaced() {
     assert!(line.contains("the job `elected` is over (exit code 0)"), "{line}");
 }
 
-#[test]
 fn a_coordinator_that_stood_still_gives_way() {
-    let Some(etcd) = Etcd::start() else { return eprintln!("skipped: etcd is not installed") };
+    let etcd = Etcd::start();
     let [mut first, mut second, mut third] = three(&etcd);
     first.signal(Signal::SIGSTOP);
     for host in [&second, &third] {
@@ -130,12 +135,9 @@ fn a_coordinator_that_stood_still_gives_way() {
     }
 }
 
-/// The agent's part; a test that finds nothing to do without the others' environment.
-#[test]
+/// The process of an agent.
 fn agent() {
-    let Ok(endpoints) = std::env::var(ENDPOINTS) else { return };
-    // The test runner has begun a line.
-    println!();
+    let endpoints = std::env::var(ENDPOINTS).unwrap();
     let (sender, finish) = channel();
     thread::spawn(move || {
         let mut word = [0; 6];

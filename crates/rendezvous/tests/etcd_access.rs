@@ -10,15 +10,19 @@ use brigade_rendezvous::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use ureq::tls::{ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
 
-/// An etcd with a certificate of this authority; `None` where etcd is not installed.
-fn etcd_of(authority: &Authority) -> Option<Etcd> {
+brigade_suite::suite! {
+    needs Etcd:
+        certificates_of_both_sides,
+        an_etcd_without_tls_is_named,
+        users_and_passwords,
+        files_that_hold_no_certificate;
+}
+
+/// An etcd with a certificate of this authority.
+fn etcd_of(authority: &Authority) -> Etcd {
     let [ca, certificate, key] =
         ["ca.pem", "server.pem", "server-key.pem"].map(|name| authority.file(name));
-    let etcd = Etcd::start_over_tls(&certificate, &key, Some(&ca));
-    if etcd.is_none() {
-        eprintln!("skipped: etcd is not installed");
-    }
-    etcd
+    Etcd::start_over_tls(&certificate, &key, Some(&ca))
 }
 
 /// How a client speaks to it that has all it needs.
@@ -69,10 +73,9 @@ fn refused(endpoint: &str, access: EtcdAccess) -> EtcdError {
     }
 }
 
-#[test]
 fn certificates_of_both_sides() {
     let authority = Authority::new();
-    let Some(etcd) = etcd_of(&authority) else { return };
+    let etcd = etcd_of(&authority);
     let other = Authority::new();
     elect(etcd.endpoint(), access_of(&authority)).unwrap();
     // The scheme says the same as the setting.
@@ -109,9 +112,8 @@ fn certificates_of_both_sides() {
     assert!(error.contains("does it speak TLS only (--rdzv-conf protocol=https)?"), "{error}");
 }
 
-#[test]
 fn an_etcd_without_tls_is_named() {
-    let Some(etcd) = Etcd::start() else { return eprintln!("skipped: etcd is not installed") };
+    let etcd = Etcd::start();
     // It might be one that is starting: it is asked again, and each time said what may be wrong.
     let error = elect_within(SHORTLY, etcd.endpoint(), access_of(&Authority::new()))
         .unwrap_err()
@@ -119,10 +121,9 @@ fn an_etcd_without_tls_is_named() {
     assert!(error.ends_with("does it speak TLS?"), "{error}");
 }
 
-#[test]
 fn users_and_passwords() {
     let authority = Authority::new();
-    let Some(etcd) = etcd_of(&authority) else { return };
+    let etcd = etcd_of(&authority);
     let admin = Admin::new(&authority, &etcd);
     for (name, password) in [("root", "admin"), ("trainer", "right"), ("reader", "right")] {
         admin.post("auth/user/add", &format!(r#"{{"name":"{name}","password":"{password}"}}"#));
@@ -207,7 +208,6 @@ impl Admin {
     }
 }
 
-#[test]
 fn files_that_hold_no_certificate() {
     let authority = Authority::new();
     let wrong = |change: &dyn Fn(&mut EtcdAccess)| {

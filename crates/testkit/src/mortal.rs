@@ -17,10 +17,25 @@ pub struct MortalRanks {
 
 impl MortalRanks {
     /// Starts `world_size` ranks that run the test `name` with these variables. Their stdout is piped.
+    /// The test is ignored otherwise (`#[ignore]`): alone it has nothing to check.
     ///
     /// # Errors
     /// When the system refuses, or no world has that size.
     pub fn start(name: &str, world_size: usize, variables: &[(&str, &OsStr)]) -> io::Result<Self> {
+        let arguments = [name, "--exact", "--include-ignored", "--nocapture"];
+        Self::start_with(&arguments, world_size, variables)
+    }
+
+    /// Starts `world_size` ranks of this test executable with these arguments and variables, for a
+    /// program without libtest. Their stdout is piped.
+    ///
+    /// # Errors
+    /// When the system refuses, or no world has that size.
+    pub fn start_with(
+        arguments: &[&str],
+        world_size: usize,
+        variables: &[(&str, &OsStr)],
+    ) -> io::Result<Self> {
         let size = WorldSize::new(world_size).map_err(io::Error::other)?;
         let port = StorePort::reserve(Reach::Loopback)?;
         let mut started = Self { ranks: Vec::new(), _port: port };
@@ -32,7 +47,7 @@ impl MortalRanks {
             };
             let world = World::on_one_host(rank, size, started._port.endpoint(host));
             let mut command = Command::new(std::env::current_exe()?);
-            command.args([name, "--exact", "--nocapture"]).stdin(stdin).stdout(Stdio::piped());
+            command.args(arguments).stdin(stdin).stdout(Stdio::piped());
             world.map_err(io::Error::other)?.describe_to(&mut command);
             command.envs(variables.iter().copied());
             command.env("OMP_NUM_THREADS", "1");

@@ -1,6 +1,9 @@
 #include "brigade-torch/src/bridge.rs.h"
 
+#include <ATen/Version.h>
+
 #include <cstdlib>
+#include <string>
 
 // MKL is linked into libtorch_cpu, and its headers are not in the wheel. These are `mkl_cbwr_set` and its
 // like under the names that the library exports. Weak: a libtorch with another library has none of them.
@@ -52,6 +55,14 @@ Products make_products_reproducible() {
     default:
       return Products::Unsupported;
   }
+}
+
+rust::String cpu_kernels() {
+  std::string kernels = at::get_cpu_capability();
+  if (mkl_serv_cbwr_get_auto_branch != nullptr) {
+    kernels += ", MKL branch " + std::to_string(mkl_serv_cbwr_get_auto_branch());
+  }
+  return kernels;
 }
 
 } // namespace brigade

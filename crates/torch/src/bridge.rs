@@ -568,6 +568,7 @@ pub(crate) mod ffi {
         fn device_memory(device: i8) -> Result<DeviceMemory>;
         fn has_onednn() -> bool;
         fn make_products_reproducible() -> Products;
+        fn cpu_kernels() -> String;
         fn cuda_has_bf16() -> Result<bool>;
 
         fn fused_adagrad(

@@ -56,7 +56,7 @@ pub use norm::{BatchNormState, batch_norm_relu, sync_batch_norm};
 pub use profiler::{ProfiledEvent, ProfilerOptions, Recording, Scope};
 pub use random::{rng_state, set_rng_state};
 pub use reducer::{Reducer, ReducerOptions};
-pub use reproducible::{Products, make_products_reproducible};
+pub use reproducible::{Products, cpu_kernels, make_products_reproducible};
 pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore, inherited_socket};
 pub use tch::{Device, Kind, Tensor};
 pub use tensor_file::TensorFile;

@@ -25,6 +25,13 @@ pub fn make_products_reproducible() -> Products {
     ffi::make_products_reproducible()
 }
 
+/// The kernels that libtorch and MKL choose on this processor, such as `AVX512, MKL branch 12`. Others round
+/// otherwise.
+#[must_use]
+pub fn cpu_kernels() -> String {
+    ffi::cpu_kernels()
+}
+
 impl Products {
     /// What is lost, why, and what to do; nothing where products are reproducible.
     #[must_use]

@@ -209,13 +209,8 @@ fn what_cannot_be_written_is_named() {
 #[test]
 fn a_full_disk_is_an_error_of_the_call() {
     // Linux has a device that is always full.
-    let full = Path::new("/dev/full");
-    if !full.exists() {
-        eprintln!("skipped: there is no /dev/full");
-        return;
-    }
     let folder = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink(full, folder.path().join("demo.jsonl")).unwrap();
+    std::os::unix::fs::symlink("/dev/full", folder.path().join("demo.jsonl")).unwrap();
     let error = JsonLines::new(folder.path()).start(&Run::new("demo")).unwrap_err().to_string();
     assert!(error.contains("demo.jsonl") && error.contains("No space left"), "{error}");
 }

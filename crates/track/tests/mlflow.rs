@@ -1,6 +1,6 @@
 //! MLflow's tracker against a real server, and against one that fails.
 //!
-//! `BRIGADE_TRACK_PYTHON` names a Python that has mlflow (`pip install mlflow`).
+//! The Python is that in `BRIGADE_TRACK_PYTHON`, or that of `cargo xtask install trackers`.
 
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in test functions, not in what they call
 
@@ -11,10 +11,23 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use brigade_suite::Need;
 use brigade_track::{
     At, Config, Credentials, Image, Mlflow, Outcome, Run, Table, TrackError, Tracker, Value, Values,
 };
 use serde_json::{Value as Json, json};
+
+brigade_suite::suite! {
+    always:
+        a_server_that_never_answers_does_not_hold_the_end,
+        a_run_that_goes_on_says_when_it_may_not,
+        a_password_in_the_address_is_sent_and_never_shown,
+        a_server_that_is_away_at_the_start_is_one_clear_error,
+        a_server_that_stumbles_gets_everything_in_the_end_and_in_batches,
+        a_server_that_goes_away_ends_no_training_unless_asked,
+        a_refused_batch_is_lost_at_once_and_said;
+    needs Trackers: a_real_server_has_all_that_was_logged;
+}
 
 /// `mlflow server` in a process group of its own: it starts workers.
 struct Server {
@@ -24,11 +37,10 @@ struct Server {
 }
 
 impl Server {
-    /// None where there is no MLflow.
-    fn start() -> Option<Self> {
+    fn start() -> Self {
         use std::os::unix::process::CommandExt;
 
-        let python = std::env::var_os("BRIGADE_TRACK_PYTHON")?;
+        let python = brigade_suite::python(Need::Trackers).unwrap();
         let folder = tempfile::tempdir().unwrap();
         // Free now; nobody else asks for it in the moment until the server binds it.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -45,13 +57,13 @@ impl Server {
             .spawn()
             .unwrap();
         let mut server = Self { process, url: format!("http://127.0.0.1:{port}"), _folder: folder };
-        let until = Instant::now() + Duration::from_secs(240);
+        let until = Instant::now() + Duration::from_secs(200);
         while get(&server.url, "/health").is_none_or(|answer| !answer.contains("OK")) {
             let ended = server.process.try_wait().unwrap();
             assert!(ended.is_none() && Instant::now() < until, "mlflow: {}", server.log());
             thread::sleep(Duration::from_millis(200));
         }
-        Some(server)
+        server
     }
 
     fn log(&self) -> String {
@@ -85,12 +97,8 @@ fn get(url: &str, path: &str) -> Option<String> {
     Some(answer)
 }
 
-#[test]
 fn a_real_server_has_all_that_was_logged() {
-    let Some(server) = Server::start() else {
-        eprintln!("skipped: BRIGADE_TRACK_PYTHON names no Python with mlflow");
-        return;
-    };
+    let server = Server::start();
     let config = json!({ "lr": 0.1, "model": { "name": "cnn", "widths": [8, 16] }, "fused": true });
     let run = Run::new("demo / ä").config(Config::of(&config).unwrap());
     let mut tracker = Mlflow::new(&server.url).unwrap().run_name("first").strict(true);
@@ -247,7 +255,6 @@ fn point(value: f64) -> Values {
     vec![("loss".to_owned(), value.into())]
 }
 
-#[test]
 fn a_server_that_is_away_at_the_start_is_one_clear_error() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let url = format!("http://127.0.0.1:{port}");
@@ -265,7 +272,6 @@ fn a_server_that_is_away_at_the_start_is_one_clear_error() {
     assert_eq!(locked.asked.lock().unwrap().len(), 1);
 }
 
-#[test]
 fn a_server_that_stumbles_gets_everything_in_the_end_and_in_batches() {
     let server = Double::start(|number, path| match number % 2 {
         0 if !path.contains("create") => (503, String::new()),
@@ -293,7 +299,6 @@ fn a_server_that_stumbles_gets_everything_in_the_end_and_in_batches() {
     assert!(asked.iter().all(|(head, _)| head.to_ascii_lowercase().contains("basic bwu6c2vjcmv0")));
 }
 
-#[test]
 fn a_server_that_goes_away_ends_no_training_unless_asked() {
     for strict in [false, true] {
         let server = Double::start(|_, path| match path {
@@ -315,7 +320,6 @@ fn a_server_that_goes_away_ends_no_training_unless_asked() {
     }
 }
 
-#[test]
 fn a_refused_batch_is_lost_at_once_and_said() {
     let refusing = Double::start(|_, path| match path {
         path if path.contains("log-batch") => {
@@ -340,7 +344,6 @@ fn a_refused_batch_is_lost_at_once_and_said() {
 
 /// The end of a run has one time limit for everything, also where the tracker is only dropped. The bound is
 /// far above it, and below the limit of one request.
-#[test]
 fn a_server_that_never_answers_does_not_hold_the_end() {
     for finish in [true, false] {
         let server = Double::start(|_, path| match path {
@@ -371,7 +374,6 @@ fn a_server_that_never_answers_does_not_hold_the_end() {
     }
 }
 
-#[test]
 fn a_run_that_goes_on_says_when_it_may_not() {
     for (status, refused) in [(400, false), (401, true), (403, true), (404, true)] {
         let server = Double::start(move |_, path| match path {
@@ -389,7 +391,6 @@ fn a_run_that_goes_on_says_when_it_may_not() {
     }
 }
 
-#[test]
 fn a_password_in_the_address_is_sent_and_never_shown() {
     let server = Double::start(|_, path| match path {
         path if path.contains("log-batch") => (500, String::new()),

@@ -1,13 +1,18 @@
 //! Event files as the real TensorBoard reads them.
 //!
-//! `BRIGADE_TRACK_PYTHON` names a Python that has tensorboard (`pip install tensorboard`).
+//! The Python is that in `BRIGADE_TRACK_PYTHON`, or that of `cargo xtask install trackers`.
 
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in test functions, not in what they call
 
 use std::process::Command;
 
+use brigade_suite::Need;
 use brigade_track::{At, Config, Image, Outcome, Run, Table, TensorBoard, Tracker, Value, Values};
 use serde_json::{Value as Json, json};
+
+brigade_suite::suite! {
+    needs Trackers: the_real_tensorboard_reads_what_was_logged;
+}
 
 /// Reads a folder of event files, checksums included, and prints what is in them.
 const READER: &str = r#"
@@ -48,12 +53,8 @@ answer["status"] = plugin_data_pb2.HParamsPluginData.FromString(end).session_end
 print(json.dumps(answer))
 "#;
 
-#[test]
 fn the_real_tensorboard_reads_what_was_logged() {
-    let Some(python) = std::env::var_os("BRIGADE_TRACK_PYTHON") else {
-        eprintln!("skipped: BRIGADE_TRACK_PYTHON names no Python with tensorboard");
-        return;
-    };
+    let python = brigade_suite::python(Need::Trackers).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let config =
         Config::of(&json!({ "lr": 0.1, "fused": true, "model": { "name": "cnn" } })).unwrap();

@@ -54,5 +54,5 @@ pub use watch::meter::{Meter, ProcessMemory, Rates};
 pub use watch::profile::{
     OperationSummary, Profile, ProfileOptions, ProfileSchedule, Profiler, Table,
 };
-pub use watch::progress::Progress;
+pub use watch::progress::{Progress, ProgressValues};
 pub use watch::tracking::TrackerHandle;

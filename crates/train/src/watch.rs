@@ -15,15 +15,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use brigade_track::{JsonLines, Tracker};
+use brigade_world::{Pace, ProgressPipe};
 use indicatif::{MultiProgress, ProgressDrawTarget};
-
-use crate::watch::progress::Pace;
 
 /// The trackers and the terminal of one process.
 pub(crate) struct Watch {
     pub(crate) rank: usize,
     /// All bars of the process, so that one does not draw over another.
     pub(crate) screen: MultiProgress,
+    /// Where `brigade launch` wants to know how far this rank is.
+    pub(crate) launcher: Option<ProgressPipe>,
     /// When the next plain line about progress is due, where there is no terminal.
     pub(crate) pace: Mutex<Pace>,
     trackers: Mutex<Trackers>,
@@ -60,6 +61,7 @@ impl Watch {
         Self {
             rank,
             screen: MultiProgress::with_draw_target(target),
+            launcher: ProgressPipe::from_env(),
             pace: Mutex::new(Pace::new(Instant::now())),
             trackers: Mutex::new(Trackers { all: trackers, started: false }),
             step: AtomicU64::new(0),

@@ -4,10 +4,8 @@
 
 mod resume;
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use brigade_models::{Linear, Model, Path as Names};
@@ -296,84 +294,11 @@ dist_test!(
             let error = saved(&folder.join("file/checkpoint")).unwrap_err();
             assert!(error.to_string().contains("file"), "{error}");
 
-            step!("on a small disk");
-            let disk = folder.join("disk");
-            let mounted = accelerator.is_main_process() && {
-                fs::create_dir_all(&disk).unwrap();
-                let mount = Command::new("mount")
-                    .args(["-t", "tmpfs", "-o", "size=9m", "brigade-test"])
-                    .arg(&disk)
-                    .output();
-                mount.is_ok_and(|output| output.status.success())
-            };
-            if !accelerator.broadcast_object(mounted, 0).unwrap() {
-                eprintln!("skipped: a small disk cannot be mounted here");
-                continue;
-            }
-            let outcome = saved(&disk.join("checkpoint"));
-            let names: Vec<_> = fs::read_dir(&disk).unwrap().collect();
-            accelerator.wait_for_everyone().unwrap();
-            if accelerator.is_main_process() {
-                let unmount = Command::new("umount").arg(&disk).status().unwrap();
-                assert!(unmount.success());
-            }
-            let error = outcome.unwrap_err();
-            assert!(error.to_string().contains("No space left on device"), "{error}");
-            assert!(names.is_empty(), "{names:?}");
             // The next one works.
             saved(&folder.join(format!("after-{background}"))).unwrap();
         }
     }
 );
-
-dist_test!(world = 2, seconds = 120, a_read_only_disk_is_an_error_on_every_rank, |_world| {
-    let first = Accelerator::new().unwrap();
-    let folder = Shared::new(&first);
-    let mut run = Run::new(&first, 1);
-    let disk = folder.join("disk");
-    // For root a folder's permissions are no hindrance; a disk's are.
-    let made = first.is_main_process() && {
-        fs::create_dir_all(&disk).unwrap();
-        let mount = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "ro", "brigade-test"])
-            .arg(&disk)
-            .output();
-        let mounted = mount.is_ok_and(|output| output.status.success());
-        if !mounted {
-            fs::set_permissions(&disk, Permissions::from_mode(0o555)).unwrap();
-        }
-        mounted
-    };
-    let mounted = first.broadcast_object(made, 0).unwrap();
-    let mut said = Vec::new();
-    for background in [true, false] {
-        let project = ProjectConfiguration::new(disk.join("run")).background(background);
-        let accelerator = Accelerator::builder().sharing(&first).project(project).build().unwrap();
-        let model = Model::new(|p| Linear::new(p / "hidden", 6, 8)).unwrap();
-        let _model = accelerator.prepare(model).unwrap();
-        let saved =
-            accelerator.save_state(disk.join("one")).and_then(|_| accelerator.wait_for_save());
-        let numbered = accelerator.save_state_numbered().and_then(|_| accelerator.wait_for_save());
-        said.extend([saved, numbered].map(|outcome| outcome.unwrap_err().to_string()));
-    }
-    step!("training goes on, and is saved elsewhere");
-    run.go(&first, |_, batches| batches < 2);
-    let before = run.weights();
-    let path = first.save_state(folder.join("elsewhere")).unwrap();
-    first.wait_for_save().unwrap();
-    run.go(&first, |_, batches| batches < 4);
-    first.load_state(&path).unwrap();
-    // Buffers are rank 0's.
-    assert!(!first.is_main_process() || run.weights() == before);
-    first.wait_for_everyone().unwrap();
-    if mounted && first.is_main_process() {
-        assert!(Command::new("umount").arg(&disk).status().unwrap().success());
-    }
-    let reason = if mounted { "Read-only file system" } else { "Permission denied" };
-    for error in said {
-        assert!(error.contains(reason) && error.contains("disk"), "{error}");
-    }
-});
 
 dist_test!(world = 2, seconds = 120, a_shard_that_is_cut_short_is_named_on_every_rank, |_world| {
     let first = Accelerator::new().unwrap();

@@ -6,6 +6,7 @@ mod resume;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use brigade_plan::{Sampler, Shuffle};
 use brigade_testkit::MortalRanks;
@@ -16,10 +17,11 @@ use resume::{BATCH, Run, SAMPLES};
 const FOLDER: &str = "BRIGADE_TEST_WORLDS_FOLDER";
 const ROUNDS: &str = "BRIGADE_TEST_WORLDS_ROUNDS";
 
-/// A part of the run: so many rounds, and a checkpoint. Does nothing unless it was started for that.
+/// A part of the run: so many rounds, and a checkpoint.
 #[test]
+#[ignore = "is what the test below starts"]
 fn child() {
-    let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
+    let folder = std::env::var_os(FOLDER).map(PathBuf::from).unwrap();
     let rounds: usize = std::env::var(ROUNDS).unwrap().parse().unwrap();
     let accelerator = Accelerator::builder()
         .gradient_accumulation_steps(2)
@@ -87,4 +89,29 @@ fn three_ranks_then_two_then_one() {
     assert_eq!(seen, [&first[then..], &order(1)].concat());
     // The open window's other half; what is left of the epoch; ten batches of the next in five windows.
     assert_eq!(steps, 1 + 1 + 1 + 5);
+}
+
+/// A sum over two threads is another sum than one over one.
+#[test]
+fn another_number_of_threads_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = |threads: &str| {
+        let mut run = Command::new(std::env::current_exe().unwrap());
+        run.args(["child", "--exact", "--include-ignored", "--nocapture"]);
+        run.env(FOLDER, folder.path()).env(ROUNDS, "2").env("OMP_NUM_THREADS", threads);
+        let output = run.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        text.lines().filter(|line| line.contains("last digits")).map(str::to_owned).collect()
+    };
+    let first: Vec<String> = lines("1");
+    assert_eq!(first, [""; 0]);
+    let same: Vec<String> = lines("1");
+    assert_eq!(same, [""; 0]);
+    let other: Vec<String> = lines("2");
+    assert_eq!(
+        other,
+        ["brigade: the last digits will differ from those of the run that was saved, which added \
+             in another order (threads: 1 then, 2 now)"]
+    );
 }

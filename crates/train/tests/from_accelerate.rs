@@ -9,9 +9,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::convert::{Target, convert, convert_like};
 use brigade_models::{BatchNorm1d, Embedding, Linear, Model, Module, Path as Names};
+use brigade_suite::Need;
 use brigade_torch::{Tensor, from_vec};
 use brigade_train::{Accelerator, Adam, Optimizer, PreparedModel, Scheduler};
 use serde_json::Value;
+
+brigade_suite::suite! {
+    always:
+        a_folder_of_accelerates_goes_on,
+        weights_that_were_pickled_and_objects_that_nobody_knows,
+        two_processes_count_as_one_and_a_tied_weight_comes_back,
+        a_dictionary_goes_on,
+        what_does_not_fit_is_refused_and_nothing_is_left;
+    needs Pytorch: peer_accelerate_goes_on_with_ours;
+}
 
 /// The net of `fixtures/make_accelerate.py`.
 struct Net {
@@ -129,7 +140,6 @@ fn goes_on(converted: &Path, random: bool) {
     }
 }
 
-#[test]
 fn a_folder_of_accelerates_goes_on() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
@@ -145,7 +155,6 @@ fn a_folder_of_accelerates_goes_on() {
     goes_on(&made, true);
 }
 
-#[test]
 fn weights_that_were_pickled_and_objects_that_nobody_knows() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
@@ -170,7 +179,6 @@ fn weights_that_were_pickled_and_objects_that_nobody_knows() {
     goes_on(&at("made"), true);
 }
 
-#[test]
 fn two_processes_count_as_one_and_a_tied_weight_comes_back() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
@@ -222,7 +230,6 @@ fn two_processes_count_as_one_and_a_tied_weight_comes_back() {
     assert!(!at("none").exists());
 }
 
-#[test]
 fn a_dictionary_goes_on() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
@@ -241,7 +248,6 @@ fn a_dictionary_goes_on() {
     goes_on(&made, false);
 }
 
-#[test]
 fn what_does_not_fit_is_refused_and_nothing_is_left() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
@@ -268,13 +274,9 @@ fn what_does_not_fit_is_refused_and_nothing_is_left() {
 
 /// What is written for Accelerate is read by its own `load_state`, and its run goes on with the numbers
 /// of ours.
-#[test]
 fn peer_accelerate_goes_on_with_ours() {
     let _alone = alone();
-    let Some(python) = std::env::var_os("BRIGADE_PEER_PYTHON") else {
-        eprintln!("skipped: BRIGADE_PEER_PYTHON is not set");
-        return;
-    };
+    let python = brigade_suite::python(Need::Pytorch).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let (ours, theirs) = (folder.path().join("ours"), folder.path().join("theirs"));
     let mut run = Run::new(1);

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use brigade_models::{Cnn, Model};
 use brigade_train::Accelerator;
+use brigade_world::{ProgressReport, env};
 use portable_pty::{Child, CommandBuilder, ExitStatus, MasterPty, PtySize, native_pty_system};
 
 /// Names what the child does.
@@ -19,11 +20,11 @@ const PART: &str = "BRIGADE_TEST_TERMINAL";
 const STEPS: u64 = 40;
 const ROWS: u16 = 24;
 
-/// The other process of each test here: this executable again. Started as a test like others it has
-/// nothing to do.
+/// The other process of each test here: this executable again.
 #[test]
+#[ignore = "is what the tests below start"]
 fn child() {
-    let Ok(part) = std::env::var(PART) else { return };
+    let part = std::env::var(PART).unwrap();
     if let Some(channels_last) = part.strip_prefix("start ") {
         let builder = Accelerator::builder().cpu(true).channels_last(channels_last == "true");
         let accelerator = builder.build().unwrap();
@@ -37,7 +38,11 @@ fn child() {
     // Ends the line that the test harness has begun, on every rank before it got here.
     accelerator.println("");
     let steps = if part == "endless" { u64::MAX } else { STEPS };
-    for step in accelerator.progress(0..steps).label(format!("train{rank}")) {
+    let bar = accelerator.progress(0..steps).label(format!("train{rank}"));
+    let values = bar.values();
+    for step in bar {
+        values.set("loss", 1.0 / (step + 1) as f64);
+        values.rate(640.0, "samples");
         if step == STEPS / 2 {
             accelerator.println("half of it");
         }
@@ -46,8 +51,8 @@ fn child() {
     accelerator.println("the end");
 }
 
-fn arguments() -> [&'static str; 4] {
-    ["--exact", "child", "--nocapture", "--test-threads=1"]
+fn arguments() -> [&'static str; 5] {
+    ["--exact", "child", "--include-ignored", "--nocapture", "--test-threads=1"]
 }
 
 /// A terminal with everything that was written to it so far.
@@ -224,4 +229,31 @@ fn without_a_terminal_there_is_nothing_to_draw_with() {
     for text in [out, error] {
         assert!(!text.contains(['\r', '\x1b']), "only plain lines: {text:?}");
     }
+}
+
+#[test]
+fn a_launcher_is_told_and_shows_the_bar_itself() {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    // It is inherited as descriptor 0.
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(arguments())
+        .env(PART, "finite")
+        .env(env::BRIGADE_PROGRESS_FD, "0")
+        .stdin(Stdio::from(writer))
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!error.contains("train0"), "{error}");
+    let mut told = Vec::new();
+    reader.read_to_end(&mut told).unwrap();
+    let lines = told.split_inclusive(|byte| *byte == b'\n');
+    let reports: Vec<ProgressReport> =
+        lines.map(|line| ProgressReport::decode(line).unwrap()).collect();
+    let (last, before) = reports.split_last().unwrap();
+    assert!(last.done && last.position == STEPS, "{last:?}");
+    assert!(!before.is_empty() && before.iter().all(|report| !report.done), "{before:?}");
+    assert_eq!((last.label.as_str(), last.length), ("train0", Some(STEPS)));
+    assert_eq!(last.values, [("loss".to_owned(), "0.0250".to_owned())]);
+    assert_eq!(last.throughput(), (640.0, "samples"));
 }

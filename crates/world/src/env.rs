@@ -86,4 +86,5 @@ contract! {
     TORCHELASTIC_ERROR_FILE, Everyone, "file in which a failing rank leaves its error for the launcher";
     BRIGADE_AGENT, Brigade, "names the launcher that started this process, which finds by it what a rank has left behind";
     BRIGADE_STORE_FD, Brigade, "rank 0 only: number of an inherited socket, bound to MASTER_PORT and not listening yet, on which to serve the store";
+    BRIGADE_PROGRESS_FD, Brigade, "number of an inherited pipe, into which this process may write how far it is for the launcher to show";
 }

@@ -21,6 +21,7 @@
 pub mod env;
 mod error;
 mod error_file;
+mod progress;
 mod rank;
 pub mod scheduler;
 mod store;
@@ -29,6 +30,7 @@ mod world;
 
 pub use error::WorldError;
 pub use error_file::{ErrorRecord, record};
+pub use progress::{LONGEST_REPORT, Pace, ProgressPipe, ProgressReport};
 pub use rank::{LocalRank, Rank, WorldSize};
 pub use store::{StoreEndpoint, StoreHost, own_address};
 pub use world::World;

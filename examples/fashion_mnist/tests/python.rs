@@ -1,31 +1,32 @@
 //! A Rust rank and a Python rank in one group, under the real torchrun and under `brigade launch`: the
 //! weights they train are those of two Rust ranks.
 //!
-//! Needs PyTorch: the Python in BRIGADE_PEER_PYTHON, or that of `cargo xtask bench --peers`. Without, it
-//! says so and passes.
+//! The Python is that in BRIGADE_PEER_PYTHON, or that of `cargo xtask install pytorch`.
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
 mod programs;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use brigade::data::{DataLoader, Dataset, Digits, LabelledImages, ShardOptions};
 use brigade::models::{Tensor, weights};
+use brigade_suite::Need;
 use programs::{EXAMPLE, accuracies, brigade, succeed};
 use serde_json::json;
+
+brigade_suite::suite! {
+    needs Pytorch: dist_rust_and_python_ranks_train_one_model;
+    needs OpenMpi Pytorch: dist_accelerate_launch_starts_the_example;
+}
 
 const SEED: u64 = 42;
 const BATCH_SIZE: usize = 64;
 const EPOCHS: u64 = 2;
 
-#[test]
 fn dist_rust_and_python_ranks_train_one_model() {
-    let Some(python) = peer_python() else {
-        eprintln!("skipped: no PyTorch here; `cargo xtask bench --peers` installs it");
-        return;
-    };
+    let python = brigade_suite::python(Need::Pytorch).unwrap();
     let folder = tempfile::tempdir().unwrap();
     write_rank_1s_batches(folder.path());
     let file = |name: &str| folder.path().join(name).with_extension("safetensors");
@@ -70,17 +71,8 @@ fn dist_rust_and_python_ranks_train_one_model() {
 }
 
 /// `accelerate launch --cpu` starts several processes through mpirun only.
-#[test]
 fn dist_accelerate_launch_starts_the_example() {
-    let Some(python) = peer_python() else {
-        eprintln!("skipped: no PyTorch here; `cargo xtask bench --peers` installs it");
-        return;
-    };
-    let version = Command::new("mpirun").arg("--version").output();
-    if !version.is_ok_and(|it| String::from_utf8_lossy(&it.stdout).contains("Open MPI) 4")) {
-        eprintln!("skipped: mpirun is not there, or not Open MPI 4 (`cargo xtask schedulers`)");
-        return;
-    }
+    let python = brigade_suite::python(Need::Pytorch).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let hostfile = folder.path().join("hosts");
     std::fs::write(&hostfile, "localhost slots=2\n").unwrap();
@@ -159,12 +151,4 @@ impl Number for i64 {
 fn write(folder: &Path, name: &str, numbers: &[impl Number]) {
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.bytes()).collect();
     std::fs::write(folder.join(name), bytes).unwrap();
-}
-
-/// A Python that can import torch.
-fn peer_python() -> Option<PathBuf> {
-    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../peers/bin/python");
-    let python = std::env::var_os("BRIGADE_PEER_PYTHON").map_or(installed, PathBuf::from);
-    let found = Command::new(&python).args(["-c", "import torch"]).output();
-    found.is_ok_and(|output| output.status.success()).then_some(python)
 }

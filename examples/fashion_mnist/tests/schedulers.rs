@@ -1,7 +1,5 @@
 //! The example under real schedulers, on two hosts in namespaces: Slurm's `srun` and Open MPI's
 //! `mpirun` start it with no word about ranks, and it trains the model that `brigade launch` trains.
-//!
-//! Skipped where they are not installed (`cargo xtask schedulers`) or the test is not root.
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
@@ -14,8 +12,13 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use cluster::{Cluster, missing};
+use cluster::Cluster;
 use programs::{EXAMPLE, accuracies, brigade, succeed};
+
+brigade_suite::suite! {
+    needs Slurm: dist_srun_starts_the_example;
+    needs OpenMpi: dist_mpirun_starts_the_example;
+}
 
 /// One epoch is enough to see that both ranks train one model.
 const SHORT: [&str; 4] = ["--epochs", "1", "--log-losses", "--save"];
@@ -47,19 +50,7 @@ fn both(expected: &[f64]) -> [f64; 2] {
     [expected[0]; 2]
 }
 
-fn skipped(programs: &[&str]) -> bool {
-    let reason = missing(programs);
-    if let Some(reason) = &reason {
-        eprintln!("skipped: {reason}");
-    }
-    reason.is_some()
-}
-
-#[test]
 fn dist_srun_starts_the_example() {
-    if skipped(&["slurmctld", "slurmd", "munged", "srun"]) {
-        return;
-    }
     let cluster = Cluster::slurm();
     let (expected, weights) = launched(cluster.folder());
     let (accuracy, found) = train(&cluster, "srun -N2 -n2");
@@ -67,17 +58,8 @@ fn dist_srun_starts_the_example() {
     assert!(found == weights, "the same ranks give the same weights, bit for bit");
 }
 
-#[test]
 fn dist_mpirun_starts_the_example() {
-    if skipped(&["mpirun"]) {
-        return;
-    }
     let cluster = Cluster::bare();
-    let version = cluster.run(&["mpirun", "--version"]);
-    if !version.stdout.contains("Open MPI) 4") {
-        eprintln!("skipped: mpirun is not Open MPI 4: {}", version.stdout);
-        return;
-    }
     let (expected, weights) = launched(cluster.folder());
     let ssh = cluster.folder().join("ssh");
     let words = format!(

@@ -1,7 +1,6 @@
 //! `cargo xtask setup` against the real pip, tiny wheels and all that can go wrong.
 //!
-//! The wheels come from a folder, so nothing here uses a network. Where Python has no pip the tests
-//! that need it say that they are skipped.
+//! The wheels come from a folder, so nothing here uses a network.
 
 #![expect(clippy::unwrap_used, reason = "a scene that cannot be set fails its test")]
 
@@ -11,9 +10,33 @@ use std::fs;
 
 use scene::{Block, Scene};
 
-#[test]
+brigade_suite::suite! {
+    needs Python:
+        a_fetch_makes_an_install_and_the_second_run_does_nothing,
+        cargos_own_libtorch_variable_is_no_override,
+        cuda_is_an_upgrade,
+        another_version_is_named_and_replaced,
+        a_damaged_library_is_fetched_anew,
+        a_folder_that_setup_did_not_make_is_left_alone,
+        no_python,
+        no_pip,
+        a_python_that_does_not_run,
+        no_network,
+        a_package_that_the_index_does_not_have,
+        a_wheel_with_another_checksum,
+        too_little_disk_is_seen_before_anything_is_fetched,
+        killed_while_pip_downloads,
+        killed_while_unpacking,
+        two_at_once_fetch_once,
+        libtorch_of_the_user_wins,
+        an_older_libtorch_of_the_user_passes_tchs_version_check,
+        what_is_no_libtorch_is_refused,
+        pytorch_of_the_user_wins;
+    needs Python Mounts: a_disk_that_fills_while_unpacking;
+}
+
 fn a_fetch_makes_an_install_and_the_second_run_does_nothing() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     let first = scene.setup().run();
     first.succeeds_saying("libtorch 2.13.0 is ready in libtorch/");
     assert_eq!(
@@ -42,16 +65,14 @@ fn a_fetch_makes_an_install_and_the_second_run_does_nothing() {
     assert!(!second.text.contains("fetching"), "{}", second.text);
 }
 
-#[test]
 fn cargos_own_libtorch_variable_is_no_override() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     let own = scene.root().join("libtorch/torch");
     scene.setup().env("LIBTORCH", &own).run().succeeds_saying("fetching libtorch 2.13.0 (cpu)");
 }
 
-#[test]
 fn cuda_is_an_upgrade() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     scene.setup().run().succeeds_saying("(cpu)");
     let upgrade = scene.setup().cuda().run();
     upgrade.succeeds_saying("libtorch/ is fetched anew: it is for CPU only");
@@ -65,9 +86,8 @@ fn cuda_is_an_upgrade() {
     repair.succeeds_saying("(cuda)");
 }
 
-#[test]
 fn another_version_is_named_and_replaced() {
-    let Some(scene) = Scene::with_version("2.12.0") else { return };
+    let scene = Scene::with_version("2.12.0");
     scene.setup().run().succeeds_saying("libtorch 2.12.0 is ready");
     scene.make_wheels("2.13.0");
     let update = scene.setup().run();
@@ -76,51 +96,45 @@ fn another_version_is_named_and_replaced() {
     assert_eq!(scene.leftovers(), Vec::<String>::new());
 }
 
-#[test]
 fn a_damaged_library_is_fetched_anew() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     scene.setup().run().succeeds_saying("ready");
     fs::write(scene.root().join("libtorch/torch/lib/libtorch_cpu.so"), "short").unwrap();
     let repair = scene.setup().run();
     repair.succeeds_saying("libtorch_cpu.so in it has 5 bytes instead of 3000000");
 }
 
-#[test]
 fn a_folder_that_setup_did_not_make_is_left_alone() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     fs::create_dir_all(scene.root().join("libtorch/torch")).unwrap();
     fs::write(scene.root().join("libtorch/torch/mine"), "mine").unwrap();
     scene.setup().run().fails_saying("was not made by `cargo xtask setup`");
     assert_eq!(scene.read("libtorch/torch/mine"), "mine");
 }
 
-#[test]
 fn no_python() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     scene.setup().path("").run().fails_saying("python3 is missing");
     scene.installs_nothing();
 }
 
-#[test]
 fn no_pip() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     // -S: without the folder in which pip is installed.
     scene.fake_python("exec \"$REAL_PYTHON\" -S \"$@\"");
     scene.setup().run().fails_saying("has no pip");
     scene.installs_nothing();
 }
 
-#[test]
 fn a_python_that_does_not_run() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     scene.fake_python("echo 'no version is selected' >&2; exit 127");
     scene.setup().run().fails_saying("no version is selected");
     scene.installs_nothing();
 }
 
-#[test]
 fn no_network() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     // A port on which nobody listens.
     let setup = scene.setup().without_wheels().env("PIP_INDEX_URL", "http://127.0.0.1:9/simple");
     let outcome = setup.env("PIP_RETRIES", "0").run(); // by default pip tries for some seconds
@@ -128,16 +142,14 @@ fn no_network() {
     scene.installs_nothing();
 }
 
-#[test]
 fn a_package_that_the_index_does_not_have() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     scene.setup().without_wheels().env("PIP_NO_INDEX", "1").run().fails_saying("does not have it");
     scene.installs_nothing();
 }
 
-#[test]
 fn a_wheel_with_another_checksum() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     let pins = scene.root().join("xtask/libtorch.json");
     let text = fs::read_to_string(&pins).unwrap();
     let at = text.find("\"sha256\": \"").unwrap() + "\"sha256\": \"".len();
@@ -147,9 +159,8 @@ fn a_wheel_with_another_checksum() {
     scene.installs_nothing();
 }
 
-#[test]
 fn too_little_disk_is_seen_before_anything_is_fetched() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     let pins = scene.root().join("xtask/libtorch.json");
     let text = fs::read_to_string(&pins).unwrap();
     let huge = text.replacen("\"installed_bytes\": ", "\"installed_bytes\": 99999999999", 1);
@@ -160,34 +171,28 @@ fn too_little_disk_is_seen_before_anything_is_fetched() {
     scene.installs_nothing();
 }
 
-#[test]
 fn a_disk_that_fills_while_unpacking() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     // 2 MB: the wheels fit, the 3 MB library in one of them does not. The pins must not say so.
     let pins = scene.root().join("xtask/libtorch.json");
     let text = fs::read_to_string(&pins).unwrap();
     let at = text.find("\"installed_bytes\": ").unwrap() + "\"installed_bytes\": ".len();
     let digits = text[at..].find(',').unwrap();
     fs::write(&pins, format!("{}1000{}", &text[..at], &text[at + digits..])).unwrap();
-    let Some(outcome) = scene.setup().on_small_disk(2_000_000) else {
-        eprintln!("skipped: this user cannot mount a small disk");
-        return;
-    };
+    let outcome = scene.setup().on_small_disk(2_000_000);
     outcome.fails_saying("torch==2.13.0: the disk is full");
 }
 
-#[test]
 fn killed_while_pip_downloads() {
     killed(Block::Download);
 }
 
-#[test]
 fn killed_while_unpacking() {
     killed(Block::Unpack);
 }
 
 fn killed(block: Block) {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     let mut running = scene.setup().block_in(block).start();
     running.wait_until_blocked();
     running.kill();
@@ -200,9 +205,8 @@ fn killed(block: Block) {
     assert_eq!(scene.leftovers(), Vec::<String>::new());
 }
 
-#[test]
 fn two_at_once_fetch_once() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     let mut first = scene.setup().block_in(Block::Download).start();
     first.wait_until_blocked();
     let mut second = scene.setup().start();
@@ -215,9 +219,8 @@ fn two_at_once_fetch_once() {
     assert_eq!(scene.leftovers(), Vec::<String>::new());
 }
 
-#[test]
 fn libtorch_of_the_user_wins() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     let theirs = scene.users_libtorch("2.13.0+cpu");
     let outcome = scene.setup().env("LIBTORCH", &theirs).run();
     outcome.succeeds_saying("libtorch 2.13.0, nothing is fetched");
@@ -237,18 +240,16 @@ fn libtorch_of_the_user_wins() {
     assert_eq!(scene.read(".cargo/libtorch.toml"), before);
 }
 
-#[test]
 fn an_older_libtorch_of_the_user_passes_tchs_version_check() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     let theirs = scene.users_libtorch("2.11.0");
     let outcome = scene.setup().env("LIBTORCH", theirs).run();
     outcome.succeeds_saying("cargo update -p tch");
     assert!(scene.read(".cargo/libtorch.toml").contains("LIBTORCH_BYPASS_VERSION_CHECK = \"1\""));
 }
 
-#[test]
 fn what_is_no_libtorch_is_refused() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     let with = |value: &str| scene.setup().env("LIBTORCH", value).run();
     with("").fails_saying("LIBTORCH is set to nothing");
     with("lib/torch").fails_saying("is a relative path");
@@ -261,9 +262,8 @@ fn what_is_no_libtorch_is_refused() {
     scene.installs_nothing();
 }
 
-#[test]
 fn pytorch_of_the_user_wins() {
-    let Some(scene) = Scene::new() else { return };
+    let scene = Scene::new();
     let packages = scene.users_pytorch("2.13.0+cu130");
     let use_it = || scene.setup().env("LIBTORCH_USE_PYTORCH", "1");
     use_it()

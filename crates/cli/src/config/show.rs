@@ -1,8 +1,9 @@
 //! Settings with their sources, as a table or as JSON.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use brigade_config::{Layer, Place, Source, TABLE};
+use brigade_config::{Layer, Place, Settings, Source, TABLE};
 use serde_json::{Map, Value, json};
 
 use crate::secrets::shown;
@@ -60,11 +61,14 @@ fn rows(layers: &Layer, which: Which) -> Vec<[String; 3]> {
             _ => {}
         }
     }
-    for (name, value) in &layers.settings.env {
-        let value = shown(name, value).escape_debug().to_string();
-        let name = format!("env.{name}");
-        let source = layers.source(&name).map(ToString::to_string).unwrap_or_default();
-        rows.push([name, value, source]);
+    let tables = [("accelerate", &layers.settings.accelerate), ("env", &layers.settings.env)];
+    for (table, values) in tables {
+        for (name, value) in values {
+            let value = shown(name, value).escape_debug().to_string();
+            let name = format!("{table}.{name}");
+            let source = layers.source(&name).map(ToString::to_string).unwrap_or_default();
+            rows.push([name, value, source]);
+        }
     }
     rows
 }
@@ -78,11 +82,13 @@ pub(crate) fn json(layers: &Layer, file: Option<&Place>) -> Map<String, Value> {
     };
     let settings: Map<String, Value> =
         TABLE.iter().map(|it| (it.name.to_owned(), setting(it.name))).collect();
-    let variable = |(name, value): (&String, &String)| {
-        let value = shown(name, value);
-        (name.clone(), json!({ "value": value, "source": source(&format!("env.{name}")) }))
+    let table = |table: &str, values: &BTreeMap<String, String>| -> Map<String, Value> {
+        let row = |(name, value): (&String, &String)| {
+            let source = source(&format!("{table}.{name}"));
+            (name.clone(), json!({ "value": shown(name, value), "source": source }))
+        };
+        values.iter().map(row).collect()
     };
-    let env: Map<String, Value> = layers.settings.env.iter().map(variable).collect();
     let note = |it: &brigade_config::Note| {
         let source = (it.source != Source::Default).then(|| it.source.to_string());
         json!({ "source": source, "text": it.text, "warning": it.is_warning })
@@ -94,7 +100,9 @@ pub(crate) fn json(layers: &Layer, file: Option<&Place>) -> Map<String, Value> {
     let mut answer = Map::new();
     answer.insert("settings_file".to_owned(), file.unwrap_or_default());
     answer.insert("settings".to_owned(), settings.into());
-    answer.insert("env".to_owned(), env.into());
+    let Settings { accelerate, env, .. } = &layers.settings;
+    answer.insert("accelerate".to_owned(), table("accelerate", accelerate).into());
+    answer.insert("env".to_owned(), table("env", env).into());
     answer.insert("notes".to_owned(), notes.into());
     answer
 }

@@ -1,9 +1,10 @@
 //! Flags of torchrun and Accelerate that have no setting of their own here.
 //!
-//! Three kinds: those with a meaning of their own, those that change nothing, and those that ask
-//! for what there is not.
+//! Four kinds: those with a meaning of their own, those that become variables for Python programs,
+//! those that change nothing, and those that ask for what there is not.
 
-use brigade_config::{Layer, Note, Source};
+use brigade_config::plugins::{ARGUMENTS, Kind, Plugin, PluginArgument};
+use brigade_config::{ConfigError, Layer, Note, Source};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
@@ -16,6 +17,8 @@ pub(super) struct ForeignFlags {
     affinity: bool,
     /// Which signals reach the ranks.
     signals: Option<String>,
+    /// Arguments of Accelerate's plugins.
+    plugins: Vec<(&'static PluginArgument, String)>,
     /// Those that change nothing.
     idle: Vec<&'static Idle>,
 }
@@ -35,7 +38,14 @@ impl ForeignFlags {
     }
 
     /// Adds what they say to the other flags.
-    pub(super) fn add_to(&self, flags: &mut Layer) {
+    ///
+    /// Errors where they exclude each other, or a value is not what is expected.
+    pub(super) fn add_to(&self, flags: &mut Layer) -> Result<(), ConfigError> {
+        for (argument, text) in &self.plugins {
+            let source = Source::Flag(argument.name.to_owned());
+            flags.set_plugin(argument.name, text, source)?;
+        }
+        self.choose_plugin(flags)?;
         if self.affinity && flags.settings.bind.is_none() {
             let _ = flags.set("bind", "numa", Source::Flag(AFFINITY.to_owned()));
         }
@@ -54,6 +64,33 @@ impl ForeignFlags {
             let text = format!("changes nothing: {}", idle.reason);
             flags.note(Source::Flag(idle.name.to_owned()), text);
         }
+        Ok(())
+    }
+
+    /// A flag that chooses a plugin, or none of them, goes before what a file chooses.
+    fn choose_plugin(&self, flags: &mut Layer) -> Result<(), ConfigError> {
+        let switches = [Plugin::Fsdp.switch(), Plugin::DeepSpeed.switch()];
+        let is_given = |name: &str| flags.settings.accelerate.contains_key(name);
+        let is_multi_gpu = self.idle.iter().any(|it| it.name == MULTI_GPU);
+        let multi_gpu = is_multi_gpu.then_some(MULTI_GPU);
+        let chosen: Vec<&str> =
+            switches.into_iter().filter(|it| is_given(it)).chain(multi_gpu).collect();
+        match chosen.as_slice() {
+            [] => return Ok(()),
+            [_] => {}
+            [one, other, ..] => {
+                return Err(ConfigError::Contradiction(format!(
+                    "--{one} and --{other} exclude each other, as in Accelerate"
+                )));
+            }
+        }
+        let source = Source::Flag(chosen[0].to_owned());
+        for switch in switches.into_iter().chain([Plugin::Parallelism.switch()]) {
+            if !flags.settings.accelerate.contains_key(switch) {
+                flags.set_plugin(switch, "false", source.clone())?;
+            }
+        }
+        Ok(())
     }
 
     /// Shares Accelerate's total out among the hosts, once their number is known.
@@ -124,9 +161,18 @@ impl Args for ForeignFlags {
             .value_name("SIGNAL,..")
             .help("Taken, but it is always SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2");
         let command = command.arg(total).arg(affinity).arg(signals);
-        IDLE.iter().fold(command, |command, idle| {
+        let command = IDLE.iter().fold(command, |command, idle| {
             let arg = foreign(idle.name).hide(true);
             command.arg(if idle.takes_value { arg } else { arg.action(ArgAction::SetTrue) })
+        });
+        ARGUMENTS.iter().fold(command, |command, argument| {
+            let arg = foreign(argument.name).hide(true);
+            command.arg(match argument.kind {
+                Kind::Switch => arg.action(ArgAction::SetTrue),
+                _ => {
+                    arg.allow_negative_numbers(true).value_parser(|text: &str| argument.parse(text))
+                }
+            })
         })
     }
 
@@ -148,11 +194,16 @@ impl FromArgMatches for ForeignFlags {
         let is_there = |idle: &&Idle| {
             matches.value_source(idle.name) == Some(clap::parser::ValueSource::CommandLine)
         };
+        let plugins = ARGUMENTS.iter().filter_map(|argument| match argument.kind {
+            Kind::Switch => matches.get_flag(argument.name).then(|| (argument, "true".to_owned())),
+            _ => Some((argument, matches.get_one::<String>(argument.name)?.clone())),
+        });
         let total = matches.get_one::<u64>(TOTAL).and_then(|it| usize::try_from(*it).ok());
         Ok(Self {
             num_processes: total,
             affinity: matches.get_flag(AFFINITY),
             signals: matches.get_one::<String>(SIGNALS).cloned(),
+            plugins: plugins.collect(),
             idle: IDLE.iter().filter(is_there).collect(),
         })
     }
@@ -163,6 +214,7 @@ impl FromArgMatches for ForeignFlags {
     }
 }
 
+const MULTI_GPU: &str = "multi-gpu";
 const TOTAL: &str = "num-processes";
 const STANDALONE: &str = "standalone";
 const AFFINITY: &str = "enable-cpu-affinity";
@@ -179,7 +231,7 @@ macro_rules! idle {
 
 const IDLE: &[Idle] = idle! {
     STANDALONE false "one host always meets on a free port";
-    "multi-gpu" false "a launch has as many ranks as --nproc says";
+    MULTI_GPU false "a launch has as many ranks as --nproc says";
     "same-network" false "hosts meet at the address that they are given";
     "monitor-interval" true "the end of a rank is noticed at once";
     "start-method" true "ranks are programs, which are always started anew";
@@ -194,31 +246,9 @@ const IDLE: &[Idle] = idle! {
 /// Flags of Accelerate's by their beginnings, and why they are not to be had.
 const REFUSED: &[(&[&str], &str)] = &[
     (
-        &[
-            "use-deepspeed",
-            "deepspeed-*",
-            "zero-stage",
-            "zero3-*",
-            "offload-*",
-            "gradient-clipping",
-        ],
-        "DeepSpeed shards a model over the ranks, which Brigade does not do: use `accelerate launch`, \
-         or leave its flags out for a whole model on each rank",
-    ),
-    (
-        &["use-fsdp", "fsdp-*"],
-        "FSDP shards a model over the ranks, which Brigade does not do: use `accelerate launch`, or \
-         leave its flags out for a whole model on each rank",
-    ),
-    (
         &["use-megatron-lm", "megatron-lm-*"],
         "Megatron-LM shards a model over the ranks, which Brigade does not do: use `accelerate \
          launch`, or leave its flags out for a whole model on each rank",
-    ),
-    (
-        &["use-parallelism-config", "parallelism-config-*"],
-        "Brigade has a whole model on each rank: use `accelerate launch`, or leave the flags of the \
-         parallelism config out",
     ),
     (
         &["tpu", "tpu-*", "vm", "downcast-bf16"],

@@ -259,6 +259,7 @@ fn rendezvous_conf(layers: &mut Layer) -> Result<Conf, ConfigError> {
             "timeout" if !conf.0.contains_key("join_timeout") => waits.join = seconds(key, value)?,
             "timeout" => {}
             "last_call_timeout" => waits.last_call = seconds(key, value)?,
+            "join_interval" => waits.join_interval = seconds(key, value)?,
             "is_host" => {
                 serve = Some(bool::parse(value).ok_or_else(|| bad(key, value, bool::EXPECTED))?);
             }
@@ -399,6 +400,7 @@ const USED_CONF: &[&str] = &[
     "join_timeout",
     "timeout",
     "last_call_timeout",
+    "join_interval",
     "is_host",
     "keep_alive_interval",
     "keep_alive_max_attempt",

@@ -1,25 +1,34 @@
 //! From settings to what the launcher is asked for.
 
 use brigade_config::value::{Precision, Value as _};
-use brigade_config::{ConfigError, Layer, Source, Variables};
+use brigade_config::{ConfigError, Layer, Source, Variables, of_the_launcher, plugins};
 use brigade_launch::{
-    GuardSources, LaunchOptions, Meeting, NprocSpec, OutputOptions, PlacementFacts,
+    ForPython, GuardSources, LaunchOptions, Meeting, NprocSpec, OutputOptions, PlacementFacts,
     PlacementOptions, Secret, SecretError,
 };
 
 use super::meeting::{self, Decided, Way};
 use super::program::ProgramArgs;
 
-/// The launcher's options.
+/// The launcher's options, and the plugins of Accelerate's default file that are not used because the
+/// program is none of Python's.
 ///
 /// Errors when settings contradict each other, or ask for what there is not.
 pub(super) fn options(
     layers: &mut Layer,
     program: &ProgramArgs,
     variables: &Variables,
-) -> anyhow::Result<LaunchOptions> {
+) -> anyhow::Result<(LaunchOptions, Option<String>)> {
     let Decided { way, waits, heartbeat_timeout } = meeting::decide(layers)?;
     let is_on_hosts = way == Way::Hosts;
+    if is_on_hosts && layers.settings.raw == Some(true) {
+        let source = layers.source("raw").map(ToString::to_string).unwrap_or_default();
+        let reason = format!(
+            "raw ({source}) with a list of hosts: the terminal is here and the ranks are there; start \
+             brigade on each host"
+        );
+        return Err(ConfigError::Contradiction(reason).into());
+    }
     let meeting = match way {
         Way::Here(meeting) => meeting,
         Way::Hosts => Meeting::OneHost,
@@ -35,8 +44,13 @@ pub(super) fn options(
         None if is_on_hosts => NprocSpec::Gpu,
         None => count(layers, &placement),
     };
+    let (for_python, unused) = plugins(layers, program, variables)?;
     // What somebody has said by name goes before what a setting implies.
     let mut env = training(layers)?;
+    if let Some(ForPython { variables, .. }) = &for_python {
+        // They say the same, in Accelerate's own spelling.
+        env.retain(|(name, _)| variables.iter().all(|it| it.0 != *name));
+    }
     env.retain(|(name, _)| !layers.settings.env.contains_key(name));
     env.extend(layers.settings.env.clone());
 
@@ -44,7 +58,7 @@ pub(super) fn options(
     let etcd = meeting::etcd_access(layers, &meeting, variables)?;
     let settings = &layers.settings;
     let default = LaunchOptions::default();
-    Ok(LaunchOptions {
+    let options = LaunchOptions {
         nproc,
         program: program.program(variables),
         args: program.arguments().to_vec(),
@@ -70,10 +84,44 @@ pub(super) fn options(
             prefix: settings.prefix.clone(),
             color: settings.color.unwrap_or_default(),
             quiet: settings.quiet.unwrap_or_default(),
+            raw: settings.raw,
         },
+        events: settings.events.clone(),
         placement,
         env,
-    })
+        withheld: of_the_launcher(),
+        for_python,
+        store_port: settings.store_port,
+    };
+    Ok((options, unused))
+}
+
+/// The variables of Accelerate's plugins, for Python programs. A file that nobody has asked for turns
+/// them on for Python programs only: else the plugins that it names, which are not used.
+///
+/// Errors when plugins exclude each other.
+pub(super) fn plugins(
+    layers: &mut Layer,
+    program: &ProgramArgs,
+    variables: &Variables,
+) -> anyhow::Result<(Option<ForPython>, Option<String>)> {
+    let Some(plugins) = plugins::settle(layers)? else { return Ok((None, None)) };
+    let is_asked_for = !variables.is_accelerates_default(&plugins.source);
+    if !is_asked_for && program.program(variables).is_python_here() == Some(false) {
+        let names = plugins.names();
+        layers.note(plugins.source, format!("{names} is for Python programs and not used"));
+        return Ok((None, Some(names)));
+    }
+    let what = plugins.what();
+    let mut values = plugins.variables;
+    if plugins.adds_python_path {
+        let folder = layers.settings.workdir.clone().map_or_else(std::env::current_dir, Ok)?;
+        let before = variables.value(PYTHONPATH).into_iter().flat_map(std::env::split_paths);
+        let before = before.filter(|it| !it.as_os_str().is_empty());
+        let paths = std::env::join_paths(before.chain([folder]))?;
+        values.push((PYTHONPATH.to_owned(), paths.to_string_lossy().into_owned()));
+    }
+    Ok((Some(ForPython { what, variables: values }), None))
 }
 
 /// What the launchers of all hosts have to know, where one command is started on each.
@@ -157,3 +205,5 @@ pub(super) fn training(layers: &Layer) -> Result<Vec<(String, String)>, ConfigEr
     }
     Ok(variables)
 }
+
+const PYTHONPATH: &str = "PYTHONPATH";

@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -39,22 +39,6 @@ impl Run {
         lines.sort_unstable();
         lines
     }
-}
-
-/// Why there is no cluster, for programs that are missing or rights that we do not have.
-pub(crate) fn missing(programs: &[&str]) -> Option<String> {
-    if !nix::unistd::geteuid().is_root() {
-        return Some("namespaces need root".to_owned());
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders: Vec<_> =
-        std::env::split_paths(&path).chain([SBIN.into(), "/sbin".into()]).collect();
-    let needed = ["unshare", "nsenter", "setpriv", "ip", "mount", "hostname"];
-    let absent = needed
-        .iter()
-        .chain(programs)
-        .find(|program| !folders.iter().any(|folder| folder.join(program).is_file()))?;
-    Some(format!("{absent} is not installed (`cargo xtask schedulers` installs schedulers)"))
 }
 
 impl Cluster {
@@ -111,9 +95,11 @@ impl Cluster {
     }
 
     fn wait_until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
+        let start = Instant::now();
         while !condition(self) {
             let ended = self.unshare.try_wait().unwrap();
             assert!(ended.is_none(), "the cluster ended before {what}");
+            assert!(start.elapsed() < LIMIT, "not within {} s: {what}", LIMIT.as_secs());
             thread::sleep(Duration::from_millis(20));
         }
     }
@@ -149,7 +135,9 @@ impl Cluster {
     /// Waits for the end of a job: its exit code, and what it printed.
     pub(crate) fn outcome(&self, job: &str) -> (i32, String) {
         // `sbatch --wait` would look every few seconds only.
+        let start = Instant::now();
         let code = loop {
+            assert!(start.elapsed() < LIMIT, "job {job} has not ended in {} s", LIMIT.as_secs());
             let facts = self.run(&["scontrol", "show", "job", "--oneliner", job]).stdout;
             let fact = |name: &str| {
                 let fact = facts.split_whitespace().find_map(|fact| fact.strip_prefix(name));
@@ -233,5 +221,7 @@ fn clean_command(program: &str, folder: &Path) -> Command {
 }
 
 const LOG: &str = "log";
+/// So long that only something that never happens takes longer.
+const LIMIT: Duration = Duration::from_secs(90);
 /// Where Debian has daemons; not in every user's PATH.
 const SBIN: &str = "/usr/sbin";

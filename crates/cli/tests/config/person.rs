@@ -56,6 +56,20 @@ impl Person {
     }
 }
 
+#[allow(dead_code)] // not every test file needs it
+impl Person {
+    /// The program's exit code, and the lines that are on the screen at its end.
+    pub(crate) fn screen(mut self) -> (i32, Vec<String>) {
+        let mut rest = Vec::new();
+        let _ = self.terminal.read_to_end(&mut rest);
+        self.raw.append(&mut rest);
+        let mut terminal = vt100::Parser::new(40, 120, 0);
+        terminal.process(&self.raw);
+        let lines = terminal.screen().contents().lines().map(str::to_owned).collect();
+        (self.child.wait().unwrap().code().unwrap(), lines)
+    }
+}
+
 impl Drop for Person {
     fn drop(&mut self) {
         let _ = self.child.kill();

@@ -9,7 +9,6 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::fs;
-use std::hash::{BuildHasher, RandomState};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,7 +16,7 @@ use brigade_hostkit::{Etcd, Process};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::ended::Random;
+use crate::ended::kills;
 use crate::site::{Run, Running, Site, empty, listening, site, wait_until};
 
 /// Ranks on each host.
@@ -57,20 +56,16 @@ enum Blow {
     Power,
 }
 
-#[test]
-fn random_blows() {
-    let number = |name: &str| std::env::var(name).ok().map(|it| it.parse::<u64>().unwrap());
-    let seed = number("BRIGADE_TEST_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));
-    let rounds = number("BRIGADE_TEST_KILLS").unwrap_or(8);
-    let Some(site) = site(4) else { return };
+pub(crate) fn random_blows() {
+    let mut random = brigade_suite::random();
+    let rounds = kills().unwrap_or(8);
+    let site = site(4);
     // On the last host, where no part of a job runs.
-    let etcd = Etcd::start_on(site.host(SIZES.len()));
-    eprintln!("seed: BRIGADE_TEST_SEED={seed}");
-    let mut random = Random(seed);
+    let _etcd = Etcd::start_on(site.host(SIZES.len()));
     let mut longest: BTreeMap<(Way, Blow), (usize, Duration)> = BTreeMap::new();
     for round in 0..rounds {
-        let way = [Way::Ssh, Way::Static, Way::Elastic, Way::Etcd][random.index(4)];
-        let blow = match random.index(6) {
+        let way = [Way::Ssh, Way::Static, Way::Elastic, Way::Etcd][random.usize(..4)];
+        let blow = match random.usize(..6) {
             0 | 1 => Blow::Rank,
             2 => Blow::Agent,
             3 if way == Way::Ssh => Blow::Session,
@@ -82,19 +77,15 @@ fn random_blows() {
             number: round,
             way,
             blow,
-            host: random.index(3),
-            max_restarts: random.index(2),
+            host: random.usize(..3),
+            max_restarts: random.usize(..2),
             // While the hosts meet and while the job ends by itself: whatever it says, it must end.
-            at: match random.index(4) {
-                0 => Some(Duration::from_millis(random.below(800))),
+            at: match random.usize(..4) {
+                0 => Some(Duration::from_millis(random.u64(..800))),
                 _ => None,
             },
-            dice: random.below(1 << 32),
+            dice: random.u64(..1 << 32),
         };
-        if way == Way::Etcd && etcd.is_none() {
-            eprintln!("{plan}: skipped: etcd is not installed");
-            continue;
-        }
         let round = Round { site: &site, plan };
         let took = if plan.at.is_some() { round.anytime() } else { round.in_the_middle() };
         if let Some(took) = took {
@@ -118,13 +109,9 @@ fn random_blows() {
 
 /// A coordinator that is cut off from etcd and from the others must not begin an attempt of its own:
 /// somebody else coordinates the job by then.
-#[test]
-fn a_coordinator_that_is_cut_off_does_not_go_on_alone() {
-    let Some(site) = site(4) else { return };
-    let Some(_etcd) = Etcd::start_on(site.host(SIZES.len())) else {
-        eprintln!("skipped: etcd is not installed");
-        return;
-    };
+pub(crate) fn a_coordinator_that_is_cut_off_does_not_go_on_alone() {
+    let site = site(4);
+    let _etcd = Etcd::start_on(site.host(SIZES.len()));
     let plan = Plan {
         number: 0,
         way: Way::Etcd,

@@ -8,10 +8,9 @@ use std::process::Command;
 
 use crate::site::{BRIGADE, Site, site};
 
-#[test]
-fn programs_and_libraries_are_copied_where_they_are_missing() {
-    let Some(site) = site(3) else { return };
-    let Some(private) = build_with_library(&site) else { return };
+pub(crate) fn programs_and_libraries_are_copied_where_they_are_missing() {
+    let site = site(3);
+    let private = build_with_library(&site);
     let built = Path::new(BRIGADE).parent().unwrap();
     // node2 has nothing, node3 has another library of that name.
     site.host(1).hide(built);
@@ -76,13 +75,8 @@ fn programs_and_libraries_are_copied_where_they_are_missing() {
 
 /// A script goes with the modules and packages beside it, a module with its package; and what a
 /// host has of another version is neither used nor touched.
-#[test]
-fn python_programs_are_copied_with_what_they_import() {
-    let Some(site) = site(3) else { return };
-    if Command::new("python3").arg("--version").output().is_err() {
-        eprintln!("skipped: there is no python3");
-        return;
-    }
+pub(crate) fn python_programs_are_copied_with_what_they_import() {
+    let site = site(3);
     let private = site.network.folder().join("private");
     fs::create_dir_all(private.join("lib/deep")).unwrap();
     let write = |place: &str, text: &str| fs::write(private.join(place), text).unwrap();
@@ -173,9 +167,8 @@ fn python_programs_are_copied_with_what_they_import() {
     assert_eq!((shared.code, shared.stderr.as_str()), (0, ""));
 }
 
-/// A program and a library in a folder of its own, to which the program's run path leads; `None`
-/// where there is no compiler.
-fn build_with_library(site: &Site) -> Option<PathBuf> {
+/// A program and a library in a folder of its own, to which the program's run path leads.
+fn build_with_library(site: &Site) -> PathBuf {
     let private = site.network.folder().join("private");
     fs::create_dir_all(private.join("lib")).unwrap();
     let library = "const char *greet(void) { return getenv(\"RANK\"); }\n";
@@ -183,11 +176,9 @@ fn build_with_library(site: &Site) -> Option<PathBuf> {
     let program = "#include <stdio.h>\nconst char *greet(void);\n\
                    int main(int n, char **a) { printf(\"rank %s: %s\\n\", greet(), a[1]); }\n";
     fs::write(private.join("train.c"), program).unwrap();
-    if !compile(&private) {
-        eprintln!("skipped: there is no C compiler");
-        return None;
-    }
-    Some(private)
+    // The workspace cannot be built without a C compiler.
+    assert!(compile(&private));
+    private
 }
 
 fn compile(folder: &Path) -> bool {

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 use std::fs;
-use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
 use std::process::Stdio;
 use std::thread;
@@ -18,9 +17,8 @@ use crate::site::{empty, site, wait_until};
 /// A rank that is there, says so, and stays.
 const STAY: &str = "touch $RANK; sleep 1000 & wait";
 
-#[test]
-fn signals_stop_everything_everywhere() {
-    let Some(site) = site(3) else { return };
+pub(crate) fn signals_stop_everything_everywhere() {
+    let site = site(3);
     for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
         let job = site.launch("node1:1,node2:1,node3:1").sh(STAY).start();
         site.wait_for_files(3);
@@ -68,9 +66,8 @@ fn signals_stop_everything_everywhere() {
     assert_eq!(run.code, 130, "{}", run.stderr);
 }
 
-#[test]
-fn a_signal_while_hosts_are_called() {
-    let Some(site) = site(2) else { return };
+pub(crate) fn a_signal_while_hosts_are_called() {
+    let site = site(2);
     site.host(1).cut();
     let job = site.launch("node1:1,node2:1").sh(STAY).start();
     let launcher = job.pid();
@@ -86,9 +83,8 @@ fn a_signal_while_hosts_are_called() {
     assert!(!site.work.join("0").exists());
 }
 
-#[test]
-fn whatever_is_killed_nothing_is_left() {
-    let Some(site) = site(3) else { return };
+pub(crate) fn whatever_is_killed_nothing_is_left() {
+    let site = site(3);
     let agent_of = |host: usize| {
         let processes = site.host(host).processes();
         let agent = processes.iter().find(|it| it.command.get(1).is_some_and(|it| it == "__agent"));
@@ -135,29 +131,24 @@ fn whatever_is_killed_nothing_is_left() {
 
 /// Kills some process of a job at some moment, also while the hosts are called and while the job
 /// ends. `BRIGADE_TEST_SEED` repeats a run, `BRIGADE_TEST_KILLS` makes it longer.
-#[test]
-fn random_kills() {
-    let Some(site) = site(3) else { return };
-    let number = |name: &str| std::env::var(name).ok().map(|it| it.parse::<u64>().unwrap());
-    let seed = number("BRIGADE_TEST_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));
-    eprintln!("seed: BRIGADE_TEST_SEED={seed}");
-    let mut random = Random(seed);
-    for round in 0..number("BRIGADE_TEST_KILLS").unwrap_or(10) {
+pub(crate) fn random_kills() {
+    let site = site(3);
+    let mut random = brigade_suite::random();
+    for round in 0..kills().unwrap_or(10) {
         let job = site.launch("node1:1,node2:2,node3:1").sh("touch $RANK; exec sleep 0.5").start();
         let launcher = job.pid();
         // Half of them while the hosts are called, half of them once the ranks are there.
-        if random.below(2) == 0 {
+        if random.bool() {
             site.wait_for_files(4);
         }
-        thread::sleep(Duration::from_millis(random.below(600)));
-        let host = usize::try_from(random.below(3)).unwrap();
+        thread::sleep(Duration::from_millis(random.u64(..600)));
+        let host = random.usize(..3);
         let mut victims = site.host(host).processes();
         if host == 0 {
             // Not `nsenter`'s child alone: with it, everything that the launcher started is here.
-            victims
-                .retain(|it| it.pid == launcher || it.parent == launcher || random.below(2) == 0);
+            victims.retain(|it| it.pid == launcher || it.parent == launcher || random.bool());
         }
-        let chosen = usize::try_from(random.below(victims.len().max(1) as u64)).unwrap();
+        let chosen = random.usize(..victims.len().max(1));
         let victim = victims.get(chosen).cloned();
         let name = victim.as_ref().map_or_else(|| "nobody".to_owned(), |it| it.command.join(" "));
         let name = format!("round {round} on node{}: {:.60}", host + 1, name.replace('\n', " "));
@@ -175,26 +166,13 @@ fn random_kills() {
     }
 }
 
-/// SplitMix64.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn index(&mut self, end: u64) -> usize {
-        usize::try_from(self.below(end)).unwrap()
-    }
-
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % end
-    }
+/// How many rounds of random kills are asked for.
+pub(crate) fn kills() -> Option<u64> {
+    std::env::var("BRIGADE_TEST_KILLS").ok().map(|it| it.parse().unwrap())
 }
 
-#[test]
-fn readers_that_stop_and_go() {
-    let Some(site) = site(2) else { return };
+pub(crate) fn readers_that_stop_and_go() {
+    let site = site(2);
     // Nobody reads any more: the job ends, as any program in a pipe does.
     let mut launch = site.launch("node1:1,node2:1").sh("touch $RANK; yes");
     let mut child = launch

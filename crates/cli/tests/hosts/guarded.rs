@@ -15,9 +15,8 @@ fn numbered<'s>(site: &'s Site, node: usize, flags: &[&str]) -> Launch<'s> {
     site.launch_on(node, &[&place[..], flags].concat())
 }
 
-#[test]
-fn a_meeting_on_a_network_has_a_secret_or_says_that_it_has_none() {
-    let Some(site) = site(2) else { return };
+pub(crate) fn a_meeting_on_a_network_has_a_secret_or_says_that_it_has_none() {
+    let site = site(2);
     let both = |variable: Option<&str>| {
         let runs = [0, 1].map(|node| {
             let launch = numbered(&site, node, &[]);
@@ -62,9 +61,8 @@ fn a_meeting_on_a_network_has_a_secret_or_says_that_it_has_none() {
     assert_eq!(first.finish().code, 130);
 }
 
-#[test]
-fn over_ssh_the_secret_is_in_no_command_line_and_no_environment() {
-    let Some(site) = site(2) else { return };
+pub(crate) fn over_ssh_the_secret_is_in_no_command_line_and_no_environment() {
+    let site = site(2);
     // The rank, its agent, and what has started that: sshd, or the launcher itself.
     let script = "p=$$; while [ $p -gt 1 ]; do cat /proc/$p/cmdline /proc/$p/environ 2>/dev/null | \
                   tr '\\0' '\\n'; p=$(cut -d ' ' -f 4 /proc/$p/stat); done; echo looked";
@@ -78,9 +76,8 @@ fn over_ssh_the_secret_is_in_no_command_line_and_no_environment() {
     assert_eq!(words.filter(|word| is_secret(word)).count(), 0, "{}", run.stdout);
 }
 
-#[test]
-fn the_store_listens_at_the_address_of_the_job_alone() {
-    let Some(site) = site(2) else { return };
+pub(crate) fn the_store_listens_at_the_address_of_the_job_alone() {
+    let site = site(2);
     // Rank 0 listens on the socket it was given, and looks from where it is reached.
     let program = "import os, socket, time\n\
          port = int(os.environ['MASTER_PORT'])\n\
@@ -97,9 +94,6 @@ fn the_store_listens_at_the_address_of_the_job_alone() {
              while not os.path.exists('listens'): time.sleep(0.01)\n    \
              print('over the network', reached(os.environ['MASTER_ADDR']))\n    \
              open('reached', 'w').close()\n";
-    if !std::path::Path::new("/usr/bin/python3").exists() {
-        return eprintln!("skipped: no python3");
-    }
     let words = ["--nproc", "1", "--", "/usr/bin/python3", "-c", program];
     let run = site.launch("node1,node2").args(words).run();
     assert_eq!(run.code, 0, "{}", run.stderr);
@@ -107,9 +101,8 @@ fn the_store_listens_at_the_address_of_the_job_alone() {
     assert_eq!(run.lines(), expected, "{}", run.stderr);
 }
 
-#[test]
-fn an_executable_that_others_can_replace_is_not_run() {
-    let Some(site) = site(2) else { return };
+pub(crate) fn an_executable_that_others_can_replace_is_not_run() {
+    let site = site(2);
     // A copy of it in a folder that all may write to, at the same place on both hosts.
     let shared = site.network.folder().join("shared");
     fs::create_dir(&shared).unwrap();

@@ -1,6 +1,8 @@
 //! `brigade launch --hosts` on several hosts with real sshd: what its user sees, what the ranks
 //! see, and that nothing is left on any host, whatever is killed or cut.
 
+#![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
+
 mod chaos;
 mod copied;
 mod ended;
@@ -14,9 +16,41 @@ use std::time::Instant;
 
 use site::{empty, site, wait_until, write_script};
 
-#[test]
+brigade_suite::suite! {
+    always:
+        stand_ins::five_hundred_hosts_within_the_usual_limit_of_open_files,
+        stand_ins::the_last_bytes_reach_a_slow_reader;
+    needs Hosts:
+        ranks_are_numbered_over_the_hosts,
+        a_hostfile,
+        variables_are_passed_by_a_list,
+        arguments_and_noisy_logins,
+        lines_of_several_hosts_stay_whole,
+        a_rank_fails_on_another_host,
+        a_job_starts_again_on_the_same_hosts_and_with_fewer,
+        copied::programs_and_libraries_are_copied_where_they_are_missing,
+        guarded::a_meeting_on_a_network_has_a_secret_or_says_that_it_has_none,
+        guarded::over_ssh_the_secret_is_in_no_command_line_and_no_environment,
+        guarded::an_executable_that_others_can_replace_is_not_run,
+        ended::signals_stop_everything_everywhere,
+        ended::a_signal_while_hosts_are_called,
+        ended::whatever_is_killed_nothing_is_left,
+        ended::random_kills,
+        ended::readers_that_stop_and_go,
+        refused::an_address_that_others_cannot_reach,
+        refused::hosts_that_cannot_take_part,
+        refused::hosts_that_turn_a_connection_away_are_tried_again,
+        refused::folders_and_programs_that_are_not_there;
+    needs Hosts Etcd:
+        chaos::random_blows,
+        chaos::a_coordinator_that_is_cut_off_does_not_go_on_alone;
+    needs Hosts Python:
+        copied::python_programs_are_copied_with_what_they_import,
+        guarded::the_store_listens_at_the_address_of_the_job_alone;
+}
+
 fn ranks_are_numbered_over_the_hosts() {
-    let Some(site) = site(3) else { return };
+    let site = site(3);
     let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE \
                   $GROUP_RANK/$GROUP_WORLD_SIZE $MASTER_ADDR $(hostname) $(pwd)";
     // The launcher's own host is the second: no ssh leads to it.
@@ -39,9 +73,8 @@ fn ranks_are_numbered_over_the_hosts() {
     assert_eq!(run.lines(), expected, "{}", run.stderr);
 }
 
-#[test]
 fn a_hostfile() {
-    let Some(site) = site(2) else { return };
+    let site = site(2);
     let file = site.work.join("hosts");
     fs::write(&file, "# two\nnode1 slots=1\nnode2 slots=2 max-slots=4\n").unwrap();
     let run = site.launch_with(&["--hostfile", "hosts"]).sh("echo $RANK").run();
@@ -54,9 +87,8 @@ fn a_hostfile() {
     assert!(!site.work.join("started").exists());
 }
 
-#[test]
 fn variables_are_passed_by_a_list() {
-    let Some(site) = site(2) else { return };
+    let site = site(2);
     fs::write(site.work.join(".deepspeed_env"), "FROM_FILE=a b\n").unwrap();
     let run = site
         .launch("node2:1")
@@ -66,6 +98,10 @@ fn variables_are_passed_by_a_list() {
         .env("NCCL_DEBUG", "INFO")
         .env("SECRET", "3")
         .env("CUDA_VISIBLE_DEVICES", "0")
+        .env("CUDA_HOME", "/usr/local/cuda")
+        .env("PYTHONHOME", "/opt/python")
+        .env("BRIGADE_SHARED_MEMORY", "0")
+        .env("BRIGADE_ROLE", "actor")
         .sh("env -0 | tr '\\n' '_' | tr '\\0' '\\n'")
         .run();
     assert_eq!(run.code, 0, "{}", run.stderr);
@@ -79,14 +115,24 @@ fn variables_are_passed_by_a_list() {
     assert_eq!(value("NCCL_DEBUG"), Some("INFO"));
     assert_eq!(value("FROM_FILE"), Some("a b"));
     assert_eq!(value("SECRET"), None);
-    assert_eq!(value("CUDA_VISIBLE_DEVICES"), None);
+    for name in ["CUDA_VISIBLE_DEVICES", "CUDA_HOME", "PYTHONHOME"] {
+        assert_eq!(value(name), None);
+    }
+    // What programs read is handed on, what tells the launcher something is not, on any host.
+    assert_eq!(value("BRIGADE_SHARED_MEMORY"), Some("0"));
+    assert_eq!((value("BRIGADE_ROLE"), value("ROLE_NAME")), (None, Some("actor")));
+    assert_eq!(value("BRIGADE_SSH"), None);
     assert_eq!(value("HOME"), site.host(1).home().to_str());
     assert_eq!(value("PWD"), site.work.to_str());
+    // Nobody has named DeepSpeed's file on the command line, so it is said that it is used.
+    let line = "brigade: the hosts get FROM_FILE from .deepspeed_env (DeepSpeed's)\n";
+    assert_eq!(run.stderr, line);
+    let here = site.launch("node1:1").env("BRIGADE_ROLE", "actor").sh("env").run();
+    assert!(!here.stdout.contains("BRIGADE_ROLE"), "{}", here.stdout);
 }
 
-#[test]
 fn arguments_and_noisy_logins() {
-    let Some(site) = site(2) else { return };
+    let site = site(2);
     write_script(&site.work.join("a 'program' \\ $x"), "#!/bin/sh\nprintf '%s|' \"$0\" \"$@\"\n");
     // What a login may print before the agent has its say.
     fs::write(site.host(1).home().join(".ssh/rc"), "printf 'Welcome\\n\\nto node2'\n").unwrap();
@@ -98,9 +144,8 @@ fn arguments_and_noisy_logins() {
     assert_eq!(run.stdout, expected);
 }
 
-#[test]
 fn lines_of_several_hosts_stay_whole() {
-    let Some(site) = site(3) else { return };
+    let site = site(3);
     let script = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo $i of $RANK ......................; \
                   echo $i >&2; done; head -c 700000 /dev/zero | tr '\\0' x; echo";
     let run = site.launch("node1:1,node2:2,node3:1").sh(script).run();
@@ -119,9 +164,8 @@ fn lines_of_several_hosts_stay_whole() {
     }
 }
 
-#[test]
 fn a_rank_fails_on_another_host() {
-    let Some(site) = site(2) else { return };
+    let site = site(2);
     let script = "touch $RANK; [ $RANK = 2 ] || { sleep 1000 & wait; }; \
                   while [ $(ls | wc -l) -lt 3 ]; do sleep 0.01; done; echo broken >&2; exit 7";
     let run = site.launch("node1:2,node2:1").sh(script).run();
@@ -131,9 +175,8 @@ fn a_rank_fails_on_another_host() {
     assert!(run.stderr.ends_with("its last lines on stderr:\n  broken\n"), "{}", run.stderr);
 }
 
-#[test]
 fn a_job_starts_again_on_the_same_hosts_and_with_fewer() {
-    let Some(site) = site(3) else { return };
+    let site = site(3);
     let script = "echo $RANK/$WORLD_SIZE $TORCHELASTIC_RESTART_COUNT; \
                   [ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; touch $RANK; \
                   [ $RANK = 1 ] || { sleep 1000 & wait; }; \

@@ -6,9 +6,8 @@ use std::process::Command;
 
 use crate::site::{self, BRIGADE, site, write_script};
 
-#[test]
-fn hosts_that_cannot_take_part() {
-    let Some(site) = site(3) else { return };
+pub(crate) fn hosts_that_cannot_take_part() {
+    let site = site(3);
     let refused = |launch: site::Launch<'_>, code: i32, expected: &[&str]| {
         let run = launch.sh("touch started").run();
         assert_eq!(run.code, code, "{expected:?} {run:?}");
@@ -84,9 +83,8 @@ fn hosts_that_cannot_take_part() {
 }
 
 /// As a gateway does whose sshd has too many logins under way (`MaxStartups`).
-#[test]
-fn hosts_that_turn_a_connection_away_are_tried_again() {
-    let Some(site) = site(2) else { return };
+pub(crate) fn hosts_that_turn_a_connection_away_are_tried_again() {
+    let site = site(2);
     let through = format!("ssh -F {} -W $1:$2 node1", site.network.ssh_config().display());
     let jump = site.network.folder().join("jump");
     let tried = site.network.folder().join("tried");
@@ -109,9 +107,8 @@ fn hosts_that_turn_a_connection_away_are_tried_again() {
     assert_eq!(fs::read_to_string(&tried).unwrap().lines().count(), 8);
 }
 
-#[test]
-fn folders_and_programs_that_are_not_there() {
-    let Some(site) = site(2) else { return };
+pub(crate) fn folders_and_programs_that_are_not_there() {
+    let site = site(2);
     let private = site.work.join("private");
     fs::create_dir(&private).unwrap();
     write_script(&private.join("train"), "#!/bin/sh\necho here\n");
@@ -165,4 +162,23 @@ fn folders_and_programs_that_are_not_there() {
              copy it"
         ),
     );
+}
+
+/// Two launchers meet at an address of the network; the first says that it is to be reached at its
+/// loopback.
+pub(crate) fn an_address_that_others_cannot_reach() {
+    let site = site(2);
+    let start = |node: usize, more: &[&str]| {
+        let node_rank = format!("--node-rank={node}");
+        let flags = ["--nproc=1", "--nnodes=2", "--master-addr=node1", &node_rank];
+        let launch = site.launch_on(node, &flags).args(more.iter().copied());
+        launch.sh("echo started").start()
+    };
+    let launchers = [start(0, &["--local-addr=127.0.0.1"]), start(1, &[])];
+    let runs = launchers.map(site::Running::finish);
+    for run in &runs {
+        assert_eq!(run.code, 1, "{}", run.stderr);
+        assert!(run.stderr.contains("--local-addr"), "{}", run.stderr);
+    }
+    assert_eq!(runs[1].stdout, "");
 }

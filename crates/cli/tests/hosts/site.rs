@@ -17,19 +17,12 @@ use nix::unistd::Pid;
 
 pub(crate) const BRIGADE: &str = env!("CARGO_BIN_EXE_brigade");
 
-/// Hosts, or the reason why there are none here, which has been told.
-pub(crate) fn site(hosts: usize) -> Option<Site> {
-    match Network::new(hosts) {
-        Ok(network) => {
-            let work = network.folder().join("work");
-            fs::create_dir(&work).unwrap();
-            Some(Site { network, work })
-        }
-        Err(reason) => {
-            eprintln!("skipped: {reason}");
-            None
-        }
-    }
+/// A network of hosts, with a working folder.
+pub(crate) fn site(hosts: usize) -> Site {
+    let network = Network::new(hosts);
+    let work = network.folder().join("work");
+    fs::create_dir(&work).unwrap();
+    Site { network, work }
 }
 
 pub(crate) struct Site {

@@ -19,8 +19,7 @@ fn launch(words: &[&str]) -> Command {
 }
 
 /// Each session takes some descriptors of the launcher; most systems give a process 1024.
-#[test]
-fn five_hundred_hosts_within_the_usual_limit_of_open_files() {
+pub(crate) fn five_hundred_hosts_within_the_usual_limit_of_open_files() {
     const HOSTS: usize = 500;
     let folder = tempfile::tempdir().unwrap();
     // A client that is not called ssh gets two words: the host and the line.
@@ -52,8 +51,7 @@ fn five_hundred_hosts_within_the_usual_limit_of_open_files() {
 /// The rank ends while its last lines wait for the launcher to be allowed more of them.
 ///
 /// 200 times with `BRIGADE_TEST_STALLS=full`.
-#[test]
-fn the_last_bytes_reach_a_slow_reader() {
+pub(crate) fn the_last_bytes_reach_a_slow_reader() {
     const LINES: usize = 2_000_000 / 3;
     let script = format!("yes ab | head -n {LINES}; echo the end");
     let is_full = std::env::var("BRIGADE_TEST_STALLS").as_deref() == Ok("full");

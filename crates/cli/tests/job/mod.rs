@@ -4,14 +4,14 @@
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 use std::fs;
-use std::hash::{BuildHasher, RandomState};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use brigade_suite::TimeLimit;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -81,7 +81,17 @@ impl Job {
         let mut child = self.command.spawn().unwrap();
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take().map(BufReader::new));
         let Self { folder, scratch, .. } = self;
-        Running { child: Launcher(child), folder, scratch, stdout, stderr, read: Vec::new() }
+        // Reads from the launcher and waits for its end have no limit of their own.
+        let limit = TimeLimit::new(&format!("{:?}", self.command), 2 * LIMIT);
+        Running {
+            child: Launcher(child),
+            folder,
+            scratch,
+            stdout,
+            stderr,
+            read: Vec::new(),
+            _limit: limit,
+        }
     }
 
     pub(crate) fn run(self) -> Run {
@@ -98,6 +108,7 @@ pub(crate) struct Running {
     stderr: Option<BufReader<ChildStderr>>,
     /// What has been read of stderr already.
     read: Vec<u8>,
+    _limit: TimeLimit,
 }
 
 impl Running {
@@ -115,11 +126,13 @@ impl Running {
     }
 
     /// Waits until the ranks have made that many files.
+    #[track_caller]
     pub(crate) fn wait_for_files(&self, count: usize) {
         wait_until(|| fs::read_dir(self.folder.path()).unwrap().count() >= count);
     }
 
     /// Waits until a rank has made this file.
+    #[track_caller]
     pub(crate) fn wait_for(&self, name: &str) {
         wait_until(|| self.folder.path().join(name).exists());
     }
@@ -151,12 +164,14 @@ impl Running {
     }
 
     /// Waits until no rank is alive, while the launcher may be.
+    #[track_caller]
     pub(crate) fn wait_until_no_rank(&self) {
         let watch = 1;
         wait_until(|| self.left().iter().filter(|pid| **pid != self.pid()).count() <= watch);
     }
 
     /// Reads all that is left, waits for the end, and checks that no process of the job is left.
+    #[track_caller]
     pub(crate) fn finish(mut self) -> Run {
         let stdout = self.stdout.take().map(|mut pipe| {
             thread::spawn(move || {
@@ -292,8 +307,11 @@ impl Run {
 }
 
 /// Waits for a condition that another process brings about.
+#[track_caller]
 pub(crate) fn wait_until(mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LIMIT;
     while !condition() {
+        assert!(Instant::now() < deadline, "not within {} s", LIMIT.as_secs());
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -304,27 +322,5 @@ pub(crate) fn state_of(pid: i32) -> Option<char> {
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
-/// The seed of this run: `BRIGADE_TEST_SEED`, to repeat one, or a new one.
-pub(crate) fn seed() -> u64 {
-    match std::env::var("BRIGADE_TEST_SEED") {
-        Ok(seed) => seed.parse().unwrap(),
-        Err(_) => RandomState::new().hash_one(0),
-    }
-}
-
-/// SplitMix64.
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) as usize % end
-    }
-}
+/// So long that only something that never happens takes longer.
+const LIMIT: Duration = Duration::from_secs(90);

@@ -13,12 +13,10 @@ use crate::{Hosts, finish};
 
 #[test]
 fn whatever_is_killed_the_job_ends_and_nothing_stays() {
-    let seed = job::seed();
-    println!("BRIGADE_TEST_SEED={seed}");
-    let mut random = job::Random::new(seed);
+    let mut random = brigade_suite::random();
     for round in 0..12 {
         let hosts = Hosts::new();
-        let (nodes, restarts) = (2 + random.below(2), random.below(3));
+        let (nodes, restarts) = (2 + random.usize(..2), random.usize(..3));
         let restarts = format!("--max-restarts={restarts}");
         let script = "setsid sleep 1000 & echo $$ > $ALL/$TORCHELASTIC_RESTART_COUNT-$RANK; wait; \
                       sleep 1000 & wait";
@@ -32,15 +30,15 @@ fn whatever_is_killed_the_job_ends_and_nothing_stays() {
         // Ranks and agents at any time, until the job is over.
         let mut kills = 0;
         while launchers.iter().all(|launcher| job::state_of(launcher.pid()) != Some('Z')) {
-            let spin = random.below(3_000_000);
+            let spin = random.u64(..3_000_000);
             (0..spin).for_each(|turn| {
                 std::hint::black_box(turn);
             });
             let files: Vec<_> =
                 fs::read_dir(hosts.all.path()).unwrap().map(Result::unwrap).collect();
-            if random.below(6) == 0 {
-                launchers[random.below(nodes)].send(Signal::SIGKILL);
-            } else if let Some(file) = files.get(random.below(files.len().max(1)))
+            if random.u8(..6) == 0 {
+                launchers[random.usize(..nodes)].send(Signal::SIGKILL);
+            } else if let Some(file) = files.get(random.usize(..files.len().max(1)))
                 && let Ok(pid) = fs::read_to_string(file.path()).unwrap_or_default().trim().parse()
                 && is_rank(pid, hosts.all.path())
             {

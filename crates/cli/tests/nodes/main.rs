@@ -7,82 +7,16 @@ mod elastic;
 mod ended;
 #[path = "../job/mod.rs"]
 mod job;
+#[path = "../launchers/mod.rs"]
+mod launchers;
 mod refused;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 
-use brigade_launch::{Reach, StorePort};
-use job::{Job, Run, Running};
-use tempfile::TempDir;
-
-/// A job that is to run on several hosts.
-struct Hosts {
-    /// Holds the port until the launchers listen on it.
-    port: StorePort,
-    /// For files of all ranks: `$ALL`.
-    all: TempDir,
-}
-
-impl Hosts {
-    fn new() -> Self {
-        Self {
-            port: StorePort::reserve(Reach::Loopback).unwrap(),
-            all: tempfile::tempdir().unwrap(),
-        }
-    }
-
-    fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port.number())
-    }
-
-    /// A launcher of a job with numbered hosts.
-    fn numbered(&self, node_rank: usize, nodes: usize, nproc: usize) -> Job {
-        self.any(nproc)
-            .flag(&format!("--nnodes={nodes}"))
-            .flag(&format!("--node-rank={node_rank}"))
-            .flag("--master-addr=127.0.0.1")
-            .flag(&format!("--master-port={}", self.port.number()))
-    }
-
-    /// A launcher of a job whose hosts come and leave.
-    fn elastic(&self, nodes: &str, nproc: usize) -> Job {
-        self.any(nproc)
-            .flag(&format!("--nnodes={nodes}"))
-            .flag(&format!("--rdzv-endpoint={}", self.address()))
-    }
-
-    fn any(&self, nproc: usize) -> Job {
-        let mut job = Job::new(nproc);
-        job.command.env("ALL", self.all.path());
-        job
-    }
-
-    /// The flag for a file with a secret.
-    fn secret(&self, name: &str) -> String {
-        let path = self.all.path().join(name);
-        let mut file =
-            fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).unwrap();
-        write!(file, "the {name} secret of a job").unwrap();
-        format!("--rdzv-secret-file={}", path.display())
-    }
-
-    /// Waits until ranks have made these files.
-    fn wait_for(&self, names: &[&str]) {
-        job::wait_until(|| names.iter().all(|name| self.all.path().join(name).exists()));
-    }
-
-    fn touch(&self, name: &str) {
-        fs::write(self.all.path().join(name), "").unwrap();
-    }
-}
-
-fn finish(launchers: Vec<Running>) -> Vec<Run> {
-    launchers.into_iter().map(Running::finish).collect()
-}
+use brigade_launch::events::{EventLine, JobEvent};
+use job::Run;
+use launchers::{Hosts, finish};
 
 /// A rank that is there, says so, and stays.
 const STAY: &str = "echo $$ > $ALL/$TORCHELASTIC_RESTART_COUNT-$RANK; sleep 1000 & wait";
@@ -138,31 +72,6 @@ fn variables(runs: &[Run]) -> BTreeMap<usize, BTreeMap<String, String>> {
 }
 
 #[test]
-fn rank_0_is_reached_at_its_address() {
-    if !Path::new("/usr/bin/python3").exists() {
-        eprintln!("skipped: no python3");
-        return;
-    }
-    let program = "import os, socket, time\n\
-         if os.environ['RANK'] == '0':\n    \
-             server = socket.socket(fileno=int(os.environ['BRIGADE_STORE_FD']))\n    \
-             server.listen()\n    \
-             for _ in range(2): server.accept()[0].sendall(b'hello')\n\
-         else:\n    \
-             place = (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n    \
-             while True:\n        \
-                 try: client = socket.create_connection(place); break\n        \
-                 except ConnectionRefusedError: time.sleep(0.01)\n    \
-             print(client.recv(5).decode())\n";
-    let hosts = Hosts::new();
-    let start =
-        |node, nproc| hosts.numbered(node, 2, nproc).words(["python3", "-c", program]).start();
-    let runs = finish(vec![start(0, 1), start(1, 2)]);
-    assert_eq!((runs[0].code, runs[1].code), (0, 0), "{}", runs[0].stderr);
-    assert_eq!(runs[1].stdout.matches("] hello\n").count(), 2, "{}", runs[1].stdout);
-}
-
-#[test]
 fn all_hosts_start_again() {
     let hosts = Hosts::new();
     let script = "echo $TORCHELASTIC_RESTART_COUNT at $MASTER_PORT; \
@@ -183,4 +92,38 @@ fn all_hosts_start_again() {
     }
     assert_eq!(ports[0], ports[1], "the hosts agree");
     assert_ne!(ports[0].0, ports[0].1, "each attempt has a port of its own");
+}
+
+#[test]
+fn the_launcher_that_coordinates_writes_the_events_of_all_hosts() {
+    let hosts = Hosts::new();
+    let events = |node| hosts.all.path().join(format!("{node}.jsonl"));
+    let start = |node| {
+        let job = hosts.numbered(node, 2, 2).flag("--events");
+        job.flag(events(node).to_str().unwrap()).sh("[ $RANK != 3 ] || exit 5; exec sleep 1000")
+    };
+    let launchers = vec![start(1).start(), start(0).start()];
+    let runs = finish(launchers);
+    assert!(runs.iter().all(|run| run.code == 5), "{}", runs[0].stderr);
+    assert_eq!(fs::read_to_string(events(1)).unwrap(), "", "only one launcher writes");
+    let text = fs::read_to_string(events(0)).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<EventLine>(line).unwrap().event);
+    let (mut started, mut ended, mut code) = (BTreeMap::new(), BTreeMap::new(), None);
+    for event in lines {
+        match event {
+            JobEvent::Start { rank, local_rank, pid, .. } => {
+                assert_eq!(started.insert(rank, (local_rank, pid)), None);
+            }
+            JobEvent::Exit { rank, local_rank, pid, code, .. } => {
+                assert_eq!(started.get(&rank), Some(&(local_rank, pid)));
+                assert_eq!(ended.insert(rank, code), None);
+            }
+            JobEvent::Cause(cause) => assert_eq!(cause.rank, Some(3)),
+            JobEvent::End { code: last } => code = Some(last),
+            _ => {}
+        }
+    }
+    assert_eq!(started.keys().copied().collect::<Vec<_>>(), [0, 1, 2, 3], "{text}");
+    assert_eq!(ended.get(&3), Some(&Some(5)), "{text}");
+    assert_eq!((ended.len(), code), (4, Some(5)), "{text}");
 }

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 use std::fs;
-use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
@@ -133,36 +132,4 @@ fn a_user_may_give_up_waiting() {
         assert_eq!(run.code, 130, "{}", run.stderr);
         assert!(run.stdout.is_empty());
     }
-}
-
-#[test]
-fn an_address_that_others_cannot_reach_is_refused() {
-    // Two hosts that meet at an address of the network; one says that it is to be reached at its
-    // loopback.
-    let Some(address) = own_address() else {
-        eprintln!("skipped: this host has no address but the loopback");
-        return;
-    };
-    let hosts = Hosts::new();
-    let start = |node, local: &str| {
-        let port = format!("--master-port={}", hosts.port.number());
-        let (nodes, node) = ("--nnodes=2", format!("--node-rank={node}"));
-        let flags = [nodes, &node, &format!("--master-addr={address}"), &port, local];
-        flags.iter().fold(hosts.any(1), |job, flag| job.flag(flag)).sh("echo started").start()
-    };
-    let runs = finish(vec![start(0, "--local-addr=127.0.0.1"), start(1, "--role=default")]);
-    for run in &runs {
-        assert_eq!(run.code, 1, "{}", run.stderr);
-        assert!(run.stderr.contains("--local-addr"), "{}", run.stderr);
-    }
-    assert!(runs[1].stdout.is_empty());
-}
-
-/// An address under which this host is reached over a network.
-fn own_address() -> Option<IpAddr> {
-    // Nothing is sent: the system only chooses the address that it would send from.
-    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    socket.connect("192.0.2.1:9").ok()?;
-    let address = socket.local_addr().unwrap().ip();
-    (!address.is_loopback() && !address.is_unspecified()).then_some(address)
 }

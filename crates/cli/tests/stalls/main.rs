@@ -28,6 +28,25 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
+brigade_suite::suite! {
+    always:
+        an_agent_and_a_coordinator_that_are_stopped_for_a_while,
+        an_agent_that_is_stopped_for_too_long_is_lost;
+    needs Etcd: a_coordinator_that_etcd_has_elected_is_stopped_for_a_while;
+    needs Hosts:
+        over_ssh::a_launcher_and_an_agent_that_are_stopped_for_a_while,
+        over_ssh::a_launcher_or_an_agent_that_is_stopped_for_too_long,
+        over_ssh::a_link_that_is_cut_and_mended_under_sessions,
+        over_ssh::a_link_that_is_cut_and_mended_between_launchers,
+        over_ssh::a_link_that_is_cut_for_too_long,
+        over_ssh::a_connection_that_is_reset_is_made_again;
+    needs Fuse:
+        storage::a_frozen_folder_of_logs,
+        storage::a_folder_of_logs_that_is_frozen_while_an_attempt_begins,
+        stuck::a_rank_that_cannot_be_killed_is_left_to_the_reaper;
+    needs MemoryGroups: storage::memory_that_is_short_for_a_while;
+}
+
 /// How long things take in this run.
 struct Times {
     heartbeat: f64,
@@ -132,7 +151,6 @@ fn succeed(launchers: Vec<Running>) -> Vec<String> {
     said
 }
 
-#[test]
 fn an_agent_and_a_coordinator_that_are_stopped_for_a_while() {
     let (times, hosts) = (times(), Hosts::new());
     let launchers: Vec<Running> =
@@ -152,12 +170,8 @@ fn an_agent_and_a_coordinator_that_are_stopped_for_a_while() {
 }
 
 /// The lease of the coordinator ends while it stands still, and it is the coordinator all the same.
-#[test]
 fn a_coordinator_that_etcd_has_elected_is_stopped_for_a_while() {
-    let Some(etcd) = Etcd::start() else {
-        eprintln!("skipped: etcd is not installed");
-        return;
-    };
+    let etcd = Etcd::start();
     let (times, all) = (times(), tempfile::tempdir().unwrap());
     let endpoint = format!("--rdzv-endpoint={}", etcd.endpoint());
     let id = format!("--rdzv-id=stalls-{}", std::process::id());
@@ -184,7 +198,6 @@ fn a_coordinator_that_etcd_has_elected_is_stopped_for_a_while() {
     }
 }
 
-#[test]
 fn an_agent_that_is_stopped_for_too_long_is_lost() {
     for stopped in [0, 1] {
         let (times, hosts) = (times(), Hosts::new());

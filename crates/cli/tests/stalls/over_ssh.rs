@@ -44,9 +44,8 @@ fn has_result(stdout: &str, rank: u64) -> bool {
     stdout.lines().any(|line| line.ends_with(&end) && line.contains(&format!("{rank}]")))
 }
 
-#[test]
-fn a_launcher_and_an_agent_that_are_stopped_for_a_while() {
-    let Some(site) = site(2) else { return };
+pub(crate) fn a_launcher_and_an_agent_that_are_stopped_for_a_while() {
+    let site = site(2);
     let times = times();
     let job = over_ssh(&site, &times);
     for &stall in times.stalls {
@@ -64,9 +63,8 @@ fn a_launcher_and_an_agent_that_are_stopped_for_a_while() {
     assert!(run.stderr.contains("node2 is heard again"), "{}", run.stderr);
 }
 
-#[test]
-fn a_launcher_or_an_agent_that_is_stopped_for_too_long() {
-    let Some(site) = site(2) else { return };
+pub(crate) fn a_launcher_or_an_agent_that_is_stopped_for_too_long() {
+    let site = site(2);
     let times = times();
     for launcher in [true, false] {
         let job = over_ssh(&site, &times);
@@ -86,9 +84,8 @@ fn a_launcher_or_an_agent_that_is_stopped_for_too_long() {
     }
 }
 
-#[test]
-fn a_link_that_is_cut_and_mended_under_sessions() {
-    let Some(site) = site(2) else { return };
+pub(crate) fn a_link_that_is_cut_and_mended_under_sessions() {
+    let site = site(2);
     let times = times();
     let job = over_ssh(&site, &times);
     for &cut in times.cuts_over_ssh {
@@ -105,9 +102,8 @@ fn a_link_that_is_cut_and_mended_under_sessions() {
     assert!((0..2).all(|rank| has_result(&run.stdout, rank)), "{}", run.stdout);
 }
 
-#[test]
-fn a_link_that_is_cut_and_mended_between_launchers() {
-    let Some(site) = site(3) else { return };
+pub(crate) fn a_link_that_is_cut_and_mended_between_launchers() {
+    let site = site(3);
     let times = times();
     let launchers = over_tcp(&site, &times);
     for &stall in times.stalls {
@@ -133,9 +129,8 @@ fn a_link_that_is_cut_and_mended_between_launchers() {
     site.wait_until_empty();
 }
 
-#[test]
-fn a_link_that_is_cut_for_too_long() {
-    let Some(site) = site(3) else { return };
+pub(crate) fn a_link_that_is_cut_for_too_long() {
+    let site = site(3);
     let times = times();
     let launchers = over_tcp(&site, &times);
     site.host(1).cut();
@@ -153,9 +148,8 @@ fn a_link_that_is_cut_for_too_long() {
 }
 
 /// A host whose connections are reset, as a gateway does that has forgotten them, comes back at once.
-#[test]
-fn a_connection_that_is_reset_is_made_again() {
-    let Some(site) = site(3) else { return };
+pub(crate) fn a_connection_that_is_reset_is_made_again() {
+    let site = site(3);
     let times = times();
     let launchers = over_tcp(&site, &times);
     // Whatever is sent over the connections that there are is answered with a reset.

@@ -7,15 +7,8 @@ use brigade_hostkit::{Disk, MemoryGroup};
 use crate::job::{self, Running};
 use crate::{COUNT, Hosts, finish_soon, recover, sleep, succeed, times, wait_for_ranks};
 
-#[test]
-fn a_frozen_folder_of_logs() {
-    let disk = match Disk::mount() {
-        Ok(disk) => disk,
-        Err(reason) => {
-            eprintln!("skipped: {reason}");
-            return;
-        }
-    };
+pub(crate) fn a_frozen_folder_of_logs() {
+    let disk = Disk::mount();
     let (times, hosts) = (times(), Hosts::new());
     let logs = format!("--log-dir={}", disk.path().display());
     // The ranks print all the time, so that the thread that writes their logs is held up, too.
@@ -44,15 +37,8 @@ fn a_frozen_folder_of_logs() {
     assert_eq!(written, 2, "a folder for each agent");
 }
 
-#[test]
-fn a_folder_of_logs_that_is_frozen_while_an_attempt_begins() {
-    let disk = match Disk::mount() {
-        Ok(disk) => disk,
-        Err(reason) => {
-            eprintln!("skipped: {reason}");
-            return;
-        }
-    };
+pub(crate) fn a_folder_of_logs_that_is_frozen_while_an_attempt_begins() {
+    let disk = Disk::mount();
     let (times, hosts) = (times(), Hosts::new());
     let logs = format!("--log-dir={}", disk.path().display());
     let script = "touch $ALL/$TORCHELASTIC_RESTART_COUNT-$RANK; \
@@ -78,15 +64,8 @@ fn a_folder_of_logs_that_is_frozen_while_an_attempt_begins() {
     assert!(there("1-1"));
 }
 
-#[test]
-fn memory_that_is_short_for_a_while() {
-    let group = match MemoryGroup::new() {
-        Ok(group) => group,
-        Err(reason) => {
-            eprintln!("skipped: {reason}");
-            return;
-        }
-    };
+pub(crate) fn memory_that_is_short_for_a_while() {
+    let group = MemoryGroup::new();
     let (times, hosts) = (times(), Hosts::new());
     let launchers: Vec<Running> =
         (0..2).map(|node| hosts.launcher(node, 2, &times).sh(COUNT).start()).collect();

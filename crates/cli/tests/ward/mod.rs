@@ -21,20 +21,12 @@ pub(crate) struct Ward {
 }
 
 impl Ward {
-    /// `None`, with the reason on stderr, where hosts cannot be made.
-    pub(crate) fn new(hosts: usize) -> Option<Self> {
-        match Network::new(hosts) {
-            Ok(network) => {
-                let folder = network.folder().join("work");
-                fs::create_dir(&folder).unwrap();
-                let ssh_config = network.ssh_config().to_owned();
-                Some(Self { network, folder, ssh_config })
-            }
-            Err(reason) => {
-                eprintln!("skipped: {reason}");
-                None
-            }
-        }
+    pub(crate) fn new(hosts: usize) -> Self {
+        let network = Network::new(hosts);
+        let folder = network.folder().join("work");
+        fs::create_dir(&folder).unwrap();
+        let ssh_config = network.ssh_config().to_owned();
+        Self { network, folder, ssh_config }
     }
 
     pub(crate) fn host(&self, index: usize) -> &Host {
@@ -180,7 +172,7 @@ fn hosts(finding: &Value) -> String {
 }
 
 /// A program that is linked to something called libtorch, in a folder of the shared disk.
-pub(crate) fn app(ward: &Ward) -> Option<PathBuf> {
+pub(crate) fn app(ward: &Ward) -> PathBuf {
     let app = ward.network.folder().join("app");
     fs::create_dir_all(app.join("libtorch/lib")).unwrap();
     fs::write(app.join("libtorch/build-version"), "2.13.0+cpu\n").unwrap();
@@ -190,9 +182,7 @@ pub(crate) fn app(ward: &Ward) -> Option<PathBuf> {
         cc -shared -fPIC -Dof=plain -o libtorch/lib/libplain.so of.c
         cc -o train main.c -Llibtorch/lib -ltorch_cpu -lplain '-Wl,--enable-new-dtags,-rpath,$ORIGIN/libtorch/lib'";
     let made = Command::new("sh").args(["-ec", script]).current_dir(&app).output().unwrap();
-    if !made.status.success() {
-        eprintln!("skipped: no C compiler: {}", String::from_utf8_lossy(&made.stderr));
-        return None;
-    }
-    Some(app)
+    // The workspace cannot be built without a C compiler.
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    app
 }

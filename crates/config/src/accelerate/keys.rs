@@ -4,7 +4,10 @@ use std::path::Path;
 
 use super::{Entry, Fate};
 use crate::error::ConfigError;
+use crate::layer::PLUGIN_PREFIX;
+use crate::plugins::{ARGUMENTS, FIELDS, Plugin, PluginArgument, STEPS, python_bool};
 use crate::source::Source;
+use crate::suggest;
 use crate::value::{Backend, DynamoBackend, Precision, Raw, Value};
 use crate::variables::BIND_OF_AFFINITY;
 
@@ -74,14 +77,20 @@ impl<'a> Keys<'a> {
             | "command_file" | "commands" | "tpu_vm" | "tpu_env" | "tpu_cluster" => {
                 self.unless_empty(entry, || Fate::Idle("it is for TPUs only".to_owned()))
             }
-            "fsdp_config" => self.plugin(entry, "FSDP"),
-            "deepspeed_config" => self.plugin(entry, "DEEPSPEED"),
-            "megatron_lm_config" => self.plugin(entry, "MEGATRON_LM"),
+            "fsdp_config" => self.plugin(entry, Plugin::Fsdp, "fsdp-")?,
+            "deepspeed_config" => self.plugin(entry, Plugin::DeepSpeed, "")?,
+            "megatron_lm_config" if self.is_kind("MEGATRON_LM") => {
+                // The refusal is for distributed_type.
+                Fate::Nothing
+            }
+            "megatron_lm_config" => {
+                self.unless_empty(entry, || Fate::Idle(format!("{KIND} is not MEGATRON_LM")))
+            }
             "fp8_config" => self.unless_empty(entry, || {
                 // With fp8 the file is refused for its mixed_precision.
                 Fate::Idle("mixed_precision is not fp8".to_owned())
             }),
-            "parallelism_config" => self.parallelism(entry),
+            "parallelism_config" => self.plugin(entry, Plugin::Parallelism, "")?,
             "ipex_config" => self.unless_empty(entry, || {
                 Fate::LeftOut("Brigade does not use Intel's extension for PyTorch".to_owned())
             }),
@@ -106,10 +115,13 @@ impl<'a> Keys<'a> {
         let kind = self.word(entry)?;
         Ok(match kind.as_str() {
             "NO" | "MULTI_CPU" | "MULTI_GPU" => Fate::Nothing,
-            "FSDP" | "DEEPSPEED" | "MEGATRON_LM" => Fate::Refused(format!(
-                "{kind} shards a model over the ranks, which Brigade does not do: use `accelerate \
-                 launch` for this file, or MULTI_GPU for a whole model on each rank"
-            )),
+            "FSDP" => becomes_plugin(Plugin::Fsdp.switch(), "true"),
+            "DEEPSPEED" => becomes_plugin(Plugin::DeepSpeed.switch(), "true"),
+            "MEGATRON_LM" => Fate::Refused(
+                "Megatron-LM shards a model over the ranks, which Brigade does not do: use \
+                 `accelerate launch` for this file, or MULTI_GPU for a whole model on each rank"
+                    .to_owned(),
+            ),
             "XLA" | "TPU" => Fate::Refused(
                 "Brigade does not run on TPUs: use `accelerate launch` for this file".to_owned(),
             ),
@@ -313,47 +325,72 @@ impl<'a> Keys<'a> {
             return Err(ConfigError::UnknownKey { at, key: key.clone(), hint });
         }
         let mut settings = Vec::new();
-        settings.extend(self.hostfile().map(|file| ("hostfile", file)));
+        settings.extend(self.hostfile().map(|file| ("hostfile".to_owned(), file)));
         match table.get("mpirun_ccl") {
-            Some(Raw::Integer(count)) if *count != 0 => settings.push((CCL, count.to_string())),
+            Some(Raw::Integer(count)) if *count != 0 => {
+                settings.push((CCL.to_owned(), count.to_string()));
+            }
             Some(Raw::Text(count)) if count != "0" && !count.is_empty() => {
-                settings.push((CCL, count.clone()));
+                settings.push((CCL.to_owned(), count.clone()));
             }
             _ => {}
         }
         Ok(if settings.is_empty() { Fate::Nothing } else { Fate::Becomes(settings) })
     }
 
-    /// The file for a way of sharding says nothing as long as another way is chosen.
-    fn plugin(&self, entry: &Entry, kind: &str) -> Fate {
-        let chosen = self.entry(KIND).is_some_and(|it| it.value == Raw::Text(kind.to_owned()));
-        if chosen {
-            // The refusal is for distributed_type.
-            return Fate::Nothing;
+    /// The arguments of a plugin, which are kept also where it is off: a flag may turn it on. Accelerate
+    /// takes keys of `fsdp_config` with and without their prefix.
+    fn plugin(&self, entry: &Entry, plugin: Plugin, prefix: &str) -> Result<Fate, ConfigError> {
+        let table = match &entry.value {
+            Raw::Null => return Ok(Fate::Nothing),
+            Raw::Table(table) => table,
+            other => return Err(self.wrong(entry, &other.shown(), "keys and values")),
+        };
+        let mut settings = Vec::new();
+        // Any axis turns them on, also where each has one rank only.
+        if plugin == Plugin::Parallelism && !table.is_empty() {
+            settings.push((format!("{PLUGIN_PREFIX}{}", plugin.switch()), "true".to_owned()));
         }
-        self.unless_empty(entry, || Fate::Idle(format!("{KIND} is not {kind}")))
+        for (key, value) in table.iter().filter(|(_, value)| **value != Raw::Null) {
+            let name = key.replace('_', "-");
+            let name = if name.starts_with(prefix) { name } else { format!("{prefix}{name}") };
+            if let Some(name) = OF_THE_LAUNCHER.iter().find(|it| it.0 == name).map(|it| it.1) {
+                let nested = Entry { key: key.clone(), value: value.clone(), ..*entry };
+                let text = self.scalar(&nested)?;
+                if !text.is_empty() && text != "none" {
+                    settings.push((name.to_owned(), text));
+                }
+                continue;
+            }
+            let name = if name == "gradient-accumulation-steps" { STEPS } else { &name };
+            let Some(argument) = PluginArgument::named(name).filter(|it| it.plugin == plugin)
+            else {
+                let names = ARGUMENTS.iter().filter(|it| it.plugin == plugin).map(|it| it.name);
+                let hint = suggest::closest(name, names).map_or_else(String::new, |it| {
+                    format!(": did you mean `{}`?", it.replace('-', "_"))
+                });
+                let (at, hint) = (self.source(entry), format!(" in {}{hint}", entry.key));
+                return Err(ConfigError::UnknownKey { at, key: key.clone(), hint });
+            };
+            let text = match value {
+                Raw::Bool(value) => python_bool(*value).to_owned(),
+                Raw::Text(text) => text.clone(),
+                Raw::Integer(_) | Raw::Float(_) => value.shown(),
+                other => return Err(self.wrong(entry, &other.shown(), "texts and numbers")),
+            };
+            // A file's number is not looked at by Accelerate, and DeepSpeed knows the word auto.
+            let text = argument.parse(&text).unwrap_or(text);
+            settings.push((format!("{PLUGIN_PREFIX}{}", argument.name), text));
+        }
+        if plugin == Plugin::DeepSpeed && !table.is_empty() {
+            let keys: Vec<&str> = table.keys().map(String::as_str).collect();
+            settings.push((format!("{PLUGIN_PREFIX}{FIELDS}"), keys.join(",")));
+        }
+        Ok(if settings.is_empty() { Fate::Nothing } else { Fate::Becomes(settings) })
     }
 
-    /// Replicas are what ranks are; every other axis shards.
-    fn parallelism(&self, entry: &Entry) -> Fate {
-        let Raw::Table(table) = &entry.value else {
-            return self.unless_empty(entry, || Fate::Idle("it is no table of sizes".to_owned()));
-        };
-        let shards = |(key, value): &(&String, &Raw)| {
-            key.ends_with("_size")
-                && !key.ends_with("dp_replicate_size")
-                && !matches!(value, Raw::Integer(1) | Raw::Null)
-        };
-        match table.iter().find(shards) {
-            Some((key, value)) => Fate::Refused(format!(
-                "{key} is {}: Brigade has a whole model on each rank; use `accelerate launch` for \
-                 this file",
-                value.shown()
-            )),
-            // A replica on each rank is what there is anyway.
-            None if table.keys().all(|key| key.ends_with("_size")) => Fate::Nothing,
-            None => Fate::Idle("no size in it is more than 1, so it shards nothing".to_owned()),
-        }
+    fn is_kind(&self, kind: &str) -> bool {
+        self.entry(KIND).is_some_and(|it| it.value == Raw::Text(kind.to_owned()))
     }
 
     fn unless_empty(&self, entry: &Entry, fate: impl Fn() -> Fate) -> Fate {
@@ -437,8 +474,12 @@ impl<'a> Keys<'a> {
     }
 }
 
-fn becomes(name: &'static str, value: &str) -> Fate {
-    Fate::Becomes(vec![(name, value.to_owned())])
+fn becomes(name: &str, value: &str) -> Fate {
+    Fate::Becomes(vec![(name.to_owned(), value.to_owned())])
+}
+
+fn becomes_plugin(name: &str, value: &str) -> Fate {
+    becomes(&format!("{PLUGIN_PREFIX}{name}"), value)
 }
 
 /// Null, false, nothing in it, or the word for it.
@@ -452,6 +493,12 @@ fn is_empty(value: &Raw) -> bool {
     }
 }
 
+/// Keys of `deepspeed_config` that are settings of any launch.
+const OF_THE_LAUNCHER: [(&str, &str); 3] = [
+    ("deepspeed-hostfile", "hostfile"),
+    ("deepspeed-inclusion-filter", "include"),
+    ("deepspeed-exclusion-filter", "exclude"),
+];
 pub(super) const KIND: &str = "distributed_type";
 const ENVIRONMENT: &str = "compute_environment";
 const SAGEMAKER: &str = "AMAZON_SAGEMAKER";

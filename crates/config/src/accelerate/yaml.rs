@@ -1,9 +1,9 @@
 //! From the text of a file to its keys, with the lines they stand on.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
+use indexmap::IndexMap;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{DuplicateKeyPolicy, MessageFormatter, Spanned, UserMessageFormatter};
@@ -118,7 +118,7 @@ impl<'de> Visitor<'de> for RawVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Raw, A::Error> {
-        let mut table = BTreeMap::new();
+        let mut table = IndexMap::new();
         while let Some((key, value)) = map.next_entry()? {
             table.insert(key, value);
         }

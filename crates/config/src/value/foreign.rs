@@ -1,8 +1,10 @@
 //! Values whose syntax is the launcher's.
 
+use brigade_launch::events::EventsTarget;
 use brigade_launch::hosts::{HostListError, HostSpec};
 use brigade_launch::{
-    BindMode, Color, DeviceList, LineFilter, LocalRanks, NodeRange, NprocSpec, Prefix, StreamModes,
+    BindMode, Color, DeviceList, LineFilter, LocalRanks, NodeRange, NprocSpec, PortRange, Prefix,
+    StreamModes,
 };
 
 use super::{List, Value};
@@ -63,6 +65,23 @@ impl Value for HostList {
     }
 }
 
+/// A file, or a descriptor that this process was started with.
+impl Value for EventsTarget {
+    const EXPECTED: &'static str = "a file, or fd:N with the number of a descriptor";
+
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+
+    fn write(&self) -> toml::Value {
+        toml::Value::String(self.text())
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
 /// A template: every text is one, so none is wrong.
 impl Value for Prefix {
     const EXPECTED: &'static str = "a template such as `[${rank}] `";
@@ -110,5 +129,6 @@ values! {
     DeviceList: true "all, or numbers or UUIDs such as 0,2";
     LineFilter: true "words with commas between them";
     LocalRanks: true "local ranks such as 0,1";
+    PortRange: false "a port from 1 to 65535, or FIRST-LAST";
     StreamModes: false "0, 1, 2 or 3, or LOCAL_RANK:MODE,...";
 }

@@ -2,15 +2,17 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant, SystemTime};
 
 use brigade_rendezvous::{
-    Coordinator, FromAgent, Join, Link, LinkError, Listener, MeetNotice, MeetPlan,
+    Coordinator, FromAgent, JobEvent, Join, Link, LinkError, Listener, MeetNotice, MeetPlan,
     Meeting as Search, OutputSink, Piece, Rules, ToAgent, Way,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::state::{Event, Facts, JoinRequest, Kind};
+use crate::events::{EventLog, EventSender};
 use crate::wake::{Inbox, Outbox};
 use crate::{Endpoint, LaunchError, LaunchPlan, Meeting};
 
@@ -40,6 +42,8 @@ pub(super) struct CoordinatorClient<'p> {
     stale: Vec<Link>,
     /// Lines for the user from a coordinator in this process.
     lines: Inbox<String>,
+    /// What a coordinator in this process has written down.
+    recording: Option<(EventLog, EventSender)>,
     events: VecDeque<Event>,
 }
 
@@ -72,6 +76,9 @@ impl<'p> CoordinatorClient<'p> {
             void: false,
             stale: Vec::new(),
             lines,
+            recording: (plan.events.as_ref())
+                .map(|target| EventLog::start(target, &plan.run_id))
+                .transpose()?,
             events: VecDeque::new(),
         })
     }
@@ -137,8 +144,13 @@ impl<'p> CoordinatorClient<'p> {
     /// Starts the coordinator in this process.
     fn serve(&mut self, listener: Option<Listener>, address: String) -> Result<(), LaunchError> {
         let start = || LaunchError::system("start the coordinator");
-        let lines = || -> Box<dyn OutputSink> { Box::new(LinesSink(self.lines.outbox())) };
-        let sink = listener.is_some().then(lines);
+        // On one host the agent itself says what there is to say.
+        let lines = listener.is_some().then(|| self.lines.outbox());
+        let events = self.recording.as_ref().map(|(_, sender)| sender.clone());
+        let sink: Option<Box<dyn OutputSink>> = match (lines, events) {
+            (None, None) => None,
+            (lines, events) => Some(Box::new(Sink { lines, events })),
+        };
         let coordinator =
             Coordinator::start(rules(self.plan, address), listener, sink).map_err(start())?;
         let link = coordinator.link().map_err(start())?;
@@ -189,7 +201,9 @@ impl<'p> CoordinatorClient<'p> {
 
     /// What to poll.
     pub(super) fn fds(&self) -> Vec<PollFd<'_>> {
-        let mut fds = vec![PollFd::new(self.lines_fd(), PollFlags::POLLIN)];
+        let mut fds = vec![PollFd::new(self.lines.as_fd(), PollFlags::POLLIN)];
+        let recording = self.recording.as_ref().map(|(log, _)| log.as_fd());
+        fds.extend(recording.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         let coordinator = self.coordinator.as_ref().filter(|_| !self.others_told);
         fds.extend(coordinator.map(|c| PollFd::new(c.over_fd(), PollFlags::POLLIN)));
         let resuming = self.resuming.as_ref();
@@ -205,11 +219,6 @@ impl<'p> CoordinatorClient<'p> {
             }
         }
         fds
-    }
-
-    fn lines_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        use std::os::fd::AsFd;
-        self.lines.as_fd()
     }
 
     /// When to ask for news even if nothing is readable.
@@ -231,7 +240,8 @@ impl<'p> CoordinatorClient<'p> {
             self.events.push_back(Event::OthersTold);
         }
         // Last: most of these lines give the reason of a message that has just been heard.
-        self.events.pop_front().or_else(|| self.lines.next().map(Event::Line))
+        let trouble = || self.recording.as_ref().and_then(|(log, _)| log.trouble());
+        self.events.pop_front().or_else(|| self.lines.next().or_else(trouble).map(Event::Line))
     }
 
     fn look_for_others(&mut self) {
@@ -387,21 +397,38 @@ impl<'p> CoordinatorClient<'p> {
         self.stale.clear();
     }
 
+    /// Waits for the last events to be written, where they are; a line for the user about what was not.
+    pub(super) fn finish(self) -> Option<String> {
+        let Self { recording, .. } = self;
+        recording.and_then(|(log, _)| log.finish())
+    }
+
     /// The coordinator is in this process.
     pub(super) fn serves(&self) -> bool {
         self.coordinator.is_some()
     }
 }
 
-/// What a coordinator in this process wants the user to read.
-struct LinesSink(Outbox<String>);
+/// What a coordinator in this process wants the user to read, and to be written down.
+struct Sink {
+    lines: Option<Outbox<String>>,
+    events: Option<EventSender>,
+}
 
-impl OutputSink for LinesSink {
+impl OutputSink for Sink {
     /// Every agent shows its own ranks' output.
     fn output(&mut self, _piece: Piece) {}
 
     fn say(&mut self, line: &str) {
-        self.0.send(line.to_owned());
+        if let Some(lines) = &self.lines {
+            lines.send(line.to_owned());
+        }
+    }
+
+    fn record(&mut self, at: SystemTime, event: JobEvent) {
+        if let Some(events) = &self.events {
+            events.record(at, event);
+        }
     }
 }
 
@@ -455,9 +482,11 @@ fn rules(plan: &LaunchPlan, address: String) -> Rules {
         max_restarts: plan.max_restarts,
         join_timeout: plan.patience.join,
         last_call: plan.patience.last_call,
+        join_interval: plan.patience.join_interval,
         limits: plan.limits,
         late_hosts: plan.meeting != Meeting::OneHost,
         address: Some(plan.local_addr.clone().unwrap_or(address)),
+        recorded: plan.events.is_some(),
     }
 }
 

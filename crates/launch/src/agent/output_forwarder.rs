@@ -6,11 +6,13 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::time::{Duration, Instant};
 
 use brigade_rendezvous::{FromAgent, OUTPUT_CREDIT, Stream as Theirs};
+use brigade_world::ProgressReport;
 
 use crate::Stream;
-use crate::output::Show;
+use crate::output::{Reports, Show};
 
 /// The agent's end.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ pub(super) struct OutputForwarder {
 #[derive(Debug)]
 enum Piece {
     Lines(Stream, Vec<u8>),
+    /// How far ranks are.
+    Progress(Vec<(usize, String)>),
     /// There is no more of an attempt.
     Drained,
 }
@@ -48,6 +52,7 @@ struct Drained {
 struct Pieces {
     pieces: SyncSender<Piece>,
     wake: UnixStream,
+    told: Option<Instant>,
 }
 
 impl OutputForwarder {
@@ -64,7 +69,7 @@ impl OutputForwarder {
             credit: OUTPUT_CREDIT,
             drained: Drained::default(),
         };
-        Ok((this, Box::new(Pieces { pieces: sender, wake: far })))
+        Ok((this, Box::new(Pieces { pieces: sender, wake: far, told: None })))
     }
 
     /// Readable when there is more.
@@ -84,6 +89,7 @@ impl OutputForwarder {
         while self.pending.is_empty() {
             match self.pieces.try_recv().ok()? {
                 Piece::Lines(stream, bytes) => self.pending.push_back((stream, bytes)),
+                Piece::Progress(ranks) => return Some(FromAgent::Progress { ranks }),
                 Piece::Drained => self.drained.sent += 1,
             }
         }
@@ -139,6 +145,28 @@ impl Show for Pieces {
         Ok(())
     }
 
+    fn progress(&mut self, reports: &Reports) -> bool {
+        let is_early = self.told.is_some_and(|told| told.elapsed() < BETWEEN_REPORTS);
+        if is_early && !reports.is_empty() {
+            return false;
+        }
+        self.told = Some(Instant::now());
+        let text = |report: &ProgressReport| String::from_utf8(report.encode()).unwrap_or_default();
+        let ranks = reports.iter().map(|(rank, report)| (*rank, text(report))).collect();
+        let piece = Piece::Progress(ranks);
+        let is_taken = if reports.is_empty() {
+            // Else the launcher would show for ever where the ranks were; and the agent, if it is
+            // there, waits for the end of their output anyway.
+            let _ = self.pieces.send(piece);
+            true
+        } else {
+            // Where output waits to be sent, a report would be old before its turn comes.
+            self.pieces.try_send(piece).is_ok()
+        };
+        let _ = self.wake.write(b"w");
+        is_taken
+    }
+
     fn drained(&mut self) {
         // An agent that takes no more does not want to know.
         let _ = self.pieces.send(Piece::Drained);
@@ -148,6 +176,8 @@ impl Show for Pieces {
 
 /// A piece is what one read from a rank has given: some 64 KiB at most.
 const PIECES: usize = 4;
+/// How often a host says how far its ranks are.
+const BETWEEN_REPORTS: Duration = Duration::from_millis(500);
 const LONGEST_MESSAGE: usize = 64 * 1024;
 
 #[cfg(test)]

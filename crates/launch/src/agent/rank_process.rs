@@ -1,6 +1,7 @@
 //! One rank's process.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
@@ -11,8 +12,8 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
 use super::signal_disposition;
-use crate::gate::Gate;
-use crate::output::Streams;
+use crate::gate::{self, Gate};
+use crate::output::{Stream, Streams};
 use crate::role;
 use crate::{LaunchPlan, PrefixFacts};
 
@@ -24,29 +25,48 @@ pub(super) struct RankProcess {
 }
 
 impl RankProcess {
-    /// Starts the rank's process, which waits at its gate; also gives its output.
+    /// Starts the rank's process, which waits at its gate; also gives the pipe that it is to inherit,
+    /// and its output.
     pub(super) fn start(
         plan: &LaunchPlan,
         world: &World,
         error_file: Option<&Path>,
-    ) -> io::Result<(Self, Gate, Streams)> {
+    ) -> io::Result<(Self, Gate, Option<OwnedFd>, Streams)> {
         let (gate, far) = Gate::new()?;
         let local_rank = world.local_rank.as_usize();
         let setup = &plan.ranks[local_rank];
         let (program, args) = (plan.program.as_os_str(), plan.args_for(local_rank));
-        let mut command = role::rank_command(program, &plan.name, &args, setup.cpus.as_ref());
+        // A rank that has the terminal has it as its stdin, too; else that is the gate.
+        let raw = plan.output.raw;
+        let gate_at = raw.then(|| gate::inheritable(&far)).transpose()?;
+        let cpus = setup.cpus.as_ref();
+        let mut command = role::rank_command(program, &plan.name, &args, cpus, gate_at);
+        for name in &plan.withheld {
+            command.env_remove(name);
+        }
         command.envs(plan.user_env.iter().map(|(name, value)| (name, value)));
         plan.told(world.clone()).describe_to(&mut command);
         command.env(env::BRIGADE_AGENT, &plan.agent_id);
+        // A launcher around this one has another.
+        command.env_remove(env::BRIGADE_PROGRESS_FD);
         if let Some(path) = error_file {
             command.env(env::TORCHELASTIC_ERROR_FILE, path);
         }
         command.envs(plan.env.iter().chain(&setup.env).map(|(name, value)| (name, value)));
-        command.stdin(far).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn()?;
-        let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
-            return Err(io::Error::other("a piped stream is not there; please file a bug"));
+        let shared = |stream| match plan.output.passes_through(local_rank, stream) {
+            true => Stdio::inherit(),
+            false => Stdio::piped(),
         };
+        command.stdout(shared(Stream::Stdout)).stderr(shared(Stream::Stderr));
+        // It lives until the rank has inherited it.
+        let _far = if raw {
+            command.stdin(Stdio::inherit());
+            Some(far)
+        } else {
+            command.stdin(far);
+            None
+        };
+        let mut child = command.spawn()?;
         let (rank, local_rank) = (world.rank.as_usize(), world.local_rank.as_usize());
         let prefix = plan.output.prefix.of(&PrefixFacts {
             role: &plan.role,
@@ -56,9 +76,17 @@ impl RankProcess {
             restart_count: world.restart_count,
             host: &plan.host,
         });
-        let (stdout, stderr) = (stdout.into(), stderr.into());
-        let streams = Streams { rank, local_rank, prefix, stdout, stderr };
-        Ok((Self { child, ending: None }, gate, streams))
+        let stdout = child.stdout.take().map(OwnedFd::from);
+        let stderr = child.stderr.take().map(OwnedFd::from);
+        // A rank that has the terminal shows by itself how far it is.
+        let (progress, tells) = if raw {
+            (None, None)
+        } else {
+            let (reader, writer) = io::pipe()?;
+            (Some(reader.into()), Some(writer.into()))
+        };
+        let streams = Streams { rank, local_rank, prefix, stdout, stderr, progress };
+        Ok((Self { child, ending: None }, gate, tells, streams))
     }
 
     pub(super) fn pid(&self) -> Pid {
@@ -79,6 +107,13 @@ impl RankProcess {
             Err(_) => self.child.wait().ok().map(Ending::from),
         };
         self.ending
+    }
+
+    /// Somebody has stopped the rank since the last look, by Ctrl-Z or a signal, and it still is.
+    pub(super) fn is_stopped(&self) -> bool {
+        let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG;
+        self.ending.is_none()
+            && matches!(waitid(Id::Pid(self.pid()), flags), Ok(WaitStatus::Stopped(..)))
     }
 
     /// Signals the rank and its children, so that they stop. A shell starts what it runs in the background

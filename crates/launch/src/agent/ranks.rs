@@ -59,20 +59,21 @@ impl Ranks {
             // Rank 0 learns its descriptor's number at the gate.
             let world = plan.world(&part, local_rank, StoreHost::Rank0)?;
             let error_file = folder.error_file(local_rank);
-            let (process, gate, stream) =
+            let (process, gate, progress, stream) =
                 RankProcess::start(plan, &world, error_file.as_deref())
                     .map_err(LaunchError::system(format!("start rank {local_rank} of {size}")))?;
             open_files.lower_for(process.pid().as_raw().cast_unsigned());
             processes.push(process);
-            gates.push(gate);
+            gates.push((gate, progress));
             streams.push(stream);
         }
         let sessions: Vec<Session> =
             processes.iter().map(|process| Session::of(process.pid().as_raw())).collect();
         reaper.guard(&sessions);
         output.attach(streams, files)?;
-        for (local_rank, gate) in gates.into_iter().enumerate() {
-            gate.open(if local_rank == 0 { socket.as_ref() } else { None })
+        for (local_rank, (gate, progress)) in gates.into_iter().enumerate() {
+            let socket = socket.as_ref().filter(|_| local_rank == 0);
+            gate.open(socket, progress.as_ref())
                 .map_err(LaunchError::system(format!("let rank {local_rank} start")))?;
         }
         Ok(Self { part, processes, _port: port, folder, oom_killer })
@@ -91,6 +92,11 @@ impl Ranks {
         order.sort_by_key(|&local_rank| !is_first(&self.processes[local_rank]));
         let look = |local_rank: usize| Some((local_rank, self.processes[local_rank].look()?));
         order.into_iter().filter_map(look).collect()
+    }
+
+    /// Somebody has stopped the only rank, which is told once.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.processes.first().is_some_and(RankProcess::is_stopped)
     }
 
     /// Asks ranks and their children to stop.

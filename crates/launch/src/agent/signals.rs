@@ -11,7 +11,10 @@ pub(crate) fn with_signals<T>(
     run: impl FnOnce(SignalFd) -> Result<T, LaunchError>,
 ) -> Result<T, LaunchError> {
     let watched = watched();
-    let before = watched
+    let mut blocked = watched;
+    // A terminal stops whoever is in the background and writes to it, or gives it to another group.
+    blocked.add(Signal::SIGTTOU);
+    let before = blocked
         .thread_swap_mask(SigmaskHow::SIG_BLOCK)
         .map_err(LaunchError::system("block signals"))?;
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
@@ -37,6 +40,7 @@ fn watched() -> SigSet {
         Signal::SIGUSR1,
         Signal::SIGUSR2,
         Signal::SIGTSTP,
+        Signal::SIGCONT,
     ]
     .into_iter()
     .collect();

@@ -81,6 +81,8 @@ pub(super) struct AgentState {
     stop_asked: Option<u32>,
     /// The earliest failure of the present attempt, as the coordinator knows it.
     failure: Option<RankFailure>,
+    /// What the coordinator was told of the last attempt to be written down.
+    recorded: Vec<FromAgent>,
     /// Ranks that SIGKILL did not end.
     stuck: Option<String>,
     /// Hosts in the last attempt.
@@ -123,6 +125,7 @@ impl AgentState {
             draining: 0,
             stop_asked: None,
             failure: None,
+            recorded: Vec::new(),
             stuck: None,
             hosts: 1,
             restarts,
@@ -164,6 +167,7 @@ impl AgentState {
             Event::Started(pids) => self.started(&pids),
             Event::StartFailed { attempt, error } => self.start_failed(attempt, error),
             Event::Exited { local_rank, ending } => self.exited(local_rank, ending),
+            Event::Typed { local_rank, signal } => self.typed(local_rank, signal),
             Event::Exiting(ranks) => self.exiting(&ranks),
             Event::Tail { local_rank, tail } => self.tail(local_rank, tail),
             Event::Left { local_rank, error, hint } => self.left(local_rank, error, hint),

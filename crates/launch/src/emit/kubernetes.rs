@@ -14,7 +14,7 @@ pub(super) fn pytorch_job(job: &JobFile) -> Result<String, EmitError> {
     refuse(job, "a PyTorchJob")?;
     let (min, max) = (*job.nodes.start(), *job.nodes.end());
     let mut yaml = head(job, "kubeflow.org/v1", "PyTorchJob", &job.name()?);
-    let _ = writeln!(yaml, "  nprocPerNode: {}", quoted(&job.nproc));
+    let _ = writeln!(yaml, "  nprocPerNode: {}", quoted(&job.nproc()));
     yaml.push_str("  runPolicy:\n    cleanPodPolicy: Running\n    backoffLimit: 0\n");
     if let Some(limit) = job.time_limit {
         let _ = writeln!(yaml, "    activeDeadlineSeconds: {}", limit.as_secs());

@@ -63,6 +63,24 @@ impl EnvRequest {
     }
 }
 
+/// Variables for the hosts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    /// Names and values.
+    pub(crate) variables: Vec<(OsString, OsString)>,
+    /// DeepSpeed's files that have set any of them, with their names.
+    pub(crate) files: Vec<VariableFile>,
+}
+
+/// A file of DeepSpeed's with variables for the hosts, which nobody has named on the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VariableFile {
+    /// The file.
+    pub path: PathBuf,
+    /// The variables that the hosts have from it.
+    pub names: Vec<String>,
+}
+
 /// Chooses: what is on the list, then what DeepSpeed's files say, then what the user asks for; the
 /// last wins.
 ///
@@ -72,7 +90,7 @@ pub(crate) fn choose(
     requests: &[EnvRequest],
     here: &[(OsString, OsString)],
     files: &[(PathBuf, String)],
-) -> Result<Vec<(OsString, OsString)>, HostsError> {
+) -> Result<Chosen, HostsError> {
     let named = |wanted: &str| {
         let wanted = wanted.to_owned();
         here.iter().filter(move |(name, _)| {
@@ -86,32 +104,43 @@ pub(crate) fn choose(
             }
         })
     };
-    let mut chosen: BTreeMap<OsString, OsString> = BTreeMap::new();
+    // Each with the number of the file that it is from.
+    let mut chosen: BTreeMap<OsString, (OsString, Option<usize>)> = BTreeMap::new();
     for (name, value) in PASSED.iter().flat_map(|it| named(it)) {
         if !NOT_PASSED.iter().any(|it| name == it) {
-            chosen.insert(name.clone(), value.clone());
+            chosen.insert(name.clone(), (value.clone(), None));
         }
     }
-    for (path, text) in files {
+    for (number, (path, text)) in files.iter().enumerate() {
         for (name, value) in read_file(path, text)? {
-            chosen.insert(name.into(), value.into());
+            chosen.insert(name.into(), (value.into(), Some(number)));
         }
     }
     for request in requests {
         match request {
             EnvRequest::Set(name, value) => {
-                chosen.insert(name.into(), value.clone());
+                chosen.insert(name.into(), (value.clone(), None));
             }
             EnvRequest::Pass(name) => {
                 let mut found = named(name).peekable();
                 if found.peek().is_none() && !name.ends_with('*') {
                     return Err(HostsError::NoVariable { name: name.clone() });
                 }
-                chosen.extend(found.cloned());
+                chosen.extend(found.map(|(name, value)| (name.clone(), (value.clone(), None))));
             }
         }
     }
-    Ok(chosen.into_iter().collect())
+    let of_file = |number: usize| -> Vec<String> {
+        let of_it = chosen.iter().filter(|(_, (_, file))| *file == Some(number));
+        of_it.map(|(name, _)| name.to_string_lossy().into_owned()).collect()
+    };
+    let used = files
+        .iter()
+        .enumerate()
+        .map(|(number, (path, _))| VariableFile { path: path.clone(), names: of_file(number) });
+    let files = used.filter(|it| !it.names.is_empty()).collect();
+    let variables = chosen.into_iter().map(|(name, (value, _))| (name, value)).collect();
+    Ok(Chosen { variables, files })
 }
 
 /// Where DeepSpeed looks for variables: a file of that name at home and in this folder.
@@ -153,9 +182,11 @@ fn is_ranks_own(name: &str) -> bool {
     env::TABLE.iter().any(|variable| variable.name == name)
 }
 
-/// What every program of the kind reads. DeepSpeed's list is the start of it.
+/// What every program of the kind reads. DeepSpeed's list is the start of it. Of Brigade's own those that
+/// programs read: the others are this launcher's.
 pub const PASSED: &[&str] = &[
-    "BRIGADE_*",
+    "BRIGADE_KEEP_MEMORY",
+    "BRIGADE_SHARED_MEMORY",
     "CUDA_*",
     "GLOO_*",
     "KMP_*",
@@ -171,10 +202,17 @@ pub const PASSED: &[&str] = &[
     "TORCH_*",
     "UCX_*",
 ];
-/// Each host has devices of its own: DeepSpeed leaves out the first, too. The others stay with the
-/// launcher.
-const NOT_PASSED: &[&str] =
-    &["CUDA_VISIBLE_DEVICES", env::BRIGADE_RDZV_SECRET, env::BRIGADE_ETCD_PASSWORD];
+/// Each host has devices of its own, and its own places for CUDA and Python. DeepSpeed leaves the
+/// devices out, too. The secrets stay with the launcher.
+const NOT_PASSED: &[&str] = &[
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_ROOT",
+    "CUDA_VISIBLE_DEVICES",
+    "PYTHONHOME",
+    env::BRIGADE_RDZV_SECRET,
+    env::BRIGADE_ETCD_PASSWORD,
+];
 const EXPECTED: &str = "expected NAME, NAME=VALUE, or NAMES*";
 
 #[cfg(test)]
@@ -191,7 +229,8 @@ mod tests {
         let here: Vec<_> = here.iter().map(|(n, v)| (n.into(), v.into())).collect();
         let files: Vec<_> = files.iter().map(|(p, t)| (p.into(), (*t).to_owned())).collect();
         let chosen = choose(&requests, &here, &files).map_err(|error| error.to_string())?;
-        let lines = chosen.iter().map(|(n, v)| format!("{}={}", n.display(), v.display()));
+        let lines =
+            chosen.variables.iter().map(|(n, v)| format!("{}={}", n.display(), v.display()));
         Ok(lines.collect::<Vec<_>>().join(" "))
     }
 
@@ -209,6 +248,11 @@ mod tests {
             ("LIBTORCH", "/t"),
             ("TORCHELASTIC_RUN_ID", "outer"),
             ("BRIGADE_STORE_FD", "3"),
+            ("BRIGADE_HOSTS", "node1:4"),
+            ("BRIGADE_CONFIG", "job.toml"),
+            ("BRIGADE_SHARED_MEMORY", "0"),
+            ("CUDA_HOME", "/usr/local/cuda"),
+            ("PYTHONHOME", "/opt/python"),
             ("RANK", "1"),
             ("BRIGADE_RDZV_SECRET", "known to the launchers"),
             ("BRIGADE_ETCD_PASSWORD", "known to the launchers"),
@@ -216,8 +260,8 @@ mod tests {
         assert_eq!(choose_from(&["BRIGADE_R*"], &here, &[]), choose_from(&[], &here, &[]));
         assert_eq!(
             choose_from(&[], &here, &[]).unwrap(),
-            "CUDA_LAUNCH_BLOCKING=1 LD_LIBRARY_PATH=/lib LIBTORCH=/t NCCL_DEBUG=INFO \
-             OMP_NUM_THREADS=4 PYTHONPATH=src"
+            "BRIGADE_SHARED_MEMORY=0 CUDA_LAUNCH_BLOCKING=1 LD_LIBRARY_PATH=/lib LIBTORCH=/t \
+             NCCL_DEBUG=INFO OMP_NUM_THREADS=4 PYTHONPATH=src"
         );
         assert_eq!(
             choose_from(&["CUDA_VISIBLE_DEVICES"], &here[6..7], &[]).unwrap(),
@@ -235,6 +279,20 @@ mod tests {
             "A=1 NCCL_DEBUG=INFO W_A=1 W_B="
         );
         assert_eq!(choose_from(&["X_*"], &here, &[]).unwrap(), "NCCL_DEBUG=INFO");
+    }
+
+    #[test]
+    fn files_that_are_used_are_named() {
+        let here = [("NCCL_DEBUG".into(), "INFO".into())];
+        let file = |path: &str, text: &str| (PathBuf::from(path), text.to_owned());
+        let files = [file("home", "A=1\nB=1\n"), file("here", "B=2\nC=2\n"), file("none", "# x\n")];
+        let requests = [EnvRequest::parse("C=3".as_ref()).unwrap()];
+        let chosen = choose(&requests, &here, &files).unwrap();
+        let used = |path: &str, names: &[&str]| VariableFile {
+            path: path.into(),
+            names: names.iter().map(|it| (*it).to_owned()).collect(),
+        };
+        assert_eq!(chosen.files, [used("home", &["A"]), used("here", &["B"])]);
     }
 
     #[test]

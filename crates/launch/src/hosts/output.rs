@@ -12,14 +12,17 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use brigade_rendezvous::{OutputSink, Piece, Stream};
+use brigade_rendezvous::{JobEvent, OutputSink, Piece, Stream};
+use brigade_world::ProgressReport;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
 use super::run::next_signal;
+use crate::events::EventSender;
+use crate::output::{LiveLine, Reports, write_all};
 
 /// The launcher's end of the thread.
 pub(crate) struct Output {
@@ -31,6 +34,8 @@ pub(crate) struct Output {
 
 enum Order {
     Piece(Piece),
+    /// How far a host's ranks are.
+    Progress(Arc<str>, Vec<(usize, String)>),
     /// Not shown with `--quiet`.
     Line(String),
     Report(String),
@@ -53,6 +58,8 @@ impl Output {
             lossy: [false; 2],
             closed: [false; 2],
             begun: Begun::new(),
+            reports: HashMap::new(),
+            live: LiveLine::new(quiet),
             quiet,
             notices: far,
         };
@@ -62,8 +69,8 @@ impl Output {
     }
 
     /// For the coordinator.
-    pub(crate) fn sink(&self) -> Box<dyn OutputSink> {
-        Box::new(Sink(self.sender.clone()))
+    pub(crate) fn sink(&self, events: Option<EventSender>) -> Box<dyn OutputSink> {
+        Box::new(Sink { orders: self.sender.clone(), events })
     }
 
     /// A line of the launcher's own, among those of the ranks.
@@ -116,15 +123,28 @@ impl Output {
     }
 }
 
-struct Sink(Sender<Order>);
+struct Sink {
+    orders: Sender<Order>,
+    events: Option<EventSender>,
+}
 
 impl OutputSink for Sink {
     fn output(&mut self, piece: Piece) {
-        let _ = self.0.send(Order::Piece(piece));
+        let _ = self.orders.send(Order::Piece(piece));
     }
 
     fn say(&mut self, line: &str) {
-        let _ = self.0.send(Order::Line(line.to_owned()));
+        let _ = self.orders.send(Order::Line(line.to_owned()));
+    }
+
+    fn progress(&mut self, host: &Arc<str>, ranks: Vec<(usize, String)>) {
+        let _ = self.orders.send(Order::Progress(Arc::clone(host), ranks));
+    }
+
+    fn record(&mut self, at: SystemTime, event: JobEvent) {
+        if let Some(events) = &self.events {
+            events.record(at, event);
+        }
     }
 }
 
@@ -134,6 +154,9 @@ struct Writer {
     lossy: [bool; 2],
     closed: [bool; 2],
     begun: Begun,
+    /// How far the ranks of each host are.
+    reports: HashMap<Arc<str>, Reports>,
+    live: LiveLine,
     quiet: bool,
     notices: UnixStream,
 }
@@ -145,6 +168,10 @@ impl Writer {
         while let Ok(order) = inbox.recv() {
             match order {
                 Order::Piece(piece) => self.show(&piece),
+                Order::Progress(host, ranks) => {
+                    self.progress(host, ranks);
+                    continue;
+                }
                 Order::Line(_) if self.quiet => {}
                 Order::Line(line) => {
                     self.write(ERR, format!("brigade: {line}\n").as_bytes());
@@ -152,6 +179,7 @@ impl Writer {
                     continue;
                 }
                 Order::Report(text) => {
+                    self.live.clear();
                     // A job that ends at once because of what was just said does not say it twice.
                     let text = match text.strip_prefix(&said) {
                         Some("") if !said.is_empty() => continue,
@@ -164,6 +192,7 @@ impl Writer {
             }
             said.clear();
         }
+        self.live.clear();
         // What a host that is lost had begun.
         for mut begun in std::mem::take(&mut self.begun).into_values() {
             for (index, bytes) in begun.iter_mut().enumerate().filter(|it| !it.1.is_empty()) {
@@ -193,13 +222,28 @@ impl Writer {
         self.write(index, &bytes);
     }
 
+    /// Shows how far the ranks of all hosts are.
+    fn progress(&mut self, host: Arc<str>, ranks: Vec<(usize, String)>) {
+        let report =
+            |(rank, text): (usize, String)| Some((rank, ProgressReport::decode(text.as_bytes())?));
+        let reports: Reports = ranks.into_iter().filter_map(report).collect();
+        self.reports.insert(host, reports);
+        let all = self.reports.values().flatten();
+        let all: Reports = all.map(|(rank, report)| (*rank, report.clone())).collect();
+        if let Some(line) = self.live.show(&all) {
+            self.write(ERR, line.as_bytes());
+        }
+    }
+
     /// What cannot be written is lost: a full disk under the log must not end a training run, but
     /// nobody reading it any more does, as with any program in a pipe.
     fn write(&mut self, index: usize, bytes: &[u8]) {
         if self.closed[index] || bytes.is_empty() {
             return;
         }
-        let Err(error) = write_all(&mut self.sinks[index], bytes) else { return };
+        let Self { sinks, live, .. } = self;
+        let written = live.around(|| write_all(&mut sinks[index], bytes));
+        let Err(error) = written else { return };
         if error.kind() == io::ErrorKind::BrokenPipe {
             self.closed[index] = true;
             let _ = self.notices.write_all(b"c");
@@ -209,22 +253,6 @@ impl Writer {
             let _ = write_all(&mut self.sinks[ERR], text.as_bytes());
         }
     }
-}
-
-/// `write_all` for a descriptor that may have been made non-blocking by whoever shares it.
-fn write_all(file: &mut File, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match file.write(bytes) {
-            Ok(n) => bytes = &bytes[n..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let mut writable = [PollFd::new(file.as_fd(), PollFlags::POLLOUT)];
-                poll(&mut writable, PollTimeout::NONE)?;
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 const OUT: usize = 0;

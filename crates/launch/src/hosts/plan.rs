@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use brigade_rendezvous::TimeLimits;
 
-use super::environment;
+use super::environment::{self, Chosen, VariableFile};
 use super::here::Here;
 use super::hostfile::HostSpec;
 use super::remote_line;
@@ -63,8 +63,10 @@ pub struct HostsPlan {
     pub hosts: Vec<PlannedHost>,
     /// The folder in which the ranks run, on every host.
     pub workdir: PathBuf,
-    /// What the hosts get of this environment.
+    /// What the hosts get of this environment and of DeepSpeed's files.
     pub variables: Vec<(OsString, OsString)>,
+    /// Those files of DeepSpeed's.
+    pub variable_files: Vec<VariableFile>,
     /// Name or address under which the others reach the first host, where the user has said so.
     pub master_addr: Option<String>,
     /// The job goes on while it has so many hosts left.
@@ -127,7 +129,8 @@ impl HostsPlan {
         if !workdir.is_absolute() {
             return Err(HostsError::Workdir { path: workdir });
         }
-        let variables = environment::choose(&hosts.env, &facts.variables, &facts.deepspeed_files)?;
+        let Chosen { variables, files } =
+            environment::choose(&hosts.env, &facts.variables, &facts.deepspeed_files)?;
         let here = Here { name: facts.name.clone(), addresses: facts.addresses.clone() };
         let mut next = Some(0_usize);
         let planned = hosts.hosts.iter().map(|spec| {
@@ -145,6 +148,7 @@ impl HostsPlan {
             hosts: planned.collect(),
             workdir,
             variables,
+            variable_files: files,
             master_addr: hosts.master_addr.clone(),
             min_hosts: hosts.min_hosts.unwrap_or(all).clamp(1, all),
             sync: hosts.sync,
@@ -222,7 +226,7 @@ mod tests {
         ];
         assert_eq!(rows, expected);
         assert_eq!((made.workdir.as_path(), made.min_hosts), (Path::new("/work"), 3));
-        assert_eq!(made.variables.len(), 2, "{:?}", made.variables);
+        assert_eq!(made.variables.len(), 1, "{:?}", made.variables);
         assert_eq!(made.command(&made.hosts[0]), ["/opt/brigade", "__agent"]);
         let words = made.command(&made.hosts[1]);
         assert_eq!(words[..4], ["ssh", "-p", "2222", "-T"]);

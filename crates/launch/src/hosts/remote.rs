@@ -188,6 +188,7 @@ fn job(streams: &mut Streams) -> Result<u8, WireError> {
         Err(error) => {
             let code = match &error {
                 LaunchError::Program(error) => error.exit_code(),
+                LaunchError::ForPython { .. } => 2,
                 _ => 1,
             };
             return streams.refuse(error.to_string(), code);

@@ -20,6 +20,7 @@ use super::plan::HostsPlan;
 use super::roll_call::{self, Answer};
 use super::session::{Errand, Session};
 use crate::agent::{report, with_signals};
+use crate::events::EventLog;
 use crate::open_files::OpenFiles;
 use crate::plan::new_name;
 use crate::wake::Inbox;
@@ -53,6 +54,8 @@ fn for_all_hosts(options: &LaunchOptions, plan: &HostsPlan) -> LaunchOptions {
     let mut options = options.clone();
     options.nodes = NodeRange::default();
     options.run_id.get_or_insert_with(new_name);
+    // The terminal is here, and the ranks are not.
+    options.output.raw = Some(false);
     // Of the job alone: a secret that somebody has set is for other jobs, too.
     options.secret = Secret::generate().ok();
     let facts = OutputFacts::gather();
@@ -158,6 +161,8 @@ struct Job {
     sessions: Vec<(SessionId, Session)>,
     signals: SignalFd,
     output: Output,
+    /// What is written down, where somebody wants that.
+    events: Option<EventLog>,
     /// What the sessions say on their stderr; `None` at the end.
     stderr: Inbox<(SessionId, Option<String>)>,
     /// Lines of sessions that may be ssh's last words, which come again with the host's loss.
@@ -178,8 +183,13 @@ impl Job {
         let seen: Vec<IpAddr> = waiting.iter().filter_map(|it| it.launchers_address).collect();
         let output =
             Output::start(options.output.quiet).map_err(LaunchError::system("start a thread"))?;
+        let run_id = options.run_id.clone().unwrap_or_default();
+        let events = options.events.as_ref();
+        let events = events.map(|target| EventLog::start(target, &run_id)).transpose()?;
+        let (events, event_sender) = events.unzip();
         let rules = Rules {
-            run_id: options.run_id.clone().unwrap_or_default(),
+            run_id,
+            recorded: events.is_some(),
             min_nodes: plan.min_hosts,
             max_nodes: hosts,
             max_restarts: options.max_restarts,
@@ -194,7 +204,8 @@ impl Job {
             ..Rules::default()
         };
         let start = LaunchError::system("start the coordinator");
-        let coordinator = Coordinator::start(rules, None, Some(output.sink())).map_err(start)?;
+        let coordinator =
+            Coordinator::start(rules, None, Some(output.sink(event_sender))).map_err(start)?;
         let stderr = Inbox::new().map_err(LaunchError::system("make a socket pair"))?;
         let mut sessions = Vec::new();
         for waiting in waiting {
@@ -210,6 +221,7 @@ impl Job {
             sessions,
             signals,
             output,
+            events,
             stderr,
             held: Vec::new(),
             shutdown_timeout: options.shutdown_timeout,
@@ -234,6 +246,9 @@ impl Job {
                     None => self.explain(id),
                 }
             }
+            while let Some(line) = self.events.as_ref().and_then(EventLog::trouble) {
+                self.output.say(&line);
+            }
             self.show_held(Instant::now());
         }
         let verdict = self.coordinator.wait();
@@ -242,6 +257,9 @@ impl Job {
         let deadline = Instant::now() + GO_HOME;
         for (_, session) in self.sessions {
             session.child.finish(deadline);
+        }
+        if let Some(line) = self.events.and_then(EventLog::finish) {
+            self.output.say(&line);
         }
         if let Some(text) = report(&outcome) {
             self.output.report(text);
@@ -252,12 +270,13 @@ impl Job {
 
     /// Waits for anything to do. True when the job is over.
     fn wait(&self) -> bool {
-        let mut fds = [
+        let mut fds = vec![
             PollFd::new(self.coordinator.over_fd(), PollFlags::POLLIN),
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.output.notices(), PollFlags::POLLIN),
             PollFd::new(self.stderr.as_fd(), PollFlags::POLLIN),
         ];
+        fds.extend(self.events.iter().map(|log| PollFd::new(log.as_fd(), PollFlags::POLLIN)));
         // EINTR: look round and wait again.
         let timeout = if self.held.is_empty() { PollTimeout::NONE } else { HELD.into() };
         poll(&mut fds, timeout).is_ok() && fds[0].any().unwrap_or(false)

@@ -2,16 +2,19 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender};
+use std::time::Instant;
 
+use brigade_world::{LONGEST_REPORT, ProgressReport};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::color::paint;
 use super::folder::{AttemptFiles, LogFile};
 use super::lines::Lines;
+use super::live::{BETWEEN_DRAWS, Reports};
 use super::plan::OutputPlan;
 use super::show::Show;
 use super::streams::{LineFilter, Stream};
@@ -33,15 +36,30 @@ pub(super) enum Order {
 pub(super) struct Attempt {
     /// Two for each rank: stdout, stderr.
     streams: Vec<Carried>,
+    /// What ranks tell of how far they are.
+    told: Vec<Told>,
     /// By stream: the lines that are collected from all ranks.
     filtered: [Option<LogFile>; 2],
+}
+
+/// A rank's reports of how far it is.
+#[derive(Debug)]
+struct Told {
+    rank: usize,
+    /// `None` when it has ended.
+    pipe: Option<File>,
+    /// The begin of a report whose end has not come.
+    begun: Vec<u8>,
 }
 
 /// One stream of one rank.
 #[derive(Debug)]
 struct Carried {
     stream: Stream,
+    rank: usize,
     local_rank: usize,
+    /// It comes through here; else it goes to the terminal as it is.
+    is_seen: bool,
     /// `None` when it has ended.
     pipe: Option<File>,
     lines: Lines,
@@ -60,10 +78,16 @@ impl Attempt {
     ) -> Result<Self, LaunchError> {
         let AttemptFiles { mut logs, filtered, .. } = files;
         let mut streams = Vec::with_capacity(2 * ranks.len());
-        for Streams { rank, local_rank, prefix, stdout, stderr } in ranks {
+        let mut told = Vec::new();
+        for Streams { rank, local_rank, prefix, stdout, stderr, progress } in ranks {
+            if let Some(pipe) = progress {
+                make_nonblocking(&pipe)?;
+                told.push(Told { rank, pipe: Some(pipe.into()), begun: Vec::new() });
+            }
             for (stream, pipe) in [(Stream::Stdout, stdout), (Stream::Stderr, stderr)] {
-                fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
-                    .map_err(LaunchError::system("prepare the ranks' pipes"))?;
+                if let Some(pipe) = &pipe {
+                    make_nonblocking(pipe)?;
+                }
                 let route = plan.route(local_rank, stream);
                 let painted = || {
                     if plan.color[stream.index()] { paint(&prefix, rank) } else { prefix.clone() }
@@ -71,8 +95,10 @@ impl Attempt {
                 let collected = route.duplicate && filtered[stream.index()].is_some();
                 streams.push(Carried {
                     stream,
+                    rank,
                     local_rank,
-                    pipe: Some(pipe.into()),
+                    is_seen: pipe.is_some(),
+                    pipe: pipe.map(File::from),
                     lines: Lines::default(),
                     shown: route.console.then(painted),
                     file: logs.get_mut(local_rank).and_then(|logs| logs[stream.index()].take()),
@@ -80,7 +106,7 @@ impl Attempt {
                 });
             }
         }
-        Ok(Self { streams, filtered })
+        Ok(Self { streams, told, filtered })
     }
 }
 
@@ -88,6 +114,13 @@ pub(super) struct Carrier {
     attempt: Attempt,
     filters: [Option<LineFilter>; 2],
     console: Console,
+    /// How far the ranks are.
+    reports: Reports,
+    /// Bars of Python's tqdm become reports.
+    reads_bars: bool,
+    /// They have changed since they were shown, and are shown again then.
+    show_at: Option<Instant>,
+    shown_at: Option<Instant>,
     /// A log file could not be written, and that has been said.
     logs_are_lossy: bool,
     control: UnixStream,
@@ -127,7 +160,7 @@ enum Loss {
 
 impl Carrier {
     pub(super) fn new(
-        filters: [Option<LineFilter>; 2],
+        plan: &OutputPlan,
         show: Box<dyn Show>,
         control: UnixStream,
         inbox: Receiver<Order>,
@@ -135,8 +168,12 @@ impl Carrier {
     ) -> Self {
         Self {
             attempt: Attempt::default(),
-            filters,
+            filters: plan.duplicate.clone(),
             console: Console { show, state: [State::Open; 2] },
+            reports: Reports::new(),
+            reads_bars: !plan.quiet,
+            show_at: None,
+            shown_at: None,
             logs_are_lossy: false,
             control,
             inbox,
@@ -159,13 +196,29 @@ impl Carrier {
         polled.extend(open.iter().filter_map(|&i| {
             Some(PollFd::new(streams[i].pipe.as_ref()?.as_fd(), PollFlags::POLLIN))
         }));
-        if poll(&mut polled, PollTimeout::NONE).is_err() {
+        let told = &self.attempt.told;
+        let telling: Vec<usize> = (0..told.len()).filter(|&i| told[i].pipe.is_some()).collect();
+        polled.extend(
+            telling.iter().filter_map(|&i| {
+                Some(PollFd::new(told[i].pipe.as_ref()?.as_fd(), PollFlags::POLLIN))
+            }),
+        );
+        let timeout = self.show_at.map_or(PollTimeout::NONE, |at| {
+            let millis = at.saturating_duration_since(Instant::now()).as_millis() + 1;
+            PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)
+        });
+        if poll(&mut polled, timeout).is_err() {
             return true;
         }
         let ready: Vec<bool> = polled.iter().map(|fd| fd.any().unwrap_or(true)).collect();
-        for (&stream, _) in open.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
+        let (streams, telling_ready) = ready[1..].split_at(open.len());
+        for (&stream, _) in open.iter().zip(streams).filter(|(_, ready)| **ready) {
             self.carry(stream);
         }
+        for (&index, _) in telling.iter().zip(telling_ready).filter(|(_, ready)| **ready) {
+            self.hear_report(index);
+        }
+        self.show_reports();
         !ready[0] || self.obey()
     }
 
@@ -193,6 +246,62 @@ impl Carrier {
         more
     }
 
+    /// Takes in what a rank tells of how far it is.
+    fn hear_report(&mut self, index: usize) {
+        let told = &mut self.attempt.told[index];
+        let Some(pipe) = &mut told.pipe else { return };
+        match pipe.read(&mut self.buffer) {
+            Ok(0) => told.pipe = None,
+            Ok(n) => {
+                told.begun.extend_from_slice(&self.buffer[..n]);
+                let end = told.begun.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+                let rest = told.begun.split_off(end);
+                let lines = std::mem::replace(&mut told.begun, rest);
+                // A line that never ends is no report.
+                told.begun.truncate(LONGEST_REPORT);
+                let rank = told.rank;
+                let reports = lines.split(|byte| *byte == b'\n').rev();
+                if let Some(report) = reports.filter_map(ProgressReport::decode).next() {
+                    self.note(rank, report);
+                }
+            }
+            Err(error) if is_not_yet(&error) => {}
+            Err(_) => told.pipe = None,
+        }
+    }
+
+    fn note(&mut self, rank: usize, report: ProgressReport) {
+        if report.done {
+            // Of an inner loop: that around it may go on.
+            if self.reports.get(&rank).is_none_or(|known| known.label != report.label) {
+                return;
+            }
+            self.reports.remove(&rank);
+        } else {
+            self.reports.insert(rank, report);
+        }
+        let next = self.shown_at.map_or_else(Instant::now, |at| at + BETWEEN_DRAWS);
+        self.show_at.get_or_insert(next);
+    }
+
+    fn show_reports(&mut self) {
+        let now = Instant::now();
+        if self.show_at.is_some_and(|at| at <= now) {
+            (self.show_at, self.shown_at) = (None, Some(now));
+            if !self.console.show.progress(&self.reports) {
+                self.show_at = Some(now + BETWEEN_DRAWS);
+            }
+        }
+    }
+
+    /// The attempt is over.
+    fn forget_reports(&mut self) {
+        (self.show_at, self.shown_at) = (None, None);
+        if !std::mem::take(&mut self.reports).is_empty() {
+            self.console.show.progress(&self.reports);
+        }
+    }
+
     fn answer_tail(&mut self, local_rank: usize) {
         for stream in 0..self.attempt.streams.len() {
             if self.attempt.streams[stream].local_rank == local_rank {
@@ -217,6 +326,7 @@ impl Carrier {
         for stream in 0..self.attempt.streams.len() {
             self.end(stream);
         }
+        self.forget_reports();
         std::mem::take(&mut self.attempt).streams.chunks(2).map(tail_of).collect()
     }
 
@@ -240,8 +350,17 @@ impl Carrier {
                 let piece = &self.buffer[..n];
                 let lost = carried.file.as_mut().and_then(|file| file.write(piece).err());
                 let filter = self.filters[carried.stream.index()].as_ref();
-                let (lines, each) = carried.sort(filter, &mut self.room);
+                let mut bar = None;
+                let bars = self.reads_bars.then_some(&mut bar);
+                let (lines, each) = carried.sort(filter, &mut self.room, bars);
                 lines.push(piece, each);
+                let rank = carried.rank;
+                if self.reads_bars && carried.stream == Stream::Stderr {
+                    bar = tqdm(carried.lines.begun()).or(bar);
+                }
+                if let Some(report) = bar {
+                    self.note(rank, report);
+                }
                 self.mourn(lost);
                 self.pass_on(index);
                 true
@@ -258,7 +377,7 @@ impl Carrier {
         let carried = &mut self.attempt.streams[index];
         if carried.pipe.take().is_some() {
             let filter = self.filters[carried.stream.index()].as_ref();
-            let (lines, each) = carried.sort(filter, &mut self.room);
+            let (lines, each) = carried.sort(filter, &mut self.room, None);
             lines.finish(each);
             self.pass_on(index);
         }
@@ -306,14 +425,26 @@ impl Carrier {
 }
 
 impl Carried {
-    /// The lines, and what each of them becomes.
+    /// The lines, and what each of them becomes. A bar that is about to be drawn over is no line where
+    /// `bar` takes it.
     fn sort<'a>(
         &'a mut self,
         filter: Option<&'a LineFilter>,
         room: &'a mut Room,
+        mut bar: Option<&'a mut Option<ProgressReport>>,
     ) -> (&'a mut Lines, impl FnMut(&[u8]) + 'a) {
-        let Self { lines, shown, collected, .. } = self;
+        let Self { lines, shown, collected, stream, .. } = self;
         let each = move |line: &[u8]| {
+            if let Some(bar) = bar.as_deref_mut().filter(|_| *stream == Stream::Stderr) {
+                let report = tqdm(line);
+                // The last state of a bar is a line, and the bar is over.
+                let done = line.ends_with(b"\n");
+                let is_drawn_over = report.is_some() || line.trim_ascii().is_empty();
+                *bar = report.map(|it| ProgressReport { done, ..it }).or_else(|| bar.take());
+                if is_drawn_over && line.ends_with(b"\r") {
+                    return;
+                }
+            }
             if let Some(prefix) = shown {
                 room.shown.extend_from_slice(prefix.as_bytes());
                 room.shown.extend_from_slice(line);
@@ -364,16 +495,31 @@ impl LogFile {
 }
 
 fn tail_of(pair: &[Carried]) -> Tail {
-    let lines = |carried: &Carried| {
+    let lines = |carried: &Carried| -> Vec<String> {
         carried.lines.tail().map(|line| String::from_utf8_lossy(line).into_owned()).collect()
     };
-    Tail { stdout: lines(&pair[0]), stderr: lines(&pair[1]) }
+    let (stdout, mut stderr) = (lines(&pair[0]), lines(&pair[1]));
+    if !pair[1].is_seen {
+        stderr.push(UNSEEN_TAIL.to_owned());
+    }
+    Tail { stdout, stderr }
+}
+
+fn tqdm(line: &[u8]) -> Option<ProgressReport> {
+    ProgressReport::from_tqdm(std::str::from_utf8(line).ok()?)
+}
+
+fn make_nonblocking(pipe: &OwnedFd) -> Result<(), LaunchError> {
+    fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
+        .map_err(LaunchError::system("prepare the ranks' pipes"))?;
+    Ok(())
 }
 
 fn is_not_yet(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
+const UNSEEN_TAIL: &str = "(it wrote to the terminal itself)";
 const READ_SIZE: usize = 1 << 16;
 /// What a pipe can be made to hold without privileges.
 const LARGEST_PIPE: usize = 1 << 20;

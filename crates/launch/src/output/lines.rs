@@ -48,6 +48,11 @@ impl Lines {
         }
     }
 
+    /// The begin of a line whose end has not come.
+    pub(crate) fn begun(&self) -> &[u8] {
+        &self.pending
+    }
+
     /// The last lines, oldest first, without their ends; the last may not be complete yet.
     pub(crate) fn tail(&self) -> impl Iterator<Item = &[u8]> {
         let pending = (!self.pending.is_empty()).then_some(&self.pending[..]);

@@ -1,5 +1,6 @@
 //! What a user can ask for the ranks' output, and what is decided from it.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use brigade_world::env;
@@ -36,6 +37,10 @@ pub struct OutputOptions {
     pub color: Color,
     /// The launcher says nothing of its own, unless the job fails.
     pub quiet: bool,
+    /// The only rank of this host has this process's terminal, as if it had been started without a
+    /// launcher. Default: where stdin, stdout and stderr are a terminal, the job has one rank, and
+    /// nothing else is asked for.
+    pub raw: Option<bool>,
 }
 
 /// What the decision depends on.
@@ -45,6 +50,8 @@ pub struct OutputFacts {
     pub color: ColorFacts,
     /// The value of `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`.
     pub prefix: Option<String>,
+    /// Stdin is a terminal.
+    pub keyboard: bool,
 }
 
 impl OutputFacts {
@@ -54,7 +61,7 @@ impl OutputFacts {
         let prefix = std::env::var(env::TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE)
             .ok()
             .filter(|template| !template.is_empty());
-        Self { color: ColorFacts::gather(), prefix }
+        Self { color: ColorFacts::gather(), prefix, keyboard: std::io::stdin().is_terminal() }
     }
 }
 
@@ -77,6 +84,8 @@ pub struct OutputPlan {
     pub color: [bool; 2],
     /// The launcher says nothing of its own, unless the job fails.
     pub quiet: bool,
+    /// The only rank has this process's stdin, and its streams that do not go into files.
+    pub raw: bool,
 }
 
 /// Where the folder of a job is made.
@@ -145,6 +154,26 @@ impl OutputPlan {
             None if redirects.is_none() && tee.is_none() => LogFolder::Passing,
             None => LogFolder::Temporary,
         };
+        let changes = Self::changes(options, &tee);
+        let raw = match (options.raw, changes) {
+            (Some(true), _) if nproc > 1 => {
+                return Err(LaunchError::Raw {
+                    reason: format!("{nproc} ranks cannot share one terminal: use --nproc 1"),
+                });
+            }
+            (Some(true), Some((flag, what))) => {
+                return Err(LaunchError::Raw { reason: format!("--{flag} {what}") });
+            }
+            (Some(raw), _) => raw,
+            (None, changes) => {
+                nproc == 1
+                    && changes.is_none()
+                    && redirects.is_none()
+                    && facts.prefix.is_none()
+                    && facts.keyboard
+                    && facts.color.terminal == [true; 2]
+            }
+        };
         let from_environment = || {
             let template = facts.prefix.as_deref()?;
             // Any text is a template.
@@ -159,7 +188,31 @@ impl OutputPlan {
             prefix: options.prefix.clone().or_else(from_environment).unwrap_or_default(),
             color: options.color.resolve(facts.color),
             quiet: options.quiet,
+            raw,
         })
+    }
+
+    /// The option, if there is one, that needs the output to come through here, and what it does.
+    fn changes(options: &OutputOptions, tee: &StreamModes) -> Option<(&'static str, &'static str)> {
+        let copies = "writes to a file what is shown, which the launcher then has to see: use \
+                      --redirects";
+        let duplicates = options.duplicate_stdout.is_some() || options.duplicate_stderr.is_some();
+        if duplicates {
+            Some(("duplicate-stdout-filters and --duplicate-stderr-filters", copies))
+        } else if !tee.is_none() {
+            Some((if options.tee.is_some() { "tee" } else { "log-dir" }, copies))
+        } else if options.prefix.is_some() {
+            Some(("prefix", "puts something before each line"))
+        } else if options.local_ranks_filter.is_some() {
+            Some(("local-ranks-filter", "hides ranks"))
+        } else {
+            None
+        }
+    }
+
+    /// A rank has this process's own stream for this one.
+    pub(crate) fn passes_through(&self, local_rank: usize, stream: Stream) -> bool {
+        self.raw && !self.route(local_rank, stream).file
     }
 
     pub(crate) fn route(&self, local_rank: usize, stream: Stream) -> Route {
@@ -261,6 +314,54 @@ mod tests {
         );
         let pasted = OutputOptions { local_ranks_filter: "0,9".parse().ok(), ..options() };
         assert!(OutputPlan::resolve(&pasted, &OutputFacts::default(), 2).is_ok());
+    }
+
+    #[test]
+    fn when_the_terminal_is_passed_through() {
+        let terminal = OutputFacts {
+            color: ColorFacts { terminal: [true; 2], ..ColorFacts::default() },
+            keyboard: true,
+            prefix: None,
+        };
+        let raw = |options: &OutputOptions, facts: &OutputFacts, nproc| {
+            OutputPlan::resolve(options, facts, nproc).map(|plan| plan.raw)
+        };
+        let logs = || OutputOptions { log_dir: Some("logs".into()), ..options() };
+        let redirected = || OutputOptions { redirects: "3".parse().ok(), ..options() };
+        let asked = |options: OutputOptions| OutputOptions { raw: Some(true), ..options };
+        for (options, facts, nproc, expected) in [
+            (options(), terminal.clone(), 1, true),
+            (options(), terminal.clone(), 2, false),
+            (options(), OutputFacts { keyboard: false, ..terminal.clone() }, 1, false),
+            (options(), OutputFacts { prefix: Some("x".into()), ..terminal.clone() }, 1, false),
+            (options(), OutputFacts::default(), 1, false),
+            (logs(), terminal.clone(), 1, false),
+            (redirected(), terminal.clone(), 1, false),
+            (OutputOptions { raw: Some(false), ..options() }, terminal.clone(), 1, false),
+            (asked(options()), OutputFacts::default(), 1, true),
+            (asked(redirected()), OutputFacts::default(), 1, true),
+        ] {
+            assert_eq!(raw(&options, &facts, nproc).unwrap(), expected, "{options:?} {facts:?}");
+        }
+        let refuse = |options: OutputOptions, nproc| {
+            raw(&asked(options), &terminal, nproc).unwrap_err().to_string()
+        };
+        assert!(refuse(options(), 4).ends_with("4 ranks cannot share one terminal: use --nproc 1"));
+        let tee = OutputOptions { tee: "3".parse().ok(), ..options() };
+        for (options, flag) in [
+            (logs(), "--log-dir"),
+            (tee, "--tee"),
+            (OutputOptions { prefix: "x".parse().ok(), ..options() }, "--prefix"),
+        ] {
+            let refused = refuse(options, 1);
+            assert!(
+                refused.starts_with("--raw passes the terminal through to the rank"),
+                "{refused}"
+            );
+            assert!(refused.contains(flag), "{refused}");
+        }
+        let plan = OutputPlan::resolve(&asked(redirected()), &terminal, 1).unwrap();
+        assert!(!plan.passes_through(0, Stream::Stdout));
     }
 
     #[test]

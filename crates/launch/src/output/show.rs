@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use super::live::{LiveLine, Reports};
 use super::streams::Stream;
 
 /// Shows whole lines, all at once. Called from the output thread only, and may block it: the ranks
@@ -15,37 +16,58 @@ pub(crate) trait Show: Send {
     /// goes on.
     fn show(&mut self, stream: Stream, lines: &[u8]) -> io::Result<()>;
 
+    /// How far the ranks are, where that has changed; none at the end of an attempt. False: it was too
+    /// early, and should be tried again.
+    fn progress(&mut self, _reports: &Reports) -> bool {
+        true
+    }
+
     /// All that the ranks of an attempt have printed has been given to [`Show::show`].
     fn drained(&mut self) {}
 }
 
 /// This process's own stdout and stderr.
 #[derive(Debug)]
-pub(crate) struct Terminal([File; 2]);
+pub(crate) struct Terminal {
+    streams: [File; 2],
+    live: LiveLine,
+}
 
 impl Terminal {
-    pub(crate) fn new() -> io::Result<Self> {
+    pub(crate) fn new(quiet: bool) -> io::Result<Self> {
         // The descriptors themselves: std's own stdout buffers and locks.
         let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
-        Ok(Self([own(io::stdout().as_fd())?, own(io::stderr().as_fd())?]))
+        let streams = [own(io::stdout().as_fd())?, own(io::stderr().as_fd())?];
+        Ok(Self { streams, live: LiveLine::new(quiet) })
     }
 }
 
 impl Show for Terminal {
-    fn show(&mut self, stream: Stream, mut lines: &[u8]) -> io::Result<()> {
-        let file = &mut self.0[stream.index()];
-        while !lines.is_empty() {
-            match file.write(lines) {
-                Ok(n) => lines = &lines[n..],
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Somebody who shares the descriptor may have made it non-blocking.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let mut writable = [PollFd::new(file.as_fd(), PollFlags::POLLOUT)];
-                    poll(&mut writable, PollTimeout::NONE)?;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
+    fn show(&mut self, stream: Stream, lines: &[u8]) -> io::Result<()> {
+        let Self { streams, live } = self;
+        live.around(|| write_all(&mut streams[stream.index()], lines))
     }
+
+    fn progress(&mut self, reports: &Reports) -> bool {
+        if let Some(line) = self.live.show(reports) {
+            // What cannot be written there is told where ranks' lines are lost.
+            let _ = write_all(&mut self.streams[Stream::Stderr.index()], line.as_bytes());
+        }
+        true
+    }
+}
+
+/// `write_all` for a descriptor that somebody who shares it may have made non-blocking.
+pub(crate) fn write_all(file: &mut File, mut lines: &[u8]) -> io::Result<()> {
+    while !lines.is_empty() {
+        match file.write(lines) {
+            Ok(n) => lines = &lines[n..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                poll(&mut [PollFd::new(file.as_fd(), PollFlags::POLLOUT)], PollTimeout::NONE)?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }

@@ -75,8 +75,9 @@ impl Bench {
                 rank: 10 + local_rank,
                 local_rank,
                 prefix: format!("{local_rank}> "),
-                stdout: stdout.into(),
-                stderr: stderr.into(),
+                stdout: Some(stdout.into()),
+                stderr: Some(stderr.into()),
+                progress: None,
             });
         }
         self.output.attach(streams, files).unwrap();

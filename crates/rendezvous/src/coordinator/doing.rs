@@ -1,7 +1,7 @@
 //! What the decision asks for.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 use serde::Serialize;
@@ -10,7 +10,7 @@ use super::peer::{Origin, Peer, Stage};
 use super::turn::{FIRST, Turn};
 use crate::etcd::Seat;
 use crate::wire::Wire;
-use crate::{Action, AgentId, Event, ToAgent};
+use crate::{Action, AgentId, Event, Record, ToAgent};
 
 impl Turn {
     pub(super) fn tell(&mut self, event: Event) {
@@ -37,6 +37,7 @@ impl Turn {
                 }
                 Action::Close(agent) => self.close(agent),
                 Action::Say(line) => self.say(&line),
+                Action::Record(record) => self.record(record),
                 Action::Finish(verdict) => {
                     if let Some(seat) = self.seat() {
                         seat.finish(verdict.code);
@@ -50,6 +51,14 @@ impl Turn {
     /// The hold on the election, where there was one.
     fn seat(&self) -> Option<&Seat> {
         self.listener.as_ref().and_then(|listener| listener.seat.as_ref())
+    }
+
+    fn record(&mut self, Record { at, event }: Record) {
+        if let Some(sink) = &mut self.sink {
+            let age = self.start.elapsed().saturating_sub(at);
+            let now = SystemTime::now();
+            sink.record(now.checked_sub(age).unwrap_or(now), event);
+        }
     }
 
     pub(super) fn say(&mut self, line: &str) {

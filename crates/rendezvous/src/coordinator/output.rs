@@ -1,9 +1,10 @@
 //! Output of ranks on other hosts, on its way to the user.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use super::shared::Shared;
-use crate::{AgentId, Stream};
+use crate::{AgentId, JobEvent, Stream};
 
 /// Where output and lines of other hosts go.
 ///
@@ -16,6 +17,10 @@ pub trait OutputSink: Send {
     fn output(&mut self, piece: Piece);
     /// A line of an agent or of the coordinator, without its end.
     fn say(&mut self, line: &str);
+    /// How far a host's ranks are: their reports, as they have written them.
+    fn progress(&mut self, _host: &Arc<str>, _ranks: Vec<(usize, String)>) {}
+    /// Something to be written down, where [`Rules::recorded`](crate::Rules) asks for it.
+    fn record(&mut self, _at: SystemTime, _event: JobEvent) {}
 }
 
 /// Lines that a host's ranks have printed. Drop it when they are shown.

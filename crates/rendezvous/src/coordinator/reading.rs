@@ -115,6 +115,13 @@ impl Turn {
                 let line = format!("{}: {text}", peer.host);
                 self.say(&line);
             }
+            (Stage::Member, FromAgent::Progress { ranks }) => {
+                let host = Arc::clone(&peer.host);
+                if let Some(sink) = &mut self.sink {
+                    sink.progress(&host, ranks);
+                }
+                self.tell(Event::Heard { agent });
+            }
             (Stage::Member, message) => self.tell(Event::Said { agent, message }),
             (Stage::Closing | Stage::Greeting, _) => {}
         }

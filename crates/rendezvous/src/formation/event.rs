@@ -1,5 +1,6 @@
 //! What the decision is told, and what it asks to be done.
 
+use super::Record;
 use crate::{FromAgent, Join, ToAgent, Verdict};
 
 /// An agent, numbered by the coordinator with its first connection; never used twice. It keeps its
@@ -81,6 +82,8 @@ pub enum Action {
     Close(AgentId),
     /// Show this line to the user.
     Say(String),
+    /// Write this down. Only where [`Rules::recorded`](crate::Rules) asks for it.
+    Record(Record),
     /// The job is over; agents have been told by earlier actions.
     Finish(Verdict),
 }

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use super::admission::JOINED_LATELY;
 use super::member::{Member, Part};
 use super::rules::REGROUP;
 use super::trouble::{self, Loss, Trouble};
-use super::{Action, AgentId, Formation, Rules, State, hosts};
+use super::{Action, AgentId, Formation, HostPart, JobEvent, Rules, State, hosts};
 use crate::{Assignment, Cause, ToAgent, Verdict};
 
 /// Waiting for enough hosts.
@@ -18,21 +19,36 @@ pub(super) struct Gathering {
     last_call: Option<Duration>,
     /// Those who wait know how many are missing.
     told: bool,
+    /// The attempt before was stopped without a failure, so that hosts which were not in it have to
+    /// wait until they may be admitted.
+    calm: bool,
+    /// Until when they have to wait, where the others are too few without them.
+    admission: Option<Duration>,
     /// The host that was lost last.
     pub(super) loss: Option<Loss>,
 }
 
 impl Gathering {
     pub(super) fn first(since: Duration) -> Self {
-        Self { since, first: true, last_call: None, told: true, loss: None }
+        Self {
+            since,
+            first: true,
+            last_call: None,
+            told: true,
+            calm: false,
+            admission: None,
+            loss: None,
+        }
     }
 
-    pub(super) fn again(since: Duration, loss: Option<Loss>) -> Self {
-        Self { since, first: false, last_call: None, told: false, loss }
+    pub(super) fn again(since: Duration, calm: bool, loss: Option<Loss>) -> Self {
+        Self { since, first: false, last_call: None, told: false, calm, admission: None, loss }
     }
 
     pub(super) fn deadline(&self, rules: &Rules) -> Duration {
-        self.last_call.unwrap_or_else(|| self.since.saturating_add(rules.join_timeout))
+        self.last_call
+            .or(self.admission)
+            .unwrap_or_else(|| self.since.saturating_add(rules.join_timeout))
     }
 }
 
@@ -66,7 +82,8 @@ impl Formation {
                 {
                     self.settle();
                 }
-                State::Running | State::Stopping(_) | State::Over(_) => {}
+                State::Running => self.admit_waiting(),
+                State::Stopping(_) | State::Over(_) => {}
             }
             if std::mem::discriminant(&self.state) == before {
                 return;
@@ -82,7 +99,7 @@ impl Formation {
         let more_may_come = self.rules.late_hosts || to_come > 0;
         let State::Gathering(gathering) = &mut self.state else { return };
         if have < need {
-            gathering.last_call = None;
+            (gathering.last_call, gathering.admission) = (None, None);
             let enough = have + self.rivals + to_come >= need;
             self.wait_for_more(have, self.rules.late_hosts || enough);
             return;
@@ -95,9 +112,21 @@ impl Formation {
                 return;
             }
         }
-        if !self.waits_for_absent() {
-            self.form();
+        if self.waits_for_absent() {
+            return;
         }
+        let known = self.count(|member| member.rival.is_none() && !member.is_new());
+        let wait = self.admission_wait();
+        let State::Gathering(gathering) = &mut self.state else { return };
+        if gathering.calm && known < need && !wait.is_zero() {
+            if gathering.admission.is_none() {
+                gathering.admission = Some(self.now.saturating_add(wait));
+                let seconds = wait.as_secs_f64().ceil();
+                self.say(format!("the next attempt starts in {seconds} s: {JOINED_LATELY}"));
+            }
+            return;
+        }
+        self.form();
     }
 
     /// There are enough hosts, but some of them are cut off: whether they come back is known soon,
@@ -147,19 +176,21 @@ impl Formation {
                 self.restarts += 1;
                 self.restore_order();
             }
-            for member in self.members.values_mut() {
-                // Counted.
-                member.join.last_attempt = None;
-            }
         }
-        let order = self.choose();
+        let calm = matches!(&self.state, State::Gathering(gathering) if gathering.calm);
+        let order = self.choose(!calm || self.admission_wait().is_zero());
+        self.admitted(calm && order.iter().any(|id| self.members[id].is_new()));
+        for member in self.members.values_mut() {
+            // Counted.
+            member.join.last_attempt = None;
+        }
         let attempt = self.next_attempt;
         self.attempt = Some(attempt);
         self.next_attempt += 1;
         let world_size = order.iter().map(|id| self.members[id].join.nproc).sum();
         let master = self.address(order[0]);
         let master_port = self.members[&order[0]].join.port;
-        let mut first_rank = 0;
+        let (mut first_rank, mut parts) = (0, Vec::new());
         for member in self.members.values_mut() {
             member.veteran = false;
         }
@@ -167,7 +198,10 @@ impl Formation {
             let Some(member) = self.members.get_mut(id) else { continue };
             member.part = Part::Running;
             member.veteran = true;
+            member.ranks.clear();
             let nproc = member.join.nproc;
+            let host = member.join.host.clone();
+            parts.push(HostPart { host, node_rank, first_rank, nproc });
             let assignment = Assignment {
                 attempt,
                 restarts: self.restarts,
@@ -179,11 +213,20 @@ impl Formation {
                 world_size,
                 master_addr: master.clone(),
                 master_port,
+                recorded: self.rules.recorded,
             };
             first_rank += nproc;
             member.assignment = Some(assignment.clone());
             self.actions.push(Action::Send(*id, ToAgent::Start(assignment)));
         }
+        let (restarts, max_restarts) = (self.restarts, self.rules.max_restarts);
+        self.record(JobEvent::Attempt {
+            attempt,
+            restarts,
+            max_restarts,
+            world_size,
+            hosts: parts,
+        });
         self.trouble = Trouble::default();
         self.state = State::Running;
         if attempt > 0 {
@@ -209,10 +252,12 @@ impl Formation {
         }
     }
 
-    /// Those who take part, in the order of their ranks. Who has had a part keeps it.
-    fn choose(&self) -> Vec<AgentId> {
+    /// The hosts of the next attempt, in the order of their ranks. A host that has had a part keeps it;
+    /// others take part where they are admitted.
+    fn choose(&self, admits: bool) -> Vec<AgentId> {
+        let may = |member: &Member| member.rival.is_none() && (admits || !member.is_new());
         let mut order: Vec<(&AgentId, &Member)> =
-            self.members.iter().filter(|(_, member)| member.rival.is_none()).collect();
+            self.members.iter().filter(|(_, member)| may(member)).collect();
         order.sort_by_key(|(_, member)| (!member.veteran, member.order));
         order.truncate(self.rules.max_nodes);
         order.sort_by_key(|(_, member)| member.place());

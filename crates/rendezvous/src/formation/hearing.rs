@@ -67,11 +67,20 @@ impl Formation {
             FromAgent::Join(_) => {
                 self.lose(agent, "it joined twice".into(), Gone::Useless(self.now));
             }
+            FromAgent::Started { attempt: of, pids, at } if Some(of) == attempt => {
+                self.ranks_started(agent, pids, at);
+            }
+            FromAgent::Exited { attempt: of, local_rank, ending, at } if Some(of) == attempt => {
+                self.rank_exited(agent, local_rank, ending, at);
+            }
             // Of an earlier attempt; or nothing to decide.
             FromAgent::Failed(_)
+            | FromAgent::Started { .. }
+            | FromAgent::Exited { .. }
             | FromAgent::Finished { .. }
             | FromAgent::Stopped { .. }
             | FromAgent::Output { .. }
+            | FromAgent::Progress { .. }
             | FromAgent::Say { .. } => {}
         }
     }

@@ -1,9 +1,10 @@
 //! Who may take part, and what a newcomer changes.
 
+use super::admission::JOINED_LATELY;
 use super::member::{Clock, Member, Part};
 use super::rules::MOST_RANKS_PER_HOST;
 use super::trouble::{Gone, Loss};
-use super::{Action, AgentId, Formation, State, hosts};
+use super::{Action, AgentId, Formation, JobEvent, State, hosts};
 use crate::{Join, PROTOCOL, ToAgent};
 
 impl Formation {
@@ -51,6 +52,7 @@ impl Formation {
             rival,
             part: Part::Idle,
             assignment: None,
+            ranks: Vec::new(),
             requests: 0,
             resumes: 0,
             stuck: None,
@@ -215,7 +217,8 @@ impl Formation {
 
     /// A host is there on which the job can count.
     pub(super) fn arrived(&mut self, agent: AgentId) {
-        let host = self.members[&agent].join.host.clone();
+        let Join { host, nproc, .. } = self.members[&agent].join.clone();
+        self.record(JobEvent::Join { host: host.clone(), nproc });
         match self.state {
             State::Gathering(_) => {
                 // Where all come at once, who comes first is nothing to tell.
@@ -226,10 +229,17 @@ impl Formation {
                 self.advance();
             }
             State::Running => {
-                let room = self.count(Member::takes_part) < self.rules.max_nodes;
-                let finished = self.count(|member| member.part == Part::Finished) > 0;
-                if room && !finished {
+                let wait = self.admission_wait();
+                let is_new = self.members[&agent].is_new();
+                if self.has_room() && !is_new {
                     self.calm_stop(format!("{host} joins"));
+                } else if self.has_room() && wait.is_zero() {
+                    self.admit(format!("{host} joins"));
+                } else if self.has_room() {
+                    self.say(format!(
+                        "{host} waits {} s before it joins: {JOINED_LATELY}",
+                        wait.as_secs_f64().ceil()
+                    ));
                 } else {
                     self.say(format!("{host} waits: it may take the place of a host that is lost"));
                 }

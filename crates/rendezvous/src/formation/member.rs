@@ -21,6 +21,8 @@ pub(super) struct Member {
     pub(super) part: Part,
     /// Its place in the last attempt that it was told to start.
     pub(super) assignment: Option<Assignment>,
+    /// Process numbers of its ranks in that attempt, once they are told; none where a rank's end is.
+    pub(super) ranks: Vec<Option<i32>>,
     /// Its last request to stop the job, counted by itself.
     pub(super) requests: u32,
     /// Its last request for its seat, counted by itself.
@@ -92,6 +94,11 @@ impl Clock {
     /// A moment of the agent's on the coordinator's clock.
     pub(super) fn ours(self, at: Millis) -> i64 {
         signed(at.into()).saturating_add(self.ahead.unwrap_or(0))
+    }
+
+    /// The same, no later than now.
+    pub(super) fn here(self, at: Millis, now: Duration) -> Duration {
+        Duration::from_millis(u64::try_from(self.ours(at)).unwrap_or(0)).min(now)
     }
 }
 

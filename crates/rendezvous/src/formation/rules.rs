@@ -25,6 +25,9 @@ pub struct Rules {
     pub join_timeout: Duration,
     /// How long to wait for more hosts once `min_nodes` are there, before the first attempt.
     pub last_call: Duration,
+    /// How long the others run at least between two restarts for hosts that join; doubled with each
+    /// such restart that follows at once.
+    pub join_interval: Duration,
     /// How long silence, stopping and whatever else may take.
     pub limits: TimeLimits,
     /// Hosts may still come after the start, so that it makes sense to wait for one.
@@ -32,6 +35,8 @@ pub struct Rules {
     /// Name or address under which other hosts reach the coordinator's own, for agents there that
     /// name none.
     pub address: Option<String>,
+    /// What happens is to be written down: agents tell of each rank's start and end.
+    pub recorded: bool,
 }
 
 impl Default for Rules {
@@ -43,9 +48,11 @@ impl Default for Rules {
             max_restarts: 0,
             join_timeout: Duration::from_secs(600),
             last_call: Duration::from_secs(5),
+            join_interval: Duration::from_secs(30),
             limits: TimeLimits::default(),
             late_hosts: true,
             address: None,
+            recorded: false,
         }
     }
 }

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use super::forming::Gathering;
 use super::member::{Member, Part};
 use super::trouble::{self, Gone, Loss, News};
-use super::{Action, AgentId, Formation, State};
+use super::{Action, AgentId, Formation, JobEvent, State};
 use crate::{Cause, Ending, RankFailure, ToAgent, Verdict};
 
 impl Formation {
@@ -57,6 +57,10 @@ impl Formation {
             self.actions.push(Action::Close(agent));
         }
         let loss = Loss { host: member.join.host, how };
+        if member.part != Part::Idle {
+            let (host, reason) = (loss.host.clone(), loss.how.clone());
+            self.record(JobEvent::Leave { host, reason });
+        }
         match member.part {
             Part::Idle => self.gone(loss),
             Part::Running => {
@@ -81,6 +85,8 @@ impl Formation {
             self.rivals -= 1;
         }
         self.actions.push(Action::Close(agent));
+        let host = member.join.host.clone();
+        self.record(JobEvent::Leave { host, reason: "somebody has stopped its launcher".into() });
         let line = format!("{} leaves", member.join.host);
         if member.part == Part::Running {
             self.calm_stop(line);
@@ -115,6 +121,8 @@ impl Formation {
         if matches!(self.state, State::Over(_)) {
             return;
         }
+        let (host, reason) = (loss.host.clone(), loss.how.clone());
+        self.record(JobEvent::Leave { host, reason });
         self.say(format!("{} is gone: {}", loss.host, loss.how));
         if let State::Gathering(gathering) = &mut self.state {
             gathering.loss = Some(loss);
@@ -235,6 +243,7 @@ impl Formation {
         for (id, how) in self.members.iter().filter_map(stuck).collect::<Vec<_>>() {
             let Some(member) = self.members.remove(&id) else { continue };
             let host = member.join.host;
+            self.record(JobEvent::Leave { host: host.clone(), reason: how.clone() });
             self.say(format!("{host} is lost: {how}"));
             self.send(id, ToAgent::Refused { reason: how.clone() });
             self.actions.push(Action::Close(id));
@@ -251,18 +260,26 @@ impl Formation {
         if let Some(signal) = trouble.interrupted {
             return self.end(trouble.interrupted_by(signal));
         }
+        let calm = first.is_none();
         let mut loss = None;
+        if calm {
+            self.record_change();
+        }
         if let Some(cause) = first {
             if self.restarts >= self.rules.max_restarts {
                 return self.end(trouble::verdict(cause));
             }
             self.restarts += 1;
+            self.record_cause(&cause);
             if let Cause::HostLost { host, how } = cause {
                 loss = Some(Loss { host, how });
             }
         }
+        let (restarts, max_restarts) = (self.restarts, self.rules.max_restarts);
+        let attempt = self.attempt.unwrap_or_default();
+        self.record(JobEvent::Restart { attempt, restarts, max_restarts });
         let loss = self.let_stuck_go().or(loss);
-        self.state = State::Gathering(Gathering::again(self.now, loss));
+        self.state = State::Gathering(Gathering::again(self.now, calm, loss));
     }
 
     /// The attempt is being stopped, and there will be no other.
@@ -277,6 +294,10 @@ impl Formation {
             // Something is left that a scheduler, or a user, has to know of.
             verdict.code = Ending::Signal(Signal::SIGKILL as i32).exit_code();
         }
+        if let Some(cause) = &verdict.cause {
+            self.record_cause(cause);
+        }
+        self.record(JobEvent::End { code: verdict.code });
         for (id, _) in self.members.iter().filter(|(_, member)| member.away.is_none()) {
             self.actions.push(Action::Send(*id, ToAgent::End(verdict.clone())));
             self.actions.push(Action::Close(*id));

@@ -3,10 +3,12 @@
 use super::*;
 use crate::{Cause, Ending, Join, RankFailure, Stream, TimeLimits};
 
+mod admitting;
 mod any_order;
 mod joining;
 mod leaving;
 mod losing;
+mod recording;
 mod resuming;
 
 /// A formation and its clock, told what happens in words.
@@ -130,7 +132,7 @@ fn failure(id: u64, attempt: u32, at: u64, ending: Ending) -> RankFailure {
 
 fn shown(action: &Action) -> Option<String> {
     Some(match action {
-        Action::Say(_) => return None,
+        Action::Say(_) | Action::Record(_) => return None,
         Action::Close(id) => format!("{}: close", id.0),
         Action::Adopt { agent, connection } => format!("{}: adopts {}", agent.0, connection.0),
         Action::Finish(verdict) => format!("finish {}", verdict.code),

@@ -108,15 +108,11 @@ fn run(coordinator: Coordinator, mut links: [Link; 2], master: &str) {
 
 #[test]
 fn who_has_the_address_serves_and_the_next_agent_joins() {
-    for address in ["localhost", "127.0.0.1", "[::1]"] {
-        if address == "[::1]" && TcpListener::bind("[::1]:0").is_err() {
-            eprintln!("skipped: this host has no IPv6");
-            continue;
-        }
+    for address in ["localhost", "127.0.0.1"] {
         let (coordinator, port) = serve(way(address, 0));
         let MeetNotice::Join(link) = outcome(plan(way(address, port))) else { panic!() };
         let own = coordinator.link().unwrap();
-        run(coordinator, [own, link], address.trim_matches(['[', ']']));
+        run(coordinator, [own, link], address);
     }
 }
 

@@ -419,7 +419,7 @@ impl World {
                     self.later(at, Happens::Told(agent, message));
                 }
                 Action::Finish(verdict) => panic!("the job ended: {verdict:?}"),
-                Action::Adopt { .. } | Action::Close(_) | Action::Say(_) => {}
+                Action::Adopt { .. } | Action::Close(_) | Action::Say(_) | Action::Record(_) => {}
             }
         }
         self.attempts += u32::from(started);

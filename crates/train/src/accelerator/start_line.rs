@@ -47,6 +47,13 @@ impl Accelerator {
 }
 
 impl Accelerator {
+    /// Says one more thing that the user would want to know, on the first process of each host.
+    pub(crate) fn caution(&self, what: &str) {
+        if !self.options.quiet && self.is_local_main_process() {
+            let _ = std::io::stderr().lock().write_all(format!("brigade: {what}\n").as_bytes());
+        }
+    }
+
     fn caveats(&self) -> Vec<String> {
         let products = (self.device() == Device::Cpu).then(|| self.job.products.caveat()).flatten();
         let precision = caveat(self.mixed_precision(), self.device());

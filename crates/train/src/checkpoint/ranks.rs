@@ -1,7 +1,9 @@
 //! What each rank has for itself: random states, and gradients within an accumulation window.
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_torch::{Device, Tensor, gradient, rng_state, set_gradient, set_rng_state};
+use brigade_torch::{
+    Device, Tensor, cpu_kernels, gradient, libtorch_version, rng_state, set_gradient, set_rng_state,
+};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
@@ -45,7 +47,39 @@ pub(super) fn state(accelerator: &Accelerator, objects: &[Named]) -> Result<Valu
         ("gradients", Value::dict(gradients)),
         ("weighted_window", window),
         ("own", Value::dict(own)),
+        ("arithmetic", Value::dict(arithmetic())),
     ]))
+}
+
+/// What decides the order in which a CPU adds, and so the last bits of a step.
+fn arithmetic() -> [(&'static str, Value<Tensor>); 3] {
+    [
+        ("threads", Value::Int(i64::from(tch::get_num_threads()))),
+        ("kernels", Value::Str(cpu_kernels())),
+        ("libtorch", Value::Str(libtorch_version())),
+    ]
+}
+
+/// Why the run on a CPU does not go on bit for bit from a rank's state; `None` where it does, or where the
+/// state does not say.
+fn other_arithmetic(state: &Value<Tensor>) -> Option<String> {
+    let saved = state.get("arithmetic")?;
+    let show = |value: &Value<Tensor>| match value {
+        Value::Int(number) => number.to_string(),
+        other => other.as_str().unwrap_or_default().to_owned(),
+    };
+    let differences = arithmetic().into_iter().filter_map(|(name, here)| {
+        let (saved, here) = (show(saved.get(name)?), show(&here));
+        (saved != here).then(|| format!("{name}: {saved} then, {here} now"))
+    });
+    let differences: Vec<String> = differences.collect();
+    (!differences.is_empty()).then(|| {
+        format!(
+            "the last digits will differ from those of the run that was saved, which added in another \
+             order ({})",
+            differences.join("; ")
+        )
+    })
 }
 
 /// The parameters' gradients of a checkpoint, with the parameters.
@@ -89,6 +123,11 @@ pub(super) fn restore(
     states: &[Value<Tensor>],
     random: bool,
 ) -> Result<()> {
+    // Another number of ranks adds in another order anyway.
+    let on_cpu = states.first().filter(|_| random && accelerator.device() == Device::Cpu);
+    if let Some(difference) = on_cpu.and_then(other_arithmetic) {
+        accelerator.caution(&difference);
+    }
     for (_, object) in objects {
         for saved in object.tensors().unwrap_or_default().iter().filter(|saved| saved.trained) {
             brigade_torch::clear_gradient(&saved.tensor)?;

@@ -1,8 +1,9 @@
 //! A bar that shows how far an epoch is, or plain lines where there is no terminal.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use brigade_world::ProgressReport;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::accelerator::Accelerator;
@@ -18,32 +19,62 @@ pub struct Progress<I> {
     watch: Arc<Watch>,
     /// Whether plain lines are due: on the main process, when standard error is no terminal.
     lines: bool,
+    values: ProgressValues,
+    /// When the launcher was told last.
+    told: Option<Instant>,
+}
+
+/// Values that stand beside a bar, for the body of its loop to set. Made by [`Progress::values`].
+#[derive(Debug, Clone, Default)]
+pub struct ProgressValues(Arc<Mutex<Values>>);
+
+#[derive(Debug, Default)]
+struct Values {
+    named: Vec<(String, String)>,
+    throughput: Option<(f64, String)>,
 }
 
 impl Accelerator {
     /// Shows how far the iterations over `items` are, on rank 0 only and on standard error: a bar on a
-    /// terminal, below those of the loops around it; else a plain line now and then, the more rarely the
-    /// longer the run, and none for a loop that is over soon.
+    /// terminal, below those of the loops around it; else a plain line now and then (10 s after the one
+    /// before, later a tenth of the run so far, at most 5 minutes), and none for a loop that is over
+    /// soon.
+    ///
+    /// Under `brigade launch` all ranks tell the launcher instead, at most five times a second and
+    /// without waiting for it. It shows one line for all of them, of the innermost loop, with the slowest
+    /// rank and the throughput of all.
     ///
     /// [`Accelerator::println`] and log lines do not tear the bar.
+    ///
+    /// ```no_run
+    /// # fn f(accelerator: &brigade_train::Accelerator, batches: Vec<u32>) {
+    /// let bar = accelerator.progress(batches).label("epoch 3");
+    /// let values = bar.values();
+    /// for batch in bar {
+    ///     let loss = 1.0 / f64::from(batch);
+    ///     values.set("loss", loss);
+    /// }
+    /// # }
+    /// ```
     pub fn progress<I: IntoIterator>(&self, items: I) -> Progress<I::IntoIter> {
         let iterator = items.into_iter();
         let length = iterator.size_hint().1.map(|length| length as u64);
         let watch = &self.watch;
         // On other ranks the screen is hidden, too, but there nobody wants lines either.
-        let lines = self.is_main_process() && watch.screen.is_hidden();
+        let is_told = watch.launcher.is_some();
+        let lines = self.is_main_process() && watch.screen.is_hidden() && !is_told;
         // Hidden until it is complete: each change of a visible bar draws it.
         let mut bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::hidden());
         let template = match length {
             Some(_) => {
-                "{prefix}{wide_bar} {pos}/{len} [{elapsed_precise}<{eta_precise}, {per_sec}]"
+                "{prefix}{wide_bar} {pos}/{len} [{elapsed_precise}<{eta_precise}, {per_sec}]{msg}"
             }
-            None => "{prefix}{spinner} {pos} [{elapsed_precise}, {per_sec}]",
+            None => "{prefix}{spinner} {pos} [{elapsed_precise}, {per_sec}]{msg}",
         };
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
-        if !watch.screen.is_hidden() {
+        if !watch.screen.is_hidden() && !is_told {
             bar = watch.screen.add(bar);
             bar.enable_steady_tick(Duration::from_millis(200));
         }
@@ -54,6 +85,8 @@ impl Accelerator {
             began: Instant::now(),
             watch: Arc::clone(watch),
             lines,
+            values: ProgressValues::default(),
+            told: None,
         }
     }
 }
@@ -67,12 +100,71 @@ impl<I> Progress<I> {
         self
     }
 
+    /// The values that stand beside the bar.
+    #[must_use]
+    pub fn values(&self) -> ProgressValues {
+        self.values.clone()
+    }
+
+    fn report(&self, now: Instant) -> ProgressReport {
+        let seconds = now.duration_since(self.began).as_secs_f64();
+        let lately = self.bar.per_sec();
+        let whole = if seconds > 0.0 { self.bar.position() as f64 / seconds } else { 0.0 };
+        let values = self.values.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ProgressReport {
+            label: self.label.clone(),
+            position: self.bar.position(),
+            length: self.bar.length(),
+            rate: if self.watch.launcher.is_some() && lately > 0.0 { lately } else { whole },
+            throughput: values.throughput.clone(),
+            values: values.named.clone(),
+            done: false,
+        }
+    }
+
     fn line(&self, now: Instant) {
         let due = self.watch.pace.lock().unwrap_or_else(PoisonError::into_inner).due(now);
         if due {
-            let elapsed = now.duration_since(self.began);
-            self.watch.say(&line(&self.label, self.bar.position(), self.bar.length(), elapsed));
+            self.watch.say(&self.report(now).text());
         }
+    }
+
+    fn tell(&mut self, now: Instant) {
+        let is_early = self.told.is_some_and(|told| now.duration_since(told) < BETWEEN_REPORTS);
+        if let Some(launcher) = self.watch.launcher.as_ref().filter(|_| !is_early) {
+            self.told = Some(now);
+            launcher.tell(&self.report(now));
+        }
+    }
+}
+
+impl ProgressValues {
+    /// Shows a value under this name, in place of the one before: a loss, a learning rate.
+    pub fn set(&self, name: &str, value: f64) {
+        let text = match value.abs() {
+            size if size != 0.0 && !(1e-3..1e5).contains(&size) => format!("{value:.2e}"),
+            _ => format!("{value:.4}"),
+        };
+        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match values.named.iter_mut().find(|(known, _)| known == name) {
+            Some((_, shown)) => *shown = text,
+            None => values.named.push((name.to_owned(), text)),
+        }
+    }
+
+    /// Shows this as what the rank gets done, in place of iterations: `1200.0, "samples"` a second. The
+    /// launcher adds up what all ranks say.
+    pub fn rate(&self, per_second: f64, unit: &str) {
+        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        values.throughput = Some((per_second, unit.to_owned()));
+    }
+
+    /// As they stand behind a bar.
+    fn message(&self) -> String {
+        let values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let rate = values.throughput.iter().map(|(rate, unit)| format!(", {rate:.1} {unit}/s"));
+        let named = values.named.iter().map(|(name, value)| format!(", {name} {value}"));
+        rate.chain(named).collect()
     }
 }
 
@@ -87,6 +179,13 @@ impl<I: Iterator> Iterator for Progress<I> {
         }
         if self.lines {
             self.line(Instant::now());
+        } else if self.watch.launcher.is_some() {
+            self.tell(Instant::now());
+        } else if !self.bar.is_hidden() {
+            let message = self.values.message();
+            if !message.is_empty() {
+                self.bar.set_message(message);
+            }
         }
         item
     }
@@ -99,87 +198,13 @@ impl<I: Iterator> Iterator for Progress<I> {
 impl<I> Drop for Progress<I> {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+        if let Some(launcher) = &self.watch.launcher {
+            launcher.tell(&ProgressReport { done: true, ..self.report(Instant::now()) });
+        }
         // Else a run of many epochs collects the bars of all of them.
         self.watch.screen.remove(&self.bar);
     }
 }
 
-/// When a line is due: 10 s after the one before, later in a run a tenth of its time so far, and at most
-/// 5 minutes. So a day gives some 300 lines.
-#[derive(Debug)]
-pub(crate) struct Pace {
-    began: Instant,
-    last: Instant,
-}
-
-impl Pace {
-    pub(crate) fn new(now: Instant) -> Self {
-        Self { began: now, last: now }
-    }
-
-    fn due(&mut self, now: Instant) -> bool {
-        let apart = (now.duration_since(self.began) / 10).clamp(SHORTEST, LONGEST);
-        let due = now.duration_since(self.last) >= apart;
-        if due {
-            self.last = now;
-        }
-        due
-    }
-}
-
-fn line(label: &str, done: u64, all: Option<u64>, elapsed: Duration) -> String {
-    let seconds = elapsed.as_secs_f64();
-    let rate = if seconds > 0.0 { done as f64 / seconds } else { 0.0 };
-    let label = if label.is_empty() { String::new() } else { format!("{label}: ") };
-    match all {
-        Some(all) if all > 0 => {
-            let left = if rate > 0.0 { all.saturating_sub(done) as f64 / rate } else { 0.0 };
-            let percent = 100.0 * done as f64 / all as f64;
-            format!("{label}{done}/{all} ({percent:.0} %), {rate:.1}/s, {} left", clock(left))
-        }
-        _ => format!("{label}{done}, {rate:.1}/s, {} so far", clock(seconds)),
-    }
-}
-
-/// `1:02:03`, or `02:03`.
-fn clock(seconds: f64) -> String {
-    let seconds = seconds.min(1e9) as u64;
-    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    if hours > 0 {
-        format!("{hours}:{minutes:02}:{seconds:02}")
-    } else {
-        format!("{minutes:02}:{seconds:02}")
-    }
-}
-
-const SHORTEST: Duration = Duration::from_secs(10);
-const LONGEST: Duration = Duration::from_secs(300);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_come_more_and_more_rarely() {
-        let began = Instant::now();
-        let mut pace = Pace::new(began);
-        let due: Vec<u64> = (0..200_000u64)
-            .filter(|second| pace.due(began + Duration::from_secs(*second)))
-            .collect();
-        assert_eq!(due[..4], [10, 20, 30, 40]);
-        assert!(due.windows(2).all(|pair| (10..=301).contains(&(pair[1] - pair[0]))));
-        assert_eq!(due[due.len() - 1] - due[due.len() - 2], 300);
-        assert!(due.len() < 720, "{}", due.len());
-    }
-
-    #[test]
-    fn a_line_says_how_far_and_how_long() {
-        let seconds = Duration::from_secs;
-        assert_eq!(
-            line("train", 120, Some(938), seconds(60)),
-            "train: 120/938 (13 %), 2.0/s, 06:49 left"
-        );
-        assert_eq!(line("", 7200, None, seconds(3600)), "7200, 2.0/s, 1:00:00 so far");
-        assert_eq!(line("", 0, Some(5), seconds(0)), "0/5 (0 %), 0.0/s, 00:00 left");
-    }
-}
+/// A person sees no more.
+const BETWEEN_REPORTS: Duration = Duration::from_millis(200);

@@ -87,7 +87,13 @@ impl Here<'_> {
         };
         let place = plan.told(world.clone()).to_env().into_iter().map(|(name, value)| {
             let value = if name == env::MASTER_PORT {
-                "(a free port for each attempt)".to_owned()
+                plan.store_port.map_or_else(
+                    || "(a free port for each attempt)".to_owned(),
+                    |range| match range.first == range.last {
+                        true => range.to_string(),
+                        false => format!("(a free one of {range} for each attempt)"),
+                    },
+                )
             } else if open.contains(&name) {
                 self.open(&value)
             } else {
@@ -99,6 +105,7 @@ impl Here<'_> {
         let later = [
             (env::BRIGADE_AGENT, "(a name for this launch)", true),
             (env::BRIGADE_STORE_FD, "(a socket that is bound to the port)", is_first),
+            (env::BRIGADE_PROGRESS_FD, "(a pipe to the launcher)", !plan.output.raw),
             (
                 env::TORCHELASTIC_ERROR_FILE,
                 "(a file for each attempt)",
@@ -162,6 +169,7 @@ impl Here<'_> {
             world_size: num_nodes * nproc,
             master_addr,
             master_port: 0,
+            recorded: plan.events.is_some(),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-use brigade_launch::hosts::{HostsPlan, PlannedHost};
+use brigade_launch::hosts::{HostsPlan, PlannedHost, VariableFile};
 use brigade_launch::{LaunchOptions, NprocSpec, Program};
 use serde_json::{Map, Value, json};
 
@@ -40,8 +40,15 @@ impl OnHosts<'_> {
         for (name, value) in &self.options.env {
             writeln!(out, "  {name}={}", quoted(shown(name, value)))?;
         }
-        if !self.plan.variables.is_empty() {
-            writeln!(out, "  with {} as here", self.passed().join(", "))?;
+        let of_files: Vec<&String> =
+            self.plan.variable_files.iter().flat_map(|it| &it.names).collect();
+        let mut as_here = self.passed();
+        as_here.retain(|it| !of_files.contains(&it));
+        if !as_here.is_empty() {
+            writeln!(out, "  with {} as here", as_here.join(", "))?;
+        }
+        for file in &self.plan.variable_files {
+            writeln!(out, "  with {} of {}", file.names.join(", "), file.path.display())?;
         }
         if self.plan.sync {
             writeln!(out, "what is missing on a host is copied there")?;
@@ -64,6 +71,10 @@ impl OnHosts<'_> {
         answer.insert("command".to_owned(), self.command().into());
         answer.insert("workdir".to_owned(), self.plan.workdir.to_string_lossy().into());
         answer.insert("handed_on".to_owned(), self.passed().into());
+        let file =
+            |it: &VariableFile| json!({ "path": it.path.display().to_string(), "names": it.names });
+        let files: Vec<Value> = self.plan.variable_files.iter().map(file).collect();
+        answer.insert("variable_files".to_owned(), files.into());
         answer.insert("sync".to_owned(), self.plan.sync.into());
     }
 

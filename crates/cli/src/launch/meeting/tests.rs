@@ -215,8 +215,10 @@ fn what_changes_nothing_is_noted() {
 fn how_long_hosts_wait() {
     let waits = |conf| decide(&mut layers(&[("rdzv-conf", conf)])).unwrap().waits;
     let (join, last_call) = (Duration::from_secs(5), Duration::from_secs(1));
+    let join_interval = Duration::from_secs(90);
     assert_eq!(waits("timeout=5"), Patience { join, ..Patience::default() });
-    assert_eq!(waits("timeout=7,join_timeout=5,last_call_timeout=1"), Patience { join, last_call });
+    let conf = "timeout=7,join_timeout=5,last_call_timeout=1,join_interval=90";
+    assert_eq!(waits(conf), Patience { join, last_call, join_interval });
 }
 
 #[test]

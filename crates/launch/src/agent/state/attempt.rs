@@ -204,6 +204,7 @@ impl AgentState {
             return self.cannot_start(LaunchError::Refused { reason });
         }
         (self.stop_asked, self.ended, self.failure) = (None, None, None);
+        self.recorded.clear();
         self.hosts = part.num_nodes;
         self.restarts = (part.restarts, part.max_restarts);
         self.act(Action::Prepare { attempt: part.attempt });
@@ -228,6 +229,10 @@ impl AgentState {
     pub(super) fn started(&mut self, pids: &[i32]) {
         let ranks = self.group.iter_mut().flat_map(|group| &mut group.ranks);
         ranks.zip(pids).for_each(|(rank, pid)| rank.pid = *pid);
+        if let Some(part) = self.group.as_ref().map(|group| &group.part) {
+            let (attempt, at) = (part.attempt, millis(self.now));
+            self.record(FromAgent::Started { attempt, pids: pids.to_vec(), at });
+        }
     }
 
     /// The system has not started all ranks; those that it has end at their gates.
@@ -246,12 +251,22 @@ impl AgentState {
             return;
         }
         rank.ending = Some(ending);
-        if let Some(ending) = rank.failure() {
+        let (failed, attempt) = (rank.failure(), group.part.attempt);
+        if let Some(ending) = failed {
             let (tail, left) = (None, None);
             group.failures.push(Failure { local_rank, ending, seen: now, tail, left });
             let sigkill = Ending::Signal(Signal::SIGKILL as i32);
             let killed = ending.exit_code() == sigkill.exit_code();
             self.act(Action::CollectFailure { local_rank, killed });
+        }
+        self.record(FromAgent::Exited { attempt, local_rank, ending, at: millis(now) });
+    }
+
+    /// Tells the coordinator what it only writes down, where it does.
+    fn record(&mut self, message: FromAgent) {
+        if self.group.as_ref().is_some_and(|group| group.part.recorded) {
+            self.recorded.push(message.clone());
+            self.send(message);
         }
     }
 
@@ -386,6 +401,12 @@ impl AgentState {
         if self.group.as_ref().is_some_and(|group| !group.is_stopping()) {
             self.ask_all(Signal::SIGTERM);
         }
+    }
+
+    /// Somebody else has sent the rank this signal, so that ending by it is no failure.
+    pub(super) fn explain_ending(&mut self, local_rank: usize, signal: Signal) {
+        let ranks = self.group.iter_mut().flat_map(|group| &mut group.ranks);
+        ranks.skip(local_rank).take(1).for_each(|rank| rank.asked.push(signal));
     }
 
     fn begin_to_stop(&mut self, signal: Signal) {

@@ -143,6 +143,9 @@ impl AgentState {
                 format!("connected to {coordinator} again after {:.1} s", time.as_secs_f64());
             self.say(line);
         }
+        for message in self.recorded.clone() {
+            self.send(message);
+        }
         if let Some(failure) = self.failure.clone() {
             self.send(FromAgent::Failed(failure));
         }

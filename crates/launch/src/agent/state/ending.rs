@@ -79,6 +79,15 @@ impl AgentState {
         }
     }
 
+    /// A rank that has the terminal for itself was interrupted there: the user wants the job to end.
+    pub(super) fn typed(&mut self, local_rank: usize, signal: Signal) {
+        self.explain_ending(local_rank, signal);
+        if self.interrupted.is_none() {
+            self.interrupted = Some(signal);
+            self.ask_to_stop(signal);
+        }
+    }
+
     fn is_stopping(&self) -> bool {
         let group_is = self.group.as_ref().is_some_and(super::Group::is_stopping);
         group_is || self.interrupted.is_some() || self.output_closed

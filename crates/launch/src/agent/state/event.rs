@@ -70,6 +70,13 @@ pub(in crate::agent) enum Event {
         /// How.
         ending: Ending,
     },
+    /// The terminal has ended a rank that has it for itself: Ctrl-C. Comes before its [`Event::Exited`].
+    Typed {
+        /// Which rank.
+        local_rank: usize,
+        /// What it was sent.
+        signal: Signal,
+    },
     /// The ranks that have written an error and not ended: the answer to [`Action::FindErrors`].
     Exiting(Vec<usize>),
     /// The last lines of a rank: an answer to [`Action::CollectFailure`].

@@ -35,6 +35,7 @@ fn part(attempt: u32) -> Assignment {
         world_size: 4,
         master_addr: "10.0.0.1".to_owned(),
         master_port: 1234,
+        recorded: false,
     }
 }
 

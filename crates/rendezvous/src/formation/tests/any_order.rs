@@ -188,6 +188,7 @@ impl World {
                     self.agents.remove(&id);
                 }
                 Action::Say(line) => assert!(!line.is_empty()),
+                Action::Record(_) => {}
                 Action::Finish(verdict) => {
                     assert!(!self.over, "a job ends once");
                     self.over = true;

@@ -40,7 +40,7 @@ fn who_does_not_fit_is_told_why() {
     let cases = [
         (
             Join { protocol: 9, version: "9.1".into(), ..join(1) },
-            "h1 has brigade 9.1 (protocol 9), the coordinator has 0.1.0 (protocol 2): install the \
+            "h1 has brigade 9.1 (protocol 9), the coordinator has 0.1.0 (protocol 3): install the \
              same version on all hosts",
         ),
         (

@@ -1,0 +1,243 @@
+//! The models that are measured, the shape of their batches, and the floating-point operations of a step.
+
+use anyhow::{Context, Result, bail};
+use brigade::models::{Cnn, LayerNorm, ResNet};
+use brigade::prelude::*;
+
+/// What `train` and its relatives name in their first word; `peers/train.py` has the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Net {
+    /// The CNN on 64 images of 28 x 28, with Adam.
+    Cnn,
+    /// ResNet-18 on 32 images of 128 x 128, with AdamW.
+    Resnet18,
+    /// [`Mlp`] on 256 rows, with AdamW.
+    Mlp,
+    /// [`Block`] on 8 sequences of 128 tokens, with AdamW.
+    Block,
+}
+
+/// A model of any of these kinds.
+pub(crate) struct AnyModule(Box<dyn for<'a> Module<&'a Tensor, Output = Tensor>>);
+
+impl Module<&Tensor> for AnyModule {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Tensor {
+        self.0.forward(input)
+    }
+}
+
+impl Net {
+    pub(crate) fn named(name: &str) -> Result<Self> {
+        Ok(match name {
+            "cnn" => Self::Cnn,
+            "resnet18" => Self::Resnet18,
+            "mlp" => Self::Mlp,
+            "block" => Self::Block,
+            other => bail!("there is no model {other:?}"),
+        })
+    }
+
+    pub(crate) fn build(self, path: &Path<'_>) -> AnyModule {
+        AnyModule(match self {
+            Self::Cnn => Box::new(Cnn::new(path)),
+            Self::Resnet18 => Box::new(ResNet::resnet18(path, self.classes())),
+            Self::Mlp => Box::new(Mlp::new(path)),
+            Self::Block => Box::new(Block::new(path)),
+        })
+    }
+
+    /// Of a batch, with the samples first.
+    pub(crate) fn shape(self) -> &'static [i64] {
+        match self {
+            Self::Cnn => &[64, 1, 28, 28],
+            Self::Resnet18 => &[32, 3, 128, 128],
+            Self::Mlp => &[256, Mlp::SIZES[0]],
+            Self::Block => &[8, 128, Block::WIDTH],
+        }
+    }
+
+    /// How many values the model gives for a sample, of which the label chooses one.
+    pub(crate) fn classes(self) -> i64 {
+        match self {
+            Self::Cnn => 10,
+            Self::Resnet18 => 1000,
+            Self::Mlp => Mlp::SIZES[3],
+            Self::Block => Block::WIDTH,
+        }
+    }
+
+    pub(crate) fn optimizer(self) -> Adam {
+        match self {
+            Self::Cnn => Adam::default(),
+            _ => Adam::decoupled(),
+        }
+    }
+
+    /// Floating-point operations of a training step: those of `torch.utils.flop_counter`.
+    ///
+    /// A multiplication and the addition after it are two operations. Counted are the products of
+    /// convolutions and linear layers alone, with the zeros of a padding and without biases: once in the
+    /// forward, and twice in the backward, for the gradient of the weights and for that of the input,
+    /// which the first layer does not compute. Normalisation, activations, pooling, loss and optimizer
+    /// count nothing; their time is in the step.
+    pub(crate) fn flops(self) -> Result<f64> {
+        let layers = self.layers().with_context(|| format!("{self:?} has no list of layers"))?;
+        let forward: Vec<i64> = layers.iter().map(Layer::flops).collect();
+        Ok((3 * forward.iter().sum::<i64>() - forward[0]) as f64)
+    }
+
+    /// Convolutions and linear layers, the first of the model first.
+    fn layers(self) -> Option<Vec<Layer>> {
+        let layer =
+            |channels, kernel, side| Layer { batch: self.shape()[0], channels, kernel, side };
+        match self {
+            Self::Cnn => Some(vec![
+                layer([1, 32], 5, 28),
+                layer([32, 64], 5, 14),
+                layer([64 * 7 * 7, 64], 1, 1),
+                layer([64, 10], 1, 1),
+            ]),
+            Self::Resnet18 => {
+                let mut side = self.shape()[2] / 2;
+                let mut layers = vec![layer([3, 64], 7, side)];
+                let mut inputs = 64;
+                for outputs in [64, 128, 256, 512] {
+                    // The pooling before the first stage, or the stride of the others.
+                    side /= 2;
+                    layers.push(layer([inputs, outputs], 3, side));
+                    layers.extend([layer([outputs, outputs], 3, side); 3]);
+                    if inputs != outputs {
+                        layers.push(layer([inputs, outputs], 1, side));
+                    }
+                    inputs = outputs;
+                }
+                layers.push(layer([inputs, self.classes()], 1, 1));
+                Some(layers)
+            }
+            Self::Mlp | Self::Block => None,
+        }
+    }
+}
+
+/// A convolution with a square kernel, or a linear layer: a kernel of 1 x 1 on one place.
+#[derive(Clone, Copy)]
+struct Layer {
+    batch: i64,
+    channels: [i64; 2],
+    kernel: i64,
+    /// Of the output, in pixels.
+    side: i64,
+}
+
+impl Layer {
+    fn weights(&self) -> i64 {
+        self.channels[0] * self.channels[1] * self.kernel * self.kernel
+    }
+
+    /// Of the forward.
+    fn flops(&self) -> i64 {
+        2 * self.batch * self.side * self.side * self.weights()
+    }
+}
+
+/// Three linear layers with GELU between them, of a transformer's widths.
+struct Mlp([Linear; 3]);
+
+impl Mlp {
+    const SIZES: [i64; 4] = [768, 3072, 3072, 768];
+
+    fn new(path: &Path<'_>) -> Self {
+        let layer = |i: usize| Linear::new(path / i, Self::SIZES[i], Self::SIZES[i + 1]);
+        Self([layer(0), layer(1), layer(2)])
+    }
+}
+
+impl Module<&Tensor> for Mlp {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Tensor {
+        let [first, second, third] = &self.0;
+        let hidden = second.forward(&first.forward(input).gelu("none"));
+        third.forward(&hidden.gelu("none"))
+    }
+}
+
+/// One layer of a transformer: causal attention and an MLP, each behind its normalisation (pre-norm).
+struct Block {
+    norms: [LayerNorm; 2],
+    attention: Linear,
+    projection: Linear,
+    hidden: Linear,
+    output: Linear,
+}
+
+impl Block {
+    const WIDTH: i64 = 768;
+    const HEADS: i64 = 12;
+
+    fn new(path: &Path<'_>) -> Self {
+        let width = Self::WIDTH;
+        Self {
+            norms: ["norm1", "norm2"].map(|name| LayerNorm::new(path / name, &[width])),
+            attention: Linear::new(path / "attention", width, 3 * width),
+            projection: Linear::new(path / "projection", width, width),
+            hidden: Linear::new(path / "hidden", width, 4 * width),
+            output: Linear::new(path / "output", 4 * width, width),
+        }
+    }
+}
+
+impl Module<&Tensor> for Block {
+    type Output = Tensor;
+
+    /// `[batch, tokens, width]` to `[batch, width]`.
+    fn forward(&self, input: &Tensor) -> Tensor {
+        let (width, heads) = (Self::WIDTH, Self::HEADS);
+        let projected = self.attention.forward(&self.norms[0].forward(input));
+        let parts = projected.unflatten(-1, [3, heads, width / heads]).permute([2, 0, 3, 1, 4]);
+        let mixed = Tensor::scaled_dot_product_attention(
+            &parts.get(0),
+            &parts.get(1),
+            &parts.get(2),
+            None::<Tensor>,
+            0.0,
+            true,
+            None,
+            false,
+        );
+        let middle = input + self.projection.forward(&mixed.transpose(1, 2).flatten(2, 3));
+        let hidden = self.hidden.forward(&self.norms[1].forward(&middle)).gelu("none");
+        (middle + self.output.forward(&hidden)).mean_dim(1, false, None::<Kind>)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // Tests.
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flops_are_those_of_pytorchs_counter() {
+        // `FlopCounterMode` around forward, cross-entropy and backward, in PyTorch 2.13.
+        assert_eq!(Net::Cnn.flops().unwrap(), 4_091_396_096.0);
+        assert_eq!(Net::Resnet18.flops().unwrap(), 111_331_246_080.0);
+    }
+
+    #[test]
+    fn the_layers_are_those_of_the_models() {
+        for net in [Net::Cnn, Net::Resnet18] {
+            let model = Model::new(|path| net.build(path)).unwrap();
+            // Biases and normalisations are vectors.
+            let shapes = model.trainable_parameters().into_iter().map(|named| named.tensor.size());
+            let weights =
+                shapes.filter(|shape| shape.len() > 1).map(|shape| shape.iter().product::<i64>());
+            let (mut found, mut expected): (Vec<i64>, Vec<i64>) =
+                (net.layers().unwrap().iter().map(Layer::weights).collect(), weights.collect());
+            found.sort_unstable();
+            expected.sort_unstable();
+            assert_eq!(found, expected, "{net:?}");
+        }
+    }
+}

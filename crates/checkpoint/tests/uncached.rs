@@ -1,0 +1,44 @@
+//! Files on a file system that has no way past the system's cache.
+
+#![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
+
+use std::fs;
+use std::path::PathBuf;
+
+use brigade_checkpoint::layout::Writing;
+use brigade_suite::with_mounts;
+
+brigade_suite::suite! {
+    part write;
+    needs Mounts: where_there_is_no_way_past_the_cache_the_bytes_are_the_same;
+}
+
+const FOLDER: &str = "BRIGADE_TEST_UNCACHED";
+
+fn where_there_is_no_way_past_the_cache_the_bytes_are_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    // Linux has such a file system everywhere: tmpfs, which needs no root, had no way past the cache
+    // until 6.6, and ramfs, which only root may mount, has none.
+    let script = "mount -t ramfs none \"$1\" 2>/dev/null || mount -t tmpfs none \"$1\"\n\
+                  exec \"$2\" --part write";
+    let mut command = with_mounts(script);
+    command.arg(folder.path()).arg(std::env::current_exe().unwrap());
+    let output = command.env(FOLDER, folder.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn write() {
+    let folder = std::env::var_os(FOLDER).map(PathBuf::from).unwrap();
+    let content: Vec<u8> = (0..17 << 20).map(|i: u32| (i % 253) as u8).collect();
+    let path = folder.join("file");
+    let mut out = Writing::create_sized(&path, content.len() as u64, true).unwrap();
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let place = format!(" {} ramfs ", folder.display());
+    if mounts.contains(&place) {
+        assert!(!out.is_direct(), "a ramfs has no way past the cache");
+    }
+    out.put(&content).unwrap();
+    let facts = out.finish(true).unwrap();
+    assert!(fs::read(&path).unwrap() == content);
+    assert_eq!(facts.crc32, format!("{:08x}", crc32fast::hash(&content)));
+}

@@ -1,0 +1,215 @@
+//! FSDP and DeepSpeed under `brigade launch`: a Python program gets the variables that `accelerate
+//! launch` sets, and any other program is refused.
+
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// What Accelerate itself says, made with `made.py` beside it.
+const GOLDEN: &str = include_str!("../../config/tests/accelerate/1.15.0.json");
+
+/// A folder with a script, a program, and a Python that nobody starts.
+struct Work(TempDir);
+
+impl Work {
+    fn new() -> Self {
+        let work = Self(tempfile::tempdir().unwrap());
+        fs::create_dir(work.path().join("bin")).unwrap();
+        for name in ["bin/python3", "bin/cargo", "script.sh"] {
+            fs::write(work.path().join(name), "#!/bin/sh\n").unwrap();
+            fs::set_permissions(work.path().join(name), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        fs::write(work.path().join("train.py"), "").unwrap();
+        work
+    }
+
+    /// As a process of this folder sees it.
+    fn path(&self) -> PathBuf {
+        self.0.path().canonicalize().unwrap()
+    }
+
+    fn launch(&self, words: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
+        command.current_dir(self.path()).env_clear();
+        command.env("PATH", self.path().join("bin")).env("HOME", self.path());
+        command.arg("launch").args(words).output().unwrap()
+    }
+
+    /// The variables of the first rank, which is not started.
+    fn variables(&self, words: &[&str]) -> BTreeMap<String, String> {
+        let output = self.launch(&[&["--explain", "--json"], words].concat());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words:?}: {stderr}");
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let env = answer["ranks"][0]["env"].as_object().unwrap();
+        env.iter().map(|(name, value)| (name.clone(), value.as_str().unwrap().to_owned())).collect()
+    }
+
+    fn refusal(&self, words: &[&str]) -> String {
+        let output = self.launch(words);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        stderr
+    }
+}
+
+/// Variables that only a launch with plugins has.
+fn is_of_plugins(name: &str) -> bool {
+    const BEGINNINGS: [&str; 6] = [
+        "FSDP_",
+        "PARALLELISM_CONFIG_",
+        "ACCELERATE_USE_",
+        "ACCELERATE_DEEPSPEED_",
+        "ACCELERATE_CONFIG_",
+        "ACCELERATE_GRADIENT_",
+    ];
+    name != "ACCELERATE_USE_CPU"
+        && (name == "PYTHONPATH" || BEGINNINGS.iter().any(|it| name.starts_with(it)))
+}
+
+#[test]
+fn python_programs_get_what_accelerate_sets() {
+    let work = Work::new();
+    let golden: Value = serde_json::from_str(GOLDEN).unwrap();
+    let launches = golden["launches"].as_array().unwrap();
+    assert!(launches.len() > 20);
+    for launch in launches {
+        let arguments = launch["arguments"].as_str().unwrap();
+        let mut words: Vec<&str> = arguments.split_whitespace().collect();
+        let file = work.path().join("config.yaml");
+        // JSON is YAML.
+        fs::write(&file, launch["file"].to_string()).unwrap();
+        if !launch["file"].is_null() {
+            words.extend(["--config", file.to_str().unwrap()]);
+        }
+        if !words.contains(&"--cpu") {
+            words.push("--nproc=2");
+        }
+        let mut found = work.variables(&[&words, &["train.py"][..]].concat());
+        let folder = work.path();
+        if let Some(path) = found.get_mut("PYTHONPATH") {
+            *path = path.replace(folder.to_str().unwrap(), "FOLDER");
+        }
+        let has_plugins =
+            launch["variables"].as_object().unwrap().keys().any(|it| is_of_plugins(it));
+        // Without a plugin, what nobody has asked for stays unset: it is the program's default.
+        let expected = launch["variables"].as_object().unwrap().iter().filter(|_| has_plugins);
+        for (name, value) in expected {
+            let found = found.get(name).map(String::as_str);
+            assert_eq!(found, value.as_str(), "{arguments}, {}: {name}", launch["file"]);
+        }
+        let more = found
+            .keys()
+            .find(|name| is_of_plugins(name) && launch["variables"].get(name.as_str()).is_none());
+        assert_eq!(more, None, "{arguments}, {}", launch["file"]);
+    }
+}
+
+#[test]
+fn variables_that_are_given_by_name_go_first() {
+    let work = Work::new();
+    let words = ["--use-fsdp", "--env", "FSDP_VERSION=2", "--env", "FSDP_OTHER=x", "train.py"];
+    let found = work.variables(&words);
+    assert_eq!((found["FSDP_VERSION"].as_str(), found["FSDP_OTHER"].as_str()), ("2", "x"));
+}
+
+#[test]
+fn another_program_is_refused() {
+    let work = Work::new();
+    let brigade = env!("CARGO_BIN_EXE_brigade");
+    for (flags, what) in [
+        (&["--use-fsdp"][..], "FSDP (flag --use-fsdp)"),
+        (&["--use_deepspeed", "--zero_stage", "3"], "DeepSpeed (flag --use-deepspeed)"),
+    ] {
+        let said = work.refusal(&[flags, &[brigade]].concat());
+        let expected = format!("brigade: {what} needs a Python program that uses Accelerate, and ");
+        assert!(said.starts_with(&expected), "{said}");
+    }
+    let file = work.path().join("config.yaml");
+    fs::write(&file, "distributed_type: FSDP\n").unwrap();
+    let said = work.refusal(&["--config", file.to_str().unwrap(), brigade]);
+    assert!(said.contains("FSDP (") && said.contains("config.yaml:1)"), "{said}");
+    let said = work.refusal(&["--use-fsdp", "--bin", "train"]);
+    assert!(said.contains("needs a Python program"), "{said}");
+    // A script may start a Python, and so may what is called like one.
+    for program in [&["./script.sh"][..], &["python3", "-c", "pass"], &["-m", "pkg.train"]] {
+        let found = work.variables(&[&["--use-fsdp"], program].concat());
+        assert_eq!(found["ACCELERATE_USE_FSDP"], "true");
+    }
+}
+
+#[test]
+fn what_excludes_what() {
+    let work = Work::new();
+    let fsdp = work.path().join("fsdp.yaml");
+    fs::write(&fsdp, "distributed_type: FSDP\nuse_cpu: false\n").unwrap();
+    for (words, expected) in [
+        (
+            &["--use-fsdp", "--use-deepspeed"][..],
+            "--use-fsdp and --use-deepspeed exclude each other",
+        ),
+        (&["--multi-gpu", "--use-deepspeed"], "--use-deepspeed and --multi-gpu exclude each other"),
+        (
+            &["--cpu", "--use-fsdp"],
+            "FSDP (flag --use-fsdp) and cpu (flag --cpu) exclude each other",
+        ),
+        (
+            &["--use-parallelism-config"],
+            "the parallelism config (flag --use-parallelism-config) needs",
+        ),
+        (&["--use-fsdp", "--fsdp-version", "3"], "--fsdp-version <"),
+        (&["--use-deepspeed", "--zero-stage", "x"], "--zero-stage <"),
+    ] {
+        let said = work.refusal(&[words, &["train.py"]].concat());
+        assert!(said.contains(expected), "{words:?}: {said}");
+    }
+    let explained = |words: &[&str]| {
+        let output = work.launch(&[&["--explain", "--nproc=1"], words, &["train.py"]].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let config = ["--cpu", "--config", fsdp.to_str().unwrap()];
+    assert!(explained(&config).contains("fsdp.yaml:1: FSDP gives way to flag --cpu"));
+    let idle = explained(&["--fsdp-version=2"]);
+    assert!(idle.contains("flag --fsdp-version: does nothing without --use-fsdp"), "{idle}");
+}
+
+/// Of a file in Accelerate's own place nobody has asked that it be read.
+#[test]
+fn accelerates_own_file_is_named_and_turns_nothing_on_for_others() {
+    let work = Work::new();
+    let folder = work.path().join(".cache/huggingface/accelerate");
+    fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("default_config.yaml");
+    fs::write(&file, "distributed_type: FSDP\nmixed_precision: bf16\n").unwrap();
+    assert_eq!(work.variables(&["train.py"])["ACCELERATE_USE_FSDP"], "true");
+
+    let started = |words: &[&str]| {
+        let output = work.launch(words);
+        assert!(output.status.success(), "{output:?}");
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (out, err) = started(&["--nproc=1", "/usr/bin/env"]);
+    assert!(out.contains("ACCELERATE_MIXED_PRECISION=bf16"), "{out}");
+    assert!(!out.contains("ACCELERATE_USE_FSDP"), "{out}");
+    let line = format!(
+        "brigade: settings are from {} (Accelerate's default, because there is no file of Brigade's \
+         own); its FSDP is for Python programs and not used\n",
+        file.display()
+    );
+    assert_eq!(err, line);
+    let (_, err) = started(&["--nproc=1", "--quiet", "/usr/bin/env"]);
+    assert_eq!(err, "");
+    // Named on the command line, it needs no naming.
+    fs::write(&file, "distributed_type: 'NO'\nmixed_precision: bf16\n").unwrap();
+    let (_, err) = started(&["--nproc=1", "--config", file.to_str().unwrap(), "/usr/bin/env"]);
+    assert_eq!(err, "");
+}

@@ -1,0 +1,481 @@
+//! Accelerate's plugins for sharded training: arguments of `accelerate launch` that become variables
+//! for Python programs.
+//!
+//! Brigade keeps a whole model on each rank, so these are no settings of its own. A Python program
+//! that uses Accelerate reads them from its environment, under the names and with the defaults that
+//! `accelerate launch` gives them; the table below is its code (`prepare_multi_gpu_env`,
+//! `prepare_deepspeed_cmd_env`, `prepare_extend_env_parallelism_config`, version 1.15).
+
+use crate::error::ConfigError;
+use crate::layer::{Layer, PLUGIN_PREFIX};
+use crate::source::Source;
+use crate::value::{DynamoBackend, DynamoMode, Precision, Value as _};
+
+/// One argument of `accelerate launch`.
+#[derive(Clone, Copy, Debug)]
+pub struct PluginArgument {
+    /// Its name, with dashes: the flag after two of them, and the key in `[accelerate]`.
+    pub name: &'static str,
+    /// Which plugin it is for.
+    pub plugin: Plugin,
+    /// What its value is.
+    pub kind: Kind,
+    /// Its value where nothing is said; `None`: its variable is not set then.
+    pub default: Option<&'static str>,
+    /// The variable that it becomes; `None` where it becomes none by itself.
+    pub variable: Option<&'static str>,
+    /// Accelerate writes its value in small letters.
+    is_lower: bool,
+}
+
+/// A way of sharding a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plugin {
+    /// PyTorch's `FullyShardedDataParallel` and `fully_shard`.
+    Fsdp,
+    /// DeepSpeed.
+    DeepSpeed,
+    /// Axes of parallelism besides data: tensors, contexts, sequences.
+    Parallelism,
+}
+
+impl Plugin {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Fsdp, Self::DeepSpeed, Self::Parallelism];
+
+    /// Its name in prose.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fsdp => "FSDP",
+            Self::DeepSpeed => "DeepSpeed",
+            Self::Parallelism => "the parallelism config",
+        }
+    }
+
+    /// The argument that turns it on.
+    #[must_use]
+    pub fn switch(self) -> &'static str {
+        match self {
+            Self::Fsdp => "use-fsdp",
+            Self::DeepSpeed => "use-deepspeed",
+            Self::Parallelism => "use-parallelism-config",
+        }
+    }
+}
+
+/// What the value of an argument is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// No value: it is there or not.
+    Switch,
+    /// A whole number.
+    Integer,
+    /// Any number.
+    Float,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// True or false, as Python prints it. Accelerate's own parser takes every text for true here.
+    Bool,
+    /// Any text.
+    Text,
+}
+
+impl Kind {
+    /// For errors and for help.
+    #[must_use]
+    pub fn expected(self) -> String {
+        match self {
+            Self::Switch | Self::Bool => "true or false".to_owned(),
+            Self::Integer => "a whole number".to_owned(),
+            Self::Float => "a number, or auto".to_owned(),
+            Self::Choice(words) => words.join(" or "),
+            Self::Text => "a text".to_owned(),
+        }
+    }
+
+    /// The value as Python prints it; `None` where it is not [`expected`](Self::expected).
+    fn normal(self, text: &str) -> Option<String> {
+        match self {
+            Self::Switch => bool::parse(text).map(|it| it.to_string()),
+            Self::Integer => text.trim().parse::<i64>().ok().map(|it| it.to_string()),
+            // DeepSpeed's word for: as the program's own configuration says.
+            Self::Float if text == "auto" => Some(text.to_owned()),
+            Self::Float => text.trim().parse::<f64>().ok().map(python_float),
+            Self::Bool => bool::parse(text).map(|it| python_bool(it).to_owned()),
+            Self::Choice(words) => words.contains(&text).then(|| text.to_owned()),
+            Self::Text => Some(text.to_owned()),
+        }
+    }
+}
+
+impl PluginArgument {
+    /// The argument of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Self> {
+        ARGUMENTS.iter().find(|it| it.name == name)
+    }
+
+    /// The value as it is kept.
+    ///
+    /// # Errors
+    /// What was expected instead.
+    pub fn parse(&self, text: &str) -> Result<String, String> {
+        self.kind.normal(text).ok_or_else(|| format!("expected {}", self.kind.expected()))
+    }
+}
+
+/// What the plugins of a launch come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plugins {
+    /// Which are on.
+    pub on: Vec<Plugin>,
+    /// Where the first of them was turned on.
+    pub source: Source,
+    /// Their variables.
+    pub variables: Vec<(String, String)>,
+    /// DeepSpeed has the folder of the launch appended to `PYTHONPATH`.
+    pub adds_python_path: bool,
+}
+
+impl Plugins {
+    /// Which are on, in prose.
+    #[must_use]
+    pub fn names(&self) -> String {
+        let names: Vec<&str> = self.on.iter().map(|it| it.name()).collect();
+        names.join(" and ")
+    }
+
+    /// Which are on, and where the first of them was turned on: `FSDP (flag --use-fsdp)`.
+    #[must_use]
+    pub fn what(&self) -> String {
+        format!("{} ({})", self.names(), self.source)
+    }
+}
+
+/// Decides which plugins are on and what they set; `None` where none is. Notes which arguments do
+/// nothing because their plugin is off.
+///
+/// # Errors
+/// Two plugins, or a plugin and `--cpu`, exclude each other.
+pub fn settle(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
+    let is_on = |layer: &Layer, plugin: Plugin| value(layer, plugin.switch()) == Some("true");
+    let source = |layer: &Layer, plugin: Plugin| source(layer, plugin.switch());
+    let said =
+        |layer: &Layer, plugin: Plugin| format!("{} ({})", plugin.name(), source(layer, plugin));
+    let contradiction = |one: String, other: String| {
+        ConfigError::Contradiction(format!(
+            "{one} and {other} exclude each other, as in Accelerate"
+        ))
+    };
+    if is_on(layer, Plugin::Fsdp) && is_on(layer, Plugin::DeepSpeed) {
+        return Err(contradiction(said(layer, Plugin::Fsdp), said(layer, Plugin::DeepSpeed)));
+    }
+    if is_on(layer, Plugin::Parallelism)
+        && !is_on(layer, Plugin::Fsdp)
+        && let flag @ Source::Flag(_) = source(layer, Plugin::Parallelism)
+    {
+        return Err(ConfigError::Contradiction(format!(
+            "the parallelism config ({flag}) needs --use-fsdp and --fsdp-version 2, as in Accelerate"
+        )));
+    }
+    // `use_cpu` of a file is a default of Accelerate's; the flag is a choice.
+    if let Some(cpu @ Source::Flag(_)) = layer.source("cpu").cloned()
+        && layer.settings.cpu == Some(true)
+    {
+        for plugin in [Plugin::Fsdp, Plugin::DeepSpeed] {
+            match source(layer, plugin) {
+                _ if !is_on(layer, plugin) => {}
+                Source::Flag(_) => {
+                    return Err(contradiction(said(layer, plugin), format!("cpu ({cpu})")));
+                }
+                lower => {
+                    layer.reset_plugin(plugin.switch());
+                    layer.note(lower, format!("{} gives way to {cpu}", plugin.name()));
+                }
+            }
+        }
+    }
+    let on: Vec<Plugin> = Plugin::ALL.into_iter().filter(|it| is_on(layer, *it)).collect();
+    note_what_is_off(layer, &on);
+    warn_of_what_is_lost(layer, &on);
+    let Some(first) = on.first() else { return Ok(None) };
+    Ok(Some(Plugins {
+        source: source(layer, *first),
+        variables: variables(layer, &on),
+        adds_python_path: on.contains(&Plugin::DeepSpeed),
+        on,
+    }))
+}
+
+/// The arguments that are given, with their values, as flags would say them on a host that has not the
+/// files of this one.
+#[must_use]
+pub fn given(layer: &Layer) -> Vec<(&'static PluginArgument, String)> {
+    let of = |argument: &'static PluginArgument| {
+        let text = match argument.name {
+            FIELDS => Some(fields(layer)).filter(|it| !it.is_empty()),
+            name => value(layer, name).map(str::to_owned),
+        };
+        text.map(|text| (argument, text))
+    };
+    ARGUMENTS.iter().filter_map(of).collect()
+}
+
+fn value<'a>(layer: &'a Layer, name: &str) -> Option<&'a str> {
+    layer.settings.accelerate.get(name).map(String::as_str)
+}
+
+fn source(layer: &Layer, name: &str) -> Source {
+    layer.source(&format!("{PLUGIN_PREFIX}{name}")).cloned().unwrap_or(Source::Default)
+}
+
+fn note_what_is_off(layer: &mut Layer, on: &[Plugin]) {
+    let idle = |argument: &&PluginArgument| {
+        argument.kind != Switch
+            && !on.contains(&argument.plugin)
+            && value(layer, argument.name).is_some()
+    };
+    let idle: Vec<&PluginArgument> = ARGUMENTS.iter().filter(idle).collect();
+    for argument in idle {
+        let text = format!("does nothing without --{}", argument.plugin.switch());
+        let text = match source(layer, argument.name) {
+            Source::Flag(_) => text,
+            _ => format!("{} {text}", argument.name),
+        };
+        layer.note(source(layer, argument.name), text);
+    }
+}
+
+/// The paths are lost by Accelerate's own launcher, too, without a word.
+fn warn_of_what_is_lost(layer: &mut Layer, on: &[Plugin]) {
+    if value(layer, "deepspeed-multinode-launcher").is_some() && on.contains(&Plugin::DeepSpeed) {
+        let text = "deepspeed-multinode-launcher changes nothing: Brigade starts the hosts itself";
+        layer.note(source(layer, "deepspeed-multinode-launcher"), text);
+    }
+    for (name, variable) in [
+        ("offload-optimizer-nvme-path", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH"),
+        ("offload-param-nvme-path", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH"),
+    ] {
+        let path = value(layer, name).filter(|it| *it != "none").map(str::to_owned);
+        if let (Some(path), true) = (path, on.contains(&Plugin::DeepSpeed)) {
+            let text = format!(
+                "{name} reaches no program, neither with `accelerate launch`: give --env \
+                 {variable}={path}"
+            );
+            layer.warn(source(layer, name), text);
+        }
+    }
+}
+
+/// In the order in which Accelerate sets them.
+fn variables(layer: &Layer, on: &[Plugin]) -> Vec<(String, String)> {
+    let mut variables = common(layer, on);
+    for plugin in on {
+        let arguments = ARGUMENTS.iter().filter(|it| it.plugin == *plugin);
+        if *plugin == Plugin::DeepSpeed {
+            variables.push(("ACCELERATE_CONFIG_DS_FIELDS".to_owned(), fields(layer)));
+        }
+        for argument in arguments {
+            let text = value(layer, argument.name).or(argument.default);
+            let (Some(variable), Some(text)) = (argument.variable, text) else { continue };
+            if argument.kind == Switch || is_for_its_axis(layer, argument) {
+                let text = if argument.is_lower { text.to_lowercase() } else { text.to_owned() };
+                variables.push((variable.to_owned(), text));
+            }
+        }
+    }
+    variables
+}
+
+/// What Accelerate sets with either plugin, given or not: a program may ask for the variables
+/// themselves.
+fn common(layer: &Layer, on: &[Plugin]) -> Vec<(String, String)> {
+    let settings = &layer.settings;
+    let precision = settings.mixed_precision.unwrap_or(Precision::No);
+    let mut variables =
+        vec![("ACCELERATE_MIXED_PRECISION".to_owned(), precision.word().to_owned())];
+    if on.contains(&Plugin::DeepSpeed) {
+        let steps = settings.gradient_accumulation_steps;
+        let steps = steps.filter(|_| layer.is_given("gradient-accumulation-steps"));
+        let of_file = || value(layer, STEPS).map(str::to_owned);
+        if let Some(steps) = steps.map(|it| it.to_string()).or_else(of_file) {
+            variables.push(("ACCELERATE_GRADIENT_ACCUMULATION_STEPS".to_owned(), steps));
+        }
+        return variables;
+    }
+    let switch = |is_on: Option<bool>| python_bool(is_on.unwrap_or_default()).to_owned();
+    let backend = settings.dynamo_backend.unwrap_or(DynamoBackend::No);
+    let mode = settings.dynamo_mode.as_ref().map_or_else(|| "default".to_owned(), DynamoMode::text);
+    variables.extend([
+        ("ACCELERATE_DYNAMO_BACKEND".to_owned(), backend.text().to_uppercase()),
+        ("ACCELERATE_DYNAMO_MODE".to_owned(), mode),
+        ("ACCELERATE_DYNAMO_USE_FULLGRAPH".to_owned(), switch(settings.dynamo_use_fullgraph)),
+        ("ACCELERATE_DYNAMO_USE_DYNAMIC".to_owned(), switch(settings.dynamo_use_dynamic)),
+        (
+            "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION".to_owned(),
+            switch(settings.dynamo_use_regional_compilation),
+        ),
+    ]);
+    variables
+}
+
+/// What belongs to an axis of parallelism is set where that axis has more than one rank.
+fn is_for_its_axis(layer: &Layer, argument: &PluginArgument) -> bool {
+    let axis = match argument.name {
+        "parallelism-config-cp-comm-strategy" => "parallelism-config-cp-size",
+        "parallelism-config-sp-seq-length"
+        | "parallelism-config-sp-seq-length-is-variable"
+        | "parallelism-config-sp-attn-implementation" => "parallelism-config-sp-size",
+        _ => return true,
+    };
+    value(layer, axis).and_then(|it| it.parse().ok()).is_some_and(|size: i64| size > 1)
+}
+
+/// Which fields of DeepSpeed's own configuration a file of Accelerate's has set: its program is told
+/// when both say the same thing differently.
+fn fields(layer: &Layer) -> String {
+    let mut fields: Vec<&str> =
+        value(layer, FIELDS).into_iter().filter(|it| !it.is_empty()).collect();
+    if matches!(layer.source("mixed-precision"), Some(Source::File { .. })) {
+        fields.push("mixed_precision");
+    }
+    fields.join(",").to_lowercase()
+}
+
+/// `True` and `False`.
+#[must_use]
+pub(crate) fn python_bool(value: bool) -> &'static str {
+    if value { "True" } else { "False" }
+}
+
+/// A number as Python prints it: `1.0`, `1e-05`, `1e+16`.
+fn python_float(number: f64) -> String {
+    let text = format!("{number:?}");
+    let Some((digits, exponent)) = text.split_once('e') else { return text };
+    let digits = digits.strip_suffix(".0").unwrap_or(digits);
+    let (sign, exponent) = match exponent.strip_prefix('-') {
+        Some(exponent) => ('-', exponent),
+        None => ('+', exponent),
+    };
+    format!("{digits}e{sign}{exponent:0>2}")
+}
+
+/// What a file's `deepspeed_config` says of `gradient_accumulation_steps`: it holds with DeepSpeed only.
+pub(crate) const STEPS: &str = "deepspeed-gradient-accumulation-steps";
+/// The keys of a file's `deepspeed_config`, in its order.
+pub(crate) const FIELDS: &str = "deepspeed-fields-from-accelerate-config";
+
+macro_rules! arguments {
+    ($($plugin:ident {$(
+        $name:literal $kind:expr $(, default $default:literal)? $(=> $variable:literal $($lower:ident)?)?;
+    )*})*) => {
+        &[$($(
+            PluginArgument {
+                name: $name,
+                plugin: Plugin::$plugin,
+                kind: $kind,
+                default: [$(Some($default),)? None][0],
+                variable: [$(Some($variable),)? None][0],
+                is_lower: arguments!(@is_lower $($($lower)?)?),
+            },
+        )*)*]
+    };
+    (@is_lower lower) => { true };
+    (@is_lower) => { false };
+}
+
+use Kind::{Bool, Choice, Float, Integer, Switch, Text};
+
+/// Every argument, in the order in which `accelerate launch` sets the variables.
+pub const ARGUMENTS: &[PluginArgument] = arguments! {
+    Fsdp {
+        "use-fsdp" Switch => "ACCELERATE_USE_FSDP";
+        "fsdp-version" Choice(&["1", "2"]), default "1" => "FSDP_VERSION";
+        "fsdp-sharding-strategy" Text, default "FULL_SHARD" => "FSDP_SHARDING_STRATEGY";
+        "fsdp-reshard-after-forward" Text, default "true" => "FSDP_RESHARD_AFTER_FORWARD" lower;
+        "fsdp-offload-params" Text, default "false" => "FSDP_OFFLOAD_PARAMS" lower;
+        "fsdp-min-num-params" Integer, default "100000000" => "FSDP_MIN_NUM_PARAMS";
+        "fsdp-auto-wrap-policy" Text => "FSDP_AUTO_WRAP_POLICY";
+        "fsdp-transformer-layer-cls-to-wrap" Text => "FSDP_TRANSFORMER_CLS_TO_WRAP";
+        "fsdp-backward-prefetch" Text => "FSDP_BACKWARD_PREFETCH";
+        "fsdp-state-dict-type" Text => "FSDP_STATE_DICT_TYPE";
+        "fsdp-forward-prefetch" Text, default "false" => "FSDP_FORWARD_PREFETCH" lower;
+        "fsdp-use-orig-params" Text, default "true" => "FSDP_USE_ORIG_PARAMS" lower;
+        "fsdp-cpu-ram-efficient-loading" Text, default "true" => "FSDP_CPU_RAM_EFFICIENT_LOADING" lower;
+        "fsdp-sync-module-states" Text, default "true" => "FSDP_SYNC_MODULE_STATES" lower;
+        "fsdp-activation-checkpointing" Text, default "false" => "FSDP_ACTIVATION_CHECKPOINTING" lower;
+        "fsdp-activation-checkpointing-offload" Text, default "false"
+            => "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD" lower;
+        // For files: Accelerate has no flag for it, nor for the two at the end of DeepSpeed's.
+        "fsdp-ignored-modules" Text => "FSDP_IGNORED_MODULES";
+    }
+    DeepSpeed {
+        "use-deepspeed" Switch => "ACCELERATE_USE_DEEPSPEED";
+        "zero-stage" Integer => "ACCELERATE_DEEPSPEED_ZERO_STAGE";
+        "gradient-clipping" Float => "ACCELERATE_GRADIENT_CLIPPING" lower;
+        "offload-optimizer-device" Text => "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE" lower;
+        "offload-param-device" Text => "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE" lower;
+        "zero3-init-flag" Text => "ACCELERATE_DEEPSPEED_ZERO3_INIT" lower;
+        "zero3-save-16bit-model" Text => "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL" lower;
+        "deepspeed-config-file" Text => "ACCELERATE_DEEPSPEED_CONFIG_FILE";
+        "deepspeed-moe-layer-cls-names" Text => "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES";
+        // Accelerate takes these two and hands them on to no program.
+        "offload-optimizer-nvme-path" Text;
+        "offload-param-nvme-path" Text;
+        "deepspeed-multinode-launcher" Text;
+        "deepspeed-gradient-accumulation-steps" Text;
+        "deepspeed-fields-from-accelerate-config" Text;
+    }
+    Parallelism {
+        "use-parallelism-config" Switch => "ACCELERATE_USE_PARALLELISM_CONFIG";
+        "parallelism-config-dp-replicate-size" Integer, default "1" => "PARALLELISM_CONFIG_DP_REPLICATE_SIZE";
+        "parallelism-config-dp-shard-size" Integer, default "1" => "PARALLELISM_CONFIG_DP_SHARD_SIZE";
+        "parallelism-config-tp-size" Integer, default "1" => "PARALLELISM_CONFIG_TP_SIZE";
+        "parallelism-config-cp-size" Integer, default "1" => "PARALLELISM_CONFIG_CP_SIZE";
+        "parallelism-config-cp-backend" Choice(&["torch"]), default "torch" => "PARALLELISM_CONFIG_CP_BACKEND";
+        "parallelism-config-sp-size" Integer, default "1" => "PARALLELISM_CONFIG_SP_SIZE";
+        "parallelism-config-sp-backend" Choice(&["deepspeed"]), default "deepspeed"
+            => "PARALLELISM_CONFIG_SP_BACKEND";
+        "parallelism-config-cp-comm-strategy" Text, default "allgather" => "PARALLELISM_CONFIG_CP_COMM_STRATEGY";
+        "parallelism-config-sp-seq-length" Text, default "None" => "PARALLELISM_CONFIG_SP_SEQ_LENGTH";
+        "parallelism-config-sp-seq-length-is-variable" Bool, default "True"
+            => "PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE";
+        "parallelism-config-sp-attn-implementation" Text, default "sdpa"
+            => "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION";
+    }
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_pythons() {
+        let table = [
+            (1.0, "1.0"),
+            (0.5, "0.5"),
+            (0.0001, "0.0001"),
+            (0.00001, "1e-05"),
+            (1.5e-7, "1.5e-07"),
+            (1e15, "1000000000000000.0"),
+            (1e16, "1e+16"),
+            (1e300, "1e+300"),
+        ];
+        for (number, expected) in table {
+            assert_eq!(python_float(number), expected);
+        }
+    }
+
+    #[test]
+    fn names_are_used_once() {
+        let mut names: Vec<&str> = ARGUMENTS.iter().map(|it| it.name).collect();
+        names.extend(
+            crate::settings::TABLE
+                .iter()
+                .flat_map(|it| [it.name].into_iter().chain(it.also.iter().copied())),
+        );
+        names.sort_unstable();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
+    }
+}

@@ -1,0 +1,147 @@
+//! Backoff between restarts for hosts that join a running job.
+
+use std::time::Duration;
+
+use super::member::{Member, Part};
+use super::{AgentId, Formation, State};
+
+/// Limits how often hosts that join may restart the others, for such a restart costs them work and
+/// uses up none of `max_restarts`.
+///
+/// The first host that joins a running job is admitted at once. After that an attempt runs for at
+/// least [`Rules::join_interval`](super::Rules::join_interval) before hosts are admitted again, twice
+/// as long each time, up to [`LONGEST`]. Once twice the interval has passed without such a restart, it
+/// is the shortest one again. Hosts that wait are admitted together, and at any restart after a
+/// failure, which `max_restarts` limits.
+///
+/// A host that leaves stops the attempt whatever the interval, since its ranks are missing; but it
+/// must have been admitted before it can leave.
+#[derive(Debug, Default)]
+pub(super) struct Admission {
+    /// When an attempt last began with hosts that joined a running job, and for how long none is
+    /// admitted after that.
+    last: Option<(Duration, Duration)>,
+    /// The attempt was stopped for hosts that join, so that the next one has them.
+    open: bool,
+    /// When hosts that wait are admitted to the running attempt.
+    pub(super) due: Option<Duration>,
+}
+
+impl Admission {
+    /// From when on hosts may restart the others.
+    fn earliest(&self) -> Duration {
+        match self.last {
+            Some((at, interval)) if !self.open => at.saturating_add(interval),
+            _ => Duration::ZERO,
+        }
+    }
+
+    fn record(&mut self, now: Duration, shortest: Duration) {
+        let interval = match self.last {
+            Some((at, interval)) if now < at.saturating_add(interval.saturating_mul(2)) => {
+                interval.saturating_mul(2).min(LONGEST.max(shortest))
+            }
+            _ => shortest,
+        };
+        self.last = Some((now, interval));
+    }
+}
+
+impl Member {
+    /// It was not in the attempt before, under this coordinator or the one before it, so that it has to
+    /// be admitted.
+    pub(super) fn is_new(&self) -> bool {
+        !self.veteran && self.join.last_attempt.is_none()
+    }
+}
+
+impl Formation {
+    /// How long hosts that are not in the present attempt have to wait until they may restart it.
+    pub(super) fn admission_wait(&self) -> Duration {
+        self.admission.earliest().saturating_sub(self.now)
+    }
+
+    /// Stops the attempt for hosts that join it.
+    pub(super) fn admit(&mut self, reason: String) {
+        self.admission.open = true;
+        self.calm_stop(reason);
+    }
+
+    /// An attempt begins: `newcomers` says whether with hosts that were not in the one before, though
+    /// that one had not failed.
+    pub(super) fn admitted(&mut self, newcomers: bool) {
+        if newcomers || self.admission.open {
+            self.admission.record(self.now, self.rules.join_interval);
+        }
+        self.admission.open = false;
+    }
+
+    /// Hosts could take part in another attempt, and the present one has room for them.
+    pub(super) fn has_room(&self) -> bool {
+        matches!(self.state, State::Running)
+            && self.count(Member::takes_part) < self.rules.max_nodes
+            && self.count(|member| member.part == Part::Finished) == 0
+    }
+
+    /// The host for which the running attempt is stopped once [`Formation::admission_wait`] is over.
+    fn next_admitted(&self) -> Option<AgentId> {
+        if !self.has_room() {
+            return None;
+        }
+        let waits = |member: &Member| {
+            !member.takes_part() && member.rival.is_none() && member.away.is_none()
+        };
+        let mut members = self.members.iter().filter(|(_, member)| waits(member));
+        members.next().map(|(id, _)| *id)
+    }
+
+    /// Notes when hosts that wait are admitted to the running attempt.
+    pub(super) fn plan_admission(&mut self) {
+        self.admission.due = self.next_admitted().map(|_| self.admission.earliest());
+    }
+
+    /// Admits the hosts that have waited for long enough.
+    pub(super) fn admit_waiting(&mut self) {
+        if !self.admission_wait().is_zero() {
+            return;
+        }
+        let Some(id) = self.next_admitted() else { return };
+        let reason = format!("{} joins", self.members[&id].join.host);
+        self.admit(reason);
+    }
+}
+
+/// No host waits longer than that for a job with room.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// Why a host has to wait, for messages.
+pub(super) const JOINED_LATELY: &str = "a host has joined a running attempt shortly before";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interval_rises_and_falls() {
+        let seconds = Duration::from_secs;
+        let mut admission = Admission::default();
+        assert_eq!(admission.earliest(), seconds(0), "the first one is free");
+        let mut intervals = Vec::new();
+        let mut now = seconds(7);
+        for _ in 0..7 {
+            admission.record(now, seconds(30));
+            intervals.push((admission.earliest() - now).as_secs());
+            now = admission.earliest();
+        }
+        assert_eq!(intervals, [30, 60, 120, 240, 480, 600, 600]);
+        now += seconds(600);
+        admission.record(now, seconds(30));
+        assert_eq!(admission.earliest(), now + seconds(30));
+        // Without an interval nothing is held back.
+        let mut admission = Admission::default();
+        for _ in 0..3 {
+            admission.record(now, seconds(0));
+            assert_eq!(admission.earliest(), now);
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! What is written down of a job: an event for each thing that an operator may ask about later.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde::{Deserialize, Serialize};
+
+use super::{Action, AgentId, Formation};
+use crate::{Cause, Ending, Millis};
+
+/// Something that happened to a job. `docs/events.md` has the fields.
+///
+/// As JSON it is an object with the name of its kind in `event`; fields without a value are left out.
+///
+/// ```
+/// use brigade_rendezvous::JobEvent;
+/// let line = r#"{"event":"exit","attempt":0,"rank":3,"local_rank":1,"host":"node2","pid":42,"code":1}"#;
+/// let event: JobEvent = serde_json::from_str(line)?;
+/// assert!(matches!(event, JobEvent::Exit { rank: 3, code: Some(1), signal: None, .. }));
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum JobEvent {
+    /// A host has joined the job.
+    Join {
+        /// Host name.
+        host: String,
+        /// How many ranks it starts.
+        nproc: usize,
+    },
+    /// An attempt begins: all its hosts are told to start their ranks.
+    Attempt {
+        /// Which one, from 0.
+        attempt: u32,
+        /// Restarts after failures so far.
+        restarts: u32,
+        /// Restarts that are allowed.
+        max_restarts: u32,
+        /// Number of ranks.
+        world_size: usize,
+        /// Its hosts, by node rank.
+        hosts: Vec<HostPart>,
+    },
+    /// A rank has been started.
+    Start {
+        /// In which attempt.
+        attempt: u32,
+        /// Its number in the job.
+        rank: usize,
+        /// Its number on its host.
+        local_rank: usize,
+        /// Host name.
+        host: String,
+        /// Process number on that host.
+        pid: i32,
+    },
+    /// A rank has ended. Ranks of a lost host have no such event.
+    Exit {
+        /// In which attempt.
+        attempt: u32,
+        /// Its number in the job.
+        rank: usize,
+        /// Its number on its host.
+        local_rank: usize,
+        /// Host name.
+        host: String,
+        /// Process number on that host.
+        pid: i32,
+        /// Its exit code, unless a signal killed it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        code: Option<i32>,
+        /// The signal that killed it: `SIGKILL`, or its number where it has no name.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        signal: Option<String>,
+    },
+    /// A host takes no part any more.
+    Leave {
+        /// Host name.
+        host: String,
+        /// Why, in words.
+        reason: String,
+    },
+    /// Why an attempt, or the job, did not simply finish. Written once its ranks have stopped, because
+    /// only then the first of several failures is known.
+    Cause(Box<JobCause>),
+    /// An attempt has been stopped and another one follows.
+    Restart {
+        /// The attempt that was stopped.
+        attempt: u32,
+        /// Restarts after failures, this one included where a failure was the cause.
+        restarts: u32,
+        /// Restarts that are allowed.
+        max_restarts: u32,
+    },
+    /// The job is over.
+    End {
+        /// The exit code of its launchers.
+        code: u8,
+    },
+    /// An event of a later version of the format.
+    #[serde(other)]
+    Unknown,
+}
+
+/// A host's part in an attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostPart {
+    /// Host name.
+    pub host: String,
+    /// Number of the host, from 0.
+    pub node_rank: usize,
+    /// Number of its first rank in the job.
+    pub first_rank: usize,
+    /// How many ranks it has.
+    pub nproc: usize,
+}
+
+/// Why an attempt or a job ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobCause {
+    /// In which attempt; none before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<u32>,
+    /// What kind of cause.
+    pub cause: CauseKind,
+    /// The rank that failed first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
+    /// Its number on its host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local_rank: Option<usize>,
+    /// Its host, or the host that is lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The rank's process number on that host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i32>,
+    /// The rank's exit code.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<i32>,
+    /// The signal that killed the rank, or that somebody sent to stop the job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<String>,
+    /// The cause in one line.
+    pub message: String,
+    /// What the rank wrote into its error file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// What the launcher knows about the reason besides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+    /// The rank's last lines of output, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub last_lines: Vec<String>,
+}
+
+/// What kind of cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum CauseKind {
+    /// A rank ended with another code than 0, or by a signal that nobody asked for.
+    RankFailed,
+    /// A host is gone.
+    HostLost,
+    /// Not enough hosts came in time.
+    TooFewHosts,
+    /// Somebody stopped the job.
+    Interrupted,
+    /// Nothing failed: hosts joined or left.
+    HostsChanged,
+    /// One of a later version of the format.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+/// An event, and when it happened on the coordinator's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// When.
+    pub at: Duration,
+    /// What.
+    pub event: JobEvent,
+}
+
+impl JobCause {
+    pub(super) fn of(attempt: Option<u32>, cause: &Cause) -> Self {
+        let this = Self { attempt, ..Self::default() };
+        match cause {
+            Cause::Failed(failure) => {
+                Self { cause: CauseKind::RankFailed, ..this.failure(failure) }
+            }
+            Cause::Interrupted { signal, failure } => {
+                let signal = signal_name(*signal);
+                let mut message = format!("stopped by {signal}");
+                let this = match failure {
+                    Some(failure) => {
+                        message.push_str(&format!("; the first to fail: {}", failure.summary()));
+                        this.failure(failure)
+                    }
+                    None => this,
+                };
+                Self { cause: CauseKind::Interrupted, signal: Some(signal), message, ..this }
+            }
+            Cause::HostLost { host, how } => Self {
+                cause: CauseKind::HostLost,
+                host: Some(host.clone()),
+                message: format!("{host} is lost: {how}"),
+                ..this
+            },
+            Cause::TooFewHosts { have, need, seconds } => Self {
+                cause: CauseKind::TooFewHosts,
+                message: format!("only {have} of {need} hosts came within {seconds} s"),
+                ..this
+            },
+        }
+    }
+
+    fn failure(self, failure: &crate::RankFailure) -> Self {
+        let (code, signal) = parts(failure.ending);
+        Self {
+            rank: Some(failure.rank),
+            local_rank: Some(failure.local_rank),
+            host: Some(failure.host.clone()),
+            pid: Some(failure.pid),
+            code,
+            signal,
+            message: failure.summary(),
+            error: failure.error.clone(),
+            hint: failure.hint.clone(),
+            last_lines: failure.last_lines.clone(),
+            ..self
+        }
+    }
+}
+
+impl Formation {
+    /// Has something written down, where somebody wants to read it.
+    pub(super) fn record(&mut self, event: JobEvent) {
+        self.record_at(self.now, event);
+    }
+
+    fn record_at(&mut self, at: Duration, event: JobEvent) {
+        if self.rules.recorded {
+            self.actions.push(Action::Record(Record { at, event }));
+        }
+    }
+
+    pub(super) fn record_cause(&mut self, cause: &Cause) {
+        let cause = JobCause::of(self.attempt, cause);
+        self.record(JobEvent::Cause(Box::new(cause)));
+    }
+
+    /// The attempt was stopped for another one with other hosts.
+    pub(super) fn record_change(&mut self) {
+        let reason = self.last_stop.as_ref().map(|(_, reason)| reason.clone());
+        self.record(JobEvent::Cause(Box::new(JobCause {
+            attempt: self.attempt,
+            cause: CauseKind::HostsChanged,
+            message: reason.unwrap_or_default(),
+            ..JobCause::default()
+        })));
+    }
+
+    /// The ranks of a host run. An agent that comes back says so again.
+    pub(super) fn ranks_started(&mut self, agent: AgentId, pids: Vec<i32>, at: Millis) {
+        let Some(member) = self.members.get_mut(&agent) else { return };
+        let Some(part) = member.assignment.clone() else { return };
+        if !member.ranks.is_empty() || pids.len() != part.nproc {
+            return;
+        }
+        member.ranks = pids.iter().map(|pid| Some(*pid)).collect();
+        let (host, at) = (member.join.host.clone(), member.clock.here(at, self.now));
+        for (local_rank, pid) in pids.into_iter().enumerate() {
+            let (rank, attempt) = (part.first_rank + local_rank, part.attempt);
+            let host = host.clone();
+            self.record_at(at, JobEvent::Start { attempt, rank, local_rank, host, pid });
+        }
+    }
+
+    /// A rank has ended, which is told once.
+    pub(super) fn rank_exited(
+        &mut self,
+        agent: AgentId,
+        local_rank: usize,
+        ending: Ending,
+        at: Millis,
+    ) {
+        let Some(member) = self.members.get_mut(&agent) else { return };
+        let Some((attempt, first_rank)) =
+            member.assignment.as_ref().map(|part| (part.attempt, part.first_rank))
+        else {
+            return;
+        };
+        let Some(pid) = member.ranks.get_mut(local_rank).and_then(Option::take) else { return };
+        let (host, at) = (member.join.host.clone(), member.clock.here(at, self.now));
+        let (rank, (code, signal)) = (first_rank + local_rank, parts(ending));
+        let exit = JobEvent::Exit { attempt, rank, local_rank, host, pid, code, signal };
+        self.record_at(at, exit);
+    }
+}
+
+fn parts(ending: Ending) -> (Option<i32>, Option<String>) {
+    match ending {
+        Ending::Code(code) => (Some(code), None),
+        Ending::Signal(signal) => (None, Some(signal_name(signal))),
+    }
+}
+
+fn signal_name(signal: i32) -> String {
+    Signal::try_from(signal).map_or_else(|_| signal.to_string(), |known| known.to_string())
+}

@@ -1,0 +1,74 @@
+//! How test programs tell `cargo xtask test` which of their tests could not run.
+//!
+//! cargo-nextest asks a program for the list of its ignored tests and keeps the reason to itself, so
+//! the reasons go into a file beside it.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use crate::need::{Need, required};
+
+/// The variable that names the file.
+pub const REPORT: &str = "XTASK_TEST_REPORT";
+
+/// A test that could not run.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Missed {
+    /// The first of its needs that is not met.
+    pub need: Need,
+    /// Its program, as cargo-nextest names it: `brigade-cli::hosts`.
+    pub program: String,
+    /// Its name.
+    pub test: String,
+}
+
+impl Missed {
+    /// Reads what all test programs have written. A program that was asked several times has written
+    /// the same lines several times.
+    ///
+    /// # Errors
+    /// The file is there and cannot be read.
+    pub fn read(path: &Path) -> io::Result<BTreeSet<Self>> {
+        let text = match fs::read_to_string(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            read => read?,
+        };
+        let line = |line: &str| {
+            let mut words = line.split('\t');
+            let need = words.next()?.parse().ok()?;
+            Some(Self { need, program: words.next()?.to_owned(), test: words.next()?.to_owned() })
+        };
+        Ok(text.lines().filter_map(line).collect())
+    }
+}
+
+/// Adds tests to the file, where somebody has asked for it.
+pub(crate) fn write(missed: &[Missed]) -> io::Result<()> {
+    let Some(path) = env::var_os(REPORT).filter(|_| !missed.is_empty()) else { return Ok(()) };
+    let line = |it: &Missed| format!("{}\t{}\t{}\n", it.need, it.program, it.test);
+    let text: String = missed.iter().map(line).collect();
+    // One write: programs may be asked side by side.
+    File::options().create(true).append(true).open(path)?.write_all(text.as_bytes())
+}
+
+/// Tells whether a test of libtest's has to return because a need is not met, and reports it then as a
+/// test that did not run. libtest itself counts it as passed, so that this is only for unit tests, which
+/// cannot be in a program with [`suite!`](crate::suite).
+///
+/// # Panics
+/// When `BRIGADE_REQUIRE` names the need, or the report cannot be written.
+#[must_use]
+pub fn is_missed(need: Need, program: &str, test: &str) -> bool {
+    let Some(lack) = need.lacking() else { return false };
+    let is_required = required().is_ok_and(|it| it.contains(&need));
+    assert!(!is_required, "needs {}: {lack} (BRIGADE_REQUIRE names {need})", need.what());
+    let missed = Missed { need, program: program.to_owned(), test: test.to_owned() };
+    if let Err(error) = write(&[missed]) {
+        panic!("cannot write {REPORT}: {error}");
+    }
+    eprintln!("not run: needs {}: {lack}", need.what());
+    true
+}

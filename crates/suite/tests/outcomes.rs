@@ -1,0 +1,132 @@
+//! What a test program reports of tests that can run, cannot run, fail and hang.
+
+#![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode, Output};
+use std::time::Duration;
+
+use brigade_suite::{Group, Missed, Need, TimeLimit, run};
+
+/// This program plays the test programs that it examines.
+const PART: &str = "SUITE_PART";
+
+fn main() -> ExitCode {
+    let inner = |groups: &[Group<'_>]| run("inner::program", &[], groups);
+    match env::var(PART).as_deref() {
+        Ok("needs etcd") => inner(&[
+            (&[], &[("passes", || {})]),
+            (&[Need::Etcd], &[("elects", || {}), ("elects_again", || {})]),
+        ]),
+        Ok("fails") => inner(&[(&[], &[("fails", || panic!("the reason"))])]),
+        Ok("hangs") => {
+            let _limit = TimeLimit::new("the test", Duration::from_millis(200));
+            let _ = Command::new("sleep").arg("1000").status();
+            ExitCode::SUCCESS
+        }
+        _ => run("brigade-suite::outcomes", &[], &[(&[], TESTS)]),
+    }
+}
+
+const TESTS: &[(&str, fn())] = &[
+    ("a_test_that_cannot_run_has_not_passed", a_test_that_cannot_run_has_not_passed),
+    ("where_it_is_required_it_has_failed", where_it_is_required_it_has_failed),
+    ("lists_are_those_of_libtest", lists_are_those_of_libtest),
+    ("what_could_not_run_is_reported", what_could_not_run_is_reported),
+    ("a_panic_is_a_failure", a_panic_is_a_failure),
+    ("what_hangs_is_named_and_ended", what_hangs_is_named_and_ended),
+];
+
+/// Runs this program in a part, where no etcd is found.
+fn play(part: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(arguments).env(PART, part).env("PATH", "/no/such/folder");
+    for name in ["BRIGADE_REQUIRE", brigade_suite::REPORT] {
+        command.env_remove(name);
+    }
+    command.envs(variables.iter().copied()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn a_test_that_cannot_run_has_not_passed() {
+    let output = play("needs etcd", &[], &[]);
+    assert_eq!(output.status.code(), Some(0));
+    let said = text(&output.stdout);
+    assert!(said.contains("test elects       ... ignored"), "{said}");
+    assert!(said.contains("1 passed; 0 failed; 2 ignored;"), "{said}");
+    let reason = "2 ignored, which need an etcd server: etcd is not installed: `cargo xtask \
+                  install etcd` installs it\n";
+    assert!(text(&output.stderr).contains(reason), "{}", text(&output.stderr));
+}
+
+fn where_it_is_required_it_has_failed() {
+    for variables in [&[("BRIGADE_REQUIRE", "hosts,etcd")][..], &[("BRIGADE_REQUIRE", " etcd , ")]]
+    {
+        let output = play("needs etcd", &[], variables);
+        assert_eq!(output.status.code(), Some(101));
+        let said = text(&output.stdout);
+        assert!(said.contains("1 passed; 2 failed; 0 ignored;"), "{said}");
+        assert!(said.contains("needs an etcd server: etcd is not installed"), "{said}");
+    }
+    // By name, it is asked for as well.
+    let output = play("needs etcd", &["elects", "--exact", "--include-ignored"], &[]);
+    assert_eq!(output.status.code(), Some(101));
+    assert!(text(&output.stdout).contains("0 passed; 1 failed; 0 ignored;"));
+    let output = play("needs etcd", &[], &[("BRIGADE_REQUIRE", "hosts,ectd")]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("`ectd` is nothing that tests need"));
+}
+
+fn lists_are_those_of_libtest() {
+    let list = |arguments: &[&str]| text(&play("needs etcd", arguments, &[]).stdout);
+    let all = ["--list", "--format", "terse"];
+    assert_eq!(list(&all), "passes: test\nelects: test\nelects_again: test\n");
+    let ignored = ["--list", "--format", "terse", "--ignored"];
+    assert_eq!(list(&ignored), "elects: test\nelects_again: test\n");
+}
+
+fn what_could_not_run_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = |arguments: &[&str]| -> BTreeSet<Missed> {
+        let path = folder.path().join("report");
+        let _ = fs::remove_file(&path);
+        for _ in 0..2 {
+            play("needs etcd", arguments, &[(brigade_suite::REPORT, path.to_str().unwrap())]);
+        }
+        Missed::read(&path).unwrap()
+    };
+    let missed = |test: &str| {
+        let (program, test) = ("inner::program".to_owned(), test.to_owned());
+        Missed { need: Need::Etcd, program, test }
+    };
+    let both = BTreeSet::from([missed("elects"), missed("elects_again")]);
+    assert_eq!(report(&[]), both);
+    assert_eq!(report(&["--list", "--format", "terse"]), both);
+    assert_eq!(report(&["again"]), BTreeSet::from([missed("elects_again")]));
+    assert_eq!(report(&["passes"]), BTreeSet::new());
+    assert_eq!(Missed::read(&folder.path().join("nothing")).unwrap(), BTreeSet::new());
+}
+
+fn a_panic_is_a_failure() {
+    let output = play("fails", &[], &[]);
+    assert_eq!(output.status.code(), Some(101));
+    assert!(text(&output.stdout).contains("the reason"));
+}
+
+fn what_hangs_is_named_and_ended() {
+    let output = play("hangs", &[], &[("PATH", "/usr/bin:/bin")]);
+    assert_eq!(output.status.code(), Some(101));
+    let said = text(&output.stderr);
+    assert!(said.contains("the test has not ended within 0 s"), "{said}");
+    let line = said.lines().find(|it| it.ends_with("sleep 1000")).unwrap();
+    let pid = line.split_whitespace().next().unwrap();
+    let state = fs::read_to_string(Path::new("/proc").join(pid).join("stat")).unwrap_or_default();
+    let state = state.rsplit_once(") ").map_or("X", |it| it.1);
+    assert!(state.starts_with(['X', 'Z']), "{line}: {state}");
+}
