@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::job::Random;
+use fastrand::Rng;
 
 /// Hosts of a job, and the ranks on each of them.
 pub(crate) const SIZES: [usize; 4] = [1, 2, 1, 2];
@@ -66,8 +66,8 @@ impl Kind {
         !self.takes_host() && self != Self::KillRank
     }
 
-    fn random(random: &mut Random, way: Way) -> Self {
-        match random.below(100) {
+    fn random(random: &mut Rng, way: Way) -> Self {
+        match random.usize(..100) {
             0..30 => Self::KillRank,
             30..41 => Self::StopRank,
             41..52 => Self::StopAgent,
@@ -116,12 +116,12 @@ pub(crate) struct Burst {
 impl Burst {
     /// One to three faults. At most one of them does more than last for a while, so that it is
     /// certain what becomes of the job.
-    pub(crate) fn random(random: &mut Random, way: Way) -> Self {
-        let count = [1, 1, 1, 1, 2, 3][random.below(6)];
+    pub(crate) fn random(random: &mut Rng, way: Way) -> Self {
+        let count = [1, 1, 1, 1, 2, 3][random.usize(..6)];
         let mut faults: Vec<Fault> = Vec::new();
         while faults.len() < count {
             let kind = Kind::random(random, way);
-            let (host, choice) = (random.below(SIZES.len()), random.below(1 << 16));
+            let (host, choice) = (random.usize(..SIZES.len()), random.usize(..1 << 16));
             let is_certain = kind.is_short() || faults.iter().all(|fault| fault.kind.is_short());
             // Of two that last for different times on one host the shorter one would end both.
             let is_new = faults.iter().all(|fault| fault.host != host && fault.kind != kind);
@@ -134,11 +134,9 @@ impl Burst {
                 }
             }
         }
-        let millis = |random: &mut Random, end| {
-            Duration::from_millis(u64::try_from(random.below(end)).unwrap_or(0))
-        };
-        let (lasts, pause) = (millis(random, 700), millis(random, 40));
-        Self { faults, lasts: lasts + Duration::from_millis(20), pause }
+        let lasts = Duration::from_millis(random.u64(20..720));
+        let pause = Duration::from_millis(random.u64(..40));
+        Self { faults, lasts, pause }
     }
 
     /// The host that it takes from the job.

@@ -2,8 +2,9 @@
 //! weights that training without a fault has, bit by bit, or with the failure that its faults must
 //! cause, by name; and it leaves nothing behind.
 //!
-//! `BRIGADE_FAULTS` says how many faults there are (default 12), `BRIGADE_TEST_SEED` repeats a run, and
-//! `BRIGADE_FAULTS_JOB` repeats one of its jobs.
+//! The test has 12 faults. `cargo test -p brigade-cli --test faults -- --part full` has 1,000;
+//! `BRIGADE_FAULTS` sets another number for both, `BRIGADE_TEST_SEED` repeats a run, and
+//! `BRIGADE_FAULTS_JOB` one of its jobs.
 //! What follows a fault decides; how long that takes does not.
 
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
@@ -22,8 +23,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use brigade_hostkit::{Disk, Etcd, Process};
+use fastrand::Rng;
 use fault::{Burst, Fate, Fault, Kind, RANKS, SIZES, Way};
-use job::Random;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use site::{Run, Running, Site, site};
@@ -35,29 +36,45 @@ const HEARTBEAT: Duration = Duration::from_secs(6);
 /// Faults of one job, where none of them ends it.
 const MOST_FAULTS: usize = 10;
 
-#[test]
+brigade_suite::suite! {
+    part rank;
+    part full;
+    needs Hosts Etcd Fuse: random_faults;
+}
+
+/// A rank of a job.
+fn rank() {
+    trainer::train();
+}
+
+/// A few faults.
 fn random_faults() {
-    trainer::play_if_asked();
-    let disk = match Disk::mount() {
-        Ok(disk) => disk,
-        Err(reason) => {
-            eprintln!("skipped: {reason}");
-            return;
-        }
-    };
+    run(number("BRIGADE_FAULTS").unwrap_or(12));
+}
+
+/// Many of them, without the time limit of a test: what is waited for has one.
+fn full() {
+    run(number("BRIGADE_FAULTS").unwrap_or(1000));
+}
+
+fn number(name: &str) -> Option<usize> {
+    let value = std::env::var(name).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{name}={value}: expected a number")))
+}
+
+fn run(faults: usize) {
+    let only = number("BRIGADE_FAULTS_JOB");
+    let disk = Disk::mount();
     // After the disk, so that every host sees it; one more host than those of the jobs, for etcd.
-    let Some(site) = site(SIZES.len() + 1) else { return };
+    let site = site(SIZES.len() + 1);
     let etcd = Etcd::start_on(site.host(SIZES.len()));
-    let number = |name: &str| std::env::var(name).ok().map(|value| value.parse().unwrap());
-    let (faults, only) = (number("BRIGADE_FAULTS").unwrap_or(12), number("BRIGADE_FAULTS_JOB"));
-    let seed = job::seed();
-    eprintln!("BRIGADE_FAULTS={faults} BRIGADE_TEST_SEED={seed}");
-    let world = World { site: &site, disk: &disk, has_etcd: etcd.is_some() };
+    // A job's faults depend on its number and on nothing that other jobs did.
+    let seed = brigade_suite::random().u64(..);
+    let random = |job: usize| Rng::with_seed(seed.wrapping_add(job as u64));
+    let world = World { site: &site, disk: &disk };
     world.prepare();
     let namespaces = world.namespaces();
     let (start, mut tally) = (Instant::now(), Tally::default());
-    // A job's faults depend on its number and on nothing that other jobs did.
-    let random = |job: usize| Random::new(seed.wrapping_add(job as u64).rotate_left(32));
     world.run(Plan::quiet(0), &mut random(0), &mut tally, 0);
     for number in only.map_or(1..usize::MAX, |job| job..job + 1) {
         let left = faults - tally.faults.min(faults);
@@ -65,7 +82,7 @@ fn random_faults() {
             break;
         }
         let mut random = random(number);
-        let plan = Plan::random(number, &mut random, world.has_etcd);
+        let plan = Plan::random(number, &mut random);
         world.run(plan, &mut random, &mut tally, left);
     }
     eprintln!("{}{:.0} s", tally.table(), start.elapsed().as_secs_f64());
@@ -80,7 +97,6 @@ fn random_faults() {
 struct World<'s> {
     site: &'s Site,
     disk: &'s Disk,
-    has_etcd: bool,
 }
 
 /// One job.
@@ -101,13 +117,13 @@ impl Plan {
         Self { number, way: Way::Ssh, max_restarts: 0, at: None, faults: 0 }
     }
 
-    fn random(number: usize, random: &mut Random, has_etcd: bool) -> Self {
+    fn random(number: usize, random: &mut Rng) -> Self {
         let ways = [Way::Ssh, Way::Static, Way::Elastic, Way::Etcd];
-        let way = ways[random.below(if has_etcd { 4 } else { 3 })];
-        let max_restarts = [0, 1, 3, 100, 100, 100][random.below(6)];
-        let at = random.below(1500);
-        let at = (random.below(5) == 0).then(|| Duration::from_millis(u64::try_from(at).unwrap()));
-        Self { number, way, max_restarts, at, faults: 1 + random.below(MOST_FAULTS) }
+        let way = ways[random.usize(..4)];
+        let max_restarts = [0, 1, 3, 100, 100, 100][random.usize(..6)];
+        let at = Duration::from_millis(random.u64(..1500));
+        let at = (random.u8(..5) == 0).then_some(at);
+        Self { number, way, max_restarts, at, faults: random.usize(1..=MOST_FAULTS) }
     }
 }
 
@@ -162,7 +178,7 @@ impl<'s> World<'s> {
         hosts.map(|host| host.sh("readlink /proc/self/ns/net").trim().to_owned()).collect()
     }
 
-    fn run(&self, plan: Plan, random: &mut Random, tally: &mut Tally, most_faults: usize) {
+    fn run(&self, plan: Plan, random: &mut Rng, tally: &mut Tally, most_faults: usize) {
         let checkpoints = self.disk.path().join(format!("job-{}", plan.number));
         fs::create_dir(&checkpoints).unwrap();
         let launchers = SIZES.map(|_| None);
@@ -243,7 +259,7 @@ impl<'s> TrainingJob<'_, 's> {
             common.push("--rdzv-conf=join_timeout=10,last_call_timeout=0.2".to_owned());
         }
         let all: Vec<&str> = flags.iter().chain(&common).map(String::as_str).collect();
-        let program = trainer::command("random_faults", self.work(), &self.checkpoints);
+        let program = trainer::command(self.work(), &self.checkpoints);
         let launch = self.site().launch_on(host, &all).args(["--"]);
         let launch = launch.args(program.iter().map(String::as_str));
         let launch = launch.env("TMPDIR", self.world.temporary(host));
@@ -251,7 +267,7 @@ impl<'s> TrainingJob<'_, 's> {
     }
 
     /// One burst of faults after the other, each when the job has got over the one before.
-    fn while_it_trains(&mut self, random: &mut Random, tally: &mut Tally, most_faults: usize) {
+    fn while_it_trains(&mut self, random: &mut Rng, tally: &mut Tally, most_faults: usize) {
         let Plan { way, max_restarts, .. } = self.plan;
         let before = tally.faults;
         let most = self.plan.faults.min(most_faults);
@@ -290,7 +306,7 @@ impl<'s> TrainingJob<'_, 's> {
     }
 
     /// One fault at any time, from the first moment of a job to the end of it.
-    fn anytime(&mut self, at: Duration, random: &mut Random, tally: &mut Tally) {
+    fn anytime(&mut self, at: Duration, random: &mut Rng, tally: &mut Tally) {
         let Plan { way, max_restarts, .. } = self.plan;
         trainer::finish_at(self.work(), 120);
         let mut burst = Burst::random(random, way);

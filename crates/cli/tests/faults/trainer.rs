@@ -140,18 +140,17 @@ pub(crate) fn finish_at(work: &Path, step: u64) {
     replace(&work.join(FINISH), step.to_string().as_bytes()).unwrap();
 }
 
-/// The command line of a rank: this test executable, told where to work and where to keep its
+/// The command line of a rank: a part of this test program, told where to work and where to keep its
 /// checkpoints.
-pub(crate) fn command(test: &str, work: &Path, checkpoints: &Path) -> Vec<String> {
+pub(crate) fn command(work: &Path, checkpoints: &Path) -> Vec<String> {
     let program = std::env::current_exe().unwrap();
     vec![
         "env".to_owned(),
         format!("{WORK}={}", work.display()),
         format!("{CHECKPOINTS}={}", checkpoints.display()),
         program.display().to_string(),
-        test.to_owned(),
-        "--exact".to_owned(),
-        "--nocapture".to_owned(),
+        "--part".to_owned(),
+        "rank".to_owned(),
     ]
 }
 
@@ -160,18 +159,17 @@ pub(crate) fn is_rank(environment: &[String]) -> bool {
     environment.iter().any(|variable| variable.starts_with(WORK))
 }
 
-/// Trains, if this process was started for that, and ends it.
-#[expect(clippy::exit, reason = "the exit code is the rank's, not that of a test")]
-pub(crate) fn play_if_asked() {
-    let (Ok(work), Ok(checkpoints)) = (variable(WORK), variable(CHECKPOINTS)) else { return };
-    let code = match Trainer::new(work, Checkpoints(checkpoints)).and_then(Trainer::train) {
-        Ok(()) => 0,
-        Err(error) => {
-            eprintln!("training failed: {error}");
-            1
-        }
+/// Trains as the rank that this process was started for; ends it where that fails.
+#[expect(clippy::exit, reason = "the exit code is the rank's")]
+pub(crate) fn train() {
+    let trained = || {
+        let (work, checkpoints) = (variable(WORK)?, variable(CHECKPOINTS)?);
+        Trainer::new(work, checkpoints)?.train()
     };
-    std::process::exit(code);
+    if let Err(error) = trained() {
+        eprintln!("training failed: {error}");
+        std::process::exit(1);
+    }
 }
 
 /// A rank.
@@ -227,8 +225,7 @@ impl Trainer {
             }
         }
         self.save()?;
-        // On a line of its own: what runs tests may have begun one.
-        writeln!(io::stdout(), "\n{}", result(&self.model))?;
+        writeln!(io::stdout(), "{}", result(&self.model))?;
         Ok(())
     }
 
