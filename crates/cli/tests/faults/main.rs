@@ -64,6 +64,8 @@ fn number(name: &str) -> Option<usize> {
 
 fn run(faults: usize) {
     let only = number("BRIGADE_FAULTS_JOB");
+    // Before this thread has mounts of its own, in which the system may not find the path.
+    let program = std::env::current_exe().unwrap();
     let disk = Disk::mount();
     // After the disk, so that every host sees it; one more host than those of the jobs, for etcd.
     let site = site(SIZES.len() + 1);
@@ -71,7 +73,7 @@ fn run(faults: usize) {
     // A job's faults depend on its number and on nothing that other jobs did.
     let seed = brigade_suite::random().u64(..);
     let random = |job: usize| Rng::with_seed(seed.wrapping_add(job as u64));
-    let world = World { site: &site, disk: &disk };
+    let world = World { site: &site, disk: &disk, program };
     world.prepare();
     let namespaces = world.namespaces();
     let (start, mut tally) = (Instant::now(), Tally::default());
@@ -97,6 +99,8 @@ fn run(faults: usize) {
 struct World<'s> {
     site: &'s Site,
     disk: &'s Disk,
+    /// This test program, which is that of the ranks.
+    program: PathBuf,
 }
 
 /// One job.
@@ -259,7 +263,7 @@ impl<'s> TrainingJob<'_, 's> {
             common.push("--rdzv-conf=join_timeout=10,last_call_timeout=0.2".to_owned());
         }
         let all: Vec<&str> = flags.iter().chain(&common).map(String::as_str).collect();
-        let program = trainer::command(self.work(), &self.checkpoints);
+        let program = trainer::command(&self.world.program, self.work(), &self.checkpoints);
         let launch = self.site().launch_on(host, &all).args(["--"]);
         let launch = launch.args(program.iter().map(String::as_str));
         let launch = launch.env("TMPDIR", self.world.temporary(host));

@@ -142,8 +142,7 @@ pub(crate) fn finish_at(work: &Path, step: u64) {
 
 /// The command line of a rank: a part of this test program, told where to work and where to keep its
 /// checkpoints.
-pub(crate) fn command(work: &Path, checkpoints: &Path) -> Vec<String> {
-    let program = std::env::current_exe().unwrap();
+pub(crate) fn command(program: &Path, work: &Path, checkpoints: &Path) -> Vec<String> {
     vec![
         "env".to_owned(),
         format!("{WORK}={}", work.display()),
