@@ -8,6 +8,8 @@ use std::io::Read;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use brigade_launch::{Reach, StorePort};
 use job::{Job, brigade};
@@ -150,7 +152,7 @@ fn rank_0_inherits_a_bound_socket_and_the_others_do_not() {
 
 #[test]
 fn threads() {
-    let cores = std::thread::available_parallelism().unwrap().get();
+    let cores = thread::available_parallelism().unwrap().get();
     let threads = |job: Job| job.sh("echo $OMP_NUM_THREADS").run().stdout;
 
     assert_eq!(threads(Job::new(1)), format!("[0] {cores}\n"));
@@ -359,6 +361,46 @@ fn children_of_a_finished_rank_do_not_stay() {
     assert_eq!(Job::new(2).sh(script).run().code, 0);
 }
 
+/// The kernel closes an agent's descriptors before it gives its children another parent: what a reaper
+/// finds in between does not say that nothing is left.
+#[test]
+fn a_reaper_stays_until_its_agent_has_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    mkfifo(&folder.path().join("go"), Mode::S_IRWXU).unwrap();
+    // In place of an agent: the reaper's pipe is closed while it lives. One process that it has left
+    // becomes an orphan only with its end; others are started one after the other.
+    let agent = "export NAME=brigade-test-$$; exec 3<&0; $BRIGADE __reaper $$ $NAME <&3 & \
+                 sh -c 'BRIGADE_AGENT=$NAME setsid sleep 1000 & echo $! >$$.part; \
+                        mv $$.part orphan; echo $$ >$$.part; mv $$.part parent; wait' & \
+                 while read -r n <go; do BRIGADE_AGENT=$NAME setsid sleep 1000 & \
+                 echo $! >part; mv part child$n; done";
+    let mut command = Command::new("sh");
+    command.args(["-c", agent]).current_dir(folder.path()).env("BRIGADE", job::BRIGADE);
+    let mut agent = command.stdin(Stdio::piped()).spawn().unwrap();
+    let number = |name: &str| -> i32 {
+        let path = folder.path().join(name);
+        job::wait_until(|| path.exists());
+        fs::read_to_string(path).unwrap().trim().parse().unwrap()
+    };
+    let (orphan, parent) = (number("orphan"), number("parent"));
+    let has_ended = |pid: i32| matches!(job::state_of(pid), None | Some('Z' | 'X'));
+    drop(agent.stdin.take());
+    for n in 0..5 {
+        // Time for several looks in which there is nothing to kill; a reaper that stays stays for any.
+        thread::sleep(Duration::from_millis(30));
+        fs::write(folder.path().join("go"), format!("{n}\n")).unwrap();
+        let child = number(&format!("child{n}"));
+        job::wait_until(|| has_ended(child));
+    }
+    assert!(!has_ended(orphan), "it has a parent that lives");
+    for pid in [parent, agent.id().cast_signed()] {
+        kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    }
+    agent.wait().unwrap();
+    job::wait_until(|| has_ended(orphan));
+    job::wait_until(|| job::reapers_of(agent.id().cast_signed()).is_empty());
+}
+
 /// As `sbatch`, a running `tmux` and `systemd-run` do: a process that does not descend from the rank
 /// starts what the rank asks for, with the rank's environment.
 #[test]
@@ -443,7 +485,7 @@ fn a_paused_reader_does_not_keep_the_others_running_when_a_rank_fails() {
     job.wait_until_no_rank();
     // Who reads on learns how it ended.
     drop(writer);
-    let reads = std::thread::spawn(move || std::io::copy(&mut { reader }, &mut std::io::sink()));
+    let reads = thread::spawn(move || std::io::copy(&mut { reader }, &mut std::io::sink()));
     let run = job.finish();
     reads.join().unwrap().unwrap();
     assert_eq!(run.code, 3, "{}", run.stderr);

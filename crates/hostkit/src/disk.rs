@@ -1,22 +1,24 @@
-//! A file system that can stop answering, as one on another host does when that is gone.
+//! A file system that can be slow or stop answering, as one on another host does when that is gone.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{
     BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem,
-    FopenFlags, Generation, INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyWrite, Request, TimeOrNow, WriteFlags,
+    FopenFlags, Generation, INodeNo, LockOwner, MountOption, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyWrite, Request, TimeOrNow,
+    WriteFlags,
 };
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use tempfile::TempDir;
 
-/// A file system in memory, which can be frozen.
+/// A file system in memory, which can be slow and frozen.
 ///
 /// It is mounted for the thread that makes it and for what that thread starts from then on, and for
 /// nobody else, so that nothing of it stays, however the test ends.
@@ -61,6 +63,11 @@ impl Disk {
         self.shared.lock().frozen = true;
     }
 
+    /// From now on every request takes this much longer; zero: as fast as it can.
+    pub fn slow_down(&self, delay: Duration) {
+        self.shared.lock().delay = delay;
+    }
+
     /// Goes on.
     pub fn thaw(&self) {
         self.shared.lock().frozen = false;
@@ -99,6 +106,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Gate {
     frozen: bool,
+    delay: Duration,
     waiting: usize,
 }
 
@@ -115,6 +123,9 @@ impl Shared {
             gate = self.changed.wait(gate).unwrap_or_else(PoisonError::into_inner);
         }
         gate.waiting -= 1;
+        let delay = gate.delay;
+        drop(gate);
+        thread::sleep(delay);
     }
 }
 
@@ -179,6 +190,17 @@ impl Content {
         self.next += 1;
         self.nodes.insert(number, node);
         self.attributes(number)
+    }
+
+    /// What has the new name is replaced; a folder there must be empty, which is not checked.
+    fn rename(&mut self, (parent, name): (u64, &OsStr), to: (u64, &OsStr)) -> Option<()> {
+        let number = self.child(parent, name)?;
+        let (new_parent, new_name) = to;
+        self.nodes.get_mut(&new_parent)?.children.insert(new_name.to_owned(), number);
+        if (parent, name) != to {
+            self.nodes.get_mut(&parent)?.children.remove(name);
+        }
+        Some(())
     }
 
     fn remove(&mut self, parent: u64, name: &OsStr) -> Result<(), Errno> {
@@ -366,6 +388,34 @@ impl Filesystem for Files {
     ) {
         self.shared.pass();
         reply.ok();
+    }
+
+    fn fsync(
+        &self,
+        _request: &Request,
+        _number: INodeNo,
+        _handle: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.shared.pass();
+        reply.ok();
+    }
+
+    fn rename(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        _flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        match self.content().rename((parent.0, name), (new_parent.0, new_name)) {
+            Some(()) => reply.ok(),
+            None => reply.error(Errno::ENOENT),
+        }
     }
 
     fn readdir(

@@ -33,6 +33,21 @@ pub(crate) struct Stat {
     session: i32,
     /// When it started, in ticks of the system's clock: with its number, its identity.
     start: u64,
+    /// Why its environment cannot be read yet or any more, if so.
+    memory: Memory,
+}
+
+/// What a process's memory holds, as far as its environment is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    /// A program with an environment.
+    Program,
+    /// A program with an empty environment.
+    NoEnvironment,
+    /// A program is being loaded (`exec`): its environment is not there yet.
+    Loading,
+    /// None: a thread of the kernel, or a process that is about to end.
+    None,
 }
 
 impl Stat {
@@ -48,8 +63,17 @@ impl Stat {
         let state = fields.next()?.chars().next()?;
         let parent = fields.next()?.parse().ok()?;
         let session = fields.nth(1)?.parse().ok()?;
-        let start = fields.nth(15)?.parse().ok()?;
-        Some(Self { state, parent, session, start })
+        let flags: u32 = fields.nth(2)?.parse().ok()?;
+        let start = fields.nth(12)?.parse().ok()?;
+        let (env_start, env_end): (u64, u64) =
+            (fields.nth(27)?.parse().ok()?, fields.next()?.parse().ok()?);
+        let memory = match (env_end, env_end.saturating_sub(env_start)) {
+            (0, _) if flags & (PF_EXITING | PF_KTHREAD) != 0 => Memory::None,
+            (0, _) => Memory::Loading,
+            (_, 0) => Memory::NoEnvironment,
+            _ => Memory::Program,
+        };
+        Some(Self { state, parent, session, start, memory })
     }
 
     fn is_dead(&self) -> bool {
@@ -152,6 +176,8 @@ impl Descendants {
 pub(crate) struct Orphans {
     /// The agent's name, inherited through the environment.
     pub(crate) agent: String,
+    /// Its process number.
+    pub(crate) agent_pid: i32,
     /// One session for each rank.
     pub(crate) sessions: Vec<Session>,
 }
@@ -172,58 +198,118 @@ impl Session {
     }
 }
 
+/// What one look for orphans has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Look {
+    /// How many were killed.
+    pub(crate) killed: usize,
+    /// There may be others, which this look could not tell from strangers.
+    pub(crate) incomplete: bool,
+}
+
 impl Orphans {
-    /// Kills what is there now, and says how many that were.
+    /// Kills what is there now.
     ///
     /// A process belongs to the agent if it is in the session of one of its ranks; or if it has the
     /// agent's name in its environment, is in the same control group as this process or below it,
     /// and descends, over such processes, from the one that has adopted this process. The last two
     /// leave out what a service has started for a rank, which may have the rank's environment.
-    pub(crate) fn kill_once(&self) -> usize {
+    ///
+    /// `/proc` is not read in one moment. The look is incomplete while the agent is still there,
+    /// whose children get a new parent only after its descriptors have been closed; where this
+    /// process, or another one, was given to another parent meanwhile; and where a program is being
+    /// loaded, whose environment is not there yet.
+    pub(crate) fn kill_once(&self) -> Look {
         let this = std::process::id().cast_signed();
         let all = Processes::look();
+        let adopter = Stat::of(this).map(|stat| stat.parent);
+        let sorted = self.sort(this, &all);
+        // First: a process that sleeps in the kernel may hold up whoever reads its environment.
+        let mut killed = kill_all(&sorted.in_sessions);
+        let group = control_groups("self");
+        let mark = format!("{}={}", env::BRIGADE_AGENT, self.agent);
+        let mut loading = false;
+        let marked = sorted.others.into_iter().filter(|(pid, _)| {
+            match environment_has(*pid, mark.as_bytes()) {
+                Some(has) => has && is_below(&control_groups(&pid.to_string()), &group),
+                None => {
+                    loading = true;
+                    false
+                }
+            }
+        });
+        let marked: BTreeMap<i32, Stat> = marked.collect();
+        let (found, orphaned) = Self::descending(&marked, &all, sorted.adopter, &sorted.sessions);
+        killed += kill_all(&found);
+        let adopted = adopter == Some(sorted.adopter) && sorted.adopter != self.agent_pid;
+        Look { killed, incomplete: loading || orphaned || !adopted }
+    }
+
+    /// The living processes that this agent can have left, by what `/proc` says of all of them.
+    fn sort(&self, this: i32, all: &Processes) -> Sorted {
         let own = all.0.get(&this).copied();
         let (since, adopter) = own.map_or((0, 1), |stat| (stat.start, stat.parent));
         let sessions = self.sessions.iter().filter(|session| {
             all.0.get(&session.number).is_none_or(|leader| leader.start == session.start)
         });
         let sessions: BTreeSet<i32> = sessions.map(|session| session.number).collect();
-        let is_young = |pid: &i32, stat: &Stat| *pid != this && stat.start >= since;
-        let young = all.0.iter().filter(|(pid, stat)| is_young(pid, stat));
-        let (mut members, others): (Vec<_>, Vec<_>) =
-            young.partition(|(_, stat)| sessions.contains(&stat.session));
-        // First: a process that sleeps in the kernel may hold up whoever reads its environment.
-        let mut killed = kill_all(&members);
-        let mark = format!("{}={}", env::BRIGADE_AGENT, self.agent);
-        let group = control_groups("self");
-        let marked = others.into_iter().filter(|(pid, stat)| {
-            !stat.is_dead()
-                && has_variable(**pid, mark.as_bytes())
-                && is_below(&control_groups(&pid.to_string()), &group)
-        });
-        let marked: BTreeMap<&i32, &Stat> = marked.collect();
-        let descends = |pid: &i32| {
-            let mut pid = *pid;
+        let is_young = |pid: i32, stat: &Stat| pid != this && stat.start >= since;
+        let young = all.0.iter().map(|(pid, stat)| (*pid, *stat));
+        let young = young.filter(|(pid, stat)| is_young(*pid, stat) && !stat.is_dead());
+        let (in_sessions, others) = young.partition(|(_, stat)| sessions.contains(&stat.session));
+        Sorted { adopter, sessions, in_sessions, others }
+    }
+
+    /// Of the processes with the agent's name those that descend from the adopter, over others of
+    /// them, or from a rank; and whether there is one that was read before its parent ended, so that
+    /// its new parent is not known yet.
+    fn descending(
+        marked: &BTreeMap<i32, Stat>,
+        all: &Processes,
+        adopter: i32,
+        sessions: &BTreeSet<i32>,
+    ) -> (Vec<(i32, Stat)>, bool) {
+        let mut orphaned = false;
+        let mut descends = |pid: i32| {
+            let mut pid = pid;
             while let Some(stat) = marked.get(&pid) {
                 let parent = all.0.get(&stat.parent);
-                if stat.parent == adopter
-                    || parent.is_none_or(|parent| sessions.contains(&parent.session))
-                {
+                let is_rank = parent.is_some_and(|parent| sessions.contains(&parent.session));
+                if stat.parent == adopter || is_rank {
                     return true;
                 }
+                // One that cannot be seen may be a service's.
+                let has_ended = |it: &Stat| it.is_dead();
+                orphaned |= parent.map_or_else(|| !is_there(stat.parent), has_ended);
                 pid = stat.parent;
             }
             false
         };
-        members = marked.iter().filter(|(pid, _)| descends(pid)).map(|(a, b)| (*a, *b)).collect();
-        killed += kill_all(&members);
-        killed
+        let found = marked.iter().filter(|(pid, _)| descends(**pid));
+        let found = found.map(|(pid, stat)| (*pid, *stat)).collect();
+        (found, orphaned)
     }
 }
 
-fn kill_all(processes: &[(&i32, &Stat)]) -> usize {
-    let living = processes.iter().filter(|(_, stat)| !stat.is_dead());
-    living.filter(|(pid, stat)| send_kill(**pid, stat)).count()
+/// Whether a process exists, even where `/proc` does not show it. Parent 0 is one outside of this
+/// namespace.
+fn is_there(pid: i32) -> bool {
+    pid == 0 || kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH)
+}
+
+/// The young processes of a machine, as a reaper sees them.
+#[derive(Debug)]
+struct Sorted {
+    /// The parent of the reaper.
+    adopter: i32,
+    /// Sessions of ranks whose numbers are still theirs.
+    sessions: BTreeSet<i32>,
+    in_sessions: Vec<(i32, Stat)>,
+    others: Vec<(i32, Stat)>,
+}
+
+fn kill_all(processes: &[(i32, Stat)]) -> usize {
+    processes.iter().filter(|(pid, stat)| send_kill(*pid, stat)).count()
 }
 
 /// Kills the very process that was looked at. False where it is gone, or is another user's.
@@ -243,10 +329,21 @@ fn send_kill(pid: i32, stat: &Stat) -> bool {
     }
 }
 
-fn has_variable(pid: i32, variable: &[u8]) -> bool {
-    fs::read(format!("/proc/{pid}/environ"))
-        .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|var| var == variable))
+/// Whether a process was started with this variable; `None` while its program is being loaded.
+fn environment_has(pid: i32, variable: &[u8]) -> Option<bool> {
+    // Another user's process is none of this job's.
+    let Ok(environ) = fs::read(format!("/proc/{pid}/environ")) else { return Some(false) };
+    if environ.is_empty() {
+        // What the kernel says now may be of the program that has come in the meantime.
+        let memory = Stat::of(pid).map_or(Memory::None, |stat| stat.memory);
+        return matches!(memory, Memory::None | Memory::NoEnvironment).then_some(false);
+    }
+    Some(environ.split(|byte| *byte == 0).any(|var| var == variable))
 }
+
+/// Flags of a process in `/proc/PID/stat`, as include/linux/sched.h has them.
+const PF_EXITING: u32 = 0x4;
+const PF_KTHREAD: u32 = 0x20_0000;
 
 /// The control groups of a process, one for each hierarchy; empty where the system has none.
 fn control_groups(process: &str) -> Vec<String> {
@@ -271,25 +368,74 @@ mod tests {
     use super::*;
 
     fn process(parent: i32, session: i32) -> Stat {
-        Stat { state: 'S', parent, session, start: 7 }
+        Stat { state: 'S', parent, session, start: 7, memory: Memory::Program }
     }
 
     #[test]
     fn what_the_kernel_says() {
-        let stat = "42 (a) b (c)) D 7 42 40 0 -1 4194560 101 0 0 0 0 0 0 0 20 0 1 0 1234 8192 1";
-        let expected = Stat { state: 'D', parent: 7, session: 40, start: 1234 };
-        assert_eq!(Stat::parse(stat), Some(expected));
+        let stat = |flags: u32, env_start: u64, env_end: u64| {
+            let text = format!(
+                "42 (a) b (c)) D 7 42 40 0 -1 {flags} 101 0 0 0 0 0 0 0 20 0 1 0 1234 8192 1 2 3 4 \
+                 5 6 7 0 0 0 0 0 0 0 17 1 0 0 0 0 0 8 9 10 11 12 {env_start} {env_end} 0\n"
+            );
+            Stat::parse(&text).unwrap()
+        };
+        let expected =
+            Stat { state: 'D', parent: 7, session: 40, start: 1234, memory: Memory::Program };
+        assert_eq!(stat(4_194_560, 13, 14), expected);
+        let memory = |flags, env_start, env_end| stat(flags, env_start, env_end).memory;
+        assert_eq!(memory(4_194_560, 13, 13), Memory::NoEnvironment);
+        assert_eq!(memory(4_194_560, 0, 0), Memory::Loading);
+        assert_eq!(memory(4_194_564, 0, 0), Memory::None, "it ends");
+        assert_eq!(memory(0x20_8040, 0, 0), Memory::None, "a thread of the kernel");
         assert_eq!(Stat::parse("42 (a"), None);
         let this = Stat::of(std::process::id().cast_signed()).unwrap();
         assert!(!this.is_dead() && this.parent > 0 && this.start > 0);
+        assert_eq!(this.memory, Memory::Program);
     }
 
     #[test]
-    fn descendants_of_descendants_but_not_of_helpers() {
-        let all = [(2, 1), (3, 2), (4, 3), (5, 2), (6, 5), (7, 1), (1, 0)];
-        let all = Processes(all.map(|(pid, parent)| (pid, process(parent, 1))).into());
-        assert_eq!(all.descendants(2, &BTreeSet::new()), BTreeSet::from([3, 4, 5, 6]));
-        assert_eq!(all.descendants(2, &BTreeSet::from([5])), BTreeSet::from([3, 4]));
+    fn an_environment_that_is_empty_is_known() {
+        let start = |program: &str| {
+            let mut command = Command::new(program);
+            command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped());
+            command
+        };
+        // Once they have answered they have been loaded.
+        let mut bare = start("/bin/sh").args(["-c", "echo 1; read end"]).spawn().unwrap();
+        let mut named = start("/bin/sh");
+        let mut named = named.args(["-c", "echo 1; read end"]).env("A", "b").spawn().unwrap();
+        for child in [&mut bare, &mut named] {
+            assert_eq!(first_line(child), 1);
+        }
+        let pid = |child: &Child| child.id().cast_signed();
+        assert_eq!(environment_has(pid(&bare), b"A=b"), Some(false));
+        assert_eq!(environment_has(pid(&named), b"A=b"), Some(true));
+        assert_eq!(environment_has(pid(&named), b"A=c"), Some(false));
+        for mut child in [bare, named] {
+            drop(child.stdin.take());
+            child.wait().unwrap();
+        }
+        assert_eq!(environment_has(0, b"A=b"), Some(false), "no such process");
+    }
+
+    #[test]
+    fn orphans_of_which_the_new_parent_is_not_known_yet() {
+        let dead = |parent, session| Stat { state: 'Z', ..process(parent, session) };
+        // 2 has adopted, 10 was a rank, 20 has ended, 30 is a service.
+        let gone = i32::MAX;
+        let all = [(2, process(1, 1)), (10, dead(2, 10)), (20, dead(2, 20)), (30, process(1, 30))];
+        let descending = |marked: &[(i32, i32)]| {
+            let marked = marked.iter().map(|(pid, parent)| (*pid, process(*parent, *pid)));
+            let marked: BTreeMap<i32, Stat> = marked.collect();
+            let all = Processes(all.iter().copied().chain(marked.clone()).collect());
+            let (found, orphaned) = Orphans::descending(&marked, &all, 2, &BTreeSet::from([10]));
+            (found.into_iter().map(|(pid, _)| pid).collect::<Vec<_>>(), orphaned)
+        };
+        assert_eq!(descending(&[(11, 10), (12, 11), (22, 2)]), (vec![11, 12, 22], false));
+        assert_eq!(descending(&[(31, 30), (32, 31), (33, 0)]), (vec![], false));
+        assert_eq!(descending(&[(21, 20)]), (vec![], true));
+        assert_eq!(descending(&[(11, 10), (41, gone), (42, 41)]), (vec![11], true));
     }
 
     #[test]
@@ -327,9 +473,12 @@ mod tests {
         let mut served = sleep("leftovers-test");
         let mut stranger = sleep("leftovers-test-2");
 
-        let orphans =
-            Orphans { agent: "leftovers-test".to_owned(), sessions: vec![Session::of(leader)] };
-        while orphans.kill_once() > 0 {}
+        let mut orphans = Orphans {
+            agent: "leftovers-test".to_owned(),
+            agent_pid: 0,
+            sessions: vec![Session::of(leader)],
+        };
+        while orphans.kill_once() != (Look { killed: 0, incomplete: false }) {}
 
         session.wait().unwrap();
         assert!(adopter > 0);
@@ -338,5 +487,8 @@ mod tests {
             other.kill().unwrap();
             other.wait().unwrap();
         }
+        // As long as the agent is the parent of this process nothing is certain.
+        orphans.agent_pid = adopter;
+        assert!(orphans.kill_once().incomplete);
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nix::unistd::setsid;
 
-use crate::leftovers::{Orphans, Session};
+use crate::leftovers::{Look, Orphans, Session};
 use crate::role;
 
 /// The agent's side: a running reaper, one for all attempts.
@@ -57,7 +57,10 @@ impl Reaper {
 }
 
 /// The reaper itself: waits on its stdin, a pipe whose other end only the agent holds.
-pub(crate) fn wait_and_clear_up(agent: String, folder: Option<PathBuf>) {
+///
+/// The pipe ends while the agent is still on its way out, so that its ranks may come to have another
+/// parent only later: the reaper looks again until nothing was left twice in a row.
+pub(crate) fn wait_and_clear_up(agent: String, agent_pid: i32, folder: Option<PathBuf>) {
     // Out of reach of what is sent to the agent's process group or typed at its terminal. Fails
     // only for the leader of a group, which is out of reach already.
     let _ = setsid();
@@ -66,10 +69,15 @@ pub(crate) fn wait_and_clear_up(agent: String, folder: Option<PathBuf>) {
     let mut orders = Vec::new();
     let _ = io::stdin().read_to_end(&mut orders);
     if let Some(sessions) = last_order(&orders) {
-        let orphans = Orphans { agent, sessions };
-        let mut pause = FIRST_PAUSE;
+        let orphans = Orphans { agent, agent_pid, sessions };
+        let (mut pause, mut clean) = (FIRST_PAUSE, 0);
         // A process that sleeps in the kernel ends when the kernel lets go of it, however late.
-        while orphans.kill_once() > 0 {
+        loop {
+            let Look { killed, incomplete } = orphans.kill_once();
+            clean = if killed > 0 || incomplete { 0 } else { clean + 1 };
+            if clean == 2 {
+                break;
+            }
             thread::sleep(pause);
             pause = (pause * 3 / 2).min(LONGEST_PAUSE);
         }

@@ -180,10 +180,11 @@ fn become_session(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     Some(126)
 }
 
-/// Arguments: agent's process number, for whoever reads `ps`; agent's name; folder to remove.
+/// Arguments: agent's process number, agent's name, folder to remove.
 fn become_reaper(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
-    let agent = args.nth(1)?.into_string().ok()?;
-    reaper::wait_and_clear_up(agent, args.next().map(PathBuf::from));
+    let agent_pid = args.next()?.to_str()?.parse().ok()?;
+    let agent = args.next()?.into_string().ok()?;
+    reaper::wait_and_clear_up(agent, agent_pid, args.next().map(PathBuf::from));
     Some(0)
 }
 

@@ -159,7 +159,8 @@ pub struct RankFailure {
     pub pid: i32,
     /// How it ended.
     pub ending: Ending,
-    /// When the agent saw it.
+    /// When it was, on the agent's clock: its error was written before the agent saw the end, and a
+    /// rank that was killed had ended for its peers before.
     pub at: Millis,
     /// Its last lines, oldest first, and where they were printed.
     pub last_lines: Vec<String>,

@@ -17,7 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::ended::kills;
-use crate::site::{Run, Running, Site, empty, site, wait_until};
+use crate::site::{Run, Running, Site, empty, listening, site, wait_until};
 
 /// Ranks on each host.
 const SIZES: [usize; 3] = [1, 2, 1];
@@ -370,16 +370,8 @@ impl<'s> Round<'s> {
         for host in &self.site.network.hosts()[..SIZES.len()] {
             let what = format!("{}: no process on {}", self.plan, host.name());
             wait_until(&what, || host.processes().is_empty());
-            let sockets = host.sh("cat /proc/net/tcp /proc/net/tcp6 2>/dev/null || true");
-            let ports: Vec<u16> = sockets.lines().filter_map(listening).collect();
+            let ports = listening(host);
             assert!(ports.iter().all(|port| *port == 22), "{}: ports {ports:?}", self.plan);
         }
     }
-}
-
-/// The port of a line of `/proc/net/tcp` that listens.
-fn listening(line: &str) -> Option<u16> {
-    let fields: Vec<&str> = line.split_whitespace().collect();
-    let (_, port) = fields.get(1)?.rsplit_once(':')?;
-    (fields.get(3) == Some(&"0A")).then(|| u16::from_str_radix(port, 16).unwrap())
 }

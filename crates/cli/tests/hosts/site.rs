@@ -135,6 +135,16 @@ impl Running<'_> {
         inner_process(self.child.id().cast_signed()).unwrap()
     }
 
+    /// The launcher, or where it has ended, the `nsenter` before it.
+    pub(crate) fn pid_if_there(&self) -> i32 {
+        inner_process(self.outer_pid()).unwrap_or_else(|| self.outer_pid())
+    }
+
+    /// The `nsenter` before it, which stands still when the launcher does.
+    pub(crate) fn outer_pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
     /// Lets the launcher stand still until it is continued; `nsenter` does as its child does.
     pub(crate) fn freeze(&self) -> Frozen {
         let pids = [self.pid(), self.child.id().cast_signed()];
@@ -219,7 +229,8 @@ pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
     assert!(within(LIMIT, condition), "{what}: never");
 }
 
-fn within(limit: Duration, condition: impl Fn() -> bool) -> bool {
+/// Whether a condition that another process brings about comes true within this time.
+pub(crate) fn within(limit: Duration, condition: impl Fn() -> bool) -> bool {
     let deadline = Instant::now() + limit;
     while !condition() {
         if Instant::now() > deadline {
@@ -228,6 +239,17 @@ fn within(limit: Duration, condition: impl Fn() -> bool) -> bool {
         thread::sleep(Duration::from_millis(2));
     }
     true
+}
+
+/// The TCP ports of a host at which somebody listens.
+pub(crate) fn listening(host: &Host) -> Vec<u16> {
+    let sockets = host.sh("cat /proc/net/tcp /proc/net/tcp6 2>/dev/null || true");
+    let port = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (_, port) = fields.get(1)?.rsplit_once(':')?;
+        (fields.get(3) == Some(&"0A")).then(|| u16::from_str_radix(port, 16).unwrap())
+    };
+    sockets.lines().filter_map(port).collect()
 }
 
 /// Writes a program of the shell.

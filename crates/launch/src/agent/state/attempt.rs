@@ -298,7 +298,8 @@ impl AgentState {
         let Left { error, hint } = left.unwrap_or_default();
         // The error was written before the process went on to end, and others saw it going.
         let age = error.as_ref().map_or(Duration::ZERO, |(_, age)| *age);
-        let at = millis(seen.saturating_sub(age));
+        let unseen = if is_sudden(ending) { NEWS_TAKES } else { Duration::ZERO };
+        let at = millis(seen.saturating_sub(age.max(unseen)));
         if self.failure.as_ref().is_some_and(|first| first.at <= at) {
             return;
         }
@@ -596,12 +597,24 @@ impl AgentState {
     }
 }
 
+/// The system has ended the rank, or somebody who killed it: no peer that is lost brings that about.
+fn is_sudden(ending: Ending) -> bool {
+    let signals =
+        [Signal::SIGKILL, Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGILL, Signal::SIGFPE];
+    let is = |signal: Signal| ending.exit_code() == Ending::Signal(signal as i32).exit_code();
+    signals.into_iter().any(is)
+}
+
 /// A moment on the agent's clock as messages have it.
 fn millis(at: Duration) -> Millis {
     Millis::try_from(at.as_millis()).unwrap_or(Millis::MAX)
 }
 
 const UNKNOWN_TAIL: &str = "(not known: nobody was reading the launcher's output)";
+/// How long after its peers the agent may see that a rank was killed: the kernel closes a process's
+/// connections before it tells the parent, and ranks on other hosts fail because of that at once. As
+/// long as the coordinator allows for a host that is lost.
+const NEWS_TAKES: Duration = Duration::from_secs(1);
 /// How long the last lines of a failed rank are waited for.
 const TAIL_TAKES: Duration = Duration::from_millis(100);
 /// How long what it has written into its error file is waited for: the file may lie on another host.

@@ -209,6 +209,34 @@ fn a_host_is_finished_when_the_last_byte_of_its_output_is_on_its_way() {
     assert_eq!(host.pass(0.2), ["stopped 0, killed false, stuck None"]);
 }
 
+/// Its connections are closed before the agent hears of it: ranks that fail because of that may be
+/// heard of earlier, here and on other hosts.
+#[test]
+fn a_rank_that_was_killed_comes_before_those_that_fail_because_of_it() {
+    let told = |host: &mut Host, local_rank| {
+        host.tell(Event::Tail { local_rank, tail: Tail { stdout: vec![], stderr: vec![] } });
+        host.tell(Event::Left { local_rank, error: None, hint: None })
+    };
+    for signal in [Signal::SIGKILL, Signal::SIGSEGV, Signal::SIGBUS] {
+        let mut host = Host::running(Kind::Peers);
+        host.exit(1, 1);
+        let first = told(&mut host, 1);
+        assert!(first[0].contains("rank 3") && first[0].contains(" at 100000,"), "{first:?}");
+        host.stop(0, "rank 3 failed");
+        host.now += Duration::from_millis(300);
+        host.killed(0, signal);
+        let second = told(&mut host, 0);
+        assert!(second[0].contains("rank 2") && second[0].contains(" at 99300,"), "{second:?}");
+    }
+    // What the launcher has sent is no failure; what a peer's end may cause is not counted earlier.
+    let mut host = Host::running(Kind::Peers);
+    host.exit(1, 1);
+    told(&mut host, 1);
+    host.now += Duration::from_millis(300);
+    host.killed(0, Signal::SIGABRT);
+    assert!(told(&mut host, 0).iter().all(|it| !it.contains("failed")));
+}
+
 #[test]
 fn the_first_failure_is_told_with_what_is_known() {
     let mut host = Host::running(Kind::Peers);
@@ -226,7 +254,7 @@ fn the_first_failure_is_told_with_what_is_known() {
         ]
     );
     // One that came later is not the first.
-    host.killed(0, Signal::SIGSEGV);
+    host.killed(0, Signal::SIGABRT);
     assert_eq!(host.pass(3.0), ["sweep"]);
 
     // Nobody reads the output, and the folder of the errors does not answer.

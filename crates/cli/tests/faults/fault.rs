@@ -1,0 +1,191 @@
+//! What may happen to a job, and what is to become of it.
+
+use std::fmt;
+use std::time::Duration;
+
+use fastrand::Rng;
+
+/// Hosts of a job, and the ranks on each of them.
+pub(crate) const SIZES: [usize; 4] = [1, 2, 1, 2];
+pub(crate) const RANKS: u64 = 6;
+
+/// How a job is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Way {
+    /// One command, over ssh.
+    Ssh,
+    /// One command on each host, whose number is fixed.
+    Static,
+    /// Hosts that come and leave, with the coordinator on the first of them.
+    Elastic,
+    /// The same, with the coordinator on any of them.
+    Etcd,
+}
+
+impl Way {
+    /// The job goes on when a host is lost.
+    pub(crate) fn is_elastic(self) -> bool {
+        matches!(self, Self::Elastic | Self::Etcd)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    /// A rank gets SIGKILL.
+    KillRank,
+    /// A rank stands still for a while (SIGSTOP, SIGCONT).
+    StopRank,
+    /// The agent of a host does, or the launcher where that is the agent.
+    StopAgent,
+    /// Every process of a host does.
+    StopHost,
+    /// A host is cut off for a while.
+    Cut,
+    /// The disk with the checkpoints is slow for a while.
+    SlowDisk,
+    /// It does not answer at all for a while.
+    FreezeDisk,
+    /// The agent of a host gets SIGKILL, or the launcher where that is the agent.
+    KillAgent,
+    /// A host is cut off and all of its processes are killed, as when its power fails.
+    Power,
+    /// A host is cut off for longer than the heartbeat timeout.
+    LongCut,
+    /// The agent of a host stands still for longer than that.
+    LongStop,
+}
+
+impl Kind {
+    /// The host takes no more part in the job.
+    pub(crate) fn takes_host(self) -> bool {
+        matches!(self, Self::KillAgent | Self::Power | Self::LongCut | Self::LongStop)
+    }
+
+    /// It ends by itself.
+    pub(crate) fn is_short(self) -> bool {
+        !self.takes_host() && self != Self::KillRank
+    }
+
+    fn random(random: &mut Rng, way: Way) -> Self {
+        match random.usize(..100) {
+            0..30 => Self::KillRank,
+            30..41 => Self::StopRank,
+            41..52 => Self::StopAgent,
+            52..61 => Self::StopHost,
+            61..73 => Self::Cut,
+            73..81 => Self::SlowDisk,
+            81..89 => Self::FreezeDisk,
+            89..96 => Self::KillAgent,
+            96..98 => Self::Power,
+            // A host that comes back to a job of hosts that come and leave joins again.
+            _ if way.is_elastic() => Self::KillAgent,
+            98 => Self::LongCut,
+            _ => Self::LongStop,
+        }
+    }
+}
+
+/// Something that happens to a host, a process on it, or the disk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fault {
+    pub(crate) kind: Kind,
+    pub(crate) host: usize,
+    /// Which of several processes.
+    pub(crate) choice: usize,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            Kind::SlowDisk | Kind::FreezeDisk => write!(f, "{:?}", self.kind),
+            _ => write!(f, "{:?} on node{}", self.kind, self.host + 1),
+        }
+    }
+}
+
+/// Faults that come at a time.
+#[derive(Clone, Debug)]
+pub(crate) struct Burst {
+    pub(crate) faults: Vec<Fault>,
+    /// How long those last that end by themselves.
+    pub(crate) lasts: Duration,
+    /// Pauses between them.
+    pub(crate) pause: Duration,
+}
+
+impl Burst {
+    /// One to three faults. At most one of them does more than last for a while, so that it is
+    /// certain what becomes of the job.
+    pub(crate) fn random(random: &mut Rng, way: Way) -> Self {
+        let count = [1, 1, 1, 1, 2, 3][random.usize(..6)];
+        let mut faults: Vec<Fault> = Vec::new();
+        while faults.len() < count {
+            let kind = Kind::random(random, way);
+            let (host, choice) = (random.usize(..SIZES.len()), random.usize(..1 << 16));
+            let is_certain = kind.is_short() || faults.iter().all(|fault| fault.kind.is_short());
+            // Of two that last for different times on one host the shorter one would end both.
+            let is_new = faults.iter().all(|fault| fault.host != host && fault.kind != kind);
+            let long = |kind| matches!(kind, Kind::LongCut | Kind::LongStop);
+            let is_alone = !long(kind) || faults.is_empty();
+            if is_certain && is_new && is_alone {
+                faults.push(Fault { kind, host, choice });
+                if long(kind) {
+                    break;
+                }
+            }
+        }
+        let lasts = Duration::from_millis(random.u64(20..720));
+        let pause = Duration::from_millis(random.u64(..40));
+        Self { faults, lasts, pause }
+    }
+
+    /// The host that it takes from the job.
+    pub(crate) fn taken(&self) -> Option<Fault> {
+        self.faults.iter().copied().find(|fault| fault.kind.takes_host())
+    }
+
+    pub(crate) fn kills_rank(&self) -> bool {
+        self.faults.iter().any(|fault| fault.kind == Kind::KillRank)
+    }
+}
+
+impl fmt::Display for Burst {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let faults: Vec<String> = self.faults.iter().map(Fault::to_string).collect();
+        write!(f, "{}", faults.join(" + "))?;
+        if self.faults.iter().any(|fault| fault.kind.is_short()) {
+            write!(f, " for {} ms", self.lasts.as_millis())?;
+        }
+        Ok(())
+    }
+}
+
+/// What is to become of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fate {
+    /// It goes on as if nothing had happened.
+    GoesOn,
+    /// It goes on from its last checkpoint, after a restart.
+    Restarts,
+    /// It restarts with one host less.
+    LosesHost,
+    /// It ends, and says that a rank was killed.
+    NamesRank,
+    /// It ends, and says that a host is lost.
+    NamesHost,
+}
+
+impl Fate {
+    /// Of a job that may have that many restarts more.
+    pub(crate) fn of(burst: &Burst, way: Way, restarts_left: u64) -> Self {
+        match burst.taken() {
+            // The hosts cannot find each other without the one where they meet.
+            Some(fault) if way == Way::Elastic && fault.host == 0 => Self::NamesHost,
+            Some(_) if way.is_elastic() && restarts_left > 0 => Self::LosesHost,
+            Some(_) => Self::NamesHost,
+            None if !burst.kills_rank() => Self::GoesOn,
+            None if restarts_left > 0 => Self::Restarts,
+            None => Self::NamesRank,
+        }
+    }
+}
