@@ -372,7 +372,7 @@ fn a_reaper_stays_until_its_agent_has_ended() {
     let agent = "export NAME=brigade-test-$$; exec 3<&0; $BRIGADE __reaper $$ $NAME <&3 & \
                  sh -c 'BRIGADE_AGENT=$NAME setsid sleep 1000 & echo $! >$$.part; \
                         mv $$.part orphan; echo $$ >$$.part; mv $$.part parent; wait' & \
-                 while read -r n <go; do BRIGADE_AGENT=$NAME setsid sleep 1000 & \
+                 while :; do read -r n <go || continue; BRIGADE_AGENT=$NAME setsid sleep 1000 & \
                  echo $! >part; mv part child$n; done";
     let mut command = Command::new("sh");
     command.args(["-c", agent]).current_dir(folder.path()).env("BRIGADE", job::BRIGADE);
