@@ -81,7 +81,7 @@ impl TensorFile {
     /// Fills a tensor with the bytes from `offset` on: its values in row-major order, of its own kind. The
     /// tensor may lie on a device, or have another order in memory.
     ///
-    /// As with [`fill_bytes`], autograd does not notice.
+    /// Autograd does not notice: for leaves and buffers, outside of a forward pass.
     ///
     /// # Errors
     /// [`Error::CutShort`] and [`Error::Read`]: what is in the tensor is undefined then;
