@@ -26,7 +26,9 @@ pub const OUTPUT_CREDIT: u64 = 256 << 10;
 /// use. What the coordinator said before it closed is received before the error.
 ///
 /// Beats are sent by a thread of their own, so that an agent whose loop is held up, by a file
-/// system that does not answer, say, is not taken for lost.
+/// system that does not answer, say, is not taken for lost. They begin with the first message that
+/// the agent sends, because the coordinator refuses a connection that does not begin with
+/// [`FromAgent::Join`].
 ///
 /// ```
 /// use std::os::unix::net::UnixStream;
@@ -56,6 +58,8 @@ pub struct Link {
 struct Shared {
     wire: Wire,
     start: Instant,
+    /// The agent has sent something.
+    begun: bool,
 }
 
 impl Link {
@@ -79,7 +83,7 @@ impl Link {
 
     pub(crate) fn of(wire: Wire, limits: Option<TimeLimits>) -> io::Result<Self> {
         let ends = wire.ends();
-        let shared = Arc::new(Mutex::new(Shared { wire, start: Instant::now() }));
+        let shared = Arc::new(Mutex::new(Shared { wire, start: Instant::now(), begun: false }));
         let heart = match limits {
             Some(limits) => Some(Heart::start(&shared, limits.heartbeat_interval())?),
             None => None,
@@ -194,6 +198,7 @@ impl Link {
 
 impl Shared {
     fn send(&mut self, message: &FromAgent) {
+        self.begun = true;
         match message {
             // Over TCP the name of the job stays here: the coordinator may know it or not.
             FromAgent::Join(join) if let Some(tag) = self.wire.job_tag(&join.run_id) => {
@@ -243,8 +248,8 @@ impl Drop for Heart {
 
 /// Sends a beat whenever nothing else was sent for that long.
 fn beat(shared: &Mutex<Shared>, stop: &EventFd, interval: Duration) {
+    let mut due = Instant::now() + interval;
     loop {
-        let due = lock(shared).wire.spoke() + interval;
         // Up to a whole millisecond: one too early would turn the loop for nothing.
         let left = due.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
         let mut fds = [PollFd::new(stop.as_fd(), PollFlags::POLLIN)];
@@ -254,10 +259,15 @@ fn beat(shared: &Mutex<Shared>, stop: &EventFd, interval: Duration) {
         }
         let mut shared = lock(shared);
         let now = Instant::now();
+        if !shared.begun {
+            due = now + interval;
+            continue;
+        }
         if now.saturating_duration_since(shared.wire.spoke()) >= interval {
             let sent = shared.millis(now);
             shared.wire.send(&FromAgent::Beat { sent });
         }
+        due = shared.wire.spoke() + interval;
     }
 }
 
@@ -323,18 +333,34 @@ mod tests {
     #[test]
     fn beats_are_sent_though_nobody_asks_for_them() {
         let limits = TimeLimits::new(Duration::from_secs(1), Duration::ZERO);
-        let (link, far) = pair(Some(limits));
+        let (mut link, far) = pair(Some(limits));
         let mut wire = Wire::new(far.into(), None, 0).unwrap();
-        let mut beats = 0;
-        while beats < 3 {
-            let mut fds = [PollFd::new(wire.read_fd(), PollFlags::POLLIN)];
-            poll(&mut fds, PollTimeout::NONE).unwrap();
-            while let Some(message) = wire.receive::<FromAgent>().unwrap() {
-                assert!(matches!(message, FromAgent::Beat { .. }), "{message:?}");
-                beats += 1;
-            }
+        link.send(&FromAgent::Finished { attempt: 0 });
+        let mut heard = Vec::new();
+        while heard.len() < 4 {
+            heard.extend(wait(&mut wire));
         }
-        drop(link);
+        assert_eq!(heard[0], FromAgent::Finished { attempt: 0 });
+        for message in &heard[1..] {
+            assert!(matches!(message, FromAgent::Beat { .. }), "{message:?}");
+        }
+    }
+
+    /// On a busy machine an agent may take longer than that before it asks to join.
+    #[test]
+    fn no_beat_is_sent_before_the_first_message() {
+        let limits = TimeLimits::new(Duration::from_secs(1), Duration::ZERO);
+        let (mut link, far) = pair(Some(limits));
+        let mut wire = Wire::new(far.into(), None, 0).unwrap();
+        std::thread::sleep(limits.heartbeat_interval() * 3);
+        link.send(&FromAgent::Join(Join::new("node1")));
+        assert!(matches!(wait(&mut wire)[0], FromAgent::Join(_)));
+    }
+
+    fn wait(wire: &mut Wire) -> Vec<FromAgent> {
+        let mut fds = [PollFd::new(wire.read_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::NONE).unwrap();
+        std::iter::from_fn(|| wire.receive().unwrap()).collect()
     }
 
     #[test]
