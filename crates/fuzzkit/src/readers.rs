@@ -12,12 +12,12 @@ use brigade_checkpoint::shards::Index;
 use brigade_checkpoint::{Format, Value};
 use brigade_launch::hosts::HostSpec;
 use brigade_rendezvous::{Decoder, FromAgent, ToAgent};
-use brigade_world::ErrorRecord;
+use brigade_testkit::archive;
 use brigade_world::scheduler::{expand_hosts, expand_tasks};
+use brigade_world::{ErrorRecord, LONGEST_REPORT, ProgressReport};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::Target;
-use crate::archive::archive;
 
 pub(crate) const TARGETS: &[Target] = &[
     Target {
@@ -190,6 +190,23 @@ pub(crate) const TARGETS: &[Target] = &[
         free_bytes: FREE,
         read: error_file,
     },
+    Target {
+        name: "progress",
+        reads: "a rank's report of its progress, or a bar of tqdm's",
+        words: &[
+            "\"label\":",
+            "\"rate\":",
+            "\"values\":[[",
+            "%|",
+            "| 1/9 [",
+            "it/s, ",
+            "s/it",
+            "00:01<",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: progress,
+    },
 ];
 
 /// For values of one or two bytes each.
@@ -355,6 +372,17 @@ fn agent(input: &[u8]) {
 fn error_file(input: &[u8]) {
     let file = file(input);
     let _ = ErrorRecord::read(&path_of(&file));
+}
+
+fn progress(input: &[u8]) {
+    let tqdm = std::str::from_utf8(input).ok().and_then(ProgressReport::from_tqdm);
+    for report in [ProgressReport::decode(input), tqdm].into_iter().flatten() {
+        let line = report.encode();
+        assert!(line.len() <= LONGEST_REPORT, "{} bytes", line.len());
+        assert_eq!(ProgressReport::decode(&line).as_ref(), Some(&report));
+        let text = report.text();
+        assert!(!text.chars().any(char::is_control), "{text:?}");
+    }
 }
 
 /// A file in memory with these bytes, at its beginning.

@@ -191,6 +191,7 @@ readers!(
     rendezvous,
     agent,
     error_file,
+    progress,
 );
 
 /// An input that takes more memory than it may is found.
