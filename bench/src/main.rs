@@ -11,6 +11,8 @@ mod processes;
 #[path = "../../crates/rendezvous/tests/simulated/mod.rs"]
 mod simulated;
 mod table;
+#[path = "../../crates/train/tests/transformer/mod.rs"]
+mod transformer;
 
 use std::io::{self, Write};
 

@@ -1,8 +1,10 @@
 //! The models that are measured, the shape of their batches, and the floating-point operations of a step.
 
 use anyhow::{Context, Result, bail};
-use brigade::models::{Cnn, LayerNorm, ResNet};
+use brigade::models::{Cnn, ResNet};
 use brigade::prelude::*;
+
+use crate::transformer::Block;
 
 /// What `train` and its relatives name in their first word; `peers/train.py` has the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +31,9 @@ impl Module<&Tensor> for AnyModule {
 }
 
 impl Net {
+    /// Of the block.
+    const WIDTH: i64 = 768;
+
     pub(crate) fn named(name: &str) -> Result<Self> {
         Ok(match name {
             "cnn" => Self::Cnn,
@@ -44,7 +49,7 @@ impl Net {
             Self::Cnn => Box::new(Cnn::new(path)),
             Self::Resnet18 => Box::new(ResNet::resnet18(path, self.classes())),
             Self::Mlp => Box::new(Mlp::new(path)),
-            Self::Block => Box::new(Block::new(path)),
+            Self::Block => Box::new(Block::new(path, Self::WIDTH, 12)),
         })
     }
 
@@ -54,7 +59,7 @@ impl Net {
             Self::Cnn => &[64, 1, 28, 28],
             Self::Resnet18 => &[32, 3, 128, 128],
             Self::Mlp => &[256, Mlp::SIZES[0]],
-            Self::Block => &[8, 128, Block::WIDTH],
+            Self::Block => &[8, 128, Self::WIDTH],
         }
     }
 
@@ -64,7 +69,7 @@ impl Net {
             Self::Cnn => 10,
             Self::Resnet18 => 1000,
             Self::Mlp => Mlp::SIZES[3],
-            Self::Block => Block::WIDTH,
+            Self::Block => Self::WIDTH,
         }
     }
 
@@ -161,55 +166,6 @@ impl Module<&Tensor> for Mlp {
         let [first, second, third] = &self.0;
         let hidden = second.forward(&first.forward(input).gelu("none"));
         third.forward(&hidden.gelu("none"))
-    }
-}
-
-/// One layer of a transformer: causal attention and an MLP, each behind its normalisation (pre-norm).
-struct Block {
-    norms: [LayerNorm; 2],
-    attention: Linear,
-    projection: Linear,
-    hidden: Linear,
-    output: Linear,
-}
-
-impl Block {
-    const WIDTH: i64 = 768;
-    const HEADS: i64 = 12;
-
-    fn new(path: &Path<'_>) -> Self {
-        let width = Self::WIDTH;
-        Self {
-            norms: ["norm1", "norm2"].map(|name| LayerNorm::new(path / name, &[width])),
-            attention: Linear::new(path / "attention", width, 3 * width),
-            projection: Linear::new(path / "projection", width, width),
-            hidden: Linear::new(path / "hidden", width, 4 * width),
-            output: Linear::new(path / "output", 4 * width, width),
-        }
-    }
-}
-
-impl Module<&Tensor> for Block {
-    type Output = Tensor;
-
-    /// `[batch, tokens, width]` to `[batch, width]`.
-    fn forward(&self, input: &Tensor) -> Tensor {
-        let (width, heads) = (Self::WIDTH, Self::HEADS);
-        let projected = self.attention.forward(&self.norms[0].forward(input));
-        let parts = projected.unflatten(-1, [3, heads, width / heads]).permute([2, 0, 3, 1, 4]);
-        let mixed = Tensor::scaled_dot_product_attention(
-            &parts.get(0),
-            &parts.get(1),
-            &parts.get(2),
-            None::<Tensor>,
-            0.0,
-            true,
-            None,
-            false,
-        );
-        let middle = input + self.projection.forward(&mixed.transpose(1, 2).flatten(2, 3));
-        let hidden = self.hidden.forward(&self.norms[1].forward(&middle)).gelu("none");
-        (middle + self.output.forward(&hidden)).mean_dim(1, false, None::<Kind>)
     }
 }
 

@@ -12,43 +12,7 @@ use brigade_checkpoint::layout::{
 };
 use brigade_checkpoint::pth::PthFile;
 use brigade_checkpoint::shards::Index;
-
-/// An archive as torch.save lays it out.
-fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
-    let (mut bytes, mut directory) = (Vec::new(), Vec::new());
-    for (name, content) in entries {
-        let name = format!("w/{name}");
-        let (crc, size) = (crc32fast::hash(content), content.len() as u32);
-        let offset = bytes.len() as u32;
-        let common = |out: &mut Vec<u8>| {
-            out.extend([0u8; 8]); // flags, method, time and date
-            for field in [crc, size, size] {
-                out.extend(field.to_le_bytes());
-            }
-            out.extend((name.len() as u16).to_le_bytes());
-            out.extend([0u8; 2]); // extra
-        };
-        bytes.extend(b"PK\x03\x04\x00\x00");
-        common(&mut bytes);
-        bytes.extend(name.as_bytes());
-        bytes.extend(*content);
-        directory.extend(b"PK\x01\x02\x00\x00\x00\x00");
-        common(&mut directory);
-        directory.extend([0u8; 10]); // comment, disk, attributes
-        directory.extend(offset.to_le_bytes());
-        directory.extend(name.as_bytes());
-    }
-    let (offset, size) = (bytes.len() as u32, directory.len() as u32);
-    bytes.extend(directory);
-    bytes.extend(b"PK\x05\x06\x00\x00\x00\x00");
-    for _ in 0..2 {
-        bytes.extend((entries.len() as u16).to_le_bytes());
-    }
-    bytes.extend(size.to_le_bytes());
-    bytes.extend(offset.to_le_bytes());
-    bytes.extend([0u8; 2]);
-    bytes
-}
+use brigade_testkit::archive;
 
 fn text(text: &str) -> Vec<u8> {
     [b"X".as_slice(), &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat()

@@ -2,13 +2,12 @@
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
-mod memory_group;
 mod ward;
 
 use std::process::Command;
 
+use brigade_hostkit::MemoryGroup;
 use brigade_suite::with_mounts;
-use memory_group::MemoryGroup;
 use ward::{BRIGADE, Examined, examined, run};
 
 brigade_suite::suite! {
@@ -135,7 +134,8 @@ fn programs() {
 }
 
 fn memory_that_the_group_may_use() {
-    let group = MemoryGroup::new(150 << 20);
+    let group = MemoryGroup::new();
+    group.cap(150 << 20);
     let mut command = Command::new("sh");
     command.args(["-c", &group.script(), BRIGADE, "doctor", "--json"]);
     command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");

@@ -3,19 +3,19 @@
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
 mod job;
-mod memory_group;
 
 use std::process::{Command, Stdio};
 
+use brigade_hostkit::MemoryGroup;
 use job::Job;
-use memory_group::MemoryGroup;
 
 brigade_suite::suite! {
     needs MemoryGroups: a_rank_that_runs_out_of_memory;
 }
 
 fn a_rank_that_runs_out_of_memory() {
-    let group = MemoryGroup::new(64 << 20);
+    let group = MemoryGroup::new();
+    group.cap(64 << 20);
     // The shell's child is killed by the kernel and takes its shell along.
     let mut job = Job::new(1).sh("head -c 100000000 /dev/zero | tail; exit $?");
     let mut shell = Command::new("sh");

@@ -10,7 +10,6 @@
 //! `corpus/TARGET/` holds the inputs to begin with: good ones, those that took a way of their own through the
 //! code, and each one that once failed.
 
-mod archive;
 mod readers;
 
 use std::alloc::System;
@@ -18,8 +17,6 @@ use std::path::PathBuf;
 
 use peakmem_alloc::{INSTRUMENTED_SYSTEM, PeakMemAlloc, PeakMemAllocTrait};
 use rustix::time::{ClockId, clock_gettime};
-
-pub use archive::archive;
 
 /// The system's allocator, with a count.
 pub type Allocator = PeakMemAlloc<System>;

@@ -1,4 +1,4 @@
-//! A control group whose memory can be made short.
+//! A control group whose memory can be made short, or limited.
 
 use std::fs;
 use std::io;
@@ -71,6 +71,29 @@ impl MemoryGroup {
                 return;
             }
         }
+    }
+
+    /// Limits its processes to that many bytes, swap included: the kernel kills one that needs more.
+    ///
+    /// # Panics
+    /// The system refuses.
+    pub fn cap(&self, bytes: u64) {
+        let (file, _) = self.limit;
+        if file == "memory.limit_in_bytes" {
+            self.write("memory.oom_control", "0").expect("switch on the killer of tasks");
+            self.write(file, &bytes.to_string()).expect("limit the memory of a group");
+            return;
+        }
+        // Where the kernel does not count swap, the file is not there.
+        let _ = self.write("memory.swap.max", "0");
+        self.write("memory.max", &bytes.to_string()).expect("limit the memory of a group");
+    }
+
+    /// A script of the shell that enters the group and becomes the program in its arguments.
+    #[must_use]
+    pub fn script(&self) -> String {
+        let processes = self.path.join("cgroup.procs");
+        format!("echo $$ >{} && exec \"$0\" \"$@\"", processes.display())
     }
 
     /// Gives them as much as there is.

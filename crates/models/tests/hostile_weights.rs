@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::Error as FileError;
 use brigade_models::{Error, Kind, Tensor, weights};
+use brigade_testkit::archive;
 use proptest::prelude::*;
 
 fn fixture(name: &str) -> PathBuf {
@@ -74,43 +75,6 @@ fn safetensors_headers_that_lie_are_damaged() {
     huge.extend_from_slice(b"{}");
     let error = error_of(&huge).unwrap().to_string();
     assert!(error.contains("declares a header of 18446744073709551615 bytes"), "{error}");
-}
-
-/// An archive as torch.save lays it out, with this pickle and storages.
-fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
-    let (mut bytes, mut directory) = (Vec::new(), Vec::new());
-    for (name, content) in entries {
-        let name = format!("w/{name}");
-        let (crc, size) = (crc32fast::hash(content), content.len() as u32);
-        let offset = bytes.len() as u32;
-        let common = |out: &mut Vec<u8>| {
-            out.extend([0u8; 8]); // flags, method, time and date
-            for field in [crc, size, size] {
-                out.extend(field.to_le_bytes());
-            }
-            out.extend((name.len() as u16).to_le_bytes());
-            out.extend([0u8; 2]); // extra
-        };
-        bytes.extend(b"PK\x03\x04\x00\x00");
-        common(&mut bytes);
-        bytes.extend(name.as_bytes());
-        bytes.extend(*content);
-        directory.extend(b"PK\x01\x02\x00\x00\x00\x00");
-        common(&mut directory);
-        directory.extend([0u8; 10]); // comment, disk, attributes
-        directory.extend(offset.to_le_bytes());
-        directory.extend(name.as_bytes());
-    }
-    let (offset, size) = (bytes.len() as u32, directory.len() as u32);
-    bytes.extend(directory);
-    bytes.extend(b"PK\x05\x06\x00\x00\x00\x00");
-    for _ in 0..2 {
-        bytes.extend((entries.len() as u16).to_le_bytes());
-    }
-    bytes.extend(size.to_le_bytes());
-    bytes.extend(offset.to_le_bytes());
-    bytes.extend([0u8; 2]);
-    bytes
 }
 
 /// `{"t": tensor}` over a storage `0` of `numel` floats.

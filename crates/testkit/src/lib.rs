@@ -1,4 +1,5 @@
-//! Tests that run as several ranks, and comparisons of numbers. For development only.
+//! Tests that run as several ranks, comparisons of numbers, and archives for readers of `.pth` files. For
+//! development only.
 //!
 //! ```no_run
 //! use brigade_testkit::{dist_test, step};
@@ -10,12 +11,14 @@
 //! # fn main() {}
 //! ```
 
+mod archive;
 mod close;
 mod dist;
 mod mortal;
 mod rank;
 mod stuck;
 
+pub use archive::archive;
 pub use close::assert_close;
 pub use dist::{DistTest, Report};
 pub use mortal::MortalRanks;

@@ -39,7 +39,8 @@ impl Products {
         match self {
             Self::TurnedOff => Some(
                 "the last digits of matrix products may depend on where tensors lie in memory, since \
-                 MKL_CBWR asks for another mode of MKL; unset it, or set MKL_CBWR=AUTO,STRICT",
+                 MKL_CBWR is set to something else than a strict mode of MKL; unset it, or set \
+                 MKL_CBWR=AUTO,STRICT",
             ),
             Self::UsedBefore => Some(
                 "the last digits of matrix products may depend on where tensors lie in memory, since \

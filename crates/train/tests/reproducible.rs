@@ -2,70 +2,24 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
+mod transformer;
+
 use std::sync::Mutex;
 
-use brigade_models::{Cnn, LayerNorm, Linear, Model, Module, Path, ResNet};
+use brigade_models::{Cnn, Linear, Model, Module, Path, ResNet};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::shift_allocations;
 use brigade_train::{
     Accelerator, Adafactor, Adagrad, Adam, CommHook, Compression, Device, Kind, Lamb, Lars, Muon,
     Optimizer, PowerSgd, Precision, RAdam, ReducerOptions, Result, RmsProp, Sgd, Tensor,
 };
+use transformer::Block;
 
 /// The allocator and the random generator belong to the process, and tests run side by side in one.
 static PROCESS: Mutex<()> = Mutex::new(());
 
 /// Bytes behind a multiple of 64.
 const SHIFTS: [usize; 5] = [0, 4, 8, 16, 32];
-
-/// One layer of a transformer, before its norms (pre-norm), with 6 heads.
-struct Block {
-    norms: [LayerNorm; 2],
-    attention: Linear,
-    projection: Linear,
-    hidden: Linear,
-    output: Linear,
-}
-
-impl Block {
-    const WIDTH: i64 = 96;
-
-    fn new(path: &Path<'_>) -> Self {
-        let width = Self::WIDTH;
-        Self {
-            norms: ["norm1", "norm2"].map(|name| LayerNorm::new(path / name, &[width])),
-            attention: Linear::new(path / "attention", width, 3 * width),
-            projection: Linear::new(path / "projection", width, width),
-            hidden: Linear::new(path / "hidden", width, 4 * width),
-            output: Linear::new(path / "output", 4 * width, width),
-        }
-    }
-}
-
-impl Module<&Tensor> for Block {
-    type Output = Tensor;
-
-    /// `[batch, tokens, width]` to `[batch, width]`.
-    fn forward(&self, input: &Tensor) -> Tensor {
-        let (batch, tokens, width) = input.size3().unwrap();
-        let heads = self.attention.forward(&self.norms[0].forward(input));
-        let heads = heads.reshape([batch, tokens, 3, 6, width / 6]).permute([2, 0, 3, 1, 4]);
-        let mixed = Tensor::scaled_dot_product_attention(
-            &heads.get(0),
-            &heads.get(1),
-            &heads.get(2),
-            None::<Tensor>,
-            0.0,
-            true,
-            None,
-            false,
-        );
-        let mixed = mixed.transpose(1, 2).reshape([batch, tokens, width]);
-        let middle = input + self.projection.forward(&mixed);
-        let hidden = self.hidden.forward(&self.norms[1].forward(&middle)).gelu("none");
-        (middle + self.output.forward(&hidden)).mean_dim(1, false, None::<Kind>)
-    }
-}
 
 /// Layers of odd sizes, whose products take every path of a matrix library.
 struct Odd(Vec<Linear>);
@@ -152,7 +106,7 @@ fn one_process(precision: Precision) {
     let one = &accelerator;
     same_bits("CNN", || train(one, Cnn::new, &[6, 1, 28, 28], adam));
     same_bits("ResNet-18", || train(one, |p| ResNet::resnet18(p, 10), &[2, 3, 32, 32], adam));
-    same_bits("transformer", || train(one, Block::new, &[3, 17, Block::WIDTH], adam));
+    same_bits("transformer", || train(one, |path| Block::new(path, 96, 6), &[3, 17, 96], adam));
     same_bits("linear layers", || train(one, Odd::new, &[11, 37], adam));
     same_bits("one sample", || train(one, Odd::new, &[1, 37], adam));
 }

@@ -38,7 +38,7 @@ pub struct ProgressReport {
     /// Iterations in all, where that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub length: Option<u64>,
-    /// Iterations a second, lately.
+    /// Iterations a second, lately; 0 while that is not known.
     pub rate: f64,
     /// What the rank gets done in a second, and the unit, where that is not iterations.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -165,7 +165,9 @@ impl ProgressReport {
             _ => write!(text, "{}", self.position),
         };
         let (rate, unit) = self.throughput();
-        let _ = write!(text, ", {} {unit}/s", number(rate));
+        if rate > 0.0 {
+            let _ = write!(text, ", {} {unit}/s", number(rate));
+        }
         if let Some(length) = self.length.filter(|_| self.rate > 0.0) {
             let left = length.saturating_sub(self.position) as f64 / self.rate;
             let _ = write!(text, ", {} left", clock(left));
@@ -375,6 +377,8 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(report.text(), "train: 120/938 (13 %), 2.00 it/s, 06:49 left");
+        let begun = ProgressReport { position: 1, rate: 0.0, ..report.clone() };
+        assert_eq!(begun.text(), "train: 1/938 (0 %)");
         let more = ProgressReport {
             throughput: Some((1234.0, "samples".into())),
             values: vec![("loss".into(), "0.5".into())],

@@ -65,40 +65,6 @@ impl Value for HostList {
     }
 }
 
-/// A file, or a descriptor that this process was started with.
-impl Value for EventsTarget {
-    const EXPECTED: &'static str = "a file, or fd:N with the number of a descriptor";
-
-    fn parse(text: &str) -> Option<Self> {
-        text.parse().ok()
-    }
-
-    fn write(&self) -> toml::Value {
-        toml::Value::String(self.text())
-    }
-
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
-
-/// A template: every text is one, so none is wrong.
-impl Value for Prefix {
-    const EXPECTED: &'static str = "a template such as `[${rank}] `";
-
-    fn parse(text: &str) -> Option<Self> {
-        text.parse().ok()
-    }
-
-    fn write(&self) -> toml::Value {
-        toml::Value::String(self.text())
-    }
-
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
-
 macro_rules! values {
     ($($type:ty: $is_list:literal $expected:literal;)*) => {$(
         impl Value for $type {
@@ -127,8 +93,10 @@ values! {
     BindMode: false "none, cores, numa, socket or core-complex";
     Color: false "auto, always or never";
     DeviceList: true "all, or numbers or UUIDs such as 0,2";
+    EventsTarget: false "a file, or fd:N with the number of a descriptor";
     LineFilter: true "words with commas between them";
     LocalRanks: true "local ranks such as 0,1";
     PortRange: false "a port from 1 to 65535, or FIRST-LAST";
+    Prefix: false "a template such as `[${rank}] `";
     StreamModes: false "0, 1, 2 or 3, or LOCAL_RANK:MODE,...";
 }

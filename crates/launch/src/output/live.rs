@@ -73,7 +73,11 @@ fn summary(reports: &Reports) -> Option<String> {
         let unit = first.throughput().1;
         let same = reports.values().filter(|report| report.throughput().1 == unit);
         let sum: f64 = same.map(|report| report.throughput().0).sum();
-        text.push_str(&format!(" | {} ranks {sum:.1} {unit}/s", reports.len()));
+        text.push_str(&format!(" | {} ranks", reports.len()));
+        // Not known before the first item is done.
+        if sum > 0.0 {
+            text.push_str(&format!(" {sum:.1} {unit}/s"));
+        }
         if let Some((rank, report)) = slowest(reports, &first.label) {
             text.push_str(&format!(
                 ", slowest rank {rank}: {}{}",

@@ -115,7 +115,12 @@ impl<I> Progress<I> {
             label: self.label.clone(),
             position: self.bar.position(),
             length: self.bar.length(),
-            rate: if self.watch.launcher.is_some() && lately > 0.0 { lately } else { whole },
+            rate: match self.bar.position() {
+                // The first item is counted when it is handed out: an instant after the start.
+                0 | 1 => 0.0,
+                _ if self.watch.launcher.is_some() && lately > 0.0 => lately,
+                _ => whole,
+            },
             throughput: values.throughput.clone(),
             values: values.named.clone(),
             done: false,
