@@ -211,7 +211,7 @@ impl AgentState {
 
     /// How it went, when nothing of the job runs here any more and nothing will.
     fn result(&mut self) -> Option<Result<Outcome, LaunchError>> {
-        if self.group.is_some() {
+        if self.group.is_some() || self.leaves_untold() {
             return None;
         }
         // The coordinator knows an error of this host as well, and has the last word while it is

@@ -469,6 +469,23 @@ fn a_host_that_cannot_start_its_ranks() {
 }
 
 #[test]
+fn a_host_that_cannot_start_its_ranks_during_a_cut_says_so_afterwards() {
+    let mut host = Host::joined(Kind::Peers);
+    host.hear(ToAgent::Start(part(0)));
+    host.tell(Event::Prepared { attempt: 0 });
+    host.tell(Event::ConnectionLost { how: "it was reset".to_owned(), may_resume: true });
+    let error = LaunchError::Refused { reason: "no".to_owned() };
+    host.tell(Event::StartFailed { attempt: 0, error });
+    assert_eq!(host.tell(Event::Swept), ["release", "drain"]);
+    host.tell(Event::Reconnected);
+    let resumed = host.hear(ToAgent::Resumed);
+    assert!(resumed[1].starts_with("send Unable") && resumed[1].contains("no"), "{resumed:?}");
+    let closed = Event::ConnectionLost { how: "closed".to_owned(), may_resume: true };
+    let left = host.tell(closed);
+    assert_eq!(left, ["disconnect", "report error: this host cannot take part: no", "drain"]);
+}
+
+#[test]
 fn a_host_leaves_a_job_that_can_do_without_it() {
     let mut host = Host::running(Kind::Elected);
     let said = host.tell(Event::Signal(Signal::SIGTERM));
@@ -476,6 +493,54 @@ fn a_host_leaves_a_job_that_can_do_without_it() {
     host.killed(0, Signal::SIGTERM);
     host.killed(1, Signal::SIGTERM);
     assert_eq!(host.tell(Event::Swept), ["release", "drain", "report 143", "drain"]);
+}
+
+/// What it says while the connection is cut is lost: it says again that it leaves, and never asks for
+/// the others to be stopped.
+#[test]
+fn a_host_that_leaves_during_a_cut_leaves_when_the_connection_is_back() {
+    let broken = || Event::ConnectionLost { how: "it was reset".to_owned(), may_resume: true };
+    let stops = |host: &mut Host| {
+        host.tell(Event::Signal(Signal::SIGTERM));
+        host.killed(0, Signal::SIGTERM);
+        host.killed(1, Signal::SIGTERM);
+        host.tell(Event::Swept)
+    };
+    // The ranks still stop when the connection is back.
+    let mut host = Host::running(Kind::Elected);
+    host.tell(broken());
+    host.tell(Event::Signal(Signal::SIGTERM));
+    host.tell(Event::Reconnected);
+    assert_eq!(host.hear(ToAgent::Resumed)[1..], ["send Leaving"]);
+    // They have ended before.
+    for cut in [broken(), Event::Quiet(true)] {
+        let mut host = Host::running(Kind::Elected);
+        host.tell(cut);
+        assert_eq!(stops(&mut host), ["release", "drain"]);
+        assert!(host.pass(3.0).is_empty());
+        host.tell(Event::Reconnected);
+        let resumed = host.hear(ToAgent::Resumed);
+        assert_eq!(resumed[1..], ["send Leaving", "report 143", "drain"]);
+    }
+    // The connection was only slow.
+    let mut host = Host::running(Kind::Elected);
+    host.tell(Event::Quiet(true));
+    stops(&mut host);
+    let heard = host.tell(Event::Quiet(false));
+    assert_eq!(heard[0], "stop reconnecting");
+    assert_eq!(heard[2..], ["report 143", "drain"]);
+    // It does not come back.
+    let mut host = Host::running(Kind::Elected);
+    host.tell(broken());
+    stops(&mut host);
+    assert!(host.pass(29.9).is_empty());
+    assert_eq!(host.pass(0.2), ["disconnect", "report 143", "drain"]);
+    // Somebody has no time for that.
+    let mut host = Host::running(Kind::Elected);
+    host.tell(broken());
+    stops(&mut host);
+    host.tell(Event::Signal(Signal::SIGTERM));
+    assert_eq!(host.pass(2.0), ["disconnect", "report 143", "drain"]);
 }
 
 #[test]
