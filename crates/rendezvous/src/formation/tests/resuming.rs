@@ -73,6 +73,25 @@ fn one_whose_first_request_was_lost_is_a_new_host() {
     assert!(job.resume(1, None)[0].starts_with("10: refused: h1 takes part in another job"));
 }
 
+/// Nothing is due until the one that is away comes back or is lost.
+#[test]
+fn one_that_is_away_while_all_stop_is_waited_for_without_looking() {
+    let mut job = Job::of_two(0);
+    job.failed(1, 1, 3);
+    let stop = job.now + rules(2, 2, 0).limits.stop();
+    job.pass(48, &[1, 2]);
+    job.disconnect(2, false);
+    job.stopped(1, 0);
+    while job.now < stop {
+        job.now = job.formation.deadline().expect("it is not over");
+        assert!(job.event(Event::Tick).is_empty());
+        let due = job.formation.deadline();
+        assert!(due.is_some_and(|due| due > job.now), "at {:?}: {due:?}", job.now);
+        job.event(Event::Heard { agent: AgentId(1) });
+    }
+    assert_eq!(job.pass(4, &[1]).last().unwrap(), "finish 3");
+}
+
 #[test]
 fn a_seat_is_not_kept_for_ever() {
     let mut job = Job::of_two(0);
