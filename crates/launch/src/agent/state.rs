@@ -156,7 +156,11 @@ impl AgentState {
         match event {
             Event::FolderMade => self.act(Action::Connect),
             Event::Connected { here } => self.connected(here),
-            Event::Failed(error) => self.fail(error),
+            Event::Failed(error) => {
+                // A coordinator that was found was not asked, and would never answer.
+                self.disconnect();
+                self.fail(error);
+            }
             Event::Reconnected => self.reconnected(),
             Event::Quiet(quiet) => self.quiet(quiet),
             Event::ConnectionLost { how, may_resume } => self.connection_lost(how, may_resume),

@@ -485,6 +485,22 @@ fn a_host_that_cannot_start_its_ranks_during_a_cut_says_so_afterwards() {
     assert_eq!(left, ["disconnect", "report error: this host cannot take part: no", "drain"]);
 }
 
+/// The coordinator was not asked to take it in, so that it has no word to wait for.
+#[test]
+fn a_host_that_cannot_ask_to_take_part_leaves() {
+    let mut host = Host::running(Kind::Elected);
+    let how = "connection refused".to_owned();
+    host.tell(Event::ConnectionLost { how: how.clone(), may_resume: true });
+    host.tell(Event::CoordinatorGone { how });
+    host.killed(0, Signal::SIGTERM);
+    host.killed(1, Signal::SIGTERM);
+    assert_eq!(host.tell(Event::Swept).last().unwrap(), "connect");
+    host.tell(Event::Connected { here: false });
+    let error = LaunchError::Refused { reason: "no port".to_owned() };
+    let left = host.tell(Event::Failed(error));
+    assert_eq!(left, ["disconnect", "report error: this host cannot take part: no port", "drain"]);
+}
+
 #[test]
 fn a_host_leaves_a_job_that_can_do_without_it() {
     let mut host = Host::running(Kind::Elected);
