@@ -56,16 +56,25 @@ impl Host {
 
     /// One that has joined.
     fn joined(kind: Kind) -> Self {
-        let mut this = Self::new(facts(kind));
+        Self::joined_with(facts(kind))
+    }
+
+    fn joined_with(facts: Facts) -> Self {
+        let here = facts.kind == Kind::OneHost;
+        let mut this = Self::new(facts);
         this.tell(Event::FolderMade);
-        this.tell(Event::Connected { here: kind == Kind::OneHost });
+        this.tell(Event::Connected { here });
         this.done.clear();
         this
     }
 
     /// One whose ranks run.
     fn running(kind: Kind) -> Self {
-        let mut this = Self::joined(kind);
+        Self::running_with(facts(kind))
+    }
+
+    fn running_with(facts: Facts) -> Self {
+        let mut this = Self::joined_with(facts);
         this.start(0);
         this
     }
@@ -257,6 +266,15 @@ fn the_first_failure_is_told_with_what_is_known() {
     host.killed(0, Signal::SIGABRT);
     assert_eq!(host.pass(3.0), ["sweep"]);
 
+    // The last lines of a busy host's rank take a while.
+    let mut host = Host::running(Kind::Peers);
+    host.exit(1, 7);
+    host.tell(Event::Left { local_rank: 1, error: None, hint: None });
+    assert!(host.pass(0.9).is_empty());
+    let tail = Tail { stdout: vec![], stderr: vec!["late".to_owned()] };
+    let told = host.tell(Event::Tail { local_rank: 1, tail });
+    assert!(told[0].contains("late"), "{told:?}");
+
     // Nobody reads the output, and the folder of the errors does not answer.
     let mut host = Host::running(Kind::Peers);
     assert_eq!(host.killed(0, Signal::SIGKILL), ["collect 0, killed true"]);
@@ -275,11 +293,18 @@ fn ranks_that_write_an_error_have_time_to_end() {
     assert!(host.killed(0, Signal::SIGTERM).is_empty(), "that is no failure");
     assert!(host.pass(2.9).is_empty());
     assert_eq!(host.pass(0.2), ["ask [1] SIGTERM"]);
-    // Where nobody can tell in time, all are asked.
+    // Where nothing tells in time, all are asked; a busy host may take its time.
     let mut host = Host::running(Kind::Peers);
     host.stop(0, "rank 0 failed");
+    assert!(host.pass(0.9).is_empty());
     assert_eq!(host.pass(0.2), ["ask [0, 1] SIGTERM"]);
     assert!(host.tell(Event::Exiting(vec![1])).is_empty(), "too late");
+    // Whatever the limit is, SIGTERM comes long before SIGKILL.
+    let limits = TimeLimits::new(Duration::from_secs(30), Duration::from_millis(500));
+    let mut host = Host::running_with(Facts { limits, ..facts(Kind::Peers) });
+    host.stop(0, "rank 0 failed");
+    assert_eq!(host.pass(0.3), ["ask [0, 1] SIGTERM"]);
+    assert_eq!(host.pass(0.3)[0], "ask [0, 1] SIGKILL");
 }
 
 #[test]
