@@ -140,8 +140,8 @@ impl<'p> Agent<'p> {
         let reach = if facts.kind == Kind::OneHost { Reach::Loopback } else { Reach::Everywhere };
         // Before it joins: a host without such a port has no part in the job.
         let port = reserve_port(plan, reach)?;
-        let mut descendants =
-            Descendants::adopt().map_err(LaunchError::system("adopt orphans of the ranks"))?;
+        let mut descendants = Descendants::adopt()
+            .map_err(LaunchError::system("adopt orphans of the ranks"))?;
         let passing = RunFolder::passing(&plan.output, &plan.agent_id);
         let reaper = Reaper::start(&plan.agent_id, passing.as_deref())
             .map_err(LaunchError::system("start the reaper"))?;
@@ -241,8 +241,8 @@ impl<'p> Agent<'p> {
                     self.client.send(&FromAgent::Stopped { attempt, port, killed, stuck });
                 }
                 Err(error) => {
-                    let (how, may_resume) = (error.to_string(), false);
-                    self.events.push_back(Event::ConnectionLost { how, may_resume });
+                    let (how, may_resume, closed) = (error.to_string(), false, false);
+                    self.events.push_back(Event::ConnectionLost { how, may_resume, closed });
                 }
             },
             Action::Disconnect => self.client.disconnect(),

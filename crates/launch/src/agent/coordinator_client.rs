@@ -381,7 +381,8 @@ impl<'p> CoordinatorClient<'p> {
             );
         self.link = None;
         self.quiet = false;
-        self.events.push_back(Event::ConnectionLost { how: error.to_string(), may_resume });
+        let (how, closed) = (error.to_string(), matches!(error, LinkError::Closed));
+        self.events.push_back(Event::ConnectionLost { how, may_resume, closed });
     }
 
     /// Ends the connection; a coordinator in this process goes on.

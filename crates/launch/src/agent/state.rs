@@ -163,7 +163,9 @@ impl AgentState {
             }
             Event::Reconnected => self.reconnected(),
             Event::Quiet(quiet) => self.quiet(quiet),
-            Event::ConnectionLost { how, may_resume } => self.connection_lost(how, may_resume),
+            Event::ConnectionLost { how, may_resume, closed } => {
+                self.connection_lost(how, may_resume, closed);
+            }
             Event::CoordinatorGone { how } => self.coordinator_gone(how),
             Event::Received(message) => self.received(message),
             Event::Line(line) => self.pass_line(line),

@@ -67,8 +67,8 @@ impl AgentState {
         JoinRequest { resume, last: running.or(ended), restarts: self.restarts.0 }
     }
 
-    /// A launcher's sessions are its own affair: their end is the launcher's end. A host that leaves
-    /// or cannot take part has nothing to come back for.
+    /// A launcher's sessions are its own affair: their end is the launcher's end. A host that cannot
+    /// take part has nothing to come back for, and one that leaves at most has to say so.
     fn can_resume(&self) -> bool {
         matches!(self.facts.kind, Kind::Peers | Kind::Elected)
             && self.outcome.is_none()
@@ -98,9 +98,10 @@ impl AgentState {
         }
     }
 
-    pub(super) fn connection_lost(&mut self, how: String, may_resume: bool) {
+    pub(super) fn connection_lost(&mut self, how: String, may_resume: bool, closed: bool) {
+        let may_resume = may_resume && (self.can_resume() || self.leaves() && !closed);
         match self.connection {
-            Connection::Up { here: false, .. } if may_resume && self.can_resume() => {
+            Connection::Up { here: false, .. } if may_resume => {
                 let until = self.now + self.facts.limits.heartbeat_timeout();
                 self.act(Action::Reconnect { patient: false });
                 self.connection = Connection::Resuming { since: self.now, until, how };
@@ -155,7 +156,7 @@ impl AgentState {
             let attempt = ended.attempt;
             self.send(FromAgent::Finished { attempt });
         }
-        if matches!(self.outcome, Some(Outcome::Left { .. })) {
+        if self.leaves() {
             self.send(FromAgent::Leaving);
         } else if let Some((signal, count)) = self.request {
             self.send(FromAgent::Interrupted { signal: signal as i32, count });
@@ -166,10 +167,14 @@ impl AgentState {
         }
     }
 
+    fn leaves(&self) -> bool {
+        matches!(self.outcome, Some(Outcome::Left { .. }))
+    }
+
     /// This host leaves, and the coordinator may not know: without that word it would take the host for
     /// lost, which costs a restart.
     pub(super) fn leaves_untold(&self) -> bool {
-        matches!(self.outcome, Some(Outcome::Left { .. })) && self.connection.is_cut()
+        self.leaves() && self.connection.is_cut()
     }
 
     pub(super) fn refused(&mut self, reason: String) {

@@ -53,7 +53,7 @@ impl AgentState {
     /// Stops the ranks of this host at once, and asks the coordinator to stop the others.
     fn interrupt(&mut self, signal: Signal) {
         let stopping = self.is_stopping();
-        self.interrupted = Some(signal);
+        let asks_again = self.interrupted.replace(signal).is_some();
         self.cancel();
         if stopping && signal == Signal::SIGINT {
             self.kill();
@@ -63,7 +63,8 @@ impl AgentState {
         let leaves = self.leaves_alone();
         // A user who asks again, or a coordinator that does not answer, is reason enough to leave
         // without its word. One that has only to be told is looked for as long as it keeps the seat.
-        if stopping || self.connection.is_resuming() && !leaves {
+        let hurries = if leaves { asks_again } else { stopping || self.connection.is_resuming() };
+        if hurries {
             self.give_up.get_or_insert(self.now + WORD_TAKES);
         }
         self.impatient |= stopping;

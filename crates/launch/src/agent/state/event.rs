@@ -36,6 +36,8 @@ pub(in crate::agent) enum Event {
         how: String,
         /// The coordinator may still be there: it is worth while to connect again.
         may_resume: bool,
+        /// The other side has closed it, which is how a coordinator answers a host that leaves.
+        closed: bool,
     },
     /// Where the coordinator was, it is no more.
     CoordinatorGone {

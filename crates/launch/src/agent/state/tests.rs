@@ -1,6 +1,7 @@
 //! Rule by rule: what happens, and what an agent makes of it.
 
 mod any_order;
+mod cut_off;
 
 use std::collections::VecDeque;
 
@@ -186,7 +187,8 @@ fn a_job_from_its_beginning_to_its_end() {
 #[test]
 fn a_coordinator_that_ends_before_the_ranks_is_not_waited_for() {
     let mut host = Host::joined(Kind::OneHost);
-    let lost = Event::ConnectionLost { how: "it was closed".to_owned(), may_resume: false };
+    let lost =
+        Event::ConnectionLost { how: "it was closed".to_owned(), may_resume: false, closed: false };
     host.start(0);
     // It has heard that ranks could not be started, has told all, and has ended.
     let error = LaunchError::Refused { reason: "no".to_owned() };
@@ -384,7 +386,8 @@ fn signals_for_the_ranks() {
 #[test]
 fn a_connection_that_breaks_is_made_again_while_the_ranks_run() {
     let mut host = Host::running(Kind::Peers);
-    let lost = Event::ConnectionLost { how: "it was reset".to_owned(), may_resume: true };
+    let lost =
+        Event::ConnectionLost { how: "it was reset".to_owned(), may_resume: true, closed: false };
     assert_eq!(host.tell(lost), ["reconnect, patient false"]);
     assert!(host.pass(12.0).is_empty());
     assert_eq!(host.tell(Event::Reconnected), ["join: resume true, last Some((0, 1)), 0 restarts"]);
@@ -392,7 +395,11 @@ fn a_connection_that_breaks_is_made_again_while_the_ranks_run() {
     assert_eq!(resumed, ["say: connected to node1:29400 again after 12.0 s"]);
     // What the coordinator may have missed is said again.
     let mut host = Host::running(Kind::Peers);
-    let lost = || Event::ConnectionLost { how: "it was reset".to_owned(), may_resume: true };
+    let lost = || Event::ConnectionLost {
+        how: "it was reset".to_owned(),
+        may_resume: true,
+        closed: false,
+    };
     host.exit(0, 3);
     host.pass(3.0);
     host.tell(Event::Signal(Signal::SIGTERM));
@@ -409,7 +416,11 @@ fn a_connection_that_breaks_is_made_again_while_the_ranks_run() {
 
 #[test]
 fn a_job_without_a_coordinator_ends_when_it_does_not_come_back() {
-    let broken = || Event::ConnectionLost { how: "it was reset".to_owned(), may_resume: true };
+    let broken = || Event::ConnectionLost {
+        how: "it was reset".to_owned(),
+        may_resume: true,
+        closed: false,
+    };
     let stops = |host: &mut Host| {
         host.killed(0, Signal::SIGTERM);
         host.killed(1, Signal::SIGTERM);
@@ -488,7 +499,8 @@ fn a_host_that_cannot_start_its_ranks() {
     assert_eq!(said.len(), 2, "{said:?}");
     assert!(said[0].starts_with("send Unable") && said[1] == "sweep", "{said:?}");
     assert_eq!(host.tell(Event::Swept), ["release", "drain"]);
-    let closed = Event::ConnectionLost { how: "closed".to_owned(), may_resume: true };
+    let closed =
+        Event::ConnectionLost { how: "closed".to_owned(), may_resume: true, closed: false };
     let left = host.tell(closed);
     assert_eq!(left, ["disconnect", "report error: this host cannot take part: no", "drain"]);
 }
@@ -498,14 +510,19 @@ fn a_host_that_cannot_start_its_ranks_during_a_cut_says_so_afterwards() {
     let mut host = Host::joined(Kind::Peers);
     host.hear(ToAgent::Start(part(0)));
     host.tell(Event::Prepared { attempt: 0 });
-    host.tell(Event::ConnectionLost { how: "it was reset".to_owned(), may_resume: true });
+    host.tell(Event::ConnectionLost {
+        how: "it was reset".to_owned(),
+        may_resume: true,
+        closed: false,
+    });
     let error = LaunchError::Refused { reason: "no".to_owned() };
     host.tell(Event::StartFailed { attempt: 0, error });
     assert_eq!(host.tell(Event::Swept), ["release", "drain"]);
     host.tell(Event::Reconnected);
     let resumed = host.hear(ToAgent::Resumed);
     assert!(resumed[1].starts_with("send Unable") && resumed[1].contains("no"), "{resumed:?}");
-    let closed = Event::ConnectionLost { how: "closed".to_owned(), may_resume: true };
+    let closed =
+        Event::ConnectionLost { how: "closed".to_owned(), may_resume: true, closed: false };
     let left = host.tell(closed);
     assert_eq!(left, ["disconnect", "report error: this host cannot take part: no", "drain"]);
 }
@@ -515,7 +532,7 @@ fn a_host_that_cannot_start_its_ranks_during_a_cut_says_so_afterwards() {
 fn a_host_that_cannot_ask_to_take_part_leaves() {
     let mut host = Host::running(Kind::Elected);
     let how = "connection refused".to_owned();
-    host.tell(Event::ConnectionLost { how: how.clone(), may_resume: true });
+    host.tell(Event::ConnectionLost { how: how.clone(), may_resume: true, closed: false });
     host.tell(Event::CoordinatorGone { how });
     host.killed(0, Signal::SIGTERM);
     host.killed(1, Signal::SIGTERM);
@@ -540,7 +557,11 @@ fn a_host_leaves_a_job_that_can_do_without_it() {
 /// the others to be stopped.
 #[test]
 fn a_host_that_leaves_during_a_cut_leaves_when_the_connection_is_back() {
-    let broken = || Event::ConnectionLost { how: "it was reset".to_owned(), may_resume: true };
+    let broken = || Event::ConnectionLost {
+        how: "it was reset".to_owned(),
+        may_resume: true,
+        closed: false,
+    };
     let stops = |host: &mut Host| {
         host.tell(Event::Signal(Signal::SIGTERM));
         host.killed(0, Signal::SIGTERM);
@@ -576,6 +597,15 @@ fn a_host_that_leaves_during_a_cut_leaves_when_the_connection_is_back() {
     stops(&mut host);
     assert!(host.pass(29.9).is_empty());
     assert_eq!(host.pass(0.2), ["disconnect", "report 143", "drain"]);
+    // It breaks when that has been said, so that it may not have arrived.
+    let mut host = Host::running(Kind::Elected);
+    host.tell(Event::Signal(Signal::SIGTERM));
+    assert_eq!(host.tell(broken()), ["reconnect, patient false"]);
+    host.tell(Event::Reconnected);
+    assert_eq!(host.hear(ToAgent::Resumed)[1..], ["send Leaving"]);
+    // That is how it is answered.
+    let (how, may_resume, closed) = ("it was closed".to_owned(), true, true);
+    assert_eq!(host.tell(Event::ConnectionLost { how, may_resume, closed }), ["disconnect"]);
     // Somebody has no time for that.
     let mut host = Host::running(Kind::Elected);
     host.tell(broken());

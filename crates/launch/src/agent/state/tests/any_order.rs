@@ -106,10 +106,41 @@ struct Group {
     asked: Vec<Option<Signal>>,
 }
 
+/// What the decision wants of the connection to the coordinator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    Connect,
+    Reconnect,
+    StopReconnecting,
+    Disconnect,
+    Join(JoinRequest),
+    Send(FromAgent),
+}
+
+impl Wish {
+    fn of(action: &Action) -> Option<Self> {
+        Some(match action {
+            Action::Connect => Self::Connect,
+            Action::Reconnect { .. } => Self::Reconnect,
+            Action::StopReconnecting => Self::StopReconnecting,
+            Action::Disconnect => Self::Disconnect,
+            Action::Join(request) => Self::Join(request.clone()),
+            Action::Send(message) => Self::Send(message.clone()),
+            Action::SendStopped { attempt, killed, stuck } => {
+                let (attempt, killed, stuck) = (*attempt, *killed, stuck.clone());
+                Self::Send(FromAgent::Stopped { attempt, port: 1, killed, stuck })
+            }
+            _ => return None,
+        })
+    }
+}
+
 /// A host as it is, to hold the decision against.
-struct World {
-    host: Host,
+pub(super) struct World {
+    pub(super) host: Host,
     forwards: bool,
+    /// What nothing here does, in order.
+    pub(super) wishes: VecDeque<Wish>,
     group: Option<Group>,
     /// The attempt that is being prepared.
     preparing: Option<u32>,
@@ -122,23 +153,23 @@ struct World {
     next_attempt: u32,
     drains: usize,
     /// The next time that ranks are to be started, the system will refuse.
-    start_fails: bool,
+    pub(super) start_fails: bool,
     /// The others have been told that the job is over.
     told: bool,
     reported: bool,
-    exited: bool,
+    pub(super) exited: bool,
 }
 
 /// Of the drain at the end, which is of no attempt.
 const LAST: u32 = u32::MAX;
 
 impl World {
-    fn new(kind: Kind) -> Self {
-        let facts = facts(kind);
+    pub(super) fn new(facts: Facts) -> Self {
         let forwards = facts.forwards_output;
         let mut this = Self {
             host: Host::new(facts),
             forwards,
+            wishes: VecDeque::new(),
             group: None,
             preparing: None,
             answers: vec![Answer::FolderMade],
@@ -156,11 +187,12 @@ impl World {
         this
     }
 
-    fn event(&mut self, event: Event) {
+    pub(super) fn event(&mut self, event: Event) {
         let actions = self.host.state.handle(self.host.now, event);
         assert!(!self.exited || actions.is_empty(), "after the end: {actions:?}");
         // What the system answers at once comes before anything else.
         let mut follows = Vec::new();
+        self.wishes.extend(actions.iter().filter_map(Wish::of));
         for action in actions {
             follows.extend(self.perform(action));
         }
@@ -289,14 +321,21 @@ impl World {
         self.event(event);
     }
 
-    fn exits(&mut self, local_rank: usize, ending: RankEnding) {
+    pub(super) fn exits(&mut self, local_rank: usize, ending: RankEnding) {
         let Some(group) = &mut self.group else { return };
         let Some(rank @ None) = group.ranks.get_mut(local_rank) else { return };
         *rank = Some(ending);
         self.event(Event::Exited { local_rank, ending });
     }
 
-    fn obeys(&mut self, local_rank: usize) {
+    /// Answers all that the system has been asked.
+    pub(super) fn answer_all(&mut self) {
+        while !self.answers.is_empty() {
+            self.answer(0);
+        }
+    }
+
+    pub(super) fn obeys(&mut self, local_rank: usize) {
         let asked = self.group.as_ref().and_then(|group| *group.asked.get(local_rank)?);
         if let Some(signal) = asked {
             self.exits(local_rank, RankEnding::Signal(signal as i32));
@@ -338,7 +377,7 @@ impl World {
             }
             Happens::Breaks { may_resume } => {
                 let how = "it broke".to_owned();
-                self.event(Event::ConnectionLost { how, may_resume });
+                self.event(Event::ConnectionLost { how, may_resume, closed: !may_resume });
             }
             Happens::Gone => self.event(Event::CoordinatorGone { how: "gone".to_owned() }),
             Happens::Reconnects => self.event(Event::Reconnected),
@@ -373,7 +412,7 @@ impl World {
         }
     }
 
-    fn pass(&mut self, time: Duration) {
+    pub(super) fn pass(&mut self, time: Duration) {
         let end = self.host.now + time;
         while let Some(due) = self.host.state.deadline().filter(|due| *due <= end) {
             self.host.now = self.host.now.max(due);
@@ -385,9 +424,7 @@ impl World {
     /// From now on the system answers, and ranks do what they are asked, but for those that cannot.
     fn settle(&mut self, deaf: bool) {
         for _ in 0..20 {
-            while !self.answers.is_empty() {
-                self.answer(0);
-            }
+            self.answer_all();
             if !deaf {
                 (0..3).for_each(|local_rank| self.obeys(local_rank));
             }
@@ -417,7 +454,7 @@ proptest! {
         last in prop_oneof![Just(Last::Verdict), Just(Last::User), Just(Last::Lost)],
         deaf in any::<bool>(),
     ) {
-        let mut world = World::new(kind);
+        let mut world = World::new(facts(kind));
         for what in &story {
             world.happen(what);
         }
