@@ -140,7 +140,7 @@ impl<'p> Agent<'p> {
         let reach = if facts.kind == Kind::OneHost { Reach::Loopback } else { Reach::Everywhere };
         // Before it joins: a host without such a port has no part in the job.
         let port = reserve_port(plan, reach)?;
-        let mut descendants = Descendants::adopt()
+        let mut descendants = Descendants::adopt(&plan.agent_id)
             .map_err(LaunchError::system("adopt orphans of the ranks"))?;
         let passing = RunFolder::passing(&plan.output, &plan.agent_id);
         let reaper = Reaper::start(&plan.agent_id, passing.as_deref())

@@ -3,7 +3,8 @@
 //! While the agent lives, these are its descendants: it is a *subreaper* (`PR_SET_CHILD_SUBREAPER`),
 //! so a process whose parent has ended becomes a child of the agent, however it has detached itself.
 //! A process that a rank has had started by a service (a job of `sbatch`, a window of a running
-//! `tmux`, a unit of `systemd-run`) is none, and is left alone.
+//! `tmux`, a unit of `systemd-run`) is none, and is left alone. In a container whose first process is
+//! the agent, other orphans become its children, too; those of ranks are told as the reaper tells them.
 //!
 //! After the agent's own death its descendants belong to whoever adopts orphans, among others. The
 //! reaper tells them by the ranks' sessions and by the agent's name in their environment; see
@@ -110,20 +111,25 @@ impl Processes {
 pub(crate) struct Descendants {
     /// Children that are no ranks and have started none, each with its start.
     helpers: Vec<(i32, u64)>,
+    /// Where this is the first process of its namespace, which the kernel gives all orphans there, the
+    /// variable that those of ranks have.
+    mark: Option<String>,
 }
 
 impl Descendants {
     /// From now on orphans among the descendants of this process become its children. The children
-    /// that it has now are not counted.
+    /// that it has now are not counted. `agent` is this process's name in the ranks' environment.
     ///
     /// # Errors
     /// The kernel has no subreapers.
-    pub(crate) fn adopt() -> io::Result<Self> {
+    pub(crate) fn adopt(agent: &str) -> io::Result<Self> {
         nix::sys::prctl::set_child_subreaper(true)?;
         let this = std::process::id().cast_signed();
         let Processes(all) = Processes::look();
         let children = all.into_iter().filter(|(_, stat)| stat.parent == this);
-        Ok(Self { helpers: children.map(|(pid, stat)| (pid, stat.start)).collect() })
+        let helpers = children.map(|(pid, stat)| (pid, stat.start)).collect();
+        let mark = (this == 1).then(|| format!("{}={agent}", env::BRIGADE_AGENT));
+        Ok(Self { helpers, mark })
     }
 
     /// Adds a child that is not counted.
@@ -139,9 +145,9 @@ impl Descendants {
         let all = Processes::look();
         let is_helper =
             |(pid, start): &&(i32, u64)| all.0.get(pid).is_some_and(|stat| stat.start == *start);
-        let helpers = self.helpers.iter().filter(is_helper).map(|(pid, _)| *pid).collect();
-        let found = all.descendants(this, &helpers);
-        let mut living = 0;
+        let helpers = self.helpers.iter().filter(is_helper).map(|(pid, _)| *pid);
+        let (strangers, mut living) = self.strangers(&all, this, ranks);
+        let found = all.descendants(this, &helpers.chain(strangers).collect());
         for pid in found {
             let stat = all.0[&pid];
             if !stat.is_dead() {
@@ -151,6 +157,28 @@ impl Descendants {
             }
         }
         living
+    }
+
+    /// The adopted processes that have come from elsewhere: what `kubectl exec` has left in a container,
+    /// say. A rank's are in its session, or have the agent's name. Those of which the program is still
+    /// being loaded are among them for now; says how many.
+    fn strangers(&self, all: &Processes, this: i32, ranks: &[i32]) -> (Vec<i32>, usize) {
+        let Some(mark) = &self.mark else { return (Vec::new(), 0) };
+        let is_adopted = |(pid, stat): &(&i32, &Stat)| {
+            let of_rank = ranks.contains(pid) || ranks.contains(&stat.session);
+            stat.parent == this && !stat.is_dead() && !of_rank
+        };
+        let mut loading = 0;
+        let is_strange = |pid: &i32| match environment_has(*pid, mark.as_bytes()) {
+            Some(has) => !has,
+            None => {
+                loading += 1;
+                true
+            }
+        };
+        let adopted = all.0.iter().filter(is_adopted).map(|(pid, _)| *pid);
+        let strangers = adopted.filter(is_strange).collect();
+        (strangers, loading)
     }
 
     /// Lets the system forget all adopted processes that have ended.
