@@ -25,7 +25,7 @@ use std::thread::{self, JoinHandle};
 use carrier::{Attempt, Carrier, Order};
 pub use color::{Color, ColorFacts};
 pub(crate) use folder::{AttemptFiles, AttemptFolder, RunFolder};
-pub(crate) use live::{LiveLine, Reports};
+pub(crate) use live::{BETWEEN_DRAWS, LiveLine, Reports};
 pub use plan::{LogFolder, OutputFacts, OutputOptions, OutputPlan};
 pub use prefix::{Prefix, PrefixFacts};
 pub(crate) use show::{Show, Terminal, write_all};

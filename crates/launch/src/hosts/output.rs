@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -22,7 +22,7 @@ use nix::sys::signalfd::SignalFd;
 
 use super::run::next_signal;
 use crate::events::EventSender;
-use crate::output::{LiveLine, Reports, write_all};
+use crate::output::{BETWEEN_DRAWS, LiveLine, Reports, write_all};
 
 /// The launcher's end of the thread.
 pub(crate) struct Output {
@@ -59,6 +59,8 @@ impl Output {
             closed: [false; 2],
             begun: Begun::new(),
             reports: HashMap::new(),
+            drawn: None,
+            next_draw: None,
             live: LiveLine::new(quiet),
             quiet,
             notices: far,
@@ -156,6 +158,10 @@ struct Writer {
     begun: Begun,
     /// How far the ranks of each host are.
     reports: HashMap<Arc<str>, Reports>,
+    /// When that was shown last.
+    drawn: Option<Instant>,
+    /// When it is shown next, where something has come since then.
+    next_draw: Option<Instant>,
     live: LiveLine,
     quiet: bool,
     notices: UnixStream,
@@ -165,11 +171,23 @@ impl Writer {
     fn run(mut self, inbox: &Receiver<Order>) {
         // The launcher's own line, if it is the last that was written.
         let mut said = String::new();
-        while let Ok(order) = inbox.recv() {
+        loop {
+            let order = match self.next_draw {
+                None => inbox.recv().map_err(RecvTimeoutError::from),
+                Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
+            };
+            let order = match order {
+                Ok(order) => order,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.draw(Instant::now());
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
             match order {
                 Order::Piece(piece) => self.show(&piece),
                 Order::Progress(host, ranks) => {
-                    self.progress(host, ranks);
+                    self.progress(host, ranks, Instant::now());
                     continue;
                 }
                 Order::Line(_) if self.quiet => {}
@@ -222,12 +240,26 @@ impl Writer {
         self.write(index, &bytes);
     }
 
-    /// Shows how far the ranks of all hosts are.
-    fn progress(&mut self, host: Arc<str>, ranks: Vec<(usize, String)>) {
+    /// Takes in how far the ranks of a host are: none of one that is gone. A job of a thousand hosts
+    /// reports two thousand times a second, and the line costs as much as there are ranks.
+    fn progress(&mut self, host: Arc<str>, ranks: Vec<(usize, String)>, now: Instant) {
         let report =
             |(rank, text): (usize, String)| Some((rank, ProgressReport::decode(text.as_bytes())?));
         let reports: Reports = ranks.into_iter().filter_map(report).collect();
-        self.reports.insert(host, reports);
+        if reports.is_empty() {
+            self.reports.remove(&host);
+        } else {
+            self.reports.insert(host, reports);
+        }
+        match self.next_draw.or_else(|| Some(self.drawn? + BETWEEN_DRAWS)) {
+            Some(due) if due > now => self.next_draw = Some(due),
+            _ => self.draw(now),
+        }
+    }
+
+    /// Shows how far the ranks of all hosts are.
+    fn draw(&mut self, now: Instant) {
+        (self.drawn, self.next_draw) = (Some(now), None);
         let all = self.reports.values().flatten();
         let all: Reports = all.map(|(rank, report)| (*rank, report.clone())).collect();
         if let Some(line) = self.live.show(&all) {
@@ -261,3 +293,40 @@ const ERR: usize = 1;
 const LONGEST_LINE: usize = 2 << 20;
 /// How long the last lines of a stopped job may take to be written once the user has lost patience.
 const LAST_LINES: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_is_drawn_a_few_times_a_second_and_forgets_hosts_that_are_gone() {
+        let sink = || File::options().write(true).open("/dev/null").unwrap();
+        let mut writer = Writer {
+            sinks: [sink(), sink()],
+            lossy: [false; 2],
+            closed: [false; 2],
+            begun: Begun::new(),
+            reports: HashMap::new(),
+            drawn: None,
+            next_draw: None,
+            live: LiveLine::new(true),
+            quiet: true,
+            notices: UnixStream::pair().unwrap().0,
+        };
+        let start = Instant::now();
+        let mut report = |host: usize, ranks: &[usize], millis: u64| {
+            let now = start + Duration::from_millis(millis);
+            let text = r#"{"label":"epoch","position":1,"rate":1.0}"#;
+            let ranks = ranks.iter().map(|rank| (*rank, text.to_owned())).collect();
+            writer.progress(format!("node{host}").into(), ranks, now);
+            let since = |at: Instant| (at - start).as_millis();
+            (writer.reports.len(), writer.drawn.map(since), writer.next_draw.map(since))
+        };
+        assert_eq!(report(0, &[0, 1], 0), (1, Some(0), None));
+        for host in 1..500 {
+            assert_eq!(report(host, &[2 * host], 100), (host + 1, Some(0), Some(250)));
+        }
+        assert_eq!(report(0, &[], 200), (499, Some(0), Some(250)));
+        assert_eq!(report(1, &[2], 260), (499, Some(260), None));
+    }
+}

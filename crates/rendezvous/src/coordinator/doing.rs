@@ -104,6 +104,11 @@ impl Turn {
         if peer.polled_for_writing && !peer.wire.is_one_socket() {
             let _ = self.epoll.delete(peer.wire.write_fd());
         }
+        if matches!(peer.stage, Stage::Member | Stage::Closing)
+            && let Some(sink) = &mut self.sink
+        {
+            sink.progress(&peer.host, Vec::new());
+        }
         Some(peer)
     }
 

@@ -17,7 +17,8 @@ pub trait OutputSink: Send {
     fn output(&mut self, piece: Piece);
     /// A line of an agent or of the coordinator, without its end.
     fn say(&mut self, line: &str);
-    /// How far a host's ranks are: their reports, as they have written them.
+    /// How far a host's ranks are: their reports, as they have written them. None: they have ended,
+    /// or the connection to the host has.
     fn progress(&mut self, _host: &Arc<str>, _ranks: Vec<(usize, String)>) {}
     /// Something to be written down, where [`Rules::recorded`](crate::Rules) asks for it.
     fn record(&mut self, _at: SystemTime, _event: JobEvent) {}

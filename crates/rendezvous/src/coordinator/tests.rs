@@ -24,6 +24,8 @@ fn rules(nodes: usize) -> Rules {
 enum Shown {
     Piece(Piece),
     Line(String),
+    /// A host, and how many of its ranks have reported.
+    Progress(String, usize),
 }
 
 impl OutputSink for mpsc::Sender<Shown> {
@@ -33,6 +35,10 @@ impl OutputSink for mpsc::Sender<Shown> {
 
     fn say(&mut self, line: &str) {
         let _ = self.send(Shown::Line(line.into()));
+    }
+
+    fn progress(&mut self, host: &Arc<str>, ranks: Vec<(usize, String)>) {
+        let _ = self.send(Shown::Progress(host.to_string(), ranks.len()));
     }
 }
 
@@ -95,6 +101,22 @@ fn output(size: usize) -> FromAgent {
 }
 
 #[test]
+fn a_host_that_is_gone_makes_no_progress() {
+    let (sink, shown) = mpsc::channel();
+    let coordinator = Coordinator::start(rules(1), None, Some(Box::new(sink))).unwrap();
+    let (_, mut link) = start(&coordinator, "node1");
+    link.send(&FromAgent::Progress { ranks: vec![(0, "{}".into()), (1, "{}".into())] });
+    let progress = || loop {
+        if let Shown::Progress(host, ranks) = shown.recv().unwrap() {
+            return (host, ranks);
+        }
+    };
+    assert_eq!(progress(), ("node1".to_owned(), 2));
+    drop(link);
+    assert_eq!(progress(), ("node1".to_owned(), 0));
+}
+
+#[test]
 fn output_is_shown_and_credit_comes_back() {
     let (sink, shown) = mpsc::channel();
     let coordinator = Coordinator::start(rules(1), None, Some(Box::new(sink))).unwrap();
@@ -106,7 +128,7 @@ fn output_is_shown_and_credit_comes_back() {
         match shown.recv().unwrap() {
             Shown::Piece(piece) => pieces.push(piece),
             Shown::Line(line) if line == "node1: careful" => break,
-            Shown::Line(_) => {}
+            Shown::Line(_) | Shown::Progress(..) => {}
         }
     }
     assert_eq!((&*pieces[0].host, pieces[0].bytes.len()), ("node1", 1000));
@@ -118,7 +140,7 @@ fn output_is_shown_and_credit_comes_back() {
     link.send(&FromAgent::Say { text: "done".into() });
     drop(link);
     assert_eq!(coordinator.wait().code, 0);
-    let lines: Vec<_> = shown.iter().collect();
+    let lines: Vec<_> = shown.iter().filter(|it| !matches!(it, Shown::Progress(..))).collect();
     assert!(matches!(lines.last(), Some(Shown::Line(line)) if line == "node1: done"), "{lines:?}");
 }
 
