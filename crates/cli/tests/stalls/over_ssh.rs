@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::Path;
 
+use brigade_hostkit::Host;
+
 use crate::site::{Running, Site, site, wait_until};
 use crate::{COUNT, Times, finish_soon, recover, result, sleep, stop_for, times, wait_for_ranks};
 
@@ -42,6 +44,37 @@ fn over_tcp<'s>(site: &'s Site, times: &Times) -> Vec<Running<'s>> {
 fn has_result(stdout: &str, rank: u64) -> bool {
     let end = format!("] {}", result(rank));
     stdout.lines().any(|line| line.ends_with(&end) && line.contains(&format!("{rank}]")))
+}
+
+/// The ports of a host from which it is connected to the coordinator.
+fn connections(host: &Host) -> Vec<u16> {
+    let table = host.sh("cat /proc/net/tcp");
+    let port = |line: &str| {
+        let mut fields = line.split_whitespace().skip(1);
+        let (local, remote, state) = (fields.next()?, fields.next()?, fields.next()?);
+        // 01 is an established connection; its other end has the port 29500.
+        let is_wanted = remote.ends_with(":733C") && state == "01";
+        let (_, port) = local.rsplit_once(':').filter(|_| is_wanted)?;
+        Some(u16::from_str_radix(port, 16).unwrap())
+    };
+    table.lines().filter_map(port).collect()
+}
+
+/// Adds rules to the coordinator's host, each with the hook that it belongs to: `input` or `output`.
+fn filter(coordinator: &Host, rules: &[(&str, String)]) {
+    for (hook, rule) in rules {
+        coordinator.sh(&format!(
+            "nft 'add table inet gateway; \
+             add chain inet gateway {hook} {{ type filter hook {hook} priority 0; }}; \
+             add rule inet gateway {hook} {rule}'"
+        ));
+    }
+}
+
+/// Ports, as nftables writes a set.
+fn set(ports: &[u16]) -> String {
+    let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+    format!("{{ {} }}", ports.join(", "))
 }
 
 pub(crate) fn a_launcher_and_an_agent_that_are_stopped_for_a_while() {
@@ -147,23 +180,21 @@ pub(crate) fn a_link_that_is_cut_for_too_long() {
     site.wait_until_empty();
 }
 
-/// A host whose connections are reset, as a gateway does that has forgotten them, comes back at once.
+/// Connections that are reset, as a gateway does that has forgotten them, are made again at once.
 pub(crate) fn a_connection_that_is_reset_is_made_again() {
     let site = site(3);
     let times = times();
     let launchers = over_tcp(&site, &times);
-    // Whatever is sent over the connections that there are is answered with a reset.
-    site.host(0).sh("nft 'add table inet gateway; \
-         add chain inet gateway input { type filter hook input priority 0; policy accept; }; \
-         add rule inet gateway input tcp dport 29500 tcp flags & (syn | rst) == 0 \
-         ct state established reject with tcp reset'");
-    let is_reset = || {
-        let table = site.host(1).sh("cat /proc/net/tcp");
-        // 01 is a connection that stands; its other end has the port 29500.
-        !table.lines().any(|line| line.contains(":733C 01 "))
-    };
-    wait_until("the reset", is_reset);
-    site.host(0).sh("nft delete table inet gateway");
+    let old: Vec<u16> = [1, 2].into_iter().flat_map(|host| connections(site.host(host))).collect();
+    assert_eq!(old.len(), 2, "one connection from each agent: {old:?}");
+    // New connections pass: an agent has a fraction of a second to come back.
+    let rule = format!("tcp sport {} tcp flags & rst == 0 reject with tcp reset", set(&old));
+    filter(site.host(0), &[("input", rule)]);
+    for host in [1, 2] {
+        let is_new = || connections(site.host(host)).iter().any(|port| !old.contains(port));
+        wait_until("a new connection", is_new);
+    }
+    // Longer than the seat of an agent that does not come back is kept.
     sleep(times.stalls[0]);
     finish_soon(&site.work);
     for (rank, launcher) in (0..).zip(launchers) {
