@@ -5,9 +5,12 @@ use std::fs;
 use std::path::Path;
 
 use brigade_hostkit::Host;
+use nix::sys::signal::Signal;
 
 use crate::site::{Running, Site, site, wait_until};
-use crate::{COUNT, Times, finish_soon, recover, result, sleep, stop_for, times, wait_for_ranks};
+use crate::{
+    COUNT, Times, finish_soon, recover, result, send, sleep, stop_for, times, wait_for_ranks,
+};
 
 /// The ranks' files go where the job is started: all hosts see that folder.
 fn script(all: &Path) -> String {
@@ -18,6 +21,11 @@ fn agent(site: &Site, host: usize) -> i32 {
     let processes = site.host(host).processes();
     let agent = processes.iter().find(|it| it.command.get(1).is_some_and(|it| it == "__agent"));
     agent.expect("an agent").pid
+}
+
+fn has_ranks(host: &Host) -> bool {
+    let is_rank = |variable: &String| variable.starts_with("RANK=");
+    host.processes().iter().any(|process| process.environment.iter().any(is_rank))
 }
 
 /// One launcher for two hosts.
@@ -103,10 +111,13 @@ pub(crate) fn a_launcher_or_an_agent_that_is_stopped_for_too_long() {
         let job = over_ssh(&site, &times);
         if launcher {
             let launcher = job.freeze();
-            sleep(times.too_long);
+            wait_until("the end of the ranks", || !has_ranks(site.host(1)));
             launcher.thaw();
         } else {
-            stop_for(agent(&site, 1), times.too_long);
+            let agent = agent(&site, 1);
+            send(agent, Signal::SIGSTOP);
+            wait_until("the end of the launcher", || job.has_ended());
+            send(agent, Signal::SIGCONT);
         }
         let run = job.finish();
         assert_eq!(run.code, 1, "{}", run.stderr);
@@ -140,13 +151,21 @@ pub(crate) fn a_link_that_is_cut_and_mended_between_launchers() {
     let times = times();
     let launchers = over_tcp(&site, &times);
     for &stall in times.stalls {
-        // An agent, and the coordinator.
-        for host in [1, 0] {
-            site.host(host).cut();
-            sleep(stall);
-            site.host(host).restore();
-            recover();
-        }
+        // An agent whose old connection stays dead: it must not wait for what TCP sends again.
+        let old = connections(site.host(1));
+        site.host(1).cut();
+        sleep(stall);
+        let [from, to] = ["sport", "dport"].map(|port| format!("tcp {port} {} drop", set(&old)));
+        filter(site.host(0), &[("input", from), ("output", to)]);
+        site.host(1).restore();
+        let is_new = || connections(site.host(1)).iter().any(|port| !old.contains(port));
+        wait_until("a new connection", is_new);
+        recover();
+        // The coordinator.
+        site.host(0).cut();
+        sleep(stall);
+        site.host(0).restore();
+        recover();
     }
     finish_soon(&site.work);
     let mut said = Vec::new();
@@ -156,7 +175,6 @@ pub(crate) fn a_link_that_is_cut_and_mended_between_launchers() {
         assert!(has_result(&run.stdout, rank), "{}", run.stdout);
         said.push(run.stderr);
     }
-    // It did not wait for TCP.
     assert!(said[1].contains("connected to node1:29500 again after "), "{}", said[1]);
     assert!(said[0].contains("node2 is connected again"), "{}", said[0]);
     site.wait_until_empty();
@@ -167,7 +185,9 @@ pub(crate) fn a_link_that_is_cut_for_too_long() {
     let times = times();
     let launchers = over_tcp(&site, &times);
     site.host(1).cut();
-    sleep(times.too_long);
+    for host in [0, 2] {
+        wait_until("the end of the others", || launchers[host].has_ended());
+    }
     site.host(1).restore();
     let mut said = Vec::new();
     for launcher in launchers {
