@@ -260,7 +260,9 @@ impl<'s> TrainingJob<'_, 's> {
         ];
         if way != Way::Ssh {
             common.push(format!("--nproc={}", SIZES[host]));
-            common.push("--rdzv-conf=join_timeout=10,last_call_timeout=0.2".to_owned());
+            common.push(
+                "--rdzv-conf=join_timeout=10,last_call_timeout=0.2,join_interval=0".to_owned(),
+            );
         }
         let all: Vec<&str> = flags.iter().chain(&common).map(String::as_str).collect();
         let program = trainer::command(&self.world.program, self.work(), &self.checkpoints);
