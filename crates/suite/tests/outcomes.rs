@@ -23,8 +23,10 @@ fn main() -> ExitCode {
         ]),
         Ok("fails") => inner(&[(&[], &[("fails", || panic!("the reason"))])]),
         Ok("hangs") => {
+            // It is there before the time starts.
+            let mut sleep = Command::new("sleep").arg("1000").spawn().unwrap();
             let _limit = TimeLimit::new("the test", Duration::from_millis(200));
-            let _ = Command::new("sleep").arg("1000").status();
+            let _ = sleep.wait();
             ExitCode::SUCCESS
         }
         _ => run("brigade-suite::outcomes", &[], &[(&[], TESTS)]),
