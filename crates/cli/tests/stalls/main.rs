@@ -11,6 +11,8 @@
 
 #[path = "../job/mod.rs"]
 mod job;
+#[path = "../launchers/mod.rs"]
+mod launchers;
 mod over_ssh;
 #[path = "../hosts/site.rs"]
 mod site;
@@ -23,11 +25,10 @@ use std::thread;
 use std::time::Duration;
 
 use brigade_hostkit::Etcd;
-use brigade_launch::{Reach, StorePort};
 use job::{Job, Running};
+use launchers::Hosts;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tempfile::TempDir;
 
 brigade_suite::suite! {
     always:
@@ -119,32 +120,6 @@ fn finish_soon(all: &Path) {
     fs::write(all.join("fast"), "").unwrap();
 }
 
-/// A job of several launchers on this machine.
-struct Hosts {
-    port: StorePort,
-    all: TempDir,
-}
-
-impl Hosts {
-    fn new() -> Self {
-        Self {
-            port: StorePort::reserve(Reach::Loopback).unwrap(),
-            all: tempfile::tempdir().unwrap(),
-        }
-    }
-
-    fn launcher(&self, node_rank: usize, nodes: usize, times: &Times) -> Job {
-        let mut job = Job::new(1)
-            .flag(&times.flag())
-            .flag(&format!("--nnodes={nodes}"))
-            .flag(&format!("--node-rank={node_rank}"))
-            .flag("--master-addr=127.0.0.1")
-            .flag(&format!("--master-port={}", self.port.number()));
-        job.command.env("ALL", self.all.path());
-        job
-    }
-}
-
 /// All launchers end well, with the right results.
 fn succeed(launchers: Vec<Running>) -> Vec<String> {
     let mut said = Vec::new();
@@ -159,8 +134,9 @@ fn succeed(launchers: Vec<Running>) -> Vec<String> {
 
 fn an_agent_and_a_coordinator_that_are_stopped_for_a_while() {
     let (times, hosts) = (times(), Hosts::new());
-    let launchers: Vec<Running> =
-        (0..3).map(|node| hosts.launcher(node, 3, &times).sh(COUNT).start()).collect();
+    let launchers: Vec<Running> = (0..3)
+        .map(|node| hosts.numbered(node, 3, 1).flag(&times.flag()).sh(COUNT).start())
+        .collect();
     wait_for_ranks(hosts.all.path(), 3);
     for &stall in times.stalls {
         for launcher in &launchers[..2] {
@@ -207,8 +183,9 @@ fn a_coordinator_that_etcd_has_elected_is_stopped_for_a_while() {
 fn an_agent_that_is_stopped_for_too_long_is_lost() {
     for stopped in [0, 1] {
         let (times, hosts) = (times(), Hosts::new());
-        let mut launchers: Vec<Running> =
-            (0..2).map(|node| hosts.launcher(node, 2, &times).sh(COUNT).start()).collect();
+        let mut launchers: Vec<Running> = (0..2)
+            .map(|node| hosts.numbered(node, 2, 1).flag(&times.flag()).sh(COUNT).start())
+            .collect();
         wait_for_ranks(hosts.all.path(), 2);
         launchers[stopped].send(Signal::SIGSTOP);
         let run = launchers.remove(1 - stopped).finish();

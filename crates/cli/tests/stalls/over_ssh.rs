@@ -68,17 +68,6 @@ fn connections(host: &Host) -> Vec<u16> {
     table.lines().filter_map(port).collect()
 }
 
-/// Adds rules to the coordinator's host, each with the hook that it belongs to: `input` or `output`.
-fn filter(coordinator: &Host, rules: &[(&str, String)]) {
-    for (hook, rule) in rules {
-        coordinator.sh(&format!(
-            "nft 'add table inet gateway; \
-             add chain inet gateway {hook} {{ type filter hook {hook} priority 0; }}; \
-             add rule inet gateway {hook} {rule}'"
-        ));
-    }
-}
-
 /// Ports, as nftables writes a set.
 fn set(ports: &[u16]) -> String {
     let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
@@ -155,8 +144,8 @@ pub(crate) fn a_link_that_is_cut_and_mended_between_launchers() {
         let old = connections(site.host(1));
         site.host(1).cut();
         sleep(stall);
-        let [from, to] = ["sport", "dport"].map(|port| format!("tcp {port} {} drop", set(&old)));
-        filter(site.host(0), &[("input", from), ("output", to)]);
+        site.host(0).filter(&format!("tcp sport {} drop", set(&old)));
+        site.host(1).filter(&format!("tcp dport {} drop", set(&old)));
         site.host(1).restore();
         let is_new = || connections(site.host(1)).iter().any(|port| !old.contains(port));
         wait_until("a new connection", is_new);
@@ -209,7 +198,7 @@ pub(crate) fn a_connection_that_is_reset_is_made_again() {
     assert_eq!(old.len(), 2, "one connection from each agent: {old:?}");
     // New connections pass: an agent has a fraction of a second to come back.
     let rule = format!("tcp sport {} tcp flags & rst == 0 reject with tcp reset", set(&old));
-    filter(site.host(0), &[("input", rule)]);
+    site.host(0).filter(&rule);
     for host in [1, 2] {
         let is_new = || connections(site.host(host)).iter().any(|port| !old.contains(port));
         wait_until("a new connection", is_new);
