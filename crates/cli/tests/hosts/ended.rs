@@ -176,7 +176,7 @@ fn kills() -> Option<u64> {
 pub(crate) fn a_coordinator_that_is_cut_off_does_not_go_on_alone() {
     let site = site(4);
     // On the last host, where no part of the job runs.
-    let _etcd = Etcd::start_on(site.host(3));
+    let etcd = Etcd::start_on(site.host(3));
     let flags = [
         "--nproc=1",
         "--nnodes=1:3",
@@ -185,7 +185,7 @@ pub(crate) fn a_coordinator_that_is_cut_off_does_not_go_on_alone() {
         "--rdzv-backend=etcd",
         "--rdzv-endpoint=node4:2379",
         "--rdzv-id=cut-off",
-        "--rdzv-conf=last_call_timeout=0.2,join_interval=0",
+        "--rdzv-conf=join_timeout=6,last_call_timeout=0.2,join_interval=0",
     ];
     let script = "touch $WORLD_SIZE-$TORCHELASTIC_RESTART_COUNT-$RANK; \
                   until [ -e end ]; do sleep 0.05; done";
@@ -210,8 +210,9 @@ pub(crate) fn a_coordinator_that_is_cut_off_does_not_go_on_alone() {
     assert_eq!(run.code, 1, "{}", run.stderr);
     assert!(run.stderr.contains("no attempt is begun here"), "{}", run.stderr);
     assert!(!site.work.join("1-1-0").exists(), "{}", run.stderr);
+    drop(etcd);
     site.wait_until_empty();
-    for host in &site.network.hosts()[..3] {
+    for host in site.network.hosts() {
         let ports = listening(host);
         assert!(ports.iter().all(|port| *port == 22), "{}: ports {ports:?}", host.name());
     }
