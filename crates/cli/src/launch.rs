@@ -87,7 +87,10 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
     let variables = Variables::gather();
     let (mut layers, file) = args.layers(&variables)?;
     if let Some(target) = args.emit.emit {
-        let job = args.job_file(&mut layers, &variables)?;
+        let (job, unused) = args.job_file(&mut layers, &variables)?;
+        if layers.settings.quiet != Some(true) {
+            say_lines(file_in_use(file.as_ref(), &layers, unused.as_deref()));
+        }
         say_warnings(&layers);
         emit::print(&job, target, io::stdout().lock())?;
         return Ok(0);
@@ -110,9 +113,8 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
         return Ok(0);
     }
     if !options.output.quiet {
-        for line in files_in_use(file.as_ref(), &layers, &job, unused.as_deref()) {
-            let _ = io::stderr().write_all(format!("brigade: {line}\n").as_bytes());
-        }
+        say_lines(file_in_use(file.as_ref(), &layers, unused.as_deref()));
+        say_lines(variable_files_in_use(&job));
     }
     say_warnings(&layers);
     let outcome = match job {
@@ -125,6 +127,12 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
     Ok(outcome.exit_code())
 }
 
+fn say_lines(lines: impl IntoIterator<Item = String>) {
+    for line in lines {
+        let _ = io::stderr().write_all(format!("brigade: {line}\n").as_bytes());
+    }
+}
+
 fn say_warnings(layers: &Layer) {
     for note in layers.notes.iter().filter(|note| note.is_warning) {
         let line = match note.source {
@@ -135,34 +143,32 @@ fn say_warnings(layers: &Layer) {
     }
 }
 
-/// Names the files of Accelerate's and DeepSpeed's that have a say in the job, though its command line
-/// does not name them.
-fn files_in_use(
+/// Names the file of Accelerate's that has a say in the job, though its command line does not name it.
+fn file_in_use(
     file: Option<&Place>,
     layers: &Layer,
-    job: &Job,
     unused_plugins: Option<&str>,
-) -> Vec<String> {
-    let mut lines = Vec::new();
-    if let Some(place) = file
-        && place.chosen_by != ChosenBy::Flag
-        && is_accelerates(&place.path)
-        && layers.has_source_in(&place.path)
-    {
-        let reason = place.chosen_by.reason();
-        let mut line = format!("settings are from {} ({reason})", place.path.display());
-        if let Some(unused) = unused_plugins {
-            line.push_str(&format!("; its {unused} is for Python programs and not used"));
-        }
-        lines.push(line);
+) -> Option<String> {
+    let place = file.filter(|place| {
+        place.chosen_by != ChosenBy::Flag
+            && is_accelerates(&place.path)
+            && layers.has_source_in(&place.path)
+    })?;
+    let reason = place.chosen_by.reason();
+    let mut line = format!("settings are from {} ({reason})", place.path.display());
+    if let Some(unused) = unused_plugins {
+        line.push_str(&format!("; its {unused} is for Python programs and not used"));
     }
-    if let Job::OnHosts(plan) = job {
-        for VariableFile { path, names } in &plan.variable_files {
-            let path = path.display();
-            lines.push(format!("the hosts get {} from {path} (DeepSpeed's)", names.join(", ")));
-        }
-    }
-    lines
+    Some(line)
+}
+
+/// The same for DeepSpeed's files of variables.
+fn variable_files_in_use(job: &Job) -> Vec<String> {
+    let Job::OnHosts(plan) = job else { return Vec::new() };
+    let line = |VariableFile { path, names }: &VariableFile| {
+        format!("the hosts get {} from {} (DeepSpeed's)", names.join(", "), path.display())
+    };
+    plan.variable_files.iter().map(line).collect()
 }
 
 /// What this command starts.
@@ -190,8 +196,13 @@ impl LaunchArgs {
     }
 
     /// The job that `--emit` writes a file for: every setting is in it, whichever layer it is from,
-    /// because the launchers in the job have neither this environment nor, perhaps, these files.
-    fn job_file(&self, layers: &mut Layer, variables: &Variables) -> anyhow::Result<JobFile> {
+    /// because the launchers in the job have neither this environment nor, perhaps, these files. With
+    /// the plugins that a file names and that are not used.
+    fn job_file(
+        &self,
+        layers: &mut Layer,
+        variables: &Variables,
+    ) -> anyhow::Result<(JobFile, Option<String>)> {
         if let Some(name) = SAID_BY_THE_SCHEDULER.iter().find(|it| is_flag(layers, it)) {
             return Err(Usage(format!("--emit with --{name}: the scheduler says that")).into());
         }
@@ -199,7 +210,7 @@ impl LaunchArgs {
             let reason = "--emit with --bin or --example: build it first, and name the program";
             return Err(Usage(reason.to_owned()).into());
         }
-        let (for_python, _) = options::plugins(layers, &self.program, variables)?;
+        let (for_python, unused) = options::plugins(layers, &self.program, variables)?;
         let program = self.program.program(variables);
         if let Some(ForPython { what, .. }) = &for_python
             && program.is_python_here() == Some(false)
@@ -224,14 +235,15 @@ impl LaunchArgs {
             _ => None,
         };
         let timeout = settings.shutdown_timeout;
-        Ok(JobFile {
+        let job = JobFile {
             nodes: nodes.min..=nodes.max,
             nproc: settings.text("nproc"),
             shutdown_timeout: timeout.unwrap_or_else(|| LaunchOptions::default().shutdown_timeout),
             env: settings.env.clone().into_iter().collect(),
             secret,
             ..self.emit.job_file(flags, self.program.words())
-        })
+        };
+        Ok((job, unused))
     }
 
     /// `--env`: a variable with a value is for every rank, one without is handed on to hosts.

@@ -378,6 +378,8 @@ fn a_reaper_stays_until_its_agent_has_ended() {
                  echo $! >part; mv part child$n; done";
     let mut command = Command::new("sh");
     command.args(["-c", agent]).current_dir(folder.path()).env("BRIGADE", job::BRIGADE);
+    // What it has left behind may end a moment after this test, and must not hold its output.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut agent = command.stdin(Stdio::piped()).spawn().unwrap();
     let number = |name: &str| -> i32 {
         let path = folder.path().join(name);

@@ -208,6 +208,11 @@ fn accelerates_own_file_is_named_and_turns_nothing_on_for_others() {
     assert_eq!(err, line);
     let (_, err) = started(&["--nproc=1", "--quiet", "/usr/bin/env"]);
     assert_eq!(err, "");
+    // Nor is its say in a job file silent.
+    let (_, err) = started(&["--emit=slurm", "--nproc=1", "/usr/bin/env"]);
+    assert_eq!(err, line);
+    let (_, err) = started(&["--emit=slurm", "--nproc=1", "--quiet", "/usr/bin/env"]);
+    assert_eq!(err, "");
     // Named on the command line, it needs no naming.
     fs::write(&file, "distributed_type: 'NO'\nmixed_precision: bf16\n").unwrap();
     let (_, err) = started(&["--nproc=1", "--config", file.to_str().unwrap(), "/usr/bin/env"]);

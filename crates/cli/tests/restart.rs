@@ -321,16 +321,19 @@ fn events_tell_of_each_rank_of_causes_and_of_restarts() {
 #[test]
 fn events_of_a_descriptor_stay_with_the_launcher() {
     // The shell opens it; ranks must not have it, or a reader would wait for their end.
-    let script = format!(
-        "exec '{}' launch --nproc 2 --events fd:7 sh -c '[ ! -e /proc/self/fd/7 ]' 7>$DIR/job.jsonl",
-        job::BRIGADE
-    );
-    let mut shell = std::process::Command::new("sh");
-    shell.args(["-c", &script]).env("BRIGADE_CONFIG", "/dev/null");
-    let run = Job::of(shell).run();
-    assert_eq!((run.code, run.stderr.as_str()), (0, ""));
-    let events = events(&run, "job.jsonl");
-    assert!(matches!(events.last(), Some(JobEvent::End { code: 0 })), "{events:?}");
+    for hosts in ["--nproc 2", "--hosts localhost:2"] {
+        let script = format!(
+            "exec '{}' launch {hosts} --events fd:7 sh -c '[ ! -e /proc/self/fd/7 ]' \
+             7>$DIR/job.jsonl",
+            job::BRIGADE
+        );
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &script]).env("BRIGADE_CONFIG", "/dev/null");
+        let run = Job::of(shell).run();
+        assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{hosts}");
+        let events = events(&run, "job.jsonl");
+        assert!(matches!(events.last(), Some(JobEvent::End { code: 0 })), "{events:?}");
+    }
 
     let run = Job::new(1).flag("--events=fd:93").words(["true"]).run();
     assert_eq!(run.code, 1);

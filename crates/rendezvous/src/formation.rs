@@ -157,7 +157,9 @@ impl Formation {
             }
             State::Running => self.admission.due,
             State::Over(_) => None,
-            State::Stopping(until) => Some(*until),
+            State::Stopping(until) => {
+                Some(*until).filter(|_| self.members.values().any(|it| self.may_be_stuck(it)))
+            }
         };
         let look = (self.next_look < Duration::MAX).then_some(self.next_look);
         own.into_iter().chain(look).min()

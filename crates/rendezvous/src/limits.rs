@@ -31,6 +31,15 @@ impl TimeLimits {
     /// The shortest heartbeat timeout: with a shorter one a busy host would be taken for lost.
     pub const SHORTEST_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(1);
 
+    /// How long one address may take to accept a first connection: one that does not must not keep
+    /// the agent from the next.
+    pub(crate) const CONNECT: Duration = Duration::from_secs(3);
+    /// How long the coordinator may take to answer the greeting over a first connection.
+    pub(crate) const ANSWER: Duration = Duration::from_secs(5);
+    /// How long a new connection may take to join before the coordinator closes it: the agent sends
+    /// its request once the greeting is answered.
+    pub(crate) const GREETING: Duration = Duration::from_secs(10);
+
     /// Limits for these two settings. A heartbeat timeout below 1 s or above a day is taken as that,
     /// a shutdown timeout above a year as a year.
     #[must_use]
@@ -68,7 +77,8 @@ impl TimeLimits {
         (self.heartbeat_timeout / 5).max(self.heartbeat_interval() * 3)
     }
 
-    /// How long one attempt to connect again may take.
+    /// How long each half of one attempt to connect again may take: the connection, and the greeting
+    /// over it.
     #[must_use]
     pub fn reconnect_attempt(&self) -> Duration {
         (self.heartbeat_timeout / 15).clamp(Duration::from_millis(100), Duration::from_secs(2))
@@ -177,7 +187,11 @@ mod tests {
                 TimeLimits::new(Duration::from_millis(heartbeat), Duration::from_millis(shutdown));
             let timeout = limits.heartbeat_timeout;
             prop_assert!(limits.heartbeat_interval() * 3 <= limits.quiet());
-            prop_assert!(limits.quiet() + 2 * limits.reconnect_attempt() < timeout);
+            // Two attempts, each with both halves.
+            let attempt = 2 * limits.reconnect_attempt() + limits.reconnect_pause();
+            prop_assert!(limits.quiet() + 2 * attempt < timeout);
+            prop_assert!(limits.reconnect_attempt() < TimeLimits::ANSWER);
+            prop_assert!(TimeLimits::GREETING > TimeLimits::ANSWER);
             prop_assert!(limits.reconnect_pause() < limits.reconnect_attempt());
             prop_assert!(limits.reset() > limits.reconnect_pause());
             prop_assert!(limits.reset() < timeout);

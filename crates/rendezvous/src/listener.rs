@@ -106,7 +106,7 @@ impl Default for Limits {
         let open = getrlimit(Resource::RLIMIT_NOFILE).map_or(MAX_STRANGERS, |limit| limit.0 / 4);
         Self {
             strangers: usize::try_from(open.min(MAX_STRANGERS)).unwrap_or(64),
-            greeting: Duration::from_secs(10),
+            greeting: TimeLimits::GREETING,
             grace: Duration::from_millis(500),
         }
     }

@@ -121,8 +121,9 @@ pub struct Join {
     pub pid: u32,
     /// Name of the agent, which no other has.
     pub agent: String,
-    /// 0: it is new. Else it has joined before, only its connection was lost, and it asks for its
-    /// seat for this many times.
+    /// 0: it is new. Else it has asked to join before, only its connection was lost, and it asks for
+    /// its seat for this many times. Where it has seen no attempt, the request before may be lost,
+    /// too: then it is new, and is answered with [`ToAgent::Resumed`] all the same.
     pub resume: u32,
     /// How many ranks it will start.
     pub nproc: usize,

@@ -156,7 +156,11 @@ impl AgentState {
         match event {
             Event::FolderMade => self.act(Action::Connect),
             Event::Connected { here } => self.connected(here),
-            Event::Failed(error) => self.fail(error),
+            Event::Failed(error) => {
+                // A coordinator that was found was not asked, and would never answer.
+                self.disconnect();
+                self.fail(error);
+            }
             Event::Reconnected => self.reconnected(),
             Event::Quiet(quiet) => self.quiet(quiet),
             Event::ConnectionLost { how, may_resume } => self.connection_lost(how, may_resume),
@@ -211,7 +215,7 @@ impl AgentState {
 
     /// How it went, when nothing of the job runs here any more and nothing will.
     fn result(&mut self) -> Option<Result<Outcome, LaunchError>> {
-        if self.group.is_some() {
+        if self.group.is_some() || self.leaves_untold() {
             return None;
         }
         // The coordinator knows an error of this host as well, and has the last word while it is

@@ -20,7 +20,7 @@ use super::plan::HostsPlan;
 use super::roll_call::{self, Answer};
 use super::session::{Errand, Session};
 use crate::agent::{report, with_signals};
-use crate::events::EventLog;
+use crate::events::{EventLog, EventSender};
 use crate::open_files::OpenFiles;
 use crate::plan::new_name;
 use crate::wake::Inbox;
@@ -43,9 +43,15 @@ pub fn run(options: &LaunchOptions, plan: &HostsPlan) -> Result<Outcome, LaunchE
     let mut options = for_all_hosts(options, plan);
     let library_folders = build(&mut options.program)?;
     let errand = errand(options, plan.clone(), library_folders)?;
-    with_signals(|signals| match roll_call::call(&errand, &signals)? {
-        Answer::Stopped(signal) => Ok(Outcome::Left { signal: signal as i32 }),
-        Answer::All(waiting) => Job::start(&errand, waiting, signals)?.watch(),
+    with_signals(|signals| {
+        // Before any process is started, which would inherit the descriptor.
+        let run_id = errand.options.run_id.clone().unwrap_or_default();
+        let events = errand.options.events.as_ref();
+        let events = events.map(|target| EventLog::start(target, &run_id)).transpose()?;
+        match roll_call::call(&errand, &signals)? {
+            Answer::Stopped(signal) => Ok(Outcome::Left { signal: signal as i32 }),
+            Answer::All(waiting) => Job::start(&errand, waiting, signals, events)?.watch(),
+        }
     })
 }
 
@@ -177,6 +183,7 @@ impl Job {
         errand: &Errand,
         waiting: Vec<roll_call::Waiting>,
         signals: SignalFd,
+        events: Option<(EventLog, EventSender)>,
     ) -> Result<Self, LaunchError> {
         let Errand { options, plan, .. } = errand;
         let hosts = waiting.len();
@@ -184,8 +191,6 @@ impl Job {
         let output =
             Output::start(options.output.quiet).map_err(LaunchError::system("start a thread"))?;
         let run_id = options.run_id.clone().unwrap_or_default();
-        let events = options.events.as_ref();
-        let events = events.map(|target| EventLog::start(target, &run_id)).transpose()?;
         let (events, event_sender) = events.unzip();
         let rules = Rules {
             run_id,

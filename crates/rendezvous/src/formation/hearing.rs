@@ -16,7 +16,7 @@ impl Formation {
             let line = format!("{} is heard again", member.join.host);
             self.say(line);
         }
-        if self.rivals == 0 {
+        if self.rivals == 0 || matches!(self.state, State::Over(_)) {
             return;
         }
         // So whoever came after its node rank in the meantime comes in vain.
@@ -172,16 +172,20 @@ impl Formation {
         self.next_look = next.min().unwrap_or(Duration::MAX);
     }
 
+    /// It is to stop, and is given up where it does not in time. One that is away is waited for as
+    /// long as its seat is kept, but not by a user who waits.
+    pub(super) fn may_be_stuck(&self, member: &Member) -> bool {
+        let is_waited_for = member.away.is_some() && !self.trouble.killed;
+        matches!(member.part, Part::Stopping { .. }) && !is_waited_for
+    }
+
     pub(super) fn look_for_stuck(&mut self) {
         let State::Stopping(until) = self.state else { return };
         if self.now < until {
             return;
         }
-        // Who is away is waited for as long as its seat is kept, but not by a user who waits.
-        let waited_for = |member: &Member| member.away.is_some() && !self.trouble.killed;
-        let stuck =
-            |member: &Member| matches!(member.part, Part::Stopping { .. }) && !waited_for(member);
-        let ids = self.members.iter().filter(|(_, member)| stuck(member)).map(|(id, _)| *id);
+        let stuck = self.members.iter().filter(|(_, member)| self.may_be_stuck(member));
+        let ids = stuck.map(|(id, _)| *id);
         for id in ids.collect::<Vec<_>>() {
             self.lose(id, "it did not stop its ranks".into(), Gone::Useless(self.now));
         }

@@ -15,8 +15,16 @@ impl Formation {
         seen: Option<String>,
         remote: bool,
     ) {
-        if join.resume > 0 {
-            return self.resumes(agent, &join);
+        let seat = self.seat_of(&join).filter(|_| join.last_attempt.is_none());
+        match (join.resume, seat) {
+            // Its first request was lost on its way: it has had no part, and is new here.
+            (1.., None) if join.last_attempt.is_none() => {}
+            (1.., _) => return self.resumes(agent, &join),
+            // That first request, which was only slow.
+            (0, Some(seat)) if self.members[&seat].resumes > 0 => {
+                return self.actions.push(Action::Close(agent));
+            }
+            (0, _) => {}
         }
         if self.expected.remove(&agent).is_none() {
             self.announced += 1;
@@ -43,7 +51,11 @@ impl Formation {
             self.next_attempt = self.next_attempt.max(last + 1);
         }
         self.joins += 1;
+        if join.resume > 0 {
+            self.send(agent, ToAgent::Resumed);
+        }
         let member = Member {
+            resumes: join.resume,
             seen,
             remote,
             order: self.joins,
@@ -54,7 +66,6 @@ impl Formation {
             assignment: None,
             ranks: Vec::new(),
             requests: 0,
-            resumes: 0,
             stuck: None,
             away: None,
             quiet: false,
@@ -82,12 +93,9 @@ impl Formation {
         if let Some(reason) = self.foreign(join) {
             return self.refuse(connection, &join.host, reason);
         }
-        let is_it = |member: &Member| {
-            member.remote && !join.agent.is_empty() && member.join.agent == join.agent
-        };
-        let known = self.members.iter_mut().find(|(_, member)| is_it(member));
         let attempt = self.attempt;
-        let Some((id, member)) = known.filter(|_| join.last_attempt <= attempt) else {
+        let seat = self.seat_of(join).filter(|_| join.last_attempt <= attempt);
+        let Some((id, member)) = seat.and_then(|id| Some((id, self.members.get_mut(&id)?))) else {
             let reason =
                 format!("{} (pid {}) has no seat here: it was taken for lost", join.host, join.pid);
             return self.refuse(connection, &join.host, reason);
@@ -98,7 +106,6 @@ impl Formation {
             return;
         }
         member.resumes = join.resume;
-        let id = *id;
         let was_told = member.away.take().is_some() | std::mem::take(&mut member.quiet);
         member.heard = self.now;
         member.clock.compare(self.now, join.sent);
@@ -133,6 +140,14 @@ impl Formation {
             (State::Stopping(_), Part::Stopping { .. }) => self.stop_again(id),
             _ => {}
         }
+    }
+
+    /// The member that this agent is already.
+    fn seat_of(&self, join: &Join) -> Option<AgentId> {
+        let is_it = |member: &Member| {
+            member.remote && !join.agent.is_empty() && member.join.agent == join.agent
+        };
+        self.members.iter().find(|(_, member)| is_it(member)).map(|(id, _)| *id)
     }
 
     /// Why this agent does not belong here.

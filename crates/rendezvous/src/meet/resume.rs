@@ -25,8 +25,9 @@ pub(super) fn meet(
             return Err(MeetError::System(io::ErrorKind::Interrupted.into()));
         }
         delay = plan.limits.reconnect_pause();
-        let gone = match TcpStream::connect_timeout(&address, plan.limits.reconnect_attempt()) {
-            Ok(stream) => match endpoint.introduce(stream, notices) {
+        let limit = plan.limits.reconnect_attempt();
+        let gone = match TcpStream::connect_timeout(&address, limit) {
+            Ok(stream) => match endpoint.introduce(stream, limit, notices) {
                 Ok(link) => return Ok(MeetNotice::Join(link.to(address))),
                 Err(Failure::Now(MeetError::System(error))) => return Err(error.into()),
                 Err(Failure::Now(error)) => Some(error.to_string()),

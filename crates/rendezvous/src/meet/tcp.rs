@@ -12,7 +12,7 @@ use super::{MeetError, MeetNotice, MeetPlan};
 use crate::handshake::{ClientHandshake, Denial, MAX_GREETING};
 use crate::listener::{Listener, Reach, is_own, prepared};
 use crate::wire::{LinkError, Wire};
-use crate::{LONGEST_FRAME, Link, printable};
+use crate::{LONGEST_FRAME, Link, TimeLimits, printable};
 
 /// Serves at this port, or says why not.
 pub(super) fn serve(plan: &MeetPlan, address: &str, port: u16) -> Result<MeetNotice, MeetError> {
@@ -132,29 +132,35 @@ impl<'a> Endpoint<'a> {
 
     fn try_one(&self, address: &SocketAddr, notices: &Notices) -> Result<Link, Failure> {
         let later = |error: io::Error| Failure::Later(crate::plain_text(&error));
-        let stream = TcpStream::connect_timeout(address, CONNECT).map_err(later)?;
-        self.introduce(stream, notices).map(|link| link.to(*address))
+        let stream = TcpStream::connect_timeout(address, TimeLimits::CONNECT).map_err(later)?;
+        self.introduce(stream, TimeLimits::ANSWER, notices).map(|link| link.to(*address))
     }
 
-    /// Proves over a connection that both sides belong together.
-    pub(super) fn introduce(&self, stream: TcpStream, notices: &Notices) -> Result<Link, Failure> {
+    /// Proves over a connection that both sides belong together. The coordinator may take that long
+    /// to answer.
+    pub(super) fn introduce(
+        &self,
+        stream: TcpStream,
+        limit: Duration,
+        notices: &Notices,
+    ) -> Result<Link, Failure> {
         let later = |error: io::Error| Failure::Later(crate::plain_text(&error));
         let stream = prepared(stream, self.plan.limits).map_err(later)?;
         if is_self(&stream) {
             return Err(Failure::Later("connection refused".into()));
         }
         let wire = Wire::new(stream.into(), None, MOST_UNSENT).map_err(later)?;
-        self.greet(wire, notices)
+        self.greet(wire, limit, notices)
     }
 
-    fn greet(&self, mut wire: Wire, notices: &Notices) -> Result<Link, Failure> {
+    fn greet(&self, mut wire: Wire, limit: Duration, notices: &Notices) -> Result<Link, Failure> {
         let system = |error| Failure::Now(MeetError::System(error));
         let endpoint = self.name();
         let start = ClientHandshake::start(self.plan.secret.as_ref());
         let (handshake, hello) = start.map_err(|error| system(io::Error::other(error)))?;
         wire.distrust(LONGEST_ANSWER);
         wire.send_record(&hello);
-        let until = Instant::now() + ANSWER;
+        let until = Instant::now() + limit;
         let record = loop {
             match wire.receive_record(MAX_GREETING) {
                 Ok(Some(record)) => break record,
@@ -204,10 +210,6 @@ fn is_self(stream: &TcpStream) -> bool {
 }
 
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// One address that does not answer must not keep us from the next.
-const CONNECT: Duration = Duration::from_secs(3);
-/// How long the coordinator may take for its next word.
-const ANSWER: Duration = Duration::from_secs(5);
 /// A coordinator that is about to end lets the port go within this time.
 const TAKEN: Duration = Duration::from_secs(4);
 /// A reason may quote what we have sent.

@@ -229,3 +229,18 @@ fn giving_up_is_possible_at_any_time() {
     let way = Way::Static { node_rank: 1, address: "localhost".into(), port };
     drop(Meeting::start(plan(way)).unwrap());
 }
+
+/// One connection over which nothing comes must not use up the time in which the seat is kept.
+#[test]
+fn a_way_back_that_is_silent_is_given_up_soon() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let limits = TimeLimits::new(Duration::from_secs(6), Duration::from_secs(30));
+    let way = Way::Resume { address, patient: true, delay: Duration::ZERO };
+    let _meeting = Meeting::start(MeetPlan { limits, ..plan(way) }).unwrap();
+    let first = listener.accept().unwrap();
+    let accepted = std::time::Instant::now();
+    let second = listener.accept().unwrap();
+    assert!(accepted.elapsed() < TimeLimits::ANSWER, "it waited as long as for a first answer");
+    drop((first, second));
+}

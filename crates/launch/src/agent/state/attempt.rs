@@ -357,7 +357,8 @@ impl AgentState {
         if !group.is_stopping() && signal == Signal::SIGTERM {
             // The cause may be an error of a rank that is about to end: killed halfway it could not
             // end with the code that belongs to it.
-            group.spared = Some(Spared::All(self.now + FINDING_TAKES));
+            let finding = FINDING_TAKES.min(self.facts.limits.shutdown_timeout() / 2);
+            group.spared = Some(Spared::All(self.now + finding));
             self.act(Action::FindErrors);
             self.begin_to_stop(signal);
         } else if !group.asked.contains(&signal) {
@@ -615,9 +616,11 @@ const UNKNOWN_TAIL: &str = "(not known: nobody was reading the launcher's output
 /// connections before it tells the parent, and ranks on other hosts fail because of that at once. As
 /// long as the coordinator allows for a host that is lost.
 const NEWS_TAKES: Duration = Duration::from_secs(1);
-/// How long the last lines of a failed rank are waited for.
-const TAIL_TAKES: Duration = Duration::from_millis(100);
+/// How long the last lines of a failed rank are waited for. All of it is used only where nothing
+/// answers: a reader of the output has paused, or the host is very busy.
+const TAIL_TAKES: Duration = Duration::from_secs(1);
 /// How long what it has written into its error file is waited for: the file may lie on another host.
 const ERROR_TAKES: Duration = Duration::from_secs(2);
-/// How long it may take to see which ranks have written an error.
-const FINDING_TAKES: Duration = Duration::from_millis(100);
+/// How long it may take to see which ranks have written an error, as long as that leaves half of the
+/// shutdown timeout to SIGTERM.
+const FINDING_TAKES: Duration = Duration::from_secs(1);

@@ -38,6 +38,11 @@ impl Connection {
         matches!(self, Self::Resuming { .. })
     }
 
+    /// What is said now may not arrive.
+    fn is_cut(&self) -> bool {
+        matches!(self, Self::Resuming { .. } | Self::Up { quiet: true, .. })
+    }
+
     pub(super) fn deadline(&self) -> Option<Duration> {
         match self {
             Self::Resuming { until, .. } => Some(*until),
@@ -73,7 +78,7 @@ impl AgentState {
     pub(super) fn quiet(&mut self, is_quiet: bool) {
         let can_resume = self.can_resume();
         let Connection::Up { here: false, quiet } = &mut self.connection else { return };
-        if !can_resume || std::mem::replace(quiet, is_quiet) == is_quiet {
+        if is_quiet && !can_resume || std::mem::replace(quiet, is_quiet) == is_quiet {
             return;
         }
         let (coordinator, limits) = (&self.facts.coordinator, self.facts.limits);
@@ -119,10 +124,7 @@ impl AgentState {
     }
 
     pub(super) fn reconnected(&mut self) {
-        if matches!(
-            self.connection,
-            Connection::Resuming { .. } | Connection::Up { quiet: true, .. }
-        ) {
+        if self.connection.is_cut() {
             let request = self.join_request(true);
             self.act(Action::Join(request));
         }
@@ -153,17 +155,25 @@ impl AgentState {
             let attempt = ended.attempt;
             self.send(FromAgent::Finished { attempt });
         }
-        if let Some((signal, count)) = self.request {
+        if matches!(self.outcome, Some(Outcome::Left { .. })) {
+            self.send(FromAgent::Leaving);
+        } else if let Some((signal, count)) = self.request {
             self.send(FromAgent::Interrupted { signal: signal as i32, count });
+        }
+        if let Some(error) = &self.error {
+            let reason = error.to_string();
+            self.send(FromAgent::Unable { reason });
         }
     }
 
+    /// This host leaves, and the coordinator may not know: without that word it would take the host for
+    /// lost, which costs a restart.
+    pub(super) fn leaves_untold(&self) -> bool {
+        matches!(self.outcome, Some(Outcome::Left { .. })) && self.connection.is_cut()
+    }
+
     pub(super) fn refused(&mut self, reason: String) {
-        let was_resuming = matches!(
-            self.connection,
-            Connection::Resuming { .. } | Connection::Up { quiet: true, .. }
-        );
-        if was_resuming {
+        if self.connection.is_cut() {
             self.lost(reason);
         } else {
             self.disconnect();

@@ -60,13 +60,13 @@ impl AgentState {
         } else {
             self.ask_all(signal);
         }
+        let leaves = self.leaves_alone();
         // A user who asks again, or a coordinator that does not answer, is reason enough to leave
-        // without its word.
-        if stopping || self.connection.is_resuming() {
+        // without its word. One that has only to be told is looked for as long as it keeps the seat.
+        if stopping || self.connection.is_resuming() && !leaves {
             self.give_up.get_or_insert(self.now + WORD_TAKES);
         }
         self.impatient |= stopping;
-        let leaves = self.leaves_alone();
         self.ask_to_stop(signal);
         let running = self.group.as_ref().map(super::Group::running);
         if !stopping && let Some(running) = running {
@@ -116,14 +116,18 @@ impl AgentState {
     }
 
     pub(super) fn give_up_at(&self) -> Option<Duration> {
-        self.give_up.filter(|_| self.group.is_none() && self.outcome.is_none())
+        let waits = self.outcome.is_none() || self.leaves_untold();
+        self.give_up.filter(|_| self.group.is_none() && waits)
     }
 
     /// Leaves without the coordinator's word when that does not come.
     pub(super) fn leave_when_due(&mut self) {
-        if self.give_up_at().is_some_and(|at| at <= self.now)
-            && let Some(signal) = self.interrupted
-        {
+        if self.give_up_at().is_none_or(|at| at > self.now) {
+            return;
+        }
+        if self.leaves_untold() {
+            self.disconnect();
+        } else if let Some(signal) = self.interrupted {
             self.outcome = Some(Outcome::Stopped { signal: signal as i32 });
         }
     }

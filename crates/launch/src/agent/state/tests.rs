@@ -56,16 +56,25 @@ impl Host {
 
     /// One that has joined.
     fn joined(kind: Kind) -> Self {
-        let mut this = Self::new(facts(kind));
+        Self::joined_with(facts(kind))
+    }
+
+    fn joined_with(facts: Facts) -> Self {
+        let here = facts.kind == Kind::OneHost;
+        let mut this = Self::new(facts);
         this.tell(Event::FolderMade);
-        this.tell(Event::Connected { here: kind == Kind::OneHost });
+        this.tell(Event::Connected { here });
         this.done.clear();
         this
     }
 
     /// One whose ranks run.
     fn running(kind: Kind) -> Self {
-        let mut this = Self::joined(kind);
+        Self::running_with(facts(kind))
+    }
+
+    fn running_with(facts: Facts) -> Self {
+        let mut this = Self::joined_with(facts);
         this.start(0);
         this
     }
@@ -257,6 +266,15 @@ fn the_first_failure_is_told_with_what_is_known() {
     host.killed(0, Signal::SIGABRT);
     assert_eq!(host.pass(3.0), ["sweep"]);
 
+    // The last lines of a busy host's rank take a while.
+    let mut host = Host::running(Kind::Peers);
+    host.exit(1, 7);
+    host.tell(Event::Left { local_rank: 1, error: None, hint: None });
+    assert!(host.pass(0.9).is_empty());
+    let tail = Tail { stdout: vec![], stderr: vec!["late".to_owned()] };
+    let told = host.tell(Event::Tail { local_rank: 1, tail });
+    assert!(told[0].contains("late"), "{told:?}");
+
     // Nobody reads the output, and the folder of the errors does not answer.
     let mut host = Host::running(Kind::Peers);
     assert_eq!(host.killed(0, Signal::SIGKILL), ["collect 0, killed true"]);
@@ -275,11 +293,18 @@ fn ranks_that_write_an_error_have_time_to_end() {
     assert!(host.killed(0, Signal::SIGTERM).is_empty(), "that is no failure");
     assert!(host.pass(2.9).is_empty());
     assert_eq!(host.pass(0.2), ["ask [1] SIGTERM"]);
-    // Where nobody can tell in time, all are asked.
+    // Where nothing tells in time, all are asked; a busy host may take its time.
     let mut host = Host::running(Kind::Peers);
     host.stop(0, "rank 0 failed");
+    assert!(host.pass(0.9).is_empty());
     assert_eq!(host.pass(0.2), ["ask [0, 1] SIGTERM"]);
     assert!(host.tell(Event::Exiting(vec![1])).is_empty(), "too late");
+    // Whatever the limit is, SIGTERM comes long before SIGKILL.
+    let limits = TimeLimits::new(Duration::from_secs(30), Duration::from_millis(500));
+    let mut host = Host::running_with(Facts { limits, ..facts(Kind::Peers) });
+    host.stop(0, "rank 0 failed");
+    assert_eq!(host.pass(0.3), ["ask [0, 1] SIGTERM"]);
+    assert_eq!(host.pass(0.3)[0], "ask [0, 1] SIGKILL");
 }
 
 #[test]
@@ -469,6 +494,39 @@ fn a_host_that_cannot_start_its_ranks() {
 }
 
 #[test]
+fn a_host_that_cannot_start_its_ranks_during_a_cut_says_so_afterwards() {
+    let mut host = Host::joined(Kind::Peers);
+    host.hear(ToAgent::Start(part(0)));
+    host.tell(Event::Prepared { attempt: 0 });
+    host.tell(Event::ConnectionLost { how: "it was reset".to_owned(), may_resume: true });
+    let error = LaunchError::Refused { reason: "no".to_owned() };
+    host.tell(Event::StartFailed { attempt: 0, error });
+    assert_eq!(host.tell(Event::Swept), ["release", "drain"]);
+    host.tell(Event::Reconnected);
+    let resumed = host.hear(ToAgent::Resumed);
+    assert!(resumed[1].starts_with("send Unable") && resumed[1].contains("no"), "{resumed:?}");
+    let closed = Event::ConnectionLost { how: "closed".to_owned(), may_resume: true };
+    let left = host.tell(closed);
+    assert_eq!(left, ["disconnect", "report error: this host cannot take part: no", "drain"]);
+}
+
+/// The coordinator was not asked to take it in, so that it has no word to wait for.
+#[test]
+fn a_host_that_cannot_ask_to_take_part_leaves() {
+    let mut host = Host::running(Kind::Elected);
+    let how = "connection refused".to_owned();
+    host.tell(Event::ConnectionLost { how: how.clone(), may_resume: true });
+    host.tell(Event::CoordinatorGone { how });
+    host.killed(0, Signal::SIGTERM);
+    host.killed(1, Signal::SIGTERM);
+    assert_eq!(host.tell(Event::Swept).last().unwrap(), "connect");
+    host.tell(Event::Connected { here: false });
+    let error = LaunchError::Refused { reason: "no port".to_owned() };
+    let left = host.tell(Event::Failed(error));
+    assert_eq!(left, ["disconnect", "report error: this host cannot take part: no port", "drain"]);
+}
+
+#[test]
 fn a_host_leaves_a_job_that_can_do_without_it() {
     let mut host = Host::running(Kind::Elected);
     let said = host.tell(Event::Signal(Signal::SIGTERM));
@@ -476,6 +534,54 @@ fn a_host_leaves_a_job_that_can_do_without_it() {
     host.killed(0, Signal::SIGTERM);
     host.killed(1, Signal::SIGTERM);
     assert_eq!(host.tell(Event::Swept), ["release", "drain", "report 143", "drain"]);
+}
+
+/// What it says while the connection is cut is lost: it says again that it leaves, and never asks for
+/// the others to be stopped.
+#[test]
+fn a_host_that_leaves_during_a_cut_leaves_when_the_connection_is_back() {
+    let broken = || Event::ConnectionLost { how: "it was reset".to_owned(), may_resume: true };
+    let stops = |host: &mut Host| {
+        host.tell(Event::Signal(Signal::SIGTERM));
+        host.killed(0, Signal::SIGTERM);
+        host.killed(1, Signal::SIGTERM);
+        host.tell(Event::Swept)
+    };
+    // The ranks still stop when the connection is back.
+    let mut host = Host::running(Kind::Elected);
+    host.tell(broken());
+    host.tell(Event::Signal(Signal::SIGTERM));
+    host.tell(Event::Reconnected);
+    assert_eq!(host.hear(ToAgent::Resumed)[1..], ["send Leaving"]);
+    // They have ended before.
+    for cut in [broken(), Event::Quiet(true)] {
+        let mut host = Host::running(Kind::Elected);
+        host.tell(cut);
+        assert_eq!(stops(&mut host), ["release", "drain"]);
+        assert!(host.pass(3.0).is_empty());
+        host.tell(Event::Reconnected);
+        let resumed = host.hear(ToAgent::Resumed);
+        assert_eq!(resumed[1..], ["send Leaving", "report 143", "drain"]);
+    }
+    // The connection was only slow.
+    let mut host = Host::running(Kind::Elected);
+    host.tell(Event::Quiet(true));
+    stops(&mut host);
+    let heard = host.tell(Event::Quiet(false));
+    assert_eq!(heard[0], "stop reconnecting");
+    assert_eq!(heard[2..], ["report 143", "drain"]);
+    // It does not come back.
+    let mut host = Host::running(Kind::Elected);
+    host.tell(broken());
+    stops(&mut host);
+    assert!(host.pass(29.9).is_empty());
+    assert_eq!(host.pass(0.2), ["disconnect", "report 143", "drain"]);
+    // Somebody has no time for that.
+    let mut host = Host::running(Kind::Elected);
+    host.tell(broken());
+    stops(&mut host);
+    host.tell(Event::Signal(Signal::SIGTERM));
+    assert_eq!(host.pass(2.0), ["disconnect", "report 143", "drain"]);
 }
 
 #[test]

@@ -298,3 +298,16 @@ fn the_first_host_is_named_as_others_reach_it() {
         assert_eq!(start, Some(expected));
     }
 }
+
+#[test]
+fn one_that_waits_for_a_node_rank_is_told_once_that_the_job_is_over() {
+    let mut job = Job::new(rules(3, 3, 0));
+    let ranked = |id| Join { node_rank: Some(2), ..join(id) };
+    job.join(1, ranked(1));
+    job.now += Duration::from_secs(1);
+    job.join(2, ranked(2));
+    job.now += Duration::from_secs(1);
+    job.event(Event::Interrupt { signal: INT });
+    assert_eq!(job.verdict().code, 130);
+    assert!(job.event(Event::Heard { agent: AgentId(1) }).is_empty());
+}

@@ -57,6 +57,41 @@ fn a_connection_that_comes_late_is_closed() {
     assert_eq!(come(&mut job, 23, 3), ["2: adopts 23", "2: resumed"]);
 }
 
+/// Its connection broke, or was turned away, before the coordinator had read what it said.
+#[test]
+fn one_whose_first_request_was_lost_is_a_new_host() {
+    let mut job = Job::new(rules(2, 3, 0));
+    job.join(1, join(1));
+    assert_eq!(job.resume(2, None), ["20: resumed", "20: waiting 2/2"]);
+    // The first one was only slow.
+    assert_eq!(job.join(2, join(2)), ["2: close"]);
+    let started = job.pass(5, &[1, 20]);
+    assert_eq!(started.len(), 2, "{started:?}");
+    assert!(started[1].starts_with("20: start 0 (restart 0): host 1/2 "), "{started:?}");
+    // It is held to the same rules as any other.
+    let mut job = Job::new(Rules { run_id: "k".into(), ..rules(1, 1, 0) });
+    assert!(job.resume(1, None)[0].starts_with("10: refused: h1 takes part in another job"));
+}
+
+/// Nothing is due until the one that is away comes back or is lost.
+#[test]
+fn one_that_is_away_while_all_stop_is_waited_for_without_looking() {
+    let mut job = Job::of_two(0);
+    job.failed(1, 1, 3);
+    let stop = job.now + rules(2, 2, 0).limits.stop();
+    job.pass(48, &[1, 2]);
+    job.disconnect(2, false);
+    job.stopped(1, 0);
+    while job.now < stop {
+        job.now = job.formation.deadline().expect("it is not over");
+        assert!(job.event(Event::Tick).is_empty());
+        let due = job.formation.deadline();
+        assert!(due.is_some_and(|due| due > job.now), "at {:?}: {due:?}", job.now);
+        job.event(Event::Heard { agent: AgentId(1) });
+    }
+    assert_eq!(job.pass(4, &[1]).last().unwrap(), "finish 3");
+}
+
 #[test]
 fn a_seat_is_not_kept_for_ever() {
     let mut job = Job::of_two(0);
