@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
-use brigade_suite::{Need, installed, needs};
+use brigade_suite::{Need, installed, is_root, needs};
 
 use crate::cargo;
 use crate::checkout::Checkout;
@@ -91,11 +91,6 @@ fn apt(packages: &[&str]) -> Result<()> {
         bail!("apt-get has not installed {list}: its last lines say why");
     }
     Ok(())
-}
-
-fn is_root() -> bool {
-    let id = Command::new("id").arg("-u").output();
-    id.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }
 
 fn is_interactive() -> bool {

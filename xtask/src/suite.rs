@@ -214,31 +214,48 @@ fn run_cargo_test(command: &mut Command) -> Result<ExitStatus> {
     Ok(status)
 }
 
-/// Tests of which libtest says that they take long.
+/// What libtest says of the program that runs, to find a test that hangs.
 #[derive(Debug, Default)]
-struct Slow(HashMap<String, Instant>);
+struct Slow {
+    /// Tests of which it says that they take long. It does so with several threads only.
+    tests: HashMap<String, Instant>,
+    /// When the last line came; `None` between programs, where cargo may build.
+    heard: Option<Instant>,
+}
 
 impl Slow {
     fn hear(&mut self, line: &str, now: Instant) {
+        if self.heard.is_some() || is_start(line) {
+            self.heard = Some(now);
+        }
         let Some(rest) = line.strip_prefix("test ") else { return };
         if let Some((test, _)) = rest.split_once(" has been running for over ") {
-            self.0.insert(test.to_owned(), now);
+            self.tests.insert(test.to_owned(), now);
         } else if let Some((test, _)) = rest.split_once(" ... ") {
-            self.0.remove(test);
+            self.tests.remove(test);
         } else if rest.starts_with("result: ") {
-            self.0.clear();
+            *self = Self::default();
         }
     }
 
-    /// One that has been running for as long as cargo-nextest lets it.
+    /// A test that has been running for as long as cargo-nextest lets it.
     fn hung(&self, now: Instant) -> Option<&str> {
-        let hung = self.0.iter().find(|it| now.duration_since(*it.1) >= AFTER_A_MINUTE);
-        hung.map(|it| it.0.as_str())
+        let hung = self.tests.iter().find(|it| now.duration_since(*it.1) >= LIMIT - A_MINUTE);
+        let is_silent = || self.heard.is_some_and(|heard| now.duration_since(heard) >= LIMIT);
+        hung.map(|it| it.0.as_str()).or_else(|| is_silent().then_some("a test without a name"))
     }
 }
 
-/// With the minute after which libtest speaks, the limit of `.config/nextest.toml`.
-const AFTER_A_MINUTE: Duration = Duration::from_secs(180);
+/// `running 3 tests`, the first line of a test program.
+fn is_start(line: &str) -> bool {
+    let count = line.strip_prefix("running ").and_then(|rest| rest.split_once(" test"));
+    count.is_some_and(|(count, _)| count.parse::<u64>().is_ok())
+}
+
+/// That of `.config/nextest.toml`.
+const LIMIT: Duration = Duration::from_secs(240);
+/// After this time libtest names a test.
+const A_MINUTE: Duration = Duration::from_secs(60);
 
 /// The sum of libtest's `test result:` lines.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -301,7 +318,7 @@ mod tests {
     #[test]
     fn what_takes_four_minutes_hangs() {
         let (mut slow, start) = (Slow::default(), Instant::now());
-        let long = start + AFTER_A_MINUTE;
+        let long = start + (LIMIT - A_MINUTE);
         slow.hear("test a::b has been running for over 60 seconds", start);
         assert_eq!(slow.hung(start), None);
         assert_eq!(slow.hung(long), Some("a::b"));
@@ -311,6 +328,20 @@ mod tests {
         assert_eq!(slow.hung(long), Some("src/lib.rs - x (line 3)"));
         slow.hear("test result: ok. 3 passed; 0 failed", long);
         assert_eq!(slow.hung(long), None);
+    }
+
+    /// With one thread libtest names no test that takes long.
+    #[test]
+    fn a_program_that_is_silent_for_four_minutes_hangs() {
+        let (mut slow, start) = (Slow::default(), Instant::now());
+        let half = start + LIMIT / 2;
+        assert_eq!(slow.hung(start + LIMIT), None, "cargo builds");
+        slow.hear("running 2 tests", start);
+        slow.hear("test a ... ok", half);
+        assert_eq!(slow.hung(start + LIMIT), None);
+        assert!(slow.hung(half + LIMIT).is_some());
+        slow.hear("test result: ok. 2 passed; 0 failed", half + LIMIT);
+        assert_eq!(slow.hung(half + 2 * LIMIT), None);
     }
 
     #[test]

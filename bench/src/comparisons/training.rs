@@ -158,7 +158,7 @@ pub(crate) fn memory(rounds: usize) -> Result<Vec<Row>> {
         };
         let own = Side::own(&format!("train {net} memory"));
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-        for _ in 0..rounds.min(3) {
+        for _ in 0..rounds {
             let [resident, _peak] = own.lists::<2>()?;
             ours.extend(resident);
             let [resident, _peak] = peer.lists::<2>()?;

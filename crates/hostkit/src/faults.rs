@@ -2,11 +2,12 @@
 
 use std::process::Command;
 
+use brigade_suite::SYSTEM_PATH;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::host::{Host, must};
-use crate::network::{SYSTEM_PATH, ip};
+use crate::network::ip;
 
 impl Host {
     /// Cuts this host off, silently: its own interface stays up, packets go nowhere and nobody is

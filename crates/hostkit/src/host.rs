@@ -6,8 +6,10 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use brigade_suite::SYSTEM_PATH;
+
 use crate::keys;
-use crate::network::{SYSTEM_PATH, ip};
+use crate::network::ip;
 use crate::process::{Process, inner_process, processes_of};
 
 /// A host of a [`Network`](crate::Network).

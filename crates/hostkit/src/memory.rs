@@ -25,31 +25,21 @@ impl MemoryGroup {
     #[must_use]
     #[expect(clippy::new_without_default, reason = "makes a folder of the system's")]
     pub fn new() -> Self {
-        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let of = |controllers: fn(&str) -> bool| {
-            own.lines().find_map(|line| {
-                let mut fields = line.splitn(3, ':').skip(1);
-                fields.next().filter(|it| controllers(it))?;
-                fields.next().map(str::to_owned)
-            })
-        };
-        let first = of(|it| it.split(',').any(|it| it == "memory"));
-        let (root, group, limit) = match (first, of(str::is_empty)) {
-            // A task that needs more than there is waits, because its killer is switched off.
-            (Some(group), _) => ("/sys/fs/cgroup/memory", group, ("memory.limit_in_bytes", "-1")),
-            // A task that uses more is held up.
-            (None, Some(group)) => ("/sys/fs/cgroup", group, ("memory.high", "max")),
-            (None, None) => panic!("there are no control groups"),
-        };
-        // In a container the path may be that of the host.
-        let inside = Path::new(root).join(group.trim_start_matches('/'));
-        let parent = if inside.is_dir() { inside } else { PathBuf::from(root) };
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = parent.join(format!("hostkit-{}-{number}", std::process::id()));
-        fs::create_dir(&path).expect("a folder for a control group");
-        let this = Self { path, parent, limit };
-        assert!(this.path.join(limit.0).exists(), "no {} in {}", limit.0, this.path.display());
-        if limit.0 == "memory.limit_in_bytes" {
+        let name = format!("hostkit-{}-{number}", std::process::id());
+        let make = |(root, limit): (&str, (&'static str, &'static str))| {
+            let path = Path::new(root).join(&name);
+            fs::create_dir(&path).ok()?;
+            if path.join(limit.0).exists() {
+                return Some(Self { path, parent: PathBuf::from(root), limit });
+            }
+            let _ = fs::remove_dir(&path);
+            None
+        };
+        // Right below the root, as `Need::MemoryGroups` tries it: the group of this process may have no
+        // controllers to give, as a scope of systemd has none.
+        let this = ROOTS.into_iter().find_map(make).expect("a control group for memory");
+        if this.limit.0 == "memory.limit_in_bytes" {
             this.write("memory.oom_control", "1").expect("switch off the killer of tasks");
         }
         this
@@ -124,5 +114,13 @@ impl Drop for MemoryGroup {
         }
     }
 }
+
+/// Of version 2 and version 1: the root, the file that limits a group, and what stands there without a
+/// limit. In version 2, a task that uses more is held up; in version 1 it waits, because its killer is
+/// switched off.
+const ROOTS: [(&str, (&str, &str)); 2] = [
+    ("/sys/fs/cgroup", ("memory.high", "max")),
+    ("/sys/fs/cgroup/memory", ("memory.limit_in_bytes", "-1")),
+];
 
 static NEXT: AtomicUsize = AtomicUsize::new(0);

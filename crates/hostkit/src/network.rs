@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use brigade_suite::SYSTEM_PATH;
+
 use crate::folder::{self, Folder};
 use crate::host::{Host, Wiring, must};
 use crate::keys;
@@ -132,6 +134,3 @@ pub(crate) fn ip(inside: i32, commands: &str) {
     command.args(["--net", "-t", &inside.to_string(), "sh", "-ec", &script.join("\n")]);
     must(command.env("PATH", SYSTEM_PATH));
 }
-
-/// A test's own PATH need not have the folders of the system's tools.
-pub(crate) const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

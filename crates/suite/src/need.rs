@@ -312,7 +312,9 @@ fn checkout() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn is_root() -> bool {
+/// Whether this process runs as root, which some tests and installing packages need.
+#[must_use]
+pub fn is_root() -> bool {
     let id = Command::new("id").arg("-u").output();
     id.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }
@@ -419,8 +421,8 @@ fn ipv6() -> Option<Lack> {
     })
 }
 
-/// A test's own `PATH` need not have the folders of the system's tools.
-const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// A `PATH` with the folders of the system's tools, which that of a test need not have.
+pub const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 macro_rules! packages {
     ($($program:literal $package:literal),* $(,)?) => {

@@ -7,7 +7,8 @@ use std::env;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode, Output};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use brigade_suite::{Group, Missed, Need, TimeLimit, run};
 
@@ -23,8 +24,10 @@ fn main() -> ExitCode {
         ]),
         Ok("fails") => inner(&[(&[], &[("fails", || panic!("the reason"))])]),
         Ok("hangs") => {
+            // It is there before the time starts.
+            let mut sleep = Command::new("sleep").arg("1000").spawn().unwrap();
             let _limit = TimeLimit::new("the test", Duration::from_millis(200));
-            let _ = Command::new("sleep").arg("1000").status();
+            let _ = sleep.wait();
             ExitCode::SUCCESS
         }
         _ => run("brigade-suite::outcomes", &[], &[(&[], TESTS)]),
@@ -126,7 +129,16 @@ fn what_hangs_is_named_and_ended() {
     assert!(said.contains("the test has not ended within 0 s"), "{said}");
     let line = said.lines().find(|it| it.ends_with("sleep 1000")).unwrap();
     let pid = line.split_whitespace().next().unwrap();
-    let state = fs::read_to_string(Path::new("/proc").join(pid).join("stat")).unwrap_or_default();
-    let state = state.rsplit_once(") ").map_or("X", |it| it.1);
-    assert!(state.starts_with(['X', 'Z']), "{line}: {state}");
+    // It has been sent SIGKILL, and may not have had a turn since.
+    let stat = Path::new("/proc").join(pid).join("stat");
+    let deadline = Instant::now() + Duration::from_secs(90);
+    loop {
+        let state = fs::read_to_string(&stat).unwrap_or_default();
+        let state = state.rsplit_once(") ").map_or("X", |it| it.1);
+        if state.starts_with(['X', 'Z']) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{line}: {state}");
+        thread::sleep(Duration::from_millis(1));
+    }
 }

@@ -130,10 +130,9 @@ fn losses(folder: &Path, rank: usize) -> BTreeMap<usize, String> {
 /// `large`: with a file that goes past the system's cache, and until at least one kill has come while that
 /// was being written.
 fn killed_at_random_instants(world: usize, large: bool) {
-    let number = |name| std::env::var(name).ok().and_then(|number| number.parse().ok());
-    let kills: u64 = number("BRIGADE_KILLS").unwrap_or(if large { 3 } else { 5 });
-    let seed: u64 = number("BRIGADE_KILL_SEED").unwrap_or_else(rand::random);
-    eprintln!("BRIGADE_KILL_SEED={seed}");
+    let kills = std::env::var("BRIGADE_KILLS").ok().and_then(|number| number.parse().ok());
+    let kills: u64 = kills.unwrap_or(if large { 3 } else { 5 });
+    let seed = brigade_suite::random().u64(..);
     // In memory, where there is such a place: a disk that others use makes a save last seconds.
     let memory = || tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
     let folder = if large { tempfile::tempdir() } else { memory() }.unwrap();
@@ -151,7 +150,7 @@ fn killed_at_random_instants(world: usize, large: bool) {
         let mut outputs = Vec::new();
         for rank in ranks.ranks() {
             let mut out = BufReader::new(rank.stdout.take().unwrap()).lines().map_while(Result::ok);
-            assert!(out.any(|line| line.contains("ready")), "kill {kill} of seed {seed}");
+            assert!(out.any(|line| line.contains("ready")), "kill {kill}");
             // Open until the end: a rank that writes more must not fail by that.
             outputs.push(out);
         }

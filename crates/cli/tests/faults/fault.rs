@@ -47,6 +47,8 @@ pub(crate) enum Kind {
     FreezeDisk,
     /// The agent of a host gets SIGKILL, or the launcher where that is the agent.
     KillAgent,
+    /// The ssh session of a host gets SIGKILL at one of its ends; on the first host, any host's.
+    KillSession,
     /// A host is cut off and all of its processes are killed, as when its power fails.
     Power,
     /// A host is cut off for longer than the heartbeat timeout.
@@ -58,7 +60,10 @@ pub(crate) enum Kind {
 impl Kind {
     /// The host takes no more part in the job.
     pub(crate) fn takes_host(self) -> bool {
-        matches!(self, Self::KillAgent | Self::Power | Self::LongCut | Self::LongStop)
+        matches!(
+            self,
+            Self::KillAgent | Self::KillSession | Self::Power | Self::LongCut | Self::LongStop
+        )
     }
 
     /// It ends by itself.
@@ -75,6 +80,7 @@ impl Kind {
             61..73 => Self::Cut,
             73..81 => Self::SlowDisk,
             81..89 => Self::FreezeDisk,
+            89..92 if way == Way::Ssh => Self::KillSession,
             89..96 => Self::KillAgent,
             96..98 => Self::Power,
             // A host that comes back to a job of hosts that come and leave joins again.

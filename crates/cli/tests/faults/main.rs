@@ -260,7 +260,9 @@ impl<'s> TrainingJob<'_, 's> {
         ];
         if way != Way::Ssh {
             common.push(format!("--nproc={}", SIZES[host]));
-            common.push("--rdzv-conf=join_timeout=10,last_call_timeout=0.2".to_owned());
+            common.push(
+                "--rdzv-conf=join_timeout=10,last_call_timeout=0.2,join_interval=0".to_owned(),
+            );
         }
         let all: Vec<&str> = flags.iter().chain(&common).map(String::as_str).collect();
         let program = trainer::command(&self.world.program, self.work(), &self.checkpoints);
@@ -385,10 +387,14 @@ impl<'s> TrainingJob<'_, 's> {
             (_, word) => word == Some("launch"),
         };
         let is_rank = |it: &Process| trainer::is_rank(&it.environment);
+        let is_session = |it: &Process| {
+            it.command.first().is_some_and(|it| it == "ssh" || it.starts_with("sshd: "))
+        };
         let mut processes = host.processes();
         match fault.kind {
             Kind::KillRank | Kind::StopRank => processes.retain(is_rank),
             Kind::StopAgent | Kind::KillAgent | Kind::LongStop => processes.retain(is_agent),
+            Kind::KillSession => processes.retain(is_session),
             _ => {}
         }
         // Not what one of them has forked and is about to be another program.
@@ -398,11 +404,16 @@ impl<'s> TrainingJob<'_, 's> {
         let one = (!one.is_empty()).then(|| one[fault.choice % one.len()].pid);
         let needs_one = matches!(
             fault.kind,
-            Kind::KillRank | Kind::StopRank | Kind::StopAgent | Kind::KillAgent | Kind::LongStop
+            Kind::KillRank
+                | Kind::StopRank
+                | Kind::StopAgent
+                | Kind::KillAgent
+                | Kind::KillSession
+                | Kind::LongStop
         );
         assert!(one.is_some() || !needs_one || may_be_absent, "nothing is there for {fault}");
         match fault.kind {
-            Kind::KillRank | Kind::KillAgent => {
+            Kind::KillRank | Kind::KillAgent | Kind::KillSession => {
                 one.iter().for_each(|it| send(*it, Signal::SIGKILL));
             }
             Kind::StopRank | Kind::StopAgent | Kind::LongStop => {

@@ -8,11 +8,11 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use brigade_hostkit::{Host, inner_process};
+use brigade_hostkit::{Etcd, Host, inner_process};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::site::{empty, site, wait_until};
+use crate::site::{Running, empty, listening, site, wait_until};
 
 /// A rank that is there, says so, and stays.
 const STAY: &str = "touch $RANK; sleep 1000 & wait";
@@ -167,8 +167,55 @@ pub(crate) fn random_kills() {
 }
 
 /// How many rounds of random kills are asked for.
-pub(crate) fn kills() -> Option<u64> {
+fn kills() -> Option<u64> {
     std::env::var("BRIGADE_TEST_KILLS").ok().map(|it| it.parse().unwrap())
+}
+
+/// A coordinator that is cut off from etcd and from the others must not begin an attempt of its own:
+/// another host coordinates the job by then.
+pub(crate) fn a_coordinator_that_is_cut_off_does_not_go_on_alone() {
+    let site = site(4);
+    // On the last host, where no part of the job runs.
+    let etcd = Etcd::start_on(site.host(3));
+    let flags = [
+        "--nproc=1",
+        "--nnodes=1:3",
+        "--max-restarts=2",
+        "--heartbeat-timeout=4",
+        "--rdzv-backend=etcd",
+        "--rdzv-endpoint=node4:2379",
+        "--rdzv-id=cut-off",
+        "--rdzv-conf=join_timeout=6,last_call_timeout=0.2,join_interval=0",
+    ];
+    let script = "touch $WORLD_SIZE-$TORCHELASTIC_RESTART_COUNT-$RANK; \
+                  until [ -e end ]; do sleep 0.05; done";
+    let start = |host| site.launch_on(host, &flags).sh(script).start();
+    let wait_for_ranks = |ranks: usize, attempt: usize| {
+        let there = |rank| site.work.join(format!("{ranks}-{attempt}-{rank}")).exists();
+        wait_until(&format!("{ranks} ranks of attempt {attempt}"), || (0..ranks).all(there));
+    };
+    let first = start(0);
+    wait_for_ranks(1, 0);
+    let others = [start(1), start(2)];
+    wait_for_ranks(3, 0);
+    site.host(0).cut();
+    wait_for_ranks(2, 1);
+    wait_until("the end of the first", || first.has_ended());
+    fs::write(site.work.join("end"), "").unwrap();
+    for run in others.map(Running::outcome) {
+        assert_eq!(run.code, 0, "{}", run.stderr);
+    }
+    site.host(0).restore();
+    let run = first.outcome();
+    assert_eq!(run.code, 1, "{}", run.stderr);
+    assert!(run.stderr.contains("no attempt is begun here"), "{}", run.stderr);
+    assert!(!site.work.join("1-1-0").exists(), "{}", run.stderr);
+    drop(etcd);
+    site.wait_until_empty();
+    for host in site.network.hosts() {
+        let ports = listening(host);
+        assert!(ports.iter().all(|port| *port == 22), "{}: ports {ports:?}", host.name());
+    }
 }
 
 pub(crate) fn readers_that_stop_and_go() {

@@ -3,7 +3,6 @@
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
-mod chaos;
 mod copied;
 mod ended;
 mod guarded;
@@ -42,8 +41,7 @@ brigade_suite::suite! {
         refused::hosts_that_turn_a_connection_away_are_tried_again,
         refused::folders_and_programs_that_are_not_there;
     needs Hosts Etcd:
-        chaos::random_blows,
-        chaos::a_coordinator_that_is_cut_off_does_not_go_on_alone;
+        ended::a_coordinator_that_is_cut_off_does_not_go_on_alone;
     needs Hosts Python:
         copied::python_programs_are_copied_with_what_they_import,
         guarded::the_store_listens_at_the_address_of_the_job_alone;

@@ -219,26 +219,12 @@ impl Running {
         *reapers_of(self.pid()).first().expect("a launcher has a reaper")
     }
 
-    fn watch_mark(&self) -> String {
-        format!("brigade\0__reaper\0{}\0", self.pid())
-    }
-
     /// Living processes that have this job's folder in their environment, and the watch, which has
-    /// no environment but the launcher's number in its arguments.
+    /// no environment.
     fn left(&self) -> Vec<i32> {
-        let mark = format!("DIR={}", self.folder.path().display());
-        let watch = self.watch_mark();
-        let processes = fs::read_dir("/proc").unwrap().map(Result::unwrap);
-        let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        numbers
-            .filter(|pid| {
-                let read = |file| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-                let environ = read("environ");
-                let marked = environ.split(|byte| *byte == 0).any(|var| var == mark.as_bytes())
-                    || read("cmdline").starts_with(watch.as_bytes());
-                marked && !matches!(state_of(*pid), None | Some('Z' | 'X'))
-            })
-            .collect()
+        let mut left = processes_with(&format!("DIR={}", self.folder.path().display()));
+        left.extend(reapers_of(self.pid()));
+        left
     }
 }
 

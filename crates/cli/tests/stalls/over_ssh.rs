@@ -4,8 +4,13 @@
 use std::fs;
 use std::path::Path;
 
+use brigade_hostkit::Host;
+use nix::sys::signal::Signal;
+
 use crate::site::{Running, Site, site, wait_until};
-use crate::{COUNT, Times, finish_soon, recover, result, sleep, stop_for, times, wait_for_ranks};
+use crate::{
+    COUNT, Times, finish_soon, recover, result, send, sleep, stop_for, times, wait_for_ranks,
+};
 
 /// The ranks' files go where the job is started: all hosts see that folder.
 fn script(all: &Path) -> String {
@@ -16,6 +21,11 @@ fn agent(site: &Site, host: usize) -> i32 {
     let processes = site.host(host).processes();
     let agent = processes.iter().find(|it| it.command.get(1).is_some_and(|it| it == "__agent"));
     agent.expect("an agent").pid
+}
+
+fn has_ranks(host: &Host) -> bool {
+    let is_rank = |variable: &String| variable.starts_with("RANK=");
+    host.processes().iter().any(|process| process.environment.iter().any(is_rank))
 }
 
 /// One launcher for two hosts.
@@ -44,6 +54,26 @@ fn has_result(stdout: &str, rank: u64) -> bool {
     stdout.lines().any(|line| line.ends_with(&end) && line.contains(&format!("{rank}]")))
 }
 
+/// The ports of a host from which it is connected to the coordinator.
+fn connections(host: &Host) -> Vec<u16> {
+    let table = host.sh("cat /proc/net/tcp");
+    let port = |line: &str| {
+        let mut fields = line.split_whitespace().skip(1);
+        let (local, remote, state) = (fields.next()?, fields.next()?, fields.next()?);
+        // 01 is an established connection; its other end has the port 29500.
+        let is_wanted = remote.ends_with(":733C") && state == "01";
+        let (_, port) = local.rsplit_once(':').filter(|_| is_wanted)?;
+        Some(u16::from_str_radix(port, 16).unwrap())
+    };
+    table.lines().filter_map(port).collect()
+}
+
+/// Ports, as nftables writes a set.
+fn set(ports: &[u16]) -> String {
+    let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+    format!("{{ {} }}", ports.join(", "))
+}
+
 pub(crate) fn a_launcher_and_an_agent_that_are_stopped_for_a_while() {
     let site = site(2);
     let times = times();
@@ -70,10 +100,13 @@ pub(crate) fn a_launcher_or_an_agent_that_is_stopped_for_too_long() {
         let job = over_ssh(&site, &times);
         if launcher {
             let launcher = job.freeze();
-            sleep(times.too_long);
+            wait_until("the end of the ranks", || !has_ranks(site.host(1)));
             launcher.thaw();
         } else {
-            stop_for(agent(&site, 1), times.too_long);
+            let agent = agent(&site, 1);
+            send(agent, Signal::SIGSTOP);
+            wait_until("the end of the launcher", || job.has_ended());
+            send(agent, Signal::SIGCONT);
         }
         let run = job.finish();
         assert_eq!(run.code, 1, "{}", run.stderr);
@@ -107,13 +140,21 @@ pub(crate) fn a_link_that_is_cut_and_mended_between_launchers() {
     let times = times();
     let launchers = over_tcp(&site, &times);
     for &stall in times.stalls {
-        // An agent, and the coordinator.
-        for host in [1, 0] {
-            site.host(host).cut();
-            sleep(stall);
-            site.host(host).restore();
-            recover();
-        }
+        // An agent whose old connection stays dead: it must not wait for what TCP sends again.
+        let old = connections(site.host(1));
+        site.host(1).cut();
+        sleep(stall);
+        site.host(0).filter(&format!("tcp sport {} drop", set(&old)));
+        site.host(1).filter(&format!("tcp dport {} drop", set(&old)));
+        site.host(1).restore();
+        let is_new = || connections(site.host(1)).iter().any(|port| !old.contains(port));
+        wait_until("a new connection", is_new);
+        recover();
+        // The coordinator.
+        site.host(0).cut();
+        sleep(stall);
+        site.host(0).restore();
+        recover();
     }
     finish_soon(&site.work);
     let mut said = Vec::new();
@@ -123,7 +164,6 @@ pub(crate) fn a_link_that_is_cut_and_mended_between_launchers() {
         assert!(has_result(&run.stdout, rank), "{}", run.stdout);
         said.push(run.stderr);
     }
-    // It did not wait for TCP.
     assert!(said[1].contains("connected to node1:29500 again after "), "{}", said[1]);
     assert!(said[0].contains("node2 is connected again"), "{}", said[0]);
     site.wait_until_empty();
@@ -134,7 +174,9 @@ pub(crate) fn a_link_that_is_cut_for_too_long() {
     let times = times();
     let launchers = over_tcp(&site, &times);
     site.host(1).cut();
-    sleep(times.too_long);
+    for host in [0, 2] {
+        wait_until("the end of the others", || launchers[host].has_ended());
+    }
     site.host(1).restore();
     let mut said = Vec::new();
     for launcher in launchers {
@@ -147,23 +189,21 @@ pub(crate) fn a_link_that_is_cut_for_too_long() {
     site.wait_until_empty();
 }
 
-/// A host whose connections are reset, as a gateway does that has forgotten them, comes back at once.
+/// Connections that are reset, as a gateway does that has forgotten them, are made again at once.
 pub(crate) fn a_connection_that_is_reset_is_made_again() {
     let site = site(3);
     let times = times();
     let launchers = over_tcp(&site, &times);
-    // Whatever is sent over the connections that there are is answered with a reset.
-    site.host(0).sh("nft 'add table inet gateway; \
-         add chain inet gateway input { type filter hook input priority 0; policy accept; }; \
-         add rule inet gateway input tcp dport 29500 tcp flags & (syn | rst) == 0 \
-         ct state established reject with tcp reset'");
-    let is_reset = || {
-        let table = site.host(1).sh("cat /proc/net/tcp");
-        // 01 is a connection that stands; its other end has the port 29500.
-        !table.lines().any(|line| line.contains(":733C 01 "))
-    };
-    wait_until("the reset", is_reset);
-    site.host(0).sh("nft delete table inet gateway");
+    let old: Vec<u16> = [1, 2].into_iter().flat_map(|host| connections(site.host(host))).collect();
+    assert_eq!(old.len(), 2, "one connection from each agent: {old:?}");
+    // New connections pass: an agent has a fraction of a second to come back.
+    let rule = format!("tcp sport {} tcp flags & rst == 0 reject with tcp reset", set(&old));
+    site.host(0).filter(&rule);
+    for host in [1, 2] {
+        let is_new = || connections(site.host(host)).iter().any(|port| !old.contains(port));
+        wait_until("a new connection", is_new);
+    }
+    // Longer than the seat of an agent that does not come back is kept.
     sleep(times.stalls[0]);
     finish_soon(&site.work);
     for (rank, launcher) in (0..).zip(launchers) {

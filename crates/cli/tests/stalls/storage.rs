@@ -5,7 +5,8 @@ use std::fs;
 use brigade_hostkit::{Disk, MemoryGroup};
 
 use crate::job::{self, Running};
-use crate::{COUNT, Hosts, finish_soon, recover, sleep, succeed, times, wait_for_ranks};
+use crate::launchers::Hosts;
+use crate::{COUNT, finish_soon, recover, sleep, succeed, times, wait_for_ranks};
 
 pub(crate) fn a_frozen_folder_of_logs() {
     let disk = Disk::mount();
@@ -14,7 +15,15 @@ pub(crate) fn a_frozen_folder_of_logs() {
     // The ranks print all the time, so that the thread that writes their logs is held up, too.
     let script = format!("while :; do echo .; sleep 0.02; done & {COUNT}; kill $!");
     let launchers: Vec<Running> = (0..2)
-        .map(|node| hosts.launcher(node, 2, &times).flag(&logs).flag("--tee=3").sh(&script).start())
+        .map(|node| {
+            hosts
+                .numbered(node, 2, 1)
+                .flag(&times.flag())
+                .flag(&logs)
+                .flag("--tee=3")
+                .sh(&script)
+                .start()
+        })
         .collect();
     wait_for_ranks(hosts.all.path(), 2);
     // However long: only the logs wait.
@@ -45,7 +54,7 @@ pub(crate) fn a_folder_of_logs_that_is_frozen_while_an_attempt_begins() {
                   [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; \
                   until [ -e $ALL/fail ]; do sleep 0.05; done; [ $RANK = 0 ] && exit 3; sleep 1000";
     let start = |node| {
-        let job = hosts.launcher(node, 2, &times).flag("--max-restarts=1");
+        let job = hosts.numbered(node, 2, 1).flag(&times.flag()).flag("--max-restarts=1");
         let job = if node == 1 { job.flag(&logs) } else { job };
         job.sh(script).start()
     };
@@ -67,8 +76,9 @@ pub(crate) fn a_folder_of_logs_that_is_frozen_while_an_attempt_begins() {
 pub(crate) fn memory_that_is_short_for_a_while() {
     let group = MemoryGroup::new();
     let (times, hosts) = (times(), Hosts::new());
-    let launchers: Vec<Running> =
-        (0..2).map(|node| hosts.launcher(node, 2, &times).sh(COUNT).start()).collect();
+    let launchers: Vec<Running> = (0..2)
+        .map(|node| hosts.numbered(node, 2, 1).flag(&times.flag()).sh(COUNT).start())
+        .collect();
     wait_for_ranks(hosts.all.path(), 2);
     for launcher in &launchers {
         group.add(launcher.pid());

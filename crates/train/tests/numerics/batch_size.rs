@@ -1,7 +1,5 @@
 //! Batch sizes after a real out-of-memory error.
 
-use std::time::{Duration, Instant};
-
 use brigade_testkit::{World, dist_test};
 use brigade_train::{Accelerator, Error, Kind, Precision, Result, Sgd, Tensor};
 use nix::sys::resource::{Resource, setrlimit};
@@ -87,7 +85,6 @@ dist_test!(world = 2, dist_all_ranks_go_on_with_the_same_size, |world: World| {
     });
     assert!(failed.unwrap_err().to_string().contains("the data are gone"));
     // A rank that fails while the other waits in a collective, as it stands in the middle of training.
-    let began = Instant::now();
     let failed = accelerator.find_executable_batch_size(8, |_| -> Result<()> {
         if world.rank.as_usize() == 0 {
             return Err(Error::Misuse("the data are gone".into()));
@@ -95,7 +92,6 @@ dist_test!(world = 2, dist_all_ranks_go_on_with_the_same_size, |world: World| {
         accelerator.wait_for_everyone()
     });
     assert!(failed.unwrap_err().to_string().contains("the data are gone"));
-    assert!(began.elapsed() < Duration::from_secs(30), "not the time limit of 30 minutes");
     // The ranks are still together.
     let sum = accelerator
         .reduce(&Tensor::ones([1], (Kind::Float, tch::Device::Cpu)), brigade_train::ReduceOp::Sum);
@@ -112,7 +108,6 @@ dist_test!(world = 2, dist_one_rank_alone_runs_out_in_the_middle_of_training, |w
         // Each new meeting takes threads, and so address space.
         limit_memory(1400 * MIB);
     }
-    let began = Instant::now();
     let mut tried = Vec::new();
     let attempt = |size| -> Result<u64> {
         tried.push(size);
@@ -133,8 +128,6 @@ dist_test!(world = 2, dist_one_rank_alone_runs_out_in_the_middle_of_training, |w
     };
     let steps = accelerator.find_executable_batch_size_by(512, |size| size / 4, attempt);
     assert_eq!((steps.unwrap(), tried), (3, vec![512, 128, 32]));
-    // The other rank's messages ended with the try, not at their time limit of 30 minutes.
-    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     // What goes on is another group; the one before is closed, and says so.
     assert!(before.barrier().is_err());
     let sum = accelerator
