@@ -34,10 +34,10 @@ fn what_others_leave_in_a_container_lives_on() {
 
     let id = container.id();
     let first = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
-    let guest = "setsid sleep 1000 >/dev/null & echo $! >part; mv part guest";
+    let guest = "cd \"$1\" && { setsid sleep 1000 >/dev/null & echo $! >part; mv part guest; }";
     let mut exec = Command::new("nsenter");
-    exec.args(["--target", first.trim(), "--pid", "--mount", "sh", "-c", guest]);
-    let status = exec.current_dir(folder.path()).env_remove("BRIGADE_AGENT").status().unwrap();
+    exec.args(["--target", first.trim(), "--pid", "--mount", "sh", "-c", guest, "sh"]);
+    let status = exec.arg(folder.path()).env_remove("BRIGADE_AGENT").status().unwrap();
     assert!(status.success());
 
     let output = container.wait_with_output().unwrap();
