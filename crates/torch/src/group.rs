@@ -413,7 +413,7 @@ impl ProcessGroup {
     /// [`Error::Collective`] when a peer is gone or did not come in time; else as [`crate::backward`].
     pub fn backward(&self, loss: &Tensor) -> Result<(), Error> {
         let begun = Instant::now();
-        ffi::backward(borrow(loss)).map_err(|error| {
+        ffi::group_backward(self.raw(), borrow(loss)).map_err(|error| {
             let thrown = Thrown::read(&error);
             if !thrown.is_of_a_group() {
                 return Error::libtorch("backward", &error);
