@@ -1,5 +1,7 @@
 //! A child of `fork` that goes on without `exec`: everything ends with an error, and nothing hangs.
 
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
 use std::process::Command;
 use std::time::{Duration, Instant};
 
