@@ -23,6 +23,7 @@ const SOURCES: &[&str] = &[
     "cpp/reproducible.cpp",
     "cpp/flat.cpp",
     "cpp/matrix_step.cpp",
+    "cpp/max_pool.cpp",
     "cpp/profiler.cpp",
 ];
 

@@ -145,7 +145,9 @@ impl Fuzzer<'_> {
         if self.nightly {
             command.arg("--");
         }
-        command.args(["-set_cover_merge=1".to_owned(), format!("-max_len={LONGEST_KEPT}")]);
+        // How often a branch was taken guides the search, but would keep thousands of inputs.
+        command.args(["-set_cover_merge=1", "-use_counters=0"]);
+        command.arg(format!("-max_len={LONGEST_KEPT}"));
         ensure!(cargo::run(&mut command)?.success(), "the corpus of {target} cannot be merged");
         Ok(())
     }

@@ -1,6 +1,6 @@
 #include "brigade-torch/src/bridge.rs.h"
 
-#include "every_cpu.h"
+#include "rows.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -23,91 +23,96 @@ using torch::autograd::variable_list;
 // Elements of a parallel task: three inputs of it fit the second-level cache. Sums are made task by task
 // and added up in their order, so that they do not depend on the number of threads.
 constexpr int64_t kBlock = 16384;
-// With fewer, the inner loops are shorter than a few vectors.
-constexpr int64_t kFewestChannels = 16;
 
-// Loops over a block of channels_last rows, each of `channels` values.
+// Loops over a block of channels_last rows, each of `channels` values of type T, float or bfloat16.
+// Statistics, parameters and everything in between are float.
 
 // Mean and sum of squared deviations of each channel: two passes, the second one in the cache.
+template <typename T>
 BRIGADE_EVERY_CPU void row_statistics(
-    const float* __restrict x, int64_t rows, int64_t channels, float* __restrict mean,
+    const T* __restrict x, int64_t rows, int64_t channels, float* __restrict mean,
     float* __restrict squares) {
   std::fill(mean, mean + channels, 0.0f);
   std::fill(squares, squares + channels, 0.0f);
   for (int64_t row = 0; row < rows; ++row) {
-    const float* from = x + row * channels;
+    const T* from = x + row * channels;
     for (int64_t c = 0; c < channels; ++c) {
-      mean[c] += from[c];
+      mean[c] += wide(from[c]);
     }
   }
   for (int64_t c = 0; c < channels; ++c) {
     mean[c] /= static_cast<float>(rows);
   }
   for (int64_t row = 0; row < rows; ++row) {
-    const float* from = x + row * channels;
+    const T* from = x + row * channels;
     for (int64_t c = 0; c < channels; ++c) {
-      const float deviation = from[c] - mean[c];
+      const float deviation = wide(from[c]) - mean[c];
       squares[c] += deviation * deviation;
     }
   }
 }
 
 // NaN stays NaN, as in libtorch's relu.
+template <typename T>
 BRIGADE_EVERY_CPU void activate_rows(
-    const float* __restrict x, const float* __restrict shortcut, const float* __restrict slope,
-    const float* __restrict offset, int64_t rows, int64_t channels, float* __restrict y) {
+    const T* __restrict x, const T* __restrict shortcut, const float* __restrict slope,
+    const float* __restrict offset, int64_t rows, int64_t channels, T* __restrict y) {
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t at = row * channels;
     if (shortcut != nullptr) {
       for (int64_t c = 0; c < channels; ++c) {
-        const float value = x[at + c] * slope[c] + offset[c] + shortcut[at + c];
-        y[at + c] = value < 0 ? 0 : value;
+        const float value = wide(x[at + c]) * slope[c] + offset[c] + wide(shortcut[at + c]);
+        y[at + c] = static_cast<T>(value < 0 ? 0 : value);
       }
     } else {
       for (int64_t c = 0; c < channels; ++c) {
-        const float value = x[at + c] * slope[c] + offset[c];
-        y[at + c] = value < 0 ? 0 : value;
+        const float value = wide(x[at + c]) * slope[c] + offset[c];
+        y[at + c] = static_cast<T>(value < 0 ? 0 : value);
       }
     }
   }
 }
 
 // What ReLU lets through of the gradient, kept for the shortcut and the second pass, and its sums.
+template <typename T>
 BRIGADE_EVERY_CPU void shortcut_gradient_sums(
-    const float* __restrict dy, const float* __restrict y, const float* __restrict x,
-    const float* __restrict mean, int64_t rows, int64_t channels, float* __restrict through,
+    const T* __restrict dy, const T* __restrict y, const T* __restrict x,
+    const float* __restrict mean, int64_t rows, int64_t channels, T* __restrict through,
     float* __restrict sum, float* __restrict product) {
   std::fill(sum, sum + channels, 0.0f);
   std::fill(product, product + channels, 0.0f);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t at = row * channels;
     for (int64_t c = 0; c < channels; ++c) {
-      const float gradient = y[at + c] <= 0 ? 0 : dy[at + c];
-      through[at + c] = gradient;
+      const float gradient = wide(y[at + c]) <= 0 ? 0 : wide(dy[at + c]);
+      through[at + c] = static_cast<T>(gradient);
       sum[c] += gradient;
-      product[c] += gradient * (x[at + c] - mean[c]);
+      product[c] += gradient * (wide(x[at + c]) - mean[c]);
     }
   }
 }
 
 // Of what the pass above has kept.
+template <typename T>
 BRIGADE_EVERY_CPU void shortcut_gradient_rows(
-    const float* __restrict through, const float* __restrict x, const float* __restrict mean,
+    const T* __restrict through, const T* __restrict x, const float* __restrict mean,
     const float* __restrict scale, const float* __restrict slope, const float* __restrict offset,
-    int64_t rows, int64_t channels, float* __restrict dx) {
+    int64_t rows, int64_t channels, T* __restrict dx) {
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t at = row * channels;
     for (int64_t c = 0; c < channels; ++c) {
+      const float apart = wide(x[at + c]) - mean[c];
       dx[at + c] =
-          (through[at + c] - offset[c] - (x[at + c] - mean[c]) * slope[c]) * scale[c];
+          static_cast<T>((wide(through[at + c]) - offset[c] - apart * slope[c]) * scale[c]);
     }
   }
 }
 
 // Without a shortcut the output follows from the input, as `activate_rows` made it: one tensor less to
 // read, twice.
+template <typename T>
 BRIGADE_EVERY_CPU void gradient_sums(
-    const float* __restrict dy, const float* __restrict x, const float* __restrict mean,
+    const T* __restrict dy, const T* __restrict x, const float* __restrict mean,
     const float* __restrict y_slope, const float* __restrict y_offset, int64_t rows,
     int64_t channels, float* __restrict sum, float* __restrict product) {
   std::fill(sum, sum + channels, 0.0f);
@@ -115,25 +120,27 @@ BRIGADE_EVERY_CPU void gradient_sums(
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t at = row * channels;
     for (int64_t c = 0; c < channels; ++c) {
-      const float value = x[at + c] * y_slope[c] + y_offset[c];
-      const float gradient = value <= 0 ? 0 : dy[at + c];
+      const float value = wide(x[at + c]) * y_slope[c] + y_offset[c];
+      const float gradient = value <= 0 ? 0 : wide(dy[at + c]);
       sum[c] += gradient;
-      product[c] += gradient * (x[at + c] - mean[c]);
+      product[c] += gradient * (wide(x[at + c]) - mean[c]);
     }
   }
 }
 
+template <typename T>
 BRIGADE_EVERY_CPU void gradient_rows(
-    const float* __restrict dy, const float* __restrict x, const float* __restrict mean,
+    const T* __restrict dy, const T* __restrict x, const float* __restrict mean,
     const float* __restrict y_slope, const float* __restrict y_offset,
     const float* __restrict scale, const float* __restrict slope, const float* __restrict offset,
-    int64_t rows, int64_t channels, float* __restrict dx) {
+    int64_t rows, int64_t channels, T* __restrict dx) {
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t at = row * channels;
     for (int64_t c = 0; c < channels; ++c) {
-      const float value = x[at + c] * y_slope[c] + y_offset[c];
-      const float gradient = value <= 0 ? 0 : dy[at + c];
-      dx[at + c] = (gradient - offset[c] - (x[at + c] - mean[c]) * slope[c]) * scale[c];
+      const float value = wide(x[at + c]) * y_slope[c] + y_offset[c];
+      const float gradient = value <= 0 ? 0 : wide(dy[at + c]);
+      const float apart = wide(x[at + c]) - mean[c];
+      dx[at + c] = static_cast<T>((gradient - offset[c] - apart * slope[c]) * scale[c]);
     }
   }
 }
@@ -182,17 +189,13 @@ struct Running {
   double eps;
 };
 
-bool lies_in_rows(const at::Tensor& t) {
-  return t.device().is_cpu() && t.scalar_type() == at::kFloat && t.dim() == 4 && !t.is_neg() &&
-      t.is_contiguous(at::MemoryFormat::ChannelsLast);
-}
-
 bool is_vector(const at::Tensor& t, int64_t channels) {
   return t.defined() && t.device().is_cpu() && t.scalar_type() == at::kFloat && t.dim() == 1 &&
       t.size(0) == channels && t.is_contiguous() && !t.is_neg();
 }
 
-struct NormRelu : public torch::autograd::Function<NormRelu> {
+template <typename T>
+struct NormRelu : public torch::autograd::Function<NormRelu<T>> {
   static at::Tensor forward(
       AutogradContext* context,
       const at::Tensor& x,
@@ -203,14 +206,14 @@ struct NormRelu : public torch::autograd::Function<NormRelu> {
     RECORD_FUNCTION("brigade::batch_norm_relu", {});
     const Rows all(x);
     const auto channels = all.channels;
-    const float* from = x.const_data_ptr<float>();
+    const T* from = x.const_data_ptr<T>();
     std::vector<float> means(all.blocks * channels), squares(all.blocks * channels);
     all.each_block([&](int64_t block, int64_t at, int64_t rows) {
       row_statistics(
           from + at, rows, channels, &means[block * channels], &squares[block * channels]);
     });
 
-    auto mean = at::empty({channels}, x.options().memory_format(std::nullopt));
+    auto mean = at::empty({channels}, weight.options().memory_format(std::nullopt));
     auto inverse = at::empty_like(mean);
     auto slopes = at::empty_like(mean);
     auto offsets = at::empty_like(mean);
@@ -255,8 +258,8 @@ struct NormRelu : public torch::autograd::Function<NormRelu> {
     running.variance.unsafeGetTensorImpl()->bump_version();
 
     auto y = at::empty_like(x);
-    float* to = y.mutable_data_ptr<float>();
-    const float* beside = shortcut ? shortcut->const_data_ptr<float>() : nullptr;
+    T* to = y.mutable_data_ptr<T>();
+    const T* beside = shortcut ? shortcut->const_data_ptr<T>() : nullptr;
     all.each_block([&](int64_t, int64_t at, int64_t rows) {
       activate_rows(
           from + at, beside == nullptr ? nullptr : beside + at, slope, offset, rows, channels,
@@ -282,16 +285,16 @@ struct NormRelu : public torch::autograd::Function<NormRelu> {
     const auto dy = gradients[0].contiguous(at::MemoryFormat::ChannelsLast);
     const Rows all(x);
     const auto channels = all.channels;
-    const float* gradient = dy.const_data_ptr<float>();
-    const float* inputs = x.const_data_ptr<float>();
-    const float* outputs = y.const_data_ptr<float>();
+    const T* gradient = dy.const_data_ptr<T>();
+    const T* inputs = x.const_data_ptr<T>();
+    const T* outputs = y.const_data_ptr<T>();
     const float* mean = saved[4].const_data_ptr<float>();
     const float* inverse = saved[5].const_data_ptr<float>();
     const float* weights = saved[2].const_data_ptr<float>();
     const float* y_slope = saved[6].const_data_ptr<float>();
     const float* y_offset = saved[7].const_data_ptr<float>();
     const auto let_through = has_shortcut ? at::empty_like(y) : at::Tensor();
-    float* through = has_shortcut ? let_through.mutable_data_ptr<float>() : nullptr;
+    T* through = has_shortcut ? let_through.mutable_data_ptr<T>() : nullptr;
     if (wants_shortcut) {
       out[3] = let_through;
     }
@@ -333,7 +336,7 @@ struct NormRelu : public torch::autograd::Function<NormRelu> {
     }
     if (context->needs_input_grad(0)) {
       out[0] = at::empty_like(x);
-      float* dx = out[0].mutable_data_ptr<float>();
+      T* dx = out[0].mutable_data_ptr<T>();
       all.each_block([&](int64_t, int64_t at, int64_t rows) {
         if (has_shortcut) {
           shortcut_gradient_rows(
@@ -381,6 +384,13 @@ struct NormRelu : public torch::autograd::Function<NormRelu> {
   }
 };
 
+template <typename T>
+at::Tensor apply_to(
+    const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+    const std::optional<at::Tensor>& shortcut, const Running& running) {
+  return NormRelu<T>::apply(x, weight, bias, shortcut, running);
+}
+
 std::optional<at::Tensor> optional(rust::Slice<const TensorRef> tensor) {
   return tensor.empty() ? std::nullopt : std::optional<at::Tensor>(tensor[0].tensor);
 }
@@ -401,13 +411,15 @@ std::unique_ptr<Tensor> batch_norm_relu(
   const auto is_mine = [&](rust::Slice<const TensorRef> t) {
     return !t.empty() && is_vector(t[0].tensor, x.size(1));
   };
-  const bool one_pass = training && lies_in_rows(x) && x.size(1) >= kFewestChannels &&
+  const bool one_pass = training && lies_in_rows(x) &&
       x.numel() > x.size(1) && is_mine(weight) && is_mine(bias) && is_mine(running_mean) &&
       is_mine(running_var) &&
       (shortcut.empty() ||
-       (lies_in_rows(shortcut[0].tensor) && shortcut[0].tensor.sizes() == x.sizes()));
+       (lies_in_rows(shortcut[0].tensor) && shortcut[0].tensor.sizes() == x.sizes() &&
+        shortcut[0].tensor.scalar_type() == x.scalar_type()));
   if (one_pass) {
-    return std::make_unique<Tensor>(NormRelu::apply(
+    const auto apply = x.scalar_type() == at::kFloat ? &apply_to<float> : &apply_to<at::BFloat16>;
+    return std::make_unique<Tensor>(apply(
         x, weight[0].tensor, bias[0].tensor, optional(shortcut),
         Running{running_mean[0].tensor, running_var[0].tensor, momentum, eps}));
   }

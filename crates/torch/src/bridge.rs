@@ -313,6 +313,7 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/reproducible.h");
         include!("brigade-torch/cpp/flat.h");
         include!("brigade-torch/cpp/matrix_step.h");
+        include!("brigade-torch/cpp/max_pool.h");
         include!("brigade-torch/cpp/norm.h");
         include!("brigade-torch/cpp/norm_relu.h");
         include!("brigade-torch/cpp/profiler.h");
@@ -524,6 +525,13 @@ pub(crate) mod ffi {
             training: bool,
             momentum: f64,
             eps: f64,
+        ) -> Result<UniquePtr<Tensor>>;
+
+        fn max_pool2d(
+            input: &Tensor,
+            kernel: &[i64; 2],
+            stride: &[i64; 2],
+            padding: &[i64; 2],
         ) -> Result<UniquePtr<Tensor>>;
 
         type LossFlag;

@@ -21,6 +21,7 @@ mod hook;
 mod join;
 mod loss_flag;
 pub mod matrix_step;
+mod max_pool;
 mod memory;
 mod memory_format;
 mod norm;
@@ -47,6 +48,7 @@ pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
 pub use hook::{Bucket, Compression, GradientHook};
 pub use join::{JoinOptions, Shadowed};
 pub use loss_flag::{LossFlag, first_elements_are_finite, first_elements_not_finite};
+pub use max_pool::max_pool2d;
 pub use memory::{
     Element, Elements, bytes, elements, from_vec, keep_freed_memory, release_memory,
     shift_allocations,

@@ -75,10 +75,11 @@ pub fn sync_batch_norm(
 
 /// `relu(batch_norm(input) + shortcut)`, for the place where a convolutional network has all three.
 ///
-/// In training, float32 in channels_last on the CPU with all parameters and running statistics, it is one
-/// operation: the input is read twice and the output written once (apart: read five times and written
-/// three times with a shortcut), and the backward has no pass for ReLU. Results equal those of the
-/// operations to rounding, and do not depend on the number of threads. Elsewhere it calls the operations.
+/// In training, on the CPU, with an input of float32 or bfloat16 in channels_last and all parameters and
+/// running statistics in float32, it is one operation: the input is read twice and the output written
+/// once (apart: read five times and written three times with a shortcut), and the backward has no pass
+/// for ReLU. Results equal those of the operations to rounding, and do not depend on the number of
+/// threads. Elsewhere it calls the operations.
 ///
 /// # Errors
 /// [`Error::Libtorch`] when shapes, kinds or devices do not fit.

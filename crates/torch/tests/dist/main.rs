@@ -11,6 +11,7 @@ mod fused;
 mod gather;
 mod golden;
 mod kept_memory;
+mod max_pool;
 mod meeting;
 mod memory;
 mod message;

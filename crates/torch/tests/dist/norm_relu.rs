@@ -29,14 +29,28 @@ impl Case {
         }
     }
 
+    /// With values that bfloat16 has.
+    fn in_bfloat16(self) -> Self {
+        let rounded = |tensor: Tensor| tensor.to_kind(Kind::BFloat16).to_kind(Kind::Float);
+        Self {
+            input: rounded(self.input),
+            shortcut: self.shortcut.map(rounded),
+            upstream: rounded(self.upstream),
+            ..self
+        }
+    }
+
     fn run(&self, kind: Kind, fused: bool) -> Results {
+        // As under autocast.
+        let of_parameters = if kind == Kind::BFloat16 { Kind::Float } else { kind };
         let leaf = |tensor: &Tensor| tensor.detach().to_kind(kind).set_requires_grad(true);
         let vector = |from: f64| {
             Tensor::linspace(from, from + 1.0, self.channels, (Kind::Double, Device::Cpu))
-                .to_kind(kind)
+                .to_kind(of_parameters)
         };
         let (input, shortcut) = (leaf(&self.input), self.shortcut.as_ref().map(leaf));
-        let (weight, bias) = (leaf(&vector(0.5)), leaf(&vector(-0.5)));
+        let (weight, bias) = (vector(0.5), vector(-0.5));
+        let [weight, bias] = [weight, bias].map(|vector| vector.set_requires_grad(true));
         let (running_mean, running_var) = (vector(0.0), vector(1.0));
         let output = if fused {
             let state = BatchNormState {
@@ -62,7 +76,7 @@ impl Case {
                 None => normal.relu(),
             }
         };
-        (&output * self.upstream.to_kind(kind)).sum(kind).backward();
+        (&output * self.upstream.to_kind(kind)).sum(of_parameters).backward();
         let mut results = vec![output, running_mean, running_var];
         results.extend([&input, &weight, &bias].map(Tensor::grad));
         results.extend(shortcut.as_ref().map(Tensor::grad));
@@ -101,17 +115,38 @@ fn it_equals_the_operations_in_float64() {
 }
 
 #[test]
+fn bfloat16_is_as_close_to_float64_as_the_operations_are() {
+    for shape in [[2, 16, 3, 3], [8, 64, 23, 17], [1, 2048, 1, 2]] {
+        for shortcut in [false, true] {
+            let case = Case::new(shape, shortcut).in_bfloat16();
+            let (fused, exact) = (case.run(Kind::BFloat16, true), case.run(Kind::Double, false));
+            let plain = case.run(Kind::BFloat16, false);
+            for (index, (fused, exact)) in fused.iter().zip(&exact).enumerate() {
+                assert_eq!(fused.kind(), plain[index].kind());
+                // Half of bfloat16's last digit where libtorch's result happens to be closer.
+                let allowed = 2_f64.powi(-8).max(1.1 * apart(&plain[index], exact));
+                let found = apart(fused, exact);
+                assert!(found <= allowed, "{shape:?}, shortcut {shortcut}, {index}: {found}");
+            }
+            assert_eq!(fused[0].stride(), case.input.stride());
+        }
+    }
+}
+
+#[test]
 fn the_number_of_threads_changes_no_bit() {
     let before = get_num_threads();
     let case = Case::new([8, 64, 23, 17], true);
-    let runs = [1, 2, 3].map(|threads| {
-        set_num_threads(threads);
-        case.run(Kind::Float, true)
-    });
-    set_num_threads(before);
-    for (first, other) in runs[0].iter().zip(runs[1].iter().chain(&runs[2])) {
-        assert!(first.equal(other));
+    for kind in [Kind::Float, Kind::BFloat16] {
+        let runs = [1, 2, 3].map(|threads| {
+            set_num_threads(threads);
+            case.run(kind, true)
+        });
+        for (first, other) in runs[0].iter().zip(runs[1].iter().chain(&runs[2])) {
+            assert!(first.equal(other), "{kind:?}");
+        }
     }
+    set_num_threads(before);
 }
 
 #[test]
@@ -142,10 +177,12 @@ fn where_it_cannot_be_one_operation_it_is_three() {
 fn nan_stays_nan_and_is_not_hidden_by_relu() {
     let case = Case::new([2, 16, 4, 4], false);
     let _ = case.input.get(0).get(3).get(0).get(0).fill_(f64::NAN);
-    let output = &case.run(Kind::Float, true)[0];
-    let of_channel = |channel| output.select(1, channel).isnan();
-    assert!(bool::try_from(of_channel(3).all()).unwrap());
-    assert!(!bool::try_from(of_channel(4).any()).unwrap());
+    for kind in [Kind::Float, Kind::BFloat16] {
+        let output = &case.run(kind, true)[0];
+        let of_channel = |channel| output.select(1, channel).isnan();
+        assert!(bool::try_from(of_channel(3).all()).unwrap(), "{kind:?}");
+        assert!(!bool::try_from(of_channel(4).any()).unwrap(), "{kind:?}");
+    }
 }
 
 #[test]
