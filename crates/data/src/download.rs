@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 use tempfile::Builder;
@@ -159,9 +159,12 @@ enum Existing {
 }
 
 /// Compares what lies at `target` with the published file, by its digest. A stamp beside it says that this
-/// was done, for as long as the system knows of no change to the file.
+/// was done, for as long as the system knows of no change to the file. One that has only just come gets no stamp
+/// yet, and is compared again the next time.
 fn existing(file: &RemoteFile, target: &Path) -> Existing {
     let Ok(found) = fs::metadata(target) else { return Existing::Missing };
+    // The time before the comparison, in which the file may change as well.
+    let settled = is_settled(&found, SystemTime::now());
     let (shown, expected) = (target.display(), file.bytes);
     if found.len() != expected {
         let found = found.len();
@@ -174,7 +177,9 @@ fn existing(file: &RemoteFile, target: &Path) -> Existing {
     }
     match File::open(target).and_then(sha256) {
         Ok(sha256) if sha256 == file.sha256 => {
-            stamp(file, target, &found);
+            if settled {
+                stamp(file, target, &found);
+            }
             Existing::Published
         }
         Ok(sha256) => Existing::Other(format!(
@@ -183,6 +188,21 @@ fn existing(file: &RemoteFile, target: &Path) -> Existing {
         )),
         Err(error) => Existing::Other(format!("{shown} cannot be read: {error}")),
     }
+}
+
+/// Whether each change to the file from `now` on gives it another ctime than it has. That counts in ticks of the
+/// kernel, of 10 ms at most (before Linux 6.13, and wherever nothing has asked for the time since the last tick):
+/// what is younger can change without a trace (git's "racy" entries).
+fn is_settled(found: &Metadata, now: SystemTime) -> bool {
+    const TWO_TICKS: Duration = Duration::from_millis(20);
+    let (Ok(seconds), Ok(nanoseconds)) =
+        (u64::try_from(found.ctime()), u32::try_from(found.ctime_nsec()))
+    else {
+        return false;
+    };
+    let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, nanoseconds);
+    // A clock that is behind that of the file system's host tells nothing.
+    now.duration_since(changed).is_ok_and(|age| age >= TWO_TICKS)
 }
 
 /// Remembers that a file was compared with its digest, in the state in which it is now. Where the stamp
@@ -283,11 +303,8 @@ fn fetch_once(agent: &Agent, url: &str, file: &RemoteFile, target: &Path) -> Res
         )));
     }
     part.as_file().sync_all().map_err(write_error)?;
-    let file_there = part.persist(target).map_err(|error| write_error(error.error))?;
-    // After the rename, which the system counts as a change.
-    if let Ok(verified) = file_there.metadata() {
-        stamp(file, target, &verified);
-    }
+    // Without a stamp: the rename has changed it just now.
+    part.persist(target).map_err(|error| write_error(error.error))?;
     Ok(())
 }
 
@@ -335,6 +352,7 @@ fn copy(
 mod tests {
     use std::io::{BufRead, BufReader};
     use std::net::{TcpListener, TcpStream};
+    use std::time::Instant;
 
     use super::*;
 
@@ -413,7 +431,7 @@ mod tests {
         options(&[&url]).fetch_all(&[file()], &[], &deep).unwrap();
         assert_eq!(server.join().unwrap(), ["/data/pie.gz"]);
         assert_eq!(fs::read(deep.join("pie.gz")).unwrap(), BODY);
-        assert_eq!(names(&deep), [".pie.gz.verified", "pie.gz"]);
+        assert_eq!(names(&deep), ["pie.gz"]);
         // The server is gone: this would fail if it asked.
         options(&[&url]).fetch_all(&[file()], &[], &deep).unwrap();
     }
@@ -439,10 +457,17 @@ mod tests {
     fn a_file_is_compared_once_and_again_when_it_has_changed() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("pie.gz");
-        // Put there by hand: the first call compares it, and writes the stamp.
+        // Put there by hand: the first call that finds it a little old compares it, and writes the stamp.
         fs::write(&target, BODY).unwrap();
-        assert!(matches!(existing(&file(), &target), Existing::Published));
-        let stamp = fs::read_to_string(stamp_path(&target)).unwrap();
+        let begun = Instant::now();
+        let stamp = loop {
+            assert!(matches!(existing(&file(), &target), Existing::Published));
+            if let Ok(stamp) = fs::read_to_string(stamp_path(&target)) {
+                break stamp;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "no stamp is written");
+            thread::sleep(Duration::from_millis(5));
+        };
         assert!(stamp.starts_with(&format!("sha256 {} bytes 26 ", file().sha256)), "{stamp}");
         assert!(matches!(existing(&file(), &target), Existing::Published));
 
@@ -460,12 +485,25 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_has_only_just_changed_is_not_settled() {
+        let written = tempfile::NamedTempFile::new().unwrap();
+        let found = written.as_file().metadata().unwrap();
+        let changed =
+            SystemTime::UNIX_EPOCH + Duration::new(found.ctime() as u64, found.ctime_nsec() as u32);
+        let after = |milliseconds| changed + Duration::from_millis(milliseconds);
+        for (now, settled) in [(after(0), false), (after(10), false), (after(20), true)] {
+            assert_eq!(is_settled(&found, now), settled, "{now:?} of {changed:?}");
+        }
+        assert!(!is_settled(&found, changed - Duration::from_secs(3600)), "another host's clock");
+    }
+
+    #[test]
     fn what_passes_is_tried_again() {
         let busy = status("503 Service Unavailable");
         let (result, names, asked) =
             run(vec![busy, ok(BODY.len(), &BODY[..9]), ok(BODY.len(), BODY)]);
         assert_eq!(result, Ok(()));
-        assert_eq!((names.len(), asked.len()), (2, 3));
+        assert_eq!((names.len(), asked.len()), (1, 3));
     }
 
     #[test]

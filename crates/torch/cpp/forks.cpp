@@ -49,7 +49,7 @@ void check_not_fork(const char* what) {
   TORCH_CHECK(
       !forked,
       what,
-      " cannot be used in a child of fork: the threads that it needs stayed in the parent; fork before the "
+      " cannot be used in a child of fork: its threads and connections are the parent's; fork before the "
       "Accelerator is made, or start a program (exec)");
 }
 

@@ -390,7 +390,7 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
 class Meeting {
  public:
   Meeting(const Store& store, int rank, int size, bool share)
-      : store_(store.store), rank_(rank), size_(size), share_(share && size > 1) {
+      : store_(store.live()), rank_(rank), size_(size), share_(share && size > 1) {
     if (rank == 0 && share_) {
       memory_ = SharedMemory::make(size);
     }
@@ -456,7 +456,7 @@ std::unique_ptr<Group> gloo_group(
   opts->threads = static_cast<int>(opts->devices.size()) * 2;
   opts->group_name = std::string(options.name);
   Meeting meeting(store, rank, size, options.share_memory);
-  auto backend = c10::make_intrusive<AbortableGloo>(store.store, rank, size, opts);
+  auto backend = c10::make_intrusive<AbortableGloo>(store.live(), rank, size, opts);
   meeting.after_connecting(*backend);
   auto group = wrap_backend(
       store,

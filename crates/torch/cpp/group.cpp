@@ -45,9 +45,9 @@ Group::~Group() {
   }
 }
 
-c10d::ProcessGroup& Group::live() const {
+const c10::intrusive_ptr<c10d::ProcessGroup>& Group::live() const {
   check_not_fork("a process group");
-  return *group;
+  return group;
 }
 
 std::unique_ptr<Group> wrap_backend(
@@ -59,15 +59,13 @@ std::unique_ptr<Group> wrap_backend(
     const c10::intrusive_ptr<c10d::Backend>& backend,
     std::initializer_list<c10::DeviceType> devices) {
   watch_forks();
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(store.store, rank, size);
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store.live(), rank, size);
   for (auto device : devices) {
     group->setBackend(device, type, backend);
   }
   group->setDefaultBackend(type);
   group->setGroupName(std::string(name));
-  auto out = std::make_unique<Group>();
-  out->group = std::move(group);
-  return out;
+  return std::make_unique<Group>(std::move(group));
 }
 
 #ifndef BRIGADE_CUDA
@@ -78,20 +76,25 @@ std::unique_ptr<Group> nccl_group(const Store&, int32_t, int32_t, rust::Str, int
 #endif
 
 void group_set_timeout(const Group& group, int64_t timeout_ms) {
-  group.live().setTimeout(milliseconds(timeout_ms));
+  group.live()->setTimeout(milliseconds(timeout_ms));
 }
 
 void group_abort(const Group& group) {
   if (is_fork()) {
     return;
   }
-  group.group->abort();
+  group.live()->abort();
   std::lock_guard<std::mutex> lock(group.mutex);
   for (const auto& message : group.messages) {
     if (auto work = message.lock()) {
       work->abort();
     }
   }
+}
+
+void group_backward(const Group& group, const Tensor& loss) {
+  group.live();
+  backward(loss);
 }
 
 bool group_shares_memory(const Group& group) {
@@ -104,7 +107,7 @@ std::unique_ptr<Work> all_reduce(
   opts.reduceOp = reduce_op(op);
   opts.timeout = milliseconds(timeout_ms);
   std::vector<at::Tensor> list{tensor};
-  return handle(group.live().allreduce(list, opts));
+  return handle(group.live()->allreduce(list, opts));
 }
 
 std::unique_ptr<Work> broadcast(
@@ -113,7 +116,7 @@ std::unique_ptr<Work> broadcast(
   opts.rootRank = root;
   opts.timeout = milliseconds(timeout_ms);
   std::vector<at::Tensor> list{tensor};
-  return handle(group.live().broadcast(list, opts));
+  return handle(group.live()->broadcast(list, opts));
 }
 
 std::unique_ptr<Work> reduce(
@@ -123,7 +126,7 @@ std::unique_ptr<Work> reduce(
   opts.rootRank = root;
   opts.timeout = milliseconds(timeout_ms);
   std::vector<at::Tensor> list{tensor};
-  return handle(group.live().reduce(list, opts));
+  return handle(group.live()->reduce(list, opts));
 }
 
 std::unique_ptr<Work> all_gather(
@@ -135,7 +138,7 @@ std::unique_ptr<Work> all_gather(
   opts.timeout = milliseconds(timeout_ms);
   std::vector<std::vector<at::Tensor>> out{copy_handles(outputs)};
   std::vector<at::Tensor> in{input};
-  return handle(group.live().allgather(out, in, opts));
+  return handle(group.live()->allgather(out, in, opts));
 }
 
 std::unique_ptr<Work> all_gather_flat(
@@ -144,7 +147,7 @@ std::unique_ptr<Work> all_gather_flat(
   opts.timeout = milliseconds(timeout_ms);
   at::Tensor out = output;
   at::Tensor in = input;
-  return handle(group.live()._allgather_base(out, in, opts));
+  return handle(group.live()->_allgather_base(out, in, opts));
 }
 
 std::unique_ptr<Work> gather(
@@ -157,11 +160,11 @@ std::unique_ptr<Work> gather(
   opts.rootRank = root;
   opts.timeout = milliseconds(timeout_ms);
   std::vector<std::vector<at::Tensor>> out;
-  if (group.live().getRank() == root) {
+  if (group.live()->getRank() == root) {
     out.push_back(copy_handles(outputs));
   }
   std::vector<at::Tensor> in{input};
-  return handle(group.live().gather(out, in, opts));
+  return handle(group.live()->gather(out, in, opts));
 }
 
 std::unique_ptr<Work> scatter(
@@ -175,10 +178,10 @@ std::unique_ptr<Work> scatter(
   opts.timeout = milliseconds(timeout_ms);
   std::vector<at::Tensor> out{output};
   std::vector<std::vector<at::Tensor>> in;
-  if (group.live().getRank() == root) {
+  if (group.live()->getRank() == root) {
     in.push_back(copy_handles(inputs));
   }
-  return handle(group.live().scatter(out, in, opts));
+  return handle(group.live()->scatter(out, in, opts));
 }
 
 std::unique_ptr<Work> reduce_scatter(
@@ -192,7 +195,7 @@ std::unique_ptr<Work> reduce_scatter(
   opts.timeout = milliseconds(timeout_ms);
   std::vector<at::Tensor> out{output};
   std::vector<std::vector<at::Tensor>> in{copy_handles(inputs)};
-  return handle(group.live().reduce_scatter(out, in, opts));
+  return handle(group.live()->reduce_scatter(out, in, opts));
 }
 
 std::unique_ptr<Work> reduce_scatter_flat(
@@ -206,7 +209,7 @@ std::unique_ptr<Work> reduce_scatter_flat(
   opts.timeout = milliseconds(timeout_ms);
   at::Tensor out = output;
   at::Tensor in = input;
-  return handle(group.live()._reduce_scatter_base(out, in, opts));
+  return handle(group.live()->_reduce_scatter_base(out, in, opts));
 }
 
 std::unique_ptr<Work> all_to_all(
@@ -218,7 +221,7 @@ std::unique_ptr<Work> all_to_all(
   opts.timeout = milliseconds(timeout_ms);
   auto out = copy_handles(outputs);
   auto in = copy_handles(inputs);
-  return handle(group.live().alltoall(out, in, opts));
+  return handle(group.live()->alltoall(out, in, opts));
 }
 
 std::unique_ptr<Work> all_to_all_flat(
@@ -234,22 +237,22 @@ std::unique_ptr<Work> all_to_all_flat(
   at::Tensor in = input;
   std::vector<int64_t> out_rows(output_rows.begin(), output_rows.end());
   std::vector<int64_t> in_rows(input_rows.begin(), input_rows.end());
-  return handle(group.live().alltoall_base(out, in, out_rows, in_rows, opts));
+  return handle(group.live()->alltoall_base(out, in, out_rows, in_rows, opts));
 }
 
 std::unique_ptr<Work> send(const Group& group, const Tensor& tensor, int32_t to, int32_t tag) {
   std::vector<at::Tensor> list{tensor};
-  return message(group, group.live().send(list, to, tag));
+  return message(group, group.live()->send(list, to, tag));
 }
 
 std::unique_ptr<Work> recv(const Group& group, const Tensor& tensor, int32_t from, int32_t tag) {
   std::vector<at::Tensor> list{tensor};
-  return message(group, group.live().recv(list, from, tag));
+  return message(group, group.live()->recv(list, from, tag));
 }
 
 std::unique_ptr<Work> recv_any(const Group& group, const Tensor& tensor, int32_t tag) {
   std::vector<at::Tensor> list{tensor};
-  return message(group, group.live().recvAnysource(list, tag));
+  return message(group, group.live()->recvAnysource(list, tag));
 }
 
 std::unique_ptr<Work> barrier(const Group& group, int64_t device, int64_t timeout_ms) {
@@ -258,22 +261,23 @@ std::unique_ptr<Work> barrier(const Group& group, int64_t device, int64_t timeou
     opts.device_ids = {device};
   }
   opts.timeout = milliseconds(timeout_ms);
-  return handle(group.live().barrier(opts));
+  return handle(group.live()->barrier(opts));
 }
 
 void monitored_barrier(const Group& group, int64_t timeout_ms, bool wait_all) {
   c10d::BarrierOptions opts;
   opts.timeout = milliseconds(timeout_ms);
-  group.live().monitoredBarrier(opts, wait_all);
+  group.live()->monitoredBarrier(opts, wait_all);
 }
 
 void broadcast_coalesced(
     const Group& group, rust::Slice<const TensorRef> tensors, size_t bytes, int32_t root) {
   at::NoGradGuard no_grad;
-  c10d::broadcast_coalesced(group.group, copy_handles(tensors), bytes, root);
+  c10d::broadcast_coalesced(group.live(), copy_handles(tensors), bytes, root);
 }
 
 bool work_wait(const Work& work, int64_t timeout_ms) {
+  check_not_fork("a started operation");
   return work.work->wait(milliseconds(timeout_ms));
 }
 

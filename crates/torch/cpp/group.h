@@ -15,19 +15,21 @@
 namespace brigade {
 
 struct Group {
-  Group() = default;
+  explicit Group(c10::intrusive_ptr<c10d::ProcessGroup> group) : group(std::move(group)) {}
   // A child of fork leaves it as it is: its destructor would wait for threads that stayed in the parent.
   ~Group();
 
-  // For operations: throws in a child of fork.
-  c10d::ProcessGroup& live() const;
+  // Throws in a child of fork: the only way to the group.
+  const c10::intrusive_ptr<c10d::ProcessGroup>& live() const;
 
-  c10::intrusive_ptr<c10d::ProcessGroup> group;
   // Sends and receives in flight: Gloo's wait on their own, so an abort must reach each.
   mutable std::mutex mutex;
   mutable std::vector<c10::weak_intrusive_ptr<c10d::Work>> messages;
   // Whether all-reduces go through the memory of the one host.
   bool shares_memory = false;
+
+ private:
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
 };
 
 // A started operation. c10d keeps handles of its tensors until it has completed.
@@ -56,6 +58,8 @@ std::unique_ptr<Group> wrap_backend(
 
 void group_set_timeout(const Group& group, int64_t timeout_ms);
 void group_abort(const Group& group);
+// The backward of a loss whose gradients a reducer of this group reduces.
+void group_backward(const Group& group, const Tensor& loss);
 bool group_shares_memory(const Group& group);
 
 std::unique_ptr<Work> all_reduce(

@@ -91,7 +91,7 @@ class RustHook final : public c10d::CommHookInterface {
 
 void reducer_compress(const Reducer& reducer, const Group& group, int8_t kind) {
   reducer.reducer->register_comm_hook(
-      std::make_unique<CompressHook>(group.group, static_cast<at::ScalarType>(kind)));
+      std::make_unique<CompressHook>(group.live(), static_cast<at::ScalarType>(kind)));
 }
 
 void reducer_hook(const Reducer& reducer, rust::Box<Hook> hook) {

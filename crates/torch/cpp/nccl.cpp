@@ -13,7 +13,7 @@ std::unique_ptr<Group> nccl_group(
   options->timeout = std::chrono::milliseconds(timeout_ms);
   options->group_name = std::string(name);
   auto backend =
-      c10::make_intrusive<c10d::ProcessGroupNCCL>(store.store, rank, size, std::move(options));
+      c10::make_intrusive<c10d::ProcessGroupNCCL>(store.live(), rank, size, std::move(options));
   return wrap_backend(
       store,
       rank,

@@ -1,5 +1,7 @@
 #include "brigade-torch/src/bridge.rs.h"
 
+#include "forks.h"
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -98,6 +100,7 @@ struct Normalise : public torch::autograd::Function<Normalise> {
     const auto count = context->saved_data["count"].toDouble();
     const auto eps = context->saved_data["eps"].toDouble();
     const bool affine = context->saved_data["affine"].toBool();
+    check_not_fork("a process group");
     auto group = c10::static_intrusive_pointer_cast<c10d::ProcessGroup>(
         context->saved_data["group"].toCapsule());
     const auto weight = affine ? saved[1].to(mean.scalar_type()) : at::ones_like(mean);
@@ -148,6 +151,36 @@ struct Normalise : public torch::autograd::Function<Normalise> {
   }
 };
 
+// libtorch's kernel takes one value per channel from the address of each, whatever its shape. Before any
+// message, so that a rank with such a tensor leaves none of its peers waiting for the rest of them.
+void check_per_channel(
+    const char* name, rust::Slice<const TensorRef> given, const at::Tensor& input) {
+  if (given.empty()) {
+    return;
+  }
+  const at::Tensor& tensor = given[0].tensor;
+  TORCH_CHECK_VALUE(tensor.defined(), name, " is undefined, expected [", input.size(1), "]");
+  TORCH_CHECK_VALUE(
+      tensor.layout() == at::kStrided && tensor.is_floating_point() && tensor.dim() == 1 &&
+          tensor.size(0) == input.size(1) && tensor.device() == input.device(),
+      name,
+      " is ",
+      tensor.sizes(),
+      " of ",
+      tensor.scalar_type(),
+      " (",
+      tensor.layout(),
+      ", ",
+      tensor.device(),
+      "), expected one float for each channel, [",
+      input.size(1),
+      "] (",
+      at::kStrided,
+      ", ",
+      input.device(),
+      ")");
+}
+
 std::optional<at::Tensor> optional(rust::Slice<const TensorRef> tensor) {
   return tensor.empty() ? std::nullopt : std::optional<at::Tensor>(tensor[0].tensor);
 }
@@ -163,10 +196,15 @@ std::unique_ptr<Tensor> sync_batch_norm(
     rust::Slice<const TensorRef> running_var,
     double momentum,
     double eps) {
+  check_per_channel("weight", weight, input);
+  check_per_channel("bias", bias, input);
+  check_per_channel("running_mean", running_mean, input);
+  check_per_channel("running_var", running_var, input);
+  const auto& live = group.live();
   Statistics statistics;
   {
     at::NoGradGuard no_grad;
-    statistics = gather(group.group, input.detach());
+    statistics = gather(live, input.detach());
     if (!running_mean.empty() && !running_var.empty()) {
       auto mean = running_mean[0].tensor, variance = running_var[0].tensor;
       mean.lerp_(statistics.mean.to(mean.scalar_type()), momentum);
@@ -175,7 +213,7 @@ std::unique_ptr<Tensor> sync_batch_norm(
     }
   }
   return std::make_unique<Tensor>(Normalise::apply(
-      input, optional(weight), optional(bias), statistics, eps, group.group));
+      input, optional(weight), optional(bias), statistics, eps, live));
 }
 
 } // namespace brigade

@@ -1,5 +1,7 @@
 #include "brigade-torch/src/bridge.rs.h"
 
+#include "forks.h"
+
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/version.h>
@@ -43,7 +45,7 @@ std::unique_ptr<Reducer> new_reducer(
   out->reducer = std::make_shared<c10d::Reducer>(
       std::move(params),
       std::move(buckets),
-      group.group,
+      group.live(),
       sparse,
       static_cast<int64_t>(options.bucket_bytes),
       options.find_unused_parameters,
@@ -63,16 +65,21 @@ std::unique_ptr<Reducer> new_reducer(
   return out;
 }
 
+c10d::Reducer& Reducer::live() const {
+  check_not_fork("a gradient reducer");
+  return *reducer;
+}
+
 void reducer_prepare_for_forward(const Reducer& reducer) {
-  reducer.reducer->prepare_for_forward();
+  reducer.live().prepare_for_forward();
 }
 
 bool reducer_rebuild_buckets(const Reducer& reducer) {
-  return reducer.reducer->rebuild_buckets();
+  return reducer.live().rebuild_buckets();
 }
 
 void reducer_prepare_for_backward(const Reducer& reducer, rust::Slice<const TensorRef> outputs) {
-  reducer.reducer->prepare_for_backward(copy_handles(outputs));
+  reducer.live().prepare_for_backward(copy_handles(outputs));
 }
 
 namespace {
@@ -155,7 +162,7 @@ bool reducer_shadow_backward(const Reducer& reducer) {
   at::NoGradGuard no_grad;
   std::vector<c10::intrusive_ptr<c10::ivalue::Future>> started;
   // The buckets own the buffers, so they live until all messages have ended.
-  auto buckets = reducer.reducer->get_grad_buckets(/*return_zero_tensors=*/true);
+  auto buckets = reducer.live().get_grad_buckets(/*return_zero_tensors=*/true);
   for (auto& bucket : buckets) {
     started.push_back(reducer.reducer->run_comm_hook(bucket));
   }

@@ -15,6 +15,9 @@ struct ReducerOptions;
 struct Hook;
 
 struct Reducer {
+  // For what leads to messages: throws in a child of fork.
+  c10d::Reducer& live() const;
+
   std::shared_ptr<c10d::Reducer> reducer;
   // The reducer only points to it, and follows the pointer unasked when the set of unused parameters
   // changes.

@@ -1,5 +1,7 @@
 #include "brigade-torch/src/bridge.rs.h"
 
+#include "forks.h"
+
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -10,9 +12,7 @@ namespace brigade {
 namespace {
 
 std::unique_ptr<Store> handle(c10::intrusive_ptr<c10d::Store> store) {
-  auto out = std::make_unique<Store>();
-  out->store = std::move(store);
-  return out;
+  return std::make_unique<Store>(std::move(store));
 }
 
 std::vector<uint8_t> bytes(rust::Slice<const uint8_t> value) {
@@ -70,7 +70,19 @@ class PrefixStore final : public c10d::PrefixStore {
 
 } // namespace
 
+Store::~Store() {
+  if (is_fork()) {
+    store.release();
+  }
+}
+
+const c10::intrusive_ptr<c10d::Store>& Store::live() const {
+  check_not_fork("a store");
+  return store;
+}
+
 std::unique_ptr<Store> tcp_store(const TcpStoreOptions& options) {
+  watch_forks();
   c10d::TCPStoreOptions opts;
   opts.port = options.port;
   opts.isServer = options.is_server;
@@ -94,24 +106,24 @@ std::unique_ptr<Store> hash_store() {
 }
 
 std::unique_ptr<Store> prefix_store(rust::Str prefix, const Store& store) {
-  return handle(c10::make_intrusive<PrefixStore>(std::string(prefix), store.store));
+  return handle(c10::make_intrusive<PrefixStore>(std::string(prefix), store.live()));
 }
 
 uint16_t tcp_store_port(const Store& store) {
-  auto* tcp = dynamic_cast<c10d::TCPStore*>(store.store.get());
+  auto* tcp = dynamic_cast<c10d::TCPStore*>(store.live().get());
   return tcp == nullptr ? 0 : tcp->getPort();
 }
 
 void store_set(const Store& store, rust::Str key, rust::Slice<const uint8_t> value) {
-  store.store->set(std::string(key), bytes(value));
+  store.live()->set(std::string(key), bytes(value));
 }
 
 rust::Vec<uint8_t> store_get(const Store& store, rust::Str key) {
-  return bytes(store.store->get(std::string(key)));
+  return bytes(store.live()->get(std::string(key)));
 }
 
 int64_t store_add(const Store& store, rust::Str key, int64_t amount) {
-  return store.store->add(std::string(key), amount);
+  return store.live()->add(std::string(key), amount);
 }
 
 rust::Vec<uint8_t> store_compare_set(
@@ -119,31 +131,31 @@ rust::Vec<uint8_t> store_compare_set(
     rust::Str key,
     rust::Slice<const uint8_t> expected,
     rust::Slice<const uint8_t> desired) {
-  return bytes(store.store->compareSet(std::string(key), bytes(expected), bytes(desired)));
+  return bytes(store.live()->compareSet(std::string(key), bytes(expected), bytes(desired)));
 }
 
 bool store_delete(const Store& store, rust::Str key) {
-  return store.store->deleteKey(std::string(key));
+  return store.live()->deleteKey(std::string(key));
 }
 
 bool store_check(const Store& store, rust::Slice<const rust::Str> keys) {
-  return store.store->check(strings(keys));
+  return store.live()->check(strings(keys));
 }
 
 int64_t store_num_keys(const Store& store) {
-  return store.store->getNumKeys();
+  return store.live()->getNumKeys();
 }
 
 void store_wait(const Store& store, rust::Slice<const rust::Str> keys, int64_t timeout_ms) {
-  store.store->wait(strings(keys), std::chrono::milliseconds(timeout_ms));
+  store.live()->wait(strings(keys), std::chrono::milliseconds(timeout_ms));
 }
 
 void store_set_timeout(const Store& store, int64_t timeout_ms) {
-  store.store->setTimeout(std::chrono::milliseconds(timeout_ms));
+  store.live()->setTimeout(std::chrono::milliseconds(timeout_ms));
 }
 
 int64_t store_timeout(const Store& store) {
-  return store.store->getTimeout().count();
+  return store.live()->getTimeout().count();
 }
 
 } // namespace brigade

@@ -9,8 +9,16 @@
 
 namespace brigade {
 
-// A handle: copying it shares the store.
 struct Store {
+  explicit Store(c10::intrusive_ptr<c10d::Store> store) : store(std::move(store)) {}
+  // A child of fork leaves it as it is: a server's destructor would wait for its thread, which stayed in the
+  // parent.
+  ~Store();
+
+  // Throws in a child of fork, which would write into the parent's connection: the only way to the store.
+  const c10::intrusive_ptr<c10d::Store>& live() const;
+
+ private:
   c10::intrusive_ptr<c10d::Store> store;
 };
 

@@ -388,6 +388,7 @@ pub(crate) mod ffi {
         fn fake_group(store: &Store, rank: i32, size: i32, name: &str) -> Result<UniquePtr<Group>>;
         fn group_set_timeout(group: &Group, timeout_ms: i64) -> Result<()>;
         fn group_abort(group: &Group) -> Result<()>;
+        fn group_backward(group: &Group, loss: &Tensor) -> Result<()>;
         fn group_shares_memory(group: &Group) -> bool;
 
         type Work;

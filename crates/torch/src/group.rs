@@ -103,6 +103,9 @@ pub(crate) struct Inner {
     messages: Mutex<Vec<work::Handle>>,
     failed: AtomicBool,
     aborted: AtomicBool,
+    /// Of a communication hook in the backward or shadow that runs: on its way through C++ an error keeps its
+    /// text alone.
+    hook_error: Mutex<Option<Error>>,
     /// Comparisons of the debug mode so far.
     pub(crate) compared: AtomicU64,
     pub(crate) comparing: Mutex<()>,
@@ -210,6 +213,7 @@ impl ProcessGroup {
                 messages: Mutex::new(Vec::new()),
                 failed: AtomicBool::new(false),
                 aborted: AtomicBool::new(false),
+                hook_error: Mutex::new(None),
                 compared: AtomicU64::new(0),
                 comparing: Mutex::new(()),
                 reduces: AtomicBool::new(false),
@@ -410,10 +414,15 @@ impl ProcessGroup {
     /// ranks would number them differently.
     ///
     /// # Errors
-    /// [`Error::Collective`] when a peer is gone or did not come in time; else as [`crate::backward`].
+    /// [`Error::Collective`] when a peer is gone or did not come in time; that of a [`crate::GradientHook`];
+    /// else as [`crate::backward`].
     pub fn backward(&self, loss: &Tensor) -> Result<(), Error> {
         let begun = Instant::now();
-        ffi::backward(borrow(loss)).map_err(|error| {
+        self.take_hook_error();
+        ffi::group_backward(self.raw(), borrow(loss)).map_err(|error| {
+            if let Some(error) = self.take_hook_error() {
+                return error;
+            }
             let thrown = Thrown::read(&error);
             if !thrown.is_of_a_group() {
                 return Error::libtorch("backward", &error);
@@ -424,6 +433,15 @@ impl ProcessGroup {
             let started = Started { operation: "backward", sequence, begun: None };
             self.failure_of(started, fault, thrown.detail)
         })
+    }
+
+    /// Keeps the error of a communication hook for the backward that it ends.
+    pub(crate) fn keep_hook_error(&self, error: Error) {
+        self.inner.hook_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+
+    pub(crate) fn take_hook_error(&self) -> Option<Error> {
+        self.inner.hook_error.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     pub(crate) fn failure_of(&self, started: Started, mut fault: Fault, detail: String) -> Error {

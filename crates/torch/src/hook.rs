@@ -93,7 +93,7 @@ pub trait GradientHook: Send + Sync {
     /// A call for bucket 0 with operations left means that the last backward did not come to its end.
     ///
     /// # Errors
-    /// Any; it ends the backward with its text.
+    /// Any; it ends the backward, which gives it as it is ([`ProcessGroup::backward`]).
     fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> Result<(), Error>;
 }
 
@@ -114,7 +114,13 @@ impl Reducer {
     /// [`Error::Libtorch`] when there is a hook already.
     pub fn set_hook(&self, hook: impl GradientHook + 'static) -> Result<(), Error> {
         let group = self.group().clone();
-        let run = Box::new(move |mut bucket: Bucket| hook.reduce(&group, &mut bucket));
+        let run = Box::new(move |mut bucket: Bucket| {
+            hook.reduce(&group, &mut bucket).map_err(|error| {
+                let text = Error::Misuse(error.to_string());
+                group.keep_hook_error(error);
+                text
+            })
+        });
         ffi::reducer_hook(self.raw(), Box::new(Hook { run }))
             .map_err(|error| Error::libtorch("set_hook", &error))
     }

@@ -30,6 +30,20 @@ impl Default for JoinOptions {
     }
 }
 
+/// What the other ranks did in a [`Reducer::shadow`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shadowed {
+    /// No rank has any data left.
+    Ended,
+    /// A forward whose backward leaves the gradients where they are.
+    WithoutReduction,
+    /// A forward and its backward, in which gradients were reduced.
+    Reduced {
+        /// Whether they were finite where a [`crate::LossFlag`] leaves its mark.
+        finite: bool,
+    },
+}
+
 /// A join in progress.
 #[derive(Debug, Clone)]
 pub(crate) struct Join {
@@ -55,44 +69,39 @@ struct Roll {
 
 impl Reducer {
     /// Begins a join: from now on ranks may take unequal numbers of iterations, if each that has no
-    /// more calls [`Reducer::shadow`] until that says that nobody has. Every rank calls it.
+    /// more calls [`Reducer::shadow`] until that gives [`Shadowed::Ended`]. Every rank calls it.
     pub fn begin_join(&self, options: JoinOptions) {
         self.join.replace(Some(Join { options, authority: None }));
     }
 
-    /// Does what one iteration of the others asks of a rank that has run out of data. False when no rank
-    /// has any left.
+    /// Does what one iteration of the others asks of a rank that has run out of data.
     ///
     /// # Errors
     /// [`Error::Collective`] when a peer is gone; [`Error::EarlyTermination`] when that was asked for;
-    /// [`Error::Misuse`] when the others disagree, or outside of a join.
-    pub fn shadow(&self) -> Result<bool, Error> {
+    /// [`Error::Misuse`] when the others disagree, or outside of a join; that of a [`crate::GradientHook`].
+    pub fn shadow(&self) -> Result<Shadowed, Error> {
         let roll = self.roll(GONE)?;
         if roll.active == 0 {
-            return Ok(false);
+            return Ok(Shadowed::Ended);
         }
         self.rebuild()?;
         self.send_buffers(roll.authority.unwrap_or(0))?;
         self.forward_sync.set(roll.reduces);
-        if roll.reduces {
-            let failed = |error: cxx::Exception| Error::libtorch("join", &error);
-            self.shadowed_finite.set(ffi::reducer_shadow_backward(self.raw()).map_err(failed)?);
-            let options = self.options();
-            if options.find_unused_parameters && !options.static_graph {
-                let map = ffi::reducer_used_map(self.raw()).map_err(failed)?;
-                let mut map = own(map);
-                self.group().unchecked().all_reduce(&mut map, ReduceOp::Sum)?;
-            }
-            ffi::reducer_push_rebuilt(self.raw()).map_err(failed)?;
+        if !roll.reduces {
+            return Ok(Shadowed::WithoutReduction);
         }
-        Ok(true)
-    }
-
-    /// Whether the gradients that the others reduced in the last [`Reducer::shadow`] were finite where a
-    /// [`crate::LossFlag`] leaves its mark.
-    #[must_use]
-    pub fn shadowed_finite(&self) -> bool {
-        self.shadowed_finite.get()
+        let failed = |error: cxx::Exception| Error::libtorch("join", &error);
+        self.group().take_hook_error();
+        let finite = ffi::reducer_shadow_backward(self.raw())
+            .map_err(|error| self.group().take_hook_error().unwrap_or_else(|| failed(error)))?;
+        let options = self.options();
+        if options.find_unused_parameters && !options.static_graph {
+            let map = ffi::reducer_used_map(self.raw()).map_err(failed)?;
+            let mut map = own(map);
+            self.group().unchecked().all_reduce(&mut map, ReduceOp::Sum)?;
+        }
+        ffi::reducer_push_rebuilt(self.raw()).map_err(failed)?;
+        Ok(Shadowed::Reduced { finite })
     }
 
     /// Ends a join on all ranks, when none has data left: all take the parameters and buffers of a rank

@@ -46,7 +46,7 @@ pub use error::{CollectiveError, Error, Fault, says_out_of_memory};
 pub use fetch::Fetch;
 pub use group::{DEFAULT_GROUP_TIMEOUT, GroupOptions, ProcessGroup};
 pub use hook::{Bucket, Compression, GradientHook};
-pub use join::JoinOptions;
+pub use join::{JoinOptions, Shadowed};
 pub use loss_flag::{LossFlag, first_elements_are_finite, first_elements_not_finite};
 pub use max_pool::max_pool2d;
 pub use memory::{

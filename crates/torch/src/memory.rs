@@ -78,13 +78,12 @@ pub fn from_vec<T: Element>(mut data: Vec<T>, shape: &[i64]) -> Result<Tensor, E
 
 /// The elements of a contiguous CPU tensor, in row-major order, to copy from.
 ///
-/// It never lends a reference into the tensor's memory: other handles of the same storage (`shallow_clone`,
-/// a view) may write there at any time, and the type system cannot see those.
+/// It never lends a reference into the tensor's memory, and keeps no address of it: other handles of the same
+/// tensor (`shallow_clone`) may write there, resize the tensor or replace its memory (`set_data`) at any time,
+/// and the type system cannot see those. Each call copies what the tensor holds then.
 pub struct Elements<'a, T> {
-    address: *const T,
-    len: usize,
-    /// Keeps the tensor, and so its storage.
-    tensor: PhantomData<&'a Tensor>,
+    tensor: &'a Tensor,
+    element: PhantomData<T>,
 }
 
 /// Looks at the elements of a contiguous CPU tensor, to copy from them: all, or parts.
@@ -104,8 +103,8 @@ pub fn elements<T: Element>(tensor: &Tensor) -> Result<Elements<'_, T>, Error> {
     if kind != T::KIND {
         return Err(Error::Misuse(format!("expected a tensor of {:?}, found {kind:?}", T::KIND)));
     }
-    let (address, _) = memory_of("elements", tensor)?;
-    Ok(Elements { address: address as *const T, len: tensor.numel(), tensor: PhantomData })
+    memory_of("elements", tensor)?;
+    Ok(Elements { tensor, element: PhantomData })
 }
 
 /// Looks at the memory of a contiguous CPU tensor of any kind, to copy its bytes: for files.
@@ -113,28 +112,28 @@ pub fn elements<T: Element>(tensor: &Tensor) -> Result<Elements<'_, T>, Error> {
 /// # Errors
 /// [`Error::Misuse`] when the tensor is on a device, sparse or not contiguous.
 pub fn bytes(tensor: &Tensor) -> Result<Elements<'_, u8>, Error> {
-    let (address, len) = memory_of("bytes", tensor)?;
-    Ok(Elements { address: address as *const u8, len, tensor: PhantomData })
+    memory_of("bytes", tensor)?;
+    Ok(Elements { tensor, element: PhantomData })
 }
 
 impl<T: Element> Elements<'_, T> {
-    /// The number of elements.
+    /// The number of elements that the tensor has now: none once it is no contiguous CPU tensor any more.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.len
+        self.memory().1
     }
 
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// All of them.
     #[must_use]
     pub fn to_vec(&self) -> Vec<T> {
         let mut out = Vec::new();
-        self.append(0..self.len, &mut out);
+        self.append(0..self.len(), &mut out);
         out
     }
 
@@ -143,15 +142,15 @@ impl<T: Element> Elements<'_, T> {
     /// # Panics
     /// When the range is not within [`Elements::len`], as a slice does.
     pub fn append(&self, range: Range<usize>, out: &mut Vec<T>) {
-        let count = self.checked(&range);
+        let from = self.checked(&range);
+        let count = range.len();
         out.reserve(count);
         // SAFETY: `reserve` made room for `count` elements behind the vector's last; the source holds
-        // them (`checked`). A new allocation cannot overlap a tensor that lives. Copied as bytes, since a
+        // them now (`checked`), and nothing here changes the tensor. A new allocation cannot overlap a tensor that lives. Copied as bytes, since a
         // tensor over foreign memory may lie at any address; any bytes that libtorch has written are a
         // valid T, which is a plain number.
         unsafe {
             let to = out.as_mut_ptr().add(out.len()).cast::<u8>();
-            let from = self.address.cast::<u8>().add(range.start * size_of::<T>());
             ptr::copy_nonoverlapping(from, to, count * size_of::<T>());
             out.set_len(out.len() + count);
         }
@@ -162,17 +161,16 @@ impl<T: Element> Elements<'_, T> {
     /// # Panics
     /// When the range is not within [`Elements::len`], or `out` is not as long, as slices do.
     pub fn copy_to(&self, range: Range<usize>, out: &mut [T]) {
-        let count = self.checked(&range);
+        let from = self.checked(&range);
+        let count = range.len();
         assert_eq!(count, out.len(), "a slice of {} for {count} elements", out.len());
         // SAFETY: as in `append`; the slice is exclusively borrowed Rust memory. `ptr::copy`, since a
         // tensor made by `from_blob` in other code may lie over it.
-        unsafe {
-            let from = self.address.cast::<u8>().add(range.start * size_of::<T>());
-            ptr::copy(from, out.as_mut_ptr().cast::<u8>(), count * size_of::<T>());
-        }
+        unsafe { ptr::copy(from, out.as_mut_ptr().cast::<u8>(), count * size_of::<T>()) };
     }
 
-    /// Hands all of them to `use_chunk`, at most `most` at a time, through one buffer.
+    /// Hands all of them to `use_chunk`, at most `most` at a time, through one buffer. Where `use_chunk`
+    /// resizes the tensor by another handle, it ends at the tensor's new end.
     ///
     /// # Errors
     /// Those of `use_chunk`, which ends it.
@@ -181,31 +179,39 @@ impl<T: Element> Elements<'_, T> {
         most: usize,
         mut use_chunk: impl FnMut(&[T]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut buffer = Vec::with_capacity(self.len.min(most));
+        let mut buffer = Vec::with_capacity(self.len().min(most));
         let mut done = 0;
-        while done < self.len {
-            let next = self.len.min(done + most.max(1));
+        loop {
+            let len = self.len();
+            if done >= len {
+                return Ok(());
+            }
+            let next = len.min(done.saturating_add(most.max(1)));
             buffer.clear();
             self.append(done..next, &mut buffer);
             use_chunk(&buffer)?;
             done = next;
         }
-        Ok(())
     }
 
-    fn checked(&self, range: &Range<usize>) -> usize {
-        assert!(
-            range.start <= range.end && range.end <= self.len,
-            "elements {range:?} of {}",
-            self.len
-        );
-        range.len()
+    /// The address of the first byte of `range`.
+    fn checked(&self, range: &Range<usize>) -> *const u8 {
+        let (address, len) = self.memory();
+        assert!(range.start <= range.end && range.end <= len, "elements {range:?} of {len}");
+        (address as *const u8).wrapping_add(range.start * size_of::<T>())
+    }
+
+    /// Address and number of the elements that the tensor holds now: as many as its bytes are, whatever their
+    /// kind has become.
+    fn memory(&self) -> (usize, usize) {
+        let (address, bytes) = memory_of("elements", self.tensor).unwrap_or((0, 0));
+        (address, bytes / size_of::<T>())
     }
 }
 
 impl<T> fmt::Debug for Elements<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Elements").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("Elements").field("tensor", self.tensor).finish_non_exhaustive()
     }
 }
 

@@ -108,7 +108,6 @@ pub struct Reducer {
     /// The parameters, without their history.
     parameters: Vec<Tensor>,
     pub(crate) join: RefCell<Option<Join>>,
-    pub(crate) shadowed_finite: Cell<bool>,
 }
 
 struct Handle(UniquePtr<ffi::Reducer>);
@@ -176,7 +175,6 @@ impl Reducer {
             reduction_delayed: Cell::new(false),
             parameters: detached.into_iter().take(parameters.len()).collect(),
             join: RefCell::new(None),
-            shadowed_finite: Cell::new(true),
         })
     }
 

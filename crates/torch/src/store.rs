@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cxx::UniquePtr;
-use nix::sys::socket::sockopt::AcceptConn;
-use nix::sys::socket::{SockaddrStorage, getpeername, getsockname, getsockopt};
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::sys::socket::sockopt::{AcceptConn, SockType};
+use nix::sys::socket::{self, SockaddrStorage, getpeername, getsockname, getsockopt};
 
 use crate::bridge::ffi;
 use crate::error::{Error, Thrown};
@@ -197,7 +198,8 @@ impl TcpStore {
 }
 
 /// Takes over a socket that the launcher has bound and left open to this process under the number `fd`: one
-/// that is bound to a port, and neither connected nor listening. Each number is given once.
+/// that is bound to a port, neither connected nor listening, and not marked to be closed by `exec`. Each number
+/// is given once.
 ///
 /// # Errors
 /// [`Error::Misuse`] for a number that is not that of such a socket (the variable that named it is left over
@@ -228,15 +230,22 @@ pub fn inherited_socket(fd: RawFd) -> Result<OwnedFd, Error> {
     if getpeername::<SockaddrStorage>(fd).is_ok() {
         return Err(stale("it is a connection".into()));
     }
-    // SAFETY: the descriptor is open and a socket, as was just checked, and lent for the next call alone.
+    // SAFETY: the descriptor is open and a socket, as was just checked, and lent for the next calls alone.
     let lent = unsafe { BorrowedFd::borrow_raw(fd) };
+    if getsockopt(&lent, SockType) != Ok(socket::SockType::Stream) {
+        return Err(stale("it is not a TCP socket".into()));
+    }
     if getsockopt(&lent, AcceptConn).unwrap_or(true) {
         return Err(stale("it listens already".into()));
     }
+    if fcntl(lent, FcntlArg::F_GETFD).is_ok_and(|flags| flags & FdFlag::FD_CLOEXEC.bits() != 0) {
+        return Err(stale("it was not inherited".into()));
+    }
     given.push(fd);
-    // SAFETY: a bound socket that neither listens nor is connected is none that safe Rust makes: the standard
-    // library's listeners listen and its streams are connected. By the contract of the variable that names it
-    // the launcher has left it to this process for the store, and no number is given twice.
+    // SAFETY: a bound TCP socket that neither listens nor is connected and is not closed by `exec` is none that
+    // another part of the program owns: the standard library's listeners listen and its streams are connected,
+    // and what it and the crates for sockets make here is closed by `exec`. By the contract of the variable that
+    // names it the launcher has left it to this process for the store, and no number is given twice.
     let inherited = unsafe { OwnedFd::from_raw_fd(fd) };
     // A copy that programs started from here do not inherit in turn: they would keep the port.
     inherited.try_clone().map_err(|error| stale(format!("it cannot be used: {error}")))

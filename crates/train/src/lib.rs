@@ -34,7 +34,7 @@ pub use error::{Error, Result};
 pub use gradients::accumulate::GradientAccumulation;
 pub use gradients::clip::{ClipNorm, Parameters};
 pub use gradients::hook::{CommHook, PowerSgd};
-pub use gradients::join::JoinInputs;
+pub use gradients::join::{JoinInputs, Joining};
 pub use gradients::local_sgd::LocalSgd;
 pub use loader::dispatch::{Layout, Rebuild};
 pub use loader::{Batches, Epochs, PreparedLoader};

@@ -13,6 +13,7 @@ use brigade_torch::{Reducer, Tensor, Tensors, grad_enabled};
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
 use crate::gradients::hook::PowerSgdHook;
+use crate::gradients::join::Joining;
 use crate::gradients::loss_check::CheckedModel;
 use crate::precision::Numerics;
 use crate::precision::memory_format;
@@ -215,8 +216,8 @@ pub trait PreparedModels {
     fn each_switch(&self, f: &mut dyn FnMut(&AtomicBool));
     /// Calls `f` with each trained parameter.
     fn each_parameter(&self, f: &mut dyn FnMut(&Tensor));
-    /// Calls `f` with the reducer of each model that has one.
-    fn each_reducer<'a>(&'a self, f: &mut dyn FnMut(&'a Reducer));
+    /// Calls `f` for each model whose gradients are reduced.
+    fn each_joining<'a>(&'a self, f: &mut dyn FnMut(Joining<'a>));
 }
 
 impl<M> PreparedModels for PreparedModel<M> {
@@ -230,9 +231,9 @@ impl<M> PreparedModels for PreparedModel<M> {
         }
     }
 
-    fn each_reducer<'a>(&'a self, f: &mut dyn FnMut(&'a Reducer)) {
+    fn each_joining<'a>(&'a self, f: &mut dyn FnMut(Joining<'a>)) {
         if let Some(reducer) = &self.reducer {
-            f(reducer);
+            f(Joining { reducer, checked: self.checked.as_deref() });
         }
     }
 }
@@ -246,8 +247,8 @@ impl<P: PreparedModels + ?Sized> PreparedModels for &P {
         (**self).each_parameter(f);
     }
 
-    fn each_reducer<'a>(&'a self, f: &mut dyn FnMut(&'a Reducer)) {
-        (**self).each_reducer(f);
+    fn each_joining<'a>(&'a self, f: &mut dyn FnMut(Joining<'a>)) {
+        (**self).each_joining(f);
     }
 }
 
@@ -262,8 +263,8 @@ macro_rules! several {
                 $(self.$index.each_parameter(f);)+
             }
 
-            fn each_reducer<'a>(&'a self, f: &mut dyn FnMut(&'a Reducer)) {
-                $(self.$index.each_reducer(f);)+
+            fn each_joining<'a>(&'a self, f: &mut dyn FnMut(Joining<'a>)) {
+                $(self.$index.each_joining(f);)+
             }
         }
     };

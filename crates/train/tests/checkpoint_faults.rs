@@ -6,6 +6,7 @@ mod resume;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use brigade_models::{Linear, Model, Path as Names};
@@ -353,3 +354,34 @@ dist_test!(world = 2, seconds = 120, a_shard_that_is_cut_short_is_named_on_every
     accelerator.load_state(&path).unwrap();
     assert!(weights() == before);
 });
+
+const LOADED: &str = "BRIGADE_TEST_LOADED_CHECKPOINT";
+
+#[test]
+#[ignore = "is what the test below starts"]
+fn child() {
+    assert!(std::thread::Builder::new().spawn(|| {}).is_err(), "a thread has started");
+    let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
+    let run = Run::new(&accelerator, 2);
+    accelerator.load_state(std::env::var_os(LOADED).unwrap()).unwrap();
+    println!("the weights are {:?}", run.weights());
+}
+
+#[test]
+fn a_checkpoint_is_loaded_where_no_thread_can_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
+    let run = Run::new(&accelerator, 1);
+    let path = accelerator.save_state(folder.path().join("saved")).unwrap();
+    accelerator.wait_for_save().unwrap();
+    // Stacks that no address space has room for.
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--include-ignored", "--nocapture"])
+        .env("RUST_MIN_STACK", (1u64 << 50).to_string())
+        .env(LOADED, path)
+        .output()
+        .unwrap();
+    let [out, error] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    let expected = format!("the weights are {:?}", run.weights());
+    assert!(output.status.success() && out.contains(&expected), "{out}\n{error}");
+}

@@ -23,4 +23,5 @@ mod reducer_failure;
 mod shared_memory;
 mod store;
 mod subgroup;
+mod sync_batch_norm;
 mod work;

@@ -52,6 +52,43 @@ fn elements_need_a_plain_tensor_of_their_type() {
 }
 
 #[test]
+fn elements_are_those_that_the_tensor_has_now() {
+    // Another handle gives the tensor other memory: larger, of another tensor, none.
+    let tensor = Tensor::from_slice(&[1f32, 2.0]);
+    let other = tensor.shallow_clone();
+    let found = elements::<f32>(&tensor).unwrap();
+    let _ = other.shallow_clone().resize_([1 << 24]).fill_(7.0);
+    assert_eq!(found.len(), 1 << 24);
+    assert!(found.to_vec().iter().all(|&value| value == 7.0));
+    other.shallow_clone().set_data(&Tensor::from_slice(&[3f32, 4.0, 5.0]));
+    assert_eq!(found.to_vec(), [3.0, 4.0, 5.0]);
+    let mut out = [0.0; 2];
+    found.copy_to(1..3, &mut out);
+    assert_eq!(out, [4.0, 5.0]);
+    let _ = other.shallow_clone().resize_([0]);
+    assert!(found.is_empty() && found.to_vec().is_empty());
+    // Not in one piece any more.
+    other.shallow_clone().set_data(&Tensor::ones([3, 2], (Kind::Float, Device::Cpu)).tr());
+    assert!(found.to_vec().is_empty());
+    // No bytes behind the last, whatever their type has become.
+    other.shallow_clone().set_data(&Tensor::ones([6], (Kind::Uint8, Device::Cpu)));
+    assert_eq!(found.to_vec().len(), 1);
+
+    // In the middle of a walk.
+    let tensor = Tensor::ones([1 << 20], (Kind::Float, Device::Cpu));
+    let mut seen = 0;
+    elements::<f32>(&tensor)
+        .unwrap()
+        .try_chunks(1 << 10, |chunk| {
+            seen += chunk.len();
+            let _ = tensor.shallow_clone().resize_([1500]);
+            Ok::<(), Error>(())
+        })
+        .unwrap();
+    assert_eq!(seen, 1500);
+}
+
+#[test]
 fn gradients_come_and_go() {
     let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
     assert!(gradient(&weight).unwrap().is_none());

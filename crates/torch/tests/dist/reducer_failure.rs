@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use brigade_testkit::dist_test;
 use brigade_torch::{
-    Device, Error, Fault, Kind, ProcessGroup, Reducer, ReducerOptions, Tensor, clear_gradient,
+    Bucket, Device, Error, Fault, GradientHook, JoinOptions, Kind, ProcessGroup, ReduceOp, Reducer,
+    ReducerOptions, Tensor, clear_gradient,
 };
 
 use crate::meeting::{self, LIMIT, assert_fault, missing};
@@ -102,4 +103,65 @@ dist_test!(world = 2, dist_a_parameter_unused_on_one_rank_is_no_hang, |world| {
         pair.abort().unwrap();
     }
     group.barrier().unwrap();
+});
+
+/// What the reducer does without a hook; without memory where asked for.
+struct Mean {
+    memory: bool,
+}
+
+impl GradientHook for Mean {
+    fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> Result<(), Error> {
+        if !self.memory {
+            let text = "CUDA out of memory. Tried to allocate 2.00 GiB".to_owned();
+            return Err(Error::Tensor(tch::TchError::Torch(text)));
+        }
+        group.all_reduce(&mut bucket.buffer, ReduceOp::Mean)
+    }
+}
+
+dist_test!(world = 2, dist_a_hooks_error_keeps_its_kind, |world| {
+    let group = meeting::group(&world);
+    let hooked = |parameters: &[(String, Tensor)]| {
+        let reducer = reducer(&group, parameters);
+        reducer.set_hook(Mean { memory: false }).unwrap();
+        reducer
+    };
+    let trained = parameters();
+    let error = assert_fault(step(&hooked(&trained), &trained), Fault::OutOfMemory);
+    assert!(matches!(error, Error::Tensor(_)), "{error}");
+    // It is not given again in the place of another error.
+    let error = group.backward(&Tensor::from(1.0)).unwrap_err();
+    assert!(matches!(error, Error::Libtorch { operation: "backward", .. }), "{error}");
+    // In the hook of a rank that has run out of data.
+    let trained = parameters();
+    let reducer = hooked(&trained);
+    reducer.begin_join(JoinOptions::default());
+    let failed =
+        if group.rank() == 0 { reducer.shadow().map(drop) } else { step(&reducer, &trained) };
+    assert_fault(failed, Fault::OutOfMemory);
+    group.barrier().unwrap();
+});
+
+dist_test!(world = 3, dist_a_peer_lost_in_a_hook_is_named, |world| {
+    let parameters = parameters();
+    let reducer = |group: &ProcessGroup| {
+        let reducer = reducer(group, &parameters);
+        reducer.set_hook(Mean { memory: true }).unwrap();
+        step(&reducer, &parameters).unwrap();
+        reducer
+    };
+    if world.rank.as_usize() == 2 {
+        meeting::by_a_child_that_dies(|| {
+            let group = meeting::group(&world);
+            let reducer = reducer(&group);
+            let _ = loss(&reducer, &parameters).unwrap();
+            meeting::die();
+        });
+        return;
+    }
+    let group = meeting::group(&world);
+    let reducer = reducer(&group);
+    let error = assert_fault(step(&reducer, &parameters), Fault::PeerLost);
+    assert_eq!(missing(&error), [2], "{error}");
 });

@@ -175,7 +175,7 @@ dist_test!(world = 2, dist_a_peer_killed_inside_an_all_reduce, |world| {
     assert!(begun.elapsed() < LIMIT);
 });
 
-/// What `failure.rs` says of the shared memory, over TCP.
+/// What `failure.rs` says of the shared memory, over TCP. Of three ranks: two leave it to Gloo.
 mod over_tcp {
     use std::time::Duration;
 
@@ -184,39 +184,65 @@ mod over_tcp {
     const SHORT: Duration = Duration::from_millis(400);
 
     fn reduce(group: &ProcessGroup) -> Result<(), brigade_torch::Error> {
-        group.all_reduce(&mut Tensor::from(1.0), ReduceOp::Sum)
+        reduce_elements(group, 1)
     }
 
-    dist_test!(world = 2, dist_a_limit_of_one_call, |world| {
+    fn reduce_elements(group: &ProcessGroup, count: i64) -> Result<(), brigade_torch::Error> {
+        let mut tensor = Tensor::ones([count], (Kind::Float, Device::Cpu));
+        group.all_reduce(&mut tensor, ReduceOp::Sum)
+    }
+
+    /// More than 16 kB: each rank adds up a part.
+    const IN_PARTS: i64 = 1 << 16;
+
+    dist_test!(world = 3, dist_a_limit_of_one_call, |world| {
         let group = group_over_tcp(&world);
         assert!(!group.shares_memory());
         if group.rank() == 0 {
             let error = assert_fault(reduce(&group.within(SHORT)), Fault::Timeout);
-            assert_eq!(missing(&error), [1], "{error}");
+            assert_eq!(missing(&error), [1, 2], "{error}");
         }
-        meet(&group, "done", 2);
+        meet(&group, "done", 3);
+    });
+
+    dist_test!(world = 3, dist_a_limit_of_one_call_in_parts, |world| {
+        let group = group_over_tcp(&world);
+        if group.rank() == 0 {
+            let outcome = reduce_elements(&group.within(SHORT), IN_PARTS);
+            let error = assert_fault(outcome, Fault::Timeout);
+            assert_eq!(missing(&error), [1, 2], "{error}");
+        }
+        meet(&group, "done", 3);
     });
 
     dist_test!(world = 3, dist_a_killed_peer_is_noticed_at_once, |world| {
+        without_a_killed_peer(&world, 1);
+    });
+
+    dist_test!(world = 3, dist_a_killed_peer_is_noticed_at_once_in_parts, |world| {
+        without_a_killed_peer(&world, IN_PARTS);
+    });
+
+    fn without_a_killed_peer(world: &World, count: i64) {
         if world.rank.as_usize() == 1 {
             meeting::by_a_child_that_dies(|| {
-                let group = group_over_tcp(&world);
-                reduce(&group).unwrap();
+                let group = group_over_tcp(world);
+                reduce_elements(&group, count).unwrap();
                 meet(&group, "before", 3);
                 meeting::die();
             });
             return;
         }
-        let group = group_over_tcp(&world);
-        reduce(&group).unwrap();
+        let group = group_over_tcp(world);
+        reduce_elements(&group, count).unwrap();
         meet(&group, "before", 3);
-        let error = assert_fault(reduce(&group), Fault::PeerLost);
+        let error = assert_fault(reduce_elements(&group, count), Fault::PeerLost);
         assert_eq!(missing(&error), [1], "{error}");
-    });
+    }
 
-    dist_test!(world = 2, dist_abort_wakes_who_waits, |world| {
+    dist_test!(world = 3, dist_abort_wakes_who_waits, |world| {
         let group = group_over_tcp(&world);
-        let others = group.subgroup(&[0, 1]).unwrap().unwrap();
+        let others = group.subgroup(&[0, 1, 2]).unwrap().unwrap();
         assert!(!others.shares_memory());
         if group.rank() == 0 {
             let work = others.start_all_reduce(Tensor::from(1.0), ReduceOp::Sum).unwrap();

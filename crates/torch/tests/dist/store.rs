@@ -1,7 +1,7 @@
 //! Stores: TCP, file, hash and prefix, and their time limits.
 
 use std::fs::File;
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::thread;
 use std::time::Duration;
@@ -176,8 +176,15 @@ fn a_descriptor_that_is_no_bound_socket_is_refused() {
     assert!(refusal(connection.as_raw_fd()).contains("a connection"));
     // What another part of the program owns as a listener is not taken away from it.
     assert!(refusal(listener.as_raw_fd()).contains("listens already"));
+    let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
+    assert!(refusal(datagrams.as_raw_fd()).contains("not a TCP socket"));
+    // One that this process has made, and would not leave to a program that it starts.
+    let own = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    bind(own.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
+    assert!(refusal(own.as_raw_fd()).contains("not inherited"));
     // What was refused still belongs to its owner.
     assert!(file.metadata().is_ok() && connection.peer_addr().is_ok());
+    assert!(datagrams.local_addr().is_ok() && getsockname::<SockaddrIn>(own.as_raw_fd()).is_ok());
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::mem;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_checkpoint::layout::{self, Checkpoint, Object, Place};
 use brigade_checkpoint::{Error as FileError, TensorInfo, Value};
@@ -346,7 +347,7 @@ impl<'c> Files<'c> {
 }
 
 /// Reads on two threads, each about half of the bytes: the first half of the files and the second, each through
-/// descriptors of its own, so that the system reads ahead for both.
+/// descriptors of its own, so that the system reads ahead for both. On one where the system starts no other.
 fn read_into(checkpoint: &Checkpoint, mut tensors: Vec<(Tensor, Place)>) -> Result<()> {
     tensors.sort_by(|(_, a), (_, b)| (&a.path, a.offset).cmp(&(&b.path, b.offset)));
     let bytes = |(_, place): &(Tensor, Place)| place.info.bytes().unwrap_or_default();
@@ -357,12 +358,21 @@ fn read_into(checkpoint: &Checkpoint, mut tensors: Vec<(Tensor, Place)>) -> Resu
         before > whole / 2
     });
     let second = tensors.split_off(middle.unwrap_or(0));
+    // Left by a thread that does not start.
+    let second = Mutex::new(second);
+    let read_second = || {
+        let second = mem::take(&mut *second.lock().unwrap_or_else(PoisonError::into_inner));
+        Files::new(checkpoint).read_into(second)
+    };
     std::thread::scope(|scope| {
-        let other = scope.spawn(|| Files::new(checkpoint).read_into(second));
+        let other = std::thread::Builder::new().spawn_scoped(scope, read_second);
         let mine = Files::new(checkpoint).read_into(tensors);
-        let other = other.join().unwrap_or_else(|_| {
-            Err(Error::Misuse("the thread that read a checkpoint panicked".into()))
-        });
+        let other = match other {
+            Ok(other) => other.join().unwrap_or_else(|_| {
+                Err(Error::Misuse("the thread that read a checkpoint panicked".into()))
+            }),
+            Err(_) => read_second(),
+        };
         mine.and(other)
     })
 }

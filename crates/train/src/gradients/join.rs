@@ -2,10 +2,11 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use brigade_torch::Reducer;
+use brigade_torch::{Reducer, Shadowed};
 
 use crate::accelerator::Accelerator;
 use crate::error::Result;
+use crate::gradients::loss_check::{CheckedModel, LossCheck};
 use crate::model::PreparedModels;
 use crate::precision::scaler::GradScaler;
 
@@ -30,6 +31,13 @@ impl Default for JoinInputs {
             throw_on_early_termination: false,
         }
     }
+}
+
+/// What a join needs of one prepared model.
+#[derive(Debug, Clone, Copy)]
+pub struct Joining<'a> {
+    pub(crate) reducer: &'a Reducer,
+    pub(crate) checked: Option<&'a CheckedModel>,
 }
 
 /// What loaders do about unequal ends for now.
@@ -87,13 +95,13 @@ impl Accelerator {
         body: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
         let _even = Overridden::new(&self.even_batches, options.even_batches);
-        let mut reducers = Vec::new();
-        models.each_reducer(&mut |reducer| reducers.push(reducer));
-        let joined = Joined::begin(&reducers, options);
+        let mut joining = Vec::new();
+        models.each_joining(&mut |model| joining.push(model));
+        let joined = Joined::begin(&joining, options);
         let alone = self.grad_scaler().map(GradScaler::alone);
         let result = body()?;
-        if !reducers.is_empty() {
-            while self.shadow(&reducers)? {}
+        if !joining.is_empty() {
+            while self.shadow(&joining)? {}
         }
         joined.end()?;
         drop(alone);
@@ -103,52 +111,51 @@ impl Accelerator {
         Ok(result)
     }
 
-    fn shadow(&self, reducers: &[&Reducer]) -> Result<bool> {
-        let Some(check) = &self.loss_check else {
-            return shadow_all(reducers);
-        };
-        // Whether the others leave the batch out or stop shows in whether they come again.
-        let goes_on =
-            shadow_all(reducers).map_err(|error| check.found_in_shadow().unwrap_or(error))?;
-        if goes_on {
-            check.shadowed(reducers.iter().all(|reducer| reducer.shadowed_finite()));
+    /// One iteration of the others, for all models. False when no rank has data.
+    fn shadow(&self, models: &[Joining<'_>]) -> Result<bool> {
+        let check = self.loss_check.as_deref();
+        for model in models {
+            // Whether the others leave a batch out or stop shows in whether they come again.
+            let shadowed = model.reducer.shadow().map_err(|error| {
+                check.and_then(LossCheck::found_in_shadow).unwrap_or_else(|| error.into())
+            })?;
+            match shadowed {
+                Shadowed::Ended => return Ok(false),
+                Shadowed::WithoutReduction => {}
+                // Each is one reduction of the ranks that have data, too.
+                Shadowed::Reduced { finite } => {
+                    if let Some(check) = check {
+                        check.shadowed(model.checked, finite);
+                    }
+                }
+            }
         }
-        Ok(goes_on)
+        Ok(true)
     }
 }
 
-/// One iteration of the others, for all models. False when no rank has data.
-fn shadow_all(reducers: &[&Reducer]) -> Result<bool> {
-    for reducer in reducers {
-        if !reducer.shadow()? {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-/// Reducers in a join, which is abandoned when this is dropped: after an error or a panic.
+/// Models in a join, which is abandoned when this is dropped: after an error or a panic.
 struct Joined<'a> {
-    reducers: &'a [&'a Reducer],
+    models: &'a [Joining<'a>],
     ended: bool,
 }
 
 impl<'a> Joined<'a> {
-    fn begin(reducers: &'a [&'a Reducer], options: JoinInputs) -> Self {
+    fn begin(models: &'a [Joining<'a>], options: JoinInputs) -> Self {
         let JoinInputs { divide_by_initial_world_size, throw_on_early_termination, .. } = options;
-        for reducer in reducers {
-            reducer.begin_join(brigade_torch::JoinOptions {
+        for model in models {
+            model.reducer.begin_join(brigade_torch::JoinOptions {
                 divide_by_initial_world_size,
                 throw_on_early_termination,
             });
         }
-        Self { reducers, ended: false }
+        Self { models, ended: false }
     }
 
     fn end(mut self) -> Result<()> {
         self.ended = true;
-        for reducer in self.reducers {
-            reducer.end_join()?;
+        for model in self.models {
+            model.reducer.end_join()?;
         }
         Ok(())
     }
@@ -157,8 +164,8 @@ impl<'a> Joined<'a> {
 impl Drop for Joined<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            for reducer in self.reducers {
-                reducer.abandon_join();
+            for model in self.models {
+                model.reducer.abandon_join();
             }
         }
     }

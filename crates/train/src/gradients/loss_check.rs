@@ -386,8 +386,12 @@ impl LossCheck {
         }
     }
 
-    /// A rank that shadows the others in a join has taken part in one of their reductions.
-    pub(crate) fn shadowed(&self, finite: bool) {
+    /// A rank that shadows the others in a join has taken part in one of their reductions, of this model.
+    pub(crate) fn shadowed(&self, model: Option<&CheckedModel>, finite: bool) {
+        let hook = model.and_then(|model| model.hook.as_ref());
+        if let (false, Some(hook)) = (finite, hook) {
+            hook.forget();
+        }
         let mut state = self.state();
         let reduction = state.reductions;
         state.reductions += 1;
@@ -488,6 +492,12 @@ impl LossCheck {
 /// How long ranks wait for the one whose loss it was, when a device has told them that there is one. A rank of
 /// another program says nothing.
 const TOLD_WITHIN: Duration = Duration::from_secs(5);
+
+impl fmt::Debug for CheckedModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CheckedModel").field("reduces", &self.reduces).finish_non_exhaustive()
+    }
+}
 
 impl fmt::Debug for LossCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

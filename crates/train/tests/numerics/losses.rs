@@ -348,6 +348,72 @@ dist_test!(world = 2, dist_in_a_join, |world: World| -> Result<()> {
     Ok(())
 });
 
+dist_test!(world = 2, dist_in_a_join_with_windows, |world: World| -> Result<()> {
+    let accelerator = builder().build()?;
+    let (model, mut optimizer) = objects(&accelerator)?;
+    // Rank 0 has the first window, and passes the others' batches that are not reduced.
+    let all = [0.5, 0.6, 0.7, 0.8, 0.9, NAN];
+    let mine = if world.rank.as_usize() == 0 { &all[..2] } else { &all[..] };
+    let outcome = accelerator.join_uneven_inputs(&model, JoinInputs::default(), || {
+        mine.chunks(2).try_for_each(|window| {
+            let unreduced = || accelerator.backward(&loss(&model, window[0])?);
+            accelerator.no_sync(&model, unreduced)?;
+            train(&accelerator, &model, &mut optimizer, window[1])
+        })
+    });
+    let (named, _, corrupted) = found(outcome).unwrap();
+    assert_eq!((named, corrupted), (1, false));
+    Ok(())
+});
+
+dist_test!(world = 2, dist_in_a_join_of_several_models, |world: World| -> Result<()> {
+    let first = builder().build()?;
+    let power = PowerSgd { start_iteration: 2, min_compression_rate: 0.1, ..PowerSgd::default() };
+    for (number, hook) in [CommHook::None, CommHook::PowerSgd(power)].into_iter().enumerate() {
+        step!("{hook:?}");
+        let accelerator = builder().sharing(&first).comm_hook(hook).build()?;
+        let (a, mut of_a) = objects(&accelerator)?;
+        let (b, mut of_b) = objects(&accelerator)?;
+        // Rank 0 has three batches. Rank 1 goes on when one of its own is left out for the second model.
+        let all = [0.5, 0.6, 0.7, 0.8, NAN, 0.9, 1.0];
+        let mine = if world.rank.as_usize() == 0 { &all[..3] } else { &all[..] };
+        accelerator.join_uneven_inputs(&(&a, &b), JoinInputs::default(), || {
+            for &value in mine {
+                let sound = if value.is_nan() { 0.5 } else { value };
+                train(&accelerator, &a, &mut of_a, sound)?;
+                let outcome = found(train(&accelerator, &b, &mut of_b, value));
+                assert_eq!(outcome.map(|(rank, ..)| rank), value.is_nan().then_some(1));
+                of_b.zero_grad()?;
+            }
+            Ok(())
+        })?;
+        for model in [&a, &b] {
+            assert!(finite_weights(model));
+            // What the hook keeps from step to step is sound, and the same where it has to be: what was left
+            // out of one model is no reason to forget another's.
+            let Some(state) = model.comm_hook_state()? else { continue };
+            let factors = state.iter().filter(|(name, _)| name.starts_with("factor"));
+            let factors: Vec<Vec<f32>> =
+                factors.map(|(_, tensor)| Vec::try_from(tensor.reshape([-1])).unwrap()).collect();
+            assert!(!factors.is_empty() && factors.iter().flatten().all(|value| value.is_finite()));
+            let all = accelerator.gather_object(factors)?;
+            assert_eq!(all[0], all[1]);
+        }
+        if number == 0 {
+            continue;
+        }
+        step!("rank 1 stops, and its group with it");
+        let outcome = accelerator.join_uneven_inputs(&(&a, &b), JoinInputs::default(), || {
+            mine.iter().try_for_each(|&value| {
+                train(&accelerator, &a, &mut of_a, 0.5)?;
+                train(&accelerator, &b, &mut of_b, value)
+            })
+        });
+        assert_eq!(found(outcome).unwrap().0, 1);
+    }
+    Ok(())
+});
+
 dist_test!(world = 2, dist_under_local_sgd_it_is_the_ranks_own, |world: World| -> Result<()> {
     let accelerator = builder().build()?;
     let (model, mut optimizer) = objects(&accelerator)?;
