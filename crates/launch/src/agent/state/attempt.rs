@@ -563,6 +563,7 @@ impl AgentState {
             until: self.now + self.facts.limits.output(),
             told: !self.connection.is_up(),
         });
+        self.wait_for_word_from_now();
         self.act(Action::Drain);
         self.draining += 1;
     }

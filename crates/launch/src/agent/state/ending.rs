@@ -116,6 +116,11 @@ impl AgentState {
         }
     }
 
+    /// Ranks may take long to stop, and what they have done is the coordinator's to judge.
+    pub(super) fn wait_for_word_from_now(&mut self) {
+        self.give_up = self.give_up.map(|_| self.now + WORD_TAKES);
+    }
+
     pub(super) fn give_up_at(&self) -> Option<Duration> {
         let waits = self.outcome.is_none() || self.leaves_untold();
         self.give_up.filter(|_| self.group.is_none() && waits)

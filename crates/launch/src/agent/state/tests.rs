@@ -371,6 +371,24 @@ fn a_user_stops_a_job_and_loses_patience() {
     assert_eq!(host.pass(0.5), ["exit, written false"]);
 }
 
+/// As schedulers do, that send SIGTERM again after a while.
+#[test]
+fn a_signal_that_comes_again_leaves_time_for_the_verdict() {
+    let mut host = Host::running(Kind::OneHost);
+    for _ in 0..2 {
+        host.tell(Event::Signal(Signal::SIGTERM));
+    }
+    host.stop(0, "x");
+    // They write a checkpoint.
+    host.pass(10.0);
+    for local_rank in 0..2 {
+        host.exit(local_rank, 0);
+    }
+    host.tell(Event::Swept);
+    assert!(host.pass(1.5).is_empty());
+    assert_eq!(host.end(0), ["disconnect", "report 0", "drain"]);
+}
+
 #[test]
 fn signals_for_the_ranks() {
     let mut host = Host::running(Kind::OneHost);
