@@ -154,7 +154,7 @@ impl Job {
                 Wish::Reconnect => self.sites[host].seeking = Seeking::Seat,
                 Wish::StopReconnecting => self.sites[host].seeking = Seeking::No,
                 Wish::Disconnect => self.hang_up(host),
-                Wish::Join(request) => self.join(host, request),
+                Wish::Join(request) => self.join(host, &request),
                 Wish::Send(message) => self.send(host, message),
             }
         }
@@ -185,7 +185,7 @@ impl Job {
         self.connections.len() - 1
     }
 
-    fn join(&mut self, host: usize, request: JoinRequest) {
+    fn join(&mut self, host: usize, request: &JoinRequest) {
         let now = self.now;
         let site = &mut self.sites[host];
         let over = match site.seeking {
@@ -456,7 +456,7 @@ impl Job {
             }
             Happens::Breaks { host, reset } => self.breaks(host % hosts, reset),
             Happens::Signals { host, signal } => {
-                self.tell_agent(host % hosts, Event::Signal(signal))
+                self.tell_agent(host % hosts, Event::Signal(signal));
             }
             Happens::StartFails(host) => self.sites[host % hosts].world.start_fails = true,
             Happens::Exits { host, local_rank, code } => {
