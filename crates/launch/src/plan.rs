@@ -144,7 +144,9 @@ impl LaunchPlan {
     /// use brigade_launch::{HostFacts, LaunchOptions, LaunchPlan};
     ///
     /// let options = LaunchOptions { nproc: 4.into(), program: "sh".into(), ..Default::default() };
-    /// let facts = HostFacts { cores: 10, ..HostFacts::gather(&options) };
+    /// let gathered = HostFacts::gather(&options);
+    /// // What this process has in its environment would count as the user's word.
+    /// let facts = HostFacts { cores: 10, user_threads: None, set_by_user: vec![], ..gathered };
     /// let plan = LaunchPlan::resolve(&options, &facts)?;
     /// assert!(plan.env.contains(&("OMP_NUM_THREADS", "2".to_owned())));
     /// # Ok::<(), brigade_launch::LaunchError>(())
