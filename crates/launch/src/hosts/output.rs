@@ -53,18 +53,7 @@ impl Output {
         // The descriptors themselves: std's own stdout buffers and locks.
         let sinks = [sink(io::stdout().as_fd())?, sink(io::stderr().as_fd())?];
         let (sender, inbox) = mpsc::channel();
-        let writer = Writer {
-            sinks,
-            lossy: [false; 2],
-            closed: [false; 2],
-            begun: Begun::new(),
-            reports: HashMap::new(),
-            drawn: None,
-            next_draw: None,
-            live: LiveLine::new(quiet),
-            quiet,
-            notices: far,
-        };
+        let writer = Writer::new(sinks, far, quiet);
         let thread =
             thread::Builder::new().name("output".to_owned()).spawn(move || writer.run(&inbox))?;
         Ok(Self { sender, notices, thread })
@@ -168,6 +157,21 @@ struct Writer {
 }
 
 impl Writer {
+    fn new(sinks: [File; 2], notices: UnixStream, quiet: bool) -> Self {
+        Self {
+            sinks,
+            lossy: [false; 2],
+            closed: [false; 2],
+            begun: Begun::new(),
+            reports: HashMap::new(),
+            drawn: None,
+            next_draw: None,
+            live: LiveLine::new(quiet),
+            quiet,
+            notices,
+        }
+    }
+
     fn run(mut self, inbox: &Receiver<Order>) {
         // The launcher's own line, if it is the last that was written.
         let mut said = String::new();
@@ -301,18 +305,8 @@ mod tests {
     #[test]
     fn the_line_is_drawn_a_few_times_a_second_and_forgets_hosts_that_are_gone() {
         let sink = || File::options().write(true).open("/dev/null").unwrap();
-        let mut writer = Writer {
-            sinks: [sink(), sink()],
-            lossy: [false; 2],
-            closed: [false; 2],
-            begun: Begun::new(),
-            reports: HashMap::new(),
-            drawn: None,
-            next_draw: None,
-            live: LiveLine::new(true),
-            quiet: true,
-            notices: UnixStream::pair().unwrap().0,
-        };
+        let notices = UnixStream::pair().unwrap().0;
+        let mut writer = Writer::new([sink(), sink()], notices, true);
         let start = Instant::now();
         let mut report = |host: usize, ranks: &[usize], millis: u64| {
             let now = start + Duration::from_millis(millis);
