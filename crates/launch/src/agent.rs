@@ -228,7 +228,7 @@ impl<'p> Agent<'p> {
             },
             Action::Reconnect { patient } => self.client.reconnect(patient),
             Action::StopReconnecting => self.client.stop_reconnecting(),
-            Action::Join(request) => match self.port() {
+            Action::Join(request) => match self.port_to_join_with(request.resume) {
                 Ok(port) => {
                     let nproc = self.plan.local_world_size.as_usize();
                     self.client.join(&request, nproc, port);
@@ -236,7 +236,8 @@ impl<'p> Agent<'p> {
                 Err(error) => self.events.push_back(Event::Failed(error)),
             },
             Action::Send(message) => self.client.send(&message),
-            Action::SendStopped { attempt, killed, stuck } => match self.port() {
+            Action::SendStopped { attempt, killed, stuck } => match self.port_of_the_next_attempt()
+            {
                 Ok(port) => {
                     self.client.send(&FromAgent::Stopped { attempt, port, killed, stuck });
                 }
@@ -307,8 +308,16 @@ impl<'p> Agent<'p> {
         self.port.take().map_or_else(|| reserve_port(self.plan, self.reach), Ok)
     }
 
-    /// Its number.
-    fn port(&mut self) -> Result<u16, LaunchError> {
+    /// The port to join with. One that resumes tells the port that its ranks use: that cannot be
+    /// reserved again, and with `--store-port` there may be no other.
+    fn port_to_join_with(&mut self, resume: bool) -> Result<u16, LaunchError> {
+        match (&self.port, &self.ranks) {
+            (None, Some(ranks)) if resume => Ok(ranks.port.number()),
+            _ => self.port_of_the_next_attempt(),
+        }
+    }
+
+    fn port_of_the_next_attempt(&mut self) -> Result<u16, LaunchError> {
         let port = self.take_port()?;
         let number = port.number();
         self.port = Some(port);

@@ -17,8 +17,8 @@ use crate::{LaunchError, LaunchPlan, StorePort};
 pub(super) struct Ranks {
     pub(super) part: Assignment,
     processes: Vec<RankProcess>,
-    /// Holds the port until the attempt is over.
-    _port: StorePort,
+    /// The port of the ranks' store, held until the attempt is over.
+    pub(super) port: StorePort,
     pub(super) folder: AttemptFolder,
     pub(super) oom_killer: OomKiller,
 }
@@ -76,7 +76,7 @@ impl Ranks {
             gate.open(socket, progress.as_ref())
                 .map_err(LaunchError::system(format!("let rank {local_rank} start")))?;
         }
-        Ok(Self { part, processes, _port: port, folder, oom_killer })
+        Ok(Self { part, processes, port, folder, oom_killer })
     }
 
     /// Process numbers, by local rank.

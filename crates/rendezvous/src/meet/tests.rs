@@ -238,9 +238,12 @@ fn a_way_back_that_is_silent_is_given_up_soon() {
     let limits = TimeLimits::new(Duration::from_secs(6), Duration::from_secs(30));
     let way = Way::Resume { address, patient: true, delay: Duration::ZERO };
     let _meeting = Meeting::start(MeetPlan { limits, ..plan(way) }).unwrap();
-    let first = listener.accept().unwrap();
-    let accepted = std::time::Instant::now();
-    let second = listener.accept().unwrap();
-    assert!(accepted.elapsed() < TimeLimits::ANSWER, "it waited as long as for a first answer");
-    drop((first, second));
+    // Kept open, and silent. A busy machine may hold this process up in one round, not in all.
+    let mut silent = vec![listener.accept().unwrap()];
+    let given_up_soon = (0..5).any(|_| {
+        let accepted = std::time::Instant::now();
+        silent.push(listener.accept().unwrap());
+        accepted.elapsed() < TimeLimits::ANSWER
+    });
+    assert!(given_up_soon, "it waited as long as for a first answer");
 }
