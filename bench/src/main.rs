@@ -16,7 +16,7 @@ mod transformer;
 
 use std::io::{self, Write};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Parser;
 
 /// Measures Brigade against PyTorch and against its own parts.
@@ -43,19 +43,25 @@ fn main() -> Result<()> {
         }
         return Ok(());
     }
-    writeln!(out, "{}", table::machine())?;
-    let mut rows = Vec::new();
+    writeln!(out, "{}\n{}", table::machine(), table::HEAD)?;
+    let mut failed = 0;
     for comparison in comparisons::all().into_iter().chain(launcher::all()) {
         if options.filter.as_ref().is_some_and(|text| !comparison.name.contains(text)) {
             continue;
         }
         eprintln!("measuring {} …", comparison.name);
-        let measured = (comparison.run)(options.rounds)?;
-        if measured.is_empty() {
-            eprintln!("  skipped: PyTorch is not installed (cargo xtask bench --peers)");
+        match (comparison.run)(options.rounds) {
+            Ok(rows) if rows.is_empty() => {
+                eprintln!("  skipped: PyTorch is not installed (cargo xtask bench --peers)");
+            }
+            // At once: all of them take an hour, and one that fails must not cost the others.
+            Ok(rows) => rows.iter().try_for_each(|row| writeln!(out, "{row}"))?,
+            Err(error) => {
+                eprintln!("  failed: {error:#}");
+                failed += 1;
+            }
         }
-        rows.extend(measured);
     }
-    writeln!(out, "{}", table::markdown(&rows))?;
+    ensure!(failed == 0, "{failed} of the comparisons failed");
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The result as a Markdown table.
 
-use std::fmt::Write;
+use std::fmt;
 
 /// One comparison's result, ready to print.
 pub(crate) struct Row {
@@ -12,17 +12,17 @@ pub(crate) struct Row {
     pub(crate) reached: bool,
 }
 
-pub(crate) fn markdown(rows: &[Row]) -> String {
-    let mut text = String::from(
-        "\n| what | Brigade | other | ratio | goal | reached |\n|---|---|---|---|---|---|\n",
-    );
-    for row in rows {
-        let reached = if row.reached { "yes" } else { "no" };
-        let Row { what, ours, other, ratio, goal, .. } = row;
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "| {what} | {ours} | {other} | {ratio} | {goal} | {reached} |");
+/// The table's first two lines.
+pub(crate) const HEAD: &str =
+    "\n| what | Brigade | other | ratio | goal | reached |\n|---|---|---|---|---|---|";
+
+/// A line of the table.
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reached = if self.reached { "yes" } else { "no" };
+        let Self { what, ours, other, ratio, goal, .. } = self;
+        write!(f, "| {what} | {ours} | {other} | {ratio} | {goal} | {reached} |")
     }
-    text
 }
 
 /// Processor, cores, libtorch: what the figures depend on.

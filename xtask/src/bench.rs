@@ -18,8 +18,18 @@ pub(crate) fn run(checkout: &Checkout, peers: bool, arguments: &[String]) -> Res
     if peers {
         environment.install()?;
     }
-    let mut command =
-        Cargo::new(checkout, &libtorch).command(&["run", "--release", "-p", "brigade-bench", "--"]);
+    let cargo = Cargo::new(checkout, &libtorch);
+    // The launcher's comparisons start it.
+    let code = cargo::exit_code(cargo::run(&mut cargo.command(&[
+        "build",
+        "--release",
+        "-p",
+        "brigade-cli",
+    ]))?);
+    if code != ExitCode::SUCCESS {
+        return Ok(code);
+    }
+    let mut command = cargo.command(&["run", "--release", "-p", "brigade-bench", "--"]);
     command.args(arguments);
     if environment.is_installed() {
         command.env("BRIGADE_PEER_PYTHON", environment.python());
