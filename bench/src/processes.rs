@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -59,15 +59,7 @@ impl Side {
 
     /// The lists of numbers that it prints as JSON in its last line.
     pub(crate) fn lists<const N: usize>(&self) -> Result<[Vec<f64>; N]> {
-        let output = self.start().output().with_context(|| self.line())?;
-        if !output.status.success() {
-            bail!(
-                "{} ended with {}: {}",
-                self.line(),
-                output.status,
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
-        }
+        let output = self.output()?;
         let text = String::from_utf8_lossy(&output.stdout);
         let last = text.lines().last().unwrap_or_default();
         let lists: Vec<Vec<f64>> = serde_json::from_str(last)
@@ -79,12 +71,18 @@ impl Side {
     /// Seconds from its start to its end.
     pub(crate) fn seconds_until_end(&self) -> Result<f64> {
         let start = Instant::now();
+        self.output()?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// Runs it to its end, which fails with what it printed to stderr if the process does.
+    fn output(&self) -> Result<Output> {
         let output = self.start().output().with_context(|| self.line())?;
-        let seconds = start.elapsed().as_secs_f64();
         if !output.status.success() {
-            bail!("{} ended with {}", self.line(), output.status);
+            let printed = String::from_utf8_lossy(&output.stderr);
+            bail!("{} ended with {}: {}", self.line(), output.status, printed.trim());
         }
-        Ok(seconds)
+        Ok(output)
     }
 
     fn start(&self) -> Command {
