@@ -59,7 +59,9 @@ pub(crate) fn processes_of(init: i32) -> Vec<Process> {
 
 fn read(pid: i32) -> Option<Process> {
     let Stat { state, parent } = stat(pid)?;
-    if matches!(state, 'Z' | 'X') {
+    // The first thread of a killed process may end before the others, which hold its sockets.
+    let threads = || fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    if state == 'X' || state == 'Z' && threads() <= 1 {
         return None;
     }
     let words = |file: &str| -> Vec<String> {

@@ -310,6 +310,12 @@ fn a_server_that_goes_away_ends_no_training_unless_asked() {
         tracker.start(&Run::new("demo")).unwrap();
         tracker.log(&point(1.0), At::step(1)).unwrap();
         tracker.log(&point(2.0), At::step(2)).unwrap();
+        // The second attempt begins when the first one's answer is known.
+        let until = Instant::now() + Duration::from_secs(60);
+        while server.bodies("log-batch").len() < 2 {
+            assert!(Instant::now() < until, "the batch was not sent again");
+            thread::sleep(Duration::from_millis(5));
+        }
         match (strict, tracker.finish(Outcome::Finished)) {
             (false, Ok(())) => {}
             (true, Err(TrackError::Lost { lost: 2, reason, .. })) => {

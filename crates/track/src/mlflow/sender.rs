@@ -91,7 +91,8 @@ impl Sender {
         while !queue.done {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                queue.lost += queue.under_way + queue.waiting.len() as u64;
+                // Taken, so that the thread does not count it again.
+                queue.lost += std::mem::take(&mut queue.under_way) + queue.waiting.len() as u64;
                 queue.waiting.clear();
                 if queue.lost > 0 && queue.reason.is_empty() {
                     queue.reason = "the server did not answer before the time limit".to_owned();
@@ -121,7 +122,7 @@ impl Shared {
                     Parcel::File { path, bytes } => client.put(path, bytes, until),
                 };
                 let Err(error) = sent else { break None };
-                self.lock().reason = error.to_string();
+                self.explain(&error, until);
                 if !passes(&error) {
                     break Some(error);
                 }
@@ -134,13 +135,25 @@ impl Shared {
             };
             let mut queue = self.lock();
             let count = std::mem::take(&mut queue.under_way);
-            if let Some(error) = error {
+            if let Some(error) = error
+                && count > 0
+            {
                 tracing::warn!("{count} values are lost: {error}");
                 queue.lost += count;
             }
         }
         self.lock().done = true;
         self.changed.notify_all();
+    }
+
+    /// Keeps why values could not be sent. What the server answered before says more than a request that was
+    /// cut off at the end of the run.
+    fn explain(&self, error: &TrackError, until: Option<Instant>) {
+        let mut queue = self.lock();
+        let cut_off = until.is_some_and(|until| Instant::now() >= until);
+        if !cut_off || queue.reason.is_empty() {
+            queue.reason = error.to_string();
+        }
     }
 
     /// Takes the next parcel, and the time limit when the run has ended; `None` when it has ended and all is
