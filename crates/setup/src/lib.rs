@@ -24,4 +24,4 @@ mod python;
 pub use cache::Cache;
 pub use libtorch::{Libtorch, Origin, TCH_VERSION, Wanted};
 pub use pins::{Kind, Pins};
-pub use project::{Change, Project, RunPath};
+pub use project::{Change, Project, RunPath, configured};

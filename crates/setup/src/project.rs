@@ -168,10 +168,7 @@ impl Project {
     /// The file cannot be read, or is malformed.
     pub fn libtorch(&self) -> Result<Option<PathBuf>> {
         let Some(text) = read(&self.root.join(LIBTORCH_TOML))? else { return Ok(None) };
-        let document: DocumentMut =
-            text.parse().with_context(|| format!("{LIBTORCH_TOML} is malformed"))?;
-        let value = document.get("env").and_then(|env| env.get("LIBTORCH"));
-        Ok(value.and_then(Item::as_str).map(PathBuf::from))
+        configured(&text)
     }
 
     /// What makes cargo pass over the run path in the project's configuration: flags from a place
@@ -309,6 +306,17 @@ impl Project {
     fn relative(&self, path: &Path) -> String {
         path.strip_prefix(&self.root).unwrap_or(path).display().to_string()
     }
+}
+
+/// The libtorch that the text of a `.cargo/libtorch.toml` names; `None` where it names none.
+///
+/// # Errors
+/// The text is no TOML.
+pub fn configured(text: &str) -> Result<Option<PathBuf>> {
+    let document: DocumentMut =
+        text.parse().with_context(|| format!("{LIBTORCH_TOML} is malformed"))?;
+    let value = document.get("env").and_then(|env| env.get("LIBTORCH"));
+    Ok(value.and_then(Item::as_str).map(PathBuf::from))
 }
 
 /// The text of `.cargo/libtorch.toml`.
