@@ -189,7 +189,7 @@ impl Template {
             text.push_str(
                 "brigade launch --nproc 2 --release -- --resume                  # goes on after a stop\n\
                  brigade launch --nproc 2 --release --mixed-precision bf16\n\
-                 brigade checkpoint inspect run/checkpoints/checkpoint_1\n",
+                 brigade checkpoint inspect run/checkpoints/checkpoint_5\n",
             );
         }
         text.push_str(
