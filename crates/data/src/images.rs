@@ -149,7 +149,9 @@ impl LabelledImages {
             let source = TypedImageRef::<U8>::from_buffer(source_area.0, source_area.1, image)
                 .map_err(|cause| refused(&cause))?;
             // `resize` would compile the kernels of all kinds of pixels: a minute.
-            resizer.resize_typed(&source, &mut target, &options).map_err(|cause| refused(&cause))?;
+            resizer
+                .resize_typed(&source, &mut target, &options)
+                .map_err(|cause| refused(&cause))?;
             pixels.extend(target.pixels().iter().map(|pixel| pixel.0));
         }
         Ok(Self { pixels, height, width, ..self })
