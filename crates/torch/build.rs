@@ -3,28 +3,41 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const SOURCES: &[&str] = &[
-    "cpp/tensors.cpp",
-    "cpp/loss_flag.cpp",
-    "cpp/memory.cpp",
-    "cpp/store.cpp",
-    "cpp/group.cpp",
-    "cpp/gloo.cpp",
-    "cpp/shared_memory.cpp",
-    "cpp/combine.cpp",
-    "cpp/forks.cpp",
-    "cpp/fake.cpp",
-    "cpp/reducer.cpp",
-    "cpp/hook.cpp",
-    "cpp/norm.cpp",
-    "cpp/norm_relu.cpp",
-    "cpp/optimizer.cpp",
-    "cpp/precision.cpp",
-    "cpp/reproducible.cpp",
-    "cpp/flat.cpp",
-    "cpp/matrix_step.cpp",
-    "cpp/max_pool.cpp",
-    "cpp/profiler.cpp",
+/// Two translation units: libtorch's headers, and the templates that they leave to be instantiated at
+/// the end of each unit, take four fifths of the time of compiling a file alone. In two units all of
+/// them take 60 s of a processor; one by one with a precompiled header it was 140 s.
+const UNITS: [(&str, &[&str]); 2] = [
+    (
+        "arithmetic",
+        &[
+            "norm.cpp",
+            "norm_relu.cpp",
+            "max_pool.cpp",
+            "flat.cpp",
+            "optimizer.cpp",
+            "precision.cpp",
+            "matrix_step.cpp",
+        ],
+    ),
+    (
+        "communication",
+        &[
+            "tensors.cpp",
+            "loss_flag.cpp",
+            "memory.cpp",
+            "store.cpp",
+            "group.cpp",
+            "gloo.cpp",
+            "shared_memory.cpp",
+            "combine.cpp",
+            "forks.cpp",
+            "fake.cpp",
+            "reducer.cpp",
+            "hook.cpp",
+            "reproducible.cpp",
+            "profiler.cpp",
+        ],
+    ),
 ];
 
 fn main() {
@@ -36,7 +49,7 @@ fn main() {
 
     let mut build = cxx_build::bridge("src/bridge.rs");
     build
-        .files(SOURCES)
+        .files(UNITS.map(|(name, files)| unit(name, files)))
         // As libtorch's own headers need from 2.11 on.
         .std("c++20")
         // Their headers warn; with `isystem` ours still would not.
@@ -66,7 +79,6 @@ fn main() {
     if openmp.is_some() {
         build.flag("-fopenmp");
     }
-    precompile(&mut build, torch);
     build.compile("brigade_torch");
 
     println!("cargo::rustc-link-search=native={}", lib.display());
@@ -104,30 +116,15 @@ fn openmp(lib: &Path) -> Option<String> {
     names.find(|name| name.starts_with("libgomp") && name.contains(".so"))
 }
 
-/// Compiles libtorch's headers once for all files. Where the compiler cannot, or will not use the result,
-/// each file includes the header itself: slower, and the same objects.
-fn precompile(build: &mut cc::Build, torch: &Path) {
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let (header, compiled) = (out.join("libtorch.h"), out.join("libtorch.h.gch"));
-    let source = fs::read("cpp/libtorch.h").expect("the crate's own files can be read");
-    let command = build.get_compiler().to_command();
-    // The compiler looks at its flags itself, but not at whether libtorch has become another.
-    let version = fs::read_to_string(torch.join("include/torch/headeronly/version.h"));
-    let stamp = format!("{command:?}\n{version:?}\n{}", String::from_utf8_lossy(&source));
-    let stamp_file = out.join("libtorch.h.stamp");
-    if fs::read_to_string(&stamp_file).ok().as_deref() != Some(stamp.as_str()) || !compiled.exists()
-    {
-        fs::write(&header, &source).expect("cargo's OUT_DIR can be written");
-        let _ = fs::remove_file(&compiled);
-        let mut command = command;
-        command.args(["-x", "c++-header"]).arg(&header).arg("-o").arg(&compiled);
-        if !command.status().is_ok_and(|status| status.success()) {
-            let _ = fs::remove_file(&compiled);
-            return;
-        }
-        fs::write(&stamp_file, stamp).expect("cargo's OUT_DIR can be written");
-    }
-    build.flag("-include").flag(header.to_str().expect("OUT_DIR is UTF-8"));
+/// Writes a file that includes others of the folder `cpp`; its path.
+fn unit(name: &str, files: &[&str]) -> PathBuf {
+    let variable = |name| PathBuf::from(env::var_os(name).expect("cargo sets it"));
+    let folder = variable("CARGO_MANIFEST_DIR").join("cpp");
+    let include = |file: &&str| format!("#include {:?}\n", folder.join(file));
+    let path = variable("OUT_DIR").join(name).with_extension("cpp");
+    let text: String = files.iter().map(include).collect();
+    fs::write(&path, text).expect("cargo's OUT_DIR can be written");
+    path
 }
 
 /// The CUDA headers: those that `cargo xtask setup --cuda` puts beside libtorch, those of the nvidia

@@ -8,17 +8,15 @@ use brigade_suite::Need;
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
 use crate::install::Environment;
-use crate::setup;
 
 /// Benchmarks find the peers' Python in BRIGADE_PEER_PYTHON; without it they skip the comparison.
 pub(crate) fn run(checkout: &Checkout, peers: bool, arguments: &[String]) -> Result<ExitCode> {
-    let libtorch = setup::ensure(checkout)?;
     let environment =
         Environment::of(checkout, Need::Pytorch).context("PyTorch has no environment")?;
     if peers {
         environment.install()?;
     }
-    let cargo = Cargo::new(checkout, &libtorch);
+    let cargo = Cargo::new(checkout)?;
     // The launcher's comparisons start it.
     let code = cargo::exit_code(cargo::run(&mut cargo.command(&[
         "build",

@@ -9,31 +9,27 @@ use std::process::{Command, ExitCode, ExitStatus};
 use anyhow::{Context, Result};
 
 use crate::checkout::Checkout;
-use crate::setup::Libtorch;
+use crate::setup;
 
-/// Makes cargo commands for one checkout and one libtorch.
+/// Makes cargo commands for a checkout that is set up.
 #[derive(Debug)]
 pub(crate) struct Cargo<'a> {
     checkout: &'a Checkout,
-    libtorch: &'a Libtorch,
 }
 
 impl<'a> Cargo<'a> {
-    pub(crate) fn new(checkout: &'a Checkout, libtorch: &'a Libtorch) -> Self {
-        Self { checkout, libtorch }
+    /// Sets the checkout up where it is not.
+    pub(crate) fn new(checkout: &'a Checkout) -> Result<Self> {
+        setup::ensure(checkout)?;
+        Ok(Self { checkout })
     }
 
     /// `cargo ARGUMENTS…` in the checkout's root.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = plain_cargo(self.checkout);
         command.args(arguments);
-        if let Libtorch::Fetched = self.libtorch {
-            // `cargo run` put it here from .cargo/libtorch.toml, and the child will read that file
-            // itself. One that sees it twice takes it for a change and builds tch anew: minutes.
+        if setup::is_repeated(self.checkout) {
             command.env_remove("LIBTORCH");
-        }
-        for (name, value) in self.libtorch.environment() {
-            command.env(name, value);
         }
         command
     }

@@ -7,12 +7,11 @@ use anyhow::Result;
 
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
-use crate::{setup, tidy};
+use crate::tidy;
 
 /// Runs every lint, also after one failed, and names those that failed.
 pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
-    let libtorch = setup::ensure(checkout)?;
-    let cargo = Cargo::new(checkout, &libtorch);
+    let cargo = Cargo::new(checkout)?;
     let mut failed = Vec::new();
 
     if !cargo.run(&["fmt", "--all", "--check"])?.success() {
@@ -40,12 +39,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
 /// Libraries only: the program `brigade` would write over the pages of the library `brigade`.
 fn document(cargo: &Cargo<'_>) -> Command {
     let mut command = cargo.command(&["doc", "--workspace", "--lib", "--no-deps"]);
-    let flags = command
-        .get_envs()
-        .find_map(|(name, value)| (name == "RUSTDOCFLAGS").then_some(value).flatten())
-        .map(ToOwned::to_owned)
-        .or_else(|| env::var_os("RUSTDOCFLAGS"));
-    match flags {
+    match env::var_os("RUSTDOCFLAGS") {
         // The variable replaces what the configuration says, so it must grow, not be set.
         Some(mut flags) => {
             flags.push(" -D warnings");

@@ -26,20 +26,6 @@ impl Checkout {
         &self.root
     }
 
-    /// What setup installs: torch/ and nvidia/ side by side, as libtorch's own run path expects.
-    pub(crate) fn libtorch(&self) -> PathBuf {
-        self.root.join("libtorch")
-    }
-
-    /// What LIBTORCH names when the fetched libtorch is used.
-    pub(crate) fn libtorch_torch(&self) -> PathBuf {
-        self.libtorch().join("torch")
-    }
-
-    pub(crate) fn pins(&self) -> PathBuf {
-        self.root.join("xtask/libtorch.json")
-    }
-
     /// A path as the user would write it from the root.
     pub(crate) fn relative<'a>(&self, path: &'a Path) -> &'a Path {
         path.strip_prefix(&self.root).unwrap_or(path)

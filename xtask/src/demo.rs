@@ -10,13 +10,11 @@ use serde_json::Value;
 
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
-use crate::setup;
 
 /// Two processes, the embedded digits, a few epochs; the exit code is the launcher's, or 1 where
 /// the model learned too little.
 pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
-    let libtorch = setup::ensure(checkout)?;
-    let programs = build(&Cargo::new(checkout, &libtorch))?;
+    let programs = build(&Cargo::new(checkout)?)?;
     let program = |name: &str| {
         programs.get(name).with_context(|| format!("cargo built no program named {name}"))
     };

@@ -154,15 +154,14 @@ impl Fuzzer<'_> {
 
     /// A command to which folders and libFuzzer's options are added.
     fn program(&self, target: &str) -> Result<Command> {
-        let mut environment = Vec::new();
         let mut features = Vec::new();
         if LIBTORCH.contains(&target) {
-            environment = setup::ensure(self.checkout)?.environment();
+            setup::ensure(self.checkout)?;
             features = vec!["--features", target];
         }
         if self.nightly {
             let mut command = nightly_cargo(self.checkout);
-            command.args(["fuzz", "run"]).args(&features).arg(target).envs(environment);
+            command.args(["fuzz", "run"]).args(&features).arg(target);
             return Ok(command);
         }
         let folder = self.folder("build");
@@ -174,8 +173,7 @@ impl Fuzzer<'_> {
             .args(&features)
             .arg("--target-dir")
             .arg(&folder)
-            .env("RUSTFLAGS", FLAGS.join(" "))
-            .envs(environment);
+            .env("RUSTFLAGS", FLAGS.join(" "));
         ensure!(cargo::run(&mut build)?.success(), "the program for {target} cannot be built");
         Ok(Command::new(folder.join(HOST).join("release").join(target)))
     }

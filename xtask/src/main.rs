@@ -7,11 +7,11 @@ mod checkout;
 mod demo;
 mod fuzz;
 mod install;
-mod progress;
 mod setup;
 mod suite;
 mod tidy;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -29,16 +29,19 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Fetch libtorch into libtorch/, so that plain cargo commands work
+    /// Fetch libtorch into the user's cache, so that plain cargo commands work
     ///
-    /// The wheels come from the index that pip uses, by name, version and checksum
-    /// (xtask/libtorch.json). LIBTORCH=<folder> or LIBTORCH_USE_PYTORCH=1 in the environment wins:
-    /// then nothing is fetched.
+    /// As `brigade setup` does for other projects. The wheels come from the index that pip uses, by
+    /// name, version and checksum. LIBTORCH=<folder> or LIBTORCH_USE_PYTORCH=1 in the environment
+    /// wins: then nothing is fetched.
     Setup {
         /// Also fetch what CUDA needs: libtorch's CUDA libraries, NVIDIA's, and headers for the
         /// feature `cuda` (2.5 GB to download, 3.8 GB on disk)
         #[arg(long)]
         cuda: bool,
+        /// Another list of wheels, for tests
+        #[arg(long, value_name = "FILE", hide = true)]
+        pins: Option<PathBuf>,
     },
     /// Train the FashionMNIST CNN with two processes on the embedded digits; wants 97 %
     Demo,
@@ -108,7 +111,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<ExitCode> {
     let checkout = Checkout::find()?;
     match command {
-        Command::Setup { cuda } => setup::run(&checkout, cuda),
+        Command::Setup { cuda, pins } => setup::run(&checkout, cuda, pins.as_deref()),
         Command::Demo => demo::run(&checkout),
         Command::Test { older_processor: true, .. } => {
             suite::run_as_on_an_older_processor(&checkout)

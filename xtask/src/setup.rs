@@ -3,75 +3,66 @@
 //! After it a plain `cargo build`, `cargo test` or `cargo run` finds libtorch with nothing exported:
 //! the folder is named in .cargo/libtorch.toml, which .cargo/config.toml includes.
 
-mod cargo_config;
-mod fetch;
-mod given;
-mod install;
-mod pins;
-mod pip_log;
-mod python;
-
-use std::ffi::OsString;
+use std::env;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
+use brigade_setup::{Cache, Kind, Libtorch, Origin, Pins, Project, RunPath, Wanted};
 
-pub(crate) use self::given::Given;
-use self::install::State;
-use self::pins::{Kind, Pins};
 use crate::checkout::Checkout;
 
-/// The libtorch that cargo will build with.
-#[derive(Debug)]
-pub(crate) enum Libtorch {
-    /// Ours, in libtorch/.
-    Fetched,
-    /// The user's, by LIBTORCH or LIBTORCH_USE_PYTORCH.
-    Given(Given),
-}
-
-impl Libtorch {
-    /// What cargo must be given besides what .cargo/libtorch.toml says.
-    pub(crate) fn environment(&self) -> Vec<(&'static str, OsString)> {
-        match self {
-            Self::Fetched => Vec::new(),
-            Self::Given(given) => given.environment(),
-        }
-    }
-}
-
 /// The command itself: sets up and says what there is.
-pub(crate) fn run(checkout: &Checkout, cuda: bool) -> Result<ExitCode> {
-    let wanted = if cuda { Kind::Cuda } else { Kind::Cpu };
-    match set_up(checkout, wanted)? {
-        Libtorch::Given(_) => {} // said already
-        Libtorch::Fetched => {
-            let pins = Pins::read(checkout)?;
-            eprintln!("libtorch {} is ready in libtorch/", pins.libtorch_version());
-        }
-    }
+pub(crate) fn run(checkout: &Checkout, cuda: bool, pins: Option<&Path>) -> Result<ExitCode> {
+    let pins = pins.map_or_else(Pins::embedded, Pins::read)?;
+    let kind = if cuda { Kind::Cuda } else { Kind::Cpu };
+    let libtorch = set_up(checkout, kind, &pins)?;
+    eprintln!("{}", libtorch.description());
     Ok(ExitCode::SUCCESS)
 }
 
 /// The same for the commands that need libtorch: quiet when there is nothing to do.
 pub(crate) fn ensure(checkout: &Checkout) -> Result<Libtorch> {
-    set_up(checkout, Kind::Cpu)
+    let libtorch = set_up(checkout, Kind::Cpu, &Pins::embedded()?)?;
+    if let Origin::Named(_) = libtorch.origin() {
+        eprintln!("{}", libtorch.description());
+    }
+    Ok(libtorch)
 }
 
-fn set_up(checkout: &Checkout, wanted: Kind) -> Result<Libtorch> {
-    if let Some(given) = Given::from_environment(checkout)? {
-        given.announce(checkout);
-        if !checkout.libtorch().exists() {
-            cargo_config::write(checkout, &cargo_config::for_given(&given)?)?;
+fn set_up(checkout: &Checkout, kind: Kind, pins: &Pins) -> Result<Libtorch> {
+    let cache = Cache::of_user()?;
+    let project = Project::at(checkout.root());
+    let configured = project.libtorch()?;
+    // `cargo run`, which started this program, puts what .cargo/libtorch.toml says into its
+    // environment: that is not what the user says there.
+    let by_user = Wanted::by_environment().filter(|wanted| match wanted {
+        Wanted::Folder { path, .. } => configured.as_ref() != Some(path) && !cache.contains(path),
+        _ => true,
+    });
+    if let Some(wanted) = by_user {
+        let libtorch = Libtorch::find_or_fetch(&wanted, &cache, pins)?;
+        project.configure_doc_tests(&libtorch)?;
+        return Ok(libtorch);
+    }
+    let wanted = match configured {
+        // `brigade setup --libtorch` in this checkout.
+        Some(path) if !cache.contains(&path) => {
+            Wanted::Folder { path, named: ".cargo/libtorch.toml".to_owned() }
         }
-        return Ok(Libtorch::Given(given));
-    }
-    let pins = Pins::read(checkout)?;
-    if install::state(checkout, &pins, wanted)? != State::Ready {
-        fetch::fetch(checkout, &pins, wanted)?;
-    }
-    // Each time, though it rarely changes: the checkout may have been moved, and the file names
-    // its folder.
-    cargo_config::write(checkout, &cargo_config::for_fetched(checkout)?)?;
-    Ok(Libtorch::Fetched)
+        _ => Wanted::Fetched(kind),
+    };
+    let libtorch = Libtorch::find_or_fetch(&wanted, &cache, pins)?;
+    // The packages' build scripts set the run path of all but doc tests. Flags for rustc would have
+    // cargo build this program anew.
+    project.configure(&libtorch, RunPath::DocTests)?;
+    Ok(libtorch)
+}
+
+/// `LIBTORCH` as a child of this program should see it: not at all where it comes from
+/// .cargo/libtorch.toml. A cargo that finds it in both places takes that for a change, and builds tch
+/// anew, which takes minutes.
+pub(crate) fn is_repeated(checkout: &Checkout) -> bool {
+    let configured = Project::at(checkout.root()).libtorch().ok().flatten();
+    configured.is_some() && configured == env::var_os("LIBTORCH").map(PathBuf::from)
 }

@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
-use crate::{install, setup};
+use crate::install;
 
 /// Builds every program and test, then runs them; the runner's closing line comes last, and after it
 /// what could not run.
@@ -32,8 +32,7 @@ pub(crate) fn run(
     if whole && may_install {
         install::offer();
     }
-    let libtorch = setup::ensure(checkout)?;
-    let cargo = Cargo::new(checkout, &libtorch);
+    let cargo = Cargo::new(checkout)?;
     // Tests start `brigade` and the examples from the target folder.
     let built = cargo.run(&["build", "--workspace", "--bins", "--examples"])?;
     if !built.success() {

@@ -207,11 +207,11 @@ impl LaunchArgs {
             return Err(Usage(format!("--emit with --{name}: the scheduler says that")).into());
         }
         if self.program.is_cargo() {
-            let reason = "--emit with --bin or --example: build it first, and name the program";
+            let reason = "--emit without a program: job files do not build it; build it first, and name the program";
             return Err(Usage(reason.to_owned()).into());
         }
         let (for_python, unused) = options::plugins(layers, &self.program, variables)?;
-        let program = self.program.program(variables);
+        let program = self.program.program(variables)?;
         if let Some(ForPython { what, .. }) = &for_python
             && program.is_python_here() == Some(false)
         {

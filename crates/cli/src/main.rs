@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use brigade_config::ConfigError;
 use brigade_launch::emit::EmitError;
-use brigade_launch::{LaunchError, SecretError, role};
+use brigade_launch::{LaunchError, ProgramError, SecretError, role};
 use clap::{CommandFactory, Parser, Subcommand};
 
 mod checkpoint;
@@ -19,9 +19,11 @@ mod env;
 mod estimate;
 mod explain;
 mod launch;
+mod new;
 mod pages;
 mod secrets;
 mod selftest;
+mod setup;
 mod usage;
 
 /// Write the training loop once; run it on one process or many
@@ -36,6 +38,8 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Launch(Box<launch::LaunchArgs>),
+    New(new::NewArgs),
+    Setup(setup::SetupArgs),
     Config(Box<config::ConfigArgs>),
     Doctor(doctor::DoctorArgs),
     Env(env::EnvArgs),
@@ -72,6 +76,8 @@ fn main() -> ExitCode {
     };
     let result = match &cli.command {
         Command::Launch(args) => launch::run(args),
+        Command::New(args) => new::run(args, io::stdout().lock()).map(|()| 0),
+        Command::Setup(args) => setup::run(args, io::stdout().lock()).map(|()| 0),
         Command::Config(args) => config::run(args),
         Command::Estimate(args) => estimate::run(args, io::stdout().lock()).map(|()| 0),
         Command::Checkpoint(question) => checkpoint::run(question, io::stdout().lock()),
@@ -123,13 +129,14 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         None if error.is::<EmitError>() => USAGE,
         Some(LaunchError::Hosts(error)) => error.exit_code(),
         Some(LaunchError::Program(error)) => error.exit_code(),
-        _ => 1,
+        _ => error.downcast_ref().map_or(1, ProgramError::exit_code),
     }
 }
 
 const USAGE: u8 = 2;
 const EXAMPLES: &str = "\
 Examples:
+  brigade new my-project
   brigade launch --nproc 2 ./train --epochs 4
   brigade launch --nproc 4 train.py
   brigade config default

@@ -267,7 +267,17 @@ enum Failure {
     Disk(DataError),
 }
 
+/// Why this program cannot talk to that server, if it cannot.
+fn unreachable(url: &str, has_tls: bool) -> Option<&'static str> {
+    let needs_tls = url.get(..6).is_some_and(|it| it.eq_ignore_ascii_case("https:"));
+    (needs_tls && !has_tls)
+        .then_some("this program was built without the feature `https` of the crate brigade")
+}
+
 fn fetch_once(agent: &Agent, url: &str, file: &RemoteFile, target: &Path) -> Result<(), Failure> {
+    if let Some(reason) = unreachable(url, cfg!(feature = "https")) {
+        return Err(Failure::Lasting(reason.to_owned()));
+    }
     let mut response = agent.get(url).call().map_err(|error| match error {
         ureq::Error::BadUri(_) | ureq::Error::Http(_) | ureq::Error::RequireHttpsOnly(_) => {
             Failure::Lasting(error.to_string())
@@ -559,6 +569,13 @@ mod tests {
         let found: String =
             Sha256::digest([b'x'; 26]).iter().map(|byte| format!("{byte:02x}")).collect();
         assert!(error.contains(file().sha256) && error.contains(&found), "{error}");
+    }
+
+    #[test]
+    fn tls_needs_the_feature() {
+        assert!(unreachable("HTTPS://host/", false).is_some_and(|it| it.contains("`https`")));
+        assert_eq!(unreachable("https://host/", true), None);
+        assert_eq!(unreachable("http://host/https:", false), None);
     }
 
     #[test]

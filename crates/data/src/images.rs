@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use brigade_torch::{Tensor, from_vec};
-use fast_image_resize::images::{Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::pixels::U8;
+use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 
 use crate::{BatchContext, DataError, Dataset, IdxFile};
 
@@ -137,7 +138,7 @@ impl LabelledImages {
         let bilinear = ResizeAlg::Convolution(FilterType::Bilinear);
         let options = ResizeOptions::new().resize_alg(bilinear);
         let mut resizer = Resizer::new();
-        let mut target = Image::new(area.0, area.1, PixelType::U8);
+        let mut target = TypedImage::<U8>::new(area.0, area.1);
         let total = height
             .checked_mul(width)
             .and_then(|area| area.checked_mul(self.labels.len()))
@@ -145,10 +146,13 @@ impl LabelledImages {
         let mut pixels = Vec::new();
         pixels.try_reserve_exact(total).map_err(|cause| refused(&cause))?;
         for image in self.pixels.chunks_exact(self.height * self.width) {
-            let source = ImageRef::new(source_area.0, source_area.1, image, PixelType::U8)
+            let source = TypedImageRef::<U8>::from_buffer(source_area.0, source_area.1, image)
                 .map_err(|cause| refused(&cause))?;
-            resizer.resize(&source, &mut target, &options).map_err(|cause| refused(&cause))?;
-            pixels.extend_from_slice(target.buffer());
+            // `resize` would compile the kernels of all kinds of pixels: a minute.
+            resizer
+                .resize_typed(&source, &mut target, &options)
+                .map_err(|cause| refused(&cause))?;
+            pixels.extend(target.pixels().iter().map(|pixel| pixel.0));
         }
         Ok(Self { pixels, height, width, ..self })
     }

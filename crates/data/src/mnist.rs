@@ -73,10 +73,11 @@ macro_rules! published_sets {
 
             /// Fetches what is missing in `folder` from the set's mirrors, with checksums, into
             /// torchvision's sub-folder. A folder that is complete is left alone and needs no
-            /// network. Only one rank of a machine needs to do this.
+            /// network. Only one rank of a machine needs to do this. The mirrors are on the web, so
+            /// this needs the feature `https`.
             ///
             /// # Errors
-            /// When no mirror gives a file, or it cannot be written.
+            /// When no mirror gives a file, it cannot be written, or the feature is off.
             pub fn download(folder: impl AsRef<Path>) -> Result<(), DataError> {
                 Self::download_with(folder, &Download::default())
             }

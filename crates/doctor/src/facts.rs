@@ -24,6 +24,7 @@ mod names;
 mod network;
 mod nvidia;
 mod program;
+mod project;
 mod variables;
 
 pub use cpu::{Cpu, Vectors};
@@ -37,6 +38,7 @@ pub use names::{Resolution, resolve};
 pub use network::{Interface, InterfaceAddress, Network};
 pub use nvidia::{Gpu, Nvidia};
 pub use program::{Missing, Program, ProgramState};
+pub use project::Project;
 
 /// What to look at, besides the host itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +87,8 @@ pub struct Facts {
     pub program: Option<Program>,
     /// The libtorch that programs find without help of their own.
     pub libtorch: Option<Libtorch>,
+    /// The Cargo project of the working folder.
+    pub project: Option<Project>,
     /// What the kernel complains about.
     pub kernel_log: KernelLog,
 }
@@ -116,7 +120,11 @@ impl Facts {
         let names = names::start(&shared, &host.name, &question.names);
         let program =
             question.program.as_ref().map(|it| program::start(&shared, it, &working_folder));
-        let libtorch = libtorch::start(&shared);
+        let libtorch = libtorch::start(&shared, &working_folder);
+        let kernel_log = KernelLog::gather(sources);
+        let (folders, names) = (folders.wait(), names.wait());
+        let program = program.map(program::Pending::wait);
+        let (project, libtorch) = libtorch.wait();
         Self {
             version: FACTS_VERSION,
             cpu: Cpu::gather(sources),
@@ -125,12 +133,13 @@ impl Facts {
             network: Network::gather(sources),
             variables: variables::gather(sources),
             nvidia: Nvidia::gather(sources),
-            kernel_log: KernelLog::gather(sources),
+            kernel_log,
             host,
-            folders: folders.wait(),
-            names: names.wait(),
-            program: program.map(program::Pending::wait),
-            libtorch: libtorch.wait(),
+            folders,
+            names,
+            program,
+            libtorch,
+            project,
         }
     }
 

@@ -181,6 +181,20 @@ pub enum ProgramError {
         /// What was built.
         target: String,
     },
+    /// There is no Cargo project whose binary could be meant.
+    #[error(
+        "no program was given, and there is no Cargo project whose binary could be meant: {reason}"
+    )]
+    NoProject {
+        /// Why, in Cargo's words.
+        reason: String,
+    },
+    /// The Cargo project has no binary, or several and none of them is its `default-run`.
+    #[error("no program was given, and the Cargo project here has {}", binaries(names))]
+    NoDefaultBinary {
+        /// The binaries that it has.
+        names: Vec<String>,
+    },
     /// Several packages have a target of that name.
     #[error("several packages have {target}: choose one with --package {}", packages.join(" or --package "))]
     Ambiguous {
@@ -189,6 +203,14 @@ pub enum ProgramError {
         /// The packages' names.
         packages: Vec<String>,
     },
+}
+
+fn binaries(names: &[String]) -> String {
+    if names.is_empty() {
+        "no binary: name a program, or a package with --package".to_owned()
+    } else {
+        format!("several binaries: choose one with --bin {}", names.join(" or --bin "))
+    }
 }
 
 impl ProgramError {
@@ -202,6 +224,7 @@ impl ProgramError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::NotFound { .. } | Self::NoPython => 127,
+            Self::NoProject { .. } | Self::NoDefaultBinary { .. } => 2,
             Self::BuildFailed { ending } => ending.exit_code(),
             _ => 126,
         }

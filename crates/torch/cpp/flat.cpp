@@ -15,7 +15,7 @@ namespace brigade {
 namespace {
 
 // Elements of a parallel task, and of a partial sum: sums do not depend on the number of threads.
-constexpr int64_t kBlock = 16384;
+constexpr int64_t kFlatBlock = 16384;
 // Elements whose update waits in the first-level cache for its norm.
 constexpr int64_t kStrip = 1024;
 constexpr int64_t kLanes = 8;
@@ -69,10 +69,10 @@ T* memory(const std::vector<at::Tensor>& tensors, size_t index) {
 
 template <typename F>
 void each_block(int64_t numel, const F& run) {
-  const int64_t blocks = (numel + kBlock - 1) / kBlock;
+  const int64_t blocks = (numel + kFlatBlock - 1) / kFlatBlock;
   at::parallel_for(0, blocks, 2, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
-      run(block, block * kBlock, std::min(numel, (block + 1) * kBlock));
+      run(block, block * kFlatBlock, std::min(numel, (block + 1) * kFlatBlock));
     }
   });
 }
@@ -84,7 +84,7 @@ struct Norms {
 
 template <typename F>
 Norms sum_of_squares(int64_t numel, const F& run) {
-  std::vector<Norms> partial((numel + kBlock - 1) / kBlock);
+  std::vector<Norms> partial((numel + kFlatBlock - 1) / kFlatBlock);
   each_block(numel, [&](int64_t block, int64_t begin, int64_t end) {
     partial[block] = run(begin, end);
   });

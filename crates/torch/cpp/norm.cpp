@@ -181,10 +181,6 @@ void check_per_channel(
       ")");
 }
 
-std::optional<at::Tensor> optional(rust::Slice<const TensorRef> tensor) {
-  return tensor.empty() ? std::nullopt : std::optional<at::Tensor>(tensor[0].tensor);
-}
-
 } // namespace
 
 std::unique_ptr<Tensor> sync_batch_norm(
@@ -213,7 +209,7 @@ std::unique_ptr<Tensor> sync_batch_norm(
     }
   }
   return std::make_unique<Tensor>(Normalise::apply(
-      input, optional(weight), optional(bias), statistics, eps, live));
+      input, optional_handle(weight), optional_handle(bias), statistics, eps, live));
 }
 
 } // namespace brigade

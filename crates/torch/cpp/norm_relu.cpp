@@ -22,7 +22,7 @@ using torch::autograd::variable_list;
 
 // Elements of a parallel task: three inputs of it fit the second-level cache. Sums are made task by task
 // and added up in their order, so that they do not depend on the number of threads.
-constexpr int64_t kBlock = 16384;
+constexpr int64_t kNormBlock = 16384;
 
 // Loops over a block of channels_last rows, each of `channels` values of type T, float or bfloat16.
 // Statistics, parameters and everything in between are float.
@@ -145,16 +145,16 @@ BRIGADE_EVERY_CPU void gradient_rows(
   }
 }
 
-struct Rows {
+struct RowBlocks {
   int64_t rows;
   int64_t channels;
   int64_t rows_of_block;
   int64_t blocks;
 
-  explicit Rows(const at::Tensor& x)
+  explicit RowBlocks(const at::Tensor& x)
       : rows(x.numel() / x.size(1)),
         channels(x.size(1)),
-        rows_of_block(std::max<int64_t>(1, kBlock / channels)),
+        rows_of_block(std::max<int64_t>(1, kNormBlock / channels)),
         blocks((rows + rows_of_block - 1) / rows_of_block) {}
 
   int64_t rows_in(int64_t block) const {
@@ -204,7 +204,7 @@ struct NormRelu : public torch::autograd::Function<NormRelu<T>> {
       const std::optional<at::Tensor>& shortcut,
       const Running& running) {
     RECORD_FUNCTION("brigade::batch_norm_relu", {});
-    const Rows all(x);
+    const RowBlocks all(x);
     const auto channels = all.channels;
     const T* from = x.const_data_ptr<T>();
     std::vector<float> means(all.blocks * channels), squares(all.blocks * channels);
@@ -283,7 +283,7 @@ struct NormRelu : public torch::autograd::Function<NormRelu<T>> {
     }
     const auto &x = saved[0], &y = saved[1];
     const auto dy = gradients[0].contiguous(at::MemoryFormat::ChannelsLast);
-    const Rows all(x);
+    const RowBlocks all(x);
     const auto channels = all.channels;
     const T* gradient = dy.const_data_ptr<T>();
     const T* inputs = x.const_data_ptr<T>();
@@ -391,10 +391,6 @@ at::Tensor apply_to(
   return NormRelu<T>::apply(x, weight, bias, shortcut, running);
 }
 
-std::optional<at::Tensor> optional(rust::Slice<const TensorRef> tensor) {
-  return tensor.empty() ? std::nullopt : std::optional<at::Tensor>(tensor[0].tensor);
-}
-
 } // namespace
 
 std::unique_ptr<Tensor> batch_norm_relu(
@@ -420,11 +416,11 @@ std::unique_ptr<Tensor> batch_norm_relu(
   if (one_pass) {
     const auto apply = x.scalar_type() == at::kFloat ? &apply_to<float> : &apply_to<at::BFloat16>;
     return std::make_unique<Tensor>(apply(
-        x, weight[0].tensor, bias[0].tensor, optional(shortcut),
+        x, weight[0].tensor, bias[0].tensor, optional_handle(shortcut),
         Running{running_mean[0].tensor, running_var[0].tensor, momentum, eps}));
   }
   auto y = at::batch_norm(
-      x, optional(weight), optional(bias), optional(running_mean), optional(running_var), training,
+      x, optional_handle(weight), optional_handle(bias), optional_handle(running_mean), optional_handle(running_var), training,
       momentum, eps, /*cudnn_enabled=*/true);
   // In place: nothing else holds y, and the normalisation's backward does not look at it.
   if (!shortcut.empty()) {

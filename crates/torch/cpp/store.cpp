@@ -11,7 +11,7 @@ namespace brigade {
 
 namespace {
 
-std::unique_ptr<Store> handle(c10::intrusive_ptr<c10d::Store> store) {
+std::unique_ptr<Store> store_handle(c10::intrusive_ptr<c10d::Store> store) {
   return std::make_unique<Store>(std::move(store));
 }
 
@@ -94,19 +94,19 @@ std::unique_ptr<Store> tcp_store(const TcpStoreOptions& options) {
   if (options.listen_fd >= 0) {
     opts.masterListenFd = options.listen_fd;
   }
-  return handle(c10::make_intrusive<c10d::TCPStore>(std::string(options.host), opts));
+  return store_handle(c10::make_intrusive<c10d::TCPStore>(std::string(options.host), opts));
 }
 
 std::unique_ptr<Store> file_store(rust::Str path, int32_t world_size) {
-  return handle(c10::make_intrusive<c10d::FileStore>(std::string(path), world_size));
+  return store_handle(c10::make_intrusive<c10d::FileStore>(std::string(path), world_size));
 }
 
 std::unique_ptr<Store> hash_store() {
-  return handle(c10::make_intrusive<c10d::HashStore>());
+  return store_handle(c10::make_intrusive<c10d::HashStore>());
 }
 
 std::unique_ptr<Store> prefix_store(rust::Str prefix, const Store& store) {
-  return handle(c10::make_intrusive<PrefixStore>(std::string(prefix), store.live()));
+  return store_handle(c10::make_intrusive<PrefixStore>(std::string(prefix), store.live()));
 }
 
 uint16_t tcp_store_port(const Store& store) {

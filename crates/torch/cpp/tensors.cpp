@@ -20,6 +20,10 @@ std::vector<at::Tensor> copy_handles(rust::Slice<const TensorRef> tensors) {
   return out;
 }
 
+std::optional<at::Tensor> optional_handle(rust::Slice<const TensorRef> tensor) {
+  return tensor.empty() ? std::nullopt : std::optional<at::Tensor>(tensor[0].tensor);
+}
+
 std::unique_ptr<Tensor> tensor_from_blob(
     rust::Box<Blob> blob, rust::Slice<const int64_t> shape, int8_t kind) {
   auto* address = reinterpret_cast<void*>(blob_address(*blob));

@@ -21,6 +21,8 @@ struct TensorRef;
 struct Blob;
 
 std::vector<at::Tensor> copy_handles(rust::Slice<const TensorRef> tensors);
+// The one tensor of a slice that has one or none.
+std::optional<at::Tensor> optional_handle(rust::Slice<const TensorRef> tensor);
 
 // A tensor over memory owned by a Rust box, which is dropped with the last reference.
 std::unique_ptr<Tensor> tensor_from_blob(rust::Box<Blob> blob, rust::Slice<const int64_t> shape, int8_t kind);

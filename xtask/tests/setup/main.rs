@@ -14,10 +14,12 @@ brigade_suite::suite! {
     needs Python:
         a_fetch_makes_an_install_and_the_second_run_does_nothing,
         cargos_own_libtorch_variable_is_no_override,
-        cuda_is_an_upgrade,
-        another_version_is_named_and_replaced,
+        cuda_serves_where_cpu_is_wanted,
+        another_version_has_a_folder_of_its_own,
         a_damaged_library_is_fetched_anew,
-        a_folder_that_setup_did_not_make_is_left_alone,
+        another_package_of_the_same_libtorch_is_fetched_anew,
+        a_folder_that_was_not_fetched_is_left_alone,
+        without_its_variable_the_cache_is_in_the_home_folder,
         no_python,
         no_pip,
         a_python_that_does_not_run,
@@ -38,9 +40,10 @@ brigade_suite::suite! {
 fn a_fetch_makes_an_install_and_the_second_run_does_nothing() {
     let scene = Scene::new();
     let first = scene.setup().run();
-    first.succeeds_saying("libtorch 2.13.0 is ready in libtorch/");
+    let folder = scene.fetched("2.13.0-cpu/torch");
+    first.succeeds_saying(&format!("libtorch 2.13.0 (cpu) is in {}", folder.display()));
     assert_eq!(
-        scene.files("libtorch"),
+        scene.files("2.13.0-cpu"),
         [
             "VERSION",
             "nvidia/cu13/lib/libcudart.so.13",
@@ -52,64 +55,93 @@ fn a_fetch_makes_an_install_and_the_second_run_does_nothing() {
             "torch/version.py",
         ]
     );
-    assert_eq!(scene.read("libtorch/torch/lib/libtorch.so"), "INPUT(libtorch_cpu.so)\n");
+    let linked = fs::read_to_string(folder.join("lib/libtorch.so")).unwrap();
+    assert_eq!(linked, "INPUT(libtorch_cpu.so)\n");
     let config = scene.read(".cargo/libtorch.toml");
-    let run_path = scene.root().join("libtorch/torch/lib");
-    assert!(config.contains("LIBTORCH = { value = \"libtorch/torch\", relative = true }"));
-    assert!(config.contains(&format!("-Wl,-rpath,{}\"", run_path.display())), "{config}");
-    assert_eq!(scene.leftovers(), Vec::<String>::new());
+    assert!(config.contains(&format!("LIBTORCH = \"{}\"\n", folder.display())), "{config}");
+    assert!(config.contains(&format!("link-arg={}\"", folder.join("lib").display())), "{config}");
+    // Flags for all that rustc links would have cargo build xtask anew.
+    assert!(!config.contains("rustflags ="), "{config}");
+    assert_eq!(scene.in_cache(), ["2.13.0-cpu"]);
 
     // Not even Python is there now.
     let second = scene.setup().path("").run();
-    second.succeeds_saying("ready");
+    second.succeeds_saying("libtorch 2.13.0 (cpu) is in");
     assert!(!second.text.contains("fetching"), "{}", second.text);
 }
 
 fn cargos_own_libtorch_variable_is_no_override() {
     let scene = Scene::new();
-    let own = scene.root().join("libtorch/torch");
+    let own = scene.fetched("2.13.0-cpu/torch");
     scene.setup().env("LIBTORCH", &own).run().succeeds_saying("fetching libtorch 2.13.0 (cpu)");
+    // Nor is one that `brigade setup --libtorch` has written, which stays.
+    let theirs = scene.users_libtorch("2.12.0");
+    let file = scene.root().join(".cargo/libtorch.toml");
+    fs::write(&file, format!("[env]\nLIBTORCH = \"{}\"\n", theirs.display())).unwrap();
+    let outcome = scene.setup().env("LIBTORCH", &theirs).run();
+    outcome.succeeds_saying(".cargo/libtorch.toml: libtorch 2.12.0 in");
+    assert!(scene.read(".cargo/libtorch.toml").contains(theirs.to_str().unwrap()));
 }
 
-fn cuda_is_an_upgrade() {
+fn cuda_serves_where_cpu_is_wanted() {
     let scene = Scene::new();
-    scene.setup().run().succeeds_saying("(cpu)");
-    let upgrade = scene.setup().cuda().run();
-    upgrade.succeeds_saying("libtorch/ is fetched anew: it is for CPU only");
-    assert_eq!(scene.read("libtorch/torch/lib/libtorch.so"), "stub");
-    assert_eq!(scene.read("libtorch/cuda/include/cuda.h"), "// cuda\n");
-    // It serves CPU work, and stays what it is when it is replaced.
-    assert!(!scene.setup().run().text.contains("fetching"));
-    fs::remove_file(scene.root().join("libtorch/torch/lib/libtorch_cuda.so")).unwrap();
-    let repair = scene.setup().run();
-    repair.succeeds_saying("torch/lib/libtorch_cuda.so is missing from it");
-    repair.succeeds_saying("(cuda)");
+    scene.setup().cuda().run().succeeds_saying("libtorch 2.13.0 (cuda) is in");
+    let read = |path| fs::read_to_string(scene.fetched("2.13.0-cuda").join(path)).unwrap();
+    assert_eq!(read("torch/lib/libtorch.so"), "stub");
+    assert_eq!(read("cuda/include/cuda.h"), "// cuda\n");
+    scene.setup().run().succeeds_saying("libtorch 2.13.0 (cuda) is in");
+    assert_eq!(scene.in_cache(), ["2.13.0-cuda"]);
+    fs::remove_file(scene.fetched("2.13.0-cuda/torch/lib/libtorch_cuda.so")).unwrap();
+    let repair = scene.setup().cuda().run();
+    repair.succeeds_saying(
+        "2.13.0-cuda is fetched anew: torch/lib/libtorch_cuda.so is missing from it",
+    );
 }
 
-fn another_version_is_named_and_replaced() {
+fn another_version_has_a_folder_of_its_own() {
     let scene = Scene::with_version("2.12.0");
-    scene.setup().run().succeeds_saying("libtorch 2.12.0 is ready");
+    scene.setup().run().succeeds_saying("libtorch 2.12.0 (cpu)");
     scene.make_wheels("2.13.0");
-    let update = scene.setup().run();
-    update.succeeds_saying("it has torch==2.12.0, this checkout wants torch==2.13.0");
-    assert!(scene.read("libtorch/torch/version.py").contains("2.13.0"));
-    assert_eq!(scene.leftovers(), Vec::<String>::new());
+    scene.setup().run().succeeds_saying("libtorch 2.13.0 (cpu)");
+    assert_eq!(scene.in_cache(), ["2.12.0-cpu", "2.13.0-cpu"]);
+    assert!(scene.read(".cargo/libtorch.toml").contains("2.13.0-cpu/torch\""));
 }
 
 fn a_damaged_library_is_fetched_anew() {
     let scene = Scene::new();
-    scene.setup().run().succeeds_saying("ready");
-    fs::write(scene.root().join("libtorch/torch/lib/libtorch_cpu.so"), "short").unwrap();
+    scene.setup().run().succeeds_saying("fetching");
+    fs::write(scene.fetched("2.13.0-cpu/torch/lib/libtorch_cpu.so"), "short").unwrap();
     let repair = scene.setup().run();
     repair.succeeds_saying("libtorch_cpu.so in it has 5 bytes instead of 3000000");
 }
 
-fn a_folder_that_setup_did_not_make_is_left_alone() {
+fn another_package_of_the_same_libtorch_is_fetched_anew() {
     let scene = Scene::new();
-    fs::create_dir_all(scene.root().join("libtorch/torch")).unwrap();
-    fs::write(scene.root().join("libtorch/torch/mine"), "mine").unwrap();
-    scene.setup().run().fails_saying("was not made by `cargo xtask setup`");
-    assert_eq!(scene.read("libtorch/torch/mine"), "mine");
+    scene.setup().run().succeeds_saying("fetching");
+    let stamp = scene.fetched("2.13.0-cpu/VERSION");
+    let text = fs::read_to_string(&stamp).unwrap();
+    fs::write(&stamp, text.replace("13.0.96", "13.0.95")).unwrap();
+    let update = scene.setup().run();
+    update.succeeds_saying("it has nvidia-cuda-runtime==13.0.95 instead of");
+}
+
+fn a_folder_that_was_not_fetched_is_left_alone() {
+    let scene = Scene::new();
+    let folder = scene.fetched("2.13.0-cpu");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("mine"), "mine").unwrap();
+    scene.setup().run().fails_saying("was not fetched by Brigade");
+    assert_eq!(fs::read_to_string(folder.join("mine")).unwrap(), "mine");
+}
+
+fn without_its_variable_the_cache_is_in_the_home_folder() {
+    let scene = Scene::new();
+    let home = scene.root();
+    // A relative path in it is to be ignored.
+    let setup = scene.setup().env("XDG_CACHE_HOME", "relative").env("HOME", &home);
+    setup.run().succeeds_saying("fetching");
+    assert!(home.join(".cache/brigade/libtorch/2.13.0-cpu/torch/version.py").exists());
+    scene.installs_nothing();
 }
 
 fn no_python() {
@@ -150,7 +182,7 @@ fn a_package_that_the_index_does_not_have() {
 
 fn a_wheel_with_another_checksum() {
     let scene = Scene::new();
-    let pins = scene.root().join("xtask/libtorch.json");
+    let pins = scene.pins();
     let text = fs::read_to_string(&pins).unwrap();
     let at = text.find("\"sha256\": \"").unwrap() + "\"sha256\": \"".len();
     let other = format!("{}{}{}", &text[..at], "0".repeat(64), &text[at + 64..]);
@@ -161,7 +193,7 @@ fn a_wheel_with_another_checksum() {
 
 fn too_little_disk_is_seen_before_anything_is_fetched() {
     let scene = Scene::new();
-    let pins = scene.root().join("xtask/libtorch.json");
+    let pins = scene.pins();
     let text = fs::read_to_string(&pins).unwrap();
     let huge = text.replacen("\"installed_bytes\": ", "\"installed_bytes\": 99999999999", 1);
     fs::write(&pins, huge).unwrap();
@@ -174,7 +206,7 @@ fn too_little_disk_is_seen_before_anything_is_fetched() {
 fn a_disk_that_fills_while_unpacking() {
     let scene = Scene::new();
     // 2 MB: the wheels fit, the 3 MB library in one of them does not. The pins must not say so.
-    let pins = scene.root().join("xtask/libtorch.json");
+    let pins = scene.pins();
     let text = fs::read_to_string(&pins).unwrap();
     let at = text.find("\"installed_bytes\": ").unwrap() + "\"installed_bytes\": ".len();
     let digits = text[at..].find(',').unwrap();
@@ -196,13 +228,13 @@ fn killed(block: Block) {
     let mut running = scene.setup().block_in(block).start();
     running.wait_until_blocked();
     running.kill();
-    assert!(!scene.root().join("libtorch").exists());
     assert!(!scene.root().join(".cargo/libtorch.toml").exists());
-    assert_eq!(scene.leftovers().len(), 1);
+    let left = scene.in_cache();
+    assert!(left.len() == 1 && left[0].starts_with("partial-"), "{left:?}");
     // The child that outlived it holds the lock until it ends.
     running.unblock();
-    scene.setup().run().succeeds_saying("ready");
-    assert_eq!(scene.leftovers(), Vec::<String>::new());
+    scene.setup().run().succeeds_saying("fetching");
+    assert_eq!(scene.in_cache(), ["2.13.0-cpu"]);
 }
 
 fn two_at_once_fetch_once() {
@@ -214,30 +246,26 @@ fn two_at_once_fetch_once() {
     first.unblock();
     first.finish().succeeds_saying("fetching");
     let second = second.finish();
-    second.succeeds_saying("ready");
+    second.succeeds_saying("(cpu) is in");
     assert!(!second.text.contains("fetching"), "{}", second.text);
-    assert_eq!(scene.leftovers(), Vec::<String>::new());
+    assert_eq!(scene.in_cache(), ["2.13.0-cpu"]);
 }
 
 fn libtorch_of_the_user_wins() {
     let scene = Scene::new();
     let theirs = scene.users_libtorch("2.13.0+cpu");
     let outcome = scene.setup().env("LIBTORCH", &theirs).run();
-    outcome.succeeds_saying("libtorch 2.13.0, nothing is fetched");
+    outcome.succeeds_saying("nothing is fetched");
     scene.installs_nothing();
     let config = scene.read(".cargo/libtorch.toml");
-    assert!(config.contains(&format!("-rpath,{}/lib\"", theirs.display())), "{config}");
+    assert!(config.contains(&format!("link-arg={}/lib\"", theirs.display())), "{config}");
     assert!(!config.contains("[env]"), "{config}");
 
     // Gone from the environment again, it leaves no trace.
     scene.setup().run().succeeds_saying("fetching");
     assert!(!scene.read(".cargo/libtorch.toml").contains(theirs.to_str().unwrap()));
-
-    // Beside the fetched one it says what the file cannot say.
-    let before = scene.read(".cargo/libtorch.toml");
-    let beside = scene.setup().env("LIBTORCH", &theirs).run();
-    beside.succeeds_saying("doc tests that plain cargo runs load that one");
-    assert_eq!(scene.read(".cargo/libtorch.toml"), before);
+    scene.setup().env("LIBTORCH", &theirs).run().succeeds_saying("nothing is fetched");
+    assert!(scene.read(".cargo/libtorch.toml").contains(theirs.to_str().unwrap()));
 }
 
 fn an_older_libtorch_of_the_user_passes_tchs_version_check() {
@@ -251,7 +279,7 @@ fn an_older_libtorch_of_the_user_passes_tchs_version_check() {
 fn what_is_no_libtorch_is_refused() {
     let scene = Scene::new();
     let with = |value: &str| scene.setup().env("LIBTORCH", value).run();
-    with("").fails_saying("LIBTORCH is set to nothing");
+    with("").fails_saying("LIBTORCH= names nothing");
     with("lib/torch").fails_saying("is a relative path");
     with("/nowhere/at/all").fails_saying("names no folder");
     with(scene.root().to_str().unwrap()).fails_saying("has no lib/libtorch_cpu.so");

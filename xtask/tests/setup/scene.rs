@@ -36,9 +36,10 @@ impl Scene {
         assert!(python.status.success(), "{python:?}");
         let real_python = String::from_utf8(python.stdout).unwrap().trim().to_owned();
         let scene = Self { folder: TempDir::new().unwrap(), real_python };
-        for folder in ["xtask", ".cargo"] {
-            fs::create_dir_all(scene.root().join(folder)).unwrap();
-        }
+        // What cargo finds of a checkout, and the line that makes it read what is written.
+        fs::create_dir_all(scene.root().join(".cargo")).unwrap();
+        let include = "include = [{ path = \"libtorch.toml\", optional = true }]\n";
+        fs::write(scene.root().join(".cargo/config.toml"), include).unwrap();
         scene.fake_python("exec \"$REAL_PYTHON\" \"$@\"");
         scene.make_wheels(version);
         scene
@@ -46,6 +47,20 @@ impl Scene {
 
     pub(crate) fn root(&self) -> PathBuf {
         self.folder.path().join("checkout")
+    }
+
+    /// The cache of libtorchs.
+    pub(crate) fn cache(&self) -> PathBuf {
+        self.folder.path().join("cache/brigade/libtorch")
+    }
+
+    /// A libtorch in the cache.
+    pub(crate) fn fetched(&self, name: &str) -> PathBuf {
+        self.cache().join(name)
+    }
+
+    pub(crate) fn pins(&self) -> PathBuf {
+        self.folder.path().join("pins.json")
     }
 
     fn wheels(&self) -> PathBuf {
@@ -64,7 +79,7 @@ impl Scene {
             .output()
             .unwrap();
         assert!(pins.status.success(), "{}", String::from_utf8_lossy(&pins.stderr));
-        fs::write(self.root().join("xtask/libtorch.json"), pins.stdout).unwrap();
+        fs::write(self.pins(), pins.stdout).unwrap();
     }
 
     /// Makes `python3` on the PATH this shell script.
@@ -97,6 +112,9 @@ impl Scene {
         let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
         command
             .arg("setup")
+            .arg("--pins")
+            .arg(self.pins())
+            .env("XDG_CACHE_HOME", self.folder.path().join("cache"))
             .env("CARGO_MANIFEST_DIR", self.root().join("xtask"))
             .env("PATH", format!("{}:/usr/bin:/bin", self.programs().display()))
             .env("REAL_PYTHON", &self.real_python)
@@ -116,9 +134,9 @@ impl Scene {
         fs::read_to_string(self.root().join(path)).unwrap()
     }
 
-    /// All files under a folder of the checkout, sorted.
-    pub(crate) fn files(&self, folder: &str) -> Vec<String> {
-        let base = self.root().join(folder);
+    /// All files of a libtorch in the cache, sorted.
+    pub(crate) fn files(&self, name: &str) -> Vec<String> {
+        let base = self.fetched(name);
         let mut folders = vec![base.clone()];
         let mut files = Vec::new();
         while let Some(folder) = folders.pop() {
@@ -135,16 +153,17 @@ impl Scene {
         files
     }
 
-    /// What an unfinished set-up leaves in the root.
-    pub(crate) fn leftovers(&self) -> Vec<String> {
-        let names = fs::read_dir(self.root()).unwrap();
-        let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        names.filter(|it| it.starts_with("libtorch.") && it != "libtorch.lock").collect()
+    /// What the cache has besides its lock, sorted.
+    pub(crate) fn in_cache(&self) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.cache()) else { return Vec::new() };
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.filter(|it| it != "lock").collect();
+        names.sort();
+        names
     }
 
     pub(crate) fn installs_nothing(&self) {
-        assert!(!self.root().join("libtorch").exists());
-        assert_eq!(self.leftovers(), Vec::<String>::new());
+        assert_eq!(self.in_cache(), Vec::<String>::new());
     }
 }
 
@@ -210,16 +229,12 @@ impl Setup<'_> {
         Running { child, lines, text: String::new(), gate: self.gate }
     }
 
-    /// Runs with the checkout on a disk of that size.
+    /// Runs with the cache on a disk of that size.
     pub(crate) fn on_small_disk(self, bytes: u64) -> Outcome {
-        let root = self.scene.root();
-        let copy = self.scene.folder.path().join("copy");
-        let script = format!(
-            "cp -r '{root}' '{copy}'; mount -t tmpfs -o size={bytes} tmpfs '{root}'; \
-             cp -r '{copy}'/. '{root}'; exec \"$@\"",
-            root = root.display(),
-            copy = copy.display(),
-        );
+        let cache = self.scene.cache();
+        fs::create_dir_all(&cache).unwrap();
+        let script =
+            format!("mount -t tmpfs -o size={bytes} tmpfs '{}'; exec \"$@\"", cache.display());
         let mut command = with_mounts(&script);
         command.arg(self.command.get_program()).args(self.command.get_args());
         for (name, value) in self.command.get_envs() {

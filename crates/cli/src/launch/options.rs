@@ -60,7 +60,7 @@ pub(super) fn options(
     let default = LaunchOptions::default();
     let options = LaunchOptions {
         nproc,
-        program: program.program(variables),
+        program: program.program(variables)?,
         args: program.arguments().to_vec(),
         threads_per_rank: settings.threads_per_rank,
         max_restarts: settings.max_restarts.unwrap_or(default.max_restarts),
@@ -107,7 +107,7 @@ pub(super) fn plugins(
 ) -> anyhow::Result<(Option<ForPython>, Option<String>)> {
     let Some(plugins) = plugins::settle(layers)? else { return Ok((None, None)) };
     let is_asked_for = !variables.is_accelerates_default(&plugins.source);
-    if !is_asked_for && program.program(variables).is_python_here() == Some(false) {
+    if !is_asked_for && program.program(variables)?.is_python_here() == Some(false) {
         let names = plugins.names();
         layers.note(plugins.source, format!("{names} is for Python programs and not used"));
         return Ok((None, Some(names)));

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use brigade_config::Variables;
-use brigade_launch::{CargoKind, CargoTarget, Program};
+use brigade_launch::{CargoKind, CargoTarget, Program, ProgramError};
 use clap::Args;
 
 #[derive(Debug, Args)]
@@ -30,7 +30,7 @@ pub(super) struct ProgramArgs {
     #[arg(short, long, value_name = "NAME", hide_short_help = true)]
     package: Option<String>,
 
-    /// Build with optimizations, as --profile release
+    /// Build the project's binary with optimizations, as --profile release
     #[arg(long, conflicts_with = "profile", hide_short_help = true)]
     release: bool,
 
@@ -43,17 +43,23 @@ pub(super) struct ProgramArgs {
     features: Vec<String>,
 
     /// The program, a path or a name that is looked up in PATH, or a Python script (*.py); and its
-    /// arguments, which are passed on as they are, but ${local_rank} is replaced
+    /// arguments, which are passed on as they are, but ${local_rank} is replaced [default: the binary
+    /// of the Cargo project here, as with `cargo run`]
     // One list: as two arguments, a first `--` after the program would be taken for ours.
     #[arg(trailing_var_arg = true, value_name = "PROGRAM", display_order = 0)]
-    #[arg(required_unless_present_any = ["bin", "example"])]
     command: Vec<OsString>,
 }
 
 impl ProgramArgs {
     /// It has to be built first.
     pub(super) fn is_cargo(&self) -> bool {
-        self.bin.is_some() || self.example.is_some()
+        self.command.is_empty()
+            || self.bin.is_some()
+            || self.example.is_some()
+            || self.package.is_some()
+            || self.release
+            || self.profile.is_some()
+            || !self.features.is_empty()
     }
 
     /// The program and its arguments as they stand at the end of the command line.
@@ -62,38 +68,41 @@ impl ProgramArgs {
     }
 
     /// What to run.
-    pub(super) fn program(&self, variables: &Variables) -> Program {
-        let target = match (&self.bin, &self.example) {
-            (Some(name), _) => Some((CargoKind::Bin, name)),
-            (None, Some(name)) => Some((CargoKind::Example, name)),
-            (None, None) => None,
-        };
-        if let Some((kind, name)) = target {
+    ///
+    /// # Errors
+    /// Neither a program nor a target was named, and the Cargo project here has no binary of its own.
+    pub(super) fn program(&self, variables: &Variables) -> Result<Program, ProgramError> {
+        if self.is_cargo() {
+            let target = match (&self.bin, &self.example) {
+                (Some(name), _) => CargoTarget::bin(name),
+                (None, Some(name)) => {
+                    CargoTarget { kind: CargoKind::Example, ..CargoTarget::bin(name) }
+                }
+                (None, None) => CargoTarget::default_binary(self.package.as_deref())?,
+            };
             let release = self.release.then(|| "release".to_owned());
-            return Program::Cargo(CargoTarget {
-                kind,
+            return Ok(Program::Cargo(CargoTarget {
                 package: self.package.clone(),
                 profile: self.profile.clone().or(release),
                 features: self.features.clone(),
-                ..CargoTarget::bin(name)
-            });
+                ..target
+            }));
         }
         let name = self.command.first().cloned().unwrap_or_default();
         // torchrun's variables for its flags, where nobody has used the flags.
         let is_on = |name| variables.value(name).is_some_and(|value| value == "1");
         let is_said = self.module || self.no_python;
-        if self.module || (!is_said && is_on("PET_MODULE")) {
+        Ok(if self.module || (!is_said && is_on("PET_MODULE")) {
             Program::Module(name)
         } else if self.no_python || is_on("PET_NO_PYTHON") {
             Program::Executable(name)
         } else {
             Program::Auto(name)
-        }
+        })
     }
 
     /// What it is given.
     pub(super) fn arguments(&self) -> &[OsString] {
-        let has_name = self.bin.is_none() && self.example.is_none();
-        self.command.get(usize::from(has_name)..).unwrap_or_default()
+        self.command.get(usize::from(!self.is_cargo())..).unwrap_or_default()
     }
 }

@@ -35,6 +35,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
             .remedy("install one build on all hosts, or launch with --sync"),
         );
     }
+    findings.extend(cluster.examined().filter_map(|(_, host, facts)| of_project(host, facts)));
     if !findings.is_empty() {
         return findings;
     }
@@ -58,7 +59,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         return vec![
             Finding::note(
                 Subject::Libtorch,
-                "none in LIBTORCH, LD_LIBRARY_PATH or the loader's cache",
+                "none in LIBTORCH, .cargo/libtorch.toml, LD_LIBRARY_PATH or the loader's cache",
             )
             .means("a program may still know its own place for it")
             .remedy("name the program with --program, and see which one it loads"),
@@ -111,7 +112,37 @@ fn of_host(host: &Patient, facts: &Facts) -> Option<Finding> {
             .means("Brigade's programs need functions that it has not")
     };
     let wanted = format!("install one from {} to {}", dotted(OLDEST), dotted(NEWEST));
-    Some(finding.remedy(wanted).command("cargo xtask setup").on(&host.name))
+    Some(finding.remedy(wanted).command("brigade setup").on(&host.name))
+}
+
+/// A project that cargo cannot build: what it was told of libtorch is not so, or it was told nothing.
+fn of_project(host: &Patient, facts: &Facts) -> Option<Finding> {
+    // A program that is there finds its own; and then it was built somewhere.
+    let project = facts.project.as_ref().filter(|_| facts.program.is_none())?;
+    let found = match (&project.file, &project.libtorch, &facts.libtorch) {
+        (Some(file), Some(named), libtorch) => {
+            let is_it = |it: &Libtorch| it.folder.parent() == Some(named.as_path());
+            let is_overridden = |it: &Libtorch| it.found_by == "LIBTORCH";
+            if libtorch.as_ref().is_some_and(|it| is_it(it) || is_overridden(it)) {
+                return None;
+            }
+            format!("{} names {}, which has no libtorch", file.display(), named.display())
+        }
+        (_, _, None) if project.uses_brigade => {
+            format!(
+                "{} uses Brigade, and cargo is not told where libtorch is",
+                project.root.display()
+            )
+        }
+        _ => return None,
+    };
+    Some(
+        Finding::fail(Subject::Libtorch, found)
+            .means("cargo cannot build the project")
+            .remedy("have it found, or fetched once for all projects")
+            .command("brigade setup")
+            .on(&host.name),
+    )
 }
 
 /// The program's own, or what programs find without their own place for it.
@@ -151,7 +182,7 @@ const NEWEST: (u32, u32) = (2, 13);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::Missing;
+    use crate::facts::{Missing, Project};
     use crate::finding::Verdict;
     use crate::fixtures;
 
@@ -215,6 +246,35 @@ mod tests {
         fixtures::facts(&mut cluster, 0).program = Some(fixtures::program(None));
         assert!(fixtures::only(&check(&cluster)).2.contains("not linked"));
         fixtures::facts(&mut cluster, 0).program = None;
+        assert!(fixtures::only(&check(&cluster)).2.contains("none in LIBTORCH"));
+    }
+
+    #[test]
+    fn projects() {
+        let mut cluster = fixtures::cluster(1);
+        let facts = fixtures::facts(&mut cluster, 0);
+        facts.program = None;
+        facts.project =
+            Some(Project { root: "/app".into(), uses_brigade: true, ..Project::default() });
+        let (verdict, _, found) = fixtures::only(&check(&cluster));
+        assert_eq!(verdict, Verdict::Fail);
+        assert_eq!(found, "/app uses Brigade, and cargo is not told where libtorch is");
+
+        let project = fixtures::facts(&mut cluster, 0).project.as_mut().unwrap();
+        project.file = Some("/app/.cargo/libtorch.toml".into());
+        project.libtorch = Some("/opt/libtorch".into());
+        let (verdict, _, found) = fixtures::only(&check(&cluster));
+        assert_eq!(verdict, Verdict::Fail);
+        let expected = "/app/.cargo/libtorch.toml names /opt/libtorch, which has no libtorch";
+        assert_eq!(found, expected);
+
+        let mut libtorch = fixtures::libtorch("2.13.0", None);
+        libtorch.found_by = ".cargo/libtorch.toml".to_owned();
+        fixtures::facts(&mut cluster, 0).libtorch = Some(libtorch);
+        fixtures::all_is_well(&check(&cluster));
+        // A project that has nothing to do with it.
+        fixtures::facts(&mut cluster, 0).libtorch = None;
+        fixtures::facts(&mut cluster, 0).project = Some(Project::default());
         assert!(fixtures::only(&check(&cluster)).2.contains("none in LIBTORCH"));
     }
 }

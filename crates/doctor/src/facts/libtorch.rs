@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{libraries, loader_cache};
+use super::{Project, libraries, loader_cache, project};
 use crate::sources::{Sources, within};
 
 /// An install of libtorch.
@@ -65,29 +65,37 @@ pub(super) fn of_python(sources: &Sources) -> Option<Libtorch> {
 }
 
 /// A search that goes on: the folders may be a file server's.
-pub(super) struct Pending(JoinHandle<Option<Libtorch>>);
+pub(super) struct Pending(JoinHandle<Option<Search>>);
 
-/// Looks where programs without a run path look.
-pub(super) fn start(sources: &Arc<Sources>) -> Pending {
+/// The project of the working folder, and the libtorch that was found.
+type Search = (Option<Project>, Option<Libtorch>);
+
+/// Looks where cargo and programs without a run path look.
+pub(super) fn start(sources: &Arc<Sources>, working_folder: &Path) -> Pending {
     let sources = Arc::clone(sources);
+    let working_folder = working_folder.to_owned();
     let search = move || {
+        let project = project::gather(&sources, &working_folder);
         let given =
             sources.variable("LIBTORCH").map(|it| (PathBuf::from(it).join("lib"), "LIBTORCH"));
+        let configured = project.as_ref().and_then(|it| it.libtorch.as_ref());
+        let configured = configured.map(|it| (it.join("lib"), ".cargo/libtorch.toml"));
         let listed = sources.variable("LD_LIBRARY_PATH").unwrap_or_default().split(':');
         let listed = listed.filter(|it| !it.is_empty()).map(|it| (it.into(), "LD_LIBRARY_PATH"));
         let cache = loader_cache::read(&sources);
         let cached = NAMES.iter().filter_map(|name| cache.get(*name)?.first()?.parent());
         let cached = cached.map(|it| (it.to_owned(), "the loader's cache"));
-        let mut folders = given.into_iter().chain(listed).chain(cached);
+        let mut folders = given.into_iter().chain(configured).chain(listed).chain(cached);
         let found = folders.find(|(folder, _)| sources.path(folder).join(NAMES[0]).exists());
-        found.map(|(folder, found_by)| read(&sources, &folder, found_by))
+        let libtorch = found.map(|(folder, found_by)| read(&sources, &folder, found_by));
+        (project, libtorch)
     };
-    Pending(std::thread::spawn(move || within(PATIENCE, search).flatten()))
+    Pending(std::thread::spawn(move || within(PATIENCE, search)))
 }
 
 impl Pending {
-    pub(super) fn wait(self) -> Option<Libtorch> {
-        self.0.join().ok().flatten()
+    pub(super) fn wait(self) -> Search {
+        self.0.join().ok().flatten().unwrap_or_default()
     }
 }
 
@@ -135,14 +143,20 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    fn find(sources: &Sources) -> Option<Libtorch> {
+        start(&Arc::new(sources.clone()), Path::new("/")).wait().1
+    }
 
     fn install(files: &[(&str, &str)]) -> (tempfile::TempDir, Libtorch) {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = root.path().join("opt/torch").join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
         }
         let found = read(&Sources::under(root.path()), Path::new("/opt/torch/lib"), "RUNPATH");
         (root, found)
@@ -190,8 +204,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
             let path = root.path().join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
         };
         let sources = Sources::under(root.path()).with_variable("PATH", "/bin:/opt/py/bin");
         assert_eq!(of_python(&sources), None);
@@ -214,13 +228,20 @@ mod tests {
     #[test]
     fn without_a_program_the_variables_tell() {
         let (root, _) = install(&[("build-version", "2.13.0\n"), ("lib/libtorch_cpu.so", "")]);
-        let plain = Arc::new(Sources::under(root.path()));
-        assert_eq!(start(&plain).wait(), None);
+        assert_eq!(find(&Sources::under(root.path())), None);
         let with =
             Sources::under(root.path()).with_variable("LD_LIBRARY_PATH", "/x:/opt/torch/lib");
-        let found = start(&Arc::new(with.clone())).wait().unwrap();
+        let found = find(&with).unwrap();
         assert_eq!((found.release(), found.found_by.as_str()), (Some((2, 13)), "LD_LIBRARY_PATH"));
+        // What cargo is told goes before it, and the user's variable before all.
+        let project = root.path().join("app");
+        fs::create_dir_all(project.join(".cargo")).unwrap();
+        fs::write(project.join("Cargo.toml"), "").unwrap();
+        let text = "[env]\nLIBTORCH = \"/opt/torch\"\n";
+        fs::write(project.join(".cargo/libtorch.toml"), text).unwrap();
+        let here = start(&Arc::new(with.clone()), Path::new("/app")).wait().1.unwrap();
+        assert_eq!(here.found_by, ".cargo/libtorch.toml");
         let with = with.with_variable("LIBTORCH", "/opt/torch");
-        assert_eq!(start(&Arc::new(with)).wait().unwrap().found_by, "LIBTORCH");
+        assert_eq!(find(&with).unwrap().found_by, "LIBTORCH");
     }
 }

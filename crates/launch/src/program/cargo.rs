@@ -70,6 +70,31 @@ impl CargoTarget {
         }
     }
 
+    /// The binary that a plain `cargo run` in the working folder would run, of this package where one
+    /// is named. Asks Cargo, and builds nothing.
+    ///
+    /// # Errors
+    /// There is no Cargo project here, no such package in it, or no binary that is the only one or the
+    /// `default-run`.
+    pub fn default_binary(package: Option<&str>) -> Result<Self, ProgramError> {
+        let mut command = Command::new(CARGO);
+        command.args(["metadata", "--no-deps", "--format-version", "1", "--offline"]);
+        let output = command.stdin(Stdio::null()).output();
+        let output = output.map_err(|error| ProgramError::NoProject {
+            reason: format!("cargo cannot be started: {error}"),
+        })?;
+        if !output.status.success() {
+            let text = String::from_utf8_lossy(&output.stderr);
+            let reason = text.lines().next().unwrap_or_default().trim();
+            let reason = reason.strip_prefix("error: ").unwrap_or(reason).to_owned();
+            return Err(ProgramError::NoProject { reason });
+        }
+        let metadata: Value = serde_json::from_slice(&output.stdout)
+            .map_err(|error| ProgramError::NoBuild { reason: error.to_string() })?;
+        let target = default_binary(&metadata, package)?;
+        Ok(Self { package: package.map(str::to_owned), ..target })
+    }
+
     /// Checks that there is a Cargo. The executable is known once it is built.
     pub(super) fn find(&self, search: Search<'_>) -> Result<Invocation, ProgramError> {
         find::find(CARGO.as_ref(), search.path).map_err(|error| match error {
@@ -222,6 +247,33 @@ fn libraries(executable: &Path, kind: CargoKind, linked: BTreeSet<PathBuf>) -> V
     folders
 }
 
+/// The binary that `cargo run` would choose, from what `cargo metadata` says: among those of the named
+/// package, else of the default members, the `default-run`, else the only one.
+fn default_binary(metadata: &Value, package: Option<&str>) -> Result<CargoTarget, ProgramError> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let members = list(&metadata["workspace_default_members"]);
+    let chosen = list(&metadata["packages"]).into_iter().filter(|it| match package {
+        Some(name) => it["name"] == name,
+        None => members.contains(&it["id"]),
+    });
+    let chosen: Vec<Value> = chosen.collect();
+    if let (Some(name), []) = (package, chosen.as_slice()) {
+        return Err(ProgramError::NoProject { reason: format!("it has no package {name}") });
+    }
+    let defaults: Vec<&str> = chosen.iter().filter_map(|it| it["default_run"].as_str()).collect();
+    if let [name] = defaults.as_slice() {
+        return Ok(CargoTarget::bin(*name));
+    }
+    let targets = chosen.iter().flat_map(|it| list(&it["targets"]));
+    let is_binary = |target: &Value| list(&target["kind"]).iter().any(|kind| kind == "bin");
+    let names = targets.filter(is_binary).filter_map(|it| it["name"].as_str().map(str::to_owned));
+    let names: Vec<String> = names.collect();
+    match names.as_slice() {
+        [name] => Ok(CargoTarget::bin(name)),
+        _ => Err(ProgramError::NoDefaultBinary { names }),
+    }
+}
+
 /// `path+file:///src/name#0.1.0`, `path+file:///src/folder#name@0.1.0`, `name 0.1.0 (path+...)`
 fn package_name(id: &str) -> &str {
     let Some((source, fragment)) = id.split_once('#') else {
@@ -289,6 +341,37 @@ not a message
             read(&twice, &bin).unwrap_err().to_string(),
             "several packages have bin train: choose one with --package train or --package vision"
         );
+    }
+
+    #[test]
+    fn the_binary_that_cargo_would_run() {
+        let metadata = |packages: Value| {
+            let ids: Vec<Value> =
+                packages.as_array().unwrap().iter().map(|it| it["id"].clone()).collect();
+            serde_json::json!({ "packages": packages, "workspace_default_members": ids })
+        };
+        let package = |name: &str, default: Option<&str>, binaries: &[&str]| {
+            let binaries =
+                binaries.iter().map(|it| serde_json::json!({ "kind": ["bin"], "name": it }));
+            let library = serde_json::json!({ "kind": ["lib"], "name": name });
+            let targets: Vec<Value> = binaries.chain([library]).collect();
+            serde_json::json!({ "id": name, "name": name, "default_run": default, "targets": targets })
+        };
+        let (one, two) = (package("a", None, &["a"]), package("b", None, &["x", "y"]));
+        let chosen = package("c", Some("y"), &["x", "y"]);
+        let ask = |packages: &[&Value], name: Option<&str>| {
+            let packages = packages.iter().map(|it| (*it).clone()).collect();
+            default_binary(&metadata(Value::Array(packages)), name).map(|it| it.name)
+        };
+        assert_eq!(ask(&[&one], None), Ok("a".to_owned()));
+        assert_eq!(ask(&[&chosen], None), Ok("y".to_owned()));
+        assert_eq!(ask(&[&one, &two], Some("a")), Ok("a".to_owned()));
+        let names = ["x", "y"].map(str::to_owned).to_vec();
+        assert_eq!(ask(&[&two], None), Err(ProgramError::NoDefaultBinary { names }));
+        let none = ProgramError::NoDefaultBinary { names: Vec::new() };
+        assert_eq!(ask(&[&package("l", None, &[])], None), Err(none));
+        let reason = "it has no package z".to_owned();
+        assert_eq!(ask(&[&one], Some("z")), Err(ProgramError::NoProject { reason }));
     }
 
     #[test]

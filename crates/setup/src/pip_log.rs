@@ -1,6 +1,6 @@
 //! What pip's output says about why it failed, as one line that says what to do.
 
-use super::pins::Pin;
+use crate::pins::Pin;
 
 /// The reason, from all that pip printed. pip's exit code is 1 for everything.
 pub(crate) fn explain(log: &str, pin: &Pin) -> String {
@@ -11,7 +11,7 @@ pub(crate) fn explain(log: &str, pin: &Pin) -> String {
     }
     if has(OTHER_HASH) {
         return format!(
-            "{requirement}: the wheel that pip got has another sha256 than xtask/libtorch.json: an \
+            "{requirement}: the wheel that pip got has another sha256 than this version of Brigade knows: an \
              index or proxy on the way altered it, see `python3 -m pip config list`"
         );
     }

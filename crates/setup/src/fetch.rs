@@ -1,8 +1,8 @@
 //! Fetching libtorch: pip downloads, Python unpacks, a rename makes it appear.
 //!
-//! All is built in `libtorch.partial-<pid>/` and moved to libtorch/ when it is complete, so an
-//! interruption at any moment leaves either the old state or the new one. A lock on libtorch.lock
-//! keeps two set-ups apart; whoever holds it knows that any partial folder is a leftover.
+//! All is built in `partial-<pid>/` in the cache and moved to its place when it is complete, so an
+//! interruption at any moment leaves either the old state or the new one. A lock on the cache's file
+//! `lock` keeps two fetches apart; for its holder any partial folder is a leftover.
 
 use std::env::consts;
 use std::fs::{self, File, TryLockError};
@@ -14,42 +14,43 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::install::{self, State};
-use super::pins::{self, Kind, Pin, Pins};
-use super::pip_log;
-use super::python::{PYTHON, Preflight, UNPACK, UNPACK_DISK_FULL};
-use crate::checkout::Checkout;
+use crate::cache::Cache;
+use crate::install::{self, State};
+use crate::pins::{self, Kind, Pin, Pins};
+use crate::pip_log;
 use crate::progress::{Progress, megabytes};
+use crate::python::{PYTHON, Preflight, UNPACK, UNPACK_DISK_FULL};
 
-/// Makes libtorch/ what is wanted, unless another process does so meanwhile.
-pub(crate) fn fetch(checkout: &Checkout, pins: &Pins, wanted: Kind) -> Result<()> {
-    let lock = lock(checkout)?;
-    let kind = match install::state(checkout, pins, wanted)? {
-        State::Ready => return Ok(()),
-        State::Absent => wanted,
-        State::Stale { reason, kind } => {
-            eprintln!("libtorch/ is fetched anew: {reason}");
-            kind.max(wanted)
-        }
-    };
+/// Fetches a libtorch into its place in the cache, unless another process does so meanwhile.
+pub(crate) fn fetch(cache: &Cache, pins: &Pins, kind: Kind) -> Result<()> {
     check_platform()?;
-    remove_leftovers(checkout)?;
+    let root = cache.root();
+    fs::create_dir_all(root).with_context(|| format!("cannot create {}", root.display()))?;
+    let lock = lock(cache)?;
+    let place = cache.install(pins, kind);
+    match install::state(&place, pins, kind)? {
+        State::Ready => return Ok(()),
+        State::Absent => {}
+        State::Stale(reason) => eprintln!("{} is fetched anew: {reason}", place.display()),
+    }
+    remove_leftovers(cache)?;
     let wheels = pins.of(kind);
-    check_python(checkout, &wheels)?;
+    check_python(cache, &wheels)?;
     let download: u64 = wheels.iter().map(|pin| pin.download_bytes).sum();
     let installed: u64 = wheels.iter().map(|pin| pin.installed_bytes).sum();
     eprintln!(
-        "fetching libtorch {} ({}): {} to download, {} on disk",
+        "fetching libtorch {} ({}) into {}: {} to download, {} on disk",
         pins.libtorch_version(),
         kind.name(),
+        root.display(),
         megabytes(download),
         megabytes(installed)
     );
 
-    let partial = Partial::create(checkout)?;
+    let partial = Partial::create(cache)?;
     let result = partial.fill(&wheels, pins, &lock).and_then(|()| {
         install::write_stamp(&partial.tree(), pins, kind)?;
-        partial.move_into_place(checkout)
+        partial.move_into_place(&place)
     });
     // Also after a failure: half a gigabyte of what is of no use. What cannot be removed now is
     // removed by the next fetch.
@@ -57,15 +58,15 @@ pub(crate) fn fetch(checkout: &Checkout, pins: &Pins, wanted: Kind) -> Result<()
     result
 }
 
-/// Waits for another set-up of this checkout to end.
-fn lock(checkout: &Checkout) -> Result<File> {
-    let path = checkout.root().join("libtorch.lock");
+/// Waits for another fetch into this cache to end.
+fn lock(cache: &Cache) -> Result<File> {
+    let path = cache.root().join("lock");
     let open = File::options().create(true).write(true).read(true).truncate(false).open(&path);
     let lock = open.with_context(|| format!("cannot open {}", path.display()))?;
     match lock.try_lock() {
         Ok(()) => return Ok(lock),
         Err(TryLockError::WouldBlock) => {
-            eprintln!("waiting for another `cargo xtask setup` of this checkout");
+            eprintln!("waiting for another process that fetches libtorch");
         }
         Err(TryLockError::Error(error)) => {
             return Err(error).with_context(|| format!("cannot lock {}", path.display()));
@@ -88,8 +89,8 @@ fn check_platform() -> Result<()> {
     )
 }
 
-fn check_python(checkout: &Checkout, wheels: &[&Pin]) -> Result<()> {
-    let preflight = Preflight::of(checkout.root())?;
+fn check_python(cache: &Cache, wheels: &[&Pin]) -> Result<()> {
+    let preflight = Preflight::of(cache.root())?;
     if preflight.pip.is_none() {
         bail!(
             "{} has no pip, which fetches libtorch: install it (on Debian and Ubuntu: \
@@ -110,15 +111,15 @@ fn check_python(checkout: &Checkout, wheels: &[&Pin]) -> Result<()> {
         bail!(
             "fetching libtorch needs {} of free disk, and {} has {}: make room and run this again",
             megabytes(needed),
-            checkout.root().display(),
+            cache.root().display(),
             megabytes(preflight.free_bytes)
         );
     }
     Ok(())
 }
 
-fn remove_leftovers(checkout: &Checkout) -> Result<()> {
-    let root = checkout.root();
+fn remove_leftovers(cache: &Cache) -> Result<()> {
+    let root = cache.root();
     for entry in fs::read_dir(root).with_context(|| format!("cannot read {}", root.display()))? {
         let entry = entry.with_context(|| format!("cannot read {}", root.display()))?;
         if entry.file_name().to_string_lossy().starts_with(PARTIAL) {
@@ -135,8 +136,8 @@ struct Partial {
 }
 
 impl Partial {
-    fn create(checkout: &Checkout) -> Result<Self> {
-        let folder = checkout.root().join(format!("{PARTIAL}{}", process::id()));
+    fn create(cache: &Cache) -> Result<Self> {
+        let folder = cache.root().join(format!("{PARTIAL}{}", process::id()));
         let partial = Self { folder };
         for folder in [partial.tree(), partial.wheels(), partial.temporary()] {
             fs::create_dir_all(&folder)
@@ -260,20 +261,20 @@ impl Partial {
         bail!("{}: cannot unpack its wheel ({}): {reason}", pin.requirement(), output.status)
     }
 
-    fn move_into_place(&self, checkout: &Checkout) -> Result<()> {
-        let libtorch = checkout.libtorch();
-        if fs::symlink_metadata(&libtorch).is_ok() {
-            fs::rename(&libtorch, self.folder.join("replaced"))
-                .context("cannot move the old libtorch/ away")?;
+    fn move_into_place(&self, place: &Path) -> Result<()> {
+        if fs::symlink_metadata(place).is_ok() {
+            fs::rename(place, self.folder.join("replaced"))
+                .with_context(|| format!("cannot move the old {} away", place.display()))?;
         }
-        fs::rename(self.tree(), &libtorch).context("cannot move the new libtorch/ into place")
+        fs::rename(self.tree(), place)
+            .with_context(|| format!("cannot move the new {} into place", place.display()))
     }
 }
 
 /// The lock as a child's standard input: it is held until the child ends too, so a child that
-/// outlives a killed xtask never writes into a folder that the next one removes.
+/// outlives a killed fetch never writes into a folder that the next one removes.
 fn keep_locked(lock: &File) -> Result<Stdio> {
-    Ok(lock.try_clone().context("cannot share libtorch.lock")?.into())
+    Ok(lock.try_clone().context("cannot share the cache's lock")?.into())
 }
 
 /// Bytes of all files under a folder that another process writes to.
@@ -289,6 +290,6 @@ fn folder_bytes(folder: &Path) -> u64 {
         .sum()
 }
 
-const PARTIAL: &str = "libtorch.partial-";
+const PARTIAL: &str = "partial-";
 /// What the wheel's platform tag, manylinux_2_28, promises to run on.
 const OLDEST_GLIBC: (u32, u32) = (2, 28);

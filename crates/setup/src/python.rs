@@ -31,15 +31,15 @@ impl Preflight {
 }
 
 /// The folder of the PyTorch that tch's build script would find.
-pub(crate) fn pytorch_folder() -> Result<PathBuf> {
+pub(crate) fn pytorch_folder(named: &str) -> Result<PathBuf> {
     // The build script's own rule for which Python to ask.
     let python = if env::var_os("VIRTUAL_ENV").is_some() { "python" } else { PYTHON };
     let output = output(Command::new(python).args(["-c", FIND_PYTORCH]))?;
     let folder = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     if folder.is_empty() {
         bail!(
-            "LIBTORCH_USE_PYTORCH is set, and {python} has no package torch: install it, or unset \
-             the variable to have libtorch fetched"
+            "{named}: {python} has no package torch: install it, or leave {named} out to have libtorch \
+             fetched"
         );
     }
     Ok(PathBuf::from(folder))

@@ -1,49 +1,45 @@
-//! libtorch/ as it lies there: its stamp `VERSION`, and whether it is what is wanted.
+//! One install in the cache: its stamp `VERSION`, and whether it is what the pins say.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-use super::pins::{Kind, Pins};
-use crate::checkout::Checkout;
+use crate::pins::{Kind, Pins};
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Absent,
     Ready,
-    /// There is one that must be fetched anew: why, and for what it was good.
-    Stale {
-        reason: String,
-        kind: Kind,
-    },
+    /// There is one that must be fetched anew, for this reason.
+    Stale(String),
 }
 
 /// Reads the stamp and looks at the libraries it lists: microseconds, no checksum.
-pub(crate) fn state(checkout: &Checkout, pins: &Pins, wanted: Kind) -> Result<State> {
-    let libtorch = checkout.libtorch();
-    if fs::symlink_metadata(&libtorch).is_err() {
+pub(crate) fn state(folder: &Path, pins: &Pins, kind: Kind) -> Result<State> {
+    if fs::symlink_metadata(folder).is_err() {
         return Ok(State::Absent);
     }
-    let Ok(text) = fs::read_to_string(libtorch.join(STAMP)) else {
+    let Ok(text) = fs::read_to_string(folder.join(STAMP)) else {
         bail!(
-            "libtorch/ was not made by `cargo xtask setup` (it has no file {STAMP}): remove it, \
-             or set LIBTORCH to the folder in it that has lib/ and include/"
+            "{} was not fetched by Brigade (it has no file {STAMP}): remove it, or set LIBTORCH to \
+             the folder in it that has lib/ and include/",
+            folder.display()
         );
     };
     let stamp = Stamp::parse(&text);
-    let stale = |reason| Ok(State::Stale { reason, kind: stamp.kind });
-    for pin in pins.of(stamp.kind) {
+    let stale = |reason| Ok(State::Stale(reason));
+    for pin in pins.of(kind) {
         if stamp.packages.contains(&pin.requirement().as_str()) {
             continue;
         }
         let same_package = format!("{}==", pin.package);
         let found = stamp.packages.iter().find(|it| it.starts_with(&same_package));
         let found = found.copied().unwrap_or("none of it");
-        return stale(format!("it has {found}, this checkout wants {}", pin.requirement()));
+        return stale(format!("it has {found} instead of {}", pin.requirement()));
     }
     for (path, bytes) in &stamp.files {
-        let found = fs::metadata(libtorch.join(path)).map(|it| it.len()).ok();
+        let found = fs::metadata(folder.join(path)).map(|it| it.len()).ok();
         match found {
             None => return stale(format!("{path} is missing from it")),
             Some(found) if found != *bytes => {
@@ -51,9 +47,6 @@ pub(crate) fn state(checkout: &Checkout, pins: &Pins, wanted: Kind) -> Result<St
             }
             Some(_) => {}
         }
-    }
-    if stamp.kind < wanted {
-        return stale("it is for CPU only".to_owned());
     }
     Ok(State::Ready)
 }
@@ -82,7 +75,6 @@ pub(crate) fn write_stamp(tree: &Path, pins: &Pins, kind: Kind) -> Result<()> {
 }
 
 struct Stamp<'a> {
-    kind: Kind,
     packages: Vec<&'a str>,
     files: Vec<(&'a str, u64)>,
 }
@@ -90,13 +82,8 @@ struct Stamp<'a> {
 impl<'a> Stamp<'a> {
     /// Lines that it does not know are passed over: what is missing then makes the install stale.
     fn parse(text: &'a str) -> Self {
-        let mut lines = text.lines();
-        let kind = match lines.next().and_then(|line| line.rsplit(' ').next()) {
-            Some("cuda") => Kind::Cuda,
-            _ => Kind::Cpu,
-        };
-        let mut stamp = Self { kind, packages: Vec::new(), files: Vec::new() };
-        for line in lines {
+        let mut stamp = Self { packages: Vec::new(), files: Vec::new() };
+        for line in text.lines().skip(1) {
             if line.contains("==") {
                 stamp.packages.push(line);
             } else if let Some((bytes, path)) = line.split_once(' ')

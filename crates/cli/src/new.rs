@@ -1,0 +1,307 @@
+//! `brigade new`: a small project that trains at once.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail};
+use brigade_setup::Project;
+use clap::{Args, ValueEnum};
+use toml_edit::{DocumentMut, InlineTable, Item, Table, Value};
+
+use crate::config::Usage;
+use crate::setup::{self, SourceArgs};
+
+/// Start a project of your own: a small one that trains at once
+///
+/// Makes a Cargo package with a network and its training on handwritten digits, which are embedded, a
+/// test on two ranks, a README, and what Cargo needs to find libtorch, as `brigade setup` does.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct NewArgs {
+    /// The folder to make; its last part is the package's name
+    #[arg(value_name = "NAME")]
+    path: PathBuf,
+
+    /// What the program does
+    #[arg(long, value_enum, default_value_t)]
+    template: Template,
+
+    #[command(flatten)]
+    libtorch: SourceArgs,
+
+    /// Leave libtorch to a later `brigade setup`
+    #[arg(long, conflicts_with_all = ["cuda", "libtorch", "pytorch"])]
+    no_setup: bool,
+
+    /// Take Brigade from the checkout in this folder [default: where this program comes from]
+    #[arg(long, value_name = "DIR")]
+    brigade: Option<PathBuf>,
+}
+
+/// A program to begin with.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Template {
+    /// The training loop, on one process or many
+    #[default]
+    Loop,
+    /// Also mixed precision, accumulation, a schedule, a tracker, and checkpoints that resume
+    Complete,
+    /// The loop on one process alone, to compare with
+    Single,
+}
+
+/// Makes the project, and says what to do next.
+pub(crate) fn run(args: &NewArgs, mut out: impl Write) -> anyhow::Result<()> {
+    let brigade = match &args.brigade {
+        Some(folder) => Source::checkout(folder)?,
+        None => Source::of_this_program()?,
+    };
+    make_package(&args.path)?;
+    let project = Project::at(&fs::canonicalize(&args.path)?);
+    let name = fill(project.root(), args.template, &brigade)?;
+    writeln!(out, "made {}: {}", args.path.display(), args.template.description())?;
+    if args.no_setup {
+        writeln!(out, "`brigade setup` in it finds or fetches libtorch")?;
+    } else {
+        let ready = setup::set_up(&project, &args.libtorch, &mut out);
+        ready.with_context(|| {
+            let path = args.path.display();
+            format!("the project is made, but has no libtorch: run `brigade setup` in {path}")
+        })?;
+    }
+    writeln!(out, "\nNext:\n  cd {}\n  cargo run --release", args.path.display())?;
+    if !matches!(args.template, Template::Single) {
+        writeln!(out, "  brigade launch --nproc 2 --release")?;
+    }
+    writeln!(out, "{name}/src/main.rs is the program, README.md says more.")?;
+    Ok(())
+}
+
+/// An empty package, by Cargo: it knows which names are allowed, which edition there is, and whether
+/// the folder belongs to a workspace or a repository.
+fn make_package(path: &Path) -> anyhow::Result<()> {
+    let mut cargo = Command::new("cargo");
+    cargo.args(["new", "--quiet", "--bin"]).arg(path).stdin(Stdio::null());
+    let output = cargo.output().context("cannot start cargo, which makes the package")?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    let reason = text.lines().next().unwrap_or("cargo new fails");
+    let reason = reason.strip_prefix("error: ").unwrap_or(reason);
+    let hint =
+        if path.exists() { "; `brigade setup` in it sets up a project that is there" } else { "" };
+    Err(Usage(format!("{reason}{hint}")).into())
+}
+
+/// Writes the template over the empty package; the package's name.
+fn fill(root: &Path, template: Template, brigade: &Source) -> anyhow::Result<String> {
+    let manifest = root.join("Cargo.toml");
+    let text = read(&manifest)?;
+    let mut document: DocumentMut =
+        text.parse().context("cargo has written a malformed Cargo.toml")?;
+    let name = document["package"]["name"].as_str().context("the package has no name")?.to_owned();
+    document["dependencies"] = table(template.dependencies(brigade));
+    document["dev-dependencies"] = table(template.dev_dependencies(brigade));
+    if document.get("dev-dependencies").and_then(Item::as_table).is_some_and(Table::is_empty) {
+        document.remove("dev-dependencies");
+    }
+    write(&manifest, &document.to_string())?;
+    write(&root.join("src/main.rs"), template.program())?;
+    write(&root.join("README.md"), &template.readme(&name))?;
+    // Where Cargo has made one, there is a repository.
+    let ignored = root.join(".gitignore");
+    if ignored.is_file() {
+        let text = read(&ignored)?;
+        write(&ignored, &format!("{text}/model.safetensors\n/run\n"))?;
+    }
+    Ok(name)
+}
+
+fn table(entries: Vec<(&str, Value)>) -> Item {
+    let mut table = Table::new();
+    for (name, value) in entries {
+        table.insert(name, Item::Value(value));
+    }
+    Item::Table(table)
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+impl Template {
+    fn description(self) -> &'static str {
+        match self {
+            Self::Loop => "the training loop, on one process or many",
+            Self::Complete => "a training run with checkpoints that resume",
+            Self::Single => "the training loop on one process",
+        }
+    }
+
+    fn program(self) -> &'static str {
+        match self {
+            Self::Loop => include_str!("../templates/loop.rs"),
+            Self::Complete => include_str!("../templates/complete.rs"),
+            Self::Single => include_str!("../templates/single.rs"),
+        }
+    }
+
+    fn dependencies(self, brigade: &Source) -> Vec<(&'static str, Value)> {
+        let mut list = vec![("brigade", brigade.of("brigade"))];
+        if matches!(self, Self::Complete) {
+            let with = |version: &str, feature: &str| {
+                let mut table = InlineTable::new();
+                table.insert("version", version.into());
+                table.insert("features", Value::Array([feature].into_iter().collect()));
+                Value::InlineTable(table)
+            };
+            list.push(("clap", with("4", "derive")));
+            list.push(("serde", with("1", "derive")));
+        }
+        list
+    }
+
+    fn dev_dependencies(self, brigade: &Source) -> Vec<(&'static str, Value)> {
+        match self {
+            Self::Loop | Self::Complete => vec![("brigade-testkit", brigade.of("testkit"))],
+            Self::Single => Vec::new(),
+        }
+    }
+
+    fn readme(self, name: &str) -> String {
+        let mut text = format!(
+            "# {name}\n\nTrains a small network on handwritten digits, with [Brigade](https://docs.rs/brigade).\n\n\
+             ```sh\ncargo run --release                   # one process\n"
+        );
+        if !matches!(self, Self::Single) {
+            text.push_str(
+                "brigade launch --nproc 2 --release    # two, with the gradients averaged\n",
+            );
+        }
+        if matches!(self, Self::Complete) {
+            text.push_str(
+                "brigade launch --nproc 2 --release -- --resume                  # goes on after a stop\n\
+                 brigade launch --nproc 2 --release --mixed-precision bf16\n\
+                 brigade checkpoint inspect run/checkpoints/checkpoint_5\n",
+            );
+        }
+        text.push_str(
+            "cargo test\n```\n\n\
+             On another machine, `brigade setup` in this folder finds or fetches libtorch first: \
+             `.cargo/libtorch.toml`, which it writes, is true of one machine and not in the repository.\n",
+        );
+        text
+    }
+}
+
+/// Where a project takes Brigade from.
+enum Source {
+    /// A checkout: paths.
+    Checkout(PathBuf),
+    /// A repository at a commit.
+    Git { url: String, commit: String },
+    /// The registry, in this version.
+    Registry,
+}
+
+impl Source {
+    /// Where this program was built from: `cargo install --path`, `--git`, or by name.
+    fn of_this_program() -> anyhow::Result<Self> {
+        let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let is_below = |folders: &str| package.display().to_string().contains(folders);
+        if is_below("/registry/src/") {
+            return Ok(Self::Registry);
+        }
+        if is_below("/git/checkouts/") {
+            // The address is in none of the build's variables, but cargo remembers it.
+            let mut cargo = Command::new("cargo");
+            cargo.args(["install", "--list"]).stdin(Stdio::null());
+            let output = cargo.output().context("cannot start cargo")?;
+            return Self::installed(&String::from_utf8_lossy(&output.stdout)).context(
+                "`cargo install --list` does not say which repository this program is from: name a \
+                 checkout with --brigade",
+            );
+        }
+        let checkout = package.parent().and_then(Path::parent);
+        let checkout = checkout.context("this program was built in no checkout")?;
+        Self::checkout(checkout).map_err(|_| {
+            let place = checkout.display();
+            let text = format!("this program was built in {place}, which is gone: name a checkout of Brigade with --brigade");
+            Usage(text).into()
+        })
+    }
+
+    /// The repository and commit in the list of installed programs.
+    fn installed(list: &str) -> Option<Self> {
+        let of_ours = |line: &&str| line.starts_with(concat!(env!("CARGO_PKG_NAME"), " v"));
+        let line = list.lines().find(of_ours)?;
+        let source = line.split_once('(')?.1.split_once(')')?.0;
+        let (url, commit) = source.rsplit_once('#')?;
+        // `?branch=main` says where the commit was found.
+        let url = url.split('?').next().unwrap_or(url).to_owned();
+        Some(Self::Git { url, commit: commit.to_owned() })
+    }
+
+    fn checkout(folder: &Path) -> anyhow::Result<Self> {
+        let folder = fs::canonicalize(folder)
+            .with_context(|| format!("--brigade {}: there is no such folder", folder.display()))?;
+        if !folder.join("crates/brigade/Cargo.toml").is_file() {
+            bail!(Usage(format!("--brigade {}: no checkout of Brigade", folder.display())));
+        }
+        Ok(Self::Checkout(folder))
+    }
+
+    /// The dependency on one of its crates, by the crate's folder.
+    fn of(&self, folder: &str) -> Value {
+        let mut table = InlineTable::new();
+        match self {
+            Self::Checkout(root) => {
+                let path = root.join("crates").join(folder);
+                table.insert("path", path.to_string_lossy().into_owned().into());
+            }
+            Self::Git { url, commit } => {
+                table.insert("git", url.as_str().into());
+                table.insert("rev", commit.as_str().into());
+            }
+            Self::Registry => return env!("CARGO_PKG_VERSION").into(),
+        }
+        Value::InlineTable(table)
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  brigade new digits
+  brigade new digits --template complete
+  brigade new digits --libtorch /opt/libtorch";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_repository_among_installed_programs() {
+        let list = "other v1.0.0:\n    other\n\
+                    brigade-cli v0.1.0 (https://example.com/b/brigade?branch=main#89abcdef):\n    brigade\n";
+        let source = Source::installed(list).unwrap();
+        let dependency = source.of("brigade").to_string();
+        assert_eq!(
+            dependency.trim(),
+            r#"{ git = "https://example.com/b/brigade", rev = "89abcdef" }"#
+        );
+        assert!(Source::installed("brigade-cli v0.1.0:\n    brigade\n").is_none());
+    }
+
+    #[test]
+    fn a_release_depends_on_its_own_version() {
+        let version = Source::Registry.of("brigade").to_string();
+        assert_eq!(version.trim(), format!("{:?}", env!("CARGO_PKG_VERSION")));
+    }
+}

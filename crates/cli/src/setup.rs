@@ -1,0 +1,112 @@
+//! `brigade setup`: gives a cargo project its libtorch.
+
+use std::env;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use brigade_setup::{Cache, Kind, Libtorch, Pins, Project, RunPath, Wanted};
+use clap::Args;
+
+/// Find or fetch libtorch for the Cargo project here
+///
+/// Afterwards plain cargo commands build the project with nothing exported, and what they build
+/// finds libtorch when it starts. A libtorch that is fetched lies in ~/.cache/brigade (XDG_CACHE_HOME),
+/// once for all projects: 540 MB to download, by pip from the index that it uses, verified by
+/// checksum. .cargo/libtorch.toml names it for this project; .cargo/config.toml includes that file, and
+/// git ignores it, since it is true of this machine only.
+///
+/// LIBTORCH=<folder> or LIBTORCH_USE_PYTORCH=1 in the environment count like --libtorch and --pytorch.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct SetupArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    /// Undo it: take libtorch out of the project's cargo configuration. The cache stays, for other
+    /// projects
+    #[arg(long, conflicts_with_all = ["cuda", "libtorch", "pytorch"])]
+    remove: bool,
+}
+
+/// Which libtorch.
+#[derive(Debug, Args)]
+pub(crate) struct SourceArgs {
+    /// Fetch the one for CUDA: 2.5 GB to download, 3.8 GB on disk
+    #[arg(long, conflicts_with_all = ["libtorch", "pytorch"])]
+    cuda: bool,
+
+    /// Use the one in this folder, which has lib/ and include/
+    #[arg(long, value_name = "DIR", conflicts_with = "pytorch")]
+    libtorch: Option<PathBuf>,
+
+    /// Use the one of the PyTorch that python3 imports
+    #[arg(long)]
+    pytorch: bool,
+}
+
+/// Sets up the project of the working folder, or undoes it, and says what was changed.
+pub(crate) fn run(args: &SetupArgs, mut out: impl Write) -> anyhow::Result<()> {
+    let project = Project::find(&env::current_dir().context("there is no working folder")?)?;
+    if !args.remove {
+        return set_up(&project, &args.source, out);
+    }
+    let changes = project.remove()?;
+    if changes.is_empty() {
+        writeln!(out, "{} is not set up: nothing to remove", project.root().display())?;
+    }
+    for change in changes {
+        writeln!(out, "{change}")?;
+    }
+    Ok(())
+}
+
+/// The same for a project that is known.
+pub(crate) fn set_up(
+    project: &Project,
+    source: &SourceArgs,
+    mut out: impl Write,
+) -> anyhow::Result<()> {
+    let libtorch =
+        Libtorch::find_or_fetch(&source.wanted(), &Cache::of_user()?, &Pins::embedded()?)?;
+    writeln!(out, "{}", libtorch.description())?;
+    for change in project.configure(&libtorch, RunPath::All)? {
+        writeln!(out, "{change}")?;
+    }
+    for place in project.overriding_flags()? {
+        writeln!(
+            out,
+            "note: {place} wins over the flags in .cargo/libtorch.toml, so programs will not find \
+             libtorch: add `-C link-arg=-Wl,-rpath,{}` there",
+            libtorch.folder().join("lib").display()
+        )?;
+    }
+    let root = project.root().display();
+    writeln!(out, "ready: cargo builds {root} with it, and nothing has to be exported")?;
+    Ok(())
+}
+
+impl SourceArgs {
+    fn wanted(&self) -> Wanted {
+        if let Some(folder) = &self.libtorch {
+            let named = format!("--libtorch {}", folder.display());
+            // `absolute` refuses an empty path, which `Libtorch` has its own words for.
+            let path = std::path::absolute(folder).unwrap_or_else(|_| Path::new("").to_owned());
+            return Wanted::Folder { path, named };
+        }
+        if self.pytorch {
+            return Wanted::PyTorch { named: "--pytorch".to_owned() };
+        }
+        if self.cuda {
+            return Wanted::Fetched(Kind::Cuda);
+        }
+        Wanted::by_environment().unwrap_or(Wanted::Fetched(Kind::Cpu))
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  brigade setup
+  brigade setup --cuda
+  brigade setup --libtorch /opt/libtorch
+  brigade setup --remove";

@@ -1,0 +1,156 @@
+//! `brigade setup` and `brigade new`, with a made-up libtorch. That projects build and train is what
+//! `cargo xtask newcomer` shows.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// A folder with a libtorch of that version in it.
+struct Scene(TempDir);
+
+impl Scene {
+    fn new(version: &str) -> Self {
+        let scene = Self(TempDir::new().unwrap());
+        let libtorch = scene.libtorch();
+        for folder in ["lib", "include"] {
+            fs::create_dir_all(libtorch.join(folder)).unwrap();
+        }
+        fs::write(libtorch.join("lib/libtorch_cpu.so"), "").unwrap();
+        fs::write(libtorch.join("build-version"), version).unwrap();
+        scene
+    }
+
+    fn folder(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn libtorch(&self) -> PathBuf {
+        self.folder().join("libtorch")
+    }
+
+    fn brigade(&self, folder: &str, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
+        command.args(arguments).current_dir(self.folder().join(folder));
+        command.env("XDG_CACHE_HOME", self.folder().join("cache"));
+        for name in ["LIBTORCH", "LIBTORCH_USE_PYTORCH", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
+            command.env_remove(name);
+        }
+        command.output().unwrap()
+    }
+
+    fn succeeds(&self, folder: &str, arguments: &[&str]) -> String {
+        let output = self.brigade(folder, arguments);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        text
+    }
+
+    /// The exit code, and the one line that it says.
+    fn fails(&self, folder: &str, arguments: &[&str]) -> (i32, String) {
+        let output = self.brigade(folder, arguments);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        (output.status.code().unwrap(), text.trim().to_owned())
+    }
+}
+
+/// What cargo understands of a project's manifest.
+fn metadata(project: &Path) -> serde_json::Value {
+    let mut cargo = Command::new("cargo");
+    cargo.args(["metadata", "--no-deps", "--format-version", "1", "--offline"]);
+    let output = cargo.current_dir(project).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_new_project_is_a_package_that_knows_its_libtorch() {
+    let scene = Scene::new("2.13.0");
+    for template in ["loop", "complete", "single"] {
+        let libtorch = scene.libtorch();
+        let name = format!("my-{template}");
+        let arguments = ["new", &name, "--template", template, "--libtorch"];
+        let said = scene.succeeds(".", &[&arguments[..], &[libtorch.to_str().unwrap()]].concat());
+        assert!(said.contains(&format!("made {name}: ")), "{said}");
+        assert!(
+            said.contains("nothing is fetched") && said.contains("cargo run --release"),
+            "{said}"
+        );
+        let project = scene.folder().join(&name);
+        let config = fs::read_to_string(project.join(".cargo/libtorch.toml")).unwrap();
+        assert!(config.contains(&format!("LIBTORCH = \"{}\"", libtorch.display())), "{config}");
+        let metadata = metadata(&project);
+        let dependencies = metadata["packages"][0]["dependencies"].as_array().unwrap();
+        let brigade = dependencies.iter().find(|it| it["name"] == "brigade").unwrap();
+        // This checkout's: where the program was built.
+        assert!(brigade["path"].as_str().unwrap().ends_with("crates/brigade"), "{brigade}");
+        let readme = fs::read_to_string(project.join("README.md")).unwrap();
+        assert!(readme.starts_with(&format!("# {name}\n")), "{readme}");
+        let ignored = fs::read_to_string(project.join(".gitignore")).unwrap();
+        assert!(
+            ignored.contains("/target") && ignored.contains("/.cargo/libtorch.toml"),
+            "{ignored}"
+        );
+    }
+}
+
+#[test]
+fn a_name_that_is_taken_or_not_allowed_is_refused() {
+    let scene = Scene::new("2.13.0");
+    fs::create_dir(scene.folder().join("there")).unwrap();
+    let (code, line) = scene.fails(".", &["new", "there", "--no-setup"]);
+    assert_eq!(code, 2, "{line}");
+    assert!(line.contains("already exists"), "{line}");
+    let (code, line) = scene.fails(".", &["new", "7 of 9", "--no-setup"]);
+    assert_eq!(code, 2, "{line}");
+    assert!(line.contains("invalid character"), "{line}");
+    let (code, line) = scene.fails(".", &["new", "x", "--no-setup", "--brigade", "there"]);
+    assert_eq!((code, line.ends_with("no checkout of Brigade")), (2, true), "{line}");
+    assert!(!scene.folder().join("x").exists());
+}
+
+#[test]
+fn a_project_without_a_libtorch_is_made_and_says_what_is_left_to_do() {
+    let scene = Scene::new("2.9.1");
+    let libtorch = scene.libtorch();
+    let arguments = ["new", "early", "--libtorch", libtorch.to_str().unwrap()];
+    let (code, line) = scene.fails(".", &arguments);
+    assert_eq!(code, 1);
+    assert!(line.contains("run `brigade setup` in early: --libtorch "), "{line}");
+    assert!(line.contains("is libtorch 2.9.1"), "{line}");
+    assert!(scene.folder().join("early/src/main.rs").is_file());
+}
+
+#[test]
+fn setup_says_what_it_does_and_undoes_it() {
+    let scene = Scene::new("2.13.0");
+    scene.succeeds(".", &["new", "mine", "--no-setup"]);
+    let libtorch = scene.libtorch();
+    // From a folder inside of the project; relative paths are the user's.
+    let said = scene.succeeds("mine/src", &["setup", "--libtorch", "../../libtorch"]);
+    let lines: Vec<&str> = said.lines().collect();
+    let first = format!("--libtorch ../../libtorch: libtorch 2.13.0 in {}", libtorch.display());
+    assert!(
+        lines[0].starts_with("--libtorch ../../libtorch: libtorch 2.13.0 in"),
+        "{first} {said}"
+    );
+    assert!(lines.contains(&"wrote .cargo/libtorch.toml"), "{said}");
+    assert!(lines.last().unwrap().starts_with("ready: "), "{said}");
+    let removed = scene.succeeds("mine", &["setup", "--remove"]);
+    assert!(removed.contains("removed .cargo/libtorch.toml"), "{removed}");
+    let again = scene.succeeds("mine", &["setup", "--remove"]);
+    assert!(again.ends_with("is not set up: nothing to remove\n"), "{again}");
+}
+
+#[test]
+fn setup_outside_of_a_project_and_wrong_flags() {
+    let scene = Scene::new("2.13.0");
+    let (code, line) = scene.fails(".", &["setup"]);
+    assert_eq!(code, 1);
+    assert!(line.contains("cargo finds no project in"), "{line}");
+    let (code, line) = scene.fails(".", &["setup", "--cuda", "--pytorch"]);
+    assert_eq!(code, 2);
+    assert!(line.contains("cannot be used with"), "{line}");
+}

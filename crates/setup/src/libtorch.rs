@@ -1,0 +1,233 @@
+//! Which libtorch is built with: the fetched one, a folder that the user names, or Python's.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::cache::Cache;
+use crate::fetch;
+use crate::install::{self, State};
+use crate::pins::{Kind, Pins};
+use crate::python;
+
+/// The libtorch that the user asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The pinned one, fetched into the cache where it is not there yet.
+    Fetched(Kind),
+    /// The one in this folder, which has `lib/` and `include/`.
+    Folder {
+        /// The folder, absolute.
+        path: PathBuf,
+        /// How the user named it, for messages: `LIBTORCH=/opt/libtorch`.
+        named: String,
+    },
+    /// The one in the PyTorch package of the Python on the `PATH`.
+    PyTorch {
+        /// How the user asked for it, for messages: `--pytorch`.
+        named: String,
+    },
+}
+
+impl Wanted {
+    /// What the environment asks for, by the rules of tch's build script: `LIBTORCH_USE_PYTORCH` with
+    /// any value, else `LIBTORCH`.
+    #[must_use]
+    pub fn by_environment() -> Option<Self> {
+        if env::var_os(LIBTORCH_USE_PYTORCH).is_some() {
+            return Some(Self::PyTorch { named: LIBTORCH_USE_PYTORCH.to_owned() });
+        }
+        let path = PathBuf::from(env::var_os(LIBTORCH)?);
+        let named = format!("{LIBTORCH}={}", path.display());
+        Some(Self::Folder { path, named })
+    }
+}
+
+/// A libtorch that was looked at and can be built with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Libtorch {
+    folder: PathBuf,
+    version: String,
+    origin: Origin,
+}
+
+/// Where a libtorch comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// From the cache.
+    Fetched(Kind),
+    /// From the user, who named it so.
+    Named(String),
+}
+
+impl Libtorch {
+    /// Looks at the libtorch that is wanted, and fetches it where it is the pinned one and not in the
+    /// cache. Takes microseconds where it is there. A libtorch for CUDA serves where one for CPUs is
+    /// wanted.
+    ///
+    /// # Errors
+    /// The folder has no libtorch, or one of a version that Brigade cannot be built with; or there is
+    /// no Python with pip, no network, no room, another checksum.
+    pub fn find_or_fetch(wanted: &Wanted, cache: &Cache, pins: &Pins) -> Result<Self> {
+        match wanted {
+            Wanted::Fetched(kind) => Self::fetched(*kind, cache, pins),
+            Wanted::Folder { path, named } => Self::named(path.clone(), named),
+            Wanted::PyTorch { named } => Self::named(python::pytorch_folder(named)?, named),
+        }
+    }
+
+    fn fetched(kind: Kind, cache: &Cache, pins: &Pins) -> Result<Self> {
+        let is_ready = |kind| -> Result<bool> {
+            Ok(install::state(&cache.install(pins, kind), pins, kind)? == State::Ready)
+        };
+        let kind = if is_ready(kind)? {
+            kind
+        } else if kind == Kind::Cpu && is_ready(Kind::Cuda).unwrap_or(false) {
+            Kind::Cuda
+        } else {
+            fetch::fetch(cache, pins, kind)?;
+            kind
+        };
+        Ok(Self {
+            folder: cache.install(pins, kind).join("torch"),
+            version: pins.libtorch_version().to_owned(),
+            origin: Origin::Fetched(kind),
+        })
+    }
+
+    fn named(folder: PathBuf, named: &str) -> Result<Self> {
+        let version = validate(named, &folder)?;
+        Ok(Self { folder, version, origin: Origin::Named(named.to_owned()) })
+    }
+
+    /// The folder with `lib/` and `include/`: what `LIBTORCH` names.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The version, such as `2.13.0`.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Where it comes from.
+    #[must_use]
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// Whether the build script of tch has to be told to accept this version: it accepts
+    /// [`TCH_VERSION`] alone, and Brigade is written for a range.
+    #[must_use]
+    pub fn bypasses_version_check(&self) -> bool {
+        self.version != TCH_VERSION
+    }
+
+    /// What the user should know of it before a build: a line, or two where it has another version
+    /// than tch was made for.
+    #[must_use]
+    pub fn description(&self) -> String {
+        let mut text = match &self.origin {
+            Origin::Fetched(kind) => {
+                format!(
+                    "libtorch {} ({}) is in {}",
+                    self.version,
+                    kind.name(),
+                    self.folder.display()
+                )
+            }
+            Origin::Named(named) => {
+                format!(
+                    "{named}: libtorch {} in {}, nothing is fetched",
+                    self.version,
+                    self.folder.display()
+                )
+            }
+        };
+        if self.bypasses_version_check() {
+            text.push_str(&format!(
+                "\nnote: tch is made for libtorch {TCH_VERSION}; where it fails to build with {}, `cargo \
+                 update -p tch --precise 0.24.0` takes the one for 2.11",
+                self.version
+            ));
+        }
+        text
+    }
+}
+
+/// The version of the libtorch in this folder.
+fn validate(named: &str, folder: &Path) -> Result<String> {
+    if folder.as_os_str().is_empty() {
+        bail!("{named} names nothing: unset it to have libtorch fetched, or name a folder");
+    }
+    if folder.is_relative() {
+        bail!("{named} is a relative path, and build scripts run elsewhere: make it absolute");
+    }
+    if !folder.is_dir() {
+        bail!("{named} names no folder: correct it, or unset it to have libtorch fetched");
+    }
+    for part in ["lib/libtorch_cpu.so", "include"] {
+        if !folder.join(part).exists() {
+            bail!("{named} has no {part}: name the folder of libtorch that has lib/ and include/");
+        }
+    }
+    let version = version_of(folder).with_context(|| {
+        format!("{named} has no readable version: neither build-version nor version.py")
+    })?;
+    if !is_supported(&version) {
+        bail!(
+            "{named} is libtorch {version}, and Brigade is built with {OLDEST} to {NEWEST}: \
+             name another, or unset it to have {TCH_VERSION} fetched"
+        );
+    }
+    Ok(version)
+}
+
+/// "2.13.0" of a download of libtorch (build-version) or of PyTorch's package (version.py).
+fn version_of(folder: &Path) -> Option<String> {
+    let full = match fs::read_to_string(folder.join("build-version")) {
+        Ok(text) => text.trim().to_owned(),
+        Err(_) => {
+            let text = fs::read_to_string(folder.join("version.py")).ok()?;
+            let line = text.lines().find(|line| line.starts_with("__version__"))?;
+            line.split(['\'', '"']).nth(1)?.to_owned()
+        }
+    };
+    // "2.13.0+cu130": what it was built for is no part of the version.
+    let version = full.split('+').next()?;
+    (!version.is_empty()).then(|| version.to_owned())
+}
+
+fn is_supported(version: &str) -> bool {
+    let mut parts = version.split('.').map_while(|part| part.parse::<u32>().ok());
+    match (parts.next(), parts.next()) {
+        (Some(major), Some(minor)) => (2, 11) <= (major, minor) && (major, minor) <= (2, 13),
+        _ => false,
+    }
+}
+
+const LIBTORCH: &str = "LIBTORCH";
+const LIBTORCH_USE_PYTORCH: &str = "LIBTORCH_USE_PYTORCH";
+const OLDEST: &str = "2.11";
+const NEWEST: &str = "2.13";
+/// The one version that the build script of the tch in `Cargo.lock` accepts unasked.
+pub const TCH_VERSION: &str = "2.13.0";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_range_of_versions() {
+        for version in ["2.11.0", "2.12.1", "2.13.0", "2.13.0a0"] {
+            assert!(is_supported(version), "{version}");
+        }
+        for version in ["2.10.1", "2.14.0", "1.13.0", "3.0.0", "2", "", "nightly"] {
+            assert!(!is_supported(version), "{version}");
+        }
+    }
+}
