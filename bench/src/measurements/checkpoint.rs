@@ -93,7 +93,7 @@ fn background(folder: &FilePath) -> Result<Vec<Vec<f64>>> {
         ResNet::resnet18(path.join("net"), 1000)
     })?;
     model.requires_grad_under("frozen", false)?;
-    let optimizer = Adam::decoupled().build(&model)?;
+    let optimizer = AdamW::default().build(&model)?;
     let (mut model, mut optimizer) = accelerator.prepare((model, optimizer))?;
     model.train();
     let images = Tensor::rand([32, 3, 128, 128], tch::kind::FLOAT_CPU);

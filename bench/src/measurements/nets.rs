@@ -73,10 +73,14 @@ impl Net {
         }
     }
 
-    pub(crate) fn optimizer(self) -> Adam {
+    pub(crate) fn optimizer<M>(
+        self,
+        lr: f64,
+        model: &Model<M>,
+    ) -> brigade::optim::Result<Optimizer> {
         match self {
-            Self::Cnn => Adam::default(),
-            _ => Adam::decoupled(),
+            Self::Cnn => Adam::default().lr(lr).build(model),
+            _ => AdamW::default().lr(lr).build(model),
         }
     }
 

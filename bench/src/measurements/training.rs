@@ -116,7 +116,7 @@ impl Loop {
             ensure!(found == expected, "products of matrices are {found:?}, not {expected:?}");
         }
         let model = Model::new(|path| net.build(path))?;
-        let optimizer = net.optimizer().lr(1e-3).build(&model)?;
+        let optimizer = net.optimizer(1e-3, &model)?;
         let (mut model, mut optimizer) = accelerator.prepare((model, optimizer))?;
         model.train();
         // Of a global batch, each rank has its part.
@@ -156,7 +156,7 @@ impl Loop {
 pub(crate) fn adamw() -> Result<Vec<Vec<f64>>> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     let model = Model::new(|path| ResNet::resnet18(path, 1000))?;
-    let optimizer = Adam::decoupled().build(&model)?;
+    let optimizer = AdamW::default().build(&model)?;
     let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
     let parameters = model.inner().trainable_parameters();
     // A backward gives every parameter its gradient.

@@ -1,7 +1,7 @@
 //! Write the training loop once; run it on one CPU, one GPU, many GPUs or many machines.
 //!
-//! This crate only gathers the others: [`train`] (the Accelerator), [`models`], [`data`], [`torch`] (the
-//! border with libtorch), [`plan`] and [`world`]. Most programs need no more than the [`prelude`].
+//! This crate only gathers the others: [`train`] (the Accelerator), [`models`], [`optim`], [`schedule`],
+//! [`data`], [`torch`] (the border with libtorch), [`plan`] and [`world`]. Most programs need no more than the [`prelude`].
 //!
 //! ```no_run
 //! use brigade::prelude::*;
@@ -44,7 +44,9 @@
 pub use brigade_checkpoint as checkpoint;
 pub use brigade_data as data;
 pub use brigade_models as models;
+pub use brigade_optim as optim;
 pub use brigade_plan as plan;
+pub use brigade_schedule as schedule;
 pub use brigade_torch as torch;
 pub use brigade_track as track;
 pub use brigade_train as train;
@@ -60,12 +62,12 @@ pub mod prelude {
     pub use crate::models::{
         BatchNorm2d, Cnn, Conv2d, Linear, Model, Module, Path, ResNet, Sequential, StateDict,
     };
-    pub use crate::plan::{FitOneCycle, OneCycle, Plateau, Schedule};
+    pub use crate::schedule::{FitOneCycle, LrSchedule, OneCycle, Plateau, Schedule};
     pub use crate::train::{
-        Accelerator, Accuracy, Adafactor, Adagrad, Adam, ClipNorm, CommHook, Error,
+        Accelerator, Accuracy, Adafactor, Adagrad, Adam, AdamW, ClipNorm, CommHook, Error,
         GradientAccumulation, Group, JoinInputs, Lamb, Lars, LocalSgd, Lookahead, Muon, Optimizer,
-        Precision, PreparedLoader, PreparedModel, ProfileOptions, ProfileSchedule, RAdam, ReduceOp,
-        Result, RmsProp, Scheduler, Sgd,
+        Precision, PreparedLoader, PreparedModel, PreparedOptimizer, PreparedScheduler,
+        ProfileOptions, ProfileSchedule, RAdam, ReduceOp, Result, RmsProp, Scheduler, Sgd,
     };
     pub use tch::{Device, Kind, Tensor, no_grad};
 }

@@ -5,7 +5,6 @@
 mod accelerate;
 mod foreign;
 mod like;
-mod optimizer;
 mod scaler;
 mod scheduler;
 mod tensor;

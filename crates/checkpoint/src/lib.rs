@@ -5,6 +5,7 @@
 //!   index, in Hugging Face's layout.
 //! - [`layout`]: a checkpoint as a folder that is there whole or not at all.
 //! - [`convert`]: to and from the layouts of PyTorch and Accelerate.
+//! - [`torch_optimizer`]: the state of an optimizer in PyTorch's form, in and out.
 //! - [`Value`]: the states of optimizers and schedules as trees of plain values.
 
 pub mod convert;
@@ -17,6 +18,7 @@ pub mod layout;
 pub mod pth;
 pub mod safetensors;
 pub mod shards;
+pub mod torch_optimizer;
 mod value;
 
 pub use dtype::{Dtype, TensorInfo};

@@ -1,16 +1,81 @@
-//! An optimizer's state under the names that `torch.optim` gives.
+//! An optimizer's state in PyTorch's form: `torch.save(optimizer.state_dict())`, and Accelerate's
+//! `optimizer.bin`.
+//!
+//! PyTorch numbers the parameters through all groups: `{'state': {0: {'exp_avg': ...}}, 'param_groups':
+//! [{'lr': ..., 'params': [0, 1]}]}`. Brigade names them: `{kind, steps, initial_lr, lr, groups: [{numbers,
+//! parameters}], parameters: [name], state: {name: {slot: tensor}}}`. Since PyTorch 2.6 an optimizer made of
+//! `named_parameters()` saves `param_names`, too, and then names decide, else the order.
 
 use std::collections::HashMap;
 
-use super::FileTensor;
 use crate::value::Value;
 
-/// PyTorch counts parameters through the groups; Brigade names them. `None` where the tree is none of
-/// Brigade's.
-pub(super) fn to_torch(
-    state: &Value<FileTensor>,
-    left_out: &mut Vec<String>,
-) -> Option<Value<FileTensor>> {
+/// A tensor of a state, whether in memory or in a file.
+pub trait StateTensor: Clone {
+    /// Returns the number of a tensor that has exactly one.
+    fn scalar(&self) -> Option<f64>;
+
+    /// Makes a tensor of one number, without dimensions.
+    fn from_scalar(number: f64) -> Self;
+}
+
+/// The first difference between PyTorch's state and the optimizer that it is for.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TorchStateError {
+    /// The tree is not an optimizer's state.
+    #[error("it is not an optimizer's state: expected {expected}, found {found}")]
+    Layout {
+        /// What PyTorch has there.
+        expected: String,
+        /// What the file has.
+        found: String,
+    },
+    /// Another number of parameter groups.
+    #[error("it has {found} parameter groups, the program's optimizer {expected}")]
+    Groups {
+        /// The program's optimizer's.
+        expected: usize,
+        /// The file's.
+        found: usize,
+    },
+    /// A group of another number of parameters.
+    #[error("group {group} has {found} parameters, that of the program's optimizer {expected}")]
+    Sizes {
+        /// The group.
+        group: usize,
+        /// The program's optimizer's.
+        expected: usize,
+        /// The file's.
+        found: usize,
+    },
+    /// A group of other parameters.
+    #[error(
+        "as parameter {index} of group {group} it has `{found}`, the program's optimizer `{expected}`"
+    )]
+    Parameter {
+        /// The group.
+        group: usize,
+        /// The place of the first difference.
+        index: usize,
+        /// The program's optimizer's.
+        expected: String,
+        /// The file's.
+        found: String,
+    },
+    /// A hyperparameter that every optimizer of this kind has is missing.
+    #[error("group {group} has no `{name}`, so it is of another kind of optimizer")]
+    Missing {
+        /// The group.
+        group: usize,
+        /// PyTorch's name.
+        name: String,
+    },
+}
+
+/// Brings a state into PyTorch's form. `None` where the tree is not in Brigade's; hyperparameters that
+/// `torch.optim` does not have are listed in `left_out`.
+pub fn to_torch<T: Clone>(state: &Value<T>, left_out: &mut Vec<String>) -> Option<Value<T>> {
     let (mut groups, mut states, mut index) = (Vec::new(), Vec::new(), 0i64);
     for group in state.get("groups")?.as_items()? {
         let mut numbers = Vec::new();
@@ -62,60 +127,52 @@ const FLAGS: [&str; 12] = [
     "warmup_init",
 ];
 
-/// PyTorch's state for the optimizer whose state is `like`, and the steps it has taken.
+/// Brings PyTorch's state into the form of the optimizer whose state is `like`, and counts the steps it has
+/// taken: those of the parameter with the most.
 ///
-/// The parameters must be in as many groups; where the file names them (`param_names`, since PyTorch 2.6)
-/// the names decide, else their order.
-pub(super) fn from_torch(
-    theirs: &Value<FileTensor>,
-    like: &Value<FileTensor>,
-) -> Result<(Value<FileTensor>, u64), String> {
+/// # Errors
+/// [`TorchStateError`] with the first difference.
+pub fn from_torch<T: StateTensor>(
+    theirs: &Value<T>,
+    like: &Value<T>,
+) -> Result<(Value<T>, u64), TorchStateError> {
     let states = theirs.get("state").and_then(Value::as_dict);
     let groups = theirs.get("param_groups").and_then(Value::as_items);
     let (Some(states), Some(groups)) = (states, groups) else {
-        return Err("it has no `state` and `param_groups`, as optimizers of PyTorch have".into());
+        return Err(layout("`state` and `param_groups`", theirs));
     };
     let ours = like.get("groups").and_then(Value::as_items).unwrap_or_default();
     if groups.len() != ours.len() {
-        return Err(format!(
-            "it has {} parameter groups, the program's optimizer {}",
-            groups.len(),
-            ours.len()
-        ));
+        return Err(TorchStateError::Groups { expected: ours.len(), found: groups.len() });
     }
     let (mut made, mut name_of) = (Vec::new(), HashMap::new());
     for (index, (group, own)) in groups.iter().zip(ours).enumerate() {
-        let fact = |fact: String| format!("group {index} {fact}");
         let own_names = strings(own.get("parameters")).unwrap_or_default();
-        for (number, name) in names(group, &own_names).map_err(fact)? {
-            name_of.insert(number, name);
-        }
-        let numbers = own.get("numbers").and_then(Value::as_dict).unwrap_or_default();
-        let numbers = numbers.iter().map(|(key, own)| {
-            let found = key.as_str().and_then(|key| number_of(group, key));
-            (key.clone(), found.map_or_else(|| own.clone(), Value::Float))
-        });
+        name_of.extend(names(index, group, &own_names)?);
         made.push(Value::dict([
-            ("numbers", Value::Dict(numbers.collect())),
+            ("numbers", numbers(index, group, own.get("numbers"))?),
             ("parameters", own.get("parameters").cloned().unwrap_or(Value::None)),
         ]));
     }
     let (mut steps, mut slots) = (0, Vec::new());
     for (number, state) in states {
-        let number = number.as_int().ok_or("its `state` is not numbered")?;
-        let name = name_of.get(&number);
-        let name = name.ok_or_else(|| format!("parameter {number} is in none of its groups"))?;
-        let entries = state.as_dict().ok_or_else(|| format!("parameter {number} has no slots"))?;
+        let name = number.as_int().and_then(|number| name_of.get(&number));
+        let name = name.ok_or_else(|| layout("the numbers of `params` in `state`", number))?;
+        let entries =
+            state.as_dict().ok_or_else(|| layout("a dictionary for each parameter", state))?;
         let mut tensors = Vec::new();
         for (slot, value) in entries {
+            if slot.as_str().is_none() {
+                return Err(layout("names in a parameter's state", slot));
+            }
             let value = match value {
                 // SGD's buffer without momentum.
                 Value::None => continue,
                 Value::Tensor(tensor) => tensor.clone(),
                 // Steps were plain numbers once.
-                value => FileTensor::number(value.as_float().ok_or_else(|| {
-                    format!("parameter {number} has {} for a slot", value.describe())
-                })? as f32),
+                value => T::from_scalar(
+                    number_of(value).ok_or_else(|| layout("tensors and numbers", value))?,
+                ),
             };
             if slot.as_str() == Some("step") {
                 steps = steps.max(value.scalar().unwrap_or_default() as u64);
@@ -140,11 +197,19 @@ pub(super) fn from_torch(
     Ok((Value::Dict(entries.collect()), steps))
 }
 
+fn layout<T>(expected: &str, found: &Value<T>) -> TorchStateError {
+    TorchStateError::Layout { expected: expected.to_owned(), found: found.describe().to_owned() }
+}
+
 /// PyTorch's numbers of a group's parameters with our names.
-fn names(group: &Value<FileTensor>, own: &[String]) -> Result<Vec<(i64, String)>, String> {
-    let numbers = group.get("params").and_then(Value::as_items).ok_or("has no list `params`")?;
-    let theirs = strings(group.get("param_names"));
-    let theirs = theirs.map(|mut names| {
+fn names<T>(
+    index: usize,
+    group: &Value<T>,
+    own: &[String],
+) -> Result<Vec<(i64, String)>, TorchStateError> {
+    let params = group.get("params").and_then(Value::as_items);
+    let params = params.ok_or_else(|| layout("a list `params` in each group", group))?;
+    let theirs = strings(group.get("param_names")).map(|mut names| {
         let wrapped = names.iter().all(|name| name.starts_with(WRAPPER));
         if wrapped && !own.iter().any(|name| name.starts_with(WRAPPER)) {
             names.iter_mut().for_each(|name| drop(name.drain(..WRAPPER.len())));
@@ -152,24 +217,63 @@ fn names(group: &Value<FileTensor>, own: &[String]) -> Result<Vec<(i64, String)>
         names
     });
     let names = theirs.unwrap_or_else(|| own.to_vec());
-    if numbers.len() != own.len() || names.len() != own.len() {
-        return Err(format!(
-            "has {} parameters, that of the program's optimizer {}",
-            numbers.len(),
-            own.len()
-        ));
+    if params.len() != own.len() || names.len() != own.len() {
+        let (expected, found) = (own.len(), params.len());
+        return Err(TorchStateError::Sizes { group: index, expected, found });
     }
-    if let Some(name) = names.iter().find(|name| !own.contains(name)) {
-        return Err(format!("has the parameter `{name}`, which that of the program has not"));
+    // The order inside a group means nothing where there are names.
+    if names.iter().any(|name| !own.contains(name)) {
+        let differing = names.iter().zip(own).enumerate().find(|(_, (found, own))| found != own);
+        if let Some((place, (found, expected))) = differing {
+            return Err(TorchStateError::Parameter {
+                group: index,
+                index: place,
+                expected: expected.clone(),
+                found: found.clone(),
+            });
+        }
     }
-    let number = |number: &Value<FileTensor>| {
-        number.as_int().ok_or_else(|| "has a name in `params`".to_owned())
-    };
-    numbers.iter().map(number).zip(names).map(|(number, name)| Ok((number?, name))).collect()
+    let number =
+        |number: &Value<T>| number.as_int().ok_or_else(|| layout("numbers in `params`", number));
+    params.iter().map(number).zip(names).map(|(number, name)| Ok((number?, name))).collect()
 }
 
-/// A number of PyTorch's group under our name.
-fn number_of(group: &Value<FileTensor>, key: &str) -> Option<f64> {
+/// A group's hyperparameters under our names. Of those that a file does not have, ours are taken where
+/// older versions of PyTorch lacked them, and 0 where PyTorch has no such thing.
+fn numbers<T: StateTensor>(
+    index: usize,
+    group: &Value<T>,
+    own: Option<&Value<T>>,
+) -> Result<Value<T>, TorchStateError> {
+    let own = own.and_then(Value::as_dict).unwrap_or_default();
+    let has = |name: &str| own.iter().any(|(key, _)| key.as_str() == Some(name));
+    let mut made = Vec::with_capacity(own.len());
+    for (key, ours) in own {
+        let name = key.as_str().unwrap_or_default();
+        let only_ours = match name {
+            // Adam and RAdam have it there, too.
+            "decoupled_weight_decay" => !has("beta2"),
+            name => OURS.contains(&name),
+        };
+        let value = match hyperparameter(group, name) {
+            Some(found) => Value::Float(found),
+            None if MOVED.contains(&name) => {
+                let name = name.to_owned();
+                return Err(TorchStateError::Missing { group: index, name });
+            }
+            None if only_ours => Value::Float(0.0),
+            None => ours.clone(),
+        };
+        made.push((key.clone(), value));
+    }
+    if let Some(eps1) = hyperparameter(group, "eps1").filter(|_| !has("eps1")) {
+        made.push((Value::Str("eps1".to_owned()), Value::Float(eps1)));
+    }
+    Ok(Value::Dict(made))
+}
+
+/// A hyperparameter of PyTorch's group under our name.
+fn hyperparameter<T: StateTensor>(group: &Value<T>, key: &str) -> Option<f64> {
     let item = |list: &str, index: usize| group.get(list)?.as_items()?.get(index);
     let found = match key {
         "beta1" => item("betas", 0),
@@ -186,20 +290,24 @@ fn number_of(group: &Value<FileTensor>, key: &str) -> Option<f64> {
         "initial_lr" => group.get("initial_lr").or_else(|| group.get("lr")),
         key => group.get(key),
     };
-    match found? {
+    number_of(found?)
+}
+
+fn number_of<T: StateTensor>(value: &Value<T>) -> Option<f64> {
+    match value {
         Value::Bool(flag) => Some(f64::from(u8::from(*flag))),
         Value::Tensor(tensor) => tensor.scalar(),
         value => value.as_float(),
     }
 }
 
-/// The optimizer's own rate, which PyTorch's has not: that of the first group, in the ratio that the two
-/// have in `like`.
-fn rate(key: &str, like: &Value<FileTensor>, made: &[Value<FileTensor>]) -> Value<FileTensor> {
-    let of = |group: Option<&Value<FileTensor>>| group?.get("numbers")?.get(key)?.as_float();
-    let own = like.get(key).and_then(Value::as_float);
-    let before = of(like.get("groups").and_then(Value::as_items).and_then(<[_]>::first));
-    let rate = match (of(made.first()), own, before) {
+/// The optimizer's own rate, which PyTorch's does not have: that of the first group, in the ratio that the
+/// two have in `like`.
+fn rate<T>(key: &str, like: &Value<T>, made: &[Value<T>]) -> Value<T> {
+    let of = |group: Option<&Value<T>>, key: &str| group?.get("numbers")?.get(key)?.as_float();
+    let first = like.get("groups").and_then(Value::as_items).and_then(<[_]>::first);
+    let own = like.get("initial_lr").and_then(Value::as_float);
+    let rate = match (of(made.first(), key), own, of(first, "initial_lr")) {
         (Some(found), Some(own), Some(before)) if own != before && before != 0.0 => {
             Some(found * (own / before))
         }
@@ -209,9 +317,16 @@ fn rate(key: &str, like: &Value<FileTensor>, made: &[Value<FileTensor>]) -> Valu
     rate.map_or(Value::None, Value::Float)
 }
 
-fn strings(list: Option<&Value<FileTensor>>) -> Option<Vec<String>> {
+fn strings<T>(list: Option<&Value<T>>) -> Option<Vec<String>> {
     list?.as_items()?.iter().map(|item| item.as_str().map(str::to_owned)).collect()
 }
 
 /// What DistributedDataParallel puts before every name.
 const WRAPPER: &str = "module.";
+
+/// Hyperparameters that a schedule or the program moves: every optimizer that has them saves them.
+const MOVED: [&str; 5] = ["lr", "initial_lr", "weight_decay", "momentum", "beta1"];
+
+/// Hyperparameters that PyTorch does not have.
+const OURS: [&str; 4] =
+    ["eps_of_unbiased", "momentum_of_gradient", "lookahead_every", "lookahead_alpha"];

@@ -78,7 +78,7 @@ fn train(options: &Options) -> Result<f64> {
 
     let steps = train.len().div_ceil(options.accumulate.into()) as u64 * options.epochs;
     let model = Model::new(Net::new)?;
-    let optimizer = Adam::decoupled().no_decay_on_norms_and_biases(true).build(&model)?;
+    let optimizer = AdamW::default().no_decay_on_norms_and_biases(true).build(&model)?;
     let schedule = Schedule::one_cycle(OneCycle::new(options.max_lr, steps))?;
     let scheduler = Scheduler::new(&optimizer, schedule);
     let (mut model, mut optimizer, mut scheduler) =

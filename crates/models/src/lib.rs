@@ -52,6 +52,7 @@ pub mod weights;
 
 pub use brigade_torch::{Device, Kind, Tensor};
 
+pub use brigade_torch::{NamedTensor, Trainable};
 pub use cnn::Cnn;
 pub use error::Error;
 pub use init::Init;
@@ -59,7 +60,7 @@ pub use layers::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
     EmbeddingOptions, Flatten, LayerNorm, LayerNormOptions, Linear, LinearOptions, MaxPool2d, Relu,
 };
-pub use model::{Model, ModelBuilder, NamedTensor};
+pub use model::{Model, ModelBuilder};
 pub use module::{Layer, Module};
 pub use path::{Path, Training};
 pub use resnet::{ResNet, ResNetOptions};

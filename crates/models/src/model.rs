@@ -7,7 +7,9 @@ pub(crate) use load::Shapes;
 use std::cell::RefCell;
 use std::fmt;
 
-use brigade_torch::{ProcessGroup, channels_last, make_products_reproducible};
+use brigade_torch::{
+    NamedTensor, ProcessGroup, Trainable, channels_last, make_products_reproducible,
+};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::layers::SharedStatistics;
@@ -36,17 +38,6 @@ pub struct Model<M> {
     failures: Failures,
     device: Device,
     kind: Kind,
-}
-
-/// A tensor of a model with its full name, `module1.0.weight`.
-///
-/// The tensor is the model's own, not a copy: changing it in place changes the model.
-#[derive(Debug)]
-pub struct NamedTensor {
-    /// PyTorch's name.
-    pub name: String,
-    /// The tensor.
-    pub tensor: Tensor,
 }
 
 /// Options of [`Model::build`].
@@ -401,6 +392,12 @@ where
 
     fn forward(&self, input: Input) -> M::Output {
         self.module.forward(input)
+    }
+}
+
+impl<M> Trainable for Model<M> {
+    fn trainable_parameters(&self) -> Vec<NamedTensor> {
+        Self::trainable_parameters(self)
     }
 }
 

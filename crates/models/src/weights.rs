@@ -3,7 +3,6 @@
 //! The format is told from the first bytes, not from the file's name. Nothing in a file is ever
 //! executed, and no file, however made, costs memory out of proportion to its size.
 
-mod kinds;
 mod pth;
 mod safetensors;
 
@@ -70,7 +69,7 @@ pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
     safetensors::save(state, path.as_ref())
 }
 
-pub use kinds::{dtype_of, kind_of, tensor_from_bytes};
+pub use brigade_torch::{dtype_of, kind_of, tensor_from_bytes};
 
 impl<M> Model<M> {
     /// Reads a weights file into the model, when it fits in every name and shape.

@@ -4,24 +4,24 @@ use std::collections::BTreeMap;
 
 /// Parameters chosen by name that get a learning rate, weight decay or momentum of their own.
 ///
-/// ```no_run
-/// # use brigade_models::{Cnn, Model};
-/// # use brigade_train::{Adam, Group, Result};
-/// # fn f(model: &Model<Cnn>) -> Result<()> {
-/// let optimizer = Adam::decoupled()
+/// ```
+/// use brigade_optim::{AdamW, Group};
+/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+/// let optimizer = AdamW::default()
 ///     .lr(1e-3)
 ///     .group(Group::matching("module1.*").lr(1e-4))
 ///     .no_decay_on_norms_and_biases(true)
-///     .build(model)?;
-/// # Ok(()) }
+///     .build(&model)?;
+/// # Ok::<(), brigade_optim::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[must_use]
 pub struct Group {
-    pub(super) patterns: Vec<String>,
-    pub(super) lr: Option<f64>,
-    pub(super) weight_decay: Option<f64>,
-    pub(super) momentum: Option<f64>,
+    pub(crate) patterns: Vec<String>,
+    pub(crate) lr: Option<f64>,
+    pub(crate) weight_decay: Option<f64>,
+    pub(crate) momentum: Option<f64>,
 }
 
 impl Group {
@@ -60,11 +60,11 @@ impl Group {
 /// A group of an optimizer's parameters, and the numbers of its next step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParameterGroup {
-    pub(super) names: Vec<String>,
-    pub(super) initial_lr: f64,
-    pub(super) lr: f64,
-    pub(super) weight_decay: f64,
-    pub(super) momentum: f64,
+    pub(crate) names: Vec<String>,
+    pub(crate) initial_lr: f64,
+    pub(crate) lr: f64,
+    pub(crate) weight_decay: f64,
+    pub(crate) momentum: f64,
 }
 
 impl ParameterGroup {
@@ -99,7 +99,7 @@ impl ParameterGroup {
     }
 
     /// Under PyTorch's names.
-    pub(super) fn numbers(&self, momentum_name: Option<&str>) -> BTreeMap<String, f64> {
+    pub(crate) fn numbers(&self, momentum_name: Option<&str>) -> BTreeMap<String, f64> {
         let mut numbers = BTreeMap::from([
             ("lr".to_owned(), self.lr),
             ("initial_lr".to_owned(), self.initial_lr),
@@ -112,7 +112,7 @@ impl ParameterGroup {
     }
 
     /// Takes numbers that have been checked.
-    pub(super) fn load(&mut self, numbers: &BTreeMap<String, f64>, momentum_name: Option<&str>) {
+    pub(crate) fn load(&mut self, numbers: &BTreeMap<String, f64>, momentum_name: Option<&str>) {
         let take = |name: &str, to: &mut f64| {
             if let Some(&number) = numbers.get(name) {
                 *to = number;

@@ -1,23 +1,23 @@
 //! Lookahead, which any optimizer can have.
 
-use super::options::check;
 use crate::error::{Error, Result};
+use crate::options::check;
 
 /// Lookahead (Zhang et al., 2019): slow weights go part of the way to the optimizer's every few steps,
 /// and the optimizer goes on from there. Given to any optimizer's `lookahead`.
 ///
-/// ```no_run
-/// # use brigade_models::{Cnn, Model};
-/// # use brigade_train::{Lookahead, Result, Sgd};
-/// # fn f(model: &Model<Cnn>) -> Result<()> {
-/// let optimizer = Sgd::new(0.1).lookahead(Lookahead::default().every(5)).build(model)?;
-/// # Ok(()) }
+/// ```
+/// use brigade_optim::{Lookahead, Sgd};
+/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+/// let optimizer = Sgd::new(0.1).lookahead(Lookahead::default().every(5)).build(&model)?;
+/// # Ok::<(), brigade_optim::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[must_use]
 pub struct Lookahead {
-    pub(super) every: u64,
-    pub(super) alpha: f64,
+    pub(crate) every: u64,
+    pub(crate) alpha: f64,
 }
 
 impl Default for Lookahead {
@@ -27,7 +27,7 @@ impl Default for Lookahead {
 }
 
 impl Lookahead {
-    /// Steps between two looks; 6 unless set.
+    /// Steps between two synchronisations of the slow weights; 6 unless set.
     #[doc(alias = "k")]
     pub fn every(mut self, steps: u64) -> Self {
         self.every = steps;
@@ -40,13 +40,15 @@ impl Lookahead {
         self
     }
 
-    pub(super) fn check(self) -> Result<()> {
+    pub(crate) fn check(self) -> Result<()> {
         if self.every == 0 {
-            return Err(Error::Misuse("Lookahead every 0 steps; expected at least 1".into()));
+            return Err(Error::InvalidArgument(
+                "Lookahead every 0 steps; expected at least 1".into(),
+            ));
         }
         check("Lookahead's alpha", self.alpha, 0.0..1.0 + f64::EPSILON)
     }
 }
 
 /// fastai keeps the slow weights outside the state; the name is ours.
-pub(super) const SLOW: &str = "slow_weight";
+pub(crate) const SLOW: &str = "slow_weight";

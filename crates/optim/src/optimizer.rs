@@ -1,121 +1,69 @@
-//! Optimizers: parameters in groups, their state under PyTorch's names, and one file per rule.
-
-mod adafactor;
-mod adagrad;
-mod adam;
-mod core;
-mod group;
-mod import;
-mod lamb;
-mod lars;
-mod lookahead;
-mod muon;
-mod options;
-mod places;
-mod radam;
-mod rmsprop;
-mod sgd;
-mod state;
+//! An optimizer as programs hold it: a handle.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use brigade_models::{Model, NamedTensor};
+use brigade_torch::{NamedTensor, Tensor};
 
-pub(crate) use self::core::Core;
-pub use adafactor::Adafactor;
-pub use adagrad::Adagrad;
-pub use adam::Adam;
-pub use group::{Group, ParameterGroup};
-pub use lamb::Lamb;
-pub use lars::Lars;
-pub use lookahead::Lookahead;
-pub use muon::{Muon, MuonRate};
-pub use radam::RAdam;
-pub use rmsprop::RmsProp;
-pub use sgd::Sgd;
-pub use state::{GroupState, OptimizerState, ParameterState, StateMismatch};
+#[cfg(doc)]
+use crate::error::Error;
+use crate::error::Result;
+use crate::group::ParameterGroup;
+use crate::inner::OptimizerInner;
+use crate::options::{OptimizerBuilder, check};
+use crate::rule::Rule;
+use crate::state::{OptimizerState, StateMismatch};
 
-use crate::accelerator::Accelerator;
-use crate::error::{Error, Result};
-use crate::gradients::accumulate::Accumulation;
-use crate::gradients::loss_check::LossCheck;
-use crate::model::PreparedModel;
-use crate::precision::scaler::GradScaler;
-use crate::prepare::Prepare;
-
-/// Steps a model's parameters along their gradients. Made by `build` of [`Adam`], [`Sgd`] and the others.
+/// Steps parameters along their gradients. Made by `build` of [`Adam`](crate::Adam), [`Sgd`](crate::Sgd) and
+/// the others, or with a rule of one's own by [`Optimizer::with_rule`].
 ///
-/// It holds the parameters themselves and follows them to another device. After
-/// [`Accelerator::prepare`] its `step` and `zero_grad` do nothing while gradients are still being
-/// added up.
+/// It holds the parameters themselves and follows them to another device. A clone is a second handle of the
+/// same optimizer: schedulers and checkpoints hold one.
+#[derive(Clone)]
 pub struct Optimizer {
-    core: Arc<Mutex<Core>>,
-    accumulation: Option<Arc<Accumulation>>,
-    /// With fp16.
-    scaler: Option<GradScaler>,
-    loss_check: Option<Arc<LossCheck>>,
-    /// What the check said when the gradients were last cleared.
-    cleared: u64,
+    inner: Arc<Mutex<OptimizerInner>>,
 }
 
 impl Optimizer {
-    fn new(core: Core) -> Self {
-        let core = Arc::new(Mutex::new(core));
-        Self { core, accumulation: None, scaler: None, loss_check: None, cleared: 0 }
+    pub(crate) fn new(inner: OptimizerInner) -> Self {
+        Self { inner: Arc::new(Mutex::new(inner)) }
     }
 
-    /// Changes every parameter that has a gradient; one without is left as it is, its state too. With
-    /// fp16 a prepared optimizer leaves a step out whose gradients overflowed.
+    /// Settings of an optimizer with a rule of one's own and this learning rate. See [`Rule`] for an
+    /// example.
+    pub fn with_rule<R: Rule + 'static>(rule: R, lr: f64) -> OptimizerBuilder<R> {
+        OptimizerBuilder::new(rule, lr)
+    }
+
+    /// Changes every parameter that has a gradient; one without is left as it is, its state too.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] when the kernels refuse; [`crate::Error::LossNotFinite`], on every rank, with
-    /// the weights as they were, when the gradients are those of a loss that was not finite and
-    /// [`Accelerator::backward`] has not said so, or not been listened to (see
-    /// [`crate::AcceleratorBuilder::check_loss`]).
+    /// [`Error::Torch`] when the kernels refuse; [`Error::InvalidArgument`], with nothing changed, when a
+    /// schedule has set a learning rate or momentum that is negative or not finite.
     pub fn step(&mut self) -> Result<()> {
-        if self.adding_up() {
-            return Ok(());
-        }
-        self.losses_admit()?;
-        if !self.scaler_admits()? {
-            return Ok(());
-        }
         self.lock().step()
     }
 
     /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] when libtorch refuses.
+    /// [`Error::Torch`] when libtorch refuses.
     pub fn zero_grad(&mut self) -> Result<()> {
-        if self.adding_up() {
-            return Ok(());
-        }
-        let mut core = self.lock();
-        core.zero_grad()?;
-        if let Some(scaler) = &self.scaler {
-            scaler.forget(&core.tensors());
-        }
-        drop(core);
-        if let Some(check) = &self.loss_check {
-            self.cleared = check.clear();
-        }
-        Ok(())
+        self.lock().zero_grad()
     }
 
-    /// The learning rate of the next step, of all parameters whose group has none of its own.
+    /// Returns the learning rate of the next step, of all parameters whose group has none of its own.
     #[must_use]
     pub fn lr(&self) -> f64 {
-        self.lock().lr()
+        self.lock().lr
     }
 
     /// Sets the learning rate. Groups with one of their own keep its ratio to this one.
     ///
     /// # Errors
-    /// [`crate::Error::Misuse`] when it is negative or not a number.
+    /// [`Error::InvalidArgument`] when it is negative or not finite.
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
-        options::check("the learning rate", lr, 0.0..f64::INFINITY)?;
+        check("the learning rate", lr, 0.0..f64::INFINITY)?;
         self.lock().schedule(lr, None);
         Ok(())
     }
@@ -123,29 +71,29 @@ impl Optimizer {
     /// Sets one group's learning rate; a schedule moves it in its new ratio to the others.
     ///
     /// # Errors
-    /// [`crate::Error::Misuse`] when there is no such group, or the rate is negative or not a number.
+    /// [`Error::InvalidArgument`] when there is no such group, or the rate is negative or not finite.
     pub fn set_group_lr(&mut self, group: usize, lr: f64) -> Result<()> {
-        options::check("the learning rate", lr, 0.0..f64::INFINITY)?;
+        check("the learning rate", lr, 0.0..f64::INFINITY)?;
         self.lock().set_group_lr(group, lr)
     }
 
-    /// The parameter groups as they are now.
+    /// Returns the parameter groups as they are now.
     #[must_use]
     pub fn groups(&self) -> Vec<ParameterGroup> {
-        self.lock().groups().to_vec()
+        self.lock().groups.clone()
     }
 
-    /// Steps taken so far.
+    /// Returns the steps taken so far.
     #[must_use]
     pub fn steps(&self) -> u64 {
-        self.lock().steps()
+        self.lock().steps
     }
 
-    /// The state under PyTorch's names, for a checkpoint. Its tensors share the optimizer's memory;
+    /// Returns the state under PyTorch's names, for a checkpoint. Its tensors share the optimizer's memory;
     /// [`OptimizerState::deep_clone`] makes a snapshot.
     ///
     /// # Errors
-    /// [`crate::Error::Tensor`] when libtorch refuses.
+    /// [`Error::Tensor`] when libtorch refuses.
     pub fn state_dict(&self) -> Result<OptimizerState> {
         self.lock().state_dict()
     }
@@ -153,112 +101,104 @@ impl Optimizer {
     /// Continues from a state that an optimizer of the same kind, with the same groups, of the same
     /// model has given.
     ///
-    /// Learning rates, momenta and weight decays are taken from the state; the other numbers (betas,
-    /// eps, …) must agree. Values are copied, to the parameters' device and kind.
+    /// Learning rates, momenta and weight decays are taken from the state; the other hyperparameters
+    /// (betas, eps, …) must agree. Values are copied, to the parameters' device and kind.
     ///
     /// # Errors
-    /// [`crate::Error::OptimizerState`] with the first difference: nothing was changed.
+    /// [`Error::State`] with the first difference: nothing was changed.
     pub fn load_state_dict(&mut self, state: &OptimizerState) -> Result<()> {
         self.lock().load_state_dict(state)
     }
 
-    /// What a checkpoint keeps.
-    pub(crate) fn core(&self) -> &Arc<Mutex<Core>> {
-        &self.core
+    /// Compares a state with this optimizer by the shapes of its tensors, which need not be in memory.
+    ///
+    /// # Errors
+    /// The first difference.
+    pub fn check_state<T>(
+        &self,
+        state: &OptimizerState<T>,
+        shape: impl Fn(&T) -> Vec<i64>,
+    ) -> Result<(), StateMismatch> {
+        state.check_shapes(&self.lock(), &shape)
     }
 
-    /// What a schedule drives.
-    pub(crate) fn numbers(&self) -> Arc<Numbers> {
-        Arc::new(Numbers(Arc::clone(self.core())))
+    /// Returns handles of the parameters that it steps.
+    #[must_use]
+    pub fn parameters(&self) -> Vec<Tensor> {
+        self.lock().parameters.iter().map(|parameter| parameter.tensor.shallow_clone()).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Core> {
-        lock(&self.core)
+    /// Calls `f` with the parameters that it steps, without making handles.
+    pub fn with_parameters<R>(&self, f: impl FnOnce(&[&Tensor]) -> R) -> R {
+        f(&self.lock().tensors())
     }
 
-    /// An error when the gradients come from a loss that was not finite.
-    fn losses_admit(&self) -> Result<()> {
-        let Some(check) = &self.loss_check else {
-            return Ok(());
-        };
-        let step = self.steps() + 1;
-        let gradients = || {
-            let gradients = self.lock().gradients()?;
-            Ok(gradients.into_iter().map(|(_, gradient)| gradient).collect())
-        };
-        let outcome = check.before_step(self.cleared, step, gradients);
-        if let Some(accumulation) = &self.accumulation {
-            // A program that leaves the batch out leaves the schedule where it is.
-            accumulation.set_skipped(matches!(outcome, Err(Error::LossNotFinite { .. })));
-        }
-        outcome
+    /// Returns the gradients of those parameters that have one.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when libtorch refuses.
+    pub fn gradients(&self) -> Result<Vec<Tensor>> {
+        Ok(self.lock().gradients()?.into_iter().map(|(_, gradient)| gradient).collect())
     }
 
-    /// Divides the gradients by the loss scale; false when they have overflowed.
-    fn scaler_admits(&self) -> Result<bool> {
-        let Some(scaler) = &self.scaler else {
-            return Ok(true);
-        };
-        let admits = scaler.admits(&self.lock().tensors())?;
-        if let Some(accumulation) = &self.accumulation {
-            accumulation.set_skipped(scaler.skipped());
-        }
-        Ok(admits)
+    /// Returns whether it steps, or has stepped before they were frozen, one of these parameters.
+    #[must_use]
+    pub fn concerns(&self, model: &[NamedTensor]) -> bool {
+        self.lock().concerns(model)
     }
 
-    fn adding_up(&self) -> bool {
-        self.accumulation.as_ref().is_some_and(|accumulation| !accumulation.sync())
+    /// Says whether [`Optimizer::set_trained`] can succeed, and changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a parameter that the rule refuses.
+    pub fn check_trained(
+        &self,
+        model: &[NamedTensor],
+        trained: impl Fn(&NamedTensor) -> bool,
+    ) -> Result<()> {
+        self.lock().check_trained(model, &trained)
     }
-}
 
-/// The numbers of an optimizer that a schedule changes.
-pub(crate) struct Numbers(Arc<Mutex<Core>>);
-
-impl Numbers {
-    pub(crate) fn set(&self, lr: f64, momentum: Option<f64>) {
-        lock(&self.0).schedule(lr, momentum);
+    /// Steps from now on those of a model's parameters for which `trained` is true: after some were frozen
+    /// or thawed. `model` is all of its parameters in order.
+    ///
+    /// A parameter that is new joins the group that matches its name, unless
+    /// `only` or `except` leave it out; the state of one that is frozen is dropped. Groups keep their
+    /// learning rates, and one that comes back follows the schedule. Parameters of other models stay.
+    ///
+    /// ```
+    /// use brigade_optim::{Group, NamedTensor, Sgd};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let model = ["encoder.weight", "head.weight"].map(|name| NamedTensor {
+    ///     name: name.to_owned(),
+    ///     tensor: Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true),
+    /// });
+    /// let mut optimizer =
+    ///     Sgd::new(0.1).group(Group::matching("encoder.*").lr(0.01)).build(&model)?;
+    /// optimizer.set_trained(&model, |parameter| parameter.name.starts_with("head"))?;
+    /// assert_eq!(optimizer.groups().len(), 1);
+    /// optimizer.set_trained(&model, |_| true)?;
+    /// assert_eq!(optimizer.groups()[1].lr(), 0.01);
+    /// # Ok::<(), brigade_optim::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a parameter that the rule refuses: nothing was changed.
+    pub fn set_trained(
+        &mut self,
+        model: &[NamedTensor],
+        trained: impl Fn(&NamedTensor) -> bool,
+    ) -> Result<()> {
+        let mut inner = self.lock();
+        inner.check_trained(model, &trained)?;
+        inner.set_trained(model, &trained);
+        Ok(())
     }
 
-    pub(crate) fn lr(&self) -> f64 {
-        lock(&self.0).lr()
-    }
-}
-
-/// A panic elsewhere does not make the numbers wrong.
-pub(crate) fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
-    core.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Prepare for Optimizer {
-    type Prepared = Self;
-
-    fn prepare(mut self, accelerator: &Accelerator) -> Result<Self> {
-        self.accumulation = Some(Arc::clone(&accelerator.accumulation));
-        self.scaler = accelerator.grad_scaler().cloned();
-        if let Some(check) = &accelerator.loss_check {
-            self.cleared = check.register(&self.core);
-            self.loss_check = Some(Arc::clone(check));
-        }
-        accelerator.registry.register(&self.core);
-        Ok(self)
-    }
-}
-
-/// Something with parameters to train: what an optimizer is built on.
-pub trait Trainable {
-    /// Every parameter that is not frozen, once, in the order of registration.
-    fn trainable_parameters(&self) -> Vec<NamedTensor>;
-}
-
-impl<M> Trainable for Model<M> {
-    fn trainable_parameters(&self) -> Vec<NamedTensor> {
-        Self::trainable_parameters(self)
-    }
-}
-
-impl<M> Trainable for PreparedModel<M> {
-    fn trainable_parameters(&self) -> Vec<NamedTensor> {
-        self.inner().trainable_parameters()
+    /// A panic elsewhere does not make the numbers wrong.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, OptimizerInner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,47 +2,47 @@
 
 use std::ops::Range;
 
-use brigade_models::NamedTensor;
+use brigade_torch::{NamedTensor, Trainable};
 
-use super::core::{Core, Rule};
-use super::group::{Group, ParameterGroup};
-use super::lookahead::{Lookahead, SLOW};
-use super::places::Places;
-use super::{Optimizer, Trainable};
 use crate::error::{Error, Result};
+use crate::group::{Group, ParameterGroup};
+use crate::inner::OptimizerInner;
+use crate::lookahead::Lookahead;
+use crate::optimizer::Optimizer;
+use crate::rule::Rule;
 
 /// The settings that every optimizer has.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Options {
-    pub(super) lr: f64,
-    pub(super) weight_decay: f64,
-    pub(super) groups: Vec<Group>,
+pub(crate) struct Options {
+    pub(crate) lr: f64,
+    pub(crate) weight_decay: f64,
+    pub(crate) groups: Vec<Group>,
     /// Patterns of names, whether they choose or leave out.
-    pub(super) selection: Vec<(String, bool)>,
-    pub(super) no_decay_on_norms_and_biases: bool,
-    pub(super) decay: Decay,
-    pub(super) lookahead: Option<Lookahead>,
+    pub(crate) selection: Vec<(String, bool)>,
+    pub(crate) no_decay_on_norms_and_biases: bool,
+    pub(crate) decay: WeightDecay,
+    pub(crate) lookahead: Option<Lookahead>,
 }
 
 /// What weight decay is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Decay {
+pub(crate) enum WeightDecay {
     /// A part of the gradient: the weight times the decay.
     Added,
     /// The weight shrinks by the rate times the decay before each step.
     Decoupled,
 }
 
-impl Decay {
+impl WeightDecay {
     /// What is added to the gradient, times the weight, and what the weight is multiplied by.
-    pub(super) fn split(self, lr: f64, weight_decay: f64) -> (f64, f64) {
+    pub(crate) fn split(self, lr: f64, weight_decay: f64) -> (f64, f64) {
         match self {
             Self::Added => (weight_decay, 1.0),
             Self::Decoupled => (0.0, 1.0 - lr * weight_decay),
         }
     }
 
-    pub(super) fn as_number(self) -> f64 {
+    pub(crate) fn as_number(self) -> f64 {
         f64::from(u8::from(self == Self::Decoupled))
     }
 }
@@ -57,14 +57,37 @@ macro_rules! builder {
             /// The weight decay shrinks the weight by the learning rate times the decay before each step,
             /// instead of being added to the gradient.
             pub fn decoupled_weight_decay(mut self, on: bool) -> Self {
-                use $crate::optim::options::Decay;
-                self.options.decay = if on { Decay::Decoupled } else { Decay::Added };
+                use $crate::options::WeightDecay;
+                self.options.decay = if on { WeightDecay::Decoupled } else { WeightDecay::Added };
                 self
             }
         }
     };
     ($builder:ident) => {
+        $crate::options::common_options!(impl $builder);
+
         impl $builder {
+            /// Makes the optimizer of a model's trained parameters, or of a list of named ones.
+            ///
+            /// # Errors
+            /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a number out of range, a
+            /// model without a trained parameter, and a group whose pattern matches no parameter.
+            pub fn build(
+                &self,
+                parameters: &(impl $crate::Trainable + ?Sized),
+            ) -> $crate::Result<$crate::Optimizer> {
+                let (rule, momentum) = self.rule()?;
+                self.options.build(rule, momentum, parameters)
+            }
+        }
+    };
+}
+pub(crate) use builder;
+
+/// What the options of every optimizer are set with.
+macro_rules! common_options {
+    ($($header:tt)*) => {
+        $($header)* {
             /// The learning rate.
             pub fn lr(mut self, lr: f64) -> Self {
                 self.options.lr = lr;
@@ -108,42 +131,72 @@ macro_rules! builder {
                 self.options.lookahead = Some(lookahead);
                 self
             }
-
-            /// The optimizer of a model's trained parameters.
-            ///
-            /// # Errors
-            /// [`crate::Error::Misuse`] for a number out of range, a model without a trained parameter,
-            /// and a group whose pattern matches no parameter.
-            pub fn build(
-                &self,
-                model: &impl $crate::optim::Trainable,
-            ) -> $crate::error::Result<$crate::optim::Optimizer> {
-                let (rule, momentum) = self.rule()?;
-                self.options.build(rule, momentum, model)
-            }
         }
     };
 }
-pub(super) use builder;
+pub(crate) use common_options;
+
+/// The settings of an optimizer with a rule of one's own; made by [`Optimizer::with_rule`].
+#[derive(Debug)]
+#[must_use]
+pub struct OptimizerBuilder<R> {
+    options: Options,
+    rule: R,
+    momentum: f64,
+}
+
+common_options!(impl<R: Rule + 'static> OptimizerBuilder<R>);
+
+impl<R: Rule + 'static> OptimizerBuilder<R> {
+    pub(crate) fn new(rule: R, lr: f64) -> Self {
+        Self { options: Options::new(lr), rule, momentum: 0.0 }
+    }
+
+    /// The momentum of groups that have none of their own; 0 unless set.
+    pub fn momentum(mut self, momentum: f64) -> Self {
+        self.momentum = momentum;
+        self
+    }
+
+    /// Makes the optimizer of a model's trained parameters, or of a list of named ones.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a number out of range, a model without a trained parameter, a group
+    /// whose pattern matches no parameter, and a parameter that the rule refuses.
+    pub fn build(self, parameters: &(impl Trainable + ?Sized)) -> Result<Optimizer> {
+        check("the momentum", self.momentum, 0.0..f64::INFINITY)?;
+        self.options.build(self.rule, self.momentum, parameters)
+    }
+}
+
+/// Parameters in their groups.
+#[derive(Debug)]
+pub(crate) struct Grouping {
+    pub(crate) groups: Vec<ParameterGroup>,
+    /// The indices of each group's parameters.
+    pub(crate) members: Vec<Vec<usize>>,
+    /// Which of the options' groups each is (0 is the rest), and whether it is the half without decay.
+    pub(crate) keys: Vec<(usize, bool)>,
+}
 
 impl Options {
-    pub(super) fn new(lr: f64) -> Self {
+    pub(crate) fn new(lr: f64) -> Self {
         Self {
             lr,
             weight_decay: 0.0,
             groups: Vec::new(),
             selection: Vec::new(),
             no_decay_on_norms_and_biases: false,
-            decay: Decay::Added,
+            decay: WeightDecay::Added,
             lookahead: None,
         }
     }
 
-    pub(super) fn build(
+    pub(crate) fn build(
         &self,
         rule: impl Rule + 'static,
         momentum: f64,
-        model: &impl Trainable,
+        model: &(impl Trainable + ?Sized),
     ) -> Result<Optimizer> {
         check("the learning rate", self.lr, 0.0..f64::INFINITY)?;
         check("the weight decay", self.weight_decay, 0.0..f64::INFINITY)?;
@@ -155,94 +208,106 @@ impl Options {
         }
         let mut parameters = model.trainable_parameters();
         if parameters.is_empty() {
-            return Err(Error::Misuse(
+            return Err(Error::InvalidArgument(
                 "an optimizer needs a parameter that is trained; this model has none".into(),
             ));
         }
-        self.select(&mut parameters)?;
-        for parameter in &parameters {
-            rule.takes(&parameter.name, &parameter.tensor.size())?;
+        self.check_patterns(&parameters)?;
+        parameters.retain(|parameter| self.selects(&parameter.name));
+        if parameters.is_empty() {
+            return Err(Error::InvalidArgument(
+                "`except` leaves out every parameter that the optimizer would step".into(),
+            ));
         }
-        let mut groups = Vec::new();
-        let mut members = Vec::new();
-        for (group, places) in self.split(&parameters)? {
+        for parameter in &parameters {
+            rule.check_parameter(&parameter.name, &parameter.tensor.size())?;
+        }
+        self.check_groups(&parameters)?;
+        let grouping = self.grouping(momentum, &parameters);
+        let inner =
+            OptimizerInner::new(Box::new(rule), self.clone(), momentum, parameters, grouping);
+        Ok(Optimizer::new(inner))
+    }
+
+    /// Puts parameters into the groups that match them; groups that would be empty are left out.
+    pub(crate) fn grouping(&self, momentum: f64, parameters: &[NamedTensor]) -> Grouping {
+        let mut grouping = Grouping { groups: Vec::new(), members: Vec::new(), keys: Vec::new() };
+        for (key, (group, members)) in self.split(parameters).into_iter().enumerate() {
             let number = |own: fn(&Group) -> Option<f64>, all| group.and_then(own).unwrap_or(all);
             let lr = number(|group| group.lr, self.lr);
             let weight_decay = number(|group| group.weight_decay, self.weight_decay);
             let momentum = number(|group| group.momentum, momentum);
             let (plain, decayed): (Vec<usize>, Vec<usize>) =
-                places.into_iter().partition(|&place| {
-                    self.no_decay_on_norms_and_biases && is_norm_or_bias(&parameters, place)
+                members.into_iter().partition(|&index| {
+                    self.no_decay_on_norms_and_biases && is_norm_or_bias(parameters, index)
                 });
-            for (places, weight_decay) in [(decayed, weight_decay), (plain, 0.0)] {
-                if places.is_empty() {
+            for (members, weight_decay, plain) in
+                [(decayed, weight_decay, false), (plain, 0.0, true)]
+            {
+                if members.is_empty() {
                     continue;
                 }
-                let names = places.iter().map(|&place| parameters[place].name.clone()).collect();
-                groups.push(ParameterGroup { names, initial_lr: lr, lr, weight_decay, momentum });
-                members.push(places);
+                let names = members.iter().map(|&index| parameters[index].name.clone()).collect();
+                let group = ParameterGroup { names, initial_lr: lr, lr, weight_decay, momentum };
+                grouping.groups.push(group);
+                grouping.members.push(members);
+                grouping.keys.push((key, plain));
             }
         }
-        let slots = rule.slots().iter().copied().chain(self.lookahead.map(|_| SLOW)).collect();
-        let places = Places::new(slots, parameters.len());
-        Ok(Optimizer::new(Core {
-            rule: Box::new(rule),
-            parameters,
-            groups,
-            members,
-            places,
-            lookahead: self.lookahead,
-            initial_lr: self.lr,
-            lr: self.lr,
-            steps: 0,
-        }))
+        grouping
     }
 
-    fn select(&self, parameters: &mut Vec<NamedTensor>) -> Result<()> {
-        for (pattern, _) in &self.selection {
+    /// Whether `only` and `except` leave it in.
+    pub(crate) fn selects(&self, name: &str) -> bool {
+        let any = |chooses: bool| {
+            self.selection.iter().any(|(pattern, c)| *c == chooses && matches(pattern, name))
+        };
+        let chooses = self.selection.iter().any(|(_, chooses)| *chooses);
+        (!chooses || any(true)) && !any(false)
+    }
+
+    /// A pattern of `only` or `except` that matches nothing is a slip.
+    fn check_patterns(&self, parameters: &[NamedTensor]) -> Result<()> {
+        let none = |pattern: &str| !parameters.iter().any(|it| matches(pattern, &it.name));
+        match self.selection.iter().find(|(pattern, _)| none(pattern)) {
+            Some((pattern, _)) => Err(no_match(pattern, parameters)),
+            None => Ok(()),
+        }
+    }
+
+    /// So is a group that nothing is left for.
+    fn check_groups(&self, parameters: &[NamedTensor]) -> Result<()> {
+        let patterns = self.groups.iter().flat_map(|group| &group.patterns);
+        for pattern in patterns {
             if !parameters.iter().any(|parameter| matches(pattern, &parameter.name)) {
                 return Err(no_match(pattern, parameters));
             }
         }
-        let any = |chooses: bool, name: &str| {
-            self.selection.iter().any(|(pattern, c)| *c == chooses && matches(pattern, name))
-        };
-        let chooses = self.selection.iter().any(|(_, chooses)| *chooses);
-        parameters.retain(|p| (!chooses || any(true, &p.name)) && !any(false, &p.name));
-        if parameters.is_empty() {
-            return Err(Error::Misuse(
-                "`except` leaves out every parameter that the optimizer would step".into(),
-            ));
+        let mut split = self.split(parameters).into_iter();
+        match split.find(|(group, members)| group.is_some() && members.is_empty()) {
+            Some((Some(group), _)) => Err(Error::InvalidArgument(format!(
+                "the parameter group {:?} is empty: groups before it take all that it matches",
+                group.patterns
+            ))),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
-    /// The places of each group's parameters; first of those that no group takes.
-    fn split(&self, parameters: &[NamedTensor]) -> Result<Vec<(Option<&Group>, Vec<usize>)>> {
+    /// The indices of each group's parameters; first of those that no group takes.
+    fn split(&self, parameters: &[NamedTensor]) -> Vec<(Option<&Group>, Vec<usize>)> {
         let mut left: Vec<usize> = (0..parameters.len()).collect();
         let mut groups = Vec::new();
         for group in &self.groups {
-            for pattern in &group.patterns {
-                if !parameters.iter().any(|parameter| matches(pattern, &parameter.name)) {
-                    return Err(no_match(pattern, parameters));
-                }
-            }
-            let taken = |place: &usize| {
-                group.patterns.iter().any(|pattern| matches(pattern, &parameters[*place].name))
+            let taken = |index: &usize| {
+                group.patterns.iter().any(|pattern| matches(pattern, &parameters[*index].name))
             };
             let (ours, others): (Vec<usize>, Vec<usize>) =
-                left.iter().partition(|place| taken(place));
-            if ours.is_empty() {
-                return Err(Error::Misuse(format!(
-                    "the parameter group {:?} is empty: groups before it take all that it matches",
-                    group.patterns
-                )));
-            }
+                left.iter().partition(|index| taken(index));
             left = others;
             groups.push((Some(group), ours));
         }
         groups.insert(0, (None, left));
-        Ok(groups)
+        groups
     }
 }
 
@@ -257,7 +322,7 @@ impl Group {
         }
         match (self.momentum, rule.momentum_name()) {
             (None, _) => Ok(()),
-            (Some(_), None) => Err(Error::Misuse(format!(
+            (Some(_), None) => Err(Error::InvalidArgument(format!(
                 "{} is set, but {} has no momentum",
                 of("the momentum"),
                 rule.name()
@@ -278,7 +343,7 @@ fn no_match(pattern: &str, parameters: &[NamedTensor]) -> Error {
     let names: Vec<&str> =
         parameters.iter().take(SHOWN).map(|parameter| parameter.name.as_str()).collect();
     let more = if parameters.len() > SHOWN { ", …" } else { "" };
-    Error::Misuse(format!(
+    Error::InvalidArgument(format!(
         "the pattern `{pattern}` of an optimizer matches no parameter that is trained; there are \
          {}{more}",
         names.join(", ")
@@ -287,8 +352,8 @@ fn no_match(pattern: &str, parameters: &[NamedTensor]) -> Error {
 
 /// Layers are not known here, so names and shapes must tell. A norm over several dimensions has a bias
 /// of its weight's shape; no other layer has.
-fn is_norm_or_bias(parameters: &[NamedTensor], place: usize) -> bool {
-    let NamedTensor { name, tensor } = &parameters[place];
+fn is_norm_or_bias(parameters: &[NamedTensor], index: usize) -> bool {
+    let NamedTensor { name, tensor } = &parameters[index];
     let (layer, last) = name.rsplit_once('.').unwrap_or(("", name));
     let has_bias_like_it = || {
         parameters.iter().any(|other| {
@@ -299,12 +364,12 @@ fn is_norm_or_bias(parameters: &[NamedTensor], place: usize) -> bool {
     last == "bias" || tensor.dim() < 2 || has_bias_like_it()
 }
 
-/// Refuses learning rates and the like that can only be slips.
-pub(super) fn check(name: &str, value: f64, allowed: Range<f64>) -> Result<()> {
+/// Rejects hyperparameters that are out of range or NaN.
+pub(crate) fn check(name: &str, value: f64, allowed: Range<f64>) -> Result<()> {
     if allowed.contains(&value) {
         return Ok(());
     }
-    Err(Error::Misuse(format!(
+    Err(Error::InvalidArgument(format!(
         "{name} is {value}, but must be at least {} and below {}",
         allowed.start, allowed.end
     )))

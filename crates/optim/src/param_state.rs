@@ -1,84 +1,92 @@
 //! What a rule keeps of each parameter between steps.
 
-use brigade_models::NamedTensor;
 use brigade_torch::flat::same_layout;
-use brigade_torch::{Device, Kind, Tensor};
+use brigade_torch::{Device, Kind, NamedTensor, Tensor};
 
-use super::state::ParameterState;
 use crate::error::Result;
+use crate::state::ParameterState;
 
-/// Named tensors and a count of steps by place, made when a parameter has its first gradient, so that
-/// memory follows what is trained.
+/// The slots and the count of steps of each parameter, by its index: made when a parameter has its first
+/// gradient, so that memory follows what is trained.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct ParamStates {
     names: Vec<&'static str>,
-    places: Vec<Place>,
+    params: Vec<ParamState>,
 }
 
 #[derive(Debug, Default)]
-struct Place {
+struct ParamState {
     steps: u64,
     /// As long as `names`, or empty before the first step.
     tensors: Vec<Option<Tensor>>,
 }
 
-impl Places {
-    pub(super) fn new(names: Vec<&'static str>, count: usize) -> Self {
-        Self { names, places: (0..count).map(|_| Place::default()).collect() }
+impl ParamStates {
+    pub(crate) fn new(names: Vec<&'static str>, count: usize) -> Self {
+        Self { names, params: (0..count).map(|_| ParamState::default()).collect() }
     }
 
     /// The same, with nothing kept yet.
-    pub(super) fn none(&self) -> Self {
-        Self::new(self.names.clone(), self.places.len())
+    pub(crate) fn none(&self) -> Self {
+        Self::new(self.names.clone(), self.params.len())
     }
 
-    pub(super) fn names(&self) -> &[&'static str] {
+    /// Keeps those at the old indices in `from`, in this order; `None` is one that begins.
+    pub(crate) fn rearrange(&mut self, from: &[Option<usize>]) {
+        let mut old: Vec<ParamState> = std::mem::take(&mut self.params);
+        let kept = from.iter().map(|from| {
+            from.and_then(|index| old.get_mut(index)).map(std::mem::take).unwrap_or_default()
+        });
+        self.params = kept.collect();
+    }
+
+    pub(crate) fn names(&self) -> &[&'static str] {
         &self.names
     }
 
-    pub(super) fn count_up(&mut self, chosen: &[usize]) {
-        for &place in chosen {
-            self.places[place].steps += 1;
+    pub(crate) fn count_up(&mut self, chosen: &[usize]) {
+        for &index in chosen {
+            self.params[index].steps += 1;
         }
     }
 
     /// Steps that this parameter has taken.
-    pub(super) fn steps(&self, place: usize) -> u64 {
-        self.places[place].steps
+    pub(crate) fn steps(&self, index: usize) -> u64 {
+        self.params[index].steps
     }
 
-    pub(super) fn has(&self, place: usize, slot: usize) -> bool {
-        self.get(place, slot).is_some()
+    pub(crate) fn has(&self, index: usize, slot: usize) -> bool {
+        self.get(index, slot).is_some()
     }
 
-    pub(super) fn get(&self, place: usize, slot: usize) -> Option<&Tensor> {
-        self.places[place].tensors.get(slot)?.as_ref()
+    pub(crate) fn get(&self, index: usize, slot: usize) -> Option<&Tensor> {
+        self.params[index].tensors.get(slot)?.as_ref()
     }
 
     /// One slot of several parameters. Those that lack it are left out.
-    pub(super) fn list(&self, chosen: &[usize], slot: usize) -> Vec<&Tensor> {
-        chosen.iter().filter_map(|&place| self.get(place, slot)).collect()
+    pub(crate) fn list(&self, chosen: &[usize], slot: usize) -> Vec<&Tensor> {
+        chosen.iter().filter_map(|&index| self.get(index, slot)).collect()
     }
 
     /// Makes the slot with `first` where it is not there yet, and brings it to the parameter's layout
     /// where that has changed: another device, another memory format.
-    pub(super) fn like(
+    pub(crate) fn fill_like(
         &mut self,
-        place: usize,
+        index: usize,
         slot: usize,
         parameter: &Tensor,
         first: impl FnOnce() -> Result<Tensor>,
     ) -> Result<()> {
-        match self.get(place, slot) {
+        match self.get(index, slot) {
             Some(there) if same_layout(parameter, there)? => Ok(()),
             Some(there) => {
                 let mut moved = like(parameter, 0.0)?;
                 moved.f_copy_(there)?;
-                self.set(place, slot, moved);
+                self.set(index, slot, moved);
                 Ok(())
             }
             None => {
-                self.set(place, slot, first()?);
+                self.set(index, slot, first()?);
                 Ok(())
             }
         }
@@ -86,24 +94,24 @@ impl Places {
 
     /// Makes the slot of zeros in a shape of its own, and lets it follow the parameter to another device
     /// or kind.
-    pub(super) fn shaped(
+    pub(crate) fn fill_shaped(
         &mut self,
-        place: usize,
+        index: usize,
         slot: usize,
         shape: &[i64],
         (kind, device): (Kind, Device),
     ) -> Result<()> {
-        let tensor = match self.get(place, slot) {
+        let tensor = match self.get(index, slot) {
             Some(there) if there.device() == device && there.f_kind()? == kind => return Ok(()),
             Some(there) => there.f_to_device(device)?.f_to_kind(kind)?,
             None => Tensor::f_zeros(shape, (kind, device))?,
         };
-        self.set(place, slot, tensor);
+        self.set(index, slot, tensor);
         Ok(())
     }
 
-    pub(super) fn set(&mut self, place: usize, slot: usize, tensor: Tensor) {
-        let tensors = &mut self.places[place].tensors;
+    pub(crate) fn set(&mut self, index: usize, slot: usize, tensor: Tensor) {
+        let tensors = &mut self.params[index].tensors;
         if tensors.is_empty() {
             tensors.resize_with(self.names.len(), || None);
         }
@@ -111,8 +119,8 @@ impl Places {
     }
 
     /// Under PyTorch's names: nothing before the parameter's first step.
-    pub(super) fn export(&self, place: usize, counts: bool) -> Result<Vec<(String, Tensor)>> {
-        let Place { steps, tensors } = &self.places[place];
+    pub(crate) fn export(&self, index: usize, counts: bool) -> Result<Vec<(String, Tensor)>> {
+        let ParamState { steps, tensors } = &self.params[index];
         let mut named = Vec::new();
         if counts && *steps > 0 {
             named.push((
@@ -129,9 +137,9 @@ impl Places {
     }
 
     /// Copies a checked state in.
-    pub(super) fn import(
+    pub(crate) fn import(
         &mut self,
-        place: usize,
+        index: usize,
         parameter: &NamedTensor,
         found: &ParameterState,
         shape: impl Fn(usize, &[i64]) -> Option<Vec<i64>>,
@@ -140,7 +148,7 @@ impl Places {
         let size = parameter.size();
         for (name, values) in &found.tensors {
             if name == STEP {
-                self.places[place].steps = values.f_double_value(&[])? as u64;
+                self.params[index].steps = values.f_double_value(&[])? as u64;
                 continue;
             }
             let Some(slot) = self.names.iter().position(|known| known == name) else { continue };
@@ -151,20 +159,20 @@ impl Places {
                 _ => like(&parameter, 0.0)?,
             };
             made.f_copy_(&values.f_detach()?)?;
-            self.set(place, slot, made);
+            self.set(index, slot, made);
         }
         Ok(())
     }
 }
 
 /// Of the parameter's shape, kind, device and strides.
-pub(super) fn like(parameter: &Tensor, value: f64) -> Result<Tensor> {
+pub(crate) fn like(parameter: &Tensor, value: f64) -> Result<Tensor> {
     let parameter = parameter.f_detach()?;
     Ok(if value == 0.0 { parameter.f_zeros_like()? } else { parameter.f_full_like(value)? })
 }
 
 /// The count of steps of a parameter: in PyTorch a tensor of 32-bit floats.
-pub(super) const STEP: &str = "step";
+pub(crate) const STEP: &str = "step";
 
 /// The kind that PyTorch gives it.
-pub(super) const STEP_KIND: Kind = Kind::Float;
+pub(crate) const STEP_KIND: Kind = Kind::Float;

@@ -1,43 +1,41 @@
-//! A schedule that moves an optimizer's learning rate.
+//! A schedule that sets an optimizer's learning rates.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use brigade_plan::{Plateau, PlateauState, Schedule};
+use brigade_checkpoint::Value;
+use brigade_schedule::{LrSchedule, Plateau, PlateauState};
 use serde::{Deserialize, Serialize};
 
-use crate::accelerator::{Accelerator, Job};
 use crate::error::{Error, Result};
-use crate::gradients::accumulate::Accumulation;
-use crate::optim::{Numbers, Optimizer};
-use crate::prepare::Prepare;
+use crate::optimizer::Optimizer;
 
-/// Sets an optimizer's learning rate (and momentum, where the schedule has one) from a schedule.
+/// Sets an optimizer's learning rate (and momentum, where the schedule has one) from a schedule: a
+/// [`Schedule`](brigade_schedule::Schedule), a closure `Fn(u64) -> f64`, or anything that implements
+/// [`LrSchedule`].
 ///
-/// The schedule is counted in optimizer steps, the same number on 1 rank or 64. After
-/// [`Accelerator::prepare`], `step` does nothing while gradients are still being added up, and after an
-/// optimizer step that was left out. A group with a learning rate of its own keeps its ratio to the
-/// optimizer's.
+/// The schedule is counted in optimizer steps. A group with a learning rate of its own keeps its ratio to
+/// the optimizer's, unless each group has a schedule ([`Scheduler::per_group`]). What a checkpoint keeps is
+/// the step alone: a resumed program makes the same schedule and continues at that step. A clone is a second
+/// handle of the same scheduler.
 ///
-/// ```no_run
-/// # use brigade_models::{Cnn, Model};
-/// use brigade_plan::Schedule;
-/// use brigade_train::{Adam, Scheduler};
-/// # fn f(model: &Model<Cnn>) -> Result<(), Box<dyn std::error::Error>> {
-/// let optimizer = Adam::default().build(model)?;
-/// let scheduler = Scheduler::new(&optimizer, Schedule::cosine(5e-3, 0.0, 1000)?);
-/// assert_eq!(optimizer.lr(), 5e-3);
-/// # Ok(()) }
 /// ```
-#[derive(Debug)]
+/// use brigade_optim::schedule::Schedule;
+/// use brigade_optim::{Adam, Scheduler};
+/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+/// # let _ = tch::nn::linear(model.root(), 2, 2, Default::default());
+/// let optimizer = Adam::default().build(&model)?;
+/// let mut scheduler = Scheduler::new(&optimizer, Schedule::cosine(5e-3, 0.0, 1000)?);
+/// assert_eq!(optimizer.lr(), 5e-3);
+///
+/// let mut own = Scheduler::new(&optimizer, |step: u64| 1e-3 / (1.0 + step as f64));
+/// own.step()?;
+/// assert_eq!(optimizer.lr(), 5e-4);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
 pub struct Scheduler {
-    pub(crate) course: Arc<Course>,
-    accumulation: Option<Arc<Accumulation>>,
-    job: Option<Arc<Job>>,
-    with_optimizer: bool,
-    per_process: bool,
-    /// Steps that one call makes.
-    stride: u64,
+    inner: Arc<SchedulerInner>,
 }
 
 /// What a checkpoint keeps of a [`Scheduler`].
@@ -49,46 +47,80 @@ pub struct SchedulerState {
     pub plateau: Option<PlateauState>,
 }
 
-/// The part that a checkpoint reaches as well: the plan, where it stands, and the optimizer's numbers.
-pub(crate) struct Course {
+struct SchedulerInner {
     plan: Plan,
-    numbers: Arc<Numbers>,
+    optimizer: Optimizer,
     state: Mutex<SchedulerState>,
 }
 
-#[derive(Debug)]
 enum Plan {
-    Steps(Schedule),
+    Steps(Box<dyn LrSchedule>),
+    /// For the parameters that no group matches, and for each group.
+    Groups(Vec<Box<dyn LrSchedule>>),
     Metric(Plateau),
 }
 
 impl Scheduler {
     /// Takes the optimizer's learning rate over, from the schedule's first value on.
+    ///
+    /// A value that is negative or not finite is an error of [`Scheduler::step`] and, where it is the first,
+    /// of the optimizer's next step.
     #[must_use]
-    pub fn new(optimizer: &Optimizer, schedule: Schedule) -> Self {
-        Self::start(optimizer, Plan::Steps(schedule), None)
+    pub fn new(optimizer: &Optimizer, schedule: impl LrSchedule + 'static) -> Self {
+        Self::start(optimizer, Plan::Steps(Box::new(schedule)), None)
+    }
+
+    /// Takes over the learning rates of all groups, each with a schedule of its own: the first for the
+    /// parameters that no group matches, then one for each `group` of the optimizer's builder, in order.
+    ///
+    /// ```
+    /// use brigade_optim::{Group, LrSchedule, Scheduler, Sgd};
+    /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+    /// # let _ = tch::nn::linear(model.root() / "encoder", 2, 2, Default::default());
+    /// # let _ = tch::nn::linear(model.root() / "head", 2, 2, Default::default());
+    /// let optimizer = Sgd::new(0.1).group(Group::matching("encoder.*")).build(&model)?;
+    /// let head: Box<dyn LrSchedule> = Box::new(|_: u64| 0.1);
+    /// let encoder: Box<dyn LrSchedule> = Box::new(|step: u64| if step < 100 { 0.0 } else { 0.01 });
+    /// let scheduler = Scheduler::per_group(&optimizer, vec![head, encoder])?;
+    /// let rates: Vec<f64> = optimizer.groups().iter().map(|group| group.lr()).collect();
+    /// assert_eq!(rates, [0.1, 0.0]);
+    /// # Ok::<(), brigade_optim::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another number of schedules.
+    pub fn per_group(optimizer: &Optimizer, schedules: Vec<Box<dyn LrSchedule>>) -> Result<Self> {
+        let expected = optimizer.lock().schedulable_groups();
+        if schedules.len() != expected {
+            return Err(Error::InvalidArgument(format!(
+                "Scheduler::per_group has {} schedules, expected {expected}: one for the parameters that \
+                 no group matches, and one for each group of the optimizer's builder",
+                schedules.len()
+            )));
+        }
+        Ok(Self::start(optimizer, Plan::Groups(schedules), None))
     }
 
     /// Takes the optimizer's learning rate over, and lowers it when a metric stops getting better. It
     /// moves by [`Scheduler::step_with`].
     ///
-    /// ```no_run
-    /// # use brigade_models::{Cnn, Model};
-    /// use brigade_plan::Plateau;
-    /// use brigade_train::{Scheduler, Sgd};
-    /// # fn f(model: &Model<Cnn>) -> Result<(), Box<dyn std::error::Error>> {
-    /// let optimizer = Sgd::new(0.1).build(model)?;
+    /// ```
+    /// use brigade_optim::schedule::Plateau;
+    /// use brigade_optim::{Scheduler, Sgd};
+    /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+    /// # let _ = tch::nn::linear(model.root(), 2, 2, Default::default());
+    /// let optimizer = Sgd::new(0.1).build(&model)?;
     /// let plateau = Plateau { patience: 2, ..Plateau::new(0.1) };
     /// let mut scheduler = Scheduler::on_plateau(&optimizer, plateau)?;
     /// for loss in [1.0, 0.9, 0.9, 0.9, 0.9] {
     ///     scheduler.step_with(loss)?;
     /// }
     /// assert_eq!(scheduler.lr(), 0.1 * 0.1);
-    /// # Ok(()) }
+    /// # Ok::<(), brigade_optim::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::Plan`] for numbers that make no sense.
+    /// [`Error::Schedule`] for numbers out of range.
     pub fn on_plateau(optimizer: &Optimizer, plateau: Plateau) -> Result<Self> {
         plateau.check()?;
         Ok(Self::start(optimizer, Plan::Metric(plateau), Some(plateau.start())))
@@ -96,167 +128,160 @@ impl Scheduler {
 
     fn start(optimizer: &Optimizer, plan: Plan, plateau: Option<PlateauState>) -> Self {
         let state = SchedulerState { position: 0, plateau };
-        let course = Course { plan, numbers: optimizer.numbers(), state: Mutex::new(state) };
-        course.apply(&state);
-        Self {
-            course: Arc::new(course),
-            accumulation: None,
-            job: None,
-            with_optimizer: true,
-            per_process: false,
-            stride: 1,
-        }
-    }
-
-    /// Accelerate's rule: once prepared, each call makes as many steps as there are processes, unless
-    /// the Accelerator splits batches. For a schedule whose length was written down for one process.
-    /// Off unless set; a schedule on a metric makes one step per metric all the same.
-    #[must_use]
-    pub fn step_per_process(mut self, on: bool) -> Self {
-        self.per_process = on;
-        self
-    }
-
-    /// Whether a call does nothing while gradients are being added up, or when the optimizer's step was
-    /// left out. On unless set; Accelerate's `step_scheduler_with_optimizer`. Off for a schedule that is
-    /// stepped once per epoch.
-    #[must_use]
-    pub fn step_with_optimizer(mut self, on: bool) -> Self {
-        self.with_optimizer = on;
-        self
+        let inner = SchedulerInner { plan, optimizer: optimizer.clone(), state: Mutex::new(state) };
+        inner.set(&inner.at(&state));
+        Self { inner: Arc::new(inner) }
     }
 
     /// Goes to the next value: call it after the optimizer's step.
     ///
     /// # Errors
-    /// [`Error::Misuse`] for a schedule on a metric.
+    /// [`Error::InvalidArgument`] for a schedule on a metric, and when the next value is negative or not
+    /// finite: the learning rate stays as it is then.
     pub fn step(&mut self) -> Result<()> {
-        if matches!(self.course.plan, Plan::Metric(_)) {
-            return Err(Error::Misuse(
+        self.advance(1)
+    }
+
+    /// Goes as many values further.
+    ///
+    /// # Errors
+    /// As [`Scheduler::step`].
+    pub fn advance(&mut self, steps: u64) -> Result<()> {
+        if self.watches_metric() {
+            return Err(Error::InvalidArgument(
                 "this scheduler watches a metric, and `step` has none: call `step_with(metric)` after \
                  each evaluation"
                     .into(),
             ));
         }
-        if self.optimizer_stays() {
-            return Ok(());
-        }
-        self.course.advance(|state| {
-            state.position = state.position.saturating_add(self.stride);
-        });
-        Ok(())
+        let mut state = self.inner.lock();
+        let position = state.position.saturating_add(steps);
+        self.inner.move_to(&mut state, SchedulerState { position, plateau: None })
     }
 
-    /// Goes on after an evaluation that gave this metric. Every rank calls it; where the ranks' metrics
-    /// differ, their mean counts, so that the learning rate stays the same on all of them.
+    /// Goes on after an evaluation that gave this metric.
     ///
     /// # Errors
-    /// [`Error::Misuse`] for a schedule that watches no metric; [`Error::Torch`] when a peer is gone.
+    /// [`Error::InvalidArgument`] for a schedule that watches no metric.
     pub fn step_with(&mut self, metric: f64) -> Result<()> {
-        let Plan::Metric(plateau) = &self.course.plan else {
-            return Err(Error::Misuse(
+        let Plan::Metric(plateau) = &self.inner.plan else {
+            return Err(Error::InvalidArgument(
                 "this scheduler counts steps and watches no metric: call `step`, or make it with \
                  `Scheduler::on_plateau`"
                     .into(),
             ));
         };
-        let metric = self.agreed(metric)?;
-        self.course.advance(|state| {
-            let before = state.plateau.unwrap_or_else(|| plateau.start());
-            state.plateau = Some(plateau.after(&before, metric));
-            state.position = state.position.saturating_add(1);
-        });
-        Ok(())
+        let mut state = self.inner.lock();
+        let before = state.plateau.unwrap_or_else(|| plateau.start());
+        let next = SchedulerState {
+            position: state.position.saturating_add(1),
+            plateau: Some(plateau.after(&before, metric)),
+        };
+        self.inner.move_to(&mut state, next)
     }
 
-    /// The learning rate that is set now.
+    /// Returns whether it moves by [`Scheduler::step_with`] and not by [`Scheduler::step`].
+    #[must_use]
+    pub fn watches_metric(&self) -> bool {
+        matches!(self.inner.plan, Plan::Metric(_))
+    }
+
+    /// Returns the optimizer's learning rate that is set now.
     #[must_use]
     pub fn lr(&self) -> f64 {
-        self.course.numbers.lr()
+        self.inner.optimizer.lr()
     }
 
-    /// Steps counted so far.
+    /// Returns the steps counted so far.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.state().position
     }
 
-    /// What a checkpoint keeps.
+    /// Returns what a checkpoint keeps.
     #[must_use]
     pub fn state(&self) -> SchedulerState {
-        self.course.state()
+        *self.inner.lock()
+    }
+
+    /// Says whether a state is of the same kind of scheduler.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when one watches a metric and the other does not.
+    pub fn check_state(&self, state: &SchedulerState) -> Result<()> {
+        if self.watches_metric() == state.plateau.is_some() {
+            return Ok(());
+        }
+        let (found, expected) = match self.inner.plan {
+            Plan::Metric(_) => ("counts steps", "watches a metric"),
+            Plan::Steps(_) | Plan::Groups(_) => ("watches a metric", "counts steps"),
+        };
+        Err(Error::InvalidArgument(format!(
+            "the scheduler's state is of one that {found}, and this one {expected}: make the same \
+             scheduler as in the run that was saved"
+        )))
     }
 
     /// Continues where another scheduler of the same kind stood, and sets the learning rate of that
     /// step.
     ///
     /// # Errors
-    /// [`Error::Misuse`] when one watches a metric and the other does not.
+    /// As [`Scheduler::check_state`], and as [`Scheduler::step`] for the value at that step.
     pub fn load_state(&mut self, state: &SchedulerState) -> Result<()> {
-        self.course.load(state)
-    }
-
-    fn optimizer_stays(&self) -> bool {
-        self.with_optimizer && self.accumulation.as_ref().is_some_and(|a| !a.sync() || a.skipped())
-    }
-
-    fn agreed(&self, metric: f64) -> Result<f64> {
-        let Some(group) = self.job.as_ref().and_then(|job| job.group()) else {
-            return Ok(metric);
-        };
-        let metrics: Vec<f64> = group.all_gather_object(&metric)?;
-        // A mean of equal numbers need not be that number.
-        if metrics.iter().all(|it| it.to_bits() == metrics[0].to_bits()) {
-            return Ok(metric);
-        }
-        Ok(metrics.iter().sum::<f64>() / metrics.len() as f64)
+        self.check_state(state)?;
+        let mut current = self.inner.lock();
+        self.inner.move_to(&mut current, *state)
     }
 }
 
-impl Course {
-    pub(crate) fn state(&self) -> SchedulerState {
-        *self.lock()
+/// The rate and the momentum of each group, or of all.
+enum Rates {
+    All(f64, Option<f64>),
+    Groups(Vec<(f64, Option<f64>)>),
+}
+
+impl SchedulerInner {
+    /// What the schedule says there.
+    fn at(&self, state: &SchedulerState) -> Rates {
+        let step = state.position;
+        match &self.plan {
+            Plan::Steps(schedule) => Rates::All(schedule.lr(step), schedule.momentum(step)),
+            Plan::Groups(schedules) => {
+                Rates::Groups(schedules.iter().map(|it| (it.lr(step), it.momentum(step))).collect())
+            }
+            Plan::Metric(plateau) => {
+                Rates::All(state.plateau.map_or(plateau.lr, |plateau| plateau.lr), None)
+            }
+        }
     }
 
-    /// Refuses a state of another kind of scheduler.
-    pub(crate) fn fits(&self, state: &SchedulerState) -> Result<()> {
-        if matches!(self.plan, Plan::Metric(_)) != state.plateau.is_some() {
-            let (found, expected) = match self.plan {
-                Plan::Metric(_) => ("counts steps", "watches a metric"),
-                Plan::Steps(_) => ("watches a metric", "counts steps"),
-            };
-            return Err(Error::Misuse(format!(
-                "the scheduler's state is of one that {found}, and this one {expected}: make the same \
-                 scheduler as in the run that was saved"
+    fn set(&self, rates: &Rates) {
+        let mut optimizer = self.optimizer.lock();
+        match rates {
+            Rates::All(lr, momentum) => optimizer.schedule(*lr, *momentum),
+            Rates::Groups(rates) => optimizer.schedule_groups(rates),
+        }
+    }
+
+    fn move_to(&self, state: &mut SchedulerState, next: SchedulerState) -> Result<()> {
+        let rates = self.at(&next);
+        let each = match &rates {
+            Rates::All(lr, momentum) => &[(*lr, *momentum)][..],
+            Rates::Groups(rates) => rates,
+        };
+        let bad = |number: f64| !number.is_finite() || number < 0.0;
+        let wrong = |(lr, momentum): &&(f64, Option<f64>)| bad(*lr) || momentum.is_some_and(bad);
+        if let Some((lr, momentum)) = each.iter().find(wrong) {
+            let momentum = momentum.map(|momentum| format!(" and the momentum {momentum}"));
+            return Err(Error::InvalidArgument(format!(
+                "the schedule gives the learning rate {lr}{} for step {}, expected finite numbers from 0",
+                momentum.unwrap_or_default(),
+                next.position
             )));
         }
+        *state = next;
+        self.set(&rates);
         Ok(())
-    }
-
-    pub(crate) fn load(&self, state: &SchedulerState) -> Result<()> {
-        self.fits(state)?;
-        self.advance(|it| *it = *state);
-        Ok(())
-    }
-
-    pub(crate) fn lr(&self) -> f64 {
-        self.numbers.lr()
-    }
-
-    fn advance(&self, change: impl FnOnce(&mut SchedulerState)) {
-        let mut state = self.lock();
-        change(&mut state);
-        self.apply(&state);
-    }
-
-    fn apply(&self, state: &SchedulerState) {
-        let (lr, momentum) = match &self.plan {
-            Plan::Steps(schedule) => {
-                (schedule.lr(state.position), schedule.momentum(state.position))
-            }
-            Plan::Metric(plateau) => (state.plateau.map_or(plateau.lr, |it| it.lr), None),
-        };
-        self.numbers.set(lr, momentum);
     }
 
     /// A panic elsewhere does not make the position wrong.
@@ -265,37 +290,60 @@ impl Course {
     }
 }
 
-impl Prepare for Scheduler {
-    type Prepared = Self;
+impl SchedulerState {
+    /// Returns the state as a tree, in the form that checkpoints keep.
+    #[must_use]
+    pub fn to_value<T>(&self, lr: f64) -> Value<T> {
+        let number = |number: u64| Value::Int(number.cast_signed());
+        let plateau = self.plateau.map(|plateau| {
+            Value::dict([
+                ("lr", Value::Float(plateau.lr)),
+                ("best", plateau.best.map_or(Value::None, Value::Float)),
+                ("bad", number(plateau.bad)),
+                ("cooling", number(plateau.cooling)),
+                ("seen", number(plateau.seen)),
+            ])
+        });
+        Value::dict([
+            ("position", number(self.position)),
+            ("lr", Value::Float(lr)),
+            ("plateau", plateau.unwrap_or(Value::None)),
+        ])
+    }
 
-    fn prepare(mut self, accelerator: &Accelerator) -> Result<Self> {
-        self.accumulation = Some(Arc::clone(&accelerator.accumulation));
-        self.job = Some(Arc::clone(&accelerator.job));
-        if self.per_process && !accelerator.options.loader.split_batches {
-            self.stride = accelerator.num_processes() as u64;
-        }
-        accelerator.registry.register(&self.course);
-        Ok(self)
+    /// Reads such a tree.
+    ///
+    /// # Errors
+    /// What is missing, in words.
+    pub fn from_value<T>(state: &Value<T>) -> Result<Self, String> {
+        let count = |of: &Value<T>, key: &str| {
+            let number = of.get(key).and_then(Value::as_int).map(i64::cast_unsigned);
+            number.ok_or_else(|| format!("a scheduler's state needs the integer `{key}`"))
+        };
+        let plateau = match state.get("plateau") {
+            None | Some(Value::None) => None,
+            Some(plateau) => {
+                let lr = plateau.get("lr").and_then(Value::as_float);
+                Some(PlateauState {
+                    lr: lr.ok_or("a scheduler's state needs the number `lr`")?,
+                    best: plateau.get("best").and_then(Value::as_float),
+                    bad: count(plateau, "bad")?,
+                    cooling: count(plateau, "cooling")?,
+                    seen: count(plateau, "seen")?,
+                })
+            }
+        };
+        Ok(Self { position: count(state, "position")?, plateau })
     }
 }
 
-impl fmt::Debug for Course {
+impl fmt::Debug for Scheduler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Course")
-            .field("plan", &self.plan)
-            .field("state", &self.state())
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Job {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Job").field("world", &self.world).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Numbers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Numbers").field("lr", &self.lr()).finish_non_exhaustive()
+        let kind = match &self.inner.plan {
+            Plan::Steps(_) => "steps",
+            Plan::Groups(_) => "groups",
+            Plan::Metric(_) => "metric",
+        };
+        f.debug_struct("Scheduler").field("kind", &kind).field("state", &self.state()).finish()
     }
 }

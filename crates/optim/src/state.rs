@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use brigade_checkpoint::Value;
 use brigade_torch::Tensor;
 use serde::{Deserialize, Serialize};
 
-use super::core::Core;
-use super::lookahead::Lookahead;
-use super::places::STEP;
 use crate::error::Result;
+use crate::inner::OptimizerInner;
+use crate::lookahead::Lookahead;
+use crate::param_state::STEP;
 
 /// What [`Optimizer::state_dict`](crate::Optimizer::state_dict) gives and
 /// [`Optimizer::load_state_dict`](crate::Optimizer::load_state_dict) takes.
@@ -80,7 +81,7 @@ pub enum StateMismatch {
     Parameter {
         /// `the model` or `group 0`.
         of: String,
-        /// The place of the first difference.
+        /// The index of the first difference.
         index: usize,
         /// The name here, or `none`.
         expected: String,
@@ -141,13 +142,23 @@ pub enum StateMismatch {
         /// The state's.
         found: usize,
     },
-    /// A file that is no optimizer's state.
+    /// A file that is not an optimizer's state.
     #[error("the file is not an optimizer's state: expected {expected}, found {found}")]
     Layout {
         /// What an optimizer's state has there.
         expected: String,
         /// What the file has.
-        found: &'static str,
+        found: String,
+    },
+    /// A hyperparameter is missing in a file of PyTorch.
+    #[error(
+        "the optimizer's state has no `{name}` in group {group}: it is of another kind of optimizer"
+    )]
+    Missing {
+        /// The group.
+        group: usize,
+        /// PyTorch's name.
+        name: String,
     },
     /// A count of steps that is none.
     #[error("`step` of {parameter} is {found} in the optimizer's state, expected a count of steps")]
@@ -184,24 +195,24 @@ impl OptimizerState {
         })
     }
 
-    pub(super) fn of(core: &Core) -> Result<Self> {
-        let parameters = core.parameters.iter().enumerate().map(|(place, parameter)| {
-            let tensors = core.places.export(place, core.rule.counts_steps())?;
+    pub(crate) fn of(inner: &OptimizerInner) -> Result<Self> {
+        let parameters = inner.parameters.iter().enumerate().map(|(index, parameter)| {
+            let tensors = inner.states.export(index, inner.rule.counts_steps())?;
             Ok(ParameterState { name: parameter.name.clone(), tensors })
         });
         Ok(Self {
-            kind: core.rule.name().to_owned(),
-            steps: core.steps,
-            initial_lr: core.initial_lr,
-            lr: core.lr,
-            groups: (0..core.groups.len()).map(|index| group(core, index)).collect(),
+            kind: inner.rule.name().to_owned(),
+            steps: inner.steps,
+            initial_lr: inner.initial_lr,
+            lr: inner.lr,
+            groups: (0..inner.groups.len()).map(|index| group(inner, index)).collect(),
             parameters: parameters.collect::<Result<_>>()?,
         })
     }
 
     /// Whether this state can be loaded into that optimizer.
-    pub(super) fn check(&self, core: &Core) -> Result<(), StateMismatch> {
-        self.check_shapes(core, &Tensor::size)?;
+    pub(crate) fn check(&self, inner: &OptimizerInner) -> Result<(), StateMismatch> {
+        self.check_shapes(inner, &Tensor::size)?;
         let steps = self.parameters.iter().flat_map(|parameter| {
             let steps = parameter.tensors.iter().filter(|(name, _)| name == STEP);
             steps.map(|(_, tensor)| (&parameter.name, tensor))
@@ -217,13 +228,98 @@ impl OptimizerState {
 }
 
 impl<T> OptimizerState<T> {
+    /// Returns the state as a tree, in the form that checkpoints keep: `{kind, steps, initial_lr, lr,
+    /// groups: [{numbers, parameters}], parameters: [name], state: {name: {slot: tensor}}}`, where
+    /// `parameters` has the model's order.
+    #[must_use]
+    pub fn to_value(self) -> Value<T> {
+        let strings =
+            |names: &[String]| Value::List(names.iter().cloned().map(Value::Str).collect());
+        let groups = self.groups.iter().map(|group| {
+            let numbers = group.numbers.iter().map(|(name, &number)| (name, Value::Float(number)));
+            Value::dict([
+                ("numbers", Value::dict(numbers)),
+                ("parameters", strings(&group.parameters)),
+            ])
+        });
+        let groups = Value::List(groups.collect());
+        let names: Vec<String> = self.parameters.iter().map(|p| p.name.clone()).collect();
+        let slots = self.parameters.into_iter().map(|ParameterState { name, tensors }| {
+            (
+                name,
+                Value::dict(
+                    tensors.into_iter().map(|(slot, tensor)| (slot, Value::Tensor(tensor))),
+                ),
+            )
+        });
+        Value::dict([
+            ("kind", Value::Str(self.kind)),
+            ("steps", Value::Int(self.steps.cast_signed())),
+            ("initial_lr", Value::Float(self.initial_lr)),
+            ("lr", Value::Float(self.lr)),
+            ("groups", groups),
+            ("parameters", strings(&names)),
+            ("state", Value::dict(slots)),
+        ])
+    }
+
+    /// Reads such a tree; `copy` makes the state's tensors of the tree's.
+    ///
+    /// # Errors
+    /// What is missing, in words.
+    pub fn from_value<U>(tree: &Value<U>, copy: impl Fn(&U) -> T) -> Result<Self, String> {
+        let lacks = |what: &str| format!("an optimizer's state needs {what}");
+        let number = |key: &str| {
+            tree.get(key)
+                .and_then(Value::as_float)
+                .ok_or_else(|| lacks(&format!("the number `{key}`")))
+        };
+        let groups = tree.get("groups").and_then(Value::as_items).unwrap_or_default().iter();
+        let groups = groups.map(|group| {
+            let numbers = group.get("numbers").and_then(Value::as_dict);
+            let numbers = numbers.ok_or_else(|| lacks("`numbers` in each group"))?.iter();
+            let numbers = numbers.map(|(name, number)| {
+                let entry = name.as_str().map(str::to_owned).zip(number.as_float());
+                entry.ok_or_else(|| lacks("names with numbers in `numbers`"))
+            });
+            Ok(GroupState {
+                numbers: numbers.collect::<Result<_, String>>()?,
+                parameters: strings(group.get("parameters"))
+                    .ok_or_else(|| lacks("names in each group"))?,
+            })
+        });
+        let groups = groups.collect::<Result<_, String>>()?;
+        let names =
+            strings(tree.get("parameters")).ok_or_else(|| lacks("the list `parameters`"))?;
+        let slots = tree.get("state").ok_or_else(|| lacks("the dictionary `state`"))?;
+        let parameters = names.into_iter().map(|name| {
+            let entries = slots.get(&name).and_then(Value::as_dict).unwrap_or_default().iter();
+            let tensors = entries.map(|(slot, tensor)| {
+                let entry = slot.as_str().map(str::to_owned).zip(tensor.as_tensor().map(&copy));
+                entry.ok_or_else(|| lacks(&format!("names with tensors under `{name}`")))
+            });
+            Ok(ParameterState { tensors: tensors.collect::<Result<_, String>>()?, name })
+        });
+        let parameters = parameters.collect::<Result<_, String>>()?;
+        let kind = tree.get("kind").and_then(Value::as_str).ok_or_else(|| lacks("its `kind`"))?;
+        let steps = tree.get("steps").and_then(Value::as_int).and_then(|n| u64::try_from(n).ok());
+        Ok(Self {
+            kind: kind.to_owned(),
+            steps: steps.ok_or_else(|| lacks("the count `steps`"))?,
+            initial_lr: number("initial_lr")?,
+            lr: number("lr")?,
+            groups,
+            parameters,
+        })
+    }
+
     /// As `check`, by the shapes of its tensors.
     pub(crate) fn check_shapes(
         &self,
-        core: &Core,
+        inner: &OptimizerInner,
         shape: &dyn Fn(&T) -> Vec<i64>,
     ) -> Result<(), StateMismatch> {
-        let expected = core.rule.name();
+        let expected = inner.rule.name();
         if self.kind != expected {
             return Err(StateMismatch::Kind {
                 expected: expected.to_owned(),
@@ -231,36 +327,40 @@ impl<T> OptimizerState<T> {
             });
         }
         let found = self.parameters.iter().map(|parameter| parameter.name.as_str());
-        let expected = core.parameters.iter().map(|parameter| parameter.name.as_str());
+        let expected = inner.parameters.iter().map(|parameter| parameter.name.as_str());
         same_names("the model", found, expected)?;
-        if self.groups.len() != core.groups.len() {
+        if self.groups.len() != inner.groups.len() {
             return Err(StateMismatch::Groups {
-                expected: core.groups.len(),
+                expected: inner.groups.len(),
                 found: self.groups.len(),
             });
         }
         for (index, found) in self.groups.iter().enumerate() {
-            let expected = group(core, index);
+            let expected = group(inner, index);
             same_names(
                 &format!("group {index}"),
                 found.parameters.iter().map(String::as_str),
                 expected.parameters.iter().map(String::as_str),
             )?;
-            same_numbers(index, &found.numbers, &expected.numbers, core.rule.momentum_name())?;
+            same_numbers(index, &found.numbers, &expected.numbers, inner.rule.momentum_name())?;
         }
         self.parameters
             .iter()
             .enumerate()
-            .try_for_each(|(place, found)| slots(core, place, found, shape))
+            .try_for_each(|(index, found)| slots(inner, index, found, shape))
     }
 }
 
-pub(super) fn group(core: &Core, index: usize) -> GroupState {
-    let group = &core.groups[index];
-    let mut numbers: BTreeMap<String, f64> =
-        core.rule.numbers().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    numbers.extend(group.numbers(core.rule.momentum_name()));
-    if let Some(Lookahead { every, alpha }) = core.lookahead {
+pub(crate) fn group(inner: &OptimizerInner, index: usize) -> GroupState {
+    let group = &inner.groups[index];
+    let mut numbers: BTreeMap<String, f64> = inner
+        .rule
+        .hyperparameters()
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    numbers.extend(group.numbers(inner.rule.momentum_name()));
+    if let Some(Lookahead { every, alpha }) = inner.lookahead {
         numbers.insert("lookahead_every".to_owned(), every as f64);
         numbers.insert("lookahead_alpha".to_owned(), alpha);
     }
@@ -324,8 +424,8 @@ fn same_numbers(
 
 /// A parameter has no state before its first step; after it, every slot that is not optional.
 fn slots<T>(
-    core: &Core,
-    place: usize,
+    inner: &OptimizerInner,
+    index: usize,
     found: &ParameterState<T>,
     shape: &dyn Fn(&T) -> Vec<i64>,
 ) -> Result<(), StateMismatch> {
@@ -335,14 +435,14 @@ fn slots<T>(
         name: name.to_owned(),
         does: "does not keep",
     };
-    let size = core.parameters[place].tensor.size();
-    let names = core.slots();
+    let size = inner.parameters[index].tensor.size();
+    let names = inner.slots();
     for (name, tensor) in &found.tensors {
-        let (expected, found_shape) = if name == STEP && core.rule.counts_steps() {
+        let (expected, found_shape) = if name == STEP && inner.rule.counts_steps() {
             (Vec::new(), shape(tensor))
         } else {
             let slot = names.iter().position(|known| known == name).ok_or_else(|| unknown(name))?;
-            (core.shape(slot, &size).ok_or_else(|| unknown(name))?, shape(tensor))
+            (inner.slot_shape(slot, &size).ok_or_else(|| unknown(name))?, shape(tensor))
         };
         if found_shape != expected {
             return Err(StateMismatch::Shape {
@@ -357,8 +457,8 @@ fn slots<T>(
     let kept = names
         .iter()
         .enumerate()
-        .filter(|&(slot, _)| core.shape(slot, &size).is_some() && !core.is_optional(slot));
-    let mut needed = kept.map(|(_, &name)| name).chain(core.rule.counts_steps().then_some(STEP));
+        .filter(|&(slot, _)| inner.slot_shape(slot, &size).is_some() && !inner.is_optional(slot));
+    let mut needed = kept.map(|(_, &name)| name).chain(inner.rule.counts_steps().then_some(STEP));
     match needed.find(|name| !there(name)) {
         Some(name) if !found.tensors.is_empty() => Err(StateMismatch::Slot {
             parameter: found.name.clone(),
@@ -368,4 +468,8 @@ fn slots<T>(
         }),
         _ => Ok(()),
     }
+}
+
+fn strings<T>(list: Option<&Value<T>>) -> Option<Vec<String>> {
+    list?.as_items()?.iter().map(|item| item.as_str().map(str::to_owned)).collect()
 }

@@ -130,40 +130,6 @@ pub enum PlanError {
         /// Number of weights.
         weights: usize,
     },
-
-    /// A number that makes no schedule.
-    #[error("the schedule's {what} is {value}: it must be {must}")]
-    BadSchedule {
-        /// Which number.
-        what: &'static str,
-        /// Its value.
-        value: f64,
-        /// What it has to be.
-        must: &'static str,
-    },
-
-    /// Steps that must each come after the one before.
-    #[error("the schedule's {what} must rise: {after} does not come after {before}")]
-    NotRising {
-        /// Which steps.
-        what: &'static str,
-        /// The one before.
-        before: u64,
-        /// The one that does not come after it.
-        after: u64,
-    },
-
-    /// A sequence whose schedules and milestones do not match.
-    #[error(
-        "a sequence of {schedules} schedules needs {} milestones, the step at which each but the first begins, and has {milestones}",
-        .schedules.saturating_sub(1)
-    )]
-    Milestones {
-        /// Schedules in the sequence.
-        schedules: usize,
-        /// Milestones given.
-        milestones: usize,
-    },
 }
 
 fn neighbours(batch_size: usize, world: usize) -> String {

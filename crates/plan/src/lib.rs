@@ -1,4 +1,4 @@
-//! The arithmetic of distributed training: which sample goes where, and which rate a step has.
+//! The arithmetic of distributed training: which sample goes to which rank, and what memory a run needs.
 //!
 //! Everything here is a pure function of its arguments. There is no libtorch, no I/O, no clock and
 //! no hidden random state, so that every rank computes the same plan for itself and no rank has to
@@ -9,8 +9,6 @@
 //! - [`Shards`]: the batches of every rank, by the rules of Accelerate, of torch's
 //!   `DistributedSampler` or of fastai; [`StreamShard`] does the same for data without a length.
 //!   Each batch says how many of its samples are real, each [`Round`] says it for all ranks.
-//! - [`Schedule`]: the learning rate (and momentum) of an optimizer step; [`Plateau`], where it follows
-//!   a metric.
 //! - [`Memory`]: what a run needs on each rank.
 //!
 //! ```
@@ -30,7 +28,6 @@ mod memory;
 mod order;
 mod round;
 mod sampler;
-mod schedule;
 mod shards;
 mod stream;
 mod stream_shard;
@@ -42,9 +39,6 @@ pub use memory::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Shape
 pub use order::Order;
 pub use round::{PlannedBatch, Round};
 pub use sampler::{Sampler, Sequential, Shuffle};
-pub use schedule::{
-    Anneal, FitOneCycle, Goal, OneCycle, Plateau, PlateauState, Schedule, Threshold,
-};
 pub use shards::{RankBatches, Scheme, ShardOptions, Shards, Totals};
 pub use stream::stream;
 pub use stream_shard::{StreamBatch, StreamShard};

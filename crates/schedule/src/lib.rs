@@ -7,6 +7,8 @@
 
 mod bounds;
 mod curve;
+mod error;
+mod lr_schedule;
 mod one_cycle;
 mod plateau;
 #[cfg(test)]
@@ -15,21 +17,21 @@ mod tests;
 use bounds::{bad, count, rate, rising};
 use curve::Curve;
 
-use crate::PlanError;
-
+pub use error::ScheduleError;
+pub use lr_schedule::LrSchedule;
 pub use one_cycle::{Anneal, FitOneCycle, OneCycle};
-pub use plateau::{Goal, Plateau, PlateauState, Threshold};
+pub use plateau::{Mode, Plateau, PlateauState, Threshold};
 
 /// The rate of each optimizer step.
 ///
 /// ```
-/// use brigade_plan::Schedule;
+/// use brigade_schedule::Schedule;
 ///
 /// let schedule = Schedule::cosine(0.1, 0.0, 100)?.warmup(10, 0.1)?;
 /// assert_eq!(schedule.lr(0), 0.1 * 0.1);
 /// assert_eq!(schedule.lr(10), 0.1);
 /// assert!((schedule.lr(60) - 0.05).abs() < 1e-12); // half of the cosine
-/// # Ok::<(), brigade_plan::PlanError>(())
+/// # Ok::<(), brigade_schedule::ScheduleError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
@@ -41,7 +43,7 @@ impl Schedule {
     ///
     /// # Errors
     /// A rate that is negative or not finite.
-    pub fn constant(lr: f64) -> Result<Self, PlanError> {
+    pub fn constant(lr: f64) -> Result<Self, ScheduleError> {
         rate("rate", lr)?;
         Ok(Curve::Constant { lr }.into())
     }
@@ -51,7 +53,7 @@ impl Schedule {
     ///
     /// # Errors
     /// A rate that is negative or not finite, no steps.
-    pub fn linear(start: f64, end: f64, steps: u64) -> Result<Self, PlanError> {
+    pub fn linear(start: f64, end: f64, steps: u64) -> Result<Self, ScheduleError> {
         span(start, end, steps)?;
         Ok(Curve::Linear { start, end, steps }.into())
     }
@@ -62,7 +64,7 @@ impl Schedule {
     ///
     /// # Errors
     /// A rate that is negative or not finite, no steps.
-    pub fn cosine(start: f64, end: f64, steps: u64) -> Result<Self, PlanError> {
+    pub fn cosine(start: f64, end: f64, steps: u64) -> Result<Self, ScheduleError> {
         span(start, end, steps)?;
         Ok(Curve::Cosine { start, end, steps }.into())
     }
@@ -72,12 +74,12 @@ impl Schedule {
     /// `CosineAnnealingWarmRestarts` (Loshchilov and Hutter 2016), fastai's `fit_sgdr`.
     ///
     /// ```
-    /// use brigade_plan::Schedule;
+    /// use brigade_schedule::Schedule;
     ///
     /// let schedule = Schedule::cosine_restarts(0.1, 0.0, 6, 2)?;
     /// assert_eq!((schedule.lr(0), schedule.lr(6), schedule.lr(18)), (0.1, 0.1, 0.1));
     /// assert!((schedule.lr(12) - 0.05).abs() < 1e-15); // the middle of the second time
-    /// # Ok::<(), brigade_plan::PlanError>(())
+    /// # Ok::<(), brigade_schedule::ScheduleError>(())
     /// ```
     ///
     /// # Errors
@@ -87,7 +89,7 @@ impl Schedule {
         end: f64,
         first: u64,
         factor: u64,
-    ) -> Result<Self, PlanError> {
+    ) -> Result<Self, ScheduleError> {
         span(start, end, first)?;
         count("factor between periods", factor)?;
         Ok(Curve::Restarts { start, end, first, factor }.into())
@@ -98,7 +100,12 @@ impl Schedule {
     ///
     /// # Errors
     /// A rate that is negative or not finite, no steps, a part outside 0 to 1.
-    pub fn flat_cosine(lr: f64, end: f64, steps: u64, pct_start: f64) -> Result<Self, PlanError> {
+    pub fn flat_cosine(
+        lr: f64,
+        end: f64,
+        steps: u64,
+        pct_start: f64,
+    ) -> Result<Self, ScheduleError> {
         span(lr, end, steps)?;
         one_cycle::part_of_the_steps(pct_start)?;
         Ok(Curve::FlatCosine { lr, end, steps, pct_start }.into())
@@ -109,7 +116,7 @@ impl Schedule {
     ///
     /// # Errors
     /// A rate that is negative or not finite, no steps, a power that is not finite or not above 0.
-    pub fn polynomial(start: f64, end: f64, steps: u64, power: f64) -> Result<Self, PlanError> {
+    pub fn polynomial(start: f64, end: f64, steps: u64, power: f64) -> Result<Self, ScheduleError> {
         span(start, end, steps)?;
         one_cycle::divisor("power", power)?;
         Ok(Curve::Polynomial { start, end, steps, power }.into())
@@ -119,7 +126,7 @@ impl Schedule {
     ///
     /// # Errors
     /// A rate or factor that is negative or not finite.
-    pub fn exponential(lr: f64, gamma: f64) -> Result<Self, PlanError> {
+    pub fn exponential(lr: f64, gamma: f64) -> Result<Self, ScheduleError> {
         Self::step(lr, 1, gamma)
     }
 
@@ -127,7 +134,7 @@ impl Schedule {
     ///
     /// # Errors
     /// A rate or factor that is negative or not finite, `every` of 0.
-    pub fn step(lr: f64, every: u64, gamma: f64) -> Result<Self, PlanError> {
+    pub fn step(lr: f64, every: u64, gamma: f64) -> Result<Self, ScheduleError> {
         rate("rate", lr)?;
         rate("factor", gamma)?;
         count("number of steps between changes", every)?;
@@ -138,7 +145,7 @@ impl Schedule {
     ///
     /// # Errors
     /// A rate or factor that is negative or not finite, milestones that do not rise.
-    pub fn multi_step(lr: f64, milestones: &[u64], gamma: f64) -> Result<Self, PlanError> {
+    pub fn multi_step(lr: f64, milestones: &[u64], gamma: f64) -> Result<Self, ScheduleError> {
         rate("rate", lr)?;
         rate("factor", gamma)?;
         rising("milestones", milestones)?;
@@ -151,7 +158,7 @@ impl Schedule {
     ///
     /// # Errors
     /// A rate that is negative or not finite, a timescale of 0.
-    pub fn inverse_sqrt(lr: f64, timescale: u64) -> Result<Self, PlanError> {
+    pub fn inverse_sqrt(lr: f64, timescale: u64) -> Result<Self, ScheduleError> {
         rate("rate", lr)?;
         count("timescale", timescale)?;
         Ok(Curve::InverseSqrt { lr, timescale }.into())
@@ -163,7 +170,7 @@ impl Schedule {
     /// # Errors
     /// A rate, momentum or divisor that is out of range, `pct_start` outside 0 to 1, or too few steps
     /// for the phases to follow each other.
-    pub fn one_cycle(one_cycle: OneCycle) -> Result<Self, PlanError> {
+    pub fn one_cycle(one_cycle: OneCycle) -> Result<Self, ScheduleError> {
         one_cycle.check()?;
         Ok(Curve::OneCycle(one_cycle).into())
     }
@@ -172,7 +179,7 @@ impl Schedule {
     ///
     /// # Errors
     /// A rate, momentum or divisor that is out of range, `pct_start` outside 0 to 1, no steps.
-    pub fn fit_one_cycle(cycle: FitOneCycle) -> Result<Self, PlanError> {
+    pub fn fit_one_cycle(cycle: FitOneCycle) -> Result<Self, ScheduleError> {
         cycle.check()?;
         Ok(Curve::FitOneCycle(cycle).into())
     }
@@ -181,7 +188,7 @@ impl Schedule {
     /// Each counts its own steps from 0. torch's `SequentialLR`, with the schedules' own rates.
     ///
     /// ```
-    /// use brigade_plan::Schedule;
+    /// use brigade_schedule::Schedule;
     ///
     /// let up = Schedule::linear(0.0, 0.1, 10)?;
     /// let flat = Schedule::constant(0.1)?;
@@ -189,16 +196,16 @@ impl Schedule {
     /// let schedule = Schedule::sequence(vec![up, flat, down], &[10, 80])?;
     /// assert_eq!((schedule.lr(5), schedule.lr(79)), (0.05, 0.1));
     /// assert!((schedule.lr(90) - 0.05).abs() < 1e-15);
-    /// # Ok::<(), brigade_plan::PlanError>(())
+    /// # Ok::<(), brigade_schedule::ScheduleError>(())
     /// ```
     ///
     /// # Errors
     /// No schedule, another number of milestones than one less than there are schedules, a first
     /// milestone of 0, milestones that do not rise.
-    pub fn sequence(schedules: Vec<Self>, milestones: &[u64]) -> Result<Self, PlanError> {
+    pub fn sequence(schedules: Vec<Self>, milestones: &[u64]) -> Result<Self, ScheduleError> {
         count("number of schedules in the sequence", schedules.len() as u64)?;
         if schedules.len() != milestones.len() + 1 {
-            return Err(PlanError::Milestones {
+            return Err(ScheduleError::Milestones {
                 schedules: schedules.len(),
                 milestones: milestones.len(),
             });
@@ -216,7 +223,7 @@ impl Schedule {
     ///
     /// # Errors
     /// No steps, a factor outside 0 to 1.
-    pub fn warmup(self, steps: u64, start_factor: f64) -> Result<Self, PlanError> {
+    pub fn warmup(self, steps: u64, start_factor: f64) -> Result<Self, ScheduleError> {
         count("number of warm-up steps", steps)?;
         if !(0.0..=1.0).contains(&start_factor) {
             return Err(bad("warm-up factor", start_factor, "from 0 to 1"));
@@ -232,12 +239,12 @@ impl Schedule {
     /// its own, if it has one.
     ///
     /// ```
-    /// use brigade_plan::Schedule;
+    /// use brigade_schedule::Schedule;
     ///
     /// let momentum = Schedule::linear(0.85, 0.95, 10)?;
     /// let schedule = Schedule::cosine(0.1, 0.0, 10)?.with_momentum(momentum);
     /// assert_eq!(schedule.momentum(10), Some(0.95));
-    /// # Ok::<(), brigade_plan::PlanError>(())
+    /// # Ok::<(), brigade_schedule::ScheduleError>(())
     /// ```
     #[must_use]
     pub fn with_momentum(self, momentum: Self) -> Self {
@@ -269,7 +276,7 @@ impl From<Curve> for Schedule {
     }
 }
 
-fn span(start: f64, end: f64, steps: u64) -> Result<(), PlanError> {
+fn span(start: f64, end: f64, steps: u64) -> Result<(), ScheduleError> {
     rate("start rate", start)?;
     rate("end rate", end)?;
     count("number of steps", steps)

@@ -2,7 +2,7 @@
 
 use super::bounds::{bad, count, rate};
 use super::curve::{half_cosine, line};
-use crate::PlanError;
+use crate::ScheduleError;
 
 /// torch's `OneCycleLR` (Smith and Topin 2018).
 ///
@@ -11,12 +11,12 @@ use crate::PlanError;
 /// `base_momentum` and back. Steps past the end keep the last values.
 ///
 /// ```
-/// use brigade_plan::{OneCycle, Schedule};
+/// use brigade_schedule::{OneCycle, Schedule};
 ///
 /// let schedule = Schedule::one_cycle(OneCycle::new(0.3, 41))?;
 /// assert!((schedule.lr(0) - 0.3 / 25.0).abs() < 1e-15);
 /// assert_eq!(schedule.momentum(0), Some(0.95));
-/// # Ok::<(), brigade_plan::PlanError>(())
+/// # Ok::<(), brigade_schedule::ScheduleError>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OneCycle {
@@ -69,7 +69,7 @@ impl OneCycle {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), PlanError> {
+    pub(super) fn check(&self) -> Result<(), ScheduleError> {
         rate("highest rate", self.max_lr)?;
         rate("lowest momentum", self.base_momentum)?;
         rate("highest momentum", self.max_momentum)?;
@@ -160,13 +160,13 @@ struct Phase {
 /// `div_final` divides and in where the highest rate falls: on step `pct_start * total_steps`.
 ///
 /// ```
-/// use brigade_plan::{FitOneCycle, Schedule};
+/// use brigade_schedule::{FitOneCycle, Schedule};
 ///
 /// let schedule = Schedule::fit_one_cycle(FitOneCycle::new(1e-3, 8))?;
 /// assert!((schedule.lr(0) - 4e-5).abs() < 1e-18);
 /// assert_eq!(schedule.lr(2), 1e-3);
 /// assert_eq!(schedule.momentum(2), Some(0.85));
-/// # Ok::<(), brigade_plan::PlanError>(())
+/// # Ok::<(), brigade_schedule::ScheduleError>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FitOneCycle {
@@ -199,7 +199,7 @@ impl FitOneCycle {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), PlanError> {
+    pub(super) fn check(&self) -> Result<(), ScheduleError> {
         rate("highest rate", self.max_lr)?;
         divisor("divisor", self.div)?;
         divisor("final divisor", self.div_final)?;
@@ -239,7 +239,7 @@ pub(super) fn two_cosines([start, middle, end]: [f64; 3], pct: f64, position: f6
     }
 }
 
-pub(super) fn divisor(what: &'static str, value: f64) -> Result<(), PlanError> {
+pub(super) fn divisor(what: &'static str, value: f64) -> Result<(), ScheduleError> {
     if value.is_finite() && value > 0.0 {
         Ok(())
     } else {
@@ -247,7 +247,7 @@ pub(super) fn divisor(what: &'static str, value: f64) -> Result<(), PlanError> {
     }
 }
 
-pub(super) fn part_of_the_steps(part: f64) -> Result<(), PlanError> {
+pub(super) fn part_of_the_steps(part: f64) -> Result<(), ScheduleError> {
     if (0.0..=1.0).contains(&part) {
         return Ok(());
     }

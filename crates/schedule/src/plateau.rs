@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::bounds::{bad, rate};
-use crate::PlanError;
+use crate::ScheduleError;
 
 /// torch's `ReduceLROnPlateau`: multiplies the rate by `factor` once more than `patience` metrics in a
 /// row were no better than the best so far.
@@ -12,7 +12,7 @@ use crate::PlanError;
 /// metric. The state is what a checkpoint saves.
 ///
 /// ```
-/// use brigade_plan::Plateau;
+/// use brigade_schedule::Plateau;
 ///
 /// let plateau = Plateau { factor: 0.5, patience: 1, ..Plateau::new(0.1) };
 /// plateau.check()?;
@@ -21,14 +21,14 @@ use crate::PlanError;
 ///     state = plateau.after(&state, loss);
 /// }
 /// assert_eq!(state.lr, 0.05);
-/// # Ok::<(), brigade_plan::PlanError>(())
+/// # Ok::<(), brigade_schedule::ScheduleError>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Plateau {
     /// The first rate.
     pub lr: f64,
     /// Which metric is better.
-    pub goal: Goal,
+    pub mode: Mode,
     /// What the rate is multiplied by.
     pub factor: f64,
     /// Metrics in a row that may be no better before the rate goes down.
@@ -45,12 +45,12 @@ pub struct Plateau {
 
 /// Which metric is better.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Goal {
+pub enum Mode {
     /// The lower one: a loss.
     #[default]
-    Lower,
+    Min,
     /// The higher one: an accuracy.
-    Higher,
+    Max,
 }
 
 /// How much better than the best a metric must be to count.
@@ -84,7 +84,7 @@ impl Plateau {
     pub fn new(lr: f64) -> Self {
         Self {
             lr,
-            goal: Goal::Lower,
+            mode: Mode::Min,
             factor: 0.1,
             patience: 10,
             threshold: Threshold::Relative(1e-4),
@@ -98,7 +98,7 @@ impl Plateau {
     ///
     /// # Errors
     /// A rate or threshold that is negative or not finite, a factor that is not below 1.
-    pub fn check(&self) -> Result<(), PlanError> {
+    pub fn check(&self) -> Result<(), ScheduleError> {
         rate("rate", self.lr)?;
         rate("lowest rate", self.min_lr)?;
         rate("smallest change", self.eps)?;
@@ -144,16 +144,16 @@ impl Plateau {
     /// torch compares with infinity before the first metric, so infinity itself is no better there.
     fn better(&self, metric: f64, best: Option<f64>) -> bool {
         let Some(best) = best else {
-            return match self.goal {
-                Goal::Lower => metric < f64::INFINITY,
-                Goal::Higher => metric > f64::NEG_INFINITY,
+            return match self.mode {
+                Mode::Min => metric < f64::INFINITY,
+                Mode::Max => metric > f64::NEG_INFINITY,
             };
         };
-        match (self.goal, self.threshold) {
-            (Goal::Lower, Threshold::Relative(part)) => metric < best * (1.0 - part),
-            (Goal::Lower, Threshold::Absolute(by)) => metric < best - by,
-            (Goal::Higher, Threshold::Relative(part)) => metric > best * (1.0 + part),
-            (Goal::Higher, Threshold::Absolute(by)) => metric > best + by,
+        match (self.mode, self.threshold) {
+            (Mode::Min, Threshold::Relative(part)) => metric < best * (1.0 - part),
+            (Mode::Min, Threshold::Absolute(by)) => metric < best - by,
+            (Mode::Max, Threshold::Relative(part)) => metric > best * (1.0 + part),
+            (Mode::Max, Threshold::Absolute(by)) => metric > best + by,
         }
     }
 }

@@ -24,7 +24,7 @@ fn only_one_cycle_sets_a_momentum_and_a_warmup_holds_its_first() {
 
 #[test]
 fn impossible_schedules_are_errors() {
-    let text = |schedule: Result<Schedule, PlanError>| schedule.unwrap_err().to_string();
+    let text = |schedule: Result<Schedule, ScheduleError>| schedule.unwrap_err().to_string();
     assert_eq!(
         text(Schedule::constant(-1.0)),
         "the schedule's rate is -1: it must be finite and at least 0"
@@ -92,7 +92,7 @@ fn a_second_warmup_replaces_the_first() {
 
 #[test]
 fn impossible_sequences_and_milestones_are_errors() {
-    let text = |schedule: Result<Schedule, PlanError>| schedule.unwrap_err().to_string();
+    let text = |schedule: Result<Schedule, ScheduleError>| schedule.unwrap_err().to_string();
     let constant = || Schedule::constant(0.1).unwrap();
     assert_eq!(
         text(Schedule::sequence(vec![constant(), constant()], &[])),
@@ -124,7 +124,7 @@ fn a_plateau_counts_as_torch_does() {
     // NaN is never better, nor is a first infinity.
     assert_eq!(after(&plateau, &[1.0, f64::NAN]).lr, 0.05);
     assert_eq!(after(&plateau, &[f64::INFINITY]).lr, 0.05);
-    let higher = Plateau { goal: Goal::Higher, threshold: Threshold::Absolute(0.1), ..plateau };
+    let higher = Plateau { mode: Mode::Max, threshold: Threshold::Absolute(0.1), ..plateau };
     assert_eq!(after(&higher, &[0.5, 0.7, 0.75]).lr, 0.05);
     assert_eq!(after(&higher, &[0.5, 0.7, 0.85]).lr, 0.1);
     let floor = Plateau { min_lr: 0.08, ..plateau };

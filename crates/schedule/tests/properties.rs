@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in test functions, not in what they call
 
-use brigade_plan::{FitOneCycle, OneCycle, Plateau, Schedule};
+use brigade_schedule::{FitOneCycle, OneCycle, Plateau, Schedule};
 use proptest::prelude::*;
 
 fn curve() -> impl Strategy<Value = Schedule> {
@@ -122,7 +122,7 @@ proptest! {
         let plateau = Plateau { patience, cooldown, factor, min_lr: 1e-3, ..Plateau::new(0.1) };
         let mut state = plateau.start();
         for metric in metrics {
-            let saved: brigade_plan::PlateauState =
+            let saved: brigade_schedule::PlateauState =
                 serde_json::from_str(&serde_json::to_string(&state).unwrap()).unwrap();
             prop_assert_eq!(saved, state);
             let next = plateau.after(&saved, metric);

@@ -462,6 +462,12 @@ impl Job {
     }
 }
 
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job").field("world", &self.world).finish_non_exhaustive()
+    }
+}
+
 impl fmt::Debug for Accelerator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Accelerator")

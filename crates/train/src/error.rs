@@ -34,7 +34,10 @@ pub enum Error {
     /// A model could not be built, saved or loaded.
     #[error(transparent)]
     Model(#[from] brigade_models::Error),
-    /// A schedule's or a sampler's numbers do not fit.
+    /// A schedule's numbers are out of range.
+    #[error(transparent)]
+    Schedule(#[from] brigade_optim::schedule::ScheduleError),
+    /// A sampler's numbers do not fit.
     #[error(transparent)]
     Plan(#[from] brigade_plan::PlanError),
     /// A tracker cannot write.
@@ -192,10 +195,24 @@ pub enum Error {
     },
     /// An optimizer's state does not fit the optimizer.
     #[error(transparent)]
-    OptimizerState(crate::optim::StateMismatch),
+    OptimizerState(#[from] brigade_optim::StateMismatch),
     /// An error of the caller's own code inside a scope.
     #[error("{0}")]
     User(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl From<brigade_optim::Error> for Error {
+    fn from(error: brigade_optim::Error) -> Self {
+        use brigade_optim::Error as Optim;
+        match error {
+            Optim::Torch(error) => Self::Torch(error),
+            Optim::Tensor(error) => Self::Tensor(error),
+            Optim::State(mismatch) => Self::OptimizerState(mismatch),
+            Optim::Schedule(error) => Self::Schedule(error),
+            Optim::File(error) => Self::Checkpoint(error),
+            error => Self::Misuse(error.to_string()),
+        }
+    }
 }
 
 /// The result of this crate's functions.

@@ -12,7 +12,7 @@ mod error;
 mod gradients;
 mod loader;
 mod model;
-mod optim;
+mod optimizer;
 mod precision;
 mod prepare;
 mod processes;
@@ -23,6 +23,11 @@ mod watch;
 
 pub use accelerator::{Accelerator, AcceleratorBuilder};
 pub use brigade_checkpoint::Value;
+pub use brigade_optim::{
+    Adafactor, Adagrad, Adam, AdamW, Group, GroupState, Lamb, Lars, Lookahead, LrSchedule, Muon,
+    MuonRate, Optimizer, OptimizerState, ParameterGroup, ParameterState, RAdam, RmsProp, Rule,
+    Scheduler, SchedulerState, Sgd, StateMismatch, Trainable,
+};
 pub use brigade_torch::{
     Bucket, Compression, Device, GradientHook, Kind, ReduceOp, ReducerOptions, Tensor, Tensors,
 };
@@ -39,16 +44,13 @@ pub use gradients::local_sgd::LocalSgd;
 pub use loader::dispatch::{Layout, Rebuild};
 pub use loader::{Batches, Epochs, PreparedLoader};
 pub use model::{PreparedModel, PreparedModels};
-pub use optim::{
-    Adafactor, Adagrad, Adam, Group, GroupState, Lamb, Lars, Lookahead, Muon, MuonRate, Optimizer,
-    OptimizerState, ParameterGroup, ParameterState, RAdam, RmsProp, Sgd, StateMismatch, Trainable,
-};
+pub use optimizer::PreparedOptimizer;
 pub use precision::scaler::{GradScaler, GradScalerOptions, GradScalerState};
 pub use precision::{AutocastOptions, Precision};
 pub use prepare::Prepare;
 pub use processes::metrics::Accuracy;
 pub use processes::split::Split;
-pub use scheduler::{Scheduler, SchedulerState};
+pub use scheduler::PreparedScheduler;
 pub use watch::log::{LogLayer, LogOptions, Logger};
 pub use watch::meter::{Meter, ProcessMemory, Rates};
 pub use watch::profile::{

@@ -82,7 +82,7 @@ fn accelerated(
     batch_size: usize,
 ) -> Result<(Vec<f64>, u64, u64)> {
     let (model, optimizer) = model();
-    let schedule = brigade_plan::Schedule::constant(0.1)?;
+    let schedule = brigade_optim::schedule::Schedule::constant(0.1)?;
     let scheduler = Scheduler::new(&optimizer, schedule);
     let loader = DataLoader::new(TensorDataset::new(tensors(samples))?).batch_size(batch_size);
     let (scheduler, loader, model, optimizer) =

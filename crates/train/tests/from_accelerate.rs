@@ -11,7 +11,9 @@ use brigade_checkpoint::convert::{Target, convert, convert_like};
 use brigade_models::{BatchNorm1d, Embedding, Linear, Model, Module, Path as Names};
 use brigade_suite::Need;
 use brigade_torch::{Tensor, from_vec};
-use brigade_train::{Accelerator, Adam, Optimizer, PreparedModel, Scheduler};
+use brigade_train::{
+    Accelerator, AdamW, PreparedModel, PreparedOptimizer, PreparedScheduler, Scheduler,
+};
 use serde_json::Value;
 
 brigade_suite::suite! {
@@ -53,8 +55,8 @@ impl Module<&Tensor> for Net {
 struct Run {
     accelerator: Accelerator,
     model: PreparedModel<Net>,
-    optimizer: Optimizer,
-    scheduler: Scheduler,
+    optimizer: PreparedOptimizer,
+    scheduler: PreparedScheduler,
 }
 
 impl Run {
@@ -62,9 +64,9 @@ impl Run {
         let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
         accelerator.set_seed(seed);
         let model = Model::new(Net::new).unwrap();
-        let optimizer = Adam::decoupled().lr(0.02).betas(0.9, 0.99).weight_decay(0.05);
+        let optimizer = AdamW::default().lr(0.02).betas(0.9, 0.99).weight_decay(0.05);
         let optimizer = optimizer.no_decay_on_norms_and_biases(true).build(&model).unwrap();
-        let schedule = brigade_plan::Schedule::step(0.02, 3, 0.5).unwrap();
+        let schedule = brigade_optim::schedule::Schedule::step(0.02, 3, 0.5).unwrap();
         let scheduler = Scheduler::new(&optimizer, schedule);
         let (mut model, optimizer, scheduler) =
             accelerator.prepare((model, optimizer, scheduler)).unwrap();
@@ -190,8 +192,8 @@ fn two_processes_count_as_one_and_a_tied_weight_comes_back() {
         (embed, head)
     })
     .unwrap();
-    let optimizer = Adam::decoupled().lr(0.02).build(&model).unwrap();
-    let schedule = brigade_plan::Schedule::step(0.02, 4, 0.5).unwrap();
+    let optimizer = AdamW::default().lr(0.02).build(&model).unwrap();
+    let schedule = brigade_optim::schedule::Schedule::step(0.02, 4, 0.5).unwrap();
     let scheduler = Scheduler::new(&optimizer, schedule);
     let (model, optimizer, scheduler) = accelerator.prepare((model, optimizer, scheduler)).unwrap();
     accelerator.save_state(at("like")).unwrap();
@@ -254,7 +256,7 @@ fn what_does_not_fit_is_refused_and_nothing_is_left() {
     let (like, made) = (folder.path().join("like"), folder.path().join("made"));
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
     let model = Model::new(|p: &Names<'_>| Linear::new(p / 0, 4, 6)).unwrap();
-    let optimizer = Adam::decoupled().build(&model).unwrap();
+    let optimizer = AdamW::default().build(&model).unwrap();
     let _prepared = accelerator.prepare((model, optimizer)).unwrap();
     accelerator.save_state(&like).unwrap();
     accelerator.wait_for_save().unwrap();

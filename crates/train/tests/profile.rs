@@ -7,11 +7,11 @@ use std::path::Path;
 use brigade_models::{Cnn, Model};
 use brigade_testkit::{World, dist_test};
 use brigade_train::{
-    Accelerator, Device, Kind, Optimizer, PreparedModel, ProfileOptions, ProfileSchedule, Result,
-    Sgd, Tensor,
+    Accelerator, Device, Kind, PreparedModel, PreparedOptimizer, ProfileOptions, ProfileSchedule,
+    Result, Sgd, Tensor,
 };
 
-fn training(accelerator: &Accelerator) -> Result<(PreparedModel<Cnn>, Optimizer)> {
+fn training(accelerator: &Accelerator) -> Result<(PreparedModel<Cnn>, PreparedOptimizer)> {
     let model = Model::new(Cnn::new)?;
     let optimizer = Sgd::new(0.01).build(&model)?;
     accelerator.prepare((model, optimizer))
@@ -19,7 +19,7 @@ fn training(accelerator: &Accelerator) -> Result<(PreparedModel<Cnn>, Optimizer)
 
 fn train_step(
     accelerator: &Accelerator,
-    (model, optimizer): &mut (PreparedModel<Cnn>, Optimizer),
+    (model, optimizer): &mut (PreparedModel<Cnn>, PreparedOptimizer),
 ) -> Result<()> {
     let images = Tensor::ones([4, 1, 28, 28], (Kind::Float, Device::Cpu));
     let labels = Tensor::zeros([4], (Kind::Int64, Device::Cpu));

@@ -10,8 +10,8 @@ use brigade_models::{Cnn, Linear, Model, Module, Path, ResNet};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::shift_allocations;
 use brigade_train::{
-    Accelerator, Adafactor, Adagrad, Adam, CommHook, Compression, Device, Kind, Lamb, Lars, Muon,
-    Optimizer, PowerSgd, Precision, RAdam, ReducerOptions, Result, RmsProp, Sgd, Tensor,
+    Accelerator, Adafactor, Adagrad, Adam, AdamW, CommHook, Compression, Device, Kind, Lamb, Lars,
+    Muon, Optimizer, PowerSgd, Precision, RAdam, ReducerOptions, Result, RmsProp, Sgd, Tensor,
 };
 use transformer::Block;
 
@@ -45,7 +45,7 @@ fn train<M>(
     accelerator: &Accelerator,
     build: impl FnOnce(&Path<'_>) -> M,
     shape: &[i64],
-    optimizer: impl FnOnce(&Model<M>) -> Result<Optimizer>,
+    optimizer: impl FnOnce(&Model<M>) -> brigade_optim::Result<Optimizer>,
 ) -> Vec<(String, Tensor)>
 where
     M: for<'a> Module<&'a Tensor, Output = Tensor> + 'static,
@@ -96,7 +96,7 @@ fn same_bits(what: &str, run: impl Fn() -> Vec<(String, Tensor)>) {
     }
 }
 
-fn adam<M>(model: &Model<M>) -> Result<Optimizer> {
+fn adam<M>(model: &Model<M>) -> brigade_optim::Result<Optimizer> {
     Adam::default().lr(1e-3).build(model)
 }
 
@@ -125,11 +125,11 @@ fn a_step_in_bfloat16() {
 fn a_step_of_every_optimizer() {
     let _alone = PROCESS.lock().unwrap();
     let accelerator = Accelerator::builder().cpu(true).build().unwrap();
-    type Build = fn(&Model<Odd>) -> Result<Optimizer>;
+    type Build = fn(&Model<Odd>) -> brigade_optim::Result<Optimizer>;
     let rules: [(&str, Build); 10] = [
         ("SGD", |m| Sgd::new(0.1).momentum(0.9).build(m)),
         ("Adam", |m| Adam::default().build(m)),
-        ("AdamW", |m| Adam::decoupled().build(m)),
+        ("AdamW", |m| AdamW::default().build(m)),
         ("RMSprop", |m| RmsProp::default().build(m)),
         ("Adagrad", |m| Adagrad::default().build(m)),
         ("LAMB", |m| Lamb::default().build(m)),

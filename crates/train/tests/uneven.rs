@@ -8,8 +8,8 @@ use brigade_data::{DataLoader, TensorDataset};
 use brigade_models::{BatchNorm1d, Linear, Model, Module, Path};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
-    Accelerator, CommHook, JoinInputs, Kind, Optimizer, PreparedModel, ReducerOptions, Result, Sgd,
-    Tensor,
+    Accelerator, CommHook, JoinInputs, Kind, Optimizer, PreparedModel, PreparedOptimizer,
+    ReducerOptions, Result, Sgd, Tensor,
 };
 
 /// Three parameters that are not in one bucket, one of them used on odd steps only where asked for.
@@ -93,7 +93,7 @@ fn reference(rounds: &[usize], divisor: impl Fn(usize) -> f64) -> Vec<f64> {
 fn train(
     accelerator: &Accelerator,
     model: &PreparedModel<Net>,
-    optimizer: &mut Optimizer,
+    optimizer: &mut PreparedOptimizer,
     rounds: usize,
 ) -> Result<()> {
     for round in 0..rounds {

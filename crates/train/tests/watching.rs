@@ -6,7 +6,7 @@ use std::fs;
 
 use brigade_data::{DataLoader, TensorDataset};
 use brigade_models::{Linear, Model, Path};
-use brigade_plan::{Plateau, Schedule};
+use brigade_optim::schedule::{Plateau, Schedule};
 use brigade_testkit::{World, dist_test};
 use brigade_train::track::{Csv, JsonLines, Outcome, Run, Tracker, Value};
 use brigade_train::{
@@ -53,7 +53,7 @@ fn a_plateau_moves_by_metrics_and_nothing_else() -> Result<()> {
     let (_, optimizer) = sgd();
     let plateau = Plateau { factor: 0.5, patience: 0, ..Plateau::new(0.1) };
     let mut scheduler = Scheduler::on_plateau(&optimizer, plateau)?;
-    assert!(matches!(scheduler.step(), Err(Error::Misuse(_))));
+    assert!(matches!(scheduler.step(), Err(brigade_optim::Error::InvalidArgument(_))));
     for metric in [1.0, 1.0] {
         scheduler.step_with(metric)?;
     }
@@ -67,9 +67,12 @@ fn a_plateau_moves_by_metrics_and_nothing_else() -> Result<()> {
     assert!(error.to_string().contains("is of one that counts steps"), "{error}");
     assert_eq!(again.position(), 2);
     let mut counting = Scheduler::new(&optimizer, line(10));
-    assert!(matches!(counting.step_with(1.0), Err(Error::Misuse(_))));
+    assert!(matches!(counting.step_with(1.0), Err(brigade_optim::Error::InvalidArgument(_))));
     let wrong = Plateau { factor: 2.0, ..plateau };
-    assert!(matches!(Scheduler::on_plateau(&optimizer, wrong), Err(Error::Plan(_))));
+    assert!(matches!(
+        Scheduler::on_plateau(&optimizer, wrong),
+        Err(brigade_optim::Error::Schedule(_))
+    ));
     Ok(())
 }
 
@@ -79,13 +82,11 @@ dist_test!(
     |_: World| -> Result<()> {
         let accelerator = Accelerator::new()?;
         let (_, optimizer) = sgd();
-        let schedulers = [
-            Scheduler::new(&optimizer, line(10)),
-            Scheduler::new(&optimizer, line(10)).step_per_process(true),
-        ];
+        let schedulers =
+            [Scheduler::new(&optimizer, line(10)), Scheduler::new(&optimizer, line(10))];
         let mut positions = Vec::new();
-        for scheduler in schedulers {
-            let mut scheduler = accelerator.prepare(scheduler)?;
+        for (scheduler, per_process) in schedulers.into_iter().zip([false, true]) {
+            let mut scheduler = accelerator.prepare(scheduler)?.step_per_process(per_process);
             for _ in 0..3 {
                 scheduler.step()?;
             }
@@ -94,8 +95,8 @@ dist_test!(
         assert_eq!(positions, [(3, 0.3), (6, 0.6)]);
         // A loader whose batches are split has as many steps on any number of ranks.
         let splitting = Accelerator::builder().sharing(&accelerator).split_batches(true).build()?;
-        let scheduler = Scheduler::new(&optimizer, line(10)).step_per_process(true);
-        let mut scheduler = splitting.prepare(scheduler)?;
+        let scheduler = splitting.prepare(Scheduler::new(&optimizer, line(10)))?;
+        let mut scheduler = scheduler.step_per_process(true);
         scheduler.step()?;
         assert_eq!(scheduler.position(), 1);
         Ok(())
@@ -124,11 +125,12 @@ fn a_schedule_stands_still_while_gradients_are_added_up() -> Result<()> {
     let accelerator = Accelerator::builder().cpu(true).gradient_accumulation_steps(2).build()?;
     let (model, optimizer) = sgd();
     let by_step = Scheduler::new(&optimizer, line(10));
-    let by_call = Scheduler::new(&optimizer, line(10)).step_with_optimizer(false);
+    let by_call = Scheduler::new(&optimizer, line(10));
     let data = Tensor::ones([5, 3], (Kind::Float, tch::Device::Cpu));
     let loader = DataLoader::new(TensorDataset::new(data).unwrap()).batch_size(1);
-    let (model, loader, mut by_step, mut by_call) =
+    let (model, loader, mut by_step, by_call) =
         accelerator.prepare((model, loader, by_step, by_call))?;
+    let mut by_call = by_call.step_with_optimizer(false);
     for batch in &loader {
         let batch = batch?;
         accelerator.accumulate(&model, &batch, || {

@@ -150,6 +150,7 @@ impl<'a> Graph<'a> {
 const LIGHT: &[&str] = &[
     "brigade-world",
     "brigade-plan",
+    "brigade-schedule",
     "brigade-config",
     "brigade-launch",
     "brigade-doctor",

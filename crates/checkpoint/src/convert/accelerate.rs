@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use super::optimizer::to_torch;
 use super::weights::of_object;
 use super::{FileTensor, Report, read, scaler, scheduler, write_pth, write_safetensors};
 use crate::error::Error;
 use crate::layout::{Checkpoint, Object};
+use crate::torch_optimizer::to_torch;
 use crate::value::Value;
 
 pub(super) fn write(

@@ -10,15 +10,13 @@ use std::path::Path;
 
 use super::foreign::{self, Foreign, State};
 use super::weights::{Weights, of_object};
-use super::{
-    FileTensor, Report, must_be_free, optimizer, read, scaler, scheduler, tied, write_safetensors,
-};
+use super::{FileTensor, Report, must_be_free, read, scaler, scheduler, tied, write_safetensors};
 use crate::error::Error;
 use crate::file_name::FileName;
 use crate::layout::{Checkpoint, FileFacts, MANIFEST, Manifest, Object, Staging, Writing};
 use crate::pth::TensorData;
-use crate::shards;
 use crate::value::Value;
+use crate::{shards, torch_optimizer};
 
 /// Makes a checkpoint for `load_state` of a folder of Accelerate's `save_state`, or of a dictionary that
 /// `torch.save` has written, for the program that has saved `like`. `to` must not be there yet; it appears
@@ -95,7 +93,7 @@ impl Made<'_> {
                 "optimizer" => match optimizers.next() {
                     Some(State { name: from, value }) => {
                         let ours = read(like, object)?;
-                        let (state, steps) = optimizer::from_torch(value, &ours)
+                        let (state, steps) = torch_optimizer::from_torch(value, &ours)
                             .map_err(|fact| unlike(format!("{from}: {fact}")))?;
                         if steps == 0 {
                             self.report.kept.push(format!(

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::dtype::{Dtype, TensorInfo};
 use crate::layout::Place;
 use crate::pth::{PthFile, StoredTensor, TensorData};
+use crate::torch_optimizer::StateTensor;
 
 /// A tensor in a file of some format, or small enough to be in memory.
 #[derive(Debug, Clone)]
@@ -35,12 +36,6 @@ impl FileTensor {
         Self(Source::Memory(info, bytes.into()))
     }
 
-    /// A number, as PyTorch counts an optimizer's steps.
-    pub(crate) fn number(number: f32) -> Self {
-        let info = TensorInfo { dtype: Dtype::F32, shape: Vec::new() };
-        Self(Source::Memory(info, number.to_le_bytes().as_slice().into()))
-    }
-
     /// All its bytes.
     pub(crate) fn read(&self) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
@@ -63,6 +58,18 @@ impl FileTensor {
             Dtype::I32 => f64::from(i32::from_le_bytes(bytes.try_into().ok()?)),
             _ => return None,
         })
+    }
+}
+
+impl StateTensor for FileTensor {
+    fn scalar(&self) -> Option<f64> {
+        Self::scalar(self)
+    }
+
+    /// 32 bits, as PyTorch counts an optimizer's steps.
+    fn from_scalar(number: f64) -> Self {
+        let info = TensorInfo { dtype: Dtype::F32, shape: Vec::new() };
+        Self(Source::Memory(info, (number as f32).to_le_bytes().as_slice().into()))
     }
 }
 

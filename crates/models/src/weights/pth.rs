@@ -10,9 +10,9 @@ use indexmap::IndexMap;
 use tch::Tensor;
 
 use super::damaged;
-use super::kinds::tensor_from_bytes;
 use crate::model::Shapes;
 use crate::{Error, LoadReport, Model, StateDict};
+use brigade_torch::tensor_from_bytes;
 
 type Tree = Value<StoredTensor>;
 

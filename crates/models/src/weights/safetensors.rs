@@ -13,10 +13,10 @@ use brigade_checkpoint::safetensors::{Entry, Header, layout};
 use brigade_torch::{TensorFile, bytes};
 use tch::{Device, TchError, Tensor};
 
-use super::kinds::{dtype_of, kind_of};
 use super::{damaged, io};
 use crate::model::Shapes;
 use crate::{Error, LoadReport, Model, StateDict};
+use brigade_torch::{dtype_of, kind_of};
 
 /// What is copied out of a tensor at a time: small enough for a processor's cache.
 const CHUNK_BYTES: usize = 256 << 10;

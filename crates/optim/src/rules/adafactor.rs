@@ -3,9 +3,9 @@
 use brigade_torch::Tensor;
 use brigade_torch::matrix_step::{self, AdafactorStep, Variance};
 
-use super::core::{Rule, Step};
-use super::options::{Decay, Options, builder, check};
 use crate::error::Result;
+use crate::options::{Options, WeightDecay, builder, check};
+use crate::rule::{Rule, Step};
 
 /// Adafactor (Shazeer and Stern, 2018), with the defaults and the arithmetic of `torch.optim.Adafactor`:
 /// it keeps of a matrix only the means of squares of its rows and columns.
@@ -13,12 +13,12 @@ use crate::error::Result;
 /// The learning rate is 0.01 unless set and is relative to the parameter's size; the weight decay is 0
 /// unless set, and decoupled.
 ///
-/// ```no_run
-/// # use brigade_models::{Cnn, Model};
-/// # use brigade_train::{Adafactor, Result};
-/// # fn f(model: &Model<Cnn>) -> Result<()> {
-/// let optimizer = Adafactor::default().build(model)?;
-/// # Ok(()) }
+/// ```
+/// use brigade_optim::Adafactor;
+/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+/// let optimizer = Adafactor::default().build(&model)?;
+/// # Ok::<(), brigade_optim::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[must_use]
@@ -34,7 +34,7 @@ pub struct Adafactor {
 impl Default for Adafactor {
     fn default() -> Self {
         Self {
-            options: Options { decay: Decay::Decoupled, ..Options::new(1e-2) },
+            options: Options { decay: WeightDecay::Decoupled, ..Options::new(1e-2) },
             beta2_decay: -0.8,
             eps1: None,
             eps2: 1e-3,
@@ -119,7 +119,7 @@ impl Rule for AdafactorRule {
         None
     }
 
-    fn numbers(&self) -> Vec<(&'static str, f64)> {
+    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
         let mut numbers = vec![
             ("beta2_decay", self.beta2_decay),
             ("eps2", self.eps2),
@@ -130,7 +130,7 @@ impl Rule for AdafactorRule {
         numbers
     }
 
-    fn shape(&self, slot: usize, size: &[i64]) -> Option<Vec<i64>> {
+    fn slot_shape(&self, slot: usize, size: &[i64]) -> Option<Vec<i64>> {
         let mut shape = size.to_vec();
         match (slot, size.len()) {
             (VARIANCE, 0 | 1) => {}
@@ -143,11 +143,11 @@ impl Rule for AdafactorRule {
 
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
         for slot in [ROW_VAR, COL_VAR, VARIANCE] {
-            step.fill_missing_shaped(slot, |size| self.shape(slot, size))?;
+            step.fill_missing_shaped(slot, |size| self.slot_shape(slot, size))?;
         }
-        let (lr, keep) = (step.lr, Decay::Decoupled.split(step.lr, step.weight_decay).1);
-        step.each(|parameter, gradient, kept| {
-            let steps = kept.steps() as f64;
+        let (lr, keep) = (step.lr, WeightDecay::Decoupled.split(step.lr, step.weight_decay).1);
+        step.each(|parameter, gradient, slots| {
+            let steps = slots.steps() as f64;
             let kernel = AdafactorStep {
                 rho: lr.min(1.0 / steps.sqrt()),
                 weight: steps.powf(self.beta2_decay),
@@ -158,9 +158,12 @@ impl Rule for AdafactorRule {
                 maximize: self.maximize,
             };
             let variance = if is_factored(parameter) {
-                Variance::Factored { rows: kept.need(ROW_VAR)?, columns: kept.need(COL_VAR)? }
+                Variance::Factored {
+                    rows: slots.require(ROW_VAR)?,
+                    columns: slots.require(COL_VAR)?,
+                }
             } else {
-                Variance::Whole(kept.need(VARIANCE)?)
+                Variance::Whole(slots.require(VARIANCE)?)
             };
             matrix_step::adafactor(parameter, gradient, variance, &kernel)?;
             Ok(())

@@ -3,21 +3,21 @@
 use brigade_torch::Tensor;
 use brigade_torch::fused::{self, AdagradStep};
 
-use super::core::{Rule, Step};
-use super::options::{Options, builder, check};
 use crate::error::Result;
+use crate::options::{Options, builder, check};
+use crate::rule::{Rule, Step};
 
 /// Adagrad (Duchi, Hazan and Singer, 2011), with the defaults and the arithmetic of
 /// `torch.optim.Adagrad`, on libtorch's fused kernels.
 ///
 /// The learning rate is 0.01 unless set, the weight decay 0 and added to the gradient.
 ///
-/// ```no_run
-/// # use brigade_models::{Cnn, Model};
-/// # use brigade_train::{Adagrad, Result};
-/// # fn f(model: &Model<Cnn>) -> Result<()> {
-/// let optimizer = Adagrad::default().lr(0.05).lr_decay(0.01).build(model)?;
-/// # Ok(()) }
+/// ```
+/// use brigade_optim::Adagrad;
+/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+/// let optimizer = Adagrad::default().lr(0.05).lr_decay(0.01).build(&model)?;
+/// # Ok::<(), brigade_optim::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[must_use]
@@ -104,7 +104,7 @@ impl Rule for AdagradRule {
         None
     }
 
-    fn numbers(&self) -> Vec<(&'static str, f64)> {
+    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
         vec![
             ("lr_decay", self.lr_decay),
             ("eps", self.eps),

@@ -3,87 +3,110 @@
 use brigade_torch::Tensor;
 use brigade_torch::fused::{self, AdamStep};
 
-use super::core::{Rule, Step};
-use super::options::{Options, builder, check};
 use crate::error::Result;
+use crate::options::{Options, builder, check};
+use crate::rule::{Rule, Step};
 
-/// Adam (Kingma and Ba, 2015), or with [`Adam::decoupled`] AdamW (Loshchilov and Hutter, 2019), with the
-/// defaults and the arithmetic of `torch.optim`, on libtorch's fused kernels.
-///
-/// The learning rate is 0.001 unless set, the weight decay 0.
-///
-/// ```no_run
-/// # use brigade_models::{Cnn, Model};
-/// # use brigade_train::{Adam, Result};
-/// # fn f(model: &Model<Cnn>) -> Result<()> {
-/// let optimizer = Adam::default().lr(5e-3).build(model)?;
-/// # Ok(()) }
-/// ```
-#[derive(Debug, Clone, PartialEq)]
-#[must_use]
-pub struct Adam {
-    options: Options,
-    betas: (f64, f64),
-    eps: f64,
-    amsgrad: bool,
-    maximize: bool,
-    decoupled: bool,
-}
-
-impl Default for Adam {
-    fn default() -> Self {
-        Self {
-            options: Options::new(1e-3),
-            betas: (0.9, 0.999),
-            eps: 1e-8,
-            amsgrad: false,
-            maximize: false,
-            decoupled: false,
+/// A builder of Adam's kin: `$decoupled` is its weight decay's kind, `$weight_decay` the default.
+macro_rules! adam {
+    ($(#[$doc:meta])* $builder:ident, $decoupled:literal, $weight_decay:literal) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq)]
+        #[must_use]
+        pub struct $builder {
+            options: Options,
+            betas: (f64, f64),
+            eps: f64,
+            amsgrad: bool,
+            maximize: bool,
         }
-    }
+
+        impl Default for $builder {
+            fn default() -> Self {
+                Self {
+                    options: Options { weight_decay: $weight_decay, ..Options::new(1e-3) },
+                    betas: (0.9, 0.999),
+                    eps: 1e-8,
+                    amsgrad: false,
+                    maximize: false,
+                }
+            }
+        }
+
+        impl $builder {
+            /// The decay of the running means of the gradient and of its square; (0.9, 0.999) unless set.
+            pub fn betas(mut self, first: f64, second: f64) -> Self {
+                self.betas = (first, second);
+                self
+            }
+
+            /// Added to the denominator; 1e-8 unless set.
+            pub fn eps(mut self, eps: f64) -> Self {
+                self.eps = eps;
+                self
+            }
+
+            /// Divides by the maximum of all second moments so far (Reddi et al., 2018).
+            pub fn amsgrad(mut self, amsgrad: bool) -> Self {
+                self.amsgrad = amsgrad;
+                self
+            }
+
+            /// Maximises instead of minimising.
+            pub fn maximize(mut self, maximize: bool) -> Self {
+                self.maximize = maximize;
+                self
+            }
+
+            fn rule(&self) -> Result<(AdamRule, f64)> {
+                let Self { betas: (beta1, beta2), eps, amsgrad, maximize, .. } = *self;
+                check("the first beta", beta1, 0.0..1.0)?;
+                check("the second beta", beta2, 0.0..1.0)?;
+                check("eps", eps, 0.0..f64::INFINITY)?;
+                Ok((AdamRule { beta2, eps, amsgrad, maximize, decoupled: $decoupled }, beta1))
+            }
+        }
+
+        builder!($builder);
+    };
 }
 
-impl Adam {
-    /// AdamW: decoupled weight decay, 0.01 unless set.
-    #[doc(alias = "AdamW")]
-    pub fn decoupled() -> Self {
-        Self { decoupled: true, ..Self::default() }.weight_decay(1e-2)
-    }
-
-    /// The decay of the running means of the gradient and of its square; (0.9, 0.999) unless set.
-    pub fn betas(mut self, first: f64, second: f64) -> Self {
-        self.betas = (first, second);
-        self
-    }
-
-    /// Added to the denominator; 1e-8 unless set.
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = eps;
-        self
-    }
-
-    /// Divides by the maximum of all second moments so far (Reddi et al., 2018).
-    pub fn amsgrad(mut self, amsgrad: bool) -> Self {
-        self.amsgrad = amsgrad;
-        self
-    }
-
-    /// Climbs instead of descending.
-    pub fn maximize(mut self, maximize: bool) -> Self {
-        self.maximize = maximize;
-        self
-    }
-
-    fn rule(&self) -> Result<(AdamRule, f64)> {
-        let Self { betas: (beta1, beta2), eps, amsgrad, maximize, decoupled, .. } = *self;
-        check("the first beta", beta1, 0.0..1.0)?;
-        check("the second beta", beta2, 0.0..1.0)?;
-        check("eps", eps, 0.0..f64::INFINITY)?;
-        Ok((AdamRule { beta2, eps, amsgrad, maximize, decoupled }, beta1))
-    }
+adam! {
+    /// Adam (Kingma and Ba, 2015), with the defaults and the arithmetic of `torch.optim.Adam`, on libtorch's
+    /// fused kernels.
+    ///
+    /// The learning rate is 0.001 unless set; the weight decay is 0 unless set, and added to the gradient.
+    ///
+    /// ```
+    /// use brigade_optim::Adam;
+    /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+    /// # let _ = tch::nn::linear(model.root(), 2, 2, Default::default());
+    /// let optimizer = Adam::default().lr(5e-3).build(&model)?;
+    /// assert_eq!(optimizer.lr(), 5e-3);
+    /// # Ok::<(), brigade_optim::Error>(())
+    /// ```
+    Adam, false, 0.0
 }
 
-builder!(Adam);
+adam! {
+    /// AdamW (Loshchilov and Hutter, 2019): Adam with decoupled weight decay, with the defaults and the
+    /// arithmetic of `torch.optim.AdamW`, on libtorch's fused kernels.
+    ///
+    /// The learning rate is 0.001 unless set; the weight decay is 0.01 unless set, and shrinks the weight by
+    /// the learning rate times itself before each step.
+    ///
+    /// ```
+    /// use brigade_optim::AdamW;
+    /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+    /// # let _ = tch::nn::linear(model.root(), 2, 2, Default::default());
+    /// let optimizer =
+    ///     AdamW::default().weight_decay(0.1).no_decay_on_norms_and_biases(true).build(&model)?;
+    /// let decays: Vec<f64> = optimizer.groups().iter().map(|group| group.weight_decay()).collect();
+    /// assert_eq!(decays, [0.1, 0.0]);
+    /// # Ok::<(), brigade_optim::Error>(())
+    /// ```
+    AdamW, true, 0.01
+}
 
 #[derive(Debug)]
 struct AdamRule {
@@ -115,7 +138,7 @@ impl Rule for AdamRule {
         Some("beta1")
     }
 
-    fn numbers(&self) -> Vec<(&'static str, f64)> {
+    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
         vec![
             ("beta2", self.beta2),
             ("eps", self.eps),
@@ -125,7 +148,7 @@ impl Rule for AdamRule {
         ]
     }
 
-    fn shape(&self, slot: usize, size: &[i64]) -> Option<Vec<i64>> {
+    fn slot_shape(&self, slot: usize, size: &[i64]) -> Option<Vec<i64>> {
         (slot != MAX_EXP_AVG_SQ || self.amsgrad).then(|| size.to_vec())
     }
 

@@ -2,21 +2,21 @@
 
 use brigade_torch::flat::{self, LambStep};
 
-use super::core::{Rule, Step};
-use super::options::{Decay, Options, builder, check};
 use crate::error::Result;
+use crate::options::{Options, WeightDecay, builder, check};
+use crate::rule::{Rule, Step};
 
 /// LAMB (You et al., 2020) in fastai's form: Adam's step, whose length for each parameter follows the
 /// parameter's norm, at most `max_trust` times.
 ///
 /// The learning rate is 0.001 unless set, the weight decay 0 and decoupled.
 ///
-/// ```no_run
-/// # use brigade_models::{Cnn, Model};
-/// # use brigade_train::{Lamb, Result};
-/// # fn f(model: &Model<Cnn>) -> Result<()> {
-/// let optimizer = Lamb::default().lr(0.01).build(model)?;
-/// # Ok(()) }
+/// ```
+/// use brigade_optim::Lamb;
+/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+/// let optimizer = Lamb::default().lr(0.01).build(&model)?;
+/// # Ok::<(), brigade_optim::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[doc(alias = "LAMB")]
@@ -85,7 +85,7 @@ struct LambRule {
     eps: f64,
     max_trust: f64,
     maximize: bool,
-    decay: Decay,
+    decay: WeightDecay,
 }
 
 const EXP_AVG: usize = 0;
@@ -108,7 +108,7 @@ impl Rule for LambRule {
         Some("beta1")
     }
 
-    fn numbers(&self) -> Vec<(&'static str, f64)> {
+    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
         vec![
             ("beta2", self.beta2),
             ("eps", self.eps),
@@ -123,8 +123,8 @@ impl Rule for LambRule {
         step.fill_missing(EXP_AVG_SQ)?;
         let (l2, keep) = self.decay.split(step.lr, step.weight_decay);
         let (lr, beta1, beta2) = (step.lr, step.momentum, self.beta2);
-        step.each(|parameter, gradient, state| {
-            let steps = state.steps() as f64;
+        step.each(|parameter, gradient, slots| {
+            let steps = slots.steps() as f64;
             let kernel = LambStep {
                 lr,
                 mean_scale: 1.0 / (1.0 - beta1.powf(steps)),
@@ -137,7 +137,7 @@ impl Rule for LambRule {
                 keep,
                 maximize: self.maximize,
             };
-            let (mean, square) = (state.need(EXP_AVG)?, state.need(EXP_AVG_SQ)?);
+            let (mean, square) = (slots.require(EXP_AVG)?, slots.require(EXP_AVG_SQ)?);
             flat::lamb(parameter, gradient, mean, square, &kernel)?;
             Ok(())
         })

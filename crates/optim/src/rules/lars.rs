@@ -2,21 +2,21 @@
 
 use brigade_torch::flat::{self, LarcStep};
 
-use super::core::{Rule, Step};
-use super::options::{Decay, Options, builder, check};
 use crate::error::Result;
+use crate::options::{Options, WeightDecay, builder, check};
+use crate::rule::{Rule, Step};
 
 /// LARS (You, Gitman and Ginsburg, 2017), and LARC, which clips its rate: SGD with momentum, each
 /// parameter at a rate that follows the ratio of its norm to its gradient's. In fastai's form.
 ///
 /// The weight decay is 0 unless set, and decoupled.
 ///
-/// ```no_run
-/// # use brigade_models::{Cnn, Model};
-/// # use brigade_train::{Lars, Result};
-/// # fn f(model: &Model<Cnn>) -> Result<()> {
-/// let optimizer = Lars::larc(0.01).build(model)?;
-/// # Ok(()) }
+/// ```
+/// use brigade_optim::Lars;
+/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+/// let optimizer = Lars::larc(0.01).build(&model)?;
+/// # Ok::<(), brigade_optim::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[doc(alias = "LARS")]
@@ -98,7 +98,7 @@ struct LarsRule {
     eps: f64,
     clip: bool,
     maximize: bool,
-    decay: Decay,
+    decay: WeightDecay,
 }
 
 const MOMENTUM_BUFFER: usize = 0;
@@ -120,7 +120,7 @@ impl Rule for LarsRule {
         Some("momentum")
     }
 
-    fn numbers(&self) -> Vec<(&'static str, f64)> {
+    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
         vec![
             ("trust", self.trust),
             ("eps", self.eps),
@@ -129,7 +129,7 @@ impl Rule for LarsRule {
         ]
     }
 
-    fn optional(&self, _slot: usize) -> bool {
+    fn is_optional(&self, _slot: usize) -> bool {
         true
     }
 
@@ -149,8 +149,8 @@ impl Rule for LarsRule {
             keep,
             maximize: self.maximize,
         };
-        step.each(|parameter, gradient, state| {
-            flat::larc(parameter, gradient, state.get(MOMENTUM_BUFFER), &kernel)?;
+        step.each(|parameter, gradient, slots| {
+            flat::larc(parameter, gradient, slots.get(MOMENTUM_BUFFER), &kernel)?;
             Ok(())
         })
     }

@@ -2,9 +2,9 @@
 
 use brigade_torch::matrix_step::{self, MuonStep};
 
-use super::core::{Rule, Step};
-use super::options::{Decay, Options, builder, check};
 use crate::error::{Error, Result};
+use crate::options::{Options, WeightDecay, builder, check};
+use crate::rule::{Rule, Step};
 
 /// Muon (Jordan et al., 2024), with the defaults and the arithmetic of `torch.optim.Muon`: momentum whose
 /// singular values are all made nearly 1. For the matrices of hidden layers.
@@ -14,13 +14,13 @@ use crate::error::{Error, Result};
 ///
 /// The learning rate is 0.001 unless set; the weight decay is 0.1 unless set, and decoupled.
 ///
-/// ```no_run
-/// # use brigade_models::{Linear, Model};
-/// # use brigade_train::{Adam, Muon, Result};
-/// # fn f(model: &Model<Linear>) -> Result<()> {
-/// let matrices = Muon::default().lr(0.02).only("hidden*.weight").build(model)?;
-/// let others = Adam::decoupled().except("hidden*.weight").build(model)?;
-/// # Ok(()) }
+/// ```
+/// use brigade_optim::{AdamW, Muon};
+/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+/// let matrices = Muon::default().lr(0.02).only("*hidden*.weight").build(&model)?;
+/// let others = AdamW::default().except("*hidden*.weight").build(&model)?;
+/// # Ok::<(), brigade_optim::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[must_use]
@@ -48,7 +48,11 @@ pub enum MuonRate {
 impl Default for Muon {
     fn default() -> Self {
         Self {
-            options: Options { decay: Decay::Decoupled, weight_decay: 0.1, ..Options::new(1e-3) },
+            options: Options {
+                decay: WeightDecay::Decoupled,
+                weight_decay: 0.1,
+                ..Options::new(1e-3)
+            },
             momentum: 0.95,
             nesterov: true,
             coefficients: (3.4445, -4.775, 2.0315),
@@ -138,7 +142,7 @@ impl Rule for MuonRule {
         Some("momentum")
     }
 
-    fn numbers(&self) -> Vec<(&'static str, f64)> {
+    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
         let (a, b, c) = self.coefficients;
         vec![
             ("nesterov", self.nesterov.into()),
@@ -151,11 +155,11 @@ impl Rule for MuonRule {
         ]
     }
 
-    fn takes(&self, name: &str, size: &[i64]) -> Result<()> {
+    fn check_parameter(&self, name: &str, size: &[i64]) -> Result<()> {
         if size.len() == 2 {
             return Ok(());
         }
-        Err(Error::Misuse(format!(
+        Err(Error::InvalidArgument(format!(
             "Muon steps matrices only, but `{name}` has shape {size:?}: choose matrices with `only`, and \
              give the others an optimizer of their own"
         )))
@@ -164,8 +168,8 @@ impl Rule for MuonRule {
     fn step(&self, step: &mut Step<'_>) -> Result<()> {
         step.fill_missing(MOMENTUM_BUFFER)?;
         let (lr, momentum) = (step.lr, step.momentum);
-        let (_, keep) = Decay::Decoupled.split(lr, step.weight_decay);
-        step.each(|parameter, gradient, kept| {
+        let (_, keep) = WeightDecay::Decoupled.split(lr, step.weight_decay);
+        step.each(|parameter, gradient, slots| {
             let (rows, columns) = parameter.size2()?;
             let (rows, columns) = (rows as f64, columns as f64);
             let ratio = match self.rate {
@@ -181,7 +185,7 @@ impl Rule for MuonRule {
                 eps: self.eps,
                 keep,
             };
-            matrix_step::muon(parameter, gradient, kept.need(MOMENTUM_BUFFER)?, &kernel)?;
+            matrix_step::muon(parameter, gradient, slots.require(MOMENTUM_BUFFER)?, &kernel)?;
             Ok(())
         })
     }

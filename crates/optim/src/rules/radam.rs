@@ -2,10 +2,10 @@
 
 use brigade_torch::flat::{self, RectifiedStep};
 
-use super::core::{Rule, Step};
-use super::lookahead::Lookahead;
-use super::options::{Decay, Options, builder, check};
 use crate::error::Result;
+use crate::lookahead::Lookahead;
+use crate::options::{Options, WeightDecay, builder, check};
+use crate::rule::{Rule, Step};
 
 /// Rectified Adam (Liu et al., 2020): Adam, but a plain step with momentum as long as the mean of the
 /// squared gradients rests on too few of them.
@@ -13,12 +13,12 @@ use crate::error::Result;
 /// [`RAdam::default`] has the defaults and the arithmetic of `torch.optim.RAdam`, [`RAdam::fastai`] those
 /// of fastai, and [`RAdam::ranger`] is fastai's Ranger. The learning rate is 0.001 unless set.
 ///
-/// ```no_run
-/// # use brigade_models::{Cnn, Model};
-/// # use brigade_train::{RAdam, Result};
-/// # fn f(model: &Model<Cnn>) -> Result<()> {
-/// let optimizer = RAdam::ranger().lr(8e-3).build(model)?;
-/// # Ok(()) }
+/// ```
+/// use brigade_optim::RAdam;
+/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+/// let optimizer = RAdam::ranger().lr(8e-3).build(&model)?;
+/// # Ok::<(), brigade_optim::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[must_use]
@@ -103,7 +103,7 @@ struct RAdamRule {
     eps: f64,
     eps_of: EpsOf,
     maximize: bool,
-    decay: Decay,
+    decay: WeightDecay,
 }
 
 const EXP_AVG: usize = 0;
@@ -126,7 +126,7 @@ impl Rule for RAdamRule {
         Some("beta1")
     }
 
-    fn numbers(&self) -> Vec<(&'static str, f64)> {
+    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
         vec![
             ("beta2", self.beta2),
             ("eps", self.eps),
@@ -141,8 +141,8 @@ impl Rule for RAdamRule {
         step.fill_missing(EXP_AVG_SQ)?;
         let (l2, keep) = self.decay.split(step.lr, step.weight_decay);
         let (lr, beta1, beta2) = (step.lr, step.momentum, self.beta2);
-        step.each(|parameter, gradient, state| {
-            let steps = state.steps() as f64;
+        step.each(|parameter, gradient, slots| {
+            let steps = slots.steps() as f64;
             let bias1 = 1.0 - beta1.powf(steps);
             let bias2 = 1.0 - beta2.powf(steps);
             let rectification = rectification(beta2, steps);
@@ -164,7 +164,7 @@ impl Rule for RAdamRule {
                 keep,
                 maximize: self.maximize,
             };
-            let (mean, square) = (state.need(EXP_AVG)?, state.need(EXP_AVG_SQ)?);
+            let (mean, square) = (slots.require(EXP_AVG)?, slots.require(EXP_AVG_SQ)?);
             flat::rectified(parameter, gradient, mean, square, &kernel)?;
             Ok(())
         })

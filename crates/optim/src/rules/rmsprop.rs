@@ -2,20 +2,20 @@
 
 use brigade_torch::flat::{self, RmsPropStep};
 
-use super::core::{Rule, Step};
-use super::options::{Decay, Options, builder, check};
 use crate::error::Result;
+use crate::options::{Options, WeightDecay, builder, check};
+use crate::rule::{Rule, Step};
 
 /// RMSprop (Hinton, 2012), with the defaults and the arithmetic of `torch.optim.RMSprop`.
 ///
 /// The learning rate is 0.01 unless set, the weight decay 0 and added to the gradient.
 ///
-/// ```no_run
-/// # use brigade_models::{Cnn, Model};
-/// # use brigade_train::{Result, RmsProp};
-/// # fn f(model: &Model<Cnn>) -> Result<()> {
-/// let optimizer = RmsProp::default().alpha(0.95).momentum(0.9).centered(true).build(model)?;
-/// # Ok(()) }
+/// ```
+/// use brigade_optim::RmsProp;
+/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+/// let optimizer = RmsProp::default().alpha(0.95).momentum(0.9).centered(true).build(&model)?;
+/// # Ok::<(), brigade_optim::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[doc(alias = "RMSprop")]
@@ -107,7 +107,7 @@ struct RmsPropRule {
     centered: bool,
     maximize: bool,
     momentum_of_gradient: bool,
-    decay: Decay,
+    decay: WeightDecay,
 }
 
 const SQUARE_AVG: usize = 0;
@@ -131,7 +131,7 @@ impl Rule for RmsPropRule {
         Some("momentum")
     }
 
-    fn numbers(&self) -> Vec<(&'static str, f64)> {
+    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
         vec![
             ("alpha", self.alpha),
             ("eps", self.eps),
@@ -142,11 +142,11 @@ impl Rule for RmsPropRule {
         ]
     }
 
-    fn shape(&self, slot: usize, size: &[i64]) -> Option<Vec<i64>> {
+    fn slot_shape(&self, slot: usize, size: &[i64]) -> Option<Vec<i64>> {
         (slot != GRAD_AVG || self.centered).then(|| size.to_vec())
     }
 
-    fn optional(&self, slot: usize) -> bool {
+    fn is_optional(&self, slot: usize) -> bool {
         slot == MOMENTUM_BUFFER
     }
 
@@ -169,13 +169,13 @@ impl Rule for RmsPropRule {
             keep,
             maximize: self.maximize,
         };
-        step.each(|parameter, gradient, state| {
+        step.each(|parameter, gradient, slots| {
             flat::rmsprop(
                 parameter,
                 gradient,
-                state.need(SQUARE_AVG)?,
-                state.get(GRAD_AVG).filter(|_| self.centered),
-                state.get(MOMENTUM_BUFFER),
+                slots.require(SQUARE_AVG)?,
+                slots.get(GRAD_AVG).filter(|_| self.centered),
+                slots.get(MOMENTUM_BUFFER),
                 &kernel,
             )?;
             Ok(())

@@ -3,19 +3,19 @@
 use brigade_torch::fused::{self, SgdStep};
 use brigade_torch::{Tensor, gradients};
 
-use super::core::{Rule, Step};
-use super::options::{Decay, Options, builder, check};
 use crate::error::{Error, Result};
+use crate::options::{Options, WeightDecay, builder, check};
+use crate::rule::{Rule, Step};
 
 /// Stochastic gradient descent with momentum, with the arithmetic of `torch.optim.SGD`, on libtorch's
 /// fused kernels. The weight decay is 0 unless set, and added to the gradient.
 ///
-/// ```no_run
-/// # use brigade_models::{Cnn, Model};
-/// # use brigade_train::{Result, Sgd};
-/// # fn f(model: &Model<Cnn>) -> Result<()> {
-/// let optimizer = Sgd::new(0.1).momentum(0.9).nesterov(true).build(model)?;
-/// # Ok(()) }
+/// ```
+/// use brigade_optim::Sgd;
+/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+/// # let _ = tch::nn::linear(model.root() / "module1" / "hidden1", 2, 2, Default::default());
+/// let optimizer = Sgd::new(0.1).momentum(0.9).nesterov(true).build(&model)?;
+/// # Ok::<(), brigade_optim::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[must_use]
@@ -68,7 +68,7 @@ impl Sgd {
         check("the momentum", momentum, 0.0..f64::INFINITY)?;
         check("the dampening", dampening, f64::MIN..f64::INFINITY)?;
         if nesterov && (momentum == 0.0 || dampening != 0.0) {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "Nesterov's momentum needs a momentum and no dampening, found momentum {momentum} and \
                  dampening {dampening}"
             )));
@@ -84,7 +84,7 @@ struct SgdRule {
     dampening: f64,
     nesterov: bool,
     maximize: bool,
-    decay: Decay,
+    decay: WeightDecay,
 }
 
 const MOMENTUM_BUFFER: usize = 0;
@@ -106,7 +106,7 @@ impl Rule for SgdRule {
         Some("momentum")
     }
 
-    fn numbers(&self) -> Vec<(&'static str, f64)> {
+    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
         vec![
             ("dampening", self.dampening),
             ("nesterov", self.nesterov.into()),
@@ -115,7 +115,7 @@ impl Rule for SgdRule {
         ]
     }
 
-    fn optional(&self, _slot: usize) -> bool {
+    fn is_optional(&self, _slot: usize) -> bool {
         true
     }
 
@@ -141,7 +141,7 @@ impl Rule for SgdRule {
         // The kernel takes all buffers of a call as new or none: a parameter whose first gradient comes
         // late is stepped in a call of its own.
         let (old, new): (Vec<usize>, Vec<usize>) =
-            (0..chosen.len()).partition(|&index| step.places.has(chosen[index], MOMENTUM_BUFFER));
+            (0..chosen.len()).partition(|&index| step.states.has(chosen[index], MOMENTUM_BUFFER));
         step.fill_missing(MOMENTUM_BUFFER)?;
         for (indices, first) in [(old, false), (new, true)] {
             if indices.is_empty() {
@@ -150,7 +150,7 @@ impl Rule for SgdRule {
             let chosen: Vec<usize> = indices.iter().map(|&index| chosen[index]).collect();
             let parameters: Vec<&Tensor> = indices.iter().map(|&index| parameters[index]).collect();
             let gradients: Vec<&Tensor> = indices.iter().map(|&index| gradients[index]).collect();
-            let buffers = step.places.list(&chosen, MOMENTUM_BUFFER);
+            let buffers = step.states.list(&chosen, MOMENTUM_BUFFER);
             fused::sgd(&parameters, &gradients, &buffers, &kernel(first))?;
         }
         Ok(())

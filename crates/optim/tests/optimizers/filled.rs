@@ -1,9 +1,10 @@
 //! Parameters and gradients filled by the formula of the golden files, and steps along them.
 
 use brigade_models::{Init, Model, Path};
+use brigade_optim::Optimizer;
 use brigade_testkit::assert_close;
-use brigade_train::{Kind, Optimizer, Tensor};
 use serde_json::Value;
+use tch::{Kind, Tensor};
 
 /// float32 of `scale * sin(0.37 i + 1.7 j)`.
 fn fill(shape: &[i64], number: i64, scale: f64, kind: Kind) -> Tensor {

@@ -1,11 +1,13 @@
 //! golden/optimizers.json (torch.optim, six steps; fastai, twelve) and golden/torch_optimizers.json.
 
 use brigade_models::Model;
-use brigade_train::{
-    Adafactor, Adagrad, Adam, Group, Kind, Lamb, Lars, Lookahead, Muon, MuonRate, Optimizer, RAdam,
-    Result, RmsProp, Sgd,
+use brigade_optim::{
+    Adafactor, Adagrad, Adam, AdamW, Group, Lamb, Lars, Lookahead, Muon, MuonRate, Optimizer,
+    RAdam, Result, RmsProp, Sgd,
 };
 use serde_json::Value;
+
+use tch::Kind;
 
 use crate::filled::{
     Filled, MATRICES, SHAPES, assert_all_close, model, model_of, numbers, take, torch_golden,
@@ -66,12 +68,12 @@ fn adam() {
 #[test]
 fn adamw() {
     follows("adamw", |model| {
-        Adam::decoupled().lr(0.005).betas(0.9, 0.95).eps(1e-7).weight_decay(0.1).build(model)
+        AdamW::default().lr(0.005).betas(0.9, 0.95).eps(1e-7).weight_decay(0.1).build(model)
     });
     follows("fastai_adam", |model| {
-        Adam::decoupled().lr(0.01).betas(0.9, 0.99).eps(1e-5).weight_decay(0.01).build(model)
+        AdamW::default().lr(0.01).betas(0.9, 0.99).eps(1e-5).weight_decay(0.01).build(model)
     });
-    follows_torch("adamw_f64", |model| Adam::decoupled().lr(0.01).build(model));
+    follows_torch("adamw_f64", |model| AdamW::default().lr(0.01).build(model));
 }
 
 #[test]
@@ -184,7 +186,7 @@ fn muon() {
 #[test]
 fn groups_have_numbers_of_their_own() {
     follows_torch("groups", |model| {
-        let adamw = Adam::decoupled().lr(0.01).weight_decay(0.1);
+        let adamw = AdamW::default().lr(0.01).weight_decay(0.1);
         adamw
             .group(Group::matching("p1").lr(0.001).weight_decay(0.0))
             .group(Group::matching("p2").lr(0.1))

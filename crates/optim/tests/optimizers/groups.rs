@@ -1,9 +1,9 @@
 //! Parameter groups: which parameter is where, and what schedules do to them.
 
 use brigade_models::{BatchNorm2d, Conv2d, Conv2dOptions, LayerNorm, Linear, Model, Path};
-use brigade_plan::Schedule;
+use brigade_optim::schedule::Schedule;
+use brigade_optim::{Adam, AdamW, Group, ParameterGroup, Scheduler, Sgd};
 use brigade_testkit::assert_close;
-use brigade_train::{Adam, Group, ParameterGroup, Scheduler, Sgd};
 
 use crate::filled::model;
 
@@ -51,7 +51,7 @@ fn the_first_group_that_matches_takes_a_parameter() {
 
 #[test]
 fn norms_and_biases_do_not_decay() {
-    let optimizer = Adam::decoupled()
+    let optimizer = AdamW::default()
         .group(Group::matching("head.*").weight_decay(0.3))
         .no_decay_on_norms_and_biases(true)
         .build(&layers())
@@ -71,7 +71,7 @@ fn norms_and_biases_do_not_decay() {
 
 #[test]
 fn only_and_except_choose_parameters() {
-    let all = |optimizer: brigade_train::Optimizer| -> Vec<String> {
+    let all = |optimizer: brigade_optim::Optimizer| -> Vec<String> {
         optimizer.groups().iter().flat_map(|group| group.names().to_vec()).collect()
     };
     let only = Sgd::new(0.1).only("conv.*").only("head.*").except("*.bias").build(&layers());
@@ -116,7 +116,7 @@ fn rates_are_set_for_all_or_for_one_group() {
     let mut optimizer = Sgd::new(0.1).group(Group::matching("p1").lr(0.2)).build(&model).unwrap();
     optimizer.set_lr(0.05).unwrap();
     optimizer.set_group_lr(1, 0.4).unwrap();
-    let rates = |optimizer: &brigade_train::Optimizer| -> Vec<f64> {
+    let rates = |optimizer: &brigade_optim::Optimizer| -> Vec<f64> {
         optimizer.groups().iter().map(ParameterGroup::lr).collect()
     };
     assert_eq!((optimizer.lr(), rates(&optimizer)), (0.05, vec![0.05, 0.4]));

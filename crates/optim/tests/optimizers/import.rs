@@ -4,10 +4,12 @@
 use std::path::PathBuf;
 
 use brigade_models::Model;
-use brigade_train::{
-    Adafactor, Adagrad, Adam, Error, Group, Optimizer, RAdam, Result, RmsProp, Sgd, StateMismatch,
-    Tensor,
+use brigade_optim::{
+    Adafactor, Adagrad, Adam, AdamW, Error, Group, Optimizer, RAdam, Result, RmsProp, Sgd,
+    StateMismatch,
 };
+
+use tch::Tensor;
 
 use crate::filled::{Filled, assert_all_close, model, numbers, take, torch_golden, values};
 
@@ -43,7 +45,7 @@ fn training_goes_on_as_in_pytorch() {
 fn groups_are_matched_by_name_and_bring_their_numbers() {
     // The rates are those of the file, not these.
     let build = |m: &Model<Filled>| {
-        let adamw = Adam::decoupled().lr(0.5).weight_decay(0.3);
+        let adamw = AdamW::default().lr(0.5).weight_decay(0.3);
         adamw.group(Group::matching("p1").lr(0.05)).build(m)
     };
     goes_on("adamw_groups", build);
@@ -68,19 +70,19 @@ fn another_optimizers_state_is_refused() {
     assert!(error.to_string().contains("beta1"), "{error}");
     let error = refused("adam", Adam::default().lr(0.01).build(&model));
     assert!(error.to_string().contains("amsgrad = 1"), "{error}");
-    let error = refused("adamw_groups", Adam::decoupled().build(&model));
+    let error = refused("adamw_groups", AdamW::default().build(&model));
     assert!(
-        matches!(error, Error::OptimizerState(StateMismatch::Groups { expected: 1, found: 2 })),
+        matches!(error, Error::State(StateMismatch::Groups { expected: 1, found: 2 })),
         "{error}"
     );
-    let groups = Adam::decoupled().group(Group::matching("p2")).build(&model);
+    let groups = AdamW::default().group(Group::matching("p2")).build(&model);
     let error = refused("adamw_groups", groups);
     assert!(error.to_string().contains("as parameter 1 of group 0 it has `p2`"), "{error}");
     let error = refused("sgd", Sgd::new(0.1).momentum(0.9).only("p0").build(&model));
     assert!(
-        matches!(error, Error::OptimizerState(StateMismatch::Sizes { expected: 1, found: 3, .. })),
+        matches!(error, Error::State(StateMismatch::Sizes { expected: 1, found: 3, .. })),
         "{error}"
     );
     let error = refused("nowhere", Sgd::new(0.1).build(&model));
-    assert!(matches!(error, Error::Checkpoint(_)), "{error}");
+    assert!(matches!(error, Error::File(_)), "{error}");
 }

@@ -1,7 +1,9 @@
 //! What is refused, and parameters without gradients.
 
 use brigade_models::{Model, Path};
-use brigade_train::{Adafactor, Adam, Group, Kind, Lars, Lookahead, Muon, RAdam, RmsProp, Sgd};
+use brigade_optim::{Adafactor, Adam, Group, Lars, Lookahead, Muon, RAdam, RmsProp, Sgd};
+
+use tch::Kind;
 
 use crate::filled::{MATRICES, model, model_of};
 

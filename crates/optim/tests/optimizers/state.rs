@@ -1,10 +1,12 @@
 //! State saved and loaded: a run that goes on from it is the run that was not stopped, bit for bit.
 
 use brigade_models::Model;
-use brigade_train::{
-    Adafactor, Adagrad, Adam, Error, Group, Kind, Lamb, Lars, Lookahead, Muon, Optimizer, RAdam,
-    Result, RmsProp, Sgd, StateMismatch, Tensor,
+use brigade_optim::{
+    Adafactor, Adagrad, Adam, AdamW, Error, Group, Lamb, Lars, Lookahead, Muon, Optimizer, RAdam,
+    Result, RmsProp, Sgd, StateMismatch,
 };
+
+use tch::{Kind, Tensor};
 
 use crate::filled::{Filled, MATRICES, SHAPES, model, model_of, take, values};
 
@@ -17,7 +19,7 @@ const KINDS: [(&str, Build); 14] = [
     ("adam", |m| Adam::default().build(m)),
     ("adam with amsgrad", |m| Adam::default().amsgrad(true).build(m)),
     ("adamw in groups", |m| {
-        Adam::decoupled().group(Group::matching("p1").lr(0.1).weight_decay(0.0)).build(m)
+        AdamW::default().group(Group::matching("p1").lr(0.1).weight_decay(0.0)).build(m)
     }),
     ("rmsprop", |m| RmsProp::default().build(m)),
     ("rmsprop, all on", |m| RmsProp::default().centered(true).momentum(0.9).build(m)),
@@ -85,7 +87,7 @@ fn names_are_pytorchs() {
 }
 
 /// A state after three steps.
-fn saved(build: Build) -> brigade_train::OptimizerState {
+fn saved(build: Build) -> brigade_optim::OptimizerState {
     let model = model();
     let mut optimizer = build(&model).unwrap();
     take(&model, &mut optimizer, 0..3);
@@ -95,7 +97,7 @@ fn saved(build: Build) -> brigade_train::OptimizerState {
 #[test]
 fn what_does_not_fit_is_named_and_changes_nothing() {
     let adam: Build = |m| Adam::default().build(m);
-    type Spoil = fn(&mut brigade_train::OptimizerState);
+    type Spoil = fn(&mut brigade_optim::OptimizerState);
     let faults: [(&str, Spoil); 9] = [
         ("is of SGD, but this optimizer is Adam", |s| s.kind = "SGD".to_owned()),
         ("as parameter 1 of the model it has `other`", |s| s.parameters[1].name = "other".into()),
@@ -117,7 +119,7 @@ fn what_does_not_fit_is_named_and_changes_nothing() {
         let mut optimizer = adam(&model).unwrap();
         take(&model, &mut optimizer, 0..2);
         let error = optimizer.load_state_dict(&state).unwrap_err();
-        assert!(matches!(error, Error::OptimizerState(_)), "{error:?}");
+        assert!(matches!(error, Error::State(_)), "{error:?}");
         assert!(error.to_string().contains(named), "{error}");
         take(&model, &mut optimizer, 2..4);
 
@@ -134,7 +136,7 @@ fn a_step_that_is_no_count_is_refused() {
     let model = model();
     let error = Adam::default().build(&model).unwrap().load_state_dict(&state).unwrap_err();
     assert!(
-        matches!(&error, Error::OptimizerState(StateMismatch::Step { found, .. }) if *found == -1.0),
+        matches!(&error, Error::State(StateMismatch::Step { found, .. }) if *found == -1.0),
         "{error}"
     );
 }

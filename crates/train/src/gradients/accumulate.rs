@@ -215,10 +215,10 @@ impl Accelerator {
     /// The last batch of the data ends the window, however short it is.
     ///
     /// ```no_run
-    /// # use brigade_train::{Accelerator, Optimizer, PreparedModel, PreparedLoader, Result};
+    /// # use brigade_train::{Accelerator, PreparedOptimizer, PreparedModel, PreparedLoader, Result};
     /// # use brigade_models::Cnn;
     /// # use brigade_data::LabelledImages;
-    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, optimizer: &mut Optimizer,
+    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, optimizer: &mut PreparedOptimizer,
     /// #      train: &PreparedLoader<brigade_data::DataLoader<LabelledImages>>) -> Result<()> {
     /// for batch in train {
     ///     let batch = batch?;

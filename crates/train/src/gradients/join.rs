@@ -68,10 +68,10 @@ impl Accelerator {
     /// after another, in the order given.
     ///
     /// ```no_run
-    /// # use brigade_train::{Accelerator, JoinInputs, Optimizer, PreparedModel, PreparedLoader, Result};
+    /// # use brigade_train::{Accelerator, JoinInputs, PreparedOptimizer, PreparedModel, PreparedLoader, Result};
     /// # use brigade_models::Cnn;
     /// # use brigade_data::LabelledImages;
-    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, optimizer: &mut Optimizer,
+    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, optimizer: &mut PreparedOptimizer,
     /// #      train: &PreparedLoader<brigade_data::DataLoader<LabelledImages>>) -> Result<()> {
     /// accelerator.join_uneven_inputs(model, JoinInputs::default(), || {
     ///     for batch in train {

@@ -26,10 +26,10 @@ impl Accelerator {
     /// Begins [`LocalSgd`]. With `enabled` off it only stands there, so that a loop can be written once.
     ///
     /// ```no_run
-    /// # use brigade_train::{Accelerator, Optimizer, PreparedModel, PreparedLoader, Result};
+    /// # use brigade_train::{Accelerator, PreparedOptimizer, PreparedModel, PreparedLoader, Result};
     /// # use brigade_models::Cnn;
     /// # use brigade_data::LabelledImages;
-    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, optimizer: &mut Optimizer,
+    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, optimizer: &mut PreparedOptimizer,
     /// #      train: &PreparedLoader<brigade_data::DataLoader<LabelledImages>>) -> Result<()> {
     /// let mut local = accelerator.local_sgd(model, 8, true)?;
     /// for batch in train {

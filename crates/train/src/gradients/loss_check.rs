@@ -14,7 +14,7 @@ use brigade_torch::{
 use crate::accelerator::{Accelerator, AcceleratorBuilder, Job};
 use crate::error::{Error, Result};
 use crate::gradients::hook::PowerSgdHook;
-use crate::optim::{Core, lock};
+use crate::optimizer::SavedOptimizer;
 
 /// Looks at the losses of one [`Accelerator`].
 ///
@@ -37,7 +37,7 @@ pub(crate) struct LossCheck {
     store: Option<Store>,
     state: Mutex<State>,
     models: Mutex<Vec<Weak<CheckedModel>>>,
-    optimizers: Mutex<Vec<Weak<Mutex<Core>>>>,
+    optimizers: Mutex<Vec<Weak<SavedOptimizer>>>,
 }
 
 #[derive(Default)]
@@ -98,13 +98,13 @@ impl AcceleratorBuilder {
     /// rank of another program, such as PyTorch's DistributedDataParallel, takes part without knowing it.
     ///
     /// A program can leave such a batch out: all ranks get the error in the same backward, so it calls
-    /// [`crate::Optimizer::zero_grad`] and goes on. With accumulation the window's other batches are
+    /// [`crate::PreparedOptimizer::zero_grad`] and goes on. With accumulation the window's other batches are
     /// left out, too, where there are several processes.
     ///
     /// ```no_run
-    /// # use brigade_train::{Accelerator, Error, Optimizer, PreparedModel, Result, Tensor};
+    /// # use brigade_train::{Accelerator, Error, PreparedModel, PreparedOptimizer, Result, Tensor};
     /// # use brigade_models::Cnn;
-    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, optimizer: &mut Optimizer,
+    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, optimizer: &mut PreparedOptimizer,
     /// #      images: &Tensor, labels: &Tensor) -> Result<()> {
     /// let loss = model.forward(images)?.cross_entropy_for_logits(labels);
     /// match accelerator.backward(&loss).and_then(|()| optimizer.step()) {
@@ -197,7 +197,7 @@ impl LossCheck {
     }
 
     /// An optimizer that is prepared now: the backwards so far, none of which concerns it.
-    pub(crate) fn register(&self, optimizer: &Arc<Mutex<Core>>) -> u64 {
+    pub(crate) fn register(&self, optimizer: &Arc<SavedOptimizer>) -> u64 {
         let mut optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
         optimizers.retain(|other| other.strong_count() > 0);
         optimizers.push(Arc::downgrade(optimizer));
@@ -455,7 +455,7 @@ impl LossCheck {
     fn next_step(&self) -> Option<u64> {
         let optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
         let alive = optimizers.iter().filter_map(Weak::upgrade);
-        alive.map(|core| lock(&core).steps() + 1).max()
+        alive.map(|saved| saved.0.steps() + 1).max()
     }
 
     /// `step` is the one that is about to be made.
@@ -474,9 +474,9 @@ impl LossCheck {
         let optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
         let alive: Vec<_> = optimizers.iter().filter_map(Weak::upgrade).collect();
         // What cannot be looked at is not known to be corrupted.
-        alive
-            .iter()
-            .any(|core| lock(core).tensors().into_iter().any(|t| !finite(t).unwrap_or(true)))
+        alive.iter().any(|saved| {
+            saved.0.with_parameters(|tensors| tensors.iter().any(|t| !finite(t).unwrap_or(true)))
+        })
     }
 
     fn models(&self) -> Vec<Arc<CheckedModel>> {

@@ -49,11 +49,11 @@ pub struct GradScalerState {
 /// A handle: clones are the same scaler.
 #[derive(Debug, Clone)]
 pub struct GradScaler {
-    core: Arc<Mutex<Core>>,
+    inner: Arc<Mutex<ScalerInner>>,
 }
 
 #[derive(Debug)]
-struct Core {
+struct ScalerInner {
     options: GradScalerOptions,
     state: GradScalerState,
     job: Option<Arc<Job>>,
@@ -87,7 +87,7 @@ impl GradScaler {
                  factor between 0 and 1, and an interval above 0"
             )));
         }
-        let core = Core {
+        let inner = ScalerInner {
             options,
             state: GradScalerState { scale: init_scale, growth_tracker: 0 },
             job,
@@ -96,16 +96,16 @@ impl GradScaler {
             stepped: None,
             skipped: false,
         };
-        Ok(Self { core: Arc::new(Mutex::new(core)) })
+        Ok(Self { inner: Arc::new(Mutex::new(inner)) })
     }
 
     /// The scale and its tracker as the next backward pass will find them: for a checkpoint.
     #[must_use]
     pub fn state(&self) -> GradScalerState {
-        let core = self.lock();
-        match core.stepped {
-            Some(found) => core.options.moved(core.state, found),
-            None => core.state,
+        let inner = self.lock();
+        match inner.stepped {
+            Some(found) => inner.options.moved(inner.state, found),
+            None => inner.state,
         }
     }
 
@@ -121,10 +121,10 @@ impl GradScaler {
                 state.scale
             )));
         }
-        let mut core = self.lock();
-        core.state = state;
-        core.stepped = None;
-        core.unscaled.clear();
+        let mut inner = self.lock();
+        inner.state = state;
+        inner.stepped = None;
+        inner.unscaled.clear();
         Ok(())
     }
 
@@ -142,12 +142,12 @@ impl GradScaler {
 
     /// What the loss of this backward pass is multiplied by.
     pub(crate) fn before_backward(&self) -> Result<f64> {
-        let mut core = self.lock();
-        if let Some(found) = core.stepped.take() {
-            core.state = core.options.moved(core.state, found);
-            core.unscaled.clear();
+        let mut inner = self.lock();
+        if let Some(found) = inner.stepped.take() {
+            inner.state = inner.options.moved(inner.state, found);
+            inner.unscaled.clear();
         }
-        if !core.unscaled.is_empty() {
+        if !inner.unscaled.is_empty() {
             return Err(Error::Misuse(
                 "backward after gradients were clipped or unscaled, before the optimizer's step: with \
                  fp16 that would mix scaled and unscaled gradients; clip after the last backward of \
@@ -155,18 +155,18 @@ impl GradScaler {
                     .into(),
             ));
         }
-        if core.state.scale < SMALLEST_SCALE {
-            return Err(Error::NotFinite { scale: core.state.scale });
+        if inner.state.scale < SMALLEST_SCALE {
+            return Err(Error::NotFinite { scale: inner.state.scale });
         }
-        Ok(core.state.scale)
+        Ok(inner.state.scale)
     }
 
     /// Divides the gradients of those parameters that have not been divided yet. Returns whether any
     /// value of theirs, on any rank, was not finite.
     pub(crate) fn unscale(&self, parameters: &[&Tensor]) -> Result<bool> {
-        let mut core = self.lock();
+        let mut inner = self.lock();
         let waiting: Vec<&&Tensor> =
-            parameters.iter().filter(|p| !core.unscaled.contains_key(&address(p))).collect();
+            parameters.iter().filter(|p| !inner.unscaled.contains_key(&address(p))).collect();
         if !waiting.is_empty() {
             let gradients: Vec<Tensor> = waiting
                 .iter()
@@ -177,12 +177,12 @@ impl GradScaler {
                 Tensor::f_zeros([1], (tch::Kind::Float, parameters[0].device()))?
             } else {
                 let borrowed: Vec<&Tensor> = gradients.iter().collect();
-                gradients::unscale(&borrowed, 1.0 / core.state.scale)?
+                gradients::unscale(&borrowed, 1.0 / inner.state.scale)?
             };
             // Gradients that were averaged agree by themselves; those of a model that was not prepared,
             // or under LocalSGD, do not.
             if let Some(group) =
-                core.job.as_ref().filter(|_| !core.alone).and_then(|job| job.group())
+                inner.job.as_ref().filter(|_| !inner.alone).and_then(|job| job.group())
             {
                 group.all_reduce(&mut found, ReduceOp::Max)?;
             }
@@ -190,28 +190,28 @@ impl GradScaler {
             for parameter in
                 waiting.into_iter().map(|parameter| address(parameter)).collect::<Vec<_>>()
             {
-                core.unscaled.insert(parameter, found);
+                inner.unscaled.insert(parameter, found);
             }
         }
-        Ok(parameters.iter().any(|p| core.unscaled.get(&address(p)).copied().unwrap_or(false)))
+        Ok(parameters.iter().any(|p| inner.unscaled.get(&address(p)).copied().unwrap_or(false)))
     }
 
     /// Before an optimizer's step on these parameters: whether it may be made.
     pub(crate) fn admits(&self, parameters: &[&Tensor]) -> Result<bool> {
         let found = self.unscale(parameters)?;
-        let mut core = self.lock();
-        let any = core.stepped.unwrap_or(false) || found;
-        core.stepped = Some(any);
-        core.skipped = any;
+        let mut inner = self.lock();
+        let any = inner.stepped.unwrap_or(false) || found;
+        inner.stepped = Some(any);
+        inner.skipped = any;
         Ok(!found)
     }
 
     /// The gradients of these parameters have been cleared. Before the step: there will be none.
     pub(crate) fn forget(&self, parameters: &[&Tensor]) {
-        let mut core = self.lock();
-        if core.stepped.is_none() {
+        let mut inner = self.lock();
+        if inner.stepped.is_none() {
             for parameter in parameters {
-                core.unscaled.remove(&address(parameter));
+                inner.unscaled.remove(&address(parameter));
             }
         }
     }
@@ -245,14 +245,14 @@ impl GradScaler {
 
     /// Forgets a step that was broken off.
     pub(crate) fn reset(&self) {
-        let mut core = self.lock();
-        core.unscaled.clear();
-        core.stepped = None;
+        let mut inner = self.lock();
+        inner.unscaled.clear();
+        inner.stepped = None;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Core> {
+    fn lock(&self) -> MutexGuard<'_, ScalerInner> {
         // A panic elsewhere does not make the numbers wrong.
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

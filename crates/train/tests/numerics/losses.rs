@@ -4,7 +4,7 @@ use brigade_models::Model;
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::{
     Accelerator, AcceleratorBuilder, CommHook, Error, GradientAccumulation, JoinInputs, Kind,
-    Optimizer, PowerSgd, Precision, PreparedModel, ReducerOptions, Result, Sgd, Tensor,
+    PowerSgd, Precision, PreparedModel, PreparedOptimizer, ReducerOptions, Result, Sgd, Tensor,
 };
 
 use brigade_data::{DataLoader, TensorDataset};
@@ -17,7 +17,7 @@ fn builder() -> AcceleratorBuilder {
     Accelerator::builder().cpu(true).quiet(true)
 }
 
-fn objects(accelerator: &Accelerator) -> Result<(PreparedModel<Net>, Optimizer)> {
+fn objects(accelerator: &Accelerator) -> Result<(PreparedModel<Net>, PreparedOptimizer)> {
     let model = net::model(Kind::Float);
     let optimizer = Sgd::new(0.1).momentum(0.9).build(&model)?;
     accelerator.prepare((model, optimizer))
@@ -32,7 +32,7 @@ fn loss(model: &PreparedModel<Net>, value: f64) -> Result<Tensor> {
 fn train(
     accelerator: &Accelerator,
     model: &PreparedModel<Net>,
-    optimizer: &mut Optimizer,
+    optimizer: &mut PreparedOptimizer,
     value: f64,
 ) -> Result<()> {
     accelerator.backward(&loss(model, value)?)?;

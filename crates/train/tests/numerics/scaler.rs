@@ -1,7 +1,7 @@
 //! Loss scaling: PyTorch's numbers, skipped steps, agreement between ranks.
 
 use brigade_models::Model;
-use brigade_plan::Schedule;
+use brigade_optim::schedule::Schedule;
 use brigade_testkit::{World, dist_test};
 use brigade_train::{
     Accelerator, AcceleratorBuilder, Error, GradScalerOptions, GradScalerState, JoinInputs, Kind,

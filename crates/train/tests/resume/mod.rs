@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 use brigade_data::{BatchContext, BatchesFromFn, DataError, DataLoader, batches_from_fn};
 use brigade_models::{BatchNorm1d, Dropout, Linear, Model, Module, Path as Names};
 use brigade_torch::{Device, Kind, Tensor, from_vec};
-use brigade_train::{Accelerator, Adam, Optimizer, PreparedLoader, PreparedModel, Scheduler};
+use brigade_train::{
+    Accelerator, Adam, PreparedLoader, PreparedModel, PreparedOptimizer, PreparedScheduler,
+    Scheduler,
+};
 
 pub(crate) const SAMPLES: usize = 29;
 pub(crate) const EPOCHS: u64 = 2;
@@ -64,8 +67,8 @@ pub(crate) fn data() -> Data {
 /// What was prepared, and how far it came.
 pub(crate) struct Run {
     pub(crate) model: PreparedModel<Net>,
-    pub(crate) optimizer: Optimizer,
-    pub(crate) scheduler: Scheduler,
+    pub(crate) optimizer: PreparedOptimizer,
+    pub(crate) scheduler: PreparedScheduler,
     pub(crate) loader: PreparedLoader<DataLoader<Data>>,
     pub(crate) batches: usize,
     /// The bits of the newest loss.
@@ -80,7 +83,7 @@ impl Run {
         accelerator.set_seed_per_process(seed);
         let model = Model::new(Net::new).unwrap();
         let optimizer = Adam::default().lr(0.05).build(&model).unwrap();
-        let schedule = brigade_plan::Schedule::cosine(0.05, 0.001, 12).unwrap();
+        let schedule = brigade_optim::schedule::Schedule::cosine(0.05, 0.001, 12).unwrap();
         let scheduler = Scheduler::new(&optimizer, schedule);
         let loader = DataLoader::new(data()).batch_size(BATCH).shuffle(true).threads(1);
         let loader = loader.seed(seed.unsigned_abs() * 77);

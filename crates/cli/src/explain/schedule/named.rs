@@ -1,7 +1,7 @@
 //! The schedules by name, with their options. Names and defaults are the library's.
 
 use anyhow::Result;
-use brigade_plan::{Anneal, FitOneCycle, Goal, OneCycle, Plateau, Schedule, Threshold};
+use brigade_schedule::{Anneal, FitOneCycle, Mode, OneCycle, Plateau, Schedule, Threshold};
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::{Around, Part};
@@ -450,7 +450,7 @@ impl OnPlateau {
         }
         let plateau = Plateau {
             lr: self.lr,
-            goal: if self.higher { Goal::Higher } else { Goal::Lower },
+            mode: if self.higher { Mode::Max } else { Mode::Min },
             factor: self.factor,
             patience: self.patience,
             threshold: if self.absolute {

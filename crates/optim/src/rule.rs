@@ -1,0 +1,260 @@
+//! The arithmetic of one optimizer: the trait that one's own implements, and what it is given.
+
+use std::fmt;
+
+use brigade_torch::{Device, Tensor};
+
+use crate::error::{Error, Result};
+use crate::param_state::{ParamStates, STEP_KIND, like};
+
+/// One optimizer's arithmetic: how a parameter changes along its gradient.
+///
+/// What it keeps of each parameter between steps lies in named *slots*, which belong to the optimizer: it
+/// saves them, loads them, and moves them to another device or memory format with the parameter. Groups, the
+/// learning rate, weight decay and momentum of each, schedules, checkpoints, and after `prepare`
+/// accumulation, loss scaling and loss checks work with every rule. [`Optimizer::with_rule`] makes an
+/// optimizer of one.
+///
+/// ```
+/// use brigade_optim::{Group, NamedTensor, Optimizer, Result, Rule, Step};
+/// use tch::{Device, Kind, Tensor};
+///
+/// /// Lion (Chen et al., 2023): the sign of a running mean.
+/// #[derive(Debug)]
+/// struct Lion { beta2: f64 }
+///
+/// impl Rule for Lion {
+///     fn name(&self) -> &'static str { "Lion" }
+///
+///     fn slots(&self) -> &'static [&'static str] { &["exp_avg"] }
+///
+///     // The first beta is what a schedule's momentum sets, and groups may have one of their own.
+///     fn momentum_name(&self) -> Option<&'static str> { Some("beta1") }
+///
+///     fn hyperparameters(&self) -> Vec<(&'static str, f64)> { vec![("beta2", self.beta2)] }
+///
+///     fn step(&self, step: &mut Step<'_>) -> Result<()> {
+///         step.fill_missing(0)?; // zeros, before the first step
+///         let (lr, beta1, keep) = (step.lr(), step.momentum(), 1.0 - step.lr() * step.weight_decay());
+///         step.each(|parameter, gradient, slots| {
+///             let mut mean = slots.require(0)?.shallow_clone();
+///             let update = (&mean * beta1 + gradient * (1.0 - beta1)).f_sign()?;
+///             let mut parameter = parameter.shallow_clone();
+///             let _ = parameter.f_mul_scalar_(keep)?.f_sub_(&(update * lr))?;
+///             mean.f_copy_(&(&mean * self.beta2 + gradient * (1.0 - self.beta2)))?;
+///             Ok(())
+///         })
+///     }
+/// }
+///
+/// let weight = Tensor::ones([2, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+/// let parameters = [NamedTensor { name: "head.weight".into(), tensor: weight }];
+/// let mut optimizer = Optimizer::with_rule(Lion { beta2: 0.99 }, 1e-2)
+///     .momentum(0.9)
+///     .group(Group::matching("head.*").lr(0.5))
+///     .build(&parameters)?;
+/// (&parameters[0].tensor * 3.0).sum(Kind::Float).backward();
+/// optimizer.step()?;
+/// assert_eq!(parameters[0].tensor.double_value(&[0, 0]), 0.5);
+/// assert_eq!(optimizer.state_dict()?.parameters[0].tensors[0].0, "exp_avg");
+/// # Ok::<(), brigade_optim::Error>(())
+/// ```
+///
+/// [`Optimizer::with_rule`]: crate::Optimizer::with_rule
+pub trait Rule: fmt::Debug + Send {
+    /// Returns the name that states and messages have for it: that of PyTorch's class where there is one.
+    /// A state of another name is refused.
+    fn name(&self) -> &'static str;
+
+    /// Returns the names of the tensors that it keeps of each parameter, PyTorch's where it has the rule.
+    /// They are addressed by their index in this list.
+    fn slots(&self) -> &'static [&'static str];
+
+    /// Returns whether each parameter's steps are counted, and saved as `step`.
+    fn counts_steps(&self) -> bool {
+        false
+    }
+
+    /// Returns PyTorch's name of the hyperparameter that a schedule's momentum sets; `None` without one.
+    fn momentum_name(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Returns the hyperparameters that are the same in all groups, under PyTorch's names; flags are 0 or 1.
+    /// A state that was made with others is refused.
+    fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
+
+    /// Returns the shape of a slot for a parameter of this size; `None` where such a parameter has none.
+    fn slot_shape(&self, _slot: usize, size: &[i64]) -> Option<Vec<i64>> {
+        Some(size.to_vec())
+    }
+
+    /// Returns whether a parameter that has taken steps may still lack this slot.
+    fn is_optional(&self, _slot: usize) -> bool {
+        false
+    }
+
+    /// Refuses parameters that it cannot step.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] with the name and the reason.
+    fn check_parameter(&self, _name: &str, _size: &[i64]) -> Result<()> {
+        Ok(())
+    }
+
+    /// Steps the parameters of one group that have gradients. Called without autograd.
+    ///
+    /// # Errors
+    /// libtorch's.
+    fn step(&self, step: &mut Step<'_>) -> Result<()>;
+}
+
+/// One step of one group's parameters.
+#[derive(Debug)]
+pub struct Step<'a> {
+    /// The indices of the parameters that have a gradient.
+    pub(crate) chosen: &'a [usize],
+    pub(crate) parameters: &'a [&'a Tensor],
+    pub(crate) gradients: &'a [&'a Tensor],
+    pub(crate) states: &'a mut ParamStates,
+    pub(crate) lr: f64,
+    pub(crate) momentum: f64,
+    pub(crate) weight_decay: f64,
+}
+
+/// The slots of one parameter, while it is stepped.
+#[derive(Debug, Clone, Copy)]
+pub struct Slots<'a> {
+    states: &'a ParamStates,
+    index: usize,
+}
+
+impl Slots<'_> {
+    /// Returns a slot, if it was filled before.
+    #[must_use]
+    pub fn get(&self, slot: usize) -> Option<&Tensor> {
+        self.states.get(self.index, slot)
+    }
+
+    /// Returns a slot that was filled before.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when it was not.
+    pub fn require(&self, slot: usize) -> Result<&Tensor> {
+        self.get(slot).ok_or_else(|| {
+            Error::InvalidArgument(format!(
+                "the rule reads slot {slot} of a parameter before `Step::fill_missing` has made it"
+            ))
+        })
+    }
+
+    /// Returns the steps that the parameter has taken, this one included; 0 where the rule does not count
+    /// them.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.states.steps(self.index)
+    }
+}
+
+impl<'a> Step<'a> {
+    /// Returns the parameters to step.
+    pub fn parameters(&self) -> &'a [&'a Tensor] {
+        self.parameters
+    }
+
+    /// Returns their gradients, in the same order.
+    pub fn gradients(&self) -> &'a [&'a Tensor] {
+        self.gradients
+    }
+
+    /// Returns the group's learning rate.
+    #[must_use]
+    pub fn lr(&self) -> f64 {
+        self.lr
+    }
+
+    /// Returns the group's momentum.
+    #[must_use]
+    pub fn momentum(&self) -> f64 {
+        self.momentum
+    }
+
+    /// Returns the group's weight decay.
+    #[must_use]
+    pub fn weight_decay(&self) -> f64 {
+        self.weight_decay
+    }
+
+    /// Makes the slot of each parameter that lacks it: zeros of the parameter's shape, kind and layout.
+    /// Brings those that are there to the parameter's device and layout.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] when memory runs out.
+    pub fn fill_missing(&mut self, slot: usize) -> Result<()> {
+        self.fill_missing_with(slot, 0.0)
+    }
+
+    /// Does the same with another value.
+    ///
+    /// # Errors
+    /// As [`Step::fill_missing`].
+    pub fn fill_missing_with(&mut self, slot: usize, value: f64) -> Result<()> {
+        for (&index, parameter) in self.chosen.iter().zip(self.parameters) {
+            self.states.fill_like(index, slot, parameter, || like(parameter, value))?;
+        }
+        Ok(())
+    }
+
+    /// Does the same with zeros in the shape that `shape` gives for each parameter's size.
+    ///
+    /// # Errors
+    /// As [`Step::fill_missing`].
+    pub fn fill_missing_shaped(
+        &mut self,
+        slot: usize,
+        shape: impl Fn(&[i64]) -> Option<Vec<i64>>,
+    ) -> Result<()> {
+        for (&index, parameter) in self.chosen.iter().zip(self.parameters) {
+            let Some(shape) = shape(&parameter.size()) else { continue };
+            let options = (parameter.f_kind()?, parameter.device());
+            self.states.fill_shaped(index, slot, &shape, options)?;
+        }
+        Ok(())
+    }
+
+    /// Returns one slot of all parameters, for kernels that take lists. Those that lack it are left out.
+    #[must_use]
+    pub fn list(&self, slot: usize) -> Vec<&Tensor> {
+        self.states.list(self.chosen, slot)
+    }
+
+    /// Runs `run` with each parameter, its gradient and its slots.
+    ///
+    /// # Errors
+    /// Those of `run`.
+    pub fn each(&self, run: impl Fn(&Tensor, &Tensor, &Slots<'_>) -> Result<()>) -> Result<()> {
+        for (position, &index) in self.chosen.iter().enumerate() {
+            let slots = Slots { states: self.states, index };
+            run(self.parameters[position], self.gradients[position], &slots)?;
+        }
+        Ok(())
+    }
+
+    /// For libtorch's kernels: each parameter's count of steps as a scalar on its device. Counts are
+    /// mostly equal, and so are their tensors.
+    pub(crate) fn step_tensors(&self) -> Result<Vec<Tensor>> {
+        let mut made: Vec<(u64, Device, Tensor)> = Vec::new();
+        let each = self.chosen.iter().zip(self.parameters).map(|(&index, parameter)| {
+            let (steps, device) = (self.states.steps(index), parameter.device());
+            if let Some((.., tensor)) = made.iter().find(|(s, d, _)| (*s, *d) == (steps, device)) {
+                return Ok(tensor.shallow_clone());
+            }
+            let tensor = Tensor::f_full([0i64; 0], steps as f64, (STEP_KIND, device))?;
+            made.push((steps, device, tensor.shallow_clone()));
+            Ok(tensor)
+        });
+        each.collect()
+    }
+}

@@ -1,0 +1,69 @@
+//! Tensors under names, and what an optimizer is built on.
+
+use tch::Tensor;
+use tch::nn::VarStore;
+
+/// A tensor with its full name, `module1.0.weight`.
+///
+/// The tensor is the model's own, not a copy: changing it in place changes the model.
+#[derive(Debug)]
+pub struct NamedTensor {
+    /// PyTorch's name.
+    pub name: String,
+    /// The tensor.
+    pub tensor: Tensor,
+}
+
+/// Something with parameters to train: a model, a list of named tensors, a [`VarStore`] of tch.
+///
+/// ```
+/// use brigade_torch::{Kind, NamedTensor, Tensor, Trainable};
+///
+/// let weight = Tensor::zeros([2, 2], (Kind::Float, brigade_torch::Device::Cpu)).set_requires_grad(true);
+/// let frozen = Tensor::zeros([2], (Kind::Float, brigade_torch::Device::Cpu));
+/// let named = [("weight", &weight), ("bias", &frozen)]
+///     .map(|(name, tensor)| NamedTensor { name: name.to_owned(), tensor: tensor.shallow_clone() });
+/// let trained = named.trainable_parameters();
+/// assert_eq!((trained.len(), trained[0].name.as_str()), (1, "weight"));
+/// ```
+pub trait Trainable {
+    /// Returns every parameter that is not frozen, once, in the same order on every rank.
+    fn trainable_parameters(&self) -> Vec<NamedTensor>;
+}
+
+impl Trainable for [NamedTensor] {
+    fn trainable_parameters(&self) -> Vec<NamedTensor> {
+        let trained = self.iter().filter(|parameter| parameter.tensor.requires_grad());
+        trained
+            .map(|NamedTensor { name, tensor }| NamedTensor {
+                name: name.clone(),
+                tensor: tensor.shallow_clone(),
+            })
+            .collect()
+    }
+}
+
+impl<const N: usize> Trainable for [NamedTensor; N] {
+    fn trainable_parameters(&self) -> Vec<NamedTensor> {
+        self.as_slice().trainable_parameters()
+    }
+}
+
+impl Trainable for Vec<NamedTensor> {
+    fn trainable_parameters(&self) -> Vec<NamedTensor> {
+        self.as_slice().trainable_parameters()
+    }
+}
+
+/// In the order of the names: a `VarStore` keeps none.
+impl Trainable for VarStore {
+    fn trainable_parameters(&self) -> Vec<NamedTensor> {
+        let variables = self.variables().into_iter();
+        let mut named: Vec<NamedTensor> = variables
+            .filter(|(_, tensor)| tensor.requires_grad())
+            .map(|(name, tensor)| NamedTensor { name, tensor })
+            .collect();
+        named.sort_by(|a, b| a.name.cmp(&b.name));
+        named
+    }
+}
