@@ -138,6 +138,34 @@ impl<T> Value<T> {
         }
     }
 
+    /// Returns the same tree with references to its tensors.
+    ///
+    /// ```
+    /// use brigade_checkpoint::Value;
+    ///
+    /// let state = Value::dict([("mean", Value::Tensor([1.0, 2.0]))]);
+    /// let lengths = state.as_ref().try_map(&mut |_, tensor| Ok::<_, ()>(tensor.len())).unwrap();
+    /// assert_eq!(lengths.get("mean"), Some(&Value::Tensor(2)));
+    /// ```
+    #[must_use]
+    pub fn as_ref(&self) -> Value<&T> {
+        match self {
+            Self::None => Value::None,
+            Self::Bool(truth) => Value::Bool(*truth),
+            Self::Int(number) => Value::Int(*number),
+            Self::Float(number) => Value::Float(*number),
+            Self::Str(text) => Value::Str(text.clone()),
+            Self::Bytes(bytes) => Value::Bytes(bytes.clone()),
+            Self::Foreign(name) => Value::Foreign(name.clone()),
+            Self::List(list) => Value::List(list.iter().map(Self::as_ref).collect()),
+            Self::Tuple(tuple) => Value::Tuple(tuple.iter().map(Self::as_ref).collect()),
+            Self::Tensor(tensor) => Value::Tensor(tensor),
+            Self::Dict(entries) => {
+                Value::Dict(entries.iter().map(|(k, v)| (k.as_ref(), v.as_ref())).collect())
+            }
+        }
+    }
+
     /// The same tree with other tensors. `f` also gets the tensor's place in the tree, its keys
     /// joined by dots.
     ///

@@ -15,7 +15,7 @@
 /// impl LrSchedule for Triangular {
 ///     fn lr(&self, step: u64) -> f64 {
 ///         let position = (step % (2 * self.half)) as f64 / self.half as f64;
-///         self.high - (self.high - self.low) * (1.0 - position).abs()
+///         self.low + (self.high - self.low) * (1.0 - (1.0 - position).abs())
 ///     }
 ///
 ///     fn momentum(&self, step: u64) -> Option<f64> {
@@ -23,8 +23,8 @@
 ///     }
 /// }
 ///
-/// let triangular = Triangular { low: 0.1, high: 0.5, half: 4 };
-/// assert_eq!((triangular.lr(0), triangular.lr(4)), (0.1, 0.5));
+/// let triangular = Triangular { low: 0.25, high: 0.5, half: 4 };
+/// assert_eq!((triangular.lr(0), triangular.lr(4)), (0.25, 0.5));
 /// assert_eq!(triangular.momentum(8), Some(0.95));
 ///
 /// let decay = |step: u64| 0.1 * 0.5f64.powi(step as i32);

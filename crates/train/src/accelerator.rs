@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use brigade_torch::{
-    DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, ProcessGroup, Products, ReducerOptions, Store,
-    keep_freed_memory,
+    Backend, Device, GlooDevice, ProcessGroup, Products, ReducerOptions, Store, keep_freed_memory,
 };
 use brigade_world::World;
 
+use crate::accelerator::connect::ConnectOptions;
 use crate::accelerator::groups::Groups;
 use crate::checkpoint::{Checkpoints, ProjectConfiguration};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gradients::accumulate::{Accumulation, GradientAccumulation};
 use crate::gradients::hook::CommHook;
 use crate::gradients::join::EvenBatches;
@@ -107,10 +107,9 @@ pub(crate) struct Options {
 #[derive(Debug)]
 #[must_use]
 pub struct AcceleratorBuilder {
-    cpu: bool,
-    keep_memory: bool,
-    timeout: Duration,
-    gloo: Option<GlooDevice>,
+    connection: ConnectOptions,
+    /// `None`: yes.
+    keep_memory: Option<bool>,
     /// `None`: as the environment says.
     accumulation: Option<GradientAccumulation>,
     pub(crate) numerics: NumericsOptions,
@@ -135,10 +134,8 @@ impl Accelerator {
     /// Settings to choose.
     pub fn builder() -> AcceleratorBuilder {
         AcceleratorBuilder {
-            cpu: false,
-            keep_memory: true,
-            timeout: DEFAULT_GROUP_TIMEOUT,
-            gloo: None,
+            connection: ConnectOptions::default(),
+            keep_memory: None,
             accumulation: None,
             numerics: NumericsOptions::default(),
             loss_check: LossCheckOptions::default(),
@@ -265,7 +262,7 @@ impl AcceleratorBuilder {
     /// Stays on the CPU where there is a GPU. So does the environment (`ACCELERATE_USE_CPU`, which
     /// `brigade launch --cpu` sets).
     pub fn cpu(mut self, cpu: bool) -> Self {
-        self.cpu = cpu;
+        self.connection.cpu = cpu;
         self
     }
 
@@ -277,19 +274,77 @@ impl AcceleratorBuilder {
     /// A program that does more than train, or has an allocator of its own, may want to turn it off; a
     /// step of a small network then takes up to a third longer.
     pub fn keep_memory(mut self, keep: bool) -> Self {
-        self.keep_memory = keep;
+        self.keep_memory = Some(keep);
         self
     }
 
     /// The time limit of joining and of every collective; 30 minutes unless set.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.connection.timeout = Some(timeout);
         self
     }
 
     /// The interface or address that Gloo listens on.
     pub fn gloo_device(mut self, device: GlooDevice) -> Self {
-        self.gloo = Some(device);
+        self.connection.gloo = Some(device);
+        self
+    }
+
+    /// This rank's place in the job; what the environment says, unless set.
+    ///
+    /// With [`AcceleratorBuilder::store`] ranks need no launcher: threads of one process can be the ranks of
+    /// a test or a notebook, each with an Accelerator of its own.
+    ///
+    /// ```
+    /// use brigade_torch::{ReduceOp, Store};
+    /// use brigade_train::{Accelerator, Tensor};
+    /// use brigade_world::{StoreEndpoint, World, WorldSize};
+    ///
+    /// let store = Store::hash()?;
+    /// let sums = std::thread::scope(|scope| {
+    ///     let ranks: Vec<_> = (0..2)
+    ///         .map(|rank| {
+    ///             let store = store.clone();
+    ///             scope.spawn(move || -> Result<i64, Box<dyn std::error::Error + Send + Sync>> {
+    ///                 let world = World::on_one_host(rank, WorldSize::new(2)?, StoreEndpoint::alone())?;
+    ///                 let builder = Accelerator::builder().world(world).store(store).cpu(true);
+    ///                 let accelerator = builder.build()?;
+    ///                 let mine = Tensor::from(accelerator.process_index() as i64 + 1);
+    ///                 Ok(accelerator.reduce(&mine, ReduceOp::Sum)?.int64_value(&[]))
+    ///             })
+    ///         })
+    ///         .collect();
+    ///     ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Result<Vec<_>, _>>()
+    /// })?;
+    /// assert_eq!(sums, [3, 3]);
+    /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+    /// ```
+    ///
+    /// Threads share libtorch's random numbers: what is drawn from them (dropout, first weights) is not the
+    /// same from run to run.
+    pub fn world(mut self, world: World) -> Self {
+        self.connection.world = Some(world);
+        self
+    }
+
+    /// The store where the ranks meet; the one whose address the world has, unless set. All ranks need handles
+    /// of one store, such as clones of [`Store::hash`] between threads.
+    pub fn store(mut self, store: Store) -> Self {
+        self.connection.store = Some(store);
+        self
+    }
+
+    /// The device of this rank; unless set, the GPU of its local rank where there is one.
+    pub fn device(mut self, device: Device) -> Self {
+        self.connection.device = Some(device);
+        self
+    }
+
+    /// What moves data between ranks; unless set, NCCL for GPUs and Gloo for CPUs. With [`Backend::Fake`] a
+    /// process plays one rank of a world of any size, and every collective answers as if all ranks had sent
+    /// the same.
+    pub fn backend(mut self, backend: Backend) -> Self {
+        self.connection.backend = Some(backend);
         self
     }
 
@@ -369,7 +424,9 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Uses another Accelerator's place, connections and device: a process joins its job once.
+    /// Uses another Accelerator's place, connections and device: a process joins its job once. Options that say
+    /// otherwise (`cpu`, `device`, `backend`, `world`, `store`, `timeout`, `gloo_device`, `keep_memory`, another
+    /// `debug`) are errors of `build` then.
     pub fn sharing(mut self, other: &Accelerator) -> Self {
         self.sharing = Some(other.clone());
         self
@@ -378,23 +435,25 @@ impl AcceleratorBuilder {
     /// Joins the other ranks.
     ///
     /// # Errors
-    /// As [`Accelerator::new`]; [`crate::Error::Misuse`] for zero accumulation steps.
+    /// As [`Accelerator::new`]; [`crate::Error::Misuse`] for zero accumulation steps, and for options that
+    /// contradict each other or [`AcceleratorBuilder::sharing`].
     pub fn build(self) -> Result<Accelerator> {
         self.options.comm_hook.check()?;
         let settings = self.accumulation.map_or_else(GradientAccumulation::from_env, Ok)?;
         let accumulation = Arc::new(Accumulation::new(settings)?);
+        if let Some(other) = &self.sharing {
+            self.check_sharing(other)?;
+        }
         let debug = self.debug.unwrap_or_else(debug_is_asked_for);
         let shared = self.sharing.as_ref().filter(|_| self.watch.trackers.is_empty());
         let shared = shared.map(|other| Arc::clone(&other.watch));
         let job = match self.sharing {
             Some(other) => other.job,
             None => {
-                if self.keep_memory {
+                if self.keep_memory.unwrap_or(true) {
                     keep_freed_memory();
                 }
-                let cpu = self.cpu || connect::wants_cpu()?;
-                let world = World::from_env()?;
-                Arc::new(connect::join(world, cpu, self.timeout, self.gloo, debug)?)
+                Arc::new(connect::join(self.connection, debug)?)
             }
         };
         let numerics = Arc::new(self.numerics.decide(&job)?);
@@ -419,6 +478,31 @@ impl AcceleratorBuilder {
             registry,
             checkpoints: Arc::new(Checkpoints::new(self.project)),
         })
+    }
+}
+
+impl AcceleratorBuilder {
+    /// Refuses options that another Accelerator has decided.
+    fn check_sharing(&self, other: &Accelerator) -> Result<()> {
+        let ConnectOptions { cpu, world, store, device, backend, timeout, gloo } = &self.connection;
+        let set = [
+            ("cpu", *cpu && other.device() != Device::Cpu),
+            ("world", world.is_some()),
+            ("store", store.is_some()),
+            ("device", device.is_some_and(|device| device != other.device())),
+            ("backend", backend.is_some()),
+            ("timeout", timeout.is_some_and(|timeout| timeout != other.job.timeout)),
+            ("gloo_device", gloo.is_some()),
+            ("keep_memory", self.keep_memory.is_some()),
+            ("debug", self.debug.is_some_and(|debug| debug != other.job.debug)),
+        ];
+        match set.iter().find(|(_, contradicts)| *contradicts) {
+            None => Ok(()),
+            Some((option, _)) => Err(Error::Misuse(format!(
+                "the option `{option}` contradicts `sharing`: the other Accelerator has joined the job and \
+                 decided it; set it there"
+            ))),
+        }
     }
 }
 

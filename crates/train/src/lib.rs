@@ -38,7 +38,7 @@ pub use checkpoint::{
 pub use error::{Error, Result};
 pub use gradients::accumulate::GradientAccumulation;
 pub use gradients::clip::{ClipNorm, Parameters};
-pub use gradients::hook::{CommHook, PowerSgd};
+pub use gradients::hook::{CommHook, PowerSgd, StatefulHook};
 pub use gradients::join::{JoinInputs, Joining};
 pub use gradients::local_sgd::LocalSgd;
 pub use loader::dispatch::{Layout, Rebuild};
@@ -48,7 +48,7 @@ pub use optimizer::PreparedOptimizer;
 pub use precision::scaler::{GradScaler, GradScalerOptions, GradScalerState};
 pub use precision::{AutocastOptions, Precision};
 pub use prepare::Prepare;
-pub use processes::metrics::Accuracy;
+pub use processes::metrics::{Accuracy, FBeta, Mean, Metric, TopK};
 pub use processes::split::Split;
 pub use scheduler::PreparedScheduler;
 pub use watch::log::{LogLayer, LogOptions, Logger};

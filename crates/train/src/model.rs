@@ -1,5 +1,7 @@
 //! A model whose gradients are averaged over the ranks.
 
+mod set_trainable;
+
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::fmt;
@@ -8,17 +10,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_models::{Model, Module, NamedTensor};
-use brigade_torch::{Reducer, Tensor, Tensors, grad_enabled};
+use brigade_torch::{ProcessGroup, Reducer, Tensor, Tensors, grad_enabled};
 
-use crate::accelerator::Accelerator;
+use crate::accelerator::{Accelerator, Job, Options};
 use crate::error::{Error, Result};
-use crate::gradients::hook::PowerSgdHook;
+use crate::gradients::accumulate::Accumulation;
+use crate::gradients::hook::StatefulHook;
 use crate::gradients::join::Joining;
-use crate::gradients::loss_check::CheckedModel;
+use crate::gradients::loss_check::{CheckedModel, LossCheck};
 use crate::precision::Numerics;
 use crate::precision::memory_format;
 use crate::prepare::Prepare;
-use crate::registry::{Kind, ModelTensor, Restoring, Stateful};
+use crate::registry::{Kind, ModelTensor, Registry, Restoring, Stateful};
 
 /// A [`Model`] after [`Accelerator::prepare`]: on the process's device, with rank 0's weights, and with
 /// gradients that `backward` averages over the ranks.
@@ -26,18 +29,34 @@ use crate::registry::{Kind, ModelTensor, Restoring, Stateful};
 /// With one rank, or without a parameter that is trained, it is the model itself.
 pub struct PreparedModel<M> {
     model: Model<M>,
-    reducer: Option<Reducer>,
+    reduction: Reduction,
     numerics: Arc<Numerics>,
-    /// Of a communication hook that has a state.
-    hook: Option<Arc<PowerSgdHook>>,
     sync: Arc<AtomicBool>,
     /// Whether this rank's buffers may be others than rank 0's: after a forward in training.
     buffers_differ: Cell<bool>,
     /// What a checkpoint holds of it, for as long as it is there.
-    _saved: Arc<SavedTensors>,
+    saved: Arc<SavedTensors>,
+    /// What another reduction is made with.
+    context: Context,
+}
+
+/// What averages the gradients of the parameters that were trained when it was made.
+struct Reduction {
+    reducer: Option<Reducer>,
+    /// Of a communication hook that has a state.
+    hook: Option<Arc<dyn StatefulHook>>,
     checked: Option<Arc<CheckedModel>>,
     /// The parameters that the reducer does not know: they were frozen when it was made.
     frozen: Vec<NamedTensor>,
+}
+
+/// The Accelerator's parts that a prepared model needs again when parameters are frozen or thawed.
+struct Context {
+    job: Arc<Job>,
+    options: Arc<Options>,
+    registry: Arc<Registry>,
+    loss_check: Option<Arc<LossCheck>>,
+    accumulation: Arc<Accumulation>,
 }
 
 impl<M> Prepare for Model<M> {
@@ -52,51 +71,60 @@ impl<M> Prepare for Model<M> {
             self.to_channels_last()?;
         }
         accelerator.say_start(channels_last);
-        if let (Some(group), true) = (accelerator.group(), accelerator.options.sync_batch_norm) {
-            self.convert_sync_batch_norm(&group);
-        }
-        let trained = named(self.trainable_parameters());
-        let mut frozen = Vec::new();
         let group = accelerator.group();
-        let reducer = match &group {
-            Some(group) if !trained.is_empty() => {
-                let trained_names: Vec<&String> = trained.iter().map(|(name, _)| name).collect();
-                // Frozen parameters are broadcast like buffers at the start, but never again.
-                frozen = self.parameters();
-                frozen.retain(|parameter| !trained_names.contains(&&parameter.name));
-                broadcast_all(accelerator, &frozen)?;
-                let buffers = named(self.buffers());
-                Some(Reducer::new(group, &trained, &buffers, accelerator.options.reducer.clone())?)
+        if let (Some(group), true) = (&group, accelerator.options.sync_batch_norm) {
+            self.convert_sync_batch_norm(group);
+        }
+        let context = Context {
+            job: Arc::clone(&accelerator.job),
+            options: Arc::clone(&accelerator.options),
+            registry: Arc::clone(&accelerator.registry),
+            loss_check: accelerator.loss_check.clone(),
+            accumulation: Arc::clone(&accelerator.accumulation),
+        };
+        let reduction = context.reduce(&self)?;
+        if let Some(group) = &group {
+            // Frozen parameters are broadcast like buffers at the start, but never again.
+            broadcast_all(group, &reduction.frozen)?;
+            if reduction.reducer.is_none() {
+                broadcast_all(group, &self.buffers())?;
             }
-            Some(_) => {
-                frozen = self.parameters();
-                broadcast_all(accelerator, &frozen)?;
-                broadcast_all(accelerator, &self.buffers())?;
-                None
-            }
-            None => None,
-        };
-        let hook = match &reducer {
-            Some(reducer) => accelerator.options.comm_hook.install(reducer, &trained)?,
-            None => None,
-        };
-        let checked = match &reducer {
-            Some(_) => accelerator.check_losses_of(&trained, hook.clone())?,
-            None => None,
-        };
-        let saved = Arc::new(SavedTensors::of(&self, hook.clone()));
+        }
+        let saved = Arc::new(SavedTensors::of(&self, reduction.hook.clone()));
         accelerator.registry.register(&saved);
         Ok(PreparedModel {
-            _saved: saved,
-            checked,
-            frozen,
             model: self,
-            reducer,
+            reduction,
             numerics: Arc::clone(&accelerator.numerics),
-            hook,
             sync: Arc::new(AtomicBool::new(true)),
             buffers_differ: Cell::new(true),
+            saved,
+            context,
         })
+    }
+}
+
+impl Context {
+    /// Makes the reducer of what is trained now, with its hook and loss check. All ranks take part.
+    fn reduce<M>(&self, model: &Model<M>) -> Result<Reduction> {
+        let Some(group) = self.job.group() else {
+            return Ok(Reduction { reducer: None, hook: None, checked: None, frozen: Vec::new() });
+        };
+        let trained = model.trainable_parameters();
+        let mut frozen = model.parameters();
+        frozen.retain(|parameter| !parameter.tensor.requires_grad());
+        if trained.is_empty() {
+            return Ok(Reduction { reducer: None, hook: None, checked: None, frozen });
+        }
+        let buffers = named(model.buffers());
+        let options = self.options.reducer.clone();
+        let reducer = Reducer::new(&group, &named(handles(&trained)), &buffers, options)?;
+        let hook = self.options.comm_hook.install(&reducer, &trained)?;
+        let checked = match &self.loss_check {
+            Some(check) => Some(check.watch_model(&trained, hook.clone())?),
+            None => None,
+        };
+        Ok(Reduction { reducer: Some(reducer), hook, checked, frozen })
     }
 }
 
@@ -123,7 +151,7 @@ impl<M> PreparedModel<M> {
         if grad_enabled() {
             self.check_frozen()?;
         }
-        let Some(reducer) = &self.reducer else {
+        let Some(reducer) = &self.reduction.reducer else {
             return self.computed(input);
         };
         let sync = self.sync.load(Ordering::Relaxed);
@@ -138,7 +166,7 @@ impl<M> PreparedModel<M> {
             self.buffers_differ.set(true);
         }
         if grad_enabled()
-            && let Some(checked) = &self.checked
+            && let Some(checked) = &self.reduction.checked
         {
             checked.set_reduces(sync);
         }
@@ -148,12 +176,12 @@ impl<M> PreparedModel<M> {
     /// Compares the frozen parameters with what `prepare` saw. A model without frozen parameters, as most
     /// are, pays nothing.
     fn check_frozen(&self) -> Result<()> {
-        match self.frozen.iter().find(|parameter| parameter.tensor.requires_grad()) {
+        match self.reduction.frozen.iter().find(|parameter| parameter.tensor.requires_grad()) {
             None => Ok(()),
             Some(parameter) => Err(Error::Misuse(format!(
                 "parameter {:?} was frozen when the model was prepared and is trained now: its gradient \
-                 would not be averaged over the ranks. Freeze and thaw before `prepare`, or take the \
-                 model with `into_inner`, thaw it and prepare it again",
+                 would not be averaged over the ranks. Freeze it again, and call `set_trainable` of the \
+                 prepared model instead",
                 parameter.name
             ))),
         }
@@ -188,7 +216,8 @@ impl<M> PreparedModel<M> {
     }
 
     /// The model itself, to change. The reducer keeps the parameters that it was made with: a replaced
-    /// tensor is trained by this rank alone, and a thawed one is an error of the next forward.
+    /// tensor is trained by this rank alone, and a thawed one is an error of the next forward; see
+    /// [`PreparedModel::set_trainable`].
     pub fn inner_mut(&mut self) -> &mut Model<M> {
         &mut self.model
     }
@@ -202,11 +231,11 @@ impl<M> PreparedModel<M> {
     /// The reducer, when there is one: several ranks and a parameter that is trained.
     #[must_use]
     pub fn reducer(&self) -> Option<&Reducer> {
-        self.reducer.as_ref()
+        self.reduction.reducer.as_ref()
     }
 
-    pub(crate) fn hook_state(&self) -> Option<&PowerSgdHook> {
-        self.hook.as_deref()
+    pub(crate) fn hook_state(&self) -> Option<&dyn StatefulHook> {
+        self.reduction.hook.as_deref()
     }
 }
 
@@ -232,8 +261,8 @@ impl<M> PreparedModels for PreparedModel<M> {
     }
 
     fn each_joining<'a>(&'a self, f: &mut dyn FnMut(Joining<'a>)) {
-        if let Some(reducer) = &self.reducer {
-            f(Joining { reducer, checked: self.checked.as_deref() });
+        if let Some(reducer) = &self.reduction.reducer {
+            f(Joining { reducer, checked: self.reduction.checked.as_deref() });
         }
     }
 }
@@ -309,19 +338,41 @@ impl<M> fmt::Debug for PreparedModel<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PreparedModel")
             .field("parameters", &self.model.num_parameters())
-            .field("reducer", &self.reducer)
+            .field("reducer", &self.reduction.reducer)
             .finish_non_exhaustive()
     }
 }
 
-/// Handles of a model's parameters and saved buffers, under their names in order.
-struct SavedTensors {
-    tensors: Mutex<Vec<ModelTensor>>,
-    hook: Option<Arc<PowerSgdHook>>,
+/// What a checkpoint holds of a model.
+struct SavedTensors(Mutex<SavedInner>);
+
+struct SavedInner {
+    /// Handles of the parameters and saved buffers, under their names in order.
+    tensors: Vec<ModelTensor>,
+    hook: Option<Arc<dyn StatefulHook>>,
 }
 
 impl SavedTensors {
-    fn of<M>(model: &Model<M>, hook: Option<Arc<PowerSgdHook>>) -> Self {
+    fn of<M>(model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) -> Self {
+        Self(Mutex::new(SavedInner::of(model, hook)))
+    }
+
+    /// What is trained, or the hook, has changed.
+    fn replace<M>(&self, model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) {
+        *self.lock() = SavedInner::of(model, hook);
+    }
+
+    fn hook(&self) -> Option<Arc<dyn StatefulHook>> {
+        self.lock().hook.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SavedInner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SavedInner {
+    fn of<M>(model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) -> Self {
         let names = |tensors: Vec<NamedTensor>| -> HashSet<String> {
             tensors.into_iter().map(|tensor| tensor.name).collect()
         };
@@ -333,11 +384,7 @@ impl SavedTensors {
             let (trained, buffer) = (parameter.is_some(), buffers.contains(&name));
             ModelTensor { name, tensor, trained, buffer }
         });
-        Self { tensors: Mutex::new(tensors.collect()), hook }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<ModelTensor>> {
-        self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { tensors: tensors.collect(), hook }
     }
 }
 
@@ -347,8 +394,9 @@ impl Stateful for SavedTensors {
     }
 
     fn state(&self) -> Result<Value<Tensor>> {
-        let tensors = self.lock();
-        let detached = tensors.iter().map(|saved| Ok((&*saved.name, saved.tensor.f_detach()?)));
+        let saved = self.lock();
+        let detached =
+            saved.tensors.iter().map(|saved| Ok((&*saved.name, saved.tensor.f_detach()?)));
         let detached: Vec<_> = detached.collect::<Result<_>>()?;
         Ok(Value::dict(detached.into_iter().map(|(name, tensor)| (name, Value::Tensor(tensor)))))
     }
@@ -368,19 +416,19 @@ impl Stateful for SavedTensors {
             tensor: saved.tensor.shallow_clone(),
             ..*saved
         };
-        Some(self.lock().iter().map(handle).collect())
+        Some(self.lock().tensors.iter().map(handle).collect())
     }
 
     fn own(&self) -> Result<Option<Value<Tensor>>> {
-        self.hook.as_ref().map(|hook| hook.saved()).transpose()
+        self.hook().map(|hook| hook.state().map_err(Error::User)).transpose()
     }
 
     fn check_own(&self, state: &Value<TensorInfo>) -> Result<(), String> {
-        self.hook.as_ref().map_or(Ok(()), |hook| hook.check_saved(state))
+        self.hook().map_or(Ok(()), |hook| hook.check_state(state))
     }
 
     fn restore_own(&self, states: &[&Value<Tensor>]) -> Result<()> {
-        self.hook.as_ref().map_or(Ok(()), |hook| hook.restore_saved(states))
+        self.hook().map_or(Ok(()), |hook| hook.load_state(states).map_err(Error::User))
     }
 }
 
@@ -388,12 +436,17 @@ fn named(tensors: Vec<NamedTensor>) -> Vec<(String, Tensor)> {
     tensors.into_iter().map(|named| (named.name, named.tensor)).collect()
 }
 
-/// Replaces tensors by rank 0's.
-pub(crate) fn broadcast_all(accelerator: &Accelerator, tensors: &[NamedTensor]) -> Result<()> {
-    const MESSAGE_BYTES: usize = 250 << 20;
-    let Some(group) = accelerator.group() else {
-        return Ok(());
+fn handles(tensors: &[NamedTensor]) -> Vec<NamedTensor> {
+    let handle = |named: &NamedTensor| NamedTensor {
+        name: named.name.clone(),
+        tensor: named.tensor.shallow_clone(),
     };
+    tensors.iter().map(handle).collect()
+}
+
+/// Replaces tensors by rank 0's.
+pub(crate) fn broadcast_all(group: &ProcessGroup, tensors: &[NamedTensor]) -> Result<()> {
+    const MESSAGE_BYTES: usize = 250 << 20;
     let detached = tensors
         .iter()
         .map(|named| named.tensor.f_detach())

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use brigade_checkpoint::{TensorInfo, Value};
+use brigade_optim::Optimizer;
 use brigade_torch::Tensor;
 
 use crate::error::Result;
@@ -49,6 +50,11 @@ pub(crate) trait Stateful: Send + Sync {
 
     /// A model's tensors: a checkpoint reads straight into them, and `restore` is not called.
     fn tensors(&self) -> Option<Vec<ModelTensor>> {
+        None
+    }
+
+    /// The optimizer that it is.
+    fn optimizer(&self) -> Option<Optimizer> {
         None
     }
 
@@ -119,6 +125,12 @@ impl Registry {
     /// Adds an object of the user's, and keeps it.
     pub(crate) fn keep(&self, object: Arc<dyn Stateful>) {
         self.custom.lock().unwrap_or_else(PoisonError::into_inner).push(object);
+    }
+
+    /// The optimizers that are still there.
+    pub(crate) fn optimizers(&self) -> Vec<Optimizer> {
+        let prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        prepared.iter().filter_map(|object| object.upgrade()?.optimizer()).collect()
     }
 
     /// All that are still there, with their names: `model`, `model_1`, …, by kind and in order.

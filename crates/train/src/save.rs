@@ -60,8 +60,9 @@ impl Accelerator {
             let file = if path.is_dir() { path.join(MODEL_FILE) } else { path.to_owned() };
             model.inner_mut().load_weights(file)
         })?;
-        broadcast_all(self, &model.inner().parameters())?;
-        broadcast_all(self, &model.inner().buffers())
+        let Some(group) = self.group() else { return Ok(()) };
+        broadcast_all(&group, &model.inner().parameters())?;
+        broadcast_all(&group, &model.inner().buffers())
     }
 }
 

@@ -2,15 +2,18 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use brigade_checkpoint::TensorInfo;
 
 use brigade_data::{DataLoader, Digits};
 use brigade_models::{Cnn, Init, Model, Module, Path};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
-    Accelerator, Adam, Bucket, CommHook, Compression, Device, GradientHook, Kind, PowerSgd,
-    PreparedModel, ReduceOp, ReducerOptions, Result, Tensor,
+    Accelerator, Adam, Bucket, CommHook, Compression, Device, GradientHook, HookError, Kind,
+    PowerSgd, PreparedModel, ReduceOp, ReducerOptions, Result, StatefulHook, Tensor, Value,
 };
 
 const SHAPES: [(&str, &[i64]); 3] = [("a", &[12, 10]), ("b", &[10]), ("c", &[6, 7, 2])];
@@ -76,16 +79,15 @@ fn with_known_factors(accelerator: &Accelerator, steps: usize) -> PreparedModel<
     let Some(reached) = scout.comm_hook_state().unwrap() else {
         return model;
     };
-    let mut state = brigade_models::StateDict::new();
-    state.insert("iteration", Tensor::from(0i64)).unwrap();
-    let mut factors = 0;
-    for (name, tensor) in reached.iter().filter(|(name, _)| name.starts_with("factor")) {
+    let mut factors = Vec::new();
+    for (name, tensor) in reached.get("factor").and_then(Value::as_dict).unwrap() {
+        let tensor = tensor.as_tensor().unwrap();
         let places = Tensor::arange(tensor.numel() as i64, (Kind::Double, Device::Cpu));
         let formula = (places * 0.9 + 0.3).cos().reshape(tensor.size()).to_kind(tensor.kind());
-        state.insert(name, formula).unwrap();
-        factors += 1;
+        factors.push((name.as_str().unwrap(), Value::Tensor(formula)));
     }
-    assert!(factors > 0, "nothing was compressed");
+    assert!(!factors.is_empty(), "nothing was compressed");
+    let state = Value::dict([("iteration", Value::Int(0)), ("factor", Value::dict(factors))]);
     model.load_comm_hook_state(&state).unwrap();
     model
 }
@@ -145,7 +147,7 @@ dist_test!(world = 3, dist_full_rank_is_the_mean, |_world: World| -> Result<()> 
             assert_close(found, &values(&mean), 1e-9, 1e-9);
         }
     }
-    assert!(!model.comm_hook_state()?.unwrap().is_empty());
+    assert!(model.comm_hook_state()?.unwrap().get("factor").is_some());
     Ok(())
 });
 
@@ -167,10 +169,11 @@ dist_test!(world = 2, dist_errors_are_not_lost, |_world: World| -> Result<()> {
     }
     assert!(once > 1e-3, "one step alone loses something: {once}");
     let state = model.comm_hook_state()?.unwrap();
-    assert_eq!(state.get("iteration").unwrap().int64_value(&[]), 8);
+    assert_eq!(state.get("iteration").and_then(Value::as_int), Some(8));
     let mut owed = 0.0;
-    for name in ["error.a", "error.c"] {
-        let mut error = state.get(name).unwrap().shallow_clone();
+    for name in ["a", "c"] {
+        let error = state.get("error").and_then(|errors| errors.get(name)?.as_tensor());
+        let mut error = error.unwrap().shallow_clone();
         accelerator.group().unwrap().all_reduce(&mut error, ReduceOp::Mean)?;
         owed += error.sum(Kind::Double).double_value(&[]);
     }
@@ -190,10 +193,9 @@ dist_test!(world = 2, dist_state_goes_on_where_it_was, |_world: World| -> Result
         let expected = pass(&accelerator, &mut through, step);
         assert_eq!(pass(&accelerator, &mut resumed, step), expected);
     }
-    let mut foreign = brigade_models::StateDict::new();
-    foreign.insert("exp_avg", Tensor::from(1.0))?;
+    let foreign = Value::dict([("exp_avg", Value::Tensor(Tensor::from(1.0)))]);
     let error = through.load_comm_hook_state(&foreign).unwrap_err().to_string();
-    assert!(error.contains("exp_avg"), "{error}");
+    assert!(error.contains("`iteration`"), "{error}");
     Ok(())
 });
 
@@ -258,9 +260,88 @@ dist_test!(world = 2, dist_ones_own_hook, |_world: World| -> Result<()> {
         assert_close(&found[1], &values(&mean), 1e-6, 1e-6);
     }
     assert_eq!(count.load(Ordering::Relaxed), 3, "one bucket");
-    assert!(model.load_comm_hook_state(&brigade_models::StateDict::new()).is_err());
+    assert!(model.load_comm_hook_state(&Value::None).is_err());
     Ok(())
 });
+
+/// Averages, and keeps for each parameter the sum of this rank's own gradients.
+struct Summing {
+    names: Vec<String>,
+    sums: Mutex<BTreeMap<String, f64>>,
+}
+
+impl Summing {
+    fn new(parameters: &[brigade_models::NamedTensor]) -> Self {
+        let names = parameters.iter().map(|parameter| parameter.name.clone()).collect();
+        Self { names, sums: Mutex::default() }
+    }
+}
+
+impl GradientHook for Summing {
+    fn reduce(
+        &self,
+        group: &brigade_torch::ProcessGroup,
+        bucket: &mut Bucket,
+    ) -> brigade_torch::Result<()> {
+        for (gradient, &parameter) in bucket.gradients.iter().zip(&bucket.parameters) {
+            let mut sums = self.sums.lock().unwrap();
+            *sums.entry(self.names[parameter].clone()).or_default() +=
+                gradient.sum(Kind::Double).double_value(&[]);
+        }
+        group.all_reduce(&mut bucket.buffer, ReduceOp::Mean)
+    }
+}
+
+impl StatefulHook for Summing {
+    fn state(&self) -> Result<Value<Tensor>, HookError> {
+        let sums = self.sums.lock().unwrap();
+        Ok(Value::dict(sums.iter().map(|(name, sum)| (name.clone(), Value::Float(*sum)))))
+    }
+
+    fn check_state(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        let names = state.as_dict().ok_or("no sums")?.iter().filter_map(|(name, _)| name.as_str());
+        let mut unknown = names.filter(|name| !self.names.iter().any(|known| known == name));
+        unknown.next().map_or(Ok(()), |name| Err(format!("it has a sum of `{name}`")))
+    }
+
+    fn load_state(&self, states: &[&Value<Tensor>]) -> Result<(), HookError> {
+        let mut sums = BTreeMap::new();
+        for (name, sum) in states.iter().filter_map(|state| state.as_dict()).flatten() {
+            let name = name.as_str().ok_or("no name")?.to_owned();
+            *sums.entry(name).or_default() += sum.as_float().ok_or("no number")?;
+        }
+        *self.sums.lock().unwrap() = sums;
+        Ok(())
+    }
+}
+
+dist_test!(
+    world = 2,
+    dist_ones_own_hooks_state_is_kept_for_each_rank,
+    |_world: World| -> Result<()> {
+        let accelerator =
+            Accelerator::builder().comm_hook(CommHook::stateful(Summing::new)).build()?;
+        let folder = accelerator.is_main_process().then(|| tempfile::tempdir().unwrap());
+        let path = folder.as_ref().map(|folder| folder.path().join("saved"));
+        let saved = accelerator.broadcast_object(path, 0)?.unwrap();
+        let mut model = prepared(&accelerator, Kind::Float);
+        for step in 0..2 {
+            pass(&accelerator, &mut model, step);
+        }
+        accelerator.save_state(&saved)?;
+        let kept = model.comm_hook_state()?.unwrap();
+        let rank = accelerator.process_index();
+        let sum: f64 =
+            (0..2).map(|step| gradient(0, rank, step).sum(Kind::Double).double_value(&[])).sum();
+        let found = kept.get("a").and_then(Value::as_float).unwrap();
+        assert!((found - sum).abs() < 1e-4, "{found} is not {sum}");
+        pass(&accelerator, &mut model, 2);
+        assert_ne!(model.comm_hook_state()?.unwrap(), kept);
+        accelerator.load_state(&saved)?;
+        assert_eq!(model.comm_hook_state()?.unwrap(), kept);
+        accelerator.wait_for_everyone()
+    }
+);
 
 dist_test!(world = 2, dist_training_converges_with_power_sgd, |_world: World| -> Result<()> {
     let hook = PowerSgd { matrix_approximation_rank: 2, ..power(2) };

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use brigade_torch::{
-    Backend, Device, GlooDevice, Store, TcpStore, cuda_compiled, inherited_socket,
-    make_products_reproducible,
+    Backend, DEFAULT_GROUP_TIMEOUT, Device, GlooDevice, Store, TcpStore, cuda_compiled,
+    inherited_socket, make_products_reproducible,
 };
 use brigade_world::{StoreEndpoint, StoreHost, World, own_address};
 
@@ -14,38 +14,63 @@ use crate::accelerator::Job;
 use crate::accelerator::groups::Groups;
 use crate::error::{Error, Result};
 
+/// How a rank joins its job; what is not set is found in the environment.
+#[derive(Debug, Default)]
+pub(crate) struct ConnectOptions {
+    pub(crate) cpu: bool,
+    pub(crate) world: Option<World>,
+    pub(crate) store: Option<Store>,
+    pub(crate) device: Option<Device>,
+    pub(crate) backend: Option<Backend>,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) gloo: Option<GlooDevice>,
+}
+
 /// Connects to the other ranks; with one rank there is nothing to connect.
-pub(crate) fn join(
-    world: World,
-    cpu: bool,
-    timeout: Duration,
-    gloo: Option<GlooDevice>,
-    debug: bool,
-) -> Result<Job> {
-    let products = make_products_reproducible();
-    let device = choose_device(&world, cpu);
-    if world.is_alone() {
-        return Ok(Job {
-            world,
-            groups: None,
-            device,
-            products,
-            timeout,
-            debug,
-            saves: AtomicU64::new(0),
-            tries: AtomicU64::new(0),
-            loss_checks: AtomicU64::new(0),
-        });
-    }
-    let backend = match device {
-        Device::Cuda(_) => Backend::Nccl,
-        _ => Backend::Gloo(gloo.unwrap_or_else(|| gloo_device(&world))),
+pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
+    let ConnectOptions { cpu, world, store, device, backend, timeout, gloo } = options;
+    let timeout = timeout.unwrap_or(DEFAULT_GROUP_TIMEOUT);
+    let world = world.map_or_else(World::from_env, Ok)?;
+    let device = match device {
+        Some(device) if cpu && device != Device::Cpu => {
+            return Err(Error::Misuse(format!(
+                "the options `cpu(true)` and `device({device:?})` contradict each other"
+            )));
+        }
+        Some(device) => device,
+        None => choose_device(&world, cpu || wants_cpu()?),
     };
-    let meeting = open_store(&world, timeout)?;
-    let groups = Groups::meet(meeting, &world, backend, device, timeout, debug)?;
+    let products = make_products_reproducible();
+    let groups = if world.is_alone() {
+        None
+    } else {
+        let backend = match (backend, gloo, device) {
+            (None, _, Device::Cuda(_)) => Backend::Nccl,
+            (Some(Backend::Gloo(_)) | None, Some(gloo), _) => Backend::Gloo(gloo),
+            (Some(backend), Some(_), _) => {
+                return Err(Error::Misuse(format!(
+                    "the options `gloo_device` and `backend({backend:?})` contradict each other"
+                )));
+            }
+            (Some(backend), None, _) => backend,
+            (None, None, _) => Backend::Gloo(gloo_device(&world)),
+        };
+        let store = match store {
+            Some(store) => store,
+            None if world.store.port == 0 => {
+                return Err(Error::Misuse(format!(
+                    "a world of {} ranks was given without a store and without the port of one: give \
+                     all ranks handles of one store (`AcceleratorBuilder::store`)",
+                    world.world_size.as_usize()
+                )));
+            }
+            None => open_store(&world, timeout)?,
+        };
+        Some(Groups::meet(store, &world, backend, device, timeout, debug)?)
+    };
     Ok(Job {
         world,
-        groups: Some(groups),
+        groups,
         device,
         products,
         timeout,

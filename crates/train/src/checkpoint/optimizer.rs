@@ -1,7 +1,7 @@
 //! An optimizer's state in a checkpoint.
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_optim::OptimizerState;
+use brigade_optim::{Optimizer, OptimizerState};
 use brigade_torch::Tensor;
 
 use crate::error::{Error, Result};
@@ -29,6 +29,10 @@ impl Stateful for SavedOptimizer {
         let state =
             OptimizerState::from_value(&state, Tensor::shallow_clone).map_err(Error::Misuse)?;
         Ok(self.0.clone().load_state_dict(&state)?)
+    }
+
+    fn optimizer(&self) -> Option<Optimizer> {
+        Some(self.0.clone())
     }
 
     fn steps(&self) -> Option<u64> {

@@ -5,14 +5,96 @@ mod power_sgd;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use brigade_models::StateDict;
-use brigade_torch::{Bucket, Compression, GradientHook, ProcessGroup, Reducer, Tensor};
+use brigade_checkpoint::{TensorInfo, Value};
+use brigade_models::NamedTensor;
+use brigade_torch::{Bucket, Compression, GradientHook, ProcessGroup, Reducer, Tensor, dtype_of};
 
 pub use power_sgd::PowerSgd;
-pub(crate) use power_sgd::PowerSgdHook;
+use power_sgd::PowerSgdHook;
 
+use crate::checkpoint::HookError;
 use crate::error::{Error, Result};
 use crate::model::PreparedModel;
+
+/// A communication hook with a state of its own on each rank, which checkpoints keep: [`PowerSgd`]'s is one.
+///
+/// It is made for each model when that is prepared, with the parameters that are trained, by the function
+/// given to [`CommHook::stateful`].
+///
+/// ```
+/// use std::sync::Mutex;
+/// use brigade_checkpoint::{TensorInfo, Value};
+/// use brigade_torch::{Bucket, GradientHook, ProcessGroup, ReduceOp};
+/// use brigade_train::{Accelerator, CommHook, HookError, StatefulHook, Tensor};
+///
+/// /// Counts the bytes that this rank has sent.
+/// #[derive(Default)]
+/// struct Counting(Mutex<i64>);
+///
+/// impl GradientHook for Counting {
+///     fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> brigade_torch::Result<()> {
+///         *self.0.lock().unwrap() += 4 * bucket.buffer.numel() as i64;
+///         group.all_reduce(&mut bucket.buffer, ReduceOp::Mean)
+///     }
+/// }
+///
+/// impl StatefulHook for Counting {
+///     fn state(&self) -> Result<Value<Tensor>, HookError> {
+///         Ok(Value::dict([("bytes", Value::Int(*self.0.lock().unwrap()))]))
+///     }
+///
+///     fn check_state(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+///         state.get("bytes").and_then(Value::as_int).map(drop).ok_or("`bytes` is missing".into())
+///     }
+///
+///     fn load_state(&self, states: &[&Value<Tensor>]) -> Result<(), HookError> {
+///         let bytes = states.iter().filter_map(|state| state.get("bytes")?.as_int());
+///         *self.0.lock().unwrap() = bytes.sum();
+///         Ok(())
+///     }
+/// }
+///
+/// let hook = CommHook::stateful(|_parameters| Counting::default());
+/// let accelerator = Accelerator::builder().cpu(true).comm_hook(hook).build()?;
+/// # Ok::<(), brigade_train::Error>(())
+/// ```
+pub trait StatefulHook: GradientHook {
+    /// Returns this rank's state; the tensors may share memory with the hook's.
+    ///
+    /// # Errors
+    /// What stops the save, on all ranks.
+    fn state(&self) -> Result<Value<Tensor>, HookError>;
+
+    /// Says why a state does not fit this model, before anything is changed anywhere.
+    ///
+    /// # Errors
+    /// The reason.
+    fn check_state(&self, _state: &Value<TensorInfo>) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Takes the state of this rank; where the checkpoint is of another number of ranks, those of all of
+    /// them; none where it has none.
+    ///
+    /// # Errors
+    /// Where a tensor cannot be copied.
+    fn load_state(&self, states: &[&Value<Tensor>]) -> Result<(), HookError>;
+
+    /// Takes the state that the hook of the same model had before parameters were frozen or thawed
+    /// ([`PreparedModel::set_trainable`]): unless implemented, as [`StatefulHook::load_state`].
+    ///
+    /// # Errors
+    /// As there.
+    fn carry_over(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        self.load_state(&[state])
+    }
+
+    /// Forgets what gradients that were not finite have corrupted. Called on all ranks alike.
+    fn reset(&self) {}
+}
+
+/// Makes a model's hook of its trained parameters.
+type MakeHook = Arc<dyn Fn(&[NamedTensor]) -> Arc<dyn StatefulHook> + Send + Sync>;
 
 /// How buckets of gradients are averaged over the ranks; chosen with
 /// [`crate::AcceleratorBuilder::comm_hook`] for all models that are prepared.
@@ -40,11 +122,22 @@ pub enum CommHook {
     PowerSgd(PowerSgd),
     /// One's own; every prepared model uses this one.
     Custom(Arc<dyn GradientHook>),
+    /// One's own with a state, made for each model: see [`CommHook::stateful`].
+    Stateful(MakeHook),
     /// In another type, and then as the hook inside does.
     Wrapped(Compression, Box<Self>),
 }
 
 impl CommHook {
+    /// A hook of one's own with a state, which `make` makes for each model of its trained parameters, in the
+    /// reducer's order ([`Bucket::parameters`] counts in it). See [`StatefulHook`].
+    #[must_use]
+    pub fn stateful<H: StatefulHook + 'static>(
+        make: impl Fn(&[NamedTensor]) -> H + Send + Sync + 'static,
+    ) -> Self {
+        Self::Stateful(Arc::new(move |parameters| Arc::new(make(parameters))))
+    }
+
     /// Puts buckets into another type before this hook gets them, as PyTorch's `fp16_compress_wrapper`
     /// and `bf16_compress_wrapper`.
     #[must_use]
@@ -57,7 +150,7 @@ impl CommHook {
         match self {
             Self::PowerSgd(options) => options.check(),
             Self::Wrapped(_, inner) => inner.check(),
-            Self::None | Self::Fp16 | Self::Bf16 | Self::Custom(_) => Ok(()),
+            Self::None | Self::Fp16 | Self::Bf16 | Self::Custom(_) | Self::Stateful(_) => Ok(()),
         }
     }
 
@@ -65,8 +158,8 @@ impl CommHook {
     pub(crate) fn install(
         &self,
         reducer: &Reducer,
-        trained: &[(String, Tensor)],
-    ) -> Result<Option<Arc<PowerSgdHook>>> {
+        trained: &[NamedTensor],
+    ) -> Result<Option<Arc<dyn StatefulHook>>> {
         match self {
             Self::None => return Ok(None),
             Self::Fp16 => reducer.compress(Compression::Fp16)?,
@@ -83,15 +176,20 @@ impl CommHook {
         Ok(None)
     }
 
-    fn build(&self, trained: &[(String, Tensor)], state: &mut Option<Arc<PowerSgdHook>>) -> Shared {
+    fn build(&self, trained: &[NamedTensor], state: &mut Option<Arc<dyn StatefulHook>>) -> Shared {
         Shared(match self {
             Self::None => Arc::new(Plain),
             Self::Fp16 => Arc::new(Wrapper::new(Compression::Fp16, Shared(Arc::new(Plain)))),
             Self::Bf16 => Arc::new(Wrapper::new(Compression::Bf16, Shared(Arc::new(Plain)))),
             Self::PowerSgd(options) => {
                 let hook = Arc::new(PowerSgdHook::new(options.clone(), trained));
-                *state = Some(Arc::clone(&hook));
+                *state = Some(Arc::<PowerSgdHook>::clone(&hook));
                 hook
+            }
+            Self::Stateful(make) => {
+                let hook = make(trained);
+                *state = Some(Arc::clone(&hook));
+                Arc::new(Forwarded(hook))
             }
             Self::Custom(hook) => Arc::clone(hook),
             Self::Wrapped(kind, inner) => {
@@ -104,6 +202,15 @@ impl CommHook {
 struct Shared(Arc<dyn GradientHook>);
 
 impl GradientHook for Shared {
+    fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> brigade_torch::Result<()> {
+        self.0.reduce(group, bucket)
+    }
+}
+
+/// A stateful hook as the one that it also is.
+struct Forwarded(Arc<dyn StatefulHook>);
+
+impl GradientHook for Forwarded {
     fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> brigade_torch::Result<()> {
         self.0.reduce(group, bucket)
     }
@@ -152,29 +259,40 @@ impl GradientHook for Wrapper {
 }
 
 impl<M> PreparedModel<M> {
-    /// This rank's state of a communication hook that has one (PowerSGD: `iteration`, and by parameter
-    /// `error.NAME` and `factor.NAME`), as copies. `None` for the others. A checkpoint
+    /// Returns this rank's state of a communication hook that has one, as a copy (PowerSGD: `iteration`, and
+    /// under `error` and `factor` tensors by the parameter's name); `None` for the others. A checkpoint
     /// ([`crate::Accelerator::save_state`]) holds it anyway.
     ///
     /// # Errors
     /// [`Error::Tensor`] when memory runs out.
-    pub fn comm_hook_state(&self) -> Result<Option<StateDict>> {
-        self.hook_state().map(|hook| hook.state_dict()).transpose()
+    pub fn comm_hook_state(&self) -> Result<Option<Value<Tensor>>> {
+        let Some(hook) = self.hook_state() else { return Ok(None) };
+        let state = hook.state().map_err(Error::User)?;
+        Ok(Some(state.try_map(&mut |_, tensor| tensor.f_detach_copy())?))
     }
 
-    /// Goes on from such a state, which this rank has saved.
+    /// Continues from such a state, which this rank has saved.
     ///
     /// # Errors
-    /// [`Error::Misuse`] when this model's hook has no state, or this is none of its states.
-    pub fn load_comm_hook_state(&self, state: &StateDict) -> Result<()> {
-        match self.hook_state() {
-            Some(hook) => hook.load_state_dict(state),
-            None => Err(Error::Misuse(
+    /// [`Error::Misuse`] when this model's hook has no state, or the state does not fit it.
+    pub fn load_comm_hook_state(&self, state: &Value<Tensor>) -> Result<()> {
+        let Some(hook) = self.hook_state() else {
+            return Err(Error::Misuse(
                 "load_comm_hook_state: this model's communication hook has no state; build the \
-                 Accelerator with CommHook::PowerSgd"
+                 Accelerator with CommHook::PowerSgd or CommHook::stateful"
                     .into(),
-            )),
-        }
+            ));
+        };
+        let infos = state.as_ref().try_map(&mut |name, tensor| {
+            let dtype = dtype_of(tensor.kind()).ok_or_else(|| {
+                Error::Misuse(format!("load_comm_hook_state: `{name}` is of {:?}", tensor.kind()))
+            })?;
+            let shape = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
+            Ok::<_, Error>(TensorInfo { dtype, shape })
+        })?;
+        hook.check_state(&infos)
+            .map_err(|reason| Error::Misuse(format!("load_comm_hook_state: {reason}")))?;
+        hook.load_state(&[state]).map_err(Error::User)
     }
 }
 
@@ -186,6 +304,7 @@ impl fmt::Debug for CommHook {
             Self::Bf16 => f.write_str("Bf16"),
             Self::PowerSgd(options) => f.debug_tuple("PowerSgd").field(options).finish(),
             Self::Custom(_) => f.write_str("Custom"),
+            Self::Stateful(_) => f.write_str("Stateful"),
             Self::Wrapped(compression, inner) => {
                 f.debug_tuple("Wrapped").field(compression).field(inner).finish()
             }

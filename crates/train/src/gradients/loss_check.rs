@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use brigade_models::NamedTensor;
 use brigade_torch::{
     Device, Fetch, Kind, LossFlag, Store, Tensor, first_elements_are_finite,
     first_elements_not_finite, gradient,
@@ -13,7 +14,7 @@ use brigade_torch::{
 
 use crate::accelerator::{Accelerator, AcceleratorBuilder, Job};
 use crate::error::{Error, Result};
-use crate::gradients::hook::PowerSgdHook;
+use crate::gradients::hook::StatefulHook;
 use crate::optimizer::SavedOptimizer;
 
 /// Looks at the losses of one [`Accelerator`].
@@ -82,7 +83,7 @@ pub(crate) struct CheckedModel {
     parameters: Mutex<Vec<Tensor>>,
     /// Whether the backward of the last forward reduces.
     reduces: AtomicBool,
-    hook: Option<Arc<PowerSgdHook>>,
+    hook: Option<Arc<dyn StatefulHook>>,
 }
 
 impl AcceleratorBuilder {
@@ -149,30 +150,6 @@ impl Accelerator {
     pub(crate) fn weights_may_be_saved(&self) -> Result<()> {
         self.loss_check.as_ref().map_or(Ok(()), |check| check.before_save())
     }
-
-    /// Looks at the losses of a model that is prepared now, whose gradients are reduced.
-    pub(crate) fn check_losses_of(
-        &self,
-        parameters: &[(String, Tensor)],
-        hook: Option<Arc<PowerSgdHook>>,
-    ) -> Result<Option<Arc<CheckedModel>>> {
-        let Some(check) = &self.loss_check else {
-            return Ok(None);
-        };
-        let parameters: Vec<Tensor> =
-            parameters.iter().map(|(_, tensor)| tensor.shallow_clone()).collect();
-        let model = Arc::new(CheckedModel {
-            flag: LossFlag::new(&parameters.iter().collect::<Vec<_>>())?,
-            parameters: Mutex::new(parameters),
-            reduces: AtomicBool::new(false),
-            hook,
-        });
-        let mut models = check.models.lock().unwrap_or_else(PoisonError::into_inner);
-        models.retain(|other| other.strong_count() > 0);
-        models.push(Arc::downgrade(&model));
-        drop(models);
-        Ok(Some(model))
-    }
 }
 
 impl CheckedModel {
@@ -194,6 +171,26 @@ impl LossCheck {
             models: Mutex::default(),
             optimizers: Mutex::default(),
         }
+    }
+
+    /// Looks at the losses of a model whose gradients are reduced, for as long as what it returns is there.
+    pub(crate) fn watch_model(
+        &self,
+        parameters: &[NamedTensor],
+        hook: Option<Arc<dyn StatefulHook>>,
+    ) -> Result<Arc<CheckedModel>> {
+        let parameters: Vec<Tensor> =
+            parameters.iter().map(|parameter| parameter.tensor.shallow_clone()).collect();
+        let model = Arc::new(CheckedModel {
+            flag: LossFlag::new(&parameters.iter().collect::<Vec<_>>())?,
+            parameters: Mutex::new(parameters),
+            reduces: AtomicBool::new(false),
+            hook,
+        });
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        models.retain(|other| other.strong_count() > 0);
+        models.push(Arc::downgrade(&model));
+        Ok(model)
     }
 
     /// An optimizer that is prepared now: the backwards so far, none of which concerns it.
@@ -304,7 +301,7 @@ impl LossCheck {
         state.found = Some(found);
         drop(state);
         for hook in reached.iter().filter_map(|model| model.hook.as_ref()) {
-            hook.forget();
+            hook.reset();
         }
         Err(self.error(found, self.next_step()))
     }
@@ -390,7 +387,7 @@ impl LossCheck {
     pub(crate) fn shadowed(&self, model: Option<&CheckedModel>, finite: bool) {
         let hook = model.and_then(|model| model.hook.as_ref());
         if let (false, Some(hook)) = (finite, hook) {
-            hook.forget();
+            hook.reset();
         }
         let mut state = self.state();
         let reduction = state.reductions;

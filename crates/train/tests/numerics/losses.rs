@@ -5,6 +5,7 @@ use brigade_testkit::{World, dist_test, step};
 use brigade_train::{
     Accelerator, AcceleratorBuilder, CommHook, Error, GradientAccumulation, JoinInputs, Kind,
     PowerSgd, Precision, PreparedModel, PreparedOptimizer, ReducerOptions, Result, Sgd, Tensor,
+    Value,
 };
 
 use brigade_data::{DataLoader, TensorDataset};
@@ -392,9 +393,12 @@ dist_test!(world = 2, dist_in_a_join_of_several_models, |world: World| -> Result
             // What the hook keeps from step to step is sound, and the same where it has to be: what was left
             // out of one model is no reason to forget another's.
             let Some(state) = model.comm_hook_state()? else { continue };
-            let factors = state.iter().filter(|(name, _)| name.starts_with("factor"));
-            let factors: Vec<Vec<f32>> =
-                factors.map(|(_, tensor)| Vec::try_from(tensor.reshape([-1])).unwrap()).collect();
+            let factors = state.get("factor").and_then(Value::as_dict).unwrap().iter();
+            let factors: Vec<Vec<f32>> = factors
+                .map(|(_, factor)| {
+                    Vec::try_from(factor.as_tensor().unwrap().reshape([-1])).unwrap()
+                })
+                .collect();
             assert!(!factors.is_empty() && factors.iter().flatten().all(|value| value.is_finite()));
             let all = accelerator.gather_object(factors)?;
             assert_eq!(all[0], all[1]);

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use brigade_models::NamedTensor;
 use brigade_torch::{Bucket, GradientHook, ProcessGroup, ReduceOp, Tensor, Work};
 
 use crate::error::{Error, Result};
@@ -88,7 +89,7 @@ impl PowerSgd {
 /// bucket's, and in the last bucket's call all are waited for. So messages travel while backward computes
 /// the gradients of other buckets. PyTorch goes on in a callback of the first message instead: with Gloo
 /// that runs whenever the message has ended, so ranks could send in different orders.
-pub(crate) struct PowerSgdHook {
+pub(super) struct PowerSgdHook {
     options: PowerSgd,
     /// In the reducer's order.
     parameters: Vec<Parameter>,
@@ -157,23 +158,14 @@ impl GradientHook for PowerSgdHook {
 }
 
 impl PowerSgdHook {
-    pub(super) fn new(options: PowerSgd, trained: &[(String, Tensor)]) -> Self {
-        let parameter = |(name, tensor): &(String, Tensor)| {
+    pub(super) fn new(options: PowerSgd, trained: &[NamedTensor]) -> Self {
+        let parameter = |NamedTensor { name, tensor }: &NamedTensor| {
             let n = tensor.size().first().copied().unwrap_or(0);
             let m = if n > 0 { tensor.numel() as i64 / n } else { 0 };
             Parameter { name: name.clone(), n, m }
         };
         let parameters = trained.iter().map(parameter).collect();
         Self { options, parameters, state: Mutex::default() }
-    }
-
-    /// Forgets errors and factors, which gradients that were not finite have spoilt, on all ranks alike: the
-    /// next step begins with new factors.
-    pub(crate) fn forget(&self) {
-        let mut state = self.lock();
-        state.errors.clear();
-        state.factors.clear();
-        state.underway.clear();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

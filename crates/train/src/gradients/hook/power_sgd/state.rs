@@ -1,54 +1,14 @@
 //! What PowerSGD keeps from step to step, in state dictionaries and checkpoints: for each rank its own.
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_models::StateDict;
 use brigade_torch::Tensor;
 
 use super::{PowerSgdHook, State};
-use crate::error::{Error, Result};
+use crate::checkpoint::HookError;
+use crate::gradients::hook::StatefulHook;
 
-impl PowerSgdHook {
-    pub(in super::super) fn state_dict(&self) -> Result<StateDict> {
-        let state = self.lock();
-        let mut out = StateDict::new();
-        out.insert(ITERATION, Tensor::from(state.iteration as i64))?;
-        for (kind, tensors) in [(ERROR, &state.errors), (FACTOR, &state.factors)] {
-            for (place, tensor) in tensors {
-                let name = &self.parameters[*place].name;
-                out.insert(format!("{kind}.{name}"), tensor.f_detach_copy()?)?;
-            }
-        }
-        Ok(out)
-    }
-
-    pub(in super::super) fn load_state_dict(&self, saved: &StateDict) -> Result<()> {
-        let mut state = State::default();
-        let mut counted = false;
-        for (name, tensor) in saved.iter() {
-            if name == ITERATION {
-                counted = true;
-                state.iteration = u64::try_from(tensor.f_int64_value(&[])?).unwrap_or(0);
-                continue;
-            }
-            let (kind, parameter) = name.split_once('.').unwrap_or((name, ""));
-            let place = self.parameters.iter().position(|known| known.name == parameter);
-            let (Some(place), Some(tensors)) = (place, state.tensors(kind)) else {
-                return Err(unknown(name));
-            };
-            if kind == ERROR {
-                self.fits(place, &tensor.size()).map_err(Error::Misuse)?;
-            }
-            tensors.insert(place, tensor.f_detach_copy()?);
-        }
-        if !counted {
-            return Err(unknown("no `iteration`"));
-        }
-        *self.lock() = state;
-        Ok(())
-    }
-
-    /// For a checkpoint; the tensors share memory with the hook's.
-    pub(crate) fn saved(&self) -> Result<Value<Tensor>> {
+impl StatefulHook for PowerSgdHook {
+    fn state(&self) -> Result<Value<Tensor>, HookError> {
         let state = self.lock();
         let named = |tensors: &std::collections::BTreeMap<usize, Tensor>| {
             let named = tensors.iter().map(|(place, tensor)| {
@@ -64,8 +24,10 @@ impl PowerSgdHook {
         ]))
     }
 
-    /// Whether such a state is this model's.
-    pub(crate) fn check_saved(&self, saved: &Value<TensorInfo>) -> Result<(), String> {
+    fn check_state(&self, saved: &Value<TensorInfo>) -> Result<(), String> {
+        if saved.get(ITERATION).and_then(Value::as_int).is_none() {
+            return Err(format!("PowerSGD's state needs the integer `{ITERATION}`"));
+        }
         for kind in [ERROR, FACTOR] {
             for (place, info) in self.named(saved, kind)? {
                 let size: Vec<i64> = info.shape.iter().map(|&size| size as i64).collect();
@@ -77,12 +39,12 @@ impl PowerSgdHook {
         Ok(())
     }
 
-    /// Takes this rank's state. Those of all ranks of a run with another number of them become one: what
-    /// they owe together stays the same. None of them is a run that begins.
-    pub(crate) fn restore_saved(&self, states: &[&Value<Tensor>]) -> Result<()> {
+    /// The states of all ranks of a run with another number of them become one: what they owe together
+    /// stays the same. None of them is a run that begins.
+    fn load_state(&self, states: &[&Value<Tensor>]) -> Result<(), HookError> {
         let mut restored = State::default();
         for (index, saved) in states.iter().enumerate() {
-            for (place, error) in self.named(saved, ERROR).map_err(Error::Misuse)? {
+            for (place, error) in self.named(saved, ERROR)? {
                 let share = match states.len() {
                     1 => error.f_detach_copy()?,
                     ranks => error.f_div_scalar(ranks as f64)?,
@@ -99,7 +61,7 @@ impl PowerSgdHook {
             // The same on all ranks.
             let iteration = saved.get(ITERATION).and_then(Value::as_int).unwrap_or(0);
             restored.iteration = u64::try_from(iteration).unwrap_or(0);
-            for (place, factor) in self.named(saved, FACTOR).map_err(Error::Misuse)? {
+            for (place, factor) in self.named(saved, FACTOR)? {
                 restored.factors.insert(place, factor.f_detach_copy()?);
             }
         }
@@ -107,6 +69,36 @@ impl PowerSgdHook {
         Ok(())
     }
 
+    /// What is lost of parameters that are frozen now is dropped.
+    fn carry_over(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        let known = |kind: &str| {
+            let entries = state.get(kind).and_then(Value::as_dict).unwrap_or_default().iter();
+            let kept = entries.filter_map(|(name, tensor)| {
+                let name = name.as_str()?;
+                self.parameters.iter().find(|parameter| parameter.name == name)?;
+                Some((name, Value::Tensor(tensor.as_tensor()?.shallow_clone())))
+            });
+            Value::dict(kept.collect::<Vec<_>>())
+        };
+        let iteration = state.get(ITERATION).and_then(Value::as_int).unwrap_or(0);
+        let carried = Value::dict([
+            (ITERATION, Value::Int(iteration)),
+            (ERROR, known(ERROR)),
+            (FACTOR, known(FACTOR)),
+        ]);
+        self.load_state(&[&carried])
+    }
+
+    /// The next step begins with new factors.
+    fn reset(&self) {
+        let mut state = self.lock();
+        state.errors.clear();
+        state.factors.clear();
+        state.underway.clear();
+    }
+}
+
+impl PowerSgdHook {
     fn named<'s, T>(&self, saved: &'s Value<T>, kind: &str) -> Result<Vec<(usize, &'s T)>, String> {
         let entries = saved.get(kind).and_then(Value::as_dict).unwrap_or_default();
         let place = |(name, tensor): &'s (Value<T>, Value<T>)| {
@@ -130,23 +122,6 @@ impl PowerSgdHook {
             parameter.name
         ))
     }
-}
-
-impl State {
-    fn tensors(&mut self, kind: &str) -> Option<&mut std::collections::BTreeMap<usize, Tensor>> {
-        match kind {
-            ERROR => Some(&mut self.errors),
-            FACTOR => Some(&mut self.factors),
-            _ => None,
-        }
-    }
-}
-
-fn unknown(found: &str) -> Error {
-    Error::Misuse(format!(
-        "load_comm_hook_state: expected `iteration`, and `error.NAME` and `factor.NAME` of this model's \
-         parameters, found {found:?}"
-    ))
 }
 
 const ITERATION: &str = "iteration";

@@ -1,0 +1,132 @@
+//! Freezing and thawing after `prepare`, the same on all ranks.
+
+use brigade_models::NamedTensor;
+use brigade_optim::Optimizer;
+use brigade_torch::clear_gradient;
+use serde::{Deserialize, Serialize};
+
+use super::PreparedModel;
+use crate::error::{Error, Result};
+
+/// What a rank was asked for, and what stands against it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Request {
+    pattern: String,
+    trainable: bool,
+    /// The names of what would be trained.
+    trained: Vec<String>,
+    problem: Option<String>,
+}
+
+impl<M> PreparedModel<M> {
+    /// Freezes (`false`) or thaws (`true`) the parameters whose whole name matches: `*` stands for any
+    /// characters, dots included, `?` for one. Returns how many match.
+    ///
+    /// Every rank calls it with the same arguments, between an optimizer's step and the next forward. What
+    /// depends on the set of trained parameters is made anew: the reducer with its communication hook
+    /// (whose state is carried over), the groups of every optimizer that this Accelerator has prepared and
+    /// that steps this model, and what checkpoints hold. A thawed parameter joins the optimizer's group that
+    /// matches its name; a frozen one leaves it, and its state (momentum and the like) is dropped. Gradients are
+    /// cleared. A program that resumes from a checkpoint freezes the same parameters before `load_state`.
+    ///
+    /// ```
+    /// use brigade_models::{Cnn, Model};
+    /// use brigade_train::{Accelerator, Adam, Group};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+    /// let model = Model::new(Cnn::new)?;
+    /// let optimizer = Adam::default().group(Group::matching("module1.*").lr(1e-4)).build(&model)?;
+    /// let (mut model, optimizer) = accelerator.prepare((model, optimizer))?;
+    /// assert_eq!(model.set_trainable("module1.*", false)?, 4);
+    /// assert_eq!(optimizer.groups().len(), 1);
+    /// model.set_trainable("module1.*", true)?;
+    /// assert_eq!(optimizer.groups().len(), 2);
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Misuse`], on every rank and with nothing changed: no parameter matches, the ranks differ in
+    /// their arguments, a window of accumulation has begun, or an optimizer's rule refuses a thawed parameter.
+    /// [`Error::Torch`] when a peer is gone.
+    #[track_caller]
+    pub fn set_trainable(&mut self, pattern: &str, trainable: bool) -> Result<usize> {
+        let parameters = self.model.parameters();
+        let wildcard = wildmatch::WildMatch::new(pattern);
+        let matching = |parameter: &NamedTensor| wildcard.matches(&parameter.name);
+        let trained = |parameter: &NamedTensor| {
+            if matching(parameter) { trainable } else { parameter.tensor.requires_grad() }
+        };
+        let optimizers: Vec<Optimizer> = self.context.registry.optimizers();
+        let concerned = optimizers.into_iter().filter(|it| it.concerns(&parameters));
+        let mut concerned: Vec<Optimizer> = concerned.collect();
+        let count = parameters.iter().filter(|parameter| matching(parameter)).count();
+        let refusal = || {
+            let mut checks = concerned.iter().map(|it| it.check_trained(&parameters, trained));
+            checks.find_map(Result::err).map(|error| error.to_string())
+        };
+        let problem = if count == 0 {
+            let names: Vec<&str> = parameters.iter().take(8).map(|it| it.name.as_str()).collect();
+            Some(format!("no parameter matches; there are {}", names.join(", ")))
+        } else if self.context.accumulation.position() > 0 {
+            Some("a window of accumulated gradients has begun; call it after the step".to_owned())
+        } else {
+            refusal()
+        };
+        self.agree(Request {
+            pattern: pattern.to_owned(),
+            trainable,
+            trained: parameters.iter().filter(|it| trained(it)).map(|it| it.name.clone()).collect(),
+            problem,
+        })?;
+        for optimizer in &mut concerned {
+            optimizer.set_trained(&parameters, trained)?;
+        }
+        for parameter in &parameters {
+            clear_gradient(&parameter.tensor)?;
+            let _ = parameter.tensor.shallow_clone().f_requires_grad_(trained(parameter))?;
+        }
+        let state = match self.hook_state() {
+            Some(hook) => Some(hook.state().map_err(Error::User)?),
+            None => None,
+        };
+        self.reduction = self.context.reduce(&self.model)?;
+        if let (Some(hook), Some(state)) = (self.hook_state(), state) {
+            hook.carry_over(&state).map_err(Error::User)?;
+        }
+        self.saved.replace(&self.model, self.reduction.hook.clone());
+        self.buffers_differ.set(true);
+        Ok(count)
+    }
+
+    /// The same outcome on all ranks.
+    #[track_caller]
+    fn agree(&self, request: Request) -> Result<()> {
+        let all = match self.context.job.group() {
+            Some(group) => group.at(std::panic::Location::caller()).all_gather_object(&request)?,
+            None => vec![request],
+        };
+        let say = |Request { pattern, trainable, trained, .. }: &Request| {
+            format!("set_trainable({pattern:?}, {trainable}) with {} trained", trained.len())
+        };
+        let differs = |it: &Request| {
+            (&it.pattern, it.trainable, &it.trained)
+                != (&all[0].pattern, all[0].trainable, &all[0].trained)
+        };
+        if let Some(rank) = all.iter().position(differs) {
+            return Err(Error::Misuse(format!(
+                "the ranks differ, and nothing was changed: rank 0 called {}, rank {rank} {}; call it with \
+                 the same arguments on every rank",
+                say(&all[0]),
+                say(&all[rank])
+            )));
+        }
+        let problem = |(rank, it): (usize, &Request)| Some((rank, it.problem.clone()?));
+        match all.iter().enumerate().find_map(problem) {
+            None => Ok(()),
+            Some((rank, problem)) => Err(Error::Misuse(format!(
+                "set_trainable({:?}, {}) on rank {rank}: {problem}; nothing was changed",
+                all[0].pattern, all[0].trainable
+            ))),
+        }
+    }
+}
