@@ -80,6 +80,8 @@ fn freezes_and_thaws(accelerator: &Accelerator, folder: &FilePath) -> Result<()>
     steps(accelerator, &mut through, 3..6)?;
     assert_eq!(values(&through.0, "encoder"), encoder, "what is frozen stays");
     accelerator.save_state(&saved)?;
+    accelerator.wait_for_save()?;
+    accelerator.wait_for_everyone()?;
     steps(accelerator, &mut through, 6..8)?;
     through.0.set_trainable("encoder.weight", true)?;
     assert_eq!(
@@ -199,6 +201,6 @@ dist_test!(world = 2, dist_a_hooks_state_is_carried_over, |_: World| -> Result<(
     let state = objects.0.comm_hook_state()?.unwrap();
     assert_eq!(state.get("iteration").and_then(Value::as_int), Some(4));
     let kept: Vec<_> = state.get("error").and_then(Value::as_dict).unwrap().iter().collect();
-    assert!(kept.iter().all(|(name, _)| name.as_str() == Some("head.weight")), "{kept:?}");
+    assert!(kept.iter().all(|(name, _)| name.as_str().unwrap().starts_with("head")), "{kept:?}");
     steps(&accelerator, &mut objects, 4..6)
 });
