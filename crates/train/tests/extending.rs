@@ -147,6 +147,38 @@ fn ones_own_rule_and_schedules_resume_from_a_checkpoint() -> Result<()> {
 }
 
 #[test]
+fn losses_that_are_not_finite_do_not_reach_ones_own_rule() -> Result<()> {
+    let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+    let (model, mut optimizer, mut scheduler) = objects(&accelerator);
+    let before = values(&model);
+    let x = Tensor::full([4], f64::NAN, (Kind::Float, Device::Cpu));
+    let loss = model.forward(&x)?.sum(Kind::Float);
+    let error = accelerator.backward(&loss).unwrap_err();
+    assert!(matches!(error, Error::LossNotFinite { weights_corrupted: false, .. }), "{error}");
+    scheduler.step()?;
+    assert_eq!(scheduler.position(), 0, "the schedule waits for the optimizer");
+    optimizer.zero_grad()?;
+    optimizer.step()?;
+    assert_eq!(values(&model), before);
+    // An accumulated window: nothing is stepped before its end.
+    let accumulating = Accelerator::builder().sharing(&accelerator).gradient_accumulation_steps(2);
+    let accumulating = accumulating.build()?;
+    let (model, mut optimizer, _scheduler) = objects(&accumulating);
+    let data = TensorDataset::new(Tensor::ones([4, 4], (Kind::Float, Device::Cpu))).unwrap();
+    let loader = accumulating.prepare(DataLoader::new(data).batch_size(1))?;
+    for batch in &loader {
+        let batch = batch?;
+        accumulating.accumulate(&model, &batch, || {
+            accumulating.backward(&model.forward(&batch)?.sum(Kind::Float))?;
+            optimizer.step()?;
+            optimizer.zero_grad()
+        })?;
+    }
+    assert_eq!(optimizer.steps(), 2);
+    Ok(())
+}
+
+#[test]
 fn a_rate_that_is_none_never_reaches_the_weights() -> Result<()> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     let model = Model::new(Line::new)?;
