@@ -189,8 +189,10 @@ impl Template {
     }
 
     fn dev_dependencies(self, brigade: &Source) -> Vec<(&'static str, Value)> {
+        let testkit = || ("brigade-testkit", brigade.of("testkit"));
         match self {
-            Self::Loop | Self::Complete => vec![("brigade-testkit", brigade.of("testkit"))],
+            Self::Loop => vec![testkit()],
+            Self::Complete => vec![testkit(), ("tempfile", "3".into())],
             Self::Single => Vec::new(),
         }
     }
