@@ -38,7 +38,7 @@ pub fn write(settings: &Settings, heading: &str) -> String {
         comment(&mut text, table.meaning.trim_start());
         line(&mut text, &format!("[{}]", table.name));
         for (setting, value) in rows {
-            comment(&mut text, setting.meaning());
+            comment(&mut text, &setting.meaning());
             line(&mut text, &format!("{} = {value}", setting.name));
         }
     }

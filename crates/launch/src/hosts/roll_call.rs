@@ -113,8 +113,9 @@ impl RollCall<'_> {
 
     fn fail(&mut self, number: usize, failure: HostFailure) {
         self.failures.push((number, failure));
-        let limit = self.errand.plan.connect_timeout + OTHERS;
-        self.deadline = self.deadline.or_else(|| Some(Instant::now() + limit));
+        let limit = self.errand.plan.connect_timeout.saturating_add(OTHERS);
+        // A limit that no clock can express is none.
+        self.deadline = self.deadline.or_else(|| Instant::now().checked_add(limit));
     }
 
     fn is_over(&self) -> bool {

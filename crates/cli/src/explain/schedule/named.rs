@@ -22,7 +22,9 @@ pub(super) enum Named {
     /// Down by half a cosine, over and over
     #[command(alias = "CosineAnnealingWarmRestarts", alias = "sgdr")]
     CosineRestarts(Restarts),
-    /// Up to a highest rate and down to nearly nothing, the momentum the other way round (torch's)
+    /// Up to a highest rate and down to nearly nothing (torch's)
+    ///
+    /// The momentum goes the other way round
     #[command(alias = "OneCycleLR")]
     OneCycle(OneCycleArgs),
     /// The same in fastai's shape
