@@ -51,6 +51,5 @@ pub(super) fn options(layers: &Layer) -> Result<Option<HostsOptions>, LaunchErro
         env: names.map(request).collect::<Result<_, _>>()?,
         min_hosts: (nodes != NodeRange::default()).then_some(nodes.min),
         sync: settings.sync.unwrap_or_default(),
-        ..default
     }))
 }
