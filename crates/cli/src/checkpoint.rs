@@ -46,25 +46,29 @@ pub(crate) struct VerifyArgs {
 /// The target appears whole or not at all, and must not be there yet. What cannot be carried is
 /// named.
 ///
-/// A run of PyTorch's or Accelerate's goes on in a program of yours: let the program save a checkpoint
-/// right after `prepare`, and give it with --like. It says which state goes where.
+/// To resume a PyTorch or Accelerate run in your program, save a checkpoint right after `prepare` and
+/// pass it as --like; it defines the layout.
 #[derive(Debug, Args)]
 #[command(after_help = CONVERT_EXAMPLES)]
 pub(crate) struct ConvertArgs {
-    /// A checkpoint, a folder or an index of weights, a weights file; with --like a folder of
-    /// Accelerate's save_state, or a dictionary of torch.save with `model`, `optimizer`, `scheduler`
+    /// Checkpoint, weights file, or folder or index of weights
+    ///
+    /// With --like a folder of Accelerate's save_state, or a dictionary of torch.save with `model`,
+    /// `optimizer`, `scheduler`
     from: PathBuf,
 
     /// What to make
     to: PathBuf,
 
-    /// The layout [default: by the ending of TO, .safetensors, .pth, .pt or .bin; a folder is
-    /// Accelerate's]
+    /// Layout of TO
+    ///
+    /// By default its ending decides: .safetensors, .pth, .pt or .bin; a folder is Accelerate's
     #[arg(long = "to", value_enum, value_name = "LAYOUT")]
     layout: Option<Layout>,
 
-    /// Make a checkpoint for load_state, with the states of FROM in the places of this one, which the
-    /// program has saved
+    /// Make a checkpoint for load_state, laid out as this one
+    ///
+    /// The program has saved it right after `prepare`; it gets the states of FROM
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "layout")]
     like: Option<PathBuf>,
 }

@@ -19,8 +19,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 /// Find what would stop a job, on this host or on several
 ///
 /// Looks at libtorch and the program, GPUs and their driver, clocks, names, interfaces, ports, packet
-/// sizes, speeds between hosts, folders, disks, memory, limits and variables. Says for each whether it
-/// is well, what it means if not, and what to do.
+/// sizes, speeds between hosts, folders, disks, memory, limits and variables. Reports each check as ok,
+/// warning or failure, with a remedy.
 ///
 /// Other hosts are reached with the system's ssh and need `brigade` there. Nothing is changed on any
 /// host; a file is left in the working folder for a moment, to see whether the hosts share it.
@@ -35,39 +35,45 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
 
-    /// The program of the job: it is compared between hosts, with the libraries that it loads
+    /// Program of the job
+    ///
+    /// It is compared between hosts, with the libraries that it loads
     #[arg(long, value_name = "PATH")]
     program: Option<PathBuf>,
 
-    /// The folder that the job starts in, on every host [default: the current one]
+    /// Folder that the job starts in, on every host [default: this one]
     #[arg(long, value_name = "DIR")]
     workdir: Option<PathBuf>,
 
-    /// The folder for the output of ranks: is there room?
+    /// Folder for log files, to check the room on its disk
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
 
-    /// The port that the hosts of the job will meet at, on the first of them
+    /// Port on the first host where the launchers meet
     #[arg(long, value_name = "PORT")]
     master_port: Option<u16>,
 
-    /// Try ports of this range between hosts [default: three that the system chooses]
+    /// Ports to try between hosts [default: three free ones]
     #[arg(long, value_name = "FIRST-LAST", value_parser = range)]
     port_range: Option<(u16, u16)>,
 
-    /// Measure neither round trips nor bandwidths: half a second less for each pair of hosts
+    /// Do not measure round trips and bandwidths
+    ///
+    /// Saves half a second for each pair of hosts
     #[arg(long)]
     no_speed: bool,
 
-    /// How long a host may take to log in to
+    /// SSH login timeout per host
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "20")]
     timeout: Duration,
 
-    /// Another client of ssh, or options for it, as in 'ssh -p 2222' [env: BRIGADE_SSH]
+    /// ssh client and its options [env: BRIGADE_SSH]
+    ///
+    /// As in 'ssh -p 2222'
     #[arg(long, value_name = "COMMAND")]
     ssh_command: Option<String>,
 
-    /// Print everything that was found out, for programs to read
+    /// Print all facts and findings as JSON
     #[arg(long)]
     json: bool,
 }

@@ -20,8 +20,9 @@ mod weights_file;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct EstimateArgs {
-    /// A safetensors file, a folder or an index of several, a number of parameters (350M, 7B), or
-    /// the name of a known model
+    /// Weights file, number of parameters (350M, 7B), or name of a known model
+    ///
+    /// A weights file is a safetensors file, or a folder or an index of several
     #[arg(value_name = "MODEL|FILE")]
     model: String,
 
@@ -33,12 +34,12 @@ pub(crate) struct EstimateArgs {
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = positive)]
     seq_len: u64,
 
-    /// Pixels a side of an image [default: what the known model was made for]
+    /// Pixels a side of an image [default: the known model's own]
     #[arg(long, value_name = "N", value_parser = positive)]
     image_size: Option<u64>,
 
-    /// What the optimizer keeps
-    #[arg(long, value_enum, default_value_t)]
+    /// Optimizer
+    #[arg(long, value_name = "NAME", value_enum, default_value_t)]
     optimizer: OptimizerArg,
 
     /// Attention by a fused kernel, which does not keep its matrix of scores

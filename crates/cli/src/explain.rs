@@ -34,8 +34,9 @@ pub(crate) struct ShardsArgs {
     #[arg(long, value_name = "N", value_parser = ranks, allow_negative_numbers = true)]
     nproc: usize,
 
-    /// Drop what makes no full batch on every rank (torch: what does not divide by the ranks, as
-    /// its sampler's own drop_last)
+    /// Drop what does not make a full batch on every rank
+    ///
+    /// With the rules of torch: what does not divide by the ranks, as its sampler's own drop_last
     #[arg(long)]
     drop_last: bool,
 
@@ -47,8 +48,8 @@ pub(crate) struct ShardsArgs {
     #[arg(long)]
     no_even_batches: bool,
 
-    /// Whose rules
-    #[arg(long, value_enum, default_value_t)]
+    /// Rules
+    #[arg(long, value_name = "OF", value_enum, default_value_t)]
     scheme: SchemeArg,
 
     /// Print {"shards": [[[index, ...], ...], ...]}, by rank and batch

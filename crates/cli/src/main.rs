@@ -29,7 +29,7 @@ mod usage;
 /// Write the training loop once; run it on one process or many
 #[derive(Debug, Parser)]
 #[command(name = "brigade", version, max_term_width = 100)]
-#[command(propagate_version = true, arg_required_else_help = true, after_help = EXAMPLES)]
+#[command(arg_required_else_help = true, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -38,6 +38,9 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Launch(Box<launch::LaunchArgs>),
+    /// Print a job file for Slurm or Kubernetes
+    #[command(subcommand)]
+    Emit(emit::Emit),
     New(new::NewArgs),
     Setup(setup::SetupArgs),
     Config(Box<config::ConfigArgs>),
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
     };
     let result = match &cli.command {
         Command::Launch(args) => launch::run(args),
+        Command::Emit(scheduler) => emit::run(scheduler, io::stdout().lock()).map(|()| 0),
         Command::New(args) => new::run(args, io::stdout().lock()).map(|()| 0),
         Command::Setup(args) => setup::run(args, io::stdout().lock()).map(|()| 0),
         Command::Config(args) => config::run(args),

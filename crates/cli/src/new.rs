@@ -24,7 +24,7 @@ pub(crate) struct NewArgs {
     #[arg(value_name = "NAME")]
     path: PathBuf,
 
-    /// What the program does
+    /// Program
     #[arg(long, value_enum, default_value_t)]
     template: Template,
 
@@ -35,7 +35,7 @@ pub(crate) struct NewArgs {
     #[arg(long, conflicts_with_all = ["cuda", "libtorch", "pytorch"])]
     no_setup: bool,
 
-    /// Take Brigade from the checkout in this folder [default: where this program comes from]
+    /// Checkout of Brigade to depend on [default: where this one is from]
     #[arg(long, value_name = "DIR")]
     brigade: Option<PathBuf>,
 }

@@ -13,7 +13,7 @@ use clap_mangen::Man;
 #[derive(Debug, Args)]
 #[command(after_help = COMPLETIONS)]
 pub(crate) struct CompletionsArgs {
-    /// Which shell [default: the one in $SHELL]
+    /// Shell [default: that of $SHELL]
     #[arg(value_enum)]
     shell: Option<Shell>,
 }

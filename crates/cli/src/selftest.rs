@@ -11,15 +11,15 @@ use crate::config::Usage;
 use crate::launch::{self, LaunchArgs};
 use crate::usage;
 
-/// Try the processes that are configured: every collective, a training step, metrics, weights,
-/// a checkpoint
+/// Run a self-test with the current launch settings
 ///
 /// Starts a small program as `brigade launch` would, with the same settings and flags, on this host or
-/// on many. It compares each result with what must come out, and says what passed.
+/// on many: every collective, a training step, metrics, weights and a checkpoint. Each result is
+/// compared with the expected one.
 #[derive(Debug, Args)]
 #[command(override_usage = USAGE, after_help = EXAMPLES)]
 pub(crate) struct TestArgs {
-    /// The program of the self-test [default: brigade-selftest beside this program]
+    /// Program of the self-test [default: brigade-selftest beside this one]
     #[arg(long, value_name = "PATH")]
     program: Option<PathBuf>,
 

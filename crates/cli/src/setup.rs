@@ -23,8 +23,9 @@ pub(crate) struct SetupArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Undo it: take libtorch out of the project's cargo configuration. The cache stays, for other
-    /// projects
+    /// Undo it: remove libtorch from the project's cargo configuration
+    ///
+    /// The cache stays, for other projects
     #[arg(long, conflicts_with_all = ["cuda", "libtorch", "pytorch"])]
     remove: bool,
 }
@@ -32,15 +33,15 @@ pub(crate) struct SetupArgs {
 /// Which libtorch.
 #[derive(Debug, Args)]
 pub(crate) struct SourceArgs {
-    /// Fetch the one for CUDA: 2.5 GB to download, 3.8 GB on disk
+    /// Fetch libtorch for CUDA: 2.5 GB to download, 3.8 GB on disk
     #[arg(long, conflicts_with_all = ["libtorch", "pytorch"])]
     cuda: bool,
 
-    /// Use the one in this folder, which has lib/ and include/
+    /// Use the libtorch in this folder, which has lib/ and include/
     #[arg(long, value_name = "DIR", conflicts_with = "pytorch")]
     libtorch: Option<PathBuf>,
 
-    /// Use the one of the PyTorch that python3 imports
+    /// Use the libtorch of the PyTorch that python3 imports
     #[arg(long)]
     pytorch: bool,
 }

@@ -74,7 +74,7 @@ fn the_last_layer_wins() {
 fn settings_reach_the_ranks() {
     let home = Home::new();
     let text = "version = 1\n[ranks]\nnproc = 2\ncpu = true\n[training]\nmixed-precision = \"bf16\"\n\
-                dynamo-backend = \"inductor\"\ndebug = true\n[env]\nGREETING = \"hello\"\nOMP_NUM_THREADS = 7\n";
+                dynamo-backend = \"inductor\"\ndebug-collectives = true\n[env]\nGREETING = \"hello\"\nOMP_NUM_THREADS = 7\n";
     home.file(".config/brigade/config.toml", text);
     let script = "echo $GREETING $OMP_NUM_THREADS $ACCELERATE_MIXED_PRECISION $ACCELERATE_USE_CPU \
                   $ACCELERATE_DYNAMO_BACKEND $ACCELERATE_DEBUG_MODE $ACCELERATE_DYNAMO_MODE.";

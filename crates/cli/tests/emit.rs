@@ -1,4 +1,4 @@
-//! `brigade launch --emit`: the launchers in the job are told every setting, whichever layer it is from.
+//! `brigade emit`: the launchers in the job are told every setting, whichever layer it is from.
 
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
@@ -19,14 +19,14 @@ fn home(settings: &str) -> TempDir {
     home
 }
 
-fn launch(home: &Path, variables: &[(&str, &str)], words: &[&str]) -> Output {
+fn brigade(home: &Path, variables: &[(&str, &str)], words: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
     command.current_dir(home).env_clear().env("HOME", home).env("PATH", "/usr/bin:/bin");
-    command.envs(variables.iter().copied()).arg("launch").args(words).output().unwrap()
+    command.envs(variables.iter().copied()).args(words).output().unwrap()
 }
 
 fn emitted(home: &Path, variables: &[(&str, &str)], words: &[&str]) -> (String, String) {
-    let output = launch(home, variables, words);
+    let output = brigade(home, variables, &[&["emit"], words].concat());
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{words:?}: {stderr}");
     (String::from_utf8(output.stdout).unwrap(), stderr)
@@ -75,7 +75,7 @@ const VALUES: &[(&str, &str)] = &[
     ("dynamo-use-fullgraph", "true"),
     ("dynamo-use-dynamic", "true"),
     ("dynamo-use-regional-compilation", "true"),
-    ("debug", "true"),
+    ("debug-collectives", "true"),
 ];
 /// Settings that the scheduler says, or that are for a list of hosts, or excluded by `cpu`.
 const WITHOUT: &[&str] = &[
@@ -85,6 +85,7 @@ const WITHOUT: &[&str] = &[
     "include",
     "exclude",
     "ssh-command",
+    "connect-timeout",
     "workdir",
     "sync",
     "env-pass",
@@ -100,7 +101,7 @@ fn every_setting_of_every_layer_is_in_the_file() {
     // A new setting wants a row here.
     let of_tests: Vec<&str> = VALUES.iter().map(|it| it.0).chain(WITHOUT.iter().copied()).collect();
     let empty = home("");
-    let answer = launch(empty.path(), &[], &["--explain", "--json", "true"]);
+    let answer = brigade(empty.path(), &[], &["launch", "--explain", "--json", "true"]);
     let answer: Value = serde_json::from_slice(&answer.stdout).unwrap();
     let all = answer["settings"].as_object().unwrap();
     let untried: Vec<&String> = all.keys().filter(|it| !of_tests.contains(&it.as_str())).collect();
@@ -113,8 +114,8 @@ fn every_setting_of_every_layer_is_in_the_file() {
         .collect();
     let variables: Vec<(&str, &str)> =
         variables.iter().map(|(name, value)| (name.as_str(), *value)).collect();
-    let emit = ["--emit", "slurm", "--nnodes", "2", "train.py"];
-    let (script, _) = emitted(empty.path(), &variables, &emit);
+    let emit = ["--nnodes", "2", "train.py"];
+    let (script, _) = emitted(empty.path(), &variables, &[&["slurm"], &emit[..]].concat());
     let words = flags(&script);
     for (name, value) in VALUES {
         let at = words.iter().position(|it| *it == format!("--{name}"));
@@ -124,40 +125,41 @@ fn every_setting_of_every_layer_is_in_the_file() {
     // As flags they are taken, and say the same.
     let end = words.iter().position(|it| it == "--").unwrap();
     let as_flags: Vec<&str> = words[..end].iter().map(String::as_str).collect();
-    let (again, _) = emitted(empty.path(), &[], &[&as_flags, &emit[..]].concat());
+    let (again, _) = emitted(empty.path(), &[], &[&["slurm"], &as_flags[..], &emit[..]].concat());
     assert_eq!(again, script);
     // And a file of the user's is as good as a variable.
     let file = home(
         "version = 1\n[training]\nmixed-precision = \"bf16\"\n[output]\nquiet = true\n[failure]\nmax-restarts = 2\n[env]\nSEED = 7\n",
     );
     for target in ["slurm", "k8s", "jobset"] {
-        let (text, _) = emitted(file.path(), &[], &["--emit", target, "train.py"]);
+        let (text, _) = emitted(file.path(), &[], &[target, "train.py"]);
         for said in ["--mixed-precision", "bf16", "--quiet", "--max-restarts", "SEED"] {
             assert!(text.contains(said), "{target}: {said} is not in {text}");
         }
     }
     // A switch that is off where a file in the job may have it on.
-    let (script, _) = emitted(file.path(), &[], &["--emit", "slurm", "--no-quiet", "train.py"]);
+    let (script, _) = emitted(file.path(), &[], &["slurm", "--no-quiet", "train.py"]);
     assert!(flags(&script).contains(&"--no-quiet".to_owned()), "{script}");
 }
 
 #[test]
 fn what_the_scheduler_says_is_left_out_with_a_word() {
     let home = home("version = 1\n[hosts]\nhosts = [\"a:2\", \"b:2\"]\n");
-    let (script, said) = emitted(home.path(), &[], &["--emit", "slurm", "train.py"]);
+    let (script, said) = emitted(home.path(), &[], &["slurm", "train.py"]);
     assert!(!script.contains("a:2"), "{script}");
     let expected =
         "config.toml:3: hosts a:2,b:2 is not in the job file: the scheduler has the hosts\n";
     assert!(said.ends_with(expected), "{said}");
-    let output = launch(home.path(), &[], &["--emit", "slurm", "--hosts", "a:2", "train.py"]);
+    let output = brigade(home.path(), &[], &["emit", "slurm", "--hosts", "a:2", "train.py"]);
     assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(said, "brigade: --hosts cannot be used in a job file: the scheduler sets it\n");
 }
 
 #[test]
 fn modules_and_plugins_are_in_the_file() {
     let home = home("");
-    let (script, _) =
-        emitted(home.path(), &[], &["--emit", "slurm", "-m", "pkg.train", "--lr", "1"]);
+    let (script, _) = emitted(home.path(), &[], &["slurm", "-m", "pkg.train", "--lr", "1"]);
     assert_eq!(flags(&script), ["--module", "--", "pkg.train", "--lr", "1"]);
 
     let yaml = home.path().join("zero.yaml");
@@ -166,14 +168,16 @@ fn modules_and_plugins_are_in_the_file() {
     fs::write(&yaml, text).unwrap();
     let config = ["--config", yaml.to_str().unwrap()];
     let explained = |words: &[&str]| -> Value {
-        let output =
-            launch(home.path(), &[], &[&["--explain", "--json"], words, &["train.py"]].concat());
+        let output = brigade(
+            home.path(),
+            &[],
+            &[&["launch", "--explain", "--json"], words, &["train.py"]].concat(),
+        );
         assert!(output.status.success(), "{output:?}");
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
         answer["ranks"][0]["env"].clone()
     };
-    let (script, _) =
-        emitted(home.path(), &[], &[&["--emit", "slurm"], &config[..], &["train.py"]].concat());
+    let (script, _) = emitted(home.path(), &[], &[&["slurm"], &config[..], &["train.py"]].concat());
     let words = flags(&script);
     let end = words.iter().position(|it| it == "--").unwrap();
     let as_flags: Vec<&str> = words[..end].iter().map(String::as_str).collect();
@@ -182,4 +186,28 @@ fn modules_and_plugins_are_in_the_file() {
     // Each launch has an id of its own.
     job["TORCHELASTIC_RUN_ID"] = file["TORCHELASTIC_RUN_ID"].clone();
     assert_eq!(job, file);
+}
+
+#[test]
+fn options_that_a_scheduler_does_not_know_are_refused() {
+    let home = home("");
+    let table: [(&[&str], &str); 5] = [
+        (&["slurm", "--image", "x", "train.py"], "unexpected argument '--image' found"),
+        (&["k8s", "--partition", "x", "train.py"], "unexpected argument '--partition' found"),
+        (
+            &["jobset", "--nnodes", "1:2", "train.py"],
+            "`brigade emit k8s` for an elastic PyTorchJob",
+        ),
+        (&["slurm"], "a job file needs a program that is built already"),
+        (&["slurm", "--release"], "a job file needs a program that is built already"),
+    ];
+    for (words, message) in table {
+        let output = brigade(home.path(), &[], &[&["emit"], words].concat());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {said}");
+        assert!(said.contains(message) && said.lines().count() == 1, "{words:?}: {said}");
+    }
+    // `brigade launch` has none of them any more.
+    let output = brigade(home.path(), &[], &["launch", "--emit", "slurm", "train.py"]);
+    assert_eq!(output.status.code(), Some(2));
 }

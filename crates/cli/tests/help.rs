@@ -4,12 +4,57 @@
 use std::path::Path;
 use std::process::Command;
 
+/// The `-h` of a command and of all below it.
+fn short_pages(command: &[String], pages: &mut Vec<(Vec<String>, String)>) {
+    let mut brigade = Command::new(env!("CARGO_BIN_EXE_brigade"));
+    let output = brigade.args(command).arg("-h").output().unwrap();
+    let page = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{command:?}: {page}");
+    let lines = page.lines().skip_while(|it| *it != "Commands:" && *it != "Schedules:").skip(1);
+    let names = lines.take_while(|it| !it.is_empty()).filter_map(|it| it.split_whitespace().next());
+    for name in names.filter(|it| *it != "help") {
+        short_pages(&[command, &[name.to_owned()]].concat(), pages);
+    }
+    pages.push((command.to_vec(), page));
+}
+
+#[test]
+fn a_short_help_has_one_line_for_each_option() {
+    let mut pages = Vec::new();
+    short_pages(&[], &mut pages);
+    assert!(pages.len() > 30, "{} pages", pages.len());
+    for (command, page) in &pages {
+        let lists = page.lines().take_while(|it| !["Examples:", "Exit codes:"].contains(it));
+        for line in lists.filter(|it| it.starts_with(' ')) {
+            let name = line.trim_start();
+            let indent = line.len() - name.len();
+            let is_usage = name.starts_with("brigade ");
+            assert!(
+                is_usage || indent == 2 || (indent == 6 && name.starts_with("--")),
+                "{command:?}: {line}"
+            );
+        }
+    }
+    let (_, launch) = pages.iter().find(|(command, _)| command == &["launch"]).unwrap();
+    let options =
+        launch.lines().filter(|it| it.starts_with("  ") && it.trim_start().starts_with('-'));
+    assert!(options.count() <= 16, "{launch}");
+}
+
 #[test]
 fn help_texts_are_those_on_file() {
-    let pages: [(&str, &[&str]); 34] = [
+    let pages: [(&str, &[&str]); 42] = [
         ("brigade", &["--help"]),
         ("launch", &["launch", "--help"]),
         ("launch-short", &["launch", "-h"]),
+        ("emit", &["emit", "--help"]),
+        ("emit-slurm", &["emit", "slurm", "--help"]),
+        ("emit-slurm-short", &["emit", "slurm", "-h"]),
+        ("emit-k8s-short", &["emit", "k8s", "-h"]),
+        ("emit-jobset-short", &["emit", "jobset", "-h"]),
+        ("new", &["new", "--help"]),
+        ("setup", &["setup", "--help"]),
+        ("setup-short", &["setup", "-h"]),
         ("checkpoint", &["checkpoint", "--help"]),
         ("checkpoint-inspect", &["checkpoint", "inspect", "--help"]),
         ("checkpoint-verify", &["checkpoint", "verify", "--help"]),

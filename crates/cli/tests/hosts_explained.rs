@@ -47,7 +47,7 @@ fn plans() {
         "2:3",
         "--ssh-command",
         "ssh -p 2222",
-        "--env",
+        "--env-pass",
         "TOKEN",
         "--env",
         "SEED=7",
@@ -115,8 +115,8 @@ fn mistakes() {
             "--nnodes 3, but the list has 2 hosts: give 2, or MIN:2 for a job that goes on",
         ),
         (
-            &["--hosts", "a:1", "--env", "NO_SUCH"],
-            "--env NO_SUCH: there is no such variable here; set one with --env NO_SUCH=VALUE",
+            &["--hosts", "a:1", "--env-pass", "NO_SUCH"],
+            "--env-pass NO_SUCH: this environment has no such variable; set one with --env NO_SUCH=VALUE",
         ),
         (&["--hosts", "a:1", "--ssh-command", "ssh 'x"], "--ssh-command `ssh 'x`: its quotes"),
         (

@@ -66,7 +66,13 @@ fn plans_are_those_on_file() {
         ("accelerate", &["--config=accelerate.yaml", "./train"]),
         (
             "hosts",
-            &["--config=job.toml", "--hostfile=hostfile", "--sync", "--env=WANDB_*", "./train"],
+            &[
+                "--config=job.toml",
+                "--hostfile=hostfile",
+                "--sync",
+                "--env-pass=WANDB_*",
+                "./train",
+            ],
         ),
         ("json", &["--config=job.toml", "--node-rank=0", "--nproc=1", "--json", "./train"]),
     ];

@@ -36,10 +36,14 @@ impl Work {
     }
 
     fn launch(&self, words: &[&str]) -> Output {
+        self.brigade(&["launch"], words)
+    }
+
+    fn brigade(&self, command_words: &[&str], words: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
         command.current_dir(self.path()).env_clear();
         command.env("PATH", self.path().join("bin")).env("HOME", self.path());
-        command.arg("launch").args(words).output().unwrap()
+        command.args(command_words).args(words).output().unwrap()
     }
 
     /// The variables of the first rank, which is not started.
@@ -192,11 +196,12 @@ fn accelerates_own_file_is_named_and_turns_nothing_on_for_others() {
     fs::write(&file, "distributed_type: FSDP\nmixed_precision: bf16\n").unwrap();
     assert_eq!(work.variables(&["train.py"])["ACCELERATE_USE_FSDP"], "true");
 
-    let started = |words: &[&str]| {
-        let output = work.launch(words);
+    let answer = |output: Output| {
         assert!(output.status.success(), "{output:?}");
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
     };
+    let started = |words: &[&str]| answer(work.launch(words));
+    let emitted = |words: &[&str]| answer(work.brigade(&["emit", "slurm"], words));
     let (out, err) = started(&["--nproc=1", "/usr/bin/env"]);
     assert!(out.contains("ACCELERATE_MIXED_PRECISION=bf16"), "{out}");
     assert!(!out.contains("ACCELERATE_USE_FSDP"), "{out}");
@@ -209,9 +214,9 @@ fn accelerates_own_file_is_named_and_turns_nothing_on_for_others() {
     let (_, err) = started(&["--nproc=1", "--quiet", "/usr/bin/env"]);
     assert_eq!(err, "");
     // Nor is its say in a job file silent.
-    let (_, err) = started(&["--emit=slurm", "--nproc=1", "/usr/bin/env"]);
+    let (_, err) = emitted(&["--nproc=1", "/usr/bin/env"]);
     assert_eq!(err, line);
-    let (_, err) = started(&["--emit=slurm", "--nproc=1", "--quiet", "/usr/bin/env"]);
+    let (_, err) = emitted(&["--nproc=1", "--quiet", "/usr/bin/env"]);
     assert_eq!(err, "");
     // Named on the command line, it needs no naming.
     fs::write(&file, "distributed_type: 'NO'\nmixed_precision: bf16\n").unwrap();

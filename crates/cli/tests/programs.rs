@@ -137,6 +137,37 @@ fn targets_of_a_package() {
 }
 
 #[test]
+fn without_a_program_the_projects_binary_is_built_and_run() {
+    let main = "fn main() { let var = |name| std::env::var(name).unwrap(); \
+                println!(\"{} of {} {:?}\", var(\"RANK\"), var(\"WORLD_SIZE\"), cfg!(debug_assertions)); }";
+    let manifest = "[package]\nname = \"demo\"\nedition = \"2021\"\n[workspace]\n";
+    let work = Work::new(&[("Cargo.toml", manifest), ("src/main.rs", main)]);
+    let run = work.cargo(2, &[]);
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    for rank in 0..2 {
+        assert_eq!(run.lines_of(rank), [format!("{rank} of 2 true")]);
+    }
+    let run = work.cargo(1, &["--release", "-p", "demo"]);
+    assert_eq!((run.code, run.stdout.as_str()), (0, "[0] 0 of 1 false\n"), "{}", run.stderr);
+
+    let run = work.cargo(1, &["-p", "other"]);
+    assert_eq!(run.code, 2, "{}", run.stderr);
+    assert!(run.stderr.ends_with("it has no package other\n"), "{}", run.stderr);
+    // Two binaries, and no word about which of them.
+    fs::create_dir(work.path().join("src/bin")).unwrap();
+    fs::write(work.path().join("src/bin/second.rs"), main).unwrap();
+    let run = work.cargo(1, &[]);
+    assert_eq!(run.code, 2, "{}", run.stderr);
+    assert!(run.stderr.contains("demo") && run.stderr.contains("second"), "{}", run.stderr);
+
+    let run = Work::new(&[]).cargo(1, &[]);
+    assert_eq!(run.code, 2, "{}", run.stderr);
+    assert!(run.stderr.contains("no program was given"), "{}", run.stderr);
+    assert!(run.stderr.contains("could not find `Cargo.toml`"), "{}", run.stderr);
+    assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
+}
+
+#[test]
 fn a_build_that_fails_starts_nothing() {
     let work = package();
     let table: [(&[&str], &str); 4] = [

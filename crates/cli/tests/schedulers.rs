@@ -136,7 +136,7 @@ fn launchers_under_slurm() {
 
 fn the_emitted_script_runs() {
     let cluster = Cluster::slurm();
-    let emit = "brigade launch --nproc 2 --emit slurm --nnodes 1 --cpus-per-node 2 --time-limit 90m \
+    let emit = "brigade emit slurm --nproc 2 --nnodes 1 --cpus-per-node 2 --time-limit 90m \
                 --job-name hard --env NOTE=it's";
     let program = ["sh", "-c", "echo \"$RANK of $WORLD_SIZE: $1 $NOTE\"", "sh", "a 'b' $c"];
     let words: Vec<&str> = emit.split_whitespace().chain(program).collect();
@@ -153,7 +153,7 @@ fn the_emitted_script_runs() {
     }
 
     // On two hosts
-    let emit = "brigade launch --nproc 2 --emit slurm --nnodes 2";
+    let emit = "brigade emit slurm --nproc 2 --nnodes 2";
     let words: Vec<&str> =
         emit.split_whitespace().chain(["sh", "-c", "echo $RANK$BRIGADE_RDZV_SECRET"]).collect();
     let script = cluster.run(&words).stdout;
@@ -172,7 +172,7 @@ fn the_emitted_script_runs() {
     // shell may be told twice, by the launcher, too.
     let stopped = "trap 'echo $RANK stops; exit 0' TERM; touch ready.$RANK; \
                    while :; do sleep 1000 & wait; done";
-    let emit = "brigade launch --nproc 2 --emit slurm sh -c";
+    let emit = "brigade emit slurm --nproc 2 sh -c";
     let words: Vec<&str> = emit.split_whitespace().chain([stopped]).collect();
     let job = cluster.submit(&cluster.run(&words).stdout, "");
     while !(0..2).all(|rank| cluster.folder().join(format!("ready.{rank}")).exists()) {
@@ -186,7 +186,7 @@ fn the_emitted_script_runs() {
     }
 
     // The job's exit code is the failing rank's.
-    let failing = "brigade launch --nproc 2 --emit slurm sh -c";
+    let failing = "brigade emit slurm --nproc 2 sh -c";
     let words: Vec<&str> = failing.split_whitespace().chain(["exit $((RANK * 7))"]).collect();
     let (code, output) = cluster.batch(&cluster.run(&words).stdout, "");
     assert_eq!(code, 7, "{output}");

@@ -38,7 +38,7 @@ pub fn write(settings: &Settings, heading: &str) -> String {
         comment(&mut text, table.meaning.trim_start());
         line(&mut text, &format!("[{}]", table.name));
         for (setting, value) in rows {
-            comment(&mut text, setting.meaning());
+            comment(&mut text, &setting.meaning());
             line(&mut text, &format!("{} = {value}", setting.name));
         }
     }
@@ -113,32 +113,33 @@ mod tests {
 
         # The ranks of each host.
         [ranks]
-        # Number of ranks on each host; or gpu (one for each GPU), cpu (one for each core), auto (GPUs
-        # where there are any, else cores) [default: one for each GPU, else 1]
+        # Ranks per host: a number, gpu, cpu or auto [default: one per GPU, else 1]. gpu is one for each
+        # GPU, cpu one for each core, auto one for each GPU where there are any, else for each core
         nproc = "gpu"
 
         # More hosts than one: give `hosts` or `hostfile` to start them all from here, or the rest to
         # run one command on each.
         [hosts]
-        # Hosts to start the job on, over ssh, with their numbers of ranks
+        # Hosts to start over ssh, with their numbers of ranks
         hosts = ["a:2", "b"]
-        # Number of hosts, or MIN:MAX where hosts may join and leave, or be lost
+        # Number of hosts, or MIN:MAX for an elastic job. In an elastic job hosts may join and leave, or
+        # be lost, while MIN of them are left
         nnodes = "1:4"
 
         # How hosts find each other where they may join and leave.
         [rendezvous]
-        # More of the rendezvous, such as join_timeout=600; for etcd protocol=https, cacert=FILE,
+        # More of the rendezvous, as in join_timeout=600. For etcd protocol=https, cacert=FILE,
         # cert=FILE, key=FILE, user=NAME and password-file=FILE (or BRIGADE_ETCD_PASSWORD)
         rdzv-conf = "join_timeout=60"
 
         # What happens when a rank fails.
         [failure]
-        # How long ranks may take to stop before they are killed
+        # Time between SIGTERM and SIGKILL when ranks are stopped
         shutdown-timeout = 2.5
 
         # What is shown, and what is written to files.
         [output]
-        # Say nothing but what the ranks print, unless the job fails
+        # Print only what the ranks print, unless the job fails
         quiet = true
 
         # Variables for every rank.

@@ -35,7 +35,7 @@ pub struct Setting {
     pub expected: &'static str,
     /// It is true or false: the flag needs no value.
     pub is_switch: bool,
-    meaning: &'static str,
+    meaning: &'static [&'static str],
     fault: fn(&str) -> String,
 }
 
@@ -46,10 +46,26 @@ impl Setting {
         TABLE.iter().find(|it| it.name == name)
     }
 
-    /// What it is for: one sentence, perhaps a second one after it.
+    /// What it is for, in one line.
+    ///
+    /// ```
+    /// use brigade_config::Setting;
+    ///
+    /// let setting = Setting::named("max-restarts").unwrap();
+    /// assert_eq!(setting.summary(), "Restarts of the job after a failure");
+    /// ```
     #[must_use]
-    pub fn meaning(&self) -> &'static str {
-        self.meaning.trim_start()
+    pub fn summary(&self) -> &'static str {
+        self.meaning.first().map_or("", |line| line.trim())
+    }
+
+    /// The summary, and what else there is to know.
+    #[must_use]
+    pub fn meaning(&self) -> String {
+        let details: Vec<&str> = self.meaning[1..].iter().map(|line| line.trim()).collect();
+        let details = details.join(" ");
+        let parts = [self.summary(), details.trim()].into_iter().filter(|it| !it.is_empty());
+        parts.collect::<Vec<_>>().join(". ")
     }
 
     /// What is wrong with a text that is no value of it.
@@ -115,7 +131,7 @@ macro_rules! settings {
                 also: &[$($($also,)*)?],
                 expected: <$type as Value>::EXPECTED,
                 is_switch: <$type as Value>::IS_SWITCH,
-                meaning: concat!($($meaning,)*),
+                meaning: &[$($meaning,)*],
                 fault: <$type as Value>::fault,
             },
         )*)*];
@@ -192,29 +208,35 @@ macro_rules! settings {
 settings! {
     /// The ranks of each host.
     ["ranks"] {
-        /// Number of ranks on each host; or gpu (one for each GPU), cpu (one for each core), auto (GPUs
-        /// where there are any, else cores) [default: one for each GPU, else 1]
+        /// Ranks per host: a number, gpu, cpu or auto [default: one per GPU, else 1]
+        ///
+        /// gpu is one for each GPU, cpu one for each core, auto one for each GPU where there
+        /// are any, else for each core
         nproc: NprocSpec = "nproc" "N"
             env "PET_NPROC_PER_NODE" also "nproc-per-node" "num-gpus";
-        /// Train on the CPU though there are GPUs
+        /// Train on the CPU even if there are GPUs
         cpu: bool = "cpu" "BOOL"
             default "false" env "ACCELERATE_USE_CPU";
-        /// GPUs that the ranks see, as in 0,2; or all
+        /// GPUs that the ranks use, as in 0,2; or all
         devices: DeviceList = "devices" "LIST"
             also "gpu-ids";
-        /// Tell each rank that it is local rank 0, and show it one GPU only
+        /// Give each rank one GPU and LOCAL_RANK=0
         virtual_local_rank: bool = "virtual-local-rank" "BOOL"
             default "false" env "PET_VIRTUAL_LOCAL_RANK";
-        /// OMP_NUM_THREADS of each rank [default: what the environment says, else the cores divided
-        /// by the ranks, or those that bind gives it]
+        /// OMP_NUM_THREADS of each rank [default: cores per rank]
+        ///
+        /// By default what the environment says counts, else the cores divided by the ranks, or
+        /// those that bind gives the rank
         threads_per_rank: usize = "threads-per-rank" "N"
             also "num-cpu-threads-per-process";
-        /// Processors that each rank may use: none (all), cores (its share of its NUMA node's
-        /// cores), numa (its NUMA node), socket, core-complex (one last-level cache). A rank's node
-        /// is its GPU's; ranks without one are spread out
+        /// Cores of each rank: none, cores, numa, socket or core-complex
+        ///
+        /// none binds no rank; cores: its share of its NUMA node's cores; numa: its NUMA node;
+        /// core-complex: one last-level cache. A rank's node is its GPU's; ranks without one
+        /// are spread out
         bind: BindMode = "bind" "MODE"
             default "none" also "numa-binding";
-        /// Name of the part that these ranks play: ROLE_NAME
+        /// Role of these ranks, in ROLE_NAME
         role: String = "role" "NAME"
             default "default" env "PET_ROLE";
     }
@@ -222,142 +244,181 @@ settings! {
     /// More hosts than one: give `hosts` or `hostfile` to start them all from here, or the rest to
     /// run one command on each.
     ["hosts"] {
-        /// Hosts to start the job on, over ssh, with their numbers of ranks
+        /// Hosts to start over ssh, with their numbers of ranks
         hosts: HostList = "hosts" "HOST[:N],..";
-        /// A file that names the hosts, as DeepSpeed's (`HOST slots=N`) or MPI's
+        /// File of hosts, as DeepSpeed's (`HOST slots=N`) or MPI's
         hostfile: PathBuf = "hostfile" "FILE"
             also "mpirun-hostfile" "deepspeed-hostfile";
-        /// Use only these hosts of the list and these slots of theirs, as DeepSpeed writes them:
-        /// worker-0@worker-1:0,2 is all of worker-0 and GPUs 0 and 2 of worker-1
+        /// Use only these hosts and slots of the list
+        ///
+        /// Written as DeepSpeed does: worker-0@worker-1:0,2 is all of worker-0 and GPUs 0 and 2
+        /// of worker-1
         include: String = "include" "HOST[:N,..][@..]"
             also "deepspeed-inclusion-filter";
-        /// Use all of the list but these hosts and slots, written the same way
+        /// Use all of the list but these hosts and slots
+        ///
+        /// Written as for include
         exclude: String = "exclude" "HOST[:N,..][@..]"
             also "deepspeed-exclusion-filter";
-        /// The ssh to start hosts with, and its options
+        /// ssh client for the hosts, and its options
         ssh_command: String = "ssh-command" "COMMAND"
             env "BRIGADE_SSH";
-        /// Folder to run in on the hosts [default: the one of this command]
+        /// Folder to run in on the hosts [default: the current one]
         workdir: PathBuf = "workdir" "DIR";
-        /// Copy to hosts that lack them: brigade, the program and its libtorch; or a Python script and
-        /// the modules and packages beside it; or the package of -m below the working folder
+        /// Copy brigade and the program to hosts that lack them
+        ///
+        /// Copied are brigade, the program and its libtorch; or a Python script and the modules
+        /// and packages beside it; or the package of -m below the working folder
         sync: bool = "sync" "BOOL"
             default "false";
-        /// Variables of this environment to hand on to the hosts, as NAME or PREFIX_*, besides those
-        /// that they get anyway (NCCL_*, OMP_*, TORCH_*, PYTHON* and the like)
+        /// Seconds to connect to a host and log in
+        connect_timeout: Duration = "connect-timeout" "SECONDS"
+            default "10";
+        /// Variables of this environment to hand on to the hosts
+        ///
+        /// Names, or prefixes as PREFIX_*. NCCL_*, OMP_*, TORCH_*, PYTHON* and the like are
+        /// handed on anyway
         env_pass: List = "env-pass" "NAME,..";
-        /// Number of hosts, or MIN:MAX where hosts may join and leave, or be lost
+        /// Number of hosts, or MIN:MAX for an elastic job
+        ///
+        /// In an elastic job hosts may join and leave, or be lost, while MIN of them are left
         nnodes: NodeRange = "nnodes" "N|MIN:MAX"
             default "1" env "PET_NNODES" also "num-machines";
         /// Number of this host, from 0
         node_rank: usize = "node-rank" "N"
             env "PET_NODE_RANK" also "machine-rank";
-        /// Name or address under which the others reach host 0 [default for a list of hosts: as its
-        /// sshd was reached]
+        /// Address of host 0, for the others
+        ///
+        /// [default with hosts: the address that ssh connected to]
         master_addr: String = "master-addr" "HOST"
             env "PET_MASTER_ADDR" also "main-process-ip";
         /// Port on host 0 where the launchers meet [default: 29500]
         master_port: u16 = "master-port" "PORT"
             env "PET_MASTER_PORT" also "main-process-port";
-        /// Name or address under which the other hosts reach this one
+        /// Address of this host, for the others
         local_addr: String = "local-addr" "HOST"
             env "PET_LOCAL_ADDR";
-        /// Port on host 0 for the ranks' own meeting, MASTER_PORT, or FIRST-LAST: what a firewall
-        /// lets through [default: a free port for each attempt]
+        /// MASTER_PORT of the ranks, on host 0, or FIRST-LAST
+        ///
+        /// A firewall between the hosts has to let it through [default: a free port for each
+        /// attempt]
         store_port: PortRange = "store-port" "PORT";
     }
 
     /// How hosts find each other where they may join and leave.
     ["rendezvous"] {
-        /// Who brings the hosts together: builtin (torchrun's c10d is another name for it) or static,
-        /// where the job ends with the host that serves at the endpoint; or etcd, where it outlives
-        /// any of them
+        /// Rendezvous: builtin (or c10d), static or etcd
+        ///
+        /// With builtin and static the job ends with the host that serves at the endpoint; with
+        /// etcd it outlives any host
         rdzv_backend: Backend = "rdzv-backend" "BACKEND"
             env "PET_RDZV_BACKEND";
-        /// Where hosts meet; the same for all of them [default port: 29400]
+        /// Where hosts meet, the same on all [default port: 29400]
         rdzv_endpoint: String = "rdzv-endpoint" "HOST:PORT"
             env "PET_RDZV_ENDPOINT";
         /// Name of the job: hosts that give the same one belong together
         rdzv_id: String = "rdzv-id" "NAME"
             env "PET_RDZV_ID";
-        /// More of the rendezvous, such as join_timeout=600; for etcd protocol=https, cacert=FILE,
-        /// cert=FILE, key=FILE, user=NAME and password-file=FILE (or BRIGADE_ETCD_PASSWORD)
+        /// More of the rendezvous, as in join_timeout=600
+        ///
+        /// For etcd protocol=https, cacert=FILE, cert=FILE, key=FILE, user=NAME and
+        /// password-file=FILE (or BRIGADE_ETCD_PASSWORD)
         rdzv_conf: Pairs = "rdzv-conf" "KEY=VALUE,.."
             env "PET_RDZV_CONF";
-        /// A file with the secret that hosts must know to take part, readable by its owner alone; or
-        /// set BRIGADE_RDZV_SECRET to it (`openssl rand -hex 32` makes one). The connections between
-        /// the launchers are encrypted with it
+        /// File with the secret that hosts prove to know
+        ///
+        /// Only its owner may be able to read it. BRIGADE_RDZV_SECRET may hold the secret
+        /// instead (`openssl rand -hex 32` makes one). The connections between the launchers
+        /// are encrypted with it
         rdzv_secret_file: PathBuf = "rdzv-secret-file" "FILE";
     }
 
     /// What happens when a rank fails.
     ["failure"] {
-        /// How often the job is started again after a failure
+        /// Restarts of the job after a failure
         max_restarts: u32 = "max-restarts" "N"
             default "0" env "PET_MAX_RESTARTS";
-        /// How long ranks may take to stop before they are killed
+        /// Time between SIGTERM and SIGKILL when ranks are stopped
         shutdown_timeout: Duration = "shutdown-timeout" "SECONDS"
             default "30" env "PET_SHUTDOWN_TIMEOUT" "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
-        /// How long a host, or the way to it, may be silent before it counts as lost; meanwhile its
-        /// ranks run on. At least 1
+        /// Silence after which a host is lost
+        ///
+        /// Until then its ranks run on, and a connection that broke is made again. At least 1
         heartbeat_timeout: Duration = "heartbeat-timeout" "SECONDS"
             default "30";
     }
 
     /// What is shown, and what is written to files.
     ["output"] {
-        /// Keep each rank's output in files under a folder of the job in this one:
-        /// attempt_N/LOCAL_RANK/stdout.log and stderr.log. Without tee and redirects, all output
-        /// goes to the terminal, too
+        /// Folder for log files, which keep each rank's output
+        ///
+        /// Under a folder of the job in this one: attempt_N/LOCAL_RANK/stdout.log and
+        /// stderr.log. Without tee and redirects, all output goes to the terminal, too
         log_dir: PathBuf = "log-dir" "DIR"
             env "PET_LOG_DIR";
-        /// Streams to write to log files and to the terminal: 0 none, 1 stdout, 2 stderr, 3 both; or
-        /// such a mode for some local ranks, as in 0:3,12:1
+        /// Streams for log files and the terminal: 0 to 3
+        ///
+        /// 0 is none, 1 stdout, 2 stderr, 3 both; or per local rank: 0:3,12:1
         tee: StreamModes = "tee" "MODES"
             env "PET_TEE";
-        /// Streams to write to log files and not to the terminal
+        /// Streams for log files and not for the terminal
+        ///
+        /// 0 is none, 1 stdout, 2 stderr, 3 both; or per local rank: 0:3,12:1
         redirects: StreamModes = "redirects" "MODES"
             env "PET_REDIRECTS";
         /// Show only these local ranks on the terminal, as in 0,1
         local_ranks_filter: LocalRanks = "local-ranks-filter" "RANKS"
             env "PET_LOCAL_RANKS_FILTER";
-        /// Collect lines of stdout with one of these words, of all ranks under tee, in
-        /// filtered_stdout.log
+        /// Collect lines of stdout with one of these words
+        ///
+        /// They are collected from all ranks under tee, in filtered_stdout.log
         duplicate_stdout_filters: LineFilter = "duplicate-stdout-filters" "WORD,.."
             env "PET_DUPLICATE_STDOUT_FILTERS";
-        /// The same for stderr, in filtered_stderr.log
+        /// Collect lines of stderr with one of these words
+        ///
+        /// They are collected from all ranks under tee, in filtered_stderr.log
         duplicate_stderr_filters: LineFilter = "duplicate-stderr-filters" "WORD,.."
             env "PET_DUPLICATE_STDERR_FILTERS";
-        /// What stands before each line, from ${rank}, ${local_rank}, ${host} and others
-        /// [default: [${rank}] ]
+        /// Prefix of each line [default: [${rank}] ]
+        ///
+        /// It is made from ${rank}, ${local_rank}, ${host} and others
         prefix: Prefix = "prefix" "TEMPLATE";
-        /// Colour each rank's prefix: auto (on a terminal), always, never
+        /// Colour each rank's prefix: auto, always or never
+        ///
+        /// auto: where the output is a terminal
         color: Color = "color" "WHEN"
             default "auto";
-        /// Write what happens to the job (ranks that start and end, causes, restarts) as JSON lines to
-        /// the end of this file, or to an inherited descriptor; docs/events.md has the format
+        /// Append the job's events to this file, as JSON lines
+        ///
+        /// Ranks that start and end, causes, restarts; fd:N is an inherited descriptor.
+        /// docs/events.md has the format
         events: EventsTarget = "events" "FILE|fd:N";
-        /// Pass the terminal through to the only rank of this host, as if it were started without a
-        /// launcher: progress bars, a debugger, input from the keyboard; --no-raw never does [default:
-        /// where the job has one rank and a terminal]
+        /// Pass the terminal through to the only rank of this host
+        ///
+        /// Progress bars, a debugger and input from the keyboard work as without a launcher
+        /// [default: where the job has one rank and a terminal]
         raw: bool = "raw" "BOOL";
-        /// Say nothing but what the ranks print, unless the job fails
+        /// Print only what the ranks print, unless the job fails
         quiet: bool = "quiet" "BOOL"
             default "false";
     }
 
     /// What the ranks read: Brigade programs, and Python programs that use Accelerate.
     ["training"] {
-        /// Compute in no (the model's own), fp16 or bf16
+        /// Precision of computations: no, fp16 or bf16
+        ///
+        /// no is the model's own type
         mixed_precision: Precision = "mixed-precision" "TYPE"
             default "no" env "ACCELERATE_MIXED_PRECISION";
-        /// Batches whose gradients are added up before each step of the optimizer
+        /// Batches whose gradients are added up for one step
         gradient_accumulation_steps: NonZeroUsize = "gradient-accumulation-steps" "N"
             default "1" env "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
         /// Backend of torch.compile, for Python programs
         dynamo_backend: DynamoBackend = "dynamo-backend" "BACKEND"
             default "no" env "ACCELERATE_DYNAMO_BACKEND";
-        /// How hard torch.compile tries: default, reduce-overhead or max-autotune
+        /// Mode of torch.compile
+        ///
+        /// default, reduce-overhead or max-autotune
         dynamo_mode: DynamoMode = "dynamo-mode" "MODE"
             default "default" env "ACCELERATE_DYNAMO_MODE";
         /// Make torch.compile fail where it would break the graph
@@ -369,9 +430,9 @@ settings! {
         /// Compile repeated blocks once
         dynamo_use_regional_compilation: bool = "dynamo-use-regional-compilation" "BOOL"
             default "false" env "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION";
-        /// Compare the shapes of all ranks before each collective of Accelerate
-        debug: bool = "debug" "BOOL"
-            default "false" env "ACCELERATE_DEBUG_MODE";
+        /// Compare the shapes of all ranks before each collective
+        debug_collectives: bool = "debug-collectives" "BOOL"
+            default "false" env "ACCELERATE_DEBUG_MODE" also "debug";
     }
 }
 

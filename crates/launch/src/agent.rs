@@ -25,7 +25,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use brigade_rendezvous::{Assignment, Ending, FromAgent, Link, ToAgent};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::SignalFd;
 use nix::unistd::{Pid, getpid};
@@ -371,11 +371,7 @@ impl<'p> Agent<'p> {
         let state = self.state.deadline().and_then(|due| self.start.checked_add(due));
         let sweep = self.sweep.map(|(at, _)| at);
         let next = [state, sweep, self.client.deadline()].into_iter().flatten().min();
-        let timeout = next.map_or(PollTimeout::NONE, |at| {
-            // Rounded up: poll would spin during the last millisecond.
-            let millis = at.saturating_duration_since(Instant::now()).as_millis() + 1;
-            PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)
-        });
+        let timeout = brigade_wake::until(next);
         let mut fds = self.client.fds();
         fds.push(PollFd::new(self.signals.as_fd(), PollFlags::POLLIN));
         fds.push(PollFd::new(self.output.control(), PollFlags::POLLIN));

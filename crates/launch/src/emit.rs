@@ -110,7 +110,7 @@ pub enum EmitError {
     /// An elastic job where there are none.
     #[error(
         "--nnodes {min}:{max}: a JobSet has a fixed number of pods; use --nnodes {max}, or \
-         `--emit k8s` for an elastic PyTorchJob"
+         `brigade emit k8s` for an elastic PyTorchJob"
     )]
     NotElastic {
         /// Fewest hosts.

@@ -27,7 +27,6 @@ use serde::{Deserialize, Serialize};
 pub use brigade_rendezvous::{CauseKind, HostPart, JobCause, JobEvent};
 
 use crate::output::write_all;
-use crate::wake::{Inbox, Outbox};
 use crate::{LaunchError, ValueError};
 
 /// Version of the format. A field or an event may be added without another one; a field that goes or
@@ -168,7 +167,7 @@ pub(crate) struct EventLog {
     unwritten: Arc<AtomicUsize>,
     job: String,
     /// What went wrong, for the user.
-    troubles: Inbox<String>,
+    troubles: brigade_wake::Receiver<String>,
 }
 
 /// What others write events with.
@@ -177,7 +176,7 @@ pub(crate) struct EventSender {
     orders: Sender<Order>,
     unwritten: Arc<AtomicUsize>,
     job: String,
-    troubles: Outbox<String>,
+    troubles: brigade_wake::Sender<String>,
     target: String,
     /// The user has been told that events are lost.
     is_lossy: Arc<AtomicBool>,
@@ -208,19 +207,19 @@ impl EventLog {
     ) -> Result<(Self, EventSender), LaunchError> {
         let file = target.open()?;
         let start = || LaunchError::system("start a thread");
-        let troubles = Inbox::new().map_err(start())?;
+        let troubles = brigade_wake::Receiver::new().map_err(start())?;
         let (orders, inbox) = mpsc::channel();
         let unwritten = Arc::new(AtomicUsize::new(0));
         let sender = EventSender {
             orders: orders.clone(),
             unwritten: Arc::clone(&unwritten),
             job: job.to_owned(),
-            troubles: troubles.outbox(),
+            troubles: troubles.sender(),
             target: target.to_string(),
             is_lossy: Arc::default(),
         };
         let (trouble, written, name) =
-            (troubles.outbox(), Arc::clone(&unwritten), target.to_string());
+            (troubles.sender(), Arc::clone(&unwritten), target.to_string());
         thread::Builder::new()
             .name("events".to_owned())
             .spawn(move || write_events(file, &inbox, &written, &trouble, &name))
@@ -230,7 +229,7 @@ impl EventLog {
 
     /// What went wrong, if something did that was not told yet.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.troubles.next()
+        self.troubles.try_recv()
     }
 
     /// Waits until everything is written, but not for long: a thread that still writes then is left
@@ -267,7 +266,7 @@ impl EventSender {
         if before >= MOST_UNWRITTEN {
             self.unwritten.fetch_sub(1, Ordering::Relaxed);
             if !self.is_lossy.swap(true, Ordering::Relaxed) {
-                self.troubles.send(format!(
+                let _ = self.troubles.send(format!(
                     "events are lost: {} takes them too slowly (--events)",
                     self.target
                 ));
@@ -289,7 +288,7 @@ fn write_events(
     mut file: File,
     inbox: &Receiver<Order>,
     unwritten: &AtomicUsize,
-    troubles: &Outbox<String>,
+    troubles: &brigade_wake::Sender<String>,
     target: &str,
 ) {
     let mut is_open = true;
@@ -298,7 +297,7 @@ fn write_events(
             Order::Line(line) => {
                 if is_open && let Err(error) = write_all(&mut file, line.as_bytes()) {
                     is_open = false;
-                    troubles.send(format!(
+                    let _ = troubles.send(format!(
                         "no more events are written to {target} (--events): {error}"
                     ));
                 }

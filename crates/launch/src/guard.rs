@@ -1,7 +1,7 @@
 //! Where the secret of a job on several hosts is from, when one command is started per host.
 //!
 //! With `--hosts` none of this is needed: the launcher makes a secret for each job and sends it through
-//! the sessions. Job files that `--emit` writes carry their own.
+//! the sessions. Job files that `brigade emit` writes carry their own.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, OpenOptions};

@@ -52,7 +52,6 @@ pub mod role;
 mod scheduler;
 mod store_port;
 mod value;
-mod wake;
 
 pub use agent::Outcome;
 pub use brigade_rendezvous::{

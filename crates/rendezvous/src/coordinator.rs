@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::{fmt, io, panic};
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use brigade_wake::Flag;
 
 use crate::{AgentId, Link, Listener, Rules, Verdict, quiet};
 
@@ -50,9 +50,9 @@ use turn::Turn;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Coordinator {
-    shared: Arc<Shared>,
+    shared: Shared,
     thread: Option<JoinHandle<Option<Verdict>>>,
-    over: Arc<EventFd>,
+    over: Arc<Flag>,
 }
 
 impl Coordinator {
@@ -66,10 +66,11 @@ impl Coordinator {
         listener: Option<Listener>,
         sink: Option<Box<dyn OutputSink>>,
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared::new()?);
-        let over = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
-        let turn = Turn::new(rules, listener, sink, Arc::clone(&shared))?;
-        let told = Ending { shared: Arc::clone(&shared), over: Arc::clone(&over) };
+        let (sender, commands) = brigade_wake::channel()?;
+        let shared = Shared::new(sender);
+        let over = Arc::new(Flag::new()?);
+        let turn = Turn::new(rules, listener, sink, shared.clone(), commands)?;
+        let told = Ending(Arc::clone(&over));
         let thread = quiet::spawn("coordinator", move || {
             let _told = told;
             turn.run()
@@ -157,16 +158,11 @@ impl fmt::Debug for Coordinator {
 pub struct SessionId(AgentId);
 
 /// Whatever ends the thread, others learn of it.
-struct Ending {
-    shared: Arc<Shared>,
-    over: Arc<EventFd>,
-}
+struct Ending(Arc<Flag>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        self.shared.close();
-        // Written once, so it cannot be full.
-        let _ = self.over.write(1);
+        self.0.set();
     }
 }
 

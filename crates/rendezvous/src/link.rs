@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use brigade_wake::Flag;
 
 use crate::wire::Wire;
 use crate::{FromAgent, Join, LinkError, Millis, TimeLimits, ToAgent, quiet};
@@ -222,14 +221,13 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 /// The thread that sends beats. It ends with the link.
 #[derive(Debug)]
 struct Heart {
-    stop: Arc<EventFd>,
+    stop: Arc<Flag>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Heart {
     fn start(shared: &Arc<Mutex<Shared>>, interval: Duration) -> io::Result<Self> {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let stop = Arc::new(EventFd::from_flags(flags)?);
+        let stop = Arc::new(Flag::new()?);
         let (shared, stopped) = (Arc::clone(shared), Arc::clone(&stop));
         let thread = quiet::spawn("heartbeat", move || beat(&shared, &stopped, interval))?;
         Ok(Self { stop, thread: Some(thread) })
@@ -238,7 +236,7 @@ impl Heart {
 
 impl Drop for Heart {
     fn drop(&mut self) {
-        let _ = self.stop.write(1);
+        self.stop.set();
         if let Some(thread) = self.thread.take() {
             // It waits for nothing but the descriptor and the lock.
             let _ = thread.join();
@@ -247,16 +245,9 @@ impl Drop for Heart {
 }
 
 /// Sends a beat whenever nothing else was sent for that long.
-fn beat(shared: &Mutex<Shared>, stop: &EventFd, interval: Duration) {
+fn beat(shared: &Mutex<Shared>, stop: &Flag, interval: Duration) {
     let mut due = Instant::now() + interval;
-    loop {
-        // Up to a whole millisecond: one too early would turn the loop for nothing.
-        let left = due.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
-        let mut fds = [PollFd::new(stop.as_fd(), PollFlags::POLLIN)];
-        let _ = poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
-        if fds[0].any().unwrap_or(false) {
-            return;
-        }
+    while !stop.wait(due.saturating_duration_since(Instant::now())) {
         let mut shared = lock(shared);
         let now = Instant::now();
         if !shared.begun {
@@ -278,6 +269,8 @@ const MOST_UNSENT: usize = 8 << 20;
 mod tests {
     use std::io::Write;
     use std::os::unix::net::UnixStream;
+
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     use super::*;
     use crate::{FrameError, Stream, encode};

@@ -11,6 +11,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use brigade_wake::{Flag, Receiver};
+
 use crate::etcd::{EtcdAccess, EtcdError};
 use crate::{Link, Listener, Secret, TimeLimits, etcd, quiet};
 
@@ -207,7 +209,8 @@ pub enum MeetError {
 /// ```
 #[derive(Debug)]
 pub struct Meeting {
-    notices: Arc<Notices>,
+    notices: Receiver<MeetNotice>,
+    given_up: Arc<Flag>,
 }
 
 impl Meeting {
@@ -216,14 +219,15 @@ impl Meeting {
     /// # Errors
     /// The system has no thread or descriptor left.
     pub fn start(plan: MeetPlan) -> io::Result<Self> {
-        let notices = Arc::new(Notices::new()?);
-        let told = Arc::clone(&notices);
+        let (sender, notices) = brigade_wake::channel()?;
+        let given_up = Arc::new(Flag::new()?);
+        let told = Notices { sender, given_up: Arc::clone(&given_up) };
         // Not joined: it may be in the system's resolver, which cannot be interrupted.
         quiet::spawn("meeting", move || {
             let last = meet(&plan, &told).unwrap_or_else(MeetNotice::Failed);
             told.tell(last);
         })?;
-        Ok(Self { notices })
+        Ok(Self { notices, given_up })
     }
 
     /// Can be read from, as poll says, while there is a notice.
@@ -238,13 +242,13 @@ impl Meeting {
         reason = "an iterator that ends for now and goes on later surprises"
     )]
     pub fn next(&mut self) -> Option<MeetNotice> {
-        self.notices.take()
+        self.notices.try_recv()
     }
 }
 
 impl Drop for Meeting {
     fn drop(&mut self) {
-        self.notices.give_up();
+        self.given_up.set();
     }
 }
 

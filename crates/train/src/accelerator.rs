@@ -467,7 +467,7 @@ impl AcceleratorBuilder {
     /// and before each forward and backward that sends anything. A rank that does something else, or
     /// comes to nothing within the time limit, is named by an error on every other
     /// ([`brigade_torch::Desync`]) instead of being waited for. Slow. Off unless set, or asked for by
-    /// the variable `ACCELERATE_DEBUG_MODE`, which `brigade launch --debug` sets. With `sharing` it is
+    /// the variable `ACCELERATE_DEBUG_MODE`, which `brigade launch --debug-collectives` sets. With `sharing` it is
     /// the other's.
     pub fn debug(mut self, on: bool) -> Self {
         self.debug = Some(on);
@@ -562,7 +562,7 @@ impl AcceleratorBuilder {
     }
 }
 
-/// The launcher's `--debug`.
+/// The launcher's `--debug-collectives`.
 fn debug_is_asked_for() -> bool {
     std::env::var("ACCELERATE_DEBUG_MODE").is_ok_and(|value| {
         ["1", "true", "yes", "on", "y", "t"].contains(&value.to_ascii_lowercase().as_str())

@@ -33,7 +33,7 @@ pub(crate) struct ScheduleArgs {
     #[arg(long, global = true, value_name = "N", value_parser = steps)]
     show: Option<u64>,
 
-    /// Move as many steps per line as Accelerate does per call with that many processes
+    /// Move N steps per line, as Accelerate does per call
     #[arg(long, global = true, value_name = "N", value_parser = steps)]
     accelerate_nproc: Option<u64>,
 
@@ -57,12 +57,14 @@ struct Around {
     #[arg(long, global = true, value_name = "N", value_parser = steps)]
     warmup: Option<u64>,
 
-    /// Where the warm-up begins, as a part of the schedule's first rate
+    /// First rate of the warm-up, as a part of the schedule's
     #[arg(long, global = true, value_name = "PART", default_value_t = 0.0)]
     #[arg(allow_negative_numbers = true)]
     warmup_factor: f64,
 
-    /// Take this schedule's values as the momentum: 'linear --start-lr 0.85 --end-lr 0.95 --steps 100'
+    /// Take this schedule's values as the momentum
+    ///
+    /// As in 'linear --start-lr 0.85 --end-lr 0.95 --steps 100'
     #[arg(long, global = true, value_name = "SCHEDULE", value_parser = part)]
     momentum: Option<Part>,
 }

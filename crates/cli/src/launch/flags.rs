@@ -3,6 +3,8 @@
 use brigade_config::{Layer, Setting, Settings, Source, TABLE};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
+use super::foreign::COMPATIBILITY;
+
 /// What the flags say.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SettingFlags(pub(super) Layer);
@@ -53,7 +55,8 @@ fn flag(setting: &'static Setting) -> Arg {
     let arg = Arg::new(setting.name)
         .long(setting.name)
         .aliases(spellings(setting))
-        .help(help(setting))
+        .help(help(setting, setting.summary()))
+        .long_help(long_help(setting))
         .help_heading(heading(setting))
         .hide_short_help(!COMMON.contains(&setting.name));
     let arg = match SHORT.iter().find(|it| it.0 == setting.name) {
@@ -85,13 +88,17 @@ fn negated(name: &str) -> String {
     format!("no-{name}")
 }
 
-fn help(setting: &Setting) -> String {
+fn help(setting: &Setting, words: &str) -> String {
     match setting.default {
-        Some(default) if !setting.is_switch => {
-            format!("{} [default: {default}]", setting.meaning())
-        }
-        _ => setting.meaning().to_owned(),
+        Some(default) if !setting.is_switch => format!("{words} [default: {default}]"),
+        _ => words.to_owned(),
     }
+}
+
+/// All that is known, and what unsets a switch.
+fn long_help(setting: &Setting) -> String {
+    let text = help(setting, &setting.meaning());
+    if setting.is_switch { format!("{text} [off: --{}]", negated(setting.name)) } else { text }
 }
 
 /// torchrun's and Accelerate's names, and both kinds of dash: command lines are pasted.
@@ -104,19 +111,24 @@ fn spellings(setting: &Setting) -> Vec<String> {
 }
 
 fn heading(setting: &Setting) -> &'static str {
+    if OF_ACCELERATE.iter().any(|it| setting.name.starts_with(it)) {
+        return COMPATIBILITY;
+    }
     HEADINGS.iter().find(|it| it.0 == setting.table).map_or("Options", |it| it.1)
 }
 
 /// The tables of a settings file under the headings of the help.
 const HEADINGS: &[(&str, &str)] = &[
-    ("ranks", "Where"),
+    ("ranks", "Ranks and devices"),
     ("hosts", "Several hosts"),
     ("rendezvous", "Several hosts"),
     ("failure", "Failure"),
     ("output", "Output"),
     ("training", "Training"),
 ];
-/// What `-h` shows.
+/// Settings that only Python programs with Accelerate read.
+const OF_ACCELERATE: &[&str] = &["dynamo-", "debug-collectives"];
+/// What `-h` shows: of a launch, at most 16 options with those that are not settings.
 const COMMON: &[&str] = &[
     "nproc",
     "devices",
@@ -125,12 +137,9 @@ const COMMON: &[&str] = &[
     "hostfile",
     "nnodes",
     "node-rank",
-    "master-addr",
-    "master-port",
     "rdzv-endpoint",
     "max-restarts",
     "log-dir",
-    "tee",
     "quiet",
     "mixed-precision",
 ];

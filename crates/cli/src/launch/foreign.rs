@@ -159,7 +159,7 @@ impl Args for ForeignFlags {
             foreign(AFFINITY).action(ArgAction::SetTrue).help("Accelerate's name for --bind numa");
         let signals = foreign(SIGNALS)
             .value_name("SIGNAL,..")
-            .help("Taken, but it is always SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2");
+            .help("Ignored; the forwarded signals are always SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2");
         let command = command.arg(total).arg(affinity).arg(signals);
         let command = IDLE.iter().fold(command, |command, idle| {
             let arg = foreign(idle.name).hide(true);
@@ -185,7 +185,7 @@ fn foreign(name: &'static str) -> Arg {
     Arg::new(name)
         .long(name)
         .alias(name.replace('-', "_"))
-        .help_heading("Compatibility")
+        .help_heading(COMPATIBILITY)
         .hide_short_help(true)
 }
 
@@ -214,6 +214,8 @@ impl FromArgMatches for ForeignFlags {
     }
 }
 
+/// The heading of flags that torchrun and Accelerate have.
+pub(super) const COMPATIBILITY: &str = "Compatibility";
 const MULTI_GPU: &str = "multi-gpu";
 const TOTAL: &str = "num-processes";
 const STANDALONE: &str = "standalone";

@@ -41,14 +41,15 @@ pub(super) fn options(layers: &Layer) -> Result<Option<HostsOptions>, LaunchErro
         EnvRequest::parse(OsStr::new(text))
             .map_err(|expected| HostsError::EnvRequest { text: text.clone(), expected })
     };
+    let default = HostsOptions::default();
     Ok(Some(HostsOptions {
         hosts,
+        connect_timeout: settings.connect_timeout.unwrap_or(default.connect_timeout),
         ssh_command: settings.ssh_command.clone(),
         workdir: settings.workdir.clone(),
         master_addr: settings.master_addr.clone(),
         env: names.map(request).collect::<Result<_, _>>()?,
         min_hosts: (nodes != NodeRange::default()).then_some(nodes.min),
         sync: settings.sync.unwrap_or_default(),
-        ..HostsOptions::default()
     }))
 }

@@ -76,7 +76,7 @@ pub(super) fn decide(layers: &mut Layer) -> Result<Decided, ConfigError> {
         }
     }
     if way != Way::Hosts {
-        for name in ["sync", "env-pass", "workdir", "ssh-command", "include", "exclude"] {
+        for name in OF_A_LIST {
             idle_note(
                 layers,
                 name,
@@ -390,6 +390,9 @@ fn wrong(words: String) -> ConfigError {
     ConfigError::Contradiction(words)
 }
 
+/// Settings of a job whose hosts are started from here.
+pub(super) const OF_A_LIST: [&str; 7] =
+    ["sync", "env-pass", "workdir", "ssh-command", "connect-timeout", "include", "exclude"];
 const RENDEZVOUS_PORT: u16 = 29400;
 const MASTER_PORT: u16 = 29500;
 const ETCD_PORT: u16 = 2379;

@@ -193,7 +193,7 @@ pub(super) fn training(layers: &Layer) -> Result<Vec<(String, String)>, ConfigEr
         ("dynamo-use-fullgraph", "ACCELERATE_DYNAMO_USE_FULLGRAPH"),
         ("dynamo-use-dynamic", "ACCELERATE_DYNAMO_USE_DYNAMIC"),
         ("dynamo-use-regional-compilation", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"),
-        ("debug", "ACCELERATE_DEBUG_MODE"),
+        ("debug-collectives", "ACCELERATE_DEBUG_MODE"),
     ];
     let given = |(setting, variable): (&str, &str)| {
         let text = settings.text(setting).filter(|_| layers.is_given(setting))?;

@@ -9,21 +9,25 @@ use clap::Args;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "What to run")]
 pub(super) struct ProgramArgs {
-    /// PROGRAM is a Python module: run it with `python -u -m`
-    #[arg(short, long)]
+    /// Run PROGRAM as a Python module, with `python -u -m`
+    #[arg(short, long, requires = "command", hide_short_help = true)]
     module: bool,
 
-    /// Run PROGRAM as it is, even if its name ends in .py; else that means `python -u PROGRAM`, with
-    /// the Python of PYTHON_EXEC or PATH
+    /// Run PROGRAM as it is, even if its name ends in .py
+    ///
+    /// Else that means `python -u PROGRAM`, with the Python of PYTHON_EXEC or PATH
     #[arg(long, alias = "no_python", conflicts_with = "module", hide_short_help = true)]
+    #[arg(requires = "command")]
     no_python: bool,
 
     /// Build this binary with Cargo, once, and run it
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["module", "no_python", "example"])]
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    #[arg(conflicts_with_all = ["module", "no_python", "example"])]
     bin: Option<String>,
 
     /// Build this example with Cargo, once, and run it
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["module", "no_python"])]
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    #[arg(conflicts_with_all = ["module", "no_python"])]
     example: Option<String>,
 
     /// Package of the binary or example
@@ -31,7 +35,7 @@ pub(super) struct ProgramArgs {
     package: Option<String>,
 
     /// Build the project's binary with optimizations, as --profile release
-    #[arg(long, conflicts_with = "profile", hide_short_help = true)]
+    #[arg(long, conflicts_with = "profile")]
     release: bool,
 
     /// Profile to build with
@@ -42,11 +46,13 @@ pub(super) struct ProgramArgs {
     #[arg(long, value_name = "FEATURE,..", value_delimiter = ',', hide_short_help = true)]
     features: Vec<String>,
 
-    /// The program, a path or a name that is looked up in PATH, or a Python script (*.py); and its
-    /// arguments, which are passed on as they are, but ${local_rank} is replaced [default: the binary
-    /// of the Cargo project here, as with `cargo run`]
+    /// Program, or Python script [default: the Cargo project's binary]
+    ///
+    /// A path, a name that is looked up in PATH, or a Python script (*.py). Arguments are passed on as
+    /// they are, except that ${local_rank} is replaced. By default the binary of the Cargo project in this
+    /// folder, as with `cargo run`
     // One list: as two arguments, a first `--` after the program would be taken for ours.
-    #[arg(trailing_var_arg = true, value_name = "PROGRAM", display_order = 0)]
+    #[arg(trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"], num_args = 0.., display_order = 0)]
     command: Vec<OsString>,
 }
 

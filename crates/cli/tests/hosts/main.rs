@@ -90,7 +90,7 @@ fn variables_are_passed_by_a_list() {
     fs::write(site.work.join(".deepspeed_env"), "FROM_FILE=a b\n").unwrap();
     let run = site
         .launch("node2:1")
-        .args(["--env", "OWN", "--env", "NEW=it's \"$HOME\"\n;", "--env", "FAMILY_*"])
+        .args(["--env-pass", "OWN,FAMILY_*", "--env", "NEW=it's \"$HOME\"\n;"])
         .env("OWN", "1")
         .env("FAMILY_A", "2")
         .env("NCCL_DEBUG", "INFO")

@@ -53,7 +53,7 @@ impl<'a> Keys<'a> {
             "mixed_precision" => self.precision(entry)?,
             "fp16" => self.legacy_fp16(entry)?,
             "use_cpu" => self.switch(entry, "cpu")?,
-            "debug" => self.switch(entry, "debug")?,
+            "debug" => self.switch(entry, "debug-collectives")?,
             PROCESSES => self.processes(entry)?,
             MACHINES => self.machines()?,
             "machine_rank" => self.machine_rank(entry)?,

@@ -54,7 +54,7 @@ fn a_whole_file() {
             "master-port=29500",
             "rdzv-backend=static",
             "mixed-precision=bf16",
-            "debug=false",
+            "debug-collectives=false",
         ]
     );
     assert_eq!(import.layer.source("nproc").unwrap().to_string(), "a.yaml:13");

@@ -13,7 +13,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::state::{Event, Facts, JoinRequest, Kind};
 use crate::events::{EventLog, EventSender};
-use crate::wake::{Inbox, Outbox};
 use crate::{Endpoint, LaunchError, LaunchPlan, Meeting};
 
 /// The agent's side of all that has to do with the coordinator.
@@ -41,7 +40,7 @@ pub(super) struct CoordinatorClient<'p> {
     /// coordinator may hear of one late, and would take its end for this agent's.
     stale: Vec<Link>,
     /// Lines for the user from a coordinator in this process.
-    lines: Inbox<String>,
+    lines: brigade_wake::Receiver<String>,
     /// What a coordinator in this process has written down.
     recording: Option<(EventLog, EventSender)>,
     events: VecDeque<Event>,
@@ -61,7 +60,8 @@ struct Resuming {
 impl<'p> CoordinatorClient<'p> {
     /// A client that does not look for anybody yet.
     pub(super) fn new(plan: &'p LaunchPlan, start: Instant) -> Result<Self, LaunchError> {
-        let lines = Inbox::new().map_err(LaunchError::system("make a socket pair"))?;
+        let lines =
+            brigade_wake::Receiver::new().map_err(LaunchError::system("make an eventfd"))?;
         Ok(Self {
             plan,
             start,
@@ -145,7 +145,7 @@ impl<'p> CoordinatorClient<'p> {
     fn serve(&mut self, listener: Option<Listener>, address: String) -> Result<(), LaunchError> {
         let start = || LaunchError::system("start the coordinator");
         // On one host the agent itself says what there is to say.
-        let lines = listener.is_some().then(|| self.lines.outbox());
+        let lines = listener.is_some().then(|| self.lines.sender());
         let events = self.recording.as_ref().map(|(_, sender)| sender.clone());
         let sink: Option<Box<dyn OutputSink>> = match (lines, events) {
             (None, None) => None,
@@ -241,7 +241,7 @@ impl<'p> CoordinatorClient<'p> {
         }
         // Last: most of these lines give the reason of a message that has just been heard.
         let trouble = || self.recording.as_ref().and_then(|(log, _)| log.trouble());
-        self.events.pop_front().or_else(|| self.lines.next().or_else(trouble).map(Event::Line))
+        self.events.pop_front().or_else(|| self.lines.try_recv().or_else(trouble).map(Event::Line))
     }
 
     fn look_for_others(&mut self) {
@@ -412,7 +412,7 @@ impl<'p> CoordinatorClient<'p> {
 
 /// What a coordinator in this process wants the user to read, and to be written down.
 struct Sink {
-    lines: Option<Outbox<String>>,
+    lines: Option<brigade_wake::Sender<String>>,
     events: Option<EventSender>,
 }
 
@@ -422,7 +422,7 @@ impl OutputSink for Sink {
 
     fn say(&mut self, line: &str) {
         if let Some(lines) = &self.lines {
-            lines.send(line.to_owned());
+            let _ = lines.send(line.to_owned());
         }
     }
 

@@ -12,14 +12,13 @@ use brigade_rendezvous::RankFailure;
 use super::error_files::{self, Left};
 use super::oom::OomKiller;
 use crate::output::{AttemptFiles, OutputPlan, RunFolder};
-use crate::wake::{Inbox, Outbox};
 use crate::{LaunchError, LaunchPlan};
 
 /// The agent's side.
 #[derive(Debug)]
 pub(super) struct Files {
     requests: Sender<Request>,
-    answers: Inbox<Answer>,
+    answers: brigade_wake::Receiver<Answer>,
     /// Closed when the thread has ended.
     ended: Receiver<()>,
 }
@@ -51,7 +50,7 @@ impl Files {
     /// Starts the thread.
     pub(super) fn start(plan: &LaunchPlan) -> io::Result<Self> {
         let (requests, inbox) = mpsc::channel();
-        let answers = Inbox::new()?;
+        let answers = brigade_wake::Receiver::new()?;
         let (ending, ended) = mpsc::channel();
         let worker = Worker {
             output: plan.output.clone(),
@@ -59,7 +58,7 @@ impl Files {
             agent_id: plan.agent_id.clone(),
             nproc: plan.local_world_size.as_usize(),
             folder: None,
-            answers: answers.outbox(),
+            answers: answers.sender(),
         };
         std::thread::Builder::new().name("files".to_owned()).spawn(move || {
             worker.run(&inbox);
@@ -110,7 +109,7 @@ impl Files {
 
     /// The next answer, if there is one.
     pub(super) fn answer(&self) -> Option<Answer> {
-        self.answers.next()
+        self.answers.try_recv()
     }
 
     /// Removes a folder that goes with the job. False when that takes too long: the thread is left
@@ -128,7 +127,7 @@ struct Worker {
     agent_id: String,
     nproc: usize,
     folder: Option<RunFolder>,
-    answers: Outbox<Answer>,
+    answers: brigade_wake::Sender<Answer>,
 }
 
 impl Worker {
@@ -157,7 +156,7 @@ impl Worker {
                     continue;
                 }
             };
-            self.answers.send(answer);
+            let _ = self.answers.send(answer);
         }
     }
 }

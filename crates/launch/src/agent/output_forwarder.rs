@@ -2,13 +2,14 @@
 //! allowed.
 
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
 use brigade_rendezvous::{FromAgent, OUTPUT_CREDIT, Stream as Theirs};
+use brigade_wake::Flag;
 use brigade_world::ProgressReport;
 
 use crate::Stream;
@@ -18,7 +19,8 @@ use crate::output::{Reports, Show};
 #[derive(Debug)]
 pub(super) struct OutputForwarder {
     pieces: Receiver<Piece>,
-    wake: UnixStream,
+    /// Set when there is a piece.
+    wake: Arc<Flag>,
     pending: VecDeque<(Stream, Vec<u8>)>,
     credit: u64,
     drained: Drained,
@@ -51,25 +53,23 @@ struct Drained {
 #[derive(Debug)]
 struct Pieces {
     pieces: SyncSender<Piece>,
-    wake: UnixStream,
+    wake: Arc<Flag>,
     told: Option<Instant>,
 }
 
 impl OutputForwarder {
     /// Both ends.
     pub(super) fn new() -> io::Result<(Self, Box<dyn Show>)> {
-        let (near, far) = UnixStream::pair()?;
-        near.set_nonblocking(true)?;
-        far.set_nonblocking(true)?;
+        let wake = Arc::new(Flag::new()?);
         let (sender, pieces) = mpsc::sync_channel(PIECES);
         let this = Self {
             pieces,
-            wake: near,
+            wake: Arc::clone(&wake),
             pending: VecDeque::new(),
             credit: OUTPUT_CREDIT,
             drained: Drained::default(),
         };
-        Ok((this, Box::new(Pieces { pieces: sender, wake: far, told: None })))
+        Ok((this, Box::new(Pieces { pieces: sender, wake, told: None })))
     }
 
     /// Readable when there is more.
@@ -84,8 +84,8 @@ impl OutputForwarder {
 
     /// The next message to send, if there is something to show and it may be sent.
     pub(super) fn next(&mut self) -> Option<FromAgent> {
-        // The wake-ups first: one that comes after this makes the socket readable again.
-        while matches!((&self.wake).read(&mut [0; 64]), Ok(n) if n > 0) {}
+        // Before the pieces: one that comes after this sets it again.
+        self.wake.clear();
         while self.pending.is_empty() {
             match self.pieces.try_recv().ok()? {
                 Piece::Lines(stream, bytes) => self.pending.push_back((stream, bytes)),
@@ -140,8 +140,7 @@ impl Show for Pieces {
     fn show(&mut self, stream: Stream, lines: &[u8]) -> io::Result<()> {
         let gone = |_| io::ErrorKind::BrokenPipe;
         self.pieces.send(Piece::Lines(stream, lines.to_vec())).map_err(gone)?;
-        // A full socket has woken the agent already.
-        let _ = self.wake.write(b"w");
+        self.wake.set();
         Ok(())
     }
 
@@ -163,14 +162,14 @@ impl Show for Pieces {
             // Where output waits to be sent, a report would be old before its turn comes.
             self.pieces.try_send(piece).is_ok()
         };
-        let _ = self.wake.write(b"w");
+        self.wake.set();
         is_taken
     }
 
     fn drained(&mut self) {
         // An agent that takes no more does not want to know.
         let _ = self.pieces.send(Piece::Drained);
-        let _ = self.wake.write(b"w");
+        self.wake.set();
     }
 }
 

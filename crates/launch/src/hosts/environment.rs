@@ -11,7 +11,7 @@ use brigade_world::env;
 
 use super::error::HostsError;
 
-/// What the user asks for with `--env`.
+/// What the user asks for with `--env-pass`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EnvRequest {
     /// `NAME`: as it is here. With a star at the end, all whose names begin so.
@@ -21,7 +21,7 @@ pub enum EnvRequest {
 }
 
 impl EnvRequest {
-    /// Reads the value of `--env`.
+    /// Reads the value of `--env-pass`.
     ///
     /// ```
     /// use brigade_launch::hosts::EnvRequest;
@@ -299,7 +299,7 @@ mod tests {
     fn mistakes() {
         assert_eq!(
             choose_from(&["TOKEN"], &[], &[]).unwrap_err(),
-            "--env TOKEN: there is no such variable here; set one with --env TOKEN=VALUE"
+            "--env-pass TOKEN: this environment has no such variable; set one with --env TOKEN=VALUE"
         );
         assert_eq!(
             choose_from(&[], &[], &[(".deepspeed_env", "A=1\nexport B=2\n")]).unwrap_err(),

@@ -48,7 +48,7 @@ pub enum HostsError {
         named: usize,
     },
     /// What is to be passed on is no variable.
-    #[error("--env {text}: {expected}")]
+    #[error("--env-pass {text}: {expected}")]
     EnvRequest {
         /// What was asked for.
         text: String,
@@ -56,7 +56,9 @@ pub enum HostsError {
         expected: String,
     },
     /// A variable to be passed on is not set.
-    #[error("--env {name}: there is no such variable here; set one with --env {name}=VALUE")]
+    #[error(
+        "--env-pass {name}: this environment has no such variable; set one with --env {name}=VALUE"
+    )]
     NoVariable {
         /// Its name.
         name: String,

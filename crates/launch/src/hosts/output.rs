@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use brigade_rendezvous::{JobEvent, OutputSink, Piece, Stream};
 use brigade_world::ProgressReport;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
@@ -92,15 +92,11 @@ impl Output {
         let mut notices = self.notices;
         let mut deadline = impatient.then(|| Instant::now() + LAST_LINES);
         while deadline.is_none_or(|at| Instant::now() < at) {
-            let timeout = deadline.map_or(PollTimeout::NONE, |at| {
-                let left = at.saturating_duration_since(Instant::now()).as_millis() + 1;
-                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
-            });
             let mut fds = [
                 PollFd::new(notices.as_fd(), PollFlags::POLLIN),
                 PollFd::new(signals.as_fd(), PollFlags::POLLIN),
             ];
-            let _ = poll(&mut fds, timeout);
+            let _ = poll(&mut fds, brigade_wake::until(deadline));
             if matches!(notices.read(&mut [0]), Ok(0)) {
                 let _ = self.thread.join();
                 return;

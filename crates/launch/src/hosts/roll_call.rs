@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
@@ -16,7 +16,6 @@ use super::child::ProcessGroup;
 use super::error::{HostFailure, HostsError};
 use super::run::next_signal;
 use super::session::{Errand, Session};
-use crate::wake::{Inbox, Outbox};
 
 /// A host that has been told to go, and the streams of its session.
 pub(crate) type Joined = (Session, OwnedFd, OwnedFd);
@@ -53,7 +52,7 @@ pub(crate) fn call(errand: &Arc<Errand>, signals: &SignalFd) -> Result<Answer, H
     let hosts = errand.plan.hosts.len();
     let mut call = RollCall {
         errand,
-        answers: Inbox::new().map_err(HostsError::system("make a socket pair"))?,
+        answers: brigade_wake::Receiver::new().map_err(HostsError::system("make an eventfd"))?,
         calls: (0..hosts).map(|_| None).collect(),
         ready: vec![None; hosts],
         tries: vec![0; hosts],
@@ -74,7 +73,7 @@ pub(crate) fn call(errand: &Arc<Errand>, signals: &SignalFd) -> Result<Answer, H
 
 struct RollCall<'e> {
     errand: &'e Arc<Errand>,
-    answers: Inbox<Said>,
+    answers: brigade_wake::Receiver<Said>,
     /// By host, as all that follow.
     calls: Vec<Option<Call>>,
     /// Those that are, with the address of this machine as they see it.
@@ -102,7 +101,7 @@ impl RollCall<'_> {
         let process = session.child.process_group();
         let caller = Caller { number, session, errand: Arc::clone(self.errand) };
         let (go, wait) = mpsc::channel();
-        let answers = self.answers.outbox();
+        let answers = self.answers.sender();
         let thread = thread::Builder::new()
             .name(format!("call of host {number}"))
             .spawn(move || caller.run(&answers, &wait))
@@ -113,8 +112,9 @@ impl RollCall<'_> {
 
     fn fail(&mut self, number: usize, failure: HostFailure) {
         self.failures.push((number, failure));
-        let limit = self.errand.plan.connect_timeout + OTHERS;
-        self.deadline = self.deadline.or_else(|| Some(Instant::now() + limit));
+        let limit = self.errand.plan.connect_timeout.saturating_add(OTHERS);
+        // A limit that no clock can express is none.
+        self.deadline = self.deadline.or_else(|| Instant::now().checked_add(limit));
     }
 
     fn is_over(&self) -> bool {
@@ -126,10 +126,7 @@ impl RollCall<'_> {
     /// and gives that.
     fn wait(&self, signals: &SignalFd) -> Option<Signal> {
         let next = self.later.iter().map(|it| it.0).chain(self.deadline).min();
-        let timeout = next.map_or(PollTimeout::NONE, |at| {
-            let left = at.saturating_duration_since(Instant::now()).as_millis() + 1;
-            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
-        });
+        let timeout = brigade_wake::until(next);
         let mut fds = [
             PollFd::new(signals.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.answers.as_fd(), PollFlags::POLLIN),
@@ -142,7 +139,7 @@ impl RollCall<'_> {
     }
 
     fn listen(&mut self) -> Result<(), HostsError> {
-        while let Some((number, answer)) = self.answers.next() {
+        while let Some((number, answer)) = self.answers.try_recv() {
             match answer {
                 Ok(seen) => self.ready[number] = Some(seen),
                 Err((_, true)) if self.tries[number] < TRIES => {
@@ -208,7 +205,7 @@ struct Caller {
 type Said = (usize, Result<Option<IpAddr>, (HostFailure, bool)>);
 
 impl Caller {
-    fn run(mut self, answers: &Outbox<Said>, go: &Receiver<()>) -> Option<Joined> {
+    fn run(mut self, answers: &brigade_wake::Sender<Said>, go: &Receiver<()>) -> Option<Joined> {
         // One write each, so that the lines of several hosts do not mix.
         let say = |text: &str| {
             let _ = io::stderr().write_all(format!("brigade: {text}\n").as_bytes());
@@ -219,7 +216,7 @@ impl Caller {
             Ok(()) => Ok(self.session.launchers_address()),
             Err(failure) => Err((failure, self.session.was_turned_away())),
         };
-        answers.send((self.number, answer));
+        let _ = answers.send((self.number, answer));
         if failed { None } else { self.session.wait_for_go(&self.errand, go) }
     }
 }

@@ -23,7 +23,6 @@ use crate::agent::{report, with_signals};
 use crate::events::{EventLog, EventSender};
 use crate::open_files::OpenFiles;
 use crate::plan::new_name;
-use crate::wake::Inbox;
 use crate::{
     Color, LaunchError, LaunchOptions, NodeRange, NprocSpec, Outcome, OutputFacts, Prefix, Program,
 };
@@ -170,7 +169,7 @@ struct Job {
     /// What is written down, where somebody wants that.
     events: Option<EventLog>,
     /// What the sessions say on their stderr; `None` at the end.
-    stderr: Inbox<(SessionId, Option<String>)>,
+    stderr: brigade_wake::Receiver<(SessionId, Option<String>)>,
     /// Lines of sessions that may be ssh's last words, which come again with the host's loss.
     held: Vec<(Instant, SessionId, String)>,
     shutdown_timeout: Duration,
@@ -211,14 +210,17 @@ impl Job {
         let start = LaunchError::system("start the coordinator");
         let coordinator =
             Coordinator::start(rules, None, Some(output.sink(event_sender))).map_err(start)?;
-        let stderr = Inbox::new().map_err(LaunchError::system("make a socket pair"))?;
+        let stderr =
+            brigade_wake::Receiver::new().map_err(LaunchError::system("make an eventfd"))?;
         let mut sessions = Vec::new();
         for waiting in waiting {
             let Some((session, from, to)) = waiting.go() else { continue };
             let name = session.host.destination();
             let id = coordinator.add(from, to, &name);
-            let lines = stderr.outbox();
-            session.child.listen(Box::new(move |line| lines.send((id, line.map(str::to_owned)))));
+            let lines = stderr.sender();
+            session
+                .child
+                .listen(Box::new(move |line| drop(lines.send((id, line.map(str::to_owned))))));
             sessions.push((id, session));
         }
         Ok(Self {
@@ -245,7 +247,7 @@ impl Job {
                 closed = true;
                 self.coordinator.interrupt(Signal::SIGPIPE as i32);
             }
-            while let Some((id, line)) = self.stderr.next() {
+            while let Some((id, line)) = self.stderr.try_recv() {
                 match line {
                     Some(line) => self.held.push((Instant::now(), id, line)),
                     None => self.explain(id),

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use brigade_rendezvous::{Decoder, FrameError, LONGEST_FRAME, encode};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -88,10 +88,8 @@ fn read_exactly(
     limit: Duration,
 ) -> Result<(), WireError> {
     while !into.is_empty() {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
         let mut fds = [PollFd::new(from.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, timeout) {
+        match poll(&mut fds, brigade_wake::until(Some(deadline))) {
             Ok(0) if Instant::now() >= deadline => return Err(WireError::Silent(limit)),
             Ok(0) | Err(nix::Error::EINTR) => continue,
             Ok(_) => {}

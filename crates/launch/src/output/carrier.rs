@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use brigade_world::{LONGEST_REPORT, ProgressReport};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, poll};
 
 use super::color::paint;
 use super::folder::{AttemptFiles, LogFile};
@@ -203,11 +203,7 @@ impl Carrier {
                 Some(PollFd::new(told[i].pipe.as_ref()?.as_fd(), PollFlags::POLLIN))
             }),
         );
-        let timeout = self.show_at.map_or(PollTimeout::NONE, |at| {
-            let millis = at.saturating_duration_since(Instant::now()).as_millis() + 1;
-            PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)
-        });
-        if poll(&mut polled, timeout).is_err() {
+        if poll(&mut polled, brigade_wake::until(self.show_at)).is_err() {
             return true;
         }
         let ready: Vec<bool> = polled.iter().map(|fd| fd.any().unwrap_or(true)).collect();

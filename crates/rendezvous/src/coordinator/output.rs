@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::shared::Shared;
+use super::shared::{Command, Shared};
 use crate::{AgentId, JobEvent, Stream};
 
 /// Where output and lines of other hosts go.
@@ -39,13 +39,13 @@ pub struct Piece {
 /// Gives back to an agent what it may send.
 #[derive(Debug)]
 pub(super) struct Credit {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Shared,
     pub(super) agent: AgentId,
     pub(super) bytes: u64,
 }
 
 impl Drop for Credit {
     fn drop(&mut self) {
-        self.shared.give_back(self.agent, self.bytes);
+        self.shared.tell(Command::Shown(self.agent, self.bytes));
     }
 }

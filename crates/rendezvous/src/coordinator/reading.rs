@@ -152,7 +152,7 @@ impl Turn {
         if peer.unshown > MOST_UNSHOWN {
             return self.drop_peer(agent, "it sent more output than it may");
         }
-        let credit = Credit { shared: Arc::clone(&self.shared), agent, bytes: count };
+        let credit = Credit { shared: self.shared.clone(), agent, bytes: count };
         let host = Arc::clone(&peer.host);
         let piece = Piece { host, stream, bytes, _credit: credit };
         match &mut self.sink {

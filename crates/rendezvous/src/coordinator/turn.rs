@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
+use brigade_wake::Receiver;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::output::OutputSink;
@@ -21,7 +21,8 @@ pub(super) struct Turn {
     pub(super) formation: Formation,
     pub(super) start: Instant,
     pub(super) epoll: Epoll,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Shared,
+    commands: Receiver<Command>,
     pub(super) listener: Option<Listener>,
     pub(super) sink: Option<Box<dyn OutputSink>>,
     pub(super) peers: BTreeMap<AgentId, Peer>,
@@ -52,10 +53,11 @@ impl Turn {
         rules: Rules,
         listener: Option<Listener>,
         sink: Option<Box<dyn OutputSink>>,
-        shared: Arc<Shared>,
+        shared: Shared,
+        commands: Receiver<Command>,
     ) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        epoll.add(&*shared, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
+        epoll.add(&commands, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
         if let Some(listener) = &listener {
             epoll.add(listener, EpollEvent::new(EpollFlags::EPOLLIN, DOOR))?;
             if let Some(seat) = &listener.seat {
@@ -69,6 +71,7 @@ impl Turn {
             start,
             epoll,
             shared,
+            commands,
             stranger_limits: (listener.as_ref())
                 .map_or_else(Limits::default, |listener| listener.limits),
             listener,
@@ -152,21 +155,18 @@ impl Turn {
             .chain([due, beat, self.deaf_until].into_iter().flatten())
             .min();
         let Some(next) = next else { return EpollTimeout::NONE };
-        // Up to a whole millisecond: one too early would turn the loop for nothing.
-        let left = next.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
-        EpollTimeout::try_from(left).unwrap_or(EpollTimeout::MAX)
+        brigade_wake::until(Some(next))
     }
 
     fn take_commands(&mut self) {
-        let inbox = self.shared.take();
-        for (agent, bytes) in inbox.shown {
-            if let Some(peer) = self.peers.get_mut(&agent) {
-                peer.unshown = peer.unshown.saturating_sub(bytes);
-                self.send(agent, &ToAgent::Taken { bytes });
-            }
-        }
-        for command in inbox.commands {
+        while let Some(command) = self.commands.try_recv() {
             match command {
+                Command::Shown(agent, bytes) => {
+                    if let Some(peer) = self.peers.get_mut(&agent) {
+                        peer.unshown = peer.unshown.saturating_sub(bytes);
+                        self.send(agent, &ToAgent::Taken { bytes });
+                    }
+                }
                 Command::Local(agent, socket) => {
                     let wire = Wire::new(socket, None, MOST_UNSENT);
                     self.enter(agent, wire, Stage::Joining, Origin::Local, "this host");

@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use brigade_wake::Flag;
 
 use super::client::{Client, ClientError, Created, Lease};
 use super::election::Keys;
@@ -25,8 +24,8 @@ pub(crate) struct Seat {
 #[derive(Debug)]
 struct Shared {
     /// Readable when somebody else has been elected.
-    lost: EventFd,
-    leave: EventFd,
+    lost: Flag,
+    leave: Flag,
     /// The job's exit code once it is over.
     code: AtomicI16,
     /// When etcd was last asked for the lease and gave it.
@@ -64,10 +63,9 @@ impl Seat {
         time: Duration,
         asked: Instant,
     ) -> io::Result<Self> {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let shared = Arc::new(Shared {
-            lost: EventFd::from_flags(flags)?,
-            leave: EventFd::from_flags(flags)?,
+            lost: Flag::new()?,
+            leave: Flag::new()?,
             code: AtomicI16::new(NOT_OVER),
             confirmed: Mutex::new(asked),
         });
@@ -90,13 +88,13 @@ impl Seat {
     /// Tells whoever comes late that the job is over. Does not wait for it.
     pub(crate) fn finish(&self, code: u8) {
         self.shared.code.store(code.into(), Ordering::Release);
-        let _ = self.shared.leave.write(1);
+        self.shared.leave.set();
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let _ = self.shared.leave.write(1);
+        self.shared.leave.set();
         if let Some(thread) = self.thread.take() {
             // It ends after one request at most, which has a time limit.
             let _ = thread.join();
@@ -107,11 +105,11 @@ impl Drop for Seat {
 impl Hold {
     fn run(mut self) {
         let mut pause = self.time / 3;
-        while !self.leaves_within(pause) {
+        while !self.shared.leave.wait(pause) {
             pause = match self.keep() {
                 Ok(true) => self.time / 3,
                 Ok(false) => {
-                    let _ = self.shared.lost.write(1);
+                    self.shared.lost.set();
                     // Nothing of ours is left there.
                     return;
                 }
@@ -155,14 +153,6 @@ impl Hold {
         let mark = self.client.grant(MARK)?;
         let [key, over] = self.keys.both();
         self.client.replace((key, &self.lease), over, code.to_string().as_bytes(), &mark)
-    }
-
-    fn leaves_within(&self, limit: Duration) -> bool {
-        let until = Instant::now() + limit;
-        let mut fds = [PollFd::new(self.shared.leave.as_fd(), PollFlags::POLLIN)];
-        let limit = until.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
-        let _ = poll(&mut fds, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX));
-        fds[0].any().unwrap_or(false)
     }
 }
 

@@ -22,7 +22,9 @@ pub(super) enum Named {
     /// Down by half a cosine, over and over
     #[command(alias = "CosineAnnealingWarmRestarts", alias = "sgdr")]
     CosineRestarts(Restarts),
-    /// Up to a highest rate and down to nearly nothing, the momentum the other way round (torch's)
+    /// Up to a highest rate and down to nearly nothing (torch's)
+    ///
+    /// The momentum goes the other way round
     #[command(alias = "OneCycleLR")]
     OneCycle(OneCycleArgs),
     /// The same in fastai's shape
@@ -137,7 +139,7 @@ pub(super) struct OneCycleArgs {
     /// The momentum at the first and the last rate
     #[arg(long, value_name = "MOMENTUM", default_value_t = 0.95, allow_negative_numbers = true)]
     max_momentum: f64,
-    /// The shape of the ways up and down
+    /// Shape
     #[arg(long, value_enum, default_value_t)]
     anneal: AnnealArg,
     /// Go back down to the first rate in as many steps as up, and on from there

@@ -1,0 +1,158 @@
+//! The job of a command line as a job file for a scheduler: every setting becomes a flag of the
+//! launchers in the job.
+
+use std::ffi::OsString;
+
+use brigade_config::plugins::{self, Kind, PluginArgument};
+use brigade_config::{Layer, Source, TABLE, Variables};
+use brigade_launch::emit::JobFile;
+use brigade_launch::events::EventsTarget;
+use brigade_launch::{ForPython, LaunchError, LaunchOptions, Program, Secret};
+
+use crate::config::Usage;
+
+use super::meeting::OF_A_LIST;
+use super::{JobArgs, file_in_use, options, say_lines, say_warnings};
+
+impl JobArgs {
+    /// The job, with every setting, whichever layer it is from: the launchers in the job have neither
+    /// this environment nor, perhaps, these files. Warnings go to stderr.
+    ///
+    /// # Errors
+    /// A setting is wrong, or one that only the scheduler can know; there is no program.
+    pub(crate) fn job_file(&self) -> anyhow::Result<JobFile> {
+        let variables = Variables::gather();
+        let (mut layers, file) = self.layers(&variables, false)?;
+        let (job, unused) = self.described(&mut layers, &variables)?;
+        if layers.settings.quiet != Some(true) {
+            say_lines(file_in_use(file.as_ref(), &layers, unused.as_deref()));
+        }
+        say_warnings(&layers);
+        Ok(job)
+    }
+
+    /// The job, and the plugins that a file names and that are not used.
+    fn described(
+        &self,
+        layers: &mut Layer,
+        variables: &Variables,
+    ) -> anyhow::Result<(JobFile, Option<String>)> {
+        if let Some(name) = SAID_BY_THE_SCHEDULER.iter().find(|it| is_flag(layers, it)) {
+            let reason = format!("--{name} cannot be used in a job file: the scheduler sets it");
+            return Err(Usage(reason).into());
+        }
+        if self.program.is_cargo() {
+            let reason = "a job file needs a program that is built already: build it, and name it after the options";
+            return Err(Usage(reason.to_owned()).into());
+        }
+        let (for_python, unused) = options::plugins(layers, &self.program, variables)?;
+        let program = self.program.program(variables)?;
+        if let Some(ForPython { what, .. }) = &for_python
+            && program.is_python_here() == Some(false)
+        {
+            let program = self.program.words().first().cloned().unwrap_or_default();
+            return Err(LaunchError::ForPython { what: what.clone(), program }.into());
+        }
+        let mut flags = settings_as_flags(layers);
+        if for_python.is_some() {
+            flags.extend(plugins_as_flags(layers));
+        }
+        flags.extend(match program {
+            Program::Module(_) => Some("--module".into()),
+            Program::Executable(_) => Some("--no-python".into()),
+            _ => None,
+        });
+        let settings = &layers.settings;
+        let nodes = settings.nnodes.unwrap_or_default();
+        // A file that was named is one that the launchers in the job read.
+        let secret = match settings.rdzv_secret_file {
+            None if nodes.max > 1 => Some(Secret::generate()?),
+            _ => None,
+        };
+        let timeout = settings.shutdown_timeout;
+        let job = JobFile {
+            nodes: nodes.min..=nodes.max,
+            nproc: settings.text("nproc"),
+            shutdown_timeout: timeout.unwrap_or_else(|| LaunchOptions::default().shutdown_timeout),
+            env: settings.env.clone().into_iter().collect(),
+            secret,
+            flags,
+            command: self.program.words().to_vec(),
+            ..JobFile::default()
+        };
+        Ok((job, unused))
+    }
+}
+
+/// Every setting that somebody has made, as the flag that makes it. Those of another kind of job are
+/// left out with a warning.
+fn settings_as_flags(layers: &mut Layer) -> Vec<OsString> {
+    let (mut flags, mut left_out, mut descriptor) = (Vec::new(), Vec::new(), None);
+    for setting in TABLE.iter().filter(|it| layers.is_given(it.name)) {
+        let Some(text) = layers.settings.text(setting.name) else { continue };
+        if matches!(&layers.settings.events, Some(EventsTarget::Descriptor(_)))
+            && setting.name == EVENTS
+        {
+            descriptor = Some(text);
+        } else if SAID_BY_THE_SCHEDULER.contains(&setting.name) || OF_A_LIST.contains(&setting.name)
+        {
+            left_out.push((setting.name, text));
+        } else if setting.name != NNODES {
+            flags.extend(as_flag(setting.name, text, setting.is_switch));
+        }
+    }
+    for (name, text) in left_out {
+        let source = layers.source(name).cloned().unwrap_or(Source::Default);
+        layers.warn(
+            source,
+            format!("{name} {text} is not in the job file: the scheduler has the hosts"),
+        );
+    }
+    if let Some(text) = descriptor {
+        let source = layers.source(EVENTS).cloned().unwrap_or(Source::Default);
+        layers.warn(
+            source,
+            format!(
+                "events {text} is not in the job file: a job has no descriptor of this process"
+            ),
+        );
+    }
+    flags
+}
+
+/// The same of the arguments of Accelerate's plugins.
+fn plugins_as_flags(layers: &Layer) -> Vec<OsString> {
+    let flag = |(argument, text): (&PluginArgument, String)| {
+        let is_switch = argument.kind == Kind::Switch;
+        (!is_switch || text == "true").then(|| as_flag(argument.name, text, is_switch))
+    };
+    plugins::given(layers).into_iter().filter_map(flag).flatten().collect()
+}
+
+/// `--name VALUE` in two words, `--name` or `--no-name` for a switch.
+fn as_flag(name: &str, text: String, is_switch: bool) -> Vec<OsString> {
+    match (is_switch, text.as_str()) {
+        (true, "true") => vec![format!("--{name}").into()],
+        (true, _) => vec![format!("--no-{name}").into()],
+        // It would be taken for a flag.
+        (false, text) if text.starts_with('-') => vec![format!("--{name}={text}").into()],
+        (false, _) => vec![format!("--{name}").into(), text.into()],
+    }
+}
+
+/// Whether an option of `brigade launch` may be given for a job file, with an effect.
+pub(crate) fn can_hold(option: &str) -> bool {
+    let of_cargo = ["bin", "example", "package", "release", "profile", "features"];
+    ![&of_cargo[..], &SAID_BY_THE_SCHEDULER, &OF_A_LIST].concat().contains(&option)
+}
+
+fn is_flag(layers: &Layer, name: &str) -> bool {
+    matches!(layers.source(name), Some(Source::Flag(_)))
+}
+
+/// Settings that a job file has no place for.
+const SAID_BY_THE_SCHEDULER: [&str; 6] =
+    ["node-rank", "master-addr", "master-port", "hosts", "hostfile", "rdzv-endpoint"];
+
+const NNODES: &str = "nnodes";
+const EVENTS: &str = "events";
