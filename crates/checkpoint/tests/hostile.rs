@@ -300,7 +300,7 @@ fn a_manifest_that_contradicts_itself_or_its_files_is_refused() {
     let chunk = |key: &str, offset: &str, shape: &str| {
         format!(r#"{{"file":"model.safetensors"{key},"offset":{offset},"shape":{shape}}}"#)
     };
-    let entry = |shape: &str, placements: &str, chunks: &[String]| {
+    let entry = |shape: &str, placements: &str, chunks: &[&str]| {
         let chunks = chunks.join(",");
         format!(
             r#"{{"dtype":"F32","shape":{shape},"placements":{placements},"chunks":[{chunks}]}}"#
@@ -308,7 +308,7 @@ fn a_manifest_that_contradicts_itself_or_its_files_is_refused() {
     };
     let whole = chunk("", "[0]", "[2]");
     let replicated = r#"["replicate"]"#;
-    let good = entry("[2]", replicated, &[whole.clone()]);
+    let good = entry("[2]", replicated, &[&whole]);
     let checkpoint = model(folder.path(), MESH, &good).unwrap();
     assert!(checkpoint.verify().is_empty());
     let object = &checkpoint.manifest().objects[0];
@@ -321,24 +321,20 @@ fn a_manifest_that_contradicts_itself_or_its_files_is_refused() {
     let seven = r#"{"name":"data","size":7}"#;
     let huge = format!(r#"{{"name":"a","size":{0}}},{{"name":"b","size":{0}}}"#, usize::MAX);
     for (mesh, entry, expected) in [
-        (MESH, entry("[3]", replicated, &[whole.clone(), other.clone()]), "overlap"),
-        (MESH, entry("[3]", replicated, &[whole.clone()]), "leave a gap"),
-        (MESH, entry("[2]", replicated, &[whole.clone(), other]), "out of range"),
-        (MESH, entry("[2]", replicated, &[chunk("", &max, "[2]")]), "out of range"),
-        (MESH, entry(&max, replicated, &[whole.clone()]), "64 bits"),
+        (MESH, entry("[3]", replicated, &[&whole, &other]), "overlap"),
+        (MESH, entry("[3]", replicated, &[&whole]), "leave a gap"),
+        (MESH, entry("[2]", replicated, &[&whole, &other]), "out of range"),
+        (MESH, entry("[2]", replicated, &[&chunk("", &max, "[2]")]), "out of range"),
+        (MESH, entry(&max, replicated, &[&whole]), "64 bits"),
         (MESH, entry("[2]", replicated, &[]), "no chunks"),
-        (MESH, entry("[2]", r#"[{"shard":1}]"#, &[whole.clone()]), "dimension 1"),
-        (MESH, entry("[2]", r#"["replicate","replicate"]"#, &[whole.clone()]), "2 placements"),
+        (MESH, entry("[2]", r#"[{"shard":1}]"#, &[&whole]), "dimension 1"),
+        (MESH, entry("[2]", r#"["replicate","replicate"]"#, &[&whole]), "2 placements"),
         (
             MESH,
-            entry("[2]", replicated, &[whole.replace("model.", "other.")]),
+            entry("[2]", replicated, &[&whole.replace("model.", "other.")]),
             "not among its files",
         ),
-        (
-            MESH,
-            entry("[4]", replicated, &[whole.clone(), chunk("", "[2]", "[2]")]),
-            "another chunk",
-        ),
+        (MESH, entry("[4]", replicated, &[&whole, &chunk("", "[2]", "[2]")]), "another chunk"),
         (&two, good.clone(), "two axes"),
         (seven, good.clone(), "not one of 1 ranks"),
         (&huge, good.clone(), "not one of 1 ranks"),
@@ -350,10 +346,13 @@ fn a_manifest_that_contradicts_itself_or_its_files_is_refused() {
 
     // Refused when it is compared with the headers, which is before a tensor is read.
     for (entry, expected) in [
-        (entry("[3]", replicated, &[chunk("", "[0]", "[3]")]), "it was written as [3] of F32"),
+        (entry("[3]", replicated, &[&chunk("", "[0]", "[3]")]), "it was written as [3] of F32"),
         (good.replace("F32", "F16"), "it was written as [2] of F16"),
-        (entry("[2]", replicated, &[chunk(r#","key":"v""#, "[0]", "[2]")]), "it lacks `v`"),
-        (entry("[4]", replicated, &[whole, chunk(r#","key":"v""#, "[2]", "[2]")]), "it lacks `v`"),
+        (entry("[2]", replicated, &[&chunk(r#","key":"v""#, "[0]", "[2]")]), "it lacks `v`"),
+        (
+            entry("[4]", replicated, &[&whole, &chunk(r#","key":"v""#, "[2]", "[2]")]),
+            "it lacks `v`",
+        ),
     ] {
         let checkpoint = model(folder.path(), MESH, &entry).unwrap();
         let error = checkpoint.tensors(&checkpoint.manifest().objects[0]).unwrap_err();

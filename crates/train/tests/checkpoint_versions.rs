@@ -14,8 +14,8 @@ use brigade_train::{Accelerator, CommHook, PowerSgd};
 
 use resume::{Run, Shared};
 
-/// The batches that the fixture's run had trained on, on each of two ranks: in the middle of an
-/// accumulation window.
+/// The batches that the fixture's run had trained on, on each of two ranks: one epoch, in three optimizer
+/// steps.
 const BATCHES: usize = 5;
 
 /// A checkpoint that the last program with manifest version 1 has written.
@@ -55,7 +55,7 @@ dist_test!(world = 2, seconds = 120, version_1_goes_on_bit_for_bit, |_world| {
     assert_eq!(Checkpoint::open(fixture()).unwrap().manifest().version, 1);
     let (accelerator, mut run, best) = prepare(&first, 2);
     let loaded = accelerator.load_state(fixture()).unwrap();
-    assert_eq!((loaded.world_size, loaded.step), (2, 2));
+    assert_eq!((loaded.world_size, loaded.step, loaded.samples), (2, 3, 29));
     assert_eq!(*best.lock().unwrap(), 0.1 + 0.2);
     accelerator.save_state(folder.join("now")).unwrap();
     accelerator.wait_for_save().unwrap();
