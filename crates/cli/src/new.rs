@@ -215,7 +215,7 @@ impl Template {
             );
         }
         text.push_str(
-            "cargo test\n```\n\n\
+            "cargo test --release\n```\n\n\
              On another machine, `brigade setup` in this folder finds or fetches libtorch first: \
              `.cargo/libtorch.toml`, which it writes, is true of one machine and not in the repository.\n",
         );

@@ -1,6 +1,8 @@
 //! `brigade setup` and `brigade new`, with a made-up libtorch. The package `templates` compiles and tests what
 //! new projects contain; that they build and train is what `cargo xtask bench newcomer` measures.
 
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
