@@ -71,10 +71,11 @@ pub enum Error {
         fact: String,
     },
 
-    /// A checkpoint in a layout that this version does not know.
+    /// A checkpoint whose manifest is of a version that this program does not know.
     #[error(
-        "{} is a checkpoint of layout version {found}, this program knows {known}; load it with the \
-         version of Brigade that wrote it, or a newer one",
+        "{} is a checkpoint of manifest version {found}, this program reads versions 1 to {known}; update \
+         Brigade (the dependency of the program, and the command `brigade`) to the version that wrote it or a \
+         newer one",
         path.display()
     )]
     Version {
@@ -82,7 +83,7 @@ pub enum Error {
         path: PathBuf,
         /// Its version.
         found: u32,
-        /// The one that is known.
+        /// The newest that is known.
         known: u32,
     },
 

@@ -10,6 +10,10 @@
 //!   rank_0.json  rank_1.json            what each rank has for itself: random states
 //! ```
 //!
+//! The manifest says how the ranks were arranged, and of each tensor its type, its global shape, how the ranks
+//! held it and which chunks of it are stored where ([`TensorEntry`]). [`Checkpoint`] compares that with itself and
+//! with the headers of the files before a tensor is read.
+//!
 //! It is written under another name in the same folder ([`Staging`]), every file flushed, and renamed
 //! when it is complete. What a killed run leaves is swept by the next save.
 
@@ -18,6 +22,7 @@ mod file;
 mod manifest;
 mod names;
 mod open;
+mod sharding;
 mod staging;
 mod sweep;
 mod verify;
@@ -26,6 +31,7 @@ pub use file::{FileFacts, Writing, files};
 pub use manifest::{FORMAT, MANIFEST, Manifest, Object, VERSION};
 pub use names::{latest, numbered, numbered_path};
 pub use open::{Checkpoint, Place};
+pub use sharding::{Chunk, MeshAxis, Placement, TensorEntry};
 pub use staging::{Replaced, Staging, staging_path};
 pub use sweep::{keep_newest, sweep};
 pub use verify::verify_file;

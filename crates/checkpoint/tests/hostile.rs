@@ -167,7 +167,8 @@ fn what_a_pickle_repeats_costs_no_memory() {
 
 fn manifest(objects: &str, files: &str) -> String {
     format!(
-        r#"{{"format":"{FORMAT}","version":{VERSION},"made_by":"a test","world_size":1,"step":0,
+        r#"{{"format":"{FORMAT}","version":{VERSION},"made_by":"a test","world_size":1,
+            "mesh":[{{"name":"data","size":1}}],"step":0,
             "samples":0,"objects":{objects},"files":{files},"crc32":""}}"#
     )
 }
@@ -191,7 +192,7 @@ fn names_in_a_manifest_stay_in_its_folder() {
     let inside = folder.path().join("a/b/checkpoint");
     let object = |name: &str, state: &str, tensors: &str| {
         format!(
-            r#"[{{"kind":"custom","name":{name:?},"state":{state:?},"tensors":[{tensors:?}]}}]"#
+            r#"[{{"kind":"custom","name":{name:?},"state":{state:?},"tensor_files":[{tensors:?}]}}]"#
         )
     };
     let facts = r#"{"bytes":2,"crc32":"79fcdd47"}"#;
@@ -230,7 +231,7 @@ fn names_in_a_manifest_stay_in_its_folder() {
 fn a_foreign_like_writes_nothing_elsewhere() {
     let folder = tempfile::tempdir().unwrap();
     let like = folder.path().join("x/y/like");
-    let objects = r#"[{"kind":"model","name":"../../gift","tensors":[]}]"#;
+    let objects = r#"[{"kind":"model","name":"../../gift"}]"#;
     fs::create_dir_all(&like).unwrap();
     let _ = checkpoint(&like, &manifest(objects, "{}"));
     let from = folder.path().join("in.pth");
@@ -272,4 +273,136 @@ fn sizes_in_a_manifest_cost_nothing() {
     let facts = FileFacts { bytes: u64::MAX, crc32: "00000000".into() };
     let error = verify_file(&small, &facts).unwrap_err();
     assert!(error.to_string().contains("it has 1 bytes"), "{error}");
+}
+
+/// A model of one tensor `w`, whose entry in the manifest is given, and its file of two floats.
+fn model(folder: &Path, mesh: &str, entry: &str) -> Result<Checkpoint, Error> {
+    let file = folder.join("model.safetensors");
+    fs::create_dir_all(folder).unwrap();
+    let mut bytes = br#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#.to_vec();
+    bytes.splice(0..0, (bytes.len() as u64).to_le_bytes());
+    bytes.extend([0; 8]);
+    fs::write(&file, &bytes).unwrap();
+    let facts = serde_json::to_string(&FileFacts::of(&file, false).unwrap()).unwrap();
+    let manifest = manifest(
+        &format!(
+            r#"[{{"kind":"model","name":"model","tensor_files":["model.safetensors"],"tensors":{{"w":{entry}}}}}]"#
+        ),
+        &format!(r#"{{"model.safetensors":{facts}}}"#),
+    );
+    checkpoint(folder, &manifest.replace(r#"{"name":"data","size":1}"#, mesh))
+}
+
+#[test]
+fn a_manifest_that_contradicts_itself_or_its_files_is_refused() {
+    const MESH: &str = r#"{"name":"data","size":1}"#;
+    let folder = tempfile::tempdir().unwrap();
+    let chunk = |key: &str, offset: &str, shape: &str| {
+        format!(r#"{{"file":"model.safetensors"{key},"offset":{offset},"shape":{shape}}}"#)
+    };
+    let entry = |shape: &str, placements: &str, chunks: &[&str]| {
+        let chunks = chunks.join(",");
+        format!(
+            r#"{{"dtype":"F32","shape":{shape},"placements":{placements},"chunks":[{chunks}]}}"#
+        )
+    };
+    let whole = chunk("", "[0]", "[2]");
+    let replicated = r#"["replicate"]"#;
+    let good = entry("[2]", replicated, &[&whole]);
+    let checkpoint = model(folder.path(), MESH, &good).unwrap();
+    assert!(checkpoint.verify().is_empty());
+    let object = &checkpoint.manifest().objects[0];
+    assert_eq!(checkpoint.tensors(object).unwrap()["w"].info.shape, [2]);
+
+    // Refused when it is opened.
+    let other = chunk(r#","key":"v""#, "[1]", "[2]");
+    let max = format!("[{}]", u64::MAX);
+    let two = format!("{MESH},{MESH}");
+    let seven = r#"{"name":"data","size":7}"#;
+    let huge = format!(r#"{{"name":"a","size":{0}}},{{"name":"b","size":{0}}}"#, usize::MAX);
+    for (mesh, entry, expected) in [
+        (MESH, entry("[3]", replicated, &[&whole, &other]), "overlap"),
+        (MESH, entry("[3]", replicated, &[&whole]), "leave a gap"),
+        (MESH, entry("[2]", replicated, &[&whole, &other]), "out of range"),
+        (MESH, entry("[2]", replicated, &[&chunk("", &max, "[2]")]), "out of range"),
+        (MESH, entry(&max, replicated, &[&whole]), "64 bits"),
+        (MESH, entry("[2]", replicated, &[]), "no chunks"),
+        (MESH, entry("[2]", r#"[{"shard":1}]"#, &[&whole]), "dimension 1"),
+        (MESH, entry("[2]", r#"["replicate","replicate"]"#, &[&whole]), "2 placements"),
+        (
+            MESH,
+            entry("[2]", replicated, &[&whole.replace("model.", "other.")]),
+            "not among its files",
+        ),
+        (MESH, entry("[4]", replicated, &[&whole, &chunk("", "[2]", "[2]")]), "another chunk"),
+        (&two, good.clone(), "two axes"),
+        (seven, good.clone(), "not one of 1 ranks"),
+        (&huge, good.clone(), "not one of 1 ranks"),
+    ] {
+        let error = model(folder.path(), mesh, &entry).unwrap_err();
+        assert!(matches!(error, Error::Damaged { .. }), "{expected}: {error}");
+        assert!(error.to_string().contains(expected), "{expected}: {error}");
+    }
+
+    // Refused when it is compared with the headers, which is before a tensor is read.
+    for (entry, expected) in [
+        (entry("[3]", replicated, &[&chunk("", "[0]", "[3]")]), "it was written as [3] of F32"),
+        (good.replace("F32", "F16"), "it was written as [2] of F16"),
+        (entry("[2]", replicated, &[&chunk(r#","key":"v""#, "[0]", "[2]")]), "it lacks `v`"),
+        (
+            entry("[4]", replicated, &[&whole, &chunk(r#","key":"v""#, "[2]", "[2]")]),
+            "it lacks `v`",
+        ),
+    ] {
+        let checkpoint = model(folder.path(), MESH, &entry).unwrap();
+        let error = checkpoint.tensors(&checkpoint.manifest().objects[0]).unwrap_err();
+        assert!(error.to_string().contains(expected), "{expected}: {error}");
+        assert_eq!(checkpoint.verify()[0].to_string(), error.to_string());
+    }
+}
+
+#[test]
+fn a_sharded_tensor_can_be_told_and_is_not_misread() {
+    use brigade_checkpoint::convert::{Target, convert};
+    use brigade_checkpoint::layout::{Chunk, MeshAxis, Object, Placement, Staging, TensorEntry};
+    use brigade_checkpoint::{Dtype, FileName, TensorInfo};
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("sharded");
+    let staging = Staging::create(&target, "test").unwrap();
+    let mut object = Object::new("model", FileName::new("model").unwrap());
+    let mut manifest = Manifest::new("a later Brigade", 4);
+    manifest.mesh = vec![
+        MeshAxis { name: "replica".into(), size: 2 },
+        MeshAxis { name: "shard".into(), size: 2 },
+    ];
+    let mut chunks = Vec::new();
+    for rank in 0..2u64 {
+        let file = FileName::new(format!("shard-{rank}.safetensors")).unwrap();
+        let info = TensorInfo { dtype: Dtype::F32, shape: vec![2, 3] };
+        let key = format!("w@{},0", rank * 2);
+        let laid =
+            brigade_checkpoint::safetensors::layout(Path::new("shard"), &[(&key, info)]).unwrap();
+        fs::write(staging.path().join(&file), [laid.header, vec![0; 24]].concat()).unwrap();
+        let facts = FileFacts::of(&staging.path().join(&file), false).unwrap();
+        manifest.files.insert(file.clone(), facts);
+        object.tensor_files.push(file.clone());
+        chunks.push(Chunk { file, key: Some(key), offset: vec![rank * 2, 0], shape: vec![2, 3] });
+    }
+    let placements = vec![Placement::Replicate, Placement::Shard(0)];
+    let entry = TensorEntry { dtype: Dtype::F32, shape: vec![4, 3], placements, chunks };
+    object.tensors.insert("w".into(), entry);
+    manifest.objects.push(object);
+    staging.commit(&manifest, false).unwrap();
+
+    let checkpoint = Checkpoint::open(&target).unwrap();
+    assert!(checkpoint.verify().is_empty(), "{:?}", checkpoint.verify());
+    assert_eq!(checkpoint.manifest().objects, manifest.objects);
+    let object = &checkpoint.manifest().objects[0];
+    let error = checkpoint.tensors(object).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    assert!(error.to_string().contains("stored in 2 chunks"), "{error}");
+    let to = folder.path().join("out.safetensors");
+    let error = convert(&target, &to, Target::Safetensors).unwrap_err().to_string();
+    assert!(error.contains("stored in 2 chunks"), "{error}");
+    assert!(!to.exists());
 }

@@ -23,23 +23,9 @@ fn write(target: &Path, unique: &str, text: &[u8]) -> Result<(), Error> {
 }
 
 fn manifest(files: BTreeMap<FileName, FileFacts>) -> Manifest {
-    let object = Object {
-        kind: "custom".into(),
-        name: FileName::new("custom").unwrap(),
-        state: Some(FileName::new("custom.json").unwrap()),
-        tensors: Vec::new(),
-    };
-    Manifest {
-        format: FORMAT.into(),
-        version: VERSION,
-        made_by: "a test".into(),
-        world_size: 1,
-        step: 7,
-        samples: 56,
-        objects: vec![object],
-        files,
-        crc32: String::new(),
-    }
+    let mut object = Object::new("custom", FileName::new("custom").unwrap());
+    object.state = Some(FileName::new("custom.json").unwrap());
+    Manifest { step: 7, samples: 56, objects: vec![object], files, ..Manifest::new("a test", 1) }
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -142,10 +128,12 @@ fn every_fault_has_its_name() {
         fs::write(target.join(MANIFEST), &text).unwrap();
         error
     };
-    let error = with("\"version\": 1", "\"version\": 2");
-    assert!(matches!(error, Error::Version { found: 2, known: 1, .. }), "{error}");
-    let error = with("\"version\": 1,", "");
-    assert!(matches!(error, Error::Version { found: 0, .. }), "{error}");
+    let error = with("\"version\": 2", "\"version\": 3");
+    assert!(matches!(error, Error::Version { found: 3, known: VERSION, .. }), "{error}");
+    assert!(error.to_string().contains("update Brigade"), "{error}");
+    let error = with("\"version\": 2,", "");
+    assert!(matches!(error, Error::Damaged { .. }), "{error}");
+    assert!(error.to_string().contains("does not tell its version"), "{error}");
     let error = with(FORMAT, "another-format");
     assert!(matches!(error, Error::NotACheckpoint { .. }), "{error}");
     let error = with("\"step\": 7", "\"step\": 8");

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use brigade_checkpoint::layout::{FORMAT, FileFacts, Manifest, Object, Staging, VERSION, Writing};
+use brigade_checkpoint::layout::{FileFacts, Manifest, Object, Placement, Staging, Writing};
 use brigade_checkpoint::safetensors::layout;
 use brigade_checkpoint::{Dtype, FileName, TensorInfo};
 use brigade_suite::Need;
@@ -53,7 +53,7 @@ impl Maker {
         tensors: &[(&str, &[u64], &[f32])],
     ) {
         let named = FileName::new(name).unwrap();
-        let mut object = Object { kind: kind.into(), name: named, state: None, tensors: vec![] };
+        let mut object = Object::new(kind, named);
         if let Some(state) = state {
             let file = format!("{name}.json");
             self.file(&file, format!("{state:#}\n").as_bytes());
@@ -73,7 +73,7 @@ impl Maker {
                 bytes.extend(tensors[place].2.iter().flat_map(|value| value.to_le_bytes()));
             }
             self.file(&file, &bytes);
-            object.tensors.push(FileName::new(file).unwrap());
+            object.add_file(&FileName::new(file).unwrap(), infos, &[Placement::Replicate]);
         }
         self.objects.push(object);
     }
@@ -138,15 +138,11 @@ fn make(folder: &Path) -> PathBuf {
     maker.object("rank", "rank_0", Some(random), &[]);
     maker.file("notes.txt", b"of a hook\n");
     let manifest = Manifest {
-        format: FORMAT.into(),
-        version: VERSION,
-        made_by: "a test".into(),
-        world_size: 1,
         step: 3,
         samples: 48,
         objects: maker.objects,
         files: maker.files,
-        crc32: String::new(),
+        ..Manifest::new("a test", 1)
     };
     maker.staging.commit(&manifest, false).unwrap();
     path
@@ -167,7 +163,11 @@ fn inspect_shows_what_is_there() {
     let output = brigade(&["inspect", "--json", "checkpoint_3"], folder.path());
     let all: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&all["step"], &all["samples"]), (&json!(3), &json!(48)));
-    assert_eq!(all["objects"][0]["tensors"][1]["shape"], json!([2, 3]));
+    let weight = &all["objects"][0]["tensors"][1];
+    assert_eq!(weight["shape"], json!([2, 3]));
+    assert_eq!(weight["placements"], json!(["replicate"]));
+    assert_eq!(weight["chunks"][0]["offset"], json!([0, 0]));
+    assert_eq!(all["mesh"], json!([{ "name": "data", "size": 1 }]));
     let output = brigade(&["inspect", "checkpoint_3/model.safetensors"], folder.path());
     assert!(text(&output.stdout).contains("weight  [2, 3]  F32"), "{}", text(&output.stdout));
     let output = brigade(&["inspect", "nothing"], folder.path());

@@ -72,6 +72,14 @@ pub(crate) const TARGETS: &[Target] = &[
             "\"crc32\":\"\"",
             "../",
             "\"name\":",
+            "\"mesh\":[",
+            "\"tensor_files\":[",
+            "\"tensors\":{",
+            "\"chunks\":[",
+            "\"offset\":[",
+            "\"shape\":[",
+            "{\"shard\":0}",
+            "18446744073709551615",
         ],
         bytes_per_byte: TREE,
         free_bytes: FREE,
@@ -266,6 +274,16 @@ fn manifest(input: &[u8]) {
     let Ok(manifest) = serde_json::from_slice::<Manifest>(input) else { return };
     fs::write(folder.path().join(MANIFEST), manifest.to_json()).expect("a file can be written");
     let Ok(manifest) = Manifest::read(folder.path()) else { return };
+    // Chunks that were accepted are as many elements as the whole, and each lies within it.
+    for tensor in manifest.objects.iter().flat_map(|object| object.tensors.values()) {
+        let whole = tensor.info();
+        let mut stored = tensor.chunks.iter().map(|chunk| {
+            let shape = chunk.shape.clone();
+            brigade_checkpoint::TensorInfo { shape, ..whole.clone() }.elements()
+        });
+        let stored = stored.try_fold(0u64, |sum, elements| sum.checked_add(elements?));
+        assert_eq!(stored, whole.elements(), "{tensor:?}");
+    }
     let _ = (manifest.bytes(), manifest.of_kind("model").count());
     let names = manifest.files.keys().chain(manifest.objects.iter().map(|object| &object.name));
     for name in names.chain(manifest.objects.iter().flat_map(|object| object.files())) {

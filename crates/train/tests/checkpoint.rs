@@ -152,6 +152,7 @@ fn pretend_another_world(
         manifest.objects.push(object);
     }
     manifest.world_size = 7;
+    manifest.mesh[0].size = 7;
     std::fs::write(path.join(MANIFEST), manifest.to_json()).unwrap();
     Ok(())
 }

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
+use brigade_checkpoint::Dtype;
+use brigade_checkpoint::layout::{Manifest, TensorEntry};
 use brigade_models::{Linear, Model, Path as Names};
 use brigade_testkit::{dist_test, step};
 use brigade_torch::Tensor;
@@ -70,11 +72,31 @@ dist_test!(world = 2, seconds = 120, bad_checkpoints_have_names_on_every_rank, |
     refused(&accelerator, &run, &save("d"), "its loader.json is missing", |path| {
         fs::remove_file(path.join("loader.json")).unwrap();
     });
-    refused(&accelerator, &run, &save("e"), "is a checkpoint of layout version 0", |path| {
-        let file = path.join("manifest.json");
-        let text = fs::read_to_string(&file).unwrap();
-        fs::write(file, text.replacen("\"version\": 1", "\"version\": 0", 1)).unwrap();
-    });
+    for (name, version, expected) in [
+        ("e", "0", "does not tell its version"),
+        ("g", "3", "is a checkpoint of manifest version 3, this program reads versions 1 to 2"),
+    ] {
+        refused(&accelerator, &run, &save(name), expected, |path| {
+            let file = path.join("manifest.json");
+            let text = fs::read_to_string(&file).unwrap();
+            let version = format!("\"version\": {version}");
+            assert!(text.contains("\"version\": 2"));
+            fs::write(file, text.replacen("\"version\": 2", &version, 1)).unwrap();
+        });
+    }
+    // Each under its right checksum.
+    for (name, expected, change) in [
+        ("h", "leave a gap", (|weight| weight.shape[0] += 1) as fn(&mut TensorEntry)),
+        ("i", "out of range", |weight| weight.chunks[0].offset[0] = u64::MAX),
+        ("j", "it was written as", |weight| weight.dtype = Dtype::I32),
+    ] {
+        refused(&accelerator, &run, &save(name), expected, |path| {
+            let mut manifest = Manifest::read(path).unwrap();
+            let mut models = manifest.objects.iter_mut().filter(|object| object.kind == "model");
+            change(models.next().unwrap().tensors.get_mut("hidden.weight").unwrap());
+            fs::write(path.join("manifest.json"), manifest.to_json()).unwrap();
+        });
+    }
     refused(&accelerator, &run, &save("f"), "looks like one of Accelerate's", |path| {
         fs::remove_file(path.join("manifest.json")).unwrap();
         fs::write(path.join("random_states_0.pkl"), "").unwrap();

@@ -13,7 +13,9 @@ use super::weights::{Weights, of_object};
 use super::{FileTensor, Report, must_be_free, read, scaler, scheduler, tied, write_safetensors};
 use crate::error::Error;
 use crate::file_name::FileName;
-use crate::layout::{Checkpoint, FileFacts, MANIFEST, Manifest, Object, Staging, Writing};
+use crate::layout::{
+    Checkpoint, FileFacts, MANIFEST, Manifest, Object, Placement, Staging, Writing,
+};
 use crate::pth::TensorData;
 use crate::value::Value;
 use crate::{shards, torch_optimizer};
@@ -259,8 +261,7 @@ impl Made<'_> {
         tensors: &Weights,
         tree: Option<Value<String>>,
     ) -> Result<(), Error> {
-        let Object { kind, name, .. } = object.clone();
-        let mut made = Object { kind, name, state: None, tensors: Vec::new() };
+        let mut made = Object::new(object.kind.clone(), object.name.clone());
         if let Some(tree) = tree {
             let file = made.name.json();
             let mut out = Writing::create(self.folder.join(&file))?;
@@ -272,7 +273,12 @@ impl Made<'_> {
             let file = shards::file_name(&made.name, 0, 1);
             let facts = write_safetensors(&self.folder.join(&file), tensors)?;
             self.files.insert(file.clone(), facts);
-            made.tensors.push(file);
+            let infos = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.info()));
+            let placements: &[Placement] = match object.kind.as_str() {
+                "rank" => &[],
+                _ => &vec![Placement::Replicate; self.like.manifest().mesh.len()],
+            };
+            made.add_file(&file, infos, placements);
         }
         self.objects.push(made);
         Ok(())

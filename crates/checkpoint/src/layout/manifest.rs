@@ -2,11 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::{self, Write};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::ser::{Formatter, PrettyFormatter};
 
 use super::file::FileFacts;
+use super::sharding::{MeshAxis, Placement, TensorEntry};
+use crate::dtype::TensorInfo;
 use crate::error::Error;
 use crate::file_name::FileName;
 
@@ -14,8 +18,11 @@ use crate::file_name::FileName;
 pub const MANIFEST: &str = "manifest.json";
 /// What the manifest says it is.
 pub const FORMAT: &str = "brigade-checkpoint";
-/// The layout that is written. Every older one stays readable.
-pub const VERSION: u32 = 1;
+/// The version that is written. Every older one stays readable.
+///
+/// - 1: each object lists the files of its tensors; the tensors are those in the files' headers, each whole.
+/// - 2: the ranks' mesh, and of each tensor its type, global shape, placements and stored chunks.
+pub const VERSION: u32 = 2;
 
 /// What a checkpoint holds, and the checksums of its files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +35,8 @@ pub struct Manifest {
     pub made_by: String,
     /// Ranks of the run.
     pub world_size: usize,
+    /// How the ranks were arranged; the sizes of its axes multiply to [`Manifest::world_size`].
+    pub mesh: Vec<MeshAxis>,
     /// Optimizer steps taken.
     pub step: u64,
     /// Samples trained on by all ranks together.
@@ -51,9 +60,39 @@ pub struct Object {
     /// The file of its state's tree. A model has none: it is tensors and no more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<FileName>,
-    /// The files of its tensors.
+    /// The files of its tensors, and their index where there is one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub tensors: Vec<FileName>,
+    pub tensor_files: Vec<FileName>,
+    /// Its tensors by name. Of a manifest of version 1, [`super::Checkpoint::open`] takes them from the files'
+    /// headers, and they are missing before.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tensors: BTreeMap<String, TensorEntry>,
+}
+
+/// A manifest of version 1, field by field in the order of its checksum.
+#[derive(Serialize, Deserialize)]
+struct Version1 {
+    format: String,
+    version: u32,
+    made_by: String,
+    world_size: usize,
+    step: u64,
+    samples: u64,
+    objects: Vec<ObjectVersion1>,
+    files: BTreeMap<FileName, FileFacts>,
+    #[serde(default)]
+    crc32: String,
+}
+
+/// An object in a manifest of version 1.
+#[derive(Serialize, Deserialize)]
+struct ObjectVersion1 {
+    kind: String,
+    name: FileName,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    state: Option<FileName>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tensors: Vec<FileName>,
 }
 
 /// The fields that tell a manifest's version, before the others are looked at.
@@ -64,13 +103,34 @@ struct Head {
 }
 
 impl Manifest {
-    /// The text of the file, with its own checksum.
+    /// Describes a checkpoint without objects, of ranks that all hold the same: a mesh of one axis, `data`.
+    #[must_use]
+    pub fn new(made_by: impl Into<String>, world_size: usize) -> Self {
+        Self {
+            format: FORMAT.into(),
+            version: VERSION,
+            made_by: made_by.into(),
+            world_size,
+            mesh: data_mesh(world_size),
+            step: 0,
+            samples: 0,
+            objects: Vec::new(),
+            files: BTreeMap::new(),
+            crc32: String::new(),
+        }
+    }
+
+    /// Returns the text of the file, with its own checksum. It is of version [`VERSION`], also where the manifest
+    /// was read from an older one.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let mut whole = self.clone();
-        whole.crc32 = self.own_checksum();
-        // Strings and numbers: nothing in it can fail to be JSON.
-        let mut text = serde_json::to_string_pretty(&whole).unwrap_or_default();
+        let mut whole = Self { version: VERSION, ..self.clone() };
+        whole.crc32 = whole.own_checksum();
+        let mut text = Vec::new();
+        let mut out = serde_json::Serializer::with_formatter(&mut text, Lines::default());
+        // Strings and numbers: nothing in it can fail to be JSON, which is UTF-8.
+        let _ = whole.serialize(&mut out);
+        let mut text = String::from_utf8(text).unwrap_or_default();
         text.push('\n');
         text
     }
@@ -84,14 +144,14 @@ impl Manifest {
         let not = |fact: String| Error::NotACheckpoint { path: folder.to_owned(), fact };
         let text = match fs::read(&path) {
             Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(not(match fs::metadata(folder) {
                     Ok(folder) if folder.is_dir() => foreign(&path),
                     Ok(_) => "it is a file, not a folder".into(),
                     Err(error) => error.to_string(),
                 }));
             }
-            Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
                 return Err(not("it is a file, not a folder".into()));
             }
             Err(error) => return Err(Error::io("read", &path)(error)),
@@ -106,24 +166,24 @@ impl Manifest {
             )));
         }
         match head.version {
+            Some(1) => {
+                let mut old: Version1 = serde_json::from_slice(&text)
+                    .map_err(|error| damaged(format!("it is no manifest: {error}")))?;
+                let told = std::mem::take(&mut old.crc32);
+                same_checksum(&checksum(&old), &told).map_err(damaged)?;
+                let manifest = Self { crc32: told, ..Self::from(old) };
+                manifest.check().map_err(damaged)?;
+                return Ok(manifest);
+            }
             Some(VERSION) => {}
-            found => {
-                return Err(Error::Version {
-                    path: folder.to_owned(),
-                    found: found.unwrap_or_default(),
-                    known: VERSION,
-                });
+            None | Some(0) => return Err(damaged("it does not tell its version".into())),
+            Some(found) => {
+                return Err(Error::Version { path: folder.to_owned(), found, known: VERSION });
             }
         }
         let manifest: Self = serde_json::from_slice(&text)
             .map_err(|error| damaged(format!("it is no manifest: {error}")))?;
-        let expected = manifest.own_checksum();
-        if manifest.crc32 != expected {
-            return Err(damaged(format!(
-                "its own checksum is {expected}, but it says {}",
-                manifest.crc32
-            )));
-        }
+        same_checksum(&manifest.own_checksum(), &manifest.crc32).map_err(damaged)?;
         manifest.check().map_err(damaged)?;
         Ok(manifest)
     }
@@ -149,24 +209,195 @@ impl Manifest {
             return Err("it names itself among its files".into());
         }
         let mut names = BTreeSet::new();
-        match self.objects.iter().find(|object| !names.insert(&object.name)) {
-            Some(object) => Err(format!("it has two objects `{}`", object.name)),
-            None => Ok(()),
+        if let Some(object) = self.objects.iter().find(|object| !names.insert(&object.name)) {
+            return Err(format!("it has two objects `{}`", object.name));
         }
+        self.check_mesh()?;
+        let mut stored = BTreeSet::new();
+        for object in &self.objects {
+            for (name, tensor) in &object.tensors {
+                let about = |fault: String| format!("`{name}` of {}: {fault}", object.name);
+                tensor.check().map_err(about)?;
+                if !tensor.placements.is_empty() && tensor.placements.len() != self.mesh.len() {
+                    return Err(about(format!(
+                        "it has {} placements on a mesh of {} axes",
+                        tensor.placements.len(),
+                        self.mesh.len()
+                    )));
+                }
+                for chunk in &tensor.chunks {
+                    if !object.tensor_files.contains(&chunk.file) {
+                        return Err(about(format!("{} is not among its files", chunk.file)));
+                    }
+                    if !stored.insert((&chunk.file, chunk.key(name))) {
+                        return Err(about(format!(
+                            "`{}` in {} is also another chunk",
+                            chunk.key(name),
+                            chunk.file
+                        )));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_mesh(&self) -> Result<(), String> {
+        let mut names = BTreeSet::new();
+        if let Some(axis) = self.mesh.iter().find(|axis| !names.insert(&axis.name)) {
+            return Err(format!("its mesh has two axes `{}`", axis.name));
+        }
+        let ranks = self.mesh.iter().try_fold(1usize, |ranks, axis| ranks.checked_mul(axis.size));
+        if ranks != Some(self.world_size) {
+            let sizes: Vec<usize> = self.mesh.iter().map(|axis| axis.size).collect();
+            return Err(format!("its mesh of {sizes:?} is not one of {} ranks", self.world_size));
+        }
+        Ok(())
     }
 
     fn own_checksum(&self) -> String {
-        let mut plain = self.clone();
-        plain.crc32.clear();
-        let text = serde_json::to_vec(&plain).unwrap_or_default();
-        format!("{:08x}", crc32fast::hash(&text))
+        checksum(&Self { crc32: String::new(), ..self.clone() })
     }
 }
 
+impl From<Version1> for Manifest {
+    fn from(old: Version1) -> Self {
+        let objects = old.objects.into_iter().map(|object| Object {
+            kind: object.kind,
+            name: object.name,
+            state: object.state,
+            tensor_files: object.tensors,
+            tensors: BTreeMap::new(),
+        });
+        Self {
+            format: old.format,
+            version: old.version,
+            made_by: old.made_by,
+            world_size: old.world_size,
+            mesh: data_mesh(old.world_size),
+            step: old.step,
+            samples: old.samples,
+            objects: objects.collect(),
+            files: old.files,
+            crc32: old.crc32,
+        }
+    }
+}
+
+/// All ranks along one axis, which is that of data parallelism.
+fn data_mesh(world_size: usize) -> Vec<MeshAxis> {
+    vec![MeshAxis { name: "data".into(), size: world_size }]
+}
+
+fn checksum(manifest: &impl Serialize) -> String {
+    let text = serde_json::to_vec(manifest).unwrap_or_default();
+    format!("{:08x}", crc32fast::hash(&text))
+}
+
+fn same_checksum(found: &str, told: &str) -> Result<(), String> {
+    match found == told {
+        true => Ok(()),
+        false => Err(format!("its own checksum is {found}, but it says {told}")),
+    }
+}
+
+/// JSON with a line for each entry, and one line for each tensor.
+#[derive(Default)]
+struct Lines {
+    pretty: PrettyFormatter<'static>,
+    depth: usize,
+}
+
+impl Lines {
+    fn is_line(&self) -> bool {
+        self.depth > TENSOR_DEPTH
+    }
+}
+
+impl Formatter for Lines {
+    fn begin_array<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.depth += 1;
+        if self.is_line() { out.write_all(b"[") } else { self.pretty.begin_array(out) }
+    }
+
+    fn end_array<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        let line = self.is_line();
+        self.depth -= 1;
+        if line { out.write_all(b"]") } else { self.pretty.end_array(out) }
+    }
+
+    fn begin_array_value<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        match (self.is_line(), first) {
+            (false, _) => self.pretty.begin_array_value(out, first),
+            (true, true) => Ok(()),
+            (true, false) => out.write_all(b", "),
+        }
+    }
+
+    fn end_array_value<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        if self.is_line() { Ok(()) } else { self.pretty.end_array_value(out) }
+    }
+
+    fn begin_object<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.depth += 1;
+        if self.is_line() { out.write_all(b"{") } else { self.pretty.begin_object(out) }
+    }
+
+    fn end_object<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        let line = self.is_line();
+        self.depth -= 1;
+        if line { out.write_all(b"}") } else { self.pretty.end_object(out) }
+    }
+
+    fn begin_object_key<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        match (self.is_line(), first) {
+            (false, _) => self.pretty.begin_object_key(out, first),
+            (true, true) => Ok(()),
+            (true, false) => out.write_all(b", "),
+        }
+    }
+
+    fn begin_object_value<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.pretty.begin_object_value(out)
+    }
+
+    fn end_object_value<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        if self.is_line() { Ok(()) } else { self.pretty.end_object_value(out) }
+    }
+}
+
+/// The manifest, its objects, an object, its tensors: what is deeper is a line.
+const TENSOR_DEPTH: usize = 4;
+
 impl Object {
+    /// Describes an object without state and tensors.
+    #[must_use]
+    pub fn new(kind: impl Into<String>, name: FileName) -> Self {
+        Self {
+            kind: kind.into(),
+            name,
+            state: None,
+            tensor_files: Vec::new(),
+            tensors: BTreeMap::new(),
+        }
+    }
+
+    /// Adds a safetensors file and the tensors in it, each of them whole; they have these placements.
+    pub fn add_file<'a>(
+        &mut self,
+        file: &FileName,
+        tensors: impl IntoIterator<Item = (&'a str, TensorInfo)>,
+        placements: &[Placement],
+    ) {
+        self.tensor_files.push(file.clone());
+        self.tensors.extend(tensors.into_iter().map(|(name, info)| {
+            (name.to_owned(), TensorEntry::whole(info, file.clone(), placements.to_vec()))
+        }));
+    }
+
     /// Returns all its files.
     pub fn files(&self) -> impl Iterator<Item = &FileName> {
-        self.state.iter().chain(&self.tensors)
+        self.state.iter().chain(&self.tensor_files)
     }
 }
 

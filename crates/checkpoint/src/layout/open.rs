@@ -1,13 +1,15 @@
 //! Checkpoints that are there: what they hold, and whether it is what was written.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::manifest::{Manifest, Object};
+use super::sharding::{Placement, TensorEntry};
 use super::verify::{checksum_fact, verify_files};
 use crate::dtype::TensorInfo;
 use crate::error::Error;
+use crate::file_name::FileName;
 use crate::safetensors::Header;
 use crate::value::Value;
 
@@ -33,10 +35,11 @@ impl Checkpoint {
     /// Reads the manifest, and compares the sizes of all files with it.
     ///
     /// # Errors
-    /// Those of [`Manifest::read`]; [`Error::Damaged`] for a file that is missing or cut short.
+    /// Those of [`Manifest::read`]; [`Error::Damaged`] for a file that is missing or cut short; of a manifest of
+    /// version 1, which does not name the tensors, also those of [`Header::read`].
     pub fn open(folder: impl Into<PathBuf>) -> Result<Self, Error> {
         let folder = folder.into();
-        let manifest = Manifest::read(&folder)?;
+        let mut manifest = Manifest::read(&folder)?;
         for (name, facts) in &manifest.files {
             let path = folder.join(name);
             let damaged = |fact: String| Error::Damaged { path: folder.clone(), fact };
@@ -55,6 +58,11 @@ impl Checkpoint {
                 Err(error) => return Err(Error::io("read", &path)(error)),
             }
         }
+        if manifest.version == 1 {
+            for object in &mut manifest.objects {
+                tensors_of_version_1(&folder, object)?;
+            }
+        }
         Ok(Self { folder, manifest })
     }
 
@@ -70,13 +78,18 @@ impl Checkpoint {
         &self.manifest
     }
 
-    /// Compares the checksums of all files, on several threads. Gives the faults, one for each file.
+    /// Compares the checksums of all files, on several threads, and then the tensors in the manifest with the
+    /// headers of the files. Returns the faults: one for each file, or else one for each object.
     #[must_use]
     pub fn verify(&self) -> Vec<Error> {
-        self.verify_part(0, 1)
+        let faults = self.verify_part(0, 1);
+        if !faults.is_empty() {
+            return faults;
+        }
+        self.manifest.objects.iter().filter_map(|object| self.chunks(object).err()).collect()
     }
 
-    /// As [`Checkpoint::verify`], for every `parts`-th file from `part` on: the share of a rank.
+    /// Compares the checksums of every `parts`-th file from `part` on: the share of a rank.
     #[must_use]
     pub fn verify_part(&self, part: usize, parts: usize) -> Vec<Error> {
         let mut files: Vec<_> = self.manifest.files.iter().collect();
@@ -107,21 +120,100 @@ impl Checkpoint {
         Value::from_json(&json).map(Some).map_err(damaged)
     }
 
-    /// The places of an object's tensors by name.
+    /// Returns where the chunks of an object's tensors lie: by name, in the order of [`TensorEntry::chunks`].
     ///
     /// # Errors
-    /// [`Error::Damaged`] and the others of [`Header::read`].
-    pub fn tensors(&self, object: &Object) -> Result<HashMap<String, Place>, Error> {
-        let mut places = HashMap::new();
-        for name in object.tensors.iter().filter(|name| name.ends_with(".safetensors")) {
-            let path = self.folder.join(name);
-            let file = File::open(&path).map_err(Error::io("read", &path))?;
-            for entry in Header::read(&path, &file)?.tensors {
+    /// [`Error::Damaged`] where the manifest contradicts the files: a chunk that a file lacks or has with another
+    /// type or shape, a tensor in a file that the manifest does not name; the errors of [`Header::read`].
+    pub fn chunks(&self, object: &Object) -> Result<BTreeMap<String, Vec<Place>>, Error> {
+        let mut headers: HashMap<&FileName, HashMap<String, Place>> = HashMap::new();
+        for name in object.tensor_files.iter().filter(|name| is_safetensors(name)) {
+            let entries = header(&self.folder, name)?.into_iter();
+            headers.insert(name, entries.collect());
+        }
+        let damaged = |file: &FileName, fact: String| Error::Damaged {
+            path: self.folder.join(file),
+            fact: format!("{fact} ({} in the manifest)", object.name),
+        };
+        let mut chunks = BTreeMap::new();
+        for (name, tensor) in &object.tensors {
+            let places = tensor.chunks.iter().map(|chunk| {
+                let key = chunk.key(name);
+                let place = headers.get_mut(&chunk.file).and_then(|header| header.remove(key));
                 let place =
-                    Place { path: path.clone(), offset: entry.range.start, info: entry.info };
-                places.insert(entry.name, place);
+                    place.ok_or_else(|| damaged(&chunk.file, format!("it lacks `{key}`")))?;
+                let told = TensorInfo { dtype: tensor.dtype, shape: chunk.shape.clone() };
+                match place.info == told {
+                    true => Ok(place),
+                    false => Err(damaged(
+                        &chunk.file,
+                        format!("its `{key}` is {}, it was written as {told}", place.info),
+                    )),
+                }
+            });
+            chunks.insert(name.clone(), places.collect::<Result<_, _>>()?);
+        }
+        let left = headers.iter().flat_map(|(file, left)| left.keys().map(move |key| (*file, key)));
+        match left.min() {
+            Some((file, key)) => Err(damaged(file, format!("it has `{key}`, which is no chunk"))),
+            None => Ok(chunks),
+        }
+    }
+
+    /// Returns where an object's tensors lie, by name.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::chunks`]; [`Error::Unsupported`] for a tensor that is stored in several chunks.
+    pub fn tensors(&self, object: &Object) -> Result<HashMap<String, Place>, Error> {
+        let whole = self.chunks(object)?.into_iter().map(|(name, mut places)| {
+            match (places.len(), places.pop()) {
+                (1, Some(place)) => Ok((name, place)),
+                (count, _) => Err(Error::Unsupported {
+                    path: self.folder.clone(),
+                    fact: format!(
+                        "`{name}` of {} is stored in {count} chunks, and this version of Brigade reads tensors \
+                         that are stored whole; update Brigade to the version that wrote it ({})",
+                        object.name, self.manifest.made_by
+                    ),
+                }),
+            }
+        });
+        whole.collect()
+    }
+}
+
+fn is_safetensors(name: &str) -> bool {
+    name.ends_with(".safetensors")
+}
+
+/// The tensors of a file.
+fn header(folder: &Path, name: &FileName) -> Result<Vec<(String, Place)>, Error> {
+    let path = folder.join(name);
+    let file = File::open(&path).map_err(Error::io("read", &path))?;
+    let entries = Header::read(&path, &file)?.tensors.into_iter();
+    let places = entries.map(|entry| {
+        (entry.name, Place { path: path.clone(), offset: entry.range.start, info: entry.info })
+    });
+    Ok(places.collect())
+}
+
+/// Puts into an object what a manifest of version 1 leaves to the headers.
+fn tensors_of_version_1(folder: &Path, object: &mut Object) -> Result<(), Error> {
+    // What a rank had for itself was on no other; all else was replicated.
+    let placements = match object.kind.as_str() {
+        "rank" => Vec::new(),
+        _ => vec![Placement::Replicate],
+    };
+    for file in object.tensor_files.iter().filter(|name| is_safetensors(name)) {
+        for (name, place) in header(folder, file)? {
+            let entry = TensorEntry::whole(place.info, file.clone(), placements.clone());
+            if object.tensors.insert(name.clone(), entry).is_some() {
+                return Err(Error::Damaged {
+                    path: folder.join(file),
+                    fact: format!("`{name}` of {} is in another file, too", object.name),
+                });
             }
         }
-        Ok(places)
     }
+    Ok(())
 }

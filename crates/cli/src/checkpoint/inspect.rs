@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use brigade_checkpoint::convert::read_weights;
-use brigade_checkpoint::layout::{Checkpoint, MANIFEST};
+use brigade_checkpoint::layout::{Checkpoint, MANIFEST, MeshAxis, Object, Placement, TensorEntry};
 use brigade_checkpoint::pth::{PthFile, TensorData};
 use brigade_checkpoint::{Error, TensorInfo};
 use serde_json::{Value, json};
@@ -67,7 +67,7 @@ fn as_text(checkpoint: &Checkpoint) -> anyhow::Result<String> {
     };
     writeln!(
         text,
-        "{}: layout version {}, made by {}",
+        "{}: manifest version {}, made by {}",
         checkpoint.folder().display(),
         manifest.version,
         manifest.made_by
@@ -81,6 +81,11 @@ fn as_text(checkpoint: &Checkpoint) -> anyhow::Result<String> {
         bytes(manifest.bytes()),
         plural(manifest.files.len() as u64, "file"),
     )?;
+    if manifest.mesh.len() > 1 {
+        let axis = |axis: &MeshAxis| format!("{} {}", axis.name, axis.size);
+        let axes: Vec<String> = manifest.mesh.iter().map(axis).collect();
+        writeln!(text, "mesh of ranks: {}", axes.join(" x "))?;
+    }
     let mut used = Vec::new();
     for object in &manifest.objects {
         used.extend(object.files());
@@ -88,9 +93,20 @@ fn as_text(checkpoint: &Checkpoint) -> anyhow::Result<String> {
         if let Some(state) = checkpoint.state(object)? {
             lines(&mut text, &state.to_json(), "  ")?;
         }
-        let tensors = sorted(checkpoint, object)?;
-        if !tensors.is_empty() {
-            text.push_str(&table(&tensors));
+        // Compares what the manifest says with the files.
+        checkpoint.chunks(object)?;
+        if !object.tensors.is_empty() {
+            text.push_str(&table(&infos(object)));
+        }
+        for (name, tensor) in object.tensors.iter().filter(|(_, tensor)| is_sharded(tensor)) {
+            let placements: Vec<String> =
+                tensor.placements.iter().map(ToString::to_string).collect();
+            writeln!(
+                text,
+                "  {name}: {} over the mesh, stored in {}",
+                placements.join(" "),
+                plural(tensor.chunks.len() as u64, "chunk")
+            )?;
         }
     }
     let others: Vec<&str> = manifest
@@ -171,14 +187,14 @@ fn table(tensors: &[(String, TensorInfo)]) -> String {
     text
 }
 
-fn sorted(
-    checkpoint: &Checkpoint,
-    object: &brigade_checkpoint::layout::Object,
-) -> anyhow::Result<Vec<(String, TensorInfo)>> {
-    let places = checkpoint.tensors(object)?.into_iter();
-    let mut tensors: Vec<_> = places.map(|(name, place)| (name, place.info)).collect();
-    tensors.sort_by(|(a, _), (b, _)| a.cmp(b));
-    Ok(tensors)
+/// The tensors of an object, by name, with their global shapes.
+fn infos(object: &Object) -> Vec<(String, TensorInfo)> {
+    object.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.info())).collect()
+}
+
+fn is_sharded(tensor: &TensorEntry) -> bool {
+    tensor.chunks.len() > 1
+        || tensor.placements.iter().any(|placement| *placement != Placement::Replicate)
 }
 
 fn as_json(checkpoint: &Checkpoint) -> anyhow::Result<String> {
@@ -186,12 +202,24 @@ fn as_json(checkpoint: &Checkpoint) -> anyhow::Result<String> {
     let mut objects = Vec::new();
     for object in &manifest.objects {
         let state = checkpoint.state(object)?.map(|state| state.to_json());
+        checkpoint.chunks(object)?;
+        let tensors = object.tensors.iter().map(|(name, tensor)| {
+            json!({
+                "name": name,
+                "dtype": tensor.dtype,
+                "shape": tensor.shape,
+                "bytes": tensor.info().bytes(),
+                "placements": tensor.placements,
+                "chunks": tensor.chunks,
+            })
+        });
+        let tensors: Vec<Value> = tensors.collect();
         objects.push(json!({
             "name": object.name,
             "kind": object.kind,
             "files": object.files().collect::<Vec<_>>(),
             "state": state,
-            "tensors": tensors_json(&sorted(checkpoint, object)?),
+            "tensors": tensors,
         }));
     }
     let all = json!({
@@ -199,6 +227,7 @@ fn as_json(checkpoint: &Checkpoint) -> anyhow::Result<String> {
         "version": manifest.version,
         "made_by": manifest.made_by,
         "world_size": manifest.world_size,
+        "mesh": manifest.mesh,
         "step": manifest.step,
         "samples": manifest.samples,
         "bytes": manifest.bytes(),

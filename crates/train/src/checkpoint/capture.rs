@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use brigade_checkpoint::layout::Object;
+use brigade_checkpoint::layout::{Object, Placement};
 use brigade_checkpoint::shards::{self, Index, IndexMetadata};
 use brigade_checkpoint::{Error as FileError, FileName, TensorInfo, Value};
 use brigade_models::weights::dtype_of;
@@ -105,16 +105,12 @@ impl Captured {
         let (text, tensors) = split(state)?;
         let name = file_name(&name)?;
         let json = name.json();
-        let mut object = Object {
-            kind: "rank".into(),
-            name: name.clone(),
-            state: Some(json.clone()),
-            tensors: Vec::new(),
-        };
+        let mut object = Object::new("rank", name.clone());
+        object.state = Some(json.clone());
         self.files.push(FilePlan { name: json, contents: Contents::Text(text) });
         if !tensors.is_empty() {
             let file = shards::file_name(&name, 0, 1);
-            object.tensors.push(file.clone());
+            object.add_file(&file, infos(&tensors), &[]);
             self.files.push(FilePlan { name: file, contents: Contents::Tensors(tensors) });
         }
         self.objects.push(object);
@@ -132,8 +128,7 @@ impl Captured {
     ) -> Result<()> {
         let (rank, ranks) = (accelerator.process_index(), accelerator.num_processes());
         let name = file_name(name)?;
-        let mut object =
-            Object { kind: kind.into(), name: name.clone(), state: None, tensors: Vec::new() };
+        let mut object = Object::new(kind, name.clone());
         if let Some(text) = state {
             let file = name.json();
             object.state = Some(file.clone());
@@ -168,14 +163,14 @@ impl Captured {
                 false => least.map_or(0, |(rank, _)| rank),
             };
             loads[writer] += part.iter().map(|&place| sizes[place]).sum::<u64>();
-            object.tensors.push(file.clone());
+            object.add_file(&file, infos(&chosen), &[Placement::Replicate]);
             if writer == rank {
                 self.files.push(FilePlan { name: file, contents: Contents::Tensors(chosen) });
             }
         }
         if parts.len() > 1 {
             let file = shards::index_name(&name);
-            object.tensors.push(file.clone());
+            object.tensor_files.push(file.clone());
             if rank == 0 {
                 let text = index.to_json().into_bytes();
                 self.files.push(FilePlan { name: file, contents: Contents::Text(text) });
@@ -199,6 +194,10 @@ impl NamedTensor {
     fn bytes(&self) -> u64 {
         self.info.bytes().unwrap_or_default()
     }
+}
+
+fn infos(tensors: &[NamedTensor]) -> impl Iterator<Item = (&str, TensorInfo)> {
+    tensors.iter().map(|named| (named.name.as_str(), named.info.clone()))
 }
 
 fn file_name(name: &str) -> Result<FileName> {

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use brigade_checkpoint::FileName;
 use brigade_checkpoint::layout::{
-    self, FORMAT, FileFacts, Manifest, Object, Replaced, Staging, VERSION, keep_newest, numbered,
-    numbered_path, sweep,
+    self, FileFacts, Manifest, Object, Replaced, Staging, keep_newest, numbered, numbered_path,
+    sweep,
 };
 use brigade_torch::Store;
 use serde::{Deserialize, Serialize};
@@ -229,17 +229,8 @@ impl Save {
     }
 
     fn manifest(&self, step: u64, samples: u64, shares: Vec<Share>) -> Manifest {
-        let mut manifest = Manifest {
-            format: FORMAT.into(),
-            version: VERSION,
-            made_by: concat!("brigade ", env!("CARGO_PKG_VERSION")).into(),
-            world_size: self.ranks,
-            step,
-            samples,
-            objects: Vec::new(),
-            files: BTreeMap::new(),
-            crc32: String::new(),
-        };
+        let made_by = concat!("brigade ", env!("CARGO_PKG_VERSION"));
+        let mut manifest = Manifest { step, samples, ..Manifest::new(made_by, self.ranks) };
         for share in shares {
             manifest.objects.extend(share.objects);
             manifest.files.extend(share.files);
