@@ -1,6 +1,8 @@
 //! The command line is a golden file: a flag that changes shows in a diff. After an intended change,
 //! `UPDATE_GOLDEN=1 cargo test -p brigade-cli --test help` writes the files anew.
 
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
 use std::path::Path;
 use std::process::Command;
 
