@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use brigade_models::{
-    BatchNorm2d, Conv2d, Dropout, Error, Linear, Model, Module, Path, Recompute, Relu, ScriptValue,
-    Sequential, TorchScript,
+    BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Error, Linear, Model, Module, Path, Recompute,
+    Relu, ScriptValue, Sequential, TorchScript,
 };
 use brigade_torch::{Autocast, backward, gradient, recomputed};
 use tch::nn::{self, ModuleT};
@@ -43,13 +43,14 @@ fn variables_of_tch_are_parameters_and_buffers_under_their_names() {
         tensors.into_iter().map(|tensor| tensor.name).collect()
     };
     // In the order in which they were made, not in a hash map's.
+    // As tch makes them: a linear layer's bias first.
     let expected = [
-        "layer10.weight",
         "layer10.bias",
+        "layer10.weight",
         "norm.weight",
         "norm.bias",
-        "layer2.weight",
         "layer2.bias",
+        "layer2.weight",
     ];
     assert_eq!(names(model.parameters()), expected);
     assert_eq!(names(model.buffers()), ["norm.running_mean", "norm.running_var"]);
@@ -91,7 +92,7 @@ fn a_scripted_module_trains_as_in_python() {
         serde_json::from_slice(&std::fs::read(fixture("torchscript.json")).unwrap()).unwrap();
     type Output = BTreeMap<String, Tensor>;
     let path = fixture("torchscript_script.pt");
-    let mut model = Model::<TorchScript<Output>>::from_torchscript(path).unwrap();
+    let model = Model::<TorchScript<Output>>::from_torchscript(path).unwrap();
     let names: Vec<String> = model.state_dict().into_iter().map(|(name, _)| name).collect();
     let state = expected["state"].as_object().unwrap();
     assert_eq!(names.len(), state.len(), "{names:?}");
@@ -159,7 +160,13 @@ impl Net {
     fn new(p: &Path<'_>, recompute: bool) -> Self {
         let block = |p: Path<'_>| {
             Sequential::new()
-                .add(Conv2d::new(&p / 0, 3, 3, 3))
+                .add(Conv2d::new(
+                    &p / 0,
+                    3,
+                    3,
+                    [3, 3],
+                    Conv2dOptions { padding: [1, 1], ..Default::default() },
+                ))
                 .add(BatchNorm2d::new(&p / 1, 3))
                 .add(Relu)
                 .add(Dropout::new(&p / 2, 0.3))
@@ -277,7 +284,7 @@ fn hooks_read_and_change_activations_until_they_are_dropped() {
     });
     let change = model.forward_hook("head", |_, output| Some(output.zeros_like())).unwrap();
     assert_eq!(floats(&model.forward(&input)), [0.0; 4]);
-    assert_eq!(*seen.lock().unwrap(), [("1.0".to_owned(), vec![2, 3, 4, 4])]);
+    assert_eq!(*seen.lock().unwrap(), [("1.0".to_owned(), vec![2, 3, 8, 8])]);
     drop(change);
     assert_ne!(floats(&model.forward(&input)), [0.0; 4]);
     drop(read);
