@@ -82,7 +82,8 @@ fn variables_of_tch_are_parameters_and_buffers_under_their_names() {
     let report = other.load_weights(&path).unwrap();
     assert_eq!(report.loaded, 8);
     other.eval();
-    assert_eq!(other.forward(&input), output.to_kind(Kind::Float));
+    let difference = (other.forward(&input) - output.to_kind(Kind::Float)).abs().max();
+    assert!(difference.double_value(&[]) < 1e-5);
 }
 
 /// Same losses and weights as PyTorch's own training of the file.

@@ -97,6 +97,8 @@ fn resumed<M>(world: &World, make: fn() -> Model<M>, loss: Loss<M>, names: &[&st
     let mut run = Run::new(&first, make(), loss);
     let before = run.go(&first, 0..3);
     first.save_state(path.join("state")).unwrap();
+    first.wait_for_save().unwrap();
+    first.wait_for_everyone().unwrap();
     let rest = run.go(&first, 3..7);
     let weights = run.bits();
     same_on_all_ranks(&first, &weights);
@@ -233,7 +235,7 @@ fn gradient_penalty() {
     for step in 0..2 {
         let (real, fake) = (batch(accelerator.process_index(), step), batch(7, step));
         let mix = Tensor::rand([5, 1], (Kind::Float, accelerator.device()));
-        let mixed = (&real * &mix + &fake * (1.0 - &mix)).detach().set_requires_grad(true);
+        let mixed = (&real + (&fake - &real) * &mix).detach().set_requires_grad(true);
         let distance = critic.forward(&fake).unwrap().mean(Kind::Float)
             - critic.forward(&real).unwrap().mean(Kind::Float);
         let score = critic.forward(&mixed).unwrap().sum(Kind::Float);
