@@ -6,6 +6,7 @@
 mod comparisons;
 mod launcher;
 mod measurements;
+mod newcomer;
 mod processes;
 #[expect(dead_code, reason = "the simulation's own tests disturb a job in more ways")]
 #[path = "../../crates/rendezvous/tests/simulated/mod.rs"]
@@ -32,6 +33,10 @@ struct Options {
     measure: Option<String>,
 }
 
+fn all_comparisons() -> impl Iterator<Item = comparisons::Comparison> {
+    comparisons::all().into_iter().chain(launcher::all()).chain(newcomer::all())
+}
+
 fn main() -> Result<()> {
     let options = Options::parse();
     let mut out = io::stdout().lock();
@@ -45,7 +50,7 @@ fn main() -> Result<()> {
     }
     writeln!(out, "{}\n{}", table::machine(), table::HEAD)?;
     let mut failed = 0;
-    for comparison in comparisons::all().into_iter().chain(launcher::all()) {
+    for comparison in all_comparisons() {
         if options.filter.as_ref().is_some_and(|text| !comparison.name.contains(text)) {
             continue;
         }

@@ -1,6 +1,7 @@
 //! Compiles the C++ side of the border and tells every crate above where libtorch lies.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::{env, fs};
 
 /// Few translation units: libtorch's headers, and the templates that they leave to be instantiated at
@@ -44,9 +45,7 @@ const UNITS: [(&str, &[&str]); 3] = [
 ];
 
 fn main() {
-    let lib = PathBuf::from(
-        env::var("DEP_TCH_LIBTORCH_LIB").expect("torch-sys exports libtorch's library folder"),
-    );
+    let (lib, include) = libtorch();
     let torch = lib.parent().expect("libtorch's lib folder has a parent");
     let cuda = env::var("CARGO_FEATURE_CUDA").is_ok();
 
@@ -60,9 +59,9 @@ fn main() {
         // Debug information of libtorch's headers doubles the time of each file.
         .debug(false)
         .flag("-isystem")
-        .flag(torch.join("include").to_str().expect("libtorch's path is UTF-8"))
+        .flag(include.to_str().expect("libtorch's path is UTF-8"))
         .flag("-isystem")
-        .flag(torch.join("include/torch/csrc/api/include").to_str().expect("checked above"))
+        .flag(include.join("torch/csrc/api/include").to_str().expect("checked above"))
         .include("cpp/gloo_declarations")
         .flag_if_supported("-fvisibility=hidden")
         // So that loops with square roots become vector instructions.
@@ -109,6 +108,36 @@ fn main() {
     println!("cargo::rerun-if-env-changed=LIBTORCH_CXX11_ABI");
     println!("cargo::rerun-if-env-changed=CUDA_HOME");
     watch(Path::new("cpp"));
+}
+
+/// Finds the folders of libtorch's libraries and headers, by the rules of torch-sys, so that both are built with
+/// the same. torch-sys would tell (`DEP_TCH_LIBTORCH_LIB`), but only after its own C++, a minute and a half:
+/// so the two compile side by side.
+fn libtorch() -> (PathBuf, PathBuf) {
+    let variable = |name: &str| {
+        println!("cargo::rerun-if-env-changed={name}");
+        env::var_os(name).map(PathBuf::from)
+    };
+    if variable("LIBTORCH_USE_PYTORCH").is_some() {
+        let python = if variable("VIRTUAL_ENV").is_some() { "python" } else { "python3" };
+        let script = "import os, torch; print(os.path.dirname(torch.__file__))";
+        let output = Command::new(python).args(["-c", script]).output();
+        let output = output.unwrap_or_else(|error| panic!("cannot start {python}: {error}"));
+        let reason = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{python} cannot import torch: {reason}");
+        let torch = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+        return (torch.join("lib"), torch.join("include"));
+    }
+    let system = || Path::new("/usr/lib/libtorch.so").exists().then(|| PathBuf::from("/usr"));
+    let torch = variable("LIBTORCH").or_else(system).unwrap_or_else(|| {
+        panic!(
+            "cannot find libtorch: run `brigade setup` in this project (`cargo install brigade-cli` \
+             installs it; in Brigade's own checkout it is `cargo xtask setup`), or set LIBTORCH to the \
+             folder of a libtorch 2.11 to 2.13"
+        )
+    });
+    let part = |name, folder| variable(name).unwrap_or_else(|| torch.clone()).join(folder);
+    (part("LIBTORCH_LIB", "lib"), part("LIBTORCH_INCLUDE", "include"))
 }
 
 /// The OpenMP library that libtorch brings and uses, so that our loops run on its threads: without it

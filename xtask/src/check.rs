@@ -3,7 +3,7 @@
 use std::env;
 use std::process::{Command, ExitCode};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
@@ -28,12 +28,39 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
         failed.push("doc");
     }
 
+    if !cargo.run(&PACKAGE)?.success() {
+        failed.push("package (what crates.io would refuse)");
+    }
+    if !semver_checks(checkout, &cargo)? {
+        failed.push("semver-checks");
+    }
+
     if failed.is_empty() {
         eprintln!("check: all is well");
         return Ok(ExitCode::SUCCESS);
     }
     eprintln!("check: failed: {}", failed.join(", "));
     Ok(ExitCode::FAILURE)
+}
+
+/// Compares the public API with that of the last release, where cargo-semver-checks is installed and there is
+/// a release; a change that breaks users needs another version then.
+fn semver_checks(checkout: &Checkout, cargo: &Cargo<'_>) -> Result<bool> {
+    let installed = cargo.command(&["semver-checks", "--version"]).output()?;
+    if !installed.status.success() {
+        eprintln!("semver-checks: left out (`cargo install cargo-semver-checks` installs it)");
+        return Ok(true);
+    }
+    let mut describe = Command::new("git");
+    describe.args(["describe", "--tags", "--abbrev=0", "--match", "v[0-9]*"]);
+    let tag = describe.current_dir(checkout.root()).output().context("cannot start git")?;
+    let tag = String::from_utf8_lossy(&tag.stdout).trim().to_owned();
+    if tag.is_empty() {
+        eprintln!("semver-checks: left out: no tag v* names a release to compare with");
+        return Ok(true);
+    }
+    let arguments = ["semver-checks", "--workspace", "--baseline-rev", &tag];
+    Ok(cargo.run(&arguments)?.success())
 }
 
 /// Libraries only: the program `brigade` would write over the pages of the library `brigade`.
@@ -52,3 +79,8 @@ fn document(cargo: &Cargo<'_>) -> Command {
     }
     command
 }
+
+/// Checks what a crate needs to be published and packs it. Whether the packed crates compile, without files
+/// outside of them, is the same command without `--no-verify`: another build of everything.
+const PACKAGE: [&str; 6] =
+    ["publish", "--quiet", "--workspace", "--dry-run", "--no-verify", "--allow-dirty"];

@@ -53,7 +53,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
 
 /// Builds both programs and asks cargo where it put them: CARGO_TARGET_DIR may be anywhere.
 fn build(cargo: &Cargo<'_>) -> Result<HashMap<String, PathBuf>> {
-    let mut command = cargo.command(&["build", "--release", "-p", "brigade-cli"]);
+    let mut command = cargo.command(&["build", "-p", "brigade-cli"]);
     command.args(["-p", "fashion_mnist", "--message-format", "json-render-diagnostics"]);
     command.stdout(Stdio::piped());
     eprintln!("$ {}", cargo::line(&command));

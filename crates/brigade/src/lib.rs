@@ -69,8 +69,3 @@ pub mod prelude {
     };
     pub use tch::{Device, Kind, Tensor, no_grad};
 }
-
-/// The guide's examples must compile.
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/from-accelerate.md")]
-pub struct FromAccelerate;

@@ -7,12 +7,12 @@
 use std::path::PathBuf;
 
 use brigade::prelude::*;
-use brigade::train::ProjectConfiguration;
+use brigade::train::{AcceleratorBuilder, ProjectConfiguration};
 use clap::Parser;
 use serde::Serialize;
 
 /// Trains a small network on handwritten digits, and goes on where it was stopped.
-#[derive(Debug, Parser, Serialize)]
+#[derive(Debug, Clone, Parser, Serialize)]
 struct Options {
     /// Where checkpoints, the tracker's files and the weights go.
     #[arg(long, default_value = "run", value_name = "FOLDER")]
@@ -58,14 +58,14 @@ impl Module<&Tensor> for Net {
 }
 
 fn main() -> Result<()> {
-    train(&Options::parse())?;
+    train(Accelerator::builder(), &Options::parse())?;
     Ok(())
 }
 
 /// Trains as the options say; the accuracy in percent on all of the test data.
-fn train(options: &Options) -> Result<f64> {
+fn train(builder: AcceleratorBuilder, options: &Options) -> Result<f64> {
     // The precision is that of `brigade launch --mixed-precision bf16`, or of the settings file.
-    let accelerator = Accelerator::builder()
+    let accelerator = builder
         .gradient_accumulation_steps(options.accumulate.into())
         .project(ProjectConfiguration::new(&options.folder).total_limit(2))
         .logging_dir(options.folder.join("runs"))
@@ -144,16 +144,23 @@ mod tests {
     use super::*;
 
     // Starts this test as two processes, which are the ranks 0 and 1 of one group.
-    dist_test!(world = 2, a_resumed_run_goes_on, |_world| -> Result<()> {
-        // One folder for both: the test's process has made its name.
-        let folder = std::env::temp_dir().join(format!("digits-{}", std::env::var("MASTER_PORT").unwrap()));
-        let mut options = Options::parse_from(["digits", "--epochs", "2", "--checkpoint-every", "5"]);
-        options.folder = folder.clone();
-        train(&options)?;
-        options = Options { resume: true, epochs: 4, ..options };
-        let accuracy = train(&options)?;
-        assert!(accuracy > 60.0, "{accuracy} %");
-        let _ = std::fs::remove_dir_all(folder);
+    dist_test!(world = 2, a_resumed_run_ends_with_the_same_weights, |_world| -> Result<()> {
+        let accelerator = Accelerator::new()?;
+        // One folder for both ranks: rank 0 makes it and tells its name.
+        let made = accelerator.is_main_process().then(tempfile::tempdir).transpose();
+        let made = made.expect("a temporary folder can be made");
+        let name = made.as_ref().map(|it| it.path().to_owned());
+        let folder = accelerator.broadcast_object(name, 0)?.expect("rank 0 has made it");
+
+        let arguments = ["digits", "--epochs", "3", "--checkpoint-every", "5"];
+        let options = Options { folder, ..Options::parse_from(arguments) };
+        let weights = || std::fs::read(options.folder.join("model.safetensors")).unwrap();
+        let run = |options: &Options| train(Accelerator::builder().sharing(&accelerator), options);
+        assert!(run(&options)? > 60.0);
+        let uninterrupted = weights();
+        // From the last checkpoint, which was taken before the end.
+        run(&Options { resume: true, ..options.clone() })?;
+        assert!(weights() == uninterrupted);
         Ok(())
     });
 }

@@ -84,7 +84,8 @@ mod tests {
         let (model, accuracy) = train(&accelerator, 5)?;
         assert!(accuracy > 80.0, "{accuracy} %");
         // Row r is the sum of rank r's weights.
-        let weights: Tensor = model.parameters().iter().map(|it| it.tensor.sum(Kind::Double)).sum();
+        let parameters = model.inner().parameters();
+        let weights: Tensor = parameters.iter().map(|it| it.tensor.sum(Kind::Double)).sum();
         let of_all = accelerator.gather(&weights.reshape([1]))?;
         assert_eq!(of_all.double_value(&[0]), of_all.double_value(&[1]));
         Ok(())

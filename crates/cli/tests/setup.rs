@@ -1,5 +1,7 @@
-//! `brigade setup` and `brigade new`, with a made-up libtorch. That projects build and train is what
-//! `cargo xtask newcomer` shows.
+//! `brigade setup` and `brigade new`, with a made-up libtorch. The package `templates` compiles and tests what
+//! new projects contain; that they build and train is what `cargo xtask bench newcomer` measures.
+
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -86,6 +88,8 @@ fn a_new_project_is_a_package_that_knows_its_libtorch() {
         let brigade = dependencies.iter().find(|it| it["name"] == "brigade").unwrap();
         // This checkout's: where the program was built.
         assert!(brigade["path"].as_str().unwrap().ends_with("crates/brigade"), "{brigade}");
+        let manifest = fs::read_to_string(project.join("Cargo.toml")).unwrap();
+        assert!(manifest.contains("[profile.release.package.torch-sys]"), "{manifest}");
         let readme = fs::read_to_string(project.join("README.md")).unwrap();
         assert!(readme.starts_with(&format!("# {name}\n")), "{readme}");
         let ignored = fs::read_to_string(project.join(".gitignore")).unwrap();
@@ -94,6 +98,16 @@ fn a_new_project_is_a_package_that_knows_its_libtorch() {
             "{ignored}"
         );
     }
+}
+
+/// Cargo would warn of a member's profiles in each build.
+#[test]
+fn a_project_in_a_workspace_leaves_profiles_to_it() {
+    let scene = Scene::new("2.13.0");
+    fs::write(scene.folder().join("Cargo.toml"), "[workspace]\nresolver = \"3\"\n").unwrap();
+    scene.succeeds(".", &["new", "member", "--no-setup"]);
+    let manifest = fs::read_to_string(scene.folder().join("member/Cargo.toml")).unwrap();
+    assert!(manifest.contains("brigade") && !manifest.contains("[profile"), "{manifest}");
 }
 
 #[test]

@@ -18,7 +18,6 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use jiff::Timestamp;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
@@ -275,8 +274,7 @@ impl EventSender {
             }
             return;
         }
-        let time = Timestamp::try_from(at).unwrap_or(Timestamp::UNIX_EPOCH);
-        let (job, time) = (self.job.clone(), format!("{time:.3}"));
+        let (job, time) = (self.job.clone(), brigade_world::timestamp(at));
         let line = EventLine { version: VERSION, time, job, event };
         // A line of numbers and texts always is JSON.
         if let Ok(mut line) = serde_json::to_string(&line) {

@@ -25,6 +25,7 @@ mod progress;
 mod rank;
 pub mod scheduler;
 mod store;
+mod timestamp;
 mod vars;
 mod world;
 
@@ -33,4 +34,5 @@ pub use error_file::{ErrorRecord, record};
 pub use progress::{LONGEST_REPORT, Pace, ProgressPipe, ProgressReport};
 pub use rank::{LocalRank, Rank, WorldSize};
 pub use store::{StoreEndpoint, StoreHost, own_address};
+pub use timestamp::timestamp;
 pub use world::World;

@@ -19,6 +19,12 @@ pub(super) fn check(path: &str, contents: &str, findings: &mut Findings) {
             findings.violations.push(format!("{path}:{line}: `unsafe` outside of {UNSAFE_CRATE}"));
         }
     }
+    let outside = if is_shipped(path) { included_from_outside(path, contents) } else { Vec::new() };
+    for (line, file) in outside {
+        findings.violations.push(format!(
+            "{path}:{line}: includes {file}, which is outside of the package and not in the published crate"
+        ));
+    }
     if is_shipped(path) && !path.starts_with(CONTRACT_FILE) {
         let end = tests_begin(contents).unwrap_or(usize::MAX);
         let contract: HashSet<&str> = CONTRACT.split(' ').collect();
@@ -32,6 +38,24 @@ pub(super) fn check(path: &str, contents: &str, findings: &mut Findings) {
             }
         }
     }
+}
+
+/// The files that a crate's source includes from outside of its package, with their lines.
+fn included_from_outside<'a>(path: &str, contents: &'a str) -> Vec<(usize, &'a str)> {
+    let Some((_, inside)) = path.strip_prefix("crates/").and_then(|it| it.split_once('/')) else {
+        return Vec::new();
+    };
+    let depth = inside.matches('/').count();
+    let mut found = Vec::new();
+    for (at, line) in contents.lines().enumerate() {
+        for call in ["include_str!(\"", "include_bytes!(\""] {
+            let file = line.split_once(call).and_then(|it| it.1.split('"').next());
+            if let Some(file) = file.filter(|it| it.matches("../").count() > depth) {
+                found.push((at + 1, file));
+            }
+        }
+    }
+    found
 }
 
 /// Tests may set and read the variables that they check.
@@ -170,7 +194,7 @@ const CONTRACT: &str = "RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE LOCAL_WO
                         GROUP_WORLD_SIZE ROLE_WORLD_SIZE ROLE_NAME MASTER_ADDR MASTER_PORT";
 const ELASTIC: &str = concat!("TORCH", "ELASTIC_");
 const KEYWORD: &str = "unsafe";
-const LONG_FILE_LINES: usize = 500;
+const LONG_FILE_LINES: usize = 1000;
 
 #[cfg(test)]
 mod tests {
@@ -209,6 +233,14 @@ mod tests {
         assert!(violations("crates/train/tests/a.rs", reads).is_empty());
         let tested = "//! x\n\n#[cfg(test)]\nmod tests {\n    const A: &str = \"RANK\";\n}\n";
         assert!(violations("crates/train/src/a.rs", tested).is_empty());
+    }
+
+    #[test]
+    fn a_file_outside_of_the_package_is_found() {
+        let includes = "//! x\nconst A: &str = include_str!(\"../../a.txt\");\n";
+        assert_eq!(violations("crates/plan/src/a.rs", includes).len(), 1);
+        assert!(violations("crates/plan/src/a/b.rs", includes).is_empty());
+        assert!(violations("docs/lib.rs", includes).is_empty());
     }
 
     #[test]

@@ -64,16 +64,16 @@ mod tests {
         };
         let sources = Sources::under(folder.path());
         let gather = |from: &str| gather(&sources, Path::new(from));
-        write("home/app/src/main.rs", "");
-        assert_eq!(gather("/home/app/src"), None);
-        write("home/app/Cargo.toml", "[dependencies]\nbrigade = { path = \"/b\" }\n");
+        write("code/app/src/main.rs", "");
+        assert_eq!(gather("/code/app/src"), None);
+        write("code/app/Cargo.toml", "[dependencies]\nbrigade = { path = \"/b\" }\n");
         let mut expected =
-            Project { root: "/home/app".into(), uses_brigade: true, ..Project::default() };
-        assert_eq!(gather("/home/app/src"), Some(expected.clone()));
-        write("home/.cargo/libtorch.toml", "[env]\nLIBTORCH = \"/opt/libtorch\"\n");
-        expected.file = Some("/home/.cargo/libtorch.toml".into());
+            Project { root: "/code/app".into(), uses_brigade: true, ..Project::default() };
+        assert_eq!(gather("/code/app/src"), Some(expected.clone()));
+        write("code/.cargo/libtorch.toml", "[env]\nLIBTORCH = \"/opt/libtorch\"\n");
+        expected.file = Some("/code/.cargo/libtorch.toml".into());
         expected.libtorch = Some("/opt/libtorch".into());
-        assert_eq!(gather("/home/app"), Some(expected));
+        assert_eq!(gather("/code/app"), Some(expected));
     }
 
     #[test]

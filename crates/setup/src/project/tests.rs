@@ -1,3 +1,5 @@
+//! Projects are configured, again, and set back.
+
 use std::fs;
 use std::path::Path;
 use std::process::Command;

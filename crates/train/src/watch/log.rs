@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use jiff::Timestamp;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -226,7 +225,8 @@ struct Line<'a> {
 
 impl Line<'_> {
     fn text(&self) -> String {
-        let mut line = format!("{} {} rank={}", timestamp(self.time), self.level, self.rank);
+        let mut line =
+            format!("{} {} rank={}", brigade_world::timestamp(self.time), self.level, self.rank);
         if let Some(step) = self.step {
             let _ = write!(line, " step={step}");
         }
@@ -240,7 +240,7 @@ impl Line<'_> {
 
     fn json(&self) -> String {
         let mut line = Map::new();
-        line.insert("time".into(), timestamp(self.time).into());
+        line.insert("time".into(), brigade_world::timestamp(self.time).into());
         line.insert("level".into(), self.level.as_str().into());
         line.insert("rank".into(), self.rank.into());
         if let Some(step) = self.step {
@@ -309,13 +309,6 @@ impl Visit for Fields {
     }
 }
 
-/// Formats a time as RFC 3339, in UTC, to the millisecond. A clock beyond the years that it has, -9999 to
-/// 9999, shows 1970.
-fn timestamp(time: SystemTime) -> String {
-    let time = Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH);
-    format!("{time:.3}")
-}
-
 fn open(path: &Path) -> Result<File> {
     OpenOptions::new().create(true).append(true).open(path).map_err(|source| Error::File {
         action: "cannot open",
@@ -329,21 +322,6 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
-
-    #[test]
-    fn timestamps_are_those_of_rfc_3339() {
-        for (seconds, expected) in [
-            (0, "1970-01-01T00:00:00.000Z"),
-            (951_782_400, "2000-02-29T00:00:00.000Z"),
-            (1_763_757_346, "2025-11-21T20:35:46.000Z"),
-            (4_107_542_399, "2100-02-28T23:59:59.000Z"),
-            (4_107_542_400, "2100-03-01T00:00:00.000Z"),
-        ] {
-            assert_eq!(timestamp(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
-        }
-        let far = UNIX_EPOCH + Duration::from_secs(1 << 40);
-        assert_eq!(timestamp(far), "1970-01-01T00:00:00.000Z");
-    }
 
     #[test]
     fn a_line_as_text_and_as_json() {

@@ -1,0 +1,188 @@
+//! A newcomer's path, timed: from nothing to a trained model, in this checkout and in a project of one's own.
+//!
+//! Every command is one of the page `docs/first-steps.md`, in its order, in folders that are empty before:
+//! build folders, the cache with libtorch, the installed program. Only cargo's downloads of crates are there.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use brigade_hostkit::Network;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use crate::comparisons::Comparison;
+use crate::table::Row;
+
+pub(crate) fn all() -> Vec<Comparison> {
+    vec![
+        Comparison { name: "newcomer-project", run: project },
+        Comparison { name: "newcomer-demo", run: demo },
+    ]
+}
+
+/// Installs `brigade`, and makes, trains, changes, tests and resumes projects. One round: it takes minutes.
+fn project(_rounds: usize) -> Result<Vec<Row>> {
+    let scene = Scene::new()?;
+    let install = scene.timed(
+        &checkout(),
+        &format!("cargo install --quiet --path crates/cli --root {}", scene.root.path().display()),
+    )?;
+    let new = scene.timed(scene.root.path(), "brigade new digits")?;
+    let digits = scene.root.path().join("digits");
+    let first = scene.timed(&digits, "cargo build --quiet --release")?;
+    let train = scene.timed(&digits, "cargo run --quiet --release")?;
+    replace(&digits.join("src/main.rs"), "128", "256")?;
+    let edit = scene.timed(&digits, "cargo build --quiet --release")?;
+    let two = scene.timed(&digits, "brigade launch --nproc 2 --release")?;
+    let test = scene.timed(&digits, "cargo test --quiet --release")?;
+    let hosts = scene.two_hosts(&digits)?;
+    scene.interrupt_and_resume()?;
+
+    let row = |what, seconds: f64, goal: Option<f64>| Row {
+        what,
+        ours: format!("{seconds:.1} s"),
+        other: "-".to_owned(),
+        ratio: "-".to_owned(),
+        goal: goal.map_or_else(|| "-".to_owned(), |goal| format!("under {goal} s")),
+        reached: goal.is_none_or(|goal| seconds < goal),
+    };
+    Ok(vec![
+        row("`cargo install --path crates/cli`", install, None),
+        row("`brigade new digits`, libtorch fetched", new, None),
+        row("first `cargo build --release` of the new project", first, Some(180.0)),
+        row("`cargo run --release` then: 10 epochs", train, None),
+        row("`cargo build --release` after an edit of its main.rs", edit, Some(10.0)),
+        row("`brigade launch --nproc 2 --release` then: 10 epochs", two, None),
+        row("`cargo test --release`, first time: a test on two ranks", test, None),
+        row("the same on two hosts, `brigade launch --hosts`: 10 epochs", hosts, None),
+    ])
+}
+
+/// `cargo xtask demo` in a fresh clone, downloads of libtorch included.
+fn demo(_rounds: usize) -> Result<Vec<Row>> {
+    let scene = Scene::new()?;
+    let clone = format!("git clone --quiet . {}", scene.root.path().join("brigade").display());
+    scene.timed(&checkout(), &clone)?;
+    let seconds = scene.timed(&scene.root.path().join("brigade"), "cargo xtask demo")?;
+    Ok(vec![Row {
+        what: "`cargo xtask demo` in a fresh clone: from nothing to a trained model",
+        ours: format!("{seconds:.0} s"),
+        other: "-".to_owned(),
+        ratio: "-".to_owned(),
+        goal: "under 200 s".to_owned(),
+        reached: seconds < 200.0,
+    }])
+}
+
+/// Folders that are empty at first, and an environment that knows nothing of this checkout's build.
+struct Scene {
+    root: TempDir,
+}
+
+impl Scene {
+    fn new() -> Result<Self> {
+        Ok(Self { root: tempfile::tempdir().context("cannot make a temporary folder")? })
+    }
+
+    fn environment(&self, command: &mut Command) {
+        for (name, _) in env::vars_os() {
+            let text = name.to_string_lossy();
+            let of_this_build = text.starts_with("CARGO_") && text != "CARGO_HOME";
+            let decides = ["LIBTORCH", "RUSTFLAGS", "BRIGADE_", "OMP_", "LD_LIBRARY_PATH"];
+            if of_this_build || decides.iter().any(|it| text.starts_with(it)) {
+                command.env_remove(&name);
+            }
+        }
+        let mut path = OsString::from(self.root.path().join("bin"));
+        path.push(":");
+        path.push(env::var_os("PATH").unwrap_or_default());
+        command.env("PATH", path).env("XDG_CACHE_HOME", self.root.path().join("cache"));
+    }
+
+    fn command(&self, folder: &Path, line: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", line]).current_dir(folder).stdin(Stdio::null());
+        self.environment(&mut command);
+        if line.starts_with("cargo install") {
+            command.env("CARGO_TARGET_DIR", self.root.path().join("install"));
+        }
+        command
+    }
+
+    /// Seconds from the start of a command to its end, which must be success.
+    fn timed(&self, folder: &Path, line: &str) -> Result<f64> {
+        eprintln!("  $ {line}");
+        let start = Instant::now();
+        let output = self.command(folder, line).output().with_context(|| line.to_owned())?;
+        if !output.status.success() {
+            bail!("{line}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// The project's program on two hosts with a shared folder, by ssh.
+    fn two_hosts(&self, project: &Path) -> Result<f64> {
+        let network = Network::new(2);
+        let brigade = self.root.path().join("bin/brigade");
+        let mut command = network.host(0).command_in(project, brigade);
+        self.environment(&mut command);
+        command.env("BRIGADE_SSH", format!("ssh -F {}", network.ssh_config().display()));
+        command.args(["launch", "--hosts", "node1,node2", "--nproc", "1"]);
+        command.args(["--", "target/release/digits"]).stdin(Stdio::null());
+        let start = Instant::now();
+        let output = command.output().context("cannot start brigade on a host")?;
+        let printed = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "on two hosts: {}: {errors}", output.status);
+        ensure!(printed.contains("epoch 10/10"), "on two hosts: {printed}");
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// A run that Ctrl-C stops after its first checkpoint, and that goes on.
+    fn interrupt_and_resume(&self) -> Result<()> {
+        self.timed(self.root.path(), "brigade new run --template complete")?;
+        let folder = self.root.path().join("run");
+        // What both projects depend on is built once here; a user's second project takes as long as the first.
+        let line = |arguments: &str| {
+            let target = self.root.path().join("digits/target");
+            let launch = "exec brigade launch --nproc 2 --release --";
+            format!("CARGO_TARGET_DIR={} {launch} {arguments}", target.display())
+        };
+        let mut first = self.command(&folder, &line("--epochs 300"));
+        let mut first = first.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        let mut printed = BufReader::new(first.stdout.take().context("its output is a pipe")?);
+        let mut text = String::new();
+        while !text.contains("epoch 10/300") {
+            let read = printed.read_line(&mut text)?;
+            ensure!(read > 0, "the run to interrupt has ended: {text}");
+        }
+        kill(Pid::from_raw(first.id().cast_signed()), Signal::SIGINT)?;
+        let status = first.wait()?;
+        ensure!(status.code() == Some(130), "after Ctrl-C the launcher ended with {status}");
+        let resumed = self.command(&folder, &line("--epochs 300 --resume")).output()?;
+        let printed = String::from_utf8_lossy(&resumed.stdout);
+        let errors = String::from_utf8_lossy(&resumed.stderr);
+        ensure!(resumed.status.success(), "--resume: {}: {errors}", resumed.status);
+        ensure!(printed.contains("goes on after step"), "--resume: {printed}");
+        ensure!(printed.contains("epoch 300/300"), "--resume: {printed}");
+        Ok(())
+    }
+}
+
+fn checkout() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn replace(file: &Path, from: &str, to: &str) -> Result<()> {
+    let text = fs::read_to_string(file)?;
+    ensure!(text.contains(from), "{} has no {from}", file.display());
+    fs::write(file, text.replace(from, to))?;
+    Ok(())
+}
