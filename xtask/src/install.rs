@@ -108,9 +108,14 @@ impl Environment {
     pub(crate) fn of(checkout: &Checkout, need: Need) -> Option<Self> {
         let packages: &[&str] = match need {
             // PyTorch is the libtorch of this checkout, so a ratio compares loops and not kernels.
-            Need::Pytorch => {
-                &["torch==2.13.0", "accelerate==1.15.0", "torchvision==0.28.0", "numpy"]
-            }
+            Need::Pytorch | Need::TorchModels => &[
+                "torch==2.13.0",
+                "accelerate==1.15.0",
+                "torchvision==0.28.0",
+                "numpy",
+                "timm==1.0.31",
+                "transformers==5.23.0",
+            ],
             Need::Trackers => &["tensorboard", "mlflow"],
             _ => return None,
         };

@@ -24,6 +24,62 @@ pub enum Error {
         known: Vec<String>,
     },
 
+    /// A name that no buffer has.
+    #[error("no buffer is called `{name}`; the model has {}", known.join(", "))]
+    NoSuchBuffer {
+        /// What was asked for.
+        name: String,
+        /// The model's buffers.
+        known: Vec<String>,
+    },
+
+    /// A name that no layer with hooks has.
+    #[error("no layer is called `{layer}`; those that take hooks are {}", known.join(", "))]
+    NoSuchLayer {
+        /// What was asked for.
+        layer: String,
+        /// The model's layers.
+        known: Vec<String>,
+    },
+
+    /// Groups that do not hold every parameter exactly once.
+    #[error(
+        "parameter `{parameter}` is in {}; every parameter belongs to exactly one group",
+        if groups.is_empty() { "no group".to_owned() } else { format!("the groups {}", groups.join(", ")) }
+    )]
+    Groups {
+        /// The parameter.
+        parameter: String,
+        /// Where it is.
+        groups: Vec<String>,
+    },
+
+    /// A TorchScript file that cannot be a model.
+    #[error("{} cannot be read as TorchScript: {source}", path.display())]
+    Script {
+        /// The file.
+        path: PathBuf,
+        /// libtorch's reason.
+        source: brigade_torch::Error,
+    },
+
+    /// A TorchScript module's forward failed.
+    #[error(transparent)]
+    ScriptForward(brigade_torch::Error),
+
+    /// A TorchScript module gave something other than its model's type says.
+    #[error("the TorchScript module gave {found}, expected {expected}")]
+    ScriptOutput {
+        /// What the type says.
+        expected: &'static str,
+        /// What came.
+        found: &'static str,
+    },
+
+    /// A part of the forward cannot be set up to be recomputed.
+    #[error(transparent)]
+    Recompute(brigade_torch::Error),
+
     /// A kind that parameters cannot have.
     #[error("parameters cannot be {kind:?}: only floating-point kinds have gradients")]
     NotFloatingPoint {

@@ -38,23 +38,28 @@
 
 mod cnn;
 mod error;
+mod hooks;
 mod init;
 mod layers;
 mod model;
 mod module;
 mod path;
 mod place;
+mod recompute;
 mod registry;
 mod resnet;
+mod script;
 mod sequential;
 mod state_dict;
+mod var_store;
 pub mod weights;
 
-pub use brigade_torch::{Device, Kind, Tensor};
+pub use brigade_torch::{Device, Kind, ScriptValue, Tensor};
 
 pub use brigade_torch::{NamedTensor, Trainable};
 pub use cnn::Cnn;
 pub use error::Error;
+pub use hooks::{ForwardHook, Named, NamedGroup};
 pub use init::Init;
 pub use layers::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
@@ -63,6 +68,9 @@ pub use layers::{
 pub use model::{Model, ModelBuilder};
 pub use module::{Layer, Module};
 pub use path::{Path, Training};
+pub use recompute::Recompute;
 pub use resnet::{ResNet, ResNetOptions};
+pub use script::{TorchScript, TorchScriptInputs, TorchScriptOutput};
 pub use sequential::Sequential;
 pub use state_dict::{LoadReport, ShapeMismatch, StateDict};
+pub use var_store::TchModule;

@@ -12,6 +12,7 @@ use brigade_torch::{
 };
 use tch::{Device, Kind, TchError, Tensor};
 
+use crate::hooks::Hooks;
 use crate::layers::SharedStatistics;
 use crate::path::is_floating_point;
 use crate::place::Failures;
@@ -36,6 +37,8 @@ pub struct Model<M> {
     training: Training,
     statistics: SharedStatistics,
     failures: Failures,
+    pub(crate) hooks: Hooks,
+    pub(crate) layers: Vec<String>,
     device: Device,
     kind: Kind,
 }
@@ -88,7 +91,7 @@ impl ModelBuilder {
         let _ = make_products_reproducible();
         let registry = RefCell::new(Registry::new(self.kind));
         let module = constructor(&Path::root(&registry));
-        let Registry { entries, problems, training, statistics, failures, .. } =
+        let Registry { entries, problems, training, statistics, failures, hooks, layers, .. } =
             registry.into_inner();
         if !problems.is_empty() {
             return Err(Error::Build { problems });
@@ -99,10 +102,13 @@ impl ModelBuilder {
             training,
             statistics,
             failures,
-            device: Device::Cpu,
+            hooks,
+            layers,
+            device: self.device,
             kind: self.kind,
         };
-        if self.device != Device::Cpu {
+        let elsewhere = |entry: &Entry| entry.tensor.device() != self.device;
+        if model.entries.iter().any(elsewhere) {
             model.to_device(self.device)?;
         }
         Ok(model)
@@ -215,6 +221,34 @@ impl<M> Model<M> {
     /// Every buffer, saved or not, in order of registration.
     pub fn buffers(&self) -> Vec<NamedTensor> {
         self.named(|role| matches!(role, Role::Buffer { .. }))
+    }
+
+    /// Says whether a buffer belongs to state dictionaries and weights files (PyTorch's `persistent`): for a
+    /// TorchScript file, which does not tell. PyTorch's `load_state_dict` is strict about names.
+    ///
+    /// ```
+    /// use brigade_models::{Model, Path, Tensor};
+    /// let mut model = Model::new(|p: &Path| p.buffer("position_ids", &Tensor::from(0i64)))?;
+    /// model.set_persistent("position_ids", false)?;
+    /// assert!(model.state_dict().is_empty());
+    /// assert_eq!(model.buffers().len(), 1);
+    /// # Ok::<(), brigade_models::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoSuchBuffer`].
+    pub fn set_persistent(&mut self, buffer: &str, persistent: bool) -> Result<(), Error> {
+        let is_buffer = |entry: &Entry| matches!(entry.role, Role::Buffer { .. });
+        match self.entries.iter_mut().find(|entry| is_buffer(entry) && entry.name == buffer) {
+            Some(entry) => {
+                entry.role = Role::Buffer { saved: persistent };
+                Ok(())
+            }
+            None => Err(Error::NoSuchBuffer {
+                name: buffer.to_owned(),
+                known: self.buffers().into_iter().map(|buffer| buffer.name).collect(),
+            }),
+        }
     }
 
     /// The number of values in all parameters; shared ones count once.

@@ -118,6 +118,68 @@ impl<'a> Path<'a> {
         }
     }
 
+    /// Takes in a tensor that something else made, as a parameter: no copy, the model trains this tensor.
+    /// The name may hold dots. Frozen ones (`requires_grad` off) stay frozen; a tensor that is a parameter
+    /// already gets a further name, as with [`Path::share`].
+    ///
+    /// ```
+    /// use brigade_models::{Kind, Model, Path, Tensor};
+    /// let weight = Tensor::ones([3], tch::kind::FLOAT_CPU).set_requires_grad(true);
+    /// let mut model = Model::new(|p: &Path| p.adopt_parameter("body.weight", &weight))?;
+    /// model.to_kind(Kind::Double)?;
+    /// assert_eq!(weight.kind(), Kind::Double); // it is the model's own
+    /// # Ok::<(), brigade_models::Error>(())
+    /// ```
+    pub fn adopt_parameter(&self, name: &str, tensor: &Tensor) {
+        let role = match self.registry.borrow().find(tensor) {
+            Some(first) => Role::SameAs(first),
+            None => Role::Parameter,
+        };
+        self.adopt(name, tensor, role);
+    }
+
+    /// Takes in a tensor that something else made, as a saved buffer: no copy. The name may hold dots.
+    pub fn adopt_buffer(&self, name: &str, tensor: &Tensor) {
+        self.adopt(name, tensor, Role::Buffer { saved: true });
+    }
+
+    /// Takes in all variables of a `tch::nn::VarStore` under their names below this path: those that are
+    /// trainable, frozen or not, as parameters, the others (running statistics) as buffers. For modules that
+    /// hold layers of `tch::nn` and implement [`crate::Module`] themselves; for `nn::ModuleT` there is
+    /// [`crate::Model::from_var_store`].
+    ///
+    /// ```
+    /// use brigade_models::{Device, Model, Module, Path, Tensor};
+    /// use tch::nn::{self, Module as _};
+    ///
+    /// struct Distance(nn::Linear);
+    ///
+    /// impl Module<(&Tensor, &Tensor)> for Distance {
+    ///     type Output = Tensor;
+    ///     fn forward(&self, (left, right): (&Tensor, &Tensor)) -> Tensor {
+    ///         (self.0.forward(left) - self.0.forward(right)).abs()
+    ///     }
+    /// }
+    ///
+    /// let variables = nn::VarStore::new(Device::Cpu);
+    /// let tower = nn::linear(variables.root() / "tower", 8, 4, Default::default());
+    /// let model = Model::new(|p: &Path| {
+    ///     p.adopt_variables(&variables);
+    ///     Distance(tower)
+    /// })?;
+    /// assert_eq!(model.parameters()[0].name, "tower.weight");
+    /// # Ok::<(), brigade_models::Error>(())
+    /// ```
+    pub fn adopt_variables(&self, variables: &tch::nn::VarStore) {
+        for (name, tensor, trainable) in crate::var_store::in_order(variables) {
+            if trainable {
+                self.adopt_parameter(&name, &tensor);
+            } else {
+                self.adopt_buffer(&name, &tensor);
+            }
+        }
+    }
+
     /// The switch between training and evaluation, for layers that behave differently in each.
     #[must_use]
     pub fn training(&self) -> Training {
@@ -129,10 +191,22 @@ impl<'a> Path<'a> {
         self.registry.borrow().statistics.clone()
     }
 
-    /// For the errors of a layer's forward.
+    /// For the errors of a module's forward.
     pub(crate) fn place(&self) -> Place {
         let name = if self.prefix.is_empty() { "the model" } else { &self.prefix };
-        Place { name: name.to_owned(), failures: self.registry.borrow().failures.clone() }
+        let registry = self.registry.borrow();
+        let (failures, hooks) = (registry.failures.clone(), registry.hooks.clone());
+        Place { name: name.to_owned(), layer: self.prefix.clone(), failures, hooks }
+    }
+
+    /// For the errors and the forward hooks of a layer.
+    pub(crate) fn layer(&self) -> Place {
+        let mut registry = self.registry.borrow_mut();
+        if !registry.layers.contains(&self.prefix) {
+            registry.layers.push(self.prefix.clone());
+        }
+        drop(registry);
+        self.place()
     }
 
     /// Notes a problem with what the caller asked for; `Model::new` will fail and list it.
@@ -160,6 +234,26 @@ impl<'a> Path<'a> {
                 return Tensor::new();
             }
         };
+        self.register(name, &tensor, role);
+        tensor
+    }
+
+    fn adopt(&self, name: &str, tensor: &Tensor, role: Role) {
+        let problem = match tensor.f_kind() {
+            _ if name.split('.').any(str::is_empty) => Some("a name has no empty parts".to_owned()),
+            Ok(kind) if role != (Role::Buffer { saved: true }) && !is_floating_point(kind) => {
+                Some(format!("parameters cannot be {kind:?}"))
+            }
+            Ok(_) => None,
+            Err(error) => Some(error.to_string()),
+        };
+        match problem {
+            Some(problem) => self.reject_at(name, problem),
+            None => self.register(name, tensor, role),
+        }
+    }
+
+    fn register(&self, name: &str, tensor: &Tensor, role: Role) {
         let full_name = self.full_name(name);
         let taken = self.registry.borrow().has(&full_name);
         if taken {
@@ -168,7 +262,6 @@ impl<'a> Path<'a> {
             let entry = Entry { name: full_name, tensor: tensor.shallow_clone(), role };
             self.registry.borrow_mut().add(entry);
         }
-        tensor
     }
 
     fn full_name(&self, name: &str) -> String {

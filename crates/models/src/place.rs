@@ -1,4 +1,4 @@
-//! Where in a model a layer stands, and what becomes of a forward that fails there.
+//! Where in a model a layer stands: what becomes of a forward that fails there, and of its output.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -7,17 +7,32 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{TchError, Tensor};
 
 use crate::Error;
+use crate::hooks::Hooks;
 
 /// A layer's full name, and its model's place for failures.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
     pub(crate) name: String,
+    /// The name without words for the root: what hooks know.
+    pub(crate) layer: String,
     pub(crate) failures: Failures,
+    pub(crate) hooks: Hooks,
 }
 
 impl Place {
-    /// An operation's result, or the end of the forward with an error that names the layer.
+    /// The layer's output, with what its hooks made of it, or the end of the forward with an error that
+    /// names the layer.
     pub(crate) fn take(&self, result: Result<Tensor, TchError>, input: &Tensor) -> Tensor {
+        self.output(self.step(result, input))
+    }
+
+    /// What the layer's hooks make of its output.
+    pub(crate) fn output(&self, output: Tensor) -> Tensor {
+        self.hooks.apply(&self.layer, output)
+    }
+
+    /// The result of an operation on the way to the output.
+    pub(crate) fn step(&self, result: Result<Tensor, TchError>, input: &Tensor) -> Tensor {
         result.unwrap_or_else(|source| {
             let input = input.size();
             self.fail(Error::Layer { layer: self.name.clone(), input, source: first_line(source) })

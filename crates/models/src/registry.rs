@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use tch::{Kind, Tensor};
 
 use crate::Training;
+use crate::hooks::Hooks;
 use crate::layers::SharedStatistics;
 use crate::place::Failures;
 
@@ -15,6 +16,9 @@ pub(crate) struct Registry {
     pub(crate) training: Training,
     pub(crate) statistics: SharedStatistics,
     pub(crate) failures: Failures,
+    pub(crate) hooks: Hooks,
+    /// Of the layers that call hooks.
+    pub(crate) layers: Vec<String>,
     pub(crate) entries: Vec<Entry>,
     pub(crate) problems: Vec<String>,
     names: HashSet<String>,
@@ -46,6 +50,8 @@ impl Registry {
             training: Training::new(),
             statistics: SharedStatistics::default(),
             failures: Failures::default(),
+            hooks: Hooks::default(),
+            layers: Vec::new(),
             entries: Vec::new(),
             problems: Vec::new(),
             names: HashSet::new(),

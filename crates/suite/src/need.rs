@@ -32,6 +32,8 @@ pub enum Need {
     Python,
     /// Python with PyTorch and Accelerate.
     Pytorch,
+    /// Python with PyTorch, timm and transformers.
+    TorchModels,
     /// Python with TensorBoard and MLflow.
     Trackers,
 }
@@ -93,7 +95,7 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All of them. Where a test lacks several, it is counted under the first.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
@@ -105,6 +107,7 @@ impl Need {
         Self::Ipv6,
         Self::Python,
         Self::Pytorch,
+        Self::TorchModels,
         Self::Trackers,
     ];
 
@@ -130,6 +133,7 @@ impl Need {
             Self::Ipv6 => "ipv6",
             Self::Python => "python",
             Self::Pytorch => "pytorch",
+            Self::TorchModels => "torch-models",
             Self::Trackers => "trackers",
         }
     }
@@ -149,6 +153,7 @@ impl Need {
             Self::Ipv6 => "IPv6",
             Self::Python => "Python with pip",
             Self::Pytorch => "PyTorch and Accelerate",
+            Self::TorchModels => "PyTorch with timm and transformers",
             Self::Trackers => "TensorBoard and MLflow",
         }
     }
@@ -207,6 +212,9 @@ impl Need {
             Self::Pytorch => {
                 (python(self).is_none()).then(|| Lack::missing(self, "PyTorch with Accelerate"))
             }
+            Self::TorchModels => python(self)
+                .is_none()
+                .then(|| Lack::missing(self, "PyTorch with timm and transformers")),
             Self::Trackers => {
                 (python(self).is_none()).then(|| Lack::missing(self, "TensorBoard with MLflow"))
             }
@@ -217,6 +225,9 @@ impl Need {
     fn modules(self) -> Option<(&'static str, &'static [&'static str])> {
         match self {
             Self::Pytorch => Some(("BRIGADE_PEER_PYTHON", &["torch", "accelerate"])),
+            Self::TorchModels => {
+                Some(("BRIGADE_PEER_PYTHON", &["torch", "timm", "transformers", "safetensors"]))
+            }
             Self::Trackers => Some(("BRIGADE_TRACK_PYTHON", &["tensorboard", "mlflow"])),
             _ => None,
         }
@@ -226,7 +237,7 @@ impl Need {
     #[must_use]
     pub fn environment(self) -> Option<&'static str> {
         match self {
-            Self::Pytorch => Some("peers"),
+            Self::Pytorch | Self::TorchModels => Some("peers"),
             Self::Trackers => Some("peers-trackers"),
             _ => None,
         }

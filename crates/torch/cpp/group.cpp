@@ -92,9 +92,9 @@ void group_abort(const Group& group) {
   }
 }
 
-void group_backward(const Group& group, const Tensor& loss) {
+void group_backward(const Group& group, const Tensor& loss, bool retain_graph, bool create_graph) {
   group.live();
-  backward(loss);
+  backward(loss, retain_graph, create_graph);
 }
 
 bool group_shares_memory(const Group& group) {

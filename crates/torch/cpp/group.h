@@ -59,7 +59,7 @@ std::unique_ptr<Group> wrap_backend(
 void group_set_timeout(const Group& group, int64_t timeout_ms);
 void group_abort(const Group& group);
 // The backward of a loss whose gradients a reducer of this group reduces.
-void group_backward(const Group& group, const Tensor& loss);
+void group_backward(const Group& group, const Tensor& loss, bool retain_graph, bool create_graph);
 bool group_shares_memory(const Group& group);
 
 std::unique_ptr<Work> all_reduce(

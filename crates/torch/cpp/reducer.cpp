@@ -4,10 +4,12 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/version.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <limits>
 
 namespace brigade {
@@ -139,6 +141,39 @@ std::unique_ptr<std::vector<Tensor>> reducer_sink(
   // A list of tensors is seen as inputs only in the form of a TensorList.
   return std::make_unique<std::vector<Tensor>>(
       Sink::apply(reducer.reducer, delay, at::TensorList(handles)));
+}
+
+void reducer_watch(const Reducer& reducer, rust::Slice<const TensorRef> outputs, bool refuse) {
+  // The backward passes through one forward. All hooks of a pass run on one thread at a time, before those
+  // of the parameters behind their outputs.
+  auto first = std::make_shared<std::atomic<int>>(-1);
+  auto last = std::make_shared<std::atomic<int>>(-1);
+  for (const auto& output : copy_handles(outputs)) {
+    if (output.is_leaf()) {
+      continue; // a hook there would stay for ever
+    }
+    // Weak: the graph may outlive the reducer.
+    output.register_hook([weak = std::weak_ptr(reducer.reducer), first, last, refuse](const at::Tensor&) {
+      const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
+      if (chosen != nullptr && !chosen->empty()) {
+        return; // the gradients of chosen tensors: no parameter's is accumulated
+      }
+      const auto pass = torch::autograd::get_current_graph_task_id();
+      int none = -1;
+      if (first->compare_exchange_strong(none, pass) || none == pass || last->exchange(pass) == pass) {
+        return;
+      }
+      TORCH_CHECK(
+          !refuse,
+          "a second backward through a forward of a model whose gradients are reduced: the reducer cannot "
+          "do that with find_unused_parameters, static_graph or while ranks join with unequal inputs");
+      // After a pass c10d's reducer lets gradients be until the next forward: the ranks would differ.
+      if (auto live = weak.lock()) {
+        live->rebuild_buckets();
+        live->prepare_for_backward({});
+      }
+    });
+  }
 }
 
 rust::Vec<size_t> reducer_bucket_bytes(const Reducer& reducer) {

@@ -39,6 +39,8 @@ void reducer_prepare_for_backward(const Reducer& reducer, rust::Slice<const Tens
 // of the backward pass: the first iteration of a static graph needs it. Owned by the caller.
 std::unique_ptr<std::vector<Tensor>> reducer_sink(
     const Reducer& reducer, rust::Slice<const TensorRef> outputs, bool delay);
+// Has a further backward through these outputs reduced as the first, or refused.
+void reducer_watch(const Reducer& reducer, rust::Slice<const TensorRef> outputs, bool refuse);
 // Bytes of each bucket, in the order of reduction.
 rust::Vec<size_t> reducer_bucket_bytes(const Reducer& reducer);
 

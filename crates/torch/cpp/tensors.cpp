@@ -59,8 +59,12 @@ bool tensor_is_shared(const Tensor& tensor) {
       tensor.storage().use_count() > 1;
 }
 
-void backward(const Tensor& loss) {
-  loss.backward();
+void backward(const Tensor& loss, bool retain_graph, bool create_graph) {
+  loss.backward({}, retain_graph, create_graph);
+}
+
+bool same_tensor(const Tensor& first, const Tensor& second) {
+  return first.is_same(second);
 }
 
 void clear_gradient(const Tensor& tensor) {

@@ -36,11 +36,13 @@ bool tensor_is_plain(const Tensor& tensor);
 // Whether another handle, a view or a graph uses its memory as well.
 bool tensor_is_shared(const Tensor& tensor);
 
+// Whether two handles are one tensor.
+bool same_tensor(const Tensor& first, const Tensor& second);
 // Sets the gradient to undefined, as zero_grad(set_to_none=True) does.
 void clear_gradient(const Tensor& tensor);
 
 // The gradients of what a scalar was computed from.
-void backward(const Tensor& loss);
+void backward(const Tensor& loss, bool retain_graph, bool create_graph);
 // The gradient, or null when there is none.
 std::unique_ptr<Tensor> gradient(const Tensor& tensor);
 void set_gradient(const Tensor& tensor, const Tensor& gradient);

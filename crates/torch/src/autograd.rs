@@ -2,13 +2,40 @@
 
 use tch::Tensor;
 
-use crate::bridge::{borrow, ffi, own};
+use crate::bridge::{borrow, borrow_all, ffi, own};
 use crate::error::Error;
 
 /// Whether operations record what `backward` needs: false inside [`tch::no_grad`].
 #[must_use]
 pub fn grad_enabled() -> bool {
     ffi::grad_enabled()
+}
+
+/// What becomes of the graph in a backward pass.
+///
+/// ```
+/// use brigade_torch::{BackwardOptions, Tensor, backward, backward_with, gradient};
+///
+/// let weight = Tensor::from(3.0).set_requires_grad(true);
+/// let loss = &weight * &weight;
+/// backward_with(&loss, BackwardOptions { retain_graph: true, ..Default::default() })?;
+/// backward(&loss)?; // adds to the first
+/// assert_eq!(gradient(&weight)?.unwrap().double_value(&[]), 12.0);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BackwardOptions {
+    /// Keeps the graph and what it saved, for a further backward through it; off. `create_graph`
+    /// includes it.
+    pub retain_graph: bool,
+    /// Records the backward itself, so that gradients can be differentiated; off.
+    pub create_graph: bool,
+}
+
+impl BackwardOptions {
+    pub(crate) fn retains(self) -> bool {
+        self.retain_graph || self.create_graph
+    }
 }
 
 /// Computes the gradients of a scalar with respect to all that it was computed from, and adds them to the
@@ -18,7 +45,7 @@ pub fn grad_enabled() -> bool {
 /// # Errors
 /// [`Error::Libtorch`] when the loss is not a scalar or has no graph.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Tensor, backward, gradient};
 /// let weight = Tensor::from(3.0).set_requires_grad(true);
 /// backward(&(&weight * &weight))?;
@@ -26,7 +53,86 @@ pub fn grad_enabled() -> bool {
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub fn backward(loss: &Tensor) -> Result<(), Error> {
-    ffi::backward(borrow(loss)).map_err(|error| Error::libtorch("backward", &error))
+    backward_with(loss, BackwardOptions::default())
+}
+
+/// [`backward`] with options: keeps the graph, or records the backward
+/// ([torch.Tensor.backward](https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html)).
+///
+/// # Errors
+/// As [`backward`].
+pub fn backward_with(loss: &Tensor, options: BackwardOptions) -> Result<(), Error> {
+    ffi::backward(borrow(loss), options.retains(), options.create_graph)
+        .map_err(|error| Error::libtorch("backward", &error))
+}
+
+/// Options of [`grad`].
+#[derive(Debug, Default)]
+pub struct GradOptions<'a> {
+    /// What becomes of the graph.
+    pub backward: BackwardOptions,
+    /// The gradients of the outputs, one for each; none: ones, for outputs of one element each.
+    pub output_gradients: &'a [&'a Tensor],
+    /// An input that the outputs do not depend on has no gradient, instead of being an error; off.
+    pub allow_unused: bool,
+}
+
+/// Computes the gradients of outputs with respect to chosen tensors and gives them, without touching any
+/// tensor's own gradient
+/// ([torch.autograd.grad](https://docs.pytorch.org/docs/stable/generated/torch.autograd.grad.html)). With
+/// `create_graph` the gradients can be a part of a loss. `None` stands for an input that took no part.
+///
+/// Nothing is reduced over ranks; the backward of a loss made from these gradients is reduced as any
+/// other.
+///
+/// ```
+/// use brigade_torch::{BackwardOptions, GradOptions, Tensor, backward, grad, gradient};
+///
+/// let weight = Tensor::from(2.0).set_requires_grad(true);
+/// let input = Tensor::from(3.0).set_requires_grad(true);
+/// let output = &weight * &weight * &input;
+/// let create_graph = BackwardOptions { create_graph: true, ..Default::default() };
+/// let options = GradOptions { backward: create_graph, ..Default::default() };
+/// let slope = grad(&[&output], &[&input], options)?.remove(0).unwrap();
+/// assert_eq!(slope.double_value(&[]), 4.0); // weight²
+/// backward(&(&slope * &slope))?;
+/// assert_eq!(gradient(&weight)?.unwrap().double_value(&[]), 32.0); // 4 · weight³
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Libtorch`] when an output has no graph or more elements than one without a gradient, and,
+/// without `allow_unused`, for an input that the outputs do not depend on.
+pub fn grad(
+    outputs: &[&Tensor],
+    inputs: &[&Tensor],
+    options: GradOptions<'_>,
+) -> Result<Vec<Option<Tensor>>, Error> {
+    let BackwardOptions { create_graph, .. } = options.backward;
+    let gradients = ffi::gradients_of(
+        &borrow_all(outputs),
+        &borrow_all(inputs),
+        &borrow_all(options.output_gradients),
+        options.backward.retains(),
+        create_graph,
+        options.allow_unused,
+    )
+    .map_err(|error| Error::libtorch("grad", &error))?;
+    let gradients = gradients.iter().map(|gradient| own(ffi::copy_handle(gradient)));
+    Ok(gradients.map(|gradient| gradient.defined().then_some(gradient)).collect())
+}
+
+/// Whether two handles are one tensor, not only equal or over the same memory.
+///
+/// ```
+/// use brigade_torch::{Tensor, same_tensor};
+/// let weight = Tensor::from(3.0);
+/// assert!(same_tensor(&weight, &weight.shallow_clone()));
+/// assert!(!same_tensor(&weight, &weight.view([1])));
+/// ```
+#[must_use]
+pub fn same_tensor(first: &Tensor, second: &Tensor) -> bool {
+    ffi::same_tensor(borrow(first), borrow(second))
 }
 
 /// Makes a parameter's gradient undefined, as PyTorch's `zero_grad(set_to_none=True)`.

@@ -8,6 +8,7 @@
 //! 4. Every function that can throw returns `Result`; `cpp/errors.h` marks the kind.
 
 use std::borrow::Borrow;
+use std::sync::{Mutex, PoisonError};
 
 use cxx::{CxxVector, UniquePtr};
 use tch::Tensor;
@@ -49,6 +50,21 @@ fn run_hook(
     let run = std::panic::AssertUnwindSafe(|| (hook.run)(bucket));
     std::panic::catch_unwind(run)
         .unwrap_or_else(|_| Err(Error::Misuse("a communication hook panicked".into())))
+}
+
+/// A part of a forward, to compute it once more; called from a thread that runs `backward`.
+pub(crate) struct Recompute {
+    pub(crate) run: Mutex<Box<dyn Fn(&[Tensor]) + Send>>,
+}
+
+fn run_recompute(recompute: &Recompute, inputs: &CxxVector<ffi::Tensor>) -> Result<(), Error> {
+    let inputs: Vec<Tensor> = inputs.iter().map(|input| own(ffi::copy_handle(input))).collect();
+    let run = recompute.run.lock().unwrap_or_else(PoisonError::into_inner);
+    // A panic must not cross the border.
+    let run = std::panic::AssertUnwindSafe(|| run(&inputs));
+    std::panic::catch_unwind(run).map_err(|_| {
+        Error::Misuse("a recomputed part of the forward failed the second time".into())
+    })
 }
 
 /// Takes over a handle that C++ made for Rust, which is there.
@@ -112,6 +128,32 @@ pub(crate) mod ffi {
         UsedBefore = 2,
         /// They may not: MKL has no such mode for this processor, or libtorch has another library.
         Unsupported = 3,
+    }
+
+    /// What a value of TorchScript is.
+    #[derive(Debug)]
+    #[repr(u8)]
+    enum ScriptKind {
+        None,
+        Tensor,
+        Bool,
+        Int,
+        Float,
+        Text,
+        Tuple,
+        List,
+        Dict,
+    }
+
+    /// One node of a value of TorchScript, in preorder.
+    #[derive(Clone)]
+    struct ScriptNode {
+        kind: ScriptKind,
+        /// Of a container the number of elements (of a dictionary: of pairs); of a tensor its index.
+        count: usize,
+        integer: i64,
+        number: f64,
+        text: String,
     }
 
     struct TcpStoreOptions<'a> {
@@ -298,6 +340,10 @@ pub(crate) mod ffi {
             gradients: &CxxVector<Tensor>,
             parameters: Vec<usize>,
         ) -> Result<()>;
+
+        type Recompute;
+        /// Copies the handles.
+        fn run_recompute(recompute: &Recompute, inputs: &CxxVector<Tensor>) -> Result<()>;
     }
 
     unsafe extern "C++" {
@@ -317,6 +363,8 @@ pub(crate) mod ffi {
         include!("brigade-torch/cpp/norm.h");
         include!("brigade-torch/cpp/norm_relu.h");
         include!("brigade-torch/cpp/profiler.h");
+        include!("brigade-torch/cpp/recompute.h");
+        include!("brigade-torch/cpp/script.h");
 
         type Tensor;
         fn copy_handle(tensor: &Tensor) -> UniquePtr<Tensor>;
@@ -331,7 +379,39 @@ pub(crate) mod ffi {
         fn tensor_mutable_data(tensor: &Tensor) -> Result<usize>;
         fn tensor_is_plain(tensor: &Tensor) -> Result<bool>;
         fn tensor_is_shared(tensor: &Tensor) -> bool;
-        fn backward(loss: &Tensor) -> Result<()>;
+        fn backward(loss: &Tensor, retain_graph: bool, create_graph: bool) -> Result<()>;
+        fn same_tensor(first: &Tensor, second: &Tensor) -> bool;
+        /// Null for inputs that took no part.
+        fn gradients_of(
+            outputs: &[TensorRef<'_>],
+            inputs: &[TensorRef<'_>],
+            output_gradients: &[TensorRef<'_>],
+            retain_graph: bool,
+            create_graph: bool,
+            allow_unused: bool,
+        ) -> Result<UniquePtr<CxxVector<Tensor>>>;
+
+        type RecomputePart;
+        fn recompute_begin(inputs: &[TensorRef<'_>]) -> Result<UniquePtr<RecomputePart>>;
+        fn recompute_enter(part: &RecomputePart) -> Result<()>;
+        fn recompute_leave();
+        fn recompute_finish(part: &RecomputePart, recompute: Box<Recompute>) -> Result<()>;
+        fn is_recomputing() -> bool;
+
+        type Script;
+        type ScriptOutput;
+        fn script_load(path: &str) -> Result<UniquePtr<Script>>;
+        fn script_names(script: &Script, buffers: bool) -> Result<Vec<String>>;
+        fn script_tensors(script: &Script, buffers: bool) -> Result<UniquePtr<CxxVector<Tensor>>>;
+        fn script_train(script: &Script, on: bool) -> Result<()>;
+        fn script_forward(
+            script: &Script,
+            inputs: &[TensorRef<'_>],
+            names: &[String],
+        ) -> Result<UniquePtr<ScriptOutput>>;
+        fn script_nodes(output: &ScriptOutput) -> Result<Vec<ScriptNode>>;
+        fn script_output_tensors(output: &ScriptOutput) -> &CxxVector<Tensor>;
+
         fn clear_gradient(tensor: &Tensor) -> Result<()>;
         /// Null when there is none.
         fn gradient(tensor: &Tensor) -> Result<UniquePtr<Tensor>>;
@@ -388,7 +468,12 @@ pub(crate) mod ffi {
         fn fake_group(store: &Store, rank: i32, size: i32, name: &str) -> Result<UniquePtr<Group>>;
         fn group_set_timeout(group: &Group, timeout_ms: i64) -> Result<()>;
         fn group_abort(group: &Group) -> Result<()>;
-        fn group_backward(group: &Group, loss: &Tensor) -> Result<()>;
+        fn group_backward(
+            group: &Group,
+            loss: &Tensor,
+            retain_graph: bool,
+            create_graph: bool,
+        ) -> Result<()>;
         fn group_shares_memory(group: &Group) -> bool;
 
         type Work;
@@ -496,6 +581,7 @@ pub(crate) mod ffi {
             outputs: &[TensorRef<'_>],
             delay: bool,
         ) -> Result<UniquePtr<CxxVector<Tensor>>>;
+        fn reducer_watch(reducer: &Reducer, outputs: &[TensorRef<'_>], refuse: bool) -> Result<()>;
         fn reducer_bucket_bytes(reducer: &Reducer) -> Result<Vec<usize>>;
         fn reducer_compress(reducer: &Reducer, group: &Group, kind: i8) -> Result<()>;
         fn reducer_hook(reducer: &Reducer, hook: Box<Hook>) -> Result<()>;

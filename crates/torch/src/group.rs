@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use cxx::UniquePtr;
 use tch::{Device, Tensor};
 
+use crate::autograd::BackwardOptions;
 use crate::backend::{Backend, Seat};
 use crate::bridge::{NO_LIMIT_OF_ITS_OWN, borrow, ffi};
 use crate::error::{CollectiveError, Error, Fault, Thrown};
@@ -417,9 +418,21 @@ impl ProcessGroup {
     /// [`Error::Collective`] when a peer is gone or did not come in time; that of a [`crate::GradientHook`];
     /// else as [`crate::backward`].
     pub fn backward(&self, loss: &Tensor) -> Result<(), Error> {
+        self.backward_with(loss, BackwardOptions::default())
+    }
+
+    /// [`ProcessGroup::backward`] with options. A second backward through a graph that was kept is reduced
+    /// over the ranks as the first was; with `find_unused_parameters`, `static_graph` or while ranks join with
+    /// unequal inputs it is an error.
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::backward`].
+    pub fn backward_with(&self, loss: &Tensor, options: BackwardOptions) -> Result<(), Error> {
         let begun = Instant::now();
         self.take_hook_error();
-        ffi::group_backward(self.raw(), borrow(loss)).map_err(|error| {
+        let BackwardOptions { create_graph, .. } = options;
+        let retains = options.retains();
+        ffi::group_backward(self.raw(), borrow(loss), retains, create_graph).map_err(|error| {
             if let Some(error) = self.take_hook_error() {
                 return error;
             }

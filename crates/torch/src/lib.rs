@@ -30,16 +30,21 @@ mod object;
 mod parameters;
 mod profiler;
 mod random;
+mod recompute;
 mod reducer;
 mod reproducible;
 mod roll_call;
+mod script;
 mod store;
 mod tensor_file;
 mod tensors;
 mod work;
 
 pub use autocast::{Autocast, cuda_has_bf16};
-pub use autograd::{backward, clear_gradient, grad_enabled, gradient, set_gradient};
+pub use autograd::{
+    BackwardOptions, GradOptions, backward, backward_with, clear_gradient, grad, grad_enabled,
+    gradient, same_tensor, set_gradient,
+};
 pub use backend::{Backend, GlooDevice};
 pub use check::Desync;
 pub use collective::ReduceOp;
@@ -61,8 +66,10 @@ pub use norm::{BatchNormState, batch_norm_relu, sync_batch_norm};
 pub use parameters::{NamedTensor, Trainable};
 pub use profiler::{ProfiledEvent, ProfilerOptions, Recording, Scope};
 pub use random::{rng_state, set_rng_state};
+pub use recompute::{is_recomputing, recomputed};
 pub use reducer::{Reducer, ReducerOptions};
 pub use reproducible::{Products, cpu_kernels, make_products_reproducible};
+pub use script::{Script, ScriptValue};
 pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore, inherited_socket};
 pub use tch::{Device, Kind, Tensor};
 pub use tensor_file::TensorFile;

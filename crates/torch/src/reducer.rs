@@ -258,7 +258,18 @@ impl Reducer {
             outputs.visit(&mut |tensor| leaves.push(tensor));
         }
         ffi::reducer_prepare_for_backward(&self.handle.0, &borrow_all(&leaves)).map_err(failed)?;
+        let refuse = find_unused_parameters || static_graph || self.is_joining();
+        let watch = |outputs: &T| {
+            let mut watched = Vec::new();
+            outputs.visit(&mut |tensor| {
+                if tensor.requires_grad() {
+                    watched.push(tensor);
+                }
+            });
+            ffi::reducer_watch(&self.handle.0, &borrow_all(&watched), refuse).map_err(failed)
+        };
         if !(search || delay) {
+            watch(&outputs)?;
             return Ok(outputs);
         }
         self.reduction_delayed.set(true);
@@ -278,6 +289,7 @@ impl Reducer {
                 Ok(tensor.shallow_clone())
             }
         })?;
+        watch(&outputs)?;
         Ok(outputs)
     }
 

@@ -4,7 +4,9 @@ use std::borrow::Borrow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use brigade_torch::{BatchNormState, ProcessGroup, batch_norm_relu, sync_batch_norm};
+use brigade_torch::{
+    BatchNormState, ProcessGroup, batch_norm_relu, is_recomputing, sync_batch_norm,
+};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::place::{Place, first_line};
@@ -197,7 +199,7 @@ impl BatchNorm {
             num_batches_tracked: path.buffer("num_batches_tracked", &Tensor::from(0i64)),
             training: path.training(),
             statistics: path.shared_statistics().for_a_layer(),
-            place: path.place(),
+            place: path.layer(),
             options,
         }
     }
@@ -205,13 +207,14 @@ impl BatchNorm {
     fn forward(&self, input: &Tensor) -> Tensor {
         let Step { training, newest, group } = self.begin(input);
         if let Some(group) = group {
-            return self.over_ranks(&group, input, newest);
+            return self.place.output(self.over_ranks(&group, input, newest));
         }
+        let (running_mean, running_var) = self.running();
         let output = input.f_batch_norm(
             self.weight.as_ref(),
             self.bias.as_ref(),
-            Some(&self.running_mean),
-            Some(&self.running_var),
+            Some(&running_mean),
+            Some(&running_var),
             training,
             newest,
             self.options.eps,
@@ -227,12 +230,19 @@ impl BatchNorm {
             // at it.
             let mut output = self.over_ranks(&group, input, newest);
             if let Some(shortcut) = shortcut {
-                let _ = self.place.take(output.f_add_(shortcut), input);
+                let _ = self.place.step(output.f_add_(shortcut), input);
             }
             return self.place.take(output.f_relu_(), input);
         }
-        let output =
-            batch_norm_relu(input, shortcut, self.state(), training, newest, self.options.eps);
+        let running = self.running();
+        let output = batch_norm_relu(
+            input,
+            shortcut,
+            self.state(&running),
+            training,
+            newest,
+            self.options.eps,
+        );
         self.place.take(output.map_err(|error| TchError::Torch(error.to_string())), input)
     }
 
@@ -252,10 +262,10 @@ impl BatchNorm {
                 );
             }
         }
-        if training {
+        if training && !is_recomputing() {
             // A handle of its own: tch wants `&mut` for what is done in place.
             let mut batches = self.num_batches_tracked.shallow_clone();
-            let _ = self.place.take(batches.f_add_scalar_(1), input);
+            let _ = self.place.step(batches.f_add_scalar_(1), input);
             if self.options.momentum.is_none() {
                 newest = 1.0 / batches.int64_value(&[]) as f64; // host-device sync
             }
@@ -264,18 +274,28 @@ impl BatchNorm {
     }
 
     fn over_ranks(&self, group: &ProcessGroup, input: &Tensor, newest: f64) -> Tensor {
-        match sync_batch_norm(group, input, self.state(), newest, self.options.eps) {
+        let running = self.running();
+        match sync_batch_norm(group, input, self.state(&running), newest, self.options.eps) {
             Ok(output) => output,
             Err(error) => self.place.fail(Error::Ranks(error)),
         }
     }
 
-    fn state(&self) -> BatchNormState<'_> {
+    /// The running statistics; where the forward is computed again they have had this batch, and copies
+    /// take it once more.
+    fn running(&self) -> (Tensor, Tensor) {
+        match is_recomputing() {
+            true => (self.running_mean.copy(), self.running_var.copy()),
+            false => (self.running_mean.shallow_clone(), self.running_var.shallow_clone()),
+        }
+    }
+
+    fn state<'a>(&'a self, (mean, var): &'a (Tensor, Tensor)) -> BatchNormState<'a> {
         BatchNormState {
             weight: self.weight.as_ref(),
             bias: self.bias.as_ref(),
-            running_mean: Some(&self.running_mean),
-            running_var: Some(&self.running_var),
+            running_mean: Some(mean),
+            running_var: Some(var),
         }
     }
 

@@ -85,7 +85,7 @@ impl Conv2d {
             bias: bias
                 .then(|| path.parameter("bias", &[outputs], Init::fan_in_bias(fan_in(&shape)))),
             options,
-            place: path.place(),
+            place: path.layer(),
         }
     }
 

@@ -37,7 +37,7 @@ impl Dropout {
         if !(0.0..=1.0).contains(&probability) {
             path.reject(format_args!("the dropout probability {probability} is not in [0, 1]"));
         }
-        Self { probability, training: path.training(), place: path.place() }
+        Self { probability, training: path.training(), place: path.layer() }
     }
 }
 

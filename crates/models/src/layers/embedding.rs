@@ -58,7 +58,7 @@ impl Embedding {
                 None => path.reject(format_args!("padding row {row} is not among {rows} rows")),
             }
         }
-        Self { weight, padding: options.padding, place: path.place() }
+        Self { weight, padding: options.padding, place: path.layer() }
     }
 
     /// `[rows, width]`.

@@ -67,7 +67,7 @@ impl LayerNorm {
             weight: affine.then(|| path.parameter("weight", shape, Init::Ones)),
             bias: (affine && bias).then(|| path.parameter("bias", shape, Init::Zeros)),
             eps,
-            place: path.place(),
+            place: path.layer(),
         }
     }
 }

@@ -59,7 +59,7 @@ impl Linear {
             bias: options
                 .bias
                 .then(|| path.parameter("bias", &[outputs], Init::fan_in_bias(inputs))),
-            place: path.place(),
+            place: path.layer(),
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_data::Batch;
-use brigade_torch::{Kind, Tensor, gradient};
+use brigade_torch::{BackwardOptions, Kind, Tensor, gradient};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
@@ -144,16 +144,47 @@ impl Accelerator {
     /// ([`crate::AcceleratorBuilder::check_loss`]).
     #[track_caller]
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
+        self.backward_with(loss, BackwardOptions::default())
+    }
+
+    /// [`Accelerator::backward`] with options: `retain_graph` for a further backward through the same
+    /// forward, `create_graph` for gradients of gradients. [`brigade_torch::grad`] gives gradients of chosen
+    /// tensors, such as a critic's input under WGAN-GP.
+    ///
+    /// A second backward through a graph that was kept adds to the gradients, and is averaged over the ranks
+    /// as the first. The reducer cannot do that with `find_unused_parameters` or `static_graph`, nor while
+    /// ranks join with unequal inputs: then it is an error.
+    ///
+    /// ```
+    /// use brigade_models::{Linear, Model};
+    /// use brigade_torch::{BackwardOptions, GradOptions, grad};
+    /// use brigade_train::{Accelerator, Kind, Tensor};
+    ///
+    /// let accelerator = Accelerator::new()?;
+    /// let critic = accelerator.prepare(Model::new(|p| Linear::new(p, 4, 1))?)?;
+    /// let mixed = Tensor::ones([8, 4], (Kind::Float, accelerator.device())).set_requires_grad(true);
+    /// let score = critic.forward(&mixed)?.sum(Kind::Float);
+    /// let backward = BackwardOptions { create_graph: true, ..Default::default() };
+    /// let slopes = grad(&[&score], &[&mixed], GradOptions { backward, ..Default::default() })?;
+    /// let norm = slopes[0].as_ref().unwrap().square().sum_dim_intlist(1, false, None).sqrt();
+    /// accelerator.backward(&(norm - 1.0).square().mean(Kind::Float))?;
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Accelerator::backward`].
+    #[track_caller]
+    pub fn backward_with(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
         let divisor = self.accumulation.divisor.load(Ordering::Relaxed);
         match divisor {
-            1 => self.run_backward(loss),
-            divisor => self.run_backward(&loss.f_div_scalar(divisor as f64)?),
+            1 => self.run_backward(loss, options),
+            divisor => self.run_backward(&loss.f_div_scalar(divisor as f64)?, options),
         }
     }
 
     /// The backward pass of a loss that has its share of the window already.
     #[track_caller]
-    pub(crate) fn run_backward(&self, loss: &Tensor) -> Result<()> {
+    pub(crate) fn run_backward(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
         // Looking at the loss waits for the device and for the others, which only debug mode does at once.
         // With a loss scale, a loss that overflows is nothing unusual.
         let sound = !self.job.debug
@@ -167,9 +198,9 @@ impl Accelerator {
             return Err(Error::LossNotFinite { rank, step: None, weights_corrupted: false });
         }
         let Some(check) = &self.loss_check else {
-            return self.unchecked_backward(loss);
+            return self.unchecked_backward(loss, options);
         };
-        let outcome = check.around(loss, || self.unchecked_backward(loss));
+        let outcome = check.around(loss, || self.unchecked_backward(loss, options));
         if matches!(outcome, Err(Error::LossNotFinite { .. })) {
             // A program that leaves the batch out leaves the schedule where it is.
             self.accumulation.set_skipped(true);
@@ -177,10 +208,10 @@ impl Accelerator {
         outcome
     }
 
-    fn unchecked_backward(&self, loss: &Tensor) -> Result<()> {
+    fn unchecked_backward(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
         let backward = |loss: &Tensor| match self.group() {
-            Some(group) => group.backward(loss),
-            None => brigade_torch::backward(loss),
+            Some(group) => group.backward_with(loss, options),
+            None => brigade_torch::backward_with(loss, options),
         };
         match self.grad_scaler() {
             None => backward(loss)?,

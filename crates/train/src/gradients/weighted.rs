@@ -1,6 +1,6 @@
 //! Losses that are sums over unequal numbers of tokens.
 
-use brigade_torch::{Device, Kind, ReduceOp, Tensor};
+use brigade_torch::{BackwardOptions, Device, Kind, ReduceOp, Tensor};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
@@ -59,7 +59,8 @@ impl Accelerator {
         window.weight += weight;
         if !state.sync() {
             *state.window() = Some(window);
-            let outcome = self.run_backward(&loss.f_div_scalar(window.divisor)?);
+            let outcome =
+                self.run_backward(&loss.f_div_scalar(window.divisor)?, BackwardOptions::default());
             if matches!(outcome, Err(Error::LossNotFinite { .. })) {
                 // It has added nothing to the gradients, so its tokens do not count either.
                 *state.window() = before;
@@ -79,7 +80,7 @@ impl Accelerator {
         if before.is_some() {
             scale_gradients(models, window.divisor * factor)?;
         }
-        self.run_backward(&loss.f_mul_scalar(factor)?)
+        self.run_backward(&loss.f_mul_scalar(factor)?, BackwardOptions::default())
     }
 
     /// Near what the divisor will be, so that gradients have their usual size before they are corrected:

@@ -1,0 +1,63 @@
+//! Gradient checkpointing of a layer.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use brigade_torch::recomputed;
+use tch::Tensor;
+
+use crate::place::Place;
+use crate::{Error, Module, Path};
+
+/// A layer that keeps its input only, and computes what the backward needs again: gradient checkpointing
+/// ([`brigade_torch::recomputed`] says what holds; it also takes parts with several inputs).
+///
+/// It has no parameters of its own, and the layer's names stay as they are.
+///
+/// ```
+/// use brigade_models::{Kind, Linear, Model, Path, Recompute, Relu, Sequential, Tensor};
+///
+/// let model = Model::new(|p: &Path| {
+///     let block = |p: Path| Sequential::new().add(Linear::new(&p / 0, 64, 64)).add(Relu);
+///     Sequential::new()
+///         .add(Recompute::new(p / 0, block(p / 0)))
+///         .add(Recompute::new(p / 1, block(p / 1)))
+/// })?;
+/// let output = model.forward(&Tensor::ones([8, 64], (Kind::Float, model.device())));
+/// output.sum(Kind::Float).backward();
+/// assert!(model.parameters()[0].tensor.grad().defined());
+/// assert_eq!(model.parameters()[0].name, "0.0.weight");
+/// # Ok::<(), brigade_models::Error>(())
+/// ```
+pub struct Recompute<L> {
+    layer: Arc<Mutex<L>>,
+    place: Place,
+}
+
+impl<L> Recompute<L> {
+    /// Wraps a layer. The path is for messages.
+    pub fn new<'a>(path: impl std::borrow::Borrow<Path<'a>>, layer: L) -> Self {
+        Self { layer: Arc::new(Mutex::new(layer)), place: path.borrow().place() }
+    }
+}
+
+impl<L> Module<&Tensor> for Recompute<L>
+where
+    L: for<'a> Module<&'a Tensor, Output = Tensor> + Send + 'static,
+{
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Tensor {
+        let layer = Arc::clone(&self.layer);
+        let output = recomputed(&[input], move |inputs| {
+            layer.lock().unwrap_or_else(PoisonError::into_inner).forward(&inputs[0])
+        });
+        output.unwrap_or_else(|error| self.place.fail(Error::Recompute(error)))
+    }
+}
+
+impl<L> fmt::Debug for Recompute<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recompute").field("layer", &std::any::type_name::<L>()).finish()
+    }
+}

@@ -1,0 +1,83 @@
+//! Gradient checkpointing: a part of a forward is computed again in the backward.
+
+use std::sync::Mutex;
+
+use tch::Tensor;
+
+use crate::autograd::grad_enabled;
+use crate::bridge::{Recompute, borrow_all, ffi};
+use crate::error::Error;
+
+/// Runs a part of a forward without keeping what its operations save for the backward, which computes the
+/// part again: memory for time
+/// ([torch.utils.checkpoint](https://docs.pytorch.org/docs/stable/checkpoint.html), without reentrant
+/// autograd).
+///
+/// `part` gets the inputs, and owns all else that it needs: layers behind an `Arc<Mutex<…>>`
+/// (`brigade_models::Recompute` does that for a layer), shallow clones of tensors. It runs a second time
+/// with the same inputs, the states of the random number generators and of autocast that it had, so dropout
+/// drops the same, and all gradients are those of a plain forward, bit for bit. Parts nest; reducers,
+/// [`crate::grad`] and `create_graph` work as ever. Without gradients (`no_grad`) it is a plain call.
+///
+/// What the part does besides its output it does twice. [`is_recomputing`] tells the second time;
+/// the batch normalisations of `brigade_models` leave their running statistics alone then.
+///
+/// ```
+/// use brigade_torch::{Kind, Tensor, backward, gradient, recomputed};
+///
+/// let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
+/// let own = weight.shallow_clone();
+/// let output = recomputed(&[&weight], |inputs| (&inputs[0] * &inputs[0]).exp())?;
+/// backward(&output.sum(Kind::Double))?;
+/// let expected = 2.0 * &own * (&own * &own).exp();
+/// assert_eq!(gradient(&weight)?.unwrap(), expected);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Libtorch`] when a device's random state cannot be read. The backward fails when an input was
+/// changed in place meanwhile, or the part does something else the second time.
+///
+/// # Panics
+/// With the part's panics the first time.
+pub fn recomputed<R>(
+    inputs: &[&Tensor],
+    part: impl Fn(&[Tensor]) -> R + Send + 'static,
+) -> Result<R, Error> {
+    let owned: Vec<Tensor> = inputs.iter().map(|input| input.shallow_clone()).collect();
+    if !grad_enabled() {
+        return Ok(part(&owned));
+    }
+    let failed = |error: cxx::Exception| Error::libtorch("recomputed", &error);
+    let frame = ffi::recompute_begin(&borrow_all(inputs)).map_err(failed)?;
+    ffi::recompute_enter(&frame).map_err(failed)?;
+    let entered = Entered;
+    let output = part(&owned);
+    drop(entered);
+    let again = move |inputs: &[Tensor]| drop(part(inputs));
+    ffi::recompute_finish(&frame, Box::new(Recompute { run: Mutex::new(Box::new(again)) }))
+        .map_err(failed)?;
+    Ok(output)
+}
+
+/// Whether this thread runs a [`recomputed`] part for the second time: what a layer keeps besides its output
+/// (counters, running statistics) has had this batch already.
+#[must_use]
+pub fn is_recomputing() -> bool {
+    ffi::is_recomputing()
+}
+
+/// Operations of this thread leave out what they save, until this is dropped.
+struct Entered;
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        ffi::recompute_leave();
+    }
+}
+
+impl std::fmt::Debug for Recompute {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Recompute")
+    }
+}

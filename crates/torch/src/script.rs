@@ -1,0 +1,199 @@
+//! TorchScript files: modules that Python wrote.
+
+use std::fmt;
+use std::path::Path;
+
+use cxx::UniquePtr;
+use tch::Tensor;
+
+use crate::bridge::{borrow_all, ffi, own};
+use crate::error::Error;
+use crate::tensors::Tensors;
+
+/// A module of `torch.jit.script` or `torch.jit.trace`, as its `save` wrote it. `brigade_models` makes
+/// models of it.
+///
+/// A file is a program: it runs with the rights of this one. Load files of people that you trust.
+pub struct Script(UniquePtr<ffi::Script>);
+
+// SAFETY: a counted pointer to a torch::jit::Module, which only this value holds and which belongs to no
+// thread; `Script` is not `Sync`, so that one thread at a time uses it.
+unsafe impl Send for Script {}
+
+impl Script {
+    /// Reads a file, to the CPU.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] when it cannot be read or is not TorchScript; [`Error::Misuse`] for a path that
+    /// is not UTF-8.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let text = path.to_str().ok_or_else(|| {
+            Error::Misuse(format!("libtorch takes paths in UTF-8 only: {}", path.display()))
+        })?;
+        ffi::script_load(text)
+            .map(Self)
+            .map_err(|error| Error::libtorch("load TorchScript", &error))
+    }
+
+    /// The parameters with their names, each name once; a tied parameter has several. The tensors are the
+    /// module's own.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`].
+    pub fn parameters(&self) -> Result<Vec<(String, Tensor)>, Error> {
+        self.tensors(false)
+    }
+
+    /// The buffers with their names, those with `persistent=False` among them: a file does not tell.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`].
+    pub fn buffers(&self) -> Result<Vec<(String, Tensor)>, Error> {
+        self.tensors(true)
+    }
+
+    fn tensors(&self, buffers: bool) -> Result<Vec<(String, Tensor)>, Error> {
+        let failed = |error: cxx::Exception| Error::libtorch("list TorchScript's tensors", &error);
+        let names = ffi::script_names(&self.0, buffers).map_err(failed)?;
+        let tensors = ffi::script_tensors(&self.0, buffers).map_err(failed)?;
+        let tensors = tensors.iter().map(|tensor| own(ffi::copy_handle(tensor)));
+        Ok(names.into_iter().zip(tensors).collect())
+    }
+
+    /// Sets the attribute `training` of all submodules, which `torch.jit.script` kept; what
+    /// `torch.jit.trace` recorded stays as it was.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] for a module without the attribute (`torch.jit.freeze`).
+    pub fn set_training(&self, on: bool) -> Result<(), Error> {
+        ffi::script_train(&self.0, on)
+            .map_err(|error| Error::libtorch("train or evaluate TorchScript", &error))
+    }
+
+    /// Runs `forward`. The last inputs are given by name, where there are names.
+    ///
+    /// Operations run one by one, as without TorchScript: its optimiser would give other bits from the
+    /// second or third run on.
+    ///
+    /// # Errors
+    /// [`Error::Libtorch`] with TorchScript's message.
+    pub fn forward(&self, inputs: &[&Tensor], names: &[String]) -> Result<ScriptValue, Error> {
+        let failed = |error: cxx::Exception| Error::libtorch("run TorchScript", &error);
+        let output = ffi::script_forward(&self.0, &borrow_all(inputs), names).map_err(failed)?;
+        let nodes = ffi::script_nodes(&output).map_err(failed)?;
+        let tensors = ffi::script_output_tensors(&output);
+        let tensors: Vec<Tensor> =
+            tensors.iter().map(|tensor| own(ffi::copy_handle(tensor))).collect();
+        ScriptValue::read(&mut nodes.into_iter(), &tensors)
+    }
+}
+
+impl fmt::Debug for Script {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Script")
+    }
+}
+
+/// A value that a TorchScript module gave. As [`Tensors`], a dictionary's values are visited in the
+/// module's order.
+#[derive(Debug)]
+pub enum ScriptValue {
+    /// `None`.
+    None,
+    /// A tensor.
+    Tensor(Tensor),
+    /// `True` or `False`.
+    Bool(bool),
+    /// An `int`.
+    Int(i64),
+    /// A `float`.
+    Float(f64),
+    /// A `str`.
+    Text(String),
+    /// A tuple, of which TorchScript forgets the names of the elements.
+    Tuple(Vec<Self>),
+    /// A list.
+    List(Vec<Self>),
+    /// A dictionary from `str`, in order.
+    Dict(Vec<(String, Self)>),
+}
+
+impl ScriptValue {
+    /// What it is, in Python's words.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::None => "None",
+            Self::Tensor(_) => "a tensor",
+            Self::Bool(_) => "a bool",
+            Self::Int(_) => "an int",
+            Self::Float(_) => "a float",
+            Self::Text(_) => "a str",
+            Self::Tuple(_) => "a tuple",
+            Self::List(_) => "a list",
+            Self::Dict(_) => "a dict",
+        }
+    }
+
+    fn read(
+        nodes: &mut impl Iterator<Item = ffi::ScriptNode>,
+        tensors: &[Tensor],
+    ) -> Result<Self, Error> {
+        let short = || Error::Misuse("a value of TorchScript ends early".into());
+        let node = nodes.next().ok_or_else(short)?;
+        let elements = |nodes: &mut _| {
+            (0..node.count).map(|_| Self::read(nodes, tensors)).collect::<Result<Vec<_>, Error>>()
+        };
+        Ok(match node.kind {
+            ffi::ScriptKind::Tensor => {
+                Self::Tensor(tensors.get(node.count).ok_or_else(short)?.shallow_clone())
+            }
+            ffi::ScriptKind::Bool => Self::Bool(node.integer != 0),
+            ffi::ScriptKind::Int => Self::Int(node.integer),
+            ffi::ScriptKind::Float => Self::Float(node.number),
+            ffi::ScriptKind::Text => Self::Text(node.text),
+            ffi::ScriptKind::Tuple => Self::Tuple(elements(nodes)?),
+            ffi::ScriptKind::List => Self::List(elements(nodes)?),
+            ffi::ScriptKind::Dict => {
+                let mut pairs = Vec::new();
+                for _ in 0..node.count {
+                    let key = nodes.next().ok_or_else(short)?.text;
+                    pairs.push((key, Self::read(nodes, tensors)?));
+                }
+                Self::Dict(pairs)
+            }
+            _ => Self::None,
+        })
+    }
+}
+
+impl Tensors for ScriptValue {
+    type Owned = Self;
+
+    fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Tensor)) {
+        match self {
+            Self::Tensor(tensor) => f(tensor),
+            Self::Tuple(values) | Self::List(values) => values.visit(f),
+            Self::Dict(pairs) => pairs.iter().for_each(|(_, value)| value.visit(f)),
+            Self::None | Self::Bool(_) | Self::Int(_) | Self::Float(_) | Self::Text(_) => {}
+        }
+    }
+
+    fn try_map<E>(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor, E>) -> Result<Self, E> {
+        Ok(match self {
+            Self::None => Self::None,
+            Self::Tensor(tensor) => Self::Tensor(f(tensor)?),
+            Self::Bool(value) => Self::Bool(*value),
+            Self::Int(value) => Self::Int(*value),
+            Self::Float(value) => Self::Float(*value),
+            Self::Text(value) => Self::Text(value.clone()),
+            Self::Tuple(values) => Self::Tuple(values.try_map(f)?),
+            Self::List(values) => Self::List(values.try_map(f)?),
+            Self::Dict(pairs) => {
+                let mapped = pairs.iter().map(|(key, value)| Ok((key.clone(), value.try_map(f)?)));
+                Self::Dict(mapped.collect::<Result<_, E>>()?)
+            }
+        })
+    }
+}
