@@ -30,18 +30,15 @@ pub(crate) fn all() -> Vec<Comparison> {
 /// Installs `brigade`, and makes, trains, changes, tests and resumes projects. One round: it takes minutes.
 fn project(_rounds: usize) -> Result<Vec<Row>> {
     let scene = Scene::new()?;
-    let install = scene.timed(
-        &checkout(),
-        &format!("cargo install --quiet --path crates/cli --root {}", scene.root.path().display()),
-    )?;
+    let install = scene.timed(&checkout(), "cargo install --path crates/cli")?;
     let new = scene.timed(scene.root.path(), "brigade new digits")?;
     let digits = scene.root.path().join("digits");
-    let first = scene.timed(&digits, "cargo build --quiet --release")?;
-    let train = scene.timed(&digits, "cargo run --quiet --release")?;
+    let first = scene.timed(&digits, "cargo build --release")?;
+    let train = scene.timed(&digits, "cargo run --release")?;
     replace(&digits.join("src/main.rs"), "128", "256")?;
-    let edit = scene.timed(&digits, "cargo build --quiet --release")?;
+    let edit = scene.timed(&digits, "cargo build --release")?;
     let two = scene.timed(&digits, "brigade launch --nproc 2 --release")?;
-    let test = scene.timed(&digits, "cargo test --quiet --release")?;
+    let test = scene.timed(&digits, "cargo test --release")?;
     let hosts = scene.two_hosts(&digits)?;
     scene.interrupt_and_resume()?;
 
@@ -104,6 +101,7 @@ impl Scene {
         path.push(":");
         path.push(env::var_os("PATH").unwrap_or_default());
         command.env("PATH", path).env("XDG_CACHE_HOME", self.root.path().join("cache"));
+        command.env("CARGO_INSTALL_ROOT", self.root.path());
     }
 
     fn command(&self, folder: &Path, line: &str) -> Command {
@@ -111,6 +109,7 @@ impl Scene {
         command.args(["-c", line]).current_dir(folder).stdin(Stdio::null());
         self.environment(&mut command);
         if line.starts_with("cargo install") {
+            // It would use what this checkout has built.
             command.env("CARGO_TARGET_DIR", self.root.path().join("install"));
         }
         command
@@ -130,12 +129,12 @@ impl Scene {
     /// The project's program on two hosts with a shared folder, by ssh.
     fn two_hosts(&self, project: &Path) -> Result<f64> {
         let network = Network::new(2);
-        let brigade = self.root.path().join("bin/brigade");
-        let mut command = network.host(0).command_in(project, brigade);
+        let line = "brigade launch --hosts node1,node2 -- target/release/digits";
+        let mut command = network.host(0).command_in(project, "sh");
         self.environment(&mut command);
         command.env("BRIGADE_SSH", format!("ssh -F {}", network.ssh_config().display()));
-        command.args(["launch", "--hosts", "node1,node2", "--nproc", "1"]);
-        command.args(["--", "target/release/digits"]).stdin(Stdio::null());
+        command.args(["-c", line]).stdin(Stdio::null());
+        eprintln!("  $ {line}");
         let start = Instant::now();
         let output = command.output().context("cannot start brigade on a host")?;
         let printed = String::from_utf8_lossy(&output.stdout);
@@ -149,14 +148,16 @@ impl Scene {
     fn interrupt_and_resume(&self) -> Result<()> {
         self.timed(self.root.path(), "brigade new run --template complete")?;
         let folder = self.root.path().join("run");
-        // What both projects depend on is built once here; a user's second project takes as long as the first.
-        let line = |arguments: &str| {
-            let target = self.root.path().join("digits/target");
-            let launch = "exec brigade launch --nproc 2 --release --";
-            format!("CARGO_TARGET_DIR={} {launch} {arguments}", target.display())
+        let launch = |line: &str| {
+            eprintln!("  $ {line}");
+            let mut command = self.command(&folder, &format!("exec {line}"));
+            // What both projects depend on is built once here; a user's second project takes as long as the first.
+            command.env("CARGO_TARGET_DIR", self.root.path().join("digits/target"));
+            command.stdout(Stdio::piped());
+            command
         };
-        let mut first = self.command(&folder, &line("--epochs 300"));
-        let mut first = first.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        let mut first = launch("brigade launch --nproc 2 --release -- --epochs 300");
+        let mut first = first.stderr(Stdio::null()).spawn()?;
         let mut printed = BufReader::new(first.stdout.take().context("its output is a pipe")?);
         let mut text = String::new();
         while !text.contains("epoch 10/300") {
@@ -166,7 +167,8 @@ impl Scene {
         kill(Pid::from_raw(first.id().cast_signed()), Signal::SIGINT)?;
         let status = first.wait()?;
         ensure!(status.code() == Some(130), "after Ctrl-C the launcher ended with {status}");
-        let resumed = self.command(&folder, &line("--epochs 300 --resume")).output()?;
+        let mut resumed = launch("brigade launch --nproc 2 --release -- --epochs 300 --resume");
+        let resumed = resumed.output()?;
         let printed = String::from_utf8_lossy(&resumed.stdout);
         let errors = String::from_utf8_lossy(&resumed.stderr);
         ensure!(resumed.status.success(), "--resume: {}: {errors}", resumed.status);
@@ -185,4 +187,21 @@ fn replace(file: &Path, from: &str, to: &str) -> Result<()> {
     ensure!(text.contains(from), "{} has no {from}", file.display());
     fs::write(file, text.replace(from, to))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_command_of_the_page_is_run() {
+        let page = include_str!("../../docs/first-steps.md");
+        let blocks = page.split("```sh\n").skip(1).map(|it| it.split("```").next().unwrap());
+        let lines: Vec<&str> = blocks.flat_map(str::lines).collect();
+        assert!(lines.len() > 8, "{lines:?}");
+        for line in lines {
+            let command = line.split(" #").next().unwrap().trim();
+            // The shell's own, which is a folder of a command here.
+            let is_run = include_str!("newcomer.rs").contains(&format!("\"{command}\""));
+            assert!(command.starts_with("cd ") || is_run, "docs/first-steps.md: {command}");
+        }
+    }
 }
