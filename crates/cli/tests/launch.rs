@@ -578,7 +578,7 @@ fn what_cannot_run_is_refused_before_anything_starts() {
         (&["--nproc", "two", "true"], 2, "expected a whole number from 1, or auto, gpu or cpu"),
         (&["--nproc", "-1", "true"], 2, "--nproc"),
         (&["--nprocs", "2", "true"], 2, "a similar argument exists: '--nproc'"),
-        (&["--nproc", "2"], 2, "required arguments were not provided"),
+        (&["--nproc", "2", "-m"], 2, "required arguments were not provided"),
         (
             &["--nproc", "1", "--shutdown-timeout=-3", "true"],
             2,

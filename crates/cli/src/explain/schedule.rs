@@ -37,7 +37,9 @@ pub(crate) struct ScheduleArgs {
     #[arg(long, global = true, value_name = "N", value_parser = steps)]
     accelerate_nproc: Option<u64>,
 
-    /// Print {"schedule": NAME, "lr": [rate, ...], "momentum": [...]}
+    /// Print JSON
+    ///
+    /// {"schedule": NAME, "lr": [rate, ...], "momentum": [...]}
     #[arg(long, global = true)]
     json: bool,
 
@@ -57,7 +59,7 @@ struct Around {
     #[arg(long, global = true, value_name = "N", value_parser = steps)]
     warmup: Option<u64>,
 
-    /// First rate of the warm-up, as a part of the schedule's
+    /// First part of the rate in the warm-up
     #[arg(long, global = true, value_name = "PART", default_value_t = 0.0)]
     #[arg(allow_negative_numbers = true)]
     warmup_factor: f64,

@@ -127,10 +127,10 @@ pub(super) struct OneCycleArgs {
     /// The part of the steps in which the rate rises
     #[arg(long, value_name = "PART", default_value_t = 0.3, allow_negative_numbers = true)]
     pct_start: f64,
-    /// The highest rate divided by this is the first
+    /// Highest rate divided by the first
     #[arg(long, value_name = "BY", default_value_t = 25.0, allow_negative_numbers = true)]
     div_factor: f64,
-    /// The first rate divided by this is the last
+    /// First rate divided by the last
     #[arg(long, value_name = "BY", default_value_t = 1e4, allow_negative_numbers = true)]
     final_div_factor: f64,
     /// The momentum at the highest rate
@@ -142,7 +142,7 @@ pub(super) struct OneCycleArgs {
     /// Shape
     #[arg(long, value_enum, default_value_t)]
     anneal: AnnealArg,
-    /// Go back down to the first rate in as many steps as up, and on from there
+    /// Go down to the first rate in as many steps as up, then on
     #[arg(long)]
     three_phase: bool,
 }
@@ -167,13 +167,13 @@ pub(super) struct FitOneCycleArgs {
     /// The part of the steps in which the rate rises
     #[arg(long, value_name = "PART", default_value_t = 0.25, allow_negative_numbers = true)]
     pct_start: f64,
-    /// The highest rate divided by this is the first
+    /// Highest rate divided by the first
     #[arg(long, value_name = "BY", default_value_t = 25.0, allow_negative_numbers = true)]
     div: f64,
-    /// The highest rate divided by this is the last
+    /// Highest rate divided by the last
     #[arg(long, value_name = "BY", default_value_t = 1e5, allow_negative_numbers = true)]
     div_final: f64,
-    /// The momentum at the first, the highest and the last rate
+    /// Momentum at these three rates
     #[arg(long, value_names = ["FIRST", "HIGHEST", "LAST"], num_args = 3)]
     #[arg(default_values_t = [0.95, 0.85, 0.95], allow_negative_numbers = true)]
     moms: Vec<f64>,
@@ -261,7 +261,9 @@ pub(super) struct InverseSqrt {
     /// The first rate
     #[arg(long, allow_negative_numbers = true)]
     lr: f64,
-    /// After three times as many steps the rate is half [default: the warm-up's, or 10000]
+    /// Timescale in steps [default: the warm-up's, or 10000]
+    ///
+    /// After three times as many steps the rate is half
     #[arg(long, value_name = "N", value_parser = steps)]
     timescale: Option<u64>,
     /// Number of optimizer steps
@@ -291,16 +293,16 @@ pub(super) struct OnPlateau {
     /// What the rate is multiplied by
     #[arg(long, default_value_t = 0.1, allow_negative_numbers = true)]
     factor: f64,
-    /// Metrics in a row that may be no better before the rate goes down
+    /// Metrics in a row that may be no better
     #[arg(long, value_name = "N", default_value_t = 10)]
     patience: u64,
-    /// The part of the best by which a metric must be better
+    /// Part of the best by which a metric must be better
     #[arg(long, value_name = "PART", default_value_t = 1e-4, allow_negative_numbers = true)]
     threshold: f64,
     /// The threshold is a difference, not a part
     #[arg(long)]
     absolute: bool,
-    /// Metrics after a reduction that are not counted as no better
+    /// Metrics that are not counted after a reduction
     #[arg(long, value_name = "N", default_value_t = 0)]
     cooldown: u64,
     /// The lowest rate
