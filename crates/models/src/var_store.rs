@@ -16,6 +16,7 @@ pub struct TchModule<M> {
 
 impl<M> TchModule<M> {
     /// The module itself.
+    #[must_use]
     pub fn inner(&self) -> &M {
         &self.module
     }
@@ -67,6 +68,10 @@ impl<M> Model<TchModule<M>> {
     /// # Errors
     /// [`Error::Build`] for a trainable variable of integers; [`Error::NotFloatingPoint`] where
     /// the store's kind has no gradients.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "the model moves the variables, and the store would not know where they lie"
+    )]
     pub fn from_var_store(variables: VarStore, module: M) -> Result<Self, Error> {
         Model::build().device(variables.device()).kind(variables.kind()).build(|path: &Path<'_>| {
             path.adopt_variables(&variables);
