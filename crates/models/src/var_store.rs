@@ -58,7 +58,7 @@ impl<M> Model<TchModule<M>> {
     ///     .add_fn_t(|x, train| x.relu().dropout(0.1, train))
     ///     .add(nn::linear(&root / "head", 16, 2, Default::default()));
     /// let mut model = Model::from_var_store(variables, net)?;
-    /// assert_eq!(model.parameters()[0].name, "hidden.weight");
+    /// assert_eq!(model.parameters()[0].name, "hidden.bias"); // tch makes it first
     /// assert_eq!(model.buffers().len(), 2); // the running statistics of `norm`
     /// model.eval();
     /// assert_eq!(model.forward(&Tensor::ones([4, 8], (Kind::Float, Device::Cpu))).size(), [4, 2]);
