@@ -167,7 +167,7 @@ impl<'a> Path<'a> {
     ///     p.adopt_variables(&variables);
     ///     Distance(tower)
     /// })?;
-    /// assert_eq!(model.parameters()[0].name, "tower.weight");
+    /// assert_eq!(model.parameters()[0].name, "tower.bias"); // tch makes it first
     /// # Ok::<(), brigade_models::Error>(())
     /// ```
     pub fn adopt_variables(&self, variables: &tch::nn::VarStore) {

@@ -16,6 +16,7 @@ pub struct TchModule<M> {
 
 impl<M> TchModule<M> {
     /// The module itself.
+    #[must_use]
     pub fn inner(&self) -> &M {
         &self.module
     }
@@ -57,7 +58,7 @@ impl<M> Model<TchModule<M>> {
     ///     .add_fn_t(|x, train| x.relu().dropout(0.1, train))
     ///     .add(nn::linear(&root / "head", 16, 2, Default::default()));
     /// let mut model = Model::from_var_store(variables, net)?;
-    /// assert_eq!(model.parameters()[0].name, "hidden.weight");
+    /// assert_eq!(model.parameters()[0].name, "hidden.bias"); // tch makes it first
     /// assert_eq!(model.buffers().len(), 2); // the running statistics of `norm`
     /// model.eval();
     /// assert_eq!(model.forward(&Tensor::ones([4, 8], (Kind::Float, Device::Cpu))).size(), [4, 2]);
@@ -67,6 +68,10 @@ impl<M> Model<TchModule<M>> {
     /// # Errors
     /// [`Error::Build`] for a trainable variable of integers; [`Error::NotFloatingPoint`] where
     /// the store's kind has no gradients.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "the model moves the variables, and the store would not know where they lie"
+    )]
     pub fn from_var_store(variables: VarStore, module: M) -> Result<Self, Error> {
         Model::build().device(variables.device()).kind(variables.kind()).build(|path: &Path<'_>| {
             path.adopt_variables(&variables);

@@ -67,7 +67,7 @@ pub fn backward_with(loss: &Tensor, options: BackwardOptions) -> Result<(), Erro
 }
 
 /// Options of [`grad`].
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct GradOptions<'a> {
     /// What becomes of the graph.
     pub backward: BackwardOptions,

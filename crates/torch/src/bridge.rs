@@ -52,9 +52,12 @@ fn run_hook(
         .unwrap_or_else(|_| Err(Error::Misuse("a communication hook panicked".into())))
 }
 
+/// What computes a part of a forward from its inputs.
+pub(crate) type Part = Box<dyn Fn(&[Tensor]) + Send>;
+
 /// A part of a forward, to compute it once more; called from a thread that runs `backward`.
 pub(crate) struct Recompute {
-    pub(crate) run: Mutex<Box<dyn Fn(&[Tensor]) + Send>>,
+    pub(crate) run: Mutex<Part>,
 }
 
 fn run_recompute(recompute: &Recompute, inputs: &CxxVector<ffi::Tensor>) -> Result<(), Error> {
