@@ -10,7 +10,7 @@ use brigade_models::{
 };
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{BackwardOptions, GradOptions, grad, gradient};
-use brigade_train::{Accelerator, Adam, Kind, Optimizer, Precision, PreparedModel, Tensor};
+use brigade_train::{Accelerator, Adam, Kind, Precision, PreparedModel, PreparedOptimizer, Tensor};
 use std::collections::BTreeMap;
 use tch::nn;
 
@@ -43,7 +43,7 @@ type Loss<M> = fn(&PreparedModel<M>, &Tensor) -> Tensor;
 
 struct Run<M> {
     model: PreparedModel<M>,
-    optimizer: Optimizer,
+    optimizer: PreparedOptimizer,
     loss: Loss<M>,
 }
 
