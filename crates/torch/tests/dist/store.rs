@@ -124,10 +124,13 @@ dist_test!(world = 3, dist_file, |world| {
         assert_eq!(store.get(rank).unwrap(), rank.as_bytes());
     }
     store.add("sum", 1).unwrap();
-    // Nobody removes the file before all have looked.
+    // The file stays until every rank has read it.
     meeting.add("done", 1).unwrap();
     while meeting.get("done").unwrap() != b"3" {}
     assert_eq!(store.add("sum", 0).unwrap(), 3);
+    // A FileStore writes to its file as it is dropped, and waits until the store's time limit for a file
+    // that is missing: rank 0 removes the folder only after all have dropped theirs.
+    drop(store);
     meeting.add("gone", 1).unwrap();
     while world.is_main() && meeting.get("gone").unwrap() != b"3" {}
 });
