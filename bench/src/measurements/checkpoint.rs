@@ -4,7 +4,8 @@ use std::path::Path as FilePath;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use brigade::models::{Init, ResNet};
+use brigade::models::ResNet;
+use brigade::nn::Init;
 use brigade::prelude::*;
 use brigade::train::{LoadOptions, ProjectConfiguration};
 

@@ -228,7 +228,8 @@ fn refused(args: &[&str]) -> (i32, String) {
 
 #[test]
 fn a_schedule_as_json_is_the_table_of_torch_and_fastai() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../schedule/tests/golden/schedules.json");
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../schedule/tests/golden/schedules.json");
     let table: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
     for (case, args) in [
         ("one_cycle", "one-cycle --max-lr 0.3 --steps 41"),

@@ -1,9 +1,9 @@
 //! The CNN of the FashionMNIST example.
 
+use brigade_nn::{
+    BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, Path, Sequential,
+};
 use tch::Tensor;
-
-use crate::module::Module;
-use crate::{BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Path, Sequential};
 
 /// Two blocks of convolution (5x5, padding 2), [`BatchNorm2d`], ReLU and pooling by 2, with 32 and
 /// 64 channels, then two linear layers: from images `[n, 1, 28, 28]` to logits `[n, 10]`.
@@ -13,13 +13,14 @@ use crate::{BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Path
 /// with `module1 = Sequential(Conv2d, BatchNorm2d, ReLU, MaxPool2d)`.
 ///
 /// ```no_run
-/// use brigade_models::{Cnn, Kind, Model, Tensor};
+/// use brigade_models::Cnn;
+/// use brigade_nn::{Kind, Model, Tensor};
 ///
 /// let model = Model::new(Cnn::new)?;
 /// let images = Tensor::zeros([64, 1, 28, 28], (Kind::Float, model.device()));
 /// let loss = model.forward(&images).cross_entropy_for_logits(&Tensor::zeros(64, (Kind::Int64, model.device())));
 /// assert_eq!(loss.size(), [0; 0]);
-/// # Ok::<(), brigade_models::Error>(())
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Cnn {

@@ -2,9 +2,8 @@
 
 use std::borrow::Borrow;
 
-use tch::Tensor;
-
-use crate::{BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, Path};
+use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, Path};
+use tch::{Device, Kind, Tensor};
 
 /// A residual network (He et al., 2016): from images `[n, 3, h, w]` to logits `[n, classes]`. Any size
 /// of image will do from 32 × 32 on.
@@ -15,13 +14,14 @@ use crate::{BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Modu
 /// load.
 ///
 /// ```no_run
-/// use brigade_models::{Kind, Model, ResNet, Tensor};
+/// use brigade_models::ResNet;
+/// use brigade_nn::{Kind, Model, Tensor};
 ///
 /// let model = Model::new(|path| ResNet::resnet18(path, 1000))?;
 /// assert_eq!(model.num_parameters(), 11_689_512);
 /// let images = Tensor::zeros([2, 3, 224, 224], (Kind::Float, model.device()));
 /// assert_eq!(model.forward(&images).size(), [2, 1000]);
-/// # Ok::<(), brigade_models::Error>(())
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct ResNet {
@@ -247,6 +247,7 @@ fn kaiming_normal(weight: &Tensor) -> Result<(), tch::TchError> {
     let shape = weight.size();
     let fan_out = shape[0] * shape[2..].iter().product::<i64>();
     let std = 2f64.sqrt() / (fan_out as f64).sqrt();
-    let drawn = crate::Init::Normal { mean: 0.0, std }.draw(&shape)?;
+    // Drawn in 32 bits on the CPU, as `Init` draws, so that a seed gives one model in every kind.
+    let drawn = Tensor::f_empty(&shape, (Kind::Float, Device::Cpu))?.f_normal_(0.0, std)?;
     weight.shallow_clone().f_copy_(&drawn)
 }

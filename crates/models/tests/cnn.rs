@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
-use brigade_models::{Cnn, Kind, Model, Tensor};
+use brigade_models::Cnn;
+use brigade_nn::{Kind, Model, Tensor};
 use serde_json::Value;
 
 fn golden(text: &str) -> Value {

@@ -4,7 +4,8 @@
 
 use std::sync::Mutex;
 
-use brigade_models::{Error, Kind, Model, Path, ResNet, ResNetOptions, StateDict, Tensor};
+use brigade_models::{ResNet, ResNetOptions};
+use brigade_nn::{Error, Kind, Model, Path, StateDict, Tensor};
 use serde_json::Value;
 
 /// libtorch has one generator per process.

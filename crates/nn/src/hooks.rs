@@ -96,12 +96,12 @@ impl fmt::Debug for ForwardHook {
 /// A module whose output has hooks under the path's name: for modules of one's own, such as a block.
 ///
 /// ```
-/// use brigade_models::{Kind, Linear, Model, Named, Path, Tensor};
+/// use brigade_nn::{Kind, Linear, Model, Named, Path, Tensor};
 /// let mut model = Model::new(|p: &Path| Named::new(p / "block", Linear::new(p / "block" / 0, 4, 4)))?;
 /// let _hook = model.forward_hook("block", |_, output| Some(output * 0.0))?;
 /// let output = model.forward(&Tensor::ones([2, 4], (Kind::Float, model.device())));
 /// assert_eq!(output.abs().sum(Kind::Float).double_value(&[]), 0.0);
-/// # Ok::<(), brigade_models::Error>(())
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Named<M> {
@@ -148,21 +148,21 @@ impl<M> Model<M> {
     /// ```
     /// use std::sync::{Arc, Mutex};
     ///
-    /// use brigade_models::{Cnn, Kind, Model, Tensor};
+    /// use brigade_nn::{Kind, Linear, Model, Tensor};
     ///
-    /// let mut model = Model::new(Cnn::new)?;
+    /// let mut model = Model::new(|p| Linear::new(p / "head", 4, 2))?;
     /// let seen = Arc::new(Mutex::new(Vec::new()));
     /// let log = Arc::clone(&seen);
-    /// let hook = model.forward_hook("module1.0", move |name, output| {
+    /// let hook = model.forward_hook("head", move |name, output| {
     ///     log.lock().unwrap().push((name.to_owned(), output.size()));
     ///     None
     /// })?;
-    /// let images = Tensor::zeros([8, 1, 28, 28], (Kind::Float, model.device()));
-    /// let _ = model.forward(&images);
+    /// let input = Tensor::zeros([8, 4], (Kind::Float, model.device()));
+    /// let _ = model.forward(&input);
     /// drop(hook);
-    /// let _ = model.forward(&images);
+    /// let _ = model.forward(&input);
     /// assert_eq!(seen.lock().unwrap().len(), 1);
-    /// # Ok::<(), brigade_models::Error>(())
+    /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     ///
     /// # Errors
@@ -191,13 +191,13 @@ impl<M> Model<M> {
     /// [`Model::parameters_under`] and [`Model::requires_grad_under`].
     ///
     /// ```
-    /// use brigade_models::{Linear, Model, Path};
+    /// use brigade_nn::{Linear, Model, Path};
     /// let model = Model::new(|p: &Path| {
     ///     (Linear::new(p / "body" / 0, 4, 4), Linear::new(p / "body" / 1, 4, 4), Linear::new(p / "head", 4, 2))
     /// })?;
     /// assert_eq!(model.children(""), ["body", "head"]);
     /// assert_eq!(model.children("body"), ["0", "1"]);
-    /// # Ok::<(), brigade_models::Error>(())
+    /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     #[must_use]
     pub fn children(&self, module: &str) -> Vec<String> {
@@ -237,14 +237,13 @@ impl<M> Model<M> {
     /// Splits the parameters into groups, each of the modules named; every parameter comes into exactly one.
     ///
     /// ```
-    /// use brigade_models::{Cnn, Model};
-    /// let model = Model::new(Cnn::new)?;
-    /// let names = model.children("");
-    /// let (head, body) = names.split_last().unwrap();
-    /// let body: Vec<&str> = body.iter().map(String::as_str).collect();
-    /// let groups = model.parameter_groups(&[("body", &body), ("head", &[head])])?;
-    /// assert_eq!(groups[0].parameters.len() + groups[1].parameters.len(), 12);
-    /// # Ok::<(), brigade_models::Error>(())
+    /// use brigade_nn::{Linear, Model, Path};
+    /// let model = Model::new(|p: &Path| {
+    ///     ["stem", "body", "head"].map(|name| Linear::new(p / name, 4, 4))
+    /// })?;
+    /// let groups = model.parameter_groups(&[("old", &["stem", "body"]), ("new", &["head"])])?;
+    /// assert_eq!((groups[0].parameters.len(), groups[1].parameters.len()), (4, 2));
+    /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     ///
     /// # Errors

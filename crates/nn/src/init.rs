@@ -9,12 +9,12 @@ use tch::{Device, Kind, TchError, Tensor};
 /// in the same order it is the model that PyTorch draws from that seed.
 ///
 /// ```no_run
-/// use brigade_models::{Init, Model, Path};
+/// use brigade_nn::{Init, Model, Path};
 ///
 /// // 64 weights in [-1/4, 1/4]: the fan-in is 16.
 /// let model = Model::new(|p: &Path| p.parameter("weight", &[4, 16], Init::KaimingUniform))?;
 /// assert_eq!(model.num_parameters(), 64);
-/// # Ok::<(), brigade_models::Error>(())
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
@@ -49,7 +49,7 @@ impl Init {
     /// The bias beside a weight of this fan-in: uniform in `[-1/√fan_in, 1/√fan_in)`, 0 for fan-in 0.
     ///
     /// ```
-    /// use brigade_models::Init;
+    /// use brigade_nn::Init;
     /// assert_eq!(Init::fan_in_bias(16), Init::Uniform { low: -0.25, high: 0.25 });
     /// ```
     #[must_use]

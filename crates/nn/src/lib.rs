@@ -6,7 +6,7 @@
 //! and reads the state dictionaries of `torch.save` without executing anything.
 //!
 //! ```no_run
-//! use brigade_models::{Linear, Model, Module, Path, Tensor};
+//! use brigade_nn::{Linear, Model, Module, Path, Tensor};
 //!
 //! struct Mlp {
 //!     hidden: Linear,
@@ -33,10 +33,11 @@
 //! let mut model = Model::new(Mlp::new)?;
 //! model.load_weights("mlp.pth")?; // written by PyTorch
 //! model.save_weights("mlp.safetensors")?; // read by PyTorch
-//! # Ok::<(), brigade_models::Error>(())
+//! # Ok::<(), brigade_nn::Error>(())
 //! ```
+//!
+//! Architectures that others have described are in `brigade-models`.
 
-mod cnn;
 mod error;
 mod hooks;
 mod init;
@@ -47,7 +48,6 @@ mod path;
 mod place;
 mod recompute;
 mod registry;
-mod resnet;
 mod script;
 mod sequential;
 mod state_dict;
@@ -57,7 +57,6 @@ pub mod weights;
 pub use brigade_torch::{Device, Kind, ScriptValue, Tensor};
 
 pub use brigade_torch::{NamedTensor, Trainable};
-pub use cnn::Cnn;
 pub use error::Error;
 pub use hooks::{ForwardHook, Named, NamedGroup};
 pub use init::Init;
@@ -69,7 +68,6 @@ pub use model::{Model, ModelBuilder};
 pub use module::{Layer, Module};
 pub use path::{Path, Training};
 pub use recompute::Recompute;
-pub use resnet::{ResNet, ResNetOptions};
 pub use script::{TorchScript, TorchScriptInputs, TorchScriptOutput};
 pub use sequential::Sequential;
 pub use state_dict::{LoadReport, ShapeMismatch, StateDict};

@@ -22,14 +22,14 @@ use crate::{Error, Module, Path, Training};
 /// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.
 ///
 /// ```no_run
-/// use brigade_models::{Cnn, Kind, Model, Tensor};
+/// use brigade_nn::{Kind, Linear, Model, Tensor};
 ///
-/// let mut model = Model::new(Cnn::new)?;
-/// let images = Tensor::zeros([8, 1, 28, 28], (Kind::Float, model.device()));
+/// let mut model = Model::new(|p| Linear::new(p / "head", 784, 10))?;
+/// let images = Tensor::zeros([8, 784], (Kind::Float, model.device()));
 /// assert_eq!(model.forward(&images).size(), [8, 10]);
 /// model.eval();
 /// model.save_weights("model.safetensors")?;
-/// # Ok::<(), brigade_models::Error>(())
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 pub struct Model<M> {
     module: M,
@@ -55,9 +55,9 @@ impl Model<()> {
     /// Options for a model that is not in 32-bit floats on the CPU.
     ///
     /// ```no_run
-    /// use brigade_models::{Cnn, Kind, Model};
-    /// let model = Model::build().kind(Kind::Double).build(Cnn::new)?;
-    /// # Ok::<(), brigade_models::Error>(())
+    /// use brigade_nn::{Kind, Linear, Model};
+    /// let model = Model::build().kind(Kind::Double).build(|p| Linear::new(p, 4, 2))?;
+    /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     pub fn build() -> ModelBuilder {
         ModelBuilder { device: Device::Cpu, kind: Kind::Float }
@@ -119,10 +119,10 @@ impl<M> Model<M> {
     /// Runs the constructor: 32-bit floats on the CPU. [`Model::build`] has options.
     ///
     /// ```no_run
-    /// use brigade_models::{Linear, Model};
+    /// use brigade_nn::{Linear, Model};
     /// let model = Model::new(|p| Linear::new(p, 784, 10))?;
     /// assert_eq!(model.num_parameters(), 7850);
-    /// # Ok::<(), brigade_models::Error>(())
+    /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     ///
     /// # Errors
@@ -147,12 +147,12 @@ impl<M> Model<M> {
     /// module's own goes on.
     ///
     /// ```no_run
-    /// use brigade_models::{Kind, Linear, Model, Tensor};
+    /// use brigade_nn::{Kind, Linear, Model, Tensor};
     /// let model = Model::new(|p| Linear::new(p / "head", 784, 10))?;
     /// let images = Tensor::zeros([8, 28], (Kind::Float, model.device()));
     /// let error = model.try_forward(&images).err().map(|error| error.to_string());
     /// assert!(error.is_some_and(|text| text.starts_with("head cannot take an input of [8, 28]")));
-    /// # Ok::<(), brigade_models::Error>(())
+    /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     ///
     /// # Errors
@@ -227,12 +227,12 @@ impl<M> Model<M> {
     /// TorchScript file, which does not tell. PyTorch's `load_state_dict` is strict about names.
     ///
     /// ```
-    /// use brigade_models::{Model, Path, Tensor};
+    /// use brigade_nn::{Model, Path, Tensor};
     /// let mut model = Model::new(|p: &Path| p.buffer("position_ids", &Tensor::from(0i64)))?;
     /// model.set_persistent("position_ids", false)?;
     /// assert!(model.state_dict().is_empty());
     /// assert_eq!(model.buffers().len(), 1);
-    /// # Ok::<(), brigade_models::Error>(())
+    /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     ///
     /// # Errors
@@ -272,11 +272,13 @@ impl<M> Model<M> {
     /// `module1` means `module1.0.weight` but not `module10.weight`. Returns how many.
     ///
     /// ```no_run
-    /// use brigade_models::{Cnn, Model};
-    /// let mut model = Model::new(Cnn::new)?;
-    /// assert_eq!(model.requires_grad_under("module1", false)?, 4);
-    /// assert_eq!(model.trainable_parameters().len(), 8);
-    /// # Ok::<(), brigade_models::Error>(())
+    /// use brigade_nn::{Linear, Model, Path};
+    /// let mut model = Model::new(|p: &Path| {
+    ///     (Linear::new(p / "body" / 0, 4, 4), Linear::new(p / "head", 4, 2))
+    /// })?;
+    /// assert_eq!(model.requires_grad_under("body", false)?, 2);
+    /// assert_eq!(model.trainable_parameters().len(), 2);
+    /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use tch::Tensor;
 /// Implement it for the input that your forward takes; one type may take several.
 ///
 /// ```
-/// use brigade_models::{Linear, Module, Path, Tensor};
+/// use brigade_nn::{Linear, Module, Path, Tensor};
 ///
 /// struct Siamese {
 ///     tower: Linear,

@@ -20,7 +20,7 @@ use crate::registry::{Entry, Registry, Role};
 /// in, and all of them are reported by `Model::new` at once.
 ///
 /// ```no_run
-/// use brigade_models::{Init, Model, Path, Tensor};
+/// use brigade_nn::{Init, Model, Path, Tensor};
 ///
 /// let model = Model::new(|p: &Path| {
 ///     let p = p / "block" / 0;
@@ -29,7 +29,7 @@ use crate::registry::{Entry, Registry, Role};
 /// })?;
 /// let names: Vec<_> = model.state_dict().into_iter().map(|(name, _)| name).collect();
 /// assert_eq!(names, ["block.0.steps", "block.0.weight"]);
-/// # Ok::<(), brigade_models::Error>(())
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Path<'a> {
@@ -96,7 +96,7 @@ impl<'a> Path<'a> {
     /// dictionary has both names, as PyTorch's has.
     ///
     /// ```no_run
-    /// use brigade_models::{Embedding, Model, Path, Tensor};
+    /// use brigade_nn::{Embedding, Model, Path, Tensor};
     ///
     /// let model = Model::new(|p: &Path| {
     ///     let embedding = Embedding::new(p / "embedding", 100, 16);
@@ -105,7 +105,7 @@ impl<'a> Path<'a> {
     /// })?;
     /// assert_eq!(model.parameters().len(), 1);
     /// assert_eq!(model.state_dict().len(), 2);
-    /// # Ok::<(), brigade_models::Error>(())
+    /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     pub fn share(&self, name: &str, tensor: &Tensor) -> Tensor {
         let first = self.registry.borrow().find(tensor);
@@ -123,12 +123,12 @@ impl<'a> Path<'a> {
     /// already gets a further name, as with [`Path::share`].
     ///
     /// ```
-    /// use brigade_models::{Kind, Model, Path, Tensor};
+    /// use brigade_nn::{Kind, Model, Path, Tensor};
     /// let weight = Tensor::ones([3], tch::kind::FLOAT_CPU).set_requires_grad(true);
     /// let mut model = Model::new(|p: &Path| p.adopt_parameter("body.weight", &weight))?;
     /// model.to_kind(Kind::Double)?;
     /// assert_eq!(weight.kind(), Kind::Double); // it is the model's own
-    /// # Ok::<(), brigade_models::Error>(())
+    /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     pub fn adopt_parameter(&self, name: &str, tensor: &Tensor) {
         let role = match self.registry.borrow().find(tensor) {
@@ -149,7 +149,7 @@ impl<'a> Path<'a> {
     /// [`crate::Model::from_var_store`].
     ///
     /// ```
-    /// use brigade_models::{Device, Model, Module, Path, Tensor};
+    /// use brigade_nn::{Device, Model, Module, Path, Tensor};
     /// use tch::nn::{self, Module as _};
     ///
     /// struct Distance(nn::Linear);
@@ -168,7 +168,7 @@ impl<'a> Path<'a> {
     ///     Distance(tower)
     /// })?;
     /// assert_eq!(model.parameters()[0].name, "tower.bias"); // tch makes it first
-    /// # Ok::<(), brigade_models::Error>(())
+    /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     pub fn adopt_variables(&self, variables: &tch::nn::VarStore) {
         for (name, tensor, trainable) in crate::var_store::in_order(variables) {

@@ -15,7 +15,7 @@ use crate::{Error, Module, Path};
 /// It has no parameters of its own, and the layer's names stay as they are.
 ///
 /// ```
-/// use brigade_models::{Kind, Linear, Model, Path, Recompute, Relu, Sequential, Tensor};
+/// use brigade_nn::{Kind, Linear, Model, Path, Recompute, Relu, Sequential, Tensor};
 ///
 /// let model = Model::new(|p: &Path| {
 ///     let block = |p: Path| Sequential::new().add(Linear::new(&p / 0, 64, 64)).add(Relu);
@@ -27,7 +27,7 @@ use crate::{Error, Module, Path};
 /// output.sum(Kind::Float).backward();
 /// assert!(model.parameters()[0].tensor.grad().defined());
 /// assert_eq!(model.parameters()[0].name, "0.0.weight");
-/// # Ok::<(), brigade_models::Error>(())
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 pub struct Recompute<L> {
     layer: Arc<Mutex<L>>,

@@ -38,7 +38,7 @@ impl<O> Model<TorchScript<O>> {
     /// A file is a program: load files of people that you trust.
     ///
     /// ```no_run
-    /// use brigade_models::{Kind, Model, Tensor, TorchScript};
+    /// use brigade_nn::{Kind, Model, Tensor, TorchScript};
     ///
     /// let mut model = Model::<TorchScript>::from_torchscript("resnet50d.pt")?;
     /// let images = Tensor::zeros([8, 3, 224, 224], (Kind::Float, model.device()));
@@ -48,7 +48,7 @@ impl<O> Model<TorchScript<O>> {
     /// let bert = Model::<TorchScript<(Tensor, Tensor)>>::from_torchscript("bert.pt")?;
     /// let tokens = Tensor::zeros([2, 16], (Kind::Int64, bert.device()));
     /// let (_hidden, _pooled) = bert.forward([("input_ids", &tokens), ("attention_mask", &tokens)]);
-    /// # Ok::<(), brigade_models::Error>(())
+    /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     ///
     /// # Errors

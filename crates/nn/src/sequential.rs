@@ -11,13 +11,13 @@ use crate::module::Layer;
 /// `path / 0`, `path / 1`, …; layers without parameters count.
 ///
 /// ```no_run
-/// use brigade_models::{Linear, Model, Path, Relu, Sequential};
+/// use brigade_nn::{Linear, Model, Path, Relu, Sequential};
 ///
 /// let model = Model::new(|p: &Path| {
 ///     Sequential::new().add(Linear::new(p / 0, 784, 64)).add(Relu).add(Linear::new(p / 2, 64, 10))
 /// })?;
 /// assert_eq!(model.parameters()[2].name, "2.weight");
-/// # Ok::<(), brigade_models::Error>(())
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Default)]
 pub struct Sequential {
@@ -42,7 +42,7 @@ impl Sequential {
     /// Puts a function at the end.
     ///
     /// ```
-    /// use brigade_models::Sequential;
+    /// use brigade_nn::Sequential;
     /// let squared = Sequential::new().add_fn(|x| x * x);
     /// assert_eq!(squared.len(), 1);
     /// ```

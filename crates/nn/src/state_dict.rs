@@ -10,13 +10,13 @@ use crate::Error;
 /// The tensors of a model by name, in order. A name appears once.
 ///
 /// ```no_run
-/// use brigade_models::{StateDict, Tensor};
+/// use brigade_nn::{StateDict, Tensor};
 ///
 /// let mut state = StateDict::new();
 /// state.insert("weight", Tensor::from_slice(&[1f32, 2.0]))?;
 /// assert_eq!(state.get("weight").map(Tensor::size), Some(vec![2]));
 /// assert!(state.insert("weight", Tensor::from(0f32)).is_err());
-/// # Ok::<(), brigade_models::Error>(())
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug, Default)]
 pub struct StateDict {
@@ -115,7 +115,7 @@ impl IntoIterator for StateDict {
 /// How a state dictionary fits a model.
 ///
 /// ```
-/// use brigade_models::LoadReport;
+/// use brigade_nn::LoadReport;
 ///
 /// let report = LoadReport { loaded: 11, missing: vec!["head.bias".into()], ..Default::default() };
 /// assert!(!report.is_complete());

@@ -47,7 +47,7 @@ impl<M> Model<TchModule<M>> {
     /// [`Path::adopt_variables`].
     ///
     /// ```
-    /// use brigade_models::{Device, Kind, Model, Tensor};
+    /// use brigade_nn::{Device, Kind, Model, Tensor};
     /// use tch::nn;
     ///
     /// let variables = nn::VarStore::new(Device::Cpu);
@@ -62,7 +62,7 @@ impl<M> Model<TchModule<M>> {
     /// assert_eq!(model.buffers().len(), 2); // the running statistics of `norm`
     /// model.eval();
     /// assert_eq!(model.forward(&Tensor::ones([4, 8], (Kind::Float, Device::Cpu))).size(), [4, 2]);
-    /// # Ok::<(), brigade_models::Error>(())
+    /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     ///
     /// # Errors

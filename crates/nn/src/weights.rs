@@ -20,11 +20,11 @@ use crate::{Error, LoadReport, Model, StateDict};
 /// [`Model::load_state_dict`] takes the prefixes of wrappers off.
 ///
 /// ```no_run
-/// let state = brigade_models::weights::load("resnet18.pth")?;
+/// let state = brigade_nn::weights::load("resnet18.pth")?;
 /// for (name, tensor) in state.iter() {
 ///     println!("{name} {:?} {:?}", tensor.size(), tensor.kind());
 /// }
-/// # Ok::<(), brigade_models::Error>(())
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 ///
 /// # Errors
@@ -39,8 +39,8 @@ pub fn load(path: impl AsRef<Path>) -> Result<StateDict, Error> {
 /// `{"model": {…}, "epoch": 3}`. The other tensors of the file are not read.
 ///
 /// ```no_run
-/// let state = brigade_models::weights::load_entry("checkpoint.pth", "model")?;
-/// # Ok::<(), brigade_models::Error>(())
+/// let state = brigade_nn::weights::load_entry("checkpoint.pth", "model")?;
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 ///
 /// # Errors
@@ -56,10 +56,10 @@ pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Erro
 /// a reader which knows nothing of sharing finds it; it takes its space twice.
 ///
 /// ```no_run
-/// use brigade_models::{Cnn, Model, weights};
-/// let model = Model::new(Cnn::new)?;
-/// weights::save(&model.state_dict(), "cnn.safetensors")?;
-/// # Ok::<(), brigade_models::Error>(())
+/// use brigade_nn::{Linear, Model, weights};
+/// let model = Model::new(|p| Linear::new(p, 784, 10))?;
+/// weights::save(&model.state_dict(), "linear.safetensors")?;
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 ///
 /// # Errors

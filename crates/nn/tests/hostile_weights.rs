@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::Error as FileError;
-use brigade_models::{Error, Kind, Tensor, weights};
+use brigade_nn::{Error, Kind, Tensor, weights};
 use brigade_testkit::archive;
 use proptest::prelude::*;
 

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
-use brigade_models::{
+use brigade_nn::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
     EmbeddingOptions, Error, Kind, LayerNorm, LayerNormOptions, Linear, LinearOptions, MaxPool2d,
     Model, Module, Path, Relu, Sequential, Tensor,

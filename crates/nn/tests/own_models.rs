@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use brigade_models::{
+use brigade_nn::{
     BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Error, Linear, Model, Module, Path, Recompute,
     Relu, ScriptValue, Sequential, TorchScript,
 };
@@ -39,7 +39,7 @@ fn variables_of_tch_are_parameters_and_buffers_under_their_names() {
     let net = sequential(&variables);
     variables.freeze();
     let mut model = Model::from_var_store(variables, net).unwrap();
-    let names = |tensors: Vec<brigade_models::NamedTensor>| -> Vec<String> {
+    let names = |tensors: Vec<brigade_nn::NamedTensor>| -> Vec<String> {
         tensors.into_iter().map(|tensor| tensor.name).collect()
     };
     // In the order in which they were made, not in a hash map's.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use brigade_models::{Model, Module, Tensor, TorchScript, weights};
+use brigade_nn::{Model, Module, Tensor, TorchScript, weights};
 use brigade_suite::Need;
 use brigade_torch::{Kind, backward, gradient};
 

@@ -4,7 +4,7 @@
 
 use std::fs;
 
-use brigade_models::{Linear, Model, Path};
+use brigade_nn::{Linear, Model, Path};
 
 fn status(key: &str) -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap();

@@ -14,13 +14,13 @@ use crate::error::Error;
 /// autograd).
 ///
 /// `part` gets the inputs, and owns all else that it needs: layers behind an `Arc<Mutex<…>>`
-/// (`brigade_models::Recompute` does that for a layer), shallow clones of tensors. It runs a second time
+/// (`brigade_nn::Recompute` does that for a layer), shallow clones of tensors. It runs a second time
 /// with the same inputs, the states of the random number generators and of autocast that it had, so dropout
 /// drops the same, and all gradients are those of a plain forward, bit for bit. Parts nest; reducers,
 /// [`crate::grad`] and `create_graph` work as ever. Without gradients (`no_grad`) it is a plain call.
 ///
 /// What the part does besides its output it does twice. [`is_recomputing`] tells the second time;
-/// the batch normalisations of `brigade_models` leave their running statistics alone then.
+/// the batch normalisations of `brigade_nn` leave their running statistics alone then.
 ///
 /// ```
 /// use brigade_torch::{Kind, Tensor, backward, gradient, recomputed};

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_models::{Model, Module, NamedTensor};
+use brigade_nn::{Model, Module, NamedTensor};
 use brigade_torch::{ProcessGroup, Reducer, Tensor, Tensors, grad_enabled};
 
 use crate::accelerator::{Accelerator, Job, Options};

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_models::{Linear, Model, Module, Path};
+use brigade_nn::{Linear, Model, Module, Path};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, GradientAccumulation, Kind, Optimizer, Result, Scheduler, Sgd, Tensor,

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use brigade_checkpoint::Dtype;
 use brigade_checkpoint::layout::{Manifest, TensorEntry};
-use brigade_models::{Linear, Model, Path as Names};
+use brigade_nn::{Linear, Model, Path as Names};
 use brigade_testkit::{dist_test, step};
 use brigade_torch::Tensor;
 use brigade_train::{

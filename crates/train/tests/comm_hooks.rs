@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use brigade_checkpoint::TensorInfo;
 
 use brigade_data::{DataLoader, Digits};
-use brigade_models::{Cnn, Init, Model, Module, Path};
+use brigade_models::Cnn;
+use brigade_nn::{Init, Model, Module, Path};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, Adam, Bucket, CommHook, Compression, Device, GradientHook, HookError, Kind,
@@ -271,7 +272,7 @@ struct Summing {
 }
 
 impl Summing {
-    fn new(parameters: &[brigade_models::NamedTensor]) -> Self {
+    fn new(parameters: &[brigade_nn::NamedTensor]) -> Self {
         let names = parameters.iter().map(|parameter| parameter.name.clone()).collect();
         Self { names, sums: Mutex::default() }
     }

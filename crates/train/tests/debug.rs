@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use brigade_models::{Linear, Model, Path};
+use brigade_nn::{Linear, Model, Path};
 use brigade_testkit::{World, dist_test};
 use brigade_train::{Accelerator, Device, Error, Kind, ReduceOp, Result, Tensor};
 

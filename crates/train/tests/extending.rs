@@ -5,7 +5,7 @@
 use std::thread;
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_models::{Init, Model, Module, Path};
+use brigade_nn::{Init, Model, Module, Path};
 use brigade_optim::{Result as OptimResult, Rule, Step};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{Backend, Store};

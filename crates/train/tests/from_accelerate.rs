@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::convert::{Target, convert, convert_like};
-use brigade_models::{BatchNorm1d, Embedding, Linear, Model, Module, Path as Names};
+use brigade_nn::{BatchNorm1d, Embedding, Linear, Model, Module, Path as Names};
 use brigade_suite::Need;
 use brigade_torch::{Tensor, from_vec};
 use brigade_train::{

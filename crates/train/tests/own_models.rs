@@ -4,7 +4,7 @@
 
 use std::path::{Path as FilePath, PathBuf};
 
-use brigade_models::{
+use brigade_nn::{
     BatchNorm1d, Dropout, Linear, Model, Module, Path, Recompute, Sequential, TchModule,
     TorchScript,
 };
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use tch::nn;
 
 fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../nn/tests/fixtures").join(name)
 }
 
 fn net() -> Model<TchModule<nn::SequentialT>> {
@@ -124,7 +124,7 @@ fn check_file<M>(
     mut model: Model<M>,
     weights: &[(String, Vec<u64>)],
 ) {
-    let state = brigade_models::weights::load(file).unwrap();
+    let state = brigade_nn::weights::load(file).unwrap();
     let mut found: Vec<&str> = state.names().collect();
     found.sort_unstable();
     assert_eq!(found, names);

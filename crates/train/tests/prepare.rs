@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_models::{BatchNorm1d, Init, Linear, Model, Module, Path};
+use brigade_nn::{BatchNorm1d, Init, Linear, Model, Module, Path};
 use brigade_optim::schedule::Schedule;
 use brigade_testkit::{World, dist_test};
 use brigade_torch::gradient;

@@ -6,7 +6,8 @@ mod transformer;
 
 use std::sync::Mutex;
 
-use brigade_models::{Cnn, Linear, Model, Module, Path, ResNet};
+use brigade_models::{Cnn, ResNet};
+use brigade_nn::{Linear, Model, Module, Path};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::shift_allocations;
 use brigade_train::{

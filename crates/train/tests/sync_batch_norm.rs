@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
-use brigade_models::{
-    BatchNorm1d, BatchNorm2d, BatchNormOptions, Cnn, Conv2d, Conv2dOptions, Linear, Model, Module,
-    Path,
+use brigade_models::Cnn;
+use brigade_nn::{
+    BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Linear, Model, Module, Path,
 };
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_torch::{BatchNormState, sync_batch_norm};

@@ -4,7 +4,7 @@
 
 use std::path::{Path as FilePath, PathBuf};
 
-use brigade_models::{Linear, Model, Module, Path};
+use brigade_nn::{Linear, Model, Module, Path};
 use brigade_testkit::{World, dist_test};
 use brigade_train::{
     Accelerator, Adam, CommHook, Device, Error, Group, Kind, Muon, PowerSgd, PreparedModel,

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_models::{BatchNorm1d, Linear, Model, Module, Path};
+use brigade_nn::{BatchNorm1d, Linear, Model, Module, Path};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, CommHook, JoinInputs, Kind, Optimizer, PreparedModel, PreparedOptimizer,

@@ -5,7 +5,7 @@
 use std::fs;
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_models::{Linear, Model, Path};
+use brigade_nn::{Linear, Model, Path};
 use brigade_optim::schedule::{Plateau, Schedule};
 use brigade_testkit::{World, dist_test};
 use brigade_train::track::{Csv, JsonLines, Outcome, Run, Tracker, Value};

@@ -93,7 +93,7 @@ impl BatchNorm2d {
     /// [`forward`](crate::Module::forward) does.
     ///
     /// ```no_run
-    /// use brigade_models::{BatchNorm2d, Kind, Model, Module, Tensor};
+    /// use brigade_nn::{BatchNorm2d, Kind, Model, Module, Tensor};
     ///
     /// struct Block(BatchNorm2d);
     /// impl Module<&Tensor> for Block {
@@ -105,7 +105,7 @@ impl BatchNorm2d {
     /// let model = Model::new(|p| Block(BatchNorm2d::new(p, 32)))?;
     /// let maps = Tensor::randn([8, 32, 14, 14], (Kind::Float, model.device()));
     /// assert_eq!(model.forward(&maps).size(), [8, 32, 14, 14]);
-    /// # Ok::<(), brigade_models::Error>(())
+    /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     pub fn forward_relu(&self, input: &Tensor, shortcut: Option<&Tensor>) -> Tensor {
         if input.dim() != 4 {
@@ -125,13 +125,13 @@ batch_norm! {
     /// ([torch.nn.BatchNorm2d](https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html)).
     ///
     /// ```no_run
-    /// use brigade_models::{BatchNorm2d, Kind, Model, Tensor};
+    /// use brigade_nn::{BatchNorm2d, Kind, Model, Tensor};
     ///
     /// let model = Model::new(|p| BatchNorm2d::new(p, 32))?;
     /// assert_eq!((model.parameters().len(), model.buffers().len()), (2, 3));
     /// let images = Tensor::randn([8, 32, 14, 14], (Kind::Float, model.device()));
     /// assert_eq!(model.forward(&images).size(), [8, 32, 14, 14]);
-    /// # Ok::<(), brigade_models::Error>(())
+    /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     BatchNorm2d, |dimensions| dimensions == 4, "[n, features, height, width]"
 }
@@ -141,14 +141,14 @@ batch_norm! {
     /// ([torch.nn.BatchNorm1d](https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm1d.html)).
     ///
     /// ```no_run
-    /// use brigade_models::{BatchNorm1d, Kind, Model, Tensor};
+    /// use brigade_nn::{BatchNorm1d, Kind, Model, Tensor};
     ///
     /// let mut model = Model::new(|p| BatchNorm1d::new(p, 3))?;
     /// model.eval();
     /// let ones = Tensor::ones([4, 3], (Kind::Float, model.device()));
     /// // (1 - 0) / sqrt(1 + 1e-5), with the statistics of a new layer.
     /// assert!((model.forward(&ones).double_value(&[0, 0]) - 0.999995).abs() < 1e-6);
-    /// # Ok::<(), brigade_models::Error>(())
+    /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     BatchNorm1d, |dimensions| matches!(dimensions, 2 | 3), "[n, features] or [n, features, length]"
 }

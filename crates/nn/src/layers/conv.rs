@@ -17,13 +17,13 @@ use crate::{Init, Module, Path};
 /// ([torch.nn.Conv2d](https://docs.pytorch.org/docs/stable/generated/torch.nn.Conv2d.html)).
 ///
 /// ```no_run
-/// use brigade_models::{Conv2d, Conv2dOptions, Kind, Model, Tensor};
+/// use brigade_nn::{Conv2d, Conv2dOptions, Kind, Model, Tensor};
 ///
 /// let options = Conv2dOptions { padding: [2, 2], ..Conv2dOptions::default() };
 /// let model = Model::new(|p| Conv2d::new(p, 1, 32, [5, 5], options))?;
 /// let images = Tensor::zeros([8, 1, 28, 28], (Kind::Float, model.device()));
 /// assert_eq!(model.forward(&images).size(), [8, 32, 28, 28]);
-/// # Ok::<(), brigade_models::Error>(())
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Conv2d {

@@ -14,14 +14,14 @@ use crate::{Module, Path, Training};
 /// It has no parameters, and takes the path only for the switch between training and evaluation.
 ///
 /// ```no_run
-/// use brigade_models::{Dropout, Kind, Model, Tensor};
+/// use brigade_nn::{Dropout, Kind, Model, Tensor};
 ///
 /// let mut model = Model::new(|p| Dropout::new(p, 0.5))?;
 /// let ones = Tensor::ones([1000], (Kind::Float, model.device()));
 /// assert!(model.forward(&ones).eq(0.0).any().double_value(&[]) == 1.0);
 /// model.eval();
 /// assert_eq!(model.forward(&ones), ones);
-/// # Ok::<(), brigade_models::Error>(())
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Dropout {

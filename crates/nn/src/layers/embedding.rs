@@ -13,11 +13,11 @@ use crate::{Init, Module, Path};
 /// ([torch.nn.Embedding](https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html)).
 ///
 /// ```no_run
-/// use brigade_models::{Embedding, Model, Tensor};
+/// use brigade_nn::{Embedding, Model, Tensor};
 ///
 /// let model = Model::new(|p| Embedding::new(p, 100, 16))?;
 /// assert_eq!(model.forward(&Tensor::from_slice(&[3i64, 99])).size(), [2, 16]);
-/// # Ok::<(), brigade_models::Error>(())
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Embedding {

@@ -14,13 +14,13 @@ use crate::{Init, Module, Path};
 /// ([torch.nn.LayerNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.LayerNorm.html)).
 ///
 /// ```no_run
-/// use brigade_models::{LayerNorm, Model, Tensor};
+/// use brigade_nn::{LayerNorm, Model, Tensor};
 ///
 /// let model = Model::new(|p| LayerNorm::new(p, &[2]))?;
 /// // mean 2, variance 1
 /// let output = model.forward(&Tensor::from_slice(&[1f32, 3.0]));
 /// assert!((output.double_value(&[1]) - 0.999995).abs() < 1e-6);
-/// # Ok::<(), brigade_models::Error>(())
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct LayerNorm {

@@ -13,12 +13,12 @@ use crate::{Init, Module, Path};
 /// ([torch.nn.Linear](https://docs.pytorch.org/docs/stable/generated/torch.nn.Linear.html)).
 ///
 /// ```no_run
-/// use brigade_models::{Kind, Linear, Model, Tensor};
+/// use brigade_nn::{Kind, Linear, Model, Tensor};
 ///
 /// let model = Model::new(|p| Linear::new(p, 3, 2))?;
 /// let input = Tensor::ones([5, 3], (Kind::Float, model.device()));
 /// assert_eq!(model.forward(&input).size(), [5, 2]);
-/// # Ok::<(), brigade_models::Error>(())
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Linear {

@@ -8,7 +8,7 @@ use crate::Module;
 /// `max(x, 0)`, any shape.
 ///
 /// ```no_run
-/// use brigade_models::{Module, Relu, Tensor};
+/// use brigade_nn::{Module, Relu, Tensor};
 /// assert_eq!(Relu.forward(&Tensor::from_slice(&[-1f32, 2.0])), Tensor::from_slice(&[0f32, 2.0]));
 /// ```
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +27,7 @@ impl Module<&Tensor> for Relu {
 /// ([torch.nn.MaxPool2d](https://docs.pytorch.org/docs/stable/generated/torch.nn.MaxPool2d.html)).
 ///
 /// ```no_run
-/// use brigade_models::{Kind, MaxPool2d, Module, Tensor};
+/// use brigade_nn::{Kind, MaxPool2d, Module, Tensor};
 /// let image = Tensor::arange(16, (Kind::Float, tch::Device::Cpu)).view([1, 1, 4, 4]);
 /// let corners = Tensor::from_slice(&[5f32, 7.0, 13.0, 15.0]).view([1, 1, 2, 2]);
 /// assert_eq!(MaxPool2d::new(2).forward(&image), corners);
@@ -64,7 +64,7 @@ impl Module<&Tensor> for MaxPool2d {
 /// From `[n, a, b, …]` to `[n, a·b·…]`.
 ///
 /// ```no_run
-/// use brigade_models::{Flatten, Kind, Module, Tensor};
+/// use brigade_nn::{Flatten, Kind, Module, Tensor};
 /// let maps = Tensor::zeros([8, 64, 7, 7], (Kind::Float, tch::Device::Cpu));
 /// assert_eq!(Flatten.forward(&maps).size(), [8, 3136]);
 /// ```

@@ -1,6 +1,6 @@
 //! Parameters and gradients filled by the formula of the golden files, and steps along them.
 
-use brigade_models::{Init, Model, Path};
+use brigade_nn::{Init, Model, Path};
 use brigade_optim::Optimizer;
 use brigade_testkit::assert_close;
 use serde_json::Value;

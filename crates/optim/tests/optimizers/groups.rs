@@ -1,6 +1,6 @@
 //! Parameter groups: which parameter is where, and what schedules do to them.
 
-use brigade_models::{BatchNorm2d, Conv2d, Conv2dOptions, LayerNorm, Linear, Model, Path};
+use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, LayerNorm, Linear, Model, Path};
 use brigade_optim::schedule::Schedule;
 use brigade_optim::{Adam, AdamW, Group, ParameterGroup, Scheduler, Sgd};
 use brigade_testkit::assert_close;

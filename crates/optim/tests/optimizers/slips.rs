@@ -1,6 +1,6 @@
 //! What is refused, and parameters without gradients.
 
-use brigade_models::{Model, Path};
+use brigade_nn::{Model, Path};
 use brigade_optim::{Adafactor, Adam, Group, Lars, Lookahead, Muon, RAdam, RmsProp, Sgd};
 
 use tch::Kind;

@@ -1,7 +1,7 @@
 //! Clipping: PyTorch's values in float64.
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_models::NamedTensor;
+use brigade_nn::NamedTensor;
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{Accelerator, ClipNorm, Error, Kind, Result, Tensor};
 use serde_json::Value;

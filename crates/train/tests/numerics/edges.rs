@@ -1,7 +1,7 @@
 //! Data that are empty or too few, and losses that are no number: no hang, and the same on every rank.
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_models::{BatchNorm1d, Model, Path};
+use brigade_nn::{BatchNorm1d, Model, Path};
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::{Accelerator, ClipNorm, Error, Kind, Precision, Result, Sgd, Tensor};
 

@@ -1,6 +1,6 @@
 //! A small model whose values are a formula: libtorch's random numbers belong to the whole process.
 
-use brigade_models::{Init, Linear, Model, Module, Path};
+use brigade_nn::{Init, Linear, Model, Module, Path};
 use brigade_train::{Kind, Tensor};
 
 pub(crate) struct Net {

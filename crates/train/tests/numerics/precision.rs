@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use brigade_models::{Linear, Model, Module, Path};
+use brigade_nn::{Linear, Model, Module, Path};
 use brigade_train::{Accelerator, AutocastOptions, Kind, Precision, Tensor};
 
 use crate::net;

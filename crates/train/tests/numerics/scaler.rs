@@ -1,6 +1,6 @@
 //! Loss scaling: PyTorch's numbers, skipped steps, agreement between ranks.
 
-use brigade_models::Model;
+use brigade_nn::Model;
 use brigade_optim::schedule::Schedule;
 use brigade_testkit::{World, dist_test};
 use brigade_train::{

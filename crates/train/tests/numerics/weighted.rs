@@ -1,7 +1,7 @@
 //! The mean over all tokens: in float64 the gradients are the big batch's, however tokens are spread.
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_models::Model;
+use brigade_nn::Model;
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, Error, GradientAccumulation, Kind, Optimizer, Result, Sgd, Tensor,

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use brigade_data::{BatchContext, BatchesFromFn, DataError, DataLoader, batches_from_fn};
-use brigade_models::{BatchNorm1d, Dropout, Linear, Model, Module, Path as Names};
+use brigade_nn::{BatchNorm1d, Dropout, Linear, Model, Module, Path as Names};
 use brigade_torch::{Device, Kind, Tensor, from_vec};
 use brigade_train::{
     Accelerator, Adam, PreparedLoader, PreparedModel, PreparedOptimizer, PreparedScheduler,

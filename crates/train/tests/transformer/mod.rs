@@ -1,6 +1,6 @@
 //! A layer of a transformer, for the test of reproducible steps and for the benchmarks.
 
-use brigade_models::{Kind, LayerNorm, Linear, Module, Path, Tensor};
+use brigade_nn::{Kind, LayerNorm, Linear, Module, Path, Tensor};
 
 /// Causal attention and an MLP, each behind its normalisation (pre-norm), and the mean over the tokens.
 pub(crate) struct Block {
