@@ -64,7 +64,9 @@ pub mod prelude {
     };
     #[cfg(feature = "models")]
     pub use crate::models::{Cnn, ResNet};
-    pub use crate::nn::{BatchNorm2d, Conv2d, Linear, Model, Module, Path, Sequential, StateDict};
+    pub use crate::nn::{
+        BatchNorm2d, Conv2d, Linear, Model, Module, ParamPath, Sequential, StateDict,
+    };
     pub use crate::schedule::{FitOneCycle, LrSchedule, OneCycle, Plateau, Schedule};
     pub use crate::train::{
         Accelerator, Accuracy, Adafactor, Adagrad, Adam, AdamW, ClipNorm, CommHook, Error, FBeta,

@@ -11,7 +11,7 @@ struct Net {
 }
 
 impl Net {
-    fn new(path: &Path<'_>) -> Self {
+    fn new(path: &ParamPath<'_>) -> Self {
         Self {
             hidden: Linear::new(path / "hidden", 8 * 8, 128),
             output: Linear::new(path / "output", 128, 10),

@@ -1,7 +1,7 @@
 //! The CNN of the FashionMNIST example.
 
 use brigade_nn::{
-    BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, Path, Sequential,
+    BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, ParamPath, Sequential,
 };
 use tch::Tensor;
 
@@ -33,7 +33,7 @@ pub struct Cnn {
 impl Cnn {
     /// Registers all layers below the path.
     #[must_use]
-    pub fn new(path: &Path<'_>) -> Self {
+    pub fn new(path: &ParamPath<'_>) -> Self {
         Self {
             module1: block(&(path / "module1"), 1, 32),
             module2: block(&(path / "module2"), 32, 64),
@@ -53,7 +53,7 @@ impl Module<&Tensor> for Cnn {
     }
 }
 
-fn block(path: &Path<'_>, inputs: i64, outputs: i64) -> Sequential {
+fn block(path: &ParamPath<'_>, inputs: i64, outputs: i64) -> Sequential {
     let padded = Conv2dOptions { padding: [2, 2], ..Conv2dOptions::default() };
     let convolution = Conv2d::new(path / 0, inputs, outputs, [5, 5], padded);
     let norm = BatchNorm2d::new(path / 1, outputs);

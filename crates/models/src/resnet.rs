@@ -2,7 +2,9 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, Path};
+use brigade_nn::{
+    BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, ParamPath,
+};
 use tch::{Device, Kind, Tensor};
 
 /// A residual network (He et al., 2016): from images `[n, 3, h, w]` to logits `[n, classes]`. Any size
@@ -71,32 +73,32 @@ impl ResNetOptions {
 
 impl ResNet {
     /// 18 layers: 11.7 million parameters with 1000 classes.
-    pub fn resnet18<'a>(path: impl Borrow<Path<'a>>, classes: i64) -> Self {
+    pub fn resnet18<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
         Self::new(path, classes, ResNetOptions::basic([2, 2, 2, 2]))
     }
 
     /// 34 layers: 21.8 million parameters with 1000 classes.
-    pub fn resnet34<'a>(path: impl Borrow<Path<'a>>, classes: i64) -> Self {
+    pub fn resnet34<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
         Self::new(path, classes, ResNetOptions::basic([3, 4, 6, 3]))
     }
 
     /// 50 layers: 25.6 million parameters with 1000 classes.
-    pub fn resnet50<'a>(path: impl Borrow<Path<'a>>, classes: i64) -> Self {
+    pub fn resnet50<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
         Self::new(path, classes, ResNetOptions::bottleneck([3, 4, 6, 3]))
     }
 
     /// 101 layers: 44.5 million parameters with 1000 classes.
-    pub fn resnet101<'a>(path: impl Borrow<Path<'a>>, classes: i64) -> Self {
+    pub fn resnet101<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
         Self::new(path, classes, ResNetOptions::bottleneck([3, 4, 23, 3]))
     }
 
     /// 152 layers: 60.2 million parameters with 1000 classes.
-    pub fn resnet152<'a>(path: impl Borrow<Path<'a>>, classes: i64) -> Self {
+    pub fn resnet152<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
         Self::new(path, classes, ResNetOptions::bottleneck([3, 8, 36, 3]))
     }
 
     /// Registers all layers below the path.
-    pub fn new<'a>(path: impl Borrow<Path<'a>>, classes: i64, options: ResNetOptions) -> Self {
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64, options: ResNetOptions) -> Self {
         let path = path.borrow();
         let plain = options.groups == 1 && options.width_per_group == 64;
         if !options.bottleneck && !plain {
@@ -125,7 +127,7 @@ impl ResNet {
 
     /// torchvision draws the convolutions a second time, after all layers have been drawn by their
     /// defaults, from a normal distribution with the fan-out. In its order, a seed gives its model.
-    fn draw(&self, path: &Path<'_>, options: ResNetOptions) {
+    fn draw(&self, path: &ParamPath<'_>, options: ResNetOptions) {
         let blocks = || self.stages.iter().flatten();
         let convolutions =
             std::iter::once(&self.conv1).chain(blocks().flat_map(Block::convolutions));
@@ -167,7 +169,13 @@ struct Block {
 }
 
 impl Block {
-    fn new(path: &Path<'_>, inputs: i64, planes: i64, stride: i64, options: ResNetOptions) -> Self {
+    fn new(
+        path: &ParamPath<'_>,
+        inputs: i64,
+        planes: i64,
+        stride: i64,
+        options: ResNetOptions,
+    ) -> Self {
         let layer = |number: usize, channels, kernel, stride, groups| {
             let name = format!("conv{number}");
             let convolution = conv(&(path / name), channels, kernel, stride, groups);
@@ -222,7 +230,7 @@ impl Block {
 /// Without a bias, which the normalisation after it would take away, and with the padding that keeps the
 /// size at stride 1.
 fn conv(
-    path: &Path<'_>,
+    path: &ParamPath<'_>,
     [inputs, outputs]: [i64; 2],
     kernel: i64,
     stride: i64,

@@ -5,7 +5,7 @@
 use std::sync::Mutex;
 
 use brigade_models::{ResNet, ResNetOptions};
-use brigade_nn::{Error, Kind, Model, Path, StateDict, Tensor};
+use brigade_nn::{Error, Kind, Model, ParamPath, StateDict, Tensor};
 use serde_json::Value;
 
 /// libtorch has one generator per process.
@@ -110,7 +110,7 @@ impl Outcome {
 /// Compares with torchvision's results in float32 by way of float64, where rounding leaves nothing to see:
 /// so torchvision's distance is its own rounding and the same on every processor, and ours, which differs
 /// from processor to processor, is held against it.
-fn agrees(name: &str, build: fn(&Path<'_>) -> ResNet) {
+fn agrees(name: &str, build: fn(&ParamPath<'_>) -> ResNet) {
     let golden: Value = serde_json::from_str(include_str!("golden/resnets.json")).unwrap();
     let golden = &golden["models"][name];
     let _alone = GENERATOR.lock().unwrap();
@@ -157,7 +157,7 @@ fn resnet50_is_torchvisions() {
 }
 
 /// A size: its name in torchvision and its constructor.
-type Size = (&'static str, fn(&Path<'_>) -> ResNet);
+type Size = (&'static str, fn(&ParamPath<'_>) -> ResNet);
 
 #[test]
 fn a_seed_gives_torchvisions_first_values_and_all_sizes_are_its() {

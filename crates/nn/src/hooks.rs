@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tch::Tensor;
 
 use crate::place::Place;
-use crate::{Error, Model, Module, NamedTensor, Path};
+use crate::{Error, Model, Module, NamedTensor, ParamPath};
 
 type Run = dyn Fn(&str, &Tensor) -> Option<Tensor> + Send;
 
@@ -96,8 +96,8 @@ impl fmt::Debug for ForwardHook {
 /// A module whose output has hooks under the path's name: for modules of one's own, such as a block.
 ///
 /// ```
-/// use brigade_nn::{Kind, Linear, Model, Named, Path, Tensor};
-/// let mut model = Model::new(|p: &Path| Named::new(p / "block", Linear::new(p / "block" / 0, 4, 4)))?;
+/// use brigade_nn::{Kind, Linear, Model, Named, ParamPath, Tensor};
+/// let mut model = Model::new(|p: &ParamPath| Named::new(p / "block", Linear::new(p / "block" / 0, 4, 4)))?;
 /// let _hook = model.forward_hook("block", |_, output| Some(output * 0.0))?;
 /// let output = model.forward(&Tensor::ones([2, 4], (Kind::Float, model.device())));
 /// assert_eq!(output.abs().sum(Kind::Float).double_value(&[]), 0.0);
@@ -111,7 +111,7 @@ pub struct Named<M> {
 
 impl<M> Named<M> {
     /// Names the module.
-    pub fn new<'a>(path: impl std::borrow::Borrow<Path<'a>>, module: M) -> Self {
+    pub fn new<'a>(path: impl std::borrow::Borrow<ParamPath<'a>>, module: M) -> Self {
         Self { module, place: path.borrow().layer() }
     }
 }
@@ -191,8 +191,8 @@ impl<M> Model<M> {
     /// [`Model::parameters_under`] and [`Model::requires_grad_under`].
     ///
     /// ```
-    /// use brigade_nn::{Linear, Model, Path};
-    /// let model = Model::new(|p: &Path| {
+    /// use brigade_nn::{Linear, Model, ParamPath};
+    /// let model = Model::new(|p: &ParamPath| {
     ///     (Linear::new(p / "body" / 0, 4, 4), Linear::new(p / "body" / 1, 4, 4), Linear::new(p / "head", 4, 2))
     /// })?;
     /// assert_eq!(model.children(""), ["body", "head"]);
@@ -237,8 +237,8 @@ impl<M> Model<M> {
     /// Splits the parameters into groups, each of the modules named; every parameter comes into exactly one.
     ///
     /// ```
-    /// use brigade_nn::{Linear, Model, Path};
-    /// let model = Model::new(|p: &Path| {
+    /// use brigade_nn::{Linear, Model, ParamPath};
+    /// let model = Model::new(|p: &ParamPath| {
     ///     ["stem", "body", "head"].map(|name| Linear::new(p / name, 4, 4))
     /// })?;
     /// let groups = model.parameter_groups(&[("old", &["stem", "body"]), ("new", &["head"])])?;

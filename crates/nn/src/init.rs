@@ -9,10 +9,10 @@ use tch::{Device, Kind, TchError, Tensor};
 /// in the same order it is the model that PyTorch draws from that seed.
 ///
 /// ```no_run
-/// use brigade_nn::{Init, Model, Path};
+/// use brigade_nn::{Init, Model, ParamPath};
 ///
 /// // 64 weights in [-1/4, 1/4]: the fan-in is 16.
-/// let model = Model::new(|p: &Path| p.parameter("weight", &[4, 16], Init::KaimingUniform))?;
+/// let model = Model::new(|p: &ParamPath| p.parameter("weight", &[4, 16], Init::KaimingUniform))?;
 /// assert_eq!(model.num_parameters(), 64);
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```

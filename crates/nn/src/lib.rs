@@ -1,12 +1,12 @@
 //! Parameters, layers and models under PyTorch's names, and their weights files.
 //!
-//! A constructor takes a [`Path`] and registers what it needs under the names that PyTorch would
+//! A constructor takes a [`ParamPath`] and registers what it needs under the names that PyTorch would
 //! give; [`Model::new`] runs it and holds the parameters. Values, first values (for a seed) and
 //! names agree with PyTorch's, so weights go both ways: [`weights`] reads and writes safetensors,
 //! and reads the state dictionaries of `torch.save` without executing anything.
 //!
 //! ```no_run
-//! use brigade_nn::{Linear, Model, Module, Path, Tensor};
+//! use brigade_nn::{Linear, Model, Module, ParamPath, Tensor};
 //!
 //! struct Mlp {
 //!     hidden: Linear,
@@ -14,7 +14,7 @@
 //! }
 //!
 //! impl Mlp {
-//!     fn new(path: &Path) -> Self {
+//!     fn new(path: &ParamPath) -> Self {
 //!         Self {
 //!             hidden: Linear::new(path / "hidden", 784, 64),
 //!             head: Linear::new(path / "head", 64, 10),
@@ -44,7 +44,7 @@ mod init;
 mod layers;
 mod model;
 mod module;
-mod path;
+mod param_path;
 mod place;
 mod recompute;
 mod registry;
@@ -66,7 +66,7 @@ pub use layers::{
 };
 pub use model::{Model, ModelBuilder};
 pub use module::{Layer, Module};
-pub use path::{Path, Training};
+pub use param_path::{ParamPath, Training};
 pub use recompute::Recompute;
 pub use script::{TorchScript, TorchScriptInputs, TorchScriptOutput};
 pub use sequential::Sequential;

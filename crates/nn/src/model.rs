@@ -14,10 +14,10 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use crate::hooks::Hooks;
 use crate::layers::SharedStatistics;
-use crate::path::is_floating_point;
+use crate::param_path::is_floating_point;
 use crate::place::Failures;
 use crate::registry::{Entry, Registry, Role};
-use crate::{Error, Module, Path, Training};
+use crate::{Error, Module, ParamPath, Training};
 
 /// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.
 ///
@@ -83,14 +83,17 @@ impl ModelBuilder {
     /// [`Error::Build`] with everything that the constructor asked for in vain: names used twice,
     /// impossible shapes, no memory. [`Error::NotFloatingPoint`] for a kind without gradients,
     /// [`Error::Torch`] when the device refuses.
-    pub fn build<M>(self, constructor: impl FnOnce(&Path<'_>) -> M) -> Result<Model<M>, Error> {
+    pub fn build<M>(
+        self,
+        constructor: impl FnOnce(&ParamPath<'_>) -> M,
+    ) -> Result<Model<M>, Error> {
         if !is_floating_point(self.kind) {
             return Err(Error::NotFloatingPoint { kind: self.kind });
         }
         // First values use MKL's vector functions, and it takes the setting only before its first use.
         let _ = make_products_reproducible();
         let registry = RefCell::new(Registry::new(self.kind));
-        let module = constructor(&Path::root(&registry));
+        let module = constructor(&ParamPath::root(&registry));
         let Registry { entries, problems, training, statistics, failures, hooks, layers, .. } =
             registry.into_inner();
         if !problems.is_empty() {
@@ -127,7 +130,7 @@ impl<M> Model<M> {
     ///
     /// # Errors
     /// Those of [`ModelBuilder::build`].
-    pub fn new(constructor: impl FnOnce(&Path<'_>) -> M) -> Result<Self, Error> {
+    pub fn new(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> Result<Self, Error> {
         Model::build().build(constructor)
     }
 
@@ -227,8 +230,8 @@ impl<M> Model<M> {
     /// TorchScript file, which does not tell. PyTorch's `load_state_dict` is strict about names.
     ///
     /// ```
-    /// use brigade_nn::{Model, Path, Tensor};
-    /// let mut model = Model::new(|p: &Path| p.buffer("position_ids", &Tensor::from(0i64)))?;
+    /// use brigade_nn::{Model, ParamPath, Tensor};
+    /// let mut model = Model::new(|p: &ParamPath| p.buffer("position_ids", &Tensor::from(0i64)))?;
     /// model.set_persistent("position_ids", false)?;
     /// assert!(model.state_dict().is_empty());
     /// assert_eq!(model.buffers().len(), 1);
@@ -272,8 +275,8 @@ impl<M> Model<M> {
     /// `module1` means `module1.0.weight` but not `module10.weight`. Returns how many.
     ///
     /// ```no_run
-    /// use brigade_nn::{Linear, Model, Path};
-    /// let mut model = Model::new(|p: &Path| {
+    /// use brigade_nn::{Linear, Model, ParamPath};
+    /// let mut model = Model::new(|p: &ParamPath| {
     ///     (Linear::new(p / "body" / 0, 4, 4), Linear::new(p / "head", 4, 2))
     /// })?;
     /// assert_eq!(model.requires_grad_under("body", false)?, 2);

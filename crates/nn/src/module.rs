@@ -7,14 +7,14 @@ use tch::Tensor;
 /// Implement it for the input that your forward takes; one type may take several.
 ///
 /// ```
-/// use brigade_nn::{Linear, Module, Path, Tensor};
+/// use brigade_nn::{Linear, Module, ParamPath, Tensor};
 ///
 /// struct Siamese {
 ///     tower: Linear,
 /// }
 ///
 /// impl Siamese {
-///     fn new(path: &Path) -> Self {
+///     fn new(path: &ParamPath) -> Self {
 ///         Self { tower: Linear::new(path / "tower", 784, 16) }
 ///     }
 /// }

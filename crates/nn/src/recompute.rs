@@ -7,7 +7,7 @@ use brigade_torch::recomputed;
 use tch::Tensor;
 
 use crate::place::Place;
-use crate::{Error, Module, Path};
+use crate::{Error, Module, ParamPath};
 
 /// A layer that keeps its input only, and computes what the backward needs again: gradient checkpointing
 /// ([`brigade_torch::recomputed`] says what holds; it also takes parts with several inputs).
@@ -15,10 +15,10 @@ use crate::{Error, Module, Path};
 /// It has no parameters of its own, and the layer's names stay as they are.
 ///
 /// ```
-/// use brigade_nn::{Kind, Linear, Model, Path, Recompute, Relu, Sequential, Tensor};
+/// use brigade_nn::{Kind, Linear, Model, ParamPath, Recompute, Relu, Sequential, Tensor};
 ///
-/// let model = Model::new(|p: &Path| {
-///     let block = |p: Path| Sequential::new().add(Linear::new(&p / 0, 64, 64)).add(Relu);
+/// let model = Model::new(|p: &ParamPath| {
+///     let block = |p: ParamPath| Sequential::new().add(Linear::new(&p / 0, 64, 64)).add(Relu);
 ///     Sequential::new()
 ///         .add(Recompute::new(p / 0, block(p / 0)))
 ///         .add(Recompute::new(p / 1, block(p / 1)))
@@ -36,7 +36,7 @@ pub struct Recompute<L> {
 
 impl<L> Recompute<L> {
     /// Wraps a layer. The path is for messages.
-    pub fn new<'a>(path: impl std::borrow::Borrow<Path<'a>>, layer: L) -> Self {
+    pub fn new<'a>(path: impl std::borrow::Borrow<ParamPath<'a>>, layer: L) -> Self {
         Self { layer: Arc::new(Mutex::new(layer)), place: path.borrow().place() }
     }
 }

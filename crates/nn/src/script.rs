@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::path::Path as FilePath;
+use std::path::Path;
 
 use brigade_torch::{Script, ScriptValue};
 use tch::{Kind, Tensor};
 
-use crate::path::is_floating_point;
+use crate::param_path::is_floating_point;
 use crate::place::Place;
-use crate::{Error, Model, Module, Path, Training};
+use crate::{Error, Model, Module, ParamPath, Training};
 
 /// A module that Python wrote with `torch.jit.script` or `torch.jit.trace`: the module of a
 /// [`Model::from_torchscript`]. `O` is what its forward gives, a tensor unless said otherwise.
@@ -54,7 +54,7 @@ impl<O> Model<TorchScript<O>> {
     /// # Errors
     /// [`Error::Script`] when the file cannot be read or is not TorchScript, and for a module without the
     /// attribute `training` (`torch.jit.freeze`), which has no parameters either.
-    pub fn from_torchscript(path: impl AsRef<FilePath>) -> Result<Self, Error> {
+    pub fn from_torchscript(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let failed = |source| Error::Script { path: path.to_owned(), source };
         let script = Script::load(path).map_err(failed)?;
@@ -63,7 +63,7 @@ impl<O> Model<TorchScript<O>> {
         let buffers = script.buffers().map_err(failed)?;
         let kind = parameters.iter().map(|(_, tensor)| tensor.kind());
         let kind = kind.into_iter().find(|&kind| is_floating_point(kind)).unwrap_or(Kind::Float);
-        Model::build().kind(kind).build(|p: &Path<'_>| {
+        Model::build().kind(kind).build(|p: &ParamPath<'_>| {
             for (name, tensor) in &parameters {
                 p.adopt_parameter(name, tensor);
             }

@@ -11,9 +11,9 @@ use crate::module::Layer;
 /// `path / 0`, `path / 1`, …; layers without parameters count.
 ///
 /// ```no_run
-/// use brigade_nn::{Linear, Model, Path, Relu, Sequential};
+/// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential};
 ///
-/// let model = Model::new(|p: &Path| {
+/// let model = Model::new(|p: &ParamPath| {
 ///     Sequential::new().add(Linear::new(p / 0, 784, 64)).add(Relu).add(Linear::new(p / 2, 64, 10))
 /// })?;
 /// assert_eq!(model.parameters()[2].name, "2.weight");

@@ -5,7 +5,7 @@ use std::fmt;
 use tch::Tensor;
 use tch::nn::{ModuleT, VarStore};
 
-use crate::{Error, Model, Module, Path, Training};
+use crate::{Error, Model, Module, ParamPath, Training};
 
 /// A module of `tch::nn` in a [`Model`]: its `forward_t` gets the model's switch between training and
 /// evaluation. `tch::nn::Module`s are such modules, too.
@@ -44,7 +44,7 @@ impl<M> Model<TchModule<M>> {
     /// not trainable (running statistics) are buffers. They are the module's own tensors, so the model
     /// moves, trains and loads what the module computes with. A module with another forward (several
     /// inputs, several outputs) implements [`Module`] and takes its variables in with
-    /// [`Path::adopt_variables`].
+    /// [`ParamPath::adopt_variables`].
     ///
     /// ```
     /// use brigade_nn::{Device, Kind, Model, Tensor};
@@ -73,10 +73,12 @@ impl<M> Model<TchModule<M>> {
         reason = "the model moves the variables, and the store would not know where they lie"
     )]
     pub fn from_var_store(variables: VarStore, module: M) -> Result<Self, Error> {
-        Model::build().device(variables.device()).kind(variables.kind()).build(|path: &Path<'_>| {
-            path.adopt_variables(&variables);
-            TchModule { module, training: path.training() }
-        })
+        Model::build().device(variables.device()).kind(variables.kind()).build(
+            |path: &ParamPath<'_>| {
+                path.adopt_variables(&variables);
+                TchModule { module, training: path.training() }
+            },
+        )
     }
 }
 

@@ -5,7 +5,7 @@
 use brigade_nn::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
     EmbeddingOptions, Error, Kind, LayerNorm, LayerNormOptions, Linear, LinearOptions, MaxPool2d,
-    Model, Module, Path, Relu, Sequential, Tensor,
+    Model, Module, ParamPath, Relu, Sequential, Tensor,
 };
 use serde_json::Value;
 
@@ -29,7 +29,7 @@ fn assert_values(found: &Tensor, expected: &Value, what: &str) {
     }
 }
 
-fn check<M>(case: &str, constructor: impl FnOnce(&Path<'_>) -> M, input: &Tensor)
+fn check<M>(case: &str, constructor: impl FnOnce(&ParamPath<'_>) -> M, input: &Tensor)
 where
     M: for<'a> Module<&'a Tensor, Output = Tensor>,
 {
@@ -147,7 +147,7 @@ fn dropout_drops_and_scales_in_training_only() {
 
 #[test]
 fn a_row_of_layers_applies_them_in_order() {
-    let model = Model::new(|p: &Path<'_>| {
+    let model = Model::new(|p: &ParamPath<'_>| {
         Sequential::new().add_fn(|x| x - 2.0).add(Relu).add(Linear::new(p / 2, 2, 1))
     })
     .unwrap();
@@ -166,7 +166,7 @@ fn what_a_layer_refuses_is_an_error_with_its_name() {
     let refused = |model: &Model<BatchNorm1d>, input: &[i64]| {
         model.try_forward(&wave(input, 0.0)).unwrap_err()
     };
-    let one = Model::new(|p: &Path<'_>| BatchNorm1d::new(p / "norm", 3)).unwrap();
+    let one = Model::new(|p: &ParamPath<'_>| BatchNorm1d::new(p / "norm", 3)).unwrap();
     let error = refused(&one, &[1, 3]);
     assert!(matches!(error, Error::Input { .. }));
     let text = error.to_string();
@@ -178,7 +178,7 @@ fn what_a_layer_refuses_is_an_error_with_its_name() {
     assert!(text.starts_with("norm cannot take an input of [4, 7]"), "{text}");
     assert!(!text.contains('\n'), "{text}");
 
-    let linear = Model::new(|p: &Path<'_>| Linear::new(p / "head", 5, 2)).unwrap();
+    let linear = Model::new(|p: &ParamPath<'_>| Linear::new(p / "head", 5, 2)).unwrap();
     let text = linear.try_forward(&wave(&[2, 4], 0.0)).unwrap_err().to_string();
     assert!(text.starts_with("head cannot take an input of [2, 4]"), "{text}");
     assert_eq!(linear.try_forward(&wave(&[2, 5], 0.0)).unwrap().size(), [2, 2], "and goes on");
@@ -186,14 +186,14 @@ fn what_a_layer_refuses_is_an_error_with_its_name() {
 
 #[test]
 fn an_operator_that_panics_is_an_error_and_other_panics_go_on() {
-    let operator = Model::new(|p: &Path<'_>| {
+    let operator = Model::new(|p: &ParamPath<'_>| {
         Sequential::new().add(Linear::new(p / 0, 5, 2)).add_fn(|x| x.matmul(x))
     });
     let error = operator.unwrap().try_forward(&wave(&[3, 5], 0.0)).unwrap_err();
     assert!(matches!(error, Error::Torch { .. }));
     let text = error.to_string();
     assert!(text.contains("run the model's forward") && text.contains("3x2"), "{text}");
-    let own = Model::new(|_: &Path<'_>| Sequential::new().add_fn(|_| panic!("own")));
+    let own = Model::new(|_: &ParamPath<'_>| Sequential::new().add_fn(|_| panic!("own")));
     let own = own.unwrap();
     let forward = || own.try_forward(&wave(&[3, 5], 0.0));
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(forward)).unwrap_err();

@@ -4,7 +4,7 @@
 
 use brigade_nn::{
     BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Embedding, EmbeddingOptions, Error, Init, Kind,
-    Linear, Model, Module, Path, Sequential, StateDict, Tensor,
+    Linear, Model, Module, ParamPath, Sequential, StateDict, Tensor,
 };
 
 fn names(tensors: Vec<brigade_nn::NamedTensor>) -> Vec<String> {
@@ -17,7 +17,7 @@ fn values(tensor: &Tensor) -> Vec<f64> {
 
 #[test]
 fn every_problem_of_a_constructor_is_reported() {
-    let error = Model::new(|p: &Path<'_>| {
+    let error = Model::new(|p: &ParamPath<'_>| {
         let p = p / "net";
         let _ = p.parameter("weight", &[2], Init::Zeros);
         let _ = p.buffer("weight", &Tensor::from(0i64));
@@ -60,7 +60,7 @@ struct Tied {
 }
 
 fn tied() -> Model<Tied> {
-    Model::new(|p: &Path<'_>| {
+    Model::new(|p: &ParamPath<'_>| {
         let table = Embedding::new(p / "table", 5, 2);
         let _ = p.unsaved_buffer("scratch", &Tensor::from(1i64));
         let head = (p / "head").share("weight", table.weight());
@@ -126,7 +126,7 @@ fn a_model_can_be_sent_to_another_thread() {
 
 #[test]
 fn freezing_follows_whole_names() {
-    let mut model = Model::new(|p: &Path<'_>| {
+    let mut model = Model::new(|p: &ParamPath<'_>| {
         for index in [1, 10] {
             Linear::new(p / format!("block{index}"), 2, 2);
         }
@@ -173,7 +173,7 @@ fn changing_the_kind_keeps_the_tensors_that_others_hold() {
 
 #[test]
 fn training_is_one_switch_for_all_layers() {
-    let mut model = Model::new(|p: &Path<'_>| {
+    let mut model = Model::new(|p: &ParamPath<'_>| {
         let norms = [0, 1].map(|index| BatchNorm2d::new(p / index, 3));
         let dropout = Dropout::new(p / 2, 0.5);
         norms.into_iter().fold(Sequential::new(), Sequential::add).add(dropout)
@@ -234,7 +234,7 @@ fn prefixes_of_wrappers_are_taken_off_where_the_model_has_none() {
     }
     assert!(plain.load_state_dict(&wrapped("model.")).is_err());
     // Here the prefix is a name of the model.
-    let mut named = Model::new(|p: &Path<'_>| Linear::new(p / "module", 2, 1)).unwrap();
+    let mut named = Model::new(|p: &ParamPath<'_>| Linear::new(p / "module", 2, 1)).unwrap();
     assert_eq!(named.load_state_dict(&wrapped("module.")).unwrap().loaded, 2);
     assert!(named.load_state_dict(&wrapped("")).is_err());
 }

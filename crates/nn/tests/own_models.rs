@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use brigade_nn::{
-    BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Error, Linear, Model, Module, Path, Recompute,
-    Relu, ScriptValue, Sequential, TorchScript,
+    BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Error, Linear, Model, Module, ParamPath,
+    Recompute, Relu, ScriptValue, Sequential, TorchScript,
 };
 use brigade_torch::{Autocast, backward, gradient, recomputed};
 use tch::nn::{self, ModuleT};
@@ -158,8 +158,8 @@ struct Net {
 }
 
 impl Net {
-    fn new(p: &Path<'_>, recompute: bool) -> Self {
-        let block = |p: Path<'_>| {
+    fn new(p: &ParamPath<'_>, recompute: bool) -> Self {
+        let block = |p: ParamPath<'_>| {
             Sequential::new()
                 .add(Conv2d::new(
                     &p / 0,
@@ -197,7 +197,7 @@ impl Module<&Tensor> for Net {
 /// Gradients, buffers and loss of one step, as bits; and that the next random number is the same.
 fn step(recompute: bool, kind: Kind) -> Vec<Vec<f32>> {
     tch::manual_seed(3);
-    let model = Model::new(|p: &Path<'_>| Net::new(p, recompute)).unwrap();
+    let model = Model::new(|p: &ParamPath<'_>| Net::new(p, recompute)).unwrap();
     let input = Tensor::randn([4, 3, 12, 12], FLOAT);
     let scope = Autocast::enter(Device::Cpu, kind, true).unwrap();
     let output = model.forward(&input);
@@ -273,7 +273,7 @@ fn a_part_that_fails_or_differs_the_second_time_is_an_error() {
 
 #[test]
 fn hooks_read_and_change_activations_until_they_are_dropped() {
-    let mut model = Model::new(|p: &Path<'_>| Net::new(p, false)).unwrap();
+    let mut model = Model::new(|p: &ParamPath<'_>| Net::new(p, false)).unwrap();
     assert_eq!(model.layers(), ["0.0", "0.1", "0.2", "1.0", "1.1", "1.2", "head"]);
     assert_eq!(model.children(""), ["0", "1", "head"]);
     let input = Tensor::ones([2, 3, 8, 8], FLOAT);

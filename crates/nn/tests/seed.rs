@@ -10,7 +10,7 @@ use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Embedding, Linear, Model};
 
 #[test]
 fn weights_of_pytorch_are_what_the_same_seed_draws_here() {
-    let small = |p: &brigade_nn::Path<'_>| {
+    let small = |p: &brigade_nn::ParamPath<'_>| {
         Conv2d::new(p / "block" / 0, 1, 2, [3, 3], Conv2dOptions::default());
         BatchNorm2d::new(p / "block" / 1, 2);
         Linear::new(p / "head", 4, 3);

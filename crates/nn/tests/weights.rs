@@ -27,7 +27,7 @@ fn counted(first: i32, count: i32) -> Vec<f64> {
 }
 
 /// The module behind `small.pth`.
-fn small(p: &brigade_nn::Path<'_>) {
+fn small(p: &brigade_nn::ParamPath<'_>) {
     Conv2d::new(p / "block" / 0, 1, 2, [3, 3], Conv2dOptions::default());
     BatchNorm2d::new(p / "block" / 1, 2);
     Linear::new(p / "head", 4, 3);
@@ -138,7 +138,7 @@ fn a_model_goes_through_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let images = Tensor::randn([2, 1, 8, 8], (Kind::Float, Device::Cpu));
-    let net = |p: &brigade_nn::Path<'_>| {
+    let net = |p: &brigade_nn::ParamPath<'_>| {
         let convolution = Conv2d::new(p / 0, 1, 4, [3, 3], Conv2dOptions::default());
         let head = Linear::new(p / 3, 4 * 36, 2);
         Sequential::new().add(convolution).add(BatchNorm2d::new(p / 1, 4)).add(Flatten).add(head)

@@ -4,7 +4,7 @@
 
 use std::fs;
 
-use brigade_nn::{Linear, Model, Path};
+use brigade_nn::{Linear, Model, ParamPath};
 
 fn status(key: &str) -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap();
@@ -14,7 +14,7 @@ fn status(key: &str) -> usize {
 
 #[test]
 fn weights_are_read_into_the_model() {
-    let layers = |path: &Path<'_>| -> Vec<Linear> {
+    let layers = |path: &ParamPath<'_>| -> Vec<Linear> {
         (0..16).map(|layer| Linear::new(path / layer, 1024, 1024)).collect()
     };
     let folder = tempfile::tempdir().unwrap();

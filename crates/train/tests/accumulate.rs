@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_nn::{Linear, Model, Module, Path};
+use brigade_nn::{Linear, Model, Module, ParamPath};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, GradientAccumulation, Kind, Optimizer, Result, Scheduler, Sgd, Tensor,
@@ -16,7 +16,7 @@ struct Net {
 }
 
 impl Net {
-    fn new(path: &Path<'_>) -> Self {
+    fn new(path: &ParamPath<'_>) -> Self {
         Self { hidden: Linear::new(path / "hidden", 5, 7), head: Linear::new(path / "head", 7, 3) }
     }
 }

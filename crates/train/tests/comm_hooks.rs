@@ -10,7 +10,7 @@ use brigade_checkpoint::TensorInfo;
 
 use brigade_data::{DataLoader, Digits};
 use brigade_models::Cnn;
-use brigade_nn::{Init, Model, Module, Path};
+use brigade_nn::{Init, Model, Module, ParamPath};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, Adam, Bucket, CommHook, Compression, Device, GradientHook, HookError, Kind,
@@ -23,7 +23,7 @@ const SHAPES: [(&str, &[i64]); 3] = [("a", &[12, 10]), ("b", &[10]), ("c", &[6, 
 struct Net(Vec<Tensor>);
 
 impl Net {
-    fn new(path: &Path<'_>) -> Self {
+    fn new(path: &ParamPath<'_>) -> Self {
         Self(SHAPES.iter().map(|(name, shape)| path.parameter(name, shape, Init::Zeros)).collect())
     }
 }

@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
-use std::path::{Path as FilePath, PathBuf};
+use std::path::{Path, PathBuf};
 
 use brigade_nn::{
-    BatchNorm1d, Dropout, Linear, Model, Module, Path, Recompute, Sequential, TchModule,
+    BatchNorm1d, Dropout, Linear, Model, Module, ParamPath, Recompute, Sequential, TchModule,
     TorchScript,
 };
 use brigade_testkit::{World, dist_test};
@@ -118,12 +118,7 @@ fn resumed<M>(world: &World, make: fn() -> Model<M>, loss: Loss<M>, names: &[&st
     second.wait_for_everyone().unwrap();
 }
 
-fn check_file<M>(
-    file: &FilePath,
-    names: &[&str],
-    mut model: Model<M>,
-    weights: &[(String, Vec<u64>)],
-) {
+fn check_file<M>(file: &Path, names: &[&str], mut model: Model<M>, weights: &[(String, Vec<u64>)]) {
     let state = brigade_nn::weights::load(file).unwrap();
     let mut found: Vec<&str> = state.names().collect();
     found.sort_unstable();
@@ -278,8 +273,8 @@ struct Deep {
 }
 
 impl Deep {
-    fn new(p: &Path<'_>, recompute: bool) -> Self {
-        let block = |p: Path<'_>| {
+    fn new(p: &ParamPath<'_>, recompute: bool) -> Self {
+        let block = |p: ParamPath<'_>| {
             Sequential::new()
                 .add(Linear::new(&p / 0, 4, 4))
                 .add(BatchNorm1d::new(&p / 1, 4))
@@ -308,7 +303,7 @@ fn trained(accelerator: &Accelerator, recompute: bool, precision: Precision) -> 
     let own =
         Accelerator::builder().sharing(accelerator).mixed_precision(precision).build().unwrap();
     tch::manual_seed(5);
-    let model = Model::new(|p: &Path<'_>| Deep::new(p, recompute)).unwrap();
+    let model = Model::new(|p: &ParamPath<'_>| Deep::new(p, recompute)).unwrap();
     let mut run: Run<Deep> = Run::new(&own, model, |model, input| {
         model.forward(input).unwrap().square().mean(Kind::Float)
     });

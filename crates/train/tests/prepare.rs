@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_nn::{BatchNorm1d, Init, Linear, Model, Module, Path};
+use brigade_nn::{BatchNorm1d, Init, Linear, Model, Module, ParamPath};
 use brigade_optim::schedule::Schedule;
 use brigade_testkit::{World, dist_test};
 use brigade_torch::gradient;
@@ -15,7 +15,7 @@ fn numbers(n: i64) -> TensorDataset<Tensor> {
     TensorDataset::new(Tensor::arange(n, (Kind::Int64, tch::Device::Cpu))).unwrap()
 }
 
-fn linear(path: &Path<'_>) -> Linear {
+fn linear(path: &ParamPath<'_>) -> Linear {
     Linear::new(path, 3, 2)
 }
 
@@ -64,11 +64,11 @@ impl Module<&Tensor> for Frozen {
 dist_test!(world = 2, dist_a_model_without_trained_parameters, |world: World| -> Result<()> {
     seeded_by_rank(&world);
     let accelerator = Accelerator::new()?;
-    let mut teacher = Model::new(|p: &Path<'_>| {
+    let mut teacher = Model::new(|p: &ParamPath<'_>| {
         Frozen(p.parameter("scale", &[3], Init::Normal { mean: 0.0, std: 1.0 }))
     })?;
     teacher.requires_grad(false)?;
-    let bare = Model::new(|p: &Path<'_>| {
+    let bare = Model::new(|p: &ParamPath<'_>| {
         Frozen(p.buffer("scale", &Tensor::from_slice(&[world.rank.as_usize() as f32])))
     })?;
     let (teacher, bare) = accelerator.prepare((teacher, bare))?;
@@ -81,10 +81,10 @@ dist_test!(world = 2, dist_a_model_without_trained_parameters, |world: World| ->
 
 dist_test!(world = 2, dist_thawing_after_prepare_is_an_error, |_world: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
-    let two = |p: &Path<'_>| (Linear::new(p / "body", 3, 3), Linear::new(p / "head", 3, 2));
+    let two = |p: &ParamPath<'_>| (Linear::new(p / "body", 3, 3), Linear::new(p / "head", 3, 2));
     let input = Tensor::ones([4, 3], tch::kind::FLOAT_CPU);
     for frozen in ["body", "head"] {
-        let mut model = Model::new(|p: &Path<'_>| Both(two(p)))?;
+        let mut model = Model::new(|p: &ParamPath<'_>| Both(two(p)))?;
         model.requires_grad_under(frozen, false)?;
         let mut model = accelerator.prepare(model)?;
         let _ = model.forward(&input)?;
@@ -123,7 +123,7 @@ impl Module<(&Tensor, &Tensor)> for TwoInputs {
 
 dist_test!(world = 2, dist_a_forward_of_several_tensors, |world: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
-    let model = Model::new(|p: &Path<'_>| {
+    let model = Model::new(|p: &ParamPath<'_>| {
         TwoInputs(Linear::new(p / "left", 3, 2), Linear::new(p / "right", 3, 2))
     })?;
     let model = accelerator.prepare(model)?;
@@ -167,7 +167,7 @@ impl Module<&Tensor> for Normed {
 
 dist_test!(world = 2, dist_evaluation_uses_rank_0s_statistics, |world: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
-    let model = Model::new(|p: &Path<'_>| {
+    let model = Model::new(|p: &ParamPath<'_>| {
         Normed(Linear::new(p / "linear", 3, 2), BatchNorm1d::new(p / "norm", 2))
     })?;
     let mut model = accelerator.prepare(model)?;
@@ -192,7 +192,7 @@ dist_test!(world = 3, dist_other_models_and_data_are_refused_everywhere, |world:
     let accelerator = Accelerator::new().unwrap();
     let last = world.rank.as_usize() == 2;
     let wide = if last { 4 } else { 3 };
-    let model = Model::new(|p: &Path<'_>| Linear::new(p / "head", wide, 2)).unwrap();
+    let model = Model::new(|p: &ParamPath<'_>| Linear::new(p / "head", wide, 2)).unwrap();
     let text = accelerator.prepare(model).unwrap_err().to_string();
     assert!(text.contains("head.weight"), "{text}");
     assert!(
@@ -252,7 +252,7 @@ dist_test!(world = 2, dist_weights_to_and_from_files, |world: World| -> Result<(
     assert!(missing.unwrap_err().to_string().contains("nothing.safetensors"));
     let forbidden = accelerator.save_model(&saved, "/proc/no/such/folder");
     assert!(forbidden.unwrap_err().to_string().contains("/proc/no"));
-    let mut other = accelerator.prepare(Model::new(|p: &Path<'_>| Linear::new(p, 5, 2))?)?;
+    let mut other = accelerator.prepare(Model::new(|p: &ParamPath<'_>| Linear::new(p, 5, 2))?)?;
     let text = accelerator.load_model(&mut other, &folder).unwrap_err().to_string();
     assert!(text.contains("weight"), "{text}");
     accelerator.wait_for_everyone()

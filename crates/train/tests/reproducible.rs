@@ -7,7 +7,7 @@ mod transformer;
 use std::sync::Mutex;
 
 use brigade_models::{Cnn, ResNet};
-use brigade_nn::{Linear, Model, Module, Path};
+use brigade_nn::{Linear, Model, Module, ParamPath};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::shift_allocations;
 use brigade_train::{
@@ -26,7 +26,7 @@ const SHIFTS: [usize; 5] = [0, 4, 8, 16, 32];
 struct Odd(Vec<Linear>);
 
 impl Odd {
-    fn new(path: &Path<'_>) -> Self {
+    fn new(path: &ParamPath<'_>) -> Self {
         let sizes = [37, 65, 13, 7, 130, 10];
         let pairs = sizes.windows(2).enumerate();
         Self(pairs.map(|(i, pair)| Linear::new(path / format!("{i}"), pair[0], pair[1])).collect())
@@ -44,7 +44,7 @@ impl Module<&Tensor> for Odd {
 /// Four steps from the same start; the weights' bits as whole numbers, by name.
 fn train<M>(
     accelerator: &Accelerator,
-    build: impl FnOnce(&Path<'_>) -> M,
+    build: impl FnOnce(&ParamPath<'_>) -> M,
     shape: &[i64],
     optimizer: impl FnOnce(&Model<M>) -> brigade_optim::Result<Optimizer>,
 ) -> Vec<(String, Tensor)>

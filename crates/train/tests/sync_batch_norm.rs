@@ -4,7 +4,8 @@
 
 use brigade_models::Cnn;
 use brigade_nn::{
-    BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Linear, Model, Module, Path,
+    BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Linear, Model, Module,
+    ParamPath,
 };
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_torch::{BatchNormState, sync_batch_norm};
@@ -21,7 +22,7 @@ struct Net {
 }
 
 impl Net {
-    fn new(path: &Path<'_>) -> Self {
+    fn new(path: &ParamPath<'_>) -> Self {
         let options = BatchNormOptions::default();
         let plain = Conv2dOptions::default();
         Self {
@@ -154,7 +155,7 @@ dist_test!(world = 2, dist_a_rank_without_rows_takes_part, |_world: World| -> Re
 dist_test!(world = 2, dist_sixteen_bits_stay_sixteen_bits, |_world: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
     let group = accelerator.group().unwrap();
-    let mut model = Model::new(|p: &Path<'_>| BatchNorm2d::new(p, 3))?;
+    let mut model = Model::new(|p: &ParamPath<'_>| BatchNorm2d::new(p, 3))?;
     assert_eq!(model.convert_sync_batch_norm(&group), 1);
     let batch = wave(&[8, 3, 4, 4], 0.0).to_kind(Kind::BFloat16);
     let mine = batch.narrow(0, 4 * group.rank() as i64, 4).detach_copy().set_requires_grad(true);
@@ -162,7 +163,7 @@ dist_test!(world = 2, dist_sixteen_bits_stay_sixteen_bits, |_world: World| -> Re
     assert_eq!(output.kind(), Kind::BFloat16);
     output.square().sum(Kind::Float).backward();
     assert_eq!(mine.grad().kind(), Kind::BFloat16);
-    let plain = Model::new(|p: &Path<'_>| BatchNorm2d::new(p, 3))?;
+    let plain = Model::new(|p: &ParamPath<'_>| BatchNorm2d::new(p, 3))?;
     let expected = plain.forward(&batch).narrow(0, 4 * group.rank() as i64, 4);
     assert_close(&values(&output), &values(&expected), 2e-2, 2e-2);
     assert_close(

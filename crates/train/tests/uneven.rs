@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_nn::{BatchNorm1d, Linear, Model, Module, Path};
+use brigade_nn::{BatchNorm1d, Linear, Model, Module, ParamPath};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, CommHook, JoinInputs, Kind, Optimizer, PreparedModel, PreparedOptimizer,
@@ -20,7 +20,7 @@ struct Net {
 }
 
 impl Net {
-    fn plain(path: &Path<'_>) -> Self {
+    fn plain(path: &ParamPath<'_>) -> Self {
         Self {
             first: Linear::new(path / "first", 3, 5),
             second: Linear::new(path / "second", 5, 2),
@@ -28,7 +28,7 @@ impl Net {
         }
     }
 
-    fn normal(path: &Path<'_>) -> Self {
+    fn normal(path: &ParamPath<'_>) -> Self {
         Self { norm: Some(BatchNorm1d::new(path / "norm", 5)), ..Self::plain(path) }
     }
 }
@@ -49,7 +49,7 @@ fn wave(shape: &[i64], phase: f64) -> Tensor {
     (places * 0.7 + phase).sin().reshape(shape)
 }
 
-fn objects(constructor: fn(&Path<'_>) -> Net) -> (Model<Net>, Optimizer) {
+fn objects(constructor: fn(&ParamPath<'_>) -> Net) -> (Model<Net>, Optimizer) {
     let model = Model::build().kind(Kind::Double).build(constructor).unwrap();
     for (number, parameter) in model.parameters().iter().enumerate() {
         parameter.tensor.detach().copy_(&(wave(&parameter.tensor.size(), number as f64) * 0.4));

@@ -10,7 +10,7 @@ use brigade_torch::{
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::place::{Place, first_line};
-use crate::{Error, Init, Module, Path, Training};
+use crate::{Error, Init, Module, ParamPath, Training};
 
 /// Options of [`BatchNorm1d`] and [`BatchNorm2d`].
 #[derive(Debug, Clone, Copy)]
@@ -38,13 +38,13 @@ macro_rules! batch_norm {
 
         impl $name {
             /// Registers parameters and buffers at the path.
-            pub fn new<'a>(path: impl Borrow<Path<'a>>, features: i64) -> Self {
+            pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, features: i64) -> Self {
                 Self::with_options(path, features, BatchNormOptions::default())
             }
 
             /// Registers parameters and buffers at the path.
             pub fn with_options<'a>(
-                path: impl Borrow<Path<'a>>,
+                path: impl Borrow<ParamPath<'a>>,
                 features: i64,
                 options: BatchNormOptions,
             ) -> Self {
@@ -177,7 +177,7 @@ struct Step {
 }
 
 impl BatchNorm {
-    fn new(path: &Path<'_>, features: i64, options: BatchNormOptions) -> Self {
+    fn new(path: &ParamPath<'_>, features: i64, options: BatchNormOptions) -> Self {
         let size = features.max(0);
         if features < 0 {
             path.reject(format_args!("{features} features cannot be normalised"));

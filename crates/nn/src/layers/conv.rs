@@ -7,7 +7,7 @@ use tch::Tensor;
 
 use crate::init::fan_in;
 use crate::place::Place;
-use crate::{Init, Module, Path};
+use crate::{Init, Module, ParamPath};
 
 /// Cross-correlation of images with a bank of kernels, from `[n, in, h, w]` to `[n, out, h', w']`
 /// with `h' = ⌊(h + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1`, and `w'` likewise.
@@ -58,7 +58,7 @@ impl Conv2d {
     /// Registers `weight` and, unless turned off, `bias` at the path. `kernel` is
     /// `[height, width]`.
     pub fn new<'a>(
-        path: impl Borrow<Path<'a>>,
+        path: impl Borrow<ParamPath<'a>>,
         inputs: i64,
         outputs: i64,
         kernel: [i64; 2],

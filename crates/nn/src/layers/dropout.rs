@@ -5,7 +5,7 @@ use std::borrow::Borrow;
 use tch::Tensor;
 
 use crate::place::Place;
-use crate::{Module, Path, Training};
+use crate::{Module, ParamPath, Training};
 
 /// In training sets each value to 0 with probability `p` and divides the others by `1 − p`; in
 /// evaluation passes its input. Any shape
@@ -32,7 +32,7 @@ pub struct Dropout {
 
 impl Dropout {
     /// `probability` in `[0, 1]`; anything else makes the model fail to build.
-    pub fn new<'a>(path: impl Borrow<Path<'a>>, probability: f64) -> Self {
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, probability: f64) -> Self {
         let path = path.borrow();
         if !(0.0..=1.0).contains(&probability) {
             path.reject(format_args!("the dropout probability {probability} is not in [0, 1]"));

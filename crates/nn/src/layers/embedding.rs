@@ -5,7 +5,7 @@ use std::borrow::Borrow;
 use tch::Tensor;
 
 use crate::place::Place;
-use crate::{Init, Module, Path};
+use crate::{Init, Module, ParamPath};
 
 /// Row `i` of a table for every index `i`: from integers `[…]` to `[…, width]`.
 ///
@@ -35,13 +35,13 @@ pub struct EmbeddingOptions {
 
 impl Embedding {
     /// Registers `weight` at the path.
-    pub fn new<'a>(path: impl Borrow<Path<'a>>, rows: i64, width: i64) -> Self {
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, rows: i64, width: i64) -> Self {
         Self::with_options(path, rows, width, EmbeddingOptions::default())
     }
 
     /// Registers `weight` at the path.
     pub fn with_options<'a>(
-        path: impl Borrow<Path<'a>>,
+        path: impl Borrow<ParamPath<'a>>,
         rows: i64,
         width: i64,
         options: EmbeddingOptions,

@@ -5,7 +5,7 @@ use std::borrow::Borrow;
 use tch::Tensor;
 
 use crate::place::Place;
-use crate::{Init, Module, Path};
+use crate::{Init, Module, ParamPath};
 
 /// `y = (x − mean) / √(var + eps) · weight + bias`, mean and biased variance over the last
 /// dimensions `shape` of `[…, shape]`, each position by itself.
@@ -50,13 +50,13 @@ impl Default for LayerNormOptions {
 
 impl LayerNorm {
     /// Registers `weight` and `bias` at the path.
-    pub fn new<'a>(path: impl Borrow<Path<'a>>, shape: &[i64]) -> Self {
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, shape: &[i64]) -> Self {
         Self::with_options(path, shape, LayerNormOptions::default())
     }
 
     /// Registers what the options ask for at the path.
     pub fn with_options<'a>(
-        path: impl Borrow<Path<'a>>,
+        path: impl Borrow<ParamPath<'a>>,
         shape: &[i64],
         options: LayerNormOptions,
     ) -> Self {

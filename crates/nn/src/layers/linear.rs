@@ -5,7 +5,7 @@ use std::borrow::Borrow;
 use tch::Tensor;
 
 use crate::place::Place;
-use crate::{Init, Module, Path};
+use crate::{Init, Module, ParamPath};
 
 /// `y = x Wᵀ + b`, from `[…, in]` to `[…, out]`.
 ///
@@ -42,13 +42,13 @@ impl Default for LinearOptions {
 
 impl Linear {
     /// Registers `weight` and `bias` at the path.
-    pub fn new<'a>(path: impl Borrow<Path<'a>>, inputs: i64, outputs: i64) -> Self {
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, inputs: i64, outputs: i64) -> Self {
         Self::with_options(path, inputs, outputs, LinearOptions::default())
     }
 
     /// Registers `weight` and, if asked for, `bias` at the path.
     pub fn with_options<'a>(
-        path: impl Borrow<Path<'a>>,
+        path: impl Borrow<ParamPath<'a>>,
         inputs: i64,
         outputs: i64,
         options: LinearOptions,

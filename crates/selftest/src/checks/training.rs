@@ -8,7 +8,7 @@ use super::Verdict;
 
 const ROWS_OF_A_RANK: usize = 4;
 
-fn net(path: &Path<'_>) -> Sequential {
+fn net(path: &ParamPath<'_>) -> Sequential {
     Sequential::new().add(Linear::new(path / "hidden", 6, 5)).add(Linear::new(path / "head", 5, 3))
 }
 

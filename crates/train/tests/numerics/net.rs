@@ -1,6 +1,6 @@
 //! A small model whose values are a formula: libtorch's random numbers belong to the whole process.
 
-use brigade_nn::{Init, Linear, Model, Module, Path};
+use brigade_nn::{Init, Linear, Model, Module, ParamPath};
 use brigade_train::{Kind, Tensor};
 
 pub(crate) struct Net {
@@ -9,7 +9,7 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    pub(crate) fn new(path: &Path<'_>) -> Self {
+    pub(crate) fn new(path: &ParamPath<'_>) -> Self {
         Self { hidden: Linear::new(path / "hidden", 5, 7), head: Linear::new(path / "head", 7, 3) }
     }
 }
@@ -26,7 +26,7 @@ impl Module<&Tensor> for Net {
 pub(crate) struct Weight(Tensor);
 
 impl Weight {
-    pub(crate) fn new(path: &Path<'_>) -> Self {
+    pub(crate) fn new(path: &ParamPath<'_>) -> Self {
         Self(path.parameter("weight", &[3], Init::Zeros))
     }
 }

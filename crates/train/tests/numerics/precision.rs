@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use brigade_nn::{Linear, Model, Module, Path};
+use brigade_nn::{Linear, Model, Module, ParamPath};
 use brigade_train::{Accelerator, AutocastOptions, Kind, Precision, Tensor};
 
 use crate::net;
@@ -27,7 +27,7 @@ impl Module<&Tensor> for Outputs {
 #[test]
 fn a_prepared_model_computes_in_16_bits_and_answers_in_32() {
     let input = Tensor::arange(10, (Kind::Float, tch::Device::Cpu)).sin().view([2, 5]);
-    let build = |path: &Path<'_>| Outputs(Linear::new(path, 5, 3));
+    let build = |path: &ParamPath<'_>| Outputs(Linear::new(path, 5, 3));
     for (precision, inside) in [
         (Precision::No, Kind::Float),
         (Precision::Bf16, Kind::BFloat16),

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use brigade_data::{BatchContext, BatchesFromFn, DataError, DataLoader, batches_from_fn};
-use brigade_nn::{BatchNorm1d, Dropout, Linear, Model, Module, Path as Names};
+use brigade_nn::{BatchNorm1d, Dropout, Linear, Model, Module, ParamPath};
 use brigade_torch::{Device, Kind, Tensor, from_vec};
 use brigade_train::{
     Accelerator, Adam, PreparedLoader, PreparedModel, PreparedOptimizer, PreparedScheduler,
@@ -25,7 +25,7 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    pub(crate) fn new(path: &Names<'_>) -> Self {
+    pub(crate) fn new(path: &ParamPath<'_>) -> Self {
         Self {
             hidden: Linear::new(path / "hidden", 6, 8),
             norm: BatchNorm1d::new(path / "norm", 8),

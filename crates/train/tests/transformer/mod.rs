@@ -1,6 +1,6 @@
 //! A layer of a transformer, for the test of reproducible steps and for the benchmarks.
 
-use brigade_nn::{Kind, LayerNorm, Linear, Module, Path, Tensor};
+use brigade_nn::{Kind, LayerNorm, Linear, Module, ParamPath, Tensor};
 
 /// Causal attention and an MLP, each behind its normalisation (pre-norm), and the mean over the tokens.
 pub(crate) struct Block {
@@ -13,7 +13,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    pub(crate) fn new(path: &Path<'_>, width: i64, heads: i64) -> Self {
+    pub(crate) fn new(path: &ParamPath<'_>, width: i64, heads: i64) -> Self {
         Self {
             heads,
             norms: ["norm1", "norm2"].map(|name| LayerNorm::new(path / name, &[width])),

@@ -20,9 +20,9 @@ use crate::registry::{Entry, Registry, Role};
 /// in, and all of them are reported by `Model::new` at once.
 ///
 /// ```no_run
-/// use brigade_nn::{Init, Model, Path, Tensor};
+/// use brigade_nn::{Init, Model, ParamPath, Tensor};
 ///
-/// let model = Model::new(|p: &Path| {
+/// let model = Model::new(|p: &ParamPath| {
 ///     let p = p / "block" / 0;
 ///     let _ = p.buffer("steps", &Tensor::from(0i64));
 ///     p.parameter("weight", &[2, 3], Init::Zeros)
@@ -32,12 +32,12 @@ use crate::registry::{Entry, Registry, Role};
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug, Clone)]
-pub struct Path<'a> {
+pub struct ParamPath<'a> {
     registry: &'a RefCell<Registry>,
     prefix: String,
 }
 
-impl<'a> Path<'a> {
+impl<'a> ParamPath<'a> {
     pub(crate) fn root(registry: &'a RefCell<Registry>) -> Self {
         Self { registry, prefix: String::new() }
     }
@@ -85,7 +85,7 @@ impl<'a> Path<'a> {
         self.add_buffer(name, values, true)
     }
 
-    /// Like [`Path::buffer`], but left out of state dictionaries (PyTorch's `persistent=False`).
+    /// Like [`ParamPath::buffer`], but left out of state dictionaries (PyTorch's `persistent=False`).
     pub fn unsaved_buffer(&self, name: &str, values: &Tensor) -> Tensor {
         self.add_buffer(name, values, false)
     }
@@ -96,9 +96,9 @@ impl<'a> Path<'a> {
     /// dictionary has both names, as PyTorch's has.
     ///
     /// ```no_run
-    /// use brigade_nn::{Embedding, Model, Path, Tensor};
+    /// use brigade_nn::{Embedding, Model, ParamPath, Tensor};
     ///
-    /// let model = Model::new(|p: &Path| {
+    /// let model = Model::new(|p: &ParamPath| {
     ///     let embedding = Embedding::new(p / "embedding", 100, 16);
     ///     let head = (p / "head").share("weight", embedding.weight());
     ///     (embedding, head)
@@ -120,12 +120,12 @@ impl<'a> Path<'a> {
 
     /// Takes in a tensor that something else made, as a parameter: no copy, the model trains this tensor.
     /// The name may hold dots. Frozen ones (`requires_grad` off) stay frozen; a tensor that is a parameter
-    /// already gets a further name, as with [`Path::share`].
+    /// already gets a further name, as with [`ParamPath::share`].
     ///
     /// ```
-    /// use brigade_nn::{Kind, Model, Path, Tensor};
+    /// use brigade_nn::{Kind, Model, ParamPath, Tensor};
     /// let weight = Tensor::ones([3], tch::kind::FLOAT_CPU).set_requires_grad(true);
-    /// let mut model = Model::new(|p: &Path| p.adopt_parameter("body.weight", &weight))?;
+    /// let mut model = Model::new(|p: &ParamPath| p.adopt_parameter("body.weight", &weight))?;
     /// model.to_kind(Kind::Double)?;
     /// assert_eq!(weight.kind(), Kind::Double); // it is the model's own
     /// # Ok::<(), brigade_nn::Error>(())
@@ -149,7 +149,7 @@ impl<'a> Path<'a> {
     /// [`crate::Model::from_var_store`].
     ///
     /// ```
-    /// use brigade_nn::{Device, Model, Module, Path, Tensor};
+    /// use brigade_nn::{Device, Model, Module, ParamPath, Tensor};
     /// use tch::nn::{self, Module as _};
     ///
     /// struct Distance(nn::Linear);
@@ -163,7 +163,7 @@ impl<'a> Path<'a> {
     ///
     /// let variables = nn::VarStore::new(Device::Cpu);
     /// let tower = nn::linear(variables.root() / "tower", 8, 4, Default::default());
-    /// let model = Model::new(|p: &Path| {
+    /// let model = Model::new(|p: &ParamPath| {
     ///     p.adopt_variables(&variables);
     ///     Distance(tower)
     /// })?;
@@ -280,7 +280,7 @@ impl<'a> Path<'a> {
     }
 }
 
-impl<'a, Step: Display> Div<Step> for Path<'a> {
+impl<'a, Step: Display> Div<Step> for ParamPath<'a> {
     type Output = Self;
 
     fn div(self, step: Step) -> Self {
@@ -288,10 +288,10 @@ impl<'a, Step: Display> Div<Step> for Path<'a> {
     }
 }
 
-impl<'a, Step: Display> Div<Step> for &Path<'a> {
-    type Output = Path<'a>;
+impl<'a, Step: Display> Div<Step> for &ParamPath<'a> {
+    type Output = ParamPath<'a>;
 
-    fn div(self, step: Step) -> Path<'a> {
+    fn div(self, step: Step) -> ParamPath<'a> {
         self.join(step)
     }
 }
