@@ -25,7 +25,7 @@ pub(crate) struct AnyModule(Box<dyn for<'a> Module<&'a Tensor, Output = Tensor>>
 impl Module<&Tensor> for AnyModule {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
+    fn forward(&self, input: &Tensor) -> nn::Result<Tensor> {
         self.0.forward(input)
     }
 }
@@ -166,9 +166,9 @@ impl Mlp {
 impl Module<&Tensor> for Mlp {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
+    fn forward(&self, input: &Tensor) -> nn::Result<Tensor> {
         let [first, second, third] = &self.0;
-        let hidden = second.forward(&first.forward(input).gelu("none"));
+        let hidden = second.forward(&first.forward(input)?.gelu("none"))?;
         third.forward(&hidden.gelu("none"))
     }
 }

@@ -65,7 +65,7 @@ pub mod prelude {
     #[cfg(feature = "models")]
     pub use crate::models::{Cnn, ResNet};
     pub use crate::nn::{
-        BatchNorm2d, Conv2d, Linear, Model, Module, ParamPath, Sequential, StateDict,
+        self, BatchNorm2d, Conv2d, Linear, Model, Module, ParamPath, Sequential, StateDict,
     };
     pub use crate::schedule::{FitOneCycle, LrSchedule, OneCycle, Plateau, Schedule};
     pub use crate::train::{

@@ -52,8 +52,8 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, images: &Tensor) -> Tensor {
-        self.output.forward(&self.hidden.forward(&images.flatten(1, -1)).relu())
+    fn forward(&self, images: &Tensor) -> nn::Result<Tensor> {
+        self.output.forward(&self.hidden.forward(&images.flatten(1, -1))?.relu())
     }
 }
 

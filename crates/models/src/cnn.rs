@@ -1,7 +1,8 @@
 //! The CNN of the FashionMNIST example.
 
 use brigade_nn::{
-    BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, ParamPath, Sequential,
+    BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, ParamPath, Result,
+    Sequential,
 };
 use tch::Tensor;
 
@@ -18,7 +19,7 @@ use tch::Tensor;
 ///
 /// let model = Model::new(Cnn::new)?;
 /// let images = Tensor::zeros([64, 1, 28, 28], (Kind::Float, model.device()));
-/// let loss = model.forward(&images).cross_entropy_for_logits(&Tensor::zeros(64, (Kind::Int64, model.device())));
+/// let loss = model.forward(&images)?.cross_entropy_for_logits(&Tensor::zeros(64, (Kind::Int64, model.device())));
 /// assert_eq!(loss.size(), [0; 0]);
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
@@ -46,9 +47,9 @@ impl Cnn {
 impl Module<&Tensor> for Cnn {
     type Output = Tensor;
 
-    fn forward(&self, images: &Tensor) -> Tensor {
-        let maps = self.module2.forward(&self.module1.forward(images));
-        let hidden = self.linear1.forward(&Flatten.forward(&maps)).relu();
+    fn forward(&self, images: &Tensor) -> Result<Tensor> {
+        let maps = self.module2.forward(&self.module1.forward(images)?)?;
+        let hidden = self.linear1.forward(&Flatten.forward(&maps)?)?.relu();
         self.linear2.forward(&hidden)
     }
 }
@@ -57,8 +58,17 @@ fn block(path: &ParamPath<'_>, inputs: i64, outputs: i64) -> Sequential {
     let padded = Conv2dOptions { padding: [2, 2], ..Conv2dOptions::default() };
     let convolution = Conv2d::new(path / 0, inputs, outputs, [5, 5], padded);
     let norm = BatchNorm2d::new(path / 1, outputs);
-    Sequential::new()
-        .add(convolution)
-        .add_fn(move |maps| norm.forward_relu(maps, None))
-        .add(MaxPool2d::new(2))
+    Sequential::new().add(convolution).add(NormRelu(norm)).add(MaxPool2d::new(2))
+}
+
+/// The normalisation and the ReLU after it, in one operation.
+#[derive(Debug)]
+struct NormRelu(BatchNorm2d);
+
+impl Module<&Tensor> for NormRelu {
+    type Output = Tensor;
+
+    fn forward(&self, maps: &Tensor) -> Result<Tensor> {
+        self.0.forward_relu(maps, None)
+    }
 }

@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 
 use brigade_nn::{
-    BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, ParamPath,
+    BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, ParamPath, Result,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -22,7 +22,7 @@ use tch::{Device, Kind, Tensor};
 /// let model = Model::new(|path| ResNet::resnet18(path, 1000))?;
 /// assert_eq!(model.num_parameters(), 11_689_512);
 /// let images = Tensor::zeros([2, 3, 224, 224], (Kind::Float, model.device()));
-/// assert_eq!(model.forward(&images).size(), [2, 1000]);
+/// assert_eq!(model.forward(&images)?.size(), [2, 1000]);
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug)]
@@ -149,13 +149,13 @@ impl ResNet {
 impl Module<&Tensor> for ResNet {
     type Output = Tensor;
 
-    fn forward(&self, images: &Tensor) -> Tensor {
-        let mut maps = self.bn1.forward_relu(&self.conv1.forward(images), None);
-        maps = MaxPool2d { kernel: [3, 3], stride: [2, 2], padding: [1, 1] }.forward(&maps);
+    fn forward(&self, images: &Tensor) -> Result<Tensor> {
+        let mut maps = self.bn1.forward_relu(&self.conv1.forward(images)?, None)?;
+        maps = MaxPool2d { kernel: [3, 3], stride: [2, 2], padding: [1, 1] }.forward(&maps)?;
         for block in self.stages.iter().flatten() {
-            maps = block.forward(&maps);
+            maps = block.forward(&maps)?;
         }
-        self.fc.forward(&Flatten.forward(&maps.adaptive_avg_pool2d([1, 1])))
+        self.fc.forward(&Flatten.forward(&maps.f_adaptive_avg_pool2d([1, 1])?)?)
     }
 }
 
@@ -212,18 +212,18 @@ impl Block {
         &self.body[self.body.len() - 1].1
     }
 
-    fn forward(&self, input: &Tensor) -> Tensor {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let shortcut = match &self.downsample {
-            Some((convolution, norm)) => norm.forward(&convolution.forward(input)),
+            Some((convolution, norm)) => norm.forward(&convolution.forward(input)?)?,
             None => input.shallow_clone(),
         };
         let last = self.body.len() - 1;
         let mut maps = input.shallow_clone();
         for (index, (convolution, norm)) in self.body.iter().enumerate() {
             let shortcut = (index == last).then_some(&shortcut);
-            maps = norm.forward_relu(&convolution.forward(&maps), shortcut);
+            maps = norm.forward_relu(&convolution.forward(&maps)?, shortcut)?;
         }
-        maps
+        Ok(maps)
     }
 }
 

@@ -55,7 +55,7 @@ impl Outcome {
     fn of(model: &mut Model<ResNet>, images: &Tensor) -> Self {
         let images = images.to_kind(model.kind());
         model.train();
-        let logits = model.forward(&images);
+        let logits = model.forward(&images).unwrap();
         let loss = logits.cross_entropy_for_logits(&Tensor::from_slice(&[3i64, 7]));
         loss.backward();
         let gradients = model.parameters().into_iter().map(|parameter| {
@@ -67,7 +67,7 @@ impl Outcome {
             train_logits: logits.detach().to_kind(Kind::Double),
             train_loss: loss.double_value(&[]),
             gradients,
-            eval_logits: tch::no_grad(|| model.forward(&images)).to_kind(Kind::Double),
+            eval_logits: tch::no_grad(|| model.forward(&images).unwrap()).to_kind(Kind::Double),
         }
     }
 

@@ -2,7 +2,12 @@
 
 use std::path::PathBuf;
 
+use tch::{TchError, Tensor};
+
 use crate::LoadReport;
+
+/// What fallible functions of this crate return, and the forwards of modules.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a model could not be built, changed, saved or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -92,14 +97,14 @@ pub enum Error {
     Mismatch(LoadReport),
 
     /// libtorch refused a layer's operation.
-    #[error("{layer} cannot take an input of {input:?}: {source}")]
+    #[error("{layer} cannot take an input of {input:?}: {}", reason(source))]
     Layer {
         /// The layer's full name.
         layer: String,
         /// The shape of its input.
         input: Vec<i64>,
         /// libtorch's reason.
-        source: tch::TchError,
+        source: TchError,
     },
 
     /// A layer got an input of a shape that it has no result for.
@@ -112,6 +117,21 @@ pub enum Error {
         /// The shape of its input.
         input: Vec<i64>,
     },
+
+    /// An operation between a module's layers failed.
+    #[error("a tensor operation of the forward failed: {}", reason(.0))]
+    Operation(#[source] TchError),
+
+    /// A forward panicked, as tch's operators without `f_` do.
+    #[error("the forward panicked: {message}")]
+    Panicked {
+        /// The panic's text; of an operator, libtorch's reason.
+        message: String,
+    },
+
+    /// A module's own error.
+    #[error(transparent)]
+    Custom(Box<dyn std::error::Error + Send + Sync>),
 
     /// A normalisation could not share its statistics with the other ranks.
     #[error(transparent)]
@@ -164,19 +184,72 @@ pub enum Error {
     },
 
     /// libtorch refused.
-    #[error("libtorch could not {doing}: {source}")]
+    #[error("libtorch could not {doing}: {}", reason(source))]
     Torch {
         /// What was being done.
         doing: String,
         /// libtorch's reason.
-        source: tch::TchError,
+        source: TchError,
     },
 }
 
+impl From<TchError> for Error {
+    fn from(error: TchError) -> Self {
+        Self::Operation(first_line(error))
+    }
+}
+
 impl Error {
-    pub(crate) fn torch(doing: impl Into<String>) -> impl FnOnce(tch::TchError) -> Self {
+    /// An error of a module's own, or another crate's.
+    ///
+    /// ```
+    /// use brigade_nn::{Error, Module, Result, Tensor};
+    ///
+    /// struct Patches(i64);
+    ///
+    /// impl Module<&Tensor> for Patches {
+    ///     type Output = Tensor;
+    ///     fn forward(&self, images: &Tensor) -> Result<Tensor> {
+    ///         match images.size().last() {
+    ///             Some(width) if width % self.0 == 0 => Ok(images.f_unfold(-1, self.0, self.0)?),
+    ///             width => Err(Error::custom(format!("cannot cut {width:?} by {}", self.0))),
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// let images = Tensor::from_slice(&[1f32, 2.0, 3.0]);
+    /// assert_eq!(Patches(2).forward(&images).unwrap_err().to_string(), "cannot cut Some(3) by 2");
+    /// ```
+    pub fn custom(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Custom(error.into())
+    }
+
+    /// libtorch refused a layer's operation on this input.
+    pub(crate) fn layer(layer: impl Into<String>, input: &Tensor, source: TchError) -> Self {
+        Self::Layer { layer: layer.into(), input: input.size(), source: first_line(source) }
+    }
+
+    pub(crate) fn torch(doing: impl Into<String>) -> impl FnOnce(TchError) -> Self {
         let doing = doing.into();
         move |source| Self::Torch { doing, source }
+    }
+}
+
+/// libtorch's reason: the lines after it list C++ functions.
+pub(crate) fn first_line(error: TchError) -> TchError {
+    match error {
+        TchError::Torch(text) => {
+            TchError::Torch(text.lines().next().unwrap_or_default().to_owned())
+        }
+        other => other,
+    }
+}
+
+/// libtorch's own words, where tch puts "Internal torch error" before them.
+fn reason(error: &TchError) -> String {
+    match error {
+        TchError::Torch(text) => text.clone(),
+        other => other.to_string(),
     }
 }
 

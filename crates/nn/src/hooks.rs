@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tch::Tensor;
 
-use crate::place::Place;
-use crate::{Error, Model, Module, NamedTensor, ParamPath};
+use crate::layer_context::LayerContext;
+use crate::{Error, Model, Module, NamedTensor, ParamPath, Result};
 
 type Run = dyn Fn(&str, &Tensor) -> Option<Tensor> + Send;
 
@@ -106,13 +106,13 @@ impl fmt::Debug for ForwardHook {
 #[derive(Debug)]
 pub struct Named<M> {
     module: M,
-    place: Place,
+    context: LayerContext,
 }
 
 impl<M> Named<M> {
     /// Names the module.
     pub fn new<'a>(path: impl std::borrow::Borrow<ParamPath<'a>>, module: M) -> Self {
-        Self { module, place: path.borrow().layer() }
+        Self { module, context: path.borrow().layer() }
     }
 }
 
@@ -122,8 +122,8 @@ where
 {
     type Output = Tensor;
 
-    fn forward(&self, input: Input) -> Tensor {
-        self.place.output(self.module.forward(input))
+    fn forward(&self, input: Input) -> Result<Tensor> {
+        Ok(self.context.output(self.module.forward(input)?))
     }
 }
 
@@ -158,9 +158,9 @@ impl<M> Model<M> {
     ///     None
     /// })?;
     /// let input = Tensor::zeros([8, 4], (Kind::Float, model.device()));
-    /// let _ = model.forward(&input);
+    /// let _ = model.forward(&input)?;
     /// drop(hook);
-    /// let _ = model.forward(&input);
+    /// let _ = model.forward(&input)?;
     /// assert_eq!(seen.lock().unwrap().len(), 1);
     /// # Ok::<(), brigade_nn::Error>(())
     /// ```
@@ -171,7 +171,7 @@ impl<M> Model<M> {
         &mut self,
         layer: &str,
         hook: impl Fn(&str, &Tensor) -> Option<Tensor> + Send + 'static,
-    ) -> Result<ForwardHook, Error> {
+    ) -> Result<ForwardHook> {
         if !self.layers.iter().any(|known| known == layer) {
             let (layer, known) = (layer.to_owned(), self.layers.clone());
             return Err(Error::NoSuchLayer { layer, known });
@@ -224,7 +224,7 @@ impl<M> Model<M> {
     ///
     /// # Errors
     /// [`Error::NoSuchParameter`] when there is none.
-    pub fn parameters_under(&self, module: &str) -> Result<Vec<NamedTensor>, Error> {
+    pub fn parameters_under(&self, module: &str) -> Result<Vec<NamedTensor>> {
         let mut parameters = self.parameters();
         parameters.retain(|parameter| is_under(&parameter.name, module));
         if parameters.is_empty() {
@@ -249,7 +249,7 @@ impl<M> Model<M> {
     /// # Errors
     /// [`Error::NoSuchParameter`] for a module without parameters; [`Error::Groups`] for a parameter in no
     /// group or in several.
-    pub fn parameter_groups(&self, groups: &[(&str, &[&str])]) -> Result<Vec<NamedGroup>, Error> {
+    pub fn parameter_groups(&self, groups: &[(&str, &[&str])]) -> Result<Vec<NamedGroup>> {
         let mut split = Vec::new();
         for (name, modules) in groups {
             for module in *modules {

@@ -6,7 +6,7 @@
 //! and reads the state dictionaries of `torch.save` without executing anything.
 //!
 //! ```no_run
-//! use brigade_nn::{Linear, Model, Module, ParamPath, Tensor};
+//! use brigade_nn::{Linear, Model, Module, ParamPath, Result, Tensor};
 //!
 //! struct Mlp {
 //!     hidden: Linear,
@@ -25,8 +25,8 @@
 //! impl Module<&Tensor> for Mlp {
 //!     type Output = Tensor;
 //!
-//!     fn forward(&self, input: &Tensor) -> Tensor {
-//!         self.head.forward(&self.hidden.forward(input).relu())
+//!     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+//!         self.head.forward(&self.hidden.forward(input)?.relu())
 //!     }
 //! }
 //!
@@ -41,11 +41,11 @@
 mod error;
 mod hooks;
 mod init;
+mod layer_context;
 mod layers;
 mod model;
 mod module;
 mod param_path;
-mod place;
 mod recompute;
 mod registry;
 mod script;
@@ -57,7 +57,7 @@ pub mod weights;
 pub use brigade_torch::{Device, Kind, ScriptValue, Tensor};
 
 pub use brigade_torch::{NamedTensor, Trainable};
-pub use error::Error;
+pub use error::{Error, Result};
 pub use hooks::{ForwardHook, Named, NamedGroup};
 pub use init::Init;
 pub use layers::{

@@ -4,8 +4,10 @@ mod load;
 
 pub(crate) use load::Shapes;
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use brigade_torch::{
     NamedTensor, ProcessGroup, Trainable, channels_last, make_products_reproducible,
@@ -15,9 +17,8 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::hooks::Hooks;
 use crate::layers::SharedStatistics;
 use crate::param_path::is_floating_point;
-use crate::place::Failures;
 use crate::registry::{Entry, Registry, Role};
-use crate::{Error, Module, ParamPath, Training};
+use crate::{Error, Module, ParamPath, Result, Training};
 
 /// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.
 ///
@@ -26,7 +27,7 @@ use crate::{Error, Module, ParamPath, Training};
 ///
 /// let mut model = Model::new(|p| Linear::new(p / "head", 784, 10))?;
 /// let images = Tensor::zeros([8, 784], (Kind::Float, model.device()));
-/// assert_eq!(model.forward(&images).size(), [8, 10]);
+/// assert_eq!(model.forward(&images)?.size(), [8, 10]);
 /// model.eval();
 /// model.save_weights("model.safetensors")?;
 /// # Ok::<(), brigade_nn::Error>(())
@@ -36,7 +37,6 @@ pub struct Model<M> {
     entries: Vec<Entry>,
     training: Training,
     statistics: SharedStatistics,
-    failures: Failures,
     pub(crate) hooks: Hooks,
     pub(crate) layers: Vec<String>,
     device: Device,
@@ -83,10 +83,7 @@ impl ModelBuilder {
     /// [`Error::Build`] with everything that the constructor asked for in vain: names used twice,
     /// impossible shapes, no memory. [`Error::NotFloatingPoint`] for a kind without gradients,
     /// [`Error::Torch`] when the device refuses.
-    pub fn build<M>(
-        self,
-        constructor: impl FnOnce(&ParamPath<'_>) -> M,
-    ) -> Result<Model<M>, Error> {
+    pub fn build<M>(self, constructor: impl FnOnce(&ParamPath<'_>) -> M) -> Result<Model<M>> {
         if !is_floating_point(self.kind) {
             return Err(Error::NotFloatingPoint { kind: self.kind });
         }
@@ -94,7 +91,7 @@ impl ModelBuilder {
         let _ = make_products_reproducible();
         let registry = RefCell::new(Registry::new(self.kind));
         let module = constructor(&ParamPath::root(&registry));
-        let Registry { entries, problems, training, statistics, failures, hooks, layers, .. } =
+        let Registry { entries, problems, training, statistics, hooks, layers, .. } =
             registry.into_inner();
         if !problems.is_empty() {
             return Err(Error::Build { problems });
@@ -104,7 +101,6 @@ impl ModelBuilder {
             entries,
             training,
             statistics,
-            failures,
             hooks,
             layers,
             device: self.device,
@@ -130,42 +126,37 @@ impl<M> Model<M> {
     ///
     /// # Errors
     /// Those of [`ModelBuilder::build`].
-    pub fn new(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> Result<Self, Error> {
+    pub fn new(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> Result<Self> {
         Model::build().build(constructor)
     }
 
-    /// The module's output for this input.
+    /// Returns the module's output for this input.
     ///
-    /// # Panics
-    /// Like tch's operators, when the input does not fit; and when a normalisation that shares its
-    /// statistics with other ranks loses one. [`Model::try_forward`] gives these as errors.
-    pub fn forward<Input>(&self, input: Input) -> M::Output
-    where
-        M: Module<Input>,
-    {
-        self.module.forward(input)
-    }
-
-    /// As [`Model::forward`]; what a layer refuses, and what libtorch does, is an error. A panic of the
-    /// module's own goes on.
-    ///
-    /// ```no_run
+    /// ```
     /// use brigade_nn::{Kind, Linear, Model, Tensor};
     /// let model = Model::new(|p| Linear::new(p / "head", 784, 10))?;
     /// let images = Tensor::zeros([8, 28], (Kind::Float, model.device()));
-    /// let error = model.try_forward(&images).err().map(|error| error.to_string());
-    /// assert!(error.is_some_and(|text| text.starts_with("head cannot take an input of [8, 28]")));
+    /// let error = model.forward(&images).unwrap_err().to_string();
+    /// assert!(error.starts_with("head cannot take an input of [8, 28]: mat1 and mat2 shapes"));
     /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::Layer`] and [`Error::Input`] for an input that does not fit, [`Error::Torch`] for an
-    /// operator outside of layers, [`Error::Ranks`] when a normalisation could not share its statistics.
-    pub fn try_forward<Input>(&self, input: Input) -> Result<M::Output, Error>
+    /// The module's: [`Error::Layer`] and [`Error::Input`] for an input that does not fit,
+    /// [`Error::Operation`] for an operation outside of layers, [`Error::Ranks`] when a normalisation could
+    /// not share its statistics. [`Error::Panicked`] with the text of a panic.
+    pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
     where
         M: Module<Input>,
     {
-        self.failures.catch(|| self.module.forward(input))
+        match catch_unwind(AssertUnwindSafe(|| self.module.forward(input))) {
+            Ok(output) => output,
+            Err(panic) => match text_of(panic.as_ref()) {
+                Some(message) => Err(Error::Panicked { message }),
+                // Whoever unwinds with something else than a text wants to catch it again.
+                None => resume_unwind(panic),
+            },
+        }
     }
 
     /// Makes every [`crate::BatchNorm1d`] and [`crate::BatchNorm2d`] of the model use, in training,
@@ -240,11 +231,11 @@ impl<M> Model<M> {
     ///
     /// # Errors
     /// [`Error::NoSuchBuffer`].
-    pub fn set_persistent(&mut self, buffer: &str, persistent: bool) -> Result<(), Error> {
+    pub fn set_persistent(&mut self, buffer: &str, persistent: bool) -> Result<()> {
         let is_buffer = |entry: &Entry| matches!(entry.role, Role::Buffer { .. });
         match self.entries.iter_mut().find(|entry| is_buffer(entry) && entry.name == buffer) {
             Some(entry) => {
-                entry.role = Role::Buffer { saved: persistent };
+                entry.role = Role::Buffer { persistent };
                 Ok(())
             }
             None => Err(Error::NoSuchBuffer {
@@ -263,7 +254,7 @@ impl<M> Model<M> {
     ///
     /// # Errors
     /// [`Error::Torch`] when libtorch refuses.
-    pub fn requires_grad(&mut self, on: bool) -> Result<(), Error> {
+    pub fn requires_grad(&mut self, on: bool) -> Result<()> {
         let parameters = self.entries.iter().filter(|entry| entry.role == Role::Parameter);
         for entry in parameters {
             set_requires_grad(entry, on)?;
@@ -287,7 +278,7 @@ impl<M> Model<M> {
     /// # Errors
     /// [`Error::NoSuchParameter`] when there is none: a frozen set that is empty by a slip of the
     /// pen would go unnoticed.
-    pub fn requires_grad_under(&mut self, prefix: &str, on: bool) -> Result<usize, Error> {
+    pub fn requires_grad_under(&mut self, prefix: &str, on: bool) -> Result<usize> {
         let below = |name: &str| {
             name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
@@ -320,7 +311,7 @@ impl<M> Model<M> {
     ///
     /// # Errors
     /// [`Error::Torch`] when libtorch refuses.
-    pub fn zero_grad(&mut self) -> Result<(), Error> {
+    pub fn zero_grad(&mut self) -> Result<()> {
         for entry in self.distinct() {
             let mut gradient = entry.tensor.grad();
             if gradient.defined() {
@@ -344,7 +335,7 @@ impl<M> Model<M> {
     /// # Errors
     /// [`Error::Torch`] when the device is not there or has no memory left; tensors before the one
     /// that is named have moved already then.
-    pub fn to_device(&mut self, device: Device) -> Result<(), Error> {
+    pub fn to_device(&mut self, device: Device) -> Result<()> {
         self.convert(&format!("to {device:?}"), |tensor| tensor.f_to(device))?;
         self.device = device;
         Ok(())
@@ -354,7 +345,7 @@ impl<M> Model<M> {
     ///
     /// # Errors
     /// [`Error::NotFloatingPoint`]; [`Error::Torch`] as for [`Model::to_device`].
-    pub fn to_kind(&mut self, kind: Kind) -> Result<(), Error> {
+    pub fn to_kind(&mut self, kind: Kind) -> Result<()> {
         if !is_floating_point(kind) {
             return Err(Error::NotFloatingPoint { kind });
         }
@@ -375,7 +366,7 @@ impl<M> Model<M> {
     ///
     /// # Errors
     /// [`Error::Torch`] as for [`Model::to_device`].
-    pub fn to_channels_last(&mut self) -> Result<(), Error> {
+    pub fn to_channels_last(&mut self) -> Result<()> {
         self.convert("to channels last", |tensor| match tensor.dim() {
             4 => channels_last(tensor).map_err(|error| TchError::Torch(error.to_string())),
             _ => Ok(tensor.shallow_clone()),
@@ -395,7 +386,7 @@ impl<M> Model<M> {
     }
 
     fn saved(&self) -> impl Iterator<Item = &Entry> {
-        self.entries.iter().filter(|entry| entry.role != (Role::Buffer { saved: false }))
+        self.entries.iter().filter(|entry| entry.role != (Role::Buffer { persistent: false }))
     }
 
     /// Exchanges the memory under every tensor, which keeps its identity (`set_data`), so that all
@@ -404,7 +395,7 @@ impl<M> Model<M> {
         &mut self,
         to: &str,
         convert: impl Fn(&Tensor) -> Result<Tensor, TchError>,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let exchange = |entry: &Entry| {
             let mut tensor = entry.tensor.shallow_clone();
             // Taken before: libtorch checks a gradient against its tensor when it is asked for.
@@ -429,8 +420,8 @@ where
 {
     type Output = M::Output;
 
-    fn forward(&self, input: Input) -> M::Output {
-        self.module.forward(input)
+    fn forward(&self, input: Input) -> Result<M::Output> {
+        Self::forward(self, input)
     }
 }
 
@@ -452,10 +443,21 @@ impl<M> fmt::Debug for Model<M> {
     }
 }
 
-fn set_requires_grad(entry: &Entry, on: bool) -> Result<(), Error> {
+fn set_requires_grad(entry: &Entry, on: bool) -> Result<()> {
     entry
         .tensor
         .f_set_requires_grad(on)
         .map(drop)
         .map_err(Error::torch(format!("freeze or thaw {}", entry.name)))
+}
+
+/// A panic's text. tch's operators panic with `Result::unwrap` of libtorch's error: of that only libtorch's
+/// first line is for a reader, and where the wording is another one, the whole text is given.
+fn text_of(panic: &(dyn Any + Send)) -> Option<String> {
+    const UNWRAPPED: &str = "called `Result::unwrap()` on an `Err` value: Torch(\"";
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied())?;
+    let Some(reason) = text.strip_prefix(UNWRAPPED) else { return Some(text.to_owned()) };
+    let first = reason.trim_end_matches("\")").split("\\n").next().unwrap_or_default();
+    Some(first.replace("\\\"", "\"").replace("\\'", "'"))
 }

@@ -2,12 +2,14 @@
 
 use tch::Tensor;
 
+use crate::Result;
+
 /// A function of tensors with parameters.
 ///
 /// Implement it for the input that your forward takes; one type may take several.
 ///
 /// ```
-/// use brigade_nn::{Linear, Module, ParamPath, Tensor};
+/// use brigade_nn::{Linear, Module, ParamPath, Result, Tensor};
 ///
 /// struct Siamese {
 ///     tower: Linear,
@@ -22,22 +24,22 @@ use tch::Tensor;
 /// impl Module<(&Tensor, &Tensor)> for Siamese {
 ///     type Output = Tensor;
 ///
-///     fn forward(&self, (left, right): (&Tensor, &Tensor)) -> Tensor {
-///         (self.tower.forward(left) - self.tower.forward(right)).abs()
+///     fn forward(&self, (left, right): (&Tensor, &Tensor)) -> Result<Tensor> {
+///         Ok((self.tower.forward(left)? - self.tower.forward(right)?).abs())
 ///     }
 /// }
 /// ```
-///
-/// A forward returns no `Result`: operators would not read as formulas. What fails in it ends it, as
-/// tch's operators do, and [`crate::Model::try_forward`] (and with it the `forward` of a prepared model)
-/// gives that as an error, with the layer's name; a direct call panics with the same text. A model that
-/// wants to answer with an error of its own can say so in `Output`.
 pub trait Module<Input> {
     /// What comes out: mostly a tensor.
     type Output;
 
     /// Computes the output.
-    fn forward(&self, input: Input) -> Self::Output;
+    ///
+    /// # Errors
+    /// A layer's name, the shape of its input and libtorch's reason, where the two do not fit. What a module
+    /// refuses for a reason of its own is [`crate::Error::custom`]; `?` takes what tch's operators `f_…`
+    /// return. Operators without `f_` panic, and [`crate::Model::forward`] gives that as an error.
+    fn forward(&self, input: Input) -> Result<Self::Output>;
 }
 
 /// A module from tensor to tensor that a [`crate::Sequential`] can hold.

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tch::{Device, Kind, Tensor};
 
 use crate::Init;
+use crate::layer_context::{LayerContext, shown};
 use crate::layers::SharedStatistics;
-use crate::place::Place;
 use crate::registry::{Entry, Registry, Role};
 
 /// A place in the tree of names: `path / "module1" / 0` holds `module1.0.weight`.
@@ -86,7 +86,7 @@ impl<'a> ParamPath<'a> {
     }
 
     /// Like [`ParamPath::buffer`], but left out of state dictionaries (PyTorch's `persistent=False`).
-    pub fn unsaved_buffer(&self, name: &str, values: &Tensor) -> Tensor {
+    pub fn non_persistent_buffer(&self, name: &str, values: &Tensor) -> Tensor {
         self.add_buffer(name, values, false)
     }
 
@@ -100,19 +100,19 @@ impl<'a> ParamPath<'a> {
     ///
     /// let model = Model::new(|p: &ParamPath| {
     ///     let embedding = Embedding::new(p / "embedding", 100, 16);
-    ///     let head = (p / "head").share("weight", embedding.weight());
+    ///     let head = (p / "head").tie("weight", embedding.weight());
     ///     (embedding, head)
     /// })?;
     /// assert_eq!(model.parameters().len(), 1);
     /// assert_eq!(model.state_dict().len(), 2);
     /// # Ok::<(), brigade_nn::Error>(())
     /// ```
-    pub fn share(&self, name: &str, tensor: &Tensor) -> Tensor {
+    pub fn tie(&self, name: &str, tensor: &Tensor) -> Tensor {
         let first = self.registry.borrow().find(tensor);
         match first {
             Some(first) => self.add(name, Ok(tensor.shallow_clone()), Role::SameAs(first)),
             None => {
-                self.reject_at(name, "shares a tensor that is no parameter of this model");
+                self.reject_at(name, "ties a tensor that is not a parameter of this model");
                 tensor.shallow_clone()
             }
         }
@@ -120,7 +120,7 @@ impl<'a> ParamPath<'a> {
 
     /// Takes in a tensor that something else made, as a parameter: no copy, the model trains this tensor.
     /// The name may hold dots. Frozen ones (`requires_grad` off) stay frozen; a tensor that is a parameter
-    /// already gets a further name, as with [`ParamPath::share`].
+    /// already gets a further name, as with [`ParamPath::tie`].
     ///
     /// ```
     /// use brigade_nn::{Kind, Model, ParamPath, Tensor};
@@ -140,7 +140,7 @@ impl<'a> ParamPath<'a> {
 
     /// Takes in a tensor that something else made, as a saved buffer: no copy. The name may hold dots.
     pub fn adopt_buffer(&self, name: &str, tensor: &Tensor) {
-        self.adopt(name, tensor, Role::Buffer { saved: true });
+        self.adopt(name, tensor, Role::Buffer { persistent: true });
     }
 
     /// Takes in all variables of a `tch::nn::VarStore` under their names below this path: those that are
@@ -149,15 +149,15 @@ impl<'a> ParamPath<'a> {
     /// [`crate::Model::from_var_store`].
     ///
     /// ```
-    /// use brigade_nn::{Device, Model, Module, ParamPath, Tensor};
+    /// use brigade_nn::{Device, Model, Module, ParamPath, Result, Tensor};
     /// use tch::nn::{self, Module as _};
     ///
     /// struct Distance(nn::Linear);
     ///
     /// impl Module<(&Tensor, &Tensor)> for Distance {
     ///     type Output = Tensor;
-    ///     fn forward(&self, (left, right): (&Tensor, &Tensor)) -> Tensor {
-    ///         (self.0.forward(left) - self.0.forward(right)).abs()
+    ///     fn forward(&self, (left, right): (&Tensor, &Tensor)) -> Result<Tensor> {
+    ///         Ok((self.0.forward(left) - self.0.forward(right)).abs())
     ///     }
     /// }
     ///
@@ -191,38 +191,29 @@ impl<'a> ParamPath<'a> {
         self.registry.borrow().statistics.clone()
     }
 
-    /// For the errors of a module's forward.
-    pub(crate) fn place(&self) -> Place {
-        let name = if self.prefix.is_empty() { "the model" } else { &self.prefix };
-        let registry = self.registry.borrow();
-        let (failures, hooks) = (registry.failures.clone(), registry.hooks.clone());
-        Place { name: name.to_owned(), layer: self.prefix.clone(), failures, hooks }
-    }
-
-    /// For the errors and the forward hooks of a layer.
-    pub(crate) fn layer(&self) -> Place {
+    /// Registers a layer, which then has forward hooks and is named in errors.
+    pub(crate) fn layer(&self) -> LayerContext {
         let mut registry = self.registry.borrow_mut();
         if !registry.layers.contains(&self.prefix) {
             registry.layers.push(self.prefix.clone());
         }
-        drop(registry);
-        self.place()
+        LayerContext { name: self.prefix.clone(), hooks: registry.hooks.clone() }
     }
 
     /// Notes a problem with what the caller asked for; `Model::new` will fail and list it.
     pub fn reject(&self, problem: impl Display) {
-        let place = if self.prefix.is_empty() { "the model" } else { &self.prefix };
-        self.registry.borrow_mut().problems.push(format!("{place}: {problem}"));
+        let problem = format!("{}: {problem}", shown(&self.prefix));
+        self.registry.borrow_mut().problems.push(problem);
     }
 
-    fn add_buffer(&self, name: &str, values: &Tensor, saved: bool) -> Tensor {
+    fn add_buffer(&self, name: &str, values: &Tensor, persistent: bool) -> Tensor {
         let kind = self.registry.borrow().kind;
         let taken = tch::no_grad(|| {
             let own = values.f_kind()?;
             let kind = if is_floating_point(own) { kind } else { own };
             copy_as(values, kind)
         });
-        self.add(name, taken, Role::Buffer { saved })
+        self.add(name, taken, Role::Buffer { persistent })
     }
 
     fn add(&self, name: &str, made: Result<Tensor, tch::TchError>, role: Role) -> Tensor {
@@ -241,7 +232,7 @@ impl<'a> ParamPath<'a> {
     fn adopt(&self, name: &str, tensor: &Tensor, role: Role) {
         let problem = match tensor.f_kind() {
             _ if name.split('.').any(str::is_empty) => Some("a name has no empty parts".to_owned()),
-            Ok(kind) if role != (Role::Buffer { saved: true }) && !is_floating_point(kind) => {
+            Ok(kind) if role != (Role::Buffer { persistent: true }) && !is_floating_point(kind) => {
                 Some(format!("parameters cannot be {kind:?}"))
             }
             Ok(_) => None,

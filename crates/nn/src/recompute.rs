@@ -3,16 +3,16 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use brigade_torch::recomputed;
+use brigade_torch::try_recomputed;
 use tch::Tensor;
 
-use crate::place::Place;
-use crate::{Error, Module, ParamPath};
+use crate::{Error, Module, Result};
 
 /// A layer that keeps its input only, and computes what the backward needs again: gradient checkpointing
 /// ([`brigade_torch::recomputed`] says what holds; it also takes parts with several inputs).
 ///
-/// It has no parameters of its own, and the layer's names stay as they are.
+/// It has no parameters of its own, and the layer's names stay as they are. What fails when the part is
+/// computed again is an error of the backward.
 ///
 /// ```
 /// use brigade_nn::{Kind, Linear, Model, ParamPath, Recompute, Relu, Sequential, Tensor};
@@ -20,8 +20,8 @@ use crate::{Error, Module, ParamPath};
 /// let model = Model::new(|p: &ParamPath| {
 ///     let block = |p: ParamPath| Sequential::new().add(Linear::new(&p / 0, 64, 64)).add(Relu);
 ///     Sequential::new()
-///         .add(Recompute::new(p / 0, block(p / 0)))
-///         .add(Recompute::new(p / 1, block(p / 1)))
+///         .add(Recompute::new(block(p / 0)))
+///         .add(Recompute::new(block(p / 1)))
 /// })?;
 /// let output = model.forward(&Tensor::ones([8, 64], (Kind::Float, model.device())));
 /// output.sum(Kind::Float).backward();
@@ -31,13 +31,12 @@ use crate::{Error, Module, ParamPath};
 /// ```
 pub struct Recompute<L> {
     layer: Arc<Mutex<L>>,
-    place: Place,
 }
 
 impl<L> Recompute<L> {
-    /// Wraps a layer. The path is for messages.
-    pub fn new<'a>(path: impl std::borrow::Borrow<ParamPath<'a>>, layer: L) -> Self {
-        Self { layer: Arc::new(Mutex::new(layer)), place: path.borrow().place() }
+    /// Wraps a layer.
+    pub fn new(layer: L) -> Self {
+        Self { layer: Arc::new(Mutex::new(layer)) }
     }
 }
 
@@ -47,12 +46,12 @@ where
 {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let layer = Arc::clone(&self.layer);
-        let output = recomputed(&[input], move |inputs| {
+        let output = try_recomputed(&[input], move |inputs| {
             layer.lock().unwrap_or_else(PoisonError::into_inner).forward(&inputs[0])
         });
-        output.unwrap_or_else(|error| self.place.fail(Error::Recompute(error)))
+        output.map_err(Error::Recompute)?
     }
 }
 

@@ -7,7 +7,6 @@ use tch::{Kind, Tensor};
 use crate::Training;
 use crate::hooks::Hooks;
 use crate::layers::SharedStatistics;
-use crate::place::Failures;
 
 /// All that constructors have registered, and what was wrong with it.
 #[derive(Debug)]
@@ -15,7 +14,6 @@ pub(crate) struct Registry {
     pub(crate) kind: Kind,
     pub(crate) training: Training,
     pub(crate) statistics: SharedStatistics,
-    pub(crate) failures: Failures,
     pub(crate) hooks: Hooks,
     /// Of the layers that call hooks.
     pub(crate) layers: Vec<String>,
@@ -37,7 +35,7 @@ pub(crate) struct Entry {
 pub(crate) enum Role {
     Parameter,
     Buffer {
-        saved: bool,
+        persistent: bool,
     },
     /// A further name of the parameter at this index.
     SameAs(usize),
@@ -49,7 +47,6 @@ impl Registry {
             kind,
             training: Training::new(),
             statistics: SharedStatistics::default(),
-            failures: Failures::default(),
             hooks: Hooks::default(),
             layers: Vec::new(),
             entries: Vec::new(),

@@ -9,15 +9,13 @@ use brigade_torch::{Script, ScriptValue};
 use tch::{Kind, Tensor};
 
 use crate::param_path::is_floating_point;
-use crate::place::Place;
-use crate::{Error, Model, Module, ParamPath, Training};
+use crate::{Error, Model, Module, ParamPath, Result, Training};
 
 /// A module that Python wrote with `torch.jit.script` or `torch.jit.trace`: the module of a
 /// [`Model::from_torchscript`]. `O` is what its forward gives, a tensor unless said otherwise.
 pub struct TorchScript<O = Tensor> {
     script: Script,
     training: Training,
-    place: Place,
     output: PhantomData<fn() -> O>,
 }
 
@@ -42,19 +40,19 @@ impl<O> Model<TorchScript<O>> {
     ///
     /// let mut model = Model::<TorchScript>::from_torchscript("resnet50d.pt")?;
     /// let images = Tensor::zeros([8, 3, 224, 224], (Kind::Float, model.device()));
-    /// assert_eq!(model.forward(&images).size(), [8, 1000]);
+    /// assert_eq!(model.forward(&images)?.size(), [8, 1000]);
     /// model.save_weights("resnet50d.safetensors")?; // load_state_dict takes it
     ///
     /// let bert = Model::<TorchScript<(Tensor, Tensor)>>::from_torchscript("bert.pt")?;
     /// let tokens = Tensor::zeros([2, 16], (Kind::Int64, bert.device()));
-    /// let (_hidden, _pooled) = bert.forward([("input_ids", &tokens), ("attention_mask", &tokens)]);
+    /// let (_hidden, _pooled) = bert.forward([("input_ids", &tokens), ("attention_mask", &tokens)])?;
     /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     ///
     /// # Errors
     /// [`Error::Script`] when the file cannot be read or is not TorchScript, and for a module without the
     /// attribute `training` (`torch.jit.freeze`), which has no parameters either.
-    pub fn from_torchscript(path: impl AsRef<Path>) -> Result<Self, Error> {
+    pub fn from_torchscript(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let failed = |source| Error::Script { path: path.to_owned(), source };
         let script = Script::load(path).map_err(failed)?;
@@ -71,7 +69,7 @@ impl<O> Model<TorchScript<O>> {
                 p.adopt_buffer(name, tensor);
             }
             let output = PhantomData;
-            TorchScript { script, training: p.training(), place: p.place(), output }
+            TorchScript { script, training: p.training(), output }
         })
     }
 }
@@ -83,14 +81,13 @@ where
 {
     type Output = O;
 
-    fn forward(&self, input: I) -> O {
+    fn forward(&self, input: I) -> Result<O> {
         let (inputs, names) = input.into_inputs();
-        let output = self.script.set_training(self.training.is_on());
-        let output = output.and_then(|()| self.script.forward(&inputs, &names));
-        let value = output.unwrap_or_else(|error| self.place.fail(Error::ScriptForward(error)));
+        let value = self.script.set_training(self.training.is_on());
+        let value = value.and_then(|()| self.script.forward(&inputs, &names));
+        let value = value.map_err(Error::ScriptForward)?;
         let found = value.kind();
-        O::from_value(value)
-            .unwrap_or_else(|expected| self.place.fail(Error::ScriptOutput { expected, found }))
+        O::from_value(value).map_err(|expected| Error::ScriptOutput { expected, found })
     }
 }
 

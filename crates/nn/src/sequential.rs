@@ -4,8 +4,8 @@ use std::fmt;
 
 use tch::Tensor;
 
-use crate::Module;
 use crate::module::Layer;
+use crate::{Module, Result};
 
 /// Layers in a row, from tensor to tensor. PyTorch names them by their index, and so does
 /// `path / 0`, `path / 1`, …; layers without parameters count.
@@ -39,7 +39,7 @@ impl Sequential {
         self
     }
 
-    /// Puts a function at the end.
+    /// Puts a function of operators at the end. One that calls layers is a [`Module`] of its own.
     ///
     /// ```
     /// use brigade_nn::Sequential;
@@ -67,11 +67,11 @@ impl Sequential {
 impl Module<&Tensor> for Sequential {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let Some((first, rest)) = self.layers.split_first() else {
-            return input.shallow_clone();
+            return Ok(input.shallow_clone());
         };
-        rest.iter().fold(first.forward(input), |output, layer| layer.forward(&output))
+        rest.iter().try_fold(first.forward(input)?, |output, layer| layer.forward(&output))
     }
 }
 
@@ -89,7 +89,7 @@ where
 {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        (self.0)(input)
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        Ok((self.0)(input))
     }
 }

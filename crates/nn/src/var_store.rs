@@ -5,7 +5,7 @@ use std::fmt;
 use tch::Tensor;
 use tch::nn::{ModuleT, VarStore};
 
-use crate::{Error, Model, Module, ParamPath, Training};
+use crate::{Model, Module, ParamPath, Result, Training};
 
 /// A module of `tch::nn` in a [`Model`]: its `forward_t` gets the model's switch between training and
 /// evaluation. `tch::nn::Module`s are such modules, too.
@@ -25,8 +25,8 @@ impl<M> TchModule<M> {
 impl<M: ModuleT> Module<&Tensor> for TchModule<M> {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.module.forward_t(input, self.training.is_on())
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        Ok(self.module.forward_t(input, self.training.is_on()))
     }
 }
 
@@ -61,18 +61,18 @@ impl<M> Model<TchModule<M>> {
     /// assert_eq!(model.parameters()[0].name, "hidden.bias"); // tch makes it first
     /// assert_eq!(model.buffers().len(), 2); // the running statistics of `norm`
     /// model.eval();
-    /// assert_eq!(model.forward(&Tensor::ones([4, 8], (Kind::Float, Device::Cpu))).size(), [4, 2]);
+    /// assert_eq!(model.forward(&Tensor::ones([4, 8], (Kind::Float, Device::Cpu)))?.size(), [4, 2]);
     /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::Build`] for a trainable variable of integers; [`Error::NotFloatingPoint`] where
+    /// [`crate::Error::Build`] for a trainable variable of integers; [`crate::Error::NotFloatingPoint`] where
     /// the store's kind has no gradients.
     #[expect(
         clippy::needless_pass_by_value,
         reason = "the model moves the variables, and the store would not know where they lie"
     )]
-    pub fn from_var_store(variables: VarStore, module: M) -> Result<Self, Error> {
+    pub fn from_var_store(variables: VarStore, module: M) -> Result<Self> {
         Model::build().device(variables.device()).kind(variables.kind()).build(
             |path: &ParamPath<'_>| {
                 path.adopt_variables(&variables);

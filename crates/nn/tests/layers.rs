@@ -4,8 +4,8 @@
 
 use brigade_nn::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
-    EmbeddingOptions, Error, Kind, LayerNorm, LayerNormOptions, Linear, LinearOptions, MaxPool2d,
-    Model, Module, ParamPath, Relu, Sequential, Tensor,
+    EmbeddingOptions, Error, Flatten, Kind, LayerNorm, LayerNormOptions, Linear, LinearOptions,
+    MaxPool2d, Model, Module, ParamPath, Recompute, Relu, Sequential, Tensor,
 };
 use serde_json::Value;
 
@@ -49,7 +49,7 @@ where
             model.eval();
         }
         model.zero_grad().unwrap();
-        let output = model.forward(input);
+        let output = model.forward(input).unwrap();
         assert_eq!(serde_json::json!(output.size()), run["shape"], "{case}: shape");
         assert_values(&output, &run["output"], &format!("{case}: output"));
         if output.requires_grad() {
@@ -121,7 +121,7 @@ fn embeddings() {
     check("embedding", |p| Embedding::with_options(p, 4, 2, options), &indices);
 
     let fresh = Model::new(|p| Embedding::with_options(p, 4, 2, options)).unwrap();
-    let row = fresh.forward(&Tensor::from_slice(&[1i64]));
+    let row = fresh.forward(&Tensor::from_slice(&[1i64])).unwrap();
     assert_eq!(Vec::<f32>::try_from(row.flatten(0, -1)).unwrap(), [0.0, 0.0]);
 }
 
@@ -135,14 +135,14 @@ fn pooling() {
 fn dropout_drops_and_scales_in_training_only() {
     let mut model = Model::new(|p| Dropout::new(p, 0.25)).unwrap();
     let ones = Tensor::ones([10_000], (Kind::Float, model.device()));
-    let dropped = model.forward(&ones);
+    let dropped = model.forward(&ones).unwrap();
     let zeros = dropped.eq(0.0).sum(Kind::Int64).int64_value(&[]);
     // Six standard deviations of a binomial of 10 000 and 1/4 are 260.
     assert!((2240..2760).contains(&zeros), "{zeros} of 10000 dropped");
     let kept = dropped.max().double_value(&[]);
     assert!((kept - 1.0 / 0.75).abs() < 1e-6, "kept values are {kept}");
     model.eval();
-    assert_eq!(model.forward(&ones), ones);
+    assert_eq!(model.forward(&ones).unwrap(), ones);
 }
 
 #[test]
@@ -154,18 +154,17 @@ fn a_row_of_layers_applies_them_in_order() {
     for parameter in model.parameters() {
         let _ = tch::no_grad(|| parameter.tensor.shallow_clone().fill_(1.0));
     }
-    let output = model.forward(&Tensor::from_slice(&[1f32, 5.0]));
+    let output = model.forward(&Tensor::from_slice(&[1f32, 5.0])).unwrap();
     assert_eq!(output.double_value(&[0]), 0.0 + 3.0 + 1.0);
     let identity = Sequential::new();
     assert!(identity.is_empty());
-    assert_eq!(identity.forward(&output), output);
+    assert_eq!(identity.forward(&output).unwrap(), output);
 }
 
 #[test]
 fn what_a_layer_refuses_is_an_error_with_its_name() {
-    let refused = |model: &Model<BatchNorm1d>, input: &[i64]| {
-        model.try_forward(&wave(input, 0.0)).unwrap_err()
-    };
+    let refused =
+        |model: &Model<BatchNorm1d>, input: &[i64]| model.forward(&wave(input, 0.0)).unwrap_err();
     let one = Model::new(|p: &ParamPath<'_>| BatchNorm1d::new(p / "norm", 3)).unwrap();
     let error = refused(&one, &[1, 3]);
     assert!(matches!(error, Error::Input { .. }));
@@ -179,32 +178,98 @@ fn what_a_layer_refuses_is_an_error_with_its_name() {
     assert!(!text.contains('\n'), "{text}");
 
     let linear = Model::new(|p: &ParamPath<'_>| Linear::new(p / "head", 5, 2)).unwrap();
-    let text = linear.try_forward(&wave(&[2, 4], 0.0)).unwrap_err().to_string();
+    let text = linear.forward(&wave(&[2, 4], 0.0)).unwrap_err().to_string();
     assert!(text.starts_with("head cannot take an input of [2, 4]"), "{text}");
-    assert_eq!(linear.try_forward(&wave(&[2, 5], 0.0)).unwrap().size(), [2, 2], "and goes on");
+    assert_eq!(linear.forward(&wave(&[2, 5], 0.0)).unwrap().size(), [2, 2], "and goes on");
 }
 
 #[test]
-fn an_operator_that_panics_is_an_error_and_other_panics_go_on() {
-    let operator = Model::new(|p: &ParamPath<'_>| {
-        Sequential::new().add(Linear::new(p / 0, 5, 2)).add_fn(|x| x.matmul(x))
-    });
-    let error = operator.unwrap().try_forward(&wave(&[3, 5], 0.0)).unwrap_err();
-    assert!(matches!(error, Error::Torch { .. }));
-    let text = error.to_string();
-    assert!(text.contains("run the model's forward") && text.contains("3x2"), "{text}");
-    let own = Model::new(|_: &ParamPath<'_>| Sequential::new().add_fn(|_| panic!("own")));
-    let own = own.unwrap();
-    let forward = || own.try_forward(&wave(&[3, 5], 0.0));
+fn layers_without_a_name_are_called_by_their_type() {
+    let text = |layer: &dyn for<'a> Module<&'a Tensor, Output = Tensor>, shape: &[i64]| {
+        layer.forward(&wave(shape, 0.0)).unwrap_err().to_string()
+    };
+    let pool = text(&MaxPool2d::new(5), &[1, 1, 3, 3]);
+    assert!(pool.starts_with("MaxPool2d cannot take an input of [1, 1, 3, 3]: "), "{pool}");
+    let flat = text(&Flatten, &[3]);
+    assert!(flat.starts_with("Flatten cannot take an input of [3]: Dimension out of"), "{flat}");
+}
+
+#[test]
+fn a_panic_in_a_forward_is_an_error_with_its_text() {
+    let model = |function: fn(&Tensor) -> Tensor| {
+        Model::new(|p: &ParamPath<'_>| {
+            Sequential::new().add(Linear::new(p / 0, 5, 2)).add_fn(function)
+        })
+        .unwrap()
+    };
+    let operator = model(|x| x.matmul(x)).forward(&wave(&[3, 5], 0.0)).unwrap_err();
+    assert!(matches!(operator, Error::Panicked { .. }), "{operator:?}");
+    assert_eq!(
+        operator.to_string(),
+        "the forward panicked: mat1 and mat2 shapes cannot be multiplied (3x2 and 3x2)"
+    );
+    let own = model(|x| panic!("{} rows", x.size()[0])).forward(&wave(&[3, 5], 0.0));
+    assert_eq!(own.unwrap_err().to_string(), "the forward panicked: 3 rows");
+    // What unwinds without a text is for whoever catches it.
+    let other = model(|_| std::panic::panic_any(7));
+    let forward = || drop(other.forward(&wave(&[3, 5], 0.0)));
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(forward)).unwrap_err();
-    assert_eq!(panic.downcast_ref::<&str>(), Some(&"own"));
+    assert_eq!(panic.downcast_ref::<i32>(), Some(&7));
+}
+
+/// A model in a model, and operators whose errors it passes on.
+struct Outer(Model<Linear>);
+
+impl Module<&Tensor> for Outer {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        if input.size()[0] == 0 {
+            return Err(Error::custom("an empty batch"));
+        }
+        Ok(self.0.forward(input)?.f_reshape([3, -1])?)
+    }
 }
 
 #[test]
-#[should_panic(
-    expected = "BatchNorm2d takes [n, features, height, width], found an input of [4, 3]"
-)]
-fn a_forward_without_an_error_panics_with_the_same_text() {
-    let model = Model::new(|p| BatchNorm2d::new(p, 3)).unwrap();
-    let _ = model.forward(&wave(&[4, 3], 0.0));
+fn errors_pass_through_models_and_threads() {
+    let inner = Model::new(|p: &ParamPath<'_>| Linear::new(p / "inner", 5, 2)).unwrap();
+    let outer = Model::new(|_: &ParamPath<'_>| Outer(inner)).unwrap();
+    let error = |shape: &[i64]| outer.forward(&wave(shape, 0.0)).unwrap_err().to_string();
+    assert!(error(&[2, 4]).starts_with("inner cannot take an input of [2, 4]: "));
+    assert_eq!(
+        error(&[2, 5]),
+        "a tensor operation of the forward failed: shape '[3, -1]' is invalid for input of size 4"
+    );
+    assert_eq!(error(&[0, 5]), "an empty batch");
+    let error = std::thread::spawn(move || outer.forward(&wave(&[2, 4], 0.0)).unwrap_err());
+    assert!(matches!(error.join().unwrap(), Error::Layer { .. }));
+}
+
+/// Refuses its second forward.
+struct Once(Linear, std::sync::Mutex<bool>);
+
+impl Module<&Tensor> for Once {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        let again = std::mem::replace(&mut *self.1.lock().unwrap(), true);
+        let input = if again { input.f_narrow(1, 0, 4)? } else { input.shallow_clone() };
+        self.0.forward(&input)
+    }
+}
+
+#[test]
+fn what_fails_when_it_is_recomputed_is_an_error_of_the_backward() {
+    let model = Model::new(|p: &ParamPath<'_>| {
+        Recompute::new(Once(Linear::new(p / "body", 5, 2), false.into()))
+    })
+    .unwrap();
+    let output = model.forward(&wave(&[3, 5], 0.0)).unwrap();
+    let error = brigade_torch::backward(&output.sum(Kind::Float)).unwrap_err().to_string();
+    let reason = "failed the second time: body cannot take an input of [3, 4]";
+    assert!(error.contains(reason), "{error}");
+    // What fails the first time is an error of the forward.
+    let text = model.forward(&wave(&[3, 2], 0.0)).unwrap_err().to_string();
+    assert!(text.starts_with("a tensor operation of the forward failed"), "{text}");
 }

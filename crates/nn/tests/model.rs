@@ -23,7 +23,7 @@ fn every_problem_of_a_constructor_is_reported() {
         let _ = p.buffer("weight", &Tensor::from(0i64));
         let _ = p.parameter("a.b", &[2], Init::Zeros);
         let _ = p.parameter("negative", &[2, -1], Init::Zeros);
-        let _ = p.share("tied", &Tensor::from(1f32));
+        let _ = p.tie("tied", &Tensor::from(1f32));
         Conv2d::new(&p / "conv", 3, 4, [0, 3], Conv2dOptions { groups: 2, ..Default::default() });
         Dropout::new(&p / "drop", 1.5);
         Embedding::with_options(&p / "table", 3, 2, EmbeddingOptions { padding: Some(3) });
@@ -35,7 +35,7 @@ fn every_problem_of_a_constructor_is_reported() {
         "net.weight: this name is registered twice",
         "net: `a.b` is no name",
         "net.negative: the shape [2, -1] has a negative size",
-        "net.tied: shares a tensor that is no parameter of this model",
+        "net.tied: ties a tensor that is not a parameter of this model",
         "net.conv: 2 groups do not divide 3 input and 4 output channels",
         "net.conv: kernel [0, 3]",
         "net.drop: the dropout probability 1.5 is not in [0, 1]",
@@ -62,8 +62,8 @@ struct Tied {
 fn tied() -> Model<Tied> {
     Model::new(|p: &ParamPath<'_>| {
         let table = Embedding::new(p / "table", 5, 2);
-        let _ = p.unsaved_buffer("scratch", &Tensor::from(1i64));
-        let head = (p / "head").share("weight", table.weight());
+        let _ = p.non_persistent_buffer("scratch", &Tensor::from(1i64));
+        let head = (p / "head").tie("weight", table.weight());
         Tied { table, head }
     })
     .unwrap()
@@ -72,8 +72,8 @@ fn tied() -> Model<Tied> {
 impl Module<(&Tensor, &Tensor)> for Tied {
     type Output = Tensor;
 
-    fn forward(&self, (indices, scale): (&Tensor, &Tensor)) -> Tensor {
-        (self.table.forward(indices) * scale).linear(&self.head, None::<Tensor>)
+    fn forward(&self, (indices, scale): (&Tensor, &Tensor)) -> brigade_nn::Result<Tensor> {
+        Ok((self.table.forward(indices)? * scale).linear(&self.head, None::<Tensor>))
     }
 }
 
@@ -102,7 +102,7 @@ fn shared_parameters_count_once_and_are_saved_twice() {
 fn a_forward_takes_several_tensors() {
     let model = tied();
     let (indices, scale) = (Tensor::from_slice(&[1i64, 2, 4]), Tensor::from(2f32));
-    assert_eq!(model.forward((&indices, &scale)).size(), [3, 5]);
+    assert_eq!(model.forward((&indices, &scale)).unwrap().size(), [3, 5]);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a_model_without_parameters_works() {
     assert_eq!(model.num_parameters(), 0);
     assert!(model.state_dict().is_empty());
     let input = Tensor::from_slice(&[1f32]);
-    assert_eq!(model.forward(&input), input);
+    assert_eq!(model.forward(&input).unwrap(), input);
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_model_can_be_sent_to_another_thread() {
     let model = Model::new(|p| Linear::new(p, 3, 10)).unwrap();
     let size = std::thread::spawn(move || {
         let input = Tensor::zeros([2, 3], (Kind::Float, model.device()));
-        model.forward(&input).size()
+        model.forward(&input).unwrap().size()
     });
     assert_eq!(size.join().unwrap(), [2, 10]);
 }
@@ -149,7 +149,7 @@ fn changing_the_kind_keeps_the_tensors_that_others_hold() {
     let mut model = Model::new(|p| BatchNorm2d::new(p, 3)).unwrap();
     let held = model.parameters().remove(0).tensor;
     let input = Tensor::randn([4, 3, 2, 2], (Kind::Float, model.device()));
-    model.forward(&input).sum(Kind::Float).backward();
+    model.forward(&input).unwrap().sum(Kind::Float).backward();
     let gradient = values(&held.grad());
 
     model.to_kind(Kind::Double).unwrap();
@@ -163,7 +163,7 @@ fn changing_the_kind_keeps_the_tensors_that_others_hold() {
     assert_eq!(kinds, [Kind::Double, Kind::Double, Kind::Int64]);
 
     // The layer follows, and gradients go on adding up in the new kind.
-    let output = model.forward(&input.to_kind(Kind::Double));
+    let output = model.forward(&input.to_kind(Kind::Double)).unwrap();
     assert_eq!(output.kind(), Kind::Double);
     output.sum(Kind::Double).backward();
     assert_eq!(held.grad().kind(), Kind::Double);
@@ -182,13 +182,13 @@ fn training_is_one_switch_for_all_layers() {
     assert!(model.is_training());
     let images = Tensor::randn([4, 3, 6, 6], (Kind::Float, model.device()));
     let counter = || model.buffers()[2].tensor.int64_value(&[]);
-    let _ = model.forward(&images);
+    let _ = model.forward(&images).unwrap();
     assert_eq!(counter(), 1);
     let before = values(&model.buffers()[0].tensor);
     model.eval();
     assert!(!model.is_training());
-    let first = model.forward(&images);
-    assert_eq!(model.forward(&images), first);
+    let first = model.forward(&images).unwrap();
+    assert_eq!(model.forward(&images).unwrap(), first);
     assert_eq!(values(&model.buffers()[0].tensor), before);
 }
 

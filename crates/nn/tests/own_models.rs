@@ -61,12 +61,12 @@ fn variables_of_tch_are_parameters_and_buffers_under_their_names() {
     let input = Tensor::randn([8, 4], FLOAT);
     let mean = model.buffers().remove(0).tensor;
     let before = mean.copy();
-    let _ = model.forward(&input);
+    let _ = model.forward(&input).unwrap();
     assert_ne!(before, mean, "training moves the running statistics");
     model.eval();
-    assert_eq!(model.forward(&input), model.forward(&input), "no dropout");
+    assert_eq!(model.forward(&input).unwrap(), model.forward(&input).unwrap(), "no dropout");
     let before = mean.copy();
-    let _ = model.forward(&input);
+    let _ = model.forward(&input).unwrap();
     assert_eq!(before, mean);
 
     // The module computes with the model's tensors, wherever they go.
@@ -82,7 +82,7 @@ fn variables_of_tch_are_parameters_and_buffers_under_their_names() {
     let report = other.load_weights(&path).unwrap();
     assert_eq!(report.loaded, 8);
     other.eval();
-    let difference = (other.forward(&input) - output.to_kind(Kind::Float)).abs().max();
+    let difference = (other.forward(&input).unwrap() - output.to_kind(Kind::Float)).abs().max();
     assert!(difference.double_value(&[]) < 1e-5);
 }
 
@@ -102,14 +102,18 @@ fn a_scripted_module_trains_as_in_python() {
 
     let line = |from: f64, to: f64| Tensor::linspace(from, to, 20, FLOAT).reshape([5, 4]);
     let (left, right) = (line(-1.0, 1.0), line(1.0, -2.0));
-    let dropped = model.forward((&left, &right));
-    assert_ne!(dropped["hidden"], model.forward((&left, &right))["hidden"], "dropout in training");
+    let dropped = model.forward((&left, &right)).unwrap();
+    assert_ne!(
+        dropped["hidden"],
+        model.forward((&left, &right)).unwrap()["hidden"],
+        "dropout in training"
+    );
     // The running statistics moved; begin anew.
     let path = fixture("torchscript_script.pt");
     let mut model = Model::<TorchScript<Output>>::from_torchscript(path).unwrap();
     model.eval();
     for wanted in expected["losses"].as_array().unwrap() {
-        let output = model.forward([("left", &left), ("right", &right)]);
+        let output = model.forward([("left", &left), ("right", &right)]).unwrap();
         let loss = output["sum"].square().mean(Kind::Float);
         assert!((loss.double_value(&[]) - wanted.as_f64().unwrap()).abs() < 1e-6);
         model.zero_grad().unwrap();
@@ -134,17 +138,17 @@ fn a_traced_module_gives_nested_tuples() {
     let model = Model::<TorchScript<Output>>::from_torchscript(fixture("torchscript_trace.pt"));
     let model = model.unwrap();
     let (input, factor) = (Tensor::ones([2, 3], FLOAT), Tensor::from(3f32));
-    let (plain, (scaled, same)) = model.forward((&input, &factor));
+    let (plain, (scaled, same)) = model.forward((&input, &factor)).unwrap();
     assert_eq!(plain * 3.0, scaled);
     assert_eq!(same, factor);
     // What does not fit is an error, not a panic.
     let model = Model::<TorchScript>::from_torchscript(fixture("torchscript_trace.pt")).unwrap();
-    let error = model.try_forward((&input, &factor)).unwrap_err();
+    let error = model.forward((&input, &factor)).unwrap_err();
     assert_eq!(error.to_string(), "the TorchScript module gave a tuple, expected a tensor");
-    let error = model.try_forward(&Tensor::ones([2, 5], FLOAT)).unwrap_err();
+    let error = model.forward(&Tensor::ones([2, 5], FLOAT)).unwrap_err();
     assert!(matches!(error, Error::ScriptForward(_)), "{error}");
     let any = Model::<TorchScript<ScriptValue>>::from_torchscript(fixture("torchscript_trace.pt"));
-    let value = any.unwrap().forward((&input, &factor));
+    let value = any.unwrap().forward((&input, &factor)).unwrap();
     assert!(matches!(value, ScriptValue::Tuple(values) if values.len() == 2));
     for name in ["missing.pt", "small.pth", "layers.json"] {
         let error = Model::<TorchScript>::from_torchscript(fixture(name)).unwrap_err();
@@ -176,8 +180,7 @@ impl Net {
         let pair = match recompute {
             // Nested: the second block once more within the part.
             true => pair.add(Recompute::new(
-                p,
-                Sequential::new().add(block(p / 0)).add(Recompute::new(p, block(p / 1))),
+                Sequential::new().add(block(p / 0)).add(Recompute::new(block(p / 1))),
             )),
             false => pair.add(block(p / 0)).add(block(p / 1)),
         };
@@ -188,8 +191,8 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        let maps = self.blocks.forward(input);
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        let maps = self.blocks.forward(input)?;
         self.head.forward(&maps.mean_dim([2, 3].as_slice(), false, None))
     }
 }
@@ -200,7 +203,7 @@ fn step(recompute: bool, kind: Kind) -> Vec<Vec<f32>> {
     let model = Model::new(|p: &ParamPath<'_>| Net::new(p, recompute)).unwrap();
     let input = Tensor::randn([4, 3, 12, 12], FLOAT);
     let scope = Autocast::enter(Device::Cpu, kind, true).unwrap();
-    let output = model.forward(&input);
+    let output = model.forward(&input).unwrap();
     drop(scope);
     let loss = output.to_kind(Kind::Float).square().sum(Kind::Float);
     let next = Tensor::rand([2], FLOAT);
@@ -284,12 +287,12 @@ fn hooks_read_and_change_activations_until_they_are_dropped() {
         None
     });
     let change = model.forward_hook("head", |_, output| Some(output.zeros_like())).unwrap();
-    assert_eq!(floats(&model.forward(&input)), [0.0; 4]);
+    assert_eq!(floats(&model.forward(&input).unwrap()), [0.0; 4]);
     assert_eq!(*seen.lock().unwrap(), [("1.0".to_owned(), vec![2, 3, 8, 8])]);
     drop(change);
-    assert_ne!(floats(&model.forward(&input)), [0.0; 4]);
+    assert_ne!(floats(&model.forward(&input).unwrap()), [0.0; 4]);
     drop(read);
-    let _ = model.forward(&input);
+    let _ = model.forward(&input).unwrap();
     assert_eq!(seen.lock().unwrap().len(), 2);
     let error = model.forward_hook("1.9", |_, _| None).unwrap_err().to_string();
     assert!(

@@ -44,19 +44,19 @@ fn resnet50d_and_bert_go_there_and_back() {
     let mut model = Model::<TorchScript>::from_torchscript(at("resnet50d.pt")).unwrap();
     model.eval();
     let images = expected.get("images").unwrap();
-    let output = tch::no_grad(|| model.forward(images));
+    let output = tch::no_grad(|| model.forward(images).unwrap());
     assert!(largest_difference(&output, expected.get("output").unwrap()) < 1e-4);
     model.train();
-    let trained = tch::no_grad(|| model.forward(images));
+    let trained = tch::no_grad(|| model.forward(images).unwrap());
     assert!(largest_difference(&output, &trained) > 1e-3, "the batch's statistics");
-    trains(&model, &model.forward(images).square().mean(Kind::Float), 0);
+    trains(&model, &model.forward(images).unwrap().square().mean(Kind::Float), 0);
     model.save_weights(at("resnet50d.safetensors")).unwrap();
 
     let expected = weights::load(at("bert_expected.safetensors")).unwrap();
     type Output = BTreeMap<String, Tensor>;
     let mut model = Model::<TorchScript<Output>>::from_torchscript(at("bert.pt")).unwrap();
     let (tokens, mask) = (expected.get("tokens").unwrap(), expected.get("mask").unwrap());
-    let output = Module::forward(&model, (tokens, mask));
+    let output = Module::forward(&model, (tokens, mask)).unwrap();
     for (name, wanted) in [("last_hidden_state", "hidden"), ("pooler_output", "pooled")] {
         assert!(largest_difference(&output[name], expected.get(wanted).unwrap()) < 1e-5, "{name}");
     }

@@ -144,13 +144,13 @@ fn a_model_goes_through_a_file() {
         Sequential::new().add(convolution).add(BatchNorm2d::new(p / 1, 4)).add(Flatten).add(head)
     };
     let mut written = Model::new(net).unwrap();
-    let _ = written.forward(&images);
+    let _ = written.forward(&images).unwrap();
     written.save_weights(&path).unwrap();
     let mut read = Model::new(net).unwrap();
     assert_eq!(read.load_weights(&path).unwrap().loaded, 9);
     written.eval();
     read.eval();
-    assert_eq!(read.forward(&images), written.forward(&images));
+    assert_eq!(read.forward(&images).unwrap(), written.forward(&images).unwrap());
 }
 
 #[test]

@@ -194,7 +194,7 @@ impl<M> PreparedModel<M> {
         M::Output: Tensors<Owned = M::Output>,
     {
         let scope = self.numerics.scope(self.model.device())?;
-        let output = self.model.try_forward(input);
+        let output = self.model.forward(input);
         drop(scope);
         self.numerics.outputs(output?)
     }

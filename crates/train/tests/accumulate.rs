@@ -24,8 +24,8 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.head.forward(&self.hidden.forward(input).tanh())
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        self.head.forward(&self.hidden.forward(input)?.tanh())
     }
 }
 
@@ -64,7 +64,7 @@ fn reference(samples: i64, batches: &[i64]) -> Vec<f64> {
     for _ in 0..3 {
         let mut start = 0;
         for &rows in batches {
-            let output = model.forward(&inputs.narrow(0, start, rows));
+            let output = model.forward(&inputs.narrow(0, start, rows)).unwrap();
             let loss = output.mse_loss(&targets.narrow(0, start, rows), tch::Reduction::Mean);
             optimizer.zero_grad().unwrap();
             loss.backward();
@@ -247,8 +247,8 @@ dist_test!(world = 2, dist_two_models_accumulate_together, |_world: World| -> Re
         for step in 0..3 {
             let rows = |tensor: &Tensor| tensor.narrow(0, 8 * step, 8);
             let loss = |output: Tensor| output.mse_loss(&rows(&targets), tch::Reduction::Mean);
-            let both =
-                loss(first.forward(&rows(&inputs))) + loss(second.forward(&(rows(&inputs) * 0.5)));
+            let both = loss(first.forward(&rows(&inputs)).unwrap())
+                + loss(second.forward(&(rows(&inputs) * 0.5)).unwrap());
             both.backward();
             let all: Vec<_> = first.parameters().into_iter().chain(second.parameters()).collect();
             one.clip_grad_norm(&all, 0.5)?;

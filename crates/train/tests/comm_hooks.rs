@@ -31,12 +31,11 @@ impl Net {
 impl Module<(usize, usize)> for Net {
     type Output = Tensor;
 
-    fn forward(&self, (rank, step): (usize, usize)) -> Tensor {
+    fn forward(&self, (rank, step): (usize, usize)) -> brigade_nn::Result<Tensor> {
         let terms = self.0.iter().enumerate();
-        terms
-            .map(|(index, tensor)| (tensor * gradient(index, rank, step)).sum(tensor.kind()))
-            .reduce(|sum, term| sum + term)
-            .unwrap()
+        let terms =
+            terms.map(|(index, tensor)| (tensor * gradient(index, rank, step)).sum(tensor.kind()));
+        Ok(terms.reduce(|sum, term| sum + term).unwrap())
     }
 }
 

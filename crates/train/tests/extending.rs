@@ -36,8 +36,8 @@ impl Line {
 impl Module<&Tensor> for Line {
     type Output = Tensor;
 
-    fn forward(&self, x: &Tensor) -> Tensor {
-        &self.a * x + &self.b
+    fn forward(&self, x: &Tensor) -> brigade_nn::Result<Tensor> {
+        Ok(&self.a * x + &self.b)
     }
 }
 

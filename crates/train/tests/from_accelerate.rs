@@ -46,8 +46,8 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.last.forward(&self.norm.forward(&self.first.forward(input)).relu())
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        self.last.forward(&self.norm.forward(&self.first.forward(input)?)?.relu())
     }
 }
 
@@ -188,7 +188,7 @@ fn two_processes_count_as_one_and_a_tied_weight_comes_back() {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
     let model = Model::new(|path: &ParamPath<'_>| {
         let embed = Embedding::new(path / "embed", 5, 4);
-        let head = (path / "head").share("weight", embed.weight());
+        let head = (path / "head").tie("weight", embed.weight());
         (embed, head)
     })
     .unwrap();

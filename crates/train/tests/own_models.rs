@@ -284,7 +284,7 @@ impl Deep {
         let mut blocks = Sequential::new();
         for i in 0..3 {
             let part = Sequential::new().add(block(p / (2 * i))).add(block(p / (2 * i + 1)));
-            blocks = if recompute { blocks.add(Recompute::new(p, part)) } else { blocks.add(part) };
+            blocks = if recompute { blocks.add(Recompute::new(part)) } else { blocks.add(part) };
         }
         Self { blocks }
     }
@@ -293,7 +293,7 @@ impl Deep {
 impl Module<&Tensor> for Deep {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
         self.blocks.forward(input)
     }
 }

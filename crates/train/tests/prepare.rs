@@ -56,8 +56,8 @@ struct Frozen(Tensor);
 impl Module<&Tensor> for Frozen {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        input * &self.0
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        Ok(input * &self.0)
     }
 }
 
@@ -105,8 +105,8 @@ struct Both((Linear, Linear));
 impl Module<&Tensor> for Both {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.0.1.forward(&self.0.0.forward(input))
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        self.0.1.forward(&self.0.0.forward(input)?)
     }
 }
 
@@ -115,9 +115,9 @@ struct TwoInputs(Linear, Linear);
 impl Module<(&Tensor, &Tensor)> for TwoInputs {
     type Output = (Tensor, Vec<Tensor>);
 
-    fn forward(&self, (left, right): (&Tensor, &Tensor)) -> Self::Output {
-        let (left, right) = (self.0.forward(left), self.1.forward(right));
-        (&left + &right, vec![left, right])
+    fn forward(&self, (left, right): (&Tensor, &Tensor)) -> brigade_nn::Result<Self::Output> {
+        let (left, right) = (self.0.forward(left)?, self.1.forward(right)?);
+        Ok((&left + &right, vec![left, right]))
     }
 }
 
@@ -160,8 +160,8 @@ struct Normed(Linear, BatchNorm1d);
 impl Module<&Tensor> for Normed {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.1.forward(&self.0.forward(input))
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        self.1.forward(&self.0.forward(input)?)
     }
 }
 

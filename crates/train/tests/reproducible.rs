@@ -36,8 +36,8 @@ impl Odd {
 impl Module<&Tensor> for Odd {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.0.iter().fold(input.shallow_clone(), |x, layer| layer.forward(&x).tanh())
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        self.0.iter().try_fold(input.shallow_clone(), |x, layer| Ok(layer.forward(&x)?.tanh()))
     }
 }
 

@@ -28,8 +28,8 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, x: &Tensor) -> Tensor {
-        self.head.forward(&self.encoder.forward(x).tanh())
+    fn forward(&self, x: &Tensor) -> brigade_nn::Result<Tensor> {
+        self.head.forward(&self.encoder.forward(x)?.tanh())
     }
 }
 

@@ -36,10 +36,12 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        let hidden = self.first.forward(input);
-        let hidden =
-            self.norm.as_ref().map_or_else(|| hidden.shallow_clone(), |norm| norm.forward(&hidden));
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        let hidden = self.first.forward(input)?;
+        let hidden = match &self.norm {
+            Some(norm) => norm.forward(&hidden)?,
+            None => hidden,
+        };
         self.second.forward(&hidden.tanh())
     }
 }
@@ -81,7 +83,7 @@ fn reference(rounds: &[usize], divisor: impl Fn(usize) -> f64) -> Vec<f64> {
     let (model, mut optimizer) = objects(Net::plain);
     for round in 0..rounds.iter().copied().max().unwrap() {
         let present: Vec<usize> = (0..rounds.len()).filter(|&rank| round < rounds[rank]).collect();
-        let sum = present.iter().map(|&rank| loss(&model.forward(&batch(rank, round))));
+        let sum = present.iter().map(|&rank| loss(&model.forward(&batch(rank, round)).unwrap()));
         let sum = sum.reduce(|sum, term| sum + term).unwrap() / divisor(present.len());
         optimizer.zero_grad().unwrap();
         sum.backward();
@@ -222,7 +224,7 @@ dist_test!(world = 2, dist_local_sgd_averages_weights, |_world: World| -> Result
     for round in 0..5 {
         for (rank, (model, optimizer)) in both.iter_mut().enumerate() {
             optimizer.zero_grad()?;
-            loss(&model.forward(&batch(rank, round))).backward();
+            loss(&model.forward(&batch(rank, round)).unwrap()).backward();
             optimizer.step()?;
         }
         if round % 2 == 1 {

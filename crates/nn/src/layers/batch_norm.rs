@@ -9,8 +9,9 @@ use brigade_torch::{
 };
 use tch::{Device, Kind, TchError, Tensor};
 
-use crate::place::{Place, first_line};
-use crate::{Error, Init, Module, ParamPath, Training};
+use crate::error::first_line;
+use crate::layer_context::LayerContext;
+use crate::{Error, Init, Module, ParamPath, Result, Training};
 
 /// Options of [`BatchNorm1d`] and [`BatchNorm2d`].
 #[derive(Debug, Clone, Copy)]
@@ -73,10 +74,11 @@ macro_rules! batch_norm {
 
             /// Fails when the input has another number of dimensions, or in training when a channel
             /// has a single value, which has no variance; see [`Module`].
-            fn forward(&self, input: &Tensor) -> Tensor {
+            fn forward(&self, input: &Tensor) -> Result<Tensor> {
                 let accepts: fn(usize) -> bool = $accepts;
                 if !accepts(input.dim()) {
-                    self.0.refuse(input, concat!(stringify!($name), " takes ", $shapes));
+                    let expected = concat!(stringify!($name), " takes ", $shapes);
+                    return Err(self.0.context.refuse(input, expected));
                 }
                 self.0.forward(input)
             }
@@ -89,27 +91,30 @@ impl BatchNorm2d {
     /// channels_last on the CPU, where it saves half of the passes over memory. Elsewhere, and with the
     /// statistics of several ranks, the three operations run one after the other.
     ///
-    /// `input` and `shortcut` are `[n, features, h, w]`. It fails as
-    /// [`forward`](crate::Module::forward) does.
+    /// `input` and `shortcut` are `[n, features, h, w]`.
     ///
     /// ```no_run
-    /// use brigade_nn::{BatchNorm2d, Kind, Model, Module, Tensor};
+    /// use brigade_nn::{BatchNorm2d, Kind, Model, Module, Result, Tensor};
     ///
     /// struct Block(BatchNorm2d);
     /// impl Module<&Tensor> for Block {
     ///     type Output = Tensor;
-    ///     fn forward(&self, maps: &Tensor) -> Tensor {
+    ///     fn forward(&self, maps: &Tensor) -> Result<Tensor> {
     ///         self.0.forward_relu(maps, Some(maps))
     ///     }
     /// }
     /// let model = Model::new(|p| Block(BatchNorm2d::new(p, 32)))?;
     /// let maps = Tensor::randn([8, 32, 14, 14], (Kind::Float, model.device()));
-    /// assert_eq!(model.forward(&maps).size(), [8, 32, 14, 14]);
+    /// assert_eq!(model.forward(&maps)?.size(), [8, 32, 14, 14]);
     /// # Ok::<(), brigade_nn::Error>(())
     /// ```
-    pub fn forward_relu(&self, input: &Tensor, shortcut: Option<&Tensor>) -> Tensor {
+    ///
+    /// # Errors
+    /// As [`forward`](crate::Module::forward).
+    pub fn forward_relu(&self, input: &Tensor, shortcut: Option<&Tensor>) -> Result<Tensor> {
         if input.dim() != 4 {
-            self.0.refuse(input, "BatchNorm2d takes [n, features, height, width]");
+            let expected = "BatchNorm2d takes [n, features, height, width]";
+            return Err(self.0.context.refuse(input, expected));
         }
         self.0.forward_relu(input, shortcut)
     }
@@ -130,7 +135,7 @@ batch_norm! {
     /// let model = Model::new(|p| BatchNorm2d::new(p, 32))?;
     /// assert_eq!((model.parameters().len(), model.buffers().len()), (2, 3));
     /// let images = Tensor::randn([8, 32, 14, 14], (Kind::Float, model.device()));
-    /// assert_eq!(model.forward(&images).size(), [8, 32, 14, 14]);
+    /// assert_eq!(model.forward(&images)?.size(), [8, 32, 14, 14]);
     /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     BatchNorm2d, |dimensions| dimensions == 4, "[n, features, height, width]"
@@ -147,7 +152,7 @@ batch_norm! {
     /// model.eval();
     /// let ones = Tensor::ones([4, 3], (Kind::Float, model.device()));
     /// // (1 - 0) / sqrt(1 + 1e-5), with the statistics of a new layer.
-    /// assert!((model.forward(&ones).double_value(&[0, 0]) - 0.999995).abs() < 1e-6);
+    /// assert!((model.forward(&ones)?.double_value(&[0, 0]) - 0.999995).abs() < 1e-6);
     /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     BatchNorm1d, |dimensions| matches!(dimensions, 2 | 3), "[n, features] or [n, features, length]"
@@ -163,7 +168,7 @@ struct BatchNorm {
     num_batches_tracked: Tensor,
     training: Training,
     statistics: SharedStatistics,
-    place: Place,
+    context: LayerContext,
     options: BatchNormOptions,
 }
 
@@ -199,15 +204,15 @@ impl BatchNorm {
             num_batches_tracked: path.buffer("num_batches_tracked", &Tensor::from(0i64)),
             training: path.training(),
             statistics: path.shared_statistics().for_a_layer(),
-            place: path.layer(),
+            context: path.layer(),
             options,
         }
     }
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        let Step { training, newest, group } = self.begin(input);
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let Step { training, newest, group } = self.begin(input)?;
         if let Some(group) = group {
-            return self.place.output(self.over_ranks(&group, input, newest));
+            return Ok(self.context.output(self.over_ranks(&group, input, newest)?));
         }
         let (running_mean, running_var) = self.running();
         let output = input.f_batch_norm(
@@ -220,19 +225,19 @@ impl BatchNorm {
             self.options.eps,
             true,
         );
-        self.place.take(output, input)
+        self.context.finish(output, input)
     }
 
-    fn forward_relu(&self, input: &Tensor, shortcut: Option<&Tensor>) -> Tensor {
-        let Step { training, newest, group } = self.begin(input);
+    fn forward_relu(&self, input: &Tensor, shortcut: Option<&Tensor>) -> Result<Tensor> {
+        let Step { training, newest, group } = self.begin(input)?;
         if let Some(group) = group {
             // In place: nothing else holds what the normalisation gave, and its backward does not look
             // at it.
-            let mut output = self.over_ranks(&group, input, newest);
+            let mut output = self.over_ranks(&group, input, newest)?;
             if let Some(shortcut) = shortcut {
-                let _ = self.place.step(output.f_add_(shortcut), input);
+                let _ = self.context.check(output.f_add_(shortcut), input)?;
             }
-            return self.place.take(output.f_relu_(), input);
+            return self.context.finish(output.f_relu_(), input);
         }
         let running = self.running();
         let output = batch_norm_relu(
@@ -243,11 +248,11 @@ impl BatchNorm {
             newest,
             self.options.eps,
         );
-        self.place.take(output.map_err(|error| TchError::Torch(error.to_string())), input)
+        self.context.finish(output.map_err(|error| TchError::Torch(error.to_string())), input)
     }
 
     /// What comes before the arithmetic: checks, the counter, whose statistics.
-    fn begin(&self, input: &Tensor) -> Step {
+    fn begin(&self, input: &Tensor) -> Result<Step> {
         let training = self.training.is_on();
         let mut newest = self.options.momentum.unwrap_or(0.0);
         let group = if training { self.statistics.group() } else { None };
@@ -255,30 +260,29 @@ impl BatchNorm {
             let size = input.size();
             let per_channel: i64 = size.iter().take(1).chain(size.iter().skip(2)).product();
             if per_channel <= 1 {
-                self.refuse(
+                return Err(self.context.refuse(
                     input,
                     "a batch normalisation in training needs more than one value per channel \
                      (a larger batch, or a loader that drops the last one)",
-                );
+                ));
             }
         }
         if training && !is_recomputing() {
             // A handle of its own: tch wants `&mut` for what is done in place.
             let mut batches = self.num_batches_tracked.shallow_clone();
-            let _ = self.place.step(batches.f_add_scalar_(1), input);
+            let _ = self.context.check(batches.f_add_scalar_(1), input)?;
             if self.options.momentum.is_none() {
-                newest = 1.0 / batches.int64_value(&[]) as f64; // host-device sync
+                let batches = self.context.check(batches.f_int64_value(&[]), input)?; // host-device sync
+                newest = 1.0 / batches as f64;
             }
         }
-        Step { training, newest, group }
+        Ok(Step { training, newest, group })
     }
 
-    fn over_ranks(&self, group: &ProcessGroup, input: &Tensor, newest: f64) -> Tensor {
+    fn over_ranks(&self, group: &ProcessGroup, input: &Tensor, newest: f64) -> Result<Tensor> {
         let running = self.running();
-        match sync_batch_norm(group, input, self.state(&running), newest, self.options.eps) {
-            Ok(output) => output,
-            Err(error) => self.place.fail(Error::Ranks(error)),
-        }
+        sync_batch_norm(group, input, self.state(&running), newest, self.options.eps)
+            .map_err(Error::Ranks)
     }
 
     /// The running statistics; where the forward is computed again they have had this batch, and copies
@@ -297,11 +301,6 @@ impl BatchNorm {
             running_mean: Some(mean),
             running_var: Some(var),
         }
-    }
-
-    fn refuse(&self, input: &Tensor, expected: &'static str) -> ! {
-        let layer = self.place.name.clone();
-        self.place.fail(Error::Input { layer, expected, input: input.size() })
     }
 }
 

@@ -6,8 +6,8 @@ use brigade_torch::{channels_last, is_channels_last};
 use tch::Tensor;
 
 use crate::init::fan_in;
-use crate::place::Place;
-use crate::{Init, Module, ParamPath};
+use crate::layer_context::LayerContext;
+use crate::{Init, Module, ParamPath, Result};
 
 /// Cross-correlation of images with a bank of kernels, from `[n, in, h, w]` to `[n, out, h', w']`
 /// with `h' = ⌊(h + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1`, and `w'` likewise.
@@ -22,7 +22,7 @@ use crate::{Init, Module, ParamPath};
 /// let options = Conv2dOptions { padding: [2, 2], ..Conv2dOptions::default() };
 /// let model = Model::new(|p| Conv2d::new(p, 1, 32, [5, 5], options))?;
 /// let images = Tensor::zeros([8, 1, 28, 28], (Kind::Float, model.device()));
-/// assert_eq!(model.forward(&images).size(), [8, 32, 28, 28]);
+/// assert_eq!(model.forward(&images)?.size(), [8, 32, 28, 28]);
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub struct Conv2d {
     weight: Tensor,
     bias: Option<Tensor>,
     options: Conv2dOptions,
-    place: Place,
+    context: LayerContext,
 }
 
 /// Options of [`Conv2d`]; pairs are `[vertical, horizontal]`.
@@ -85,7 +85,7 @@ impl Conv2d {
             bias: bias
                 .then(|| path.parameter("bias", &[outputs], Init::fan_in_bias(fan_in(&shape)))),
             options,
-            place: path.layer(),
+            context: path.layer(),
         }
     }
 
@@ -116,11 +116,11 @@ impl Conv2d {
 impl Module<&Tensor> for Conv2d {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let Conv2dOptions { stride, padding, dilation, groups, .. } = self.options;
         let input = &self.in_the_weights_order(input);
         let bias = self.bias.as_ref();
         let output = input.f_conv2d(&self.weight, bias, stride, padding, dilation, groups);
-        self.place.take(output, input)
+        self.context.finish(output, input)
     }
 }

@@ -4,8 +4,8 @@ use std::borrow::Borrow;
 
 use tch::Tensor;
 
-use crate::place::Place;
-use crate::{Module, ParamPath, Training};
+use crate::layer_context::LayerContext;
+use crate::{Module, ParamPath, Result, Training};
 
 /// In training sets each value to 0 with probability `p` and divides the others by `1 − p`; in
 /// evaluation passes its input. Any shape
@@ -18,16 +18,16 @@ use crate::{Module, ParamPath, Training};
 ///
 /// let mut model = Model::new(|p| Dropout::new(p, 0.5))?;
 /// let ones = Tensor::ones([1000], (Kind::Float, model.device()));
-/// assert!(model.forward(&ones).eq(0.0).any().double_value(&[]) == 1.0);
+/// assert!(model.forward(&ones)?.eq(0.0).any().double_value(&[]) == 1.0);
 /// model.eval();
-/// assert_eq!(model.forward(&ones), ones);
+/// assert_eq!(model.forward(&ones)?, ones);
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Dropout {
     probability: f64,
     training: Training,
-    place: Place,
+    context: LayerContext,
 }
 
 impl Dropout {
@@ -37,14 +37,14 @@ impl Dropout {
         if !(0.0..=1.0).contains(&probability) {
             path.reject(format_args!("the dropout probability {probability} is not in [0, 1]"));
         }
-        Self { probability, training: path.training(), place: path.layer() }
+        Self { probability, training: path.training(), context: path.layer() }
     }
 }
 
 impl Module<&Tensor> for Dropout {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.place.take(input.f_dropout(self.probability, self.training.is_on()), input)
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        self.context.finish(input.f_dropout(self.probability, self.training.is_on()), input)
     }
 }

@@ -4,8 +4,8 @@ use std::borrow::Borrow;
 
 use tch::Tensor;
 
-use crate::place::Place;
-use crate::{Init, Module, ParamPath};
+use crate::layer_context::LayerContext;
+use crate::{Init, Module, ParamPath, Result};
 
 /// Row `i` of a table for every index `i`: from integers `[…]` to `[…, width]`.
 ///
@@ -23,7 +23,7 @@ use crate::{Init, Module, ParamPath};
 pub struct Embedding {
     weight: Tensor,
     padding: Option<i64>,
-    place: Place,
+    context: LayerContext,
 }
 
 /// Options of [`Embedding`].
@@ -58,7 +58,7 @@ impl Embedding {
                 None => path.reject(format_args!("padding row {row} is not among {rows} rows")),
             }
         }
-        Self { weight, padding: options.padding, place: path.layer() }
+        Self { weight, padding: options.padding, context: path.layer() }
     }
 
     /// `[rows, width]`.
@@ -70,10 +70,10 @@ impl Embedding {
 impl Module<&Tensor> for Embedding {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let padding = self.padding.unwrap_or(NO_PADDING);
         let output = Tensor::f_embedding(&self.weight, input, padding, false, false);
-        self.place.take(output, input)
+        self.context.finish(output, input)
     }
 }
 

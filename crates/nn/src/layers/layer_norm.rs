@@ -4,8 +4,8 @@ use std::borrow::Borrow;
 
 use tch::Tensor;
 
-use crate::place::Place;
-use crate::{Init, Module, ParamPath};
+use crate::layer_context::LayerContext;
+use crate::{Init, Module, ParamPath, Result};
 
 /// `y = (x − mean) / √(var + eps) · weight + bias`, mean and biased variance over the last
 /// dimensions `shape` of `[…, shape]`, each position by itself.
@@ -28,7 +28,7 @@ pub struct LayerNorm {
     weight: Option<Tensor>,
     bias: Option<Tensor>,
     eps: f64,
-    place: Place,
+    context: LayerContext,
 }
 
 /// Options of [`LayerNorm`].
@@ -67,7 +67,7 @@ impl LayerNorm {
             weight: affine.then(|| path.parameter("weight", shape, Init::Ones)),
             bias: (affine && bias).then(|| path.parameter("bias", shape, Init::Zeros)),
             eps,
-            place: path.layer(),
+            context: path.layer(),
         }
     }
 }
@@ -75,9 +75,9 @@ impl LayerNorm {
 impl Module<&Tensor> for LayerNorm {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let (weight, bias) = (self.weight.as_ref(), self.bias.as_ref());
         let output = input.f_layer_norm(&self.shape, weight, bias, self.eps, true);
-        self.place.take(output, input)
+        self.context.finish(output, input)
     }
 }

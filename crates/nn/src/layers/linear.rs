@@ -4,8 +4,8 @@ use std::borrow::Borrow;
 
 use tch::Tensor;
 
-use crate::place::Place;
-use crate::{Init, Module, ParamPath};
+use crate::layer_context::LayerContext;
+use crate::{Init, Module, ParamPath, Result};
 
 /// `y = x Wᵀ + b`, from `[…, in]` to `[…, out]`.
 ///
@@ -17,14 +17,14 @@ use crate::{Init, Module, ParamPath};
 ///
 /// let model = Model::new(|p| Linear::new(p, 3, 2))?;
 /// let input = Tensor::ones([5, 3], (Kind::Float, model.device()));
-/// assert_eq!(model.forward(&input).size(), [5, 2]);
+/// assert_eq!(model.forward(&input)?.size(), [5, 2]);
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Linear {
     weight: Tensor,
     bias: Option<Tensor>,
-    place: Place,
+    context: LayerContext,
 }
 
 /// Options of [`Linear`].
@@ -59,7 +59,7 @@ impl Linear {
             bias: options
                 .bias
                 .then(|| path.parameter("bias", &[outputs], Init::fan_in_bias(inputs))),
-            place: path.layer(),
+            context: path.layer(),
         }
     }
 
@@ -78,7 +78,7 @@ impl Linear {
 impl Module<&Tensor> for Linear {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.place.take(input.f_linear(&self.weight, self.bias.as_ref()), input)
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        self.context.finish(input.f_linear(&self.weight, self.bias.as_ref()), input)
     }
 }

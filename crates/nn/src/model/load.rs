@@ -57,7 +57,7 @@ impl<M> Model<M> {
         let mut values = Vec::new();
         let name_of = |entry: &Entry| format!("{prefix}{}", entry.name);
         for (index, entry) in self.entries.iter().enumerate() {
-            if entry.role == (Role::Buffer { saved: false }) {
+            if entry.role == (Role::Buffer { persistent: false }) {
                 continue;
             }
             let Some((_, found, in_weights)) = weights.get_full(&name_of(entry)) else {

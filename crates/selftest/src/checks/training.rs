@@ -38,7 +38,7 @@ pub(super) fn step(accelerator: &Accelerator) -> Result<Verdict> {
     let alone = model()?;
     let mut optimizer = Sgd::new(0.1).momentum(0.9).build(&alone)?;
     for _ in 0..2 {
-        let loss = alone.forward(&inputs).f_mse_loss(&targets, brigade::tch::Reduction::Mean)?;
+        let loss = alone.forward(&inputs)?.f_mse_loss(&targets, brigade::tch::Reduction::Mean)?;
         optimizer.zero_grad()?;
         loss.f_backward()?;
         optimizer.step()?;

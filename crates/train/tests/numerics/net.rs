@@ -17,8 +17,8 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.head.forward(&self.hidden.forward(input).tanh())
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        self.head.forward(&self.hidden.forward(input)?.tanh())
     }
 }
 
@@ -34,8 +34,8 @@ impl Weight {
 impl Module<&Tensor> for Weight {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        &self.0 * input
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        Ok(&self.0 * input)
     }
 }
 

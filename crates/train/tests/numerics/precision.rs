@@ -17,10 +17,10 @@ struct Outputs(Linear);
 impl Module<&Tensor> for Outputs {
     type Output = (Tensor, Vec<Tensor>, Option<Tensor>);
 
-    fn forward(&self, input: &Tensor) -> Self::Output {
-        let product = self.0.forward(input);
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Self::Output> {
+        let product = self.0.forward(input)?;
         let classes = product.argmax(-1, false);
-        (product.shallow_clone(), vec![product.to_kind(Kind::Double), classes], Some(product))
+        Ok((product.shallow_clone(), vec![product.to_kind(Kind::Double), classes], Some(product)))
     }
 }
 
@@ -35,7 +35,7 @@ fn a_prepared_model_computes_in_16_bits_and_answers_in_32() {
     ] {
         let model = Model::new(build).unwrap();
         net::fill(&model);
-        let exact = model.forward(&input).0;
+        let exact = model.forward(&input).unwrap().0;
         let prepared = accelerator(precision).prepare(model).unwrap();
         let (product, list, maybe) = prepared.forward(&input).unwrap();
         assert_eq!(product.kind(), Kind::Float);

@@ -37,7 +37,7 @@ fn reference(samples: i64, groups: &[Vec<i64>]) -> Vec<f64> {
         let rows = Tensor::from_slice(rows);
         let [inputs, targets, mask] =
             [&inputs, &targets, &mask].map(|tensor| tensor.index_select(0, &rows));
-        let loss = sum_of_squares(&model.forward(&inputs), &targets, &mask);
+        let loss = sum_of_squares(&model.forward(&inputs).unwrap(), &targets, &mask);
         optimizer.zero_grad().unwrap();
         (loss / mask.sum(Kind::Double)).backward();
         optimizer.step().unwrap();

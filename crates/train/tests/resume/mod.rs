@@ -38,9 +38,9 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        let hidden = self.norm.forward(&self.hidden.forward(input)).relu();
-        self.head.forward(&self.dropout.forward(&hidden))
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        let hidden = self.norm.forward(&self.hidden.forward(input)?)?.relu();
+        self.head.forward(&self.dropout.forward(&hidden)?)
     }
 }
 
