@@ -97,14 +97,14 @@ pub enum Error {
     Mismatch(LoadReport),
 
     /// libtorch refused a layer's operation.
-    #[error("{layer} cannot take an input of {input:?}: {}", reason(source))]
+    #[error("{layer} cannot take an input of {input:?}: {reason}")]
     Layer {
         /// The layer's full name.
         layer: String,
         /// The shape of its input.
         input: Vec<i64>,
-        /// libtorch's reason.
-        source: TchError,
+        /// libtorch's words.
+        reason: String,
     },
 
     /// A layer got an input of a shape that it has no result for.
@@ -119,8 +119,11 @@ pub enum Error {
     },
 
     /// An operation between a module's layers failed.
-    #[error("a tensor operation of the forward failed: {}", reason(.0))]
-    Operation(#[source] TchError),
+    #[error("a tensor operation of the forward failed: {reason}")]
+    Operation {
+        /// libtorch's words.
+        reason: String,
+    },
 
     /// A forward panicked, as tch's operators without `f_` do.
     #[error("the forward panicked: {message}")]
@@ -184,7 +187,7 @@ pub enum Error {
     },
 
     /// libtorch refused.
-    #[error("libtorch could not {doing}: {}", reason(source))]
+    #[error("libtorch could not {doing}: {source}")]
     Torch {
         /// What was being done.
         doing: String,
@@ -195,7 +198,7 @@ pub enum Error {
 
 impl From<TchError> for Error {
     fn from(error: TchError) -> Self {
-        Self::Operation(first_line(error))
+        Self::Operation { reason: reason(error) }
     }
 }
 
@@ -226,7 +229,7 @@ impl Error {
 
     /// libtorch refused a layer's operation on this input.
     pub(crate) fn layer(layer: impl Into<String>, input: &Tensor, source: TchError) -> Self {
-        Self::Layer { layer: layer.into(), input: input.size(), source: first_line(source) }
+        Self::Layer { layer: layer.into(), input: input.size(), reason: reason(source) }
     }
 
     pub(crate) fn torch(doing: impl Into<String>) -> impl FnOnce(TchError) -> Self {
@@ -246,9 +249,9 @@ pub(crate) fn first_line(error: TchError) -> TchError {
 }
 
 /// libtorch's own words, where tch puts "Internal torch error" before them.
-fn reason(error: &TchError) -> String {
-    match error {
-        TchError::Torch(text) => text.clone(),
+fn reason(error: TchError) -> String {
+    match first_line(error) {
+        TchError::Torch(text) => text,
         other => other.to_string(),
     }
 }

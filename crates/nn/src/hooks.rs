@@ -99,7 +99,7 @@ impl fmt::Debug for ForwardHook {
 /// use brigade_nn::{Kind, Linear, Model, Named, ParamPath, Tensor};
 /// let mut model = Model::new(|p: &ParamPath| Named::new(p / "block", Linear::new(p / "block" / 0, 4, 4)))?;
 /// let _hook = model.forward_hook("block", |_, output| Some(output * 0.0))?;
-/// let output = model.forward(&Tensor::ones([2, 4], (Kind::Float, model.device())));
+/// let output = model.forward(&Tensor::ones([2, 4], (Kind::Float, model.device())))?;
 /// assert_eq!(output.abs().sum(Kind::Float).double_value(&[]), 0.0);
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```

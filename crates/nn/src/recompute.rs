@@ -23,7 +23,7 @@ use crate::{Error, Module, Result};
 ///         .add(Recompute::new(block(p / 0)))
 ///         .add(Recompute::new(block(p / 1)))
 /// })?;
-/// let output = model.forward(&Tensor::ones([8, 64], (Kind::Float, model.device())));
+/// let output = model.forward(&Tensor::ones([8, 64], (Kind::Float, model.device())))?;
 /// output.sum(Kind::Float).backward();
 /// assert!(model.parameters()[0].tensor.grad().defined());
 /// assert_eq!(model.parameters()[0].name, "0.0.weight");

@@ -16,7 +16,7 @@ use crate::{Init, Module, ParamPath, Result};
 /// use brigade_nn::{Embedding, Model, Tensor};
 ///
 /// let model = Model::new(|p| Embedding::new(p, 100, 16))?;
-/// assert_eq!(model.forward(&Tensor::from_slice(&[3i64, 99])).size(), [2, 16]);
+/// assert_eq!(model.forward(&Tensor::from_slice(&[3i64, 99]))?.size(), [2, 16]);
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug)]

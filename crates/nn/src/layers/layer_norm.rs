@@ -18,7 +18,7 @@ use crate::{Init, Module, ParamPath, Result};
 ///
 /// let model = Model::new(|p| LayerNorm::new(p, &[2]))?;
 /// // mean 2, variance 1
-/// let output = model.forward(&Tensor::from_slice(&[1f32, 3.0]));
+/// let output = model.forward(&Tensor::from_slice(&[1f32, 3.0]))?;
 /// assert!((output.double_value(&[1]) - 0.999995).abs() < 1e-6);
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
