@@ -16,7 +16,7 @@ use clap::Args;
 /// checksum. .cargo/libtorch.toml names it for this project; .cargo/config.toml includes that file, and
 /// git ignores it, since it is true of this machine only.
 ///
-/// LIBTORCH=<folder> or LIBTORCH_USE_PYTORCH=1 in the environment count like --libtorch and --pytorch.
+/// LIBTORCH=DIR or LIBTORCH_USE_PYTORCH=1 in the environment count like --libtorch and --pytorch.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SetupArgs {

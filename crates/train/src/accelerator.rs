@@ -483,7 +483,8 @@ impl AcceleratorBuilder {
 
     /// Uses another Accelerator's place, connections and device: a process joins its job once. Options that say
     /// otherwise (`cpu`, `device`, `backend`, `world`, `store`, `timeout`, `gloo_device`, `keep_memory`, another
-    /// `debug`) are errors of `build` then.
+    /// `debug`) are errors of `build` then. Its trackers are used as well, unless `log_with` or `logging_dir` says
+    /// otherwise.
     pub fn sharing(mut self, other: &Accelerator) -> Self {
         self.sharing = Some(other.clone());
         self
@@ -502,7 +503,7 @@ impl AcceleratorBuilder {
             self.check_sharing(other)?;
         }
         let debug = self.debug.unwrap_or_else(debug_is_asked_for);
-        let shared = self.sharing.as_ref().filter(|_| self.watch.trackers.is_empty());
+        let shared = self.sharing.as_ref().filter(|_| self.watch.is_default());
         let shared = shared.map(|other| Arc::clone(&other.watch));
         let job = match self.sharing {
             Some(other) => other.job,

@@ -45,6 +45,13 @@ pub(crate) struct WatchOptions {
     pub(crate) logging_dir: Option<PathBuf>,
 }
 
+impl WatchOptions {
+    /// Whether neither a tracker nor a folder for one was set.
+    pub(crate) fn is_default(&self) -> bool {
+        self.trackers.is_empty() && self.logging_dir.is_none()
+    }
+}
+
 impl Watch {
     pub(crate) fn new(options: WatchOptions, rank: usize) -> Self {
         let mut trackers = options.trackers;

@@ -305,6 +305,21 @@ fn loops_within_loops_run_to_their_end_and_lines_can_be_printed_between() -> Res
 }
 
 #[test]
+fn a_shared_accelerator_logs_to_the_folder_that_it_is_given() -> Result<()> {
+    let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let accelerator = Accelerator::builder().cpu(true).logging_dir(first.path()).build()?;
+    let same = Accelerator::builder().sharing(&accelerator).build()?;
+    let other = Accelerator::builder().sharing(&accelerator).logging_dir(second.path()).build()?;
+    for (accelerator, project) in [(&same, "one"), (&other, "two")] {
+        accelerator.init_trackers(project, &())?;
+        accelerator.end_training()?;
+    }
+    assert!(first.path().join("one.jsonl").is_file());
+    assert!(second.path().join("two.jsonl").is_file());
+    Ok(())
+}
+
+#[test]
 fn a_meter_gives_values_that_trackers_take() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let accelerator = Accelerator::builder().cpu(true).logging_dir(folder.path()).build()?;
