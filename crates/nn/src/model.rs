@@ -17,7 +17,7 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::hooks::Hooks;
 use crate::layers::SharedStatistics;
 use crate::param_path::is_floating_point;
-use crate::registry::{Entry, Registry, Role};
+use crate::param_registry::{Entry, ParamRegistry, Role};
 use crate::{Error, Module, ParamPath, Result, Training};
 
 /// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.
@@ -89,9 +89,9 @@ impl ModelBuilder {
         }
         // First values use MKL's vector functions, and it takes the setting only before its first use.
         let _ = make_products_reproducible();
-        let registry = RefCell::new(Registry::new(self.kind));
+        let registry = RefCell::new(ParamRegistry::new(self.kind));
         let module = constructor(&ParamPath::root(&registry));
-        let Registry { entries, problems, training, statistics, hooks, layers, .. } =
+        let ParamRegistry { entries, problems, training, statistics, hooks, layers, .. } =
             registry.into_inner();
         if !problems.is_empty() {
             return Err(Error::Build { problems });

@@ -11,7 +11,7 @@ use tch::{Device, Kind, Tensor};
 use crate::Init;
 use crate::layer_context::{LayerContext, shown};
 use crate::layers::SharedStatistics;
-use crate::registry::{Entry, Registry, Role};
+use crate::param_registry::{Entry, ParamRegistry, Role};
 
 /// A place in the tree of names: `path / "module1" / 0` holds `module1.0.weight`.
 ///
@@ -33,12 +33,12 @@ use crate::registry::{Entry, Registry, Role};
 /// ```
 #[derive(Debug, Clone)]
 pub struct ParamPath<'a> {
-    registry: &'a RefCell<Registry>,
+    registry: &'a RefCell<ParamRegistry>,
     prefix: String,
 }
 
 impl<'a> ParamPath<'a> {
-    pub(crate) fn root(registry: &'a RefCell<Registry>) -> Self {
+    pub(crate) fn root(registry: &'a RefCell<ParamRegistry>) -> Self {
         Self { registry, prefix: String::new() }
     }
 

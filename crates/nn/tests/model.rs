@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 use brigade_nn::{
-    BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Embedding, EmbeddingOptions, Error, Init, Kind,
-    Linear, Model, Module, ParamPath, Sequential, StateDict, Tensor,
+    BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Embedding, EmbeddingOptions, Error, Flatten, Init,
+    Kind, Linear, MaxPool2d, Model, Module, ParamPath, Relu, Sequential, StateDict, Tensor,
 };
 
 fn names(tensors: Vec<brigade_nn::NamedTensor>) -> Vec<String> {
@@ -250,4 +250,37 @@ fn a_state_dict_shares_memory_and_its_clone_does_not() {
     assert_eq!(values(shared.get("weight").unwrap()), [9.0, 9.0]);
     assert_eq!(values(snapshot.get("weight").unwrap()), before);
     assert!(!shared.get("weight").unwrap().requires_grad());
+}
+
+/// tch has a tensor without a value; it is refused like any other that does not fit.
+#[test]
+fn an_undefined_tensor_is_an_error_everywhere() {
+    let undefined = Tensor::new();
+    let error = Model::new(|p: &ParamPath<'_>| {
+        let _ = p.buffer("buffer", &undefined);
+        let _ = p.parameter_from("parameter", &undefined);
+        let _ = p.tie("tied", &undefined);
+        p.adopt_parameter("adopted", &undefined);
+        p.adopt_buffer("adopted_buffer", &undefined);
+    })
+    .unwrap_err();
+    let Error::Build { problems } = &error else { panic!("{error}") };
+    assert_eq!(problems.len(), 5, "{problems:#?}");
+
+    let mut state = StateDict::new();
+    state.insert("weight", undefined.shallow_clone()).unwrap();
+    state.insert("bias", Tensor::from_slice(&[0f32])).unwrap();
+    let mut model = Model::new(|p| Linear::new(p, 1, 1)).unwrap();
+    assert!(model.load_state_dict(&state).is_err());
+    assert!(state.deep_clone().is_err());
+    let folder = tempfile::tempdir().unwrap();
+    assert!(brigade_nn::weights::save(&state, folder.path().join("undefined")).is_err());
+
+    let layers: [&dyn for<'a> Module<&'a Tensor, Output = Tensor>; 4] =
+        [model.module(), &Flatten, &MaxPool2d::new(2), &Relu];
+    for layer in layers {
+        assert!(layer.forward(&undefined).is_err());
+    }
+    let norm = Model::new(|p| BatchNorm2d::new(p, 1)).unwrap();
+    assert!(norm.module().forward(&undefined).is_err());
 }

@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 use tch::Tensor;
 
 use super::Model;
-use crate::registry::{Entry, Role};
+use crate::param_registry::{Entry, Role};
 use crate::state_dict::ShapeMismatch;
 use crate::{Error, LoadReport, StateDict};
 

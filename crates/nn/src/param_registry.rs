@@ -10,7 +10,7 @@ use crate::layers::SharedStatistics;
 
 /// All that constructors have registered, and what was wrong with it.
 #[derive(Debug)]
-pub(crate) struct Registry {
+pub(crate) struct ParamRegistry {
     pub(crate) kind: Kind,
     pub(crate) training: Training,
     pub(crate) statistics: SharedStatistics,
@@ -41,7 +41,7 @@ pub(crate) enum Role {
     SameAs(usize),
 }
 
-impl Registry {
+impl ParamRegistry {
     pub(crate) fn new(kind: Kind) -> Self {
         Self {
             kind,
