@@ -125,7 +125,7 @@ fn agrees(name: &str, build: fn(&ParamPath<'_>) -> ResNet) {
     filled(&model);
     let shape: Vec<i64> = serde_json::from_value(golden["input"].clone()).unwrap();
     let images = fill(&shape, 900, -1.0, 1.0);
-    let mut exact = Model::build().kind(Kind::Double).build(build).unwrap();
+    let mut exact = Model::builder().kind(Kind::Double).build(build).unwrap();
     filled(&exact);
     let exact = Outcome::of(&mut exact, &images);
     let torchvision = Outcome::read(golden).errors(&exact);

@@ -26,7 +26,7 @@ fn a_seed_gives_pytorchs_first_values() {
     }
 
     tch::manual_seed(golden["seed"].as_i64().unwrap());
-    let wide = Model::build().kind(Kind::Double).device(Device::Cpu).build(Cnn::new).unwrap();
+    let wide = Model::builder().kind(Kind::Double).device(Device::Cpu).build(Cnn::new).unwrap();
     for (narrow, wide) in model.parameters().iter().zip(wide.parameters()) {
         assert_eq!(wide.tensor.kind(), Kind::Double);
         assert_eq!(narrow.tensor.to_kind(Kind::Double), wide.tensor, "{}", wide.name);

@@ -43,7 +43,7 @@ pub struct Model<M> {
     kind: Kind,
 }
 
-/// Options of [`Model::build`].
+/// Options of [`Model::builder`].
 #[derive(Debug, Clone, Copy)]
 #[must_use = "call build with a constructor"]
 pub struct ModelBuilder {
@@ -56,10 +56,10 @@ impl Model<()> {
     ///
     /// ```no_run
     /// use brigade_nn::{Kind, Linear, Model};
-    /// let model = Model::build().kind(Kind::Double).build(|p| Linear::new(p, 4, 2))?;
+    /// let model = Model::builder().kind(Kind::Double).build(|p| Linear::new(p, 4, 2))?;
     /// # Ok::<(), brigade_nn::Error>(())
     /// ```
-    pub fn build() -> ModelBuilder {
+    pub fn builder() -> ModelBuilder {
         ModelBuilder { device: Device::Cpu, kind: Kind::Float }
     }
 }
@@ -115,7 +115,7 @@ impl ModelBuilder {
 }
 
 impl<M> Model<M> {
-    /// Runs the constructor: 32-bit floats on the CPU. [`Model::build`] has options.
+    /// Runs the constructor: 32-bit floats on the CPU. [`Model::builder`] has options.
     ///
     /// ```no_run
     /// use brigade_nn::{Linear, Model};
@@ -127,7 +127,7 @@ impl<M> Model<M> {
     /// # Errors
     /// Those of [`ModelBuilder::build`].
     pub fn new(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> Result<Self> {
-        Model::build().build(constructor)
+        Model::builder().build(constructor)
     }
 
     /// Returns the module's output for this input.

@@ -61,7 +61,7 @@ impl<O> Model<TorchScript<O>> {
         let buffers = script.buffers().map_err(failed)?;
         let kind = parameters.iter().map(|(_, tensor)| tensor.kind());
         let kind = kind.into_iter().find(|&kind| is_floating_point(kind)).unwrap_or(Kind::Float);
-        Model::build().kind(kind).build(|p: &ParamPath<'_>| {
+        Model::builder().kind(kind).build(|p: &ParamPath<'_>| {
             for (name, tensor) in &parameters {
                 p.adopt_parameter(name, tensor);
             }

@@ -73,7 +73,7 @@ impl<M> Model<TchModule<M>> {
         reason = "the model moves the variables, and the store would not know where they lie"
     )]
     pub fn from_var_store(variables: VarStore, module: M) -> Result<Self> {
-        Model::build().device(variables.device()).kind(variables.kind()).build(
+        Model::builder().device(variables.device()).kind(variables.kind()).build(
             |path: &ParamPath<'_>| {
                 path.adopt_variables(&variables);
                 TchModule { module, training: path.training() }

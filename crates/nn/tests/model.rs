@@ -48,7 +48,7 @@ fn every_problem_of_a_constructor_is_reported() {
 
 #[test]
 fn only_floating_point_models_are_built() {
-    let error = Model::build().kind(Kind::Int64).build(|p| Linear::new(p, 1, 1)).unwrap_err();
+    let error = Model::builder().kind(Kind::Int64).build(|p| Linear::new(p, 1, 1)).unwrap_err();
     assert!(matches!(error, Error::NotFloatingPoint { kind: Kind::Int64 }));
     let mut model = Model::new(|p| Linear::new(p, 1, 1)).unwrap();
     assert!(matches!(model.to_kind(Kind::Bool), Err(Error::NotFloatingPoint { .. })));

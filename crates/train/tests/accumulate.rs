@@ -38,7 +38,7 @@ fn tensors(samples: i64) -> (Tensor, Tensor) {
 }
 
 fn model() -> (Model<Net>, Optimizer) {
-    let model = Model::build().kind(Kind::Double).build(Net::new).unwrap();
+    let model = Model::builder().kind(Kind::Double).build(Net::new).unwrap();
     // By a formula: libtorch's random numbers belong to the whole process, and so to other tests too.
     for parameter in model.parameters() {
         let tensor = parameter.tensor.detach();

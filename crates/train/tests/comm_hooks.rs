@@ -49,7 +49,7 @@ fn gradient(index: usize, rank: usize, step: usize) -> Tensor {
 }
 
 fn prepared(accelerator: &Accelerator, kind: Kind) -> PreparedModel<Net> {
-    accelerator.prepare(Model::build().kind(kind).build(Net::new).unwrap()).unwrap()
+    accelerator.prepare(Model::builder().kind(kind).build(Net::new).unwrap()).unwrap()
 }
 
 /// One backward; the gradients afterwards.

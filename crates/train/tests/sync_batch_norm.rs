@@ -60,7 +60,7 @@ fn wave(shape: &[i64], phase: f64) -> Tensor {
 }
 
 fn model() -> Model<Net> {
-    let model = Model::build().kind(Kind::Double).build(Net::new).unwrap();
+    let model = Model::builder().kind(Kind::Double).build(Net::new).unwrap();
     for (number, parameter) in model.parameters().iter().enumerate() {
         let values = wave(&parameter.tensor.size(), number as f64) * 0.4 + 0.1;
         parameter.tensor.detach().copy_(&values);

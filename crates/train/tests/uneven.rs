@@ -52,7 +52,7 @@ fn wave(shape: &[i64], phase: f64) -> Tensor {
 }
 
 fn objects(constructor: fn(&ParamPath<'_>) -> Net) -> (Model<Net>, Optimizer) {
-    let model = Model::build().kind(Kind::Double).build(constructor).unwrap();
+    let model = Model::builder().kind(Kind::Double).build(constructor).unwrap();
     for (number, parameter) in model.parameters().iter().enumerate() {
         parameter.tensor.detach().copy_(&(wave(&parameter.tensor.size(), number as f64) * 0.4));
     }

@@ -30,7 +30,7 @@ pub(crate) fn model_of(shapes: &[&[i64]], kind: Kind) -> Model<Filled> {
         };
         Filled(shapes.iter().enumerate().map(parameter).collect())
     };
-    Model::build().kind(kind).build(constructor).unwrap()
+    Model::builder().kind(kind).build(constructor).unwrap()
 }
 
 pub(crate) fn model() -> Model<Filled> {

@@ -14,7 +14,7 @@ fn net(path: &ParamPath<'_>) -> Sequential {
 
 /// Weights by a formula, the same on every rank and in every version.
 fn model() -> Result<Model<Sequential>> {
-    let model = Model::build().kind(Kind::Double).build(net)?;
+    let model = Model::builder().kind(Kind::Double).build(net)?;
     for parameter in model.parameters() {
         let tensor = parameter.tensor.f_detach()?;
         let values = Tensor::f_arange(tensor.numel() as i64, (Kind::Double, tensor.device()))?;
@@ -104,7 +104,7 @@ pub(super) fn weights(accelerator: &Accelerator) -> Result<Verdict> {
     let file = accelerator.broadcast_object(file, 0)?.context("rank 0 has no folder")?;
     let saved = accelerator.prepare(model()?)?;
     accelerator.save_model(&saved, &file)?;
-    let mut loaded = accelerator.prepare(Model::build().kind(Kind::Double).build(net)?)?;
+    let mut loaded = accelerator.prepare(Model::builder().kind(Kind::Double).build(net)?)?;
     accelerator.load_model(&mut loaded, &file)?;
     for (saved, loaded) in saved.inner().parameters().iter().zip(loaded.inner().parameters()) {
         ensure!(saved.tensor.f_equal(&loaded.tensor)?, "{} is not what was saved", saved.name);
@@ -133,7 +133,7 @@ pub(super) fn checkpoint(accelerator: &Accelerator) -> Result<Verdict> {
 
     let run = |load: bool| -> Result<Vec<(String, Tensor)>> {
         let own = Accelerator::builder().sharing(accelerator).build()?;
-        let model = Model::build().kind(Kind::Double).build(net)?;
+        let model = Model::builder().kind(Kind::Double).build(net)?;
         let optimizer = Adam::default().lr(0.1).build(&model)?;
         let (model, mut optimizer) = own.prepare((model, optimizer))?;
         if load {

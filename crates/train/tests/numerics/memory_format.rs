@@ -17,7 +17,7 @@ fn images() -> (Tensor, Tensor) {
 }
 
 fn cnn(kind: Kind) -> Model<Cnn> {
-    let model = Model::build().kind(kind).build(Cnn::new).unwrap();
+    let model = Model::builder().kind(kind).build(Cnn::new).unwrap();
     net::fill(&model);
     for parameter in model.parameters() {
         let _ = tch::no_grad(|| parameter.tensor.shallow_clone().g_mul_scalar_(0.1));

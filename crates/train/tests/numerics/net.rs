@@ -49,7 +49,7 @@ pub(crate) fn fill<M>(model: &Model<M>) {
 }
 
 pub(crate) fn model(kind: Kind) -> Model<Net> {
-    let model = Model::build().kind(kind).build(Net::new).unwrap();
+    let model = Model::builder().kind(kind).build(Net::new).unwrap();
     fill(&model);
     model
 }
