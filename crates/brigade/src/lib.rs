@@ -56,7 +56,7 @@ pub use brigade_train as train;
 pub use brigade_world as world;
 pub use tch;
 
-/// What a training loop uses.
+/// What a training loop uses. A model's own forward returns `nn::Result`.
 pub mod prelude {
     pub use crate::data::{
         Batch, DataLoader, Dataset, Digits, FashionMnist, IdxFolder, LabelledImages, Mnist,

@@ -153,7 +153,7 @@ impl<M> Model<M> {
             Ok(output) => output,
             Err(panic) => match text_of(panic.as_ref()) {
                 Some(message) => Err(Error::Panicked { message }),
-                // Whoever unwinds with something else than a text wants to catch it again.
+                // A payload without a text is meant for another `catch_unwind`.
                 None => resume_unwind(panic),
             },
         }

@@ -210,7 +210,7 @@ fn a_panic_in_a_forward_is_an_error_with_its_text() {
     );
     let own = model(|x| panic!("{} rows", x.size()[0])).forward(&wave(&[3, 5], 0.0));
     assert_eq!(own.unwrap_err().to_string(), "the forward panicked: 3 rows");
-    // What unwinds without a text is for whoever catches it.
+    // A payload without a text is meant for another `catch_unwind`.
     let other = model(|_| std::panic::panic_any(7));
     let forward = || drop(other.forward(&wave(&[3, 5], 0.0)));
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(forward)).unwrap_err();
