@@ -66,7 +66,7 @@ pub use norm::{BatchNormState, batch_norm_relu, sync_batch_norm};
 pub use parameters::{NamedTensor, Trainable};
 pub use profiler::{ProfiledEvent, ProfilerOptions, Recording, Scope};
 pub use random::{rng_state, set_rng_state};
-pub use recompute::{is_recomputing, recomputed};
+pub use recompute::{is_recomputing, recomputed, try_recomputed};
 pub use reducer::{Reducer, ReducerOptions};
 pub use reproducible::{Products, cpu_kernels, make_products_reproducible};
 pub use script::{Script, ScriptValue};

@@ -10,7 +10,7 @@ use crate::bridge::{borrow_all, ffi, own};
 use crate::error::Error;
 use crate::tensors::Tensors;
 
-/// A module of `torch.jit.script` or `torch.jit.trace`, as its `save` wrote it. `brigade_models` makes
+/// A module of `torch.jit.script` or `torch.jit.trace`, as its `save` wrote it. `brigade_nn` makes
 /// models of it.
 ///
 /// A file is a program: it runs with the rights of this one. Load files of people that you trust.

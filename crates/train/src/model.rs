@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_models::{Model, Module, NamedTensor};
+use brigade_nn::{Model, Module, NamedTensor};
 use brigade_torch::{ProcessGroup, Reducer, Tensor, Tensors, grad_enabled};
 
 use crate::accelerator::{Accelerator, Job, Options};
@@ -194,7 +194,7 @@ impl<M> PreparedModel<M> {
         M::Output: Tensors<Owned = M::Output>,
     {
         let scope = self.numerics.scope(self.model.device())?;
-        let output = self.model.try_forward(input);
+        let output = self.model.forward(input);
         drop(scope);
         self.numerics.outputs(output?)
     }

@@ -156,7 +156,7 @@ impl Accelerator {
     /// ranks join with unequal inputs: then it is an error.
     ///
     /// ```
-    /// use brigade_models::{Linear, Model};
+    /// use brigade_nn::{Linear, Model};
     /// use brigade_torch::{BackwardOptions, GradOptions, grad};
     /// use brigade_train::{Accelerator, Kind, Tensor};
     ///
