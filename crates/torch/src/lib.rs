@@ -37,7 +37,7 @@ mod roll_call;
 mod script;
 mod store;
 mod tensor_file;
-mod tensors;
+mod tensor_tree;
 mod work;
 
 pub use autocast::{Autocast, cuda_has_bf16};
@@ -73,7 +73,7 @@ pub use script::{Script, ScriptValue};
 pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore, inherited_socket};
 pub use tch::{Device, Kind, Tensor};
 pub use tensor_file::TensorFile;
-pub use tensors::Tensors;
+pub use tensor_tree::Tensors;
 pub use work::Work;
 
 /// The result of the border's functions.

@@ -39,7 +39,7 @@ use crate::group::{ProcessGroup, Started};
 use crate::join::Join;
 use crate::memory::elements;
 use crate::memory_format::is_channels_last;
-use crate::tensors::Tensors;
+use crate::tensor_tree::Tensors;
 
 /// Bytes per message when a model or its buffers are broadcast, as PyTorch's.
 const BROADCAST_BYTES: usize = 250 << 20;

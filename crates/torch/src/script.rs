@@ -8,7 +8,7 @@ use tch::Tensor;
 
 use crate::bridge::{borrow_all, ffi, own};
 use crate::error::Error;
-use crate::tensors::Tensors;
+use crate::tensor_tree::Tensors;
 
 /// A module of `torch.jit.script` or `torch.jit.trace`, as its `save` wrote it. `brigade_models` makes
 /// models of it.
