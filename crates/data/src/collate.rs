@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use brigade_torch::{Device, Element, Kind, Tensor, Tensors, elements, from_vec};
+use brigade_torch::{Device, Element, Kind, Tensor, TensorTree, elements, from_vec};
 
 use crate::DataError;
 
@@ -18,7 +18,7 @@ use crate::DataError;
 /// | tuple up to eight, map from `String` | the same of batches |
 pub trait Collate: Sized {
     /// What a batch is.
-    type Batch: Tensors + Send + 'static;
+    type Batch: TensorTree + Send + 'static;
 
     /// Joins samples into a batch with one row for each, in their order.
     ///

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use brigade_plan::stream;
-use brigade_torch::Tensors;
+use brigade_torch::TensorTree;
 use rand_pcg::rand_core::Rng;
 
 use crate::DataError;
@@ -19,7 +19,7 @@ use crate::DataError;
 /// an epoch is the same at any number of threads.
 pub trait Dataset: Send + Sync {
     /// What a batch is: tensors, or tuples, lists and maps of them.
-    type Batch: Tensors + Send + 'static;
+    type Batch: TensorTree + Send + 'static;
 
     /// Number of samples.
     fn len(&self) -> usize;
@@ -51,7 +51,7 @@ pub trait Dataset: Send + Sync {
     where
         Self: Sized,
         F: Fn(Self::Batch, &BatchContext) -> Result<B, DataError> + Send + Sync,
-        B: Tensors + Send + 'static,
+        B: TensorTree + Send + 'static,
     {
         Map { dataset: self, f }
     }
@@ -110,7 +110,7 @@ impl<D, F, B> Dataset for Map<D, F>
 where
     D: Dataset,
     F: Fn(D::Batch, &BatchContext) -> Result<B, DataError> + Send + Sync,
-    B: Tensors + Send + 'static,
+    B: TensorTree + Send + 'static,
 {
     type Batch = B;
 
@@ -136,7 +136,7 @@ where
 pub fn batches_from_fn<F, B>(len: usize, f: F) -> BatchesFromFn<F>
 where
     F: Fn(&[usize], &BatchContext) -> Result<B, DataError> + Send + Sync,
-    B: Tensors + Send + 'static,
+    B: TensorTree + Send + 'static,
 {
     BatchesFromFn { len, f }
 }
@@ -151,7 +151,7 @@ pub struct BatchesFromFn<F> {
 impl<F, B> Dataset for BatchesFromFn<F>
 where
     F: Fn(&[usize], &BatchContext) -> Result<B, DataError> + Send + Sync,
-    B: Tensors + Send + 'static,
+    B: TensorTree + Send + 'static,
 {
     type Batch = B;
 

@@ -35,6 +35,7 @@ mod reducer;
 mod reproducible;
 mod roll_call;
 mod script;
+mod split;
 mod store;
 mod tensor_file;
 mod tensor_tree;
@@ -70,10 +71,11 @@ pub use recompute::{is_recomputing, recomputed};
 pub use reducer::{Reducer, ReducerOptions};
 pub use reproducible::{Products, cpu_kernels, make_products_reproducible};
 pub use script::{Script, ScriptValue};
+pub use split::Split;
 pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore, inherited_socket};
 pub use tch::{Device, Kind, Tensor};
 pub use tensor_file::TensorFile;
-pub use tensor_tree::Tensors;
+pub use tensor_tree::{TensorTree, TreeSpec};
 pub use work::Work;
 
 /// The result of the border's functions.
