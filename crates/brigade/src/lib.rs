@@ -43,6 +43,8 @@
 
 pub use brigade_checkpoint as checkpoint;
 pub use brigade_data as data;
+#[doc(hidden)]
+pub use brigade_data::__derive;
 pub use brigade_models as models;
 pub use brigade_optim as optim;
 pub use brigade_plan as plan;

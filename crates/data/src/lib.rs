@@ -39,11 +39,73 @@ mod tensors;
 mod workers;
 
 pub use batch::Batch;
+/// Makes a struct of tensors a sample and a batch: it implements [`Collate`], [`TensorTree`] and [`Split`].
+///
+/// So it is collated by a loader, moved to a device, split into micro-batches and between ranks, gathered
+/// over ranks, and read on one rank for all. Fields are tensors or trees of them (tuples, `Vec`, `Option`,
+/// maps, other such structs); structs with names, tuple structs and generics are taken. A field that is a
+/// number in the sample and a tensor in the batch has a parameter as its type:
+///
+/// ```
+/// use brigade_data::{Batch, Collate, DataError, DataLoader, samples_from_fn};
+/// use brigade_torch::{Kind, Tensor, TensorTree};
+///
+/// #[derive(Batch)]
+/// #[batch(crate = "brigade_data")] // not needed in a program that depends on `brigade`
+/// struct Sentence<Label> {
+///     tokens: Tensor,
+///     mask: Tensor,
+///     label: Label,
+/// }
+///
+/// let sentences = samples_from_fn(6, |index, _seed| {
+///     let tokens = Tensor::from_slice(&[index as i64, 7, 0]);
+///     let mask = tokens.f_ne(0)?;
+///     Ok(Sentence { tokens, mask, label: index % 2 }) // a Sentence<usize>
+/// });
+/// for batch in &DataLoader::from_samples(sentences).batch_size(2) {
+///     let batch = batch?; // a Batch<Sentence<Tensor>>
+///     assert_eq!(batch.tokens.size(), [2, 3]);
+///     assert_eq!(batch.mask.kind(), Kind::Bool);
+///     assert_eq!(batch.label, Tensor::from_slice(&[0i64, 1]));
+///     assert_eq!(batch.split_rows(1)?.len(), 2);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Samples of which each is one of several kinds have no common shape, so an enum is refused:
+///
+/// ```compile_fail
+/// use brigade_data::Batch;
+/// use brigade_torch::Tensor;
+///
+/// #[derive(Batch)]
+/// #[batch(crate = "brigade_data")]
+/// enum Sample {
+///     Image(Tensor),
+///     Text(Tensor),
+/// }
+/// ```
+///
+/// and so is a field that is not made of tensors:
+///
+/// ```compile_fail
+/// use brigade_data::Batch;
+/// use brigade_torch::Tensor;
+///
+/// #[derive(Batch)]
+/// #[batch(crate = "brigade_data")]
+/// struct Sample {
+///     image: Tensor,
+///     label: i64,
+/// }
+/// ```
+pub use brigade_derive::Batch;
 pub use brigade_plan::{
     PlanError, Round, Sampler, Scheme, Sequential, ShardOptions, Shuffle, Weighted,
 };
-pub use brigade_torch::from_vec;
-pub use collate::Collate;
+pub use brigade_torch::{Split, TensorTree, from_vec};
+pub use collate::{Collate, CollateElement};
 pub use dataset::{BatchContext, BatchesFromFn, Dataset, Map, batches_from_fn};
 pub use digits::Digits;
 pub use download::Download;
@@ -60,3 +122,11 @@ pub use samples::{
 };
 pub use stream_loader::StreamLoader;
 pub use tensors::TensorDataset;
+
+/// What `#[derive(Batch)]` names.
+#[doc(hidden)]
+pub mod __derive {
+    pub use brigade_torch::{Error, Split, Tensor, TensorTree, TreeSpec};
+
+    pub use crate::{Collate, DataError};
+}

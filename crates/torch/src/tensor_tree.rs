@@ -73,6 +73,11 @@ use crate::Error;
 /// assert_eq!((again.rows()?, again.labels.len()), (2, 1));
 /// # Ok::<(), Error>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a tree of tensors",
+    note = "trees are made of `Tensor`: tuples, `Vec`, `Option`, arrays, maps from `String`, and structs with `#[derive(Batch)]`",
+    note = "a number per sample is a tensor in the batch: make the field's type a parameter, or a `Tensor`"
+)]
 pub trait TensorTree {
     /// The same container, owning its tensors.
     type Owned: TensorTree<Owned = Self::Owned>;

@@ -23,6 +23,8 @@ mod watch;
 
 pub use accelerator::{Accelerator, AcceleratorBuilder};
 pub use brigade_checkpoint::Value;
+#[doc(hidden)]
+pub use brigade_data::__derive;
 pub use brigade_optim::{
     Adafactor, Adagrad, Adam, AdamW, Group, GroupState, Lamb, Lars, Lookahead, LrSchedule, Muon,
     MuonRate, Optimizer, OptimizerState, ParameterGroup, ParameterState, RAdam, RmsProp, Rule,
