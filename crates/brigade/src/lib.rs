@@ -58,8 +58,8 @@ pub use tch;
 /// What a training loop uses.
 pub mod prelude {
     pub use crate::data::{
-        Batch, DataLoader, Dataset, Digits, FashionMnist, IdxFolder, LabelledImages, Mnist,
-        StreamLoader,
+        Batch, BatchedDataset, DataLoader, Dataset, Digits, FashionMnist, IdxFolder,
+        LabelledImages, Mnist, StreamLoader,
     };
     pub use crate::models::{
         BatchNorm2d, Cnn, Conv2d, Linear, Model, Module, Path, ResNet, Sequential, StateDict,

@@ -13,7 +13,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use brigade_data::{
-    BatchContext, DataError, DataLoader, Dataset, LabelledImages, Sampler, Shuffle,
+    BatchContext, BatchedDataset, DataError, DataLoader, LabelledImages, Sampler, Shuffle,
 };
 
 fn main() -> Result<(), DataError> {

@@ -12,24 +12,19 @@ use crate::DataError;
 /// Data of known length that makes whole batches.
 ///
 /// This is the form for data in memory, where a batch is one pass over bytes. When samples are
-/// read one by one, implement [`Samples`](crate::Samples) instead.
+/// read one by one, implement [`Dataset`](crate::Dataset) instead: it is a `BatchedDataset` by itself.
 ///
 /// A loader calls `batch` from its threads, several at a time and in any order. What is random in
 /// a batch must therefore come from the [`BatchContext`], not from a generator in the dataset: then
 /// an epoch is the same at any number of threads.
-pub trait Dataset: Send + Sync {
+pub trait BatchedDataset: Send + Sync {
     /// What a batch is: tensors, or tuples, lists and maps of them.
     type Batch: TensorTree + Send + 'static;
 
-    /// Number of samples.
-    fn len(&self) -> usize;
+    /// Returns the number of samples.
+    fn num_samples(&self) -> usize;
 
-    /// Whether there are no samples.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The batch of these samples, in this order; an index may occur twice.
+    /// Makes the batch of these samples, in this order; an index may occur twice.
     ///
     /// Every tensor of the batch has one row for each index. It runs beside the training step:
     /// an operator of libtorch that is large enough to start a team of threads takes the cores
@@ -42,7 +37,7 @@ pub trait Dataset: Send + Sync {
     /// The same data with `f` applied to each batch, in the loader's threads.
     ///
     /// ```no_run
-    /// use brigade_data::{Dataset, Digits};
+    /// use brigade_data::{BatchedDataset, Digits};
     ///
     /// let flat = Digits::train()?.map(|(images, labels), _| Ok((images.f_flatten(1, -1)?, labels)));
     /// # Ok::<(), brigade_data::DataError>(())
@@ -99,23 +94,23 @@ impl BatchContext {
 const SAMPLE: u64 = 3;
 const BATCH: u64 = 4;
 
-/// A dataset whose batches a function changes; see [`Dataset::map`].
+/// A dataset whose batches a function changes; see [`BatchedDataset::map`].
 #[derive(Clone)]
 pub struct Map<D, F> {
     dataset: D,
     f: F,
 }
 
-impl<D, F, B> Dataset for Map<D, F>
+impl<D, F, B> BatchedDataset for Map<D, F>
 where
-    D: Dataset,
+    D: BatchedDataset,
     F: Fn(D::Batch, &BatchContext) -> Result<B, DataError> + Send + Sync,
     B: TensorTree + Send + 'static,
 {
     type Batch = B;
 
-    fn len(&self) -> usize {
-        self.dataset.len()
+    fn num_samples(&self) -> usize {
+        self.dataset.num_samples()
     }
 
     fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<B, DataError> {
@@ -148,14 +143,14 @@ pub struct BatchesFromFn<F> {
     f: F,
 }
 
-impl<F, B> Dataset for BatchesFromFn<F>
+impl<F, B> BatchedDataset for BatchesFromFn<F>
 where
     F: Fn(&[usize], &BatchContext) -> Result<B, DataError> + Send + Sync,
     B: TensorTree + Send + 'static,
 {
     type Batch = B;
 
-    fn len(&self) -> usize {
+    fn num_samples(&self) -> usize {
         self.len
     }
 
@@ -164,23 +159,12 @@ where
     }
 }
 
-impl<D: Dataset + ?Sized> Dataset for Arc<D> {
+/// So data sets of several types can be one: `Arc<dyn BatchedDataset<Batch = B>>`.
+impl<D: BatchedDataset + ?Sized> BatchedDataset for Arc<D> {
     type Batch = D::Batch;
 
-    fn len(&self) -> usize {
-        (**self).len()
-    }
-
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
-        (**self).batch(indices, context)
-    }
-}
-
-impl<D: Dataset + ?Sized> Dataset for Box<D> {
-    type Batch = D::Batch;
-
-    fn len(&self) -> usize {
-        (**self).len()
+    fn num_samples(&self) -> usize {
+        (**self).num_samples()
     }
 
     fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
@@ -207,16 +191,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_and_boxes_are_datasets() {
+    fn functions_and_shared_trait_objects_are_datasets() {
         let dataset = batches_from_fn(9, |indices, context| {
             let values: Vec<i64> = indices.iter().map(|index| *index as i64).collect();
             let seed = context.sample_seed(indices[0]) as i64;
             Ok((from_vec(values, &[indices.len() as i64])?, from_vec(vec![seed], &[1])?))
         });
-        let boxed: Box<dyn Dataset<Batch = _>> =
-            Box::new(Arc::new(dataset).map(|(x, _), _| Ok(x.f_mul_scalar(2)?)));
-        assert_eq!(boxed.len(), 9);
-        let batch = boxed.batch(&[4, 0, 8], &BatchContext::default()).unwrap();
+        let shared: Arc<dyn BatchedDataset<Batch = _>> =
+            Arc::new(Arc::new(dataset).map(|(x, _), _| Ok(x.f_mul_scalar(2)?)));
+        assert_eq!(shared.num_samples(), 9);
+        let batch = shared.batch(&[4, 0, 8], &BatchContext::default()).unwrap();
         assert_eq!(elements::<i64>(&batch).unwrap().to_vec(), [8, 0, 16]);
     }
 

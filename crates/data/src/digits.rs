@@ -11,7 +11,7 @@ use crate::{DataError, IdxFile, LabelledImages};
 /// Repository (1998), doi 10.24432/C50P49, under CC BY 4.0.
 ///
 /// ```
-/// use brigade_data::{Dataset, Digits};
+/// use brigade_data::Digits;
 ///
 /// let train = Digits::train()?.resize(28, 28)?;
 /// assert_eq!((train.len(), train.height(), train.classes()), (1438, 28, 10));
@@ -55,7 +55,6 @@ fn open(images: &[u8], labels: &[u8]) -> Result<LabelledImages, DataError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Dataset;
 
     #[test]
     fn both_parts_are_whole() {

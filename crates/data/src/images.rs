@@ -7,7 +7,7 @@ use fast_image_resize::images::{TypedImage, TypedImageRef};
 use fast_image_resize::pixels::U8;
 use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 
-use crate::{BatchContext, DataError, Dataset, IdxFile};
+use crate::{BatchContext, BatchedDataset, DataError, IdxFile};
 
 /// Grey images and their labels, one byte each, all in memory.
 ///
@@ -21,7 +21,6 @@ use crate::{BatchContext, DataError, Dataset, IdxFile};
 /// let images = LabelledImages::new(vec![0, 255, 51, 0], vec![0, 1], 1, 2)?;
 /// assert_eq!((images.len(), images.classes()), (2, 2));
 /// assert_eq!(images.sample(1)?, (&[51, 0][..], 1));
-/// # use brigade_data::Dataset;
 /// # Ok::<(), brigade_data::DataError>(())
 /// ```
 #[derive(Clone)]
@@ -185,6 +184,18 @@ impl LabelledImages {
         Ok((&self.pixels[index * area..][..area], *label))
     }
 
+    /// Returns the number of images.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Returns whether there are no images.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
     /// Rows of pixels of one image.
     #[must_use]
     pub fn height(&self) -> usize {
@@ -204,10 +215,10 @@ impl LabelledImages {
     }
 }
 
-impl Dataset for LabelledImages {
+impl BatchedDataset for LabelledImages {
     type Batch = (Tensor, Tensor);
 
-    fn len(&self) -> usize {
+    fn num_samples(&self) -> usize {
         self.labels.len()
     }
 

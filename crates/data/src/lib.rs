@@ -1,6 +1,6 @@
 //! Datasets, and loaders that turn them into batches of tensors.
 //!
-//! - Data: [`Dataset`] makes whole batches, [`Samples`] single samples (collated by [`Collate`]),
+//! - Data: [`Dataset`] gives single samples (collated by [`Collate`]), [`BatchedDataset`] whole batches,
 //!   [`IterableDataset`] a stream. [`Digits`] are embedded; [`Mnist`], [`FashionMnist`] and any
 //!   folder of IDX files are [`LabelledImages`]; [`TensorDataset`] holds tensors.
 //! - Loaders: [`DataLoader`] and, for streams, [`StreamLoader`]. Both cut an epoch into batches,
@@ -47,7 +47,7 @@ pub use batch::Batch;
 /// number in the sample and a tensor in the batch has a parameter as its type:
 ///
 /// ```
-/// use brigade_data::{Batch, Collate, DataError, DataLoader, samples_from_fn};
+/// use brigade_data::{Batch, Collate, DataError, DataLoader, dataset_from_fn};
 /// use brigade_torch::{Kind, Tensor, TensorTree};
 ///
 /// #[derive(Batch)]
@@ -58,12 +58,12 @@ pub use batch::Batch;
 ///     label: Label,
 /// }
 ///
-/// let sentences = samples_from_fn(6, |index, _seed| {
+/// let sentences = dataset_from_fn(6, |index, _seed| {
 ///     let tokens = Tensor::from_slice(&[index as i64, 7, 0]);
 ///     let mask = tokens.f_ne(0)?;
 ///     Ok(Sentence { tokens, mask, label: index % 2 }) // a Sentence<usize>
 /// });
-/// for batch in &DataLoader::from_samples(sentences).batch_size(2) {
+/// for batch in &DataLoader::new(sentences).batch_size(2) {
 ///     let batch = batch?; // a Batch<Sentence<Tensor>>
 ///     assert_eq!(batch.tokens.size(), [2, 3]);
 ///     assert_eq!(batch.mask.kind(), Kind::Bool);
@@ -106,19 +106,19 @@ pub use brigade_plan::{
 };
 pub use brigade_torch::{Split, TensorTree, from_vec};
 pub use collate::{Collate, CollateElement};
-pub use dataset::{BatchContext, BatchesFromFn, Dataset, Map, batches_from_fn};
+pub use dataset::{BatchContext, BatchedDataset, BatchesFromFn, Map, batches_from_fn};
 pub use digits::Digits;
 pub use download::Download;
 pub use epoch::Epoch;
 pub use error::DataError;
 pub use idx::IdxFile;
 pub use images::LabelledImages;
-pub use loader::{BatchLists, DataLoader};
+pub use loader::{BatchSampler, DataLoader};
 pub use mnist::{FashionMnist, IdxFolder, Mnist};
 pub use options::LoaderOptions;
 pub use samples::{
-    Collated, IterableDataset, SampleStream, Samples, SamplesFromFn, StreamFromFn, samples_from_fn,
-    stream_from_fn,
+    Dataset, DatasetFromFn, IterableDataset, SampleStream, StreamFromFn, VecDataset,
+    dataset_from_fn, stream_from_fn,
 };
 pub use stream_loader::StreamLoader;
 pub use tensors::TensorDataset;

@@ -7,7 +7,7 @@ use brigade_plan::{Order, Sampler, ShardOptions, Shards, Shuffle};
 
 use crate::options::{Place, Progress, Start, loader_methods};
 use crate::workers::{Work, Workers, guarded};
-use crate::{Batch, BatchContext, Collated, DataError, Dataset, Epoch, LoaderOptions, Samples};
+use crate::{Batch, BatchContext, BatchedDataset, DataError, Epoch, LoaderOptions};
 
 /// Batches of a dataset, epoch after epoch.
 ///
@@ -35,10 +35,10 @@ pub struct DataLoader<D> {
     progress: Progress,
 }
 
-/// Batches that someone else makes: lists of indices, for one epoch.
+/// Makes the batches of an epoch as lists of indices, as torch's `BatchSampler`.
 ///
 /// All ranks must make the same ones.
-pub trait BatchLists: fmt::Debug + Send + Sync {
+pub trait BatchSampler: fmt::Debug + Send + Sync {
     /// The batches of epoch `epoch`.
     fn batches(&self, epoch: u64) -> Vec<Vec<usize>>;
 
@@ -54,19 +54,12 @@ enum OrderRule {
     /// By the options: in the dataset's order, or shuffled.
     Plain,
     Sampler(Arc<dyn Sampler>),
-    Lists(Arc<dyn BatchLists>),
+    Lists(Arc<dyn BatchSampler>),
 }
 
-impl<S: Samples> DataLoader<Collated<S>> {
-    /// A loader that reads sample by sample and collates.
-    pub fn from_samples(samples: S) -> Self {
-        Self::new(Collated(samples))
-    }
-}
-
-impl<D: Dataset> DataLoader<D> {
-    /// A loader of batches of one sample, in the dataset's order, made in the calling thread; the
-    /// methods below change that.
+impl<D: BatchedDataset> DataLoader<D> {
+    /// Makes a loader of a [`Dataset`](crate::Dataset) or a [`BatchedDataset`]: batches of one sample, in
+    /// the dataset's order, made in the calling thread; the methods below change that.
     pub fn new(dataset: D) -> Self {
         Self {
             dataset: Arc::new(dataset),
@@ -115,7 +108,7 @@ impl<D> DataLoader<D> {
     /// Takes the batches that `batches` makes, in place of batch size, order and
     /// [`shuffle`](Self::shuffle).
     #[must_use]
-    pub fn batch_sampler(mut self, batches: impl BatchLists + 'static) -> Self {
+    pub fn batch_sampler(mut self, batches: impl BatchSampler + 'static) -> Self {
         self.order = OrderRule::Lists(Arc::new(batches));
         self
     }
@@ -140,7 +133,7 @@ impl<D> DataLoader<D> {
     }
 }
 
-impl<D: Dataset> DataLoader<D> {
+impl<D: BatchedDataset> DataLoader<D> {
     /// The same loader for one rank of `world`. The batches of all ranks hold every sample; what
     /// is needed to keep them in step is added as duplicates, which [`Batch::valid`] leaves out.
     ///
@@ -195,7 +188,7 @@ impl<D: Dataset> DataLoader<D> {
         let offset = self.progress.offset();
         let shards = match &self.order {
             OrderRule::Plain => {
-                self.deal(Order::Sequential(self.dataset.len().saturating_sub(offset)))
+                self.deal(Order::Sequential(self.dataset.num_samples().saturating_sub(offset)))
             }
             OrderRule::Sampler(sampler) => {
                 self.deal(Order::Sequential(sampler.len().saturating_sub(offset)))
@@ -224,11 +217,14 @@ impl<D: Dataset> DataLoader<D> {
         let rest = |order: Vec<usize>| order.get(offset..).unwrap_or_default().to_vec().into();
         match &self.order {
             OrderRule::Plain if self.options.shuffle => {
-                let order = Shuffle::new(self.dataset.len(), self.current_seed()).order(epoch);
+                let order =
+                    Shuffle::new(self.dataset.num_samples(), self.current_seed()).order(epoch);
                 self.deal(rest(order))
             }
-            OrderRule::Plain if offset == 0 => self.deal(Order::Sequential(self.dataset.len())),
-            OrderRule::Plain => self.deal(rest((0..self.dataset.len()).collect())),
+            OrderRule::Plain if offset == 0 => {
+                self.deal(Order::Sequential(self.dataset.num_samples()))
+            }
+            OrderRule::Plain => self.deal(rest((0..self.dataset.num_samples()).collect())),
             OrderRule::Sampler(sampler) => self.deal(rest(sampler.order(epoch))),
             OrderRule::Lists(lists) => {
                 let rules = self.rules();
@@ -270,7 +266,7 @@ impl<D: Dataset> DataLoader<D> {
     }
 }
 
-impl<D: Dataset + 'static> DataLoader<D> {
+impl<D: BatchedDataset + 'static> DataLoader<D> {
     /// Begins the next epoch. With threads, they start now.
     #[must_use]
     pub fn iter(&self) -> Epoch<D::Batch> {
@@ -359,7 +355,7 @@ pub(crate) fn at_batch(epoch: u64, batch: usize, cause: DataError) -> DataError 
     DataError::AtBatch { epoch, batch, cause: Box::new(cause) }
 }
 
-impl<D: Dataset + 'static> IntoIterator for &DataLoader<D> {
+impl<D: BatchedDataset + 'static> IntoIterator for &DataLoader<D> {
     type Item = Result<Batch<D::Batch>, DataError>;
     type IntoIter = Epoch<D::Batch>;
 

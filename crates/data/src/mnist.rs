@@ -236,7 +236,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::{Dataset, Digits};
+    use crate::Digits;
 
     /// Writes four small files of MNIST's names; `.gz` ones are the embedded digits.
     fn fill(folder: &Path, gz: bool) {

@@ -2,41 +2,41 @@
 
 use std::fmt;
 
-use crate::{BatchContext, Collate, DataError, Dataset};
+use crate::{BatchContext, BatchedDataset, Collate, DataError};
 
 /// Data of known length that is read sample by sample.
 ///
-/// [`Collated`] joins the samples into batches; [`DataLoader::from_samples`] does so itself.
+/// This is torch's map-style `Dataset`: a length and a sample by index. A [`DataLoader`](crate::DataLoader)
+/// collates the samples of a batch, in its threads. Data that is faster read as whole batches is a
+/// [`BatchedDataset`], which every `Dataset` is too.
 ///
 /// ```no_run
-/// use brigade_data::{DataError, DataLoader, Samples};
+/// use brigade_data::{DataError, DataLoader, Dataset};
 ///
 /// struct Squares;
 ///
-/// impl Samples for Squares {
+/// impl Dataset for Squares {
 ///     type Sample = (f32, f32);
 ///
 ///     fn len(&self) -> usize {
 ///         1000
 ///     }
 ///
-///     fn sample(&self, index: usize, _seed: u64) -> Result<Self::Sample, DataError> {
+///     fn get(&self, index: usize, _seed: u64) -> Result<Self::Sample, DataError> {
 ///         Ok((index as f32, (index * index) as f32))
 ///     }
 /// }
 ///
-/// for batch in &DataLoader::from_samples(Squares).batch_size(32).shuffle(true) {
+/// for batch in &DataLoader::new(Squares).batch_size(32).shuffle(true) {
 ///     let (x, y) = batch?.into_data(); // two tensors, [32] each
 /// }
 /// # Ok::<(), DataError>(())
 /// ```
-///
-/// [`DataLoader::from_samples`]: crate::DataLoader::from_samples
-pub trait Samples: Send + Sync {
+pub trait Dataset: Send + Sync {
     /// What a sample is.
     type Sample: Collate;
 
-    /// Number of samples.
+    /// Returns the number of samples.
     fn len(&self) -> usize;
 
     /// Whether there are no samples.
@@ -44,50 +44,75 @@ pub trait Samples: Send + Sync {
         self.len() == 0
     }
 
-    /// The sample `index`. What is random in it must follow from `seed`, which is new in every
+    /// Returns the sample `index`. What is random in it must follow from `seed`, which is new in every
     /// epoch and the same on any number of threads and ranks.
     ///
     /// # Errors
     /// The loader delivers them at the sample's batch.
-    fn sample(&self, index: usize, seed: u64) -> Result<Self::Sample, DataError>;
+    fn get(&self, index: usize, seed: u64) -> Result<Self::Sample, DataError>;
 }
 
-/// A list of samples is a dataset in memory.
-impl<T: Collate + Clone + Send + Sync> Samples for Vec<T> {
+/// A list of samples in memory as a dataset.
+///
+/// A type of its own: [`Dataset::get`] on `Vec` would hide the slice's `get` wherever the trait is in scope.
+///
+/// ```
+/// use brigade_data::{DataLoader, VecDataset};
+///
+/// let loader = DataLoader::new(VecDataset(vec![(1.0f32, 0i64), (2.0, 1)])).batch_size(2);
+/// assert_eq!(loader.len(), 1);
+/// ```
+#[derive(Clone, Debug)]
+pub struct VecDataset<T>(pub Vec<T>);
+
+impl<T: Collate + Clone + Send + Sync> Dataset for VecDataset<T> {
     type Sample = T;
 
     fn len(&self) -> usize {
-        self.len()
+        self.0.len()
     }
 
-    fn sample(&self, index: usize, _: u64) -> Result<T, DataError> {
-        self.get(index).cloned().ok_or(DataError::Index { index, len: self.len() })
+    fn get(&self, index: usize, _: u64) -> Result<T, DataError> {
+        self.0.get(index).cloned().ok_or(DataError::Index { index, len: self.0.len() })
     }
 }
 
-/// A dataset of `len` samples that a function of the index and a seed reads.
+/// So data sets of several types can be one: `Box<dyn Dataset<Sample = S>>`.
+impl<D: Dataset + ?Sized> Dataset for Box<D> {
+    type Sample = D::Sample;
+
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn get(&self, index: usize, seed: u64) -> Result<Self::Sample, DataError> {
+        (**self).get(index, seed)
+    }
+}
+
+/// Makes a dataset of `len` samples that a function of the index and a seed reads.
 ///
 /// ```no_run
-/// use brigade_data::{DataLoader, samples_from_fn};
+/// use brigade_data::{DataLoader, dataset_from_fn};
 ///
-/// let loader = DataLoader::from_samples(samples_from_fn(10, |index, _seed| Ok([index as f32, 1.0])));
+/// let loader = DataLoader::new(dataset_from_fn(10, |index, _seed| Ok([index as f32, 1.0])));
 /// ```
-pub fn samples_from_fn<F, S>(len: usize, f: F) -> SamplesFromFn<F>
+pub fn dataset_from_fn<F, S>(len: usize, f: F) -> DatasetFromFn<F>
 where
     F: Fn(usize, u64) -> Result<S, DataError> + Send + Sync,
     S: Collate,
 {
-    SamplesFromFn { len, f }
+    DatasetFromFn { len, f }
 }
 
-/// Samples that a function reads; see [`samples_from_fn`].
+/// A dataset that a function of the index reads; see [`dataset_from_fn`].
 #[derive(Clone)]
-pub struct SamplesFromFn<F> {
+pub struct DatasetFromFn<F> {
     len: usize,
     f: F,
 }
 
-impl<F, S> Samples for SamplesFromFn<F>
+impl<F, S> Dataset for DatasetFromFn<F>
 where
     F: Fn(usize, u64) -> Result<S, DataError> + Send + Sync,
     S: Collate,
@@ -98,26 +123,23 @@ where
         self.len
     }
 
-    fn sample(&self, index: usize, seed: u64) -> Result<S, DataError> {
+    fn get(&self, index: usize, seed: u64) -> Result<S, DataError> {
         (self.f)(index, seed)
     }
 }
 
-/// The dataset whose batches are these samples, collated.
-#[derive(Clone, Debug)]
-pub struct Collated<S>(pub S);
+/// The samples of a batch are read one after another, and collated.
+impl<D: Dataset> BatchedDataset for D {
+    type Batch = <D::Sample as Collate>::Batch;
 
-impl<S: Samples> Dataset for Collated<S> {
-    type Batch = <S::Sample as Collate>::Batch;
-
-    fn len(&self) -> usize {
-        self.0.len()
+    fn num_samples(&self) -> usize {
+        self.len()
     }
 
     fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
-        let samples: Vec<S::Sample> = indices
+        let samples: Vec<D::Sample> = indices
             .iter()
-            .map(|&index| self.0.sample(index, context.sample_seed(index)))
+            .map(|&index| self.get(index, context.sample_seed(index)))
             .collect::<Result<_, _>>()?;
         Collate::collate(&samples.iter().collect::<Vec<_>>())
     }
@@ -174,14 +196,35 @@ where
     }
 }
 
-impl<F> fmt::Debug for SamplesFromFn<F> {
+impl<F> fmt::Debug for DatasetFromFn<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SamplesFromFn({} samples)", self.len)
+        write!(f, "DatasetFromFn({} samples)", self.len)
     }
 }
 
 impl<F> fmt::Debug for StreamFromFn<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("StreamFromFn")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use brigade_torch::elements;
+
+    use super::*;
+
+    #[test]
+    fn boxes_of_datasets_are_batched() {
+        let numbers = dataset_from_fn(4, |index, _| Ok(index as f32));
+        let all: [Box<dyn Dataset<Sample = f32>>; 2] =
+            [Box::new(numbers), Box::new(VecDataset(vec![0.0, 1.0, 2.0, 3.0]))];
+        for dataset in all {
+            assert_eq!((dataset.len(), dataset.num_samples(), dataset.is_empty()), (4, 4, false));
+            let batch = dataset.batch(&[3, 1], &BatchContext::default()).unwrap();
+            assert_eq!(elements::<f32>(&batch).unwrap().to_vec(), [3.0, 1.0]);
+        }
+        let error = VecDataset(vec![1.0f32]).get(1, 0).unwrap_err();
+        assert!(matches!(error, DataError::Index { index: 1, len: 1 }));
     }
 }

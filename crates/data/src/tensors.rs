@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use brigade_torch::{Device, Element, Kind, Tensor, TensorTree, elements, from_vec};
 
-use crate::{BatchContext, DataError, Dataset};
+use crate::{BatchContext, BatchedDataset, DataError};
 
 /// Tensors whose first dimension counts the samples, as torch's `TensorDataset`: one tensor, or a
 /// tuple, list or map of them. A batch is the same with the rows that were asked for, copied.
@@ -40,14 +40,28 @@ impl<T: TensorTree + Send> TensorDataset<T> {
     }
 }
 
-impl<T> Dataset for TensorDataset<T>
+impl<T> TensorDataset<T> {
+    /// Returns the number of samples.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns whether there are no samples.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl<T> BatchedDataset for TensorDataset<T>
 where
     T: TensorTree + Send,
     T::Owned: TensorTree + Send + 'static,
 {
     type Batch = T::Owned;
 
-    fn len(&self) -> usize {
+    fn num_samples(&self) -> usize {
         self.len
     }
 

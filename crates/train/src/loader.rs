@@ -7,8 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use brigade_data::{
-    Batch, Collate, DataLoader, Dataset, Epoch, IterableDataset, LoaderOptions, ShardOptions,
-    StreamLoader,
+    Batch, BatchedDataset, Collate, DataLoader, Epoch, IterableDataset, LoaderOptions,
+    ShardOptions, StreamLoader,
 };
 use brigade_torch::{Device, Tensor, TensorTree, elements};
 
@@ -45,7 +45,7 @@ pub struct PreparedLoader<L> {
 
 impl<D> Prepare for DataLoader<D>
 where
-    D: Dataset + 'static,
+    D: BatchedDataset + 'static,
     D::Batch: TensorTree<Owned = D::Batch>,
 {
     type Prepared = PreparedLoader<Self>;
@@ -54,7 +54,7 @@ where
         let rules = accelerator.options.loader;
         let options = shard_options(rules);
         let world = accelerator.num_processes();
-        let samples = self.dataset().len() as i64;
+        let samples = self.dataset().num_samples() as i64;
         let seed = self.options().seed;
         let (samples, seed) = agree(accelerator, samples, seed, rules.dispatch)?;
         let agreed = self.seed(seed);
@@ -113,7 +113,7 @@ impl<L> PreparedLoader<L> {
     }
 }
 
-impl<D: Dataset> PreparedLoader<DataLoader<D>> {
+impl<D: BatchedDataset> PreparedLoader<DataLoader<D>> {
     /// Batches of this rank in an epoch.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -153,7 +153,7 @@ pub trait Epochs: Send + Sync {
 
 impl<D> Epochs for DataLoader<D>
 where
-    D: Dataset + 'static,
+    D: BatchedDataset + 'static,
     D::Batch: TensorTree<Owned = D::Batch>,
 {
     type Data = D::Batch;

@@ -5,7 +5,7 @@
 
 mod resume;
 
-use brigade_data::{Batch, DataError, DataLoader, Samples};
+use brigade_data::{Batch, DataError, DataLoader, Dataset};
 use brigade_models::{Linear, Model, Module, Path};
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::{Accelerator, Device, Kind, Result, Sgd, Tensor, TensorTree};
@@ -31,14 +31,14 @@ struct Tokens(Tensor, Tensor);
 #[derive(Debug)]
 struct Sentences;
 
-impl Samples for Sentences {
+impl Dataset for Sentences {
     type Sample = Sentence<i64>;
 
     fn len(&self) -> usize {
         SAMPLES
     }
 
-    fn sample(&self, index: usize, seed: u64) -> Result<Self::Sample, DataError> {
+    fn get(&self, index: usize, seed: u64) -> Result<Self::Sample, DataError> {
         let noise = (seed % 1000) as f32 / 1000.0;
         let inputs: Vec<f32> =
             (0..4).map(|column| ((index * 4 + column) as f32 + noise).sin()).collect();
@@ -89,7 +89,7 @@ fn train(
     accelerator.set_seed_per_process(seed);
     let model = Model::new(Net::new)?;
     let optimizer = Sgd::new(0.1).build(&model)?;
-    let loader = DataLoader::from_samples(Sentences).batch_size(3).shuffle(true).threads(1);
+    let loader = DataLoader::new(Sentences).batch_size(3).shuffle(true).threads(1);
     let loader = loader.seed(seed.unsigned_abs());
     let (mut model, mut optimizer, loader) = accelerator.prepare((model, optimizer, loader))?;
     if let Some((folder, _)) = from {

@@ -10,7 +10,7 @@ mod programs;
 use std::path::Path;
 use std::process::Command;
 
-use brigade::data::{DataLoader, Dataset, Digits, LabelledImages, ShardOptions};
+use brigade::data::{BatchedDataset, DataLoader, Digits, LabelledImages, ShardOptions};
 use brigade::models::{Tensor, weights};
 use brigade_suite::Need;
 use programs::{EXAMPLE, accuracies, brigade, succeed};
