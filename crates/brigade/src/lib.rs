@@ -1,7 +1,7 @@
 //! Write the training loop once; run it on one CPU, one GPU, many GPUs or many machines.
 //!
 //! This crate only gathers the others: [`train`] (the Accelerator), [`models`], [`optim`], [`schedule`],
-//! [`data`], [`torch`] (the border with libtorch), [`plan`] and [`world`]. Most programs need no more than the [`prelude`].
+//! [`data`], [`datasets`], [`torch`] (the border with libtorch), [`plan`] and [`world`]. Most programs need no more than the [`prelude`].
 //!
 //! ```no_run
 //! use brigade::prelude::*;
@@ -45,6 +45,7 @@ pub use brigade_checkpoint as checkpoint;
 pub use brigade_data as data;
 #[doc(hidden)]
 pub use brigade_data::__derive;
+pub use brigade_datasets as datasets;
 pub use brigade_models as models;
 pub use brigade_optim as optim;
 pub use brigade_plan as plan;
@@ -57,10 +58,8 @@ pub use tch;
 
 /// What a training loop uses.
 pub mod prelude {
-    pub use crate::data::{
-        Batch, BatchedDataset, DataLoader, Dataset, Digits, FashionMnist, IdxFolder,
-        LabelledImages, Mnist, StreamLoader,
-    };
+    pub use crate::data::{Batch, BatchedDataset, DataLoader, Dataset, StreamLoader};
+    pub use crate::datasets::{Digits, FashionMnist, IdxFolder, LabelledImages, Mnist};
     pub use crate::models::{
         BatchNorm2d, Cnn, Conv2d, Linear, Model, Module, Path, ResNet, Sequential, StateDict,
     };

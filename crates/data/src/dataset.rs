@@ -36,10 +36,13 @@ pub trait BatchedDataset: Send + Sync {
 
     /// The same data with `f` applied to each batch, in the loader's threads.
     ///
-    /// ```no_run
-    /// use brigade_data::{BatchedDataset, Digits};
+    /// ```
+    /// use brigade_data::{BatchedDataset, TensorDataset};
+    /// use brigade_torch::{Device, Kind, Tensor};
     ///
-    /// let flat = Digits::train()?.map(|(images, labels), _| Ok((images.f_flatten(1, -1)?, labels)));
+    /// let images = TensorDataset::new(Tensor::zeros([6, 4, 4], (Kind::Float, Device::Cpu)))?;
+    /// let flat = images.map(|images, _| Ok(images.f_flatten(1, -1)?));
+    /// assert_eq!(flat.batch(&[0, 1], &Default::default())?.size(), [2, 16]);
     /// # Ok::<(), brigade_data::DataError>(())
     /// ```
     fn map<F, B>(self, f: F) -> Map<Self, F>

@@ -1,21 +1,21 @@
-//! Datasets, and loaders that turn them into batches of tensors.
+//! Loaders that turn data sets into batches of tensors, and the traits of data sets.
 //!
 //! - Data: [`Dataset`] gives single samples (collated by [`Collate`]), [`BatchedDataset`] whole batches,
-//!   [`IterableDataset`] a stream. [`Digits`] are embedded; [`Mnist`], [`FashionMnist`] and any
-//!   folder of IDX files are [`LabelledImages`]; [`TensorDataset`] holds tensors.
+//!   [`IterableDataset`] a stream; [`TensorDataset`] holds tensors. MNIST and its like are in
+//!   `brigade-datasets`.
 //! - Loaders: [`DataLoader`] and, for streams, [`StreamLoader`]. Both cut an epoch into batches,
 //!   make them ahead on threads, and give each rank its part by the rules of `brigade-plan`.
 //! - Each [`Batch`] knows how many of its rows are real, on this rank and on all, and whether it is
 //!   the last.
 //!
-//! ```no_run
-//! use brigade_data::{DataLoader, Digits};
+//! ```
+//! use brigade_data::{DataLoader, dataset_from_fn};
 //!
-//! let digits = Digits::train()?.resize(28, 28)?;
-//! let loader = DataLoader::new(digits).batch_size(64).shuffle(true).seed(42).threads(1);
+//! let squares = dataset_from_fn(100, |index, _seed| Ok((index as f32, (index * index) as f32)));
+//! let loader = DataLoader::new(squares).batch_size(32).shuffle(true).seed(42).threads(1);
 //! for epoch in 0..4 {
 //!     for batch in &loader {
-//!         let (images, labels) = batch?.into_data(); // f32 [64, 1, 28, 28], i64 [64]
+//!         let (x, y) = batch?.into_data(); // f32 [32] each, [4] at the end
 //!     }
 //! }
 //! # Ok::<(), brigade_data::DataError>(())
@@ -24,14 +24,9 @@
 mod batch;
 mod collate;
 mod dataset;
-mod digits;
-mod download;
 mod epoch;
 mod error;
-mod idx;
-mod images;
 mod loader;
-mod mnist;
 mod options;
 mod samples;
 mod stream_loader;
@@ -107,14 +102,9 @@ pub use brigade_plan::{
 pub use brigade_torch::{Split, TensorTree, from_vec};
 pub use collate::{Collate, CollateElement};
 pub use dataset::{BatchContext, BatchedDataset, BatchesFromFn, Map, batches_from_fn};
-pub use digits::Digits;
-pub use download::Download;
 pub use epoch::Epoch;
 pub use error::DataError;
-pub use idx::IdxFile;
-pub use images::LabelledImages;
 pub use loader::{BatchSampler, DataLoader};
-pub use mnist::{FashionMnist, IdxFolder, Mnist};
 pub use options::LoaderOptions;
 pub use samples::{
     Dataset, DatasetFromFn, IterableDataset, SampleStream, StreamFromFn, VecDataset,

@@ -18,12 +18,13 @@ use crate::{Batch, BatchContext, BatchedDataset, DataError, Epoch, LoaderOptions
 /// A batch that cannot be made is an error in its place, and the iteration goes on after it; a
 /// panic of the dataset is such an error. Dropping an iteration stops its threads.
 ///
-/// ```no_run
-/// use brigade_data::{DataLoader, Digits};
+/// ```
+/// use brigade_data::{DataLoader, dataset_from_fn};
 ///
-/// let loader = DataLoader::new(Digits::train()?).batch_size(64).shuffle(true).threads(1);
+/// let rows = dataset_from_fn(256, |index, _seed| Ok(([index as f32; 8], index % 10)));
+/// let loader = DataLoader::new(rows).batch_size(64).shuffle(true).threads(1);
 /// for batch in &loader {
-///     let (images, labels) = batch?.into_data(); // [64, 1, 8, 8] and [64]
+///     let (rows, labels) = batch?.into_data(); // f32 [64, 8] and i64 [64]
 /// }
 /// # Ok::<(), brigade_data::DataError>(())
 /// ```

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use brigade_data::{BatchContext, BatchedDataset, DataError};
 use brigade_torch::{Tensor, from_vec};
 use fast_image_resize::images::{TypedImage, TypedImageRef};
 use fast_image_resize::pixels::U8;
 use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 
-use crate::{BatchContext, BatchedDataset, DataError, IdxFile};
+use crate::{DatasetError, IdxFile};
 
 /// Grey images and their labels, one byte each, all in memory.
 ///
@@ -16,7 +17,7 @@ use crate::{BatchContext, BatchedDataset, DataError, IdxFile};
 /// images of 28x28 take 47 MB; as `f32` they would take four times that.
 ///
 /// ```
-/// use brigade_data::LabelledImages;
+/// use brigade_datasets::LabelledImages;
 ///
 /// let images = LabelledImages::new(vec![0, 255, 51, 0], vec![0, 1], 1, 2)?;
 /// assert_eq!((images.len(), images.classes()), (2, 2));
@@ -76,15 +77,18 @@ impl LabelledImages {
         labels_path: &Path,
     ) -> Result<Self, DataError> {
         let [count, height, width] = images.shape[..] else {
-            return Err(DataError::Shape { path: images_path.into(), shape: images.shape });
+            return Err(
+                DatasetError::Shape { path: images_path.into(), shape: images.shape }.into()
+            );
         };
         if count != labels.data.len() {
-            return Err(DataError::CountMismatch {
+            return Err(DatasetError::CountMismatch {
                 images: images_path.into(),
                 image_count: count,
                 labels: labels_path.into(),
                 label_count: labels.data.len(),
-            });
+            }
+            .into());
         }
         Self::new(images.data, labels.data, height, width)
     }
@@ -101,7 +105,7 @@ impl LabelledImages {
         let wrong = self.labels.iter().position(|label| usize::from(*label) >= classes);
         if let Some(position) = wrong {
             let (path, label) = (path.as_ref().into(), self.labels[position]);
-            return Err(DataError::Label { path, label, position, classes });
+            return Err(DatasetError::Label { path, label, position, classes }.into());
         }
         self.classes = classes;
         Ok(self)
