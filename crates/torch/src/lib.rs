@@ -68,7 +68,7 @@ pub use parameters::{NamedTensor, Trainable};
 pub use profiler::{ProfiledEvent, ProfilerOptions, Recording, Scope};
 pub use random::{rng_state, set_rng_state};
 pub use recompute::{is_recomputing, recomputed};
-pub use reducer::{Reducer, ReducerOptions};
+pub use reducer::{BROADCAST_BYTES, Reducer, ReducerOptions};
 pub use reproducible::{Products, cpu_kernels, make_products_reproducible};
 pub use script::{Script, ScriptValue};
 pub use split::Split;

@@ -41,8 +41,9 @@ use crate::memory::elements;
 use crate::memory_format::is_channels_last;
 use crate::tensor_tree::TensorTree;
 
-/// Bytes per message when a model or its buffers are broadcast, as PyTorch's.
-const BROADCAST_BYTES: usize = 250 << 20;
+/// Bytes per message when a model or its buffers are broadcast, as PyTorch's DistributedDataParallel: a rank
+/// in Python must send messages of the same sizes.
+pub const BROADCAST_BYTES: usize = 250 << 20;
 
 /// How gradients are reduced.
 #[derive(Debug, Clone)]
