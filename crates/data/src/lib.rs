@@ -22,18 +22,19 @@
 //! ```
 
 mod batch;
+mod batched_dataset;
 mod collate;
 mod dataset;
 mod epoch;
 mod error;
 mod loader;
 mod options;
-mod samples;
 mod stream_loader;
 mod tensors;
 mod workers;
 
 pub use batch::Batch;
+pub use batched_dataset::{BatchContext, BatchedDataset, BatchesFromFn, Map, batches_from_fn};
 /// Makes a struct of tensors a sample and a batch: it implements [`Collate`], [`TensorTree`] and [`Split`].
 ///
 /// So it is collated by a loader, moved to a device, split into micro-batches and between ranks, gathered
@@ -101,15 +102,14 @@ pub use brigade_plan::{
 };
 pub use brigade_torch::{Split, TensorTree, from_vec};
 pub use collate::{Collate, CollateElement};
-pub use dataset::{BatchContext, BatchedDataset, BatchesFromFn, Map, batches_from_fn};
+pub use dataset::{
+    Dataset, DatasetFromFn, IterableDataset, SampleStream, StreamFromFn, VecDataset,
+    dataset_from_fn, stream_from_fn,
+};
 pub use epoch::Epoch;
 pub use error::DataError;
 pub use loader::{BatchSampler, DataLoader};
 pub use options::LoaderOptions;
-pub use samples::{
-    Dataset, DatasetFromFn, IterableDataset, SampleStream, StreamFromFn, VecDataset,
-    dataset_from_fn, stream_from_fn,
-};
 pub use stream_loader::StreamLoader;
 pub use tensors::TensorDataset;
 
