@@ -5,7 +5,7 @@
 //!   `brigade-datasets`.
 //! - Loaders: [`DataLoader`] and, for streams, [`StreamLoader`]. Both cut an epoch into batches,
 //!   make them ahead on threads, and give each rank its part by the rules of `brigade-plan`.
-//! - Each [`Batch`] knows how many of its rows are real, on this rank and on all, and whether it is
+//! - Each [`Batch`](struct@Batch) knows how many of its rows are real, on this rank and on all, and whether it is
 //!   the last.
 //!
 //! ```

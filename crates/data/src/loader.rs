@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use brigade_plan::{Order, Sampler, ShardOptions, Shards, Shuffle};
 
-use crate::options::{Place, Progress, Start, loader_methods};
+use crate::options::{Progress, ShardPosition, Start, loader_methods};
 use crate::workers::{Work, Workers, guarded};
 use crate::{Batch, BatchContext, BatchedDataset, DataError, Epoch, LoaderOptions};
 
@@ -32,7 +32,7 @@ pub struct DataLoader<D> {
     dataset: Arc<D>,
     order: OrderRule,
     options: LoaderOptions,
-    place: Place,
+    position: ShardPosition,
     progress: Progress,
 }
 
@@ -66,7 +66,7 @@ impl<D: BatchedDataset> DataLoader<D> {
             dataset: Arc::new(dataset),
             order: OrderRule::Plain,
             options: LoaderOptions::with_random_seed(),
-            place: Place::alone(),
+            position: ShardPosition::alone(),
             progress: Progress::default(),
         }
     }
@@ -130,7 +130,7 @@ impl<D> DataLoader<D> {
     /// Number of ranks that share the data; 1 before [`shard`](Self::shard).
     #[must_use]
     pub fn world(&self) -> usize {
-        self.place.world
+        self.position.world
     }
 }
 
@@ -149,7 +149,7 @@ impl<D: BatchedDataset> DataLoader<D> {
         world: usize,
         options: ShardOptions,
     ) -> Result<Self, DataError> {
-        self.place = Place::of_rank(rank, world, options)?;
+        self.position = ShardPosition::of_rank(rank, world, options)?;
         self.check()?;
         Ok(self)
     }
@@ -160,7 +160,7 @@ impl<D: BatchedDataset> DataLoader<D> {
     /// # Errors
     /// As [`shard`](Self::shard).
     pub fn dispatch(mut self, world: usize, options: ShardOptions) -> Result<Self, DataError> {
-        self.place = Place { rank: None, world, options };
+        self.position = ShardPosition { rank: None, world, options };
         self.check()?;
         Ok(self)
     }
@@ -171,12 +171,12 @@ impl<D: BatchedDataset> DataLoader<D> {
             OrderRule::Lists(lists) => lists.batch_size(),
             _ => Some(self.options.batch_size),
         };
-        let options = self.place.options;
+        let options = self.position.options;
         match batch_size {
             Some(batch_size) => {
-                Shards::new(Order::Sequential(0), batch_size, self.place.world, options)?
+                Shards::new(Order::Sequential(0), batch_size, self.position.world, options)?
             }
-            None => Shards::from_batches(Vec::new(), None, self.place.world, options)?,
+            None => Shards::from_batches(Vec::new(), None, self.position.world, options)?,
         };
         Ok(())
     }
@@ -237,19 +237,19 @@ impl<D: BatchedDataset> DataLoader<D> {
                     left = if done { left - batch.len() } else { 0 };
                     !done
                 });
-                Ok(Shards::from_batches(batches, lists.batch_size(), self.place.world, rules)?)
+                Ok(Shards::from_batches(batches, lists.batch_size(), self.position.world, rules)?)
             }
         }
     }
 
     fn deal(&self, order: Order) -> Result<Shards, DataError> {
         let rules = self.rules();
-        Ok(Shards::new(order, self.options.batch_size, self.place.world, rules)?)
+        Ok(Shards::new(order, self.options.batch_size, self.position.world, rules)?)
     }
 
     fn rules(&self) -> ShardOptions {
-        let rules = self.place.rules(self.options.drop_last);
-        match self.place.world {
+        let rules = self.position.rules(self.options.drop_last);
+        match self.position.world {
             1 => rules,
             _ => self.progress.overriding(rules),
         }
@@ -263,7 +263,7 @@ impl<D: BatchedDataset> DataLoader<D> {
     }
 
     fn batches_here(&self, shards: &Shards) -> usize {
-        self.place.rank.map_or_else(|| shards.rounds(), |rank| shards.num_batches(rank))
+        self.position.rank.map_or_else(|| shards.rounds(), |rank| shards.num_batches(rank))
     }
 }
 
@@ -293,7 +293,7 @@ impl<D: BatchedDataset + 'static> DataLoader<D> {
         let next = skip.min(end);
         let shards = Arc::new(shards);
         let (dataset, rank, seed) =
-            (Arc::clone(&self.dataset), self.place.rank, self.current_seed());
+            (Arc::clone(&self.dataset), self.position.rank, self.current_seed());
         let plan = Arc::clone(&shards);
         let work: Work<D::Batch> = Arc::new(move |batch| {
             let context = BatchContext { seed, epoch, batch, rank: rank.unwrap_or_default() };
@@ -369,7 +369,7 @@ impl<D> fmt::Debug for DataLoader<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DataLoader")
             .field("options", &self.options)
-            .field("place", &self.place)
+            .field("position", &self.position)
             .field("progress", &self.progress)
             .finish_non_exhaustive()
     }
