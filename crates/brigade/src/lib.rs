@@ -58,7 +58,7 @@ pub use tch;
 
 /// What a training loop uses.
 pub mod prelude {
-    pub use crate::data::{Batch, BatchedDataset, DataLoader, Dataset, StreamLoader};
+    pub use crate::data::{Batch, BatchedDataset, DataLoader, Dataset, StreamLoader, TensorTree};
     pub use crate::datasets::{Digits, FashionMnist, IdxFolder, LabelledImages, Mnist};
     pub use crate::models::{
         BatchNorm2d, Cnn, Conv2d, Linear, Model, Module, Path, ResNet, Sequential, StateDict,

@@ -3,6 +3,7 @@
 use proc_macro2::TokenStream;
 use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
+use syn::visit_mut::{VisitMut, visit_type_mut};
 use syn::{
     Data, DeriveInput, Error, Fields, GenericParam, Generics, Ident, LitStr, Member, Path, Result,
     Type, parse_quote,
@@ -58,7 +59,18 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<TokenStream> {
     let trees = bounded(&input.generics, &tree);
     let (tree_impl, ty_generics, tree_where) = trees.split_for_impl();
     let owned = replaced(&input.generics, |param| parse_quote!(<#param as #tree>::Owned));
-    let samples = bounded(&input.generics, &collate);
+    let mut samples = bounded(&input.generics, &collate);
+    // A list of a parameter is the same of batches for tensors, and one tensor for numbers: only the
+    // first fits the field.
+    for ty in &types {
+        let mut batch = (*ty).clone();
+        let mut collated = Collated { generics: &input.generics, collate: &collate, found: false };
+        collated.visit_type_mut(&mut batch);
+        if collated.found && !is_parameter(ty, &input.generics) {
+            let predicate = parse_quote!(#ty: #collate<Batch = #batch>);
+            samples.make_where_clause().predicates.push(predicate);
+        }
+    }
     let (sample_impl, _, sample_where) = samples.split_for_impl();
     let batch = replaced(&input.generics, |param| parse_quote!(<#param as #collate>::Batch));
 
@@ -175,6 +187,30 @@ fn crate_path(input: &DeriveInput) -> Result<Path> {
         }
     }
     Ok(path)
+}
+
+/// Replaces type parameters by what they are in a batch.
+struct Collated<'a> {
+    generics: &'a Generics,
+    collate: &'a TokenStream,
+    found: bool,
+}
+
+impl VisitMut for Collated<'_> {
+    fn visit_type_mut(&mut self, ty: &mut Type) {
+        if is_parameter(ty, self.generics) {
+            let collate = self.collate;
+            self.found = true;
+            *ty = parse_quote!(<#ty as #collate>::Batch);
+        } else {
+            visit_type_mut(self, ty);
+        }
+    }
+}
+
+fn is_parameter(ty: &Type, generics: &Generics) -> bool {
+    let Type::Path(path) = ty else { return false };
+    path.qself.is_none() && generics.type_params().any(|param| path.path.is_ident(&param.ident))
 }
 
 /// The generics with a bound on every type parameter.
