@@ -8,7 +8,8 @@ mod training;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use brigade::data::{DataLoader, Dataset, LabelledImages};
+use brigade::data::DataLoader;
+use brigade::datasets::LabelledImages;
 use brigade::prelude::*;
 use brigade::torch::fused::{self, AdamStep};
 use brigade::torch::{Backend, GroupOptions, ProcessGroup, Reducer, ReducerOptions, Store};

@@ -2,7 +2,7 @@
 //!
 //! This crate only gathers the others: [`train`] (the Accelerator), [`nn`] (layers, weights files),
 //! [`models`] (architectures; feature `models`, on by default), [`optim`], [`schedule`],
-//! [`data`], [`torch`] (the border with libtorch), [`plan`] and [`world`]. Most programs need no more than the [`prelude`].
+//! [`data`], [`datasets`], [`torch`] (the border with libtorch), [`plan`] and [`world`]. Most programs need no more than the [`prelude`].
 //!
 //! ```no_run
 //! use brigade::prelude::*;
@@ -44,6 +44,9 @@
 
 pub use brigade_checkpoint as checkpoint;
 pub use brigade_data as data;
+#[doc(hidden)]
+pub use brigade_data::__derive;
+pub use brigade_datasets as datasets;
 #[cfg(feature = "models")]
 pub use brigade_models as models;
 pub use brigade_nn as nn;
@@ -58,10 +61,8 @@ pub use tch;
 
 /// What a training loop uses. A model's own forward returns `nn::Result`.
 pub mod prelude {
-    pub use crate::data::{
-        Batch, DataLoader, Dataset, Digits, FashionMnist, IdxFolder, LabelledImages, Mnist,
-        StreamLoader,
-    };
+    pub use crate::data::{Batch, BatchedDataset, DataLoader, Dataset, StreamLoader, TensorTree};
+    pub use crate::datasets::{Digits, FashionMnist, IdxFolder, LabelledImages, Mnist};
     #[cfg(feature = "models")]
     pub use crate::models::{Cnn, ResNet};
     pub use crate::nn::{

@@ -87,19 +87,16 @@ impl StateDict {
     }
 
     /// Takes `prefix` off every name when every name has it and something is left of each; else
-    /// gives the dictionary back as it was. DistributedDataParallel puts `module.` before all.
+    /// gives the dictionary back as it was. The prefixes of PyTorch's wrappers need no call: loading takes
+    /// them off.
     #[must_use]
     pub fn strip_prefix(self, prefix: &str) -> Self {
-        if !self.all_have_prefix(prefix) {
+        let longer = |name: &str| name.len() > prefix.len() && name.starts_with(prefix);
+        if !self.names().all(longer) {
             return self;
         }
         let strip = |(name, tensor): (String, Tensor)| (name[prefix.len()..].to_owned(), tensor);
         Self { entries: self.entries.into_iter().map(strip).collect() }
-    }
-
-    pub(crate) fn all_have_prefix(&self, prefix: &str) -> bool {
-        !self.is_empty()
-            && self.names().all(|name| name.len() > prefix.len() && name.starts_with(prefix))
     }
 }
 

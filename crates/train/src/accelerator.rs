@@ -92,7 +92,8 @@ use crate::watch::{Watch, WatchOptions};
 ///
 /// ```no_run
 /// use brigade_train::{Accelerator, Adam};
-/// # use brigade_data::{DataLoader, Digits};
+/// # use brigade_data::DataLoader;
+/// # use brigade_datasets::Digits;
 /// # use brigade_models::Cnn;
 /// # use brigade_nn::Model;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use brigade_checkpoint::TensorInfo;
 
-use brigade_data::{DataLoader, Digits};
+use brigade_data::DataLoader;
+use brigade_datasets::Digits;
 use brigade_models::Cnn;
 use brigade_nn::{Init, Model, Module, ParamPath};
 use brigade_testkit::{World, assert_close, dist_test};

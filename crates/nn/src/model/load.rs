@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use brigade_checkpoint::wrapper_prefix;
 use indexmap::IndexMap;
 use tch::Tensor;
 
@@ -52,7 +53,9 @@ impl<M> Model<M> {
 
     /// Compares names and shapes with the model's.
     pub(crate) fn plan(&self, weights: &Shapes) -> LoadPlan {
-        let prefix = self.wrapper_prefix(weights);
+        let theirs: Vec<&String> = weights.keys().collect();
+        let own: Vec<&String> = self.entries.iter().map(|entry| &entry.name).collect();
+        let prefix = wrapper_prefix(&theirs, &own);
         let mut report = LoadReport::default();
         let mut values = Vec::new();
         let name_of = |entry: &Entry| format!("{prefix}{}", entry.name);
@@ -86,22 +89,6 @@ impl<M> Model<M> {
         report.unexpected = unexpected.cloned().collect();
         LoadPlan { values, report }
     }
-
-    /// The wrappers' prefix that all names of `weights` have, empty where the model's names have it too.
-    fn wrapper_prefix(&self, weights: &Shapes) -> String {
-        let all_have = |prefix: &str| {
-            let longer = |name: &String| name.len() > prefix.len() && name.starts_with(prefix);
-            !weights.is_empty() && weights.keys().all(longer)
-        };
-        let mut prefix = String::new();
-        while let Some(more) = WRAPPER_PREFIXES.iter().find(|more| {
-            all_have(&format!("{prefix}{more}"))
-                && !self.entries.iter().any(|entry| entry.name.starts_with(**more))
-        }) {
-            prefix.push_str(more);
-        }
-        prefix
-    }
 }
 
 /// Weights compared with a model, nothing copied yet.
@@ -133,6 +120,3 @@ impl LoadPlan {
 fn shapes(state: &StateDict) -> Shapes {
     state.iter().map(|(name, tensor)| (name.to_owned(), tensor.size())).collect()
 }
-
-/// What DistributedDataParallel and torch.compile put before the names of the model they wrap.
-const WRAPPER_PREFIXES: [&str; 2] = ["module.", "_orig_mod."];

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use crate::{DataError, IdxFile, LabelledImages};
+use brigade_data::DataError;
+
+use crate::{IdxFile, LabelledImages};
 
 /// 1,797 real handwritten digits of 8x8 pixels, embedded in the program: 1,438 to train and 359
 /// to test.
@@ -11,7 +13,7 @@ use crate::{DataError, IdxFile, LabelledImages};
 /// Repository (1998), doi 10.24432/C50P49, under CC BY 4.0.
 ///
 /// ```
-/// use brigade_data::{Dataset, Digits};
+/// use brigade_datasets::Digits;
 ///
 /// let train = Digits::train()?.resize(28, 28)?;
 /// assert_eq!((train.len(), train.height(), train.classes()), (1438, 28, 10));
@@ -55,7 +57,6 @@ fn open(images: &[u8], labels: &[u8]) -> Result<LabelledImages, DataError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Dataset;
 
     #[test]
     fn both_parts_are_whole() {

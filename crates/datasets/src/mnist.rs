@@ -3,8 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
+use brigade_data::DataError;
+
 use crate::download::{Download, RemoteFile};
-use crate::{DataError, LabelledImages};
+use crate::{DatasetError, LabelledImages};
 
 /// A folder with files of MNIST's names: `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`,
 /// `t10k-images-idx3-ubyte` and `t10k-labels-idx1-ubyte`, each plain or with `.gz`.
@@ -129,7 +131,7 @@ impl PublishedSet {
         if ["train", "t10k"].iter().all(|part| find_pair(&folders, part, "").is_ok()) {
             return Ok(());
         }
-        download.fetch_all(&self.files, self.mirrors, &folders[0])
+        Ok(download.fetch_all(&self.files, self.mirrors, &folders[0])?)
     }
 }
 
@@ -211,7 +213,7 @@ fn find_pair(
     folders: &[PathBuf],
     part: &str,
     advice: &str,
-) -> Result<(PathBuf, PathBuf), DataError> {
+) -> Result<(PathBuf, PathBuf), DatasetError> {
     let images = find(folders, &format!("{part}-images-idx3-ubyte"), advice)?;
     let beside: Vec<PathBuf> = images.parent().map(Path::to_owned).into_iter().collect();
     let labels = find(&beside, &format!("{part}-labels-idx1-ubyte"), advice)?;
@@ -219,12 +221,12 @@ fn find_pair(
 }
 
 /// Plain before compressed: torchvision leaves both, and plain is read faster.
-fn find(folders: &[PathBuf], file: &str, advice: &str) -> Result<PathBuf, DataError> {
+fn find(folders: &[PathBuf], file: &str, advice: &str) -> Result<PathBuf, DatasetError> {
     folders
         .iter()
         .flat_map(|folder| [folder.join(file), folder.join(format!("{file}.gz"))])
         .find(|path| path.is_file())
-        .ok_or_else(|| DataError::NotFound {
+        .ok_or_else(|| DatasetError::NotFound {
             file: file.into(),
             looked_in: folders.to_vec(),
             advice: advice.into(),
@@ -236,7 +238,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::{Dataset, Digits};
+    use crate::Digits;
 
     /// Writes four small files of MNIST's names; `.gz` ones are the embedded digits.
     fn fill(folder: &Path, gz: bool) {

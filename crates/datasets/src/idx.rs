@@ -8,9 +8,10 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
+use brigade_data::DataError;
 use flate2::bufread::GzDecoder;
 
-use crate::DataError;
+use crate::DatasetError;
 
 /// The content of one IDX file of unsigned bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +39,7 @@ impl IdxFile {
     /// Reads from anything; `path` is only the name under which errors speak of it.
     ///
     /// ```
-    /// use brigade_data::IdxFile;
+    /// use brigade_datasets::IdxFile;
     ///
     /// let bytes = [0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9];
     /// let labels = IdxFile::read(&bytes[..], "labels".as_ref(), 1)?;
@@ -55,15 +56,16 @@ impl IdxFile {
     ) -> Result<Self, DataError> {
         let start = bytes.fill_buf().map_err(|cause| read_error(path, cause))?;
         if start.is_empty() {
-            return Err(DataError::EmptyFile { path: path.into() });
+            return Err(DatasetError::EmptyFile { path: path.into() }.into());
         }
-        if start.starts_with(&GZIP_MAGIC) {
+        let file = if start.starts_with(&GZIP_MAGIC) {
             let inner =
                 Unpacked { decoder: GzDecoder::new(Counted { inner: bytes, bytes: 0 }), bytes: 0 };
             Reader { inner, gzip: true, path, found: 0 }.file(dimensions)
         } else {
             Reader { inner: bytes, gzip: false, path, found: 0 }.file(dimensions)
-        }
+        };
+        Ok(file?)
     }
 }
 
@@ -119,7 +121,7 @@ struct Reader<'a, R> {
 }
 
 impl<R: Read> Reader<'_, R> {
-    fn file(mut self, dimensions: usize) -> Result<IdxFile, DataError> {
+    fn file(mut self, dimensions: usize) -> Result<IdxFile, DatasetError> {
         let header_len = 4 + 4 * dimensions as u64;
         let mut header = Vec::new();
         self.append(&mut header, header_len)?;
@@ -127,7 +129,12 @@ impl<R: Read> Reader<'_, R> {
         let expected = MAGIC_UNSIGNED_BYTE | dimensions as u32;
         let magic = header.get(..4).map(big_endian);
         if let Some(found) = magic.filter(|found| *found != expected) {
-            return Err(DataError::Magic { path: self.path.into(), dimensions, expected, found });
+            return Err(DatasetError::Magic {
+                path: self.path.into(),
+                dimensions,
+                expected,
+                found,
+            });
         }
         if (header.len() as u64) < header_len {
             return Err(self.truncated(header_len));
@@ -138,7 +145,7 @@ impl<R: Read> Reader<'_, R> {
         let len = shape.iter().try_fold(1usize, |len, dimension| len.checked_mul(*dimension));
         let pixels_per_item: usize = shape.iter().skip(1).copied().fold(1, usize::saturating_mul);
         let Some(len) = len.filter(|len| *len < MAX_LEN && pixels_per_item > 0) else {
-            return Err(DataError::Shape { path: self.path.into(), shape });
+            return Err(DatasetError::Shape { path: self.path.into(), shape });
         };
 
         let total = header_len + len as u64;
@@ -150,31 +157,31 @@ impl<R: Read> Reader<'_, R> {
         match data.len() {
             found if found < len => Err(self.truncated(total)),
             found if found > len => {
-                Err(DataError::TrailingBytes { path: self.path.into(), expected: total })
+                Err(DatasetError::TrailingBytes { path: self.path.into(), expected: total })
             }
             _ => Ok(IdxFile { shape, data }),
         }
     }
 
     /// Appends up to `limit` bytes; fewer only at the end of the data.
-    fn append(&mut self, to: &mut Vec<u8>, limit: u64) -> Result<(), DataError> {
+    fn append(&mut self, to: &mut Vec<u8>, limit: u64) -> Result<(), DatasetError> {
         let before = to.len();
         let result = self.inner.by_ref().take(limit).read_to_end(to);
         self.found += (to.len() - before) as u64;
         match result {
             Ok(_) => Ok(()),
             Err(cause) if self.gzip && cause.kind() == io::ErrorKind::FileTooLarge => {
-                Err(DataError::Expansion { path: self.path.into(), found: self.found })
+                Err(DatasetError::Expansion { path: self.path.into(), found: self.found })
             }
             Err(cause) if self.gzip && is_damage(&cause) => {
-                Err(DataError::Gzip { path: self.path.into(), found: self.found, cause })
+                Err(DatasetError::Gzip { path: self.path.into(), found: self.found, cause })
             }
             Err(cause) => Err(read_error(self.path, cause)),
         }
     }
 
-    fn truncated(&self, expected: u64) -> DataError {
-        DataError::Truncated { path: self.path.into(), expected, found: self.found }
+    fn truncated(&self, expected: u64) -> DatasetError {
+        DatasetError::Truncated { path: self.path.into(), expected, found: self.found }
     }
 }
 
@@ -188,8 +195,8 @@ fn is_damage(error: &io::Error) -> bool {
     matches!(error.kind(), Kind::UnexpectedEof | Kind::InvalidData | Kind::InvalidInput)
 }
 
-fn read_error(path: &Path, cause: io::Error) -> DataError {
-    DataError::Read { path: path.into(), cause }
+fn read_error(path: &Path, cause: io::Error) -> DatasetError {
+    DatasetError::Read { path: path.into(), cause }
 }
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use brigade_data::{BatchContext, BatchedDataset, DataError};
 use brigade_torch::{Tensor, from_vec};
 use fast_image_resize::images::{TypedImage, TypedImageRef};
 use fast_image_resize::pixels::U8;
 use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 
-use crate::{BatchContext, DataError, Dataset, IdxFile};
+use crate::{DatasetError, IdxFile};
 
 /// Grey images and their labels, one byte each, all in memory.
 ///
@@ -16,12 +17,11 @@ use crate::{BatchContext, DataError, Dataset, IdxFile};
 /// images of 28x28 take 47 MB; as `f32` they would take four times that.
 ///
 /// ```
-/// use brigade_data::LabelledImages;
+/// use brigade_datasets::LabelledImages;
 ///
 /// let images = LabelledImages::new(vec![0, 255, 51, 0], vec![0, 1], 1, 2)?;
 /// assert_eq!((images.len(), images.classes()), (2, 2));
 /// assert_eq!(images.sample(1)?, (&[51, 0][..], 1));
-/// # use brigade_data::Dataset;
 /// # Ok::<(), brigade_data::DataError>(())
 /// ```
 #[derive(Clone)]
@@ -77,15 +77,18 @@ impl LabelledImages {
         labels_path: &Path,
     ) -> Result<Self, DataError> {
         let [count, height, width] = images.shape[..] else {
-            return Err(DataError::Shape { path: images_path.into(), shape: images.shape });
+            return Err(
+                DatasetError::Shape { path: images_path.into(), shape: images.shape }.into()
+            );
         };
         if count != labels.data.len() {
-            return Err(DataError::CountMismatch {
+            return Err(DatasetError::CountMismatch {
                 images: images_path.into(),
                 image_count: count,
                 labels: labels_path.into(),
                 label_count: labels.data.len(),
-            });
+            }
+            .into());
         }
         Self::new(images.data, labels.data, height, width)
     }
@@ -102,7 +105,7 @@ impl LabelledImages {
         let wrong = self.labels.iter().position(|label| usize::from(*label) >= classes);
         if let Some(position) = wrong {
             let (path, label) = (path.as_ref().into(), self.labels[position]);
-            return Err(DataError::Label { path, label, position, classes });
+            return Err(DatasetError::Label { path, label, position, classes }.into());
         }
         self.classes = classes;
         Ok(self)
@@ -185,6 +188,18 @@ impl LabelledImages {
         Ok((&self.pixels[index * area..][..area], *label))
     }
 
+    /// Returns the number of images.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Returns whether there are no images.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
     /// Rows of pixels of one image.
     #[must_use]
     pub fn height(&self) -> usize {
@@ -204,10 +219,10 @@ impl LabelledImages {
     }
 }
 
-impl Dataset for LabelledImages {
+impl BatchedDataset for LabelledImages {
     type Batch = (Tensor, Tensor);
 
-    fn len(&self) -> usize {
+    fn num_samples(&self) -> usize {
         self.labels.len()
     }
 

@@ -1,6 +1,6 @@
 //! How fast batches of 28x28 images come out of memory, beside memcpy.
 //!
-//! `cargo run --release -p brigade-data --example loader_speed`
+//! `cargo run --release -p brigade-datasets --example loader_speed`
 //!
 //! On one thread, in turns: memcpy of the same images, held as f32, in order, into memory as fresh
 //! as that of a batch; and the batch itself (bytes gathered in shuffled order, scaled to f32, with
@@ -12,9 +12,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use brigade_data::{
-    BatchContext, DataError, DataLoader, Dataset, LabelledImages, Sampler, Shuffle,
-};
+use brigade_data::{BatchContext, BatchedDataset, DataError, DataLoader, Sampler, Shuffle};
+use brigade_datasets::LabelledImages;
 
 fn main() -> Result<(), DataError> {
     let pixels = (0..COUNT * AREA).map(|place| (place * 31 % 251) as u8).collect();

@@ -11,12 +11,12 @@ use sha2::{Digest, Sha256};
 use tempfile::Builder;
 use ureq::{Agent, http::StatusCode};
 
-use crate::DataError;
+use crate::DatasetError;
 
 /// How to download: from where, and how long to try.
 ///
 /// ```
-/// use brigade_data::Download;
+/// use brigade_datasets::Download;
 ///
 /// let mirror = Download::from(["http://mirror.example.org/mnist"]);
 /// assert_eq!(mirror.base_urls, ["http://mirror.example.org/mnist"]);
@@ -73,12 +73,12 @@ impl Download {
         files: &[RemoteFile],
         mirrors: &[&str],
         folder: &Path,
-    ) -> Result<(), DataError> {
+    ) -> Result<(), DatasetError> {
         let mirrors: Vec<&str> = match self.base_urls.is_empty() {
             true => mirrors.to_vec(),
             false => self.base_urls.iter().map(String::as_str).collect(),
         };
-        fs::create_dir_all(folder).map_err(|cause| DataError::Write {
+        fs::create_dir_all(folder).map_err(|cause| DatasetError::Write {
             path: folder.into(),
             bytes: files.iter().map(|file| file.bytes).sum(),
             cause,
@@ -106,7 +106,7 @@ impl Download {
         mirrors: &[&str],
         target: &Path,
         mut failures: Vec<String>,
-    ) -> Result<(), DataError> {
+    ) -> Result<(), DatasetError> {
         for mirror in mirrors {
             let url = format!("{}/{}", mirror.trim_end_matches('/'), file.name);
             let mut pause = self.pause;
@@ -131,7 +131,7 @@ impl Download {
                 }
             }
         }
-        Err(DataError::Download { file: file.name.into(), failures })
+        Err(DatasetError::Download { file: file.name.into(), failures })
     }
 
     fn agent(&self) -> Agent {
@@ -264,7 +264,7 @@ enum Failure {
     /// The mirror would say the same again.
     Lasting(String),
     /// Another mirror would not help.
-    Disk(DataError),
+    Disk(DatasetError),
 }
 
 /// Why this program cannot talk to that server, if it cannot.
@@ -292,8 +292,9 @@ fn fetch_once(agent: &Agent, url: &str, file: &RemoteFile, target: &Path) -> Res
         status => return Err(Failure::Lasting(format!("the server answered {status}"))),
     }
 
-    let write_error =
-        |cause| Failure::Disk(DataError::Write { path: target.into(), bytes: file.bytes, cause });
+    let write_error = |cause| {
+        Failure::Disk(DatasetError::Write { path: target.into(), bytes: file.bytes, cause })
+    };
     let folder = target.parent().map_or_else(PathBuf::new, Path::to_owned);
     // Removed on every way out but the last; a killed process leaves only this name behind.
     let mut part = temporary_in(&folder, file.name).map_err(write_error)?;
@@ -351,7 +352,7 @@ fn copy(
         };
         hash.update(&buffer[..count]);
         to.write_all(&buffer[..count]).map_err(|cause| {
-            Failure::Disk(DataError::Write { path: target.into(), bytes: file.bytes, cause })
+            Failure::Disk(DatasetError::Write { path: target.into(), bytes: file.bytes, cause })
         })?;
         bytes += count as u64;
     }
