@@ -123,7 +123,7 @@ where
 
 /// A dataset of `len` samples whose batches a function makes.
 ///
-/// ```no_run
+/// ```
 /// use brigade_data::{batches_from_fn, from_vec};
 ///
 /// let squares = batches_from_fn(100, |indices, _| {

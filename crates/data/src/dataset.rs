@@ -10,7 +10,7 @@ use crate::{BatchContext, BatchedDataset, Collate, DataError};
 /// collates the samples of a batch, in its threads. Data that is faster read as whole batches is a
 /// [`BatchedDataset`], which every `Dataset` is too.
 ///
-/// ```no_run
+/// ```
 /// use brigade_data::{DataError, DataLoader, Dataset};
 ///
 /// struct Squares;
@@ -28,7 +28,8 @@ use crate::{BatchContext, BatchedDataset, Collate, DataError};
 /// }
 ///
 /// for batch in &DataLoader::new(Squares).batch_size(32).shuffle(true) {
-///     let (x, y) = batch?.into_data(); // two tensors, [32] each
+///     let (x, y) = batch?.into_data(); // two tensors, [32] each, the last ones [8]
+///     assert_eq!(&x * &x, y);
 /// }
 /// # Ok::<(), DataError>(())
 /// ```
@@ -92,7 +93,7 @@ impl<D: Dataset + ?Sized> Dataset for Box<D> {
 
 /// Makes a dataset of `len` samples that a function of the index and a seed reads.
 ///
-/// ```no_run
+/// ```
 /// use brigade_data::{DataLoader, dataset_from_fn};
 ///
 /// let loader = DataLoader::new(dataset_from_fn(10, |index, _seed| Ok([index as f32, 1.0])));
@@ -164,7 +165,7 @@ pub type SampleStream<S> = Box<dyn Iterator<Item = Result<S, DataError>> + Send>
 
 /// A stream that a function of the epoch and the seed opens.
 ///
-/// ```no_run
+/// ```
 /// use brigade_data::{StreamLoader, stream_from_fn};
 ///
 /// let lines = stream_from_fn(|_epoch, _seed| (0..1000).map(|number| Ok(number as f32)));

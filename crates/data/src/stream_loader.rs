@@ -24,13 +24,16 @@ use crate::{Batch, Collate, DataError, Epoch, IterableDataset, LoaderOptions};
 /// A sample that cannot be read, or a panic of the stream, is an error at its batch and ends the
 /// epoch: what would follow belongs to other rounds than on the other ranks.
 ///
-/// ```no_run
+/// ```
 /// use brigade_data::{StreamLoader, stream_from_fn};
 ///
 /// let numbers = stream_from_fn(|_epoch, _seed| (0..1000).map(|number| Ok(number as f32)));
+/// let mut sum = 0.0;
 /// for batch in &StreamLoader::new(numbers).batch_size(32) {
-///     let batch = batch?; // a tensor [32]
+///     // A tensor [32], the last one [8].
+///     sum += batch?.into_data().sum(tch::Kind::Double).double_value(&[]);
 /// }
+/// assert_eq!(sum, 499_500.0);
 /// # Ok::<(), brigade_data::DataError>(())
 /// ```
 pub struct StreamLoader<I> {

@@ -9,13 +9,14 @@ use crate::{BatchContext, BatchedDataset, DataError};
 /// Tensors whose first dimension counts the samples, as torch's `TensorDataset`: one tensor, or a
 /// tuple, list or map of them. A batch is the same with the rows that were asked for, copied.
 ///
-/// ```no_run
+/// ```
 /// use brigade_data::{DataLoader, TensorDataset};
 /// use tch::{Device, Kind, Tensor};
 ///
 /// let x = Tensor::randn([1000, 8], (Kind::Float, Device::Cpu));
 /// let y = x.sum_dim_intlist(-1, false, Kind::Float);
 /// let loader = DataLoader::new(TensorDataset::new((x, y))?).batch_size(32).shuffle(true);
+/// assert_eq!(loader.iter().count(), 32);
 /// # Ok::<(), brigade_data::DataError>(())
 /// ```
 #[derive(Debug)]

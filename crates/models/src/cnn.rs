@@ -13,7 +13,7 @@ use tch::Tensor;
 /// (normalisation), `module2.…`, `linear1.weight`, `linear2.weight`: those of the PyTorch model
 /// with `module1 = Sequential(Conv2d, BatchNorm2d, ReLU, MaxPool2d)`.
 ///
-/// ```no_run
+/// ```
 /// use brigade_models::Cnn;
 /// use brigade_nn::{Kind, Model, Tensor};
 ///

@@ -8,7 +8,7 @@ use tch::{Device, Kind, TchError, Tensor};
 /// seed (`tch::manual_seed`) gives one model on every device and in every kind; for layers built
 /// in the same order it is the model that PyTorch draws from that seed.
 ///
-/// ```no_run
+/// ```
 /// use brigade_nn::{Init, Model, ParamPath};
 ///
 /// // 64 weights in [-1/4, 1/4]: the fan-in is 16.

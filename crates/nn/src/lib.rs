@@ -5,7 +5,7 @@
 //! names agree with PyTorch's, so weights go both ways: [`weights`] reads and writes safetensors,
 //! and reads the state dictionaries of `torch.save` without executing anything.
 //!
-//! ```no_run
+//! ```
 //! use brigade_nn::{Linear, Model, Module, ParamPath, Result, Tensor};
 //!
 //! struct Mlp {
@@ -31,9 +31,11 @@
 //! }
 //!
 //! let mut model = Model::new(Mlp::new)?;
-//! model.load_weights("mlp.pth")?; // written by PyTorch
-//! model.save_weights("mlp.safetensors")?; // read by PyTorch
-//! # Ok::<(), brigade_nn::Error>(())
+//! # let folder = tempfile::tempdir()?;
+//! # std::env::set_current_dir(&folder)?;
+//! model.save_weights("mlp.safetensors")?; // PyTorch reads it
+//! model.load_weights("mlp.safetensors")?; // or a .pth file that PyTorch wrote
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! Architectures that others have described are in `brigade-models`.

@@ -22,15 +22,17 @@ use crate::{Error, Module, ParamPath, Result, Training};
 
 /// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.
 ///
-/// ```no_run
+/// ```
 /// use brigade_nn::{Kind, Linear, Model, Tensor};
 ///
 /// let mut model = Model::new(|p| Linear::new(p / "head", 784, 10))?;
 /// let images = Tensor::zeros([8, 784], (Kind::Float, model.device()));
 /// assert_eq!(model.forward(&images)?.size(), [8, 10]);
 /// model.eval();
+/// # let folder = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&folder)?;
 /// model.save_weights("model.safetensors")?;
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Model<M> {
     module: M,
@@ -54,9 +56,10 @@ pub struct ModelBuilder {
 impl Model<()> {
     /// Options for a model that is not in 32-bit floats on the CPU.
     ///
-    /// ```no_run
+    /// ```
     /// use brigade_nn::{Kind, Linear, Model};
     /// let model = Model::builder().kind(Kind::Double).build(|p| Linear::new(p, 4, 2))?;
+    /// assert_eq!(model.parameters()[0].tensor.kind(), Kind::Double);
     /// # Ok::<(), brigade_nn::Error>(())
     /// ```
     pub fn builder() -> ModelBuilder {
@@ -117,7 +120,7 @@ impl ModelBuilder {
 impl<M> Model<M> {
     /// Runs the constructor: 32-bit floats on the CPU. [`Model::builder`] has options.
     ///
-    /// ```no_run
+    /// ```
     /// use brigade_nn::{Linear, Model};
     /// let model = Model::new(|p| Linear::new(p, 784, 10))?;
     /// assert_eq!(model.num_parameters(), 7850);
@@ -265,7 +268,7 @@ impl<M> Model<M> {
     /// Freezes (`false`) or thaws (`true`) the parameter of this name, or all those below it:
     /// `module1` means `module1.0.weight` but not `module10.weight`. Returns how many.
     ///
-    /// ```no_run
+    /// ```
     /// use brigade_nn::{Linear, Model, ParamPath};
     /// let mut model = Model::new(|p: &ParamPath| {
     ///     (Linear::new(p / "body" / 0, 4, 4), Linear::new(p / "head", 4, 2))

@@ -19,7 +19,7 @@ use crate::param_registry::{Entry, ParamRegistry, Role};
 /// never fails in the caller's hands: a bad request is noted, answered with a tensor that stands
 /// in, and all of them are reported by `Model::new` at once.
 ///
-/// ```no_run
+/// ```
 /// use brigade_nn::{Init, Model, ParamPath, Tensor};
 ///
 /// let model = Model::new(|p: &ParamPath| {
@@ -95,7 +95,7 @@ impl<'a> ParamPath<'a> {
     /// It is one parameter to the optimizer and to the reducer, under its first name; a state
     /// dictionary has both names, as PyTorch's has.
     ///
-    /// ```no_run
+    /// ```
     /// use brigade_nn::{Embedding, Model, ParamPath, Tensor};
     ///
     /// let model = Model::new(|p: &ParamPath| {

@@ -10,7 +10,7 @@ use crate::{Module, Result};
 /// Layers in a row, from tensor to tensor. PyTorch names them by their index, and so does
 /// `path / 0`, `path / 1`, …; layers without parameters count.
 ///
-/// ```no_run
+/// ```
 /// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential};
 ///
 /// let model = Model::new(|p: &ParamPath| {

@@ -9,7 +9,7 @@ use crate::Error;
 
 /// The tensors of a model by name, in order. A name appears once.
 ///
-/// ```no_run
+/// ```
 /// use brigade_nn::{StateDict, Tensor};
 ///
 /// let mut state = StateDict::new();

@@ -19,12 +19,17 @@ use crate::{Error, LoadReport, Model, StateDict};
 /// Tensors come to the CPU in the kind and shape they were saved in. Names are as in the file;
 /// [`Model::load_state_dict`] takes the prefixes of wrappers off.
 ///
-/// ```no_run
-/// let state = brigade_nn::weights::load("resnet18.pth")?;
-/// for (name, tensor) in state.iter() {
-///     println!("{name} {:?} {:?}", tensor.size(), tensor.kind());
-/// }
-/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+/// use brigade_nn::weights;
+/// # use brigade_nn::{Linear, Model};
+/// # let folder = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&folder)?;
+/// # let model = Model::new(|p| Linear::new(p, 784, 10))?;
+/// # weights::save(&model.state_dict(), "linear.safetensors")?;
+///
+/// let state = weights::load("linear.safetensors")?;
+/// assert_eq!(state.get("weight").map(|weight| weight.size()), Some(vec![10, 784]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
@@ -55,11 +60,13 @@ pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Erro
 /// flushed to the disk, and renamed. A tensor that has two names is written under both, so that
 /// a reader which knows nothing of sharing finds it; it takes its space twice.
 ///
-/// ```no_run
+/// ```
 /// use brigade_nn::{Linear, Model, weights};
+/// # let folder = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&folder)?;
 /// let model = Model::new(|p| Linear::new(p, 784, 10))?;
 /// weights::save(&model.state_dict(), "linear.safetensors")?;
-/// # Ok::<(), brigade_nn::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors

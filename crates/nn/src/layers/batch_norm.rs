@@ -93,7 +93,7 @@ impl BatchNorm2d {
     ///
     /// `input` and `shortcut` are `[n, features, h, w]`.
     ///
-    /// ```no_run
+    /// ```
     /// use brigade_nn::{BatchNorm2d, Kind, Model, Module, Result, Tensor};
     ///
     /// struct Block(BatchNorm2d);
@@ -129,7 +129,7 @@ batch_norm! {
     /// `running_var` (1), `num_batches_tracked` (0, 64-bit integer)
     /// ([torch.nn.BatchNorm2d](https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html)).
     ///
-    /// ```no_run
+    /// ```
     /// use brigade_nn::{BatchNorm2d, Kind, Model, Tensor};
     ///
     /// let model = Model::new(|p| BatchNorm2d::new(p, 32))?;
@@ -145,7 +145,7 @@ batch_norm! {
     /// [`BatchNorm2d`] for vectors `[n, features]` and sequences `[n, features, length]`
     /// ([torch.nn.BatchNorm1d](https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm1d.html)).
     ///
-    /// ```no_run
+    /// ```
     /// use brigade_nn::{BatchNorm1d, Kind, Model, Tensor};
     ///
     /// let mut model = Model::new(|p| BatchNorm1d::new(p, 3))?;

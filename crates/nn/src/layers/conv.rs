@@ -16,7 +16,7 @@ use crate::{Init, Module, ParamPath, Result};
 /// `±1/√(in / groups · kernel…)`
 /// ([torch.nn.Conv2d](https://docs.pytorch.org/docs/stable/generated/torch.nn.Conv2d.html)).
 ///
-/// ```no_run
+/// ```
 /// use brigade_nn::{Conv2d, Conv2dOptions, Kind, Model, Tensor};
 ///
 /// let options = Conv2dOptions { padding: [2, 2], ..Conv2dOptions::default() };

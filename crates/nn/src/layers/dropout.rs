@@ -13,7 +13,7 @@ use crate::{Module, ParamPath, Result, Training};
 ///
 /// It has no parameters, and takes the path only for the switch between training and evaluation.
 ///
-/// ```no_run
+/// ```
 /// use brigade_nn::{Dropout, Kind, Model, Tensor};
 ///
 /// let mut model = Model::new(|p| Dropout::new(p, 0.5))?;

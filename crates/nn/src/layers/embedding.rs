@@ -12,7 +12,7 @@ use crate::{Init, Module, ParamPath, Result};
 /// Parameter: `weight` `[rows, width]`, normal with mean 0 and deviation 1
 /// ([torch.nn.Embedding](https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html)).
 ///
-/// ```no_run
+/// ```
 /// use brigade_nn::{Embedding, Model, Tensor};
 ///
 /// let model = Model::new(|p| Embedding::new(p, 100, 16))?;

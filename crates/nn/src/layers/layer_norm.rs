@@ -13,7 +13,7 @@ use crate::{Init, Module, ParamPath, Result};
 /// Parameters: `weight` (1) and `bias` (0), both of that shape
 /// ([torch.nn.LayerNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.LayerNorm.html)).
 ///
-/// ```no_run
+/// ```
 /// use brigade_nn::{LayerNorm, Model, Tensor};
 ///
 /// let model = Model::new(|p| LayerNorm::new(p, &[2]))?;

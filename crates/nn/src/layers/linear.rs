@@ -12,7 +12,7 @@ use crate::{Init, Module, ParamPath, Result};
 /// Parameters: `weight` `[out, in]` and `bias` `[out]`, both uniform in `±1/√in`
 /// ([torch.nn.Linear](https://docs.pytorch.org/docs/stable/generated/torch.nn.Linear.html)).
 ///
-/// ```no_run
+/// ```
 /// use brigade_nn::{Kind, Linear, Model, Tensor};
 ///
 /// let model = Model::new(|p| Linear::new(p, 3, 2))?;
