@@ -1,0 +1,101 @@
+//! The sessions of the README and of the book: what is typed is run, and must be answered as the page shows.
+//!
+//! `? 2` is the exit code, `...` stands for lines that are left out. A host's name, a process's number and the
+//! order of lines of different ranks differ from run to run, and are not compared.
+
+#![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
+
+#[path = "book/mod.rs"]
+mod pages;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// A command and what it answers.
+struct Step<'a> {
+    command: &'a str,
+    answer: Vec<&'a str>,
+}
+
+fn steps(block: &str) -> Vec<Step<'_>> {
+    let mut steps: Vec<Step<'_>> = Vec::new();
+    for line in block.lines() {
+        match (line.strip_prefix("$ "), steps.last_mut()) {
+            (Some(command), _) => steps.push(Step { command, answer: Vec::new() }),
+            (None, Some(step)) => step.answer.push(line),
+            (None, None) => panic!("a session that begins with no command:\n{block}"),
+        }
+    }
+    steps
+}
+
+/// Runs a command in the shell: its exit code where that is not 0, then what it prints, errors first.
+fn run(command: &str, folder: &Path) -> String {
+    let program = Path::new(env!("CARGO_BIN_EXE_brigade")).parent().unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{command} 2>&1")]).current_dir(folder).stdin(Stdio::null());
+    // With nothing of the environment of whoever runs this, and a home folder of its own.
+    shell.env_clear().env("HOME", folder).env("COLUMNS", "100");
+    shell.env("PATH", format!("{}:/usr/local/bin:/usr/bin:/bin", program.display()));
+    let output = shell.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    match output.status.code() {
+        Some(0) => text,
+        code => format!("? {}\n{text}", code.unwrap_or(-1)),
+    }
+}
+
+/// The lines, without what differs from run to run.
+fn comparable(text: &str, host: &str) -> Vec<String> {
+    let mut lines: Vec<String> = text
+        .replace(&format!(" on {host} (pid "), " on node1 (pid ")
+        .lines()
+        .map(|line| match line.split_once("(pid ") {
+            Some((before, after)) => {
+                let after = after.trim_start_matches(|it: char| it.is_ascii_digit());
+                format!("{before}(pid 4711{after}")
+            }
+            None => line.trim_end().to_owned(),
+        })
+        .collect();
+    // Lines of ranks, in the order of the ranks.
+    let is_of_a_rank = |line: &String| line.starts_with('[');
+    for group in lines.chunk_by_mut(|a, b| is_of_a_rank(a) && is_of_a_rank(b)) {
+        group.sort();
+    }
+    lines
+}
+
+/// Whether the lines are those wanted, of which `...` is any number.
+fn fits(wanted: &[String], found: &[String]) -> bool {
+    match wanted {
+        [] => found.is_empty(),
+        [dots, rest @ ..] if dots == "..." => (0..=found.len()).any(|at| fits(rest, &found[at..])),
+        [first, rest @ ..] => found.first() == Some(first) && fits(rest, &found[1..]),
+    }
+}
+
+#[test]
+fn sessions_of_the_book_are_as_it_shows() {
+    let host = nix::unistd::gethostname().unwrap().into_string().unwrap();
+    let mut wrong = String::new();
+    let mut run_of_them = 0;
+    for page in pages::pages() {
+        for block in page.blocks("console") {
+            let folder = tempfile::tempdir().unwrap();
+            let hosts = "# three machines\nnode1 slots=4\nnode2 slots=4\nnode3 slots=2\n";
+            fs::write(folder.path().join("hosts"), hosts).unwrap();
+            for step in steps(block) {
+                let found = run(step.command, folder.path());
+                let wanted = comparable(&step.answer.join("\n"), &host);
+                if !fits(&wanted, &comparable(&found, &host)) {
+                    wrong.push_str(&format!("{}: $ {}\n{found}\n", page.name, step.command));
+                }
+                run_of_them += 1;
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "the pages show something else than:\n\n{wrong}");
+    assert!(run_of_them > 5, "{run_of_them} commands");
+}
