@@ -221,7 +221,7 @@ fn other_commands_are_known() {
                 continue;
             }
             for line in block.replace("\\\n", " ").lines() {
-                let command = line.split(" #").next().unwrap().trim();
+                let command = line.split('#').next().unwrap().trim();
                 let words: Vec<&str> = command.split_whitespace().collect();
                 let is_known = match words[..] {
                     [] | ["cd", _] | ["cargo", "xtask", ..] => true,

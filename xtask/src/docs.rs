@@ -113,7 +113,7 @@ fn target_folder(checkout: &Checkout) -> Result<PathBuf> {
     Ok(metadata.target_directory)
 }
 
-/// Copies book.toml, and the pages into a folder of their own.
+/// Copies the book's settings, and the pages into a folder of their own.
 fn copy_pages(docs: &Path, to: &Path) -> Result<()> {
     remove(to)?;
     let pages = to.join(PAGES);
@@ -121,7 +121,9 @@ fn copy_pages(docs: &Path, to: &Path) -> Result<()> {
     let copy = |from: &Path, to: &Path| {
         fs::copy(from, to).map(drop).with_context(|| format!("cannot copy {}", from.display()))
     };
-    copy(&docs.join("book.toml"), &to.join("book.toml"))?;
+    for name in ["book.toml", "book.css"] {
+        copy(&docs.join(name), &to.join(name))?;
+    }
     for entry in fs::read_dir(docs).with_context(|| format!("cannot read {}", docs.display()))? {
         let path = entry.with_context(|| format!("cannot read {}", docs.display()))?.path();
         if let (Some(name), Some("md")) = (path.file_name(), extension(&path)) {

@@ -28,10 +28,9 @@ impl Page {
     /// The contents of the page's blocks of this language.
     pub(crate) fn blocks<'a>(&'a self, language: &str) -> impl Iterator<Item = &'a str> {
         let start = format!("```{language}\n");
-        let blocks = self.text.split("\n```\n").filter_map(move |part| {
+        self.text.split("\n```\n").filter_map(move |part| {
             let at = part.rfind(&start)?;
             Some(&part[at + start.len()..])
-        });
-        blocks
+        })
     }
 }
