@@ -1,4 +1,4 @@
-//! The book, as mdBook reads it, and a test of it: compiles and runs the Rust examples of its pages.
+//! The book, as mdBook reads it, and a test of it: compiles and runs the Rust examples of its pages and of the READMEs.
 
 macro_rules! pages {
     ($($name:ident $file:literal)*) => {
@@ -20,4 +20,6 @@ pages! {
     OwnProject "own-project.md"
     PrecisionAndSpeed "precision-and-speed.md"
     Watching "watching.md"
+    Readme "../README.md"
+    ReadmeOfTheLibrary "../crates/brigade/README.md"
 }

@@ -50,7 +50,7 @@ impl Page {
             match event {
                 Event::Start(Tag::Link { dest_url, .. }) => page.links.push(dest_url.to_string()),
                 Event::Start(Tag::Heading { .. }) => {
-                    (heading, marked) = (Some(String::new()), String::new())
+                    heading = Some(String::new());
                 }
                 Event::End(TagEnd::Heading(_)) => {
                     let place = place(&heading.take().unwrap());

@@ -2,15 +2,21 @@
 //!
 //! `? 2` is the exit code, `...` stands for lines that are left out. A host's name, a process's number and the
 //! order of lines of different ranks differ from run to run, and are not compared.
+//!
+//! Of the commands that are shown without an answer, launches are run with `--explain`, which decides all that a
+//! start decides and starts nothing, and those of `brigade emit` as they are.
 
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 #[path = "book/mod.rs"]
 mod pages;
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
 
 /// A command and what it answers.
 struct Step<'a> {
@@ -76,6 +82,60 @@ fn fits(wanted: &[String], found: &[String]) -> bool {
     }
 }
 
+/// A folder with what the pages' commands name.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let programs = [
+        "train",
+        "target/release/digits",
+        "target/release/complete",
+        "target/release/fashion_mnist",
+    ];
+    for program in programs {
+        let path = folder.path().join(program);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "#!/bin/sh\n").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    }
+    fs::write(folder.path().join("train.py"), "").unwrap();
+    let hosts = "# three machines\nnode1 slots=4\nnode2 slots=4\nnode3 slots=2\n";
+    fs::write(folder.path().join("hosts"), hosts).unwrap();
+    folder
+}
+
+#[test]
+fn launches_of_the_book_can_be_explained() {
+    let (mut wrong, mut count) = (String::new(), 0);
+    let folder = folder();
+    for page in pages::pages() {
+        for block in page.blocks("sh") {
+            let block = block.replace("\\\n", " ");
+            for line in block.lines().filter(|line| !line.starts_with("cargo ")) {
+                let Some(at) = line.find("brigade launch ").or_else(|| line.find("brigade emit "))
+                else {
+                    continue;
+                };
+                // Building a project is not explained away.
+                if line.contains(" --release") || line.contains(" --bin ") {
+                    continue;
+                }
+                let mut command = line[at..].to_owned();
+                if !command.contains(" --explain") {
+                    command = command.replacen("brigade launch ", "brigade launch --explain ", 1);
+                }
+                let command = command.split(" #").next().unwrap();
+                let found = run(command, folder.path());
+                if found.starts_with("? ") {
+                    wrong.push_str(&format!("{}: {command}\n{found}\n", page.name));
+                }
+                count += 1;
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+    assert!(count > 20, "{count} commands");
+}
+
 #[test]
 fn sessions_of_the_book_are_as_it_shows() {
     let host = nix::unistd::gethostname().unwrap().into_string().unwrap();
@@ -83,9 +143,7 @@ fn sessions_of_the_book_are_as_it_shows() {
     let mut run_of_them = 0;
     for page in pages::pages() {
         for block in page.blocks("console") {
-            let folder = tempfile::tempdir().unwrap();
-            let hosts = "# three machines\nnode1 slots=4\nnode2 slots=4\nnode3 slots=2\n";
-            fs::write(folder.path().join("hosts"), hosts).unwrap();
+            let folder = folder();
             for step in steps(block) {
                 let found = run(step.command, folder.path());
                 let wanted = comparable(&step.answer.join("\n"), &host);
