@@ -43,7 +43,8 @@ fn run(command: &str, folder: &Path) -> String {
     shell.args(["-c", &format!("{command} 2>&1")]).current_dir(folder).stdin(Stdio::null());
     // With nothing of the environment of whoever runs this, and a home folder of its own.
     shell.env_clear().env("HOME", folder).env("COLUMNS", "100");
-    shell.env("PATH", format!("{}:/usr/local/bin:/usr/bin:/bin", program.display()));
+    let path = std::env::var("PATH").unwrap_or_default();
+    shell.env("PATH", format!("{}:{path}", program.display()));
     let output = shell.output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     match output.status.code() {
