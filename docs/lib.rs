@@ -1,5 +1,25 @@
-//! Compiles the Rust examples of the pages in this folder, as documentation tests.
+//! The book, as mdBook reads it, and a test of it: compiles and runs the Rust examples of its pages and of the READMEs.
 
-#[cfg(doctest)]
-#[doc = include_str!("from-accelerate.md")]
-pub struct FromAccelerate;
+macro_rules! pages {
+    ($($name:ident $file:literal)*) => {
+        $(#[cfg(doctest)]
+        #[doc = include_str!($file)]
+        pub struct $name;)*
+    };
+}
+
+pages! {
+    Checkpoints "checkpoints.md"
+    Events "events.md"
+    Extending "extending.md"
+    FromAccelerate "from-accelerate.md"
+    FromTch "from-tch.md"
+    FromTorchrun "from-torchrun.md"
+    Metrics "metrics.md"
+    OneToMany "one-to-many.md"
+    OwnProject "own-project.md"
+    PrecisionAndSpeed "precision-and-speed.md"
+    Watching "watching.md"
+    Readme "../README.md"
+    ReadmeOfTheLibrary "../crates/brigade/README.md"
+}

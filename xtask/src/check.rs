@@ -64,7 +64,7 @@ fn semver_checks(checkout: &Checkout, cargo: &Cargo<'_>) -> Result<bool> {
 }
 
 /// Libraries only: the program `brigade` would write over the pages of the library `brigade`.
-fn document(cargo: &Cargo<'_>) -> Command {
+pub(crate) fn document(cargo: &Cargo<'_>) -> Command {
     let mut command = cargo.command(&["doc", "--workspace", "--lib", "--no-deps"]);
     match env::var_os("RUSTDOCFLAGS") {
         // The variable replaces what the configuration says, so it must grow, not be set.

@@ -1,4 +1,4 @@
-//! `cargo xtask install`: what tests need besides Rust, from Debian's packages and Python's.
+//! `cargo xtask install`: what tests and the book need besides Rust, from Debian's packages, Python's and cargo.
 
 use std::fs;
 use std::io::{self, IsTerminal};
@@ -10,15 +10,21 @@ use brigade_suite::{Need, installed, is_root, needs};
 
 use crate::cargo;
 use crate::checkout::Checkout;
+use crate::docs::MdBook;
 
 /// Installs what these names stand for; without names, all that comes in packages of the system.
 /// Fails where tests would still be without it.
 pub(crate) fn run(checkout: &Checkout, names: &[String]) -> Result<ExitCode> {
     let mut wanted = Vec::new();
     for name in names {
-        wanted.extend(needs(name)?);
+        if name == BOOK {
+            MdBook::of(checkout).install(checkout)?;
+            eprintln!("{BOOK}: here");
+        } else {
+            wanted.extend(needs(name)?);
+        }
     }
-    if wanted.is_empty() {
+    if names.is_empty() {
         wanted.extend(PACKAGED);
     }
     let missing = missing(&wanted);
@@ -170,6 +176,8 @@ fn step(command: &mut Command, advice: &str) -> Result<()> {
     bail!("{advice} ({} failed)", command.get_program().display())
 }
 
+/// The name for what `cargo xtask docs` needs.
+const BOOK: &str = "docs";
 /// What comes in packages of the system.
 const PACKAGED: [Need; 5] = [Need::Hosts, Need::Etcd, Need::Slurm, Need::OpenMpi, Need::Python];
 const APT: &str = "apt-get";

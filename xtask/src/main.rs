@@ -5,6 +5,7 @@ mod cargo;
 mod check;
 mod checkout;
 mod demo;
+mod docs;
 mod fuzz;
 mod install;
 mod setup;
@@ -71,7 +72,8 @@ enum Command {
     ///
     /// hosts (sshd, nft, ip, ...), etcd, schedulers (slurm, open-mpi) and python come from Debian's
     /// packages, as root or with sudo; no service is started. pytorch (PyTorch and Accelerate, 3 GB)
-    /// and trackers (TensorBoard and MLflow) come from pip, into ignored folders of the checkout.
+    /// and trackers (TensorBoard and MLflow) come from pip, into ignored folders of the checkout, docs
+    /// (mdBook, for `docs`) by cargo into another one.
     Install {
         /// What to install [default: all that comes from packages of the system]
         #[arg(value_name = "NEED")]
@@ -81,6 +83,14 @@ enum Command {
     Check,
     /// Check the invariants of ARCHITECTURE.md that a program can check
     Tidy,
+    /// Build the book in docs/ and the API reference as HTML, and check the links
+    ///
+    /// Into target/book. Needs mdBook, which `install docs` installs.
+    Docs {
+        /// Leave out the API reference, which needs a build of all crates
+        #[arg(long)]
+        no_api: bool,
+    },
     /// Look for inputs that a reader of foreign bytes cannot stand (libFuzzer)
     ///
     /// Files, messages from peers, settings: fuzz/fuzz_targets/ has a program for each reader. Uses cargo-fuzz
@@ -122,7 +132,35 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Install { needs } => install::run(&checkout, &needs),
         Command::Check => check::run(&checkout),
         Command::Tidy => tidy::run(&checkout),
+        Command::Docs { no_api } => docs::run(&checkout, no_api),
         Command::Fuzz(options) => fuzz::run(&checkout, &options),
         Command::Bench { peers, bench_arguments } => bench::run(&checkout, peers, &bench_arguments),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_commands_of_the_pages_are_understood() {
+        let root = Checkout::find().unwrap();
+        let docs = fs::read_dir(root.root().join("docs")).unwrap().map(|it| it.unwrap().path());
+        let pages = docs.filter(|path| path.extension().is_some_and(|it| it == "md"));
+        let mut commands = 0;
+        for page in pages.chain([root.root().join("README.md")]) {
+            let text = fs::read_to_string(&page).unwrap();
+            let lines = text.lines().filter(|line| line.starts_with("cargo xtask "));
+            for line in lines {
+                let words = line.split(" #").next().unwrap_or(line).split_whitespace().skip(1);
+                if let Err(error) = Arguments::try_parse_from(words) {
+                    panic!("{}: {line}: {error}", page.display());
+                }
+                commands += 1;
+            }
+        }
+        assert!(commands >= 3, "{commands} commands");
     }
 }

@@ -11,6 +11,8 @@ use brigade_launch::emit::EmitError;
 use brigade_launch::{LaunchError, ProgramError, SecretError, role};
 use clap::{CommandFactory, Parser, Subcommand};
 
+#[cfg(test)]
+mod book;
 mod checkpoint;
 mod config;
 mod doctor;

@@ -1,0 +1,36 @@
+//! The commands of the README and of the book in docs/, which lie outside of this package: a published one has
+//! none, and nothing to test then.
+
+use std::fs;
+use std::path::Path;
+
+/// A page, by the name that messages give it.
+pub(crate) struct Page {
+    pub(crate) name: String,
+    text: String,
+}
+
+/// README.md and the pages of docs/.
+pub(crate) fn pages() -> Vec<Page> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let docs = fs::read_dir(root.join("docs")).into_iter().flatten();
+    let files = docs.map(|entry| entry.unwrap().path()).chain([root.join("README.md")]);
+    let files =
+        files.filter(|path| path.is_file() && path.extension().is_some_and(|it| it == "md"));
+    let page = |path: std::path::PathBuf| Page {
+        name: path.file_name().unwrap().to_string_lossy().into_owned(),
+        text: fs::read_to_string(&path).unwrap(),
+    };
+    files.map(page).collect()
+}
+
+impl Page {
+    /// The contents of the page's blocks of this language.
+    pub(crate) fn blocks<'a>(&'a self, language: &str) -> impl Iterator<Item = &'a str> {
+        let start = format!("```{language}\n");
+        self.text.split("\n```\n").filter_map(move |part| {
+            let at = part.rfind(&start)?;
+            Some(&part[at + start.len()..])
+        })
+    }
+}
