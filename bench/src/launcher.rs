@@ -159,7 +159,7 @@ struct Agents([Child; 2]);
 
 impl Agents {
     fn start() -> Result<Self> {
-        // Given back at once: nobody is likely to take it before the first agent does.
+        // Given back at once: nothing is likely to take it before the first agent does.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let brigade = processes::brigade()?;
         let start = |node: usize| {

@@ -182,7 +182,7 @@ const BOOK: &str = "docs";
 const PACKAGED: [Need; 5] = [Need::Hosts, Need::Etcd, Need::Slurm, Need::OpenMpi, Need::Python];
 const APT: &str = "apt-get";
 /// Installs its arguments, and starts no service that comes with them, neither now (Debian asks
-/// policy-rc.d, which stays where somebody has one already) nor with the machine.
+/// policy-rc.d, which stays where a user has one already) nor with the machine.
 const SCRIPT: &str = "\
 set -e
 policy=/usr/sbin/policy-rc.d

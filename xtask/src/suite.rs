@@ -113,7 +113,7 @@ fn tell(missed: &BTreeSet<Missed>) {
         *counts.entry(test.need).or_default() += 1;
     }
     for (need, count) in counts {
-        // Gone by now, if somebody has installed it while the tests ran.
+        // Gone by now, if a user has installed it while the tests ran.
         let lack = need.lacking().map_or_else(String::new, |lack| format!(": {lack}"));
         let tests = if count == 1 { "test that needs" } else { "tests that need" };
         eprintln!("not run: {count} {tests} {}{lack}", need.what());

@@ -4,6 +4,7 @@ mod crates;
 mod harness;
 mod source;
 mod text;
+mod words;
 
 use std::fs;
 use std::path::Path;
@@ -17,11 +18,15 @@ use crate::checkout::Checkout;
 pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     let mut findings = Findings::default();
     crates::check(checkout, &mut findings)?;
+    let architecture = fs::read_to_string(checkout.root().join(words::GLOSSARY))
+        .with_context(|| format!("cannot read {}", words::GLOSSARY))?;
+    let words = words::Words::of(&architecture)?;
     let (mut sources, mut manifests) = (Vec::new(), Vec::new());
     for path in tracked_files(checkout)? {
         // Git lists what was deleted a moment ago, and some files are no text.
         let Ok(contents) = fs::read_to_string(checkout.root().join(&path)) else { continue };
         text::check(&path, &contents, &mut findings);
+        words.check(&path, &contents, &mut findings);
         if Path::new(&path).extension().is_some_and(|it| it == "rs") {
             source::check(&path, &contents, &mut findings);
             sources.push((path, contents));

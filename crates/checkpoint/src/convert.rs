@@ -19,7 +19,7 @@ pub use tensor::FileTensor;
 pub use weights::{Weights, read_weights};
 
 use crate::error::Error;
-use crate::layout::{Checkpoint, FileFacts, MANIFEST, Object, Writing};
+use crate::layout::{Checkpoint, ChecksumWriter, FileFacts, MANIFEST, Object};
 use crate::pth;
 use crate::safetensors::layout;
 use crate::value::Value;
@@ -180,7 +180,7 @@ pub(crate) fn write_safetensors(path: &Path, weights: &Weights) -> Result<FileFa
     let infos: Vec<_> =
         weights.iter().map(|(name, tensor)| (name.as_str(), tensor.info())).collect();
     let layout = layout(path, &infos)?;
-    let mut out = Writing::create_sized(path, layout.bytes, true)?;
+    let mut out = ChecksumWriter::create_sized(path, layout.bytes, true)?;
     out.put(&layout.header)?;
     for place in layout.order {
         weights[place].1.write_to(&mut out).map_err(Error::io("write", path))?;

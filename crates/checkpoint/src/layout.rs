@@ -27,10 +27,10 @@ mod staging;
 mod sweep;
 mod verify;
 
-pub use file::{FileFacts, Writing, files};
+pub use file::{ChecksumWriter, FileFacts, files};
 pub use manifest::{FORMAT, MANIFEST, Manifest, Object, VERSION};
 pub use names::{latest, numbered, numbered_path};
-pub use open::{Checkpoint, Place};
+pub use open::{Checkpoint, TensorLocation};
 pub use sharding::{Chunk, MeshAxis, Placement, TensorEntry};
 pub use staging::{Replaced, Staging, staging_path};
 pub use sweep::{keep_newest, sweep};

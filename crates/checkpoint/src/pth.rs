@@ -147,12 +147,12 @@ impl PthFile {
     fn tree(&self, foreign: bool) -> Result<Value<StoredTensor>, Error> {
         let tree = || {
             let pickle = Pickle::read(&self.code, foreign)?;
-            let mut planter = Planter {
+            let mut builder = TreeBuilder {
                 pickle: &pickle,
                 values: 2 * self.code.len() + 1024,
                 text_bytes: MAX_COPIES * self.code.len() as u64 + FREE_BYTES,
             };
-            let tree = planter.plant(pickle.root(), 0)?;
+            let tree = builder.plant(pickle.root(), 0)?;
             let mut left = MAX_COPIES * self.archive.length() + FREE_BYTES;
             tree.try_map(&mut |place, tensor| {
                 self.check_tensor(&tensor, &mut left).map_err(|fault| fault.about(place))?;
@@ -362,7 +362,7 @@ impl StoredTensor {
 ///
 /// What is shared is copied into the tree wherever it is used, so what a few bytes of the pickle ask for is
 /// counted.
-struct Planter<'p, 'a> {
+struct TreeBuilder<'p, 'a> {
     pickle: &'p Pickle<'a>,
     /// Values to come at most. A shared container counts wherever it is used; each use takes a byte of
     /// the pickle or more, so only sharing within sharing needs more values than bytes.
@@ -371,7 +371,7 @@ struct Planter<'p, 'a> {
     text_bytes: u64,
 }
 
-impl Planter<'_, '_> {
+impl TreeBuilder<'_, '_> {
     fn plant(&mut self, value: Raw<'_>, depth: usize) -> Result<Value<StoredTensor>, Fault> {
         self.values = self.values.saturating_sub(1);
         if depth > MAX_DEPTH || self.values == 0 {

@@ -7,15 +7,15 @@ use std::fs;
 use std::path::Path;
 
 use brigade_checkpoint::layout::{
-    Checkpoint, FORMAT, FileFacts, MANIFEST, Manifest, Object, Staging, VERSION, Writing, files,
-    keep_newest, latest, numbered, numbered_path, sweep,
+    Checkpoint, ChecksumWriter, FORMAT, FileFacts, MANIFEST, Manifest, Object, Staging, VERSION,
+    files, keep_newest, latest, numbered, numbered_path, sweep,
 };
 use brigade_checkpoint::{Error, FileName};
 
 /// A small checkpoint with one object and one file.
 fn write(target: &Path, unique: &str, text: &[u8]) -> Result<(), Error> {
     let staging = Staging::create(target, unique)?;
-    let mut file = Writing::create(staging.path().join("custom.json"))?;
+    let mut file = ChecksumWriter::create(staging.path().join("custom.json"))?;
     file.put(text)?;
     let facts = file.finish(true)?;
     staging
@@ -84,7 +84,7 @@ fn what_is_not_finished_goes_with_its_owner_or_is_swept() {
     drop(staging);
     assert!(!left.exists());
 
-    // As after SIGKILL: there, and nobody has the lock.
+    // As after SIGKILL: there, and nothing has the lock.
     fs::create_dir(&left).unwrap();
     fs::write(left.join("model.safetensors"), "half").unwrap();
     fs::create_dir(folder.path().join(".git")).unwrap();

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use brigade_checkpoint::layout::Writing;
+use brigade_checkpoint::layout::ChecksumWriter;
 use brigade_suite::with_mounts;
 
 brigade_suite::suite! {
@@ -31,7 +31,7 @@ fn write() {
     let folder = std::env::var_os(FOLDER).map(PathBuf::from).unwrap();
     let content: Vec<u8> = (0..17 << 20).map(|i: u32| (i % 253) as u8).collect();
     let path = folder.join("file");
-    let mut out = Writing::create_sized(&path, content.len() as u64, true).unwrap();
+    let mut out = ChecksumWriter::create_sized(&path, content.len() as u64, true).unwrap();
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let place = format!(" {} ramfs ", folder.display());
     if mounts.contains(&place) {

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use brigade_checkpoint::layout::{FileFacts, Manifest, Object, Placement, Staging, Writing};
+use brigade_checkpoint::layout::{ChecksumWriter, FileFacts, Manifest, Object, Placement, Staging};
 use brigade_checkpoint::safetensors::layout;
 use brigade_checkpoint::{Dtype, FileName, TensorInfo};
 use brigade_suite::Need;
@@ -79,7 +79,7 @@ impl Maker {
     }
 
     fn file(&mut self, name: &str, bytes: &[u8]) {
-        let mut file = Writing::create(self.staging.path().join(name)).unwrap();
+        let mut file = ChecksumWriter::create(self.staging.path().join(name)).unwrap();
         file.put(bytes).unwrap();
         self.files.insert(FileName::new(name).unwrap(), file.finish(false).unwrap());
     }

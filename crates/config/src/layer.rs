@@ -45,7 +45,7 @@ pub struct Note {
     pub source: Source,
     /// What it does instead, and why.
     pub text: String,
-    /// It is worth a line at each launch, not only where somebody asks for an explanation.
+    /// It is worth a line at each launch, not only where a user asks for an explanation.
     pub is_warning: bool,
 }
 
@@ -56,7 +56,7 @@ impl fmt::Display for Note {
 }
 
 impl Layer {
-    /// The lowest layer: what holds where nobody says otherwise.
+    /// The lowest layer: what holds unless something else is set.
     #[must_use]
     pub fn defaults() -> Self {
         let mut layer = Self::default();
@@ -174,7 +174,7 @@ impl Layer {
         self.sources.values().any(|it| matches!(it, Source::File { path, .. } if path == file))
     }
 
-    /// Somebody, not a default, has set it.
+    /// A user, not a default, has set it.
     #[must_use]
     pub fn is_given(&self, name: &str) -> bool {
         self.source(name).is_some_and(|source| *source != Source::Default)

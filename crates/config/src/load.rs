@@ -24,7 +24,7 @@ pub struct Loaded {
 /// Reads the settings file, if there is one, and the environment.
 ///
 /// The file is the one that `named` says, else `BRIGADE_CONFIG`, else the user's own, else the one
-/// that `accelerate config` wrote. Of that last one nobody has asked Brigade to read it: where it
+/// that `accelerate config` wrote. The user has not asked Brigade to read that last one: where it
 /// cannot be used, that is a warning and no error.
 ///
 /// Errors when a file that was named cannot be read, and when a file or a variable does not say
@@ -42,7 +42,7 @@ pub fn load(named: Option<&Path>, variables: &Variables) -> Result<Loaded, Confi
     Ok(Loaded { layer, file: place })
 }
 
-/// What a shell does with `~/` on a command line, in a file nobody does. The folder of other hosts
+/// Expands `~/` as a shell does on a command line. The folder of other hosts
 /// is theirs to know.
 fn expand(settings: &mut Settings, home: &Path) {
     for path in [&mut settings.hostfile, &mut settings.rdzv_secret_file, &mut settings.log_dir] {

@@ -27,7 +27,7 @@ pub enum ChosenBy {
 }
 
 impl ChosenBy {
-    /// Somebody named the file, so it must be there.
+    /// A user named the file, so it must be there.
     #[must_use]
     pub fn is_named(self) -> bool {
         matches!(self, Self::Flag | Self::Variable)
@@ -45,7 +45,7 @@ impl ChosenBy {
     }
 }
 
-/// The file to read: the one that somebody named, else the user's, else Accelerate's.
+/// The file to read: the one that a user named, else the user's, else Accelerate's.
 #[must_use]
 pub fn to_read(
     flag: Option<&Path>,
@@ -61,7 +61,7 @@ pub fn to_read(
     user.into_iter().chain(accelerate).find(|place| is_there(&place.path))
 }
 
-/// The file to write: the one that somebody named, else the user's. `None` without a home folder.
+/// The file to write: the one that a user named, else the user's. `None` without a home folder.
 #[must_use]
 pub fn to_write(flag: Option<&Path>, variables: &Variables) -> Option<Place> {
     named(flag, variables)

@@ -58,12 +58,12 @@ pub enum Kind {
     Choice {
         /// The words, each with what it means.
         options: Vec<(&'static str, &'static str)>,
-        /// Which of them is meant where nobody chooses.
+        /// Which of them is meant where the user does not choose.
         default: usize,
     },
     /// With `yes` or `no`.
     YesNo {
-        /// Meant where nobody chooses.
+        /// Meant where the user does not choose.
         default: bool,
     },
     /// In words of one's own.
@@ -192,7 +192,7 @@ impl Interview {
         }
     }
 
-    /// How it is answered, and what is meant where nobody says anything.
+    /// How it is answered, and what is meant where the user says nothing.
     #[must_use]
     pub fn kind(&self, question: Question) -> Kind {
         let text = |default: &str, help| Kind::Text {

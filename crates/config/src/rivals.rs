@@ -8,7 +8,7 @@ use crate::source::Source;
 
 /// Settles who wins where settings exclude each other.
 ///
-/// Somebody whose file names two hosts and who writes `--nproc 2 --hosts a,b` wants the flag: of
+/// A user whose file names two hosts and who writes `--nproc 2 --hosts a,b` wants the flag: of
 /// two rivals, the one from the lower layer goes back to its default, and a note says so. Two from
 /// the same layer are a contradiction.
 ///

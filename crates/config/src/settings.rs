@@ -107,7 +107,7 @@ macro_rules! settings {
                 $(default $default:literal)? $(env $($variable:literal)*)? $(also $($also:literal)*)?;
         )*}
     )*) => {
-        /// The settings of a launch that somebody has set: in a file, a variable or a flag.
+        /// The settings of a launch that a user has set: in a file, a variable or a flag.
         #[derive(Clone, Debug, Default, PartialEq)]
         pub struct Settings {
             $($(

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where somebody set a value. The later variants win over the earlier ones.
+/// Where a user set a value. The later variants win over the earlier ones.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
-    /// Nobody did.
+    /// Not set.
     Default,
     /// A line of a settings file.
     File {

@@ -56,7 +56,7 @@ pub fn write(path: &Path, text: &str, existing: Existing) -> Result<Option<PathB
     Ok(kept)
 }
 
-/// Whether [`write()`] has a chance, before anybody answers questions for it.
+/// Whether [`write()`] has a chance, before a user answers questions for it.
 ///
 /// Errors as it does, but for a file that is there.
 pub fn check(path: &Path) -> Result<(), ConfigError> {

@@ -1,4 +1,4 @@
-//! The name that somebody may have meant.
+//! The name that a user may have meant.
 
 use crate::settings::TABLE;
 
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_somebody_may_have_meant() {
+    fn what_a_user_may_have_meant() {
         let table = [
             ("nprc", Some("nproc")),
             ("nproc_per_node", Some("nproc")),

@@ -31,7 +31,7 @@ impl Variables {
     }
 
     /// Whether something was set in the file that `accelerate config` has written where Accelerate looks
-    /// for it: of that file nobody has asked Brigade to read it.
+    /// for it: the user has not asked Brigade to read that file.
     #[must_use]
     pub fn is_accelerates_default(&self, source: &Source) -> bool {
         matches!(source, Source::File { path, .. } if Some(path) == accelerate_default(self).as_ref())

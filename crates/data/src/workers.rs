@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn results_come_in_order_whoever_is_first() {
+    fn results_come_in_order_whatever_is_first() {
         // Ticket 0 waits until tickets 1 to 3 are done.
         let (done, wait) = bounded::<()>(8);
         let work: Work<usize> = Arc::new(move |ticket| {
@@ -190,7 +190,7 @@ mod tests {
         for _ in 0..5 {
             notice.recv().unwrap();
         }
-        // All five tickets are used up: every worker waits for a ticket that nobody has sent.
+        // All five tickets are used up: every worker waits for a ticket that nothing has sent.
         assert_eq!((begun.load(Ordering::SeqCst), workers.next), (5, 5));
         workers.next().unwrap().unwrap();
         notice.recv().unwrap();

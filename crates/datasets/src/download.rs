@@ -582,7 +582,7 @@ mod tests {
     #[test]
     fn the_next_mirror_is_asked_and_every_failure_is_told() {
         let folder = tempfile::tempdir().unwrap();
-        // Nobody listens on port 1, and only root could.
+        // Nothing listens on port 1, and only root could.
         let closed = "http://127.0.0.1:1";
         let (missing, first) = serve(vec![status("404 Not Found")]);
         let (good, second) = serve(vec![ok(BODY.len(), BODY)]);

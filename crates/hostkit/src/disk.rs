@@ -21,7 +21,7 @@ use tempfile::TempDir;
 /// A file system in memory, which can be slow and frozen.
 ///
 /// It is mounted for the thread that makes it and for what that thread starts from then on, and for
-/// nobody else, so that nothing of it stays, however the test ends.
+/// nothing else, so that nothing of it stays, however the test ends.
 pub struct Disk {
     // In this order they are dropped: the folder last.
     session: Option<BackgroundSession>,
@@ -40,7 +40,7 @@ impl Disk {
         unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace for this thread");
         let none: Option<&str> = None;
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
-            .expect("mounts that are nobody else's");
+            .expect("mounts of this process alone");
         let folder = tempfile::tempdir().expect("a folder to mount it on");
         let shared = Arc::new(Shared::default());
         let files = Files { shared: Arc::clone(&shared), content: Mutex::new(Content::new()) };
@@ -57,7 +57,7 @@ impl Disk {
         self.folder.path()
     }
 
-    /// From now on nothing is answered. Whoever asks sleeps in the kernel, and not even SIGKILL ends
+    /// From now on nothing is answered. Whatever asks sleeps in the kernel, and not even SIGKILL ends
     /// the first one.
     pub fn freeze(&self) {
         self.shared.lock().frozen = true;
@@ -74,7 +74,7 @@ impl Disk {
         self.shared.changed.notify_all();
     }
 
-    /// Somebody waits for an answer.
+    /// A process waits for an answer.
     #[must_use]
     pub fn is_waited_for(&self) -> bool {
         self.shared.lock().waiting > 0

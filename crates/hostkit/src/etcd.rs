@@ -20,7 +20,7 @@ use crate::Host;
 pub struct Etcd {
     process: Child,
     endpoint: String,
-    /// Held, but not listened at: etcd can, and nobody else gets them.
+    /// Held, but not listened at: etcd can, and nothing else gets them.
     _ports: Vec<OwnedFd>,
     _data: TempDir,
 }

@@ -10,7 +10,7 @@ use crate::host::{Host, must};
 use crate::network::ip;
 
 impl Host {
-    /// Cuts this host off, silently: its own interface stays up, packets go nowhere and nobody is
+    /// Cuts this host off, silently: its own interface stays up, packets go nowhere and nothing is
     /// told.
     ///
     /// # Panics

@@ -207,7 +207,7 @@ impl Host {
         fs::read_to_string(self.folder.join("etc/hosts")).expect("read the hosts file")
     }
 
-    /// Sets a variable for whoever logs in over ssh from now on.
+    /// Sets a variable for sessions that log in over ssh from now on.
     ///
     /// # Panics
     /// The system refuses.

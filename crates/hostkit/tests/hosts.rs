@@ -215,7 +215,7 @@ fn nothing_is_left_of_a_killed_test() {
     assert!(!Path::new(folder).exists());
 }
 
-/// Makes a network, says where its files are, and stays until it is killed or nobody waits for it.
+/// Makes a network, says where its files are, and stays until it is killed or nothing waits for it.
 fn victim() {
     let network = Network::new(1);
     println!("{}", network.folder().display());

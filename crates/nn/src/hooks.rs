@@ -39,7 +39,7 @@ impl Shared {
 impl Hooks {
     /// What the layer's hooks make of its output.
     pub(crate) fn apply(&self, layer: &str, mut output: Tensor) -> Tensor {
-        // Relaxed: whoever adds a hook has the model to itself.
+        // Relaxed: whatever adds a hook has the model to itself.
         if !self.0.any.load(Ordering::Relaxed) {
             return output;
         }

@@ -152,7 +152,7 @@ fn hostile_pickles_end_in_errors() {
         [b"\x80\x02".as_slice(), &b"]".repeat(200_000), &b"a".repeat(199_999), b"."].concat();
     let tuples = [b"\x80\x02)".as_slice(), &b"\x85".repeat(200_000), b"."].concat();
     let marks = [b"\x80\x02".as_slice(), &b"(".repeat(200_000), b"."].concat();
-    // Each list holds the one before twice: 2^60 elements to whoever expands it.
+    // Each list holds the one before twice: 2^60 elements to a reader that expands it.
     let laughs: Vec<u8> =
         (0..60u8).flat_map(|i| [b']', b'q', i + 1, b'(', b'h', i, b'h', i, b'e']).collect();
     let laughs = [b"\x80\x02]q\x00".as_slice(), &laughs, b"."].concat();

@@ -66,7 +66,7 @@ pub enum PlanError {
         of: &'static str,
     },
 
-    /// Torch and fastai deal out samples; only Accelerate deals out batches and streams.
+    /// Torch and fastai index_sharding out samples; only Accelerate deals out batches and streams.
     #[error("the scheme {scheme} deals out samples, not {what}: use the scheme accelerate")]
     SchemeNeedsOrder {
         /// The scheme asked for.

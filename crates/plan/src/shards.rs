@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use crate::{Order, PlanError, PlannedBatch, Round};
-use deal::Deal;
+use index_sharding::IndexSharding;
 use list::BatchList;
 
-mod deal;
+mod index_sharding;
 mod list;
 
 /// The batches of every rank for one epoch.
@@ -37,7 +37,7 @@ pub struct Shards {
     world: usize,
 }
 
-/// Whose rules deal out the samples.
+/// Whose rules share out the samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Scheme {
     /// Accelerate's `BatchSamplerShard`: batches go round the ranks, or each batch is split among
@@ -121,8 +121,8 @@ impl Shards {
         options: ShardOptions,
     ) -> Result<Self, PlanError> {
         options.check(world, Some(batch_size))?;
-        let deal = Deal::new(order.into(), batch_size, world, options)?;
-        Ok(Self { plan: Plan::Deal(deal), world })
+        let sharding = IndexSharding::new(order.into(), batch_size, world, options)?;
+        Ok(Self { plan: Plan::IndexSharding(sharding), world })
     }
 
     /// Deals out batches that are made already, as of a batch sampler that groups samples by length.
@@ -166,7 +166,7 @@ impl Shards {
     #[must_use]
     pub fn rounds(&self) -> usize {
         match &self.plan {
-            Plan::Deal(deal) => deal.rounds(),
+            Plan::IndexSharding(sharding) => sharding.rounds(),
             Plan::List(list) => list.rounds(),
         }
     }
@@ -196,7 +196,7 @@ impl Shards {
             return None;
         }
         match &self.plan {
-            Plan::Deal(deal) => deal.batch(rank, round),
+            Plan::IndexSharding(sharding) => sharding.batch(rank, round),
             Plan::List(list) => list.batch(rank, round),
         }
     }
@@ -228,7 +228,7 @@ impl Shards {
     #[must_use]
     pub fn totals(&self) -> Totals {
         match &self.plan {
-            Plan::Deal(deal) => deal.totals(),
+            Plan::IndexSharding(sharding) => sharding.totals(),
             Plan::List(list) => list.totals(),
         }
     }
@@ -239,7 +239,7 @@ impl Shards {
             return None;
         }
         match &self.plan {
-            Plan::Deal(deal) => deal.sizes(rank, round),
+            Plan::IndexSharding(sharding) => sharding.sizes(rank, round),
             Plan::List(list) => list.sizes(rank, round),
         }
     }
@@ -274,7 +274,7 @@ impl ExactSizeIterator for RankBatches<'_> {}
 #[derive(Debug, Clone)]
 enum Plan {
     /// An order, dealt out by position.
-    Deal(Deal),
+    IndexSharding(IndexSharding),
     /// Batches of any size, dealt out whole.
     List(BatchList),
 }

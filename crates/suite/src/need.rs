@@ -419,7 +419,7 @@ fn memory_groups() -> Option<Lack> {
                   [ -w $root/$name/$file ] && found=yes; done; \
                   rmdir $root/$name; [ $found = yes ] && exit 0; done; exit 1";
     fault(&["sh", "-c", script]).map(|_| Lack {
-        reason: "this machine lets nobody make a control group with a limit on memory".to_owned(),
+        reason: "this machine lets no user make a control group with a limit on memory".to_owned(),
         remedy: Remedy::Elsewhere("/sys/fs/cgroup must be writable, with its memory controller"),
     })
 }

@@ -45,7 +45,7 @@ impl Missed {
     }
 }
 
-/// Adds tests to the file, where somebody has asked for it.
+/// Adds tests to the file, where a user has asked for it.
 pub(crate) fn write(missed: &[Missed]) -> io::Result<()> {
     let Some(path) = env::var_os(REPORT).filter(|_| !missed.is_empty()) else { return Ok(()) };
     let line = |it: &Missed| format!("{}\t{}\t{}\n", it.need, it.program, it.test);

@@ -24,7 +24,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// How long the destructor lets operations in flight go on that nobody has waited for.
+// How long the destructor lets operations in flight go on that nothing has waited for.
 constexpr milliseconds kGrace{5000};
 
 using Contexts = std::vector<std::shared_ptr<gloo::Context>>;

@@ -42,7 +42,7 @@ size_t rounded_up(size_t number, size_t step) {
   return (number + step - 1) / step * step;
 }
 
-// Whether nobody counts addresses, as `ulimit -v` does.
+// Whether nothing counts addresses, as `ulimit -v` does.
 bool addresses_are_unlimited() {
   rlimit limit{};
   return getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY;

@@ -92,7 +92,7 @@ std::string host() {
   return out.str();
 }
 
-// Whether a descriptor is of memory as rank 0 makes it: nameless, this user's, and of a size that nobody can
+// Whether a descriptor is of memory as rank 0 makes it: nameless, this user's, and of a size that nothing can
 // change under a rank that uses it.
 bool is_sealed_memory(int fd) {
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -130,7 +130,7 @@ std::shared_ptr<SharedMemory> SharedMemory::make(int size) {
     return nullptr;
   }
   const size_t bytes = header_bytes(size, sizeof(Rank)) + 2 * slot_bytes(size) * size;
-  // Sealed: nobody can take the memory away under a rank that uses it.
+  // Sealed: nothing can take the memory away under a rank that uses it.
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0 ||
       fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     ::close(fd);

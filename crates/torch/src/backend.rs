@@ -37,7 +37,7 @@ pub enum GlooDevice {
 }
 
 /// The numbers of one rank of one group, as the C++ side wants them.
-pub(crate) struct Seat<'a> {
+pub(crate) struct RankInfo<'a> {
     pub(crate) store: &'a Store,
     pub(crate) rank: i32,
     pub(crate) size: i32,
@@ -47,8 +47,11 @@ pub(crate) struct Seat<'a> {
 }
 
 impl Backend {
-    pub(crate) fn connect(&self, seat: &Seat<'_>) -> Result<UniquePtr<ffi::Group>, cxx::Exception> {
-        let Seat { store, rank, size, name, timeout, share_memory } = *seat;
+    pub(crate) fn connect(
+        &self,
+        rank_info: &RankInfo<'_>,
+    ) -> Result<UniquePtr<ffi::Group>, cxx::Exception> {
+        let RankInfo { store, rank, size, name, timeout, share_memory } = *rank_info;
         let timeout_ms = milliseconds(timeout);
         match self {
             Self::Gloo(device) => {

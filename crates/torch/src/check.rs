@@ -1,7 +1,7 @@
 //! Debug mode: before each collective, ranks compare what they are about to do.
 //!
 //! Each rank writes a record of its call into the store and reads those of the others, so that a rank
-//! that does something else is named before anybody waits for it. Costs a few round trips per
+//! that does something else is named before anything waits for it. Costs a few round trips per
 //! operation: for looking for a fault, not for training.
 
 use std::collections::BTreeMap;

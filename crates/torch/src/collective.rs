@@ -23,7 +23,7 @@ use crate::bridge::{borrow, ffi};
 use crate::check::describe;
 use crate::error::{CollectiveError, Error, Fault};
 use crate::group::ProcessGroup;
-use crate::work::{Flight, Work};
+use crate::work::{PendingWork, Work};
 
 /// What the C++ side gives when it has started an operation.
 type Begun = Result<UniquePtr<ffi::Work>, cxx::Exception>;
@@ -36,14 +36,14 @@ impl ProcessGroup {
         operation: &'static str,
         what: impl FnOnce() -> String,
         start: impl FnOnce(&ffi::Group, i64) -> Begun,
-    ) -> Result<Flight, Error> {
+    ) -> Result<PendingWork, Error> {
         self.check(operation, what)?;
         let limit = self.limit_ms();
         let since = Instant::now();
         let (started, begun) =
             self.exclusively(|group| (self.next_collective(operation), start(group, limit)));
         match begun {
-            Ok(handle) => Ok(Flight::new(handle, self.clone(), started)),
+            Ok(handle) => Ok(PendingWork::new(handle, self.clone(), started)),
             Err(error) => Err(self.failure(started, since, &error)),
         }
     }
@@ -59,9 +59,9 @@ impl ProcessGroup {
     ) -> Result<Work<Tensor>, Error> {
         let target = dense(&tensor)?;
         let what = || format!("{how:?} {}", describe(&target));
-        let flight =
+        let pending =
             self.collective(operation, what, |group, limit| start(group, &target, limit))?;
-        Ok(fill(flight, tensor, target))
+        Ok(fill(pending, tensor, target))
     }
 
     fn empty_per_rank(&self, input: &Tensor) -> Result<Vec<Tensor>, Error> {
@@ -154,9 +154,9 @@ fn copies(tensors: &[Tensor]) -> Result<Vec<Tensor>, Error> {
 }
 
 /// The operation on `target` as one on `tensor`: copied back where they are not the same memory.
-fn fill(flight: Flight, tensor: Tensor, target: Tensor) -> Work<Tensor> {
+fn fill(pending: PendingWork, tensor: Tensor, target: Tensor) -> Work<Tensor> {
     let copied = !tensor.is_contiguous();
-    let work = flight.giving(tensor);
+    let work = pending.giving(tensor);
     if !copied {
         return work.reading([target]);
     }

@@ -44,7 +44,7 @@ pub fn norm(tensors: &[&Tensor], p: f64) -> Result<Tensor, Error> {
     Ok(own(norm))
 }
 
-/// Multiplies all by a scalar tensor, which may be on their device: nobody waits for its value.
+/// Multiplies all by a scalar tensor, which may be on their device: the host does not wait for its value.
 ///
 /// ```no_run
 /// use brigade_torch::{Tensor, gradients};

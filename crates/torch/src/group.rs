@@ -10,10 +10,10 @@ use cxx::UniquePtr;
 use tch::{Device, Tensor};
 
 use crate::autograd::BackwardOptions;
-use crate::backend::{Backend, Seat};
+use crate::backend::{Backend, RankInfo};
 use crate::bridge::{NO_LIMIT_OF_ITS_OWN, borrow, ffi};
 use crate::error::{CollectiveError, Error, Fault, Thrown};
-use crate::roll_call::RollCall;
+use crate::missing_ranks::MissingRanks;
 use crate::store::{Store, milliseconds};
 use crate::work;
 
@@ -100,7 +100,7 @@ pub(crate) struct Inner {
     subgroups: AtomicUsize,
     /// Collectives started so far; equal on all ranks, so it tells who had not arrived.
     sequence: AtomicU64,
-    /// Sends and receives that nobody waits for.
+    /// Sends and receives that nothing waits for.
     messages: Mutex<Vec<work::Handle>>,
     failed: AtomicBool,
     aborted: AtomicBool,
@@ -166,7 +166,7 @@ impl ProcessGroup {
             Backend::Nccl => "cuda/",
             Backend::Gloo(_) | Backend::Fake => "cpu/",
         })?;
-        let seat = Seat {
+        let rank_info = RankInfo {
             store: &meeting_point,
             rank: rank32,
             size: size32,
@@ -178,7 +178,7 @@ impl ProcessGroup {
         // The ranks meet within the group's own time limit.
         meeting_point.set_timeout(timeout)?;
         let begun = Instant::now();
-        let group = backend.connect(&seat).map_err(|error| {
+        let group = backend.connect(&rank_info).map_err(|error| {
             let thrown = Thrown::read(&error);
             let (fault, detail) = (thrown.fault_after(begun.elapsed(), timeout), thrown.detail);
             let came = |rank: usize| own.contains(&[&joined(rank)]).unwrap_or(true);
@@ -390,7 +390,7 @@ impl ProcessGroup {
         Started { operation, sequence: Some(sequence), begun: Some(Instant::now()) }
     }
 
-    /// Keeps a send or receive that nobody waits for as long as the group.
+    /// Keeps a send or receive that nothing waits for as long as the group.
     pub(crate) fn keep_message(&self, message: work::Handle) {
         self.inner.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
     }
@@ -460,7 +460,7 @@ impl ProcessGroup {
     pub(crate) fn failure_of(&self, started: Started, mut fault: Fault, detail: String) -> Error {
         let inner = &self.inner;
         let Started { operation, sequence, begun } = started;
-        let call = sequence.map(|sequence| RollCall {
+        let notes = sequence.map(|sequence| MissingRanks {
             store: inner.store.clone(),
             rank: inner.rank,
             size: inner.size,
@@ -470,14 +470,14 @@ impl ProcessGroup {
         let mut missing = Vec::new();
         if inner.aborted.load(Ordering::Relaxed) {
             fault = Fault::Aborted;
-            if let Some(call) = call {
-                call.answer();
+            if let Some(notes) = notes {
+                notes.answer();
             }
         } else if !matches!(fault, Fault::Invalid | Fault::Unsupported) {
-            // The first failure ends the group; that the later ones fail too is nobody's absence.
+            // The first failure ends the group; that the later ones fail too says nothing about missing ranks.
             let first = !inner.failed.swap(true, Ordering::Relaxed);
-            if let (true, Some(call)) = (first, call) {
-                missing = call.ask();
+            if let (true, Some(notes)) = (first, notes) {
+                missing = notes.ask();
             }
         }
         Error::Collective(Box::new(CollectiveError {

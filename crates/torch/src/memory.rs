@@ -69,7 +69,7 @@ pub fn from_vec<T: Element>(mut data: Vec<T>, shape: &[i64]) -> Result<Tensor, E
     }
     let blob = Box::new(Blob { address: data.as_mut_ptr() as usize, _memory: Box::new(data) });
     // SAFETY: moving the Vec into the box does not move its heap memory, so the address stays valid
-    // until libtorch drops the box with the storage's last reference. Nobody on the Rust side can
+    // until libtorch drops the box with the storage's last reference. Nothing on the Rust side can
     // reach the vector any more. The length was checked above and the element type is T's.
     let tensor = unsafe { ffi::tensor_from_blob(blob, shape, T::SCALAR_TYPE) }
         .map_err(|error| Error::libtorch("from_vec", &error))?;

@@ -98,7 +98,7 @@ impl Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         if self.running {
-            // Discarded: there is nobody to tell.
+            // Discarded: there is no caller to return it to.
             let _ = ffi::profiler_stop("");
         }
     }

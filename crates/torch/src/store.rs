@@ -331,7 +331,7 @@ impl Store {
     /// Adds to a number kept under the key (0 at first) and returns the sum.
     ///
     /// # Errors
-    /// [`Error::Store`]: the server is gone, or the value is no number.
+    /// [`Error::Store`]: the server is gone, or the value is not a number.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64, Error> {
         ffi::store_add(&self.handle.0, key, amount)
             .map_err(|error| store_error("add", key.to_owned(), &error))

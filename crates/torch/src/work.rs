@@ -30,7 +30,7 @@ use crate::store::milliseconds;
 /// ```
 #[must_use = "the result is there only after wait()"]
 pub struct Work<T> {
-    flight: Flight,
+    pending: PendingWork,
     value: T,
     /// Read by the operation: they live as long as it.
     inputs: Vec<Tensor>,
@@ -54,8 +54,8 @@ impl<T> Work<T> {
     /// # Errors
     /// As [`Work::wait`].
     pub fn wait_source(self) -> Result<(T, Option<usize>), Error> {
-        let Self { flight, mut value, inputs, finish } = self;
-        let source = flight.land()?;
+        let Self { pending, mut value, inputs, finish } = self;
+        let source = pending.finish()?;
         drop(inputs);
         if let Some(finish) = finish {
             finish(&mut value)?;
@@ -69,7 +69,7 @@ impl<T> Work<T> {
     /// # Errors
     /// [`Error::Libtorch`] when libtorch cannot tell.
     pub fn is_completed(&self) -> Result<bool, Error> {
-        match &self.flight.handle {
+        match &self.pending.handle {
             Some(handle) => ffi::work_is_completed(&handle.0)
                 .map_err(|error| Error::libtorch("is_completed", &error)),
             None => Ok(true),
@@ -79,7 +79,7 @@ impl<T> Work<T> {
     /// The time limit that applies.
     #[must_use]
     pub fn timeout(&self) -> Duration {
-        self.flight.group.timeout()
+        self.pending.group.timeout()
     }
 
     pub(crate) fn reading(mut self, inputs: impl IntoIterator<Item = Tensor>) -> Self {
@@ -114,25 +114,25 @@ impl<T> Work<T> {
     where
         T: Send + 'static,
     {
-        let Self { flight, value: mut raw, inputs, finish } = self;
+        let Self { pending, value: mut raw, inputs, finish } = self;
         let finish: Finish<U> = Box::new(move |value: &mut U| {
             if let Some(finish) = finish {
                 finish(&mut raw)?;
             }
             fill(raw, value)
         });
-        Work { flight, value, inputs, finish: Some(finish) }
+        Work { pending, value, inputs, finish: Some(finish) }
     }
 }
 
 impl<T> fmt::Debug for Work<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Work({} on {:?})", self.flight.started.operation, self.flight.group.name())
+        write!(f, "Work({} on {:?})", self.pending.started.operation, self.pending.group.name())
     }
 }
 
 /// The operation itself.
-pub(crate) struct Flight {
+pub(crate) struct PendingWork {
     handle: Option<Handle>,
     group: ProcessGroup,
     started: Started,
@@ -144,18 +144,18 @@ pub(crate) struct Handle(UniquePtr<ffi::Work>);
 // waits for works from other threads than the starting one as well.
 unsafe impl Send for Handle {}
 
-impl Flight {
+impl PendingWork {
     pub(crate) fn new(handle: UniquePtr<ffi::Work>, group: ProcessGroup, started: Started) -> Self {
         Self { handle: Some(Handle(handle)), group, started }
     }
 
     /// A work whose result is `value`.
     pub(crate) fn giving<T>(self, value: T) -> Work<T> {
-        Work { flight: self, value, inputs: Vec::new(), finish: None }
+        Work { pending: self, value, inputs: Vec::new(), finish: None }
     }
 
     /// Waits for the end, and tells the sender where there is one.
-    fn land(mut self) -> Result<Option<usize>, Error> {
+    fn finish(mut self) -> Result<Option<usize>, Error> {
         let Some(handle) = self.handle.take() else { return Ok(None) };
         // Gloo counts the limit of a collective from its start, that of a message from here.
         let since = self.started.begun.unwrap_or_else(Instant::now);
@@ -196,7 +196,7 @@ impl Flight {
 
 const SLACK: Duration = Duration::from_millis(500);
 
-impl Drop for Flight {
+impl Drop for PendingWork {
     fn drop(&mut self) {
         // c10d keeps a collective until it has ended, but takes a send or a receive back with its last
         // handle: the peer would wait for ever.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use csv::{ReaderBuilder, StringRecord, WriterBuilder};
 
 use crate::json_lines::{cut_half_line, write_image};
-use crate::{At, Image, Outcome, Result, Run, Table, TrackError, Tracker, Value};
+use crate::{Image, Outcome, Result, Run, Stamp, Table, TrackError, Tracker, Value};
 
 /// Writes `FOLDER/PROJECT.csv`, with the columns `_step` and `_time` (seconds since 1970) first, then the
 /// values' names in the order in which they came. A row is handed to the system before the call returns.
@@ -73,23 +73,23 @@ impl Tracker for Csv {
         Ok(())
     }
 
-    fn log(&mut self, values: &[(String, Value)], at: At) -> Result<()> {
+    fn log(&mut self, values: &[(String, Value)], at: Stamp) -> Result<()> {
         if let Some((name, _)) = values.iter().find(|(name, _)| FIRST.contains(&name.as_str())) {
             return Err(TrackError::Reserved { name: name.clone() });
         }
         self.open()?.row(values, at)
     }
 
-    fn log_text(&mut self, name: &str, text: &str, at: At) -> Result<()> {
+    fn log_text(&mut self, name: &str, text: &str, at: Stamp) -> Result<()> {
         self.log(&[(name.to_owned(), text.into())], at)
     }
 
-    fn log_image(&mut self, name: &str, image: &Image, at: At) -> Result<()> {
+    fn log_image(&mut self, name: &str, image: &Image, at: Stamp) -> Result<()> {
         let file = write_image(&self.open()?.near("images"), name, image, at)?;
         self.log(&[(name.to_owned(), file.display().to_string().into())], at)
     }
 
-    fn log_table(&mut self, name: &str, table: &Table, at: At) -> Result<()> {
+    fn log_table(&mut self, name: &str, table: &Table, at: Stamp) -> Result<()> {
         let folder = self.open()?.near("tables");
         fs::create_dir_all(&folder).map_err(TrackError::file("cannot make the folder", &folder))?;
         let step = at.step.map_or_else(|| format!("{:.6}", at.seconds()), |step| step.to_string());
@@ -127,7 +127,7 @@ impl Open {
         Ok(())
     }
 
-    fn row(&mut self, values: &[(String, Value)], at: At) -> Result<()> {
+    fn row(&mut self, values: &[(String, Value)], at: Stamp) -> Result<()> {
         let values: Vec<(Cow<'_, str>, String)> = values
             .iter()
             .map(|(name, value)| (on_one_line(name), on_one_line(&value.text()).into_owned()))

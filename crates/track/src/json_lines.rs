@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::run::seconds;
-use crate::{At, Config, Image, Outcome, Result, Run, Table, TrackError, Tracker, Value};
+use crate::{Config, Image, Outcome, Result, Run, Stamp, Table, TrackError, Tracker, Value};
 
 /// Writes `FOLDER/PROJECT.jsonl`.
 ///
@@ -20,7 +20,7 @@ use crate::{At, Config, Image, Outcome, Result, Run, Table, TrackError, Tracker,
 ///
 /// A run begins with a line `{"_event":"start","_time":…,"_project":…,"_config":{…}}` and ends with one
 /// of `"finish"`. A run that goes on appends to the file, after a half line that a killed run may have
-/// left is cut off. What is no number becomes a word, as JSON has none: `"NaN"`, `"Infinity"`,
+/// left is cut off. A non-finite number becomes a word, as JSON has none: `"NaN"`, `"Infinity"`,
 /// `"-Infinity"`. Each line is handed to the system before the call returns.
 ///
 /// Texts and tables are lines; images are PNG files in `FOLDER/PROJECT.images`, and a line names them.
@@ -77,24 +77,24 @@ impl Tracker for JsonLines {
         Ok(())
     }
 
-    fn log(&mut self, values: &[(String, Value)], at: At) -> Result<()> {
+    fn log(&mut self, values: &[(String, Value)], at: Stamp) -> Result<()> {
         if let Some((name, _)) = values.iter().find(|(name, _)| RESERVED.contains(&name.as_str())) {
             return Err(TrackError::Reserved { name: name.clone() });
         }
         self.open()?.write(&Line { values, at })
     }
 
-    fn log_text(&mut self, name: &str, text: &str, at: At) -> Result<()> {
+    fn log_text(&mut self, name: &str, text: &str, at: Stamp) -> Result<()> {
         self.log(&[(name.to_owned(), text.into())], at)
     }
 
-    fn log_image(&mut self, name: &str, image: &Image, at: At) -> Result<()> {
+    fn log_image(&mut self, name: &str, image: &Image, at: Stamp) -> Result<()> {
         let open = self.open()?;
         let file = write_image(&open.images, name, image, at)?;
         self.log(&[(name.to_owned(), file.display().to_string().into())], at)
     }
 
-    fn log_table(&mut self, name: &str, table: &Table, at: At) -> Result<()> {
+    fn log_table(&mut self, name: &str, table: &Table, at: Stamp) -> Result<()> {
         let table = table.json();
         self.open()?.write(&TableLine { name, table: &table, at })
     }
@@ -104,7 +104,7 @@ impl Tracker for JsonLines {
             self.open.take().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })?;
         open.write(&serde_json::json!({
             "_event": match outcome { Outcome::Finished => "finish", Outcome::Failed => "failed" },
-            "_time": At::now().seconds(),
+            "_time": Stamp::now().seconds(),
         }))?;
         // Here, not at each line: a sync takes milliseconds, and only a crash of the machine needs it.
         open.file.sync_all().map_err(TrackError::file("cannot write", &open.path))
@@ -142,7 +142,7 @@ pub(crate) fn cut_half_line(file: &mut File) -> std::io::Result<()> {
 }
 
 /// Writes the picture, and gives its place.
-pub(crate) fn write_image(folder: &Path, name: &str, image: &Image, at: At) -> Result<PathBuf> {
+pub(crate) fn write_image(folder: &Path, name: &str, image: &Image, at: Stamp) -> Result<PathBuf> {
     fs::create_dir_all(folder).map_err(TrackError::file("cannot make the folder", folder))?;
     let name: String = name
         .chars()
@@ -175,7 +175,7 @@ impl Serialize for Start<'_> {
 
 struct Line<'a> {
     values: &'a [(String, Value)],
-    at: At,
+    at: Stamp,
 }
 
 impl Serialize for Line<'_> {
@@ -192,7 +192,7 @@ impl Serialize for Line<'_> {
 struct TableLine<'a> {
     name: &'a str,
     table: &'a serde_json::Value,
-    at: At,
+    at: Stamp,
 }
 
 impl Serialize for TableLine<'_> {
@@ -204,7 +204,7 @@ impl Serialize for TableLine<'_> {
     }
 }
 
-fn begin<M: SerializeMap>(line: &mut M, at: At) -> std::result::Result<(), M::Error> {
+fn begin<M: SerializeMap>(line: &mut M, at: Stamp) -> std::result::Result<(), M::Error> {
     if let Some(step) = at.step {
         line.serialize_entry("_step", &step)?;
     }

@@ -10,12 +10,12 @@
 //! a point is an argument, so that what is written is a function of what is given.
 //!
 //! ```
-//! use brigade_track::{At, JsonLines, Run, Tracker, Value};
+//! use brigade_track::{Stamp, JsonLines, Run, Tracker, Value};
 //!
 //! let folder = std::env::temp_dir().join(format!("brigade-track-{}", std::process::id()));
 //! let mut tracker = JsonLines::new(&folder);
 //! tracker.start(&Run::new("demo"))?;
-//! tracker.log(&[("loss".to_owned(), Value::from(0.5))], At::step(1))?;
+//! tracker.log(&[("loss".to_owned(), Value::from(0.5))], Stamp::step(1))?;
 //! tracker.finish(brigade_track::Outcome::Finished)?;
 //! let text = std::fs::read_to_string(folder.join("demo.jsonl")).unwrap_or_default();
 //! assert!(text.lines().nth(1).is_some_and(|line| line.contains("\"loss\":0.5")));
@@ -41,7 +41,7 @@ pub use error::TrackError;
 pub use image::Image;
 pub use json_lines::JsonLines;
 pub use mlflow::{Credentials, Mlflow};
-pub use run::{At, Outcome, Run};
+pub use run::{Outcome, Run, Stamp};
 pub use table::Table;
 pub use tensorboard::TensorBoard;
 pub use tracker::Tracker;

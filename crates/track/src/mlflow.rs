@@ -9,7 +9,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::{At, Config, Image, Outcome, Result, Run, Table, TrackError, Tracker, Value};
+use crate::{Config, Image, Outcome, Result, Run, Stamp, Table, TrackError, Tracker, Value};
 use batch::{Entity, key};
 use client::{Client, RunInfo};
 use sender::Sender;
@@ -211,7 +211,7 @@ impl Mlflow {
         let until = Instant::now() + self.patience;
         // The last call has a quarter of the time for itself.
         let failure = open.sender.close(until - self.patience / 4);
-        let ended = self.client.set_terminated(&open.run.run_id, outcome, At::now(), until);
+        let ended = self.client.set_terminated(&open.run.run_id, outcome, Stamp::now(), until);
         match failure.or_else(|| ended.err()) {
             Some(failure) if self.strict => Err(failure),
             Some(failure) => {
@@ -233,7 +233,7 @@ impl Tracker for Mlflow {
             Some(run_id) => self.client.resume_run(run_id)?,
             None => {
                 let experiment = self.client.experiment(&run.project)?;
-                let began = At { step: None, time: run.began };
+                let began = Stamp { step: None, time: run.began };
                 self.client.create_run(&experiment, self.run_name.as_deref(), began)?
             }
         };
@@ -243,7 +243,7 @@ impl Tracker for Mlflow {
         Ok(())
     }
 
-    fn log(&mut self, values: &[(String, Value)], at: At) -> Result<()> {
+    fn log(&mut self, values: &[(String, Value)], at: Stamp) -> Result<()> {
         for (name, value) in values {
             self.push(match value.number() {
                 Some(number) => Entity::metric(name, number, at),
@@ -253,15 +253,15 @@ impl Tracker for Mlflow {
         Ok(())
     }
 
-    fn log_text(&mut self, name: &str, text: &str, at: At) -> Result<()> {
+    fn log_text(&mut self, name: &str, text: &str, at: Stamp) -> Result<()> {
         self.artifact("text", &place(name, at, "txt"), text.as_bytes().to_vec())
     }
 
-    fn log_image(&mut self, name: &str, image: &Image, at: At) -> Result<()> {
+    fn log_image(&mut self, name: &str, image: &Image, at: Stamp) -> Result<()> {
         self.artifact("images", &format!("images/{}", place(name, at, "png")), image.png()?)
     }
 
-    fn log_table(&mut self, name: &str, table: &Table, at: At) -> Result<()> {
+    fn log_table(&mut self, name: &str, table: &Table, at: Stamp) -> Result<()> {
         self.artifact("tables", &place(name, at, "json"), table.json().to_string().into_bytes())
     }
 
@@ -270,7 +270,7 @@ impl Tracker for Mlflow {
     }
 }
 
-/// A run that nobody ended did not come to its end.
+/// A run that was not ended did not come to its end.
 impl Drop for Mlflow {
     fn drop(&mut self) {
         if self.open.is_some() {
@@ -301,7 +301,7 @@ impl fmt::Debug for Credentials {
 }
 
 /// The file of what was logged at a step.
-fn place(name: &str, at: At, ending: &str) -> String {
+fn place(name: &str, at: Stamp, ending: &str) -> String {
     match at.step {
         Some(step) => format!("{}-{step}.{ending}", key(name)),
         None => format!("{}.{ending}", key(name)),

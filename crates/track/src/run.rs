@@ -18,7 +18,7 @@ pub struct Run {
 
 /// When something was logged.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct At {
+pub struct Stamp {
     /// The step, where there is one.
     pub step: Option<u64>,
     /// The wall clock.
@@ -30,7 +30,7 @@ pub struct At {
 pub enum Outcome {
     /// It came to its end.
     Finished,
-    /// It failed, or nobody said that it finished.
+    /// It failed, or was not marked as finished.
     Failed,
 }
 
@@ -61,7 +61,7 @@ impl Run {
     }
 }
 
-impl At {
+impl Stamp {
     /// Now, at this step.
     #[must_use]
     pub fn step(step: u64) -> Self {

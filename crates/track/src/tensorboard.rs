@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::run::since_1970;
-use crate::{At, Image, Outcome, Result, Run, Table, TrackError, Tracker, Value};
+use crate::{Image, Outcome, Result, Run, Stamp, Table, TrackError, Tracker, Value};
 use event::Event;
 
 /// Writes `FOLDER/PROJECT/events.out.tfevents.…`, which `tensorboard --logdir FOLDER` shows.
@@ -56,7 +56,7 @@ impl Tracker for TensorBoard {
         fs::create_dir_all(&folder).map_err(TrackError::file("cannot make the folder", &folder))?;
         let (file, path) = create(&folder, run.began)?;
         let mut open = Open { file, path, has_hparams: !run.config.is_empty() };
-        let at = At { step: None, time: run.began };
+        let at = Stamp { step: None, time: run.began };
         open.write(&[Event::version(at)])?;
         if open.has_hparams {
             open.write(&[Event::session_start(&run.config.flat(), at)])?;
@@ -65,7 +65,7 @@ impl Tracker for TensorBoard {
         Ok(())
     }
 
-    fn log(&mut self, values: &[(String, Value)], at: At) -> Result<()> {
+    fn log(&mut self, values: &[(String, Value)], at: Stamp) -> Result<()> {
         let events: Vec<Event> = values
             .iter()
             .map(|(name, value)| match value.number() {
@@ -76,16 +76,16 @@ impl Tracker for TensorBoard {
         self.open()?.write(&events)
     }
 
-    fn log_text(&mut self, name: &str, text: &str, at: At) -> Result<()> {
+    fn log_text(&mut self, name: &str, text: &str, at: Stamp) -> Result<()> {
         self.open()?.write(&[Event::text(name, text, at)])
     }
 
-    fn log_image(&mut self, name: &str, image: &Image, at: At) -> Result<()> {
+    fn log_image(&mut self, name: &str, image: &Image, at: Stamp) -> Result<()> {
         let event = Event::image(name, image, &image.png()?, at);
         self.open()?.write(&[event])
     }
 
-    fn log_table(&mut self, name: &str, table: &Table, at: At) -> Result<()> {
+    fn log_table(&mut self, name: &str, table: &Table, at: Stamp) -> Result<()> {
         self.log_text(name, &table.markdown(), at)
     }
 
@@ -93,7 +93,7 @@ impl Tracker for TensorBoard {
         let mut open =
             self.open.take().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })?;
         if open.has_hparams {
-            open.write(&[Event::session_end(outcome == Outcome::Finished, At::now())])?;
+            open.write(&[Event::session_end(outcome == Outcome::Finished, Stamp::now())])?;
         }
         open.file.sync_all().map_err(TrackError::file("cannot write", &open.path))
     }

@@ -2,14 +2,14 @@
 
 use std::any::Any;
 
-use crate::{At, Image, Outcome, Result, Run, Table, TrackError, Value};
+use crate::{Image, Outcome, Result, Run, Stamp, Table, TrackError, Value};
 
 /// Takes down what a run logs.
 ///
 /// `start` comes first, `finish` last, both once. Calls come from one thread at a time.
 ///
 /// ```
-/// use brigade_track::{At, Outcome, Result, Run, Tracker, Value};
+/// use brigade_track::{Stamp, Outcome, Result, Run, Tracker, Value};
 ///
 /// /// Keeps the lowest loss.
 /// #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ use crate::{At, Image, Outcome, Result, Run, Table, TrackError, Value};
 ///         Ok(())
 ///     }
 ///
-///     fn log(&mut self, values: &[(String, Value)], _: At) -> Result<()> {
+///     fn log(&mut self, values: &[(String, Value)], _: Stamp) -> Result<()> {
 ///         let loss = values.iter().find(|(name, _)| name == "loss").and_then(|it| it.1.number());
 ///         self.0 = self.0.into_iter().chain(loss).reduce(f64::min);
 ///         Ok(())
@@ -49,13 +49,13 @@ pub trait Tracker: Any + Send {
     ///
     /// # Errors
     /// When they cannot be written.
-    fn log(&mut self, values: &[(String, Value)], at: At) -> Result<()>;
+    fn log(&mut self, values: &[(String, Value)], at: Stamp) -> Result<()>;
 
     /// Takes a text down.
     ///
     /// # Errors
     /// [`TrackError::Unsupported`] unless the tracker has a place for it.
-    fn log_text(&mut self, _name: &str, _text: &str, _at: At) -> Result<()> {
+    fn log_text(&mut self, _name: &str, _text: &str, _at: Stamp) -> Result<()> {
         Err(TrackError::Unsupported { tracker: self.name().to_owned(), what: "text" })
     }
 
@@ -63,7 +63,7 @@ pub trait Tracker: Any + Send {
     ///
     /// # Errors
     /// [`TrackError::Unsupported`] unless the tracker has a place for it.
-    fn log_image(&mut self, _name: &str, _image: &Image, _at: At) -> Result<()> {
+    fn log_image(&mut self, _name: &str, _image: &Image, _at: Stamp) -> Result<()> {
         Err(TrackError::Unsupported { tracker: self.name().to_owned(), what: "images" })
     }
 
@@ -71,7 +71,7 @@ pub trait Tracker: Any + Send {
     ///
     /// # Errors
     /// [`TrackError::Unsupported`] unless the tracker has a place for it.
-    fn log_table(&mut self, _name: &str, _table: &Table, _at: At) -> Result<()> {
+    fn log_table(&mut self, _name: &str, _table: &Table, _at: Stamp) -> Result<()> {
         Err(TrackError::Unsupported { tracker: self.name().to_owned(), what: "tables" })
     }
 

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_format_says_what_is_no_number() {
+    fn each_format_marks_what_is_not_finite() {
         for (value, text, json) in [
             (f64::NAN, "NaN", "\"NaN\""),
             (f64::INFINITY, "inf", "\"Infinity\""),

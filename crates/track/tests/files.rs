@@ -8,13 +8,13 @@ use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use brigade_track::{
-    At, Config, Csv, Image, JsonLines, Outcome, Run, Table, TensorBoard, TrackError, Tracker,
+    Config, Csv, Image, JsonLines, Outcome, Run, Stamp, Table, TensorBoard, TrackError, Tracker,
     Value, Values,
 };
 use proptest::prelude::*;
 
-fn at(step: u64) -> At {
-    At { step: Some(step), time: UNIX_EPOCH + Duration::from_millis(1_763_757_346_250) }
+fn at(step: u64) -> Stamp {
+    Stamp { step: Some(step), time: UNIX_EPOCH + Duration::from_millis(1_763_757_346_250) }
 }
 
 fn values(values: &[(&str, f64)]) -> Values {
@@ -35,14 +35,14 @@ fn lines(path: &Path) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn json_lines_keep_the_order_and_say_what_is_no_number() {
+fn json_lines_keep_the_order_and_say_what_is_not_finite() {
     let folder = tempfile::tempdir().unwrap();
     let mut tracker = JsonLines::new(folder.path().join("runs"));
     tracker.start(&run()).unwrap();
     let mut logged = values(&[("zeta", 0.5), ("alpha", f64::NAN), ("inf", f64::INFINITY)]);
     logged.push(("words".to_owned(), "a \"b\"\n".into()));
     tracker.log(&logged, at(3)).unwrap();
-    tracker.log(&values(&[("loss", 0.1)]), At { step: None, ..at(0) }).unwrap();
+    tracker.log(&values(&[("loss", 0.1)]), Stamp { step: None, ..at(0) }).unwrap();
     // Each line is there as soon as the call returns.
     let path = folder.path().join("runs/demo.jsonl");
     let text = fs::read_to_string(&path).unwrap();
@@ -125,7 +125,7 @@ fn columns_that_come_later_lose_no_row() {
     let mut wide = values(&[("accuracy", 0.9), ("loss", f64::NEG_INFINITY)]);
     wide.push(("note, quoted".to_owned(), "a,\"b\"\nc".into()));
     tracker.log(&wide, at(2)).unwrap();
-    tracker.log(&values(&[("loss", 0.25)]), At { step: None, ..at(0) }).unwrap();
+    tracker.log(&values(&[("loss", 0.25)]), Stamp { step: None, ..at(0) }).unwrap();
     let expected = "\
 _step,_time,loss,b,accuracy,\"note, quoted\"
 1,1763757346.25,0.5,NaN,,
@@ -181,7 +181,7 @@ fn a_half_row_is_cut_off_wherever_it_ends() {
 }
 
 #[test]
-fn a_table_of_somebody_else_is_left_alone() {
+fn another_users_table_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("demo.csv");
     fs::write(&path, "epoch,loss\n1,2\n").unwrap();

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use brigade_suite::Need;
 use brigade_track::{
-    At, Config, Credentials, Image, Mlflow, Outcome, Run, Table, TrackError, Tracker, Value, Values,
+    Config, Credentials, Image, Mlflow, Outcome, Run, Stamp, Table, TrackError, Tracker, Value,
+    Values,
 };
 use serde_json::{Value as Json, json};
 
@@ -42,7 +43,7 @@ impl Server {
 
         let python = brigade_suite::python(Need::Trackers).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        // Free now; nobody else asks for it in the moment until the server binds it.
+        // Free now; nothing else asks for it in the moment until the server binds it.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
         let process = Command::new(python)
@@ -106,7 +107,7 @@ fn a_real_server_has_all_that_was_logged() {
     let id = tracker.run_id().unwrap().to_owned();
     for step in 0..2500 {
         let values: Values = vec![("train/loss".to_owned(), Value::from(f64::from(step) / 7.0))];
-        tracker.log(&values, At::step(step as u64)).unwrap();
+        tracker.log(&values, Stamp::step(step as u64)).unwrap();
     }
     let odd: Values = vec![
         ("nan".to_owned(), f64::NAN.into()),
@@ -114,12 +115,12 @@ fn a_real_server_has_all_that_was_logged() {
         ("a(b)".to_owned(), 1.into()),
         ("stage".to_owned(), "late".into()),
     ];
-    tracker.log(&odd, At::step(7)).unwrap();
-    tracker.log_text("note", "hello", At::step(1)).unwrap();
+    tracker.log(&odd, Stamp::step(7)).unwrap();
+    tracker.log_text("note", "hello", Stamp::step(1)).unwrap();
     let image = Image::new(2, 1, 1, vec![0, 255]).unwrap();
-    tracker.log_image("picture", &image, At::step(2)).unwrap();
+    tracker.log_image("picture", &image, Stamp::step(2)).unwrap();
     let table = Table::new(["n"], vec![vec![1.into()]]).unwrap();
-    tracker.log_table("table", &table, At::now()).unwrap();
+    tracker.log_table("table", &table, Stamp::now()).unwrap();
     tracker.finish(Outcome::Finished).unwrap();
 
     let found = server.ask(&format!("runs/get?run_id={id}"));
@@ -167,7 +168,7 @@ fn a_real_server_has_all_that_was_logged() {
             server.ask(&format!("runs/get?run_id={id}"))["run"]["info"]["status"],
             "RUNNING"
         );
-        next.log(&[("late".to_owned(), Value::from(lr))], At::step(9000)).unwrap();
+        next.log(&[("late".to_owned(), Value::from(lr))], Stamp::step(9000)).unwrap();
         // Dropped, not finished: it did not come to its end, but what was logged is there.
         drop(next);
         let found = server.ask(&format!("runs/get?run_id={id}"));
@@ -282,9 +283,9 @@ fn a_server_that_stumbles_gets_everything_in_the_end_and_in_batches() {
     assert!(!format!("{tracker:?} {secret:?}").contains("secret\""));
     tracker.start(&Run::new("demo")).unwrap();
     for step in 0..3000 {
-        tracker.log(&point(f64::from(step)), At::step(step as u64)).unwrap();
+        tracker.log(&point(f64::from(step)), Stamp::step(step as u64)).unwrap();
     }
-    let error = tracker.log_text("t", "x", At::now()).unwrap_err();
+    let error = tracker.log_text("t", "x", Stamp::now()).unwrap_err();
     assert!(matches!(error, TrackError::Unsupported { .. }), "{error}");
     tracker.finish(Outcome::Finished).unwrap();
     let mut seen = std::collections::BTreeSet::new();
@@ -308,8 +309,8 @@ fn a_server_that_goes_away_ends_no_training_unless_asked() {
         let mut tracker =
             Mlflow::new(&server.url).unwrap().strict(strict).patience(Duration::from_millis(300));
         tracker.start(&Run::new("demo")).unwrap();
-        tracker.log(&point(1.0), At::step(1)).unwrap();
-        tracker.log(&point(2.0), At::step(2)).unwrap();
+        tracker.log(&point(1.0), Stamp::step(1)).unwrap();
+        tracker.log(&point(2.0), Stamp::step(2)).unwrap();
         // The second attempt begins when the first one's answer is known.
         let until = Instant::now() + Duration::from_secs(60);
         while server.bodies("log-batch").len() < 2 {
@@ -335,11 +336,11 @@ fn a_refused_batch_is_lost_at_once_and_said() {
     });
     let mut tracker = Mlflow::new(&refusing.url).unwrap().strict(true);
     tracker.start(&Run::new("demo")).unwrap();
-    tracker.log(&point(1.0), At::step(1)).unwrap();
+    tracker.log(&point(1.0), Stamp::step(1)).unwrap();
     let until = Instant::now() + Duration::from_secs(60);
     let error = loop {
         // The loss is said by a later call.
-        if let Err(error) = tracker.log(&point(2.0), At::step(2)) {
+        if let Err(error) = tracker.log(&point(2.0), Stamp::step(2)) {
             break error;
         }
         assert!(Instant::now() < until);
@@ -362,13 +363,13 @@ fn a_server_that_never_answers_does_not_hold_the_end() {
         let patience = Duration::from_millis(800);
         let mut tracker = Mlflow::new(&server.url).unwrap().strict(true).patience(patience);
         tracker.start(&Run::new("demo")).unwrap();
-        tracker.log(&point(1.0), At::step(1)).unwrap();
+        tracker.log(&point(1.0), Stamp::step(1)).unwrap();
         let until = Instant::now() + Duration::from_secs(60);
         while server.bodies("log-batch").is_empty() {
             assert!(Instant::now() < until, "the batch was not sent");
             thread::sleep(Duration::from_millis(5));
         }
-        tracker.log(&point(2.0), At::step(2)).unwrap();
+        tracker.log(&point(2.0), Stamp::step(2)).unwrap();
         let begun = Instant::now();
         if finish {
             let error = tracker.finish(Outcome::Finished).unwrap_err();
@@ -405,7 +406,7 @@ fn a_password_in_the_address_is_sent_and_never_shown() {
     let url = server.url.replace("http://", "http://me:secret@");
     let mut tracker = Mlflow::new(&url).unwrap().strict(true).patience(Duration::from_millis(100));
     tracker.start(&Run::new("demo")).unwrap();
-    tracker.log(&point(1.0), At::step(1)).unwrap();
+    tracker.log(&point(1.0), Stamp::step(1)).unwrap();
     let shown = format!("{tracker:?}");
     let error = tracker.finish(Outcome::Finished).unwrap_err();
     for text in [shown, error.to_string(), format!("{error:?}")] {

@@ -7,7 +7,9 @@
 use std::process::Command;
 
 use brigade_suite::Need;
-use brigade_track::{At, Config, Image, Outcome, Run, Table, TensorBoard, Tracker, Value, Values};
+use brigade_track::{
+    Config, Image, Outcome, Run, Stamp, Table, TensorBoard, Tracker, Value, Values,
+};
 use serde_json::{Value as Json, json};
 
 brigade_suite::suite! {
@@ -66,23 +68,23 @@ fn the_real_tensorboard_reads_what_was_logged() {
             ("loss".to_owned(), Value::from(1.0 / (step + 1) as f64)),
             ("train/seen".to_owned(), Value::from(64 * step)),
         ];
-        tracker.log(&values, At { step: Some(step), time }).unwrap();
+        tracker.log(&values, Stamp { step: Some(step), time }).unwrap();
     }
     let odd: Values = vec![
         ("nan".to_owned(), f64::NAN.into()),
         ("inf".to_owned(), f64::NEG_INFINITY.into()),
         ("word".to_owned(), "hello".into()),
     ];
-    tracker.log(&odd, At { step: Some(7), time }).unwrap();
+    tracker.log(&odd, Stamp { step: Some(7), time }).unwrap();
     let image = Image::new(3, 2, 3, (0..18).collect()).unwrap();
-    tracker.log_image("picture", &image, At { step: Some(8), time }).unwrap();
+    tracker.log_image("picture", &image, Stamp { step: Some(8), time }).unwrap();
     let table = Table::new(["n"], vec![vec![1.into()]]).unwrap();
-    tracker.log_table("table", &table, At { step: Some(9), time }).unwrap();
+    tracker.log_table("table", &table, Stamp { step: Some(9), time }).unwrap();
     tracker.finish(Outcome::Finished).unwrap();
     // A run that goes on: another file, the same run.
     let mut next = TensorBoard::new(folder.path());
     next.start(&Run::new("demo")).unwrap();
-    next.log(&[("loss".to_owned(), Value::from(0.0))], At { step: Some(300), time }).unwrap();
+    next.log(&[("loss".to_owned(), Value::from(0.0))], Stamp { step: Some(300), time }).unwrap();
     next.finish(Outcome::Finished).unwrap();
 
     let output =

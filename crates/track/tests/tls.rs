@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use brigade_track::{At, Mlflow, Outcome, Run, TrackError, Tracker, Value};
+use brigade_track::{Mlflow, Outcome, Run, Stamp, TrackError, Tracker, Value};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -106,7 +106,7 @@ fn a_run_goes_over_tls_to_a_server_whose_authority_is_named() {
     let tracker = Mlflow::new(&server.url).unwrap();
     let mut tracker = tracker.certificate(server.file("authority.pem")).unwrap().strict(true);
     tracker.start(&Run::new("demo")).unwrap();
-    tracker.log(&[("loss".to_owned(), Value::from(0.5))], At::step(1)).unwrap();
+    tracker.log(&[("loss".to_owned(), Value::from(0.5))], Stamp::step(1)).unwrap();
     tracker.finish(Outcome::Finished).unwrap();
     let until = Instant::now() + Duration::from_secs(30);
     // The experiment, the run, its values and its end.
@@ -117,7 +117,7 @@ fn a_run_goes_over_tls_to_a_server_whose_authority_is_named() {
 }
 
 #[test]
-fn a_certificate_that_nobody_knows_is_refused_at_once() {
+fn a_certificate_of_an_unknown_authority_is_refused_at_once() {
     let server = Server::start();
     let error = Mlflow::new(&server.url).unwrap().start(&Run::new("demo")).unwrap_err();
     assert!(matches!(error, TrackError::Untrusted { .. }), "{error:?}");

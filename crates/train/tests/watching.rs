@@ -220,7 +220,7 @@ impl Tracker for Broken {
     fn log(
         &mut self,
         values: &[(String, Value)],
-        _: brigade_train::track::At,
+        _: brigade_train::track::Stamp,
     ) -> brigade_train::track::Result<()> {
         self.0 += values.len();
         Err(brigade_train::track::TrackError::Own("no room".into()))

@@ -157,7 +157,7 @@ impl Place {
     }
 }
 
-/// `MASTER_ADDR`, where somebody has set it.
+/// `MASTER_ADDR`, where a user has set it.
 ///
 /// Errors when it is the loopback and the job has several hosts: each would wait for itself.
 pub fn chosen_address(
@@ -175,7 +175,7 @@ pub fn chosen_address(
     }
 }
 
-/// `MASTER_PORT`, where somebody has set it.
+/// `MASTER_PORT`, where a user has set it.
 ///
 /// Errors when it is no port.
 pub fn chosen_port(vars: &dyn Fn(&str) -> Option<String>) -> Result<Option<u16>, WorldError> {

@@ -8,7 +8,7 @@ use std::os::fd::RawFd;
 pub struct StoreEndpoint {
     /// Host name or address of the server, as in `MASTER_ADDR`.
     pub addr: String,
-    /// Port of the server. 0 only for a program that runs alone: whoever listens picks a free one.
+    /// Port of the server. 0 only for a program that runs alone: whatever listens picks a free one.
     pub port: u16,
     /// Who serves it.
     pub host: StoreHost,

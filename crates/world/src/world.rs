@@ -83,7 +83,7 @@ impl World {
     ///
     /// Errors as [`World::from_vars`].
     pub fn from_env() -> Result<Self, WorldError> {
-        // Bytes that are not Unicode turn up in the error message as a value that is no number.
+        // Bytes that are not Unicode turn up in the error message as a value that is not a number.
         let vars = |name: &str| std::env::var_os(name).map(into_text);
         Self::read(Vars(&vars), Some(std::process::id()))
     }

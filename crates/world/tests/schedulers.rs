@@ -92,7 +92,7 @@ fn tasks_of_a_step() {
     }
 }
 
-/// The trap: Slurm's variables are there, but nobody started the other ranks.
+/// The trap: Slurm's variables are there, but the other ranks were never started.
 #[test]
 fn not_a_task() {
     for name in [
@@ -400,7 +400,7 @@ fn kubeflow() {
     ] {
         assert_eq!(place(&with(&pod, &vars)), expected, "{vars}");
     }
-    // Somebody's defaults for torchrun
+    // A user's defaults for torchrun
     let defaults = with(&Vars::new(), "PET_NNODES=2 PET_NPROC_PER_NODE=gpu");
     assert_eq!(place(&defaults), "alone");
     assert!(Pods::find(&|name| defaults.get(name).cloned()).is_some());

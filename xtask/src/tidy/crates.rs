@@ -117,7 +117,7 @@ impl<'a> Graph<'a> {
 
     /// The names on a shortest way from one package to the package of that name.
     ///
-    /// Development dependencies count for the first package only: nobody builds those of others.
+    /// Development dependencies count for the first package only: nothing builds those of others.
     fn path_to(&self, from: &'a str, name: &str, edges: Edges) -> Option<Vec<&'a str>> {
         let mut came_from: HashMap<&str, &str> = HashMap::new();
         let mut seen = HashSet::from([from]);

@@ -2,7 +2,7 @@
 
 use super::Findings;
 
-/// No file names a folder of somebody's machine.
+/// No file names a folder of a user's machine.
 pub(super) fn check(path: &str, contents: &str, findings: &mut Findings) {
     for (index, line) in contents.lines().enumerate() {
         if let Some(found) = machine_folder(line) {

@@ -167,7 +167,7 @@ fn a_python_that_does_not_run() {
 
 fn no_network() {
     let scene = Scene::new();
-    // A port on which nobody listens.
+    // A port on which nothing listens.
     let setup = scene.setup().without_wheels().env("PIP_INDEX_URL", "http://127.0.0.1:9/simple");
     let outcome = setup.env("PIP_RETRIES", "0").run(); // by default pip tries for some seconds
     outcome.fails_saying("torch==2.13.0: pip cannot reach the package index");

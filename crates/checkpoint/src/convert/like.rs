@@ -14,7 +14,7 @@ use super::{FileTensor, Report, must_be_free, read, scaler, scheduler, tied, wri
 use crate::error::Error;
 use crate::file_name::FileName;
 use crate::layout::{
-    Checkpoint, FileFacts, MANIFEST, Manifest, Object, Placement, Staging, Writing,
+    Checkpoint, ChecksumWriter, FileFacts, MANIFEST, Manifest, Object, Placement, Staging,
 };
 use crate::pth::TensorData;
 use crate::value::Value;
@@ -264,7 +264,7 @@ impl Made<'_> {
         let mut made = Object::new(object.kind.clone(), object.name.clone());
         if let Some(tree) = tree {
             let file = made.name.json();
-            let mut out = Writing::create(self.folder.join(&file))?;
+            let mut out = ChecksumWriter::create(self.folder.join(&file))?;
             out.put(format!("{:#}\n", tree.to_json()).as_bytes())?;
             self.files.insert(file.clone(), out.finish(true)?);
             made.state = Some(file);

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::dtype::{Dtype, TensorInfo};
-use crate::layout::Place;
+use crate::layout::TensorLocation;
 use crate::pth::{PthFile, StoredTensor, TensorData};
 use crate::torch_optimizer::StateTensor;
 
@@ -16,13 +16,13 @@ pub struct FileTensor(Source);
 
 #[derive(Debug, Clone)]
 enum Source {
-    Placed(Place),
+    Placed(TensorLocation),
     Stored(Arc<Mutex<PthFile>>, StoredTensor),
     Memory(TensorInfo, Arc<[u8]>),
 }
 
 impl FileTensor {
-    pub(crate) fn placed(place: Place) -> Self {
+    pub(crate) fn placed(place: TensorLocation) -> Self {
         Self(Source::Placed(place))
     }
 

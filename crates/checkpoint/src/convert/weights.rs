@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use super::FileTensor;
 use crate::error::Error;
 use crate::format::Format;
-use crate::layout::{Checkpoint, Object, Place};
+use crate::layout::{Checkpoint, Object, TensorLocation};
 use crate::pth::PthFile;
 use crate::safetensors::Header;
 use crate::shards::Index;
@@ -72,8 +72,11 @@ fn of_file(path: &Path, weights: &mut Weights) -> Result<(), Error> {
     match Format::of(path, &file)? {
         Format::Safetensors => {
             for entry in Header::read(path, &file)?.tensors {
-                let place =
-                    Place { path: path.to_owned(), offset: entry.range.start, info: entry.info };
+                let place = TensorLocation {
+                    path: path.to_owned(),
+                    offset: entry.range.start,
+                    info: entry.info,
+                };
                 weights.push((entry.name, FileTensor::placed(place)));
             }
         }

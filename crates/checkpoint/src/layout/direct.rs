@@ -192,7 +192,7 @@ fn write_pieces(
             fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }
         piece.filled = 0;
-        // Nobody takes it back after the last one.
+        // Nothing takes it back after the last one.
         let _ = give_back.send(piece);
     }
 }

@@ -65,7 +65,7 @@ pub fn files(folder: &Path) -> Result<Vec<FileName>, Error> {
 /// A new file that is being written: bytes go straight to the system, their checksum is taken on the
 /// way, while they are in the processor's cache.
 #[derive(Debug)]
-pub struct Writing {
+pub struct ChecksumWriter {
     path: PathBuf,
     sink: Sink,
     crc: crc32fast::Hasher,
@@ -78,7 +78,7 @@ enum Sink {
     Direct(Direct),
 }
 
-impl Writing {
+impl ChecksumWriter {
     /// Makes a file that must not be there yet.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ impl Writing {
         Ok(Self::into_sink(path, Sink::Cached(file)))
     }
 
-    /// As [`Writing::create`], for a file of `bytes`. Of a large one, and of one that will be flushed, the
+    /// As [`ChecksumWriter::create`], for a file of `bytes`. Of a large one, and of one that will be flushed, the
     /// space is taken first, so that a full disk says so at once. A large one goes past the system's cache,
     /// from threads of its own, where the file system can do that. This takes 24 MB of memory until the end.
     ///
@@ -152,7 +152,7 @@ impl Writing {
     }
 }
 
-impl Write for Writing {
+impl Write for ChecksumWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = match &mut self.sink {
             Sink::Cached(file) => file.write(bytes)?,
@@ -173,7 +173,7 @@ impl Write for Writing {
 /// # Errors
 /// [`Error::Io`].
 pub(crate) fn write_file(path: &Path, text: &[u8], flush: bool) -> Result<FileFacts, Error> {
-    let mut file = Writing::create(path)?;
+    let mut file = ChecksumWriter::create(path)?;
     file.put(text)?;
     file.finish(flush)
 }
@@ -194,7 +194,7 @@ mod tests {
         // Small and large pieces in turns, through the cache and past it.
         for (name, flush) in [("not flushed", false), ("flushed", true)] {
             let path = folder.path().join(name);
-            let mut out = Writing::create_sized(&path, content.len() as u64, flush).unwrap();
+            let mut out = ChecksumWriter::create_sized(&path, content.len() as u64, flush).unwrap();
             let mut rest = content.as_slice();
             for length in [1, PIECE_BYTES, 7, PIECE_BYTES + 5, usize::MAX] {
                 let (now, later) = rest.split_at(length.min(rest.len()));

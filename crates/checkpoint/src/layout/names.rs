@@ -27,7 +27,7 @@ pub fn numbered(folder: &Path) -> Result<Vec<u64>, Error> {
         let entry = entry.map_err(Error::io("read", folder))?;
         let name = entry.file_name();
         let number = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-        // `checkpoint_007` is somebody else's.
+        // `checkpoint_007` is another user's.
         let number = number.and_then(|n| n.parse().ok().filter(|m: &u64| m.to_string() == n));
         if let Some(number) = number
             && entry.path().is_dir()

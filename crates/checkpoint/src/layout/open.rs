@@ -22,7 +22,7 @@ pub struct Checkpoint {
 
 /// Where a tensor's bytes lie.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct TensorLocation {
     /// The file.
     pub path: PathBuf,
     /// The first byte in it.
@@ -125,8 +125,8 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::Damaged`] where the manifest contradicts the files: a chunk that a file lacks or has with another
     /// type or shape, a tensor in a file that the manifest does not name; the errors of [`Header::read`].
-    pub fn chunks(&self, object: &Object) -> Result<BTreeMap<String, Vec<Place>>, Error> {
-        let mut headers: HashMap<&FileName, HashMap<String, Place>> = HashMap::new();
+    pub fn chunks(&self, object: &Object) -> Result<BTreeMap<String, Vec<TensorLocation>>, Error> {
+        let mut headers: HashMap<&FileName, HashMap<String, TensorLocation>> = HashMap::new();
         for name in object.tensor_files.iter().filter(|name| is_safetensors(name)) {
             let entries = header(&self.folder, name)?.into_iter();
             headers.insert(name, entries.collect());
@@ -164,7 +164,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Those of [`Checkpoint::chunks`]; [`Error::Unsupported`] for a tensor that is stored in several chunks.
-    pub fn tensors(&self, object: &Object) -> Result<HashMap<String, Place>, Error> {
+    pub fn tensors(&self, object: &Object) -> Result<HashMap<String, TensorLocation>, Error> {
         let whole = self.chunks(object)?.into_iter().map(|(name, mut places)| {
             match (places.len(), places.pop()) {
                 (1, Some(place)) => Ok((name, place)),
@@ -187,12 +187,15 @@ fn is_safetensors(name: &str) -> bool {
 }
 
 /// The tensors of a file.
-fn header(folder: &Path, name: &FileName) -> Result<Vec<(String, Place)>, Error> {
+fn header(folder: &Path, name: &FileName) -> Result<Vec<(String, TensorLocation)>, Error> {
     let path = folder.join(name);
     let file = File::open(&path).map_err(Error::io("read", &path))?;
     let entries = Header::read(&path, &file)?.tensors.into_iter();
     let places = entries.map(|entry| {
-        (entry.name, Place { path: path.clone(), offset: entry.range.start, info: entry.info })
+        (
+            entry.name,
+            TensorLocation { path: path.clone(), offset: entry.range.start, info: entry.info },
+        )
     });
     Ok(places.collect())
 }

@@ -1,4 +1,4 @@
-//! A folder that is being written, under a name that nobody takes for a checkpoint.
+//! A folder that is being written, under a name that nothing takes for a checkpoint.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -133,7 +133,7 @@ impl Drop for Staging {
     }
 }
 
-/// A checkpoint whose name another one has taken. It is under a name that nobody takes for a checkpoint; when the
+/// A checkpoint whose name another one has taken. It is under a name that nothing takes for a checkpoint; when the
 /// process ends before it is removed, the next save sweeps it.
 #[derive(Debug)]
 #[must_use = "it takes space until it is removed"]

@@ -16,7 +16,7 @@ use crate::value::Raw;
 pub(super) fn read(path: &Path, text: &str) -> Result<Vec<Entry>, ConfigError> {
     let fault =
         |line: usize, format, message: &str| ConfigError::syntax(path, text, line, format, message);
-    // JSON is YAML, but whoever wrote JSON wants to hear of JSON.
+    // JSON is YAML, but errors in a JSON file speak of JSON.
     if path.extension().is_some_and(|it| it.eq_ignore_ascii_case("json"))
         && let Err(error) = serde_json::from_str::<IgnoredAny>(text)
     {

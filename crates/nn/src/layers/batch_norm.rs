@@ -189,7 +189,7 @@ impl BatchNorm {
         }
         let float = (Kind::Float, Device::Cpu);
         let BatchNormOptions { affine, .. } = options;
-        // Nobody has that much memory where it fails: the model will say so.
+        // Nothing has that much memory where it fails: the model will say so.
         let made = |values: Result<Tensor, TchError>| {
             values.unwrap_or_else(|error| {
                 path.reject(first_line(error));

@@ -30,10 +30,10 @@ impl ProcessGroup {
             Device::Cuda(index) => i64::try_from(index).unwrap_or(-1),
             _ => -1,
         };
-        let flight = self.collective("barrier", String::new, |group, limit| {
+        let pending = self.collective("barrier", String::new, |group, limit| {
             ffi::barrier(group, device, limit)
         })?;
-        Ok(flight.giving(()))
+        Ok(pending.giving(()))
     }
 
     /// A barrier that tells who is missing: rank 0 waits for every rank and its error names all that did

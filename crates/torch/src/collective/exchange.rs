@@ -69,14 +69,14 @@ impl ProcessGroup {
             return self.all_to_all_by_bytes(&inputs, outputs);
         }
         let targets = outputs.iter().map(dense).collect::<Result<Vec<_>, _>>()?;
-        let flight = self.collective(
+        let pending = self.collective(
             "all_to_all",
             || describe_rows(&inputs[0]),
             |group, limit| {
                 ffi::all_to_all(group, &borrow_all(&targets), &borrow_all(&inputs), limit)
             },
         )?;
-        Ok(flight.giving(outputs).reading(inputs).then(move |outputs| {
+        Ok(pending.giving(outputs).reading(inputs).then(move |outputs| {
             for (output, target) in outputs.iter_mut().zip(targets) {
                 if !output.is_contiguous() {
                     tch::no_grad(|| output.f_copy_(&target))?;
@@ -152,7 +152,7 @@ impl ProcessGroup {
             shape[0] = self.total(operation, receive_rows)?;
         }
         let output = Tensor::f_empty(&shape, (input.f_kind()?, input.device()))?;
-        let flight = self.collective(
+        let pending = self.collective(
             operation,
             || describe_rows(&input),
             |group, limit| {
@@ -166,7 +166,7 @@ impl ProcessGroup {
                 )
             },
         )?;
-        Ok(flight.giving(output).reading([input]))
+        Ok(pending.giving(output).reading([input]))
     }
 
     /// The sum of one count per rank.

@@ -103,12 +103,12 @@ impl ProcessGroup {
     fn begin_all_gather(&self, tensor: &Tensor) -> Result<Work<Vec<Tensor>>, Error> {
         let input = dense(tensor)?;
         let outputs = self.empty_per_rank(&input)?;
-        let flight = self.collective(
+        let pending = self.collective(
             "all_gather",
             || describe(&input),
             |group, limit| ffi::all_gather(group, &borrow_all(&outputs), borrow(&input), limit),
         )?;
-        Ok(flight.giving(outputs).reading([input]))
+        Ok(pending.giving(outputs).reading([input]))
     }
 
     /// The tensors of all ranks in one, along the first dimension: `[n, …]` becomes `[size * n, …]`, a
@@ -139,12 +139,12 @@ impl ProcessGroup {
         let mut shape = input.size();
         shape[0] *= self.size() as i64;
         let output = Tensor::f_empty(&shape, (input.f_kind()?, input.device()))?;
-        let flight = self.collective(
+        let pending = self.collective(
             "all_gather_flat",
             || describe(&input),
             |group, limit| ffi::all_gather_flat(group, borrow(&output), borrow(&input), limit),
         )?;
-        Ok(flight.giving(output).reading([input]))
+        Ok(pending.giving(output).reading([input]))
     }
 
     /// On rank `root` the tensors of all ranks, by rank; `None` elsewhere.
@@ -179,11 +179,11 @@ impl ProcessGroup {
         let input = dense(tensor)?;
         let outputs = if root == self.rank() { Some(self.empty_per_rank(&input)?) } else { None };
         let what = || format!("to {root} {}", describe(&input));
-        let flight = self.collective("gather", what, |group, limit| {
+        let pending = self.collective("gather", what, |group, limit| {
             let outputs = borrow_all(outputs.as_deref().unwrap_or_default());
             ffi::gather(group, &outputs, borrow(&input), number.into(), limit)
         })?;
-        Ok(flight.giving(outputs).reading([input]))
+        Ok(pending.giving(outputs).reading([input]))
     }
 
     /// Fills `output` with this rank's tensor of rank `root`'s list, which only that rank gives.

@@ -8,7 +8,7 @@ use super::{Begun, copy, dense, fill, unshared};
 use crate::bridge::{borrow, ffi};
 use crate::error::Error;
 use crate::group::{ProcessGroup, Started};
-use crate::work::{Flight, Work};
+use crate::work::{PendingWork, Work};
 
 impl ProcessGroup {
     /// Sends a tensor to one rank. Returns when the tensor may be changed again.
@@ -42,9 +42,9 @@ impl ProcessGroup {
     fn begin_send(&self, tensor: &Tensor, to: usize, tag: u16) -> Result<Work<Tensor>, Error> {
         let to = self.peer("send", to)?;
         let tensor = dense(tensor)?;
-        let flight =
+        let pending =
             self.message("send", |group| ffi::send(group, borrow(&tensor), to, tag.into()))?;
-        Ok(flight.giving(tensor))
+        Ok(pending.giving(tensor))
     }
 
     /// Fills a tensor with what rank `from` sends under the same tag.
@@ -66,9 +66,9 @@ impl ProcessGroup {
     fn begin_recv(&self, tensor: Tensor, from: usize, tag: u16) -> Result<Work<Tensor>, Error> {
         let from = self.peer("recv", from)?;
         let target = dense(&tensor)?;
-        let flight =
+        let pending =
             self.message("recv", |group| ffi::recv(group, borrow(&target), from, tag.into()))?;
-        Ok(fill(flight, tensor, target))
+        Ok(fill(pending, tensor, target))
     }
 
     /// Fills a tensor with what any rank sends under the tag, and tells which rank it was. Gloo only.
@@ -90,19 +90,19 @@ impl ProcessGroup {
 
     fn begin_recv_any(&self, tensor: Tensor, tag: u16) -> Result<Work<Tensor>, Error> {
         let target = dense(&tensor)?;
-        let flight =
+        let pending =
             self.message("recv_any", |group| ffi::recv_any(group, borrow(&target), tag.into()))?;
-        Ok(fill(flight, tensor, target))
+        Ok(fill(pending, tensor, target))
     }
 
     fn message(
         &self,
         operation: &'static str,
         start: impl FnOnce(&ffi::Group) -> Begun,
-    ) -> Result<Flight, Error> {
+    ) -> Result<PendingWork, Error> {
         let (started, begun) = (Started::unnumbered(operation), Instant::now());
         match self.exclusively(start) {
-            Ok(handle) => Ok(Flight::new(handle, self.clone(), started)),
+            Ok(handle) => Ok(PendingWork::new(handle, self.clone(), started)),
             Err(error) => Err(self.failure(started, begun, &error)),
         }
     }

@@ -150,10 +150,10 @@ impl ProcessGroup {
         let (raw, divisor) = self.reduction("reduce_scatter", op, &inputs[0])?;
         let output = inputs[self.rank()].f_empty_like()?;
         let what = || format!("{op:?} {}", describe(&output));
-        let flight = self.collective("reduce_scatter", what, |group, limit| {
+        let pending = self.collective("reduce_scatter", what, |group, limit| {
             ffi::reduce_scatter(group, borrow(&output), &borrow_all(&inputs), raw, limit)
         })?;
-        Ok(divided(flight.giving(output).reading(inputs), divisor))
+        Ok(divided(pending.giving(output).reading(inputs), divisor))
     }
 
     /// Reduces `[size * n, …]` over all ranks and leaves rows `rank * n .. (rank + 1) * n` here.
@@ -191,10 +191,10 @@ impl ProcessGroup {
         shape[0] /= self.size() as i64;
         let output = Tensor::f_empty(&shape, (input.f_kind()?, input.device()))?;
         let what = || format!("{op:?} {}", describe(&input));
-        let flight = self.collective("reduce_scatter_flat", what, |group, limit| {
+        let pending = self.collective("reduce_scatter_flat", what, |group, limit| {
             ffi::reduce_scatter_flat(group, borrow(&output), borrow(&input), raw, limit)
         })?;
-        Ok(divided(flight.giving(output).reading([input]), divisor))
+        Ok(divided(pending.giving(output).reading([input]), divisor))
     }
 
     /// The operation for c10d, and what to divide its result by.

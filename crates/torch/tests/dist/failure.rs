@@ -35,7 +35,7 @@ dist_test!(world = 3, dist_a_rank_that_does_not_come_is_named, |world| {
     );
     assert!(text.contains("; rank 1 had not arrived: "), "{text}");
 
-    // From here on everything fails at once, and blames nobody.
+    // From here on everything fails at once, and blames no rank.
     let later = group.within(LIMIT).barrier().unwrap_err();
     assert_eq!(missing(&later), [0usize; 0], "{later}");
     meet(&group, "given up", 3);

@@ -95,7 +95,7 @@ fn train(group: &ProcessGroup, names: &[String], case: &Case, gradient_as_bucket
     for (name, parameter) in &model.parameters {
         let large = sum(&parameter.abs());
         // The bias of a convolution before a BatchNorm has no influence: its gradient is what rounding
-        // leaves, and Adam makes full steps of it, in a direction that nobody can foretell.
+        // leaves, and Adam makes full steps of it, in a direction that rounding decides.
         let free = opt == "adam" && ["module1.0.bias", "module2.0.bias"].contains(&&name[..]);
         let bound = if free { noise(steps, parameter) } else { SUM_TOLERANCE * large };
         assert_close(&[large], &[case.weight_abs_sums[name]], 0.0, bound);

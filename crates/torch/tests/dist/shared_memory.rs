@@ -24,7 +24,7 @@ dist_test!(world = 3, dist_the_ranks_of_one_host_share_memory, |world| {
     let pair = group.subgroup(&[2, 0]).unwrap();
     assert!(pair.is_none_or(|pair| pair.shares_memory()));
     let alone = group.subgroup(&[1]).unwrap();
-    assert!(alone.is_none_or(|alone| !alone.shares_memory()), "there is nobody to share it with");
+    assert!(alone.is_none_or(|alone| !alone.shares_memory()), "there is no rank to share it with");
 });
 
 dist_test!(world = 3, dist_one_rank_that_does_not_share_is_enough, |world| {

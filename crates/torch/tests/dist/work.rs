@@ -26,7 +26,7 @@ dist_test!(world = 2, dist_several_in_flight_waited_out_of_order, |world| {
     assert_eq!(gathered.wait().unwrap().iter().flat_map(values).collect::<Vec<_>>(), [0.0, 1.0]);
 });
 
-dist_test!(world = 2, dist_works_that_nobody_waits_for, |world| {
+dist_test!(world = 2, dist_works_that_nothing_waits_for, |world| {
     let group = meeting::group(&world);
     let watched = Tensor::full([1 << 20], 1.0, (Kind::Float, Device::Cpu));
     drop(group.start_all_reduce(watched.shallow_clone(), ReduceOp::Sum).unwrap());

@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 
 use crate::run::since_1970;
 use crate::value::float_as_json;
-use crate::{At, Value};
+use crate::{Stamp, Value};
 
 /// One thing to send.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,7 +26,7 @@ pub(super) struct Batch {
 }
 
 impl Entity {
-    pub(super) fn metric(name: &str, value: f64, at: At) -> Self {
+    pub(super) fn metric(name: &str, value: f64, at: Stamp) -> Self {
         Self::Metric(json!({
             "key": key(name),
             "value": float_as_json(value),
@@ -103,7 +103,7 @@ pub(super) fn key(name: &str) -> String {
     if name.is_empty() { "_".to_owned() } else { name }
 }
 
-pub(super) fn milliseconds(at: At) -> u64 {
+pub(super) fn milliseconds(at: Stamp) -> u64 {
     u64::try_from(since_1970(at.time).as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     fn metrics(count: usize) -> VecDeque<Entity> {
-        (0..count).map(|it| Entity::metric("m", it as f64, At::step(it as u64))).collect()
+        (0..count).map(|it| Entity::metric("m", it as f64, Stamp::step(it as u64))).collect()
     }
 
     #[test]
@@ -163,7 +163,7 @@ mod tests {
             assert_eq!(key(name), expected);
         }
         assert_eq!(key(&"é".repeat(300)).chars().count(), 250);
-        let metric = Entity::metric("x", f64::NEG_INFINITY, At::step(u64::MAX));
+        let metric = Entity::metric("x", f64::NEG_INFINITY, Stamp::step(u64::MAX));
         let Entity::Metric(json) = metric else { panic!("{metric:?}") };
         assert_eq!((&json["value"], &json["step"]), (&"-Infinity".into(), &i64::MAX.into()));
     }

@@ -21,7 +21,7 @@ use ureq::typestate::AgentScope;
 
 use super::Credentials;
 use super::batch::{Batch, milliseconds};
-use crate::{At, Outcome, Result, TrackError};
+use crate::{Outcome, Result, Stamp, TrackError};
 
 /// A server.
 #[derive(Clone)]
@@ -148,7 +148,7 @@ impl Client {
         &self,
         experiment: &str,
         name: Option<&str>,
-        began: At,
+        began: Stamp,
     ) -> Result<RunInfo> {
         let mut request = json!({ "experiment_id": experiment, "start_time": milliseconds(began) });
         if let Some(name) = name {
@@ -200,7 +200,7 @@ impl Client {
         &self,
         run_id: &str,
         outcome: Outcome,
-        at: At,
+        at: Stamp,
         until: Instant,
     ) -> Result<()> {
         let status = match outcome {

@@ -39,7 +39,7 @@ struct Queue {
 }
 
 /// What the thread took out.
-enum Parcel {
+enum Request {
     Values(Batch),
     File { path: String, bytes: Vec<u8> },
 }
@@ -114,12 +114,12 @@ impl Sender {
 
 impl Shared {
     fn send_all(&self, client: &Client, run_id: &str) {
-        while let Some((parcel, closed)) = self.take() {
+        while let Some((request, closed)) = self.take() {
             let (mut pause, mut until) = (PAUSE, closed);
             let error = loop {
-                let sent = match &parcel {
-                    Parcel::Values(batch) => client.log_batch(run_id, batch, until),
-                    Parcel::File { path, bytes } => client.put(path, bytes, until),
+                let sent = match &request {
+                    Request::Values(batch) => client.log_batch(run_id, batch, until),
+                    Request::File { path, bytes } => client.put(path, bytes, until),
                 };
                 let Err(error) = sent else { break None };
                 self.explain(&error, until);
@@ -156,9 +156,9 @@ impl Shared {
         }
     }
 
-    /// Takes the next parcel, and the time limit when the run has ended; `None` when it has ended and all is
+    /// Takes the next request, and the time limit when the run has ended; `None` when it has ended and all is
     /// sent, or the time is over.
-    fn take(&self) -> Option<(Parcel, Option<Instant>)> {
+    fn take(&self) -> Option<(Request, Option<Instant>)> {
         let mut queue = self.lock();
         loop {
             if let Some(until) = queue.closed
@@ -168,8 +168,8 @@ impl Shared {
                 queue.waiting.clear();
                 return None;
             }
-            if let Some(parcel) = queue.next() {
-                return Some((parcel, queue.closed));
+            if let Some(request) = queue.next() {
+                return Some((request, queue.closed));
             }
             if queue.closed.is_some() {
                 return None;
@@ -204,13 +204,13 @@ impl Shared {
 }
 
 impl Queue {
-    fn next(&mut self) -> Option<Parcel> {
+    fn next(&mut self) -> Option<Request> {
         if let Some(Entity::Artifact { .. }) = self.waiting.front() {
             let artifact = self.waiting.pop_front()?;
             self.weight = self.weight.saturating_sub(artifact.weight());
             self.under_way = 1;
             return match artifact {
-                Entity::Artifact { path, bytes } => Some(Parcel::File { path, bytes }),
+                Entity::Artifact { path, bytes } => Some(Request::File { path, bytes }),
                 _ => None,
             };
         }
@@ -220,7 +220,7 @@ impl Queue {
         }
         self.weight = self.weight.saturating_sub(weight);
         self.under_way = batch.len() as u64;
-        Some(Parcel::Values(batch))
+        Some(Request::Values(batch))
     }
 }
 
@@ -234,7 +234,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{At, Value};
+    use crate::{Stamp, Value};
 
     proptest! {
         /// What is subtracted is what was added, whatever is sent in whatever pieces.
@@ -244,7 +244,7 @@ mod tests {
             for (number, kind) in kinds.iter().enumerate() {
                 let name = "n".repeat(number % 7);
                 let entity = match kind {
-                    0 => Entity::metric(&name, number as f64, At::step(1)),
+                    0 => Entity::metric(&name, number as f64, Stamp::step(1)),
                     1 => Entity::tag(&name, "a tag"),
                     2 => Entity::parameter(&name, &Value::from("p".repeat(number * 40))),
                     _ => Entity::Artifact { path: name, bytes: vec![0; number] },

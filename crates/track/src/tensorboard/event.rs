@@ -3,7 +3,7 @@
 //! The numbers of the fields are written where they are used: each is used once.
 
 use super::proto::Message;
-use crate::{At, Image, Value};
+use crate::{Image, Stamp, Value};
 
 /// One record of an event file.
 #[derive(Debug)]
@@ -15,17 +15,17 @@ impl Event {
     }
 
     /// The first record of a file.
-    pub(super) fn version(at: At) -> Self {
+    pub(super) fn version(at: Stamp) -> Self {
         // file_version
         Self(stamp(at).bytes(3, "brain.Event:2").into_bytes())
     }
 
-    pub(super) fn scalar(tag: &str, value: f64, at: At) -> Self {
+    pub(super) fn scalar(tag: &str, value: f64, at: Stamp) -> Self {
         // simple_value
         Self::summary(&Message::new().bytes(1, tag).float(2, value as f32), at)
     }
 
-    pub(super) fn text(tag: &str, text: &str, at: At) -> Self {
+    pub(super) fn text(tag: &str, text: &str, at: Stamp) -> Self {
         // dtype DT_STRING, a shape of one, string_val
         let shape = Message::new().message(2, &Message::new().varint(1, 1));
         let tensor = Message::new().varint(1, 7).message(2, &shape).bytes(8, text);
@@ -33,7 +33,7 @@ impl Event {
         Self::summary(&value.message(9, &metadata("text", &[])).message(8, &tensor), at)
     }
 
-    pub(super) fn image(tag: &str, image: &Image, png: &[u8], at: At) -> Self {
+    pub(super) fn image(tag: &str, image: &Image, png: &[u8], at: Stamp) -> Self {
         let image = Message::new()
             .varint(1, u64::from(image.height()))
             .varint(2, u64::from(image.width()))
@@ -44,7 +44,7 @@ impl Event {
 
     /// The values of the hyperparameters in this run. TensorBoard finds out from those which there are,
     /// and takes all scalars as their metrics, as long as no record lists them.
-    pub(super) fn session_start(config: &[(String, Value)], at: At) -> Self {
+    pub(super) fn session_start(config: &[(String, Value)], at: Stamp) -> Self {
         let mut start = Message::new();
         for (name, value) in config {
             // google.protobuf.Value: number_value, string_value, bool_value
@@ -60,20 +60,20 @@ impl Event {
         Self::hparams("_hparams_/session_start_info", 3, &start.double(5, at.seconds()), at)
     }
 
-    pub(super) fn session_end(finished: bool, at: At) -> Self {
+    pub(super) fn session_end(finished: bool, at: Stamp) -> Self {
         // STATUS_SUCCESS, STATUS_FAILURE; end_time_secs
         let end = Message::new().varint(1, if finished { 1 } else { 2 }).double(2, at.seconds());
         Self::hparams("_hparams_/session_end_info", 4, &end, at)
     }
 
     /// HParamsPluginData with one of its parts.
-    fn hparams(tag: &str, field: u32, part: &Message, at: At) -> Self {
+    fn hparams(tag: &str, field: u32, part: &Message, at: Stamp) -> Self {
         let data = Message::new().message(field, part).into_bytes();
         let value = Message::new().bytes(1, tag).message(9, &metadata("hparams", &data));
         Self::summary(&value, at)
     }
 
-    fn summary(value: &Message, at: At) -> Self {
+    fn summary(value: &Message, at: Stamp) -> Self {
         Self(stamp(at).message(5, &Message::new().message(1, value)).into_bytes())
     }
 }
@@ -84,7 +84,7 @@ fn metadata(plugin: &str, content: &[u8]) -> Message {
 }
 
 /// wall_time and step.
-fn stamp(at: At) -> Message {
+fn stamp(at: Stamp) -> Message {
     // A step is an int64 there.
     let step = at.step.unwrap_or(0).min(i64::MAX as u64);
     Message::new().double(1, at.seconds()).varint(2, step)

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 
 use brigade_checkpoint::FileName;
-use brigade_checkpoint::layout::{FileFacts, Writing};
+use brigade_checkpoint::layout::{ChecksumWriter, FileFacts};
 use brigade_checkpoint::safetensors::layout;
 use brigade_torch::{Device, bytes};
 
@@ -63,14 +63,14 @@ fn write_file(folder: &Path, file: &FilePlan, flush: bool) -> Result<FileFacts> 
     let mut out;
     match &file.contents {
         Contents::Text(text) => {
-            out = Writing::create(&path)?;
+            out = ChecksumWriter::create(&path)?;
             out.put(text)?;
         }
         Contents::Tensors(tensors) => {
             let infos: Vec<_> =
                 tensors.iter().map(|named| (named.name.as_str(), named.info.clone())).collect();
             let layout = layout(&path, &infos)?;
-            out = Writing::create_sized(&path, layout.bytes, flush)?;
+            out = ChecksumWriter::create_sized(&path, layout.bytes, flush)?;
             out.put(&layout.header)?;
             for place in layout.order {
                 // As it lies in memory; a tensor that lies otherwise is brought into order first.

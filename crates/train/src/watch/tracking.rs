@@ -4,7 +4,7 @@ use std::any::Any;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use brigade_track::{At, Config, Image, Outcome, Run, Table, Tracker, Value, Values};
+use brigade_track::{Config, Image, Outcome, Run, Stamp, Table, Tracker, Value, Values};
 use serde::Serialize;
 
 use crate::accelerator::{Accelerator, AcceleratorBuilder};
@@ -99,7 +99,7 @@ impl Accelerator {
         N: Into<String>,
         V: Into<Value>,
     {
-        let at = At { step: step.into(), time: SystemTime::now() };
+        let at = Stamp { step: step.into(), time: SystemTime::now() };
         if let Some(step) = at.step {
             self.watch.set_step(step);
         }
@@ -218,8 +218,8 @@ impl TrackerHandle<'_> {
     }
 }
 
-fn at(step: impl Into<Option<u64>>) -> At {
-    At { step: step.into(), time: SystemTime::now() }
+fn at(step: impl Into<Option<u64>>) -> Stamp {
+    Stamp { step: step.into(), time: SystemTime::now() }
 }
 
 /// Asks all of them, whatever one says, and gives the first error.

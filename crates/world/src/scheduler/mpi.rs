@@ -82,7 +82,7 @@ impl Mpi {
     /// The place that an MPI launcher gave this process, if one did. `None` for a task that
     /// `srun --mpi=pmi2` started: it is Slurm's, whose [`Step`] says more.
     ///
-    /// Errors: some of its variables are not set, or are no numbers.
+    /// Errors: some of its variables are not set, or are not numbers.
     pub fn find(vars: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, WorldError> {
         Self::read(Vars(vars))
     }

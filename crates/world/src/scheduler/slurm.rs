@@ -46,7 +46,7 @@ pub struct Step {
 
 impl Step {
     /// The step that this process is a task of, if it is. `pid` is its process number, which tells
-    /// a task from a program that somebody started in the terminal of a task.
+    /// a task from a program that a user started in the terminal of a task.
     ///
     /// Errors: variables of a step that contradict each other; a program that was started in the
     /// terminal of `srun --pty` with several tasks, of which the others have no terminal.

@@ -8,7 +8,7 @@ use super::{Scheme, ShardOptions, Totals};
 use crate::{Order, PlanError, PlannedBatch};
 
 #[derive(Debug, Clone)]
-pub(super) struct Deal {
+pub(super) struct IndexSharding {
     order: Order,
     layout: Layout,
     world: usize,
@@ -30,13 +30,13 @@ enum Layout {
 }
 
 /// One batch, before its places are looked up.
-struct Slot {
+struct BatchSpan {
     start: usize,
     stride: usize,
     rows: usize,
 }
 
-impl Deal {
+impl IndexSharding {
     /// `options` have been checked.
     pub(super) fn new(
         order: Order,
@@ -76,19 +76,19 @@ impl Deal {
     }
 
     pub(super) fn batch(&self, rank: usize, round: usize) -> Option<PlannedBatch> {
-        let slot = self.slot(rank, round)?;
+        let span = self.span(rank, round)?;
         let samples = self.order.len();
-        let indices = (0..slot.rows)
+        let indices = (0..span.rows)
             .map(|row| {
-                let place = slot.start + row * slot.stride;
+                let place = span.start + row * span.stride;
                 self.order.at(if place < samples { place } else { place % samples })
             })
             .collect();
-        Some(PlannedBatch { indices, valid: self.valid(&slot) })
+        Some(PlannedBatch { indices, valid: self.valid(&span) })
     }
 
     pub(super) fn sizes(&self, rank: usize, round: usize) -> Option<(usize, usize)> {
-        self.slot(rank, round).map(|slot| (slot.rows, self.valid(&slot)))
+        self.span(rank, round).map(|span| (span.rows, self.valid(&span)))
     }
 
     pub(super) fn totals(&self) -> Totals {
@@ -112,32 +112,32 @@ impl Deal {
         Totals { seen, duplicated: rows - seen, dropped: samples - seen }
     }
 
-    fn slot(&self, rank: usize, round: usize) -> Option<Slot> {
+    fn span(&self, rank: usize, round: usize) -> Option<BatchSpan> {
         if round >= self.rounds {
             return None;
         }
         let done = round * self.rows;
-        let slot = match self.layout {
+        let span = match self.layout {
             Layout::Rounds { even } => {
                 let start = done * self.world + rank * self.rows;
                 let left = self.order.len().saturating_sub(start);
                 let rows = if even { self.rows } else { self.rows.min(left) };
-                Slot { start, stride: 1, rows }
+                BatchSpan { start, stride: 1, rows }
             }
-            Layout::Strided { len } => Slot {
+            Layout::Strided { len } => BatchSpan {
                 start: done * self.world + rank,
                 stride: self.world,
                 rows: self.rows.min(len - done),
             },
             Layout::Blocks { len } => {
-                Slot { start: rank * len + done, stride: 1, rows: self.rows.min(len - done) }
+                BatchSpan { start: rank * len + done, stride: 1, rows: self.rows.min(len - done) }
             }
         };
-        (slot.rows > 0).then_some(slot)
+        (span.rows > 0).then_some(span)
     }
 
     /// Rows whose places lie in the order.
-    fn valid(&self, slot: &Slot) -> usize {
-        self.order.len().saturating_sub(slot.start).div_ceil(slot.stride).min(slot.rows)
+    fn valid(&self, span: &BatchSpan) -> usize {
+        self.order.len().saturating_sub(span.start).div_ceil(span.stride).min(span.rows)
     }
 }

@@ -12,7 +12,7 @@ use crate::store::Store;
 
 /// One rank's failure, and the store in which the others look for it.
 #[derive(Debug, Clone)]
-pub(crate) struct RollCall {
+pub(crate) struct MissingRanks {
     pub(crate) store: Store,
     pub(crate) rank: usize,
     pub(crate) size: usize,
@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// A note may be seen this much later than it was written.
 const SLACK: Duration = Duration::from_millis(250);
 
-impl RollCall {
+impl MissingRanks {
     /// Leaves the note and does not wait: for a rank that has no questions.
     pub(crate) fn answer(self) {
         let _ = thread::Builder::new().name("roll-call".into()).spawn(move || self.note());
@@ -121,8 +121,8 @@ fn sorted(mut late: Vec<usize>, silent: Vec<usize>) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    fn call(store: &Store, rank: usize, sequence: u64, waited: Duration) -> RollCall {
-        RollCall { store: store.clone(), rank, size: 4, sequence, waited: Some(waited) }
+    fn call(store: &Store, rank: usize, sequence: u64, waited: Duration) -> MissingRanks {
+        MissingRanks { store: store.clone(), rank, size: 4, sequence, waited: Some(waited) }
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_is_gone_names_nobody() {
+    fn a_store_that_is_gone_names_no_rank() {
         let server = crate::TcpStore::server("127.0.0.1", 0).open().unwrap();
         let port = server.port().unwrap();
         let client = crate::TcpStore::client("127.0.0.1", port).open().unwrap();
