@@ -36,7 +36,7 @@ const SLACK: Duration = Duration::from_millis(250);
 impl MissingRanks {
     /// Leaves the note and does not wait: for a rank that has no questions.
     pub(crate) fn answer(self) {
-        let _ = thread::Builder::new().name("roll-call".into()).spawn(move || self.note());
+        let _ = thread::Builder::new().name("missing-ranks".into()).spawn(move || self.note());
     }
 
     /// Leaves the note and waits for the others'. Gives the ranks that had not arrived; none when the
@@ -45,7 +45,7 @@ impl MissingRanks {
         let (tell, told) = mpsc::channel();
         // A thread of its own: a store whose host has vanished does not answer, and its connection
         // knows no time limit.
-        let asker = thread::Builder::new().name("roll-call".into()).spawn(move || {
+        let asker = thread::Builder::new().name("missing-ranks".into()).spawn(move || {
             let _ = tell.send(self.absent());
         });
         match asker {

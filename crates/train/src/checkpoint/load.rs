@@ -6,7 +6,7 @@ use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use brigade_checkpoint::layout::{self, Checkpoint, Object, Place};
+use brigade_checkpoint::layout::{self, Checkpoint, Object, TensorLocation};
 use brigade_checkpoint::{Error as FileError, TensorInfo, Value};
 use brigade_nn::weights::{dtype_of, kind_of};
 use brigade_torch::{Device, Tensor, TensorFile};
@@ -113,10 +113,10 @@ struct Ready {
     objects: Vec<Named>,
     place: Restoring,
     /// Straight from the files into these.
-    tensors: Vec<(Tensor, Place)>,
-    states: Vec<(Arc<dyn Stateful>, Value<Place>)>,
+    tensors: Vec<(Tensor, TensorLocation)>,
+    states: Vec<(Arc<dyn Stateful>, Value<TensorLocation>)>,
     /// This rank's own, or, on another number of ranks, those of all ranks of the other run.
-    ranks: Vec<Value<Place>>,
+    ranks: Vec<Value<TensorLocation>>,
     position: usize,
 }
 
@@ -275,7 +275,7 @@ fn interrupted(path: &Path, source: Error) -> Error {
 }
 
 /// An object's tree with the places of its tensors.
-fn placed(checkpoint: &Checkpoint, object: &Object) -> Result<Value<Place>> {
+fn placed(checkpoint: &Checkpoint, object: &Object) -> Result<Value<TensorLocation>> {
     let Some(state) = checkpoint.state(object)? else { return Ok(Value::None) };
     let mut places = checkpoint.tensors(object)?;
     state.try_map(&mut |_, name| {
@@ -330,7 +330,7 @@ impl<'c> Files<'c> {
         Ok(entry.insert(file))
     }
 
-    fn read_all(&mut self, state: Value<Place>) -> Result<Value<Tensor>> {
+    fn read_all(&mut self, state: Value<TensorLocation>) -> Result<Value<Tensor>> {
         state.try_map(&mut |_, place| {
             let shape: Vec<i64> = place.info.shape.iter().map(|size| size.cast_signed()).collect();
             let mut tensor = Tensor::f_empty(shape, (kind_of(place.info.dtype), Device::Cpu))?;
@@ -339,7 +339,7 @@ impl<'c> Files<'c> {
         })
     }
 
-    fn read_into(&mut self, tensors: Vec<(Tensor, Place)>) -> Result<()> {
+    fn read_into(&mut self, tensors: Vec<(Tensor, TensorLocation)>) -> Result<()> {
         tensors.into_iter().try_for_each(|(mut tensor, place)| {
             Ok(self.open(&place.path)?.read_into(place.offset, &mut tensor)?)
         })
@@ -348,9 +348,9 @@ impl<'c> Files<'c> {
 
 /// Reads on two threads, each about half of the bytes: the first half of the files and the second, each through
 /// descriptors of its own, so that the system reads ahead for both. On one where the system starts no other.
-fn read_into(checkpoint: &Checkpoint, mut tensors: Vec<(Tensor, Place)>) -> Result<()> {
+fn read_into(checkpoint: &Checkpoint, mut tensors: Vec<(Tensor, TensorLocation)>) -> Result<()> {
     tensors.sort_by(|(_, a), (_, b)| (&a.path, a.offset).cmp(&(&b.path, b.offset)));
-    let bytes = |(_, place): &(Tensor, Place)| place.info.bytes().unwrap_or_default();
+    let bytes = |(_, place): &(Tensor, TensorLocation)| place.info.bytes().unwrap_or_default();
     let whole: u64 = tensors.iter().map(bytes).sum();
     let mut before = 0;
     let middle = tensors.iter().position(|tensor| {
