@@ -26,7 +26,7 @@ use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
 use crate::loader::LoaderRules;
 use crate::precision::{Numerics, NumericsOptions};
 use crate::prepare::Prepare;
-use crate::registry::Registry;
+use crate::registry::{Registry, Saved};
 use crate::watch::{Watch, WatchOptions};
 
 /// What `brigade launch` (or torchrun) set up, as a value: the process's place among the ranks, its
@@ -522,7 +522,7 @@ impl AcceleratorBuilder {
         let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, job.rank())));
         let registry = Arc::new(Registry::default());
         if let Some(scaler) = &numerics.scaler {
-            registry.keep(Arc::new(scaler.clone()));
+            registry.keep(Arc::new(Saved(scaler.clone())));
         }
         Ok(Accelerator {
             job,

@@ -5,12 +5,10 @@ mod copies;
 mod custom;
 mod gather;
 mod load;
-mod optimizer;
 mod project;
 mod ranks;
 mod save;
-mod scaler;
-mod scheduler;
+mod stateful;
 mod write;
 
 use std::fmt;
@@ -20,9 +18,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_checkpoint::layout::{self, Checkpoint};
 
-pub use custom::Checkpointed;
 pub use load::{LoadOptions, Loaded};
 pub use project::ProjectConfiguration;
+pub use stateful::Stateful;
+pub(crate) use stateful::{infos, same_shape, unboxed};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};

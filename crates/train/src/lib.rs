@@ -22,7 +22,7 @@ mod scheduler;
 mod watch;
 
 pub use accelerator::{Accelerator, AcceleratorBuilder};
-pub use brigade_checkpoint::Value;
+pub use brigade_checkpoint::{TensorInfo, Value};
 #[doc(hidden)]
 pub use brigade_data::__derive;
 pub use brigade_optim::{
@@ -31,13 +31,11 @@ pub use brigade_optim::{
     Scheduler, SchedulerState, Sgd, StateMismatch, Trainable,
 };
 pub use brigade_torch::{
-    Bucket, Compression, Device, GradientHook, Kind, ReduceOp, ReducerOptions, Split, Tensor,
-    TensorTree, TreeSpec,
+    BackwardOptions, Bucket, Compression, Device, GradientHook, Kind, ReduceOp, ReducerOptions,
+    Split, Tensor, TensorTree, TreeSpec,
 };
 pub use brigade_track as track;
-pub use checkpoint::{
-    Checkpointed, HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration,
-};
+pub use checkpoint::{HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration, Stateful};
 pub use error::{Error, Result};
 pub use gradients::accumulate::GradientAccumulation;
 pub use gradients::clip::{ClipNorm, Parameters};

@@ -6,6 +6,7 @@ pub(crate) mod position;
 use std::fmt;
 use std::sync::Arc;
 
+use brigade_checkpoint::{TensorInfo, Value};
 use brigade_data::{
     Batch, BatchedDataset, Collate, DataLoader, Epoch, IterableDataset, LoaderOptions,
     ShardOptions, StreamLoader,
@@ -13,6 +14,7 @@ use brigade_data::{
 use brigade_torch::{Device, Tensor, TensorTree, elements};
 
 use crate::accelerator::{Accelerator, Job};
+use crate::checkpoint::{HookError, Stateful};
 use crate::error::{Error, Result};
 use crate::gradients::join::EvenBatches;
 use crate::loader::dispatch::Dispatch;
@@ -102,6 +104,21 @@ impl<L: Epochs + 'static> PreparedLoader<L> {
         let placed = Arc::new(Placed::new(loader));
         accelerator.registry.register(&placed);
         Self { placed, job: Arc::clone(&accelerator.job), even_batches, dispatch }
+    }
+}
+
+/// The order's seed, and the position in it, as of [`crate::Accelerator::save_state`].
+impl<L: Epochs> Stateful for PreparedLoader<L> {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+        self.placed.state_dict()
+    }
+
+    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        self.placed.check_state_dict(state)
+    }
+
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        self.placed.load_state_dict(state)
     }
 }
 

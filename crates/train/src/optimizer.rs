@@ -15,6 +15,7 @@ use crate::gradients::loss_check::LossCheck;
 use crate::model::PreparedModel;
 use crate::precision::scaler::GradScaler;
 use crate::prepare::Prepare;
+use crate::registry::Saved;
 
 /// An [`Optimizer`] after [`Accelerator::prepare`].
 ///
@@ -31,12 +32,8 @@ pub struct PreparedOptimizer {
     /// What the check said when the gradients were last cleared.
     cleared: u64,
     /// What a checkpoint holds, for as long as it is there.
-    _saved: Arc<SavedOptimizer>,
+    _saved: Arc<Saved<Optimizer>>,
 }
-
-/// The handle through which checkpoints and loss checks reach an optimizer, for as long as the program has
-/// it.
-pub(crate) struct SavedOptimizer(pub(crate) Optimizer);
 
 impl PreparedOptimizer {
     /// Changes every parameter that has a gradient, once the window of accumulation ends. With fp16 a step
@@ -123,7 +120,7 @@ impl Prepare for Optimizer {
     type Prepared = PreparedOptimizer;
 
     fn prepare(self, accelerator: &Accelerator) -> Result<PreparedOptimizer> {
-        let saved = Arc::new(SavedOptimizer(self.clone()));
+        let saved = Arc::new(Saved(self.clone()));
         let loss_check = accelerator.loss_check.clone();
         let cleared = loss_check.as_ref().map_or(0, |check| check.register(&saved));
         accelerator.registry.register(&saved);

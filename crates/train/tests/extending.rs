@@ -10,9 +10,9 @@ use brigade_optim::{Result as OptimResult, Rule, Step};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{Backend, Store};
 use brigade_train::{
-    Accelerator, Accuracy, Device, Error, FBeta, Group, Kind, LrSchedule, Mean, Metric, Optimizer,
-    PreparedModel, PreparedOptimizer, PreparedScheduler, ReduceOp, Result, Scheduler, Sgd, Tensor,
-    TopK,
+    Accelerator, Accuracy, Adam, Device, Error, FBeta, Group, Kind, LrSchedule, Mean, Metric,
+    Optimizer, PreparedModel, PreparedOptimizer, PreparedScheduler, ReduceOp, Result, Scheduler,
+    Sgd, Stateful, Tensor, TopK, Value,
 };
 use brigade_world::{StoreEndpoint, WorldSize};
 
@@ -305,4 +305,42 @@ fn contradicting_options_are_refused() -> Result<()> {
     let error = Accelerator::builder().world(two).build().unwrap_err();
     assert!(matches!(error, Error::Misuse(_)) && error.to_string().contains("store"), "{error}");
     Ok(())
+}
+
+/// Everything that `prepare` gives back, and a model's state is refused before a tensor is changed.
+#[test]
+fn what_prepare_returns_is_stateful() {
+    fn round_trip(object: &impl Stateful) -> Value<Tensor> {
+        let state = object.state_dict().unwrap();
+        object.load_state_dict(&state).unwrap();
+        state
+    }
+    let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
+    let model = Model::new(|path| brigade_nn::Linear::new(path, 3, 2)).unwrap();
+    let optimizer = Adam::default().build(&model).unwrap();
+    let (model, optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+    let before = round_trip(&model).get("weight").unwrap().as_tensor().unwrap().copy();
+    round_trip(&*optimizer);
+
+    let zeros = |shape: &[i64]| Value::Tensor(Tensor::zeros(shape, (Kind::Float, Device::Cpu)));
+    let fits = Value::dict([("weight", zeros(&[2, 3])), ("bias", zeros(&[2]))]);
+    for (state, reason) in [
+        (Value::dict([("weight", zeros(&[2, 3]))]), "it lacks `bias`"),
+        (Value::dict([("weight", zeros(&[2, 3])), ("bias", zeros(&[3]))]), "`bias` is"),
+        (
+            Value::dict([("weight", zeros(&[2, 3])), ("bias", zeros(&[2])), ("b", zeros(&[1]))]),
+            "it has `b`",
+        ),
+    ] {
+        let error = model.load_state_dict(&state).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+        let now = model.state_dict().unwrap();
+        assert_eq!(now.get("weight").unwrap().as_tensor().unwrap(), &before);
+    }
+    model.load_state_dict(&fits).unwrap();
+    let now = model.state_dict().unwrap();
+    assert_eq!(
+        now.get("weight").unwrap().as_tensor().unwrap().abs().sum(Kind::Float).double_value(&[]),
+        0.0
+    );
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use brigade_nn::NamedTensor;
+use brigade_optim::Optimizer;
 use brigade_torch::{
     Device, Fetch, Kind, LossFlag, Store, Tensor, first_elements_are_finite,
     first_elements_not_finite, gradient,
@@ -15,7 +16,7 @@ use brigade_torch::{
 use crate::accelerator::{Accelerator, AcceleratorBuilder, Job};
 use crate::error::{Error, Result};
 use crate::gradients::hook::StatefulHook;
-use crate::optimizer::SavedOptimizer;
+use crate::registry::Saved;
 
 /// Looks at the losses of one [`Accelerator`].
 ///
@@ -38,7 +39,7 @@ pub(crate) struct LossCheck {
     store: Option<Store>,
     state: Mutex<State>,
     models: Mutex<Vec<Weak<CheckedModel>>>,
-    optimizers: Mutex<Vec<Weak<SavedOptimizer>>>,
+    optimizers: Mutex<Vec<Weak<Saved<Optimizer>>>>,
 }
 
 #[derive(Default)]
@@ -194,7 +195,7 @@ impl LossCheck {
     }
 
     /// An optimizer that is prepared now: the backwards so far, none of which concerns it.
-    pub(crate) fn register(&self, optimizer: &Arc<SavedOptimizer>) -> u64 {
+    pub(crate) fn register(&self, optimizer: &Arc<Saved<Optimizer>>) -> u64 {
         let mut optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
         optimizers.retain(|other| other.strong_count() > 0);
         optimizers.push(Arc::downgrade(optimizer));
