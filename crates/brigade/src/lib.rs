@@ -70,7 +70,7 @@ pub mod prelude {
     };
     pub use crate::schedule::{FitOneCycle, LrSchedule, OneCycle, Plateau, Schedule};
     pub use crate::train::{
-        Accelerator, Accuracy, Adafactor, Adagrad, Adam, AdamW, BackwardOptions, ClipNorm,
+        Accelerator, AcceleratorBuilder, Accuracy, Adafactor, Adagrad, Adam, AdamW, BackwardOptions, ClipNorm,
         CommHook, Error, FBeta, GradientAccumulation, Group, JoinInputs, Lamb, Lars, LocalSgd,
         Lookahead, Mean, Metric, Muon, Optimizer, Precision, PreparedLoader, PreparedModel,
         PreparedOptimizer, PreparedScheduler, ProfileOptions, ProfileSchedule,

@@ -38,7 +38,7 @@ pub use brigade_track as track;
 pub use checkpoint::{HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration, Stateful};
 pub use error::{Error, Result};
 pub use gradients::accumulate::GradientAccumulation;
-pub use gradients::clip::{ClipNorm, Parameters};
+pub use gradients::clip::{ClipNorm, Parameters, clip_grad_value};
 pub use gradients::hook::{CommHook, PowerSgd, StatefulHook};
 pub use gradients::join::{JoinInputs, Joining};
 pub use gradients::local_sgd::LocalSgd;

@@ -48,10 +48,12 @@ impl PreparedOptimizer {
             return Ok(());
         }
         self.losses_admit()?;
-        if self.scaler_admits()? {
-            self.optimizer.step()?;
-        }
-        Ok(())
+        let Some(scaler) = &self.scaler else {
+            return Ok(self.optimizer.step()?);
+        };
+        let stepped = scaler.step(&mut self.optimizer);
+        self.accumulation.set_skipped(scaler.skipped());
+        stepped.map(drop)
     }
 
     /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`, once the window of
@@ -89,16 +91,6 @@ impl PreparedOptimizer {
         // A program that leaves the batch out leaves the schedule where it is.
         self.accumulation.set_skipped(matches!(outcome, Err(Error::LossNotFinite { .. })));
         outcome
-    }
-
-    /// Divides the gradients by the loss scale; false when they have overflowed.
-    fn scaler_admits(&self) -> Result<bool> {
-        let Some(scaler) = &self.scaler else {
-            return Ok(true);
-        };
-        let admits = self.optimizer.with_parameters(|parameters| scaler.admits(parameters))?;
-        self.accumulation.set_skipped(scaler.skipped());
-        Ok(admits)
     }
 }
 

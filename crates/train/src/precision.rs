@@ -71,7 +71,7 @@ impl FromStr for Precision {
     }
 }
 
-/// A scope of autocast; see [`Accelerator::autocast_with`].
+/// A scope of autocast, for [`Accelerator::autocast_with`] or alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AutocastOptions {
     /// The type; [`Precision::No`] turns autocast off inside.
@@ -79,6 +79,25 @@ pub struct AutocastOptions {
     /// Cast a weight once where several operations of the scope use it. Turn it off where weights
     /// change inside.
     pub cache: bool,
+}
+
+impl AutocastOptions {
+    /// Runs the body in a scope of autocast on a device: for programs without an Accelerator.
+    ///
+    /// ```
+    /// use brigade_train::{AutocastOptions, Device, Kind, Precision, Tensor};
+    /// let weight = Tensor::ones([4, 4], (Kind::Float, Device::Cpu));
+    /// let bf16 = AutocastOptions { precision: Precision::Bf16, cache: true };
+    /// assert_eq!(bf16.run(Device::Cpu, || weight.matmul(&weight))?.kind(), Kind::BFloat16);
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when the device has no autocast.
+    pub fn run<R>(self, device: Device, body: impl FnOnce() -> R) -> Result<R> {
+        let _scope = Autocast::enter(device, self.precision.kind(), self.cache)?;
+        Ok(body())
+    }
 }
 
 /// What the Accelerator decided about numbers. Shared by everything that was prepared.
@@ -121,7 +140,7 @@ impl NumericsOptions {
             None => from_env()?.unwrap_or_default(),
         };
         let scaler = match precision {
-            Precision::Fp16 => Some(GradScaler::new(self.scaler, Some(Arc::clone(job)))?),
+            Precision::Fp16 => Some(GradScaler::for_ranks(self.scaler, Some(Arc::clone(job)))?),
             _ => None,
         };
         Ok(Numerics {
@@ -214,8 +233,7 @@ impl Accelerator {
         options: AutocastOptions,
         body: impl FnOnce() -> R,
     ) -> Result<R> {
-        let _scope = Autocast::enter(self.device(), options.precision.kind(), options.cache)?;
-        Ok(body())
+        options.run(self.device(), body)
     }
 
     /// The scaler of the loss: with fp16 only.
@@ -268,7 +286,7 @@ pub(crate) fn caveat(precision: Precision, device: Device) -> Option<String> {
     }
 }
 
-/// From the text of Linux's `/proc/cpuinfo`. A CPU whose flags it does not list is left in peace.
+/// From the text of Linux's `/proc/cpuinfo`. `None` for a CPU whose flags it does not list.
 fn cpu_caveat(precision: Precision, cpuinfo: &str) -> Option<&'static str> {
     let flags = cpuinfo
         .lines()

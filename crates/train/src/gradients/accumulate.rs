@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_data::Batch;
-use brigade_torch::{BackwardOptions, Kind, Tensor, gradient};
+use brigade_torch::{BackwardOptions, Tensor, gradient};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
@@ -215,11 +215,7 @@ impl Accelerator {
         };
         match self.grad_scaler() {
             None => backward(loss)?,
-            // In 32 bits: the scale itself may not be finite in 16.
-            Some(scaler) => {
-                let scale = scaler.before_backward()?;
-                backward(&loss.f_to_kind(Kind::Float)?.f_mul_scalar(scale)?)?;
-            }
+            Some(scaler) => backward(&scaler.scale_loss(loss)?)?,
         }
         Ok(())
     }
