@@ -65,7 +65,7 @@ impl Accelerator {
             smallest = size;
             // tch's operators without `f_` panic with libtorch's error.
             let mut attempt = || catch_unwind(AssertUnwindSafe(|| body(size).map_err(Into::into)));
-            let fits = match Together::begin(&self.job) {
+            let fits = match Together::begin(&self.processes.job) {
                 Some(together) => together.decide(attempt())?,
                 None => alone(attempt())?,
             };

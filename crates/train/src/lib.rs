@@ -4,6 +4,10 @@
 //! [`prepare`](Accelerator::prepare) the model, the optimizer and the loaders, call its
 //! [`backward`](Accelerator::backward), and [`gather_for_metrics`](Accelerator::gather_for_metrics) what
 //! is counted. Started alone, the same program runs as one process.
+//!
+//! Parts of it serve programs without an Accelerator: [`Processes`] (the ranks and their collectives),
+//! [`GradScaler`] and [`AutocastOptions`] (precision), [`ClipNorm`] and [`clip_grad_value`] (gradients), and
+//! [`Stateful`] (states of what checkpoints hold).
 
 mod accelerator;
 mod batch_size;
@@ -21,6 +25,7 @@ mod save;
 mod scheduler;
 mod watch;
 
+pub use accelerator::connect::ConnectOptions;
 pub use accelerator::{Accelerator, AcceleratorBuilder};
 pub use brigade_checkpoint::{TensorInfo, Value};
 #[doc(hidden)]
@@ -48,6 +53,7 @@ pub use optimizer::PreparedOptimizer;
 pub use precision::scaler::{GradScaler, GradScalerOptions, GradScalerState};
 pub use precision::{AutocastOptions, Precision};
 pub use prepare::Prepare;
+pub use processes::Processes;
 pub use processes::metrics::{Accuracy, FBeta, Mean, Metric, TopK};
 pub use scheduler::PreparedScheduler;
 pub use watch::log::{LogLayer, LogOptions, Logger};

@@ -103,7 +103,7 @@ impl<L: Epochs + 'static> PreparedLoader<L> {
         let even_batches = Arc::clone(&accelerator.even_batches);
         let placed = Arc::new(Placed::new(loader));
         accelerator.registry.register(&placed);
-        Self { placed, job: Arc::clone(&accelerator.job), even_batches, dispatch }
+        Self { placed, job: Arc::clone(&accelerator.processes.job), even_batches, dispatch }
     }
 }
 

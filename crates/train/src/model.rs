@@ -77,7 +77,7 @@ impl<M> Prepare for Model<M> {
             self.convert_sync_batch_norm(group);
         }
         let context = Context {
-            job: Arc::clone(&accelerator.job),
+            job: Arc::clone(&accelerator.processes.job),
             options: Arc::clone(&accelerator.options),
             registry: Arc::clone(&accelerator.registry),
             loss_check: accelerator.loss_check.clone(),

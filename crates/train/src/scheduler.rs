@@ -126,7 +126,7 @@ impl Prepare for Scheduler {
         Ok(PreparedScheduler {
             scheduler: self,
             accumulation: Arc::clone(&accelerator.accumulation),
-            job: Arc::clone(&accelerator.job),
+            job: Arc::clone(&accelerator.processes.job),
             with_optimizer: true,
             stride: 1,
             processes: if splits { 1 } else { accelerator.num_processes() as u64 },

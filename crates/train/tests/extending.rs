@@ -10,9 +10,9 @@ use brigade_optim::{Result as OptimResult, Rule, Step};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{Backend, Store};
 use brigade_train::{
-    Accelerator, Accuracy, Adam, Device, Error, FBeta, Group, Kind, LrSchedule, Mean, Metric,
-    Optimizer, PreparedModel, PreparedOptimizer, PreparedScheduler, ReduceOp, Result, Scheduler,
-    Sgd, Stateful, Tensor, TopK, Value,
+    Accelerator, Accuracy, Adam, ConnectOptions, Device, Error, FBeta, Group, Kind, LrSchedule,
+    Mean, Metric, Optimizer, PreparedModel, PreparedOptimizer, PreparedScheduler, ReduceOp, Result,
+    Scheduler, Sgd, Stateful, Tensor, TopK, Value,
 };
 use brigade_world::{StoreEndpoint, WorldSize};
 
@@ -343,4 +343,40 @@ fn what_prepare_returns_is_stateful() {
         now.get("weight").unwrap().as_tensor().unwrap().abs().sum(Kind::Float).double_value(&[]),
         0.0
     );
+}
+
+/// An Accelerator takes ranks that were joined without one, and refuses to join them otherwise.
+#[test]
+fn an_accelerator_is_built_on_joined_processes() {
+    let store = Store::hash().unwrap();
+    thread::scope(|scope| {
+        for rank in 0..2 {
+            let store = store.clone();
+            scope.spawn(move || {
+                let world = WorldSize::new(2).unwrap();
+                let world = World::on_one_host(rank, world, StoreEndpoint::alone()).unwrap();
+                let (world, store) = (Some(world), Some(store));
+                let options = ConnectOptions { cpu: true, world, store, ..Default::default() };
+                let processes = Processes::join(options).unwrap();
+                assert_eq!(processes.gather_object(rank).unwrap(), [0, 1]);
+
+                let accelerator =
+                    Accelerator::builder().processes(&processes).quiet(true).build().unwrap();
+                assert_eq!(accelerator.process_index(), rank);
+                assert_eq!(accelerator.gather_object(rank).unwrap(), [0, 1]);
+                if rank == 1 {
+                    processes.set_trigger();
+                }
+                assert!(accelerator.check_trigger().unwrap(), "one flag for both");
+
+                let builder = Accelerator::builder().processes(&processes);
+                let error = builder.backend(Backend::Fake).build().unwrap_err().to_string();
+                assert!(error.contains("`backend` contradicts `processes`"), "{error}");
+                let both = Accelerator::builder().processes(&processes).sharing(&accelerator);
+                let error = both.build().unwrap_err().to_string();
+                assert!(error.contains("`processes` and `sharing` contradict"), "{error}");
+                processes.wait_for_everyone().unwrap();
+            });
+        }
+    });
 }

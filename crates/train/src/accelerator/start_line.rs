@@ -55,7 +55,8 @@ impl Accelerator {
     }
 
     fn caveats(&self) -> Vec<String> {
-        let products = (self.device() == Device::Cpu).then(|| self.job.products.caveat()).flatten();
+        let products =
+            (self.device() == Device::Cpu).then(|| self.processes.job.products.caveat()).flatten();
         let precision = caveat(self.mixed_precision(), self.device());
         products.map(str::to_owned).into_iter().chain(precision).collect()
     }

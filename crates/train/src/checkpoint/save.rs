@@ -70,7 +70,7 @@ pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBu
     accelerator.weights_may_be_saved()?;
     let checkpoints = &accelerator.checkpoints;
     checkpoints.wait()?;
-    let number = accelerator.job.saves.fetch_add(1, Ordering::Relaxed);
+    let number = accelerator.processes.job.saves.fetch_add(1, Ordering::Relaxed);
     let project = &checkpoints.project;
 
     let main = match accelerator.is_main_process() {
@@ -105,7 +105,7 @@ pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBu
         return Err(Error::Misuse("save_state: nothing was captured".into()));
     };
 
-    let job = &accelerator.job;
+    let job = &accelerator.processes.job;
     let store = job.store().map(|store| (store.clone(), format!("brigade/save/{number}")));
     let save = Save {
         rank: job.rank(),

@@ -187,14 +187,14 @@ impl Accelerator {
     pub(crate) fn run_backward(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
         // Looking at the loss waits for the device and for the others, which only debug mode does at once.
         // With a loss scale, a loss that overflows is nothing unusual.
-        let sound = !self.job.debug
+        let sound = !self.processes.job.debug
             || self.grad_scaler().is_some()
             || loss.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0;
         if let Some(group) = self.traced() {
             group.check_backward(sound)?;
         }
         if !sound {
-            let rank = Some(self.job.rank());
+            let rank = Some(self.processes.job.rank());
             return Err(Error::LossNotFinite { rank, step: None, weights_corrupted: false });
         }
         let Some(check) = &self.loss_check else {
