@@ -11,8 +11,8 @@ use brigade_testkit::{World, dist_test};
 use brigade_torch::{Backend, Store};
 use brigade_train::{
     Accelerator, Accuracy, Adam, ConnectOptions, Device, Error, FBeta, Group, Kind, LrSchedule,
-    Mean, Metric, Optimizer, PreparedModel, PreparedOptimizer, PreparedScheduler, ReduceOp, Result,
-    Scheduler, Sgd, Stateful, Tensor, TopK, Value,
+    Mean, Metric, Optimizer, PreparedModel, PreparedOptimizer, PreparedScheduler, Processes,
+    ReduceOp, Result, Scheduler, Sgd, Stateful, Tensor, TopK, Value,
 };
 use brigade_world::{StoreEndpoint, WorldSize};
 

@@ -59,8 +59,8 @@ pub struct GradScalerState {
 /// # use tch::nn::{self, Module};
 /// # let store = nn::VarStore::new(tch::Device::Cpu);
 /// # let layer = nn::linear(store.root(), 4, 1, Default::default());
-/// let mut optimizer = Sgd::default().lr(0.1).build(&store)?;
-/// let scaler = GradScaler::new(GradScalerOptions::default())?;
+/// let mut optimizer = Sgd::new(0.1).build(&store)?;
+/// let scaler = GradScaler::new(GradScalerOptions { init_scale: 1024.0, ..Default::default() })?;
 /// let fp16 = AutocastOptions { precision: Precision::Fp16, cache: true };
 /// let inputs = Tensor::ones([8, 4], (Kind::Float, Device::Cpu));
 /// let mut steps = 0;
@@ -74,7 +74,7 @@ pub struct GradScalerState {
 ///     }
 ///     steps += i32::from(scaler.step(&mut optimizer)?);
 /// }
-/// assert_eq!((steps, scaler.scale()), (2, 32768.0)); // the second step was skipped
+/// assert_eq!((steps, scaler.scale()), (2, 512.0)); // the second step was skipped
 /// # Ok::<(), brigade_train::Error>(())
 /// ```
 #[derive(Debug, Clone)]
