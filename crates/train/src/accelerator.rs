@@ -1,9 +1,9 @@
 //! The Accelerator: one process's view of the job.
 
+mod banner;
 pub(crate) mod connect;
 pub(crate) mod groups;
 mod processes;
-mod start_line;
 
 use std::fmt;
 use std::sync::Arc;
@@ -123,8 +123,8 @@ pub struct Accelerator {
     pub(crate) numerics: Arc<Numerics>,
     /// `None` when it is off, and with a loss scaler.
     pub(crate) loss_check: Option<Arc<LossCheck>>,
-    /// Whether the start-up line has been written.
-    pub(crate) said: Arc<AtomicBool>,
+    /// Whether the banner has been printed.
+    pub(crate) banner_printed: Arc<AtomicBool>,
     /// A join's rule for prepared loaders.
     pub(crate) even_batches: Arc<EvenBatches>,
     pub(crate) watch: Arc<Watch>,
@@ -142,13 +142,13 @@ pub(crate) struct Job {
     pub(crate) products: Products,
     /// The time limit of joining and of every collective.
     pub(crate) timeout: Duration,
-    /// Whether what ranks do is compared, and what they compute looked at.
+    /// Whether ranks compare their collectives and check losses.
     pub(crate) debug: bool,
     /// Saves begun: the same number on all ranks, which all save together.
     pub(crate) saves: AtomicU64,
-    /// Tries of a batch size: the same number on all ranks, too.
+    /// Attempts of a batch size: the same number on all ranks.
     pub(crate) tries: AtomicU64,
-    /// Accelerators that look at losses: the same number on all ranks, too.
+    /// Accelerators that check losses: the same number on all ranks.
     pub(crate) loss_checks: AtomicU64,
 }
 
@@ -274,7 +274,7 @@ impl Accelerator {
         self.processes.device()
     }
 
-    /// The process's place in the job, as the launcher told it.
+    /// Returns rank, world size and hosts as the launcher has set them.
     #[must_use]
     pub fn world(&self) -> &World {
         self.processes.world()
@@ -330,7 +330,7 @@ impl AcceleratorBuilder {
     /// ([`brigade_torch::keep_freed_memory`]). On unless set, or turned off by `BRIGADE_KEEP_MEMORY=0`.
     ///
     /// It is a setting of the whole process: libtorch's allocator of the CPU is replaced by one that keeps
-    /// tensors of 1 MB and more in huge pages, and the C library is told not to give freed memory back.
+    /// tensors of 1 MB and more in huge pages, and the C library keeps freed memory.
     /// A program that does more than train, or has an allocator of its own, may want to turn it off; a
     /// step of a small network then takes up to a third longer.
     pub fn keep_memory(mut self, keep: bool) -> Self {
@@ -470,7 +470,7 @@ impl AcceleratorBuilder {
     /// Compares operation, shape, type and place in the program between ranks before each collective,
     /// and before each forward and backward that sends anything. A rank that does something else, or
     /// comes to nothing within the time limit, is named by an error on every other
-    /// ([`brigade_torch::Desync`]) instead of being waited for. Slow. Off unless set, or asked for by
+    /// ([`brigade_torch::Desync`]). Slow. Off unless set, or asked for by
     /// the variable `ACCELERATE_DEBUG_MODE`, which `brigade launch --debug-collectives` sets. With `sharing` it is
     /// the other's.
     pub fn debug(mut self, on: bool) -> Self {
@@ -548,7 +548,7 @@ impl AcceleratorBuilder {
             options: Arc::new(self.options),
             numerics,
             loss_check,
-            said: Arc::default(),
+            banner_printed: Arc::default(),
             even_batches: Arc::default(),
             watch,
             registry,
@@ -605,10 +605,10 @@ impl Job {
         self.groups.as_ref().map(|groups| &groups.store)
     }
 
-    /// All ranks meet again: their group cannot go on.
-    pub(crate) fn meet_again(&self, number: u64) -> Result<()> {
+    /// Makes a new group of all ranks: the old one is unusable.
+    pub(crate) fn reconnect(&self, number: u64) -> Result<()> {
         match &self.groups {
-            Some(groups) => groups.meet_again(&self.world, number),
+            Some(groups) => groups.reconnect(&self.world, number),
             None => Ok(()),
         }
     }

@@ -71,7 +71,7 @@ impl<M> Prepare for Model<M> {
         if channels_last {
             self.to_channels_last()?;
         }
-        accelerator.say_start(channels_last);
+        accelerator.print_banner(channels_last);
         let group = accelerator.group();
         if let (Some(group), true) = (&group, accelerator.options.sync_batch_norm) {
             self.convert_sync_batch_norm(group);
@@ -305,12 +305,12 @@ several!(A 0, B 1, C 2);
 several!(A 0, B 1, C 2, D 3);
 
 /// Models whose reduction is off; on again when dropped, also after a panic of the body.
-pub(crate) struct Switched<'a, P: PreparedModels + ?Sized> {
+pub(crate) struct NoSyncGuard<'a, P: PreparedModels + ?Sized> {
     models: &'a P,
     before: Vec<bool>,
 }
 
-impl<'a, P: PreparedModels + ?Sized> Switched<'a, P> {
+impl<'a, P: PreparedModels + ?Sized> NoSyncGuard<'a, P> {
     pub(crate) fn off(models: &'a P) -> Self {
         let mut before = Vec::new();
         models.each_switch(&mut |switch| before.push(switch.swap(false, Ordering::Relaxed)));
@@ -318,7 +318,7 @@ impl<'a, P: PreparedModels + ?Sized> Switched<'a, P> {
     }
 }
 
-impl<P: PreparedModels + ?Sized> Drop for Switched<'_, P> {
+impl<P: PreparedModels + ?Sized> Drop for NoSyncGuard<'_, P> {
     fn drop(&mut self) {
         let mut before = self.before.iter();
         self.models.each_switch(&mut |switch| {

@@ -1,5 +1,5 @@
-//! An optimizer after [`Accelerator::prepare`]: the same arithmetic, behind what several batches, ranks and
-//! 16 bits ask for.
+//! An optimizer after [`Accelerator::prepare`]: the same arithmetic, behind the gates of accumulation, loss
+//! check and loss scale.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -21,7 +21,7 @@ use crate::registry::Saved;
 ///
 /// Its [`step`](PreparedOptimizer::step) and [`zero_grad`](PreparedOptimizer::zero_grad) do nothing while
 /// gradients are still being accumulated; a step whose gradients come from a loss that was not finite is an
-/// error, and one whose gradients of 16 bits overflowed is left out. All else is the optimizer's, which it
+/// error, and one whose 16-bit gradients overflowed is skipped. All else is the optimizer's, which it
 /// dereferences to.
 pub struct PreparedOptimizer {
     optimizer: Optimizer,
@@ -29,7 +29,7 @@ pub struct PreparedOptimizer {
     /// With fp16.
     scaler: Option<GradScaler>,
     loss_check: Option<Arc<LossCheck>>,
-    /// What the check said when the gradients were last cleared.
+    /// The check's count when the gradients were last cleared.
     cleared: u64,
     /// What a checkpoint holds, for as long as it is there.
     _saved: Arc<Saved<Optimizer>>,
@@ -37,12 +37,12 @@ pub struct PreparedOptimizer {
 
 impl PreparedOptimizer {
     /// Changes every parameter that has a gradient, once the window of accumulation ends. With fp16 a step
-    /// whose gradients overflowed is left out.
+    /// whose gradients overflowed is skipped.
     ///
     /// # Errors
     /// As [`Optimizer::step`]; [`crate::Error::LossNotFinite`], on every rank, with the weights as they
     /// were, when the gradients are those of a loss that was not finite and [`Accelerator::backward`] has
-    /// not said so, or not been listened to (see [`crate::AcceleratorBuilder::check_loss`]).
+    /// not returned that error, or the program has ignored it (see [`crate::AcceleratorBuilder::check_loss`]).
     pub fn step(&mut self) -> Result<()> {
         if !self.accumulation.sync() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! In how many bits a model computes, chosen by the builder or the environment.
+//! Mixed precision: the type of autocast, and the loss scale with fp16.
 
 pub(crate) mod memory_format;
 pub(crate) mod scaler;
@@ -49,7 +49,7 @@ impl fmt::Display for Precision {
 impl FromStr for Precision {
     type Err = Error;
 
-    /// Accelerate's words.
+    /// Parses Accelerate's values.
     ///
     /// ```
     /// use brigade_train::Precision;
@@ -100,7 +100,7 @@ impl AutocastOptions {
     }
 }
 
-/// What the Accelerator decided about numbers. Shared by everything that was prepared.
+/// The Accelerator's settings of precision. Shared by everything that was prepared.
 #[derive(Debug)]
 pub(crate) struct Numerics {
     pub(crate) autocast: AutocastOptions,
@@ -268,7 +268,7 @@ impl Numerics {
     }
 }
 
-/// What this device does badly with a precision, in words.
+/// Returns a warning about this precision on this device.
 pub(crate) fn caveat(precision: Precision, device: Device) -> Option<String> {
     match device {
         Device::Cpu => {
@@ -311,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_accelerates() {
+    fn values_are_accelerates() {
         for precision in [Precision::No, Precision::Fp16, Precision::Bf16] {
             assert_eq!(precision.to_string().parse::<Precision>().unwrap(), precision);
         }
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_without_the_instructions_is_told() {
+    fn a_cpu_without_the_instructions_gets_a_warning() {
         let zen5 = "model name\t: AMD EPYC\nflags\t\t: fpu avx512f avx512_bf16 sse\n";
         let sapphire = "flags\t: fpu amx_bf16 avx512_bf16 avx512_fp16\n";
         let old = "flags\t: fpu avx2\n";

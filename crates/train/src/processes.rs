@@ -125,7 +125,7 @@ impl Processes {
         self.job.device
     }
 
-    /// The process's place in the job, as the launcher told it.
+    /// Returns rank, world size and hosts as the launcher has set them.
     #[must_use]
     pub fn world(&self) -> &World {
         &self.job.world

@@ -183,7 +183,7 @@ dist_test!(world = 2, dist_errors_are_not_lost, |_world: World| -> Result<()> {
     Ok(())
 });
 
-dist_test!(world = 2, dist_state_goes_on_where_it_was, |_world: World| -> Result<()> {
+dist_test!(world = 2, dist_state_resumes, |_world: World| -> Result<()> {
     let accelerator = Accelerator::builder().comm_hook(CommHook::PowerSgd(power(2))).build()?;
     let mut through = prepared(&accelerator, Kind::Float);
     let mut resumed = prepared(&accelerator, Kind::Float);

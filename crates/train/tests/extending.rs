@@ -179,7 +179,7 @@ fn losses_that_are_not_finite_do_not_reach_ones_own_rule() -> Result<()> {
 }
 
 #[test]
-fn a_rate_that_is_none_never_reaches_the_weights() -> Result<()> {
+fn an_invalid_rate_never_reaches_the_weights() -> Result<()> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     let model = Model::new(Line::new)?;
     let optimizer = Sgd::new(0.1).build(&model)?;

@@ -74,7 +74,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
             }
             None => open_store(&world, timeout)?,
         };
-        Some(Groups::meet(store, &world, backend, device, timeout, debug)?)
+        Some(Groups::connect(store, &world, backend, device, timeout, debug)?)
     };
     Ok(Job {
         world,

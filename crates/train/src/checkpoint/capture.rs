@@ -8,7 +8,7 @@ use brigade_checkpoint::{Error as FileError, FileName, TensorInfo, Value};
 use brigade_nn::weights::dtype_of;
 use brigade_torch::Tensor;
 
-use super::copies::Copies;
+use super::buffer_pool::BufferPool;
 use super::{ranks, unboxed};
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
@@ -78,7 +78,7 @@ pub(super) fn capture(accelerator: &Accelerator) -> Result<Captured> {
 
 impl Captured {
     /// Tensors with memory of their own: training may go on.
-    pub(super) fn copy(&mut self, copies: &Copies) -> Result<()> {
+    pub(super) fn copy(&mut self, copies: &BufferPool) -> Result<()> {
         for file in &mut self.files {
             let Contents::Tensors(tensors) = &mut file.contents else { continue };
             for named in tensors {

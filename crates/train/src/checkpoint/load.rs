@@ -1,4 +1,4 @@
-//! A load: everything is looked at, then everything is changed.
+//! A load: everything is validated, then everything is changed.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -63,15 +63,15 @@ pub(super) fn load(
         Some(path) => path.to_owned(),
         None => newest(accelerator)?,
     };
-    let ready = Ready::look(accelerator, &path, options);
-    let (ready, told) = match ready {
+    let ready = Ready::validate(accelerator, &path, options);
+    let (ready, crc32) = match ready {
         Ok(ready) => {
-            let told = ready.checkpoint.manifest().crc32.clone();
-            (Some(ready), Ok(told))
+            let crc32 = ready.checkpoint.manifest().crc32.clone();
+            (Some(ready), Ok(crc32))
         }
         Err(error) => (None, Err(error)),
     };
-    let seen = accelerator.agree(SCOPE, told)?;
+    let seen = accelerator.agree(SCOPE, crc32)?;
     if let Some(rank) = seen.iter().position(|crc32| *crc32 != seen[0]) {
         return Err(Error::Misuse(format!(
             "{SCOPE}: rank {rank} sees another checkpoint under {} than rank 0; it must lie in a \
@@ -80,7 +80,9 @@ pub(super) fn load(
         )));
     }
     let Some(ready) = ready else {
-        return Err(Error::Misuse("load_state: no checkpoint was looked at".into()));
+        return Err(Error::Misuse(
+            "load_state: internal error: the checkpoint was not validated".into(),
+        ));
     };
     accelerator.agree(SCOPE, accelerator.checkpoints.load_hooks.call(&path))?;
     let manifest = ready.checkpoint.manifest();
@@ -104,7 +106,7 @@ fn newest(accelerator: &Accelerator) -> Result<PathBuf> {
         false => Ok(None),
     };
     let found = accelerator.agree(SCOPE, found)?.into_iter().next().flatten();
-    found.ok_or_else(|| Error::Misuse("load_state: rank 0 gave no place".into()))
+    found.ok_or_else(|| Error::Misuse("load_state: internal error: rank 0 sent no path".into()))
 }
 
 /// A checkpoint that fits the program, nothing changed yet.
@@ -121,7 +123,7 @@ struct Ready {
 }
 
 impl Ready {
-    fn look(accelerator: &Accelerator, path: &Path, options: LoadOptions) -> Result<Self> {
+    fn validate(accelerator: &Accelerator, path: &Path, options: LoadOptions) -> Result<Self> {
         let checkpoint = Checkpoint::open(path)?;
         if options.verify {
             let (rank, ranks) = (accelerator.process_index(), accelerator.num_processes());
@@ -214,9 +216,9 @@ impl Ready {
         Ok(Self { objects, worlds, tensors, states, ranks: own, position, checkpoint })
     }
 
-    /// First what may still refuse: files that cannot be read, then objects of the user's own, which are
-    /// put back when one does. Models come last, straight from the files, where nothing can go wrong any
-    /// more but the disk.
+    /// Changes first what can still fail: files that cannot be read, then objects of the program's own, which
+    /// are restored when one fails. Models come last, read straight from the files: only the disk can fail
+    /// then.
     fn restore(self, accelerator: &Accelerator) -> Result<()> {
         let mut files = Files::new(&self.checkpoint);
         for (_, place) in &self.tensors {
@@ -245,7 +247,7 @@ impl Ready {
     }
 }
 
-/// Objects of the user's own: all take their states, or none has another one afterwards.
+/// Loads the states of the program's own objects: all of them, or none.
 fn restore_custom(
     objects: Vec<(Arc<dyn Registered>, Value<Tensor>)>,
     worlds: &Worlds,
@@ -259,7 +261,7 @@ fn restore_custom(
             undo.push((object, before));
             Ok(())
         });
-        // The one that refused has changed nothing.
+        // The object that failed has changed nothing.
         if let Err(error) = restored {
             for (object, before) in undo.into_iter().rev() {
                 object.restore(&before, worlds).map_err(|source| interrupted(path, source))?;
@@ -299,8 +301,8 @@ impl<'c> Files<'c> {
         Self { checkpoint, open: HashMap::new() }
     }
 
-    /// Looks at the size again: most of what changes a file after it was verified does so before the
-    /// program's own state is touched.
+    /// Checks the size again, so that most changes of a file after its verification are found before the
+    /// program's state is touched.
     fn open(&mut self, path: &Path) -> Result<&TensorFile> {
         let entry = match self.open.entry(path.to_owned()) {
             Entry::Occupied(known) => return Ok(known.into_mut()),

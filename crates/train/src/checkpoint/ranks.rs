@@ -129,7 +129,7 @@ pub(super) fn restore(
     // Another number of ranks adds in another order anyway.
     let on_cpu = states.first().filter(|_| random && accelerator.device() == Device::Cpu);
     if let Some(difference) = on_cpu.and_then(other_arithmetic) {
-        accelerator.caution(&difference);
+        accelerator.warn(&difference);
     }
     for (_, object) in objects {
         for saved in object.tensors().unwrap_or_default().iter().filter(|saved| saved.trained) {

@@ -1,4 +1,4 @@
-//! What goes over the wire when gradients are averaged.
+//! Communication hooks: how buckets of gradients are averaged over the ranks.
 
 mod power_sgd;
 
@@ -80,7 +80,7 @@ pub trait StatefulHook: GradientHook + Stateful {
         self.load_state_dict(state)
     }
 
-    /// Forgets what gradients that were not finite have corrupted. Called on all ranks alike.
+    /// Discards state that non-finite gradients have corrupted. Called on all ranks.
     fn reset(&self) {}
 }
 
@@ -136,7 +136,7 @@ impl CommHook {
         Self::Wrapped(compression, Box::new(self))
     }
 
-    /// Whether the numbers make sense.
+    /// Checks the options.
     pub(crate) fn check(&self) -> Result<()> {
         match self {
             Self::PowerSgd(options) => options.check(),

@@ -8,11 +8,11 @@ use brigade_torch::Tensor;
 
 use crate::checkpoint::{HookError, Stateful};
 use crate::error::{Error, Result};
-use crate::loader::Epochs;
+use crate::loader::Loader;
 use crate::registry::{Kind, Registered, Worlds};
 
 /// A loader with its position: what a checkpoint keeps of it.
-pub(crate) struct Placed<L> {
+pub(crate) struct SavedLoader<L> {
     pub(crate) loader: L,
     pub(crate) position: Position,
 }
@@ -64,7 +64,7 @@ pub(crate) struct Counting {
     iteration: u64,
 }
 
-impl<L> Placed<L> {
+impl<L> SavedLoader<L> {
     pub(crate) fn new(loader: L) -> Self {
         Self { loader, position: Position::default() }
     }
@@ -133,7 +133,7 @@ impl Drop for Counting {
     }
 }
 
-impl<L: Epochs> Stateful for Placed<L> {
+impl<L: Loader> Stateful for SavedLoader<L> {
     fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
         let (mark, total) = self.position.mark(self.loader.next_epoch());
         let number = |number: u64| Value::Int(number.cast_signed());
@@ -156,7 +156,7 @@ impl<L: Epochs> Stateful for Placed<L> {
     }
 }
 
-impl<L: Epochs + Send + Sync> Registered for Placed<L> {
+impl<L: Loader + Send + Sync> Registered for SavedLoader<L> {
     fn kind(&self) -> Kind {
         Kind::Loader
     }

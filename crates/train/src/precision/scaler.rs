@@ -45,7 +45,7 @@ pub struct GradScalerState {
 ///
 /// The Accelerator owns one with fp16, and uses it in `backward`, in clipping and in a prepared optimizer's
 /// `step`; nothing is to be called. All ranks agree on whether a step is left out. Gradients are divided
-/// once, whoever needs them first. The scale moves at the next backward pass, so several optimizers that
+/// once, at their first use. The scale moves at the next backward pass, so several optimizers that
 /// step between two backward passes see one scale.
 ///
 /// A handle: clones are the same scaler.
@@ -97,7 +97,7 @@ struct ScalerInner {
     skipped: bool,
 }
 
-/// Below it float16 has no numbers, and nothing that fits could overflow: the loss itself is not finite.
+/// float16's smallest number: at such a scale no finite loss overflows, so the loss itself is infinite or NaN.
 const SMALLEST_SCALE: f64 = 1.0 / 16_777_216.0;
 
 impl GradScaler {
@@ -113,14 +113,14 @@ impl GradScaler {
     pub(crate) fn for_ranks(options: GradScalerOptions, job: Option<Arc<Job>>) -> Result<Self> {
         let GradScalerOptions { init_scale, growth_factor, backoff_factor, growth_interval } =
             options;
-        let sound = init_scale.is_finite()
+        let valid = init_scale.is_finite()
             && init_scale > 0.0
             && growth_factor.is_finite()
             && growth_factor >= 1.0
             && backoff_factor > 0.0
             && backoff_factor < 1.0
             && growth_interval > 0;
-        if !sound {
+        if !valid {
             return Err(Error::Misuse(format!(
                 "{options:?}: expected a scale above 0, a growth factor of at least 1, a backoff \
                  factor between 0 and 1, and an interval above 0"
@@ -291,7 +291,7 @@ impl GradScaler {
         }
     }
 
-    /// Whether an optimizer's last step was left out.
+    /// Returns whether an optimizer's last step was skipped.
     pub(crate) fn skipped(&self) -> bool {
         self.lock().skipped
     }
@@ -318,7 +318,7 @@ impl GradScaler {
         self.load_state(lowest)
     }
 
-    /// Forgets a step that was broken off.
+    /// Discards an interrupted step.
     pub(crate) fn reset(&self) {
         let mut inner = self.lock();
         inner.unscaled.clear();
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_options_are_refused() {
+    fn invalid_options_are_refused() {
         for options in [
             GradScalerOptions { init_scale: 0.0, ..GradScalerOptions::default() },
             GradScalerOptions { backoff_factor: 1.0, ..GradScalerOptions::default() },

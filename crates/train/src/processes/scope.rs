@@ -147,8 +147,8 @@ fn first<R, E: Into<Error>>(
     }
 }
 
-/// The leader (its number in the group, and in the job for messages) runs the body and tells the others
-/// how it ended. A panic is told as well, then goes on.
+/// The leader (its number in the group, and in the job for messages) runs the body and notifies the others
+/// how it ended. A panic is reported as well, then resumed.
 fn lead<R, E: Into<Error>>(
     scope: &'static str,
     group: Option<&ProcessGroup>,
@@ -173,7 +173,7 @@ fn lead<R, E: Into<Error>>(
         }
         Ok(Err(error)) => {
             let error = error.into();
-            // The body's error is what the caller needs, not that a peer could not be told.
+            // The body's error is what the caller needs, not that a peer could not be notified.
             let _ = group.broadcast_object(Some(&Some(error.to_string())), leader);
             Err(error)
         }
