@@ -70,11 +70,12 @@ pub mod prelude {
     };
     pub use crate::schedule::{FitOneCycle, LrSchedule, OneCycle, Plateau, Schedule};
     pub use crate::train::{
-        Accelerator, Accuracy, Adafactor, Adagrad, Adam, AdamW, ClipNorm, CommHook, Error, FBeta,
-        GradientAccumulation, Group, JoinInputs, Lamb, Lars, LocalSgd, Lookahead, Mean, Metric,
-        Muon, Optimizer, Precision, PreparedLoader, PreparedModel, PreparedOptimizer,
-        PreparedScheduler, ProfileOptions, ProfileSchedule, RAdam, ReduceOp, Result, RmsProp,
-        Scheduler, Sgd, TopK,
+        Accelerator, AcceleratorBuilder, Accuracy, Adafactor, Adagrad, Adam, AdamW,
+        BackwardOptions, ClipNorm, CommHook, Error, FBeta, GradientAccumulation, Group, JoinInputs,
+        Lamb, Lars, LocalSgd, Lookahead, Mean, Metric, Muon, Optimizer, Precision, PreparedLoader,
+        PreparedModel, PreparedOptimizer, PreparedScheduler, Processes, ProfileOptions,
+        ProfileSchedule, ProjectConfiguration, RAdam, ReduceOp, Result, RmsProp, Scheduler, Sgd,
+        TopK,
     };
     pub use tch::{Device, Kind, Tensor, no_grad};
 }

@@ -7,7 +7,6 @@
 use std::path::PathBuf;
 
 use brigade::prelude::*;
-use brigade::train::{AcceleratorBuilder, ProjectConfiguration};
 use clap::Parser;
 use serde::Serialize;
 

@@ -1,11 +1,11 @@
 //! The Accelerator: one process's view of the job.
 
-mod connect;
-mod groups;
-mod start_line;
+mod banner;
+pub(crate) mod connect;
+pub(crate) mod groups;
+mod processes;
 
 use std::fmt;
-use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
@@ -26,7 +26,8 @@ use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
 use crate::loader::LoaderRules;
 use crate::precision::{Numerics, NumericsOptions};
 use crate::prepare::Prepare;
-use crate::registry::Registry;
+use crate::processes::Processes;
+use crate::registry::{Registry, Saved};
 use crate::watch::{Watch, WatchOptions};
 
 /// What `brigade launch` (or torchrun) set up, as a value: the process's place among the ranks, its
@@ -57,7 +58,8 @@ use crate::watch::{Watch, WatchOptions};
 ///   [`num_processes`](Accelerator::num_processes), [`is_main_process`](Accelerator::is_main_process),
 ///   [`is_local_main_process`](Accelerator::is_local_main_process),
 ///   [`is_last_process`](Accelerator::is_last_process), [`use_distributed`](Accelerator::use_distributed),
-///   [`world`](Accelerator::world), [`group`](Accelerator::group).
+///   [`world`](Accelerator::world), [`group`](Accelerator::group);
+///   [`processes`](Accelerator::processes) is all of this and the two below as a value of its own.
 /// - Order among the ranks: [`wait_for_everyone`](Accelerator::wait_for_everyone),
 ///   [`main_process_first`](Accelerator::main_process_first),
 ///   [`local_main_process_first`](Accelerator::local_main_process_first),
@@ -115,17 +117,16 @@ use crate::watch::{Watch, WatchOptions};
 /// ```
 #[derive(Clone)]
 pub struct Accelerator {
-    pub(crate) job: Arc<Job>,
+    pub(crate) processes: Processes,
     pub(crate) accumulation: Arc<Accumulation>,
     pub(crate) options: Arc<Options>,
     pub(crate) numerics: Arc<Numerics>,
     /// `None` when it is off, and with a loss scaler.
     pub(crate) loss_check: Option<Arc<LossCheck>>,
-    /// Whether the start-up line has been written.
-    pub(crate) said: Arc<AtomicBool>,
+    /// Whether the banner has been printed.
+    pub(crate) banner_printed: Arc<AtomicBool>,
     /// A join's rule for prepared loaders.
     pub(crate) even_batches: Arc<EvenBatches>,
-    pub(crate) trigger: Arc<AtomicBool>,
     pub(crate) watch: Arc<Watch>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) checkpoints: Arc<Checkpoints>,
@@ -141,13 +142,13 @@ pub(crate) struct Job {
     pub(crate) products: Products,
     /// The time limit of joining and of every collective.
     pub(crate) timeout: Duration,
-    /// Whether what ranks do is compared, and what they compute looked at.
+    /// Whether ranks compare their collectives and check losses.
     pub(crate) debug: bool,
     /// Saves begun: the same number on all ranks, which all save together.
     pub(crate) saves: AtomicU64,
-    /// Tries of a batch size: the same number on all ranks, too.
+    /// Attempts of a batch size: the same number on all ranks.
     pub(crate) tries: AtomicU64,
-    /// Accelerators that look at losses: the same number on all ranks, too.
+    /// Accelerators that check losses: the same number on all ranks.
     pub(crate) loss_checks: AtomicU64,
 }
 
@@ -173,6 +174,7 @@ pub struct AcceleratorBuilder {
     pub(crate) numerics: NumericsOptions,
     pub(crate) loss_check: LossCheckOptions,
     sharing: Option<Accelerator>,
+    processes: Option<Processes>,
     debug: Option<bool>,
     options: Options,
     pub(crate) watch: WatchOptions,
@@ -198,6 +200,7 @@ impl Accelerator {
             numerics: NumericsOptions::default(),
             loss_check: LossCheckOptions::default(),
             sharing: None,
+            processes: None,
             debug: None,
             project: ProjectConfiguration::default(),
             options: Options {
@@ -226,69 +229,68 @@ impl Accelerator {
     /// This process's number in the job, from 0.
     #[must_use]
     pub fn process_index(&self) -> usize {
-        self.job.rank()
+        self.processes.process_index()
     }
 
     /// This process's number on its host, from 0.
     #[must_use]
     pub fn local_process_index(&self) -> usize {
-        self.job.world.local_rank.as_usize()
+        self.processes.local_process_index()
     }
 
     /// The number of processes in the job.
     #[must_use]
     pub fn num_processes(&self) -> usize {
-        self.job.size()
+        self.processes.num_processes()
     }
 
     /// Whether this is rank 0.
     #[must_use]
     pub fn is_main_process(&self) -> bool {
-        self.process_index() == 0
+        self.processes.is_main_process()
     }
 
     /// Whether this is the first rank of its host.
     #[must_use]
     pub fn is_local_main_process(&self) -> bool {
-        self.local_process_index() == 0
+        self.processes.is_local_main_process()
     }
 
     /// Whether this is the last rank.
     #[must_use]
     pub fn is_last_process(&self) -> bool {
-        self.process_index() + 1 == self.num_processes()
+        self.processes.is_last_process()
     }
 
     /// Whether there is more than one process.
     #[must_use]
     pub fn use_distributed(&self) -> bool {
-        self.num_processes() > 1
+        self.processes.use_distributed()
     }
 
     /// The device of this process: models and batches are put there.
     #[must_use]
     pub fn device(&self) -> Device {
-        self.job.device
+        self.processes.device()
     }
 
-    /// The process's place in the job, as the launcher told it.
+    /// Returns rank, world size and hosts as the launcher has set them.
     #[must_use]
     pub fn world(&self) -> &World {
-        &self.job.world
+        self.processes.world()
     }
 
     /// The group of all ranks, for collectives beyond those here; `None` with one process. Another one
     /// after [`Accelerator::find_executable_batch_size`] has tried a size in vain.
     #[must_use]
     pub fn group(&self) -> Option<ProcessGroup> {
-        self.job.group()
+        self.processes.group()
     }
 
     /// The group, whose operations name the caller's place in the user's program.
     #[track_caller]
     pub(crate) fn traced(&self) -> Option<ProcessGroup> {
-        let here = Location::caller();
-        self.group().map(|group| group.at(here))
+        self.processes.traced()
     }
 
     /// Prints a line on the first process of each host, without mixing with other ranks' lines.
@@ -328,7 +330,7 @@ impl AcceleratorBuilder {
     /// ([`brigade_torch::keep_freed_memory`]). On unless set, or turned off by `BRIGADE_KEEP_MEMORY=0`.
     ///
     /// It is a setting of the whole process: libtorch's allocator of the CPU is replaced by one that keeps
-    /// tensors of 1 MB and more in huge pages, and the C library is told not to give freed memory back.
+    /// tensors of 1 MB and more in huge pages, and the C library keeps freed memory.
     /// A program that does more than train, or has an allocator of its own, may want to turn it off; a
     /// step of a small network then takes up to a third longer.
     pub fn keep_memory(mut self, keep: bool) -> Self {
@@ -468,7 +470,7 @@ impl AcceleratorBuilder {
     /// Compares operation, shape, type and place in the program between ranks before each collective,
     /// and before each forward and backward that sends anything. A rank that does something else, or
     /// comes to nothing within the time limit, is named by an error on every other
-    /// ([`brigade_torch::Desync`]) instead of being waited for. Slow. Off unless set, or asked for by
+    /// ([`brigade_torch::Desync`]). Slow. Off unless set, or asked for by
     /// the variable `ACCELERATE_DEBUG_MODE`, which `brigade launch --debug-collectives` sets. With `sharing` it is
     /// the other's.
     pub fn debug(mut self, on: bool) -> Self {
@@ -491,6 +493,13 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Uses ranks that a program has joined without an Accelerator, with their device. Options that say
+    /// otherwise are errors of `build`, as with [`AcceleratorBuilder::sharing`].
+    pub fn processes(mut self, processes: &Processes) -> Self {
+        self.processes = Some(processes.clone());
+        self
+    }
+
     /// Joins the other ranks.
     ///
     /// # Errors
@@ -500,39 +509,47 @@ impl AcceleratorBuilder {
         self.options.comm_hook.check()?;
         let settings = self.accumulation.map_or_else(GradientAccumulation::from_env, Ok)?;
         let accumulation = Arc::new(Accumulation::new(settings)?);
-        if let Some(other) = &self.sharing {
-            self.check_sharing(other)?;
+        match (&self.processes, &self.sharing) {
+            (Some(_), Some(_)) => {
+                return Err(Error::Misuse(
+                    "the options `processes` and `sharing` contradict each other".into(),
+                ));
+            }
+            (Some(processes), None) => self.check_joined("processes", processes)?,
+            (None, Some(other)) => self.check_joined("sharing", &other.processes)?,
+            (None, None) => {}
         }
-        let debug = self.debug.unwrap_or_else(debug_is_asked_for);
         let shared = self.sharing.as_ref().filter(|_| self.watch.is_default());
         let shared = shared.map(|other| Arc::clone(&other.watch));
-        let job = match self.sharing {
-            Some(other) => other.job,
-            None => {
+        let processes = match (self.processes, self.sharing) {
+            (Some(processes), _) => processes,
+            (None, Some(other)) => Processes::of(other.processes.job),
+            (None, None) => {
                 if self.keep_memory.unwrap_or(true) {
                     keep_freed_memory();
                 }
-                Arc::new(connect::join(self.connection, debug)?)
+                let debug = self.debug.unwrap_or_else(debug_is_asked_for);
+                Processes::of(Arc::new(connect::join(self.connection, debug)?))
             }
         };
-        let numerics = Arc::new(self.numerics.decide(&job)?);
+        let job = &processes.job;
+        let numerics = Arc::new(self.numerics.decide(job)?);
         let checks = self.loss_check.on && numerics.scaler.is_none();
-        let check = || Arc::new(LossCheck::new(&job, self.loss_check));
+        let check = || Arc::new(LossCheck::new(job, self.loss_check));
         let loss_check = checks.then(check);
         let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, job.rank())));
         let registry = Arc::new(Registry::default());
         if let Some(scaler) = &numerics.scaler {
-            registry.keep(Arc::new(scaler.clone()));
+            registry.keep(Arc::new(Saved(scaler.clone())));
         }
         Ok(Accelerator {
-            job,
+            processes,
             accumulation,
             options: Arc::new(self.options),
             numerics,
             loss_check,
-            said: Arc::default(),
+            banner_printed: Arc::default(),
             even_batches: Arc::default(),
-            trigger: Arc::default(),
             watch,
             registry,
             checkpoints: Arc::new(Checkpoints::new(self.project)),
@@ -541,8 +558,8 @@ impl AcceleratorBuilder {
 }
 
 impl AcceleratorBuilder {
-    /// Refuses options that another Accelerator has decided.
-    fn check_sharing(&self, other: &Accelerator) -> Result<()> {
+    /// Refuses options that were decided when the job was joined.
+    fn check_joined(&self, source: &str, other: &Processes) -> Result<()> {
         let ConnectOptions { cpu, world, store, device, backend, timeout, gloo } = &self.connection;
         let set = [
             ("cpu", *cpu && other.device() != Device::Cpu),
@@ -558,15 +575,15 @@ impl AcceleratorBuilder {
         match set.iter().find(|(_, contradicts)| *contradicts) {
             None => Ok(()),
             Some((option, _)) => Err(Error::Misuse(format!(
-                "the option `{option}` contradicts `sharing`: the other Accelerator has joined the job and \
-                 decided it; set it there"
+                "the option `{option}` contradicts `{source}`: it was decided when the job was joined; set \
+                 it there"
             ))),
         }
     }
 }
 
 /// The launcher's `--debug-collectives`.
-fn debug_is_asked_for() -> bool {
+pub(crate) fn debug_is_asked_for() -> bool {
     std::env::var("ACCELERATE_DEBUG_MODE").is_ok_and(|value| {
         ["1", "true", "yes", "on", "y", "t"].contains(&value.to_ascii_lowercase().as_str())
     })
@@ -588,10 +605,10 @@ impl Job {
         self.groups.as_ref().map(|groups| &groups.store)
     }
 
-    /// All ranks meet again: their group cannot go on.
-    pub(crate) fn meet_again(&self, number: u64) -> Result<()> {
+    /// Makes a new group of all ranks: the old one is unusable.
+    pub(crate) fn reconnect(&self, number: u64) -> Result<()> {
         match &self.groups {
-            Some(groups) => groups.meet_again(&self.world, number),
+            Some(groups) => groups.reconnect(&self.world, number),
             None => Ok(()),
         }
     }
@@ -614,8 +631,7 @@ impl fmt::Debug for Job {
 impl fmt::Debug for Accelerator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Accelerator")
-            .field("world", &self.job.world)
-            .field("device", &self.job.device)
+            .field("processes", &self.processes)
             .field("options", &self.options)
             .finish_non_exhaustive()
     }

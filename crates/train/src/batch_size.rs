@@ -1,6 +1,6 @@
 //! The largest batch size that fits into memory.
 
-mod together;
+mod agreement;
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
-use together::Together;
+use agreement::Attempt;
 
 impl Accelerator {
     /// Runs the body with a batch size, and again with half of it as long as memory runs out. The body
@@ -47,7 +47,7 @@ impl Accelerator {
     /// fit.
     ///
     /// # Errors
-    /// As there; [`Error::Misuse`] when the next size is no smaller one.
+    /// As there; [`Error::Misuse`] when the next size is not smaller.
     pub fn find_executable_batch_size_by<R, E: Into<Error>>(
         &self,
         start: usize,
@@ -65,7 +65,7 @@ impl Accelerator {
             smallest = size;
             // tch's operators without `f_` panic with libtorch's error.
             let mut attempt = || catch_unwind(AssertUnwindSafe(|| body(size).map_err(Into::into)));
-            let fits = match Together::begin(&self.job) {
+            let fits = match Attempt::begin(&self.processes.job) {
                 Some(together) => together.decide(attempt())?,
                 None => alone(attempt())?,
             };

@@ -1,16 +1,14 @@
 //! Checkpoints: the state of everything that was prepared, saved and loaded.
 
+mod buffer_pool;
 mod capture;
-mod copies;
 mod custom;
 mod gather;
 mod load;
-mod optimizer;
 mod project;
 mod ranks;
 mod save;
-mod scaler;
-mod scheduler;
+mod stateful;
 mod write;
 
 use std::fmt;
@@ -20,13 +18,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_checkpoint::layout::{self, Checkpoint};
 
-pub use custom::Checkpointed;
 pub use load::{LoadOptions, Loaded};
 pub use project::ProjectConfiguration;
+pub use stateful::Stateful;
+pub(crate) use stateful::{infos, same_shape, unboxed};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
-use copies::Copies;
+use buffer_pool::BufferPool;
 use save::Pending;
 
 /// What an Accelerator keeps for its checkpoints.
@@ -35,13 +34,13 @@ pub(crate) struct Checkpoints {
     pub(crate) project: ProjectConfiguration,
     /// A save that is still being written.
     pending: Mutex<Option<Pending>>,
-    copies: Arc<Copies>,
+    copies: Arc<BufferPool>,
     save_hooks: Hooks,
     load_hooks: Hooks,
 }
 
 type Hook = Arc<dyn Fn(&Path) -> Result<(), HookError> + Send + Sync>;
-/// What a hook of the user's may fail with.
+/// The error of a hook, or of a [`Stateful`] object.
 pub type HookError = Box<dyn std::error::Error + Send + Sync>;
 
 #[derive(Default)]
@@ -50,7 +49,7 @@ struct Hooks {
     hooks: Mutex<Vec<(u64, Hook)>>,
 }
 
-/// A hook that is registered. [`HookHandle::remove`] takes it away; dropping the handle does not.
+/// A hook that is registered. [`HookHandle::remove`] removes it; dropping the handle does not.
 #[derive(Debug)]
 pub struct HookHandle {
     checkpoints: Arc<Checkpoints>,
@@ -118,7 +117,7 @@ impl Accelerator {
     /// Continues from a checkpoint: puts all that it holds into what was prepared. Every rank calls it,
     /// after `prepare` and before the loop.
     ///
-    /// Everything is looked at before anything is changed: names, shapes and types, sizes and checksums.
+    /// Everything is validated before anything is changed: names, shapes and types, sizes and checksums.
     /// Tensors are read straight into their places, so it takes no memory beside them.
     ///
     /// On another number of ranks the loaders go on at the same sample of the same order; each rank's
@@ -165,7 +164,7 @@ impl Accelerator {
 
     /// Leaves out the first batches of a loader's next epoch, as after a restart that no checkpoint
     /// tells of. A loader that `load_state` has restored does so by itself.
-    pub fn skip_first_batches<L: crate::loader::Epochs>(
+    pub fn skip_first_batches<L: crate::loader::Loader>(
         &self,
         loader: &crate::loader::PreparedLoader<L>,
         batches: usize,
@@ -185,7 +184,7 @@ impl Accelerator {
         HookHandle { checkpoints: Arc::clone(&self.checkpoints), saving: true, number }
     }
 
-    /// Calls `hook` on every rank in each load, with the checkpoint's folder, after all was looked at and
+    /// Calls `hook` on every rank in each load, with the checkpoint's folder, after all was validated and
     /// before anything is changed.
     pub fn register_load_state_pre_hook(
         &self,
@@ -242,7 +241,7 @@ impl Hooks {
 }
 
 impl HookHandle {
-    /// Takes the hook away.
+    /// Removes the hook.
     pub fn remove(self) {
         let Checkpoints { save_hooks, load_hooks, .. } = &*self.checkpoints;
         if self.saving { save_hooks.remove(self.number) } else { load_hooks.remove(self.number) }

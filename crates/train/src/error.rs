@@ -14,7 +14,7 @@ pub enum Error {
     /// The launcher's variables contradict each other.
     #[error(transparent)]
     World(#[from] brigade_world::WorldError),
-    /// Rank 0 could not serve the store at the port that all ranks were told, or computed.
+    /// Rank 0 could not serve the store at the port that the launcher has set, or that the ranks computed.
     #[error(
         "rank 0 cannot serve the ranks' store on port {port}: set MASTER_PORT to a free port, the \
          same for all ranks"
@@ -115,10 +115,10 @@ pub enum Error {
         /// The first difference.
         reason: String,
     },
-    /// A checkpoint was sound when it was looked at, and could not be read to its end afterwards: the disk
+    /// A checkpoint passed validation and could not be read to its end afterwards: the disk
     /// failed, or somebody changed the files meanwhile.
     #[error(
-        "the checkpoint {} was sound and could not be read to its end, so models and optimizers are \
+        "the checkpoint {} passed validation and could not be read to its end, so models and optimizers are \
          partly changed; load it or another one again, or start anew: {source}",
         path.display()
     )]
@@ -161,7 +161,7 @@ pub enum Error {
         }
     )]
     LossNotFinite {
-        /// The rank whose loss it was; of several the first that said so. `None` when no rank did: a
+        /// The rank whose loss it was; of several the first that reported it. `None` when no rank did: a
         /// gradient overflowed under a finite loss, or the rank runs another program, such as PyTorch's.
         rank: Option<usize>,
         /// The optimizer step that its gradients are for, from 1, where a prepared optimizer makes it.
@@ -241,7 +241,7 @@ fn not_finite(rank: Option<usize>, step: Option<u64>) -> String {
     match rank {
         Some(rank) => format!("the loss{step} was infinite or NaN on rank {rank}"),
         None => format!(
-            "the gradients{step} are infinite or NaN, although no rank has said that its loss was"
+            "the gradients{step} are infinite or NaN, although no rank has reported such a loss"
         ),
     }
 }

@@ -4,6 +4,10 @@
 //! [`prepare`](Accelerator::prepare) the model, the optimizer and the loaders, call its
 //! [`backward`](Accelerator::backward), and [`gather_for_metrics`](Accelerator::gather_for_metrics) what
 //! is counted. Started alone, the same program runs as one process.
+//!
+//! Parts of it serve programs without an Accelerator: [`Processes`] (the ranks and their collectives),
+//! [`GradScaler`] and [`AutocastOptions`] (precision), [`ClipNorm`] and [`clip_grad_value`] (gradients), and
+//! [`Stateful`] (states of what checkpoints hold).
 
 mod accelerator;
 mod batch_size;
@@ -21,8 +25,9 @@ mod save;
 mod scheduler;
 mod watch;
 
+pub use accelerator::connect::ConnectOptions;
 pub use accelerator::{Accelerator, AcceleratorBuilder};
-pub use brigade_checkpoint::Value;
+pub use brigade_checkpoint::{TensorInfo, Value};
 #[doc(hidden)]
 pub use brigade_data::__derive;
 pub use brigade_optim::{
@@ -31,25 +36,24 @@ pub use brigade_optim::{
     Scheduler, SchedulerState, Sgd, StateMismatch, Trainable,
 };
 pub use brigade_torch::{
-    Bucket, Compression, Device, GradientHook, Kind, ReduceOp, ReducerOptions, Split, Tensor,
-    TensorTree, TreeSpec,
+    BackwardOptions, Bucket, Compression, Device, GradientHook, Kind, ReduceOp, ReducerOptions,
+    Split, Tensor, TensorTree, TreeSpec,
 };
 pub use brigade_track as track;
-pub use checkpoint::{
-    Checkpointed, HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration,
-};
+pub use checkpoint::{HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration, Stateful};
 pub use error::{Error, Result};
 pub use gradients::accumulate::GradientAccumulation;
-pub use gradients::clip::{ClipNorm, Parameters};
+pub use gradients::clip::{ClipNorm, Parameters, clip_grad_value};
 pub use gradients::hook::{CommHook, PowerSgd, StatefulHook};
 pub use gradients::join::{JoinInputs, Joining};
 pub use gradients::local_sgd::LocalSgd;
-pub use loader::{Batches, Epochs, PreparedLoader};
+pub use loader::{Batches, Loader, PreparedLoader};
 pub use model::{PreparedModel, PreparedModels};
 pub use optimizer::PreparedOptimizer;
 pub use precision::scaler::{GradScaler, GradScalerOptions, GradScalerState};
 pub use precision::{AutocastOptions, Precision};
 pub use prepare::Prepare;
+pub use processes::Processes;
 pub use processes::metrics::{Accuracy, FBeta, Mean, Metric, TopK};
 pub use scheduler::PreparedScheduler;
 pub use watch::log::{LogLayer, LogOptions, Logger};

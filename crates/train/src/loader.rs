@@ -6,6 +6,7 @@ pub(crate) mod position;
 use std::fmt;
 use std::sync::Arc;
 
+use brigade_checkpoint::{TensorInfo, Value};
 use brigade_data::{
     Batch, BatchedDataset, Collate, DataLoader, Epoch, IterableDataset, LoaderOptions,
     ShardOptions, StreamLoader,
@@ -13,10 +14,11 @@ use brigade_data::{
 use brigade_torch::{Device, Tensor, TensorTree, elements};
 
 use crate::accelerator::{Accelerator, Job};
+use crate::checkpoint::{HookError, Stateful};
 use crate::error::{Error, Result};
 use crate::gradients::join::EvenBatches;
 use crate::loader::dispatch::Dispatch;
-use crate::loader::position::{Counting, Placed};
+use crate::loader::position::{Counting, SavedLoader};
 use crate::prepare::Prepare;
 
 /// How the Accelerator shares batches out.
@@ -37,7 +39,7 @@ impl Default for LoaderRules {
 ///
 /// Each iteration is an epoch, with an order that all ranks agree on.
 pub struct PreparedLoader<L> {
-    placed: Arc<Placed<L>>,
+    saved: Arc<SavedLoader<L>>,
     job: Arc<Job>,
     even_batches: Arc<EvenBatches>,
     dispatch: bool,
@@ -95,13 +97,28 @@ where
     }
 }
 
-impl<L: Epochs + 'static> PreparedLoader<L> {
+impl<L: Loader + 'static> PreparedLoader<L> {
     fn new(loader: L, accelerator: &Accelerator) -> Self {
         let dispatch = accelerator.options.loader.dispatch && accelerator.use_distributed();
         let even_batches = Arc::clone(&accelerator.even_batches);
-        let placed = Arc::new(Placed::new(loader));
-        accelerator.registry.register(&placed);
-        Self { placed, job: Arc::clone(&accelerator.job), even_batches, dispatch }
+        let saved = Arc::new(SavedLoader::new(loader));
+        accelerator.registry.register(&saved);
+        Self { saved, job: Arc::clone(&accelerator.processes.job), even_batches, dispatch }
+    }
+}
+
+/// The order's seed, and the position in it, as of [`crate::Accelerator::save_state`].
+impl<L: Loader> Stateful for PreparedLoader<L> {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+        self.saved.state_dict()
+    }
+
+    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        self.saved.check_state_dict(state)
+    }
+
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        self.saved.load_state_dict(state)
     }
 }
 
@@ -109,7 +126,7 @@ impl<L> PreparedLoader<L> {
     /// The loader under the preparation: its options, its epoch, `set_epoch`, `set_skip_batches`.
     #[must_use]
     pub fn inner(&self) -> &L {
-        &self.placed.loader
+        &self.saved.loader
     }
 }
 
@@ -128,7 +145,7 @@ impl<D: BatchedDataset> PreparedLoader<DataLoader<D>> {
 }
 
 /// What both kinds of loader can do: begin an epoch, and go on where another run has stopped.
-pub trait Epochs: Send + Sync {
+pub trait Loader: Send + Sync {
     /// The data of a batch.
     type Data: TensorTree<Owned = Self::Data> + Send + 'static;
 
@@ -151,7 +168,7 @@ pub trait Epochs: Send + Sync {
     fn resume(&self, seed: u64, epoch: u64, samples: usize, batches: usize);
 }
 
-impl<D> Epochs for DataLoader<D>
+impl<D> Loader for DataLoader<D>
 where
     D: BatchedDataset + 'static,
     D::Batch: TensorTree<Owned = D::Batch>,
@@ -188,7 +205,7 @@ where
     }
 }
 
-impl<I> Epochs for StreamLoader<I>
+impl<I> Loader for StreamLoader<I>
 where
     I: IterableDataset + 'static,
     <I::Sample as Collate>::Batch: TensorTree<Owned = <I::Sample as Collate>::Batch>,
@@ -236,13 +253,13 @@ enum Source<T> {
     Dispatched(Dispatch<T>),
 }
 
-impl<L: Epochs> PreparedLoader<L> {
+impl<L: Loader> PreparedLoader<L> {
     /// Begins the next epoch. In dispatch mode every rank must.
     #[must_use]
     pub fn iter(&self) -> Batches<L::Data> {
         let loader = self.inner();
         loader.override_even_batches(self.even_batches.get());
-        let counting = self.placed.position.begin(loader.next_epoch());
+        let counting = self.saved.position.begin(loader.next_epoch());
         let source = match (self.job.group(), self.dispatch) {
             (Some(group), true) => {
                 let epoch = if self.job.rank() == 0 {
@@ -263,7 +280,7 @@ impl<L: Epochs> PreparedLoader<L> {
     }
 }
 
-impl<L: Epochs> IntoIterator for &PreparedLoader<L> {
+impl<L: Loader> IntoIterator for &PreparedLoader<L> {
     type Item = Result<Batch<L::Data>>;
     type IntoIter = Batches<L::Data>;
 
@@ -301,7 +318,7 @@ impl<T: TensorTree<Owned = T>> Iterator for Batches<T> {
 impl<L: fmt::Debug> fmt::Debug for PreparedLoader<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PreparedLoader")
-            .field("loader", &self.placed.loader)
+            .field("loader", &self.saved.loader)
             .field("dispatch", &self.dispatch)
             .finish_non_exhaustive()
     }

@@ -13,6 +13,7 @@ use brigade_nn::{Model, Module, NamedTensor};
 use brigade_torch::{BROADCAST_BYTES, ProcessGroup, Reducer, Tensor, TensorTree, grad_enabled};
 
 use crate::accelerator::{Accelerator, Job, Options};
+use crate::checkpoint::{HookError, Stateful, infos, same_shape};
 use crate::error::{Error, Result};
 use crate::gradients::accumulate::Accumulation;
 use crate::gradients::hook::StatefulHook;
@@ -21,7 +22,7 @@ use crate::gradients::loss_check::{CheckedModel, LossCheck};
 use crate::precision::Numerics;
 use crate::precision::memory_format;
 use crate::prepare::Prepare;
-use crate::registry::{Kind, ModelTensor, Registry, Restoring, Stateful};
+use crate::registry::{Kind, ModelTensor, Registered, Registry};
 
 /// A [`Model`] after [`Accelerator::prepare`]: on the process's device, with rank 0's weights, and with
 /// gradients that `backward` averages over the ranks.
@@ -70,13 +71,13 @@ impl<M> Prepare for Model<M> {
         if channels_last {
             self.to_channels_last()?;
         }
-        accelerator.say_start(channels_last);
+        accelerator.print_banner(channels_last);
         let group = accelerator.group();
         if let (Some(group), true) = (&group, accelerator.options.sync_batch_norm) {
             self.convert_sync_batch_norm(group);
         }
         let context = Context {
-            job: Arc::clone(&accelerator.job),
+            job: Arc::clone(&accelerator.processes.job),
             options: Arc::clone(&accelerator.options),
             registry: Arc::clone(&accelerator.registry),
             loss_check: accelerator.loss_check.clone(),
@@ -304,12 +305,12 @@ several!(A 0, B 1, C 2);
 several!(A 0, B 1, C 2, D 3);
 
 /// Models whose reduction is off; on again when dropped, also after a panic of the body.
-pub(crate) struct Switched<'a, P: PreparedModels + ?Sized> {
+pub(crate) struct NoSyncGuard<'a, P: PreparedModels + ?Sized> {
     models: &'a P,
     before: Vec<bool>,
 }
 
-impl<'a, P: PreparedModels + ?Sized> Switched<'a, P> {
+impl<'a, P: PreparedModels + ?Sized> NoSyncGuard<'a, P> {
     pub(crate) fn off(models: &'a P) -> Self {
         let mut before = Vec::new();
         models.each_switch(&mut |switch| before.push(switch.swap(false, Ordering::Relaxed)));
@@ -317,7 +318,7 @@ impl<'a, P: PreparedModels + ?Sized> Switched<'a, P> {
     }
 }
 
-impl<P: PreparedModels + ?Sized> Drop for Switched<'_, P> {
+impl<P: PreparedModels + ?Sized> Drop for NoSyncGuard<'_, P> {
     fn drop(&mut self) {
         let mut before = self.before.iter();
         self.models.each_switch(&mut |switch| {
@@ -362,10 +363,6 @@ impl SavedTensors {
         *self.lock() = SavedInner::of(model, hook);
     }
 
-    fn hook(&self) -> Option<Arc<dyn StatefulHook>> {
-        self.lock().hook.clone()
-    }
-
     fn lock(&self) -> MutexGuard<'_, SavedInner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -389,11 +386,7 @@ impl SavedInner {
 }
 
 impl Stateful for SavedTensors {
-    fn kind(&self) -> Kind {
-        Kind::Model
-    }
-
-    fn state(&self) -> Result<Value<Tensor>> {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
         let saved = self.lock();
         let detached =
             saved.tensors.iter().map(|saved| Ok((&*saved.name, saved.tensor.f_detach()?)));
@@ -401,13 +394,38 @@ impl Stateful for SavedTensors {
         Ok(Value::dict(detached.into_iter().map(|(name, tensor)| (name, Value::Tensor(tensor)))))
     }
 
-    /// Names and shapes are compared where the tensors are read: with the places in the files.
-    fn check(&self, _: &Value<TensorInfo>) -> Result<(), String> {
-        Ok(())
+    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        let here = self.lock();
+        for saved in &here.tensors {
+            let found = state.get(&saved.name).and_then(Value::as_tensor);
+            let found = found.ok_or_else(|| format!("it lacks `{}`", saved.name))?;
+            same_shape(&saved.name, &saved.tensor, found)?;
+        }
+        let known = |name: &str| here.tensors.iter().any(|saved| saved.name == name);
+        let mut names = state.as_dict().unwrap_or_default().iter().filter_map(|it| it.0.as_str());
+        let unknown = names.find(|name| !known(name));
+        unknown.map_or(Ok(()), |name| Err(format!("it has `{name}`, which the model lacks")))
     }
 
-    fn restore(&self, _: Value<Tensor>, _: &Restoring) -> Result<()> {
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        self.check_state_dict(&infos(state)?)?;
+        for saved in &self.lock().tensors {
+            if let Some(found) = state.get(&saved.name).and_then(Value::as_tensor) {
+                saved
+                    .tensor
+                    .f_detach()
+                    .map_err(Error::from)?
+                    .f_copy_(found)
+                    .map_err(Error::from)?;
+            }
+        }
         Ok(())
+    }
+}
+
+impl Registered for SavedTensors {
+    fn kind(&self) -> Kind {
+        Kind::Model
     }
 
     fn tensors(&self) -> Option<Vec<ModelTensor>> {
@@ -419,16 +437,23 @@ impl Stateful for SavedTensors {
         Some(self.lock().tensors.iter().map(handle).collect())
     }
 
-    fn own(&self) -> Result<Option<Value<Tensor>>> {
-        self.hook().map(|hook| hook.state().map_err(Error::User)).transpose()
+    fn hook(&self) -> Option<Arc<dyn StatefulHook>> {
+        self.lock().hook.clone()
+    }
+}
+
+/// The tensors under their names: parameters and saved buffers. A load copies into them in place.
+impl<M> Stateful for PreparedModel<M> {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+        self.saved.state_dict()
     }
 
-    fn check_own(&self, state: &Value<TensorInfo>) -> Result<(), String> {
-        self.hook().map_or(Ok(()), |hook| hook.check_state(state))
+    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        self.saved.check_state_dict(state)
     }
 
-    fn restore_own(&self, states: &[&Value<Tensor>]) -> Result<()> {
-        self.hook().map_or(Ok(()), |hook| hook.load_state(states).map_err(Error::User))
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        self.saved.load_state_dict(state)
     }
 }
 

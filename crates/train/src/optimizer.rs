@@ -1,5 +1,5 @@
-//! An optimizer after [`Accelerator::prepare`]: the same arithmetic, behind what several batches, ranks and
-//! 16 bits ask for.
+//! An optimizer after [`Accelerator::prepare`]: the same arithmetic, behind the gates of accumulation, loss
+//! check and loss scale.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -15,12 +15,13 @@ use crate::gradients::loss_check::LossCheck;
 use crate::model::PreparedModel;
 use crate::precision::scaler::GradScaler;
 use crate::prepare::Prepare;
+use crate::registry::Saved;
 
 /// An [`Optimizer`] after [`Accelerator::prepare`].
 ///
 /// Its [`step`](PreparedOptimizer::step) and [`zero_grad`](PreparedOptimizer::zero_grad) do nothing while
 /// gradients are still being accumulated; a step whose gradients come from a loss that was not finite is an
-/// error, and one whose gradients of 16 bits overflowed is left out. All else is the optimizer's, which it
+/// error, and one whose 16-bit gradients overflowed is skipped. All else is the optimizer's, which it
 /// dereferences to.
 pub struct PreparedOptimizer {
     optimizer: Optimizer,
@@ -28,33 +29,31 @@ pub struct PreparedOptimizer {
     /// With fp16.
     scaler: Option<GradScaler>,
     loss_check: Option<Arc<LossCheck>>,
-    /// What the check said when the gradients were last cleared.
+    /// The check's count when the gradients were last cleared.
     cleared: u64,
     /// What a checkpoint holds, for as long as it is there.
-    _saved: Arc<SavedOptimizer>,
+    _saved: Arc<Saved<Optimizer>>,
 }
-
-/// The handle through which checkpoints and loss checks reach an optimizer, for as long as the program has
-/// it.
-pub(crate) struct SavedOptimizer(pub(crate) Optimizer);
 
 impl PreparedOptimizer {
     /// Changes every parameter that has a gradient, once the window of accumulation ends. With fp16 a step
-    /// whose gradients overflowed is left out.
+    /// whose gradients overflowed is skipped.
     ///
     /// # Errors
     /// As [`Optimizer::step`]; [`crate::Error::LossNotFinite`], on every rank, with the weights as they
     /// were, when the gradients are those of a loss that was not finite and [`Accelerator::backward`] has
-    /// not said so, or not been listened to (see [`crate::AcceleratorBuilder::check_loss`]).
+    /// not returned that error, or the program has ignored it (see [`crate::AcceleratorBuilder::check_loss`]).
     pub fn step(&mut self) -> Result<()> {
         if !self.accumulation.sync() {
             return Ok(());
         }
         self.losses_admit()?;
-        if self.scaler_admits()? {
-            self.optimizer.step()?;
-        }
-        Ok(())
+        let Some(scaler) = &self.scaler else {
+            return Ok(self.optimizer.step()?);
+        };
+        let stepped = scaler.step(&mut self.optimizer);
+        self.accumulation.set_skipped(scaler.skipped());
+        stepped.map(drop)
     }
 
     /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`, once the window of
@@ -93,16 +92,6 @@ impl PreparedOptimizer {
         self.accumulation.set_skipped(matches!(outcome, Err(Error::LossNotFinite { .. })));
         outcome
     }
-
-    /// Divides the gradients by the loss scale; false when they have overflowed.
-    fn scaler_admits(&self) -> Result<bool> {
-        let Some(scaler) = &self.scaler else {
-            return Ok(true);
-        };
-        let admits = self.optimizer.with_parameters(|parameters| scaler.admits(parameters))?;
-        self.accumulation.set_skipped(scaler.skipped());
-        Ok(admits)
-    }
 }
 
 impl Deref for PreparedOptimizer {
@@ -123,7 +112,7 @@ impl Prepare for Optimizer {
     type Prepared = PreparedOptimizer;
 
     fn prepare(self, accelerator: &Accelerator) -> Result<PreparedOptimizer> {
-        let saved = Arc::new(SavedOptimizer(self.clone()));
+        let saved = Arc::new(Saved(self.clone()));
         let loss_check = accelerator.loss_check.clone();
         let cleared = loss_check.as_ref().map_or(0, |check| check.register(&saved));
         accelerator.registry.register(&saved);

@@ -1,4 +1,4 @@
-//! In how many bits a model computes, chosen by the builder or the environment.
+//! Mixed precision: the type of autocast, and the loss scale with fp16.
 
 pub(crate) mod memory_format;
 pub(crate) mod scaler;
@@ -49,7 +49,7 @@ impl fmt::Display for Precision {
 impl FromStr for Precision {
     type Err = Error;
 
-    /// Accelerate's words.
+    /// Parses Accelerate's values.
     ///
     /// ```
     /// use brigade_train::Precision;
@@ -71,7 +71,7 @@ impl FromStr for Precision {
     }
 }
 
-/// A scope of autocast; see [`Accelerator::autocast_with`].
+/// A scope of autocast, for [`Accelerator::autocast_with`] or alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AutocastOptions {
     /// The type; [`Precision::No`] turns autocast off inside.
@@ -81,7 +81,26 @@ pub struct AutocastOptions {
     pub cache: bool,
 }
 
-/// What the Accelerator decided about numbers. Shared by everything that was prepared.
+impl AutocastOptions {
+    /// Runs the body in a scope of autocast on a device: for programs without an Accelerator.
+    ///
+    /// ```
+    /// use brigade_train::{AutocastOptions, Device, Kind, Precision, Tensor};
+    /// let weight = Tensor::ones([4, 4], (Kind::Float, Device::Cpu));
+    /// let bf16 = AutocastOptions { precision: Precision::Bf16, cache: true };
+    /// assert_eq!(bf16.run(Device::Cpu, || weight.matmul(&weight))?.kind(), Kind::BFloat16);
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when the device has no autocast.
+    pub fn run<R>(self, device: Device, body: impl FnOnce() -> R) -> Result<R> {
+        let _scope = Autocast::enter(device, self.precision.kind(), self.cache)?;
+        Ok(body())
+    }
+}
+
+/// The Accelerator's settings of precision. Shared by everything that was prepared.
 #[derive(Debug)]
 pub(crate) struct Numerics {
     pub(crate) autocast: AutocastOptions,
@@ -121,7 +140,7 @@ impl NumericsOptions {
             None => from_env()?.unwrap_or_default(),
         };
         let scaler = match precision {
-            Precision::Fp16 => Some(GradScaler::new(self.scaler, Some(Arc::clone(job)))?),
+            Precision::Fp16 => Some(GradScaler::for_ranks(self.scaler, Some(Arc::clone(job)))?),
             _ => None,
         };
         Ok(Numerics {
@@ -214,8 +233,7 @@ impl Accelerator {
         options: AutocastOptions,
         body: impl FnOnce() -> R,
     ) -> Result<R> {
-        let _scope = Autocast::enter(self.device(), options.precision.kind(), options.cache)?;
-        Ok(body())
+        options.run(self.device(), body)
     }
 
     /// The scaler of the loss: with fp16 only.
@@ -250,7 +268,7 @@ impl Numerics {
     }
 }
 
-/// What this device does badly with a precision, in words.
+/// Returns a warning about this precision on this device.
 pub(crate) fn caveat(precision: Precision, device: Device) -> Option<String> {
     match device {
         Device::Cpu => {
@@ -268,7 +286,7 @@ pub(crate) fn caveat(precision: Precision, device: Device) -> Option<String> {
     }
 }
 
-/// From the text of Linux's `/proc/cpuinfo`. A CPU whose flags it does not list is left in peace.
+/// From the text of Linux's `/proc/cpuinfo`. `None` for a CPU whose flags it does not list.
 fn cpu_caveat(precision: Precision, cpuinfo: &str) -> Option<&'static str> {
     let flags = cpuinfo
         .lines()
@@ -293,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_accelerates() {
+    fn values_are_accelerates() {
         for precision in [Precision::No, Precision::Fp16, Precision::Bf16] {
             assert_eq!(precision.to_string().parse::<Precision>().unwrap(), precision);
         }
@@ -303,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_without_the_instructions_is_told() {
+    fn a_cpu_without_the_instructions_gets_a_warning() {
         let zen5 = "model name\t: AMD EPYC\nflags\t\t: fpu avx512f avx512_bf16 sse\n";
         let sapphire = "flags\t: fpu amx_bf16 avx512_bf16 avx512_fp16\n";
         let old = "flags\t: fpu avx2\n";

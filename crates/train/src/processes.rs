@@ -1,8 +1,156 @@
 //! What ranks do for and with each other beside the gradients: values gathered, code run in turn, work
-//! shared out, a flag that all see.
+//! split, a flag that all see.
 
 pub(crate) mod gather;
 pub(crate) mod metrics;
 pub(crate) mod scope;
 pub(crate) mod split;
 pub(crate) mod trigger;
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use brigade_torch::{Device, ProcessGroup};
+use brigade_world::World;
+
+use crate::accelerator::connect::{self, ConnectOptions};
+use crate::accelerator::{Job, debug_is_asked_for};
+use crate::error::Result;
+
+/// The ranks of a job, joined: rank and world size, collectives over tensors and objects, order among the
+/// ranks. [`crate::Accelerator`] has the same methods; a program that trains in another way, or evaluates or
+/// preprocesses on several ranks, uses this value alone, and may build an Accelerator on it later
+/// ([`crate::AcceleratorBuilder::processes`]).
+///
+/// A handle: clones are the same ranks. With one rank every collective is the identity.
+///
+/// ```
+/// use brigade_torch::{ReduceOp, Store};
+/// use brigade_train::{ConnectOptions, Processes, Tensor};
+/// use brigade_world::{StoreEndpoint, World, WorldSize};
+///
+/// fn count(processes: &Processes) -> brigade_train::Result<i64> {
+///     let files = processes.split_between_processes(&["a", "b", "c"][..])?;
+///     let total = processes.reduce(&Tensor::from(files.len() as i64), ReduceOp::Sum)?;
+///     Ok(total.int64_value(&[]))
+/// }
+///
+/// // One rank, or those of a launcher.
+/// assert_eq!(count(&Processes::join(ConnectOptions { cpu: true, ..Default::default() })?)?, 3);
+///
+/// // Two ranks as threads.
+/// let store = Store::hash()?;
+/// std::thread::scope(|scope| {
+///     for rank in 0..2 {
+///         let store = store.clone();
+///         scope.spawn(move || {
+///             let world = WorldSize::new(2).unwrap();
+///             let world = World::on_one_host(rank, world, StoreEndpoint::alone()).unwrap();
+///             let (world, store) = (Some(world), Some(store));
+///             let options = ConnectOptions { cpu: true, world, store, ..Default::default() };
+///             assert_eq!(count(&Processes::join(options).unwrap()).unwrap(), 3);
+///         });
+///     }
+/// });
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Processes {
+    pub(crate) job: Arc<Job>,
+    pub(crate) trigger: Arc<AtomicBool>,
+}
+
+impl Processes {
+    /// Joins the other ranks; returns when all are connected.
+    ///
+    /// # Errors
+    /// [`crate::Error::World`] for contradicting variables of the environment; [`crate::Error::Misuse`] for
+    /// contradicting options; [`crate::Error::Torch`] when the ranks do not find each other within the time
+    /// limit.
+    pub fn join(options: ConnectOptions) -> Result<Self> {
+        Ok(Self::of(Arc::new(connect::join(options, debug_is_asked_for())?)))
+    }
+
+    pub(crate) fn of(job: Arc<Job>) -> Self {
+        Self { job, trigger: Arc::default() }
+    }
+
+    /// This process's number in the job, from 0.
+    #[must_use]
+    pub fn process_index(&self) -> usize {
+        self.job.rank()
+    }
+
+    /// This process's number on its host, from 0.
+    #[must_use]
+    pub fn local_process_index(&self) -> usize {
+        self.job.world.local_rank.as_usize()
+    }
+
+    /// The number of processes in the job.
+    #[must_use]
+    pub fn num_processes(&self) -> usize {
+        self.job.size()
+    }
+
+    /// Whether this is rank 0.
+    #[must_use]
+    pub fn is_main_process(&self) -> bool {
+        self.process_index() == 0
+    }
+
+    /// Whether this is the first rank of its host.
+    #[must_use]
+    pub fn is_local_main_process(&self) -> bool {
+        self.local_process_index() == 0
+    }
+
+    /// Whether this is the last rank.
+    #[must_use]
+    pub fn is_last_process(&self) -> bool {
+        self.process_index() + 1 == self.num_processes()
+    }
+
+    /// Whether there is more than one process.
+    #[must_use]
+    pub fn use_distributed(&self) -> bool {
+        self.num_processes() > 1
+    }
+
+    /// The device of this process: models and batches are put there.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.job.device
+    }
+
+    /// Returns rank, world size and hosts as the launcher has set them.
+    #[must_use]
+    pub fn world(&self) -> &World {
+        &self.job.world
+    }
+
+    /// The group of all ranks, for collectives beyond those here; `None` with one process. Another one
+    /// after [`crate::Accelerator::find_executable_batch_size`] has tried a size in vain.
+    #[must_use]
+    pub fn group(&self) -> Option<ProcessGroup> {
+        self.job.group()
+    }
+
+    /// The group, whose operations name the caller's place in the user's program.
+    #[track_caller]
+    pub(crate) fn traced(&self) -> Option<ProcessGroup> {
+        let here = Location::caller();
+        self.group().map(|group| group.at(here))
+    }
+}
+
+impl fmt::Debug for Processes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Processes")
+            .field("world", &self.job.world)
+            .field("device", &self.job.device)
+            .finish_non_exhaustive()
+    }
+}

@@ -4,68 +4,100 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_optim::Optimizer;
+use brigade_optim::{Optimizer, Scheduler};
 use brigade_torch::Tensor;
 
+use crate::checkpoint::{HookError, Stateful, unboxed};
 use crate::error::Result;
+use crate::gradients::hook::StatefulHook;
+use crate::precision::scaler::GradScaler;
 
 /// The objects of an Accelerator that a checkpoint holds. They are held weakly: what the program drops
 /// is not saved any more.
 #[derive(Default)]
 pub(crate) struct Registry {
-    prepared: Mutex<Vec<Weak<dyn Stateful>>>,
+    prepared: Mutex<Vec<Weak<dyn Registered>>>,
     /// The user's own, which the user gave to be kept.
-    custom: Mutex<Vec<Arc<dyn Stateful>>>,
+    custom: Mutex<Vec<Arc<dyn Registered>>>,
 }
 
-/// Something whose state goes into a checkpoint.
-pub(crate) trait Stateful: Send + Sync {
-    /// What it is.
+/// An object of the registry: its state, and how a checkpoint files it.
+pub(crate) trait Registered: Stateful + Send + Sync {
+    /// Returns its kind, which names its files.
     fn kind(&self) -> Kind;
 
-    /// Its state. The tensors share memory with it.
-    fn state(&self) -> Result<Value<Tensor>>;
-
-    /// Says why a state does not fit, and changes nothing.
-    fn check(&self, state: &Value<TensorInfo>) -> Result<(), String>;
-
-    /// Takes a state that was checked.
-    fn restore(&self, state: Value<Tensor>, place: &Restoring) -> Result<()>;
-
-    /// What this rank has of it for itself.
-    fn own(&self) -> Result<Option<Value<Tensor>>> {
-        Ok(None)
+    /// Continues from a state that was checked, of a run with perhaps another number of ranks.
+    fn restore(&self, state: &Value<Tensor>, _worlds: &Worlds) -> Result<()> {
+        self.load_state_dict(state).map_err(unboxed)
     }
 
-    /// Says why such a state does not fit, and changes nothing.
-    fn check_own(&self, _state: &Value<TensorInfo>) -> Result<(), String> {
-        Ok(())
+    /// Returns the communication hook with a state, which differs between ranks.
+    fn hook(&self) -> Option<Arc<dyn StatefulHook>> {
+        None
     }
 
-    /// Takes this rank's own, or those of all ranks of a run that had another number of them; none of a
-    /// checkpoint that has none.
-    fn restore_own(&self, _states: &[&Value<Tensor>]) -> Result<()> {
-        Ok(())
-    }
-
-    /// A model's tensors: a checkpoint reads straight into them, and `restore` is not called.
+    /// Returns a model's tensors: a checkpoint reads straight into them, and `restore` is not called.
     fn tensors(&self) -> Option<Vec<ModelTensor>> {
         None
     }
 
-    /// The optimizer that it is.
+    /// Returns the optimizer that it is.
     fn optimizer(&self) -> Option<Optimizer> {
         None
     }
 
-    /// Optimizer steps that it has counted.
+    /// Returns the number of optimizer steps that it has counted.
     fn steps(&self) -> Option<u64> {
         None
     }
 
-    /// Samples of all ranks that it has counted.
+    /// Returns the number of samples of all ranks that it has counted.
     fn samples(&self) -> Option<u64> {
         None
+    }
+}
+
+/// A handle through which checkpoints reach an object, for as long as the program has it.
+#[derive(Debug)]
+pub(crate) struct Saved<T>(pub(crate) T);
+
+impl<T: Stateful> Stateful for Saved<T> {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+        self.0.state_dict()
+    }
+
+    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        self.0.check_state_dict(state)
+    }
+
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        self.0.load_state_dict(state)
+    }
+}
+
+impl Registered for Saved<Optimizer> {
+    fn kind(&self) -> Kind {
+        Kind::Optimizer
+    }
+
+    fn optimizer(&self) -> Option<Optimizer> {
+        Some(self.0.clone())
+    }
+
+    fn steps(&self) -> Option<u64> {
+        Some(self.0.steps())
+    }
+}
+
+impl Registered for Saved<Scheduler> {
+    fn kind(&self) -> Kind {
+        Kind::Scheduler
+    }
+}
+
+impl Registered for Saved<GradScaler> {
+    fn kind(&self) -> Kind {
+        Kind::Scaler
     }
 }
 
@@ -79,13 +111,11 @@ pub(crate) struct ModelTensor {
     pub(crate) buffer: bool,
 }
 
-/// Where a state came from and goes to.
+/// The numbers of ranks of the run that wrote a checkpoint, and of the one that reads it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Restoring {
-    /// Ranks of the run that wrote it.
-    pub(crate) saved_world: usize,
-    /// Ranks of this one.
-    pub(crate) world: usize,
+pub(crate) struct Worlds {
+    pub(crate) saved: usize,
+    pub(crate) current: usize,
 }
 
 /// The kinds of objects, in the order in which their files are named.
@@ -115,15 +145,15 @@ impl Kind {
 
 impl Registry {
     /// Adds what `prepare` has made. Every rank prepares the same things in the same order.
-    pub(crate) fn register<S: Stateful + 'static>(&self, object: &Arc<S>) {
-        let object: Arc<dyn Stateful> = Arc::<S>::clone(object);
+    pub(crate) fn register<S: Registered + 'static>(&self, object: &Arc<S>) {
+        let object: Arc<dyn Registered> = Arc::<S>::clone(object);
         let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
         prepared.retain(|known| known.strong_count() > 0);
         prepared.push(Arc::downgrade(&object));
     }
 
     /// Adds an object of the user's, and keeps it.
-    pub(crate) fn keep(&self, object: Arc<dyn Stateful>) {
+    pub(crate) fn keep(&self, object: Arc<dyn Registered>) {
         self.custom.lock().unwrap_or_else(PoisonError::into_inner).push(object);
     }
 
@@ -134,13 +164,13 @@ impl Registry {
     }
 
     /// All that are still there, with their names: `model`, `model_1`, …, by kind and in order.
-    pub(crate) fn named(&self) -> Vec<(String, Arc<dyn Stateful>)> {
+    pub(crate) fn named(&self) -> Vec<(String, Arc<dyn Registered>)> {
         let prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
         let mut objects: Vec<_> = prepared.iter().filter_map(Weak::upgrade).collect();
         drop(prepared);
         objects.extend(self.custom.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
         objects.sort_by_key(|object| object.kind());
-        let mut named: Vec<(String, Arc<dyn Stateful>)> = Vec::with_capacity(objects.len());
+        let mut named: Vec<(String, Arc<dyn Registered>)> = Vec::with_capacity(objects.len());
         for object in objects {
             let same = named.iter().filter(|(_, known)| known.kind() == object.kind()).count();
             let kind = object.kind().name();

@@ -9,6 +9,7 @@ use crate::accelerator::{Accelerator, Job};
 use crate::error::Result;
 use crate::gradients::accumulate::Accumulation;
 use crate::prepare::Prepare;
+use crate::registry::Saved;
 
 /// A [`Scheduler`] after [`Accelerator::prepare`].
 ///
@@ -40,12 +41,8 @@ pub struct PreparedScheduler {
     /// What [`PreparedScheduler::step_per_process`] makes of that.
     processes: u64,
     /// What a checkpoint holds, for as long as it is there.
-    _saved: Arc<SavedScheduler>,
+    _saved: Arc<Saved<Scheduler>>,
 }
-
-/// The handle through which checkpoints reach a scheduler, for as long as the program has it.
-#[derive(Debug)]
-pub(crate) struct SavedScheduler(pub(crate) Scheduler);
 
 impl PreparedScheduler {
     /// Accelerate's rule: each call makes as many steps as there are processes, unless the Accelerator
@@ -123,13 +120,13 @@ impl Prepare for Scheduler {
     type Prepared = PreparedScheduler;
 
     fn prepare(self, accelerator: &Accelerator) -> Result<PreparedScheduler> {
-        let saved = Arc::new(SavedScheduler(self.clone()));
+        let saved = Arc::new(Saved(self.clone()));
         accelerator.registry.register(&saved);
         let splits = accelerator.options.loader.split_batches;
         Ok(PreparedScheduler {
             scheduler: self,
             accumulation: Arc::clone(&accelerator.accumulation),
-            job: Arc::clone(&accelerator.job),
+            job: Arc::clone(&accelerator.processes.job),
             with_optimizer: true,
             stride: 1,
             processes: if splits { 1 } else { accelerator.num_processes() as u64 },

@@ -60,7 +60,7 @@ impl Watch {
             trackers.push(Box::new(JsonLines::new(folder)));
         }
         let target = if rank == 0 {
-            // Hides itself when standard error is no terminal.
+            // Hides itself when standard error is not a terminal.
             ProgressDrawTarget::stderr()
         } else {
             ProgressDrawTarget::hidden()
@@ -121,5 +121,5 @@ impl fmt::Debug for WatchOptions {
     }
 }
 
-/// Where trackers write unless told otherwise.
+/// Where trackers write unless configured otherwise.
 pub(crate) const FOLDER: &str = "runs";

@@ -63,37 +63,37 @@ fn resumed_runs_equal(background: bool, precision: Precision, hook: &CommHook) {
     }
 }
 
-dist_test!(world = 1, seconds = 200, one_rank_goes_on_bit_for_bit, |_world| {
+dist_test!(world = 1, seconds = 200, one_rank_resumes_bit_for_bit, |_world| {
     resumed_runs_equal(true, Precision::No, &CommHook::None);
 });
 
-dist_test!(world = 2, seconds = 300, two_ranks_go_on_bit_for_bit, |_world| {
+dist_test!(world = 2, seconds = 300, two_ranks_resume_bit_for_bit, |_world| {
     resumed_runs_equal(true, Precision::No, &CommHook::None);
 });
 
-dist_test!(world = 2, seconds = 300, two_ranks_without_a_thread_go_on_bit_for_bit, |_world| {
+dist_test!(world = 2, seconds = 300, two_ranks_without_a_thread_resume_bit_for_bit, |_world| {
     resumed_runs_equal(false, Precision::No, &CommHook::None);
 });
 
-dist_test!(world = 1, seconds = 200, one_rank_in_half_precision_goes_on_bit_for_bit, |_world| {
+dist_test!(world = 1, seconds = 200, one_rank_in_half_precision_resumes_bit_for_bit, |_world| {
     resumed_runs_equal(true, Precision::Fp16, &CommHook::None);
 });
 
-dist_test!(world = 2, seconds = 300, two_ranks_in_half_precision_go_on_bit_for_bit, |_world| {
+dist_test!(world = 2, seconds = 300, two_ranks_in_half_precision_resume_bit_for_bit, |_world| {
     resumed_runs_equal(true, Precision::Fp16, &CommHook::None);
 });
 
-dist_test!(world = 2, seconds = 300, two_ranks_with_power_sgd_go_on_bit_for_bit, |_world| {
+dist_test!(world = 2, seconds = 300, two_ranks_with_power_sgd_resume_bit_for_bit, |_world| {
     // Its errors and factors, and how many steps went whole.
     let hook = PowerSgd { start_iteration: 3, ..PowerSgd::default() };
     resumed_runs_equal(true, Precision::No, &CommHook::PowerSgd(hook));
 });
 
 #[test]
-fn three_ranks_over_tcp_go_on_bit_for_bit() {
+fn three_ranks_over_tcp_resume_bit_for_bit() {
     // As on several hosts. The reducer of a resumed run begins with other buckets than that of a run which
     // was not stopped: sums must not depend on a gradient's place in them.
-    let name = concat!(module_path!(), "::three_ranks_over_tcp_go_on_bit_for_bit");
+    let name = concat!(module_path!(), "::three_ranks_over_tcp_resume_bit_for_bit");
     DistTest::new(name, 3)
         .time_limit(Duration::from_secs(300))
         .variable("BRIGADE_SHARED_MEMORY", "0")
@@ -157,7 +157,7 @@ fn pretend_another_world(
     Ok(())
 }
 
-dist_test!(world = 1, one_rank_goes_on_where_seven_stopped, |_world| {
+dist_test!(world = 1, one_rank_resumes_where_seven_stopped, |_world| {
     let accelerator = Accelerator::new().unwrap();
     for saved in [8, 15, 27] {
         other_worlds_go_on_at_the_right_sample(&accelerator, saved);

@@ -7,6 +7,7 @@ mod resume;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use brigade_checkpoint::Dtype;
@@ -15,7 +16,7 @@ use brigade_nn::{Linear, Model, ParamPath};
 use brigade_testkit::{dist_test, step};
 use brigade_torch::Tensor;
 use brigade_train::{
-    Accelerator, Checkpointed, Error, HookError, LoadOptions, ProjectConfiguration, Value,
+    Accelerator, Error, HookError, LoadOptions, ProjectConfiguration, Stateful, Value,
 };
 
 use resume::{Run, Shared};
@@ -151,16 +152,16 @@ dist_test!(world = 2, seconds = 120, files_that_change_after_they_were_verified,
     hook.remove();
 
     step!("the model's file, when others have been opened and the first objects have their states");
-    let cutter = Arc::new(Mutex::new(Cutter { path: None, accelerator: accelerator.clone() }));
+    let cutter = Arc::new(Cutter { path: Mutex::new(None), accelerator: accelerator.clone() });
     accelerator.register_for_checkpointing(&cutter);
     let path = accelerator.save_state(folder.join("three")).unwrap();
     accelerator.wait_for_save().unwrap();
-    cutter.lock().unwrap().path = Some(path.join("model.safetensors"));
+    *cutter.path.lock().unwrap() = Some(path.join("model.safetensors"));
     let error = accelerator.load_state(&path).unwrap_err();
     assert!(error.to_string().contains("partly changed"), "{error}");
     assert!(error.to_string().contains("was cut short while it was read"), "{error}");
     step!("another one is loaded");
-    cutter.lock().unwrap().path = None;
+    *cutter.path.lock().unwrap() = None;
     let path = accelerator.save_state(folder.join("four")).unwrap();
     accelerator.wait_for_save().unwrap();
     accelerator.load_state(&path).unwrap();
@@ -168,17 +169,17 @@ dist_test!(world = 2, seconds = 120, files_that_change_after_they_were_verified,
 
 /// Cuts a file short when it gets its state: in the middle of a load.
 struct Cutter {
-    path: Option<PathBuf>,
+    path: Mutex<Option<PathBuf>>,
     accelerator: Accelerator,
 }
 
-impl Checkpointed for Cutter {
+impl Stateful for Cutter {
     fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
         Ok(Value::None)
     }
 
-    fn load_state_dict(&mut self, _: &Value<Tensor>) -> Result<(), HookError> {
-        if let Some(path) = &self.path {
+    fn load_state_dict(&self, _: &Value<Tensor>) -> Result<(), HookError> {
+        if let Some(path) = &*self.path.lock().unwrap() {
             // The other rank has opened its files, too.
             self.accelerator.wait_for_everyone()?;
             fs::OpenOptions::new().write(true).open(path)?.set_len(300)?;
@@ -187,23 +188,24 @@ impl Checkpointed for Cutter {
     }
 }
 
-struct Stubborn(i64);
+struct Stubborn(AtomicI64);
 
-impl Checkpointed for Stubborn {
+impl Stateful for Stubborn {
     fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
-        if self.0 == 13 {
+        let number = self.0.load(Ordering::Relaxed);
+        if number == 13 {
             return Err("13 is not saved".into());
         }
-        let tensor = Value::Tensor(Tensor::from_slice(&[self.0]));
+        let tensor = Value::Tensor(Tensor::from_slice(&[number]));
         Ok(Value::dict([("number", tensor)]))
     }
 
-    fn load_state_dict(&mut self, state: &Value<Tensor>) -> Result<(), HookError> {
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
         let number = state.get("number").and_then(Value::as_tensor).ok_or("no number")?;
         match number.int64_value(&[0]) {
             7 => Err("7 is not taken".into()),
             number => {
-                self.0 = number;
+                self.0.store(number, Ordering::Relaxed);
                 Ok(())
             }
         }
@@ -217,7 +219,7 @@ dist_test!(world = 2, seconds = 120, own_objects_and_hooks_take_part, |_world| {
     let run = Run::new(&accelerator, 1);
     let best = Arc::new(Mutex::new((0.1f64 + 0.2, f64::INFINITY, "epoch".to_owned())));
     accelerator.register_value_for_checkpointing(&best);
-    let own = Arc::new(Mutex::new(Stubborn(5)));
+    let own = Arc::new(Stubborn(AtomicI64::new(5)));
     accelerator.register_for_checkpointing(&own);
     let called = Arc::new(Mutex::new(Vec::new()));
     let saving = accelerator.register_save_state_pre_hook(move |path| {
@@ -232,29 +234,29 @@ dist_test!(world = 2, seconds = 120, own_objects_and_hooks_take_part, |_world| {
     accelerator.wait_for_save().unwrap();
 
     *best.lock().unwrap() = (0.0, 0.0, String::new());
-    own.lock().unwrap().0 = 6;
+    own.0.store(6, Ordering::Relaxed);
     accelerator.load_state(&path).unwrap();
     assert_eq!(*best.lock().unwrap(), (0.1 + 0.2, f64::INFINITY, "epoch".to_owned()));
-    assert_eq!(own.lock().unwrap().0, 5);
+    assert_eq!(own.0.load(Ordering::Relaxed), 5);
     assert_eq!(*called.lock().unwrap(), [format!("rank {rank}")]);
 
     step!("an object refuses");
     loading.remove();
     saving.remove();
-    own.lock().unwrap().0 = 7;
+    own.0.store(7, Ordering::Relaxed);
     let path = accelerator.save_state(folder.join("two")).unwrap();
     accelerator.wait_for_save().unwrap();
     assert!(!path.join("note_0.txt").exists());
-    own.lock().unwrap().0 = 8;
+    own.0.store(8, Ordering::Relaxed);
     best.lock().unwrap().0 = 4.0;
     let before = run.weights();
     let error = accelerator.load_state(&path).unwrap_err();
     assert!(error.to_string().contains("7 is not taken"), "{error}");
-    assert_eq!((own.lock().unwrap().0, best.lock().unwrap().0), (8, 4.0));
+    assert_eq!((own.0.load(Ordering::Relaxed), best.lock().unwrap().0), (8, 4.0));
     assert_eq!(run.weights(), before);
 
     step!("rank 1 alone cannot save");
-    own.lock().unwrap().0 = if rank == 1 { 13 } else { 9 };
+    own.0.store(if rank == 1 { 13 } else { 9 }, Ordering::Relaxed);
     let error = accelerator.save_state(folder.join("three")).unwrap_err();
     assert!(error.to_string().contains("13 is not saved"), "{error}");
     assert_eq!(matches!(error, Error::Leader { rank: 1, .. }), rank == 0);

@@ -185,12 +185,12 @@ fn killed_at_random_instants(world: usize, large: bool) {
 }
 
 #[test]
-fn one_rank_goes_on_bit_for_bit() {
+fn one_rank_resumes_bit_for_bit() {
     killed_at_random_instants(1, false);
 }
 
 #[test]
-fn two_ranks_go_on_bit_for_bit() {
+fn two_ranks_resume_bit_for_bit() {
     killed_at_random_instants(2, false);
 }
 

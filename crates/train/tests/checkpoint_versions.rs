@@ -48,7 +48,7 @@ fn content(path: &Path) -> Vec<u8> {
     serde_json::to_vec(&state).unwrap()
 }
 
-dist_test!(world = 2, seconds = 120, version_1_goes_on_bit_for_bit, |_world| {
+dist_test!(world = 2, seconds = 120, version_1_resumes_bit_for_bit, |_world| {
     let first = Accelerator::new().unwrap();
     let folder = Shared::new(&first);
     step!("load version 1 and save it as it is");

@@ -93,7 +93,7 @@ fn three_ranks_then_two_then_one() {
 
 /// A sum over two threads is another sum than one over one.
 #[test]
-fn another_number_of_threads_is_told() {
+fn another_number_of_threads_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let lines = |threads: &str| {
         let mut run = Command::new(std::env::current_exe().unwrap());

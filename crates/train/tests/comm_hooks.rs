@@ -15,7 +15,8 @@ use brigade_nn::{Init, Model, Module, ParamPath};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, Adam, Bucket, CommHook, Compression, Device, GradientHook, HookError, Kind,
-    PowerSgd, PreparedModel, ReduceOp, ReducerOptions, Result, StatefulHook, Tensor, Value,
+    PowerSgd, PreparedModel, ReduceOp, ReducerOptions, Result, Stateful, StatefulHook, Tensor,
+    Value,
 };
 
 const SHAPES: [(&str, &[i64]); 3] = [("a", &[12, 10]), ("b", &[10]), ("c", &[6, 7, 2])];
@@ -182,7 +183,7 @@ dist_test!(world = 2, dist_errors_are_not_lost, |_world: World| -> Result<()> {
     Ok(())
 });
 
-dist_test!(world = 2, dist_state_goes_on_where_it_was, |_world: World| -> Result<()> {
+dist_test!(world = 2, dist_state_resumes, |_world: World| -> Result<()> {
     let accelerator = Accelerator::builder().comm_hook(CommHook::PowerSgd(power(2))).build()?;
     let mut through = prepared(&accelerator, Kind::Float);
     let mut resumed = prepared(&accelerator, Kind::Float);
@@ -293,19 +294,25 @@ impl GradientHook for Summing {
     }
 }
 
-impl StatefulHook for Summing {
-    fn state(&self) -> Result<Value<Tensor>, HookError> {
+impl Stateful for Summing {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
         let sums = self.sums.lock().unwrap();
         Ok(Value::dict(sums.iter().map(|(name, sum)| (name.clone(), Value::Float(*sum)))))
     }
 
-    fn check_state(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
         let names = state.as_dict().ok_or("no sums")?.iter().filter_map(|(name, _)| name.as_str());
         let mut unknown = names.filter(|name| !self.names.iter().any(|known| known == name));
         unknown.next().map_or(Ok(()), |name| Err(format!("it has a sum of `{name}`")))
     }
 
-    fn load_state(&self, states: &[&Value<Tensor>]) -> Result<(), HookError> {
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        self.load_from_ranks(&[state])
+    }
+}
+
+impl StatefulHook for Summing {
+    fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<(), HookError> {
         let mut sums = BTreeMap::new();
         for (name, sum) in states.iter().filter_map(|state| state.as_dict()).flatten() {
             let name = name.as_str().ok_or("no name")?.to_owned();

@@ -10,9 +10,9 @@ use brigade_optim::{Result as OptimResult, Rule, Step};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{Backend, Store};
 use brigade_train::{
-    Accelerator, Accuracy, Device, Error, FBeta, Group, Kind, LrSchedule, Mean, Metric, Optimizer,
-    PreparedModel, PreparedOptimizer, PreparedScheduler, ReduceOp, Result, Scheduler, Sgd, Tensor,
-    TopK,
+    Accelerator, Accuracy, Adam, ConnectOptions, Device, Error, FBeta, Group, Kind, LrSchedule,
+    Mean, Metric, Optimizer, PreparedModel, PreparedOptimizer, PreparedScheduler, Processes,
+    ReduceOp, Result, Scheduler, Sgd, Stateful, Tensor, TopK, Value,
 };
 use brigade_world::{StoreEndpoint, WorldSize};
 
@@ -179,7 +179,7 @@ fn losses_that_are_not_finite_do_not_reach_ones_own_rule() -> Result<()> {
 }
 
 #[test]
-fn a_rate_that_is_none_never_reaches_the_weights() -> Result<()> {
+fn an_invalid_rate_never_reaches_the_weights() -> Result<()> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     let model = Model::new(Line::new)?;
     let optimizer = Sgd::new(0.1).build(&model)?;
@@ -305,4 +305,78 @@ fn contradicting_options_are_refused() -> Result<()> {
     let error = Accelerator::builder().world(two).build().unwrap_err();
     assert!(matches!(error, Error::Misuse(_)) && error.to_string().contains("store"), "{error}");
     Ok(())
+}
+
+/// Everything that `prepare` gives back, and a model's state is refused before a tensor is changed.
+#[test]
+fn what_prepare_returns_is_stateful() {
+    fn round_trip(object: &impl Stateful) -> Value<Tensor> {
+        let state = object.state_dict().unwrap();
+        object.load_state_dict(&state).unwrap();
+        state
+    }
+    let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
+    let model = Model::new(|path| brigade_nn::Linear::new(path, 3, 2)).unwrap();
+    let optimizer = Adam::default().build(&model).unwrap();
+    let (model, optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+    let before = round_trip(&model).get("weight").unwrap().as_tensor().unwrap().copy();
+    round_trip(&*optimizer);
+
+    let zeros = |shape: &[i64]| Value::Tensor(Tensor::zeros(shape, (Kind::Float, Device::Cpu)));
+    let fits = Value::dict([("weight", zeros(&[2, 3])), ("bias", zeros(&[2]))]);
+    for (state, reason) in [
+        (Value::dict([("weight", zeros(&[2, 3]))]), "it lacks `bias`"),
+        (Value::dict([("weight", zeros(&[2, 3])), ("bias", zeros(&[3]))]), "`bias` is"),
+        (
+            Value::dict([("weight", zeros(&[2, 3])), ("bias", zeros(&[2])), ("b", zeros(&[1]))]),
+            "it has `b`",
+        ),
+    ] {
+        let error = model.load_state_dict(&state).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+        let now = model.state_dict().unwrap();
+        assert_eq!(now.get("weight").unwrap().as_tensor().unwrap(), &before);
+    }
+    model.load_state_dict(&fits).unwrap();
+    let now = model.state_dict().unwrap();
+    assert_eq!(
+        now.get("weight").unwrap().as_tensor().unwrap().abs().sum(Kind::Float).double_value(&[]),
+        0.0
+    );
+}
+
+/// An Accelerator takes ranks that were joined without one, and refuses to join them otherwise.
+#[test]
+fn an_accelerator_is_built_on_joined_processes() {
+    let store = Store::hash().unwrap();
+    thread::scope(|scope| {
+        for rank in 0..2 {
+            let store = store.clone();
+            scope.spawn(move || {
+                let world = WorldSize::new(2).unwrap();
+                let world = World::on_one_host(rank, world, StoreEndpoint::alone()).unwrap();
+                let (world, store) = (Some(world), Some(store));
+                let options = ConnectOptions { cpu: true, world, store, ..Default::default() };
+                let processes = Processes::join(options).unwrap();
+                assert_eq!(processes.gather_object(rank).unwrap(), [0, 1]);
+
+                let accelerator =
+                    Accelerator::builder().processes(&processes).quiet(true).build().unwrap();
+                assert_eq!(accelerator.process_index(), rank);
+                assert_eq!(accelerator.gather_object(rank).unwrap(), [0, 1]);
+                if rank == 1 {
+                    processes.set_trigger();
+                }
+                assert!(accelerator.check_trigger().unwrap(), "one flag for both");
+
+                let builder = Accelerator::builder().processes(&processes);
+                let error = builder.backend(Backend::Fake).build().unwrap_err().to_string();
+                assert!(error.contains("`backend` contradicts `processes`"), "{error}");
+                let both = Accelerator::builder().processes(&processes).sharing(&accelerator);
+                let error = both.build().unwrap_err().to_string();
+                assert!(error.contains("`processes` and `sharing` contradict"), "{error}");
+                processes.wait_for_everyone().unwrap();
+            });
+        }
+    });
 }

@@ -19,7 +19,7 @@ use serde_json::Value;
 brigade_suite::suite! {
     always:
         a_folder_of_accelerates_goes_on,
-        weights_that_were_pickled_and_objects_that_nobody_knows,
+        pickled_weights_and_unknown_objects,
         two_processes_count_as_one_and_a_tied_weight_comes_back,
         a_dictionary_goes_on,
         what_does_not_fit_is_refused_and_nothing_is_left;
@@ -157,7 +157,7 @@ fn a_folder_of_accelerates_goes_on() {
     goes_on(&made, true);
 }
 
-fn weights_that_were_pickled_and_objects_that_nobody_knows() {
+fn pickled_weights_and_unknown_objects() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);

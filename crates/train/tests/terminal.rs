@@ -243,7 +243,7 @@ fn the_start_line_says_once_what_was_decided() {
 }
 
 #[test]
-fn without_a_terminal_there_is_nothing_to_draw_with() {
+fn without_a_terminal_no_bar_is_drawn() {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(arguments())
         .env(PART, "finite")
@@ -260,7 +260,7 @@ fn without_a_terminal_there_is_nothing_to_draw_with() {
 }
 
 #[test]
-fn a_launcher_is_told_and_shows_the_bar_itself() {
+fn a_launcher_gets_reports_and_shows_the_bar() {
     let (mut reader, writer) = std::io::pipe().unwrap();
     // It is inherited as descriptor 0.
     let output = Command::new(std::env::current_exe().unwrap())

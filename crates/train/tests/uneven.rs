@@ -175,7 +175,7 @@ dist_test!(world = 2, dist_an_early_end_can_be_an_error, |_world: World| -> Resu
     accelerator.join_uneven_inputs(&model, join, || train(&accelerator, &model, &mut optimizer, 2))
 });
 
-dist_test!(world = 2, dist_ranks_that_disagree_are_told, |_world: World| -> Result<()> {
+dist_test!(world = 2, dist_ranks_that_disagree_get_an_error, |_world: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
     let (model, _) = accelerator.prepare(objects(Net::plain))?;
     let rank = accelerator.process_index();

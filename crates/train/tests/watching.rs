@@ -30,7 +30,7 @@ fn line(steps: u64) -> Schedule {
 }
 
 #[test]
-fn a_schedule_goes_on_where_it_was_saved() -> Result<()> {
+fn a_schedule_resumes() -> Result<()> {
     let (_, optimizer) = sgd();
     let mut scheduler = Scheduler::new(&optimizer, line(10));
     for _ in 0..3 {

@@ -4,7 +4,6 @@
 use std::path::PathBuf;
 
 use brigade::prelude::*;
-use brigade::train::ProjectConfiguration;
 use clap::Parser;
 use serde::Serialize;
 

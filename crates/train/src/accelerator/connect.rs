@@ -14,16 +14,24 @@ use crate::accelerator::Job;
 use crate::accelerator::groups::Groups;
 use crate::error::{Error, Result};
 
-/// How a rank joins its job; what is not set is found in the environment.
+/// How a rank joins its job with [`crate::Processes::join`]; what is not set is found in the environment.
+/// [`crate::AcceleratorBuilder`] has an option of the same name for each field.
 #[derive(Debug, Default)]
-pub(crate) struct ConnectOptions {
-    pub(crate) cpu: bool,
-    pub(crate) world: Option<World>,
-    pub(crate) store: Option<Store>,
-    pub(crate) device: Option<Device>,
-    pub(crate) backend: Option<Backend>,
-    pub(crate) timeout: Option<Duration>,
-    pub(crate) gloo: Option<GlooDevice>,
+pub struct ConnectOptions {
+    /// Whether to stay on the CPU where there is a GPU.
+    pub cpu: bool,
+    /// Rank and world size.
+    pub world: Option<World>,
+    /// The store where the ranks rendezvous.
+    pub store: Option<Store>,
+    /// The device of this rank.
+    pub device: Option<Device>,
+    /// The library of the collectives: NCCL for GPUs, Gloo for CPUs unless set.
+    pub backend: Option<Backend>,
+    /// The time limit of joining and of every collective; 30 minutes unless set.
+    pub timeout: Option<Duration>,
+    /// The interface or address that Gloo listens on.
+    pub gloo: Option<GlooDevice>,
 }
 
 /// Connects to the other ranks; with one rank there is nothing to connect.
@@ -66,7 +74,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
             }
             None => open_store(&world, timeout)?,
         };
-        Some(Groups::meet(store, &world, backend, device, timeout, debug)?)
+        Some(Groups::connect(store, &world, backend, device, timeout, debug)?)
     };
     Ok(Job {
         world,

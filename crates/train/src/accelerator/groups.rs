@@ -1,4 +1,4 @@
-//! The process groups of a job: new ones when the old were given up.
+//! The process groups of a job, replaced when they were aborted.
 
 use std::fmt;
 use std::sync::{PoisonError, RwLock};
@@ -9,28 +9,28 @@ use brigade_world::World;
 
 use crate::error::{Error, Result};
 
-/// What the ranks of a job meet with. A group whose messages were cut off in the middle cannot go on, so
-/// after a try that ran out of memory all ranks meet again.
+/// The process groups of a job and what makes new ones. A group whose messages were cut off in the middle is
+/// unusable, so after an attempt that ran out of memory all ranks reconnect.
 pub(crate) struct Groups {
-    /// Where the ranks met, for messages beside the collectives.
+    /// The ranks' rendezvous, for messages beside the collectives.
     pub(crate) store: Store,
     backend: Backend,
     device: Device,
     timeout: Duration,
     debug: bool,
-    current: RwLock<Met>,
+    current: RwLock<Connected>,
 }
 
-/// The groups that the ranks made when they last met.
-struct Met {
+/// The groups of the last rendezvous.
+struct Connected {
     world: ProcessGroup,
     /// The ranks of this host, when there are several hosts.
     host: Option<ProcessGroup>,
 }
 
 impl Groups {
-    pub(crate) fn meet(
-        meeting: Store,
+    pub(crate) fn connect(
+        store: Store,
         world: &World,
         backend: Backend,
         device: Device,
@@ -46,13 +46,13 @@ impl Groups {
             debug,
             ..GroupOptions::default()
         };
-        let met = Met::meet(&meeting, world, backend.clone(), options)?;
-        let current = RwLock::new(met);
-        Ok(Self { store: meeting, backend, device, timeout, debug, current })
+        let connected = Connected::connect(&store, world, backend.clone(), options)?;
+        let current = RwLock::new(connected);
+        Ok(Self { store, backend, device, timeout, debug, current })
     }
 
-    /// All ranks meet again, for the `number`th time.
-    pub(crate) fn meet_again(&self, world: &World, number: u64) -> Result<()> {
+    /// Makes new groups on all ranks, for the `number`th time.
+    pub(crate) fn reconnect(&self, world: &World, number: u64) -> Result<()> {
         let options = GroupOptions {
             name: "world".into(),
             store_key: Some(format!("brigade_again_{number}")),
@@ -61,11 +61,11 @@ impl Groups {
             debug: self.debug,
             ..GroupOptions::default()
         };
-        let met = Met::meet(&self.store, world, self.backend.clone(), options)?;
+        let connected = Connected::connect(&self.store, world, self.backend.clone(), options)?;
         // The old groups end when the last handle of theirs goes, outside of the lock.
         let old = std::mem::replace(
             &mut *self.current.write().unwrap_or_else(PoisonError::into_inner),
-            met,
+            connected,
         );
         drop(old);
         Ok(())
@@ -80,14 +80,14 @@ impl Groups {
     }
 }
 
-impl Met {
-    fn meet(
-        meeting: &Store,
+impl Connected {
+    fn connect(
+        store: &Store,
         world: &World,
         backend: Backend,
         options: GroupOptions,
     ) -> Result<Self> {
-        let store = meeting.prefix("default_pg")?;
+        let store = store.prefix("default_pg")?;
         let (rank, size) = (world.rank.as_usize(), world.world_size.as_usize());
         let group = ProcessGroup::new(&store, rank, size, backend, options)?;
         let host = match world.num_nodes {
@@ -98,7 +98,7 @@ impl Met {
     }
 }
 
-/// The group of this host's ranks. Hosts may have different numbers of ranks: all tell theirs.
+/// The group of this host's ranks. Hosts may have different numbers of ranks, so every rank sends its host's number.
 fn host_group(group: &ProcessGroup, world: &World) -> Result<Option<ProcessGroup>> {
     let hosts: Vec<usize> = group.all_gather_object(&world.node_rank)?;
     let mut mine = None;

@@ -8,8 +8,8 @@ use brigade_checkpoint::{Error as FileError, FileName, TensorInfo, Value};
 use brigade_nn::weights::dtype_of;
 use brigade_torch::Tensor;
 
-use super::copies::Copies;
-use super::ranks;
+use super::buffer_pool::BufferPool;
+use super::{ranks, unboxed};
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
 
@@ -61,19 +61,24 @@ pub(super) fn capture(accelerator: &Accelerator) -> Result<Captured> {
                 let tensors = tensors.collect::<Result<_>>()?;
                 captured.add(accelerator, kind, name, None, tensors)?;
             }
-            None => captured.add_state(accelerator, kind, name, object.state()?)?,
+            None => captured.add_state(
+                accelerator,
+                kind,
+                name,
+                object.state_dict().map_err(unboxed)?,
+            )?,
         }
     }
     let position = accelerator.accumulation.position();
     let run = Value::dict([("accumulation_position", Value::Int(position as i64))]);
     captured.add_state(accelerator, "run", "run", run)?;
-    captured.add_own(accelerator, ranks::state(accelerator, &named)?)?;
+    captured.add_rank(accelerator, ranks::state(accelerator, &named)?)?;
     Ok(captured)
 }
 
 impl Captured {
     /// Tensors with memory of their own: training may go on.
-    pub(super) fn copy(&mut self, copies: &Copies) -> Result<()> {
+    pub(super) fn copy(&mut self, copies: &BufferPool) -> Result<()> {
         for file in &mut self.files {
             let Contents::Tensors(tensors) = &mut file.contents else { continue };
             for named in tensors {
@@ -96,8 +101,8 @@ impl Captured {
         self.add(accelerator, kind, name, Some(text), tensors)
     }
 
-    /// What every rank has for itself. A rank other than 0 knows of nothing else.
-    fn add_own(&mut self, accelerator: &Accelerator, state: Value<Tensor>) -> Result<()> {
+    /// Adds the state that differs between ranks. A rank other than 0 lists nothing else.
+    fn add_rank(&mut self, accelerator: &Accelerator, state: Value<Tensor>) -> Result<()> {
         let name = format!("rank_{}", accelerator.process_index());
         if !accelerator.is_main_process() {
             self.objects.clear();

@@ -1,4 +1,4 @@
-//! All ranks go on, or none does.
+//! Agreement between ranks: all continue, or all return the error.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -7,7 +7,7 @@ use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
 
 impl Accelerator {
-    /// Every rank's value; or, when a rank has failed, its error here and [`Error::Leader`] on the others.
+    /// Returns every rank's value; when a rank has failed, its own error there and [`Error::Leader`] on the others.
     pub(super) fn agree<T>(&self, scope: &'static str, mine: Result<T>) -> Result<Vec<T>>
     where
         T: Serialize + DeserializeOwned,

@@ -1,4 +1,4 @@
-//! A load: everything is looked at, then everything is changed.
+//! A load: everything is validated, then everything is changed.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_checkpoint::layout::{self, Checkpoint, Object, TensorLocation};
-use brigade_checkpoint::{Error as FileError, TensorInfo, Value};
-use brigade_nn::weights::{dtype_of, kind_of};
+use brigade_checkpoint::{Error as FileError, Value};
+use brigade_nn::weights::kind_of;
 use brigade_torch::{Device, Tensor, TensorFile};
 
-use super::count_kinds;
 use super::ranks::{self, Named};
+use super::{count_kinds, same_shape, unboxed};
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
-use crate::registry::{Kind, Restoring, Stateful};
+use crate::registry::{Kind, Registered, Worlds};
 
 const SCOPE: &str = "load_state";
 
@@ -63,15 +63,15 @@ pub(super) fn load(
         Some(path) => path.to_owned(),
         None => newest(accelerator)?,
     };
-    let ready = Ready::look(accelerator, &path, options);
-    let (ready, told) = match ready {
+    let ready = Ready::validate(accelerator, &path, options);
+    let (ready, crc32) = match ready {
         Ok(ready) => {
-            let told = ready.checkpoint.manifest().crc32.clone();
-            (Some(ready), Ok(told))
+            let crc32 = ready.checkpoint.manifest().crc32.clone();
+            (Some(ready), Ok(crc32))
         }
         Err(error) => (None, Err(error)),
     };
-    let seen = accelerator.agree(SCOPE, told)?;
+    let seen = accelerator.agree(SCOPE, crc32)?;
     if let Some(rank) = seen.iter().position(|crc32| *crc32 != seen[0]) {
         return Err(Error::Misuse(format!(
             "{SCOPE}: rank {rank} sees another checkpoint under {} than rank 0; it must lie in a \
@@ -80,7 +80,9 @@ pub(super) fn load(
         )));
     }
     let Some(ready) = ready else {
-        return Err(Error::Misuse("load_state: no checkpoint was looked at".into()));
+        return Err(Error::Misuse(
+            "load_state: internal error: the checkpoint was not validated".into(),
+        ));
     };
     accelerator.agree(SCOPE, accelerator.checkpoints.load_hooks.call(&path))?;
     let manifest = ready.checkpoint.manifest();
@@ -104,24 +106,24 @@ fn newest(accelerator: &Accelerator) -> Result<PathBuf> {
         false => Ok(None),
     };
     let found = accelerator.agree(SCOPE, found)?.into_iter().next().flatten();
-    found.ok_or_else(|| Error::Misuse("load_state: rank 0 gave no place".into()))
+    found.ok_or_else(|| Error::Misuse("load_state: internal error: rank 0 sent no path".into()))
 }
 
 /// A checkpoint that fits the program, nothing changed yet.
 struct Ready {
     checkpoint: Checkpoint,
     objects: Vec<Named>,
-    place: Restoring,
+    worlds: Worlds,
     /// Straight from the files into these.
     tensors: Vec<(Tensor, TensorLocation)>,
-    states: Vec<(Arc<dyn Stateful>, Value<TensorLocation>)>,
+    states: Vec<(Arc<dyn Registered>, Value<TensorLocation>)>,
     /// This rank's own, or, on another number of ranks, those of all ranks of the other run.
     ranks: Vec<Value<TensorLocation>>,
     position: usize,
 }
 
 impl Ready {
-    fn look(accelerator: &Accelerator, path: &Path, options: LoadOptions) -> Result<Self> {
+    fn validate(accelerator: &Accelerator, path: &Path, options: LoadOptions) -> Result<Self> {
         let checkpoint = Checkpoint::open(path)?;
         if options.verify {
             let (rank, ranks) = (accelerator.process_index(), accelerator.num_processes());
@@ -166,7 +168,8 @@ impl Ready {
                         let place = places.remove(&parameter.name);
                         let place =
                             place.ok_or_else(|| about(format!("it lacks `{}`", parameter.name)))?;
-                        same(&parameter.name, &parameter.tensor, &place.info).map_err(about)?;
+                        same_shape(&parameter.name, &parameter.tensor, &place.info)
+                            .map_err(about)?;
                         tensors.push((parameter.tensor, place));
                     }
                     if let Some(name) = places.into_keys().min() {
@@ -177,26 +180,25 @@ impl Ready {
                     let state = placed(&checkpoint, saved)?;
                     let infos =
                         state.clone().try_map(&mut |_, place| Ok::<_, Error>(place.info))?;
-                    object.check(&infos).map_err(about)?;
+                    object.check_state_dict(&infos).map_err(about)?;
                     states.push((Arc::clone(object), state));
                 }
             }
         }
-        let place =
-            Restoring { saved_world: manifest.world_size, world: accelerator.num_processes() };
+        let worlds = Worlds { saved: manifest.world_size, current: accelerator.num_processes() };
         // As the file says: it ends at the first rank whose state is not there.
-        let wanted = match place.saved_world == place.world {
+        let wanted = match worlds.saved == worlds.current {
             true => accelerator.process_index()..accelerator.process_index() + 1,
-            false => 0..place.saved_world,
+            false => 0..worlds.saved,
         };
         let mut own = Vec::new();
         for rank in wanted {
             let state = placed(&checkpoint, find(&format!("rank_{rank}"))?)?;
             for (parameter, place) in ranks::gradients(&state, &objects).map_err(mismatch)? {
-                same("a gradient", &parameter, &place.info).map_err(mismatch)?;
+                same_shape("a gradient", &parameter, &place.info).map_err(mismatch)?;
             }
             let infos = state.clone().try_map(&mut |_, place| Ok::<_, Error>(place.info))?;
-            ranks::check_own(&infos, &objects).map_err(mismatch)?;
+            ranks::check_hooks(&infos, &objects).map_err(mismatch)?;
             own.push(state);
         }
         let run = placed(&checkpoint, find("run")?)?;
@@ -211,12 +213,12 @@ impl Ready {
                     accelerator.accumulation.steps()
                 ))
             })?;
-        Ok(Self { objects, place, tensors, states, ranks: own, position, checkpoint })
+        Ok(Self { objects, worlds, tensors, states, ranks: own, position, checkpoint })
     }
 
-    /// First what may still refuse: files that cannot be read, then objects of the user's own, which are
-    /// put back when one does. Models come last, straight from the files, where nothing can go wrong any
-    /// more but the disk.
+    /// Changes first what can still fail: files that cannot be read, then objects of the program's own, which
+    /// are restored when one fails. Models come last, read straight from the files: only the disk can fail
+    /// then.
     fn restore(self, accelerator: &Accelerator) -> Result<()> {
         let mut files = Files::new(&self.checkpoint);
         for (_, place) in &self.tensors {
@@ -229,40 +231,40 @@ impl Ready {
         let ranks = ranks.collect::<Result<Vec<_>>>()?;
         let (custom, others): (Vec<_>, Vec<_>) =
             states.into_iter().partition(|(object, _)| object.kind() == Kind::Custom);
-        restore_custom(custom, &self.place, self.checkpoint.folder())?;
+        restore_custom(custom, &self.worlds, self.checkpoint.folder())?;
 
         let change = || -> Result<()> {
             for (object, state) in others {
-                object.restore(state, &self.place)?;
+                object.restore(&state, &self.worlds)?;
             }
             read_into(&self.checkpoint, self.tensors)?;
             accelerator.reset_window();
             accelerator.accumulation.set_position(self.position);
-            let same_world = self.place.saved_world == self.place.world;
+            let same_world = self.worlds.saved == self.worlds.current;
             ranks::restore(accelerator, &self.objects, &ranks, same_world)
         };
         change().map_err(|source| interrupted(self.checkpoint.folder(), source))
     }
 }
 
-/// Objects of the user's own: all take their states, or none has another one afterwards.
+/// Loads the states of the program's own objects: all of them, or none.
 fn restore_custom(
-    objects: Vec<(Arc<dyn Stateful>, Value<Tensor>)>,
-    place: &Restoring,
+    objects: Vec<(Arc<dyn Registered>, Value<Tensor>)>,
+    worlds: &Worlds,
     path: &Path,
 ) -> Result<()> {
-    let mut undo: Vec<(Arc<dyn Stateful>, Value<Tensor>)> = Vec::new();
+    let mut undo: Vec<(Arc<dyn Registered>, Value<Tensor>)> = Vec::new();
     for (object, state) in objects {
-        let before = object.state();
+        let before = object.state_dict().map_err(unboxed);
         let restored = before.and_then(|before| {
-            object.restore(state, place)?;
+            object.restore(&state, worlds)?;
             undo.push((object, before));
             Ok(())
         });
-        // The one that refused has changed nothing.
+        // The object that failed has changed nothing.
         if let Err(error) = restored {
             for (object, before) in undo.into_iter().rev() {
-                object.restore(before, place).map_err(|source| interrupted(path, source))?;
+                object.restore(&before, worlds).map_err(|source| interrupted(path, source))?;
             }
             return Err(error);
         }
@@ -288,16 +290,6 @@ fn placed(checkpoint: &Checkpoint, object: &Object) -> Result<Value<TensorLocati
     })
 }
 
-/// Shape and kind must be the same: a resumed run is not to differ in one bit.
-fn same(name: &str, tensor: &Tensor, found: &TensorInfo) -> Result<(), String> {
-    let dtype = tensor.f_kind().map_err(|error| error.to_string())?;
-    let shape: Vec<u64> = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
-    if dtype_of(dtype) == Some(found.dtype) && shape == found.shape {
-        return Ok(());
-    }
-    Err(format!("`{name}` is {found} in the checkpoint, but {shape:?} of {dtype:?} here"))
-}
-
 /// Open files, with their sizes in the manifest.
 struct Files<'c> {
     checkpoint: &'c Checkpoint,
@@ -309,8 +301,8 @@ impl<'c> Files<'c> {
         Self { checkpoint, open: HashMap::new() }
     }
 
-    /// Looks at the size again: most of what changes a file after it was verified does so before the
-    /// program's own state is touched.
+    /// Checks the size again, so that most changes of a file after its verification are found before the
+    /// program's state is touched.
     fn open(&mut self, path: &Path) -> Result<&TensorFile> {
         let entry = match self.open.entry(path.to_owned()) {
             Entry::Occupied(known) => return Ok(known.into_mut()),

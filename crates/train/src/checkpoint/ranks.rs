@@ -1,17 +1,18 @@
-//! What each rank has for itself: random states, and gradients within an accumulation window.
+//! State that differs between ranks: random states, hooks' states, gradients within an accumulation window.
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_torch::{
     Device, Tensor, cpu_kernels, gradient, libtorch_version, rng_state, set_gradient, set_rng_state,
 };
 
+use super::unboxed;
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
 use crate::gradients::weighted::WeightedWindow;
-use crate::registry::Stateful;
+use crate::registry::Registered;
 
 /// An object with its name in checkpoints.
-pub(super) type Named = (String, std::sync::Arc<dyn Stateful>);
+pub(super) type Named = (String, std::sync::Arc<dyn Registered>);
 
 pub(super) fn state(accelerator: &Accelerator, objects: &[Named]) -> Result<Value<Tensor>> {
     let mut random = vec![("cpu".to_owned(), Value::Bytes(rng_state(Device::Cpu)?))];
@@ -34,8 +35,8 @@ pub(super) fn state(accelerator: &Accelerator, objects: &[Named]) -> Result<Valu
     }
     let mut own = Vec::new();
     for (name, object) in objects {
-        if let Some(state) = object.own()? {
-            own.push((name.clone(), state));
+        if let Some(hook) = object.hook() {
+            own.push((name.clone(), hook.state_dict().map_err(unboxed)?));
         }
     }
     let window = accelerator.accumulation.window().map_or(Value::None, |window| {
@@ -110,11 +111,13 @@ pub(super) fn gradients<'s, T>(
     Ok(pairs)
 }
 
-/// Whether what objects have on each rank for themselves fits.
-pub(super) fn check_own(state: &Value<TensorInfo>, objects: &[Named]) -> Result<(), String> {
+/// Checks the states of communication hooks, which differ between ranks.
+pub(super) fn check_hooks(state: &Value<TensorInfo>, objects: &[Named]) -> Result<(), String> {
     let own = |name: &str| state.get("own").and_then(|own| own.get(name));
     let mut known = objects.iter().filter_map(|(name, object)| own(name).map(|own| (object, own)));
-    known.try_for_each(|(object, own)| object.check_own(own))
+    known.try_for_each(|(object, own)| {
+        object.hook().map_or(Ok(()), |hook| hook.check_state_dict(own))
+    })
 }
 
 pub(super) fn restore(
@@ -126,7 +129,7 @@ pub(super) fn restore(
     // Another number of ranks adds in another order anyway.
     let on_cpu = states.first().filter(|_| random && accelerator.device() == Device::Cpu);
     if let Some(difference) = on_cpu.and_then(other_arithmetic) {
-        accelerator.caution(&difference);
+        accelerator.warn(&difference);
     }
     for (_, object) in objects {
         for saved in object.tensors().unwrap_or_default().iter().filter(|saved| saved.trained) {
@@ -149,8 +152,13 @@ pub(super) fn restore(
         }
     }
     for (name, object) in objects {
-        let own = states.iter().filter_map(|state| state.get("own")?.get(name));
-        object.restore_own(&own.collect::<Vec<_>>())?;
+        let Some(hook) = object.hook() else { continue };
+        let own: Vec<_> = states.iter().filter_map(|state| state.get("own")?.get(name)).collect();
+        let loaded = match own.as_slice() {
+            [own] => hook.load_state_dict(own),
+            own => hook.load_from_ranks(own),
+        };
+        loaded.map_err(unboxed)?;
     }
     // What this rank had added up of a window of weighted losses; of another number of ranks its share.
     let windows = states.iter().filter_map(|state| {

@@ -16,8 +16,8 @@ use brigade_checkpoint::layout::{
 use brigade_torch::Store;
 use serde::{Deserialize, Serialize};
 
+use super::buffer_pool::BufferPool;
 use super::capture::{Captured, capture};
-use super::copies::Copies;
 use super::write::write_files;
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
@@ -29,7 +29,7 @@ pub(super) enum Target {
     Numbered,
 }
 
-/// A save that a thread goes on with.
+/// A save that a thread completes in the background.
 pub(super) struct Pending(JoinHandle<Result<()>>);
 
 /// All that is needed to write a checkpoint, without the Accelerator.
@@ -43,7 +43,7 @@ struct Save {
     folder: PathBuf,
     captured: Captured,
     /// Where the copies' memory goes back to; without a copy there is none.
-    copies: Option<Arc<Copies>>,
+    copies: Option<Arc<BufferPool>>,
     /// On rank 0.
     main: Option<Main>,
 }
@@ -55,7 +55,7 @@ struct Main {
     keep: Option<usize>,
 }
 
-/// What a rank tells rank 0.
+/// A rank's part of a checkpoint, as rank 0 gets it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Share {
     files: BTreeMap<FileName, FileFacts>,
@@ -70,14 +70,14 @@ pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBu
     accelerator.weights_may_be_saved()?;
     let checkpoints = &accelerator.checkpoints;
     checkpoints.wait()?;
-    let number = accelerator.job.saves.fetch_add(1, Ordering::Relaxed);
+    let number = accelerator.processes.job.saves.fetch_add(1, Ordering::Relaxed);
     let project = &checkpoints.project;
 
     let main = match accelerator.is_main_process() {
         true => main_part(accelerator, target, number).map(Some),
         false => Ok(None),
     };
-    let (mut main, told) = match main {
+    let (mut main, paths) = match main {
         Ok(Some(main)) => {
             let place = (main.target.clone(), main.staging.path().to_owned());
             (Some(main), Ok(Some(place)))
@@ -85,9 +85,9 @@ pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBu
         Ok(None) => (None, Ok(None)),
         Err(error) => (None, Err(error)),
     };
-    let places = accelerator.agree(SCOPE, told)?;
-    let Some(Some((target, folder))) = places.into_iter().next() else {
-        return Err(Error::Misuse("save_state: rank 0 gave no place".into()));
+    let paths = accelerator.agree(SCOPE, paths)?;
+    let Some(Some((target, folder))) = paths.into_iter().next() else {
+        return Err(Error::Misuse("save_state: internal error: rank 0 sent no path".into()));
     };
     let captured = checkpoints.save_hooks.call(&folder).and_then(|()| {
         let mut captured = capture(accelerator)?;
@@ -96,16 +96,16 @@ pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBu
         }
         Ok(captured)
     });
-    let (captured, told) = match captured {
+    let (captured, ready) = match captured {
         Ok(captured) => (Some(captured), Ok(())),
         Err(error) => (None, Err(error)),
     };
-    accelerator.agree(SCOPE, told)?;
+    accelerator.agree(SCOPE, ready)?;
     let Some(captured) = captured else {
-        return Err(Error::Misuse("save_state: nothing was captured".into()));
+        return Err(Error::Misuse("save_state: internal error: no state was captured".into()));
     };
 
-    let job = &accelerator.job;
+    let job = &accelerator.processes.job;
     let store = job.store().map(|store| (store.clone(), format!("brigade/save/{number}")));
     let save = Save {
         rank: job.rank(),
@@ -196,21 +196,21 @@ impl Save {
                     replaced = commit(main, manifest, self.flush).map_err(|error| (0, error))?;
                     Ok(())
                 });
-                self.tell(outcome)
+                self.publish(outcome)
             }
-            None => self.hear(&share),
+            None => self.submit(&share),
         };
         match (outcome, own_error) {
             (Ok(()), _) => Ok(replaced),
             (Err(_), Some(own)) => Err(own),
-            (Err(Told::Own(error)), None) => Err(error),
-            (Err(Told::Rank(rank, reason)), None) => {
+            (Err(SaveFailure::Own(error)), None) => Err(error),
+            (Err(SaveFailure::Rank(rank, reason)), None) => {
                 Err(Error::Leader { scope: SCOPE, rank, reason })
             }
         }
     }
 
-    /// On rank 0: what every rank has written, or who failed first.
+    /// Returns what every rank has written, or the first rank's failure. On rank 0.
     fn gather(&self, own: Result<Share, String>) -> Result<Vec<Share>, (usize, Error)> {
         let failed = |rank, reason| (rank, Error::Leader { scope: SCOPE, rank, reason });
         let mut shares = vec![own.map_err(|reason| failed(0, reason))];
@@ -238,9 +238,9 @@ impl Save {
         manifest
     }
 
-    /// On rank 0: tells the others how it ended, and waits until they have heard it: the store ends with
-    /// this process, which may be about to end.
-    fn tell(&self, outcome: Result<(), (usize, Error)>) -> Result<(), Told> {
+    /// Publishes the outcome and waits for the other ranks' acknowledgements: the store ends with this
+    /// process, which may be about to end. On rank 0.
+    fn publish(&self, outcome: Result<(), (usize, Error)>) -> Result<(), SaveFailure> {
         if let Some((store, key)) = &self.store {
             let message: Result<(), Failure> = match &outcome {
                 Ok(()) => Ok(()),
@@ -248,42 +248,42 @@ impl Save {
                 Err((rank, error)) => Err((*rank, error.to_string())),
             };
             let message = serde_json::to_vec(&message).unwrap_or_default();
-            let told = store.set(&format!("{key}/outcome"), message);
-            let patience = Instant::now() + self.time_limit.min(HEARING);
+            let published = store.set(&format!("{key}/outcome"), message);
+            let ack_deadline = Instant::now() + self.time_limit.min(ACK_TIMEOUT);
             for rank in 1..self.ranks {
-                // One that is gone is found missing elsewhere.
-                let _ = wait_for::<()>(store, &format!("{key}/{rank}/heard"), patience);
+                // A rank that has died is detected elsewhere.
+                let _ = wait_for::<()>(store, &format!("{key}/{rank}/ack"), ack_deadline);
                 // Left behind they would only take some bytes.
                 let _ = store.delete(&format!("{key}/{rank}"));
-                let _ = store.delete(&format!("{key}/{rank}/heard"));
+                let _ = store.delete(&format!("{key}/{rank}/ack"));
             }
-            if let (Ok(()), Err(error)) = (&outcome, told) {
-                return Err(Told::Own(error.into()));
+            if let (Ok(()), Err(error)) = (&outcome, published) {
+                return Err(SaveFailure::Own(error.into()));
             }
         }
-        outcome.map_err(|(_, error)| Told::Own(error))
+        outcome.map_err(|(_, error)| SaveFailure::Own(error))
     }
 
-    /// On the others: tells rank 0, and waits for how it ended.
-    fn hear(&self, share: &Result<Share, String>) -> Result<(), Told> {
+    /// Sends rank 0 this rank's part and waits for the outcome. On the other ranks.
+    fn submit(&self, share: &Result<Share, String>) -> Result<(), SaveFailure> {
         let Some((store, key)) = &self.store else { return Ok(()) };
-        let own = |error: Error| Told::Own(error);
+        let own = |error: Error| SaveFailure::Own(error);
         let message = serde_json::to_vec(share).unwrap_or_default();
         store.set(&format!("{key}/{}", self.rank), message).map_err(|error| own(error.into()))?;
         let deadline = Instant::now() + self.time_limit;
         let outcome: Result<(), Failure> =
             wait_for(store, &format!("{key}/outcome"), deadline).map_err(own)?;
         // Rank 0 may be gone as soon as it knows.
-        let _ = store.set(&format!("{key}/{}/heard", self.rank), b"null");
-        outcome.map_err(|(rank, reason)| Told::Rank(rank, reason))
+        let _ = store.set(&format!("{key}/{}/ack", self.rank), b"null");
+        outcome.map_err(|(rank, reason)| SaveFailure::Rank(rank, reason))
     }
 }
 
-/// How long rank 0 waits for the others to hear how a save has ended.
-const HEARING: Duration = Duration::from_secs(5);
+/// How long rank 0 waits for acknowledgements of a save's outcome.
+const ACK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Whose error it is.
-enum Told {
+/// An error of this rank, or another rank's as text.
+enum SaveFailure {
     Own(Error),
     Rank(usize, String),
 }
@@ -304,7 +304,7 @@ fn commit(main: Main, mut manifest: Manifest, flush: bool) -> Result<Option<Repl
     Ok(replaced)
 }
 
-/// Looks again and again instead of waiting in the store: a connection serves one call at a time, and
+/// Polls instead of waiting in the store: a connection serves one call at a time, and
 /// training needs it, too.
 fn wait_for<T: for<'de> Deserialize<'de>>(
     store: &Store,
@@ -323,7 +323,7 @@ fn wait_for<T: for<'de> Deserialize<'de>>(
         pause = (pause * 2).min(Duration::from_millis(50));
     }
     serde_json::from_slice(&store.get(key)?).map_err(|error| {
-        Error::Misuse(format!("{SCOPE}: another rank's answer is no answer: {error}"))
+        Error::Misuse(format!("{SCOPE}: could not decode another rank's reply: {error}"))
     })
 }
 

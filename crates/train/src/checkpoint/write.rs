@@ -10,8 +10,8 @@ use brigade_checkpoint::layout::{ChecksumWriter, FileFacts};
 use brigade_checkpoint::safetensors::layout;
 use brigade_torch::{Device, bytes};
 
+use super::buffer_pool::BufferPool;
 use super::capture::{Contents, FilePlan};
-use super::copies::Copies;
 use crate::error::{Error, Result};
 
 /// Writes the files into `folder`, two at a time, and gives their sizes and checksums. Tensors that were
@@ -20,7 +20,7 @@ pub(super) fn write_files(
     folder: &Path,
     files: Vec<FilePlan>,
     flush: bool,
-    copies: Option<&Copies>,
+    copies: Option<&BufferPool>,
 ) -> Result<BTreeMap<FileName, FileFacts>> {
     let threads = files.len().min(THREADS);
     let (queue, written) = (Mutex::new(files), Mutex::new(BTreeMap::new()));

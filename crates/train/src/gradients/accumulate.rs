@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_data::Batch;
-use brigade_torch::{BackwardOptions, Kind, Tensor, gradient};
+use brigade_torch::{BackwardOptions, Tensor, gradient};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
 use crate::gradients::weighted::WeightedWindow;
-use crate::model::{PreparedModels, Switched};
+use crate::model::{NoSyncGuard, PreparedModels};
 
 /// How gradients of several batches become one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,8 +139,8 @@ impl Accelerator {
     /// before the window does: the result is the gradient of the mean over the whole window.
     ///
     /// # Errors
-    /// [`Error::Torch`] when a peer is gone; [`Error::Tensor`] when the loss has no graph or is no
-    /// single number; [`Error::LossNotFinite`] on every rank when the loss of one is infinite or NaN
+    /// [`Error::Torch`] when a peer is gone; [`Error::Tensor`] when the loss has no graph or more than one
+    /// value; [`Error::LossNotFinite`] on every rank when the loss of one is infinite or NaN
     /// ([`crate::AcceleratorBuilder::check_loss`]).
     #[track_caller]
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
@@ -185,16 +185,16 @@ impl Accelerator {
     /// The backward pass of a loss that has its share of the window already.
     #[track_caller]
     pub(crate) fn run_backward(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
-        // Looking at the loss waits for the device and for the others, which only debug mode does at once.
-        // With a loss scale, a loss that overflows is nothing unusual.
-        let sound = !self.job.debug
+        // Reading the loss waits for the device and for the other ranks, so only debug mode does it here. With a
+        // loss scale, an overflowing loss is expected.
+        let finite = !self.processes.job.debug
             || self.grad_scaler().is_some()
             || loss.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0;
         if let Some(group) = self.traced() {
-            group.check_backward(sound)?;
+            group.check_backward(finite)?;
         }
-        if !sound {
-            let rank = Some(self.job.rank());
+        if !finite {
+            let rank = Some(self.processes.job.rank());
             return Err(Error::LossNotFinite { rank, step: None, weights_corrupted: false });
         }
         let Some(check) = &self.loss_check else {
@@ -215,16 +215,12 @@ impl Accelerator {
         };
         match self.grad_scaler() {
             None => backward(loss)?,
-            // In 32 bits: the scale itself may not be finite in 16.
-            Some(scaler) => {
-                let scale = scaler.before_backward()?;
-                backward(&loss.f_to_kind(Kind::Float)?.f_mul_scalar(scale)?)?;
-            }
+            Some(scaler) => backward(&scaler.scale_loss(loss)?)?,
         }
         Ok(())
     }
 
-    /// Forgets a window that was broken off, with what is known of its losses.
+    /// Discards an interrupted window and the check of its losses.
     pub(crate) fn reset_window(&self) {
         self.accumulation.reset();
         if let Some(check) = &self.loss_check {
@@ -289,7 +285,7 @@ impl Accelerator {
         // The data end before the window does. What has been added up was divided by the length of a
         // full window: bring it to this one's before the last gradients come.
         scale_gradients(models, steps as f64 / length as f64)?;
-        let _restored = Shortened::to(state, length);
+        let _restored = ShortWindowGuard::to(state, length);
         body()
     }
 
@@ -303,22 +299,22 @@ impl Accelerator {
         models: &(impl PreparedModels + ?Sized),
         body: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
-        let _switched = Switched::off(models);
+        let _switched = NoSyncGuard::off(models);
         body()
     }
 }
 
 /// A window that is shorter than the others; the next one is not, also after a panic of the body.
-struct Shortened<'a>(&'a Accumulation);
+struct ShortWindowGuard<'a>(&'a Accumulation);
 
-impl<'a> Shortened<'a> {
+impl<'a> ShortWindowGuard<'a> {
     fn to(state: &'a Accumulation, length: usize) -> Self {
         state.divisor.store(length, Ordering::Relaxed);
         Self(state)
     }
 }
 
-impl Drop for Shortened<'_> {
+impl Drop for ShortWindowGuard<'_> {
     fn drop(&mut self) {
         self.0.divisor.store(self.0.settings.steps, Ordering::Relaxed);
     }

@@ -1,14 +1,15 @@
-//! Gradients brought within bounds.
+//! Clipping of gradients by norm and by value.
 
 use brigade_nn::NamedTensor;
+use brigade_optim::Optimizer;
 use brigade_torch::{Tensor, gradient, gradients};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
 use crate::model::PreparedModels;
 
-/// Something with parameters whose gradients can be clipped: a prepared model, several, or a list of
-/// tensors.
+/// Parameters whose gradients can be clipped or unscaled: those of a prepared model or several, of an
+/// optimizer, or of a list.
 pub trait Parameters {
     /// Calls `f` with each parameter that is trained.
     fn each(&self, f: &mut dyn FnMut(&Tensor));
@@ -32,16 +33,94 @@ impl Parameters for Vec<NamedTensor> {
     }
 }
 
-/// How [`Accelerator::clip_grad_norm_with`] clips.
+/// The parameters that it steps.
+impl Parameters for Optimizer {
+    fn each(&self, f: &mut dyn FnMut(&Tensor)) {
+        self.with_parameters(|parameters| parameters.iter().for_each(|parameter| f(parameter)));
+    }
+}
+
+/// How gradients are clipped by their norm: by [`Accelerator::clip_grad_norm_with`], or by
+/// [`ClipNorm::clip`] in a program without an Accelerator.
+///
+/// ```
+/// use brigade_train::{Adam, ClipNorm, Kind, Tensor, clip_grad_value};
+/// # use tch::nn::{self, Module};
+/// # let store = nn::VarStore::new(tch::Device::Cpu);
+/// let layer = nn::linear(store.root(), 4, 1, Default::default());
+/// let mut optimizer = Adam::default().build(&store)?;
+/// let inputs = Tensor::ones([8, 4], (Kind::Float, tch::Device::Cpu));
+/// (layer.forward(&inputs) * 100.0).mean(Kind::Float).backward();
+/// let before = ClipNorm { max_norm: 1.0, ..ClipNorm::default() }.clip(&optimizer)?;
+/// assert!((before.double_value(&[]) - 100.0 * 5f64.sqrt()).abs() < 1e-3);
+/// assert!((layer.ws.grad().square().sum(Kind::Float).double_value(&[]) - 0.8).abs() < 1e-4);
+/// clip_grad_value(&optimizer, 0.1)?;
+/// assert!((layer.ws.grad().max().double_value(&[]) - 0.1).abs() < 1e-6);
+/// optimizer.step()?;
+/// # Ok::<(), brigade_train::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClipNorm {
-    /// The largest norm that is left as it is.
+    /// The largest norm that is left unchanged.
     pub max_norm: f64,
-    /// The p of the norm; infinity is the largest absolute value. 2 in [`Accelerator::clip_grad_norm`].
+    /// The p of the norm; infinity is the largest absolute value.
     pub norm_type: f64,
-    /// An infinite norm, or one that is not a number, is an error and leaves the gradients as they are;
-    /// but not an overflow of fp16, whose step will be left out. False there.
+    /// Whether a norm that is infinite or NaN is an error, which leaves the gradients unchanged. An overflow
+    /// of fp16 is none: its step is skipped.
     pub error_if_nonfinite: bool,
+}
+
+impl Default for ClipNorm {
+    /// The 2-norm, at most 1; a norm that is not finite is no error.
+    fn default() -> Self {
+        Self { max_norm: 1.0, norm_type: 2.0, error_if_nonfinite: false }
+    }
+}
+
+impl ClipNorm {
+    /// Scales the gradients of all parameters together so that their norm is at most
+    /// [`ClipNorm::max_norm`], and returns the norm before, a scalar on their device. The values are those
+    /// of `torch.nn.utils.clip_grad_norm_`.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] for a negative or NaN option; [`Error::GradientNorm`] as
+    /// [`ClipNorm::error_if_nonfinite`] says.
+    pub fn clip(&self, parameters: &(impl Parameters + ?Sized)) -> Result<Tensor> {
+        self.check()?;
+        let gradients = gradients_of(parameters)?;
+        let borrowed: Vec<&Tensor> = gradients.iter().collect();
+        let norm = gradients::norm(&borrowed, self.norm_type)?;
+        if self.error_if_nonfinite {
+            let norm = norm.f_double_value(&[])?;
+            if !norm.is_finite() {
+                return Err(Error::GradientNorm { norm, norm_type: self.norm_type });
+            }
+        }
+        // PyTorch's order, without waiting for the device.
+        let factor = norm.f_add_scalar(1e-6)?.f_reciprocal()?.f_mul_scalar(self.max_norm)?;
+        gradients::multiply(&borrowed, &factor.f_clamp_max(1.0)?)?;
+        Ok(norm)
+    }
+
+    fn norm(&self, parameters: &(impl Parameters + ?Sized)) -> Result<Tensor> {
+        let gradients = gradients_of(parameters)?;
+        Ok(gradients::norm(&gradients.iter().collect::<Vec<_>>(), self.norm_type)?)
+    }
+
+    fn check(&self) -> Result<()> {
+        not_negative("max_norm", self.max_norm)?;
+        not_negative("norm_type", self.norm_type)
+    }
+}
+
+/// Clamps every value of the gradients to `[-limit, limit]`, as `torch.nn.utils.clip_grad_value_`.
+///
+/// # Errors
+/// [`Error::Misuse`] when `limit` is negative or NaN.
+pub fn clip_grad_value(parameters: &(impl Parameters + ?Sized), limit: f64) -> Result<()> {
+    not_negative("the limit", limit)?;
+    let gradients = gradients_of(parameters)?;
+    Ok(gradients::clamp(&gradients.iter().collect::<Vec<_>>(), limit)?)
 }
 
 impl Accelerator {
@@ -64,13 +143,13 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Misuse`] when `max_norm` is negative or not a number.
+    /// [`Error::Misuse`] when `max_norm` is negative or NaN.
     pub fn clip_grad_norm(
         &self,
         parameters: &(impl Parameters + ?Sized),
         max_norm: f64,
     ) -> Result<Option<Tensor>> {
-        let options = ClipNorm { max_norm, norm_type: 2.0, error_if_nonfinite: false };
+        let options = ClipNorm { max_norm, ..ClipNorm::default() };
         self.clip_grad_norm_with(parameters, options)
     }
 
@@ -85,37 +164,22 @@ impl Accelerator {
         parameters: &(impl Parameters + ?Sized),
         options: ClipNorm,
     ) -> Result<Option<Tensor>> {
-        let ClipNorm { max_norm, norm_type, error_if_nonfinite } = options;
-        not_negative("max_norm", max_norm)?;
-        not_negative("norm_type", norm_type)?;
+        options.check()?;
         if !self.sync_gradients() {
             return Ok(None);
         }
-        let overflow = self.unscale_gradients(parameters)?;
-        let gradients = gradients_of(parameters)?;
-        let borrowed: Vec<&Tensor> = gradients.iter().collect();
-        let norm = gradients::norm(&borrowed, norm_type)?;
-        if overflow {
-            // The step will be left out, and scaling by 0 or NaN would hide why.
-            return Ok(Some(norm));
+        if self.unscale_gradients(parameters)? {
+            // The step will be skipped, and scaling by 0 or NaN would hide why.
+            return options.norm(parameters).map(Some);
         }
-        if error_if_nonfinite {
-            let norm = norm.f_double_value(&[])?;
-            if !norm.is_finite() {
-                return Err(Error::GradientNorm { norm, norm_type });
-            }
-        }
-        // PyTorch's order, without waiting for the device.
-        let factor = norm.f_add_scalar(1e-6)?.f_reciprocal()?.f_mul_scalar(max_norm)?;
-        gradients::multiply(&borrowed, &factor.f_clamp_max(1.0)?)?;
-        Ok(Some(norm))
+        options.clip(parameters).map(Some)
     }
 
-    /// Brings every value of the gradients into `[-limit, limit]`. Does nothing while gradients are still
+    /// Clamps every value of the gradients to `[-limit, limit]`. Does nothing while gradients are still
     /// being added up; with fp16 the gradients are divided by the scale first.
     ///
     /// # Errors
-    /// [`Error::Misuse`] when `limit` is negative or not a number.
+    /// [`Error::Misuse`] when `limit` is negative or NaN.
     pub fn clip_grad_value(
         &self,
         parameters: &(impl Parameters + ?Sized),
@@ -126,8 +190,7 @@ impl Accelerator {
             return Ok(());
         }
         self.unscale_gradients(parameters)?;
-        let gradients = gradients_of(parameters)?;
-        Ok(gradients::clamp(&gradients.iter().collect::<Vec<_>>(), limit)?)
+        clip_grad_value(parameters, limit)
     }
 
     /// With fp16, divides the gradients by the scale now, to look at them or change them before the step;
@@ -140,9 +203,7 @@ impl Accelerator {
         let Some(scaler) = self.grad_scaler().filter(|_| self.sync_gradients()) else {
             return Ok(false);
         };
-        let mut handles = Vec::new();
-        parameters.each(&mut |parameter| handles.push(parameter.shallow_clone()));
-        scaler.unscale(&handles.iter().collect::<Vec<_>>())
+        scaler.unscale(parameters)
     }
 }
 
@@ -160,7 +221,7 @@ fn gradients_of(parameters: &(impl Parameters + ?Sized)) -> Result<Vec<Tensor>> 
 }
 
 fn not_negative(name: &str, value: f64) -> Result<()> {
-    // Not `value < 0.0`: that lets what is not a number through.
+    // `value < 0.0` would let NaN through.
     if value >= 0.0 {
         return Ok(());
     }

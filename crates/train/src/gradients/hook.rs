@@ -1,31 +1,31 @@
-//! What goes over the wire when gradients are averaged.
+//! Communication hooks: how buckets of gradients are averaged over the ranks.
 
 mod power_sgd;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use brigade_checkpoint::{TensorInfo, Value};
+use brigade_checkpoint::Value;
 use brigade_nn::NamedTensor;
-use brigade_torch::{Bucket, Compression, GradientHook, ProcessGroup, Reducer, Tensor, dtype_of};
+use brigade_torch::{Bucket, Compression, GradientHook, ProcessGroup, Reducer, Tensor};
 
 pub use power_sgd::PowerSgd;
 use power_sgd::PowerSgdHook;
 
-use crate::checkpoint::HookError;
+use crate::checkpoint::{HookError, Stateful, infos, unboxed};
 use crate::error::{Error, Result};
 use crate::model::PreparedModel;
 
-/// A communication hook with a state of its own on each rank, which checkpoints keep: [`PowerSgd`]'s is one.
+/// A communication hook with a state ([`Stateful`]) that differs between ranks and that checkpoints hold, as
+/// [`PowerSgd`]'s does.
 ///
 /// It is made for each model when that is prepared, with the parameters that are trained, by the function
 /// given to [`CommHook::stateful`].
 ///
 /// ```
 /// use std::sync::Mutex;
-/// use brigade_checkpoint::{TensorInfo, Value};
 /// use brigade_torch::{Bucket, GradientHook, ProcessGroup, ReduceOp};
-/// use brigade_train::{Accelerator, CommHook, HookError, StatefulHook, Tensor};
+/// use brigade_train::{Accelerator, CommHook, HookError, Stateful, StatefulHook, Tensor, Value};
 ///
 /// /// Counts the bytes that this rank has sent.
 /// #[derive(Default)]
@@ -38,16 +38,20 @@ use crate::model::PreparedModel;
 ///     }
 /// }
 ///
-/// impl StatefulHook for Counting {
-///     fn state(&self) -> Result<Value<Tensor>, HookError> {
+/// impl Stateful for Counting {
+///     fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
 ///         Ok(Value::dict([("bytes", Value::Int(*self.0.lock().unwrap()))]))
 ///     }
 ///
-///     fn check_state(&self, state: &Value<TensorInfo>) -> Result<(), String> {
-///         state.get("bytes").and_then(Value::as_int).map(drop).ok_or("`bytes` is missing".into())
+///     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+///         let bytes = state.get("bytes").and_then(Value::as_int);
+///         *self.0.lock().unwrap() = bytes.ok_or("`bytes` is missing")?;
+///         Ok(())
 ///     }
+/// }
 ///
-///     fn load_state(&self, states: &[&Value<Tensor>]) -> Result<(), HookError> {
+/// impl StatefulHook for Counting {
+///     fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<(), HookError> {
 ///         let bytes = states.iter().filter_map(|state| state.get("bytes")?.as_int());
 ///         *self.0.lock().unwrap() = bytes.sum();
 ///         Ok(())
@@ -58,38 +62,25 @@ use crate::model::PreparedModel;
 /// let accelerator = Accelerator::builder().cpu(true).comm_hook(hook).build()?;
 /// # Ok::<(), brigade_train::Error>(())
 /// ```
-pub trait StatefulHook: GradientHook {
-    /// Returns this rank's state; the tensors may share memory with the hook's.
+pub trait StatefulHook: GradientHook + Stateful {
+    /// Continues on another number of ranks: takes the states of all ranks of the run that was saved, or none
+    /// of a checkpoint that has none. On the same number of ranks each loads its own with
+    /// [`Stateful::load_state_dict`].
     ///
     /// # Errors
-    /// What stops the save, on all ranks.
-    fn state(&self) -> Result<Value<Tensor>, HookError>;
+    /// When a tensor cannot be copied.
+    fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<(), HookError>;
 
-    /// Says why a state does not fit this model, before anything is changed anywhere.
-    ///
-    /// # Errors
-    /// The reason.
-    fn check_state(&self, _state: &Value<TensorInfo>) -> Result<(), String> {
-        Ok(())
-    }
-
-    /// Takes the state of this rank; where the checkpoint is of another number of ranks, those of all of
-    /// them; none where it has none.
-    ///
-    /// # Errors
-    /// Where a tensor cannot be copied.
-    fn load_state(&self, states: &[&Value<Tensor>]) -> Result<(), HookError>;
-
-    /// Takes the state that the hook of the same model had before parameters were frozen or thawed
-    /// ([`PreparedModel::set_trainable`]): unless implemented, as [`StatefulHook::load_state`].
+    /// Continues from the state that the hook of the same model had before parameters were frozen or thawed
+    /// ([`PreparedModel::set_trainable`]): unless implemented, as [`Stateful::load_state_dict`].
     ///
     /// # Errors
     /// As there.
     fn carry_over(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-        self.load_state(&[state])
+        self.load_state_dict(state)
     }
 
-    /// Forgets what gradients that were not finite have corrupted. Called on all ranks alike.
+    /// Discards state that non-finite gradients have corrupted. Called on all ranks.
     fn reset(&self) {}
 }
 
@@ -145,7 +136,7 @@ impl CommHook {
         Self::Wrapped(compression, Box::new(self))
     }
 
-    /// Whether the numbers make sense.
+    /// Checks the options.
     pub(crate) fn check(&self) -> Result<()> {
         match self {
             Self::PowerSgd(options) => options.check(),
@@ -267,7 +258,7 @@ impl<M> PreparedModel<M> {
     /// [`Error::Tensor`] when memory runs out.
     pub fn comm_hook_state(&self) -> Result<Option<Value<Tensor>>> {
         let Some(hook) = self.hook_state() else { return Ok(None) };
-        let state = hook.state().map_err(Error::User)?;
+        let state = hook.state_dict().map_err(unboxed)?;
         Ok(Some(state.try_map(&mut |_, tensor| tensor.f_detach_copy())?))
     }
 
@@ -283,16 +274,9 @@ impl<M> PreparedModel<M> {
                     .into(),
             ));
         };
-        let infos = state.as_ref().try_map(&mut |name, tensor| {
-            let dtype = dtype_of(tensor.kind()).ok_or_else(|| {
-                Error::Misuse(format!("load_comm_hook_state: `{name}` is of {:?}", tensor.kind()))
-            })?;
-            let shape = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
-            Ok::<_, Error>(TensorInfo { dtype, shape })
-        })?;
-        hook.check_state(&infos)
+        hook.check_state_dict(&infos(state)?)
             .map_err(|reason| Error::Misuse(format!("load_comm_hook_state: {reason}")))?;
-        hook.load_state(&[state]).map_err(Error::User)
+        hook.load_state_dict(state).map_err(unboxed)
     }
 }
 

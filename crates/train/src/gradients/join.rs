@@ -94,10 +94,10 @@ impl Accelerator {
         options: JoinInputs,
         body: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
-        let _even = Overridden::new(&self.even_batches, options.even_batches);
+        let _even = EvenBatchesGuard::new(&self.even_batches, options.even_batches);
         let mut joining = Vec::new();
         models.each_joining(&mut |model| joining.push(model));
-        let joined = Joined::begin(&joining, options);
+        let joined = JoinGuard::begin(&joining, options);
         let alone = self.grad_scaler().map(GradScaler::alone);
         let result = body()?;
         if !joining.is_empty() {
@@ -135,12 +135,12 @@ impl Accelerator {
 }
 
 /// Models in a join, which is abandoned when this is dropped: after an error or a panic.
-struct Joined<'a> {
+struct JoinGuard<'a> {
     models: &'a [Joining<'a>],
     ended: bool,
 }
 
-impl<'a> Joined<'a> {
+impl<'a> JoinGuard<'a> {
     fn begin(models: &'a [Joining<'a>], options: JoinInputs) -> Self {
         let JoinInputs { divide_by_initial_world_size, throw_on_early_termination, .. } = options;
         for model in models {
@@ -161,7 +161,7 @@ impl<'a> Joined<'a> {
     }
 }
 
-impl Drop for Joined<'_> {
+impl Drop for JoinGuard<'_> {
     fn drop(&mut self) {
         if !self.ended {
             for model in self.models {
@@ -172,12 +172,12 @@ impl Drop for Joined<'_> {
 }
 
 /// The loaders' rule, as it was before when this is dropped.
-struct Overridden<'a> {
+struct EvenBatchesGuard<'a> {
     rule: &'a EvenBatches,
     before: Option<bool>,
 }
 
-impl<'a> Overridden<'a> {
+impl<'a> EvenBatchesGuard<'a> {
     fn new(rule: &'a EvenBatches, even: Option<bool>) -> Self {
         let before = rule.get();
         if even.is_some() {
@@ -187,7 +187,7 @@ impl<'a> Overridden<'a> {
     }
 }
 
-impl Drop for Overridden<'_> {
+impl Drop for EvenBatchesGuard<'_> {
     fn drop(&mut self) {
         self.rule.replace(self.before);
     }

@@ -6,7 +6,7 @@ use brigade_torch::{Kind, ReduceOp, Tensor};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
-use crate::model::{PreparedModels, Switched};
+use crate::model::{NoSyncGuard, PreparedModels};
 
 /// [Local SGD](https://arxiv.org/abs/1808.07217): no gradients are averaged while it lives; every
 /// `steps` calls of [`LocalSgd::step`], and at the end, the parameters are.
@@ -19,7 +19,7 @@ pub struct LocalSgd<'a, P: PreparedModels + ?Sized> {
     models: &'a P,
     steps: usize,
     taken: usize,
-    _switched: Option<Switched<'a, P>>,
+    _switched: Option<NoSyncGuard<'a, P>>,
 }
 
 impl Accelerator {
@@ -64,7 +64,7 @@ impl Accelerator {
             models,
             steps,
             taken: 0,
-            _switched: on.then(|| Switched::off(models)),
+            _switched: on.then(|| NoSyncGuard::off(models)),
         })
     }
 }

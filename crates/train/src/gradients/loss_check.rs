@@ -1,4 +1,4 @@
-//! Losses that are not finite: seen on one rank, known to all before a weight changes.
+//! A non-finite loss is an error on every rank, before a weight changes.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use brigade_nn::NamedTensor;
+use brigade_optim::Optimizer;
 use brigade_torch::{
     Device, Fetch, Kind, LossFlag, Store, Tensor, first_elements_are_finite,
     first_elements_not_finite, gradient,
@@ -15,9 +16,9 @@ use brigade_torch::{
 use crate::accelerator::{Accelerator, AcceleratorBuilder, Job};
 use crate::error::{Error, Result};
 use crate::gradients::hook::StatefulHook;
-use crate::optimizer::SavedOptimizer;
+use crate::registry::Saved;
 
-/// Looks at the losses of one [`Accelerator`].
+/// Checks the losses of one [`Accelerator`].
 ///
 /// Alone, a CPU looks before the backward, and nothing has happened yet. Several ranks learn of each
 /// other's losses by no message of their own: a rank whose loss is not finite has the backward bring NaN
@@ -38,7 +39,7 @@ pub(crate) struct LossCheck {
     store: Option<Store>,
     state: Mutex<State>,
     models: Mutex<Vec<Weak<CheckedModel>>>,
-    optimizers: Mutex<Vec<Weak<SavedOptimizer>>>,
+    optimizers: Mutex<Vec<Weak<Saved<Optimizer>>>>,
 }
 
 #[derive(Default)]
@@ -146,7 +147,7 @@ impl Default for LossCheckOptions {
 }
 
 impl Accelerator {
-    /// Weights that a GPU has corrupted, and that no later step has told of, are not saved.
+    /// Weights that a GPU has corrupted, and that no later step has reported, are not saved.
     pub(crate) fn weights_may_be_saved(&self) -> Result<()> {
         self.loss_check.as_ref().map_or(Ok(()), |check| check.before_save())
     }
@@ -194,7 +195,7 @@ impl LossCheck {
     }
 
     /// An optimizer that is prepared now: the backwards so far, none of which concerns it.
-    pub(crate) fn register(&self, optimizer: &Arc<SavedOptimizer>) -> u64 {
+    pub(crate) fn register(&self, optimizer: &Arc<Saved<Optimizer>>) -> u64 {
         let mut optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
         optimizers.retain(|other| other.strong_count() > 0);
         optimizers.push(Arc::downgrade(optimizer));
@@ -204,7 +205,7 @@ impl LossCheck {
 
     /// Runs the backward of this loss, and looks at it. `Err` where it was not finite on one of the ranks.
     ///
-    /// What has more than one value is no loss, and `backward` says so.
+    /// A tensor of several values is not a loss: `backward` returns that error.
     pub(crate) fn around(
         &self,
         loss: &Tensor,
@@ -213,13 +214,13 @@ impl LossCheck {
         let models = self.models();
         let mut state = self.state();
         state.backwards += 1;
-        let unsound = if self.later {
+        let not_finite = if self.later {
             self.raise_later(&mut state, &models, loss)?;
             false
         } else {
             loss.numel() == 1 && !loss.f_double_value(&[])?.is_finite()
         };
-        if unsound {
+        if not_finite {
             if models.is_empty() {
                 let found = Found { rank: Some(self.rank), used: None };
                 return Err(self.error(found, self.next_step()));
@@ -236,7 +237,7 @@ impl LossCheck {
         if reached.is_empty() {
             let found = Found { rank: Some(self.rank), used: None };
             // Of no prepared model: the rank's own.
-            return if unsound { Err(self.error(found, self.next_step())) } else { Ok(()) };
+            return if not_finite { Err(self.error(found, self.next_step())) } else { Ok(()) };
         }
         // Others learn of it when their gradients are reduced. Under LocalSGD this rank's step does.
         if !reached.iter().any(|model| model.reduces.load(Ordering::Relaxed)) {
@@ -252,13 +253,13 @@ impl LossCheck {
         models: &[Arc<CheckedModel>],
         loss: &Tensor,
     ) -> Result<()> {
-        let unsound = loss.f_detach()?.f_isfinite()?.f_all()?.f_logical_not()?;
+        let not_finite = loss.f_detach()?.f_isfinite()?.f_all()?.f_logical_not()?;
         let zero = Tensor::f_zeros([], (Kind::Float, self.device))?;
-        let mark = zero.f_masked_fill(&unsound, f64::NAN)?;
+        let mark = zero.f_masked_fill(&not_finite, f64::NAN)?;
         models.iter().for_each(|model| model.flag.raise(&mark));
         state.own_later = Some(match state.own_later.take() {
-            Some(before) => before.f_logical_or(&unsound)?,
-            None => unsound,
+            Some(before) => before.f_logical_or(&not_finite)?,
+            None => not_finite,
         });
         Ok(())
     }
@@ -278,8 +279,8 @@ impl LossCheck {
         let own = std::mem::take(&mut state.own);
         if self.later {
             let mut answer = first_elements_not_finite(&gradients)?;
-            if let Some(unsound) = state.own_later.take() {
-                answer += unsound.f_to_kind(Kind::Int64)? * 2;
+            if let Some(not_finite) = state.own_later.take() {
+                answer += not_finite.f_to_kind(Kind::Int64)? * 2;
             }
             let (backward, fetch) = (state.backwards, Fetch::start(&answer)?);
             state.pending.push_back(Pending {
@@ -338,9 +339,9 @@ impl LossCheck {
         }
         let mut state = self.state();
         let State { pending, own_later, backwards, reductions, .. } = &mut *state;
-        if let Some(unsound) = own_later.take() {
+        if let Some(not_finite) = own_later.take() {
             // No reduction since: this rank's own.
-            let answer = unsound.f_to_kind(Kind::Int64)?.f_mul_scalar(3i64)?.f_reshape([1])?;
+            let answer = not_finite.f_to_kind(Kind::Int64)?.f_mul_scalar(3i64)?.f_reshape([1])?;
             let fetch = Fetch::start(&answer)?;
             let (backward, reduction) = (*backwards, *reductions);
             pending.push_back(Pending { backward, reduction, fetch, passed: false, used: None });
@@ -402,7 +403,7 @@ impl LossCheck {
         Some(self.error(found, None))
     }
 
-    /// Gradients were cleared: what is known of losses so far does not concern who did so any more.
+    /// Gradients were cleared: losses so far no longer concern this optimizer.
     pub(crate) fn clear(&self) -> u64 {
         let mut state = self.state();
         state.own = false;
@@ -427,7 +428,7 @@ impl LossCheck {
         }
     }
 
-    /// Who has said so. All that will are waited for by the reduction itself, but on a device.
+    /// Returns the rank that reported the loss. The reduction itself waits for all reports, but not on a device.
     fn announced(&self, reduction: u64, own: bool, within: Duration) -> Option<usize> {
         let Some(store) = &self.store else {
             return own.then_some(self.rank);
@@ -436,11 +437,11 @@ impl LossCheck {
         if !within.is_zero() {
             let _ = store.wait(&[&key], within);
         }
-        let said = match store.contains(&[&key]) {
+        let report = match store.contains(&[&key]) {
             Ok(true) => store.get(&key).ok(),
             _ => None,
         };
-        let rank = said.and_then(|text| String::from_utf8(text).ok()?.parse().ok());
+        let rank = report.and_then(|text| String::from_utf8(text).ok()?.parse().ok());
         rank.or_else(|| own.then_some(self.rank))
     }
 
@@ -486,7 +487,7 @@ impl LossCheck {
     }
 }
 
-/// How long ranks wait for the one whose loss it was, when a device has told them that there is one. A rank of
+/// How long ranks wait for the one whose loss it was, after a device has reported one. A rank of
 /// another program says nothing.
 const TOLD_WITHIN: Duration = Duration::from_secs(5);
 

@@ -11,7 +11,7 @@ use crate::model::PreparedModels;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WeightedWindow {
     pub(crate) weight: f64,
-    /// What its losses were divided by so far: nobody knows the whole weight before the last batch.
+    /// The divisor of its losses so far: the whole weight is known at the last batch only.
     pub(crate) divisor: f64,
 }
 
@@ -42,7 +42,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// As [`Accelerator::backward`]; [`Error::Misuse`], on every rank at the end of the window, when a
-    /// weight is negative or no number.
+    /// weight is negative or NaN.
     pub fn backward_weighted(
         &self,
         models: &(impl PreparedModels + ?Sized),
@@ -50,7 +50,7 @@ impl Accelerator {
         weight: f64,
     ) -> Result<()> {
         let state = &self.accumulation;
-        // A wrong weight must reach the other ranks, which wait for this one's: as what is no number.
+        // A wrong weight must reach the other ranks, which wait for this one's: as NaN.
         let weight = if weight >= 0.0 { weight } else { f64::NAN };
         let before = state.window().take();
         let mut window = before.unwrap_or_else(|| WeightedWindow {
@@ -71,7 +71,7 @@ impl Accelerator {
         let total = self.sum_over_ranks(window.weight)?;
         if !total.is_finite() {
             return Err(Error::Misuse(
-                "backward_weighted: on one of the ranks a weight was negative or no number; expected \
+                "backward_weighted: on one of the ranks a weight was negative or NaN; expected \
                  the number of tokens that the loss is the sum of"
                     .into(),
             ));

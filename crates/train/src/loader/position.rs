@@ -6,12 +6,13 @@ use brigade_checkpoint::{TensorInfo, Value};
 use brigade_data::Round;
 use brigade_torch::Tensor;
 
+use crate::checkpoint::{HookError, Stateful};
 use crate::error::{Error, Result};
-use crate::loader::Epochs;
-use crate::registry::{Kind, Restoring, Stateful};
+use crate::loader::Loader;
+use crate::registry::{Kind, Registered, Worlds};
 
 /// A loader with its position: what a checkpoint keeps of it.
-pub(crate) struct Placed<L> {
+pub(crate) struct SavedLoader<L> {
     pub(crate) loader: L,
     pub(crate) position: Position,
 }
@@ -63,7 +64,7 @@ pub(crate) struct Counting {
     iteration: u64,
 }
 
-impl<L> Placed<L> {
+impl<L> SavedLoader<L> {
     pub(crate) fn new(loader: L) -> Self {
         Self { loader, position: Position::default() }
     }
@@ -132,12 +133,8 @@ impl Drop for Counting {
     }
 }
 
-impl<L: Epochs> Stateful for Placed<L> {
-    fn kind(&self) -> Kind {
-        Kind::Loader
-    }
-
-    fn state(&self) -> Result<Value<Tensor>> {
+impl<L: Loader> Stateful for SavedLoader<L> {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
         let (mark, total) = self.position.mark(self.loader.next_epoch());
         let number = |number: u64| Value::Int(number.cast_signed());
         Ok(Value::dict([
@@ -150,14 +147,24 @@ impl<L: Epochs> Stateful for Placed<L> {
         ]))
     }
 
-    fn check(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
         read(state).map(drop)
     }
 
-    fn restore(&self, state: Value<Tensor>, place: &Restoring) -> Result<()> {
-        let (seed, mut mark, total) = read(&state).map_err(Error::Misuse)?;
-        if place.saved_world != place.world && mark.batches > 0 {
-            // Rounds of another size do not fall on these: what is left is dealt anew.
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        Ok(self.restore(state, &Worlds { saved: 1, current: 1 })?)
+    }
+}
+
+impl<L: Loader + Send + Sync> Registered for SavedLoader<L> {
+    fn kind(&self) -> Kind {
+        Kind::Loader
+    }
+
+    fn restore(&self, state: &Value<Tensor>, worlds: &Worlds) -> Result<()> {
+        let (seed, mut mark, total) = read(state).map_err(Error::Misuse)?;
+        if worlds.saved != worlds.current && mark.batches > 0 {
+            // Another number of ranks has rounds of another size: the rest is sharded anew.
             mark = Mark { base: mark.samples, batches: 0, ..mark };
         }
         let (base, batches) = (mark.base as usize, mark.batches as usize);

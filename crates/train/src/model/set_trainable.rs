@@ -87,7 +87,7 @@ impl<M> PreparedModel<M> {
             let _ = parameter.tensor.shallow_clone().f_requires_grad_(trained(parameter))?;
         }
         let state = match self.hook_state() {
-            Some(hook) => Some(hook.state().map_err(Error::User)?),
+            Some(hook) => Some(hook.state_dict().map_err(Error::User)?),
             None => None,
         };
         self.reduction = self.context.reduce(&self.model)?;

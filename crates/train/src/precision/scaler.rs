@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use brigade_optim::Optimizer;
 use brigade_torch::{ReduceOp, Tensor, gradient, gradients};
 use serde::{Deserialize, Serialize};
 
 use crate::accelerator::Job;
 use crate::error::{Error, Result};
+use crate::gradients::clip::Parameters;
 
 /// How the scale moves. The defaults are PyTorch's.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,16 +39,44 @@ pub struct GradScalerState {
     pub growth_tracker: u32,
 }
 
-/// Multiplies the loss before the backward pass and divides the gradients after it, leaves out steps whose
+/// Multiplies the loss before the backward pass and divides the gradients after it, skips steps whose
 /// gradients overflowed, and moves the scale accordingly (Micikevicius et al., 2018; the rules of
 /// `torch.amp.GradScaler`).
 ///
 /// The Accelerator owns one with fp16, and uses it in `backward`, in clipping and in a prepared optimizer's
 /// `step`; nothing is to be called. All ranks agree on whether a step is left out. Gradients are divided
-/// once, whoever needs them first. The scale moves at the next backward pass, so several optimizers that
+/// once, at their first use. The scale moves at the next backward pass, so several optimizers that
 /// step between two backward passes see one scale.
 ///
 /// A handle: clones are the same scaler.
+///
+/// A loop without an Accelerator, in fp16:
+///
+/// ```
+/// use brigade_train::{
+///     AutocastOptions, ClipNorm, Device, GradScaler, GradScalerOptions, Kind, Precision, Sgd, Tensor,
+/// };
+/// # use tch::nn::{self, Module};
+/// # let store = nn::VarStore::new(tch::Device::Cpu);
+/// # let layer = nn::linear(store.root(), 4, 1, Default::default());
+/// let mut optimizer = Sgd::new(0.1).build(&store)?;
+/// let scaler = GradScaler::new(GradScalerOptions { init_scale: 1024.0, ..Default::default() })?;
+/// let fp16 = AutocastOptions { precision: Precision::Fp16, cache: true };
+/// let inputs = Tensor::ones([8, 4], (Kind::Float, Device::Cpu));
+/// let mut steps = 0;
+/// for scale in [1.0, f64::INFINITY, 1.0] {
+///     let outputs = fp16.run(Device::Cpu, || layer.forward(&inputs))?;
+///     let loss = outputs.to_kind(Kind::Float).square().mean(Kind::Float) * scale;
+///     optimizer.zero_grad()?;
+///     scaler.scale_loss(&loss)?.backward();
+///     if !scaler.unscale(&optimizer)? {
+///         ClipNorm::default().clip(&optimizer)?;
+///     }
+///     steps += i32::from(scaler.step(&mut optimizer)?);
+/// }
+/// assert_eq!((steps, scaler.scale()), (2, 512.0)); // the second step was skipped
+/// # Ok::<(), brigade_train::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct GradScaler {
     inner: Arc<Mutex<ScalerInner>>,
@@ -67,21 +97,30 @@ struct ScalerInner {
     skipped: bool,
 }
 
-/// Below it float16 has no numbers, and nothing that fits could overflow: the loss itself is not finite.
+/// float16's smallest number: at such a scale no finite loss overflows, so the loss itself is infinite or NaN.
 const SMALLEST_SCALE: f64 = 1.0 / 16_777_216.0;
 
 impl GradScaler {
-    pub(crate) fn new(options: GradScalerOptions, job: Option<Arc<Job>>) -> Result<Self> {
+    /// Makes a scaler for one process: for a loop without an Accelerator.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] for a scale, a factor or an interval out of its range.
+    pub fn new(options: GradScalerOptions) -> Result<Self> {
+        Self::for_ranks(options, None)
+    }
+
+    /// Makes a scaler whose ranks agree on overflows.
+    pub(crate) fn for_ranks(options: GradScalerOptions, job: Option<Arc<Job>>) -> Result<Self> {
         let GradScalerOptions { init_scale, growth_factor, backoff_factor, growth_interval } =
             options;
-        let sound = init_scale.is_finite()
+        let valid = init_scale.is_finite()
             && init_scale > 0.0
             && growth_factor.is_finite()
             && growth_factor >= 1.0
             && backoff_factor > 0.0
             && backoff_factor < 1.0
             && growth_interval > 0;
-        if !sound {
+        if !valid {
             return Err(Error::Misuse(format!(
                 "{options:?}: expected a scale above 0, a growth factor of at least 1, a backoff \
                  factor between 0 and 1, and an interval above 0"
@@ -140,8 +179,44 @@ impl GradScaler {
         self.state().scale
     }
 
+    /// Multiplies the loss by the scale, in 32 bits; its backward pass follows. Moves the scale first, when an
+    /// optimizer has stepped since the last call.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] after gradients were unscaled and before the optimizer's step; [`Error::NotFinite`]
+    /// when the scale has fallen so low that the loss itself must be infinite or NaN.
+    pub fn scale_loss(&self, loss: &Tensor) -> Result<Tensor> {
+        // The scale itself may not be finite in 16 bits.
+        Ok(loss.f_to_kind(tch::Kind::Float)?.f_mul_scalar(self.before_backward()?)?)
+    }
+
+    /// Divides the gradients by the scale, to clip or read them before the step. Gradients are divided once,
+    /// however often this is called. Returns whether a value of theirs, on any rank, is not finite: the step
+    /// will be skipped.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when a peer is gone.
+    pub fn unscale(&self, parameters: &(impl Parameters + ?Sized)) -> Result<bool> {
+        let mut handles = Vec::new();
+        parameters.each(&mut |parameter| handles.push(parameter.shallow_clone()));
+        self.unscale_tensors(&handles.iter().collect::<Vec<_>>())
+    }
+
+    /// Divides the gradients by the scale where that has not happened, and steps the optimizer unless one of
+    /// its gradients has overflowed. Returns whether it has stepped.
+    ///
+    /// # Errors
+    /// As [`Optimizer::step`]; [`Error::Torch`] when a peer is gone.
+    pub fn step(&self, optimizer: &mut Optimizer) -> Result<bool> {
+        let admits = optimizer.with_parameters(|parameters| self.admits(parameters))?;
+        if admits {
+            optimizer.step()?;
+        }
+        Ok(admits)
+    }
+
     /// What the loss of this backward pass is multiplied by.
-    pub(crate) fn before_backward(&self) -> Result<f64> {
+    fn before_backward(&self) -> Result<f64> {
         let mut inner = self.lock();
         if let Some(found) = inner.stepped.take() {
             inner.state = inner.options.moved(inner.state, found);
@@ -163,7 +238,7 @@ impl GradScaler {
 
     /// Divides the gradients of those parameters that have not been divided yet. Returns whether any
     /// value of theirs, on any rank, was not finite.
-    pub(crate) fn unscale(&self, parameters: &[&Tensor]) -> Result<bool> {
+    fn unscale_tensors(&self, parameters: &[&Tensor]) -> Result<bool> {
         let mut inner = self.lock();
         let waiting: Vec<&&Tensor> =
             parameters.iter().filter(|p| !inner.unscaled.contains_key(&address(p))).collect();
@@ -198,7 +273,7 @@ impl GradScaler {
 
     /// Before an optimizer's step on these parameters: whether it may be made.
     pub(crate) fn admits(&self, parameters: &[&Tensor]) -> Result<bool> {
-        let found = self.unscale(parameters)?;
+        let found = self.unscale_tensors(parameters)?;
         let mut inner = self.lock();
         let any = inner.stepped.unwrap_or(false) || found;
         inner.stepped = Some(any);
@@ -216,7 +291,7 @@ impl GradScaler {
         }
     }
 
-    /// Whether an optimizer's last step was left out.
+    /// Returns whether an optimizer's last step was skipped.
     pub(crate) fn skipped(&self) -> bool {
         self.lock().skipped
     }
@@ -243,7 +318,7 @@ impl GradScaler {
         self.load_state(lowest)
     }
 
-    /// Forgets a step that was broken off.
+    /// Discards an interrupted step.
     pub(crate) fn reset(&self) {
         let mut inner = self.lock();
         inner.unscaled.clear();
@@ -326,14 +401,14 @@ mod tests {
     }
 
     #[test]
-    fn senseless_options_are_refused() {
+    fn invalid_options_are_refused() {
         for options in [
             GradScalerOptions { init_scale: 0.0, ..GradScalerOptions::default() },
             GradScalerOptions { backoff_factor: 1.0, ..GradScalerOptions::default() },
             GradScalerOptions { growth_factor: f64::NAN, ..GradScalerOptions::default() },
             GradScalerOptions { growth_interval: 0, ..GradScalerOptions::default() },
         ] {
-            assert!(GradScaler::new(options, None).is_err(), "{options:?}");
+            assert!(GradScaler::new(options).is_err(), "{options:?}");
         }
     }
 }

@@ -5,13 +5,13 @@ use brigade_torch::{Device, ProcessGroup, ReduceOp, Tensor, TensorTree, elements
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
+use crate::processes::Processes;
 
-impl Accelerator {
+impl Processes {
     /// The tensors of all ranks, one after another along the first dimension: `[n, …]` becomes
     /// `[num_processes * n, …]`, a scalar `[num_processes]`. All ranks' tensors have one shape; see
-    /// [`Accelerator::pad_across_processes`].
+    /// [`Processes::pad_across_processes`].
     ///
     /// # Errors
     /// [`Error::Torch`] when a peer is gone.
@@ -25,7 +25,7 @@ impl Accelerator {
         })
     }
 
-    /// As [`Accelerator::gather`], for what was computed from a batch, without the duplicates that
+    /// As [`Processes::gather`], for what was computed from a batch, without the duplicates that
     /// complete uneven batches: over an epoch, every sample counts exactly once.
     ///
     /// The count of real rows travels with the batch, so nested loops, early breaks and skipped batches
@@ -59,7 +59,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`Error::Misuse`] when there is not one object per sample; otherwise as
-    /// [`Accelerator::gather_for_metrics`].
+    /// [`Processes::gather_for_metrics`].
     #[track_caller]
     pub fn gather_objects_for_metrics<B, T>(
         &self,

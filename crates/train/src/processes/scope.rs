@@ -4,10 +4,10 @@ use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 
 use brigade_torch::ProcessGroup;
 
-use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
+use crate::processes::Processes;
 
-impl Accelerator {
+impl Processes {
     /// Returns when every rank has called it.
     ///
     /// # Errors
@@ -27,10 +27,10 @@ impl Accelerator {
     /// collectives.
     ///
     /// ```no_run
-    /// # use brigade_train::{Accelerator, Result};
+    /// # use brigade_train::{Processes, Result};
     /// # use brigade_datasets::FashionMnist;
-    /// # fn f(accelerator: &Accelerator) -> Result<()> {
-    /// let train = accelerator.main_process_first(|| FashionMnist::train("data"))?;
+    /// # fn f(processes: &Processes) -> Result<()> {
+    /// let train = processes.main_process_first(|| FashionMnist::train("data"))?;
     /// # Ok(()) }
     /// ```
     ///
@@ -45,7 +45,7 @@ impl Accelerator {
         first("main_process_first", self.traced().as_ref(), 0, 0, body)
     }
 
-    /// As [`Accelerator::main_process_first`], on each host for itself: for files that are not shared
+    /// As [`Processes::main_process_first`], on each host for itself: for files that are not shared
     /// between hosts. Hosts do not wait for each other.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl Accelerator {
     /// Runs the body on the first rank of each host; the host's others wait.
     ///
     /// # Errors
-    /// As [`Accelerator::on_main_process`].
+    /// As [`Processes::on_main_process`].
     #[track_caller]
     pub fn on_local_main_process<R, E>(
         &self,
@@ -95,7 +95,7 @@ impl Accelerator {
     /// Runs the body on the last rank alone; the others wait.
     ///
     /// # Errors
-    /// As [`Accelerator::on_main_process`].
+    /// As [`Processes::on_main_process`].
     #[track_caller]
     pub fn on_last_process<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<Option<R>>
     where
@@ -107,7 +107,7 @@ impl Accelerator {
     /// Runs the body on one rank; the others wait.
     ///
     /// # Errors
-    /// As [`Accelerator::on_main_process`]; [`Error::Misuse`] when there is no such rank.
+    /// As [`Processes::on_main_process`]; [`Error::Misuse`] when there is no such rank.
     #[track_caller]
     pub fn on_process<R, E>(
         &self,
@@ -147,8 +147,8 @@ fn first<R, E: Into<Error>>(
     }
 }
 
-/// The leader (its number in the group, and in the job for messages) runs the body and tells the others
-/// how it ended. A panic is told as well, then goes on.
+/// The leader (its number in the group, and in the job for messages) runs the body and notifies the others
+/// how it ended. A panic is reported as well, then resumed.
 fn lead<R, E: Into<Error>>(
     scope: &'static str,
     group: Option<&ProcessGroup>,
@@ -173,7 +173,7 @@ fn lead<R, E: Into<Error>>(
         }
         Ok(Err(error)) => {
             let error = error.into();
-            // The body's error is what the caller needs, not that a peer could not be told.
+            // The body's error is what the caller needs, not that a peer could not be notified.
             let _ = group.broadcast_object(Some(&Some(error.to_string())), leader);
             Err(error)
         }

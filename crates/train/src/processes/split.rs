@@ -4,18 +4,18 @@ use std::ops::Range;
 
 use brigade_torch::Split;
 
-use crate::accelerator::Accelerator;
 use crate::error::Result;
+use crate::processes::Processes;
 
-impl Accelerator {
+impl Processes {
     /// This rank's part of the input: contiguous, in order, the first ranks one element longer when it
     /// does not divide evenly.
     ///
     /// ```no_run
-    /// # use brigade_train::{Accelerator, Result};
-    /// # fn f(accelerator: &Accelerator) -> Result<()> {
+    /// # use brigade_train::{Processes, Result};
+    /// # fn f(processes: &Processes) -> Result<()> {
     /// // Of 2 processes, the first gets "a" and "b", the second "c".
-    /// let mine = accelerator.split_between_processes(&["a", "b", "c"][..])?;
+    /// let mine = processes.split_between_processes(&["a", "b", "c"][..])?;
     /// # Ok(()) }
     /// ```
     ///
@@ -26,7 +26,7 @@ impl Accelerator {
         Ok(input.part(range, 0)?)
     }
 
-    /// As [`Accelerator::split_between_processes`], with the last element of the whole input repeated so
+    /// As [`Processes::split_between_processes`], with the last element of the whole input repeated so
     /// that all parts are equally long and can be gathered.
     ///
     /// # Errors

@@ -4,11 +4,11 @@ use std::sync::atomic::Ordering;
 
 use brigade_torch::{ReduceOp, Tensor};
 
-use crate::accelerator::Accelerator;
 use crate::error::Result;
+use crate::processes::Processes;
 
-impl Accelerator {
-    /// Sets the trigger on this rank; [`Accelerator::check_trigger`] tells all ranks. For a decision
+impl Processes {
+    /// Sets the trigger on this rank; [`Processes::check_trigger`] tells all ranks. For a decision
     /// that one rank comes to and all must follow, such as to stop early.
     pub fn set_trigger(&self) {
         self.trigger.store(true, Ordering::Relaxed);
@@ -18,11 +18,11 @@ impl Accelerator {
     /// it, at the same place of the loop.
     ///
     /// ```no_run
-    /// # fn f(accelerator: &brigade_train::Accelerator, loss: f64) -> brigade_train::Result<bool> {
+    /// # fn f(processes: &brigade_train::Processes, loss: f64) -> brigade_train::Result<bool> {
     /// if loss < 0.01 {
-    ///     accelerator.set_trigger();
+    ///     processes.set_trigger();
     /// }
-    /// accelerator.check_trigger()
+    /// processes.check_trigger()
     /// # }
     /// ```
     ///

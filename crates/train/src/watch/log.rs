@@ -48,7 +48,7 @@ pub struct LogLayer {
     file: Option<Mutex<File>>,
 }
 
-/// Writes log lines, on the main process only unless it is told otherwise. Made by
+/// Writes log lines, on the main process only unless configured otherwise. Made by
 /// [`Accelerator::logger`].
 #[derive(Debug, Clone)]
 pub struct Logger {
@@ -104,9 +104,9 @@ impl Accelerator {
     /// ```no_run
     /// # fn f(accelerator: &brigade_train::Accelerator) -> brigade_train::Result<()> {
     /// let log = accelerator.logger("train");
-    /// log.info("said once, by rank 0");
-    /// log.everywhere().warn("said by every rank");
-    /// log.in_order(|log| log.info("said by every rank, one after the other"))
+    /// log.info("written once, by rank 0");
+    /// log.everywhere().warn("written by every rank");
+    /// log.in_order(|log| log.info("written by every rank, in order"))
     /// # }
     /// ```
     #[must_use]
@@ -148,33 +148,33 @@ impl Logger {
 
     /// A line that explains.
     pub fn debug(&self, message: impl fmt::Display) {
-        if self.speaks() {
+        if self.is_enabled() {
             tracing::debug!(logger = self.name, everywhere = self.everywhere, "{message}");
         }
     }
 
     /// A line that informs.
     pub fn info(&self, message: impl fmt::Display) {
-        if self.speaks() {
+        if self.is_enabled() {
             tracing::info!(logger = self.name, everywhere = self.everywhere, "{message}");
         }
     }
 
     /// A line that warns.
     pub fn warn(&self, message: impl fmt::Display) {
-        if self.speaks() {
+        if self.is_enabled() {
             tracing::warn!(logger = self.name, everywhere = self.everywhere, "{message}");
         }
     }
 
     /// A line about a failure.
     pub fn error(&self, message: impl fmt::Display) {
-        if self.speaks() {
+        if self.is_enabled() {
             tracing::error!(logger = self.name, everywhere = self.everywhere, "{message}");
         }
     }
 
-    fn speaks(&self) -> bool {
+    fn is_enabled(&self) -> bool {
         self.everywhere || self.accelerator.is_main_process()
     }
 }
@@ -205,14 +205,14 @@ impl<S: Subscriber> Layer<S> for LogLayer {
             None => self.watch.say(&line),
             Some(file) => {
                 let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-                // There is nowhere to say that the log cannot be written.
+                // A failure of the log itself cannot be reported.
                 let _ = file.write_all(format!("{line}\n").as_bytes());
             }
         }
     }
 }
 
-/// One line before it is put into words.
+/// One line before it is formatted.
 struct Line<'a> {
     time: SystemTime,
     level: Level,

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_stands_still_is_no_infinite_rate() {
+    fn a_stopped_clock_gives_a_finite_rate() {
         let began = Instant::now();
         let mut meter = Meter::starting_at(began, 0, 1, Device::Cpu);
         meter.ended(began, 5, 0);

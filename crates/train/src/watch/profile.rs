@@ -82,7 +82,7 @@ impl ProfileSchedule {
     }
 }
 
-/// Handed to the body of [`Accelerator::profile`], to be told of each step.
+/// Handed to the body of [`Accelerator::profile`], to mark each step.
 pub struct Profiler {
     options: ProfileOptions,
     recorded: ProfilerOptions,

@@ -17,11 +17,11 @@ pub struct Progress<I> {
     label: String,
     began: Instant,
     watch: Arc<Watch>,
-    /// Whether plain lines are due: on the main process, when standard error is no terminal.
+    /// Whether plain lines are due: on the main process, when standard error is not a terminal.
     lines: bool,
     values: ProgressValues,
-    /// When the launcher was told last.
-    told: Option<Instant>,
+    /// When the launcher last got a report.
+    reported: Option<Instant>,
 }
 
 /// Values that stand beside a bar, for the body of its loop to set. Made by [`Progress::values`].
@@ -60,7 +60,7 @@ impl Accelerator {
         let iterator = items.into_iter();
         let length = iterator.size_hint().1.map(|length| length as u64);
         let watch = &self.watch;
-        // On other ranks the screen is hidden, too, but there nobody wants lines either.
+        // Other ranks hide the bar, too, and print no lines in its place.
         let is_told = watch.launcher.is_some();
         let lines = self.is_main_process() && watch.screen.is_hidden() && !is_told;
         // Hidden until it is complete: each change of a visible bar draws it.
@@ -86,7 +86,7 @@ impl Accelerator {
             watch: Arc::clone(watch),
             lines,
             values: ProgressValues::default(),
-            told: None,
+            reported: None,
         }
     }
 }
@@ -135,9 +135,9 @@ impl<I> Progress<I> {
     }
 
     fn tell(&mut self, now: Instant) {
-        let is_early = self.told.is_some_and(|told| now.duration_since(told) < BETWEEN_REPORTS);
+        let is_early = self.reported.is_some_and(|last| now.duration_since(last) < BETWEEN_REPORTS);
         if let Some(launcher) = self.watch.launcher.as_ref().filter(|_| !is_early) {
-            self.told = Some(now);
+            self.reported = Some(now);
             launcher.tell(&self.report(now));
         }
     }

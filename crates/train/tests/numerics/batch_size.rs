@@ -136,7 +136,7 @@ dist_test!(world = 2, dist_one_rank_alone_runs_out_in_the_middle_of_training, |w
 });
 
 #[test]
-fn senseless_searches_are_refused() {
+fn invalid_searches_are_refused() {
     let refused = accelerator().find_executable_batch_size(0, |_| -> Result<()> { Ok(()) });
     assert!(refused.unwrap_err().to_string().contains("at least 1"));
     let out_of_memory = |_| -> Result<()> {

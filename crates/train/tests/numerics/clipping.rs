@@ -75,10 +75,10 @@ fn gradients_that_are_not_finite_are_an_error_when_asked_for() {
         let norm = accelerator().clip_grad_norm(&parameters, 1.0).unwrap().unwrap();
         assert!(!norm.double_value(&[]).is_finite());
     }
-    for senseless in [-1.0, f64::NAN] {
-        assert!(accelerator().clip_grad_norm(&parameters(&values()), senseless).is_err());
-        assert!(accelerator().clip_grad_value(&parameters(&values()), senseless).is_err());
-        let options = ClipNorm { max_norm: 1.0, norm_type: senseless, error_if_nonfinite: false };
+    for invalid in [-1.0, f64::NAN] {
+        assert!(accelerator().clip_grad_norm(&parameters(&values()), invalid).is_err());
+        assert!(accelerator().clip_grad_value(&parameters(&values()), invalid).is_err());
+        let options = ClipNorm { max_norm: 1.0, norm_type: invalid, error_if_nonfinite: false };
         assert!(accelerator().clip_grad_norm_with(&parameters(&values()), options).is_err());
     }
     let nothing: Vec<NamedTensor> = Vec::new();

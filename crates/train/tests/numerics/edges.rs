@@ -1,4 +1,4 @@
-//! Data that are empty or too few, and losses that are no number: no hang, and the same on every rank.
+//! Data that are empty or too few, and non-finite losses: no hang, and the same on every rank.
 
 use brigade_data::{DataLoader, TensorDataset};
 use brigade_nn::{BatchNorm1d, Model, ParamPath};
@@ -105,7 +105,7 @@ dist_test!(world = 2, dist_debug_mode_looks_at_the_loss, |world: World| -> Resul
     Ok(())
 });
 
-dist_test!(world = 2, dist_a_loss_that_is_no_number_on_one_rank, |world: World| -> Result<()> {
+dist_test!(world = 2, dist_a_non_finite_loss_on_one_rank, |world: World| -> Result<()> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     let model = net::model(Kind::Float);
     let optimizer = Sgd::new(0.1).build(&model)?;

@@ -45,7 +45,7 @@ fn train(
 fn found(outcome: Result<()>) -> Option<(usize, Option<u64>, bool)> {
     match outcome {
         Err(Error::LossNotFinite { rank, step, weights_corrupted }) => {
-            Some((rank.expect("a rank has said so"), step, weights_corrupted))
+            Some((rank.expect("a rank has reported it"), step, weights_corrupted))
         }
         Err(error) => panic!("another error: {error}"),
         Ok(()) => None,
@@ -85,10 +85,10 @@ fn alone_it_is_seen_before_the_backward() {
 }
 
 #[test]
-fn weights_that_are_corrupted_already_are_told_apart() {
+fn corrupted_weights_are_reported_as_such() {
     let accelerator = builder().build().unwrap();
     let (model, mut optimizer) = objects(&accelerator).unwrap();
-    // A sound loss whose gradient is none.
+    // A finite loss whose gradient is none.
     let sound = (loss(&model, 1.0).unwrap() * 0.0).sqrt();
     accelerator.backward(&sound).unwrap();
     optimizer.step().unwrap();
@@ -110,7 +110,7 @@ fn it_can_be_turned_off_and_a_loss_scaler_has_its_own_way() {
 }
 
 #[test]
-fn what_is_read_later_is_told_one_step_after() {
+fn a_deferred_check_reports_one_step_later() {
     let accelerator = builder().check_loss_later(true).build().unwrap();
     let (model, mut optimizer) = objects(&accelerator).unwrap();
     let mut told = Vec::new();
@@ -208,7 +208,7 @@ dist_test!(world = 2, dist_a_batch_that_is_not_reduced_counts, |world: World| ->
     Ok(())
 });
 
-dist_test!(world = 2, dist_off_training_goes_on_with_it, |world: World| -> Result<()> {
+dist_test!(world = 2, dist_without_the_check_training_continues, |world: World| -> Result<()> {
     let accelerator = builder().check_loss(false).build()?;
     let (model, mut optimizer) = objects(&accelerator)?;
     let value = if world.rank.as_usize() == 1 { NAN } else { 1.0 };
@@ -234,7 +234,7 @@ dist_test!(world = 2, dist_two_models_and_two_optimizers, |world: World| -> Resu
     assert_ne!(weights(two.inner()), before);
     first.zero_grad()?;
     second.zero_grad()?;
-    // One loss of both, and a sound one after it.
+    // One loss of both, and a finite one after it.
     let both = loss(&one, wrong)? + loss(&two, 1.0)?;
     assert_eq!(found(accelerator.backward(&both)), Some((1, Some(2), false)));
     let sound = loss(&two, 1.0)?;
@@ -284,7 +284,7 @@ dist_test!(world = 2, dist_a_gradient_that_overflows_alone, |world: World| -> Re
     }
     assert_eq!(weights(model.inner()), before);
     let text = accelerator.backward(&loss(&model, 1.0)?).unwrap_err().to_string();
-    assert!(text.contains("although no rank has said"), "{text}");
+    assert!(text.contains("although no rank has reported"), "{text}");
     optimizer.zero_grad()?;
     train(&accelerator, &model, &mut optimizer, 0.5)?;
     assert!(finite_weights(&model));

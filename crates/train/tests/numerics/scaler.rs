@@ -96,7 +96,7 @@ fn only_fp16_has_a_scaler_and_its_state_goes_both_ways() {
 }
 
 #[test]
-fn gradients_are_unscaled_once_whoever_asks_first() {
+fn gradients_are_unscaled_once() {
     let accelerator = fp16().build().unwrap();
     let model = start();
     let optimizer = Sgd::new(1.0).build(&model).unwrap();
@@ -168,7 +168,7 @@ fn two_optimizers_step_under_one_scale() {
 }
 
 #[test]
-fn a_loss_that_is_no_number_ends_in_an_error() {
+fn a_non_finite_loss_is_an_error() {
     let accelerator = fp16().build().unwrap();
     let model = start();
     let optimizer = Sgd::new(1.0).build(&model).unwrap();

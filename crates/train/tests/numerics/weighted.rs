@@ -155,7 +155,7 @@ dist_test!(
         let weight = if world.rank.as_usize() == 1 { -3.0 } else { 3.0 };
         let error = first.backward_weighted(&model, &loss().sum(Kind::Double), weight).unwrap_err();
         assert!(error.to_string().contains("backward_weighted"), "{error}");
-        // No token on any rank: nothing to learn, and nothing that is no number.
+        // No token on any rank: nothing to learn, and no NaN.
         let second = Accelerator::builder().sharing(&first).quiet(true).build()?;
         let model = second.prepare(net::model(Kind::Double))?;
         let output = model.forward(&Tensor::ones([1, 5], tch::kind::DOUBLE_CPU))?;

@@ -4,11 +4,11 @@ use brigade_checkpoint::{TensorInfo, Value};
 use brigade_torch::Tensor;
 
 use super::{PowerSgdHook, State};
-use crate::checkpoint::HookError;
+use crate::checkpoint::{HookError, Stateful};
 use crate::gradients::hook::StatefulHook;
 
-impl StatefulHook for PowerSgdHook {
-    fn state(&self) -> Result<Value<Tensor>, HookError> {
+impl Stateful for PowerSgdHook {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
         let state = self.lock();
         let named = |tensors: &std::collections::BTreeMap<usize, Tensor>| {
             let named = tensors.iter().map(|(place, tensor)| {
@@ -24,7 +24,7 @@ impl StatefulHook for PowerSgdHook {
         ]))
     }
 
-    fn check_state(&self, saved: &Value<TensorInfo>) -> Result<(), String> {
+    fn check_state_dict(&self, saved: &Value<TensorInfo>) -> Result<(), String> {
         if saved.get(ITERATION).and_then(Value::as_int).is_none() {
             return Err(format!("PowerSGD's state needs the integer `{ITERATION}`"));
         }
@@ -39,9 +39,15 @@ impl StatefulHook for PowerSgdHook {
         Ok(())
     }
 
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        self.load_from_ranks(&[state])
+    }
+}
+
+impl StatefulHook for PowerSgdHook {
     /// The states of all ranks of a run with another number of them become one: what they owe together
     /// stays the same. None of them is a run that begins.
-    fn load_state(&self, states: &[&Value<Tensor>]) -> Result<(), HookError> {
+    fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<(), HookError> {
         let mut restored = State::default();
         for (index, saved) in states.iter().enumerate() {
             for (place, error) in self.named(saved, ERROR)? {
@@ -86,7 +92,7 @@ impl StatefulHook for PowerSgdHook {
             (ERROR, known(ERROR)),
             (FACTOR, known(FACTOR)),
         ]);
-        self.load_state(&[&carried])
+        self.load_state_dict(&carried)
     }
 
     /// The next step begins with new factors.

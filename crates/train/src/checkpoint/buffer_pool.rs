@@ -10,11 +10,11 @@ use crate::error::Result;
 /// Tensors that no save uses now. The pages of new memory cost more than the copy into them: a run that
 /// saves again and again copies into the same ones.
 #[derive(Default)]
-pub(super) struct Copies(Mutex<HashMap<Form, Vec<Tensor>>>);
+pub(super) struct BufferPool(Mutex<HashMap<Form, Vec<Tensor>>>);
 
 type Form = (Kind, Vec<i64>);
 
-impl Copies {
+impl BufferPool {
     /// A copy with memory of its own, that of an older copy where one fits.
     pub(super) fn copy(&self, tensor: &Tensor) -> Result<Tensor> {
         let form = form(tensor)?;
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn a_later_copy_lies_where_the_first_one_lay() {
-        let copies = Copies::default();
+        let copies = BufferPool::default();
         let values = Tensor::from_slice(&[1f32, 2.0, 3.0]);
         let first = copies.copy(&values).unwrap();
         let place = first.data_ptr();

@@ -1,4 +1,4 @@
-//! What was decided, in one line on the main process.
+//! The banner: one line on the main process with the settings of the run.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -9,7 +9,7 @@ use brigade_torch::Device;
 use crate::accelerator::Accelerator;
 use crate::precision::{Precision, caveat};
 
-/// What the line tells.
+/// The banner's contents.
 #[derive(Debug)]
 struct Start {
     processes: usize,
@@ -18,16 +18,18 @@ struct Start {
     threads: usize,
     precision: Precision,
     channels_last: bool,
-    /// Whose gradients make one step.
+    /// Batches of a full accumulation window.
     batches: usize,
-    /// What the device does badly, a line each.
+    /// Warnings about the device, a line each.
     caveats: Vec<String>,
 }
 
 impl Accelerator {
     /// Once, when the first model is prepared: before, the memory format is not known.
-    pub(crate) fn say_start(&self, channels_last: bool) {
-        if self.options.quiet || !self.is_main_process() || self.said.swap(true, Ordering::Relaxed)
+    pub(crate) fn print_banner(&self, channels_last: bool) {
+        if self.options.quiet
+            || !self.is_main_process()
+            || self.banner_printed.swap(true, Ordering::Relaxed)
         {
             return;
         }
@@ -47,15 +49,16 @@ impl Accelerator {
 }
 
 impl Accelerator {
-    /// Says one more thing that the user would want to know, on the first process of each host.
-    pub(crate) fn caution(&self, what: &str) {
+    /// Prints a warning on the first process of each host.
+    pub(crate) fn warn(&self, what: &str) {
         if !self.options.quiet && self.is_local_main_process() {
             let _ = std::io::stderr().lock().write_all(format!("brigade: {what}\n").as_bytes());
         }
     }
 
     fn caveats(&self) -> Vec<String> {
-        let products = (self.device() == Device::Cpu).then(|| self.job.products.caveat()).flatten();
+        let products =
+            (self.device() == Device::Cpu).then(|| self.processes.job.products.caveat()).flatten();
         let precision = caveat(self.mixed_precision(), self.device());
         products.map(str::to_owned).into_iter().chain(precision).collect()
     }

@@ -1,9 +1,9 @@
-//! One try of a batch size on several ranks: all go on with a result, or none.
+//! One attempt of a batch size on several ranks: all continue with a result, or none.
 //!
-//! A rank that cannot go on leaves a note in the store and closes its connections, so that the others'
-//! collectives end. A thread of every rank looks for such notes: it ends what waits where a lost
-//! connection is not noticed, as with NCCL. Then every rank writes down how its try ended and reads what
-//! the others wrote. Messages that were cut off leave ranks at different places, so they meet anew.
+//! A rank that fails sets a key in the store and closes its connections, so that the others' collectives
+//! end. A thread of every rank polls for such keys: it aborts collectives that do not notice a lost
+//! connection, as NCCL's. Then every rank writes the result of its attempt and reads the others'. Messages
+//! that were cut off leave ranks at different places, so they reconnect.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use super::{End, Outcome, SCOPE};
 use crate::accelerator::Job;
 use crate::error::{Error, Result};
 
-/// A try that has begun.
-pub(super) struct Together {
+/// An attempt that has begun.
+pub(super) struct Attempt {
     job: Arc<Job>,
     group: ProcessGroup,
     store: Store,
-    /// The try's number, the same on all ranks.
+    /// The attempt's number, the same on all ranks.
     number: u64,
     watcher: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
-impl Together {
+impl Attempt {
     /// `None` when there is one rank.
     pub(super) fn begin(job: &Arc<Job>) -> Option<Self> {
         let (group, store) = (job.group()?, job.store()?.clone());
@@ -64,7 +64,7 @@ impl Together {
         Ok(None)
     }
 
-    /// Ends what is under way, hears how all tries ended, and meets the others anew.
+    /// Aborts this rank's collectives, collects all ranks' results, and reconnects.
     fn give_up(&self, mine: &End) -> Result<Vec<End>> {
         let text =
             serde_json::to_vec(mine).map_err(|error| Error::Misuse(format!("{SCOPE}: {error}")))?;
@@ -74,24 +74,26 @@ impl Together {
         let deadline = Instant::now() + self.job.timeout;
         let ends = (0..self.group.size()).map(|rank| self.end_of(rank, deadline));
         let ends = ends.collect::<Result<Vec<_>>>()?;
-        self.job.meet_again(self.number)?;
+        self.job.reconnect(self.number)?;
         Ok(ends)
     }
 
-    /// Looks again and again instead of waiting in the store, whose connection serves one call at a time.
+    /// Polls instead of waiting in the store, whose connection serves one call at a time.
     fn end_of(&self, rank: usize, deadline: Instant) -> Result<End> {
         let key = self.key(rank);
         while !self.store.contains(&[&key])? {
             if Instant::now() > deadline {
                 return Err(Error::Misuse(format!(
-                    "{SCOPE}: a rank has given up a try, and rank {rank} has not ended its own within \
+                    "{SCOPE}: a rank has aborted an attempt, and rank {rank} has not ended its own within \
                      the time limit: it hangs, or its process is gone"
                 )));
             }
             thread::sleep(PAUSE);
         }
         serde_json::from_slice(&self.store.get(&key)?).map_err(|error| {
-            Error::Misuse(format!("{SCOPE}: what rank {rank} wrote is no end of a try: {error}"))
+            Error::Misuse(format!(
+                "{SCOPE}: rank {rank} sent an invalid result for this attempt: {error}"
+            ))
         })
     }
 
@@ -106,7 +108,7 @@ impl Together {
     fn stop_watching(&mut self) {
         if let Some((stop, watcher)) = self.watcher.take() {
             drop(stop);
-            // It has nothing to say, and does not panic.
+            // It returns nothing, and does not panic.
             let _ = watcher.join();
         }
     }
@@ -137,7 +139,7 @@ fn given_up(number: u64) -> String {
     format!("brigade/try/{number}/given_up")
 }
 
-/// Between two looks for a note while a try runs: training must not feel it.
+/// Between two polls while an attempt runs: small against a training step.
 const LOOK: Duration = Duration::from_millis(500);
-/// Between two looks when this rank waits for nothing else.
+/// Between two polls while this rank waits for nothing else.
 const PAUSE: Duration = Duration::from_millis(20);

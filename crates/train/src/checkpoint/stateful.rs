@@ -1,0 +1,184 @@
+//! What checkpoints hold: [`Stateful`], and its implementations for optimizers, schedulers and scalers.
+
+use brigade_checkpoint::{TensorInfo, Value};
+use brigade_optim::{Optimizer, OptimizerState, Scheduler, SchedulerState};
+use brigade_torch::{Tensor, dtype_of};
+
+use super::HookError;
+use crate::error::Error;
+use crate::precision::scaler::{GradScaler, GradScalerState};
+
+/// Gives its state as a tree of values and tensors, and continues from one: what a checkpoint holds of a
+/// model, an optimizer, a scheduler, a loader, a gradient scaler, a communication hook, or an object of
+/// the program's own (PyTorch's protocol of the same name).
+///
+/// Methods take `&self`, because the loop and the checkpoints share the object; one of the program's own
+/// has its state behind a `Mutex` or in atomics.
+///
+/// ```
+/// use std::sync::{Arc, Mutex};
+/// use brigade_train::{Accelerator, HookError, Stateful, Tensor, Value};
+///
+/// struct Average(Mutex<Tensor>);
+///
+/// impl Stateful for Average {
+///     fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+///         Ok(Value::dict([("mean", Value::Tensor(self.0.lock().unwrap().shallow_clone()))]))
+///     }
+///
+///     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+///         let mean = state.get("mean").and_then(Value::as_tensor).ok_or("there is no `mean`")?;
+///         *self.0.lock().unwrap() = mean.shallow_clone();
+///         Ok(())
+///     }
+/// }
+///
+/// let average = Arc::new(Average(Mutex::new(Tensor::from(0.5))));
+/// let accelerator = Accelerator::builder().cpu(true).build()?;
+/// accelerator.register_for_checkpointing(&average);
+/// # let folder = std::env::temp_dir().join(format!("brigade-stateful-{}", std::process::id()));
+/// accelerator.save_state(&folder)?;
+/// accelerator.wait_for_save()?;
+/// *average.0.lock().unwrap() = Tensor::from(0.0);
+/// accelerator.load_state(&folder)?;
+/// assert_eq!(average.0.lock().unwrap().double_value(&[]), 0.5);
+/// # std::fs::remove_dir_all(&folder)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// An optimizer, outside of checkpoint folders:
+///
+/// ```
+/// use brigade_train::{Adam, Stateful};
+/// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+/// # let _ = tch::nn::linear(model.root(), 2, 2, Default::default());
+/// let optimizer = Adam::default().lr(0.25).build(&model)?;
+/// let other = Adam::default().build(&model)?;
+/// other.load_state_dict(&Stateful::state_dict(&optimizer)?)?;
+/// assert_eq!(other.lr(), 0.25);
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// ```
+pub trait Stateful {
+    /// Returns the state: plain values, and tensors that may share memory with the object's.
+    ///
+    /// # Errors
+    /// What stops the save, on all ranks.
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError>;
+
+    /// Checks shapes, types and names of a state without its tensors' values, and changes nothing. A load
+    /// asks all objects before it changes the first; unless implemented, everything passes, and
+    /// [`Stateful::load_state_dict`] has to refuse what does not fit.
+    ///
+    /// # Errors
+    /// The reason why the state does not fit.
+    fn check_state_dict(&self, _state: &Value<TensorInfo>) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Continues from a state.
+    ///
+    /// # Errors
+    /// When it does not fit; the object keeps its state then, and so do all other objects of a load.
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError>;
+}
+
+/// Returns the error of this crate that a [`Stateful`] has boxed, or one of the program's own.
+pub(crate) fn unboxed(error: HookError) -> Error {
+    error.downcast().map_or_else(Error::User, |known: Box<Error>| *known)
+}
+
+/// Returns the types and shapes of a state's tensors.
+pub(crate) fn infos(state: &Value<Tensor>) -> Result<Value<TensorInfo>, Error> {
+    state.as_ref().try_map(&mut |name, tensor| {
+        let dtype = dtype_of(tensor.kind()).ok_or_else(|| {
+            Error::Misuse(format!(
+                "a state cannot hold `{name}`: its tensor is of {:?}",
+                tensor.kind()
+            ))
+        })?;
+        let shape = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
+        Ok(TensorInfo { dtype, shape })
+    })
+}
+
+/// Shape and kind must be the same: a resumed run is not to differ in one bit.
+pub(crate) fn same_shape(name: &str, tensor: &Tensor, found: &TensorInfo) -> Result<(), String> {
+    let dtype = tensor.f_kind().map_err(|error| error.to_string())?;
+    let shape: Vec<u64> = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
+    if dtype_of(dtype) == Some(found.dtype) && shape == found.shape {
+        return Ok(());
+    }
+    Err(format!("`{name}` is {found} in the checkpoint, but {shape:?} of {dtype:?} here"))
+}
+
+impl Stateful for Optimizer {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+        let state = Self::state_dict(self).map_err(Error::from)?;
+        Ok(state.to_value())
+    }
+
+    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        let shape = |tensor: &TensorInfo| -> Vec<i64> {
+            tensor.shape.iter().map(|size| size.cast_signed()).collect()
+        };
+        let state = OptimizerState::from_value(state, TensorInfo::clone)?;
+        self.check_state(&state, shape).map_err(|mismatch| mismatch.to_string())
+    }
+
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        let state =
+            OptimizerState::from_value(state, Tensor::shallow_clone).map_err(Error::Misuse)?;
+        // Clones are handles of one optimizer.
+        Ok(Self::load_state_dict(&mut self.clone(), &state).map_err(Error::from)?)
+    }
+}
+
+impl Stateful for Scheduler {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+        Ok(self.state().to_value(self.lr()))
+    }
+
+    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        let state = SchedulerState::from_value(state)?;
+        self.check_state(&state).map_err(|error| error.to_string())
+    }
+
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        let state = SchedulerState::from_value(state).map_err(Error::Misuse)?;
+        Ok(self.clone().load_state(&state).map_err(Error::from)?)
+    }
+}
+
+impl Stateful for GradScaler {
+    fn state_dict(&self) -> Result<Value<Tensor>, HookError> {
+        let (state, options) = (self.state(), self.options());
+        Ok(Value::dict([
+            ("scale", Value::Float(state.scale)),
+            ("growth_tracker", Value::Int(state.growth_tracker.into())),
+            // PyTorch's state has these as well; a load keeps the program's.
+            ("growth_factor", Value::Float(options.growth_factor)),
+            ("backoff_factor", Value::Float(options.backoff_factor)),
+            ("growth_interval", Value::Int(options.growth_interval.into())),
+        ]))
+    }
+
+    fn check_state_dict(&self, state: &Value<TensorInfo>) -> Result<(), String> {
+        scaler_state(state).map(drop)
+    }
+
+    fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
+        Ok(self.load_state(scaler_state(state).map_err(Error::Misuse)?)?)
+    }
+}
+
+fn scaler_state<T>(state: &Value<T>) -> Result<GradScalerState, String> {
+    let scale = state.get("scale").and_then(Value::as_float);
+    let scale = scale.filter(|scale| scale.is_finite() && *scale > 0.0);
+    let tracker = state.get("growth_tracker").and_then(Value::as_int);
+    let growth_tracker = tracker.and_then(|tracker| u32::try_from(tracker).ok());
+    Ok(GradScalerState {
+        scale: scale.ok_or("a scaler's state needs a `scale` above 0")?,
+        growth_tracker: growth_tracker
+            .ok_or("a scaler's state needs the count `growth_tracker`")?,
+    })
+}
