@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use brigade_config::{
     ChosenBy, ConfigError, Layer, Place, Source, Variables, is_accelerates, load, rivals,
 };
-use brigade_launch::hosts::{HostsFacts, HostsPlan, VariableFile};
+use brigade_launch::hosts::{HostsError, HostsPlan};
 use brigade_launch::{HostFacts, LaunchError, LaunchPlan, Surroundings, agent};
+use brigade_remote::{LocalFacts, VariableFile};
 use clap::Args;
 
 use explain::Explanation;
@@ -92,8 +93,9 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
     let job = match hosts {
         // Each host decides for itself: the program may be there and not here.
         Some(hosts) => {
-            let plan =
-                HostsFacts::gather().and_then(|facts| HostsPlan::resolve(&options, &hosts, &facts));
+            let plan = LocalFacts::gather()
+                .map_err(HostsError::from)
+                .and_then(|facts| HostsPlan::resolve(&options, &hosts, &facts));
             Job::OnHosts(Box::new(plan.map_err(LaunchError::from)?))
         }
         None => Job::Here(Box::new(LaunchPlan::resolve(&options, &HostFacts::gather(&options))?)),

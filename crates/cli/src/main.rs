@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use brigade_config::ConfigError;
 use brigade_launch::emit::EmitError;
 use brigade_launch::{LaunchError, ProgramError, SecretError, role};
+use brigade_remote::{HostListError, RemoteError};
 use clap::{CommandFactory, Parser, Subcommand};
 
 mod checkpoint;
@@ -115,9 +116,13 @@ fn line(error: &anyhow::Error) -> String {
 fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<config::Usage>()
         || error.is::<SecretError>()
+        || error.is::<HostListError>()
         || error.downcast_ref().is_some_and(ConfigError::is_for_user)
     {
         return USAGE;
+    }
+    if let Some(error) = error.downcast_ref::<RemoteError>() {
+        return error.exit_code();
     }
     match error.downcast_ref() {
         Some(

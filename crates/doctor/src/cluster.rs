@@ -43,7 +43,7 @@ pub struct Patient {
     /// Ports that it could not listen on, and why.
     pub closed_doors: Vec<(u16, String)>,
     /// What its login wrote before our program came to speak.
-    pub noise: Vec<String>,
+    pub login_banner: Vec<String>,
 }
 
 /// Why a host could not be examined.
@@ -59,8 +59,8 @@ pub enum Lost {
     Ended {
         /// Its exit code, if it was not killed.
         code: Option<i32>,
-        /// Its last words.
-        words: Vec<String>,
+        /// The last lines of its stderr.
+        stderr: Vec<String>,
     },
     /// No answer came in time.
     Silent {
@@ -68,8 +68,8 @@ pub enum Lost {
         asked: String,
         /// For how many seconds we waited.
         seconds: u64,
-        /// Its last words.
-        words: Vec<String>,
+        /// The last lines of its stderr.
+        stderr: Vec<String>,
     },
     /// Our program there speaks another language.
     Foreign {

@@ -58,7 +58,7 @@ impl Default for Examination {
     }
 }
 
-/// The user has had enough.
+/// The user has had cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("interrupted")]
 pub struct Interrupted;
@@ -66,19 +66,19 @@ pub struct Interrupted;
 /// Examines all hosts, and the ways between them. `said` hears what is being done.
 ///
 /// # Errors
-/// `enough` was set meanwhile. Nothing is left running then, here or elsewhere.
+/// `cancelled` was set meanwhile. Nothing is left running then, here or elsewhere.
 pub fn examine(
     hosts: Vec<Host>,
     what: &Examination,
-    enough: &AtomicBool,
+    cancelled: &AtomicBool,
     said: &mut dyn FnMut(&str),
 ) -> Result<Cluster, Interrupted> {
     let mut question = what.question.clone();
     question.names = hosts.iter().map(|host| host.name.clone()).collect();
-    let mut ward = Ward { sessions: Vec::new(), hosts: Vec::new(), enough };
+    let mut ward = Ward { sessions: Vec::new(), hosts: Vec::new(), cancelled };
     said("reaching the hosts");
     for host in hosts {
-        let session = Session::start(host.command);
+        let session = Session::start(host.command, &host.name);
         let Host { name, here, ranks, .. } = host;
         let patient = Patient { name, here, ranks, ..Patient::default() };
         match session {
@@ -115,7 +115,8 @@ pub fn examine(
         ward.measure(&word, &mut cluster.routes, said)?;
     }
     for (host, session) in ward.hosts.iter_mut().zip(&ward.sessions) {
-        host.noise = session.as_ref().map(|it| it.noise().to_vec()).unwrap_or_default();
+        host.login_banner =
+            session.as_ref().map(|it| it.login_banner().to_vec()).unwrap_or_default();
     }
     cluster.hosts = std::mem::take(&mut ward.hosts);
     Ok(cluster)

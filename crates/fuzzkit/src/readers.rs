@@ -10,7 +10,7 @@ use brigade_checkpoint::pth::{PthFile, StoredTensor};
 use brigade_checkpoint::safetensors::Header;
 use brigade_checkpoint::shards::Index;
 use brigade_checkpoint::{Format, Value};
-use brigade_launch::hosts::HostSpec;
+use brigade_remote::HostSpec;
 use brigade_rendezvous::{Decoder, FromAgent, ToAgent};
 use brigade_testkit::archive;
 use brigade_world::scheduler::{expand_hosts, expand_tasks};

@@ -38,7 +38,6 @@ pub mod events;
 mod gate;
 mod guard;
 pub mod hosts;
-pub mod leash;
 mod leftovers;
 mod meeting;
 mod open_files;
@@ -54,6 +53,7 @@ mod store_port;
 mod value;
 
 pub use agent::Outcome;
+pub use brigade_remote::die_with_parent;
 pub use brigade_rendezvous::{
     Assignment, Cause, Ending, EtcdAccess, EtcdError, RankFailure, Secret, SecretError, TimeLimits,
     Verdict, private_text,

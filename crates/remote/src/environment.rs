@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use brigade_world::env;
 
-use super::error::HostsError;
+use crate::{LocalFacts, RemoteError};
 
 /// What the user asks for with `--env-pass`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ impl EnvRequest {
     /// Reads the value of `--env-pass`.
     ///
     /// ```
-    /// use brigade_launch::hosts::EnvRequest;
+    /// use brigade_remote::EnvRequest;
     /// assert_eq!(EnvRequest::parse("WANDB_*".as_ref()), Ok(EnvRequest::Pass("WANDB_*".into())));
     /// let set = EnvRequest::Set("A".into(), "b=c".into());
     /// assert_eq!(EnvRequest::parse("A=b=c".as_ref()), Ok(set));
@@ -63,16 +63,16 @@ impl EnvRequest {
     }
 }
 
-/// Variables for the hosts.
+/// The variables that other hosts get.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Chosen {
+pub struct ForwardedVariables {
     /// Names and values.
-    pub(crate) variables: Vec<(OsString, OsString)>,
+    pub variables: Vec<(OsString, OsString)>,
     /// DeepSpeed's files that have set any of them, with their names.
-    pub(crate) files: Vec<VariableFile>,
+    pub files: Vec<VariableFile>,
 }
 
-/// A file of DeepSpeed's with variables for the hosts, which nobody has named on the command line.
+/// A file of DeepSpeed's with variables for the hosts, read although no option names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VariableFile {
     /// The file.
@@ -81,16 +81,16 @@ pub struct VariableFile {
     pub names: Vec<String>,
 }
 
-/// Chooses: what is on the list, then what DeepSpeed's files say, then what the user asks for; the
-/// last wins.
+/// Chooses the variables that other hosts get: those on the list [`FORWARDED`], then those of DeepSpeed's
+/// files, then those that the user asks for; the last wins.
 ///
 /// # Errors
-/// The user asks for a variable that is not there, or a file has a line that is no variable.
-pub(crate) fn choose(
+/// The user asks for a variable that is not set, or a line of a file is not a variable.
+pub fn forwarded_variables(
     requests: &[EnvRequest],
-    here: &[(OsString, OsString)],
-    files: &[(PathBuf, String)],
-) -> Result<Chosen, HostsError> {
+    facts: &LocalFacts,
+) -> Result<ForwardedVariables, RemoteError> {
+    let LocalFacts { variables: here, deepspeed_files: files, .. } = facts;
     let named = |wanted: &str| {
         let wanted = wanted.to_owned();
         here.iter().filter(move |(name, _)| {
@@ -106,8 +106,8 @@ pub(crate) fn choose(
     };
     // Each with the number of the file that it is from.
     let mut chosen: BTreeMap<OsString, (OsString, Option<usize>)> = BTreeMap::new();
-    for (name, value) in PASSED.iter().flat_map(|it| named(it)) {
-        if !NOT_PASSED.iter().any(|it| name == it) {
+    for (name, value) in FORWARDED.iter().flat_map(|it| named(it)) {
+        if !NOT_FORWARDED.iter().any(|it| name == it) {
             chosen.insert(name.clone(), (value.clone(), None));
         }
     }
@@ -124,7 +124,7 @@ pub(crate) fn choose(
             EnvRequest::Pass(name) => {
                 let mut found = named(name).peekable();
                 if found.peek().is_none() && !name.ends_with('*') {
-                    return Err(HostsError::NoVariable { name: name.clone() });
+                    return Err(RemoteError::NoVariable { name: name.clone() });
                 }
                 chosen.extend(found.map(|(name, value)| (name.clone(), (value.clone(), None))));
             }
@@ -140,7 +140,7 @@ pub(crate) fn choose(
         .map(|(number, (path, _))| VariableFile { path: path.clone(), names: of_file(number) });
     let files = used.filter(|it| !it.names.is_empty()).collect();
     let variables = chosen.into_iter().map(|(name, (value, _))| (name, value)).collect();
-    Ok(Chosen { variables, files })
+    Ok(ForwardedVariables { variables, files })
 }
 
 /// Where DeepSpeed looks for variables: a file of that name at home and in this folder.
@@ -153,14 +153,14 @@ pub(crate) fn deepspeed_files() -> Vec<PathBuf> {
     paths
 }
 
-fn read_file(path: &Path, text: &str) -> Result<Vec<(String, String)>, HostsError> {
+fn read_file(path: &Path, text: &str) -> Result<Vec<(String, String)>, RemoteError> {
     let mut variables = Vec::new();
     for (i, line) in text.lines().enumerate() {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        let wrong = |expected: String| HostsError::EnvironmentFile {
+        let wrong = |expected: String| RemoteError::EnvironmentFile {
             path: path.to_owned(),
             line: i + 1,
             found: line.to_owned(),
@@ -184,7 +184,7 @@ fn is_ranks_own(name: &str) -> bool {
 
 /// What every program of the kind reads. DeepSpeed's list is the start of it. Of Brigade's own those that
 /// programs read: the others are this launcher's.
-pub const PASSED: &[&str] = &[
+pub const FORWARDED: &[&str] = &[
     "BRIGADE_KEEP_MEMORY",
     "BRIGADE_SHARED_MEMORY",
     "CUDA_*",
@@ -204,7 +204,7 @@ pub const PASSED: &[&str] = &[
 ];
 /// Each host has devices of its own, and its own places for CUDA and Python. DeepSpeed leaves the
 /// devices out, too. The secrets stay with the launcher.
-const NOT_PASSED: &[&str] = &[
+const NOT_FORWARDED: &[&str] = &[
     "CUDA_HOME",
     "CUDA_PATH",
     "CUDA_ROOT",
@@ -226,9 +226,12 @@ mod tests {
     ) -> Result<String, String> {
         let requests: Vec<_> =
             requests.iter().map(|it| EnvRequest::parse(it.as_ref()).unwrap()).collect();
-        let here: Vec<_> = here.iter().map(|(n, v)| (n.into(), v.into())).collect();
-        let files: Vec<_> = files.iter().map(|(p, t)| (p.into(), (*t).to_owned())).collect();
-        let chosen = choose(&requests, &here, &files).map_err(|error| error.to_string())?;
+        let facts = LocalFacts {
+            variables: here.iter().map(|(n, v)| (n.into(), v.into())).collect(),
+            deepspeed_files: files.iter().map(|(p, t)| (p.into(), (*t).to_owned())).collect(),
+            ..LocalFacts::default()
+        };
+        let chosen = forwarded_variables(&requests, &facts).map_err(|error| error.to_string())?;
         let lines =
             chosen.variables.iter().map(|(n, v)| format!("{}={}", n.display(), v.display()));
         Ok(lines.collect::<Vec<_>>().join(" "))
@@ -283,11 +286,18 @@ mod tests {
 
     #[test]
     fn files_that_are_used_are_named() {
-        let here = [("NCCL_DEBUG".into(), "INFO".into())];
         let file = |path: &str, text: &str| (PathBuf::from(path), text.to_owned());
-        let files = [file("home", "A=1\nB=1\n"), file("here", "B=2\nC=2\n"), file("none", "# x\n")];
+        let facts = LocalFacts {
+            variables: vec![("NCCL_DEBUG".into(), "INFO".into())],
+            deepspeed_files: vec![
+                file("home", "A=1\nB=1\n"),
+                file("here", "B=2\nC=2\n"),
+                file("none", "# x\n"),
+            ],
+            ..LocalFacts::default()
+        };
         let requests = [EnvRequest::parse("C=3".as_ref()).unwrap()];
-        let chosen = choose(&requests, &here, &files).unwrap();
+        let chosen = forwarded_variables(&requests, &facts).unwrap();
         let used = |path: &str, names: &[&str]| VariableFile {
             path: path.into(),
             names: names.iter().map(|it| (*it).to_owned()).collect(),

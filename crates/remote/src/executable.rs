@@ -1,23 +1,61 @@
 //! Finds a program as a shell does.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use nix::unistd::{AccessFlags, access};
 
-use super::ProgramError;
+/// Why a name is not a program.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExecutableError {
+    /// No such file.
+    #[error("program {} not found{hint}", name.display())]
+    NotFound {
+        /// The name or path that was asked for.
+        name: OsString,
+        /// Where it was looked for and the next thing to do.
+        hint: String,
+    },
+    /// A file without permission to run it.
+    #[error("{} is not executable: `chmod +x` it, or give its interpreter first, as in `python3 {}`",
+        path.display(), path.display())]
+    NotExecutable {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A directory.
+    #[error("{} is a directory, not a program", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+    },
+}
 
-/// The file that `name` means: itself where it has a slash, else the first match in `path`.
-pub(super) fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, ProgramError> {
+impl ExecutableError {
+    /// Returns the exit code that a shell gives for this.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::NotFound { .. } => 127,
+            Self::NotExecutable { .. } | Self::Directory { .. } => 126,
+        }
+    }
+}
+
+/// Finds the file that `name` means: itself where it has a slash, else the first match in `path`.
+///
+/// # Errors
+/// There is no such file, or it cannot be run.
+pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, ExecutableError> {
     if name.as_bytes().contains(&b'/') {
         let file = Path::new(name);
         return match kind_of(file) {
             Kind::Program => Ok(file.to_owned()),
-            Kind::Directory => Err(ProgramError::Directory { path: file.to_owned() }),
-            Kind::Locked => Err(ProgramError::NotExecutable { path: file.to_owned() }),
+            Kind::Directory => Err(ExecutableError::Directory { path: file.to_owned() }),
+            Kind::Locked => Err(ExecutableError::NotExecutable { path: file.to_owned() }),
             Kind::Nothing => {
-                Err(ProgramError::NotFound { name: name.to_owned(), hint: String::new() })
+                Err(ExecutableError::NotFound { name: name.to_owned(), hint: String::new() })
             }
         };
     }
@@ -38,7 +76,7 @@ pub(super) fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, Progra
         }
     }
     if let Some(path) = locked {
-        return Err(ProgramError::NotExecutable { path });
+        return Err(ExecutableError::NotExecutable { path });
     }
     let hint = match kind_of(Path::new(name)) {
         Kind::Program | Kind::Locked => {
@@ -46,19 +84,25 @@ pub(super) fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, Progra
         }
         Kind::Directory | Kind::Nothing => " in PATH".to_owned(),
     };
-    Err(ProgramError::NotFound { name: name.to_owned(), hint })
+    Err(ExecutableError::NotFound { name: name.to_owned(), hint })
 }
 
-pub(super) enum Kind {
+/// What a path leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
     /// A file that may be run.
     Program,
     /// A file that may not.
     Locked,
+    /// A directory.
     Directory,
+    /// Nothing that this process can see.
     Nothing,
 }
 
-pub(super) fn kind_of(file: &Path) -> Kind {
+/// Returns what a path leads to.
+#[must_use]
+pub fn kind_of(file: &Path) -> Kind {
     match file.metadata() {
         Err(_) => Kind::Nothing,
         Ok(meta) if meta.is_dir() => Kind::Directory,
@@ -97,17 +141,17 @@ mod tests {
 
         assert_eq!(find("locked"), Ok(b.join("locked")), "goes on past a file it may not run");
         assert_eq!(find("both"), Ok(b.join("both")), "goes on past a directory");
-        assert_eq!(find("data"), Err(ProgramError::NotExecutable { path: b.join("data") }));
-        assert!(matches!(find("neither"), Err(ProgramError::NotFound { .. })));
-        assert!(matches!(find(""), Err(ProgramError::NotFound { .. })));
+        assert_eq!(find("data"), Err(ExecutableError::NotExecutable { path: b.join("data") }));
+        assert!(matches!(find("neither"), Err(ExecutableError::NotFound { .. })));
+        assert!(matches!(find(""), Err(ExecutableError::NotFound { .. })));
 
         let slash = |file: &Path| find(file.to_str().unwrap());
         assert_eq!(slash(&b.join("both")), Ok(b.join("both")));
-        assert_eq!(slash(&a), Err(ProgramError::Directory { path: a.clone() }));
+        assert_eq!(slash(&a), Err(ExecutableError::Directory { path: a.clone() }));
         assert_eq!(
             slash(&a.join("locked")),
-            Err(ProgramError::NotExecutable { path: a.join("locked") })
+            Err(ExecutableError::NotExecutable { path: a.join("locked") })
         );
-        assert!(matches!(slash(&a.join("none")), Err(ProgramError::NotFound { .. })));
+        assert!(matches!(slash(&a.join("none")), Err(ExecutableError::NotFound { .. })));
     }
 }

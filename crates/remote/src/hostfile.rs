@@ -14,10 +14,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A host and how many ranks it is to start.
+/// A host and its number of ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostSpec {
-    /// Whom to log in as, where that is said here and not in ssh's own settings.
+    /// The user to log in as; `None`: as ssh's own settings say.
     pub user: Option<String>,
     /// Host name, alias of ssh's settings, or address without brackets.
     pub name: String,
@@ -31,7 +31,7 @@ pub struct HostSpec {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostListError {
-    /// There is no such file, or it may not be read.
+    /// The file does not exist or cannot be read.
     #[error("cannot read the hostfile {}: {reason}", path.display())]
     Unreadable {
         /// The file.
@@ -39,14 +39,14 @@ pub enum HostListError {
         /// What the system says.
         reason: String,
     },
-    /// Something in it is not as it should be.
+    /// An item cannot be read.
     #[error("{place}: `{found}`: {expected}")]
     Malformed {
-        /// Where it stands.
+        /// Its place.
         place: Place,
-        /// What stands there.
+        /// The text there.
         found: String,
-        /// What should stand there.
+        /// What was expected.
         expected: String,
     },
     /// The hosts and slots to use, or not to use, cannot be those.
@@ -54,12 +54,12 @@ pub enum HostListError {
     Selection {
         /// The flag.
         option: &'static str,
-        /// What stands there.
+        /// The text there.
         found: String,
-        /// What should stand there, or what is wrong with it.
+        /// What was expected, or what is wrong.
         expected: String,
     },
-    /// It names no host.
+    /// The list is empty.
     #[error("{origin}: no host is named; one line for each, as in `node1 slots=4`")]
     Empty {
         /// The file, or the option.
@@ -67,7 +67,7 @@ pub enum HostListError {
     },
 }
 
-/// Where something stands in a list of hosts.
+/// A place in a list of hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In an option's value.
@@ -89,13 +89,13 @@ impl HostSpec {
     /// without.
     ///
     /// ```
-    /// use brigade_launch::hosts::HostSpec;
+    /// use brigade_remote::HostSpec;
     /// let hosts = HostSpec::parse_list("node1:4,ada@node2")?;
     /// assert_eq!((hosts[0].name.as_str(), hosts[0].slots), ("node1", Some(4)));
     /// assert_eq!(hosts[1].to_string(), "ada@node2");
     /// let error = HostSpec::parse_list("node1:4,node2:x").unwrap_err();
     /// assert_eq!(error.to_string(), "host 2 of --hosts: `node2:x`: expected a number of ranks after `:`");
-    /// # Ok::<(), brigade_launch::hosts::HostListError>(())
+    /// # Ok::<(), brigade_remote::HostListError>(())
     /// ```
     ///
     /// # Errors
@@ -150,7 +150,7 @@ impl HostSpec {
                     |text: &str| parse_count(text).map_err(|expected| wrong(word, expected));
                 match word.split_once('=') {
                     Some(("slots", _)) if host.slots.is_some() => {
-                        let expected = "the number of ranks stands on this line already".to_owned();
+                        let expected = "slots given twice".to_owned();
                         return Err(wrong(word, expected));
                     }
                     Some(("slots", value)) => host.slots = Some(number(value)?),
@@ -333,10 +333,7 @@ mod tests {
                 "hosts, line 1: `slots=0`: expected at least 1: a host without ranks is left out of the list",
             ),
             ("a slots=99999999", "hosts, line 1: `slots=99999999`: expected at most 1048576"),
-            (
-                "a:2 slots=2",
-                "hosts, line 1: `slots=2`: the number of ranks stands on this line already",
-            ),
+            ("a:2 slots=2", "hosts, line 1: `slots=2`: slots given twice"),
             (
                 "a slots=9 max-slots=8 # many",
                 "hosts, line 1: `a slots=9 max-slots=8`: slots=9 is more than max-slots=8",

@@ -5,19 +5,21 @@ use std::net::IpAddr;
 use nix::ifaddrs::getifaddrs;
 use nix::unistd::gethostname;
 
-use super::hostfile::HostSpec;
-use super::session::Way;
+use crate::HostSpec;
 
 /// This machine's names and addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Here {
-    pub(crate) name: String,
-    pub(crate) addresses: Vec<IpAddr>,
+pub struct LocalHost {
+    /// Its host name.
+    pub name: String,
+    /// Its addresses, the loopback's included.
+    pub addresses: Vec<IpAddr>,
 }
 
-impl Here {
+impl LocalHost {
     /// Looks at this machine.
-    pub(crate) fn look() -> Self {
+    #[must_use]
+    pub fn gather() -> Self {
         let name = gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
         let interfaces = getifaddrs().ok().into_iter().flatten();
         let addresses = interfaces.filter_map(|it| {
@@ -28,25 +30,23 @@ impl Here {
         Self { name, addresses: addresses.collect() }
     }
 
-    /// An agent on this machine needs no ssh: `localhost`, its own name, with a domain or without,
-    /// or one of its addresses. With a user it is ssh's: the agent is to run as another.
-    pub(crate) fn way_to(&self, host: &HostSpec) -> Way {
+    /// Returns whether a host is this machine and needs no ssh: `localhost`, its own name, with a domain
+    /// or without, or one of its addresses. With a user it needs ssh: the program is to run as another.
+    #[must_use]
+    pub fn is(&self, host: &HostSpec) -> bool {
         let name = host.name.as_str();
         let short = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
         let own_name = !self.name.is_empty()
             && (name == self.name || (!name.contains('.') && name == short(&self.name)));
         let own_address =
             name.parse().is_ok_and(|it: IpAddr| it.is_loopback() || self.addresses.contains(&it));
-        if host.user.is_none() && (name == "localhost" || own_name || own_address) {
-            Way::Here
-        } else {
-            Way::Ssh
-        }
+        host.user.is_none() && (name == "localhost" || own_name || own_address)
     }
 
-    /// Under which name the other hosts reach this machine, given the addresses that they see it
-    /// under: one of them where it is its own, which it is not behind a jump host.
-    pub(crate) fn name_for_others(&self, seen: &[IpAddr]) -> String {
+    /// Returns the name under which the other hosts reach this machine, given the addresses that they see
+    /// it under: one of them where it is its own, which it is not behind a jump host; else the host name.
+    #[must_use]
+    pub fn name_for_others(&self, seen: &[IpAddr]) -> String {
         let own = seen.iter().find(|it| self.addresses.contains(it));
         own.map_or_else(|| self.name.clone(), ToString::to_string)
     }
@@ -57,29 +57,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ways() {
-        let here = Here {
+    fn names_of_this_machine() {
+        let here = LocalHost {
             name: "node1.cluster".to_owned(),
             addresses: vec!["127.0.0.1".parse().unwrap(), "10.0.0.1".parse().unwrap()],
         };
-        let way = |text| here.way_to(&HostSpec::parse_list(text).unwrap()[0]);
+        let is_here = |text| here.is(&HostSpec::parse_list(text).unwrap()[0]);
         for name in ["localhost", "node1", "node1.cluster", "10.0.0.1", "127.0.0.1", "[::1]"] {
-            assert_eq!(way(name), Way::Here, "{name}");
+            assert!(is_here(name), "{name}");
         }
         for name in ["node2", "node1.other", "10.0.0.2", "ada@localhost", "node1x"] {
-            assert_eq!(way(name), Way::Ssh, "{name}");
+            assert!(!is_here(name), "{name}");
         }
         let seen = ["192.168.0.7".parse().unwrap(), "10.0.0.1".parse().unwrap()];
         assert_eq!(here.name_for_others(&seen), "10.0.0.1");
         assert_eq!(here.name_for_others(&seen[..1]), "node1.cluster");
         assert_eq!(here.name_for_others(&[]), "node1.cluster");
-        let nameless = Here::default();
-        assert_eq!(nameless.way_to(&HostSpec::parse_list("a").unwrap()[0]), Way::Ssh);
+        let nameless = LocalHost::default();
+        assert!(!nameless.is(&HostSpec::parse_list("a").unwrap()[0]));
     }
 
     #[test]
     fn this_machine_knows_itself() {
-        let here = Here::look();
+        let here = LocalHost::gather();
         assert!(here.addresses.iter().any(IpAddr::is_loopback), "{here:?}");
     }
 }

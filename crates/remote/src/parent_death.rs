@@ -13,7 +13,7 @@ use nix::unistd::{Pid, getppid};
 /// while the calling thread lives. Not inherited by this process's own children.
 ///
 /// Errors where the system has no parent-death signal.
-pub fn tie_to(parent: u32) -> io::Result<bool> {
+pub fn die_with_parent(parent: u32) -> io::Result<bool> {
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     // In this order: a parent that ended before the call sent no signal, but is no longer ours.
     Ok(getppid() == Pid::from_raw(parent.cast_signed()))

@@ -8,22 +8,18 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::ROLE;
-
-/// Starts `brigade`: the file at the same path as here, unless other users can change it, else the one in
-/// `PATH`.
-pub(crate) fn start(brigade: &Path) -> String {
-    start_role(brigade, ROLE)
-}
-
-/// The same in another role; its name consists of letters.
-pub(crate) fn start_role(brigade: &Path, role: &str) -> String {
-    let (same, in_path) = (SAME.replace(ROLE, role), IN_PATH.replace(ROLE, role));
+/// Makes the line that starts `brigade` in a role: the file at the same path as here, unless other users
+/// can change it, else the one in `PATH`. The role's name consists of letters and `_`.
+#[must_use]
+pub fn start(brigade: &Path, role: &str) -> String {
+    let (same, in_path) = (SAME.replace(AGENT, role), IN_PATH.replace(AGENT, role));
     format!("exec sh -c '{DECODE} {CHECK} {same} {in_path} {MISSING}' sh {}", encode(brigade))
 }
 
-/// Starts the very `brigade` of that digest, and asks for it to be sent where it is not there.
-pub(crate) fn start_exactly(brigade: &Path, digest: &str, size: u64) -> String {
+/// Makes the line that starts an agent of exactly that digest and size, and asks for its file where the
+/// host does not have it.
+#[must_use]
+pub fn start_exactly(brigade: &Path, digest: &str, size: u64) -> String {
     format!(
         "exec sh -c '{DECODE} {STORED} {SAME_DIGEST} {RECEIVE}' sh {} {digest} {size}",
         encode(brigade)
@@ -63,16 +59,18 @@ const SAME_DIGEST: &str = r#"if [ -f "$p" ] && [ -x "$p" ] && [ "$(sha256sum <"$
 // not inherit the mask.
 const RECEIVE: &str = r#"t=$d/brigade.$$; (umask 077; mkdir -p "$d" && printf "\nbrigade-wanted\n" && head -c "$3" >"$t" && chmod 700 "$t" && [ "$(sha256sum <"$t" | cut -c1-64)" = "$2" ] && { sync "$t" || :; } && mv "$t" "$f") && exec "$f" __agent; rm -f "$t"; exit 126"#;
 
+/// The role in which the launcher starts this program on a host.
+pub const AGENT: &str = "__agent";
 /// What stands on a line of its own on stdout before an agent's first message. Before it may come
 /// whatever the login shell of the user there prints.
-pub(crate) const GREETING: &str = "\nbrigade-agent\n";
+pub const GREETING: &str = "\nbrigade-agent\n";
 /// There instead of the greeting: no `brigade` was found.
-pub(crate) const IS_MISSING: &str = "\nbrigade-missing\n";
+pub const IS_MISSING: &str = "\nbrigade-missing\n";
 /// There instead of the greeting: other users can put another file in the place of `brigade`. What they
 /// can change is on stderr.
-pub(crate) const IS_UNSAFE: &str = "\nbrigade-unsafe\n";
+pub const IS_UNSAFE: &str = "\nbrigade-unsafe\n";
 /// There before the greeting: the executable itself is to be sent, as many bytes as announced.
-pub(crate) const IS_WANTED: &str = "\nbrigade-wanted\n";
+pub const IS_WANTED: &str = "\nbrigade-wanted\n";
 
 #[cfg(test)]
 mod tests {
@@ -86,7 +84,7 @@ mod tests {
 
     #[test]
     fn lines() {
-        let line = start(Path::new("/opt/my tools/brigade"));
+        let line = start(Path::new("/opt/my tools/brigade"), AGENT);
         assert!(
             line.starts_with(r#"exec sh -c 'p=$(printf "$1x"); p=${p%x}; unsafe() { "#),
             "{line}"
@@ -96,7 +94,9 @@ mod tests {
                 r#"printf "\nbrigade-missing\n"; exit 127' sh '/opt/my\040tools/brigade'"#
             )
         );
-        for line in [start(Path::new("/a'b!\n%")), start_exactly(Path::new("/a'b!\n%"), "00", 5)] {
+        for line in
+            [start(Path::new("/a'b!\n%"), AGENT), start_exactly(Path::new("/a'b!\n%"), "00", 5)]
+        {
             assert_eq!(line.matches('\'').count(), 4, "{line}");
             assert!(!line.contains(['!', '\n']), "{line}");
             assert!(line.contains(r"/a\047b\041\012\045"), "{line}");
@@ -120,9 +120,9 @@ mod tests {
                 command.args(["-c", line]).env("PATH", "/usr/bin:/bin").stderr(Stdio::inherit());
                 command.output().ok()
             };
-            let Some(there) = run(&start(&agent)) else { continue };
+            let Some(there) = run(&start(&agent, AGENT)) else { continue };
             assert_eq!(there.stdout, b"agent __agent\n", "{shell}");
-            let nowhere = run(&start(&empty)).unwrap();
+            let nowhere = run(&start(&empty, AGENT)).unwrap();
             assert_eq!(nowhere.stdout, IS_MISSING.as_bytes(), "{shell}");
             assert_eq!(nowhere.status.code(), Some(127), "{shell}");
             tried += 1;
@@ -146,7 +146,7 @@ mod tests {
         mode(folder.path(), 0o755);
         let run = || {
             let mut command = Command::new("sh");
-            command.args(["-c", &start(&agent)]).env("PATH", "/usr/bin:/bin");
+            command.args(["-c", &start(&agent, AGENT)]).env("PATH", "/usr/bin:/bin");
             let output = command.output().unwrap();
             let text = |bytes| String::from_utf8(bytes).unwrap();
             (text(output.stdout), text(output.stderr), output.status.code())
@@ -191,7 +191,7 @@ mod tests {
         let body = "#!/bin/sh\necho agent\n";
         let digest = {
             use sha2::{Digest, Sha256};
-            super::super::digest::hex(&Sha256::digest(body))
+            Sha256::digest(body).iter().map(|byte| format!("{byte:02x}")).collect::<String>()
         };
         let stored = home.path().join(".cache/brigade/sync").join(&digest);
         fs::create_dir_all(&stored).unwrap();
@@ -215,7 +215,7 @@ mod tests {
         let body = b"#!/bin/sh\numask\necho received \"$1\"\n";
         let digest = {
             use sha2::{Digest, Sha256};
-            super::super::digest::hex(&Sha256::digest(body))
+            Sha256::digest(body).iter().map(|byte| format!("{byte:02x}")).collect::<String>()
         };
         let nowhere = Path::new("/nowhere/brigade");
         let run = |line: &str, input: &[u8]| {

@@ -4,7 +4,7 @@
 //! worker-0@worker-1:0,2     # all slots of worker-0, two of worker-1's
 //! ```
 
-use super::hostfile::{HostListError, HostSpec};
+use crate::{HostListError, HostSpec};
 
 /// Slots of hosts to use, or not to use, as DeepSpeed writes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,17 +16,17 @@ pub enum Selection<'t> {
 }
 
 impl Selection<'_> {
-    /// The hosts that are left, in the order of the list. Where only some slots of a host are, their
+    /// Returns the hosts that are left, in the order of the list. Where only some slots of a host are, their
     /// numbers are those of the GPUs that its ranks use.
     ///
     /// ```
-    /// use brigade_launch::hosts::{HostSpec, Selection};
+    /// use brigade_remote::{HostSpec, Selection};
     /// let hosts = HostSpec::parse_list("worker-0:4,worker-1:4,worker-2:4")?;
     /// let hosts = Selection::Include("worker-0@worker-1:0,2").of(hosts)?;
     /// assert_eq!((hosts[0].slots, hosts[0].devices.as_deref()), (Some(4), None));
     /// assert_eq!((hosts[1].slots, hosts[1].devices.as_deref()), (Some(2), Some(&[0, 2][..])));
     /// assert_eq!(hosts.len(), 2);
-    /// # Ok::<(), brigade_launch::hosts::HostListError>(())
+    /// # Ok::<(), brigade_remote::HostListError>(())
     /// ```
     ///
     /// # Errors
@@ -42,7 +42,7 @@ impl Selection<'_> {
                 return Err(self.wrong(item, expected));
             };
             if named[i].is_some() {
-                return Err(self.wrong(item, "this host stands there already".to_owned()));
+                return Err(self.wrong(item, "this host is given twice".to_owned()));
             }
             let too_large = |slot: &&usize| hosts[i].slots.is_some_and(|count| **slot >= count);
             if let Slots::Some(list) = &slots
@@ -193,7 +193,7 @@ mod tests {
             (Include("worker-0:1,1"), "--include `worker-0:1,1`: slot 1 stands there twice".into()),
             (
                 Include("worker-0@worker-0:1"),
-                "--include `worker-0:1`: this host stands there already".into(),
+                "--include `worker-0:1`: this host is given twice".into(),
             ),
             (
                 Exclude("worker-3:0"),

@@ -1,4 +1,4 @@
-//! The user's ssh: how it is called, and what its words mean.
+//! The user's ssh client: its command line, and what its stderr means.
 //!
 //! The program itself and not a library, so that the user's settings, agent, keys and jump hosts
 //! work as they do by hand.
@@ -8,35 +8,32 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::error::HostsError;
-use super::hostfile::HostSpec;
-use crate::program::Search;
-use crate::{Program, ProgramError, role};
+use crate::{ExecutableError, HostSpec, RemoteError, executable, reexec};
 
-/// A client of ssh with its options.
+/// The ssh client with its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SshClient {
     program: String,
     options: Vec<String>,
 }
 
-/// How long a session waits for what.
+/// The time limits of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SessionTimes {
-    /// To connect.
+    /// For the connection.
     pub(crate) connect: Duration,
-    /// Seconds without a sign of the other side until it is asked for one.
+    /// ssh's `ServerAliveInterval`: seconds without a message until one is asked for.
     pub(crate) alive_interval: u64,
-    /// How often it is asked in vain.
+    /// ssh's `ServerAliveCountMax`: how many of these may go unanswered.
     pub(crate) alive_count: u64,
 }
 
 impl SshClient {
-    /// What the option says, else what `BRIGADE_SSH` says, else `ssh`.
+    /// Takes the client from the option, else from `BRIGADE_SSH`, else `ssh`.
     ///
     /// # Errors
-    /// The words cannot be told apart, or there are none.
-    pub(crate) fn new(option: Option<&str>, variable: Option<&OsStr>) -> Result<Self, HostsError> {
+    /// Its quotes do not match, or it is empty.
+    pub(crate) fn new(option: Option<&str>, variable: Option<&OsStr>) -> Result<Self, RemoteError> {
         let (origin, text) = match (option, variable) {
             (Some(text), _) => ("--ssh-command", text.to_owned()),
             (None, Some(text)) if !text.is_empty() => {
@@ -44,7 +41,7 @@ impl SshClient {
             }
             (None, _) => ("", "ssh".to_owned()),
         };
-        let wrong = |expected| HostsError::SshCommand { origin, text: text.clone(), expected };
+        let wrong = |expected| RemoteError::SshCommand { origin, text: text.clone(), expected };
         let words = shlex::split(&text).ok_or_else(|| wrong("its quotes do not match"))?;
         let mut words = words.into_iter();
         let program =
@@ -52,7 +49,7 @@ impl SshClient {
         Ok(Self { program, options: words.collect() })
     }
 
-    /// The command that runs a line of the shell on a host. It ends with this process.
+    /// Makes the command that runs a line of the shell on a host. It ends with this process.
     ///
     /// # Errors
     /// There is no such client.
@@ -61,18 +58,17 @@ impl SshClient {
         host: &HostSpec,
         times: SessionTimes,
         line: &str,
-    ) -> Result<Command, ProgramError> {
+    ) -> Result<Command, ExecutableError> {
         let path = std::env::var_os("PATH");
-        let search = Search { path: path.as_deref(), python: None };
-        let found = Program::Executable((&self.program).into()).find(search)?;
-        let mut command = role::session_command(&found.file);
+        let file = executable::find(self.program.as_ref(), path.as_deref())?;
+        let mut command = reexec::session_command(&file);
         command.args(self.arguments(host, times, line));
         Ok(command)
     }
 
-    /// OpenSSH's client gets options for a session without a terminal and without a question to a
-    /// user who is not there. The user's own come first: of two, ssh takes the first. Any other
-    /// client is called as `rsh` is, with the host and the line.
+    /// Returns the arguments. OpenSSH's client gets options for a session without a terminal and without
+    /// questions to a user. The user's own come first: of two, ssh takes the first. Any other client is
+    /// called as `rsh` is, with the host and the line.
     pub(crate) fn arguments(
         &self,
         host: &HostSpec,
@@ -108,7 +104,7 @@ impl SshClient {
         arguments
     }
 
-    /// The program.
+    /// Returns the program.
     pub(crate) fn program(&self) -> &str {
         &self.program
     }
@@ -118,11 +114,12 @@ impl SshClient {
     }
 }
 
-/// Why a session did not come about or ended, in ssh's own words and with the next thing to do.
+/// Explains why a session failed or ended: the last lines of ssh's stderr, and a remedy where one is known.
 ///
-/// `words` is what came on its stderr. `None`: it has said nothing.
-pub(crate) fn reason(words: &str, host: &HostSpec) -> Option<String> {
-    let mut lines: Vec<&str> = words.lines().map(str::trim).filter(|it| !it.is_empty()).collect();
+/// `None`: the stderr is empty.
+#[must_use]
+pub fn reason(stderr: &str, host: &HostSpec) -> Option<String> {
+    let mut lines: Vec<&str> = stderr.lines().map(str::trim).filter(|it| !it.is_empty()).collect();
     // The last two: "No ED25519 host key is known …" and "Host key verification failed."
     lines.drain(..lines.len().saturating_sub(2));
     if lines.is_empty() {
@@ -138,20 +135,19 @@ pub(crate) fn reason(words: &str, host: &HostSpec) -> Option<String> {
     })
 }
 
-/// An sshd with too many logins under way closes the connection of another one. With a jump host,
-/// all connections of a job come to the same one.
-pub(crate) fn is_turned_away(words: &str) -> bool {
+/// Returns whether the server closed the connection before the key exchange, which may succeed the next
+/// time: an sshd with too many logins under way (`MaxStartups`) drops others, and with a jump host all
+/// connections of a job come to the same sshd.
+#[must_use]
+pub fn is_turned_away(stderr: &str) -> bool {
     let early = ["kex_exchange_identification", "ssh_exchange_identification", "banner exchange:"];
-    words.lines().any(|line| early.iter().any(|it| line.contains(it)))
+    stderr.lines().any(|line| early.iter().any(|it| line.contains(it)))
 }
 
 const HINTS: [(&str, &str); 5] = [
     ("has changed", "if that is right, remove its old key with `ssh-keygen -R HOST`"),
     ("Host key verification failed", "connect once by hand, `ssh HOST`, and accept its key"),
-    (
-        "Permission denied",
-        "log in with a key or an agent, because nobody is asked for a password here",
-    ),
+    ("Permission denied", "set up a key or an ssh agent: brigade cannot ask for a password"),
     ("Could not resolve hostname", "check its name, or give it an address in ~/.ssh/config"),
     ("Connection refused", "is sshd running there, and on that port?"),
 ];
@@ -195,14 +191,14 @@ mod tests {
     }
 
     #[test]
-    fn commands_that_are_none() {
+    fn malformed_commands() {
         let error = |text| SshClient::new(Some(text), None).unwrap_err().to_string();
         assert_eq!(error(""), "--ssh-command ``: expected a program, as in `ssh -F file`");
         assert_eq!(error("ssh -F 'a"), "--ssh-command `ssh -F 'a`: its quotes do not match");
     }
 
     #[test]
-    fn who_may_be_tried_again() {
+    fn connections_that_may_be_tried_again() {
         let away = "kex_exchange_identification: Connection closed by remote host\r\n\
                     Connection closed by UNKNOWN port 65535\r\n";
         assert!(is_turned_away(away));
@@ -232,8 +228,8 @@ mod tests {
             (
                 "root@node7: Permission denied (publickey).\n",
                 Some(
-                    "root@node7: Permission denied (publickey): log in with a key or an agent, \
-                     because nobody is asked for a password here",
+                    "root@node7: Permission denied (publickey): set up a key or an ssh agent: brigade \
+                     cannot ask for a password",
                 ),
             ),
             (

@@ -13,24 +13,28 @@ use nix::poll::{PollFd, PollFlags, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Why no message came.
+/// Why no message was received.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum WireError {
+pub enum WireError {
+    /// The other side closed the stream.
     #[error("the connection was closed")]
     Closed,
+    /// The time limit is over.
     #[error("no answer within {} s", .0.as_secs())]
     Silent(Duration),
+    /// What came is not a message.
     #[error(transparent)]
     Frame(#[from] FrameError),
+    /// The stream cannot be read.
     #[error(transparent)]
     System(#[from] io::Error),
 }
 
-/// The next message.
-pub(crate) fn receive<T: DeserializeOwned>(
-    from: &mut File,
-    limit: Duration,
-) -> Result<T, WireError> {
+/// Receives the next message.
+///
+/// # Errors
+/// It did not come whole within the limit, or it is not one.
+pub fn receive<T: DeserializeOwned>(from: &mut File, limit: Duration) -> Result<T, WireError> {
     let deadline = Instant::now() + limit;
     let mut frame = vec![0; PREFIX];
     read_exactly(from, &mut frame, deadline, limit)?;
@@ -47,17 +51,19 @@ pub(crate) fn receive<T: DeserializeOwned>(
 }
 
 /// Sends one message; blocks while the other side does not read.
-pub(crate) fn send(to: &mut File, message: &impl Serialize) -> io::Result<()> {
+///
+/// # Errors
+/// The stream is closed.
+pub fn send(to: &mut File, message: &impl Serialize) -> io::Result<()> {
     to.write_all(&encode(message))
 }
 
-/// Reads until a text has come and drops what was before it; gives the number of the text, of
-/// several. Like [`receive`], takes nothing that comes after.
-pub(crate) fn skip_to(
-    from: &mut File,
-    texts: &[&str],
-    limit: Duration,
-) -> Result<usize, WireError> {
+/// Reads up to the first of several texts and drops what was before it; returns the number of the text.
+/// Like [`receive`], takes nothing that comes after.
+///
+/// # Errors
+/// None came within the limit, or after too much else.
+pub fn skip_to(from: &mut File, texts: &[&str], limit: Duration) -> Result<usize, WireError> {
     let deadline = Instant::now() + limit;
     // Every text begins with an end of line; there may be none before the first.
     let mut seen = vec![b'\n'];
@@ -69,11 +75,11 @@ pub(crate) fn skip_to(
         let mut byte = [0];
         read_exactly(from, &mut byte, deadline, limit)?;
         seen.push(byte[0]);
-        if seen.len() > 2 * LONGEST_TEXT {
-            seen.drain(..LONGEST_TEXT);
-            dropped += LONGEST_TEXT;
+        if seen.len() > 2 * MAX_TEXT_LEN {
+            seen.drain(..MAX_TEXT_LEN);
+            dropped += MAX_TEXT_LEN;
         }
-        if dropped > MOST_NOISE {
+        if dropped > MAX_BANNER_LEN {
             return Err(
                 FrameError::Malformed("too much output before the agent's".to_owned()).into()
             );
@@ -106,9 +112,9 @@ fn read_exactly(
 }
 
 const PREFIX: usize = 4;
-const LONGEST_TEXT: usize = 64;
+const MAX_TEXT_LEN: usize = 64;
 /// What a login shell may print before the agent speaks.
-const MOST_NOISE: usize = 1 << 20;
+const MAX_BANNER_LEN: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -15,13 +15,13 @@ use crate::session::{Broken, Limit, Session};
 pub(super) struct Ward<'a> {
     pub(super) hosts: Vec<Patient>,
     pub(super) sessions: Vec<Option<Session>>,
-    pub(super) enough: &'a AtomicBool,
+    pub(super) cancelled: &'a AtomicBool,
 }
 
 impl Ward<'_> {
     fn lose(&mut self, place: usize, lost: Lost) {
         if let Some(session) = self.sessions[place].take() {
-            self.hosts[place].noise = session.noise().to_vec();
+            self.hosts[place].login_banner = session.login_banner().to_vec();
         }
         self.hosts[place].lost = Some(lost);
     }
@@ -42,7 +42,7 @@ impl Ward<'_> {
         let mut answers = Vec::with_capacity(requests.len());
         for (place, _) in requests {
             let heard = match &mut self.sessions[place] {
-                Some(session) => session.receive(asked, limit, self.enough),
+                Some(session) => session.receive(asked, limit, self.cancelled),
                 None => continue,
             };
             answers.push((place, self.settle(place, heard)?));
@@ -74,7 +74,7 @@ impl Ward<'_> {
         let limit = Limit::after(patience);
         for place in self.present() {
             let Some(session) = &mut self.sessions[place] else { continue };
-            let met = session.meet(limit, self.enough);
+            let met = session.meet(limit, self.cancelled);
             self.settle(place, met)?;
         }
         Ok(())

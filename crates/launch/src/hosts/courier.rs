@@ -6,13 +6,14 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use brigade_remote::HostSpec;
+use brigade_remote::remote_command::GREETING;
+use brigade_remote::wire::{self, WireError};
+
 use super::error::HostFailure;
-use super::hostfile::HostSpec;
 use super::message::{FileMark, FromHost, ToHost};
 use super::parcel::{Contents, Parcel};
-use super::remote_line::GREETING;
 use super::session::{Errand, GREETING_LIMIT, Session};
-use super::wire::{self, WireError};
 use crate::Program;
 
 impl Session {

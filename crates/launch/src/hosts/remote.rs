@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use brigade_remote::remote_command::{AGENT, GREETING};
+use brigade_remote::wire::{self, WireError};
 use brigade_rendezvous::{Link, Secret, TimeLimits};
 use nix::unistd::{dup2_stdin, dup2_stdout};
 
 use super::message::{FromHost, Hello, HostJob, PROTOCOL, ToHost};
-use super::remote_line::GREETING;
 use super::store::{self, Store};
-use super::wire::{self, WireError};
 use crate::{HostFacts, LaunchError, LaunchPlan, agent};
 
 /// Plays the role; `entered` in its second part. Gives the exit code.
@@ -147,7 +147,7 @@ fn enter(folder: &OsStr) -> Result<(), String> {
 
 fn become_agent(variables: &[(OsString, OsString)], library_folders: &[OsString]) -> io::Error {
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("brigade").args([super::ROLE, super::ENTERED]);
+    command.arg0("brigade").args([AGENT, super::ENTERED]);
     command.envs(variables.iter().map(|(name, value)| (name, value)));
     // What a shell would have set.
     if let Ok(folder) = std::env::current_dir() {

@@ -12,7 +12,8 @@ use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
-use super::child::ProcessGroup;
+use brigade_remote::ProcessGroup;
+
 use super::error::{HostFailure, HostsError};
 use super::run::next_signal;
 use super::session::{Errand, Session};

@@ -202,7 +202,7 @@ impl Job {
             // What the others call this machine, should it be the first host.
             address: Some(match &options.local_addr {
                 Some(address) => address.clone(),
-                None if hosts > 1 => plan.here.name_for_others(&seen),
+                None if hosts > 1 => plan.access.local.name_for_others(&seen),
                 None => LOOPBACK.to_owned(),
             }),
             ..Rules::default()

@@ -3,24 +3,20 @@
 use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
+use brigade_remote::remote_command::{self, AGENT, GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED};
+use brigade_remote::wire::{self, WireError};
+use brigade_remote::{Child, HostSpec, ssh};
 use brigade_rendezvous::{printable, printable_within};
 
-use super::child::Child;
 use super::courier::Copied;
 use super::error::HostFailure;
-use super::hostfile::HostSpec;
 use super::message::{FileMark, FromHost, Hello, HostJob, PROTOCOL, ToHost};
 use super::parcel::Parcel;
 use super::plan::{HostsPlan, PlannedHost};
-use super::remote_line::{self, GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED};
-use super::ssh;
-use super::wire::{self, WireError};
 use crate::open_files::OpenFiles;
 use crate::{DeviceList, LaunchOptions, Meeting, role};
 
@@ -37,20 +33,13 @@ pub(crate) struct Errand {
     pub(crate) open_files: OpenFiles,
 }
 
-/// How a host is reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// It is this machine.
-    Here,
-    Ssh,
-}
-
 /// A host that is ready, or on the way.
 pub(crate) struct Session {
     pub(crate) host: HostSpec,
     /// Its place in the list of hosts.
     pub(crate) number: usize,
-    pub(crate) way: Way,
+    /// It is this machine.
+    is_here: bool,
     pub(crate) child: Child,
     pub(super) to: File,
     pub(super) from: File,
@@ -66,26 +55,29 @@ impl Session {
         planned: &PlannedHost,
     ) -> Result<Self, HostFailure> {
         let (host, plan) = (planned.spec.clone(), &errand.plan);
-        let way = if planned.is_here { Way::Here } else { Way::Ssh };
         let failed = |reason: String, code| HostFailure { host: host.to_string(), reason, code };
-        let line = match &errand.brigade_mark {
-            None => remote_line::start(&plan.brigade),
-            Some(mark) => remote_line::start_exactly(&plan.brigade, &mark.digest, mark.size),
-        };
-        let mut command = match way {
-            Way::Here => role::agent_command(),
-            Way::Ssh => {
-                let command = plan.client.command(&host, plan.session_times(), &line);
-                command.map_err(|error| failed(error.to_string(), error.exit_code()))?
+        let access = &plan.access;
+        let command = match &errand.brigade_mark {
+            _ if planned.is_here => Ok(role::agent_command()),
+            None => access.command(&host, AGENT),
+            Some(FileMark { digest, size, .. }) => {
+                let line = remote_command::start_exactly(&access.brigade, digest, *size);
+                access.ssh_command(&host, &line)
             }
         };
-        // Out of reach of what is typed at the terminal: the coordinator stops the job in order.
-        command.process_group(0);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let (child, to, from) = Child::start(command, &host)
+        let command = command.map_err(|error| failed(error.to_string(), error.exit_code()))?;
+        let (child, to, from) = Child::start(command, &host.to_string())
             .map_err(|error| failed(format!("cannot start a session: {error}"), 1))?;
         errand.open_files.lower_for(child.pid().as_raw().cast_unsigned());
-        Ok(Self { host, number, way, child, to: to.into(), from: from.into(), hello: None })
+        Ok(Self {
+            host,
+            number,
+            is_here: planned.is_here,
+            child,
+            to: to.into(),
+            from: from.into(),
+            hello: None,
+        })
     }
 
     /// Brings the host to the point where it could start its ranks at once.
@@ -95,8 +87,8 @@ impl Session {
         say: &dyn Fn(&str),
     ) -> Result<(), HostFailure> {
         self.greet(errand, say)?;
-        let copied = match (&errand.parcel, self.way) {
-            (Some(parcel), Way::Ssh) => self.copy(parcel, say)?,
+        let copied = match (&errand.parcel, self.is_here) {
+            (Some(parcel), false) => self.copy(parcel, say)?,
             _ => Copied::default(),
         };
         let mut library_folders = copied.library_folders;
@@ -160,7 +152,7 @@ impl Session {
     /// Under which name the other hosts reach this one: the address at which its sshd was reached,
     /// else the name that the user wrote. `None` for this machine.
     fn address(&self) -> Option<String> {
-        if self.way == Way::Here {
+        if self.is_here {
             return None;
         }
         let connection = self.hello.as_ref().and_then(|it| it.ssh_connection.as_deref());
@@ -170,7 +162,7 @@ impl Session {
 
     /// The connection was closed before anybody spoke.
     pub(crate) fn was_turned_away(&self) -> bool {
-        self.hello.is_none() && ssh::is_turned_away(&self.child.words())
+        self.hello.is_none() && ssh::is_turned_away(&self.child.stderr())
     }
 
     /// One line about the end of the session of a host that takes part.
@@ -185,7 +177,7 @@ impl Session {
             Ok(1) => {
                 let reason = format!(
                     "brigade is neither at {} nor in PATH there: install it, or let --sync copy it",
-                    errand.plan.brigade.display()
+                    errand.plan.access.brigade.display()
                 );
                 return Err(self.failure(reason, 127));
             }
@@ -193,8 +185,8 @@ impl Session {
                 let reason = format!(
                     "{} there is not run: {}; let --sync compare and copy it, or take their rights \
                      away with `chmod go-w`",
-                    errand.plan.brigade.display(),
-                    self.child.last_words().trim(),
+                    errand.plan.access.brigade.display(),
+                    self.child.last_stderr().trim(),
                 );
                 return Err(self.failure(reason, 126));
             }
@@ -253,9 +245,9 @@ impl Session {
     pub(super) fn explain(&mut self, error: &WireError) -> HostFailure {
         let silent = matches!(error, WireError::Silent(_));
         // One that is silent has not ended, and is not waited for.
-        let words = if silent { self.child.words() } else { self.child.last_words() };
+        let words = if silent { self.child.stderr() } else { self.child.last_stderr() };
         let said = ssh::reason(&words, &self.host);
-        let ending = if silent { None } else { self.child.ending() };
+        let ending = if silent { None } else { self.child.exit_status() };
         let reason = match (said, ending) {
             (said, _) if silent => match said {
                 Some(said) => format!("{error}; {said}"),
