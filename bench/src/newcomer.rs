@@ -129,7 +129,7 @@ impl Scene {
     /// The project's program on two hosts with a shared folder, by ssh.
     fn two_hosts(&self, project: &Path) -> Result<f64> {
         let network = Network::new(2);
-        let line = "brigade launch --hosts node1,node2 -- target/release/digits";
+        let line = "brigade launch --hosts node1:1,node2:1 -- target/release/digits";
         let mut command = network.host(0).command_in(project, "sh");
         self.environment(&mut command);
         command.env("BRIGADE_SSH", format!("ssh -F {}", network.ssh_config().display()));

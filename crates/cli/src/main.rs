@@ -69,7 +69,9 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(answer) => {
-            if let Some(line) = launch::refusal(&answer).or_else(|| usage::line(&answer)) {
+            if let Some(line) = launch::refusal(&answer, std::env::args_os().skip(1))
+                .or_else(|| usage::line(&answer))
+            {
                 let _ = io::stderr().write_all(format!("brigade: {line}\n").as_bytes());
                 return ExitCode::from(USAGE);
             }
