@@ -190,7 +190,7 @@ impl DoctorArgs {
             master_port: self.master_port,
             ports: ports.unwrap_or_default(),
             measure: !self.no_speed,
-            patience: self.timeout,
+            timeout: self.timeout,
         })
     }
 }

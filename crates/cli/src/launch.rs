@@ -22,9 +22,9 @@ mod flags;
 mod foreign;
 mod hosts;
 pub(crate) mod job_file;
-mod meeting;
 mod options;
 mod program;
+mod rendezvous;
 
 /// Run a program as several ranks, on this host or on many
 ///

@@ -63,7 +63,7 @@ enum Command {
 
 fn main() -> ExitCode {
     // Before the arguments: the agent starts this executable in roles that are not for users.
-    if let Some(code) = role::play_if_asked() {
+    if let Some(code) = role::run_helper_if_requested() {
         return ExitCode::from(code);
     }
     let cli = match Cli::try_parse() {
@@ -130,7 +130,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         Some(
             LaunchError::OptionOutOfRange { .. }
             | LaunchError::NoSuchLocalRank { .. }
-            | LaunchError::Meeting { .. }
+            | LaunchError::Rendezvous { .. }
             | LaunchError::ForPython { .. }
             | LaunchError::Raw { .. }
             | LaunchError::Scheduler(_)

@@ -17,7 +17,7 @@ mod finding;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // fixtures of tests
 mod fixtures;
-mod picks;
+mod interface_choice;
 mod probe;
 mod protocol;
 mod quantity;

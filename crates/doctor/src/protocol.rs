@@ -25,11 +25,11 @@ pub(crate) enum Request {
     /// Look at yourself.
     Examine(Question),
     /// Listen on these ports, 0 being any, and answer whoever knows the word.
-    Listen { word: String, ports: Vec<u16> },
-    /// Say the word at these doors.
-    Knock { word: String, doors: Vec<SocketAddr> },
-    /// Measure the way to this door.
-    Measure { word: String, door: SocketAddr },
+    Listen { nonce: String, ports: Vec<u16> },
+    /// Say the word at these addresses.
+    Probe { nonce: String, addresses: Vec<SocketAddr> },
+    /// Measure the way to this address.
+    Measure { nonce: String, address: SocketAddr },
     /// Leave a file of that name in that folder.
     Leave { folder: PathBuf, name: String },
     /// Is there a file of that name?
@@ -52,8 +52,8 @@ pub(crate) enum Answer {
     Examined(Box<Facts>),
     /// For each port: the one that is open now, or why none is.
     Listening(Vec<Result<u16, String>>),
-    /// For each door.
-    Knocked(Vec<Outcome>),
+    /// For each address.
+    Probed(Vec<Outcome>),
     Measured(Measured),
     /// Whether it was left, was there, or was taken away.
     File(bool),

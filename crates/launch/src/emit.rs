@@ -191,7 +191,7 @@ impl JobFile {
             let fits = name.starts_with(|c: char| c.is_ascii_lowercase())
                 && name.ends_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
                 && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
-                && name.len() <= LONGEST_NAME;
+                && name.len() <= MAX_NAME_LEN;
             let problem = "is no name for a job: up to 40 small letters, digits and `-`, a letter \
                            first, no `-` last";
             return match fits {
@@ -210,7 +210,7 @@ impl JobFile {
         };
         let stem = Path::new(program).file_stem().unwrap_or_default().to_string_lossy();
         let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
-        let name: String = stem.chars().map(plain).take(LONGEST_NAME).collect();
+        let name: String = stem.chars().map(plain).take(MAX_NAME_LEN).collect();
         let name = name.trim_matches('-');
         Ok(match name.starts_with(|c: char| c.is_ascii_lowercase()) {
             true => name.to_owned(),
@@ -271,4 +271,4 @@ pub fn time_limit(text: &str) -> Result<Duration, String> {
 
 const NAMELESS: &str = "job";
 /// Schedulers make longer names from it, of at most 63 characters.
-const LONGEST_NAME: usize = 40;
+const MAX_NAME_LEN: usize = 40;

@@ -263,7 +263,7 @@ impl EventSender {
     /// Has an event written, unless too many wait for that already. Never waits.
     pub(crate) fn record(&self, at: SystemTime, event: JobEvent) {
         let before = self.unwritten.fetch_add(1, Ordering::Relaxed);
-        if before >= MOST_UNWRITTEN {
+        if before >= MAX_UNWRITTEN {
             self.unwritten.fetch_sub(1, Ordering::Relaxed);
             if !self.is_lossy.swap(true, Ordering::Relaxed) {
                 let _ = self.troubles.send(format!(
@@ -311,7 +311,7 @@ fn write_events(
 }
 
 /// Enough for the start and the end of 16,000 ranks while a reader sleeps.
-const MOST_UNWRITTEN: usize = 1 << 15;
+const MAX_UNWRITTEN: usize = 1 << 15;
 /// How long the end of the job waits for the last events.
 const LAST_EVENTS: Duration = Duration::from_secs(2);
 
@@ -385,7 +385,7 @@ mod tests {
             .unwrap();
         let (log, sender) = EventLog::start(&EventsTarget::File(path), "night").unwrap();
         // More than the pipe and the queue hold together.
-        for _ in 0..2 * MOST_UNWRITTEN {
+        for _ in 0..2 * MAX_UNWRITTEN {
             sender.record(UNIX_EPOCH, end(0));
         }
         let trouble = log.finish().unwrap();

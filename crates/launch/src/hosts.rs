@@ -9,19 +9,19 @@
 //! When the launcher ends, however it ends, the agents find their input closed and stop their
 //! ranks.
 
-mod courier;
+pub(crate) mod agent_side;
+mod bundle;
+mod connect_all;
 mod digest;
 mod error;
 mod message;
 mod output;
-mod parcel;
 mod plan;
-pub(crate) mod remote;
-mod roll_call;
+mod python_files;
 mod run;
 mod session;
-mod sources;
 mod store;
+mod upload;
 
 use std::path::PathBuf;
 use std::time::Duration;

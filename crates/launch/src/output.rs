@@ -4,13 +4,13 @@
 //! the agent has signals to answer meanwhile. It lives as long as the job; the ranks of every
 //! attempt are attached to it anew.
 
-mod carrier;
 mod color;
 mod folder;
 mod lines;
 mod live;
 mod plan;
 mod prefix;
+mod pump;
 mod show;
 mod streams;
 #[cfg(test)]
@@ -22,12 +22,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::thread::{self, JoinHandle};
 
-use carrier::{Attempt, Carrier, Order};
 pub use color::{Color, ColorFacts};
 pub(crate) use folder::{AttemptFiles, AttemptFolder, RunFolder};
 pub(crate) use live::{BETWEEN_DRAWS, LiveLine, Reports};
 pub use plan::{LogFolder, OutputFacts, OutputOptions, OutputPlan};
 pub use prefix::{Prefix, PrefixFacts};
+use pump::{Attempt, Order, Pump};
 pub(crate) use show::{Show, Terminal, write_all};
 pub use streams::{LineFilter, LocalRanks, Stream, StreamMode, StreamModes};
 
@@ -90,7 +90,7 @@ impl Output {
         far.set_nonblocking(true)?;
         let (orders, inbox) = mpsc::channel();
         let (outbox, notices) = mpsc::channel();
-        let carrier = Carrier::new(plan, show, far, inbox, outbox);
+        let carrier = Pump::new(plan, show, far, inbox, outbox);
         let thread = thread::Builder::new().name("output".to_owned()).spawn(|| carrier.run())?;
         let plan = plan.clone();
         Ok(Self { thread, plan, orders, notices, control, gone: false, folder_is_known: false })

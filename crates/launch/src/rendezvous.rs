@@ -28,7 +28,7 @@ pub struct NodeRange {
 
 /// Where the agents of several hosts meet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Meeting {
+pub enum RendezvousMode {
     /// There is one host only, and nobody to meet.
     OneHost,
     /// A launcher has brought the hosts together and holds a connection to each
@@ -83,7 +83,7 @@ pub struct Endpoint {
 
 /// How long agents wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Patience {
+pub struct RendezvousTimeouts {
     /// Until there are enough hosts to start with (`--rdzv-conf join_timeout=`, `timeout=`).
     pub join: Duration,
     /// For further hosts, once there are enough and not all that may come
@@ -94,10 +94,10 @@ pub struct Patience {
     pub join_interval: Duration,
 }
 
-impl Meeting {
+impl RendezvousMode {
     /// Everything about the hosts of a job that is wrong before any of them is asked.
     pub(crate) fn check(&self, nodes: NodeRange) -> Result<(), LaunchError> {
-        let refuse = |reason: String| Err(LaunchError::Meeting { reason });
+        let refuse = |reason: String| Err(LaunchError::Rendezvous { reason });
         if nodes.min == 0 || nodes.min > nodes.max {
             return refuse(format!("--nnodes {}:{} is no range of hosts", nodes.min, nodes.max));
         }
@@ -136,7 +136,7 @@ impl Default for NodeRange {
 
 /// Ten minutes, as torchrun, three seconds for latecomers at the first start, and half a minute between
 /// restarts for hosts that join.
-impl Default for Patience {
+impl Default for RendezvousTimeouts {
     fn default() -> Self {
         Self {
             join: Duration::from_secs(600),
@@ -220,17 +220,17 @@ mod tests {
 
     #[test]
     fn hosts_that_cannot_meet() {
-        let at = |node_rank, master_addr: &str, master_port| Meeting::Static {
+        let at = |node_rank, master_addr: &str, master_port| RendezvousMode::Static {
             node_rank,
             master_addr: master_addr.to_owned(),
             master_port,
         };
         let endpoint: Endpoint = "node1".parse().unwrap();
-        let elastic = || Meeting::Elastic { endpoint: endpoint.clone(), serve: None };
+        let elastic = || RendezvousMode::Elastic { endpoint: endpoint.clone(), serve: None };
         let table = [
-            ("1", Meeting::OneHost, None),
-            ("2", Meeting::OneHost, Some("--nnodes 2 needs a place where the hosts meet")),
-            ("1:2", Meeting::OneHost, Some("--nnodes 1:2 needs a place")),
+            ("1", RendezvousMode::OneHost, None),
+            ("2", RendezvousMode::OneHost, Some("--nnodes 2 needs a place where the hosts meet")),
+            ("1:2", RendezvousMode::OneHost, Some("--nnodes 1:2 needs a place")),
             ("2", at(1, "a", 1), None),
             ("1", at(0, "a", 1), None),
             ("2", at(2, "a", 1), Some("--node-rank 2 is not below --nnodes 2")),
@@ -238,8 +238,8 @@ mod tests {
             ("2", at(0, "", 1), Some("--master-addr is empty")),
             ("2", at(0, "a", 0), Some("--master-port 0 is not possible")),
             ("1:4", elastic(), None),
-            ("2", Meeting::Etcd { endpoints: vec![] }, Some("etcd needs --rdzv-endpoint")),
-            ("2", Meeting::Etcd { endpoints: vec![endpoint.clone()] }, None),
+            ("2", RendezvousMode::Etcd { endpoints: vec![] }, Some("etcd needs --rdzv-endpoint")),
+            ("2", RendezvousMode::Etcd { endpoints: vec![endpoint.clone()] }, None),
         ];
         for (nodes, meeting, expected) in table {
             let nodes: NodeRange = nodes.parse().unwrap();

@@ -18,7 +18,7 @@ use nix::sys::signal::SigSet;
 use nix::unistd::{Pid, dup2_stdin, setsid};
 
 use crate::agent::lead_foreground;
-use crate::gate::{self, Opening};
+use crate::start_gate::{self, Opening};
 use crate::{CpuSet, hosts, reaper};
 
 /// Plays a role if this process was started for one, and gives its exit code.
@@ -26,7 +26,7 @@ use crate::{CpuSet, hosts, reaper};
 /// A program that calls [`crate::agent::run`] calls this first in `main`, before it reads its
 /// arguments. In the role of a rank it does not return: the process becomes the program.
 #[must_use]
-pub fn play_if_asked() -> Option<u8> {
+pub fn run_helper_if_requested() -> Option<u8> {
     let mut args = std::env::args_os().skip(1);
     let role = args.next()?;
     if role == RANK {
@@ -36,7 +36,7 @@ pub fn play_if_asked() -> Option<u8> {
     } else if role == reexec::SESSION {
         Some(reexec::become_session(args).unwrap_or(MALFORMED))
     } else if role == AGENT {
-        Some(hosts::remote::serve(args.next().is_some_and(|part| part == hosts::ENTERED)))
+        Some(hosts::agent_side::serve(args.next().is_some_and(|part| part == hosts::ENTERED)))
     } else {
         None
     }
@@ -115,8 +115,8 @@ fn prepare_rank(
         return Ok(false);
     }
     let opening = match gate {
-        Some(number) => gate::wait_at(number)?,
-        None => gate::wait(io::stdin())?,
+        Some(number) => start_gate::wait_at(number)?,
+        None => start_gate::wait(io::stdin())?,
     };
     let Opening::Start { socket, progress } = opening else { return Ok(false) };
     let given = [(env::BRIGADE_STORE_FD, socket), (env::BRIGADE_PROGRESS_FD, progress)];

@@ -267,15 +267,15 @@ fn parse_count(text: &str) -> Result<usize, String> {
         Ok(0) => {
             Err("expected at least 1: a host without ranks is left out of the list".to_owned())
         }
-        Ok(count) if count <= MOST_SLOTS => Ok(count),
-        Ok(_) => Err(format!("expected at most {MOST_SLOTS}")),
+        Ok(count) if count <= MAX_SLOTS => Ok(count),
+        Ok(_) => Err(format!("expected at most {MAX_SLOTS}")),
         Err(_) => Err(NOT_A_COUNT.to_owned()),
     }
 }
 
 const NOT_A_COUNT: &str = "expected a number, as in `slots=4`";
 /// More ranks than a host can have processes.
-const MOST_SLOTS: usize = 1 << 20;
+const MAX_SLOTS: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use brigade_rendezvous::{Decoder, FrameError, LONGEST_FRAME, encode};
+use brigade_rendezvous::{Decoder, FrameError, MAX_FRAME_LEN, encode};
 use nix::poll::{PollFd, PollFlags, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -39,8 +39,8 @@ pub fn receive<T: DeserializeOwned>(from: &mut File, limit: Duration) -> Result<
     let mut frame = vec![0; PREFIX];
     read_exactly(from, &mut frame, deadline, limit)?;
     let length = frame.iter().fold(0_usize, |length, byte| length << 8 | usize::from(*byte));
-    if length > LONGEST_FRAME {
-        return Err(FrameError::TooLong { length, longest: LONGEST_FRAME }.into());
+    if length > MAX_FRAME_LEN {
+        return Err(FrameError::TooLong { length, longest: MAX_FRAME_LEN }.into());
     }
     frame.resize(PREFIX + length, 0);
     read_exactly(from, &mut frame[PREFIX..], deadline, limit)?;

@@ -53,7 +53,7 @@ pub enum LinkError {
 
 /// Both ends use this; which messages go over it is their business.
 #[derive(Debug)]
-pub(crate) struct Wire {
+pub(crate) struct Connection {
     /// Shared with whoever polls it.
     reader: Arc<OwnedFd>,
     /// `None`: one socket carries both directions.
@@ -69,20 +69,20 @@ pub(crate) struct Wire {
     /// More than this unsent means that the other side does not read.
     most: usize,
     /// Nothing can be sent any more. What the other side has said before can still be read.
-    mute: Option<Mute>,
+    write_error: Option<WriteError>,
     /// Nothing will be sent any more.
     finished: bool,
-    heard: Instant,
-    spoke: Instant,
+    last_received: Instant,
+    last_sent: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Mute {
+enum WriteError {
     Broken(Errno),
     Stuck(usize),
 }
 
-impl Wire {
+impl Connection {
     pub(crate) fn new(reader: OwnedFd, writer: Option<OwnedFd>, most: usize) -> io::Result<Self> {
         for fd in [Some(&reader), writer.as_ref()].into_iter().flatten() {
             let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
@@ -98,14 +98,14 @@ impl Wire {
             outbox: Vec::new(),
             sent: 0,
             most,
-            mute: None,
+            write_error: None,
             finished: false,
-            heard: now,
-            spoke: now,
+            last_received: now,
+            last_sent: now,
         })
     }
 
-    /// Expects a handshake in records, and then, until [`Wire::trust`], short messages only.
+    /// Expects a handshake in records, and then, until [`Connection::trust`], short messages only.
     pub(crate) fn distrust(&mut self, longest: usize) {
         self.decoder = Decoder::limited(longest);
         self.records = Some(Records::default());
@@ -144,17 +144,17 @@ impl Wire {
     }
 
     pub(crate) fn wants_write(&self) -> bool {
-        !self.finished && self.mute.is_none() && self.sent < self.outbox.len()
+        !self.finished && self.write_error.is_none() && self.sent < self.outbox.len()
     }
 
     /// When the last byte came.
-    pub(crate) fn heard(&self) -> Instant {
-        self.heard
+    pub(crate) fn last_received(&self) -> Instant {
+        self.last_received
     }
 
     /// When the last message was given to be sent.
-    pub(crate) fn spoke(&self) -> Instant {
-        self.spoke
+    pub(crate) fn last_sent(&self) -> Instant {
+        self.last_sent
     }
 
     pub(crate) fn send(&mut self, message: &impl Serialize) {
@@ -168,14 +168,14 @@ impl Wire {
     }
 
     fn send_bytes(&mut self, bytes: &[u8]) {
-        self.spoke = Instant::now();
-        if self.mute.is_some() || self.finished {
+        self.last_sent = Instant::now();
+        if self.write_error.is_some() || self.finished {
             return;
         }
         let unsent = self.outbox.len() - self.sent;
         // Before this message, so that a single one may be long.
         if unsent > self.most {
-            self.mute = Some(Mute::Stuck(unsent));
+            self.write_error = Some(WriteError::Stuck(unsent));
             return;
         }
         self.outbox.drain(..self.sent);
@@ -194,7 +194,7 @@ impl Wire {
                 Ok(count) => self.sent += count,
                 Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => return,
-                Err(error) => self.mute = Some(Mute::Broken(error)),
+                Err(error) => self.write_error = Some(WriteError::Broken(error)),
             }
         }
         self.sent = 0;
@@ -247,7 +247,7 @@ impl Wire {
                 Ok(0) if self.is_amid() => return Err(LinkError::CutOff),
                 Ok(0) => return Err(LinkError::Closed),
                 Ok(count) => {
-                    self.heard = Instant::now();
+                    self.last_received = Instant::now();
                     match &mut self.records {
                         Some(records) => records.push(&buffer[..count]),
                         None => self.decoder.push(&buffer[..count]),
@@ -255,7 +255,7 @@ impl Wire {
                     return Ok(true);
                 }
                 Err(Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => return self.mute().map_or(Ok(false), Err),
+                Err(Errno::EAGAIN) => return self.write_error().map_or(Ok(false), Err),
                 Err(Errno::ECONNRESET) => return Err(LinkError::Reset),
                 Err(error) => return Err(LinkError::Broken(error.into())),
             }
@@ -267,19 +267,19 @@ impl Wire {
     }
 
     /// Why nothing can be sent any more.
-    pub(crate) fn mute(&self) -> Option<LinkError> {
-        Some(match self.mute? {
+    pub(crate) fn write_error(&self) -> Option<LinkError> {
+        Some(match self.write_error? {
             // The other side is gone, and has said nothing since.
-            Mute::Broken(Errno::EPIPE) => LinkError::Closed,
-            Mute::Broken(Errno::ECONNRESET) => LinkError::Reset,
-            Mute::Broken(error) => LinkError::Broken(error.into()),
-            Mute::Stuck(bytes) => LinkError::Stuck { bytes },
+            WriteError::Broken(Errno::EPIPE) => LinkError::Closed,
+            WriteError::Broken(Errno::ECONNRESET) => LinkError::Reset,
+            WriteError::Broken(error) => LinkError::Broken(error.into()),
+            WriteError::Stuck(bytes) => LinkError::Stuck { bytes },
         })
     }
 
     /// An error of the connection itself that a write has met.
     fn broken(&self) -> Option<LinkError> {
-        match self.mute()? {
+        match self.write_error()? {
             error @ (LinkError::Reset | LinkError::Broken(_)) => Some(error),
             _ => None,
         }

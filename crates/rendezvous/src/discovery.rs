@@ -1,7 +1,7 @@
 //! How the agent of a host finds the coordinator, or becomes the host of one.
 
+mod backoff;
 mod notices;
-mod patience;
 mod resume;
 mod tcp;
 
@@ -14,17 +14,17 @@ use std::time::Duration;
 use brigade_wake::{Flag, Receiver};
 
 use crate::etcd::{EtcdAccess, EtcdError};
-use crate::{Link, Listener, Secret, TimeLimits, etcd, quiet};
+use crate::{Link, Listener, Secret, TimeLimits, etcd, masked_thread};
 
+pub(crate) use backoff::RetryPolicy;
 pub(crate) use notices::Notices;
-pub(crate) use patience::Patience;
 pub(crate) use tcp::{Endpoint, Failure};
 
 /// What an agent needs to know to meet the others.
 #[derive(Clone, Debug)]
-pub struct MeetPlan {
+pub struct RendezvousPlan {
     /// How they meet.
-    pub way: Way,
+    pub way: DiscoveryMethod,
     /// Name of the job.
     pub run_id: String,
     /// Name of this host, for messages.
@@ -39,7 +39,7 @@ pub struct MeetPlan {
 
 /// How the agents of several hosts meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum DiscoveryMethod {
     /// Host 0 serves, the others come to it.
     Static {
         /// The place of this host.
@@ -85,7 +85,7 @@ pub enum Way {
 
 /// What has become of the attempt to meet.
 #[derive(Debug)]
-pub enum MeetNotice {
+pub enum RendezvousNotice {
     /// A line for the user: there is nobody yet. The attempt goes on.
     Say(String),
     /// The coordinator is to be [started](crate::Coordinator::start) here.
@@ -98,7 +98,7 @@ pub enum MeetNotice {
     /// The coordinator is there, and is the right one; join.
     Join(Link),
     /// There is nobody, or nobody of ours.
-    Failed(MeetError),
+    Failed(RendezvousError),
     /// The coordinator that was met before is not there any more.
     Gone {
         /// How that was seen.
@@ -109,7 +109,7 @@ pub enum MeetNotice {
 /// Why an agent does not meet the others.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum MeetError {
+pub enum RendezvousError {
     /// Something else listens here.
     #[error(
         "port {port} on this host is in use by another program: end that, or give another port"
@@ -190,11 +190,11 @@ pub enum MeetError {
 ///
 /// ```
 /// use std::time::Duration;
-/// use brigade_rendezvous::{MeetNotice, MeetPlan, Meeting, Secret, TimeLimits, Way};
+/// use brigade_rendezvous::{RendezvousNotice, RendezvousPlan, Rendezvous, Secret, TimeLimits, DiscoveryMethod};
 /// use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 ///
-/// let mut meeting = Meeting::start(MeetPlan {
-///     way: Way::Static { node_rank: 0, address: "localhost".into(), port: 0 },
+/// let mut meeting = Rendezvous::start(RendezvousPlan {
+///     way: DiscoveryMethod::Static { node_rank: 0, address: "localhost".into(), port: 0 },
 ///     run_id: "night".into(),
 ///     host: "node1".into(),
 ///     secret: Some(Secret::generate()?),
@@ -202,29 +202,29 @@ pub enum MeetError {
 ///     limits: TimeLimits::default(),
 /// })?;
 /// poll(&mut [PollFd::new(meeting.fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
-/// let Some(MeetNotice::Serve { listener, address }) = meeting.next() else { panic!() };
+/// let Some(RendezvousNotice::Serve { listener, address }) = meeting.next() else { panic!() };
 /// assert_ne!(listener.port(), 0);
 /// assert_eq!(address, "localhost");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Meeting {
-    notices: Receiver<MeetNotice>,
+pub struct Rendezvous {
+    notices: Receiver<RendezvousNotice>,
     given_up: Arc<Flag>,
 }
 
-impl Meeting {
+impl Rendezvous {
     /// Starts to look for the others.
     ///
     /// # Errors
     /// The system has no thread or descriptor left.
-    pub fn start(plan: MeetPlan) -> io::Result<Self> {
+    pub fn start(plan: RendezvousPlan) -> io::Result<Self> {
         let (sender, notices) = brigade_wake::channel()?;
         let given_up = Arc::new(Flag::new()?);
         let told = Notices { sender, given_up: Arc::clone(&given_up) };
         // Not joined: it may be in the system's resolver, which cannot be interrupted.
-        quiet::spawn("meeting", move || {
-            let last = meet(&plan, &told).unwrap_or_else(MeetNotice::Failed);
+        masked_thread::spawn("meeting", move || {
+            let last = meet(&plan, &told).unwrap_or_else(RendezvousNotice::Failed);
             told.tell(last);
         })?;
         Ok(Self { notices, given_up })
@@ -236,31 +236,35 @@ impl Meeting {
         self.notices.as_fd()
     }
 
-    /// The next notice, if there is one. After anything but [`MeetNotice::Say`] comes nothing.
+    /// The next notice, if there is one. After anything but [`RendezvousNotice::Say`] comes nothing.
     #[expect(
         clippy::should_implement_trait,
         reason = "an iterator that ends for now and goes on later surprises"
     )]
-    pub fn next(&mut self) -> Option<MeetNotice> {
+    pub fn next(&mut self) -> Option<RendezvousNotice> {
         self.notices.try_recv()
     }
 }
 
-impl Drop for Meeting {
+impl Drop for Rendezvous {
     fn drop(&mut self) {
         self.given_up.set();
     }
 }
 
-fn meet(plan: &MeetPlan, notices: &Notices) -> Result<MeetNotice, MeetError> {
+fn meet(plan: &RendezvousPlan, notices: &Notices) -> Result<RendezvousNotice, RendezvousError> {
     match &plan.way {
-        Way::Static { node_rank: 0, address, port } => tcp::serve(plan, address, *port),
-        Way::Static { address, port, .. } => tcp::meet(plan, address, *port, Some(false), notices),
-        Way::Endpoint { address, port, serve } => tcp::meet(plan, address, *port, *serve, notices),
-        Way::Resume { address, patient, delay } => {
+        DiscoveryMethod::Static { node_rank: 0, address, port } => tcp::serve(plan, address, *port),
+        DiscoveryMethod::Static { address, port, .. } => {
+            tcp::meet(plan, address, *port, Some(false), notices)
+        }
+        DiscoveryMethod::Endpoint { address, port, serve } => {
+            tcp::meet(plan, address, *port, *serve, notices)
+        }
+        DiscoveryMethod::Resume { address, patient, delay } => {
             resume::meet(plan, *address, *patient, *delay, notices)
         }
-        Way::Etcd { endpoints, access, address } => {
+        DiscoveryMethod::Etcd { endpoints, access, address } => {
             etcd::meet(plan, endpoints, access, address.as_deref(), notices)
         }
     }

@@ -4,8 +4,8 @@
 mod access;
 mod client;
 mod election;
-mod seat;
+mod leadership;
 
 pub use access::{EtcdAccess, EtcdError};
 pub(crate) use election::{coordinator_record, meet};
-pub(crate) use seat::Seat;
+pub(crate) use leadership::LeaderLease;

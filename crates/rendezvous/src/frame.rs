@@ -57,7 +57,7 @@ pub struct Decoder {
 
 impl Default for Decoder {
     fn default() -> Self {
-        Self::limited(LONGEST_FRAME)
+        Self::limited(MAX_FRAME_LEN)
     }
 }
 
@@ -70,7 +70,7 @@ impl Decoder {
 
     /// From now on takes messages of any length that is allowed.
     pub fn trust(&mut self) {
-        self.longest = LONGEST_FRAME;
+        self.longest = MAX_FRAME_LEN;
     }
 
     /// Takes in what has been read.
@@ -112,7 +112,7 @@ impl Decoder {
 
 const PREFIX: usize = 4;
 /// No message has more bytes: a piece of output is the longest.
-pub const LONGEST_FRAME: usize = 4 << 20;
+pub const MAX_FRAME_LEN: usize = 4 << 20;
 
 #[cfg(test)]
 mod tests {

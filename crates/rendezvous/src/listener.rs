@@ -12,9 +12,9 @@ use nix::sys::socket::{
 };
 
 use crate::TimeLimits;
-use crate::etcd::Seat;
+use crate::connection::Connection;
+use crate::etcd::LeaderLease;
 use crate::secret::Secret;
-use crate::wire::Wire;
 
 /// Where a coordinator listens, and for whom.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct Listener {
     pub(crate) run_id: String,
     pub(crate) limits: Limits,
     /// Where it was elected.
-    pub(crate) seat: Option<Seat>,
+    pub(crate) seat: Option<LeaderLease>,
 }
 
 impl Listener {
@@ -66,9 +66,9 @@ impl Listener {
     }
 
     /// The next connection, if there is one, and where it comes from.
-    pub(crate) fn accept(&self, limits: TimeLimits) -> io::Result<(Wire, IpAddr)> {
+    pub(crate) fn accept(&self, limits: TimeLimits) -> io::Result<(Connection, IpAddr)> {
         let (stream, address) = self.socket.accept()?;
-        let wire = Wire::new(prepared(stream, limits)?.into(), None, MOST_UNSENT)?;
+        let wire = Connection::new(prepared(stream, limits)?.into(), None, MAX_UNSENT)?;
         Ok((wire, address.ip().to_canonical()))
     }
 }
@@ -151,4 +151,4 @@ pub(crate) fn is_own(address: SocketAddr) -> bool {
 }
 
 /// What an agent may leave unread; most messages to it are short.
-pub(crate) const MOST_UNSENT: usize = 64 << 10;
+pub(crate) const MAX_UNSENT: usize = 64 << 10;

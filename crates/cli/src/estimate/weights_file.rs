@@ -92,8 +92,8 @@ fn header(file: &Path) -> anyhow::Result<BTreeMap<String, Entry>> {
     file.read_exact(&mut length).context("it is shorter than the header of a safetensors file")?;
     let length = u64::from_le_bytes(length);
     ensure!(
-        length <= LONGEST_HEADER,
-        "its header would have {length} bytes, at most {LONGEST_HEADER} are allowed: it is no \
+        length <= MAX_HEADER_LEN,
+        "its header would have {length} bytes, at most {MAX_HEADER_LEN} are allowed: it is no \
          safetensors file"
     );
     let mut text = Vec::new();
@@ -178,7 +178,7 @@ fn convolutional(tensors: &[Tensor], side: Option<u64>) -> Option<Shape> {
 
 const INDEX: &str = "model.safetensors.index.json";
 /// What the format itself allows.
-const LONGEST_HEADER: u64 = 100_000_000;
+const MAX_HEADER_LEN: u64 = 100_000_000;
 /// Width of an attention head in most models.
 const USUAL_HEAD: u64 = 64;
 /// Names of values that are not learned.

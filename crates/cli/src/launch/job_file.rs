@@ -11,7 +11,7 @@ use brigade_launch::{ForPython, LaunchError, LaunchOptions, Program, Secret};
 
 use crate::config::Usage;
 
-use super::meeting::OF_A_LIST;
+use super::rendezvous::OF_A_LIST;
 use super::{JobArgs, file_in_use, options, say_lines, say_warnings};
 
 impl JobArgs {

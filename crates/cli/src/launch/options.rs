@@ -3,12 +3,12 @@
 use brigade_config::value::{Precision, Value as _};
 use brigade_config::{ConfigError, Layer, Source, Variables, of_the_launcher, plugins};
 use brigade_launch::{
-    ForPython, GuardSources, LaunchOptions, Meeting, NprocSpec, OutputOptions, PlacementFacts,
-    PlacementOptions, Secret, SecretError,
+    ForPython, GuardSources, LaunchOptions, NprocSpec, OutputOptions, PlacementFacts,
+    PlacementOptions, RendezvousMode, Secret, SecretError,
 };
 
-use super::meeting::{self, Decided, Way};
 use super::program::ProgramArgs;
+use super::rendezvous::{self, Decided, Route};
 
 /// The launcher's options, and the plugins of Accelerate's default file that are not used because the
 /// program is none of Python's.
@@ -19,8 +19,8 @@ pub(super) fn options(
     program: &ProgramArgs,
     variables: &Variables,
 ) -> anyhow::Result<(LaunchOptions, Option<String>)> {
-    let Decided { way, waits, heartbeat_timeout } = meeting::decide(layers)?;
-    let is_on_hosts = way == Way::Hosts;
+    let Decided { way, waits, heartbeat_timeout } = rendezvous::decide(layers)?;
+    let is_on_hosts = way == Route::Hosts;
     if is_on_hosts && layers.settings.raw == Some(true) {
         let source = layers.source("raw").map(ToString::to_string).unwrap_or_default();
         let reason = format!(
@@ -29,9 +29,9 @@ pub(super) fn options(
         );
         return Err(ConfigError::Contradiction(reason).into());
     }
-    let meeting = match way {
-        Way::Here(meeting) => meeting,
-        Way::Hosts => Meeting::OneHost,
+    let rendezvous = match way {
+        Route::Here(rendezvous) => rendezvous,
+        Route::Hosts => RendezvousMode::OneHost,
     };
     let placement = PlacementOptions {
         devices: layers.settings.devices.clone(),
@@ -54,8 +54,8 @@ pub(super) fn options(
     env.retain(|(name, _)| !layers.settings.env.contains_key(name));
     env.extend(layers.settings.env.clone());
 
-    let secret = secret(layers, &meeting, variables)?;
-    let etcd = meeting::etcd_access(layers, &meeting, variables)?;
+    let secret = secret(layers, &rendezvous, variables)?;
+    let etcd = rendezvous::etcd_access(layers, &rendezvous, variables)?;
     let settings = &layers.settings;
     let default = LaunchOptions::default();
     let options = LaunchOptions {
@@ -65,7 +65,7 @@ pub(super) fn options(
         threads_per_rank: settings.threads_per_rank,
         max_restarts: settings.max_restarts.unwrap_or(default.max_restarts),
         nodes: settings.nnodes.unwrap_or_default(),
-        meeting,
+        rendezvous,
         run_id: settings.rdzv_id.clone(),
         secret,
         etcd,
@@ -127,10 +127,10 @@ pub(super) fn plugins(
 /// What the launchers of all hosts have to know, where one command is started on each.
 fn secret(
     layers: &mut Layer,
-    meeting: &Meeting,
+    rendezvous: &RendezvousMode,
     variables: &Variables,
 ) -> Result<Option<Secret>, SecretError> {
-    if matches!(meeting, Meeting::OneHost | Meeting::Launcher { .. }) {
+    if matches!(rendezvous, RendezvousMode::OneHost | RendezvousMode::Launcher { .. }) {
         return Ok(None);
     }
     let file = layers.settings.rdzv_secret_file.clone();

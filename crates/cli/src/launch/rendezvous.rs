@@ -6,15 +6,16 @@ use std::time::Duration;
 use brigade_config::value::{Backend, Value as _};
 use brigade_config::{ConfigError, Layer, Source, Variables, suggest};
 use brigade_launch::{
-    Endpoint, EtcdAccess, LaunchOptions, Meeting, NodeRange, Patience, TimeLimits, private_text,
+    Endpoint, EtcdAccess, LaunchOptions, NodeRange, RendezvousMode, RendezvousTimeouts, TimeLimits,
+    private_text,
 };
 use brigade_world::env;
 
 /// What the settings say of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Route {
     /// This command starts the ranks of this host, which meets others or does not.
-    Here(Meeting),
+    Here(RendezvousMode),
     /// This command starts a list of hosts.
     Hosts,
 }
@@ -22,9 +23,9 @@ pub(super) enum Way {
 /// What the settings come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Decided {
-    pub(super) way: Way,
+    pub(super) way: Route,
     /// How long hosts wait for each other.
-    pub(super) waits: Patience,
+    pub(super) waits: RendezvousTimeouts,
     /// How long a host may be silent.
     pub(super) heartbeat_timeout: Duration,
 }
@@ -38,7 +39,7 @@ pub(super) fn decide(layers: &mut Layer) -> Result<Decided, ConfigError> {
     let way = way(layers, serve)?;
     let heartbeat_timeout = heartbeat_timeout(layers, &conf)?;
     let idle: (&[&str], &str) = match way {
-        Way::Here(Meeting::OneHost) => (
+        Route::Here(RendezvousMode::OneHost) => (
             &[
                 "node-rank",
                 "master-addr",
@@ -52,12 +53,12 @@ pub(super) fn decide(layers: &mut Layer) -> Result<Decided, ConfigError> {
             ],
             "there is one host, and each attempt has a free port",
         ),
-        Way::Hosts | Way::Here(Meeting::Launcher { .. }) => (
+        Route::Hosts | Route::Here(RendezvousMode::Launcher { .. }) => (
             &["node-rank", "master-port", "rdzv-conf", "rdzv-secret-file"],
             "the hosts are connected by ssh, and each attempt has a free port",
         ),
-        Way::Here(Meeting::Static { .. }) => (&["rdzv-conf"], "the hosts are numbered"),
-        Way::Here(Meeting::Elastic { .. } | Meeting::Etcd { .. }) => {
+        Route::Here(RendezvousMode::Static { .. }) => (&["rdzv-conf"], "the hosts are numbered"),
+        Route::Here(RendezvousMode::Elastic { .. } | RendezvousMode::Etcd { .. }) => {
             (&["node-rank", "master-addr", "master-port"], "the rendezvous numbers the hosts")
         }
     };
@@ -67,15 +68,16 @@ pub(super) fn decide(layers: &mut Layer) -> Result<Decided, ConfigError> {
     for name in names {
         let is_address = matches!(*name, "master-addr" | "master-port");
         let is_used =
-            matches!(way, Way::Here(Meeting::Elastic { .. })) && is_address && is_endpoint;
+            matches!(way, Route::Here(RendezvousMode::Elastic { .. })) && is_address && is_endpoint;
         let is_wait = *name == "rdzv-conf"
-            && (waits != Patience::default() && matches!(way, Way::Here(Meeting::Static { .. }))
-                || conf.heartbeat.is_some() && way != Way::Here(Meeting::OneHost));
+            && (waits != RendezvousTimeouts::default()
+                && matches!(way, Route::Here(RendezvousMode::Static { .. }))
+                || conf.heartbeat.is_some() && way != Route::Here(RendezvousMode::OneHost));
         if !is_used && !is_wait {
             idle_note(layers, name, reason);
         }
     }
-    if way != Way::Hosts {
+    if way != Route::Hosts {
         for name in OF_A_LIST {
             idle_note(
                 layers,
@@ -111,16 +113,20 @@ fn heartbeat_timeout(layers: &mut Layer, conf: &Conf) -> Result<Duration, Config
     Ok(timeout)
 }
 
-fn way(layers: &Layer, serve: Option<bool>) -> Result<Way, ConfigError> {
+fn way(layers: &Layer, serve: Option<bool>) -> Result<Route, ConfigError> {
     let settings = &layers.settings;
     let nodes = settings.nnodes.unwrap_or_default();
     if settings.hosts.is_some() || settings.hostfile.is_some() {
-        return Ok(Way::Hosts);
+        return Ok(Route::Hosts);
     }
-    meeting(layers, nodes, serve).map(Way::Here)
+    meeting(layers, nodes, serve).map(Route::Here)
 }
 
-fn meeting(layers: &Layer, nodes: NodeRange, serve: Option<bool>) -> Result<Meeting, ConfigError> {
+fn meeting(
+    layers: &Layer,
+    nodes: NodeRange,
+    serve: Option<bool>,
+) -> Result<RendezvousMode, ConfigError> {
     let settings = &layers.settings;
     if let Some(rank) = settings.node_rank
         && rank >= nodes.max
@@ -133,7 +139,7 @@ fn meeting(layers: &Layer, nodes: NodeRange, serve: Option<bool>) -> Result<Meet
         }));
     }
     if nodes.max == 1 {
-        return Ok(Meeting::OneHost);
+        return Ok(RendezvousMode::OneHost);
     }
     let endpoint = settings.rdzv_endpoint.as_deref();
     match (settings.rdzv_backend, endpoint) {
@@ -157,7 +163,7 @@ fn meeting(layers: &Layer, nodes: NodeRange, serve: Option<bool>) -> Result<Meet
             };
             let endpoint = |it: &str| endpoint_of(layers, &plain(it.trim()), ETCD_PORT);
             let endpoints = endpoints.split(',').map(endpoint).collect::<Result<_, _>>()?;
-            Ok(Meeting::Etcd { endpoints })
+            Ok(RendezvousMode::Etcd { endpoints })
         }
         (Some(Backend::Builtin) | None, _) => {
             let endpoint = match (endpoint, &settings.master_addr) {
@@ -174,12 +180,12 @@ fn meeting(layers: &Layer, nodes: NodeRange, serve: Option<bool>) -> Result<Meet
                     )));
                 }
             };
-            Ok(Meeting::Elastic { endpoint, serve })
+            Ok(RendezvousMode::Elastic { endpoint, serve })
         }
     }
 }
 
-fn numbered(layers: &Layer, nodes: NodeRange) -> Result<Meeting, ConfigError> {
+fn numbered(layers: &Layer, nodes: NodeRange) -> Result<RendezvousMode, ConfigError> {
     let settings = &layers.settings;
     let nnodes = said(layers, "nnodes");
     if nodes.min != nodes.max {
@@ -221,13 +227,13 @@ fn numbered(layers: &Layer, nodes: NodeRange) -> Result<Meeting, ConfigError> {
             nodes.max - 1
         )));
     };
-    Ok(Meeting::Static { node_rank, master_addr: host, master_port: port })
+    Ok(RendezvousMode::Static { node_rank, master_addr: host, master_port: port })
 }
 
 /// What torchrun's keys of `--rdzv-conf` say.
 #[derive(Clone, Copy, Debug, Default)]
 struct Conf {
-    waits: Patience,
+    waits: RendezvousTimeouts,
     /// This host serves the meeting.
     serve: Option<bool>,
     /// How long a host may be silent.
@@ -250,7 +256,7 @@ fn rendezvous_conf(layers: &mut Layer) -> Result<Conf, ConfigError> {
     let seconds = |key: &str, value: &str| {
         Duration::parse(value).ok_or_else(|| bad(key, value, Duration::EXPECTED))
     };
-    let (mut waits, mut serve, mut idle) = (Patience::default(), None, Vec::new());
+    let (mut waits, mut serve, mut idle) = (RendezvousTimeouts::default(), None, Vec::new());
     let (mut interval, mut attempts, mut beat) = (None, None, None);
     for (key, value) in &conf.0 {
         match key.as_str() {
@@ -310,13 +316,13 @@ fn endpoint_of(layers: &Layer, text: &str, default: u16) -> Result<Endpoint, Con
 /// Errors say which key is wrong, or that the file with the password cannot be used.
 pub(super) fn etcd_access(
     layers: &mut Layer,
-    meeting: &Meeting,
+    meeting: &RendezvousMode,
     variables: &Variables,
 ) -> anyhow::Result<EtcdAccess> {
     let conf = layers.settings.rdzv_conf.clone().map(|it| it.0).unwrap_or_default();
     let source = layers.source("rdzv-conf").cloned().unwrap_or(Source::Default);
     let given = |key: &str| conf.get(key).cloned();
-    if !matches!(meeting, Meeting::Etcd { .. }) {
+    if !matches!(meeting, RendezvousMode::Etcd { .. }) {
         let idle: Vec<&str> =
             ETCD_CONF.iter().copied().filter(|key| conf.contains_key(*key)).collect();
         if !idle.is_empty() {

@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use crate::cluster::{Cluster, Patient};
+use crate::cluster::{Cluster, HostReport};
 use crate::facts::{Facts, Resolution};
 use crate::finding::{Finding, Subject};
-use crate::picks::GLOO_SOCKET_IFNAME;
+use crate::interface_choice::GLOO_SOCKET_IFNAME;
 
 pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -33,7 +33,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
 }
 
 /// Gloo announces the first address of this name that the host has.
-fn own_name(cluster: &Cluster, place: usize, host: &Patient, facts: &Facts) -> Option<Finding> {
+fn own_name(cluster: &Cluster, place: usize, host: &HostReport, facts: &Facts) -> Option<Finding> {
     let own = facts.names.iter().find(|it| it.name == facts.host.name)?;
     let several = cluster.hosts.len() > 1;
     let usable = |it: &&IpAddr| it.is_loopback() || facts.network.interface_of(**it).is_some();
@@ -107,9 +107,9 @@ fn own_name(cluster: &Cluster, place: usize, host: &Patient, facts: &Facts) -> O
 /// What a host's name means to another.
 fn name_of_peer(
     cluster: &Cluster,
-    host: &Patient,
+    host: &HostReport,
     other: usize,
-    peer: &Patient,
+    peer: &HostReport,
     known: &Resolution,
 ) -> Option<Finding> {
     let name = &peer.name;

@@ -1,6 +1,6 @@
 //! Hosts that could not be examined, in ssh's own words, and what to do about each kind.
 
-use crate::cluster::{Cluster, Lost, Patient};
+use crate::cluster::{Cluster, HostReport, Lost};
 use crate::finding::{Finding, Subject};
 use crate::quantity::counted;
 
@@ -34,7 +34,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     findings
 }
 
-fn lost(host: &Patient, lost: &Lost) -> Finding {
+fn lost(host: &HostReport, lost: &Lost) -> Finding {
     let name = &host.name;
     let fail = |found: &str| Finding::fail(Subject::Ssh, found).on(name);
     match lost {

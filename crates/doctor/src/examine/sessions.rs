@@ -4,21 +4,21 @@ use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::{ALL_PAIRS, Examination, Interrupted, new_word};
-use crate::cluster::{ClockReading, Lost, Patient, Route};
+use super::{ALL_PAIRS, Examination, Interrupted, new_nonce};
+use crate::cluster::{ClockReading, HostReport, Lost, Route};
 use crate::facts::Question;
 use crate::protocol::{Answer, Request};
 use crate::serve::OUR_FILE;
 use crate::session::{Broken, Limit, Session};
 
 /// The hosts and the lines to them; a line that breaks is given up.
-pub(super) struct Ward<'a> {
-    pub(super) hosts: Vec<Patient>,
+pub(super) struct Sessions<'a> {
+    pub(super) hosts: Vec<HostReport>,
     pub(super) sessions: Vec<Option<Session>>,
     pub(super) cancelled: &'a AtomicBool,
 }
 
-impl Ward<'_> {
+impl Sessions<'_> {
     fn lose(&mut self, place: usize, lost: Lost) {
         if let Some(session) = self.sessions[place].take() {
             self.hosts[place].login_banner = session.login_banner().to_vec();
@@ -30,7 +30,7 @@ impl Ward<'_> {
     fn ask(
         &mut self,
         asked: &str,
-        patience: Duration,
+        timeout: Duration,
         requests: Vec<(usize, Request)>,
     ) -> Result<Vec<(usize, Option<Answer>)>, Interrupted> {
         for (place, request) in &requests {
@@ -38,7 +38,7 @@ impl Ward<'_> {
                 session.ask(request);
             }
         }
-        let limit = Limit::after(patience);
+        let limit = Limit::after(timeout);
         let mut answers = Vec::with_capacity(requests.len());
         for (place, _) in requests {
             let heard = match &mut self.sessions[place] {
@@ -70,8 +70,8 @@ impl Ward<'_> {
         (0..self.sessions.len()).filter(|place| self.sessions[*place].is_some()).collect()
     }
 
-    pub(super) fn meet(&mut self, patience: Duration) -> Result<(), Interrupted> {
-        let limit = Limit::after(patience);
+    pub(super) fn meet(&mut self, timeout: Duration) -> Result<(), Interrupted> {
+        let limit = Limit::after(timeout);
         for place in self.present() {
             let Some(session) = &mut self.sessions[place] else { continue };
             let met = session.meet(limit, self.cancelled);
@@ -124,12 +124,12 @@ impl Ward<'_> {
     /// The first host leaves a file in the working folder, and the others look for it.
     pub(super) fn look_for_a_shared_folder(&mut self) -> Result<(), Interrupted> {
         let present = self.present();
-        let working = |host: &Patient| Some(host.facts.as_ref()?.working_folder()?.to_owned());
+        let working = |host: &HostReport| Some(host.facts.as_ref()?.working_folder()?.to_owned());
         let Some((first, others)) = present.split_first() else { return Ok(()) };
         let Some(folder) = working(&self.hosts[*first]).filter(|_| !others.is_empty()) else {
             return Ok(());
         };
-        let name = format!("{OUR_FILE}{}", &new_word()[..8]);
+        let name = format!("{OUR_FILE}{}", &new_nonce()[..8]);
         let leave = Request::Leave { folder: folder.clone(), name: name.clone() };
         let left = self.ask("leaving a file", FILES, vec![(*first, leave)])?;
         if !matches!(left.first(), Some((_, Some(Answer::File(true))))) {
@@ -154,12 +154,12 @@ impl Ward<'_> {
     }
 
     /// The ports that each host listens on.
-    pub(super) fn open_doors(
+    pub(super) fn open_ports(
         &mut self,
-        word: &str,
+        nonce: &str,
         what: &Examination,
     ) -> Result<Vec<Vec<u16>>, Interrupted> {
-        let mut doors = vec![Vec::new(); self.hosts.len()];
+        let mut addresses = vec![Vec::new(); self.hosts.len()];
         let several = self.hosts.len() > 1;
         let mut asked = Vec::new();
         let mut requests = Vec::new();
@@ -174,7 +174,7 @@ impl Ward<'_> {
             }
             if !ports.is_empty() {
                 asked.push((place, ports.clone()));
-                requests.push((place, Request::Listen { word: word.to_owned(), ports }));
+                requests.push((place, Request::Listen { nonce: nonce.to_owned(), ports }));
             }
         }
         for (place, answer) in self.ask("opening ports", SHORT, requests)? {
@@ -182,30 +182,34 @@ impl Ward<'_> {
             let ports = asked.iter().find(|(it, _)| *it == place).map(|(_, ports)| ports);
             for (port, opened) in ports.into_iter().flatten().zip(opened) {
                 match opened {
-                    Ok(port) => doors[place].push(port),
-                    Err(why) => self.hosts[place].closed_doors.push((*port, why)),
+                    Ok(port) => addresses[place].push(port),
+                    Err(why) => self.hosts[place].closed_ports.push((*port, why)),
                 }
             }
         }
-        Ok(doors)
+        Ok(addresses)
     }
 
-    /// Every host knocks at all doors of the others.
-    pub(super) fn knock(&mut self, word: &str, routes: &mut [Route]) -> Result<(), Interrupted> {
+    /// Every host knocks at all addresses of the others.
+    pub(super) fn probe_ports(
+        &mut self,
+        nonce: &str,
+        routes: &mut [Route],
+    ) -> Result<(), Interrupted> {
         let mut requests = Vec::new();
         let mut most = 0;
         for place in self.present() {
             let ours = routes.iter().filter(|it| it.from == place);
-            let doors: Vec<SocketAddr> =
-                ours.flat_map(|it| it.attempts.iter().map(|it| it.door)).collect();
-            most = most.max(doors.len());
-            if !doors.is_empty() {
-                requests.push((place, Request::Knock { word: word.to_owned(), doors }));
+            let addresses: Vec<SocketAddr> =
+                ours.flat_map(|it| it.attempts.iter().map(|it| it.address)).collect();
+            most = most.max(addresses.len());
+            if !addresses.is_empty() {
+                requests.push((place, Request::Probe { nonce: nonce.to_owned(), addresses }));
             }
         }
-        let patience = KNOCKS * (1 + most as u32 / 64);
-        for (place, answer) in self.ask("knocking at ports", patience, requests)? {
-            let Some(Answer::Knocked(outcomes)) = answer else { continue };
+        let timeout = KNOCKS * (1 + most as u32 / 64);
+        for (place, answer) in self.ask("knocking at ports", timeout, requests)? {
+            let Some(Answer::Probed(outcomes)) = answer else { continue };
             let ours = routes.iter_mut().filter(|it| it.from == place);
             for (attempt, outcome) in ours.flat_map(|it| &mut it.attempts).zip(outcomes) {
                 attempt.outcome = outcome;
@@ -223,7 +227,7 @@ impl Ward<'_> {
     /// One route after the other: two at a time would share what both should have.
     pub(super) fn measure(
         &mut self,
-        word: &str,
+        nonce: &str,
         routes: &mut [Route],
         said: &mut dyn FnMut(&str),
     ) -> Result<(), Interrupted> {
@@ -233,10 +237,10 @@ impl Ward<'_> {
             if count > ALL_PAIRS && route.to != (route.from + 1) % count {
                 continue;
             }
-            let Some(door) = route.open_door() else { continue };
+            let Some(address) = route.open_door() else { continue };
             let names = (&self.hosts[route.from].name, &self.hosts[route.to].name);
             said(&format!("measuring {} -> {}", names.0, names.1));
-            let request = Request::Measure { word: word.to_owned(), door };
+            let request = Request::Measure { nonce: nonce.to_owned(), address };
             let answers = self.ask("measuring", MEASURE, vec![(route.from, request)])?;
             if let Some((_, Some(Answer::Measured(measured)))) = answers.into_iter().next() {
                 route.measured = Some(measured);

@@ -13,21 +13,21 @@ use nix::sys::socket::{
 
 /// Connects. With `segment`, no packet in either direction carries more than that many bytes of
 /// data: the limit must be set before the connection, which the standard library does not do.
-pub(super) fn dial(
-    door: SocketAddr,
-    patience: Duration,
+pub(super) fn connect_within(
+    address: SocketAddr,
+    timeout: Duration,
     segment: Option<u32>,
 ) -> io::Result<TcpStream> {
-    let family = if door.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(family, SockType::Stream, flags, None)?;
     if let Some(segment) = segment {
         setsockopt(&socket, sockopt::TcpMaxSeg, &segment)?;
     }
-    match connect(socket.as_raw_fd(), &SockaddrStorage::from(door)) {
+    match connect(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
         Ok(()) => {}
         Err(Errno::EINPROGRESS) => {
-            let end = Instant::now() + patience;
+            let end = Instant::now() + timeout;
             loop {
                 let rest = end.saturating_duration_since(Instant::now());
                 let timeout = PollTimeout::try_from(rest).unwrap_or(PollTimeout::MAX);

@@ -10,39 +10,39 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{Shutdown, shutdown};
 
-use super::{BULK_BYTES, BULK_TIME, Errand, STALLED, WELCOME, WORD};
+use super::{BULK_BYTES, BULK_TIME, Errand, NONCE_LEN, STALLED, WELCOME};
 
 /// Ports that answer until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Doors {
+pub(crate) struct Listeners {
     closed: Arc<AtomicBool>,
     listeners: Vec<Arc<TcpListener>>,
 }
 
-impl Doors {
+impl Listeners {
     /// Listens on all addresses; gives the port of each, or why it cannot be.
-    pub(crate) fn open(word: &str, ports: &[u16]) -> (Self, Vec<Result<u16, String>>) {
-        let mut doors = Self { closed: Arc::default(), listeners: Vec::new() };
-        let guests = Arc::new(AtomicUsize::new(0));
+    pub(crate) fn open(nonce: &str, ports: &[u16]) -> (Self, Vec<Result<u16, String>>) {
+        let mut addresses = Self { closed: Arc::default(), listeners: Vec::new() };
+        let peers = Arc::new(AtomicUsize::new(0));
         let mut open = |port: u16| -> io::Result<u16> {
             let listener = Arc::new(listen(port)?);
             let address = listener.local_addr()?;
-            doors.listeners.push(Arc::clone(&listener));
-            let closed = Arc::clone(&doors.closed);
-            let (word, guests) = (word.to_owned(), Arc::clone(&guests));
-            thread::Builder::new().spawn(move || accept(&listener, &word, &closed, &guests))?;
+            addresses.listeners.push(Arc::clone(&listener));
+            let closed = Arc::clone(&addresses.closed);
+            let (nonce, peers) = (nonce.to_owned(), Arc::clone(&peers));
+            thread::Builder::new().spawn(move || accept(&listener, &nonce, &closed, &peers))?;
             Ok(address.port())
         };
         let ports = ports.iter().map(|it| open(*it).map_err(|it| plain(&it))).collect();
-        (doors, ports)
+        (addresses, ports)
     }
 }
 
-impl Drop for Doors {
+impl Drop for Listeners {
     fn drop(&mut self) {
         self.closed.store(true, Ordering::Release);
         for listener in &self.listeners {
-            // Linux then ends the waiting for guests. To wake it with a connection would leave the
+            // Linux then ends the waiting for peers. To wake it with a connection would leave the
             // port busy for a minute.
             let _ = shutdown(listener.as_raw_fd(), Shutdown::Both);
         }
@@ -60,7 +60,7 @@ fn listen(port: u16) -> io::Result<TcpListener> {
     }
 }
 
-fn accept(listener: &TcpListener, word: &str, closed: &AtomicBool, guests: &Arc<AtomicUsize>) {
+fn accept(listener: &TcpListener, nonce: &str, closed: &AtomicBool, peers: &Arc<AtomicUsize>) {
     for stream in listener.incoming() {
         if closed.load(Ordering::Acquire) {
             return;
@@ -70,35 +70,35 @@ fn accept(listener: &TcpListener, word: &str, closed: &AtomicBool, guests: &Arc<
             thread::sleep(Duration::from_millis(10));
             continue;
         };
-        if guests.fetch_add(1, Ordering::AcqRel) >= MOST_GUESTS {
-            guests.fetch_sub(1, Ordering::AcqRel);
+        if peers.fetch_add(1, Ordering::AcqRel) >= MAX_PEERS {
+            peers.fetch_sub(1, Ordering::AcqRel);
             continue;
         }
-        let (word, leaving) = (word.to_owned(), Arc::clone(guests));
+        let (nonce, leaving) = (nonce.to_owned(), Arc::clone(peers));
         let served = thread::Builder::new().spawn(move || {
-            // A guest that breaks off is the guest's affair.
-            let _ = serve(stream, &word);
+            // A peer that breaks off is the peer's affair.
+            let _ = serve(stream, &nonce);
             leaving.fetch_sub(1, Ordering::AcqRel);
         });
         if served.is_err() {
-            guests.fetch_sub(1, Ordering::AcqRel);
+            peers.fetch_sub(1, Ordering::AcqRel);
         }
     }
 }
 
-fn serve(mut stream: TcpStream, word: &str) -> io::Result<()> {
+fn serve(mut stream: TcpStream, nonce: &str) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut said = [0; WORD + 1];
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    let mut said = [0; NONCE_LEN + 1];
     stream.read_exact(&mut said)?;
-    if said[..WORD] != *word.as_bytes() {
+    if said[..NONCE_LEN] != *nonce.as_bytes() {
         return Ok(());
     }
-    let Some(errand) = Errand::of(said[WORD]) else { return Ok(()) };
+    let Some(errand) = Errand::of(said[NONCE_LEN]) else { return Ok(()) };
     stream.write_all(&[WELCOME])?;
     match errand {
-        // The guest leaves first: who does keeps the port busy for a minute, and this one may be the
+        // The peer leaves first: who does keeps the port busy for a minute, and this one may be the
         // port that a job wants next.
         Errand::Greet => stream.read(&mut [0]).map(drop),
         Errand::Echo => echo(&mut stream),
@@ -108,7 +108,7 @@ fn serve(mut stream: TcpStream, word: &str) -> io::Result<()> {
 
 fn echo(stream: &mut TcpStream) -> io::Result<()> {
     let mut byte = [0];
-    for _ in 0..MOST_ECHOES {
+    for _ in 0..MAX_ECHOES {
         if stream.read(&mut byte)? == 0 {
             break;
         }
@@ -145,7 +145,7 @@ fn bulk(stream: &mut TcpStream) -> io::Result<()> {
     stream.write_all(&bytes.to_be_bytes())?;
     stream.write_all(&micros.to_be_bytes())?;
     // The sender ends the connection: if we did, with its bytes unread, our answer could be lost.
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     stream.set_read_timeout(Some(BULK_TIME))?;
     while Instant::now() < end {
         match stream.read(&mut buffer) {
@@ -168,6 +168,6 @@ fn plain(error: &io::Error) -> String {
     text.to_lowercase()
 }
 
-const MOST_GUESTS: usize = 256;
-const MOST_ECHOES: usize = 1000;
-const PATIENCE: Duration = Duration::from_secs(3);
+const MAX_PEERS: usize = 256;
+const MAX_ECHOES: usize = 1000;
+const TIMEOUT: Duration = Duration::from_secs(3);

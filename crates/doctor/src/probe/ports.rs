@@ -1,22 +1,22 @@
-//! Whether doors of other hosts can be reached from here.
+//! Whether addresses of other hosts can be reached from here.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use super::dial::dial;
-use super::door::is_timeout;
+use super::connect::connect_within;
+use super::listener::is_timeout;
 use super::{Errand, WELCOME};
 use crate::cluster::Outcome;
 
-/// Knocks at all doors at the same time: a firewall that drops packets costs the whole patience.
-pub(crate) fn knock(word: &str, doors: &[SocketAddr]) -> Vec<Outcome> {
+/// Knocks at all addresses at the same time: a firewall that drops packets costs the whole timeout.
+pub(crate) fn probe_ports(nonce: &str, addresses: &[SocketAddr]) -> Vec<Outcome> {
     thread::scope(|scope| {
-        let mut outcomes = Vec::with_capacity(doors.len());
-        for some in doors.chunks(AT_ONCE) {
+        let mut outcomes = Vec::with_capacity(addresses.len());
+        for some in addresses.chunks(AT_ONCE) {
             let threads: Vec<_> =
-                some.iter().map(|door| scope.spawn(move || at_one(word, *door))).collect();
+                some.iter().map(|address| scope.spawn(move || at_one(nonce, *address))).collect();
             outcomes.extend(threads.into_iter().map(|thread| {
                 thread.join().unwrap_or_else(|_| Outcome::Failed("a thread failed".to_owned()))
             }));
@@ -25,8 +25,9 @@ pub(crate) fn knock(word: &str, doors: &[SocketAddr]) -> Vec<Outcome> {
     })
 }
 
-fn at_one(word: &str, door: SocketAddr) -> Outcome {
-    match dial(door, PATIENCE, None).and_then(|mut stream| enter(&mut stream, word, Errand::Greet))
+fn at_one(nonce: &str, address: SocketAddr) -> Outcome {
+    match connect_within(address, TIMEOUT, None)
+        .and_then(|mut stream| enter(&mut stream, nonce, Errand::Greet))
     {
         Ok(true) => Outcome::Open,
         Ok(false) => Outcome::Stranger,
@@ -41,11 +42,11 @@ fn at_one(word: &str, door: SocketAddr) -> Outcome {
     }
 }
 
-/// Says the word and the errand; whether the door knows it.
-pub(super) fn enter(stream: &mut TcpStream, word: &str, errand: Errand) -> io::Result<bool> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut said = word.as_bytes().to_vec();
+/// Says the nonce and the errand; whether the address knows it.
+pub(super) fn enter(stream: &mut TcpStream, nonce: &str, errand: Errand) -> io::Result<bool> {
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    let mut said = nonce.as_bytes().to_vec();
     said.push(errand.letter());
     stream.write_all(&said)?;
     let mut answer = [0];
@@ -58,5 +59,5 @@ pub(super) fn enter(stream: &mut TcpStream, word: &str, errand: Errand) -> io::R
 }
 
 /// The kernel sends a second and a third packet after 1 s and 3 s.
-pub(super) const PATIENCE: Duration = Duration::from_millis(3500);
+pub(super) const TIMEOUT: Duration = Duration::from_millis(3500);
 const AT_ONCE: usize = 64;

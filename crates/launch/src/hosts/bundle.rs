@@ -13,7 +13,7 @@ use super::message::FileMark;
 
 /// Files with their digests; a program or script first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Parcel {
+pub(crate) struct Bundle {
     pub(crate) files: Vec<FileMark>,
     pub(crate) contents: Contents,
 }
@@ -29,7 +29,7 @@ pub(crate) enum Contents {
     Module(OsString),
 }
 
-impl Parcel {
+impl Bundle {
     /// The program and its libraries, which may also be in these folders. Reads all of them, half a
     /// second for a libtorch.
     ///
@@ -61,7 +61,13 @@ impl Parcel {
 pub(crate) fn mark(path: &Path, name: &OsStr) -> Result<FileMark, HostsError> {
     let size = path.metadata().map_err(wrong(path))?.len();
     let digest = digest::of_file(path).map_err(wrong(path))?;
-    Ok(FileMark { path: path.into(), name: name.to_owned(), shelf: digest.clone(), digest, size })
+    Ok(FileMark {
+        path: path.into(),
+        name: name.to_owned(),
+        bundle_digest: digest.clone(),
+        digest,
+        size,
+    })
 }
 
 pub(super) fn wrong(path: &Path) -> impl FnOnce(std::io::Error) -> HostsError {
@@ -149,13 +155,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let script = folder.path().join("train.sh");
         std::fs::write(&script, "#!/bin/sh\n").unwrap();
-        let parcel = Parcel::of_program(&script, &[]).unwrap();
-        let [file] = parcel.files.as_slice() else { panic!("{parcel:?}") };
+        let bundle = Bundle::of_program(&script, &[]).unwrap();
+        let [file] = bundle.files.as_slice() else { panic!("{bundle:?}") };
         assert_eq!((file.name.to_str(), file.size), (Some("train.sh"), 10));
         // As sha256sum says.
         let expected = "a8076d3d28d21e02012b20eaf7dbf75409a6277134439025f282e368e3305abf";
         assert_eq!(file.digest, expected);
-        let error = Parcel::of_program(&folder.path().join("none"), &[]).unwrap_err().to_string();
+        let error = Bundle::of_program(&folder.path().join("none"), &[]).unwrap_err().to_string();
         assert!(error.starts_with("--sync: ") && error.contains("none: No such file"), "{error}");
     }
 }

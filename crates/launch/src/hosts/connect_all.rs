@@ -16,7 +16,7 @@ use brigade_remote::ProcessGroup;
 
 use super::error::{HostFailure, HostsError};
 use super::run::next_signal;
-use super::session::{Errand, Session};
+use super::session::{LaunchRequest, Session};
 
 /// A host that has been told to go, and the streams of its session.
 pub(crate) type Joined = (Session, OwnedFd, OwnedFd);
@@ -49,10 +49,10 @@ impl Waiting {
 ///
 /// # Errors
 /// Those hosts that cannot take part, all of them, each with its reason.
-pub(crate) fn call(errand: &Arc<Errand>, signals: &SignalFd) -> Result<Answer, HostsError> {
-    let hosts = errand.plan.hosts.len();
+pub(crate) fn call(request: &Arc<LaunchRequest>, signals: &SignalFd) -> Result<Answer, HostsError> {
+    let hosts = request.plan.hosts.len();
     let mut call = RollCall {
-        errand,
+        request,
         answers: brigade_wake::Receiver::new().map_err(HostsError::system("make an eventfd"))?,
         calls: (0..hosts).map(|_| None).collect(),
         ready: vec![None; hosts],
@@ -73,7 +73,7 @@ pub(crate) fn call(errand: &Arc<Errand>, signals: &SignalFd) -> Result<Answer, H
 }
 
 struct RollCall<'e> {
-    errand: &'e Arc<Errand>,
+    request: &'e Arc<LaunchRequest>,
     answers: brigade_wake::Receiver<Said>,
     /// By host, as all that follow.
     calls: Vec<Option<Call>>,
@@ -92,7 +92,7 @@ impl RollCall<'_> {
     /// thread that has started it.
     fn begin(&mut self, number: usize) -> Result<(), HostsError> {
         self.tries[number] += 1;
-        let session = match Session::start(self.errand, number, &self.errand.plan.hosts[number]) {
+        let session = match Session::start(self.request, number, &self.request.plan.hosts[number]) {
             Ok(session) => session,
             Err(failure) => {
                 self.fail(number, failure);
@@ -100,7 +100,7 @@ impl RollCall<'_> {
             }
         };
         let process = session.child.process_group();
-        let caller = Caller { number, session, errand: Arc::clone(self.errand) };
+        let caller = Caller { number, session, request: Arc::clone(self.request) };
         let (go, wait) = mpsc::channel();
         let answers = self.answers.sender();
         let thread = thread::Builder::new()
@@ -113,7 +113,7 @@ impl RollCall<'_> {
 
     fn fail(&mut self, number: usize, failure: HostFailure) {
         self.failures.push((number, failure));
-        let limit = self.errand.plan.connect_timeout.saturating_add(OTHERS);
+        let limit = self.request.plan.connect_timeout.saturating_add(OTHERS);
         // A limit that no clock can express is none.
         self.deadline = self.deadline.or_else(|| Instant::now().checked_add(limit));
     }
@@ -199,7 +199,7 @@ impl Call {
 struct Caller {
     number: usize,
     session: Session,
-    errand: Arc<Errand>,
+    request: Arc<LaunchRequest>,
 }
 
 /// The failure of a host, and whether it may be gone the next time.
@@ -211,14 +211,14 @@ impl Caller {
         let say = |text: &str| {
             let _ = io::stderr().write_all(format!("brigade: {text}\n").as_bytes());
         };
-        let answer = self.session.prepare(&self.errand, &say);
+        let answer = self.session.prepare(&self.request, &say);
         let failed = answer.is_err();
         let answer = match answer {
             Ok(()) => Ok(self.session.launchers_address()),
             Err(failure) => Err((failure, self.session.was_turned_away())),
         };
         let _ = answers.send((self.number, answer));
-        if failed { None } else { self.session.wait_for_go(&self.errand, go) }
+        if failed { None } else { self.session.wait_for_go(&self.request, go) }
     }
 }
 

@@ -232,7 +232,7 @@ impl Writer {
         bytes.extend_from_slice(&piece.bytes);
         let end = bytes.iter().rposition(|byte| matches!(byte, b'\n' | b'\r'));
         let mut rest = bytes.split_off(end.map_or(0, |end| end + 1));
-        if rest.len() > LONGEST_LINE {
+        if rest.len() > MAX_LINE_LEN {
             rest.push(b'\n');
             bytes.append(&mut rest);
         }
@@ -290,7 +290,7 @@ impl Writer {
 const OUT: usize = 0;
 const ERR: usize = 1;
 /// More than the agents let through without an end.
-const LONGEST_LINE: usize = 2 << 20;
+const MAX_LINE_LEN: usize = 2 << 20;
 /// How long the last lines of a stopped job may take to be written once the user has lost patience.
 const LAST_LINES: Duration = Duration::from_millis(500);
 

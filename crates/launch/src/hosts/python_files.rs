@@ -11,23 +11,23 @@ use std::{fs, io};
 
 use sha2::{Digest, Sha256};
 
+use super::bundle::{self, Bundle, Contents};
 use super::digest;
 use super::error::HostsError;
 use super::message::FileMark;
-use super::parcel::{self, Contents, Parcel};
 
-impl Parcel {
+impl Bundle {
     /// A script, and the modules and packages beside it.
     ///
     /// # Errors
     /// The script cannot be read.
     pub(crate) fn of_script(script: &Path) -> Result<Self, HostsError> {
-        let script = std::path::absolute(script).map_err(parcel::wrong(script))?;
-        let (root, name) = (script.parent().unwrap_or(&script), parcel::name_of(&script));
+        let script = std::path::absolute(script).map_err(bundle::wrong(script))?;
+        let (root, name) = (script.parent().unwrap_or(&script), bundle::name_of(&script));
         let mut walk = Walk { root, places: vec![PathBuf::from(&name)], bytes: 0 };
-        walk.bytes += script.metadata().map_err(parcel::wrong(&script))?.len();
+        walk.bytes += script.metadata().map_err(bundle::wrong(&script))?.len();
         walk.beside(&name).map_err(|error| walk.wrong(&error))?;
-        walk.parcel(Contents::Script)
+        walk.bundle(Contents::Script)
     }
 
     /// A module and the package that it is part of, if they are below `folder`.
@@ -51,7 +51,7 @@ impl Parcel {
         if walk.places.is_empty() {
             return Ok(None);
         }
-        walk.parcel(Contents::Module(module.to_owned())).map(Some)
+        walk.bundle(Contents::Module(module.to_owned())).map(Some)
     }
 }
 
@@ -119,14 +119,14 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn parcel(&self, contents: Contents) -> Result<Parcel, HostsError> {
-        let mark = |place: &PathBuf| parcel::mark(&self.root.join(place), place.as_os_str());
+    fn bundle(&self, contents: Contents) -> Result<Bundle, HostsError> {
+        let mark = |place: &PathBuf| bundle::mark(&self.root.join(place), place.as_os_str());
         let mut files = self.places.iter().map(mark).collect::<Result<Vec<_>, _>>()?;
-        let shelf = together(&files);
+        let bundle_digest = together(&files);
         for file in &mut files {
-            file.shelf.clone_from(&shelf);
+            file.bundle_digest.clone_from(&bundle_digest);
         }
-        Ok(Parcel { files, contents })
+        Ok(Bundle { files, contents })
     }
 
     fn wrong(&self, error: &io::Error) -> HostsError {
@@ -167,8 +167,8 @@ mod tests {
         folder
     }
 
-    fn names(parcel: &Parcel) -> Vec<&str> {
-        parcel.files.iter().map(|it| it.name.to_str().unwrap()).collect()
+    fn names(bundle: &Bundle) -> Vec<&str> {
+        bundle.files.iter().map(|it| it.name.to_str().unwrap()).collect()
     }
 
     const FILES: [&str; 10] = [
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn a_script_and_what_it_can_import() {
         let folder = tree(&FILES);
-        let parcel = Parcel::of_script(&folder.path().join("train.py")).unwrap();
+        let bundle = Bundle::of_script(&folder.path().join("train.py")).unwrap();
         let expected = [
             "train.py",
             "lib/__init__.py",
@@ -196,26 +196,31 @@ mod tests {
             "model.py",
             "single.py",
         ];
-        assert_eq!(names(&parcel), expected);
-        assert_eq!(parcel.contents, Contents::Script);
-        let shelf = parcel.files[0].shelf.clone();
-        assert!(parcel.files.iter().all(|it| it.shelf == shelf && it.path.len() > it.name.len()));
+        assert_eq!(names(&bundle), expected);
+        assert_eq!(bundle.contents, Contents::Script);
+        let bundle_digest = bundle.files[0].bundle_digest.clone();
+        assert!(
+            bundle
+                .files
+                .iter()
+                .all(|it| it.bundle_digest == bundle_digest && it.path.len() > it.name.len())
+        );
         // The same files have the same place, others another.
         assert_eq!(
-            Parcel::of_script(&folder.path().join("train.py")).unwrap().files[0].shelf,
-            shelf
+            Bundle::of_script(&folder.path().join("train.py")).unwrap().files[0].bundle_digest,
+            bundle_digest
         );
         fs::write(folder.path().join("model.py"), "new").unwrap();
-        let other = Parcel::of_script(&folder.path().join("train.py")).unwrap();
-        assert_ne!(other.files[0].shelf, shelf);
-        let error = Parcel::of_script(&folder.path().join("none.py")).unwrap_err().to_string();
+        let other = Bundle::of_script(&folder.path().join("train.py")).unwrap();
+        assert_ne!(other.files[0].bundle_digest, bundle_digest);
+        let error = Bundle::of_script(&folder.path().join("none.py")).unwrap_err().to_string();
         assert!(error.contains("none.py: No such file"), "{error}");
     }
 
     #[test]
     fn a_module_and_its_package() {
         let folder = tree(&FILES);
-        let module = |name: &str| Parcel::of_module(name.as_ref(), folder.path()).unwrap();
+        let module = |name: &str| Bundle::of_module(name.as_ref(), folder.path()).unwrap();
         let package = module("lib.deep.part").unwrap();
         assert_eq!(names(&package), ["lib/__init__.py", "lib/deep/part.py", "lib/table.json"]);
         assert_eq!(package.contents, Contents::Module("lib.deep.part".into()));
@@ -229,13 +234,13 @@ mod tests {
     fn what_is_too_much() {
         let folder = tree(&["train.py", "lib/__init__.py"]);
         std::os::unix::fs::symlink(".", folder.path().join("lib/again")).unwrap();
-        let error = Parcel::of_script(&folder.path().join("train.py")).unwrap_err().to_string();
+        let error = Bundle::of_script(&folder.path().join("train.py")).unwrap_err().to_string();
         assert!(error.ends_with("it is more than 32 folders deep"), "{error}");
         fs::remove_file(folder.path().join("lib/again")).unwrap();
         for i in 0..super::FILES {
             fs::write(folder.path().join(format!("m{i}.py")), "").unwrap();
         }
-        let error = Parcel::of_script(&folder.path().join("train.py")).unwrap_err().to_string();
+        let error = Bundle::of_script(&folder.path().join("train.py")).unwrap_err().to_string();
         assert!(error.contains("more than 2000 files or 100 MB: put the program"), "{error}");
     }
 }

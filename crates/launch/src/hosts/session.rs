@@ -12,21 +12,21 @@ use brigade_remote::wire::{self, WireError};
 use brigade_remote::{Child, HostSpec, ssh};
 use brigade_rendezvous::{printable, printable_within};
 
-use super::courier::Copied;
+use super::bundle::Bundle;
 use super::error::HostFailure;
 use super::message::{FileMark, FromHost, Hello, HostJob, PROTOCOL, ToHost};
-use super::parcel::Parcel;
 use super::plan::{HostsPlan, PlannedHost};
+use super::upload::Copied;
 use crate::open_files::OpenFiles;
-use crate::{DeviceList, LaunchOptions, Meeting, role};
+use crate::{DeviceList, LaunchOptions, RendezvousMode, role};
 
 /// What is the same for all hosts.
-pub(crate) struct Errand {
+pub(crate) struct LaunchRequest {
     pub(crate) options: LaunchOptions,
     pub(crate) plan: HostsPlan,
     /// This executable, where it is to be copied.
     pub(crate) brigade_mark: Option<FileMark>,
-    pub(crate) parcel: Option<Parcel>,
+    pub(crate) bundle: Option<Bundle>,
     /// Where else the program's libraries may be.
     pub(crate) library_folders: Vec<PathBuf>,
     /// Each session takes a few descriptors of this process.
@@ -50,14 +50,14 @@ pub(crate) struct Session {
 impl Session {
     /// Starts the agent's process there.
     pub(crate) fn start(
-        errand: &Errand,
+        request: &LaunchRequest,
         number: usize,
         planned: &PlannedHost,
     ) -> Result<Self, HostFailure> {
-        let (host, plan) = (planned.spec.clone(), &errand.plan);
+        let (host, plan) = (planned.spec.clone(), &request.plan);
         let failed = |reason: String, code| HostFailure { host: host.to_string(), reason, code };
         let access = &plan.access;
-        let command = match &errand.brigade_mark {
+        let command = match &request.brigade_mark {
             _ if planned.is_here => Ok(role::agent_command()),
             None => access.command(&host, AGENT),
             Some(FileMark { digest, size, .. }) => {
@@ -68,7 +68,7 @@ impl Session {
         let command = command.map_err(|error| failed(error.to_string(), error.exit_code()))?;
         let (child, to, from) = Child::start(command, &host.to_string())
             .map_err(|error| failed(format!("cannot start a session: {error}"), 1))?;
-        errand.open_files.lower_for(child.pid().as_raw().cast_unsigned());
+        request.open_files.lower_for(child.pid().as_raw().cast_unsigned());
         Ok(Self {
             host,
             number,
@@ -83,24 +83,24 @@ impl Session {
     /// Brings the host to the point where it could start its ranks at once.
     pub(crate) fn prepare(
         &mut self,
-        errand: &Errand,
+        request: &LaunchRequest,
         say: &dyn Fn(&str),
     ) -> Result<(), HostFailure> {
-        self.greet(errand, say)?;
-        let copied = match (&errand.parcel, self.is_here) {
-            (Some(parcel), false) => self.copy(parcel, say)?,
+        self.greet(request, say)?;
+        let copied = match (&request.bundle, self.is_here) {
+            (Some(bundle), false) => self.copy(bundle, say)?,
             _ => Copied::default(),
         };
         let mut library_folders = copied.library_folders;
-        library_folders.extend(errand.library_folders.iter().map(|it| it.clone().into()));
+        library_folders.extend(request.library_folders.iter().map(|it| it.clone().into()));
         self.send(&ToHost::Enter {
-            folder: errand.plan.workdir.clone().into(),
-            variables: errand.plan.variables.clone(),
+            folder: request.plan.workdir.clone().into(),
+            variables: request.plan.variables.clone(),
             library_folders,
         })?;
         let FromHost::Entered = self.receive()? else { return Err(self.out_of_order()) };
 
-        let mut options = errand.options.clone();
+        let mut options = request.options.clone();
         if let Some(slots) = self.host.slots {
             options.nproc = slots.into();
         }
@@ -111,8 +111,8 @@ impl Session {
         if let Some(program) = copied.program {
             options.program = program;
         }
-        options.meeting = Meeting::Launcher { node_rank: self.number };
-        let said = errand.plan.master_addr.clone().filter(|_| self.number == 0);
+        options.rendezvous = RendezvousMode::Launcher { node_rank: self.number };
+        let said = request.plan.master_addr.clone().filter(|_| self.number == 0);
         options.local_addr = said.or_else(|| self.address());
         let host = self.host.destination();
         let log_dir = options.output.log_dir.clone().map(Into::into);
@@ -126,11 +126,11 @@ impl Session {
     /// `None` when the job does not start.
     pub(crate) fn wait_for_go(
         mut self,
-        errand: &Errand,
+        request: &LaunchRequest,
         go: &Receiver<()>,
     ) -> Option<(Self, OwnedFd, OwnedFd)> {
         loop {
-            let message = match go.recv_timeout(errand.plan.limits.waiting_interval()) {
+            let message = match go.recv_timeout(request.plan.limits.waiting_interval()) {
                 Ok(()) => ToHost::Go,
                 Err(RecvTimeoutError::Timeout) => ToHost::Wait,
                 Err(RecvTimeoutError::Disconnected) => return None,
@@ -170,14 +170,14 @@ impl Session {
         self.explain(&WireError::Closed).reason
     }
 
-    fn greet(&mut self, errand: &Errand, say: &dyn Fn(&str)) -> Result<(), HostFailure> {
+    fn greet(&mut self, request: &LaunchRequest, say: &dyn Fn(&str)) -> Result<(), HostFailure> {
         let found = wire::skip_to(&mut self.from, &GREETINGS, GREETING_LIMIT);
         match found {
             Ok(0) => {}
             Ok(1) => {
                 let reason = format!(
                     "brigade is neither at {} nor in PATH there: install it, or let --sync copy it",
-                    errand.plan.access.brigade.display()
+                    request.plan.access.brigade.display()
                 );
                 return Err(self.failure(reason, 127));
             }
@@ -185,12 +185,12 @@ impl Session {
                 let reason = format!(
                     "{} there is not run: {}; let --sync compare and copy it, or take their rights \
                      away with `chmod go-w`",
-                    errand.plan.access.brigade.display(),
+                    request.plan.access.brigade.display(),
                     self.child.last_stderr().trim(),
                 );
                 return Err(self.failure(reason, 126));
             }
-            Ok(_) => self.send_brigade(errand, say)?,
+            Ok(_) => self.send_brigade(request, say)?,
             Err(error) => return Err(self.explain(&error)),
         }
         let FromHost::Hello(hello) = self.receive()? else { return Err(self.out_of_order()) };
@@ -230,7 +230,7 @@ impl Session {
 
     /// In the agent's words.
     fn refused(&self, reason: &str, code: u8) -> HostFailure {
-        self.failure(printable_within(reason, LONGEST_REASON), code)
+        self.failure(printable_within(reason, MAX_REASON_LEN), code)
     }
 
     pub(super) fn failure(&self, reason: String, code: u8) -> HostFailure {
@@ -284,7 +284,7 @@ fn connection_address(connection: &str, word: usize) -> Option<IpAddr> {
 }
 
 /// Characters: a reason may name a path.
-const LONGEST_REASON: usize = 1000;
+const MAX_REASON_LEN: usize = 1000;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// What an agent may say first, or the shell in its place.
 const GREETINGS: [&str; 4] = [GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED];

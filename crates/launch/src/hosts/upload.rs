@@ -10,20 +10,20 @@ use brigade_remote::HostSpec;
 use brigade_remote::remote_command::GREETING;
 use brigade_remote::wire::{self, WireError};
 
+use super::bundle::{Bundle, Contents};
 use super::error::HostFailure;
 use super::message::{FileMark, FromHost, ToHost};
-use super::parcel::{Contents, Parcel};
-use super::session::{Errand, GREETING_LIMIT, Session};
+use super::session::{GREETING_LIMIT, LaunchRequest, Session};
 use crate::Program;
 
 impl Session {
     /// The shell there waits for exactly these bytes, and then becomes what they are.
     pub(super) fn send_brigade(
         &mut self,
-        errand: &Errand,
+        request: &LaunchRequest,
         say: &dyn Fn(&str),
     ) -> Result<(), HostFailure> {
-        let Some(mark) = &errand.brigade_mark else { return Err(self.out_of_order()) };
+        let Some(mark) = &request.brigade_mark else { return Err(self.out_of_order()) };
         let name = mark.name.display().to_string();
         let mut progress = Progress::start(&self.host, name, mark.size, say);
         let mut file =
@@ -47,18 +47,18 @@ impl Session {
         }
     }
 
-    /// Has every file of the parcel there, and says where.
+    /// Has every file of the bundle there, and says where.
     pub(super) fn copy(
         &mut self,
-        parcel: &Parcel,
+        bundle: &Bundle,
         say: &dyn Fn(&str),
     ) -> Result<Copied, HostFailure> {
-        let together = parcel.contents != Contents::Program;
-        self.send(&ToHost::Look { files: parcel.files.clone(), together })?;
+        let together = bundle.contents != Contents::Program;
+        self.send(&ToHost::Look { files: bundle.files.clone(), together })?;
         let answer: FromHost = self.receive_within(LOOK_LIMIT)?;
         let FromHost::Found { places } = answer else { return Err(self.out_of_order()) };
         let missing: Vec<_> =
-            parcel.files.iter().zip(&places).filter(|it| it.1.is_none()).map(|it| it.0).collect();
+            bundle.files.iter().zip(&places).filter(|it| it.1.is_none()).map(|it| it.0).collect();
         let mut sources = together
             .then(|| {
                 let size = missing.iter().map(|it| it.size).sum();
@@ -68,7 +68,7 @@ impl Session {
             })
             .flatten();
         let mut all = Vec::new();
-        for (file, place) in parcel.files.iter().zip(places.iter().cloned()) {
+        for (file, place) in bundle.files.iter().zip(places.iter().cloned()) {
             all.push(match (place, &mut sources) {
                 (Some(place), _) => place,
                 (None, Some(progress)) => self.send_file(file, progress)?,
@@ -79,7 +79,7 @@ impl Session {
                 }
             });
         }
-        Ok(parcel.copied(all))
+        Ok(bundle.copied(all))
     }
 
     fn send_file(
@@ -116,7 +116,7 @@ impl Session {
     }
 }
 
-impl Parcel {
+impl Bundle {
     /// How it is started from where its files are.
     fn copied(&self, places: Vec<OsString>) -> Copied {
         let mut copied = Copied::default();

@@ -110,7 +110,7 @@ impl Attempt {
     }
 }
 
-pub(super) struct Carrier {
+pub(super) struct Pump {
     attempt: Attempt,
     filters: [Option<LineFilter>; 2],
     console: Console,
@@ -127,12 +127,12 @@ pub(super) struct Carrier {
     inbox: Receiver<Order>,
     outbox: Sender<Notice>,
     buffer: Vec<u8>,
-    room: Room,
+    room: Buffers,
 }
 
 /// What one piece of output becomes.
 #[derive(Default)]
-struct Room {
+struct Buffers {
     shown: Vec<u8>,
     collected: Vec<u8>,
 }
@@ -158,7 +158,7 @@ enum Loss {
     Closed,
 }
 
-impl Carrier {
+impl Pump {
     pub(super) fn new(
         plan: &OutputPlan,
         show: Box<dyn Show>,
@@ -179,7 +179,7 @@ impl Carrier {
             inbox,
             outbox,
             buffer: vec![0; READ_SIZE],
-            room: Room::default(),
+            room: Buffers::default(),
         }
     }
 
@@ -348,7 +348,7 @@ impl Carrier {
                 let filter = self.filters[carried.stream.index()].as_ref();
                 let mut bar = None;
                 let bars = self.reads_bars.then_some(&mut bar);
-                let (lines, each) = carried.sort(filter, &mut self.room, bars);
+                let (lines, each) = carried.route(filter, &mut self.room, bars);
                 lines.push(piece, each);
                 let rank = carried.rank;
                 if self.reads_bars && carried.stream == Stream::Stderr {
@@ -357,7 +357,7 @@ impl Carrier {
                 if let Some(report) = bar {
                     self.note(rank, report);
                 }
-                self.mourn(lost);
+                self.report_lost(lost);
                 self.pass_on(index);
                 true
             }
@@ -373,7 +373,7 @@ impl Carrier {
         let carried = &mut self.attempt.streams[index];
         if carried.pipe.take().is_some() {
             let filter = self.filters[carried.stream.index()].as_ref();
-            let (lines, each) = carried.sort(filter, &mut self.room, None);
+            let (lines, each) = carried.route(filter, &mut self.room, None);
             lines.finish(each);
             self.pass_on(index);
         }
@@ -392,7 +392,7 @@ impl Carrier {
             let file = self.attempt.filtered[stream.index()].as_mut();
             let lost = file.and_then(|file| file.write(&self.room.collected).err());
             self.room.collected.clear();
-            self.mourn(lost);
+            self.report_lost(lost);
         }
     }
 
@@ -405,7 +405,7 @@ impl Carrier {
     }
 
     /// A full disk under the logs must not end a training run, but is said.
-    fn mourn(&mut self, lost: Option<String>) {
+    fn report_lost(&mut self, lost: Option<String>) {
         if let Some(what) = lost.filter(|_| !self.logs_are_lossy) {
             self.logs_are_lossy = true;
             let text = format!("brigade: cannot write to {what}; some output is missing there\n");
@@ -423,10 +423,10 @@ impl Carrier {
 impl Carried {
     /// The lines, and what each of them becomes. A bar that is about to be drawn over is no line where
     /// `bar` takes it.
-    fn sort<'a>(
+    fn route<'a>(
         &'a mut self,
         filter: Option<&'a LineFilter>,
-        room: &'a mut Room,
+        room: &'a mut Buffers,
         mut bar: Option<&'a mut Option<ProgressReport>>,
     ) -> (&'a mut Lines, impl FnMut(&[u8]) + 'a) {
         let Self { lines, shown, collected, stream, .. } = self;

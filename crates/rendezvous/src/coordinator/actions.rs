@@ -6,13 +6,13 @@ use std::time::{Duration, Instant, SystemTime};
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 use serde::Serialize;
 
+use super::event_loop::{EventLoop, FIRST};
 use super::peer::{Origin, Peer, Stage};
-use super::turn::{FIRST, Turn};
-use crate::etcd::Seat;
-use crate::wire::Wire;
+use crate::connection::Connection;
+use crate::etcd::LeaderLease;
 use crate::{Action, AgentId, Event, Record, ToAgent};
 
-impl Turn {
+impl EventLoop {
     pub(super) fn tell(&mut self, event: Event) {
         let actions = self.formation.handle(self.start.elapsed(), event);
         let begins = |it: &Action| matches!(it, Action::Send(_, ToAgent::Start(_)));
@@ -49,7 +49,7 @@ impl Turn {
     }
 
     /// The hold on the election, where there was one.
-    fn seat(&self) -> Option<&Seat> {
+    fn seat(&self) -> Option<&LeaderLease> {
         self.listener.as_ref().and_then(|listener| listener.seat.as_ref())
     }
 
@@ -71,7 +71,7 @@ impl Turn {
     pub(super) fn enter(
         &mut self,
         agent: AgentId,
-        wire: io::Result<Wire>,
+        wire: io::Result<Connection>,
         stage: Stage,
         origin: Origin,
         host: &str,
@@ -130,7 +130,7 @@ impl Turn {
     fn close_within(&mut self, agent: AgentId, silence: Duration) {
         let silent = |peer: &Peer| {
             let is_member = peer.is_remote() && matches!(peer.stage, Stage::Member);
-            is_member && peer.wire.heard().elapsed() >= self.limits.heartbeat_timeout()
+            is_member && peer.wire.last_received().elapsed() >= self.limits.heartbeat_timeout()
         };
         if self.peers.get(&agent).is_some_and(silent) {
             self.remove(agent);
@@ -144,7 +144,7 @@ impl Turn {
                 Origin::Tcp(_) => silence,
                 Origin::Local | Origin::Session => Duration::ZERO,
             };
-            let until = (Instant::now() + LAST_WORDS).max(peer.wire.heard() + lost);
+            let until = (Instant::now() + LAST_WORDS).max(peer.wire.last_received() + lost);
             self.closing.push((until, agent));
             self.after_sending(agent);
         }
@@ -153,7 +153,7 @@ impl Turn {
     pub(super) fn after_sending(&mut self, agent: AgentId) {
         let Some(peer) = self.peers.get_mut(&agent) else { return };
         let waits = peer.wire.wants_write();
-        if peer.wire.mute().is_some() {
+        if peer.wire.write_error().is_some() {
             self.unread.push(agent);
         }
         if waits != peer.polled_for_writing {
@@ -173,7 +173,7 @@ impl Turn {
 
 fn poll_for_writing(
     epoll: &nix::sys::epoll::Epoll,
-    wire: &Wire,
+    wire: &Connection,
     token: u64,
     waits: bool,
 ) -> nix::Result<()> {

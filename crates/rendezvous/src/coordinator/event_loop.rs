@@ -12,12 +12,12 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use super::output::OutputSink;
 use super::peer::{Ended, Origin, Peer, Stage};
 use super::shared::{Command, Shared};
-use crate::listener::{Limits, Listener, MOST_UNSENT};
-use crate::wire::Wire;
+use crate::connection::Connection;
+use crate::listener::{Limits, Listener, MAX_UNSENT};
 use crate::{AgentId, Event, Formation, Rules, TimeLimits, ToAgent, Verdict};
 
 /// Everything the thread has.
-pub(super) struct Turn {
+pub(super) struct EventLoop {
     pub(super) formation: Formation,
     pub(super) start: Instant,
     pub(super) epoll: Epoll,
@@ -48,7 +48,7 @@ pub(super) struct Turn {
     abandoned: bool,
 }
 
-impl Turn {
+impl EventLoop {
     pub(super) fn new(
         rules: Rules,
         listener: Option<Listener>,
@@ -117,7 +117,7 @@ impl Turn {
         let mut events = [EpollEvent::empty(); 64];
         let mut timeout = self.timeout();
         // What has come counts before time does: so all of it is read first.
-        for _ in 0..MOST_ROUNDS {
+        for _ in 0..MAX_ROUNDS {
             let Ok(count) = self.epoll.wait(&mut events, timeout) else {
                 // EINTR: this process was stopped and goes on. What has come meanwhile counts before
                 // the clock does, too.
@@ -168,7 +168,7 @@ impl Turn {
                     }
                 }
                 Command::Local(agent, socket) => {
-                    let wire = Wire::new(socket, None, MOST_UNSENT);
+                    let wire = Connection::new(socket, None, MAX_UNSENT);
                     self.enter(agent, wire, Stage::Joining, Origin::Local, "this host");
                 }
                 Command::Session { agent, reader, writer, host } => {
@@ -192,7 +192,7 @@ impl Turn {
     }
 
     fn session(&mut self, agent: AgentId, reader: OwnedFd, writer: OwnedFd, host: String) {
-        let wire = Wire::new(reader, Some(writer), MOST_UNSENT);
+        let wire = Connection::new(reader, Some(writer), MAX_UNSENT);
         self.enter(agent, wire, Stage::Joining, Origin::Session, &host);
         self.tell(Event::Expected { agent, host });
         if !self.peers.contains_key(&agent) {
@@ -325,7 +325,7 @@ const SEAT: u64 = 2;
 /// Agents' numbers begin here in the poll.
 pub(super) const FIRST: u64 = 3;
 /// How often the poll is asked for more before the clock is looked at.
-const MOST_ROUNDS: usize = 64;
+const MAX_ROUNDS: usize = 64;
 /// No message with which an agent joins is longer.
 const MAX_JOIN: usize = 4 << 10;
 const DEAF: Duration = Duration::from_secs(1);

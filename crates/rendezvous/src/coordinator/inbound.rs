@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use nix::sys::epoll::EpollFlags;
 
+use super::event_loop::EventLoop;
 use super::output::{Credit, Piece};
 use super::peer::{Ended, Origin, Stage};
-use super::turn::Turn;
+use crate::connection::LinkError;
 use crate::handshake::{self, Answer, MAX_GREETING};
-use crate::wire::LinkError;
-use crate::{AgentId, Event, FromAgent, Join, LONGEST_FRAME, OUTPUT_CREDIT, Stream};
+use crate::{AgentId, Event, FromAgent, Join, MAX_FRAME_LEN, OUTPUT_CREDIT, Stream};
 
-impl Turn {
+impl EventLoop {
     /// The poll says that something can be done with this connection.
     pub(super) fn ready(&mut self, agent: AgentId, what: EpollFlags) {
         if what.intersects(EpollFlags::EPOLLOUT | EpollFlags::EPOLLERR)
@@ -28,7 +28,7 @@ impl Turn {
 
     /// Takes in what has come, up to a limit, so that nobody keeps the others waiting.
     pub(super) fn read(&mut self, agent: AgentId) {
-        for _ in 0..MOST_MESSAGES {
+        for _ in 0..MAX_MESSAGES {
             if !self.read_one(agent) {
                 return;
             }
@@ -39,7 +39,7 @@ impl Turn {
     /// False when there is nothing more.
     fn read_one(&mut self, agent: AgentId) -> bool {
         let Some(peer) = self.peers.get_mut(&agent) else { return false };
-        let heard = peer.wire.heard();
+        let heard = peer.wire.last_received();
         let result = match &mut peer.stage {
             Stage::Greeting => match peer.wire.receive_record(MAX_GREETING) {
                 Ok(Some(record)) => {
@@ -58,7 +58,8 @@ impl Turn {
             }
             Ok(None) => {
                 // A piece of a long message is a sign of life, too.
-                let alive = matches!(peer.stage, Stage::Member) && peer.wire.heard() > heard;
+                let alive =
+                    matches!(peer.stage, Stage::Member) && peer.wire.last_received() > heard;
                 if alive {
                     self.tell(Event::Heard { agent });
                 }
@@ -96,7 +97,7 @@ impl Turn {
         let Some(Origin::Tcp(address)) = self.peers.get(&agent).map(|peer| peer.origin) else {
             return;
         };
-        if self.refused.len() < MOST_REFUSED && !self.refused.contains(&address) {
+        if self.refused.len() < MAX_REFUSED && !self.refused.contains(&address) {
             self.refused.push(address);
             self.say(&format!("refused {address}: {reason}"));
         }
@@ -149,7 +150,7 @@ impl Turn {
         let Some(peer) = self.peers.get_mut(&agent) else { return };
         let count = bytes.len() as u64;
         peer.unshown += count;
-        if peer.unshown > MOST_UNSHOWN {
+        if peer.unshown > MAX_UNSHOWN {
             return self.drop_peer(agent, "it sent more output than it may");
         }
         let credit = Credit { shared: self.shared.clone(), agent, bytes: count };
@@ -219,9 +220,9 @@ impl Turn {
 }
 
 /// How many messages of one agent are read before the others get their turn.
-const MOST_MESSAGES: usize = 64;
+const MAX_MESSAGES: usize = 64;
 /// An agent keeps to its credit; the piece that exceeds it is allowed.
-const MOST_UNSHOWN: u64 = OUTPUT_CREDIT + LONGEST_FRAME as u64;
+const MAX_UNSHOWN: u64 = OUTPUT_CREDIT + MAX_FRAME_LEN as u64;
 /// How long the end of a session waits for somebody to say why.
 const EXPLANATION: Duration = Duration::from_millis(500);
-const MOST_REFUSED: usize = 64;
+const MAX_REFUSED: usize = 64;

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::wire::Wire;
+use crate::connection::Connection;
 
 /// A connection to an agent, or to somebody who may become one.
 #[derive(Debug)]
 pub(super) struct Peer {
-    pub(super) wire: Wire,
+    pub(super) wire: Connection,
     pub(super) stage: Stage,
     pub(super) origin: Origin,
     /// For messages; the agent's own name for its host once it has joined.
@@ -41,7 +41,7 @@ pub(super) enum Origin {
 }
 
 impl Peer {
-    pub(super) fn new(wire: Wire, stage: Stage, origin: Origin, host: &str) -> Self {
+    pub(super) fn new(wire: Connection, stage: Stage, origin: Origin, host: &str) -> Self {
         Self {
             wire,
             stage,

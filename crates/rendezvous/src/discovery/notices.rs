@@ -7,18 +7,18 @@ use std::time::Duration;
 use brigade_wake::{Flag, Sender};
 use nix::poll::PollFlags;
 
-use super::MeetNotice;
+use super::RendezvousNotice;
 
 /// The thread's end.
 #[derive(Debug)]
 pub(crate) struct Notices {
-    pub(super) sender: Sender<MeetNotice>,
+    pub(super) sender: Sender<RendezvousNotice>,
     pub(super) given_up: Arc<Flag>,
 }
 
 impl Notices {
     /// An agent that has given up takes no notice: a connection in it is closed.
-    pub(crate) fn tell(&self, notice: MeetNotice) {
+    pub(crate) fn tell(&self, notice: RendezvousNotice) {
         let _ = self.sender.send(notice);
     }
 

@@ -6,30 +6,30 @@ use std::time::Duration;
 
 use super::notices::Notices;
 use super::tcp::{Endpoint, Failure};
-use super::{MeetError, MeetNotice, MeetPlan};
+use super::{RendezvousError, RendezvousNotice, RendezvousPlan};
 
 /// Connects to the address until that works, or until it is certain that the coordinator has ended:
 /// its host answers, and nothing listens there. A coordinator that is `patient`ly waited for may
 /// still be there when nothing seems to be: a gateway may have answered.
 pub(super) fn meet(
-    plan: &MeetPlan,
+    plan: &RendezvousPlan,
     address: SocketAddr,
     patient: bool,
     mut delay: Duration,
     notices: &Notices,
-) -> Result<MeetNotice, MeetError> {
+) -> Result<RendezvousNotice, RendezvousError> {
     let name = address.ip().to_string();
     let endpoint = Endpoint::new(plan, &name, address.port());
     loop {
         if notices.wait(None, delay) {
-            return Err(MeetError::System(io::ErrorKind::Interrupted.into()));
+            return Err(RendezvousError::System(io::ErrorKind::Interrupted.into()));
         }
         delay = plan.limits.reconnect_pause();
         let limit = plan.limits.reconnect_attempt();
         let gone = match TcpStream::connect_timeout(&address, limit) {
             Ok(stream) => match endpoint.introduce(stream, limit, notices) {
-                Ok(link) => return Ok(MeetNotice::Join(link.to(address))),
-                Err(Failure::Now(MeetError::System(error))) => return Err(error.into()),
+                Ok(link) => return Ok(RendezvousNotice::Join(link.to(address))),
+                Err(Failure::Now(RendezvousError::System(error))) => return Err(error.into()),
                 Err(Failure::Now(error)) => Some(error.to_string()),
                 Err(Failure::Later(_)) => None,
             },
@@ -39,7 +39,7 @@ pub(super) fn meet(
             Err(_) => None,
         };
         if let Some(how) = gone.filter(|_| !patient) {
-            return Ok(MeetNotice::Gone { how });
+            return Ok(RendezvousNotice::Gone { how });
         }
     }
 }

@@ -6,26 +6,30 @@ use std::time::{Duration, Instant};
 
 use nix::poll::PollFlags;
 
+use super::backoff::RetryPolicy;
 use super::notices::Notices;
-use super::patience::Patience;
-use super::{MeetError, MeetNotice, MeetPlan};
+use super::{RendezvousError, RendezvousNotice, RendezvousPlan};
+use crate::connection::{Connection, LinkError};
 use crate::handshake::{ClientHandshake, Denial, MAX_GREETING};
 use crate::listener::{Listener, Reach, is_own, prepared};
-use crate::wire::{LinkError, Wire};
-use crate::{LONGEST_FRAME, Link, TimeLimits, printable};
+use crate::{Link, MAX_FRAME_LEN, TimeLimits, printable};
 
 /// Serves at this port, or says why not.
-pub(super) fn serve(plan: &MeetPlan, address: &str, port: u16) -> Result<MeetNotice, MeetError> {
+pub(super) fn serve(
+    plan: &RendezvousPlan,
+    address: &str,
+    port: u16,
+) -> Result<RendezvousNotice, RendezvousError> {
     match listen(plan, address, port) {
         Err(source) if source.kind() == io::ErrorKind::AddrInUse => {
-            Err(MeetError::PortTaken { port })
+            Err(RendezvousError::PortTaken { port })
         }
-        Err(source) => Err(MeetError::CannotListen { port, source }),
-        Ok(listener) => Ok(MeetNotice::Serve { listener, address: plain(address).into() }),
+        Err(source) => Err(RendezvousError::CannotListen { port, source }),
+        Ok(listener) => Ok(RendezvousNotice::Serve { listener, address: plain(address).into() }),
     }
 }
 
-fn listen(plan: &MeetPlan, address: &str, port: u16) -> io::Result<Listener> {
+fn listen(plan: &RendezvousPlan, address: &str, port: u16) -> io::Result<Listener> {
     let reach = match plain(address).parse::<IpAddr>() {
         Ok(address) if address.is_loopback() => Reach::Loopback(address),
         Err(_) if address == "localhost" => Reach::Loopback(Ipv4Addr::LOCALHOST.into()),
@@ -37,14 +41,14 @@ fn listen(plan: &MeetPlan, address: &str, port: u16) -> io::Result<Listener> {
 
 /// Tries to serve, if that is this agent's part, and to find who serves, until one of it works.
 pub(super) fn meet(
-    plan: &MeetPlan,
+    plan: &RendezvousPlan,
     address: &str,
     port: u16,
     serve: Option<bool>,
     notices: &Notices,
-) -> Result<MeetNotice, MeetError> {
+) -> Result<RendezvousNotice, RendezvousError> {
     let endpoint = Endpoint::new(plan, address, port);
-    let mut patience = Patience::new(plan, endpoint.name(), LONGEST_PAUSE);
+    let mut patience = RetryPolicy::new(plan, endpoint.name(), MAX_PAUSE);
     let mut taken_since = None;
     loop {
         let round = Instant::now();
@@ -52,20 +56,20 @@ pub(super) fn meet(
         let own = |found: &Vec<SocketAddr>| found.iter().copied().any(is_own);
         if serve.unwrap_or_else(|| found.as_ref().is_ok_and(own)) {
             match self::serve(plan, address, port) {
-                Err(MeetError::PortTaken { .. }) => taken_since = taken_since.or(Some(round)),
+                Err(RendezvousError::PortTaken { .. }) => taken_since = taken_since.or(Some(round)),
                 served => return served,
             }
         }
         let met = found.map_err(Failure::Later).and_then(|all| endpoint.try_all(&all, notices));
         let last = match met {
-            Ok(link) => return Ok(MeetNotice::Join(link)),
+            Ok(link) => return Ok(RendezvousNotice::Join(link)),
             // Another agent of this host would have answered.
-            Err(Failure::Now(MeetError::NotACoordinator { .. })) if taken_since.is_some() => {
-                return Err(MeetError::PortTaken { port });
+            Err(Failure::Now(RendezvousError::NotACoordinator { .. })) if taken_since.is_some() => {
+                return Err(RendezvousError::PortTaken { port });
             }
             Err(Failure::Now(error)) => return Err(error),
             Err(Failure::Later(_)) if taken_since.is_some_and(|since| since.elapsed() >= TAKEN) => {
-                return Err(MeetError::PortTaken { port });
+                return Err(RendezvousError::PortTaken { port });
             }
             Err(Failure::Later(text)) => text,
         };
@@ -76,19 +80,19 @@ pub(super) fn meet(
 /// Why it did not work this time.
 pub(crate) enum Failure {
     /// It will not work later either.
-    Now(MeetError),
+    Now(RendezvousError),
     Later(String),
 }
 
 /// Where somebody may be.
 pub(crate) struct Endpoint<'a> {
-    plan: &'a MeetPlan,
+    plan: &'a RendezvousPlan,
     address: &'a str,
     port: u16,
 }
 
 impl<'a> Endpoint<'a> {
-    pub(crate) fn new(plan: &'a MeetPlan, address: &'a str, port: u16) -> Self {
+    pub(crate) fn new(plan: &'a RendezvousPlan, address: &'a str, port: u16) -> Self {
         Self { plan, address: plain(address), port }
     }
 
@@ -149,16 +153,21 @@ impl<'a> Endpoint<'a> {
         if is_self(&stream) {
             return Err(Failure::Later("connection refused".into()));
         }
-        let wire = Wire::new(stream.into(), None, MOST_UNSENT).map_err(later)?;
+        let wire = Connection::new(stream.into(), None, MAX_UNSENT).map_err(later)?;
         self.greet(wire, limit, notices)
     }
 
-    fn greet(&self, mut wire: Wire, limit: Duration, notices: &Notices) -> Result<Link, Failure> {
-        let system = |error| Failure::Now(MeetError::System(error));
+    fn greet(
+        &self,
+        mut wire: Connection,
+        limit: Duration,
+        notices: &Notices,
+    ) -> Result<Link, Failure> {
+        let system = |error| Failure::Now(RendezvousError::System(error));
         let endpoint = self.name();
         let start = ClientHandshake::start(self.plan.secret.as_ref());
         let (handshake, hello) = start.map_err(|error| system(io::Error::other(error)))?;
-        wire.distrust(LONGEST_ANSWER);
+        wire.distrust(MAX_ANSWER_LEN);
         wire.send_record(&hello);
         let until = Instant::now() + limit;
         let record = loop {
@@ -167,7 +176,7 @@ impl<'a> Endpoint<'a> {
                 Ok(None) => {}
                 Err(LinkError::Protocol(error)) => {
                     let how = error.to_string();
-                    return Err(Failure::Now(MeetError::NotACoordinator { endpoint, how }));
+                    return Err(Failure::Now(RendezvousError::NotACoordinator { endpoint, how }));
                 }
                 // Before a balancer has a peer to pass it on to, or while a job ends.
                 Err(error) => return Err(Failure::Later(error.to_string())),
@@ -187,12 +196,12 @@ impl<'a> Endpoint<'a> {
                 Link::of(wire, Some(self.plan.limits)).map_err(system)
             }
             Err(Denial::Refused(reason)) => {
-                Err(Failure::Now(MeetError::Denied { endpoint, reason }))
+                Err(Failure::Now(RendezvousError::Denied { endpoint, reason }))
             }
-            Err(Denial::Unproved) => Err(Failure::Now(MeetError::Impostor { endpoint })),
+            Err(Denial::Unproved) => Err(Failure::Now(RendezvousError::Impostor { endpoint })),
             Err(Denial::NotBrigade) => {
                 let how = "it does not speak Brigade's protocol".into();
-                Err(Failure::Now(MeetError::NotACoordinator { endpoint, how }))
+                Err(Failure::Now(RendezvousError::NotACoordinator { endpoint, how }))
             }
         }
     }
@@ -209,10 +218,10 @@ fn is_self(stream: &TcpStream) -> bool {
     matches!((stream.local_addr(), stream.peer_addr()), (Ok(near), Ok(far)) if near == far)
 }
 
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+const MAX_PAUSE: Duration = Duration::from_millis(500);
 /// A coordinator that is about to end lets the port go within this time.
 const TAKEN: Duration = Duration::from_secs(4);
 /// A reason may quote what we have sent.
-const LONGEST_ANSWER: usize = 64 << 10;
+const MAX_ANSWER_LEN: usize = 64 << 10;
 /// The output that may wait, and a longest message on top.
-const MOST_UNSENT: usize = 2 * LONGEST_FRAME;
+const MAX_UNSENT: usize = 2 * MAX_FRAME_LEN;

@@ -14,8 +14,8 @@ use nix::sys::socket::{
 use super::*;
 use crate::{Coordinator, FromAgent, Join, Rules, ToAgent};
 
-fn plan(way: Way) -> MeetPlan {
-    MeetPlan {
+fn plan(way: DiscoveryMethod) -> RendezvousPlan {
+    RendezvousPlan {
         way,
         run_id: "j".into(),
         host: "node2".into(),
@@ -25,11 +25,11 @@ fn plan(way: Way) -> MeetPlan {
     }
 }
 
-fn way(address: &str, port: u16) -> Way {
-    Way::Endpoint { address: address.into(), port, serve: None }
+fn way(address: &str, port: u16) -> DiscoveryMethod {
+    DiscoveryMethod::Endpoint { address: address.into(), port, serve: None }
 }
 
-fn wait(meeting: &mut Meeting) -> MeetNotice {
+fn wait(meeting: &mut Rendezvous) -> RendezvousNotice {
     loop {
         if let Some(notice) = meeting.next() {
             return notice;
@@ -39,25 +39,25 @@ fn wait(meeting: &mut Meeting) -> MeetNotice {
 }
 
 /// Past what is only said.
-fn outcome(plan: MeetPlan) -> MeetNotice {
-    let mut meeting = Meeting::start(plan).unwrap();
+fn outcome(plan: RendezvousPlan) -> RendezvousNotice {
+    let mut meeting = Rendezvous::start(plan).unwrap();
     loop {
         match wait(&mut meeting) {
-            MeetNotice::Say(_) => {}
+            RendezvousNotice::Say(_) => {}
             notice => return notice,
         }
     }
 }
 
-fn failure(plan: MeetPlan) -> MeetError {
+fn failure(plan: RendezvousPlan) -> RendezvousError {
     match outcome(plan) {
-        MeetNotice::Failed(error) => error,
+        RendezvousNotice::Failed(error) => error,
         notice => panic!("{notice:?}"),
     }
 }
 
-fn serve(way: Way) -> (Coordinator, u16) {
-    let MeetNotice::Serve { listener, address } = outcome(plan(way)) else { panic!() };
+fn serve(way: DiscoveryMethod) -> (Coordinator, u16) {
+    let RendezvousNotice::Serve { listener, address } = outcome(plan(way)) else { panic!() };
     let port = listener.port();
     let rules = Rules {
         run_id: "j".into(),
@@ -110,7 +110,7 @@ fn run(coordinator: Coordinator, mut links: [Link; 2], master: &str) {
 fn who_has_the_address_serves_and_the_next_agent_joins() {
     for address in ["localhost", "127.0.0.1"] {
         let (coordinator, port) = serve(way(address, 0));
-        let MeetNotice::Join(link) = outcome(plan(way(address, port))) else { panic!() };
+        let RendezvousNotice::Join(link) = outcome(plan(way(address, port))) else { panic!() };
         let own = coordinator.link().unwrap();
         run(coordinator, [own, link], address);
     }
@@ -119,12 +119,13 @@ fn who_has_the_address_serves_and_the_next_agent_joins() {
 #[test]
 fn others_wait_for_host_0() {
     let (_held, port) = free_port();
-    let first = |node_rank| Way::Static { node_rank, address: "localhost".into(), port };
-    let mut meeting = Meeting::start(plan(first(1))).unwrap();
-    let MeetNotice::Say(line) = wait(&mut meeting) else { panic!() };
+    let first =
+        |node_rank| DiscoveryMethod::Static { node_rank, address: "localhost".into(), port };
+    let mut meeting = Rendezvous::start(plan(first(1))).unwrap();
+    let RendezvousNotice::Say(line) = wait(&mut meeting) else { panic!() };
     assert_eq!(line, format!("localhost:{port}: connection refused; trying for up to 60 s"));
     let (coordinator, _) = serve(first(0));
-    let MeetNotice::Join(link) = wait(&mut meeting) else { panic!() };
+    let RendezvousNotice::Join(link) = wait(&mut meeting) else { panic!() };
     let own = coordinator.link().unwrap();
     run(coordinator, [own, link], "localhost");
 }
@@ -141,13 +142,13 @@ fn a_name_without_an_address_is_told() {
 #[test]
 fn another_secret_is_refused() {
     let (coordinator, port) = serve(way("localhost", 0));
-    let way = Way::Endpoint { address: "localhost".into(), port, serve: Some(false) };
+    let way = DiscoveryMethod::Endpoint { address: "localhost".into(), port, serve: Some(false) };
     let secret = Secret::new("a guess at the secret").unwrap();
     for (secret, reason) in [
         (Some(secret), "its job has another secret: set the same BRIGADE_RDZV_SECRET"),
         (None, "its job has a secret, and this host was given none: set the same"),
     ] {
-        let text = failure(MeetPlan { secret, ..plan(way.clone()) }).to_string();
+        let text = failure(RendezvousPlan { secret, ..plan(way.clone()) }).to_string();
         let expected = format!("localhost:{port} refused this host: {reason}");
         assert!(text.starts_with(&expected), "{text}");
     }
@@ -207,9 +208,9 @@ fn a_port_of_another_program_is_named() {
         "port {port} on this host is in use by another program: end that, or give another port"
     );
     assert_eq!(failure(plan(way("127.0.0.1", port))).to_string(), taken);
-    let first = Way::Static { node_rank: 0, address: "127.0.0.1".into(), port };
+    let first = DiscoveryMethod::Static { node_rank: 0, address: "127.0.0.1".into(), port };
     assert_eq!(failure(plan(first)).to_string(), taken);
-    let second = Way::Static { node_rank: 1, address: "127.0.0.1".into(), port };
+    let second = DiscoveryMethod::Static { node_rank: 1, address: "127.0.0.1".into(), port };
     let text = failure(plan(second)).to_string();
     let expected = format!("127.0.0.1:{port} is not a Brigade coordinator: a message of ");
     assert!(text.starts_with(&expected), "{text}");
@@ -220,14 +221,14 @@ fn a_port_of_a_silent_program_is_named() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let error = failure(plan(way("127.0.0.1", port)));
-    assert!(matches!(error, MeetError::PortTaken { .. }), "{error}");
+    assert!(matches!(error, RendezvousError::PortTaken { .. }), "{error}");
 }
 
 #[test]
 fn giving_up_is_possible_at_any_time() {
     let (_held, port) = free_port();
-    let way = Way::Static { node_rank: 1, address: "localhost".into(), port };
-    drop(Meeting::start(plan(way)).unwrap());
+    let way = DiscoveryMethod::Static { node_rank: 1, address: "localhost".into(), port };
+    drop(Rendezvous::start(plan(way)).unwrap());
 }
 
 /// One connection over which nothing comes must not use up the time in which the seat is kept.
@@ -236,8 +237,8 @@ fn a_way_back_that_is_silent_is_given_up_soon() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let limits = TimeLimits::new(Duration::from_secs(6), Duration::from_secs(30));
-    let way = Way::Resume { address, patient: true, delay: Duration::ZERO };
-    let _meeting = Meeting::start(MeetPlan { limits, ..plan(way) }).unwrap();
+    let way = DiscoveryMethod::Resume { address, patient: true, delay: Duration::ZERO };
+    let _meeting = Rendezvous::start(RendezvousPlan { limits, ..plan(way) }).unwrap();
     // Kept open, and silent. A busy machine may hold this process up in one round, not in all.
     let mut silent = vec![listener.accept().unwrap()];
     let given_up_soon = (0..5).any(|_| {

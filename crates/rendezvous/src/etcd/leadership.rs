@@ -11,11 +11,11 @@ use brigade_wake::Flag;
 
 use super::client::{Client, ClientError, Created, Lease};
 use super::election::Keys;
-use crate::quiet;
+use crate::masked_thread;
 
 /// Held by the coordinator; dropping it lets somebody else be elected.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct LeaderLease {
     shared: Arc<Shared>,
     time: Duration,
     thread: Option<JoinHandle<()>>,
@@ -53,7 +53,7 @@ struct Hold {
     shared: Arc<Shared>,
 }
 
-impl Seat {
+impl LeaderLease {
     /// Keeps what has been won, with a lease that was asked for at `asked`.
     pub(super) fn hold(
         client: Client,
@@ -70,7 +70,7 @@ impl Seat {
             confirmed: Mutex::new(asked),
         });
         let hold = Hold { client, keys, value, lease, time, shared: Arc::clone(&shared) };
-        let thread = quiet::spawn("etcd", move || hold.run())?;
+        let thread = masked_thread::spawn("etcd", move || hold.run())?;
         Ok(Self { shared, time, thread: Some(thread) })
     }
 
@@ -92,7 +92,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for LeaderLease {
     fn drop(&mut self) {
         self.shared.leave.set();
         if let Some(thread) = self.thread.take() {

@@ -86,7 +86,7 @@ impl Trouble {
     pub(super) fn lose(&mut self, agent: AgentId, loss: Loss, gone: Gone) {
         let mut since = match gone {
             // The ranks of other hosts see a host go at the same time, and may be heard earlier.
-            Gone::Now(now) => signed(now.as_millis()).saturating_sub(NEWS_TAKES),
+            Gone::Now(now) => signed(now.as_millis()).saturating_sub(NEWS_TIMEOUT),
             Gone::Since(heard) => signed(heard.as_millis()),
             Gone::Useless(now) => signed(now.as_millis()),
         };
@@ -166,4 +166,4 @@ pub(super) fn name(signal: i32) -> String {
 }
 
 /// Milliseconds by which the word that a connection broke may be behind the word of what it caused.
-const NEWS_TAKES: i64 = 1_000;
+const NEWS_TIMEOUT: i64 = 1_000;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::failures::{self, Gone, Loss};
 use super::member::{Away, Member, Part};
-use super::trouble::{self, Gone, Loss};
 use super::{AgentId, Formation, State};
 use crate::FromAgent;
 
@@ -16,18 +16,18 @@ impl Formation {
             let line = format!("{} is heard again", member.join.host);
             self.say(line);
         }
-        if self.rivals == 0 || matches!(self.state, State::Over(_)) {
+        if self.duplicates == 0 || matches!(self.state, State::Over(_)) {
             return;
         }
         // So whoever came after its node rank in the meantime comes in vain.
         let vain = |(_, member): &(&AgentId, &Member)| {
-            member.rival == Some(agent) && member.joined < self.now
+            member.duplicate_of == Some(agent) && member.joined < self.now
         };
-        let rivals: Vec<_> = self.members.iter().filter(vain).map(|(id, _)| *id).collect();
-        for rival in rivals {
-            let join = self.members[&rival].join.clone();
+        let duplicates: Vec<_> = self.members.iter().filter(vain).map(|(id, _)| *id).collect();
+        for duplicate_of in duplicates {
+            let join = self.members[&duplicate_of].join.clone();
             let reason = self.taken(&join, agent);
-            self.refuse(rival, &join.host, reason);
+            self.refuse(duplicate_of, &join.host, reason);
         }
     }
 
@@ -59,7 +59,7 @@ impl Formation {
                 // Else it is one of before, sent again after a break.
                 if count > member.requests {
                     member.requests = count;
-                    self.interrupt(trouble::checked(signal), Some(agent));
+                    self.interrupt(failures::checked(signal), Some(agent));
                 }
             }
             FromAgent::Leaving => self.leaves(agent),

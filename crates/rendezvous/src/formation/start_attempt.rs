@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::admission::JOINED_LATELY;
+use super::failures::{self, Loss, Trouble};
 use super::member::{Member, Part};
 use super::rules::REGROUP;
-use super::trouble::{self, Loss, Trouble};
 use super::{Action, AgentId, Formation, HostPart, JobEvent, Rules, State, hosts};
 use crate::{Assignment, Cause, ToAgent, Verdict};
 
@@ -65,7 +65,7 @@ impl Rules {
 impl Formation {
     /// Hosts on which the next attempt can count.
     pub(super) fn present(&self) -> usize {
-        self.count(|member| member.rival.is_none())
+        self.count(|member| member.duplicate_of.is_none())
     }
 
     /// Goes on as far as nothing has to be waited for.
@@ -100,7 +100,7 @@ impl Formation {
         let State::Gathering(gathering) = &mut self.state else { return };
         if have < need {
             (gathering.last_call, gathering.admission) = (None, None);
-            let enough = have + self.rivals + to_come >= need;
+            let enough = have + self.duplicates + to_come >= need;
             self.wait_for_more(have, self.rules.late_hosts || enough);
             return;
         }
@@ -115,7 +115,7 @@ impl Formation {
         if self.waits_for_absent() {
             return;
         }
-        let known = self.count(|member| member.rival.is_none() && !member.is_new());
+        let known = self.count(|member| member.duplicate_of.is_none() && !member.is_new());
         let wait = self.admission_wait();
         let State::Gathering(gathering) = &mut self.state else { return };
         if gathering.calm && known < need && !wait.is_zero() {
@@ -142,12 +142,12 @@ impl Formation {
         let State::Gathering(gathering) = &mut self.state else { return };
         let waited = self.now.saturating_sub(gathering.since);
         if !enough_may_come && let Some(Loss { host, how }) = gathering.loss.take() {
-            return self.end(trouble::verdict(Cause::HostLost { host, how }));
+            return self.end(failures::verdict(Cause::HostLost { host, how }));
         }
         let limit = self.rules.join_timeout;
         if !enough_may_come || waited >= limit {
             let seconds = waited.as_secs();
-            return self.end(trouble::verdict(Cause::TooFewHosts { have, need, seconds }));
+            return self.end(failures::verdict(Cause::TooFewHosts { have, need, seconds }));
         }
         if !gathering.told {
             gathering.told = true;
@@ -171,7 +171,7 @@ impl Formation {
                 if self.restarts >= self.rules.max_restarts {
                     let host = "the coordinator's host".into();
                     let how = format!("no restart is left of {}", self.rules.max_restarts);
-                    return self.end(trouble::verdict(Cause::HostLost { host, how }));
+                    return self.end(failures::verdict(Cause::HostLost { host, how }));
                 }
                 self.restarts += 1;
                 self.restore_order();
@@ -192,12 +192,12 @@ impl Formation {
         let master_port = self.members[&order[0]].join.port;
         let (mut first_rank, mut parts) = (0, Vec::new());
         for member in self.members.values_mut() {
-            member.veteran = false;
+            member.previous_member = false;
         }
         for (node_rank, id) in order.iter().enumerate() {
             let Some(member) = self.members.get_mut(id) else { continue };
             member.part = Part::Running;
-            member.veteran = true;
+            member.previous_member = true;
             member.ranks.clear();
             let nproc = member.join.nproc;
             let host = member.join.host.clone();
@@ -255,10 +255,10 @@ impl Formation {
     /// The hosts of the next attempt, in the order of their ranks. A host that has had a part keeps it;
     /// others take part where they are admitted.
     fn choose(&self, admits: bool) -> Vec<AgentId> {
-        let may = |member: &Member| member.rival.is_none() && (admits || !member.is_new());
+        let may = |member: &Member| member.duplicate_of.is_none() && (admits || !member.is_new());
         let mut order: Vec<(&AgentId, &Member)> =
             self.members.iter().filter(|(_, member)| may(member)).collect();
-        order.sort_by_key(|(_, member)| (!member.veteran, member.order));
+        order.sort_by_key(|(_, member)| (!member.previous_member, member.order));
         order.truncate(self.rules.max_nodes);
         order.sort_by_key(|(_, member)| member.place());
         order.into_iter().map(|(id, _)| *id).collect()

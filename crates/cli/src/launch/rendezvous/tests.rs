@@ -10,32 +10,32 @@ fn layers(flags: &[(&str, &str)]) -> Layer {
     layer.over(Layer::defaults())
 }
 
-fn alone() -> Way {
-    Way::Here(Meeting::OneHost)
+fn alone() -> Route {
+    Route::Here(RendezvousMode::OneHost)
 }
 
-fn elastic(endpoint: &str, serve: Option<bool>) -> Way {
-    Way::Here(Meeting::Elastic { endpoint: endpoint.parse().unwrap(), serve })
+fn elastic(endpoint: &str, serve: Option<bool>) -> Route {
+    Route::Here(RendezvousMode::Elastic { endpoint: endpoint.parse().unwrap(), serve })
 }
 
-fn numbered(node_rank: usize, address: &str, master_port: u16) -> Way {
-    Way::Here(Meeting::Static { node_rank, master_addr: address.to_owned(), master_port })
+fn numbered(node_rank: usize, address: &str, master_port: u16) -> Route {
+    Route::Here(RendezvousMode::Static { node_rank, master_addr: address.to_owned(), master_port })
 }
 
-fn etcd(endpoints: &[&str]) -> Way {
+fn etcd(endpoints: &[&str]) -> Route {
     let endpoints = endpoints.iter().map(|it| it.parse().unwrap()).collect();
-    Way::Here(Meeting::Etcd { endpoints })
+    Route::Here(RendezvousMode::Etcd { endpoints })
 }
 
 #[test]
 fn how_hosts_come_together() {
-    let table: [(&[(&str, &str)], Way); 17] = [
+    let table: [(&[(&str, &str)], Route); 17] = [
         (&[], alone()),
         (&[("nnodes", "1"), ("node-rank", "0"), ("master-port", "29501")], alone()),
         // What torchrun's documentation says for one host.
         (&[("nnodes", "1"), ("rdzv-backend", "c10d"), ("rdzv-endpoint", "localhost:0")], alone()),
-        (&[("hosts", "a,b")], Way::Hosts),
-        (&[("hostfile", "f")], Way::Hosts),
+        (&[("hosts", "a,b")], Route::Hosts),
+        (&[("hostfile", "f")], Route::Hosts),
         (&[("nnodes", "2"), ("node-rank", "1"), ("master-addr", "a")], numbered(1, "a", 29500)),
         (
             &[("nnodes", "2"), ("node-rank", "0"), ("master-addr", "::1"), ("master-port", "7")],
@@ -216,9 +216,9 @@ fn how_long_hosts_wait() {
     let waits = |conf| decide(&mut layers(&[("rdzv-conf", conf)])).unwrap().waits;
     let (join, last_call) = (Duration::from_secs(5), Duration::from_secs(1));
     let join_interval = Duration::from_secs(90);
-    assert_eq!(waits("timeout=5"), Patience { join, ..Patience::default() });
+    assert_eq!(waits("timeout=5"), RendezvousTimeouts { join, ..RendezvousTimeouts::default() });
     let conf = "timeout=7,join_timeout=5,last_call_timeout=1,join_interval=90";
-    assert_eq!(waits(conf), Patience { join, last_call, join_interval });
+    assert_eq!(waits(conf), RendezvousTimeouts { join, last_call, join_interval });
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn access(
     let mut layers = layers(&flags);
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let Decided { way, .. } = decide(&mut layers).map_err(|error| text(&error))?;
-    let Way::Here(meeting) = way else { panic!("{way:?}") };
+    let Route::Here(meeting) = way else { panic!("{way:?}") };
     let variables = variables.iter().copied().collect();
     etcd_access(&mut layers, &meeting, &variables).map_err(|error| text(&error))
 }
@@ -310,7 +310,7 @@ fn how_etcd_is_spoken_to() {
     // Of a meeting without etcd it is said that it changes nothing.
     let flags = [("nnodes", "2"), ("rdzv-endpoint", "a:1"), ("rdzv-conf", "cacert=x")];
     let mut layers = layers(&flags);
-    let Way::Here(meeting) = decide(&mut layers).unwrap().way else { panic!() };
+    let Route::Here(meeting) = decide(&mut layers).unwrap().way else { panic!() };
     etcd_access(&mut layers, &meeting, &Variables::default()).unwrap();
     assert!(layers.notes.iter().any(|note| note.text == "cacert changes nothing: it is for etcd"));
 }

@@ -168,8 +168,8 @@ impl Failure {
     fn ready_at(&self) -> Duration {
         let missing = |is_there: bool, limit| if is_there { Duration::ZERO } else { limit };
         self.seen
-            + missing(self.tail.is_some(), TAIL_TAKES)
-                .max(missing(self.left.is_some(), ERROR_TAKES))
+            + missing(self.tail.is_some(), TAIL_TIMEOUT)
+                .max(missing(self.left.is_some(), ERROR_TIMEOUT))
     }
 }
 
@@ -298,7 +298,7 @@ impl AgentState {
         let Left { error, hint } = left.unwrap_or_default();
         // The error was written before the process went on to end, and others saw it going.
         let age = error.as_ref().map_or(Duration::ZERO, |(_, age)| *age);
-        let unseen = if is_sudden(ending) { NEWS_TAKES } else { Duration::ZERO };
+        let unseen = if is_sudden(ending) { NEWS_TIMEOUT } else { Duration::ZERO };
         let at = millis(seen.saturating_sub(age.max(unseen)));
         if self.failure.as_ref().is_some_and(|first| first.at <= at) {
             return;
@@ -357,7 +357,7 @@ impl AgentState {
         if !group.is_stopping() && signal == Signal::SIGTERM {
             // The cause may be an error of a rank that is about to end: killed halfway it could not
             // end with the code that belongs to it.
-            let finding = FINDING_TAKES.min(self.facts.limits.shutdown_timeout() / 2);
+            let finding = FINDING_TIMEOUT.min(self.facts.limits.shutdown_timeout() / 2);
             group.spared = Some(Spared::All(self.now + finding));
             self.act(Action::FindErrors);
             self.begin_to_stop(signal);
@@ -616,12 +616,12 @@ const UNKNOWN_TAIL: &str = "(not known: nobody was reading the launcher's output
 /// How long after its peers the agent may see that a rank was killed: the kernel closes a process's
 /// connections before it tells the parent, and ranks on other hosts fail because of that at once. As
 /// long as the coordinator allows for a host that is lost.
-const NEWS_TAKES: Duration = Duration::from_secs(1);
+const NEWS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the last lines of a failed rank are waited for. All of it is used only where nothing
 /// answers: a reader of the output has paused, or the host is very busy.
-const TAIL_TAKES: Duration = Duration::from_secs(1);
+const TAIL_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long what it has written into its error file is waited for: the file may lie on another host.
-const ERROR_TAKES: Duration = Duration::from_secs(2);
+const ERROR_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long it may take to see which ranks have written an error, as long as that leaves half of the
 /// shutdown timeout to SIGTERM.
-const FINDING_TAKES: Duration = Duration::from_secs(1);
+const FINDING_TIMEOUT: Duration = Duration::from_secs(1);
