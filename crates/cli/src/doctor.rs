@@ -109,17 +109,17 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     Ok(u8::from(report.verdict() == Verdict::Fail))
 }
 
-/// The counterpart on each host: `brigade __doctor`.
+/// Answers the doctor on one host: `brigade __doctor`.
 pub(crate) fn play() -> anyhow::Result<u8> {
     let (sender, ended) = mpsc::channel();
     let input = UntilEnd { input: io::stdin(), ended: sender.clone() };
     thread::spawn(move || {
-        // Whoever asked has gone when this fails.
+        // Fails when the session has ended.
         let _ = brigade_doctor::serve(input, io::stdout(), &Sources::system());
         let _ = sender.send(Event::Answered);
     });
-    // When whoever asks has gone, what has been asked is still done if that is soon: taking a file
-    // away is. But nobody waits for a measurement any more.
+    // When the session has ended, a request that takes little time is still carried out: the removal of
+    // a file is. A measurement is not waited for.
     if let Ok(Event::NoMoreQuestions) = ended.recv() {
         let _ = ended.recv_timeout(LAST_ANSWERS);
     }
@@ -131,7 +131,7 @@ enum Event {
     Answered,
 }
 
-/// Standard input, which tells when it has ended.
+/// Standard input that reports its end.
 struct UntilEnd {
     input: io::Stdin,
     ended: mpsc::Sender<Event>,
@@ -268,7 +268,7 @@ Examples:
   brigade doctor --hosts node1,node2 --json | jq '.findings[] | select(.verdict == \"fail\")'
 
 Exit codes:
-  0    nothing that was found would stop a job
-  1    something would: a line with FAIL
+  0    no blocking problem found
+  1    a blocking problem: a line with FAIL
   2    a wrong argument
   130  interrupted";

@@ -213,7 +213,7 @@ fn variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// What the scheduler around this process says of the job, where nobody else does. Whoever says by
+/// What the scheduler around this process says of the job, where nothing else does. A user that says by
 /// a flag how the hosts meet is believed, whatever the scheduler thinks.
 fn surround(given: &mut Layer) -> anyhow::Result<()> {
     let by_user = |name: &&str| match given.source(name) {

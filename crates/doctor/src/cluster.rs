@@ -1,4 +1,4 @@
-//! All that an examination has brought to light, before anybody judges it.
+//! All that an examination has found, before it is judged.
 
 use std::net::{IpAddr, SocketAddr};
 

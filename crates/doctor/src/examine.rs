@@ -107,7 +107,7 @@ pub fn examine(
         hosts: std::mem::take(&mut sessions.hosts),
         routes: Vec::new(),
     };
-    said("knocking at ports");
+    said("connecting to ports");
     cluster.routes = plan_routes(&cluster, &addresses);
     sessions.hosts = std::mem::take(&mut cluster.hosts);
     sessions.probe_ports(&nonce, &mut cluster.routes)?;
@@ -122,7 +122,7 @@ pub fn examine(
     Ok(cluster)
 }
 
-/// Who knocks where. Outcomes are those of hosts that never answer, until they do.
+/// Plans which host connects where. Outcomes are those of hosts that do not answer, until they do.
 fn plan_routes(cluster: &Cluster, addresses: &[Vec<u16>]) -> Vec<Route> {
     let mut routes = Vec::new();
     for (from, _, facts) in cluster.examined() {

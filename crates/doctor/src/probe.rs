@@ -1,4 +1,4 @@
-//! Connections between hosts: addresses that answer, knocks on them, and how fast the way is.
+//! Connections between hosts: ports that answer, probes of them, and measurements.
 //!
 //! A address answers only who says the nonce, 32 letters that the doctor has just made up: it is open
 //! to the whole network, for some seconds.
@@ -63,7 +63,7 @@ mod tests {
     const NONCE: &str = "0123456789abcdef0123456789abcdef";
 
     #[test]
-    fn doors_answer_who_knows_the_word() {
+    fn ports_answer_connections_with_the_nonce() {
         let (_doors, ports) = Listeners::open(NONCE, &[0, 0]);
         let addresses: Vec<_> =
             ports.iter().map(|it| ([127, 0, 0, 1], *it.as_ref().unwrap()).into()).collect();
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_doors_are_refused_and_taken_ports_are_named() {
+    fn closed_ports_are_refused_and_taken_ports_are_named() {
         let (addresses, ports) = Listeners::open(NONCE, &[0]);
         let port = *ports[0].as_ref().unwrap();
         let (_others, again) = Listeners::open(NONCE, &[port]);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_ourselves_is_measured() {
+    fn the_route_to_this_host_is_measured() {
         let (_doors, ports) = Listeners::open(NONCE, &[0]);
         let address = ([127, 0, 0, 1], *ports[0].as_ref().unwrap()).into();
         let measured = measure(NONCE, address);

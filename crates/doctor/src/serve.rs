@@ -1,4 +1,4 @@
-//! The doctor's counterpart: answers on a host until nobody listens any more.
+//! The doctor's process on a host: answers requests until the session ends.
 
 use std::io::{self, BufRead, Write};
 use std::path::{Component, Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::sources::{Sources, within};
 /// This is the role `brigade __doctor`, which `brigade doctor` starts on every host over ssh.
 ///
 /// # Errors
-/// Nobody reads our answers any more.
+/// The reader of our answers has gone.
 pub fn serve(
     input: impl io::Read + Send + 'static,
     mut output: impl Write,

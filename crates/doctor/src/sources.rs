@@ -92,7 +92,7 @@ impl Sources {
 }
 
 /// What `work` gives, or `None` when it takes longer than that: a dead file server or name server
-/// holds whoever asks it, for minutes. The thread is then left behind, the only way out.
+/// blocks its callers for minutes. The thread is then left behind, the only way out.
 pub(crate) fn within<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,

@@ -1,6 +1,6 @@
 //! The agent: starts the ranks of a plan, watches them, stops them all when one fails.
 //!
-//! It is one loop over signals, the ranks' output, and the word of the coordinator, who decides
+//! It is one loop over signals, the ranks' output, and the commands of the coordinator, which decides
 //! for all hosts. On a single host, too: the coordinator is then a thread of this process.
 //!
 //! What the agent decides is in `state`, pure; the other files do what it says, and this one
@@ -268,7 +268,7 @@ impl<'p> Agent<'p> {
             Action::Suspend => {
                 self.ranks.iter().for_each(|ranks| ranks.send(Signal::SIGSTOP));
                 self.take_terminal(false);
-                // Returns when somebody continues this process.
+                // Returns when this process is continued.
                 let _ = kill(getpid(), Signal::SIGSTOP);
                 self.give_terminal();
                 self.ranks.iter().for_each(|ranks| ranks.send(Signal::SIGCONT));

@@ -118,7 +118,7 @@ pub enum EmitError {
         /// Most hosts.
         max: usize,
     },
-    /// Hosts from nobody.
+    /// A range of hosts that begins with none.
     #[error("--nnodes {min}:{max} is not possible: a job has at least one host")]
     NoHosts {
         /// Fewest hosts.
@@ -155,7 +155,7 @@ impl JobFile {
             let unfit = |problem| EmitError::Unfit { what: "--env", text: name.clone(), problem };
             let starts = |c: char| c.is_ascii_alphabetic() || c == '_';
             if !name.starts_with(starts) || !name.chars().all(|c| starts(c) || c.is_ascii_digit()) {
-                return Err(unfit("is no variable's name: letters, digits and `_` make one"));
+                return Err(unfit("is not a variable's name: use letters, digits and `_`"));
             }
         }
         match target {

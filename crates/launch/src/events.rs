@@ -104,7 +104,7 @@ impl EventsTarget {
     /// not inherit it and keep a reader waiting for its end.
     fn open(&self) -> Result<File, LaunchError> {
         let file = match self {
-            // A pipe that nobody reads must not hold up the job.
+            // A pipe that is not read must not hold up the job.
             Self::File(path) => OpenOptions::new()
                 .append(true)
                 .create(true)
@@ -242,7 +242,7 @@ impl EventLog {
         self.trouble().or_else(|| {
             (is_late && unwritten > 0).then(|| {
                 format!(
-                    "the last {unwritten} events of job {} are lost (--events): whoever reads them \
+                    "the last {unwritten} events of job {} are lost (--events): the reader \
                      did not take them within {} s",
                     self.job,
                     LAST_EVENTS.as_secs()

@@ -29,7 +29,7 @@
 //!   what is left in those sessions, and those orphans of the agent that carry its name
 //!   (`BRIGADE_AGENT`) in their environment.
 //! - A rank that has ended is not reaped before the job is over: its process number cannot be
-//!   given to a stranger who would then be killed in its place.
+//!   given to another process, which would then be killed in its place.
 
 pub mod agent;
 pub mod emit;

@@ -288,7 +288,7 @@ impl LaunchPlan {
         self.args.iter().map(|arg| with_local_rank(arg, local_rank)).collect()
     }
 
-    /// The place of one rank, once it is known who takes part and where the ranks meet.
+    /// The place of one rank, once it is known which hosts take part and where the ranks meet.
     ///
     /// Errors when `local_rank` is not below the number of ranks of this host, or the part is none.
     pub fn world(

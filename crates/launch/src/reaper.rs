@@ -50,7 +50,7 @@ impl Reaper {
 
     fn order(&mut self, line: &str) {
         if let Some(orders) = &mut self.orders {
-            // Fails when somebody has killed the reaper.
+            // Fails when the reaper was killed.
             let _ = orders.write_all(format!("{line}\n").as_bytes());
         }
     }

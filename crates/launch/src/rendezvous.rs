@@ -29,7 +29,7 @@ pub struct NodeRange {
 /// Where the agents of several hosts meet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RendezvousMode {
-    /// There is one host only, and nobody to meet.
+    /// There is only one host.
     OneHost,
     /// A launcher has brought the hosts together and holds a connection to each
     /// ([`hosts::run`](crate::hosts::run)).
@@ -52,7 +52,7 @@ pub enum RendezvousMode {
         /// Where to meet.
         endpoint: Endpoint,
         /// Whether this host listens. Default: when the endpoint is an address of this host and
-        /// nobody on this host listens there yet.
+        /// no process of this host listens there yet.
         serve: Option<bool>,
     },
     /// The hosts find each other through etcd (`--rdzv-backend etcd`), and one after the other may
@@ -99,7 +99,7 @@ impl RendezvousMode {
     pub(crate) fn check(&self, nodes: NodeRange) -> Result<(), LaunchError> {
         let refuse = |reason: String| Err(LaunchError::Rendezvous { reason });
         if nodes.min == 0 || nodes.min > nodes.max {
-            return refuse(format!("--nnodes {}:{} is no range of hosts", nodes.min, nodes.max));
+            return refuse(format!("--nnodes {}:{} is not a range of hosts", nodes.min, nodes.max));
         }
         match self {
             Self::OneHost if nodes.max > 1 => refuse(format!(

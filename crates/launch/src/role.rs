@@ -91,7 +91,7 @@ fn become_rank(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     command.arg0(&name).args(args);
 
     let error = match prepare_rank(agent, gate, cpus.as_ref(), &mut command) {
-        // The agent is gone: nobody is left to tell.
+        // The agent has ended: there is no process to report to.
         Ok(false) => return Some(0),
         Ok(true) => command.exec(),
         Err(error) => error,
@@ -153,5 +153,5 @@ const REAPER: &str = "__reaper";
 const ANY: &str = "any";
 /// In place of a number: the gate is the rank's stdin.
 const STDIN: &str = "stdin";
-/// Somebody typed a hidden role by hand.
+/// A hidden role was started by hand.
 const MALFORMED: u8 = 2;

@@ -164,7 +164,7 @@ mod tests {
             (0o755, 0o755, 0o757, Some(&shared)),
             (0o755, 0o755, 0o1777, None),
             (0o755, 0o777, 0o1777, Some(&deep)),
-            // Nobody else comes this far.
+            // No other process comes this far.
             (0o777, 0o777, 0o700, None),
         ] {
             mode(&agent, file);

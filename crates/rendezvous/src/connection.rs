@@ -54,7 +54,7 @@ pub enum LinkError {
 /// Both ends use this; which messages go over it is their business.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    /// Shared with whoever polls it.
+    /// Shared with the thread that polls it.
     reader: Arc<OwnedFd>,
     /// `None`: one socket carries both directions.
     writer: Option<Arc<OwnedFd>>,
@@ -133,7 +133,7 @@ impl Connection {
         self.writer.as_ref().unwrap_or(&self.reader).as_fd()
     }
 
-    /// Both ends, to be polled while somebody else uses the stream.
+    /// Both ends, to be polled while another thread uses the stream.
     pub(crate) fn ends(&self) -> [Arc<OwnedFd>; 2] {
         let writer = self.writer.as_ref().unwrap_or(&self.reader);
         [Arc::clone(&self.reader), Arc::clone(writer)]
@@ -242,7 +242,7 @@ impl Connection {
         let mut buffer = [0; 16 << 10];
         loop {
             match read(&self.reader, &mut buffer) {
-                // Of an error, the system tells whoever asks first: that may have been a write.
+                // The system reports an error once, to the first call: that may have been a write.
                 Ok(0) if let Some(error) = self.broken() => return Err(error),
                 Ok(0) if self.is_amid() => return Err(LinkError::CutOff),
                 Ok(0) => return Err(LinkError::Closed),

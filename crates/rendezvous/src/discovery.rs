@@ -29,7 +29,7 @@ pub struct RendezvousPlan {
     pub run_id: String,
     /// Name of this host, for messages.
     pub host: String,
-    /// What only the job's agents know; `None`: whoever reaches the port can join.
+    /// What only the job's agents know; `None`: any process that reaches the port can join.
     pub secret: Option<Secret>,
     /// How long to try.
     pub timeout: Duration,
@@ -49,7 +49,7 @@ pub enum DiscoveryMethod {
         /// The port there.
         port: u16,
     },
-    /// Who has this name or address serves, the others come to it. Of several agents there the
+    /// The host with this name or address serves, the others connect to it. Of several agents there the
     /// first one serves.
     Endpoint {
         /// Name or address.
@@ -86,7 +86,7 @@ pub enum DiscoveryMethod {
 /// What has become of the attempt to meet.
 #[derive(Debug)]
 pub enum RendezvousNotice {
-    /// A line for the user: there is nobody yet. The attempt goes on.
+    /// A line for the user: there is no coordinator yet. The search goes on.
     Say(String),
     /// The coordinator is to be [started](crate::Coordinator::start) here.
     Serve {
@@ -97,7 +97,7 @@ pub enum RendezvousNotice {
     },
     /// The coordinator is there, and is the right one; join.
     Join(Link),
-    /// There is nobody, or nobody of ours.
+    /// There is no coordinator, or not this job's.
     Failed(RendezvousError),
     /// The coordinator that was met before is not there any more.
     Gone {
@@ -151,9 +151,9 @@ pub enum RendezvousError {
         /// What it said.
         how: String,
     },
-    /// Nobody has answered in time.
+    /// No coordinator has answered in time.
     #[error("no coordinator at {endpoint} after {seconds} s: {last}")]
-    Nobody {
+    NoCoordinator {
         /// Where.
         endpoint: String,
         /// For how long it was tried.

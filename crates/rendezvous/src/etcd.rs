@@ -1,4 +1,4 @@
-//! Election by etcd: who creates the job's key first becomes its coordinator, for as long as its
+//! Election by etcd: the first host to create the job's key becomes its coordinator, for as long as its
 //! lease is kept alive.
 
 mod access;

@@ -1,4 +1,4 @@
-//! Who takes part in a job, with which ranks, and when an attempt starts, stops and counts: the
+//! Which hosts take part in a job, with which ranks, and when an attempt starts, stops and counts: the
 //! decision alone, without clock and network.
 
 mod admission;
@@ -65,7 +65,7 @@ pub struct Formation {
     restarts: u32,
     trouble: Trouble,
     admission: Admission,
-    /// The last order to stop the present attempt, for those who may not have got it.
+    /// The last order to stop the present attempt, for agents that may not have received it.
     last_stop: Option<(i32, String)>,
     /// Some host has ranks that SIGKILL does not end.
     stuck: bool,
@@ -84,7 +84,7 @@ enum State {
 }
 
 impl Formation {
-    /// A job to which nobody has come yet.
+    /// A job without members.
     #[must_use]
     pub fn new(mut rules: Rules) -> Self {
         rules.min_nodes = rules.min_nodes.max(1);

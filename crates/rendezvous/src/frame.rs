@@ -11,7 +11,7 @@ use crate::printable;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// More than any message of ours has: whoever sends it speaks another protocol.
+    /// More than any message of ours has: its sender speaks another protocol.
     #[error(
         "a message of {length} bytes was announced, at most {longest} are allowed: \
              the other side does not speak Brigade's protocol"

@@ -1,7 +1,7 @@
 //! How the agents of several hosts become one job, and stay one while hosts come and go.
 //!
 //! Every host has one agent, which starts and watches the ranks of that host. One coordinator, in
-//! the process of one of the agents or of the launcher, decides who takes part and with which
+//! the process of one of the agents or of the launcher, decides which hosts take part and with which
 //! ranks. They speak [`FromAgent`] and [`ToAgent`] over anything that carries bytes: a socket pair
 //! in one process, TCP, or the standard streams of an ssh session.
 //!

@@ -407,7 +407,7 @@ mod tests {
         let mut link = Link::of(near, None).unwrap();
         link.send(&FromAgent::Join(Join { run_id: "topsecret".into(), ..Join::new("node1") }));
         let Some(FromAgent::Join(join)) = far.receive().unwrap() else { panic!() };
-        // Whoever serves there can compare, and sees nothing that it does not know.
+        // The server there can compare, and sees nothing that it does not know.
         assert_eq!(join.host, "node1");
         assert!(!join.run_id.contains("topsecret"));
         assert_eq!(far.job_tag("topsecret").unwrap(), join.run_id);

@@ -16,7 +16,7 @@ use crate::connection::Connection;
 use crate::etcd::LeaderLease;
 use crate::secret::Secret;
 
-/// Where a coordinator listens, and for whom.
+/// Where a coordinator listens, and which hosts can reach it.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -58,7 +58,7 @@ impl Listener {
         self.port
     }
 
-    /// Hosts of a network can reach it, and none has to know a secret: whoever reaches the port can
+    /// Hosts of a network can reach it, and none has to know a secret: any process that reaches the port can
     /// join the job.
     #[must_use]
     pub fn is_unguarded(&self) -> bool {
@@ -79,12 +79,12 @@ impl AsFd for Listener {
     }
 }
 
-/// Who can reach a listener.
+/// From where a listener can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// Processes of this host, at this loopback address.
     Loopback(IpAddr),
-    /// Whoever reaches an address of this host.
+    /// Any process that reaches an address of this host.
     Everywhere,
 }
 

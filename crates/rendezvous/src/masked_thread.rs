@@ -10,7 +10,7 @@ pub(crate) fn spawn<T: Send + 'static>(
     name: &str,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
-    // A thread begins with the mask of who starts it.
+    // A thread begins with the mask of the thread that starts it.
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
     let thread = Builder::new().name(name.into()).spawn(run);
     before.thread_set_mask()?;

@@ -99,7 +99,7 @@ fn header(file: &Path) -> anyhow::Result<BTreeMap<String, Entry>> {
     let mut text = Vec::new();
     file.take(length).read_to_end(&mut text)?;
     ensure!(text.len() as u64 == length, "it ends inside its header: it is cut short");
-    serde_json::from_slice(&text).context("its header is no JSON: it is no safetensors file")
+    serde_json::from_slice(&text).context("its header is not JSON: it is not a safetensors file")
 }
 
 /// The shape that Hugging Face's config.json beside the file tells, or the tensors' names.

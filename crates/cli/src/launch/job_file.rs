@@ -84,7 +84,7 @@ impl JobArgs {
     }
 }
 
-/// Every setting that somebody has made, as the flag that makes it. Those of another kind of job are
+/// Every setting that was made, as the flag that makes it. Those of another kind of job are
 /// left out with a warning.
 fn settings_as_flags(layers: &mut Layer) -> Vec<OsString> {
     let (mut flags, mut left_out, mut descriptor) = (Vec::new(), Vec::new(), None);

@@ -45,7 +45,7 @@ pub(super) fn options(
         None => count(layers, &placement),
     };
     let (for_python, unused) = plugins(layers, program, variables)?;
-    // What somebody has said by name goes before what a setting implies.
+    // What a setting says goes before what another one implies.
     let mut env = training(layers)?;
     if let Some(ForPython { variables, .. }) = &for_python {
         // They say the same, in Accelerate's own spelling.
@@ -96,7 +96,7 @@ pub(super) fn options(
     Ok((options, unused))
 }
 
-/// The variables of Accelerate's plugins, for Python programs. A file that nobody has asked for turns
+/// The variables of Accelerate's plugins, for Python programs. A file that was not asked for turns
 /// them on for Python programs only: else the plugins that it names, which are not used.
 ///
 /// Errors when plugins exclude each other.
@@ -152,7 +152,7 @@ fn secret(
     Ok(guard.map(|guard| guard.secret))
 }
 
-/// How many ranks a host has where nobody says: one for each GPU, and one where there is none.
+/// The default number of ranks of a host: one for each GPU, and one where there is none.
 fn count(layers: &mut Layer, placement: &PlacementOptions) -> NprocSpec {
     if layers.settings.devices.is_some() {
         layers.note(Source::Default, "nproc: one rank for each of the devices");
@@ -173,7 +173,7 @@ fn count(layers: &mut Layer, placement: &PlacementOptions) -> NprocSpec {
     NprocSpec::Count(gpus.max(1))
 }
 
-/// What the ranks of Python programs with Accelerate read. Only what somebody has said: the rest is
+/// What the ranks of Python programs with Accelerate read. Only what was set: the rest is
 /// their default, too.
 ///
 /// Errors for what no rank can do.

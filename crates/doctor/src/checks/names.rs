@@ -120,11 +120,11 @@ fn name_of_peer(
     let add = format!("echo '{line}' | sudo tee -a /etc/hosts");
     if known.addresses.is_empty() {
         let mut others = cluster.examined().filter(|(place, ..)| *place != other);
-        let nobody = others.all(|(_, _, facts)| {
+        let unresolved = others.all(|(_, _, facts)| {
             let known = facts.names.iter().find(|it| it.name == *name);
             known.is_none_or(|it| it.addresses.is_empty())
         });
-        if nobody && !peer.here {
+        if unresolved && !peer.here {
             // ssh has reached it, so its settings know the name.
             let found = "its name here is known to ssh alone, not to the hosts";
             return Some(
@@ -146,7 +146,7 @@ fn name_of_peer(
         let found = format!("{name} is {} there{}", known.addresses[0], where_from(known));
         return Some(
             Finding::fail(Subject::Names, found)
-                .means(format!("whoever wants to reach {name} reaches {} instead", host.name))
+                .means(format!("a host that connects to {name} reaches {} instead", host.name))
                 .remedy(format!("in /etc/hosts there, make the line \"{line}\""))
                 .on(&host.name),
         );

@@ -116,7 +116,7 @@ const KNOWN: &[Known] = &[
         code: None,
         words: &["remote host identification has changed"],
         found: "its host key is not the one that this host knows",
-        remedy: "if the host was installed anew, forget its old key and log in once by hand; if not, somebody else may answer under its name",
+        remedy: "if the host was installed anew, forget its old key and log in once by hand; if not, another machine may answer under its name",
         command: "ssh-keygen -R HOST && ssh HOST true",
     },
     Known {
@@ -130,7 +130,7 @@ const KNOWN: &[Known] = &[
         code: None,
         words: &["permission denied", "too many authentication failures"],
         found: "it refuses the login",
-        remedy: "put your key there; a passphrase must be in an ssh-agent, since nobody is asked for it",
+        remedy: "put your key there; a key with a passphrase must be in an ssh agent, because brigade cannot ask for it",
         command: "ssh-copy-id HOST",
     },
     Known {
@@ -150,7 +150,7 @@ const KNOWN: &[Known] = &[
     Known {
         code: None,
         words: &["no route to host", "network is unreachable"],
-        found: "there is no way to it from here",
+        found: "it cannot be reached from here",
         remedy: "see whether it is switched on and in the same network",
         command: "ping -c 3 HOST",
     },
@@ -164,7 +164,7 @@ const KNOWN: &[Known] = &[
     Known {
         code: Some(127),
         words: &[""],
-        found: "there is no brigade on it",
+        found: "brigade is not installed on it",
         remedy: "copy it to a folder of the PATH there, or use --sync",
         command: "scp $(command -v brigade) HOST:/usr/local/bin/",
     },

@@ -1,4 +1,4 @@
-//! The hosts under examination, and the lines to them.
+//! The sessions with the hosts under examination.
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
@@ -11,7 +11,7 @@ use crate::protocol::{Answer, Request};
 use crate::serve::OUR_FILE;
 use crate::session::{Broken, Limit, Session};
 
-/// The hosts and the lines to them; a line that breaks is given up.
+/// The hosts and their sessions; a session that breaks is given up.
 pub(super) struct Sessions<'a> {
     pub(super) hosts: Vec<HostReport>,
     pub(super) sessions: Vec<Option<Session>>,
@@ -190,7 +190,7 @@ impl Sessions<'_> {
         Ok(addresses)
     }
 
-    /// Every host knocks at all addresses of the others.
+    /// Every host connects to all addresses of the others.
     pub(super) fn probe_ports(
         &mut self,
         nonce: &str,
@@ -208,7 +208,7 @@ impl Sessions<'_> {
             }
         }
         let timeout = KNOCKS * (1 + most as u32 / 64);
-        for (place, answer) in self.ask("knocking at ports", timeout, requests)? {
+        for (place, answer) in self.ask("connections to ports", timeout, requests)? {
             let Some(Answer::Probed(outcomes)) = answer else { continue };
             let ours = routes.iter_mut().filter(|it| it.from == place);
             for (attempt, outcome) in ours.flat_map(|it| &mut it.attempts).zip(outcomes) {

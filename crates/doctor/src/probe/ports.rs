@@ -10,7 +10,7 @@ use super::listener::is_timeout;
 use super::{Errand, WELCOME};
 use crate::cluster::Outcome;
 
-/// Knocks at all addresses at the same time: a firewall that drops packets costs the whole timeout.
+/// Connects to all addresses at the same time: a firewall that drops packets costs the whole timeout.
 pub(crate) fn probe_ports(nonce: &str, addresses: &[SocketAddr]) -> Vec<Outcome> {
     thread::scope(|scope| {
         let mut outcomes = Vec::with_capacity(addresses.len());

@@ -58,7 +58,7 @@ struct Resuming {
 }
 
 impl<'p> CoordinatorClient<'p> {
-    /// A client that does not look for anybody yet.
+    /// A client that does not look for a coordinator yet.
     pub(super) fn new(plan: &'p LaunchPlan, start: Instant) -> Result<Self, LaunchError> {
         let lines =
             brigade_wake::Receiver::new().map_err(LaunchError::system("make an eventfd"))?;
@@ -470,7 +470,7 @@ fn way(plan: &LaunchPlan) -> Option<DiscoveryMethod> {
     }
 }
 
-/// What the user of the host that serves is told where anybody could take part.
+/// The warning for the user of the host that serves a meeting without a secret.
 fn unguarded(port: u16) -> String {
     format!(
         "warning: this job has no secret: any host that reaches port {port} can join it; run `export \

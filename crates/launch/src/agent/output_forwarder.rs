@@ -128,7 +128,7 @@ impl OutputForwarder {
         is_new
     }
 
-    /// Nobody takes any more: the output thread must not wait for that.
+    /// Output is not taken any more: the output thread must not wait for that.
     pub(super) fn abandon(&mut self) {
         self.pending.clear();
         self.pieces = mpsc::sync_channel(0).1;

@@ -109,7 +109,7 @@ impl RankProcess {
         self.ending
     }
 
-    /// Somebody has stopped the rank since the last look, by Ctrl-Z or a signal, and it still is.
+    /// The rank was stopped since the last look, by Ctrl-Z or a signal, and still is.
     pub(super) fn is_stopped(&self) -> bool {
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG;
         self.ending.is_none()

@@ -31,7 +31,7 @@ pub(crate) fn serve(entered: bool) -> u8 {
         .and_then(|mut streams| if entered { job(&mut streams) } else { questions(&mut streams) });
     match result {
         Ok(code) => code,
-        // The launcher is gone, and with it whoever would read a message.
+        // The launcher has ended: there is no reader for a message.
         Err(WireError::Closed) => 0,
         Err(error) => {
             // The session's stderr, which the launcher shows with this host's name.
@@ -45,7 +45,7 @@ pub(crate) fn serve(entered: bool) -> u8 {
 struct Streams {
     from: File,
     to: File,
-    /// A launcher that waits for other hosts says so now and then. After a cut that nobody reports,
+    /// A launcher that waits for other hosts says so now and then. After a cut that the system does not report,
     /// this process must not wait for ever.
     silence: Duration,
 }
@@ -137,7 +137,7 @@ fn enter(folder: &OsStr) -> Result<(), String> {
     let path = Path::new(folder);
     std::env::set_current_dir(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => format!(
-            "the working folder {} is not there: make it, or name another with --workdir",
+            "the working folder {} does not exist: make it, or give another with --workdir",
             path.display()
         ),
         io::ErrorKind::NotADirectory => format!("{} is not a folder", path.display()),
@@ -224,8 +224,7 @@ fn what_runs(plan: &LaunchPlan) -> Vec<PathBuf> {
 }
 
 fn out_of_order() -> WireError {
-    io::Error::other("a message came out of order; do both sides run the same version of brigade?")
-        .into()
+    io::Error::other("unexpected message; do both sides run the same version of brigade?").into()
 }
 
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";

@@ -25,7 +25,7 @@ pub(crate) type Joined = (Session, OwnedFd, OwnedFd);
 pub(crate) enum Answer {
     /// All hosts are ready and wait. In the order of the list.
     All(Vec<Waiting>),
-    /// Somebody stopped it first.
+    /// A signal stopped it first.
     Stopped(Signal),
 }
 

@@ -92,7 +92,7 @@ impl fmt::Display for HostFailure {
     }
 }
 
-/// One line for each host; the first gets its prefix from whoever prints the error.
+/// One line for each host; the first gets its prefix where the error is printed.
 fn lines(failures: &[HostFailure]) -> String {
     failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nbrigade: ")
 }

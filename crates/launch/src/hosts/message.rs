@@ -47,7 +47,7 @@ pub(crate) enum ToHost {
 /// From an agent to the launcher.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum FromHost {
-    /// First: who it is.
+    /// First: its version and address.
     Hello(Hello),
     /// For each file that was asked for, where it is there.
     Found { places: Vec<Option<OsString>> },

@@ -61,7 +61,7 @@ fn for_all_hosts(options: &LaunchOptions, plan: &HostsPlan) -> LaunchOptions {
     options.run_id.get_or_insert_with(new_name);
     // The terminal is here, and the ranks are not.
     options.output.raw = Some(false);
-    // Of the job alone: a secret that somebody has set is for other jobs, too.
+    // Of the job alone: a secret from the environment is for other jobs, too.
     options.secret = Secret::generate().ok();
     let facts = OutputFacts::gather();
     // It is this process's terminal on which the lines are shown.
@@ -167,7 +167,7 @@ struct Job {
     sessions: Vec<(SessionId, Session)>,
     signals: SignalFd,
     output: Output,
-    /// What is written down, where somebody wants that.
+    /// The log of events (`--events`).
     events: Option<EventLog>,
     /// What the sessions say on their stderr; `None` at the end.
     stderr: brigade_wake::Receiver<(SessionId, Option<String>)>,

@@ -160,7 +160,7 @@ impl Session {
         Some(address.map_or_else(|| self.host.name.clone(), |it| it.to_string()))
     }
 
-    /// The connection was closed before anybody spoke.
+    /// The connection was closed before the first message.
     pub(crate) fn was_turned_away(&self) -> bool {
         self.hello.is_none() && ssh::is_turned_away(&self.child.stderr())
     }
@@ -238,7 +238,7 @@ impl Session {
     }
 
     pub(super) fn out_of_order(&self) -> HostFailure {
-        self.failure("the agent there gave another answer than was asked for".to_owned(), 1)
+        self.failure("the agent there gave an answer of another kind than expected".to_owned(), 1)
     }
 
     /// In ssh's own words, where it has said something.

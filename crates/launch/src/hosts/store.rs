@@ -45,7 +45,7 @@ impl Store {
         let root = folder()?;
         sweep(&root);
         let own_folder = bundle_folder(&root, &mark)
-            .ok_or_else(|| format!("{} is no name of a copied file", mark.name.display()))?;
+            .ok_or_else(|| format!("{} is not the name of a copied file", mark.name.display()))?;
         let place = own_folder.join(&mark.name);
         // The home folder may be shared: another host's agent may be receiving the same.
         let host = nix::unistd::gethostname().unwrap_or_default();
@@ -114,7 +114,7 @@ fn stored(mark: &FileMark) -> Option<OsString> {
     if file.metadata().ok()?.len() != mark.size {
         return None;
     }
-    // Somebody still uses it.
+    // It is still in use.
     let _ = file.set_modified(SystemTime::now());
     Some(stored.into())
 }

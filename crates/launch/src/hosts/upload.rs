@@ -162,7 +162,7 @@ pub(super) struct Copied {
     pub(super) library_folders: Vec<OsString>,
 }
 
-/// Lines for a user who waits for a copy.
+/// Progress of a copy, for the user.
 struct Progress<'a> {
     host: String,
     name: String,

@@ -31,7 +31,7 @@ pub(crate) struct AttemptFolder {
 
 impl RunFolder {
     /// Where a folder is going to be that goes with the job, if there is one: known before it is
-    /// made, so that somebody can be told to remove it even if this process is killed.
+    /// made, so that the reaper can remove it even if this process is killed.
     pub(crate) fn passing(plan: &OutputPlan, agent_id: &str) -> Option<PathBuf> {
         let here = std::path::absolute(std::env::temp_dir().join(agent_id)).ok();
         here.filter(|_| matches!(plan.folder, LogFolder::Ephemeral))
@@ -50,7 +50,7 @@ impl RunFolder {
             LogFolder::Under(path) => path,
             LogFolder::Temporary => &temporary,
             LogFolder::Ephemeral => {
-                // Nobody asked for error files: a job can do without.
+                // Error files were not asked for: a job can do without.
                 let made = |path: &PathBuf| DirBuilder::new().mode(0o700).create(path).is_ok();
                 return Ok(Self { path: Self::passing(plan, agent_id).filter(made), stays: false });
             }

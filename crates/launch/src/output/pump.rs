@@ -3,8 +3,6 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
 use brigade_world::{LONGEST_REPORT, ProgressReport};
@@ -29,6 +27,8 @@ pub(super) enum Order {
     Say(String),
     Tail(usize),
     Drain,
+    /// Write what is there, and end.
+    End,
 }
 
 /// The streams of an attempt's ranks, and the files they go to.
@@ -123,9 +123,8 @@ pub(super) struct Pump {
     shown_at: Option<Instant>,
     /// A log file could not be written, and that has been said.
     logs_are_lossy: bool,
-    control: UnixStream,
-    inbox: Receiver<Order>,
-    outbox: Sender<Notice>,
+    inbox: brigade_wake::Receiver<Order>,
+    outbox: brigade_wake::Sender<Notice>,
     buffer: Vec<u8>,
     room: Buffers,
 }
@@ -147,7 +146,7 @@ enum State {
     Open,
     /// Some of the output could not be written, and that has been said.
     Lossy,
-    /// Nobody reads any more.
+    /// The reader has gone.
     Closed,
 }
 
@@ -162,9 +161,8 @@ impl Pump {
     pub(super) fn new(
         plan: &OutputPlan,
         show: Box<dyn Show>,
-        control: UnixStream,
-        inbox: Receiver<Order>,
-        outbox: Sender<Notice>,
+        inbox: brigade_wake::Receiver<Order>,
+        outbox: brigade_wake::Sender<Notice>,
     ) -> Self {
         Self {
             attempt: Attempt::default(),
@@ -175,7 +173,6 @@ impl Pump {
             show_at: None,
             shown_at: None,
             logs_are_lossy: false,
-            control,
             inbox,
             outbox,
             buffer: vec![0; READ_SIZE],
@@ -192,7 +189,7 @@ impl Pump {
     fn wait_and_carry(&mut self) -> bool {
         let streams = &self.attempt.streams;
         let open: Vec<usize> = (0..streams.len()).filter(|&i| streams[i].pipe.is_some()).collect();
-        let mut polled = vec![PollFd::new(self.control.as_fd(), PollFlags::POLLIN)];
+        let mut polled = vec![PollFd::new(self.inbox.as_fd(), PollFlags::POLLIN)];
         polled.extend(open.iter().filter_map(|&i| {
             Some(PollFd::new(streams[i].pipe.as_ref()?.as_fd(), PollFlags::POLLIN))
         }));
@@ -215,16 +212,12 @@ impl Pump {
             self.hear_report(index);
         }
         self.show_reports();
-        !ready[0] || self.obey()
+        !ready[0] || self.on_orders()
     }
 
-    fn obey(&mut self) -> bool {
-        let mut bytes = [0; 64];
-        let more = match self.control.read(&mut bytes) {
-            Ok(n) => n > 0,
-            Err(error) => is_not_yet(&error),
-        };
-        while let Ok(order) = self.inbox.try_recv() {
+    /// Carries out the orders that have come. False when the agent wants no more.
+    fn on_orders(&mut self) -> bool {
+        while let Some(order) = self.inbox.try_recv() {
             match order {
                 Order::Attach(attempt) => {
                     self.drain();
@@ -237,9 +230,10 @@ impl Pump {
                     self.console.show.drained();
                     self.notify(Notice::Drained(tails));
                 }
+                Order::End => return false,
             }
         }
-        more
+        true
     }
 
     /// Takes in what a rank tells of how far it is.
@@ -414,9 +408,8 @@ impl Pump {
     }
 
     fn notify(&mut self, notice: Notice) {
-        // An agent that is gone wants no notices; one with a full socket will look anyway.
+        // Fails when the agent has ended.
         let _ = self.outbox.send(notice);
-        let _ = self.control.write(&[0]);
     }
 }
 
@@ -458,7 +451,7 @@ impl Carried {
 
 impl Console {
     /// Whole lines, all at once. What cannot be written is lost: a full disk under the output must
-    /// not end a training run, but nobody reading it any more does, as with any program in a pipe.
+    /// not end a training run, but a reader that has gone does, as with any program in a pipe.
     fn show(&mut self, stream: Stream, lines: &[u8]) -> Loss {
         let state = &mut self.state[stream.index()];
         if *state == State::Closed {

@@ -99,7 +99,7 @@ impl EventLoop {
     /// Closes a connection now.
     pub(super) fn remove(&mut self, agent: AgentId) -> Option<Peer> {
         let peer = self.peers.remove(&agent)?;
-        // The poll forgets a descriptor that is closed, but not while somebody has a duplicate.
+        // The poll forgets a descriptor that is closed, but not while a duplicate exists.
         let _ = self.epoll.delete(peer.wire.read_fd());
         if peer.polled_for_writing && !peer.wire.is_one_socket() {
             let _ = self.epoll.delete(peer.wire.write_fd());

@@ -31,7 +31,7 @@ pub(super) struct EventLoop {
     pub(super) ended: Vec<Ended>,
     /// Those to be read once more: something is left, or nothing can be sent to them any more.
     pub(super) unread: Vec<AgentId>,
-    /// Addresses of which it has been said that somebody there was refused.
+    /// Addresses whose refusal has been reported.
     pub(super) refused: Vec<IpAddr>,
     pub(super) verdict: Option<Verdict>,
     /// Connections that have not joined and when they were accepted, in order; those that have joined
@@ -90,7 +90,7 @@ impl EventLoop {
         })
     }
 
-    /// Until the job is over and everybody knows; `None` if nobody wants to know.
+    /// Runs until the job is over and all agents know; `None` where the result is not waited for.
     pub(super) fn run(mut self) -> Option<Verdict> {
         while !self.abandoned && !self.is_done() {
             self.wait();
@@ -128,7 +128,7 @@ impl EventLoop {
                 match event.data() {
                     WAKE => self.take_commands(),
                     DOOR => self.accept(),
-                    // Somebody else is the coordinator: the agents are to go there.
+                    // Another process is the coordinator: the agents are to go there.
                     SEAT => self.abandoned = true,
                     number => self.ready(AgentId(number - FIRST), event.events()),
                 }
@@ -219,7 +219,7 @@ impl EventLoop {
             }
             Err(error) if is_exhausted(&error) => {
                 self.stop_accepting(now + DEAF);
-                self.say("no connection can be accepted: too many open files (see ulimit -n)");
+                self.say("cannot accept connections: too many open files (see ulimit -n)");
             }
             // One that has gone again, or none.
             Err(_) => {}

@@ -26,7 +26,7 @@ impl EventLoop {
         }
     }
 
-    /// Takes in what has come, up to a limit, so that nobody keeps the others waiting.
+    /// Takes in what has come, up to a limit, so that no connection keeps the others waiting.
     pub(super) fn read(&mut self, agent: AgentId) {
         for _ in 0..MAX_MESSAGES {
             if !self.read_one(agent) {
@@ -92,7 +92,7 @@ impl EventLoop {
         }
     }
 
-    /// Once for each address: who is refused may come again and again.
+    /// Once for each address: a refused host may try again and again.
     fn say_refused(&mut self, agent: AgentId, reason: &str) {
         let Some(Origin::Tcp(address)) = self.peers.get(&agent).map(|peer| peer.origin) else {
             return;
@@ -107,7 +107,7 @@ impl EventLoop {
         let Some(peer) = self.peers.get_mut(&agent) else { return };
         match (&peer.stage, message.printable()) {
             (Stage::Joining, FromAgent::Join(join)) => self.join(agent, join),
-            (Stage::Joining, _) => self.drop_peer(agent, "it spoke before it joined"),
+            (Stage::Joining, _) => self.drop_peer(agent, "it sent a message before it joined"),
             // Last words are shown, too.
             (Stage::Member | Stage::Closing, FromAgent::Output { stream, bytes }) => {
                 self.output(agent, stream, bytes);
@@ -199,7 +199,7 @@ impl EventLoop {
         }
     }
 
-    /// Somebody knows why a session has ended.
+    /// The reason for the end of a session has come.
     pub(super) fn explain(&mut self, agent: AgentId, how: String) {
         if let Some(at) = self.ended.iter().position(|ended| ended.agent == agent) {
             self.ended.swap_remove(at);
@@ -223,6 +223,6 @@ impl EventLoop {
 const MAX_MESSAGES: usize = 64;
 /// An agent keeps to its credit; the piece that exceeds it is allowed.
 const MAX_UNSHOWN: u64 = OUTPUT_CREDIT + MAX_FRAME_LEN as u64;
-/// How long the end of a session waits for somebody to say why.
+/// How long the end of a session waits for its reason.
 const EXPLANATION: Duration = Duration::from_millis(500);
 const MAX_REFUSED: usize = 64;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::connection::Connection;
 
-/// A connection to an agent, or to somebody who may become one.
+/// A connection to an agent, or to a process that may become one.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) wire: Connection,
@@ -17,7 +17,7 @@ pub(super) struct Peer {
     pub(super) unshown: u64,
     /// The poll waits for it to take more, too.
     pub(super) polled_for_writing: bool,
-    /// Why it has ended, where somebody knows better.
+    /// Why it has ended, where the session knows better.
     pub(super) explained: Option<String>,
 }
 
@@ -65,7 +65,7 @@ impl Peer {
     }
 }
 
-/// A session that has ended, and until when somebody may say why.
+/// A session that has ended, and until when a reason may come.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) agent: crate::AgentId,

@@ -30,7 +30,11 @@ impl RetryPolicy {
         let tried = self.start.elapsed();
         let seconds = self.limit.as_secs();
         if tried >= self.limit {
-            return Err(RendezvousError::Nobody { endpoint: self.endpoint.clone(), seconds, last });
+            return Err(RendezvousError::NoCoordinator {
+                endpoint: self.endpoint.clone(),
+                seconds,
+                last,
+            });
         }
         if tried >= QUIET && !self.said.contains(&last) && self.said.len() < MAX_LINES {
             let line = format!("{}: {last}; trying for up to {seconds} s", self.endpoint);

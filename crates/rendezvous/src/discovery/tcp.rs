@@ -39,7 +39,7 @@ fn listen(plan: &RendezvousPlan, address: &str, port: u16) -> io::Result<Listene
     Listener::bind(port, reach, &plan.run_id, plan.secret.clone())
 }
 
-/// Tries to serve, if that is this agent's part, and to find who serves, until one of it works.
+/// Tries to serve, if that is this agent's part, and to find the coordinator, until one of it works.
 pub(super) fn meet(
     plan: &RendezvousPlan,
     address: &str,
@@ -84,7 +84,7 @@ pub(crate) enum Failure {
     Later(String),
 }
 
-/// Where somebody may be.
+/// Where a coordinator may be.
 pub(crate) struct Endpoint<'a> {
     plan: &'a RendezvousPlan,
     address: &'a str,
@@ -212,7 +212,7 @@ fn plain(address: &str) -> &str {
     address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address)
 }
 
-/// A port that nobody listens at and that the system chooses as the near end: TCP lets a socket
+/// A port that is not in use and that the system chooses as the near end: TCP lets a socket
 /// connect to itself then.
 fn is_self(stream: &TcpStream) -> bool {
     matches!((stream.local_addr(), stream.peer_addr()), (Ok(near), Ok(far)) if near == far)

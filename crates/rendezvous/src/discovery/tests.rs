@@ -191,7 +191,7 @@ impl Drop for Stranger {
     }
 }
 
-/// A port that nobody listens at and nobody else is given.
+/// A port that is not in use and nobody else is given.
 fn free_port() -> (OwnedFd, u16) {
     let fd = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
     setsockopt(&fd, sockopt::ReuseAddr, &true).unwrap();

@@ -1,4 +1,4 @@
-//! The election, and finding who has won it.
+//! The election, and finding the coordinator that won it.
 
 use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -92,7 +92,7 @@ impl Election<'_> {
         let endpoint = Endpoint::new(self.plan, &address, port);
         match endpoint.connect(notices) {
             Ok(link) => Ok(RendezvousNotice::Join(link)),
-            // Its key outlives it for a moment, and somebody else may have its port by then.
+            // Its key outlives it for a moment, and another process may have its port by then.
             Err(Failure::Now(RendezvousError::NotACoordinator { how, .. })) => {
                 Err(Failure::Later(format!("the coordinator at {}: {how}", endpoint.name())))
             }

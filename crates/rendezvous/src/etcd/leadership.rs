@@ -13,7 +13,7 @@ use super::client::{Client, ClientError, Created, Lease};
 use super::election::Keys;
 use crate::masked_thread;
 
-/// Held by the coordinator; dropping it lets somebody else be elected.
+/// Held by the coordinator; dropping it lets another process be elected.
 #[derive(Debug)]
 pub(crate) struct LeaderLease {
     shared: Arc<Shared>,
@@ -23,7 +23,7 @@ pub(crate) struct LeaderLease {
 
 #[derive(Debug)]
 struct Shared {
-    /// Readable when somebody else has been elected.
+    /// Readable when another process has been elected.
     lost: Flag,
     leave: Flag,
     /// The job's exit code once it is over.
@@ -74,18 +74,18 @@ impl LeaderLease {
         Ok(Self { shared, time, thread: Some(thread) })
     }
 
-    /// Certainly nobody else has been elected: the lease is younger than its time. Without that, a
+    /// No other process can have been elected: the lease is younger than its time. Without that, a
     /// host that is cut off would begin an attempt of its own beside that of the others.
     pub(crate) fn is_held(&self) -> bool {
         self.shared.is_confirmed(self.time)
     }
 
-    /// Readable when the lease has ended and somebody else has been elected.
+    /// Readable when the lease has ended and another process has been elected.
     pub(crate) fn lost(&self) -> BorrowedFd<'_> {
         self.shared.lost.as_fd()
     }
 
-    /// Tells whoever comes late that the job is over. Does not wait for it.
+    /// Tells late hosts that the job is over. Does not wait for it.
     pub(crate) fn finish(&self, code: u8) {
         self.shared.code.store(code.into(), Ordering::Release);
         self.shared.leave.set();
@@ -113,13 +113,13 @@ impl Hold {
                     // Nothing of ours is left there.
                     return;
                 }
-                // What runs does not need etcd to go on. Who loses the coordinator does, and the
+                // What runs does not need etcd to go on. An agent that loses the coordinator does, and the
                 // coordinator before it begins an attempt.
                 Err(_) => RETRY,
             };
         }
         if !self.shared.is_confirmed(self.time) {
-            // etcd does not answer: it would not now, and somebody waits for this thread. The lease
+            // etcd does not answer: it would not now, and another thread waits for this one. The lease
             // ends by itself.
             return;
         }
@@ -130,7 +130,7 @@ impl Hold {
         let _ = self.client.revoke(&self.lease);
     }
 
-    /// False when somebody else has been elected.
+    /// False when another process has been elected.
     fn keep(&mut self) -> Result<bool, ClientError> {
         let mut asked = Instant::now();
         if !self.client.keep_alive(&self.lease)? {

@@ -20,10 +20,10 @@ pub(super) struct Trouble {
     /// Since when the ranks are being stopped though nothing had failed: because hosts come or
     /// leave. Ranks that fail after that do so because the others stop.
     pub(super) calm_since: Option<Duration>,
-    /// Who has interrupted the job, and the last signal.
+    /// The agent that was interrupted, and the last signal.
     interrupters: BTreeSet<Option<AgentId>>,
     last_signal: Option<i32>,
-    /// The ranks have been killed because somebody has lost patience.
+    /// The ranks were killed at a second request to stop.
     pub(super) killed: bool,
     /// Ranks were stopped before they had ended by themselves.
     pub(super) cut_short: bool,
@@ -121,7 +121,7 @@ impl Trouble {
         };
         let failure = self.first_failure(unexplained).map(|(_, failure)| failure);
         let code = match &failure {
-            // Nobody reads the output of some host: what its ranks still did is not known.
+            // The reader of some host's output has gone: what its ranks still did is not known.
             _ if signal == Signal::SIGPIPE as i32 => Ending::Signal(signal).exit_code(),
             Some(failure) => code_of(failure),
             None if self.loss.is_none() && !self.cut_short && self.failures.is_empty() => 0,

@@ -1,4 +1,4 @@
-//! Who may take part, and what a newcomer changes.
+//! Which hosts may take part, and what a new one changes.
 
 use super::admission::JOINED_LATELY;
 use super::failures::{Gone, Loss};
@@ -236,7 +236,7 @@ impl Formation {
         self.record(JobEvent::Join { host: host.clone(), nproc });
         match self.state {
             State::Gathering(_) => {
-                // Where all come at once, who comes first is nothing to tell.
+                // Where all come at once, the order of arrival is not reported.
                 if self.rules.late_hosts {
                     let (present, wanted) = (self.present(), self.rules.wanted());
                     self.say(format!("{host} joined: {present} of {wanted}"));

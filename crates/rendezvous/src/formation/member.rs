@@ -16,7 +16,7 @@ pub(super) struct Member {
     pub(super) joined: Duration,
     /// Took part in the last attempt, so that its place is not given away.
     pub(super) previous_member: bool,
-    /// Who has the node rank that this one asks for. It is not certain that he still lives.
+    /// The member with the node rank that this one asks for. It may have ended.
     pub(super) duplicate_of: Option<AgentId>,
     pub(super) part: Part,
     /// Its place in the last attempt that it was told to start.

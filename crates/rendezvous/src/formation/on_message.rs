@@ -19,7 +19,7 @@ impl Formation {
         if self.duplicates == 0 || matches!(self.state, State::Over(_)) {
             return;
         }
-        // So whoever came after its node rank in the meantime comes in vain.
+        // So a host that asked for its node rank in the meantime is refused.
         let vain = |(_, member): &(&AgentId, &Member)| {
             member.duplicate_of == Some(agent) && member.joined < self.now
         };
@@ -149,7 +149,7 @@ impl Formation {
             }
         }
         if over {
-            // Whoever is there has been told.
+            // Those that are connected have been told.
             self.members.retain(|id, _| !silent.contains(id));
         } else {
             lines.into_iter().for_each(|line| self.say(line));

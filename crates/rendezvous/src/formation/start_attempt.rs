@@ -17,7 +17,7 @@ pub(super) struct Gathering {
     first: bool,
     /// When the wait for more than enough hosts ends; there are enough.
     last_call: Option<Duration>,
-    /// Those who wait know how many are missing.
+    /// Tells the waiting hosts how many are missing.
     told: bool,
     /// The attempt before was stopped without a failure, so that hosts which were not in it have to
     /// wait until they may be admitted.
@@ -240,7 +240,7 @@ impl Formation {
         }
     }
 
-    /// As under the coordinator before; who comes new, comes last.
+    /// As under the coordinator before; new hosts come last.
     fn restore_order(&mut self) {
         let mut members: Vec<&mut Member> = self.members.values_mut().collect();
         members.sort_by_key(|member| {

@@ -86,7 +86,7 @@ impl Formation {
         }
         self.actions.push(Action::Close(agent));
         let host = member.join.host.clone();
-        self.record(JobEvent::Leave { host, reason: "somebody has stopped its launcher".into() });
+        self.record(JobEvent::Leave { host, reason: "its launcher was stopped".into() });
         let line = format!("{} leaves", member.join.host);
         if member.part == Part::Running {
             self.calm_stop(line);
@@ -152,7 +152,7 @@ impl Formation {
         }
     }
 
-    /// Somebody wants the job to stop: the user of this agent, or of the coordinator, who has then
+    /// The job was asked to stop: by the user of this agent, or of the coordinator, who has then
     /// been told so there.
     pub(super) fn interrupt(&mut self, signal: i32, by: Option<AgentId>) {
         let member = by.and_then(|id| self.members.get(&id));

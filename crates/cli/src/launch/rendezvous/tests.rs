@@ -305,8 +305,8 @@ fn how_etcd_is_spoken_to() {
     );
     assert!(wrong("a", "user=ada,password-file=/no/such").starts_with("cannot read the secret in"));
     assert!(wrong("a", "cacart=x").contains("did you mean cacert?"));
-    let nobody = access("a", "", &[("BRIGADE_ETCD_PASSWORD", "x")]).unwrap_err();
-    assert!(nobody.contains("add user=NAME to --rdzv-conf"), "{nobody}");
+    let no_user = access("a", "", &[("BRIGADE_ETCD_PASSWORD", "x")]).unwrap_err();
+    assert!(no_user.contains("add user=NAME to --rdzv-conf"), "{no_user}");
     // Of a meeting without etcd it is said that it changes nothing.
     let flags = [("nnodes", "2"), ("rdzv-endpoint", "a:1"), ("rdzv-conf", "cacert=x")];
     let mut layers = layers(&flags);

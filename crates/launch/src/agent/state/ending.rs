@@ -61,7 +61,7 @@ impl AgentState {
             self.ask_all(signal);
         }
         let leaves = self.leaves_alone();
-        // A user who asks again, or a coordinator that does not answer, is reason enough to leave
+        // A second request, or a coordinator that does not answer, is reason enough to leave
         // without its word. One that has only to be told is looked for as long as it keeps the seat.
         let hurries = if leaves { asks_again } else { stopping || self.connection.is_resuming() };
         if hurries {
@@ -94,7 +94,7 @@ impl AgentState {
         group_is || self.interrupted.is_some() || self.output_closed
     }
 
-    /// Nobody reads our output any more.
+    /// The reader of our output has gone.
     pub(super) fn output_closed(&mut self) {
         if self.output_closed || self.interrupted.is_some() {
             return;
