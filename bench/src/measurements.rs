@@ -8,7 +8,8 @@ mod training;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use brigade::data::{DataLoader, Dataset, LabelledImages};
+use brigade::data::DataLoader;
+use brigade::datasets::LabelledImages;
 use brigade::prelude::*;
 use brigade::torch::fused::{self, AdamStep};
 use brigade::torch::{Backend, GroupOptions, ProcessGroup, Reducer, ReducerOptions, Store};
@@ -191,7 +192,7 @@ fn with_reducer(reduced: bool) -> Result<Step> {
     let _accelerator = Accelerator::builder().channels_last(false).quiet(true).build()?;
     let mut model = Model::new(Cnn::new)?;
     let mut optimizer = Adam::default().lr(LR).build(&model)?;
-    let named = |list: Vec<brigade::models::NamedTensor>| {
+    let named = |list: Vec<nn::NamedTensor>| {
         list.into_iter().map(|named| (named.name, named.tensor)).collect::<Vec<_>>()
     };
     let reducer = if reduced {
@@ -207,7 +208,7 @@ fn with_reducer(reduced: bool) -> Result<Step> {
         if let Some(reducer) = &reducer {
             reducer.before_forward(true)?;
         }
-        let mut output = model.forward(images);
+        let mut output = model.forward(images)?;
         if let Some(reducer) = &reducer {
             output = reducer.after_forward(output, true)?;
         }

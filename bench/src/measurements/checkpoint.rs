@@ -1,10 +1,11 @@
 //! Our side of the checkpoint comparisons: 1 GB of weights, as `peers/checkpoint.py` has them.
 
-use std::path::Path as FilePath;
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use brigade::models::{Init, ResNet};
+use brigade::models::ResNet;
+use brigade::nn::Init;
 use brigade::prelude::*;
 use brigade::train::{LoadOptions, ProjectConfiguration};
 
@@ -21,15 +22,15 @@ const SAVES: usize = 4;
 /// What the words of a measurement ask for: `checkpoint save FOLDER flush`.
 pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     match *words {
-        ["save", folder, flushed] => save(FilePath::new(folder), flushed == "flushed"),
-        ["load", folder, checked] => load(FilePath::new(folder), checked == "verified"),
-        ["background", folder] => background(FilePath::new(folder)),
+        ["save", folder, flushed] => save(Path::new(folder), flushed == "flushed"),
+        ["load", folder, checked] => load(Path::new(folder), checked == "verified"),
+        ["background", folder] => background(Path::new(folder)),
         _ => bail!("there is no measurement checkpoint {}", words.join(" ")),
     }
 }
 
 /// The weights and nothing else.
-fn layers(path: &Path<'_>, init: Init) -> Vec<Tensor> {
+fn layers(path: &ParamPath<'_>, init: Init) -> Vec<Tensor> {
     (0..TENSORS)
         .map(|i| path.join(format!("layer{i}")).parameter("weight", &[ELEMENTS], init))
         .collect()
@@ -41,7 +42,7 @@ fn accelerator(flush: bool, background: bool) -> Result<Accelerator> {
 }
 
 /// Seconds of each save to its end.
-fn save(folder: &FilePath, flush: bool) -> Result<Vec<Vec<f64>>> {
+fn save(folder: &Path, flush: bool) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(flush, false)?;
     let model = Model::new(|path| layers(path, Init::Uniform { low: 0.0, high: 1.0 }))?;
     let _model = accelerator.prepare(model)?;
@@ -66,7 +67,7 @@ fn quiet_disk() -> Result<()> {
 
 /// Seconds of each load into a model, and the highest memory over what the process had without a model,
 /// in sizes of the model.
-fn load(folder: &FilePath, verify: bool) -> Result<Vec<Vec<f64>>> {
+fn load(folder: &Path, verify: bool) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(true, false)?;
     let empty = status("VmRSS")?;
     let model = Model::new(|path| layers(path, Init::Zeros))?;
@@ -86,7 +87,7 @@ fn load(folder: &FilePath, verify: bool) -> Result<Vec<Vec<f64>>> {
 /// checkpoint is written; how long `save_state` itself took, the first time and later; and a plain copy of
 /// as many bytes, to new memory and to the same again. Nothing is being written to the disk when
 /// `save_state` begins, and nothing when the plain copies are made.
-fn background(folder: &FilePath) -> Result<Vec<Vec<f64>>> {
+fn background(folder: &Path) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(true, true)?;
     let mut model = Model::new(|path| {
         layers(&path.join("frozen"), Init::Zeros);

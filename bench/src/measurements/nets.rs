@@ -25,7 +25,7 @@ pub(crate) struct AnyModule(Box<dyn for<'a> Module<&'a Tensor, Output = Tensor>>
 impl Module<&Tensor> for AnyModule {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
+    fn forward(&self, input: &Tensor) -> nn::Result<Tensor> {
         self.0.forward(input)
     }
 }
@@ -44,7 +44,7 @@ impl Net {
         })
     }
 
-    pub(crate) fn build(self, path: &Path<'_>) -> AnyModule {
+    pub(crate) fn build(self, path: &ParamPath<'_>) -> AnyModule {
         AnyModule(match self {
             Self::Cnn => Box::new(Cnn::new(path)),
             Self::Resnet18 => Box::new(ResNet::resnet18(path, self.classes())),
@@ -157,7 +157,7 @@ struct Mlp([Linear; 3]);
 impl Mlp {
     const SIZES: [i64; 4] = [768, 3072, 3072, 768];
 
-    fn new(path: &Path<'_>) -> Self {
+    fn new(path: &ParamPath<'_>) -> Self {
         let layer = |i: usize| Linear::new(path / i, Self::SIZES[i], Self::SIZES[i + 1]);
         Self([layer(0), layer(1), layer(2)])
     }
@@ -166,9 +166,9 @@ impl Mlp {
 impl Module<&Tensor> for Mlp {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
+    fn forward(&self, input: &Tensor) -> nn::Result<Tensor> {
         let [first, second, third] = &self.0;
-        let hidden = second.forward(&first.forward(input).gelu("none"));
+        let hidden = second.forward(&first.forward(input)?.gelu("none"))?;
         third.forward(&hidden.gelu("none"))
     }
 }

@@ -1,7 +1,8 @@
 //! Write the training loop once; run it on one CPU, one GPU, many GPUs or many machines.
 //!
-//! This crate only gathers the others: [`train`] (the Accelerator), [`models`], [`optim`], [`schedule`],
-//! [`data`], [`torch`] (the border with libtorch), [`plan`] and [`world`]. Most programs need no more than the [`prelude`].
+//! This crate only gathers the others: [`train`] (the Accelerator), [`nn`] (layers, weights files),
+//! [`models`] (architectures; feature `models`, on by default), [`optim`], [`schedule`],
+//! [`data`], [`datasets`], [`torch`] (the border with libtorch), [`plan`] and [`world`]. Most programs need no more than the [`prelude`].
 //!
 //! ```no_run
 //! use brigade::prelude::*;
@@ -43,7 +44,12 @@
 
 pub use brigade_checkpoint as checkpoint;
 pub use brigade_data as data;
+#[doc(hidden)]
+pub use brigade_data::__derive;
+pub use brigade_datasets as datasets;
+#[cfg(feature = "models")]
 pub use brigade_models as models;
+pub use brigade_nn as nn;
 pub use brigade_optim as optim;
 pub use brigade_plan as plan;
 pub use brigade_schedule as schedule;
@@ -53,14 +59,14 @@ pub use brigade_train as train;
 pub use brigade_world as world;
 pub use tch;
 
-/// What a training loop uses.
+/// What a training loop uses. A model's own forward returns `nn::Result`.
 pub mod prelude {
-    pub use crate::data::{
-        Batch, DataLoader, Dataset, Digits, FashionMnist, IdxFolder, LabelledImages, Mnist,
-        StreamLoader,
-    };
-    pub use crate::models::{
-        BatchNorm2d, Cnn, Conv2d, Linear, Model, Module, Path, ResNet, Sequential, StateDict,
+    pub use crate::data::{Batch, BatchedDataset, DataLoader, Dataset, StreamLoader, TensorTree};
+    pub use crate::datasets::{Digits, FashionMnist, IdxFolder, LabelledImages, Mnist};
+    #[cfg(feature = "models")]
+    pub use crate::models::{Cnn, ResNet};
+    pub use crate::nn::{
+        self, BatchNorm2d, Conv2d, Linear, Model, Module, ParamPath, Sequential, StateDict,
     };
     pub use crate::schedule::{FitOneCycle, LrSchedule, OneCycle, Plateau, Schedule};
     pub use crate::train::{

@@ -20,9 +20,11 @@ pub mod safetensors;
 pub mod shards;
 pub mod torch_optimizer;
 mod value;
+mod wrapper_prefix;
 
 pub use dtype::{Dtype, TensorInfo};
 pub use error::Error;
 pub use file_name::{FileName, InvalidFileName};
 pub use format::Format;
 pub use value::Value;
+pub use wrapper_prefix::wrapper_prefix;

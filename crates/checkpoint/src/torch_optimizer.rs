@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 
 use crate::value::Value;
+use crate::wrapper_prefix;
 
 /// A tensor of a state, whether in memory or in a file.
 pub trait StateTensor: Clone {
@@ -210,10 +211,8 @@ fn names<T>(
     let params = group.get("params").and_then(Value::as_items);
     let params = params.ok_or_else(|| layout("a list `params` in each group", group))?;
     let theirs = strings(group.get("param_names")).map(|mut names| {
-        let wrapped = names.iter().all(|name| name.starts_with(WRAPPER));
-        if wrapped && !own.iter().any(|name| name.starts_with(WRAPPER)) {
-            names.iter_mut().for_each(|name| drop(name.drain(..WRAPPER.len())));
-        }
+        let prefix = wrapper_prefix(&names, own);
+        names.iter_mut().for_each(|name| drop(name.drain(..prefix.len())));
         names
     });
     let names = theirs.unwrap_or_else(|| own.to_vec());
@@ -320,9 +319,6 @@ fn rate<T>(key: &str, like: &Value<T>, made: &[Value<T>]) -> Value<T> {
 fn strings<T>(list: Option<&Value<T>>) -> Option<Vec<String>> {
     list?.as_items()?.iter().map(|item| item.as_str().map(str::to_owned)).collect()
 }
-
-/// What DistributedDataParallel puts before every name.
-const WRAPPER: &str = "module.";
 
 /// Hyperparameters that a schedule or the program moves: every optimizer that has them saves them.
 const MOVED: [&str; 5] = ["lr", "initial_lr", "weight_decay", "momentum", "beta1"];

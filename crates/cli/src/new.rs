@@ -1,5 +1,6 @@
 //! `brigade new`: a small project that trains at once.
 
+use std::env;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -245,6 +246,12 @@ impl Source {
             // The address is in none of the build's variables, but cargo remembers it.
             let mut cargo = Command::new("cargo");
             cargo.args(["install", "--list"]).stdin(Stdio::null());
+            // `cargo install --root` keeps its list beside the programs.
+            let program = env::current_exe().context("cannot find this program's file")?;
+            let root = program.parent().and_then(Path::parent);
+            if let Some(root) = root.filter(|root| root.join(".crates.toml").is_file()) {
+                cargo.arg("--root").arg(root);
+            }
             let output = cargo.output().context("cannot start cargo")?;
             return Self::installed(&String::from_utf8_lossy(&output.stdout)).context(
                 "`cargo install --list` does not say which repository this program is from: name a \

@@ -11,7 +11,7 @@ struct Net {
 }
 
 impl Net {
-    fn new(path: &Path<'_>) -> Self {
+    fn new(path: &ParamPath<'_>) -> Self {
         Self {
             hidden: Linear::new(path / "hidden", 8 * 8, 128),
             output: Linear::new(path / "output", 128, 10),
@@ -22,8 +22,8 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, images: &Tensor) -> Tensor {
-        self.output.forward(&self.hidden.forward(&images.flatten(1, -1)).relu())
+    fn forward(&self, images: &Tensor) -> nn::Result<Tensor> {
+        self.output.forward(&self.hidden.forward(&images.flatten(1, -1))?.relu())
     }
 }
 

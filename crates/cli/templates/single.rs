@@ -12,7 +12,7 @@ struct Net {
 }
 
 impl Net {
-    fn new(path: &Path<'_>) -> Self {
+    fn new(path: &ParamPath<'_>) -> Self {
         Self {
             hidden: Linear::new(path / "hidden", 8 * 8, 128),
             output: Linear::new(path / "output", 128, 10),
@@ -23,8 +23,8 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, images: &Tensor) -> Tensor {
-        self.output.forward(&self.hidden.forward(&images.flatten(1, -1)).relu())
+    fn forward(&self, images: &Tensor) -> nn::Result<Tensor> {
+        self.output.forward(&self.hidden.forward(&images.flatten(1, -1))?.relu())
     }
 }
 
@@ -47,7 +47,7 @@ fn train(epochs: u32) -> Result<(Model<Net>, f64)> {
         model.train();
         for batch in &train {
             let (images, labels) = batch?.into_data();
-            let loss = model.forward(&images).cross_entropy_for_logits(&labels);
+            let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
             optimizer.zero_grad()?;
             loss.backward();
             optimizer.step()?;
@@ -57,7 +57,7 @@ fn train(epochs: u32) -> Result<(Model<Net>, f64)> {
         let mut accuracy = Accuracy::default();
         for batch in &test {
             let (images, labels) = batch?.into_data();
-            let predicted = no_grad(|| model.forward(&images)).argmax(-1, false);
+            let predicted = no_grad(|| model.forward(&images))?.argmax(-1, false);
             accuracy.update(&predicted, &labels)?;
         }
         percent = 100.0 * accuracy.value();

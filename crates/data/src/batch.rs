@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 
 use brigade_plan::Round;
-use brigade_torch::Tensors;
+use brigade_torch::TensorTree;
 
 use crate::DataError;
 
@@ -90,7 +90,7 @@ impl<T> Batch<T> {
     }
 }
 
-impl<T: Tensors> Batch<T> {
+impl<T: TensorTree> Batch<T> {
     /// The rows that belong to `rank`, of a dispatcher's batch: views, not copies.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use brigade_torch::{Device, Element, Kind, Tensor, Tensors, elements, from_vec};
+use brigade_torch::{Device, Element, Kind, Tensor, TensorTree, elements, from_vec};
 
 use crate::DataError;
 
@@ -15,10 +15,16 @@ use crate::DataError;
 /// | `usize`, `u32` | tensor `[b]` of `i64`, as labels are |
 /// | `bool` | tensor `[b]` of booleans |
 /// | `[T; N]` or `Vec<T>` of numbers, of one length | tensor `[b, N]` |
-/// | tuple up to eight, map from `String` | the same of batches |
+/// | `[Tensor; N]` or `Vec<Tensor>`, of one length | the same of batches, element by element |
+/// | tuple up to eight, map from `String`, `Option` that all or none have | the same of batches |
+/// | struct with [`#[derive(Batch)]`](derive@crate::Batch) | the same struct of batches |
+#[diagnostic::on_unimplemented(
+    message = "samples of type `{Self}` cannot be collated",
+    note = "a sample is a tensor, a number, a list of numbers or tensors, a tuple, a map from `String`, an `Option` or a struct with `#[derive(Batch)]`"
+)]
 pub trait Collate: Sized {
     /// What a batch is.
-    type Batch: Tensors + Send + 'static;
+    type Batch: TensorTree + Send + 'static;
 
     /// Joins samples into a batch with one row for each, in their order.
     ///
@@ -72,29 +78,110 @@ impl Collate for bool {
     }
 }
 
-impl<T: Element> Collate for Vec<T> {
-    type Batch = Tensor;
+/// An element of a list that is a part of a sample: a number, of which a list is a row, or a tensor.
+pub trait CollateElement: Sized {
+    /// What a list is in a batch.
+    type List: TensorTree + Send + 'static;
+    /// What an array is in a batch.
+    type Array<const N: usize>: TensorTree + Send + 'static;
 
-    fn collate(samples: &[&Self]) -> Result<Tensor, DataError> {
-        let length = samples.first().ok_or(DataError::EmptyBatch)?.len();
-        let mut rows = Self::with_capacity(samples.len() * length);
-        for (position, sample) in samples.iter().enumerate() {
-            if sample.len() != length {
-                let (expected, found) = (format!("{length} numbers"), sample.len().to_string());
-                return Err(DataError::Collate { position, expected, found });
-            }
-            rows.extend_from_slice(sample);
-        }
-        Ok(from_vec(rows, &[samples.len() as i64, length as i64])?)
+    /// Joins the samples' lists.
+    ///
+    /// # Errors
+    /// As [`Collate::collate`]; also when the lists differ in length.
+    fn collate_lists(samples: &[&Vec<Self>]) -> Result<Self::List, DataError>;
+
+    /// Joins the samples' arrays.
+    ///
+    /// # Errors
+    /// As [`Collate::collate`].
+    fn collate_arrays<const N: usize>(samples: &[&[Self; N]]) -> Result<Self::Array<N>, DataError>;
+}
+
+impl<T: CollateElement> Collate for Vec<T> {
+    type Batch = T::List;
+
+    fn collate(samples: &[&Self]) -> Result<Self::Batch, DataError> {
+        T::collate_lists(samples)
     }
 }
 
-impl<T: Element, const N: usize> Collate for [T; N] {
-    type Batch = Tensor;
+impl<T: CollateElement, const N: usize> Collate for [T; N] {
+    type Batch = T::Array<N>;
 
-    fn collate(samples: &[&Self]) -> Result<Tensor, DataError> {
-        let numbers = samples.iter().flat_map(|sample| **sample).collect();
-        Ok(from_vec(numbers, &[samples.len() as i64, N as i64])?)
+    fn collate(samples: &[&Self]) -> Result<Self::Batch, DataError> {
+        T::collate_arrays(samples)
+    }
+}
+
+/// The length that the lists of all samples have.
+fn common_length<T>(samples: &[&Vec<T>], of: &str) -> Result<usize, DataError> {
+    let length = samples.first().ok_or(DataError::EmptyBatch)?.len();
+    match samples.iter().position(|sample| sample.len() != length) {
+        None => Ok(length),
+        Some(position) => {
+            let (expected, found) = (format!("{length} {of}"), samples[position].len().to_string());
+            Err(DataError::Collate { position, expected, found })
+        }
+    }
+}
+
+macro_rules! elements {
+    ($($number:ty),+) => { $(
+        impl CollateElement for $number {
+            type List = Tensor;
+            type Array<const N: usize> = Tensor;
+
+            fn collate_lists(samples: &[&Vec<Self>]) -> Result<Tensor, DataError> {
+                let length = common_length(samples, "numbers")?;
+                let mut rows = Vec::with_capacity(samples.len() * length);
+                samples.iter().for_each(|sample| rows.extend_from_slice(sample));
+                Ok(from_vec(rows, &[samples.len() as i64, length as i64])?)
+            }
+
+            fn collate_arrays<const N: usize>(samples: &[&[Self; N]]) -> Result<Tensor, DataError> {
+                let numbers = samples.iter().flat_map(|sample| **sample).collect();
+                Ok(from_vec(numbers, &[samples.len() as i64, N as i64])?)
+            }
+        }
+    )+ };
+}
+
+elements!(f32, f64, u8, i8, i16, i32, i64);
+
+impl CollateElement for Tensor {
+    type List = Vec<Self>;
+    type Array<const N: usize> = [Self; N];
+
+    fn collate_lists(samples: &[&Vec<Self>]) -> Result<Vec<Self>, DataError> {
+        let column = |index: usize| samples.iter().map(|sample| &sample[index]).collect::<Vec<_>>();
+        let length = common_length(samples, "tensors")?;
+        (0..length).map(|index| Self::collate(&column(index))).collect()
+    }
+
+    fn collate_arrays<const N: usize>(samples: &[&[Self; N]]) -> Result<[Self; N], DataError> {
+        let lists: Vec<Self> = (0..N)
+            .map(|index| {
+                Self::collate(&samples.iter().map(|sample| &sample[index]).collect::<Vec<_>>())
+            })
+            .collect::<Result<_, _>>()?;
+        lists.try_into().map_err(|_| DataError::other("an array changed its length"))
+    }
+}
+
+impl<T: Collate> Collate for Option<T> {
+    type Batch = Option<T::Batch>;
+
+    fn collate(samples: &[&Self]) -> Result<Self::Batch, DataError> {
+        let first = samples.first().ok_or(DataError::EmptyBatch)?;
+        let differs = |sample: &&Self| sample.is_some() != first.is_some();
+        if let Some(position) = samples.iter().position(differs) {
+            let word = |some| if some { "a value" } else { "none" }.to_owned();
+            let (expected, found) = (word(first.is_some()), word(first.is_none()));
+            return Err(DataError::Collate { position, expected, found });
+        }
+        let column: Vec<&T> = samples.iter().filter_map(|sample| sample.as_ref()).collect();
+        first.as_ref().map(|_| T::collate(&column)).transpose()
     }
 }
 
@@ -282,6 +369,36 @@ mod tests {
         );
         assert!(matches!(collate::<Tensor>(vec![]), Err(DataError::EmptyBatch)));
         assert_eq!(collate::<i64>(vec![]).unwrap().size(), [0]);
+    }
+
+    #[test]
+    fn lists_of_tensors_are_joined_element_by_element() {
+        let crop = |value: f32| Tensor::from_slice(&[value, -value]);
+        let batch = collate(vec![vec![crop(1.0), crop(2.0)], vec![crop(3.0), crop(4.0)]]).unwrap();
+        assert_eq!(
+            batch.iter().map(floats).collect::<Vec<_>>(),
+            [[1.0, -1.0, 3.0, -3.0], [2.0, -2.0, 4.0, -4.0]]
+        );
+        let [one, two] = collate(vec![[crop(1.0), crop(2.0)]]).unwrap();
+        assert_eq!((one.size(), floats(&two)), (vec![1, 2], vec![2.0, -2.0]));
+        let error = collate(vec![vec![crop(1.0)], vec![]]).unwrap_err().to_string();
+        assert!(
+            error.starts_with("sample 1 of the batch has 0, the first has 1 tensors"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn an_option_is_in_all_samples_or_in_none() {
+        let batch = collate(vec![(1.0f32, None::<f32>), (2.0, None)]).unwrap();
+        assert!(batch.1.is_none());
+        let batch = collate(vec![Some(1.0f32), Some(2.0)]).unwrap();
+        assert_eq!(floats(&batch.unwrap()), [1.0, 2.0]);
+        let error = collate(vec![None, Some(2.0f32)]).unwrap_err().to_string();
+        assert!(
+            error.starts_with("sample 1 of the batch has a value, the first has none"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -1,27 +1,42 @@
-//! Data of known length, asked for by index: the dataset and what a batch knows of its place.
+//! Data that is read sample by sample: of known length, and as a stream.
 
 use std::fmt;
-use std::sync::Arc;
 
-use brigade_plan::stream;
-use brigade_torch::Tensors;
-use rand_pcg::rand_core::Rng;
+use crate::{BatchContext, BatchedDataset, Collate, DataError};
 
-use crate::DataError;
-
-/// Data of known length that makes whole batches.
+/// Data of known length that is read sample by sample.
 ///
-/// This is the form for data in memory, where a batch is one pass over bytes. When samples are
-/// read one by one, implement [`Samples`](crate::Samples) instead.
+/// This is torch's map-style `Dataset`: a length and a sample by index. A [`DataLoader`](crate::DataLoader)
+/// collates the samples of a batch, in its threads. Data that is faster read as whole batches is a
+/// [`BatchedDataset`], which every `Dataset` is too.
 ///
-/// A loader calls `batch` from its threads, several at a time and in any order. What is random in
-/// a batch must therefore come from the [`BatchContext`], not from a generator in the dataset: then
-/// an epoch is the same at any number of threads.
+/// ```no_run
+/// use brigade_data::{DataError, DataLoader, Dataset};
+///
+/// struct Squares;
+///
+/// impl Dataset for Squares {
+///     type Sample = (f32, f32);
+///
+///     fn len(&self) -> usize {
+///         1000
+///     }
+///
+///     fn get(&self, index: usize, _seed: u64) -> Result<Self::Sample, DataError> {
+///         Ok((index as f32, (index * index) as f32))
+///     }
+/// }
+///
+/// for batch in &DataLoader::new(Squares).batch_size(32).shuffle(true) {
+///     let (x, y) = batch?.into_data(); // two tensors, [32] each
+/// }
+/// # Ok::<(), DataError>(())
+/// ```
 pub trait Dataset: Send + Sync {
-    /// What a batch is: tensors, or tuples, lists and maps of them.
-    type Batch: Tensors + Send + 'static;
+    /// What a sample is.
+    type Sample: Collate;
 
-    /// Number of samples.
+    /// Returns the number of samples.
     fn len(&self) -> usize;
 
     /// Whether there are no samples.
@@ -29,210 +44,187 @@ pub trait Dataset: Send + Sync {
         self.len() == 0
     }
 
-    /// The batch of these samples, in this order; an index may occur twice.
-    ///
-    /// Every tensor of the batch has one row for each index. It runs beside the training step:
-    /// an operator of libtorch that is large enough to start a team of threads takes the cores
-    /// from it.
+    /// Returns the sample `index`. What is random in it must follow from `seed`, which is new in every
+    /// epoch and the same on any number of threads and ranks.
     ///
     /// # Errors
-    /// The loader delivers them at this batch.
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError>;
-
-    /// The same data with `f` applied to each batch, in the loader's threads.
-    ///
-    /// ```no_run
-    /// use brigade_data::{Dataset, Digits};
-    ///
-    /// let flat = Digits::train()?.map(|(images, labels), _| Ok((images.f_flatten(1, -1)?, labels)));
-    /// # Ok::<(), brigade_data::DataError>(())
-    /// ```
-    fn map<F, B>(self, f: F) -> Map<Self, F>
-    where
-        Self: Sized,
-        F: Fn(Self::Batch, &BatchContext) -> Result<B, DataError> + Send + Sync,
-        B: Tensors + Send + 'static,
-    {
-        Map { dataset: self, f }
-    }
+    /// The loader delivers them at the sample's batch.
+    fn get(&self, index: usize, seed: u64) -> Result<Self::Sample, DataError>;
 }
 
-/// Where a batch stands, and the seeds that follow from it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BatchContext {
-    /// The loader's seed, the same on all ranks.
-    pub seed: u64,
-    /// The epoch, from 0.
-    pub epoch: u64,
-    /// The batch's number in the epoch of its rank, from 0.
-    pub batch: usize,
-    /// The rank whose batch this is.
-    pub rank: usize,
-}
+/// A list of samples in memory as a dataset.
+///
+/// A type of its own: [`Dataset::get`] on `Vec` would hide the slice's `get` wherever the trait is in scope.
+///
+/// ```
+/// use brigade_data::{DataLoader, VecDataset};
+///
+/// let loader = DataLoader::new(VecDataset(vec![(1.0f32, 0i64), (2.0, 1)])).batch_size(2);
+/// assert_eq!(loader.len(), 1);
+/// ```
+#[derive(Clone, Debug)]
+pub struct VecDataset<T>(pub Vec<T>);
 
-impl BatchContext {
-    /// A seed for what is random in the sample `index`: it depends on the loader's seed, the epoch
-    /// and the sample, so a sample is treated alike at any number of threads and ranks.
-    ///
-    /// ```
-    /// use brigade_data::BatchContext;
-    ///
-    /// let (one, other) = (BatchContext::default(), BatchContext { rank: 3, ..Default::default() });
-    /// assert_eq!(one.sample_seed(7), other.sample_seed(7));
-    /// assert_ne!(one.sample_seed(7), BatchContext { epoch: 1, ..one }.sample_seed(7));
-    /// ```
-    #[must_use]
-    pub fn sample_seed(&self, index: usize) -> u64 {
-        stream(self.seed, &[SAMPLE, self.epoch, index as u64]).next_u64()
-    }
-
-    /// A seed for what is random in the batch as a whole: it depends on the loader's seed, the
-    /// epoch, the rank and the batch.
-    #[must_use]
-    pub fn batch_seed(&self) -> u64 {
-        let path = [BATCH, self.epoch, self.rank as u64, self.batch as u64];
-        stream(self.seed, &path).next_u64()
-    }
-}
-
-/// First numbers of this crate's random streams; `brigade-plan` uses 1 and 2.
-const SAMPLE: u64 = 3;
-const BATCH: u64 = 4;
-
-/// A dataset whose batches a function changes; see [`Dataset::map`].
-#[derive(Clone)]
-pub struct Map<D, F> {
-    dataset: D,
-    f: F,
-}
-
-impl<D, F, B> Dataset for Map<D, F>
-where
-    D: Dataset,
-    F: Fn(D::Batch, &BatchContext) -> Result<B, DataError> + Send + Sync,
-    B: Tensors + Send + 'static,
-{
-    type Batch = B;
+impl<T: Collate + Clone + Send + Sync> Dataset for VecDataset<T> {
+    type Sample = T;
 
     fn len(&self) -> usize {
-        self.dataset.len()
+        self.0.len()
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<B, DataError> {
-        (self.f)(self.dataset.batch(indices, context)?, context)
+    fn get(&self, index: usize, _: u64) -> Result<T, DataError> {
+        self.0.get(index).cloned().ok_or(DataError::Index { index, len: self.0.len() })
     }
 }
 
-/// A dataset of `len` samples whose batches a function makes.
+/// So data sets of several types can be one: `Box<dyn Dataset<Sample = S>>`.
+impl<D: Dataset + ?Sized> Dataset for Box<D> {
+    type Sample = D::Sample;
+
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn get(&self, index: usize, seed: u64) -> Result<Self::Sample, DataError> {
+        (**self).get(index, seed)
+    }
+}
+
+/// Makes a dataset of `len` samples that a function of the index and a seed reads.
 ///
 /// ```no_run
-/// use brigade_data::{batches_from_fn, from_vec};
+/// use brigade_data::{DataLoader, dataset_from_fn};
 ///
-/// let squares = batches_from_fn(100, |indices, _| {
-///     let values: Vec<f32> = indices.iter().map(|index| (index * index) as f32).collect();
-///     Ok(from_vec(values, &[indices.len() as i64])?)
-/// });
+/// let loader = DataLoader::new(dataset_from_fn(10, |index, _seed| Ok([index as f32, 1.0])));
 /// ```
-pub fn batches_from_fn<F, B>(len: usize, f: F) -> BatchesFromFn<F>
+pub fn dataset_from_fn<F, S>(len: usize, f: F) -> DatasetFromFn<F>
 where
-    F: Fn(&[usize], &BatchContext) -> Result<B, DataError> + Send + Sync,
-    B: Tensors + Send + 'static,
+    F: Fn(usize, u64) -> Result<S, DataError> + Send + Sync,
+    S: Collate,
 {
-    BatchesFromFn { len, f }
+    DatasetFromFn { len, f }
 }
 
-/// A dataset that is a function; see [`batches_from_fn`].
+/// A dataset that a function of the index reads; see [`dataset_from_fn`].
 #[derive(Clone)]
-pub struct BatchesFromFn<F> {
+pub struct DatasetFromFn<F> {
     len: usize,
     f: F,
 }
 
-impl<F, B> Dataset for BatchesFromFn<F>
+impl<F, S> Dataset for DatasetFromFn<F>
 where
-    F: Fn(&[usize], &BatchContext) -> Result<B, DataError> + Send + Sync,
-    B: Tensors + Send + 'static,
+    F: Fn(usize, u64) -> Result<S, DataError> + Send + Sync,
+    S: Collate,
 {
-    type Batch = B;
+    type Sample = S;
 
     fn len(&self) -> usize {
         self.len
     }
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<B, DataError> {
-        (self.f)(indices, context)
+    fn get(&self, index: usize, seed: u64) -> Result<S, DataError> {
+        (self.f)(index, seed)
     }
 }
 
-impl<D: Dataset + ?Sized> Dataset for Arc<D> {
-    type Batch = D::Batch;
+/// The samples of a batch are read one after another, and collated.
+impl<D: Dataset> BatchedDataset for D {
+    type Batch = <D::Sample as Collate>::Batch;
 
-    fn len(&self) -> usize {
-        (**self).len()
+    fn num_samples(&self) -> usize {
+        self.len()
     }
 
     fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
-        (**self).batch(indices, context)
+        let samples: Vec<D::Sample> = indices
+            .iter()
+            .map(|&index| self.get(index, context.sample_seed(index)))
+            .collect::<Result<_, _>>()?;
+        Collate::collate(&samples.iter().collect::<Vec<_>>())
     }
 }
 
-impl<D: Dataset + ?Sized> Dataset for Box<D> {
-    type Batch = D::Batch;
+/// Data without a length or without access by index: a stream that is read from its start in each
+/// epoch. [`StreamLoader`](crate::StreamLoader) makes batches of it.
+///
+/// Several ranks each read the whole stream and keep their part, so every rank must see the same
+/// samples in the same order.
+pub trait IterableDataset: Send + Sync {
+    /// What a sample is.
+    type Sample: Collate + 'static;
 
-    fn len(&self) -> usize {
-        (**self).len()
-    }
+    /// The samples of an epoch. What is random in their order or content must follow from `epoch`
+    /// and `seed`, which all ranks share.
+    fn iter(&self, epoch: u64, seed: u64) -> SampleStream<Self::Sample>;
+}
 
-    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
-        (**self).batch(indices, context)
+/// The samples of one epoch.
+pub type SampleStream<S> = Box<dyn Iterator<Item = Result<S, DataError>> + Send>;
+
+/// A stream that a function of the epoch and the seed opens.
+///
+/// ```no_run
+/// use brigade_data::{StreamLoader, stream_from_fn};
+///
+/// let lines = stream_from_fn(|_epoch, _seed| (0..1000).map(|number| Ok(number as f32)));
+/// let loader = StreamLoader::new(lines).batch_size(16);
+/// ```
+pub fn stream_from_fn<F, I, S>(f: F) -> StreamFromFn<F>
+where
+    F: Fn(u64, u64) -> I + Send + Sync,
+    I: Iterator<Item = Result<S, DataError>> + Send + 'static,
+    S: Collate + 'static,
+{
+    StreamFromFn(f)
+}
+
+/// A stream that a function opens; see [`stream_from_fn`].
+#[derive(Clone)]
+pub struct StreamFromFn<F>(F);
+
+impl<F, I, S> IterableDataset for StreamFromFn<F>
+where
+    F: Fn(u64, u64) -> I + Send + Sync,
+    I: Iterator<Item = Result<S, DataError>> + Send + 'static,
+    S: Collate + 'static,
+{
+    type Sample = S;
+
+    fn iter(&self, epoch: u64, seed: u64) -> SampleStream<S> {
+        Box::new((self.0)(epoch, seed))
     }
 }
 
-impl<D: fmt::Debug, F> fmt::Debug for Map<D, F> {
+impl<F> fmt::Debug for DatasetFromFn<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Map").field(&self.dataset).finish()
+        write!(f, "DatasetFromFn({} samples)", self.len)
     }
 }
 
-impl<F> fmt::Debug for BatchesFromFn<F> {
+impl<F> fmt::Debug for StreamFromFn<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BatchesFromFn({} samples)", self.len)
+        f.write_str("StreamFromFn")
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use brigade_torch::{elements, from_vec};
+    use brigade_torch::elements;
 
     use super::*;
 
     #[test]
-    fn functions_and_boxes_are_datasets() {
-        let dataset = batches_from_fn(9, |indices, context| {
-            let values: Vec<i64> = indices.iter().map(|index| *index as i64).collect();
-            let seed = context.sample_seed(indices[0]) as i64;
-            Ok((from_vec(values, &[indices.len() as i64])?, from_vec(vec![seed], &[1])?))
-        });
-        let boxed: Box<dyn Dataset<Batch = _>> =
-            Box::new(Arc::new(dataset).map(|(x, _), _| Ok(x.f_mul_scalar(2)?)));
-        assert_eq!(boxed.len(), 9);
-        let batch = boxed.batch(&[4, 0, 8], &BatchContext::default()).unwrap();
-        assert_eq!(elements::<i64>(&batch).unwrap().to_vec(), [8, 0, 16]);
-    }
-
-    #[test]
-    fn seeds_differ_by_all_that_they_depend_on() {
-        let base = BatchContext { seed: 1, epoch: 0, batch: 0, rank: 0 };
-        let others = [
-            BatchContext { seed: 2, ..base },
-            BatchContext { epoch: 1, ..base },
-            BatchContext { batch: 1, ..base },
-            BatchContext { rank: 1, ..base },
-        ];
-        for other in others {
-            assert_ne!(base.batch_seed(), other.batch_seed(), "{other:?}");
+    fn boxes_of_datasets_are_batched() {
+        let numbers = dataset_from_fn(4, |index, _| Ok(index as f32));
+        let all: [Box<dyn Dataset<Sample = f32>>; 2] =
+            [Box::new(numbers), Box::new(VecDataset(vec![0.0, 1.0, 2.0, 3.0]))];
+        for dataset in all {
+            assert_eq!((dataset.len(), dataset.num_samples(), dataset.is_empty()), (4, 4, false));
+            let batch = dataset.batch(&[3, 1], &BatchContext::default()).unwrap();
+            assert_eq!(elements::<f32>(&batch).unwrap().to_vec(), [3.0, 1.0]);
         }
-        assert_ne!(base.sample_seed(0), base.sample_seed(1));
-        assert_ne!(base.sample_seed(0), base.batch_seed());
+        let error = VecDataset(vec![1.0f32]).get(1, 0).unwrap_err();
+        assert!(matches!(error, DataError::Index { index: 1, len: 1 }));
     }
 }

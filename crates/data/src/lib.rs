@@ -1,62 +1,122 @@
-//! Datasets, and loaders that turn them into batches of tensors.
+//! Loaders that turn data sets into batches of tensors, and the traits of data sets.
 //!
-//! - Data: [`Dataset`] makes whole batches, [`Samples`] single samples (collated by [`Collate`]),
-//!   [`IterableDataset`] a stream. [`Digits`] are embedded; [`Mnist`], [`FashionMnist`] and any
-//!   folder of IDX files are [`LabelledImages`]; [`TensorDataset`] holds tensors.
+//! - Data: [`Dataset`] gives single samples (collated by [`Collate`]), [`BatchedDataset`] whole batches,
+//!   [`IterableDataset`] a stream; [`TensorDataset`] holds tensors. MNIST and its like are in
+//!   `brigade-datasets`.
 //! - Loaders: [`DataLoader`] and, for streams, [`StreamLoader`]. Both cut an epoch into batches,
 //!   make them ahead on threads, and give each rank its part by the rules of `brigade-plan`.
-//! - Each [`Batch`] knows how many of its rows are real, on this rank and on all, and whether it is
+//! - Each [`Batch`](struct@Batch) knows how many of its rows are real, on this rank and on all, and whether it is
 //!   the last.
 //!
-//! ```no_run
-//! use brigade_data::{DataLoader, Digits};
+//! ```
+//! use brigade_data::{DataLoader, dataset_from_fn};
 //!
-//! let digits = Digits::train()?.resize(28, 28)?;
-//! let loader = DataLoader::new(digits).batch_size(64).shuffle(true).seed(42).threads(1);
+//! let squares = dataset_from_fn(100, |index, _seed| Ok((index as f32, (index * index) as f32)));
+//! let loader = DataLoader::new(squares).batch_size(32).shuffle(true).seed(42).threads(1);
 //! for epoch in 0..4 {
 //!     for batch in &loader {
-//!         let (images, labels) = batch?.into_data(); // f32 [64, 1, 28, 28], i64 [64]
+//!         let (x, y) = batch?.into_data(); // f32 [32] each, [4] at the end
 //!     }
 //! }
 //! # Ok::<(), brigade_data::DataError>(())
 //! ```
 
 mod batch;
+mod batched_dataset;
 mod collate;
 mod dataset;
-mod digits;
-mod download;
 mod epoch;
 mod error;
-mod idx;
-mod images;
 mod loader;
-mod mnist;
 mod options;
-mod samples;
 mod stream_loader;
 mod tensors;
 mod workers;
 
 pub use batch::Batch;
+pub use batched_dataset::{BatchContext, BatchedDataset, BatchesFromFn, Map, batches_from_fn};
+/// Makes a struct of tensors a sample and a batch: it implements [`Collate`], [`TensorTree`] and [`Split`].
+///
+/// So it is collated by a loader, moved to a device, split into micro-batches and between ranks, gathered
+/// over ranks, and read on one rank for all. Fields are tensors or trees of them (tuples, `Vec`, `Option`,
+/// maps, other such structs); structs with names, tuple structs and generics are taken. A field that is a
+/// number in the sample and a tensor in the batch has a parameter as its type:
+///
+/// ```
+/// use brigade_data::{Batch, Collate, DataError, DataLoader, dataset_from_fn};
+/// use brigade_torch::{Kind, Tensor, TensorTree};
+///
+/// #[derive(Batch)]
+/// #[batch(crate = "brigade_data")] // not needed in a program that depends on `brigade`
+/// struct Sentence<Label> {
+///     tokens: Tensor,
+///     mask: Tensor,
+///     label: Label,
+/// }
+///
+/// let sentences = dataset_from_fn(6, |index, _seed| {
+///     let tokens = Tensor::from_slice(&[index as i64, 7, 0]);
+///     let mask = tokens.f_ne(0)?;
+///     Ok(Sentence { tokens, mask, label: index % 2 }) // a Sentence<usize>
+/// });
+/// for batch in &DataLoader::new(sentences).batch_size(2) {
+///     let batch = batch?; // a Batch<Sentence<Tensor>>
+///     assert_eq!(batch.tokens.size(), [2, 3]);
+///     assert_eq!(batch.mask.kind(), Kind::Bool);
+///     assert_eq!(batch.label, Tensor::from_slice(&[0i64, 1]));
+///     assert_eq!(batch.split_rows(1)?.len(), 2);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Samples of which each is one of several kinds have no common shape, so an enum is refused:
+///
+/// ```compile_fail
+/// use brigade_data::Batch;
+/// use brigade_torch::Tensor;
+///
+/// #[derive(Batch)]
+/// #[batch(crate = "brigade_data")]
+/// enum Sample {
+///     Image(Tensor),
+///     Text(Tensor),
+/// }
+/// ```
+///
+/// and so is a field that is not made of tensors:
+///
+/// ```compile_fail
+/// use brigade_data::Batch;
+/// use brigade_torch::Tensor;
+///
+/// #[derive(Batch)]
+/// #[batch(crate = "brigade_data")]
+/// struct Sample {
+///     image: Tensor,
+///     label: i64,
+/// }
+/// ```
+pub use brigade_derive::Batch;
 pub use brigade_plan::{
     PlanError, Round, Sampler, Scheme, Sequential, ShardOptions, Shuffle, Weighted,
 };
-pub use brigade_torch::from_vec;
-pub use collate::Collate;
-pub use dataset::{BatchContext, BatchesFromFn, Dataset, Map, batches_from_fn};
-pub use digits::Digits;
-pub use download::Download;
+pub use brigade_torch::{Split, TensorTree, from_vec};
+pub use collate::{Collate, CollateElement};
+pub use dataset::{
+    Dataset, DatasetFromFn, IterableDataset, SampleStream, StreamFromFn, VecDataset,
+    dataset_from_fn, stream_from_fn,
+};
 pub use epoch::Epoch;
 pub use error::DataError;
-pub use idx::IdxFile;
-pub use images::LabelledImages;
-pub use loader::{BatchLists, DataLoader};
-pub use mnist::{FashionMnist, IdxFolder, Mnist};
+pub use loader::{BatchSampler, DataLoader};
 pub use options::LoaderOptions;
-pub use samples::{
-    Collated, IterableDataset, SampleStream, Samples, SamplesFromFn, StreamFromFn, samples_from_fn,
-    stream_from_fn,
-};
 pub use stream_loader::StreamLoader;
 pub use tensors::TensorDataset;
+
+/// What `#[derive(Batch)]` names.
+#[doc(hidden)]
+pub mod __derive {
+    pub use brigade_torch::{Error, Split, Tensor, TensorTree, TreeSpec};
+
+    pub use crate::{Collate, DataError};
+}

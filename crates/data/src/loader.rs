@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use brigade_plan::{Order, Sampler, ShardOptions, Shards, Shuffle};
 
-use crate::options::{Place, Progress, Start, loader_methods};
+use crate::options::{Progress, ShardPosition, Start, loader_methods};
 use crate::workers::{Work, Workers, guarded};
-use crate::{Batch, BatchContext, Collated, DataError, Dataset, Epoch, LoaderOptions, Samples};
+use crate::{Batch, BatchContext, BatchedDataset, DataError, Epoch, LoaderOptions};
 
 /// Batches of a dataset, epoch after epoch.
 ///
@@ -18,12 +18,13 @@ use crate::{Batch, BatchContext, Collated, DataError, Dataset, Epoch, LoaderOpti
 /// A batch that cannot be made is an error in its place, and the iteration goes on after it; a
 /// panic of the dataset is such an error. Dropping an iteration stops its threads.
 ///
-/// ```no_run
-/// use brigade_data::{DataLoader, Digits};
+/// ```
+/// use brigade_data::{DataLoader, dataset_from_fn};
 ///
-/// let loader = DataLoader::new(Digits::train()?).batch_size(64).shuffle(true).threads(1);
+/// let rows = dataset_from_fn(256, |index, _seed| Ok(([index as f32; 8], index % 10)));
+/// let loader = DataLoader::new(rows).batch_size(64).shuffle(true).threads(1);
 /// for batch in &loader {
-///     let (images, labels) = batch?.into_data(); // [64, 1, 8, 8] and [64]
+///     let (rows, labels) = batch?.into_data(); // f32 [64, 8] and i64 [64]
 /// }
 /// # Ok::<(), brigade_data::DataError>(())
 /// ```
@@ -31,14 +32,14 @@ pub struct DataLoader<D> {
     dataset: Arc<D>,
     order: OrderRule,
     options: LoaderOptions,
-    place: Place,
+    position: ShardPosition,
     progress: Progress,
 }
 
-/// Batches that someone else makes: lists of indices, for one epoch.
+/// Makes the batches of an epoch as lists of indices, as torch's `BatchSampler`.
 ///
 /// All ranks must make the same ones.
-pub trait BatchLists: fmt::Debug + Send + Sync {
+pub trait BatchSampler: fmt::Debug + Send + Sync {
     /// The batches of epoch `epoch`.
     fn batches(&self, epoch: u64) -> Vec<Vec<usize>>;
 
@@ -54,25 +55,18 @@ enum OrderRule {
     /// By the options: in the dataset's order, or shuffled.
     Plain,
     Sampler(Arc<dyn Sampler>),
-    Lists(Arc<dyn BatchLists>),
+    Lists(Arc<dyn BatchSampler>),
 }
 
-impl<S: Samples> DataLoader<Collated<S>> {
-    /// A loader that reads sample by sample and collates.
-    pub fn from_samples(samples: S) -> Self {
-        Self::new(Collated(samples))
-    }
-}
-
-impl<D: Dataset> DataLoader<D> {
-    /// A loader of batches of one sample, in the dataset's order, made in the calling thread; the
-    /// methods below change that.
+impl<D: BatchedDataset> DataLoader<D> {
+    /// Makes a loader of a [`Dataset`](crate::Dataset) or a [`BatchedDataset`]: batches of one sample, in
+    /// the dataset's order, made in the calling thread; the methods below change that.
     pub fn new(dataset: D) -> Self {
         Self {
             dataset: Arc::new(dataset),
             order: OrderRule::Plain,
             options: LoaderOptions::with_random_seed(),
-            place: Place::alone(),
+            position: ShardPosition::alone(),
             progress: Progress::default(),
         }
     }
@@ -115,7 +109,7 @@ impl<D> DataLoader<D> {
     /// Takes the batches that `batches` makes, in place of batch size, order and
     /// [`shuffle`](Self::shuffle).
     #[must_use]
-    pub fn batch_sampler(mut self, batches: impl BatchLists + 'static) -> Self {
+    pub fn batch_sampler(mut self, batches: impl BatchSampler + 'static) -> Self {
         self.order = OrderRule::Lists(Arc::new(batches));
         self
     }
@@ -136,11 +130,11 @@ impl<D> DataLoader<D> {
     /// Number of ranks that share the data; 1 before [`shard`](Self::shard).
     #[must_use]
     pub fn world(&self) -> usize {
-        self.place.world
+        self.position.world
     }
 }
 
-impl<D: Dataset> DataLoader<D> {
+impl<D: BatchedDataset> DataLoader<D> {
     /// The same loader for one rank of `world`. The batches of all ranks hold every sample; what
     /// is needed to keep them in step is added as duplicates, which [`Batch::valid`] leaves out.
     ///
@@ -155,7 +149,7 @@ impl<D: Dataset> DataLoader<D> {
         world: usize,
         options: ShardOptions,
     ) -> Result<Self, DataError> {
-        self.place = Place::of_rank(rank, world, options)?;
+        self.position = ShardPosition::of_rank(rank, world, options)?;
         self.check()?;
         Ok(self)
     }
@@ -166,7 +160,7 @@ impl<D: Dataset> DataLoader<D> {
     /// # Errors
     /// As [`shard`](Self::shard).
     pub fn dispatch(mut self, world: usize, options: ShardOptions) -> Result<Self, DataError> {
-        self.place = Place { rank: None, world, options };
+        self.position = ShardPosition { rank: None, world, options };
         self.check()?;
         Ok(self)
     }
@@ -177,12 +171,12 @@ impl<D: Dataset> DataLoader<D> {
             OrderRule::Lists(lists) => lists.batch_size(),
             _ => Some(self.options.batch_size),
         };
-        let options = self.place.options;
+        let options = self.position.options;
         match batch_size {
             Some(batch_size) => {
-                Shards::new(Order::Sequential(0), batch_size, self.place.world, options)?
+                Shards::new(Order::Sequential(0), batch_size, self.position.world, options)?
             }
-            None => Shards::from_batches(Vec::new(), None, self.place.world, options)?,
+            None => Shards::from_batches(Vec::new(), None, self.position.world, options)?,
         };
         Ok(())
     }
@@ -195,7 +189,7 @@ impl<D: Dataset> DataLoader<D> {
         let offset = self.progress.offset();
         let shards = match &self.order {
             OrderRule::Plain => {
-                self.deal(Order::Sequential(self.dataset.len().saturating_sub(offset)))
+                self.deal(Order::Sequential(self.dataset.num_samples().saturating_sub(offset)))
             }
             OrderRule::Sampler(sampler) => {
                 self.deal(Order::Sequential(sampler.len().saturating_sub(offset)))
@@ -224,11 +218,14 @@ impl<D: Dataset> DataLoader<D> {
         let rest = |order: Vec<usize>| order.get(offset..).unwrap_or_default().to_vec().into();
         match &self.order {
             OrderRule::Plain if self.options.shuffle => {
-                let order = Shuffle::new(self.dataset.len(), self.current_seed()).order(epoch);
+                let order =
+                    Shuffle::new(self.dataset.num_samples(), self.current_seed()).order(epoch);
                 self.deal(rest(order))
             }
-            OrderRule::Plain if offset == 0 => self.deal(Order::Sequential(self.dataset.len())),
-            OrderRule::Plain => self.deal(rest((0..self.dataset.len()).collect())),
+            OrderRule::Plain if offset == 0 => {
+                self.deal(Order::Sequential(self.dataset.num_samples()))
+            }
+            OrderRule::Plain => self.deal(rest((0..self.dataset.num_samples()).collect())),
             OrderRule::Sampler(sampler) => self.deal(rest(sampler.order(epoch))),
             OrderRule::Lists(lists) => {
                 let rules = self.rules();
@@ -240,19 +237,19 @@ impl<D: Dataset> DataLoader<D> {
                     left = if done { left - batch.len() } else { 0 };
                     !done
                 });
-                Ok(Shards::from_batches(batches, lists.batch_size(), self.place.world, rules)?)
+                Ok(Shards::from_batches(batches, lists.batch_size(), self.position.world, rules)?)
             }
         }
     }
 
     fn deal(&self, order: Order) -> Result<Shards, DataError> {
         let rules = self.rules();
-        Ok(Shards::new(order, self.options.batch_size, self.place.world, rules)?)
+        Ok(Shards::new(order, self.options.batch_size, self.position.world, rules)?)
     }
 
     fn rules(&self) -> ShardOptions {
-        let rules = self.place.rules(self.options.drop_last);
-        match self.place.world {
+        let rules = self.position.rules(self.options.drop_last);
+        match self.position.world {
             1 => rules,
             _ => self.progress.overriding(rules),
         }
@@ -266,11 +263,11 @@ impl<D: Dataset> DataLoader<D> {
     }
 
     fn batches_here(&self, shards: &Shards) -> usize {
-        self.place.rank.map_or_else(|| shards.rounds(), |rank| shards.num_batches(rank))
+        self.position.rank.map_or_else(|| shards.rounds(), |rank| shards.num_batches(rank))
     }
 }
 
-impl<D: Dataset + 'static> DataLoader<D> {
+impl<D: BatchedDataset + 'static> DataLoader<D> {
     /// Begins the next epoch. With threads, they start now.
     #[must_use]
     pub fn iter(&self) -> Epoch<D::Batch> {
@@ -296,7 +293,7 @@ impl<D: Dataset + 'static> DataLoader<D> {
         let next = skip.min(end);
         let shards = Arc::new(shards);
         let (dataset, rank, seed) =
-            (Arc::clone(&self.dataset), self.place.rank, self.current_seed());
+            (Arc::clone(&self.dataset), self.position.rank, self.current_seed());
         let plan = Arc::clone(&shards);
         let work: Work<D::Batch> = Arc::new(move |batch| {
             let context = BatchContext { seed, epoch, batch, rank: rank.unwrap_or_default() };
@@ -359,7 +356,7 @@ pub(crate) fn at_batch(epoch: u64, batch: usize, cause: DataError) -> DataError 
     DataError::AtBatch { epoch, batch, cause: Box::new(cause) }
 }
 
-impl<D: Dataset + 'static> IntoIterator for &DataLoader<D> {
+impl<D: BatchedDataset + 'static> IntoIterator for &DataLoader<D> {
     type Item = Result<Batch<D::Batch>, DataError>;
     type IntoIter = Epoch<D::Batch>;
 
@@ -372,7 +369,7 @@ impl<D> fmt::Debug for DataLoader<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DataLoader")
             .field("options", &self.options)
-            .field("place", &self.place)
+            .field("position", &self.position)
             .field("progress", &self.progress)
             .finish_non_exhaustive()
     }

@@ -46,14 +46,14 @@ impl LoaderOptions {
 
 /// Whose batches a loader gives out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ShardPosition {
     /// The rank; `None` for a dispatcher, which gives out whole rounds.
     pub(crate) rank: Option<usize>,
     pub(crate) world: usize,
     pub(crate) options: ShardOptions,
 }
 
-impl Place {
+impl ShardPosition {
     pub(crate) fn alone() -> Self {
         Self { rank: Some(0), world: 1, options: ShardOptions::default() }
     }
@@ -69,7 +69,7 @@ impl Place {
         Ok(Self { rank: Some(rank), world, options })
     }
 
-    /// The rules to plan by: a process that runs alone has nobody to keep in step with, so its last
+    /// The rules to plan by: a process that runs alone keeps step with no other, so its last
     /// batch is not completed.
     pub(crate) fn rules(&self, drop_last: bool) -> ShardOptions {
         let drop_last = drop_last || self.options.drop_last;

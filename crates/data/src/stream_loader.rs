@@ -9,9 +9,9 @@ use std::thread::{self, JoinHandle};
 use brigade_plan::{Round, ShardOptions, StreamBatch, StreamShard};
 use crossbeam_channel::{Receiver, bounded};
 
+use crate::dataset::SampleStream;
 use crate::loader::at_batch;
-use crate::options::{Place, Progress, Start, loader_methods};
-use crate::samples::SampleStream;
+use crate::options::{Progress, ShardPosition, Start, loader_methods};
 use crate::workers::guarded;
 use crate::{Batch, Collate, DataError, Epoch, IterableDataset, LoaderOptions};
 
@@ -36,7 +36,7 @@ use crate::{Batch, Collate, DataError, Epoch, IterableDataset, LoaderOptions};
 pub struct StreamLoader<I> {
     dataset: Arc<I>,
     options: LoaderOptions,
-    place: Place,
+    position: ShardPosition,
     progress: Progress,
 }
 
@@ -46,7 +46,7 @@ impl<I: IterableDataset> StreamLoader<I> {
         let options =
             LoaderOptions { threads: 1, prefetch: Some(2), ..LoaderOptions::with_random_seed() };
         let dataset = Arc::new(dataset);
-        Self { dataset, options, place: Place::alone(), progress: Progress::default() }
+        Self { dataset, options, position: ShardPosition::alone(), progress: Progress::default() }
     }
 }
 
@@ -71,7 +71,7 @@ impl<I> StreamLoader<I> {
     /// Number of ranks that share the data; 1 before [`shard`](Self::shard).
     #[must_use]
     pub fn world(&self) -> usize {
-        self.place.world
+        self.position.world
     }
 
     /// The same loader for one rank of `world`, by the rules of [`StreamShard`].
@@ -84,7 +84,7 @@ impl<I> StreamLoader<I> {
         world: usize,
         options: ShardOptions,
     ) -> Result<Self, DataError> {
-        self.place = Place::of_rank(rank, world, options)?;
+        self.position = ShardPosition::of_rank(rank, world, options)?;
         StreamShard::<()>::new(self.options.batch_size, rank, world, options)?;
         Ok(self)
     }
@@ -96,16 +96,21 @@ impl<I> StreamLoader<I> {
     /// As [`shard`](Self::shard).
     pub fn dispatch(mut self, world: usize, options: ShardOptions) -> Result<Self, DataError> {
         StreamShard::<()>::new(self.options.batch_size, 0, world, options)?;
-        self.place = Place { rank: None, world, options };
+        self.position = ShardPosition { rank: None, world, options };
         Ok(self)
     }
 
     fn reader<S: Collate>(&self, epoch: u64, skip: usize) -> Result<Plan, DataError> {
-        let rules = self.place.rules(self.options.drop_last);
-        let (batch_size, world) = (self.options.batch_size, self.place.world);
+        let rules = self.position.rules(self.options.drop_last);
+        let (batch_size, world) = (self.options.batch_size, self.position.world);
         // Found out here, where the error is the caller's; the reader makes its own.
-        StreamShard::<Rc<S>>::new(batch_size, self.place.rank.unwrap_or_default(), world, rules)?;
-        Ok(Plan { batch_size, world, rank: self.place.rank, rules, epoch, skip })
+        StreamShard::<Rc<S>>::new(
+            batch_size,
+            self.position.rank.unwrap_or_default(),
+            world,
+            rules,
+        )?;
+        Ok(Plan { batch_size, world, rank: self.position.rank, rules, epoch, skip })
     }
 }
 
@@ -154,7 +159,7 @@ impl<I> fmt::Debug for StreamLoader<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StreamLoader")
             .field("options", &self.options)
-            .field("place", &self.place)
+            .field("position", &self.position)
             .field("progress", &self.progress)
             .finish_non_exhaustive()
     }

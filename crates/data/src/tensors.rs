@@ -2,9 +2,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use brigade_torch::{Device, Element, Kind, Tensor, Tensors, elements, from_vec};
+use brigade_torch::{Device, Element, Kind, Tensor, TensorTree, elements, from_vec};
 
-use crate::{BatchContext, DataError, Dataset};
+use crate::{BatchContext, BatchedDataset, DataError};
 
 /// Tensors whose first dimension counts the samples, as torch's `TensorDataset`: one tensor, or a
 /// tuple, list or map of them. A batch is the same with the rows that were asked for, copied.
@@ -25,39 +25,43 @@ pub struct TensorDataset<T> {
     len: usize,
 }
 
-impl<T: Tensors + Send> TensorDataset<T> {
+impl<T: TensorTree + Send> TensorDataset<T> {
     /// Takes over the tensors.
     ///
     /// # Errors
     /// When there is no tensor, one has no dimension, or they differ in their number of rows.
     pub fn new(tensors: T) -> Result<Self, DataError> {
-        let mut shapes = Vec::new();
-        tensors.visit(&mut |tensor| shapes.push(tensor.size()));
-        let rows = shapes.first().and_then(|shape| shape.first()).copied();
-        let len = rows.and_then(|rows| usize::try_from(rows).ok());
-        match len {
-            Some(len) if shapes.iter().all(|shape| shape.first().copied() == rows) => {
-                Ok(Self { tensors: Mutex::new(tensors), len })
-            }
-            _ => {
-                let message = format!(
-                    "tensors of shapes {shapes:?} are no dataset: expected one row for each \
-                     sample in every tensor"
-                );
-                Err(DataError::Unfit { message })
-            }
+        match tensors.rows() {
+            Ok(len) => Ok(Self { tensors: Mutex::new(tensors), len }),
+            Err(error) => Err(DataError::Unfit {
+                message: format!("no dataset can be made of these tensors: {error}"),
+            }),
         }
     }
 }
 
-impl<T> Dataset for TensorDataset<T>
+impl<T> TensorDataset<T> {
+    /// Returns the number of samples.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns whether there are no samples.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl<T> BatchedDataset for TensorDataset<T>
 where
-    T: Tensors + Send,
-    T::Owned: Tensors + Send + 'static,
+    T: TensorTree + Send,
+    T::Owned: TensorTree + Send + 'static,
 {
     type Batch = T::Owned;
 
-    fn len(&self) -> usize {
+    fn num_samples(&self) -> usize {
         self.len
     }
 
@@ -142,7 +146,10 @@ mod tests {
     fn tensors_that_make_no_dataset_are_refused() {
         let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
         let error = TensorDataset::new((zeros(&[4, 2]), zeros(&[5]))).unwrap_err().to_string();
-        assert!(error.starts_with("tensors of shapes [[4, 2], [5]] are no dataset"), "{error}");
+        assert!(
+            error.contains("tensors of shapes [[4, 2], [5]] have no common number of rows"),
+            "{error}"
+        );
         assert!(TensorDataset::new(zeros(&[])).is_err());
         assert!(TensorDataset::new(Vec::<Tensor>::new()).is_err());
         let dataset = TensorDataset::new(zeros(&[4])).unwrap();

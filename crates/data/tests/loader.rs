@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use brigade_data::{
-    BatchContext, BatchLists, DataError, DataLoader, Dataset, Digits, Scheme, ShardOptions,
-    Shuffle, TensorDataset, batches_from_fn, from_vec, samples_from_fn,
+    BatchContext, BatchSampler, BatchedDataset, DataError, DataLoader, Scheme, ShardOptions,
+    Shuffle, TensorDataset, batches_from_fn, dataset_from_fn, from_vec,
 };
 use brigade_torch::{Tensor, elements};
 use crossbeam_channel::{bounded, unbounded};
@@ -20,7 +20,7 @@ fn tensor(values: Vec<i64>) -> Result<Tensor, DataError> {
 }
 
 /// A dataset whose batches are the indices that were asked for.
-fn indices(len: usize) -> impl Dataset<Batch = Tensor> + 'static {
+fn indices(len: usize) -> impl BatchedDataset<Batch = Tensor> + 'static {
     batches_from_fn(len, |indices, _| tensor(indices.iter().map(|index| *index as i64).collect()))
 }
 
@@ -28,7 +28,7 @@ fn values(batch: &Tensor) -> Vec<i64> {
     elements::<i64>(batch).unwrap().to_vec()
 }
 
-fn epoch<D: Dataset<Batch = Tensor> + 'static>(loader: &DataLoader<D>) -> Vec<Vec<i64>> {
+fn epoch<D: BatchedDataset<Batch = Tensor> + 'static>(loader: &DataLoader<D>) -> Vec<Vec<i64>> {
     loader.iter().map(|batch| values(&batch.unwrap())).collect()
 }
 
@@ -104,7 +104,7 @@ fn a_batch_knows_its_place() {
 
 type Facts = (usize, usize, bool, Vec<i64>);
 
-fn facts<D: Dataset<Batch = Tensor> + 'static>(loader: &DataLoader<D>) -> Vec<Facts> {
+fn facts<D: BatchedDataset<Batch = Tensor> + 'static>(loader: &DataLoader<D>) -> Vec<Facts> {
     let batches = loader.iter().map(Result::unwrap);
     batches.map(|b| (b.index(), b.valid(), b.is_last(), values(&b))).collect()
 }
@@ -151,7 +151,7 @@ fn samplers_and_lists_set_the_order() {
 
     #[derive(Debug)]
     struct ByLength;
-    impl BatchLists for ByLength {
+    impl BatchSampler for ByLength {
         fn batches(&self, epoch: u64) -> Vec<Vec<usize>> {
             vec![vec![5], vec![1, 2, 3], vec![epoch as usize, 4]]
         }
@@ -210,12 +210,12 @@ fn options_that_do_not_work_are_errors_not_panics() {
 #[test]
 fn an_error_or_panic_is_delivered_at_its_batch_and_the_next_one_follows() {
     for threads in [0, 1, 3] {
-        let dataset = samples_from_fn(12, |index, _| match index {
+        let dataset = dataset_from_fn(12, |index, _| match index {
             5 => Err(DataError::other("page 5 is missing")),
             9 => panic!("page 9 is on fire"),
             _ => Ok(index),
         });
-        let loader = DataLoader::from_samples(dataset).batch_size(2).threads(threads);
+        let loader = DataLoader::new(dataset).batch_size(2).threads(threads);
         for epoch in 0..2 {
             let results: Vec<_> = loader
                 .iter()
@@ -299,19 +299,7 @@ fn threads_have_names() {
 }
 
 #[test]
-fn real_data_arrive_whole() {
-    let digits = Digits::test().unwrap().resize(28, 28).unwrap();
-    let loader = DataLoader::new(digits).batch_size(64).shuffle(true).threads(2);
-    let mut seen = 0;
-    for batch in &loader {
-        let batch = batch.unwrap();
-        let (images, labels) = &*batch;
-        assert_eq!(images.size(), [batch.rows() as i64, 1, 28, 28]);
-        assert_eq!(labels.size(), [batch.valid() as i64]);
-        seen += batch.valid();
-        assert_eq!(batch.is_last(), seen == 359);
-    }
-    assert_eq!(seen, 359);
+fn pairs_arrive_whole() {
     let pairs =
         TensorDataset::new((Tensor::from_slice(&[1i64, 2, 3]), Tensor::from_slice(&[4i64, 5, 6])));
     let (x, y) =

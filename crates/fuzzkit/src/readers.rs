@@ -313,7 +313,7 @@ fn state(input: &[u8]) {
 #[cfg(feature = "idx")]
 fn idx(input: &[u8]) {
     for dimensions in [1, 3] {
-        let Ok(file) = brigade_data::IdxFile::read(input, Path::new("a"), dimensions) else {
+        let Ok(file) = brigade_datasets::IdxFile::read(input, Path::new("a"), dimensions) else {
             continue;
         };
         assert_eq!(file.data.len(), file.shape.iter().product::<usize>());

@@ -1,76 +1,18 @@
-//! Parameters, layers and models under PyTorch's names, and their weights files.
+//! Architectures with PyTorch's names, first values and weights files, built from the layers of
+//! [`brigade_nn`].
 //!
-//! A constructor takes a [`Path`] and registers what it needs under the names that PyTorch would
-//! give; [`Model::new`] runs it and holds the parameters. Values, first values (for a seed) and
-//! names agree with PyTorch's, so weights go both ways: [`weights`] reads and writes safetensors,
-//! and reads the state dictionaries of `torch.save` without executing anything.
+//! ```
+//! use brigade_models::{ResNet, ResNetOptions};
+//! use brigade_nn::Model;
 //!
-//! ```no_run
-//! use brigade_models::{Linear, Model, Module, Path, Tensor};
-//!
-//! struct Mlp {
-//!     hidden: Linear,
-//!     head: Linear,
-//! }
-//!
-//! impl Mlp {
-//!     fn new(path: &Path) -> Self {
-//!         Self {
-//!             hidden: Linear::new(path / "hidden", 784, 64),
-//!             head: Linear::new(path / "head", 64, 10),
-//!         }
-//!     }
-//! }
-//!
-//! impl Module<&Tensor> for Mlp {
-//!     type Output = Tensor;
-//!
-//!     fn forward(&self, input: &Tensor) -> Tensor {
-//!         self.head.forward(&self.hidden.forward(input).relu())
-//!     }
-//! }
-//!
-//! let mut model = Model::new(Mlp::new)?;
-//! model.load_weights("mlp.pth")?; // written by PyTorch
-//! model.save_weights("mlp.safetensors")?; // read by PyTorch
-//! # Ok::<(), brigade_models::Error>(())
+//! let small = ResNetOptions::basic([1, 1, 1, 1]);
+//! let model = Model::new(|path| ResNet::new(path, 10, small))?;
+//! assert_eq!(model.state_dict().names().next(), Some("conv1.weight"));
+//! # Ok::<(), brigade_nn::Error>(())
 //! ```
 
 mod cnn;
-mod error;
-mod hooks;
-mod init;
-mod layers;
-mod model;
-mod module;
-mod path;
-mod place;
-mod recompute;
-mod registry;
 mod resnet;
-mod script;
-mod sequential;
-mod state_dict;
-mod var_store;
-pub mod weights;
 
-pub use brigade_torch::{Device, Kind, ScriptValue, Tensor};
-
-pub use brigade_torch::{NamedTensor, Trainable};
 pub use cnn::Cnn;
-pub use error::Error;
-pub use hooks::{ForwardHook, Named, NamedGroup};
-pub use init::Init;
-pub use layers::{
-    BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
-    EmbeddingOptions, Flatten, LayerNorm, LayerNormOptions, Linear, LinearOptions, MaxPool2d, Relu,
-};
-pub use model::{Model, ModelBuilder};
-pub use module::{Layer, Module};
-pub use path::{Path, Training};
-pub use recompute::Recompute;
 pub use resnet::{ResNet, ResNetOptions};
-pub use script::{TorchScript, TorchScriptInputs, TorchScriptOutput};
-pub use sequential::Sequential;
-pub use state_dict::{LoadReport, ShapeMismatch, StateDict};
-pub use var_store::TchModule;

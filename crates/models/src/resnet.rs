@@ -2,9 +2,10 @@
 
 use std::borrow::Borrow;
 
-use tch::Tensor;
-
-use crate::{BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, Path};
+use brigade_nn::{
+    BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, ParamPath, Result,
+};
+use tch::{Device, Kind, Tensor};
 
 /// A residual network (He et al., 2016): from images `[n, 3, h, w]` to logits `[n, classes]`. Any size
 /// of image will do from 32 × 32 on.
@@ -15,13 +16,14 @@ use crate::{BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Modu
 /// load.
 ///
 /// ```no_run
-/// use brigade_models::{Kind, Model, ResNet, Tensor};
+/// use brigade_models::ResNet;
+/// use brigade_nn::{Kind, Model, Tensor};
 ///
 /// let model = Model::new(|path| ResNet::resnet18(path, 1000))?;
 /// assert_eq!(model.num_parameters(), 11_689_512);
 /// let images = Tensor::zeros([2, 3, 224, 224], (Kind::Float, model.device()));
-/// assert_eq!(model.forward(&images).size(), [2, 1000]);
-/// # Ok::<(), brigade_models::Error>(())
+/// assert_eq!(model.forward(&images)?.size(), [2, 1000]);
+/// # Ok::<(), brigade_nn::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct ResNet {
@@ -71,32 +73,32 @@ impl ResNetOptions {
 
 impl ResNet {
     /// 18 layers: 11.7 million parameters with 1000 classes.
-    pub fn resnet18<'a>(path: impl Borrow<Path<'a>>, classes: i64) -> Self {
+    pub fn resnet18<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
         Self::new(path, classes, ResNetOptions::basic([2, 2, 2, 2]))
     }
 
     /// 34 layers: 21.8 million parameters with 1000 classes.
-    pub fn resnet34<'a>(path: impl Borrow<Path<'a>>, classes: i64) -> Self {
+    pub fn resnet34<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
         Self::new(path, classes, ResNetOptions::basic([3, 4, 6, 3]))
     }
 
     /// 50 layers: 25.6 million parameters with 1000 classes.
-    pub fn resnet50<'a>(path: impl Borrow<Path<'a>>, classes: i64) -> Self {
+    pub fn resnet50<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
         Self::new(path, classes, ResNetOptions::bottleneck([3, 4, 6, 3]))
     }
 
     /// 101 layers: 44.5 million parameters with 1000 classes.
-    pub fn resnet101<'a>(path: impl Borrow<Path<'a>>, classes: i64) -> Self {
+    pub fn resnet101<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
         Self::new(path, classes, ResNetOptions::bottleneck([3, 4, 23, 3]))
     }
 
     /// 152 layers: 60.2 million parameters with 1000 classes.
-    pub fn resnet152<'a>(path: impl Borrow<Path<'a>>, classes: i64) -> Self {
+    pub fn resnet152<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
         Self::new(path, classes, ResNetOptions::bottleneck([3, 8, 36, 3]))
     }
 
     /// Registers all layers below the path.
-    pub fn new<'a>(path: impl Borrow<Path<'a>>, classes: i64, options: ResNetOptions) -> Self {
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64, options: ResNetOptions) -> Self {
         let path = path.borrow();
         let plain = options.groups == 1 && options.width_per_group == 64;
         if !options.bottleneck && !plain {
@@ -125,7 +127,7 @@ impl ResNet {
 
     /// torchvision draws the convolutions a second time, after all layers have been drawn by their
     /// defaults, from a normal distribution with the fan-out. In its order, a seed gives its model.
-    fn draw(&self, path: &Path<'_>, options: ResNetOptions) {
+    fn draw(&self, path: &ParamPath<'_>, options: ResNetOptions) {
         let blocks = || self.stages.iter().flatten();
         let convolutions =
             std::iter::once(&self.conv1).chain(blocks().flat_map(Block::convolutions));
@@ -147,13 +149,13 @@ impl ResNet {
 impl Module<&Tensor> for ResNet {
     type Output = Tensor;
 
-    fn forward(&self, images: &Tensor) -> Tensor {
-        let mut maps = self.bn1.forward_relu(&self.conv1.forward(images), None);
-        maps = MaxPool2d { kernel: [3, 3], stride: [2, 2], padding: [1, 1] }.forward(&maps);
+    fn forward(&self, images: &Tensor) -> Result<Tensor> {
+        let mut maps = self.bn1.forward_relu(&self.conv1.forward(images)?, None)?;
+        maps = MaxPool2d { kernel: [3, 3], stride: [2, 2], padding: [1, 1] }.forward(&maps)?;
         for block in self.stages.iter().flatten() {
-            maps = block.forward(&maps);
+            maps = block.forward(&maps)?;
         }
-        self.fc.forward(&Flatten.forward(&maps.adaptive_avg_pool2d([1, 1])))
+        self.fc.forward(&Flatten.forward(&maps.f_adaptive_avg_pool2d([1, 1])?)?)
     }
 }
 
@@ -167,7 +169,13 @@ struct Block {
 }
 
 impl Block {
-    fn new(path: &Path<'_>, inputs: i64, planes: i64, stride: i64, options: ResNetOptions) -> Self {
+    fn new(
+        path: &ParamPath<'_>,
+        inputs: i64,
+        planes: i64,
+        stride: i64,
+        options: ResNetOptions,
+    ) -> Self {
         let layer = |number: usize, channels, kernel, stride, groups| {
             let name = format!("conv{number}");
             let convolution = conv(&(path / name), channels, kernel, stride, groups);
@@ -204,25 +212,25 @@ impl Block {
         &self.body[self.body.len() - 1].1
     }
 
-    fn forward(&self, input: &Tensor) -> Tensor {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let shortcut = match &self.downsample {
-            Some((convolution, norm)) => norm.forward(&convolution.forward(input)),
+            Some((convolution, norm)) => norm.forward(&convolution.forward(input)?)?,
             None => input.shallow_clone(),
         };
         let last = self.body.len() - 1;
         let mut maps = input.shallow_clone();
         for (index, (convolution, norm)) in self.body.iter().enumerate() {
             let shortcut = (index == last).then_some(&shortcut);
-            maps = norm.forward_relu(&convolution.forward(&maps), shortcut);
+            maps = norm.forward_relu(&convolution.forward(&maps)?, shortcut)?;
         }
-        maps
+        Ok(maps)
     }
 }
 
 /// Without a bias, which the normalisation after it would take away, and with the padding that keeps the
 /// size at stride 1.
 fn conv(
-    path: &Path<'_>,
+    path: &ParamPath<'_>,
     [inputs, outputs]: [i64; 2],
     kernel: i64,
     stride: i64,
@@ -247,6 +255,7 @@ fn kaiming_normal(weight: &Tensor) -> Result<(), tch::TchError> {
     let shape = weight.size();
     let fan_out = shape[0] * shape[2..].iter().product::<i64>();
     let std = 2f64.sqrt() / (fan_out as f64).sqrt();
-    let drawn = crate::Init::Normal { mean: 0.0, std }.draw(&shape)?;
+    // Drawn in 32 bits on the CPU, as `Init` draws, so that a seed gives one model in every kind.
+    let drawn = Tensor::f_empty(&shape, (Kind::Float, Device::Cpu))?.f_normal_(0.0, std)?;
     weight.shallow_clone().f_copy_(&drawn)
 }

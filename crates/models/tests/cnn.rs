@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
-use brigade_models::{Cnn, Kind, Model, Tensor};
+use brigade_models::Cnn;
+use brigade_nn::{Kind, Model, Tensor};
 use serde_json::Value;
 
 fn golden(text: &str) -> Value {
@@ -52,7 +53,8 @@ fn the_loss_curve_of_one_process_is_pytorchs() {
     for (step, expected) in (0..).zip(case["losses"].as_array().unwrap()) {
         let images = fill(&[rows, 1, 28, 28], 100 + step, 0.5, 0.0) + 0.5;
         let labels: Vec<i64> = (0..rows).map(|k| (7 * step + 3 * k + k * k) % 10).collect();
-        let loss = model.forward(&images).cross_entropy_for_logits(&Tensor::from_slice(&labels));
+        let loss =
+            model.forward(&images).unwrap().cross_entropy_for_logits(&Tensor::from_slice(&labels));
         assert_close(loss.double_value(&[]), expected.as_f64().unwrap(), 1e-5, "loss");
         loss.backward();
         // torch.optim.SGD: v = g at first, then v = 0.9 v + g; p -= lr v.

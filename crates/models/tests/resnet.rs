@@ -4,7 +4,8 @@
 
 use std::sync::Mutex;
 
-use brigade_models::{Error, Kind, Model, Path, ResNet, ResNetOptions, StateDict, Tensor};
+use brigade_models::{ResNet, ResNetOptions};
+use brigade_nn::{Error, Kind, Model, ParamPath, StateDict, Tensor};
 use serde_json::Value;
 
 /// libtorch has one generator per process.
@@ -54,7 +55,7 @@ impl Outcome {
     fn of(model: &mut Model<ResNet>, images: &Tensor) -> Self {
         let images = images.to_kind(model.kind());
         model.train();
-        let logits = model.forward(&images);
+        let logits = model.forward(&images).unwrap();
         let loss = logits.cross_entropy_for_logits(&Tensor::from_slice(&[3i64, 7]));
         loss.backward();
         let gradients = model.parameters().into_iter().map(|parameter| {
@@ -66,7 +67,7 @@ impl Outcome {
             train_logits: logits.detach().to_kind(Kind::Double),
             train_loss: loss.double_value(&[]),
             gradients,
-            eval_logits: tch::no_grad(|| model.forward(&images)).to_kind(Kind::Double),
+            eval_logits: tch::no_grad(|| model.forward(&images).unwrap()).to_kind(Kind::Double),
         }
     }
 
@@ -109,7 +110,7 @@ impl Outcome {
 /// Compares with torchvision's results in float32 by way of float64, where rounding leaves nothing to see:
 /// so torchvision's distance is its own rounding and the same on every processor, and ours, which differs
 /// from processor to processor, is held against it.
-fn agrees(name: &str, build: fn(&Path<'_>) -> ResNet) {
+fn agrees(name: &str, build: fn(&ParamPath<'_>) -> ResNet) {
     let golden: Value = serde_json::from_str(include_str!("golden/resnets.json")).unwrap();
     let golden = &golden["models"][name];
     let _alone = GENERATOR.lock().unwrap();
@@ -124,7 +125,7 @@ fn agrees(name: &str, build: fn(&Path<'_>) -> ResNet) {
     filled(&model);
     let shape: Vec<i64> = serde_json::from_value(golden["input"].clone()).unwrap();
     let images = fill(&shape, 900, -1.0, 1.0);
-    let mut exact = Model::build().kind(Kind::Double).build(build).unwrap();
+    let mut exact = Model::builder().kind(Kind::Double).build(build).unwrap();
     filled(&exact);
     let exact = Outcome::of(&mut exact, &images);
     let torchvision = Outcome::read(golden).errors(&exact);
@@ -156,7 +157,7 @@ fn resnet50_is_torchvisions() {
 }
 
 /// A size: its name in torchvision and its constructor.
-type Size = (&'static str, fn(&Path<'_>) -> ResNet);
+type Size = (&'static str, fn(&ParamPath<'_>) -> ResNet);
 
 #[test]
 fn a_seed_gives_torchvisions_first_values_and_all_sizes_are_its() {

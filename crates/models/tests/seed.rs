@@ -1,23 +1,16 @@
-//! First values: for a seed they are those that PyTorch draws.
+//! First values of the CNN: for a seed they are those that PyTorch draws.
 //!
-//! libtorch has one generator per process, so these tests have a file, and a lock, of their own.
+//! libtorch has one generator per process, so this test has a file of its own.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
-use std::path::Path;
-use std::sync::Mutex;
-
-use brigade_models::{
-    BatchNorm2d, Cnn, Conv2d, Conv2dOptions, Device, Embedding, Kind, Linear, Model,
-};
+use brigade_models::Cnn;
+use brigade_nn::{Device, Kind, Model};
 use serde_json::Value;
-
-static GENERATOR: Mutex<()> = Mutex::new(());
 
 #[test]
 fn a_seed_gives_pytorchs_first_values() {
     let golden: Value = serde_json::from_str(include_str!("fixtures/cnn_seed.json")).unwrap();
-    let _alone = GENERATOR.lock().unwrap();
     tch::manual_seed(golden["seed"].as_i64().unwrap());
     let model = Model::new(Cnn::new).unwrap();
     for (parameter, expected) in
@@ -33,31 +26,9 @@ fn a_seed_gives_pytorchs_first_values() {
     }
 
     tch::manual_seed(golden["seed"].as_i64().unwrap());
-    let wide = Model::build().kind(Kind::Double).device(Device::Cpu).build(Cnn::new).unwrap();
+    let wide = Model::builder().kind(Kind::Double).device(Device::Cpu).build(Cnn::new).unwrap();
     for (narrow, wide) in model.parameters().iter().zip(wide.parameters()) {
         assert_eq!(wide.tensor.kind(), Kind::Double);
         assert_eq!(narrow.tensor.to_kind(Kind::Double), wide.tensor, "{}", wide.name);
-    }
-}
-
-#[test]
-fn weights_of_pytorch_are_what_the_same_seed_draws_here() {
-    let _alone = GENERATOR.lock().unwrap();
-    let small = |p: &brigade_models::Path<'_>| {
-        Conv2d::new(p / "block" / 0, 1, 2, [3, 3], Conv2dOptions::default());
-        BatchNorm2d::new(p / "block" / 1, 2);
-        Linear::new(p / "head", 4, 3);
-        Embedding::new(p / "table", 5, 2);
-    };
-    tch::manual_seed(0);
-    let drawn = Model::new(small).unwrap();
-    for name in ["small.pth", "small_ddp.pth"] {
-        let mut model = Model::new(small).unwrap();
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
-        let report = model.load_weights(path).unwrap();
-        assert_eq!((report.loaded, report.is_complete()), (10, true), "{name}");
-        for ((name, loaded), (_, drawn)) in model.state_dict().iter().zip(drawn.state_dict()) {
-            assert_eq!(loaded, &drawn, "{name}");
-        }
     }
 }

@@ -53,7 +53,7 @@ fn run_hook(
 }
 
 /// What computes a part of a forward from its inputs.
-pub(crate) type Part = Box<dyn Fn(&[Tensor]) + Send>;
+pub(crate) type Part = Box<dyn Fn(&[Tensor]) -> Result<(), String> + Send>;
 
 /// A part of a forward, to compute it once more; called from a thread that runs `backward`.
 pub(crate) struct Recompute {
@@ -65,8 +65,13 @@ fn run_recompute(recompute: &Recompute, inputs: &CxxVector<ffi::Tensor>) -> Resu
     let run = recompute.run.lock().unwrap_or_else(PoisonError::into_inner);
     // A panic must not cross the border.
     let run = std::panic::AssertUnwindSafe(|| run(&inputs));
-    std::panic::catch_unwind(run).map_err(|_| {
-        Error::Misuse("a recomputed part of the forward failed the second time".into())
+    let done = std::panic::catch_unwind(run).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(text.unwrap_or("it panicked").to_owned())
+    });
+    done.map_err(|reason| {
+        Error::Misuse(format!("a recomputed part of the forward failed the second time: {reason}"))
     })
 }
 

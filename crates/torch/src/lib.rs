@@ -35,9 +35,10 @@ mod reducer;
 mod reproducible;
 mod roll_call;
 mod script;
+mod split;
 mod store;
 mod tensor_file;
-mod tensors;
+mod tensor_tree;
 mod work;
 
 pub use autocast::{Autocast, cuda_has_bf16};
@@ -66,14 +67,15 @@ pub use norm::{BatchNormState, batch_norm_relu, sync_batch_norm};
 pub use parameters::{NamedTensor, Trainable};
 pub use profiler::{ProfiledEvent, ProfilerOptions, Recording, Scope};
 pub use random::{rng_state, set_rng_state};
-pub use recompute::{is_recomputing, recomputed};
-pub use reducer::{Reducer, ReducerOptions};
+pub use recompute::{is_recomputing, recomputed, try_recomputed};
+pub use reducer::{BROADCAST_BYTES, Reducer, ReducerOptions};
 pub use reproducible::{Products, cpu_kernels, make_products_reproducible};
 pub use script::{Script, ScriptValue};
+pub use split::Split;
 pub use store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore, inherited_socket};
 pub use tch::{Device, Kind, Tensor};
 pub use tensor_file::TensorFile;
-pub use tensors::Tensors;
+pub use tensor_tree::{TensorTree, TreeSpec};
 pub use work::Work;
 
 /// The result of the border's functions.

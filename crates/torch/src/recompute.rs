@@ -1,5 +1,7 @@
 //! Gradient checkpointing: a part of a forward is computed again in the backward.
 
+use std::convert::Infallible;
+use std::fmt;
 use std::sync::Mutex;
 
 use tch::Tensor;
@@ -14,13 +16,13 @@ use crate::error::Error;
 /// autograd).
 ///
 /// `part` gets the inputs, and owns all else that it needs: layers behind an `Arc<Mutex<…>>`
-/// (`brigade_models::Recompute` does that for a layer), shallow clones of tensors. It runs a second time
+/// (`brigade_nn::Recompute` does that for a layer), shallow clones of tensors. It runs a second time
 /// with the same inputs, the states of the random number generators and of autocast that it had, so dropout
 /// drops the same, and all gradients are those of a plain forward, bit for bit. Parts nest; reducers,
 /// [`crate::grad`] and `create_graph` work as ever. Without gradients (`no_grad`) it is a plain call.
 ///
 /// What the part does besides its output it does twice. [`is_recomputing`] tells the second time;
-/// the batch normalisations of `brigade_models` leave their running statistics alone then.
+/// the batch normalisations of `brigade_nn` leave their running statistics alone then.
 ///
 /// ```
 /// use brigade_torch::{Kind, Tensor, backward, gradient, recomputed};
@@ -44,6 +46,32 @@ pub fn recomputed<R>(
     inputs: &[&Tensor],
     part: impl Fn(&[Tensor]) -> R + Send + 'static,
 ) -> Result<R, Error> {
+    match try_recomputed(inputs, move |inputs| Ok::<R, Infallible>(part(inputs)))? {
+        Ok(output) => Ok(output),
+    }
+}
+
+/// As [`recomputed`], for a part that can fail: its error is given back the first time, and is in the
+/// error of the backward the second time.
+///
+/// ```
+/// use brigade_torch::{Tensor, try_recomputed};
+///
+/// let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
+/// let output = try_recomputed(&[&weight], |inputs| inputs[0].f_matmul(&inputs[0]))?;
+/// assert_eq!(output.unwrap().double_value(&[]), 5.0);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`recomputed`]; the part's own is in the inner result.
+///
+/// # Panics
+/// With the part's panics the first time.
+pub fn try_recomputed<R, E: fmt::Display>(
+    inputs: &[&Tensor],
+    part: impl Fn(&[Tensor]) -> Result<R, E> + Send + 'static,
+) -> Result<Result<R, E>, Error> {
     let owned: Vec<Tensor> = inputs.iter().map(|input| input.shallow_clone()).collect();
     if !grad_enabled() {
         return Ok(part(&owned));
@@ -54,7 +82,14 @@ pub fn recomputed<R>(
     let entered = Entered;
     let output = part(&owned);
     drop(entered);
-    let again = move |inputs: &[Tensor]| drop(part(inputs));
+    if output.is_err() {
+        // Without an output there is no backward that asks for the part.
+        return Ok(output);
+    }
+    let again = move |inputs: &[Tensor]| match part(inputs) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    };
     ffi::recompute_finish(&frame, Box::new(Recompute { run: Mutex::new(Box::new(again)) }))
         .map_err(failed)?;
     Ok(output)
@@ -76,8 +111,8 @@ impl Drop for Entered {
     }
 }
 
-impl std::fmt::Debug for Recompute {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Recompute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Recompute")
     }
 }

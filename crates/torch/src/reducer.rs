@@ -39,10 +39,11 @@ use crate::group::{ProcessGroup, Started};
 use crate::join::Join;
 use crate::memory::elements;
 use crate::memory_format::is_channels_last;
-use crate::tensors::Tensors;
+use crate::tensor_tree::TensorTree;
 
-/// Bytes per message when a model or its buffers are broadcast, as PyTorch's.
-const BROADCAST_BYTES: usize = 250 << 20;
+/// Bytes per message when a model or its buffers are broadcast, as PyTorch's DistributedDataParallel: a rank
+/// in Python must send messages of the same sizes.
+pub const BROADCAST_BYTES: usize = 250 << 20;
 
 /// How gradients are reduced.
 #[derive(Debug, Clone)]
@@ -238,7 +239,7 @@ impl Reducer {
     /// [`Error::Libtorch`].
     pub fn after_forward<T>(&self, outputs: T, sync: bool) -> Result<T, Error>
     where
-        T: Tensors<Owned = T>,
+        T: TensorTree<Owned = T>,
     {
         if self.is_joining() && !grad_enabled() {
             return Ok(outputs);
@@ -284,7 +285,7 @@ impl Reducer {
         let mut sunk = sunk.iter().map(|sunk| own(ffi::copy_handle(sunk)));
         let outputs = outputs.try_map(&mut |tensor| {
             if tensor.requires_grad() {
-                sunk.next().ok_or_else(|| Error::Misuse("Tensors::try_map visited more tensors than Tensors::visit of the same outputs".into()))
+                sunk.next().ok_or_else(|| Error::Misuse("TensorTree::try_map visited more tensors than TensorTree::visit of the same outputs".into()))
             } else {
                 Ok(tensor.shallow_clone())
             }

@@ -8,9 +8,9 @@ use tch::Tensor;
 
 use crate::bridge::{borrow_all, ffi, own};
 use crate::error::Error;
-use crate::tensors::Tensors;
+use crate::tensor_tree::{TensorTree, TreeSpec};
 
-/// A module of `torch.jit.script` or `torch.jit.trace`, as its `save` wrote it. `brigade_models` makes
+/// A module of `torch.jit.script` or `torch.jit.trace`, as its `save` wrote it. `brigade_nn` makes
 /// models of it.
 ///
 /// A file is a program: it runs with the rights of this one. Load files of people that you trust.
@@ -95,7 +95,7 @@ impl fmt::Debug for Script {
     }
 }
 
-/// A value that a TorchScript module gave. As [`Tensors`], a dictionary's values are visited in the
+/// A value that a TorchScript module gave. As [`TensorTree`], a dictionary's values are visited in the
 /// module's order.
 #[derive(Debug)]
 pub enum ScriptValue {
@@ -168,7 +168,7 @@ impl ScriptValue {
     }
 }
 
-impl Tensors for ScriptValue {
+impl TensorTree for ScriptValue {
     type Owned = Self;
 
     fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Tensor)) {
@@ -194,6 +194,47 @@ impl Tensors for ScriptValue {
                 let mapped = pairs.iter().map(|(key, value)| Ok((key.clone(), value.try_map(f)?)));
                 Self::Dict(mapped.collect::<Result<_, E>>()?)
             }
+        })
+    }
+
+    fn spec(&self) -> TreeSpec {
+        match self {
+            Self::None => TreeSpec::None,
+            Self::Tensor(_) => TreeSpec::Tensor,
+            Self::Bool(value) => TreeSpec::Bool(*value),
+            Self::Int(value) => TreeSpec::Int(*value),
+            Self::Float(value) => TreeSpec::Float(*value),
+            Self::Text(value) => TreeSpec::Text(value.clone()),
+            Self::Tuple(values) => TreeSpec::Tuple(values.iter().map(Self::spec).collect()),
+            Self::List(values) => TreeSpec::List(values.iter().map(Self::spec).collect()),
+            Self::Dict(pairs) => TreeSpec::Map(
+                pairs.iter().map(|(key, value)| (key.clone(), value.spec())).collect(),
+            ),
+        }
+    }
+
+    fn from_spec(
+        spec: &TreeSpec,
+        tensors: &mut dyn Iterator<Item = Tensor>,
+    ) -> Result<Self, Error> {
+        let mut all = |parts: &[TreeSpec]| {
+            parts.iter().map(|part| Self::from_spec(part, tensors)).collect::<Result<Vec<_>, _>>()
+        };
+        Ok(match spec {
+            TreeSpec::None => Self::None,
+            TreeSpec::Tensor => Self::Tensor(Tensor::from_spec(spec, tensors)?),
+            TreeSpec::Bool(value) => Self::Bool(*value),
+            TreeSpec::Int(value) => Self::Int(*value),
+            TreeSpec::Float(value) => Self::Float(*value),
+            TreeSpec::Text(value) => Self::Text(value.clone()),
+            TreeSpec::Tuple(parts) => Self::Tuple(all(parts)?),
+            TreeSpec::List(parts) => Self::List(all(parts)?),
+            TreeSpec::Map(parts) => Self::Dict(
+                parts
+                    .iter()
+                    .map(|(key, part)| Ok((key.clone(), Self::from_spec(part, tensors)?)))
+                    .collect::<Result<_, Error>>()?,
+            ),
         })
     }
 }

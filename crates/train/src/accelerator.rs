@@ -92,8 +92,10 @@ use crate::watch::{Watch, WatchOptions};
 ///
 /// ```no_run
 /// use brigade_train::{Accelerator, Adam};
-/// # use brigade_data::{DataLoader, Digits};
-/// # use brigade_models::{Cnn, Model};
+/// # use brigade_data::DataLoader;
+/// # use brigade_datasets::Digits;
+/// # use brigade_models::Cnn;
+/// # use brigade_nn::Model;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let accelerator = Accelerator::new()?;
 /// let model = Model::new(Cnn::new)?;
@@ -438,7 +440,7 @@ impl AcceleratorBuilder {
     }
 
     /// Batch normalisations of the models that are prepared use the statistics of all ranks; see
-    /// [`brigade_models::Model::convert_sync_batch_norm`]. Off unless set.
+    /// [`brigade_nn::Model::convert_sync_batch_norm`]. Off unless set.
     pub fn sync_batch_norm(mut self, on: bool) -> Self {
         self.options.sync_batch_norm = on;
         self

@@ -135,6 +135,7 @@ impl Error {
             Self::Torch(error) => error.fault() == Some(Fault::OutOfMemory),
             Self::Tensor(error) => says_out_of_memory(&error.to_string()),
             Self::User(error) => says_out_of_memory(&error.to_string()),
+            Self::Model(error) => says_out_of_memory(&error.to_string()),
             _ => {
                 // Another crate's error, as a loader's, around libtorch's.
                 let mut source = std::error::Error::source(self);

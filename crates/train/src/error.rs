@@ -33,7 +33,7 @@ pub enum Error {
     Data(#[from] brigade_data::DataError),
     /// A model could not be built, saved or loaded.
     #[error(transparent)]
-    Model(#[from] brigade_models::Error),
+    Model(#[from] brigade_nn::Error),
     /// A schedule's numbers are out of range.
     #[error(transparent)]
     Schedule(#[from] brigade_optim::schedule::ScheduleError),
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn a_main_that_returns_it_shows_its_text_and_causes() {
         let own = tch::TchError::Torch("no room".into());
-        let error = Error::from(brigade_models::Error::Torch { doing: "copy".into(), source: own });
+        let error = Error::from(brigade_nn::Error::Torch { doing: "copy".into(), source: own });
         assert_eq!(format!("{error:?}"), error.to_string());
         let source = brigade_torch::Error::Misuse("in use".into());
         let text = format!("{:?}", Error::StorePort { port: 7, source });

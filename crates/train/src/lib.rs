@@ -23,13 +23,16 @@ mod watch;
 
 pub use accelerator::{Accelerator, AcceleratorBuilder};
 pub use brigade_checkpoint::Value;
+#[doc(hidden)]
+pub use brigade_data::__derive;
 pub use brigade_optim::{
     Adafactor, Adagrad, Adam, AdamW, Group, GroupState, Lamb, Lars, Lookahead, LrSchedule, Muon,
     MuonRate, Optimizer, OptimizerState, ParameterGroup, ParameterState, RAdam, RmsProp, Rule,
     Scheduler, SchedulerState, Sgd, StateMismatch, Trainable,
 };
 pub use brigade_torch::{
-    Bucket, Compression, Device, GradientHook, Kind, ReduceOp, ReducerOptions, Tensor, Tensors,
+    Bucket, Compression, Device, GradientHook, Kind, ReduceOp, ReducerOptions, Split, Tensor,
+    TensorTree, TreeSpec,
 };
 pub use brigade_track as track;
 pub use checkpoint::{
@@ -41,7 +44,6 @@ pub use gradients::clip::{ClipNorm, Parameters};
 pub use gradients::hook::{CommHook, PowerSgd, StatefulHook};
 pub use gradients::join::{JoinInputs, Joining};
 pub use gradients::local_sgd::LocalSgd;
-pub use loader::dispatch::{Layout, Rebuild};
 pub use loader::{Batches, Epochs, PreparedLoader};
 pub use model::{PreparedModel, PreparedModels};
 pub use optimizer::PreparedOptimizer;
@@ -49,7 +51,6 @@ pub use precision::scaler::{GradScaler, GradScalerOptions, GradScalerState};
 pub use precision::{AutocastOptions, Precision};
 pub use prepare::Prepare;
 pub use processes::metrics::{Accuracy, FBeta, Mean, Metric, TopK};
-pub use processes::split::Split;
 pub use scheduler::PreparedScheduler;
 pub use watch::log::{LogLayer, LogOptions, Logger};
 pub use watch::meter::{Meter, ProcessMemory, Rates};

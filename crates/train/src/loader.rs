@@ -7,15 +7,15 @@ use std::fmt;
 use std::sync::Arc;
 
 use brigade_data::{
-    Batch, Collate, DataLoader, Dataset, Epoch, IterableDataset, LoaderOptions, ShardOptions,
-    StreamLoader,
+    Batch, BatchedDataset, Collate, DataLoader, Epoch, IterableDataset, LoaderOptions,
+    ShardOptions, StreamLoader,
 };
-use brigade_torch::{Device, Tensor, elements};
+use brigade_torch::{Device, Tensor, TensorTree, elements};
 
 use crate::accelerator::{Accelerator, Job};
 use crate::error::{Error, Result};
 use crate::gradients::join::EvenBatches;
-use crate::loader::dispatch::{Dispatch, Rebuild};
+use crate::loader::dispatch::Dispatch;
 use crate::loader::position::{Counting, Placed};
 use crate::prepare::Prepare;
 
@@ -45,8 +45,8 @@ pub struct PreparedLoader<L> {
 
 impl<D> Prepare for DataLoader<D>
 where
-    D: Dataset + 'static,
-    D::Batch: Rebuild,
+    D: BatchedDataset + 'static,
+    D::Batch: TensorTree<Owned = D::Batch>,
 {
     type Prepared = PreparedLoader<Self>;
 
@@ -54,7 +54,7 @@ where
         let rules = accelerator.options.loader;
         let options = shard_options(rules);
         let world = accelerator.num_processes();
-        let samples = self.dataset().len() as i64;
+        let samples = self.dataset().num_samples() as i64;
         let seed = self.options().seed;
         let (samples, seed) = agree(accelerator, samples, seed, rules.dispatch)?;
         let agreed = self.seed(seed);
@@ -75,7 +75,7 @@ where
 impl<I> Prepare for StreamLoader<I>
 where
     I: IterableDataset + 'static,
-    <I::Sample as Collate>::Batch: Rebuild,
+    <I::Sample as Collate>::Batch: TensorTree<Owned = <I::Sample as Collate>::Batch>,
 {
     type Prepared = PreparedLoader<Self>;
 
@@ -113,7 +113,7 @@ impl<L> PreparedLoader<L> {
     }
 }
 
-impl<D: Dataset> PreparedLoader<DataLoader<D>> {
+impl<D: BatchedDataset> PreparedLoader<DataLoader<D>> {
     /// Batches of this rank in an epoch.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -130,7 +130,7 @@ impl<D: Dataset> PreparedLoader<DataLoader<D>> {
 /// What both kinds of loader can do: begin an epoch, and go on where another run has stopped.
 pub trait Epochs: Send + Sync {
     /// The data of a batch.
-    type Data: Rebuild;
+    type Data: TensorTree<Owned = Self::Data> + Send + 'static;
 
     /// Begins the next epoch.
     fn begin(&self) -> Epoch<Self::Data>;
@@ -153,8 +153,8 @@ pub trait Epochs: Send + Sync {
 
 impl<D> Epochs for DataLoader<D>
 where
-    D: Dataset + 'static,
-    D::Batch: Rebuild,
+    D: BatchedDataset + 'static,
+    D::Batch: TensorTree<Owned = D::Batch>,
 {
     type Data = D::Batch;
 
@@ -191,7 +191,7 @@ where
 impl<I> Epochs for StreamLoader<I>
 where
     I: IterableDataset + 'static,
-    <I::Sample as Collate>::Batch: Rebuild,
+    <I::Sample as Collate>::Batch: TensorTree<Owned = <I::Sample as Collate>::Batch>,
 {
     type Data = <I::Sample as Collate>::Batch;
 
@@ -272,7 +272,7 @@ impl<L: Epochs> IntoIterator for &PreparedLoader<L> {
     }
 }
 
-impl<T: Rebuild> Iterator for Batches<T> {
+impl<T: TensorTree<Owned = T>> Iterator for Batches<T> {
     type Item = Result<Batch<T>>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -289,11 +289,7 @@ impl<T: Rebuild> Iterator for Batches<T> {
         }
         Some(match self.device {
             Device::Cpu => batch,
-            device => batch.and_then(|batch| {
-                batch.try_map(|data| {
-                    data.try_map(&mut |tensor: &Tensor| Ok(tensor.f_to_device(device)?))
-                })
-            }),
+            device => batch.and_then(|batch| batch.try_map(|data| Ok(data.to_device(device)?))),
         })
     }
 

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_models::{Model, Module, NamedTensor};
-use brigade_torch::{ProcessGroup, Reducer, Tensor, Tensors, grad_enabled};
+use brigade_nn::{Model, Module, NamedTensor};
+use brigade_torch::{BROADCAST_BYTES, ProcessGroup, Reducer, Tensor, TensorTree, grad_enabled};
 
 use crate::accelerator::{Accelerator, Job, Options};
 use crate::error::{Error, Result};
@@ -146,7 +146,7 @@ impl<M> PreparedModel<M> {
     pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
     where
         M: Module<Input>,
-        M::Output: Tensors<Owned = M::Output>,
+        M::Output: TensorTree<Owned = M::Output>,
     {
         if grad_enabled() {
             self.check_frozen()?;
@@ -191,10 +191,10 @@ impl<M> PreparedModel<M> {
     fn computed<Input>(&self, input: Input) -> Result<M::Output>
     where
         M: Module<Input>,
-        M::Output: Tensors<Owned = M::Output>,
+        M::Output: TensorTree<Owned = M::Output>,
     {
         let scope = self.numerics.scope(self.model.device())?;
-        let output = self.model.try_forward(input);
+        let output = self.model.forward(input);
         drop(scope);
         self.numerics.outputs(output?)
     }
@@ -446,14 +446,13 @@ fn handles(tensors: &[NamedTensor]) -> Vec<NamedTensor> {
 
 /// Replaces tensors by rank 0's.
 pub(crate) fn broadcast_all(group: &ProcessGroup, tensors: &[NamedTensor]) -> Result<()> {
-    const MESSAGE_BYTES: usize = 250 << 20;
     let detached = tensors
         .iter()
         .map(|named| named.tensor.f_detach())
         .collect::<std::result::Result<Vec<_>, _>>()?;
     if !detached.is_empty() {
         let borrowed: Vec<&Tensor> = detached.iter().collect();
-        group.broadcast_coalesced(&borrowed, MESSAGE_BYTES, 0)?;
+        group.broadcast_coalesced(&borrowed, BROADCAST_BYTES, 0)?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use brigade_models::NamedTensor;
+use brigade_nn::NamedTensor;
 use brigade_optim::{Optimizer, Trainable};
 
 use crate::accelerator::Accelerator;

@@ -7,7 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use brigade_torch::{Autocast, Device, Kind, Tensors, cuda_has_bf16};
+use brigade_torch::{Autocast, Device, Kind, TensorTree, cuda_has_bf16};
 
 use crate::accelerator::{Accelerator, AcceleratorBuilder, Job};
 use crate::error::{Error, Result};
@@ -237,7 +237,7 @@ impl Numerics {
     }
 
     /// A forward's outputs for the loss.
-    pub(crate) fn outputs<T: Tensors<Owned = T>>(&self, outputs: T) -> Result<T> {
+    pub(crate) fn outputs<T: TensorTree<Owned = T>>(&self, outputs: T) -> Result<T> {
         if self.autocast.precision == Precision::No || !self.float32_outputs {
             return Ok(outputs);
         }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_models::{StateDict, weights};
+use brigade_nn::{StateDict, weights};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_models::{Linear, Model, Module, Path};
+use brigade_nn::{Linear, Model, Module, ParamPath};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, GradientAccumulation, Kind, Optimizer, Result, Scheduler, Sgd, Tensor,
@@ -16,7 +16,7 @@ struct Net {
 }
 
 impl Net {
-    fn new(path: &Path<'_>) -> Self {
+    fn new(path: &ParamPath<'_>) -> Self {
         Self { hidden: Linear::new(path / "hidden", 5, 7), head: Linear::new(path / "head", 7, 3) }
     }
 }
@@ -24,8 +24,8 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.head.forward(&self.hidden.forward(input).tanh())
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        self.head.forward(&self.hidden.forward(input)?.tanh())
     }
 }
 
@@ -38,7 +38,7 @@ fn tensors(samples: i64) -> (Tensor, Tensor) {
 }
 
 fn model() -> (Model<Net>, Optimizer) {
-    let model = Model::build().kind(Kind::Double).build(Net::new).unwrap();
+    let model = Model::builder().kind(Kind::Double).build(Net::new).unwrap();
     // By a formula: libtorch's random numbers belong to the whole process, and so to other tests too.
     for parameter in model.parameters() {
         let tensor = parameter.tensor.detach();
@@ -64,7 +64,7 @@ fn reference(samples: i64, batches: &[i64]) -> Vec<f64> {
     for _ in 0..3 {
         let mut start = 0;
         for &rows in batches {
-            let output = model.forward(&inputs.narrow(0, start, rows));
+            let output = model.forward(&inputs.narrow(0, start, rows)).unwrap();
             let loss = output.mse_loss(&targets.narrow(0, start, rows), tch::Reduction::Mean);
             optimizer.zero_grad().unwrap();
             loss.backward();
@@ -247,8 +247,8 @@ dist_test!(world = 2, dist_two_models_accumulate_together, |_world: World| -> Re
         for step in 0..3 {
             let rows = |tensor: &Tensor| tensor.narrow(0, 8 * step, 8);
             let loss = |output: Tensor| output.mse_loss(&rows(&targets), tch::Reduction::Mean);
-            let both =
-                loss(first.forward(&rows(&inputs))) + loss(second.forward(&(rows(&inputs) * 0.5)));
+            let both = loss(first.forward(&rows(&inputs)).unwrap())
+                + loss(second.forward(&(rows(&inputs) * 0.5)).unwrap());
             both.backward();
             let all: Vec<_> = first.parameters().into_iter().chain(second.parameters()).collect();
             one.clip_grad_norm(&all, 0.5)?;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use brigade_checkpoint::Dtype;
 use brigade_checkpoint::layout::{Manifest, TensorEntry};
-use brigade_models::{Linear, Model, Path as Names};
+use brigade_nn::{Linear, Model, ParamPath};
 use brigade_testkit::{dist_test, step};
 use brigade_torch::Tensor;
 use brigade_train::{
@@ -329,7 +329,7 @@ dist_test!(world = 2, seconds = 120, a_shard_that_is_cut_short_is_named_on_every
     let project = ProjectConfiguration::default().max_shard_bytes(20 << 20);
     let accelerator = Accelerator::builder().sharing(&first).project(project).build().unwrap();
     // Three shards of 16 MB each.
-    let layers = |path: &Names<'_>| -> Vec<Linear> {
+    let layers = |path: &ParamPath<'_>| -> Vec<Linear> {
         (0..3).map(|layer| Linear::new(path / layer, 2048, 2048)).collect()
     };
     let large = accelerator.prepare(Model::new(layers).unwrap()).unwrap();

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use brigade_checkpoint::layout::{Checkpoint, numbered, numbered_path};
-use brigade_models::{Linear, Model};
+use brigade_nn::{Linear, Model};
 use brigade_testkit::MortalRanks;
 use brigade_train::{Accelerator, ProjectConfiguration};
 use rand::RngExt;

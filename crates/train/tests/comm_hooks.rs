@@ -8,8 +8,10 @@ use std::sync::{Arc, Mutex};
 
 use brigade_checkpoint::TensorInfo;
 
-use brigade_data::{DataLoader, Digits};
-use brigade_models::{Cnn, Init, Model, Module, Path};
+use brigade_data::DataLoader;
+use brigade_datasets::Digits;
+use brigade_models::Cnn;
+use brigade_nn::{Init, Model, Module, ParamPath};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, Adam, Bucket, CommHook, Compression, Device, GradientHook, HookError, Kind,
@@ -22,7 +24,7 @@ const SHAPES: [(&str, &[i64]); 3] = [("a", &[12, 10]), ("b", &[10]), ("c", &[6, 
 struct Net(Vec<Tensor>);
 
 impl Net {
-    fn new(path: &Path<'_>) -> Self {
+    fn new(path: &ParamPath<'_>) -> Self {
         Self(SHAPES.iter().map(|(name, shape)| path.parameter(name, shape, Init::Zeros)).collect())
     }
 }
@@ -30,12 +32,11 @@ impl Net {
 impl Module<(usize, usize)> for Net {
     type Output = Tensor;
 
-    fn forward(&self, (rank, step): (usize, usize)) -> Tensor {
+    fn forward(&self, (rank, step): (usize, usize)) -> brigade_nn::Result<Tensor> {
         let terms = self.0.iter().enumerate();
-        terms
-            .map(|(index, tensor)| (tensor * gradient(index, rank, step)).sum(tensor.kind()))
-            .reduce(|sum, term| sum + term)
-            .unwrap()
+        let terms =
+            terms.map(|(index, tensor)| (tensor * gradient(index, rank, step)).sum(tensor.kind()));
+        Ok(terms.reduce(|sum, term| sum + term).unwrap())
     }
 }
 
@@ -49,7 +50,7 @@ fn gradient(index: usize, rank: usize, step: usize) -> Tensor {
 }
 
 fn prepared(accelerator: &Accelerator, kind: Kind) -> PreparedModel<Net> {
-    accelerator.prepare(Model::build().kind(kind).build(Net::new).unwrap()).unwrap()
+    accelerator.prepare(Model::builder().kind(kind).build(Net::new).unwrap()).unwrap()
 }
 
 /// One backward; the gradients afterwards.
@@ -271,7 +272,7 @@ struct Summing {
 }
 
 impl Summing {
-    fn new(parameters: &[brigade_models::NamedTensor]) -> Self {
+    fn new(parameters: &[brigade_nn::NamedTensor]) -> Self {
         let names = parameters.iter().map(|parameter| parameter.name.clone()).collect();
         Self { names, sums: Mutex::default() }
     }

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use brigade_models::{Linear, Model, Path};
+use brigade_nn::{Linear, Model, ParamPath};
 use brigade_testkit::{World, dist_test};
 use brigade_train::{Accelerator, Device, Error, Kind, ReduceOp, Result, Tensor};
 
@@ -102,7 +102,7 @@ dist_test!(world = 2, dist_a_rank_that_does_not_come, |_world: World| -> Result<
 
 dist_test!(world = 2, dist_training, |_world: World| -> Result<()> {
     let accelerator = debugged()?;
-    let model = accelerator.prepare(Model::new(|p: &Path<'_>| Linear::new(p, 4, 10))?)?;
+    let model = accelerator.prepare(Model::new(|p: &ParamPath<'_>| Linear::new(p, 4, 10))?)?;
     let images = numbers(&[2, 4]);
     let labels = Tensor::zeros([2], (Kind::Int64, Device::Cpu));
     for step in 0..4 {

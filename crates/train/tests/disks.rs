@@ -7,7 +7,7 @@ mod resume;
 use std::fs;
 use std::path::PathBuf;
 
-use brigade_models::{Linear, Model};
+use brigade_nn::{Linear, Model};
 use brigade_suite::with_mounts;
 use brigade_testkit::MortalRanks;
 use brigade_train::{Accelerator, ProjectConfiguration};

@@ -5,7 +5,7 @@
 use std::thread;
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_models::{Init, Model, Module, Path};
+use brigade_nn::{Init, Model, Module, ParamPath};
 use brigade_optim::{Result as OptimResult, Rule, Step};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::{Backend, Store};
@@ -23,7 +23,7 @@ struct Line {
 }
 
 impl Line {
-    fn new(path: &Path<'_>) -> Self {
+    fn new(path: &ParamPath<'_>) -> Self {
         let parameter = |name: &str, value: f64| {
             let parameter = path.parameter(name, &[4], Init::Zeros);
             let _ = tch::no_grad(|| parameter.shallow_clone().fill_(value));
@@ -36,8 +36,8 @@ impl Line {
 impl Module<&Tensor> for Line {
     type Output = Tensor;
 
-    fn forward(&self, x: &Tensor) -> Tensor {
-        &self.a * x + &self.b
+    fn forward(&self, x: &Tensor) -> brigade_nn::Result<Tensor> {
+        Ok(&self.a * x + &self.b)
     }
 }
 

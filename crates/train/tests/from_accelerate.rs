@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use brigade_checkpoint::convert::{Target, convert, convert_like};
-use brigade_models::{BatchNorm1d, Embedding, Linear, Model, Module, Path as Names};
+use brigade_nn::{BatchNorm1d, Embedding, Linear, Model, Module, ParamPath};
 use brigade_suite::Need;
 use brigade_torch::{Tensor, from_vec};
 use brigade_train::{
@@ -34,7 +34,7 @@ struct Net {
 }
 
 impl Net {
-    fn new(path: &Names<'_>) -> Self {
+    fn new(path: &ParamPath<'_>) -> Self {
         Self {
             first: Linear::new(path / 0, 4, 5),
             norm: BatchNorm1d::new(path / 1, 5),
@@ -46,8 +46,8 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.last.forward(&self.norm.forward(&self.first.forward(input)).relu())
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        self.last.forward(&self.norm.forward(&self.first.forward(input)?)?.relu())
     }
 }
 
@@ -186,9 +186,9 @@ fn two_processes_count_as_one_and_a_tied_weight_comes_back() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
-    let model = Model::new(|path: &Names<'_>| {
+    let model = Model::new(|path: &ParamPath<'_>| {
         let embed = Embedding::new(path / "embed", 5, 4);
-        let head = (path / "head").share("weight", embed.weight());
+        let head = (path / "head").tie("weight", embed.weight());
         (embed, head)
     })
     .unwrap();
@@ -221,7 +221,7 @@ fn two_processes_count_as_one_and_a_tied_weight_comes_back() {
 
     // Two weights that are not one: what the file lacks stays an error.
     let apart = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
-    let model = Model::new(|path: &Names<'_>| {
+    let model = Model::new(|path: &ParamPath<'_>| {
         (Embedding::new(path / "embed", 5, 4), Embedding::new(path / "head", 5, 4))
     });
     let _model = apart.prepare(model.unwrap()).unwrap();
@@ -255,7 +255,7 @@ fn what_does_not_fit_is_refused_and_nothing_is_left() {
     let folder = tempfile::tempdir().unwrap();
     let (like, made) = (folder.path().join("like"), folder.path().join("made"));
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build().unwrap();
-    let model = Model::new(|p: &Names<'_>| Linear::new(p / 0, 4, 6)).unwrap();
+    let model = Model::new(|p: &ParamPath<'_>| Linear::new(p / 0, 4, 6)).unwrap();
     let optimizer = AdamW::default().build(&model).unwrap();
     let _prepared = accelerator.prepare((model, optimizer)).unwrap();
     accelerator.save_state(&like).unwrap();

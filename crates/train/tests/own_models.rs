@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
-use std::path::{Path as FilePath, PathBuf};
+use std::path::{Path, PathBuf};
 
-use brigade_models::{
-    BatchNorm1d, Dropout, Linear, Model, Module, Path, Recompute, Sequential, TchModule,
+use brigade_nn::{
+    BatchNorm1d, Dropout, Linear, Model, Module, ParamPath, Recompute, Sequential, TchModule,
     TorchScript,
 };
 use brigade_testkit::{World, dist_test};
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use tch::nn;
 
 fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../nn/tests/fixtures").join(name)
 }
 
 fn net() -> Model<TchModule<nn::SequentialT>> {
@@ -118,13 +118,8 @@ fn resumed<M>(world: &World, make: fn() -> Model<M>, loss: Loss<M>, names: &[&st
     second.wait_for_everyone().unwrap();
 }
 
-fn check_file<M>(
-    file: &FilePath,
-    names: &[&str],
-    mut model: Model<M>,
-    weights: &[(String, Vec<u64>)],
-) {
-    let state = brigade_models::weights::load(file).unwrap();
+fn check_file<M>(file: &Path, names: &[&str], mut model: Model<M>, weights: &[(String, Vec<u64>)]) {
+    let state = brigade_nn::weights::load(file).unwrap();
     let mut found: Vec<&str> = state.names().collect();
     found.sort_unstable();
     assert_eq!(found, names);
@@ -278,8 +273,8 @@ struct Deep {
 }
 
 impl Deep {
-    fn new(p: &Path<'_>, recompute: bool) -> Self {
-        let block = |p: Path<'_>| {
+    fn new(p: &ParamPath<'_>, recompute: bool) -> Self {
+        let block = |p: ParamPath<'_>| {
             Sequential::new()
                 .add(Linear::new(&p / 0, 4, 4))
                 .add(BatchNorm1d::new(&p / 1, 4))
@@ -289,7 +284,7 @@ impl Deep {
         let mut blocks = Sequential::new();
         for i in 0..3 {
             let part = Sequential::new().add(block(p / (2 * i))).add(block(p / (2 * i + 1)));
-            blocks = if recompute { blocks.add(Recompute::new(p, part)) } else { blocks.add(part) };
+            blocks = if recompute { blocks.add(Recompute::new(part)) } else { blocks.add(part) };
         }
         Self { blocks }
     }
@@ -298,7 +293,7 @@ impl Deep {
 impl Module<&Tensor> for Deep {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
         self.blocks.forward(input)
     }
 }
@@ -308,7 +303,7 @@ fn trained(accelerator: &Accelerator, recompute: bool, precision: Precision) -> 
     let own =
         Accelerator::builder().sharing(accelerator).mixed_precision(precision).build().unwrap();
     tch::manual_seed(5);
-    let model = Model::new(|p: &Path<'_>| Deep::new(p, recompute)).unwrap();
+    let model = Model::new(|p: &ParamPath<'_>| Deep::new(p, recompute)).unwrap();
     let mut run: Run<Deep> = Run::new(&own, model, |model, input| {
         model.forward(input).unwrap().square().mean(Kind::Float)
     });

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_models::{BatchNorm1d, Init, Linear, Model, Module, Path};
+use brigade_nn::{BatchNorm1d, Init, Linear, Model, Module, ParamPath};
 use brigade_optim::schedule::Schedule;
 use brigade_testkit::{World, dist_test};
 use brigade_torch::gradient;
@@ -15,7 +15,7 @@ fn numbers(n: i64) -> TensorDataset<Tensor> {
     TensorDataset::new(Tensor::arange(n, (Kind::Int64, tch::Device::Cpu))).unwrap()
 }
 
-fn linear(path: &Path<'_>) -> Linear {
+fn linear(path: &ParamPath<'_>) -> Linear {
     Linear::new(path, 3, 2)
 }
 
@@ -56,19 +56,19 @@ struct Frozen(Tensor);
 impl Module<&Tensor> for Frozen {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        input * &self.0
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        Ok(input * &self.0)
     }
 }
 
 dist_test!(world = 2, dist_a_model_without_trained_parameters, |world: World| -> Result<()> {
     seeded_by_rank(&world);
     let accelerator = Accelerator::new()?;
-    let mut teacher = Model::new(|p: &Path<'_>| {
+    let mut teacher = Model::new(|p: &ParamPath<'_>| {
         Frozen(p.parameter("scale", &[3], Init::Normal { mean: 0.0, std: 1.0 }))
     })?;
     teacher.requires_grad(false)?;
-    let bare = Model::new(|p: &Path<'_>| {
+    let bare = Model::new(|p: &ParamPath<'_>| {
         Frozen(p.buffer("scale", &Tensor::from_slice(&[world.rank.as_usize() as f32])))
     })?;
     let (teacher, bare) = accelerator.prepare((teacher, bare))?;
@@ -81,10 +81,10 @@ dist_test!(world = 2, dist_a_model_without_trained_parameters, |world: World| ->
 
 dist_test!(world = 2, dist_thawing_after_prepare_is_an_error, |_world: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
-    let two = |p: &Path<'_>| (Linear::new(p / "body", 3, 3), Linear::new(p / "head", 3, 2));
+    let two = |p: &ParamPath<'_>| (Linear::new(p / "body", 3, 3), Linear::new(p / "head", 3, 2));
     let input = Tensor::ones([4, 3], tch::kind::FLOAT_CPU);
     for frozen in ["body", "head"] {
-        let mut model = Model::new(|p: &Path<'_>| Both(two(p)))?;
+        let mut model = Model::new(|p: &ParamPath<'_>| Both(two(p)))?;
         model.requires_grad_under(frozen, false)?;
         let mut model = accelerator.prepare(model)?;
         let _ = model.forward(&input)?;
@@ -105,8 +105,8 @@ struct Both((Linear, Linear));
 impl Module<&Tensor> for Both {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.0.1.forward(&self.0.0.forward(input))
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        self.0.1.forward(&self.0.0.forward(input)?)
     }
 }
 
@@ -115,15 +115,15 @@ struct TwoInputs(Linear, Linear);
 impl Module<(&Tensor, &Tensor)> for TwoInputs {
     type Output = (Tensor, Vec<Tensor>);
 
-    fn forward(&self, (left, right): (&Tensor, &Tensor)) -> Self::Output {
-        let (left, right) = (self.0.forward(left), self.1.forward(right));
-        (&left + &right, vec![left, right])
+    fn forward(&self, (left, right): (&Tensor, &Tensor)) -> brigade_nn::Result<Self::Output> {
+        let (left, right) = (self.0.forward(left)?, self.1.forward(right)?);
+        Ok((&left + &right, vec![left, right]))
     }
 }
 
 dist_test!(world = 2, dist_a_forward_of_several_tensors, |world: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
-    let model = Model::new(|p: &Path<'_>| {
+    let model = Model::new(|p: &ParamPath<'_>| {
         TwoInputs(Linear::new(p / "left", 3, 2), Linear::new(p / "right", 3, 2))
     })?;
     let model = accelerator.prepare(model)?;
@@ -160,14 +160,14 @@ struct Normed(Linear, BatchNorm1d);
 impl Module<&Tensor> for Normed {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.1.forward(&self.0.forward(input))
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        self.1.forward(&self.0.forward(input)?)
     }
 }
 
 dist_test!(world = 2, dist_evaluation_uses_rank_0s_statistics, |world: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
-    let model = Model::new(|p: &Path<'_>| {
+    let model = Model::new(|p: &ParamPath<'_>| {
         Normed(Linear::new(p / "linear", 3, 2), BatchNorm1d::new(p / "norm", 2))
     })?;
     let mut model = accelerator.prepare(model)?;
@@ -192,7 +192,7 @@ dist_test!(world = 3, dist_other_models_and_data_are_refused_everywhere, |world:
     let accelerator = Accelerator::new().unwrap();
     let last = world.rank.as_usize() == 2;
     let wide = if last { 4 } else { 3 };
-    let model = Model::new(|p: &Path<'_>| Linear::new(p / "head", wide, 2)).unwrap();
+    let model = Model::new(|p: &ParamPath<'_>| Linear::new(p / "head", wide, 2)).unwrap();
     let text = accelerator.prepare(model).unwrap_err().to_string();
     assert!(text.contains("head.weight"), "{text}");
     assert!(
@@ -252,7 +252,7 @@ dist_test!(world = 2, dist_weights_to_and_from_files, |world: World| -> Result<(
     assert!(missing.unwrap_err().to_string().contains("nothing.safetensors"));
     let forbidden = accelerator.save_model(&saved, "/proc/no/such/folder");
     assert!(forbidden.unwrap_err().to_string().contains("/proc/no"));
-    let mut other = accelerator.prepare(Model::new(|p: &Path<'_>| Linear::new(p, 5, 2))?)?;
+    let mut other = accelerator.prepare(Model::new(|p: &ParamPath<'_>| Linear::new(p, 5, 2))?)?;
     let text = accelerator.load_model(&mut other, &folder).unwrap_err().to_string();
     assert!(text.contains("weight"), "{text}");
     accelerator.wait_for_everyone()

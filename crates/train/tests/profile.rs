@@ -4,7 +4,8 @@
 
 use std::path::Path;
 
-use brigade_models::{Cnn, Model};
+use brigade_models::Cnn;
+use brigade_nn::Model;
 use brigade_testkit::{World, dist_test};
 use brigade_train::{
     Accelerator, Device, Kind, PreparedModel, PreparedOptimizer, ProfileOptions, ProfileSchedule,

@@ -6,7 +6,8 @@ mod transformer;
 
 use std::sync::Mutex;
 
-use brigade_models::{Cnn, Linear, Model, Module, Path, ResNet};
+use brigade_models::{Cnn, ResNet};
+use brigade_nn::{Linear, Model, Module, ParamPath};
 use brigade_testkit::{World, dist_test};
 use brigade_torch::shift_allocations;
 use brigade_train::{
@@ -25,7 +26,7 @@ const SHIFTS: [usize; 5] = [0, 4, 8, 16, 32];
 struct Odd(Vec<Linear>);
 
 impl Odd {
-    fn new(path: &Path<'_>) -> Self {
+    fn new(path: &ParamPath<'_>) -> Self {
         let sizes = [37, 65, 13, 7, 130, 10];
         let pairs = sizes.windows(2).enumerate();
         Self(pairs.map(|(i, pair)| Linear::new(path / format!("{i}"), pair[0], pair[1])).collect())
@@ -35,15 +36,15 @@ impl Odd {
 impl Module<&Tensor> for Odd {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.0.iter().fold(input.shallow_clone(), |x, layer| layer.forward(&x).tanh())
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        self.0.iter().try_fold(input.shallow_clone(), |x, layer| Ok(layer.forward(&x)?.tanh()))
     }
 }
 
 /// Four steps from the same start; the weights' bits as whole numbers, by name.
 fn train<M>(
     accelerator: &Accelerator,
-    build: impl FnOnce(&Path<'_>) -> M,
+    build: impl FnOnce(&ParamPath<'_>) -> M,
     shape: &[i64],
     optimizer: impl FnOnce(&Model<M>) -> brigade_optim::Result<Optimizer>,
 ) -> Vec<(String, Tensor)>

@@ -2,9 +2,10 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
-use brigade_models::{
-    BatchNorm1d, BatchNorm2d, BatchNormOptions, Cnn, Conv2d, Conv2dOptions, Linear, Model, Module,
-    Path,
+use brigade_models::Cnn;
+use brigade_nn::{
+    BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Linear, Model, Module,
+    ParamPath,
 };
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_torch::{BatchNormState, sync_batch_norm};
@@ -21,7 +22,7 @@ struct Net {
 }
 
 impl Net {
-    fn new(path: &Path<'_>) -> Self {
+    fn new(path: &ParamPath<'_>) -> Self {
         let options = BatchNormOptions::default();
         let plain = Conv2dOptions::default();
         Self {
@@ -45,9 +46,9 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        let maps = self.norm.forward(&self.conv.forward(input)).tanh();
-        let hidden = self.average.forward(&self.hidden.forward(&maps.flatten(1, -1)));
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        let maps = self.norm.forward(&self.conv.forward(input)?)?.tanh();
+        let hidden = self.average.forward(&self.hidden.forward(&maps.flatten(1, -1))?)?;
         self.bare.forward(&hidden.tanh())
     }
 }
@@ -59,7 +60,7 @@ fn wave(shape: &[i64], phase: f64) -> Tensor {
 }
 
 fn model() -> Model<Net> {
-    let model = Model::build().kind(Kind::Double).build(Net::new).unwrap();
+    let model = Model::builder().kind(Kind::Double).build(Net::new).unwrap();
     for (number, parameter) in model.parameters().iter().enumerate() {
         let values = wave(&parameter.tensor.size(), number as f64) * 0.4 + 0.1;
         parameter.tensor.detach().copy_(&values);
@@ -89,7 +90,7 @@ dist_test!(world = 3, dist_unequal_batches_equal_the_whole, |_world: World| -> R
         let batch = wave(&[8, 2, 6, 6], f64::from(step)) + 3.0;
         let whole = batch.detach().set_requires_grad(true);
         reference.zero_grad()?;
-        loss(&reference.forward(&whole), 0).backward();
+        loss(&reference.forward(&whole).unwrap(), 0).backward();
 
         let mine = batch.narrow(0, start, ROWS[rank]).detach_copy();
         // Layouts of every kind: their results do not differ.
@@ -114,8 +115,8 @@ dist_test!(world = 3, dist_unequal_batches_equal_the_whole, |_world: World| -> R
     reference.eval();
     if rank == 1 {
         let batch = wave(&[2, 2, 6, 6], 9.0);
-        let expected = values(&reference.forward(&batch));
-        assert_close(&values(&prepared.inner().forward(&batch)), &expected, 1e-12, 1e-12);
+        let expected = values(&reference.forward(&batch).unwrap());
+        assert_close(&values(&prepared.inner().forward(&batch).unwrap()), &expected, 1e-12, 1e-12);
     }
     accelerator.wait_for_everyone()?;
     Ok(())
@@ -154,16 +155,16 @@ dist_test!(world = 2, dist_a_rank_without_rows_takes_part, |_world: World| -> Re
 dist_test!(world = 2, dist_sixteen_bits_stay_sixteen_bits, |_world: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
     let group = accelerator.group().unwrap();
-    let mut model = Model::new(|p: &Path<'_>| BatchNorm2d::new(p, 3))?;
+    let mut model = Model::new(|p: &ParamPath<'_>| BatchNorm2d::new(p, 3))?;
     assert_eq!(model.convert_sync_batch_norm(&group), 1);
     let batch = wave(&[8, 3, 4, 4], 0.0).to_kind(Kind::BFloat16);
     let mine = batch.narrow(0, 4 * group.rank() as i64, 4).detach_copy().set_requires_grad(true);
-    let output = model.forward(&mine);
+    let output = model.forward(&mine).unwrap();
     assert_eq!(output.kind(), Kind::BFloat16);
     output.square().sum(Kind::Float).backward();
     assert_eq!(mine.grad().kind(), Kind::BFloat16);
-    let plain = Model::new(|p: &Path<'_>| BatchNorm2d::new(p, 3))?;
-    let expected = plain.forward(&batch).narrow(0, 4 * group.rank() as i64, 4);
+    let plain = Model::new(|p: &ParamPath<'_>| BatchNorm2d::new(p, 3))?;
+    let expected = plain.forward(&batch).unwrap().narrow(0, 4 * group.rank() as i64, 4);
     assert_close(&values(&output), &values(&expected), 2e-2, 2e-2);
     assert_close(
         &values(model.module().running_var()),
@@ -197,6 +198,6 @@ fn one_process_is_plain() -> Result<()> {
     let accelerator = Accelerator::builder().sync_batch_norm(true).build()?;
     let prepared = accelerator.prepare(model())?;
     let batch = wave(&[4, 2, 6, 6], 1.0);
-    assert_eq!(values(&prepared.forward(&batch)?), values(&model().forward(&batch)));
+    assert_eq!(values(&prepared.forward(&batch)?), values(&model().forward(&batch).unwrap()));
     Ok(())
 }

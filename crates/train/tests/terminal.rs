@@ -11,7 +11,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use brigade_models::{Cnn, Model};
+use brigade_models::Cnn;
+use brigade_nn::Model;
 use brigade_train::Accelerator;
 use brigade_world::{ProgressReport, env};
 use portable_pty::{Child, CommandBuilder, ExitStatus, MasterPty, PtySize, native_pty_system};

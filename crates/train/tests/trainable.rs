@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
-use std::path::{Path as FilePath, PathBuf};
+use std::path::{Path, PathBuf};
 
-use brigade_models::{Linear, Model, Module, Path};
+use brigade_nn::{Linear, Model, Module, ParamPath};
 use brigade_testkit::{World, dist_test};
 use brigade_train::{
     Accelerator, Adam, CommHook, Device, Error, Group, Kind, Muon, PowerSgd, PreparedModel,
@@ -17,7 +17,7 @@ struct Net {
 }
 
 impl Net {
-    fn new(path: &Path<'_>) -> Self {
+    fn new(path: &ParamPath<'_>) -> Self {
         Self {
             encoder: Linear::new(path / "encoder", 6, 8),
             head: Linear::new(path / "head", 8, 3),
@@ -28,8 +28,8 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, x: &Tensor) -> Tensor {
-        self.head.forward(&self.encoder.forward(x).tanh())
+    fn forward(&self, x: &Tensor) -> brigade_nn::Result<Tensor> {
+        self.head.forward(&self.encoder.forward(x)?.tanh())
     }
 }
 
@@ -70,7 +70,7 @@ fn names(optimizer: &PreparedOptimizer) -> Vec<Vec<String>> {
 }
 
 /// Freezes, saves, resumes elsewhere, thaws: the resumed run is the one that went through.
-fn freezes_and_thaws(accelerator: &Accelerator, folder: &FilePath) -> Result<()> {
+fn freezes_and_thaws(accelerator: &Accelerator, folder: &Path) -> Result<()> {
     let saved = folder.join("saved");
     let mut through = objects(accelerator);
     steps(accelerator, &mut through, 0..3)?;

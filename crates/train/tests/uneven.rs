@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_models::{BatchNorm1d, Linear, Model, Module, Path};
+use brigade_nn::{BatchNorm1d, Linear, Model, Module, ParamPath};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, CommHook, JoinInputs, Kind, Optimizer, PreparedModel, PreparedOptimizer,
@@ -20,7 +20,7 @@ struct Net {
 }
 
 impl Net {
-    fn plain(path: &Path<'_>) -> Self {
+    fn plain(path: &ParamPath<'_>) -> Self {
         Self {
             first: Linear::new(path / "first", 3, 5),
             second: Linear::new(path / "second", 5, 2),
@@ -28,7 +28,7 @@ impl Net {
         }
     }
 
-    fn normal(path: &Path<'_>) -> Self {
+    fn normal(path: &ParamPath<'_>) -> Self {
         Self { norm: Some(BatchNorm1d::new(path / "norm", 5)), ..Self::plain(path) }
     }
 }
@@ -36,10 +36,12 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        let hidden = self.first.forward(input);
-        let hidden =
-            self.norm.as_ref().map_or_else(|| hidden.shallow_clone(), |norm| norm.forward(&hidden));
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        let hidden = self.first.forward(input)?;
+        let hidden = match &self.norm {
+            Some(norm) => norm.forward(&hidden)?,
+            None => hidden,
+        };
         self.second.forward(&hidden.tanh())
     }
 }
@@ -49,8 +51,8 @@ fn wave(shape: &[i64], phase: f64) -> Tensor {
     (places * 0.7 + phase).sin().reshape(shape)
 }
 
-fn objects(constructor: fn(&Path<'_>) -> Net) -> (Model<Net>, Optimizer) {
-    let model = Model::build().kind(Kind::Double).build(constructor).unwrap();
+fn objects(constructor: fn(&ParamPath<'_>) -> Net) -> (Model<Net>, Optimizer) {
+    let model = Model::builder().kind(Kind::Double).build(constructor).unwrap();
     for (number, parameter) in model.parameters().iter().enumerate() {
         parameter.tensor.detach().copy_(&(wave(&parameter.tensor.size(), number as f64) * 0.4));
     }
@@ -81,7 +83,7 @@ fn reference(rounds: &[usize], divisor: impl Fn(usize) -> f64) -> Vec<f64> {
     let (model, mut optimizer) = objects(Net::plain);
     for round in 0..rounds.iter().copied().max().unwrap() {
         let present: Vec<usize> = (0..rounds.len()).filter(|&rank| round < rounds[rank]).collect();
-        let sum = present.iter().map(|&rank| loss(&model.forward(&batch(rank, round))));
+        let sum = present.iter().map(|&rank| loss(&model.forward(&batch(rank, round)).unwrap()));
         let sum = sum.reduce(|sum, term| sum + term).unwrap() / divisor(present.len());
         optimizer.zero_grad().unwrap();
         sum.backward();
@@ -222,7 +224,7 @@ dist_test!(world = 2, dist_local_sgd_averages_weights, |_world: World| -> Result
     for round in 0..5 {
         for (rank, (model, optimizer)) in both.iter_mut().enumerate() {
             optimizer.zero_grad()?;
-            loss(&model.forward(&batch(rank, round))).backward();
+            loss(&model.forward(&batch(rank, round)).unwrap()).backward();
             optimizer.step()?;
         }
         if round % 2 == 1 {

@@ -5,7 +5,7 @@
 use std::fs;
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_models::{Linear, Model, Path};
+use brigade_nn::{Linear, Model, ParamPath};
 use brigade_optim::schedule::{Plateau, Schedule};
 use brigade_testkit::{World, dist_test};
 use brigade_train::track::{Csv, JsonLines, Outcome, Run, Tracker, Value};
@@ -14,7 +14,7 @@ use brigade_train::{
 };
 use tracing_subscriber::layer::SubscriberExt;
 
-fn linear(path: &Path<'_>) -> Linear {
+fn linear(path: &ParamPath<'_>) -> Linear {
     Linear::new(path, 3, 2)
 }
 

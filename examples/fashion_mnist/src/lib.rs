@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use brigade::data::{DataError, Digits, FashionMnist, IdxFolder, LabelledImages, Mnist};
+use brigade::data::DataError;
+use brigade::datasets::{Digits, FashionMnist, IdxFolder, LabelledImages, Mnist};
 use clap::Parser;
 
 /// Where downloads go, and where `mnist` and `fashion-mnist` are looked for.

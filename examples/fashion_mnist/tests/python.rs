@@ -10,8 +10,9 @@ mod programs;
 use std::path::Path;
 use std::process::Command;
 
-use brigade::data::{DataLoader, Dataset, Digits, LabelledImages, ShardOptions};
-use brigade::models::{Tensor, weights};
+use brigade::data::{BatchedDataset, DataLoader, ShardOptions};
+use brigade::datasets::{Digits, LabelledImages};
+use brigade::nn::{Tensor, weights};
 use brigade_suite::Need;
 use programs::{EXAMPLE, accuracies, brigade, succeed};
 use serde_json::json;

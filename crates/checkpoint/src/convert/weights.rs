@@ -12,12 +12,14 @@ use crate::pth::PthFile;
 use crate::safetensors::Header;
 use crate::shards::Index;
 use crate::value::Value;
+use crate::wrapper_prefix;
 
 /// Names and tensors of one model, in order.
 pub type Weights = Vec<(String, FileTensor)>;
 
 /// Reads the names of a weights file, of an index of several, or of a folder of either: safetensors, or
-/// a state dictionary of `torch.save`. DistributedDataParallel's `module.` is taken off.
+/// a state dictionary of `torch.save`. The prefixes of DistributedDataParallel and `torch.compile` are
+/// taken off.
 ///
 /// # Errors
 /// What is wrong with the files; [`Error::UnknownFormat`] for a folder without weights.
@@ -35,13 +37,12 @@ pub fn read_weights(path: &Path) -> Result<Weights, Error> {
     Ok(weights)
 }
 
-/// Takes off what DistributedDataParallel puts before every name.
+/// Takes off what PyTorch's wrappers put before every name.
 pub(super) fn strip_wrapper(weights: &mut Weights) {
-    const WRAPPER: &str = "module.";
-    if !weights.is_empty() && weights.iter().all(|(name, _)| name.starts_with(WRAPPER)) {
-        for (name, _) in weights {
-            name.drain(..WRAPPER.len());
-        }
+    let names: Vec<&str> = weights.iter().map(|(name, _)| name.as_str()).collect();
+    let prefix = wrapper_prefix(&names, &[""; 0]);
+    for (name, _) in weights {
+        name.drain(..prefix.len());
     }
 }
 

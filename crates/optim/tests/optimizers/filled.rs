@@ -1,6 +1,6 @@
 //! Parameters and gradients filled by the formula of the golden files, and steps along them.
 
-use brigade_models::{Init, Model, Path};
+use brigade_nn::{Init, Model, ParamPath};
 use brigade_optim::Optimizer;
 use brigade_testkit::assert_close;
 use serde_json::Value;
@@ -21,7 +21,7 @@ pub(crate) struct Filled(pub(crate) Vec<Tensor>);
 
 /// `p0`, `p1`, … of these shapes.
 pub(crate) fn model_of(shapes: &[&[i64]], kind: Kind) -> Model<Filled> {
-    let constructor = |path: &Path<'_>| {
+    let constructor = |path: &ParamPath<'_>| {
         let parameter = |(number, shape): (usize, &&[i64])| {
             let parameter = path.parameter(&format!("p{number}"), shape, Init::Zeros);
             let values = fill(shape, number as i64, 0.5, kind);
@@ -30,7 +30,7 @@ pub(crate) fn model_of(shapes: &[&[i64]], kind: Kind) -> Model<Filled> {
         };
         Filled(shapes.iter().enumerate().map(parameter).collect())
     };
-    Model::build().kind(kind).build(constructor).unwrap()
+    Model::builder().kind(kind).build(constructor).unwrap()
 }
 
 pub(crate) fn model() -> Model<Filled> {

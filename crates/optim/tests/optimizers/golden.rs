@@ -1,6 +1,6 @@
 //! golden/optimizers.json (torch.optim, six steps; fastai, twelve) and golden/torch_optimizers.json.
 
-use brigade_models::Model;
+use brigade_nn::Model;
 use brigade_optim::{
     Adafactor, Adagrad, Adam, AdamW, Group, Lamb, Lars, Lookahead, Muon, MuonRate, Optimizer,
     RAdam, Result, RmsProp, Sgd,

@@ -1,6 +1,6 @@
 //! Parameter groups: which parameter is where, and what schedules do to them.
 
-use brigade_models::{BatchNorm2d, Conv2d, Conv2dOptions, LayerNorm, Linear, Model, Path};
+use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, LayerNorm, Linear, Model, ParamPath};
 use brigade_optim::schedule::Schedule;
 use brigade_optim::{Adam, AdamW, Group, ParameterGroup, Scheduler, Sgd};
 use brigade_testkit::assert_close;
@@ -10,7 +10,7 @@ use crate::filled::model;
 struct Layers;
 
 impl Layers {
-    fn new(path: &Path<'_>) -> Self {
+    fn new(path: &ParamPath<'_>) -> Self {
         let _ = Conv2d::new(path / "conv", 1, 2, [3, 3], Conv2dOptions::default());
         let _ = BatchNorm2d::new(path / "bn", 2);
         let _ = LayerNorm::new(path / "norm", &[2, 3]);

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use brigade_models::Model;
+use brigade_nn::Model;
 use brigade_optim::{
     Adafactor, Adagrad, Adam, AdamW, Error, Group, Optimizer, RAdam, Result, RmsProp, Sgd,
     StateMismatch,

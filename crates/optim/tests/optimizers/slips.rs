@@ -1,6 +1,6 @@
 //! What is refused, and parameters without gradients.
 
-use brigade_models::{Model, Path};
+use brigade_nn::{Model, ParamPath};
 use brigade_optim::{Adafactor, Adam, Group, Lars, Lookahead, Muon, RAdam, RmsProp, Sgd};
 
 use tch::Kind;
@@ -40,7 +40,7 @@ fn numbers_out_of_range_are_named() {
         let text = outcome.unwrap_err().to_string();
         assert!(text.contains(named), "{text}");
     }
-    let frozen = Model::new(|_: &Path<'_>| ()).unwrap();
+    let frozen = Model::new(|_: &ParamPath<'_>| ()).unwrap();
     let text = Adam::default().build(&frozen).unwrap_err().to_string();
     assert!(text.contains("this model has none"), "{text}");
 }

@@ -1,6 +1,6 @@
 //! State saved and loaded: a run that goes on from it is the run that was not stopped, bit for bit.
 
-use brigade_models::Model;
+use brigade_nn::Model;
 use brigade_optim::{
     Adafactor, Adagrad, Adam, AdamW, Error, Group, Lamb, Lars, Lookahead, Muon, Optimizer, RAdam,
     Result, RmsProp, Sgd, StateMismatch,

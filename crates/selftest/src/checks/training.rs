@@ -8,13 +8,13 @@ use super::Verdict;
 
 const ROWS_OF_A_RANK: usize = 4;
 
-fn net(path: &Path<'_>) -> Sequential {
+fn net(path: &ParamPath<'_>) -> Sequential {
     Sequential::new().add(Linear::new(path / "hidden", 6, 5)).add(Linear::new(path / "head", 5, 3))
 }
 
 /// Weights by a formula, the same on every rank and in every version.
 fn model() -> Result<Model<Sequential>> {
-    let model = Model::build().kind(Kind::Double).build(net)?;
+    let model = Model::builder().kind(Kind::Double).build(net)?;
     for parameter in model.parameters() {
         let tensor = parameter.tensor.f_detach()?;
         let values = Tensor::f_arange(tensor.numel() as i64, (Kind::Double, tensor.device()))?;
@@ -38,7 +38,7 @@ pub(super) fn step(accelerator: &Accelerator) -> Result<Verdict> {
     let alone = model()?;
     let mut optimizer = Sgd::new(0.1).momentum(0.9).build(&alone)?;
     for _ in 0..2 {
-        let loss = alone.forward(&inputs).f_mse_loss(&targets, brigade::tch::Reduction::Mean)?;
+        let loss = alone.forward(&inputs)?.f_mse_loss(&targets, brigade::tch::Reduction::Mean)?;
         optimizer.zero_grad()?;
         loss.f_backward()?;
         optimizer.step()?;
@@ -104,7 +104,7 @@ pub(super) fn weights(accelerator: &Accelerator) -> Result<Verdict> {
     let file = accelerator.broadcast_object(file, 0)?.context("rank 0 has no folder")?;
     let saved = accelerator.prepare(model()?)?;
     accelerator.save_model(&saved, &file)?;
-    let mut loaded = accelerator.prepare(Model::build().kind(Kind::Double).build(net)?)?;
+    let mut loaded = accelerator.prepare(Model::builder().kind(Kind::Double).build(net)?)?;
     accelerator.load_model(&mut loaded, &file)?;
     for (saved, loaded) in saved.inner().parameters().iter().zip(loaded.inner().parameters()) {
         ensure!(saved.tensor.f_equal(&loaded.tensor)?, "{} is not what was saved", saved.name);
@@ -133,7 +133,7 @@ pub(super) fn checkpoint(accelerator: &Accelerator) -> Result<Verdict> {
 
     let run = |load: bool| -> Result<Vec<(String, Tensor)>> {
         let own = Accelerator::builder().sharing(accelerator).build()?;
-        let model = Model::build().kind(Kind::Double).build(net)?;
+        let model = Model::builder().kind(Kind::Double).build(net)?;
         let optimizer = Adam::default().lr(0.1).build(&model)?;
         let (model, mut optimizer) = own.prepare((model, optimizer))?;
         if load {

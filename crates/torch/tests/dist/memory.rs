@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use brigade_torch::{
-    Device, Error, Kind, Tensor, Tensors, clear_gradient, elements, from_vec, grad_enabled,
+    Device, Error, Kind, Tensor, TensorTree, clear_gradient, elements, from_vec, grad_enabled,
     gradient,
 };
 

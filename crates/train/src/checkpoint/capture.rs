@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use brigade_checkpoint::layout::{Object, Placement};
 use brigade_checkpoint::shards::{self, Index, IndexMetadata};
 use brigade_checkpoint::{Error as FileError, FileName, TensorInfo, Value};
-use brigade_models::weights::dtype_of;
+use brigade_nn::weights::dtype_of;
 use brigade_torch::Tensor;
 
 use super::copies::Copies;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_checkpoint::layout::{self, Checkpoint, Object, Place};
 use brigade_checkpoint::{Error as FileError, TensorInfo, Value};
-use brigade_models::weights::{dtype_of, kind_of};
+use brigade_nn::weights::{dtype_of, kind_of};
 use brigade_torch::{Device, Tensor, TensorFile};
 
 use super::count_kinds;

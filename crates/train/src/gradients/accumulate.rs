@@ -156,7 +156,7 @@ impl Accelerator {
     /// ranks join with unequal inputs: then it is an error.
     ///
     /// ```
-    /// use brigade_models::{Linear, Model};
+    /// use brigade_nn::{Linear, Model};
     /// use brigade_torch::{BackwardOptions, GradOptions, grad};
     /// use brigade_train::{Accelerator, Kind, Tensor};
     ///
@@ -248,7 +248,7 @@ impl Accelerator {
     /// ```no_run
     /// # use brigade_train::{Accelerator, PreparedOptimizer, PreparedModel, PreparedLoader, Result};
     /// # use brigade_models::Cnn;
-    /// # use brigade_data::LabelledImages;
+    /// # use brigade_datasets::LabelledImages;
     /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, optimizer: &mut PreparedOptimizer,
     /// #      train: &PreparedLoader<brigade_data::DataLoader<LabelledImages>>) -> Result<()> {
     /// for batch in train {

@@ -1,6 +1,6 @@
 //! Gradients brought within bounds.
 
-use brigade_models::NamedTensor;
+use brigade_nn::NamedTensor;
 use brigade_torch::{Tensor, gradient, gradients};
 
 use crate::accelerator::Accelerator;
@@ -52,7 +52,8 @@ impl Accelerator {
     /// gradients are divided by the scale first.
     ///
     /// ```no_run
-    /// # use brigade_models::{Cnn, Model};
+    /// # use brigade_models::Cnn;
+    /// # use brigade_nn::Model;
     /// # use brigade_train::{Accelerator, PreparedModel, Result};
     /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>) -> Result<()> {
     /// // after backward, before the optimizer's step

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_checkpoint::{TensorInfo, Value};
-use brigade_models::NamedTensor;
+use brigade_nn::NamedTensor;
 use brigade_torch::{Bucket, Compression, GradientHook, ProcessGroup, Reducer, Tensor, dtype_of};
 
 pub use power_sgd::PowerSgd;

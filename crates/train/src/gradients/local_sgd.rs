@@ -28,7 +28,7 @@ impl Accelerator {
     /// ```no_run
     /// # use brigade_train::{Accelerator, PreparedOptimizer, PreparedModel, PreparedLoader, Result};
     /// # use brigade_models::Cnn;
-    /// # use brigade_data::LabelledImages;
+    /// # use brigade_datasets::LabelledImages;
     /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, optimizer: &mut PreparedOptimizer,
     /// #      train: &PreparedLoader<brigade_data::DataLoader<LabelledImages>>) -> Result<()> {
     /// let mut local = accelerator.local_sgd(model, 8, true)?;

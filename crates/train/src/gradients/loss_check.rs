@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use brigade_models::NamedTensor;
+use brigade_nn::NamedTensor;
 use brigade_torch::{
     Device, Fetch, Kind, LossFlag, Store, Tensor, first_elements_are_finite,
     first_elements_not_finite, gradient,

@@ -25,7 +25,8 @@ impl Accelerator {
     /// on the wire for each window, so all ranks must have the same number of windows.
     ///
     /// ```no_run
-    /// # use brigade_models::{Cnn, Model};
+    /// # use brigade_models::Cnn;
+    /// # use brigade_nn::Model;
     /// # use brigade_train::{Accelerator, PreparedModel, Result, Tensor};
     /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, inputs: &Tensor, labels: &Tensor)
     /// # -> Result<()> {

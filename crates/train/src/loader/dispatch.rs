@@ -1,47 +1,18 @@
 //! Rank 0 reads the data and sends every rank its part.
 
-use std::collections::BTreeMap;
-
 use std::panic::Location;
 
 use brigade_data::{Batch, DataError, Epoch, Round};
-use brigade_torch::{Device, Kind, ProcessGroup, Tensor, Tensors};
+use brigade_torch::{Device, Kind, ProcessGroup, Tensor, TensorTree, TreeSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-
-/// Data that another rank can build again from its tensors: what a loader's batches must be so that
-/// rank 0 can read for all. Tensors, tuples up to eight, `Vec`, `Option` and maps from `String` are.
-pub trait Rebuild: Tensors<Owned = Self> + Sized + Send + 'static {
-    /// How the tensors are arranged.
-    fn layout(&self) -> Layout;
-
-    /// Arranges tensors, taken in the order of [`Tensors::visit`].
-    ///
-    /// # Errors
-    /// When the layout is that of another type, or there are too few tensors.
-    fn rebuild(layout: &Layout, tensors: &mut dyn Iterator<Item = Tensor>) -> Result<Self>;
-}
-
-/// An arrangement of tensors.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum Layout {
-    /// One tensor.
-    Tensor,
-    /// A tuple or a list.
-    List(Vec<Self>),
-    /// An option without a value.
-    Absent,
-    /// A map.
-    Map(BTreeMap<String, Self>),
-}
 
 /// What rank 0 says before a round.
 #[derive(Debug, Serialize, Deserialize)]
 enum Header {
     Batch {
-        layout: Layout,
+        spec: TreeSpec,
         tensors: Vec<(Vec<i64>, i32)>,
         index: usize,
         last: bool,
@@ -62,7 +33,7 @@ pub(crate) struct Dispatch<T> {
     ended: bool,
 }
 
-impl<T: Rebuild> Dispatch<T> {
+impl<T: TensorTree<Owned = T>> Dispatch<T> {
     pub(crate) fn new(group: &ProcessGroup, epoch: Option<Epoch<T>>) -> Self {
         // Rank 0 and the others send from different lines.
         let group = group.at(Location::caller());
@@ -122,7 +93,7 @@ impl<T: Rebuild> Dispatch<T> {
             Header::Failed { reason } => {
                 Err(Error::Data(DataError::other(format!("rank 0, which reads for all: {reason}"))))
             }
-            Header::Batch { layout, tensors, index, last, rows, valid } => {
+            Header::Batch { spec, tensors, index, last, rows, valid } => {
                 let mut received = Vec::with_capacity(tensors.len());
                 for (shape, kind) in tensors {
                     let kind = kind_from_number(kind)?;
@@ -130,7 +101,9 @@ impl<T: Rebuild> Dispatch<T> {
                     self.group.broadcast(&mut tensor, 0)?;
                     received.push(tensor.f_to_device(Device::Cpu)?);
                 }
-                let data = T::rebuild(&layout, &mut received.into_iter())?;
+                let data = T::from_spec(&spec, &mut received.into_iter()).map_err(|error| {
+                    Error::Misuse(format!("rank 0 sent data of another type: {error}"))
+                })?;
                 let round = Round { rows, valid };
                 self.own_part(&Batch::from_parts(data, index, last, None, round))
             }
@@ -145,7 +118,7 @@ impl<T: Rebuild> Dispatch<T> {
     }
 }
 
-fn describe<T: Rebuild>(batch: &Batch<T>) -> Result<Header> {
+fn describe<T: TensorTree>(batch: &Batch<T>) -> Result<Header> {
     let mut tensors = Vec::new();
     let mut failed = None;
     batch.visit(&mut |tensor| match tensor.f_kind().map_err(Error::from).and_then(kind_number) {
@@ -156,7 +129,7 @@ fn describe<T: Rebuild>(batch: &Batch<T>) -> Result<Header> {
         return Err(error);
     }
     Ok(Header::Batch {
-        layout: batch.layout(),
+        spec: batch.spec(),
         tensors,
         index: batch.index(),
         last: batch.is_last(),
@@ -197,101 +170,3 @@ fn kind_from_number(number: i32) -> Result<Kind> {
         .map(|(_, kind)| *kind)
         .ok_or_else(|| Error::Misuse(format!("rank 0 sent a tensor of unknown kind {number}")))
 }
-
-fn wrong(expected: &str, found: &Layout) -> Error {
-    Error::Misuse(format!("rank 0 sent data of another type: expected {expected}, found {found:?}"))
-}
-
-impl Rebuild for Tensor {
-    fn layout(&self) -> Layout {
-        Layout::Tensor
-    }
-
-    fn rebuild(layout: &Layout, tensors: &mut dyn Iterator<Item = Tensor>) -> Result<Self> {
-        match (layout, tensors.next()) {
-            (Layout::Tensor, Some(tensor)) => Ok(tensor),
-            _ => Err(wrong("a tensor", layout)),
-        }
-    }
-}
-
-impl<T: Rebuild> Rebuild for Vec<T> {
-    fn layout(&self) -> Layout {
-        Layout::List(self.iter().map(Rebuild::layout).collect())
-    }
-
-    fn rebuild(layout: &Layout, tensors: &mut dyn Iterator<Item = Tensor>) -> Result<Self> {
-        match layout {
-            Layout::List(parts) => parts.iter().map(|part| T::rebuild(part, tensors)).collect(),
-            _ => Err(wrong("a list", layout)),
-        }
-    }
-}
-
-impl<T: Rebuild> Rebuild for Option<T> {
-    fn layout(&self) -> Layout {
-        self.as_ref().map_or(Layout::Absent, Rebuild::layout)
-    }
-
-    fn rebuild(layout: &Layout, tensors: &mut dyn Iterator<Item = Tensor>) -> Result<Self> {
-        match layout {
-            Layout::Absent => Ok(None),
-            present => T::rebuild(present, tensors).map(Some),
-        }
-    }
-}
-
-impl<T: Rebuild> Rebuild for BTreeMap<String, T> {
-    fn layout(&self) -> Layout {
-        Layout::Map(self.iter().map(|(key, value)| (key.clone(), value.layout())).collect())
-    }
-
-    fn rebuild(layout: &Layout, tensors: &mut dyn Iterator<Item = Tensor>) -> Result<Self> {
-        match layout {
-            Layout::Map(parts) => parts
-                .iter()
-                .map(|(key, part)| Ok((key.clone(), T::rebuild(part, tensors)?)))
-                .collect(),
-            _ => Err(wrong("a map", layout)),
-        }
-    }
-}
-
-impl<T: Rebuild> Rebuild for std::collections::HashMap<String, T> {
-    fn layout(&self) -> Layout {
-        Layout::Map(self.iter().map(|(key, value)| (key.clone(), value.layout())).collect())
-    }
-
-    fn rebuild(layout: &Layout, tensors: &mut dyn Iterator<Item = Tensor>) -> Result<Self> {
-        // By key, the order in which a hash map's tensors are visited.
-        Ok(BTreeMap::<String, T>::rebuild(layout, tensors)?.into_iter().collect())
-    }
-}
-
-macro_rules! tuples {
-    ($count:literal: $($name:ident $index:tt),+) => {
-        impl<$($name: Rebuild),+> Rebuild for ($($name,)+) {
-            fn layout(&self) -> Layout {
-                Layout::List(vec![$(self.$index.layout()),+])
-            }
-
-            fn rebuild(layout: &Layout, tensors: &mut dyn Iterator<Item = Tensor>) -> Result<Self> {
-                match layout {
-                    Layout::List(parts) if parts.len() == $count => {
-                        Ok(($($name::rebuild(&parts[$index], tensors)?,)+))
-                    }
-                    _ => Err(wrong(concat!("a tuple of ", $count), layout)),
-                }
-            }
-        }
-    };
-}
-
-tuples!(1: A 0);
-tuples!(2: A 0, B 1);
-tuples!(3: A 0, B 1, C 2);
-tuples!(4: A 0, B 1, C 2, D 3);
-tuples!(5: A 0, B 1, C 2, D 3, E 4);
-tuples!(6: A 0, B 1, C 2, D 3, E 4, F 5);
-tuples!(7: A 0, B 1, C 2, D 3, E 4, F 5, G 6);
-tuples!(8: A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);

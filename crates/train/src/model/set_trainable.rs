@@ -1,6 +1,6 @@
 //! Freezing and thawing after `prepare`, the same on all ranks.
 
-use brigade_models::NamedTensor;
+use brigade_nn::NamedTensor;
 use brigade_optim::Optimizer;
 use brigade_torch::clear_gradient;
 use serde::{Deserialize, Serialize};
@@ -30,7 +30,8 @@ impl<M> PreparedModel<M> {
     /// cleared. A program that resumes from a checkpoint freezes the same parameters before `load_state`.
     ///
     /// ```
-    /// use brigade_models::{Cnn, Model};
+    /// use brigade_models::Cnn;
+    /// use brigade_nn::Model;
     /// use brigade_train::{Accelerator, Adam, Group};
     ///
     /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;

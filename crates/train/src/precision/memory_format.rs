@@ -1,6 +1,6 @@
 //! Which models have their channels last in memory.
 
-use brigade_models::Model;
+use brigade_nn::Model;
 use brigade_torch::{Device, Kind, has_onednn};
 
 use crate::precision::{Numerics, Precision};

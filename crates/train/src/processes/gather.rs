@@ -1,7 +1,7 @@
 //! Values of all ranks: gather, reduce, broadcast, pad.
 
 use brigade_data::{Batch, Round};
-use brigade_torch::{Device, ProcessGroup, ReduceOp, Tensor, Tensors, elements};
+use brigade_torch::{Device, ProcessGroup, ReduceOp, Tensor, TensorTree, elements};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -16,7 +16,7 @@ impl Accelerator {
     /// # Errors
     /// [`Error::Torch`] when a peer is gone.
     #[track_caller]
-    pub fn gather<T: Tensors>(&self, values: &T) -> Result<T::Owned> {
+    pub fn gather<T: TensorTree>(&self, values: &T) -> Result<T::Owned> {
         let group = self.traced();
         values.try_map(&mut |tensor| match &group {
             Some(group) => Ok(group.all_gather_flat(tensor)?),
@@ -35,7 +35,7 @@ impl Accelerator {
     /// [`Error::Rows`] for a tensor of another length; [`Error::UnevenRound`] when some rank has no
     /// batch in this round; [`Error::Torch`] when a peer is gone.
     #[track_caller]
-    pub fn gather_for_metrics<B, T: Tensors>(
+    pub fn gather_for_metrics<B, T: TensorTree>(
         &self,
         batch: &Batch<B>,
         values: &T,
@@ -97,7 +97,7 @@ impl Accelerator {
     /// # Errors
     /// [`Error::Torch`] when a peer is gone, or for the mean of integers.
     #[track_caller]
-    pub fn reduce<T: Tensors>(&self, values: &T, op: ReduceOp) -> Result<T::Owned> {
+    pub fn reduce<T: TensorTree>(&self, values: &T, op: ReduceOp) -> Result<T::Owned> {
         let group = self.traced();
         values.try_map(&mut |tensor| {
             let mut reduced = tensor.f_detach_copy()?;
@@ -113,7 +113,7 @@ impl Accelerator {
     /// # Errors
     /// [`Error::Torch`] when a peer is gone or there is no such rank.
     #[track_caller]
-    pub fn broadcast<T: Tensors>(&self, values: &T, from: usize) -> Result<T::Owned> {
+    pub fn broadcast<T: TensorTree>(&self, values: &T, from: usize) -> Result<T::Owned> {
         let group = self.traced();
         values.try_map(&mut |tensor| {
             let mut copy = tensor.f_detach_copy()?;
@@ -132,7 +132,7 @@ impl Accelerator {
     /// # Errors
     /// [`Error::Torch`] when a peer is gone.
     #[track_caller]
-    pub fn pad_across_processes<T: Tensors>(
+    pub fn pad_across_processes<T: TensorTree>(
         &self,
         values: &T,
         dim: i64,

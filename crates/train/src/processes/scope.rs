@@ -28,7 +28,7 @@ impl Accelerator {
     ///
     /// ```no_run
     /// # use brigade_train::{Accelerator, Result};
-    /// # use brigade_data::FashionMnist;
+    /// # use brigade_datasets::FashionMnist;
     /// # fn f(accelerator: &Accelerator) -> Result<()> {
     /// let train = accelerator.main_process_first(|| FashionMnist::train("data"))?;
     /// # Ok(()) }

@@ -1,7 +1,7 @@
 //! Clipping: PyTorch's values in float64.
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_models::NamedTensor;
+use brigade_nn::NamedTensor;
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{Accelerator, ClipNorm, Error, Kind, Result, Tensor};
 use serde_json::Value;
@@ -102,7 +102,7 @@ dist_test!(world = 2, dist_clips_what_was_averaged_and_only_then, |_world: World
     }
     assert!(norms[0].is_none(), "gradients were still being added up");
     let plain = net::model(Kind::Double);
-    plain.forward(&rows).square().mean(Kind::Double).backward();
+    plain.forward(&rows).unwrap().square().mean(Kind::Double).backward();
     let gradients = plain.parameters().into_iter().map(|p| p.tensor.grad().reshape([-1]));
     let expected = Tensor::cat(&gradients.collect::<Vec<_>>(), 0).norm().double_value(&[]);
     let found = norms[1].as_ref().unwrap().double_value(&[]);

@@ -1,7 +1,7 @@
 //! Data that are empty or too few, and losses that are no number: no hang, and the same on every rank.
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_models::{BatchNorm1d, Model, Path};
+use brigade_nn::{BatchNorm1d, Model, ParamPath};
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::{Accelerator, ClipNorm, Error, Kind, Precision, Result, Sgd, Tensor};
 
@@ -129,7 +129,7 @@ dist_test!(
     dist_a_batch_that_cannot_be_normalised_is_an_error,
     |world: World| -> Result<()> {
         let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
-        let model = Model::new(|p: &Path<'_>| BatchNorm1d::new(p / "norm", 5))?;
+        let model = Model::new(|p: &ParamPath<'_>| BatchNorm1d::new(p / "norm", 5))?;
         let mut model = accelerator.prepare(model)?;
         model.train();
         // On one rank a whole batch, on the other one row.

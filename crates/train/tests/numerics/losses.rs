@@ -1,6 +1,6 @@
 //! Losses that are infinite or not a number: an error on every rank, before a weight changes.
 
-use brigade_models::Model;
+use brigade_nn::Model;
 use brigade_testkit::{World, dist_test, step};
 use brigade_train::{
     Accelerator, AcceleratorBuilder, CommHook, Error, GradientAccumulation, JoinInputs, Kind,

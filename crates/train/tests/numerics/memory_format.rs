@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use brigade_models::{Cnn, Conv2d, Conv2dOptions, Linear, Model, weights};
+use brigade_models::Cnn;
+use brigade_nn::{Conv2d, Conv2dOptions, Linear, Model, weights};
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_torch::{has_onednn, is_channels_last};
 use brigade_train::{Accelerator, Adam, Kind, PreparedModel, Result, Tensor};
@@ -16,7 +17,7 @@ fn images() -> (Tensor, Tensor) {
 }
 
 fn cnn(kind: Kind) -> Model<Cnn> {
-    let model = Model::build().kind(kind).build(Cnn::new).unwrap();
+    let model = Model::builder().kind(kind).build(Cnn::new).unwrap();
     net::fill(&model);
     for parameter in model.parameters() {
         let _ = tch::no_grad(|| parameter.tensor.shallow_clone().g_mul_scalar_(0.1));

@@ -1,6 +1,6 @@
 //! A small model whose values are a formula: libtorch's random numbers belong to the whole process.
 
-use brigade_models::{Init, Linear, Model, Module, Path};
+use brigade_nn::{Init, Linear, Model, Module, ParamPath};
 use brigade_train::{Kind, Tensor};
 
 pub(crate) struct Net {
@@ -9,7 +9,7 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    pub(crate) fn new(path: &Path<'_>) -> Self {
+    pub(crate) fn new(path: &ParamPath<'_>) -> Self {
         Self { hidden: Linear::new(path / "hidden", 5, 7), head: Linear::new(path / "head", 7, 3) }
     }
 }
@@ -17,8 +17,8 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        self.head.forward(&self.hidden.forward(input).tanh())
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        self.head.forward(&self.hidden.forward(input)?.tanh())
     }
 }
 
@@ -26,7 +26,7 @@ impl Module<&Tensor> for Net {
 pub(crate) struct Weight(Tensor);
 
 impl Weight {
-    pub(crate) fn new(path: &Path<'_>) -> Self {
+    pub(crate) fn new(path: &ParamPath<'_>) -> Self {
         Self(path.parameter("weight", &[3], Init::Zeros))
     }
 }
@@ -34,8 +34,8 @@ impl Weight {
 impl Module<&Tensor> for Weight {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        &self.0 * input
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        Ok(&self.0 * input)
     }
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn fill<M>(model: &Model<M>) {
 }
 
 pub(crate) fn model(kind: Kind) -> Model<Net> {
-    let model = Model::build().kind(kind).build(Net::new).unwrap();
+    let model = Model::builder().kind(kind).build(Net::new).unwrap();
     fill(&model);
     model
 }

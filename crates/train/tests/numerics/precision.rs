@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use brigade_models::{Linear, Model, Module, Path};
+use brigade_nn::{Linear, Model, Module, ParamPath};
 use brigade_train::{Accelerator, AutocastOptions, Kind, Precision, Tensor};
 
 use crate::net;
@@ -17,17 +17,17 @@ struct Outputs(Linear);
 impl Module<&Tensor> for Outputs {
     type Output = (Tensor, Vec<Tensor>, Option<Tensor>);
 
-    fn forward(&self, input: &Tensor) -> Self::Output {
-        let product = self.0.forward(input);
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Self::Output> {
+        let product = self.0.forward(input)?;
         let classes = product.argmax(-1, false);
-        (product.shallow_clone(), vec![product.to_kind(Kind::Double), classes], Some(product))
+        Ok((product.shallow_clone(), vec![product.to_kind(Kind::Double), classes], Some(product)))
     }
 }
 
 #[test]
 fn a_prepared_model_computes_in_16_bits_and_answers_in_32() {
     let input = Tensor::arange(10, (Kind::Float, tch::Device::Cpu)).sin().view([2, 5]);
-    let build = |path: &Path<'_>| Outputs(Linear::new(path, 5, 3));
+    let build = |path: &ParamPath<'_>| Outputs(Linear::new(path, 5, 3));
     for (precision, inside) in [
         (Precision::No, Kind::Float),
         (Precision::Bf16, Kind::BFloat16),
@@ -35,7 +35,7 @@ fn a_prepared_model_computes_in_16_bits_and_answers_in_32() {
     ] {
         let model = Model::new(build).unwrap();
         net::fill(&model);
-        let exact = model.forward(&input).0;
+        let exact = model.forward(&input).unwrap().0;
         let prepared = accelerator(precision).prepare(model).unwrap();
         let (product, list, maybe) = prepared.forward(&input).unwrap();
         assert_eq!(product.kind(), Kind::Float);

@@ -1,6 +1,6 @@
 //! Loss scaling: PyTorch's numbers, skipped steps, agreement between ranks.
 
-use brigade_models::Model;
+use brigade_nn::Model;
 use brigade_optim::schedule::Schedule;
 use brigade_testkit::{World, dist_test};
 use brigade_train::{
@@ -211,7 +211,7 @@ dist_test!(world = 2, dist_all_ranks_leave_a_step_out, |world: World| -> Result<
             optimizer.step()?;
             weights(model.inner())
         } else {
-            accelerator.backward(&model.forward(&input).sum(Kind::Float))?;
+            accelerator.backward(&model.forward(&input).unwrap().sum(Kind::Float))?;
             optimizer.step()?;
             weights(&model)
         };

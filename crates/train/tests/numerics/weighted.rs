@@ -1,7 +1,7 @@
 //! The mean over all tokens: in float64 the gradients are the big batch's, however tokens are spread.
 
 use brigade_data::{DataLoader, TensorDataset};
-use brigade_models::Model;
+use brigade_nn::Model;
 use brigade_testkit::{World, assert_close, dist_test};
 use brigade_train::{
     Accelerator, Error, GradientAccumulation, Kind, Optimizer, Result, Sgd, Tensor,
@@ -37,7 +37,7 @@ fn reference(samples: i64, groups: &[Vec<i64>]) -> Vec<f64> {
         let rows = Tensor::from_slice(rows);
         let [inputs, targets, mask] =
             [&inputs, &targets, &mask].map(|tensor| tensor.index_select(0, &rows));
-        let loss = sum_of_squares(&model.forward(&inputs), &targets, &mask);
+        let loss = sum_of_squares(&model.forward(&inputs).unwrap(), &targets, &mask);
         optimizer.zero_grad().unwrap();
         (loss / mask.sum(Kind::Double)).backward();
         optimizer.step().unwrap();

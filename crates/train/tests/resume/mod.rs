@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use brigade_data::{BatchContext, BatchesFromFn, DataError, DataLoader, batches_from_fn};
-use brigade_models::{BatchNorm1d, Dropout, Linear, Model, Module, Path as Names};
+use brigade_nn::{BatchNorm1d, Dropout, Linear, Model, Module, ParamPath};
 use brigade_torch::{Device, Kind, Tensor, from_vec};
 use brigade_train::{
     Accelerator, Adam, PreparedLoader, PreparedModel, PreparedOptimizer, PreparedScheduler,
@@ -25,7 +25,7 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    pub(crate) fn new(path: &Names<'_>) -> Self {
+    pub(crate) fn new(path: &ParamPath<'_>) -> Self {
         Self {
             hidden: Linear::new(path / "hidden", 6, 8),
             norm: BatchNorm1d::new(path / "norm", 8),
@@ -38,9 +38,9 @@ impl Net {
 impl Module<&Tensor> for Net {
     type Output = Tensor;
 
-    fn forward(&self, input: &Tensor) -> Tensor {
-        let hidden = self.norm.forward(&self.hidden.forward(input)).relu();
-        self.head.forward(&self.dropout.forward(&hidden))
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        let hidden = self.norm.forward(&self.hidden.forward(input)?)?.relu();
+        self.head.forward(&self.dropout.forward(&hidden)?)
     }
 }
 

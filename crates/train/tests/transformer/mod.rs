@@ -1,6 +1,6 @@
 //! A layer of a transformer, for the test of reproducible steps and for the benchmarks.
 
-use brigade_models::{Kind, LayerNorm, Linear, Module, Path, Tensor};
+use brigade_nn::{Kind, LayerNorm, Linear, Module, ParamPath, Tensor};
 
 /// Causal attention and an MLP, each behind its normalisation (pre-norm), and the mean over the tokens.
 pub(crate) struct Block {
@@ -13,7 +13,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    pub(crate) fn new(path: &Path<'_>, width: i64, heads: i64) -> Self {
+    pub(crate) fn new(path: &ParamPath<'_>, width: i64, heads: i64) -> Self {
         Self {
             heads,
             norms: ["norm1", "norm2"].map(|name| LayerNorm::new(path / name, &[width])),
@@ -29,8 +29,8 @@ impl Module<&Tensor> for Block {
     type Output = Tensor;
 
     /// `[batch, tokens, width]` to `[batch, width]`.
-    fn forward(&self, input: &Tensor) -> Tensor {
-        let projected = self.attention.forward(&self.norms[0].forward(input));
+    fn forward(&self, input: &Tensor) -> brigade_nn::Result<Tensor> {
+        let projected = self.attention.forward(&self.norms[0].forward(input)?)?;
         let parts = projected.unflatten(-1, [3, self.heads, -1]).permute([2, 0, 3, 1, 4]);
         let mixed = Tensor::scaled_dot_product_attention(
             &parts.get(0),
@@ -42,8 +42,8 @@ impl Module<&Tensor> for Block {
             None,
             false,
         );
-        let middle = input + self.projection.forward(&mixed.transpose(1, 2).flatten(2, 3));
-        let hidden = self.hidden.forward(&self.norms[1].forward(&middle)).gelu("none");
-        (middle + self.output.forward(&hidden)).mean_dim(1, false, None::<Kind>)
+        let middle = input + self.projection.forward(&mixed.transpose(1, 2).flatten(2, 3))?;
+        let hidden = self.hidden.forward(&self.norms[1].forward(&middle)?)?.gelu("none");
+        Ok((middle + self.output.forward(&hidden)?).mean_dim(1, false, None::<Kind>))
     }
 }

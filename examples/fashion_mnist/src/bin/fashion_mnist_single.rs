@@ -33,7 +33,7 @@ fn main() -> anyhow::Result<()> {
         for batch in &train {
             let (images, labels) = batch?.into_data();
             samples += labels.numel();
-            let loss = model.forward(&images).cross_entropy_for_logits(&labels);
+            let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
             optimizer.zero_grad()?;
             loss.backward();
             optimizer.step()?;
@@ -48,7 +48,7 @@ fn main() -> anyhow::Result<()> {
         let mut accuracy = Accuracy::default();
         for batch in &test {
             let (images, labels) = batch?.into_data();
-            let predicted = no_grad(|| model.forward(&images)).argmax(-1, false);
+            let predicted = no_grad(|| model.forward(&images))?.argmax(-1, false);
             accuracy.update(&predicted, &labels)?;
         }
         let percent = 100.0 * accuracy.value();

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use brigade_models::NamedTensor;
+use brigade_nn::NamedTensor;
 use brigade_torch::{Bucket, GradientHook, ProcessGroup, ReduceOp, Tensor, Work};
 
 use crate::error::{Error, Result};

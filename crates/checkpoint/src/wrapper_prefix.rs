@@ -1,0 +1,50 @@
+//! The prefixes that PyTorch's wrappers put before the names of a model's tensors.
+
+/// Returns the prefix of DistributedDataParallel (`module.`), of `torch.compile` (`_orig_mod.`), or of one
+/// around the other, that all `names` have; empty where one name lacks it, and where one of the model's
+/// `own` names begins with it too. Something is left of every name without it.
+///
+/// ```
+/// use brigade_checkpoint::wrapper_prefix;
+///
+/// let none: [&str; 0] = [];
+/// assert_eq!(wrapper_prefix(&["module._orig_mod.a", "module._orig_mod.b"], &none), "module._orig_mod.");
+/// assert_eq!(wrapper_prefix(&["module.a", "b"], &none), "");
+/// assert_eq!(wrapper_prefix(&["module.a"], &["module.a"]), "");
+/// ```
+pub fn wrapper_prefix(names: &[impl AsRef<str>], own: &[impl AsRef<str>]) -> String {
+    let mut prefix = String::new();
+    while let Some(more) = WRAPPERS.iter().find(|more| {
+        let longer = |name: &str| name.strip_prefix(&prefix).is_some_and(|rest| has(rest, more));
+        !names.is_empty()
+            && names.iter().all(|name| longer(name.as_ref()))
+            && !own.iter().any(|name| name.as_ref().starts_with(**more))
+    }) {
+        prefix.push_str(more);
+    }
+    prefix
+}
+
+/// Whether `name` is more than the prefix it begins with.
+fn has(name: &str, prefix: &str) -> bool {
+    name.len() > prefix.len() && name.starts_with(prefix)
+}
+
+const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_goes_only_when_all_names_have_it_and_the_model_does_not() {
+        let prefix = |names: &[&str], own: &[&str]| wrapper_prefix(names, own);
+        assert_eq!(prefix(&["module.a", "module.b.c"], &["a", "b.c"]), "module.");
+        assert_eq!(prefix(&["_orig_mod.module.a"], &["a"]), "_orig_mod.module.");
+        assert_eq!(prefix(&["module.module.a"], &[]), "module.module.");
+        assert_eq!(prefix(&["_orig_mod.module.a"], &["module.a"]), "_orig_mod.");
+        for kept in [&["module.a", "a"][..], &["module."], &["modules.a"], &[]] {
+            assert_eq!(prefix(kept, &[]), "", "{kept:?}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What can go wrong with the files of a data set, and with fetching them.
+
+use std::io;
+use std::path::PathBuf;
+
+use brigade_data::DataError;
+
+/// Why the files of a data set could not be read or fetched.
+///
+/// Functions of this crate give it as [`DataError::Other`], which a training loop's `?` takes:
+///
+/// ```
+/// use brigade_data::DataError;
+/// use brigade_datasets::{DatasetError, FashionMnist};
+///
+/// let Err(DataError::Other(error)) = FashionMnist::train("no/such/folder") else { panic!() };
+/// assert!(matches!(error.downcast_ref(), Some(DatasetError::NotFound { .. })));
+/// ```
+///
+/// Display is one line that names both sides of a mismatch. The cause is part of that line, so
+/// `source()` is empty and a printed chain says nothing twice.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DatasetError {
+    // ---- files ----
+    /// The file or folder could not be opened or read.
+    #[error("cannot read {path}: {cause}")]
+    Read {
+        /// What was read.
+        path: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// The file or folder could not be written.
+    #[error("cannot write {path}: {cause}; {bytes} bytes are needed there")]
+    Write {
+        /// What was written.
+        path: PathBuf,
+        /// Size of the whole file.
+        bytes: u64,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// A file of zero bytes.
+    #[error("{path} is empty: expected an IDX file; fetch it again")]
+    EmptyFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The first four bytes are not those of the expected kind of IDX file.
+    #[error(
+        "{path} is not an IDX file of unsigned bytes in {dimensions} dimensions: \
+         expected magic number {expected:#010x}, found {found:#010x}"
+    )]
+    Magic {
+        /// The file.
+        path: PathBuf,
+        /// 3 for images, 1 for labels.
+        dimensions: usize,
+        /// The magic number that was expected.
+        expected: u32,
+        /// The magic number of the file.
+        found: u32,
+    },
+    /// The file ends before its data does.
+    #[error("{path} is truncated: expected {expected} bytes, found {found}; fetch it again")]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that header and data take, uncompressed.
+        expected: u64,
+        /// Bytes that are there, uncompressed.
+        found: u64,
+    },
+    /// There is more in the file than its header announces.
+    #[error("{path} goes on after the {expected} bytes that its header announces; fetch it again")]
+    TrailingBytes {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that header and data take, uncompressed.
+        expected: u64,
+    },
+    /// The header announces images without pixels, or more data than a machine can hold.
+    #[error("{path} announces data of shape {shape:?}, which no images or labels have")]
+    Shape {
+        /// The file.
+        path: PathBuf,
+        /// The dimensions in its header.
+        shape: Vec<usize>,
+    },
+    /// The gzip stream does not decompress.
+    #[error("{path} is a damaged gzip file: {cause}, after {found} good bytes; fetch it again")]
+    Gzip {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that could be decompressed.
+        found: u64,
+        /// What the decompressor said.
+        cause: io::Error,
+    },
+    /// A small gzip file that would become a very large one.
+    #[error(
+        "{path} would take more than {found} bytes of memory, many times its size: images and labels are \
+         not packed so well; unpack it with `gzip -d` if it is what you meant"
+    )]
+    Expansion {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that were decompressed.
+        found: u64,
+    },
+    /// A pair of files that do not belong together.
+    #[error(
+        "{images} holds {image_count} images, but {labels} holds {label_count} labels: \
+         the two files are no pair"
+    )]
+    CountMismatch {
+        /// The file of images.
+        images: PathBuf,
+        /// How many it holds.
+        image_count: usize,
+        /// The file of labels.
+        labels: PathBuf,
+        /// How many it holds.
+        label_count: usize,
+    },
+    /// A label that no class has.
+    #[error("{path}: label {label} at position {position}, expected 0 to {}", .classes.saturating_sub(1))]
+    Label {
+        /// The file of labels.
+        path: PathBuf,
+        /// The label.
+        label: u8,
+        /// Its place in the file, from 0.
+        position: usize,
+        /// How many classes there are.
+        classes: usize,
+    },
+    /// None of the folders holds the file.
+    #[error(
+        "found neither {file} nor {file}.gz in {}; {advice}",
+        .looked_in.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    NotFound {
+        /// The file's name, without `.gz`.
+        file: String,
+        /// The folders, in the order of search.
+        looked_in: Vec<PathBuf>,
+        /// What to do now.
+        advice: String,
+    },
+
+    // ---- downloads ----
+    /// No mirror gave the file.
+    #[error("cannot download {file}: {}", .failures.join("; "))]
+    Download {
+        /// The file's name.
+        file: String,
+        /// One line for every mirror: its address and why it failed.
+        failures: Vec<String>,
+    },
+}
+
+impl From<DatasetError> for DataError {
+    fn from(error: DatasetError) -> Self {
+        Self::other(error)
+    }
+}

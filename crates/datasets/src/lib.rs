@@ -1,0 +1,30 @@
+//! Data sets by name, and what reads and fetches their files.
+//!
+//! [`Digits`] are embedded in the program; [`Mnist`], [`FashionMnist`] and any folder of IDX files
+//! ([`IdxFolder`]) become [`LabelledImages`]. The loaders are those of `brigade-data`.
+//!
+//! ```
+//! use brigade_data::DataLoader;
+//! use brigade_datasets::Digits;
+//!
+//! let digits = Digits::train()?.resize(28, 28)?;
+//! let loader = DataLoader::new(digits).batch_size(64).shuffle(true).seed(42).threads(1);
+//! for batch in &loader {
+//!     let (images, labels) = batch?.into_data(); // f32 [64, 1, 28, 28], i64 [64]
+//! }
+//! # Ok::<(), brigade_data::DataError>(())
+//! ```
+
+mod digits;
+mod download;
+mod error;
+mod idx;
+mod images;
+mod mnist;
+
+pub use digits::Digits;
+pub use download::Download;
+pub use error::DatasetError;
+pub use idx::IdxFile;
+pub use images::LabelledImages;
+pub use mnist::{FashionMnist, IdxFolder, Mnist};

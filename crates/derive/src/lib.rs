@@ -1,0 +1,10 @@
+//! The derive macro of [Brigade](https://docs.rs/brigade): `brigade::data::Batch`, where it is documented.
+
+mod batch;
+
+/// Implements `TensorTree`, `Collate` and `Split` for a struct of tensors.
+#[proc_macro_derive(Batch, attributes(batch))]
+pub fn derive_batch(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    let expanded = syn::parse(input).and_then(|input| batch::expand(&input));
+    expanded.unwrap_or_else(|error| error.into_compile_error()).into()
+}

@@ -1,0 +1,264 @@
+//! What can go wrong in this crate, as facts.
+
+use std::path::PathBuf;
+
+use tch::{TchError, Tensor};
+
+use crate::LoadReport;
+
+/// What fallible functions of this crate return, and the forwards of modules.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a model could not be built, changed, saved or loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The constructor asked for things that cannot be; every one of them is listed.
+    #[error("the model cannot be built: {}", problems.join("; "))]
+    Build {
+        /// One line for each problem, with the full name of the parameter or layer.
+        problems: Vec<String>,
+    },
+
+    /// A name or prefix that no parameter has.
+    #[error("no parameter is called `{name}` or lies under it; the model has {}", known.join(", "))]
+    NoSuchParameter {
+        /// What was asked for.
+        name: String,
+        /// The names at the top of the model.
+        known: Vec<String>,
+    },
+
+    /// A name that no buffer has.
+    #[error("no buffer is called `{name}`; the model has {}", known.join(", "))]
+    NoSuchBuffer {
+        /// What was asked for.
+        name: String,
+        /// The model's buffers.
+        known: Vec<String>,
+    },
+
+    /// A name that no layer with hooks has.
+    #[error("no layer is called `{layer}`; those that take hooks are {}", known.join(", "))]
+    NoSuchLayer {
+        /// What was asked for.
+        layer: String,
+        /// The model's layers.
+        known: Vec<String>,
+    },
+
+    /// Groups that do not hold every parameter exactly once.
+    #[error(
+        "parameter `{parameter}` is in {}; every parameter belongs to exactly one group",
+        if groups.is_empty() { "no group".to_owned() } else { format!("the groups {}", groups.join(", ")) }
+    )]
+    Groups {
+        /// The parameter.
+        parameter: String,
+        /// Where it is.
+        groups: Vec<String>,
+    },
+
+    /// A TorchScript file that cannot be a model.
+    #[error("{} cannot be read as TorchScript: {source}", path.display())]
+    Script {
+        /// The file.
+        path: PathBuf,
+        /// libtorch's reason.
+        source: brigade_torch::Error,
+    },
+
+    /// A TorchScript module's forward failed.
+    #[error(transparent)]
+    ScriptForward(brigade_torch::Error),
+
+    /// A TorchScript module gave something other than its model's type says.
+    #[error("the TorchScript module gave {found}, expected {expected}")]
+    ScriptOutput {
+        /// What the type says.
+        expected: &'static str,
+        /// What came.
+        found: &'static str,
+    },
+
+    /// A part of the forward cannot be set up to be recomputed.
+    #[error(transparent)]
+    Recompute(brigade_torch::Error),
+
+    /// A kind that parameters cannot have.
+    #[error("parameters cannot be {kind:?}: only floating-point kinds have gradients")]
+    NotFloatingPoint {
+        /// The kind that was asked for.
+        kind: tch::Kind,
+    },
+
+    /// A strict load met a state dictionary that does not fit the model. Nothing was changed.
+    #[error("the weights do not fit the model, and nothing was changed: {0}")]
+    Mismatch(LoadReport),
+
+    /// libtorch refused a layer's operation.
+    #[error("{layer} cannot take an input of {input:?}: {reason}")]
+    Layer {
+        /// The layer's full name.
+        layer: String,
+        /// The shape of its input.
+        input: Vec<i64>,
+        /// libtorch's words.
+        reason: String,
+    },
+
+    /// A layer got an input of a shape that it has no result for.
+    #[error("{layer}: {expected}, found an input of {input:?}")]
+    Input {
+        /// The layer's full name.
+        layer: String,
+        /// What it takes.
+        expected: &'static str,
+        /// The shape of its input.
+        input: Vec<i64>,
+    },
+
+    /// An operation between a module's layers failed.
+    #[error("a tensor operation of the forward failed: {reason}")]
+    Operation {
+        /// libtorch's words.
+        reason: String,
+    },
+
+    /// A forward panicked, as tch's operators without `f_` do.
+    #[error("the forward panicked: {message}")]
+    Panicked {
+        /// The panic's text; of an operator, libtorch's reason.
+        message: String,
+    },
+
+    /// A module's own error.
+    #[error(transparent)]
+    Custom(Box<dyn std::error::Error + Send + Sync>),
+
+    /// A normalisation could not share its statistics with the other ranks.
+    #[error(transparent)]
+    Ranks(brigade_torch::Error),
+
+    /// Two tensors of one name in a state dictionary.
+    #[error("the state dictionary already holds `{name}`")]
+    DuplicateName {
+        /// The name.
+        name: String,
+    },
+
+    /// What is wrong with a file.
+    #[error(transparent)]
+    File(#[from] brigade_checkpoint::Error),
+
+    /// A file was sound when it was looked at, and could not be read to its end afterwards.
+    #[error(
+        "{} was sound and could not be read to its end, so the model is partly changed; load it or \
+         another one again, or start anew: {source}",
+        path.display()
+    )]
+    Interrupted {
+        /// The file.
+        path: PathBuf,
+        /// What went wrong.
+        source: Box<Self>,
+    },
+
+    /// The file holds something other than a dictionary of tensors.
+    #[error("{} holds {found}, not a dictionary of tensors{}", path.display(), choices(dictionaries))]
+    NotAStateDict {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        found: String,
+        /// The keys at the top under which dictionaries lie: one of them may be meant.
+        dictionaries: Vec<String>,
+    },
+
+    /// No such key at the top of the file.
+    #[error("{} has no dictionary under `{entry}`{}", path.display(), choices(dictionaries))]
+    NoSuchEntry {
+        /// The file.
+        path: PathBuf,
+        /// The key that was asked for.
+        entry: String,
+        /// The keys under which dictionaries lie.
+        dictionaries: Vec<String>,
+    },
+
+    /// libtorch refused.
+    #[error("libtorch could not {doing}: {source}")]
+    Torch {
+        /// What was being done.
+        doing: String,
+        /// libtorch's reason.
+        source: TchError,
+    },
+}
+
+impl From<TchError> for Error {
+    fn from(error: TchError) -> Self {
+        Self::Operation { reason: reason(error) }
+    }
+}
+
+impl Error {
+    /// An error of a module's own, or another crate's.
+    ///
+    /// ```
+    /// use brigade_nn::{Error, Module, Result, Tensor};
+    ///
+    /// struct Patches(i64);
+    ///
+    /// impl Module<&Tensor> for Patches {
+    ///     type Output = Tensor;
+    ///     fn forward(&self, images: &Tensor) -> Result<Tensor> {
+    ///         match images.size().last() {
+    ///             Some(width) if width % self.0 == 0 => Ok(images.f_unfold(-1, self.0, self.0)?),
+    ///             width => Err(Error::custom(format!("cannot cut {width:?} by {}", self.0))),
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// let images = Tensor::from_slice(&[1f32, 2.0, 3.0]);
+    /// assert_eq!(Patches(2).forward(&images).unwrap_err().to_string(), "cannot cut Some(3) by 2");
+    /// ```
+    pub fn custom(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Custom(error.into())
+    }
+
+    /// libtorch refused a layer's operation on this input.
+    pub(crate) fn layer(layer: impl Into<String>, input: &Tensor, source: TchError) -> Self {
+        Self::Layer { layer: layer.into(), input: input.size(), reason: reason(source) }
+    }
+
+    pub(crate) fn torch(doing: impl Into<String>) -> impl FnOnce(TchError) -> Self {
+        let doing = doing.into();
+        move |source| Self::Torch { doing, source }
+    }
+}
+
+/// libtorch's reason: the lines after it list C++ functions.
+pub(crate) fn first_line(error: TchError) -> TchError {
+    match error {
+        TchError::Torch(text) => {
+            TchError::Torch(text.lines().next().unwrap_or_default().to_owned())
+        }
+        other => other,
+    }
+}
+
+/// libtorch's own words, where tch puts "Internal torch error" before them.
+fn reason(error: TchError) -> String {
+    match first_line(error) {
+        TchError::Torch(text) => text,
+        other => other.to_string(),
+    }
+}
+
+fn choices(dictionaries: &[String]) -> String {
+    if dictionaries.is_empty() {
+        return String::new();
+    }
+    format!("; choose one of its dictionaries: {}", dictionaries.join(", "))
+}

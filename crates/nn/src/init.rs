@@ -1,0 +1,122 @@
+//! How a parameter gets its first values: PyTorch's defaults, number for number.
+
+use tch::{Device, Kind, TchError, Tensor};
+
+/// The first values of a parameter.
+///
+/// Values are drawn from libtorch's CPU generator as 32-bit floats and converted afterwards, so one
+/// seed (`tch::manual_seed`) gives one model on every device and in every kind; for layers built
+/// in the same order it is the model that PyTorch draws from that seed.
+///
+/// ```no_run
+/// use brigade_nn::{Init, Model, ParamPath};
+///
+/// // 64 weights in [-1/4, 1/4]: the fan-in is 16.
+/// let model = Model::new(|p: &ParamPath| p.parameter("weight", &[4, 16], Init::KaimingUniform))?;
+/// assert_eq!(model.num_parameters(), 64);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum Init {
+    /// All 0: the bias of a normalisation.
+    Zeros,
+    /// All 1: the weight of a normalisation.
+    Ones,
+    /// All the same value.
+    Constant(f64),
+    /// Uniform in `[low, high)`.
+    Uniform {
+        /// The lowest value.
+        low: f64,
+        /// The upper bound.
+        high: f64,
+    },
+    /// Normal with this mean and standard deviation: embeddings take mean 0, deviation 1.
+    Normal {
+        /// The mean.
+        mean: f64,
+        /// The standard deviation.
+        std: f64,
+    },
+    /// `kaiming_uniform_(a = √5)`, PyTorch's default for the weights of linear and convolution
+    /// layers: uniform in `[-b, b)` with `b = √3 · √(2 / (1 + a²)) / √fan_in = 1/√fan_in`. For a
+    /// weight of shape `[out, in, k…]` the fan-in is `in · k…`; one dimension is its own fan-in.
+    KaimingUniform,
+}
+
+impl Init {
+    /// The bias beside a weight of this fan-in: uniform in `[-1/√fan_in, 1/√fan_in)`, 0 for fan-in 0.
+    ///
+    /// ```
+    /// use brigade_nn::Init;
+    /// assert_eq!(Init::fan_in_bias(16), Init::Uniform { low: -0.25, high: 0.25 });
+    /// ```
+    #[must_use]
+    pub fn fan_in_bias(fan_in: i64) -> Self {
+        if fan_in <= 0 {
+            return Self::Zeros;
+        }
+        let bound = 1.0 / (fan_in as f64).sqrt();
+        Self::Uniform { low: -bound, high: bound }
+    }
+
+    /// A float tensor of `shape` on the CPU.
+    pub(crate) fn draw(self, shape: &[i64]) -> Result<Tensor, TchError> {
+        let options = (Kind::Float, Device::Cpu);
+        match self {
+            Self::Zeros => Tensor::f_zeros(shape, options),
+            Self::Ones => Tensor::f_ones(shape, options),
+            Self::Constant(value) => Tensor::f_full(shape, value, options),
+            Self::Uniform { low, high } => Tensor::f_empty(shape, options)?.f_uniform_(low, high),
+            Self::Normal { mean, std } => Tensor::f_empty(shape, options)?.f_normal_(mean, std),
+            Self::KaimingUniform => {
+                let fan_in = fan_in(shape);
+                if fan_in == 0 {
+                    return Tensor::f_zeros(shape, options);
+                }
+                // The steps of torch.nn.init, in its order, so that the last bit agrees.
+                let gain = (2.0 / (1.0 + 5f64.sqrt().powi(2))).sqrt();
+                let bound = 3f64.sqrt() * (gain / (fan_in as f64).sqrt());
+                Tensor::f_empty(shape, options)?.f_uniform_(-bound, bound)
+            }
+        }
+    }
+}
+
+/// Inputs that meet in one output of a weight of this shape.
+pub(crate) fn fan_in(shape: &[i64]) -> i64 {
+    match shape {
+        [] => 1,
+        [only] => *only,
+        [_, inputs @ ..] => inputs.iter().product(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fan_in_is_what_meets_in_one_output() {
+        assert_eq!(fan_in(&[64, 32, 5, 5]), 800);
+        assert_eq!(fan_in(&[10, 64]), 64);
+        assert_eq!(fan_in(&[7]), 7);
+        assert_eq!(fan_in(&[]), 1);
+    }
+
+    #[test]
+    fn kaiming_fills_its_range_and_no_more() {
+        let weight = Init::KaimingUniform.draw(&[256, 16]).unwrap();
+        let largest = weight.abs().max().double_value(&[]);
+        assert!(largest <= 0.25, "{largest} lies outside 1/sqrt(16)");
+        assert!(largest > 0.24, "{largest}: the range is not filled");
+        assert!(weight.mean(Kind::Float).double_value(&[]).abs() < 0.01);
+    }
+
+    #[test]
+    fn a_weight_without_inputs_is_no_error() {
+        assert_eq!(Init::KaimingUniform.draw(&[3, 0]).unwrap().size(), [3, 0]);
+        assert_eq!(Init::fan_in_bias(0), Init::Zeros);
+    }
+}

@@ -1,0 +1,55 @@
+//! What a layer knows of its model: its name, for errors, and the forward hooks of its output.
+
+use tch::{TchError, Tensor};
+
+use crate::hooks::Hooks;
+use crate::{Error, Result};
+
+/// A layer's full name and its model's hooks.
+#[derive(Debug, Clone)]
+pub(crate) struct LayerContext {
+    /// Dotted, empty at the root.
+    pub(crate) name: String,
+    pub(crate) hooks: Hooks,
+}
+
+impl LayerContext {
+    /// The name for messages.
+    pub(crate) fn shown_name(&self) -> String {
+        shown(&self.name).to_owned()
+    }
+
+    /// The layer's output with what its hooks made of it, or an error that names the layer and the shape of
+    /// its input.
+    pub(crate) fn finish(
+        &self,
+        result: std::result::Result<Tensor, TchError>,
+        input: &Tensor,
+    ) -> Result<Tensor> {
+        Ok(self.output(self.check(result, input)?))
+    }
+
+    /// What the layer's hooks make of its output.
+    pub(crate) fn output(&self, output: Tensor) -> Tensor {
+        self.hooks.apply(&self.name, output)
+    }
+
+    /// The result of an operation on the way to the output.
+    pub(crate) fn check<T>(
+        &self,
+        result: std::result::Result<T, TchError>,
+        input: &Tensor,
+    ) -> Result<T> {
+        result.map_err(|source| Error::layer(self.shown_name(), input, source))
+    }
+
+    /// The error for an input of a shape that the layer does not take.
+    pub(crate) fn refuse(&self, input: &Tensor, expected: &'static str) -> Error {
+        Error::Input { layer: self.shown_name(), expected, input: input.size() }
+    }
+}
+
+/// A dotted name for messages: the root has none.
+pub(crate) fn shown(name: &str) -> &str {
+    if name.is_empty() { "the model" } else { name }
+}

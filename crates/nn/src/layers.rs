@@ -1,0 +1,22 @@
+//! Layers with PyTorch's formulas, names and first values.
+
+mod activation;
+mod batch_norm;
+mod conv;
+mod dropout;
+mod embedding;
+mod flatten;
+mod layer_norm;
+mod linear;
+mod pooling;
+
+pub use activation::Relu;
+pub(crate) use batch_norm::SharedStatistics;
+pub use batch_norm::{BatchNorm1d, BatchNorm2d, BatchNormOptions};
+pub use conv::{Conv2d, Conv2dOptions};
+pub use dropout::Dropout;
+pub use embedding::{Embedding, EmbeddingOptions};
+pub use flatten::Flatten;
+pub use layer_norm::{LayerNorm, LayerNormOptions};
+pub use linear::{Linear, LinearOptions};
+pub use pooling::MaxPool2d;

@@ -1,0 +1,23 @@
+//! Activations as layers, for rows of layers.
+
+use tch::Tensor;
+
+use crate::{Error, Module, Result};
+
+/// `max(x, 0)`, any shape.
+///
+/// ```
+/// use brigade_nn::{Module, Relu, Tensor};
+/// assert_eq!(Relu.forward(&Tensor::from_slice(&[-1f32, 2.0]))?, Tensor::from_slice(&[0f32, 2.0]));
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Relu;
+
+impl Module<&Tensor> for Relu {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        input.f_relu().map_err(|source| Error::layer("Relu", input, source))
+    }
+}

@@ -1,0 +1,337 @@
+//! Normalisation over the batch.
+
+use std::borrow::Borrow;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use brigade_torch::{
+    BatchNormState, ProcessGroup, batch_norm_relu, is_recomputing, sync_batch_norm,
+};
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::error::first_line;
+use crate::layer_context::LayerContext;
+use crate::{Error, Init, Module, ParamPath, Result, Training};
+
+/// Options of [`BatchNorm1d`] and [`BatchNorm2d`].
+#[derive(Debug, Clone, Copy)]
+pub struct BatchNormOptions {
+    /// Added to the variance; 1e-5.
+    pub eps: f64,
+    /// The weight of the newest batch in the running statistics; 0.1. `None` means the plain average of all
+    /// batches, which reads the counter and so waits for the device at every step.
+    pub momentum: Option<f64>,
+    /// Has `weight` and `bias`; true.
+    pub affine: bool,
+}
+
+impl Default for BatchNormOptions {
+    fn default() -> Self {
+        Self { eps: 1e-5, momentum: Some(0.1), affine: true }
+    }
+}
+
+macro_rules! batch_norm {
+    ($(#[$doc:meta])* $name:ident, $accepts:expr, $shapes:literal) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $name(BatchNorm);
+
+        impl $name {
+            /// Registers parameters and buffers at the path.
+            pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, features: i64) -> Self {
+                Self::with_options(path, features, BatchNormOptions::default())
+            }
+
+            /// Registers parameters and buffers at the path.
+            pub fn with_options<'a>(
+                path: impl Borrow<ParamPath<'a>>,
+                features: i64,
+                options: BatchNormOptions,
+            ) -> Self {
+                Self(BatchNorm::new(path.borrow(), features, options))
+            }
+
+            /// `[features]`.
+            #[must_use]
+            pub fn weight(&self) -> Option<&Tensor> {
+                self.0.weight.as_ref()
+            }
+
+            /// The mean over the batches so far, `[features]`; changed in place by training.
+            pub fn running_mean(&self) -> &Tensor {
+                &self.0.running_mean
+            }
+
+            /// The unbiased variance over the batches so far, `[features]`; changed in place.
+            pub fn running_var(&self) -> &Tensor {
+                &self.0.running_var
+            }
+        }
+
+        impl Module<&Tensor> for $name {
+            type Output = Tensor;
+
+            /// Fails when the input has another number of dimensions, or in training when a channel
+            /// has a single value, which has no variance; see [`Module`].
+            fn forward(&self, input: &Tensor) -> Result<Tensor> {
+                let accepts: fn(usize) -> bool = $accepts;
+                if !accepts(input.dim()) {
+                    let expected = concat!(stringify!($name), " takes ", $shapes);
+                    return Err(self.0.context.refuse(input, expected));
+                }
+                self.0.forward(input)
+            }
+        }
+    };
+}
+
+impl BatchNorm2d {
+    /// `relu(forward(input) + shortcut)`, in one operation where there is one: training in float32 and
+    /// channels_last on the CPU, where it saves half of the passes over memory. Elsewhere, and with the
+    /// statistics of several ranks, the three operations run one after the other.
+    ///
+    /// `input` and `shortcut` are `[n, features, h, w]`.
+    ///
+    /// ```no_run
+    /// use brigade_nn::{BatchNorm2d, Kind, Model, Module, Result, Tensor};
+    ///
+    /// struct Block(BatchNorm2d);
+    /// impl Module<&Tensor> for Block {
+    ///     type Output = Tensor;
+    ///     fn forward(&self, maps: &Tensor) -> Result<Tensor> {
+    ///         self.0.forward_relu(maps, Some(maps))
+    ///     }
+    /// }
+    /// let model = Model::new(|p| Block(BatchNorm2d::new(p, 32)))?;
+    /// let maps = Tensor::randn([8, 32, 14, 14], (Kind::Float, model.device()));
+    /// assert_eq!(model.forward(&maps)?.size(), [8, 32, 14, 14]);
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`forward`](crate::Module::forward).
+    pub fn forward_relu(&self, input: &Tensor, shortcut: Option<&Tensor>) -> Result<Tensor> {
+        if input.dim() != 4 {
+            let expected = "BatchNorm2d takes [n, features, height, width]";
+            return Err(self.0.context.refuse(input, expected));
+        }
+        self.0.forward_relu(input, shortcut)
+    }
+}
+
+batch_norm! {
+    /// `y = (x − mean) / √(var + eps) · weight + bias` for each channel of `[n, features, h, w]`.
+    ///
+    /// In training mean and (biased) variance are those of the batch, and the running statistics
+    /// move by `momentum` towards its mean and unbiased variance; in evaluation the running ones
+    /// are used. Parameters: `weight` (1) and `bias` (0). Buffers: `running_mean` (0),
+    /// `running_var` (1), `num_batches_tracked` (0, 64-bit integer)
+    /// ([torch.nn.BatchNorm2d](https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html)).
+    ///
+    /// ```no_run
+    /// use brigade_nn::{BatchNorm2d, Kind, Model, Tensor};
+    ///
+    /// let model = Model::new(|p| BatchNorm2d::new(p, 32))?;
+    /// assert_eq!((model.parameters().len(), model.buffers().len()), (2, 3));
+    /// let images = Tensor::randn([8, 32, 14, 14], (Kind::Float, model.device()));
+    /// assert_eq!(model.forward(&images)?.size(), [8, 32, 14, 14]);
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    BatchNorm2d, |dimensions| dimensions == 4, "[n, features, height, width]"
+}
+
+batch_norm! {
+    /// [`BatchNorm2d`] for vectors `[n, features]` and sequences `[n, features, length]`
+    /// ([torch.nn.BatchNorm1d](https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm1d.html)).
+    ///
+    /// ```no_run
+    /// use brigade_nn::{BatchNorm1d, Kind, Model, Tensor};
+    ///
+    /// let mut model = Model::new(|p| BatchNorm1d::new(p, 3))?;
+    /// model.eval();
+    /// let ones = Tensor::ones([4, 3], (Kind::Float, model.device()));
+    /// // (1 - 0) / sqrt(1 + 1e-5), with the statistics of a new layer.
+    /// assert!((model.forward(&ones)?.double_value(&[0, 0]) - 0.999995).abs() < 1e-6);
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    BatchNorm1d, |dimensions| matches!(dimensions, 2 | 3), "[n, features] or [n, features, length]"
+}
+
+/// What the two share: libtorch's kernel takes any shape whose second dimension is the channel.
+#[derive(Debug)]
+struct BatchNorm {
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    running_mean: Tensor,
+    running_var: Tensor,
+    num_batches_tracked: Tensor,
+    training: Training,
+    statistics: SharedStatistics,
+    context: LayerContext,
+    options: BatchNormOptions,
+}
+
+/// One forward's.
+struct Step {
+    training: bool,
+    /// The weight of this batch in the running statistics.
+    newest: f64,
+    /// Whose batches count, where it is not this rank's alone.
+    group: Option<ProcessGroup>,
+}
+
+impl BatchNorm {
+    fn new(path: &ParamPath<'_>, features: i64, options: BatchNormOptions) -> Self {
+        let size = features.max(0);
+        if features < 0 {
+            path.reject(format_args!("{features} features cannot be normalised"));
+        }
+        let float = (Kind::Float, Device::Cpu);
+        let BatchNormOptions { affine, .. } = options;
+        // Nobody has that much memory where it fails: the model will say so.
+        let made = |values: Result<Tensor, TchError>| {
+            values.unwrap_or_else(|error| {
+                path.reject(first_line(error));
+                Tensor::from_slice::<f32>(&[])
+            })
+        };
+        Self {
+            weight: affine.then(|| path.parameter("weight", &[size], Init::Ones)),
+            bias: affine.then(|| path.parameter("bias", &[size], Init::Zeros)),
+            running_mean: path.buffer("running_mean", &made(Tensor::f_zeros(size, float))),
+            running_var: path.buffer("running_var", &made(Tensor::f_ones(size, float))),
+            num_batches_tracked: path.buffer("num_batches_tracked", &Tensor::from(0i64)),
+            training: path.training(),
+            statistics: path.shared_statistics().for_a_layer(),
+            context: path.layer(),
+            options,
+        }
+    }
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let Step { training, newest, group } = self.begin(input)?;
+        if let Some(group) = group {
+            return Ok(self.context.output(self.over_ranks(&group, input, newest)?));
+        }
+        let (running_mean, running_var) = self.running();
+        let output = input.f_batch_norm(
+            self.weight.as_ref(),
+            self.bias.as_ref(),
+            Some(&running_mean),
+            Some(&running_var),
+            training,
+            newest,
+            self.options.eps,
+            true,
+        );
+        self.context.finish(output, input)
+    }
+
+    fn forward_relu(&self, input: &Tensor, shortcut: Option<&Tensor>) -> Result<Tensor> {
+        let Step { training, newest, group } = self.begin(input)?;
+        if let Some(group) = group {
+            // In place: nothing else holds what the normalisation gave, and its backward does not look
+            // at it.
+            let mut output = self.over_ranks(&group, input, newest)?;
+            if let Some(shortcut) = shortcut {
+                let _ = self.context.check(output.f_add_(shortcut), input)?;
+            }
+            return self.context.finish(output.f_relu_(), input);
+        }
+        let running = self.running();
+        let output = batch_norm_relu(
+            input,
+            shortcut,
+            self.state(&running),
+            training,
+            newest,
+            self.options.eps,
+        );
+        self.context.finish(output.map_err(|error| TchError::Torch(error.to_string())), input)
+    }
+
+    /// What comes before the arithmetic: checks, the counter, whose statistics.
+    fn begin(&self, input: &Tensor) -> Result<Step> {
+        let training = self.training.is_on();
+        let mut newest = self.options.momentum.unwrap_or(0.0);
+        let group = if training { self.statistics.group() } else { None };
+        if training && group.is_none() {
+            let size = input.size();
+            let per_channel: i64 = size.iter().take(1).chain(size.iter().skip(2)).product();
+            if per_channel <= 1 {
+                return Err(self.context.refuse(
+                    input,
+                    "a batch normalisation in training needs more than one value per channel \
+                     (a larger batch, or a loader that drops the last one)",
+                ));
+            }
+        }
+        if training && !is_recomputing() {
+            // A handle of its own: tch wants `&mut` for what is done in place.
+            let mut batches = self.num_batches_tracked.shallow_clone();
+            let _ = self.context.check(batches.f_add_scalar_(1), input)?;
+            if self.options.momentum.is_none() {
+                let batches = self.context.check(batches.f_int64_value(&[]), input)?; // host-device sync
+                newest = 1.0 / batches as f64;
+            }
+        }
+        Ok(Step { training, newest, group })
+    }
+
+    fn over_ranks(&self, group: &ProcessGroup, input: &Tensor, newest: f64) -> Result<Tensor> {
+        let running = self.running();
+        sync_batch_norm(group, input, self.state(&running), newest, self.options.eps)
+            .map_err(Error::Ranks)
+    }
+
+    /// The running statistics; where the forward is computed again they have had this batch, and copies
+    /// take it once more.
+    fn running(&self) -> (Tensor, Tensor) {
+        match is_recomputing() {
+            true => (self.running_mean.copy(), self.running_var.copy()),
+            false => (self.running_mean.shallow_clone(), self.running_var.shallow_clone()),
+        }
+    }
+
+    fn state<'a>(&'a self, (mean, var): &'a (Tensor, Tensor)) -> BatchNormState<'a> {
+        BatchNormState {
+            weight: self.weight.as_ref(),
+            bias: self.bias.as_ref(),
+            running_mean: Some(mean),
+            running_var: Some(var),
+        }
+    }
+}
+
+/// Whose batches the normalisations of one model look at. Clones are one switch.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SharedStatistics(Arc<Sharing>);
+
+#[derive(Debug, Default)]
+struct Sharing {
+    layers: AtomicUsize,
+    group: Mutex<Option<ProcessGroup>>,
+}
+
+impl SharedStatistics {
+    /// A handle for one more layer.
+    fn for_a_layer(self) -> Self {
+        self.0.layers.fetch_add(1, Ordering::Relaxed);
+        self
+    }
+
+    pub(crate) fn share(&self, group: &ProcessGroup) -> usize {
+        // One rank's statistics are its own: the plain kernel is faster.
+        *self.lock() = (group.size() > 1).then(|| group.clone());
+        self.0.layers.load(Ordering::Relaxed)
+    }
+
+    fn group(&self) -> Option<ProcessGroup> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<ProcessGroup>> {
+        self.0.group.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

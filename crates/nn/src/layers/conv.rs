@@ -1,0 +1,126 @@
+//! Two-dimensional convolution.
+
+use std::borrow::Borrow;
+
+use brigade_torch::{channels_last, is_channels_last};
+use tch::Tensor;
+
+use crate::init::fan_in;
+use crate::layer_context::LayerContext;
+use crate::{Init, Module, ParamPath, Result};
+
+/// Cross-correlation of images with a bank of kernels, from `[n, in, h, w]` to `[n, out, h', w']`
+/// with `h' = ⌊(h + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1`, and `w'` likewise.
+///
+/// Parameters: `weight` `[out, in / groups, kernel…]` and `bias` `[out]`, both uniform in
+/// `±1/√(in / groups · kernel…)`
+/// ([torch.nn.Conv2d](https://docs.pytorch.org/docs/stable/generated/torch.nn.Conv2d.html)).
+///
+/// ```no_run
+/// use brigade_nn::{Conv2d, Conv2dOptions, Kind, Model, Tensor};
+///
+/// let options = Conv2dOptions { padding: [2, 2], ..Conv2dOptions::default() };
+/// let model = Model::new(|p| Conv2d::new(p, 1, 32, [5, 5], options))?;
+/// let images = Tensor::zeros([8, 1, 28, 28], (Kind::Float, model.device()));
+/// assert_eq!(model.forward(&images)?.size(), [8, 32, 28, 28]);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Conv2d {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    options: Conv2dOptions,
+    context: LayerContext,
+}
+
+/// Options of [`Conv2d`]; pairs are `[vertical, horizontal]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Conv2dOptions {
+    /// Pixels from one position of the kernel to the next; 1.
+    pub stride: [i64; 2],
+    /// Zeros put on each side; 0.
+    pub padding: [i64; 2],
+    /// Pixels from one element of the kernel to the next; 1.
+    pub dilation: [i64; 2],
+    /// Parts of the channels that are convolved separately; 1. It divides `in` and `out`.
+    pub groups: i64,
+    /// Adds a bias per output channel; true.
+    pub bias: bool,
+}
+
+impl Default for Conv2dOptions {
+    fn default() -> Self {
+        Self { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1, bias: true }
+    }
+}
+
+impl Conv2d {
+    /// Registers `weight` and, unless turned off, `bias` at the path. `kernel` is
+    /// `[height, width]`.
+    pub fn new<'a>(
+        path: impl Borrow<ParamPath<'a>>,
+        inputs: i64,
+        outputs: i64,
+        kernel: [i64; 2],
+        options: Conv2dOptions,
+    ) -> Self {
+        let path = path.borrow();
+        let Conv2dOptions { stride, padding, dilation, groups, bias } = options;
+        if groups < 1 || inputs % groups != 0 || outputs % groups != 0 {
+            path.reject(format_args!(
+                "{groups} groups do not divide {inputs} input and {outputs} output channels"
+            ));
+        }
+        if kernel.iter().chain(&stride).chain(&dilation).any(|&size| size < 1)
+            || padding.iter().any(|&size| size < 0)
+        {
+            path.reject(format_args!(
+                "kernel {kernel:?}, stride {stride:?} and dilation {dilation:?} must be positive, \
+                 padding {padding:?} not negative"
+            ));
+        }
+        let shape = [outputs, inputs / groups.max(1), kernel[0], kernel[1]];
+        Self {
+            weight: path.parameter("weight", &shape, Init::KaimingUniform),
+            bias: bias
+                .then(|| path.parameter("bias", &[outputs], Init::fan_in_bias(fan_in(&shape)))),
+            options,
+            context: path.layer(),
+        }
+    }
+
+    /// `[out, in / groups, kernel…]`.
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    /// `[out]`.
+    #[must_use]
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref()
+    }
+}
+
+impl Conv2d {
+    /// The kernels would convert an input in another order than the weight, forward and again backward.
+    fn in_the_weights_order(&self, input: &Tensor) -> Tensor {
+        let follows = is_channels_last(&self.weight).unwrap_or(false) && input.dim() == 4;
+        match follows.then(|| channels_last(input)) {
+            Some(Ok(converted)) => converted,
+            // Slower, but the same values.
+            _ => input.shallow_clone(),
+        }
+    }
+}
+
+impl Module<&Tensor> for Conv2d {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let Conv2dOptions { stride, padding, dilation, groups, .. } = self.options;
+        let input = &self.in_the_weights_order(input);
+        let bias = self.bias.as_ref();
+        let output = input.f_conv2d(&self.weight, bias, stride, padding, dilation, groups);
+        self.context.finish(output, input)
+    }
+}

@@ -1,0 +1,24 @@
+//! All dimensions of a sample in one.
+
+use tch::Tensor;
+
+use crate::{Error, Module, Result};
+
+/// From `[n, a, b, …]` to `[n, a·b·…]`.
+///
+/// ```
+/// use brigade_nn::{Flatten, Kind, Module, Tensor};
+/// let maps = Tensor::zeros([8, 64, 7, 7], (Kind::Float, tch::Device::Cpu));
+/// assert_eq!(Flatten.forward(&maps)?.size(), [8, 3136]);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Flatten;
+
+impl Module<&Tensor> for Flatten {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        input.f_flatten(1, -1).map_err(|source| Error::layer("Flatten", input, source))
+    }
+}

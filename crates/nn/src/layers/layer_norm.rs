@@ -1,0 +1,83 @@
+//! Normalisation over the last dimensions.
+
+use std::borrow::Borrow;
+
+use tch::Tensor;
+
+use crate::layer_context::LayerContext;
+use crate::{Init, Module, ParamPath, Result};
+
+/// `y = (x − mean) / √(var + eps) · weight + bias`, mean and biased variance over the last
+/// dimensions `shape` of `[…, shape]`, each position by itself.
+///
+/// Parameters: `weight` (1) and `bias` (0), both of that shape
+/// ([torch.nn.LayerNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.LayerNorm.html)).
+///
+/// ```no_run
+/// use brigade_nn::{LayerNorm, Model, Tensor};
+///
+/// let model = Model::new(|p| LayerNorm::new(p, &[2]))?;
+/// // mean 2, variance 1
+/// let output = model.forward(&Tensor::from_slice(&[1f32, 3.0]))?;
+/// assert!((output.double_value(&[1]) - 0.999995).abs() < 1e-6);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct LayerNorm {
+    shape: Vec<i64>,
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    eps: f64,
+    context: LayerContext,
+}
+
+/// Options of [`LayerNorm`].
+#[derive(Debug, Clone, Copy)]
+pub struct LayerNormOptions {
+    /// Added to the variance; 1e-5.
+    pub eps: f64,
+    /// Has a `weight`, and a `bias` unless that is off; true.
+    pub affine: bool,
+    /// Has a `bias`; true.
+    pub bias: bool,
+}
+
+impl Default for LayerNormOptions {
+    fn default() -> Self {
+        Self { eps: 1e-5, affine: true, bias: true }
+    }
+}
+
+impl LayerNorm {
+    /// Registers `weight` and `bias` at the path.
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, shape: &[i64]) -> Self {
+        Self::with_options(path, shape, LayerNormOptions::default())
+    }
+
+    /// Registers what the options ask for at the path.
+    pub fn with_options<'a>(
+        path: impl Borrow<ParamPath<'a>>,
+        shape: &[i64],
+        options: LayerNormOptions,
+    ) -> Self {
+        let path = path.borrow();
+        let LayerNormOptions { eps, affine, bias } = options;
+        Self {
+            shape: shape.to_vec(),
+            weight: affine.then(|| path.parameter("weight", shape, Init::Ones)),
+            bias: (affine && bias).then(|| path.parameter("bias", shape, Init::Zeros)),
+            eps,
+            context: path.layer(),
+        }
+    }
+}
+
+impl Module<&Tensor> for LayerNorm {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let (weight, bias) = (self.weight.as_ref(), self.bias.as_ref());
+        let output = input.f_layer_norm(&self.shape, weight, bias, self.eps, true);
+        self.context.finish(output, input)
+    }
+}

@@ -1,0 +1,44 @@
+//! Pooling over windows.
+
+use brigade_torch::max_pool2d;
+use tch::{TchError, Tensor};
+
+use crate::{Error, Module, Result};
+
+/// The largest value of each window: from `[n, c, h, w]` to `[n, c, h', w']` with
+/// `h' = ⌊(h + 2·padding − kernel) / stride⌋ + 1`
+/// ([torch.nn.MaxPool2d](https://docs.pytorch.org/docs/stable/generated/torch.nn.MaxPool2d.html)).
+///
+/// ```
+/// use brigade_nn::{Kind, MaxPool2d, Module, Tensor};
+/// let image = Tensor::arange(16, (Kind::Float, tch::Device::Cpu)).view([1, 1, 4, 4]);
+/// let corners = Tensor::from_slice(&[5f32, 7.0, 13.0, 15.0]).view([1, 1, 2, 2]);
+/// assert_eq!(MaxPool2d::new(2).forward(&image)?, corners);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct MaxPool2d {
+    /// The window's `[height, width]`.
+    pub kernel: [i64; 2],
+    /// From one window to the next.
+    pub stride: [i64; 2],
+    /// Put on each side, never the largest; at most half the kernel.
+    pub padding: [i64; 2],
+}
+
+impl MaxPool2d {
+    /// Square windows that touch: the stride is the kernel.
+    #[must_use]
+    pub fn new(kernel: i64) -> Self {
+        Self { kernel: [kernel; 2], stride: [kernel; 2], padding: [0, 0] }
+    }
+}
+
+impl Module<&Tensor> for MaxPool2d {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        max_pool2d(input, self.kernel, self.stride, self.padding)
+            .map_err(|error| Error::layer("MaxPool2d", input, TchError::Torch(error.to_string())))
+    }
+}

@@ -1,0 +1,74 @@
+//! Parameters, layers and models under PyTorch's names, and their weights files.
+//!
+//! A constructor takes a [`ParamPath`] and registers what it needs under the names that PyTorch would
+//! give; [`Model::new`] runs it and holds the parameters. Values, first values (for a seed) and
+//! names agree with PyTorch's, so weights go both ways: [`weights`] reads and writes safetensors,
+//! and reads the state dictionaries of `torch.save` without executing anything.
+//!
+//! ```no_run
+//! use brigade_nn::{Linear, Model, Module, ParamPath, Result, Tensor};
+//!
+//! struct Mlp {
+//!     hidden: Linear,
+//!     head: Linear,
+//! }
+//!
+//! impl Mlp {
+//!     fn new(path: &ParamPath) -> Self {
+//!         Self {
+//!             hidden: Linear::new(path / "hidden", 784, 64),
+//!             head: Linear::new(path / "head", 64, 10),
+//!         }
+//!     }
+//! }
+//!
+//! impl Module<&Tensor> for Mlp {
+//!     type Output = Tensor;
+//!
+//!     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+//!         self.head.forward(&self.hidden.forward(input)?.relu())
+//!     }
+//! }
+//!
+//! let mut model = Model::new(Mlp::new)?;
+//! model.load_weights("mlp.pth")?; // written by PyTorch
+//! model.save_weights("mlp.safetensors")?; // read by PyTorch
+//! # Ok::<(), brigade_nn::Error>(())
+//! ```
+//!
+//! Architectures that others have described are in `brigade-models`.
+
+mod error;
+mod hooks;
+mod init;
+mod layer_context;
+mod layers;
+mod model;
+mod module;
+mod param_path;
+mod param_registry;
+mod recompute;
+mod script;
+mod sequential;
+mod state_dict;
+mod var_store;
+pub mod weights;
+
+pub use brigade_torch::{Device, Kind, ScriptValue, Tensor};
+
+pub use brigade_torch::{NamedTensor, Trainable};
+pub use error::{Error, Result};
+pub use hooks::{ForwardHook, Named, NamedGroup};
+pub use init::Init;
+pub use layers::{
+    BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
+    EmbeddingOptions, Flatten, LayerNorm, LayerNormOptions, Linear, LinearOptions, MaxPool2d, Relu,
+};
+pub use model::{Model, ModelBuilder};
+pub use module::{Layer, Module};
+pub use param_path::{ParamPath, Training};
+pub use recompute::Recompute;
+pub use script::{TorchScript, TorchScriptInputs, TorchScriptOutput};
+pub use sequential::Sequential;
+pub use state_dict::{LoadReport, ShapeMismatch, StateDict};
+pub use var_store::TchModule;

@@ -1,0 +1,463 @@
+//! A module together with its parameters and buffers.
+
+mod load;
+
+pub(crate) use load::Shapes;
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use brigade_torch::{
+    NamedTensor, ProcessGroup, Trainable, channels_last, make_products_reproducible,
+};
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::hooks::Hooks;
+use crate::layers::SharedStatistics;
+use crate::param_path::is_floating_point;
+use crate::param_registry::{Entry, ParamRegistry, Role};
+use crate::{Error, Module, ParamPath, Result, Training};
+
+/// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.
+///
+/// ```no_run
+/// use brigade_nn::{Kind, Linear, Model, Tensor};
+///
+/// let mut model = Model::new(|p| Linear::new(p / "head", 784, 10))?;
+/// let images = Tensor::zeros([8, 784], (Kind::Float, model.device()));
+/// assert_eq!(model.forward(&images)?.size(), [8, 10]);
+/// model.eval();
+/// model.save_weights("model.safetensors")?;
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+pub struct Model<M> {
+    module: M,
+    entries: Vec<Entry>,
+    training: Training,
+    statistics: SharedStatistics,
+    pub(crate) hooks: Hooks,
+    pub(crate) layers: Vec<String>,
+    device: Device,
+    kind: Kind,
+}
+
+/// Options of [`Model::builder`].
+#[derive(Debug, Clone, Copy)]
+#[must_use = "call build with a constructor"]
+pub struct ModelBuilder {
+    device: Device,
+    kind: Kind,
+}
+
+impl Model<()> {
+    /// Options for a model that is not in 32-bit floats on the CPU.
+    ///
+    /// ```no_run
+    /// use brigade_nn::{Kind, Linear, Model};
+    /// let model = Model::builder().kind(Kind::Double).build(|p| Linear::new(p, 4, 2))?;
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    pub fn builder() -> ModelBuilder {
+        ModelBuilder { device: Device::Cpu, kind: Kind::Float }
+    }
+}
+
+impl ModelBuilder {
+    /// Where the parameters lie. First values are the same on every device.
+    pub fn device(mut self, device: Device) -> Self {
+        self.device = device;
+        self
+    }
+
+    /// The kind of parameters and of floating-point buffers: Float, Double, Half or BFloat16.
+    pub fn kind(mut self, kind: Kind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// Runs the constructor.
+    ///
+    /// # Errors
+    /// [`Error::Build`] with everything that the constructor asked for in vain: names used twice,
+    /// impossible shapes, no memory. [`Error::NotFloatingPoint`] for a kind without gradients,
+    /// [`Error::Torch`] when the device refuses.
+    pub fn build<M>(self, constructor: impl FnOnce(&ParamPath<'_>) -> M) -> Result<Model<M>> {
+        if !is_floating_point(self.kind) {
+            return Err(Error::NotFloatingPoint { kind: self.kind });
+        }
+        // First values use MKL's vector functions, and it takes the setting only before its first use.
+        let _ = make_products_reproducible();
+        let registry = RefCell::new(ParamRegistry::new(self.kind));
+        let module = constructor(&ParamPath::root(&registry));
+        let ParamRegistry { entries, problems, training, statistics, hooks, layers, .. } =
+            registry.into_inner();
+        if !problems.is_empty() {
+            return Err(Error::Build { problems });
+        }
+        let mut model = Model {
+            module,
+            entries,
+            training,
+            statistics,
+            hooks,
+            layers,
+            device: self.device,
+            kind: self.kind,
+        };
+        let elsewhere = |entry: &Entry| entry.tensor.device() != self.device;
+        if model.entries.iter().any(elsewhere) {
+            model.to_device(self.device)?;
+        }
+        Ok(model)
+    }
+}
+
+impl<M> Model<M> {
+    /// Runs the constructor: 32-bit floats on the CPU. [`Model::builder`] has options.
+    ///
+    /// ```no_run
+    /// use brigade_nn::{Linear, Model};
+    /// let model = Model::new(|p| Linear::new(p, 784, 10))?;
+    /// assert_eq!(model.num_parameters(), 7850);
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`ModelBuilder::build`].
+    pub fn new(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> Result<Self> {
+        Model::builder().build(constructor)
+    }
+
+    /// Returns the module's output for this input.
+    ///
+    /// ```
+    /// use brigade_nn::{Kind, Linear, Model, Tensor};
+    /// let model = Model::new(|p| Linear::new(p / "head", 784, 10))?;
+    /// let images = Tensor::zeros([8, 28], (Kind::Float, model.device()));
+    /// let error = model.forward(&images).unwrap_err().to_string();
+    /// assert!(error.starts_with("head cannot take an input of [8, 28]: mat1 and mat2 shapes"));
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The module's: [`Error::Layer`] and [`Error::Input`] for an input that does not fit,
+    /// [`Error::Operation`] for an operation outside of layers, [`Error::Ranks`] when a normalisation could
+    /// not share its statistics. [`Error::Panicked`] with the text of a panic.
+    pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
+    where
+        M: Module<Input>,
+    {
+        match catch_unwind(AssertUnwindSafe(|| self.module.forward(input))) {
+            Ok(output) => output,
+            Err(panic) => match text_of(panic.as_ref()) {
+                Some(message) => Err(Error::Panicked { message }),
+                // A payload without a text is meant for another `catch_unwind`.
+                None => resume_unwind(panic),
+            },
+        }
+    }
+
+    /// Makes every [`crate::BatchNorm1d`] and [`crate::BatchNorm2d`] of the model use, in training,
+    /// the statistics of all ranks of the group together, as if one process had the whole batch
+    /// ([torch.nn.SyncBatchNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html)).
+    /// Batches may be unequal. Evaluation does not change, nor do parameters, buffers and names; with a
+    /// group of one rank nothing does. Gives the number of such layers.
+    ///
+    /// Forward and backward become collectives: every rank runs the same layers.
+    pub fn convert_sync_batch_norm(&mut self, group: &ProcessGroup) -> usize {
+        self.statistics.share(group)
+    }
+
+    /// The module itself.
+    pub fn module(&self) -> &M {
+        &self.module
+    }
+
+    /// Where the parameters lie.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The kind of the parameters.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Dropout drops, BatchNorm uses the statistics of the batch. New models are in this state.
+    pub fn train(&mut self) {
+        self.training.set(true);
+    }
+
+    /// Dropout passes, BatchNorm uses its running statistics.
+    pub fn eval(&mut self) {
+        self.training.set(false);
+    }
+
+    /// True between [`Model::train`] and [`Model::eval`].
+    pub fn is_training(&self) -> bool {
+        self.training.is_on()
+    }
+
+    /// Every parameter once, in order of registration, frozen ones included.
+    pub fn parameters(&self) -> Vec<NamedTensor> {
+        self.named(|role| role == Role::Parameter)
+    }
+
+    /// Every parameter that is not frozen, once, in order of registration.
+    pub fn trainable_parameters(&self) -> Vec<NamedTensor> {
+        let mut parameters = self.parameters();
+        parameters.retain(|parameter| parameter.tensor.requires_grad());
+        parameters
+    }
+
+    /// Every buffer, saved or not, in order of registration.
+    pub fn buffers(&self) -> Vec<NamedTensor> {
+        self.named(|role| matches!(role, Role::Buffer { .. }))
+    }
+
+    /// Says whether a buffer belongs to state dictionaries and weights files (PyTorch's `persistent`): for a
+    /// TorchScript file, which does not tell. PyTorch's `load_state_dict` is strict about names.
+    ///
+    /// ```
+    /// use brigade_nn::{Model, ParamPath, Tensor};
+    /// let mut model = Model::new(|p: &ParamPath| p.buffer("position_ids", &Tensor::from(0i64)))?;
+    /// model.set_persistent("position_ids", false)?;
+    /// assert!(model.state_dict().is_empty());
+    /// assert_eq!(model.buffers().len(), 1);
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoSuchBuffer`].
+    pub fn set_persistent(&mut self, buffer: &str, persistent: bool) -> Result<()> {
+        let is_buffer = |entry: &Entry| matches!(entry.role, Role::Buffer { .. });
+        match self.entries.iter_mut().find(|entry| is_buffer(entry) && entry.name == buffer) {
+            Some(entry) => {
+                entry.role = Role::Buffer { persistent };
+                Ok(())
+            }
+            None => Err(Error::NoSuchBuffer {
+                name: buffer.to_owned(),
+                known: self.buffers().into_iter().map(|buffer| buffer.name).collect(),
+            }),
+        }
+    }
+
+    /// The number of values in all parameters; shared ones count once.
+    pub fn num_parameters(&self) -> usize {
+        self.distinct().filter(|e| e.role == Role::Parameter).map(|e| e.tensor.numel()).sum()
+    }
+
+    /// Freezes (`false`) or thaws (`true`) all parameters.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when libtorch refuses.
+    pub fn requires_grad(&mut self, on: bool) -> Result<()> {
+        let parameters = self.entries.iter().filter(|entry| entry.role == Role::Parameter);
+        for entry in parameters {
+            set_requires_grad(entry, on)?;
+        }
+        Ok(())
+    }
+
+    /// Freezes (`false`) or thaws (`true`) the parameter of this name, or all those below it:
+    /// `module1` means `module1.0.weight` but not `module10.weight`. Returns how many.
+    ///
+    /// ```no_run
+    /// use brigade_nn::{Linear, Model, ParamPath};
+    /// let mut model = Model::new(|p: &ParamPath| {
+    ///     (Linear::new(p / "body" / 0, 4, 4), Linear::new(p / "head", 4, 2))
+    /// })?;
+    /// assert_eq!(model.requires_grad_under("body", false)?, 2);
+    /// assert_eq!(model.trainable_parameters().len(), 2);
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoSuchParameter`] when there is none: a frozen set that is empty by a slip of the
+    /// pen would go unnoticed.
+    pub fn requires_grad_under(&mut self, prefix: &str, on: bool) -> Result<usize> {
+        let below = |name: &str| {
+            name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        let mut count = 0;
+        for entry in &self.entries {
+            let target = match entry.role {
+                Role::Parameter => entry,
+                Role::SameAs(first) => &self.entries[first],
+                Role::Buffer { .. } => continue,
+            };
+            if below(&entry.name) {
+                set_requires_grad(target, on)?;
+                count += 1;
+            }
+        }
+        if count == 0 {
+            let mut known: Vec<String> = Vec::new();
+            for entry in self.entries.iter().filter(|e| !matches!(e.role, Role::Buffer { .. })) {
+                let top = entry.name.split('.').next().unwrap_or_default();
+                if !known.iter().any(|seen| seen == top) {
+                    known.push(top.to_owned());
+                }
+            }
+            return Err(Error::NoSuchParameter { name: prefix.to_owned(), known });
+        }
+        Ok(count)
+    }
+
+    /// Sets every gradient that exists to 0.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when libtorch refuses.
+    pub fn zero_grad(&mut self) -> Result<()> {
+        for entry in self.distinct() {
+            let mut gradient = entry.tensor.grad();
+            if gradient.defined() {
+                // Gradients that are views of a reducer's buckets cannot be detached in place, and have
+                // no history to lose.
+                let zero = || match gradient.requires_grad() {
+                    true => gradient.f_detach_()?.f_zero_(),
+                    false => gradient.f_zero_(),
+                };
+                tch::no_grad(zero)
+                    .map(drop)
+                    .map_err(Error::torch(format!("zero the gradient of {}", entry.name)))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves parameters, their gradients and buffers. Layers, optimizers and others that hold the
+    /// tensors see them move, as with PyTorch's `module.to(device)`.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when the device is not there or has no memory left; tensors before the one
+    /// that is named have moved already then.
+    pub fn to_device(&mut self, device: Device) -> Result<()> {
+        self.convert(&format!("to {device:?}"), |tensor| tensor.f_to(device))?;
+        self.device = device;
+        Ok(())
+    }
+
+    /// Converts parameters, their gradients and floating-point buffers; integers stay.
+    ///
+    /// # Errors
+    /// [`Error::NotFloatingPoint`]; [`Error::Torch`] as for [`Model::to_device`].
+    pub fn to_kind(&mut self, kind: Kind) -> Result<()> {
+        if !is_floating_point(kind) {
+            return Err(Error::NotFloatingPoint { kind });
+        }
+        self.convert(&format!("to {kind:?}"), |tensor| {
+            if is_floating_point(tensor.f_kind()?) {
+                tensor.f_to_kind(kind)
+            } else {
+                Ok(tensor.shallow_clone())
+            }
+        })?;
+        self.kind = kind;
+        Ok(())
+    }
+
+    /// Puts parameters of four dimensions (the weights of convolutions), and their gradients, into the
+    /// order of memory that is called channels last (`torch.channels_last`). Values, shapes and files
+    /// stay the same; convolutions give their outputs in that order.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] as for [`Model::to_device`].
+    pub fn to_channels_last(&mut self) -> Result<()> {
+        self.convert("to channels last", |tensor| match tensor.dim() {
+            4 => channels_last(tensor).map_err(|error| TchError::Torch(error.to_string())),
+            _ => Ok(tensor.shallow_clone()),
+        })
+    }
+
+    fn named(&self, wanted: impl Fn(Role) -> bool) -> Vec<NamedTensor> {
+        let wanted = self.distinct().filter(|entry| wanted(entry.role));
+        wanted
+            .map(|e| NamedTensor { name: e.name.clone(), tensor: e.tensor.shallow_clone() })
+            .collect()
+    }
+
+    /// Every tensor once.
+    fn distinct(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().filter(|entry| !matches!(entry.role, Role::SameAs(_)))
+    }
+
+    fn saved(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().filter(|entry| entry.role != (Role::Buffer { persistent: false }))
+    }
+
+    /// Exchanges the memory under every tensor, which keeps its identity (`set_data`), so that all
+    /// who hold it follow. One by one: a second copy of the whole model may not fit.
+    fn convert(
+        &mut self,
+        to: &str,
+        convert: impl Fn(&Tensor) -> Result<Tensor, TchError>,
+    ) -> Result<()> {
+        let exchange = |entry: &Entry| {
+            let mut tensor = entry.tensor.shallow_clone();
+            // Taken before: libtorch checks a gradient against its tensor when it is asked for.
+            let mut gradient = tensor.grad();
+            tensor.f_set_data(&convert(&tensor.f_detach()?)?)?;
+            if gradient.defined() {
+                gradient.f_set_data(&convert(&gradient.f_detach()?)?)?;
+            }
+            Ok(())
+        };
+        for entry in self.distinct() {
+            tch::no_grad(|| exchange(entry))
+                .map_err(Error::torch(format!("move {} {to}", entry.name)))?;
+        }
+        Ok(())
+    }
+}
+
+impl<M, Input> Module<Input> for Model<M>
+where
+    M: Module<Input>,
+{
+    type Output = M::Output;
+
+    fn forward(&self, input: Input) -> Result<M::Output> {
+        Self::forward(self, input)
+    }
+}
+
+impl<M> Trainable for Model<M> {
+    fn trainable_parameters(&self) -> Vec<NamedTensor> {
+        Self::trainable_parameters(self)
+    }
+}
+
+impl<M> fmt::Debug for Model<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Model")
+            .field("module", &std::any::type_name::<M>())
+            .field("num_parameters", &self.num_parameters())
+            .field("device", &self.device)
+            .field("kind", &self.kind)
+            .field("training", &self.is_training())
+            .finish()
+    }
+}
+
+fn set_requires_grad(entry: &Entry, on: bool) -> Result<()> {
+    entry
+        .tensor
+        .f_set_requires_grad(on)
+        .map(drop)
+        .map_err(Error::torch(format!("freeze or thaw {}", entry.name)))
+}
+
+/// A panic's text. tch's operators panic with `Result::unwrap` of libtorch's error: of that only libtorch's
+/// first line is for a reader, and where the wording is another one, the whole text is given.
+fn text_of(panic: &(dyn Any + Send)) -> Option<String> {
+    const UNWRAPPED: &str = "called `Result::unwrap()` on an `Err` value: Torch(\"";
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied())?;
+    let Some(reason) = text.strip_prefix(UNWRAPPED) else { return Some(text.to_owned()) };
+    let first = reason.trim_end_matches("\")").split("\\n").next().unwrap_or_default();
+    Some(first.replace("\\\"", "\"").replace("\\'", "'"))
+}

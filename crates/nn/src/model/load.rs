@@ -1,0 +1,122 @@
+//! A model's values, out and in.
+
+use std::collections::HashSet;
+
+use brigade_checkpoint::wrapper_prefix;
+use indexmap::IndexMap;
+use tch::Tensor;
+
+use super::Model;
+use crate::param_registry::{Entry, Role};
+use crate::state_dict::ShapeMismatch;
+use crate::{Error, LoadReport, StateDict};
+
+/// Names and shapes of weights, wherever they are.
+pub(crate) type Shapes = IndexMap<String, Vec<i64>>;
+
+impl<M> Model<M> {
+    /// Parameters and saved buffers by name, in order of registration. The tensors are detached but
+    /// share the model's memory; [`StateDict::deep_clone`] makes a snapshot.
+    pub fn state_dict(&self) -> StateDict {
+        let mut state = StateDict::new();
+        for entry in self.saved() {
+            // Names are distinct since `build`, so this inserts every one.
+            let inserted = state.insert(&entry.name, entry.tensor.detach());
+            debug_assert!(inserted.is_ok());
+        }
+        state
+    }
+
+    /// Copies values in, when the dictionary fits the model in every name and shape.
+    ///
+    /// Kinds are converted and devices crossed. The prefixes that PyTorch's wrappers leave
+    /// (`module.` of DistributedDataParallel, `_orig_mod.` of `torch.compile`) are taken off where
+    /// all names have them and none of the model's does. Of the names of a shared parameter one is
+    /// enough.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] with the report: nothing was changed. [`Error::Torch`] when libtorch
+    /// cannot copy.
+    pub fn load_state_dict(&mut self, state: &StateDict) -> Result<LoadReport, Error> {
+        let plan = self.plan(&shapes(state)).complete()?;
+        plan.copy(state)
+    }
+
+    /// Copies in what fits and leaves the rest as it is; the report says what did not fit. For a
+    /// pre-trained body under a new head.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when libtorch cannot copy.
+    pub fn load_matching(&mut self, state: &StateDict) -> Result<LoadReport, Error> {
+        self.plan(&shapes(state)).copy(state)
+    }
+
+    /// Compares names and shapes with the model's.
+    pub(crate) fn plan(&self, weights: &Shapes) -> LoadPlan {
+        let theirs: Vec<&String> = weights.keys().collect();
+        let own: Vec<&String> = self.entries.iter().map(|entry| &entry.name).collect();
+        let prefix = wrapper_prefix(&theirs, &own);
+        let mut report = LoadReport::default();
+        let mut values = Vec::new();
+        let name_of = |entry: &Entry| format!("{prefix}{}", entry.name);
+        for (index, entry) in self.entries.iter().enumerate() {
+            if entry.role == (Role::Buffer { persistent: false }) {
+                continue;
+            }
+            let Some((_, found, in_weights)) = weights.get_full(&name_of(entry)) else {
+                // Another name of the same parameter may have brought its values.
+                let first = if let Role::SameAs(first) = entry.role { first } else { index };
+                let same = |(i, _): &(usize, &Entry)| *i == first;
+                let also = |(_, e): &(usize, &Entry)| e.role == Role::SameAs(first);
+                let names = self.entries.iter().enumerate();
+                let mut names = names.filter(|e| same(e) || also(e));
+                if !names.any(|(_, e)| weights.contains_key(&name_of(e))) {
+                    report.missing.push(entry.name.clone());
+                }
+                continue;
+            };
+            let in_model = entry.tensor.size();
+            if in_model == *in_weights {
+                report.loaded += 1;
+                values.push((found.clone(), entry.tensor.shallow_clone()));
+            } else {
+                let (name, in_weights) = (entry.name.clone(), in_weights.clone());
+                report.mismatched.push(ShapeMismatch { name, in_model, in_weights });
+            }
+        }
+        let known: HashSet<_> = self.saved().map(|e| e.name.as_str()).collect();
+        let unexpected = weights.keys().filter(|name| !known.contains(&name[prefix.len()..]));
+        report.unexpected = unexpected.cloned().collect();
+        LoadPlan { values, report }
+    }
+}
+
+/// Weights compared with a model, nothing copied yet.
+pub(crate) struct LoadPlan {
+    /// Names of the weights, and the model's tensors that they go into.
+    pub(crate) values: Vec<(String, Tensor)>,
+    pub(crate) report: LoadReport,
+}
+
+impl LoadPlan {
+    /// The plan, when the two agree in every name and shape.
+    pub(crate) fn complete(self) -> Result<Self, Error> {
+        match self.report.is_complete() {
+            true => Ok(self),
+            false => Err(Error::Mismatch(self.report)),
+        }
+    }
+
+    fn copy(self, state: &StateDict) -> Result<LoadReport, Error> {
+        for (name, mut tensor) in self.values {
+            let Some(values) = state.get(&name) else { continue };
+            tch::no_grad(|| tensor.f_copy_(values))
+                .map_err(Error::torch(format!("copy the values of {name}")))?;
+        }
+        Ok(self.report)
+    }
+}
+
+fn shapes(state: &StateDict) -> Shapes {
+    state.iter().map(|(name, tensor)| (name.to_owned(), tensor.size())).collect()
+}

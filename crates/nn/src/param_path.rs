@@ -1,0 +1,321 @@
+//! Where a constructor registers parameters and buffers, under PyTorch's names.
+
+use std::cell::RefCell;
+use std::fmt::Display;
+use std::ops::Div;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tch::{Device, Kind, Tensor};
+
+use crate::Init;
+use crate::layer_context::{LayerContext, shown};
+use crate::layers::SharedStatistics;
+use crate::param_registry::{Entry, ParamRegistry, Role};
+
+/// A place in the tree of names: `path / "module1" / 0` holds `module1.0.weight`.
+///
+/// A path lives only while [`crate::Model`] runs the constructor, so nothing can be registered later. It
+/// never fails in the caller's hands: a bad request is noted, answered with a tensor that stands
+/// in, and all of them are reported by `Model::new` at once.
+///
+/// ```no_run
+/// use brigade_nn::{Init, Model, ParamPath, Tensor};
+///
+/// let model = Model::new(|p: &ParamPath| {
+///     let p = p / "block" / 0;
+///     let _ = p.buffer("steps", &Tensor::from(0i64));
+///     p.parameter("weight", &[2, 3], Init::Zeros)
+/// })?;
+/// let names: Vec<_> = model.state_dict().into_iter().map(|(name, _)| name).collect();
+/// assert_eq!(names, ["block.0.steps", "block.0.weight"]);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct ParamPath<'a> {
+    registry: &'a RefCell<ParamRegistry>,
+    prefix: String,
+}
+
+impl<'a> ParamPath<'a> {
+    pub(crate) fn root(registry: &'a RefCell<ParamRegistry>) -> Self {
+        Self { registry, prefix: String::new() }
+    }
+
+    /// The path below this one. The step is a name or an index.
+    #[must_use]
+    pub fn join(&self, step: impl Display) -> Self {
+        let step = step.to_string();
+        let path = Self { registry: self.registry, prefix: self.full_name(&step) };
+        path.check_name(&step);
+        path
+    }
+
+    /// The dotted name of this place, empty at the root.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Registers a trainable parameter. The layer keeps the tensor that is returned.
+    pub fn parameter(&self, name: &str, shape: &[i64], init: Init) -> Tensor {
+        if shape.iter().any(|&size| size < 0) {
+            self.reject_at(name, format_args!("the shape {shape:?} has a negative size"));
+            return Tensor::new();
+        }
+        let kind = self.registry.borrow().kind;
+        let drawn = tch::no_grad(|| {
+            init.draw(shape)?.f_to_kind(kind)?.f_detach()?.f_set_requires_grad(true)
+        });
+        self.add(name, drawn, Role::Parameter)
+    }
+
+    /// Registers a trainable parameter that starts from a copy of these values, converted to the
+    /// model's kind.
+    pub fn parameter_from(&self, name: &str, values: &Tensor) -> Tensor {
+        let kind = self.registry.borrow().kind;
+        let taken = tch::no_grad(|| copy_as(values, kind)?.f_set_requires_grad(true));
+        self.add(name, taken, Role::Parameter)
+    }
+
+    /// Registers a tensor that is state but not trained, such as running statistics. It is saved
+    /// with the model. It starts from a copy of these values, converted to the model's kind where
+    /// they are floating-point.
+    pub fn buffer(&self, name: &str, values: &Tensor) -> Tensor {
+        self.add_buffer(name, values, true)
+    }
+
+    /// Like [`ParamPath::buffer`], but left out of state dictionaries (PyTorch's `persistent=False`).
+    pub fn non_persistent_buffer(&self, name: &str, values: &Tensor) -> Tensor {
+        self.add_buffer(name, values, false)
+    }
+
+    /// Registers a parameter a second time under another name, as tied weights are.
+    ///
+    /// It is one parameter to the optimizer and to the reducer, under its first name; a state
+    /// dictionary has both names, as PyTorch's has.
+    ///
+    /// ```no_run
+    /// use brigade_nn::{Embedding, Model, ParamPath, Tensor};
+    ///
+    /// let model = Model::new(|p: &ParamPath| {
+    ///     let embedding = Embedding::new(p / "embedding", 100, 16);
+    ///     let head = (p / "head").tie("weight", embedding.weight());
+    ///     (embedding, head)
+    /// })?;
+    /// assert_eq!(model.parameters().len(), 1);
+    /// assert_eq!(model.state_dict().len(), 2);
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    pub fn tie(&self, name: &str, tensor: &Tensor) -> Tensor {
+        let first = self.registry.borrow().find(tensor);
+        match first {
+            Some(first) => self.add(name, Ok(tensor.shallow_clone()), Role::SameAs(first)),
+            None => {
+                self.reject_at(name, "ties a tensor that is not a parameter of this model");
+                tensor.shallow_clone()
+            }
+        }
+    }
+
+    /// Takes in a tensor that something else made, as a parameter: no copy, the model trains this tensor.
+    /// The name may hold dots. Frozen ones (`requires_grad` off) stay frozen; a tensor that is a parameter
+    /// already gets a further name, as with [`ParamPath::tie`].
+    ///
+    /// ```
+    /// use brigade_nn::{Kind, Model, ParamPath, Tensor};
+    /// let weight = Tensor::ones([3], tch::kind::FLOAT_CPU).set_requires_grad(true);
+    /// let mut model = Model::new(|p: &ParamPath| p.adopt_parameter("body.weight", &weight))?;
+    /// model.to_kind(Kind::Double)?;
+    /// assert_eq!(weight.kind(), Kind::Double); // it is the model's own
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    pub fn adopt_parameter(&self, name: &str, tensor: &Tensor) {
+        let role = match self.registry.borrow().find(tensor) {
+            Some(first) => Role::SameAs(first),
+            None => Role::Parameter,
+        };
+        self.adopt(name, tensor, role);
+    }
+
+    /// Takes in a tensor that something else made, as a saved buffer: no copy. The name may hold dots.
+    pub fn adopt_buffer(&self, name: &str, tensor: &Tensor) {
+        self.adopt(name, tensor, Role::Buffer { persistent: true });
+    }
+
+    /// Takes in all variables of a `tch::nn::VarStore` under their names below this path: those that are
+    /// trainable, frozen or not, as parameters, the others (running statistics) as buffers. For modules that
+    /// hold layers of `tch::nn` and implement [`crate::Module`] themselves; for `nn::ModuleT` there is
+    /// [`crate::Model::from_var_store`].
+    ///
+    /// ```
+    /// use brigade_nn::{Device, Model, Module, ParamPath, Result, Tensor};
+    /// use tch::nn::{self, Module as _};
+    ///
+    /// struct Distance(nn::Linear);
+    ///
+    /// impl Module<(&Tensor, &Tensor)> for Distance {
+    ///     type Output = Tensor;
+    ///     fn forward(&self, (left, right): (&Tensor, &Tensor)) -> Result<Tensor> {
+    ///         Ok((self.0.forward(left) - self.0.forward(right)).abs())
+    ///     }
+    /// }
+    ///
+    /// let variables = nn::VarStore::new(Device::Cpu);
+    /// let tower = nn::linear(variables.root() / "tower", 8, 4, Default::default());
+    /// let model = Model::new(|p: &ParamPath| {
+    ///     p.adopt_variables(&variables);
+    ///     Distance(tower)
+    /// })?;
+    /// assert_eq!(model.parameters()[0].name, "tower.bias"); // tch makes it first
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    pub fn adopt_variables(&self, variables: &tch::nn::VarStore) {
+        for (name, tensor, trainable) in crate::var_store::in_order(variables) {
+            if trainable {
+                self.adopt_parameter(&name, &tensor);
+            } else {
+                self.adopt_buffer(&name, &tensor);
+            }
+        }
+    }
+
+    /// The switch between training and evaluation, for layers that behave differently in each.
+    #[must_use]
+    pub fn training(&self) -> Training {
+        self.registry.borrow().training.clone()
+    }
+
+    /// Where batch normalisations look for the ranks that share their statistics.
+    pub(crate) fn shared_statistics(&self) -> SharedStatistics {
+        self.registry.borrow().statistics.clone()
+    }
+
+    /// Registers a layer, which then has forward hooks and is named in errors.
+    pub(crate) fn layer(&self) -> LayerContext {
+        let mut registry = self.registry.borrow_mut();
+        if !registry.layers.contains(&self.prefix) {
+            registry.layers.push(self.prefix.clone());
+        }
+        LayerContext { name: self.prefix.clone(), hooks: registry.hooks.clone() }
+    }
+
+    /// Notes a problem with what the caller asked for; `Model::new` will fail and list it.
+    pub fn reject(&self, problem: impl Display) {
+        let problem = format!("{}: {problem}", shown(&self.prefix));
+        self.registry.borrow_mut().problems.push(problem);
+    }
+
+    fn add_buffer(&self, name: &str, values: &Tensor, persistent: bool) -> Tensor {
+        let kind = self.registry.borrow().kind;
+        let taken = tch::no_grad(|| {
+            let own = values.f_kind()?;
+            let kind = if is_floating_point(own) { kind } else { own };
+            copy_as(values, kind)
+        });
+        self.add(name, taken, Role::Buffer { persistent })
+    }
+
+    fn add(&self, name: &str, made: Result<Tensor, tch::TchError>, role: Role) -> Tensor {
+        self.check_name(name);
+        let tensor = match made {
+            Ok(tensor) => tensor,
+            Err(error) => {
+                self.reject_at(name, error);
+                return Tensor::new();
+            }
+        };
+        self.register(name, &tensor, role);
+        tensor
+    }
+
+    fn adopt(&self, name: &str, tensor: &Tensor, role: Role) {
+        let problem = match tensor.f_kind() {
+            _ if name.split('.').any(str::is_empty) => Some("a name has no empty parts".to_owned()),
+            Ok(kind) if role != (Role::Buffer { persistent: true }) && !is_floating_point(kind) => {
+                Some(format!("parameters cannot be {kind:?}"))
+            }
+            Ok(_) => None,
+            Err(error) => Some(error.to_string()),
+        };
+        match problem {
+            Some(problem) => self.reject_at(name, problem),
+            None => self.register(name, tensor, role),
+        }
+    }
+
+    fn register(&self, name: &str, tensor: &Tensor, role: Role) {
+        let full_name = self.full_name(name);
+        let taken = self.registry.borrow().has(&full_name);
+        if taken {
+            self.reject_at(name, "this name is registered twice");
+        } else {
+            let entry = Entry { name: full_name, tensor: tensor.shallow_clone(), role };
+            self.registry.borrow_mut().add(entry);
+        }
+    }
+
+    fn full_name(&self, name: &str) -> String {
+        if self.prefix.is_empty() { name.to_owned() } else { format!("{}.{name}", self.prefix) }
+    }
+
+    fn check_name(&self, name: &str) {
+        if name.is_empty() || name.contains('.') {
+            self.reject(format_args!("`{name}` is no name: it must not be empty or hold a dot"));
+        }
+    }
+
+    fn reject_at(&self, name: &str, problem: impl Display) {
+        let full_name = self.full_name(name);
+        self.registry.borrow_mut().problems.push(format!("{full_name}: {problem}"));
+    }
+}
+
+impl<'a, Step: Display> Div<Step> for ParamPath<'a> {
+    type Output = Self;
+
+    fn div(self, step: Step) -> Self {
+        self.join(step)
+    }
+}
+
+impl<'a, Step: Display> Div<Step> for &ParamPath<'a> {
+    type Output = ParamPath<'a>;
+
+    fn div(self, step: Step) -> ParamPath<'a> {
+        self.join(step)
+    }
+}
+
+/// Whether the model trains. Clones are one switch; [`crate::Model::train`] and
+/// [`crate::Model::eval`] turn it.
+#[derive(Debug, Clone)]
+pub struct Training(Arc<AtomicBool>);
+
+impl Training {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(AtomicBool::new(true)))
+    }
+
+    /// True between `train()` (and at the start) and `eval()`.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        // Relaxed: the flag orders nothing else, and who turns it owns the model.
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, on: bool) {
+        self.0.store(on, Ordering::Relaxed);
+    }
+}
+
+fn copy_as(values: &Tensor, kind: Kind) -> Result<Tensor, tch::TchError> {
+    let mut copy = Tensor::f_empty(values.size(), (kind, Device::Cpu))?;
+    copy.f_copy_(values)?;
+    Ok(copy)
+}
+
+/// Kinds that have gradients, and that a model's kind applies to.
+pub(crate) fn is_floating_point(kind: Kind) -> bool {
+    matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16)
+}

@@ -1,0 +1,81 @@
+//! The parameters and buffers of one model, in the order of their registration.
+
+use std::collections::HashSet;
+
+use tch::{Kind, Tensor};
+
+use crate::Training;
+use crate::hooks::Hooks;
+use crate::layers::SharedStatistics;
+
+/// All that constructors have registered, and what was wrong with it.
+#[derive(Debug)]
+pub(crate) struct ParamRegistry {
+    pub(crate) kind: Kind,
+    pub(crate) training: Training,
+    pub(crate) statistics: SharedStatistics,
+    pub(crate) hooks: Hooks,
+    /// Of the layers that call hooks.
+    pub(crate) layers: Vec<String>,
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) problems: Vec<String>,
+    names: HashSet<String>,
+}
+
+/// One name of the model. `tensor` is the layer's own: a clone that shares its implementation.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) tensor: Tensor,
+    pub(crate) role: Role,
+}
+
+/// What a name stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    Parameter,
+    Buffer {
+        persistent: bool,
+    },
+    /// A further name of the parameter at this index.
+    SameAs(usize),
+}
+
+impl ParamRegistry {
+    pub(crate) fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            training: Training::new(),
+            statistics: SharedStatistics::default(),
+            hooks: Hooks::default(),
+            layers: Vec::new(),
+            entries: Vec::new(),
+            problems: Vec::new(),
+            names: HashSet::new(),
+        }
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.names.contains(name)
+    }
+
+    pub(crate) fn add(&mut self, entry: Entry) {
+        self.names.insert(entry.name.clone());
+        self.entries.push(entry);
+    }
+
+    /// The parameter that this tensor is. tch shows no identity of tensors, so the memory and its
+    /// layout stand for it; an empty tensor has no memory and is never found.
+    pub(crate) fn find(&self, tensor: &Tensor) -> Option<usize> {
+        if !tensor.defined() || tensor.numel() == 0 {
+            return None;
+        }
+        self.entries.iter().position(|entry| {
+            let other = &entry.tensor;
+            entry.role == Role::Parameter
+                && other.data_ptr() == tensor.data_ptr()
+                && other.size() == tensor.size()
+                && other.stride() == tensor.stride()
+        })
+    }
+}

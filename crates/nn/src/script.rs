@@ -1,0 +1,227 @@
+//! Models from TorchScript files.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::path::Path;
+
+use brigade_torch::{Script, ScriptValue};
+use tch::{Kind, Tensor};
+
+use crate::param_path::is_floating_point;
+use crate::{Error, Model, Module, ParamPath, Result, Training};
+
+/// A module that Python wrote with `torch.jit.script` or `torch.jit.trace`: the module of a
+/// [`Model::from_torchscript`]. `O` is what its forward gives, a tensor unless said otherwise.
+pub struct TorchScript<O = Tensor> {
+    script: Script,
+    training: Training,
+    output: PhantomData<fn() -> O>,
+}
+
+impl<O> Model<TorchScript<O>> {
+    /// Reads a TorchScript file (`torch.jit.script(module).save(path)`, or of `torch.jit.trace`) as a model:
+    /// parameters and buffers under Python's names, to be trained, saved as safetensors and loaded in
+    /// PyTorch by `load_state_dict`. Names that share a parameter share it here.
+    ///
+    /// The forward takes tensors by position, or by the names that the Python function gives them
+    /// ([`TorchScriptInputs`]); `O` is what it gives ([`TorchScriptOutput`]): a tensor, tuples, lists,
+    /// dictionaries, or any [`ScriptValue`].
+    ///
+    /// `train` and `eval` turn Python's attribute `training`. A traced module has recorded one of the two and
+    /// does not change: trace it in training to train it with dropout. A file does not tell which
+    /// buffers had `persistent=False`: see [`Model::set_persistent`]. Operations run one by one, as in
+    /// PyTorch without TorchScript, and give its bits.
+    ///
+    /// A file is a program: load files of people that you trust.
+    ///
+    /// ```no_run
+    /// use brigade_nn::{Kind, Model, Tensor, TorchScript};
+    ///
+    /// let mut model = Model::<TorchScript>::from_torchscript("resnet50d.pt")?;
+    /// let images = Tensor::zeros([8, 3, 224, 224], (Kind::Float, model.device()));
+    /// assert_eq!(model.forward(&images)?.size(), [8, 1000]);
+    /// model.save_weights("resnet50d.safetensors")?; // load_state_dict takes it
+    ///
+    /// let bert = Model::<TorchScript<(Tensor, Tensor)>>::from_torchscript("bert.pt")?;
+    /// let tokens = Tensor::zeros([2, 16], (Kind::Int64, bert.device()));
+    /// let (_hidden, _pooled) = bert.forward([("input_ids", &tokens), ("attention_mask", &tokens)])?;
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Script`] when the file cannot be read or is not TorchScript, and for a module without the
+    /// attribute `training` (`torch.jit.freeze`), which has no parameters either.
+    pub fn from_torchscript(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let failed = |source| Error::Script { path: path.to_owned(), source };
+        let script = Script::load(path).map_err(failed)?;
+        script.set_training(true).map_err(failed)?;
+        let parameters = script.parameters().map_err(failed)?;
+        let buffers = script.buffers().map_err(failed)?;
+        let kind = parameters.iter().map(|(_, tensor)| tensor.kind());
+        let kind = kind.into_iter().find(|&kind| is_floating_point(kind)).unwrap_or(Kind::Float);
+        Model::builder().kind(kind).build(|p: &ParamPath<'_>| {
+            for (name, tensor) in &parameters {
+                p.adopt_parameter(name, tensor);
+            }
+            for (name, tensor) in &buffers {
+                p.adopt_buffer(name, tensor);
+            }
+            let output = PhantomData;
+            TorchScript { script, training: p.training(), output }
+        })
+    }
+}
+
+impl<O, I> Module<I> for TorchScript<O>
+where
+    O: TorchScriptOutput,
+    I: TorchScriptInputs,
+{
+    type Output = O;
+
+    fn forward(&self, input: I) -> Result<O> {
+        let (inputs, names) = input.into_inputs();
+        let value = self.script.set_training(self.training.is_on());
+        let value = value.and_then(|()| self.script.forward(&inputs, &names));
+        let value = value.map_err(Error::ScriptForward)?;
+        let found = value.kind();
+        O::from_value(value).map_err(|expected| Error::ScriptOutput { expected, found })
+    }
+}
+
+impl<O> fmt::Debug for TorchScript<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TorchScript").finish_non_exhaustive()
+    }
+}
+
+/// What a TorchScript forward takes: a tensor, a tuple or a slice of tensors by position, or an array of
+/// names and tensors.
+pub trait TorchScriptInputs {
+    /// The tensors, and the names of the last of them.
+    fn into_inputs<'a>(self) -> (Vec<&'a Tensor>, Vec<String>)
+    where
+        Self: 'a;
+}
+
+impl TorchScriptInputs for &Tensor {
+    fn into_inputs<'a>(self) -> (Vec<&'a Tensor>, Vec<String>)
+    where
+        Self: 'a,
+    {
+        (vec![self], Vec::new())
+    }
+}
+
+impl TorchScriptInputs for &[&Tensor] {
+    fn into_inputs<'a>(self) -> (Vec<&'a Tensor>, Vec<String>)
+    where
+        Self: 'a,
+    {
+        (self.to_vec(), Vec::new())
+    }
+}
+
+impl<const N: usize> TorchScriptInputs for [(&str, &Tensor); N] {
+    fn into_inputs<'a>(self) -> (Vec<&'a Tensor>, Vec<String>)
+    where
+        Self: 'a,
+    {
+        let names = self.iter().map(|(name, _)| (*name).to_owned()).collect();
+        (self.map(|(_, tensor)| tensor).to_vec(), names)
+    }
+}
+
+macro_rules! inputs {
+    ($($name:ident: $tensor:ty),+) => {
+        impl TorchScriptInputs for ($($tensor,)+) {
+            fn into_inputs<'a>(self) -> (Vec<&'a Tensor>, Vec<String>)
+            where
+                Self: 'a,
+            {
+                let ($($name,)+) = self;
+                (vec![$($name),+], Vec::new())
+            }
+        }
+    };
+}
+
+inputs!(a: &Tensor, b: &Tensor);
+inputs!(a: &Tensor, b: &Tensor, c: &Tensor);
+inputs!(a: &Tensor, b: &Tensor, c: &Tensor, d: &Tensor);
+
+/// What a TorchScript forward gives: a tensor, tuples up to four, `Vec`s, `Option`s, maps from `String`, or
+/// the [`ScriptValue`] itself.
+pub trait TorchScriptOutput: Sized {
+    /// Takes a value apart.
+    ///
+    /// # Errors
+    /// What was expected instead, for a message.
+    fn from_value(value: ScriptValue) -> Result<Self, &'static str>;
+}
+
+impl TorchScriptOutput for ScriptValue {
+    fn from_value(value: ScriptValue) -> Result<Self, &'static str> {
+        Ok(value)
+    }
+}
+
+impl TorchScriptOutput for Tensor {
+    fn from_value(value: ScriptValue) -> Result<Self, &'static str> {
+        match value {
+            ScriptValue::Tensor(tensor) => Ok(tensor),
+            _ => Err("a tensor"),
+        }
+    }
+}
+
+impl<T: TorchScriptOutput> TorchScriptOutput for Option<T> {
+    fn from_value(value: ScriptValue) -> Result<Self, &'static str> {
+        match value {
+            ScriptValue::None => Ok(None),
+            value => T::from_value(value).map(Some),
+        }
+    }
+}
+
+impl<T: TorchScriptOutput> TorchScriptOutput for Vec<T> {
+    fn from_value(value: ScriptValue) -> Result<Self, &'static str> {
+        match value {
+            ScriptValue::List(values) | ScriptValue::Tuple(values) => {
+                values.into_iter().map(T::from_value).collect()
+            }
+            _ => Err("a list or a tuple"),
+        }
+    }
+}
+
+impl<T: TorchScriptOutput> TorchScriptOutput for BTreeMap<String, T> {
+    fn from_value(value: ScriptValue) -> Result<Self, &'static str> {
+        match value {
+            ScriptValue::Dict(pairs) => {
+                pairs.into_iter().map(|(key, value)| Ok((key, T::from_value(value)?))).collect()
+            }
+            _ => Err("a dictionary"),
+        }
+    }
+}
+
+macro_rules! outputs {
+    ($($name:ident),+; $expected:literal) => {
+        impl<$($name: TorchScriptOutput),+> TorchScriptOutput for ($($name,)+) {
+            fn from_value(value: ScriptValue) -> Result<Self, &'static str> {
+                let ScriptValue::Tuple(values) = value else { return Err($expected) };
+                let mut values = values.into_iter();
+                let elements = ($($name::from_value(values.next().ok_or($expected)?)?,)+);
+                if values.next().is_some() { Err($expected) } else { Ok(elements) }
+            }
+        }
+    };
+}
+
+outputs!(A; "a tuple of one element");
+outputs!(A, B; "a tuple of two elements");
+outputs!(A, B, C; "a tuple of three elements");
+outputs!(A, B, C, D; "a tuple of four elements");

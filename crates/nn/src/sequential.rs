@@ -1,0 +1,95 @@
+//! Layers one after another, named by their index.
+
+use std::fmt;
+
+use tch::Tensor;
+
+use crate::module::Layer;
+use crate::{Module, Result};
+
+/// Layers in a row, from tensor to tensor. PyTorch names them by their index, and so does
+/// `path / 0`, `path / 1`, …; layers without parameters count.
+///
+/// ```no_run
+/// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential};
+///
+/// let model = Model::new(|p: &ParamPath| {
+///     Sequential::new().add(Linear::new(p / 0, 784, 64)).add(Relu).add(Linear::new(p / 2, 64, 10))
+/// })?;
+/// assert_eq!(model.parameters()[2].name, "2.weight");
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Default)]
+pub struct Sequential {
+    layers: Vec<Box<dyn Layer>>,
+}
+
+impl Sequential {
+    /// No layer: the output is the input.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Puts a layer at the end.
+    #[must_use]
+    #[expect(clippy::should_implement_trait, reason = "tch's name; `+` would read as arithmetic")]
+    pub fn add(mut self, layer: impl Layer + 'static) -> Self {
+        self.layers.push(Box::new(layer));
+        self
+    }
+
+    /// Puts a function of operators at the end. One that calls layers is a [`Module`] of its own.
+    ///
+    /// ```
+    /// use brigade_nn::Sequential;
+    /// let squared = Sequential::new().add_fn(|x| x * x);
+    /// assert_eq!(squared.len(), 1);
+    /// ```
+    #[must_use]
+    pub fn add_fn(self, function: impl Fn(&Tensor) -> Tensor + Send + 'static) -> Self {
+        self.add(Function(function))
+    }
+
+    /// The number of layers, functions included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// True without any layer.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+}
+
+impl Module<&Tensor> for Sequential {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let Some((first, rest)) = self.layers.split_first() else {
+            return Ok(input.shallow_clone());
+        };
+        rest.iter().try_fold(first.forward(input)?, |output, layer| layer.forward(&output))
+    }
+}
+
+impl fmt::Debug for Sequential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sequential").field("len", &self.len()).finish()
+    }
+}
+
+struct Function<F>(F);
+
+impl<F> Module<&Tensor> for Function<F>
+where
+    F: Fn(&Tensor) -> Tensor,
+{
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        Ok((self.0)(input))
+    }
+}

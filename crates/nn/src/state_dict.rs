@@ -1,0 +1,221 @@
+//! Names and tensors in order, and the report on how they fit a model.
+
+use std::fmt;
+
+use indexmap::IndexMap;
+use tch::Tensor;
+
+use crate::Error;
+
+/// The tensors of a model by name, in order. A name appears once.
+///
+/// ```no_run
+/// use brigade_nn::{StateDict, Tensor};
+///
+/// let mut state = StateDict::new();
+/// state.insert("weight", Tensor::from_slice(&[1f32, 2.0]))?;
+/// assert_eq!(state.get("weight").map(Tensor::size), Some(vec![2]));
+/// assert!(state.insert("weight", Tensor::from(0f32)).is_err());
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct StateDict {
+    entries: IndexMap<String, Tensor>,
+}
+
+impl StateDict {
+    /// An empty one.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a tensor at the end.
+    ///
+    /// # Errors
+    /// [`Error::DuplicateName`] when the name is there already; nothing is changed then.
+    pub fn insert(&mut self, name: impl Into<String>, tensor: Tensor) -> Result<(), Error> {
+        let name = name.into();
+        if self.entries.contains_key(&name) {
+            return Err(Error::DuplicateName { name });
+        }
+        self.entries.insert(name, tensor);
+        Ok(())
+    }
+
+    /// The tensor of this name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
+        self.entries.get(name)
+    }
+
+    /// The number of names.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// True without any name.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Names and tensors in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.entries.iter().map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
+    /// The names in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// The same names with copies of the tensors: a snapshot that training does not change.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when there is no memory for the copies.
+    pub fn deep_clone(&self) -> Result<Self, Error> {
+        let copy = |(name, tensor): (&String, &Tensor)| {
+            let mut copied = tensor.f_empty_like()?;
+            copied.f_copy_(tensor)?;
+            Ok((name.clone(), copied))
+        };
+        let copies: Result<_, tch::TchError> =
+            tch::no_grad(|| self.entries.iter().map(copy).collect());
+        Ok(Self { entries: copies.map_err(Error::torch("copy a state dictionary"))? })
+    }
+
+    /// Takes `prefix` off every name when every name has it and something is left of each; else
+    /// gives the dictionary back as it was. The prefixes of PyTorch's wrappers need no call: loading takes
+    /// them off.
+    #[must_use]
+    pub fn strip_prefix(self, prefix: &str) -> Self {
+        let longer = |name: &str| name.len() > prefix.len() && name.starts_with(prefix);
+        if !self.names().all(longer) {
+            return self;
+        }
+        let strip = |(name, tensor): (String, Tensor)| (name[prefix.len()..].to_owned(), tensor);
+        Self { entries: self.entries.into_iter().map(strip).collect() }
+    }
+}
+
+impl IntoIterator for StateDict {
+    type Item = (String, Tensor);
+    type IntoIter = indexmap::map::IntoIter<String, Tensor>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.entries.into_iter()
+    }
+}
+
+/// How a state dictionary fits a model.
+///
+/// ```
+/// use brigade_nn::LoadReport;
+///
+/// let report = LoadReport { loaded: 11, missing: vec!["head.bias".into()], ..Default::default() };
+/// assert!(!report.is_complete());
+/// assert_eq!(report.to_string(), "11 tensors fit; missing in the weights: head.bias");
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LoadReport {
+    /// Names of the model that found their values.
+    pub loaded: usize,
+    /// Names of the model that the dictionary lacks.
+    pub missing: Vec<String>,
+    /// Names of the dictionary that the model lacks.
+    pub unexpected: Vec<String>,
+    /// Names that both have, in different shapes.
+    pub mismatched: Vec<ShapeMismatch>,
+}
+
+/// One name with two shapes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShapeMismatch {
+    /// The name in the model.
+    pub name: String,
+    /// The model's shape.
+    pub in_model: Vec<i64>,
+    /// The dictionary's shape.
+    pub in_weights: Vec<i64>,
+}
+
+impl LoadReport {
+    /// True when model and dictionary agree in every name and shape.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.missing.is_empty() && self.unexpected.is_empty() && self.mismatched.is_empty()
+    }
+}
+
+impl fmt::Display for LoadReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = if self.loaded == 1 { "tensor fits" } else { "tensors fit" };
+        write!(f, "{} {plural}", self.loaded)?;
+        let mismatched: Vec<_> = self.mismatched.iter().map(ToString::to_string).collect();
+        for (title, names) in [
+            ("missing in the weights", &self.missing),
+            ("unexpected in the weights", &self.unexpected),
+            ("different in shape", &mismatched),
+        ] {
+            if !names.is_empty() {
+                let (shown, rest) = names.split_at(names.len().min(NAMES_SHOWN));
+                write!(f, "; {title}: {}", shown.join(", "))?;
+                if !rest.is_empty() {
+                    write!(f, " and {} more", rest.len())?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for ShapeMismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, in_model, in_weights } = self;
+        write!(f, "{name} ({in_model:?} in the model, {in_weights:?} in the weights)")
+    }
+}
+
+/// A wrong file differs in every name of a large model: the line must stay readable.
+const NAMES_SHOWN: usize = 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_names_every_difference() {
+        let report = LoadReport {
+            loaded: 1,
+            missing: vec!["a".into(), "b".into()],
+            unexpected: (0..23).map(|i| format!("x{i}")).collect(),
+            mismatched: vec![ShapeMismatch {
+                name: "head.weight".into(),
+                in_model: vec![10, 64],
+                in_weights: vec![1000, 64],
+            }],
+        };
+        let text = report.to_string();
+        assert!(text.starts_with("1 tensor fits; missing in the weights: a, b; unexpected"));
+        assert!(text.contains("x19 and 3 more;"));
+        assert!(text.ends_with("head.weight ([10, 64] in the model, [1000, 64] in the weights)"));
+    }
+
+    #[test]
+    fn a_prefix_goes_only_when_all_names_have_it() {
+        let with = |names: &[&str]| {
+            let mut state = StateDict::new();
+            for name in names {
+                state.insert(*name, Tensor::from(0f32)).unwrap();
+            }
+            state
+        };
+        let names = |state: StateDict| state.names().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(names(with(&["module.a", "module.b"]).strip_prefix("module.")), ["a", "b"]);
+        assert_eq!(names(with(&["module.a", "b"]).strip_prefix("module.")), ["module.a", "b"]);
+        assert_eq!(names(with(&["module."]).strip_prefix("module.")), ["module."]);
+        assert!(with(&[]).strip_prefix("module.").is_empty());
+    }
+}

@@ -1,0 +1,99 @@
+//! Models written with `tch::nn`.
+
+use std::fmt;
+
+use tch::Tensor;
+use tch::nn::{ModuleT, VarStore};
+
+use crate::{Model, Module, ParamPath, Result, Training};
+
+/// A module of `tch::nn` in a [`Model`]: its `forward_t` gets the model's switch between training and
+/// evaluation. `tch::nn::Module`s are such modules, too.
+pub struct TchModule<M> {
+    module: M,
+    training: Training,
+}
+
+impl<M> TchModule<M> {
+    /// The module itself.
+    #[must_use]
+    pub fn inner(&self) -> &M {
+        &self.module
+    }
+}
+
+impl<M: ModuleT> Module<&Tensor> for TchModule<M> {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        Ok(self.module.forward_t(input, self.training.is_on()))
+    }
+}
+
+impl<M> fmt::Debug for TchModule<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TchModule").field("module", &std::any::type_name::<M>()).finish()
+    }
+}
+
+impl<M> Model<TchModule<M>> {
+    /// Makes a model of a module of `tch::nn` and the variables that it was built with: a `Sequential`, a
+    /// `SequentialT`, a function in `nn::func_t`, a type of one's own with `nn::Module` or `nn::ModuleT`.
+    ///
+    /// The variables keep their names, values, kind and device; frozen ones stay frozen, and those that are
+    /// not trainable (running statistics) are buffers. They are the module's own tensors, so the model
+    /// moves, trains and loads what the module computes with. A module with another forward (several
+    /// inputs, several outputs) implements [`Module`] and takes its variables in with
+    /// [`ParamPath::adopt_variables`].
+    ///
+    /// ```
+    /// use brigade_nn::{Device, Kind, Model, Tensor};
+    /// use tch::nn;
+    ///
+    /// let variables = nn::VarStore::new(Device::Cpu);
+    /// let root = variables.root();
+    /// let net = nn::seq_t()
+    ///     .add(nn::linear(&root / "hidden", 8, 16, Default::default()))
+    ///     .add(nn::batch_norm1d(&root / "norm", 16, Default::default()))
+    ///     .add_fn_t(|x, train| x.relu().dropout(0.1, train))
+    ///     .add(nn::linear(&root / "head", 16, 2, Default::default()));
+    /// let mut model = Model::from_var_store(variables, net)?;
+    /// assert_eq!(model.parameters()[0].name, "hidden.bias"); // tch makes it first
+    /// assert_eq!(model.buffers().len(), 2); // the running statistics of `norm`
+    /// model.eval();
+    /// assert_eq!(model.forward(&Tensor::ones([4, 8], (Kind::Float, Device::Cpu)))?.size(), [4, 2]);
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`crate::Error::Build`] for a trainable variable of integers; [`crate::Error::NotFloatingPoint`] where
+    /// the store's kind has no gradients.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "the model moves the variables, and the store would not know where they lie"
+    )]
+    pub fn from_var_store(variables: VarStore, module: M) -> Result<Self> {
+        Model::builder().device(variables.device()).kind(variables.kind()).build(
+            |path: &ParamPath<'_>| {
+                path.adopt_variables(&variables);
+                TchModule { module, training: path.training() }
+            },
+        )
+    }
+}
+
+/// The variables of a store: the trainable ones in the order in which they were made, then the others by
+/// name, each with whether it is trainable. A hash map's order would differ from rank to rank.
+pub(crate) fn in_order(store: &VarStore) -> Vec<(String, Tensor, bool)> {
+    let mut named: Vec<(String, Tensor)> = store.variables().into_iter().collect();
+    named.sort_by(|(left, _), (right, _)| left.cmp(right));
+    let trainable = store.trainable_variables();
+    let place = |tensor: &Tensor| {
+        trainable.iter().position(|other| brigade_torch::same_tensor(tensor, other))
+    };
+    let mut placed: Vec<_> =
+        named.into_iter().map(|(name, tensor)| (place(&tensor), name, tensor)).collect();
+    // Stable: what has no place keeps the order of names.
+    placed.sort_by_key(|(place, ..)| place.unwrap_or(usize::MAX));
+    placed.into_iter().map(|(place, name, tensor)| (name, tensor, place.is_some())).collect()
+}

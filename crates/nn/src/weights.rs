@@ -1,0 +1,127 @@
+//! Weights files: safetensors out and in, PyTorch's `.pth` in.
+//!
+//! The format is told from the first bytes, not from the file's name. Nothing in a file is ever
+//! executed, and no file, however made, costs memory out of proportion to its size.
+
+mod pth;
+mod safetensors;
+
+use std::fs::File;
+use std::path::Path;
+
+use brigade_checkpoint::Format;
+
+use crate::{Error, LoadReport, Model, StateDict};
+
+/// Reads a safetensors file, or a `.pth` or `.pt` file of `torch.save` that holds a state
+/// dictionary.
+///
+/// Tensors come to the CPU in the kind and shape they were saved in. Names are as in the file;
+/// [`Model::load_state_dict`] takes the prefixes of wrappers off.
+///
+/// ```no_run
+/// let state = brigade_nn::weights::load("resnet18.pth")?;
+/// for (name, tensor) in state.iter() {
+///     println!("{name} {:?} {:?}", tensor.size(), tensor.kind());
+/// }
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::File`] with what is wrong with it: unreadable, of an unknown format, damaged, with types of
+/// elements that are not known here, or a pickle of other objects; [`Error::NotAStateDict`] where the
+/// tensors lie deeper: see [`load_entry`].
+pub fn load(path: impl AsRef<Path>) -> Result<StateDict, Error> {
+    read(path.as_ref(), None)
+}
+
+/// Reads the state dictionary under one key of a `.pth` file, such as `model` in
+/// `{"model": {…}, "epoch": 3}`. The other tensors of the file are not read.
+///
+/// ```no_run
+/// let state = brigade_nn::weights::load_entry("checkpoint.pth", "model")?;
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::NoSuchEntry`], and those of [`load`].
+pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Error> {
+    read(path.as_ref(), Some(entry))
+}
+
+/// Writes a safetensors file that PyTorch, Brigade and others read.
+///
+/// The file appears whole or not at all: it is written under a temporary name in the same folder,
+/// flushed to the disk, and renamed. A tensor that has two names is written under both, so that
+/// a reader which knows nothing of sharing finds it; it takes its space twice.
+///
+/// ```no_run
+/// use brigade_nn::{Linear, Model, weights};
+/// let model = Model::new(|p| Linear::new(p, 784, 10))?;
+/// weights::save(&model.state_dict(), "linear.safetensors")?;
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::File`] when the system refuses, or for a kind that safetensors lacks; [`Error::Torch`] when
+/// a tensor cannot be copied from its device. An older file of that name is still there then.
+pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
+    safetensors::save(state, path.as_ref())
+}
+
+pub use brigade_torch::{dtype_of, kind_of, tensor_from_bytes};
+
+impl<M> Model<M> {
+    /// Reads a weights file into the model, when it fits in every name and shape.
+    ///
+    /// As [`Model::load_state_dict`] of what [`load`] gives, but tensors are read straight into the
+    /// model's. That takes no memory beside it; for a tensor of another kind, on a device or channels
+    /// last at most 16 MB of the file at a time, of a `.pth` file its largest storage.
+    ///
+    /// # Errors
+    /// Those of [`load`] and of [`Model::load_state_dict`]; nothing was changed then.
+    /// [`Error::Interrupted`] when the disk fails after all was looked at.
+    pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<LoadReport, Error> {
+        let path = path.as_ref();
+        let (file, format) = open(path)?;
+        match format {
+            Format::Safetensors => safetensors::load_into(self, path, file),
+            Format::Pth => pth::load_into(self, path, file),
+        }
+    }
+
+    /// Writes parameters and saved buffers to a safetensors file, see [`save`].
+    ///
+    /// # Errors
+    /// Those of [`save`].
+    pub fn save_weights(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        save(&self.state_dict(), path)
+    }
+}
+
+fn read(path: &Path, entry: Option<&str>) -> Result<StateDict, Error> {
+    let (file, format) = open(path)?;
+    match (format, entry) {
+        (Format::Pth, _) => pth::load(path, file, entry),
+        (Format::Safetensors, None) => safetensors::load(path, file),
+        (Format::Safetensors, Some(entry)) => Err(Error::NoSuchEntry {
+            path: path.to_owned(),
+            entry: entry.to_owned(),
+            dictionaries: Vec::new(),
+        }),
+    }
+}
+
+fn open(path: &Path) -> Result<(File, Format), Error> {
+    let file = File::open(path).map_err(|source| io("read", path, source))?;
+    let format = Format::of(path, &file)?;
+    Ok((file, format))
+}
+
+fn io(doing: &'static str, path: &Path, source: std::io::Error) -> Error {
+    Error::File(brigade_checkpoint::Error::Io { doing, path: path.to_owned(), source })
+}
+
+fn damaged(path: &Path, fact: String) -> Error {
+    Error::File(brigade_checkpoint::Error::Damaged { path: path.to_owned(), fact })
+}

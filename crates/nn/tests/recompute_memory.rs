@@ -1,0 +1,68 @@
+//! Gradient checkpointing lowers the peak of memory of a step. Alone in its process, whose memory it measures.
+
+#![allow(clippy::unwrap_used)] // tests
+
+use std::fs;
+
+use brigade_nn::{Device, Kind, Linear, Model, ParamPath, Recompute, Sequential, Tensor};
+
+const PARTS: usize = 5;
+const LAYERS_PER_PART: usize = 5;
+const WIDTH: i64 = 256;
+const ROWS: i64 = 8192;
+/// Of one layer's output: 8 MiB. A layer and its GELU save two of these for the backward.
+const ACTIVATION: usize = (WIDTH * ROWS * 4) as usize;
+
+fn status(key: &str) -> usize {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(key)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+}
+
+fn net(path: &ParamPath<'_>, recompute: bool) -> Sequential {
+    let part = |path: ParamPath<'_>| {
+        (0..LAYERS_PER_PART).fold(Sequential::new(), |part, layer| {
+            part.add(Linear::new(&path / layer, WIDTH, WIDTH)).add_fn(|x| x.gelu("none"))
+        })
+    };
+    (0..PARTS).fold(Sequential::new(), |net, index| match recompute {
+        true => net.add(Recompute::new(part(path / index))),
+        false => net.add(part(path / index)),
+    })
+}
+
+/// The most memory that the process had during a step, and the gradients.
+fn step(recompute: bool) -> (usize, Vec<Tensor>) {
+    tch::manual_seed(0);
+    let model = Model::new(|p: &ParamPath<'_>| net(p, recompute)).unwrap();
+    let input = Tensor::ones([ROWS, WIDTH], (Kind::Float, Device::Cpu));
+    // The highest memory so far begins again here.
+    fs::write("/proc/self/clear_refs", "5").unwrap();
+    let output = model.forward(&input).unwrap();
+    brigade_torch::backward(&output.mean(Kind::Float)).unwrap();
+    let peak = status("VmHWM");
+    let gradients = model.parameters().into_iter().map(|parameter| parameter.tensor.grad());
+    (peak, gradients.collect())
+}
+
+#[test]
+fn recomputed_parts_keep_their_inputs_only() {
+    // As the Accelerator does: what is freed is used again, so the process is as large as its tensors were.
+    brigade_torch::keep_freed_memory();
+    // Libraries, threads and their buffers.
+    let _ = Tensor::ones([WIDTH, WIDTH], (Kind::Float, Device::Cpu))
+        .matmul(&Tensor::ones([WIDTH, WIDTH], (Kind::Float, Device::Cpu)));
+    let before = status("VmRSS");
+    // First, so that nothing which the plain step leaves behind is counted for it.
+    let (recomputed, gradients) = step(true);
+    let (plain, expected) = step(false);
+    assert_eq!(gradients, expected);
+
+    let (recomputed, plain) = (recomputed - before, plain - before);
+    let layers = PARTS * LAYERS_PER_PART;
+    assert!(plain > 2 * layers * ACTIVATION, "{plain} bytes do not hold what {layers} layers save");
+    // An input for each part, one part's layers, and what operations need while they run.
+    let needed = (PARTS + 2 * LAYERS_PER_PART + 10) * ACTIVATION;
+    assert!(recomputed < needed, "{recomputed} bytes with recomputation, expected under {needed}");
+    assert!(2 * recomputed < plain, "{recomputed} bytes with recomputation, {plain} without");
+}

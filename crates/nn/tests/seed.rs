@@ -1,0 +1,30 @@
+//! First values: for a seed they are those that PyTorch draws.
+//!
+//! libtorch has one generator per process, so this test has a file of its own.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+use std::path::Path;
+
+use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Embedding, Linear, Model};
+
+#[test]
+fn weights_of_pytorch_are_what_the_same_seed_draws_here() {
+    let small = |p: &brigade_nn::ParamPath<'_>| {
+        Conv2d::new(p / "block" / 0, 1, 2, [3, 3], Conv2dOptions::default());
+        BatchNorm2d::new(p / "block" / 1, 2);
+        Linear::new(p / "head", 4, 3);
+        Embedding::new(p / "table", 5, 2);
+    };
+    tch::manual_seed(0);
+    let drawn = Model::new(small).unwrap();
+    for name in ["small.pth", "small_ddp.pth"] {
+        let mut model = Model::new(small).unwrap();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+        let report = model.load_weights(path).unwrap();
+        assert_eq!((report.loaded, report.is_complete()), (10, true), "{name}");
+        for ((name, loaded), (_, drawn)) in model.state_dict().iter().zip(drawn.state_dict()) {
+            assert_eq!(loaded, &drawn, "{name}");
+        }
+    }
+}

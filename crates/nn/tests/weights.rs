@@ -1,0 +1,218 @@
+//! Weights files: those of PyTorch and of Python's safetensors in, ours out and in.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+use std::path::{Path, PathBuf};
+
+use brigade_checkpoint::Error as FileError;
+use brigade_nn::{
+    BatchNorm2d, Conv2d, Conv2dOptions, Device, Embedding, Error, Flatten, Kind, Linear, Model,
+    Sequential, StateDict, Tensor, weights,
+};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+fn refusal(name: &str) -> Error {
+    weights::load(fixture(name)).unwrap_err()
+}
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    Vec::<f64>::try_from(tensor.flatten(0, -1).to_kind(Kind::Double)).unwrap()
+}
+
+fn counted(first: i32, count: i32) -> Vec<f64> {
+    (first..first + count).map(f64::from).collect()
+}
+
+/// The module behind `small.pth`.
+fn small(p: &brigade_nn::ParamPath<'_>) {
+    Conv2d::new(p / "block" / 0, 1, 2, [3, 3], Conv2dOptions::default());
+    BatchNorm2d::new(p / "block" / 1, 2);
+    Linear::new(p / "head", 4, 3);
+    Embedding::new(p / "table", 5, 2);
+}
+
+#[test]
+fn one_dictionary_of_a_checkpoint_can_be_picked() {
+    let path = fixture("checkpoint.pth");
+    let error = weights::load(&path).unwrap_err();
+    assert!(
+        error.to_string().ends_with(
+            "holds a dictionary under `model`, not a dictionary of tensors; choose one of its \
+             dictionaries: model, optimizer"
+        ),
+        "{error}"
+    );
+    let mut model = Model::new(small).unwrap();
+    let state = weights::load_entry(&path, "model").unwrap();
+    assert_eq!(model.load_state_dict(&state).unwrap().loaded, 10);
+
+    for (entry, expected) in [
+        ("ema", "has no dictionary under `ema`; choose one of its dictionaries: model, optimizer"),
+        ("epoch", "has no dictionary under `epoch`; choose one"),
+        (
+            "optimizer",
+            "holds a dictionary under `state`, not a dictionary of tensors; choose one of \
+          its dictionaries: state",
+        ),
+    ] {
+        let error = weights::load_entry(&path, entry).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+fn check_kinds(state: &StateDict) {
+    for (name, kind) in [
+        ("f64", Kind::Double),
+        ("f32", Kind::Float),
+        ("f16", Kind::Half),
+        ("bf16", Kind::BFloat16),
+        ("i64", Kind::Int64),
+        ("i32", Kind::Int),
+        ("i16", Kind::Int16),
+        ("i8", Kind::Int8),
+        ("u8", Kind::Uint8),
+    ] {
+        let tensor = state.get(name).unwrap();
+        assert_eq!((tensor.kind(), tensor.size()), (kind, vec![2, 3]), "{name}");
+        assert_eq!(values(tensor), counted(1, 6), "{name}");
+    }
+    let flags = state.get("bool").unwrap();
+    assert_eq!((flags.kind(), values(flags)), (Kind::Bool, vec![1.0, 0.0, 1.0]));
+    let base = state.get("base").unwrap();
+    assert_eq!((base.size(), values(base)), (vec![3, 4], counted(0, 12)));
+    let scalar = state.get("scalar").unwrap();
+    assert_eq!((scalar.size(), scalar.double_value(&[])), (vec![], 2.5));
+    assert_eq!(state.get("empty").unwrap().size(), [0, 3]);
+}
+
+#[test]
+fn every_kind_of_a_pth_file_is_read_with_its_strides() {
+    let state = weights::load(fixture("kinds.pth")).unwrap();
+    check_kinds(&state);
+    let get = |name| state.get(name).unwrap();
+    assert_eq!(get("c64").kind(), Kind::ComplexFloat);
+    assert_eq!(get("c64").real().double_value(&[0]), 1.0);
+    assert_eq!(get("c64").imag().double_value(&[0]), 2.0);
+    assert_eq!(get("transposed").size(), [4, 3]);
+    assert_eq!(values(&get("transposed").narrow(0, 1, 1)), [1.0, 5.0, 9.0]);
+    assert_eq!(values(get("column")), [6.0, 10.0]);
+    assert_eq!((get("expanded").size(), values(get("expanded"))), (vec![2, 2], vec![0.0; 4]));
+    assert_eq!(values(get("parameter")), [5.0, 6.0]);
+    // One storage in the file is one here.
+    assert_eq!(get("transposed").data_ptr(), get("base").data_ptr());
+}
+
+#[test]
+fn every_kind_of_a_safetensors_file_is_read() {
+    check_kinds(&weights::load(fixture("kinds.safetensors")).unwrap());
+}
+
+#[test]
+fn what_is_saved_loads_and_keeps_kinds_and_values() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out.safetensors");
+    let state = weights::load(fixture("kinds.pth")).unwrap();
+    weights::save(&state, &path).unwrap();
+    let again = weights::load(&path).unwrap();
+    assert_eq!(again.len(), state.len());
+    check_kinds(&again);
+    for (name, tensor) in state.iter() {
+        let read = again.get(name).unwrap();
+        assert_eq!((read.kind(), read.size()), (tensor.kind(), tensor.size()), "{name}");
+        assert!(read.is_contiguous(), "{name}");
+        if tensor.kind() != Kind::ComplexFloat {
+            assert_eq!(values(read), values(tensor), "{name}");
+        }
+    }
+    let bytes = std::fs::read(&path).unwrap();
+    let header = String::from_utf8_lossy(&bytes[8..]);
+    assert!(header.starts_with(r#"{"__metadata__":{"format":"pt"},"#), "{header}");
+    assert_eq!(u64::from_le_bytes(bytes[..8].try_into().unwrap()) % 8, 0);
+}
+
+#[test]
+fn a_model_goes_through_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let images = Tensor::randn([2, 1, 8, 8], (Kind::Float, Device::Cpu));
+    let net = |p: &brigade_nn::ParamPath<'_>| {
+        let convolution = Conv2d::new(p / 0, 1, 4, [3, 3], Conv2dOptions::default());
+        let head = Linear::new(p / 3, 4 * 36, 2);
+        Sequential::new().add(convolution).add(BatchNorm2d::new(p / 1, 4)).add(Flatten).add(head)
+    };
+    let mut written = Model::new(net).unwrap();
+    let _ = written.forward(&images).unwrap();
+    written.save_weights(&path).unwrap();
+    let mut read = Model::new(net).unwrap();
+    assert_eq!(read.load_weights(&path).unwrap().loaded, 9);
+    written.eval();
+    read.eval();
+    assert_eq!(read.forward(&images).unwrap(), written.forward(&images).unwrap());
+}
+
+#[test]
+fn saving_replaces_whole_files_and_leaves_nothing_else() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("w.safetensors");
+    let mut state = StateDict::new();
+    state.insert("a", Tensor::from_slice(&[1f32])).unwrap();
+    weights::save(&state, &path).unwrap();
+    state.insert("b", Tensor::from_slice(&[2f32])).unwrap();
+    weights::save(&state, &path).unwrap();
+    assert_eq!(weights::load(&path).unwrap().len(), 2);
+
+    // A save that fails leaves the old file.
+    let complex = Tensor::zeros([1], (Kind::ComplexDouble, Device::Cpu));
+    state.insert("c", complex).unwrap();
+    let error = weights::save(&state, &path).unwrap_err();
+    assert!(error.to_string().ends_with("safetensors cannot hold `c` of C128"), "{error}");
+    assert_eq!(weights::load(&path).unwrap().len(), 2);
+
+    let files: Vec<_> =
+        std::fs::read_dir(&folder).unwrap().map(|f| f.unwrap().file_name()).collect();
+    assert_eq!(files, ["w.safetensors"]);
+    // Like any file that is created, not private as temporary files are.
+    let plain = std::fs::File::create(folder.path().join("plain")).unwrap();
+    let mode = |file: std::fs::Metadata| file.permissions().mode();
+    assert_eq!(mode(std::fs::metadata(&path).unwrap()), mode(plain.metadata().unwrap()));
+
+    let nowhere = folder.path().join("no/such/folder/w.safetensors");
+    let error = weights::save(&StateDict::new(), &nowhere).unwrap_err();
+    assert!(matches!(error, Error::File(FileError::Io { doing: "write", .. })), "{error}");
+}
+
+#[test]
+fn objects_in_a_pickle_are_named_and_not_made() {
+    let error = refusal("os_system.pth");
+    assert!(
+        error.to_string().contains("refers to `posix.system`, which is not among the few names"),
+        "{error}"
+    );
+    assert!(error.to_string().contains("nothing was executed"), "{error}");
+    assert!(!Path::new("brigade_was_here").exists());
+    let error = refusal("whole_module.pth");
+    assert!(error.to_string().contains("refers to `__main__.Small`"), "{error}");
+}
+
+#[test]
+fn other_files_of_torch_are_refused_by_name() {
+    assert!(matches!(refusal("legacy.pth"), Error::File(FileError::LegacyPth { .. })));
+    for (name, expected) in [
+        ("protocol4.pth", "it is pickled in protocol 4; save it with torch.save's default, 2"),
+        ("torchscript.pt", "it is a TorchScript archive"),
+        ("list.pth", "holds a list, not a dictionary of tensors"),
+        ("README.md", "is neither a safetensors file nor a .pth file"),
+    ] {
+        let error = refusal(name).to_string();
+        assert!(error.contains(expected), "{name}: {error}");
+    }
+    let error = weights::load_entry(fixture("kinds.safetensors"), "model").unwrap_err();
+    assert!(matches!(error, Error::NoSuchEntry { .. }), "{error}");
+    let error = weights::load(fixture("absent.pth")).unwrap_err();
+    assert!(matches!(error, Error::File(FileError::Io { doing: "read", .. })), "{error}");
+}
