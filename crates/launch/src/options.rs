@@ -59,7 +59,7 @@ pub struct LaunchOptions {
     /// Among which ports the ranks' store has its own. Default: any that is free.
     pub store_port: Option<PortRange>,
     /// How long agents wait for each other.
-    pub patience: RendezvousTimeouts,
+    pub timeouts: RendezvousTimeouts,
     /// `ROLE_NAME` of each rank.
     pub role: String,
     /// Where the events of the job are written; `None`: nowhere.
@@ -102,7 +102,7 @@ impl Default for LaunchOptions {
             etcd: EtcdAccess::default(),
             local_addr: None,
             store_port: None,
-            patience: RendezvousTimeouts::default(),
+            timeouts: RendezvousTimeouts::default(),
             role: "default".to_owned(),
             events: None,
             output: OutputOptions::default(),

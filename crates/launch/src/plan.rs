@@ -109,7 +109,7 @@ pub struct LaunchPlan {
     /// Among which ports the ranks' store has its own.
     pub store_port: Option<PortRange>,
     /// How long agents wait for each other.
-    pub patience: RendezvousTimeouts,
+    pub timeouts: RendezvousTimeouts,
     /// The part that the ranks play.
     pub role: String,
     /// Name of this launcher.
@@ -241,7 +241,7 @@ impl LaunchPlan {
             run_id,
             local_addr: options.local_addr.clone(),
             store_port: options.store_port,
-            patience: options.patience,
+            timeouts: options.timeouts,
             role: options.role.clone(),
             agent_id: facts.agent_id.clone(),
             host: facts.host.clone(),

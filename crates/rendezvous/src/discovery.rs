@@ -24,7 +24,7 @@ pub(crate) use tcp::{Endpoint, Failure};
 #[derive(Clone, Debug)]
 pub struct RendezvousPlan {
     /// How they meet.
-    pub way: DiscoveryMethod,
+    pub method: DiscoveryMethod,
     /// Name of the job.
     pub run_id: String,
     /// Name of this host, for messages.
@@ -194,7 +194,7 @@ pub enum RendezvousError {
 /// use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 ///
 /// let mut meeting = Rendezvous::start(RendezvousPlan {
-///     way: DiscoveryMethod::Static { node_rank: 0, address: "localhost".into(), port: 0 },
+///     method: DiscoveryMethod::Static { node_rank: 0, address: "localhost".into(), port: 0 },
 ///     run_id: "night".into(),
 ///     host: "node1".into(),
 ///     secret: Some(Secret::generate()?),
@@ -253,7 +253,7 @@ impl Drop for Rendezvous {
 }
 
 fn meet(plan: &RendezvousPlan, notices: &Notices) -> Result<RendezvousNotice, RendezvousError> {
-    match &plan.way {
+    match &plan.method {
         DiscoveryMethod::Static { node_rank: 0, address, port } => tcp::serve(plan, address, *port),
         DiscoveryMethod::Static { address, port, .. } => {
             tcp::meet(plan, address, *port, Some(false), notices)

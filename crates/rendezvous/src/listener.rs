@@ -26,7 +26,7 @@ pub struct Listener {
     pub(crate) run_id: String,
     pub(crate) limits: Limits,
     /// Where it was elected.
-    pub(crate) seat: Option<LeaderLease>,
+    pub(crate) lease: Option<LeaderLease>,
 }
 
 impl Listener {
@@ -49,7 +49,7 @@ impl Listener {
         socket.set_nonblocking(true)?;
         let port = socket.local_addr()?.port();
         let limits = Limits::default();
-        Ok(Self { socket, port, reach, secret, run_id: run_id.into(), limits, seat: None })
+        Ok(Self { socket, port, reach, secret, run_id: run_id.into(), limits, lease: None })
     }
 
     /// The port.

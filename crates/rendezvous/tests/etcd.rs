@@ -159,7 +159,7 @@ impl Agent {
     /// Meets the others and takes part until it has lost its coordinator. False at the end.
     fn take_part(&mut self) -> bool {
         let plan = RendezvousPlan {
-            way: DiscoveryMethod::Etcd {
+            method: DiscoveryMethod::Etcd {
                 endpoints: self.endpoints.clone(),
                 access: EtcdAccess::default(),
                 address: None,

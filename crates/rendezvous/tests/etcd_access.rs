@@ -49,7 +49,7 @@ fn elect_within(
     access: EtcdAccess,
 ) -> Result<(), RendezvousError> {
     let mut meeting = Rendezvous::start(RendezvousPlan {
-        way: DiscoveryMethod::Etcd {
+        method: DiscoveryMethod::Etcd {
             endpoints: endpoint.into(),
             access,
             address: Some("127.0.0.1".into()),

@@ -81,7 +81,7 @@ impl Served {
 /// Meets the coordinator at this port.
 fn meet(port: u16, secret: Option<Secret>) -> Result<Link, RendezvousError> {
     let mut meeting = Rendezvous::start(RendezvousPlan {
-        way: DiscoveryMethod::Static { node_rank: 1, address: "127.0.0.1".into(), port },
+        method: DiscoveryMethod::Static { node_rank: 1, address: "127.0.0.1".into(), port },
         run_id: RUN_ID.into(),
         host: "node2".into(),
         secret,

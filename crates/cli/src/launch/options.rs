@@ -70,7 +70,7 @@ pub(super) fn options(
         secret,
         etcd,
         local_addr: settings.local_addr.clone(),
-        patience: waits,
+        timeouts: waits,
         role: settings.role.clone().unwrap_or(default.role),
         shutdown_timeout: settings.shutdown_timeout.unwrap_or(default.shutdown_timeout),
         heartbeat_timeout,

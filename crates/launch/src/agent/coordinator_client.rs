@@ -120,9 +120,9 @@ impl<'p> CoordinatorClient<'p> {
     pub(super) fn connect(&mut self) {
         self.drop_links();
         (self.coordinator, self.others_told) = (None, false);
-        let begun = match way(self.plan) {
+        let begun = match discovery_method(self.plan) {
             None => self.serve(None, LOOPBACK.to_owned()),
-            Some(way) => self.search(way).map(|search| self.search = Some(search)),
+            Some(method) => self.search(method).map(|search| self.search = Some(search)),
         };
         begun.unwrap_or_else(|error| self.events.push_back(Event::Failed(error)));
     }
@@ -132,11 +132,11 @@ impl<'p> CoordinatorClient<'p> {
         self.met(link);
     }
 
-    fn search(&self, way: DiscoveryMethod) -> Result<Search, LaunchError> {
+    fn search(&self, method: DiscoveryMethod) -> Result<Search, LaunchError> {
         let plan = RendezvousPlan {
-            way,
+            method,
             secret: self.plan.secret.clone(),
-            timeout: self.plan.patience.join,
+            timeout: self.plan.timeouts.join,
             limits: self.plan.limits,
             run_id: self.plan.run_id.clone(),
             host: self.plan.host.clone(),
@@ -444,7 +444,7 @@ fn is_over(coordinator: &Coordinator) -> bool {
 }
 
 /// How this host finds the others; `None` when there are none.
-fn way(plan: &LaunchPlan) -> Option<DiscoveryMethod> {
+fn discovery_method(plan: &LaunchPlan) -> Option<DiscoveryMethod> {
     match &plan.rendezvous {
         RendezvousMode::OneHost | RendezvousMode::Launcher { .. } => None,
         RendezvousMode::Static { node_rank, master_addr, master_port } => {
@@ -487,9 +487,9 @@ fn rules(plan: &LaunchPlan, address: String) -> Rules {
         min_nodes: plan.nodes.min,
         max_nodes: plan.nodes.max,
         max_restarts: plan.max_restarts,
-        join_timeout: plan.patience.join,
-        last_call: plan.patience.last_call,
-        join_interval: plan.patience.join_interval,
+        join_timeout: plan.timeouts.join,
+        last_call: plan.timeouts.last_call,
+        join_interval: plan.timeouts.join_interval,
         limits: plan.limits,
         late_hosts: plan.rendezvous != RendezvousMode::OneHost,
         address: Some(plan.local_addr.clone().unwrap_or(address)),

@@ -16,7 +16,7 @@ impl EventLoop {
     pub(super) fn tell(&mut self, event: Event) {
         let actions = self.formation.handle(self.start.elapsed(), event);
         let begins = |it: &Action| matches!(it, Action::Send(_, ToAgent::Start(_)));
-        if actions.iter().any(begins) && self.seat().is_some_and(|seat| !seat.is_held()) {
+        if actions.iter().any(begins) && self.lease().is_some_and(|lease| !lease.is_held()) {
             self.say(
                 "etcd does not answer, so another host may coordinate the job by now: no attempt \
                  is begun here",
@@ -39,8 +39,8 @@ impl EventLoop {
                 Action::Say(line) => self.say(&line),
                 Action::Record(record) => self.record(record),
                 Action::Finish(verdict) => {
-                    if let Some(seat) = self.seat() {
-                        seat.finish(verdict.code);
+                    if let Some(lease) = self.lease() {
+                        lease.finish(verdict.code);
                     }
                     self.verdict = Some(verdict);
                 }
@@ -49,8 +49,8 @@ impl EventLoop {
     }
 
     /// The hold on the election, where there was one.
-    fn seat(&self) -> Option<&LeaderLease> {
-        self.listener.as_ref().and_then(|listener| listener.seat.as_ref())
+    fn lease(&self) -> Option<&LeaderLease> {
+        self.listener.as_ref().and_then(|listener| listener.lease.as_ref())
     }
 
     fn record(&mut self, Record { at, event }: Record) {

@@ -60,8 +60,8 @@ impl EventLoop {
         epoll.add(&commands, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
         if let Some(listener) = &listener {
             epoll.add(listener, EpollEvent::new(EpollFlags::EPOLLIN, DOOR))?;
-            if let Some(seat) = &listener.seat {
-                epoll.add(seat.lost(), EpollEvent::new(EpollFlags::EPOLLIN, SEAT))?;
+            if let Some(lease) = &listener.lease {
+                epoll.add(lease.lost(), EpollEvent::new(EpollFlags::EPOLLIN, LEASE))?;
             }
         }
         let start = Instant::now();
@@ -129,7 +129,7 @@ impl EventLoop {
                     WAKE => self.take_commands(),
                     DOOR => self.accept(),
                     // Another process is the coordinator: the agents are to go there.
-                    SEAT => self.abandoned = true,
+                    LEASE => self.abandoned = true,
                     number => self.ready(AgentId(number - FIRST), event.events()),
                 }
             }
@@ -321,7 +321,7 @@ fn is_exhausted(error: &io::Error) -> bool {
 
 const WAKE: u64 = 0;
 const DOOR: u64 = 1;
-const SEAT: u64 = 2;
+const LEASE: u64 = 2;
 /// Agents' numbers begin here in the poll.
 pub(super) const FIRST: u64 = 3;
 /// How often the poll is asked for more before the clock is looked at.

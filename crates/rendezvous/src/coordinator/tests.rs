@@ -289,7 +289,7 @@ fn listening_within(nodes: usize, limits: Limits) -> (Coordinator, u16, mpsc::Re
 /// The link of an agent that knows the secret.
 fn guest(port: u16) -> Link {
     let mut meeting = Rendezvous::start(RendezvousPlan {
-        way: DiscoveryMethod::Static { node_rank: 1, address: "127.0.0.1".into(), port },
+        method: DiscoveryMethod::Static { node_rank: 1, address: "127.0.0.1".into(), port },
         run_id: "j".into(),
         host: "guest".into(),
         secret: Some(Secret::new("known to the job alone").unwrap()),

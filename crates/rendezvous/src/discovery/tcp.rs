@@ -48,7 +48,7 @@ pub(super) fn meet(
     notices: &Notices,
 ) -> Result<RendezvousNotice, RendezvousError> {
     let endpoint = Endpoint::new(plan, address, port);
-    let mut patience = RetryPolicy::new(plan, endpoint.name(), MAX_PAUSE);
+    let mut retry = RetryPolicy::new(plan, endpoint.name(), MAX_PAUSE);
     let mut taken_since = None;
     loop {
         let round = Instant::now();
@@ -73,7 +73,7 @@ pub(super) fn meet(
             }
             Err(Failure::Later(text)) => text,
         };
-        patience.pause(last, notices)?;
+        retry.pause(last, notices)?;
     }
 }
 

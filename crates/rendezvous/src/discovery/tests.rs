@@ -14,9 +14,9 @@ use nix::sys::socket::{
 use super::*;
 use crate::{Coordinator, FromAgent, Join, Rules, ToAgent};
 
-fn plan(way: DiscoveryMethod) -> RendezvousPlan {
+fn plan(method: DiscoveryMethod) -> RendezvousPlan {
     RendezvousPlan {
-        way,
+        method,
         run_id: "j".into(),
         host: "node2".into(),
         secret: Some(Secret::new("known to the job alone").unwrap()),
@@ -25,7 +25,7 @@ fn plan(way: DiscoveryMethod) -> RendezvousPlan {
     }
 }
 
-fn way(address: &str, port: u16) -> DiscoveryMethod {
+fn at(address: &str, port: u16) -> DiscoveryMethod {
     DiscoveryMethod::Endpoint { address: address.into(), port, serve: None }
 }
 
@@ -56,8 +56,8 @@ fn failure(plan: RendezvousPlan) -> RendezvousError {
     }
 }
 
-fn serve(way: DiscoveryMethod) -> (Coordinator, u16) {
-    let RendezvousNotice::Serve { listener, address } = outcome(plan(way)) else { panic!() };
+fn serve(method: DiscoveryMethod) -> (Coordinator, u16) {
+    let RendezvousNotice::Serve { listener, address } = outcome(plan(method)) else { panic!() };
     let port = listener.port();
     let rules = Rules {
         run_id: "j".into(),
@@ -109,8 +109,8 @@ fn run(coordinator: Coordinator, mut links: [Link; 2], master: &str) {
 #[test]
 fn who_has_the_address_serves_and_the_next_agent_joins() {
     for address in ["localhost", "127.0.0.1"] {
-        let (coordinator, port) = serve(way(address, 0));
-        let RendezvousNotice::Join(link) = outcome(plan(way(address, port))) else { panic!() };
+        let (coordinator, port) = serve(at(address, 0));
+        let RendezvousNotice::Join(link) = outcome(plan(at(address, port))) else { panic!() };
         let own = coordinator.link().unwrap();
         run(coordinator, [own, link], address);
     }
@@ -132,7 +132,7 @@ fn others_wait_for_host_0() {
 
 #[test]
 fn a_name_without_an_address_is_told() {
-    let mut plan = plan(way("no-such-host.invalid", 1));
+    let mut plan = plan(at("no-such-host.invalid", 1));
     plan.timeout = Duration::from_millis(10);
     let text = failure(plan).to_string();
     assert!(text.starts_with("no coordinator at no-such-host.invalid:1 after 0 s: "), "{text}");
@@ -141,14 +141,15 @@ fn a_name_without_an_address_is_told() {
 
 #[test]
 fn another_secret_is_refused() {
-    let (coordinator, port) = serve(way("localhost", 0));
-    let way = DiscoveryMethod::Endpoint { address: "localhost".into(), port, serve: Some(false) };
+    let (coordinator, port) = serve(at("localhost", 0));
+    let method =
+        DiscoveryMethod::Endpoint { address: "localhost".into(), port, serve: Some(false) };
     let secret = Secret::new("a guess at the secret").unwrap();
     for (secret, reason) in [
         (Some(secret), "its job has another secret: set the same BRIGADE_RDZV_SECRET"),
         (None, "its job has a secret, and this host was given none: set the same"),
     ] {
-        let text = failure(RendezvousPlan { secret, ..plan(way.clone()) }).to_string();
+        let text = failure(RendezvousPlan { secret, ..plan(method.clone()) }).to_string();
         let expected = format!("localhost:{port} refused this host: {reason}");
         assert!(text.starts_with(&expected), "{text}");
     }
@@ -207,7 +208,7 @@ fn a_port_of_another_program_is_named() {
     let taken = format!(
         "port {port} on this host is in use by another program: end that, or give another port"
     );
-    assert_eq!(failure(plan(way("127.0.0.1", port))).to_string(), taken);
+    assert_eq!(failure(plan(at("127.0.0.1", port))).to_string(), taken);
     let first = DiscoveryMethod::Static { node_rank: 0, address: "127.0.0.1".into(), port };
     assert_eq!(failure(plan(first)).to_string(), taken);
     let second = DiscoveryMethod::Static { node_rank: 1, address: "127.0.0.1".into(), port };
@@ -220,15 +221,15 @@ fn a_port_of_another_program_is_named() {
 fn a_port_of_a_silent_program_is_named() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let error = failure(plan(way("127.0.0.1", port)));
+    let error = failure(plan(at("127.0.0.1", port)));
     assert!(matches!(error, RendezvousError::PortTaken { .. }), "{error}");
 }
 
 #[test]
 fn giving_up_is_possible_at_any_time() {
     let (_held, port) = free_port();
-    let way = DiscoveryMethod::Static { node_rank: 1, address: "localhost".into(), port };
-    drop(Rendezvous::start(plan(way)).unwrap());
+    let method = DiscoveryMethod::Static { node_rank: 1, address: "localhost".into(), port };
+    drop(Rendezvous::start(plan(method)).unwrap());
 }
 
 /// One connection over which nothing comes must not use up the time in which the seat is kept.
@@ -237,8 +238,8 @@ fn a_way_back_that_is_silent_is_given_up_soon() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let limits = TimeLimits::new(Duration::from_secs(6), Duration::from_secs(30));
-    let way = DiscoveryMethod::Resume { address, patient: true, delay: Duration::ZERO };
-    let _meeting = Rendezvous::start(RendezvousPlan { limits, ..plan(way) }).unwrap();
+    let method = DiscoveryMethod::Resume { address, patient: true, delay: Duration::ZERO };
+    let _rendezvous = Rendezvous::start(RendezvousPlan { limits, ..plan(method) }).unwrap();
     // Kept open, and silent. A busy machine may hold this process up in one round, not in all.
     let mut silent = vec![listener.accept().unwrap()];
     let given_up_soon = (0..5).any(|_| {

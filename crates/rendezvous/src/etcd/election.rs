@@ -53,14 +53,14 @@ pub(crate) fn meet(
 ) -> Result<RendezvousNotice, RendezvousError> {
     let client = Client::new(endpoints, access)?;
     let mut election = Election { plan, client, keys: Keys::new(&plan.run_id), address };
-    let mut patience = RetryPolicy::new(plan, format!("etcd at {endpoints}"), MAX_PAUSE);
+    let mut retry = RetryPolicy::new(plan, format!("etcd at {endpoints}"), MAX_PAUSE);
     loop {
         let last = match election.turn(notices) {
             Ok(done) => return Ok(done),
             Err(Failure::Now(error)) => return Err(error),
             Err(Failure::Later(text)) => text,
         };
-        patience.pause(last, notices)?;
+        retry.pause(last, notices)?;
     }
 }
 
@@ -123,9 +123,9 @@ impl Election<'_> {
         match self.client.create(self.keys.both(), &value, &lease) {
             Ok(Created::Now) => {
                 let (client, keys) = (self.client.clone(), self.keys.clone());
-                let seat = LeaderLease::hold(client, keys, value, lease, LEASE, asked)
+                let held = LeaderLease::hold(client, keys, value, lease, LEASE, asked)
                     .map_err(|error| Failure::Now(RendezvousError::System(error)))?;
-                listener.seat = Some(seat);
+                listener.lease = Some(held);
                 Ok(RendezvousNotice::Serve { listener, address })
             }
             lost => {
