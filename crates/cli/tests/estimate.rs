@@ -161,9 +161,9 @@ fn what_cannot_be_estimated_is_named() {
     fs::create_dir(path("bare")).unwrap();
     let table = [
         ("short.safetensors", "shorter than the header"),
-        ("foreign.safetensors", "it is no safetensors file"),
+        ("foreign.safetensors", "it is not a safetensors file"),
         ("cut.safetensors", "it is cut short"),
-        ("garbage.safetensors", "its header is no JSON"),
+        ("garbage.safetensors", "its header is not JSON"),
         ("empty.safetensors", "has no tensors"),
         ("huge.safetensors", "is impossible"),
         ("model.pth", "write it as safetensors first"),

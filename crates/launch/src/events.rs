@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_that_nobody_reads_is_refused_and_one_that_closes_is_told_once() {
+    fn a_pipe_without_a_reader_is_refused_and_one_that_closes_is_told_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipe");
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();

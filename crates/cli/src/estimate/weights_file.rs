@@ -79,7 +79,7 @@ fn shards(file: &Path) -> anyhow::Result<Vec<PathBuf>> {
             Ok(index.files().into_iter().map(|name| file.with_file_name(name)).collect())
         }
         _ => bail!(
-            "{} is no safetensors file: a .pth file would have to be unpickled; write it as \
+            "{} is not a safetensors file: a .pth file would have to be unpickled; write it as \
              safetensors first",
             file.display()
         ),
@@ -93,7 +93,7 @@ fn header(file: &Path) -> anyhow::Result<BTreeMap<String, Entry>> {
     let length = u64::from_le_bytes(length);
     ensure!(
         length <= MAX_HEADER_LEN,
-        "its header would have {length} bytes, at most {MAX_HEADER_LEN} are allowed: it is no \
+        "its header would have {length} bytes, at most {MAX_HEADER_LEN} are allowed: it is not a \
          safetensors file"
     );
     let mut text = Vec::new();

@@ -140,7 +140,7 @@ pub(crate) fn folders_and_programs_that_are_not_there() {
         site.launch("node2:1").args(["--workdir", &nowhere, "true"]),
         1,
         &format!(
-            "node2: the working folder {nowhere} is not there: make it, or name another with \
+            "node2: the working folder {nowhere} does not exist: make it, or give another with \
              --workdir"
         ),
     );

@@ -203,8 +203,13 @@ mod tests {
             ),
             (255, "ssh: connect to host node2 port 22: Connection refused", "listens", "start ssh"),
             (255, "ssh: connect to host node2 port 22: Connection timed out", "answer", "ping"),
-            (255, "ssh: connect to host node2 port 22: No route to host", "no way", "ping"),
-            (127, "sh: 1: brigade: not found", "no brigade", "scp"),
+            (
+                255,
+                "ssh: connect to host node2 port 22: No route to host",
+                "cannot be reached",
+                "ping",
+            ),
+            (127, "sh: 1: brigade: not found", "not installed", "scp"),
             (2, "error: unrecognized subcommand '__doctor'", "too old", "scp"),
             (255, "something new", "exit code 255", "ssh -v node2"),
         ] {
