@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use brigade_doctor::{Examination, HostToExamine, Question, Report, Sources, Style, Verdict};
-use brigade_launch::LaunchError;
-use brigade_launch::hosts::{HostSpec, HostsError, HostsOptions, RoleCommand};
+use brigade_remote::{
+    HostAccess, HostListError, HostSpec, LocalFacts, RemoteError, TimeLimits, forwarded_variables,
+};
 use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -80,16 +81,17 @@ pub(crate) struct DoctorArgs {
 
 /// Examines, prints, and gives the exit code.
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
-    let enough = Arc::new(AtomicBool::new(false));
+    let cancelled = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&enough))
+        signal_hook::flag::register(signal, Arc::clone(&cancelled))
             .context("cannot watch for signals")?;
     }
-    let options = args.options().map_err(LaunchError::from)?;
-    let what = args.examination(&options).map_err(LaunchError::from)?;
-    let hosts = hosts_to_examine(&options)?;
+    let facts = LocalFacts::gather()?;
+    let what = args.examination(&facts)?;
+    let hosts = args.hosts_to_examine(&facts)?;
     let mut progress = Progress::new();
-    let cluster = brigade_doctor::examine(hosts, &what, &enough, &mut |text| progress.show(text));
+    let cluster =
+        brigade_doctor::examine(hosts, &what, &cancelled, &mut |text| progress.show(text));
     progress.clear();
     let Ok(cluster) = cluster else { return Ok(INTERRUPTED) };
     let findings = brigade_doctor::diagnose(&cluster);
@@ -107,17 +109,17 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     Ok(u8::from(report.verdict() == Verdict::Fail))
 }
 
-/// The counterpart on each host: `brigade __doctor`.
+/// Answers the doctor on one host: `brigade __doctor`.
 pub(crate) fn play() -> anyhow::Result<u8> {
     let (sender, ended) = mpsc::channel();
     let input = UntilEnd { input: io::stdin(), ended: sender.clone() };
     thread::spawn(move || {
-        // Whoever asked has gone when this fails.
+        // Fails when the session has ended.
         let _ = brigade_doctor::serve(input, io::stdout(), &Sources::system());
         let _ = sender.send(Event::Answered);
     });
-    // When whoever asks has gone, what has been asked is still done if that is soon: taking a file
-    // away is. But nobody waits for a measurement any more.
+    // When the session has ended, a request that takes little time is still carried out: the removal of
+    // a file is. A measurement is not waited for.
     if let Ok(Event::NoMoreQuestions) = ended.recv() {
         let _ = ended.recv_timeout(LAST_ANSWERS);
     }
@@ -129,7 +131,7 @@ enum Event {
     Answered,
 }
 
-/// Standard input, which tells when it has ended.
+/// Standard input that reports its end.
 struct UntilEnd {
     input: io::Stdin,
     ended: mpsc::Sender<Event>,
@@ -146,34 +148,41 @@ impl Read for UntilEnd {
 }
 
 impl DoctorArgs {
-    /// As the launcher would be told.
-    fn options(&self) -> Result<HostsOptions, HostsError> {
-        let hosts = match (&self.hosts, &self.hostfile) {
-            (Some(list), _) => HostSpec::parse_list(list)?,
-            (None, Some(file)) => HostSpec::read_file(file)?,
-            (None, None) => HostSpec::parse_list("localhost")?,
-        };
-        Ok(HostsOptions {
-            hosts,
-            ssh_command: self.ssh_command.clone(),
-            connect_timeout: self.timeout,
-            workdir: self.workdir.clone(),
-            ..HostsOptions::default()
-        })
+    fn hosts(&self) -> Result<Vec<HostSpec>, HostListError> {
+        match (&self.hosts, &self.hostfile) {
+            (Some(list), _) => HostSpec::parse_list(list),
+            (None, Some(file)) => HostSpec::read_file(file),
+            (None, None) => HostSpec::parse_list("localhost"),
+        }
     }
 
-    fn examination(&self, options: &HostsOptions) -> Result<Examination, HostsError> {
+    /// With names that mean the same on the other hosts, too.
+    fn hosts_to_examine(&self, facts: &LocalFacts) -> anyhow::Result<Vec<HostToExamine>> {
+        let (client, limits) = (self.ssh_command.as_deref(), TimeLimits::default());
+        let access = HostAccess::resolve(client, self.timeout, limits, facts)?;
+        let host = |it: HostSpec| {
+            let here = access.local.is(&it);
+            let command = access.command(&it, ROLE)?;
+            let loopback = it.name.parse().is_ok_and(|it: IpAddr| it.is_loopback());
+            let is_nameless = here && (loopback || it.name == "localhost");
+            let name = if is_nameless { own_name(facts) } else { it.name };
+            Ok(HostToExamine { name, here, ranks: it.slots, command })
+        };
+        self.hosts()?.into_iter().map(host).collect()
+    }
+
+    fn examination(&self, facts: &LocalFacts) -> Result<Examination, RemoteError> {
         let ports = self.port_range.map(|(first, last)| {
             let mut ports = vec![first, first + (last - first) / 2, last];
             ports.dedup();
             ports
         });
         let text = |text: OsString| text.to_string_lossy().into_owned();
-        let variables = options.variables()?.into_iter();
+        let variables = forwarded_variables(&[], facts)?.variables.into_iter();
         Ok(Examination {
             question: Question {
                 program: self.program.clone(),
-                working_folder: Some(options.working_folder()?),
+                working_folder: Some(facts.workdir(self.workdir.clone())?),
                 log_folder: self.log_dir.clone(),
                 names: Vec::new(),
                 variables: variables.map(|(name, value)| (text(name), text(value))).collect(),
@@ -181,25 +190,14 @@ impl DoctorArgs {
             master_port: self.master_port,
             ports: ports.unwrap_or_default(),
             measure: !self.no_speed,
-            patience: self.timeout,
+            timeout: self.timeout,
         })
     }
 }
 
-/// With names that mean something on the other hosts, too.
-fn hosts_to_examine(options: &HostsOptions) -> Result<Vec<HostToExamine>, LaunchError> {
-    let host = |it: RoleCommand| {
-        let loopback = it.host.name.parse().is_ok_and(|it: IpAddr| it.is_loopback());
-        let nameless = it.here && (loopback || it.host.name == "localhost");
-        let name = if nameless { own_name() } else { it.host.name };
-        HostToExamine { name, here: it.here, ranks: it.host.slots, command: it.command }
-    };
-    Ok(options.role_commands(ROLE)?.into_iter().map(host).collect())
-}
-
-fn own_name() -> String {
-    let name = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
-    name.filter(|name| !name.is_empty()).unwrap_or_else(|| "localhost".to_owned())
+fn own_name(facts: &LocalFacts) -> String {
+    let name = &facts.host.name;
+    if name.is_empty() { "localhost".to_owned() } else { name.clone() }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -270,7 +268,7 @@ Examples:
   brigade doctor --hosts node1,node2 --json | jq '.findings[] | select(.verdict == \"fail\")'
 
 Exit codes:
-  0    nothing that was found would stop a job
-  1    something would: a line with FAIL
+  0    no blocking problem found
+  1    a blocking problem: a line with FAIL
   2    a wrong argument
   130  interrupted";

@@ -121,7 +121,7 @@ impl EstimateArgs {
         }
         let names: Vec<_> = known::names().collect();
         bail!(Usage(format!(
-            "{name} is no file, no number of parameters (350M, 7B), and none of the known models: {}",
+            "{name} is not a file, a number of parameters (350M, 7B) or a known model: {}",
             names.join(", ")
         )))
     }

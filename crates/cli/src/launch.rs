@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use brigade_config::{
     ChosenBy, ConfigError, Layer, Place, Source, Variables, is_accelerates, load, rivals,
 };
-use brigade_launch::hosts::{HostsFacts, HostsPlan, VariableFile};
+use brigade_launch::hosts::{HostsError, HostsPlan};
 use brigade_launch::{HostFacts, LaunchError, LaunchPlan, Surroundings, agent};
+use brigade_remote::{LocalFacts, VariableFile};
 use clap::Args;
 
 use explain::Explanation;
@@ -21,9 +22,9 @@ mod flags;
 mod foreign;
 mod hosts;
 pub(crate) mod job_file;
-mod meeting;
 mod options;
 mod program;
+mod rendezvous;
 
 /// Run a program as several ranks, on this host or on many
 ///
@@ -92,8 +93,9 @@ pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
     let job = match hosts {
         // Each host decides for itself: the program may be there and not here.
         Some(hosts) => {
-            let plan =
-                HostsFacts::gather().and_then(|facts| HostsPlan::resolve(&options, &hosts, &facts));
+            let plan = LocalFacts::gather()
+                .map_err(HostsError::from)
+                .and_then(|facts| HostsPlan::resolve(&options, &hosts, &facts));
             Job::OnHosts(Box::new(plan.map_err(LaunchError::from)?))
         }
         None => Job::Here(Box::new(LaunchPlan::resolve(&options, &HostFacts::gather(&options))?)),
@@ -211,7 +213,7 @@ fn variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// What the scheduler around this process says of the job, where nobody else does. Whoever says by
+/// What the scheduler around this process says of the job, where nothing else does. A user that says by
 /// a flag how the hosts meet is believed, whatever the scheduler thinks.
 fn surround(given: &mut Layer) -> anyhow::Result<()> {
     let by_user = |name: &&str| match given.source(name) {

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use brigade_config::ConfigError;
 use brigade_launch::emit::EmitError;
 use brigade_launch::{LaunchError, ProgramError, SecretError, role};
+use brigade_remote::{HostListError, RemoteError};
 use clap::{CommandFactory, Parser, Subcommand};
 
 #[cfg(test)]
@@ -64,13 +65,15 @@ enum Command {
 
 fn main() -> ExitCode {
     // Before the arguments: the agent starts this executable in roles that are not for users.
-    if let Some(code) = role::play_if_asked() {
+    if let Some(code) = role::run_helper_if_requested() {
         return ExitCode::from(code);
     }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(answer) => {
-            if let Some(line) = launch::refusal(&answer).or_else(|| usage::line(&answer)) {
+            if let Some(line) = launch::refusal(&answer, std::env::args_os().skip(1))
+                .or_else(|| usage::line(&answer))
+            {
                 let _ = io::stderr().write_all(format!("brigade: {line}\n").as_bytes());
                 return ExitCode::from(USAGE);
             }
@@ -117,15 +120,19 @@ fn line(error: &anyhow::Error) -> String {
 fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<config::Usage>()
         || error.is::<SecretError>()
+        || error.is::<HostListError>()
         || error.downcast_ref().is_some_and(ConfigError::is_for_user)
     {
         return USAGE;
+    }
+    if let Some(error) = error.downcast_ref::<RemoteError>() {
+        return error.exit_code();
     }
     match error.downcast_ref() {
         Some(
             LaunchError::OptionOutOfRange { .. }
             | LaunchError::NoSuchLocalRank { .. }
-            | LaunchError::Meeting { .. }
+            | LaunchError::Rendezvous { .. }
             | LaunchError::ForPython { .. }
             | LaunchError::Raw { .. }
             | LaunchError::Scheduler(_)

@@ -56,7 +56,7 @@ fn logins_that_fail() {
 
     let mut doctor = ward.doctor_for("node1,node2,node3,node4,node5,node9");
     let examined = examined(doctor.args(["--timeout", "5"]));
-    examined.says("fail", "ssh", "node2", "no brigade");
+    examined.says("fail", "ssh", "node2", "brigade is not installed");
     examined.says("fail", "ssh", "node3", "Connection refused");
     // Either our limit or ssh's own comes first.
     let silent = &examined.json["hosts"][3]["lost"];

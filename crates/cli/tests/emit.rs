@@ -211,3 +211,41 @@ fn options_that_a_scheduler_does_not_know_are_refused() {
     let output = brigade(home.path(), &[], &["launch", "--emit", "slurm", "train.py"]);
     assert_eq!(output.status.code(), Some(2));
 }
+
+#[test]
+fn options_of_job_files_name_the_command_that_prints_them() {
+    let home = home("");
+    let table: [(&[&str], &str); 6] = [
+        (
+            &["--nproc", "2", "--emit", "slurm", "train.py"],
+            "--emit is not an option of `brigade launch`: `brigade emit slurm` prints",
+        ),
+        (
+            &["--emit=k8s", "train.py"],
+            "--emit is not an option of `brigade launch`: `brigade emit k8s` prints",
+        ),
+        (
+            &["--emit", "pytorchjob", "train.py"],
+            "`brigade emit k8s` prints a job file, with the same options for the job\n",
+        ),
+        (
+            &["--time-limit", "2h", "--emit", "jobset", "train.py"],
+            "--time-limit is not an option of `brigade launch`: `brigade emit jobset` prints",
+        ),
+        (
+            &["--image", "train:1", "train.py"],
+            "`brigade emit slurm`, `brigade emit k8s` or `brigade emit jobset` prints",
+        ),
+        (&["--emit"], "`brigade emit slurm`, `brigade emit k8s` or `brigade emit jobset` prints"),
+    ];
+    for (words, expected) in table {
+        let output = brigade(home.path(), &[], &[&["launch"], words].concat());
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {stderr}");
+        assert!(
+            stderr.starts_with("brigade: --") && stderr.contains(expected),
+            "{words:?}: {stderr}"
+        );
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
+}

@@ -161,9 +161,9 @@ fn what_cannot_be_estimated_is_named() {
     fs::create_dir(path("bare")).unwrap();
     let table = [
         ("short.safetensors", "shorter than the header"),
-        ("foreign.safetensors", "it is no safetensors file"),
+        ("foreign.safetensors", "it is not a safetensors file"),
         ("cut.safetensors", "it is cut short"),
-        ("garbage.safetensors", "its header is no JSON"),
+        ("garbage.safetensors", "its header is not JSON"),
         ("empty.safetensors", "has no tensors"),
         ("huge.safetensors", "is impossible"),
         ("model.pth", "write it as safetensors first"),
@@ -177,7 +177,7 @@ fn what_cannot_be_estimated_is_named() {
         assert!(stderr.contains(expected), "{name}: {stderr}");
     }
     let (code, _, stderr) = ask(&["resnet19"]);
-    assert!(code == 2 && stderr.contains("none of the known models: cnn, resnet18"), "{stderr}");
+    assert!(code == 2 && stderr.contains("or a known model: cnn, resnet18"), "{stderr}");
     let (code, _, stderr) = ask(&["gpt2", "--batch-size", "0"]);
     assert!(code == 2 && stderr.contains("must be at least 1"), "{stderr}");
     let (code, _, stderr) = ask(&["gpt2", "--batch-size", "18446744073709551615"]);

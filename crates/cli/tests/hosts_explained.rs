@@ -127,7 +127,7 @@ fn mistakes() {
             &["--hosts", "a:1", "--include", "a", "--exclude", "a"],
             "include a (flag --include) and exclude a (flag --exclude) exclude each other: one says",
         ),
-        (&["--hosts", "a:1", "--workdir", "b"], "the working folder b is no absolute path"),
+        (&["--hosts", "a:1", "--workdir", "b"], "the working folder b is not an absolute path"),
         (
             &["--hosts", "a:1", "--node-rank", "0"],
             "hosts a:1 (flag --hosts) and node-rank 0 (flag --node-rank) exclude each other",

@@ -449,7 +449,11 @@ fn a_reader_that_leaves_ends_the_job() {
     drop(stdout);
     let run = job.finish();
     assert_eq!(run.code, 141);
-    assert!(run.stderr.ends_with("brigade: stopped: nobody reads the output\n"), "{}", run.stderr);
+    assert!(
+        run.stderr.ends_with("brigade: stopped: the reader of the output has gone\n"),
+        "{}",
+        run.stderr
+    );
 }
 
 #[test]

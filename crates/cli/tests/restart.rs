@@ -234,7 +234,7 @@ fn an_outer_launcher_is_told_the_cause() {
 fn what_codes_and_signals_mean() {
     let table = [
         ("kill -KILL $$", 137, "SIGKILL"),
-        ("kill -ABRT $$", 134, "it has aborted itself"),
+        ("kill -ABRT $$", 134, "the process aborted itself"),
         ("kill -BUS $$", 135, "df -h /dev/shm"),
         ("kill -SEGV $$", 139, "a segmentation fault"),
         ("kill -TERM $$", 143, "SIGTERM is a request to stop"),

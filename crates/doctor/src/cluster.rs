@@ -1,4 +1,4 @@
-//! All that an examination has brought to light, before anybody judges it.
+//! All that an examination has found, before it is judged.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,7 +11,7 @@ use crate::facts::{Facts, Question};
 #[serde(default)]
 pub struct Cluster {
     /// In the order in which they were named; the first would serve the job's store.
-    pub hosts: Vec<Patient>,
+    pub hosts: Vec<HostReport>,
     /// From every host to every other.
     pub routes: Vec<Route>,
     /// What was asked for.
@@ -25,7 +25,7 @@ pub struct Cluster {
 /// A host and what is known about it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Patient {
+pub struct HostReport {
     /// Its name, as it was given to us.
     pub name: String,
     /// It is the host that we run on.
@@ -41,9 +41,9 @@ pub struct Patient {
     /// Whether it sees the file that the first host has left in the working folder.
     pub sees_our_file: Option<bool>,
     /// Ports that it could not listen on, and why.
-    pub closed_doors: Vec<(u16, String)>,
+    pub closed_ports: Vec<(u16, String)>,
     /// What its login wrote before our program came to speak.
-    pub noise: Vec<String>,
+    pub login_banner: Vec<String>,
 }
 
 /// Why a host could not be examined.
@@ -59,8 +59,8 @@ pub enum Lost {
     Ended {
         /// Its exit code, if it was not killed.
         code: Option<i32>,
-        /// Its last words.
-        words: Vec<String>,
+        /// The last lines of its stderr.
+        stderr: Vec<String>,
     },
     /// No answer came in time.
     Silent {
@@ -68,8 +68,8 @@ pub enum Lost {
         asked: String,
         /// For how many seconds we waited.
         seconds: u64,
-        /// Its last words.
-        words: Vec<String>,
+        /// The last lines of its stderr.
+        stderr: Vec<String>,
     },
     /// Our program there speaks another language.
     Foreign {
@@ -105,9 +105,9 @@ pub struct Route {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempt {
     /// Why this address.
-    pub by: Way,
+    pub by: AddressSource,
     /// Address and port.
-    pub door: SocketAddr,
+    pub address: SocketAddr,
     /// What came of it.
     pub outcome: Outcome,
 }
@@ -115,7 +115,7 @@ pub struct Attempt {
 /// Why an address is tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Way {
+pub enum AddressSource {
     /// It is what the host's name means to the one that connects.
     Name,
     /// It is how the host is reached otherwise: its name means nothing there, or the wrong thing.
@@ -169,11 +169,12 @@ pub struct Measured {
 }
 
 impl Route {
-    /// A door that was open by the host's own name or address.
+    /// A address that was open by the host's own name or address.
     #[must_use]
     pub fn open_door(&self) -> Option<SocketAddr> {
         let mut open = self.attempts.iter().filter(|it| it.outcome == Outcome::Open);
-        open.find(|it| matches!(it.by, Way::Name | Way::Reached)).map(|it| it.door)
+        open.find(|it| matches!(it.by, AddressSource::Name | AddressSource::Reached))
+            .map(|it| it.address)
     }
 }
 
@@ -188,7 +189,7 @@ impl Measured {
 
 impl Cluster {
     /// Hosts that could be examined, with their places and facts.
-    pub fn examined(&self) -> impl Iterator<Item = (usize, &Patient, &Facts)> + Clone {
+    pub fn examined(&self) -> impl Iterator<Item = (usize, &HostReport, &Facts)> + Clone {
         let hosts = self.hosts.iter().enumerate();
         hosts.filter_map(|(place, host)| Some((place, host, host.facts.as_ref()?)))
     }

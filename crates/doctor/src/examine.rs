@@ -1,4 +1,4 @@
-//! Asks every host, lets hosts knock at each other's doors, and writes down what comes of it.
+//! Asks every host, lets hosts probe_ports at each other's addresses, and writes down what comes of it.
 //!
 //! Hosts are asked at the same time and each question has a time limit, so a host that hangs costs
 //! its own limit and nothing else. Only bandwidths are measured one after the other.
@@ -8,14 +8,14 @@ use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use ward::Ward;
+use sessions::Sessions;
 
-use crate::cluster::{Attempt, Cluster, Outcome, Patient, Route, Way};
+use crate::cluster::{AddressSource, Attempt, Cluster, HostReport, Outcome, Route};
 use crate::facts::Question;
-use crate::picks;
+use crate::interface_choice;
 use crate::session::Session;
 
-mod ward;
+mod sessions;
 
 /// A host to be examined.
 #[derive(Debug)]
@@ -41,8 +41,8 @@ pub struct Examination {
     pub ports: Vec<u16>,
     /// Measure round-trip times and bandwidths.
     pub measure: bool,
-    /// How long a host may take to log in to and to say its first word.
-    pub patience: Duration,
+    /// How long a host may take to log in to and to say its first nonce.
+    pub timeout: Duration,
 }
 
 /// Only what can be seen without a second host; 20 s to answer.
@@ -53,12 +53,12 @@ impl Default for Examination {
             master_port: None,
             ports: Vec::new(),
             measure: false,
-            patience: Duration::from_secs(20),
+            timeout: Duration::from_secs(20),
         }
     }
 }
 
-/// The user has had enough.
+/// The user has had cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("interrupted")]
 pub struct Interrupted;
@@ -66,63 +66,64 @@ pub struct Interrupted;
 /// Examines all hosts, and the ways between them. `said` hears what is being done.
 ///
 /// # Errors
-/// `enough` was set meanwhile. Nothing is left running then, here or elsewhere.
+/// `cancelled` was set meanwhile. Nothing is left running then, here or elsewhere.
 pub fn examine(
     hosts: Vec<Host>,
     what: &Examination,
-    enough: &AtomicBool,
+    cancelled: &AtomicBool,
     said: &mut dyn FnMut(&str),
 ) -> Result<Cluster, Interrupted> {
     let mut question = what.question.clone();
     question.names = hosts.iter().map(|host| host.name.clone()).collect();
-    let mut ward = Ward { sessions: Vec::new(), hosts: Vec::new(), enough };
+    let mut sessions = Sessions { sessions: Vec::new(), hosts: Vec::new(), cancelled };
     said("reaching the hosts");
     for host in hosts {
-        let session = Session::start(host.command);
+        let session = Session::start(host.command, &host.name);
         let Host { name, here, ranks, .. } = host;
-        let patient = Patient { name, here, ranks, ..Patient::default() };
+        let report = HostReport { name, here, ranks, ..HostReport::default() };
         match session {
             Ok(session) => {
-                ward.hosts.push(patient);
-                ward.sessions.push(Some(session));
+                sessions.hosts.push(report);
+                sessions.sessions.push(Some(session));
             }
             Err(lost) => {
-                ward.hosts.push(Patient { lost: Some(lost), ..patient });
-                ward.sessions.push(None);
+                sessions.hosts.push(HostReport { lost: Some(lost), ..report });
+                sessions.sessions.push(None);
             }
         }
     }
-    ward.meet(what.patience)?;
+    sessions.meet(what.timeout)?;
     said("looking at each host");
-    ward.read_clocks()?;
-    ward.gather_facts(&question)?;
-    ward.look_for_a_shared_folder()?;
+    sessions.read_clocks()?;
+    sessions.gather_facts(&question)?;
+    sessions.look_for_a_shared_folder()?;
 
-    let word = new_word();
-    let doors = ward.open_doors(&word, what)?;
+    let nonce = new_nonce();
+    let addresses = sessions.open_ports(&nonce, what)?;
     let mut cluster = Cluster {
         question,
         master_port: what.master_port,
         measured: what.measure,
-        hosts: std::mem::take(&mut ward.hosts),
+        hosts: std::mem::take(&mut sessions.hosts),
         routes: Vec::new(),
     };
-    said("knocking at ports");
-    cluster.routes = plan_routes(&cluster, &doors);
-    ward.hosts = std::mem::take(&mut cluster.hosts);
-    ward.knock(&word, &mut cluster.routes)?;
+    said("connecting to ports");
+    cluster.routes = plan_routes(&cluster, &addresses);
+    sessions.hosts = std::mem::take(&mut cluster.hosts);
+    sessions.probe_ports(&nonce, &mut cluster.routes)?;
     if what.measure {
-        ward.measure(&word, &mut cluster.routes, said)?;
+        sessions.measure(&nonce, &mut cluster.routes, said)?;
     }
-    for (host, session) in ward.hosts.iter_mut().zip(&ward.sessions) {
-        host.noise = session.as_ref().map(|it| it.noise().to_vec()).unwrap_or_default();
+    for (host, session) in sessions.hosts.iter_mut().zip(&sessions.sessions) {
+        host.login_banner =
+            session.as_ref().map(|it| it.login_banner().to_vec()).unwrap_or_default();
     }
-    cluster.hosts = std::mem::take(&mut ward.hosts);
+    cluster.hosts = std::mem::take(&mut sessions.hosts);
     Ok(cluster)
 }
 
-/// Who knocks where. Outcomes are those of hosts that never answer, until they do.
-fn plan_routes(cluster: &Cluster, doors: &[Vec<u16>]) -> Vec<Route> {
+/// Plans which host connects where. Outcomes are those of hosts that do not answer, until they do.
+fn plan_routes(cluster: &Cluster, addresses: &[Vec<u16>]) -> Vec<Route> {
     let mut routes = Vec::new();
     for (from, _, facts) in cluster.examined() {
         for (to, host, theirs) in cluster.examined() {
@@ -134,27 +135,33 @@ fn plan_routes(cluster: &Cluster, doors: &[Vec<u16>]) -> Vec<Route> {
                 .into_iter()
                 .flat_map(|it| it.addresses.iter().copied())
                 .filter(|it| !it.is_loopback())
-                .take(MOST_ADDRESSES)
+                .take(MAX_ADDRESSES)
                 .collect();
-            let by = if known.is_empty() { Way::Reached } else { Way::Name };
+            let by = if known.is_empty() { AddressSource::Reached } else { AddressSource::Name };
             if known.is_empty() {
                 known.extend(cluster.meeting_address(to));
             }
-            let mut attempts: Vec<(Way, SocketAddr)> = Vec::new();
+            let mut attempts: Vec<(AddressSource, SocketAddr)> = Vec::new();
             for address in &known {
-                attempts.extend(doors[to].iter().map(|port| (by, (*address, *port).into())));
+                attempts.extend(addresses[to].iter().map(|port| (by, (*address, *port).into())));
             }
-            let nccl =
-                if theirs.nvidia.gpus.is_empty() { None } else { picks::nccl(theirs).address() };
-            for (by, pick) in [(Way::Gloo, picks::gloo(theirs).address()), (Way::Nccl, nccl)] {
+            let nccl = if theirs.nvidia.gpus.is_empty() {
+                None
+            } else {
+                interface_choice::nccl(theirs).address()
+            };
+            for (by, pick) in [
+                (AddressSource::Gloo, interface_choice::gloo(theirs).address()),
+                (AddressSource::Nccl, nccl),
+            ] {
                 let new = pick.filter(|it| !it.is_loopback() && !is_link_local(it));
                 let new = new.filter(|it| !known.contains(it));
-                let door = doors[to].first().zip(new);
-                attempts.extend(door.map(|(port, address)| (by, (address, *port).into())));
+                let address = addresses[to].first().zip(new);
+                attempts.extend(address.map(|(port, address)| (by, (address, *port).into())));
             }
-            let attempts = attempts.into_iter().map(|(by, door)| Attempt {
+            let attempts = attempts.into_iter().map(|(by, address)| Attempt {
                 by,
-                door,
+                address,
                 outcome: Outcome::Silent,
             });
             routes.push(Route { from, to, attempts: attempts.collect(), measured: None });
@@ -169,15 +176,15 @@ fn is_link_local(address: &IpAddr) -> bool {
 }
 
 /// 128 random bits, as letters: what a host must say to be answered by another one's open port.
-fn new_word() -> String {
+fn new_nonce() -> String {
     let mut random = [0; 16];
-    // Fails on a system that is just starting. What such a word would guard is the doctor's own few
-    // ports, open for seconds, which say nothing and store nothing: better a known word than no answer.
+    // Fails on a system that is just starting. What such a nonce would guard is the doctor's own few
+    // ports, open for seconds, which say nothing and store nothing: better a known nonce than no answer.
     let _ = getrandom::fill(&mut random);
     random.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A name with both kinds of address.
-const MOST_ADDRESSES: usize = 2;
+const MAX_ADDRESSES: usize = 2;
 /// With more hosts than that, not every pair is measured: 0.5 s each.
 pub(crate) const ALL_PAIRS: usize = 8;

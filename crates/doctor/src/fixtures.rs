@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use crate::cluster::{Attempt, ClockReading, Cluster, Measured, Outcome, Patient, Route, Way};
+use crate::cluster::{
+    AddressSource, Attempt, ClockReading, Cluster, HostReport, Measured, Outcome, Route,
+};
 use crate::facts::{
     Build, Cpu, FACTS_VERSION, Facts, Folder, FolderState, FolderUse, Gpu, Host, Interface,
     InterfaceAddress, KernelLog, Libtorch, Limit, Limits, Memory, Network, Nvidia, Program,
@@ -141,26 +143,29 @@ pub(crate) fn cluster(count: usize) -> Cluster {
             });
         }
         facts.program = Some(program(Some(libtorch("2.13.0", None))));
-        Patient {
+        HostReport {
             name: name(place),
             here: place == 0,
             facts: Some(facts),
             clock: Some(ClockReading { ahead_seconds: 0.0, error_seconds: 0.0002 }),
             sees_our_file: Some(place == 0),
-            ..Patient::default()
+            ..HostReport::default()
         }
     });
     let pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
     let routes = pairs.filter(|(from, to)| from != to).map(|(from, to)| {
         let attempt = |by, port: u16| Attempt {
             by,
-            door: format!("{}:{port}", address(to)).parse().unwrap(),
+            address: format!("{}:{port}", address(to)).parse().unwrap(),
             outcome: Outcome::Open,
         };
         Route {
             from,
             to,
-            attempts: vec![attempt(Way::Name, 40001), attempt(Way::Name, 40002)],
+            attempts: vec![
+                attempt(AddressSource::Name, 40001),
+                attempt(AddressSource::Name, 40002),
+            ],
             measured: Some(Measured {
                 round_trip: 80e-6,
                 slowest: 120e-6,

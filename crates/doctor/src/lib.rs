@@ -2,7 +2,7 @@
 //!
 //! Three steps, and only the middle one judges:
 //!
-//! - [`examine`] asks a counterpart on every host ([`serve`]) for its [`Facts`], and lets the hosts
+//! - [`examine`] asks its process on every host ([`serve`]) for its [`Facts`], and lets the hosts
 //!   connect to each other. It gives a [`Cluster`]: plain data.
 //! - [`diagnose`] turns that into [`Finding`]s by pure functions, one file per subject.
 //! - [`Report`] writes them as a table, or as JSON.
@@ -17,7 +17,7 @@ mod finding;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // fixtures of tests
 mod fixtures;
-mod picks;
+mod interface_choice;
 mod probe;
 mod protocol;
 mod quantity;

@@ -1,20 +1,20 @@
-//! Connections between hosts: doors that answer, knocks on them, and how fast the way is.
+//! Connections between hosts: ports that answer, probes of them, and measurements.
 //!
-//! A door answers only who says the word, 32 letters that the doctor has just made up: it is open
+//! A address answers only who says the nonce, 32 letters that the doctor has just made up: it is open
 //! to the whole network, for some seconds.
 
-mod dial;
-mod door;
-mod knock;
+mod connect;
+mod listener;
 mod measure;
+mod ports;
 
-pub(crate) use door::Doors;
-pub(crate) use knock::knock;
+pub(crate) use listener::Listeners;
 pub(crate) use measure::measure;
+pub(crate) use ports::probe_ports;
 
 use std::time::Duration;
 
-/// What is wanted of a door, said after the word.
+/// What is wanted of a address, said after the nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Errand {
     /// An answer.
@@ -44,9 +44,9 @@ impl Errand {
     }
 }
 
-/// Letters in a word.
-const WORD: usize = 32;
-/// A door's answer to the word.
+/// Letters in a nonce.
+const NONCE_LEN: usize = 32;
+/// A address's answer to the nonce.
 const WELCOME: u8 = b'w';
 /// A bulk transfer ends after this time.
 const BULK_TIME: Duration = Duration::from_millis(300);
@@ -60,42 +60,45 @@ mod tests {
     use super::*;
     use crate::cluster::Outcome;
 
-    const SPOKEN: &str = "0123456789abcdef0123456789abcdef";
+    const NONCE: &str = "0123456789abcdef0123456789abcdef";
 
     #[test]
-    fn doors_answer_who_knows_the_word() {
-        let (_doors, ports) = Doors::open(SPOKEN, &[0, 0]);
-        let doors: Vec<_> =
+    fn ports_answer_connections_with_the_nonce() {
+        let (_doors, ports) = Listeners::open(NONCE, &[0, 0]);
+        let addresses: Vec<_> =
             ports.iter().map(|it| ([127, 0, 0, 1], *it.as_ref().unwrap()).into()).collect();
-        assert_eq!(knock(SPOKEN, &doors), [Outcome::Open, Outcome::Open]);
-        assert_eq!(knock(&"x".repeat(32), &doors), [Outcome::Stranger, Outcome::Stranger]);
-        assert_eq!(knock("short", &doors), [Outcome::Stranger, Outcome::Stranger]);
+        assert_eq!(probe_ports(NONCE, &addresses), [Outcome::Open, Outcome::Open]);
+        assert_eq!(
+            probe_ports(&"x".repeat(32), &addresses),
+            [Outcome::Stranger, Outcome::Stranger]
+        );
+        assert_eq!(probe_ports("short", &addresses), [Outcome::Stranger, Outcome::Stranger]);
     }
 
     #[test]
-    fn closed_doors_are_refused_and_taken_ports_are_named() {
-        let (doors, ports) = Doors::open(SPOKEN, &[0]);
+    fn closed_ports_are_refused_and_taken_ports_are_named() {
+        let (addresses, ports) = Listeners::open(NONCE, &[0]);
         let port = *ports[0].as_ref().unwrap();
-        let (_others, again) = Doors::open(SPOKEN, &[port]);
+        let (_others, again) = Listeners::open(NONCE, &[port]);
         assert!(again[0].as_ref().unwrap_err().contains("in use"), "{again:?}");
-        drop(doors);
+        drop(addresses);
         // The accepting thread ends soon after.
         let closed = (0..500).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
-            knock(SPOKEN, &[([127, 0, 0, 1], port).into()]) == [Outcome::Refused]
+            probe_ports(NONCE, &[([127, 0, 0, 1], port).into()]) == [Outcome::Refused]
         });
         assert!(closed);
     }
 
     #[test]
     fn a_port_that_was_tried_is_free_at_once() {
-        let (doors, ports) = Doors::open(SPOKEN, &[0]);
+        let (addresses, ports) = Listeners::open(NONCE, &[0]);
         let port = *ports[0].as_ref().unwrap();
         for _ in 0..3 {
-            assert_eq!(knock(SPOKEN, &[([127, 0, 0, 1], port).into()]), [Outcome::Open]);
+            assert_eq!(probe_ports(NONCE, &[([127, 0, 0, 1], port).into()]), [Outcome::Open]);
         }
-        measure(SPOKEN, ([127, 0, 0, 1], port).into());
-        drop(doors);
+        measure(NONCE, ([127, 0, 0, 1], port).into());
+        drop(addresses);
         // As a program does that insists on the port being free: not even old connections.
         let bind = || {
             use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, socket};
@@ -111,10 +114,10 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_ourselves_is_measured() {
-        let (_doors, ports) = Doors::open(SPOKEN, &[0]);
-        let door = ([127, 0, 0, 1], *ports[0].as_ref().unwrap()).into();
-        let measured = measure(SPOKEN, door);
+    fn the_route_to_this_host_is_measured() {
+        let (_doors, ports) = Listeners::open(NONCE, &[0]);
+        let address = ([127, 0, 0, 1], *ports[0].as_ref().unwrap()).into();
+        let measured = measure(NONCE, address);
         assert_eq!(measured.error, None);
         assert!(measured.round_trip > 0.0 && measured.slowest >= measured.round_trip);
         assert!(measured.bytes > 0 && measured.seconds > 0.0 && !measured.stalled);

@@ -1,7 +1,6 @@
-//! What the doctor says to its counterpart on each host, over standard input and output.
+//! The messages between the doctor and its process on each host, over standard input and output.
 //!
-//! One message is one line: a mark and JSON. A login may print greetings before our program speaks;
-//! lines without the mark are those.
+//! One message is one line: a mark and JSON. Lines without the mark are the login's banner.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -13,28 +12,28 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::{Measured, Outcome};
 use crate::facts::{Facts, Question};
 
-/// Changes when one side would not understand the other.
+/// Version of the protocol; both sides must have the same.
 pub const PROTOCOL: u32 = 1;
 
 /// To a host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// What time is it?
+    /// Read the clock.
     Clock,
-    /// Look at yourself.
+    /// Gather the facts of the host.
     Examine(Question),
-    /// Listen on these ports, 0 being any, and answer whoever knows the word.
-    Listen { word: String, ports: Vec<u16> },
-    /// Say the word at these doors.
-    Knock { word: String, doors: Vec<SocketAddr> },
-    /// Measure the way to this door.
-    Measure { word: String, door: SocketAddr },
+    /// Listen on these ports, 0 being any, and answer connections that send the nonce.
+    Listen { nonce: String, ports: Vec<u16> },
+    /// Connect to these addresses and send the nonce.
+    Probe { nonce: String, addresses: Vec<SocketAddr> },
+    /// Measure round trips and bandwidth to this address.
+    Measure { nonce: String, address: SocketAddr },
     /// Leave a file of that name in that folder.
     Leave { folder: PathBuf, name: String },
-    /// Is there a file of that name?
+    /// Look for a file of that name.
     Look { folder: PathBuf, name: String },
-    /// Take it away.
+    /// Remove it.
     TakeAway { folder: PathBuf, name: String },
 }
 
@@ -42,7 +41,7 @@ pub(crate) enum Request {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
-    /// Said first, unasked.
+    /// Sent first, without a request.
     Hello {
         protocol: u32,
         version: String,
@@ -50,12 +49,12 @@ pub(crate) enum Answer {
     /// Nanoseconds since 1970.
     Clock(i64),
     Examined(Box<Facts>),
-    /// For each port: the one that is open now, or why none is.
+    /// For each port: the one that is open now, or the reason why it is not.
     Listening(Vec<Result<u16, String>>),
-    /// For each door.
-    Knocked(Vec<Outcome>),
+    /// For each address.
+    Probed(Vec<Outcome>),
     Measured(Measured),
-    /// Whether it was left, was there, or was taken away.
+    /// Whether the file was left, exists, or was removed.
     File(bool),
     /// The request could not be read.
     NotUnderstood(String),

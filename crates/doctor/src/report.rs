@@ -91,7 +91,7 @@ struct Json<'a> {
     brigade: &'static str,
     verdict: Verdict,
     findings: &'a [Finding],
-    hosts: &'a [crate::cluster::Patient],
+    hosts: &'a [crate::cluster::HostReport],
     routes: &'a [crate::cluster::Route],
 }
 

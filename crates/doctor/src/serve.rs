@@ -1,4 +1,4 @@
-//! The doctor's counterpart: answers on a host until nobody listens any more.
+//! The doctor's process on a host: answers requests until the session ends.
 
 use std::io::{self, BufRead, Write};
 use std::path::{Component, Path, PathBuf};
@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::facts::Facts;
-use crate::probe::{Doors, knock, measure};
+use crate::probe::{Listeners, measure, probe_ports};
 use crate::protocol::{self, Answer, PROTOCOL, Request};
 use crate::sources::{Sources, within};
 
@@ -16,7 +16,7 @@ use crate::sources::{Sources, within};
 /// This is the role `brigade __doctor`, which `brigade doctor` starts on every host over ssh.
 ///
 /// # Errors
-/// Nobody reads our answers any more.
+/// The reader of our answers has gone.
 pub fn serve(
     input: impl io::Read + Send + 'static,
     mut output: impl Write,
@@ -25,12 +25,12 @@ pub fn serve(
     let version = env!("CARGO_PKG_VERSION").to_owned();
     protocol::write(&mut output, &Answer::Hello { protocol: PROTOCOL, version })?;
     let lines = read_lines(input);
-    let mut doors = Vec::new();
-    // A connection that broke without a word must not leave this process behind.
-    while let Ok(line) = lines.recv_timeout(LONGEST_SILENCE) {
+    let mut addresses = Vec::new();
+    // A connection that broke without a nonce must not leave this process behind.
+    while let Ok(line) = lines.recv_timeout(MAX_SILENCE) {
         let answer = match protocol::read::<Request>(&line) {
             None => continue,
-            Some(Ok(request)) => answer(request, sources, &mut doors),
+            Some(Ok(request)) => answer(request, sources, &mut addresses),
             Some(Err(error)) => Answer::NotUnderstood(error.to_string()),
         };
         protocol::write(&mut output, &answer)?;
@@ -44,7 +44,7 @@ fn read_lines(input: impl io::Read + Send + 'static) -> mpsc::Receiver<Vec<u8>> 
     thread::spawn(move || {
         let mut input = io::BufReader::new(input);
         let mut line = Vec::new();
-        while io::Read::take(&mut input, LONGEST_LINE)
+        while io::Read::take(&mut input, MAX_LINE_LEN)
             .read_until(b'\n', &mut line)
             .is_ok_and(|n| n > 0)
         {
@@ -56,20 +56,20 @@ fn read_lines(input: impl io::Read + Send + 'static) -> mpsc::Receiver<Vec<u8>> 
     receiver
 }
 
-fn answer(request: Request, sources: &Sources, doors: &mut Vec<Doors>) -> Answer {
+fn answer(request: Request, sources: &Sources, addresses: &mut Vec<Listeners>) -> Answer {
     match request {
         Request::Clock => {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             Answer::Clock(i64::try_from(now.as_nanos()).unwrap_or(i64::MAX))
         }
         Request::Examine(question) => Answer::Examined(Box::new(Facts::gather(sources, &question))),
-        Request::Listen { word, ports } => {
-            let (open, ports) = Doors::open(&word, &ports);
-            doors.push(open);
+        Request::Listen { nonce, ports } => {
+            let (open, ports) = Listeners::open(&nonce, &ports);
+            addresses.push(open);
             Answer::Listening(ports)
         }
-        Request::Knock { word, doors } => Answer::Knocked(knock(&word, &doors)),
-        Request::Measure { word, door } => Answer::Measured(measure(&word, door)),
+        Request::Probe { nonce, addresses } => Answer::Probed(probe_ports(&nonce, &addresses)),
+        Request::Measure { nonce, address } => Answer::Measured(measure(&nonce, address)),
         Request::Leave { folder, name } => on_file(folder, name, |path| {
             std::fs::OpenOptions::new().write(true).create_new(true).open(path).map(drop)
         }),
@@ -90,15 +90,15 @@ fn on_file(
 ) -> Answer {
     let ours = name.starts_with(OUR_FILE)
         && matches!(Path::new(&name).components().collect::<Vec<_>>()[..], [Component::Normal(_)]);
-    let done = ours && within(PATIENCE, move || work(&folder.join(name)).is_ok()).unwrap_or(false);
+    let done = ours && within(TIMEOUT, move || work(&folder.join(name)).is_ok()).unwrap_or(false);
     Answer::File(done)
 }
 
 /// How the names of our files begin.
 pub(crate) const OUR_FILE: &str = ".brigade-doctor-";
-const PATIENCE: Duration = Duration::from_secs(5);
-const LONGEST_SILENCE: Duration = Duration::from_secs(300);
-const LONGEST_LINE: u64 = 1 << 20;
+const TIMEOUT: Duration = Duration::from_secs(5);
+const MAX_SILENCE: Duration = Duration::from_secs(300);
+const MAX_LINE_LEN: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {

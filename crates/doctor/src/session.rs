@@ -1,50 +1,49 @@
-//! The line to the doctor's counterpart on one host: a process, mostly ssh.
+//! The session with the doctor's other process on one host: ssh, or this program on this machine.
 
-use std::collections::VecDeque;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use brigade_remote::Child;
 
 use crate::cluster::Lost;
 use crate::protocol::{self, Answer, PROTOCOL, Request};
 
-/// A running counterpart.
+/// A session with a host.
 #[derive(Debug)]
 pub(crate) struct Session {
-    child: Child,
-    /// Dropped to say that this is the end.
-    stdin: Option<ChildStdin>,
+    /// `None` only while it is dropped.
+    child: Option<Child>,
+    /// Closed to end the process.
+    stdin: Option<File>,
     answers: Receiver<Line>,
-    noise: Vec<String>,
-    words: Arc<Mutex<VecDeque<String>>>,
-    /// Disconnected when its standard error has ended.
-    words_end: Receiver<()>,
+    login_banner: Vec<String>,
 }
 
 /// What came on standard output.
 #[derive(Debug)]
 enum Line {
     Answer(Answer),
-    /// Something that our program did not write.
-    Noise(String),
+    /// A line of the login's, not of this program's.
+    Banner(String),
 }
 
 /// Until when an answer is waited for, and for how long altogether.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     until: Instant,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Limit {
     /// From now on.
-    pub(crate) fn after(patience: Duration) -> Self {
+    pub(crate) fn after(timeout: Duration) -> Self {
         let now = Instant::now();
-        Self { until: now.checked_add(patience).unwrap_or(now + A_YEAR), patience }
+        Self { until: now.checked_add(timeout).unwrap_or(now + A_YEAR), timeout }
     }
 }
 
@@ -53,53 +52,35 @@ impl Limit {
 pub(crate) enum Broken {
     /// The host is lost.
     Lost(Lost),
-    /// The user has had enough.
+    /// The user has interrupted it.
     Interrupted,
 }
 
 impl Session {
-    /// Starts the process; the hello has not come yet.
-    pub(crate) fn start(mut command: Command) -> Result<Self, Lost> {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(|error| Lost::NotStarted {
-            reason: format!("cannot run {}: {error}", command.get_program().display()),
+    /// Starts the process on a host, named for messages; the hello has not come yet.
+    pub(crate) fn start(command: Command, name: &str) -> Result<Self, Lost> {
+        let program = command.get_program().to_owned();
+        let (child, stdin, stdout) = Child::start(command, name).map_err(|error| {
+            Lost::NotStarted { reason: format!("cannot run {}: {error}", program.display()) }
         })?;
-        let words = Arc::new(Mutex::new(VecDeque::new()));
         let (sender, answers) = mpsc::channel();
-        let (last_word, words_end) = mpsc::channel();
-        if let Some(stdout) = child.stdout.take() {
-            thread::spawn(move || {
-                let _ = for_each_line(stdout, |line| {
-                    let read = match protocol::read(line) {
-                        Some(Ok(answer)) => Line::Answer(answer),
-                        Some(Err(error)) => Line::Answer(Answer::NotUnderstood(error.to_string())),
-                        None => Line::Noise(text(line)),
-                    };
-                    sender.send(read).is_ok()
-                });
+        thread::spawn(move || {
+            let _ = for_each_line(File::from(stdout), |line| {
+                let read = match protocol::read(line) {
+                    Some(Ok(answer)) => Line::Answer(answer),
+                    Some(Err(error)) => Line::Answer(Answer::NotUnderstood(error.to_string())),
+                    None => Line::Banner(text(line)),
+                };
+                sender.send(read).is_ok()
             });
-        }
-        if let Some(stderr) = child.stderr.take() {
-            let words = Arc::clone(&words);
-            thread::spawn(move || {
-                let _last_word: mpsc::Sender<()> = last_word;
-                let _ = for_each_line(stderr, |line| {
-                    let mut words = words.lock().unwrap_or_else(PoisonError::into_inner);
-                    words.push_back(text(line));
-                    if words.len() > MOST_WORDS {
-                        words.pop_front();
-                    }
-                    true
-                });
-            });
-        }
-        let stdin = child.stdin.take();
-        Ok(Self { child, stdin, answers, noise: Vec::new(), words, words_end })
+        });
+        let (child, stdin) = (Some(child), Some(File::from(stdin)));
+        Ok(Self { child, stdin, answers, login_banner: Vec::new() })
     }
 
     /// Waits for the hello.
-    pub(crate) fn meet(&mut self, limit: Limit, enough: &AtomicBool) -> Result<(), Broken> {
-        match self.receive("a first word", limit, enough)? {
+    pub(crate) fn meet(&mut self, limit: Limit, cancelled: &AtomicBool) -> Result<(), Broken> {
+        match self.receive("a first word", limit, cancelled)? {
             Answer::Hello { protocol: PROTOCOL, .. } => Ok(()),
             Answer::Hello { version, .. } => Err(Broken::Lost(Lost::Foreign { version })),
             _ => Err(Broken::Lost(Lost::Foreign { version: "?".to_owned() })),
@@ -118,81 +99,73 @@ impl Session {
         &mut self,
         asked: &str,
         limit: Limit,
-        enough: &AtomicBool,
+        cancelled: &AtomicBool,
     ) -> Result<Answer, Broken> {
         loop {
-            if enough.load(Ordering::Relaxed) {
+            if cancelled.load(Ordering::Relaxed) {
                 return Err(Broken::Interrupted);
             }
             let rest = limit.until.saturating_duration_since(Instant::now());
-            match self.answers.recv_timeout(rest.min(GLANCE)) {
+            match self.answers.recv_timeout(rest.min(INTERRUPT_INTERVAL)) {
                 Ok(Line::Answer(Answer::NotUnderstood(_))) => {
                     return Err(Broken::Lost(Lost::Foreign { version: "?".to_owned() }));
                 }
                 Ok(Line::Answer(answer)) => return Ok(answer),
-                Ok(Line::Noise(line)) => {
-                    if self.noise.len() < MOST_WORDS {
-                        self.noise.push(line);
+                Ok(Line::Banner(line)) => {
+                    if self.login_banner.len() < MAX_LINES {
+                        self.login_banner.push(line);
                     }
                 }
                 Err(RecvTimeoutError::Timeout) if !rest.is_zero() => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    let (asked, seconds) = (asked.to_owned(), limit.patience.as_secs());
-                    let words = self.words();
-                    return Err(Broken::Lost(Lost::Silent { asked, seconds, words }));
+                    let (asked, seconds) = (asked.to_owned(), limit.timeout.as_secs());
+                    let stderr = self.stderr();
+                    return Err(Broken::Lost(Lost::Silent { asked, seconds, stderr }));
                 }
                 Err(RecvTimeoutError::Disconnected) => return Err(Broken::Lost(self.ended())),
             }
         }
     }
 
-    /// What the login has printed.
-    pub(crate) fn noise(&self) -> &[String] {
-        &self.noise
+    /// Returns what the login has printed on stdout.
+    pub(crate) fn login_banner(&self) -> &[String] {
+        &self.login_banner
     }
 
     fn ended(&mut self) -> Lost {
+        let Some(child) = &mut self.child else {
+            return Lost::Ended { code: None, stderr: Vec::new() };
+        };
         // Its output has ended; the process follows, unless a child of it still holds on.
-        let code = wait(&mut self.child, LAST_WORDS);
-        let _ = self.words_end.recv_timeout(LAST_WORDS);
-        Lost::Ended { code, words: self.words() }
+        let code = child.exit_status().and_then(|status| status.code());
+        Lost::Ended { code, stderr: last_lines(&child.last_stderr()) }
     }
 
-    fn words(&self) -> Vec<String> {
-        self.words.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    fn stderr(&self) -> Vec<String> {
+        self.child.as_ref().map(|child| last_lines(&child.stderr())).unwrap_or_default()
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Our counterpart ends when its input does; ssh ends with it. Who hangs is ended.
+        // The process there ends when its input does, and ssh ends with it.
         drop(self.stdin.take());
-        if wait(&mut self.child, Duration::from_millis(300)).is_none() {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
+        if let Some(child) = self.child.take() {
+            child.finish(Instant::now() + END_TIMEOUT);
         }
     }
 }
 
-/// The exit code, if it comes in time and is not a signal.
-fn wait(child: &mut Child, patience: Duration) -> Option<i32> {
-    let end = Instant::now() + patience;
-    let mut pause = Duration::from_micros(200);
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return status.code(),
-            Ok(None) if Instant::now() < end => thread::sleep(pause),
-            _ => return None,
-        }
-        pause = (pause * 2).min(Duration::from_millis(20));
-    }
+fn last_lines(text: &str) -> Vec<String> {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(MAX_LINES)..].iter().map(|it| it.trim().to_owned()).collect()
 }
 
-/// Until the end, or until `take` has had enough. A line that never ends is cut.
+/// Until the end, or until `take` returns false. A line that never ends is cut.
 fn for_each_line(from: impl Read, mut take: impl FnMut(&[u8]) -> bool) -> std::io::Result<()> {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();
-    while from.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line)? > 0 {
+    while from.by_ref().take(MAX_LINE_LEN).read_until(b'\n', &mut line)? > 0 {
         if !take(&line) {
             break;
         }
@@ -208,12 +181,13 @@ fn text(line: &[u8]) -> String {
 }
 
 /// How soon an interrupt is seen.
-const GLANCE: Duration = Duration::from_millis(50);
-const MOST_WORDS: usize = 20;
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
+const MAX_LINES: usize = 20;
+/// For the process to end by itself once its stdin is closed.
+const END_TIMEOUT: Duration = Duration::from_millis(300);
 const A_YEAR: Duration = Duration::from_secs(365 * 86_400);
 /// Facts of a host have some ten kilobytes.
-const LONGEST_LINE: u64 = 8 << 20;
+const MAX_LINE_LEN: u64 = 8 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -222,7 +196,7 @@ mod tests {
     fn sh(script: &str) -> Session {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        Session::start(command).unwrap()
+        Session::start(command, "node1").unwrap()
     }
 
     fn soon() -> Limit {
@@ -242,15 +216,15 @@ mod tests {
             "echo Welcome; echo; echo 'brigade-doctor: {\"hello\":{\"protocol\":1,\"version\":\"0\"}}'; cat",
         );
         session.meet(soon(), &AtomicBool::new(false)).unwrap();
-        assert_eq!(session.noise(), ["Welcome", ""]);
+        assert_eq!(session.login_banner(), ["Welcome", ""]);
     }
 
     #[test]
-    fn the_last_words_of_a_failed_login_are_kept() {
+    fn the_stderr_of_a_failed_login_is_kept() {
         let mut session = sh("echo 'no such host' >&2; exit 255");
         assert_eq!(
             lost(session.meet(soon(), &AtomicBool::new(false))),
-            Lost::Ended { code: Some(255), words: vec!["no such host".to_owned()] }
+            Lost::Ended { code: Some(255), stderr: vec!["no such host".to_owned()] }
         );
     }
 
@@ -280,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_command_that_is_not_there() {
-        let lost = Session::start(Command::new("/no/such/ssh")).unwrap_err();
+        let lost = Session::start(Command::new("/no/such/ssh"), "node1").unwrap_err();
         assert!(matches!(&lost, Lost::NotStarted { reason } if reason.contains("/no/such/ssh")));
     }
 }

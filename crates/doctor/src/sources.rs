@@ -69,7 +69,7 @@ impl Sources {
     pub(crate) fn read(&self, path: impl AsRef<Path>) -> Option<String> {
         let mut bytes = Vec::new();
         let file = File::open(self.path(path)).ok()?;
-        file.take(LONGEST_TEXT).read_to_end(&mut bytes).ok()?;
+        file.take(MAX_TEXT_LEN).read_to_end(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -92,7 +92,7 @@ impl Sources {
 }
 
 /// What `work` gives, or `None` when it takes longer than that: a dead file server or name server
-/// holds whoever asks it, for minutes. The thread is then left behind, the only way out.
+/// blocks its callers for minutes. The thread is then left behind, the only way out.
 pub(crate) fn within<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
@@ -107,4 +107,4 @@ pub(crate) fn within<T: Send + 'static>(
 }
 
 /// Files in `/proc` have no length to look at first.
-const LONGEST_TEXT: u64 = 4 << 20;
+const MAX_TEXT_LEN: u64 = 4 << 20;

@@ -67,7 +67,7 @@ pub fn target(name: &str) -> Option<&'static Target> {
 ///
 /// # Panics
 /// When the reader does, when it has more memory at a time than the target allows, and when it takes more than
-/// [`LONGEST_SECONDS`] of the processor.
+/// [`MAX_SECONDS_LEN`] of the processor.
 pub fn check(target: &Target, input: &[u8]) {
     let allowed = target.bytes_per_byte * input.len() + target.free_bytes;
     let begun = processor_seconds();
@@ -82,7 +82,7 @@ pub fn check(target: &Target, input: &[u8]) {
         input.len()
     );
     assert!(
-        seconds <= LONGEST_SECONDS,
+        seconds <= MAX_SECONDS_LEN,
         "{} took {seconds} s of the processor for an input of {} bytes",
         target.name,
         input.len()
@@ -116,4 +116,4 @@ fn processor_seconds() -> f64 {
 
 /// No input of a megabyte takes so long, also without optimisation; one that does will take hours as a larger
 /// one.
-pub const LONGEST_SECONDS: f64 = 10.0;
+pub const MAX_SECONDS_LEN: f64 = 10.0;

@@ -10,11 +10,11 @@ use brigade_checkpoint::pth::{PthFile, StoredTensor};
 use brigade_checkpoint::safetensors::Header;
 use brigade_checkpoint::shards::Index;
 use brigade_checkpoint::{Format, Value};
-use brigade_launch::hosts::HostSpec;
+use brigade_remote::HostSpec;
 use brigade_rendezvous::{Decoder, FromAgent, ToAgent};
 use brigade_testkit::archive;
 use brigade_world::scheduler::{expand_hosts, expand_tasks};
-use brigade_world::{ErrorRecord, LONGEST_REPORT, ProgressReport};
+use brigade_world::{ErrorRecord, MAX_REPORT_LEN, ProgressReport};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::Target;
@@ -396,7 +396,7 @@ fn progress(input: &[u8]) {
     let tqdm = std::str::from_utf8(input).ok().and_then(ProgressReport::from_tqdm);
     for report in [ProgressReport::decode(input), tqdm].into_iter().flatten() {
         let line = report.encode();
-        assert!(line.len() <= LONGEST_REPORT, "{} bytes", line.len());
+        assert!(line.len() <= MAX_REPORT_LEN, "{} bytes", line.len());
         assert_eq!(ProgressReport::decode(&line).as_ref(), Some(&report));
         let text = report.text();
         assert!(!text.chars().any(char::is_control), "{text:?}");

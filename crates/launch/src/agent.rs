@@ -1,6 +1,6 @@
 //! The agent: starts the ranks of a plan, watches them, stops them all when one fails.
 //!
-//! It is one loop over signals, the ranks' output, and the word of the coordinator, who decides
+//! It is one loop over signals, the ranks' output, and the commands of the coordinator, which decides
 //! for all hosts. On a single host, too: the coordinator is then a thread of this process.
 //!
 //! What the agent decides is in `state`, pure; the other files do what it says, and this one
@@ -40,7 +40,7 @@ use crate::open_files::OpenFiles;
 use crate::output::{AttemptFiles, Notice, Output, RunFolder, Terminal};
 use crate::reaper::Reaper;
 use crate::store_port::Reach;
-use crate::{LaunchError, LaunchPlan, Meeting, StorePort};
+use crate::{LaunchError, LaunchPlan, RendezvousMode, StorePort};
 use coordinator_client::CoordinatorClient;
 use files::{Answer, Files};
 use job_control::JobControl;
@@ -268,7 +268,7 @@ impl<'p> Agent<'p> {
             Action::Suspend => {
                 self.ranks.iter().for_each(|ranks| ranks.send(Signal::SIGSTOP));
                 self.take_terminal(false);
-                // Returns when somebody continues this process.
+                // Returns when this process is continued.
                 let _ = kill(getpid(), Signal::SIGSTOP);
                 self.give_terminal();
                 self.ranks.iter().for_each(|ranks| ranks.send(Signal::SIGCONT));
@@ -424,7 +424,7 @@ impl<'p> Agent<'p> {
         }
         if self.ranks.as_ref().is_some_and(Ranks::is_stopped) {
             self.events.push_back(Event::Signal(Signal::SIGTSTP));
-            if self.plan.meeting != Meeting::OneHost {
+            if self.plan.rendezvous != RendezvousMode::OneHost {
                 self.ranks.iter().for_each(|ranks| ranks.send(Signal::SIGCONT));
             }
         }
@@ -455,7 +455,7 @@ impl<'p> Agent<'p> {
                 },
                 Notice::Gone => {
                     // As often as it may be waited for.
-                    self.events.extend((0..MOST_DRAINS).map(|_| Event::Drained));
+                    self.events.extend((0..MAX_DRAINS).map(|_| Event::Drained));
                     return;
                 }
             }
@@ -493,7 +493,7 @@ impl<'p> Agent<'p> {
             self.sweep = None;
             self.events.push_back(Event::Swept);
         } else {
-            self.sweep = Some((now + pause, (pause * 3 / 2).min(LONGEST_LOOK)));
+            self.sweep = Some((now + pause, (pause * 3 / 2).min(MAX_LOOK)));
         }
     }
 
@@ -548,8 +548,10 @@ impl<'p> Agent<'p> {
 /// Errors when there is none, or none of those that the user has named.
 fn reserve_port(plan: &LaunchPlan, reach: Reach) -> Result<StorePort, LaunchError> {
     // On the other hosts nothing uses it, and a port of the user's may be taken there.
-    let is_first = match plan.meeting {
-        Meeting::Static { node_rank, .. } | Meeting::Launcher { node_rank } => node_rank == 0,
+    let is_first = match plan.rendezvous {
+        RendezvousMode::Static { node_rank, .. } | RendezvousMode::Launcher { node_rank } => {
+            node_rank == 0
+        }
         _ => true,
     };
     match plan.store_port.filter(|_| is_first) {
@@ -561,6 +563,6 @@ fn reserve_port(plan: &LaunchPlan, reach: Reach) -> Result<StorePort, LaunchErro
 }
 
 /// The agent waits for the output of one attempt, and of the end, at most.
-const MOST_DRAINS: usize = 2;
+const MAX_DRAINS: usize = 2;
 const FIRST_LOOK: Duration = Duration::from_millis(2);
-const LONGEST_LOOK: Duration = Duration::from_millis(50);
+const MAX_LOOK: Duration = Duration::from_millis(50);

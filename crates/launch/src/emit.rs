@@ -118,7 +118,7 @@ pub enum EmitError {
         /// Most hosts.
         max: usize,
     },
-    /// Hosts from nobody.
+    /// A range of hosts that begins with none.
     #[error("--nnodes {min}:{max} is not possible: a job has at least one host")]
     NoHosts {
         /// Fewest hosts.
@@ -155,7 +155,7 @@ impl JobFile {
             let unfit = |problem| EmitError::Unfit { what: "--env", text: name.clone(), problem };
             let starts = |c: char| c.is_ascii_alphabetic() || c == '_';
             if !name.starts_with(starts) || !name.chars().all(|c| starts(c) || c.is_ascii_digit()) {
-                return Err(unfit("is no variable's name: letters, digits and `_` make one"));
+                return Err(unfit("is not a variable's name: use letters, digits and `_`"));
             }
         }
         match target {
@@ -191,7 +191,7 @@ impl JobFile {
             let fits = name.starts_with(|c: char| c.is_ascii_lowercase())
                 && name.ends_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
                 && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
-                && name.len() <= LONGEST_NAME;
+                && name.len() <= MAX_NAME_LEN;
             let problem = "is no name for a job: up to 40 small letters, digits and `-`, a letter \
                            first, no `-` last";
             return match fits {
@@ -210,7 +210,7 @@ impl JobFile {
         };
         let stem = Path::new(program).file_stem().unwrap_or_default().to_string_lossy();
         let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
-        let name: String = stem.chars().map(plain).take(LONGEST_NAME).collect();
+        let name: String = stem.chars().map(plain).take(MAX_NAME_LEN).collect();
         let name = name.trim_matches('-');
         Ok(match name.starts_with(|c: char| c.is_ascii_lowercase()) {
             true => name.to_owned(),
@@ -271,4 +271,4 @@ pub fn time_limit(text: &str) -> Result<Duration, String> {
 
 const NAMELESS: &str = "job";
 /// Schedulers make longer names from it, of at most 63 characters.
-const LONGEST_NAME: usize = 40;
+const MAX_NAME_LEN: usize = 40;

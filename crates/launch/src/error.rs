@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 
-use brigade_rendezvous::MeetError;
+use brigade_rendezvous::RendezvousError;
 use brigade_world::WorldError;
 
 use crate::{BindError, DeviceError, ProgramError, SchedulerError};
@@ -70,7 +70,7 @@ pub enum LaunchError {
     Program(#[from] ProgramError),
     /// The hosts of the job cannot meet as the options say.
     #[error("{reason}")]
-    Meeting {
+    Rendezvous {
         /// Which options, why, and what to give instead.
         reason: String,
     },
@@ -82,7 +82,7 @@ pub enum LaunchError {
     },
     /// The other hosts were not found.
     #[error(transparent)]
-    Meet(#[from] MeetError),
+    Discovery(#[from] RendezvousError),
     /// A scheduler started this launcher in a way that cannot be one job.
     #[error(transparent)]
     Scheduler(#[from] SchedulerError),

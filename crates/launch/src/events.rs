@@ -104,7 +104,7 @@ impl EventsTarget {
     /// not inherit it and keep a reader waiting for its end.
     fn open(&self) -> Result<File, LaunchError> {
         let file = match self {
-            // A pipe that nobody reads must not hold up the job.
+            // A pipe that is not read must not hold up the job.
             Self::File(path) => OpenOptions::new()
                 .append(true)
                 .create(true)
@@ -242,7 +242,7 @@ impl EventLog {
         self.trouble().or_else(|| {
             (is_late && unwritten > 0).then(|| {
                 format!(
-                    "the last {unwritten} events of job {} are lost (--events): whoever reads them \
+                    "the last {unwritten} events of job {} are lost (--events): the reader \
                      did not take them within {} s",
                     self.job,
                     LAST_EVENTS.as_secs()
@@ -263,7 +263,7 @@ impl EventSender {
     /// Has an event written, unless too many wait for that already. Never waits.
     pub(crate) fn record(&self, at: SystemTime, event: JobEvent) {
         let before = self.unwritten.fetch_add(1, Ordering::Relaxed);
-        if before >= MOST_UNWRITTEN {
+        if before >= MAX_UNWRITTEN {
             self.unwritten.fetch_sub(1, Ordering::Relaxed);
             if !self.is_lossy.swap(true, Ordering::Relaxed) {
                 let _ = self.troubles.send(format!(
@@ -311,7 +311,7 @@ fn write_events(
 }
 
 /// Enough for the start and the end of 16,000 ranks while a reader sleeps.
-const MOST_UNWRITTEN: usize = 1 << 15;
+const MAX_UNWRITTEN: usize = 1 << 15;
 /// How long the end of the job waits for the last events.
 const LAST_EVENTS: Duration = Duration::from_secs(2);
 
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_that_nobody_reads_is_refused_and_one_that_closes_is_told_once() {
+    fn a_pipe_without_a_reader_is_refused_and_one_that_closes_is_told_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipe");
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -385,7 +385,7 @@ mod tests {
             .unwrap();
         let (log, sender) = EventLog::start(&EventsTarget::File(path), "night").unwrap();
         // More than the pipe and the queue hold together.
-        for _ in 0..2 * MOST_UNWRITTEN {
+        for _ in 0..2 * MAX_UNWRITTEN {
             sender.record(UNIX_EPOCH, end(0));
         }
         let trouble = log.finish().unwrap();

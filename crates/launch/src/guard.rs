@@ -90,7 +90,7 @@ impl GuardSources<'_> {
 }
 
 /// The key file in this folder, made where there is none yet. `None` where other hosts do not see the
-/// folder, or where it cannot be used: a job that nobody has asked to be guarded does not fail by it.
+/// folder, or where it cannot be used: a job without --rdzv-secret-file does not fail by it.
 fn of_home(folder: &Path, is_shared: impl Fn(&Path) -> bool) -> Option<Guard> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o700).create(folder).ok()?;

@@ -9,41 +9,30 @@
 //! When the launcher ends, however it ends, the agents find their input closed and stop their
 //! ranks.
 
-mod child;
-mod courier;
+pub(crate) mod agent_side;
+mod bundle;
+mod connect_all;
 mod digest;
-mod environment;
 mod error;
-mod here;
-mod hostfile;
 mod message;
 mod output;
-mod parcel;
 mod plan;
-pub(crate) mod remote;
-mod remote_line;
-mod role_command;
-mod roll_call;
+mod python_files;
 mod run;
-mod selection;
 mod session;
-mod sources;
-mod ssh;
 mod store;
-mod wire;
+mod upload;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use environment::{EnvRequest, PASSED, VariableFile};
+use brigade_remote::{EnvRequest, HostSpec};
+
 pub use error::{HostFailure, HostsError};
-pub use hostfile::{HostListError, HostSpec, Place};
 #[doc(hidden)]
 pub use message::read_messages;
-pub use plan::{HostsFacts, HostsPlan, PlannedHost};
-pub use role_command::RoleCommand;
+pub use plan::{HostsPlan, PlannedHost};
 pub use run::run;
-pub use selection::Selection;
 
 /// What a user can ask of a launch on several hosts, besides [`LaunchOptions`](crate::LaunchOptions).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +46,7 @@ pub struct HostsOptions {
     pub connect_timeout: Duration,
     /// The folder in which the ranks run, on every host. Default: the current one of this process.
     pub workdir: Option<PathBuf>,
-    /// Variables of this environment for the hosts, besides those of [`PASSED`].
+    /// Variables of this environment for the hosts, besides those of [`FORWARDED`](brigade_remote::FORWARDED).
     pub env: Vec<EnvRequest>,
     /// Name or address under which the others reach the first host. Default: the address at which
     /// its sshd was reached.
@@ -85,7 +74,5 @@ impl Default for HostsOptions {
     }
 }
 
-/// The role that this executable plays on a host.
-pub(crate) const ROLE: &str = "__agent";
-/// Its second part.
+/// The second part of the role `__agent`.
 pub(crate) const ENTERED: &str = "entered";

@@ -6,7 +6,7 @@
 //! `tmux`, a unit of `systemd-run`) is none, and is left alone. In a container whose first process is
 //! the agent, other orphans become its children, too; those of ranks are told as the reaper tells them.
 //!
-//! After the agent's own death its descendants belong to whoever adopts orphans, among others. The
+//! After the agent's own death its descendants belong to the process that adopts orphans, among others. The
 //! reaper tells them by the ranks' sessions and by the agent's name in their environment; see
 //! [`Orphans`].
 
@@ -252,7 +252,7 @@ impl Orphans {
         let all = Processes::look();
         let adopter = Stat::of(this).map(|stat| stat.parent);
         let sorted = self.sort(this, &all);
-        // First: a process that sleeps in the kernel may hold up whoever reads its environment.
+        // First: a process that sleeps in the kernel may hold up a reader of its environment.
         let mut killed = kill_all(&sorted.in_sessions);
         let group = control_groups("self");
         let mark = format!("{}={}", env::BRIGADE_AGENT, self.agent);

@@ -7,7 +7,7 @@
 //! use brigade_launch::{HostFacts, LaunchOptions, LaunchPlan, agent, role};
 //!
 //! // The agent starts its own executable in two small roles; they come first in `main`.
-//! if let Some(code) = role::play_if_asked() {
+//! if let Some(code) = role::run_helper_if_requested() {
 //!     std::process::exit(code.into());
 //! }
 //! let options = LaunchOptions { nproc: 2.into(), program: "env".into(), ..Default::default() };
@@ -29,18 +29,15 @@
 //!   what is left in those sessions, and those orphans of the agent that carry its name
 //!   (`BRIGADE_AGENT`) in their environment.
 //! - A rank that has ended is not reaped before the job is over: its process number cannot be
-//!   given to a stranger who would then be killed in its place.
+//!   given to another process, which would then be killed in its place.
 
 pub mod agent;
 pub mod emit;
 mod error;
 pub mod events;
-mod gate;
 mod guard;
 pub mod hosts;
-pub mod leash;
 mod leftovers;
-mod meeting;
 mod open_files;
 mod options;
 mod output;
@@ -48,19 +45,21 @@ mod placement;
 mod plan;
 mod program;
 mod reaper;
+mod rendezvous;
 pub mod role;
 mod scheduler;
+mod start_gate;
 mod store_port;
 mod value;
 
 pub use agent::Outcome;
+pub use brigade_remote::die_with_parent;
 pub use brigade_rendezvous::{
     Assignment, Cause, Ending, EtcdAccess, EtcdError, RankFailure, Secret, SecretError, TimeLimits,
     Verdict, private_text,
 };
 pub use error::LaunchError;
 pub use guard::{Guard, GuardSources};
-pub use meeting::{Endpoint, Meeting, NodeRange, Patience};
 pub use options::{ForPython, LaunchOptions};
 pub use output::{
     Color, ColorFacts, LineFilter, LocalRanks, LogFolder, OutputFacts, OutputOptions, OutputPlan,
@@ -72,6 +71,7 @@ pub use placement::{
 };
 pub use plan::{HostFacts, LaunchPlan};
 pub use program::{CargoKind, CargoTarget, Invocation, Program, ProgramError};
+pub use rendezvous::{Endpoint, NodeRange, RendezvousMode, RendezvousTimeouts};
 pub use scheduler::{Found, SchedulerError, Surroundings};
 pub use store_port::{PortRange, Reach, StorePort};
 pub use value::ValueError;

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::events::EventsTarget;
 use crate::{
-    Meeting, NodeRange, NprocSpec, OutputOptions, Patience, PlacementOptions, PortRange, Program,
+    NodeRange, NprocSpec, OutputOptions, PlacementOptions, PortRange, Program, RendezvousMode,
+    RendezvousTimeouts,
 };
 
 /// What to start, how often, and with which other hosts.
@@ -38,10 +39,10 @@ pub struct LaunchOptions {
     pub heartbeat_timeout: Duration,
     /// How often the job is started again after a failure. Hosts that come or leave do not count.
     pub max_restarts: u32,
-    /// How many hosts take part. More than one, or a range, needs a [`Meeting`].
+    /// How many hosts take part. More than one, or a range, needs a [`RendezvousMode`].
     pub nodes: NodeRange,
     /// Where the agents of the hosts meet.
-    pub meeting: Meeting,
+    pub rendezvous: RendezvousMode,
     /// Name of the job, the same on all of its hosts (torchrun's `--rdzv-id`). Default: a random
     /// one where the job has one host, `none` where it has several.
     pub run_id: Option<String>,
@@ -58,7 +59,7 @@ pub struct LaunchOptions {
     /// Among which ports the ranks' store has its own. Default: any that is free.
     pub store_port: Option<PortRange>,
     /// How long agents wait for each other.
-    pub patience: Patience,
+    pub timeouts: RendezvousTimeouts,
     /// `ROLE_NAME` of each rank.
     pub role: String,
     /// Where the events of the job are written; `None`: nowhere.
@@ -95,13 +96,13 @@ impl Default for LaunchOptions {
             heartbeat_timeout: Duration::from_secs(30),
             max_restarts: 0,
             nodes: NodeRange::default(),
-            meeting: Meeting::OneHost,
+            rendezvous: RendezvousMode::OneHost,
             run_id: None,
             secret: None,
             etcd: EtcdAccess::default(),
             local_addr: None,
             store_port: None,
-            patience: Patience::default(),
+            timeouts: RendezvousTimeouts::default(),
             role: "default".to_owned(),
             events: None,
             output: OutputOptions::default(),

@@ -1,33 +1,31 @@
 //! One thread that carries the output of all ranks, so that lines never run into each other.
 //!
-//! It is a thread of its own because a terminal that is paused blocks whoever writes to it, and
+//! It is a thread of its own because a paused terminal blocks its writers, and
 //! the agent has signals to answer meanwhile. It lives as long as the job; the ranks of every
 //! attempt are attached to it anew.
 
-mod carrier;
 mod color;
 mod folder;
 mod lines;
 mod live;
 mod plan;
 mod prefix;
+mod pump;
 mod show;
 mod streams;
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::thread::{self, JoinHandle};
 
-use carrier::{Attempt, Carrier, Order};
 pub use color::{Color, ColorFacts};
 pub(crate) use folder::{AttemptFiles, AttemptFolder, RunFolder};
 pub(crate) use live::{BETWEEN_DRAWS, LiveLine, Reports};
 pub use plan::{LogFolder, OutputFacts, OutputOptions, OutputPlan};
 pub use prefix::{Prefix, PrefixFacts};
+use pump::{Attempt, Order, Pump};
 pub(crate) use show::{Show, Terminal, write_all};
 pub use streams::{LineFilter, LocalRanks, Stream, StreamMode, StreamModes};
 
@@ -39,10 +37,8 @@ use crate::LaunchError;
 pub(crate) struct Output {
     thread: JoinHandle<()>,
     plan: OutputPlan,
-    orders: Sender<Order>,
-    notices: Receiver<Notice>,
-    control: UnixStream,
-    gone: bool,
+    orders: Orders,
+    notices: brigade_wake::Receiver<Notice>,
     folder_is_known: bool,
 }
 
@@ -72,7 +68,7 @@ pub(crate) struct Tail {
 /// What the thread has to say when [`Output::control`] is readable.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// Whoever read our output has gone away.
+    /// The reader of our output has gone.
     Closed,
     /// The answer to [`Output::ask_tail`].
     Tail { local_rank: usize, tail: Tail },
@@ -85,15 +81,16 @@ pub(crate) enum Notice {
 impl Output {
     /// Starts the thread, which has nothing to carry yet.
     pub(crate) fn start(plan: &OutputPlan, show: Box<dyn Show>) -> io::Result<Self> {
-        let (control, far) = UnixStream::pair()?;
-        control.set_nonblocking(true)?;
-        far.set_nonblocking(true)?;
-        let (orders, inbox) = mpsc::channel();
-        let (outbox, notices) = mpsc::channel();
-        let carrier = Carrier::new(plan, show, far, inbox, outbox);
-        let thread = thread::Builder::new().name("output".to_owned()).spawn(|| carrier.run())?;
+        let (orders, inbox) = brigade_wake::channel()?;
+        let (outbox, notices) = brigade_wake::channel()?;
+        let end = NoticeOfEnd(outbox.clone());
+        let pump = Pump::new(plan, show, inbox, outbox);
+        let thread = thread::Builder::new().name("output".to_owned()).spawn(move || {
+            let _end = end;
+            pump.run();
+        })?;
         let plan = plan.clone();
-        Ok(Self { thread, plan, orders, notices, control, gone: false, folder_is_known: false })
+        Ok(Self { thread, plan, orders: Orders(orders), notices, folder_is_known: false })
     }
 
     /// Carries these ranks' output from now on, in order of local rank.
@@ -129,23 +126,12 @@ impl Output {
 
     /// Readable when there is a notice.
     pub(crate) fn control(&self) -> BorrowedFd<'_> {
-        self.control.as_fd()
+        self.notices.as_fd()
     }
 
     /// The next notice, if there is one.
-    pub(crate) fn notice(&mut self) -> Option<Notice> {
-        // First what made us look, then what there is: the other way round, a notice that comes
-        // in between would have to wait for the next one.
-        let mut bytes = [0; 64];
-        while matches!(self.control.read(&mut bytes), Ok(n) if n > 0) {}
-        match self.notices.try_recv() {
-            Ok(notice) => Some(notice),
-            Err(TryRecvError::Disconnected) if !self.gone => {
-                self.gone = true;
-                Some(Notice::Gone)
-            }
-            Err(_) => None,
-        }
+    pub(crate) fn notice(&self) -> Option<Notice> {
+        self.notices.try_recv()
     }
 
     /// Asks for the last lines of a rank that has ended, while others go on.
@@ -161,15 +147,33 @@ impl Output {
 
     /// Waits until everything is written, and ends the thread.
     pub(crate) fn end(self) {
-        let Self { thread, control, orders, .. } = self;
-        drop((control, orders));
+        let Self { thread, orders, .. } = self;
+        drop(orders);
         // It cannot panic, and if it did all the same there would be nothing left to do here.
         let _ = thread.join();
     }
 
     fn order(&self, order: Order) {
-        // A thread that has ended takes no orders, and one with a full socket has been woken.
-        let _ = self.orders.send(order);
-        let _ = (&self.control).write(&[0]);
+        // Fails when the thread has ended, which its last notice says.
+        let _ = self.orders.0.send(order);
+    }
+}
+
+/// Ends the thread when it is dropped.
+#[derive(Debug)]
+struct Orders(brigade_wake::Sender<Order>);
+
+impl Drop for Orders {
+    fn drop(&mut self) {
+        let _ = self.0.send(Order::End);
+    }
+}
+
+/// Held by the thread: its last notice, even if it panics.
+struct NoticeOfEnd(brigade_wake::Sender<Notice>);
+
+impl Drop for NoticeOfEnd {
+    fn drop(&mut self) {
+        let _ = self.0.send(Notice::Gone);
     }
 }

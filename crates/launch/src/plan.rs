@@ -8,9 +8,9 @@ use brigade_world::{LocalRank, Rank, StoreEndpoint, StoreHost, World, WorldError
 use nix::unistd::gethostname;
 
 use crate::events::EventsTarget;
-use crate::meeting::{Meeting, NodeRange, Patience};
 use crate::placement::{self, PlacementFacts, RankSetup};
 use crate::program::{CargoTarget, Invocation, Program, ProgramError, Search, with_local_rank};
+use crate::rendezvous::{NodeRange, RendezvousMode, RendezvousTimeouts};
 use crate::{
     ForPython, LaunchError, LaunchOptions, OutputFacts, OutputOptions, OutputPlan, PortRange,
 };
@@ -97,7 +97,7 @@ pub struct LaunchPlan {
     /// How many hosts take part.
     pub nodes: NodeRange,
     /// Where they meet.
-    pub meeting: Meeting,
+    pub rendezvous: RendezvousMode,
     /// Name of the job.
     pub run_id: String,
     /// What an agent must know to take part, where there is such a thing.
@@ -109,7 +109,7 @@ pub struct LaunchPlan {
     /// Among which ports the ranks' store has its own.
     pub store_port: Option<PortRange>,
     /// How long agents wait for each other.
-    pub patience: Patience,
+    pub timeouts: RendezvousTimeouts,
     /// The part that the ranks play.
     pub role: String,
     /// Name of this launcher.
@@ -167,7 +167,7 @@ impl LaunchPlan {
                 reason: "a rank needs at least one thread",
             });
         }
-        options.meeting.check(options.nodes)?;
+        options.rendezvous.check(options.nodes)?;
         let Invocation { file, name, mut args } = facts.program.clone()?;
         let mut user_env = options.env.clone();
         if let Some(ForPython { what, variables }) = &options.for_python {
@@ -214,7 +214,7 @@ impl LaunchPlan {
             env.push((TORCH_NCCL_ASYNC_ERROR_HANDLING, "1".to_owned()));
         }
 
-        let alone = options.meeting == Meeting::OneHost;
+        let alone = options.rendezvous == RendezvousMode::OneHost;
         // Of a job on several hosts the user has to ask for it.
         let raw = options.output.raw.or_else(|| (!alone).then_some(false));
         let output = OutputOptions { raw, ..options.output.clone() };
@@ -235,13 +235,13 @@ impl LaunchPlan {
             limits: TimeLimits::new(options.heartbeat_timeout, options.shutdown_timeout),
             max_restarts: options.max_restarts,
             nodes: options.nodes,
-            meeting: options.meeting.clone(),
+            rendezvous: options.rendezvous.clone(),
             secret: options.secret.clone(),
             etcd: options.etcd.clone(),
             run_id,
             local_addr: options.local_addr.clone(),
             store_port: options.store_port,
-            patience: options.patience,
+            timeouts: options.timeouts,
             role: options.role.clone(),
             agent_id: facts.agent_id.clone(),
             host: facts.host.clone(),
@@ -288,7 +288,7 @@ impl LaunchPlan {
         self.args.iter().map(|arg| with_local_rank(arg, local_rank)).collect()
     }
 
-    /// The place of one rank, once it is known who takes part and where the ranks meet.
+    /// The place of one rank, once it is known which hosts take part and where the ranks meet.
     ///
     /// Errors when `local_rank` is not below the number of ranks of this host, or the part is none.
     pub fn world(
@@ -462,14 +462,15 @@ mod tests {
         let name = |run_id: Option<&str>, meeting| {
             let run_id = run_id.map(str::to_owned);
             let nodes = NodeRange { min: 1, max: 1 };
-            let options = LaunchOptions { run_id, meeting, nodes, ..Default::default() };
+            let options =
+                LaunchOptions { run_id, rendezvous: meeting, nodes, ..Default::default() };
             let plan = LaunchPlan::resolve(&options, &facts(8, &[])).unwrap();
             plan.run_id
         };
         let endpoint: Endpoint = "node1".parse().unwrap();
-        let elastic = Meeting::Elastic { endpoint, serve: None };
-        assert_eq!(name(None, Meeting::OneHost), "job");
-        assert_eq!(name(Some("night"), Meeting::OneHost), "night");
+        let elastic = RendezvousMode::Elastic { endpoint, serve: None };
+        assert_eq!(name(None, RendezvousMode::OneHost), "job");
+        assert_eq!(name(Some("night"), RendezvousMode::OneHost), "night");
         assert_eq!(name(None, elastic.clone()), "none");
         assert_eq!(name(Some("night"), elastic), "night");
     }

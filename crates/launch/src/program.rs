@@ -1,13 +1,13 @@
 //! What the ranks run, found before anything starts.
 
 mod cargo;
-mod find;
 mod macros;
 mod python;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+use brigade_remote::{ExecutableError, executable};
 use serde::{Deserialize, Serialize};
 
 pub use cargo::{CargoKind, CargoTarget};
@@ -111,7 +111,7 @@ impl Program {
     /// The file behind it. Looks at files, starts nothing.
     pub(crate) fn find(&self, search: Search<'_>) -> Result<Invocation, ProgramError> {
         let plain = |name: &OsStr| {
-            let file = find::find(name, search.path)?;
+            let file = find(name, search.path)?;
             Ok(Invocation { file, name: name.to_owned(), args: Vec::new() })
         };
         match self {
@@ -123,6 +123,21 @@ impl Program {
             Self::Module(name) => python::module(name, search),
             Self::ModuleIn { name, folder } => python::module_in(name, folder, search),
             Self::Cargo(target) => target.find(search),
+        }
+    }
+}
+
+/// Finds the file that a name means, as a shell does.
+fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, ProgramError> {
+    Ok(executable::find(name, path)?)
+}
+
+impl From<ExecutableError> for ProgramError {
+    fn from(error: ExecutableError) -> Self {
+        match error {
+            ExecutableError::NotFound { name, hint } => Self::NotFound { name, hint },
+            ExecutableError::NotExecutable { path } => Self::NotExecutable { path },
+            ExecutableError::Directory { path } => Self::Directory { path },
         }
     }
 }

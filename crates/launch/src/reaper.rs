@@ -50,7 +50,7 @@ impl Reaper {
 
     fn order(&mut self, line: &str) {
         if let Some(orders) = &mut self.orders {
-            // Fails when somebody has killed the reaper.
+            // Fails when the reaper was killed.
             let _ = orders.write_all(format!("{line}\n").as_bytes());
         }
     }
@@ -79,7 +79,7 @@ pub(crate) fn wait_and_clear_up(agent: String, agent_pid: i32, folder: Option<Pa
                 break;
             }
             thread::sleep(pause);
-            pause = (pause * 3 / 2).min(LONGEST_PAUSE);
+            pause = (pause * 3 / 2).min(MAX_PAUSE);
         }
         if let Some(folder) = folder {
             let _ = fs::remove_dir_all(folder);
@@ -103,7 +103,7 @@ fn last_order(orders: &[u8]) -> Option<Vec<Session>> {
 const DISMISSED: &str = "all clear";
 /// No descriptor says when a process that is not a child has ended.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

@@ -1,8 +1,6 @@
-//! The small roles in which the agent starts its own executable.
+//! The small roles in which the agent starts its own executable, for about a millisecond per rank.
 //!
-//! Between `fork` and `exec` only a few system calls are allowed, and Rust calls what runs there
-//! unsafe. Starting our own executable, which then prepares itself and becomes the program by
-//! `exec`, is plain safe code, for about a millisecond per rank.
+//! [`brigade_remote::reexec`] says why. Here is what each role does.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -12,30 +10,33 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use brigade_remote::die_with_parent;
+use brigade_remote::reexec::{self, role_command};
+use brigade_remote::remote_command::AGENT;
 use brigade_world::env;
 use nix::sys::signal::SigSet;
 use nix::unistd::{Pid, dup2_stdin, setsid};
 
 use crate::agent::lead_foreground;
-use crate::gate::{self, Opening};
-use crate::{CpuSet, hosts, leash, reaper};
+use crate::start_gate::{self, Opening};
+use crate::{CpuSet, hosts, reaper};
 
 /// Plays a role if this process was started for one, and gives its exit code.
 ///
 /// A program that calls [`crate::agent::run`] calls this first in `main`, before it reads its
 /// arguments. In the role of a rank it does not return: the process becomes the program.
 #[must_use]
-pub fn play_if_asked() -> Option<u8> {
+pub fn run_helper_if_requested() -> Option<u8> {
     let mut args = std::env::args_os().skip(1);
     let role = args.next()?;
     if role == RANK {
         Some(become_rank(args).unwrap_or(MALFORMED))
     } else if role == REAPER {
         Some(become_reaper(args).unwrap_or(MALFORMED))
-    } else if role == SESSION {
-        Some(become_session(args).unwrap_or(MALFORMED))
-    } else if role == hosts::ROLE {
-        Some(hosts::remote::serve(args.next().is_some_and(|part| part == hosts::ENTERED)))
+    } else if role == reexec::SESSION {
+        Some(reexec::become_session(args).unwrap_or(MALFORMED))
+    } else if role == AGENT {
+        Some(hosts::agent_side::serve(args.next().is_some_and(|part| part == hosts::ENTERED)))
     } else {
         None
     }
@@ -53,7 +54,7 @@ pub(crate) fn rank_command(
     cpus: Option<&CpuSet>,
     gate: Option<RawFd>,
 ) -> Command {
-    let mut command = this_executable(RANK);
+    let mut command = role_command(RANK);
     command.arg(std::process::id().to_string());
     command.arg(gate.map_or_else(|| STDIN.to_owned(), |number| number.to_string()));
     command.arg(cpus.map_or_else(|| ANY.to_owned(), ToString::to_string));
@@ -63,7 +64,7 @@ pub(crate) fn rank_command(
 
 /// The agent's command for its reaper.
 pub(crate) fn reaper_command(agent: &str, folder: Option<&Path>) -> Command {
-    let mut command = this_executable(REAPER);
+    let mut command = role_command(REAPER);
     // Its own environment must not make it part of a job, not even of one around this one.
     command.env_clear().arg(std::process::id().to_string()).arg(agent).args(folder);
     command
@@ -71,32 +72,9 @@ pub(crate) fn reaper_command(agent: &str, folder: Option<&Path>) -> Command {
 
 /// The launcher's command for an agent on this machine, at the other end of a pipe.
 pub(crate) fn agent_command() -> Command {
-    let mut command = command(hosts::ROLE);
+    let mut command = role_command(AGENT);
     // The launcher's own session is none of this agent's.
     command.env_remove("SSH_CONNECTION");
-    command
-}
-
-/// The launcher's command for a client of ssh, whose arguments are to follow.
-pub(crate) fn session_command(client: &Path) -> Command {
-    let mut command = this_executable(SESSION);
-    command.arg(std::process::id().to_string()).arg(client);
-    command
-}
-
-/// This executable in a role that others have made for it.
-pub(crate) fn command(role: &str) -> Command {
-    this_executable(role)
-}
-
-fn this_executable(role: &str) -> Command {
-    // Not its path: that may name another file by now, after an upgrade or a rebuild.
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("brigade").arg(role);
-    // The launcher has read them; neither ranks nor clients of ssh are to know or to log them.
-    for name in env::LAUNCHERS_OWN {
-        command.env_remove(name);
-    }
     command
 }
 
@@ -113,7 +91,7 @@ fn become_rank(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     command.arg0(&name).args(args);
 
     let error = match prepare_rank(agent, gate, cpus.as_ref(), &mut command) {
-        // The agent is gone: nobody is left to tell.
+        // The agent has ended: there is no process to report to.
         Ok(false) => return Some(0),
         Ok(true) => command.exec(),
         Err(error) => error,
@@ -133,12 +111,12 @@ fn prepare_rank(
     } else {
         lead_foreground(Pid::from_raw(agent.cast_signed()))?;
     }
-    if !leash::tie_to(agent)? {
+    if !die_with_parent(agent)? {
         return Ok(false);
     }
     let opening = match gate {
-        Some(number) => gate::wait_at(number)?,
-        None => gate::wait(io::stdin())?,
+        Some(number) => start_gate::wait_at(number)?,
+        None => start_gate::wait(io::stdin())?,
     };
     let Opening::Start { socket, progress } = opening else { return Ok(false) };
     let given = [(env::BRIGADE_STORE_FD, socket), (env::BRIGADE_PROGRESS_FD, progress)];
@@ -161,25 +139,6 @@ fn prepare_rank(
     Ok(true)
 }
 
-/// Arguments: launcher's process number, client's file, its arguments.
-fn become_session(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
-    let launcher = args.next()?.to_str()?.parse().ok()?;
-    let client = args.next()?;
-    let mut command = Command::new(&client);
-    command.arg0(Path::new(&client).file_name()?).args(args);
-    let error = match leash::tie_to(launcher) {
-        Ok(false) => return Some(0),
-        // The launcher blocks the signals it waits for, and a child inherits that.
-        Ok(true) => match SigSet::empty().thread_set_mask() {
-            Ok(()) => command.exec(),
-            Err(error) => error.into(),
-        },
-        Err(error) => error,
-    };
-    eprintln!("brigade: cannot run {}: {error}", client.display());
-    Some(126)
-}
-
 /// Arguments: agent's process number, agent's name, folder to remove.
 fn become_reaper(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     let agent_pid = args.next()?.to_str()?.parse().ok()?;
@@ -190,10 +149,9 @@ fn become_reaper(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
 
 const RANK: &str = "__rank";
 const REAPER: &str = "__reaper";
-const SESSION: &str = "__session";
 /// In place of processors: those that the agent may use.
 const ANY: &str = "any";
 /// In place of a number: the gate is the rank's stdin.
 const STDIN: &str = "stdin";
-/// Somebody typed a hidden role by hand.
+/// A hidden role was started by hand.
 const MALFORMED: u8 = 2;

@@ -6,7 +6,7 @@
 use brigade_world::scheduler::{self, Mpi, MpiKind, Pods, Step};
 use brigade_world::{WorldError, env};
 
-/// A value, and who said so: a word and the variable, as in `Slurm (SLURM_NODEID)`.
+/// A value and its source: a word and the variable, as in `Slurm (SLURM_NODEID)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found<T> {
     /// The value.

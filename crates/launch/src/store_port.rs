@@ -94,7 +94,7 @@ impl StorePort {
         Self::at(reach, 0)
     }
 
-    /// Takes the first port of a range on which nobody listens. Errors when there is none.
+    /// Takes the first port of a range that is not in use. Errors when there is none.
     pub fn reserve_in(reach: Reach, range: PortRange) -> io::Result<Self> {
         let mut error = None;
         for port in range.first..=range.last {

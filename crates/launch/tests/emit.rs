@@ -230,7 +230,7 @@ fn refusals() {
         (
             Target::Slurm,
             JobFile { env: vec![("A-B".to_owned(), String::new())], ..small() },
-            "--env \"A-B\" is no variable's name",
+            "--env \"A-B\" is not a variable's name",
         ),
         (
             Target::PyTorchJob,

@@ -73,7 +73,7 @@ pub(crate) struct Channel {
     /// Records sent and received since the last change of keys.
     sent: u64,
     received: u64,
-    /// Differs for each connection, and nobody chooses it.
+    /// Differs for each connection; neither side chooses it.
     handshake_hash: Vec<u8>,
 }
 

@@ -1,12 +1,12 @@
 //! The coordinator: a thread that holds the connections to all agents and does what the decision
 //! says.
 
-mod doing;
+mod actions;
+mod event_loop;
+mod inbound;
 mod output;
 mod peer;
-mod reading;
 mod shared;
-mod turn;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -16,11 +16,11 @@ use std::{fmt, io, panic};
 
 use brigade_wake::Flag;
 
-use crate::{AgentId, Link, Listener, Rules, Verdict, quiet};
+use crate::{AgentId, Link, Listener, Rules, Verdict, masked_thread};
 
+use event_loop::EventLoop;
 pub use output::{OutputSink, Piece};
 use shared::{Command, Shared};
-use turn::Turn;
 
 /// A running coordinator.
 ///
@@ -69,9 +69,9 @@ impl Coordinator {
         let (sender, commands) = brigade_wake::channel()?;
         let shared = Shared::new(sender);
         let over = Arc::new(Flag::new()?);
-        let turn = Turn::new(rules, listener, sink, shared.clone(), commands)?;
+        let turn = EventLoop::new(rules, listener, sink, shared.clone(), commands)?;
         let told = Ending(Arc::clone(&over));
-        let thread = quiet::spawn("coordinator", move || {
+        let thread = masked_thread::spawn("coordinator", move || {
             let _told = told;
             turn.run()
         })?;

@@ -1,11 +1,11 @@
-//! Election by etcd: who creates the job's key first becomes its coordinator, for as long as its
+//! Election by etcd: the first host to create the job's key becomes its coordinator, for as long as its
 //! lease is kept alive.
 
 mod access;
 mod client;
 mod election;
-mod seat;
+mod leadership;
 
 pub use access::{EtcdAccess, EtcdError};
 pub(crate) use election::{coordinator_record, meet};
-pub(crate) use seat::Seat;
+pub(crate) use leadership::LeaderLease;

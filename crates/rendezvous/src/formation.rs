@@ -1,16 +1,16 @@
-//! Who takes part in a job, with which ranks, and when an attempt starts, stops and counts: the
+//! Which hosts take part in a job, with which ranks, and when an attempt starts, stops and counts: the
 //! decision alone, without clock and network.
 
 mod admission;
 mod event;
-mod forming;
-mod hearing;
+mod failures;
 mod joining;
 mod member;
+mod on_message;
 mod record;
 mod rules;
+mod start_attempt;
 mod stopping;
-mod trouble;
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -23,9 +23,9 @@ pub use record::{CauseKind, HostPart, JobCause, JobEvent, Record};
 pub use rules::Rules;
 
 use admission::Admission;
-use forming::Gathering;
+use failures::Trouble;
 use member::Member;
-use trouble::Trouble;
+use start_attempt::Gathering;
 
 /// The coordinator's decision.
 ///
@@ -57,7 +57,7 @@ pub struct Formation {
     /// How many have come.
     joins: u64,
     /// How many members wait for a node rank that another one has.
-    rivals: usize,
+    duplicates: usize,
     state: State,
     /// The last attempt that has been started.
     attempt: Option<u32>,
@@ -65,7 +65,7 @@ pub struct Formation {
     restarts: u32,
     trouble: Trouble,
     admission: Admission,
-    /// The last order to stop the present attempt, for those who may not have got it.
+    /// The last order to stop the present attempt, for agents that may not have received it.
     last_stop: Option<(i32, String)>,
     /// Some host has ranks that SIGKILL does not end.
     stuck: bool,
@@ -84,7 +84,7 @@ enum State {
 }
 
 impl Formation {
-    /// A job to which nobody has come yet.
+    /// A job without members.
     #[must_use]
     pub fn new(mut rules: Rules) -> Self {
         rules.min_nodes = rules.min_nodes.max(1);
@@ -96,7 +96,7 @@ impl Formation {
             expected: BTreeMap::new(),
             announced: 0,
             joins: 0,
-            rivals: 0,
+            duplicates: 0,
             state: State::Gathering(Gathering::first(Duration::ZERO)),
             attempt: None,
             next_attempt: 0,
@@ -133,7 +133,7 @@ impl Formation {
             Event::Said { agent, message } => self.said(agent, message),
             Event::Closed { agent, how } => self.closed(agent, how),
             Event::Disconnected { agent, how, reset } => self.disconnected(agent, how, reset),
-            Event::Interrupt { signal } => self.interrupt(trouble::checked(signal), None),
+            Event::Interrupt { signal } => self.interrupt(failures::checked(signal), None),
             Event::Heard { .. } | Event::Tick => {}
         }
         self.look_for_silent();

@@ -11,7 +11,7 @@ use crate::printable;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// More than any message of ours has: whoever sends it speaks another protocol.
+    /// More than any message of ours has: its sender speaks another protocol.
     #[error(
         "a message of {length} bytes was announced, at most {longest} are allowed: \
              the other side does not speak Brigade's protocol"
@@ -57,7 +57,7 @@ pub struct Decoder {
 
 impl Default for Decoder {
     fn default() -> Self {
-        Self::limited(LONGEST_FRAME)
+        Self::limited(MAX_FRAME_LEN)
     }
 }
 
@@ -70,7 +70,7 @@ impl Decoder {
 
     /// From now on takes messages of any length that is allowed.
     pub fn trust(&mut self) {
-        self.longest = LONGEST_FRAME;
+        self.longest = MAX_FRAME_LEN;
     }
 
     /// Takes in what has been read.
@@ -112,7 +112,7 @@ impl Decoder {
 
 const PREFIX: usize = 4;
 /// No message has more bytes: a piece of output is the longest.
-pub const LONGEST_FRAME: usize = 4 << 20;
+pub const MAX_FRAME_LEN: usize = 4 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -9,7 +9,7 @@
 //!   nothing to try guesses on. (`psk2` would send every host that connects a proof of the secret. The
 //!   price of `psk0` is that a listener on the network can try guesses on the first message, which is
 //!   why short secrets are refused.)
-//! - Both send ephemeral keys (`ee`): whoever learns the secret later cannot read what was recorded.
+//! - Both send ephemeral keys (`ee`): an attacker that learns the secret later cannot read what was recorded.
 //! - There are no static keys, and both handshake messages are empty. Names of hosts and of the job
 //!   go over the finished channel alone, and the latter only as a tag ([`Channel::job_tag`]).
 //! - The first message can be recorded and sent again. That leads nowhere: without the secret no
@@ -206,7 +206,7 @@ pub(crate) fn answer(record: &[u8], secret: Option<&Secret>) -> Answer {
         }
         _ => {}
     }
-    // Fails when the system has no random numbers, and then nobody can be answered.
+    // Fails when the system has no random numbers, and then no host can be answered.
     let Ok(mut noise) = state(secret, &hello, Side::Coordinator) else { return Answer::Ignore };
     if noise.read_message(&hello.noise, &mut []).is_err() {
         return match secret {

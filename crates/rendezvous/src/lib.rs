@@ -1,7 +1,7 @@
 //! How the agents of several hosts become one job, and stay one while hosts come and go.
 //!
 //! Every host has one agent, which starts and watches the ranks of that host. One coordinator, in
-//! the process of one of the agents or of the launcher, decides who takes part and with which
+//! the process of one of the agents or of the launcher, decides which hosts take part and with which
 //! ranks. They speak [`FromAgent`] and [`ToAgent`] over anything that carries bytes: a socket pair
 //! in one process, TCP, or the standard streams of an ssh session.
 //!
@@ -9,7 +9,7 @@
 //!   clock nor network, so that a thousand hosts fit into a test.
 //! - [`Coordinator`] is a thread that does what it says.
 //! - [`Link`] is the agent's end of the connection.
-//! - [`Meeting`] finds the coordinator, or makes this host the one that has it: at an address that
+//! - [`Rendezvous`] finds the coordinator, or makes this host the one that has it: at an address that
 //!   all know, or elected by an etcd.
 //! - [`Secret`] is the pre-shared key of connections over TCP, which are encrypted.
 //! - [`printable`] is what text from a peer goes through before it is shown.
@@ -18,9 +18,11 @@
 //! are: a stop, its answer, a start. No message lists the hosts. The example `reforming` prints it.
 
 mod channel;
+mod connection;
 mod coordinator;
 #[doc(hidden)]
 pub mod decode;
+mod discovery;
 mod etcd;
 mod formation;
 mod frame;
@@ -28,30 +30,30 @@ mod handshake;
 mod limits;
 mod link;
 mod listener;
-mod meet;
+mod masked_thread;
 mod message;
-mod quiet;
 mod secret;
 mod text;
-mod wire;
 
+pub use connection::LinkError;
 pub use coordinator::{Coordinator, OutputSink, Piece, SessionId};
+pub use discovery::{
+    DiscoveryMethod, Rendezvous, RendezvousError, RendezvousNotice, RendezvousPlan,
+};
 pub use etcd::{EtcdAccess, EtcdError};
 pub use formation::{
     Action, AgentId, CauseKind, Event, Formation, HostPart, JobCause, JobEvent, Record, Rules,
 };
-pub use frame::{Decoder, FrameError, LONGEST_FRAME, encode};
+pub use frame::{Decoder, FrameError, MAX_FRAME_LEN, encode};
 pub use limits::TimeLimits;
 pub use link::{Link, OUTPUT_CREDIT};
 pub use listener::{Listener, Reach};
-pub use meet::{MeetError, MeetNotice, MeetPlan, Meeting, Way};
 pub use message::{
     Assignment, Cause, Ending, FromAgent, Join, Millis, PROTOCOL, RankFailure, Stream, ToAgent,
     Verdict,
 };
 pub use secret::{Secret, SecretError, private_text, random_name};
 pub use text::{MAX_SHOWN, printable, printable_within};
-pub use wire::LinkError;
 
 /// "connection refused": what the system says of an error, without its number.
 fn plain_text(error: &std::io::Error) -> String {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// The time limits of a job, all of them derived from its heartbeat timeout and its shutdown
-/// timeout, so that they nest: who waits for an answer waits longer than the answer may take.
+/// timeout, so that they nest: a waiting side waits longer than the answer may take.
 ///
 /// ```
 /// use std::time::Duration;

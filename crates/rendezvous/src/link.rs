@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use brigade_wake::Flag;
 
-use crate::wire::Wire;
-use crate::{FromAgent, Join, LinkError, Millis, TimeLimits, ToAgent, quiet};
+use crate::connection::Connection;
+use crate::{FromAgent, Join, LinkError, Millis, TimeLimits, ToAgent, masked_thread};
 
 /// How many bytes of [`FromAgent::Output`] an agent may have sent for which no
 /// [`ToAgent::Taken`] has come.
@@ -55,7 +55,7 @@ pub struct Link {
 /// What the agent shares with the thread that sends beats.
 #[derive(Debug)]
 struct Shared {
-    wire: Wire,
+    wire: Connection,
     start: Instant,
     /// The agent has sent something.
     begun: bool,
@@ -69,7 +69,7 @@ impl Link {
     /// # Errors
     /// The system refuses to set the descriptors, or has no thread or descriptor left.
     pub fn new(reader: OwnedFd, writer: OwnedFd, limits: Option<TimeLimits>) -> io::Result<Self> {
-        Self::of(Wire::new(reader, Some(writer), MOST_UNSENT)?, limits)
+        Self::of(Connection::new(reader, Some(writer), MAX_UNSENT)?, limits)
     }
 
     /// A link over one socket.
@@ -77,10 +77,10 @@ impl Link {
     /// # Errors
     /// As [`Link::new`].
     pub fn over(socket: OwnedFd, limits: Option<TimeLimits>) -> io::Result<Self> {
-        Self::of(Wire::new(socket, None, MOST_UNSENT)?, limits)
+        Self::of(Connection::new(socket, None, MAX_UNSENT)?, limits)
     }
 
-    pub(crate) fn of(wire: Wire, limits: Option<TimeLimits>) -> io::Result<Self> {
+    pub(crate) fn of(wire: Connection, limits: Option<TimeLimits>) -> io::Result<Self> {
         let ends = wire.ends();
         let shared = Arc::new(Mutex::new(Shared { wire, start: Instant::now(), begun: false }));
         let heart = match limits {
@@ -153,7 +153,7 @@ impl Link {
     /// For how long nothing has come.
     #[must_use]
     pub fn silence(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.lock().wire.heard())
+        now.saturating_duration_since(self.lock().wire.last_received())
     }
 
     /// Nothing has come for so long that it is worth while to try another connection.
@@ -166,7 +166,7 @@ impl Link {
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let limits = self.limits?;
-        let heard = self.lock().wire.heard();
+        let heard = self.lock().wire.last_received();
         let quiet = heard + limits.quiet();
         Some(if Instant::now() < quiet { quiet } else { heard + limits.heartbeat_timeout() })
     }
@@ -229,7 +229,7 @@ impl Heart {
     fn start(shared: &Arc<Mutex<Shared>>, interval: Duration) -> io::Result<Self> {
         let stop = Arc::new(Flag::new()?);
         let (shared, stopped) = (Arc::clone(shared), Arc::clone(&stop));
-        let thread = quiet::spawn("heartbeat", move || beat(&shared, &stopped, interval))?;
+        let thread = masked_thread::spawn("heartbeat", move || beat(&shared, &stopped, interval))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }
@@ -254,16 +254,16 @@ fn beat(shared: &Mutex<Shared>, stop: &Flag, interval: Duration) {
             due = now + interval;
             continue;
         }
-        if now.saturating_duration_since(shared.wire.spoke()) >= interval {
+        if now.saturating_duration_since(shared.wire.last_sent()) >= interval {
             let sent = shared.millis(now);
             shared.wire.send(&FromAgent::Beat { sent });
         }
-        due = shared.wire.spoke() + interval;
+        due = shared.wire.last_sent() + interval;
     }
 }
 
 /// The output that may wait, and a longest message on top.
-const MOST_UNSENT: usize = 8 << 20;
+const MAX_UNSENT: usize = 8 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -327,7 +327,7 @@ mod tests {
     fn beats_are_sent_though_nobody_asks_for_them() {
         let limits = TimeLimits::new(Duration::from_secs(1), Duration::ZERO);
         let (mut link, far) = pair(Some(limits));
-        let mut wire = Wire::new(far.into(), None, 0).unwrap();
+        let mut wire = Connection::new(far.into(), None, 0).unwrap();
         link.send(&FromAgent::Finished { attempt: 0 });
         let mut heard = Vec::new();
         while heard.len() < 4 {
@@ -344,13 +344,13 @@ mod tests {
     fn no_beat_is_sent_before_the_first_message() {
         let limits = TimeLimits::new(Duration::from_secs(1), Duration::ZERO);
         let (mut link, far) = pair(Some(limits));
-        let mut wire = Wire::new(far.into(), None, 0).unwrap();
+        let mut wire = Connection::new(far.into(), None, 0).unwrap();
         std::thread::sleep(limits.heartbeat_interval() * 3);
         link.send(&FromAgent::Join(Join::new("node1")));
         assert!(matches!(wait(&mut wire)[0], FromAgent::Join(_)));
     }
 
-    fn wait(wire: &mut Wire) -> Vec<FromAgent> {
+    fn wait(wire: &mut Connection) -> Vec<FromAgent> {
         let mut fds = [PollFd::new(wire.read_fd(), PollFlags::POLLIN)];
         poll(&mut fds, PollTimeout::NONE).unwrap();
         std::iter::from_fn(|| wire.receive().unwrap()).collect()
@@ -381,7 +381,7 @@ mod tests {
         link.send(&output);
         assert!(link.wants_write());
         far_in.set_nonblocking(true).unwrap();
-        let mut far = Wire::new(far_in.into(), None, 0).unwrap();
+        let mut far = Connection::new(far_in.into(), None, 0).unwrap();
         let received = loop {
             if let Some(message) = far.receive::<FromAgent>().unwrap() {
                 break message;
@@ -397,7 +397,7 @@ mod tests {
     #[test]
     fn the_name_of_the_job_stays_here() {
         let (near, far) = UnixStream::pair().unwrap();
-        let wires = [near, far].map(|it| Wire::new(it.into(), None, 1 << 20).unwrap());
+        let wires = [near, far].map(|it| Connection::new(it.into(), None, 1 << 20).unwrap());
         let [mut near, mut far] = wires;
         let (near_end, far_end) = crate::channel::tests::pair();
         for (wire, channel) in [(&mut near, near_end), (&mut far, far_end)] {
@@ -407,7 +407,7 @@ mod tests {
         let mut link = Link::of(near, None).unwrap();
         link.send(&FromAgent::Join(Join { run_id: "topsecret".into(), ..Join::new("node1") }));
         let Some(FromAgent::Join(join)) = far.receive().unwrap() else { panic!() };
-        // Whoever serves there can compare, and sees nothing that it does not know.
+        // The server there can compare, and sees nothing that it does not know.
         assert_eq!(join.host, "node1");
         assert!(!join.run_id.contains("topsecret"));
         assert_eq!(far.job_tag("topsecret").unwrap(), join.run_id);

@@ -12,11 +12,11 @@ use nix::sys::socket::{
 };
 
 use crate::TimeLimits;
-use crate::etcd::Seat;
+use crate::connection::Connection;
+use crate::etcd::LeaderLease;
 use crate::secret::Secret;
-use crate::wire::Wire;
 
-/// Where a coordinator listens, and for whom.
+/// Where a coordinator listens, and which hosts can reach it.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -26,7 +26,7 @@ pub struct Listener {
     pub(crate) run_id: String,
     pub(crate) limits: Limits,
     /// Where it was elected.
-    pub(crate) seat: Option<Seat>,
+    pub(crate) lease: Option<LeaderLease>,
 }
 
 impl Listener {
@@ -49,7 +49,7 @@ impl Listener {
         socket.set_nonblocking(true)?;
         let port = socket.local_addr()?.port();
         let limits = Limits::default();
-        Ok(Self { socket, port, reach, secret, run_id: run_id.into(), limits, seat: None })
+        Ok(Self { socket, port, reach, secret, run_id: run_id.into(), limits, lease: None })
     }
 
     /// The port.
@@ -58,7 +58,7 @@ impl Listener {
         self.port
     }
 
-    /// Hosts of a network can reach it, and none has to know a secret: whoever reaches the port can
+    /// Hosts of a network can reach it, and none has to know a secret: any process that reaches the port can
     /// join the job.
     #[must_use]
     pub fn is_unguarded(&self) -> bool {
@@ -66,9 +66,9 @@ impl Listener {
     }
 
     /// The next connection, if there is one, and where it comes from.
-    pub(crate) fn accept(&self, limits: TimeLimits) -> io::Result<(Wire, IpAddr)> {
+    pub(crate) fn accept(&self, limits: TimeLimits) -> io::Result<(Connection, IpAddr)> {
         let (stream, address) = self.socket.accept()?;
-        let wire = Wire::new(prepared(stream, limits)?.into(), None, MOST_UNSENT)?;
+        let wire = Connection::new(prepared(stream, limits)?.into(), None, MAX_UNSENT)?;
         Ok((wire, address.ip().to_canonical()))
     }
 }
@@ -79,12 +79,12 @@ impl AsFd for Listener {
     }
 }
 
-/// Who can reach a listener.
+/// From where a listener can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// Processes of this host, at this loopback address.
     Loopback(IpAddr),
-    /// Whoever reaches an address of this host.
+    /// Any process that reaches an address of this host.
     Everywhere,
 }
 
@@ -151,4 +151,4 @@ pub(crate) fn is_own(address: SocketAddr) -> bool {
 }
 
 /// What an agent may leave unread; most messages to it are short.
-pub(crate) const MOST_UNSENT: usize = 64 << 10;
+pub(crate) const MAX_UNSENT: usize = 64 << 10;

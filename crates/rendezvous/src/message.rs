@@ -65,7 +65,7 @@ pub enum FromAgent {
         #[serde(default)]
         stuck: Option<String>,
     },
-    /// Somebody sent this agent a signal that asks the job to stop.
+    /// This agent was sent a signal that asks the job to stop.
     Interrupted {
         /// The signal's number.
         signal: i32,
@@ -220,7 +220,7 @@ pub enum ToAgent {
         /// What the user is told.
         reason: String,
     },
-    /// Kill at once what is still there: somebody has lost patience.
+    /// Kill at once what still runs: the stop was asked for a second time.
     Kill,
     /// Hand this signal on to the ranks that run, which goes on.
     Signal {
@@ -280,7 +280,7 @@ pub struct Verdict {
 pub enum Cause {
     /// This rank failed first.
     Failed(RankFailure),
-    /// Somebody stopped it; the failure, if any, that decided the exit code.
+    /// A signal stopped it; the failure, if any, that decided the exit code.
     Interrupted {
         /// By this signal.
         signal: i32,

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 /// anything that depends on it alone. A host that reaches the port and does not know the secret can
 /// neither join the job nor pose as its coordinator nor read or change what the two say.
 ///
-/// It is not stretched: whoever records a meeting can try guesses at the speed of a hash function. So
+/// It is not stretched: an attacker that records a handshake can try guesses at the speed of a hash function. So
 /// it must be random and long, as [`Secret::generate`] or `openssl rand -hex 32` make it; a text of
 /// fewer than [`Secret::MIN_LEN`] bytes is refused.
 ///

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use brigade_hostkit::Etcd;
 use brigade_rendezvous::{
-    Assignment, Coordinator, EtcdAccess, FromAgent, Join, MeetNotice, MeetPlan, Meeting, Rules,
-    Secret, TimeLimits, ToAgent, Way,
+    Assignment, Coordinator, DiscoveryMethod, EtcdAccess, FromAgent, Join, Rendezvous,
+    RendezvousNotice, RendezvousPlan, Rules, Secret, TimeLimits, ToAgent,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
@@ -158,8 +158,8 @@ struct Agent {
 impl Agent {
     /// Meets the others and takes part until it has lost its coordinator. False at the end.
     fn take_part(&mut self) -> bool {
-        let plan = MeetPlan {
-            way: Way::Etcd {
+        let plan = RendezvousPlan {
+            method: DiscoveryMethod::Etcd {
                 endpoints: self.endpoints.clone(),
                 access: EtcdAccess::default(),
                 address: None,
@@ -170,12 +170,12 @@ impl Agent {
             timeout: Duration::from_secs(60),
             limits: TimeLimits::default(),
         };
-        let mut meeting = Meeting::start(plan).unwrap();
+        let mut meeting = Rendezvous::start(plan).unwrap();
         let (mut link, _coordinator) = loop {
             wait(meeting.fd(), None);
             match meeting.next() {
-                Some(MeetNotice::Join(link)) => break (link, None),
-                Some(MeetNotice::Serve { listener, address }) => {
+                Some(RendezvousNotice::Join(link)) => break (link, None),
+                Some(RendezvousNotice::Serve { listener, address }) => {
                     println!("> serves at {address}:{}", listener.port());
                     let rules = Rules {
                         run_id: RUN_ID.into(),
@@ -188,11 +188,11 @@ impl Agent {
                     let coordinator = Coordinator::start(rules, Some(listener), None).unwrap();
                     break (coordinator.link().unwrap(), Some(coordinator));
                 }
-                Some(MeetNotice::Failed(error)) => {
+                Some(RendezvousNotice::Failed(error)) => {
                     println!("> failed: {error}");
                     return false;
                 }
-                Some(MeetNotice::Say(_) | MeetNotice::Gone { .. }) | None => {}
+                Some(RendezvousNotice::Say(_) | RendezvousNotice::Gone { .. }) | None => {}
             }
         };
         link.send(&FromAgent::Join(Join {

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use brigade_hostkit::{Authority, Etcd};
 use brigade_rendezvous::{
-    EtcdAccess, EtcdError, MeetError, MeetNotice, MeetPlan, Meeting, Secret, TimeLimits, Way,
+    DiscoveryMethod, EtcdAccess, EtcdError, Rendezvous, RendezvousError, RendezvousNotice,
+    RendezvousPlan, Secret, TimeLimits,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use ureq::tls::{ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
@@ -37,14 +38,22 @@ fn access_of(authority: &Authority) -> EtcdAccess {
 }
 
 /// What becomes of the first agent of a job: it is elected and serves, or fails.
-fn elect(endpoint: &str, access: EtcdAccess) -> Result<(), MeetError> {
+fn elect(endpoint: &str, access: EtcdAccess) -> Result<(), RendezvousError> {
     elect_within(Duration::from_secs(60), endpoint, access)
 }
 
 /// The same for an answer that an etcd gives while it is starting, too: it is asked again until then.
-fn elect_within(timeout: Duration, endpoint: &str, access: EtcdAccess) -> Result<(), MeetError> {
-    let mut meeting = Meeting::start(MeetPlan {
-        way: Way::Etcd { endpoints: endpoint.into(), access, address: Some("127.0.0.1".into()) },
+fn elect_within(
+    timeout: Duration,
+    endpoint: &str,
+    access: EtcdAccess,
+) -> Result<(), RendezvousError> {
+    let mut meeting = Rendezvous::start(RendezvousPlan {
+        method: DiscoveryMethod::Etcd {
+            endpoints: endpoint.into(),
+            access,
+            address: Some("127.0.0.1".into()),
+        },
         run_id: "certified".into(),
         host: "node1".into(),
         secret: Some(Secret::generate().unwrap()),
@@ -55,9 +64,9 @@ fn elect_within(timeout: Duration, endpoint: &str, access: EtcdAccess) -> Result
     loop {
         let _ = poll(&mut [PollFd::new(meeting.fd(), PollFlags::POLLIN)], PollTimeout::NONE);
         match meeting.next() {
-            Some(MeetNotice::Serve { .. }) => return Ok(()),
-            Some(MeetNotice::Failed(error)) => return Err(error),
-            Some(MeetNotice::Say(_)) | None => {}
+            Some(RendezvousNotice::Serve { .. }) => return Ok(()),
+            Some(RendezvousNotice::Failed(error)) => return Err(error),
+            Some(RendezvousNotice::Say(_)) | None => {}
             other => panic!("{other:?}"),
         }
     }
@@ -68,7 +77,7 @@ const SHORTLY: Duration = Duration::from_secs(3);
 
 fn refused(endpoint: &str, access: EtcdAccess) -> EtcdError {
     match elect(endpoint, access) {
-        Err(MeetError::Etcd(error)) => error,
+        Err(RendezvousError::Etcd(error)) => error,
         other => panic!("{other:?}"),
     }
 }

@@ -9,8 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use brigade_rendezvous::{
-    Coordinator, FromAgent, Join, Link, LinkError, Listener, MeetError, MeetNotice, MeetPlan,
-    Meeting, OutputSink, Piece, Reach, Rules, Secret, TimeLimits, ToAgent, Way, encode,
+    Coordinator, DiscoveryMethod, FromAgent, Join, Link, LinkError, Listener, OutputSink, Piece,
+    Reach, Rendezvous, RendezvousError, RendezvousNotice, RendezvousPlan, Rules, Secret,
+    TimeLimits, ToAgent, encode,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -78,9 +79,9 @@ impl Served {
 }
 
 /// Meets the coordinator at this port.
-fn meet(port: u16, secret: Option<Secret>) -> Result<Link, MeetError> {
-    let mut meeting = Meeting::start(MeetPlan {
-        way: Way::Static { node_rank: 1, address: "127.0.0.1".into(), port },
+fn meet(port: u16, secret: Option<Secret>) -> Result<Link, RendezvousError> {
+    let mut meeting = Rendezvous::start(RendezvousPlan {
+        method: DiscoveryMethod::Static { node_rank: 1, address: "127.0.0.1".into(), port },
         run_id: RUN_ID.into(),
         host: "node2".into(),
         secret,
@@ -91,9 +92,9 @@ fn meet(port: u16, secret: Option<Secret>) -> Result<Link, MeetError> {
     loop {
         let _ = poll(&mut [PollFd::new(meeting.fd(), PollFlags::POLLIN)], PollTimeout::NONE);
         match meeting.next() {
-            Some(MeetNotice::Join(link)) => return Ok(link),
-            Some(MeetNotice::Failed(error)) => return Err(error),
-            Some(MeetNotice::Say(_)) | None => {}
+            Some(RendezvousNotice::Join(link)) => return Ok(link),
+            Some(RendezvousNotice::Failed(error)) => return Err(error),
+            Some(RendezvousNotice::Say(_)) | None => {}
             Some(other) => panic!("{other:?}"),
         }
     }
@@ -285,9 +286,9 @@ fn a_wrong_secret_is_refused_on_both_sides() {
     let wrong = || Some(Secret::new("a guess at the secret").unwrap());
     let error = meet(served.port, wrong()).unwrap_err();
     let text = error.to_string();
-    assert!(matches!(error, MeetError::Denied { .. }), "{text}");
+    assert!(matches!(error, RendezvousError::Denied { .. }), "{text}");
     assert!(text.contains("its job has another secret") && !text.contains(RUN_ID), "{text}");
-    assert!(matches!(meet(served.port, None).unwrap_err(), MeetError::Denied { .. }));
+    assert!(matches!(meet(served.port, None).unwrap_err(), RendezvousError::Denied { .. }));
     let said = served.end_with(Some(secret()));
     let refused: Vec<_> = said.iter().filter(|line| line.starts_with("refused ")).collect();
     // Once for each address.
@@ -312,7 +313,7 @@ fn a_false_coordinator_learns_nothing_and_is_found_out() {
         heard
     });
     let error = meet(port, Some(secret())).unwrap_err();
-    assert!(matches!(error, MeetError::Impostor { .. }), "{error}");
+    assert!(matches!(error, RendezvousError::Impostor { .. }), "{error}");
     let heard = server.join().unwrap();
     for word in ["node2", RUN_ID] {
         assert!(!heard.windows(word.len()).any(|piece| piece == word.as_bytes()), "{word}");

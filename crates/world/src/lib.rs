@@ -31,7 +31,7 @@ mod world;
 
 pub use error::WorldError;
 pub use error_file::{ErrorRecord, record};
-pub use progress::{LONGEST_REPORT, Pace, ProgressPipe, ProgressReport};
+pub use progress::{MAX_REPORT_LEN, Pace, ProgressPipe, ProgressReport};
 pub use rank::{LocalRank, Rank, WorldSize};
 pub use store::{StoreEndpoint, StoreHost, own_address};
 pub use timestamp::timestamp;

@@ -2,7 +2,7 @@
 //!
 //! A launcher that wants to know gives each rank a pipe, by its number in
 //! [`env::BRIGADE_PROGRESS_FD`]. A rank writes [`ProgressReport`]s into it, one JSON object a line, of
-//! at most [`LONGEST_REPORT`] bytes, which the system writes in one piece. Reports may be lost, and a
+//! at most [`MAX_REPORT_LEN`] bytes, which the system writes in one piece. Reports may be lost, and a
 //! rank never waits: a launcher that does not read costs no time.
 
 use std::fmt::Write as _;
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::env;
 
 /// Bytes of a report with its end of line: what a pipe takes in one piece.
-pub const LONGEST_REPORT: usize = 4096;
+pub const MAX_REPORT_LEN: usize = 4096;
 
 /// How far a rank is in a loop.
 ///
@@ -66,7 +66,7 @@ impl ProgressReport {
     #[must_use]
     pub fn decode(line: &[u8]) -> Option<Self> {
         // serde would take a list for an object, too.
-        if line.len() > LONGEST_REPORT || line.trim_ascii_start().first() != Some(&b'{') {
+        if line.len() > MAX_REPORT_LEN || line.trim_ascii_start().first() != Some(&b'{') {
             return None;
         }
         serde_json::from_slice(line).ok().map(Self::within_limits)
@@ -85,7 +85,7 @@ impl ProgressReport {
     #[must_use]
     pub fn from_tqdm(text: &str) -> Option<Self> {
         let text = text.trim();
-        if text.len() > LONGEST_REPORT {
+        if text.len() > MAX_REPORT_LEN {
             return None;
         }
         // `label: 13%|bar| 120/938 [00:10<01:05, 12.50it/s, loss=0.532]`, or without a length
@@ -283,7 +283,7 @@ fn cut(text: &str, longest: usize) -> String {
     text.chars().filter(|it| !it.is_control()).take(longest).collect()
 }
 
-/// Characters; with the escapes of JSON all of them together stay below [`LONGEST_REPORT`].
+/// Characters; with the escapes of JSON all of them together stay below [`MAX_REPORT_LEN`].
 const LONGEST_LABEL: usize = 80;
 const LONGEST_VALUE: usize = 24;
 const MOST_VALUES: usize = 8;
@@ -359,11 +359,11 @@ mod tests {
             done: true,
         };
         let line = report.encode();
-        assert!(line.len() <= LONGEST_REPORT, "{}", line.len());
+        assert!(line.len() <= MAX_REPORT_LEN, "{}", line.len());
         let read = ProgressReport::decode(&line).unwrap();
         assert!(!read.text().contains(|it: char| it.is_control()), "{}", read.text());
         assert_eq!((read.rate, read.values.len()), (0.0, MOST_VALUES));
-        assert_eq!(ProgressReport::decode(&[b'1'; LONGEST_REPORT + 1]), None);
+        assert_eq!(ProgressReport::decode(&[b'1'; MAX_REPORT_LEN + 1]), None);
         assert_eq!(ProgressReport::decode(b"[]"), None);
     }
 

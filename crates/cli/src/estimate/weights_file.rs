@@ -79,7 +79,7 @@ fn shards(file: &Path) -> anyhow::Result<Vec<PathBuf>> {
             Ok(index.files().into_iter().map(|name| file.with_file_name(name)).collect())
         }
         _ => bail!(
-            "{} is no safetensors file: a .pth file would have to be unpickled; write it as \
+            "{} is not a safetensors file: a .pth file would have to be unpickled; write it as \
              safetensors first",
             file.display()
         ),
@@ -92,14 +92,14 @@ fn header(file: &Path) -> anyhow::Result<BTreeMap<String, Entry>> {
     file.read_exact(&mut length).context("it is shorter than the header of a safetensors file")?;
     let length = u64::from_le_bytes(length);
     ensure!(
-        length <= LONGEST_HEADER,
-        "its header would have {length} bytes, at most {LONGEST_HEADER} are allowed: it is no \
+        length <= MAX_HEADER_LEN,
+        "its header would have {length} bytes, at most {MAX_HEADER_LEN} are allowed: it is not a \
          safetensors file"
     );
     let mut text = Vec::new();
     file.take(length).read_to_end(&mut text)?;
     ensure!(text.len() as u64 == length, "it ends inside its header: it is cut short");
-    serde_json::from_slice(&text).context("its header is no JSON: it is no safetensors file")
+    serde_json::from_slice(&text).context("its header is not JSON: it is not a safetensors file")
 }
 
 /// The shape that Hugging Face's config.json beside the file tells, or the tensors' names.
@@ -178,7 +178,7 @@ fn convolutional(tensors: &[Tensor], side: Option<u64>) -> Option<Shape> {
 
 const INDEX: &str = "model.safetensors.index.json";
 /// What the format itself allows.
-const LONGEST_HEADER: u64 = 100_000_000;
+const MAX_HEADER_LEN: u64 = 100_000_000;
 /// Width of an attention head in most models.
 const USUAL_HEAD: u64 = 64;
 /// Names of values that are not learned.

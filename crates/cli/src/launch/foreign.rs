@@ -1,14 +1,16 @@
 //! Flags of torchrun and Accelerate that have no setting of their own here.
 //!
 //! Four kinds: those with a meaning of their own, those that become variables for Python programs,
-//! those that change nothing, and those that ask for what there is not.
+//! those that change nothing, and those that are refused. Flags of job files are refused, too.
+
+use std::ffi::OsString;
 
 use brigade_config::plugins::{ARGUMENTS, Kind, Plugin, PluginArgument};
 use brigade_config::{ConfigError, Layer, Note, Source};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
-/// What those flags say.
+/// The values of those flags.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ForeignFlags {
     /// Accelerate's count of the ranks of all hosts.
@@ -133,20 +135,49 @@ impl ForeignFlags {
     }
 }
 
-/// Why a flag that nobody knows here is not to be had, if it is one of Accelerate's.
-pub(crate) fn refusal(error: &Error) -> Option<String> {
+/// Explains why an unknown flag is refused, if it is one of Accelerate's, or one of job files, which
+/// `brigade emit` prints. `args` are those of this process, its name left out.
+pub(crate) fn refusal(error: &Error, args: impl Iterator<Item = OsString>) -> Option<String> {
     if error.kind() != ErrorKind::UnknownArgument {
         return None;
     }
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
     let flag = flag.split('=').next().unwrap_or(flag);
     let name = flag.trim_start_matches('-').replace('_', "-");
+    if let Some(reason) = moved_to_emit(&name, args) {
+        return Some(reason);
+    }
     let begins = |prefix: &&str| match prefix.strip_suffix('*') {
         Some(beginning) => name.starts_with(beginning),
         None => name == **prefix,
     };
     let (_, reason) = REFUSED.iter().find(|(names, _)| names.iter().any(&begins))?;
     Some(format!("{flag} is not possible: {reason}"))
+}
+
+/// Names the command that prints job files, for `brigade launch --emit slurm` and the like.
+fn moved_to_emit(flag: &str, args: impl Iterator<Item = OsString>) -> Option<String> {
+    if flag != EMIT && !JOB_FILE_FLAGS.contains(&flag) {
+        return None;
+    }
+    let args: Vec<String> = args.map(|it| it.to_string_lossy().into_owned()).collect();
+    if args.first().is_none_or(|command| command != "launch") {
+        return None;
+    }
+    let value = args.iter().enumerate().find_map(|(i, arg)| {
+        let rest = arg.strip_prefix("--emit")?;
+        rest.strip_prefix('=')
+            .or_else(|| args.get(i + 1).filter(|_| rest.is_empty()).map(|it| &**it))
+    });
+    let command = match value {
+        Some(value @ ("slurm" | "k8s" | "jobset")) => format!("`brigade emit {value}`"),
+        Some("pytorchjob") => "`brigade emit k8s`".to_owned(),
+        _ => "`brigade emit slurm`, `brigade emit k8s` or `brigade emit jobset`".to_owned(),
+    };
+    Some(format!(
+        "--{flag} is not an option of `brigade launch`: {command} prints a job file, with the same \
+         options for the job"
+    ))
 }
 
 impl Args for ForeignFlags {
@@ -245,7 +276,12 @@ const IDLE: &[Idle] = idle! {
     "no-tpu-cluster" false "there are no TPUs here";
 };
 
-/// Flags of Accelerate's by their beginnings, and why they are not to be had.
+const EMIT: &str = "emit";
+/// Options of `brigade emit` alone.
+const JOB_FILE_FLAGS: [&str; 7] =
+    ["account", "cpus-per-node", "gpus-per-node", "image", "job-name", "partition", "time-limit"];
+
+/// Flags of Accelerate's by their beginnings, and why they are refused.
 const REFUSED: &[(&[&str], &str)] = &[
     (
         &["use-megatron-lm", "megatron-lm-*"],

@@ -3,8 +3,9 @@
 use std::ffi::OsStr;
 
 use brigade_config::Layer;
-use brigade_launch::hosts::{EnvRequest, HostSpec, HostsError, HostsOptions, Selection};
+use brigade_launch::hosts::{HostsError, HostsOptions};
 use brigade_launch::{LaunchError, NodeRange};
+use brigade_remote::{EnvRequest, HostSpec, RemoteError, Selection};
 
 /// The hosts and how they are reached; `None` where there is no list of them.
 ///
@@ -39,7 +40,7 @@ pub(super) fn options(layers: &Layer) -> Result<Option<HostsOptions>, LaunchErro
     let names = settings.env_pass.iter().flat_map(|it| &it.0);
     let request = |text: &String| {
         EnvRequest::parse(OsStr::new(text))
-            .map_err(|expected| HostsError::EnvRequest { text: text.clone(), expected })
+            .map_err(|expected| RemoteError::EnvRequest { text: text.clone(), expected })
     };
     let default = HostsOptions::default();
     Ok(Some(HostsOptions {
@@ -48,7 +49,7 @@ pub(super) fn options(layers: &Layer) -> Result<Option<HostsOptions>, LaunchErro
         ssh_command: settings.ssh_command.clone(),
         workdir: settings.workdir.clone(),
         master_addr: settings.master_addr.clone(),
-        env: names.map(request).collect::<Result<_, _>>()?,
+        env: names.map(request).collect::<Result<_, _>>().map_err(HostsError::from)?,
         min_hosts: (nodes != NodeRange::default()).then_some(nodes.min),
         sync: settings.sync.unwrap_or_default(),
     }))

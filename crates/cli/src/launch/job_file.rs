@@ -11,7 +11,7 @@ use brigade_launch::{ForPython, LaunchError, LaunchOptions, Program, Secret};
 
 use crate::config::Usage;
 
-use super::meeting::OF_A_LIST;
+use super::rendezvous::OF_A_LIST;
 use super::{JobArgs, file_in_use, options, say_lines, say_warnings};
 
 impl JobArgs {
@@ -84,7 +84,7 @@ impl JobArgs {
     }
 }
 
-/// Every setting that somebody has made, as the flag that makes it. Those of another kind of job are
+/// Every setting that was made, as the flag that makes it. Those of another kind of job are
 /// left out with a warning.
 fn settings_as_flags(layers: &mut Layer) -> Vec<OsString> {
     let (mut flags, mut left_out, mut descriptor) = (Vec::new(), Vec::new(), None);

@@ -3,12 +3,12 @@
 use brigade_config::value::{Precision, Value as _};
 use brigade_config::{ConfigError, Layer, Source, Variables, of_the_launcher, plugins};
 use brigade_launch::{
-    ForPython, GuardSources, LaunchOptions, Meeting, NprocSpec, OutputOptions, PlacementFacts,
-    PlacementOptions, Secret, SecretError,
+    ForPython, GuardSources, LaunchOptions, NprocSpec, OutputOptions, PlacementFacts,
+    PlacementOptions, RendezvousMode, Secret, SecretError,
 };
 
-use super::meeting::{self, Decided, Way};
 use super::program::ProgramArgs;
+use super::rendezvous::{self, Decided, Route};
 
 /// The launcher's options, and the plugins of Accelerate's default file that are not used because the
 /// program is none of Python's.
@@ -19,8 +19,8 @@ pub(super) fn options(
     program: &ProgramArgs,
     variables: &Variables,
 ) -> anyhow::Result<(LaunchOptions, Option<String>)> {
-    let Decided { way, waits, heartbeat_timeout } = meeting::decide(layers)?;
-    let is_on_hosts = way == Way::Hosts;
+    let Decided { way, waits, heartbeat_timeout } = rendezvous::decide(layers)?;
+    let is_on_hosts = way == Route::Hosts;
     if is_on_hosts && layers.settings.raw == Some(true) {
         let source = layers.source("raw").map(ToString::to_string).unwrap_or_default();
         let reason = format!(
@@ -29,9 +29,9 @@ pub(super) fn options(
         );
         return Err(ConfigError::Contradiction(reason).into());
     }
-    let meeting = match way {
-        Way::Here(meeting) => meeting,
-        Way::Hosts => Meeting::OneHost,
+    let rendezvous = match way {
+        Route::Here(rendezvous) => rendezvous,
+        Route::Hosts => RendezvousMode::OneHost,
     };
     let placement = PlacementOptions {
         devices: layers.settings.devices.clone(),
@@ -45,7 +45,7 @@ pub(super) fn options(
         None => count(layers, &placement),
     };
     let (for_python, unused) = plugins(layers, program, variables)?;
-    // What somebody has said by name goes before what a setting implies.
+    // What a setting says goes before what another one implies.
     let mut env = training(layers)?;
     if let Some(ForPython { variables, .. }) = &for_python {
         // They say the same, in Accelerate's own spelling.
@@ -54,8 +54,8 @@ pub(super) fn options(
     env.retain(|(name, _)| !layers.settings.env.contains_key(name));
     env.extend(layers.settings.env.clone());
 
-    let secret = secret(layers, &meeting, variables)?;
-    let etcd = meeting::etcd_access(layers, &meeting, variables)?;
+    let secret = secret(layers, &rendezvous, variables)?;
+    let etcd = rendezvous::etcd_access(layers, &rendezvous, variables)?;
     let settings = &layers.settings;
     let default = LaunchOptions::default();
     let options = LaunchOptions {
@@ -65,12 +65,12 @@ pub(super) fn options(
         threads_per_rank: settings.threads_per_rank,
         max_restarts: settings.max_restarts.unwrap_or(default.max_restarts),
         nodes: settings.nnodes.unwrap_or_default(),
-        meeting,
+        rendezvous,
         run_id: settings.rdzv_id.clone(),
         secret,
         etcd,
         local_addr: settings.local_addr.clone(),
-        patience: waits,
+        timeouts: waits,
         role: settings.role.clone().unwrap_or(default.role),
         shutdown_timeout: settings.shutdown_timeout.unwrap_or(default.shutdown_timeout),
         heartbeat_timeout,
@@ -96,7 +96,7 @@ pub(super) fn options(
     Ok((options, unused))
 }
 
-/// The variables of Accelerate's plugins, for Python programs. A file that nobody has asked for turns
+/// The variables of Accelerate's plugins, for Python programs. A file that was not asked for turns
 /// them on for Python programs only: else the plugins that it names, which are not used.
 ///
 /// Errors when plugins exclude each other.
@@ -127,10 +127,10 @@ pub(super) fn plugins(
 /// What the launchers of all hosts have to know, where one command is started on each.
 fn secret(
     layers: &mut Layer,
-    meeting: &Meeting,
+    rendezvous: &RendezvousMode,
     variables: &Variables,
 ) -> Result<Option<Secret>, SecretError> {
-    if matches!(meeting, Meeting::OneHost | Meeting::Launcher { .. }) {
+    if matches!(rendezvous, RendezvousMode::OneHost | RendezvousMode::Launcher { .. }) {
         return Ok(None);
     }
     let file = layers.settings.rdzv_secret_file.clone();
@@ -152,7 +152,7 @@ fn secret(
     Ok(guard.map(|guard| guard.secret))
 }
 
-/// How many ranks a host has where nobody says: one for each GPU, and one where there is none.
+/// The default number of ranks of a host: one for each GPU, and one where there is none.
 fn count(layers: &mut Layer, placement: &PlacementOptions) -> NprocSpec {
     if layers.settings.devices.is_some() {
         layers.note(Source::Default, "nproc: one rank for each of the devices");
@@ -173,7 +173,7 @@ fn count(layers: &mut Layer, placement: &PlacementOptions) -> NprocSpec {
     NprocSpec::Count(gpus.max(1))
 }
 
-/// What the ranks of Python programs with Accelerate read. Only what somebody has said: the rest is
+/// What the ranks of Python programs with Accelerate read. Only what was set: the rest is
 /// their default, too.
 ///
 /// Errors for what no rank can do.

@@ -95,7 +95,7 @@ impl ProgramArgs {
             }));
         }
         let name = self.command.first().cloned().unwrap_or_default();
-        // torchrun's variables for its flags, where nobody has used the flags.
+        // torchrun's variables for its flags, where the flags were not used.
         let is_on = |name| variables.value(name).is_some_and(|value| value == "1");
         let is_said = self.module || self.no_python;
         Ok(if self.module || (!is_said && is_on("PET_MODULE")) {

@@ -34,7 +34,7 @@ use trainer::{Model, Progress};
 /// enough to wait for it.
 const HEARTBEAT: Duration = Duration::from_secs(6);
 /// Faults of one job, where none of them ends it.
-const MOST_FAULTS: usize = 10;
+const MAX_FAULTS: usize = 10;
 
 brigade_suite::suite! {
     part rank;
@@ -127,7 +127,7 @@ impl Plan {
         let max_restarts = [0, 1, 3, 100, 100, 100][random.usize(..6)];
         let at = Duration::from_millis(random.u64(..1500));
         let at = (random.u8(..5) == 0).then_some(at);
-        Self { number, way, max_restarts, at, faults: random.usize(1..=MOST_FAULTS) }
+        Self { number, way, max_restarts, at, faults: random.usize(1..=MAX_FAULTS) }
     }
 }
 

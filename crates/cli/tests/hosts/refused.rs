@@ -44,7 +44,7 @@ pub(crate) fn hosts_that_cannot_take_part() {
         site.launch("node2:1").args(["--ssh-command", &format!("ssh -F {}", settings.display())]),
         1,
         &[
-            "brigade: node2: root@node2: Permission denied (publickey): log in with a key or an agent, because nobody is asked for a password here",
+            "brigade: node2: root@node2: Permission denied (publickey): set up a key or an ssh agent: brigade cannot ask for a password",
         ],
     );
     refused(
@@ -140,14 +140,14 @@ pub(crate) fn folders_and_programs_that_are_not_there() {
         site.launch("node2:1").args(["--workdir", &nowhere, "true"]),
         1,
         &format!(
-            "node2: the working folder {nowhere} is not there: make it, or name another with \
+            "node2: the working folder {nowhere} does not exist: make it, or give another with \
              --workdir"
         ),
     );
     refused(
         site.launch("node2:1").args(["--workdir", "here", "true"]),
         2,
-        "the working folder here is no absolute path: give one with --workdir",
+        "the working folder here is not an absolute path: give one with --workdir",
     );
     let run = site.launch("node2:1").args(["--workdir", "/", "pwd"]).run();
     assert_eq!(run.stdout, "[node2:0] /\n", "{}", run.stderr);

@@ -1,11 +1,11 @@
 //! Values whose syntax is the launcher's.
 
 use brigade_launch::events::EventsTarget;
-use brigade_launch::hosts::{HostListError, HostSpec};
 use brigade_launch::{
     BindMode, Color, DeviceList, LineFilter, LocalRanks, NodeRange, NprocSpec, PortRange, Prefix,
     StreamModes,
 };
+use brigade_remote::{HostListError, HostSpec};
 
 use super::{List, Value};
 

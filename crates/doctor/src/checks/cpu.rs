@@ -78,7 +78,7 @@ fn of_host(cpu: &Cpu) -> Vec<Finding> {
                 ),
             )
             .means("a rank that gets no core holds up all others")
-            .remedy("see who uses it")
+            .remedy("see which processes use it")
             .command("top -b -n 1 | head -20"),
         );
     }

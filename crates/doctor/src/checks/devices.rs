@@ -1,7 +1,7 @@
 //! GPUs and their driver: taken by it, visible to programs, new enough, and alike on all hosts.
 
 use super::{groups, libtorch, who_has_what};
-use crate::cluster::{Cluster, Patient};
+use crate::cluster::{Cluster, HostReport};
 use crate::facts::{Facts, Nvidia};
 use crate::finding::{Finding, Subject, Verdict};
 use crate::quantity::{counted, duration};
@@ -110,7 +110,7 @@ fn of_host(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-fn too_many_ranks(host: &Patient, facts: &Facts) -> Option<Finding> {
+fn too_many_ranks(host: &HostReport, facts: &Facts) -> Option<Finding> {
     let gpus = facts.nvidia.gpus.len();
     let ranks = host.ranks.filter(|ranks| gpus > 0 && *ranks > gpus)?;
     libtorch::of(facts)?.cuda.as_ref()?;

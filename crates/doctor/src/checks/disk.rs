@@ -114,8 +114,8 @@ fn full(folder: &Folder, space: &Space, found: String, fails: bool) -> Finding {
         Finding::warning(Subject::Disk, found).means("a checkpoint may not fit")
     };
     let place = match folder.used_for {
-        FolderUse::Temporary => "delete what nobody needs, or set TMPDIR to a larger disk",
-        _ => "delete what nobody needs, or use a larger disk",
+        FolderUse::Temporary => "delete files that are not needed, or set TMPDIR to a larger disk",
+        _ => "delete files that are not needed, or use a larger disk",
     };
     finding
         .remedy(place)

@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 
 use super::{groups, who_has_what};
-use crate::cluster::{Cluster, Outcome, Patient, Way};
+use crate::cluster::{AddressSource, Cluster, HostReport, Outcome};
 use crate::facts::Facts;
 use crate::finding::{Finding, Subject};
-use crate::picks::{self, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, Pick};
+use crate::interface_choice::{self, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, Pick};
 
 pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     let gpus = cluster.examined().any(|(_, _, facts)| !facts.nvidia.gpus.is_empty());
@@ -15,12 +15,22 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     let several = cluster.hosts.len() > 1;
     let mut useless = false;
     for (place, host, facts) in cluster.examined() {
-        let gloo =
-            Library { name: "Gloo", variable: GLOO_SOCKET_IFNAME, way: Way::Gloo, matters: true };
-        let nccl =
-            Library { name: "NCCL", variable: NCCL_SOCKET_IFNAME, way: Way::Nccl, matters: gpus };
+        let gloo = Library {
+            name: "Gloo",
+            variable: GLOO_SOCKET_IFNAME,
+            way: AddressSource::Gloo,
+            matters: true,
+        };
+        let nccl = Library {
+            name: "NCCL",
+            variable: NCCL_SOCKET_IFNAME,
+            way: AddressSource::Nccl,
+            matters: gpus,
+        };
         let mut taken = Vec::new();
-        for (library, pick) in [(gloo, picks::gloo(facts)), (nccl, picks::nccl(facts))] {
+        for (library, pick) in
+            [(gloo, interface_choice::gloo(facts)), (nccl, interface_choice::nccl(facts))]
+        {
             if let Pick::Takes { interface, .. } = &pick {
                 taken.push(format!("{} takes {interface}", library.name));
             }
@@ -58,7 +68,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
 struct Library {
     name: &'static str,
     variable: &'static str,
-    way: Way,
+    way: AddressSource,
     /// NCCL is used with GPUs only.
     matters: bool,
 }
@@ -68,7 +78,7 @@ impl Library {
         &self,
         cluster: &Cluster,
         place: usize,
-        host: &Patient,
+        host: &HostReport,
         facts: &Facts,
         pick: &Pick,
     ) -> Option<Finding> {
@@ -112,7 +122,7 @@ impl Library {
         // By its name: that is the check of names to tell, with a better remedy.
         let by_variable = facts.variables.contains_key(self.variable);
         if address.is_loopback() {
-            return (by_variable || self.way == Way::Nccl).then(|| {
+            return (by_variable || self.way == AddressSource::Nccl).then(|| {
                 Finding::fail(
                     Subject::Interfaces,
                     format!("{} would take {interface} ({address})", self.name),
@@ -127,15 +137,20 @@ impl Library {
             let strangers: Vec<&str> =
                 others.iter().map(String::as_str).filter(|it| Some(*it) != wanted).collect();
             // NCCL uses all of them at once, whichever carries the setting up.
-            return (!strangers.is_empty() && !by_variable && self.way == Way::Nccl).then(|| {
-                let found =
-                    format!("NCCL would use {}, too, not only {interface}", strangers.join(", "));
-                Finding::note(Subject::Interfaces, found)
-                    .means("right where those lead to the other hosts, too; else connections fail")
-                    .remedy("choose, if they do not")
-                    .command(choose)
-                    .on(&host.name)
-            });
+            return (!strangers.is_empty() && !by_variable && self.way == AddressSource::Nccl)
+                .then(|| {
+                    let found = format!(
+                        "NCCL would use {}, too, not only {interface}",
+                        strangers.join(", ")
+                    );
+                    Finding::note(Subject::Interfaces, found)
+                        .means(
+                            "right where those lead to the other hosts, too; else connections fail",
+                        )
+                        .remedy("choose, if they do not")
+                        .command(choose)
+                        .on(&host.name)
+                });
         }
         let known_as = meeting.map_or_else(|| "another".to_owned(), |it| it.to_string());
         let found = format!(
@@ -160,7 +175,7 @@ impl Library {
     fn reached(&self, cluster: &Cluster, place: usize, address: IpAddr) -> bool {
         let routes = cluster.routes.iter().filter(|route| route.to == place);
         let mut attempts =
-            routes.flat_map(|it| &it.attempts).filter(|it| it.door.ip() == address).peekable();
+            routes.flat_map(|it| &it.attempts).filter(|it| it.address.ip() == address).peekable();
         attempts.peek().is_some() && attempts.all(|it| it.outcome == Outcome::Open)
     }
 }
@@ -225,8 +240,8 @@ mod tests {
         facts.network.interfaces.push(fixtures::interface("docker0", "172.17.0.1"));
         facts.names[0].addresses = vec!["172.17.0.1".parse().unwrap()];
         cluster.routes[0].attempts.push(Attempt {
-            by: Way::Gloo,
-            door: "172.17.0.1:4000".parse().unwrap(),
+            by: AddressSource::Gloo,
+            address: "172.17.0.1:4000".parse().unwrap(),
             outcome: Outcome::Refused,
         });
         let (verdict, hosts, found) = fixtures::only(&check(&cluster));

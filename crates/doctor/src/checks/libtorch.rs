@@ -1,7 +1,7 @@
 //! libtorch: there on every host, a version that fits, and the same everywhere.
 
 use super::{groups, who_has_what};
-use crate::cluster::{Cluster, Patient};
+use crate::cluster::{Cluster, HostReport};
 use crate::facts::{Facts, Libtorch, ProgramState};
 use crate::finding::{Finding, Subject};
 
@@ -70,7 +70,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     vec![Finding::ok(Subject::Libtorch, format!("{place}{everywhere}"))]
 }
 
-fn of_host(host: &Patient, facts: &Facts) -> Option<Finding> {
+fn of_host(host: &HostReport, facts: &Facts) -> Option<Finding> {
     if let Some(program) = facts.program.as_ref().filter(|it| it.state == ProgramState::Binary) {
         let missing: Vec<&str> =
             program.missing.iter().map(|it| it.what.as_str()).filter(|it| is_part(it)).collect();
@@ -116,7 +116,7 @@ fn of_host(host: &Patient, facts: &Facts) -> Option<Finding> {
 }
 
 /// A project that cargo cannot build: what it was told of libtorch is not so, or it was told nothing.
-fn of_project(host: &Patient, facts: &Facts) -> Option<Finding> {
+fn of_project(host: &HostReport, facts: &Facts) -> Option<Finding> {
     // A program that is there finds its own; and then it was built somewhere.
     let project = facts.project.as_ref().filter(|_| facts.program.is_none())?;
     let found = match (&project.file, &project.libtorch, &facts.libtorch) {

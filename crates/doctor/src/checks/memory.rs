@@ -37,7 +37,7 @@ fn of_host(facts: &Facts) -> Vec<Finding> {
                 .remedy("raise the limit of the container or of the batch job")
                 .command("docker run --memory 32g")
         } else {
-            finding.remedy("see who uses it").command("ps aux --sort=-rss | head")
+            finding.remedy("see which processes use it").command("ps aux --sort=-rss | head")
         });
     } else if let Some(limit) = memory.group_limit_bytes {
         let found = format!(

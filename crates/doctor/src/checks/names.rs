@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use crate::cluster::{Cluster, Patient};
+use crate::cluster::{Cluster, HostReport};
 use crate::facts::{Facts, Resolution};
 use crate::finding::{Finding, Subject};
-use crate::picks::GLOO_SOCKET_IFNAME;
+use crate::interface_choice::GLOO_SOCKET_IFNAME;
 
 pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -33,7 +33,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
 }
 
 /// Gloo announces the first address of this name that the host has.
-fn own_name(cluster: &Cluster, place: usize, host: &Patient, facts: &Facts) -> Option<Finding> {
+fn own_name(cluster: &Cluster, place: usize, host: &HostReport, facts: &Facts) -> Option<Finding> {
     let own = facts.names.iter().find(|it| it.name == facts.host.name)?;
     let several = cluster.hosts.len() > 1;
     let usable = |it: &&IpAddr| it.is_loopback() || facts.network.interface_of(**it).is_some();
@@ -107,9 +107,9 @@ fn own_name(cluster: &Cluster, place: usize, host: &Patient, facts: &Facts) -> O
 /// What a host's name means to another.
 fn name_of_peer(
     cluster: &Cluster,
-    host: &Patient,
+    host: &HostReport,
     other: usize,
-    peer: &Patient,
+    peer: &HostReport,
     known: &Resolution,
 ) -> Option<Finding> {
     let name = &peer.name;
@@ -120,11 +120,11 @@ fn name_of_peer(
     let add = format!("echo '{line}' | sudo tee -a /etc/hosts");
     if known.addresses.is_empty() {
         let mut others = cluster.examined().filter(|(place, ..)| *place != other);
-        let nobody = others.all(|(_, _, facts)| {
+        let unresolved = others.all(|(_, _, facts)| {
             let known = facts.names.iter().find(|it| it.name == *name);
             known.is_none_or(|it| it.addresses.is_empty())
         });
-        if nobody && !peer.here {
+        if unresolved && !peer.here {
             // ssh has reached it, so its settings know the name.
             let found = "its name here is known to ssh alone, not to the hosts";
             return Some(
@@ -146,7 +146,7 @@ fn name_of_peer(
         let found = format!("{name} is {} there{}", known.addresses[0], where_from(known));
         return Some(
             Finding::fail(Subject::Names, found)
-                .means(format!("whoever wants to reach {name} reaches {} instead", host.name))
+                .means(format!("a host that connects to {name} reaches {} instead", host.name))
                 .remedy(format!("in /etc/hosts there, make the line \"{line}\""))
                 .on(&host.name),
         );

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::some;
-use crate::cluster::{Attempt, Cluster, Outcome, Route, Way};
+use crate::cluster::{AddressSource, Attempt, Cluster, Outcome, Route};
 use crate::facts::Facts;
 use crate::finding::{Finding, Subject};
 use crate::quantity::counted;
@@ -44,7 +44,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
 fn taken(cluster: &Cluster) -> Vec<Finding> {
     let mut findings = Vec::new();
     for host in &cluster.hosts {
-        for (port, why) in &host.closed_doors {
+        for (port, why) in &host.closed_ports {
             let found = format!("port {port} cannot be listened on: {why}");
             let finding = if cluster.master_port == Some(*port) {
                 Finding::fail(Subject::Ports, found)
@@ -72,16 +72,17 @@ struct Blocked {
 impl Blocked {
     /// A port counts as open if one of the host's addresses is: programs try all of them.
     fn on(route: &Route) -> Option<Self> {
-        let by_name = |it: &&Attempt| matches!(it.by, Way::Name | Way::Reached);
+        let by_name = |it: &&Attempt| matches!(it.by, AddressSource::Name | AddressSource::Reached);
         let attempts: Vec<&Attempt> = route.attempts.iter().filter(by_name).collect();
         let open = |port: u16| {
-            attempts.iter().any(|it| it.door.port() == port && it.outcome == Outcome::Open)
+            attempts.iter().any(|it| it.address.port() == port && it.outcome == Outcome::Open)
         };
-        let closed: Vec<&&Attempt> = attempts.iter().filter(|it| !open(it.door.port())).collect();
+        let closed: Vec<&&Attempt> =
+            attempts.iter().filter(|it| !open(it.address.port())).collect();
         let outcome = closed.first()?.outcome.clone();
-        let mut ports: Vec<u16> = closed.iter().map(|it| it.door.port()).collect();
+        let mut ports: Vec<u16> = closed.iter().map(|it| it.address.port()).collect();
         ports.dedup();
-        let all = attempts.iter().all(|it| !open(it.door.port()));
+        let all = attempts.iter().all(|it| !open(it.address.port()));
         Some(Self { outcome, ports: if all { Vec::new() } else { ports } })
     }
 
@@ -157,7 +158,7 @@ mod tests {
     fn spoil(cluster: &mut Cluster, to: usize, port: Option<u16>, outcome: &Outcome) {
         for route in cluster.routes.iter_mut().filter(|it| it.to == to) {
             for attempt in &mut route.attempts {
-                if port.is_none_or(|port| port == attempt.door.port()) {
+                if port.is_none_or(|port| port == attempt.address.port()) {
                     attempt.outcome = outcome.clone();
                 }
             }
@@ -208,7 +209,7 @@ mod tests {
         let route = &mut cluster.routes[0];
         let mut other = route.attempts.clone();
         for attempt in &mut other {
-            attempt.door.set_ip("fd00::2".parse().unwrap());
+            attempt.address.set_ip("fd00::2".parse().unwrap());
             attempt.outcome = Outcome::NoRoute;
         }
         route.attempts.splice(0..0, other);
@@ -218,7 +219,7 @@ mod tests {
     #[test]
     fn a_port_in_use() {
         let mut cluster = fixtures::cluster(2);
-        cluster.hosts[0].closed_doors = vec![(29500, "address already in use".to_owned())];
+        cluster.hosts[0].closed_ports = vec![(29500, "address already in use".to_owned())];
         assert_eq!(fixtures::only(&check(&cluster)).0, Verdict::Note);
         cluster.master_port = Some(29500);
         let (verdict, hosts, found) = fixtures::only(&check(&cluster));

@@ -1,12 +1,12 @@
 //! The job's program: there, startable, with its libraries, and the same on every host.
 
 use super::{groups, who_has_what};
-use crate::cluster::{Cluster, Patient};
+use crate::cluster::{Cluster, HostReport};
 use crate::facts::{Missing, Program, ProgramState};
 use crate::finding::{Finding, Subject};
 
 pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
-    let programs: Vec<(&Patient, &Program)> = cluster
+    let programs: Vec<(&HostReport, &Program)> = cluster
         .examined()
         .filter_map(|(_, host, facts)| Some((host, facts.program.as_ref()?)))
         .collect();
@@ -50,7 +50,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     findings
 }
 
-fn of_host(host: &Patient, program: &Program) -> Vec<Finding> {
+fn of_host(host: &HostReport, program: &Program) -> Vec<Finding> {
     let asked = program.asked.display();
     let fail = |found: String| Finding::fail(Subject::Program, found).on(&host.name);
     let path = program.path.as_deref().unwrap_or(&program.asked).display();

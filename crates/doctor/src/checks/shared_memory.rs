@@ -50,7 +50,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     findings
 }
 
-/// What Docker gives a container that nobody gave more.
+/// Docker's default for a container.
 const SMALL: u64 = 64 << 20;
 
 #[cfg(test)]

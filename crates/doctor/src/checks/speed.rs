@@ -88,7 +88,7 @@ fn judge(measured: &Measured, rate: f64, trip: f64) -> Vec<Finding> {
                     "the gradients of a model with 100 million parameters take {} one way",
                     duration(GRADIENT_BITS / own)
                 ))
-                .remedy("see whether the interface runs at its full speed, and who else uses it")
+                .remedy("check that the interface runs at its full speed, and what else uses it")
                 .command("ethtool INTERFACE | grep Speed"),
         );
     }

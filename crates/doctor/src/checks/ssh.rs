@@ -1,6 +1,6 @@
 //! Hosts that could not be examined, in ssh's own words, and what to do about each kind.
 
-use crate::cluster::{Cluster, Lost, Patient};
+use crate::cluster::{Cluster, HostReport, Lost};
 use crate::finding::{Finding, Subject};
 use crate::quantity::counted;
 
@@ -8,14 +8,14 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     let mut findings: Vec<Finding> =
         cluster.hosts.iter().filter_map(|host| Some(lost(host, host.lost.as_ref()?))).collect();
     for host in cluster.hosts.iter().filter(|host| !host.here && host.lost.is_none()) {
-        let first = host.noise.iter().find(|line| !line.is_empty());
+        let first = host.login_banner.iter().find(|line| !line.is_empty());
         if let Some(first) = first {
             findings.push(
                 Finding::note(
                     Subject::Ssh,
                     format!(
                         "its login prints {} before a command runs, first {first:?}",
-                        counted(host.noise.len(), "line", "lines")
+                        counted(host.login_banner.len(), "line", "lines")
                     ),
                 )
                 .means("it would stand among the output of ranks, and breaks rsync and scp")
@@ -34,7 +34,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     findings
 }
 
-fn lost(host: &Patient, lost: &Lost) -> Finding {
+fn lost(host: &HostReport, lost: &Lost) -> Finding {
     let name = &host.name;
     let fail = |found: &str| Finding::fail(Subject::Ssh, found).on(name);
     match lost {
@@ -47,21 +47,21 @@ fn lost(host: &Patient, lost: &Lost) -> Finding {
         ))
         .remedy("install the same version on all hosts")
         .command(format!("scp {} {name}:", this_program())),
-        Lost::Silent { asked, seconds, words } => {
+        Lost::Silent { asked, seconds, stderr } => {
             let found = format!("no answer within {seconds} s, asked for {asked}");
-            said(fail(&found), words)
+            said(fail(&found), stderr)
                 .remedy("see whether a login there hangs, too: a file server, a name server or the network may")
                 .command(format!("ssh -v {name} true"))
         }
-        Lost::Ended { code, words } if host.here => {
+        Lost::Ended { code, stderr } if host.here => {
             let code =
                 code.map_or_else(|| "a signal".to_owned(), |code| format!("exit code {code}"));
-            said(fail(&format!("the examination of this host ended with {code}")), words)
+            said(fail(&format!("the examination of this host ended with {code}")), stderr)
                 .remedy("run it by hand")
                 .command("brigade __doctor")
         }
-        Lost::Ended { code, words } => {
-            let all = words.join("\n").to_lowercase();
+        Lost::Ended { code, stderr } => {
+            let all = stderr.join("\n").to_lowercase();
             let known = KNOWN.iter().find(|it| {
                 it.code.is_none_or(|code_wanted| *code == Some(code_wanted))
                     && it.words.iter().any(|word| all.contains(word))
@@ -78,7 +78,7 @@ fn lost(host: &Patient, lost: &Lost) -> Finding {
                         .command(format!("ssh -v {name} true"))
                 }
             };
-            said(finding, words)
+            said(finding, stderr)
         }
     }
 }
@@ -116,7 +116,7 @@ const KNOWN: &[Known] = &[
         code: None,
         words: &["remote host identification has changed"],
         found: "its host key is not the one that this host knows",
-        remedy: "if the host was installed anew, forget its old key and log in once by hand; if not, somebody else may answer under its name",
+        remedy: "if the host was installed anew, forget its old key and log in once by hand; if not, another machine may answer under its name",
         command: "ssh-keygen -R HOST && ssh HOST true",
     },
     Known {
@@ -130,7 +130,7 @@ const KNOWN: &[Known] = &[
         code: None,
         words: &["permission denied", "too many authentication failures"],
         found: "it refuses the login",
-        remedy: "put your key there; a passphrase must be in an ssh-agent, since nobody is asked for it",
+        remedy: "put your key there; a key with a passphrase must be in an ssh agent, because brigade cannot ask for it",
         command: "ssh-copy-id HOST",
     },
     Known {
@@ -150,7 +150,7 @@ const KNOWN: &[Known] = &[
     Known {
         code: None,
         words: &["no route to host", "network is unreachable"],
-        found: "there is no way to it from here",
+        found: "it cannot be reached from here",
         remedy: "see whether it is switched on and in the same network",
         command: "ping -c 3 HOST",
     },
@@ -164,7 +164,7 @@ const KNOWN: &[Known] = &[
     Known {
         code: Some(127),
         words: &[""],
-        found: "there is no brigade on it",
+        found: "brigade is not installed on it",
         remedy: "copy it to a folder of the PATH there, or use --sync",
         command: "scp $(command -v brigade) HOST:/usr/local/bin/",
     },
@@ -203,14 +203,19 @@ mod tests {
             ),
             (255, "ssh: connect to host node2 port 22: Connection refused", "listens", "start ssh"),
             (255, "ssh: connect to host node2 port 22: Connection timed out", "answer", "ping"),
-            (255, "ssh: connect to host node2 port 22: No route to host", "no way", "ping"),
-            (127, "sh: 1: brigade: not found", "no brigade", "scp"),
+            (
+                255,
+                "ssh: connect to host node2 port 22: No route to host",
+                "cannot be reached",
+                "ping",
+            ),
+            (127, "sh: 1: brigade: not found", "not installed", "scp"),
             (2, "error: unrecognized subcommand '__doctor'", "too old", "scp"),
             (255, "something new", "exit code 255", "ssh -v node2"),
         ] {
             let mut cluster = fixtures::cluster(2);
             cluster.hosts[1].lost =
-                Some(Lost::Ended { code: Some(code), words: vec![words.to_owned()] });
+                Some(Lost::Ended { code: Some(code), stderr: vec![words.to_owned()] });
             let findings = check(&cluster);
             let (verdict, hosts, text) = fixtures::only(&findings);
             assert_eq!((verdict, hosts.as_str()), (Verdict::Fail, "node2"));
@@ -230,7 +235,7 @@ mod tests {
         ];
         let mut cluster = fixtures::cluster(2);
         cluster.hosts[1].lost =
-            Some(Lost::Ended { code: Some(255), words: words.map(str::to_owned).to_vec() });
+            Some(Lost::Ended { code: Some(255), stderr: words.map(str::to_owned).to_vec() });
         assert!(check(&cluster)[0].command.starts_with("ssh-keygen -R node2"));
     }
 
@@ -238,7 +243,7 @@ mod tests {
     fn silence_and_strange_versions() {
         let mut cluster = fixtures::cluster(3);
         let asked = "its facts".to_owned();
-        cluster.hosts[1].lost = Some(Lost::Silent { asked, seconds: 40, words: Vec::new() });
+        cluster.hosts[1].lost = Some(Lost::Silent { asked, seconds: 40, stderr: Vec::new() });
         cluster.hosts[2].lost = Some(Lost::Foreign { version: "9.9".to_owned() });
         let findings = check(&cluster);
         assert!(findings[0].found.contains("40 s"), "{findings:?}");
@@ -248,7 +253,7 @@ mod tests {
     #[test]
     fn logins_that_print() {
         let mut cluster = fixtures::cluster(2);
-        cluster.hosts[1].noise = vec![String::new(), "Welcome".to_owned()];
+        cluster.hosts[1].login_banner = vec![String::new(), "Welcome".to_owned()];
         let (verdict, hosts, text) = fixtures::only(&check(&cluster));
         assert_eq!((verdict, hosts.as_str()), (Verdict::Note, "node2"));
         assert!(text.contains("2 lines") && text.contains("Welcome"), "{text}");

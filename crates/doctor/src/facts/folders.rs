@@ -94,7 +94,7 @@ pub(super) fn start(sources: &Arc<Sources>, working: &Path, logs: Option<&Path>)
         let sources = Arc::clone(sources);
         std::thread::spawn(move || {
             let asked = path.clone();
-            let state = within(PATIENCE, move || state(&sources, used_for, &asked));
+            let state = within(TIMEOUT, move || state(&sources, used_for, &asked));
             Folder { used_for, path, state: state.unwrap_or(FolderState::Silent) }
         })
     };
@@ -146,7 +146,7 @@ fn state(sources: &Sources, used_for: FolderUse, path: &Path) -> FolderState {
 }
 
 /// A file server that does not answer by then is a fault of its own.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {

@@ -85,7 +85,7 @@ fn for_each_line(sources: &Sources, mut take: impl FnMut(&str)) -> io::Result<()
     let mut buffer = [0; 8192];
     let mut pending = Vec::new();
     let mut total = 0;
-    while total < LONGEST_LOG {
+    while total < MAX_LOG_LEN {
         match file.read(&mut buffer) {
             Ok(0) => break,
             Ok(length) => {
@@ -119,7 +119,7 @@ fn killed(message: &str) -> Option<&str> {
 }
 
 /// More than the kernel keeps; a flood of new messages must not hold us.
-const LONGEST_LOG: usize = 64 << 20;
+const MAX_LOG_LEN: usize = 64 << 20;
 const MOST: usize = 20;
 
 #[cfg(test)]

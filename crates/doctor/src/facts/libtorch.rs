@@ -90,7 +90,7 @@ pub(super) fn start(sources: &Arc<Sources>, working_folder: &Path) -> Pending {
         let libtorch = found.map(|(folder, found_by)| read(&sources, &folder, found_by));
         (project, libtorch)
     };
-    Pending(std::thread::spawn(move || within(PATIENCE, search)))
+    Pending(std::thread::spawn(move || within(TIMEOUT, search)))
 }
 
 impl Pending {
@@ -139,7 +139,7 @@ fn cuda_of(version: &str) -> Option<String> {
 
 /// Its libraries, the most telling first: `libtorch.so` may be missing or a file for the linker.
 const NAMES: &[&str] = &["libtorch_cpu.so", "libtorch.so", "libc10.so"];
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {

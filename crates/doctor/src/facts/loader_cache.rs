@@ -1,4 +1,4 @@
-//! `/etc/ld.so.cache`: where the dynamic loader looks for libraries that nobody gave a folder for.
+//! `/etc/ld.so.cache`: where the dynamic loader looks for libraries without a folder of their own.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -73,7 +73,7 @@ fn tightest_group(sources: &Sources) -> Option<Group> {
         let limit: u64 = sources.value(folder.join(limit))?.parse().ok()?;
         let used = sources.value(folder.join(used)).and_then(|it| it.parse::<u64>().ok());
         let stat = sources.read(folder.join("memory.stat")).unwrap_or_default();
-        // Pages of files that nobody uses now go first when memory is wanted.
+        // Unused pages of files go first when memory is wanted.
         let reclaimable = stat
             .lines()
             .find_map(|line| line.strip_prefix(reclaimable)?.trim().parse::<u64>().ok())

@@ -27,7 +27,7 @@ pub struct Resolution {
 #[must_use]
 pub fn resolve(name: &str) -> Resolution {
     let asked = (name.to_owned(), 0);
-    let answer = within(PATIENCE, move || asked.to_socket_addrs().map(Vec::from_iter));
+    let answer = within(TIMEOUT, move || asked.to_socket_addrs().map(Vec::from_iter));
     let (addresses, error) = match answer {
         Some(Ok(found)) => {
             let mut addresses: Vec<IpAddr> = Vec::new();
@@ -39,7 +39,7 @@ pub fn resolve(name: &str) -> Resolution {
             (addresses, None)
         }
         Some(Err(error)) => (Vec::new(), Some(plain(&error.to_string()))),
-        None => (Vec::new(), Some(format!("no answer within {} s", PATIENCE.as_secs()))),
+        None => (Vec::new(), Some(format!("no answer within {} s", TIMEOUT.as_secs()))),
     };
     Resolution { name: name.to_owned(), addresses, error, hosts_line: None }
 }
@@ -79,7 +79,7 @@ fn plain(error: &str) -> String {
     error.strip_prefix("failed to lookup address information: ").unwrap_or(error).to_owned()
 }
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {

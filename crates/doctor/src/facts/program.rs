@@ -86,7 +86,7 @@ pub(super) fn start(sources: &Arc<Sources>, asked: &Path, folder: &Path) -> Pend
     let (sources, folder) = (Arc::clone(sources), folder.to_owned());
     let wanted = asked.to_owned();
     let look = move || look(&sources, &wanted, &folder);
-    Pending { asked: asked.to_owned(), thread: std::thread::spawn(move || within(PATIENCE, look)) }
+    Pending { asked: asked.to_owned(), thread: std::thread::spawn(move || within(TIMEOUT, look)) }
 }
 
 impl Pending {
@@ -186,7 +186,7 @@ fn digest(path: &Path) -> io::Result<String> {
 
 const FIRST_LINE: u64 = 256;
 /// Long enough for a program of some hundred megabytes on a file server.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 #[cfg(test)]
 mod tests {

@@ -9,16 +9,16 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::dial::dial;
-use super::knock::{PATIENCE, enter};
+use super::connect::connect_within;
+use super::ports::{TIMEOUT, enter};
 use super::{BULK_TIME, Errand, STALLED};
 use crate::cluster::Measured;
 
-/// Measures the way to a door. Takes about half a second, and up to ten where packets are lost.
-pub(crate) fn measure(word: &str, door: SocketAddr) -> Measured {
+/// Measures the way to a address. Takes about half a second, and up to ten where packets are lost.
+pub(crate) fn measure(nonce: &str, address: SocketAddr) -> Measured {
     let mut measured = Measured::default();
     let before = segments();
-    if let Err(error) = into(&mut measured, word, door) {
+    if let Err(error) = into(&mut measured, nonce, address) {
         measured.error = Some(error.to_string());
     }
     if let (Some(before), Some(after)) = (before, segments()) {
@@ -28,11 +28,11 @@ pub(crate) fn measure(word: &str, door: SocketAddr) -> Measured {
     measured
 }
 
-fn into(measured: &mut Measured, word: &str, door: SocketAddr) -> io::Result<()> {
-    let trips = round_trips(word, door)?;
+fn into(measured: &mut Measured, nonce: &str, address: SocketAddr) -> io::Result<()> {
+    let trips = round_trips(nonce, address)?;
     measured.round_trip = trips[trips.len() / 2].as_secs_f64();
     measured.slowest = trips[trips.len() - 1].as_secs_f64();
-    let arrived = bulk(word, door, None)?;
+    let arrived = bulk(nonce, address, None)?;
     measured.bytes = arrived.bytes;
     measured.seconds = arrived.seconds;
     measured.stalled = arrived.bytes == 0;
@@ -40,17 +40,17 @@ fn into(measured: &mut Measured, word: &str, door: SocketAddr) -> io::Result<()>
         // Single bytes went through. If packets of a smaller size do, too, it is the size.
         measured.passes = SMALLER
             .into_iter()
-            .find(|it| bulk(word, door, Some(*it)).is_ok_and(|arrived| arrived.bytes > 0));
+            .find(|it| bulk(nonce, address, Some(*it)).is_ok_and(|arrived| arrived.bytes > 0));
     }
     Ok(())
 }
 
 /// Sorted; at least one.
-fn round_trips(word: &str, door: SocketAddr) -> io::Result<Vec<Duration>> {
-    let mut stream = open(word, door, Errand::Echo, None)?;
+fn round_trips(nonce: &str, address: SocketAddr) -> io::Result<Vec<Duration>> {
+    let mut stream = open(nonce, address, Errand::Echo, None)?;
     let end = Instant::now() + ECHO_TIME;
-    let mut trips = Vec::with_capacity(MOST_TRIPS);
-    while trips.len() < MOST_TRIPS && (trips.is_empty() || Instant::now() < end) {
+    let mut trips = Vec::with_capacity(MAX_TRIPS);
+    while trips.len() < MAX_TRIPS && (trips.is_empty() || Instant::now() < end) {
         let start = Instant::now();
         let mut byte = [0];
         stream.write_all(&byte)?;
@@ -67,14 +67,14 @@ struct Arrived {
 }
 
 /// Sends until the other side has seen enough and says so.
-fn bulk(word: &str, door: SocketAddr, segment: Option<u32>) -> io::Result<Arrived> {
-    let mut stream = open(word, door, Errand::Bulk, segment)?;
+fn bulk(nonce: &str, address: SocketAddr, segment: Option<u32>) -> io::Result<Arrived> {
+    let mut stream = open(nonce, address, Errand::Bulk, segment)?;
     // What then is left in our buffers is dropped, not sent.
     let at_once = nix::libc::linger { l_onoff: 1, l_linger: 0 };
     setsockopt(&stream, sockopt::Linger, &at_once)?;
     stream.set_nonblocking(true)?;
     let chunk = vec![0; 256 << 10];
-    let end = Instant::now() + STALLED + BULK_TIME + PATIENCE;
+    let end = Instant::now() + STALLED + BULK_TIME + TIMEOUT;
     loop {
         let rest = end.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(rest).unwrap_or(PollTimeout::MAX);
@@ -105,13 +105,13 @@ fn bulk(word: &str, door: SocketAddr, segment: Option<u32>) -> io::Result<Arrive
 }
 
 fn open(
-    word: &str,
-    door: SocketAddr,
+    nonce: &str,
+    address: SocketAddr,
     errand: Errand,
     segment: Option<u32>,
 ) -> io::Result<TcpStream> {
-    let mut stream = dial(door, PATIENCE, segment)?;
-    if enter(&mut stream, word, errand)? {
+    let mut stream = connect_within(address, TIMEOUT, segment)?;
+    if enter(&mut stream, nonce, errand)? {
         Ok(stream)
     } else {
         Err(io::Error::other("something else than the doctor answers there"))
@@ -134,7 +134,7 @@ fn segments() -> Option<Segments> {
     Some(Segments { sent: of("OutSegs")?.parse().ok()?, again: of("RetransSegs")?.parse().ok()? })
 }
 
-const MOST_TRIPS: usize = 40;
+const MAX_TRIPS: usize = 40;
 const ECHO_TIME: Duration = Duration::from_millis(200);
 /// Bytes of data in packets of 1240 and 576: what tunnels and the oldest links let through.
 const SMALLER: [u32; 2] = [1200, 536];

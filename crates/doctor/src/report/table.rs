@@ -54,7 +54,7 @@ fn who(cluster: &Cluster) -> String {
         .collect();
     match names.len() {
         1 => names.concat(),
-        count if count <= MOST_NAMES => {
+        count if count <= MAX_NAMES => {
             format!("{}, {}", counted(count, "host", "hosts"), names.join(", "))
         }
         count => format!(
@@ -107,4 +107,4 @@ const GAP: &str = "  ";
 const NARROWEST: usize = 30;
 /// Longer lists of hosts are cut: the column has the width of the longest.
 const LONG_PLACE: usize = 20;
-const MOST_NAMES: usize = 8;
+const MAX_NAMES: usize = 8;

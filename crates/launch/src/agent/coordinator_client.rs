@@ -6,14 +6,14 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant, SystemTime};
 
 use brigade_rendezvous::{
-    Coordinator, FromAgent, JobEvent, Join, Link, LinkError, Listener, MeetNotice, MeetPlan,
-    Meeting as Search, OutputSink, Piece, Rules, ToAgent, Way,
+    Coordinator, DiscoveryMethod, FromAgent, JobEvent, Join, Link, LinkError, Listener, OutputSink,
+    Piece, Rendezvous as Search, RendezvousNotice, RendezvousPlan, Rules, ToAgent,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::state::{Event, Facts, JoinRequest, Kind};
 use crate::events::{EventLog, EventSender};
-use crate::{Endpoint, LaunchError, LaunchPlan, Meeting};
+use crate::{Endpoint, LaunchError, LaunchPlan, RendezvousMode};
 
 /// The agent's side of all that has to do with the coordinator.
 pub(super) struct CoordinatorClient<'p> {
@@ -58,7 +58,7 @@ struct Resuming {
 }
 
 impl<'p> CoordinatorClient<'p> {
-    /// A client that does not look for anybody yet.
+    /// A client that does not look for a coordinator yet.
     pub(super) fn new(plan: &'p LaunchPlan, start: Instant) -> Result<Self, LaunchError> {
         let lines =
             brigade_wake::Receiver::new().map_err(LaunchError::system("make an eventfd"))?;
@@ -85,21 +85,24 @@ impl<'p> CoordinatorClient<'p> {
 
     /// What there is to know of the plan's meeting.
     pub(super) fn facts(plan: &LaunchPlan, forwards_output: bool) -> Facts {
-        let (kind, near, coordinator) = match &plan.meeting {
-            Meeting::OneHost if !forwards_output => (Kind::OneHost, true, "the launcher".into()),
-            Meeting::OneHost | Meeting::Launcher { .. } => {
+        let (kind, near, coordinator) = match &plan.rendezvous {
+            RendezvousMode::OneHost if !forwards_output => {
+                (Kind::OneHost, true, "the launcher".into())
+            }
+            RendezvousMode::OneHost | RendezvousMode::Launcher { .. } => {
                 (Kind::Launcher, false, "the launcher".into())
             }
-            Meeting::Static { master_addr, master_port, .. } => {
+            RendezvousMode::Static { master_addr, master_port, .. } => {
                 let endpoint = Endpoint { host: master_addr.clone(), port: *master_port };
                 (Kind::Peers, is_loopback(master_addr), endpoint.to_string())
             }
-            Meeting::Elastic { endpoint, .. } => {
+            RendezvousMode::Elastic { endpoint, .. } => {
                 (Kind::Peers, is_loopback(&endpoint.host), endpoint.to_string())
             }
-            Meeting::Etcd { .. } => (Kind::Elected, true, "the main host".into()),
+            RendezvousMode::Etcd { .. } => (Kind::Elected, true, "the main host".into()),
         };
-        let elastic = matches!(plan.meeting, Meeting::Elastic { .. } | Meeting::Etcd { .. });
+        let elastic =
+            matches!(plan.rendezvous, RendezvousMode::Elastic { .. } | RendezvousMode::Etcd { .. });
         Facts {
             host: plan.host.clone(),
             nproc: plan.local_world_size.as_usize(),
@@ -117,9 +120,9 @@ impl<'p> CoordinatorClient<'p> {
     pub(super) fn connect(&mut self) {
         self.drop_links();
         (self.coordinator, self.others_told) = (None, false);
-        let begun = match way(self.plan) {
+        let begun = match discovery_method(self.plan) {
             None => self.serve(None, LOOPBACK.to_owned()),
-            Some(way) => self.search(way).map(|search| self.search = Some(search)),
+            Some(method) => self.search(method).map(|search| self.search = Some(search)),
         };
         begun.unwrap_or_else(|error| self.events.push_back(Event::Failed(error)));
     }
@@ -129,11 +132,11 @@ impl<'p> CoordinatorClient<'p> {
         self.met(link);
     }
 
-    fn search(&self, way: Way) -> Result<Search, LaunchError> {
-        let plan = MeetPlan {
-            way,
+    fn search(&self, method: DiscoveryMethod) -> Result<Search, LaunchError> {
+        let plan = RendezvousPlan {
+            method,
             secret: self.plan.secret.clone(),
-            timeout: self.plan.patience.join,
+            timeout: self.plan.timeouts.join,
             limits: self.plan.limits,
             run_id: self.plan.run_id.clone(),
             host: self.plan.host.clone(),
@@ -177,8 +180,9 @@ impl<'p> CoordinatorClient<'p> {
     }
 
     fn resume_after(&mut self, delay: Duration, patient: bool) {
-        let search =
-            self.address.map(|address| self.search(Way::Resume { address, patient, delay }));
+        let search = self
+            .address
+            .map(|address| self.search(DiscoveryMethod::Resume { address, patient, delay }));
         match search {
             Some(Ok(search)) => {
                 let search = Some(search);
@@ -247,9 +251,9 @@ impl<'p> CoordinatorClient<'p> {
     fn look_for_others(&mut self) {
         match self.search.as_mut().and_then(Search::next) {
             None => {}
-            Some(MeetNotice::Say(line)) => self.events.push_back(Event::Line(line)),
-            Some(MeetNotice::Join(link)) => self.met(link),
-            Some(MeetNotice::Serve { listener, address }) => {
+            Some(RendezvousNotice::Say(line)) => self.events.push_back(Event::Line(line)),
+            Some(RendezvousNotice::Join(link)) => self.met(link),
+            Some(RendezvousNotice::Serve { listener, address }) => {
                 if listener.is_unguarded() {
                     self.events.push_back(Event::Line(unguarded(listener.port())));
                 }
@@ -257,11 +261,11 @@ impl<'p> CoordinatorClient<'p> {
                     self.events.push_back(Event::Failed(error));
                 }
             }
-            Some(MeetNotice::Failed(error)) => {
+            Some(RendezvousNotice::Failed(error)) => {
                 self.search = None;
                 self.events.push_back(Event::Failed(error.into()));
             }
-            Some(MeetNotice::Gone { how }) => self.gone(how),
+            Some(RendezvousNotice::Gone { how }) => self.gone(how),
         }
     }
 
@@ -294,14 +298,14 @@ impl<'p> CoordinatorClient<'p> {
             return;
         }
         match resuming.search.as_mut().and_then(Search::next) {
-            Some(MeetNotice::Join(mut link)) => {
+            Some(RendezvousNotice::Join(mut link)) => {
                 link.set_start(self.start);
                 (resuming.link, resuming.search) = (Some(link), None);
                 self.events.push_back(Event::Reconnected);
             }
-            Some(MeetNotice::Gone { how }) => self.gone(how),
-            Some(MeetNotice::Failed(error)) => self.gone(error.to_string()),
-            Some(MeetNotice::Say(_) | MeetNotice::Serve { .. }) | None => {}
+            Some(RendezvousNotice::Gone { how }) => self.gone(how),
+            Some(RendezvousNotice::Failed(error)) => self.gone(error.to_string()),
+            Some(RendezvousNotice::Say(_) | RendezvousNotice::Serve { .. }) | None => {}
         }
     }
 
@@ -329,17 +333,17 @@ impl<'p> CoordinatorClient<'p> {
 
     /// Asks to take part, or for the seat.
     pub(super) fn join(&mut self, request: &JoinRequest, nproc: usize, port: u16) {
-        let one_host = self.plan.meeting == Meeting::OneHost && self.coordinator.is_some();
+        let one_host =
+            self.plan.rendezvous == RendezvousMode::OneHost && self.coordinator.is_some();
         let loopback = one_host.then(|| LOOPBACK.to_owned());
         let join = Join {
             run_id: self.plan.run_id.clone(),
             agent: self.plan.agent_id.clone(),
             resume: if request.resume { self.asked + 1 } else { 0 },
             nproc,
-            node_rank: match self.plan.meeting {
-                Meeting::Launcher { node_rank } | Meeting::Static { node_rank, .. } => {
-                    Some(node_rank)
-                }
+            node_rank: match self.plan.rendezvous {
+                RendezvousMode::Launcher { node_rank }
+                | RendezvousMode::Static { node_rank, .. } => Some(node_rank),
                 _ => None,
             },
             address: self.plan.local_addr.clone().or(loopback),
@@ -440,22 +444,24 @@ fn is_over(coordinator: &Coordinator) -> bool {
 }
 
 /// How this host finds the others; `None` when there are none.
-fn way(plan: &LaunchPlan) -> Option<Way> {
-    match &plan.meeting {
-        Meeting::OneHost | Meeting::Launcher { .. } => None,
-        Meeting::Static { node_rank, master_addr, master_port } => Some(Way::Static {
-            node_rank: *node_rank,
-            address: master_addr.clone(),
-            port: *master_port,
-        }),
-        Meeting::Elastic { endpoint, serve } => Some(Way::Endpoint {
+fn discovery_method(plan: &LaunchPlan) -> Option<DiscoveryMethod> {
+    match &plan.rendezvous {
+        RendezvousMode::OneHost | RendezvousMode::Launcher { .. } => None,
+        RendezvousMode::Static { node_rank, master_addr, master_port } => {
+            Some(DiscoveryMethod::Static {
+                node_rank: *node_rank,
+                address: master_addr.clone(),
+                port: *master_port,
+            })
+        }
+        RendezvousMode::Elastic { endpoint, serve } => Some(DiscoveryMethod::Endpoint {
             address: endpoint.host.clone(),
             port: endpoint.port,
             serve: *serve,
         }),
-        Meeting::Etcd { endpoints } => {
+        RendezvousMode::Etcd { endpoints } => {
             let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
-            Some(Way::Etcd {
+            Some(DiscoveryMethod::Etcd {
                 endpoints: endpoints.join(","),
                 access: plan.etcd.clone(),
                 address: plan.local_addr.clone(),
@@ -464,7 +470,7 @@ fn way(plan: &LaunchPlan) -> Option<Way> {
     }
 }
 
-/// What the user of the host that serves is told where anybody could take part.
+/// The warning for the user of the host that serves a meeting without a secret.
 fn unguarded(port: u16) -> String {
     format!(
         "warning: this job has no secret: any host that reaches port {port} can join it; run `export \
@@ -481,11 +487,11 @@ fn rules(plan: &LaunchPlan, address: String) -> Rules {
         min_nodes: plan.nodes.min,
         max_nodes: plan.nodes.max,
         max_restarts: plan.max_restarts,
-        join_timeout: plan.patience.join,
-        last_call: plan.patience.last_call,
-        join_interval: plan.patience.join_interval,
+        join_timeout: plan.timeouts.join,
+        last_call: plan.timeouts.last_call,
+        join_interval: plan.timeouts.join_interval,
         limits: plan.limits,
-        late_hosts: plan.meeting != Meeting::OneHost,
+        late_hosts: plan.rendezvous != RendezvousMode::OneHost,
         address: Some(plan.local_addr.clone().unwrap_or(address)),
         recorded: plan.events.is_some(),
     }

@@ -35,7 +35,7 @@ fn text(error: &ErrorRecord) -> String {
     lines.insert(0, error.message.trim());
     let mut text = String::new();
     for line in lines {
-        text.extend(line.chars().take(LONGEST_LINE));
+        text.extend(line.chars().take(MAX_LINE_LEN));
         text.truncate(text.trim_end().len());
         text.push('\n');
     }
@@ -66,7 +66,7 @@ pub(super) fn pass_on(failure: &RankFailure, file: Option<&Path>) {
 
 /// As many as of a rank's output.
 const SHOWN_LINES: usize = 20;
-const LONGEST_LINE: usize = 2000;
+const MAX_LINE_LEN: usize = 2000;
 
 #[cfg(test)]
 mod tests {
@@ -85,6 +85,6 @@ mod tests {
         assert_eq!((lines[0], lines[1], lines[20]), ("no disk", "  line 80", "  line 99"));
 
         let wide = ErrorRecord { message: "é".repeat(5000), ..ErrorRecord::default() };
-        assert_eq!(text(&wide).chars().count(), LONGEST_LINE);
+        assert_eq!(text(&wide).chars().count(), MAX_LINE_LEN);
     }
 }

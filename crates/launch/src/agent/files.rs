@@ -116,7 +116,7 @@ impl Files {
     /// to itself.
     pub(super) fn end(self) -> bool {
         drop(self.requests);
-        !matches!(self.ended.recv_timeout(END_TAKES), Err(RecvTimeoutError::Timeout))
+        !matches!(self.ended.recv_timeout(END_TIMEOUT), Err(RecvTimeoutError::Timeout))
     }
 }
 
@@ -171,4 +171,4 @@ fn with_errors(files: &[Option<PathBuf>]) -> Vec<usize> {
 }
 
 /// How long the end of the agent waits for the thread's.
-const END_TAKES: Duration = Duration::from_secs(2);
+const END_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! Who has the terminal: this process's group or that of a rank to which it is handed.
+//! The foreground of the terminal: this process's group, or that of a rank to which it is handed.
 //!
 //! A rank that the terminal is passed through to is what a job is to a shell: a process group of its
 //! own in the terminal's session, in the foreground. So Ctrl-C reaches the program and not the
@@ -68,7 +68,7 @@ pub(crate) fn lead_foreground(agent: Pid) -> nix::Result<()> {
     if let Some(terminal) = open_terminal()
         && tcgetpgrp(&terminal) == before
     {
-        // Else the terminal stops whoever is not in the foreground and asks.
+        // Else the terminal stops a background process that asks.
         SigSet::from(Signal::SIGTTOU).thread_block()?;
         set_foreground(&terminal, getpid())?;
     }

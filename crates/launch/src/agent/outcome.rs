@@ -10,14 +10,14 @@ use nix::sys::signal::Signal;
 pub enum Outcome {
     /// The coordinator has said so, to all hosts alike.
     Over(Verdict),
-    /// Nobody read the output of this host's ranks any more.
+    /// The reader of the output of this host's ranks has gone.
     OutputClosed,
     /// This signal has stopped the job here, and there was no coordinator to say more.
     Stopped {
         /// The signal's number.
         signal: i32,
     },
-    /// Ranks of this host have survived SIGKILL: they sleep in the kernel, and whoever starts
+    /// Ranks of this host have survived SIGKILL: they sleep in the kernel, and a process that starts
     /// something here next should know.
     Stuck {
         /// Which ranks, in words.

@@ -94,7 +94,7 @@ impl OutputForwarder {
             }
         }
         let (stream, bytes) = self.pending.front_mut()?;
-        let length = bytes.len().min(LONGEST_MESSAGE);
+        let length = bytes.len().min(MAX_MESSAGE_LEN);
         if self.credit < length as u64 {
             return None;
         }
@@ -128,7 +128,7 @@ impl OutputForwarder {
         is_new
     }
 
-    /// Nobody takes any more: the output thread must not wait for that.
+    /// Output is not taken any more: the output thread must not wait for that.
     pub(super) fn abandon(&mut self) {
         self.pending.clear();
         self.pieces = mpsc::sync_channel(0).1;
@@ -177,7 +177,7 @@ impl Show for Pieces {
 const PIECES: usize = 4;
 /// How often a host says how far its ranks are.
 const BETWEEN_REPORTS: Duration = Duration::from_millis(500);
-const LONGEST_MESSAGE: usize = 64 * 1024;
+const MAX_MESSAGE_LEN: usize = 64 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -217,7 +217,7 @@ mod tests {
             }
             assert!(total <= allowed, "{total} of {allowed}");
             assert!(total == 1_000_000 || !forwarder.is_drained(), "drained at {total}");
-            if allowed - total < LONGEST_MESSAGE as u64 {
+            if allowed - total < MAX_MESSAGE_LEN as u64 {
                 forwarder.taken(100_000);
                 allowed += 100_000;
             }
@@ -230,8 +230,8 @@ mod tests {
     #[test]
     fn an_endless_line_is_cut() {
         let (mut forwarder, mut show) = OutputForwarder::new().unwrap();
-        show.show(Stream::Stderr, &vec![b'x'; LONGEST_MESSAGE + 1]).unwrap();
-        assert_eq!(sent(&mut forwarder), [LONGEST_MESSAGE, 1]);
+        show.show(Stream::Stderr, &vec![b'x'; MAX_MESSAGE_LEN + 1]).unwrap();
+        assert_eq!(sent(&mut forwarder), [MAX_MESSAGE_LEN, 1]);
         forwarder.abandon();
         let gone = show.show(Stream::Stderr, b"x\n").unwrap_err();
         assert_eq!(gone.kind(), io::ErrorKind::BrokenPipe);

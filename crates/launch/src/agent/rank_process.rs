@@ -12,9 +12,9 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
 use super::signal_disposition;
-use crate::gate::{self, Gate};
 use crate::output::{Stream, Streams};
 use crate::role;
+use crate::start_gate::{self, Gate};
 use crate::{LaunchPlan, PrefixFacts};
 
 /// A rank that has been started and not been reaped.
@@ -38,7 +38,7 @@ impl RankProcess {
         let (program, args) = (plan.program.as_os_str(), plan.args_for(local_rank));
         // A rank that has the terminal has it as its stdin, too; else that is the gate.
         let raw = plan.output.raw;
-        let gate_at = raw.then(|| gate::inheritable(&far)).transpose()?;
+        let gate_at = raw.then(|| start_gate::inheritable(&far)).transpose()?;
         let cpus = setup.cpus.as_ref();
         let mut command = role::rank_command(program, &plan.name, &args, cpus, gate_at);
         for name in &plan.withheld {
@@ -109,7 +109,7 @@ impl RankProcess {
         self.ending
     }
 
-    /// Somebody has stopped the rank since the last look, by Ctrl-Z or a signal, and it still is.
+    /// The rank was stopped since the last look, by Ctrl-Z or a signal, and still is.
     pub(super) fn is_stopped(&self) -> bool {
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG;
         self.ending.is_none()

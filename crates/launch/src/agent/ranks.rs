@@ -94,7 +94,7 @@ impl Ranks {
         order.into_iter().filter_map(look).collect()
     }
 
-    /// Somebody has stopped the only rank, which is told once.
+    /// The only rank was stopped, which is reported once.
     pub(super) fn is_stopped(&self) -> bool {
         self.processes.first().is_some_and(RankProcess::is_stopped)
     }

@@ -17,7 +17,7 @@ pub(super) fn count(number: usize, noun: &str) -> String {
 #[must_use]
 pub fn text(outcome: &Outcome) -> Option<String> {
     let mut said = match outcome {
-        Outcome::OutputClosed => "stopped: nobody reads the output".to_owned(),
+        Outcome::OutputClosed => "stopped: the reader of the output has gone".to_owned(),
         Outcome::Stopped { signal } => format!("stopped by {}", name(*signal)),
         Outcome::Left { signal } => {
             format!("stopped by {}: this host has left the job", name(*signal))
@@ -88,14 +88,14 @@ fn meaning(ending: Ending) -> Option<&'static str> {
     match ending {
         Ending::Signal(signal) => match Signal::try_from(signal).ok()? {
             Signal::SIGKILL => Some(
-                "SIGKILL that nobody sent by hand often is the kernel out of memory: see dmesg",
+                "an unexpected SIGKILL often means that the kernel ran out of memory: see dmesg",
             ),
             Signal::SIGSEGV => {
                 Some("SIGSEGV is a segmentation fault: native code used memory that is not its own")
             }
             Signal::SIGABRT => Some(
-                "SIGABRT: it has aborted itself, for a failed assertion or an exception in C++ \
-                 that nobody caught",
+                "SIGABRT: the process aborted itself, for a failed assertion or an uncaught C++ \
+                 exception",
             ),
             Signal::SIGBUS => Some(
                 "SIGBUS often is a full /dev/shm (see `df -h /dev/shm`), or a file that was cut \
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(text(&Outcome::Over(Verdict { code: 0, cause: None })), None);
         assert_eq!(
             text(&Outcome::OutputClosed).as_deref(),
-            Some("stopped: nobody reads the output")
+            Some("stopped: the reader of the output has gone")
         );
     }
 

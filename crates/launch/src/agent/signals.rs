@@ -12,7 +12,7 @@ pub(crate) fn with_signals<T>(
 ) -> Result<T, LaunchError> {
     let watched = watched();
     let mut blocked = watched;
-    // A terminal stops whoever is in the background and writes to it, or gives it to another group.
+    // A terminal stops a background process that writes to it, or gives it to another group.
     blocked.add(Signal::SIGTTOU);
     let before = blocked
         .thread_swap_mask(SigmaskHow::SIG_BLOCK)

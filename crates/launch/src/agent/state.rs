@@ -291,7 +291,7 @@ impl AgentState {
                     if self.output_closed { Outcome::OutputClosed } else { Outcome::Over(verdict) };
                 self.end_with(outcome);
             }
-            // Credit is for whoever sends the output; a beat says nothing.
+            // Credit is for the sender of the output; a heartbeat carries nothing.
             ToAgent::Taken { .. } | ToAgent::Beat => {}
         }
     }

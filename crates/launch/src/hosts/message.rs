@@ -47,7 +47,7 @@ pub(crate) enum ToHost {
 /// From an agent to the launcher.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum FromHost {
-    /// First: who it is.
+    /// First: its version and address.
     Hello(Hello),
     /// For each file that was asked for, where it is there.
     Found { places: Vec<Option<OsString>> },
@@ -78,13 +78,13 @@ pub(crate) struct Hello {
 pub(crate) struct FileMark {
     /// Where it is at the launcher's host: absolute.
     pub(crate) path: OsString,
-    /// What it must be called: without a folder, or below the one of its shelf.
+    /// What it must be called: without a folder, or below the one of its bundle_digest.
     pub(crate) name: OsString,
     /// SHA-256 of its contents.
     pub(crate) digest: String,
     pub(crate) size: u64,
-    /// Files of one shelf lie in one folder where they are copied: the digest of all, else its own.
-    pub(crate) shelf: String,
+    /// The digest of all files of its bundle, which are copied into one folder; else its own.
+    pub(crate) bundle_digest: String,
 }
 
 /// One host's part in a job.

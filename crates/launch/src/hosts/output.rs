@@ -1,20 +1,20 @@
 //! The output of all hosts on this process's stdout and stderr.
 //!
 //! Whole lines come from the agents, prefixed with host and rank. A thread of its own writes them,
-//! because a terminal that is paused blocks whoever writes to it; what it has not written yet is
+//! because a paused terminal blocks its writers; what it has not written yet is
 //! counted against the agents' credit, so the ranks wait as they would for a terminal of their own.
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use brigade_rendezvous::{JobEvent, OutputSink, Piece, Stream};
+use brigade_wake::Flag;
 use brigade_world::ProgressReport;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
@@ -27,8 +27,10 @@ use crate::output::{BETWEEN_DRAWS, LiveLine, Reports, write_all};
 /// The launcher's end of the thread.
 pub(crate) struct Output {
     sender: Sender<Order>,
-    /// A byte: nobody reads our output any more. Its end: the thread has ended.
-    notices: UnixStream,
+    /// Set when the reader of our output has gone.
+    closed: Arc<Flag>,
+    /// Set when the thread has ended.
+    ended: Arc<Flag>,
     thread: JoinHandle<()>,
 }
 
@@ -47,16 +49,18 @@ type Begun = HashMap<Arc<str>, [Vec<u8>; 2]>;
 impl Output {
     /// Starts the thread.
     pub(crate) fn start(quiet: bool) -> io::Result<Self> {
-        let (notices, far) = UnixStream::pair()?;
-        notices.set_nonblocking(true)?;
+        let (closed, ended) = (Arc::new(Flag::new()?), Arc::new(Flag::new()?));
         let sink = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
         // The descriptors themselves: std's own stdout buffers and locks.
         let sinks = [sink(io::stdout().as_fd())?, sink(io::stderr().as_fd())?];
         let (sender, inbox) = mpsc::channel();
-        let writer = Writer::new(sinks, far, quiet);
-        let thread =
-            thread::Builder::new().name("output".to_owned()).spawn(move || writer.run(&inbox))?;
-        Ok(Self { sender, notices, thread })
+        let writer = Writer::new(sinks, Arc::clone(&closed), quiet);
+        let end = SetAtEnd(Arc::clone(&ended));
+        let thread = thread::Builder::new().name("output".to_owned()).spawn(move || {
+            let _end = end;
+            writer.run(&inbox);
+        })?;
+        Ok(Self { sender, closed, ended, thread })
     }
 
     /// For the coordinator.
@@ -74,30 +78,30 @@ impl Output {
         let _ = self.sender.send(Order::Report(text));
     }
 
-    /// Readable when nobody reads our output any more.
+    /// Readable when the reader of our output has gone.
     pub(crate) fn notices(&self) -> BorrowedFd<'_> {
-        self.notices.as_fd()
+        self.closed.as_fd()
     }
 
-    /// Takes the notice in. True once.
+    /// Returns whether the reader of our output has gone since the last call.
     pub(crate) fn is_closed(&self) -> bool {
-        let mut byte = [0];
-        matches!((&self.notices).read(&mut byte), Ok(1))
+        let is_closed = self.closed.wait(Duration::ZERO);
+        self.closed.clear();
+        is_closed
     }
 
     /// Writes what is left, and gives up when the user has lost patience, before or now: then the
     /// thread is left to itself. The other senders must be gone.
     pub(crate) fn finish(self, signals: &SignalFd, impatient: bool) {
         drop(self.sender);
-        let mut notices = self.notices;
         let mut deadline = impatient.then(|| Instant::now() + LAST_LINES);
         while deadline.is_none_or(|at| Instant::now() < at) {
             let mut fds = [
-                PollFd::new(notices.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.ended.as_fd(), PollFlags::POLLIN),
                 PollFd::new(signals.as_fd(), PollFlags::POLLIN),
             ];
             let _ = poll(&mut fds, brigade_wake::until(deadline));
-            if matches!(notices.read(&mut [0]), Ok(0)) {
+            if self.ended.wait(Duration::ZERO) {
                 let _ = self.thread.join();
                 return;
             }
@@ -107,6 +111,15 @@ impl Output {
                 }
             }
         }
+    }
+}
+
+/// Held by the thread, so that its end is seen even if it panics.
+struct SetAtEnd(Arc<Flag>);
+
+impl Drop for SetAtEnd {
+    fn drop(&mut self) {
+        self.0.set();
     }
 }
 
@@ -149,11 +162,11 @@ struct Writer {
     next_draw: Option<Instant>,
     live: LiveLine,
     quiet: bool,
-    notices: UnixStream,
+    reader_gone: Arc<Flag>,
 }
 
 impl Writer {
-    fn new(sinks: [File; 2], notices: UnixStream, quiet: bool) -> Self {
+    fn new(sinks: [File; 2], reader_gone: Arc<Flag>, quiet: bool) -> Self {
         Self {
             sinks,
             lossy: [false; 2],
@@ -164,7 +177,7 @@ impl Writer {
             next_draw: None,
             live: LiveLine::new(quiet),
             quiet,
-            notices,
+            reader_gone,
         }
     }
 
@@ -232,7 +245,7 @@ impl Writer {
         bytes.extend_from_slice(&piece.bytes);
         let end = bytes.iter().rposition(|byte| matches!(byte, b'\n' | b'\r'));
         let mut rest = bytes.split_off(end.map_or(0, |end| end + 1));
-        if rest.len() > LONGEST_LINE {
+        if rest.len() > MAX_LINE_LEN {
             rest.push(b'\n');
             bytes.append(&mut rest);
         }
@@ -268,7 +281,7 @@ impl Writer {
     }
 
     /// What cannot be written is lost: a full disk under the log must not end a training run, but
-    /// nobody reading it any more does, as with any program in a pipe.
+    /// a reader that has gone does, as with any program in a pipe.
     fn write(&mut self, index: usize, bytes: &[u8]) {
         if self.closed[index] || bytes.is_empty() {
             return;
@@ -278,7 +291,7 @@ impl Writer {
         let Err(error) = written else { return };
         if error.kind() == io::ErrorKind::BrokenPipe {
             self.closed[index] = true;
-            let _ = self.notices.write_all(b"c");
+            self.reader_gone.set();
         } else if !std::mem::replace(&mut self.lossy[index], true) {
             let name = ["stdout", "stderr"][index];
             let text = format!("brigade: cannot write to {name}, some output is lost: {error}\n");
@@ -290,7 +303,7 @@ impl Writer {
 const OUT: usize = 0;
 const ERR: usize = 1;
 /// More than the agents let through without an end.
-const LONGEST_LINE: usize = 2 << 20;
+const MAX_LINE_LEN: usize = 2 << 20;
 /// How long the last lines of a stopped job may take to be written once the user has lost patience.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
@@ -301,8 +314,8 @@ mod tests {
     #[test]
     fn the_line_is_drawn_a_few_times_a_second_and_forgets_hosts_that_are_gone() {
         let sink = || File::options().write(true).open("/dev/null").unwrap();
-        let notices = UnixStream::pair().unwrap().0;
-        let mut writer = Writer::new([sink(), sink()], notices, true);
+        let reader_gone = Arc::new(Flag::new().unwrap());
+        let mut writer = Writer::new([sink(), sink()], reader_gone, true);
         let start = Instant::now();
         let mut report = |host: usize, ranks: &[usize], millis: u64| {
             let now = start + Duration::from_millis(millis);

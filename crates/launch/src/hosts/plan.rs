@@ -1,60 +1,17 @@
 //! Which hosts a job is started on, and how: everything that is decided before any of them is asked.
 
 use std::ffi::OsString;
-use std::fs;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use brigade_remote::remote_command::AGENT;
+use brigade_remote::{
+    ForwardedVariables, HostAccess, HostSpec, LocalFacts, VariableFile, forwarded_variables,
+};
 use brigade_rendezvous::TimeLimits;
 
-use super::environment::{self, Chosen, VariableFile};
-use super::here::Here;
-use super::hostfile::HostSpec;
-use super::remote_line;
-use super::session::Way;
-use super::ssh::{SSH_VARIABLE, SessionTimes, SshClient};
 use super::{HostsError, HostsOptions};
 use crate::{LaunchOptions, NprocSpec};
-
-/// What the plan must know about this machine, gathered once.
-#[derive(Clone, Debug, Default)]
-pub struct HostsFacts {
-    /// Its name.
-    pub name: String,
-    /// Its addresses, the loopback's included.
-    pub addresses: Vec<IpAddr>,
-    /// The folder in which this process works, as the user names it.
-    pub working_folder: PathBuf,
-    /// This process's environment.
-    pub variables: Vec<(OsString, OsString)>,
-    /// DeepSpeed's files of variables, with their contents.
-    pub deepspeed_files: Vec<(PathBuf, String)>,
-    /// This executable.
-    pub brigade: PathBuf,
-}
-
-impl HostsFacts {
-    /// Looks at this machine and this process.
-    ///
-    /// # Errors
-    /// The system does not name the working folder or this executable.
-    pub fn gather() -> Result<Self, HostsError> {
-        let Here { name, addresses } = Here::look();
-        let files = environment::deepspeed_files().into_iter();
-        Ok(Self {
-            name,
-            addresses,
-            working_folder: working_folder()
-                .map_err(HostsError::system("find the working folder"))?,
-            variables: std::env::vars_os().collect(),
-            deepspeed_files: files
-                .filter_map(|path| Some((path.clone(), fs::read_to_string(&path).ok()?)))
-                .collect(),
-            brigade: std::env::current_exe().map_err(HostsError::system("find this executable"))?,
-        })
-    }
-}
 
 /// A job on several hosts, decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,11 +30,9 @@ pub struct HostsPlan {
     pub min_hosts: usize,
     /// Programs and libraries are copied where they are missing.
     pub sync: bool,
-    pub(crate) here: Here,
-    pub(crate) client: SshClient,
+    pub(crate) access: HostAccess,
     pub(crate) connect_timeout: Duration,
     pub(crate) limits: TimeLimits,
-    pub(crate) brigade: PathBuf,
 }
 
 /// One host of the plan.
@@ -98,13 +53,14 @@ impl HostsPlan {
     ///
     /// ```
     /// use brigade_launch::LaunchOptions;
-    /// use brigade_launch::hosts::{HostSpec, HostsFacts, HostsOptions, HostsPlan};
+    /// use brigade_launch::hosts::{HostsOptions, HostsPlan};
+    /// use brigade_remote::{HostSpec, LocalFacts};
     ///
     /// let hosts = HostsOptions {
     ///     hosts: HostSpec::parse_list("node1:4,node2:2")?,
     ///     ..HostsOptions::default()
     /// };
-    /// let facts = HostsFacts { working_folder: "/work".into(), ..HostsFacts::default() };
+    /// let facts = LocalFacts { working_folder: "/work".into(), ..LocalFacts::default() };
     /// let plan = HostsPlan::resolve(&LaunchOptions::default(), &hosts, &facts)?;
     /// assert_eq!(plan.hosts[1].first_rank, Some(4));
     /// assert_eq!(plan.command(&plan.hosts[1])[0], "ssh");
@@ -116,22 +72,16 @@ impl HostsPlan {
     pub fn resolve(
         options: &LaunchOptions,
         hosts: &HostsOptions,
-        facts: &HostsFacts,
+        facts: &LocalFacts,
     ) -> Result<Self, HostsError> {
         if hosts.hosts.is_empty() {
             return Err(HostsError::NoHost);
         }
-        let variable = facts.variables.iter().find(|it| it.0 == SSH_VARIABLE);
-        let client =
-            SshClient::new(hosts.ssh_command.as_deref(), variable.map(|it| it.1.as_os_str()))?;
-        let workdir = hosts.workdir.clone().unwrap_or_else(|| facts.working_folder.clone());
-        // On another host it would be relative to the home folder there.
-        if !workdir.is_absolute() {
-            return Err(HostsError::Workdir { path: workdir });
-        }
-        let Chosen { variables, files } =
-            environment::choose(&hosts.env, &facts.variables, &facts.deepspeed_files)?;
-        let here = Here { name: facts.name.clone(), addresses: facts.addresses.clone() };
+        let limits = TimeLimits::new(options.heartbeat_timeout, options.shutdown_timeout);
+        let (client, connect_timeout) = (hosts.ssh_command.as_deref(), hosts.connect_timeout);
+        let access = HostAccess::resolve(client, connect_timeout, limits, facts)?;
+        let workdir = facts.workdir(hosts.workdir.clone())?;
+        let ForwardedVariables { variables, files } = forwarded_variables(&hosts.env, facts)?;
         let mut next = Some(0_usize);
         let planned = hosts.hosts.iter().map(|spec| {
             let nproc = spec.slots.map_or(options.nproc, NprocSpec::Count);
@@ -140,7 +90,7 @@ impl HostsPlan {
                 NprocSpec::Count(count) => next.and_then(|it| it.checked_add(count)),
                 _ => None,
             };
-            let is_here = here.way_to(spec) == Way::Here;
+            let is_here = access.local.is(spec);
             PlannedHost { spec: spec.clone(), nproc, first_rank, is_here }
         });
         let all = hosts.hosts.len();
@@ -152,51 +102,31 @@ impl HostsPlan {
             master_addr: hosts.master_addr.clone(),
             min_hosts: hosts.min_hosts.unwrap_or(all).clamp(1, all),
             sync: hosts.sync,
-            here,
-            client,
-            connect_timeout: hosts.connect_timeout,
-            limits: TimeLimits::new(options.heartbeat_timeout, options.shutdown_timeout),
-            brigade: facts.brigade.clone(),
+            access,
+            connect_timeout,
+            limits,
         })
-    }
-
-    /// How long ssh waits.
-    pub(crate) fn session_times(&self) -> SessionTimes {
-        let (alive_interval, alive_count) = self.limits.ssh_keepalive();
-        SessionTimes { connect: self.connect_timeout, alive_interval, alive_count }
     }
 
     /// The command by which a host is reached, in words; the agent itself, where it is this machine.
     #[must_use]
     pub fn command(&self, host: &PlannedHost) -> Vec<String> {
-        if host.is_here {
-            return vec![self.brigade.display().to_string(), super::ROLE.to_owned()];
-        }
-        let line = remote_line::start(&self.brigade);
-        let mut words = vec![self.client.program().to_owned()];
-        words.extend(self.client.arguments(&host.spec, self.session_times(), &line));
-        words
+        self.access.words(&host.spec, AGENT)
     }
-}
-
-/// As a shell says it, links included: on another host the link may be the only name.
-fn working_folder() -> std::io::Result<PathBuf> {
-    let real = std::env::current_dir()?;
-    let said = std::env::var_os("PWD").map(PathBuf::from).filter(|it| it.is_absolute());
-    let same = |it: &PathBuf| it.canonicalize().is_ok_and(|it| it == real);
-    Ok(said.filter(same).unwrap_or(real))
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
+    use brigade_remote::{LocalHost, remote_command};
+
     use super::*;
 
     fn plan(list: &str, options: HostsOptions) -> Result<HostsPlan, String> {
         let hosts = HostsOptions { hosts: HostSpec::parse_list(list).unwrap(), ..options };
-        let facts = HostsFacts {
-            name: "node1".to_owned(),
+        let facts = LocalFacts {
+            host: LocalHost { name: "node1".to_owned(), ..LocalHost::default() },
             working_folder: "/work".into(),
             variables: vec![
                 ("NCCL_DEBUG".into(), "INFO".into()),
@@ -204,7 +134,7 @@ mod tests {
                 ("HOME".into(), "/root".into()),
             ],
             brigade: "/opt/brigade".into(),
-            ..HostsFacts::default()
+            ..LocalFacts::default()
         };
         let launch = LaunchOptions { nproc: 3.into(), ..LaunchOptions::default() };
         HostsPlan::resolve(&launch, &hosts, &facts).map_err(|error| error.to_string())
@@ -231,7 +161,7 @@ mod tests {
         let words = made.command(&made.hosts[1]);
         assert_eq!(words[..4], ["ssh", "-p", "2222", "-T"]);
         assert_eq!(words[words.len() - 2], "ada@node2");
-        assert_eq!(words[words.len() - 1], remote_line::start("/opt/brigade".as_ref()));
+        assert_eq!(words[words.len() - 1], remote_command::start("/opt/brigade".as_ref(), AGENT));
     }
 
     #[test]
@@ -247,13 +177,13 @@ mod tests {
     fn what_cannot_be() {
         let options = HostsOptions { workdir: Some("here".into()), ..HostsOptions::default() };
         let error = plan("a", options).unwrap_err();
-        assert!(error.starts_with("the working folder here is no absolute path"), "{error}");
+        assert!(error.starts_with("the working folder here is not an absolute path"), "{error}");
         let options = HostsOptions { ssh_command: Some(" ".to_owned()), ..HostsOptions::default() };
         assert!(plan("a", options).unwrap_err().starts_with("--ssh-command ` `: expected"));
         let none = HostsPlan::resolve(
             &LaunchOptions::default(),
             &HostsOptions::default(),
-            &HostsFacts::default(),
+            &LocalFacts::default(),
         );
         assert_eq!(none.unwrap_err().to_string(), "the list of hosts is empty");
     }

@@ -14,11 +14,11 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
 use super::HostsError;
+use super::bundle::{self, Bundle};
+use super::connect_all::{self, Answer};
 use super::output::Output;
-use super::parcel::{self, Parcel};
 use super::plan::HostsPlan;
-use super::roll_call::{self, Answer};
-use super::session::{Errand, Session};
+use super::session::{LaunchRequest, Session};
 use crate::agent::{report, with_signals};
 use crate::events::{EventLog, EventSender};
 use crate::open_files::OpenFiles;
@@ -41,15 +41,15 @@ use crate::{
 pub fn run(options: &LaunchOptions, plan: &HostsPlan) -> Result<Outcome, LaunchError> {
     let mut options = for_all_hosts(options, plan);
     let library_folders = build(&mut options.program)?;
-    let errand = errand(options, plan.clone(), library_folders)?;
+    let request = request(options, plan.clone(), library_folders)?;
     with_signals(|signals| {
         // Before any process is started, which would inherit the descriptor.
-        let run_id = errand.options.run_id.clone().unwrap_or_default();
-        let events = errand.options.events.as_ref();
+        let run_id = request.options.run_id.clone().unwrap_or_default();
+        let events = request.options.events.as_ref();
         let events = events.map(|target| EventLog::start(target, &run_id)).transpose()?;
-        match roll_call::call(&errand, &signals)? {
+        match connect_all::call(&request, &signals)? {
             Answer::Stopped(signal) => Ok(Outcome::Left { signal: signal as i32 }),
-            Answer::All(waiting) => Job::start(&errand, waiting, signals, events)?.watch(),
+            Answer::All(waiting) => Job::start(&request, waiting, signals, events)?.watch(),
         }
     })
 }
@@ -61,7 +61,7 @@ fn for_all_hosts(options: &LaunchOptions, plan: &HostsPlan) -> LaunchOptions {
     options.run_id.get_or_insert_with(new_name);
     // The terminal is here, and the ranks are not.
     options.output.raw = Some(false);
-    // Of the job alone: a secret that somebody has set is for other jobs, too.
+    // Of the job alone: a secret from the environment is for other jobs, too.
     options.secret = Secret::generate().ok();
     let facts = OutputFacts::gather();
     // It is this process's terminal on which the lines are shown.
@@ -90,20 +90,21 @@ fn build(program: &mut Program) -> Result<Vec<PathBuf>, LaunchError> {
 }
 
 /// What every host is told.
-fn errand(
+fn request(
     options: LaunchOptions,
     plan: HostsPlan,
     library_folders: Vec<PathBuf>,
-) -> Result<Arc<Errand>, HostsError> {
-    let (brigade_mark, parcel) = if plan.sync {
-        let own = parcel::mark("/proc/self/exe".as_ref(), "brigade".as_ref())?;
+) -> Result<Arc<LaunchRequest>, HostsError> {
+    let (brigade_mark, bundle) = if plan.sync {
+        let own = bundle::mark("/proc/self/exe".as_ref(), "brigade".as_ref())?;
         (Some(own), to_copy(&options, &plan, &library_folders)?)
     } else {
         (None, None)
     };
     let open_files = OpenFiles::raise();
-    let errand = Errand { options, plan, brigade_mark, parcel, library_folders, open_files };
-    Ok(Arc::new(errand))
+    let request =
+        LaunchRequest { options, plan, brigade_mark, bundle, library_folders, open_files };
+    Ok(Arc::new(request))
 }
 
 /// What is to be copied: what is given by its path was built or written here. What is looked up in
@@ -112,15 +113,15 @@ fn to_copy(
     options: &LaunchOptions,
     plan: &HostsPlan,
     library_folders: &[PathBuf],
-) -> Result<Option<Parcel>, HostsError> {
+) -> Result<Option<Bundle>, HostsError> {
     match &options.program {
         Program::Auto(name) if options.program.is_script() => {
-            Parcel::of_script(Path::new(name)).map(Some)
+            Bundle::of_script(Path::new(name)).map(Some)
         }
         Program::Auto(name) | Program::Executable(name)
             if name.as_encoded_bytes().contains(&b'/') =>
         {
-            Parcel::of_program(Path::new(name), library_folders).map(Some)
+            Bundle::of_program(Path::new(name), library_folders).map(Some)
         }
         Program::Auto(name) if Path::new(name).extension() == Some("py".as_ref()) => {
             note(&format!("--sync copies no {0}: there is no {0} in this folder", name.display()));
@@ -140,8 +141,8 @@ fn to_copy(
             Ok(None)
         }
         Program::Module(name) => {
-            let parcel = Parcel::of_module(name, &plan.workdir)?;
-            if parcel.is_none() {
+            let bundle = Bundle::of_module(name, &plan.workdir)?;
+            if bundle.is_none() {
                 note(&format!(
                     "--sync copies nothing of the module {}: it is not below {}, so each host runs \
                      the one that is installed there",
@@ -149,7 +150,7 @@ fn to_copy(
                     plan.workdir.display()
                 ));
             }
-            Ok(parcel)
+            Ok(bundle)
         }
         // One is built by now, the other is made here.
         Program::Cargo(_) | Program::ModuleIn { .. } => Ok(None),
@@ -166,7 +167,7 @@ struct Job {
     sessions: Vec<(SessionId, Session)>,
     signals: SignalFd,
     output: Output,
-    /// What is written down, where somebody wants that.
+    /// The log of events (`--events`).
     events: Option<EventLog>,
     /// What the sessions say on their stderr; `None` at the end.
     stderr: brigade_wake::Receiver<(SessionId, Option<String>)>,
@@ -179,12 +180,12 @@ struct Job {
 
 impl Job {
     fn start(
-        errand: &Errand,
-        waiting: Vec<roll_call::Waiting>,
+        request: &LaunchRequest,
+        waiting: Vec<connect_all::Waiting>,
         signals: SignalFd,
         events: Option<(EventLog, EventSender)>,
     ) -> Result<Self, LaunchError> {
-        let Errand { options, plan, .. } = errand;
+        let LaunchRequest { options, plan, .. } = request;
         let hosts = waiting.len();
         let seen: Vec<IpAddr> = waiting.iter().filter_map(|it| it.launchers_address).collect();
         let output =
@@ -202,7 +203,7 @@ impl Job {
             // What the others call this machine, should it be the first host.
             address: Some(match &options.local_addr {
                 Some(address) => address.clone(),
-                None if hosts > 1 => plan.here.name_for_others(&seen),
+                None if hosts > 1 => plan.access.local.name_for_others(&seen),
                 None => LOOPBACK.to_owned(),
             }),
             ..Rules::default()

@@ -3,46 +3,34 @@
 use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
+use brigade_remote::remote_command::{self, AGENT, GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED};
+use brigade_remote::wire::{self, WireError};
+use brigade_remote::{Child, HostSpec, ssh};
 use brigade_rendezvous::{printable, printable_within};
 
-use super::child::Child;
-use super::courier::Copied;
+use super::bundle::Bundle;
 use super::error::HostFailure;
-use super::hostfile::HostSpec;
 use super::message::{FileMark, FromHost, Hello, HostJob, PROTOCOL, ToHost};
-use super::parcel::Parcel;
 use super::plan::{HostsPlan, PlannedHost};
-use super::remote_line::{self, GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED};
-use super::ssh;
-use super::wire::{self, WireError};
+use super::upload::Copied;
 use crate::open_files::OpenFiles;
-use crate::{DeviceList, LaunchOptions, Meeting, role};
+use crate::{DeviceList, LaunchOptions, RendezvousMode, role};
 
 /// What is the same for all hosts.
-pub(crate) struct Errand {
+pub(crate) struct LaunchRequest {
     pub(crate) options: LaunchOptions,
     pub(crate) plan: HostsPlan,
     /// This executable, where it is to be copied.
     pub(crate) brigade_mark: Option<FileMark>,
-    pub(crate) parcel: Option<Parcel>,
+    pub(crate) bundle: Option<Bundle>,
     /// Where else the program's libraries may be.
     pub(crate) library_folders: Vec<PathBuf>,
     /// Each session takes a few descriptors of this process.
     pub(crate) open_files: OpenFiles,
-}
-
-/// How a host is reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// It is this machine.
-    Here,
-    Ssh,
 }
 
 /// A host that is ready, or on the way.
@@ -50,7 +38,8 @@ pub(crate) struct Session {
     pub(crate) host: HostSpec,
     /// Its place in the list of hosts.
     pub(crate) number: usize,
-    pub(crate) way: Way,
+    /// It is this machine.
+    is_here: bool,
     pub(crate) child: Child,
     pub(super) to: File,
     pub(super) from: File,
@@ -61,54 +50,57 @@ pub(crate) struct Session {
 impl Session {
     /// Starts the agent's process there.
     pub(crate) fn start(
-        errand: &Errand,
+        request: &LaunchRequest,
         number: usize,
         planned: &PlannedHost,
     ) -> Result<Self, HostFailure> {
-        let (host, plan) = (planned.spec.clone(), &errand.plan);
-        let way = if planned.is_here { Way::Here } else { Way::Ssh };
+        let (host, plan) = (planned.spec.clone(), &request.plan);
         let failed = |reason: String, code| HostFailure { host: host.to_string(), reason, code };
-        let line = match &errand.brigade_mark {
-            None => remote_line::start(&plan.brigade),
-            Some(mark) => remote_line::start_exactly(&plan.brigade, &mark.digest, mark.size),
-        };
-        let mut command = match way {
-            Way::Here => role::agent_command(),
-            Way::Ssh => {
-                let command = plan.client.command(&host, plan.session_times(), &line);
-                command.map_err(|error| failed(error.to_string(), error.exit_code()))?
+        let access = &plan.access;
+        let command = match &request.brigade_mark {
+            _ if planned.is_here => Ok(role::agent_command()),
+            None => access.command(&host, AGENT),
+            Some(FileMark { digest, size, .. }) => {
+                let line = remote_command::start_exactly(&access.brigade, digest, *size);
+                access.ssh_command(&host, &line)
             }
         };
-        // Out of reach of what is typed at the terminal: the coordinator stops the job in order.
-        command.process_group(0);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let (child, to, from) = Child::start(command, &host)
+        let command = command.map_err(|error| failed(error.to_string(), error.exit_code()))?;
+        let (child, to, from) = Child::start(command, &host.to_string())
             .map_err(|error| failed(format!("cannot start a session: {error}"), 1))?;
-        errand.open_files.lower_for(child.pid().as_raw().cast_unsigned());
-        Ok(Self { host, number, way, child, to: to.into(), from: from.into(), hello: None })
+        request.open_files.lower_for(child.pid().as_raw().cast_unsigned());
+        Ok(Self {
+            host,
+            number,
+            is_here: planned.is_here,
+            child,
+            to: to.into(),
+            from: from.into(),
+            hello: None,
+        })
     }
 
     /// Brings the host to the point where it could start its ranks at once.
     pub(crate) fn prepare(
         &mut self,
-        errand: &Errand,
+        request: &LaunchRequest,
         say: &dyn Fn(&str),
     ) -> Result<(), HostFailure> {
-        self.greet(errand, say)?;
-        let copied = match (&errand.parcel, self.way) {
-            (Some(parcel), Way::Ssh) => self.copy(parcel, say)?,
+        self.greet(request, say)?;
+        let copied = match (&request.bundle, self.is_here) {
+            (Some(bundle), false) => self.copy(bundle, say)?,
             _ => Copied::default(),
         };
         let mut library_folders = copied.library_folders;
-        library_folders.extend(errand.library_folders.iter().map(|it| it.clone().into()));
+        library_folders.extend(request.library_folders.iter().map(|it| it.clone().into()));
         self.send(&ToHost::Enter {
-            folder: errand.plan.workdir.clone().into(),
-            variables: errand.plan.variables.clone(),
+            folder: request.plan.workdir.clone().into(),
+            variables: request.plan.variables.clone(),
             library_folders,
         })?;
         let FromHost::Entered = self.receive()? else { return Err(self.out_of_order()) };
 
-        let mut options = errand.options.clone();
+        let mut options = request.options.clone();
         if let Some(slots) = self.host.slots {
             options.nproc = slots.into();
         }
@@ -119,8 +111,8 @@ impl Session {
         if let Some(program) = copied.program {
             options.program = program;
         }
-        options.meeting = Meeting::Launcher { node_rank: self.number };
-        let said = errand.plan.master_addr.clone().filter(|_| self.number == 0);
+        options.rendezvous = RendezvousMode::Launcher { node_rank: self.number };
+        let said = request.plan.master_addr.clone().filter(|_| self.number == 0);
         options.local_addr = said.or_else(|| self.address());
         let host = self.host.destination();
         let log_dir = options.output.log_dir.clone().map(Into::into);
@@ -134,11 +126,11 @@ impl Session {
     /// `None` when the job does not start.
     pub(crate) fn wait_for_go(
         mut self,
-        errand: &Errand,
+        request: &LaunchRequest,
         go: &Receiver<()>,
     ) -> Option<(Self, OwnedFd, OwnedFd)> {
         loop {
-            let message = match go.recv_timeout(errand.plan.limits.waiting_interval()) {
+            let message = match go.recv_timeout(request.plan.limits.waiting_interval()) {
                 Ok(()) => ToHost::Go,
                 Err(RecvTimeoutError::Timeout) => ToHost::Wait,
                 Err(RecvTimeoutError::Disconnected) => return None,
@@ -160,7 +152,7 @@ impl Session {
     /// Under which name the other hosts reach this one: the address at which its sshd was reached,
     /// else the name that the user wrote. `None` for this machine.
     fn address(&self) -> Option<String> {
-        if self.way == Way::Here {
+        if self.is_here {
             return None;
         }
         let connection = self.hello.as_ref().and_then(|it| it.ssh_connection.as_deref());
@@ -168,9 +160,9 @@ impl Session {
         Some(address.map_or_else(|| self.host.name.clone(), |it| it.to_string()))
     }
 
-    /// The connection was closed before anybody spoke.
+    /// The connection was closed before the first message.
     pub(crate) fn was_turned_away(&self) -> bool {
-        self.hello.is_none() && ssh::is_turned_away(&self.child.words())
+        self.hello.is_none() && ssh::is_turned_away(&self.child.stderr())
     }
 
     /// One line about the end of the session of a host that takes part.
@@ -178,14 +170,14 @@ impl Session {
         self.explain(&WireError::Closed).reason
     }
 
-    fn greet(&mut self, errand: &Errand, say: &dyn Fn(&str)) -> Result<(), HostFailure> {
+    fn greet(&mut self, request: &LaunchRequest, say: &dyn Fn(&str)) -> Result<(), HostFailure> {
         let found = wire::skip_to(&mut self.from, &GREETINGS, GREETING_LIMIT);
         match found {
             Ok(0) => {}
             Ok(1) => {
                 let reason = format!(
                     "brigade is neither at {} nor in PATH there: install it, or let --sync copy it",
-                    errand.plan.brigade.display()
+                    request.plan.access.brigade.display()
                 );
                 return Err(self.failure(reason, 127));
             }
@@ -193,12 +185,12 @@ impl Session {
                 let reason = format!(
                     "{} there is not run: {}; let --sync compare and copy it, or take their rights \
                      away with `chmod go-w`",
-                    errand.plan.brigade.display(),
-                    self.child.last_words().trim(),
+                    request.plan.access.brigade.display(),
+                    self.child.last_stderr().trim(),
                 );
                 return Err(self.failure(reason, 126));
             }
-            Ok(_) => self.send_brigade(errand, say)?,
+            Ok(_) => self.send_brigade(request, say)?,
             Err(error) => return Err(self.explain(&error)),
         }
         let FromHost::Hello(hello) = self.receive()? else { return Err(self.out_of_order()) };
@@ -238,7 +230,7 @@ impl Session {
 
     /// In the agent's words.
     fn refused(&self, reason: &str, code: u8) -> HostFailure {
-        self.failure(printable_within(reason, LONGEST_REASON), code)
+        self.failure(printable_within(reason, MAX_REASON_LEN), code)
     }
 
     pub(super) fn failure(&self, reason: String, code: u8) -> HostFailure {
@@ -246,16 +238,16 @@ impl Session {
     }
 
     pub(super) fn out_of_order(&self) -> HostFailure {
-        self.failure("the agent there gave another answer than was asked for".to_owned(), 1)
+        self.failure("the agent there gave an answer of another kind than expected".to_owned(), 1)
     }
 
     /// In ssh's own words, where it has said something.
     pub(super) fn explain(&mut self, error: &WireError) -> HostFailure {
         let silent = matches!(error, WireError::Silent(_));
         // One that is silent has not ended, and is not waited for.
-        let words = if silent { self.child.words() } else { self.child.last_words() };
+        let words = if silent { self.child.stderr() } else { self.child.last_stderr() };
         let said = ssh::reason(&words, &self.host);
-        let ending = if silent { None } else { self.child.ending() };
+        let ending = if silent { None } else { self.child.exit_status() };
         let reason = match (said, ending) {
             (said, _) if silent => match said {
                 Some(said) => format!("{error}; {said}"),
@@ -292,7 +284,7 @@ fn connection_address(connection: &str, word: usize) -> Option<IpAddr> {
 }
 
 /// Characters: a reason may name a path.
-const LONGEST_REASON: usize = 1000;
+const MAX_REASON_LEN: usize = 1000;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// What an agent may say first, or the shell in its place.
 const GREETINGS: [&str; 4] = [GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED];

@@ -44,16 +44,16 @@ impl Store {
     pub(crate) fn begin(mark: FileMark) -> Result<Self, String> {
         let root = folder()?;
         sweep(&root);
-        let shelf = shelf(&root, &mark)
-            .ok_or_else(|| format!("{} is no name of a copied file", mark.name.display()))?;
-        let place = shelf.join(&mark.name);
+        let own_folder = bundle_folder(&root, &mark)
+            .ok_or_else(|| format!("{} is not the name of a copied file", mark.name.display()))?;
+        let place = own_folder.join(&mark.name);
         // The home folder may be shared: another host's agent may be receiving the same.
         let host = nix::unistd::gethostname().unwrap_or_default();
         let part = format!("{}.{}.{}", mark.name.display(), host.display(), std::process::id());
-        let unfinished = shelf.join(part);
+        let unfinished = own_folder.join(part);
         let failed =
             |error: std::io::Error| format!("cannot write {}: {error}", unfinished.display());
-        let folder = place.parent().unwrap_or(&shelf);
+        let folder = place.parent().unwrap_or(&own_folder);
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
         let file = File::create(&unfinished).map_err(failed)?;
         let hasher = Sha256::new();
@@ -109,24 +109,24 @@ fn same_place(mark: &FileMark) -> Option<OsString> {
 
 /// A copy of an earlier job.
 fn stored(mark: &FileMark) -> Option<OsString> {
-    let stored = shelf(&folder().ok()?, mark)?.join(&mark.name);
+    let stored = bundle_folder(&folder().ok()?, mark)?.join(&mark.name);
     let file = File::open(&stored).ok()?;
     if file.metadata().ok()?.len() != mark.size {
         return None;
     }
-    // Somebody still uses it.
+    // It is still in use.
     let _ = file.set_modified(SystemTime::now());
     Some(stored.into())
 }
 
 /// The folder for a file; `None` where its name would lead out of it.
-fn shelf(root: &Path, mark: &FileMark) -> Option<PathBuf> {
+fn bundle_folder(root: &Path, mark: &FileMark) -> Option<PathBuf> {
     let is_inside = |path: &Path| {
         path.components().next().is_some()
             && path.components().all(|part| matches!(part, Component::Normal(_)))
     };
-    let shelf = Path::new(&mark.shelf);
-    (is_inside(shelf) && is_inside(Path::new(&mark.name))).then(|| root.join(shelf))
+    let bundle_digest = Path::new(&mark.bundle_digest);
+    (is_inside(bundle_digest) && is_inside(Path::new(&mark.name))).then(|| root.join(bundle_digest))
 }
 
 /// The user's cache, where the line that starts agents looks, too.
@@ -141,8 +141,9 @@ fn folder() -> Result<PathBuf, String> {
 /// host's agent removes them. Files elsewhere are left alone.
 pub(crate) fn keep(files: &[PathBuf]) {
     let Ok(root) = folder() else { return };
-    let shelves: Vec<PathBuf> = files.iter().filter_map(|file| shelf_of(&root, file)).collect();
-    if shelves.is_empty() {
+    let folders: Vec<PathBuf> =
+        files.iter().filter_map(|file| bundle_folder_of(&root, file)).collect();
+    if folders.is_empty() {
         return;
     }
     // Signals are the agent's to wait for.
@@ -150,15 +151,15 @@ pub(crate) fn keep(files: &[PathBuf]) {
     // Where there is no thread to be had, the files are kept for a month.
     let _ = thread::Builder::new().name("copies".to_owned()).spawn(move || {
         loop {
-            shelves.iter().for_each(|shelf| mark_used(shelf));
+            folders.iter().for_each(|folder| mark_used(folder));
             thread::sleep(DAY);
         }
     });
     let _ = before.thread_set_mask();
 }
 
-/// The folder of a file's shelf, where it lies on one.
-fn shelf_of(root: &Path, file: &Path) -> Option<PathBuf> {
+/// The folder of a file's bundle, where it is a copied one.
+fn bundle_folder_of(root: &Path, file: &Path) -> Option<PathBuf> {
     let first = file.strip_prefix(root).ok()?.components().next()?;
     Some(root.join(first))
 }
@@ -212,19 +213,21 @@ mod tests {
 
     #[test]
     fn names_stay_inside() {
-        let of = |shelf: &str, name: &str| {
+        let of = |bundle_digest: &str, name: &str| {
             let mark = FileMark {
                 path: "/a".into(),
                 name: name.into(),
                 digest: "00".to_owned(),
                 size: 0,
-                shelf: shelf.to_owned(),
+                bundle_digest: bundle_digest.to_owned(),
             };
-            super::shelf(Path::new("/cache"), &mark)
+            bundle_folder(Path::new("/cache"), &mark)
         };
         assert_eq!(of("00", "lib/part.py"), Some("/cache/00".into()));
-        for (shelf, name) in [("..", "a"), ("/etc", "a"), ("", "a"), ("0", "../a"), ("0", "/a")] {
-            assert_eq!(of(shelf, name), None, "{shelf} {name}");
+        for (bundle_digest, name) in
+            [("..", "a"), ("/etc", "a"), ("", "a"), ("0", "../a"), ("0", "/a")]
+        {
+            assert_eq!(of(bundle_digest, name), None, "{bundle_digest} {name}");
         }
     }
 
@@ -248,8 +251,8 @@ mod tests {
             (Path::new("/usr/bin/true"), None),
             (root, None),
         ] {
-            assert_eq!(shelf_of(root, file), expected);
-            expected.iter().for_each(|shelf| mark_used(shelf));
+            assert_eq!(bundle_folder_of(root, file), expected);
+            expected.iter().for_each(|folder| mark_used(folder));
         }
         sweep(folder.path());
         assert!(kept.exists(), "a job uses it");

@@ -31,10 +31,10 @@ pub(crate) struct AttemptFolder {
 
 impl RunFolder {
     /// Where a folder is going to be that goes with the job, if there is one: known before it is
-    /// made, so that somebody can be told to remove it even if this process is killed.
+    /// made, so that the reaper can remove it even if this process is killed.
     pub(crate) fn passing(plan: &OutputPlan, agent_id: &str) -> Option<PathBuf> {
         let here = std::path::absolute(std::env::temp_dir().join(agent_id)).ok();
-        here.filter(|_| matches!(plan.folder, LogFolder::Passing))
+        here.filter(|_| matches!(plan.folder, LogFolder::Ephemeral))
     }
 
     /// Makes it. `agent_id` names this process and no other.
@@ -49,12 +49,12 @@ impl RunFolder {
         let under = match &plan.folder {
             LogFolder::Under(path) => path,
             LogFolder::Temporary => &temporary,
-            LogFolder::Passing => {
-                // Nobody asked for error files: a job can do without.
+            LogFolder::Ephemeral => {
+                // Error files were not asked for: a job can do without.
                 let made = |path: &PathBuf| DirBuilder::new().mode(0o700).create(path).is_ok();
                 return Ok(Self { path: Self::passing(plan, agent_id).filter(made), stays: false });
             }
-            LogFolder::Nowhere => return Ok(Self { path: None, stays: false }),
+            LogFolder::Discard => return Ok(Self { path: None, stays: false }),
         };
         // The system's folder for temporary files is there or it is not: we do not make it.
         let made = if under == &temporary { Ok(()) } else { fs::create_dir_all(under) };

@@ -34,8 +34,8 @@ impl Lines {
         }
         self.pending.extend_from_slice(rest);
         // A line that never ends must not take all memory: it is cut.
-        while self.pending.len() > LONGEST_LINE {
-            let after = self.pending.split_off(LONGEST_LINE);
+        while self.pending.len() > MAX_LINE_LEN {
+            let after = self.pending.split_off(MAX_LINE_LEN);
             self.emit(b"\n", &mut each);
             self.pending = after;
         }
@@ -56,7 +56,7 @@ impl Lines {
     /// The last lines, oldest first, without their ends; the last may not be complete yet.
     pub(crate) fn tail(&self) -> impl Iterator<Item = &[u8]> {
         let pending = (!self.pending.is_empty()).then_some(&self.pending[..]);
-        let pending = pending.map(|line| &line[..line.len().min(LONGEST_TAIL_LINE)]);
+        let pending = pending.map(|line| &line[..line.len().min(MAX_TAIL_LINE_LEN)]);
         let whole = self.tail.0.iter().map(Vec::as_slice);
         let skipped = usize::from(pending.is_some() && self.tail.0.len() == TAIL_LINES);
         whole.skip(skipped).chain(pending).map(<[u8]>::trim_ascii_end)
@@ -87,7 +87,7 @@ impl Tail {
         }
         .unwrap_or_default();
         room.clear();
-        room.extend_from_slice(&line[..line.len().min(LONGEST_TAIL_LINE)]);
+        room.extend_from_slice(&line[..line.len().min(MAX_TAIL_LINE_LEN)]);
         self.0.push_back(room);
     }
 }
@@ -104,10 +104,10 @@ fn line_end(bytes: &[u8]) -> Option<usize> {
 }
 
 /// Past this, a line is cut in two.
-const LONGEST_LINE: usize = 1 << 20;
+const MAX_LINE_LEN: usize = 1 << 20;
 /// How much a report shows of a rank's output.
 const TAIL_LINES: usize = 20;
-const LONGEST_TAIL_LINE: usize = 2000;
+const MAX_TAIL_LINE_LEN: usize = 2000;
 
 #[cfg(test)]
 mod tests {
@@ -162,9 +162,9 @@ mod tests {
 
     #[test]
     fn an_endless_line_is_cut() {
-        let long = vec![b'x'; 2 * LONGEST_LINE + 5];
+        let long = vec![b'x'; 2 * MAX_LINE_LEN + 5];
         let lengths: Vec<_> = run(&[&long]).0.iter().map(Vec::len).collect();
-        assert_eq!(lengths, [LONGEST_LINE + 1, LONGEST_LINE + 1, 5 + 1]);
+        assert_eq!(lengths, [MAX_LINE_LEN + 1, MAX_LINE_LEN + 1, 5 + 1]);
     }
 
     #[test]

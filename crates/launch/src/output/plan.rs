@@ -96,10 +96,10 @@ pub enum LogFolder {
     /// Among the temporary files, and it stays.
     Temporary,
     /// There is nothing to keep: error files lie among the temporary files until the job ends.
-    Passing,
-    /// Nowhere, because `/dev/null` was asked for: what is redirected is lost, and there are no
+    Ephemeral,
+    /// None, because `/dev/null` was asked for: what is redirected is lost, and there are no
     /// error files.
-    Nowhere,
+    Discard,
 }
 
 /// Where one stream of one rank goes.
@@ -149,9 +149,9 @@ impl OutputPlan {
             tee = StreamModes::All(StreamMode::BOTH);
         }
         let folder = match &options.log_dir {
-            Some(path) if path == Path::new("/dev/null") => LogFolder::Nowhere,
+            Some(path) if path == Path::new("/dev/null") => LogFolder::Discard,
             Some(path) => LogFolder::Under(path.clone()),
-            None if redirects.is_none() && tee.is_none() => LogFolder::Passing,
+            None if redirects.is_none() && tee.is_none() => LogFolder::Ephemeral,
             None => LogFolder::Temporary,
         };
         let changes = Self::changes(options, &tee);
@@ -242,7 +242,7 @@ mod tests {
         // options, rank 1's stdout: console, file, duplicate; folder
         type Case = (OutputOptions, [bool; 3], LogFolder);
         let table: [Case; 9] = [
-            (options(), [true, false, false], LogFolder::Passing),
+            (options(), [true, false, false], LogFolder::Ephemeral),
             (
                 OutputOptions { log_dir: logs(), ..options() },
                 [true, true, true],
@@ -280,7 +280,7 @@ mod tests {
             (
                 OutputOptions { log_dir: Some("/dev/null".into()), ..options() },
                 [true, true, true],
-                LogFolder::Nowhere,
+                LogFolder::Discard,
             ),
             (
                 OutputOptions { duplicate_stderr: "error".parse().ok(), ..options() },

@@ -12,7 +12,7 @@ use super::streams::Stream;
 /// Shows whole lines, all at once. Called from the output thread only, and may block it: the ranks
 /// then wait at their pipes, as with a paused terminal.
 pub(crate) trait Show: Send {
-    /// `BrokenPipe` means that nobody reads this stream any more. After any other error, output
+    /// `BrokenPipe` means that the reader of this stream has gone. After any other error, output
     /// goes on.
     fn show(&mut self, stream: Stream, lines: &[u8]) -> io::Result<()>;
 
@@ -57,7 +57,7 @@ impl Show for Terminal {
     }
 }
 
-/// `write_all` for a descriptor that somebody who shares it may have made non-blocking.
+/// `write_all` for a descriptor that another process may have made non-blocking.
 pub(crate) fn write_all(file: &mut File, mut lines: &[u8]) -> io::Result<()> {
     while !lines.is_empty() {
         match file.write(lines) {

@@ -49,7 +49,7 @@ impl Devices {
     /// The devices that ranks see, in the order of their numbers there.
     ///
     /// Errors when one of `wanted` is not there, or `CUDA_VISIBLE_DEVICES` hides it: that variable
-    /// is how schedulers say whose device is whose.
+    /// is how schedulers assign devices.
     pub fn choose(&self, wanted: Option<&DeviceList>) -> Result<Vec<Device>, DeviceError> {
         let Some(DeviceList::Ids(ids)) = wanted else { return Ok(self.visible.clone()) };
         let mut chosen: Vec<Device> = Vec::new();

@@ -97,7 +97,7 @@ impl CargoTarget {
 
     /// Checks that there is a Cargo. The executable is known once it is built.
     pub(super) fn find(&self, search: Search<'_>) -> Result<Invocation, ProgramError> {
-        find::find(CARGO.as_ref(), search.path).map_err(|error| match error {
+        find(CARGO.as_ref(), search.path).map_err(|error| match error {
             ProgramError::NotFound { name, hint } => ProgramError::NotFound {
                 name,
                 hint: format!("{hint}: {} needs it", self.kind.option()),

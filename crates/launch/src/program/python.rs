@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{AccessFlags, access};
 
-use super::find::{Kind, find, kind_of};
-use super::{Invocation, ProgramError, Search};
+use super::{Invocation, ProgramError, Search, find};
+use brigade_remote::executable::{Kind, kind_of};
 
 pub(super) fn is_script(name: &OsStr) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "py")

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::wire::Wire;
+use crate::connection::Connection;
 
-/// A connection to an agent, or to somebody who may become one.
+/// A connection to an agent, or to a process that may become one.
 #[derive(Debug)]
 pub(super) struct Peer {
-    pub(super) wire: Wire,
+    pub(super) wire: Connection,
     pub(super) stage: Stage,
     pub(super) origin: Origin,
     /// For messages; the agent's own name for its host once it has joined.
@@ -17,7 +17,7 @@ pub(super) struct Peer {
     pub(super) unshown: u64,
     /// The poll waits for it to take more, too.
     pub(super) polled_for_writing: bool,
-    /// Why it has ended, where somebody knows better.
+    /// Why it has ended, where the session knows better.
     pub(super) explained: Option<String>,
 }
 
@@ -41,7 +41,7 @@ pub(super) enum Origin {
 }
 
 impl Peer {
-    pub(super) fn new(wire: Wire, stage: Stage, origin: Origin, host: &str) -> Self {
+    pub(super) fn new(wire: Connection, stage: Stage, origin: Origin, host: &str) -> Self {
         Self {
             wire,
             stage,
@@ -65,7 +65,7 @@ impl Peer {
     }
 }
 
-/// A session that has ended, and until when somebody may say why.
+/// A session that has ended, and until when a reason may come.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) agent: crate::AgentId,

@@ -27,7 +27,7 @@ pub(super) enum Command {
     Forward(i32),
     /// Output of an agent that has been shown.
     Shown(AgentId, u64),
-    /// Nobody waits for the end.
+    /// The end is not waited for.
     Abandon,
 }
 

@@ -11,8 +11,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::*;
 use crate::listener::Limits;
 use crate::{
-    Cause, FromAgent, Join, LONGEST_FRAME, LinkError, MeetNotice, MeetPlan, Meeting, OUTPUT_CREDIT,
-    Reach, Secret, Stream, TimeLimits, ToAgent, Way, encode,
+    Cause, DiscoveryMethod, FromAgent, Join, LinkError, MAX_FRAME_LEN, OUTPUT_CREDIT, Reach,
+    Rendezvous, RendezvousNotice, RendezvousPlan, Secret, Stream, TimeLimits, ToAgent, encode,
 };
 
 fn rules(nodes: usize) -> Rules {
@@ -288,8 +288,8 @@ fn listening_within(nodes: usize, limits: Limits) -> (Coordinator, u16, mpsc::Re
 
 /// The link of an agent that knows the secret.
 fn guest(port: u16) -> Link {
-    let mut meeting = Meeting::start(MeetPlan {
-        way: Way::Static { node_rank: 1, address: "127.0.0.1".into(), port },
+    let mut meeting = Rendezvous::start(RendezvousPlan {
+        method: DiscoveryMethod::Static { node_rank: 1, address: "127.0.0.1".into(), port },
         run_id: "j".into(),
         host: "guest".into(),
         secret: Some(Secret::new("known to the job alone").unwrap()),
@@ -300,8 +300,8 @@ fn guest(port: u16) -> Link {
     loop {
         let _ = poll(&mut [PollFd::new(meeting.fd(), PollFlags::POLLIN)], PollTimeout::NONE);
         match meeting.next() {
-            Some(MeetNotice::Join(link)) => return link,
-            Some(MeetNotice::Say(_)) | None => {}
+            Some(RendezvousNotice::Join(link)) => return link,
+            Some(RendezvousNotice::Say(_)) | None => {}
             other => panic!("{other:?}"),
         }
     }
@@ -316,7 +316,7 @@ fn strangers_are_closed_and_cost_nothing() {
         vec![0xff; 100],
         // A whole message of ours before the handshake, and giant ones that are announced.
         encode(&FromAgent::Join(Join::new("node2"))),
-        (LONGEST_FRAME as u32).to_be_bytes().to_vec(),
+        (MAX_FRAME_LEN as u32).to_be_bytes().to_vec(),
         vec![0xff, 0xff],
         [&[1, 1][..], &[0; 257]].concat(),
         [&[0, 200][..], &[0x91; 200]].concat(),
@@ -352,7 +352,7 @@ fn a_giant_message_before_the_join_is_not_waited_for() {
     let (_coordinator, port, shown) = listening(1);
     let mut link = guest(port);
     // It knows the secret, and has not joined: four megabytes are not collected for it.
-    link.send(&output(LONGEST_FRAME - 100));
+    link.send(&output(MAX_FRAME_LEN - 100));
     while link.wants_write() && link.receive().is_ok() {
         let mut fds = [PollFd::new(link.write_fd(), PollFlags::POLLOUT)];
         let _ = poll(&mut fds, PollTimeout::NONE);

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use ureq::Agent;
 
 use super::access::{EtcdAccess, EtcdError};
-use crate::meet::{Failure, MeetError};
+use crate::discovery::{Failure, RendezvousError};
 use crate::printable;
 
 /// One or several members of an etcd; any of them will do.
@@ -65,7 +65,7 @@ impl Client {
     pub(super) fn new(
         endpoints: &str,
         access: &EtcdAccess,
-    ) -> std::result::Result<Self, MeetError> {
+    ) -> std::result::Result<Self, RendezvousError> {
         let part = |text: &str| {
             let text = text.trim();
             let (scheme, plain) = match text.split_once("://") {
@@ -80,7 +80,7 @@ impl Client {
             });
             if named { Ok(format!("{scheme}://{plain}")) } else { Err(text.to_owned()) }
         };
-        let bad = |part| MeetError::BadEndpoint { part, endpoints: endpoints.into() };
+        let bad = |part| RendezvousError::BadEndpoint { part, endpoints: endpoints.into() };
         let endpoints =
             endpoints.split(',').map(part).collect::<std::result::Result<_, _>>().map_err(bad)?;
         let mut config = Agent::config_builder()
@@ -230,7 +230,7 @@ impl Client {
         let body = response
             .into_body()
             .into_with_config()
-            .limit(LONGEST_ANSWER)
+            .limit(MAX_ANSWER_LEN)
             .read_to_string()
             .map_err(failed)?;
         if status.is_success() {
@@ -433,7 +433,7 @@ impl Done {
 
 /// An etcd that lives answers in milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
-const LONGEST_ANSWER: u64 = 1 << 20;
+const MAX_ANSWER_LEN: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -455,7 +455,10 @@ mod tests {
         assert_eq!(safe.endpoints, ["https://etcd1:2379", "https://a:1"]);
         assert_eq!(safe.host(), "etcd1:2379");
         for bad in ["", "etcd1", "etcd1:", ":2379", "etcd1:2379,", "unix://a:1", "a:1/b", "u@a:1"] {
-            assert!(matches!(client(bad, false), Err(MeetError::BadEndpoint { .. })), "{bad}");
+            assert!(
+                matches!(client(bad, false), Err(RendezvousError::BadEndpoint { .. })),
+                "{bad}"
+            );
         }
     }
 

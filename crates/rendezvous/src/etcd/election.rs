@@ -1,4 +1,4 @@
-//! The election, and finding who has won it.
+//! The election, and finding the coordinator that won it.
 
 use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -7,9 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::access::EtcdAccess;
 use super::client::{Client, Created};
-use super::seat::Seat;
+use super::leadership::LeaderLease;
+use crate::discovery::{
+    Endpoint, Failure, Notices, RendezvousError, RendezvousNotice, RendezvousPlan, RetryPolicy,
+};
 use crate::listener::{Listener, Reach};
-use crate::meet::{Endpoint, Failure, MeetError, MeetNotice, MeetPlan, Notices, Patience};
 use crate::printable;
 
 /// The keys of a job.
@@ -43,55 +45,55 @@ struct Winner {
 
 /// Looks for the coordinator, or becomes it, until one of it works.
 pub(crate) fn meet(
-    plan: &MeetPlan,
+    plan: &RendezvousPlan,
     endpoints: &str,
     access: &EtcdAccess,
     address: Option<&str>,
     notices: &Notices,
-) -> Result<MeetNotice, MeetError> {
+) -> Result<RendezvousNotice, RendezvousError> {
     let client = Client::new(endpoints, access)?;
     let mut election = Election { plan, client, keys: Keys::new(&plan.run_id), address };
-    let mut patience = Patience::new(plan, format!("etcd at {endpoints}"), LONGEST_PAUSE);
+    let mut retry = RetryPolicy::new(plan, format!("etcd at {endpoints}"), MAX_PAUSE);
     loop {
         let last = match election.turn(notices) {
             Ok(done) => return Ok(done),
             Err(Failure::Now(error)) => return Err(error),
             Err(Failure::Later(text)) => text,
         };
-        patience.pause(last, notices)?;
+        retry.pause(last, notices)?;
     }
 }
 
 struct Election<'a> {
-    plan: &'a MeetPlan,
+    plan: &'a RendezvousPlan,
     client: Client,
     keys: Keys,
     address: Option<&'a str>,
 }
 
 impl Election<'_> {
-    fn turn(&mut self, notices: &Notices) -> Result<MeetNotice, Failure> {
+    fn turn(&mut self, notices: &Notices) -> Result<RendezvousNotice, Failure> {
         let [winner, over] = self.client.look(self.keys.both())?;
         match (winner, over) {
             (_, Some(code)) => {
                 let code = printable(&String::from_utf8_lossy(&code));
-                Err(Failure::Now(MeetError::Over { run_id: self.plan.run_id.clone(), code }))
+                Err(Failure::Now(RendezvousError::Over { run_id: self.plan.run_id.clone(), code }))
             }
             (Some(winner), None) => self.follow(&winner, notices),
-            (None, None) => self.stand(),
+            (None, None) => self.campaign(),
         }
     }
 
-    fn follow(&self, winner: &[u8], notices: &Notices) -> Result<MeetNotice, Failure> {
+    fn follow(&self, winner: &[u8], notices: &Notices) -> Result<RendezvousNotice, Failure> {
         let Some((address, port)) = coordinator_record(winner) else {
             let text = "the coordinator's record in etcd is malformed";
             return Err(Failure::Later(text.into()));
         };
         let endpoint = Endpoint::new(self.plan, &address, port);
         match endpoint.connect(notices) {
-            Ok(link) => Ok(MeetNotice::Join(link)),
-            // Its key outlives it for a moment, and somebody else may have its port by then.
-            Err(Failure::Now(MeetError::NotACoordinator { how, .. })) => {
+            Ok(link) => Ok(RendezvousNotice::Join(link)),
+            // Its key outlives it for a moment, and another process may have its port by then.
+            Err(Failure::Now(RendezvousError::NotACoordinator { how, .. })) => {
                 Err(Failure::Later(format!("the coordinator at {}: {how}", endpoint.name())))
             }
             Err(Failure::Later(how)) => {
@@ -101,7 +103,7 @@ impl Election<'_> {
         }
     }
 
-    fn stand(&mut self) -> Result<MeetNotice, Failure> {
+    fn campaign(&mut self) -> Result<RendezvousNotice, Failure> {
         let address = match self.address {
             Some(address) => address.to_owned(),
             None => own_address(self.client.host()).map_err(Failure::Later)?,
@@ -111,7 +113,7 @@ impl Election<'_> {
             _ => Reach::Everywhere,
         };
         let mut listener = Listener::bind(0, reach, &self.plan.run_id, self.plan.secret.clone())
-            .map_err(|source| Failure::Now(MeetError::CannotListen { port: 0, source }))?;
+            .map_err(|source| Failure::Now(RendezvousError::CannotListen { port: 0, source }))?;
         let winner =
             Winner { address: address.clone(), port: listener.port(), pid: std::process::id() };
         let value =
@@ -121,10 +123,10 @@ impl Election<'_> {
         match self.client.create(self.keys.both(), &value, &lease) {
             Ok(Created::Now) => {
                 let (client, keys) = (self.client.clone(), self.keys.clone());
-                let seat = Seat::hold(client, keys, value, lease, LEASE, asked)
-                    .map_err(|error| Failure::Now(MeetError::System(error)))?;
-                listener.seat = Some(seat);
-                Ok(MeetNotice::Serve { listener, address })
+                let held = LeaderLease::hold(client, keys, value, lease, LEASE, asked)
+                    .map_err(|error| Failure::Now(RendezvousError::System(error)))?;
+                listener.lease = Some(held);
+                Ok(RendezvousNotice::Serve { listener, address })
             }
             lost => {
                 // It would end by itself, a little later.
@@ -158,4 +160,4 @@ fn own_address(other: &str) -> Result<String, String> {
 /// How long a host that was lost remains elected; etcd grants no shorter lease.
 const LEASE: Duration = Duration::from_secs(2);
 /// How long it may take to see that the lease of a lost host has ended.
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+const MAX_PAUSE: Duration = Duration::from_millis(250);

@@ -51,7 +51,7 @@ impl Member {
     /// It was not in the attempt before, under this coordinator or the one before it, so that it has to
     /// be admitted.
     pub(super) fn is_new(&self) -> bool {
-        !self.veteran && self.join.last_attempt.is_none()
+        !self.previous_member && self.join.last_attempt.is_none()
     }
 }
 
@@ -89,7 +89,7 @@ impl Formation {
             return None;
         }
         let waits = |member: &Member| {
-            !member.takes_part() && member.rival.is_none() && member.away.is_none()
+            !member.takes_part() && member.duplicate_of.is_none() && member.away.is_none()
         };
         let mut members = self.members.iter().filter(|(_, member)| waits(member));
         members.next().map(|(id, _)| *id)

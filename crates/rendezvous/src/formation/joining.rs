@@ -1,9 +1,9 @@
-//! Who may take part, and what a newcomer changes.
+//! Which hosts may take part, and what a new one changes.
 
 use super::admission::JOINED_LATELY;
+use super::failures::{Gone, Loss};
 use super::member::{Clock, Member, Part};
-use super::rules::MOST_RANKS_PER_HOST;
-use super::trouble::{Gone, Loss};
+use super::rules::MAX_RANKS_PER_HOST;
 use super::{Action, AgentId, Formation, JobEvent, State, hosts};
 use crate::{Join, PROTOCOL, ToAgent};
 
@@ -35,14 +35,14 @@ impl Formation {
         if let Some(reason) = self.refusal(&join) {
             return self.refuse(agent, &join.host, reason);
         }
-        let rival = join.node_rank.and_then(|wanted| {
+        let duplicate_of = join.node_rank.and_then(|wanted| {
             let holds = |member: &Member| member.join.node_rank == Some(wanted);
             self.members.iter().find(|(_, member)| holds(member)).map(|(id, _)| *id)
         });
-        if let Some(rival) = rival
-            && !self.members[&rival].remote
+        if let Some(duplicate_of) = duplicate_of
+            && !self.members[&duplicate_of].remote
         {
-            let reason = self.taken(&join, rival);
+            let reason = self.taken(&join, duplicate_of);
             return self.refuse(agent, &join.host, reason);
         }
         let mut clock = Clock::default();
@@ -60,8 +60,8 @@ impl Formation {
             remote,
             order: self.joins,
             joined: self.now,
-            veteran: false,
-            rival,
+            previous_member: false,
+            duplicate_of,
             part: Part::Idle,
             assignment: None,
             ranks: Vec::new(),
@@ -78,10 +78,10 @@ impl Formation {
             self.next_look = self.next_look.min(quiet);
         }
         self.members.insert(agent, member);
-        if rival.is_none() {
+        if duplicate_of.is_none() {
             self.arrived(agent);
         } else {
-            self.rivals += 1;
+            self.duplicates += 1;
         }
     }
 
@@ -193,9 +193,9 @@ impl Formation {
                 self.rules.max_nodes - 1,
             ));
         }
-        if join.nproc == 0 || join.nproc > MOST_RANKS_PER_HOST {
+        if join.nproc == 0 || join.nproc > MAX_RANKS_PER_HOST {
             return Some(format!(
-                "{host} would start {} ranks; a host starts 1 to {MOST_RANKS_PER_HOST}",
+                "{host} would start {} ranks; a host starts 1 to {MAX_RANKS_PER_HOST}",
                 join.nproc,
             ));
         }
@@ -205,8 +205,8 @@ impl Formation {
         })
     }
 
-    pub(super) fn taken(&self, join: &Join, rival: AgentId) -> String {
-        let other = &self.members[&rival].join;
+    pub(super) fn taken(&self, join: &Join, duplicate_of: AgentId) -> String {
+        let other = &self.members[&duplicate_of].join;
         format!(
             "{} (pid {}) has node rank {} already; {} (pid {}) needs another --node-rank",
             other.host,
@@ -218,8 +218,8 @@ impl Formation {
     }
 
     pub(super) fn refuse(&mut self, agent: AgentId, host: &str, reason: String) {
-        if self.members.remove(&agent).is_some_and(|member| member.rival.is_some()) {
-            self.rivals -= 1;
+        if self.members.remove(&agent).is_some_and(|member| member.duplicate_of.is_some()) {
+            self.duplicates -= 1;
         }
         if let State::Gathering(gathering) = &mut self.state {
             let how = format!("it was refused: {reason}");
@@ -236,7 +236,7 @@ impl Formation {
         self.record(JobEvent::Join { host: host.clone(), nproc });
         match self.state {
             State::Gathering(_) => {
-                // Where all come at once, who comes first is nothing to tell.
+                // Where all come at once, the order of arrival is not reported.
                 if self.rules.late_hosts {
                     let (present, wanted) = (self.present(), self.rules.wanted());
                     self.say(format!("{host} joined: {present} of {wanted}"));
@@ -270,16 +270,16 @@ impl Formation {
     }
 
     /// The node rank of a lost host goes to the first one that waits for it.
-    pub(super) fn inherit(&mut self, lost: AgentId) {
-        let waits = |(_, member): &(&AgentId, &Member)| member.rival == Some(lost);
-        let heir = self.members.iter().filter(waits).min_by_key(|(_, member)| member.order);
-        let Some(heir) = heir.map(|(id, _)| *id) else { return };
+    pub(super) fn hand_over_seat(&mut self, lost: AgentId) {
+        let waits = |(_, member): &(&AgentId, &Member)| member.duplicate_of == Some(lost);
+        let successor = self.members.iter().filter(waits).min_by_key(|(_, member)| member.order);
+        let Some(successor) = successor.map(|(id, _)| *id) else { return };
         for (id, member) in &mut self.members {
-            if member.rival == Some(lost) {
-                member.rival = (*id != heir).then_some(heir);
+            if member.duplicate_of == Some(lost) {
+                member.duplicate_of = (*id != successor).then_some(successor);
             }
         }
-        self.rivals -= 1;
-        self.arrived(heir);
+        self.duplicates -= 1;
+        self.arrived(successor);
     }
 }

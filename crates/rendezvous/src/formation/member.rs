@@ -15,9 +15,9 @@ pub(super) struct Member {
     pub(super) order: u64,
     pub(super) joined: Duration,
     /// Took part in the last attempt, so that its place is not given away.
-    pub(super) veteran: bool,
-    /// Who has the node rank that this one asks for. It is not certain that he still lives.
-    pub(super) rival: Option<AgentId>,
+    pub(super) previous_member: bool,
+    /// The member with the node rank that this one asks for. It may have ended.
+    pub(super) duplicate_of: Option<AgentId>,
     pub(super) part: Part,
     /// Its place in the last attempt that it was told to start.
     pub(super) assignment: Option<Assignment>,

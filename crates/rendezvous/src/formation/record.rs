@@ -140,7 +140,7 @@ pub struct JobCause {
     /// The rank's exit code.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<i32>,
-    /// The signal that killed the rank, or that somebody sent to stop the job.
+    /// The signal that killed the rank, or that was sent to stop the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<String>,
     /// The cause in one line.
@@ -161,13 +161,13 @@ pub struct JobCause {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum CauseKind {
-    /// A rank ended with another code than 0, or by a signal that nobody asked for.
+    /// A rank ended with another code than 0, or by a signal that the user did not send.
     RankFailed,
     /// A host is gone.
     HostLost,
     /// Not enough hosts came in time.
     TooFewHosts,
-    /// Somebody stopped the job.
+    /// A signal stopped the job.
     Interrupted,
     /// Nothing failed: hosts joined or left.
     HostsChanged,
@@ -238,7 +238,7 @@ impl JobCause {
 }
 
 impl Formation {
-    /// Has something written down, where somebody wants to read it.
+    /// Records an event, where events are recorded.
     pub(super) fn record(&mut self, event: JobEvent) {
         self.record_at(self.now, event);
     }

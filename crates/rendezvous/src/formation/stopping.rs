@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::forming::Gathering;
+use super::failures::{self, Gone, Loss, News};
 use super::member::{Member, Part};
-use super::trouble::{self, Gone, Loss, News};
+use super::start_attempt::Gathering;
 use super::{Action, AgentId, Formation, JobEvent, State};
 use crate::{Cause, Ending, RankFailure, ToAgent, Verdict};
 
@@ -50,8 +50,8 @@ impl Formation {
     /// Takes a member out: it is no longer there, or no longer to be trusted.
     pub(super) fn lose(&mut self, agent: AgentId, how: String, gone: Gone) {
         let Some(member) = self.members.remove(&agent) else { return };
-        if member.rival.is_some() {
-            self.rivals -= 1;
+        if member.duplicate_of.is_some() {
+            self.duplicates -= 1;
         }
         if !matches!(gone, Gone::Now(_)) {
             self.actions.push(Action::Close(agent));
@@ -75,25 +75,25 @@ impl Formation {
             // Its work is done.
             Part::Finished | Part::Stopping { finished: true } => {}
         }
-        self.inherit(agent);
+        self.hand_over_seat(agent);
     }
 
     /// A host goes as it should: what its ranks leave undone is no failure.
     pub(super) fn leaves(&mut self, agent: AgentId) {
         let Some(member) = self.members.remove(&agent) else { return };
-        if member.rival.is_some() {
-            self.rivals -= 1;
+        if member.duplicate_of.is_some() {
+            self.duplicates -= 1;
         }
         self.actions.push(Action::Close(agent));
         let host = member.join.host.clone();
-        self.record(JobEvent::Leave { host, reason: "somebody has stopped its launcher".into() });
+        self.record(JobEvent::Leave { host, reason: "its launcher was stopped".into() });
         let line = format!("{} leaves", member.join.host);
         if member.part == Part::Running {
             self.calm_stop(line);
         } else {
             self.say(line);
         }
-        self.inherit(agent);
+        self.hand_over_seat(agent);
     }
 
     /// Stops the attempt for another with other hosts; nothing has failed.
@@ -152,25 +152,25 @@ impl Formation {
         }
     }
 
-    /// Somebody wants the job to stop: the user of this agent, or of the coordinator, who has then
+    /// The job was asked to stop: by the user of this agent, or of the coordinator, who has then
     /// been told so there.
     pub(super) fn interrupt(&mut self, signal: i32, by: Option<AgentId>) {
         let member = by.and_then(|id| self.members.get(&id));
         let named = match member {
-            Some(member) => format!("{} on {}", trouble::name(signal), member.join.host),
-            None => trouble::name(signal),
+            Some(member) => format!("{} on {}", failures::name(signal), member.join.host),
+            None => failures::name(signal),
         };
         let waits = member.is_some_and(|member| !member.takes_part());
         match (&self.state, by) {
             (State::Over(_), _) => {}
             (State::Gathering(_), _) => {
-                self.end(trouble::verdict(Cause::Interrupted { signal, failure: None }));
+                self.end(failures::verdict(Cause::Interrupted { signal, failure: None }));
             }
-            (_, Some(spare)) if waits && !self.has_stopped(spare) => {
+            (_, Some(standby)) if waits && !self.has_stopped(standby) => {
                 // The job goes on without it.
-                let verdict = trouble::verdict(Cause::Interrupted { signal, failure: None });
-                self.send(spare, ToAgent::End(verdict));
-                self.lose(spare, named, Gone::Useless(self.now));
+                let verdict = failures::verdict(Cause::Interrupted { signal, failure: None });
+                self.send(standby, ToAgent::End(verdict));
+                self.lose(standby, named, Gone::Useless(self.now));
             }
             (State::Running, _) => {
                 self.trouble.interrupt(signal, by);
@@ -206,7 +206,7 @@ impl Formation {
     /// It took part in the attempt that is being stopped, and is done.
     fn has_stopped(&self, agent: AgentId) -> bool {
         matches!(self.state, State::Stopping(_))
-            && self.members.get(&agent).is_some_and(|member| member.veteran)
+            && self.members.get(&agent).is_some_and(|member| member.previous_member)
     }
 
     fn kill(&mut self) {
@@ -247,7 +247,7 @@ impl Formation {
             self.say(format!("{host} is lost: {how}"));
             self.send(id, ToAgent::Refused { reason: how.clone() });
             self.actions.push(Action::Close(id));
-            self.inherit(id);
+            self.hand_over_seat(id);
             loss = Some(Loss { host, how });
         }
         loss
@@ -267,7 +267,7 @@ impl Formation {
         }
         if let Some(cause) = first {
             if self.restarts >= self.rules.max_restarts {
-                return self.end(trouble::verdict(cause));
+                return self.end(failures::verdict(cause));
             }
             self.restarts += 1;
             self.record_cause(&cause);

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::Path;
 
-use brigade_launch::{Assignment, LaunchPlan, LogFolder, Meeting, NodeRange};
+use brigade_launch::{Assignment, LaunchPlan, LogFolder, NodeRange, RendezvousMode};
 use brigade_world::{StoreHost, env};
 use serde_json::{Map, Value, json};
 
@@ -76,14 +76,14 @@ impl Here<'_> {
         let part = self.part();
         let world = plan.world(&part, local_rank, StoreHost::Rank0).ok()?;
         let setup = plan.ranks.get(local_rank)?;
-        let open: &[&str] = match plan.meeting {
+        let open: &[&str] = match plan.rendezvous {
             // The ranks of the first host begin at 0.
-            Meeting::OneHost => &[],
-            Meeting::Static { node_rank: 0, .. } => OPEN_WITH_OTHERS,
-            Meeting::Static { .. } => OPEN_AFTER_OTHERS,
-            Meeting::Elastic { .. } | Meeting::Etcd { .. } | Meeting::Launcher { .. } => {
-                OPEN_IN_A_RENDEZVOUS
-            }
+            RendezvousMode::OneHost => &[],
+            RendezvousMode::Static { node_rank: 0, .. } => OPEN_WITH_OTHERS,
+            RendezvousMode::Static { .. } => OPEN_AFTER_OTHERS,
+            RendezvousMode::Elastic { .. }
+            | RendezvousMode::Etcd { .. }
+            | RendezvousMode::Launcher { .. } => OPEN_IN_A_RENDEZVOUS,
         };
         let place = plan.told(world.clone()).to_env().into_iter().map(|(name, value)| {
             let value = if name == env::MASTER_PORT {
@@ -109,7 +109,7 @@ impl Here<'_> {
             (
                 env::TORCHELASTIC_ERROR_FILE,
                 "(a file for each attempt)",
-                plan.output.folder != LogFolder::Nowhere,
+                plan.output.folder != LogFolder::Discard,
             ),
         ];
         let later = later
@@ -136,8 +136,8 @@ impl Here<'_> {
     /// A value that depends on the other hosts. Where they are numbered, most of them have as many
     /// ranks as this one.
     fn open(&self, value: &str) -> String {
-        match self.plan.meeting {
-            Meeting::Static { .. } => {
+        match self.plan.rendezvous {
+            RendezvousMode::Static { .. } => {
                 let each = match self.plan.ranks.len() {
                     1 => "one rank".to_owned(),
                     more => format!("{more} ranks"),
@@ -152,8 +152,8 @@ impl Here<'_> {
     fn part(&self) -> Assignment {
         let plan = self.plan;
         let nproc = plan.ranks.len();
-        let (node_rank, num_nodes, master_addr) = match &plan.meeting {
-            Meeting::Static { node_rank, master_addr, .. } => {
+        let (node_rank, num_nodes, master_addr) = match &plan.rendezvous {
+            RendezvousMode::Static { node_rank, master_addr, .. } => {
                 (*node_rank, plan.nodes.max, master_addr.clone())
             }
             _ => (0, 1, "127.0.0.1".to_owned()),
@@ -177,20 +177,20 @@ impl Here<'_> {
     fn meeting(&self) -> String {
         let NodeRange { min, max } = self.plan.nodes;
         let nodes = if min == max { min.to_string() } else { format!("{min} to {max}") };
-        match &self.plan.meeting {
-            Meeting::OneHost => "one host".to_owned(),
+        match &self.plan.rendezvous {
+            RendezvousMode::OneHost => "one host".to_owned(),
             // No command line asks for it: a launcher elsewhere does.
-            Meeting::Launcher { node_rank } => {
+            RendezvousMode::Launcher { node_rank } => {
                 format!("{nodes} hosts, of which this is {node_rank}")
             }
-            Meeting::Static { node_rank, master_addr, master_port } => format!(
+            RendezvousMode::Static { node_rank, master_addr, master_port } => format!(
                 "{nodes} hosts, of which this is number {node_rank}; they meet at host 0, which is \
                  {master_addr}, on port {master_port}"
             ),
-            Meeting::Elastic { endpoint, .. } => {
+            RendezvousMode::Elastic { endpoint, .. } => {
                 format!("{nodes} hosts, which meet at {endpoint}")
             }
-            Meeting::Etcd { endpoints } => {
+            RendezvousMode::Etcd { endpoints } => {
                 let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
                 format!("{nodes} hosts, which meet through etcd at {}", endpoints.join(", "))
             }

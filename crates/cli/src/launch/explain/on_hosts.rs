@@ -3,8 +3,9 @@
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-use brigade_launch::hosts::{HostsPlan, PlannedHost, VariableFile};
+use brigade_launch::hosts::{HostsPlan, PlannedHost};
 use brigade_launch::{LaunchOptions, NprocSpec, Program};
+use brigade_remote::VariableFile;
 use serde_json::{Map, Value, json};
 
 use super::{built, quoted};

@@ -49,7 +49,7 @@ struct Rank {
 /// How long ranks may still take to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stopping {
-    /// Nobody has asked them to.
+    /// They have not been asked to.
     No,
     Until(Duration),
     /// They have been killed at that time.
@@ -168,8 +168,8 @@ impl Failure {
     fn ready_at(&self) -> Duration {
         let missing = |is_there: bool, limit| if is_there { Duration::ZERO } else { limit };
         self.seen
-            + missing(self.tail.is_some(), TAIL_TAKES)
-                .max(missing(self.left.is_some(), ERROR_TAKES))
+            + missing(self.tail.is_some(), TAIL_TIMEOUT)
+                .max(missing(self.left.is_some(), ERROR_TIMEOUT))
     }
 }
 
@@ -298,13 +298,13 @@ impl AgentState {
         let Left { error, hint } = left.unwrap_or_default();
         // The error was written before the process went on to end, and others saw it going.
         let age = error.as_ref().map_or(Duration::ZERO, |(_, age)| *age);
-        let unseen = if is_sudden(ending) { NEWS_TAKES } else { Duration::ZERO };
+        let unseen = if is_sudden(ending) { NEWS_TIMEOUT } else { Duration::ZERO };
         let at = millis(seen.saturating_sub(age.max(unseen)));
         if self.failure.as_ref().is_some_and(|first| first.at <= at) {
             return;
         }
         let (stream, last_lines) = match tail {
-            // Whoever reads our output has paused.
+            // The reader of our output has paused.
             None => (Stream::Stderr, vec![UNKNOWN_TAIL.to_owned()]),
             Some(tail) if tail.stderr.is_empty() => (Stream::Stdout, tail.stdout),
             Some(tail) => (Stream::Stderr, tail.stderr),
@@ -330,7 +330,7 @@ impl AgentState {
     pub(super) fn stop(&mut self, attempt: u32, signal: i32, reason: String) {
         let is = |part: &Assignment| part.attempt == attempt;
         if self.group.as_ref().is_some_and(|group| is(&group.part)) {
-            // Nobody reads the output on some host: that is no reason for the ranks of this one.
+            // The reader of some host's output has gone: that is not a reason for the ranks of this one.
             let signal = Signal::try_from(signal).ok().filter(|it| *it != Signal::SIGPIPE);
             let running = self.stop_group(signal.unwrap_or(Signal::SIGTERM));
             self.explain(reason, running);
@@ -357,7 +357,7 @@ impl AgentState {
         if !group.is_stopping() && signal == Signal::SIGTERM {
             // The cause may be an error of a rank that is about to end: killed halfway it could not
             // end with the code that belongs to it.
-            let finding = FINDING_TAKES.min(self.facts.limits.shutdown_timeout() / 2);
+            let finding = FINDING_TIMEOUT.min(self.facts.limits.shutdown_timeout() / 2);
             group.spared = Some(Spared::All(self.now + finding));
             self.act(Action::FindErrors);
             self.begin_to_stop(signal);
@@ -396,7 +396,7 @@ impl AgentState {
         self.ask(all, signal);
     }
 
-    /// The same for a group that nobody waits for any more.
+    /// The same for a group that is not waited for any more.
     pub(super) fn stop_quietly(&mut self) {
         self.cancel();
         if self.group.as_ref().is_some_and(|group| !group.is_stopping()) {
@@ -404,7 +404,7 @@ impl AgentState {
         }
     }
 
-    /// Somebody else has sent the rank this signal, so that ending by it is no failure.
+    /// The rank was sent this signal by another process, so that ending by it is not a failure.
     pub(super) fn explain_ending(&mut self, local_rank: usize, signal: Signal) {
         let ranks = self.group.iter_mut().flat_map(|group| &mut group.ranks);
         ranks.skip(local_rank).take(1).for_each(|rank| rank.asked.push(signal));
@@ -493,7 +493,7 @@ impl AgentState {
         }
     }
 
-    /// Asks those who had some time left and have used it up.
+    /// Signals those ranks whose time is over.
     fn ask_spared(&mut self) {
         let now = self.now;
         let Some(group) = &mut self.group else { return };
@@ -588,7 +588,7 @@ impl AgentState {
         }
     }
 
-    /// Passes on what means nothing here. Any other signal would be a mistake of whoever asks.
+    /// Passes on what means nothing here. Any other signal would be a mistake of the caller.
     pub(super) fn forward(&mut self, signal: i32) {
         let runs = self.group.as_ref().is_some_and(|group| group.phase == Phase::Running);
         if let Ok(signal @ (Signal::SIGUSR1 | Signal::SIGUSR2)) = Signal::try_from(signal)
@@ -599,7 +599,7 @@ impl AgentState {
     }
 }
 
-/// The system has ended the rank, or somebody who killed it: no peer that is lost brings that about.
+/// The rank was killed, by the system or by hand: the loss of a peer does not cause that.
 fn is_sudden(ending: Ending) -> bool {
     let signals =
         [Signal::SIGKILL, Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGILL, Signal::SIGFPE];
@@ -612,16 +612,16 @@ fn millis(at: Duration) -> Millis {
     Millis::try_from(at.as_millis()).unwrap_or(Millis::MAX)
 }
 
-const UNKNOWN_TAIL: &str = "(not known: nobody was reading the launcher's output)";
+const UNKNOWN_TAIL: &str = "(unknown: the launcher's output was not being read)";
 /// How long after its peers the agent may see that a rank was killed: the kernel closes a process's
 /// connections before it tells the parent, and ranks on other hosts fail because of that at once. As
 /// long as the coordinator allows for a host that is lost.
-const NEWS_TAKES: Duration = Duration::from_secs(1);
+const NEWS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the last lines of a failed rank are waited for. All of it is used only where nothing
 /// answers: a reader of the output has paused, or the host is very busy.
-const TAIL_TAKES: Duration = Duration::from_secs(1);
+const TAIL_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long what it has written into its error file is waited for: the file may lie on another host.
-const ERROR_TAKES: Duration = Duration::from_secs(2);
+const ERROR_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long it may take to see which ranks have written an error, as long as that leaves half of the
 /// shutdown timeout to SIGTERM.
-const FINDING_TAKES: Duration = Duration::from_secs(1);
+const FINDING_TIMEOUT: Duration = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use super::{AgentState, Kind};
 use crate::LaunchError;
 use crate::agent::Outcome;
 
-/// Whether somebody coordinates this host.
+/// Whether a coordinator has this host.
 #[derive(Debug)]
 pub(super) enum Connection {
     /// Being looked for.
@@ -114,7 +114,7 @@ impl AgentState {
 
     pub(super) fn coordinator_gone(&mut self, how: String) {
         match &mut self.connection {
-            // What was seen first says more than that nobody is there now.
+            // What was seen first says more than that no coordinator answers now.
             Connection::Resuming { how, .. } => {
                 let how = std::mem::take(how);
                 self.lost(how);

@@ -61,11 +61,11 @@ impl AgentState {
             self.ask_all(signal);
         }
         let leaves = self.leaves_alone();
-        // A user who asks again, or a coordinator that does not answer, is reason enough to leave
+        // A second request, or a coordinator that does not answer, is reason enough to leave
         // without its word. One that has only to be told is looked for as long as it keeps the seat.
         let hurries = if leaves { asks_again } else { stopping || self.connection.is_resuming() };
         if hurries {
-            self.give_up.get_or_insert(self.now + WORD_TAKES);
+            self.give_up.get_or_insert(self.now + WORD_TIMEOUT);
         }
         self.impatient |= stopping;
         self.ask_to_stop(signal);
@@ -94,7 +94,7 @@ impl AgentState {
         group_is || self.interrupted.is_some() || self.output_closed
     }
 
-    /// Nobody reads our output any more.
+    /// The reader of our output has gone.
     pub(super) fn output_closed(&mut self) {
         if self.output_closed || self.interrupted.is_some() {
             return;
@@ -118,7 +118,7 @@ impl AgentState {
 
     /// Ranks may take long to stop, and what they have done is the coordinator's to judge.
     pub(super) fn wait_for_word_from_now(&mut self) {
-        self.give_up = self.give_up.map(|_| self.now + WORD_TAKES);
+        self.give_up = self.give_up.map(|_| self.now + WORD_TIMEOUT);
     }
 
     pub(super) fn give_up_at(&self) -> Option<Duration> {
@@ -176,6 +176,6 @@ impl AgentState {
 }
 
 /// How long the coordinator's word may take once the user has lost patience.
-const WORD_TAKES: Duration = Duration::from_secs(2);
+const WORD_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the last lines of stopped ranks may take to be written once the user has lost patience.
 const LAST_LINES: Duration = Duration::from_millis(500);

@@ -104,7 +104,7 @@ pub(in crate::agent) enum Event {
     Inspected(Vec<(usize, char)>),
     /// All output has been written, or sent to the coordinator: the answer to [`Action::Drain`].
     Drained,
-    /// Nobody reads the output any more.
+    /// The reader of the output has gone.
     OutputClosed,
     /// A signal for this process.
     Signal(Signal),
@@ -178,7 +178,7 @@ pub(in crate::agent) enum Action {
     LeaveToReaper,
     /// Write all that the ranks have printed.
     Drain,
-    /// Nobody takes output any more.
+    /// Output is not taken any more.
     DropOutput,
     /// A line for the user, unless he wants it quiet.
     Say(String),

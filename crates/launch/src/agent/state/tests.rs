@@ -283,7 +283,7 @@ fn the_first_failure_is_told_with_what_is_known() {
     assert!(host.pass(1.9).is_empty());
     let told = host.pass(0.2);
     assert!(told[0].contains("rank 2 on h1 (local rank 0, pid 41) failed: killed by SIGKILL"));
-    assert!(told[0].contains("nobody was reading"), "{told:?}");
+    assert!(told[0].contains("was not being read"), "{told:?}");
 }
 
 #[test]

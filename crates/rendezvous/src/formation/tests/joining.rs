@@ -188,7 +188,7 @@ fn a_newcomer_that_goes_again_costs_nothing() {
 }
 
 #[test]
-fn a_spare_takes_the_place_of_a_lost_host() {
+fn a_standby_takes_the_place_of_a_lost_host() {
     let mut job = Job::of_two(1);
     // Even one that asks for the first place does not push anybody out.
     assert_eq!(job.join(3, Join { node_rank: Some(0), ..join(3) }), ["3: waiting 3/2"]);

@@ -85,7 +85,7 @@ fn an_interruption_of_the_wait_ends_it() {
 }
 
 #[test]
-fn a_spare_that_is_interrupted_goes_alone() {
+fn a_standby_that_is_interrupted_goes_alone() {
     let mut job = Job::of_two(0);
     job.join(3, join(3));
     assert_eq!(job.interrupt(3, INT), ["3: end 130", "3: close"]);

@@ -1,0 +1,230 @@
+//! All hosts answer, or none starts.
+
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
+
+use brigade_remote::ProcessGroup;
+
+use super::error::{HostFailure, HostsError};
+use super::run::next_signal;
+use super::session::{LaunchRequest, Session};
+
+/// A host that has been told to go, and the streams of its session.
+pub(crate) type Joined = (Session, OwnedFd, OwnedFd);
+
+/// What came of the roll call.
+pub(crate) enum Answer {
+    /// All hosts are ready and wait. In the order of the list.
+    All(Vec<Waiting>),
+    /// A signal stopped it first.
+    Stopped(Signal),
+}
+
+/// A host that is ready. Dropped, it is let go without having started anything.
+pub(crate) struct Waiting {
+    /// The address of this machine as the host sees it.
+    pub(crate) launchers_address: Option<IpAddr>,
+    go: Sender<()>,
+    thread: JoinHandle<Option<Joined>>,
+}
+
+impl Waiting {
+    /// Tells the host that the coordinator speaks from now on. `None`: its streams are gone.
+    pub(crate) fn go(self) -> Option<Joined> {
+        self.go.send(()).ok()?;
+        self.thread.join().ok().flatten()
+    }
+}
+
+/// Connects to all hosts at the same time and waits for them.
+///
+/// # Errors
+/// Those hosts that cannot take part, all of them, each with its reason.
+pub(crate) fn call(request: &Arc<LaunchRequest>, signals: &SignalFd) -> Result<Answer, HostsError> {
+    let hosts = request.plan.hosts.len();
+    let mut call = RollCall {
+        request,
+        answers: brigade_wake::Receiver::new().map_err(HostsError::system("make an eventfd"))?,
+        calls: (0..hosts).map(|_| None).collect(),
+        ready: vec![None; hosts],
+        tries: vec![0; hosts],
+        later: Vec::new(),
+        failures: Vec::new(),
+        deadline: None,
+    };
+    (0..hosts).try_for_each(|number| call.begin(number))?;
+    while !call.is_over() {
+        if let Some(signal) = call.wait(signals) {
+            call.give_up();
+            return Ok(Answer::Stopped(signal));
+        }
+        call.listen()?;
+    }
+    call.finish()
+}
+
+struct RollCall<'e> {
+    request: &'e Arc<LaunchRequest>,
+    answers: brigade_wake::Receiver<Said>,
+    /// By host, as all that follow.
+    calls: Vec<Option<Call>>,
+    /// Those that are, with the address of this machine as they see it.
+    ready: Vec<Option<Option<IpAddr>>>,
+    tries: Vec<u32>,
+    /// Hosts to be tried again, and when.
+    later: Vec<(Instant, usize)>,
+    failures: Vec<(usize, HostFailure)>,
+    /// Once one host cannot, the others are waited for only to name them all at once.
+    deadline: Option<Instant>,
+}
+
+impl RollCall<'_> {
+    /// Starts a session here, in the thread that outlives all others: a client of ssh ends with the
+    /// thread that has started it.
+    fn begin(&mut self, number: usize) -> Result<(), HostsError> {
+        self.tries[number] += 1;
+        let session = match Session::start(self.request, number, &self.request.plan.hosts[number]) {
+            Ok(session) => session,
+            Err(failure) => {
+                self.fail(number, failure);
+                return Ok(());
+            }
+        };
+        let process = session.child.process_group();
+        let caller = Caller { number, session, request: Arc::clone(self.request) };
+        let (go, wait) = mpsc::channel();
+        let answers = self.answers.sender();
+        let thread = thread::Builder::new()
+            .name(format!("call of host {number}"))
+            .spawn(move || caller.run(&answers, &wait))
+            .map_err(HostsError::system("start a thread"))?;
+        self.calls[number] = Some(Call { go, thread, process });
+        Ok(())
+    }
+
+    fn fail(&mut self, number: usize, failure: HostFailure) {
+        self.failures.push((number, failure));
+        let limit = self.request.plan.connect_timeout.saturating_add(OTHERS);
+        // A limit that no clock can express is none.
+        self.deadline = self.deadline.or_else(|| Instant::now().checked_add(limit));
+    }
+
+    fn is_over(&self) -> bool {
+        let answered = self.ready.iter().flatten().count() + self.failures.len();
+        answered == self.ready.len() || self.deadline.is_some_and(|at| at <= Instant::now())
+    }
+
+    /// Waits for an answer, for a host that is to be tried again, or for a signal that asks to stop,
+    /// and gives that.
+    fn wait(&self, signals: &SignalFd) -> Option<Signal> {
+        let next = self.later.iter().map(|it| it.0).chain(self.deadline).min();
+        let timeout = brigade_wake::until(next);
+        let mut fds = [
+            PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.answers.as_fd(), PollFlags::POLLIN),
+        ];
+        // EINTR: look round and wait again.
+        let _ = poll(&mut fds, timeout);
+        std::iter::from_fn(|| next_signal(signals)).find(|signal| {
+            matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT)
+        })
+    }
+
+    fn listen(&mut self) -> Result<(), HostsError> {
+        while let Some((number, answer)) = self.answers.try_recv() {
+            match answer {
+                Ok(seen) => self.ready[number] = Some(seen),
+                Err((_, true)) if self.tries[number] < TRIES => {
+                    // Not all at the same moment again.
+                    let spread = u32::try_from(number % 16).unwrap_or_default() * SPREAD;
+                    let pause = PAUSE * self.tries[number] + spread;
+                    self.later.push((Instant::now() + pause, number));
+                }
+                Err((failure, _)) => self.fail(number, failure),
+            }
+        }
+        let now = Instant::now();
+        let due: Vec<_> = self.later.extract_if(.., |it| it.0 <= now).collect();
+        due.into_iter().try_for_each(|(_, number)| self.begin(number))
+    }
+
+    fn give_up(self) {
+        for call in self.calls.into_iter().flatten() {
+            call.give_up();
+        }
+    }
+
+    fn finish(mut self) -> Result<Answer, HostsError> {
+        if !self.failures.is_empty() {
+            let mut failures = std::mem::take(&mut self.failures);
+            self.give_up();
+            failures.sort_by_key(|it| it.0);
+            return Err(HostsError::Hosts(failures.into_iter().map(|it| it.1).collect()));
+        }
+        let seen = self.ready.into_iter().map(Option::flatten);
+        let waiting = self.calls.into_iter().flatten().zip(seen);
+        let waiting = waiting.map(|(call, launchers_address)| Waiting {
+            launchers_address,
+            go: call.go,
+            thread: call.thread,
+        });
+        Ok(Answer::All(waiting.collect()))
+    }
+}
+
+/// A thread that talks to one host.
+struct Call {
+    go: Sender<()>,
+    thread: JoinHandle<Option<Joined>>,
+    process: ProcessGroup,
+}
+
+impl Call {
+    fn give_up(self) {
+        drop(self.go);
+        self.process.kill();
+        let _ = self.thread.join();
+    }
+}
+
+struct Caller {
+    number: usize,
+    session: Session,
+    request: Arc<LaunchRequest>,
+}
+
+/// The failure of a host, and whether it may be gone the next time.
+type Said = (usize, Result<Option<IpAddr>, (HostFailure, bool)>);
+
+impl Caller {
+    fn run(mut self, answers: &brigade_wake::Sender<Said>, go: &Receiver<()>) -> Option<Joined> {
+        // One write each, so that the lines of several hosts do not mix.
+        let say = |text: &str| {
+            let _ = io::stderr().write_all(format!("brigade: {text}\n").as_bytes());
+        };
+        let answer = self.session.prepare(&self.request, &say);
+        let failed = answer.is_err();
+        let answer = match answer {
+            Ok(()) => Ok(self.session.launchers_address()),
+            Err(failure) => Err((failure, self.session.was_turned_away())),
+        };
+        let _ = answers.send((self.number, answer));
+        if failed { None } else { self.session.wait_for_go(&self.request, go) }
+    }
+}
+
+/// After the time that ssh has to connect.
+const OTHERS: Duration = Duration::from_secs(2);
+/// A gateway to many hosts turns some of them away when all come at once.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(400);
+const SPREAD: Duration = Duration::from_millis(40);

@@ -1,0 +1,303 @@
+//! A stream of messages over one or two file descriptors, without ever waiting for them.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::socket::{Shutdown, shutdown};
+use nix::unistd::{read, write};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::channel::{Channel, MAX_RECORD, RecordTooLong, Records, record};
+use crate::{Decoder, FrameError, encode};
+
+/// Why a connection is of no use any more.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// The other side has ended, or does not want to talk any more.
+    #[error("the connection was closed")]
+    Closed,
+    /// The other side has ended while it sent something.
+    #[error("the connection was closed in the middle of a message")]
+    CutOff,
+    /// The other side has ended without reading all, or a gateway has forgotten the connection.
+    #[error("the connection was reset")]
+    Reset,
+    /// The system says that the other side cannot be reached.
+    #[error("the connection broke: {}", crate::plain_text(.0))]
+    Broken(io::Error),
+    /// The other side, or the network, is not there any more.
+    #[error("nothing was heard of the other side for {seconds} s")]
+    Silent {
+        /// For how long.
+        seconds: f64,
+    },
+    /// The other side does not read what is sent to it.
+    #[error("the other side has left {bytes} bytes unread")]
+    Stuck {
+        /// How much there is to send.
+        bytes: usize,
+    },
+    /// A message is not from the other side, or not as it sent it.
+    #[error("a message was changed or forged on its way")]
+    Forged,
+    /// The other side speaks another language.
+    #[error(transparent)]
+    Protocol(#[from] FrameError),
+}
+
+/// Both ends use this; which messages go over it is their business.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// Shared with the thread that polls it.
+    reader: Arc<OwnedFd>,
+    /// `None`: one socket carries both directions.
+    writer: Option<Arc<OwnedFd>>,
+    /// Over TCP: what was read and not deciphered.
+    records: Option<Records>,
+    /// Over TCP, after the handshake.
+    channel: Option<Box<Channel>>,
+    decoder: Decoder,
+    outbox: Vec<u8>,
+    /// How much of `outbox` is gone.
+    sent: usize,
+    /// More than this unsent means that the other side does not read.
+    most: usize,
+    /// Nothing can be sent any more. What the other side has said before can still be read.
+    write_error: Option<WriteError>,
+    /// Nothing will be sent any more.
+    finished: bool,
+    last_received: Instant,
+    last_sent: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum WriteError {
+    Broken(Errno),
+    Stuck(usize),
+}
+
+impl Connection {
+    pub(crate) fn new(reader: OwnedFd, writer: Option<OwnedFd>, most: usize) -> io::Result<Self> {
+        for fd in [Some(&reader), writer.as_ref()].into_iter().flatten() {
+            let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
+            fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+        }
+        let now = Instant::now();
+        Ok(Self {
+            reader: Arc::new(reader),
+            writer: writer.map(Arc::new),
+            records: None,
+            channel: None,
+            decoder: Decoder::default(),
+            outbox: Vec::new(),
+            sent: 0,
+            most,
+            write_error: None,
+            finished: false,
+            last_received: now,
+            last_sent: now,
+        })
+    }
+
+    /// Expects a handshake in records, and then, until [`Connection::trust`], short messages only.
+    pub(crate) fn distrust(&mut self, longest: usize) {
+        self.decoder = Decoder::limited(longest);
+        self.records = Some(Records::default());
+    }
+
+    /// Encrypts everything from here on.
+    pub(crate) fn secure(&mut self, channel: Box<Channel>) {
+        self.channel = Some(channel);
+    }
+
+    /// What stands for the name of a job on this connection, where it is encrypted.
+    pub(crate) fn job_tag(&self, run_id: &str) -> Option<String> {
+        self.channel.as_ref().map(|channel| channel.job_tag(run_id))
+    }
+
+    pub(crate) fn trust(&mut self) {
+        self.decoder.trust();
+    }
+
+    pub(crate) fn read_fd(&self) -> BorrowedFd<'_> {
+        self.reader.as_fd()
+    }
+
+    pub(crate) fn write_fd(&self) -> BorrowedFd<'_> {
+        self.writer.as_ref().unwrap_or(&self.reader).as_fd()
+    }
+
+    /// Both ends, to be polled while another thread uses the stream.
+    pub(crate) fn ends(&self) -> [Arc<OwnedFd>; 2] {
+        let writer = self.writer.as_ref().unwrap_or(&self.reader);
+        [Arc::clone(&self.reader), Arc::clone(writer)]
+    }
+
+    pub(crate) fn is_one_socket(&self) -> bool {
+        self.writer.is_none()
+    }
+
+    pub(crate) fn wants_write(&self) -> bool {
+        !self.finished && self.write_error.is_none() && self.sent < self.outbox.len()
+    }
+
+    /// When the last byte came.
+    pub(crate) fn last_received(&self) -> Instant {
+        self.last_received
+    }
+
+    /// When the last message was given to be sent.
+    pub(crate) fn last_sent(&self) -> Instant {
+        self.last_sent
+    }
+
+    pub(crate) fn send(&mut self, message: &impl Serialize) {
+        let frame = encode(message);
+        self.send_bytes(&frame);
+    }
+
+    /// A record of the handshake.
+    pub(crate) fn send_record(&mut self, body: &[u8]) {
+        self.send_bytes(&record(body));
+    }
+
+    fn send_bytes(&mut self, bytes: &[u8]) {
+        self.last_sent = Instant::now();
+        if self.write_error.is_some() || self.finished {
+            return;
+        }
+        let unsent = self.outbox.len() - self.sent;
+        // Before this message, so that a single one may be long.
+        if unsent > self.most {
+            self.write_error = Some(WriteError::Stuck(unsent));
+            return;
+        }
+        self.outbox.drain(..self.sent);
+        self.sent = 0;
+        match &mut self.channel {
+            Some(channel) => channel.seal(bytes, &mut self.outbox),
+            None => self.outbox.extend_from_slice(bytes),
+        }
+        self.flush();
+    }
+
+    pub(crate) fn flush(&mut self) {
+        while self.wants_write() {
+            let writer = self.writer.as_ref().unwrap_or(&self.reader);
+            match write(writer, &self.outbox[self.sent..]) {
+                Ok(count) => self.sent += count,
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return,
+                Err(error) => self.write_error = Some(WriteError::Broken(error)),
+            }
+        }
+        self.sent = 0;
+        self.outbox.clear();
+        self.outbox.shrink_to(KEPT);
+    }
+
+    /// The next message, if a whole one has come.
+    pub(crate) fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>, LinkError> {
+        loop {
+            if let Some(message) = self.decoder.next()? {
+                return Ok(Some(message));
+            }
+            if !self.open_record()? && !self.read()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The next record of the handshake, if a whole one has come.
+    pub(crate) fn receive_record(&mut self, longest: usize) -> Result<Option<Vec<u8>>, LinkError> {
+        loop {
+            let records = self.records.get_or_insert_default();
+            if let Some(record) = records.next(longest).map_err(too_long)? {
+                return Ok(Some(record.to_vec()));
+            }
+            if !self.read()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Deciphers one record, if a whole one has come.
+    fn open_record(&mut self) -> Result<bool, LinkError> {
+        let (Some(records), Some(channel)) = (&mut self.records, &mut self.channel) else {
+            return Ok(false);
+        };
+        let Some(record) = records.next(MAX_RECORD).map_err(too_long)? else { return Ok(false) };
+        self.decoder.push(&channel.open(record).map_err(|_| LinkError::Forged)?);
+        Ok(true)
+    }
+
+    /// Takes in what has come; false when there is nothing.
+    fn read(&mut self) -> Result<bool, LinkError> {
+        let mut buffer = [0; 16 << 10];
+        loop {
+            match read(&self.reader, &mut buffer) {
+                // The system reports an error once, to the first call: that may have been a write.
+                Ok(0) if let Some(error) = self.broken() => return Err(error),
+                Ok(0) if self.is_amid() => return Err(LinkError::CutOff),
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(count) => {
+                    self.last_received = Instant::now();
+                    match &mut self.records {
+                        Some(records) => records.push(&buffer[..count]),
+                        None => self.decoder.push(&buffer[..count]),
+                    }
+                    return Ok(true);
+                }
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return self.write_error().map_or(Ok(false), Err),
+                Err(Errno::ECONNRESET) => return Err(LinkError::Reset),
+                Err(error) => return Err(LinkError::Broken(error.into())),
+            }
+        }
+    }
+
+    fn is_amid(&self) -> bool {
+        self.decoder.is_amid() || self.records.as_ref().is_some_and(Records::is_amid)
+    }
+
+    /// Why nothing can be sent any more.
+    pub(crate) fn write_error(&self) -> Option<LinkError> {
+        Some(match self.write_error? {
+            // The other side is gone, and has said nothing since.
+            WriteError::Broken(Errno::EPIPE) => LinkError::Closed,
+            WriteError::Broken(Errno::ECONNRESET) => LinkError::Reset,
+            WriteError::Broken(error) => LinkError::Broken(error.into()),
+            WriteError::Stuck(bytes) => LinkError::Stuck { bytes },
+        })
+    }
+
+    /// An error of the connection itself that a write has met.
+    fn broken(&self) -> Option<LinkError> {
+        match self.write_error()? {
+            error @ (LinkError::Reset | LinkError::Broken(_)) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// Says that nothing more will be sent; what the other side still sends can be read.
+    pub(crate) fn finish(&mut self) {
+        match self.writer.take() {
+            Some(writer) => drop(writer),
+            None => drop(shutdown(self.reader.as_raw_fd(), Shutdown::Write)),
+        }
+        self.finished = true;
+    }
+}
+
+fn too_long(RecordTooLong { length, longest }: RecordTooLong) -> LinkError {
+    FrameError::TooLong { length, longest }.into()
+}
+
+/// What the outbox keeps of its memory when it is empty.
+const KEPT: usize = 16 << 10;

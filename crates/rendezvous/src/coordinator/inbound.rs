@@ -1,0 +1,228 @@
+//! What comes over the connections.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::epoll::EpollFlags;
+
+use super::event_loop::EventLoop;
+use super::output::{Credit, Piece};
+use super::peer::{Ended, Origin, Stage};
+use crate::connection::LinkError;
+use crate::handshake::{self, Answer, MAX_GREETING};
+use crate::{AgentId, Event, FromAgent, Join, MAX_FRAME_LEN, OUTPUT_CREDIT, Stream};
+
+impl EventLoop {
+    /// The poll says that something can be done with this connection.
+    pub(super) fn ready(&mut self, agent: AgentId, what: EpollFlags) {
+        if what.intersects(EpollFlags::EPOLLOUT | EpollFlags::EPOLLERR)
+            && let Some(peer) = self.peers.get_mut(&agent)
+        {
+            peer.wire.flush();
+            self.after_sending(agent);
+        }
+        if what != EpollFlags::EPOLLOUT {
+            self.read(agent);
+        }
+    }
+
+    /// Takes in what has come, up to a limit, so that no connection keeps the others waiting.
+    pub(super) fn read(&mut self, agent: AgentId) {
+        for _ in 0..MAX_MESSAGES {
+            if !self.read_one(agent) {
+                return;
+            }
+        }
+        self.unread.push(agent);
+    }
+
+    /// False when there is nothing more.
+    fn read_one(&mut self, agent: AgentId) -> bool {
+        let Some(peer) = self.peers.get_mut(&agent) else { return false };
+        let heard = peer.wire.last_received();
+        let result = match &mut peer.stage {
+            Stage::Greeting => match peer.wire.receive_record(MAX_GREETING) {
+                Ok(Some(record)) => {
+                    self.greet(agent, &record);
+                    return true;
+                }
+                Ok(None) => Ok(None),
+                Err(error) => Err(error),
+            },
+            Stage::Joining | Stage::Member | Stage::Closing => peer.wire.receive::<FromAgent>(),
+        };
+        match result {
+            Ok(Some(message)) => {
+                self.hear(agent, message);
+                true
+            }
+            Ok(None) => {
+                // A piece of a long message is a sign of life, too.
+                let alive =
+                    matches!(peer.stage, Stage::Member) && peer.wire.last_received() > heard;
+                if alive {
+                    self.tell(Event::Heard { agent });
+                }
+                false
+            }
+            Err(error) => {
+                self.lost(agent, &error);
+                false
+            }
+        }
+    }
+
+    fn greet(&mut self, agent: AgentId, record: &[u8]) {
+        let (Some(listener), Some(peer)) = (&self.listener, self.peers.get_mut(&agent)) else {
+            return;
+        };
+        match handshake::answer(record, listener.secret.as_ref()) {
+            Answer::Accept(record, channel) => {
+                peer.stage = Stage::Joining;
+                peer.wire.send_record(&record);
+                peer.wire.secure(channel);
+                self.after_sending(agent);
+            }
+            Answer::Refuse(record, reason) => {
+                peer.wire.send_record(&record);
+                self.close(agent);
+                self.say_refused(agent, &reason);
+            }
+            Answer::Ignore => self.turn_away(agent),
+        }
+    }
+
+    /// Once for each address: a refused host may try again and again.
+    fn say_refused(&mut self, agent: AgentId, reason: &str) {
+        let Some(Origin::Tcp(address)) = self.peers.get(&agent).map(|peer| peer.origin) else {
+            return;
+        };
+        if self.refused.len() < MAX_REFUSED && !self.refused.contains(&address) {
+            self.refused.push(address);
+            self.say(&format!("refused {address}: {reason}"));
+        }
+    }
+
+    fn hear(&mut self, agent: AgentId, message: FromAgent) {
+        let Some(peer) = self.peers.get_mut(&agent) else { return };
+        match (&peer.stage, message.printable()) {
+            (Stage::Joining, FromAgent::Join(join)) => self.join(agent, join),
+            (Stage::Joining, _) => self.drop_peer(agent, "it sent a message before it joined"),
+            // Last words are shown, too.
+            (Stage::Member | Stage::Closing, FromAgent::Output { stream, bytes }) => {
+                self.output(agent, stream, bytes);
+            }
+            (Stage::Member | Stage::Closing, FromAgent::Say { text }) => {
+                let line = format!("{}: {text}", peer.host);
+                self.say(&line);
+            }
+            (Stage::Member, FromAgent::Progress { ranks }) => {
+                let host = Arc::clone(&peer.host);
+                if let Some(sink) = &mut self.sink {
+                    sink.progress(&host, ranks);
+                }
+                self.tell(Event::Heard { agent });
+            }
+            (Stage::Member, message) => self.tell(Event::Said { agent, message }),
+            (Stage::Closing | Stage::Greeting, _) => {}
+        }
+    }
+
+    fn join(&mut self, agent: AgentId, mut join: Join) {
+        let Some(peer) = self.peers.get_mut(&agent) else { return };
+        if let (Some(listener), Origin::Tcp(_)) = (&self.listener, peer.origin) {
+            peer.wire.trust();
+            // An agent of another job must not learn the name of this one.
+            let ours = peer.wire.job_tag(&listener.run_id).is_some_and(|tag| tag == join.run_id);
+            join.run_id = if ours { listener.run_id.clone() } else { String::new() };
+        }
+        peer.stage = Stage::Member;
+        peer.host = join.host.as_str().into();
+        let seen = match peer.origin {
+            Origin::Tcp(address) => Some(address.to_string()),
+            Origin::Local | Origin::Session => None,
+        };
+        let remote = peer.is_remote();
+        self.tell(Event::Joined { agent, join, seen, remote });
+    }
+
+    fn output(&mut self, agent: AgentId, stream: Stream, bytes: Vec<u8>) {
+        let Some(peer) = self.peers.get_mut(&agent) else { return };
+        let count = bytes.len() as u64;
+        peer.unshown += count;
+        if peer.unshown > MAX_UNSHOWN {
+            return self.drop_peer(agent, "it sent more output than it may");
+        }
+        let credit = Credit { shared: self.shared.clone(), agent, bytes: count };
+        let host = Arc::clone(&peer.host);
+        let piece = Piece { host, stream, bytes, _credit: credit };
+        match &mut self.sink {
+            Some(sink) => sink.output(piece),
+            None => drop(piece),
+        }
+        self.tell(Event::Heard { agent });
+    }
+
+    /// It has broken a rule.
+    fn drop_peer(&mut self, agent: AgentId, how: &str) {
+        if self.remove(agent).is_some() {
+            self.tell(Event::Closed { agent, how: how.into() });
+        }
+    }
+
+    fn lost(&mut self, agent: AgentId, error: &LinkError) {
+        let Some(peer) = self.remove(agent) else { return };
+        let session = peer.origin == Origin::Session;
+        match peer.stage {
+            Stage::Closing | Stage::Greeting => {}
+            Stage::Joining if !session => {}
+            Stage::Joining | Stage::Member => match peer.explained {
+                Some(how) => {
+                    self.ended.retain(|ended| ended.agent != agent);
+                    self.tell(Event::Closed { agent, how });
+                }
+                None if session => {
+                    let until = Instant::now() + EXPLANATION;
+                    self.ended.push(Ended { agent, how: error.to_string(), until });
+                }
+                None => {
+                    let how = error.to_string();
+                    let over_tcp = matches!(peer.origin, Origin::Tcp(_));
+                    let reset = matches!(error, LinkError::Reset);
+                    self.tell(if over_tcp && (reset || matches!(error, LinkError::Broken(_))) {
+                        Event::Disconnected { agent, how, reset }
+                    } else {
+                        Event::Closed { agent, how }
+                    });
+                }
+            },
+        }
+    }
+
+    /// The reason for the end of a session has come.
+    pub(super) fn explain(&mut self, agent: AgentId, how: String) {
+        if let Some(at) = self.ended.iter().position(|ended| ended.agent == agent) {
+            self.ended.swap_remove(at);
+            self.tell(Event::Closed { agent, how });
+        } else if let Some(peer) = self.peers.get_mut(&agent) {
+            peer.explained = Some(how.clone());
+            self.ended.push(Ended { agent, how, until: Instant::now() + EXPLANATION });
+        }
+    }
+
+    /// A session's time is over.
+    pub(super) fn gone(&mut self, ended: Ended) {
+        let Ended { agent, how, .. } = ended;
+        if self.remove(agent).is_none_or(|peer| !matches!(peer.stage, Stage::Closing)) {
+            self.tell(Event::Closed { agent, how });
+        }
+    }
+}
+
+/// How many messages of one agent are read before the others get their turn.
+const MAX_MESSAGES: usize = 64;
+/// An agent keeps to its credit; the piece that exceeds it is allowed.
+const MAX_UNSHOWN: u64 = OUTPUT_CREDIT + MAX_FRAME_LEN as u64;
+/// How long the end of a session waits for its reason.
+const EXPLANATION: Duration = Duration::from_millis(500);
+const MAX_REFUSED: usize = 64;

@@ -1,0 +1,60 @@
+//! How long one tries, how often, and what the user hears of it.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::notices::Notices;
+use super::{RendezvousError, RendezvousNotice, RendezvousPlan};
+
+/// Of one attempt to meet.
+#[derive(Debug)]
+pub(crate) struct RetryPolicy {
+    endpoint: String,
+    start: Instant,
+    limit: Duration,
+    pause: Duration,
+    longest: Duration,
+    /// Each line once: two things may fail by turns.
+    said: Vec<String>,
+}
+
+impl RetryPolicy {
+    /// With pauses that grow up to the longest.
+    pub(crate) fn new(plan: &RendezvousPlan, endpoint: String, longest: Duration) -> Self {
+        let (start, limit) = (Instant::now(), plan.timeout);
+        Self { endpoint, start, limit, pause: FIRST_PAUSE, longest, said: Vec::new() }
+    }
+
+    /// Waits before the next try, or says that there is none.
+    pub(crate) fn pause(&mut self, last: String, notices: &Notices) -> Result<(), RendezvousError> {
+        let tried = self.start.elapsed();
+        let seconds = self.limit.as_secs();
+        if tried >= self.limit {
+            return Err(RendezvousError::NoCoordinator {
+                endpoint: self.endpoint.clone(),
+                seconds,
+                last,
+            });
+        }
+        if tried >= QUIET && !self.said.contains(&last) && self.said.len() < MAX_LINES {
+            let line = format!("{}: {last}; trying for up to {seconds} s", self.endpoint);
+            notices.tell(RendezvousNotice::Say(line));
+            self.said.push(last);
+        }
+        // Once more after the first second in any case, and at the end.
+        let next =
+            if tried < QUIET { QUIET.min(self.limit) } else { self.limit } - tried.min(self.limit);
+        let pause = self.pause.min(next.max(SHORTEST_PAUSE));
+        self.pause = (self.pause * 3 / 2).min(self.longest);
+        if notices.wait(None, pause) {
+            return Err(RendezvousError::System(io::ErrorKind::Interrupted.into()));
+        }
+        Ok(())
+    }
+}
+
+const MAX_LINES: usize = 16;
+const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Agents are started at about the same time; the first second is not worth a line.
+const QUIET: Duration = Duration::from_secs(1);

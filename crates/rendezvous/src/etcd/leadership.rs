@@ -1,0 +1,162 @@
+//! The winner's hold on the election: a lease that is kept alive, and a mark when the job is over.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicI16, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use brigade_wake::Flag;
+
+use super::client::{Client, ClientError, Created, Lease};
+use super::election::Keys;
+use crate::masked_thread;
+
+/// Held by the coordinator; dropping it lets another process be elected.
+#[derive(Debug)]
+pub(crate) struct LeaderLease {
+    shared: Arc<Shared>,
+    time: Duration,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Readable when another process has been elected.
+    lost: Flag,
+    leave: Flag,
+    /// The job's exit code once it is over.
+    code: AtomicI16,
+    /// When etcd was last asked for the lease and gave it.
+    confirmed: Mutex<Instant>,
+}
+
+impl Shared {
+    fn confirmed(&self) -> MutexGuard<'_, Instant> {
+        // An instant is whole even if a thread has panicked with the lock.
+        self.confirmed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_confirmed(&self, time: Duration) -> bool {
+        self.confirmed().elapsed() < time
+    }
+}
+
+/// What the thread has.
+struct Hold {
+    client: Client,
+    keys: Keys,
+    value: Vec<u8>,
+    lease: Lease,
+    time: Duration,
+    shared: Arc<Shared>,
+}
+
+impl LeaderLease {
+    /// Keeps what has been won, with a lease that was asked for at `asked`.
+    pub(super) fn hold(
+        client: Client,
+        keys: Keys,
+        value: Vec<u8>,
+        lease: Lease,
+        time: Duration,
+        asked: Instant,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            lost: Flag::new()?,
+            leave: Flag::new()?,
+            code: AtomicI16::new(NOT_OVER),
+            confirmed: Mutex::new(asked),
+        });
+        let hold = Hold { client, keys, value, lease, time, shared: Arc::clone(&shared) };
+        let thread = masked_thread::spawn("etcd", move || hold.run())?;
+        Ok(Self { shared, time, thread: Some(thread) })
+    }
+
+    /// No other process can have been elected: the lease is younger than its time. Without that, a
+    /// host that is cut off would begin an attempt of its own beside that of the others.
+    pub(crate) fn is_held(&self) -> bool {
+        self.shared.is_confirmed(self.time)
+    }
+
+    /// Readable when the lease has ended and another process has been elected.
+    pub(crate) fn lost(&self) -> BorrowedFd<'_> {
+        self.shared.lost.as_fd()
+    }
+
+    /// Tells late hosts that the job is over. Does not wait for it.
+    pub(crate) fn finish(&self, code: u8) {
+        self.shared.code.store(code.into(), Ordering::Release);
+        self.shared.leave.set();
+    }
+}
+
+impl Drop for LeaderLease {
+    fn drop(&mut self) {
+        self.shared.leave.set();
+        if let Some(thread) = self.thread.take() {
+            // It ends after one request at most, which has a time limit.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Hold {
+    fn run(mut self) {
+        let mut pause = self.time / 3;
+        while !self.shared.leave.wait(pause) {
+            pause = match self.keep() {
+                Ok(true) => self.time / 3,
+                Ok(false) => {
+                    self.shared.lost.set();
+                    // Nothing of ours is left there.
+                    return;
+                }
+                // What runs does not need etcd to go on. An agent that loses the coordinator does, and the
+                // coordinator before it begins an attempt.
+                Err(_) => RETRY,
+            };
+        }
+        if !self.shared.is_confirmed(self.time) {
+            // etcd does not answer: it would not now, and another thread waits for this one. The lease
+            // ends by itself.
+            return;
+        }
+        let code = self.shared.code.load(Ordering::Acquire);
+        if code != NOT_OVER {
+            let _ = self.mark(code);
+        }
+        let _ = self.client.revoke(&self.lease);
+    }
+
+    /// False when another process has been elected.
+    fn keep(&mut self) -> Result<bool, ClientError> {
+        let mut asked = Instant::now();
+        if !self.client.keep_alive(&self.lease)? {
+            // It has ended: etcd was away, or this host stood still.
+            asked = Instant::now();
+            self.lease = self.client.grant(self.time)?;
+            match self.client.create(self.keys.both(), &self.value, &self.lease)? {
+                Created::Now => {}
+                Created::Not([there, over]) => {
+                    // Ours from before, whose lease may end any moment: confirmed by the next turn.
+                    return Ok(over.is_none() && there.as_ref() == Some(&self.value));
+                }
+            }
+        }
+        *self.shared.confirmed() = asked;
+        Ok(true)
+    }
+
+    fn mark(&mut self, code: i16) -> Result<(), ClientError> {
+        let mark = self.client.grant(MARK)?;
+        let [key, over] = self.keys.both();
+        self.client.replace((key, &self.lease), over, code.to_string().as_bytes(), &mark)
+    }
+}
+
+const NOT_OVER: i16 = -1;
+const RETRY: Duration = Duration::from_millis(300);
+/// How long late comers are told that the job is over. After that its name may be used again.
+const MARK: Duration = Duration::from_secs(600);

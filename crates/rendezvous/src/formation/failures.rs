@@ -1,0 +1,169 @@
+//! What went wrong in an attempt, and which of it was first.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use super::AgentId;
+use super::member::{Clock, signed};
+use crate::{Cause, Ending, RankFailure, Verdict};
+
+/// Everything that stands against an attempt.
+#[derive(Debug, Default)]
+pub(super) struct Trouble {
+    /// The first of each agent; kept when the agent is lost.
+    failures: BTreeMap<AgentId, (RankFailure, Clock)>,
+    /// The first one, with the moment since when the host may have been gone.
+    loss: Option<(i64, Loss)>,
+    pub(super) interrupted: Option<i32>,
+    /// Since when the ranks are being stopped though nothing had failed: because hosts come or
+    /// leave. Ranks that fail after that do so because the others stop.
+    pub(super) calm_since: Option<Duration>,
+    /// The agent that was interrupted, and the last signal.
+    interrupters: BTreeSet<Option<AgentId>>,
+    last_signal: Option<i32>,
+    /// The ranks were killed at a second request to stop.
+    pub(super) killed: bool,
+    /// Ranks were stopped before they had ended by themselves.
+    pub(super) cut_short: bool,
+}
+
+/// A host that is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Loss {
+    pub(super) host: String,
+    pub(super) how: String,
+}
+
+/// When a lost host was last known to be there.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Gone {
+    /// The connection broke now.
+    Now(Duration),
+    /// Nothing has come since then.
+    Since(Duration),
+    /// It was there until now, but did not do what it was told.
+    Useless(Duration),
+}
+
+/// What an interruption adds to the earlier ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// The first, or another signal.
+    New,
+    /// The same signal on another host: a scheduler sends it to all of them.
+    Echo,
+    /// The same user once more.
+    Again,
+}
+
+impl Trouble {
+    pub(super) fn interrupt(&mut self, signal: i32, by: Option<AgentId>) -> News {
+        let known = !self.interrupters.insert(by);
+        let same = self.last_signal.replace(signal) == Some(signal);
+        match (known, same) {
+            (true, _) => News::Again,
+            (false, true) => News::Echo,
+            (false, false) => News::New,
+        }
+    }
+
+    pub(super) fn fail(&mut self, agent: AgentId, failure: RankFailure, clock: Clock) {
+        match self.failures.get(&agent) {
+            Some((known, _)) if known.at <= failure.at => {}
+            _ => drop(self.failures.insert(agent, (failure, clock))),
+        }
+    }
+
+    /// A better idea of an agent's clock came.
+    pub(super) fn set_clock(&mut self, agent: AgentId, clock: Clock) {
+        if let Some((_, known)) = self.failures.get_mut(&agent) {
+            *known = clock;
+        }
+    }
+
+    pub(super) fn lose(&mut self, agent: AgentId, loss: Loss, gone: Gone) {
+        let mut since = match gone {
+            // The ranks of other hosts see a host go at the same time, and may be heard earlier.
+            Gone::Now(now) => signed(now.as_millis()).saturating_sub(NEWS_TIMEOUT),
+            Gone::Since(heard) => signed(heard.as_millis()),
+            Gone::Useless(now) => signed(now.as_millis()),
+        };
+        if let Some((failure, clock)) = self.failures.get(&agent) {
+            // It was still there to tell what had failed before.
+            since = since.max(clock.ours(failure.at).saturating_add(1));
+        }
+        if self.loss.as_ref().is_none_or(|(known, _)| since < *known) {
+            self.loss = Some((since, loss));
+        }
+    }
+
+    /// What came first: the failure of a rank or the loss of a host.
+    pub(super) fn first(&self) -> Option<Cause> {
+        let calm = self.calm_since.map(|since| signed(since.as_millis()));
+        let failure = self.first_failure(|_| true);
+        let failure = failure.filter(|(at, _)| calm.is_none_or(|since| *at < since));
+        match (&self.loss, failure) {
+            (Some((since, _)), Some((at, failure))) if at < *since => Some(Cause::Failed(failure)),
+            (Some((_, Loss { host, how })), _) => {
+                Some(Cause::HostLost { host: host.clone(), how: how.clone() })
+            }
+            (None, Some((_, failure))) => Some(Cause::Failed(failure)),
+            (None, None) => None,
+        }
+    }
+
+    /// How a job ends that this signal has stopped.
+    pub(super) fn interrupted_by(&self, signal: i32) -> Verdict {
+        let unexplained = |ending| {
+            ending != Ending::Signal(signal) && ending != Ending::Code(128 | (signal & 0x7f))
+        };
+        let failure = self.first_failure(unexplained).map(|(_, failure)| failure);
+        let code = match &failure {
+            // The reader of some host's output has gone: what its ranks still did is not known.
+            _ if signal == Signal::SIGPIPE as i32 => Ending::Signal(signal).exit_code(),
+            Some(failure) => code_of(failure),
+            None if self.loss.is_none() && !self.cut_short && self.failures.is_empty() => 0,
+            None => Ending::Signal(signal).exit_code(),
+        };
+        Verdict { code, cause: Some(Cause::Interrupted { signal, failure }) }
+    }
+
+    fn first_failure(&self, counts: impl Fn(Ending) -> bool) -> Option<(i64, RankFailure)> {
+        let (failure, clock) = self
+            .failures
+            .values()
+            .filter(|(failure, _)| counts(failure.ending))
+            .min_by_key(|(failure, clock)| clock.ours(failure.at))?;
+        Some((clock.ours(failure.at), failure.clone()))
+    }
+}
+
+/// The verdict on a job that ends because of this.
+pub(super) fn verdict(cause: Cause) -> Verdict {
+    let code = match &cause {
+        Cause::Failed(failure) => code_of(failure),
+        Cause::Interrupted { signal, .. } => Ending::Signal(*signal).exit_code(),
+        Cause::HostLost { .. } | Cause::TooFewHosts { .. } => 1,
+    };
+    Verdict { code, cause: Some(cause) }
+}
+
+/// A failure is never told as success, whatever an agent claims.
+fn code_of(failure: &RankFailure) -> u8 {
+    failure.ending.exit_code().max(1)
+}
+
+/// A signal that exists, whatever an agent claims.
+pub(super) fn checked(signal: i32) -> i32 {
+    if (1..=64).contains(&signal) { signal } else { Signal::SIGTERM as i32 }
+}
+
+/// Its name, or its number.
+pub(super) fn name(signal: i32) -> String {
+    Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |known| known.to_string())
+}
+
+/// Milliseconds by which the word that a connection broke may be behind the word of what it caused.
+const NEWS_TIMEOUT: i64 = 1_000;

@@ -1,0 +1,18 @@
+//! Threads that no signal reaches: signals are the agent's, which waits for them with a descriptor.
+
+use std::io;
+use std::thread::{Builder, JoinHandle};
+
+use nix::sys::signal::{SigSet, SigmaskHow};
+
+/// Starts a thread that has all signals blocked from its first moment on.
+pub(crate) fn spawn<T: Send + 'static>(
+    name: &str,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    // A thread begins with the mask of the thread that starts it.
+    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+    let thread = Builder::new().name(name.into()).spawn(run);
+    before.thread_set_mask()?;
+    thread
+}
