@@ -221,7 +221,7 @@ fn surround(given: &mut Layer) -> anyhow::Result<()> {
         Some(Source::Variable(variable)) => variable.starts_with("BRIGADE_"),
         _ => false,
     };
-    if MEETING.iter().any(by_user) {
+    if RENDEZVOUS.iter().any(by_user) {
         return Ok(());
     }
     let surroundings = Surroundings::here().map_err(LaunchError::from)?;
@@ -237,7 +237,7 @@ fn surround(given: &mut Layer) -> anyhow::Result<()> {
 }
 
 /// Settings by which a user says how hosts meet.
-const MEETING: [&str; 5] = ["nnodes", "node-rank", "hosts", "hostfile", "rdzv-endpoint"];
+const RENDEZVOUS: [&str; 5] = ["nnodes", "node-rank", "hosts", "hostfile", "rdzv-endpoint"];
 const USAGE: &str = "brigade launch [OPTIONS] [--] [PROGRAM] [ARGS]...";
 
 const EXAMPLES: &str = "\

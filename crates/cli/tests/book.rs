@@ -41,7 +41,7 @@ fn run(command: &str, folder: &Path) -> String {
     let program = Path::new(env!("CARGO_BIN_EXE_brigade")).parent().unwrap();
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("{command} 2>&1")]).current_dir(folder).stdin(Stdio::null());
-    // With nothing of the environment of whoever runs this, and a home folder of its own.
+    // With nothing of the caller's environment, and a home folder of its own.
     shell.env_clear().env("HOME", folder).env("COLUMNS", "100");
     let path = std::env::var("PATH").unwrap_or_default();
     shell.env("PATH", format!("{}:{path}", program.display()));

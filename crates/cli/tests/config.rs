@@ -108,7 +108,7 @@ fn a_file_of_accelerates_is_read_where_there_is_no_other() {
 }
 
 #[test]
-fn a_file_that_nobody_named_stops_no_launch() {
+fn a_file_that_was_not_named_stops_no_launch() {
     let home = Home::new();
     let path = ".cache/huggingface/accelerate/default_config.yaml";
     let file = home.file(path, "distributed_type: MEGATRON_LM\nnum_processes: 8\n");

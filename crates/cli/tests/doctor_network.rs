@@ -16,7 +16,7 @@ brigade_suite::suite! {
         firewalls,
         a_single_port,
         no_route_and_a_stranger,
-        the_meeting_port_is_taken,
+        the_rendezvous_port_is_taken,
         sizes_of_packets,
         lossy_ways,
         a_host_that_falls_silent;
@@ -154,7 +154,7 @@ fn no_route_and_a_stranger() {
     examined.says("fail", "ports", "node2->node1", "something else answers");
 }
 
-fn the_meeting_port_is_taken() {
+fn the_rendezvous_port_is_taken() {
     let ward = Ward::new(2);
     let examined = ward.examine(&["--master-port", "22"]);
     examined.says(

@@ -53,7 +53,7 @@ fn any_host_may_be_lost_with_etcd() {
         lost.send(Signal::SIGKILL);
         assert_eq!(lost.finish().code, 137);
         assert_eq!(launchers.len(), left);
-        // Who is left keeps the order, whoever coordinates now.
+        // The hosts that are left keep the order, whichever coordinates now.
         before.retain(|other| *other != name);
         assert_eq!(order(&hosts, left, attempt), before);
     }

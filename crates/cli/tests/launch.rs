@@ -261,7 +261,7 @@ fn a_signal_that_kills_a_rank_is_named() {
 #[test]
 fn signals_are_forwarded() {
     for (signal, number) in [(Signal::SIGTERM, 15), (Signal::SIGINT, 2), (Signal::SIGHUP, 1)] {
-        // Whoever runs the tests may ignore some.
+        // The caller of the tests may ignore some.
         let job = started_with("exec env --default-signal=HUP,INT").sh(STAY).start();
         job.wait_for_files(2);
         job.send(signal);
@@ -462,7 +462,7 @@ fn a_paused_reader_does_not_hold_up_a_signal() {
     let mut job = Job::new(1).sh("while :; do echo line; done");
     job.command.stdout(writer.try_clone().unwrap());
     let job = job.start();
-    // Full: whoever writes next sleeps until somebody reads.
+    // Full: the next writer sleeps until something reads.
     job::wait_until(|| {
         let mut room = [PollFd::new(writer.as_fd(), PollFlags::POLLOUT)];
         poll(&mut room, PollTimeout::ZERO).unwrap() == 0

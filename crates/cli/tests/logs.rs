@@ -257,7 +257,7 @@ fn too_few_descriptors_are_said_before_a_program_runs() {
 #[test]
 fn a_folder_without_permission_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    // Root may write everywhere, so root becomes somebody else. The program is copied to where
+    // Root may write everywhere, so root becomes another user. The program is copied to where
     // others may read it.
     let program = folder.path().join("brigade");
     fs::copy(BRIGADE, &program).unwrap();

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 /// What Accelerate itself says, made with `made.py` beside it.
 const GOLDEN: &str = include_str!("../../config/tests/accelerate/1.15.0.json");
 
-/// A folder with a script, a program, and a Python that nobody starts.
+/// A folder with a script, a program, and a Python that nothing starts.
 struct Work(TempDir);
 
 impl Work {
@@ -104,7 +104,7 @@ fn python_programs_get_what_accelerate_sets() {
         }
         let has_plugins =
             launch["variables"].as_object().unwrap().keys().any(|it| is_of_plugins(it));
-        // Without a plugin, what nobody has asked for stays unset: it is the program's default.
+        // Without a plugin, what was not asked for stays unset: it is the program's default.
         let expected = launch["variables"].as_object().unwrap().iter().filter(|_| has_plugins);
         for (name, value) in expected {
             let found = found.get(name).map(String::as_str);
@@ -186,7 +186,7 @@ fn what_excludes_what() {
     assert!(idle.contains("flag --fsdp-version: does nothing without --use-fsdp"), "{idle}");
 }
 
-/// Of a file in Accelerate's own place nobody has asked that it be read.
+/// A file in Accelerate's own place is read without being asked for.
 #[test]
 fn accelerates_own_file_is_named_and_turns_nothing_on_for_others() {
     let work = Work::new();

@@ -192,7 +192,7 @@ fn a_rank_on_its_way_out_is_left_to_end() {
         let script = format!("[ $RANK = 0 ] && echo $$ > $DIR/first; {script}");
         let run = recorded(2, &script).run();
         assert_eq!(run.code, code, "{}", run.stderr);
-        // The report; on a busy machine nobody has been stopped before it.
+        // The report; on a busy machine no rank has been stopped before it.
         let report = run.stderr.lines().rfind(|line| line.starts_with("brigade: rank ")).unwrap();
         assert!(report.starts_with(&format!("brigade: rank {cause} on ")), "{}", run.stderr);
     }

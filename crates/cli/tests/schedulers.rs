@@ -128,7 +128,7 @@ fn launchers_under_slurm() {
     assert_eq!(run.code, 7, "{}", run.stderr);
     assert!(run.stderr.contains("rank 3"), "{}", run.stderr);
 
-    // All hosts of the job are there, but nobody uses them.
+    // All hosts of the job are there, but nothing uses them.
     let run = launch("salloc -N2 brigade launch --nproc 1");
     assert_eq!((run.code, run.lines()), (0, vec!["[0] 0 of 1"]), "{}", run.stderr);
     assert!(run.stderr.contains("note: this Slurm job has 2 hosts"), "{}", run.stderr);

@@ -13,7 +13,7 @@ use trycmd::schema::Bin;
 
 #[test]
 fn sessions() {
-    // With nothing of the environment of whoever runs this, and a home folder in the session's own.
+    // With nothing of the caller's environment, and a home folder in the session's own.
     let folder = tempfile::tempdir().unwrap();
     let brigade = folder.path().join("brigade");
     let script = format!(

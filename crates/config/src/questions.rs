@@ -78,23 +78,23 @@ pub enum Kind {
 /// Questions and answers so far.
 ///
 /// ```
-/// use brigade_config::{Machine, questions::{Interview, Question}};
+/// use brigade_config::{Machine, questions::{Questionnaire, Question}};
 ///
-/// let mut interview = Interview::new(Machine { gpus: 2, cores: 8 });
-/// assert_eq!(interview.next(), Some(Question::Where));
-/// interview.answer(Question::Where, "here")?;
-/// interview.answer(Question::Cpu, "no")?;
-/// assert_eq!(interview.next(), Some(Question::Processes));
-/// assert!(interview.answer(Question::Processes, "0").is_err());
+/// let mut questionnaire = Questionnaire::new(Machine { gpus: 2, cores: 8 });
+/// assert_eq!(questionnaire.next(), Some(Question::Where));
+/// questionnaire.answer(Question::Where, "here")?;
+/// questionnaire.answer(Question::Cpu, "no")?;
+/// assert_eq!(questionnaire.next(), Some(Question::Processes));
+/// assert!(questionnaire.answer(Question::Processes, "0").is_err());
 /// # Ok::<(), String>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Interview {
+pub struct Questionnaire {
     machine: Machine,
     answers: Vec<(Question, String)>,
 }
 
-impl Interview {
+impl Questionnaire {
     /// No question asked yet. The machine is where the defaults come from.
     #[must_use]
     pub fn new(machine: Machine) -> Self {

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_answered_and_nothing_breaks() {
+    fn questions_without_answers_and_nothing_breaks() {
         let findings = diagnose(&Cluster::default());
         assert!(findings.iter().all(|it| it.verdict <= Verdict::Note), "{findings:#?}");
         let mut cluster = fixtures::cluster(2);

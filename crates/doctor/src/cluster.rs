@@ -196,7 +196,7 @@ impl Cluster {
 
     /// The address at which other hosts reach this one, as far as can be told.
     #[must_use]
-    pub fn meeting_address(&self, place: usize) -> Option<IpAddr> {
+    pub fn rendezvous_address(&self, place: usize) -> Option<IpAddr> {
         let host = self.hosts.get(place)?;
         let facts = host.facts.as_ref()?;
         let network = &facts.network;

@@ -139,7 +139,7 @@ fn plan_routes(cluster: &Cluster, addresses: &[Vec<u16>]) -> Vec<Route> {
                 .collect();
             let by = if known.is_empty() { AddressSource::Reached } else { AddressSource::Name };
             if known.is_empty() {
-                known.extend(cluster.meeting_address(to));
+                known.extend(cluster.rendezvous_address(to));
             }
             let mut attempts: Vec<(AddressSource, SocketAddr)> = Vec::new();
             for address in &known {

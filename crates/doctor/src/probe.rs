@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// What is wanted of a address, said after the nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Errand {
+enum ProbeRequest {
     /// An answer.
     Greet,
     /// Every byte back.
@@ -25,7 +25,7 @@ enum Errand {
     Bulk,
 }
 
-impl Errand {
+impl ProbeRequest {
     const fn letter(self) -> u8 {
         match self {
             Self::Greet => b'g',

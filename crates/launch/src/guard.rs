@@ -44,7 +44,7 @@ impl GuardSources<'_> {
     ///
     /// Under a scheduler, where nothing was said: the key that Open MPI makes for each job, else a key
     /// file of this user's, in a home folder that is a network file system, so that all hosts see the
-    /// same. It is made when it is first needed. `None` where there is nothing of this: the meeting is
+    /// same. It is made when it is first needed. `None` where there is nothing of this: the rendezvous is
     /// not guarded.
     ///
     /// # Errors

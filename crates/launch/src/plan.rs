@@ -459,11 +459,11 @@ mod tests {
 
     #[test]
     fn names_of_jobs() {
-        let name = |run_id: Option<&str>, meeting| {
+        let name = |run_id: Option<&str>, rendezvous| {
             let run_id = run_id.map(str::to_owned);
             let nodes = NodeRange { min: 1, max: 1 };
             let options =
-                LaunchOptions { run_id, rendezvous: meeting, nodes, ..Default::default() };
+                LaunchOptions { run_id, rendezvous: rendezvous, nodes, ..Default::default() };
             let plan = LaunchPlan::resolve(&options, &facts(8, &[])).unwrap();
             plan.run_id
         };

@@ -241,13 +241,13 @@ mod tests {
             ("2", RendezvousMode::Etcd { endpoints: vec![] }, Some("etcd needs --rdzv-endpoint")),
             ("2", RendezvousMode::Etcd { endpoints: vec![endpoint.clone()] }, None),
         ];
-        for (nodes, meeting, expected) in table {
+        for (nodes, rendezvous, expected) in table {
             let nodes: NodeRange = nodes.parse().unwrap();
-            let error = meeting.check(nodes).err().map(|error| error.to_string());
+            let error = rendezvous.check(nodes).err().map(|error| error.to_string());
             match (&error, expected) {
                 (None, None) => {}
                 (Some(error), Some(expected)) if error.starts_with(expected) => {}
-                _ => panic!("{meeting:?}, {nodes}: {error:?}, expected {expected:?}"),
+                _ => panic!("{rendezvous:?}, {nodes}: {error:?}, expected {expected:?}"),
             }
         }
     }

@@ -177,7 +177,7 @@ impl Surroundings {
             return Ok(Self::default());
         }
         let slurm = |variable| format!("Slurm ({variable})");
-        let (master_addr, master_port) = meeting(
+        let (master_addr, master_port) = master_address(
             vars,
             // Host 0 of the step, which need not be the host of task 0.
             || Ok((step.hosts[0].clone(), slurm(scheduler::SLURM_STEP_NODELIST))),
@@ -208,7 +208,7 @@ impl Surroundings {
         }
         let names = mpi.kind.names();
         let from = |what: &str| format!("{} ({what})", mpi.kind.name());
-        let (master_addr, master_port) = meeting(
+        let (master_addr, master_port) = master_address(
             vars,
             || Ok((mpi.address(vars)?, from("host of rank 0"))),
             || (mpi.port(vars), from("name of the job")),
@@ -262,13 +262,13 @@ fn found<T>(value: T, source: String) -> Option<Found<T>> {
     Some(Found { value, source })
 }
 
-type Meeting = (Option<Found<String>>, Option<Found<u16>>);
+type MasterAddress = (Option<Found<String>>, Option<Found<u16>>);
 
-fn meeting(
+fn master_address(
     vars: &dyn Fn(&str) -> Option<String>,
     addr: impl FnOnce() -> Result<(String, String), WorldError>,
     port: impl FnOnce() -> (u16, String),
-) -> Result<Meeting, SchedulerError> {
+) -> Result<MasterAddress, SchedulerError> {
     let (addr, addr_from) = match scheduler::chosen_address(vars, true)? {
         Some(addr) => (addr, env::MASTER_ADDR.to_owned()),
         None => addr()?,

@@ -179,7 +179,7 @@ mod tests {
             let port = StorePort::reserve(reach).unwrap();
             let socket = port.socket().unwrap();
             let connect = || TcpStream::connect(("127.0.0.1", port.number()));
-            assert!(connect().is_err(), "nobody listens yet");
+            assert!(connect().is_err(), "nothing listens yet");
             listen(&socket, Backlog::new(8).unwrap()).unwrap();
             connect().unwrap();
             drop(socket);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_gives_its_first_port_on_which_nobody_listens() {
+    fn a_range_gives_its_first_port_on_which_nothing_listens() {
         for reach in REACHES {
             // Ports beside each other that were free a moment ago.
             let range = loop {

@@ -244,7 +244,7 @@ fn refusals() {
     }
 }
 
-/// As many ranks as `brigade launch` starts where nobody says.
+/// As many ranks as `brigade launch` starts unless told otherwise.
 #[test]
 fn ranks_for_each_gpu_else_one() {
     let said = |nproc: Option<&str>, gpus| {

@@ -199,7 +199,7 @@ fn a_seed_gives_torchvisions_first_values_and_all_sizes_are_its() {
 }
 
 #[test]
-fn residual_branches_can_start_at_zero_and_misuse_is_refused() {
+fn residual_branches_can_start_at_zero_and_wrong_shapes_are_refused() {
     let _alone = GENERATOR.lock().unwrap();
     let zero = ResNetOptions { zero_init_residual: true, ..ResNetOptions::basic([1, 1, 1, 1]) };
     let model = Model::new(|path| ResNet::new(path, 2, zero)).unwrap();

@@ -193,7 +193,7 @@ pub enum RendezvousError {
 /// use brigade_rendezvous::{RendezvousNotice, RendezvousPlan, Rendezvous, Secret, TimeLimits, DiscoveryMethod};
 /// use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 ///
-/// let mut meeting = Rendezvous::start(RendezvousPlan {
+/// let mut rendezvous = Rendezvous::start(RendezvousPlan {
 ///     method: DiscoveryMethod::Static { node_rank: 0, address: "localhost".into(), port: 0 },
 ///     run_id: "night".into(),
 ///     host: "node1".into(),
@@ -201,8 +201,8 @@ pub enum RendezvousError {
 ///     timeout: Duration::from_secs(600),
 ///     limits: TimeLimits::default(),
 /// })?;
-/// poll(&mut [PollFd::new(meeting.fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
-/// let Some(RendezvousNotice::Serve { listener, address }) = meeting.next() else { panic!() };
+/// poll(&mut [PollFd::new(rendezvous.fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
+/// let Some(RendezvousNotice::Serve { listener, address }) = rendezvous.next() else { panic!() };
 /// assert_ne!(listener.port(), 0);
 /// assert_eq!(address, "localhost");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -223,7 +223,7 @@ impl Rendezvous {
         let given_up = Arc::new(Flag::new()?);
         let told = Notices { sender, given_up: Arc::clone(&given_up) };
         // Not joined: it may be in the system's resolver, which cannot be interrupted.
-        masked_thread::spawn("meeting", move || {
+        masked_thread::spawn("rendezvous", move || {
             let last = meet(&plan, &told).unwrap_or_else(RendezvousNotice::Failed);
             told.tell(last);
         })?;

@@ -14,7 +14,7 @@
 //!   go over the finished channel alone, and the latter only as a tag ([`Channel::job_tag`]).
 //! - The first message can be recorded and sent again. That leads nowhere: without the secret no
 //!   further message can be made, and a peer joins by a message on the channel.
-//! - Without a secret the channel keeps listeners out, and nobody else: neither side knows with whom
+//! - Without a secret the channel keeps listeners out, and nothing else: neither side knows with which peer
 //!   it speaks. A secret on one side only is refused by both.
 //!
 //! What is in the clear is the version and which pattern is used, so that other versions can be told

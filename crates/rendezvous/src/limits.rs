@@ -161,7 +161,7 @@ impl TimeLimits {
     /// How long the coordinator may take to tell all agents that the job is over: those that are
     /// cut off are waited for as long as they would wait.
     #[must_use]
-    pub fn farewell(&self) -> Duration {
+    pub fn end_notice(&self) -> Duration {
         self.heartbeat_timeout + TRANSFER
     }
 }
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whoever waits for something waits longer than it may take.
+        /// Whatever waits for something waits longer than it may take.
         #[test]
         fn limits_nest(
             heartbeat in prop_oneof![any::<u64>(), 0..100_000_u64],
@@ -203,7 +203,7 @@ mod tests {
             prop_assert!(limits.stop() > agent_stops + limits.output());
             prop_assert!(limits.kill() > limits.stuck() + limits.leftovers() + limits.output());
             prop_assert!(limits.exiting() <= limits.shutdown_timeout);
-            prop_assert!(limits.farewell() > timeout);
+            prop_assert!(limits.end_notice() > timeout);
         }
     }
 }

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn beats_are_sent_though_nobody_asks_for_them() {
+    fn beats_are_sent_without_being_asked_for() {
         let limits = TimeLimits::new(Duration::from_secs(1), Duration::ZERO);
         let (mut link, far) = pair(Some(limits));
         let mut wire = Connection::new(far.into(), None, 0).unwrap();

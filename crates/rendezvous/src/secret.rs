@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use nix::unistd::geteuid;
 use sha2::{Digest, Sha256};
 
-/// A secret that all agents of a job share: the pre-shared key of their meeting over TCP.
+/// A secret that all agents of a job share: the pre-shared key of their rendezvous over TCP.
 ///
 /// An agent and the coordinator each prove to the other that they know it, without sending it or
 /// anything that depends on it alone. A host that reaches the port and does not know the secret can
@@ -192,7 +192,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 }
 
 /// No other program makes the same key of the same secret.
-const KEY_DOMAIN: &[u8] = b"brigade meeting 2\0";
+const KEY_DOMAIN: &[u8] = b"brigade rendezvous 3\0";
 
 #[cfg(test)]
 mod tests {
@@ -206,11 +206,11 @@ mod tests {
         let key = |text: &str| Secret::new(text).unwrap().key();
         assert_eq!(key("known to all of us"), key(" known to all of us\n"));
         assert_ne!(key("known to all of us"), key("known to all of them"));
-        // Of Python's hashlib.sha256(b"brigade meeting 2\0" + b"0123456789abcdef").
+        // Of Python's hashlib.sha256(b"brigade rendezvous 3\0" + b"0123456789abcdef").
         assert_eq!(hex(&key("0123456789abcdef")), GOLDEN);
     }
 
-    const GOLDEN: &str = "5fc83e3d1bc948f1ddbf3dd11ad7bd9977b65f00103e1534379cc0a44615aac9";
+    const GOLDEN: &str = "251ebfda866113d3a5195f466da8987dd1fec233d13cdf44bf46461bfd9cfc78";
 
     #[test]
     fn generated_secrets_differ_and_are_text() {

@@ -122,7 +122,7 @@ fn a_coordinator_that_stood_still_gives_way() {
     for host in [&second, &third] {
         host.wait("attempt 1: 2 hosts, restart 1");
     }
-    // Its lease has ended, and others have elected somebody else: it comes to them.
+    // Its lease has ended, and others have elected another one: it comes to them.
     first.signal(Signal::SIGCONT);
     for host in [&first, &second, &third] {
         host.wait("attempt 2: 3 hosts, restart 1");
@@ -170,10 +170,10 @@ impl Agent {
             timeout: Duration::from_secs(60),
             limits: TimeLimits::default(),
         };
-        let mut meeting = Rendezvous::start(plan).unwrap();
+        let mut rendezvous = Rendezvous::start(plan).unwrap();
         let (mut link, _coordinator) = loop {
-            wait(meeting.fd(), None);
-            match meeting.next() {
+            wait(rendezvous.fd(), None);
+            match rendezvous.next() {
                 Some(RendezvousNotice::Join(link)) => break (link, None),
                 Some(RendezvousNotice::Serve { listener, address }) => {
                     println!("> serves at {address}:{}", listener.port());

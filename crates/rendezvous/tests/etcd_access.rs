@@ -48,7 +48,7 @@ fn elect_within(
     endpoint: &str,
     access: EtcdAccess,
 ) -> Result<(), RendezvousError> {
-    let mut meeting = Rendezvous::start(RendezvousPlan {
+    let mut rendezvous = Rendezvous::start(RendezvousPlan {
         method: DiscoveryMethod::Etcd {
             endpoints: endpoint.into(),
             access,
@@ -62,8 +62,8 @@ fn elect_within(
     })
     .unwrap();
     loop {
-        let _ = poll(&mut [PollFd::new(meeting.fd(), PollFlags::POLLIN)], PollTimeout::NONE);
-        match meeting.next() {
+        let _ = poll(&mut [PollFd::new(rendezvous.fd(), PollFlags::POLLIN)], PollTimeout::NONE);
+        match rendezvous.next() {
             Some(RendezvousNotice::Serve { .. }) => return Ok(()),
             Some(RendezvousNotice::Failed(error)) => return Err(error),
             Some(RendezvousNotice::Say(_)) | None => {}
@@ -168,7 +168,7 @@ fn users_and_passwords() {
     for (user, password, named) in [
         (Some("trainer"), Some("wrong"), "refuses user `trainer`: "),
         (Some("trainer"), None, "refuses user `trainer`: "),
-        (Some("nobody"), Some("right"), "refuses user `nobody`: "),
+        (Some("nothing"), Some("right"), "refuses user `nothing`: "),
         (None, None, "refuses a client without a user: "),
     ] {
         let error = refused(etcd.endpoint(), access(user, password));

@@ -1,4 +1,4 @@
-//! Attacks on a meeting over TCP: by hosts that do not know the secret, and from the middle.
+//! Attacks on a rendezvous over TCP: by hosts that do not know the secret, and from the middle.
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 use std::io::{self, Read, Write};
@@ -80,7 +80,7 @@ impl Served {
 
 /// Meets the coordinator at this port.
 fn meet(port: u16, secret: Option<Secret>) -> Result<Link, RendezvousError> {
-    let mut meeting = Rendezvous::start(RendezvousPlan {
+    let mut rendezvous = Rendezvous::start(RendezvousPlan {
         method: DiscoveryMethod::Static { node_rank: 1, address: "127.0.0.1".into(), port },
         run_id: RUN_ID.into(),
         host: "node2".into(),
@@ -90,8 +90,8 @@ fn meet(port: u16, secret: Option<Secret>) -> Result<Link, RendezvousError> {
     })
     .unwrap();
     loop {
-        let _ = poll(&mut [PollFd::new(meeting.fd(), PollFlags::POLLIN)], PollTimeout::NONE);
-        match meeting.next() {
+        let _ = poll(&mut [PollFd::new(rendezvous.fd(), PollFlags::POLLIN)], PollTimeout::NONE);
+        match rendezvous.next() {
             Some(RendezvousNotice::Join(link)) => return Ok(link),
             Some(RendezvousNotice::Failed(error)) => return Err(error),
             Some(RendezvousNotice::Say(_)) | None => {}
@@ -339,7 +339,7 @@ fn the_name_of_the_job_is_never_told() {
 
 #[test]
 fn no_peer_writes_on_the_terminal_what_it_likes() {
-    // Anybody may join a job without a secret: sets the clipboard (OSC 52), clears the screen, and adds
+    // Any program may join a job without a secret: sets the clipboard (OSC 52), clears the screen, and adds
     // a line that looks like one of ours.
     let served = serve(None);
     let evil = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\nbrigade: job finished\u{202e}".to_owned();

@@ -35,7 +35,7 @@ fn coming_back_after_a_cut_takes_one_round_trip() {
                 disturb(agents, if all { agents } else { 1 }, Disturbance::Cut, time, 7)
             });
             for cost in &costs {
-                // A request, its answer, and nobody stops.
+                // A request, its answer, and nothing stops.
                 assert_eq!((cost.messages, cost.attempts, cost.refused), (2, 1, 0), "{costs:?}");
                 assert!(cost.bytes <= costs[0].bytes + 16, "{costs:?}");
                 // An attempt to connect that began before the end of the cut, and a pause.

@@ -387,9 +387,9 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
 // Has the ranks of one host share memory. A rank that is not ours (Python on c10d's own Gloo) has no key,
 // and then all use Gloo alone. The keys tell it for certain: each rank sets its own before it connects,
 // and each looks when all have connected.
-class Meeting {
+class Rendezvous {
  public:
-  Meeting(const Store& store, int rank, int size, bool share)
+  Rendezvous(const Store& store, int rank, int size, bool share)
       : store_(store.live()), rank_(rank), size_(size), share_(share && size > 1) {
     if (rank == 0 && share_) {
       memory_ = SharedMemory::make(size);
@@ -455,9 +455,9 @@ std::unique_ptr<Group> gloo_group(
   }
   opts->threads = static_cast<int>(opts->devices.size()) * 2;
   opts->group_name = std::string(options.name);
-  Meeting meeting(store, rank, size, options.share_memory);
+  Rendezvous rendezvous(store, rank, size, options.share_memory);
   auto backend = c10::make_intrusive<AbortableGloo>(store.live(), rank, size, opts);
-  meeting.after_connecting(*backend);
+  rendezvous.after_connecting(*backend);
   auto group = wrap_backend(
       store,
       rank,

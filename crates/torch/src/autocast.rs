@@ -33,14 +33,14 @@ impl Autocast {
     /// weight that several operations use is cast once; the outermost scope forgets the casts at its end.
     ///
     /// # Errors
-    /// [`Error::Misuse`] for another kind, or a device without autocast.
+    /// [`Error::InvalidArgument`] for another kind, or a device without autocast.
     pub fn enter(device: Device, kind: Kind, cache: bool) -> Result<Self, Error> {
         let device = match device {
             Device::Cpu => 0,
             Device::Cuda(_) => 1,
             Device::Mps => 13,
             Device::Vulkan => {
-                return Err(Error::Misuse(format!("autocast: {device:?} has none")));
+                return Err(Error::InvalidArgument(format!("autocast: {device:?} has none")));
             }
         };
         let (enabled, dtype) = match kind {
@@ -48,7 +48,7 @@ impl Autocast {
             Kind::BFloat16 => (true, 15),
             Kind::Float => (false, 15),
             other => {
-                return Err(Error::Misuse(format!(
+                return Err(Error::InvalidArgument(format!(
                     "autocast: expected Half, BFloat16 or Float, found {other:?}"
                 )));
             }

@@ -167,7 +167,7 @@ pub fn gradient(parameter: &Tensor) -> Result<Option<Tensor>, Error> {
 /// Gives a parameter a gradient, in place of the one it had: a checkpoint within an accumulation window.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when the parameter cannot have one; [`Error::Misuse`] when shape, kind or device
+/// [`Error::Libtorch`] when the parameter cannot have one; [`Error::InvalidArgument`] when shape, kind or device
 /// are not the parameter's.
 pub fn set_gradient(parameter: &Tensor, gradient: &Tensor) -> Result<(), Error> {
     let (expected, found) = (parameter.size(), gradient.size());
@@ -175,7 +175,7 @@ pub fn set_gradient(parameter: &Tensor, gradient: &Tensor) -> Result<(), Error> 
         && parameter.device() == gradient.device()
         && expected == found;
     if !alike {
-        return Err(Error::Misuse(format!(
+        return Err(Error::InvalidArgument(format!(
             "a gradient has its parameter's shape, kind and device: expected {expected:?} of {:?}, \
              found {found:?} of {:?}",
             parameter.f_kind()?,

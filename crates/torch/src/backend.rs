@@ -74,9 +74,11 @@ impl Backend {
     /// Checks what was asked for, before the network is touched.
     pub(crate) fn check(&self, name: &str) -> Result<(), Error> {
         match self {
-            Self::Gloo(GlooDevice::Interfaces(names)) if names.is_empty() => Err(Error::Misuse(
-                format!("group {name:?}: no network interface given; use GlooDevice::Default"),
-            )),
+            Self::Gloo(GlooDevice::Interfaces(names)) if names.is_empty() => {
+                Err(Error::InvalidArgument(format!(
+                    "group {name:?}: no network interface given; use GlooDevice::Default"
+                )))
+            }
             _ => Ok(()),
         }
     }

@@ -49,7 +49,7 @@ fn run_hook(
     // A panic must not cross the border.
     let run = std::panic::AssertUnwindSafe(|| (hook.run)(bucket));
     std::panic::catch_unwind(run)
-        .unwrap_or_else(|_| Err(Error::Misuse("a communication hook panicked".into())))
+        .unwrap_or_else(|_| Err(Error::InvalidArgument("a communication hook panicked".into())))
 }
 
 /// What computes a part of a forward from its inputs.
@@ -71,7 +71,9 @@ fn run_recompute(recompute: &Recompute, inputs: &CxxVector<ffi::Tensor>) -> Resu
         Err(text.unwrap_or("it panicked").to_owned())
     });
     done.map_err(|reason| {
-        Error::Misuse(format!("a recomputed part of the forward failed the second time: {reason}"))
+        Error::InvalidArgument(format!(
+            "a recomputed part of the forward failed the second time: {reason}"
+        ))
     })
 }
 

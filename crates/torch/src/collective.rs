@@ -70,7 +70,7 @@ impl ProcessGroup {
 
     fn one_per_rank(&self, operation: &'static str, list: &[Tensor]) -> Result<Vec<Tensor>, Error> {
         if list.len() != self.size() {
-            return Err(self.misuse(
+            return Err(self.invalid_argument(
                 operation,
                 format!("expected one tensor per rank ({}), found {}", self.size(), list.len()),
             ));
@@ -95,7 +95,7 @@ impl ProcessGroup {
             "expected shape {:?} of {:?}, found {:?} of {:?}",
             expected.0, expected.1, found.0, found.1
         );
-        Err(self.misuse(operation, text))
+        Err(self.invalid_argument(operation, text))
     }
 
     /// The shape of a tensor whose rows divide evenly among the ranks.
@@ -103,7 +103,7 @@ impl ProcessGroup {
         let shape = input.size();
         match shape.first() {
             Some(rows) if rows % self.size() as i64 == 0 => Ok(shape),
-            _ => Err(self.misuse(
+            _ => Err(self.invalid_argument(
                 operation,
                 format!("a tensor of shape {shape:?} has no equal parts for {} ranks", self.size()),
             )),
@@ -113,7 +113,7 @@ impl ProcessGroup {
     fn rank_number(&self, operation: &'static str, rank: usize) -> Result<i32, Error> {
         match i32::try_from(rank) {
             Ok(number) if rank < self.size() => Ok(number),
-            _ => Err(self.misuse(
+            _ => Err(self.invalid_argument(
                 operation,
                 format!("rank {rank} does not exist among {} ranks", self.size()),
             )),
@@ -121,7 +121,7 @@ impl ProcessGroup {
     }
 
     /// What this rank can see to be wrong by itself.
-    fn misuse(&self, operation: &'static str, detail: String) -> Error {
+    fn invalid_argument(&self, operation: &'static str, detail: String) -> Error {
         Error::Collective(Box::new(CollectiveError {
             operation,
             group: self.name().to_owned(),

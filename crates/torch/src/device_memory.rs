@@ -32,7 +32,9 @@ impl DeviceMemory {
         let Device::Cuda(index) = device else { return Ok(None) };
         let failed = |error: &cxx::Exception| Error::libtorch("device_memory", error);
         let index = i8::try_from(index).map_err(|_| {
-            Error::Misuse(format!("cuda:{index} is no device of libtorch: at most 128 are"))
+            Error::InvalidArgument(format!(
+                "cuda:{index} is no device of libtorch: at most 128 are"
+            ))
         })?;
         let found = ffi::device_memory(index).map_err(|error| failed(&error))?;
         let ffi::DeviceMemory { allocated, peak, reserved } = found;

@@ -39,7 +39,7 @@ pub enum Error {
     Tensor(tch::TchError),
     /// The caller asked for something that cannot be.
     #[error("{0}")]
-    Misuse(String),
+    InvalidArgument(String),
     /// The model of this rank is not the model of rank 0.
     #[error(
         "the models of rank 0 and rank {rank} differ: rank 0 has {expected}, rank {rank} has \

@@ -27,10 +27,10 @@ impl Fetch {
     /// Begins to copy a tensor of one `int64`. Everything that the device was given so far comes first.
     ///
     /// # Errors
-    /// [`Error::Misuse`] for another tensor; [`Error::Libtorch`] when the device refuses.
+    /// [`Error::InvalidArgument`] for another tensor; [`Error::Libtorch`] when the device refuses.
     pub fn start(tensor: &Tensor) -> Result<Self, Error> {
         if tensor.f_kind()? != Kind::Int64 || tensor.numel() != 1 {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "a fetch is of one int64, found {:?} of shape {:?}",
                 tensor.f_kind()?,
                 tensor.size()

@@ -127,7 +127,7 @@ impl ProcessGroup {
     /// Joins `size` ranks over a store. Returns when all have connected.
     ///
     /// # Errors
-    /// [`Error::Misuse`] when `rank` is not below `size`; [`Error::Collective`] of operation
+    /// [`Error::InvalidArgument`] when `rank` is not below `size`; [`Error::Collective`] of operation
     /// `new_group` when a rank does not come within the time limit or an interface is unknown.
     pub fn new(
         store: &Store,
@@ -150,24 +150,25 @@ impl ProcessGroup {
         let GroupOptions { name, store_key, timeout, device, debug, share_memory } = options;
         let size = ranks.len();
         if rank >= size {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "group {name:?}: rank {rank} does not exist among {size} ranks (0 to {})",
                 size.saturating_sub(1)
             )));
         }
         let narrow = |n: usize| {
-            i32::try_from(n).map_err(|_| Error::Misuse(format!("group {name:?} of {size} ranks")))
+            i32::try_from(n)
+                .map_err(|_| Error::InvalidArgument(format!("group {name:?} of {size} ranks")))
         };
         let (rank32, size32) = (narrow(rank)?, narrow(size)?);
         backend.check(&name)?;
         // PyTorch's layout, so that its ranks and ours can meet: the group's part, then the device's.
         let own = store.prefix(&format!("{}/", store_key.as_ref().unwrap_or(&name)))?;
-        let meeting_point = own.prefix(match &backend {
+        let keys = own.prefix(match &backend {
             Backend::Nccl => "cuda/",
             Backend::Gloo(_) | Backend::Fake => "cpu/",
         })?;
         let rank_info = RankInfo {
-            store: &meeting_point,
+            store: &keys,
             rank: rank32,
             size: size32,
             name: &name,
@@ -176,7 +177,7 @@ impl ProcessGroup {
         };
         own.set(&joined(rank), b"1")?;
         // The ranks meet within the group's own time limit.
-        meeting_point.set_timeout(timeout)?;
+        keys.set_timeout(timeout)?;
         let begun = Instant::now();
         let group = backend.connect(&rank_info).map_err(|error| {
             let thrown = Thrown::read(&error);
@@ -229,7 +230,7 @@ impl ProcessGroup {
     /// calls it, with the same list; those that are not in the list get `None`.
     ///
     /// # Errors
-    /// [`Error::Misuse`] for an empty list, a rank that does not exist or one that is named twice;
+    /// [`Error::InvalidArgument`] for an empty list, a rank that does not exist or one that is named twice;
     /// otherwise as [`ProcessGroup::new`].
     pub fn subgroup(&self, ranks: &[usize]) -> Result<Option<Self>, Error> {
         let inner = &self.inner;
@@ -238,13 +239,13 @@ impl ProcessGroup {
         for &rank in ranks {
             match seen.get_mut(rank) {
                 None => {
-                    return Err(Error::Misuse(format!(
+                    return Err(Error::InvalidArgument(format!(
                         "subgroup of {:?}: rank {rank} does not exist among {} ranks",
                         inner.name, inner.size
                     )));
                 }
                 Some(true) => {
-                    return Err(Error::Misuse(format!(
+                    return Err(Error::InvalidArgument(format!(
                         "subgroup of {:?}: rank {rank} is named twice in {ranks:?}",
                         inner.name
                     )));
@@ -253,7 +254,10 @@ impl ProcessGroup {
             }
         }
         if ranks.is_empty() {
-            return Err(Error::Misuse(format!("subgroup of {:?}: no ranks given", inner.name)));
+            return Err(Error::InvalidArgument(format!(
+                "subgroup of {:?}: no ranks given",
+                inner.name
+            )));
         }
         let Some(rank) = ranks.iter().position(|&rank| rank == inner.rank) else {
             return Ok(None);

@@ -116,7 +116,7 @@ impl Reducer {
         let group = self.group().clone();
         let run = Box::new(move |mut bucket: Bucket| {
             hook.reduce(&group, &mut bucket).map_err(|error| {
-                let text = Error::Misuse(error.to_string());
+                let text = Error::InvalidArgument(error.to_string());
                 group.keep_hook_error(error);
                 text
             })

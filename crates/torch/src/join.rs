@@ -78,7 +78,7 @@ impl Reducer {
     ///
     /// # Errors
     /// [`Error::Collective`] when a peer is gone; [`Error::EarlyTermination`] when that was asked for;
-    /// [`Error::Misuse`] when the others disagree, or outside of a join; that of a [`crate::GradientHook`].
+    /// [`Error::InvalidArgument`] when the others disagree, or outside of a join; that of a [`crate::GradientHook`].
     pub fn shadow(&self) -> Result<Shadowed, Error> {
         let roll = self.roll(GONE)?;
         if roll.active == 0 {
@@ -165,7 +165,7 @@ impl Reducer {
         let authority = answers.iter().rposition(|&answer| answer != GONE);
         let mut join = self.join.borrow_mut();
         let Some(join) = join.as_mut() else {
-            return Err(Error::Misuse(
+            return Err(Error::InvalidArgument(
                 "shadow: no join is in progress; call begin_join first".into(),
             ));
         };
@@ -180,7 +180,7 @@ impl Reducer {
         if let (Some(with), Some(without)) =
             (those(WITH_REDUCTION).next(), those(WITHOUT_REDUCTION).next())
         {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "join: rank {with} reduces its gradients after this forward and rank {without} does not; \
                  end accumulation windows at the same batches on all ranks that have data"
             )));
@@ -192,7 +192,9 @@ impl Reducer {
     fn rebuild(&self) -> Result<(), Error> {
         ffi::reducer_rebuild_buckets(self.raw()).map(drop).map_err(|error| {
             match Error::libtorch("join", &error) {
-                Error::Libtorch { fault: Fault::Invalid, detail, .. } => Error::Misuse(detail),
+                Error::Libtorch { fault: Fault::Invalid, detail, .. } => {
+                    Error::InvalidArgument(detail)
+                }
                 other => other,
             }
         })

@@ -46,7 +46,7 @@ elements! {
 /// A CPU tensor of the given shape that takes over the memory of `data` (row-major), without a copy.
 ///
 /// # Errors
-/// [`Error::Misuse`] when the product of `shape` is not the length of `data`.
+/// [`Error::InvalidArgument`] when the product of `shape` is not the length of `data`.
 ///
 /// ```no_run
 /// let t = brigade_torch::from_vec(vec![1f32, 2., 3., 4., 5., 6.], &[2, 3]).unwrap();
@@ -58,7 +58,7 @@ pub fn from_vec<T: Element>(mut data: Vec<T>, shape: &[i64]) -> Result<Tensor, E
         usize::try_from(length).ok().and_then(|length| product.checked_mul(length))
     });
     if elements != Some(data.len()) {
-        return Err(Error::Misuse(format!(
+        return Err(Error::InvalidArgument(format!(
             "a tensor of shape {shape:?} cannot be made of {} elements",
             data.len()
         )));
@@ -89,7 +89,7 @@ pub struct Elements<'a, T> {
 /// Looks at the elements of a contiguous CPU tensor, to copy from them: all, or parts.
 ///
 /// # Errors
-/// [`Error::Misuse`] when the element type is another one, or the tensor is on a device, sparse or not
+/// [`Error::InvalidArgument`] when the element type is another one, or the tensor is on a device, sparse or not
 /// contiguous (call `contiguous()` first).
 ///
 /// ```no_run
@@ -101,7 +101,10 @@ pub struct Elements<'a, T> {
 pub fn elements<T: Element>(tensor: &Tensor) -> Result<Elements<'_, T>, Error> {
     let kind = tensor.f_kind()?;
     if kind != T::KIND {
-        return Err(Error::Misuse(format!("expected a tensor of {:?}, found {kind:?}", T::KIND)));
+        return Err(Error::InvalidArgument(format!(
+            "expected a tensor of {:?}, found {kind:?}",
+            T::KIND
+        )));
     }
     memory_of("elements", tensor)?;
     Ok(Elements { tensor, element: PhantomData })
@@ -110,7 +113,7 @@ pub fn elements<T: Element>(tensor: &Tensor) -> Result<Elements<'_, T>, Error> {
 /// Looks at the memory of a contiguous CPU tensor of any kind, to copy its bytes: for files.
 ///
 /// # Errors
-/// [`Error::Misuse`] when the tensor is on a device, sparse or not contiguous.
+/// [`Error::InvalidArgument`] when the tensor is on a device, sparse or not contiguous.
 pub fn bytes(tensor: &Tensor) -> Result<Elements<'_, u8>, Error> {
     memory_of("bytes", tensor)?;
     Ok(Elements { tensor, element: PhantomData })
@@ -221,7 +224,7 @@ impl<T> fmt::Debug for Elements<'_, T> {
 /// use the storage through another handle. The bytes of truth values are brought to 0 and 1 afterwards.
 ///
 /// # Errors
-/// [`Error::Misuse`] when the tensor is on a device, sparse or not contiguous; the errors of `fill`.
+/// [`Error::InvalidArgument`] when the tensor is on a device, sparse or not contiguous; the errors of `fill`.
 pub(crate) fn fill_bytes<E: From<Error>>(
     tensor: &mut Tensor,
     fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
@@ -251,7 +254,7 @@ pub(crate) fn fill_bytes<E: From<Error>>(
 fn memory_of(doing: &'static str, tensor: &Tensor) -> Result<(usize, usize), Error> {
     let failed = |error: cxx::Exception| Error::libtorch(doing, &error);
     if !ffi::tensor_is_plain(borrow(tensor)).map_err(failed)? {
-        return Err(Error::Misuse(format!(
+        return Err(Error::InvalidArgument(format!(
             "{doing}: expected a contiguous tensor on the CPU; call \
              to_device(Device::Cpu).contiguous()"
         )));

@@ -9,7 +9,7 @@ use crate::error::Error;
 /// same tensor where it has them there.
 ///
 /// # Errors
-/// [`Error::Misuse`] for another number of dimensions; [`Error::Libtorch`] without memory.
+/// [`Error::InvalidArgument`] for another number of dimensions; [`Error::Libtorch`] without memory.
 ///
 /// ```no_run
 /// use brigade_torch::{Device, Kind, Tensor, channels_last, is_channels_last};
@@ -22,7 +22,7 @@ use crate::error::Error;
 /// ```
 pub fn channels_last(tensor: &Tensor) -> Result<Tensor, Error> {
     if tensor.dim() != 4 {
-        return Err(Error::Misuse(format!(
+        return Err(Error::InvalidArgument(format!(
             "channels_last: expected [n, c, h, w], found {:?}",
             tensor.size()
         )));

@@ -48,7 +48,7 @@ pub fn sync_batch_norm(
     eps: f64,
 ) -> Result<Tensor, Error> {
     if input.dim() < 2 {
-        return Err(Error::Misuse(format!(
+        return Err(Error::InvalidArgument(format!(
             "sync_batch_norm: expected [n, channels, …], found a tensor of shape {:?}",
             input.size()
         )));

@@ -18,7 +18,7 @@ impl ProcessGroup {
     /// Rank `root`'s object, on every rank. Only the root gives one.
     ///
     /// # Errors
-    /// [`Error::Object`] on every rank when the root's object cannot be carried; [`Error::Misuse`] when
+    /// [`Error::Object`] on every rank when the root's object cannot be carried; [`Error::InvalidArgument`] when
     /// the root gives none; otherwise [`Error::Collective`].
     #[track_caller]
     pub fn broadcast_object<T>(&self, object: Option<&T>, root: usize) -> Result<T, Error>
@@ -38,7 +38,9 @@ impl ProcessGroup {
         let bytes = match packed {
             Some(Err(error)) => return Err(error),
             None if here => {
-                return Err(Error::Misuse(format!("{OPERATION}: rank {root} must give an object")));
+                return Err(Error::InvalidArgument(format!(
+                    "{OPERATION}: rank {root} must give an object"
+                )));
             }
             Some(Ok(bytes)) => Some(bytes),
             None => None,

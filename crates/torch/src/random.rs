@@ -8,7 +8,7 @@ use crate::error::Error;
 /// The state of a device's default generator: what dropout and random tensors draw from.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when there is no such device; [`Error::Misuse`] for one that is neither CPU nor
+/// [`Error::Libtorch`] when there is no such device; [`Error::InvalidArgument`] for one that is neither CPU nor
 /// CUDA.
 ///
 /// ```no_run
@@ -36,8 +36,8 @@ fn number(device: Device) -> Result<i32, Error> {
     match device {
         Device::Cpu => Ok(-1),
         Device::Cuda(number) => i32::try_from(number)
-            .map_err(|_| Error::Misuse(format!("there is no CUDA device {number}"))),
-        other => Err(Error::Misuse(format!("random states of {other:?} are not kept"))),
+            .map_err(|_| Error::InvalidArgument(format!("there is no CUDA device {number}"))),
+        other => Err(Error::InvalidArgument(format!("random states of {other:?} are not kept"))),
     }
 }
 

@@ -126,7 +126,7 @@ impl Reducer {
     ///
     /// # Errors
     /// [`Error::ModelsDiffer`] on every rank, naming the first parameter or buffer that differs;
-    /// [`Error::Misuse`] without parameters; [`Error::Collective`].
+    /// [`Error::InvalidArgument`] without parameters; [`Error::Collective`].
     #[track_caller]
     pub fn new(
         group: &ProcessGroup,
@@ -135,7 +135,7 @@ impl Reducer {
         options: ReducerOptions,
     ) -> Result<Self, Error> {
         if parameters.is_empty() {
-            return Err(Error::Misuse(
+            return Err(Error::InvalidArgument(
                 "a reducer needs a parameter that is trained; a model without one needs no reducer"
                     .into(),
             ));
@@ -285,7 +285,7 @@ impl Reducer {
         let mut sunk = sunk.iter().map(|sunk| own(ffi::copy_handle(sunk)));
         let outputs = outputs.try_map(&mut |tensor| {
             if tensor.requires_grad() {
-                sunk.next().ok_or_else(|| Error::Misuse("TensorTree::try_map visited more tensors than TensorTree::visit of the same outputs".into()))
+                sunk.next().ok_or_else(|| Error::InvalidArgument("TensorTree::try_map visited more tensors than TensorTree::visit of the same outputs".into()))
             } else {
                 Ok(tensor.shallow_clone())
             }

@@ -24,12 +24,15 @@ impl Script {
     /// Reads a file, to the CPU.
     ///
     /// # Errors
-    /// [`Error::Libtorch`] when it cannot be read or is not TorchScript; [`Error::Misuse`] for a path that
+    /// [`Error::Libtorch`] when it cannot be read or is not TorchScript; [`Error::InvalidArgument`] for a path that
     /// is not UTF-8.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let text = path.to_str().ok_or_else(|| {
-            Error::Misuse(format!("libtorch takes paths in UTF-8 only: {}", path.display()))
+            Error::InvalidArgument(format!(
+                "libtorch takes paths in UTF-8 only: {}",
+                path.display()
+            ))
         })?;
         ffi::script_load(text)
             .map(Self)
@@ -140,7 +143,7 @@ impl ScriptValue {
         nodes: &mut impl Iterator<Item = ffi::ScriptNode>,
         tensors: &[Tensor],
     ) -> Result<Self, Error> {
-        let short = || Error::Misuse("a value of TorchScript ends early".into());
+        let short = || Error::InvalidArgument("a value of TorchScript ends early".into());
         let node = nodes.next().ok_or_else(short)?;
         let elements = |nodes: &mut _| {
             (0..node.count).map(|_| Self::read(nodes, tensors)).collect::<Result<Vec<_>, Error>>()

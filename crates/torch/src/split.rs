@@ -25,7 +25,7 @@ pub trait Split {
     /// Returns the number of elements to divide.
     ///
     /// # Errors
-    /// [`Error::Misuse`] for a scalar, or a map whose values differ in length.
+    /// [`Error::InvalidArgument`] for a scalar, or a map whose values differ in length.
     fn length(&self) -> Result<usize, Error>;
 
     /// Returns the elements of a range, with the last element of the whole repeated `repeats` times.
@@ -67,7 +67,9 @@ impl Split for Tensor {
     fn length(&self) -> Result<usize, Error> {
         match self.size().first() {
             Some(&rows) => Ok(rows.unsigned_abs() as usize),
-            None => Err(Error::Misuse("a scalar cannot be split between processes".into())),
+            None => {
+                Err(Error::InvalidArgument("a scalar cannot be split between processes".into()))
+            }
         }
     }
 
@@ -120,7 +122,7 @@ impl<S: Split> Split for BTreeMap<String, S> {
                 None => first = Some((key, found)),
                 Some((_, expected)) if found == expected => {}
                 Some((known, expected)) => {
-                    return Err(Error::Misuse(format!(
+                    return Err(Error::InvalidArgument(format!(
                         "a map is split by position: {known:?} has {expected} elements, {key:?} \
                          has {found}"
                     )));

@@ -75,9 +75,9 @@ impl TcpStore {
     /// # Errors
     /// When the socket cannot tell its own port.
     pub fn server_on(listener: TcpListener) -> Result<Self, Error> {
-        let address = listener
-            .local_addr()
-            .map_err(|e| Error::Misuse(format!("the store's socket has no address: {e}")))?;
+        let address = listener.local_addr().map_err(|e| {
+            Error::InvalidArgument(format!("the store's socket has no address: {e}"))
+        })?;
         let host = if address.ip().is_unspecified() {
             "localhost".to_owned()
         } else {
@@ -90,7 +90,7 @@ impl TcpStore {
     /// [`inherited_socket`].
     ///
     /// # Errors
-    /// [`Error::Misuse`] when the system cannot use it.
+    /// [`Error::InvalidArgument`] when the system cannot use it.
     ///
     /// ```no_run
     /// use brigade_torch::{TcpStore, inherited_socket};
@@ -202,12 +202,12 @@ impl TcpStore {
 /// is given once.
 ///
 /// # Errors
-/// [`Error::Misuse`] for a number that is not that of such a socket (the variable that named it is left over
+/// [`Error::InvalidArgument`] for a number that is not that of such a socket (the variable that named it is left over
 /// from another process), and for one that was given before.
 pub fn inherited_socket(fd: RawFd) -> Result<OwnedFd, Error> {
     static GIVEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
     let stale = |reason: String| {
-        Error::Misuse(format!(
+        Error::InvalidArgument(format!(
             "the launcher said that descriptor {fd} is the store's socket, but {reason}; start the program \
              with `brigade launch`, or unset BRIGADE_STORE_FD"
         ))
@@ -263,19 +263,21 @@ impl Store {
     /// of them to drop its store removes the file.
     ///
     /// # Errors
-    /// [`Error::Misuse`] when the file's folder does not exist; [`Error::Store`] when it cannot be
+    /// [`Error::InvalidArgument`] when the file's folder does not exist; [`Error::Store`] when it cannot be
     /// written.
     pub fn file(path: impl AsRef<Path>, world_size: usize) -> Result<Self, Error> {
         let path = path.as_ref();
         let text = path.to_str().ok_or_else(|| {
-            Error::Misuse(format!("the store's path {} is not UTF-8", path.display()))
+            Error::InvalidArgument(format!("the store's path {} is not UTF-8", path.display()))
         })?;
         // libtorch would try again and again until its time limit.
         if !path.parent().is_none_or(|folder| folder.as_os_str().is_empty() || folder.is_dir()) {
-            return Err(Error::Misuse(format!("the store's file {text} has no folder to be in")));
+            return Err(Error::InvalidArgument(format!(
+                "the store's file {text} has no folder to be in"
+            )));
         }
         let world = i32::try_from(world_size)
-            .map_err(|_| Error::Misuse(format!("a store for {world_size} processes")))?;
+            .map_err(|_| Error::InvalidArgument(format!("a store for {world_size} processes")))?;
         let handle = ffi::file_store(text, world)
             .map_err(|error| store_error("open", text.to_owned(), &error))?;
         Ok(Self::new(handle, format!("file://{text}")))

@@ -100,7 +100,7 @@ pub trait TensorTree {
     /// Builds a tree of this structure from tensors in the order of [`visit`](TensorTree::visit).
     ///
     /// # Errors
-    /// [`Error::Misuse`] when the structure is that of another type, or when there are too few tensors.
+    /// [`Error::InvalidArgument`] when the structure is that of another type, or when there are too few tensors.
     fn from_spec(
         spec: &TreeSpec,
         tensors: &mut dyn Iterator<Item = Tensor>,
@@ -123,14 +123,14 @@ pub trait TensorTree {
     /// Returns the size of the first dimension, which all tensors have in common.
     ///
     /// # Errors
-    /// [`Error::Misuse`] for a tree without tensors, for a scalar, and where tensors differ in it.
+    /// [`Error::InvalidArgument`] for a tree without tensors, for a scalar, and where tensors differ in it.
     fn rows(&self) -> Result<usize, Error> {
         let mut shapes = Vec::new();
         self.visit(&mut |tensor| shapes.push(tensor.size()));
         let rows = shapes.first().and_then(|shape| shape.first()).copied();
         match rows.and_then(|rows| usize::try_from(rows).ok()) {
             Some(count) if shapes.iter().all(|shape| shape.first().copied() == rows) => Ok(count),
-            _ => Err(Error::Misuse(format!(
+            _ => Err(Error::InvalidArgument(format!(
                 "tensors of shapes {shapes:?} have no common number of rows: expected the same first \
                  dimension in all"
             ))),
@@ -158,10 +158,12 @@ pub trait TensorTree {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Misuse`] for a size of 0, and as [`rows`](TensorTree::rows).
+    /// [`Error::InvalidArgument`] for a size of 0, and as [`rows`](TensorTree::rows).
     fn split_rows(&self, size: usize) -> Result<Vec<Self::Owned>, Error> {
         if size == 0 {
-            return Err(Error::Misuse("split_rows: expected a size of 1 or more, found 0".into()));
+            return Err(Error::InvalidArgument(
+                "split_rows: expected a size of 1 or more, found 0".into(),
+            ));
         }
         let rows = self.rows()?;
         (0..rows)
@@ -173,7 +175,7 @@ pub trait TensorTree {
     /// Joins trees of one structure along the first dimension of every tensor.
     ///
     /// # Errors
-    /// [`Error::Misuse`] for no tree and where structures differ; [`Error::Tensor`] where shapes differ in
+    /// [`Error::InvalidArgument`] for no tree and where structures differ; [`Error::Tensor`] where shapes differ in
     /// another dimension.
     fn concat_rows(trees: &[&Self]) -> Result<Self::Owned, Error> {
         join(trees, "concat_rows", |tensors| Tensor::f_cat(tensors, 0))
@@ -194,7 +196,9 @@ fn join<T: TensorTree + ?Sized>(
     f: impl Fn(&[&Tensor]) -> Result<Tensor, tch::TchError>,
 ) -> Result<T::Owned, Error> {
     let Some(first) = trees.first() else {
-        return Err(Error::Misuse(format!("{operation}: expected at least one tree, found none")));
+        return Err(Error::InvalidArgument(format!(
+            "{operation}: expected at least one tree, found none"
+        )));
     };
     let spec = first.spec();
     let mut columns: Vec<Vec<&Tensor>> = Vec::new();
@@ -204,7 +208,7 @@ fn join<T: TensorTree + ?Sized>(
         let mut leaves = Vec::new();
         tree.visit(&mut |tensor| leaves.push(tensor));
         if found != spec || leaves.len() != columns.len() {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "{operation}: tree {position} differs in structure from the first: expected {spec}, \
                  found {found}"
             )));
@@ -251,7 +255,7 @@ impl TreeSpec {
     /// [`TensorTree::from_spec`].
     ///
     /// # Errors
-    /// [`Error::Misuse`] when this is something else.
+    /// [`Error::InvalidArgument`] when this is something else.
     pub fn tuple(&self, count: usize) -> Result<&[Self], Error> {
         match self {
             Self::Tuple(parts) if parts.len() == count => Ok(parts),
@@ -260,7 +264,7 @@ impl TreeSpec {
     }
 
     fn unexpected(&self, expected: &str) -> Error {
-        Error::Misuse(format!(
+        Error::InvalidArgument(format!(
             "a tree of tensors has another structure: expected {expected}, found {self}"
         ))
     }
@@ -327,7 +331,7 @@ impl TensorTree for Tensor {
     ) -> Result<Self::Owned, Error> {
         match spec {
             TreeSpec::Tensor => tensors.next().ok_or_else(|| {
-                Error::Misuse(
+                Error::InvalidArgument(
                     "a tree of tensors lacks one: too few tensors came with its structure".into(),
                 )
             }),

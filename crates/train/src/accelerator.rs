@@ -503,7 +503,7 @@ impl AcceleratorBuilder {
     /// Joins the other ranks.
     ///
     /// # Errors
-    /// As [`Accelerator::new`]; [`crate::Error::Misuse`] for zero accumulation steps, and for options that
+    /// As [`Accelerator::new`]; [`crate::Error::InvalidArgument`] for zero accumulation steps, and for options that
     /// contradict each other or [`AcceleratorBuilder::sharing`].
     pub fn build(self) -> Result<Accelerator> {
         self.options.comm_hook.check()?;
@@ -511,7 +511,7 @@ impl AcceleratorBuilder {
         let accumulation = Arc::new(Accumulation::new(settings)?);
         match (&self.processes, &self.sharing) {
             (Some(_), Some(_)) => {
-                return Err(Error::Misuse(
+                return Err(Error::InvalidArgument(
                     "the options `processes` and `sharing` contradict each other".into(),
                 ));
             }
@@ -574,7 +574,7 @@ impl AcceleratorBuilder {
         ];
         match set.iter().find(|(_, contradicts)| *contradicts) {
             None => Ok(()),
-            Some((option, _)) => Err(Error::Misuse(format!(
+            Some((option, _)) => Err(Error::InvalidArgument(format!(
                 "the option `{option}` contradicts `{source}`: it was decided when the job was joined; set \
                  it there"
             ))),

@@ -34,7 +34,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// The body's, when it is not about memory; [`Error::Leader`] when it was another rank's;
-    /// [`Error::NoBatchSize`] when a single sample does not fit; [`Error::Misuse`] for a start at 0.
+    /// [`Error::NoBatchSize`] when a single sample does not fit; [`Error::InvalidArgument`] for a start at 0.
     pub fn find_executable_batch_size<R, E: Into<Error>>(
         &self,
         start: usize,
@@ -47,7 +47,7 @@ impl Accelerator {
     /// fit.
     ///
     /// # Errors
-    /// As there; [`Error::Misuse`] when the next size is not smaller.
+    /// As there; [`Error::InvalidArgument`] when the next size is not smaller.
     pub fn find_executable_batch_size_by<R, E: Into<Error>>(
         &self,
         start: usize,
@@ -55,7 +55,7 @@ impl Accelerator {
         mut body: impl FnMut(usize) -> Result<R, E>,
     ) -> Result<R> {
         if start == 0 {
-            return Err(Error::Misuse(
+            return Err(Error::InvalidArgument(
                 "find_executable_batch_size: the first batch size is 0, expected at least 1".into(),
             ));
         }
@@ -80,7 +80,7 @@ impl Accelerator {
             release_memory(matches!(self.device(), Device::Cuda(_)))?;
             let smaller = next(size);
             if smaller >= size {
-                return Err(Error::Misuse(format!(
+                return Err(Error::InvalidArgument(format!(
                     "{SCOPE}: after {size} the next batch size is {smaller}, expected a smaller one"
                 )));
             }

@@ -88,7 +88,7 @@ impl Accelerator {
     /// there, the oldest beyond [`ProjectConfiguration::total_limit`] are removed.
     ///
     /// # Errors
-    /// As there; [`Error::Misuse`] without a project folder.
+    /// As there; [`Error::InvalidArgument`] without a project folder.
     pub fn save_state_numbered(&self) -> Result<PathBuf> {
         save::begin(self, &save::Target::Numbered)
     }
@@ -151,7 +151,7 @@ impl Accelerator {
     /// on. All ranks get rank 0's answer.
     ///
     /// # Errors
-    /// [`Error::Misuse`] without a project folder; [`Error::Torch`] when a peer is gone.
+    /// [`Error::InvalidArgument`] without a project folder; [`Error::Torch`] when a peer is gone.
     pub fn latest_checkpoint(&self) -> Result<Option<PathBuf>> {
         let folder = self.checkpoints.project.checkpoints()?;
         let found = self.on_main_process(|| match layout::latest(&folder) {

@@ -48,7 +48,7 @@ pub enum Error {
     Tensor(#[from] tch::TchError),
     /// The caller asked for something that cannot be.
     #[error("{0}")]
-    Misuse(String),
+    InvalidArgument(String),
     /// Ranks were given different data sets.
     #[error(
         "the ranks' loaders differ: rank 0 has {expected} samples, rank {rank} has {found}; build \
@@ -116,7 +116,7 @@ pub enum Error {
         reason: String,
     },
     /// A checkpoint passed validation and could not be read to its end afterwards: the disk
-    /// failed, or somebody changed the files meanwhile.
+    /// failed, or a user changed the files meanwhile.
     #[error(
         "the checkpoint {} passed validation and could not be read to its end, so models and optimizers are \
          partly changed; load it or another one again, or start anew: {source}",
@@ -210,7 +210,7 @@ impl From<brigade_optim::Error> for Error {
             Optim::State(mismatch) => Self::OptimizerState(mismatch),
             Optim::Schedule(error) => Self::Schedule(error),
             Optim::File(error) => Self::Checkpoint(error),
-            error => Self::Misuse(error.to_string()),
+            error => Self::InvalidArgument(error.to_string()),
         }
     }
 }
@@ -254,7 +254,7 @@ mod tests {
         let own = tch::TchError::Torch("no room".into());
         let error = Error::from(brigade_nn::Error::Torch { doing: "copy".into(), source: own });
         assert_eq!(format!("{error:?}"), error.to_string());
-        let source = brigade_torch::Error::Misuse("in use".into());
+        let source = brigade_torch::Error::InvalidArgument("in use".into());
         let text = format!("{:?}", Error::StorePort { port: 7, source });
         assert!(text.starts_with("rank 0 cannot serve") && text.ends_with(": in use"), "{text}");
     }

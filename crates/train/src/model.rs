@@ -141,7 +141,7 @@ impl<M> PreparedModel<M> {
     /// [`crate::Error::Model`] when the input does not fit, with the layer's name. The other ranks learn
     /// of it when this one leaves.
     ///
-    /// [`crate::Error::Misuse`] when gradients are on and a parameter is trained that was frozen at
+    /// [`crate::Error::InvalidArgument`] when gradients are on and a parameter is trained that was frozen at
     /// `prepare`: the ranks would train it apart.
     #[track_caller]
     pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
@@ -179,7 +179,7 @@ impl<M> PreparedModel<M> {
     fn check_frozen(&self) -> Result<()> {
         match self.reduction.frozen.iter().find(|parameter| parameter.tensor.requires_grad()) {
             None => Ok(()),
-            Some(parameter) => Err(Error::Misuse(format!(
+            Some(parameter) => Err(Error::InvalidArgument(format!(
                 "parameter {:?} was frozen when the model was prepared and is trained now: its gradient \
                  would not be averaged over the ranks. Freeze it again, and call `set_trainable` of the \
                  prepared model instead",

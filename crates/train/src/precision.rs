@@ -61,10 +61,10 @@ impl FromStr for Precision {
             "no" => Ok(Self::No),
             "fp16" => Ok(Self::Fp16),
             "bf16" => Ok(Self::Bf16),
-            "fp8" => Err(Error::Misuse(
+            "fp8" => Err(Error::InvalidArgument(
                 "mixed precision fp8 needs kernels that Brigade does not have; use bf16".into(),
             )),
-            other => Err(Error::Misuse(format!(
+            other => Err(Error::InvalidArgument(format!(
                 "mixed precision is {other:?}, expected no, fp16 or bf16"
             ))),
         }
@@ -156,7 +156,7 @@ fn from_env() -> Result<Option<Precision>> {
     use brigade_world::env::ACCELERATE_MIXED_PRECISION as NAME;
     match std::env::var(NAME) {
         Ok(text) if !text.is_empty() => {
-            let with_name = |error| Error::Misuse(format!("{NAME}: {error}"));
+            let with_name = |error| Error::InvalidArgument(format!("{NAME}: {error}"));
             text.parse().map(Some).map_err(with_name)
         }
         _ => Ok(None),

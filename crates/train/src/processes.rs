@@ -66,7 +66,7 @@ impl Processes {
     /// Joins the other ranks; returns when all are connected.
     ///
     /// # Errors
-    /// [`crate::Error::World`] for contradicting variables of the environment; [`crate::Error::Misuse`] for
+    /// [`crate::Error::World`] for contradicting variables of the environment; [`crate::Error::InvalidArgument`] for
     /// contradicting options; [`crate::Error::Torch`] when the ranks do not find each other within the time
     /// limit.
     pub fn join(options: ConnectOptions) -> Result<Self> {

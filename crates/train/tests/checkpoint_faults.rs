@@ -308,7 +308,7 @@ dist_test!(
             let saved = |path: &Path| {
                 accelerator.save_state(path).and_then(|_| accelerator.wait_for_save())
             };
-            step!("where nobody may write");
+            step!("where nothing may write");
             let error = saved(Path::new("/proc/brigade/checkpoint")).unwrap_err();
             assert!(error.to_string().contains("/proc/brigade"), "{error}");
             step!("below a file");

@@ -72,7 +72,7 @@ dist_test!(world = 2, dist_another_shape_kind_or_place, |_world: World| -> Resul
     let lines: Vec<&str> =
         text.match_indices("debug.rs:").map(|(at, _)| &text[at..at + 12]).collect();
     assert!(lines.len() == 2 && lines[0] != lines[1], "{text}");
-    // Nobody has begun anything: the group still works.
+    // No rank has begun an operation: the group still works.
     assert!(accelerator.check_trigger().is_ok());
     Ok(())
 });

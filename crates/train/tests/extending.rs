@@ -303,7 +303,10 @@ fn contradicting_options_are_refused() -> Result<()> {
     assert!(error.to_string().contains("contradict each other"), "{error}");
     let two = World::on_one_host(0, WorldSize::new(2)?, StoreEndpoint::alone())?;
     let error = Accelerator::builder().world(two).build().unwrap_err();
-    assert!(matches!(error, Error::Misuse(_)) && error.to_string().contains("store"), "{error}");
+    assert!(
+        matches!(error, Error::InvalidArgument(_)) && error.to_string().contains("store"),
+        "{error}"
+    );
     Ok(())
 }
 

@@ -154,7 +154,7 @@ fn a_value_that_is_not_per_sample_is_refused() {
     assert!(accelerator.gather_for_metrics(&batch, &longer).is_err());
 }
 
-/// The numbers 0..n as a stream, whose length nobody knows before its end.
+/// The numbers 0..n as a stream, whose length is not known before its end.
 fn stream_each_once(accelerator: &Accelerator, n: i64, batch_size: usize) -> Result<()> {
     let stream = stream_from_fn(move |_epoch, _seed| (0..n).map(Ok));
     let loader = accelerator.prepare(StreamLoader::new(stream).batch_size(batch_size))?;

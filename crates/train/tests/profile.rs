@@ -125,7 +125,7 @@ fn all_steps_without_a_schedule_and_no_file() -> Result<()> {
     assert!(calls("ProfilerStep#0") >= 1 && calls("ProfilerStep#1") >= 1);
     // An error of the body leaves no recording behind.
     let failed = accelerator.profile(ProfileOptions::default(), |_| -> Result<()> {
-        Err(brigade_train::Error::Misuse("the body's own".into()))
+        Err(brigade_train::Error::InvalidArgument("the body's own".into()))
     });
     assert_eq!(failed.unwrap_err().to_string(), "the body's own");
     assert!(accelerator.profile(ProfileOptions::default(), |_| Ok(())).is_ok());

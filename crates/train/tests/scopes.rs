@@ -10,7 +10,7 @@ use brigade_train::{Accelerator, Error, ReduceOp, Result, Tensor};
 dist_test!(world = 3, dist_main_process_first_orders_the_ranks, |world: World| -> Result<()> {
     let accelerator = Accelerator::new()?;
     let store = accelerator.group().unwrap().store().clone();
-    // Rank 0's number must be drawn before anybody else's.
+    // Rank 0's number must be drawn before other ranks'.
     let turn = accelerator.main_process_first(|| store.add("turns", 1))?;
     assert_eq!(turn == 1, world.rank.as_usize() == 0, "turn {turn}");
     accelerator.wait_for_everyone()?;
@@ -24,7 +24,7 @@ dist_test!(world = 2, dist_a_leader_that_fails_fails_everybody, |world: World| {
     let ran = std::cell::Cell::new(false);
     let outcome = accelerator.main_process_first(|| {
         ran.set(true);
-        Err::<(), _>(Error::Misuse("no such mirror".into()))
+        Err::<(), _>(Error::InvalidArgument("no such mirror".into()))
     });
     let text = outcome.unwrap_err().to_string();
     assert!(text.contains("no such mirror"), "{text}");
@@ -35,7 +35,7 @@ dist_test!(world = 2, dist_a_leader_that_fails_fails_everybody, |world: World| {
     // The ranks are still in step.
     accelerator.wait_for_everyone().unwrap();
 
-    let last = accelerator.on_last_process(|| Err::<(), _>(Error::Misuse("last".into())));
+    let last = accelerator.on_last_process(|| Err::<(), _>(Error::InvalidArgument("last".into())));
     assert!(last.unwrap_err().to_string().contains("last"));
     accelerator.wait_for_everyone().unwrap();
 });

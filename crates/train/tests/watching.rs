@@ -151,7 +151,7 @@ dist_test!(world = 2, dist_rank_0_alone_writes, |_: World| -> Result<()> {
     let error = accelerator.log([("loss", 1.0)], 1).unwrap_err();
     assert!(error.to_string().contains("before init_trackers"), "{error}");
     accelerator.init_trackers("demo", &serde_json::json!({ "lr": 0.1 }))?;
-    assert!(matches!(accelerator.init_trackers("demo", &()), Err(Error::Misuse(_))));
+    assert!(matches!(accelerator.init_trackers("demo", &()), Err(Error::InvalidArgument(_))));
     accelerator.log([("loss", 0.5), ("accuracy", 0.9)], 3)?;
     accelerator.log([("stage", Value::from("late")), ("n", Value::from(2))], None)?;
     let jsonl = accelerator.tracker("jsonl")?;

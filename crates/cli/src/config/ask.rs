@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use brigade_config::questions::{Interview, Kind, Question};
+use brigade_config::questions::{Kind, Question, Questionnaire};
 use brigade_config::{Machine, Settings};
 use inquire::validator::Validation;
 use inquire::{Confirm, InquireError, Select, Text};
@@ -25,28 +25,28 @@ pub(super) fn ask(path: &Path, force: bool, machine: Machine) -> anyhow::Result<
             Err(error) => return ended(error).map(|()| None),
         }
     }
-    let mut interview = Interview::new(machine);
-    while let Some(question) = interview.next() {
-        match put(&interview, question) {
+    let mut questionnaire = Questionnaire::new(machine);
+    while let Some(question) = questionnaire.next() {
+        match put(&questionnaire, question) {
             Ok(Some(answer)) => {
                 // The prompt has let nothing else through.
-                if let Err(reason) = interview.answer(question, &answer) {
-                    anyhow::bail!("{} {answer}: {reason}", interview.prompt(question));
+                if let Err(reason) = questionnaire.answer(question, &answer) {
+                    anyhow::bail!("{} {answer}: {reason}", questionnaire.prompt(question));
                 }
             }
             Ok(None) => {
-                interview.back();
+                questionnaire.back();
             }
             Err(error) => return ended(error).map(|()| None),
         }
     }
-    Ok(Some(interview.settings()))
+    Ok(Some(questionnaire.settings()))
 }
 
 /// One question; `None` to go back.
-fn put(interview: &Interview, question: Question) -> Result<Option<String>, InquireError> {
-    let prompt = interview.prompt(question);
-    match interview.kind(question) {
+fn put(questionnaire: &Questionnaire, question: Question) -> Result<Option<String>, InquireError> {
+    let prompt = questionnaire.prompt(question);
+    match questionnaire.kind(question) {
         Kind::Choice { options, default } => {
             let options: Vec<Choice> =
                 options.into_iter().map(|(word, meaning)| Choice { word, meaning }).collect();
@@ -64,7 +64,7 @@ fn put(interview: &Interview, question: Question) -> Result<Option<String>, Inqu
             Ok(answer.map(|yes| if yes { "yes" } else { "no" }.to_owned()))
         }
         Kind::Text { default, help } => {
-            let (judge, fallback) = (interview.clone(), default.clone());
+            let (judge, fallback) = (questionnaire.clone(), default.clone());
             let validator = move |input: &str| {
                 let answer = or_default(input, fallback.as_deref());
                 Ok(match judge.check(question, &answer) {

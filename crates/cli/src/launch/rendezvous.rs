@@ -119,10 +119,10 @@ fn way(layers: &Layer, serve: Option<bool>) -> Result<Route, ConfigError> {
     if settings.hosts.is_some() || settings.hostfile.is_some() {
         return Ok(Route::Hosts);
     }
-    meeting(layers, nodes, serve).map(Route::Here)
+    rendezvous(layers, nodes, serve).map(Route::Here)
 }
 
-fn meeting(
+fn rendezvous(
     layers: &Layer,
     nodes: NodeRange,
     serve: Option<bool>,
@@ -234,7 +234,7 @@ fn numbered(layers: &Layer, nodes: NodeRange) -> Result<RendezvousMode, ConfigEr
 #[derive(Clone, Copy, Debug, Default)]
 struct Conf {
     waits: RendezvousTimeouts,
-    /// This host serves the meeting.
+    /// This host serves the rendezvous.
     serve: Option<bool>,
     /// How long a host may be silent.
     heartbeat: Option<Duration>,
@@ -316,13 +316,13 @@ fn endpoint_of(layers: &Layer, text: &str, default: u16) -> Result<Endpoint, Con
 /// Errors say which key is wrong, or that the file with the password cannot be used.
 pub(super) fn etcd_access(
     layers: &mut Layer,
-    meeting: &RendezvousMode,
+    rendezvous: &RendezvousMode,
     variables: &Variables,
 ) -> anyhow::Result<EtcdAccess> {
     let conf = layers.settings.rdzv_conf.clone().map(|it| it.0).unwrap_or_default();
     let source = layers.source("rdzv-conf").cloned().unwrap_or(Source::Default);
     let given = |key: &str| conf.get(key).cloned();
-    if !matches!(meeting, RendezvousMode::Etcd { .. }) {
+    if !matches!(rendezvous, RendezvousMode::Etcd { .. }) {
         let idle: Vec<&str> =
             ETCD_CONF.iter().copied().filter(|key| conf.contains_key(*key)).collect();
         if !idle.is_empty() {

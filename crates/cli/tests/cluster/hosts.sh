@@ -4,7 +4,7 @@
 set -e
 folder=$1
 
-# What is mounted here nobody else sees.
+# What is mounted here is seen by no other process.
 mount -t tmpfs none /run
 mkdir -m 755 /run/munge
 mount --bind "$folder/hosts" /etc/hosts

@@ -69,7 +69,7 @@ impl Cluster {
             .unwrap();
         let conf = include_str!("slurm.conf").replace("FOLDER", path.to_str().unwrap());
         fs::write(path.join("slurm.conf"), conf).unwrap();
-        // Nobody else can reach the cluster's munge, so the key need not be a secret.
+        // Nothing else can reach the cluster's munge, so the key need not be a secret.
         let key = path.join("munge.key");
         fs::write(&key, [7; 128]).unwrap();
         fs::set_permissions(&key, fs::Permissions::from_mode(0o400)).unwrap();

@@ -1,4 +1,4 @@
-//! Somebody at a terminal.
+//! A terminal with a simulated user.
 
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 

@@ -43,7 +43,7 @@ pub(crate) fn signals_stop_everything_everywhere() {
     assert_eq!(run.code, 0, "{}", run.stderr);
     empty(&site.work);
 
-    // Ctrl-Z suspends neither the launcher, whom the hosts would take for lost, nor a rank.
+    // Ctrl-Z suspends neither the launcher, which the hosts would take for lost, nor a rank.
     let mut job =
         site.launch("node2:1").sh("trap 'exit 5' TERM; touch $RANK; sleep 1000 & wait").start();
     site.wait_for_files(1);
@@ -150,7 +150,7 @@ pub(crate) fn random_kills() {
         }
         let chosen = random.usize(..victims.len().max(1));
         let victim = victims.get(chosen).cloned();
-        let name = victim.as_ref().map_or_else(|| "nobody".to_owned(), |it| it.command.join(" "));
+        let name = victim.as_ref().map_or_else(|| "nothing".to_owned(), |it| it.command.join(" "));
         let name = format!("round {round} on node{}: {:.60}", host + 1, name.replace('\n', " "));
         // It may have ended by itself.
         let _ = victim.as_ref().map(|it| kill(Pid::from_raw(it.pid), Signal::SIGKILL));
@@ -220,7 +220,7 @@ pub(crate) fn a_coordinator_that_is_cut_off_does_not_go_on_alone() {
 
 pub(crate) fn readers_that_stop_and_go() {
     let site = site(2);
-    // Nobody reads any more: the job ends, as any program in a pipe does.
+    // Nothing reads any more: the job ends, as any program in a pipe does.
     let mut launch = site.launch("node1:1,node2:1").sh("touch $RANK; yes");
     let mut child = launch
         .command
@@ -235,7 +235,7 @@ pub(crate) fn readers_that_stop_and_go() {
     assert_eq!(child.wait().unwrap().code(), Some(141));
     site.wait_until_empty();
 
-    // Somebody has stopped reading: the ranks wait, and Ctrl-C ends them all the same.
+    // The reader has stopped reading: the ranks wait, and Ctrl-C ends them all the same.
     let mut launch = site.launch("node1:1,node2:1").sh("yes $(seq -s , 99)");
     let mut child = launch
         .command

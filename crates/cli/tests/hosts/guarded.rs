@@ -15,7 +15,7 @@ fn numbered<'s>(site: &'s Site, node: usize, flags: &[&str]) -> Launch<'s> {
     site.launch_on(node, &[&place[..], flags].concat())
 }
 
-pub(crate) fn a_meeting_on_a_network_has_a_secret_or_says_that_it_has_none() {
+pub(crate) fn a_rendezvous_on_a_network_has_a_secret_or_says_that_it_has_none() {
     let site = site(2);
     let both = |variable: Option<&str>| {
         let runs = [0, 1].map(|node| {

@@ -28,7 +28,7 @@ brigade_suite::suite! {
         a_rank_fails_on_another_host,
         a_job_starts_again_on_the_same_hosts_and_with_fewer,
         copied::programs_and_libraries_are_copied_where_they_are_missing,
-        guarded::a_meeting_on_a_network_has_a_secret_or_says_that_it_has_none,
+        guarded::a_rendezvous_on_a_network_has_a_secret_or_says_that_it_has_none,
         guarded::over_ssh_the_secret_is_in_no_command_line_and_no_environment,
         guarded::an_executable_that_others_can_replace_is_not_run,
         ended::signals_stop_everything_everywhere,
@@ -122,7 +122,7 @@ fn variables_are_passed_by_a_list() {
     assert_eq!(value("BRIGADE_SSH"), None);
     assert_eq!(value("HOME"), site.host(1).home().to_str());
     assert_eq!(value("PWD"), site.work.to_str());
-    // Nobody has named DeepSpeed's file on the command line, so it is said that it is used.
+    // The command line does not name DeepSpeed's file, so a line says that it is used.
     let line = "brigade: the hosts get FROM_FILE from .deepspeed_env (DeepSpeed's)\n";
     assert_eq!(run.stderr, line);
     let here = site.launch("node1:1").env("BRIGADE_ROLE", "actor").sh("env").run();

@@ -168,7 +168,7 @@ impl Running<'_> {
         }
     }
 
-    /// It has ended; nobody has asked how yet, so its number is still its own.
+    /// It has ended and was not waited for yet, so its number is still its own.
     pub(crate) fn has_ended(&self) -> bool {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         stat.rsplit_once(") ").unwrap().1.starts_with(['Z', 'X'])
@@ -241,7 +241,7 @@ pub(crate) fn within(limit: Duration, condition: impl Fn() -> bool) -> bool {
     true
 }
 
-/// The TCP ports of a host at which somebody listens.
+/// The TCP ports of a host on which something listens.
 pub(crate) fn listening(host: &Host) -> Vec<u16> {
     let sockets = host.sh("cat /proc/net/tcp /proc/net/tcp6 2>/dev/null || true");
     let port = |line: &str| {

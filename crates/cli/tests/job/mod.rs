@@ -29,7 +29,7 @@ pub(crate) fn brigade() -> Command {
     ] {
         command.env_remove(name);
     }
-    // Nor what the settings of whoever runs it do.
+    // Nor what the caller's settings do.
     command.env("BRIGADE_CONFIG", "/dev/null");
     command
 }
@@ -120,7 +120,7 @@ impl Running {
         kill(Pid::from_raw(self.pid()), signal).unwrap();
     }
 
-    /// The launcher has ended; nobody has asked how yet, so its number is still its own.
+    /// The launcher has ended and was not waited for yet, so its number is still its own.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(state_of(self.pid()), None | Some('Z' | 'X'))
     }

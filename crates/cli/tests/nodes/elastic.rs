@@ -82,7 +82,7 @@ fn a_lost_host_costs_a_restart() {
     assert!(first.stderr.contains("restart 1 of 1"), "{}", first.stderr);
 }
 
-/// Killed or frozen: nobody takes its place, for a network that is cut in two would else have a job
+/// Killed or frozen: no host takes its place, for a network that is cut in two would else have a job
 /// on both sides.
 #[test]
 fn the_host_that_serves_is_lost() {

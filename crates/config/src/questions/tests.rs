@@ -4,14 +4,14 @@ use super::*;
 use crate::settings::TABLE;
 
 /// Answers in order; every question must be the one that is due.
-fn hold(answers: &[(Question, &str)]) -> Interview {
-    let mut interview = Interview::new(Machine { gpus: 4, cores: 8 });
+fn hold(answers: &[(Question, &str)]) -> Questionnaire {
+    let mut questionnaire = Questionnaire::new(Machine { gpus: 4, cores: 8 });
     for (question, text) in answers {
-        assert_eq!(interview.next(), Some(*question), "before {text}");
-        interview.answer(*question, text).unwrap();
+        assert_eq!(questionnaire.next(), Some(*question), "before {text}");
+        questionnaire.answer(*question, text).unwrap();
     }
-    assert_eq!(interview.next(), None);
-    interview
+    assert_eq!(questionnaire.next(), None);
+    questionnaire
 }
 
 fn said(settings: &Settings) -> String {
@@ -100,23 +100,23 @@ fn every_way_through() {
 
 #[test]
 fn defaults_are_answers() {
-    let mut interview = Interview::new(Machine { gpus: 0, cores: 8 });
-    while let Some(question) = interview.next() {
-        let text = match interview.kind(question) {
+    let mut questionnaire = Questionnaire::new(Machine { gpus: 0, cores: 8 });
+    while let Some(question) = questionnaire.next() {
+        let text = match questionnaire.kind(question) {
             Kind::Choice { options, default } => options[default].0.to_owned(),
             Kind::YesNo { default } => bool::text(&default),
             Kind::Text { default, .. } => default.unwrap(),
         };
-        interview.answer(question, &text).unwrap();
+        questionnaire.answer(question, &text).unwrap();
     }
-    assert_eq!(said(&interview.settings()), "nproc=1 cpu=true mixed-precision=no");
+    assert_eq!(said(&questionnaire.settings()), "nproc=1 cpu=true mixed-precision=no");
 }
 
 #[test]
 fn wrong_answers_are_told_at_once() {
     use Question as Q;
-    let mut interview = Interview::new(Machine { gpus: 0, cores: 1 });
-    interview.answer(Q::Where, "each").unwrap();
+    let mut questionnaire = Questionnaire::new(Machine { gpus: 0, cores: 1 });
+    questionnaire.answer(Q::Where, "each").unwrap();
     let table = [
         (Q::Where, "there", "expected one of the words"),
         (Q::Hosts, "a,b:x", "expected a number of ranks after `:`, found \"b:x\""),
@@ -133,12 +133,12 @@ fn wrong_answers_are_told_at_once() {
         (Q::Processes, "0", "expected a whole number from 1, or auto, gpu or cpu"),
     ];
     for (question, text, expected) in table {
-        assert_eq!(interview.answer(question, text), Err(expected.to_owned()), "{text}");
+        assert_eq!(questionnaire.answer(question, text), Err(expected.to_owned()), "{text}");
     }
-    interview.answer(Q::Machines, "3").unwrap();
+    questionnaire.answer(Q::Machines, "3").unwrap();
     let expected = "expected a whole number from 0 to 2".to_owned();
-    assert_eq!(interview.answer(Q::Rank, "3"), Err(expected));
-    assert!(interview.back());
-    assert_eq!(interview.next(), Some(Q::Machines));
-    assert!(interview.back() && !interview.back());
+    assert_eq!(questionnaire.answer(Q::Rank, "3"), Err(expected));
+    assert!(questionnaire.back());
+    assert_eq!(questionnaire.next(), Some(Q::Machines));
+    assert!(questionnaire.back() && !questionnaire.back());
 }

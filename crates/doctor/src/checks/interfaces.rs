@@ -40,8 +40,8 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
             findings.extend(library.judge(cluster, place, host, facts, &pick));
         }
         summary.push((host.name.as_str(), taken.join(", ")));
-        let meeting = cluster.meeting_address(place);
-        let own = meeting.and_then(|it| facts.network.interface_of(it));
+        let rendezvous = cluster.rendezvous_address(place);
+        let own = rendezvous.and_then(|it| facts.network.interface_of(it));
         if own.is_some_and(|it| !it.running) {
             findings.push(
                 Finding::warning(
@@ -82,8 +82,8 @@ impl Library {
         facts: &Facts,
         pick: &Pick,
     ) -> Option<Finding> {
-        let meeting = cluster.meeting_address(place);
-        let wanted = meeting.and_then(|it| facts.network.interface_of(it));
+        let rendezvous = cluster.rendezvous_address(place);
+        let wanted = rendezvous.and_then(|it| facts.network.interface_of(it));
         let wanted = wanted.map(|it| it.name.as_str());
         let choose = format!("export {}={}", self.variable, wanted.unwrap_or("INTERFACE"));
         let (interface, address, others) = match pick {
@@ -133,7 +133,7 @@ impl Library {
                 .on(&host.name)
             });
         }
-        if meeting == Some(address) || Some(interface.as_str()) == wanted {
+        if rendezvous == Some(address) || Some(interface.as_str()) == wanted {
             let strangers: Vec<&str> =
                 others.iter().map(String::as_str).filter(|it| Some(*it) != wanted).collect();
             // NCCL uses all of them at once, whichever carries the setting up.
@@ -152,7 +152,7 @@ impl Library {
                         .on(&host.name)
                 });
         }
-        let known_as = meeting.map_or_else(|| "another".to_owned(), |it| it.to_string());
+        let known_as = rendezvous.map_or_else(|| "another".to_owned(), |it| it.to_string());
         let found = format!(
             "{} would take {interface} ({address}), but the other hosts reach this one at {known_as}",
             self.name

@@ -29,7 +29,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     let sizes: Vec<(&str, u32)> = cluster
         .examined()
         .filter_map(|(place, host, facts)| {
-            let address = cluster.meeting_address(place)?;
+            let address = cluster.rendezvous_address(place)?;
             Some((host.name.as_str(), facts.network.interface_of(address)?.mtu?))
         })
         .collect();
@@ -56,7 +56,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
 fn interface(cluster: &Cluster, place: usize) -> String {
     let facts = cluster.hosts[place].facts.as_ref();
     let found = cluster
-        .meeting_address(place)
+        .rendezvous_address(place)
         .and_then(|address| Some(facts?.network.interface_of(address)?.name.clone()));
     found.unwrap_or_else(|| "INTERFACE".to_owned())
 }

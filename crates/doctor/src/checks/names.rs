@@ -77,7 +77,7 @@ fn own_name(cluster: &Cluster, place: usize, host: &HostReport, facts: &Facts) -
         let found = format!("{found}; {GLOO_SOCKET_IFNAME} makes up for it");
         return Some(Finding::note(Subject::Names, found).on(&host.name));
     }
-    let address = cluster.meeting_address(place);
+    let address = cluster.rendezvous_address(place);
     let interface = address.and_then(|it| Some(facts.network.interface_of(it)?.name.clone()));
     let known_as = address.map_or_else(|| "ITS ADDRESS".to_owned(), |it| it.to_string());
     let line = format!("{known_as} {}", own.name);
@@ -113,7 +113,7 @@ fn name_of_peer(
     known: &Resolution,
 ) -> Option<Finding> {
     let name = &peer.name;
-    let line = match cluster.meeting_address(other) {
+    let line = match cluster.rendezvous_address(other) {
         Some(address) => format!("{address} {name}"),
         None => format!("ITS ADDRESS {name}"),
     };

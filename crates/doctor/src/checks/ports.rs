@@ -23,7 +23,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         }
         for (blocked, from) in groups {
             let address = cluster.hosts.iter().position(|it| it.name == from[0]);
-            let address = address.and_then(|place| cluster.meeting_address(place));
+            let address = address.and_then(|place| cluster.rendezvous_address(place));
             findings.push(blocked.finding(&host.name, facts, &from, address));
         }
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{Shutdown, shutdown};
 
-use super::{BULK_BYTES, BULK_TIME, Errand, NONCE_LEN, STALLED, WELCOME};
+use super::{BULK_BYTES, BULK_TIME, NONCE_LEN, ProbeRequest, STALLED, WELCOME};
 
 /// Ports that answer until this is dropped.
 #[derive(Debug)]
@@ -95,14 +95,14 @@ fn serve(mut stream: TcpStream, nonce: &str) -> io::Result<()> {
     if said[..NONCE_LEN] != *nonce.as_bytes() {
         return Ok(());
     }
-    let Some(errand) = Errand::of(said[NONCE_LEN]) else { return Ok(()) };
+    let Some(request) = ProbeRequest::of(said[NONCE_LEN]) else { return Ok(()) };
     stream.write_all(&[WELCOME])?;
-    match errand {
+    match request {
         // The peer leaves first: who does keeps the port busy for a minute, and this one may be the
         // port that a job wants next.
-        Errand::Greet => stream.read(&mut [0]).map(drop),
-        Errand::Echo => echo(&mut stream),
-        Errand::Bulk => bulk(&mut stream),
+        ProbeRequest::Greet => stream.read(&mut [0]).map(drop),
+        ProbeRequest::Echo => echo(&mut stream),
+        ProbeRequest::Bulk => bulk(&mut stream),
     }
 }
 

@@ -11,7 +11,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use super::connect::connect_within;
 use super::ports::{TIMEOUT, enter};
-use super::{BULK_TIME, Errand, STALLED};
+use super::{BULK_TIME, ProbeRequest, STALLED};
 use crate::cluster::Measured;
 
 /// Measures the way to a address. Takes about half a second, and up to ten where packets are lost.
@@ -47,7 +47,7 @@ fn into(measured: &mut Measured, nonce: &str, address: SocketAddr) -> io::Result
 
 /// Sorted; at least one.
 fn round_trips(nonce: &str, address: SocketAddr) -> io::Result<Vec<Duration>> {
-    let mut stream = open(nonce, address, Errand::Echo, None)?;
+    let mut stream = open(nonce, address, ProbeRequest::Echo, None)?;
     let end = Instant::now() + ECHO_TIME;
     let mut trips = Vec::with_capacity(MAX_TRIPS);
     while trips.len() < MAX_TRIPS && (trips.is_empty() || Instant::now() < end) {
@@ -68,7 +68,7 @@ struct Arrived {
 
 /// Sends until the other side has seen enough and says so.
 fn bulk(nonce: &str, address: SocketAddr, segment: Option<u32>) -> io::Result<Arrived> {
-    let mut stream = open(nonce, address, Errand::Bulk, segment)?;
+    let mut stream = open(nonce, address, ProbeRequest::Bulk, segment)?;
     // What then is left in our buffers is dropped, not sent.
     let at_once = nix::libc::linger { l_onoff: 1, l_linger: 0 };
     setsockopt(&stream, sockopt::Linger, &at_once)?;
@@ -107,11 +107,11 @@ fn bulk(nonce: &str, address: SocketAddr, segment: Option<u32>) -> io::Result<Ar
 fn open(
     nonce: &str,
     address: SocketAddr,
-    errand: Errand,
+    request: ProbeRequest,
     segment: Option<u32>,
 ) -> io::Result<TcpStream> {
     let mut stream = connect_within(address, TIMEOUT, segment)?;
-    if enter(&mut stream, nonce, errand)? {
+    if enter(&mut stream, nonce, request)? {
         Ok(stream)
     } else {
         Err(io::Error::other("something else than the doctor answers there"))

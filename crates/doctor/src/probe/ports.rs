@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::connect::connect_within;
 use super::listener::is_timeout;
-use super::{Errand, WELCOME};
+use super::{ProbeRequest, WELCOME};
 use crate::cluster::Outcome;
 
 /// Connects to all addresses at the same time: a firewall that drops packets costs the whole timeout.
@@ -27,7 +27,7 @@ pub(crate) fn probe_ports(nonce: &str, addresses: &[SocketAddr]) -> Vec<Outcome>
 
 fn at_one(nonce: &str, address: SocketAddr) -> Outcome {
     match connect_within(address, TIMEOUT, None)
-        .and_then(|mut stream| enter(&mut stream, nonce, Errand::Greet))
+        .and_then(|mut stream| enter(&mut stream, nonce, ProbeRequest::Greet))
     {
         Ok(true) => Outcome::Open,
         Ok(false) => Outcome::Stranger,
@@ -42,12 +42,16 @@ fn at_one(nonce: &str, address: SocketAddr) -> Outcome {
     }
 }
 
-/// Says the nonce and the errand; whether the address knows it.
-pub(super) fn enter(stream: &mut TcpStream, nonce: &str, errand: Errand) -> io::Result<bool> {
+/// Says the nonce and the request; whether the address knows it.
+pub(super) fn enter(
+    stream: &mut TcpStream,
+    nonce: &str,
+    request: ProbeRequest,
+) -> io::Result<bool> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     let mut said = nonce.as_bytes().to_vec();
-    said.push(errand.letter());
+    said.push(request.letter());
     stream.write_all(&said)?;
     let mut answer = [0];
     match stream.read(&mut answer) {

@@ -83,7 +83,7 @@ impl<'p> CoordinatorClient<'p> {
         })
     }
 
-    /// What there is to know of the plan's meeting.
+    /// What there is to know of the plan's rendezvous.
     pub(super) fn facts(plan: &LaunchPlan, forwards_output: bool) -> Facts {
         let (kind, near, coordinator) = match &plan.rendezvous {
             RendezvousMode::OneHost if !forwards_output => {
@@ -470,7 +470,7 @@ fn discovery_method(plan: &LaunchPlan) -> Option<DiscoveryMethod> {
     }
 }
 
-/// The warning for the user of the host that serves a meeting without a secret.
+/// The warning for the user of the host that serves a rendezvous without a secret.
 fn unguarded(port: u16) -> String {
     format!(
         "warning: this job has no secret: any host that reaches port {port} can join it; run `export \

@@ -21,7 +21,7 @@ use super::session::{LaunchRequest, Session};
 /// A host that has been told to go, and the streams of its session.
 pub(crate) type Joined = (Session, OwnedFd, OwnedFd);
 
-/// What came of the roll call.
+/// What came of connecting all hosts.
 pub(crate) enum Answer {
     /// All hosts are ready and wait. In the order of the list.
     All(Vec<Waiting>),
@@ -51,7 +51,7 @@ impl Waiting {
 /// Those hosts that cannot take part, all of them, each with its reason.
 pub(crate) fn call(request: &Arc<LaunchRequest>, signals: &SignalFd) -> Result<Answer, HostsError> {
     let hosts = request.plan.hosts.len();
-    let mut call = RollCall {
+    let mut joining = Joining {
         request,
         answers: brigade_wake::Receiver::new().map_err(HostsError::system("make an eventfd"))?,
         calls: (0..hosts).map(|_| None).collect(),
@@ -61,18 +61,18 @@ pub(crate) fn call(request: &Arc<LaunchRequest>, signals: &SignalFd) -> Result<A
         failures: Vec::new(),
         deadline: None,
     };
-    (0..hosts).try_for_each(|number| call.begin(number))?;
-    while !call.is_over() {
-        if let Some(signal) = call.wait(signals) {
-            call.give_up();
+    (0..hosts).try_for_each(|number| joining.begin(number))?;
+    while !joining.is_over() {
+        if let Some(signal) = joining.wait(signals) {
+            joining.give_up();
             return Ok(Answer::Stopped(signal));
         }
-        call.listen()?;
+        joining.listen()?;
     }
-    call.finish()
+    joining.finish()
 }
 
-struct RollCall<'e> {
+struct Joining<'e> {
     request: &'e Arc<LaunchRequest>,
     answers: brigade_wake::Receiver<Said>,
     /// By host, as all that follow.
@@ -87,7 +87,7 @@ struct RollCall<'e> {
     deadline: Option<Instant>,
 }
 
-impl RollCall<'_> {
+impl Joining<'_> {
     /// Starts a session here, in the thread that outlives all others: a client of ssh ends with the
     /// thread that has started it.
     fn begin(&mut self, number: usize) -> Result<(), HostsError> {

@@ -149,7 +149,7 @@ fn a_paused_terminal_stops_nothing_else() {
     let (sink, shown) = mpsc::channel();
     let coordinator = Coordinator::start(rules(1), None, Some(Box::new(sink))).unwrap();
     let (_, mut link) = start(&coordinator, "node1");
-    // Nobody shows anything; the agent stops at its credit, and other messages go on.
+    // Nothing shows anything; the agent stops at its credit, and other messages go on.
     for _ in 0..OUTPUT_CREDIT / 1024 {
         link.send(&output(1024));
     }
@@ -240,7 +240,7 @@ fn a_dropped_coordinator_is_seen_as_gone() {
 }
 
 #[test]
-fn an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it() {
+fn an_agent_that_does_not_read_is_lost_and_not_waited_for() {
     let hour = Duration::from_secs(3600);
     let rules = Rules { limits: TimeLimits::new(hour, hour), late_hosts: false, ..rules(2) };
     let coordinator = Coordinator::start(rules, None, None).unwrap();
@@ -288,7 +288,7 @@ fn listening_within(nodes: usize, limits: Limits) -> (Coordinator, u16, mpsc::Re
 
 /// The link of an agent that knows the secret.
 fn guest(port: u16) -> Link {
-    let mut meeting = Rendezvous::start(RendezvousPlan {
+    let mut rendezvous = Rendezvous::start(RendezvousPlan {
         method: DiscoveryMethod::Static { node_rank: 1, address: "127.0.0.1".into(), port },
         run_id: "j".into(),
         host: "guest".into(),
@@ -298,8 +298,8 @@ fn guest(port: u16) -> Link {
     })
     .unwrap();
     loop {
-        let _ = poll(&mut [PollFd::new(meeting.fd(), PollFlags::POLLIN)], PollTimeout::NONE);
-        match meeting.next() {
+        let _ = poll(&mut [PollFd::new(rendezvous.fd(), PollFlags::POLLIN)], PollTimeout::NONE);
+        match rendezvous.next() {
             Some(RendezvousNotice::Join(link)) => return link,
             Some(RendezvousNotice::Say(_)) | None => {}
             other => panic!("{other:?}"),
@@ -335,7 +335,7 @@ fn strangers_are_closed_and_cost_nothing() {
         let _ = stranger.read_to_end(&mut answer);
         assert!(answer.is_empty(), "{word:?} got {answer:?}");
     }
-    // Those that say nothing do not keep anybody out.
+    // Those that say nothing do not keep others out.
     let silent: Vec<_> = (0..50).map(|_| open()).collect();
     let mut link = coordinator.link().unwrap();
     join(&mut link, "node1");

@@ -1,4 +1,4 @@
-//! What the meeting's thread tells the agent, and the agent's wish to give up.
+//! What the rendezvous's thread tells the agent, and the agent's wish to give up.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

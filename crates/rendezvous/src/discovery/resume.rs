@@ -1,4 +1,4 @@
-//! Meeting the same coordinator again, after the connection to it was lost or has fallen silent.
+//! Finding the same coordinator again, after the connection to it was lost or has fallen silent.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};

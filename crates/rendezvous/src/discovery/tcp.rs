@@ -1,4 +1,4 @@
-//! Meeting at an address that all agents know.
+//! Discovery at an address that all agents know.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};

@@ -1,4 +1,4 @@
-//! Meeting over the loopback, with and without somebody there.
+//! Discovery over the loopback, with and without a coordinator there.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -29,20 +29,20 @@ fn at(address: &str, port: u16) -> DiscoveryMethod {
     DiscoveryMethod::Endpoint { address: address.into(), port, serve: None }
 }
 
-fn wait(meeting: &mut Rendezvous) -> RendezvousNotice {
+fn wait(rendezvous: &mut Rendezvous) -> RendezvousNotice {
     loop {
-        if let Some(notice) = meeting.next() {
+        if let Some(notice) = rendezvous.next() {
             return notice;
         }
-        let _ = poll(&mut [PollFd::new(meeting.fd(), PollFlags::POLLIN)], PollTimeout::NONE);
+        let _ = poll(&mut [PollFd::new(rendezvous.fd(), PollFlags::POLLIN)], PollTimeout::NONE);
     }
 }
 
 /// Past what is only said.
 fn outcome(plan: RendezvousPlan) -> RendezvousNotice {
-    let mut meeting = Rendezvous::start(plan).unwrap();
+    let mut rendezvous = Rendezvous::start(plan).unwrap();
     loop {
-        match wait(&mut meeting) {
+        match wait(&mut rendezvous) {
             RendezvousNotice::Say(_) => {}
             notice => return notice,
         }
@@ -121,11 +121,11 @@ fn others_wait_for_host_0() {
     let (_held, port) = free_port();
     let first =
         |node_rank| DiscoveryMethod::Static { node_rank, address: "localhost".into(), port };
-    let mut meeting = Rendezvous::start(plan(first(1))).unwrap();
-    let RendezvousNotice::Say(line) = wait(&mut meeting) else { panic!() };
+    let mut rendezvous = Rendezvous::start(plan(first(1))).unwrap();
+    let RendezvousNotice::Say(line) = wait(&mut rendezvous) else { panic!() };
     assert_eq!(line, format!("localhost:{port}: connection refused; trying for up to 60 s"));
     let (coordinator, _) = serve(first(0));
-    let RendezvousNotice::Join(link) = wait(&mut meeting) else { panic!() };
+    let RendezvousNotice::Join(link) = wait(&mut rendezvous) else { panic!() };
     let own = coordinator.link().unwrap();
     run(coordinator, [own, link], "localhost");
 }
@@ -156,7 +156,7 @@ fn another_secret_is_refused() {
     drop(coordinator);
 }
 
-/// Somebody else, who answers like this.
+/// A peer that answers like this.
 struct Stranger {
     port: u16,
     over: Arc<AtomicBool>,
@@ -192,7 +192,7 @@ impl Drop for Stranger {
     }
 }
 
-/// A port that is not in use and nobody else is given.
+/// A port that is not in use and given to no other program.
 fn free_port() -> (OwnedFd, u16) {
     let fd = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
     setsockopt(&fd, sockopt::ReuseAddr, &true).unwrap();

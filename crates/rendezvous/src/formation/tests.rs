@@ -15,7 +15,7 @@ mod resuming;
 struct Job {
     formation: Formation,
     now: Duration,
-    /// How often somebody has asked it to stop.
+    /// How often a user has asked it to stop.
     requests: u32,
 }
 

@@ -260,7 +260,7 @@ impl World {
         self.later(self.now + self.limits.quiet() - since, Happens::Seeks(victim));
     }
 
-    /// It has to wait: whoever it is for stands still.
+    /// It has to wait: what it is for stands still.
     fn is_held(&self, what: &Happens) -> bool {
         match what {
             Happens::Heard(..) | Happens::Closed(_) | Happens::Tick => self.paused,

@@ -141,10 +141,13 @@ impl ProcessGroup {
             shape = self.rows_for_all(operation, &input)?;
         } else {
             let rows = *shape.first().ok_or_else(|| {
-                self.misuse(operation, "a tensor without dimensions has no rows to send".into())
+                self.invalid_argument(
+                    operation,
+                    "a tensor without dimensions has no rows to send".into(),
+                )
             })?;
             if self.total(operation, send_rows)? != rows {
-                return Err(self.misuse(
+                return Err(self.invalid_argument(
                     operation,
                     format!("the input has {rows} rows, but {send_rows:?} are to be sent"),
                 ));
@@ -174,7 +177,10 @@ impl ProcessGroup {
         let sum = rows.iter().try_fold(0i64, |sum, &n| sum.checked_add(n).filter(|_| n >= 0));
         sum.filter(|_| rows.len() == self.size()).ok_or_else(|| {
             let ranks = self.size();
-            self.misuse(operation, format!("expected {ranks} counts of rows, found {rows:?}"))
+            self.invalid_argument(
+                operation,
+                format!("expected {ranks} counts of rows, found {rows:?}"),
+            )
         })
     }
 

@@ -228,13 +228,14 @@ impl ProcessGroup {
             Some(list) if root == self.rank() => self.one_per_rank("scatter", list)?,
             None if root != self.rank() => Vec::new(),
             Some(_) => {
-                return Err(self.misuse(
+                return Err(self.invalid_argument(
                     "scatter",
                     format!("only rank {root}, the root, gives a list of tensors"),
                 ));
             }
             None => {
-                return Err(self.misuse("scatter", "the root must give one tensor per rank".into()));
+                return Err(self
+                    .invalid_argument("scatter", "the root must give one tensor per rank".into()));
             }
         };
         for input in &inputs {

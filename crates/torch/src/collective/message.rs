@@ -77,7 +77,9 @@ impl ProcessGroup {
     /// [`Error::Collective`].
     pub fn recv_any(&self, tensor: &mut Tensor, tag: u16) -> Result<usize, Error> {
         let (_, source) = self.begin_recv_any(tensor.shallow_clone(), tag)?.wait_source()?;
-        source.ok_or_else(|| self.misuse("recv_any", "the backend does not tell the sender".into()))
+        source.ok_or_else(|| {
+            self.invalid_argument("recv_any", "the backend does not tell the sender".into())
+        })
     }
 
     /// Starts [`ProcessGroup::recv_any`]; [`Work::wait_source`] tells the sender.
@@ -109,7 +111,9 @@ impl ProcessGroup {
 
     fn peer(&self, operation: &'static str, rank: usize) -> Result<i32, Error> {
         if rank == self.rank() {
-            return Err(self.misuse(operation, format!("rank {rank} is this rank itself")));
+            return Err(
+                self.invalid_argument(operation, format!("rank {rank} is this rank itself"))
+            );
         }
         self.rank_number(operation, rank)
     }

@@ -211,13 +211,13 @@ impl ProcessGroup {
         );
         match op {
             ReduceOp::Mean if integer => {
-                return Err(self.misuse(
+                return Err(self.invalid_argument(
                     operation,
                     format!("the mean of {kind:?} is not an integer; convert it or use Sum"),
                 ));
             }
             ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor if !integer => {
-                return Err(self.misuse(
+                return Err(self.invalid_argument(
                     operation,
                     format!("{op:?} works on integers, and these are {kind:?}"),
                 ));

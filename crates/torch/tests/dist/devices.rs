@@ -7,7 +7,7 @@ use brigade_torch::{
     Backend, Device, Error, Fault, GlooDevice, GroupOptions, ProcessGroup, ReduceOp, Store, Tensor,
 };
 
-use crate::meeting::{self, LIMIT, assert_fault, missing, values};
+use crate::rendezvous::{self, LIMIT, assert_fault, missing, values};
 
 fn works(group: &ProcessGroup) {
     let mut one = Tensor::from(1.0);
@@ -16,7 +16,7 @@ fn works(group: &ProcessGroup) {
 }
 
 dist_test!(world = 2, dist_gloo_listens_where_it_is_told, |world| {
-    let store = meeting::store(&world);
+    let store = rendezvous::store(&world);
     let devices = [
         GlooDevice::Address("127.0.0.1".into()),
         GlooDevice::Interfaces(vec!["lo".into()]),
@@ -56,7 +56,7 @@ fn an_interface_that_is_not_there_is_named() {
         alone(Backend::Gloo(GlooDevice::Address("no-such-host.invalid".into()))).unwrap_err();
     assert!(error.to_string().contains("no-such-host.invalid"), "{error}");
     let error = alone(Backend::Gloo(GlooDevice::Interfaces(Vec::new()))).unwrap_err();
-    assert!(matches!(error, Error::Misuse(_)), "{error}");
+    assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_group_of_one() {
     let store = Store::hash().unwrap();
     store.set_timeout(Duration::from_secs(7)).unwrap();
     let options = GroupOptions { timeout: LIMIT, ..GroupOptions::default() };
-    let group = ProcessGroup::new(&store, 0, 1, meeting::gloo(), options).unwrap();
+    let group = ProcessGroup::new(&store, 0, 1, rendezvous::gloo(), options).unwrap();
     assert_eq!(store.timeout().unwrap(), Duration::from_secs(7), "the caller's limit comes back");
     works(&group);
     assert_eq!(group.timeout(), LIMIT);
@@ -81,17 +81,17 @@ fn numbers_that_cannot_be() {
     let store = Store::hash().unwrap();
     let make = |rank, size| {
         let options = GroupOptions::default();
-        ProcessGroup::new(&store, rank, size, meeting::gloo(), options).unwrap_err()
+        ProcessGroup::new(&store, rank, size, rendezvous::gloo(), options).unwrap_err()
     };
     assert!(make(2, 2).to_string().contains("rank 2 does not exist among 2 ranks"));
-    assert!(matches!(make(0, 0), Error::Misuse(_)));
+    assert!(matches!(make(0, 0), Error::InvalidArgument(_)));
 }
 
 #[test]
 fn those_who_do_not_come_are_named() {
     let store = Store::hash().unwrap();
     let options = GroupOptions { timeout: Duration::from_millis(300), ..GroupOptions::default() };
-    let made = ProcessGroup::new(&store, 1, 3, meeting::gloo(), options);
+    let made = ProcessGroup::new(&store, 1, 3, rendezvous::gloo(), options);
     let error = assert_fault(made, Fault::Timeout);
     assert_eq!(missing(&error), [0, 2], "{error}");
 }

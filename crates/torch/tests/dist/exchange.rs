@@ -3,10 +3,10 @@
 use brigade_testkit::dist_test;
 use brigade_torch::{Device, Fault, Kind, Tensor};
 
-use crate::meeting::{self, assert_fault, values};
+use crate::rendezvous::{self, assert_fault, values};
 
 dist_test!(world = 3, dist_all_to_all, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let rank = group.rank();
     // What rank r sends to rank i: 10 r + i.
     let parts: Vec<Tensor> =
@@ -46,7 +46,7 @@ dist_test!(world = 3, dist_all_to_all, |world| {
 });
 
 dist_test!(world = 3, dist_all_to_all_flat, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let rank = group.rank() as i64;
     let rows = Tensor::arange(6, (Kind::Int64, Device::Cpu)).view([6, 1]) + 10 * rank;
     let even = group.all_to_all_flat(&rows, &[], &[]).unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use brigade_testkit::{dist_test, step};
 use brigade_torch::{Device, Error, Fault, Kind, ProcessGroup, ReduceOp, Tensor};
 
-use crate::meeting::{self, LIMIT, assert_fault, meet, missing};
+use crate::rendezvous::{self, LIMIT, assert_fault, meet, missing};
 
 const SHORT: Duration = Duration::from_millis(400);
 
@@ -16,7 +16,7 @@ fn reduce(group: &ProcessGroup) -> Result<(), Error> {
 }
 
 dist_test!(world = 3, dist_a_rank_that_does_not_come_is_named, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     reduce(&group).unwrap();
     group.set_timeout(SHORT).unwrap();
     if group.rank() == 1 {
@@ -42,7 +42,7 @@ dist_test!(world = 3, dist_a_rank_that_does_not_come_is_named, |world| {
 });
 
 dist_test!(world = 2, dist_a_limit_of_one_call, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let hasty = group.within(SHORT);
     assert_eq!(hasty.timeout(), SHORT);
     if group.rank() == 0 {
@@ -69,7 +69,7 @@ fn gives_up(
 }
 
 dist_test!(world = 2, seconds = 120, dist_each_operation_has_a_limit, |world| {
-    let all = meeting::group(&world);
+    let all = rendezvous::group(&world);
     let tensor = || Tensor::from_slice(&[1.0, 2.0]);
     type Operation = fn(&ProcessGroup, Tensor) -> Result<(), Error>;
     let operations: [(&str, Operation); 11] = [
@@ -101,7 +101,7 @@ dist_test!(world = 2, seconds = 120, dist_each_operation_has_a_limit, |world| {
 });
 
 dist_test!(world = 4, dist_the_monitored_barrier_names_who_is_missing, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     group.monitored_barrier().unwrap();
     let part = group.subgroup(&[0, 1, 2, 3]).unwrap().unwrap();
     match group.rank() {
@@ -120,15 +120,15 @@ dist_test!(world = 4, dist_the_monitored_barrier_names_who_is_missing, |world| {
 
 dist_test!(world = 3, dist_a_killed_peer_is_noticed_at_once, |world| {
     if world.rank.as_usize() == 1 {
-        meeting::by_a_child_that_dies(|| {
-            let group = meeting::group(&world);
+        rendezvous::by_a_child_that_dies(|| {
+            let group = rendezvous::group(&world);
             reduce(&group).unwrap();
             meet(&group, "before", 3);
-            meeting::die();
+            rendezvous::die();
         });
         return;
     }
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     reduce(&group).unwrap();
     meet(&group, "before", 3);
     let begun = Instant::now();
@@ -142,15 +142,15 @@ dist_test!(world = 2, dist_a_peer_killed_inside_a_collective, |world| {
     // Too much to have gone through when the peer dies.
     let large = || Tensor::zeros([64 << 20], (Kind::Uint8, Device::Cpu));
     if world.rank.as_usize() == 1 {
-        meeting::by_a_child_that_dies(|| {
-            let group = meeting::group(&world);
+        rendezvous::by_a_child_that_dies(|| {
+            let group = rendezvous::group(&world);
             let _work = group.start_send(&large(), 0, 0).unwrap();
             meet(&group, "started", 2);
-            meeting::die();
+            rendezvous::die();
         });
         return;
     }
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     meet(&group, "started", 2);
     let begun = Instant::now();
     let error = match group.recv(&mut large(), 1, 0) {
@@ -164,7 +164,7 @@ dist_test!(world = 2, dist_a_peer_killed_inside_a_collective, |world| {
 });
 
 dist_test!(world = 2, dist_abort_wakes_who_waits, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let others = group.subgroup(&[0, 1]).unwrap().unwrap();
     if group.rank() == 0 {
         let (tell, told) = mpsc::channel();
@@ -190,7 +190,7 @@ dist_test!(world = 2, dist_abort_wakes_who_waits, |world| {
 });
 
 dist_test!(world = 2, dist_abort_wakes_messages, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let others = group.subgroup(&[0, 1]).unwrap().unwrap();
     if group.rank() == 0 {
         let place = || Tensor::from(0.0);
@@ -209,7 +209,7 @@ dist_test!(world = 2, dist_abort_wakes_messages, |world| {
 });
 
 dist_test!(world = 2, dist_a_group_with_a_failure_is_dropped_quickly, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let others = group.subgroup(&[0, 1]).unwrap().unwrap();
     if group.rank() == 0 {
         // The peer never takes part in any of these.

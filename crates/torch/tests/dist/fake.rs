@@ -5,7 +5,7 @@ use brigade_torch::{
     Tensor,
 };
 
-use crate::meeting::values;
+use crate::rendezvous::values;
 
 fn group(rank: usize, size: usize) -> ProcessGroup {
     let store = Store::hash().unwrap();

@@ -3,10 +3,10 @@
 use brigade_testkit::dist_test;
 use brigade_torch::{Device, Fault, Kind, Tensor};
 
-use crate::meeting::{self, assert_fault, values};
+use crate::rendezvous::{self, assert_fault, values};
 
 dist_test!(world = 3, dist_broadcast, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let rank = group.rank() as f64;
     for root in 0..3 {
         let mut tensor = Tensor::from_slice(&[rank, rank + 0.5]);
@@ -36,7 +36,7 @@ dist_test!(world = 3, dist_broadcast, |world| {
 });
 
 dist_test!(world = 2, dist_broadcast_coalesced, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let rank = group.rank() as f64;
     let tensors: Vec<Tensor> = (1..20)
         .map(|n| Tensor::full([n, 3], rank + 1.0, (Kind::Float, Device::Cpu)))
@@ -52,7 +52,7 @@ dist_test!(world = 2, dist_broadcast_coalesced, |world| {
 });
 
 dist_test!(world = 3, dist_all_gather, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let rank = group.rank() as i64;
     let mine = Tensor::from_slice(&[rank, -rank]);
     let all = group.all_gather(&mine).unwrap();
@@ -73,7 +73,7 @@ dist_test!(world = 3, dist_all_gather, |world| {
 });
 
 dist_test!(world = 3, dist_gather_and_scatter, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let rank = group.rank();
     for root in 0..3 {
         let all = group.gather(&Tensor::from_slice(&[rank as f64, 7.0]), root).unwrap();

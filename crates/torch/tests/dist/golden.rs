@@ -11,7 +11,7 @@ use brigade_torch::{
 };
 use serde::Deserialize;
 
-use crate::meeting::{self, values};
+use crate::rendezvous::{self, values};
 
 /// Relative. Found: on one rank to the bit, on several 1e-7 on losses and 2e-8 on sums. A processor for
 /// which libtorch chooses other kernels sums in another order.
@@ -50,7 +50,7 @@ dist_test!(world = 2, seconds = 240, dist_ddp_cnn_on_two, |world| reproduce(&wor
 dist_test!(world = 4, seconds = 240, dist_ddp_cnn_on_four, |world| reproduce(&world));
 
 fn reproduce(world: &World) {
-    let group = meeting::group(world);
+    let group = rendezvous::group(world);
     let table: Table = serde_json::from_str(include_str!("../golden/ddp_cnn.json")).unwrap();
     let mine = |case: &&Case| case.config.world == group.size() as i64;
     let mut seen = 0;

@@ -7,7 +7,7 @@ use brigade_torch::{
     gradient,
 };
 
-use crate::meeting::values;
+use crate::rendezvous::values;
 
 #[test]
 fn a_vector_becomes_a_tensor_without_a_copy() {
@@ -31,7 +31,7 @@ fn a_vector_becomes_a_tensor_without_a_copy() {
 fn shapes_that_do_not_fit_are_refused() {
     for shape in [&[3][..], &[-2], &[2, -1], &[i64::MAX, i64::MAX], &[0]] {
         let error = from_vec(vec![1f64, 2.0], shape).unwrap_err();
-        assert!(matches!(error, Error::Misuse(_)), "{shape:?}: {error}");
+        assert!(matches!(error, Error::InvalidArgument(_)), "{shape:?}: {error}");
     }
 }
 

@@ -3,10 +3,10 @@
 use brigade_testkit::dist_test;
 use brigade_torch::{Device, Fault, Kind, Tensor};
 
-use crate::meeting::{self, assert_fault, values};
+use crate::rendezvous::{self, assert_fault, values};
 
 dist_test!(world = 2, dist_send_and_receive, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let square = || Tensor::arange(4, (Kind::Float, Device::Cpu)).view([2, 2]);
     if group.rank() == 0 {
         group.send(&square().tr(), 1, 0).unwrap();
@@ -31,7 +31,7 @@ dist_test!(world = 2, dist_send_and_receive, |world| {
 });
 
 dist_test!(world = 3, dist_receive_from_any, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     if group.rank() == 0 {
         let mut seen = [false; 3];
         for _ in 0..2 {
@@ -48,7 +48,7 @@ dist_test!(world = 3, dist_receive_from_any, |world| {
 });
 
 dist_test!(world = 2, dist_a_send_that_is_dropped_still_arrives, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let large = Tensor::full([1 << 20], 3.0, (Kind::Float, Device::Cpu));
     if group.rank() == 0 {
         drop(group.start_send(&large, 1, 0).unwrap());

@@ -6,7 +6,7 @@ use brigade_testkit::dist_test;
 use brigade_torch::{Error, Fault};
 use serde::{Deserialize, Serialize};
 
-use crate::meeting::{self, assert_fault};
+use crate::rendezvous::{self, assert_fault};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 enum Event {
@@ -54,7 +54,7 @@ impl Serialize for Refuses {
 }
 
 dist_test!(world = 3, dist_objects, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let rank = group.rank();
     let all: Vec<State> = (0..3).map(state).collect();
     assert_eq!(group.all_gather_object(&state(rank)).unwrap(), all);
@@ -94,7 +94,7 @@ dist_test!(world = 3, dist_objects, |world| {
 });
 
 dist_test!(world = 3, dist_an_object_that_cannot_be_written, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let rank = group.rank();
     let refuses = Refuses(rank == 1);
     let check = |result: Result<(), Error>, operation: &str| match result {
@@ -113,7 +113,7 @@ dist_test!(world = 3, dist_an_object_that_cannot_be_written, |world| {
     // A root without an object: an error everywhere, too.
     let nothing = group.broadcast_object::<State>(None, 0).unwrap_err();
     if rank == 0 {
-        assert!(matches!(nothing, Error::Misuse(_)), "{nothing}");
+        assert!(matches!(nothing, Error::InvalidArgument(_)), "{nothing}");
     } else {
         assert!(matches!(nothing, Error::Object { .. }), "{nothing}");
     }

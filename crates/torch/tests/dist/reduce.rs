@@ -3,7 +3,7 @@
 use brigade_testkit::dist_test;
 use brigade_torch::{Device, Fault, Kind, ReduceOp, Tensor};
 
-use crate::meeting::{self, assert_fault, values};
+use crate::rendezvous::{self, assert_fault, values};
 
 const FLOATS: [Kind; 4] = [Kind::Float, Kind::Double, Kind::Half, Kind::BFloat16];
 const INTEGERS: [Kind; 4] = [Kind::Int8, Kind::Uint8, Kind::Int, Kind::Int64];
@@ -33,7 +33,7 @@ fn expected(ranks: i64, fold: Fold) -> Vec<f64> {
 }
 
 dist_test!(world = 3, dist_all_reduce_of_every_type, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let mine = Tensor::from_slice(&numbers(group.rank() as i64));
     for kind in FLOATS.into_iter().chain(INTEGERS) {
         for (op, fold) in ARITHMETIC {
@@ -77,7 +77,7 @@ dist_test!(world = 3, dist_all_reduce_of_every_type, |world| {
 });
 
 dist_test!(world = 2, dist_all_reduce_of_every_shape, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     // Not contiguous: a transposed view, a column. What lies beside it stays.
     let whole = Tensor::arange(6, (Kind::Float, Device::Cpu)).view([2, 3]);
     group.all_reduce(&mut whole.tr(), ReduceOp::Sum).unwrap();
@@ -99,7 +99,7 @@ dist_test!(world = 2, dist_all_reduce_of_every_shape, |world| {
 });
 
 dist_test!(world = 2, dist_parameters_can_be_reduced, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let mut leaf = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
     group.all_reduce(&mut leaf, ReduceOp::Sum).unwrap();
     group.all_reduce(&mut leaf, ReduceOp::Mean).unwrap();
@@ -114,7 +114,7 @@ dist_test!(world = 2, dist_parameters_can_be_reduced, |world| {
 });
 
 dist_test!(world = 4, dist_all_ranks_get_the_same_bits, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     tch::manual_seed(group.rank() as i64);
     let mut tensor = Tensor::randn([10_007], (Kind::Float, Device::Cpu));
     group.all_reduce(&mut tensor, ReduceOp::Mean).unwrap();
@@ -124,7 +124,7 @@ dist_test!(world = 4, dist_all_ranks_get_the_same_bits, |world| {
 });
 
 dist_test!(world = 3, dist_reduce, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     for root in 0..3 {
         for (op, fold) in ARITHMETIC {
             let mut tensor = Tensor::from_slice(&numbers(group.rank() as i64));
@@ -143,7 +143,7 @@ dist_test!(world = 3, dist_reduce, |world| {
 });
 
 dist_test!(world = 3, dist_reduce_scatter, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let rank = group.rank() as f64;
     // Part p of rank r holds 10 p + r.
     let part = |part: f64| Tensor::full([2, 2], 10.0 * part + rank, (Kind::Double, Device::Cpu));

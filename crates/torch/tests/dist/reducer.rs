@@ -6,7 +6,7 @@ use brigade_torch::{
     gradient,
 };
 
-use crate::meeting::{self, values};
+use crate::rendezvous::{self, values};
 
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 
@@ -108,15 +108,15 @@ fn many_are_one(group: &ProcessGroup) {
     }
 }
 
-dist_test!(world = 2, dist_two_with_half_the_rows_are_one, |world| many_are_one(&meeting::group(
-    &world
-)));
+dist_test!(world = 2, dist_two_with_half_the_rows_are_one, |world| many_are_one(
+    &rendezvous::group(&world)
+));
 dist_test!(world = 4, dist_four_with_a_quarter_of_the_rows_are_one, |world| many_are_one(
-    &meeting::group(&world)
+    &rendezvous::group(&world)
 ));
 
 dist_test!(world = 2, dist_accumulation_without_sync, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let layers = layers(1);
     let reducer = Reducer::new(&group, &layers, &[], ReducerOptions::default()).unwrap();
     for round in 0..3 {
@@ -168,7 +168,7 @@ fn branch_step(reducer: &Reducer, branches: &[(String, Tensor)], both: bool) -> 
 }
 
 dist_test!(world = 2, dist_unused_parameters_are_found, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     for views in [true, false] {
         let branches = branches();
         let options = ReducerOptions {
@@ -194,7 +194,7 @@ dist_test!(world = 2, dist_unused_parameters_are_found, |world| {
 });
 
 dist_test!(world = 2, dist_a_static_graph_learns_what_is_unused, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let branches = branches();
     let options = ReducerOptions { static_graph: true, ..ReducerOptions::default() };
     let reducer = Reducer::new(&group, &branches, &[], options).unwrap();
@@ -205,7 +205,7 @@ dist_test!(world = 2, dist_a_static_graph_learns_what_is_unused, |world| {
 });
 
 dist_test!(world = 2, dist_an_unused_parameter_is_explained, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let branches = branches();
     let reducer = Reducer::new(&group, &branches, &[], ReducerOptions::default()).unwrap();
     branch_step(&reducer, &branches, false).unwrap();
@@ -218,7 +218,7 @@ dist_test!(world = 2, dist_an_unused_parameter_is_explained, |world| {
 });
 
 dist_test!(world = 2, dist_buckets_have_the_size_asked_for, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let parameters: Vec<(String, Tensor)> = (0..8)
         .map(|n| {
             let tensor = Tensor::ones([256], (Kind::Float, Device::Cpu));
@@ -249,7 +249,7 @@ dist_test!(world = 2, dist_buckets_have_the_size_asked_for, |world| {
 });
 
 dist_test!(world = 3, dist_everybody_starts_from_rank_0, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let rank = group.rank() as f64;
     let weight = Tensor::full([2, 2], rank, DOUBLE).set_requires_grad(true);
     let view = Tensor::full([2, 3], rank, (Kind::Float, Device::Cpu)).tr().set_requires_grad(true);
@@ -283,7 +283,7 @@ dist_test!(world = 3, dist_everybody_starts_from_rank_0, |world| {
 });
 
 dist_test!(world = 2, dist_buffers_are_left_alone_on_request, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let parameters = branches();
     let buffers = [("buffer".to_owned(), Tensor::from(group.rank() as f64))];
     let options = ReducerOptions { broadcast_buffers: false, ..ReducerOptions::default() };
@@ -306,7 +306,7 @@ dist_test!(world = 2, dist_buffers_are_left_alone_on_request, |world| {
 });
 
 dist_test!(world = 3, dist_models_that_differ, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let tensor = |shape: &[i64], kind| Tensor::zeros(shape, (kind, Device::Cpu));
     let model = |changed: &[(usize, &str, Tensor)], count: usize| {
         let mut list: Vec<(String, Tensor)> = ["a.weight", "a.bias", "b.weight"]
@@ -376,7 +376,7 @@ dist_test!(world = 3, dist_models_that_differ, |world| {
 
     assert!(matches!(
         Reducer::new(&group, &[], &buffers, ReducerOptions::default()),
-        Err(Error::Misuse(_))
+        Err(Error::InvalidArgument(_))
     ));
     let (parameters, buffers) = plain();
     Reducer::new(&group, &parameters, &buffers, ReducerOptions::default()).unwrap();

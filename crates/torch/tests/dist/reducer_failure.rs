@@ -8,7 +8,7 @@ use brigade_torch::{
     ReducerOptions, Tensor, clear_gradient,
 };
 
-use crate::meeting::{self, LIMIT, assert_fault, missing};
+use crate::rendezvous::{self, LIMIT, assert_fault, missing};
 
 fn parameters() -> Vec<(String, Tensor)> {
     ["first", "second"]
@@ -43,18 +43,18 @@ fn step(reducer: &Reducer, parameters: &[(String, Tensor)]) -> Result<(), Error>
 dist_test!(world = 3, dist_a_rank_that_dies_before_its_backward, |world| {
     let parameters = parameters();
     if world.rank.as_usize() == 2 {
-        meeting::by_a_child_that_dies(|| {
-            let group = meeting::group(&world);
+        rendezvous::by_a_child_that_dies(|| {
+            let group = rendezvous::group(&world);
             let reducer = reducer(&group, &parameters);
             for _ in 0..3 {
                 step(&reducer, &parameters).unwrap();
             }
             let _ = loss(&reducer, &parameters).unwrap();
-            meeting::die();
+            rendezvous::die();
         });
         return;
     }
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let reducer = reducer(&group, &parameters);
     for _ in 0..3 {
         step(&reducer, &parameters).unwrap();
@@ -68,7 +68,7 @@ dist_test!(world = 3, dist_a_rank_that_dies_before_its_backward, |world| {
 });
 
 dist_test!(world = 2, dist_a_rank_that_never_comes_to_backward, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let pair = group.subgroup(&[0, 1]).unwrap().unwrap();
     let parameters = parameters();
     let reducer = reducer(&pair, &parameters);
@@ -84,7 +84,7 @@ dist_test!(world = 2, dist_a_rank_that_never_comes_to_backward, |world| {
 });
 
 dist_test!(world = 2, dist_a_parameter_unused_on_one_rank_is_no_hang, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let pair = group.subgroup(&[0, 1]).unwrap().unwrap();
     let parameters = parameters();
     let reducer = reducer(&pair, &parameters);
@@ -121,7 +121,7 @@ impl GradientHook for Mean {
 }
 
 dist_test!(world = 2, dist_a_hooks_error_keeps_its_kind, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let hooked = |parameters: &[(String, Tensor)]| {
         let reducer = reducer(&group, parameters);
         reducer.set_hook(Mean { memory: false }).unwrap();
@@ -152,15 +152,15 @@ dist_test!(world = 3, dist_a_peer_lost_in_a_hook_is_named, |world| {
         reducer
     };
     if world.rank.as_usize() == 2 {
-        meeting::by_a_child_that_dies(|| {
-            let group = meeting::group(&world);
+        rendezvous::by_a_child_that_dies(|| {
+            let group = rendezvous::group(&world);
             let reducer = reducer(&group);
             let _ = loss(&reducer, &parameters).unwrap();
-            meeting::die();
+            rendezvous::die();
         });
         return;
     }
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let reducer = reducer(&group);
     let error = assert_fault(step(&reducer, &parameters), Fault::PeerLost);
     assert_eq!(missing(&error), [2], "{error}");

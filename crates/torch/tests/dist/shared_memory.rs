@@ -5,21 +5,21 @@ use std::time::Instant;
 use brigade_testkit::{World, dist_test, step};
 use brigade_torch::{Device, Fault, GroupOptions, Kind, ProcessGroup, ReduceOp, Store, Tensor};
 
-use crate::meeting::{self, LIMIT, assert_fault, meet, missing};
+use crate::rendezvous::{self, LIMIT, assert_fault, meet, missing};
 
 fn group(store: &Store, world: &World, name: &str, share_memory: bool) -> ProcessGroup {
     let name = name.to_owned();
     let options = GroupOptions { name, timeout: LIMIT, share_memory, ..GroupOptions::default() };
     let (rank, size) = (world.rank.as_usize(), world.world_size.as_usize());
-    ProcessGroup::new(store, rank, size, meeting::gloo(), options).unwrap()
+    ProcessGroup::new(store, rank, size, rendezvous::gloo(), options).unwrap()
 }
 
 fn group_over_tcp(world: &World) -> ProcessGroup {
-    group(&meeting::store(world), world, "tcp", false)
+    group(&rendezvous::store(world), world, "tcp", false)
 }
 
 dist_test!(world = 3, dist_the_ranks_of_one_host_share_memory, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     assert!(group.shares_memory());
     let pair = group.subgroup(&[2, 0]).unwrap();
     assert!(pair.is_none_or(|pair| pair.shares_memory()));
@@ -28,7 +28,7 @@ dist_test!(world = 3, dist_the_ranks_of_one_host_share_memory, |world| {
 });
 
 dist_test!(world = 3, dist_one_rank_that_does_not_share_is_enough, |world| {
-    let (rank, store) = (world.rank.as_usize(), meeting::store(&world));
+    let (rank, store) = (world.rank.as_usize(), rendezvous::store(&world));
     for unwilling in 0..3 {
         let group = group(&store, &world, &format!("without {unwilling}"), rank != unwilling);
         assert!(!group.shares_memory());
@@ -41,7 +41,7 @@ dist_test!(world = 3, dist_one_rank_that_does_not_share_is_enough, |world| {
 
 /// Sums of all sizes: none, one, those around a block, a piece and several pieces.
 fn sums_are_those_in_the_order_of_the_ranks(world: &World, shared: bool) {
-    let group = if shared { meeting::group(world) } else { group_over_tcp(world) };
+    let group = if shared { rendezvous::group(world) } else { group_over_tcp(world) };
     assert_eq!(group.shares_memory(), shared);
     tch::manual_seed(world.rank.as_usize() as i64);
     for kind in [Kind::Float, Kind::Double, Kind::BFloat16, Kind::Half] {
@@ -75,7 +75,7 @@ dist_test!(world = 5, dist_five_ranks_add_over_tcp, |world| {
 });
 
 dist_test!(world = 2, dist_two_ranks_get_the_bits_of_gloo, |world| {
-    let store = meeting::store(&world);
+    let store = rendezvous::store(&world);
     let [shared, tcp] = [true, false].map(|share| group(&store, &world, &share.to_string(), share));
     assert!(shared.shares_memory() && !tcp.shares_memory());
     tch::manual_seed(world.rank.as_usize() as i64);
@@ -113,7 +113,7 @@ fn many_in_flight(group: &ProcessGroup) {
 }
 
 dist_test!(world = 4, dist_many_all_reduces_in_flight, |world| {
-    many_in_flight(&meeting::group(&world));
+    many_in_flight(&rendezvous::group(&world));
 });
 
 fn different_sizes_are_an_error(group: &ProcessGroup) {
@@ -138,7 +138,7 @@ fn different_sizes_are_an_error(group: &ProcessGroup) {
 }
 
 dist_test!(world = 3, dist_different_sizes_are_an_error_in_shared_memory, |world| {
-    different_sizes_are_an_error(&meeting::group(&world));
+    different_sizes_are_an_error(&rendezvous::group(&world));
 });
 
 dist_test!(world = 3, dist_different_sizes_are_an_error_over_tcp, |world| {
@@ -152,16 +152,16 @@ dist_test!(world = 4, dist_many_all_reduces_in_flight_over_tcp, |world| {
 dist_test!(world = 2, dist_a_peer_killed_inside_an_all_reduce, |world| {
     let large = || Tensor::zeros([64 << 20], (Kind::Float, Device::Cpu));
     if world.rank.as_usize() == 1 {
-        meeting::by_a_child_that_dies(|| {
-            let group = meeting::group(&world);
+        rendezvous::by_a_child_that_dies(|| {
+            let group = rendezvous::group(&world);
             assert!(group.shares_memory());
             let _work = group.start_all_reduce(large(), ReduceOp::Sum).unwrap();
             meet(&group, "started", 2);
-            meeting::die();
+            rendezvous::die();
         });
         return;
     }
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let begun = Instant::now();
     let work = group.start_all_reduce(large(), ReduceOp::Sum).unwrap();
     meet(&group, "started", 2);
@@ -225,11 +225,11 @@ mod over_tcp {
 
     fn without_a_killed_peer(world: &World, count: i64) {
         if world.rank.as_usize() == 1 {
-            meeting::by_a_child_that_dies(|| {
+            rendezvous::by_a_child_that_dies(|| {
                 let group = group_over_tcp(world);
                 reduce_elements(&group, count).unwrap();
                 meet(&group, "before", 3);
-                meeting::die();
+                rendezvous::die();
             });
             return;
         }

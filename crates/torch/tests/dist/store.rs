@@ -10,7 +10,7 @@ use brigade_testkit::dist_test;
 use brigade_torch::{Error, Fault, Store, TcpStore, inherited_socket};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, socket};
 
-use crate::meeting::{self, LIMIT, assert_fault};
+use crate::rendezvous::{self, LIMIT, assert_fault};
 
 const SHORT: Duration = Duration::from_millis(100);
 
@@ -110,12 +110,12 @@ fn prefixes_keep_keys_apart() {
 }
 
 dist_test!(world = 3, dist_file, |world| {
-    let meeting = meeting::store(&world);
+    let rendezvous = rendezvous::store(&world);
     let folder = world.is_main().then(|| tempfile::tempdir().unwrap());
     if let Some(folder) = &folder {
-        meeting.set("folder", folder.path().to_str().unwrap()).unwrap();
+        rendezvous.set("folder", folder.path().to_str().unwrap()).unwrap();
     }
-    let folder = String::from_utf8(meeting.get("folder").unwrap()).unwrap();
+    let folder = String::from_utf8(rendezvous.get("folder").unwrap()).unwrap();
     let store = Store::file(format!("{folder}/store"), 3).unwrap();
     let mine = world.rank.as_usize().to_string();
     store.set(&mine, &mine).unwrap();
@@ -125,14 +125,14 @@ dist_test!(world = 3, dist_file, |world| {
     }
     store.add("sum", 1).unwrap();
     // The file stays until every rank has read it.
-    meeting.add("done", 1).unwrap();
-    while meeting.get("done").unwrap() != b"3" {}
+    rendezvous.add("done", 1).unwrap();
+    while rendezvous.get("done").unwrap() != b"3" {}
     assert_eq!(store.add("sum", 0).unwrap(), 3);
     // A FileStore writes to its file as it is dropped, and waits until the store's time limit for a file
     // that is missing: rank 0 removes the folder only after all have dropped theirs.
     drop(store);
-    meeting.add("gone", 1).unwrap();
-    while world.is_main() && meeting.get("gone").unwrap() != b"3" {}
+    rendezvous.add("gone", 1).unwrap();
+    while world.is_main() && rendezvous.get("gone").unwrap() != b"3" {}
 });
 
 #[test]

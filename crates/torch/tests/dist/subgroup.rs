@@ -3,7 +3,7 @@
 use brigade_testkit::dist_test;
 use brigade_torch::{Error, ProcessGroup, ReduceOp, Tensor};
 
-use crate::meeting::{self, values};
+use crate::rendezvous::{self, values};
 
 fn sum_of_ranks(group: &ProcessGroup, rank: usize) -> f64 {
     let mut number = Tensor::from(rank as f64);
@@ -12,7 +12,7 @@ fn sum_of_ranks(group: &ProcessGroup, rank: usize) -> f64 {
 }
 
 dist_test!(world = 4, dist_subgroups, |world| {
-    let all = meeting::group(&world);
+    let all = rendezvous::group(&world);
     let me = all.rank();
 
     // Disjoint.
@@ -52,9 +52,9 @@ dist_test!(world = 4, dist_subgroups, |world| {
 });
 
 dist_test!(world = 2, dist_subgroups_that_cannot_be, |world| {
-    let all = meeting::group(&world);
+    let all = rendezvous::group(&world);
     let refusal = |ranks: &[usize]| match all.subgroup(ranks) {
-        Err(Error::Misuse(text)) => text,
+        Err(Error::InvalidArgument(text)) => text,
         other => panic!("{ranks:?} gave {other:?}"),
     };
     assert!(refusal(&[]).contains("no ranks"));

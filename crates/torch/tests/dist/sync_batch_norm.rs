@@ -3,14 +3,14 @@
 use brigade_testkit::dist_test;
 use brigade_torch::{BatchNormState, Device, Fault, Kind, Tensor, sync_batch_norm};
 
-use crate::meeting::{self, assert_fault};
+use crate::rendezvous::{self, assert_fault};
 
 fn ones(shape: &[i64]) -> Tensor {
     Tensor::ones(shape, (Kind::Float, Device::Cpu))
 }
 
 dist_test!(world = 2, dist_parameters_that_do_not_fit_are_refused, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let input = ones(&[4, 4096, 2, 2]) * (1 + world.rank.as_usize() as i64);
     let sound = ones(&[4096]);
     let wrong = [

@@ -3,10 +3,10 @@
 use brigade_testkit::dist_test;
 use brigade_torch::{Device, Kind, ReduceOp, Tensor};
 
-use crate::meeting::{self, values};
+use crate::rendezvous::{self, values};
 
 dist_test!(world = 2, dist_several_in_flight_waited_out_of_order, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let mut works = Vec::new();
     for n in 0..20 {
         // The caller's own handle is gone at once; the work owns the tensor.
@@ -27,7 +27,7 @@ dist_test!(world = 2, dist_several_in_flight_waited_out_of_order, |world| {
 });
 
 dist_test!(world = 2, dist_works_that_nothing_waits_for, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let watched = Tensor::full([1 << 20], 1.0, (Kind::Float, Device::Cpu));
     drop(group.start_all_reduce(watched.shallow_clone(), ReduceOp::Sum).unwrap());
     for _ in 0..5 {
@@ -54,7 +54,7 @@ dist_test!(world = 2, dist_works_that_nothing_waits_for, |world| {
 });
 
 dist_test!(world = 2, dist_a_work_can_be_waited_for_elsewhere, |world| {
-    let group = meeting::group(&world);
+    let group = rendezvous::group(&world);
     let work = group.start_all_reduce(Tensor::from(1.0), ReduceOp::Mean).unwrap();
     assert_eq!(work.timeout(), group.timeout());
     assert_eq!(format!("{work:?}"), "Work(all_reduce on \"world\")");

@@ -41,7 +41,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
     let world = world.map_or_else(World::from_env, Ok)?;
     let device = match device {
         Some(device) if cpu && device != Device::Cpu => {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "the options `cpu(true)` and `device({device:?})` contradict each other"
             )));
         }
@@ -56,7 +56,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
             (None, _, Device::Cuda(_)) => Backend::Nccl,
             (Some(Backend::Gloo(_)) | None, Some(gloo), _) => Backend::Gloo(gloo),
             (Some(backend), Some(_), _) => {
-                return Err(Error::Misuse(format!(
+                return Err(Error::InvalidArgument(format!(
                     "the options `gloo_device` and `backend({backend:?})` contradict each other"
                 )));
             }
@@ -66,7 +66,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
         let store = match store {
             Some(store) => store,
             None if world.store.port == 0 => {
-                return Err(Error::Misuse(format!(
+                return Err(Error::InvalidArgument(format!(
                     "a world of {} ranks was given without a store and without the port of one: give \
                      all ranks handles of one store (`AcceleratorBuilder::store`)",
                     world.world_size.as_usize()
@@ -96,7 +96,7 @@ pub(crate) fn wants_cpu() -> Result<bool> {
     match text.trim().to_ascii_lowercase().as_str() {
         "1" | "true" | "t" | "yes" | "y" | "on" => Ok(true),
         "" | "0" | "false" | "f" | "no" | "n" | "off" => Ok(false),
-        _ => Err(Error::Misuse(format!("{NAME} is {text:?}, expected true or false"))),
+        _ => Err(Error::InvalidArgument(format!("{NAME} is {text:?}, expected true or false"))),
     }
 }
 

@@ -105,7 +105,7 @@ fn host_group(group: &ProcessGroup, world: &World) -> Result<Option<ProcessGroup
     for host in 0..world.num_nodes {
         let ranks: Vec<usize> = (0..hosts.len()).filter(|&rank| hosts[rank] == host).collect();
         if ranks.is_empty() {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "no rank runs on host {host}, but GROUP_WORLD_SIZE says there are {} hosts",
                 world.num_nodes
             )));

@@ -66,8 +66,8 @@ impl Attempt {
 
     /// Aborts this rank's collectives, collects all ranks' results, and reconnects.
     fn give_up(&self, mine: &End) -> Result<Vec<End>> {
-        let text =
-            serde_json::to_vec(mine).map_err(|error| Error::Misuse(format!("{SCOPE}: {error}")))?;
+        let text = serde_json::to_vec(mine)
+            .map_err(|error| Error::InvalidArgument(format!("{SCOPE}: {error}")))?;
         self.store.set(&self.key(self.group.rank()), text)?;
         self.store.set(&given_up(self.number), b"1")?;
         self.group.abort()?;
@@ -83,7 +83,7 @@ impl Attempt {
         let key = self.key(rank);
         while !self.store.contains(&[&key])? {
             if Instant::now() > deadline {
-                return Err(Error::Misuse(format!(
+                return Err(Error::InvalidArgument(format!(
                     "{SCOPE}: a rank has aborted an attempt, and rank {rank} has not ended its own within \
                      the time limit: it hangs, or its process is gone"
                 )));
@@ -91,7 +91,7 @@ impl Attempt {
             thread::sleep(PAUSE);
         }
         serde_json::from_slice(&self.store.get(&key)?).map_err(|error| {
-            Error::Misuse(format!(
+            Error::InvalidArgument(format!(
                 "{SCOPE}: rank {rank} sent an invalid result for this attempt: {error}"
             ))
         })

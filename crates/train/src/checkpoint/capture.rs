@@ -190,7 +190,9 @@ impl NamedTensor {
     fn new(name: String, tensor: Tensor, main_only: bool) -> Result<Self> {
         let kind = tensor.f_kind()?;
         let dtype = dtype_of(kind).ok_or_else(|| {
-            Error::Misuse(format!("a checkpoint cannot hold `{name}`: its tensor is of {kind:?}"))
+            Error::InvalidArgument(format!(
+                "a checkpoint cannot hold `{name}`: its tensor is of {kind:?}"
+            ))
         })?;
         let shape = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
         Ok(Self { name, info: TensorInfo { dtype, shape }, tensor, main_only })
@@ -223,7 +225,7 @@ fn split(state: Value<Tensor>) -> Result<(Vec<u8>, Vec<NamedTensor>)> {
         Ok::<_, Error>(name)
     })?;
     let mut text = serde_json::to_vec_pretty(&tree.to_json())
-        .map_err(|error| Error::Misuse(format!("a state cannot be written: {error}")))?;
+        .map_err(|error| Error::InvalidArgument(format!("a state cannot be written: {error}")))?;
     text.push(b'\n');
     Ok((text, tensors))
 }

@@ -73,14 +73,14 @@ pub(super) fn load(
     };
     let seen = accelerator.agree(SCOPE, crc32)?;
     if let Some(rank) = seen.iter().position(|crc32| *crc32 != seen[0]) {
-        return Err(Error::Misuse(format!(
+        return Err(Error::InvalidArgument(format!(
             "{SCOPE}: rank {rank} sees another checkpoint under {} than rank 0; it must lie in a \
              folder that all hosts share, or be the same on all",
             path.display()
         )));
     }
     let Some(ready) = ready else {
-        return Err(Error::Misuse(
+        return Err(Error::InvalidArgument(
             "load_state: internal error: the checkpoint was not validated".into(),
         ));
     };
@@ -106,7 +106,9 @@ fn newest(accelerator: &Accelerator) -> Result<PathBuf> {
         false => Ok(None),
     };
     let found = accelerator.agree(SCOPE, found)?.into_iter().next().flatten();
-    found.ok_or_else(|| Error::Misuse("load_state: internal error: rank 0 sent no path".into()))
+    found.ok_or_else(|| {
+        Error::InvalidArgument("load_state: internal error: rank 0 sent no path".into())
+    })
 }
 
 /// A checkpoint that fits the program, nothing changed yet.
@@ -361,7 +363,7 @@ fn read_into(checkpoint: &Checkpoint, mut tensors: Vec<(Tensor, TensorLocation)>
         let mine = Files::new(checkpoint).read_into(tensors);
         let other = match other {
             Ok(other) => other.join().unwrap_or_else(|_| {
-                Err(Error::Misuse("the thread that read a checkpoint panicked".into()))
+                Err(Error::InvalidArgument("the thread that read a checkpoint panicked".into()))
             }),
             Err(_) => read_second(),
         };

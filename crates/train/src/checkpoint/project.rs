@@ -97,7 +97,7 @@ impl ProjectConfiguration {
     pub(super) fn checkpoints(&self) -> Result<PathBuf> {
         let folder = self.project_dir.as_ref().map(|folder| folder.join("checkpoints"));
         folder.ok_or_else(|| {
-            Error::Misuse(
+            Error::InvalidArgument(
                 "checkpoints with a number need a folder: give \
                  Accelerator::builder().project(ProjectConfiguration::new(\"…\"))"
                     .into(),

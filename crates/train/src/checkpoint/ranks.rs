@@ -138,7 +138,7 @@ pub(super) fn restore(
     }
     // Of several ranks their mean: what the reduction would have made of them.
     for state in states {
-        for (parameter, found) in gradients(state, objects).map_err(Error::Misuse)? {
+        for (parameter, found) in gradients(state, objects).map_err(Error::InvalidArgument)? {
             let found = found.f_to_device(parameter.device())?.f_to_kind(parameter.f_kind()?)?;
             let share = match states.len() {
                 1 => found,

@@ -87,7 +87,9 @@ pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBu
     };
     let paths = accelerator.agree(SCOPE, paths)?;
     let Some(Some((target, folder))) = paths.into_iter().next() else {
-        return Err(Error::Misuse("save_state: internal error: rank 0 sent no path".into()));
+        return Err(Error::InvalidArgument(
+            "save_state: internal error: rank 0 sent no path".into(),
+        ));
     };
     let captured = checkpoints.save_hooks.call(&folder).and_then(|()| {
         let mut captured = capture(accelerator)?;
@@ -102,7 +104,9 @@ pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBu
     };
     accelerator.agree(SCOPE, ready)?;
     let Some(captured) = captured else {
-        return Err(Error::Misuse("save_state: internal error: no state was captured".into()));
+        return Err(Error::InvalidArgument(
+            "save_state: internal error: no state was captured".into(),
+        ));
     };
 
     let job = &accelerator.processes.job;
@@ -171,7 +175,8 @@ impl Pending {
     }
 
     pub(super) fn join(self) -> Result<()> {
-        let panicked = |_| Err(Error::Misuse("the thread that wrote a checkpoint panicked".into()));
+        let panicked =
+            |_| Err(Error::InvalidArgument("the thread that wrote a checkpoint panicked".into()));
         self.0.join().unwrap_or_else(panicked)
     }
 }
@@ -314,7 +319,7 @@ fn wait_for<T: for<'de> Deserialize<'de>>(
     let mut pause = Duration::from_millis(1);
     while !store.contains(&[key])? {
         if Instant::now() >= deadline {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "{SCOPE}: the time limit is over and no rank has set `{key}` in the store: a rank \
                  is gone or still writes"
             )));
@@ -323,7 +328,7 @@ fn wait_for<T: for<'de> Deserialize<'de>>(
         pause = (pause * 2).min(Duration::from_millis(50));
     }
     serde_json::from_slice(&store.get(key)?).map_err(|error| {
-        Error::Misuse(format!("{SCOPE}: could not decode another rank's reply: {error}"))
+        Error::InvalidArgument(format!("{SCOPE}: could not decode another rank's reply: {error}"))
     })
 }
 

@@ -91,7 +91,7 @@ pub(crate) fn unboxed(error: HookError) -> Error {
 pub(crate) fn infos(state: &Value<Tensor>) -> Result<Value<TensorInfo>, Error> {
     state.as_ref().try_map(&mut |name, tensor| {
         let dtype = dtype_of(tensor.kind()).ok_or_else(|| {
-            Error::Misuse(format!(
+            Error::InvalidArgument(format!(
                 "a state cannot hold `{name}`: its tensor is of {:?}",
                 tensor.kind()
             ))
@@ -126,8 +126,8 @@ impl Stateful for Optimizer {
     }
 
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-        let state =
-            OptimizerState::from_value(state, Tensor::shallow_clone).map_err(Error::Misuse)?;
+        let state = OptimizerState::from_value(state, Tensor::shallow_clone)
+            .map_err(Error::InvalidArgument)?;
         // Clones are handles of one optimizer.
         Ok(Self::load_state_dict(&mut self.clone(), &state).map_err(Error::from)?)
     }
@@ -144,7 +144,7 @@ impl Stateful for Scheduler {
     }
 
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-        let state = SchedulerState::from_value(state).map_err(Error::Misuse)?;
+        let state = SchedulerState::from_value(state).map_err(Error::InvalidArgument)?;
         Ok(self.clone().load_state(&state).map_err(Error::from)?)
     }
 }
@@ -167,7 +167,7 @@ impl Stateful for GradScaler {
     }
 
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<(), HookError> {
-        Ok(self.load_state(scaler_state(state).map_err(Error::Misuse)?)?)
+        Ok(self.load_state(scaler_state(state).map_err(Error::InvalidArgument)?)?)
     }
 }
 

@@ -39,7 +39,9 @@ impl GradientAccumulation {
         };
         match text.trim().parse() {
             Ok(steps) if steps > 0 => Ok(Self { steps, ..Self::default() }),
-            _ => Err(Error::Misuse(format!("{NAME} is {text:?}, expected a whole number from 1"))),
+            _ => Err(Error::InvalidArgument(format!(
+                "{NAME} is {text:?}, expected a whole number from 1"
+            ))),
         }
     }
 }
@@ -62,7 +64,7 @@ pub(crate) struct Accumulation {
 impl Accumulation {
     pub(crate) fn new(settings: GradientAccumulation) -> Result<Self> {
         if settings.steps == 0 {
-            return Err(Error::Misuse(
+            return Err(Error::InvalidArgument(
                 "gradient_accumulation_steps is 0; 1 steps the optimizer after every batch".into(),
             ));
         }

@@ -83,7 +83,7 @@ impl ClipNorm {
     /// of `torch.nn.utils.clip_grad_norm_`.
     ///
     /// # Errors
-    /// [`Error::Misuse`] for a negative or NaN option; [`Error::GradientNorm`] as
+    /// [`Error::InvalidArgument`] for a negative or NaN option; [`Error::GradientNorm`] as
     /// [`ClipNorm::error_if_nonfinite`] says.
     pub fn clip(&self, parameters: &(impl Parameters + ?Sized)) -> Result<Tensor> {
         self.check()?;
@@ -116,7 +116,7 @@ impl ClipNorm {
 /// Clamps every value of the gradients to `[-limit, limit]`, as `torch.nn.utils.clip_grad_value_`.
 ///
 /// # Errors
-/// [`Error::Misuse`] when `limit` is negative or NaN.
+/// [`Error::InvalidArgument`] when `limit` is negative or NaN.
 pub fn clip_grad_value(parameters: &(impl Parameters + ?Sized), limit: f64) -> Result<()> {
     not_negative("the limit", limit)?;
     let gradients = gradients_of(parameters)?;
@@ -143,7 +143,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Misuse`] when `max_norm` is negative or NaN.
+    /// [`Error::InvalidArgument`] when `max_norm` is negative or NaN.
     pub fn clip_grad_norm(
         &self,
         parameters: &(impl Parameters + ?Sized),
@@ -157,7 +157,7 @@ impl Accelerator {
     /// finite. The values are those of `torch.nn.utils.clip_grad_norm_`.
     ///
     /// # Errors
-    /// [`Error::Misuse`] for options that make no sense; [`Error::GradientNorm`], on every rank, for a
+    /// [`Error::InvalidArgument`] for options that make no sense; [`Error::GradientNorm`], on every rank, for a
     /// norm that is not finite.
     pub fn clip_grad_norm_with(
         &self,
@@ -179,7 +179,7 @@ impl Accelerator {
     /// being added up; with fp16 the gradients are divided by the scale first.
     ///
     /// # Errors
-    /// [`Error::Misuse`] when `limit` is negative or NaN.
+    /// [`Error::InvalidArgument`] when `limit` is negative or NaN.
     pub fn clip_grad_value(
         &self,
         parameters: &(impl Parameters + ?Sized),
@@ -225,5 +225,5 @@ fn not_negative(name: &str, value: f64) -> Result<()> {
     if value >= 0.0 {
         return Ok(());
     }
-    Err(Error::Misuse(format!("clipping: {name} is {value}, expected 0 or more")))
+    Err(Error::InvalidArgument(format!("clipping: {name} is {value}, expected 0 or more")))
 }

@@ -265,17 +265,17 @@ impl<M> PreparedModel<M> {
     /// Continues from such a state, which this rank has saved.
     ///
     /// # Errors
-    /// [`Error::Misuse`] when this model's hook has no state, or the state does not fit it.
+    /// [`Error::InvalidArgument`] when this model's hook has no state, or the state does not fit it.
     pub fn load_comm_hook_state(&self, state: &Value<Tensor>) -> Result<()> {
         let Some(hook) = self.hook_state() else {
-            return Err(Error::Misuse(
+            return Err(Error::InvalidArgument(
                 "load_comm_hook_state: this model's communication hook has no state; build the \
                  Accelerator with CommHook::PowerSgd or CommHook::stateful"
                     .into(),
             ));
         };
         hook.check_state_dict(&infos(state)?)
-            .map_err(|reason| Error::Misuse(format!("load_comm_hook_state: {reason}")))?;
+            .map_err(|reason| Error::InvalidArgument(format!("load_comm_hook_state: {reason}")))?;
         hook.load_state_dict(state).map_err(unboxed)
     }
 }

@@ -45,7 +45,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Misuse`] for zero steps.
+    /// [`Error::InvalidArgument`] for zero steps.
     pub fn local_sgd<'a, P: PreparedModels + ?Sized>(
         &self,
         models: &'a P,
@@ -53,7 +53,7 @@ impl Accelerator {
         enabled: bool,
     ) -> Result<LocalSgd<'a, P>> {
         if steps == 0 {
-            return Err(Error::Misuse(
+            return Err(Error::InvalidArgument(
                 "local_sgd: the weights are averaged every 0 steps; 1 averages after every step"
                     .into(),
             ));

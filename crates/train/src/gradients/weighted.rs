@@ -41,7 +41,7 @@ impl Accelerator {
     /// A window without a token has gradients of 0.
     ///
     /// # Errors
-    /// As [`Accelerator::backward`]; [`Error::Misuse`], on every rank at the end of the window, when a
+    /// As [`Accelerator::backward`]; [`Error::InvalidArgument`], on every rank at the end of the window, when a
     /// weight is negative or NaN.
     pub fn backward_weighted(
         &self,
@@ -70,7 +70,7 @@ impl Accelerator {
         }
         let total = self.sum_over_ranks(window.weight)?;
         if !total.is_finite() {
-            return Err(Error::Misuse(
+            return Err(Error::InvalidArgument(
                 "backward_weighted: on one of the ranks a weight was negative or NaN; expected \
                  the number of tokens that the loss is the sum of"
                     .into(),

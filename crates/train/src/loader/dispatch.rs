@@ -102,7 +102,7 @@ impl<T: TensorTree<Owned = T>> Dispatch<T> {
                     received.push(tensor.f_to_device(Device::Cpu)?);
                 }
                 let data = T::from_spec(&spec, &mut received.into_iter()).map_err(|error| {
-                    Error::Misuse(format!("rank 0 sent data of another type: {error}"))
+                    Error::InvalidArgument(format!("rank 0 sent data of another type: {error}"))
                 })?;
                 let round = Round { rows, valid };
                 self.own_part(&Batch::from_parts(data, index, last, None, round))
@@ -156,17 +156,13 @@ const KINDS: [(i32, Kind); 13] = [
 ];
 
 fn kind_number(kind: Kind) -> Result<i32> {
-    KINDS
-        .iter()
-        .find(|(_, known)| *known == kind)
-        .map(|(number, _)| *number)
-        .ok_or_else(|| Error::Misuse(format!("tensors of {kind:?} cannot be sent to other ranks")))
+    KINDS.iter().find(|(_, known)| *known == kind).map(|(number, _)| *number).ok_or_else(|| {
+        Error::InvalidArgument(format!("tensors of {kind:?} cannot be sent to other ranks"))
+    })
 }
 
 fn kind_from_number(number: i32) -> Result<Kind> {
-    KINDS
-        .iter()
-        .find(|(known, _)| *known == number)
-        .map(|(_, kind)| *kind)
-        .ok_or_else(|| Error::Misuse(format!("rank 0 sent a tensor of unknown kind {number}")))
+    KINDS.iter().find(|(known, _)| *known == number).map(|(_, kind)| *kind).ok_or_else(|| {
+        Error::InvalidArgument(format!("rank 0 sent a tensor of unknown kind {number}"))
+    })
 }

@@ -162,7 +162,7 @@ impl<L: Loader + Send + Sync> Registered for SavedLoader<L> {
     }
 
     fn restore(&self, state: &Value<Tensor>, worlds: &Worlds) -> Result<()> {
-        let (seed, mut mark, total) = read(state).map_err(Error::Misuse)?;
+        let (seed, mut mark, total) = read(state).map_err(Error::InvalidArgument)?;
         if worlds.saved != worlds.current && mark.batches > 0 {
             // Another number of ranks has rounds of another size: the rest is sharded anew.
             mark = Mark { base: mark.samples, batches: 0, ..mark };

@@ -46,7 +46,7 @@ impl<M> PreparedModel<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Misuse`], on every rank and with nothing changed: no parameter matches, the ranks differ in
+    /// [`Error::InvalidArgument`], on every rank and with nothing changed: no parameter matches, the ranks differ in
     /// their arguments, a window of accumulation has begun, or an optimizer's rule refuses a thawed parameter.
     /// [`Error::Torch`] when a peer is gone.
     #[track_caller]
@@ -114,7 +114,7 @@ impl<M> PreparedModel<M> {
                 != (&all[0].pattern, all[0].trainable, &all[0].trained)
         };
         if let Some(rank) = all.iter().position(differs) {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "the ranks differ, and nothing was changed: rank 0 called {}, rank {rank} {}; call it with \
                  the same arguments on every rank",
                 say(&all[0]),
@@ -124,7 +124,7 @@ impl<M> PreparedModel<M> {
         let problem = |(rank, it): (usize, &Request)| Some((rank, it.problem.clone()?));
         match all.iter().enumerate().find_map(problem) {
             None => Ok(()),
-            Some((rank, problem)) => Err(Error::Misuse(format!(
+            Some((rank, problem)) => Err(Error::InvalidArgument(format!(
                 "set_trainable({:?}, {}) on rank {rank}: {problem}; nothing was changed",
                 all[0].pattern, all[0].trainable
             ))),

@@ -104,7 +104,7 @@ impl GradScaler {
     /// Makes a scaler for one process: for a loop without an Accelerator.
     ///
     /// # Errors
-    /// [`Error::Misuse`] for a scale, a factor or an interval out of its range.
+    /// [`Error::InvalidArgument`] for a scale, a factor or an interval out of its range.
     pub fn new(options: GradScalerOptions) -> Result<Self> {
         Self::for_ranks(options, None)
     }
@@ -121,7 +121,7 @@ impl GradScaler {
             && backoff_factor < 1.0
             && growth_interval > 0;
         if !valid {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "{options:?}: expected a scale above 0, a growth factor of at least 1, a backoff \
                  factor between 0 and 1, and an interval above 0"
             )));
@@ -152,10 +152,10 @@ impl GradScaler {
     /// step.
     ///
     /// # Errors
-    /// [`Error::Misuse`] when the scale is not a number above 0.
+    /// [`Error::InvalidArgument`] when the scale is not a number above 0.
     pub fn load_state(&self, state: GradScalerState) -> Result<()> {
         if !(state.scale.is_finite() && state.scale > 0.0) {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "the scaler's state has the scale {}, expected a number above 0",
                 state.scale
             )));
@@ -183,7 +183,7 @@ impl GradScaler {
     /// optimizer has stepped since the last call.
     ///
     /// # Errors
-    /// [`Error::Misuse`] after gradients were unscaled and before the optimizer's step; [`Error::NotFinite`]
+    /// [`Error::InvalidArgument`] after gradients were unscaled and before the optimizer's step; [`Error::NotFinite`]
     /// when the scale has fallen so low that the loss itself must be infinite or NaN.
     pub fn scale_loss(&self, loss: &Tensor) -> Result<Tensor> {
         // The scale itself may not be finite in 16 bits.
@@ -223,7 +223,7 @@ impl GradScaler {
             inner.unscaled.clear();
         }
         if !inner.unscaled.is_empty() {
-            return Err(Error::Misuse(
+            return Err(Error::InvalidArgument(
                 "backward after gradients were clipped or unscaled, before the optimizer's step: with \
                  fp16 that would mix scaled and unscaled gradients; clip after the last backward of \
                  the step, or call zero_grad"

@@ -58,7 +58,7 @@ impl Processes {
     /// Objects of all ranks that were computed from a batch, one per sample, without those of duplicates.
     ///
     /// # Errors
-    /// [`Error::Misuse`] when there is not one object per sample; otherwise as
+    /// [`Error::InvalidArgument`] when there is not one object per sample; otherwise as
     /// [`Processes::gather_for_metrics`].
     #[track_caller]
     pub fn gather_objects_for_metrics<B, T>(
@@ -71,7 +71,7 @@ impl Processes {
     {
         let round = batch.round();
         if objects.len() != batch.rows() {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "gather_objects_for_metrics: expected one object for each of the batch's {} \
                  samples, found {}",
                 batch.rows(),

@@ -108,14 +108,14 @@ impl Accelerator {
     /// can be updated further. Every rank calls it.
     ///
     /// # Errors
-    /// [`Error::Misuse`], on every rank, when their states have different lengths; [`Error::Torch`] when a
+    /// [`Error::InvalidArgument`], on every rank, when their states have different lengths; [`Error::Torch`] when a
     /// peer is gone.
     #[track_caller]
     pub fn compute_metric<M: Metric>(&self, metric: &M) -> Result<M::Value> {
         let Some(group) = self.traced() else { return Ok(metric.compute()) };
         let states: Vec<Vec<f64>> = group.all_gather_object(&metric.state())?;
         if let Some(rank) = states.iter().position(|state| state.len() != states[0].len()) {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "compute_metric: rank 0's state has {} numbers, rank {rank}'s {}; make the same metric on \
                  every rank",
                 states[0].len(),
@@ -153,7 +153,7 @@ impl Accuracy {
     /// Counts predicted classes against labels, both `[n]`.
     ///
     /// # Errors
-    /// [`Error::Misuse`] when the shapes differ; [`Error::Tensor`].
+    /// [`Error::InvalidArgument`] when the shapes differ; [`Error::Tensor`].
     pub fn update(&mut self, predicted: &Tensor, labels: &Tensor) -> Result<()> {
         same_shapes("accuracy", predicted, labels)?;
         // host-device sync
@@ -236,7 +236,7 @@ impl Metric for TopK {
         let classes = match predictions.size()[..] {
             [rows, classes] if targets.size() == [rows] => classes,
             _ => {
-                return Err(Error::Misuse(format!(
+                return Err(Error::InvalidArgument(format!(
                     "top-{}: scores have shape {:?}, labels {:?}; expected [n, classes] and [n]",
                     self.k,
                     predictions.size(),
@@ -245,7 +245,7 @@ impl Metric for TopK {
             }
         };
         if !(1..=classes).contains(&self.k) {
-            return Err(Error::Misuse(format!("top-{} of {classes} classes", self.k)));
+            return Err(Error::InvalidArgument(format!("top-{} of {classes} classes", self.k)));
         }
         let (_, indices) = predictions.f_topk(self.k, -1, true, false)?;
         let found = indices.f_eq_tensor(&targets.f_unsqueeze(-1)?)?;
@@ -321,7 +321,7 @@ impl Metric for FBeta {
             let found = classes.f_bincount(None::<&Tensor>, self.classes as i64)?;
             let found: Vec<i64> = Vec::try_from(&found)?;
             if found.len() != self.classes {
-                return Err(Error::Misuse(format!(
+                return Err(Error::InvalidArgument(format!(
                     "F-beta: found class {}, expected classes below {}",
                     found.len() - 1,
                     self.classes
@@ -420,7 +420,7 @@ fn same_shapes(what: &str, predictions: &Tensor, targets: &Tensor) -> Result<()>
     if predictions.size() == targets.size() {
         return Ok(());
     }
-    Err(Error::Misuse(format!(
+    Err(Error::InvalidArgument(format!(
         "{what}: predictions have shape {:?}, labels {:?}",
         predictions.size(),
         targets.size()

@@ -107,7 +107,7 @@ impl Processes {
     /// Runs the body on one rank; the others wait.
     ///
     /// # Errors
-    /// As [`Processes::on_main_process`]; [`Error::Misuse`] when there is no such rank.
+    /// As [`Processes::on_main_process`]; [`Error::InvalidArgument`] when there is no such rank.
     #[track_caller]
     pub fn on_process<R, E>(
         &self,
@@ -118,7 +118,7 @@ impl Processes {
         E: Into<Error>,
     {
         if rank >= self.num_processes() {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "on_process: rank {rank} does not exist among {} ranks",
                 self.num_processes()
             )));

@@ -70,12 +70,12 @@ impl Accelerator {
     /// [`Accelerator::log_layer`] to it instead.
     ///
     /// # Errors
-    /// [`Error::File`] when the file cannot be opened; [`Error::Misuse`] when the process has a
+    /// [`Error::File`] when the file cannot be opened; [`Error::InvalidArgument`] when the process has a
     /// subscriber.
     pub fn init_logging(&self, options: &LogOptions) -> Result<()> {
         let subscriber = tracing_subscriber::registry().with(self.log_layer(options)?);
         tracing::subscriber::set_global_default(subscriber).map_err(|_| {
-            Error::Misuse(
+            Error::InvalidArgument(
                 "init_logging: this process has a subscriber of `tracing` already; add \
                  Accelerator::log_layer to it instead"
                     .into(),

@@ -148,7 +148,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// The body's; [`Error::Misuse`] for a schedule without active steps; [`Error::File`] when a trace
+    /// The body's; [`Error::InvalidArgument`] for a schedule without active steps; [`Error::File`] when a trace
     /// cannot be written; [`Error::Torch`] when this thread is being recorded already.
     pub fn profile<R>(
         &self,
@@ -156,7 +156,7 @@ impl Accelerator {
         body: impl FnOnce(&mut Profiler) -> Result<R>,
     ) -> Result<(R, Profile)> {
         if options.schedule.is_some_and(|schedule| schedule.active == 0) {
-            return Err(Error::Misuse(
+            return Err(Error::InvalidArgument(
                 "profile: the schedule has no active steps, so nothing would be recorded; set `active`"
                     .into(),
             ));

@@ -47,10 +47,10 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`Error::Track`] for a folder that cannot be written or a server that does not answer,
-    /// [`Error::Leader`] on the other ranks; [`Error::Misuse`] when they have been started.
+    /// [`Error::Leader`] on the other ranks; [`Error::InvalidArgument`] when they have been started.
     pub fn init_trackers(&self, project: &str, config: &impl Serialize) -> Result<()> {
         if self.watch.trackers().started {
-            return Err(Error::Misuse(
+            return Err(Error::InvalidArgument(
                 "init_trackers was called before: a run has one project; end_training ends it"
                     .into(),
             ));
@@ -89,7 +89,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`Error::Track`] when a tracker cannot write, after all have been given the values;
-    /// [`Error::Misuse`] before [`Accelerator::init_trackers`].
+    /// [`Error::InvalidArgument`] before [`Accelerator::init_trackers`].
     pub fn log<N, V>(
         &self,
         values: impl IntoIterator<Item = (N, V)>,
@@ -105,7 +105,7 @@ impl Accelerator {
         }
         let mut trackers = self.watch.trackers();
         if !trackers.started {
-            return Err(Error::Misuse(
+            return Err(Error::InvalidArgument(
                 "log was called before init_trackers: call that first, on every rank".into(),
             ));
         }
@@ -121,12 +121,12 @@ impl Accelerator {
     /// other ranks than 0 it takes everything and writes nothing.
     ///
     /// # Errors
-    /// [`Error::Misuse`] when there is none of that name.
+    /// [`Error::InvalidArgument`] when there is none of that name.
     pub fn tracker(&self, name: &str) -> Result<TrackerHandle<'_>> {
         let trackers = self.watch.trackers();
         let Some(place) = trackers.all.iter().position(|tracker| tracker.name() == name) else {
             let names: Vec<&str> = trackers.all.iter().map(|tracker| tracker.name()).collect();
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "there is no tracker {name:?}; there are: {}",
                 names.join(", ")
             )));

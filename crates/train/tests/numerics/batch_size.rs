@@ -79,7 +79,7 @@ dist_test!(world = 2, dist_all_ranks_go_on_with_the_same_size, |world: World| {
     // Another error on one rank ends the search on all.
     let failed = accelerator.find_executable_batch_size(8, |_| -> Result<()> {
         match world.rank.as_usize() {
-            0 => Err(Error::Misuse("the data are gone".into())),
+            0 => Err(Error::InvalidArgument("the data are gone".into())),
             _ => Ok(()),
         }
     });
@@ -87,7 +87,7 @@ dist_test!(world = 2, dist_all_ranks_go_on_with_the_same_size, |world: World| {
     // A rank that fails while the other waits in a collective, as it stands in the middle of training.
     let failed = accelerator.find_executable_batch_size(8, |_| -> Result<()> {
         if world.rank.as_usize() == 0 {
-            return Err(Error::Misuse("the data are gone".into()));
+            return Err(Error::InvalidArgument("the data are gone".into()));
         }
         accelerator.wait_for_everyone()
     });
@@ -105,7 +105,7 @@ dist_test!(world = 2, dist_one_rank_alone_runs_out_in_the_middle_of_training, |w
     let accelerator = build().unwrap();
     let before = accelerator.group().unwrap();
     if world.rank.as_usize() == 1 {
-        // Each new meeting takes threads, and so address space.
+        // Each new process group takes threads, and so address space.
         limit_memory(1400 * MIB);
     }
     let mut tried = Vec::new();
@@ -144,7 +144,8 @@ fn invalid_searches_are_refused() {
     };
     let endless = accelerator().find_executable_batch_size_by(4, |size| size, out_of_memory);
     assert!(endless.unwrap_err().to_string().contains("expected a smaller one"));
-    let other = accelerator()
-        .find_executable_batch_size(4, |_| -> Result<()> { Err(Error::Misuse("no".into())) });
+    let other = accelerator().find_executable_batch_size(4, |_| -> Result<()> {
+        Err(Error::InvalidArgument("no".into()))
+    });
     assert_eq!(other.unwrap_err().to_string(), "no");
 }

@@ -449,7 +449,7 @@ dist_test!(
             told.push(found(train(&accelerator, &model, &mut optimizer, value[rank])));
         }
         assert_eq!(told, [None, None, Some((1, Some(2), true))]);
-        // Spoilt weights are not saved, even when no step came after.
+        // Corrupted weights are not saved, even when no step came after.
         let folder = tempfile::tempdir().unwrap();
         let place = accelerator.broadcast_object(folder.path().to_owned(), 0)?;
         let (model, mut optimizer) = objects(&accelerator)?;
@@ -457,10 +457,10 @@ dist_test!(
         let _ = accelerator.save_state(place.join("sound"))?;
         accelerator.wait_for_save()?;
         train(&accelerator, &model, &mut optimizer, [1.0, NAN][rank])?;
-        let outcome = accelerator.save_state(place.join("spoilt")).map(drop);
+        let outcome = accelerator.save_state(place.join("corrupted")).map(drop);
         assert_eq!(found(outcome), Some((1, Some(2), true)));
         train(&accelerator, &model, &mut optimizer, [1.0, NAN][rank])?;
-        let outcome = accelerator.save_model(&model, place.join("spoilt.safetensors"));
+        let outcome = accelerator.save_model(&model, place.join("corrupted.safetensors"));
         // By now rank 0's losses are NaN, too.
         assert!(matches!(found(outcome), Some((_, Some(3), true))));
         assert_eq!(std::fs::read_dir(&place).unwrap().count(), 1);

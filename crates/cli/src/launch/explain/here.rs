@@ -19,7 +19,7 @@ pub(super) struct Here<'a> {
 impl Here<'_> {
     pub(super) fn text(&self, out: &mut impl Write) -> io::Result<()> {
         let ranks = self.ranks();
-        writeln!(out, "\nhosts: {}", self.meeting())?;
+        writeln!(out, "\nhosts: {}", self.rendezvous())?;
         writeln!(out, "ranks of this host: {}", ranks.len())?;
         let shared = shared(&ranks);
         let is_one_command = ranks.len() > 1 && same(&ranks, |it| &it.command);
@@ -62,7 +62,7 @@ impl Here<'_> {
                 "cpus": it.cpus,
             })
         };
-        answer.insert("meeting".to_owned(), self.meeting().into());
+        answer.insert("rendezvous".to_owned(), self.rendezvous().into());
         answer.insert("ranks".to_owned(), self.ranks().into_iter().map(rank).collect());
     }
 
@@ -174,7 +174,7 @@ impl Here<'_> {
     }
 
     /// Where the hosts meet, in words.
-    fn meeting(&self) -> String {
+    fn rendezvous(&self) -> String {
         let NodeRange { min, max } = self.plan.nodes;
         let nodes = if min == max { min.to_string() } else { format!("{min} to {max}") };
         match &self.plan.rendezvous {

@@ -265,9 +265,9 @@ fn access(
     let mut layers = layers(&flags);
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let Decided { way, .. } = decide(&mut layers).map_err(|error| text(&error))?;
-    let Route::Here(meeting) = way else { panic!("{way:?}") };
+    let Route::Here(rendezvous) = way else { panic!("{way:?}") };
     let variables = variables.iter().copied().collect();
-    etcd_access(&mut layers, &meeting, &variables).map_err(|error| text(&error))
+    etcd_access(&mut layers, &rendezvous, &variables).map_err(|error| text(&error))
 }
 
 #[test]
@@ -307,10 +307,10 @@ fn how_etcd_is_spoken_to() {
     assert!(wrong("a", "cacart=x").contains("did you mean cacert?"));
     let no_user = access("a", "", &[("BRIGADE_ETCD_PASSWORD", "x")]).unwrap_err();
     assert!(no_user.contains("add user=NAME to --rdzv-conf"), "{no_user}");
-    // Of a meeting without etcd it is said that it changes nothing.
+    // Of a rendezvous without etcd it is said that it changes nothing.
     let flags = [("nnodes", "2"), ("rdzv-endpoint", "a:1"), ("rdzv-conf", "cacert=x")];
     let mut layers = layers(&flags);
-    let Route::Here(meeting) = decide(&mut layers).unwrap().way else { panic!() };
-    etcd_access(&mut layers, &meeting, &Variables::default()).unwrap();
+    let Route::Here(rendezvous) = decide(&mut layers).unwrap().way else { panic!() };
+    etcd_access(&mut layers, &rendezvous, &Variables::default()).unwrap();
     assert!(layers.notes.iter().any(|note| note.text == "cacert changes nothing: it is for etcd"));
 }

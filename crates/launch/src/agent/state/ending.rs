@@ -19,7 +19,7 @@ pub(super) enum Ending {
         /// They have been told.
         told: bool,
         /// Until when that is waited for; `None`: as long as it takes.
-        farewell: Option<Duration>,
+        end_notice: Option<Duration>,
         /// Until when output is waited for; `None`: as long as it takes.
         limit: Option<Duration>,
     },
@@ -33,8 +33,8 @@ impl Ending {
 
     pub(super) fn deadline(self) -> Option<Duration> {
         match self {
-            Self::Begun { told, farewell, limit } => {
-                farewell.filter(|_| !told).into_iter().chain(limit).min()
+            Self::Begun { told, end_notice, limit } => {
+                end_notice.filter(|_| !told).into_iter().chain(limit).min()
             }
             Self::No | Self::Over => None,
         }
@@ -142,7 +142,7 @@ impl AgentState {
         self.ending = Ending::Begun {
             told: self.others_told,
             // After an error the others have still to stop their ranks.
-            farewell: result.is_ok().then(|| self.now + self.facts.limits.farewell()),
+            end_notice: result.is_ok().then(|| self.now + self.facts.limits.end_notice()),
             limit: self.impatient.then(|| self.now + LAST_LINES),
         };
         self.draining += 1;
@@ -155,7 +155,7 @@ impl AgentState {
 
     /// What happens while it leaves: output is written, others are told, a user loses patience.
     pub(super) fn leaving(&mut self, event: &Event) {
-        let Ending::Begun { mut told, farewell, mut limit } = self.ending else { return };
+        let Ending::Begun { mut told, end_notice, mut limit } = self.ending else { return };
         match event {
             Event::Drained => self.draining = self.draining.saturating_sub(1),
             Event::OthersTold => told = true,
@@ -165,8 +165,8 @@ impl AgentState {
             _ => {}
         }
         let due = |at: Option<Duration>| at.is_some_and(|at| at <= self.now);
-        told |= due(farewell);
-        self.ending = Ending::Begun { told, farewell, limit };
+        told |= due(end_notice);
+        self.ending = Ending::Begun { told, end_notice, limit };
         let written = self.draining == 0;
         if written && told || due(limit) {
             self.ending = Ending::Over;

@@ -209,7 +209,7 @@ fn a_host_is_finished_when_the_last_byte_of_its_output_is_on_its_way() {
     assert!(host.pass(1000.0).is_empty(), "however long the reader pauses");
     assert_eq!(host.tell(Event::Drained), ["send Finished { attempt: 0 }"]);
 
-    // Whoever stops a job does not wait for a reader that has paused.
+    // Whatever stops a job does not wait for a reader that has paused.
     let mut host = Host::running(Kind::Launcher);
     host.stop(0, "no");
     host.tell(Event::Exiting(vec![]));
@@ -277,7 +277,7 @@ fn the_first_failure_is_told_with_what_is_known() {
     let told = host.tell(Event::Tail { local_rank: 1, tail });
     assert!(told[0].contains("late"), "{told:?}");
 
-    // Nobody reads the output, and the folder of the errors does not answer.
+    // Nothing reads the output, and the folder of the errors does not answer.
     let mut host = Host::running(Kind::Peers);
     assert_eq!(host.killed(0, Signal::SIGKILL), ["collect 0, killed true"]);
     assert!(host.pass(1.9).is_empty());
@@ -624,7 +624,7 @@ fn a_host_that_leaves_during_a_cut_leaves_when_the_connection_is_back() {
     // That is how it is answered.
     let (how, may_resume, closed) = ("it was closed".to_owned(), true, true);
     assert_eq!(host.tell(Event::ConnectionLost { how, may_resume, closed }), ["disconnect"]);
-    // Somebody has no time for that.
+    // A caller has no time for that.
     let mut host = Host::running(Kind::Elected);
     host.tell(broken());
     stops(&mut host);
@@ -633,7 +633,7 @@ fn a_host_that_leaves_during_a_cut_leaves_when_the_connection_is_back() {
 }
 
 #[test]
-fn nobody_reads_the_output() {
+fn nothing_reads_the_output() {
     let mut host = Host::running(Kind::OneHost);
     let said = host.tell(Event::OutputClosed);
     assert_eq!(said, ["ask [0, 1] SIGTERM", "send Interrupted { signal: 13, count: 1 }"]);
@@ -654,7 +654,7 @@ fn the_end_waits_for_what_is_still_to_be_said() {
     assert!(host.tell(Event::Drained).is_empty());
     assert!(host.pass(31.9).is_empty());
     assert_eq!(host.pass(0.2), ["exit, written true"]);
-    // A reader that has paused is waited for, but not by somebody who has no time.
+    // A reader that has paused is waited for, but not by a caller without time.
     let mut host = Host::joined(Kind::Peers);
     host.end(0);
     host.tell(Event::OthersTold);

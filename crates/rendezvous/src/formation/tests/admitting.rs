@@ -179,7 +179,7 @@ fn without_an_interval_every_host_is_admitted_at_once() {
 }
 
 proptest! {
-    /// Whoever comes and goes, attempts with new hosts keep their distance, and who stays is admitted.
+    /// Whichever hosts come and go, attempts with new hosts keep their distance, and a host that stays is admitted.
     #[test]
     fn hosts_that_come_and_go(
         min in 1..4_usize,

@@ -151,12 +151,12 @@ impl World {
             match action {
                 Action::Adopt { agent: AgentId(id), connection: AgentId(connection) } => {
                     let new = self.agents.remove(&connection).expect("a connection that is there");
-                    let agent = self.agents.get_mut(&id).expect("nobody adopts the dead");
+                    let agent = self.agents.get_mut(&id).expect("a living agent");
                     assert_eq!((new.last, new.requests), (agent.last, agent.requests), "its own");
                     agent.is_cut = false;
                 }
                 Action::Send(AgentId(id), message) => {
-                    let agent = self.agents.get_mut(&id).expect("nobody talks to the dead");
+                    let agent = self.agents.get_mut(&id).expect("a living agent");
                     if let ToAgent::Start(part) = &message {
                         in_vain += usize::from(agent.is_cut);
                         if part.attempt > self.last.unwrap_or(0) || self.last.is_none() {

@@ -127,7 +127,7 @@ fn last_call_is_for_the_first_attempt_only() {
 }
 
 #[test]
-fn nobody_is_waited_for_when_nobody_can_come() {
+fn no_host_is_waited_for_when_none_can_come() {
     let mut job = Job::new(Rules { late_hosts: false, ..rules(1, 2, 0) });
     for id in 1..=2 {
         job.event(Event::Expected { agent: AgentId(id), host: format!("h{id}") });
@@ -153,7 +153,7 @@ fn too_few_hosts_end_the_wait() {
     assert_eq!(shown, ["1: end 1", "1: close", "finish 1"]);
     let cause = Cause::TooFewHosts { have: 1, need: 2, seconds: 600 };
     assert_eq!(job.verdict().cause, Some(cause));
-    // And when nobody comes at all.
+    // And when no host comes at all.
     let mut job = Job::new(rules(2, 2, 0));
     assert_eq!(job.formation.deadline(), Some(Duration::from_secs(600)));
     assert_eq!(job.pass(600, &[]), ["finish 1"]);
@@ -190,7 +190,7 @@ fn a_newcomer_that_goes_again_costs_nothing() {
 #[test]
 fn a_standby_takes_the_place_of_a_lost_host() {
     let mut job = Job::of_two(1);
-    // Even one that asks for the first place does not push anybody out.
+    // Even one that asks for the first place does not push another one out.
     assert_eq!(job.join(3, Join { node_rank: Some(0), ..join(3) }), ["3: waiting 3/2"]);
     job.failed(1, 1, 1);
     job.stopped(1, 0);

@@ -59,7 +59,7 @@ fn a_second_interruption_kills() {
 fn an_interruption_prevents_a_restart() {
     let mut job = Job::of_two(3);
     job.close(2);
-    // Nobody has lost patience yet: the stop was not the user's.
+    // No timeout has passed yet: the stop was not the user's.
     assert_eq!(job.interrupt(1, INT), ["1: stop 0 with 2: SIGINT on h1"]);
     assert_eq!(job.stopped(1, 0), ["1: end 130", "1: close", "finish 130"]);
 }
@@ -115,7 +115,7 @@ fn a_host_that_leaves_costs_no_restart() {
             "3: start 1 (restart 0): host 1/2 ranks 2+2/4 at 10.0.0.2:2002",
         ]
     );
-    // What failed before somebody left is a failure.
+    // What failed before a host left is a failure.
     job.now += Duration::from_secs(1);
     job.say(2, FromAgent::Leaving);
     job.failed(3, 1_500, 9);
@@ -127,7 +127,7 @@ fn too_few_are_left() {
     let mut job = Job::of_two(0);
     job.say(1, FromAgent::Leaving);
     assert_eq!(job.stopped(2, 0), ["2: waiting 1/2"]);
-    // Where nobody can come.
+    // Where no host can come.
     let mut job = Job::new(Rules { late_hosts: false, ..rules(2, 2, 0) });
     job.join(1, join(1));
     job.join(2, join(2));
@@ -135,7 +135,7 @@ fn too_few_are_left() {
     assert_eq!(job.stopped(2, 0).last().unwrap(), "finish 1");
     let cause = Cause::TooFewHosts { have: 1, need: 2, seconds: 0 };
     assert_eq!(job.verdict().cause, Some(cause));
-    // A spare leaves, or one whose work is done: nobody minds.
+    // A spare leaves, or one whose work is done: the attempt goes on.
     let mut job = Job::of_two(0);
     job.finished(1, 0);
     assert_eq!(job.say(1, FromAgent::Leaving), ["1: close"]);

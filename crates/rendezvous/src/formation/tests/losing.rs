@@ -113,7 +113,7 @@ fn a_silent_host_is_lost() {
         job.pass(4, &[2]),
         ["1: close", "2: stop 0 with 15: h1 is lost: nothing was heard of it for 4 s"]
     );
-    // In one process nobody beats and nobody is silent.
+    // In one process nothing beats and nothing is silent.
     let mut job = Job::new(rules(1, 1, 0));
     job.event(Event::Joined { agent: AgentId(1), join: join(1), seen: None, remote: false });
     assert_eq!(job.formation.deadline(), None);
@@ -170,7 +170,7 @@ fn too_few_survivors_wait() {
 }
 
 #[test]
-fn too_few_survivors_end_when_nobody_can_come() {
+fn too_few_survivors_end_when_no_host_can_come() {
     let mut job = Job::new(Rules { late_hosts: false, ..rules(2, 2, 5) });
     job.join(1, join(1));
     job.join(2, join(2));

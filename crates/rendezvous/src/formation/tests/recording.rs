@@ -88,7 +88,7 @@ fn a_host_that_is_lost_leaves_and_is_the_cause() {
 }
 
 #[test]
-fn nothing_is_written_down_that_nobody_wants() {
+fn what_is_not_wanted_is_not_written_down() {
     let mut job = Job::of_two(0);
     let started = FromAgent::Started { attempt: 0, pids: vec![11, 12], at: 0 };
     assert_eq!(job.recorded_of(1, started), []);

@@ -53,20 +53,20 @@ impl Default for PowerSgd {
 impl PowerSgd {
     pub(super) fn check(&self) -> Result<()> {
         if self.matrix_approximation_rank < 1 {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "PowerSGD's matrix_approximation_rank is {}, but must be at least 1",
                 self.matrix_approximation_rank
             )));
         }
         if (self.use_error_feedback || self.warm_start) && self.start_iteration < 2 {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "PowerSGD's start_iteration is {}, but must be at least 2 with error feedback or warm \
                  start, as in PyTorch",
                 self.start_iteration
             )));
         }
         if !(self.min_compression_rate > 0.0 && self.orthogonalization_epsilon >= 0.0) {
-            return Err(Error::Misuse(format!(
+            return Err(Error::InvalidArgument(format!(
                 "PowerSGD's min_compression_rate is {} and its orthogonalization_epsilon {}; the first \
                  must be above 0, the second not below",
                 self.min_compression_rate, self.orthogonalization_epsilon

@@ -223,7 +223,7 @@ impl World {
                 return Some(Event::Started(vec![1; part.nproc]));
             }
             Action::Ask { local_ranks, signal } => {
-                let group = self.group.as_mut().expect("somebody to ask");
+                let group = self.group.as_mut().expect("a group to ask");
                 for rank in local_ranks {
                     let asked = &mut group.asked[rank];
                     // What comes after that changes nothing.
@@ -236,7 +236,7 @@ impl World {
                 self.answers.extend([Answer::Tail(local_rank), Answer::Left(local_rank)]);
             }
             Action::Inspect(ranks) => {
-                let group = self.group.as_ref().expect("somebody to inspect");
+                let group = self.group.as_ref().expect("a group to inspect");
                 assert!(ranks.iter().all(|rank| group.ranks[*rank].is_none()));
                 assert!(ranks.iter().all(|rank| group.asked[*rank] == Some(Signal::SIGKILL)));
                 let states = ranks.into_iter().map(|rank| (rank, 'D')).collect();
@@ -472,7 +472,7 @@ proptest! {
                 world.happen(&Happens::Breaks { may_resume: false });
                 world.settle(deaf);
                 // Another coordinator is looked for, and there is none.
-                let error = LaunchError::Refused { reason: "nobody".to_owned() };
+                let error = LaunchError::Refused { reason: "nothing".to_owned() };
                 world.event(Event::Failed(error));
                 world.happen(&Happens::Breaks { may_resume: false });
             }

@@ -546,7 +546,7 @@ proptest! {
         let mut job = Job::new(4, 0, true);
         let mut leaving = BTreeSet::new();
         for what in &story {
-            // Somebody who asks again is in a hurry, and is not kept waiting for a connection.
+            // A user who asks again is in a hurry, and is not kept waiting for a connection.
             if let Happens::Signals { host, .. } = what && !leaving.insert(*host) {
                 continue;
             }

@@ -39,7 +39,7 @@ pub(crate) fn values(tensor: &Tensor) -> Vec<f64> {
 /// Waits, without a message of the group, until `ranks` ranks have called it. Rank 0, which serves the
 /// store, leaves last.
 pub(crate) fn meet(group: &ProcessGroup, name: &str, ranks: usize) {
-    let store = group.store().prefix(&format!("meeting {name}")).unwrap();
+    let store = group.store().prefix(&format!("rendezvous {name}")).unwrap();
     let counted = |key: &str, all: usize| {
         if store.add(key, 1).unwrap() == all as i64 {
             store.set(&format!("all {key}"), "").unwrap();
