@@ -24,12 +24,12 @@ use pickle::{Node, Pickle, TensorSpec, Value as Raw};
 
 /// An open file of `torch.save`.
 ///
-/// ```no_run
-/// let mut file = brigade_checkpoint::pth::PthFile::open("optimizer.bin")?;
+/// ```
+/// let optimizer = "tests/fixtures/accelerate/optimizer.bin"; // written by Accelerate
+/// let mut file = brigade_checkpoint::pth::PthFile::open(optimizer)?;
 /// let state = file.value()?;
-/// if let Some(group) = state.get("param_groups").and_then(|groups| groups.as_items()?.first()) {
-///     println!("learning rate {:?}", group.get("lr"));
-/// }
+/// let groups = state.get("param_groups").and_then(|groups| groups.as_items()).expect("a list");
+/// assert!(groups[0].get("lr").is_some());
 /// # Ok::<(), brigade_checkpoint::Error>(())
 /// ```
 #[derive(Debug)]

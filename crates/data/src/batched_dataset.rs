@@ -130,6 +130,8 @@ where
 ///     let values: Vec<f32> = indices.iter().map(|index| (index * index) as f32).collect();
 ///     Ok(from_vec(values, &[indices.len() as i64])?)
 /// });
+/// # use brigade_data::BatchedDataset;
+/// assert_eq!(squares.len(), 100);
 /// ```
 pub fn batches_from_fn<F, B>(len: usize, f: F) -> BatchesFromFn<F>
 where

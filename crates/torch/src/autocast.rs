@@ -11,7 +11,7 @@ use crate::error::Error;
 /// A scope in which operations of this thread on one type of device compute in a shorter type, or do not:
 /// libtorch chooses which operations, as `torch.autocast`. Ends when dropped, also by a panic; scopes nest.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Autocast, Device, Kind, Tensor};
 /// let weight = Tensor::ones([4, 4], (Kind::Float, Device::Cpu));
 /// let scope = Autocast::enter(Device::Cpu, Kind::BFloat16, true)?;

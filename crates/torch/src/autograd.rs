@@ -140,7 +140,7 @@ pub fn same_tensor(first: &Tensor, second: &Tensor) -> bool {
 /// # Errors
 /// [`Error::Libtorch`] when the tensor cannot have one.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Kind, Tensor, clear_gradient, gradient};
 /// let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
 /// weight.sum(Kind::Double).backward();

@@ -20,7 +20,7 @@ pub struct DeviceMemory {
 impl DeviceMemory {
     /// As libtorch's allocator counts it; `None` for the CPU, where libtorch does not count.
     ///
-    /// ```no_run
+    /// ```
     /// use brigade_torch::{Device, DeviceMemory};
     /// assert_eq!(DeviceMemory::of(Device::Cpu)?, None);
     /// # Ok::<(), brigade_torch::Error>(())

@@ -47,7 +47,7 @@ pub struct RmsPropStep {
 /// # Errors
 /// [`Error::Libtorch`] when tensors are missing, or shapes, kinds or devices differ.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Tensor, flat};
 /// let (weight, gradient, square) = (Tensor::from(1f32), Tensor::from(2f32), Tensor::from(0f32));
 /// let step = flat::RmsPropStep {
@@ -115,7 +115,7 @@ pub struct RectifiedStep {
 /// # Errors
 /// [`Error::Libtorch`] when shapes, kinds or devices differ.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Tensor, flat};
 /// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
 /// let (mean, square) = (Tensor::from(0f32), Tensor::from(0f32));
@@ -171,7 +171,7 @@ pub struct LambStep {
 /// # Errors
 /// [`Error::Libtorch`] when shapes, kinds or devices differ.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Tensor, flat};
 /// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
 /// let (mean, square) = (Tensor::from(0f32), Tensor::from(0f32));
@@ -237,7 +237,7 @@ pub struct LarcStep {
 /// # Errors
 /// [`Error::Libtorch`] when tensors are missing, or shapes, kinds or devices differ.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Tensor, flat};
 /// let (weight, gradient) = (Tensor::from(2f32), Tensor::from(4f32));
 /// let step = flat::LarcStep {
@@ -267,7 +267,7 @@ pub fn larc(
 /// # Errors
 /// [`Error::Libtorch`] when shapes, kinds or devices differ.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Tensor, flat};
 /// let (fast, slow) = (Tensor::from(3f32), Tensor::from(1f32));
 /// flat::look_ahead(&fast, &slow, 0.5)?;
@@ -284,7 +284,7 @@ pub fn look_ahead(fast: &Tensor, slow: &Tensor, alpha: f64) -> Result<(), Error>
 /// # Errors
 /// [`Error::Libtorch`] when one is not defined.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Device, Kind, Tensor, flat};
 /// let matrix = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu));
 /// assert!(!flat::same_layout(&matrix.tr(), &Tensor::zeros([3, 2], (Kind::Float, Device::Cpu)))?);

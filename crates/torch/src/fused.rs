@@ -34,7 +34,7 @@ pub struct AdamStep {
 /// # Errors
 /// [`Error::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Tensor, fused};
 /// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
 /// let (mean, square, steps) = (Tensor::from(0f32), Tensor::from(0f32), Tensor::from(1f32));
@@ -93,7 +93,7 @@ pub struct SgdStep {
 /// # Errors
 /// [`Error::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Tensor, fused};
 /// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
 /// let step = fused::SgdStep {
@@ -144,7 +144,7 @@ pub struct AdagradStep {
 /// # Errors
 /// [`Error::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Tensor, fused};
 /// let (weight, gradient) = (Tensor::from(1f32), Tensor::from(2f32));
 /// let (sum, steps) = (Tensor::from(0f32), Tensor::from(1f32));

@@ -9,7 +9,7 @@ use crate::error::Error;
 /// Multiplies the gradients by `inverse_scale`. Returns a float32 tensor `[1]` on their device: 1 if any
 /// value was infinite or not a number, else 0.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Tensor, gradients};
 /// let gradient = Tensor::from_slice(&[2f32, f32::INFINITY]);
 /// let found = gradients::unscale(&[&gradient], 0.5)?;
@@ -28,7 +28,7 @@ pub fn unscale(gradients: &[&Tensor], inverse_scale: f64) -> Result<Tensor, Erro
 
 /// The p-norm of all values together, a scalar on their device; `p` may be infinite. 0 without values.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Tensor, gradients};
 /// let (a, b) = (Tensor::from_slice(&[3.0]), Tensor::from_slice(&[0.0, -4.0]));
 /// assert_eq!(gradients::norm(&[&a, &b], 2.0)?.double_value(&[]), 5.0);
@@ -46,7 +46,7 @@ pub fn norm(tensors: &[&Tensor], p: f64) -> Result<Tensor, Error> {
 
 /// Multiplies all by a scalar tensor, which may be on their device: the host does not wait for its value.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Tensor, gradients};
 /// let weight = Tensor::from(3f32);
 /// gradients::multiply(&[&weight], &Tensor::from(0.5))?;

@@ -27,7 +27,7 @@ pub const DEFAULT_GROUP_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// `collective` for their shapes. A blocking operation has an asynchronous twin named `start_…` whose
 /// [`crate::Work`] owns the tensors until it is waited for.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Backend, GroupOptions, ProcessGroup, ReduceOp, Store, Tensor};
 ///
 /// let store = Store::hash()?;
@@ -343,10 +343,12 @@ impl ProcessGroup {
 
     /// A handle whose operations have a time limit of their own.
     ///
-    /// ```no_run
-    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
-    /// group.within(std::time::Duration::from_secs(5)).barrier()
-    /// # }
+    /// ```
+    /// # use brigade_torch::{Backend, ProcessGroup, Store};
+    /// # let gloo = Backend::Gloo(Default::default());
+    /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
+    /// group.within(std::time::Duration::from_secs(5)).barrier()?;
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[must_use]
     pub fn within(&self, limit: Duration) -> Self {

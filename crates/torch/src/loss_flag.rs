@@ -14,7 +14,7 @@ use crate::error::Error;
 /// [`LossFlag::raise`] before the backward; [`LossFlag::lower`] after it. The mark is in the first element
 /// of the first gradient that the backward brings, and [`first_elements_are_finite`] looks for it.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Kind, LossFlag, Tensor, first_elements_are_finite, gradient};
 /// let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
 /// let flag = LossFlag::new(&[&weight])?;

@@ -44,7 +44,7 @@ pub enum Variance<'a> {
 /// # Errors
 /// [`Error::Libtorch`] when shapes, kinds or devices do not fit.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Tensor, matrix_step::{AdafactorStep, Variance, adafactor}};
 /// let (weight, gradient, square) = (Tensor::from(2f32), Tensor::from(3f32), Tensor::from(0f32));
 /// let step = AdafactorStep {
@@ -97,7 +97,7 @@ pub struct MuonStep {
 /// # Errors
 /// [`Error::Libtorch`] when the parameter is no matrix, or shapes, kinds or devices do not fit.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Device, Kind, Tensor, matrix_step::{MuonStep, muon}};
 /// let made = |size| Tensor::zeros([size, size], (Kind::Float, Device::Cpu));
 /// let (weight, gradient) = (made(4), Tensor::eye(4, (Kind::Float, Device::Cpu)) * 100);

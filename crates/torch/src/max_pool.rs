@@ -18,7 +18,7 @@ use crate::error::Error;
 /// # Errors
 /// [`Error::Libtorch`] for a window that does not fit the image, and a padding of more than half of it.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Device, Kind, Tensor, channels_last, max_pool2d};
 /// let images = channels_last(&Tensor::rand([8, 64, 28, 28], (Kind::Float, Device::Cpu)))?;
 /// let halved = max_pool2d(&images, [2, 2], [2, 2], [0, 0])?;

@@ -48,7 +48,7 @@ elements! {
 /// # Errors
 /// [`Error::InvalidArgument`] when the product of `shape` is not the length of `data`.
 ///
-/// ```no_run
+/// ```
 /// let t = brigade_torch::from_vec(vec![1f32, 2., 3., 4., 5., 6.], &[2, 3]).unwrap();
 /// assert_eq!(t.size(), [2, 3]);
 /// assert_eq!(t.double_value(&[1, 0]), 4.0);
@@ -92,7 +92,7 @@ pub struct Elements<'a, T> {
 /// [`Error::InvalidArgument`] when the element type is another one, or the tensor is on a device, sparse or not
 /// contiguous (call `contiguous()` first).
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Tensor, elements};
 /// let tensor = Tensor::from_slice(&[1f32, 2.0, 3.0]);
 /// assert_eq!(elements::<f32>(&tensor)?.to_vec(), [1.0, 2.0, 3.0]);

@@ -11,7 +11,7 @@ use crate::error::Error;
 /// # Errors
 /// [`Error::InvalidArgument`] for another number of dimensions; [`Error::Libtorch`] without memory.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Device, Kind, Tensor, channels_last, is_channels_last};
 /// let images = Tensor::zeros([8, 3, 32, 32], (Kind::Float, Device::Cpu));
 /// let images = channels_last(&images)?;

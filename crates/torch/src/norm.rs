@@ -33,12 +33,14 @@ pub struct BatchNormState<'a> {
 /// [`Error::Collective`] when a peer is gone; with [`crate::Fault::Invalid`] when there is no more than
 /// one value per channel in all, or shapes do not fit.
 ///
-/// ```no_run
-/// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+/// ```
+/// # use brigade_torch::{Backend, ProcessGroup, Store};
+/// # let gloo = Backend::Gloo(Default::default());
+/// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
 /// use brigade_torch::{BatchNormState, Device, Kind, Tensor, sync_batch_norm};
 /// let input = Tensor::randn([4, 3, 8, 8], (Kind::Float, Device::Cpu));
 /// let output = sync_batch_norm(group, &input, BatchNormState::default(), 0.1, 1e-5)?;
-/// # Ok(()) }
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub fn sync_batch_norm(
     group: &ProcessGroup,
@@ -84,7 +86,7 @@ pub fn sync_batch_norm(
 /// # Errors
 /// [`Error::Libtorch`] when shapes, kinds or devices do not fit.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{BatchNormState, Device, Kind, Tensor, batch_norm_relu};
 /// let input = Tensor::randn([4, 32, 8, 8], (Kind::Float, Device::Cpu));
 /// let output = batch_norm_relu(&input, None, BatchNormState::default(), true, 0.1, 1e-5)?;

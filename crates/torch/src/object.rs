@@ -63,11 +63,13 @@ impl ProcessGroup {
     /// # Errors
     /// [`Error::Object`] on every rank when one rank's object cannot be carried; [`Error::Collective`].
     ///
-    /// ```no_run
-    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+    /// ```
+    /// # use brigade_torch::{Backend, ProcessGroup, Store};
+    /// # let gloo = Backend::Gloo(Default::default());
+    /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
     /// let hosts: Vec<String> = group.all_gather_object(&format!("host of rank {}", group.rank()))?;
     /// assert_eq!(hosts.len(), group.size());
-    /// # Ok(()) }
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[track_caller]
     pub fn all_gather_object<T>(&self, object: &T) -> Result<Vec<T>, Error>

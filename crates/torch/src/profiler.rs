@@ -44,11 +44,14 @@ pub struct ProfiledEvent {
 
 /// A recording in progress. A thread has one at a time; dropping it discards what was recorded.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Kind, ProfilerOptions, Recording, Tensor};
 /// let recording = Recording::start(ProfilerOptions::default())?;
 /// let _ = Tensor::ones([8, 8], (Kind::Float, tch::Device::Cpu)).matmul(&Tensor::from(1f32).expand([8, 8], true));
-/// let events = recording.finish(Some("trace.json"))?;
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let trace = folder.path().join("trace.json");
+/// # let trace = trace.to_str().unwrap();
+/// let events = recording.finish(Some(trace))?;
 /// assert!(events.iter().any(|event| event.name == "aten::matmul"));
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
@@ -112,11 +115,11 @@ impl fmt::Debug for Recording {
 
 /// A named part of a recording, until it is dropped. Costs next to nothing where nothing is recorded.
 ///
-/// ```no_run
-/// # fn f(mut optimizer: impl FnMut()) -> Result<(), brigade_torch::Error> {
+/// ```
+/// # let optimizer = || ();
 /// let _scope = brigade_torch::Scope::enter("optimizer step")?;
 /// optimizer();
-/// # Ok(()) }
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[must_use = "the scope ends where this is dropped"]
 pub struct Scope(

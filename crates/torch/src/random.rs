@@ -11,7 +11,7 @@ use crate::error::Error;
 /// [`Error::Libtorch`] when there is no such device; [`Error::InvalidArgument`] for one that is neither CPU nor
 /// CUDA.
 ///
-/// ```no_run
+/// ```
 /// use brigade_torch::{Device, Kind, Tensor, rng_state, set_rng_state};
 /// let state = rng_state(Device::Cpu)?;
 /// let first = Tensor::rand([3], (Kind::Float, Device::Cpu));

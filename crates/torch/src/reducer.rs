@@ -78,8 +78,10 @@ impl Default for ReducerOptions {
 
 /// Averages the gradients of one model over the ranks of a group, during `backward`.
 ///
-/// ```no_run
-/// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+/// ```
+/// # use brigade_torch::{Backend, ProcessGroup, Store};
+/// # let gloo = Backend::Gloo(Default::default());
+/// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
 /// use brigade_torch::{Kind, Reducer, ReducerOptions, Tensor, gradient};
 ///
 /// let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
@@ -94,7 +96,7 @@ impl Default for ReducerOptions {
 ///
 /// let mean = gradient(&parameters[0].1)?.expect("backward has reached it");
 /// assert_eq!(mean.double_value(&[0]), (group.size() - 1) as f64 / 2.0);
-/// # Ok(()) }
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub struct Reducer {
     handle: Handle,

@@ -16,9 +16,11 @@ pub use crate::bridge::ffi::Products;
 /// Still other last digits come with another number of threads, another generation of processors, and
 /// another version of libtorch.
 ///
-/// ```no_run
-/// use brigade_torch::{Products, make_products_reproducible};
-/// assert_eq!(make_products_reproducible(), Products::Reproducible);
+/// ```
+/// use brigade_torch::make_products_reproducible;
+/// if let Some(caveat) = make_products_reproducible().caveat() {
+///     eprintln!("{caveat}");
+/// }
 /// ```
 #[must_use]
 pub fn make_products_reproducible() -> Products {

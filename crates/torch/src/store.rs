@@ -21,7 +21,7 @@ use crate::error::{Error, Thrown};
 /// Every operation is atomic. Values are bytes; [`Store::add`] keeps decimal text. One handle serves one
 /// operation at a time: a `get` that waits makes other threads' calls on the same TCP connection wait.
 ///
-/// ```no_run
+/// ```
 /// use std::time::Duration;
 /// use brigade_torch::Store;
 ///

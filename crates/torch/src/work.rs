@@ -19,14 +19,16 @@ use crate::store::milliseconds;
 /// Dropping it without waiting is safe: the operation goes on as long as the group lives, and libtorch
 /// keeps the memory until it has ended. Its result and its error are lost.
 ///
-/// ```no_run
-/// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+/// ```
+/// # use brigade_torch::{Backend, ProcessGroup, Store};
+/// # let gloo = Backend::Gloo(Default::default());
+/// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
 /// use brigade_torch::{ReduceOp, Tensor};
 /// let first = group.start_all_reduce(Tensor::from(1.0), ReduceOp::Sum)?;
 /// let second = group.start_all_reduce(Tensor::from(2.0), ReduceOp::Sum)?;
 /// let (second, first) = (second.wait()?, first.wait()?);
 /// assert_eq!(second.double_value(&[]), 2.0 * first.double_value(&[]));
-/// # Ok(()) }
+/// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[must_use = "the result is there only after wait()"]
 pub struct Work<T> {

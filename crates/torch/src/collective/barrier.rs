@@ -43,10 +43,12 @@ impl ProcessGroup {
     /// [`Error::Collective`], on rank 0 with the missing ranks, on the others because rank 0 did not
     /// answer.
     ///
-    /// ```no_run
-    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
-    /// group.within(std::time::Duration::from_secs(60)).monitored_barrier()
-    /// # }
+    /// ```
+    /// # use brigade_torch::{Backend, ProcessGroup, Store};
+    /// # let gloo = Backend::Gloo(Default::default());
+    /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
+    /// group.within(std::time::Duration::from_secs(60)).monitored_barrier()?;
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[track_caller]
     pub fn monitored_barrier(&self) -> Result<(), Error> {

@@ -18,14 +18,16 @@ impl ProcessGroup {
     /// # Errors
     /// [`Error::Collective`], with [`crate::Fault::Invalid`] when a list is not one tensor per rank.
     ///
-    /// ```no_run
-    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+    /// ```
+    /// # use brigade_torch::{Backend, ProcessGroup, Store};
+    /// # let gloo = Backend::Gloo(Default::default());
+    /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
     /// use brigade_torch::Tensor;
     /// let mine = Tensor::from(group.rank() as f64);
     /// let parts: Vec<Tensor> = (0..group.size()).map(|_| mine.shallow_clone()).collect();
     /// let all = group.all_to_all(&parts, None)?;
-    /// assert_eq!(all[1].double_value(&[]), 1.0);
-    /// # Ok(()) }
+    /// assert_eq!(all[group.rank()].double_value(&[]), group.rank() as f64);
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[track_caller]
     pub fn all_to_all(

@@ -17,13 +17,15 @@ impl ProcessGroup {
     /// # Errors
     /// [`Error::Collective`], with [`crate::Fault::Invalid`] when there is no such rank.
     ///
-    /// ```no_run
-    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+    /// ```
+    /// # use brigade_torch::{Backend, ProcessGroup, Store};
+    /// # let gloo = Backend::Gloo(Default::default());
+    /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
     /// use brigade_torch::Tensor;
     /// let mut number = Tensor::from(group.rank() as f64);
     /// group.broadcast(&mut number, 0)?;
     /// assert_eq!(number.double_value(&[]), 0.0);
-    /// # Ok(()) }
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[track_caller]
     pub fn broadcast(&self, tensor: &mut Tensor, root: usize) -> Result<(), Error> {
@@ -78,12 +80,14 @@ impl ProcessGroup {
     /// # Errors
     /// [`Error::Collective`].
     ///
-    /// ```no_run
-    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+    /// ```
+    /// # use brigade_torch::{Backend, ProcessGroup, Store};
+    /// # let gloo = Backend::Gloo(Default::default());
+    /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
     /// use brigade_torch::Tensor;
     /// let all = group.all_gather(&Tensor::from(group.rank() as f64))?;
     /// assert_eq!(all.last().unwrap().double_value(&[]), (group.size() - 1) as f64);
-    /// # Ok(()) }
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[track_caller]
     pub fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>, Error> {

@@ -39,13 +39,15 @@ impl ProcessGroup {
     /// [`Error::Collective`], with [`crate::Fault::Invalid`] for a mean of integers or a bitwise
     /// operation on anything else.
     ///
-    /// ```no_run
-    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+    /// ```
+    /// # use brigade_torch::{Backend, ProcessGroup, Store};
+    /// # let gloo = Backend::Gloo(Default::default());
+    /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
     /// use brigade_torch::{ReduceOp, Tensor};
     /// let mut one = Tensor::from(1.0);
     /// group.all_reduce(&mut one, ReduceOp::Sum)?;
     /// assert_eq!(one.double_value(&[]), group.size() as f64);
-    /// # Ok(()) }
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[track_caller]
     pub fn all_reduce(&self, tensor: &mut Tensor, op: ReduceOp) -> Result<(), Error> {
@@ -115,13 +117,15 @@ impl ProcessGroup {
     /// As [`ProcessGroup::all_reduce`]; [`crate::Fault::Invalid`] also when the list is not one tensor
     /// per rank, all of one shape and type.
     ///
-    /// ```no_run
-    /// # fn f(group: &brigade_torch::ProcessGroup) -> Result<(), brigade_torch::Error> {
+    /// ```
+    /// # use brigade_torch::{Backend, ProcessGroup, Store};
+    /// # let gloo = Backend::Gloo(Default::default());
+    /// # let group = &ProcessGroup::new(&Store::hash()?, 0, 1, gloo, Default::default())?;
     /// use brigade_torch::{ReduceOp, Tensor};
     /// let parts: Vec<Tensor> = (0..group.size()).map(|i| Tensor::from(i as f64)).collect();
     /// let mine = group.reduce_scatter(&parts, ReduceOp::Sum)?;
     /// assert_eq!(mine.double_value(&[]), (group.size() * group.rank()) as f64);
-    /// # Ok(()) }
+    /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     #[track_caller]
     pub fn reduce_scatter(&self, inputs: &[Tensor], op: ReduceOp) -> Result<Tensor, Error> {
