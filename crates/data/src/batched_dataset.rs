@@ -130,8 +130,10 @@ where
 ///     let values: Vec<f32> = indices.iter().map(|index| (index * index) as f32).collect();
 ///     Ok(from_vec(values, &[indices.len() as i64])?)
 /// });
-/// # use brigade_data::BatchedDataset;
-/// assert_eq!(squares.len(), 100);
+/// for batch in &brigade_data::DataLoader::new(squares).batch_size(50) {
+///     assert_eq!(batch?.size(), [50]);
+/// }
+/// # Ok::<(), brigade_data::DataError>(())
 /// ```
 pub fn batches_from_fn<F, B>(len: usize, f: F) -> BatchesFromFn<F>
 where

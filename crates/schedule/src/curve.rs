@@ -127,7 +127,7 @@ impl Curve {
     }
 }
 
-/// The schedule that has the word at `step`, and its own step.
+/// The schedule active at `step`, and its own step.
 fn playing(parts: &[(u64, Schedule)], step: u64) -> (&Schedule, u64) {
     let place = parts.partition_point(|&(begin, _)| begin <= step) - 1;
     let (begin, schedule) = &parts[place];

@@ -15,7 +15,7 @@ pub struct AdafactorStep {
     pub weight: f64,
     /// The variance is at least its square; the kind's machine epsilon when `None`.
     pub eps1: Option<f64>,
-    /// The parameter's root mean square is taken for at least this.
+    /// Lower bound of the parameter's root mean square.
     pub eps2: f64,
     /// The root mean square that an update may have.
     pub threshold: f64,
@@ -85,7 +85,7 @@ pub struct MuonStep {
     pub coefficients: (f64, f64, f64),
     /// How often they do.
     pub iterations: u32,
-    /// The gradient's norm is taken for at least this.
+    /// Lower bound of the gradient's norm.
     pub eps: f64,
     /// Multiplies the weight first.
     pub keep: f64,

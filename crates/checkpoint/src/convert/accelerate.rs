@@ -60,7 +60,7 @@ pub(super) fn write(
         }
     }
     left_out.push(
-        "the states of Python's and NumPy's random generators, which a Brigade run has not: \
+        "the states of Python's and NumPy's random generators, which Brigade does not use: \
          Accelerate's load_state says that it could not load all random states"
             .into(),
     );

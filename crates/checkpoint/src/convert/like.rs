@@ -233,7 +233,7 @@ impl Made<'_> {
         if !lost.is_empty() {
             self.report
                 .left_out
-                .push(format!("{from}: {}, which a Brigade run has not", lost.join(", ")));
+                .push(format!("{from}: {}, which Brigade does not use", lost.join(", ")));
         }
         let Value::Dict(entries) = ours else {
             return self.keep(object, "it has no random states");

@@ -58,7 +58,7 @@ impl Adafactor {
         self
     }
 
-    /// A parameter's root mean square is taken for at least this; 0.001 unless set.
+    /// Lower bound of a parameter's root mean square; 0.001 unless set.
     pub fn eps2(mut self, eps2: f64) -> Self {
         self.eps2 = eps2;
         self

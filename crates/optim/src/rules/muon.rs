@@ -90,7 +90,7 @@ impl Muon {
         self
     }
 
-    /// The momentum's norm is taken for at least this; 1e-7 unless set.
+    /// Lower bound of the momentum's norm; 1e-7 unless set.
     pub fn eps(mut self, eps: f64) -> Self {
         self.eps = eps;
         self
