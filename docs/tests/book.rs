@@ -256,19 +256,22 @@ fn quoted_messages_are_in_the_source() {
         .map(|(_, text)| joined(&text))
         .collect();
     let page = Page::read(&pages()["troubleshooting.md"]);
-    let mut quoted = 0;
+    let (mut quoted, mut missing) = (0, Vec::new());
     for heading in page.headings.iter().filter(|heading| heading.starts_with('`')) {
         for message in heading.split('`').skip(1).step_by(2) {
             for part in message.split('…') {
                 // What stands before and after a name may be a part of another literal.
                 let fixed = part.trim().trim_matches([':', ',', ';', '(', ')']).trim();
-                assert!(all.contains(fixed), "no source has `{fixed}` of `{message}`");
+                if !all.contains(fixed) {
+                    missing.push(format!("no source has `{fixed}` of `{message}`"));
+                }
             }
             let longest = message.split('…').map(str::len).max();
             assert!(longest >= Some(8), "`{message}` is not specific");
             quoted += 1;
         }
     }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
     assert!(quoted > 50, "{quoted} messages");
 }
 

@@ -221,7 +221,7 @@ fn verify_says_what_is_wrong_and_exits_with_1() {
     let mut bytes = fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 4;
     fs::write(&file, &bytes).unwrap();
-    fs::write(path.join("notes.txt"), b"of nothing\n").unwrap();
+    fs::write(path.join("notes.txt"), b"of no one\n").unwrap();
     let output = brigade(&["verify", "checkpoint_3"], folder.path());
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output.stdout);

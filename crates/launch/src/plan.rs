@@ -462,8 +462,7 @@ mod tests {
         let name = |run_id: Option<&str>, rendezvous| {
             let run_id = run_id.map(str::to_owned);
             let nodes = NodeRange { min: 1, max: 1 };
-            let options =
-                LaunchOptions { run_id, rendezvous: rendezvous, nodes, ..Default::default() };
+            let options = LaunchOptions { run_id, rendezvous, nodes, ..Default::default() };
             let plan = LaunchPlan::resolve(&options, &facts(8, &[])).unwrap();
             plan.run_id
         };
