@@ -1,6 +1,7 @@
 //! The Accelerator: one process's view of the job.
 
 mod banner;
+mod checkpoints;
 pub(crate) mod connect;
 pub(crate) mod groups;
 mod processes;
@@ -19,15 +20,14 @@ use crate::accelerator::connect::ConnectOptions;
 use crate::accelerator::groups::Groups;
 use crate::checkpoint::{Checkpoints, ProjectConfiguration};
 use crate::error::{Error, Result};
-use crate::gradients::accumulate::{Accumulation, GradientAccumulation};
+use crate::gradients::accumulate::{GradientAccumulation, GradientAccumulator};
 use crate::gradients::hook::CommHook;
 use crate::gradients::join::EvenBatches;
 use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
-use crate::loader::LoaderRules;
+use crate::loader::DataLoaderConfiguration;
 use crate::precision::{Numerics, NumericsOptions};
 use crate::prepare::Prepare;
 use crate::processes::Processes;
-use crate::registry::{Registry, Saved};
 use crate::watch::{Watch, WatchOptions};
 
 /// What `brigade launch` (or torchrun) set up, as a value: the process's place among the ranks, its
@@ -78,7 +78,7 @@ use crate::watch::{Watch, WatchOptions};
 ///   [`save_state_numbered`](Accelerator::save_state_numbered),
 ///   [`wait_for_save`](Accelerator::wait_for_save), [`load_state`](Accelerator::load_state),
 ///   [`load_latest_state`](Accelerator::load_latest_state),
-///   [`latest_checkpoint`](Accelerator::latest_checkpoint),
+///   [`latest_checkpoint`](Accelerator::latest_checkpoint), [`checkpoints`](Accelerator::checkpoints),
 ///   [`skip_first_batches`](Accelerator::skip_first_batches),
 ///   [`register_for_checkpointing`](Accelerator::register_for_checkpointing),
 ///   [`register_value_for_checkpointing`](Accelerator::register_value_for_checkpointing).
@@ -86,13 +86,19 @@ use crate::watch::{Watch, WatchOptions};
 ///   [`save`](Accelerator::save).
 /// - Watching: [`progress`](Accelerator::progress), [`println`](Accelerator::println),
 ///   [`log`](Accelerator::log), [`init_trackers`](Accelerator::init_trackers),
-///   [`tracker`](Accelerator::tracker), [`end_training`](Accelerator::end_training),
+///   [`tracker`](Accelerator::tracker), [`trackers`](Accelerator::trackers),
+///   [`end_training`](Accelerator::end_training),
 ///   [`init_logging`](Accelerator::init_logging), [`logger`](Accelerator::logger),
 ///   [`meter`](Accelerator::meter), [`profile`](Accelerator::profile).
 /// - Random numbers: [`set_seed`](Accelerator::set_seed),
 ///   [`set_seed_per_process`](Accelerator::set_seed_per_process).
 ///
-/// ```no_run
+/// Behind it stand values that a program may use alone: [`processes`](Accelerator::processes),
+/// [`gradient_accumulator`](Accelerator::gradient_accumulator), [`grad_scaler`](Accelerator::grad_scaler),
+/// [`checkpoints`](Accelerator::checkpoints), [`trackers`](Accelerator::trackers), and
+/// [`PreparedLoader`](crate::PreparedLoader) for the data.
+///
+/// ```
 /// use brigade_train::{Accelerator, Adam};
 /// # use brigade_data::DataLoader;
 /// # use brigade_datasets::Digits;
@@ -118,7 +124,7 @@ use crate::watch::{Watch, WatchOptions};
 #[derive(Clone)]
 pub struct Accelerator {
     pub(crate) processes: Processes,
-    pub(crate) accumulation: Arc<Accumulation>,
+    pub(crate) accumulator: GradientAccumulator,
     pub(crate) options: Arc<Options>,
     pub(crate) numerics: Arc<Numerics>,
     /// `None` when it is off, and with a loss scaler.
@@ -128,8 +134,7 @@ pub struct Accelerator {
     /// A join's rule for prepared loaders.
     pub(crate) even_batches: Arc<EvenBatches>,
     pub(crate) watch: Arc<Watch>,
-    pub(crate) registry: Arc<Registry>,
-    pub(crate) checkpoints: Arc<Checkpoints>,
+    pub(crate) checkpoints: Checkpoints,
 }
 
 /// The process's place and its connections. Shared by everything that was prepared.
@@ -156,7 +161,7 @@ pub(crate) struct Job {
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) reducer: ReducerOptions,
-    pub(crate) loader: LoaderRules,
+    pub(crate) loader: DataLoaderConfiguration,
     pub(crate) quiet: bool,
     pub(crate) comm_hook: CommHook,
     pub(crate) sync_batch_norm: bool,
@@ -205,7 +210,7 @@ impl Accelerator {
             project: ProjectConfiguration::default(),
             options: Options {
                 reducer: ReducerOptions::default(),
-                loader: LoaderRules::default(),
+                loader: DataLoaderConfiguration::default(),
                 quiet: false,
                 comm_hook: CommHook::None,
                 sync_batch_norm: false,
@@ -463,7 +468,7 @@ impl AcceleratorBuilder {
 
     /// Rank 0 reads the data and sends every rank its part. Off unless set.
     pub fn dispatch_batches(mut self, dispatch: bool) -> Self {
-        self.options.loader.dispatch = dispatch;
+        self.options.loader.dispatch_batches = dispatch;
         self
     }
 
@@ -508,7 +513,7 @@ impl AcceleratorBuilder {
     pub fn build(self) -> Result<Accelerator> {
         self.options.comm_hook.check()?;
         let settings = self.accumulation.map_or_else(GradientAccumulation::from_env, Ok)?;
-        let accumulation = Arc::new(Accumulation::new(settings)?);
+        let accumulator = GradientAccumulator::new(settings)?;
         match (&self.processes, &self.sharing) {
             (Some(_), Some(_)) => {
                 return Err(Error::InvalidArgument(
@@ -537,22 +542,22 @@ impl AcceleratorBuilder {
         let checks = self.loss_check.on && numerics.scaler.is_none();
         let check = || Arc::new(LossCheck::new(job, self.loss_check));
         let loss_check = checks.then(check);
-        let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, job.rank())));
-        let registry = Arc::new(Registry::default());
+        let watch = shared.unwrap_or_else(|| Arc::new(Watch::new(self.watch, &processes)));
+        let checkpoints =
+            Checkpoints::checked(&processes, self.project, &accumulator, loss_check.clone());
         if let Some(scaler) = &numerics.scaler {
-            registry.keep(Arc::new(Saved(scaler.clone())));
+            checkpoints.register(scaler);
         }
         Ok(Accelerator {
             processes,
-            accumulation,
+            accumulator,
             options: Arc::new(self.options),
             numerics,
             loss_check,
             banner_printed: Arc::default(),
             even_batches: Arc::default(),
             watch,
-            registry,
-            checkpoints: Arc::new(Checkpoints::new(self.project)),
+            checkpoints,
         })
     }
 }

@@ -72,7 +72,7 @@ impl Accelerator {
             if let Some(result) = fits {
                 return Ok(result);
             }
-            self.reset_window();
+            self.checkpoints.reset_window();
             if let Some(scaler) = self.grad_scaler() {
                 scaler.reset();
             }

@@ -1,9 +1,9 @@
-//! Checkpoints: the state of everything that was prepared, saved and loaded.
+//! Checkpoints: the state of everything that is registered, saved and loaded.
 
+mod agree;
 mod buffer_pool;
 mod capture;
 mod custom;
-mod gather;
 mod load;
 mod project;
 mod ranks;
@@ -17,21 +17,62 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_checkpoint::layout::{self, Checkpoint};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 pub use load::{LoadOptions, Loaded};
 pub use project::ProjectConfiguration;
 pub use stateful::Stateful;
 pub(crate) use stateful::{infos, same_shape, unboxed};
 
-use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
+use crate::gradients::accumulate::GradientAccumulator;
+use crate::gradients::loss_check::LossCheck;
+use crate::processes::Processes;
+use crate::registry::Registry;
 use buffer_pool::BufferPool;
 use save::Pending;
 
-/// What an Accelerator keeps for its checkpoints.
-#[derive(Default)]
-pub(crate) struct Checkpoints {
-    pub(crate) project: ProjectConfiguration,
+/// Saves and loads the state of all that is registered, into folders that appear whole or not at all. All ranks
+/// take part. [`crate::Accelerator`] registers what it prepares, and has the same methods under Accelerate's
+/// names; a program without one uses this value alone.
+///
+/// A checkpoint holds the registered models, optimizers, schedulers, scalers, loaders and objects of the
+/// program's own, the random states of all ranks, and the position in the window of accumulation.
+///
+/// A handle: clones are the same checkpoints.
+///
+/// ```
+/// use brigade_nn::{Linear, Model};
+/// use brigade_train::{Adam, Checkpoints, ConnectOptions, Processes, ProjectConfiguration};
+///
+/// let processes = Processes::join(ConnectOptions { cpu: true, ..Default::default() })?;
+/// let model = Model::new(|p| Linear::new(p, 4, 1))?;
+/// let optimizer = Adam::default().lr(1e-3).build(&model)?;
+/// # let folder = std::env::temp_dir().join(format!("brigade-checkpoints-{}", std::process::id()));
+/// let checkpoints = Checkpoints::new(&processes, ProjectConfiguration::new(&folder));
+/// checkpoints.register(&model);
+/// checkpoints.register(&optimizer);
+/// let path = checkpoints.save_numbered()?; // checkpoints/checkpoint_0 in the folder
+/// checkpoints.wait()?; // it is on the disk
+/// let loaded = checkpoints.load(&path)?;
+/// assert_eq!(loaded.step, 0);
+/// # std::fs::remove_dir_all(&folder).unwrap();
+/// # Ok::<(), brigade_train::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Checkpoints {
+    inner: Arc<Inner>,
+}
+
+/// What all handles of the checkpoints share.
+struct Inner {
+    processes: Processes,
+    project: ProjectConfiguration,
+    registry: Arc<Registry>,
+    accumulator: GradientAccumulator,
+    /// Of an Accelerator: weights that a non-finite loss has corrupted are not saved.
+    loss_check: Option<Arc<LossCheck>>,
     /// A save that is still being written.
     pending: Mutex<Option<Pending>>,
     copies: Arc<BufferPool>,
@@ -52,44 +93,96 @@ struct Hooks {
 /// A hook that is registered. [`HookHandle::remove`] removes it; dropping the handle does not.
 #[derive(Debug)]
 pub struct HookHandle {
-    checkpoints: Arc<Checkpoints>,
+    checkpoints: Checkpoints,
     saving: bool,
     number: u64,
 }
 
-impl Accelerator {
-    /// Saves everything that was prepared into the folder `path`, so that [`Accelerator::load_state`]
-    /// goes on from here: models, optimizers, schedules, scalers, the random states of all ranks, the
-    /// position in the data and in the accumulation window, and what was registered. Every rank calls it.
+/// What [`Checkpoints::register`] takes: a [`brigade_nn::Model`], an [`crate::Optimizer`], a
+/// [`crate::Scheduler`], a [`crate::GradScaler`], a [`crate::PreparedLoader`], and an [`Arc`] of a
+/// [`Stateful`] object of the program's own.
+pub trait Checkpointed {
+    /// Adds the object to what the checkpoints hold.
+    fn register_in(&self, checkpoints: &Checkpoints);
+}
+
+impl Checkpoints {
+    /// Makes checkpoints for these ranks, with nothing registered.
+    #[must_use]
+    pub fn new(processes: &Processes, project: ProjectConfiguration) -> Self {
+        Self::with_accumulator(processes, project, &GradientAccumulator::default())
+    }
+
+    /// As [`Checkpoints::new`]; the position in the accumulation window is a part of each checkpoint, with the
+    /// gradients that it has added up.
+    #[must_use]
+    pub fn with_accumulator(
+        processes: &Processes,
+        project: ProjectConfiguration,
+        accumulator: &GradientAccumulator,
+    ) -> Self {
+        Self::checked(processes, project, accumulator, None)
+    }
+
+    pub(crate) fn checked(
+        processes: &Processes,
+        project: ProjectConfiguration,
+        accumulator: &GradientAccumulator,
+        loss_check: Option<Arc<LossCheck>>,
+    ) -> Self {
+        let inner = Inner {
+            processes: processes.clone(),
+            project,
+            registry: Arc::default(),
+            accumulator: accumulator.clone(),
+            loss_check,
+            pending: Mutex::default(),
+            copies: Arc::default(),
+            save_hooks: Hooks::default(),
+            load_hooks: Hooks::default(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Makes an object's state part of all checkpoints that follow. Every rank registers the same objects in
+    /// the same order. The checkpoints keep the object.
+    ///
+    /// Of a model, the names and tensors that it has now: after a call that replaces them, such as
+    /// [`brigade_nn::Model::to_device`], they are others.
+    pub fn register<T: Checkpointed + ?Sized>(&self, object: &T) {
+        object.register_in(self);
+    }
+
+    /// As [`Checkpoints::register`], for data that serde can write and read.
+    pub fn register_value<T>(&self, value: &Arc<Mutex<T>>)
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+    {
+        custom::register_value(&self.inner.registry, value);
+    }
+
+    /// Saves everything that is registered into the folder `path`. Every rank calls it.
     ///
     /// The folder appears whole or not at all, also when the machine stops: it is written under another
     /// name, flushed and renamed. A checkpoint that has the name is replaced, anything else is refused.
     ///
     /// Training waits only for a copy, whose memory is kept for the next save
     /// ([`ProjectConfiguration::keep_copies`]); a thread of each rank writes its share. A failure is reported by
-    /// [`Accelerator::wait_for_save`], by the next save, or, at the latest and then only in the log, when
-    /// the Accelerator is dropped. [`ProjectConfiguration::background`] turns this off.
-    ///
-    /// ```no_run
-    /// # use brigade_train::{Accelerator, Result};
-    /// # fn f(accelerator: &Accelerator) -> Result<()> {
-    /// accelerator.save_state("checkpoints/best")?;
-    /// accelerator.wait_for_save()?; // it is on the disk
-    /// # Ok(()) }
-    /// ```
+    /// [`Checkpoints::wait`], by the next save, or, at the latest and then only in the log, when the last
+    /// handle is dropped. [`ProjectConfiguration::background`] turns this off.
     ///
     /// # Errors
     /// On every rank when one cannot save, with the rank and its reason; the error of the save before.
-    pub fn save_state(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
         save::begin(self, &save::Target::Path(path.as_ref().to_owned()))
     }
 
-    /// As [`Accelerator::save_state`], into the next `checkpoint_N` of the project's folder. When it is
-    /// there, the oldest beyond [`ProjectConfiguration::total_limit`] are removed.
+    /// As [`Checkpoints::save`], into the next `checkpoint_N` of the project's folder. When it is there, the
+    /// oldest beyond [`ProjectConfiguration::total_limit`] are removed.
     ///
     /// # Errors
     /// As there; [`Error::InvalidArgument`] without a project folder.
-    pub fn save_state_numbered(&self) -> Result<PathBuf> {
+    pub fn save_numbered(&self) -> Result<PathBuf> {
         save::begin(self, &save::Target::Numbered)
     }
 
@@ -97,25 +190,25 @@ impl Accelerator {
     ///
     /// # Errors
     /// The save's, on every rank; it is reported once.
-    pub fn wait_for_save(&self) -> Result<()> {
-        self.checkpoints.wait()
+    pub fn wait(&self) -> Result<()> {
+        self.inner.wait()
     }
 
-    /// Whether this rank still writes its share of the last save.
+    /// Returns whether this rank still writes its share of the last save.
     #[must_use]
     pub fn is_saving(&self) -> bool {
-        self.checkpoints.is_saving()
+        let pending = self.inner.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.as_ref().is_some_and(Pending::is_running)
     }
 
     /// Frees the memory that background saves keep for their next copy. What a running save uses is freed
     /// by the next call.
-    pub fn release_save_memory(&self) {
-        let bytes = self.checkpoints.copies.release();
+    pub fn release_memory(&self) {
+        let bytes = self.inner.copies.release();
         tracing::debug!("freed {bytes} bytes of the last save's copy");
     }
 
-    /// Continues from a checkpoint: puts all that it holds into what was prepared. Every rank calls it,
-    /// after `prepare` and before the loop.
+    /// Continues from a checkpoint: puts all that it holds into what is registered. Every rank calls it.
     ///
     /// Everything is validated before anything is changed: names, shapes and types, sizes and checksums.
     /// Tensors are read straight into their places, so it takes no memory beside them.
@@ -127,93 +220,93 @@ impl Accelerator {
     /// On every rank, and nothing was changed: [`Error::Checkpoint`] when it is damaged, foreign or of
     /// another version, [`Error::CheckpointMismatch`] when it does not fit the program. Only
     /// [`Error::LoadInterrupted`] leaves a part changed: a disk that fails after all was verified.
-    pub fn load_state(&self, path: impl AsRef<Path>) -> Result<Loaded> {
+    pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {
         load::load(self, Some(path.as_ref()), LoadOptions::default())
     }
 
-    /// As [`Accelerator::load_state`], with choices.
+    /// As [`Checkpoints::load`], with choices.
     ///
     /// # Errors
     /// As there.
-    pub fn load_state_with(&self, path: impl AsRef<Path>, options: LoadOptions) -> Result<Loaded> {
+    pub fn load_with(&self, path: impl AsRef<Path>, options: LoadOptions) -> Result<Loaded> {
         load::load(self, Some(path.as_ref()), options)
     }
 
-    /// As [`Accelerator::load_state`], from the newest `checkpoint_N` of the project's folder.
+    /// As [`Checkpoints::load`], from the newest `checkpoint_N` of the project's folder.
     ///
     /// # Errors
     /// As there; [`Error::Checkpoint`] when there is none.
-    pub fn load_latest_state(&self) -> Result<Loaded> {
+    pub fn load_latest(&self) -> Result<Loaded> {
         load::load(self, None, LoadOptions::default())
     }
 
-    /// The newest `checkpoint_N` of the project's folder, where there is one: whether to begin or to go
-    /// on. All ranks get rank 0's answer.
+    /// Returns the newest `checkpoint_N` of the project's folder, where there is one. All ranks get rank 0's
+    /// answer.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] without a project folder; [`Error::Torch`] when a peer is gone.
-    pub fn latest_checkpoint(&self) -> Result<Option<PathBuf>> {
-        let folder = self.checkpoints.project.checkpoints()?;
-        let found = self.on_main_process(|| match layout::latest(&folder) {
+    pub fn latest(&self) -> Result<Option<PathBuf>> {
+        let folder = self.inner.project.checkpoints()?;
+        let processes = &self.inner.processes;
+        let found = processes.on_main_process(|| match layout::latest(&folder) {
             Ok(path) => Ok(Some(path)),
             Err(brigade_checkpoint::Error::NotACheckpoint { .. }) => Ok(None),
             Err(error) => Err(Error::from(error)),
         })?;
-        self.broadcast_object(found.flatten(), 0)
-    }
-
-    /// Leaves out the first batches of a loader's next epoch, as after a restart that no checkpoint
-    /// tells of. A loader that `load_state` has restored does so by itself.
-    pub fn skip_first_batches<L: crate::loader::Loader>(
-        &self,
-        loader: &crate::loader::PreparedLoader<L>,
-        batches: usize,
-    ) {
-        let inner = loader.inner();
-        inner.resume(inner.order_seed(), inner.next_epoch(), 0, batches);
+        processes.broadcast_object(found.flatten(), 0)
     }
 
     /// Calls `hook` on every rank in each save, with the folder that is being written: files that it
     /// writes there become part of the checkpoint, with their checksums. Ranks must choose different
     /// names.
-    pub fn register_save_state_pre_hook(
+    pub fn register_save_hook(
         &self,
         hook: impl Fn(&Path) -> Result<(), HookError> + Send + Sync + 'static,
     ) -> HookHandle {
-        let number = self.checkpoints.save_hooks.add(Arc::new(hook));
-        HookHandle { checkpoints: Arc::clone(&self.checkpoints), saving: true, number }
+        let number = self.inner.save_hooks.add(Arc::new(hook));
+        HookHandle { checkpoints: self.clone(), saving: true, number }
     }
 
     /// Calls `hook` on every rank in each load, with the checkpoint's folder, after all was validated and
     /// before anything is changed.
-    pub fn register_load_state_pre_hook(
+    pub fn register_load_hook(
         &self,
         hook: impl Fn(&Path) -> Result<(), HookError> + Send + Sync + 'static,
     ) -> HookHandle {
-        let number = self.checkpoints.load_hooks.add(Arc::new(hook));
-        HookHandle { checkpoints: Arc::clone(&self.checkpoints), saving: false, number }
+        let number = self.inner.load_hooks.add(Arc::new(hook));
+        HookHandle { checkpoints: self.clone(), saving: false, number }
+    }
+
+    pub(crate) fn registry(&self) -> &Arc<Registry> {
+        &self.inner.registry
+    }
+
+    /// Fails for weights that a GPU has corrupted and that no later step has reported: they are not saved.
+    pub(crate) fn weights_may_be_saved(&self) -> Result<()> {
+        self.inner.loss_check.as_ref().map_or(Ok(()), |check| check.before_save())
+    }
+
+    /// Discards an interrupted window of accumulation and the check of its losses.
+    pub(crate) fn reset_window(&self) {
+        self.inner.reset_window();
     }
 }
 
-impl Checkpoints {
-    pub(crate) fn new(project: ProjectConfiguration) -> Self {
-        let mut checkpoints = Self::default();
-        checkpoints.project = project;
-        checkpoints
-    }
-
-    fn is_saving(&self) -> bool {
-        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        pending.as_ref().is_some_and(Pending::is_running)
-    }
-
+impl Inner {
     fn wait(&self) -> Result<()> {
         let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner).take();
         pending.map_or(Ok(()), Pending::join)
     }
+
+    fn reset_window(&self) {
+        self.accumulator.reset();
+        if let Some(check) = &self.loss_check {
+            check.reset();
+        }
+    }
 }
 
-impl Drop for Checkpoints {
+impl Drop for Inner {
     fn drop(&mut self) {
         if let Err(error) = self.wait() {
             tracing::error!("the last checkpoint was not saved: {error}");
@@ -243,14 +336,17 @@ impl Hooks {
 impl HookHandle {
     /// Removes the hook.
     pub fn remove(self) {
-        let Checkpoints { save_hooks, load_hooks, .. } = &*self.checkpoints;
+        let Inner { save_hooks, load_hooks, .. } = &*self.checkpoints.inner;
         if self.saving { save_hooks.remove(self.number) } else { load_hooks.remove(self.number) }
     }
 }
 
 impl fmt::Debug for Checkpoints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Checkpoints").field("project", &self.project).finish_non_exhaustive()
+        f.debug_struct("Checkpoints")
+            .field("project", &self.inner.project)
+            .field("registered", &self.inner.registry)
+            .finish_non_exhaustive()
     }
 }
 

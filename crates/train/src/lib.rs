@@ -5,9 +5,10 @@
 //! [`backward`](Accelerator::backward), and [`gather_for_metrics`](Accelerator::gather_for_metrics) what
 //! is counted. Started alone, the same program runs as one process.
 //!
-//! Parts of it serve programs without an Accelerator: [`Processes`] (the ranks and their collectives),
-//! [`GradScaler`] and [`AutocastOptions`] (precision), [`ClipNorm`] and [`clip_grad_value`] (gradients), and
-//! [`Stateful`] (states of what checkpoints hold).
+//! Its parts serve programs without an Accelerator: [`Processes`] (the ranks and their collectives),
+//! [`GradientAccumulator`], [`ClipNorm`] and [`clip_grad_value`] (gradients), [`GradScaler`] and
+//! [`AutocastOptions`] (precision), [`PreparedLoader::new`] (data), [`Checkpoints`] and [`Stateful`], and
+//! [`Trackers`].
 
 mod accelerator;
 mod batch_size;
@@ -40,14 +41,16 @@ pub use brigade_torch::{
     Split, Tensor, TensorTree, TreeSpec,
 };
 pub use brigade_track as track;
-pub use checkpoint::{HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration, Stateful};
+pub use checkpoint::{
+    Checkpointed, Checkpoints, HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration, Stateful,
+};
 pub use error::{Error, Result};
-pub use gradients::accumulate::GradientAccumulation;
+pub use gradients::accumulate::{GradientAccumulation, GradientAccumulator};
 pub use gradients::clip::{ClipNorm, Parameters, clip_grad_value};
 pub use gradients::hook::{CommHook, PowerSgd, StatefulHook};
 pub use gradients::join::{JoinInputs, Joining};
 pub use gradients::local_sgd::LocalSgd;
-pub use loader::{Batches, Loader, PreparedLoader};
+pub use loader::{Batches, DataLoaderConfiguration, Loader, PreparedLoader};
 pub use model::{PreparedModel, PreparedModels};
 pub use optimizer::PreparedOptimizer;
 pub use precision::scaler::{GradScaler, GradScalerOptions, GradScalerState};
@@ -62,4 +65,4 @@ pub use watch::profile::{
     OperationSummary, Profile, ProfileOptions, ProfileSchedule, Profiler, Table,
 };
 pub use watch::progress::{Progress, ProgressValues};
-pub use watch::tracking::TrackerHandle;
+pub use watch::tracking::{TrackerHandle, Trackers};

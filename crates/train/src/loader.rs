@@ -14,28 +14,34 @@ use brigade_data::{
 use brigade_torch::{Device, Tensor, TensorTree, elements};
 
 use crate::accelerator::{Accelerator, Job};
-use crate::checkpoint::{HookError, Stateful};
+use crate::checkpoint::{Checkpointed, Checkpoints, HookError, Stateful};
 use crate::error::{Error, Result};
 use crate::gradients::join::EvenBatches;
 use crate::loader::dispatch::Dispatch;
 use crate::loader::position::{Counting, SavedLoader};
 use crate::prepare::Prepare;
+use crate::processes::Processes;
 
-/// How the Accelerator shares batches out.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct LoaderRules {
-    pub(crate) split_batches: bool,
-    pub(crate) even_batches: bool,
-    pub(crate) dispatch: bool,
+/// How batches are shared out among the ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DataLoaderConfiguration {
+    /// A loader's batch size is that of all ranks together: each takes its part of every batch; false.
+    pub split_batches: bool,
+    /// All ranks get the same number of equally large batches, completed with duplicates that metrics leave
+    /// out; true.
+    pub even_batches: bool,
+    /// Rank 0 reads the data and sends every rank its part; false.
+    pub dispatch_batches: bool,
 }
 
-impl Default for LoaderRules {
+impl Default for DataLoaderConfiguration {
     fn default() -> Self {
-        Self { split_batches: false, even_batches: true, dispatch: false }
+        Self { split_batches: false, even_batches: true, dispatch_batches: false }
     }
 }
 
-/// A loader after [`Accelerator::prepare`]: this rank's batches, on this rank's device.
+/// A loader after [`Accelerator::prepare`] or [`PreparedLoader::new`]: this rank's batches, on this rank's
+/// device.
 ///
 /// Each iteration is an epoch, with an order that all ranks agree on.
 pub struct PreparedLoader<L> {
@@ -53,24 +59,7 @@ where
     type Prepared = PreparedLoader<Self>;
 
     fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-        let rules = accelerator.options.loader;
-        let options = shard_options(rules);
-        let world = accelerator.num_processes();
-        let samples = self.dataset().num_samples() as i64;
-        let seed = self.options().seed;
-        let (samples, seed) = agree(accelerator, samples, seed, rules.dispatch)?;
-        let agreed = self.seed(seed);
-        let LoaderOptions { batch_size, drop_last, .. } = *agreed.options();
-        // A run without a step is never what was meant; all ranks see the same numbers here.
-        if samples == 0 || (drop_last && samples < batch_size as i64) {
-            return Err(Error::NoBatch { samples, batch_size });
-        }
-        let loader = match (world, rules.dispatch) {
-            (1, _) => agreed,
-            (_, false) => agreed.shard(accelerator.process_index(), world, options)?,
-            (_, true) => agreed.dispatch(world, options)?,
-        };
-        Ok(PreparedLoader::new(loader, accelerator))
+        PreparedLoader::of(self, accelerator)
     }
 }
 
@@ -82,28 +71,65 @@ where
     type Prepared = PreparedLoader<Self>;
 
     fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared> {
-        let rules = accelerator.options.loader;
-        let options = shard_options(rules);
-        let world = accelerator.num_processes();
-        let seed = self.options().seed;
-        let (_, seed) = agree(accelerator, -1, seed, rules.dispatch)?;
-        let agreed = self.seed(seed);
-        let loader = match (world, rules.dispatch) {
-            (1, _) => agreed,
-            (_, false) => agreed.shard(accelerator.process_index(), world, options)?,
-            (_, true) => agreed.dispatch(world, options)?,
-        };
-        Ok(PreparedLoader::new(loader, accelerator))
+        PreparedLoader::of(self, accelerator)
     }
 }
 
 impl<L: Loader + 'static> PreparedLoader<L> {
-    fn new(loader: L, accelerator: &Accelerator) -> Self {
-        let dispatch = accelerator.options.loader.dispatch && accelerator.use_distributed();
+    /// Shares a loader's batches out among the ranks, for a program without an Accelerator. All ranks take
+    /// part: the numbers of samples are compared, and rank 0's seed is taken.
+    ///
+    /// ```
+    /// use brigade_data::DataLoader;
+    /// use brigade_datasets::Digits;
+    /// use brigade_train::{ConnectOptions, DataLoaderConfiguration, PreparedLoader, Processes};
+    ///
+    /// let processes = Processes::join(ConnectOptions { cpu: true, ..Default::default() })?;
+    /// let loader = DataLoader::new(Digits::test()?).batch_size(100);
+    /// let loader = PreparedLoader::new(loader, &processes, DataLoaderConfiguration::default())?;
+    /// for batch in &loader {
+    ///     let (images, labels) = batch?.into_data();
+    ///     assert_eq!(images.size()[0], labels.size()[0]);
+    /// }
+    /// # Ok::<(), brigade_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::LoadersDiffer`] for unequal data sets, [`Error::NoBatch`] for data without a batch,
+    /// [`Error::Torch`] when a peer is gone.
+    pub fn new(
+        loader: L,
+        processes: &Processes,
+        configuration: DataLoaderConfiguration,
+    ) -> Result<Self> {
+        Self::joined(loader, processes, configuration, Arc::default())
+    }
+
+    fn of(loader: L, accelerator: &Accelerator) -> Result<Self> {
         let even_batches = Arc::clone(&accelerator.even_batches);
+        let (processes, configuration) = (&accelerator.processes, accelerator.options.loader);
+        let prepared = Self::joined(loader, processes, configuration, even_batches)?;
+        accelerator.checkpoints.registry().register(&prepared.saved);
+        Ok(prepared)
+    }
+
+    fn joined(
+        loader: L,
+        processes: &Processes,
+        configuration: DataLoaderConfiguration,
+        even_batches: Arc<EvenBatches>,
+    ) -> Result<Self> {
+        let loader = loader.shared_out(processes, configuration)?;
+        let dispatch = configuration.dispatch_batches && processes.use_distributed();
         let saved = Arc::new(SavedLoader::new(loader));
-        accelerator.registry.register(&saved);
-        Self { saved, job: Arc::clone(&accelerator.processes.job), even_batches, dispatch }
+        Ok(Self { saved, job: Arc::clone(&processes.job), even_batches, dispatch })
+    }
+}
+
+impl<L: Loader + 'static> Checkpointed for PreparedLoader<L> {
+    fn register_in(&self, checkpoints: &Checkpoints) {
+        let saved: Arc<SavedLoader<L>> = Arc::clone(&self.saved);
+        checkpoints.registry().keep(saved);
     }
 }
 
@@ -149,6 +175,18 @@ pub trait Loader: Send + Sync {
     /// The data of a batch.
     type Data: TensorTree<Owned = Self::Data> + Send + 'static;
 
+    /// Makes it this rank's part of the data. All ranks take part, and agree on the seed of the order.
+    ///
+    /// # Errors
+    /// As [`PreparedLoader::new`].
+    fn shared_out(
+        self,
+        processes: &Processes,
+        configuration: DataLoaderConfiguration,
+    ) -> Result<Self>
+    where
+        Self: Sized;
+
     /// Begins the next epoch.
     fn begin(&self) -> Epoch<Self::Data>;
 
@@ -174,6 +212,29 @@ where
     D::Batch: TensorTree<Owned = D::Batch>,
 {
     type Data = D::Batch;
+
+    fn shared_out(
+        self,
+        processes: &Processes,
+        configuration: DataLoaderConfiguration,
+    ) -> Result<Self> {
+        let options = shard_options(configuration);
+        let samples = self.dataset().num_samples() as i64;
+        let seed = self.options().seed;
+        let (samples, seed) = agree(processes, samples, seed, configuration.dispatch_batches)?;
+        let agreed = self.seed(seed);
+        let LoaderOptions { batch_size, drop_last, .. } = *agreed.options();
+        // A run without a step is never what was meant; all ranks see the same numbers here.
+        if samples == 0 || (drop_last && samples < batch_size as i64) {
+            return Err(Error::NoBatch { samples, batch_size });
+        }
+        let (rank, world) = (processes.process_index(), processes.num_processes());
+        Ok(match (world, configuration.dispatch_batches) {
+            (1, _) => agreed,
+            (_, false) => agreed.shard(rank, world, options)?,
+            (_, true) => agreed.dispatch(world, options)?,
+        })
+    }
 
     fn begin(&self) -> Epoch<D::Batch> {
         self.iter()
@@ -211,6 +272,23 @@ where
     <I::Sample as Collate>::Batch: TensorTree<Owned = <I::Sample as Collate>::Batch>,
 {
     type Data = <I::Sample as Collate>::Batch;
+
+    fn shared_out(
+        self,
+        processes: &Processes,
+        configuration: DataLoaderConfiguration,
+    ) -> Result<Self> {
+        let options = shard_options(configuration);
+        let seed = self.options().seed;
+        let (_, seed) = agree(processes, -1, seed, configuration.dispatch_batches)?;
+        let agreed = self.seed(seed);
+        let (rank, world) = (processes.process_index(), processes.num_processes());
+        Ok(match (world, configuration.dispatch_batches) {
+            (1, _) => agreed,
+            (_, false) => agreed.shard(rank, world, options)?,
+            (_, true) => agreed.dispatch(world, options)?,
+        })
+    }
 
     fn begin(&self) -> Epoch<Self::Data> {
         self.iter()
@@ -330,18 +408,18 @@ impl<T> fmt::Debug for Batches<T> {
     }
 }
 
-fn shard_options(rules: LoaderRules) -> ShardOptions {
+fn shard_options(configuration: DataLoaderConfiguration) -> ShardOptions {
     ShardOptions {
-        split_batches: rules.split_batches,
-        even_batches: rules.even_batches,
+        split_batches: configuration.split_batches,
+        even_batches: configuration.even_batches,
         ..ShardOptions::default()
     }
 }
 
 /// Compares the number of samples across ranks and gives rank 0's seed. In dispatch mode only rank 0's
 /// data are read, so others may differ.
-fn agree(accelerator: &Accelerator, samples: i64, seed: u64, dispatch: bool) -> Result<(i64, u64)> {
-    let Some(group) = accelerator.group() else {
+fn agree(processes: &Processes, samples: i64, seed: u64, dispatch: bool) -> Result<(i64, u64)> {
+    let Some(group) = processes.group() else {
         return Ok((samples, seed));
     };
     let seed = i64::from_ne_bytes(seed.to_ne_bytes());

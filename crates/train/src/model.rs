@@ -13,9 +13,9 @@ use brigade_nn::{Model, Module, NamedTensor};
 use brigade_torch::{BROADCAST_BYTES, ProcessGroup, Reducer, Tensor, TensorTree, grad_enabled};
 
 use crate::accelerator::{Accelerator, Job, Options};
-use crate::checkpoint::{HookError, Stateful, infos, same_shape};
+use crate::checkpoint::{Checkpointed, Checkpoints, HookError, Stateful, infos, same_shape};
 use crate::error::{Error, Result};
-use crate::gradients::accumulate::Accumulation;
+use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::hook::StatefulHook;
 use crate::gradients::join::Joining;
 use crate::gradients::loss_check::{CheckedModel, LossCheck};
@@ -57,7 +57,7 @@ struct Context {
     options: Arc<Options>,
     registry: Arc<Registry>,
     loss_check: Option<Arc<LossCheck>>,
-    accumulation: Arc<Accumulation>,
+    accumulator: GradientAccumulator,
 }
 
 impl<M> Prepare for Model<M> {
@@ -79,9 +79,9 @@ impl<M> Prepare for Model<M> {
         let context = Context {
             job: Arc::clone(&accelerator.processes.job),
             options: Arc::clone(&accelerator.options),
-            registry: Arc::clone(&accelerator.registry),
+            registry: Arc::clone(accelerator.checkpoints.registry()),
             loss_check: accelerator.loss_check.clone(),
-            accumulation: Arc::clone(&accelerator.accumulation),
+            accumulator: accelerator.accumulator.clone(),
         };
         let reduction = context.reduce(&self)?;
         if let Some(group) = &group {
@@ -92,7 +92,7 @@ impl<M> Prepare for Model<M> {
             }
         }
         let saved = Arc::new(SavedTensors::of(&self, reduction.hook.clone()));
-        accelerator.registry.register(&saved);
+        accelerator.checkpoints.registry().register(&saved);
         Ok(PreparedModel {
             model: self,
             reduction,
@@ -268,6 +268,19 @@ impl<M> PreparedModels for PreparedModel<M> {
     }
 }
 
+/// A model that was not prepared: it has parameters, and no reduction to switch off or to take part in.
+impl<M> PreparedModels for Model<M> {
+    fn each_switch(&self, _f: &mut dyn FnMut(&AtomicBool)) {}
+
+    fn each_parameter(&self, f: &mut dyn FnMut(&Tensor)) {
+        for parameter in self.trainable_parameters() {
+            f(&parameter.tensor);
+        }
+    }
+
+    fn each_joining<'a>(&'a self, _f: &mut dyn FnMut(Joining<'a>)) {}
+}
+
 impl<P: PreparedModels + ?Sized> PreparedModels for &P {
     fn each_switch(&self, f: &mut dyn FnMut(&AtomicBool)) {
         (**self).each_switch(f);
@@ -420,6 +433,12 @@ impl Stateful for SavedTensors {
             }
         }
         Ok(())
+    }
+}
+
+impl<M> Checkpointed for Model<M> {
+    fn register_in(&self, checkpoints: &Checkpoints) {
+        checkpoints.registry().keep(Arc::new(SavedTensors::of(self, None)));
     }
 }
 

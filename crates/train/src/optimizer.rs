@@ -10,7 +10,7 @@ use brigade_optim::{Optimizer, Trainable};
 
 use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
-use crate::gradients::accumulate::Accumulation;
+use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
 use crate::model::PreparedModel;
 use crate::precision::scaler::GradScaler;
@@ -25,7 +25,7 @@ use crate::registry::Saved;
 /// dereferences to.
 pub struct PreparedOptimizer {
     optimizer: Optimizer,
-    accumulation: Arc<Accumulation>,
+    accumulator: GradientAccumulator,
     /// With fp16.
     scaler: Option<GradScaler>,
     loss_check: Option<Arc<LossCheck>>,
@@ -44,7 +44,7 @@ impl PreparedOptimizer {
     /// were, when the gradients are those of a loss that was not finite and [`Accelerator::backward`] has
     /// not returned that error, or the program has ignored it (see [`crate::AcceleratorBuilder::check_loss`]).
     pub fn step(&mut self) -> Result<()> {
-        if !self.accumulation.sync() {
+        if !self.accumulator.sync_gradients() {
             return Ok(());
         }
         self.losses_admit()?;
@@ -52,7 +52,7 @@ impl PreparedOptimizer {
             return Ok(self.optimizer.step()?);
         };
         let stepped = scaler.step(&mut self.optimizer);
-        self.accumulation.set_skipped(scaler.skipped());
+        self.accumulator.set_skipped(scaler.skipped());
         stepped.map(drop)
     }
 
@@ -62,7 +62,7 @@ impl PreparedOptimizer {
     /// # Errors
     /// As [`Optimizer::zero_grad`].
     pub fn zero_grad(&mut self) -> Result<()> {
-        if !self.accumulation.sync() {
+        if !self.accumulator.sync_gradients() {
             return Ok(());
         }
         self.optimizer.zero_grad()?;
@@ -89,7 +89,7 @@ impl PreparedOptimizer {
         let step = self.optimizer.steps() + 1;
         let outcome = check.before_step(self.cleared, step, || Ok(self.optimizer.gradients()?));
         // A program that leaves the batch out leaves the schedule where it is.
-        self.accumulation.set_skipped(matches!(outcome, Err(Error::LossNotFinite { .. })));
+        self.accumulator.set_skipped(matches!(outcome, Err(Error::LossNotFinite { .. })));
         outcome
     }
 }
@@ -115,10 +115,10 @@ impl Prepare for Optimizer {
         let saved = Arc::new(Saved(self.clone()));
         let loss_check = accelerator.loss_check.clone();
         let cleared = loss_check.as_ref().map_or(0, |check| check.register(&saved));
-        accelerator.registry.register(&saved);
+        accelerator.checkpoints.registry().register(&saved);
         Ok(PreparedOptimizer {
             optimizer: self,
-            accumulation: Arc::clone(&accelerator.accumulation),
+            accumulator: accelerator.accumulator.clone(),
             scaler: accelerator.grad_scaler().cloned(),
             loss_check,
             cleared,

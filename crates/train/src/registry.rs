@@ -1,4 +1,4 @@
-//! What was prepared, in order, so that a checkpoint needs no list.
+//! What checkpoints hold, in the order of its registration.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -7,18 +7,18 @@ use brigade_checkpoint::{TensorInfo, Value};
 use brigade_optim::{Optimizer, Scheduler};
 use brigade_torch::Tensor;
 
-use crate::checkpoint::{HookError, Stateful, unboxed};
+use crate::checkpoint::{Checkpointed, Checkpoints, HookError, Stateful, unboxed};
 use crate::error::Result;
 use crate::gradients::hook::StatefulHook;
 use crate::precision::scaler::GradScaler;
 
-/// The objects of an Accelerator that a checkpoint holds. They are held weakly: what the program drops
-/// is not saved any more.
+/// The objects that a checkpoint holds. What was prepared is held weakly: what the program drops is not saved
+/// any more.
 #[derive(Default)]
 pub(crate) struct Registry {
     prepared: Mutex<Vec<Weak<dyn Registered>>>,
-    /// The user's own, which the user gave to be kept.
-    custom: Mutex<Vec<Arc<dyn Registered>>>,
+    /// What the program has registered itself.
+    kept: Mutex<Vec<Arc<dyn Registered>>>,
 }
 
 /// An object of the registry: its state, and how a checkpoint files it.
@@ -101,6 +101,24 @@ impl Registered for Saved<GradScaler> {
     }
 }
 
+impl Checkpointed for Optimizer {
+    fn register_in(&self, checkpoints: &Checkpoints) {
+        checkpoints.registry().keep(Arc::new(Saved(self.clone())));
+    }
+}
+
+impl Checkpointed for Scheduler {
+    fn register_in(&self, checkpoints: &Checkpoints) {
+        checkpoints.registry().keep(Arc::new(Saved(self.clone())));
+    }
+}
+
+impl Checkpointed for GradScaler {
+    fn register_in(&self, checkpoints: &Checkpoints) {
+        checkpoints.registry().keep(Arc::new(Saved(self.clone())));
+    }
+}
+
 /// One of a model's.
 pub(crate) struct ModelTensor {
     pub(crate) name: String,
@@ -152,9 +170,9 @@ impl Registry {
         prepared.push(Arc::downgrade(&object));
     }
 
-    /// Adds an object of the user's, and keeps it.
+    /// Adds an object, and keeps it.
     pub(crate) fn keep(&self, object: Arc<dyn Registered>) {
-        self.custom.lock().unwrap_or_else(PoisonError::into_inner).push(object);
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(object);
     }
 
     /// The optimizers that are still there.
@@ -168,7 +186,7 @@ impl Registry {
         let prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
         let mut objects: Vec<_> = prepared.iter().filter_map(Weak::upgrade).collect();
         drop(prepared);
-        objects.extend(self.custom.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
+        objects.extend(self.kept.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
         objects.sort_by_key(|object| object.kind());
         let mut named: Vec<(String, Arc<dyn Registered>)> = Vec::with_capacity(objects.len());
         for object in objects {

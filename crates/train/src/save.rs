@@ -28,7 +28,7 @@ impl Accelerator {
     /// # Errors
     /// On every rank when rank 0 cannot write.
     pub fn save_model<M>(&self, model: &PreparedModel<M>, path: impl AsRef<Path>) -> Result<()> {
-        self.weights_may_be_saved()?;
+        self.checkpoints.weights_may_be_saved()?;
         let path = path.as_ref();
         self.on_main_process(|| -> Result<()> {
             let file = file_in(path);

@@ -7,7 +7,7 @@ use brigade_optim::{Scheduler, SchedulerState};
 
 use crate::accelerator::{Accelerator, Job};
 use crate::error::Result;
-use crate::gradients::accumulate::Accumulation;
+use crate::gradients::accumulate::GradientAccumulator;
 use crate::prepare::Prepare;
 use crate::registry::Saved;
 
@@ -33,7 +33,7 @@ use crate::registry::Saved;
 #[derive(Debug)]
 pub struct PreparedScheduler {
     scheduler: Scheduler,
-    accumulation: Arc<Accumulation>,
+    accumulator: GradientAccumulator,
     job: Arc<Job>,
     with_optimizer: bool,
     /// Steps that one call makes.
@@ -69,7 +69,7 @@ impl PreparedScheduler {
     /// As [`Scheduler::step`].
     pub fn step(&mut self) -> Result<()> {
         let optimizer_stays =
-            self.with_optimizer && (!self.accumulation.sync() || self.accumulation.skipped());
+            self.with_optimizer && (!self.accumulator.sync_gradients() || self.accumulator.skipped());
         if optimizer_stays && !self.scheduler.watches_metric() {
             return Ok(());
         }
@@ -121,11 +121,11 @@ impl Prepare for Scheduler {
 
     fn prepare(self, accelerator: &Accelerator) -> Result<PreparedScheduler> {
         let saved = Arc::new(Saved(self.clone()));
-        accelerator.registry.register(&saved);
+        accelerator.checkpoints.registry().register(&saved);
         let splits = accelerator.options.loader.split_batches;
         Ok(PreparedScheduler {
             scheduler: self,
-            accumulation: Arc::clone(&accelerator.accumulation),
+            accumulator: accelerator.accumulator.clone(),
             job: Arc::clone(&accelerator.processes.job),
             with_optimizer: true,
             stride: 1,

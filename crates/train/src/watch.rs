@@ -10,13 +10,15 @@ pub(crate) mod tracking;
 use std::fmt;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use brigade_track::{JsonLines, Tracker};
 use brigade_world::{Pace, ProgressPipe};
 use indicatif::{MultiProgress, ProgressDrawTarget};
+
+use crate::processes::Processes;
+use crate::watch::tracking::Trackers;
 
 /// The trackers and the terminal of one process.
 pub(crate) struct Watch {
@@ -27,15 +29,7 @@ pub(crate) struct Watch {
     pub(crate) launcher: Option<ProgressPipe>,
     /// When the next plain line about progress is due, where there is no terminal.
     pub(crate) pace: Mutex<Pace>,
-    trackers: Mutex<Trackers>,
-    /// The step that was logged last, plus one; 0 before the first.
-    step: AtomicU64,
-}
-
-#[derive(Default)]
-pub(crate) struct Trackers {
-    pub(crate) all: Vec<Box<dyn Tracker>>,
-    pub(crate) started: bool,
+    pub(crate) trackers: Trackers,
 }
 
 /// What a builder collects for it.
@@ -53,7 +47,8 @@ impl WatchOptions {
 }
 
 impl Watch {
-    pub(crate) fn new(options: WatchOptions, rank: usize) -> Self {
+    pub(crate) fn new(options: WatchOptions, processes: &Processes) -> Self {
+        let rank = processes.process_index();
         let mut trackers = options.trackers;
         if trackers.is_empty() {
             let folder = options.logging_dir.unwrap_or_else(|| PathBuf::from(FOLDER));
@@ -70,22 +65,8 @@ impl Watch {
             screen: MultiProgress::with_draw_target(target),
             launcher: ProgressPipe::from_env(),
             pace: Mutex::new(Pace::new(Instant::now())),
-            trackers: Mutex::new(Trackers { all: trackers, started: false }),
-            step: AtomicU64::new(0),
+            trackers: Trackers::new(processes, trackers),
         }
-    }
-
-    pub(crate) fn step(&self) -> Option<u64> {
-        self.step.load(Ordering::Relaxed).checked_sub(1)
-    }
-
-    pub(crate) fn set_step(&self, step: u64) {
-        self.step.store(step.saturating_add(1), Ordering::Relaxed);
-    }
-
-    /// A panic elsewhere does not make the trackers wrong.
-    pub(crate) fn trackers(&self) -> MutexGuard<'_, Trackers> {
-        self.trackers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes to standard output, with the bars out of the way.

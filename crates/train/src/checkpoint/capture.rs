@@ -9,8 +9,7 @@ use brigade_nn::weights::dtype_of;
 use brigade_torch::Tensor;
 
 use super::buffer_pool::BufferPool;
-use super::{ranks, unboxed};
-use crate::accelerator::Accelerator;
+use super::{Inner, ranks, unboxed};
 use crate::error::{Error, Result};
 
 /// A rank's files, and the objects that they hold: those of all ranks on rank 0, its own on the others.
@@ -42,8 +41,8 @@ pub(super) struct NamedTensor {
 }
 
 /// The state of everything, as it is now. The tensors are those of the objects: see [`Captured::copy`].
-pub(super) fn capture(accelerator: &Accelerator) -> Result<Captured> {
-    let named = accelerator.registry.named();
+pub(super) fn capture(checkpoints: &Inner) -> Result<Captured> {
+    let named = checkpoints.registry.named();
     let mut captured = Captured { files: Vec::new(), objects: Vec::new(), step: 0, samples: 0 };
     for (name, object) in &named {
         captured.step = captured.step.max(object.steps().unwrap_or_default());
@@ -59,20 +58,20 @@ pub(super) fn capture(accelerator: &Accelerator) -> Result<Captured> {
                     NamedTensor::new(saved.name, tensor, saved.buffer)
                 });
                 let tensors = tensors.collect::<Result<_>>()?;
-                captured.add(accelerator, kind, name, None, tensors)?;
+                captured.add(checkpoints, kind, name, None, tensors)?;
             }
             None => captured.add_state(
-                accelerator,
+                checkpoints,
                 kind,
                 name,
                 object.state_dict().map_err(unboxed)?,
             )?,
         }
     }
-    let position = accelerator.accumulation.position();
+    let position = checkpoints.accumulator.position();
     let run = Value::dict([("accumulation_position", Value::Int(position as i64))]);
-    captured.add_state(accelerator, "run", "run", run)?;
-    captured.add_rank(accelerator, ranks::state(accelerator, &named)?)?;
+    captured.add_state(checkpoints, "run", "run", run)?;
+    captured.add_rank(checkpoints, ranks::state(checkpoints, &named)?)?;
     Ok(captured)
 }
 
@@ -92,19 +91,19 @@ impl Captured {
 
     fn add_state(
         &mut self,
-        accelerator: &Accelerator,
+        checkpoints: &Inner,
         kind: &str,
         name: &str,
         state: Value<Tensor>,
     ) -> Result<()> {
         let (text, tensors) = split(state)?;
-        self.add(accelerator, kind, name, Some(text), tensors)
+        self.add(checkpoints, kind, name, Some(text), tensors)
     }
 
     /// Adds the state that differs between ranks. A rank other than 0 lists nothing else.
-    fn add_rank(&mut self, accelerator: &Accelerator, state: Value<Tensor>) -> Result<()> {
-        let name = format!("rank_{}", accelerator.process_index());
-        if !accelerator.is_main_process() {
+    fn add_rank(&mut self, checkpoints: &Inner, state: Value<Tensor>) -> Result<()> {
+        let name = format!("rank_{}", checkpoints.processes.process_index());
+        if !checkpoints.processes.is_main_process() {
             self.objects.clear();
         }
         let (text, tensors) = split(state)?;
@@ -125,13 +124,13 @@ impl Captured {
     /// Shares an object's tensors out, the same way on every rank.
     fn add(
         &mut self,
-        accelerator: &Accelerator,
+        checkpoints: &Inner,
         kind: &str,
         name: &str,
         state: Option<Vec<u8>>,
         mut tensors: Vec<NamedTensor>,
     ) -> Result<()> {
-        let (rank, ranks) = (accelerator.process_index(), accelerator.num_processes());
+        let (rank, ranks) = (checkpoints.processes.process_index(), checkpoints.processes.num_processes());
         let name = file_name(name)?;
         let mut object = Object::new(kind, name.clone());
         if let Some(text) = state {
@@ -149,7 +148,7 @@ impl Captured {
             1 => u64::MAX,
             ranks => total.div_ceil(ranks as u64).max(LEAST_SHARD_BYTES),
         };
-        let max = accelerator.checkpoints.project.max_shard_bytes.min(limit);
+        let max = checkpoints.project.max_shard_bytes.min(limit);
         let parts = if tensors.is_empty() { Vec::new() } else { shards::cut(&sizes, max) };
         let mut tensors: Vec<Option<NamedTensor>> = tensors.into_iter().map(Some).collect();
         let mut index =

@@ -7,37 +7,20 @@ use brigade_torch::Tensor;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{HookError, Stateful};
-use crate::accelerator::Accelerator;
-use crate::registry::{Kind, Registered};
+use super::{Checkpointed, Checkpoints, HookError, Stateful};
+use crate::registry::{Kind, Registered, Registry};
 
-impl Accelerator {
-    /// Makes an object's state part of all checkpoints; see [`Stateful`]. Rank 0's is saved, all ranks
-    /// load it. Every rank registers the same objects in the same order. The Accelerator keeps the object.
-    ///
-    /// For plain data, [`Accelerator::register_value_for_checkpointing`] needs no implementation.
-    pub fn register_for_checkpointing<T>(&self, object: &Arc<T>)
-    where
-        T: Stateful + Send + Sync + 'static,
-    {
-        self.registry.keep(Arc::new(Custom(Arc::clone(object))));
+impl<T: Stateful + Send + Sync + 'static> Checkpointed for Arc<T> {
+    fn register_in(&self, checkpoints: &Checkpoints) {
+        checkpoints.registry().keep(Arc::new(Custom(Self::clone(self))));
     }
+}
 
-    /// As [`Accelerator::register_for_checkpointing`], for data that serde can write and read.
-    ///
-    /// ```
-    /// # use std::sync::{Arc, Mutex};
-    /// # let accelerator = brigade_train::Accelerator::builder().cpu(true).build()?;
-    /// let best = Arc::new(Mutex::new(0.0f64));
-    /// accelerator.register_value_for_checkpointing(&best);
-    /// # Ok::<(), brigade_train::Error>(())
-    /// ```
-    pub fn register_value_for_checkpointing<T>(&self, value: &Arc<Mutex<T>>)
-    where
-        T: Serialize + DeserializeOwned + Send + 'static,
-    {
-        self.registry.keep(Arc::new(Custom(Arc::new(Plain(Arc::clone(value))))));
-    }
+pub(super) fn register_value<T>(registry: &Registry, value: &Arc<Mutex<T>>)
+where
+    T: Serialize + DeserializeOwned + Send + 'static,
+{
+    registry.keep(Arc::new(Custom(Arc::new(Plain(Arc::clone(value))))));
 }
 
 struct Custom<T>(Arc<T>);

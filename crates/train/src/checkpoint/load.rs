@@ -12,14 +12,13 @@ use brigade_nn::weights::kind_of;
 use brigade_torch::{Device, Tensor, TensorFile};
 
 use super::ranks::{self, Named};
-use super::{count_kinds, same_shape, unboxed};
-use crate::accelerator::Accelerator;
+use super::{Checkpoints, Inner, count_kinds, same_shape, unboxed};
 use crate::error::{Error, Result};
 use crate::registry::{Kind, Registered, Worlds};
 
 const SCOPE: &str = "load_state";
 
-/// Choices of [`Accelerator::load_state_with`].
+/// Choices of [`Checkpoints::load_with`] and [`crate::Accelerator::load_state_with`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct LoadOptions {
@@ -51,19 +50,24 @@ pub struct Loaded {
     pub samples: u64,
     /// Ranks of its run.
     pub world_size: usize,
+    /// Why the last digits will differ from those of the run that was saved: another number of threads, other
+    /// instructions or another libtorch, which add in another order. `None` where the run goes on bit for bit,
+    /// and where nothing is known of it: on a GPU, and with another number of ranks.
+    pub rounding_differs: Option<String>,
 }
 
 pub(super) fn load(
-    accelerator: &Accelerator,
+    checkpoints: &Checkpoints,
     path: Option<&Path>,
     options: LoadOptions,
 ) -> Result<Loaded> {
-    accelerator.checkpoints.wait()?;
+    checkpoints.wait()?;
+    let inner = &*checkpoints.inner;
     let path = match path {
         Some(path) => path.to_owned(),
-        None => newest(accelerator)?,
+        None => newest(inner)?,
     };
-    let ready = Ready::validate(accelerator, &path, options);
+    let ready = Ready::validate(inner, &path, options);
     let (ready, crc32) = match ready {
         Ok(ready) => {
             let crc32 = ready.checkpoint.manifest().crc32.clone();
@@ -71,7 +75,7 @@ pub(super) fn load(
         }
         Err(error) => (None, Err(error)),
     };
-    let seen = accelerator.agree(SCOPE, crc32)?;
+    let seen = inner.processes.agree(SCOPE, crc32)?;
     if let Some(rank) = seen.iter().position(|crc32| *crc32 != seen[0]) {
         return Err(Error::InvalidArgument(format!(
             "{SCOPE}: rank {rank} sees another checkpoint under {} than rank 0; it must lie in a \
@@ -84,28 +88,29 @@ pub(super) fn load(
             "load_state: internal error: the checkpoint was not validated".into(),
         ));
     };
-    accelerator.agree(SCOPE, accelerator.checkpoints.load_hooks.call(&path))?;
+    inner.processes.agree(SCOPE, inner.load_hooks.call(&path))?;
     let manifest = ready.checkpoint.manifest();
-    let loaded = Loaded {
+    let mut loaded = Loaded {
         step: manifest.step,
         samples: manifest.samples,
         world_size: manifest.world_size,
         path,
+        rounding_differs: None,
     };
-    accelerator.agree(SCOPE, ready.restore(accelerator))?;
+    let restored = ready.restore(inner).map(|differs| loaded.rounding_differs = differs);
+    inner.processes.agree(SCOPE, restored)?;
     Ok(loaded)
 }
 
-fn newest(accelerator: &Accelerator) -> Result<PathBuf> {
-    let found = match accelerator.is_main_process() {
-        true => accelerator
-            .checkpoints
-            .project
-            .checkpoints()
-            .and_then(|folder| Ok(Some(layout::latest(&folder)?))),
+fn newest(checkpoints: &Inner) -> Result<PathBuf> {
+    let found = match checkpoints.processes.is_main_process() {
+        true => {
+            let folder = checkpoints.project.checkpoints();
+            folder.and_then(|folder| Ok(Some(layout::latest(&folder)?)))
+        }
         false => Ok(None),
     };
-    let found = accelerator.agree(SCOPE, found)?.into_iter().next().flatten();
+    let found = checkpoints.processes.agree(SCOPE, found)?.into_iter().next().flatten();
     found.ok_or_else(|| {
         Error::InvalidArgument("load_state: internal error: rank 0 sent no path".into())
     })
@@ -125,16 +130,17 @@ struct Ready {
 }
 
 impl Ready {
-    fn validate(accelerator: &Accelerator, path: &Path, options: LoadOptions) -> Result<Self> {
+    fn validate(checkpoints: &Inner, path: &Path, options: LoadOptions) -> Result<Self> {
         let checkpoint = Checkpoint::open(path)?;
+        let (rank, ranks) =
+            (checkpoints.processes.process_index(), checkpoints.processes.num_processes());
         if options.verify {
-            let (rank, ranks) = (accelerator.process_index(), accelerator.num_processes());
             if let Some(fault) = checkpoint.verify_part(rank, ranks).into_iter().next() {
                 return Err(fault.into());
             }
         }
         let mismatch = |reason: String| Error::CheckpointMismatch { path: path.to_owned(), reason };
-        let objects = accelerator.registry.named();
+        let objects = checkpoints.registry.named();
         for kind in [
             Kind::Model,
             Kind::Optimizer,
@@ -187,10 +193,10 @@ impl Ready {
                 }
             }
         }
-        let worlds = Worlds { saved: manifest.world_size, current: accelerator.num_processes() };
+        let worlds = Worlds { saved: manifest.world_size, current: ranks };
         // As the file says: it ends at the first rank whose state is not there.
         let wanted = match worlds.saved == worlds.current {
-            true => accelerator.process_index()..accelerator.process_index() + 1,
+            true => rank..rank + 1,
             false => 0..worlds.saved,
         };
         let mut own = Vec::new();
@@ -207,12 +213,12 @@ impl Ready {
         let position = run.get("accumulation_position").and_then(Value::as_int);
         let position = position.and_then(|position| usize::try_from(position).ok());
         let position = position
-            .filter(|&position| position == 0 || position < accelerator.accumulation.steps())
+            .filter(|&position| position == 0 || position < checkpoints.accumulator.steps())
             .ok_or_else(|| {
                 mismatch(format!(
                     "it was saved after {position:?} batches of an accumulation window, which has {} \
                      batches here",
-                    accelerator.accumulation.steps()
+                    checkpoints.accumulator.steps()
                 ))
             })?;
         Ok(Self { objects, worlds, tensors, states, ranks: own, position, checkpoint })
@@ -220,8 +226,8 @@ impl Ready {
 
     /// Changes first what can still fail: files that cannot be read, then objects of the program's own, which
     /// are restored when one fails. Models come last, read straight from the files: only the disk can fail
-    /// then.
-    fn restore(self, accelerator: &Accelerator) -> Result<()> {
+    /// then. Returns why the run does not go on bit for bit, where it does not.
+    fn restore(self, checkpoints: &Inner) -> Result<Option<String>> {
         let mut files = Files::new(&self.checkpoint);
         for (_, place) in &self.tensors {
             files.open(&place.path)?;
@@ -235,15 +241,15 @@ impl Ready {
             states.into_iter().partition(|(object, _)| object.kind() == Kind::Custom);
         restore_custom(custom, &self.worlds, self.checkpoint.folder())?;
 
-        let change = || -> Result<()> {
+        let change = || -> Result<Option<String>> {
             for (object, state) in others {
                 object.restore(&state, &self.worlds)?;
             }
             read_into(&self.checkpoint, self.tensors)?;
-            accelerator.reset_window();
-            accelerator.accumulation.set_position(self.position);
+            checkpoints.reset_window();
+            checkpoints.accumulator.set_position(self.position);
             let same_world = self.worlds.saved == self.worlds.current;
-            ranks::restore(accelerator, &self.objects, &ranks, same_world)
+            ranks::restore(checkpoints, &self.objects, &ranks, same_world)
         };
         change().map_err(|source| interrupted(self.checkpoint.folder(), source))
     }

@@ -6,11 +6,16 @@ use crate::error::{Error, Result};
 
 /// Where checkpoints with a number go, how many are kept, and how all checkpoints are written.
 ///
-/// ```no_run
+/// ```
 /// use brigade_train::{Accelerator, ProjectConfiguration};
-/// let project = ProjectConfiguration::new("runs/first").total_limit(3);
+///
+/// # let folder = std::env::temp_dir().join(format!("brigade-project-{}", std::process::id()));
+/// let project = ProjectConfiguration::new(&folder).total_limit(3);
 /// let accelerator = Accelerator::builder().project(project).build()?;
-/// accelerator.save_state_numbered()?; // runs/first/checkpoints/checkpoint_0
+/// let path = accelerator.save_state_numbered()?;
+/// assert_eq!(path, folder.join("checkpoints/checkpoint_0"));
+/// # accelerator.wait_for_save()?;
+/// # std::fs::remove_dir_all(&folder).unwrap();
 /// # Ok::<(), brigade_train::Error>(())
 /// ```
 #[derive(Debug, Clone)]

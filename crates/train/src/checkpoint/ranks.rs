@@ -5,8 +5,7 @@ use brigade_torch::{
     Device, Tensor, cpu_kernels, gradient, libtorch_version, rng_state, set_gradient, set_rng_state,
 };
 
-use super::unboxed;
-use crate::accelerator::Accelerator;
+use super::{Inner, unboxed};
 use crate::error::{Error, Result};
 use crate::gradients::weighted::WeightedWindow;
 use crate::registry::Registered;
@@ -14,13 +13,13 @@ use crate::registry::Registered;
 /// An object with its name in checkpoints.
 pub(super) type Named = (String, std::sync::Arc<dyn Registered>);
 
-pub(super) fn state(accelerator: &Accelerator, objects: &[Named]) -> Result<Value<Tensor>> {
+pub(super) fn state(checkpoints: &Inner, objects: &[Named]) -> Result<Value<Tensor>> {
     let mut random = vec![("cpu".to_owned(), Value::Bytes(rng_state(Device::Cpu)?))];
-    if let device @ Device::Cuda(_) = accelerator.device() {
+    if let device @ Device::Cuda(_) = checkpoints.processes.device() {
         random.push(("cuda".to_owned(), Value::Bytes(rng_state(device)?)));
     }
     let mut gradients = Vec::new();
-    if accelerator.accumulation.position() > 0 {
+    if checkpoints.accumulator.position() > 0 {
         for (name, object) in objects {
             let mut of_model = Vec::new();
             for saved in object.tensors().unwrap_or_default().iter().filter(|saved| saved.trained) {
@@ -39,7 +38,7 @@ pub(super) fn state(accelerator: &Accelerator, objects: &[Named]) -> Result<Valu
             own.push((name.clone(), hook.state_dict().map_err(unboxed)?));
         }
     }
-    let window = accelerator.accumulation.window().map_or(Value::None, |window| {
+    let window = checkpoints.accumulator.weighted().map_or(Value::None, |window| {
         let (weight, divisor) = (Value::Float(window.weight), Value::Float(window.divisor));
         Value::dict([("weight", weight), ("divisor", divisor)])
     });
@@ -120,17 +119,16 @@ pub(super) fn check_hooks(state: &Value<TensorInfo>, objects: &[Named]) -> Resul
     })
 }
 
+/// Restores them; returns why the run does not go on bit for bit, where it does not.
 pub(super) fn restore(
-    accelerator: &Accelerator,
+    checkpoints: &Inner,
     objects: &[Named],
     states: &[Value<Tensor>],
     random: bool,
-) -> Result<()> {
+) -> Result<Option<String>> {
     // Another number of ranks adds in another order anyway.
-    let on_cpu = states.first().filter(|_| random && accelerator.device() == Device::Cpu);
-    if let Some(difference) = on_cpu.and_then(other_arithmetic) {
-        accelerator.warn(&difference);
-    }
+    let on_cpu = states.first().filter(|_| random && checkpoints.processes.device() == Device::Cpu);
+    let difference = on_cpu.and_then(other_arithmetic);
     for (_, object) in objects {
         for saved in object.tensors().unwrap_or_default().iter().filter(|saved| saved.trained) {
             brigade_torch::clear_gradient(&saved.tensor)?;
@@ -167,7 +165,7 @@ pub(super) fn restore(
         Some((number("weight")?, number("divisor")?))
     });
     let windows: Vec<(f64, f64)> = windows.collect();
-    *accelerator.accumulation.window() = windows.first().map(|&(_, divisor)| {
+    *checkpoints.accumulator.weighted() = windows.first().map(|&(_, divisor)| {
         let weight: f64 = windows.iter().map(|(weight, _)| weight).sum();
         WeightedWindow { weight: weight / windows.len() as f64, divisor }
     });
@@ -179,8 +177,8 @@ pub(super) fn restore(
     if let Some(bytes) = bytes("cpu") {
         set_rng_state(Device::Cpu, bytes)?;
     }
-    if let (Some(bytes), device @ Device::Cuda(_)) = (bytes("cuda"), accelerator.device()) {
+    if let (Some(bytes), device @ Device::Cuda(_)) = (bytes("cuda"), checkpoints.processes.device()) {
         set_rng_state(device, bytes)?;
     }
-    Ok(())
+    Ok(difference)
 }

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::buffer_pool::BufferPool;
 use super::capture::{Captured, capture};
 use super::write::write_files;
-use crate::accelerator::Accelerator;
+use super::{Checkpoints, ProjectConfiguration};
 use crate::error::{Error, Result};
 
 const SCOPE: &str = "save_state";
@@ -32,7 +32,7 @@ pub(super) enum Target {
 /// A save that a thread completes in the background.
 pub(super) struct Pending(JoinHandle<Result<()>>);
 
-/// All that is needed to write a checkpoint, without the Accelerator.
+/// All that a thread needs to write a checkpoint.
 struct Save {
     rank: usize,
     ranks: usize,
@@ -66,15 +66,16 @@ struct Share {
 type Failure = (usize, String);
 
 /// Captures and copies; the rest is done here or by a thread. Gives the checkpoint's place.
-pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBuf> {
-    accelerator.weights_may_be_saved()?;
-    let checkpoints = &accelerator.checkpoints;
+pub(super) fn begin(checkpoints: &Checkpoints, target: &Target) -> Result<PathBuf> {
+    checkpoints.weights_may_be_saved()?;
     checkpoints.wait()?;
-    let number = accelerator.processes.job.saves.fetch_add(1, Ordering::Relaxed);
-    let project = &checkpoints.project;
+    let inner = &*checkpoints.inner;
+    let job = &inner.processes.job;
+    let number = job.saves.fetch_add(1, Ordering::Relaxed);
+    let project = &inner.project;
 
-    let main = match accelerator.is_main_process() {
-        true => main_part(accelerator, target, number).map(Some),
+    let main = match inner.processes.is_main_process() {
+        true => main_part(project, target, number).map(Some),
         false => Ok(None),
     };
     let (mut main, paths) = match main {
@@ -85,16 +86,16 @@ pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBu
         Ok(None) => (None, Ok(None)),
         Err(error) => (None, Err(error)),
     };
-    let paths = accelerator.agree(SCOPE, paths)?;
+    let paths = inner.processes.agree(SCOPE, paths)?;
     let Some(Some((target, folder))) = paths.into_iter().next() else {
         return Err(Error::InvalidArgument(
             "save_state: internal error: rank 0 sent no path".into(),
         ));
     };
-    let captured = checkpoints.save_hooks.call(&folder).and_then(|()| {
-        let mut captured = capture(accelerator)?;
+    let captured = inner.save_hooks.call(&folder).and_then(|()| {
+        let mut captured = capture(inner)?;
         if project.background {
-            captured.copy(&checkpoints.copies)?;
+            captured.copy(&inner.copies)?;
         }
         Ok(captured)
     });
@@ -102,14 +103,13 @@ pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBu
         Ok(captured) => (Some(captured), Ok(())),
         Err(error) => (None, Err(error)),
     };
-    accelerator.agree(SCOPE, ready)?;
+    inner.processes.agree(SCOPE, ready)?;
     let Some(captured) = captured else {
         return Err(Error::InvalidArgument(
             "save_state: internal error: no state was captured".into(),
         ));
     };
 
-    let job = &accelerator.processes.job;
     let store = job.store().map(|store| (store.clone(), format!("brigade/save/{number}")));
     let save = Save {
         rank: job.rank(),
@@ -119,7 +119,7 @@ pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBu
         flush: project.flush,
         folder,
         captured,
-        copies: project.keeps_copies().then(|| Arc::clone(&checkpoints.copies)),
+        copies: project.keeps_copies().then(|| Arc::clone(&inner.copies)),
         main: main.take(),
     };
     if !project.background {
@@ -133,7 +133,7 @@ pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBu
                 Ok(())
             });
             let pending = thread.ok().map(Pending);
-            *checkpoints.pending.lock().unwrap_or_else(PoisonError::into_inner) = pending;
+            *inner.pending.lock().unwrap_or_else(PoisonError::into_inner) = pending;
         }
         return Ok(target);
     }
@@ -148,12 +148,11 @@ pub(super) fn begin(accelerator: &Accelerator, target: &Target) -> Result<PathBu
         path: target.clone(),
         source,
     })?;
-    *checkpoints.pending.lock().unwrap_or_else(PoisonError::into_inner) = Some(Pending(thread));
+    *inner.pending.lock().unwrap_or_else(PoisonError::into_inner) = Some(Pending(thread));
     Ok(target)
 }
 
-fn main_part(accelerator: &Accelerator, target: &Target, number: u64) -> Result<Main> {
-    let project = &accelerator.checkpoints.project;
+fn main_part(project: &ProjectConfiguration, target: &Target, number: u64) -> Result<Main> {
     let (target, keep) = match target {
         Target::Path(path) => (path.clone(), None),
         Target::Numbered => {

@@ -1,7 +1,7 @@
-//! Backward, and gradients that are added up over several batches.
+//! Backward, and gradients that are added up over several batches: [`GradientAccumulator`].
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_data::Batch;
 use brigade_torch::{BackwardOptions, Tensor, gradient};
@@ -46,10 +46,47 @@ impl GradientAccumulation {
     }
 }
 
+/// Adds gradients up over the batches of a window, and says when the window ends. An Accelerator has one; a
+/// program that trains without one uses this value alone.
+///
+/// A handle: clones are in the same window.
+///
+/// ```
+/// use brigade_data::DataLoader;
+/// use brigade_datasets::Digits;
+/// use brigade_nn::{Linear, Model};
+/// use brigade_train::{GradientAccumulation, GradientAccumulator, Sgd};
+///
+/// let accumulator = GradientAccumulator::new(GradientAccumulation { steps: 4, ..Default::default() })?;
+/// let model = Model::new(|p| Linear::new(p, 64, 10))?;
+/// let mut optimizer = Sgd::default().lr(0.1).build(&model)?;
+/// let mut steps = 0;
+/// for batch in &DataLoader::new(Digits::test()?).batch_size(64) {
+///     let batch = batch?;
+///     let (images, labels) = &*batch;
+///     accumulator.accumulate(&model, &batch, || {
+///         let loss = model.forward(&images.flatten(1, -1))?.cross_entropy_for_logits(labels);
+///         accumulator.divide(&loss)?.backward();
+///         if accumulator.sync_gradients() {
+///             optimizer.step()?;
+///             optimizer.zero_grad()?;
+///             steps += 1;
+///         }
+///         Ok(())
+///     })?;
+/// }
+/// assert!(steps > 0);
+/// # Ok::<(), brigade_train::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct GradientAccumulator {
+    window: Arc<Window>,
+}
+
 /// Where the loop stands in its window of batches.
 #[derive(Debug)]
-pub(crate) struct Accumulation {
-    pub(crate) settings: GradientAccumulation,
+struct Window {
+    settings: GradientAccumulation,
     /// Batches of this window so far.
     position: AtomicUsize,
     /// What the current batch's loss is divided by: the batches of its window.
@@ -58,80 +95,166 @@ pub(crate) struct Accumulation {
     sync: AtomicBool,
     /// Whether an optimizer's last step was left out, so that schedules stay.
     skipped: AtomicBool,
-    pub(crate) weighted: Mutex<Option<WeightedWindow>>,
+    weighted: Mutex<Option<WeightedWindow>>,
 }
 
-impl Accumulation {
-    pub(crate) fn new(settings: GradientAccumulation) -> Result<Self> {
+/// Every batch is a window.
+impl Default for GradientAccumulator {
+    fn default() -> Self {
+        Self::in_windows(GradientAccumulation::default())
+    }
+}
+
+impl GradientAccumulator {
+    /// Begins the first window.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for windows of 0 batches.
+    pub fn new(settings: GradientAccumulation) -> Result<Self> {
         if settings.steps == 0 {
             return Err(Error::InvalidArgument(
                 "gradient_accumulation_steps is 0; 1 steps the optimizer after every batch".into(),
             ));
         }
-        Ok(Self {
+        Ok(Self::in_windows(settings))
+    }
+
+    fn in_windows(settings: GradientAccumulation) -> Self {
+        let window = Window {
             settings,
             position: AtomicUsize::new(0),
             divisor: AtomicUsize::new(settings.steps),
             sync: AtomicBool::new(true),
             skipped: AtomicBool::new(false),
             weighted: Mutex::new(None),
-        })
+        };
+        Self { window: Arc::new(window) }
     }
 
-    /// Batches of this window so far.
-    pub(crate) fn position(&self) -> usize {
-        self.position.load(Ordering::Relaxed)
+    /// Returns how windows are made.
+    #[must_use]
+    pub fn settings(&self) -> GradientAccumulation {
+        self.window.settings
     }
 
-    /// Goes on within a window, from a checkpoint.
+    /// Returns the number of batches that this window has added up: 0 between windows.
+    #[must_use]
+    pub fn position(&self) -> usize {
+        self.window.position.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the current batch ends its window: then gradients are averaged over the ranks, and
+    /// optimizers and schedulers step.
+    #[must_use]
+    pub fn sync_gradients(&self) -> bool {
+        self.window.sync.load(Ordering::Relaxed)
+    }
+
+    /// Returns the loss divided by the number of batches in the window, the real number where the data end
+    /// before the window does: its backward then adds the batch's share of the gradient of the mean.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] when the loss cannot be divided.
+    pub fn divide(&self, loss: &Tensor) -> Result<Tensor> {
+        match self.window.divisor.load(Ordering::Relaxed) {
+            1 => Ok(loss.shallow_clone()),
+            divisor => Ok(loss.f_div_scalar(divisor as f64)?),
+        }
+    }
+
+    /// Runs the body for one batch of a window: forward and backward of `models`, and the step where
+    /// [`GradientAccumulator::sync_gradients`] says so. Prepared models average their gradients over the ranks
+    /// in the last backward of the window alone, unless [`GradientAccumulation::sync_each_batch`] is set.
+    ///
+    /// The last batch of the data ends the window, however short it is.
+    ///
+    /// # Errors
+    /// The body's.
+    pub fn accumulate<B, R>(
+        &self,
+        models: &(impl PreparedModels + ?Sized),
+        batch: &Batch<B>,
+        body: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
+        let window = &*self.window;
+        let GradientAccumulation { steps, sync_with_dataloader, sync_each_batch } = window.settings;
+        let length = self.position() + 1;
+        let sync = (sync_with_dataloader && batch.is_last()) || length >= steps;
+        window.sync.store(sync, Ordering::Relaxed);
+        if !sync {
+            window.position.store(length, Ordering::Relaxed);
+            if sync_each_batch {
+                return body();
+            }
+            let _switched = NoSyncGuard::off(models);
+            return body();
+        }
+        window.position.store(0, Ordering::Relaxed);
+        // A window of weighted losses finds its divisor in its last backward.
+        if length == steps || self.weighted().is_some() {
+            return body();
+        }
+        // The data end before the window does. What has been added up was divided by the length of a
+        // full window: bring it to this one's before the last gradients come.
+        scale_gradients(models, steps as f64 / length as f64)?;
+        let _restored = ShortWindowGuard::to(window, length);
+        body()
+    }
+
+    /// Discards a window that was interrupted. The gradients stay: clear them with the optimizer's
+    /// `zero_grad`.
+    pub fn reset(&self) {
+        let window = &*self.window;
+        window.position.store(0, Ordering::Relaxed);
+        window.divisor.store(window.settings.steps, Ordering::Relaxed);
+        window.sync.store(true, Ordering::Relaxed);
+        *self.weighted() = None;
+    }
+
+    /// Continues within a window, from a checkpoint.
     pub(crate) fn set_position(&self, position: usize) {
-        self.position.store(position, Ordering::Relaxed);
-        self.sync.store(true, Ordering::Relaxed);
+        self.window.position.store(position, Ordering::Relaxed);
+        self.window.sync.store(true, Ordering::Relaxed);
     }
 
-    /// Batches of a full window.
+    /// Returns the number of batches of a full window.
     pub(crate) fn steps(&self) -> usize {
-        self.settings.steps
+        self.window.settings.steps
     }
 
-    pub(crate) fn sync(&self) -> bool {
-        self.sync.load(Ordering::Relaxed)
-    }
-
-    /// Whether the batch's step was left out for an overflow.
+    /// Returns whether the batch's step was left out for an overflow.
     pub(crate) fn skipped(&self) -> bool {
-        self.skipped.load(Ordering::Relaxed)
+        self.window.skipped.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_skipped(&self, skipped: bool) {
-        self.skipped.store(skipped, Ordering::Relaxed);
+        self.window.skipped.store(skipped, Ordering::Relaxed);
     }
 
-    /// Forgets a window that was broken off.
-    pub(crate) fn reset(&self) {
-        self.position.store(0, Ordering::Relaxed);
-        self.divisor.store(self.settings.steps, Ordering::Relaxed);
-        self.sync.store(true, Ordering::Relaxed);
-        *self.window() = None;
-    }
-
-    pub(crate) fn window(&self) -> MutexGuard<'_, Option<WeightedWindow>> {
-        self.weighted.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn weighted(&self) -> MutexGuard<'_, Option<WeightedWindow>> {
+        self.window.weighted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Accelerator {
-    /// Batches of a full accumulation window.
+    /// Returns the accumulation of gradients as a value of its own: for code that needs nothing else of the
+    /// Accelerator.
+    #[must_use]
+    pub fn gradient_accumulator(&self) -> &GradientAccumulator {
+        &self.accumulator
+    }
+
+    /// Returns the number of batches of a full accumulation window.
     #[must_use]
     pub fn gradient_accumulation_steps(&self) -> usize {
-        self.accumulation.settings.steps
+        self.accumulator.steps()
     }
 
     /// Whether the current batch ends its window: its backward reduces gradients, and prepared
     /// optimizers and schedulers step.
     #[must_use]
     pub fn sync_gradients(&self) -> bool {
-        self.accumulation.sync()
+        self.accumulator.sync_gradients()
     }
 
     /// The gradients of `loss`, added to those that are there. When the current batch ends its window,
@@ -177,11 +300,7 @@ impl Accelerator {
     /// As [`Accelerator::backward`].
     #[track_caller]
     pub fn backward_with(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
-        let divisor = self.accumulation.divisor.load(Ordering::Relaxed);
-        match divisor {
-            1 => self.run_backward(loss, options),
-            divisor => self.run_backward(&loss.f_div_scalar(divisor as f64)?, options),
-        }
+        self.run_backward(&self.accumulator.divide(loss)?, options)
     }
 
     /// The backward pass of a loss that has its share of the window already.
@@ -205,7 +324,7 @@ impl Accelerator {
         let outcome = check.around(loss, || self.unchecked_backward(loss, options));
         if matches!(outcome, Err(Error::LossNotFinite { .. })) {
             // A program that leaves the batch out leaves the schedule where it is.
-            self.accumulation.set_skipped(true);
+            self.accumulator.set_skipped(true);
         }
         outcome
     }
@@ -222,19 +341,11 @@ impl Accelerator {
         Ok(())
     }
 
-    /// Discards an interrupted window and the check of its losses.
-    pub(crate) fn reset_window(&self) {
-        self.accumulation.reset();
-        if let Some(check) = &self.loss_check {
-            check.reset();
-        }
-    }
-
     /// Whether the last step of a prepared optimizer was left out, because gradients of 16 bits had
     /// overflowed or a loss was not finite. Schedules stay where they are then.
     #[must_use]
     pub fn optimizer_step_was_skipped(&self) -> bool {
-        self.accumulation.skipped()
+        self.accumulator.skipped()
     }
 
     /// Runs the body for one batch of an accumulation window. The model's forward, the backward, the
@@ -243,23 +354,27 @@ impl Accelerator {
     ///
     /// The last batch of the data ends the window, however short it is.
     ///
-    /// ```no_run
-    /// # use brigade_train::{Accelerator, PreparedOptimizer, PreparedModel, PreparedLoader, Result};
-    /// # use brigade_models::Cnn;
-    /// # use brigade_datasets::LabelledImages;
-    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, optimizer: &mut PreparedOptimizer,
-    /// #      train: &PreparedLoader<brigade_data::DataLoader<LabelledImages>>) -> Result<()> {
-    /// for batch in train {
+    /// ```
+    /// # use brigade_data::DataLoader;
+    /// # use brigade_datasets::Digits;
+    /// # use brigade_nn::{Linear, Model};
+    /// # use brigade_train::{Accelerator, Sgd};
+    /// let accelerator = Accelerator::builder().gradient_accumulation_steps(4).build()?;
+    /// # let model = Model::new(|p| Linear::new(p, 64, 10))?;
+    /// # let optimizer = Sgd::default().lr(0.1).build(&model)?;
+    /// # let train = DataLoader::new(Digits::test()?).batch_size(64);
+    /// let (model, mut optimizer, train) = accelerator.prepare((model, optimizer, train))?;
+    /// for batch in &train {
     ///     let batch = batch?;
     ///     let (images, labels) = &*batch;
-    ///     accelerator.accumulate(model, &batch, || {
-    ///         let loss = model.forward(images)?.cross_entropy_for_logits(labels);
+    ///     accelerator.accumulate(&model, &batch, || {
+    ///         let loss = model.forward(&images.flatten(1, -1))?.cross_entropy_for_logits(labels);
     ///         accelerator.backward(&loss)?;
     ///         optimizer.step()?;
     ///         optimizer.zero_grad()
     ///     })?;
     /// }
-    /// # Ok(()) }
+    /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
     /// # Errors
@@ -270,25 +385,7 @@ impl Accelerator {
         batch: &Batch<B>,
         body: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
-        let state = &self.accumulation;
-        let GradientAccumulation { steps, sync_with_dataloader, sync_each_batch } = state.settings;
-        let length = state.position.load(Ordering::Relaxed) + 1;
-        let sync = (sync_with_dataloader && batch.is_last()) || length >= steps;
-        state.sync.store(sync, Ordering::Relaxed);
-        if !sync {
-            state.position.store(length, Ordering::Relaxed);
-            return if sync_each_batch { body() } else { self.no_sync(models, body) };
-        }
-        state.position.store(0, Ordering::Relaxed);
-        // A window of weighted losses finds its divisor in its last backward.
-        if length == steps || state.window().is_some() {
-            return body();
-        }
-        // The data end before the window does. What has been added up was divided by the length of a
-        // full window: bring it to this one's before the last gradients come.
-        scale_gradients(models, steps as f64 / length as f64)?;
-        let _restored = ShortWindowGuard::to(state, length);
-        body()
+        self.accumulator.accumulate(models, batch, body)
     }
 
     /// Runs the body without averaging gradients over the ranks: forward and backward must both be
@@ -307,12 +404,12 @@ impl Accelerator {
 }
 
 /// A window that is shorter than the others; the next one is not, also after a panic of the body.
-struct ShortWindowGuard<'a>(&'a Accumulation);
+struct ShortWindowGuard<'a>(&'a Window);
 
 impl<'a> ShortWindowGuard<'a> {
-    fn to(state: &'a Accumulation, length: usize) -> Self {
-        state.divisor.store(length, Ordering::Relaxed);
-        Self(state)
+    fn to(window: &'a Window, length: usize) -> Self {
+        window.divisor.store(length, Ordering::Relaxed);
+        Self(window)
     }
 }
 

@@ -13,12 +13,12 @@ use brigade_torch::{
     first_elements_not_finite, gradient,
 };
 
-use crate::accelerator::{Accelerator, AcceleratorBuilder, Job};
+use crate::accelerator::{AcceleratorBuilder, Job};
 use crate::error::{Error, Result};
 use crate::gradients::hook::StatefulHook;
 use crate::registry::Saved;
 
-/// Checks the losses of one [`Accelerator`].
+/// Checks the losses of one [`crate::Accelerator`].
 ///
 /// Alone, a CPU looks before the backward, and nothing has happened yet. Several ranks learn of each
 /// other's losses by no message of their own: a rank whose loss is not finite has the backward bring NaN
@@ -92,7 +92,7 @@ impl AcceleratorBuilder {
     /// every rank, instead of weights that are NaN afterwards. On unless set; with fp16 the loss scaler
     /// does it in its own way.
     ///
-    /// [`Accelerator::backward`] gives it, before a weight changes: with one process before the gradients
+    /// [`crate::Accelerator::backward`] gives it, before a weight changes: with one process before the gradients
     /// are computed, with several when they are reduced, and so, while batches are accumulated, in the last
     /// backward of the window. On a GPU, which is not waited for, it is the next step that gives it.
     ///
@@ -143,13 +143,6 @@ pub(crate) struct LossCheckOptions {
 impl Default for LossCheckOptions {
     fn default() -> Self {
         Self { on: true, later: false }
-    }
-}
-
-impl Accelerator {
-    /// Weights that a GPU has corrupted, and that no later step has reported, are not saved.
-    pub(crate) fn weights_may_be_saved(&self) -> Result<()> {
-        self.loss_check.as_ref().map_or(Ok(()), |check| check.before_save())
     }
 }
 
@@ -377,7 +370,7 @@ impl LossCheck {
     }
 
     /// Before weights are written down: an error when a step has used gradients that were not finite.
-    fn before_save(&self) -> Result<()> {
+    pub(crate) fn before_save(&self) -> Result<()> {
         match self.read_passed()? {
             Some(found) => Err(self.error(found, None)),
             None => Ok(()),

@@ -49,22 +49,22 @@ impl Accelerator {
         loss: &Tensor,
         weight: f64,
     ) -> Result<()> {
-        let state = &self.accumulation;
+        let state = &self.accumulator;
         // A wrong weight must reach the other ranks, which wait for this one's: as NaN.
         let weight = if weight >= 0.0 { weight } else { f64::NAN };
-        let before = state.window().take();
+        let before = state.weighted().take();
         let mut window = before.unwrap_or_else(|| WeightedWindow {
             weight: 0.0,
             divisor: self.provisional_divisor(weight),
         });
         window.weight += weight;
-        if !state.sync() {
-            *state.window() = Some(window);
+        if !state.sync_gradients() {
+            *state.weighted() = Some(window);
             let outcome =
                 self.run_backward(&loss.f_div_scalar(window.divisor)?, BackwardOptions::default());
             if matches!(outcome, Err(Error::LossNotFinite { .. })) {
                 // It has added nothing to the gradients, so its tokens do not count either.
-                *state.window() = before;
+                *state.weighted() = before;
             }
             return outcome;
         }
@@ -87,7 +87,7 @@ impl Accelerator {
     /// Near what the divisor will be, so that gradients have their usual size before they are corrected:
     /// fp16 needs it. When every batch is averaged over the ranks they must divide by the same.
     fn provisional_divisor(&self, weight: f64) -> f64 {
-        let settings = self.accumulation.settings;
+        let settings = self.accumulator.settings();
         let steps = settings.steps as f64;
         if weight >= 1.0 && !settings.sync_each_batch { weight * steps } else { steps }
     }

@@ -68,7 +68,7 @@ impl<M> PreparedModel<M> {
         let problem = if count == 0 {
             let names: Vec<&str> = parameters.iter().take(8).map(|it| it.name.as_str()).collect();
             Some(format!("no parameter matches; there are {}", names.join(", ")))
-        } else if self.context.accumulation.position() > 0 {
+        } else if self.context.accumulator.position() > 0 {
             Some("a window of accumulated gradients has begun; call it after the step".to_owned())
         } else {
             refusal()

@@ -116,7 +116,7 @@ impl Accelerator {
 
     /// The step that log lines name from now on. [`Accelerator::log`] sets it, too.
     pub fn set_step(&self, step: u64) {
-        self.watch.set_step(step);
+        self.watch.trackers.set_step(step);
     }
 }
 
@@ -195,7 +195,7 @@ impl<S: Subscriber> Layer<S> for LogLayer {
             time: SystemTime::now(),
             level: *event.metadata().level(),
             rank: self.watch.rank,
-            step: self.watch.step(),
+            step: self.watch.trackers.step(),
             from: fields.logger.as_deref().unwrap_or_else(|| event.metadata().target()),
             message: &fields.message,
             others: &fields.others,

@@ -1,7 +1,10 @@
 //! The trackers of a run: rank 0 alone writes.
 
 use std::any::Any;
+use std::fmt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use brigade_track::{Config, Image, Outcome, Run, Stamp, Table, Tracker, Value, Values};
@@ -9,7 +12,161 @@ use serde::Serialize;
 
 use crate::accelerator::{Accelerator, AcceleratorBuilder};
 use crate::error::{Error, Result};
-use crate::watch::Watch;
+use crate::processes::Processes;
+
+/// The trackers of a run: every rank calls the methods, rank 0 writes. An Accelerator has one such value; a
+/// program without one uses it alone.
+///
+/// ```
+/// use brigade_train::track::JsonLines;
+/// use brigade_train::{ConnectOptions, Processes, Trackers};
+///
+/// # let folder = std::env::temp_dir().join(format!("brigade-trackers-{}", std::process::id()));
+/// let processes = Processes::join(ConnectOptions { cpu: true, ..Default::default() })?;
+/// let trackers = Trackers::new(&processes, vec![Box::new(JsonLines::new(&folder))]);
+/// trackers.start("digits", &())?;
+/// trackers.log([("loss", 0.5)], 10)?;
+/// trackers.finish()?;
+/// # std::fs::remove_dir_all(&folder).unwrap();
+/// # Ok::<(), brigade_train::Error>(())
+/// ```
+pub struct Trackers {
+    processes: Processes,
+    state: Mutex<State>,
+    /// The step that was logged last, plus one; 0 before the first.
+    step: AtomicU64,
+}
+
+struct State {
+    trackers: Vec<Box<dyn Tracker>>,
+    started: bool,
+}
+
+impl Trackers {
+    /// Takes the trackers; the run begins with [`Trackers::start`].
+    #[must_use]
+    pub fn new(processes: &Processes, trackers: Vec<Box<dyn Tracker>>) -> Self {
+        let state = Mutex::new(State { trackers, started: false });
+        Self { processes: processes.clone(), state, step: AtomicU64::new(0) }
+    }
+
+    /// Begins a run of a project, with the run's settings: anything that serde can serialise, `&()` for none.
+    /// Every rank calls it, rank 0 writes.
+    ///
+    /// # Errors
+    /// On every rank: [`Error::Track`] for a folder that cannot be written or a server that does not answer
+    /// ([`Error::Leader`] on the other ranks); [`Error::InvalidArgument`] when a run has begun.
+    pub fn start(&self, project: &str, config: &impl Serialize) -> Result<()> {
+        if self.state().started {
+            return Err(Error::InvalidArgument(
+                "init_trackers was called before: a run has one project; end_training ends it"
+                    .into(),
+            ));
+        }
+        self.processes.on_main_process(|| {
+            let run = Run::new(project).config(Config::of(config)?);
+            let mut state = self.state();
+            let trackers = &mut state.trackers;
+            for place in 0..trackers.len() {
+                if let Err(error) = trackers[place].start(&run) {
+                    for started in &mut trackers[..place] {
+                        let _ = started.finish(Outcome::Failed);
+                    }
+                    return Err(Error::Track(error));
+                }
+            }
+            Ok(())
+        })?;
+        self.state().started = true;
+        Ok(())
+    }
+
+    /// Gives values to all trackers, on rank 0; elsewhere it does nothing. Values keep their order.
+    ///
+    /// # Errors
+    /// [`Error::Track`] when a tracker cannot write, after all have been given the values;
+    /// [`Error::InvalidArgument`] before [`Trackers::start`].
+    pub fn log<N, V>(
+        &self,
+        values: impl IntoIterator<Item = (N, V)>,
+        step: impl Into<Option<u64>>,
+    ) -> Result<()>
+    where
+        N: Into<String>,
+        V: Into<Value>,
+    {
+        let at = Stamp { step: step.into(), time: SystemTime::now() };
+        if let Some(step) = at.step {
+            self.set_step(step);
+        }
+        let mut state = self.state();
+        if !state.started {
+            return Err(Error::InvalidArgument(
+                "log was called before init_trackers: call that first, on every rank".into(),
+            ));
+        }
+        if !self.processes.is_main_process() {
+            return Ok(());
+        }
+        let values: Values =
+            values.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
+        each(&mut state.trackers, |tracker| tracker.log(&values, at))
+    }
+
+    /// Returns one of the trackers, by name: `jsonl`, `csv`, `tensorboard`, `mlflow`, or that of a tracker of
+    /// the program's own. On other ranks than 0 it takes everything and writes nothing.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when there is none of that name.
+    pub fn tracker(&self, name: &str) -> Result<TrackerHandle<'_>> {
+        let state = self.state();
+        let Some(place) = state.trackers.iter().position(|tracker| tracker.name() == name) else {
+            let names: Vec<&str> = state.trackers.iter().map(|tracker| tracker.name()).collect();
+            return Err(Error::InvalidArgument(format!(
+                "there is no tracker {name:?}; there are: {}",
+                names.join(", ")
+            )));
+        };
+        Ok(TrackerHandle { trackers: self, place, silent: !self.processes.is_main_process() })
+    }
+
+    /// Ends the run: everything is written when this returns. Every rank calls it, and waits for rank 0.
+    /// Where no run has begun it does nothing.
+    ///
+    /// # Errors
+    /// [`Error::Track`] when the last values could not be written, [`Error::Leader`] on the other ranks.
+    pub fn finish(&self) -> Result<()> {
+        if !std::mem::take(&mut self.state().started) {
+            return Ok(());
+        }
+        self.processes.on_main_process(|| {
+            each(&mut self.state().trackers, |tracker| tracker.finish(Outcome::Finished))
+        })?;
+        Ok(())
+    }
+
+    /// Returns the step that was logged last.
+    pub(crate) fn step(&self) -> Option<u64> {
+        self.step.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    pub(crate) fn set_step(&self, step: u64) {
+        self.step.store(step.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// A panic elsewhere does not make the trackers wrong.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Trackers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state();
+        let names: Vec<&str> = state.trackers.iter().map(|tracker| tracker.name()).collect();
+        f.debug_struct("Trackers").field("trackers", &names).finish_non_exhaustive()
+    }
+}
 
 impl AcceleratorBuilder {
     /// Adds a tracker; several may be added. Without any it is
@@ -27,49 +184,37 @@ impl AcceleratorBuilder {
 }
 
 impl Accelerator {
+    /// Returns the trackers as a value of their own: for code that needs nothing else of the Accelerator.
+    #[must_use]
+    pub fn trackers(&self) -> &Trackers {
+        &self.watch.trackers
+    }
+
     /// Starts the trackers, with the run's settings: anything that serde can serialise, `&()` for none.
     /// Every rank calls it, rank 0 writes; all ranks hear of a failure.
     ///
-    /// ```no_run
+    /// ```
     /// # use brigade_train::Accelerator;
-    /// # fn f(accelerator: &Accelerator) -> brigade_train::Result<()> {
+    /// # let folder = std::env::temp_dir().join(format!("brigade-init-{}", std::process::id()));
     /// #[derive(serde::Serialize)]
     /// struct Settings {
     ///     lr: f64,
     ///     epochs: u32,
     /// }
     ///
+    /// let accelerator = Accelerator::builder().logging_dir(&folder).build()?;
     /// accelerator.init_trackers("fashion", &Settings { lr: 5e-3, epochs: 4 })?;
     /// accelerator.log([("loss", 0.5), ("accuracy", 0.9)], 10)?;
-    /// accelerator.end_training()
-    /// # }
+    /// accelerator.end_training()?;
+    /// # std::fs::remove_dir_all(&folder).unwrap();
+    /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
     /// # Errors
     /// [`Error::Track`] for a folder that cannot be written or a server that does not answer,
     /// [`Error::Leader`] on the other ranks; [`Error::InvalidArgument`] when they have been started.
     pub fn init_trackers(&self, project: &str, config: &impl Serialize) -> Result<()> {
-        if self.watch.trackers().started {
-            return Err(Error::InvalidArgument(
-                "init_trackers was called before: a run has one project; end_training ends it"
-                    .into(),
-            ));
-        }
-        self.on_main_process(|| {
-            let run = Run::new(project).config(Config::of(config)?);
-            let mut trackers = self.watch.trackers();
-            for place in 0..trackers.all.len() {
-                if let Err(error) = trackers.all[place].start(&run) {
-                    for started in &mut trackers.all[..place] {
-                        let _ = started.finish(Outcome::Failed);
-                    }
-                    return Err(Error::Track(error));
-                }
-            }
-            Ok(())
-        })?;
-        self.watch.trackers().started = true;
-        Ok(())
+        self.watch.trackers.start(project, config)
     }
 
     /// Gives values to all trackers, on rank 0; elsewhere it does nothing. Values keep their order. The
@@ -78,13 +223,17 @@ impl Accelerator {
     /// Values of one kind go in as they are; for several kinds use
     /// [`Value`](brigade_track::Value):
     ///
-    /// ```no_run
+    /// ```
     /// # use brigade_train::Accelerator;
     /// use brigade_train::track::Value;
-    /// # fn f(accelerator: &Accelerator) -> brigade_train::Result<()> {
+    /// # let folder = std::env::temp_dir().join(format!("brigade-log-{}", std::process::id()));
+    /// # let accelerator = Accelerator::builder().logging_dir(&folder).build()?;
+    /// # accelerator.init_trackers("fashion", &())?;
     /// accelerator.log([("loss", Value::from(0.5)), ("stage", Value::from("warm"))], 10)?;
-    /// accelerator.log([("note", "no step")], None)
-    /// # }
+    /// accelerator.log([("note", "no step")], None)?;
+    /// # accelerator.end_training()?;
+    /// # std::fs::remove_dir_all(&folder).unwrap();
+    /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
     /// # Errors
@@ -99,39 +248,16 @@ impl Accelerator {
         N: Into<String>,
         V: Into<Value>,
     {
-        let at = Stamp { step: step.into(), time: SystemTime::now() };
-        if let Some(step) = at.step {
-            self.watch.set_step(step);
-        }
-        let mut trackers = self.watch.trackers();
-        if !trackers.started {
-            return Err(Error::InvalidArgument(
-                "log was called before init_trackers: call that first, on every rank".into(),
-            ));
-        }
-        if !self.is_main_process() {
-            return Ok(());
-        }
-        let values: Values =
-            values.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
-        each(&mut trackers.all, |tracker| tracker.log(&values, at))
+        self.watch.trackers.log(values, step)
     }
 
-    /// One of the trackers, by name: `jsonl`, `csv`, `tensorboard`, `mlflow`, or that of one's own. On
-    /// other ranks than 0 it takes everything and writes nothing.
+    /// Returns one of the trackers, by name: `jsonl`, `csv`, `tensorboard`, `mlflow`, or that of a tracker of the
+    /// program's own. On other ranks than 0 it takes everything and writes nothing.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is none of that name.
     pub fn tracker(&self, name: &str) -> Result<TrackerHandle<'_>> {
-        let trackers = self.watch.trackers();
-        let Some(place) = trackers.all.iter().position(|tracker| tracker.name() == name) else {
-            let names: Vec<&str> = trackers.all.iter().map(|tracker| tracker.name()).collect();
-            return Err(Error::InvalidArgument(format!(
-                "there is no tracker {name:?}; there are: {}",
-                names.join(", ")
-            )));
-        };
-        Ok(TrackerHandle { watch: &self.watch, place, silent: !self.is_main_process() })
+        self.watch.trackers.tracker(name)
     }
 
     /// Ends the trackers' run: everything is written when this returns. Every rank calls it, and waits
@@ -140,21 +266,14 @@ impl Accelerator {
     /// # Errors
     /// [`Error::Track`] when the last values could not be written, [`Error::Leader`] on the other ranks.
     pub fn end_training(&self) -> Result<()> {
-        if !self.watch.trackers().started {
-            return Ok(());
-        }
-        self.watch.trackers().started = false;
-        self.on_main_process(|| {
-            each(&mut self.watch.trackers().all, |tracker| tracker.finish(Outcome::Finished))
-        })?;
-        Ok(())
+        self.watch.trackers.finish()
     }
 }
 
-/// One tracker of a run. Made by [`Accelerator::tracker`].
+/// One tracker of a run. Made by [`Trackers::tracker`] and [`Accelerator::tracker`].
 #[derive(Debug)]
 pub struct TrackerHandle<'a> {
-    watch: &'a Watch,
+    trackers: &'a Trackers,
     place: usize,
     silent: bool,
 }
@@ -202,8 +321,8 @@ impl TrackerHandle<'_> {
         if self.silent {
             return None;
         }
-        let mut trackers = self.watch.trackers();
-        let tracker: &mut dyn Any = &mut **trackers.all.get_mut(self.place)?;
+        let mut state = self.trackers.state();
+        let tracker: &mut dyn Any = &mut **state.trackers.get_mut(self.place)?;
         tracker.downcast_mut().map(body)
     }
 
@@ -211,7 +330,7 @@ impl TrackerHandle<'_> {
         if self.silent {
             return Ok(());
         }
-        match self.watch.trackers().all.get_mut(self.place) {
+        match self.trackers.state().trackers.get_mut(self.place) {
             Some(tracker) => Ok(call(&mut **tracker)?),
             None => Ok(()),
         }

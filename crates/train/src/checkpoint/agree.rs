@@ -3,10 +3,10 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
+use crate::processes::Processes;
 
-impl Accelerator {
+impl Processes {
     /// Returns every rank's value; when a rank has failed, its own error there and [`Error::Leader`] on the others.
     pub(super) fn agree<T>(&self, scope: &'static str, mine: Result<T>) -> Result<Vec<T>>
     where
