@@ -4,10 +4,12 @@
 //! [`models`] (architectures; feature `models`, on by default), [`optim`], [`schedule`],
 //! [`data`], [`datasets`], [`torch`] (the border with libtorch), [`plan`] and [`world`]. Most programs need no more than the [`prelude`].
 //!
-//! ```no_run
+//! ```
 //! use brigade::prelude::*;
 //!
 //! fn main() -> Result<()> {
+//!     # let folder = std::env::temp_dir().join(format!("brigade-loop-{}", std::process::id()));
+//!     # std::fs::create_dir_all(&folder).and_then(|()| std::env::set_current_dir(&folder)).unwrap();
 //!     let accelerator = Accelerator::new()?;
 //!     let model = Model::new(Cnn::new)?;
 //!     let optimizer = Adam::default().lr(5e-3).build(&model)?;
@@ -38,7 +40,9 @@
 //!         let percent = 100.0 * accuracy.value();
 //!         accelerator.println(format!("epoch {}/4, accuracy = {percent:.2}", epoch + 1));
 //!     }
-//!     accelerator.save_model(&model, "model.safetensors")
+//!     accelerator.save_model(&model, "model.safetensors")?;
+//!     # std::fs::remove_dir_all(&folder).unwrap();
+//!     Ok(())
 //! }
 //! ```
 

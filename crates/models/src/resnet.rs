@@ -15,13 +15,13 @@ use tch::{Device, Kind, Tensor};
 /// [torchvision.models](https://docs.pytorch.org/vision/stable/models/resnet.html), so its weights files
 /// load.
 ///
-/// ```no_run
+/// ```
 /// use brigade_models::ResNet;
 /// use brigade_nn::{Kind, Model, Tensor};
 ///
 /// let model = Model::new(|path| ResNet::resnet18(path, 1000))?;
 /// assert_eq!(model.num_parameters(), 11_689_512);
-/// let images = Tensor::zeros([2, 3, 224, 224], (Kind::Float, model.device()));
+/// let images = Tensor::zeros([2, 3, 64, 64], (Kind::Float, model.device()));
 /// assert_eq!(model.forward(&images)?.size(), [2, 1000]);
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```

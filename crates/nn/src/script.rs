@@ -35,18 +35,29 @@ impl<O> Model<TorchScript<O>> {
     ///
     /// A file is a program: load files of people that you trust.
     ///
-    /// ```no_run
+    /// ```
     /// use brigade_nn::{Kind, Model, Tensor, TorchScript};
     ///
-    /// let mut model = Model::<TorchScript>::from_torchscript("resnet50d.pt")?;
-    /// let images = Tensor::zeros([8, 3, 224, 224], (Kind::Float, model.device()));
-    /// assert_eq!(model.forward(&images)?.size(), [8, 1000]);
-    /// model.save_weights("resnet50d.safetensors")?; // load_state_dict takes it
+    /// # let folder = std::env::temp_dir().join(format!("brigade-script-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&folder)?;
+    /// # let file = folder.join("pair.safetensors");
+    /// // `torch.jit.trace(module, (input, factor)).save(…)` of a module that returns `(output, (scaled, factor))`.
+    /// type Output = (Tensor, (Tensor, Tensor));
+    /// let path = "tests/fixtures/torchscript_trace.pt";
+    /// let mut model = Model::<TorchScript<Output>>::from_torchscript(path)?;
+    /// let input = Tensor::ones([2, 3], (Kind::Float, model.device()));
+    /// let (output, (scaled, _factor)) = model.forward((&input, &Tensor::from(3_f32)))?;
+    /// assert_eq!(output * 3.0, scaled);
+    /// model.save_weights(&file)?; // load_state_dict takes it
+    /// # std::fs::remove_dir_all(&folder)?;
     ///
-    /// let bert = Model::<TorchScript<(Tensor, Tensor)>>::from_torchscript("bert.pt")?;
-    /// let tokens = Tensor::zeros([2, 16], (Kind::Int64, bert.device()));
-    /// let (_hidden, _pooled) = bert.forward([("input_ids", &tokens), ("attention_mask", &tokens)])?;
-    /// # Ok::<(), brigade_nn::Error>(())
+    /// // By name: `forward(left, right)` that returns a dictionary of tensors.
+    /// use std::collections::BTreeMap;
+    /// let path = "tests/fixtures/torchscript_script.pt";
+    /// let model = Model::<TorchScript<BTreeMap<String, Tensor>>>::from_torchscript(path)?;
+    /// let rows = Tensor::ones([5, 4], (Kind::Float, model.device()));
+    /// assert_eq!(model.forward([("left", &rows), ("right", &rows)])?["sum"].size(), [5, 6]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

@@ -22,11 +22,17 @@ impl Optimizer {
     /// as many groups in the same order. Where the file has names (`param_names`, since PyTorch 2.6), they
     /// tell which parameter is which, else their order does.
     ///
-    /// ```no_run
-    /// use brigade_optim::AdamW;
-    /// # let vs = tch::nn::VarStore::new(tch::Device::Cpu);
-    /// let mut optimizer = AdamW::default().lr(1e-3).build(&vs)?;
-    /// optimizer.load_pytorch("optimizer.bin")?;
+    /// ```
+    /// use brigade_optim::Adam;
+    /// # use tch::nn::{Init, VarStore};
+    /// # let vs = VarStore::new(tch::Device::Cpu);
+    /// # for (name, shape) in [("p0", vec![4, 3]), ("p1", vec![7]), ("p2", vec![2, 3, 3, 3])] {
+    /// #     let _ = vs.root().var(name, &shape, Init::Const(0.0));
+    /// # }
+    /// // After 3 steps of `torch.optim.Adam(…, lr=0.01, betas=(0.8, 0.9), amsgrad=True)`.
+    /// let mut optimizer = Adam::default().lr(0.01).betas(0.8, 0.9).amsgrad(true).build(&vs)?;
+    /// optimizer.load_pytorch("tests/golden/optimizer_adam.pt")?;
+    /// assert_eq!(optimizer.steps(), 3);
     /// # Ok::<(), brigade_optim::Error>(())
     /// ```
     ///

@@ -22,14 +22,15 @@ impl Accelerator {
     /// and the ranks meet anew: a model that was prepared outside of the body cannot be used any more
     /// then.
     ///
-    /// ```no_run
+    /// ```
     /// # use brigade_train::{Accelerator, Result};
-    /// # fn train(accelerator: &Accelerator, batch_size: usize) -> Result<f64> { Ok(0.0) }
-    /// # fn f(accelerator: &Accelerator) -> Result<()> {
-    /// let accuracy = accelerator.find_executable_batch_size(1024, |batch_size| {
-    ///     train(accelerator, batch_size)
+    /// # fn train(accelerator: &Accelerator, batch_size: usize) -> Result<usize> { Ok(batch_size) }
+    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let size = accelerator.find_executable_batch_size(1024, |batch_size| {
+    ///     train(&accelerator, batch_size)
     /// })?;
-    /// # Ok(()) }
+    /// assert_eq!(size, 1024); // its memory sufficed
+    /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
     /// # Errors

@@ -42,7 +42,8 @@ pub use brigade_torch::{
 };
 pub use brigade_track as track;
 pub use checkpoint::{
-    Checkpointed, Checkpoints, HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration, Stateful,
+    Checkpointed, Checkpoints, HookError, HookHandle, LoadOptions, Loaded, ProjectConfiguration,
+    Stateful,
 };
 pub use error::{Error, Result};
 pub use gradients::accumulate::{GradientAccumulation, GradientAccumulator};

@@ -209,12 +209,14 @@ impl Accelerator {
     /// Runs the body with this Accelerator's autocast: for parts of a loss that are no prepared model's
     /// forward, which has it anyway.
     ///
-    /// ```no_run
-    /// # use brigade_train::{Accelerator, Precision, Result, Tensor};
-    /// # fn f(a: &Tensor, b: &Tensor) -> Result<()> {
-    /// let accelerator = Accelerator::builder().mixed_precision(Precision::Bf16).build()?;
-    /// let product = accelerator.autocast(|| a.matmul(b))?;
-    /// # Ok(()) }
+    /// ```
+    /// use brigade_train::{Accelerator, Kind, Precision, Tensor};
+    ///
+    /// let accelerator = Accelerator::builder().cpu(true).mixed_precision(Precision::Bf16).build()?;
+    /// let a = Tensor::ones([4, 4], (Kind::Float, accelerator.device()));
+    /// let product = accelerator.autocast(|| a.matmul(&a))?;
+    /// assert_eq!(product.kind(), Kind::BFloat16);
+    /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
     /// # Errors

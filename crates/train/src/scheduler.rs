@@ -68,8 +68,8 @@ impl PreparedScheduler {
     /// # Errors
     /// As [`Scheduler::step`].
     pub fn step(&mut self) -> Result<()> {
-        let optimizer_stays =
-            self.with_optimizer && (!self.accumulator.sync_gradients() || self.accumulator.skipped());
+        let optimizer_stays = self.with_optimizer
+            && (!self.accumulator.sync_gradients() || self.accumulator.skipped());
         if optimizer_stays && !self.scheduler.watches_metric() {
             return Ok(());
         }

@@ -130,7 +130,8 @@ impl Captured {
         state: Option<Vec<u8>>,
         mut tensors: Vec<NamedTensor>,
     ) -> Result<()> {
-        let (rank, ranks) = (checkpoints.processes.process_index(), checkpoints.processes.num_processes());
+        let (rank, ranks) =
+            (checkpoints.processes.process_index(), checkpoints.processes.num_processes());
         let name = file_name(name)?;
         let mut object = Object::new(kind, name.clone());
         if let Some(text) = state {

@@ -177,7 +177,8 @@ pub(super) fn restore(
     if let Some(bytes) = bytes("cpu") {
         set_rng_state(Device::Cpu, bytes)?;
     }
-    if let (Some(bytes), device @ Device::Cuda(_)) = (bytes("cuda"), checkpoints.processes.device()) {
+    if let (Some(bytes), device @ Device::Cuda(_)) = (bytes("cuda"), checkpoints.processes.device())
+    {
         set_rng_state(device, bytes)?;
     }
     Ok(difference)

@@ -59,7 +59,7 @@ impl GradientAccumulation {
 ///
 /// let accumulator = GradientAccumulator::new(GradientAccumulation { steps: 4, ..Default::default() })?;
 /// let model = Model::new(|p| Linear::new(p, 64, 10))?;
-/// let mut optimizer = Sgd::default().lr(0.1).build(&model)?;
+/// let mut optimizer = Sgd::new(0.1).build(&model)?;
 /// let mut steps = 0;
 /// for batch in &DataLoader::new(Digits::test()?).batch_size(64) {
 ///     let batch = batch?;
@@ -361,7 +361,7 @@ impl Accelerator {
     /// # use brigade_train::{Accelerator, Sgd};
     /// let accelerator = Accelerator::builder().gradient_accumulation_steps(4).build()?;
     /// # let model = Model::new(|p| Linear::new(p, 64, 10))?;
-    /// # let optimizer = Sgd::default().lr(0.1).build(&model)?;
+    /// # let optimizer = Sgd::new(0.1).build(&model)?;
     /// # let train = DataLoader::new(Digits::test()?).batch_size(64);
     /// let (model, mut optimizer, train) = accelerator.prepare((model, optimizer, train))?;
     /// for batch in &train {

@@ -130,16 +130,18 @@ impl Accelerator {
     /// While gradients are still being added up it does nothing and returns `None`. With fp16 the
     /// gradients are divided by the scale first.
     ///
-    /// ```no_run
-    /// # use brigade_models::Cnn;
-    /// # use brigade_nn::Model;
-    /// # use brigade_train::{Accelerator, PreparedModel, Result};
-    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>) -> Result<()> {
-    /// // after backward, before the optimizer's step
-    /// if let Some(norm) = accelerator.clip_grad_norm(model, 1.0)? {
-    ///     accelerator.println(norm.double_value(&[]));
+    /// ```
+    /// # use brigade_nn::{Linear, Model};
+    /// # use brigade_train::{Accelerator, Tensor};
+    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// # let model = accelerator.prepare(Model::new(|p| Linear::new(p, 4, 2))?)?;
+    /// # let loss = model.forward(&Tensor::ones([1, 4], (tch::Kind::Float, tch::Device::Cpu)))?.sum(None);
+    /// accelerator.backward(&loss)?;
+    /// if let Some(norm) = accelerator.clip_grad_norm(&model, 1.0)? {
+    ///     // What it was: each of 8 weights and 2 biases has a gradient of 1.
+    ///     assert!((norm.double_value(&[]) - 10_f64.sqrt()).abs() < 1e-6);
     /// }
-    /// # Ok(()) }
+    /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
     /// # Errors

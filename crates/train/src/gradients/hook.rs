@@ -90,7 +90,7 @@ type MakeHook = Arc<dyn Fn(&[NamedTensor]) -> Arc<dyn StatefulHook> + Send + Syn
 /// How buckets of gradients are averaged over the ranks; chosen with
 /// [`crate::AcceleratorBuilder::comm_hook`] for all models that are prepared.
 ///
-/// ```no_run
+/// ```
 /// use brigade_train::{Accelerator, CommHook, Compression, PowerSgd};
 /// let accelerator = Accelerator::builder().comm_hook(CommHook::Bf16).build()?;
 /// // Rank-2 approximations, sent as 16-bit floats, from the 500th step on.

@@ -67,14 +67,19 @@ impl Accelerator {
     /// gradients send nothing. With several models, each iteration runs forward and backward of one
     /// after another, in the order given.
     ///
-    /// ```no_run
-    /// # use brigade_train::{Accelerator, JoinInputs, PreparedOptimizer, PreparedModel, PreparedLoader, Result};
+    /// ```
+    /// # use brigade_train::{Accelerator, Adam, JoinInputs};
+    /// # use brigade_data::DataLoader;
+    /// # use brigade_datasets::Digits;
     /// # use brigade_models::Cnn;
-    /// # use brigade_datasets::LabelledImages;
-    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, optimizer: &mut PreparedOptimizer,
-    /// #      train: &PreparedLoader<brigade_data::DataLoader<LabelledImages>>) -> Result<()> {
-    /// accelerator.join_uneven_inputs(model, JoinInputs::default(), || {
-    ///     for batch in train {
+    /// # use brigade_nn::Model;
+    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// # let model = Model::new(Cnn::new)?;
+    /// # let optimizer = Adam::default().build(&model)?;
+    /// # let train = DataLoader::new(Digits::test()?.resize(28, 28)?).batch_size(64);
+    /// # let (model, mut optimizer, train) = accelerator.prepare((model, optimizer, train))?;
+    /// accelerator.join_uneven_inputs(&model, JoinInputs::default(), || {
+    ///     for batch in &train {
     ///         let (images, labels) = batch?.into_data();
     ///         let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
     ///         optimizer.zero_grad()?;
@@ -82,8 +87,8 @@ impl Accelerator {
     ///         optimizer.step()?;
     ///     }
     ///     Ok(())
-    /// })
-    /// # }
+    /// })?;
+    /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
     /// # Errors

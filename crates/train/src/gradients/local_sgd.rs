@@ -25,14 +25,19 @@ pub struct LocalSgd<'a, P: PreparedModels + ?Sized> {
 impl Accelerator {
     /// Begins [`LocalSgd`]. With `enabled` off it only stands there, so that a loop can be written once.
     ///
-    /// ```no_run
-    /// # use brigade_train::{Accelerator, PreparedOptimizer, PreparedModel, PreparedLoader, Result};
+    /// ```
+    /// # use brigade_train::{Accelerator, Adam};
+    /// # use brigade_data::DataLoader;
+    /// # use brigade_datasets::Digits;
     /// # use brigade_models::Cnn;
-    /// # use brigade_datasets::LabelledImages;
-    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, optimizer: &mut PreparedOptimizer,
-    /// #      train: &PreparedLoader<brigade_data::DataLoader<LabelledImages>>) -> Result<()> {
-    /// let mut local = accelerator.local_sgd(model, 8, true)?;
-    /// for batch in train {
+    /// # use brigade_nn::Model;
+    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// # let model = Model::new(Cnn::new)?;
+    /// # let optimizer = Adam::default().build(&model)?;
+    /// # let train = DataLoader::new(Digits::test()?.resize(28, 28)?).batch_size(64);
+    /// # let (model, mut optimizer, train) = accelerator.prepare((model, optimizer, train))?;
+    /// let mut local = accelerator.local_sgd(&model, 8, true)?;
+    /// for batch in &train {
     ///     let (images, labels) = batch?.into_data();
     ///     let loss = model.forward(&images)?.cross_entropy_for_logits(&labels);
     ///     optimizer.zero_grad()?;
@@ -40,8 +45,8 @@ impl Accelerator {
     ///     optimizer.step()?;
     ///     local.step()?;
     /// }
-    /// local.finish()
-    /// # }
+    /// local.finish()?;
+    /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
     /// # Errors

@@ -103,20 +103,25 @@ impl AcceleratorBuilder {
     /// [`crate::PreparedOptimizer::zero_grad`] and goes on. With accumulation the window's other batches are
     /// left out, too, where there are several processes.
     ///
-    /// ```no_run
-    /// # use brigade_train::{Accelerator, Error, PreparedModel, PreparedOptimizer, Result, Tensor};
-    /// # use brigade_models::Cnn;
-    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, optimizer: &mut PreparedOptimizer,
-    /// #      images: &Tensor, labels: &Tensor) -> Result<()> {
-    /// let loss = model.forward(images)?.cross_entropy_for_logits(labels);
+    /// ```
+    /// # use brigade_nn::{Linear, Model};
+    /// # use brigade_train::{Accelerator, Error, Sgd, Tensor};
+    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// # let model = Model::new(|p| Linear::new(p, 4, 2))?;
+    /// # let optimizer = Sgd::new(0.1).build(&model)?;
+    /// # let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    /// # let labels = Tensor::from_slice(&[0_i64, 1]);
+    /// let inputs = Tensor::full([2, 4], f64::INFINITY, (tch::Kind::Float, tch::Device::Cpu));
+    /// let loss = model.forward(&inputs)?.cross_entropy_for_logits(&labels);
     /// match accelerator.backward(&loss).and_then(|()| optimizer.step()) {
     ///     Err(error @ Error::LossNotFinite { weights_corrupted: false, .. }) => {
     ///         accelerator.println(format!("batch left out: {error}"));
     ///     }
     ///     other => other?,
     /// }
-    /// optimizer.zero_grad()
-    /// # }
+    /// optimizer.zero_grad()?;
+    /// assert!(accelerator.optimizer_step_was_skipped());
+    /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
     /// Under LocalSGD, and where no prepared model takes part, the error is that of the rank alone.

@@ -24,18 +24,20 @@ impl Accelerator {
     /// Call it once for each batch, with all of the models that the loss comes from. It costs one number
     /// on the wire for each window, so all ranks must have the same number of windows.
     ///
-    /// ```no_run
-    /// # use brigade_models::Cnn;
-    /// # use brigade_nn::Model;
-    /// # use brigade_train::{Accelerator, PreparedModel, Result, Tensor};
-    /// # fn f(accelerator: &Accelerator, model: &PreparedModel<Cnn>, inputs: &Tensor, labels: &Tensor)
-    /// # -> Result<()> {
+    /// ```
+    /// # use brigade_nn::{Linear, Model};
+    /// # use brigade_train::{Accelerator, Tensor};
+    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// # let model = accelerator.prepare(Model::new(|p| Linear::new(p, 16, 10))?)?;
+    /// # let inputs = Tensor::ones([4, 16], (tch::Kind::Float, tch::Device::Cpu));
+    /// let labels = Tensor::from_slice(&[7_i64, 1, 4, -100]);
     /// // -100 marks padding: cross entropy leaves it out of its sum.
-    /// let logits = model.forward(inputs)?;
-    /// let loss = logits.cross_entropy_loss::<Tensor>(labels, None, tch::Reduction::Sum, -100, 0.0);
+    /// let logits = model.forward(&inputs)?;
+    /// let loss = logits.cross_entropy_loss::<Tensor>(&labels, None, tch::Reduction::Sum, -100, 0.0);
     /// let tokens = labels.not_equal(-100).sum(tch::Kind::Double).double_value(&[]);
-    /// accelerator.backward_weighted(model, &loss, tokens)?;
-    /// # Ok(()) }
+    /// assert_eq!(tokens, 3.0);
+    /// accelerator.backward_weighted(&model, &loss, tokens)?;
+    /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
     /// A window without a token has gradients of 0.

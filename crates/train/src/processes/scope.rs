@@ -26,12 +26,20 @@ impl Processes {
     /// When rank 0 fails, no other rank runs the body: all get the error. The body must not contain
     /// collectives.
     ///
-    /// ```no_run
-    /// # use brigade_train::{Processes, Result};
-    /// # use brigade_datasets::FashionMnist;
-    /// # fn f(processes: &Processes) -> Result<()> {
-    /// let train = processes.main_process_first(|| FashionMnist::train("data"))?;
-    /// # Ok(()) }
+    /// ```
+    /// # use brigade_train::{ConnectOptions, Error, Processes};
+    /// # let processes = Processes::join(ConnectOptions { cpu: true, ..Default::default() })?;
+    /// # let file = std::env::temp_dir().join(format!("brigade-first-{}", std::process::id()));
+    /// // Rank 0 makes the file, the others find it.
+    /// let text = processes.main_process_first(|| -> Result<String, Error> {
+    ///     if !file.exists() {
+    ///         std::fs::write(&file, "words").expect("a temporary file");
+    ///     }
+    ///     Ok(std::fs::read_to_string(&file).expect("the file of rank 0"))
+    /// })?;
+    /// assert_eq!(text, "words");
+    /// # std::fs::remove_file(&file).unwrap();
+    /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
     /// # Errors

@@ -11,12 +11,13 @@ impl Processes {
     /// This rank's part of the input: contiguous, in order, the first ranks one element longer when it
     /// does not divide evenly.
     ///
-    /// ```no_run
-    /// # use brigade_train::{Processes, Result};
-    /// # fn f(processes: &Processes) -> Result<()> {
+    /// ```
+    /// # use brigade_train::{ConnectOptions, Processes};
+    /// # let processes = Processes::join(ConnectOptions { cpu: true, ..Default::default() })?;
     /// // Of 2 processes, the first gets "a" and "b", the second "c".
     /// let mine = processes.split_between_processes(&["a", "b", "c"][..])?;
-    /// # Ok(()) }
+    /// # assert_eq!(mine.len(), 3);
+    /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
     /// # Errors

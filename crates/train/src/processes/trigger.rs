@@ -17,13 +17,15 @@ impl Processes {
     /// Whether any rank has set the trigger since the last check; it is unset by this. Every rank calls
     /// it, at the same place of the loop.
     ///
-    /// ```no_run
-    /// # fn f(processes: &brigade_train::Processes, loss: f64) -> brigade_train::Result<bool> {
+    /// ```
+    /// # use brigade_train::{ConnectOptions, Processes};
+    /// # let processes = Processes::join(ConnectOptions { cpu: true, ..Default::default() })?;
+    /// # let loss = 0.005;
     /// if loss < 0.01 {
     ///     processes.set_trigger();
     /// }
-    /// processes.check_trigger()
-    /// # }
+    /// assert!(processes.check_trigger()?); // on every rank
+    /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
     /// # Errors

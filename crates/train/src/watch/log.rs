@@ -101,13 +101,13 @@ impl Accelerator {
     /// A logger of this name. Its lines come from rank 0 unless [`Logger::everywhere`] or
     /// [`Logger::in_order`] is asked for.
     ///
-    /// ```no_run
-    /// # fn f(accelerator: &brigade_train::Accelerator) -> brigade_train::Result<()> {
+    /// ```
+    /// # let accelerator = brigade_train::Accelerator::builder().cpu(true).build()?;
     /// let log = accelerator.logger("train");
     /// log.info("written once, by rank 0");
     /// log.everywhere().warn("written by every rank");
-    /// log.in_order(|log| log.info("written by every rank, in order"))
-    /// # }
+    /// log.in_order(|log| log.info("written by every rank, in order"))?;
+    /// # Ok::<(), brigade_train::Error>(())
     /// ```
     #[must_use]
     pub fn logger(&self, name: impl Into<String>) -> Logger {

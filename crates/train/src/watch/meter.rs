@@ -12,8 +12,11 @@ use crate::accelerator::Accelerator;
 ///
 /// Rates are of all ranks together, each taken to have done as much as this one.
 ///
-/// ```no_run
-/// # fn f(accelerator: &brigade_train::Accelerator) -> brigade_train::Result<()> {
+/// ```
+/// # use brigade_train::Accelerator;
+/// # let folder = std::env::temp_dir().join(format!("brigade-meter-{}", std::process::id()));
+/// # let accelerator = Accelerator::builder().cpu(true).logging_dir(&folder).build()?;
+/// # accelerator.init_trackers("digits", &())?;
 /// let mut meter = accelerator.meter(50);
 /// for step in 0..1000 {
 ///     // … a step with 64 samples …
@@ -22,7 +25,9 @@ use crate::accelerator::Accelerator;
 ///         accelerator.log(meter.values(), step)?;
 ///     }
 /// }
-/// # Ok(()) }
+/// # accelerator.end_training()?;
+/// # std::fs::remove_dir_all(&folder).unwrap();
+/// # Ok::<(), brigade_train::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Meter {

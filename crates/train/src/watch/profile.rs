@@ -128,11 +128,13 @@ impl Accelerator {
     ///
     /// The body calls [`Profiler::step`] after each step; without a schedule that only marks them.
     ///
-    /// ```no_run
-    /// # use brigade_train::{Accelerator, ProfileOptions, ProfileSchedule, Result};
-    /// # fn f(accelerator: &Accelerator, mut train_step: impl FnMut() -> Result<()>) -> Result<()> {
+    /// ```
+    /// # use brigade_train::{Accelerator, ProfileOptions, ProfileSchedule, Tensor};
+    /// # let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// # let folder = std::env::temp_dir().join(format!("brigade-profile-{}", std::process::id()));
+    /// # let train_step = || Tensor::ones([64, 64], (tch::Kind::Float, tch::Device::Cpu)).f_square();
     /// let options = ProfileOptions {
-    ///     trace_dir: Some("traces".into()),
+    ///     trace_dir: Some(folder.clone()),
     ///     schedule: Some(ProfileSchedule::default()),
     ///     ..ProfileOptions::default()
     /// };
@@ -144,7 +146,8 @@ impl Accelerator {
     ///     Ok(())
     /// })?;
     /// accelerator.println(profile.table(10));
-    /// # Ok(()) }
+    /// # std::fs::remove_dir_all(&folder).unwrap();
+    /// # Ok::<(), brigade_train::Error>(())
     /// ```
     ///
     /// # Errors

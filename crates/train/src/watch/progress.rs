@@ -46,15 +46,15 @@ impl Accelerator {
     ///
     /// [`Accelerator::println`] and log lines do not tear the bar.
     ///
-    /// ```no_run
-    /// # fn f(accelerator: &brigade_train::Accelerator, batches: Vec<u32>) {
-    /// let bar = accelerator.progress(batches).label("epoch 3");
+    /// ```
+    /// # let accelerator = brigade_train::Accelerator::builder().cpu(true).build()?;
+    /// let bar = accelerator.progress(1..100).label("epoch 3");
     /// let values = bar.values();
     /// for batch in bar {
     ///     let loss = 1.0 / f64::from(batch);
     ///     values.set("loss", loss);
     /// }
-    /// # }
+    /// # Ok::<(), brigade_train::Error>(())
     /// ```
     pub fn progress<I: IntoIterator>(&self, items: I) -> Progress<I::IntoIter> {
         let iterator = items.into_iter();
