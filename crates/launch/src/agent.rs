@@ -14,6 +14,7 @@ mod oom;
 mod outcome;
 mod output_forwarder;
 mod rank_process;
+pub(crate) mod rank_role;
 mod ranks;
 mod report;
 mod signal_disposition;
@@ -30,7 +31,6 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::SignalFd;
 use nix::unistd::{Pid, getpid};
 
-pub(crate) use job_control::lead_foreground;
 pub use outcome::Outcome;
 pub use report::text as report;
 pub(crate) use signals::with_signals;

@@ -1,16 +1,20 @@
 //! The reaper: a process that outlives an agent that was killed, and clears up after it.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use brigade_remote::reexec::role_command;
 use nix::unistd::setsid;
 
 use crate::leftovers::{Look, Orphans, Session};
-use crate::role;
+
+/// The first argument of this role.
+pub(crate) const REAPER: &str = "__reaper";
 
 /// The agent's side: a running reaper, one for all attempts.
 #[derive(Debug)]
@@ -22,7 +26,7 @@ pub(crate) struct Reaper {
 impl Reaper {
     /// Starts a reaper for this agent, which also removes a folder.
     pub(crate) fn start(agent: &str, folder: Option<&Path>) -> io::Result<Self> {
-        let mut command = role::reaper_command(agent, folder);
+        let mut command = reaper_command(agent, folder);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         // Its working directory would keep a file system from being unmounted.
         let mut child = command.current_dir("/").spawn()?;
@@ -56,11 +60,29 @@ impl Reaper {
     }
 }
 
+/// The agent's command for its reaper.
+fn reaper_command(agent: &str, folder: Option<&Path>) -> Command {
+    let mut command = role_command(REAPER);
+    // Its own environment must not make it part of a job, not even of one around this one.
+    command.env_clear().arg(std::process::id().to_string()).arg(agent).args(folder);
+    command
+}
+
+/// Plays the role, and returns the exit code; `None` for malformed arguments.
+///
+/// Arguments: agent's process number, agent's name, folder to remove.
+pub(crate) fn become_reaper(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
+    let agent_pid = args.next()?.to_str()?.parse().ok()?;
+    let agent = args.next()?.into_string().ok()?;
+    wait_and_clear_up(agent, agent_pid, args.next().map(PathBuf::from));
+    Some(0)
+}
+
 /// The reaper itself: waits on its stdin, a pipe whose other end only the agent holds.
 ///
 /// The pipe ends while the agent is still on its way out, so that its ranks may come to have another
 /// parent only later: the reaper looks again until nothing was left twice in a row.
-pub(crate) fn wait_and_clear_up(agent: String, agent_pid: i32, folder: Option<PathBuf>) {
+fn wait_and_clear_up(agent: String, agent_pid: i32, folder: Option<PathBuf>) {
     // Out of reach of what is sent to the agent's process group or typed at its terminal. Fails
     // only for the leader of a group, which is out of reach already.
     let _ = setsid();

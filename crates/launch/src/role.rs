@@ -1,25 +1,13 @@
 //! The small roles in which the agent starts its own executable, for about a millisecond per rank.
 //!
-//! [`brigade_remote::reexec`] says why. Here is what each role does.
+//! [`brigade_remote::reexec`] says why. Each role is in the module that starts it; this one tells them apart.
 
-use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io;
-use std::os::fd::RawFd;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use brigade_remote::die_with_parent;
-use brigade_remote::reexec::{self, role_command};
+use brigade_remote::reexec;
 use brigade_remote::remote_command::AGENT;
-use brigade_world::env;
-use nix::sys::signal::SigSet;
-use nix::unistd::{Pid, dup2_stdin, setsid};
 
-use crate::agent::lead_foreground;
-use crate::start_gate::{self, Opening};
-use crate::{CpuSet, hosts, reaper};
+use crate::agent::rank_role::{self, RANK};
+use crate::hosts::{self, agent_side};
+use crate::reaper::{self, REAPER};
 
 /// Plays a role if this process was started for one, and gives its exit code.
 ///
@@ -30,128 +18,17 @@ pub fn run_helper_if_requested() -> Option<u8> {
     let mut args = std::env::args_os().skip(1);
     let role = args.next()?;
     if role == RANK {
-        Some(become_rank(args).unwrap_or(MALFORMED))
+        Some(rank_role::become_rank(args).unwrap_or(MALFORMED))
     } else if role == REAPER {
-        Some(become_reaper(args).unwrap_or(MALFORMED))
+        Some(reaper::become_reaper(args).unwrap_or(MALFORMED))
     } else if role == reexec::SESSION {
         Some(reexec::become_session(args).unwrap_or(MALFORMED))
     } else if role == AGENT {
-        Some(hosts::agent_side::serve(args.next().is_some_and(|part| part == hosts::ENTERED)))
+        Some(agent_side::serve(args.next().is_some_and(|part| part == hosts::ENTERED)))
     } else {
         None
     }
 }
 
-/// The agent's command for a rank: this executable, in the role of a rank, about to run a program.
-///
-/// It binds itself to `cpus` before, so that not even the program's loader runs elsewhere. `gate` is
-/// the number of its end of the gate, where that is not its stdin because the rank is to have this
-/// process's terminal.
-pub(crate) fn rank_command(
-    program: &OsStr,
-    name: &OsStr,
-    args: &[OsString],
-    cpus: Option<&CpuSet>,
-    gate: Option<RawFd>,
-) -> Command {
-    let mut command = role_command(RANK);
-    command.arg(std::process::id().to_string());
-    command.arg(gate.map_or_else(|| STDIN.to_owned(), |number| number.to_string()));
-    command.arg(cpus.map_or_else(|| ANY.to_owned(), ToString::to_string));
-    command.arg(program).arg(name).args(args);
-    command
-}
-
-/// The agent's command for its reaper.
-pub(crate) fn reaper_command(agent: &str, folder: Option<&Path>) -> Command {
-    let mut command = role_command(REAPER);
-    // Its own environment must not make it part of a job, not even of one around this one.
-    command.env_clear().arg(std::process::id().to_string()).arg(agent).args(folder);
-    command
-}
-
-/// The launcher's command for an agent on this machine, at the other end of a pipe.
-pub(crate) fn agent_command() -> Command {
-    let mut command = role_command(AGENT);
-    // The launcher's own session is none of this agent's.
-    command.env_remove("SSH_CONNECTION");
-    command
-}
-
-/// Arguments: agent's process number, gate, processors, program's file, its name, its arguments.
-fn become_rank(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
-    let agent = args.next()?.to_str()?.parse().ok()?;
-    let gate = args.next()?.into_string().ok()?;
-    let gate: Option<RawFd> = if gate == STDIN { None } else { Some(gate.parse().ok()?) };
-    let cpus = args.next()?.into_string().ok()?;
-    let cpus: Option<CpuSet> = if cpus == ANY { None } else { Some(cpus.parse().ok()?) };
-    let program = args.next()?;
-    let name = args.next()?;
-    let mut command = Command::new(&program);
-    command.arg0(&name).args(args);
-
-    let error = match prepare_rank(agent, gate, cpus.as_ref(), &mut command) {
-        // The agent has ended: there is no process to report to.
-        Ok(false) => return Some(0),
-        Ok(true) => command.exec(),
-        Err(error) => error,
-    };
-    eprintln!("brigade: cannot run {}: {error}", program.display());
-    Some(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
-}
-
-fn prepare_rank(
-    agent: u32,
-    gate: Option<RawFd>,
-    cpus: Option<&CpuSet>,
-    command: &mut Command,
-) -> io::Result<bool> {
-    if gate.is_none() {
-        setsid()?;
-    } else {
-        lead_foreground(Pid::from_raw(agent.cast_signed()))?;
-    }
-    if !die_with_parent(agent)? {
-        return Ok(false);
-    }
-    let opening = match gate {
-        Some(number) => start_gate::wait_at(number)?,
-        None => start_gate::wait(io::stdin())?,
-    };
-    let Opening::Start { socket, progress } = opening else { return Ok(false) };
-    let given = [(env::BRIGADE_STORE_FD, socket), (env::BRIGADE_PROGRESS_FD, progress)];
-    for (name, fd) in given {
-        if let Some(fd) = fd {
-            command.env(name, fd.to_string());
-        }
-    }
-    if let Some(cpus) = cpus {
-        cpus.bind().map_err(|error| {
-            io::Error::new(error.kind(), format!("it cannot be bound to CPUs {cpus}: {error}"))
-        })?;
-    }
-    if gate.is_none() {
-        // Several ranks cannot share a keyboard.
-        dup2_stdin(File::open("/dev/null")?)?;
-    }
-    // The agent blocks the signals it waits for, and a child inherits that.
-    SigSet::empty().thread_set_mask()?;
-    Ok(true)
-}
-
-/// Arguments: agent's process number, agent's name, folder to remove.
-fn become_reaper(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
-    let agent_pid = args.next()?.to_str()?.parse().ok()?;
-    let agent = args.next()?.into_string().ok()?;
-    reaper::wait_and_clear_up(agent, agent_pid, args.next().map(PathBuf::from));
-    Some(0)
-}
-
-const RANK: &str = "__rank";
-const REAPER: &str = "__reaper";
-/// In place of processors: those that the agent may use.
-const ANY: &str = "any";
-/// In place of a number: the gate is the rank's stdin.
-const STDIN: &str = "stdin";
-/// A hidden role was started by hand.
+/// The exit code of a role that was started by hand, with other arguments.
 const MALFORMED: u8 = 2;

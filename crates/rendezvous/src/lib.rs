@@ -47,7 +47,7 @@ pub use formation::{
 pub use frame::{Decoder, FrameError, MAX_FRAME_LEN, encode};
 pub use limits::TimeLimits;
 pub use link::{Link, OUTPUT_CREDIT};
-pub use listener::{Listener, Reach};
+pub use listener::{BindAddress, Listener};
 pub use message::{
     Assignment, Cause, Ending, FromAgent, Join, Millis, PROTOCOL, RankFailure, Stream, ToAgent,
     Verdict,

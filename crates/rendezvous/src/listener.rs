@@ -21,7 +21,7 @@ use crate::secret::Secret;
 pub struct Listener {
     socket: TcpListener,
     port: u16,
-    reach: Reach,
+    bind_address: BindAddress,
     pub(crate) secret: Option<Secret>,
     pub(crate) run_id: String,
     pub(crate) limits: Limits,
@@ -35,10 +35,15 @@ impl Listener {
     ///
     /// # Errors
     /// The port is taken or not allowed.
-    pub fn bind(port: u16, reach: Reach, run_id: &str, secret: Option<Secret>) -> io::Result<Self> {
-        let socket = match reach {
-            Reach::Loopback(address) => TcpListener::bind((address, port))?,
-            Reach::Everywhere => match both_families(port) {
+    pub fn bind(
+        port: u16,
+        bind_address: BindAddress,
+        run_id: &str,
+        secret: Option<Secret>,
+    ) -> io::Result<Self> {
+        let socket = match bind_address {
+            BindAddress::Loopback(address) => TcpListener::bind((address, port))?,
+            BindAddress::Unspecified => match both_families(port) {
                 // A host without IPv6.
                 Err(nix::Error::EAFNOSUPPORT | nix::Error::EADDRNOTAVAIL) => {
                     TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?
@@ -49,7 +54,7 @@ impl Listener {
         socket.set_nonblocking(true)?;
         let port = socket.local_addr()?.port();
         let limits = Limits::default();
-        Ok(Self { socket, port, reach, secret, run_id: run_id.into(), limits, lease: None })
+        Ok(Self { socket, port, bind_address, secret, run_id: run_id.into(), limits, lease: None })
     }
 
     /// The port.
@@ -62,7 +67,7 @@ impl Listener {
     /// join the job.
     #[must_use]
     pub fn is_unguarded(&self) -> bool {
-        self.secret.is_none() && self.reach == Reach::Everywhere
+        self.secret.is_none() && self.bind_address == BindAddress::Unspecified
     }
 
     /// The next connection, if there is one, and where it comes from.
@@ -79,13 +84,13 @@ impl AsFd for Listener {
     }
 }
 
-/// From where a listener can be reached.
+/// The address at which a listener is bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
-    /// Processes of this host, at this loopback address.
+pub enum BindAddress {
+    /// A loopback address: only processes of this host bind_address it.
     Loopback(IpAddr),
-    /// Any process that reaches an address of this host.
-    Everywhere,
+    /// All addresses of this host.
+    Unspecified,
 }
 
 /// What connections may cost that have not joined.

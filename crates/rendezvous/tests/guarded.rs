@@ -9,9 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use brigade_rendezvous::{
-    Coordinator, DiscoveryMethod, FromAgent, Join, Link, LinkError, Listener, OutputSink, Piece,
-    Reach, Rendezvous, RendezvousError, RendezvousNotice, RendezvousPlan, Rules, Secret,
-    TimeLimits, ToAgent, encode,
+    BindAddress, Coordinator, DiscoveryMethod, FromAgent, Join, Link, LinkError, Listener,
+    OutputSink, Piece, Rendezvous, RendezvousError, RendezvousNotice, RendezvousPlan, Rules,
+    Secret, TimeLimits, ToAgent, encode,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -41,8 +41,8 @@ fn secret() -> Secret {
 }
 
 fn serve(secret: Option<Secret>) -> Served {
-    let reach = Reach::Loopback(Ipv4Addr::LOCALHOST.into());
-    let listener = Listener::bind(0, reach, RUN_ID, secret).unwrap();
+    let bind_address = BindAddress::Loopback(Ipv4Addr::LOCALHOST.into());
+    let listener = Listener::bind(0, bind_address, RUN_ID, secret).unwrap();
     let port = listener.port();
     // So long that a test hangs where the end of the job waits for a host that was refused or lost.
     let limits = TimeLimits::new(Duration::from_secs(3600), Duration::from_secs(30));

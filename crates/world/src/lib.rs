@@ -35,4 +35,4 @@ pub use progress::{MAX_REPORT_LEN, Pace, ProgressPipe, ProgressReport};
 pub use rank::{LocalRank, Rank, WorldSize};
 pub use store::{StoreEndpoint, StoreHost, own_address};
 pub use timestamp::timestamp;
-pub use world::World;
+pub use world::{World, is_loopback};

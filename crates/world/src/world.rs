@@ -279,7 +279,15 @@ fn into_text(value: OsString) -> String {
     value.into_string().unwrap_or_else(|raw| raw.to_string_lossy().into_owned())
 }
 
-pub(crate) fn is_loopback(addr: &str) -> bool {
+/// Returns whether an address means this host and no other: `localhost`, or a loopback address of IPv4 or IPv6.
+///
+/// ```
+/// use brigade_world::is_loopback;
+/// assert!(is_loopback("localhost") && is_loopback("127.0.0.1") && is_loopback("::1"));
+/// assert!(!is_loopback("node1") && !is_loopback("0.0.0.0"));
+/// ```
+#[must_use]
+pub fn is_loopback(addr: &str) -> bool {
     addr == "localhost"
         || addr.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }

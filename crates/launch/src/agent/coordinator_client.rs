@@ -1,7 +1,7 @@
 //! The way to the coordinator, found, used, lost and found again, in whichever process it is.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -9,6 +9,7 @@ use brigade_rendezvous::{
     Coordinator, DiscoveryMethod, FromAgent, JobEvent, Join, Link, LinkError, Listener, OutputSink,
     Piece, Rendezvous as Search, RendezvousNotice, RendezvousPlan, Rules, ToAgent,
 };
+use brigade_world::is_loopback;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::state::{Event, Facts, JoinRequest, Kind};
@@ -495,11 +496,6 @@ fn rules(plan: &LaunchPlan, address: String) -> Rules {
         address: Some(plan.local_addr.clone().unwrap_or(address)),
         recorded: plan.events.is_some(),
     }
-}
-
-/// An address that means this host and no other.
-pub(super) fn is_loopback(address: &str) -> bool {
-    address == "localhost" || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// Where the store of a job on one host is.

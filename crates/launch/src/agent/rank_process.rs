@@ -11,9 +11,9 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
+use super::rank_role::rank_command;
 use super::signal_disposition;
 use crate::output::{Stream, Streams};
-use crate::role;
 use crate::start_gate::{self, Gate};
 use crate::{LaunchPlan, PrefixFacts};
 
@@ -40,7 +40,7 @@ impl RankProcess {
         let raw = plan.output.raw;
         let gate_at = raw.then(|| start_gate::inheritable(&far)).transpose()?;
         let cpus = setup.cpus.as_ref();
-        let mut command = role::rank_command(program, &plan.name, &args, cpus, gate_at);
+        let mut command = rank_command(program, &plan.name, &args, cpus, gate_at);
         for name in &plan.withheld {
             command.env_remove(name);
         }

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use brigade_remote::reexec::role_command;
 use brigade_remote::remote_command::{AGENT, GREETING};
 use brigade_remote::wire::{self, WireError};
 use brigade_rendezvous::{Link, Secret, TimeLimits};
@@ -21,6 +22,14 @@ use nix::unistd::{dup2_stdin, dup2_stdout};
 use super::message::{FromHost, Hello, HostJob, PROTOCOL, ToHost};
 use super::store::{self, Store};
 use crate::{HostFacts, LaunchError, LaunchPlan, agent};
+
+/// The launcher's command for an agent on this machine, at the other end of a pipe.
+pub(super) fn agent_command() -> Command {
+    let mut command = role_command(AGENT);
+    // The launcher's own session is none of this agent's.
+    command.env_remove("SSH_CONNECTION");
+    command
+}
 
 /// Plays the role; `entered` in its second part. Gives the exit code.
 pub(crate) fn serve(entered: bool) -> u8 {

@@ -12,13 +12,14 @@ use brigade_remote::wire::{self, WireError};
 use brigade_remote::{Child, HostSpec, ssh};
 use brigade_rendezvous::{printable, printable_within};
 
+use super::agent_side;
 use super::bundle::Bundle;
 use super::error::HostFailure;
 use super::message::{FileMark, FromHost, Hello, HostJob, PROTOCOL, ToHost};
 use super::plan::{HostsPlan, PlannedHost};
 use super::upload::Copied;
 use crate::open_files::OpenFiles;
-use crate::{DeviceList, LaunchOptions, RendezvousMode, role};
+use crate::{DeviceList, LaunchOptions, RendezvousMode};
 
 /// What is the same for all hosts.
 pub(crate) struct LaunchRequest {
@@ -58,7 +59,7 @@ impl Session {
         let failed = |reason: String, code| HostFailure { host: host.to_string(), reason, code };
         let access = &plan.access;
         let command = match &request.brigade_mark {
-            _ if planned.is_here => Ok(role::agent_command()),
+            _ if planned.is_here => Ok(agent_side::agent_command()),
             None => access.command(&host, AGENT),
             Some(FileMark { digest, size, .. }) => {
                 let line = remote_command::start_exactly(&access.brigade, digest, *size);

@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::*;
 use crate::listener::Limits;
 use crate::{
-    Cause, DiscoveryMethod, FromAgent, Join, LinkError, MAX_FRAME_LEN, OUTPUT_CREDIT, Reach,
+    BindAddress, Cause, DiscoveryMethod, FromAgent, Join, LinkError, MAX_FRAME_LEN, OUTPUT_CREDIT,
     Rendezvous, RendezvousNotice, RendezvousPlan, Secret, Stream, TimeLimits, ToAgent, encode,
 };
 
@@ -276,9 +276,9 @@ fn listening(nodes: usize) -> (Coordinator, u16, mpsc::Receiver<Shown>) {
 }
 
 fn listening_within(nodes: usize, limits: Limits) -> (Coordinator, u16, mpsc::Receiver<Shown>) {
-    let reach = Reach::Loopback(Ipv4Addr::LOCALHOST.into());
+    let bind_address = BindAddress::Loopback(Ipv4Addr::LOCALHOST.into());
     let secret = Secret::new("known to the job alone").unwrap();
-    let mut listener = Listener::bind(0, reach, "j", Some(secret)).unwrap();
+    let mut listener = Listener::bind(0, bind_address, "j", Some(secret)).unwrap();
     listener.limits = limits;
     let port = listener.port();
     let (sink, shown) = mpsc::channel();

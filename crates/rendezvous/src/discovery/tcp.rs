@@ -11,7 +11,7 @@ use super::notices::Notices;
 use super::{RendezvousError, RendezvousNotice, RendezvousPlan};
 use crate::connection::{Connection, LinkError};
 use crate::handshake::{ClientHandshake, Denial, MAX_GREETING};
-use crate::listener::{Listener, Reach, is_own, prepared};
+use crate::listener::{BindAddress, Listener, is_own, prepared};
 use crate::{Link, MAX_FRAME_LEN, TimeLimits, printable};
 
 /// Serves at this port, or says why not.
@@ -30,13 +30,13 @@ pub(super) fn serve(
 }
 
 fn listen(plan: &RendezvousPlan, address: &str, port: u16) -> io::Result<Listener> {
-    let reach = match plain(address).parse::<IpAddr>() {
-        Ok(address) if address.is_loopback() => Reach::Loopback(address),
-        Err(_) if address == "localhost" => Reach::Loopback(Ipv4Addr::LOCALHOST.into()),
+    let bind_address = match plain(address).parse::<IpAddr>() {
+        Ok(address) if address.is_loopback() => BindAddress::Loopback(address),
+        Err(_) if address == "localhost" => BindAddress::Loopback(Ipv4Addr::LOCALHOST.into()),
         // Whatever the name stands for here, others may know it by another address.
-        _ => Reach::Everywhere,
+        _ => BindAddress::Unspecified,
     };
-    Listener::bind(port, reach, &plan.run_id, plan.secret.clone())
+    Listener::bind(port, bind_address, &plan.run_id, plan.secret.clone())
 }
 
 /// Tries to serve, if that is this agent's part, and to find the coordinator, until one of it works.

@@ -11,7 +11,7 @@ use super::leadership::LeaderLease;
 use crate::discovery::{
     Endpoint, Failure, Notices, RendezvousError, RendezvousNotice, RendezvousPlan, RetryPolicy,
 };
-use crate::listener::{Listener, Reach};
+use crate::listener::{BindAddress, Listener};
 use crate::printable;
 
 /// The keys of a job.
@@ -108,12 +108,14 @@ impl Election<'_> {
             Some(address) => address.to_owned(),
             None => own_address(self.client.host()).map_err(Failure::Later)?,
         };
-        let reach = match address.parse::<IpAddr>() {
-            Ok(address) if address.is_loopback() => Reach::Loopback(address),
-            _ => Reach::Everywhere,
+        let bind_address = match address.parse::<IpAddr>() {
+            Ok(address) if address.is_loopback() => BindAddress::Loopback(address),
+            _ => BindAddress::Unspecified,
         };
-        let mut listener = Listener::bind(0, reach, &self.plan.run_id, self.plan.secret.clone())
-            .map_err(|source| Failure::Now(RendezvousError::CannotListen { port: 0, source }))?;
+        let mut listener =
+            Listener::bind(0, bind_address, &self.plan.run_id, self.plan.secret.clone()).map_err(
+                |source| Failure::Now(RendezvousError::CannotListen { port: 0, source }),
+            )?;
         let winner =
             Winner { address: address.clone(), port: listener.port(), pid: std::process::id() };
         let value =

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use brigade_rendezvous::{Assignment, Ending, FromAgent, Millis, RankFailure, Stream, TimeLimits};
+use brigade_world::is_loopback;
 use nix::sys::signal::Signal;
 
 use super::AgentState;
 use super::event::Action;
 use crate::LaunchError;
-use crate::agent::coordinator_client::is_loopback;
 use crate::agent::report;
 use crate::output::Tail;
 

@@ -1,5 +1,7 @@
-//! From the agents that are there to an attempt, and from a stopped attempt to the next.
+//! How hosts are gathered for an attempt: which are waited for, for how long, and in which order they get
+//! their ranks.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use super::admission::JOINED_LATELY;
@@ -7,7 +9,7 @@ use super::failures::{self, Loss, Trouble};
 use super::member::{Member, Part};
 use super::rules::REGROUP;
 use super::{Action, AgentId, Formation, HostPart, JobEvent, Rules, State, hosts};
-use crate::{Assignment, Cause, ToAgent, Verdict};
+use crate::{Assignment, Cause, ToAgent};
 
 /// Waiting for enough hosts.
 #[derive(Debug)]
@@ -63,35 +65,8 @@ impl Rules {
 }
 
 impl Formation {
-    /// Hosts on which the next attempt can count.
-    pub(super) fn present(&self) -> usize {
-        self.count(|member| member.duplicate_of.is_none())
-    }
-
-    /// Goes on as far as nothing has to be waited for.
-    pub(super) fn advance(&mut self) {
-        loop {
-            let before = std::mem::discriminant(&self.state);
-            match self.state {
-                State::Gathering(_) => self.gather(),
-                State::Running if self.count(|member| member.part == Part::Running) == 0 => {
-                    self.end(Verdict { code: 0, cause: None });
-                }
-                State::Stopping(_)
-                    if self.count(|member| matches!(member.part, Part::Stopping { .. })) == 0 =>
-                {
-                    self.settle();
-                }
-                State::Running => self.admit_waiting(),
-                State::Stopping(_) | State::Over(_) => {}
-            }
-            if std::mem::discriminant(&self.state) == before {
-                return;
-            }
-        }
-    }
-
-    fn gather(&mut self) {
+    /// Starts the next attempt once enough hosts are there.
+    pub(super) fn gather(&mut self) {
         let have = self.present();
         let Rules { min_nodes: need, max_nodes: most, .. } = self.rules;
         let survivors = self.members.values().any(|member| member.join.last_attempt.is_some());
@@ -267,7 +242,8 @@ impl Formation {
     /// Where the other hosts find this one.
     fn address(&self, agent: AgentId) -> String {
         let member = &self.members[&agent];
-        let seen = member.seen.as_deref().filter(|seen| !is_loopback(seen));
+        let loopback = |seen: &str| seen.parse().is_ok_and(|it: IpAddr| it.is_loopback());
+        let seen = member.seen.as_deref().filter(|seen| !loopback(seen));
         (member.join.address.as_deref())
             .or(seen)
             .or(self.rules.address.as_deref())
@@ -275,8 +251,4 @@ impl Formation {
             .unwrap_or("127.0.0.1")
             .to_owned()
     }
-}
-
-fn is_loopback(address: &str) -> bool {
-    address.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
