@@ -17,8 +17,8 @@ use brigade_remote::{
     HostAccess, HostListError, HostSpec, LocalFacts, RemoteError, TimeLimits, forwarded_variables,
 };
 use clap::Args;
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// Find what would stop a job, on this host or on several
@@ -131,14 +131,13 @@ pub(crate) fn play() -> anyhow::Result<u8> {
 
 /// Waits for the other side to close a stream, whatever is still to be read from it.
 fn has_hung_up(stream: BorrowedFd<'_>) -> bool {
-    let gone = PollFlags::POLLHUP | PollFlags::POLLRDHUP;
     loop {
         // sshd has pipes or socket pairs.
-        let mut fds = [PollFd::new(stream, PollFlags::POLLRDHUP)];
-        match poll(&mut fds, PollTimeout::NONE) {
-            Err(Errno::EINTR) => {}
+        let mut fds = [PollFd::new(&stream, PollFlags::RDHUP)];
+        match poll(&mut fds, None) {
+            Err(Errno::INTR) => {}
             Err(_) => return false,
-            Ok(_) => return fds[0].revents().is_some_and(|it| it.intersects(gone)),
+            Ok(_) => return fds[0].revents().intersects(PollFlags::HUP | PollFlags::RDHUP),
         }
     }
 }

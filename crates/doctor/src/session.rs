@@ -160,7 +160,7 @@ mod tests {
         file.write_all(format!("{banner}{GREETING}").as_bytes()).unwrap();
         let version = version.to_owned();
         wire::send(file, &Answer::Hello { protocol, version }).unwrap();
-        let mut session = sh(&format!("cat {file_of}; echo >&2; cat"));
+        let session = sh(&format!("cat {file_of}; echo >&2; cat"));
         // It is read before the file is removed.
         while session.stderr().is_empty() {
             std::thread::sleep(Duration::from_millis(5));
