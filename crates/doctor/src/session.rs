@@ -48,7 +48,7 @@ impl Session {
         let greeted = wire::skip_to(&mut self.from, &[GREETING], limit, &mut banner);
         let banner = String::from_utf8_lossy(&banner);
         self.login_banner = banner.lines().take(MAX_LINES).map(text).collect();
-        greeted.map_err(|error| self.broken(error, FIRST_WORD))?;
+        greeted.map_err(|error| self.broken(&error, FIRST_WORD))?;
         match self.receive(FIRST_WORD, limit)? {
             Answer::Hello { protocol: PROTOCOL, .. } => Ok(()),
             Answer::Hello { version, .. } => Err(Broken::Lost(Lost::Foreign { version })),
@@ -68,11 +68,11 @@ impl Session {
         match wire::receive(&mut self.from, limit.at_least(BACKLOG)) {
             Ok(Answer::NotUnderstood(_)) => Err(foreign()),
             Ok(answer) => Ok(answer),
-            Err(error) => Err(self.broken(error, asked)),
+            Err(error) => Err(self.broken(&error, asked)),
         }
     }
 
-    fn broken(&mut self, error: WireError, asked: &str) -> Broken {
+    fn broken(&mut self, error: &WireError, asked: &str) -> Broken {
         match error {
             WireError::Interrupted => Broken::Interrupted,
             WireError::Silent(limit) => {
@@ -130,7 +130,7 @@ fn foreign() -> Broken {
 const FIRST_WORD: &str = "a first word";
 /// Where the limit of several hosts has passed with one that hung, a long answer of the next is partly in
 /// the pipe, and partly in ssh until there is room.
-const BACKLOG: Duration = Duration::from_millis(200);
+const BACKLOG: Duration = Duration::from_millis(500);
 const MAX_LINES: usize = 20;
 /// For the process to end by itself once its stdin is closed.
 const END_TIMEOUT: Duration = Duration::from_millis(300);
@@ -138,7 +138,10 @@ const END_TIMEOUT: Duration = Duration::from_millis(300);
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::fd::AsFd;
     use std::sync::atomic::AtomicBool;
+
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     use super::*;
 
@@ -206,6 +209,19 @@ mod tests {
         let foreign = |version: &str| Lost::Foreign { version: version.to_owned() };
         assert_eq!(lost_to(greeting("", 99, "9.9")), foreign("9.9"));
         assert_eq!(lost_to(sh(r"printf '\nbrigade-doctor\nhello, world'; cat")), foreign("?"));
+    }
+
+    #[test]
+    fn an_answer_that_waited_behind_a_host_that_hung_is_received_whole() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        // Several times what a pipe holds.
+        let answer = Answer::Listening(vec![Err("x".repeat(500_000))]);
+        wire::send(file.as_file_mut(), &answer).unwrap();
+        let mut session = sh(&format!("cat {}; cat", file.path().display()));
+        // Until the pipe has something.
+        let mut fds = [PollFd::new(session.from.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::NONE).unwrap();
+        assert_eq!(session.receive("ports", Limit::after(Duration::ZERO)).unwrap(), answer);
     }
 
     #[test]
