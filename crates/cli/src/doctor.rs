@@ -6,8 +6,8 @@ use std::io::{self, IsTerminal, Write};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -117,15 +117,23 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
 pub(crate) fn play() -> anyhow::Result<u8> {
     let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
     let (mut input, mut output) = (copy(io::stdin().as_fd())?, copy(io::stdout().as_fd())?);
-    thread::spawn(|| {
-        // A measurement under way does not outlive the session; the removal of a file is carried out.
+    let (answered, end) = mpsc::channel();
+    let hung_up = answered.clone();
+    thread::spawn(move || {
+        // Fails when the session has ended.
+        let _ = brigade_doctor::serve(&mut input, &mut output, &Sources::system());
+        let _ = answered.send(());
+    });
+    thread::spawn(move || {
         if has_hung_up(io::stdin().as_fd()) {
+            // A request that takes little time is still carried out: the removal of a file is. A
+            // measurement is not waited for.
             thread::sleep(LAST_ANSWERS);
-            std::process::exit(0);
+            let _ = hung_up.send(());
         }
     });
-    // Fails when the session has ended.
-    let _ = brigade_doctor::serve(&mut input, &mut output, &Sources::system());
+    // Fails when both have ended.
+    let _ = end.recv();
     Ok(0)
 }
 
