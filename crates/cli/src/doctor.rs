@@ -1,8 +1,10 @@
 //! `brigade doctor`: flags in, an examination out.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Read, Write};
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
 use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
@@ -15,6 +17,8 @@ use brigade_remote::{
     HostAccess, HostListError, HostSpec, LocalFacts, RemoteError, TimeLimits, forwarded_variables,
 };
 use clap::Args;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// Find what would stop a job, on this host or on several
@@ -111,39 +115,38 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
 
 /// Answers the doctor on one host: `brigade __doctor`.
 pub(crate) fn play() -> anyhow::Result<u8> {
-    let (sender, ended) = mpsc::channel();
-    let input = UntilEnd { input: io::stdin(), ended: sender.clone() };
+    let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
+    let (mut input, mut output) = (copy(io::stdin().as_fd())?, copy(io::stdout().as_fd())?);
+    let (answered, end) = mpsc::channel();
+    let hung_up = answered.clone();
     thread::spawn(move || {
         // Fails when the session has ended.
-        let _ = brigade_doctor::serve(input, io::stdout(), &Sources::system());
-        let _ = sender.send(Event::Answered);
+        let _ = brigade_doctor::serve(&mut input, &mut output, &Sources::system());
+        let _ = answered.send(());
     });
-    // When the session has ended, a request that takes little time is still carried out: the removal of
-    // a file is. A measurement is not waited for.
-    if let Ok(Event::NoMoreQuestions) = ended.recv() {
-        let _ = ended.recv_timeout(LAST_ANSWERS);
-    }
+    thread::spawn(move || {
+        if has_hung_up(io::stdin().as_fd()) {
+            // A request that takes little time is still carried out: the removal of a file is. A
+            // measurement is not waited for.
+            thread::sleep(LAST_ANSWERS);
+            let _ = hung_up.send(());
+        }
+    });
+    // Fails when both have ended.
+    let _ = end.recv();
     Ok(0)
 }
 
-enum Event {
-    NoMoreQuestions,
-    Answered,
-}
-
-/// Standard input that reports its end.
-struct UntilEnd {
-    input: io::Stdin,
-    ended: mpsc::Sender<Event>,
-}
-
-impl Read for UntilEnd {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.input.read(buffer);
-        if !matches!(read, Ok(length) if length > 0) {
-            let _ = self.ended.send(Event::NoMoreQuestions);
+/// Waits for the other side to close a stream, whatever is still to be read from it.
+fn has_hung_up(stream: BorrowedFd<'_>) -> bool {
+    loop {
+        // sshd has pipes or socket pairs.
+        let mut fds = [PollFd::new(&stream, PollFlags::RDHUP)];
+        match poll(&mut fds, None) {
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+            Ok(_) => return fds[0].revents().intersects(PollFlags::HUP | PollFlags::RDHUP),
         }
-        read
     }
 }
 

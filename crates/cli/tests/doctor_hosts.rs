@@ -50,8 +50,10 @@ fn logins_that_fail() {
     ward.host(2).reject_port(22);
     ward.host(3).sh("kill -STOP $(pgrep -o sshd)");
     let stranger = ward.network.folder().join("stranger");
-    let hello = "brigade-doctor: {\\\"hello\\\":{\\\"protocol\\\":99,\\\"version\\\":\\\"9.9\\\"}}";
-    fs::write(&stranger, format!("#!/bin/sh\necho \"{hello}\"\nexec cat\n")).unwrap();
+    // The first frame is the same in all versions: its length, then {hello: {protocol: 99, version: 9.9}}.
+    let hello = r"\0\0\0\036\201\245hello\202\250protocolc\247version\2439.9";
+    let script = format!("#!/bin/sh\nprintf '\\nbrigade-doctor\\n{hello}'\nexec cat\n");
+    fs::write(&stranger, script).unwrap();
     ward.host(4).sh(&format!("chmod +x {0}; mount --bind {0} {BRIGADE}", stranger.display()));
 
     let mut doctor = ward.doctor_for("node1,node2,node3,node4,node5,node9");

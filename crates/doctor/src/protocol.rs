@@ -1,19 +1,18 @@
 //! The messages between the doctor and its process on each host, over standard input and output.
 //!
-//! One message is one line: a mark and JSON. Lines without the mark are the login's banner.
+//! A process on a host first writes [`GREETING`] and [`Answer::Hello`]; all messages are the frames of
+//! [`brigade_remote::wire`].
 
-use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Measured, Outcome};
 use crate::facts::{Facts, Question};
 
 /// Version of the protocol; both sides must have the same.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// To a host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,7 +40,7 @@ pub(crate) enum Request {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
-    /// Sent first, without a request.
+    /// Sent first, without a request. Every version must be able to read it.
     Hello {
         protocol: u32,
         version: String,
@@ -60,45 +59,39 @@ pub(crate) enum Answer {
     NotUnderstood(String),
 }
 
-/// One message as a line.
-pub(crate) fn write(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
-    let mut line = MARK.as_bytes().to_vec();
-    serde_json::to_writer(&mut line, message)?;
-    line.push(b'\n');
-    // In one piece, so that nothing else that is printed comes between.
-    to.write_all(&line)?;
-    to.flush()
-}
-
-/// The message in a line: `None` when it carries no mark.
-pub(crate) fn read<T: DeserializeOwned>(line: &[u8]) -> Option<serde_json::Result<T>> {
-    // A greeting without an end of line may stand before our mark.
-    let at = line.windows(MARK.len()).position(|window| window == MARK.as_bytes())?;
-    Some(serde_json::from_slice(&line[at + MARK.len()..]))
-}
-
-const MARK: &str = "brigade-doctor: ";
+/// What stands on a line of its own on stdout before the first frame. Before it may come a login banner.
+pub(crate) const GREETING: &str = "\nbrigade-doctor\n";
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Seek};
+    use std::time::Duration;
+
+    use brigade_remote::wire;
+    use serde_json::json;
+
     use super::*;
 
     #[test]
-    fn lines() {
-        let mut line = b"Welcome! ".to_vec();
-        let hello = Answer::Hello { protocol: 1, version: "0.1.0".to_owned() };
-        write(&mut line, &hello).unwrap();
-        assert_eq!(read::<Answer>(&line).unwrap().unwrap(), hello);
-        assert!(read::<Answer>(b"Last login: yesterday\n").is_none());
-        assert!(read::<Answer>(b"brigade-doctor: {\"dance\":1}\n").unwrap().is_err());
+    fn a_host_with_another_version_is_understood() {
+        let newer = json!({"examined": {"version": 9, "host": {"name": "a", "mood": "good"}}});
+        let mut file = tempfile::tempfile().unwrap();
+        wire::send(&mut file, &newer).unwrap();
+        file.rewind().unwrap();
+        let answer = wire::receive(&mut file, Duration::from_secs(60)).unwrap();
+        let Answer::Examined(facts) = answer else { panic!("{answer:?}") };
+        assert_eq!((facts.version, facts.host.name.as_str()), (9, "a"));
+        assert_eq!(facts.memory, crate::facts::Memory::default());
     }
 
     #[test]
-    fn a_host_with_another_version_is_understood() {
-        let newer =
-            br#"brigade-doctor: {"examined":{"version":9,"host":{"name":"a","mood":"good"}}}"#;
-        let Some(Ok(Answer::Examined(facts))) = read(newer) else { panic!() };
-        assert_eq!((facts.version, facts.host.name.as_str()), (9, "a"));
-        assert_eq!(facts.memory, crate::facts::Memory::default());
+    fn the_first_frame_stays_the_same() {
+        let mut file = tempfile::tempfile().unwrap();
+        let hello = Answer::Hello { protocol: 1, version: "2".to_owned() };
+        wire::send(&mut file, &hello).unwrap();
+        file.rewind().unwrap();
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes, b"\0\0\0\x1c\x81\xa5hello\x82\xa8protocol\x01\xa7version\xa12");
     }
 }

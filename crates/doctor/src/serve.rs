@@ -1,14 +1,15 @@
 //! The doctor's process on a host: answers requests until the session ends.
 
-use std::io::{self, BufRead, Write};
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
-use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use brigade_remote::wire::{self, WireError};
 
 use crate::facts::Facts;
 use crate::probe::{Listeners, measure, probe_ports};
-use crate::protocol::{self, Answer, PROTOCOL, Request};
+use crate::protocol::{Answer, GREETING, PROTOCOL, Request};
 use crate::sources::{Sources, within};
 
 /// Says hello on `output` and answers what `input` asks, until it ends or falls silent.
@@ -17,43 +18,21 @@ use crate::sources::{Sources, within};
 ///
 /// # Errors
 /// The reader of our answers has gone.
-pub fn serve(
-    input: impl io::Read + Send + 'static,
-    mut output: impl Write,
-    sources: &Sources,
-) -> io::Result<()> {
+pub fn serve(input: &mut File, output: &mut File, sources: &Sources) -> io::Result<()> {
+    output.write_all(GREETING.as_bytes())?;
     let version = env!("CARGO_PKG_VERSION").to_owned();
-    protocol::write(&mut output, &Answer::Hello { protocol: PROTOCOL, version })?;
-    let lines = read_lines(input);
+    wire::send(output, &Answer::Hello { protocol: PROTOCOL, version })?;
     let mut addresses = Vec::new();
-    // A connection that broke without a nonce must not leave this process behind.
-    while let Ok(line) = lines.recv_timeout(MAX_SILENCE) {
-        let answer = match protocol::read::<Request>(&line) {
-            None => continue,
-            Some(Ok(request)) => answer(request, sources, &mut addresses),
-            Some(Err(error)) => Answer::NotUnderstood(error.to_string()),
-        };
-        protocol::write(&mut output, &answer)?;
-    }
-    Ok(())
-}
-
-/// Reading waits in a thread of its own, since it has no time limit.
-fn read_lines(input: impl io::Read + Send + 'static) -> mpsc::Receiver<Vec<u8>> {
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || {
-        let mut input = io::BufReader::new(input);
-        let mut line = Vec::new();
-        while io::Read::take(&mut input, MAX_LINE_LEN)
-            .read_until(b'\n', &mut line)
-            .is_ok_and(|n| n > 0)
-        {
-            if sender.send(std::mem::take(&mut line)).is_err() {
-                return;
+    loop {
+        // A connection that broke without a word must not leave this process behind.
+        match wire::receive(input, MAX_SILENCE) {
+            Ok(request) => wire::send(output, &answer(request, sources, &mut addresses))?,
+            Err(WireError::Frame(error)) => {
+                return wire::send(output, &Answer::NotUnderstood(error.to_string()));
             }
+            Err(_) => return Ok(()),
         }
-    });
-    receiver
+    }
 }
 
 fn answer(request: Request, sources: &Sources, addresses: &mut Vec<Listeners>) -> Answer {
@@ -98,21 +77,32 @@ fn on_file(
 pub(crate) const OUR_FILE: &str = ".brigade-doctor-";
 const TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_SILENCE: Duration = Duration::from_secs(300);
-const MAX_LINE_LEN: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
+    use std::io::Seek;
+
+    use serde::Serialize;
+
     use super::*;
 
-    fn conversation(requests: &[Request]) -> Vec<Answer> {
-        let mut input = Vec::new();
+    fn conversation<T: Serialize>(requests: &[T]) -> Vec<Answer> {
+        let (mut input, mut output) =
+            (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         for request in requests {
-            protocol::write(&mut input, request).unwrap();
+            wire::send(&mut input, request).unwrap();
         }
-        let mut output = Vec::new();
-        serve(io::Cursor::new(input), &mut output, &Sources::system()).unwrap();
-        let lines = output.split_inclusive(|byte| *byte == b'\n');
-        lines.map(|line| protocol::read(line).unwrap().unwrap()).collect()
+        input.rewind().unwrap();
+        serve(&mut input, &mut output, &Sources::system()).unwrap();
+        output.rewind().unwrap();
+        let soon = Duration::from_secs(60);
+        wire::skip_to(&mut output, &[GREETING], soon, &mut Vec::new()).unwrap();
+        std::iter::from_fn(|| match wire::receive(&mut output, soon) {
+            Ok(answer) => Some(answer),
+            Err(WireError::Closed) => None,
+            Err(error) => panic!("{error}"),
+        })
+        .collect()
     }
 
     #[test]
@@ -147,10 +137,7 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_said() {
-        let mut output = Vec::new();
-        let input = &b"hm\nbrigade-doctor: {\"dance\":null}\n"[..];
-        serve(input, &mut output, &Sources::system()).unwrap();
-        let last = output.split_inclusive(|byte| *byte == b'\n').nth(1).unwrap();
-        assert!(matches!(protocol::read(last), Some(Ok(Answer::NotUnderstood(_)))));
+        let answers = conversation(&[serde_json::json!({"dance": null})]);
+        assert!(matches!(&answers[1..], [Answer::NotUnderstood(_)]), "{answers:?}");
     }
 }

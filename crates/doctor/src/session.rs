@@ -1,17 +1,14 @@
 //! The session with the doctor's other process on one host: ssh, or this program on this machine.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use brigade_remote::Child;
+use brigade_remote::wire::{self, Limit, WireError};
 
 use crate::cluster::Lost;
-use crate::protocol::{self, Answer, PROTOCOL, Request};
+use crate::protocol::{Answer, GREETING, PROTOCOL, Request};
 
 /// A session with a host.
 #[derive(Debug)]
@@ -19,32 +16,9 @@ pub(crate) struct Session {
     /// `None` only while it is dropped.
     child: Option<Child>,
     /// Closed to end the process.
-    stdin: Option<File>,
-    answers: Receiver<Line>,
+    to: Option<File>,
+    from: File,
     login_banner: Vec<String>,
-}
-
-/// What came on standard output.
-#[derive(Debug)]
-enum Line {
-    Answer(Answer),
-    /// A line of the login's, not of this program's.
-    Banner(String),
-}
-
-/// Until when an answer is waited for, and for how long altogether.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limit {
-    until: Instant,
-    timeout: Duration,
-}
-
-impl Limit {
-    /// From now on.
-    pub(crate) fn after(timeout: Duration) -> Self {
-        let now = Instant::now();
-        Self { until: now.checked_add(timeout).unwrap_or(now + A_YEAR), timeout }
-    }
 }
 
 /// Why a question has no answer.
@@ -60,70 +34,53 @@ impl Session {
     /// Starts the process on a host, named for messages; the hello has not come yet.
     pub(crate) fn start(command: Command, name: &str) -> Result<Self, Lost> {
         let program = command.get_program().to_owned();
-        let (child, stdin, stdout) = Child::start(command, name).map_err(|error| {
-            Lost::NotStarted { reason: format!("cannot run {}: {error}", program.display()) }
+        let (child, to, from) = Child::start(command, name).map_err(|error| Lost::NotStarted {
+            reason: format!("cannot run {}: {error}", program.display()),
         })?;
-        let (sender, answers) = mpsc::channel();
-        thread::spawn(move || {
-            let _ = for_each_line(File::from(stdout), |line| {
-                let read = match protocol::read(line) {
-                    Some(Ok(answer)) => Line::Answer(answer),
-                    Some(Err(error)) => Line::Answer(Answer::NotUnderstood(error.to_string())),
-                    None => Line::Banner(text(line)),
-                };
-                sender.send(read).is_ok()
-            });
-        });
-        let (child, stdin) = (Some(child), Some(File::from(stdin)));
-        Ok(Self { child, stdin, answers, login_banner: Vec::new() })
+        let (child, to, from) = (Some(child), Some(to.into()), from.into());
+        Ok(Self { child, to, from, login_banner: Vec::new() })
     }
 
     /// Waits for the hello.
-    pub(crate) fn meet(&mut self, limit: Limit, cancelled: &AtomicBool) -> Result<(), Broken> {
-        match self.receive("a first word", limit, cancelled)? {
+    pub(crate) fn meet(&mut self, limit: Limit<'_>) -> Result<(), Broken> {
+        let mut banner = Vec::new();
+        let limit = limit.at_least(BACKLOG);
+        let greeted = wire::skip_to(&mut self.from, &[GREETING], limit, &mut banner);
+        let banner = String::from_utf8_lossy(&banner);
+        self.login_banner = banner.lines().take(MAX_LINES).map(text).collect();
+        greeted.map_err(|error| self.broken(&error, FIRST_WORD))?;
+        match self.receive(FIRST_WORD, limit)? {
             Answer::Hello { protocol: PROTOCOL, .. } => Ok(()),
             Answer::Hello { version, .. } => Err(Broken::Lost(Lost::Foreign { version })),
-            _ => Err(Broken::Lost(Lost::Foreign { version: "?".to_owned() })),
+            _ => Err(foreign()),
         }
     }
 
     /// Asks without waiting for the answer. That a host has gone shows when the answer is due.
     pub(crate) fn ask(&mut self, request: &Request) {
-        if let Some(stdin) = &mut self.stdin {
-            let _ = protocol::write(stdin, request);
+        if let Some(to) = &mut self.to {
+            let _ = wire::send(to, request);
         }
     }
 
     /// Waits for the next answer.
-    pub(crate) fn receive(
-        &mut self,
-        asked: &str,
-        limit: Limit,
-        cancelled: &AtomicBool,
-    ) -> Result<Answer, Broken> {
-        loop {
-            if cancelled.load(Ordering::Relaxed) {
-                return Err(Broken::Interrupted);
+    pub(crate) fn receive(&mut self, asked: &str, limit: Limit<'_>) -> Result<Answer, Broken> {
+        match wire::receive(&mut self.from, limit.at_least(BACKLOG)) {
+            Ok(Answer::NotUnderstood(_)) => Err(foreign()),
+            Ok(answer) => Ok(answer),
+            Err(error) => Err(self.broken(&error, asked)),
+        }
+    }
+
+    fn broken(&mut self, error: &WireError, asked: &str) -> Broken {
+        match error {
+            WireError::Interrupted => Broken::Interrupted,
+            WireError::Silent(limit) => {
+                let (asked, seconds) = (asked.to_owned(), limit.as_secs());
+                Broken::Lost(Lost::Silent { asked, seconds, stderr: self.stderr() })
             }
-            let rest = limit.until.saturating_duration_since(Instant::now());
-            match self.answers.recv_timeout(rest.min(INTERRUPT_INTERVAL)) {
-                Ok(Line::Answer(Answer::NotUnderstood(_))) => {
-                    return Err(Broken::Lost(Lost::Foreign { version: "?".to_owned() }));
-                }
-                Ok(Line::Answer(answer)) => return Ok(answer),
-                Ok(Line::Banner(line)) => {
-                    if self.login_banner.len() < MAX_LINES {
-                        self.login_banner.push(line);
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) if !rest.is_zero() => {}
-                Err(RecvTimeoutError::Timeout) => {
-                    let (asked, seconds) = (asked.to_owned(), limit.timeout.as_secs());
-                    let stderr = self.stderr();
-                    return Err(Broken::Lost(Lost::Silent { asked, seconds, stderr }));
-                }
-                Err(RecvTimeoutError::Disconnected) => return Err(Broken::Lost(self.ended())),
-            }
+            WireError::Frame(_) => foreign(),
+            WireError::Closed | WireError::System(_) => Broken::Lost(self.ended()),
         }
     }
 
@@ -149,7 +106,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         // The process there ends when its input does, and ssh ends with it.
-        drop(self.stdin.take());
+        drop(self.to.take());
         if let Some(child) = self.child.take() {
             child.finish(Instant::now() + END_TIMEOUT);
         }
@@ -161,36 +118,31 @@ fn last_lines(text: &str) -> Vec<String> {
     lines[lines.len().saturating_sub(MAX_LINES)..].iter().map(|it| it.trim().to_owned()).collect()
 }
 
-/// Until the end, or until `take` returns false. A line that never ends is cut.
-fn for_each_line(from: impl Read, mut take: impl FnMut(&[u8]) -> bool) -> std::io::Result<()> {
-    let mut from = BufReader::new(from);
-    let mut line = Vec::new();
-    while from.by_ref().take(MAX_LINE_LEN).read_until(b'\n', &mut line)? > 0 {
-        if !take(&line) {
-            break;
-        }
-        line.clear();
-    }
-    Ok(())
-}
-
-fn text(line: &[u8]) -> String {
-    let text = String::from_utf8_lossy(line);
-    let text: String = text.chars().filter(|it| !it.is_control()).collect();
+fn text(line: &str) -> String {
+    let text: String = line.chars().filter(|it| !it.is_control()).collect();
     text.trim().to_owned()
 }
 
-/// How soon an interrupt is seen.
-const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
+fn foreign() -> Broken {
+    Broken::Lost(Lost::Foreign { version: "?".to_owned() })
+}
+
+const FIRST_WORD: &str = "a first word";
+/// Where the limit of several hosts has passed with one that hung, a long answer of the next is partly in
+/// the pipe, and partly in ssh until there is room.
+const BACKLOG: Duration = Duration::from_millis(500);
 const MAX_LINES: usize = 20;
 /// For the process to end by itself once its stdin is closed.
 const END_TIMEOUT: Duration = Duration::from_millis(300);
-const A_YEAR: Duration = Duration::from_secs(365 * 86_400);
-/// Facts of a host have some ten kilobytes.
-const MAX_LINE_LEN: u64 = 8 << 20;
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::sync::atomic::AtomicBool;
+
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
     use super::*;
 
     fn sh(script: &str) -> Session {
@@ -199,8 +151,24 @@ mod tests {
         Session::start(command, "node1").unwrap()
     }
 
-    fn soon() -> Limit {
+    fn soon() -> Limit<'static> {
         Limit::after(Duration::from_secs(30))
+    }
+
+    /// A host whose login prints something before it says hello.
+    fn greeting(banner: &str, protocol: u32, version: &str) -> Session {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let file_of = file.path().display().to_string();
+        let file = file.as_file_mut();
+        file.write_all(format!("{banner}{GREETING}").as_bytes()).unwrap();
+        let version = version.to_owned();
+        wire::send(file, &Answer::Hello { protocol, version }).unwrap();
+        let session = sh(&format!("cat {file_of}; echo >&2; cat"));
+        // It is read before the file is removed.
+        while session.stderr().is_empty() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        session
     }
 
     fn lost(broken: Result<(), Broken>) -> Lost {
@@ -212,10 +180,8 @@ mod tests {
 
     #[test]
     fn greetings_are_told_from_answers() {
-        let mut session = sh(
-            "echo Welcome; echo; echo 'brigade-doctor: {\"hello\":{\"protocol\":1,\"version\":\"0\"}}'; cat",
-        );
-        session.meet(soon(), &AtomicBool::new(false)).unwrap();
+        let mut session = greeting("Welcome\n\n", PROTOCOL, "0");
+        session.meet(soon()).unwrap();
         assert_eq!(session.login_banner(), ["Welcome", ""]);
     }
 
@@ -223,7 +189,7 @@ mod tests {
     fn the_stderr_of_a_failed_login_is_kept() {
         let mut session = sh("echo 'no such host' >&2; exit 255");
         assert_eq!(
-            lost(session.meet(soon(), &AtomicBool::new(false))),
+            lost(session.meet(soon())),
             Lost::Ended { code: Some(255), stderr: vec!["no such host".to_owned()] }
         );
     }
@@ -233,22 +199,36 @@ mod tests {
         // The child keeps the streams open; it outlives the test by little.
         let mut session = sh("sleep 5 & wait");
         let limit = Limit::after(Duration::from_millis(100));
-        let lost = lost(session.meet(limit, &AtomicBool::new(false)));
+        let lost = lost(session.meet(limit));
         assert!(matches!(lost, Lost::Silent { .. }), "{lost:?}");
     }
 
     #[test]
     fn other_versions_are_strangers() {
-        let mut session =
-            sh("echo 'brigade-doctor: {\"hello\":{\"protocol\":99,\"version\":\"9.9\"}}'; cat");
-        let lost = lost(session.meet(soon(), &AtomicBool::new(false)));
-        assert_eq!(lost, Lost::Foreign { version: "9.9".to_owned() });
+        let lost_to = |mut session: Session| lost(session.meet(soon()));
+        let foreign = |version: &str| Lost::Foreign { version: version.to_owned() };
+        assert_eq!(lost_to(greeting("", 99, "9.9")), foreign("9.9"));
+        assert_eq!(lost_to(sh(r"printf '\nbrigade-doctor\nhello, world'; cat")), foreign("?"));
+    }
+
+    #[test]
+    fn an_answer_that_waited_behind_a_host_that_hung_is_received_whole() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        // Several times what a pipe holds.
+        let answer = Answer::Listening(vec![Err("x".repeat(500_000))]);
+        wire::send(file.as_file_mut(), &answer).unwrap();
+        let mut session = sh(&format!("cat {}; cat", file.path().display()));
+        // Until the pipe has something.
+        let mut fds = [PollFd::new(session.from.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::NONE).unwrap();
+        assert_eq!(session.receive("ports", Limit::after(Duration::ZERO)).unwrap(), answer);
     }
 
     #[test]
     fn an_interrupt_ends_the_waiting() {
         let mut session = sh("exec sleep 1000");
-        let broken = session.meet(soon(), &AtomicBool::new(true));
+        let cancelled = AtomicBool::new(true);
+        let broken = session.meet(soon().unless(&cancelled));
         assert!(matches!(broken, Err(Broken::Interrupted)), "{broken:?}");
     }
 

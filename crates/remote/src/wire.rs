@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use brigade_rendezvous::{Decoder, FrameError, MAX_FRAME_LEN, encode};
@@ -22,6 +23,9 @@ pub enum WireError {
     /// The time limit is over.
     #[error("no answer within {} s", .0.as_secs())]
     Silent(Duration),
+    /// The user has interrupted the wait.
+    #[error("interrupted")]
+    Interrupted,
     /// What came is not a message.
     #[error(transparent)]
     Frame(#[from] FrameError),
@@ -30,20 +34,71 @@ pub enum WireError {
     System(#[from] io::Error),
 }
 
+/// How long a message is waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit<'a> {
+    deadline: Instant,
+    timeout: Duration,
+    cancelled: Option<&'a AtomicBool>,
+}
+
+impl<'a> Limit<'a> {
+    /// Begins now.
+    #[must_use]
+    pub fn after(timeout: Duration) -> Self {
+        let now = Instant::now();
+        Self {
+            deadline: now.checked_add(timeout).unwrap_or(now + A_YEAR),
+            timeout,
+            cancelled: None,
+        }
+    }
+
+    /// Ends the wait soon after the flag is set, too.
+    #[must_use]
+    pub fn unless(self, cancelled: &'a AtomicBool) -> Self {
+        Self { cancelled: Some(cancelled), ..self }
+    }
+
+    /// Leaves at least this much time from now on.
+    #[must_use]
+    pub fn at_least(self, rest: Duration) -> Self {
+        Self { deadline: self.deadline.max(Instant::now() + rest), ..self }
+    }
+
+    /// Fails when the wait is over, else returns until when to look for input.
+    fn check(&self) -> Result<Instant, WireError> {
+        match self.cancelled {
+            Some(flag) if flag.load(Ordering::Relaxed) => Err(WireError::Interrupted),
+            Some(_) => Ok(self.deadline.min(Instant::now() + INTERRUPT_INTERVAL)),
+            None => Ok(self.deadline),
+        }
+    }
+}
+
+impl From<Duration> for Limit<'_> {
+    fn from(timeout: Duration) -> Self {
+        Self::after(timeout)
+    }
+}
+
 /// Receives the next message.
 ///
 /// # Errors
 /// It did not come whole within the limit, or it is not one.
-pub fn receive<T: DeserializeOwned>(from: &mut File, limit: Duration) -> Result<T, WireError> {
-    let deadline = Instant::now() + limit;
+pub fn receive<'a, T: DeserializeOwned>(
+    from: &mut File,
+    limit: impl Into<Limit<'a>>,
+) -> Result<T, WireError> {
+    let limit = limit.into();
     let mut frame = vec![0; PREFIX];
-    read_exactly(from, &mut frame, deadline, limit)?;
+    read_exactly(from, &mut frame, limit)?;
     let length = frame.iter().fold(0_usize, |length, byte| length << 8 | usize::from(*byte));
     if length > MAX_FRAME_LEN {
         return Err(FrameError::TooLong { length, longest: MAX_FRAME_LEN }.into());
     }
     frame.resize(PREFIX + length, 0);
-    read_exactly(from, &mut frame[PREFIX..], deadline, limit)?;
+    read_exactly(from, &mut frame[PREFIX..], limit)?;
     let mut decoder = Decoder::default();
     decoder.push(&frame);
     // A whole frame was pushed, so there is a message or an error.
@@ -58,45 +113,45 @@ pub fn send(to: &mut File, message: &impl Serialize) -> io::Result<()> {
     to.write_all(&encode(message))
 }
 
-/// Reads up to the first of several texts and drops what was before it; returns the number of the text.
-/// Like [`receive`], takes nothing that comes after.
+/// Reads up to the first of several texts, each of which begins with an end of line; returns its number.
+/// Like [`receive`], takes nothing that comes after. `banner` gets what was before the text, on an error
+/// what has come so far.
 ///
 /// # Errors
 /// None came within the limit, or after too much else.
-pub fn skip_to(from: &mut File, texts: &[&str], limit: Duration) -> Result<usize, WireError> {
-    let deadline = Instant::now() + limit;
-    // Every text begins with an end of line; there may be none before the first.
-    let mut seen = vec![b'\n'];
-    let mut dropped = 0_usize;
+pub fn skip_to<'a>(
+    from: &mut File,
+    texts: &[&str],
+    limit: impl Into<Limit<'a>>,
+    banner: &mut Vec<u8>,
+) -> Result<usize, WireError> {
+    let limit = limit.into();
+    // The first text may come without the end of line that a banner before it would have left open.
+    let ends_with = |seen: &[u8], text: &str| {
+        seen.ends_with(text.as_bytes()) || seen == text.trim_start_matches('\n').as_bytes()
+    };
     loop {
-        if let Some(found) = texts.iter().position(|text| seen.ends_with(text.as_bytes())) {
+        if let Some(found) = texts.iter().position(|text| ends_with(banner, text)) {
+            banner.truncate(banner.len().saturating_sub(texts[found].len()));
             return Ok(found);
         }
+        if banner.len() > MAX_BANNER_LEN {
+            let reason = "too much output before the first message";
+            return Err(FrameError::Malformed(reason.to_owned()).into());
+        }
         let mut byte = [0];
-        read_exactly(from, &mut byte, deadline, limit)?;
-        seen.push(byte[0]);
-        if seen.len() > 2 * MAX_TEXT_LEN {
-            seen.drain(..MAX_TEXT_LEN);
-            dropped += MAX_TEXT_LEN;
-        }
-        if dropped > MAX_BANNER_LEN {
-            return Err(
-                FrameError::Malformed("too much output before the agent's".to_owned()).into()
-            );
-        }
+        read_exactly(from, &mut byte, limit)?;
+        banner.push(byte[0]);
     }
 }
 
-fn read_exactly(
-    from: &mut File,
-    mut into: &mut [u8],
-    deadline: Instant,
-    limit: Duration,
-) -> Result<(), WireError> {
+fn read_exactly(from: &mut File, mut into: &mut [u8], limit: Limit<'_>) -> Result<(), WireError> {
     while !into.is_empty() {
         let mut fds = [PollFd::new(from.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, brigade_wake::until(Some(deadline))) {
-            Ok(0) if Instant::now() >= deadline => return Err(WireError::Silent(limit)),
+        match poll(&mut fds, brigade_wake::until(Some(limit.check()?))) {
+            Ok(0) if Instant::now() >= limit.deadline => {
+                return Err(WireError::Silent(limit.timeout));
+            }
             Ok(0) | Err(nix::Error::EINTR) => continue,
             Ok(_) => {}
             Err(error) => return Err(io::Error::from(error).into()),
@@ -112,9 +167,11 @@ fn read_exactly(
 }
 
 const PREFIX: usize = 4;
-const MAX_TEXT_LEN: usize = 64;
-/// What a login shell may print before the agent speaks.
+/// What a login shell may print before the first message.
 const MAX_BANNER_LEN: usize = 1 << 20;
+/// How soon an interrupt is seen.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
+const A_YEAR: Duration = Duration::from_secs(365 * 86_400);
 
 #[cfg(test)]
 mod tests {
@@ -138,8 +195,10 @@ mod tests {
         writer.write_all(b"rest").unwrap();
         drop(writer);
         let limit = Duration::from_secs(60);
-        let found = skip_to(&mut reader, &["\nno\n", "\nbrigade-agent\n"], limit).unwrap();
-        assert_eq!(found, 1);
+        let mut banner = Vec::new();
+        let texts = ["\nno\n", "\nbrigade-agent\n"];
+        assert_eq!(skip_to(&mut reader, &texts, limit, &mut banner).unwrap(), 1);
+        assert_eq!(banner, b"Welcome to node1!\nLast login: never");
         assert_eq!(receive::<ToAgent>(&mut reader, limit).unwrap(), ToAgent::Kill);
         assert_eq!(receive::<ToAgent>(&mut reader, limit).unwrap(), ToAgent::Beat);
         let mut rest = String::new();
@@ -153,11 +212,44 @@ mod tests {
         let (mut reader, mut writer) = pipe();
         writer.write_all(b"\nhello\n").unwrap();
         let limit = Duration::from_secs(60);
-        assert_eq!(skip_to(&mut reader, &["\nhello\n"], limit).unwrap(), 0);
+        let mut banner = Vec::new();
+        assert_eq!(skip_to(&mut reader, &["\nhello\n"], limit, &mut banner).unwrap(), 0);
+        assert_eq!(banner, b"");
+        writer.write_all(b"hello\n").unwrap();
+        assert_eq!(skip_to(&mut reader, &["\nhello\n"], limit, &mut banner).unwrap(), 0);
+        assert_eq!(banner, b"");
         writer.write_all(&vec![b'x'; 60_000]).unwrap();
         drop(writer);
-        let none = skip_to(&mut reader, &["\nhello\n"], limit);
+        let none = skip_to(&mut reader, &["\nhello\n"], limit, &mut banner);
         assert!(matches!(none, Err(WireError::Closed)));
+        assert_eq!(banner.len(), 60_000);
+    }
+
+    #[test]
+    fn a_banner_has_a_longest_length() {
+        let (mut reader, mut writer) = pipe();
+        let writing = std::thread::spawn(move || {
+            // Fails once the reader has given up.
+            let _ = writer.write_all(&vec![b'x'; 2 * MAX_BANNER_LEN]);
+        });
+        let limit = Duration::from_secs(60);
+        let endless = skip_to(&mut reader, &["\nhello\n"], limit, &mut Vec::new());
+        assert!(matches!(endless, Err(WireError::Frame(_))), "{endless:?}");
+        drop(reader);
+        writing.join().unwrap();
+    }
+
+    #[test]
+    fn an_interrupt_ends_a_wait() {
+        let (mut reader, _writer) = pipe();
+        let cancelled = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let limit = Limit::after(Duration::from_secs(1000)).unless(&cancelled);
+            let waiting = scope.spawn(move || receive::<ToAgent>(&mut reader, limit));
+            cancelled.store(true, Ordering::Relaxed);
+            let ended = waiting.join().unwrap();
+            assert!(matches!(ended, Err(WireError::Interrupted)), "{ended:?}");
+        });
     }
 
     #[test]

@@ -4,12 +4,14 @@ use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use brigade_remote::wire::Limit;
+
 use super::{ALL_PAIRS, Examination, Interrupted, new_nonce};
 use crate::cluster::{ClockReading, HostReport, Lost, Route};
 use crate::facts::Question;
 use crate::protocol::{Answer, Request};
 use crate::serve::OUR_FILE;
-use crate::session::{Broken, Limit, Session};
+use crate::session::{Broken, Session};
 
 /// The hosts and their sessions; a session that breaks is given up.
 pub(super) struct Sessions<'a> {
@@ -38,11 +40,11 @@ impl Sessions<'_> {
                 session.ask(request);
             }
         }
-        let limit = Limit::after(timeout);
+        let limit = Limit::after(timeout).unless(self.cancelled);
         let mut answers = Vec::with_capacity(requests.len());
         for (place, _) in requests {
             let heard = match &mut self.sessions[place] {
-                Some(session) => session.receive(asked, limit, self.cancelled),
+                Some(session) => session.receive(asked, limit),
                 None => continue,
             };
             answers.push((place, self.settle(place, heard)?));
@@ -71,10 +73,10 @@ impl Sessions<'_> {
     }
 
     pub(super) fn meet(&mut self, timeout: Duration) -> Result<(), Interrupted> {
-        let limit = Limit::after(timeout);
+        let limit = Limit::after(timeout).unless(self.cancelled);
         for place in self.present() {
             let Some(session) = &mut self.sessions[place] else { continue };
-            let met = session.meet(limit, self.cancelled);
+            let met = session.meet(limit);
             self.settle(place, met)?;
         }
         Ok(())

@@ -172,7 +172,7 @@ impl Session {
     }
 
     fn greet(&mut self, request: &LaunchRequest, say: &dyn Fn(&str)) -> Result<(), HostFailure> {
-        let found = wire::skip_to(&mut self.from, &GREETINGS, GREETING_LIMIT);
+        let found = wire::skip_to(&mut self.from, &GREETINGS, GREETING_LIMIT, &mut Vec::new());
         match found {
             Ok(0) => {}
             Ok(1) => {

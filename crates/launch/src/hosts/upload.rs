@@ -41,7 +41,7 @@ impl Session {
                 Err(error) => return Err(self.local("brigade", &error)),
             }
         }
-        match wire::skip_to(&mut self.from, &[GREETING], GREETING_LIMIT) {
+        match wire::skip_to(&mut self.from, &[GREETING], GREETING_LIMIT, &mut Vec::new()) {
             Ok(_) => Ok(()),
             Err(error) => Err(self.explain(&error)),
         }
