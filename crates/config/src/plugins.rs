@@ -158,7 +158,7 @@ impl Plugins {
 ///
 /// # Errors
 /// Two plugins, or a plugin and `--cpu`, exclude each other.
-pub fn settle(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
+pub fn resolve(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
     let is_on = |layer: &Layer, plugin: Plugin| value(layer, plugin.switch()) == Some("true");
     let source = |layer: &Layer, plugin: Plugin| source(layer, plugin.switch());
     let said =

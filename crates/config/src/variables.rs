@@ -7,7 +7,7 @@ use brigade_world::env;
 
 use crate::error::ConfigError;
 use crate::layer::Layer;
-use crate::places::accelerate_default;
+use crate::paths::accelerate_default;
 use crate::settings::{Setting, TABLE};
 use crate::source::Source;
 use crate::suggest;
