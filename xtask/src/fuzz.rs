@@ -32,7 +32,7 @@ pub(crate) struct Options {
 pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
     ensure!(
         options.minutes.is_finite() && options.minutes > 0.0,
-        "--minutes {} is no time: give a number above 0",
+        "--minutes {} is not a duration: give a number above 0",
         options.minutes
     );
     let known = targets(checkout)?;

@@ -58,7 +58,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Refused by all who read it, and nothing is left of the attempt. Gives the error.
+/// Checks that every reader refuses it and leaves no files behind. Returns the error.
 fn refused(file: &[u8]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("in.pth");

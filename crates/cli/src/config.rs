@@ -148,7 +148,7 @@ fn update(file: &FileArgs, force: bool, variables: &Variables) -> anyhow::Result
     let Some(mut migration) = migrate::rewrite(&place.path, &text)? else {
         return say(&format!("{} is current", place.path.display()));
     };
-    // Accelerate's own file lies in a cache, which is no place for settings.
+    // Accelerate's own file lies in a cache, which is not a place for settings.
     let own = file.to_write(variables)?;
     if place.chosen_by == ChosenBy::Accelerate {
         migration.path.clone_from(&own.path);

@@ -39,7 +39,7 @@ fn default_writes_a_file_that_launch_reads() {
     let error = home.refusal(&["config", "default"], 2);
     assert_eq!(
         error,
-        "brigade: ~/.config/brigade/config.toml is there already: --force writes over it"
+        "brigade: ~/.config/brigade/config.toml already exists: --force writes over it"
     );
     home.answer(&["config", "default", "--force"]);
     assert!(fs::read_to_string(home.own()).unwrap().contains("mixed-precision = \"no\"\n"));
@@ -146,7 +146,7 @@ fn old_files_are_renewed_and_kept() {
     home.answer(&["config", "update", "--config", &yaml]);
     assert!(home.path().join("a.toml").exists() && Path::new(&yaml).exists());
     let error = home.refusal(&["config", "update", "--config", &yaml], 2);
-    assert_eq!(error, "brigade: ~/a.toml is there already: --force writes over it");
+    assert_eq!(error, "brigade: ~/a.toml already exists: --force writes over it");
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn ctrl_c_writes_nothing() {
     home.answer(&["config", "default"]);
     let before = fs::read_to_string(home.own()).unwrap();
     let mut person = Person::answering(home.command(&["config"]));
-    person.expect("is there already. Write over it?");
+    person.expect("already exists. Overwrite it?");
     person.types("\r");
     assert_eq!(person.ends(), 130);
     assert_eq!(fs::read_to_string(home.own()).unwrap(), before);

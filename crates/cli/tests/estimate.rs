@@ -130,7 +130,7 @@ fn convolutions_need_the_size_of_the_images() {
     write_header(&file, &tensors);
     let file = file.to_str().unwrap();
     let unknown = answer(&[file]);
-    assert_eq!(unknown["parameters"], 32 * 25 + 64 * 32 * 25, "buffers are no parameters");
+    assert_eq!(unknown["parameters"], 32 * 25 + 64 * 32 * 25, "buffers are not parameters");
     assert_eq!(unknown["bytes_per_rank"]["fp32"]["activations"], Value::Null);
     let (_, stdout, _) = ask(&[file]);
     assert!(stdout.contains("activations unknown") && stdout.contains("--image-size"), "{stdout}");

@@ -293,7 +293,7 @@ fn colours() {
         lines.concat()
     };
     let plain = "[0] out 0\n[1] out 1\n";
-    assert_eq!(run("--color=auto", &[]), plain, "a pipe is no terminal");
+    assert_eq!(run("--color=auto", &[]), plain, "a pipe is not a terminal");
     let sorted = |text: &str| {
         let mut lines: Vec<_> = text.split_inclusive('\n').collect();
         lines.sort_unstable();

@@ -6,7 +6,7 @@ use crate::error::ConfigError;
 use crate::layer::Layer;
 use crate::source::Source;
 
-/// Settles who wins where settings exclude each other.
+/// Decides which settings apply where some exclude each other.
 ///
 /// A user whose file names two hosts and who writes `--nproc 2 --hosts a,b` wants the flag: of
 /// two such settings, the one from the lower layer goes back to its default, and a note says so. Two from

@@ -91,7 +91,7 @@ pub fn is_accelerates(path: &Path) -> bool {
 
 /// The text of a settings file.
 ///
-/// Errors when it cannot be read, is no text, or is too long to be one.
+/// Errors when it cannot be read, is not text, or is too long to be one.
 pub fn read_text(place: &SettingsPath) -> Result<String, ConfigError> {
     let fault = |source| ConfigError::Unreadable {
         path: place.path.clone(),

@@ -9,7 +9,7 @@ use crate::variables::{CONFIG, Variables};
 pub struct SettingsPath {
     /// The file.
     pub path: PathBuf,
-    /// Who chose it.
+    /// What chose it.
     pub chosen_by: ChosenBy,
 }
 

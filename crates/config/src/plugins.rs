@@ -1,7 +1,7 @@
 //! Accelerate's plugins for sharded training: arguments of `accelerate launch` that become variables
 //! for Python programs.
 //!
-//! Brigade keeps a whole model on each rank, so these are no settings of its own. A Python program
+//! Brigade keeps a whole model on each rank, so these are not settings of its own. A Python program
 //! that uses Accelerate reads them from its environment, under the names and with the defaults that
 //! `accelerate launch` gives them; the table below is its code (`prepare_multi_gpu_env`,
 //! `prepare_deepspeed_cmd_env`, `prepare_extend_env_parallelism_config`, version 1.15).

@@ -9,7 +9,7 @@ use tempfile::NamedTempFile;
 
 use crate::error::ConfigError;
 
-/// What to do with a file that is there already.
+/// What to do with a file that already exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
     /// Leave it, and fail.
@@ -138,7 +138,7 @@ mod tests {
         let path = folder.path().join("a.toml");
         assert_eq!(write(&path, "one", Existing::Refuse).unwrap(), None);
         let error = write(&path, "two", Existing::Refuse).unwrap_err().to_string();
-        assert!(error.ends_with("is there already: --force writes over it"), "{error}");
+        assert!(error.ends_with("already exists: --force writes over it"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "one");
 
         fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();

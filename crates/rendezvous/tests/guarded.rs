@@ -158,7 +158,7 @@ impl Relay {
     }
 }
 
-/// Until one side closes. The time that a record of this size takes is no matter on the loopback: it
+/// Until one side closes. The time that a record of this size takes does not matter on the loopback: it
 /// comes in one piece.
 fn pass(mut from: TcpStream, mut to: TcpStream, direction: Direction, change: &Change) {
     let mut buffer = [0; 1 << 16];

@@ -285,8 +285,8 @@ class OrderedAllReduce final : public OwnAllReduce {
   const int tag_;
 };
 
-// Gloo with an abort, which c10d's own class has not, and with a destructor that ends: c10d's waits for
-// all operations in flight, up to their time limit, even when their peers are gone.
+// ProcessGroupGloo plus abort(), and a destructor with a bounded wait: c10d's destructor waits for all
+// operations in flight, up to their time limit, even when their peers are gone.
 class AbortableGloo : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;

@@ -307,8 +307,8 @@ SharedMemory::Rank& SharedMemory::state(int rank) const {
   return static_cast<Rank*>(base_)[rank];
 }
 
-// Two for each rank, in turns: who fills one knows that all have read what it held, since they have told
-// of the piece between.
+// Two for each rank, in turns: a rank may fill one because all ranks have read what it held: they have
+// announced the piece between.
 char* SharedMemory::slot(int rank, uint32_t chunk) const {
   const size_t slots = 2 * slot_bytes_ * static_cast<size_t>(size_);
   char* first = static_cast<char*>(base_) + bytes_ - slots;

@@ -201,7 +201,7 @@ const SLACK: Duration = Duration::from_millis(500);
 impl Drop for PendingWork {
     fn drop(&mut self) {
         // c10d keeps a collective until it has ended, but takes a send or a receive back with its last
-        // handle: the peer would wait for ever.
+        // handle: the peer would wait until its time limit.
         if let (None, Some(handle)) = (self.started.sequence, self.handle.take()) {
             self.group.keep_message(handle);
         }

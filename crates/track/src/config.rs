@@ -40,10 +40,10 @@ enum Node {
 type Fields = IndexMap<String, Node>;
 
 impl Config {
-    /// Takes anything that serde can serialise: a struct, a map; `&()` is no settings.
+    /// Takes anything that serde can serialise: a struct, a map; `&()` stands for no settings.
     ///
     /// # Errors
-    /// [`TrackError::Config`] for what JSON cannot hold, such as maps whose keys are no text.
+    /// [`TrackError::Config`] for what JSON cannot hold, such as maps whose keys are not text.
     pub fn of(settings: &impl Serialize) -> Result<Self> {
         let refused = |error: serde_json::Error| TrackError::Config { reason: error.to_string() };
         // By way of text: serde_json's own tree forgets the order of fields, and has 0.10000000149011612 for an

@@ -40,7 +40,7 @@ pub struct Mlflow {
     open: Option<Open>,
 }
 
-/// How to prove to a server who is asking.
+/// Credentials for a server.
 #[derive(Clone)]
 pub enum Credentials {
     /// A name and a password.
@@ -76,12 +76,12 @@ impl Mlflow {
         })
     }
 
-    /// The server that MLflow's own variables name: `MLFLOW_TRACKING_URI`, and for who is asking
+    /// The server that MLflow's own variables name: `MLFLOW_TRACKING_URI`, and as credentials
     /// `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`. With the
     /// feature `https` also `MLFLOW_TRACKING_SERVER_CERT_PATH`, as `Mlflow::certificate`.
     ///
     /// # Errors
-    /// [`TrackError::Address`] where the first is not set, or is the address of no server; those of
+    /// [`TrackError::Address`] where the first is not set, or is not the address of a server; those of
     /// `Mlflow::certificate`.
     pub fn from_env() -> Result<Self> {
         Self::from_variables(|name| std::env::var(name).ok())
@@ -136,7 +136,7 @@ impl Mlflow {
         self
     }
 
-    /// Proves who is asking.
+    /// Sets the credentials.
     #[must_use]
     pub fn credentials(mut self, credentials: &Credentials) -> Self {
         self.client.authorize(credentials);

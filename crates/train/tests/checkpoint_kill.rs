@@ -29,7 +29,7 @@ const LARGE: &str = "BRIGADE_TEST_KILL_LARGE";
 #[ignore = "is what the tests below start"]
 fn child() {
     let folder = std::env::var_os(FOLDER).map(PathBuf::from).unwrap();
-    // It trains for ever: it must not outlive a test that is killed itself.
+    // It trains without end: it must not outlive a test that is killed itself.
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let project = ProjectConfiguration::new(&folder).total_limit(2);
     let accelerator =

@@ -61,7 +61,7 @@ impl ProgressReport {
         line
     }
 
-    /// Reads a line; `None` where it is no report. Control characters are left out, and what is too
+    /// Reads a line; `None` where it is not a report. Control characters are left out, and what is too
     /// long is cut: the text may come from any process.
     #[must_use]
     pub fn decode(line: &[u8]) -> Option<Self> {

@@ -177,7 +177,7 @@ pub fn chosen_address(
 
 /// `MASTER_PORT`, where a user has set it.
 ///
-/// Errors when it is no port.
+/// Errors when it is not a port.
 pub fn chosen_port(vars: &dyn Fn(&str) -> Option<String>) -> Result<Option<u16>, WorldError> {
     Vars(vars).port(env::MASTER_PORT)
 }

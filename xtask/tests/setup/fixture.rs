@@ -299,7 +299,7 @@ impl Running {
 }
 
 impl Drop for Running {
-    /// A test that failed must not leave a Python behind that waits for ever.
+    /// A test that failed must not leave a Python behind that never ends.
     fn drop(&mut self) {
         if self.gate.is_some() {
             self.unblock();

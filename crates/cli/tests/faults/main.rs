@@ -587,7 +587,7 @@ impl<'s> TrainingJob<'_, 's> {
         assert!(site::within(LIMIT, condition), "{:?}: {what}: never", self.plan);
     }
 
-    /// An `nsenter` that saw late that its launcher stood still would do so for ever.
+    /// An `nsenter` that saw late that its launcher stood still would never go on.
     fn wake_outer(&self) {
         self.launchers.iter().flatten().for_each(|it| send(it.outer_pid(), Signal::SIGCONT));
     }

@@ -71,7 +71,7 @@ fn a_group_of_one() {
     group.set_timeout(Duration::from_secs(9)).unwrap();
     assert_eq!(group.clone().timeout(), Duration::from_secs(9));
     assert_eq!(group.within(LIMIT).timeout(), LIMIT);
-    // A limit for ever is no overflow.
+    // The longest limit does not overflow.
     works(&group.within(Duration::MAX));
     assert_eq!(group.store().get("joined/0").unwrap(), b"1");
 }

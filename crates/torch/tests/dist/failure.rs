@@ -1,4 +1,4 @@
-//! Time limits, lost peers and aborts: errors that say what, where and who, and no hang.
+//! Time limits, lost peers and aborts: errors that name operation, place and ranks, and no hang.
 
 use std::sync::mpsc;
 use std::thread;

@@ -169,7 +169,7 @@ impl Client {
         self.run_info(&answer, what)
     }
 
-    /// Once: who sends batches decides what to do when it fails.
+    /// Tries once: the sender of batches decides what to do when it fails.
     pub(super) fn log_batch(
         &self,
         run_id: &str,
