@@ -126,7 +126,7 @@ fn a_small_expanded_tensor_is_what_it_says() {
 
 /// A long string, sizes or names that are kept once and recalled with two bytes each.
 #[test]
-fn what_a_pickle_repeats_costs_no_memory() {
+fn repetitions_in_a_pickle_cost_no_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("in.pth");
     let long = "x".repeat(1 << 20);

@@ -84,7 +84,7 @@ fn settings_reach_the_ranks() {
 }
 
 #[test]
-fn a_file_of_accelerates_is_read_where_there_is_no_other() {
+fn accelerates_file_is_read_without_another_one() {
     let home = Home::new();
     let text = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_CPU\nnum_machines: 1\n\
                 num_processes: 3\nuse_cpu: true\nmixed_precision: 'no'\ntpu_name: pod\n";
@@ -108,7 +108,7 @@ fn a_file_of_accelerates_is_read_where_there_is_no_other() {
 }
 
 #[test]
-fn a_file_that_was_not_named_stops_no_launch() {
+fn an_unusable_default_file_is_a_warning() {
     let home = Home::new();
     let path = ".cache/huggingface/accelerate/default_config.yaml";
     let file = home.file(path, "distributed_type: MEGATRON_LM\nnum_processes: 8\n");
@@ -167,7 +167,7 @@ fn shown_as_json() {
 }
 
 #[test]
-fn what_is_wrong_is_said_in_one_line() {
+fn errors_are_one_line() {
     let home = Home::new();
     let broken = home.file("broken.toml", "version = 1\n[ranks]\nnprc = 2\n");
     let yaml = home.file("broken.yaml", "distributed_type: [\n");

@@ -142,7 +142,7 @@ fn convolutions_need_the_size_of_the_images() {
 }
 
 #[test]
-fn what_cannot_be_estimated_is_named() {
+fn parts_without_an_estimate_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     fs::write(path("short.safetensors"), [1, 2, 3]).unwrap();

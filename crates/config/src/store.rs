@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_way_is_said() {
+    fn unwritable_paths_are_named_with_the_obstacle() {
         let folder = tempfile::tempdir().unwrap();
         let here = folder.path();
         fs::write(here.join("file"), "").unwrap();

@@ -338,7 +338,7 @@ fn the_name_of_the_job_is_never_told() {
 }
 
 #[test]
-fn no_peer_writes_on_the_terminal_what_it_likes() {
+fn control_characters_of_peers_are_escaped() {
     // Any program may join a job without a secret: sets the clipboard (OSC 52), clears the screen, and adds
     // a line that looks like one of ours.
     let served = serve(None);

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_json_cannot_hold_is_an_error() {
+    fn values_outside_json_are_an_error() {
         let keys = std::collections::BTreeMap::from([((1, 2), 3)]);
         let error = Config::of(&keys).unwrap_err().to_string();
         assert!(error.contains("cannot be written as JSON"), "{error}");

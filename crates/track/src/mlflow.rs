@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn mlflows_own_variables_name_the_server_and_who_is_asking() {
+    fn mlflows_own_variables_set_server_and_credentials() {
         let made =
             |variables| made(variables).map(|it| it.client.authorization().map(str::to_owned));
         assert_eq!(made(&[("MLFLOW_TRACKING_URI", "http://a:5000/")]).unwrap(), None);

@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_pipe_does_not_hold_up_who_tells() {
+    fn a_full_pipe_does_not_block_the_writer() {
         let (reader, writer) = std::io::pipe().unwrap();
         let pipe = ProgressPipe::open(writer.as_raw_fd().cast_unsigned()).unwrap();
         let report = ProgressReport { label: "x".repeat(80), ..Default::default() };

@@ -13,7 +13,7 @@ use fixture::{Block, Fixture};
 brigade_suite::suite! {
     needs Python:
         a_fetch_makes_an_install_and_the_second_run_does_nothing,
-        cargos_own_libtorch_variable_is_no_override,
+        cargos_own_libtorch_variable_does_not_override,
         cuda_serves_where_cpu_is_wanted,
         another_version_has_a_folder_of_its_own,
         a_damaged_library_is_fetched_anew,
@@ -32,7 +32,7 @@ brigade_suite::suite! {
         two_at_once_fetch_once,
         libtorch_of_the_user_wins,
         an_older_libtorch_of_the_user_passes_tchs_version_check,
-        what_is_no_libtorch_is_refused,
+        folders_without_a_libtorch_are_refused,
         pytorch_of_the_user_wins;
     needs Python Mounts: a_disk_that_fills_while_unpacking;
 }
@@ -70,7 +70,7 @@ fn a_fetch_makes_an_install_and_the_second_run_does_nothing() {
     assert!(!second.text.contains("fetching"), "{}", second.text);
 }
 
-fn cargos_own_libtorch_variable_is_no_override() {
+fn cargos_own_libtorch_variable_does_not_override() {
     let fixture = Fixture::new();
     let own = fixture.fetched("2.13.0-cpu/torch");
     fixture.setup().env("LIBTORCH", &own).run().succeeds_saying("fetching libtorch 2.13.0 (cpu)");
@@ -281,7 +281,7 @@ fn an_older_libtorch_of_the_user_passes_tchs_version_check() {
     assert!(fixture.read(".cargo/libtorch.toml").contains("LIBTORCH_BYPASS_VERSION_CHECK = \"1\""));
 }
 
-fn what_is_no_libtorch_is_refused() {
+fn folders_without_a_libtorch_are_refused() {
     let fixture = Fixture::new();
     let with = |value: &str| fixture.setup().env("LIBTORCH", value).run();
     with("").fails_saying("LIBTORCH= names nothing");

@@ -83,7 +83,7 @@ pub(crate) fn a_signal_while_hosts_are_called() {
     assert!(!site.work.join("0").exists());
 }
 
-pub(crate) fn whatever_is_killed_nothing_is_left() {
+pub(crate) fn after_any_kill_no_process_is_left() {
     let site = site(3);
     let agent_of = |host: usize| {
         let processes = site.host(host).processes();

@@ -78,7 +78,7 @@ fn the_same_in_json() {
 }
 
 #[test]
-fn what_keys_become() {
+fn keys_become_settings() {
     let table: [(&str, &[&str]); 19] = [
         ("num_processes: -1", &[]),
         (
@@ -124,7 +124,7 @@ fn what_keys_become() {
 }
 
 #[test]
-fn what_cannot_be_is_named() {
+fn unsupported_values_are_named() {
     let table = [
         (
             "distributed_type: MEGATRON_LM\nmegatron_lm_config:\n  megatron_lm_tp_degree: 2",
@@ -199,7 +199,7 @@ fn what_cannot_be_is_named() {
 }
 
 #[test]
-fn what_is_left_out_is_named() {
+fn ignored_keys_are_named() {
     // text, the note, and whether it is worth a line at each launch
     let table = [
         (

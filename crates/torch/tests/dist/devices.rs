@@ -88,7 +88,7 @@ fn numbers_that_cannot_be() {
 }
 
 #[test]
-fn those_who_do_not_come_are_named() {
+fn missing_ranks_are_named() {
     let store = Store::hash().unwrap();
     let options = GroupOptions { timeout: Duration::from_millis(300), ..GroupOptions::default() };
     let made = ProcessGroup::new(&store, 1, 3, rendezvous::gloo(), options);
