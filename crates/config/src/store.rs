@@ -25,8 +25,8 @@ pub enum Existing {
 /// A link stays a link: what it points to is written. A new file gets the permissions that the
 /// user's mask leaves, a replaced one keeps its own. Gives the place of the kept old file.
 ///
-/// Errors when the folder is not there or may not be written to, or a file is there that is to be
-/// left.
+/// Errors when the folder is not there or may not be written to, or a file exists that must
+/// be left.
 pub fn write(path: &Path, text: &str, existing: Existing) -> Result<Option<PathBuf>, ConfigError> {
     let place = Room::at(path)?;
     if place.old.is_some() && existing == Existing::Refuse {

@@ -89,7 +89,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// Between two looks at the store: short at first, when the others are about to come.
+/// Pauses between two reads of the store: short at first, when the others are about to arrive.
 const PAUSES: [Duration; 3] =
     [Duration::from_micros(200), Duration::from_millis(2), Duration::from_millis(20)];
 

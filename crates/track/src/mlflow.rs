@@ -36,7 +36,7 @@ pub struct Mlflow {
     run_name: Option<String>,
     resumed: Option<String>,
     strict: bool,
-    patience: Duration,
+    finish_timeout: Duration,
     open: Option<Open>,
 }
 
@@ -71,7 +71,7 @@ impl Mlflow {
             run_name: None,
             resumed: None,
             strict: false,
-            patience: Duration::from_secs(10),
+            finish_timeout: Duration::from_secs(10),
             open: None,
         })
     }
@@ -154,8 +154,8 @@ impl Mlflow {
     /// Sets how long the end of the run may take in all, in `finish` and when the tracker is dropped: what is
     /// still to be sent, and telling the server; 10 s unless set.
     #[must_use]
-    pub fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub fn finish_timeout(mut self, finish_timeout: Duration) -> Self {
+        self.finish_timeout = finish_timeout;
         self
     }
 
@@ -208,9 +208,9 @@ impl Mlflow {
     fn end(&mut self, outcome: Outcome) -> Result<()> {
         let mut open =
             self.open.take().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })?;
-        let until = Instant::now() + self.patience;
+        let until = Instant::now() + self.finish_timeout;
         // The last call has a quarter of the time for itself.
-        let failure = open.sender.close(until - self.patience / 4);
+        let failure = open.sender.close(until - self.finish_timeout / 4);
         let ended = self.client.set_terminated(&open.run.run_id, outcome, Stamp::now(), until);
         match failure.or_else(|| ended.err()) {
             Some(failure) if self.strict => Err(failure),

@@ -30,7 +30,7 @@ use std::ops::Range;
 
 pub use kubeflow::Pods;
 pub use mpi::{Mpi, MpiKind};
-pub use nodelist::{LONGEST_NAME, MOST_HOSTS, expand_hosts, expand_tasks};
+pub use nodelist::{MAX_HOSTS, MAX_NAME_LEN, expand_hosts, expand_tasks};
 pub use slurm::Step;
 pub use table::*;
 

@@ -97,8 +97,8 @@ fn saved(build: Build) -> brigade_optim::OptimizerState {
 #[test]
 fn mismatched_states_are_named_and_change_nothing() {
     let adam: Build = |m| Adam::default().build(m);
-    type Spoil = fn(&mut brigade_optim::OptimizerState);
-    let faults: [(&str, Spoil); 9] = [
+    type Corrupt = fn(&mut brigade_optim::OptimizerState);
+    let faults: [(&str, Corrupt); 9] = [
         ("is of SGD, but this optimizer is Adam", |s| s.kind = "SGD".to_owned()),
         ("as parameter 1 of the model it has `other`", |s| s.parameters[1].name = "other".into()),
         ("as parameter 2 of the model it has none", |s| drop(s.parameters.pop())),
