@@ -29,18 +29,18 @@ pub(crate) fn all() -> Vec<Comparison> {
 
 /// Installs `brigade`, and makes, trains, changes, tests and resumes projects. One round: it takes minutes.
 fn project(_rounds: usize) -> Result<Vec<Row>> {
-    let scene = Scene::new()?;
-    let install = scene.timed(&checkout(), "cargo install --path crates/cli")?;
-    let new = scene.timed(scene.root.path(), "brigade new digits")?;
-    let digits = scene.root.path().join("digits");
-    let first = scene.timed(&digits, "cargo build --release")?;
-    let train = scene.timed(&digits, "cargo run --release")?;
+    let workspace = Workspace::new()?;
+    let install = workspace.timed(&checkout(), "cargo install --path crates/cli")?;
+    let new = workspace.timed(workspace.root.path(), "brigade new digits")?;
+    let digits = workspace.root.path().join("digits");
+    let first = workspace.timed(&digits, "cargo build --release")?;
+    let train = workspace.timed(&digits, "cargo run --release")?;
     replace(&digits.join("src/main.rs"), "128", "256")?;
-    let edit = scene.timed(&digits, "cargo build --release")?;
-    let two = scene.timed(&digits, "brigade launch --nproc 2 --release")?;
-    let test = scene.timed(&digits, "cargo test --release")?;
-    let hosts = scene.two_hosts(&digits)?;
-    scene.interrupt_and_resume()?;
+    let edit = workspace.timed(&digits, "cargo build --release")?;
+    let two = workspace.timed(&digits, "brigade launch --nproc 2 --release")?;
+    let test = workspace.timed(&digits, "cargo test --release")?;
+    let hosts = workspace.two_hosts(&digits)?;
+    workspace.interrupt_and_resume()?;
 
     let row = |what, seconds: f64, goal: Option<f64>| Row {
         what,
@@ -64,10 +64,10 @@ fn project(_rounds: usize) -> Result<Vec<Row>> {
 
 /// `cargo xtask demo` in a fresh clone, downloads of libtorch included.
 fn demo(_rounds: usize) -> Result<Vec<Row>> {
-    let scene = Scene::new()?;
-    let clone = format!("git clone --quiet . {}", scene.root.path().join("brigade").display());
-    scene.timed(&checkout(), &clone)?;
-    let seconds = scene.timed(&scene.root.path().join("brigade"), "cargo xtask demo")?;
+    let workspace = Workspace::new()?;
+    let clone = format!("git clone --quiet . {}", workspace.root.path().join("brigade").display());
+    workspace.timed(&checkout(), &clone)?;
+    let seconds = workspace.timed(&workspace.root.path().join("brigade"), "cargo xtask demo")?;
     Ok(vec![Row {
         what: "`cargo xtask demo` in a fresh clone: from nothing to a trained model",
         ours: format!("{seconds:.0} s"),
@@ -79,11 +79,11 @@ fn demo(_rounds: usize) -> Result<Vec<Row>> {
 }
 
 /// Folders that are empty at first, and an environment that knows nothing of this checkout's build.
-struct Scene {
+struct Workspace {
     root: TempDir,
 }
 
-impl Scene {
+impl Workspace {
     fn new() -> Result<Self> {
         Ok(Self { root: tempfile::tempdir().context("cannot make a temporary folder")? })
     }

@@ -1,4 +1,4 @@
-//! The guide for those who come from Accelerate leaves out none of its names.
+//! The guide for users of Accelerate covers all of its names.
 
 use std::collections::HashSet;
 

@@ -32,7 +32,7 @@ pub(crate) struct Options {
 pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
     ensure!(
         options.minutes.is_finite() && options.minutes > 0.0,
-        "--minutes {} is no time: give a number above 0",
+        "--minutes {} is not a duration: give a number above 0",
         options.minutes
     );
     let known = targets(checkout)?;
@@ -124,8 +124,8 @@ impl Fuzzer<'_> {
         }
         command.args([
             format!("-max_total_time={seconds}"),
-            format!("-max_len={LONGEST_INPUT}"),
-            format!("-timeout={LONGEST_SECONDS}"),
+            format!("-max_len={MAX_INPUT_LEN}"),
+            format!("-timeout={TIMEOUT_SECONDS}"),
             format!("-rss_limit_mb={MEMORY_MB}"),
             "-print_final_stats=1".to_owned(),
             "-verbosity=0".to_owned(),
@@ -147,7 +147,7 @@ impl Fuzzer<'_> {
         }
         // How often a branch was taken guides the search, but would keep thousands of inputs.
         command.args(["-set_cover_merge=1", "-use_counters=0"]);
-        command.arg(format!("-max_len={LONGEST_KEPT}"));
+        command.arg(format!("-max_len={MAX_KEPT_LEN}"));
         ensure!(cargo::run(&mut command)?.success(), "the corpus of {target} cannot be merged");
         Ok(())
     }
@@ -200,10 +200,10 @@ const FLAGS: [&str; 7] = [
 const HOST: &str = "x86_64-unknown-linux-gnu";
 /// Readers in crates that link libtorch; each is a feature.
 const LIBTORCH: [&str; 1] = ["idx"];
-const LONGEST_INPUT: usize = 64 << 10;
+const MAX_INPUT_LEN: usize = 64 << 10;
 /// Of inputs that are kept in the repository.
-const LONGEST_KEPT: usize = 4 << 10;
+const MAX_KEPT_LEN: usize = 4 << 10;
 /// For a reader that never ends, on the clock on the wall. The limit that counts is in the targets.
-const LONGEST_SECONDS: u32 = 300;
+const TIMEOUT_SECONDS: u32 = 300;
 /// For one that fills the memory before it ends.
 const MEMORY_MB: u32 = 2048;

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_four_minutes_hangs() {
+    fn a_test_of_four_minutes_counts_as_hanging() {
         let (mut slow, start) = (Slow::default(), Instant::now());
         let long = start + (LIMIT - A_MINUTE);
         slow.hear("test a::b has been running for over 60 seconds", start);

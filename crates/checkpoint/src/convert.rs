@@ -124,7 +124,7 @@ fn read(checkpoint: &Checkpoint, object: &Object) -> Result<Value<FileTensor>, E
 
 fn must_be_free(to: &Path) -> Result<(), Error> {
     match to.symlink_metadata() {
-        Ok(_) => Err(Error::Occupied { path: to.to_owned(), fact: "it is there already".into() }),
+        Ok(_) => Err(Error::Occupied { path: to.to_owned(), fact: "it already exists".into() }),
         Err(_) => Ok(()),
     }
 }

@@ -62,8 +62,8 @@ pub enum Error {
         global: String,
     },
 
-    /// A folder that is no checkpoint of Brigade's.
-    #[error("{} is no checkpoint: {fact}", path.display())]
+    /// A folder that is not a checkpoint of Brigade's.
+    #[error("{} is not a checkpoint: {fact}", path.display())]
     NotACheckpoint {
         /// The folder.
         path: PathBuf,

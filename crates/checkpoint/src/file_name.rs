@@ -27,7 +27,9 @@ pub struct FileName(String);
 
 /// A text that does not name a file in its own folder.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no file name: it must be one part of a path, without `/`, and not `.` or `..`")]
+#[error(
+    "{0:?} is not a file name: it must be one part of a path, without `/`, and not `.` or `..`"
+)]
 pub struct InvalidFileName(String);
 
 impl FileName {

@@ -1,6 +1,6 @@
 //! The safetensors format: a JSON header and the bytes of the tensors, little-endian.
 //!
-//! Only headers are handled here; who has the tensors writes and reads their bytes at the places
+//! Only headers are handled here; the caller writes and reads the tensors' bytes at the offsets
 //! that a header gives.
 
 use std::collections::HashMap;

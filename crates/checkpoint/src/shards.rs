@@ -87,12 +87,12 @@ impl Index {
     /// Reads an index file.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Damaged`] where it is no index, or names files outside its folder.
+    /// [`Error::Io`]; [`Error::Damaged`] where it is not an index, or names files outside its folder.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let text = fs::read(path).map_err(Error::io("read", path))?;
         serde_json::from_slice(&text).map_err(|error| Error::Damaged {
             path: path.to_owned(),
-            fact: format!("it is no index of shards: {error}"),
+            fact: format!("it is not an index of shards: {error}"),
         })
     }
 

@@ -58,7 +58,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Refused by all who read it, and nothing is left of the attempt. Gives the error.
+/// Checks that every reader refuses it and leaves no files behind. Returns the error.
 fn refused(file: &[u8]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("in.pth");
@@ -126,7 +126,7 @@ fn a_small_expanded_tensor_is_what_it_says() {
 
 /// A long string, sizes or names that are kept once and recalled with two bytes each.
 #[test]
-fn what_a_pickle_repeats_costs_no_memory() {
+fn repetitions_in_a_pickle_cost_no_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("in.pth");
     let long = "x".repeat(1 << 20);
@@ -216,7 +216,7 @@ fn names_in_a_manifest_stay_in_its_folder() {
             let manifest = manifest.replace("\\0", "\\u0000");
             let error = checkpoint(&inside, &manifest).unwrap_err();
             assert!(matches!(error, Error::Damaged { .. }), "{bad:?}: {error}");
-            assert!(error.to_string().contains("no file name"), "{bad:?}: {error}");
+            assert!(error.to_string().contains("not a file name"), "{bad:?}: {error}");
         }
     }
     // The manifest itself is none of its files, and two objects cannot have the same files.
@@ -238,7 +238,7 @@ fn a_foreign_like_writes_nothing_elsewhere() {
     fs::write(&from, weights(1, &[])).unwrap();
     let to = folder.path().join("x/y/out");
     let error = convert_like(&from, &to, &like).unwrap_err().to_string();
-    assert!(error.contains("no file name"), "{error}");
+    assert!(error.contains("not a file name"), "{error}");
     assert_eq!(names(folder.path()), ["in.pth", "x"]);
     assert_eq!(names(&folder.path().join("x")), ["y"]);
     assert_eq!(names(&folder.path().join("x/y")), ["like"]);
@@ -252,7 +252,7 @@ fn names_in_an_index_stay_in_its_folder() {
         fs::write(&path, format!(r#"{{"weight_map":{{"w":{bad:?}}}}}"#)).unwrap();
         for error in [Index::read(&path).unwrap_err(), read_weights(folder.path()).unwrap_err()] {
             assert!(matches!(error, Error::Damaged { .. }), "{error}");
-            assert!(error.to_string().contains("no file name"), "{error}");
+            assert!(error.to_string().contains("not a file name"), "{error}");
         }
     }
 }

@@ -73,7 +73,7 @@ fn it_replaces_another_and_nothing_else() {
 }
 
 #[test]
-fn what_is_not_finished_goes_with_its_owner_or_is_swept() {
+fn unfinished_checkpoints_are_removed_by_their_owner_or_a_later_save() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("checkpoint_0");
     let staging = Staging::create(&target, "a").unwrap();

@@ -10,12 +10,12 @@ use brigade_suite::with_mounts;
 
 brigade_suite::suite! {
     part write;
-    needs Mounts: where_there_is_no_way_past_the_cache_the_bytes_are_the_same;
+    needs Mounts: without_direct_io_the_bytes_are_the_same;
 }
 
 const FOLDER: &str = "BRIGADE_TEST_UNCACHED";
 
-fn where_there_is_no_way_past_the_cache_the_bytes_are_the_same() {
+fn without_direct_io_the_bytes_are_the_same() {
     let folder = tempfile::tempdir().unwrap();
     // Linux has such a file system everywhere: tmpfs, which needs no root, had no way past the cache
     // until 6.6, and ramfs, which only root may mount, has none.

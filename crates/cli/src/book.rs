@@ -11,7 +11,7 @@ use crate::Cli;
 fn words(line: &str) -> Option<Vec<String>> {
     let words = shlex::split(line).unwrap_or_else(|| panic!("its quotes do not match: {line}"));
     let at = words.iter().position(|word| word == "brigade" || word.ends_with("/brigade"))?;
-    // Another program's argument, as in `cargo build -p ...`, is no start of this one.
+    // Another program's argument, as in `cargo build -p ...`, does not start this program.
     let is_started = at == 0 || words[0] == "srun";
     let of_the_shell =
         |word: &String| word == "|" || word.trim_start_matches(char::is_numeric).starts_with('>');

@@ -8,8 +8,8 @@ use anyhow::Context;
 use brigade_config::store::Existing;
 use brigade_config::value::Precision;
 use brigade_config::{
-    ChosenBy, Machine, Place, Settings, Variables, document, load, migrate, read_text, rivals,
-    store, to_write,
+    ChosenBy, Machine, Settings, SettingsPath, Variables, conflicts, document, load, migrate,
+    read_text, store, to_write,
 };
 use brigade_launch::{NprocSpec, PlacementFacts, PlacementOptions};
 use clap::{Args, Subcommand, ValueEnum};
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<u8> {
         }
         Some(ConfigCommand::Show { file, json }) => {
             let loaded = load(file.config.as_deref(), &variables)?;
-            let layers = rivals::settle(loaded.layer)?;
+            let layers = conflicts::resolve(loaded.layer)?;
             let mut text = Vec::new();
             if *json {
                 let value = show::json(&layers, loaded.file.as_ref()).into();
@@ -148,14 +148,14 @@ fn update(file: &FileArgs, force: bool, variables: &Variables) -> anyhow::Result
     let Some(mut migration) = migrate::rewrite(&place.path, &text)? else {
         return say(&format!("{} is current", place.path.display()));
     };
-    // Accelerate's own file lies in a cache, which is no place for settings.
+    // Accelerate's own file lies in a cache, which is not a place for settings.
     let own = file.to_write(variables)?;
     if place.chosen_by == ChosenBy::Accelerate {
         migration.path.clone_from(&own.path);
     }
     let is_same = migration.path == place.path;
     let careful = if is_same { Existing::KeepBeside } else { Existing::Refuse };
-    let target = Place { path: migration.path, chosen_by: own.chosen_by };
+    let target = SettingsPath { path: migration.path, chosen_by: own.chosen_by };
     make_folder(&target)?;
     let kept = store::write(&target.path, &migration.text, existing(force && !is_same, careful))?;
     let mut words = migration.changes;
@@ -173,7 +173,7 @@ fn existing(force: bool, otherwise: Existing) -> Existing {
 }
 
 fn write(
-    place: &Place,
+    place: &SettingsPath,
     settings: &Settings,
     heading: &str,
     existing: Existing,
@@ -185,7 +185,7 @@ fn write(
 
 /// The user's own folder for settings is ours to make; any other is a typing error when it is not
 /// there.
-fn make_folder(place: &Place) -> anyhow::Result<()> {
+fn make_folder(place: &SettingsPath) -> anyhow::Result<()> {
     if let (ChosenBy::User, Some(folder)) = (place.chosen_by, place.path.parent()) {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("cannot make the folder {}", folder.display()))?;
@@ -194,16 +194,16 @@ fn make_folder(place: &Place) -> anyhow::Result<()> {
 }
 
 impl FileArgs {
-    fn to_write(&self, variables: &Variables) -> anyhow::Result<Place> {
+    fn to_write(&self, variables: &Variables) -> anyhow::Result<SettingsPath> {
         let place = to_write(self.config.as_deref(), variables);
         let place = place.ok_or_else(|| Usage(HOMELESS.to_owned()))?;
         if brigade_config::is_accelerates(&place.path) {
-            return Ok(Place { path: place.path.with_extension("toml"), ..place });
+            return Ok(SettingsPath { path: place.path.with_extension("toml"), ..place });
         }
         Ok(place)
     }
 
-    fn to_read(&self, variables: &Variables) -> anyhow::Result<Place> {
+    fn to_read(&self, variables: &Variables) -> anyhow::Result<SettingsPath> {
         let place = brigade_config::to_read(self.config.as_deref(), variables, Path::exists);
         place.ok_or_else(|| {
             Usage(

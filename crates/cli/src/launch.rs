@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use brigade_config::{
-    ChosenBy, ConfigError, Layer, Place, Source, Variables, is_accelerates, load, rivals,
+    ChosenBy, ConfigError, Layer, SettingsPath, Source, Variables, conflicts, is_accelerates, load,
 };
 use brigade_launch::hosts::{HostsError, HostsPlan};
 use brigade_launch::{HostFacts, LaunchError, LaunchPlan, Surroundings, agent};
@@ -139,7 +139,7 @@ fn say_warnings(layers: &Layer) {
 
 /// Names the file of Accelerate's that has a say in the job, though its command line does not name it.
 fn file_in_use(
-    file: Option<&Place>,
+    file: Option<&SettingsPath>,
     layers: &Layer,
     unused_plugins: Option<&str>,
 ) -> Option<String> {
@@ -180,7 +180,7 @@ impl JobArgs {
         &self,
         variables: &Variables,
         is_started: bool,
-    ) -> anyhow::Result<(Layer, Option<Place>)> {
+    ) -> anyhow::Result<(Layer, Option<SettingsPath>)> {
         let loaded = load(self.config.as_deref(), variables)?;
         let mut flags = self.flags.0.clone();
         self.foreign.add_to(&mut flags)?;
@@ -189,7 +189,7 @@ impl JobArgs {
         if is_started && !self.foreign.is_standalone() {
             surround(&mut given)?;
         }
-        let mut layers = rivals::settle(given)?;
+        let mut layers = conflicts::resolve(given)?;
         self.foreign.share_out(&mut layers).map_err(ConfigError::Contradiction)?;
         Ok((layers, loaded.file))
     }

@@ -83,7 +83,7 @@ fn render(name: &str, command: &Command) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// A reader that has seen enough (`| head`) is no error.
+/// A reader that has seen enough (`| head`) is not an error.
 fn print(bytes: &[u8]) -> anyhow::Result<u8> {
     match io::stdout().lock().write_all(bytes) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(0),

@@ -3,7 +3,7 @@
 use clap::Error;
 use clap::error::ErrorKind;
 
-/// The line for an error; `None` for an answer that is no error, or is a page of help.
+/// The line for an error; `None` for an answer that is not an error, or is a page of help.
 pub(crate) fn line(error: &Error) -> Option<String> {
     match error.kind() {
         ErrorKind::DisplayHelp

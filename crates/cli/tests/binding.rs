@@ -194,7 +194,7 @@ fn a_number_of_threads_that_the_user_has_chosen_stays() {
 }
 
 #[test]
-fn what_is_no_way_to_bind_is_refused() {
+fn unknown_bindings_are_refused() {
     let run = run(&[], &["--nproc=1", "--bind=tight"], "echo started");
     assert_eq!(run.code, 2);
     let message = "expected none, cores, numa, socket or core-complex, found \"tight\"";

@@ -250,7 +250,7 @@ fn weights_go_to_pytorch_and_back() {
     );
     let output = brigade(&["convert", "model.pth", "back.safetensors"], folder.path());
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("it is there already"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("it already exists"), "{}", text(&output.stderr));
     let output = brigade(&["convert", "model.pth", "other.onnx"], folder.path());
     assert!(text(&output.stderr).contains("names no layout"), "{}", text(&output.stderr));
 }

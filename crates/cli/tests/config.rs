@@ -39,7 +39,7 @@ fn default_writes_a_file_that_launch_reads() {
     let error = home.refusal(&["config", "default"], 2);
     assert_eq!(
         error,
-        "brigade: ~/.config/brigade/config.toml is there already: --force writes over it"
+        "brigade: ~/.config/brigade/config.toml already exists: --force writes over it"
     );
     home.answer(&["config", "default", "--force"]);
     assert!(fs::read_to_string(home.own()).unwrap().contains("mixed-precision = \"no\"\n"));
@@ -84,7 +84,7 @@ fn settings_reach_the_ranks() {
 }
 
 #[test]
-fn a_file_of_accelerates_is_read_where_there_is_no_other() {
+fn accelerates_file_is_read_without_another_one() {
     let home = Home::new();
     let text = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_CPU\nnum_machines: 1\n\
                 num_processes: 3\nuse_cpu: true\nmixed_precision: 'no'\ntpu_name: pod\n";
@@ -108,7 +108,7 @@ fn a_file_of_accelerates_is_read_where_there_is_no_other() {
 }
 
 #[test]
-fn a_file_that_was_not_named_stops_no_launch() {
+fn an_unusable_default_file_is_a_warning() {
     let home = Home::new();
     let path = ".cache/huggingface/accelerate/default_config.yaml";
     let file = home.file(path, "distributed_type: MEGATRON_LM\nnum_processes: 8\n");
@@ -146,7 +146,7 @@ fn old_files_are_renewed_and_kept() {
     home.answer(&["config", "update", "--config", &yaml]);
     assert!(home.path().join("a.toml").exists() && Path::new(&yaml).exists());
     let error = home.refusal(&["config", "update", "--config", &yaml], 2);
-    assert_eq!(error, "brigade: ~/a.toml is there already: --force writes over it");
+    assert_eq!(error, "brigade: ~/a.toml already exists: --force writes over it");
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn shown_as_json() {
 }
 
 #[test]
-fn what_is_wrong_is_said_in_one_line() {
+fn errors_are_one_line() {
     let home = Home::new();
     let broken = home.file("broken.toml", "version = 1\n[ranks]\nnprc = 2\n");
     let yaml = home.file("broken.yaml", "distributed_type: [\n");
@@ -298,7 +298,7 @@ fn ctrl_c_writes_nothing() {
     home.answer(&["config", "default"]);
     let before = fs::read_to_string(home.own()).unwrap();
     let mut person = Person::answering(home.command(&["config"]));
-    person.expect("is there already. Write over it?");
+    person.expect("already exists. Overwrite it?");
     person.types("\r");
     assert_eq!(person.ends(), 130);
     assert_eq!(fs::read_to_string(home.own()).unwrap(), before);

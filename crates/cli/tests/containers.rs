@@ -11,11 +11,11 @@ use brigade_suite::TimeLimit;
 mod job;
 
 brigade_suite::suite! {
-    needs Hosts: what_others_leave_in_a_container_lives_on;
+    needs Hosts: processes_of_others_in_a_container_live_on;
 }
 
 /// The kernel gives the first process of a container all orphans there, those of `kubectl exec`, too.
-fn what_others_leave_in_a_container_lives_on() {
+fn processes_of_others_in_a_container_live_on() {
     let _limit = TimeLimit::new("a launcher in a container", Duration::from_secs(180));
     let folder = tempfile::tempdir().unwrap();
     // The second attempt begins when what the first one has left is gone.

@@ -2,13 +2,13 @@
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
-mod ward;
+mod doctor_cluster;
 
 use std::process::Command;
 
 use brigade_hostkit::MemoryGroup;
 use brigade_suite::with_mounts;
-use ward::{BRIGADE, Examined, examined, run};
+use doctor_cluster::{BRIGADE, Examined, examined, run};
 
 brigade_suite::suite! {
     always:

@@ -143,7 +143,7 @@ fn every_setting_of_every_layer_is_in_the_file() {
 }
 
 #[test]
-fn what_the_scheduler_says_is_left_out_with_a_word() {
+fn settings_of_the_scheduler_are_left_out_with_a_note() {
     let home = home("version = 1\n[hosts]\nhosts = [\"a:2\", \"b:2\"]\n");
     let (script, said) = emitted(home.path(), &[], &["slurm", "train.py"]);
     assert!(!script.contains("a:2"), "{script}");

@@ -130,7 +130,7 @@ fn convolutions_need_the_size_of_the_images() {
     write_header(&file, &tensors);
     let file = file.to_str().unwrap();
     let unknown = answer(&[file]);
-    assert_eq!(unknown["parameters"], 32 * 25 + 64 * 32 * 25, "buffers are no parameters");
+    assert_eq!(unknown["parameters"], 32 * 25 + 64 * 32 * 25, "buffers are not parameters");
     assert_eq!(unknown["bytes_per_rank"]["fp32"]["activations"], Value::Null);
     let (_, stdout, _) = ask(&[file]);
     assert!(stdout.contains("activations unknown") && stdout.contains("--image-size"), "{stdout}");
@@ -142,7 +142,7 @@ fn convolutions_need_the_size_of_the_images() {
 }
 
 #[test]
-fn what_cannot_be_estimated_is_named() {
+fn parts_without_an_estimate_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     fs::write(path("short.safetensors"), [1, 2, 3]).unwrap();

@@ -46,7 +46,7 @@ fn any_host_may_be_lost_with_etcd() {
     };
     let mut names: Vec<usize> = (0..5).collect();
     let mut before = order(&hosts, 5, 0);
-    // Each time the one that coordinates: it says who joins.
+    // Each time the host that coordinates: it reports which hosts join.
     for (left, attempt) in [(4, 1), (3, 2), (2, 3)] {
         let main = coordinating(&launchers);
         let (lost, name) = (launchers.remove(main), names.remove(main));

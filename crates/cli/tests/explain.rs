@@ -66,7 +66,7 @@ fn json_is_the_tables_of_accelerate_torch_and_fastai() {
 }
 
 #[test]
-fn a_table_shows_who_gets_what() {
+fn a_table_shows_the_samples_of_each_rank() {
     assert_eq!(
         answer("--samples 50 --batch-size 12 --nproc 4"),
         "\
@@ -192,7 +192,7 @@ fn impossible_questions_get_one_clear_line() {
 }
 
 #[test]
-fn a_reader_that_leaves_is_no_error() {
+fn a_closed_reader_is_not_an_error() {
     let mut child = shards("--samples 1000000 --batch-size 10 --nproc 4 --json")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -52,7 +52,7 @@ fn all_flags_of_torchrun() {
             stdout(&[nproc, &[flag.as_str()]].concat());
         }
     }
-    // A module is no path to a program: what is found is Python.
+    // A module is not a path to a program: what is found is Python.
     let module = explain(&["--nproc=1", "-m"]);
     let found =
         module.status.success() || String::from_utf8_lossy(&module.stderr).contains("python");

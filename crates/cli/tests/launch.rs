@@ -408,7 +408,7 @@ fn a_reaper_stays_until_its_agent_has_ended() {
 /// As `sbatch`, a running `tmux` and `systemd-run` do: a process that does not descend from the rank
 /// starts what the rank asks for, with the rank's environment.
 #[test]
-fn what_a_service_has_started_for_a_rank_lives_on() {
+fn processes_started_by_a_service_for_a_rank_live_on() {
     for killed in [false, true] {
         let folder = tempfile::tempdir().unwrap();
         let [requests, served] = ["requests", "served"].map(|name| folder.path().join(name));
@@ -565,7 +565,7 @@ fn a_launcher_inside_a_launcher() {
 }
 
 #[test]
-fn what_cannot_run_is_refused_before_anything_starts() {
+fn programs_that_cannot_run_are_refused_before_a_start() {
     let folder = tempfile::tempdir().unwrap();
     let locked = folder.path().join("locked");
     fs::write(&locked, "#!/bin/sh\n").unwrap();

@@ -205,7 +205,7 @@ fn dev_null_keeps_no_logs() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_anything_starts() {
+fn invalid_log_options_are_refused_before_a_start() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
@@ -293,7 +293,7 @@ fn colours() {
         lines.concat()
     };
     let plain = "[0] out 0\n[1] out 1\n";
-    assert_eq!(run("--color=auto", &[]), plain, "a pipe is no terminal");
+    assert_eq!(run("--color=auto", &[]), plain, "a pipe is not a terminal");
     let sorted = |text: &str| {
         let mut lines: Vec<_> = text.split_inclusive('\n').collect();
         lines.sort_unstable();
@@ -498,7 +498,7 @@ fn a_quiet_launcher_and_a_file_have_no_live_line() {
 }
 
 #[test]
-fn reports_that_are_none_do_no_harm() {
+fn malformed_reports_are_ignored() {
     let script = "exec 2>/proc/self/fd/$BRIGADE_PROGRESS_FD; i=0; \
                   while [ $i -lt 200 ]; do echo '{\"position\":-1,\"label\":7}' >&2; \
                   head -c 5000 /dev/zero >&2; i=$((i + 1)); done; echo alive";

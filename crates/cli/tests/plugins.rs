@@ -151,7 +151,7 @@ fn another_program_is_refused() {
 }
 
 #[test]
-fn what_excludes_what() {
+fn exclusive_flags_are_refused() {
     let work = Work::new();
     let fsdp = work.path().join("fsdp.yaml");
     fs::write(&fsdp, "distributed_type: FSDP\nuse_cpu: false\n").unwrap();

@@ -85,7 +85,7 @@ fn ranks_that_do_not_stop_are_killed_before_a_restart() {
 }
 
 #[test]
-fn a_user_who_stops_the_job_gets_no_restart() {
+fn a_job_stopped_by_its_user_is_not_restarted() {
     let script = "touch $DIR/$TORCHELASTIC_RESTART_COUNT-$RANK; \
                   if [ $TORCHELASTIC_RESTART_COUNT$RANK = 00 ]; then exit 1; fi; sleep 1000 & wait";
     let job = Job::new(2).flag("--max-restarts=9").sh(script).start();
@@ -231,7 +231,7 @@ fn an_outer_launcher_is_told_the_cause() {
 }
 
 #[test]
-fn what_codes_and_signals_mean() {
+fn exit_codes_and_signals_are_reported() {
     let table = [
         ("kill -KILL $$", 137, "SIGKILL"),
         ("kill -ABRT $$", 134, "the process aborted itself"),

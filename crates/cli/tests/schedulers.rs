@@ -119,7 +119,7 @@ fn launchers_under_slurm() {
     let run = launch(two);
     assert_eq!(run.code, 0, "{}", run.stderr);
     assert_eq!(run.lines(), ["[0] 0 of 4", "[1] 1 of 4", "[2] 2 of 4", "[3] 3 of 4"]);
-    // Slurm gives them nothing that other users do not know, and their home is no network's.
+    // Slurm gives them nothing that other users do not know, and their home is not on a network.
     assert_eq!(run.stderr.matches("warning: this job has no secret").count(), 1, "{}", run.stderr);
     // The job fails with the code of the rank that failed.
     let failing = ["sh", "-c", "[ $RANK = 3 ] && exit 7; sleep 1000"];

@@ -10,18 +10,18 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// A folder with a libtorch of that version in it.
-struct Scene(TempDir);
+struct Fixture(TempDir);
 
-impl Scene {
+impl Fixture {
     fn new(version: &str) -> Self {
-        let scene = Self(TempDir::new().unwrap());
-        let libtorch = scene.libtorch();
+        let fixture = Self(TempDir::new().unwrap());
+        let libtorch = fixture.libtorch();
         for folder in ["lib", "include"] {
             fs::create_dir_all(libtorch.join(folder)).unwrap();
         }
         fs::write(libtorch.join("lib/libtorch_cpu.so"), "").unwrap();
         fs::write(libtorch.join("build-version"), version).unwrap();
-        scene
+        fixture
     }
 
     fn folder(&self) -> &Path {
@@ -69,18 +69,18 @@ fn metadata(project: &Path) -> serde_json::Value {
 
 #[test]
 fn a_new_project_is_a_package_that_knows_its_libtorch() {
-    let scene = Scene::new("2.13.0");
+    let fixture = Fixture::new("2.13.0");
     for template in ["loop", "complete", "single"] {
-        let libtorch = scene.libtorch();
+        let libtorch = fixture.libtorch();
         let name = format!("my-{template}");
         let arguments = ["new", &name, "--template", template, "--libtorch"];
-        let said = scene.succeeds(".", &[&arguments[..], &[libtorch.to_str().unwrap()]].concat());
+        let said = fixture.succeeds(".", &[&arguments[..], &[libtorch.to_str().unwrap()]].concat());
         assert!(said.contains(&format!("made {name}: ")), "{said}");
         assert!(
             said.contains("nothing is fetched") && said.contains("cargo run --release"),
             "{said}"
         );
-        let project = scene.folder().join(&name);
+        let project = fixture.folder().join(&name);
         let config = fs::read_to_string(project.join(".cargo/libtorch.toml")).unwrap();
         assert!(config.contains(&format!("LIBTORCH = \"{}\"", libtorch.display())), "{config}");
         let metadata = metadata(&project);
@@ -103,47 +103,47 @@ fn a_new_project_is_a_package_that_knows_its_libtorch() {
 /// Cargo would warn of a member's profiles in each build.
 #[test]
 fn a_project_in_a_workspace_leaves_profiles_to_it() {
-    let scene = Scene::new("2.13.0");
-    fs::write(scene.folder().join("Cargo.toml"), "[workspace]\nresolver = \"3\"\n").unwrap();
-    scene.succeeds(".", &["new", "member", "--no-setup"]);
-    let manifest = fs::read_to_string(scene.folder().join("member/Cargo.toml")).unwrap();
+    let fixture = Fixture::new("2.13.0");
+    fs::write(fixture.folder().join("Cargo.toml"), "[workspace]\nresolver = \"3\"\n").unwrap();
+    fixture.succeeds(".", &["new", "member", "--no-setup"]);
+    let manifest = fs::read_to_string(fixture.folder().join("member/Cargo.toml")).unwrap();
     assert!(manifest.contains("brigade") && !manifest.contains("[profile"), "{manifest}");
 }
 
 #[test]
 fn a_name_that_is_taken_or_not_allowed_is_refused() {
-    let scene = Scene::new("2.13.0");
-    fs::create_dir(scene.folder().join("there")).unwrap();
-    let (code, line) = scene.fails(".", &["new", "there", "--no-setup"]);
+    let fixture = Fixture::new("2.13.0");
+    fs::create_dir(fixture.folder().join("there")).unwrap();
+    let (code, line) = fixture.fails(".", &["new", "there", "--no-setup"]);
     assert_eq!(code, 2, "{line}");
     assert!(line.contains("already exists"), "{line}");
-    let (code, line) = scene.fails(".", &["new", "7 of 9", "--no-setup"]);
+    let (code, line) = fixture.fails(".", &["new", "7 of 9", "--no-setup"]);
     assert_eq!(code, 2, "{line}");
     assert!(line.contains("invalid character"), "{line}");
-    let (code, line) = scene.fails(".", &["new", "x", "--no-setup", "--brigade", "there"]);
+    let (code, line) = fixture.fails(".", &["new", "x", "--no-setup", "--brigade", "there"]);
     assert_eq!((code, line.ends_with("no checkout of Brigade")), (2, true), "{line}");
-    assert!(!scene.folder().join("x").exists());
+    assert!(!fixture.folder().join("x").exists());
 }
 
 #[test]
 fn a_project_without_a_libtorch_is_made_and_says_what_is_left_to_do() {
-    let scene = Scene::new("2.9.1");
-    let libtorch = scene.libtorch();
+    let fixture = Fixture::new("2.9.1");
+    let libtorch = fixture.libtorch();
     let arguments = ["new", "early", "--libtorch", libtorch.to_str().unwrap()];
-    let (code, line) = scene.fails(".", &arguments);
+    let (code, line) = fixture.fails(".", &arguments);
     assert_eq!(code, 1);
     assert!(line.contains("run `brigade setup` in early: --libtorch "), "{line}");
     assert!(line.contains("is libtorch 2.9.1"), "{line}");
-    assert!(scene.folder().join("early/src/main.rs").is_file());
+    assert!(fixture.folder().join("early/src/main.rs").is_file());
 }
 
 #[test]
 fn setup_says_what_it_does_and_undoes_it() {
-    let scene = Scene::new("2.13.0");
-    scene.succeeds(".", &["new", "mine", "--no-setup"]);
-    let libtorch = scene.libtorch();
+    let fixture = Fixture::new("2.13.0");
+    fixture.succeeds(".", &["new", "mine", "--no-setup"]);
+    let libtorch = fixture.libtorch();
     // From a folder inside of the project; relative paths are the user's.
-    let said = scene.succeeds("mine/src", &["setup", "--libtorch", "../../libtorch"]);
+    let said = fixture.succeeds("mine/src", &["setup", "--libtorch", "../../libtorch"]);
     let lines: Vec<&str> = said.lines().collect();
     let first = format!("--libtorch ../../libtorch: libtorch 2.13.0 in {}", libtorch.display());
     assert!(
@@ -152,19 +152,19 @@ fn setup_says_what_it_does_and_undoes_it() {
     );
     assert!(lines.contains(&"wrote .cargo/libtorch.toml"), "{said}");
     assert!(lines.last().unwrap().starts_with("ready: "), "{said}");
-    let removed = scene.succeeds("mine", &["setup", "--remove"]);
+    let removed = fixture.succeeds("mine", &["setup", "--remove"]);
     assert!(removed.contains("removed .cargo/libtorch.toml"), "{removed}");
-    let again = scene.succeeds("mine", &["setup", "--remove"]);
+    let again = fixture.succeeds("mine", &["setup", "--remove"]);
     assert!(again.ends_with("is not set up: nothing to remove\n"), "{again}");
 }
 
 #[test]
 fn setup_outside_of_a_project_and_wrong_flags() {
-    let scene = Scene::new("2.13.0");
-    let (code, line) = scene.fails(".", &["setup"]);
+    let fixture = Fixture::new("2.13.0");
+    let (code, line) = fixture.fails(".", &["setup"]);
     assert_eq!(code, 1);
     assert!(line.contains("cargo finds no project in"), "{line}");
-    let (code, line) = scene.fails(".", &["setup", "--cuda", "--pytorch"]);
+    let (code, line) = fixture.fails(".", &["setup", "--cuda", "--pytorch"]);
     assert_eq!(code, 2);
     assert!(line.contains("cannot be used with"), "{line}");
 }

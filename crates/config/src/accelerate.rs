@@ -1,6 +1,6 @@
 //! Accelerate's own configuration files, read as they are.
 //!
-//! Every key of its `ClusterConfig` has one of four fates, and the caller learns which: it becomes
+//! Every key of its `ClusterConfig` has one of four outcomes, and the caller learns which: it becomes
 //! settings, it says nothing, it is left out with a reason, or the file cannot be used because of
 //! it. None is dropped in silence.
 
@@ -22,7 +22,7 @@ mod yaml;
 pub struct Import {
     /// Its settings, and a warning for each key that was left out.
     pub layer: Layer,
-    /// Every key with its fate, in the order of the file.
+    /// Every key with its outcome, in the order of the file.
     pub rows: Vec<Row>,
 }
 
@@ -36,12 +36,12 @@ pub struct Row {
     /// Its value, shortened.
     pub value: String,
     /// What became of it.
-    pub fate: Fate,
+    pub outcome: KeyOutcome,
 }
 
 /// What becomes of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum KeyOutcome {
     /// These settings, by name and value; a variable for the ranks as `env.NAME`, an argument of a
     /// plugin as `accelerate.NAME`.
     Becomes(Vec<(String, String)>),
@@ -77,7 +77,7 @@ pub fn read(path: &Path, text: &str) -> Result<Import, ConfigError> {
     let keys = Keys::new(path, &entries);
     let mut import = Import { layer: Layer::default(), rows: Vec::new() };
     for entry in &entries {
-        let Some(fate) = keys.fate(entry)? else {
+        let Some(outcome) = keys.outcome(entry)? else {
             let hint = suggest::closest(&entry.key.replace('_', "-"), Keys::dashed())
                 .map_or_else(String::new, |name| {
                     format!(": did you mean `{}`?", name.replace('-', "_"))
@@ -88,7 +88,7 @@ pub fn read(path: &Path, text: &str) -> Result<Import, ConfigError> {
                 hint,
             });
         };
-        import.take(&keys, entry, fate)?;
+        import.take(&keys, entry, outcome)?;
     }
     let reasons: Vec<String> = import.rows.iter().filter_map(Row::refusal).collect();
     if !reasons.is_empty() {
@@ -110,10 +110,15 @@ pub fn read(path: &Path, text: &str) -> Result<Import, ConfigError> {
 }
 
 impl Import {
-    fn take(&mut self, keys: &Keys<'_>, entry: &Entry, fate: Fate) -> Result<(), ConfigError> {
+    fn take(
+        &mut self,
+        keys: &Keys<'_>,
+        entry: &Entry,
+        outcome: KeyOutcome,
+    ) -> Result<(), ConfigError> {
         let source = keys.source(entry);
-        match &fate {
-            Fate::Becomes(settings) => {
+        match &outcome {
+            KeyOutcome::Becomes(settings) => {
                 for (name, text) in settings {
                     if let Some(name) = name.strip_prefix(ENV_PREFIX) {
                         self.layer.set_env(name, text, source.clone())?;
@@ -124,23 +129,23 @@ impl Import {
                     }
                 }
             }
-            Fate::LeftOut(reason) => {
+            KeyOutcome::LeftOut(reason) => {
                 self.layer.warn(source, format!("{} is not honoured: {reason}", entry.key));
             }
-            Fate::Idle(reason) => {
+            KeyOutcome::Idle(reason) => {
                 self.layer.note(source, format!("{} does nothing: {reason}", entry.key));
             }
-            Fate::Nothing | Fate::Refused(_) => {}
+            KeyOutcome::Nothing | KeyOutcome::Refused(_) => {}
         }
         let value = entry.value.shown();
-        self.rows.push(Row { line: entry.line, key: entry.key.clone(), value, fate });
+        self.rows.push(Row { line: entry.line, key: entry.key.clone(), value, outcome });
         Ok(())
     }
 }
 
 impl Row {
     fn refusal(&self) -> Option<String> {
-        let Fate::Refused(reason) = &self.fate else { return None };
+        let KeyOutcome::Refused(reason) = &self.outcome else { return None };
         Some(format!("line {}: {}: {reason}", self.line, self.key))
     }
 }

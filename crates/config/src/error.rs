@@ -93,8 +93,8 @@ pub enum ConfigError {
     /// Settings that cannot hold together.
     #[error("{0}")]
     Contradiction(String),
-    /// A file is there that is not to be written over.
-    #[error("{} is there already: --force writes over it", .0.display())]
+    /// A file exists and must not be overwritten.
+    #[error("{} already exists: --force writes over it", .0.display())]
     Exists(PathBuf),
     /// A file could not be written.
     #[error("cannot write {}: {reason}", path.display())]
@@ -131,7 +131,7 @@ impl ConfigError {
         Self::Syntax { path: path.to_owned(), line, format, message }
     }
 
-    /// A text that is no value of a setting.
+    /// A text that is not a value of a setting.
     pub(crate) fn text(source: Source, name: &str, text: &str) -> Self {
         let wrong = Setting::named(name).map_or_else(String::new, |it| fault(it, text));
         Self::Value { source_of: source, name: name.to_owned(), found: format!("`{text}`"), wrong }

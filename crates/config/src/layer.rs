@@ -107,7 +107,7 @@ impl Layer {
     /// Errors when it cannot be one, or is for the launcher to set.
     pub fn set_env(&mut self, name: &str, value: &str, source: Source) -> Result<(), ConfigError> {
         let reason = if name.is_empty() || name.contains(['=', '\0']) {
-            "is no name for a variable"
+            "is not a valid name of a variable"
         } else if env::TABLE.iter().any(|it| it.name == name) {
             "is for the launcher to set: every rank has a value of its own"
         } else if env::LAUNCHERS_OWN.contains(&name) {
@@ -204,7 +204,7 @@ impl Layer {
         self.sources.insert(name.to_owned(), source);
     }
 
-    /// Says something about a setting to those who ask for an explanation.
+    /// Adds a note about a setting, shown by `--explain`.
     pub fn note(&mut self, source: Source, text: impl Into<String>) {
         self.notes.push(Note { source, text: text.into(), is_warning: false });
     }

@@ -1,11 +1,11 @@
-//! The settings of a launch: what they are, who says them, and how they are kept.
+//! The settings of a launch: what they are, where they come from, and how they are kept.
 //!
 //! [`TABLE`] has a row for each setting. A settings file, the environment and the flags of `brigade
 //! launch` fill the same [`Settings`], one layer over the other, and a [`Layer`] remembers for each
 //! value where it comes from:
 //!
 //! ```
-//! use brigade_config::{Layer, Source, Variables, file, rivals};
+//! use brigade_config::{Layer, Source, Variables, file, conflicts};
 //!
 //! let text = "version = 1\n[ranks]\nnproc = 2\n[hosts]\nnnodes = 2\n";
 //! let lower = file::read("job.toml".as_ref(), text)?.over(Layer::defaults());
@@ -13,7 +13,7 @@
 //! let mut flags = Layer::default();
 //! flags.set("nproc", "4", Source::Flag("nproc".into()))?;
 //!
-//! let layers = rivals::settle(flags.over(variables.over(lower)))?;
+//! let layers = conflicts::resolve(flags.over(variables.over(lower)))?;
 //! let said = |name| layers.source(name).map(ToString::to_string).unwrap_or_default();
 //! assert_eq!((layers.settings.text("nproc").unwrap().as_str(), said("nproc").as_str()), ("4", "flag --nproc"));
 //! assert_eq!(said("max-restarts"), "environment PET_MAX_RESTARTS");
@@ -27,6 +27,7 @@
 //! pure.
 
 pub mod accelerate;
+pub mod conflicts;
 pub mod document;
 mod error;
 pub mod file;
@@ -34,10 +35,9 @@ mod layer;
 mod load;
 mod machine;
 pub mod migrate;
-mod places;
+mod paths;
 pub mod plugins;
 pub mod questions;
-pub mod rivals;
 mod settings;
 mod source;
 pub mod store;
@@ -49,7 +49,7 @@ pub use error::ConfigError;
 pub use layer::{Layer, Note};
 pub use load::{Loaded, is_accelerates, load, read_layer, read_text};
 pub use machine::Machine;
-pub use places::{ChosenBy, Place, to_read, to_write};
+pub use paths::{ChosenBy, SettingsPath, to_read, to_write};
 pub use settings::{Setting, Settings, TABLE, TABLES, Table};
 pub use source::Source;
 pub use variables::{Variables, of_the_launcher};

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::error::ConfigError;
 use crate::layer::Layer;
-use crate::places::{self, ChosenBy, Place};
+use crate::paths::{self, ChosenBy, SettingsPath};
 use crate::settings::Settings;
 use crate::source::Source;
 use crate::variables::Variables;
@@ -18,7 +18,7 @@ pub struct Loaded {
     /// The environment over the file over the defaults.
     pub layer: Layer,
     /// The file that was read.
-    pub file: Option<Place>,
+    pub file: Option<SettingsPath>,
 }
 
 /// Reads the settings file, if there is one, and the environment.
@@ -30,7 +30,7 @@ pub struct Loaded {
 /// Errors when a file that was named cannot be read, and when a file or a variable does not say
 /// what its settings expect.
 pub fn load(named: Option<&Path>, variables: &Variables) -> Result<Loaded, ConfigError> {
-    let place = places::to_read(named, variables, Path::exists);
+    let place = paths::to_read(named, variables, Path::exists);
     let mut lower = match &place {
         Some(place) => read_place(place)?,
         None => Layer::default(),
@@ -54,7 +54,7 @@ fn expand(settings: &mut Settings, home: &Path) {
     }
 }
 
-fn read_place(place: &Place) -> Result<Layer, ConfigError> {
+fn read_place(place: &SettingsPath) -> Result<Layer, ConfigError> {
     let read = read_text(place).and_then(|text| read_layer(&place.path, &text));
     match read {
         Err(error) if place.chosen_by == ChosenBy::Accelerate => {
@@ -91,8 +91,8 @@ pub fn is_accelerates(path: &Path) -> bool {
 
 /// The text of a settings file.
 ///
-/// Errors when it cannot be read, is no text, or is too long to be one.
-pub fn read_text(place: &Place) -> Result<String, ConfigError> {
+/// Errors when it cannot be read, is not text, or is too long to be one.
+pub fn read_text(place: &SettingsPath) -> Result<String, ConfigError> {
     let fault = |source| ConfigError::Unreadable {
         path: place.path.clone(),
         asked_by: place.chosen_by.reason().to_owned(),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
-use crate::accelerate::{self, Fate};
+use crate::accelerate::{self, KeyOutcome};
 use crate::document;
 use crate::error::ConfigError;
 use crate::file;
@@ -65,14 +65,14 @@ pub fn rewrite(path: &Path, text: &str) -> Result<Option<Migration>, ConfigError
 }
 
 fn change(row: &accelerate::Row) -> String {
-    let became = match &row.fate {
-        Fate::Becomes(settings) => {
+    let became = match &row.outcome {
+        KeyOutcome::Becomes(settings) => {
             let words = |(name, value): &(String, String)| format!("{name} = {value}");
             settings.iter().map(words).collect::<Vec<_>>().join(", ")
         }
-        Fate::Nothing => "nothing: it is so anyway".to_owned(),
-        Fate::Idle(reason) => format!("nothing: {reason}"),
-        Fate::LeftOut(reason) | Fate::Refused(reason) => format!("left out: {reason}"),
+        KeyOutcome::Nothing => "nothing: it is so anyway".to_owned(),
+        KeyOutcome::Idle(reason) => format!("nothing: {reason}"),
+        KeyOutcome::LeftOut(reason) | KeyOutcome::Refused(reason) => format!("left out: {reason}"),
     };
     format!("line {}: {}: {} -> {became}", row.line, row.key, row.value)
 }

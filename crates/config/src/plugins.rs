@@ -1,7 +1,7 @@
 //! Accelerate's plugins for sharded training: arguments of `accelerate launch` that become variables
 //! for Python programs.
 //!
-//! Brigade keeps a whole model on each rank, so these are no settings of its own. A Python program
+//! Brigade keeps a whole model on each rank, so these are not settings of its own. A Python program
 //! that uses Accelerate reads them from its environment, under the names and with the defaults that
 //! `accelerate launch` gives them; the table below is its code (`prepare_multi_gpu_env`,
 //! `prepare_deepspeed_cmd_env`, `prepare_extend_env_parallelism_config`, version 1.15).
@@ -158,7 +158,7 @@ impl Plugins {
 ///
 /// # Errors
 /// Two plugins, or a plugin and `--cpu`, exclude each other.
-pub fn settle(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
+pub fn resolve(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
     let is_on = |layer: &Layer, plugin: Plugin| value(layer, plugin.switch()) == Some("true");
     let source = |layer: &Layer, plugin: Plugin| source(layer, plugin.switch());
     let said =

@@ -224,7 +224,7 @@ impl Questionnaire {
             Question::Backend => Kind::Choice {
                 options: vec![
                     (Backend::Builtin.word(), "a server built into the launcher"),
-                    (Backend::Etcd.word(), "an etcd cluster that is there already"),
+                    (Backend::Etcd.word(), "an existing etcd cluster"),
                 ],
                 default: 0,
             },

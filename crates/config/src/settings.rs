@@ -68,7 +68,7 @@ impl Setting {
         parts.collect::<Vec<_>>().join(". ")
     }
 
-    /// What is wrong with a text that is no value of it.
+    /// What is wrong with a text that is not a value of it.
     #[must_use]
     pub fn fault(&self, text: &str) -> String {
         (self.fault)(text)
@@ -436,7 +436,7 @@ settings! {
     }
 }
 
-/// Arguments of `accelerate launch` that are no settings.
+/// Arguments of `accelerate launch` that are not settings.
 pub(crate) const ACCELERATE: Table = Table {
     name: "accelerate",
     meaning: " Arguments of `accelerate launch` for FSDP, DeepSpeed and axes of parallelism, for Python \

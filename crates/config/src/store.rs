@@ -9,7 +9,7 @@ use tempfile::NamedTempFile;
 
 use crate::error::ConfigError;
 
-/// What to do with a file that is there already.
+/// What to do with a file that already exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
     /// Leave it, and fail.
@@ -25,8 +25,8 @@ pub enum Existing {
 /// A link stays a link: what it points to is written. A new file gets the permissions that the
 /// user's mask leaves, a replaced one keeps its own. Gives the place of the kept old file.
 ///
-/// Errors when the folder is not there or may not be written to, or a file is there that is to be
-/// left.
+/// Errors when the folder is not there or may not be written to, or a file exists that must
+/// be left.
 pub fn write(path: &Path, text: &str, existing: Existing) -> Result<Option<PathBuf>, ConfigError> {
     let place = Room::at(path)?;
     if place.old.is_some() && existing == Existing::Refuse {
@@ -138,7 +138,7 @@ mod tests {
         let path = folder.path().join("a.toml");
         assert_eq!(write(&path, "one", Existing::Refuse).unwrap(), None);
         let error = write(&path, "two", Existing::Refuse).unwrap_err().to_string();
-        assert!(error.ends_with("is there already: --force writes over it"), "{error}");
+        assert!(error.ends_with("already exists: --force writes over it"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "one");
 
         fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_way_is_said() {
+    fn unwritable_paths_are_named_with_the_obstacle() {
         let folder = tempfile::tempdir().unwrap();
         let here = folder.path();
         fs::write(here.join("file"), "").unwrap();

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_user_may_have_meant() {
+    fn similar_names_are_suggested() {
         let table = [
             ("nprc", Some("nproc")),
             ("nproc_per_node", Some("nproc")),

@@ -7,7 +7,7 @@ use brigade_world::env;
 
 use crate::error::ConfigError;
 use crate::layer::Layer;
-use crate::places::accelerate_default;
+use crate::paths::accelerate_default;
 use crate::settings::{Setting, TABLE};
 use crate::source::Source;
 use crate::suggest;
@@ -17,7 +17,7 @@ use crate::suggest;
 pub struct Variables(BTreeMap<String, OsString>);
 
 impl Variables {
-    /// Those of this process. A name that is no text is none that we look for.
+    /// Returns those of this process; names that are not UTF-8 are skipped.
     #[must_use]
     pub fn gather() -> Self {
         let named = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value));
@@ -97,7 +97,7 @@ impl Variables {
             let word = name.trim_start_matches(OURS).to_ascii_lowercase();
             let meant = suggest::closest(&word, TABLE.iter().map(|it| it.name));
             if let (false, Some(setting)) = (is_known, meant.and_then(Setting::named)) {
-                let text = format!("is no setting: did you mean {}?", setting.variable());
+                let text = format!("is not a setting: did you mean {}?", setting.variable());
                 layer.warn(Source::Variable(name.clone()), text);
             }
         }
@@ -217,7 +217,7 @@ mod tests {
         let notes: Vec<String> = notes.unwrap().notes.iter().map(ToString::to_string).collect();
         assert_eq!(
             notes,
-            ["environment BRIGADE_NPROCS: is no setting: did you mean BRIGADE_NPROC?"]
+            ["environment BRIGADE_NPROCS: is not a setting: did you mean BRIGADE_NPROC?"]
         );
         let notes = layer(&[("PET_MONITOR_INTERVAL", "5")]).unwrap().notes;
         assert!(!notes[0].is_warning);

@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_is_tried_again() {
+    fn temporary_failures_are_retried() {
         let busy = status("503 Service Unavailable");
         let (result, names, asked) =
             run(vec![busy, ok(BODY.len(), &BODY[..9]), ok(BODY.len(), BODY)]);

@@ -112,7 +112,7 @@ pub enum DatasetError {
     /// A pair of files that do not belong together.
     #[error(
         "{images} holds {image_count} images, but {labels} holds {label_count} labels: \
-         the two files are no pair"
+         the two files do not belong together"
     )]
     CountMismatch {
         /// The file of images.

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_refused() {
+    fn mismatched_files_are_refused() {
         let error = LabelledImages::new(vec![0; 7], vec![0, 1], 2, 2).unwrap_err().to_string();
         assert_eq!(error, "2 labels for images of 2x2 do not go with 7 bytes of pixels");
         assert!(LabelledImages::new(vec![], vec![1], 0, 2).is_err());

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_struct_is_refused_with_advice() {
+    fn types_other_than_structs_are_refused_with_advice() {
         let found = refusal(&parse_quote!(
             enum Sample {
                 Image(Tensor),

@@ -208,7 +208,7 @@ impl Content {
         if self.nodes.get(&number).is_some_and(|node| !node.children.is_empty()) {
             return Err(Errno::ENOTEMPTY);
         }
-        // The node stays for those who have it open.
+        // The node stays while it is open anywhere.
         let parent = self.nodes.get_mut(&parent).ok_or(Errno::ENOENT)?;
         parent.children.remove(name);
         Ok(())

@@ -34,7 +34,7 @@ impl Drop for Folder {
     }
 }
 
-/// Removes the folders of tests that are no more.
+/// Removes the folders of tests that have ended.
 pub(crate) fn sweep() {
     let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return };
     for entry in entries.filter_map(Result::ok) {
@@ -44,7 +44,7 @@ pub(crate) fn sweep() {
     }
 }
 
-/// `None` for what is no folder of ours. A process number may have been given anew: the time of its
+/// `None` for a folder that no test made. A process number may have been given anew: the time of its
 /// start tells.
 fn owner_is_gone(name: &str) -> Option<bool> {
     let mut parts = name.strip_prefix(PREFIX)?.split('-');

@@ -12,7 +12,7 @@ use std::time::Duration;
 pub struct MemoryGroup {
     path: PathBuf,
     parent: PathBuf,
-    /// The file that limits it, and what stands there without a limit.
+    /// The file that limits it, and its content without a limit.
     limit: (&'static str, &'static str),
 }
 
@@ -115,7 +115,7 @@ impl Drop for MemoryGroup {
     }
 }
 
-/// Of version 2 and version 1: the root, the file that limits a group, and what stands there without a
+/// Of version 2 and version 1: the root, the file that limits a group, and its content without a
 /// limit. In version 2, a task that uses more is held up; in version 1 it waits, because its killer is
 /// switched off.
 const ROOTS: [(&str, (&str, &str)); 2] = [

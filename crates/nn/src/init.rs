@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_without_inputs_is_no_error() {
+    fn a_weight_without_inputs_is_accepted() {
         assert_eq!(Init::KaimingUniform.draw(&[3, 0]).unwrap().size(), [3, 0]);
         assert_eq!(Init::fan_in_bias(0), Init::Zeros);
     }

@@ -393,7 +393,7 @@ impl<M> Model<M> {
     }
 
     /// Exchanges the memory under every tensor, which keeps its identity (`set_data`), so that all
-    /// who hold it follow. One by one: a second copy of the whole model may not fit.
+    /// handles see the change. One by one: a second copy of the whole model may not fit.
     fn convert(
         &mut self,
         to: &str,

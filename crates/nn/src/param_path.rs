@@ -261,7 +261,7 @@ impl<'a> ParamPath<'a> {
 
     fn check_name(&self, name: &str) {
         if name.is_empty() || name.contains('.') {
-            self.reject(format_args!("`{name}` is no name: it must not be empty or hold a dot"));
+            self.reject(format_args!("`{name}` is not a name: it must not be empty or hold a dot"));
         }
     }
 
@@ -300,7 +300,7 @@ impl Training {
     /// True between `train()` (and at the start) and `eval()`.
     #[must_use]
     pub fn is_on(&self) -> bool {
-        // Relaxed: the flag orders nothing else, and who turns it owns the model.
+        // Relaxed: the flag orders nothing else, and it is set by the model's owner.
         self.0.load(Ordering::Relaxed)
     }
 

@@ -33,7 +33,7 @@ impl StateDict {
     /// Adds a tensor at the end.
     ///
     /// # Errors
-    /// [`Error::DuplicateName`] when the name is there already; nothing is changed then.
+    /// [`Error::DuplicateName`] when the name already exists; nothing is changed then.
     pub fn insert(&mut self, name: impl Into<String>, tensor: Tensor) -> Result<(), Error> {
         let name = name.into();
         if self.entries.contains_key(&name) {

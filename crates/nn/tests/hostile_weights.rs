@@ -31,7 +31,7 @@ fn truncated_files_are_damaged_at_every_length() {
         let whole = std::fs::read(fixture(name)).unwrap();
         assert!(error_of(&whole).is_none());
         for length in (0..whole.len()).step_by(7) {
-            let error = error_of(&whole[..length]).expect("a truncated file is no file");
+            let error = error_of(&whole[..length]).expect("a truncated file is not a file");
             assert!(
                 matches!(
                     error,
@@ -171,8 +171,8 @@ fn hostile_pickles_end_in_errors() {
         (b"\x80\x02\x8a\x09\0\0\0\0\0\0\0\0\x01.", "more than 64 bits"),
         (b"\x80\x02h\x07.", "recalls what it never kept"),
         (b"\x80\x02Nr\xff\xff\xff\xff.", "holds None"),
-        (b"\x80\x02NN\x85a.", "appends to something that is no list"),
-        (b"\x80\x02}(Nu.", "sets items of something that is no dictionary"),
+        (b"\x80\x02NN\x85a.", "appends to something that is not a list"),
+        (b"\x80\x02}(Nu.", "sets items of something that is not a dictionary"),
         (b"\x80\x02}q\0X\x01\0\0\0ah\0s.", "contain themselves"),
         (b"\x80\x02}K\x01K\x02s.", "a dictionary with an integer for a key"),
         (b"\x80\x02NQ.", "lacks a tuple"),

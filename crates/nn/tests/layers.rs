@@ -162,7 +162,7 @@ fn a_row_of_layers_applies_them_in_order() {
 }
 
 #[test]
-fn what_a_layer_refuses_is_an_error_with_its_name() {
+fn errors_of_a_layer_have_its_name() {
     let refused =
         |model: &Model<BatchNorm1d>, input: &[i64]| model.forward(&wave(input, 0.0)).unwrap_err();
     let one = Model::new(|p: &ParamPath<'_>| BatchNorm1d::new(p / "norm", 3)).unwrap();
@@ -260,7 +260,7 @@ impl Module<&Tensor> for Once {
 }
 
 #[test]
-fn what_fails_when_it_is_recomputed_is_an_error_of_the_backward() {
+fn a_failing_recomputation_is_an_error_of_the_backward() {
     let model = Model::new(|p: &ParamPath<'_>| {
         Recompute::new(Once(Linear::new(p / "body", 5, 2), false.into()))
     })

@@ -33,14 +33,14 @@ fn every_problem_of_a_constructor_is_reported() {
     let Error::Build { problems } = &error else { panic!("{error}") };
     for expected in [
         "net.weight: this name is registered twice",
-        "net: `a.b` is no name",
+        "net: `a.b` is not a name",
         "net.negative: the shape [2, -1] has a negative size",
         "net.tied: ties a tensor that is not a parameter of this model",
         "net.conv: 2 groups do not divide 3 input and 4 output channels",
         "net.conv: kernel [0, 3]",
         "net.drop: the dropout probability 1.5 is not in [0, 1]",
         "net.table: padding row 3 is not among 3 rows",
-        "`` is no name",
+        "`` is not a name",
     ] {
         assert!(problems.iter().any(|p| p.contains(expected)), "{expected} not in {problems:#?}");
     }

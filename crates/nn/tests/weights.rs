@@ -111,7 +111,7 @@ fn every_kind_of_a_safetensors_file_is_read() {
 }
 
 #[test]
-fn what_is_saved_loads_and_keeps_kinds_and_values() {
+fn saved_weights_load_with_their_kinds_and_values() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out.safetensors");
     let state = weights::load(fixture("kinds.pth")).unwrap();

@@ -95,7 +95,7 @@ pub enum PlanError {
         batch_size: usize,
     },
 
-    /// A weight that is no probability, whatever the scale.
+    /// A weight that is negative or not finite.
     #[error("the weight of sample {index} is {weight}: weights must be finite and at least 0")]
     BadWeight {
         /// The sample.

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_machine_has_is_refused() {
+    fn sizes_that_overflow_are_refused() {
         let model = ModelSize { parameters: u64::MAX, largest: 1, shape: None };
         let refused = Memory::new(&model, Precision::Fp32, OptimizerState::Two, ONE);
         assert_eq!(refused, Err(PlanError::TooMuchMemory));

@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_outside_the_plan_is_empty() {
+    fn steps_outside_the_plan_are_empty() {
         let shards = Shards::new(Order::Sequential(5), 4, 2, ShardOptions::default()).unwrap();
         assert_eq!((shards.batch(2, 0), shards.batch(0, 1)), (None, None));
         assert_eq!(shards.num_batches(2), 0);

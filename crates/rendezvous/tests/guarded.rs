@@ -158,7 +158,7 @@ impl Relay {
     }
 }
 
-/// Until one side closes. The time that a record of this size takes is no matter on the loopback: it
+/// Until one side closes. The time that a record of this size takes does not matter on the loopback: it
 /// comes in one piece.
 fn pass(mut from: TcpStream, mut to: TcpStream, direction: Direction, change: &Change) {
     let mut buffer = [0; 1 << 16];
@@ -338,7 +338,7 @@ fn the_name_of_the_job_is_never_told() {
 }
 
 #[test]
-fn no_peer_writes_on_the_terminal_what_it_likes() {
+fn control_characters_of_peers_are_escaped() {
     // Any program may join a job without a secret: sets the clipboard (OSC 52), clears the screen, and adds
     // a line that looks like one of ours.
     let served = serve(None);

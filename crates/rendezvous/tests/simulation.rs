@@ -52,7 +52,7 @@ fn a_short_cut_costs_nothing() {
 }
 
 #[test]
-fn who_stands_still_for_a_while_is_not_lost() {
+fn an_agent_stopped_for_a_while_is_not_lost() {
     for agents in [10, 1000] {
         for seconds in [3, 10, 25] {
             let time = Duration::from_secs(seconds);

@@ -20,7 +20,7 @@ fn text(output: &Output) -> String {
 }
 
 #[test]
-fn alone_there_is_no_group() {
+fn one_rank_alone_has_no_group() {
     let output = Command::new(SELFTEST).output().unwrap();
     let text = text(&output);
     assert!(output.status.success(), "{text}");

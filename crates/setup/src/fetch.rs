@@ -167,7 +167,7 @@ impl Partial {
                 .with_context(|| format!("cannot remove {}", wheel.display()))?;
         }
         // The wheel's libtorch.so is an empty library that needs libtorch_cuda.so. Without CUDA a
-        // linker script under its name serves those who link with `-ltorch`.
+        // linker script under its name serves programs that link with `-ltorch`.
         let libtorch = self.tree().join("torch/lib/libtorch.so");
         if !libtorch.exists() {
             fs::write(&libtorch, "INPUT(libtorch_cpu.so)\n")

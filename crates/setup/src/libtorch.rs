@@ -58,7 +58,7 @@ pub struct Libtorch {
 pub enum Origin {
     /// From the cache.
     Fetched(Kind),
-    /// From the user, who named it so.
+    /// Named by the user.
     Named(String),
 }
 
@@ -197,7 +197,7 @@ fn version_of(folder: &Path) -> Option<String> {
             line.split(['\'', '"']).nth(1)?.to_owned()
         }
     };
-    // "2.13.0+cu130": what it was built for is no part of the version.
+    // "2.13.0+cu130": what it was built for is not a part of the version.
     let version = full.split('+').next()?;
     (!version.is_empty()).then(|| version.to_owned())
 }

@@ -266,7 +266,7 @@ impl Project {
         let mut git = Command::new("git");
         git.args(["check-ignore", "--quiet", LIBTORCH_TOML]).current_dir(&self.root);
         let status = git.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
-        // 0: it does; 128: this is no repository.
+        // 0: it does; 128: not a repository.
         if !status.is_ok_and(|status| status.code() == Some(1)) {
             return Ok(None);
         }
@@ -311,7 +311,7 @@ impl Project {
 /// The libtorch that the text of a `.cargo/libtorch.toml` names; `None` where it names none.
 ///
 /// # Errors
-/// The text is no TOML.
+/// The text is not TOML.
 pub fn configured(text: &str) -> Result<Option<PathBuf>> {
     let document: DocumentMut =
         text.parse().with_context(|| format!("{LIBTORCH_TOML} is malformed"))?;

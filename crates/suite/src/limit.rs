@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_in_time_is_left_alone() {
+    fn tests_within_their_limit_are_not_killed() {
         // Returns when the watch has ended, long before the limit.
         drop(TimeLimit::new("this test", Duration::from_secs(1000)));
     }

@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lacking_is_said_with_a_remedy() {
+    fn missing_needs_are_named_with_a_remedy() {
         let lack = Lack::missing(Need::Etcd, "etcd");
         assert_eq!(
             lack.to_string(),

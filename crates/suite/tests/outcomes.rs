@@ -38,9 +38,9 @@ const TESTS: &[(&str, fn())] = &[
     ("a_test_that_cannot_run_has_not_passed", a_test_that_cannot_run_has_not_passed),
     ("where_it_is_required_it_has_failed", where_it_is_required_it_has_failed),
     ("lists_are_those_of_libtest", lists_are_those_of_libtest),
-    ("what_could_not_run_is_reported", what_could_not_run_is_reported),
+    ("ignored_tests_are_reported", ignored_tests_are_reported),
     ("a_panic_is_a_failure", a_panic_is_a_failure),
-    ("what_hangs_is_named_and_ended", what_hangs_is_named_and_ended),
+    ("hanging_tests_are_named_and_killed", hanging_tests_are_named_and_killed),
 ];
 
 /// Runs this program in a part, where no etcd is found.
@@ -94,7 +94,7 @@ fn lists_are_those_of_libtest() {
     assert_eq!(list(&ignored), "elects: test\nelects_again: test\n");
 }
 
-fn what_could_not_run_is_reported() {
+fn ignored_tests_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let report = |arguments: &[&str]| -> BTreeSet<Missed> {
         let path = folder.path().join("report");
@@ -122,7 +122,7 @@ fn a_panic_is_a_failure() {
     assert!(text(&output.stdout).contains("the reason"));
 }
 
-fn what_hangs_is_named_and_ended() {
+fn hanging_tests_are_named_and_killed() {
     let output = play("hangs", &[], &[("PATH", "/usr/bin:/bin")]);
     assert_eq!(output.status.code(), Some(101));
     let said = text(&output.stderr);

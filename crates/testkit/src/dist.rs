@@ -226,7 +226,7 @@ impl Running {
         let stderr = child.stderr.take().map(read_to_end);
         let pid = Pid::from_raw(child.id().cast_signed());
         thread::spawn(move || {
-            // WNOWAIT: who reaps the child here would let its number be given to a stranger.
+            // WNOWAIT: reaping the child here would free its pid for another process.
             let _ = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
             let _ = tell.send(rank);
         });

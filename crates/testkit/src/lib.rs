@@ -14,14 +14,14 @@
 mod archive;
 mod close;
 mod dist;
-mod mortal;
+mod killable;
 mod rank;
 mod stuck;
 
 pub use archive::archive;
 pub use close::assert_close;
 pub use dist::{DistTest, Report};
-pub use mortal::MortalRanks;
+pub use killable::KillableRanks;
 pub use rank::{Verdict, note_step};
 
 #[doc(hidden)]

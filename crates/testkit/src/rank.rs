@@ -34,7 +34,7 @@ pub(crate) fn is_rank_of(name: &str) -> bool {
 /// Runs the body, in a process that has been started for it.
 pub(crate) fn run<V: Verdict>(body: impl FnOnce(World) -> V) {
     let parent = std::env::var(PARENT).ok().and_then(|parent| parent.parse().ok());
-    let tied = die_with_parent(parent.expect("a rank is told who started it"));
+    let tied = die_with_parent(parent.expect("a rank knows the pid of its parent"));
     assert!(tied.expect("Linux has parent-death signals"), "the test has ended");
     let world = World::from_env().expect("the test describes a possible world");
     body(world).accept();

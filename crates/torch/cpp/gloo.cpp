@@ -129,15 +129,15 @@ class SharedAllReduce final : public OwnAllReduce {
       milliseconds limit)
       : OwnAllReduce(contexts, memory->rank(), memory->size(), tensors, op, sequence, limit),
         memory_(memory),
-        turn_(memory_->take_turn()) {}
+        ticket_(memory_->take_ticket()) {}
 
  private:
   void reduce(char* data, const Request& request, milliseconds limit) override {
-    memory_->all_reduce(data, request, turn_, limit);
+    memory_->all_reduce(data, request, ticket_, limit);
   }
 
   const std::shared_ptr<SharedMemory> memory_;
-  const uint64_t turn_;
+  const uint64_t ticket_;
 };
 
 // Over the network, each element combined in the order of the ranks: every rank gets its part of all others,
@@ -285,8 +285,8 @@ class OrderedAllReduce final : public OwnAllReduce {
   const int tag_;
 };
 
-// Gloo with an abort, which c10d's own class has not, and with a destructor that ends: c10d's waits for
-// all operations in flight, up to their time limit, even when their peers are gone.
+// ProcessGroupGloo plus abort(), and a destructor with a bounded wait: c10d's destructor waits for all
+// operations in flight, up to their time limit, even when their peers are gone.
 class AbortableGloo : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;

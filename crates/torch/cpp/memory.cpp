@@ -48,7 +48,7 @@ bool addresses_are_unlimited() {
   return getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY;
 }
 
-// Whether addresses cost nothing here: not under a limit, nor where the system counts what it has promised.
+// True if address space is unlimited: no RLIMIT_AS, and no strict accounting of reserved memory.
 bool addresses_are_free() {
   if (!addresses_are_unlimited()) {
     return false;

@@ -150,7 +150,7 @@ void reducer_watch(const Reducer& reducer, rust::Slice<const TensorRef> outputs,
   auto last = std::make_shared<std::atomic<int>>(-1);
   for (const auto& output : copy_handles(outputs)) {
     if (output.is_leaf()) {
-      continue; // a hook there would stay for ever
+      continue; // a hook there would never be removed
     }
     // Weak: the graph may outlive the reducer.
     output.register_hook([weak = std::weak_ptr(reducer.reducer), first, last, refuse](const at::Tensor&) {

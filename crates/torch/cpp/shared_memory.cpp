@@ -307,8 +307,8 @@ SharedMemory::Rank& SharedMemory::state(int rank) const {
   return static_cast<Rank*>(base_)[rank];
 }
 
-// Two for each rank, in turns: who fills one knows that all have read what it held, since they have told
-// of the piece between.
+// Two for each rank, in turns: a rank may fill one because all ranks have read what it held: they have
+// announced the piece between.
 char* SharedMemory::slot(int rank, uint32_t chunk) const {
   const size_t slots = 2 * slot_bytes_ * static_cast<size_t>(size_);
   char* first = static_cast<char*>(base_) + bytes_ - slots;
@@ -337,13 +337,13 @@ void SharedMemory::compare(const Request& request, uint32_t chunk) const {
   }
 }
 
-// The all-reduce whose turn it is; the next one's when this is gone.
-struct SharedMemory::Turn {
-  Turn(SharedMemory& memory, uint64_t turn, Clock::time_point end, milliseconds limit)
+// Waits until the ticket is served, and serves the next one at the end (a ticket lock).
+struct SharedMemory::TicketGuard {
+  TicketGuard(SharedMemory& memory, uint64_t ticket, Clock::time_point end, milliseconds limit)
       : memory(memory) {
     std::unique_lock<std::mutex> lock(memory.mutex_);
     const bool came = memory.changed_.wait_until(
-        lock, end, [&] { return memory.turn_ == turn || memory.closed_.load(); });
+        lock, end, [&] { return memory.serving_ == ticket || memory.closed_.load(); });
     if (memory.closed_.load()) {
       std::rethrow_exception(memory.why_);
     }
@@ -353,27 +353,27 @@ struct SharedMemory::Turn {
           "ms for the all-reduce before this one");
     }
   }
-  ~Turn() {
+  ~TicketGuard() {
     {
       std::lock_guard<std::mutex> guard(memory.mutex_);
-      ++memory.turn_;
+      ++memory.serving_;
     }
     memory.changed_.notify_all();
   }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  TicketGuard(const TicketGuard&) = delete;
+  TicketGuard& operator=(const TicketGuard&) = delete;
 
   SharedMemory& memory;
 };
 
 void SharedMemory::all_reduce(
-    void* data, const Request& request, uint64_t turn, milliseconds limit) {
+    void* data, const Request& request, uint64_t ticket, milliseconds limit) {
   // A limit as large as the type allows is none.
   const auto now = Clock::now();
   const auto longest = std::chrono::duration_cast<milliseconds>(Clock::time_point::max() - now) / 2;
   const auto end = now + std::min(limit, longest);
   try {
-    const Turn own(*this, turn, end, limit);
+    const TicketGuard own(*this, ticket, end, limit);
     const size_t width = c10::elementSize(request.kind);
     const size_t count = static_cast<size_t>(request.numel);
     const size_t most = slot_bytes_ / width;

@@ -40,22 +40,22 @@ class SharedMemory {
   // How other ranks find it.
   std::string address() const;
 
-  // The place of the next all-reduce among all; in the order of the calls, which is that of all ranks.
-  uint64_t take_turn() {
-    return turns_taken_.fetch_add(1, std::memory_order_relaxed);
+  // The ticket of the next all-reduce, in the order of the calls, which is the same on all ranks.
+  uint64_t take_ticket() {
+    return tickets_taken_.fetch_add(1, std::memory_order_relaxed);
   }
 
   // Combines `data` of all ranks, in the order of their numbers: all get the same bits. Waits for the
   // all-reduces before it. Throws when a rank asks for something else, has left or does not come in time;
   // the memory cannot be used after that.
-  void all_reduce(void* data, const Request& request, uint64_t turn, std::chrono::milliseconds limit);
+  void all_reduce(void* data, const Request& request, uint64_t ticket, std::chrono::milliseconds limit);
 
   // All-reduces in flight, and all later ones, fail at once with this, and those of the other ranks too.
   void close(const std::exception_ptr& why) noexcept;
 
  private:
   struct Rank;
-  struct Turn;
+  struct TicketGuard;
 
   SharedMemory(int fd, void* base, size_t bytes, int rank, int size);
   static std::shared_ptr<SharedMemory> map(int fd, int rank, int size);
@@ -75,15 +75,15 @@ class SharedMemory {
   const int size_;
   const size_t slot_bytes_;
 
-  std::atomic<uint64_t> turns_taken_{0};
+  std::atomic<uint64_t> tickets_taken_{0};
   std::mutex mutex_;
   std::condition_variable changed_;
-  // Whose turn it is. With `why_` under the mutex.
-  uint64_t turn_ = 0;
+  // The ticket that is served. With `why_` under the mutex.
+  uint64_t serving_ = 0;
   std::atomic<bool> closed_{false};
   std::exception_ptr why_;
 
-  // Of the all-reduce whose turn it is: pieces so far, and steps that this rank has told of.
+  // Of the all-reduce that is served: pieces so far, and steps that this rank has announced.
   uint32_t chunks_ = 0;
   uint32_t progress_ = 0;
 };

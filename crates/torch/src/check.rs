@@ -89,7 +89,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// Between two looks at the store: short at first, when the others are about to come.
+/// Pauses between two reads of the store: short at first, when the others are about to arrive.
 const PAUSES: [Duration; 3] =
     [Duration::from_micros(200), Duration::from_millis(2), Duration::from_millis(20)];
 
@@ -121,7 +121,7 @@ impl ProcessGroup {
     /// themselves: this is for what sends messages in other ways, such as a backward.
     ///
     /// # Errors
-    /// [`Error::Desync`] on every rank that got here, naming who differs or is missing;
+    /// [`Error::Desync`] on every rank that got here, naming the ranks that differ or are missing;
     /// [`Error::Store`] when the store is gone.
     #[track_caller]
     pub fn check(
@@ -225,7 +225,7 @@ impl ProcessGroup {
     }
 }
 
-/// Who does not do what most do. Equal halves: who does not do what the lowest rank does.
+/// Returns the ranks whose call differs from that of most ranks; of equal halves, from the lowest rank's.
 fn odd_ones_out(calls: &BTreeMap<usize, Call>) -> Vec<usize> {
     let alike = |call: &Call| calls.values().filter(|other| *other == call).count();
     let mut common: Option<&Call> = None;

@@ -33,7 +33,7 @@ impl DeviceMemory {
         let failed = |error: &cxx::Exception| Error::libtorch("device_memory", error);
         let index = i8::try_from(index).map_err(|_| {
             Error::InvalidArgument(format!(
-                "cuda:{index} is no device of libtorch: at most 128 are"
+                "cuda:{index} is not a device of libtorch: at most 128 are"
             ))
         })?;
         let found = ffi::device_memory(index).map_err(|error| failed(&error))?;

@@ -62,7 +62,7 @@ pub struct GroupOptions {
     /// when ranks are not spread like that.
     pub device: Option<Device>,
     /// Compares operation, shape, type and place in the program between ranks before each collective,
-    /// and names who differs ([`Error::Desync`]). The same on every rank. Slow.
+    /// and names the ranks that differ ([`Error::Desync`]). The same on every rank. Slow.
     pub debug: bool,
     /// Whether all-reduces go through shared memory where they can ([`ProcessGroup::shares_memory`]). One
     /// rank that says no is enough.
@@ -98,7 +98,7 @@ pub(crate) struct Inner {
     share_memory: bool,
     device: Device,
     subgroups: AtomicUsize,
-    /// Collectives started so far; equal on all ranks, so it tells who had not arrived.
+    /// Collectives started so far; equal on all ranks, so it tells which ranks had not arrived.
     sequence: AtomicU64,
     /// Sends and receives that nothing waits for.
     messages: Mutex<Vec<work::Handle>>,

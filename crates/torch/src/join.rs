@@ -1,7 +1,7 @@
 //! Ranks that have run out of data while others still train.
 //!
-//! In a join, every forward that records gradients begins with one small all-reduce, the roll: who is
-//! still there, and whose backward will reduce. A rank without data answers the roll and then sends
+//! In a join, every forward that records gradients begins with one small all-reduce, the roll: which ranks
+//! still have data, and whose backward will reduce. A rank without data answers the roll and then sends
 //! what the others' reducers wait for: the buffers' broadcast, and zeros for every bucket
 //! (DistributedDataParallel's join, in one message for its three).
 

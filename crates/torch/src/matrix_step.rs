@@ -95,7 +95,7 @@ pub struct MuonStep {
 /// momentum, made nearly orthogonal in bfloat16.
 ///
 /// # Errors
-/// [`Error::Libtorch`] when the parameter is no matrix, or shapes, kinds or devices do not fit.
+/// [`Error::Libtorch`] when the parameter is not a matrix, or shapes, kinds or devices do not fit.
 ///
 /// ```
 /// use brigade_torch::{Device, Kind, Tensor, matrix_step::{MuonStep, muon}};

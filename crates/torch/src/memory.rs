@@ -120,7 +120,7 @@ pub fn bytes(tensor: &Tensor) -> Result<Elements<'_, u8>, Error> {
 }
 
 impl<T: Element> Elements<'_, T> {
-    /// The number of elements that the tensor has now: none once it is no contiguous CPU tensor any more.
+    /// The number of elements that the tensor has now: none once it is not a contiguous CPU tensor any more.
     #[must_use]
     pub fn len(&self) -> usize {
         self.memory().1

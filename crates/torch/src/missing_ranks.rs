@@ -26,7 +26,7 @@ pub(crate) struct MissingRanks {
 /// closes its connections; but one may be busy between two collectives.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Between two looks at the store. Waiting in the store would hold its connection, and with it every
+/// The pause between two reads of the store. Waiting in the store would hold its connection, and with it every
 /// other thread's questions.
 const PAUSE: Duration = Duration::from_millis(20);
 

@@ -26,7 +26,7 @@ pub fn rng_state(device: Device) -> Result<Vec<u8>, Error> {
 /// Puts a generator back into a state that [`rng_state`] gave, here or in another process.
 ///
 /// # Errors
-/// As [`rng_state`], and when the bytes are no state of such a generator.
+/// As [`rng_state`], and when the bytes are not a state of such a generator.
 pub fn set_rng_state(device: Device, state: &[u8]) -> Result<(), Error> {
     ffi::set_rng_state(number(device)?, state)
         .map_err(|error| Error::libtorch("set_rng_state", &error))

@@ -173,7 +173,7 @@ impl TcpStore {
     /// and a server that is late, is left to libtorch, with the rest of the time.
     fn wait_until_it_listens(&self) -> Duration {
         let begun = Instant::now();
-        let limit = LONGEST_WAIT.min(self.timeout / 2);
+        let limit = MAX_WAIT.min(self.timeout / 2);
         let mut pause = Duration::from_millis(2);
         // By all addresses that the name has.
         let refused = || {
@@ -252,7 +252,7 @@ pub fn inherited_socket(fd: RawFd) -> Result<OwnedFd, Error> {
 }
 
 /// How long a client itself looks whether the server listens.
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+const MAX_WAIT: Duration = Duration::from_secs(5);
 
 impl Store {
     fn new(handle: UniquePtr<ffi::Store>, description: String) -> Self {

@@ -161,7 +161,7 @@ impl PendingWork {
         let Some(handle) = self.handle.take() else { return Ok(None) };
         // Gloo counts the limit of a collective from its start, that of a message from here.
         let since = self.started.begun.unwrap_or_else(Instant::now);
-        match ffi::work_wait(&handle.0, self.patience()) {
+        match ffi::work_wait(&handle.0, self.wait_limit()) {
             Ok(true) => {}
             Ok(false) => {
                 let detail = "the operation was aborted".to_owned();
@@ -179,8 +179,8 @@ impl PendingWork {
         Ok(ffi::work_source(&handle.0).ok().and_then(|rank| usize::try_from(rank).ok()))
     }
 
-    /// How long c10d is to wait, in milliseconds; 0 for as long as it takes.
-    fn patience(&self) -> i64 {
+    /// Returns how long c10d waits, in milliseconds; 0 for as long as it takes.
+    fn wait_limit(&self) -> i64 {
         let limit = self.group.timeout();
         match (self.started.begun, self.group.backend()) {
             // Sends and receives take their limit here.
@@ -201,7 +201,7 @@ const SLACK: Duration = Duration::from_millis(500);
 impl Drop for PendingWork {
     fn drop(&mut self) {
         // c10d keeps a collective until it has ended, but takes a send or a receive back with its last
-        // handle: the peer would wait for ever.
+        // handle: the peer would wait until its time limit.
         if let (None, Some(handle)) = (self.started.sequence, self.handle.take()) {
             self.group.keep_message(handle);
         }

@@ -40,10 +40,10 @@ enum Node {
 type Fields = IndexMap<String, Node>;
 
 impl Config {
-    /// Takes anything that serde can serialise: a struct, a map; `&()` is no settings.
+    /// Takes anything that serde can serialise: a struct, a map; `&()` stands for no settings.
     ///
     /// # Errors
-    /// [`TrackError::Config`] for what JSON cannot hold, such as maps whose keys are no text.
+    /// [`TrackError::Config`] for what JSON cannot hold, such as maps whose keys are not text.
     pub fn of(settings: &impl Serialize) -> Result<Self> {
         let refused = |error: serde_json::Error| TrackError::Config { reason: error.to_string() };
         // By way of text: serde_json's own tree forgets the order of fields, and has 0.10000000149011612 for an
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_json_cannot_hold_is_an_error() {
+    fn values_outside_json_are_an_error() {
         let keys = std::collections::BTreeMap::from([((1, 2), 3)]);
         let error = Config::of(&keys).unwrap_err().to_string();
         assert!(error.contains("cannot be written as JSON"), "{error}");

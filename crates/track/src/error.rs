@@ -90,8 +90,10 @@ pub enum TrackError {
         /// Why.
         reason: String,
     },
-    /// An address that is none.
-    #[error("{url:?} is no address of an MLflow server: {reason}; it is like http://host:5000")]
+    /// An address that is not valid.
+    #[error(
+        "{url:?} is not the address of an MLflow server: {reason}; it is like http://host:5000"
+    )]
     Address {
         /// What was given.
         url: String,

@@ -36,11 +36,11 @@ pub struct Mlflow {
     run_name: Option<String>,
     resumed: Option<String>,
     strict: bool,
-    patience: Duration,
+    finish_timeout: Duration,
     open: Option<Open>,
 }
 
-/// How to prove to a server who is asking.
+/// Credentials for a server.
 #[derive(Clone)]
 pub enum Credentials {
     /// A name and a password.
@@ -71,17 +71,17 @@ impl Mlflow {
             run_name: None,
             resumed: None,
             strict: false,
-            patience: Duration::from_secs(10),
+            finish_timeout: Duration::from_secs(10),
             open: None,
         })
     }
 
-    /// The server that MLflow's own variables name: `MLFLOW_TRACKING_URI`, and for who is asking
+    /// The server that MLflow's own variables name: `MLFLOW_TRACKING_URI`, and as credentials
     /// `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`. With the
     /// feature `https` also `MLFLOW_TRACKING_SERVER_CERT_PATH`, as `Mlflow::certificate`.
     ///
     /// # Errors
-    /// [`TrackError::Address`] where the first is not set, or is the address of no server; those of
+    /// [`TrackError::Address`] where the first is not set, or is not the address of a server; those of
     /// `Mlflow::certificate`.
     pub fn from_env() -> Result<Self> {
         Self::from_variables(|name| std::env::var(name).ok())
@@ -136,7 +136,7 @@ impl Mlflow {
         self
     }
 
-    /// Proves who is asking.
+    /// Sets the credentials.
     #[must_use]
     pub fn credentials(mut self, credentials: &Credentials) -> Self {
         self.client.authorize(credentials);
@@ -154,8 +154,8 @@ impl Mlflow {
     /// Sets how long the end of the run may take in all, in `finish` and when the tracker is dropped: what is
     /// still to be sent, and telling the server; 10 s unless set.
     #[must_use]
-    pub fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub fn finish_timeout(mut self, finish_timeout: Duration) -> Self {
+        self.finish_timeout = finish_timeout;
         self
     }
 
@@ -208,9 +208,9 @@ impl Mlflow {
     fn end(&mut self, outcome: Outcome) -> Result<()> {
         let mut open =
             self.open.take().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })?;
-        let until = Instant::now() + self.patience;
+        let until = Instant::now() + self.finish_timeout;
         // The last call has a quarter of the time for itself.
-        let failure = open.sender.close(until - self.patience / 4);
+        let failure = open.sender.close(until - self.finish_timeout / 4);
         let ended = self.client.set_terminated(&open.run.run_id, outcome, Stamp::now(), until);
         match failure.or_else(|| ended.err()) {
             Some(failure) if self.strict => Err(failure),
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn mlflows_own_variables_name_the_server_and_who_is_asking() {
+    fn mlflows_own_variables_set_server_and_credentials() {
         let made =
             |variables| made(variables).map(|it| it.client.authorization().map(str::to_owned));
         assert_eq!(made(&[("MLFLOW_TRACKING_URI", "http://a:5000/")]).unwrap(), None);

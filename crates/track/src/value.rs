@@ -1,6 +1,6 @@
 //! What is logged under a name.
 
-/// A number, a truth or a word.
+/// A scalar: float, integer, boolean or string.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     /// A number; NaN and the infinities are kept where the format has a way to say them.
@@ -9,7 +9,7 @@ pub enum Value {
     Int(i64),
     /// True or false.
     Bool(bool),
-    /// A word.
+    /// A string.
     Text(String),
 }
 

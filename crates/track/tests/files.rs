@@ -191,7 +191,7 @@ fn another_users_table_is_left_alone() {
 }
 
 #[test]
-fn what_cannot_be_written_is_named() {
+fn unwritable_files_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();

@@ -306,8 +306,10 @@ fn a_server_that_goes_away_ends_no_training_unless_asked() {
             path if path.contains("log-batch") => (500, String::new()),
             path => sound(path),
         });
-        let mut tracker =
-            Mlflow::new(&server.url).unwrap().strict(strict).patience(Duration::from_millis(300));
+        let mut tracker = Mlflow::new(&server.url)
+            .unwrap()
+            .strict(strict)
+            .finish_timeout(Duration::from_millis(300));
         tracker.start(&Run::new("demo")).unwrap();
         tracker.log(&point(1.0), Stamp::step(1)).unwrap();
         tracker.log(&point(2.0), Stamp::step(2)).unwrap();
@@ -360,8 +362,8 @@ fn a_server_that_never_answers_does_not_hold_the_end() {
             }
             path => sound(path),
         });
-        let patience = Duration::from_millis(800);
-        let mut tracker = Mlflow::new(&server.url).unwrap().strict(true).patience(patience);
+        let limit = Duration::from_millis(800);
+        let mut tracker = Mlflow::new(&server.url).unwrap().strict(true).finish_timeout(limit);
         tracker.start(&Run::new("demo")).unwrap();
         tracker.log(&point(1.0), Stamp::step(1)).unwrap();
         let until = Instant::now() + Duration::from_secs(60);
@@ -404,7 +406,8 @@ fn a_password_in_the_address_is_sent_and_never_shown() {
         path => sound(path),
     });
     let url = server.url.replace("http://", "http://me:secret@");
-    let mut tracker = Mlflow::new(&url).unwrap().strict(true).patience(Duration::from_millis(100));
+    let mut tracker =
+        Mlflow::new(&url).unwrap().strict(true).finish_timeout(Duration::from_millis(100));
     tracker.start(&Run::new("demo")).unwrap();
     tracker.log(&point(1.0), Stamp::step(1)).unwrap();
     let shown = format!("{tracker:?}");

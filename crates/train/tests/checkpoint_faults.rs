@@ -102,7 +102,7 @@ dist_test!(world = 2, seconds = 120, bad_checkpoints_have_names_on_every_rank, |
         fs::remove_file(path.join("manifest.json")).unwrap();
         fs::write(path.join("random_states_0.pkl"), "").unwrap();
     });
-    refused(&accelerator, &run, &folder.join("nothing"), "is no checkpoint", |_| {});
+    refused(&accelerator, &run, &folder.join("nothing"), "is not a checkpoint", |_| {});
 
     step!("another program");
     let other = Accelerator::builder().sharing(&accelerator).build().unwrap();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use brigade_checkpoint::layout::{Checkpoint, numbered, numbered_path};
 use brigade_nn::{Linear, Model};
-use brigade_testkit::MortalRanks;
+use brigade_testkit::KillableRanks;
 use brigade_train::{Accelerator, ProjectConfiguration};
 use rand::RngExt;
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -29,7 +29,7 @@ const LARGE: &str = "BRIGADE_TEST_KILL_LARGE";
 #[ignore = "is what the tests below start"]
 fn child() {
     let folder = std::env::var_os(FOLDER).map(PathBuf::from).unwrap();
-    // It trains for ever: it must not outlive a test that is killed itself.
+    // It trains without end: it must not outlive a test that is killed itself.
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let project = ProjectConfiguration::new(&folder).total_limit(2);
     let accelerator =
@@ -146,7 +146,7 @@ fn killed_at_random_instants(world: usize, large: bool) {
             break;
         }
         assert!(kill < 20 * kills, "{kill} runs left {resumed} checkpoints, {halves} halves");
-        let mut ranks = MortalRanks::start("child", world, &variables).unwrap();
+        let mut ranks = KillableRanks::start("child", world, &variables).unwrap();
         let mut outputs = Vec::new();
         for rank in ranks.ranks() {
             let mut out = BufReader::new(rank.stdout.take().unwrap()).lines().map_while(Result::ok);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use brigade_plan::{Sampler, Shuffle};
-use brigade_testkit::MortalRanks;
+use brigade_testkit::KillableRanks;
 use brigade_train::{Accelerator, ProjectConfiguration};
 
 use resume::{BATCH, Run, SAMPLES};
@@ -49,7 +49,7 @@ fn child() {
 fn part(folder: &Path, world: usize, rounds: usize) -> (Vec<i64>, u64) {
     let rounds = rounds.to_string();
     let variables = [(FOLDER, folder.as_os_str()), (ROUNDS, rounds.as_ref())];
-    let mut ranks = MortalRanks::start("child", world, &variables).unwrap();
+    let mut ranks = KillableRanks::start("child", world, &variables).unwrap();
     for (rank, child) in ranks.ranks().iter_mut().enumerate() {
         assert!(child.wait().unwrap().success(), "rank {rank} of {world}");
     }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use brigade_nn::{Linear, Model};
 use brigade_suite::with_mounts;
-use brigade_testkit::MortalRanks;
+use brigade_testkit::KillableRanks;
 use brigade_train::{Accelerator, ProjectConfiguration};
 
 use resume::Run;
@@ -48,7 +48,7 @@ fn on_a_disk(option: &str, part: &str) {
 
 fn ranks() {
     let part = std::env::var(PART).unwrap();
-    let mut ranks = MortalRanks::start_with(&["--part", &part], 2, &[]).unwrap();
+    let mut ranks = KillableRanks::start_with(&["--part", &part], 2, &[]).unwrap();
     for rank in ranks.ranks() {
         assert!(rank.wait().unwrap().success());
     }

@@ -312,7 +312,7 @@ fn contradicting_options_are_refused() -> Result<()> {
 
 /// Everything that `prepare` gives back, and a model's state is refused before a tensor is changed.
 #[test]
-fn what_prepare_returns_is_stateful() {
+fn prepared_objects_are_stateful() {
     fn round_trip(object: &impl Stateful) -> Value<Tensor> {
         let state = object.state_dict().unwrap();
         object.load_state_dict(&state).unwrap();

@@ -54,7 +54,7 @@ fn dist_a_shape_error_on_one_rank_ends_the_job_with_the_layers_name() {
     assert!(report.lines().next().unwrap().contains("rank 1"), "{report}");
 }
 
-/// The rank whose peer has left gets an error as well, and learns who it was.
+/// The rank whose peer has left gets an error as well, and learns which rank it was.
 #[test]
 fn dist_the_other_rank_names_the_one_that_left() {
     let name = concat!(module_path!(), "::dist_the_other_rank_names_the_one_that_left");

@@ -22,7 +22,7 @@ brigade_suite::suite! {
         pickled_weights_and_unknown_objects,
         two_processes_count_as_one_and_a_tied_weight_comes_back,
         a_dictionary_goes_on,
-        what_does_not_fit_is_refused_and_nothing_is_left;
+        mismatched_states_are_refused_without_a_trace;
     needs Pytorch: peer_accelerate_goes_on_with_ours;
 }
 
@@ -250,7 +250,7 @@ fn a_dictionary_goes_on() {
     goes_on(&made, false);
 }
 
-fn what_does_not_fit_is_refused_and_nothing_is_left() {
+fn mismatched_states_are_refused_without_a_trace() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let (like, made) = (folder.path().join("like"), folder.path().join("made"));

@@ -133,7 +133,7 @@ fn all_steps_without_a_schedule_and_no_file() -> Result<()> {
 }
 
 #[test]
-fn what_cannot_be() -> Result<()> {
+fn invalid_options_are_errors() -> Result<()> {
     let accelerator = Accelerator::builder().build()?;
     let schedule = Some(ProfileSchedule { active: 0, ..ProfileSchedule::default() });
     let options = ProfileOptions { schedule, ..ProfileOptions::default() };

@@ -1,8 +1,8 @@
-//! What can be wrong with a place in the world.
+//! Errors of a process's place among the ranks.
 
 use crate::WorldSize;
 
-/// A launcher, or a person who set the variables by hand, described an impossible world.
+/// Variables, set by a launcher or by hand, that describe an impossible world.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {

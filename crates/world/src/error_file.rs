@@ -120,7 +120,7 @@ impl ErrorRecord {
 }
 
 /// Runs `main`, and says what it panicked with. A panic of another thread, or one that `main`
-/// catches itself, is no failure.
+/// catches itself, is not a failure.
 fn with_panics_noted<T>(
     path: &Path,
     main: impl FnOnce() -> T,

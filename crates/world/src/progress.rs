@@ -61,7 +61,7 @@ impl ProgressReport {
         line
     }
 
-    /// Reads a line; `None` where it is no report. Control characters are left out, and what is too
+    /// Reads a line; `None` where it is not a report. Control characters are left out, and what is too
     /// long is cut: the text may come from any process.
     #[must_use]
     pub fn decode(line: &[u8]) -> Option<Self> {
@@ -179,15 +179,15 @@ impl ProgressReport {
     }
 
     fn within_limits(mut self) -> Self {
-        self.label = cut(&self.label, LONGEST_LABEL);
-        self.values.truncate(MOST_VALUES);
+        self.label = cut(&self.label, MAX_LABEL_LEN);
+        self.values.truncate(MAX_VALUES);
         for (name, value) in &mut self.values {
-            (*name, *value) = (cut(name, LONGEST_VALUE), cut(value, LONGEST_VALUE));
+            (*name, *value) = (cut(name, MAX_VALUE_LEN), cut(value, MAX_VALUE_LEN));
         }
         let sound = |rate: f64| if rate.is_finite() { rate.clamp(0.0, 1e15) } else { 0.0 };
         self.rate = sound(self.rate);
         if let Some((rate, unit)) = &mut self.throughput {
-            (*rate, *unit) = (sound(*rate), cut(unit, LONGEST_VALUE));
+            (*rate, *unit) = (sound(*rate), cut(unit, MAX_VALUE_LEN));
         }
         self
     }
@@ -284,9 +284,9 @@ fn cut(text: &str, longest: usize) -> String {
 }
 
 /// Characters; with the escapes of JSON all of them together stay below [`MAX_REPORT_LEN`].
-const LONGEST_LABEL: usize = 80;
-const LONGEST_VALUE: usize = 24;
-const MOST_VALUES: usize = 8;
+const MAX_LABEL_LEN: usize = 80;
+const MAX_VALUE_LEN: usize = 24;
+const MAX_VALUES: usize = 8;
 const SHORTEST: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(300);
 
@@ -362,7 +362,7 @@ mod tests {
         assert!(line.len() <= MAX_REPORT_LEN, "{}", line.len());
         let read = ProgressReport::decode(&line).unwrap();
         assert!(!read.text().contains(|it: char| it.is_control()), "{}", read.text());
-        assert_eq!((read.rate, read.values.len()), (0.0, MOST_VALUES));
+        assert_eq!((read.rate, read.values.len()), (0.0, MAX_VALUES));
         assert_eq!(ProgressReport::decode(&[b'1'; MAX_REPORT_LEN + 1]), None);
         assert_eq!(ProgressReport::decode(b"[]"), None);
     }
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_pipe_does_not_hold_up_who_tells() {
+    fn a_full_pipe_does_not_block_the_writer() {
         let (reader, writer) = std::io::pipe().unwrap();
         let pipe = ProgressPipe::open(writer.as_raw_fd().cast_unsigned()).unwrap();
         let report = ProgressReport { label: "x".repeat(80), ..Default::default() };

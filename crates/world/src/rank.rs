@@ -102,7 +102,7 @@ place! {
 }
 
 place! {
-    /// A process's number on its host: picks the GPU, decides who prints and who downloads.
+    /// A process's number on its host: picks the GPU, decides which rank prints and which downloads.
     LocalRank
 }
 

@@ -30,7 +30,7 @@ use std::ops::Range;
 
 pub use kubeflow::Pods;
 pub use mpi::{Mpi, MpiKind};
-pub use nodelist::{LONGEST_NAME, MOST_HOSTS, expand_hosts, expand_tasks};
+pub use nodelist::{MAX_HOSTS, MAX_NAME_LEN, expand_hosts, expand_tasks};
 pub use slurm::Step;
 pub use table::*;
 
@@ -177,7 +177,7 @@ pub fn chosen_address(
 
 /// `MASTER_PORT`, where a user has set it.
 ///
-/// Errors when it is no port.
+/// Errors when it is not a port.
 pub fn chosen_port(vars: &dyn Fn(&str) -> Option<String>) -> Result<Option<u16>, WorldError> {
     Vars(vars).port(env::MASTER_PORT)
 }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs, UdpSocket};
 use std::os::fd::RawFd;
 
-/// Address of the store and who serves it.
+/// Address of the store, and which process serves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreEndpoint {
     /// Host name or address of the server, as in `MASTER_ADDR`.

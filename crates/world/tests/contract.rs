@@ -69,7 +69,7 @@ fn places() {
 }
 
 #[test]
-fn who_serves_the_store() {
+fn rank_0_or_the_agent_serves_the_store() {
     let table = [
         ("RANK=0", StoreHost::Rank0),
         ("RANK=1", StoreHost::Rank0),

@@ -30,7 +30,7 @@ fn play() {
 }
 
 #[test]
-fn what_is_left() {
+fn the_record_holds_what_ended_the_program() {
     let folder = tempfile::tempdir().unwrap();
     let table = [
         ("succeeds", None),

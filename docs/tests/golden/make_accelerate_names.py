@@ -1,4 +1,4 @@
-"""Writes accelerate_names.txt: the public names that somebody who ports may have used.
+"""Writes accelerate_names.txt: the public names that a ported program may have used.
 
     python make_accelerate_names.py            # needs accelerate
 """

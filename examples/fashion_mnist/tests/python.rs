@@ -34,7 +34,7 @@ fn dist_rust_and_python_ranks_train_one_model() {
     let epochs = EPOCHS.to_string();
     let options = |name: &str| {
         let save = file(name).to_string_lossy().into_owned();
-        // In channels_last, ours has an operation that PyTorch has not: equal to rounding only.
+        // In channels_last, ours has an operation that PyTorch lacks: equal to rounding only.
         ["--nchw", "--epochs", &epochs, "--save", &save].map(str::to_owned)
     };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mixed.py");

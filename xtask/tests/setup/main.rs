@@ -2,18 +2,18 @@
 //!
 //! The wheels come from a folder, so nothing here uses a network.
 
-#![expect(clippy::unwrap_used, reason = "a scene that cannot be set fails its test")]
+#![expect(clippy::unwrap_used, reason = "a fixture that cannot be set fails its test")]
 
-mod scene;
+mod fixture;
 
 use std::fs;
 
-use scene::{Block, Scene};
+use fixture::{Block, Fixture};
 
 brigade_suite::suite! {
     needs Python:
         a_fetch_makes_an_install_and_the_second_run_does_nothing,
-        cargos_own_libtorch_variable_is_no_override,
+        cargos_own_libtorch_variable_does_not_override,
         cuda_serves_where_cpu_is_wanted,
         another_version_has_a_folder_of_its_own,
         a_damaged_library_is_fetched_anew,
@@ -32,18 +32,18 @@ brigade_suite::suite! {
         two_at_once_fetch_once,
         libtorch_of_the_user_wins,
         an_older_libtorch_of_the_user_passes_tchs_version_check,
-        what_is_no_libtorch_is_refused,
+        folders_without_a_libtorch_are_refused,
         pytorch_of_the_user_wins;
     needs Python Mounts: a_disk_that_fills_while_unpacking;
 }
 
 fn a_fetch_makes_an_install_and_the_second_run_does_nothing() {
-    let scene = Scene::new();
-    let first = scene.setup().run();
-    let folder = scene.fetched("2.13.0-cpu/torch");
+    let fixture = Fixture::new();
+    let first = fixture.setup().run();
+    let folder = fixture.fetched("2.13.0-cpu/torch");
     first.succeeds_saying(&format!("libtorch 2.13.0 (cpu) is in {}", folder.display()));
     assert_eq!(
-        scene.files("2.13.0-cpu"),
+        fixture.files("2.13.0-cpu"),
         [
             "VERSION",
             "nvidia/cu13/lib/libcudart.so.13",
@@ -57,161 +57,166 @@ fn a_fetch_makes_an_install_and_the_second_run_does_nothing() {
     );
     let linked = fs::read_to_string(folder.join("lib/libtorch.so")).unwrap();
     assert_eq!(linked, "INPUT(libtorch_cpu.so)\n");
-    let config = scene.read(".cargo/libtorch.toml");
+    let config = fixture.read(".cargo/libtorch.toml");
     assert!(config.contains(&format!("LIBTORCH = \"{}\"\n", folder.display())), "{config}");
     assert!(config.contains(&format!("link-arg={}\"", folder.join("lib").display())), "{config}");
     // Flags for all that rustc links would have cargo build xtask anew.
     assert!(!config.contains("rustflags ="), "{config}");
-    assert_eq!(scene.in_cache(), ["2.13.0-cpu"]);
+    assert_eq!(fixture.in_cache(), ["2.13.0-cpu"]);
 
     // Not even Python is there now.
-    let second = scene.setup().path("").run();
+    let second = fixture.setup().path("").run();
     second.succeeds_saying("libtorch 2.13.0 (cpu) is in");
     assert!(!second.text.contains("fetching"), "{}", second.text);
 }
 
-fn cargos_own_libtorch_variable_is_no_override() {
-    let scene = Scene::new();
-    let own = scene.fetched("2.13.0-cpu/torch");
-    scene.setup().env("LIBTORCH", &own).run().succeeds_saying("fetching libtorch 2.13.0 (cpu)");
+fn cargos_own_libtorch_variable_does_not_override() {
+    let fixture = Fixture::new();
+    let own = fixture.fetched("2.13.0-cpu/torch");
+    fixture.setup().env("LIBTORCH", &own).run().succeeds_saying("fetching libtorch 2.13.0 (cpu)");
     // Nor is one that `brigade setup --libtorch` has written, which stays.
-    let theirs = scene.users_libtorch("2.12.0");
-    let file = scene.root().join(".cargo/libtorch.toml");
+    let theirs = fixture.users_libtorch("2.12.0");
+    let file = fixture.root().join(".cargo/libtorch.toml");
     fs::write(&file, format!("[env]\nLIBTORCH = \"{}\"\n", theirs.display())).unwrap();
-    let outcome = scene.setup().env("LIBTORCH", &theirs).run();
+    let outcome = fixture.setup().env("LIBTORCH", &theirs).run();
     outcome.succeeds_saying(".cargo/libtorch.toml: libtorch 2.12.0 in");
-    assert!(scene.read(".cargo/libtorch.toml").contains(theirs.to_str().unwrap()));
+    assert!(fixture.read(".cargo/libtorch.toml").contains(theirs.to_str().unwrap()));
 }
 
 fn cuda_serves_where_cpu_is_wanted() {
-    let scene = Scene::new();
-    scene.setup().cuda().run().succeeds_saying("libtorch 2.13.0 (cuda) is in");
-    let read = |path| fs::read_to_string(scene.fetched("2.13.0-cuda").join(path)).unwrap();
+    let fixture = Fixture::new();
+    fixture.setup().cuda().run().succeeds_saying("libtorch 2.13.0 (cuda) is in");
+    let read = |path| fs::read_to_string(fixture.fetched("2.13.0-cuda").join(path)).unwrap();
     assert_eq!(read("torch/lib/libtorch.so"), "stub");
     assert_eq!(read("cuda/include/cuda.h"), "// cuda\n");
-    scene.setup().run().succeeds_saying("libtorch 2.13.0 (cuda) is in");
-    assert_eq!(scene.in_cache(), ["2.13.0-cuda"]);
-    fs::remove_file(scene.fetched("2.13.0-cuda/torch/lib/libtorch_cuda.so")).unwrap();
-    let repair = scene.setup().cuda().run();
+    fixture.setup().run().succeeds_saying("libtorch 2.13.0 (cuda) is in");
+    assert_eq!(fixture.in_cache(), ["2.13.0-cuda"]);
+    fs::remove_file(fixture.fetched("2.13.0-cuda/torch/lib/libtorch_cuda.so")).unwrap();
+    let repair = fixture.setup().cuda().run();
     repair.succeeds_saying(
         "2.13.0-cuda is fetched anew: torch/lib/libtorch_cuda.so is missing from it",
     );
 }
 
 fn another_version_has_a_folder_of_its_own() {
-    let scene = Scene::with_version("2.12.0");
-    scene.setup().run().succeeds_saying("libtorch 2.12.0 (cpu)");
-    scene.make_wheels("2.13.0");
-    scene.setup().run().succeeds_saying("libtorch 2.13.0 (cpu)");
-    assert_eq!(scene.in_cache(), ["2.12.0-cpu", "2.13.0-cpu"]);
-    assert!(scene.read(".cargo/libtorch.toml").contains("2.13.0-cpu/torch\""));
+    let fixture = Fixture::with_version("2.12.0");
+    fixture.setup().run().succeeds_saying("libtorch 2.12.0 (cpu)");
+    fixture.make_wheels("2.13.0");
+    fixture.setup().run().succeeds_saying("libtorch 2.13.0 (cpu)");
+    assert_eq!(fixture.in_cache(), ["2.12.0-cpu", "2.13.0-cpu"]);
+    assert!(fixture.read(".cargo/libtorch.toml").contains("2.13.0-cpu/torch\""));
 }
 
 fn a_damaged_library_is_fetched_anew() {
-    let scene = Scene::new();
-    scene.setup().run().succeeds_saying("fetching");
-    fs::write(scene.fetched("2.13.0-cpu/torch/lib/libtorch_cpu.so"), "short").unwrap();
-    let repair = scene.setup().run();
+    let fixture = Fixture::new();
+    fixture.setup().run().succeeds_saying("fetching");
+    fs::write(fixture.fetched("2.13.0-cpu/torch/lib/libtorch_cpu.so"), "short").unwrap();
+    let repair = fixture.setup().run();
     repair.succeeds_saying("libtorch_cpu.so in it has 5 bytes instead of 3000000");
 }
 
 fn another_package_of_the_same_libtorch_is_fetched_anew() {
-    let scene = Scene::new();
-    scene.setup().run().succeeds_saying("fetching");
-    let stamp = scene.fetched("2.13.0-cpu/VERSION");
+    let fixture = Fixture::new();
+    fixture.setup().run().succeeds_saying("fetching");
+    let stamp = fixture.fetched("2.13.0-cpu/VERSION");
     let text = fs::read_to_string(&stamp).unwrap();
     fs::write(&stamp, text.replace("13.0.96", "13.0.95")).unwrap();
-    let update = scene.setup().run();
+    let update = fixture.setup().run();
     update.succeeds_saying("it has nvidia-cuda-runtime==13.0.95 instead of");
 }
 
 fn a_folder_that_was_not_fetched_is_left_alone() {
-    let scene = Scene::new();
-    let folder = scene.fetched("2.13.0-cpu");
+    let fixture = Fixture::new();
+    let folder = fixture.fetched("2.13.0-cpu");
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("mine"), "mine").unwrap();
-    scene.setup().run().fails_saying("was not fetched by Brigade");
+    fixture.setup().run().fails_saying("was not fetched by Brigade");
     assert_eq!(fs::read_to_string(folder.join("mine")).unwrap(), "mine");
 }
 
 fn without_its_variable_the_cache_is_in_the_home_folder() {
-    let scene = Scene::new();
-    let home = scene.root();
+    let fixture = Fixture::new();
+    let home = fixture.root();
     // A relative path in it is to be ignored.
-    let setup = scene.setup().env("XDG_CACHE_HOME", "relative").env("HOME", &home);
+    let setup = fixture.setup().env("XDG_CACHE_HOME", "relative").env("HOME", &home);
     setup.run().succeeds_saying("fetching");
     assert!(home.join(".cache/brigade/libtorch/2.13.0-cpu/torch/version.py").exists());
-    scene.installs_nothing();
+    fixture.installs_nothing();
 }
 
 fn no_python() {
-    let scene = Scene::new();
-    scene.setup().path("").run().fails_saying("python3 is missing");
-    scene.installs_nothing();
+    let fixture = Fixture::new();
+    fixture.setup().path("").run().fails_saying("python3 is missing");
+    fixture.installs_nothing();
 }
 
 fn no_pip() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     // -S: without the folder in which pip is installed.
-    scene.fake_python("exec \"$REAL_PYTHON\" -S \"$@\"");
-    scene.setup().run().fails_saying("has no pip");
-    scene.installs_nothing();
+    fixture.fake_python("exec \"$REAL_PYTHON\" -S \"$@\"");
+    fixture.setup().run().fails_saying("has no pip");
+    fixture.installs_nothing();
 }
 
 fn a_python_that_does_not_run() {
-    let scene = Scene::new();
-    scene.fake_python("echo 'no version is selected' >&2; exit 127");
-    scene.setup().run().fails_saying("no version is selected");
-    scene.installs_nothing();
+    let fixture = Fixture::new();
+    fixture.fake_python("echo 'no version is selected' >&2; exit 127");
+    fixture.setup().run().fails_saying("no version is selected");
+    fixture.installs_nothing();
 }
 
 fn no_network() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     // A port on which nothing listens.
-    let setup = scene.setup().without_wheels().env("PIP_INDEX_URL", "http://127.0.0.1:9/simple");
+    let setup = fixture.setup().without_wheels().env("PIP_INDEX_URL", "http://127.0.0.1:9/simple");
     let outcome = setup.env("PIP_RETRIES", "0").run(); // by default pip tries for some seconds
     outcome.fails_saying("torch==2.13.0: pip cannot reach the package index");
-    scene.installs_nothing();
+    fixture.installs_nothing();
 }
 
 fn a_package_that_the_index_does_not_have() {
-    let scene = Scene::new();
-    scene.setup().without_wheels().env("PIP_NO_INDEX", "1").run().fails_saying("does not have it");
-    scene.installs_nothing();
+    let fixture = Fixture::new();
+    fixture
+        .setup()
+        .without_wheels()
+        .env("PIP_NO_INDEX", "1")
+        .run()
+        .fails_saying("does not have it");
+    fixture.installs_nothing();
 }
 
 fn a_wheel_with_another_checksum() {
-    let scene = Scene::new();
-    let pins = scene.pins();
+    let fixture = Fixture::new();
+    let pins = fixture.pins();
     let text = fs::read_to_string(&pins).unwrap();
     let at = text.find("\"sha256\": \"").unwrap() + "\"sha256\": \"".len();
     let other = format!("{}{}{}", &text[..at], "0".repeat(64), &text[at + 64..]);
     fs::write(&pins, other).unwrap();
-    scene.setup().run().fails_saying("torch==2.13.0: the wheel that pip got has another sha256");
-    scene.installs_nothing();
+    fixture.setup().run().fails_saying("torch==2.13.0: the wheel that pip got has another sha256");
+    fixture.installs_nothing();
 }
 
 fn too_little_disk_is_seen_before_anything_is_fetched() {
-    let scene = Scene::new();
-    let pins = scene.pins();
+    let fixture = Fixture::new();
+    let pins = fixture.pins();
     let text = fs::read_to_string(&pins).unwrap();
     let huge = text.replacen("\"installed_bytes\": ", "\"installed_bytes\": 99999999999", 1);
     fs::write(&pins, huge).unwrap();
-    let outcome = scene.setup().run();
+    let outcome = fixture.setup().run();
     outcome.fails_saying("of free disk, and");
     assert!(!outcome.text.contains("to download"), "{}", outcome.text);
-    scene.installs_nothing();
+    fixture.installs_nothing();
 }
 
 fn a_disk_that_fills_while_unpacking() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     // 2 MB: the wheels fit, the 3 MB library in one of them does not. The pins must not say so.
-    let pins = scene.pins();
+    let pins = fixture.pins();
     let text = fs::read_to_string(&pins).unwrap();
     let at = text.find("\"installed_bytes\": ").unwrap() + "\"installed_bytes\": ".len();
     let digits = text[at..].find(',').unwrap();
     fs::write(&pins, format!("{}1000{}", &text[..at], &text[at + digits..])).unwrap();
-    let outcome = scene.setup().on_small_disk(2_000_000);
+    let outcome = fixture.setup().on_small_disk(2_000_000);
     outcome.fails_saying("torch==2.13.0: the disk is full");
 }
 
@@ -224,81 +229,81 @@ fn killed_while_unpacking() {
 }
 
 fn killed(block: Block) {
-    let scene = Scene::new();
-    let mut running = scene.setup().block_in(block).start();
+    let fixture = Fixture::new();
+    let mut running = fixture.setup().block_in(block).start();
     running.wait_until_blocked();
     running.kill();
-    assert!(!scene.root().join(".cargo/libtorch.toml").exists());
-    let left = scene.in_cache();
+    assert!(!fixture.root().join(".cargo/libtorch.toml").exists());
+    let left = fixture.in_cache();
     assert!(left.len() == 1 && left[0].starts_with("partial-"), "{left:?}");
     // The child that outlived it holds the lock until it ends.
     running.unblock();
-    scene.setup().run().succeeds_saying("fetching");
-    assert_eq!(scene.in_cache(), ["2.13.0-cpu"]);
+    fixture.setup().run().succeeds_saying("fetching");
+    assert_eq!(fixture.in_cache(), ["2.13.0-cpu"]);
 }
 
 fn two_at_once_fetch_once() {
-    let scene = Scene::new();
-    let mut first = scene.setup().block_in(Block::Download).start();
+    let fixture = Fixture::new();
+    let mut first = fixture.setup().block_in(Block::Download).start();
     first.wait_until_blocked();
-    let mut second = scene.setup().start();
+    let mut second = fixture.setup().start();
     second.wait_for_line("waiting for another");
     first.unblock();
     first.finish().succeeds_saying("fetching");
     let second = second.finish();
     second.succeeds_saying("(cpu) is in");
     assert!(!second.text.contains("fetching"), "{}", second.text);
-    assert_eq!(scene.in_cache(), ["2.13.0-cpu"]);
+    assert_eq!(fixture.in_cache(), ["2.13.0-cpu"]);
 }
 
 fn libtorch_of_the_user_wins() {
-    let scene = Scene::new();
-    let theirs = scene.users_libtorch("2.13.0+cpu");
-    let outcome = scene.setup().env("LIBTORCH", &theirs).run();
+    let fixture = Fixture::new();
+    let theirs = fixture.users_libtorch("2.13.0+cpu");
+    let outcome = fixture.setup().env("LIBTORCH", &theirs).run();
     outcome.succeeds_saying("nothing is fetched");
-    scene.installs_nothing();
-    let config = scene.read(".cargo/libtorch.toml");
+    fixture.installs_nothing();
+    let config = fixture.read(".cargo/libtorch.toml");
     assert!(config.contains(&format!("link-arg={}/lib\"", theirs.display())), "{config}");
     assert!(!config.contains("[env]"), "{config}");
 
     // Gone from the environment again, it leaves no trace.
-    scene.setup().run().succeeds_saying("fetching");
-    assert!(!scene.read(".cargo/libtorch.toml").contains(theirs.to_str().unwrap()));
-    scene.setup().env("LIBTORCH", &theirs).run().succeeds_saying("nothing is fetched");
-    assert!(scene.read(".cargo/libtorch.toml").contains(theirs.to_str().unwrap()));
+    fixture.setup().run().succeeds_saying("fetching");
+    assert!(!fixture.read(".cargo/libtorch.toml").contains(theirs.to_str().unwrap()));
+    fixture.setup().env("LIBTORCH", &theirs).run().succeeds_saying("nothing is fetched");
+    assert!(fixture.read(".cargo/libtorch.toml").contains(theirs.to_str().unwrap()));
 }
 
 fn an_older_libtorch_of_the_user_passes_tchs_version_check() {
-    let scene = Scene::new();
-    let theirs = scene.users_libtorch("2.11.0");
-    let outcome = scene.setup().env("LIBTORCH", theirs).run();
+    let fixture = Fixture::new();
+    let theirs = fixture.users_libtorch("2.11.0");
+    let outcome = fixture.setup().env("LIBTORCH", theirs).run();
     outcome.succeeds_saying("cargo update -p tch");
-    assert!(scene.read(".cargo/libtorch.toml").contains("LIBTORCH_BYPASS_VERSION_CHECK = \"1\""));
+    assert!(fixture.read(".cargo/libtorch.toml").contains("LIBTORCH_BYPASS_VERSION_CHECK = \"1\""));
 }
 
-fn what_is_no_libtorch_is_refused() {
-    let scene = Scene::new();
-    let with = |value: &str| scene.setup().env("LIBTORCH", value).run();
+fn folders_without_a_libtorch_are_refused() {
+    let fixture = Fixture::new();
+    let with = |value: &str| fixture.setup().env("LIBTORCH", value).run();
     with("").fails_saying("LIBTORCH= names nothing");
     with("lib/torch").fails_saying("is a relative path");
     with("/nowhere/at/all").fails_saying("names no folder");
-    with(scene.root().to_str().unwrap()).fails_saying("has no lib/libtorch_cpu.so");
-    let old = scene.users_libtorch("2.9.1");
+    with(fixture.root().to_str().unwrap()).fails_saying("has no lib/libtorch_cpu.so");
+    let old = fixture.users_libtorch("2.9.1");
     with(old.to_str().unwrap()).fails_saying("is libtorch 2.9.1, and Brigade is built with 2.11");
     fs::remove_file(old.join("build-version")).unwrap();
     with(old.to_str().unwrap()).fails_saying("has no readable version");
-    scene.installs_nothing();
+    fixture.installs_nothing();
 }
 
 fn pytorch_of_the_user_wins() {
-    let scene = Scene::new();
-    let packages = scene.users_pytorch("2.13.0+cu130");
-    let use_it = || scene.setup().env("LIBTORCH_USE_PYTORCH", "1");
+    let fixture = Fixture::new();
+    let packages = fixture.users_pytorch("2.13.0+cu130");
+    let use_it = || fixture.setup().env("LIBTORCH_USE_PYTORCH", "1");
     use_it()
         .env("PYTHONPATH", &packages)
         .run()
         .succeeds_saying("LIBTORCH_USE_PYTORCH: libtorch 2.13.0");
-    scene.fake_python("exec \"$REAL_PYTHON\" -S \"$@\"");
+    fixture.fake_python("exec \"$REAL_PYTHON\" -S \"$@\"");
     use_it().run().fails_saying("has no package torch");
-    scene.installs_nothing();
+    fixture.installs_nothing();
 }

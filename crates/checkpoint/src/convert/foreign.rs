@@ -123,7 +123,7 @@ fn of_dictionary(path: &Path) -> Result<Foreign, Error> {
     };
     let mut foreign = Foreign::default();
     for (key, value) in entries {
-        let name = key.as_str().unwrap_or("a key that is no string").to_owned();
+        let name = key.as_str().unwrap_or("a key that is not a string").to_owned();
         let is = |names: &[&str]| names.contains(&name.as_str());
         if is(&MODELS) {
             let value = weights(value).map_err(|fact| refuse(format!("its `{name}` {fact}")))?;
@@ -162,7 +162,7 @@ fn weights(value: Value<FileTensor>) -> Result<Weights, String> {
         (key, value) => Err(format!(
             "has {} under `{}`, not only tensors",
             value.describe(),
-            key.as_str().unwrap_or("a key that is no string")
+            key.as_str().unwrap_or("a key that is not a string")
         )),
     });
     let mut weights: Weights = entries.collect::<Result<_, _>>()?;
@@ -170,7 +170,7 @@ fn weights(value: Value<FileTensor>) -> Result<Weights, String> {
     Ok(weights)
 }
 
-/// All of a file of `torch.save`; of objects that are no plain values only the names.
+/// All of a file of `torch.save`; of objects that are not plain values only the names.
 fn tree(path: &Path) -> Result<Value<FileTensor>, Error> {
     let file = PthFile::open(path)?;
     let value = file.value_with_foreign()?;

@@ -129,7 +129,7 @@ impl Made<'_> {
                 "scaler" => match scaler.next() {
                     Some(State { name: from, value }) => {
                         let state = scaler::from_torch(value).ok_or_else(|| {
-                            unlike(format!("{from} is no gradient scaler's state"))
+                            unlike(format!("{from} is not the state of a gradient scaler"))
                         })?;
                         self.state(object, state)?;
                     }

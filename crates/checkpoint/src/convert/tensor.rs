@@ -44,7 +44,7 @@ impl FileTensor {
     }
 
     /// The number of a tensor that has only one. `None` for more, for the types that counts and rates do
-    /// not have, and where the file cannot be read: who copies the tensor is told then.
+    /// not have, and where the file cannot be read: copying the tensor reports that error.
     pub(crate) fn scalar(&self) -> Option<f64> {
         let info = self.info();
         if info.elements() != Some(1) {

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::pth::TensorData;
 
 /// Gives a name that `theirs` lacks the tensor of another one which has the same bytes in `ours`; one
-/// line for each. What has no such partner is left to who compares the names.
+/// line for each. Names without such a partner stay missing, for the caller's comparison to report.
 ///
 /// # Errors
 /// [`Error::Io`] when the program's checkpoint cannot be read.

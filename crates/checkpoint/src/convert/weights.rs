@@ -101,7 +101,7 @@ fn of_file(path: &Path, weights: &mut Weights) -> Result<(), Error> {
                             "it holds {} under `{}`, not only tensors: save `model.state_dict()` \
                              alone, or bring all of it in with `brigade checkpoint convert --like`",
                             value.describe(),
-                            key.as_str().unwrap_or("a key that is no string"),
+                            key.as_str().unwrap_or("a key that is not a string"),
                         )));
                     }
                 }

@@ -254,7 +254,7 @@ mod tests {
             }
             file.finish(bytes as u64).unwrap();
             assert!(std::fs::read(&path).unwrap() == expected, "{bytes} bytes");
-            assert!(Direct::create(&path, 1, flush).is_err(), "it is there already");
+            assert!(Direct::create(&path, 1, flush).is_err(), "it already exists");
         }
     }
 

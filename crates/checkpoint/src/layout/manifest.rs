@@ -158,7 +158,7 @@ impl Manifest {
         };
         let damaged = |fact: String| Error::Damaged { path: path.clone(), fact };
         let head: Head = serde_json::from_slice(&text)
-            .map_err(|error| damaged(format!("it is no manifest: {error}")))?;
+            .map_err(|error| damaged(format!("it is not a manifest: {error}")))?;
         if head.format.as_deref() != Some(FORMAT) {
             return Err(not(format!(
                 "its {MANIFEST} is of format {:?}, not {FORMAT:?}",
@@ -168,7 +168,7 @@ impl Manifest {
         match head.version {
             Some(1) => {
                 let mut old: Version1 = serde_json::from_slice(&text)
-                    .map_err(|error| damaged(format!("it is no manifest: {error}")))?;
+                    .map_err(|error| damaged(format!("it is not a manifest: {error}")))?;
                 let told = std::mem::take(&mut old.crc32);
                 same_checksum(&checksum(&old), &told).map_err(damaged)?;
                 let manifest = Self { crc32: told, ..Self::from(old) };
@@ -182,7 +182,7 @@ impl Manifest {
             }
         }
         let manifest: Self = serde_json::from_slice(&text)
-            .map_err(|error| damaged(format!("it is no manifest: {error}")))?;
+            .map_err(|error| damaged(format!("it is not a manifest: {error}")))?;
         same_checksum(&manifest.own_checksum(), &manifest.crc32).map_err(damaged)?;
         manifest.check().map_err(damaged)?;
         Ok(manifest)

@@ -116,7 +116,7 @@ impl Checkpoint {
             }
         }
         let json = serde_json::from_slice(&text)
-            .map_err(|error| damaged(format!("it is no state: {error}")))?;
+            .map_err(|error| damaged(format!("it is not a saved state: {error}")))?;
         Value::from_json(&json).map(Some).map_err(damaged)
     }
 
@@ -155,7 +155,9 @@ impl Checkpoint {
         }
         let left = headers.iter().flat_map(|(file, left)| left.keys().map(move |key| (*file, key)));
         match left.min() {
-            Some((file, key)) => Err(damaged(file, format!("it has `{key}`, which is no chunk"))),
+            Some((file, key)) => {
+                Err(damaged(file, format!("it has `{key}`, which is not a chunk")))
+            }
             None => Ok(chunks),
         }
     }

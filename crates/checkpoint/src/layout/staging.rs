@@ -151,7 +151,7 @@ impl Replaced {
         Self { path, _lock: lock }
     }
 
-    /// Removes it. It is no checkpoint any more, so half of it may go first.
+    /// Removes it. It is not a checkpoint any more, so half of it may go first.
     ///
     /// # Errors
     /// [`Error::Io`].

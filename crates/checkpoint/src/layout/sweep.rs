@@ -28,7 +28,7 @@ pub fn sweep(folder: &Path) -> Result<usize, Error> {
             continue;
         }
         let path = entry.path();
-        // Held until the folder is gone, so that two who sweep do not meet.
+        // Held until the folder is gone, so that two sweeps do not remove the same folder.
         let Ok(lock) = File::open(&path) else { continue };
         if lock.try_lock().is_ok() && fs::remove_dir_all(&path).is_ok() {
             removed += 1;

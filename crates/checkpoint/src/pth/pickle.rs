@@ -385,7 +385,7 @@ impl<'a> Machine<'a> {
                 list.append(&mut items);
                 Ok(())
             }
-            _ => Err(Fault::damaged("its pickle appends to something that is no list")),
+            _ => Err(Fault::damaged("its pickle appends to something that is not a list")),
         }
     }
 
@@ -397,7 +397,7 @@ impl<'a> Machine<'a> {
                 entries.extend(pairs.iter().map(|&[key, value]| (key, value)));
                 Ok(())
             }
-            _ => Err(Fault::damaged("its pickle sets items of something that is no dictionary")),
+            _ => Err(Fault::damaged("its pickle sets items of something that is not a dictionary")),
         }
     }
 

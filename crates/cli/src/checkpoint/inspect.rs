@@ -33,7 +33,7 @@ pub(super) fn answer(path: &Path, json: bool) -> anyhow::Result<String> {
 }
 
 /// A file of torch.save with more than weights: an optimizer's state, a dictionary of several. Objects
-/// that are no plain values are shown by their names.
+/// that are not plain values are shown by their names.
 fn states(path: &Path, json: bool) -> anyhow::Result<String> {
     let mut tensors = Vec::new();
     let tree = PthFile::open(path)?.value_with_foreign()?.try_map(&mut |place, tensor| {

@@ -15,7 +15,7 @@ use inquire::{Confirm, InquireError, Select, Text};
 /// Errors when the terminal fails.
 pub(super) fn ask(path: &Path, force: bool, machine: Machine) -> anyhow::Result<Option<Settings>> {
     if path.exists() && !force {
-        let prompt = format!("{} is there already. Write over it?", path.display());
+        let prompt = format!("{} already exists. Overwrite it?", path.display());
         let confirm = Confirm::new(&prompt)
             .with_default(false)
             .with_help_message("the old one is kept with .bak after its name");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use brigade_config::{Layer, Place, Settings, Source, TABLE};
+use brigade_config::{Layer, Settings, SettingsPath, Source, TABLE};
 use serde_json::{Map, Value, json};
 
 use crate::secrets::shown;
@@ -20,7 +20,7 @@ pub(crate) enum Which {
 /// A row for each setting: name, value, source. Then what there is to say about them.
 pub(crate) fn text(
     layers: &Layer,
-    file: Option<&Place>,
+    file: Option<&SettingsPath>,
     which: Which,
     out: &mut (impl Write + ?Sized),
 ) -> io::Result<()> {
@@ -74,7 +74,7 @@ fn rows(layers: &Layer, which: Which) -> Vec<[String; 3]> {
 }
 
 /// Every setting with its value and source, `null` where it is not set.
-pub(crate) fn json(layers: &Layer, file: Option<&Place>) -> Map<String, Value> {
+pub(crate) fn json(layers: &Layer, file: Option<&SettingsPath>) -> Map<String, Value> {
     let source = |name: &str| layers.source(name).map(ToString::to_string);
     let setting = |name: &str| {
         let value = layers.settings.value(name).and_then(|it| serde_json::to_value(it).ok());

@@ -30,7 +30,7 @@ pub(super) fn find(name: &str, side: Option<u64>) -> Option<ModelSize> {
     Some(ModelSize { parameters: *parameters, largest: *largest, shape: Some(shape) })
 }
 
-/// All names, for the help and for who mistypes one.
+/// Returns all names, for the help and for suggestions.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     TABLE.iter().map(|known| known.0)
 }

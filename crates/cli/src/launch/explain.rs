@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use brigade_config::{Layer, Place};
+use brigade_config::{Layer, SettingsPath};
 use brigade_launch::LaunchOptions;
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ mod on_hosts;
 /// What there is to explain.
 pub(super) struct Explanation<'a> {
     pub(super) layers: &'a Layer,
-    pub(super) file: Option<&'a Place>,
+    pub(super) file: Option<&'a SettingsPath>,
     pub(super) options: &'a LaunchOptions,
     pub(super) job: &'a Job,
 }

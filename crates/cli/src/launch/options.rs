@@ -105,7 +105,7 @@ pub(super) fn plugins(
     program: &ProgramArgs,
     variables: &Variables,
 ) -> anyhow::Result<(Option<ForPython>, Option<String>)> {
-    let Some(plugins) = plugins::settle(layers)? else { return Ok((None, None)) };
+    let Some(plugins) = plugins::resolve(layers)? else { return Ok((None, None)) };
     let is_asked_for = !variables.is_accelerates_default(&plugins.source);
     if !is_asked_for && program.program(variables)?.is_python_here() == Some(false) {
         let names = plugins.names();

@@ -374,7 +374,7 @@ fn idle_note(layers: &mut Layer, name: &str, reason: &str) {
         return;
     }
     let text = layers.settings.text(name).unwrap_or_default();
-    // Said with the same values by everybody who has one host: worth no word.
+    // These values are what one host has by default: no note is needed.
     if matches!((name, text.as_str()), ("node-rank", "0") | ("sync", "false")) {
         return;
     }

@@ -168,7 +168,7 @@ impl fmt::Display for Burst {
 
 /// What is to become of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Fate {
+pub(crate) enum Expected {
     /// It goes on as if nothing had happened.
     GoesOn,
     /// It goes on from its last checkpoint, after a restart.
@@ -181,7 +181,7 @@ pub(crate) enum Fate {
     NamesHost,
 }
 
-impl Fate {
+impl Expected {
     /// Of a job that may have that many restarts more.
     pub(crate) fn of(burst: &Burst, way: Way, restarts_left: u64) -> Self {
         match burst.taken() {

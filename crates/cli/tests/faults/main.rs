@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use brigade_hostkit::{Disk, Etcd, Process};
 use fastrand::Rng;
-use fault::{Burst, Fate, Fault, Kind, RANKS, SIZES, Way};
+use fault::{Burst, Expected, Fault, Kind, RANKS, SIZES, Way};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use site::{Run, Running, Site, site};
@@ -281,19 +281,19 @@ impl<'s> TrainingJob<'_, 's> {
         let mut progress = self.wait_for("the first steps", |it| it.world == RANKS && it.step > 12);
         while tally.faults - before < most {
             let burst = Burst::random(random, way);
-            let fate = Fate::of(&burst, way, max_restarts - progress.restarts);
+            let expected = Expected::of(&burst, way, max_restarts - progress.restarts);
             tally.count(&burst);
-            tally.became(way, format!("{fate:?}"));
-            let what = format!("{burst}: {fate:?}");
+            tally.became(way, format!("{expected:?}"));
+            let what = format!("{burst}: {expected:?}");
             eprintln!("job {}, {way:?}, step {}: {what}", self.plan.number, progress.step);
-            self.strike(&burst, fate);
-            match fate {
-                Fate::NamesRank | Fate::NamesHost => return self.fails(&burst, &what),
-                Fate::GoesOn | Fate::Restarts => {
-                    let restarts = progress.restarts + u64::from(fate == Fate::Restarts);
+            self.inject(&burst, expected);
+            match expected {
+                Expected::NamesRank | Expected::NamesHost => return self.fails(&burst, &what),
+                Expected::GoesOn | Expected::Restarts => {
+                    let restarts = progress.restarts + u64::from(expected == Expected::Restarts);
                     progress = self.goes_on(&what, restarts, RANKS);
                 }
-                Fate::LosesHost => {
+                Expected::LosesHost => {
                     let host = burst.taken().unwrap().host;
                     let run = self.launchers[host].take().map(Running::outcome);
                     assert!(run.is_none_or(|run| run.code == 137));
@@ -320,17 +320,17 @@ impl<'s> TrainingJob<'_, 's> {
         tally.count(&burst);
         self.start();
         thread::sleep(at);
-        let fate = Fate::of(&burst, way, max_restarts);
-        let what = format!("{burst} after {} ms: {fate:?}", at.as_millis());
+        let expected = Expected::of(&burst, way, max_restarts);
+        let what = format!("{burst} after {} ms: {expected:?}", at.as_millis());
         eprintln!("job {}, {way:?}: {what}", self.plan.number);
-        self.strike(&burst, fate);
-        match fate {
-            // Also where there was nothing to strike yet, or any more.
-            Fate::GoesOn | Fate::Restarts => {
+        self.inject(&burst, expected);
+        match expected {
+            // Also where there was nothing to stop or kill yet, or any more.
+            Expected::GoesOn | Expected::Restarts => {
                 self.succeeds(&what, |code| code == 0);
                 tally.became(way, "ends with the right weights, after a fault at any time");
             }
-            Fate::NamesRank | Fate::NamesHost | Fate::LosesHost => {
+            Expected::NamesRank | Expected::NamesHost | Expected::LosesHost => {
                 let right = self.succeeds(&what, |code| [0, 1, 137].contains(&code));
                 let how = if right { "ends with the right weights" } else { "fails by name" };
                 tally.became(way, format!("{how}, after a fault at any time"));
@@ -339,7 +339,7 @@ impl<'s> TrainingJob<'_, 's> {
     }
 
     /// Lets the faults happen, and those end that last for a while.
-    fn strike(&mut self, burst: &Burst, fate: Fate) {
+    fn inject(&mut self, burst: &Burst, expected: Expected) {
         let mut stopped = Vec::new();
         let mut may_be_absent = self.plan.at.is_some();
         for fault in &burst.faults {
@@ -351,14 +351,14 @@ impl<'s> TrainingJob<'_, 's> {
         let is_long = |kind| matches!(kind, Kind::LongCut | Kind::LongStop);
         if burst.faults.iter().any(|fault| is_long(fault.kind)) {
             // The others find out by themselves, and it does when it is back.
-            let struck = burst.taken().unwrap().host;
+            let failed = burst.taken().unwrap().host;
             let launchers = self.launchers.iter().enumerate();
             let survivors: Vec<_> = launchers
-                .filter(|(host, _)| *host != struck || self.plan.way == Way::Ssh && struck != 0)
+                .filter(|(host, _)| *host != failed || self.plan.way == Way::Ssh && failed != 0)
                 .filter_map(|(_, launcher)| launcher.as_ref())
                 .collect();
             let found_out = || survivors.iter().all(|launcher| launcher.has_ended());
-            if !survivors.is_empty() && fate == Fate::NamesHost {
+            if !survivors.is_empty() && expected == Expected::NamesHost {
                 self.wait("the others find out", found_out);
             } else {
                 thread::sleep(HEARTBEAT * 3 / 2);
@@ -587,7 +587,7 @@ impl<'s> TrainingJob<'_, 's> {
         assert!(site::within(LIMIT, condition), "{:?}: {what}: never", self.plan);
     }
 
-    /// An `nsenter` that saw late that its launcher stood still would do so for ever.
+    /// An `nsenter` that saw late that its launcher stood still would never go on.
     fn wake_outer(&self) {
         self.launchers.iter().flatten().for_each(|it| send(it.outer_pid(), Signal::SIGCONT));
     }

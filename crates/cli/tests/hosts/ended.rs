@@ -83,7 +83,7 @@ pub(crate) fn a_signal_while_hosts_are_called() {
     assert!(!site.work.join("0").exists());
 }
 
-pub(crate) fn whatever_is_killed_nothing_is_left() {
+pub(crate) fn after_any_kill_no_process_is_left() {
     let site = site(3);
     let agent_of = |host: usize| {
         let processes = site.host(host).processes();
@@ -96,8 +96,8 @@ pub(crate) fn whatever_is_killed_nothing_is_left() {
             .iter()
             .any(|it| it.command.first().is_some_and(|it| it == "sleep"))
     };
-    type Blow<'a> = (&'a str, &'a dyn Fn(i32), i32, &'a str);
-    let table: [Blow<'_>; 4] = [
+    type Fault<'a> = (&'a str, &'a dyn Fn(i32), i32, &'a str);
+    let table: [Fault<'_>; 4] = [
         ("launcher", &|launcher| kill(Pid::from_raw(launcher), Signal::SIGKILL).unwrap(), 137, ""),
         ("sshd session", &|_| assert!(site.host(1).kill_sshd_sessions() >= 1), 1, "node2 is lost"),
         (
@@ -108,12 +108,12 @@ pub(crate) fn whatever_is_killed_nothing_is_left() {
         ),
         ("link", &|_| site.host(1).cut(), 1, "node2 is lost"),
     ];
-    for (name, blow, code, said) in table {
+    for (name, fault, code, said) in table {
         let job = site.launch("node1:1,node2:1,node3:1").args(["--heartbeat-timeout", "4"]);
         let job = job.sh(STAY).start();
         site.wait_for_files(3);
         wait_until("the ranks", || (0..3).all(sleeps));
-        blow(job.pid());
+        fault(job.pid());
         let start = Instant::now();
         wait_until("the ranks' end", || !(0..3).any(sleeps));
         eprintln!("{name}: no rank is left after {} ms", start.elapsed().as_millis());

@@ -33,7 +33,7 @@ brigade_suite::suite! {
         guarded::an_executable_that_others_can_replace_is_not_run,
         ended::signals_stop_everything_everywhere,
         ended::a_signal_while_hosts_are_called,
-        ended::whatever_is_killed_nothing_is_left,
+        ended::after_any_kill_no_process_is_left,
         ended::random_kills,
         ended::readers_that_stop_and_go,
         refused::an_address_that_others_cannot_reach,

@@ -12,7 +12,7 @@ use crate::job::{self, Running};
 use crate::{Hosts, finish};
 
 #[test]
-fn whatever_is_killed_the_job_ends_and_nothing_stays() {
+fn after_any_kill_the_job_ends_and_no_process_is_left() {
     let mut random = brigade_suite::random();
     for round in 0..12 {
         let hosts = Hosts::new();

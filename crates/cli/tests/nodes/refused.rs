@@ -12,7 +12,7 @@ use crate::job::{self, Job};
 use crate::{Hosts, STAY, finish};
 
 #[test]
-fn who_cannot_take_part_is_told_why() {
+fn refused_hosts_get_a_reason() {
     let refused = |job: Job, message: &str| {
         let run = job.sh("echo started").run();
         assert_eq!(run.code, 1, "{}", run.stderr);

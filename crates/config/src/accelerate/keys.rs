@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Entry, Fate};
+use super::{Entry, KeyOutcome};
 use crate::error::ConfigError;
 use crate::layer::PLUGIN_PREFIX;
 use crate::plugins::{ARGUMENTS, FIELDS, Plugin, PluginArgument, STEPS, python_bool};
@@ -36,18 +36,18 @@ impl<'a> Keys<'a> {
     }
 
     /// What becomes of a key; `None` where Accelerate has no such key.
-    pub(super) fn fate(&self, entry: &Entry) -> Result<Option<Fate>, ConfigError> {
+    pub(super) fn outcome(&self, entry: &Entry) -> Result<Option<KeyOutcome>, ConfigError> {
         if let Some(last) = self.entry(&entry.key)
             && last.line > entry.line
         {
             let reason = format!("line {} says it again, and the last one counts", last.line);
-            return Ok(Some(Fate::Idle(reason)));
+            return Ok(Some(KeyOutcome::Idle(reason)));
         }
         if self.is_sagemaker() && entry.key != ENVIRONMENT {
             // Its other keys are for Amazon's service: one refusal is enough.
-            return Ok(Some(Fate::Nothing));
+            return Ok(Some(KeyOutcome::Nothing));
         }
-        let fate = match entry.key.as_str() {
+        let outcome = match entry.key.as_str() {
             ENVIRONMENT => self.environment(entry)?,
             KIND => self.kind(entry)?,
             "mixed_precision" => self.precision(entry)?,
@@ -63,46 +63,48 @@ impl<'a> Keys<'a> {
             "gpu_ids" => self.devices(entry)?,
             "enable_cpu_affinity" => match self.truth(entry)? {
                 true => becomes("bind", BIND_OF_AFFINITY),
-                false => Fate::Nothing,
+                false => KeyOutcome::Nothing,
             },
             "dynamo_config" => self.compile(entry)?,
             "dynamo_backend" => self.compile_backend(entry, &entry.value)?,
             "mpirun_config" => self.mpirun(entry)?,
             "main_training_function" => match &entry.value {
-                Raw::Null => Fate::Nothing,
-                Raw::Text(name) if name == "main" || name.is_empty() => Fate::Nothing,
-                _ => Fate::Idle("it is for TPUs; elsewhere the whole program is run".to_owned()),
+                Raw::Null => KeyOutcome::Nothing,
+                Raw::Text(name) if name == "main" || name.is_empty() => KeyOutcome::Nothing,
+                _ => KeyOutcome::Idle(
+                    "it is for TPUs; elsewhere the whole program is run".to_owned(),
+                ),
             },
             "downcast_bf16" | "tpu_name" | "tpu_zone" | "tpu_use_cluster" | "tpu_use_sudo"
             | "command_file" | "commands" | "tpu_vm" | "tpu_env" | "tpu_cluster" => {
-                self.unless_empty(entry, || Fate::Idle("it is for TPUs only".to_owned()))
+                self.unless_empty(entry, || KeyOutcome::Idle("it is for TPUs only".to_owned()))
             }
             "fsdp_config" => self.plugin(entry, Plugin::Fsdp, "fsdp-")?,
             "deepspeed_config" => self.plugin(entry, Plugin::DeepSpeed, "")?,
             "megatron_lm_config" if self.is_kind("MEGATRON_LM") => {
                 // The refusal is for distributed_type.
-                Fate::Nothing
+                KeyOutcome::Nothing
             }
             "megatron_lm_config" => {
-                self.unless_empty(entry, || Fate::Idle(format!("{KIND} is not MEGATRON_LM")))
+                self.unless_empty(entry, || KeyOutcome::Idle(format!("{KIND} is not MEGATRON_LM")))
             }
             "fp8_config" => self.unless_empty(entry, || {
                 // With fp8 the file is refused for its mixed_precision.
-                Fate::Idle("mixed_precision is not fp8".to_owned())
+                KeyOutcome::Idle("mixed_precision is not fp8".to_owned())
             }),
             "parallelism_config" => self.plugin(entry, Plugin::Parallelism, "")?,
             "ipex_config" => self.unless_empty(entry, || {
-                Fate::LeftOut("Brigade does not use Intel's extension for PyTorch".to_owned())
+                KeyOutcome::LeftOut("Brigade does not use Intel's extension for PyTorch".to_owned())
             }),
             _ => return Ok(None),
         };
-        Ok(Some(fate))
+        Ok(Some(outcome))
     }
 
-    fn environment(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+    fn environment(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
         match self.word(entry)?.as_str() {
-            "LOCAL_MACHINE" => Ok(Fate::Nothing),
-            SAGEMAKER => Ok(Fate::Refused(
+            "LOCAL_MACHINE" => Ok(KeyOutcome::Nothing),
+            SAGEMAKER => Ok(KeyOutcome::Refused(
                 "Brigade does not start jobs on Amazon SageMaker: use `accelerate launch` for this \
                  file, or `brigade config` to make one for hosts of your own"
                     .to_owned(),
@@ -111,22 +113,22 @@ impl<'a> Keys<'a> {
         }
     }
 
-    fn kind(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+    fn kind(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
         let kind = self.word(entry)?;
         Ok(match kind.as_str() {
-            "NO" | "MULTI_CPU" | "MULTI_GPU" => Fate::Nothing,
+            "NO" | "MULTI_CPU" | "MULTI_GPU" => KeyOutcome::Nothing,
             "FSDP" => becomes_plugin(Plugin::Fsdp.switch(), "true"),
             "DEEPSPEED" => becomes_plugin(Plugin::DeepSpeed.switch(), "true"),
-            "MEGATRON_LM" => Fate::Refused(
+            "MEGATRON_LM" => KeyOutcome::Refused(
                 "Megatron-LM shards a model over the ranks, which Brigade does not do: use \
                  `accelerate launch` for this file, or MULTI_GPU for a whole model on each rank"
                     .to_owned(),
             ),
-            "XLA" | "TPU" => Fate::Refused(
+            "XLA" | "TPU" => KeyOutcome::Refused(
                 "Brigade does not run on TPUs: use `accelerate launch` for this file".to_owned(),
             ),
             "MPS" | "MULTI_NPU" | "MULTI_MLU" | "MULTI_SDAA" | "MULTI_MUSA" | "MULTI_XPU"
-            | "MULTI_HPU" | "MULTI_NEURON" => Fate::LeftOut(
+            | "MULTI_HPU" | "MULTI_NEURON" => KeyOutcome::LeftOut(
                 "Brigade knows CPUs and Nvidia's GPUs: the ranks are started, and the program \
                  chooses its devices"
                     .to_owned(),
@@ -135,7 +137,7 @@ impl<'a> Keys<'a> {
         })
     }
 
-    fn precision(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+    fn precision(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
         // Without quotation marks, `no` is YAML's word for false.
         let precision = match &entry.value {
             Raw::Null | Raw::Bool(false) => Precision::No,
@@ -144,7 +146,7 @@ impl<'a> Keys<'a> {
             other => return Err(self.wrong(entry, &other.shown(), Precision::EXPECTED)),
         };
         Ok(match precision {
-            Precision::Fp8 => Fate::Refused(
+            Precision::Fp8 => KeyOutcome::Refused(
                 "fp8 needs kernels that Brigade does not have: choose bf16".to_owned(),
             ),
             other => becomes("mixed-precision", other.word()),
@@ -152,25 +154,25 @@ impl<'a> Keys<'a> {
     }
 
     /// How it was said before there was `mixed_precision`, which goes before it.
-    fn legacy_fp16(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+    fn legacy_fp16(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
         Ok(match self.truth(entry)? {
             _ if self.entry("mixed_precision").is_some() => {
-                Fate::Idle("mixed_precision goes before it".to_owned())
+                KeyOutcome::Idle("mixed_precision goes before it".to_owned())
             }
             true => becomes("mixed-precision", Precision::Fp16.word()),
-            false => Fate::Nothing,
+            false => KeyOutcome::Nothing,
         })
     }
 
-    fn switch(&self, entry: &Entry, name: &'static str) -> Result<Fate, ConfigError> {
+    fn switch(&self, entry: &Entry, name: &'static str) -> Result<KeyOutcome, ConfigError> {
         Ok(becomes(name, &self.truth(entry)?.to_string()))
     }
 
     /// The number over all machines becomes the number on each.
-    fn processes(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+    fn processes(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
         let total = match &entry.value {
             // Accelerate's "not said".
-            Raw::Integer(-1) | Raw::Null => return Ok(Fate::Nothing),
+            Raw::Integer(-1) | Raw::Null => return Ok(KeyOutcome::Nothing),
             value => self.count(entry, value)?,
         };
         let machines = self.number_of_machines()?;
@@ -184,32 +186,38 @@ impl<'a> Keys<'a> {
         Ok(becomes("nproc", &(total / machines).to_string()))
     }
 
-    fn machines(&self) -> Result<Fate, ConfigError> {
+    fn machines(&self) -> Result<KeyOutcome, ConfigError> {
         let machines = self.number_of_machines()?;
         if self.hostfile().is_some() {
-            return Ok(Fate::Idle("the hostfile of mpirun_config counts the machines".to_owned()));
+            return Ok(KeyOutcome::Idle(
+                "the hostfile of mpirun_config counts the machines".to_owned(),
+            ));
         }
-        Ok(if machines == 1 { Fate::Nothing } else { becomes("nnodes", &machines.to_string()) })
+        Ok(if machines == 1 {
+            KeyOutcome::Nothing
+        } else {
+            becomes("nnodes", &machines.to_string())
+        })
     }
 
-    fn machine_rank(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+    fn machine_rank(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
         let rank = match &entry.value {
-            Raw::Null => return Ok(Fate::Nothing),
+            Raw::Null => return Ok(KeyOutcome::Nothing),
             value => self.number(entry, value)?,
         };
         Ok(if self.hostfile().is_some() {
-            Fate::Idle("the hostfile of mpirun_config numbers the machines".to_owned())
+            KeyOutcome::Idle("the hostfile of mpirun_config numbers the machines".to_owned())
         } else if self.number_of_machines()? == 1 && rank == 0 {
-            Fate::Nothing
+            KeyOutcome::Nothing
         } else {
             becomes("node-rank", &rank.to_string())
         })
     }
 
     /// The address and port of the main machine are one endpoint for a rendezvous.
-    fn address(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+    fn address(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
         if entry.value == Raw::Null {
-            return Ok(Fate::Nothing);
+            return Ok(KeyOutcome::Nothing);
         }
         let is_port = entry.key == "main_process_port";
         let text = if is_port {
@@ -221,17 +229,17 @@ impl<'a> Keys<'a> {
         };
         if self.hostfile().is_some() {
             let reason = "the hosts of mpirun_config are connected by ssh";
-            return Ok(Fate::Idle(reason.to_owned()));
+            return Ok(KeyOutcome::Idle(reason.to_owned()));
         }
         if self.number_of_machines()? == 1 {
-            return Ok(Fate::Idle(
+            return Ok(KeyOutcome::Idle(
                 "it is for several machines; on one, each attempt has a free port".to_owned(),
             ));
         }
         Ok(match (self.meets_by_rendezvous(), is_port) {
             (false, true) => becomes("master-port", &text),
             (false, false) => becomes("master-addr", &text),
-            (true, true) => Fate::Nothing,
+            (true, true) => KeyOutcome::Nothing,
             (true, false) => {
                 let port = self.entry("main_process_port").map(|it| self.scalar(it)).transpose()?;
                 let port = port.map_or_else(String::new, |port| format!(":{port}"));
@@ -240,17 +248,17 @@ impl<'a> Keys<'a> {
         })
     }
 
-    fn rendezvous(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+    fn rendezvous(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
         let word = match &entry.value {
-            Raw::Null => return Ok(Fate::Nothing),
-            Raw::Text(word) if word.is_empty() => return Ok(Fate::Nothing),
+            Raw::Null => return Ok(KeyOutcome::Nothing),
+            Raw::Text(word) if word.is_empty() => return Ok(KeyOutcome::Nothing),
             Raw::Text(word) => word,
             other => return Err(self.wrong(entry, &other.shown(), Backend::EXPECTED)),
         };
         let backend =
             Backend::parse(word).ok_or_else(|| self.wrong(entry, word, "c10d, static or etcd"))?;
         Ok(if self.number_of_machines()? == 1 || self.hostfile().is_some() {
-            Fate::Nothing
+            KeyOutcome::Nothing
         } else {
             becomes("rdzv-backend", backend.word())
         })
@@ -258,23 +266,23 @@ impl<'a> Keys<'a> {
 
     /// Whether the address is given as `--master_addr` or `--rdzv_endpoint`: to torchrun's static
     /// rendezvous they mean the same.
-    fn same_network(&self, entry: &Entry) -> Result<Fate, ConfigError> {
-        self.truth(entry).map(|_| Fate::Nothing)
+    fn same_network(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
+        self.truth(entry).map(|_| KeyOutcome::Nothing)
     }
 
-    fn devices(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+    fn devices(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
         Ok(match &entry.value {
-            Raw::Null => Fate::Nothing,
-            Raw::Text(text) if text == "all" || text.is_empty() => Fate::Nothing,
+            Raw::Null => KeyOutcome::Nothing,
+            Raw::Text(text) if text == "all" || text.is_empty() => KeyOutcome::Nothing,
             Raw::Text(text) => becomes("devices", text),
             Raw::Integer(number) => becomes("devices", &number.to_string()),
             other => return Err(self.wrong(entry, &other.shown(), "all, or a list such as 0,2")),
         })
     }
 
-    fn compile(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+    fn compile(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
         let table = match &entry.value {
-            Raw::Null => return Ok(Fate::Nothing),
+            Raw::Null => return Ok(KeyOutcome::Nothing),
             Raw::Table(table) => table,
             other => return Err(self.wrong(entry, &other.shown(), "keys and values")),
         };
@@ -283,7 +291,7 @@ impl<'a> Keys<'a> {
             // The questionnaire writes the prefix; files by hand have been seen without.
             let key = key.strip_prefix("dynamo_").unwrap_or(key);
             let nested = Entry { key: format!("dynamo_{key}"), value: value.clone(), ..*entry };
-            let fate = match key {
+            let outcome = match key {
                 "backend" => self.compile_backend(&nested, value)?,
                 "mode" => becomes("dynamo-mode", &self.scalar(&nested)?),
                 "use_fullgraph" => self.switch(&nested, "dynamo-use-fullgraph")?,
@@ -297,14 +305,14 @@ impl<'a> Keys<'a> {
                     return Err(ConfigError::UnknownKey { at, key: nested.key, hint });
                 }
             };
-            if let Fate::Becomes(more) = fate {
+            if let KeyOutcome::Becomes(more) = outcome {
                 settings.extend(more);
             }
         }
-        Ok(if settings.is_empty() { Fate::Nothing } else { Fate::Becomes(settings) })
+        Ok(if settings.is_empty() { KeyOutcome::Nothing } else { KeyOutcome::Becomes(settings) })
     }
 
-    fn compile_backend(&self, entry: &Entry, value: &Raw) -> Result<Fate, ConfigError> {
+    fn compile_backend(&self, entry: &Entry, value: &Raw) -> Result<KeyOutcome, ConfigError> {
         let backend = match value {
             Raw::Null | Raw::Bool(false) => DynamoBackend::No,
             Raw::Text(word) => DynamoBackend::parse(word)
@@ -314,9 +322,9 @@ impl<'a> Keys<'a> {
         Ok(becomes("dynamo-backend", backend.word()))
     }
 
-    fn mpirun(&self, entry: &Entry) -> Result<Fate, ConfigError> {
+    fn mpirun(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
         let table = match &entry.value {
-            Raw::Null => return Ok(Fate::Nothing),
+            Raw::Null => return Ok(KeyOutcome::Nothing),
             Raw::Table(table) => table,
             other => return Err(self.wrong(entry, &other.shown(), "keys and values")),
         };
@@ -335,14 +343,19 @@ impl<'a> Keys<'a> {
             }
             _ => {}
         }
-        Ok(if settings.is_empty() { Fate::Nothing } else { Fate::Becomes(settings) })
+        Ok(if settings.is_empty() { KeyOutcome::Nothing } else { KeyOutcome::Becomes(settings) })
     }
 
     /// The arguments of a plugin, which are kept also where it is off: a flag may turn it on. Accelerate
     /// takes keys of `fsdp_config` with and without their prefix.
-    fn plugin(&self, entry: &Entry, plugin: Plugin, prefix: &str) -> Result<Fate, ConfigError> {
+    fn plugin(
+        &self,
+        entry: &Entry,
+        plugin: Plugin,
+        prefix: &str,
+    ) -> Result<KeyOutcome, ConfigError> {
         let table = match &entry.value {
-            Raw::Null => return Ok(Fate::Nothing),
+            Raw::Null => return Ok(KeyOutcome::Nothing),
             Raw::Table(table) => table,
             other => return Err(self.wrong(entry, &other.shown(), "keys and values")),
         };
@@ -386,15 +399,15 @@ impl<'a> Keys<'a> {
             let keys: Vec<&str> = table.keys().map(String::as_str).collect();
             settings.push((format!("{PLUGIN_PREFIX}{FIELDS}"), keys.join(",")));
         }
-        Ok(if settings.is_empty() { Fate::Nothing } else { Fate::Becomes(settings) })
+        Ok(if settings.is_empty() { KeyOutcome::Nothing } else { KeyOutcome::Becomes(settings) })
     }
 
     fn is_kind(&self, kind: &str) -> bool {
         self.entry(KIND).is_some_and(|it| it.value == Raw::Text(kind.to_owned()))
     }
 
-    fn unless_empty(&self, entry: &Entry, fate: impl Fn() -> Fate) -> Fate {
-        if is_empty(&entry.value) { Fate::Nothing } else { fate() }
+    fn unless_empty(&self, entry: &Entry, outcome: impl Fn() -> KeyOutcome) -> KeyOutcome {
+        if is_empty(&entry.value) { KeyOutcome::Nothing } else { outcome() }
     }
 
     fn is_sagemaker(&self) -> bool {
@@ -474,11 +487,11 @@ impl<'a> Keys<'a> {
     }
 }
 
-fn becomes(name: &str, value: &str) -> Fate {
-    Fate::Becomes(vec![(name.to_owned(), value.to_owned())])
+fn becomes(name: &str, value: &str) -> KeyOutcome {
+    KeyOutcome::Becomes(vec![(name.to_owned(), value.to_owned())])
 }
 
-fn becomes_plugin(name: &str, value: &str) -> Fate {
+fn becomes_plugin(name: &str, value: &str) -> KeyOutcome {
     becomes(&format!("{PLUGIN_PREFIX}{name}"), value)
 }
 
@@ -507,7 +520,7 @@ const MACHINES: &str = "num_machines";
 const MPIRUN: [&str; 2] = ["mpirun_hostfile", "mpirun_ccl"];
 /// What Accelerate makes of `mpirun_ccl`.
 const CCL: &str = "env.CCL_WORKER_COUNT";
-/// For suggestions. The tests compare it with what has a fate.
+/// For suggestions. The tests compare it with what has a outcome.
 const KNOWN: &str = "compute-environment distributed-type mixed-precision use-cpu debug \
     num-processes num-machines machine-rank gpu-ids main-process-ip main-process-port rdzv-backend \
     same-network main-training-function enable-cpu-affinity fp8-config deepspeed-config \

@@ -78,7 +78,7 @@ fn the_same_in_json() {
 }
 
 #[test]
-fn what_keys_become() {
+fn keys_become_settings() {
     let table: [(&str, &[&str]); 19] = [
         ("num_processes: -1", &[]),
         (
@@ -124,7 +124,7 @@ fn what_keys_become() {
 }
 
 #[test]
-fn what_cannot_be_is_named() {
+fn unsupported_values_are_named() {
     let table = [
         (
             "distributed_type: MEGATRON_LM\nmegatron_lm_config:\n  megatron_lm_tp_degree: 2",
@@ -199,7 +199,7 @@ fn what_cannot_be_is_named() {
 }
 
 #[test]
-fn what_is_left_out_is_named() {
+fn ignored_keys_are_named() {
     // text, the note, and whether it is worth a line at each launch
     let table = [
         (
@@ -254,7 +254,7 @@ fn what_is_left_out_is_named() {
 /// The fields of the real `ClusterConfig`: the file is made by Accelerate itself, and a test of
 /// brigade-cli compares it with an installed one.
 #[test]
-fn every_field_of_theirs_has_a_fate() {
+fn every_field_of_accelerate_has_an_outcome() {
     let golden = include_str!("../../tests/accelerate/1.15.0.json");
     let golden: serde_json::Value = serde_json::from_str(golden).unwrap();
     let fields: BTreeSet<&str> =
@@ -265,8 +265,8 @@ fn every_field_of_theirs_has_a_fate() {
     for key in fields {
         for value in [Raw::Null, Raw::Bool(true), Raw::Integer(1), Raw::Text("x".to_owned())] {
             let entries = [Entry { key: key.to_owned(), line: 1, value }];
-            let fate = Keys::new(path, &entries).fate(&entries[0]);
-            assert!(!matches!(fate, Ok(None)), "{key}");
+            let outcome = Keys::new(path, &entries).outcome(&entries[0]);
+            assert!(!matches!(outcome, Ok(None)), "{key}");
         }
     }
 }

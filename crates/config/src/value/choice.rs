@@ -72,7 +72,7 @@ choices! {
         Fp16 = "fp16",
         /// The first 16 bits of a float.
         Bf16 = "bf16",
-        /// Eight bits: Accelerate has it, Brigade has not.
+        /// Eight bits: Accelerate has it, Brigade does not.
         Fp8 = "fp8",
     }
 

@@ -52,13 +52,13 @@ impl Adafactor {
         self
     }
 
-    /// The variance is taken for at least the square of this; the kind's machine epsilon unless set.
+    /// Sets the lower bound of the variance, as its square root; the kind's machine epsilon unless set.
     pub fn eps1(mut self, eps1: f64) -> Self {
         self.eps1 = Some(eps1);
         self
     }
 
-    /// Lower bound of a parameter's root mean square; 0.001 unless set.
+    /// Sets the lower bound of a parameter's root mean square; 0.001 unless set.
     pub fn eps2(mut self, eps2: f64) -> Self {
         self.eps2 = eps2;
         self

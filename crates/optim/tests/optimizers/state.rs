@@ -95,10 +95,10 @@ fn saved(build: Build) -> brigade_optim::OptimizerState {
 }
 
 #[test]
-fn what_does_not_fit_is_named_and_changes_nothing() {
+fn mismatched_states_are_named_and_change_nothing() {
     let adam: Build = |m| Adam::default().build(m);
-    type Spoil = fn(&mut brigade_optim::OptimizerState);
-    let faults: [(&str, Spoil); 9] = [
+    type Corrupt = fn(&mut brigade_optim::OptimizerState);
+    let faults: [(&str, Corrupt); 9] = [
         ("is of SGD, but this optimizer is Adam", |s| s.kind = "SGD".to_owned()),
         ("as parameter 1 of the model it has `other`", |s| s.parameters[1].name = "other".into()),
         ("as parameter 2 of the model it has none", |s| drop(s.parameters.pop())),
@@ -130,7 +130,7 @@ fn what_does_not_fit_is_named_and_changes_nothing() {
 }
 
 #[test]
-fn a_step_that_is_no_count_is_refused() {
+fn a_step_that_is_not_a_count_is_refused() {
     let mut state = saved(|m| Adam::default().build(m));
     state.parameters[0].tensors[0].1 = Tensor::from(-1f32);
     let model = model();

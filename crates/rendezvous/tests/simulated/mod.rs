@@ -149,7 +149,7 @@ struct World {
     attempts: u32,
     /// The coordinator stands still.
     paused: bool,
-    /// What waits for those who stand still.
+    /// What waits for hosts that stand still.
     held: Vec<(Duration, Happens)>,
     /// Whose connection that is, by number.
     connections: Vec<usize>,
@@ -304,7 +304,7 @@ impl World {
     }
 
     fn step(&mut self) {
-        let ((at, _), what) = self.queue.pop_first().expect("beats go on for ever");
+        let ((at, _), what) = self.queue.pop_first().expect("heartbeats never end");
         self.now = at;
         if self.is_held(&what) {
             self.held.push((at, what));

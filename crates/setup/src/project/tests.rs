@@ -12,12 +12,12 @@ use crate::libtorch::Wanted;
 use crate::pins::Pins;
 
 /// A project in a folder with a comma, beside a libtorch of this version.
-struct Scene {
+struct Fixture {
     folder: TempDir,
     libtorch: Libtorch,
 }
 
-impl Scene {
+impl Fixture {
     fn new(version: &str) -> Self {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("lib, torch");
@@ -94,22 +94,22 @@ fn files(root: &Path) -> Vec<String> {
 
 #[test]
 fn a_project_without_a_configuration_gets_one_that_goes_again() {
-    let scene = Scene::new("2.13.0");
-    assert_eq!(scene.configure(), ["wrote .cargo/libtorch.toml", "wrote .cargo/config.toml"]);
-    assert!(scene.read(".cargo/config.toml").contains("include = [{ path = \"libtorch.toml\""));
-    assert_eq!(scene.project().libtorch().unwrap().unwrap(), scene.libtorch.folder());
-    assert_eq!(scene.configure(), Vec::<String>::new());
-    assert_eq!(scene.remove(), ["removed .cargo/config.toml", "removed .cargo/libtorch.toml"]);
-    assert_eq!(files(scene.project().root()), ["Cargo.toml", "src"]);
-    assert_eq!(scene.remove(), Vec::<String>::new());
+    let fixture = Fixture::new("2.13.0");
+    assert_eq!(fixture.configure(), ["wrote .cargo/libtorch.toml", "wrote .cargo/config.toml"]);
+    assert!(fixture.read(".cargo/config.toml").contains("include = [{ path = \"libtorch.toml\""));
+    assert_eq!(fixture.project().libtorch().unwrap().unwrap(), fixture.libtorch.folder());
+    assert_eq!(fixture.configure(), Vec::<String>::new());
+    assert_eq!(fixture.remove(), ["removed .cargo/config.toml", "removed .cargo/libtorch.toml"]);
+    assert_eq!(files(fixture.project().root()), ["Cargo.toml", "src"]);
+    assert_eq!(fixture.remove(), Vec::<String>::new());
 }
 
 #[test]
 fn cargo_links_with_the_run_path() {
-    let scene = Scene::new("2.13.0");
-    scene.configure();
-    let folder = scene.libtorch.folder().join("lib");
-    let flags = scene.flags_of_cargo();
+    let fixture = Fixture::new("2.13.0");
+    fixture.configure();
+    let folder = fixture.libtorch.folder().join("lib");
+    let flags = fixture.flags_of_cargo();
     assert!(
         flags.contains(&format!("\"-Xlinker\" \"-rpath\" \"-Xlinker\" \"{}\"", folder.display())),
         "{flags}"
@@ -118,47 +118,47 @@ fn cargo_links_with_the_run_path() {
 
 #[test]
 fn a_configuration_that_is_there_keeps_what_it_has() {
-    let scene = Scene::new("2.11.0");
+    let fixture = Fixture::new("2.11.0");
     for before in [
         "# mine\n[alias]\nt = \"test\" # short\n",
         "include = [\"other.toml\"]\n\n[alias]\nt = \"test\"\n",
         "# at the top\nx.y = 1\n",
     ] {
-        scene.write(".cargo/other.toml", "");
-        scene.write(".cargo/config.toml", before);
+        fixture.write(".cargo/other.toml", "");
+        fixture.write(".cargo/config.toml", before);
         assert_eq!(
-            scene.configure(),
+            fixture.configure(),
             ["wrote .cargo/libtorch.toml", "added a line to .cargo/config.toml"]
         );
-        let after = scene.read(".cargo/config.toml");
+        let after = fixture.read(".cargo/config.toml");
         for line in before.lines().filter(|line| !line.starts_with("include")) {
             assert!(after.contains(line), "{line} is gone from {after}");
         }
         let version_check = "LIBTORCH_BYPASS_VERSION_CHECK = \"1\"";
-        assert!(scene.read(".cargo/libtorch.toml").contains(version_check));
-        scene.remove();
-        assert_eq!(scene.read(".cargo/config.toml"), before);
+        assert!(fixture.read(".cargo/libtorch.toml").contains(version_check));
+        fixture.remove();
+        assert_eq!(fixture.read(".cargo/config.toml"), before);
     }
 }
 
 #[test]
 fn git_ignores_what_belongs_to_the_machine() {
-    let scene = Scene::new("2.13.0");
-    scene.git();
-    scene.write(".gitignore", "/target");
-    assert!(scene.configure().contains(&"added a line to .gitignore".to_owned()));
-    assert_eq!(scene.read(".gitignore"), "/target\n/.cargo/libtorch.toml\n");
-    assert_eq!(scene.configure(), Vec::<String>::new());
-    assert!(scene.remove().contains(&"took a line out of .gitignore".to_owned()));
-    assert_eq!(scene.read(".gitignore"), "/target\n");
+    let fixture = Fixture::new("2.13.0");
+    fixture.git();
+    fixture.write(".gitignore", "/target");
+    assert!(fixture.configure().contains(&"added a line to .gitignore".to_owned()));
+    assert_eq!(fixture.read(".gitignore"), "/target\n/.cargo/libtorch.toml\n");
+    assert_eq!(fixture.configure(), Vec::<String>::new());
+    assert!(fixture.remove().contains(&"took a line out of .gitignore".to_owned()));
+    assert_eq!(fixture.read(".gitignore"), "/target\n");
 }
 
 #[test]
 fn a_malformed_configuration_is_named_and_left_alone() {
-    let scene = Scene::new("2.13.0");
-    scene.write(".cargo/config.toml", "[alias\n");
-    let root = scene.folder.path().join("project");
-    let error = Project::at(&root).configure(&scene.libtorch, RunPath::All).unwrap_err();
+    let fixture = Fixture::new("2.13.0");
+    fixture.write(".cargo/config.toml", "[alias\n");
+    let root = fixture.folder.path().join("project");
+    let error = Project::at(&root).configure(&fixture.libtorch, RunPath::All).unwrap_err();
     assert!(error.to_string().ends_with(".cargo/config.toml is malformed"), "{error:#}");
     assert_eq!(fs::read_to_string(root.join(".cargo/config.toml")).unwrap(), "[alias\n");
     // cargo itself does not get as far.
@@ -168,9 +168,10 @@ fn a_malformed_configuration_is_named_and_left_alone() {
 
 #[test]
 fn flags_for_one_target_win_over_the_run_path_and_are_told() {
-    let scene = Scene::new("2.13.0");
-    scene.write(".cargo/config.toml", "[target.x86_64-unknown-linux-gnu]\nrustflags = [\"-g\"]\n");
-    let found = scene.project().overriding_flags().unwrap();
+    let fixture = Fixture::new("2.13.0");
+    fixture
+        .write(".cargo/config.toml", "[target.x86_64-unknown-linux-gnu]\nrustflags = [\"-g\"]\n");
+    let found = fixture.project().overriding_flags().unwrap();
     assert!(
         found.iter().any(|it| it.starts_with("[target.x86_64-unknown-linux-gnu] in ")),
         "{found:?}"

@@ -36,7 +36,7 @@ impl ProcessGroup {
         Ok(pending.giving(()))
     }
 
-    /// A barrier that tells who is missing: rank 0 waits for every rank and its error names all that did
+    /// A barrier that names the missing ranks: rank 0 waits for every rank and its error names all that did
     /// not come within the limit ([`crate::CollectiveError::missing`]). Gloo only.
     ///
     /// # Errors

@@ -71,7 +71,7 @@ fn a_group_of_one() {
     group.set_timeout(Duration::from_secs(9)).unwrap();
     assert_eq!(group.clone().timeout(), Duration::from_secs(9));
     assert_eq!(group.within(LIMIT).timeout(), LIMIT);
-    // A limit for ever is no overflow.
+    // The longest limit does not overflow.
     works(&group.within(Duration::MAX));
     assert_eq!(group.store().get("joined/0").unwrap(), b"1");
 }
@@ -88,7 +88,7 @@ fn numbers_that_cannot_be() {
 }
 
 #[test]
-fn those_who_do_not_come_are_named() {
+fn missing_ranks_are_named() {
     let store = Store::hash().unwrap();
     let options = GroupOptions { timeout: Duration::from_millis(300), ..GroupOptions::default() };
     let made = ProcessGroup::new(&store, 1, 3, rendezvous::gloo(), options);

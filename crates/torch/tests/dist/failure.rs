@@ -1,4 +1,4 @@
-//! Time limits, lost peers and aborts: errors that say what, where and who, and no hang.
+//! Time limits, lost peers and aborts: errors that name operation, place and ranks, and no hang.
 
 use std::sync::mpsc;
 use std::thread;
@@ -100,7 +100,7 @@ dist_test!(world = 2, seconds = 120, dist_each_operation_has_a_limit, |world| {
     }
 });
 
-dist_test!(world = 4, dist_the_monitored_barrier_names_who_is_missing, |world| {
+dist_test!(world = 4, dist_the_monitored_barrier_names_missing_ranks, |world| {
     let group = rendezvous::group(&world);
     group.monitored_barrier().unwrap();
     let part = group.subgroup(&[0, 1, 2, 3]).unwrap().unwrap();
@@ -163,7 +163,7 @@ dist_test!(world = 2, dist_a_peer_killed_inside_a_collective, |world| {
     assert!(begun.elapsed() < LIMIT);
 });
 
-dist_test!(world = 2, dist_abort_wakes_who_waits, |world| {
+dist_test!(world = 2, dist_abort_ends_waiting_operations, |world| {
     let group = rendezvous::group(&world);
     let others = group.subgroup(&[0, 1]).unwrap().unwrap();
     if group.rank() == 0 {

@@ -54,7 +54,7 @@ fn the_next_step_gets_the_memory_of_the_last_one() {
 }
 
 #[test]
-fn what_no_machine_has_is_libtorchs_error() {
+fn impossible_sizes_are_libtorchs_error() {
     keep_freed_memory();
     for elements in [1i64 << 50, i64::MAX / 8] {
         let error =

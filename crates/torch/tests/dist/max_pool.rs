@@ -89,7 +89,7 @@ fn nan_and_infinity_are_treated_as_libtorch_does() {
 }
 
 #[test]
-fn what_has_no_loops_is_libtorchs() {
+fn other_layouts_and_types_use_libtorchs_kernel() {
     let input = images(16);
     for other in [
         input.contiguous(),

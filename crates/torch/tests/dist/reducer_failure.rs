@@ -83,7 +83,7 @@ dist_test!(world = 2, dist_a_rank_that_never_comes_to_backward, |world| {
     group.barrier().unwrap();
 });
 
-dist_test!(world = 2, dist_a_parameter_unused_on_one_rank_is_no_hang, |world| {
+dist_test!(world = 2, dist_a_parameter_unused_on_one_rank_does_not_hang, |world| {
     let group = rendezvous::group(&world);
     let pair = group.subgroup(&[0, 1]).unwrap().unwrap();
     let parameters = parameters();

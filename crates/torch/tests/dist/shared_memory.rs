@@ -240,7 +240,7 @@ mod over_tcp {
         assert_eq!(missing(&error), [1], "{error}");
     }
 
-    dist_test!(world = 3, dist_abort_wakes_who_waits, |world| {
+    dist_test!(world = 3, dist_abort_ends_waiting_operations, |world| {
         let group = group_over_tcp(&world);
         let others = group.subgroup(&[0, 1, 2]).unwrap().unwrap();
         assert!(!others.shares_memory());

@@ -162,7 +162,7 @@ fn a_server_on_a_descriptor() {
 }
 
 #[test]
-fn a_descriptor_that_is_no_bound_socket_is_refused() {
+fn a_descriptor_without_a_bound_socket_is_refused() {
     let refusal = |fd| on_inherited(fd).unwrap_err().to_string();
     assert!(refusal(-1).contains("descriptor -1"), "{}", refusal(-1));
     assert!(refusal(1_000_000).contains("unset BRIGADE_STORE_FD"), "{}", refusal(1_000_000));

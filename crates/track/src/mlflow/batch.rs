@@ -37,12 +37,12 @@ impl Entity {
 
     pub(super) fn parameter(name: &str, value: &Value) -> Self {
         Self::Parameter(
-            json!({ "key": key(name), "value": shortened(&value.text(), LONGEST_PARAMETER) }),
+            json!({ "key": key(name), "value": shortened(&value.text(), MAX_PARAMETER_LEN) }),
         )
     }
 
     pub(super) fn tag(name: &str, value: &str) -> Self {
-        Self::Tag(json!({ "key": key(name), "value": shortened(value, LONGEST_TAG) }))
+        Self::Tag(json!({ "key": key(name), "value": shortened(value, MAX_TAG_LEN) }))
     }
 
     /// Bytes that it takes in memory and in a request, about.
@@ -74,8 +74,8 @@ pub(super) fn next(waiting: &mut VecDeque<Entity>) -> (Batch, usize) {
         let short = batch.len() < MOST && (weight <= LARGEST || batch.len() == 0);
         let list = match entity {
             Entity::Metric(_) if short => &mut batch.metrics,
-            Entity::Parameter(_) if short && batch.params.len() < MOST_WORDS => &mut batch.params,
-            Entity::Tag(_) if short && batch.tags.len() < MOST_WORDS => &mut batch.tags,
+            Entity::Parameter(_) if short && batch.params.len() < MAX_TEXTS => &mut batch.params,
+            Entity::Tag(_) if short && batch.tags.len() < MAX_TEXTS => &mut batch.tags,
             _ => break,
         };
         if let Some(Entity::Metric(it) | Entity::Parameter(it) | Entity::Tag(it)) =
@@ -99,7 +99,7 @@ pub(super) fn key(name: &str) -> String {
     let name: String = name.chars().map(|it| if allowed(it) { it } else { '_' }).collect();
     // It is a path to MLflow, and must not lead elsewhere.
     let parts = name.split('/').filter(|part| !matches!(*part, "" | "." | ".."));
-    let name = shortened(&parts.collect::<Vec<_>>().join("/"), LONGEST_KEY).to_owned();
+    let name = shortened(&parts.collect::<Vec<_>>().join("/"), MAX_KEY_LEN).to_owned();
     if name.is_empty() { "_".to_owned() } else { name }
 }
 
@@ -113,11 +113,11 @@ fn shortened(text: &str, characters: usize) -> &str {
 
 /// MLflow's limits: entities, parameters or tags, and bytes of a request, here with room to spare.
 const MOST: usize = 1000;
-const MOST_WORDS: usize = 100;
+const MAX_TEXTS: usize = 100;
 const LARGEST: usize = 800_000;
-const LONGEST_KEY: usize = 250;
-const LONGEST_PARAMETER: usize = 6000;
-const LONGEST_TAG: usize = 5000;
+const MAX_KEY_LEN: usize = 250;
+const MAX_PARAMETER_LEN: usize = 6000;
+const MAX_TAG_LEN: usize = 5000;
 
 #[cfg(test)]
 mod tests {

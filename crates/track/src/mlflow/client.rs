@@ -122,10 +122,10 @@ impl Client {
     pub(super) fn experiment(&self, name: &str) -> Result<String> {
         let what = "the experiment";
         let query = format!("experiments/get-by-name?experiment_name={}", escaped(name));
-        let answer = match self.patiently(Method::GET, &query, what, None, None) {
+        let answer = match self.with_retries(Method::GET, &query, what, None, None) {
             // Another process may make it between the two calls; then it is there when we ask again.
             Err(TrackError::Refused { status: 404, .. }) => {
-                let made = self.patiently(
+                let made = self.with_retries(
                     Method::POST,
                     "experiments/create",
                     what,
@@ -134,7 +134,7 @@ impl Client {
                 );
                 match made {
                     Err(TrackError::Refused { .. }) => {
-                        self.patiently(Method::GET, &query, what, None, None)?
+                        self.with_retries(Method::GET, &query, what, None, None)?
                     }
                     made => return self.text(&made?, &["experiment_id"], what),
                 }
@@ -155,7 +155,7 @@ impl Client {
             request["run_name"] = name.into();
         }
         let what = "a new run";
-        let answer = self.patiently(Method::POST, "runs/create", what, Some(&request), None)?;
+        let answer = self.with_retries(Method::POST, "runs/create", what, Some(&request), None)?;
         self.run_info(&answer, what)
     }
 
@@ -163,13 +163,13 @@ impl Client {
     pub(super) fn resume_run(&self, run_id: &str) -> Result<RunInfo> {
         let what = "the run to continue";
         let query = format!("runs/get?run_id={}", escaped(run_id));
-        let answer = self.patiently(Method::GET, &query, what, None, None)?;
+        let answer = self.with_retries(Method::GET, &query, what, None, None)?;
         let request = json!({ "run_id": run_id, "status": "RUNNING" });
-        self.patiently(Method::POST, "runs/update", what, Some(&request), None)?;
+        self.with_retries(Method::POST, "runs/update", what, Some(&request), None)?;
         self.run_info(&answer, what)
     }
 
-    /// Once: who sends batches decides what to do when it fails.
+    /// Tries once: the sender of batches decides what to do when it fails.
     pub(super) fn log_batch(
         &self,
         run_id: &str,
@@ -209,12 +209,12 @@ impl Client {
         };
         let request = json!({ "run_id": run_id, "status": status, "end_time": milliseconds(at) });
         let what = "the run's end";
-        self.patiently(Method::POST, "runs/update", what, Some(&request), Some(until)).map(drop)
+        self.with_retries(Method::POST, "runs/update", what, Some(&request), Some(until)).map(drop)
     }
 
     /// Asks with a few attempts, the last of which begins before `until`: a server may be starting, or be
     /// temporarily unavailable.
-    fn patiently(
+    fn with_retries(
         &self,
         method: Method,
         path: &str,
@@ -289,7 +289,7 @@ impl Client {
         };
         let answer = answer.map_err(away)?;
         let status = answer.status();
-        let body = answer.into_body().into_with_config().limit(LONGEST_ANSWER).read_to_string();
+        let body = answer.into_body().into_with_config().limit(MAX_ANSWER_BYTES).read_to_string();
         if status.is_success() {
             return body.map_err(away);
         }
@@ -390,7 +390,7 @@ const ANSWER: Duration = Duration::from_secs(30);
 const ATTEMPTS: u32 = 4;
 /// Before the second attempt; doubled before each of the next.
 const PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_ANSWER: u64 = 64 << 20;
+const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -131,7 +131,7 @@ impl Shared {
                     None => break Some(error),
                 }
                 tracing::debug!("trying again: {error}");
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 2).min(MAX_PAUSE);
             };
             let mut queue = self.lock();
             let count = std::mem::take(&mut queue.under_way);
@@ -227,7 +227,7 @@ impl Queue {
 /// What may wait, in bytes.
 const ROOM: usize = 64 << 20;
 const PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {

@@ -25,7 +25,7 @@ fn batch(size: usize) -> [i64; 1] {
     [size as i64 * (16 * MIB as i64) / 4]
 }
 
-// One rank is a process of its own as well, so that its limit is no other test's.
+// One rank is a process of its own as well, so that its limit is not another test's.
 dist_test!(world = 1, dist_halves_until_it_fits, |_world: World| {
     let accelerator = accelerator();
     limit_memory(900 * MIB);

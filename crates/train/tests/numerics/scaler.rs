@@ -182,7 +182,7 @@ fn a_non_finite_loss_is_an_error() {
             Ok(()) => optimizer.step().unwrap(),
             Err(error) => {
                 assert!(matches!(error, Error::NotFinite { .. }), "{error}");
-                assert!(step > 16, "a scale that is too high is no error: {step}");
+                assert!(step > 16, "a scale that is too high is not an error: {step}");
                 assert_eq!(weights(model.inner()), before);
                 return;
             }

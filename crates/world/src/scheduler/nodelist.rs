@@ -6,7 +6,7 @@
 /// of which the last counts fastest.
 ///
 /// Errors say what is wrong with the text: brackets that do not match, a range that runs backwards,
-/// more than [`MOST_HOSTS`] hosts, a name of more than [`LONGEST_NAME`] bytes.
+/// more than [`MAX_HOSTS`] hosts, a name of more than [`MAX_NAME_LEN`] bytes.
 ///
 /// ```
 /// use brigade_world::scheduler::expand_hosts;
@@ -24,11 +24,11 @@ pub fn expand_hosts(list: &str) -> Result<Vec<String>, String> {
             let (inside, after) = after.split_once(']').ok_or_else(|| unmatched(name))?;
             let numbers = expand_numbers(inside)?;
             let long = |list: &[String]| list.iter().map(String::len).max().unwrap_or(0);
-            if long(&variants) + before.len() + long(&numbers) > LONGEST_NAME {
+            if long(&variants) + before.len() + long(&numbers) > MAX_NAME_LEN {
                 return Err(too_long());
             }
-            if hosts.len() + variants.len().saturating_mul(numbers.len()) > MOST_HOSTS {
-                return Err(format!("has more than {MOST_HOSTS} hosts"));
+            if hosts.len() + variants.len().saturating_mul(numbers.len()) > MAX_HOSTS {
+                return Err(format!("has more than {MAX_HOSTS} hosts"));
             }
             variants = variants
                 .iter()
@@ -37,7 +37,7 @@ pub fn expand_hosts(list: &str) -> Result<Vec<String>, String> {
             rest = after;
         }
         for variant in &mut variants {
-            if variant.len() + rest.len() > LONGEST_NAME {
+            if variant.len() + rest.len() > MAX_NAME_LEN {
                 return Err(too_long());
             }
             variant.push_str(rest);
@@ -66,8 +66,8 @@ pub fn expand_tasks(text: &str) -> Result<Vec<usize>, String> {
         let (Ok(count), Ok(hosts)) = (count.parse::<usize>(), hosts.parse::<usize>()) else {
             return Err(format!("has a part {part:?}, which is not like 2 or 2(x3)"));
         };
-        if tasks.len().saturating_add(hosts) > MOST_HOSTS {
-            return Err(format!("has more than {MOST_HOSTS} hosts"));
+        if tasks.len().saturating_add(hosts) > MAX_HOSTS {
+            return Err(format!("has more than {MAX_HOSTS} hosts"));
         }
         tasks.extend(std::iter::repeat_n(count, hosts));
     }
@@ -75,12 +75,12 @@ pub fn expand_tasks(text: &str) -> Result<Vec<usize>, String> {
 }
 
 /// No cluster has more; a broken list must not fill the memory.
-pub const MOST_HOSTS: usize = 1 << 17;
+pub const MAX_HOSTS: usize = 1 << 17;
 /// The longest name that DNS has.
-pub const LONGEST_NAME: usize = 253;
+pub const MAX_NAME_LEN: usize = 253;
 
 fn too_long() -> String {
-    format!("has a host whose name is longer than {LONGEST_NAME} bytes")
+    format!("has a host whose name is longer than {MAX_NAME_LEN} bytes")
 }
 
 fn split_outside_brackets(list: &str) -> Result<Vec<&str>, String> {
@@ -123,12 +123,12 @@ fn expand_numbers(inside: &str) -> Result<Vec<String>, String> {
             _ => return Err(format!("has a range {part:?}, which is not like 7 or 01-12")),
         };
         // Before they are written out: a few characters stand for many.
-        if range.end() - range.start() >= (MOST_HOSTS - numbers.len().min(MOST_HOSTS)) as u64 {
-            return Err(format!("has more than {MOST_HOSTS} hosts"));
+        if range.end() - range.start() >= (MAX_HOSTS - numbers.len().min(MAX_HOSTS)) as u64 {
+            return Err(format!("has more than {MAX_HOSTS} hosts"));
         }
         // Leading zeros say how wide the numbers are; without any they are as wide as they are.
         let width = if first.starts_with('0') { first.len() } else { 0 };
-        if width > LONGEST_NAME {
+        if width > MAX_NAME_LEN {
             return Err(too_long());
         }
         numbers.extend(range.map(|number| format!("{number:0width$}")));
@@ -197,7 +197,7 @@ mod tests {
             let error = expand_hosts(&list).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
-        assert_eq!(expand_hosts("n[0-131071]").unwrap().len(), MOST_HOSTS);
+        assert_eq!(expand_hosts("n[0-131071]").unwrap().len(), MAX_HOSTS);
     }
 
     #[test]

@@ -84,7 +84,7 @@ fn how_hosts_come_together() {
 }
 
 #[test]
-fn what_contradicts_or_is_missing() {
+fn contradictions_and_missing_settings_are_errors() {
     let table: [(&[(&str, &str)], &str); 17] = [
         (
             &[("node-rank", "1")],
@@ -162,7 +162,7 @@ fn what_contradicts_or_is_missing() {
 }
 
 #[test]
-fn what_changes_nothing_is_noted() {
+fn settings_without_effect_are_noted() {
     type Case<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str]);
     let table: [Case<'_>; 9] = [
         (&[], &[]),

@@ -13,14 +13,14 @@ use serde_json::Value;
 pub(crate) const BRIGADE: &str = env!("CARGO_BIN_EXE_brigade");
 
 /// Hosts, and a working folder that all of them see.
-pub(crate) struct Ward {
+pub(crate) struct Cluster {
     pub(crate) network: Network,
     pub(crate) folder: PathBuf,
     /// Settings of ssh.
     pub(crate) ssh_config: PathBuf,
 }
 
-impl Ward {
+impl Cluster {
     pub(crate) fn new(hosts: usize) -> Self {
         let network = Network::new(hosts);
         let folder = network.folder().join("work");
@@ -172,8 +172,8 @@ fn hosts(finding: &Value) -> String {
 }
 
 /// A program that is linked to something called libtorch, in a folder of the shared disk.
-pub(crate) fn app(ward: &Ward) -> PathBuf {
-    let app = ward.network.folder().join("app");
+pub(crate) fn app(cluster: &Cluster) -> PathBuf {
+    let app = cluster.network.folder().join("app");
     fs::create_dir_all(app.join("libtorch/lib")).unwrap();
     fs::write(app.join("libtorch/build-version"), "2.13.0+cpu\n").unwrap();
     let script = "echo 'int of(void) { return 0; }' >of.c

@@ -13,7 +13,7 @@ use brigade_suite::with_mounts;
 use tempfile::TempDir;
 
 /// The checkout and what surrounds it.
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     folder: TempDir,
     real_python: String,
 }
@@ -25,7 +25,7 @@ pub(crate) enum Block {
     Unpack,
 }
 
-impl Scene {
+impl Fixture {
     pub(crate) fn new() -> Self {
         Self::with_version("2.13.0")
     }
@@ -35,14 +35,14 @@ impl Scene {
         let python = Command::new("python3").args(["-c", script]).output().unwrap();
         assert!(python.status.success(), "{python:?}");
         let real_python = String::from_utf8(python.stdout).unwrap().trim().to_owned();
-        let scene = Self { folder: TempDir::new().unwrap(), real_python };
+        let fixture = Self { folder: TempDir::new().unwrap(), real_python };
         // What cargo finds of a checkout, and the line that makes it read what is written.
-        fs::create_dir_all(scene.root().join(".cargo")).unwrap();
+        fs::create_dir_all(fixture.root().join(".cargo")).unwrap();
         let include = "include = [{ path = \"libtorch.toml\", optional = true }]\n";
-        fs::write(scene.root().join(".cargo/config.toml"), include).unwrap();
-        scene.fake_python("exec \"$REAL_PYTHON\" \"$@\"");
-        scene.make_wheels(version);
-        scene
+        fs::write(fixture.root().join(".cargo/config.toml"), include).unwrap();
+        fixture.fake_python("exec \"$REAL_PYTHON\" \"$@\"");
+        fixture.make_wheels(version);
+        fixture
     }
 
     pub(crate) fn root(&self) -> PathBuf {
@@ -127,7 +127,7 @@ impl Scene {
         for name in OUTER_VARIABLES {
             command.env_remove(name);
         }
-        Setup { scene: self, command, gate: None }
+        Setup { fixture: self, command, gate: None }
     }
 
     pub(crate) fn read(&self, path: &str) -> String {
@@ -175,7 +175,7 @@ fn fill_libtorch(folder: &Path) {
 
 /// A call of `cargo xtask setup`.
 pub(crate) struct Setup<'a> {
-    scene: &'a Scene,
+    fixture: &'a Fixture,
     command: Command,
     gate: Option<PathBuf>,
 }
@@ -207,12 +207,12 @@ impl Setup<'_> {
             Block::Download => "*' pip download '*",
             Block::Unpack => "*'Unpacks the chosen files'*",
         };
-        self.scene.fake_python(&format!(
+        self.fixture.fake_python(&format!(
             "case \" $* \" in {pattern}) \
              if [ -n \"$GATE\" ] && [ ! -e \"$GATE.reached\" ]; then echo $$ > \"$GATE.reached\"; read answer < \"$GATE\"; fi;; \
              esac\nexec \"$REAL_PYTHON\" \"$@\""
         ));
-        let gate = self.scene.folder.path().join("gate");
+        let gate = self.fixture.folder.path().join("gate");
         assert!(Command::new("mkfifo").arg(&gate).status().unwrap().success());
         self.command.env("GATE", &gate);
         self.gate = Some(gate);
@@ -231,7 +231,7 @@ impl Setup<'_> {
 
     /// Runs with the cache on a disk of that size.
     pub(crate) fn on_small_disk(self, bytes: u64) -> Outcome {
-        let cache = self.scene.cache();
+        let cache = self.fixture.cache();
         fs::create_dir_all(&cache).unwrap();
         let script =
             format!("mount -t tmpfs -o size={bytes} tmpfs '{}'; exec \"$@\"", cache.display());
@@ -299,7 +299,7 @@ impl Running {
 }
 
 impl Drop for Running {
-    /// A test that failed must not leave a Python behind that waits for ever.
+    /// A test that failed must not leave a Python behind that never ends.
     fn drop(&mut self) {
         if self.gate.is_some() {
             self.unblock();

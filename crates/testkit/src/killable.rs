@@ -1,4 +1,4 @@
-//! Ranks that a test itself kills.
+//! Ranks that a test kills.
 
 use std::ffi::OsStr;
 use std::io;
@@ -7,15 +7,15 @@ use std::process::{Child, Command, Stdio};
 use brigade_launch::{Reach, StorePort};
 use brigade_world::{StoreHost, World, WorldSize};
 
-/// Ranks of one group, each this test executable with one of its tests. What is left of them is killed
+/// Ranks of one group, each this test executable with one of its tests. Those that still run are killed
 /// when this is dropped.
 #[derive(Debug)]
-pub struct MortalRanks {
+pub struct KillableRanks {
     ranks: Vec<Child>,
     _port: StorePort,
 }
 
-impl MortalRanks {
+impl KillableRanks {
     /// Starts `world_size` ranks that run the test `name` with these variables. Their stdout is piped.
     /// The test is ignored otherwise (`#[ignore]`): alone it has nothing to check.
     ///
@@ -62,7 +62,7 @@ impl MortalRanks {
     }
 }
 
-impl Drop for MortalRanks {
+impl Drop for KillableRanks {
     fn drop(&mut self) {
         for rank in &mut self.ranks {
             // One that has ended cannot be killed.

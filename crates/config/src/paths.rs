@@ -6,10 +6,10 @@ use crate::variables::{CONFIG, Variables};
 
 /// A settings file, and why it is that one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SettingsPath {
     /// The file.
     pub path: PathBuf,
-    /// Who chose it.
+    /// What chose it.
     pub chosen_by: ChosenBy,
 }
 
@@ -51,28 +51,28 @@ pub fn to_read(
     flag: Option<&Path>,
     variables: &Variables,
     is_there: impl Fn(&Path) -> bool,
-) -> Option<Place> {
+) -> Option<SettingsPath> {
     if let Some(named) = named(flag, variables) {
         return Some(named);
     }
-    let user = own(variables).map(|path| Place { path, chosen_by: ChosenBy::User });
-    let accelerate =
-        accelerate_default(variables).map(|path| Place { path, chosen_by: ChosenBy::Accelerate });
+    let user = own(variables).map(|path| SettingsPath { path, chosen_by: ChosenBy::User });
+    let accelerate = accelerate_default(variables)
+        .map(|path| SettingsPath { path, chosen_by: ChosenBy::Accelerate });
     user.into_iter().chain(accelerate).find(|place| is_there(&place.path))
 }
 
 /// The file to write: the one that a user named, else the user's. `None` without a home folder.
 #[must_use]
-pub fn to_write(flag: Option<&Path>, variables: &Variables) -> Option<Place> {
+pub fn to_write(flag: Option<&Path>, variables: &Variables) -> Option<SettingsPath> {
     named(flag, variables)
-        .or_else(|| own(variables).map(|path| Place { path, chosen_by: ChosenBy::User }))
+        .or_else(|| own(variables).map(|path| SettingsPath { path, chosen_by: ChosenBy::User }))
 }
 
-fn named(flag: Option<&Path>, variables: &Variables) -> Option<Place> {
-    let flag = flag.map(|path| Place { path: path.to_owned(), chosen_by: ChosenBy::Flag });
+fn named(flag: Option<&Path>, variables: &Variables) -> Option<SettingsPath> {
+    let flag = flag.map(|path| SettingsPath { path: path.to_owned(), chosen_by: ChosenBy::Flag });
     flag.or_else(|| {
         let path = variables.value(CONFIG)?.into();
-        Some(Place { path, chosen_by: ChosenBy::Variable })
+        Some(SettingsPath { path, chosen_by: ChosenBy::Variable })
     })
 }
 
@@ -137,7 +137,8 @@ mod tests {
             let found = to_read(flag.map(Path::new), &variables, |path| {
                 there.iter().any(|it| Path::new(it) == path)
             });
-            let expected = expected.map(|(path, chosen_by)| Place { path: path.into(), chosen_by });
+            let expected =
+                expected.map(|(path, chosen_by)| SettingsPath { path: path.into(), chosen_by });
             assert_eq!(found, expected, "{flag:?} {set:?} {there:?}");
         }
     }

@@ -6,45 +6,45 @@ use crate::error::ConfigError;
 use crate::layer::Layer;
 use crate::source::Source;
 
-/// Settles who wins where settings exclude each other.
+/// Decides which settings apply where some exclude each other.
 ///
 /// A user whose file names two hosts and who writes `--nproc 2 --hosts a,b` wants the flag: of
-/// two rivals, the one from the lower layer goes back to its default, and a note says so. Two from
+/// two such settings, the one from the lower layer goes back to its default, and a note says so. Two from
 /// the same layer are a contradiction.
 ///
 /// Errors name both, and why they cannot be together.
 ///
 /// ```
-/// use brigade_config::{Layer, Source, rivals};
+/// use brigade_config::{Layer, Source, conflicts};
 ///
 /// let mut file = Layer::default();
 /// let line = Source::File { path: "a.toml".into(), line: 4 };
 /// file.set("nnodes", "2", line)?;
 /// let mut flags = Layer::default();
 /// flags.set("hosts", "a,b", Source::Flag("hosts".into()))?;
-/// let settled = rivals::settle(flags.over(file))?;
-/// assert_eq!(settled.settings.text("nnodes").as_deref(), Some("1"));
-/// assert_eq!(settled.notes[0].to_string(), "a.toml:4: nnodes 2 gives way to flag --hosts");
+/// let resolved = conflicts::resolve(flags.over(file))?;
+/// assert_eq!(resolved.settings.text("nnodes").as_deref(), Some("1"));
+/// assert_eq!(resolved.notes[0].to_string(), "a.toml:4: nnodes 2 gives way to flag --hosts");
 /// # Ok::<(), brigade_config::ConfigError>(())
 /// ```
-pub fn settle(layer: Layer) -> Result<Layer, ConfigError> {
+pub fn resolve(layer: Layer) -> Result<Layer, ConfigError> {
     let mut layer = layer;
-    for rivalry in RIVALRIES {
-        for one in rivalry.some {
-            for other in rivalry.others {
-                settle_two(&mut layer, one, other, rivalry.reason)?;
+    for conflict in CONFLICTS {
+        for one in conflict.some {
+            for other in conflict.others {
+                resolve_two(&mut layer, one, other, conflict.reason)?;
             }
         }
     }
     for list in ["hosts", "hostfile"] {
-        settle_nodes(&mut layer, list);
-        settle_address(&mut layer, list);
+        resolve_nodes(&mut layer, list);
+        resolve_address(&mut layer, list);
     }
     if layer.settings.cpu == Some(true) {
         let reason = "on the CPU there are no GPUs to choose";
-        settle_two(&mut layer, "cpu", "devices", reason)?;
+        resolve_two(&mut layer, "cpu", "devices", reason)?;
         if layer.settings.nproc == Some(NprocSpec::Gpu) {
-            settle_two(&mut layer, "cpu", "nproc", "on the CPU there are no GPUs to count")?;
+            resolve_two(&mut layer, "cpu", "nproc", "on the CPU there are no GPUs to count")?;
         }
     }
     Ok(layer)
@@ -52,7 +52,7 @@ pub fn settle(layer: Layer) -> Result<Layer, ConfigError> {
 
 /// Together with a list of hosts, `nnodes` says how many of them must be left for the job to go on.
 /// From a lower layer it speaks of another job; and one host from a higher layer needs no list.
-fn settle_nodes(layer: &mut Layer, list: &str) {
+fn resolve_nodes(layer: &mut Layer, list: &str) {
     let given = |name: &str| layer.source(name).filter(|it| **it != Source::Default).cloned();
     let (Some(of_list), Some(of_nodes)) = (given(list), given("nnodes")) else { return };
     let nodes = layer.settings.nnodes.unwrap_or_default();
@@ -68,7 +68,7 @@ fn settle_nodes(layer: &mut Layer, list: &str) {
 
 /// Together with a list of hosts, `master-addr` is another name of its first one. From a lower layer
 /// it is that of another job's.
-fn settle_address(layer: &mut Layer, list: &str) {
+fn resolve_address(layer: &mut Layer, list: &str) {
     let given = |name: &str| layer.source(name).filter(|it| **it != Source::Default).cloned();
     let (Some(of_list), Some(of_address)) = (given(list), given("master-addr")) else { return };
     if of_address.layer() < of_list.layer() {
@@ -78,7 +78,7 @@ fn settle_address(layer: &mut Layer, list: &str) {
     }
 }
 
-fn settle_two(layer: &mut Layer, one: &str, other: &str, reason: &str) -> Result<(), ConfigError> {
+fn resolve_two(layer: &mut Layer, one: &str, other: &str, reason: &str) -> Result<(), ConfigError> {
     let given = |name: &str| layer.source(name).filter(|it| **it != Source::Default).cloned();
     let (Some(first), Some(second)) = (given(one), given(other)) else { return Ok(()) };
     let text = |name: &str| layer.settings.text(name).unwrap_or_default();
@@ -100,20 +100,20 @@ fn settle_two(layer: &mut Layer, one: &str, other: &str, reason: &str) -> Result
 }
 
 /// Each of `some` excludes each of `others`.
-struct Rivalry {
+struct Conflict {
     some: &'static [&'static str],
     others: &'static [&'static str],
     reason: &'static str,
 }
 
-const RIVALRIES: &[Rivalry] = &[
-    Rivalry {
+const CONFLICTS: &[Conflict] = &[
+    Conflict {
         some: &["include"],
         others: &["exclude"],
         reason: "one says which slots are used, the other says which are not",
     },
-    Rivalry { some: &["hosts"], others: &["hostfile"], reason: "one list of hosts is enough" },
-    Rivalry {
+    Conflict { some: &["hosts"], others: &["hostfile"], reason: "one list of hosts is enough" },
+    Conflict {
         some: &["hosts", "hostfile"],
         others: &["node-rank", "rdzv-backend", "rdzv-endpoint"],
         reason: "a list of hosts starts the whole job from here, the other is for one command on \
@@ -200,11 +200,11 @@ mod tests {
                 let source = Source::File { path: "f".into(), line: 1 };
                 lower.set(name, text, source).unwrap();
             }
-            let settled = settle(of_flags(flags).over(lower.over(Layer::defaults()))).unwrap();
+            let resolved = resolve(of_flags(flags).over(lower.over(Layer::defaults()))).unwrap();
             for (name, text) in left {
-                assert_eq!(settled.settings.text(name).as_deref(), *text, "{name}");
+                assert_eq!(resolved.settings.text(name).as_deref(), *text, "{name}");
             }
-            let said: Vec<String> = settled.notes.iter().map(ToString::to_string).collect();
+            let said: Vec<String> = resolved.notes.iter().map(ToString::to_string).collect();
             assert_eq!(said, notes);
         }
     }
@@ -232,7 +232,7 @@ mod tests {
             (&[("cpu", "true"), ("nproc", "gpu")], "cpu true (flag --cpu) and nproc gpu"),
         ];
         for (flags, expected) in table {
-            let error = settle(of_flags(flags)).unwrap_err().to_string();
+            let error = resolve(of_flags(flags)).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");
         }
     }
