@@ -134,10 +134,10 @@ impl Ready {
         let checkpoint = Checkpoint::open(path)?;
         let (rank, ranks) =
             (checkpoints.processes.process_index(), checkpoints.processes.num_processes());
-        if options.verify {
-            if let Some(fault) = checkpoint.verify_part(rank, ranks).into_iter().next() {
-                return Err(fault.into());
-            }
+        if options.verify
+            && let Some(fault) = checkpoint.verify_part(rank, ranks).into_iter().next()
+        {
+            return Err(fault.into());
         }
         let mismatch = |reason: String| Error::CheckpointMismatch { path: path.to_owned(), reason };
         let objects = checkpoints.registry.named();
