@@ -131,13 +131,17 @@ fn is_in_a_workspace(root: &Path) -> bool {
     manifests.filter_map(|it| fs::read_to_string(it).ok()).any(|it| it.contains("[workspace"))
 }
 
-/// What spares a first build in release 45 s of processor time. Calls of tensor operations take as long with
-/// `opt-level` 1 (and 50 ns more with 0).
+/// What spares a first build in release about a minute of processor time. Calls of tensor operations take as long
+/// with `opt-level` 1 (and 50 ns more with 0).
 const PROFILE: &str = "
-# Their C++ and C is a third of a first build. torch-sys only passes calls on to libtorch, and zstd is not used.
+# A third of a first build. tch and torch-sys only pass calls on to libtorch; zstd and bzip2 are not used.
+[profile.release.package.tch]
+opt-level = 1
 [profile.release.package.torch-sys]
 opt-level = 1
 [profile.release.package.zstd-sys]
+opt-level = 0
+[profile.release.package.bzip2-sys]
 opt-level = 0
 ";
 

@@ -1,4 +1,4 @@
-//! What a run shows and writes down of itself: bars, log lines, trackers. Shared by all clones of an
+//! A run's output: progress bars, log lines, trackers. Shared by all clones of an
 //! Accelerator.
 
 pub(crate) mod log;
@@ -25,14 +25,14 @@ pub(crate) struct Watch {
     pub(crate) rank: usize,
     /// All bars of the process, so that one does not draw over another.
     pub(crate) screen: MultiProgress,
-    /// Where `brigade launch` wants to know how far this rank is.
+    /// The channel on which `brigade launch` receives this rank's progress.
     pub(crate) launcher: Option<ProgressPipe>,
     /// When the next plain line about progress is due, where there is no terminal.
     pub(crate) pace: Mutex<Pace>,
     pub(crate) trackers: Trackers,
 }
 
-/// What a builder collects for it.
+/// The builder's settings of [`Watch`].
 #[derive(Default)]
 pub(crate) struct WatchOptions {
     pub(crate) trackers: Vec<Box<dyn Tracker>>,

@@ -19,8 +19,8 @@ use crate::model::PreparedModel;
 /// A communication hook with a state ([`Stateful`]) that differs between ranks and that checkpoints hold, as
 /// [`PowerSgd`]'s does.
 ///
-/// It is made for each model when that is prepared, with the parameters that are trained, by the function
-/// given to [`CommHook::stateful`].
+/// The function given to [`CommHook::stateful`] creates one for each model when the model is prepared, with the
+/// parameters that are trained.
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -84,7 +84,7 @@ pub trait StatefulHook: GradientHook + Stateful {
     fn reset(&self) {}
 }
 
-/// Makes a model's hook of its trained parameters.
+/// Creates a model's hook from its trained parameters.
 type MakeHook = Arc<dyn Fn(&[NamedTensor]) -> Arc<dyn StatefulHook> + Send + Sync>;
 
 /// How buckets of gradients are averaged over the ranks; chosen with
@@ -102,26 +102,26 @@ type MakeHook = Arc<dyn Fn(&[NamedTensor]) -> Arc<dyn StatefulHook> + Send + Syn
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum CommHook {
-    /// In their own type, whole.
+    /// Sends gradients in their own type, without compression.
     #[default]
     None,
-    /// As 16-bit floats. Gradients beyond 65 504 times the number of ranks overflow.
+    /// Sends gradients as 16-bit floats. Gradients beyond 65 504 times the world size overflow.
     Fp16,
-    /// As bfloat16: the range of 32-bit floats, 8 significant bits.
+    /// Sends gradients as bfloat16: the range of 32-bit floats, 8 significant bits.
     Bf16,
-    /// Matrices as products of two thin ones.
+    /// Sends matrices as products of two low-rank factors.
     PowerSgd(PowerSgd),
-    /// One's own; every prepared model uses this one.
+    /// A custom hook; every prepared model uses this instance.
     Custom(Arc<dyn GradientHook>),
-    /// One's own with a state, made for each model: see [`CommHook::stateful`].
+    /// A custom hook with a state, created for each model: see [`CommHook::stateful`].
     Stateful(MakeHook),
-    /// In another type, and then as the hook inside does.
+    /// Casts buckets to another type for the hook inside.
     Wrapped(Compression, Box<Self>),
 }
 
 impl CommHook {
-    /// A hook of one's own with a state, which `make` makes for each model of its trained parameters, in the
-    /// reducer's order ([`Bucket::parameters`] counts in it). See [`StatefulHook`].
+    /// Returns a custom hook with a state, which `make` creates for each model from its trained parameters, in the
+    /// reducer's order (the indices of [`Bucket::parameters`]). See [`StatefulHook`].
     #[must_use]
     pub fn stateful<H: StatefulHook + 'static>(
         make: impl Fn(&[NamedTensor]) -> H + Send + Sync + 'static,
@@ -129,7 +129,7 @@ impl CommHook {
         Self::Stateful(Arc::new(move |parameters| Arc::new(make(parameters))))
     }
 
-    /// Puts buckets into another type before this hook gets them, as PyTorch's `fp16_compress_wrapper`
+    /// Casts buckets to another type before this hook gets them, as PyTorch's `fp16_compress_wrapper`
     /// and `bf16_compress_wrapper`.
     #[must_use]
     pub fn wrapped(self, compression: Compression) -> Self {
@@ -145,7 +145,7 @@ impl CommHook {
         }
     }
 
-    /// Registers it with a model's reducer. Gives back what has a state.
+    /// Registers it with a model's reducer. Returns the hook when it has a state.
     pub(crate) fn install(
         &self,
         reducer: &Reducer,
@@ -220,7 +220,7 @@ impl GradientHook for Plain {
 struct Wrapper {
     kind: Compression,
     inner: Shared,
-    /// Of this backward: in the other type, and where they belong. The hook inside may fill them as late
+    /// Buckets of this backward, cast to the other type, and the originals. The hook inside may fill them as late
     /// as in its call for the last bucket.
     underway: Mutex<Vec<(Tensor, Tensor)>>,
 }

@@ -10,16 +10,16 @@ use crate::gradients::loss_check::{CheckedModel, LossCheck};
 use crate::model::PreparedModels;
 use crate::precision::scaler::GradScaler;
 
-/// How [`Accelerator::join_uneven_inputs`] goes about it.
+/// Options of [`Accelerator::join_uneven_inputs`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JoinInputs {
-    /// Overrides, inside, what prepared loaders of data sets do about unequal ends: `Some(false)` lets
-    /// each rank have its own number of batches. Streams keep their rule.
+    /// Overrides `even_batches` of prepared loaders of data sets inside the join: `Some(false)` lets each rank have its
+    /// own number of batches. Streams keep their rule.
     pub even_batches: Option<bool>,
-    /// Gradients are divided by the number of all ranks also when some have no more data, so that each
-    /// sample keeps its weight; otherwise by the number of those that have.
+    /// Divides gradients by the world size even when some ranks have no more data, so that each sample keeps its
+    /// weight; otherwise by the number of ranks that have data.
     pub divide_by_initial_world_size: bool,
-    /// The first rank without data ends it, with an error on every rank.
+    /// Ends the join with an error on every rank when the first rank has no more data.
     pub throw_on_early_termination: bool,
 }
 
@@ -33,14 +33,14 @@ impl Default for JoinInputs {
     }
 }
 
-/// What a join needs of one prepared model.
+/// One prepared model in a join.
 #[derive(Debug, Clone, Copy)]
 pub struct Joining<'a> {
     pub(crate) reducer: &'a Reducer,
     pub(crate) checked: Option<&'a CheckedModel>,
 }
 
-/// What loaders do about unequal ends for now.
+/// The `even_batches` override of the current join.
 #[derive(Debug, Default)]
 pub(crate) struct EvenBatches(AtomicU8);
 
@@ -58,14 +58,13 @@ impl EvenBatches {
 }
 
 impl Accelerator {
-    /// Runs a training loop in which ranks may have unequal numbers of batches. A rank that has no more
-    /// takes part in what the others send, with zeros, until all have ended; then all take the weights
-    /// of a rank that was there to the end. Optimizer states are not sent.
+    /// Runs a training loop in which ranks may have unequal numbers of batches, as PyTorch's `Join`. A rank without
+    /// more data takes part in the other ranks' collectives with zeros until all have ended; then all ranks receive
+    /// the weights of a rank that had data to the end. Optimizer states are not sent.
     ///
-    /// Only the models' own messages are taken care of: a rank that gathers inside the loop, or
-    /// normalises over ranks (SyncBatchNorm), waits for those that have ended. Forwards without
-    /// gradients send nothing. With several models, each iteration runs forward and backward of one
-    /// after another, in the order given.
+    /// Only the reducer's collectives are shadowed: a rank that gathers inside the loop, or normalises over ranks
+    /// (SyncBatchNorm), waits for ranks that have ended until the time limit. Forwards without gradients send nothing.
+    /// With several models, each iteration must run forward and backward of one after another, in the order given.
     ///
     /// ```
     /// # use brigade_train::{Accelerator, Adam, JoinInputs};
@@ -92,7 +91,8 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// The body's; [`crate::Error::Torch`] when a peer is gone, or at an early end that was not wanted.
+    /// The body's; [`crate::Error::Torch`] when a peer is gone, or, with `throw_on_early_termination`, when a rank has
+    /// no more data.
     pub fn join_uneven_inputs<R>(
         &self,
         models: &(impl PreparedModels + ?Sized),
@@ -116,7 +116,7 @@ impl Accelerator {
         Ok(result)
     }
 
-    /// One iteration of the others, for all models. False when no rank has data.
+    /// Shadows one iteration of the other ranks, for all models. Returns false when no rank has data.
     fn shadow(&self, models: &[Joining<'_>]) -> Result<bool> {
         let check = self.loss_check.as_deref();
         for model in models {

@@ -1,4 +1,4 @@
-//! Local SGD: each rank trains for itself, and every few steps the weights are averaged.
+//! Local SGD: each rank trains on its own, and the parameters are averaged every few steps.
 
 use std::fmt;
 
@@ -8,11 +8,10 @@ use crate::accelerator::Accelerator;
 use crate::error::{Error, Result};
 use crate::model::{NoSyncGuard, PreparedModels};
 
-/// [Local SGD](https://arxiv.org/abs/1808.07217): no gradients are averaged while it lives; every
-/// `steps` calls of [`LocalSgd::step`], and at the end, the parameters are.
+/// [Local SGD](https://arxiv.org/abs/1808.07217): gradients are not averaged until it is finished or dropped; the
+/// parameters are averaged in every `steps`-th call of [`LocalSgd::step`], and at the end.
 ///
-/// Optimizer states stay each rank's own. Begun by [`Accelerator::local_sgd`]; with one process it does
-/// nothing.
+/// Each rank keeps its own optimizer state. [`Accelerator::local_sgd`] creates it; with one process it has no effect.
 #[must_use = "gradients are averaged again when it is dropped"]
 pub struct LocalSgd<'a, P: PreparedModels + ?Sized> {
     accelerator: Accelerator,
@@ -23,7 +22,7 @@ pub struct LocalSgd<'a, P: PreparedModels + ?Sized> {
 }
 
 impl Accelerator {
-    /// Begins [`LocalSgd`]. With `enabled` off it only stands there, so that a loop can be written once.
+    /// Begins [`LocalSgd`]. With `enabled` false it has no effect, so that one loop serves both.
     ///
     /// ```
     /// # use brigade_train::{Accelerator, Adam};
@@ -75,7 +74,7 @@ impl Accelerator {
 }
 
 impl<P: PreparedModels + ?Sized> LocalSgd<'_, P> {
-    /// Counts an optimizer step; averages the weights when it is time. While batches are being
+    /// Counts an optimizer step, and averages the parameters in every `steps`-th. While batches are being
     /// accumulated it does nothing, as the optimizer does.
     ///
     /// # Errors
@@ -89,18 +88,18 @@ impl<P: PreparedModels + ?Sized> LocalSgd<'_, P> {
         if self.taken.is_multiple_of(self.steps) { self.average() } else { Ok(()) }
     }
 
-    /// Averages the weights a last time, where steps were taken since. Gradients are averaged again
-    /// from here on.
+    /// Averages the parameters a last time when steps were made since the last average. Afterwards gradients are
+    /// averaged again.
     ///
     /// # Errors
     /// [`Error::Torch`] when a peer is gone.
     #[track_caller]
     pub fn finish(self) -> Result<()> {
-        // Also when this rank has taken no step since: another may have.
+        // Also when this rank has made no step since: another may have.
         if self._switched.is_some() { self.average() } else { Ok(()) }
     }
 
-    /// One message per kind of parameter.
+    /// Sends one message for each kind of parameter.
     #[track_caller]
     fn average(&self) -> Result<()> {
         let Some(group) = self.accelerator.traced() else {

@@ -20,20 +20,20 @@ use crate::registry::Saved;
 
 /// Checks the losses of one [`crate::Accelerator`].
 ///
-/// Alone, a CPU looks before the backward, and nothing has happened yet. Several ranks learn of each
-/// other's losses by no message of their own: a rank whose loss is not finite has the backward bring NaN
-/// into the first element of one gradient ([`LossFlag`]), the reduction carries it to all ranks, and after
-/// the backward each looks at the first elements of the reduced gradients. So a rank that knows nothing of
-/// this (PyTorch's own) can be a member. Which rank it was stands in the store, and is read only then.
+/// With one process on a CPU, the loss is checked before the backward. With several ranks the check sends no
+/// message: on a rank whose loss is not finite the backward writes NaN into the first element of one gradient
+/// ([`LossFlag`]), the reduction carries it to all ranks, and after the backward each rank checks the first
+/// elements of the reduced gradients. So a rank without this check (PyTorch's own) can be a member. The rank of
+/// the loss is in the store, which is read only after a failure.
 ///
-/// A GPU must not be waited for. There the mark is computed and looked for on the device's own time, and
-/// the answer is read when the next step is about to be made.
+/// On a GPU the check does not synchronise: the flag is computed and checked by kernels, and the result is read
+/// before the next step.
 pub(crate) struct LossCheck {
     rank: usize,
-    /// Among those of this job: ranks make them in the same order.
+    /// This check's number in the job, by which its keys in the store differ: ranks create them in the same order.
     number: u64,
     device: Device,
-    /// Whether the answer is read at the next step.
+    /// Whether the result is read at the next step.
     later: bool,
     /// `None` when there is one rank.
     store: Option<Store>,
@@ -50,7 +50,7 @@ struct State {
     reductions: u64,
     /// Whether a loss since the last reduction was not finite on this rank.
     own: bool,
-    /// The same on a device that is not waited for.
+    /// The same, on a device that is not synchronised.
     own_later: Option<Tensor>,
     /// What was found last.
     found: Option<Found>,
@@ -60,19 +60,19 @@ struct State {
 /// A loss that was not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Found {
-    /// `None`: of a rank that does not say so, or a gradient overflowed under a finite loss.
+    /// `None` when no rank reported it: a rank without this check, or a gradient that overflowed under a finite loss.
     rank: Option<usize>,
-    /// The step that used its gradients all the same.
+    /// The step that used its gradients, where one did.
     used: Option<u64>,
 }
 
-/// An answer on its way from a device: bit 0 whether a reduced gradient was not finite, bit 1 whether a loss
+/// A result that is being copied from a device: bit 0 whether a reduced gradient was not finite, bit 1 whether a loss
 /// of this rank was not.
 struct Pending {
     backward: u64,
     reduction: u64,
     fetch: Fetch,
-    /// Whether an optimizer has stepped without knowing it.
+    /// Whether an optimizer has stepped before it was read.
     passed: bool,
     /// That step's number, when it used the gradients.
     used: Option<u64>,
@@ -89,15 +89,15 @@ pub(crate) struct CheckedModel {
 
 impl AcceleratorBuilder {
     /// Whether a non-finite loss (infinite or NaN) is an error ([`Error::LossNotFinite`]), the same on
-    /// every rank, instead of weights that are NaN afterwards. On unless set; with fp16 the loss scaler
-    /// does it in its own way.
+    /// every rank, instead of weights that are NaN afterwards. On by default; with fp16 the loss scaler skips
+    /// such a step instead.
     ///
-    /// [`crate::Accelerator::backward`] gives it, before a weight changes: with one process before the gradients
-    /// are computed, with several when they are reduced, and so, while batches are accumulated, in the last
-    /// backward of the window. On a GPU, which is not waited for, it is the next step that gives it.
+    /// [`crate::Accelerator::backward`] returns it, before a weight changes: with one process before the gradients
+    /// are computed, with several when they are reduced, which with accumulation is the last backward of the
+    /// window. On a GPU, which is not synchronised, the next step returns it.
     ///
     /// It costs no message: the rank puts NaN into a gradient, which the reduction carries to the others. A
-    /// rank of another program, such as PyTorch's DistributedDataParallel, takes part without knowing it.
+    /// rank of another program, such as PyTorch's DistributedDataParallel, can take part.
     ///
     /// A program can leave such a batch out: all ranks get the error in the same backward, so it calls
     /// [`crate::PreparedOptimizer::zero_grad`] and goes on. With accumulation the window's other batches are
@@ -130,7 +130,7 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Reads the answer at the next step, as with a GPU, also without one: for tests.
+    /// Reads the result at the next step on a CPU too, as on a GPU: for tests.
     #[doc(hidden)]
     pub fn check_loss_later(mut self, later: bool) -> Self {
         self.loss_check.later = later;
@@ -152,7 +152,7 @@ impl Default for LossCheckOptions {
 }
 
 impl CheckedModel {
-    /// After a forward: whether its backward reduces gradients.
+    /// Records after a forward whether its backward reduces gradients.
     pub(crate) fn set_reduces(&self, reduces: bool) {
         self.reduces.store(reduces, Ordering::Relaxed);
     }
@@ -172,7 +172,7 @@ impl LossCheck {
         }
     }
 
-    /// Looks at the losses of a model whose gradients are reduced, for as long as what it returns is there.
+    /// Checks the losses of a model whose gradients are reduced, until the returned guard is dropped.
     pub(crate) fn watch_model(
         &self,
         parameters: &[NamedTensor],
@@ -192,7 +192,7 @@ impl LossCheck {
         Ok(model)
     }
 
-    /// An optimizer that is prepared now: the backwards so far, none of which concerns it.
+    /// Returns the number of backwards so far, for an optimizer that is prepared now: none of them concerns it.
     pub(crate) fn register(&self, optimizer: &Arc<Saved<Optimizer>>) -> u64 {
         let mut optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
         optimizers.retain(|other| other.strong_count() > 0);
@@ -201,7 +201,7 @@ impl LossCheck {
         self.state().backwards
     }
 
-    /// Runs the backward of this loss, and looks at it. `Err` where it was not finite on one of the ranks.
+    /// Runs the backward of this loss and checks it. `Err` when it was not finite on one of the ranks.
     ///
     /// A tensor of several values is not a loss: `backward` returns that error.
     pub(crate) fn around(
@@ -234,17 +234,17 @@ impl LossCheck {
         outcome?;
         if reached.is_empty() {
             let found = Found { rank: Some(self.rank), used: None };
-            // Of no prepared model: the rank's own.
+            // No prepared model takes part, so the loss concerns this rank alone.
             return if not_finite { Err(self.error(found, self.next_step())) } else { Ok(()) };
         }
-        // Others learn of it when their gradients are reduced. Under LocalSGD this rank's step does.
+        // The other ranks see it when their gradients are reduced; under LocalSGD, this rank's step sees it.
         if !reached.iter().any(|model| model.reduces.load(Ordering::Relaxed)) {
             return Ok(());
         }
         self.after_reduction(&reached)
     }
 
-    /// Marks the gradients by numbers that the device computes.
+    /// Flags the gradients with values computed on the device.
     fn raise_later(
         &self,
         state: &mut State,
@@ -305,8 +305,8 @@ impl LossCheck {
         Err(self.error(found, self.next_step()))
     }
 
-    /// Before an optimizer makes its step of this number with these gradients; `cleared` is what
-    /// [`LossCheck::clear`] gave when its gradients were cleared last.
+    /// Checks before an optimizer's step of this number with these gradients; `cleared` is what
+    /// [`LossCheck::clear`] returned when its gradients were cleared last.
     pub(crate) fn before_step(
         &self,
         cleared: u64,
@@ -324,7 +324,7 @@ impl LossCheck {
             return Ok(());
         }
         let mut state = self.state();
-        // Not reduced yet, as under LocalSGD: this rank's own.
+        // Not reduced yet, as under LocalSGD: this rank's own gradients.
         let own = std::mem::take(&mut state.own).then_some(self.rank);
         let rank = own.or_else(|| state.found.and_then(|found| found.rank));
         drop(state);
@@ -338,7 +338,7 @@ impl LossCheck {
         let mut state = self.state();
         let State { pending, own_later, backwards, reductions, .. } = &mut *state;
         if let Some(not_finite) = own_later.take() {
-            // No reduction since: this rank's own.
+            // No reduction since: this rank's own gradients.
             let answer = not_finite.f_to_kind(Kind::Int64)?.f_mul_scalar(3i64)?.f_reshape([1])?;
             let fetch = Fetch::start(&answer)?;
             let (backward, reduction) = (*backwards, *reductions);
@@ -351,8 +351,8 @@ impl LossCheck {
         Ok(())
     }
 
-    /// Reads the answers that an optimizer has stepped without: which those are does not depend on time, so
-    /// all ranks read the same ones. Gives the first whose gradients a step has used.
+    /// Reads the results before which an optimizer has stepped. Which those are does not depend on timing, so all
+    /// ranks read the same ones. Returns the first whose gradients a step has used.
     fn read_passed(&self) -> Result<Option<Found>> {
         let mut state = self.state();
         let mut first = None;
@@ -366,7 +366,7 @@ impl LossCheck {
                 if own {
                     self.announce(reduction);
                 }
-                // The rank whose loss it was reads its own answer at the same time.
+                // The rank of the loss reads its own result at the same time.
                 let rank = self.announced(reduction, own, TOLD_WITHIN);
                 first = Some(Found { rank, used });
             }
@@ -374,7 +374,7 @@ impl LossCheck {
         Ok(first)
     }
 
-    /// Before weights are written down: an error when a step has used gradients that were not finite.
+    /// Checks before weights are saved: an error when a step has used gradients that were not finite.
     pub(crate) fn before_save(&self) -> Result<()> {
         match self.read_passed()? {
             Some(found) => Err(self.error(found, None)),
@@ -382,7 +382,7 @@ impl LossCheck {
         }
     }
 
-    /// A rank that shadows the others in a join has taken part in one of their reductions, of this model.
+    /// Records that a rank that shadows the others in a join has taken part in a reduction of this model.
     pub(crate) fn shadowed(&self, model: Option<&CheckedModel>, finite: bool) {
         let hook = model.and_then(|model| model.hook.as_ref());
         if let (false, Some(hook)) = (finite, hook) {
@@ -395,13 +395,13 @@ impl LossCheck {
             .then(|| Found { rank: self.announced(reduction, false, Duration::ZERO), used: None });
     }
 
-    /// What the others stopped for, when they have gone while this rank shadowed them.
+    /// Returns the failure that made the other ranks stop while this rank shadowed them.
     pub(crate) fn found_in_shadow(&self) -> Option<Error> {
         let found = self.state().found.take()?;
         Some(self.error(found, None))
     }
 
-    /// Gradients were cleared: losses so far no longer concern this optimizer.
+    /// Records that gradients were cleared: losses so far no longer concern this optimizer.
     pub(crate) fn clear(&self) -> u64 {
         let mut state = self.state();
         state.own = false;
@@ -409,7 +409,7 @@ impl LossCheck {
         state.backwards
     }
 
-    /// All gradients are gone, and what was under way is not waited for.
+    /// Forgets all losses, as all gradients are cleared, and does not wait for pending results.
     pub(crate) fn reset(&self) {
         self.clear();
         let mut state = self.state();
@@ -417,16 +417,17 @@ impl LossCheck {
         state.pending.clear();
     }
 
-    /// Says in the store that a loss of this rank spoils the reduction of this number. The first rank to
-    /// do so is named.
+    /// Reports in the store that a loss of this rank makes the reduction of this number non-finite. The first
+    /// rank to report is the one that errors name.
     fn announce(&self, reduction: u64) {
         if let Some(store) = &self.store {
-            // When the store is gone, so is the job, and other errors say so.
+            // Without the store the job has failed already, with an error of its own.
             let _ = store.compare_set(&self.key(reduction), "", self.rank.to_string());
         }
     }
 
-    /// Returns the rank that reported the loss. The reduction itself waits for all reports, but not on a device.
+    /// Returns the rank that reported the loss. On a CPU the report is there before the reduction ends; on a GPU it may
+    /// come later.
     fn announced(&self, reduction: u64, own: bool, within: Duration) -> Option<usize> {
         let Some(store) = &self.store else {
             return own.then_some(self.rank);
@@ -461,7 +462,7 @@ impl LossCheck {
         Error::LossNotFinite { rank, step: used.or(step), weights_corrupted }
     }
 
-    /// Takes a pass over all weights, and a GPU is waited for.
+    /// Costs a pass over all weights, and synchronises a GPU.
     fn weights_are_corrupted(&self) -> bool {
         let finite = |tensor: &Tensor| {
             let all = tensor.f_detach()?.f_isfinite()?.f_all()?;
@@ -469,7 +470,7 @@ impl LossCheck {
         };
         let optimizers = self.optimizers.lock().unwrap_or_else(PoisonError::into_inner);
         let alive: Vec<_> = optimizers.iter().filter_map(Weak::upgrade).collect();
-        // What cannot be looked at is not known to be corrupted.
+        // Weights that cannot be read are not reported as corrupted.
         alive.iter().any(|saved| {
             saved.0.with_parameters(|tensors| tensors.iter().any(|t| !finite(t).unwrap_or(true)))
         })
@@ -485,8 +486,8 @@ impl LossCheck {
     }
 }
 
-/// How long ranks wait for the one whose loss it was, after a device has reported one. A rank of
-/// another program says nothing.
+/// How long ranks wait for the report of the rank whose loss was not finite, after a device has found one. A rank
+/// of another program does not report.
 const TOLD_WITHIN: Duration = Duration::from_secs(5);
 
 impl fmt::Debug for CheckedModel {

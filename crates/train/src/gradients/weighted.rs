@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::gradients::accumulate::scale_gradients;
 use crate::model::PreparedModels;
 
-/// What one rank has added up of a window.
+/// One rank's sums over a window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WeightedWindow {
     pub(crate) weight: f64,
@@ -16,13 +16,12 @@ pub(crate) struct WeightedWindow {
 }
 
 impl Accelerator {
-    /// [`Accelerator::backward`] for a loss that is a sum over `weight` tokens (or samples, or pixels):
-    /// the gradient becomes that of the mean over all tokens of the whole window on all ranks, however
-    /// unevenly they are spread. The mean of the batches' means, which `backward` computes, is another
-    /// number then.
+    /// Runs the backward of a loss that is a sum over `weight` tokens (or samples, or pixels). The gradient is that of
+    /// the mean over all tokens of the window on all ranks, however unevenly they are spread.
+    /// [`Accelerator::backward`] computes the mean of the batches' means, which differs from it then.
     ///
-    /// Call it once for each batch, with all of the models that the loss comes from. It costs one number
-    /// on the wire for each window, so all ranks must have the same number of windows.
+    /// Call it once for each batch, with all of the models that the loss comes from. It sends one number for each
+    /// window, so all ranks must have the same number of windows.
     ///
     /// ```
     /// # use brigade_nn::{Linear, Model};
@@ -52,7 +51,7 @@ impl Accelerator {
         weight: f64,
     ) -> Result<()> {
         let state = &self.accumulator;
-        // A wrong weight must reach the other ranks, which wait for this one's: as NaN.
+        // An invalid weight is sent as NaN, because the other ranks wait for this rank's weight.
         let weight = if weight >= 0.0 { weight } else { f64::NAN };
         let before = state.weighted().take();
         let mut window = before.unwrap_or_else(|| WeightedWindow {
@@ -65,7 +64,7 @@ impl Accelerator {
             let outcome =
                 self.run_backward(&loss.f_div_scalar(window.divisor)?, BackwardOptions::default());
             if matches!(outcome, Err(Error::LossNotFinite { .. })) {
-                // It has added nothing to the gradients, so its tokens do not count either.
+                // The batch has added nothing to the gradients, so its tokens do not count either.
                 *state.weighted() = before;
             }
             return outcome;
@@ -86,8 +85,8 @@ impl Accelerator {
         self.run_backward(&loss.f_mul_scalar(factor)?, BackwardOptions::default())
     }
 
-    /// Near what the divisor will be, so that gradients have their usual size before they are corrected:
-    /// fp16 needs it. When every batch is averaged over the ranks they must divide by the same.
+    /// Estimates the divisor, so that gradients have their usual magnitude before they are corrected, which fp16
+    /// needs. Where every batch is reduced, all ranks must divide by the same number.
     fn provisional_divisor(&self, weight: f64) -> f64 {
         let settings = self.accumulator.settings();
         let steps = settings.steps as f64;
