@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use brigade_rendezvous::{Assignment, Ending, FromAgent, Link, ToAgent};
+use brigade_rendezvous::{Assignment, ExitStatus, FromAgent, Link, ToAgent};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::SignalFd;
@@ -402,7 +402,7 @@ impl<'p> Agent<'p> {
         if self.plan.output.raw {
             self.look_at_raw_rank(&ended);
         }
-        let exited = |(local_rank, ending)| Event::Exited { local_rank, ending };
+        let exited = |(local_rank, exit_status)| Event::Exited { local_rank, exit_status };
         self.events.extend(ended.into_iter().map(exited));
         if self.descendants.forget(first, &pids) {
             // An orphan of a rank. Of several that end at a time only one is named.
@@ -411,13 +411,13 @@ impl<'p> Agent<'p> {
     }
 
     /// What the terminal, which this process does not hear, has done to the rank that has it.
-    fn look_at_raw_rank(&mut self, ended: &[(usize, Ending)]) {
-        for (local_rank, ending) in ended {
-            self.take_terminal(matches!(ending, Ending::Signal(_)));
+    fn look_at_raw_rank(&mut self, ended: &[(usize, ExitStatus)]) {
+        for (local_rank, exit_status) in ended {
+            self.take_terminal(matches!(exit_status, ExitStatus::Signal(_)));
             // Ctrl-C is no failure: it must not have the job start again.
-            let typed = [Signal::SIGINT, Signal::SIGQUIT]
-                .into_iter()
-                .find(|signal| ending.exit_code() == Ending::Signal(*signal as i32).exit_code());
+            let typed = [Signal::SIGINT, Signal::SIGQUIT].into_iter().find(|signal| {
+                exit_status.exit_code() == ExitStatus::Signal(*signal as i32).exit_code()
+            });
             if let Some(signal) = typed.filter(|_| self.job_control.is_some()) {
                 self.events.push_back(Event::Typed { local_rank: *local_rank, signal });
             }
@@ -475,7 +475,9 @@ impl<'p> Agent<'p> {
                     Event::StartFailed { attempt, error }
                 }
                 Answer::Errors(ranks) => Event::Exiting(ranks),
-                Answer::Left { local_rank, error, hint } => Event::Left { local_rank, error, hint },
+                Answer::FailureDetails { local_rank, error, hint } => {
+                    Event::FailureDetails { local_rank, error, hint }
+                }
             });
         }
     }

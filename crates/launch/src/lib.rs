@@ -55,8 +55,8 @@ mod value;
 pub use agent::Outcome;
 pub use brigade_remote::die_with_parent;
 pub use brigade_rendezvous::{
-    Assignment, Cause, Ending, EtcdAccess, EtcdError, RankFailure, Secret, SecretError, TimeLimits,
-    Verdict, private_text,
+    Assignment, Cause, EtcdAccess, EtcdError, ExitStatus, JobResult, RankFailure, Secret,
+    SecretError, TimeLimits, private_text,
 };
 pub use error::LaunchError;
 pub use guard::{Guard, GuardSources};

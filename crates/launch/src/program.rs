@@ -179,10 +179,10 @@ pub enum ProgramError {
     )]
     NoPython,
     /// `cargo build` failed, and has said why.
-    #[error("cargo build ended with {ending}: nothing was started")]
+    #[error("cargo build ended with {exit_status}: nothing was started")]
     BuildFailed {
         /// How it ended.
-        ending: crate::Ending,
+        exit_status: crate::ExitStatus,
     },
     /// `cargo build` could not be run to its end.
     #[error("cannot run cargo build: {reason}")]
@@ -240,7 +240,7 @@ impl ProgramError {
         match self {
             Self::NotFound { .. } | Self::NoPython => 127,
             Self::NoProject { .. } | Self::NoDefaultBinary { .. } => 2,
-            Self::BuildFailed { ending } => ending.exit_code(),
+            Self::BuildFailed { exit_status } => exit_status.exit_code(),
             _ => 126,
         }
     }

@@ -16,7 +16,7 @@ use std::{fmt, io, panic};
 
 use brigade_wake::Flag;
 
-use crate::{AgentId, Link, Listener, Rules, Verdict, masked_thread};
+use crate::{AgentId, JobResult, Link, Listener, Rules, masked_thread};
 
 use event_loop::EventLoop;
 pub use output::{OutputSink, Piece};
@@ -42,7 +42,7 @@ use shared::{Command, Shared};
 ///             assert_eq!((part.attempt, part.world_size), (0, 1));
 ///             link.send(&FromAgent::Finished { attempt: 0 });
 ///         }
-///         Some(ToAgent::End(verdict)) => break assert_eq!(verdict.code, 0),
+///         Some(ToAgent::End(job_result)) => break assert_eq!(job_result.code, 0),
 ///         _ => {}
 ///     }
 /// }
@@ -51,7 +51,7 @@ use shared::{Command, Shared};
 /// ```
 pub struct Coordinator {
     shared: Shared,
-    thread: Option<JoinHandle<Option<Verdict>>>,
+    thread: Option<JoinHandle<Option<JobResult>>>,
     over: Arc<Flag>,
 }
 
@@ -70,7 +70,7 @@ impl Coordinator {
         let shared = Shared::new(sender);
         let over = Arc::new(Flag::new()?);
         let turn = EventLoop::new(rules, listener, sink, shared.clone(), commands)?;
-        let told = Ending(Arc::clone(&over));
+        let told = SetOnDrop(Arc::clone(&over));
         let thread = masked_thread::spawn("coordinator", move || {
             let _told = told;
             turn.run()
@@ -126,13 +126,13 @@ impl Coordinator {
     /// Waits until the job is over and all agents know, at most two seconds longer than it takes.
     /// An agent in this process must have dropped its link.
     #[must_use]
-    pub fn wait(mut self) -> Verdict {
-        let verdict = self.thread.take().map(JoinHandle::join);
-        match verdict {
-            Some(Ok(Some(verdict))) => verdict,
+    pub fn wait(mut self) -> JobResult {
+        let job_result = self.thread.take().map(JoinHandle::join);
+        match job_result {
+            Some(Ok(Some(job_result))) => job_result,
             Some(Err(panic)) => panic::resume_unwind(panic),
             // Only dropping abandons it.
-            Some(Ok(None)) | None => Verdict { code: 1, cause: None },
+            Some(Ok(None)) | None => JobResult { code: 1, cause: None },
         }
     }
 }
@@ -158,9 +158,9 @@ impl fmt::Debug for Coordinator {
 pub struct SessionId(AgentId);
 
 /// Whatever ends the thread, others learn of it.
-struct Ending(Arc<Flag>);
+struct SetOnDrop(Arc<Flag>);
 
-impl Drop for Ending {
+impl Drop for SetOnDrop {
     fn drop(&mut self) {
         self.0.set();
     }

@@ -78,7 +78,7 @@ mod tests {
             local_rank: 0,
             host: evil.clone(),
             pid: 1,
-            ending: crate::Ending::Code(1),
+            exit_status: crate::ExitStatus::Code(1),
             at: 0,
             last_lines: Vec::new(),
             stream: crate::Stream::Stderr,
@@ -111,18 +111,18 @@ mod tests {
         let bytes = [
             encode(&ToAgent::Refused { reason: evil.clone() }),
             encode(&ToAgent::Stop { attempt: 0, signal: 15, reason: evil }),
-            encode(&ToAgent::End(crate::Verdict { code: 1, cause: Some(cause) })),
+            encode(&ToAgent::End(crate::JobResult { code: 1, cause: Some(cause) })),
         ];
         let messages = to_agent(&bytes.concat()).unwrap();
         let [
             ToAgent::Refused { reason },
             ToAgent::Stop { reason: stop, .. },
-            ToAgent::End(verdict),
+            ToAgent::End(job_result),
         ] = &messages[..]
         else {
             panic!("{messages:?}")
         };
-        let Some(crate::Cause::HostLost { host, how }) = &verdict.cause else { panic!() };
+        let Some(crate::Cause::HostLost { host, how }) = &job_result.cause else { panic!() };
         for text in [reason, stop, host, how] {
             assert!(is_fit(text), "{text}");
         }

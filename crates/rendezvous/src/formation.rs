@@ -15,14 +15,14 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use crate::{Cause, Ending, FromAgent, Join, PROTOCOL, RankFailure, ToAgent, Verdict};
+use crate::{Cause, ExitStatus, FromAgent, JobResult, Join, PROTOCOL, RankFailure, ToAgent};
 
 pub use event::{Action, AgentId, Event};
 pub use record::{CauseKind, HostPart, JobCause, JobEvent, Record};
 pub use rules::Rules;
 
 use admission::{Admission, JOINED_LATELY};
-use failures::{Gone, Loss, News, Trouble};
+use failures::{Failures, HostLoss, Interruption, LastSeen};
 use gathering::Gathering;
 use member::{Away, Clock, Member, Part};
 use rules::MAX_RANKS_PER_HOST;
@@ -63,7 +63,7 @@ pub struct Formation {
     attempt: Option<u32>,
     next_attempt: u32,
     restarts: u32,
-    trouble: Trouble,
+    failures: Failures,
     admission: Admission,
     /// The last order to stop the present attempt, for agents that may not have received it.
     last_stop: Option<(i32, String)>,
@@ -80,7 +80,7 @@ enum State {
     Running,
     /// Until the agents have stopped, or this moment.
     Stopping(Duration),
-    Over(Verdict),
+    Over(JobResult),
 }
 
 impl Formation {
@@ -101,7 +101,7 @@ impl Formation {
             attempt: None,
             next_attempt: 0,
             restarts: 0,
-            trouble: Trouble::default(),
+            failures: Failures::default(),
             admission: Admission::default(),
             last_stop: None,
             stuck: false,
@@ -122,7 +122,7 @@ impl Formation {
             Event::Heard { .. } | Event::Said { message: FromAgent::Beat { .. }, .. }
         );
         match event {
-            Event::Expected { agent, .. } if self.verdict().is_some() => {
+            Event::Expected { agent, .. } if self.job_result().is_some() => {
                 self.actions.push(Action::Close(agent));
             }
             Event::Expected { agent, host } => {
@@ -167,9 +167,9 @@ impl Formation {
 
     /// How the job ended, once it has.
     #[must_use]
-    pub fn verdict(&self) -> Option<&Verdict> {
+    pub fn job_result(&self) -> Option<&JobResult> {
         match &self.state {
-            State::Over(verdict) => Some(verdict),
+            State::Over(job_result) => Some(job_result),
             _ => None,
         }
     }
@@ -178,7 +178,7 @@ impl Formation {
     /// waited for as long as they would wait for the coordinator.
     #[must_use]
     pub fn has_untold(&self) -> bool {
-        self.verdict().is_some() && self.members.values().any(|member| member.away.is_some())
+        self.job_result().is_some() && self.members.values().any(|member| member.away.is_some())
     }
 
     fn joined(&mut self, agent: AgentId, join: Join, seen: Option<String>, remote: bool) {
@@ -197,7 +197,7 @@ impl Formation {
             self.announced += 1;
         }
         if self.members.contains_key(&agent) {
-            return self.lose(agent, "it joined twice".into(), Gone::Useless(self.now));
+            return self.lose(agent, "it joined twice".into(), LastSeen::Unresponsive(self.now));
         }
         if let Some(reason) = self.refusal(&join) {
             return self.refuse(agent, &join.host, reason);
@@ -289,10 +289,10 @@ impl Formation {
         }
         self.send(id, ToAgent::Resumed);
         match (&self.state, part) {
-            (State::Over(verdict), _) => {
-                let verdict = verdict.clone();
+            (State::Over(job_result), _) => {
+                let job_result = job_result.clone();
                 self.members.remove(&id);
-                self.send(id, ToAgent::End(verdict));
+                self.send(id, ToAgent::End(job_result));
                 self.actions.push(Action::Close(id));
             }
             (State::Running, Part::Running) => {
@@ -345,10 +345,10 @@ impl Formation {
             return foreign;
         }
         let host = &join.host;
-        if let State::Over(verdict) = &self.state {
-            return Some(format!("the job is over (exit code {})", verdict.code));
+        if let State::Over(job_result) = &self.state {
+            return Some(format!("the job is over (exit code {})", job_result.code));
         }
-        if self.ending() {
+        if self.is_ending() {
             return Some("the job is ending".into());
         }
         if let Some(wanted) = join.node_rank
@@ -390,7 +390,7 @@ impl Formation {
         }
         if let State::Gathering(gathering) = &mut self.state {
             let how = format!("it was refused: {reason}");
-            gathering.loss = Some(Loss { host: host.into(), how });
+            gathering.loss = Some(HostLoss { host: host.into(), how });
         }
         self.say(format!("refused {host}: {reason}"));
         self.send(agent, ToAgent::Refused { reason });
@@ -482,7 +482,7 @@ impl Formation {
         match message {
             FromAgent::Beat { sent } => {
                 member.clock.compare(self.now, sent);
-                self.trouble.set_clock(agent, member.clock);
+                self.failures.set_clock(agent, member.clock);
             }
             FromAgent::Failed(failure)
                 if Some(failure.attempt) == attempt && member.takes_part() =>
@@ -505,15 +505,19 @@ impl Formation {
                 }
             }
             FromAgent::Leaving => self.leaves(agent),
-            FromAgent::Unable { reason } => self.lose(agent, reason, Gone::Useless(self.now)),
+            FromAgent::Unable { reason } => {
+                self.lose(agent, reason, LastSeen::Unresponsive(self.now))
+            }
             FromAgent::Join(_) => {
-                self.lose(agent, "it joined twice".into(), Gone::Useless(self.now));
+                self.lose(agent, "it joined twice".into(), LastSeen::Unresponsive(self.now));
             }
             FromAgent::Started { attempt: of, pids, at } if Some(of) == attempt => {
                 self.ranks_started(agent, pids, at);
             }
-            FromAgent::Exited { attempt: of, local_rank, ending, at } if Some(of) == attempt => {
-                self.rank_exited(agent, local_rank, ending, at);
+            FromAgent::Exited { attempt: of, local_rank, exit_status, at }
+                if Some(of) == attempt =>
+            {
+                self.rank_exited(agent, local_rank, exit_status, at);
             }
             // Of an earlier attempt; or nothing to decide.
             FromAgent::Failed(_)
@@ -532,9 +536,9 @@ impl Formation {
             // It has been told, or will not come back to hear of it.
             self.members.remove(&agent);
         } else if let Some(host) = self.expected.remove(&agent) {
-            self.gone(Loss { host, how });
+            self.gone(HostLoss { host, how });
         } else if self.members.contains_key(&agent) {
-            self.lose(agent, how, Gone::Now(self.now));
+            self.lose(agent, how, LastSeen::Disconnected(self.now));
         }
     }
 
@@ -602,7 +606,7 @@ impl Formation {
                     Some(away) => format!("{}, and it did not come back", away.how),
                     None => format!("nothing was heard of it for {} s", timeout.as_secs_f64()),
                 };
-                self.lose(id, how, Gone::Since(heard));
+                self.lose(id, how, LastSeen::Silent(heard));
             }
         }
         let watched = |member: &&Member| member.remote && (!over || member.away.is_some());
@@ -617,7 +621,7 @@ impl Formation {
     /// It is to stop, and is given up where it does not in time. One that is away is waited for as
     /// long as its seat is kept, but not by a user who waits.
     fn may_be_stuck(&self, member: &Member) -> bool {
-        let is_waited_for = member.away.is_some() && !self.trouble.killed;
+        let is_waited_for = member.away.is_some() && !self.failures.killed;
         matches!(member.part, Part::Stopping { .. }) && !is_waited_for
     }
 
@@ -629,7 +633,7 @@ impl Formation {
         let stuck = self.members.iter().filter(|(_, member)| self.may_be_stuck(member));
         let ids = stuck.map(|(id, _)| *id);
         for id in ids.collect::<Vec<_>>() {
-            self.lose(id, "it did not stop its ranks".into(), Gone::Useless(self.now));
+            self.lose(id, "it did not stop its ranks".into(), LastSeen::Unresponsive(self.now));
         }
     }
 
@@ -637,9 +641,9 @@ impl Formation {
         let Some(member) = self.members.get_mut(&agent) else { return };
         member.clock.compare(self.now, failure.at);
         let clock = member.clock;
-        self.trouble.set_clock(agent, clock);
+        self.failures.set_clock(agent, clock);
         let reason = self.with_restart(failure.summary());
-        self.trouble.fail(agent, failure, clock);
+        self.failures.fail(agent, failure, clock);
         if matches!(self.state, State::Running) {
             self.stop(Signal::SIGTERM as i32, reason);
         }
@@ -653,26 +657,26 @@ impl Formation {
                 member.part = Part::Idle;
                 member.join.port = port;
                 member.stuck = stuck;
-                self.trouble.cut_short |= killed || !finished;
+                self.failures.cut_short |= killed || !finished;
             }
             Part::Running | Part::Finished => {
                 let how = "it stopped its ranks without being told to".into();
-                self.lose(agent, how, Gone::Useless(self.now));
+                self.lose(agent, how, LastSeen::Unresponsive(self.now));
             }
             Part::Idle => {}
         }
     }
 
     /// Takes a member out: it is no longer there, or no longer to be trusted.
-    fn lose(&mut self, agent: AgentId, how: String, gone: Gone) {
+    fn lose(&mut self, agent: AgentId, how: String, last_seen: LastSeen) {
         let Some(member) = self.members.remove(&agent) else { return };
         if member.duplicate_of.is_some() {
             self.duplicates -= 1;
         }
-        if !matches!(gone, Gone::Now(_)) {
+        if !matches!(last_seen, LastSeen::Disconnected(_)) {
             self.actions.push(Action::Close(agent));
         }
-        let loss = Loss { host: member.join.host, how };
+        let loss = HostLoss { host: member.join.host, how };
         if member.part != Part::Idle {
             let (host, reason) = (loss.host.clone(), loss.how.clone());
             self.record(JobEvent::Leave { host, reason });
@@ -681,12 +685,12 @@ impl Formation {
             Part::Idle => self.gone(loss),
             Part::Running => {
                 let reason = self.with_restart(format!("{} is lost: {}", loss.host, loss.how));
-                self.trouble.lose(agent, loss, gone);
+                self.failures.lose(agent, loss, last_seen);
                 self.stop(Signal::SIGTERM as i32, reason);
             }
             Part::Stopping { finished: false } => {
                 self.say(format!("{} is lost: {}", loss.host, loss.how));
-                self.trouble.lose(agent, loss, gone);
+                self.failures.lose(agent, loss, last_seen);
             }
             // Its work is done.
             Part::Finished | Part::Stopping { finished: true } => {}
@@ -715,14 +719,14 @@ impl Formation {
     /// Stops the attempt for another with other hosts; nothing has failed.
     fn calm_stop(&mut self, reason: String) {
         if matches!(self.state, State::Running) {
-            self.trouble.calm_since = Some(self.now);
+            self.failures.calm_since = Some(self.now);
             self.stop(Signal::SIGTERM as i32, reason);
         } else {
             self.say(reason);
         }
     }
 
-    /// What the user is told about trouble: whether the job starts again.
+    /// What the user is told about a failure: whether the job starts again.
     fn with_restart(&self, reason: String) -> String {
         let (used, allowed) = (self.restarts, self.rules.max_restarts);
         if matches!(self.state, State::Running) && used < allowed {
@@ -733,7 +737,7 @@ impl Formation {
     }
 
     /// A host that had no part is gone.
-    fn gone(&mut self, loss: Loss) {
+    fn gone(&mut self, loss: HostLoss) {
         if matches!(self.state, State::Over(_)) {
             return;
         }
@@ -780,32 +784,32 @@ impl Formation {
         match (&self.state, by) {
             (State::Over(_), _) => {}
             (State::Gathering(_), _) => {
-                self.end(failures::verdict(Cause::Interrupted { signal, failure: None }));
+                self.end(failures::job_result(Cause::Interrupted { signal, failure: None }));
             }
             (_, Some(standby)) if waits && !self.has_stopped(standby) => {
                 // The job goes on without it.
-                let verdict = failures::verdict(Cause::Interrupted { signal, failure: None });
-                self.send(standby, ToAgent::End(verdict));
-                self.lose(standby, named, Gone::Useless(self.now));
+                let job_result = failures::job_result(Cause::Interrupted { signal, failure: None });
+                self.send(standby, ToAgent::End(job_result));
+                self.lose(standby, named, LastSeen::Unresponsive(self.now));
             }
             (State::Running, _) => {
-                self.trouble.interrupt(signal, by);
-                self.trouble.interrupted = Some(signal);
+                self.failures.interrupt(signal, by);
+                self.failures.interrupted = Some(signal);
                 self.stop_for(signal, named, by);
             }
             (State::Stopping(_), _) => {
-                let ending = self.ending();
-                let news = self.trouble.interrupt(signal, by);
-                let impatient = match self.trouble.interrupted {
-                    Some(_) => news == News::Again,
-                    None => ending,
+                let is_ending = self.is_ending();
+                let news = self.failures.interrupt(signal, by);
+                let impatient = match self.failures.interrupted {
+                    Some(_) => news == Interruption::Again,
+                    None => is_ending,
                 };
-                if !ending {
-                    self.trouble.interrupted = Some(signal);
+                if !is_ending {
+                    self.failures.interrupted = Some(signal);
                 }
                 if impatient && signal == Signal::SIGINT as i32 {
                     self.kill();
-                } else if news != News::Echo && !self.trouble.killed {
+                } else if news != Interruption::Echo && !self.failures.killed {
                     self.stop_for(signal, named, by);
                 }
             }
@@ -826,7 +830,7 @@ impl Formation {
     }
 
     fn kill(&mut self) {
-        if mem::replace(&mut self.trouble.killed, true) {
+        if mem::replace(&mut self.failures.killed, true) {
             return;
         }
         self.state = State::Stopping(self.now + self.rules.limits.kill());
@@ -843,8 +847,8 @@ impl Formation {
         let attempt = self.attempt.unwrap_or_default();
         self.send(agent, ToAgent::Stop { attempt, signal, reason });
         let limits = self.rules.limits;
-        let wait = if self.trouble.killed { limits.kill() } else { limits.stop() };
-        if self.trouble.killed {
+        let wait = if self.failures.killed { limits.kill() } else { limits.stop() };
+        if self.failures.killed {
             self.send(agent, ToAgent::Kill);
         }
         if let State::Stopping(until) = &mut self.state {
@@ -853,7 +857,7 @@ impl Formation {
     }
 
     /// Hosts whose ranks cannot be killed take part in nothing more.
-    fn let_stuck_go(&mut self) -> Option<Loss> {
+    fn let_stuck_go(&mut self) -> Option<HostLoss> {
         let stuck = |(id, member): (&AgentId, &Member)| Some((*id, member.stuck.clone()?));
         let mut loss = None;
         for (id, how) in self.members.iter().filter_map(stuck).collect::<Vec<_>>() {
@@ -864,17 +868,17 @@ impl Formation {
             self.send(id, ToAgent::Refused { reason: how.clone() });
             self.actions.push(Action::Close(id));
             self.hand_over_seat(id);
-            loss = Some(Loss { host, how });
+            loss = Some(HostLoss { host, how });
         }
         loss
     }
 
     /// All agents have stopped the attempt.
     fn settle(&mut self) {
-        let trouble = mem::take(&mut self.trouble);
-        let first = trouble.first();
-        if let Some(signal) = trouble.interrupted {
-            return self.end(trouble.interrupted_by(signal));
+        let failures = mem::take(&mut self.failures);
+        let first = failures.first();
+        if let Some(signal) = failures.interrupted {
+            return self.end(failures.interrupted_by(signal));
         }
         let calm = first.is_none();
         let mut loss = None;
@@ -883,12 +887,12 @@ impl Formation {
         }
         if let Some(cause) = first {
             if self.restarts >= self.rules.max_restarts {
-                return self.end(failures::verdict(cause));
+                return self.end(failures::job_result(cause));
             }
             self.restarts += 1;
             self.record_cause(&cause);
             if let Cause::HostLost { host, how } = cause {
-                loss = Some(Loss { host, how });
+                loss = Some(HostLoss { host, how });
             }
         }
         let (restarts, max_restarts) = (self.restarts, self.rules.max_restarts);
@@ -899,23 +903,23 @@ impl Formation {
     }
 
     /// The attempt is being stopped, and there will be no other.
-    fn ending(&self) -> bool {
+    fn is_ending(&self) -> bool {
         matches!(self.state, State::Stopping(_))
-            && (self.trouble.interrupted.is_some()
-                || self.trouble.first().is_some() && self.restarts >= self.rules.max_restarts)
+            && (self.failures.interrupted.is_some()
+                || self.failures.first().is_some() && self.restarts >= self.rules.max_restarts)
     }
 
-    fn end(&mut self, mut verdict: Verdict) {
-        if self.stuck && verdict.code != 0 {
+    fn end(&mut self, mut job_result: JobResult) {
+        if self.stuck && job_result.code != 0 {
             // Something is left that a scheduler, or a user, has to know of.
-            verdict.code = Ending::Signal(Signal::SIGKILL as i32).exit_code();
+            job_result.code = ExitStatus::Signal(Signal::SIGKILL as i32).exit_code();
         }
-        if let Some(cause) = &verdict.cause {
+        if let Some(cause) = &job_result.cause {
             self.record_cause(cause);
         }
-        self.record(JobEvent::End { code: verdict.code });
+        self.record(JobEvent::End { code: job_result.code });
         for (id, _) in self.members.iter().filter(|(_, member)| member.away.is_none()) {
-            self.actions.push(Action::Send(*id, ToAgent::End(verdict.clone())));
+            self.actions.push(Action::Send(*id, ToAgent::End(job_result.clone())));
             self.actions.push(Action::Close(*id));
         }
         self.actions.extend(self.expected.keys().map(|id| Action::Close(*id)));
@@ -930,8 +934,8 @@ impl Formation {
                 format!("the job is over; {} may come back to hear of it", absent.join(", "));
             self.say(line);
         }
-        self.actions.push(Action::Finish(verdict.clone()));
-        self.state = State::Over(verdict);
+        self.actions.push(Action::Finish(job_result.clone()));
+        self.state = State::Over(job_result);
         let until = |member: &Member| Some(member.away.as_ref()?.until);
         self.next_look = self.members.values().filter_map(until).min().unwrap_or(Duration::MAX);
     }
@@ -948,7 +952,7 @@ impl Formation {
             match self.state {
                 State::Gathering(_) => self.gather(),
                 State::Running if self.count(|member| member.part == Part::Running) == 0 => {
-                    self.end(Verdict { code: 0, cause: None });
+                    self.end(JobResult { code: 0, cause: None });
                 }
                 State::Stopping(_)
                     if self.count(|member| matches!(member.part, Part::Stopping { .. })) == 0 =>

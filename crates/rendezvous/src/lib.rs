@@ -49,8 +49,8 @@ pub use limits::TimeLimits;
 pub use link::{Link, OUTPUT_CREDIT};
 pub use listener::{BindAddress, Listener};
 pub use message::{
-    Assignment, Cause, Ending, FromAgent, Join, Millis, PROTOCOL, RankFailure, Stream, ToAgent,
-    Verdict,
+    Assignment, Cause, ExitStatus, FromAgent, JobResult, Join, Millis, PROTOCOL, RankFailure,
+    Stream, ToAgent,
 };
 pub use secret::{Secret, SecretError, private_text, random_name};
 pub use text::{MAX_SHOWN, printable, printable_within};

@@ -7,7 +7,6 @@
 
 use std::fmt;
 use std::os::unix::process::ExitStatusExt;
-use std::process::ExitStatus;
 
 use serde::{Deserialize, Serialize};
 
@@ -44,7 +43,7 @@ pub enum FromAgent {
         /// Its number on its host.
         local_rank: usize,
         /// How it ended.
-        ending: Ending,
+        exit_status: ExitStatus,
         /// When.
         at: Millis,
     },
@@ -159,7 +158,7 @@ pub struct RankFailure {
     /// Process number.
     pub pid: i32,
     /// How it ended.
-    pub ending: Ending,
+    pub exit_status: ExitStatus,
     /// When it was, on the agent's clock: its error was written before the agent saw the end, and a
     /// rank that was killed had ended for its peers before.
     pub at: Millis,
@@ -176,7 +175,7 @@ pub struct RankFailure {
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ending {
+pub enum ExitStatus {
     /// It exited with this code.
     Code(i32),
     /// This signal killed it.
@@ -233,7 +232,7 @@ pub enum ToAgent {
         bytes: u64,
     },
     /// The job is over.
-    End(Verdict),
+    End(JobResult),
     /// Nothing has happened, but the coordinator is alive.
     Beat,
 }
@@ -268,7 +267,7 @@ pub struct Assignment {
 
 /// How the job ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verdict {
+pub struct JobResult {
     /// The exit code of every agent.
     pub code: u8,
     /// Why the job did not simply finish.
@@ -347,8 +346,8 @@ impl ToAgent {
             Self::Stop { attempt, signal, reason } => {
                 Self::Stop { attempt, signal, reason: printable(&reason) }
             }
-            Self::End(Verdict { code, cause }) => {
-                Self::End(Verdict { code, cause: cause.map(Cause::printable) })
+            Self::End(JobResult { code, cause }) => {
+                Self::End(JobResult { code, cause: cause.map(Cause::printable) })
             }
             Self::Resumed
             | Self::Waiting { .. }
@@ -415,32 +414,32 @@ impl RankFailure {
     /// One line: which rank failed, on which host, and how.
     ///
     /// ```
-    /// # use brigade_rendezvous::{Ending, RankFailure, Stream};
+    /// # use brigade_rendezvous::{ExitStatus, RankFailure, Stream};
     /// # let failure = RankFailure {
     /// #     attempt: 0, rank: 5, local_rank: 1, host: "node2".into(), pid: 42,
-    /// #     ending: Ending::Code(3), at: 0, last_lines: vec![], stream: Stream::Stderr,
+    /// #     exit_status: ExitStatus::Code(3), at: 0, last_lines: vec![], stream: Stream::Stderr,
     /// #     error: None, hint: None,
     /// # };
     /// assert_eq!(failure.summary(), "rank 5 on node2 (local rank 1, pid 42) failed: exit code 3");
     /// ```
     #[must_use]
     pub fn summary(&self) -> String {
-        let Self { rank, local_rank, host, pid, ending, .. } = self;
+        let Self { rank, local_rank, host, pid, exit_status, .. } = self;
         let place = if host.is_empty() { String::new() } else { format!(" on {host}") };
         let local =
             if rank == local_rank { String::new() } else { format!("local rank {local_rank}, ") };
-        format!("rank {rank}{place} ({local}pid {pid}) failed: {ending}")
+        format!("rank {rank}{place} ({local}pid {pid}) failed: {exit_status}")
     }
 }
 
-impl Ending {
+impl ExitStatus {
     /// The exit code that a shell gives: the code itself, or 128 + the signal's number.
     ///
     /// ```
-    /// use brigade_rendezvous::Ending;
-    /// assert_eq!(Ending::Code(3).exit_code(), 3);
-    /// assert_eq!(Ending::Signal(9).exit_code(), 137);
-    /// assert_eq!(Ending::Signal(9).to_string(), "killed by SIGKILL");
+    /// use brigade_rendezvous::ExitStatus;
+    /// assert_eq!(ExitStatus::Code(3).exit_code(), 3);
+    /// assert_eq!(ExitStatus::Signal(9).exit_code(), 137);
+    /// assert_eq!(ExitStatus::Signal(9).to_string(), "killed by SIGKILL");
     /// ```
     #[must_use]
     pub fn exit_code(self) -> u8 {
@@ -452,8 +451,8 @@ impl Ending {
     }
 }
 
-impl From<ExitStatus> for Ending {
-    fn from(status: ExitStatus) -> Self {
+impl From<std::process::ExitStatus> for ExitStatus {
+    fn from(status: std::process::ExitStatus) -> Self {
         match (status.code(), status.signal()) {
             (Some(code), _) => Self::Code(code),
             (None, signal) => Self::Signal(signal.unwrap_or_default()),
@@ -461,7 +460,7 @@ impl From<ExitStatus> for Ending {
     }
 }
 
-impl fmt::Display for Ending {
+impl fmt::Display for ExitStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Code(code) => write!(f, "exit code {code}"),

@@ -223,13 +223,13 @@ impl Agent {
                             stuck: None,
                         });
                     }
-                    Ok(Some(ToAgent::End(verdict))) => {
+                    Ok(Some(ToAgent::End(job_result))) => {
                         // The coordinator here waits for its agent and for the others.
                         drop(link);
                         if let Some(coordinator) = _coordinator {
-                            assert_eq!(coordinator.wait(), verdict);
+                            assert_eq!(coordinator.wait(), job_result);
                         }
-                        println!("> end {}", verdict.code);
+                        println!("> end {}", job_result.code);
                         return false;
                     }
                     Ok(Some(_)) => {}

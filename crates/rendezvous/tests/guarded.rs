@@ -238,8 +238,8 @@ fn a_relay_cannot_take_over() {
     }
     // The agent has proved itself; now the relay speaks in its name, and in the coordinator's.
     let [mut agent, mut coordinator] = relay.sockets.recv().unwrap();
-    let verdict = brigade_rendezvous::Verdict { code: 0, cause: None };
-    for message in [encode(&ToAgent::End(verdict)), encode(&ToAgent::Kill)] {
+    let job_result = brigade_rendezvous::JobResult { code: 0, cause: None };
+    for message in [encode(&ToAgent::End(job_result)), encode(&ToAgent::Kill)] {
         agent.write_all(&message).unwrap();
     }
     coordinator.write_all(&encode(&FromAgent::Interrupted { signal: 9, count: 1 })).unwrap();

@@ -7,16 +7,16 @@ use std::time::{Duration, SystemTime};
 use brigade_rendezvous::RankFailure;
 use brigade_world::{ErrorRecord, env};
 
-/// What a rank has left.
+/// The error that a rank has written.
 #[derive(Debug)]
-pub(super) struct Left {
+pub(super) struct ErrorFile {
     /// The error, and below it the last lines of what led to it.
     pub(super) text: String,
     /// How long ago it was written, which is before the process ended.
     pub(super) age: Duration,
 }
 
-impl Left {
+impl ErrorFile {
     /// What is in the file, if anything can be made of it.
     pub(super) fn read(path: &Path) -> Option<Self> {
         let error = ErrorRecord::read(path)?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use brigade_rendezvous::RankFailure;
 
-use super::error_files::{self, Left};
+use super::error_files::{self, ErrorFile};
 use super::oom::OomKiller;
 use crate::output::{AttemptFiles, OutputPlan, RunFolder};
 use crate::{LaunchError, LaunchPlan};
@@ -42,8 +42,8 @@ pub(super) enum Answer {
     Prepared { attempt: u32, files: Result<AttemptFiles, LaunchError> },
     /// The local ranks that have left an error.
     Errors(Vec<usize>),
-    /// What a rank has left.
-    Left { local_rank: usize, error: Option<(String, Duration)>, hint: Option<String> },
+    /// The error that a rank has written, and what is known of the reason.
+    FailureDetails { local_rank: usize, error: Option<(String, Duration)>, hint: Option<String> },
 }
 
 impl Files {
@@ -146,10 +146,10 @@ impl Worker {
                 }
                 Request::FindErrors { files } => Answer::Errors(with_errors(&files)),
                 Request::ReadError { local_rank, file, killer } => {
-                    let left = file.as_deref().and_then(Left::read);
-                    let error = left.map(|left| (left.text, left.age));
+                    let error_file = file.as_deref().and_then(ErrorFile::read);
+                    let error = error_file.map(|it| (it.text, it.age));
                     let hint = killer.and_then(|killer| killer.hint());
-                    Answer::Left { local_rank, error, hint }
+                    Answer::FailureDetails { local_rank, error, hint }
                 }
                 Request::PassOn { failure, file } => {
                     error_files::pass_on(&failure, file.as_deref());

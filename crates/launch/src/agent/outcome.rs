@@ -1,6 +1,6 @@
 //! How a job ended, as this host's launcher sees it.
 
-use brigade_rendezvous::{Cause, Ending, RankFailure, Verdict};
+use brigade_rendezvous::{Cause, ExitStatus, JobResult, RankFailure};
 use nix::sys::signal::Signal;
 
 /// How a job ended.
@@ -8,8 +8,8 @@ use nix::sys::signal::Signal;
 #[must_use]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The coordinator has said so, to all hosts alike.
-    Over(Verdict),
+    /// The job is over, with this result on all hosts.
+    Over(JobResult),
     /// The reader of the output of this host's ranks has gone.
     OutputClosed,
     /// This signal has stopped the job here, and there was no coordinator to say more.
@@ -25,7 +25,7 @@ pub enum Outcome {
         /// How the job ended otherwise, as far as that is known.
         otherwise: Option<Box<Self>>,
     },
-    /// This signal took this host out of the job, which may go on elsewhere.
+    /// This host left the job because of this signal; the job may go on without it.
     Left {
         /// The signal's number.
         signal: i32,
@@ -54,10 +54,12 @@ impl Outcome {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Over(verdict) => verdict.code,
-            Self::OutputClosed => Ending::Signal(Signal::SIGPIPE as i32).exit_code(),
-            Self::Stopped { signal } | Self::Left { signal } => Ending::Signal(*signal).exit_code(),
-            Self::Stuck { .. } => Ending::Signal(Signal::SIGKILL as i32).exit_code(),
+            Self::Over(job_result) => job_result.code,
+            Self::OutputClosed => ExitStatus::Signal(Signal::SIGPIPE as i32).exit_code(),
+            Self::Stopped { signal } | Self::Left { signal } => {
+                ExitStatus::Signal(*signal).exit_code()
+            }
+            Self::Stuck { .. } => ExitStatus::Signal(Signal::SIGKILL as i32).exit_code(),
             Self::Lost { .. } => 1,
         }
     }
@@ -66,8 +68,8 @@ impl Outcome {
     #[must_use]
     pub fn failure(&self) -> Option<&RankFailure> {
         match self {
-            Self::Over(Verdict { cause: Some(Cause::Failed(failure)), .. }) => Some(failure),
-            Self::Over(Verdict { cause: Some(Cause::Interrupted { failure, .. }), .. }) => {
+            Self::Over(JobResult { cause: Some(Cause::Failed(failure)), .. }) => Some(failure),
+            Self::Over(JobResult { cause: Some(Cause::Interrupted { failure, .. }), .. }) => {
                 failure.as_ref()
             }
             Self::Stuck { otherwise, .. } => otherwise.as_ref()?.failure(),

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-use brigade_rendezvous::Ending;
+use brigade_rendezvous::ExitStatus;
 use brigade_world::{World, env};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
@@ -21,7 +21,7 @@ use crate::{LaunchPlan, PrefixFacts};
 #[derive(Debug)]
 pub(super) struct RankProcess {
     child: Child,
-    ending: Option<Ending>,
+    exit_status: Option<ExitStatus>,
 }
 
 impl RankProcess {
@@ -86,7 +86,7 @@ impl RankProcess {
             (Some(reader.into()), Some(writer.into()))
         };
         let streams = Streams { rank, local_rank, prefix, stdout, stderr, progress };
-        Ok((Self { child, ending: None }, gate, tells, streams))
+        Ok((Self { child, exit_status: None }, gate, tells, streams))
     }
 
     pub(super) fn pid(&self) -> Pid {
@@ -94,25 +94,25 @@ impl RankProcess {
     }
 
     /// How the rank ended, the first time that is known. Does not reap it.
-    pub(super) fn look(&mut self) -> Option<Ending> {
-        if self.ending.is_some() {
+    pub(super) fn look(&mut self) -> Option<ExitStatus> {
+        if self.exit_status.is_some() {
             return None;
         }
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-        self.ending = match waitid(Id::Pid(self.pid()), flags) {
-            Ok(WaitStatus::Exited(_, code)) => Some(Ending::Code(code)),
-            Ok(WaitStatus::Signaled(_, signal, _)) => Some(Ending::Signal(signal as i32)),
+        self.exit_status = match waitid(Id::Pid(self.pid()), flags) {
+            Ok(WaitStatus::Exited(_, code)) => Some(ExitStatus::Code(code)),
+            Ok(WaitStatus::Signaled(_, signal, _)) => Some(ExitStatus::Signal(signal as i32)),
             Ok(_) => None,
             // A real-time signal, which nix has no name for. This one is reaped early.
-            Err(_) => self.child.wait().ok().map(Ending::from),
+            Err(_) => self.child.wait().ok().map(ExitStatus::from),
         };
-        self.ending
+        self.exit_status
     }
 
     /// The rank was stopped since the last look, by Ctrl-Z or a signal, and still is.
     pub(super) fn is_stopped(&self) -> bool {
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG;
-        self.ending.is_none()
+        self.exit_status.is_none()
             && matches!(waitid(Id::Pid(self.pid()), flags), Ok(WaitStatus::Stopped(..)))
     }
 
@@ -128,7 +128,7 @@ impl RankProcess {
     pub(super) fn send(&self, signal: Signal) {
         // A rank that has not come to lead its own group yet is signalled alone. Both fail for a
         // rank that has ended and left no children, which is as well.
-        if killpg(self.pid(), signal).is_err() && self.ending.is_none() {
+        if killpg(self.pid(), signal).is_err() && self.exit_status.is_none() {
             let _ = kill(self.pid(), signal);
         }
     }

@@ -1,6 +1,6 @@
 //! The processes of this host's ranks in one attempt.
 
-use brigade_rendezvous::{Assignment, Ending};
+use brigade_rendezvous::{Assignment, ExitStatus};
 use brigade_world::StoreHost;
 use nix::sys::signal::Signal;
 
@@ -86,7 +86,7 @@ impl Ranks {
 
     /// The ranks that have ended since the last look. `first` is the process that the system says
     /// was the first of them.
-    pub(super) fn look(&mut self, first: Option<i32>) -> Vec<(usize, Ending)> {
+    pub(super) fn look(&mut self, first: Option<i32>) -> Vec<(usize, ExitStatus)> {
         let is_first = |process: &RankProcess| Some(process.pid().as_raw()) == first;
         let mut order: Vec<usize> = (0..self.processes.len()).collect();
         order.sort_by_key(|&local_rank| !is_first(&self.processes[local_rank]));

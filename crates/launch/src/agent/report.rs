@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use brigade_rendezvous::{Cause, Ending, RankFailure, Stream, Verdict};
+use brigade_rendezvous::{Cause, ExitStatus, JobResult, RankFailure, Stream};
 use nix::sys::signal::Signal;
 
 use super::Outcome;
@@ -36,7 +36,7 @@ pub fn text(outcome: &Outcome) -> Option<String> {
                  --max-restarts"
             }
         ),
-        Outcome::Over(Verdict { cause, .. }) => match cause.as_ref()? {
+        Outcome::Over(JobResult { cause, .. }) => match cause.as_ref()? {
             Cause::Failed(failure) => return Some(failed(failure)),
             Cause::Interrupted { signal, failure: None } => format!("stopped by {}", name(*signal)),
             Cause::Interrupted { signal, failure: Some(failure) } => {
@@ -56,7 +56,7 @@ pub fn text(outcome: &Outcome) -> Option<String> {
 
 fn failed(failure: &RankFailure) -> String {
     let mut text = failure.summary();
-    let hint = failure.hint.clone().or_else(|| meaning(failure.ending).map(str::to_owned));
+    let hint = failure.hint.clone().or_else(|| meaning(failure.exit_status).map(str::to_owned));
     if let Some(hint) = hint {
         let _ = write!(text, "\nbrigade: {hint}");
     }
@@ -84,9 +84,9 @@ fn indent(text: &mut String, line: &str) {
 }
 
 /// What people do not know by heart.
-fn meaning(ending: Ending) -> Option<&'static str> {
-    match ending {
-        Ending::Signal(signal) => match Signal::try_from(signal).ok()? {
+fn meaning(exit_status: ExitStatus) -> Option<&'static str> {
+    match exit_status {
+        ExitStatus::Signal(signal) => match Signal::try_from(signal).ok()? {
             Signal::SIGKILL => Some(
                 "an unexpected SIGKILL often means that the kernel ran out of memory: see dmesg",
             ),
@@ -107,21 +107,21 @@ fn meaning(ending: Ending) -> Option<&'static str> {
             ),
             _ => None,
         },
-        Ending::Code(127) => Some("127 is the shell's code for a command that was not found"),
-        Ending::Code(126) => Some("126 is the shell's code for a file that cannot be run"),
-        Ending::Code(137) => Some(
+        ExitStatus::Code(127) => Some("127 is the shell's code for a command that was not found"),
+        ExitStatus::Code(126) => Some("126 is the shell's code for a file that cannot be run"),
+        ExitStatus::Code(137) => Some(
             "137 is the shell's code for SIGKILL (128 + 9), which often is the kernel out of \
              memory: see dmesg",
         ),
-        Ending::Code(139) => {
+        ExitStatus::Code(139) => {
             Some("139 is the shell's code for SIGSEGV (128 + 11), a segmentation fault")
         }
-        Ending::Code(134) => Some("134 is the shell's code for SIGABRT (128 + 6)"),
-        Ending::Code(135) => Some(
+        ExitStatus::Code(134) => Some("134 is the shell's code for SIGABRT (128 + 6)"),
+        ExitStatus::Code(135) => Some(
             "135 is the shell's code for SIGBUS (128 + 7), often a full /dev/shm: see \
              `df -h /dev/shm`",
         ),
-        Ending::Code(_) => None,
+        ExitStatus::Code(_) => None,
     }
 }
 
@@ -134,14 +134,14 @@ fn name(signal: i32) -> String {
 mod tests {
     use super::*;
 
-    fn failure(ending: Ending) -> RankFailure {
+    fn failure(exit_status: ExitStatus) -> RankFailure {
         RankFailure {
             attempt: 0,
             rank: 1,
             local_rank: 1,
             host: "node1".to_owned(),
             pid: 42,
-            ending,
+            exit_status,
             at: 0,
             last_lines: Vec::new(),
             stream: Stream::Stderr,
@@ -151,7 +151,7 @@ mod tests {
     }
 
     fn over(code: u8, cause: Cause) -> Outcome {
-        Outcome::Over(Verdict { code, cause: Some(cause) })
+        Outcome::Over(JobResult { code, cause: Some(cause) })
     }
 
     fn shown(failure: RankFailure) -> String {
@@ -161,13 +161,13 @@ mod tests {
     #[test]
     fn a_failed_rank() {
         let last_lines = vec!["a".to_owned(), "b".to_owned()];
-        let with_lines = RankFailure { last_lines, ..failure(Ending::Code(3)) };
+        let with_lines = RankFailure { last_lines, ..failure(ExitStatus::Code(3)) };
         assert_eq!(
             shown(with_lines.clone()),
             "rank 1 on node1 (pid 42) failed: exit code 3\nbrigade: its last lines on stderr:\n  a\n  b"
         );
         let crashed = RankFailure {
-            ending: Ending::Signal(11),
+            exit_status: ExitStatus::Signal(11),
             stream: Stream::Stdout,
             ..with_lines.clone()
         };
@@ -177,7 +177,7 @@ mod tests {
              brigade: SIGSEGV is a segmentation fault: native code used memory that is not its own\n\
              brigade: its last lines on stdout:\n  a\n  b"
         );
-        assert!(shown(failure(Ending::Code(1))).ends_with("\nbrigade: it printed nothing"));
+        assert!(shown(failure(ExitStatus::Code(1))).ends_with("\nbrigade: it printed nothing"));
         let told =
             RankFailure { error: Some("no disk\n  line 3".to_owned()), ..with_lines.clone() };
         assert_eq!(
@@ -185,7 +185,7 @@ mod tests {
             "rank 1 on node1 (pid 42) failed: exit code 3\nbrigade: its error: no disk\n    line 3"
         );
         let starved = RankFailure {
-            ending: Ending::Signal(9),
+            exit_status: ExitStatus::Signal(9),
             hint: Some("memory ran out".to_owned()),
             ..with_lines
         };
@@ -198,10 +198,10 @@ mod tests {
             |failure| text(&over(130, Cause::Interrupted { signal: 2, failure })).unwrap();
         assert_eq!(stopped(None), "stopped by SIGINT");
         assert_eq!(
-            stopped(Some(failure(Ending::Code(5)))),
+            stopped(Some(failure(ExitStatus::Code(5)))),
             "stopped by SIGINT; the first to fail: rank 1 on node1 (pid 42) failed: exit code 5"
         );
-        assert_eq!(text(&Outcome::Over(Verdict { code: 0, cause: None })), None);
+        assert_eq!(text(&Outcome::Over(JobResult { code: 0, cause: None })), None);
         assert_eq!(
             text(&Outcome::OutputClosed).as_deref(),
             Some("stopped: the reader of the output has gone")

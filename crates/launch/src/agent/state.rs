@@ -7,8 +7,8 @@
 
 mod attempt;
 mod connection;
-mod ending;
 mod event;
+mod shutdown;
 #[cfg(test)]
 mod tests;
 
@@ -25,7 +25,7 @@ pub(super) use event::{Action, Event, JoinRequest};
 
 use attempt::{Ended, Group};
 use connection::Connection;
-use ending::Ending;
+use shutdown::Shutdown;
 
 /// What an agent must know of its job and of its host.
 #[derive(Clone, Debug)]
@@ -107,7 +107,7 @@ pub(super) struct AgentState {
     error: Option<LaunchError>,
     /// A coordinator in this process has told all other agents that the job is over.
     others_told: bool,
-    ending: Ending,
+    shutdown: Shutdown,
     actions: Vec<Action>,
 }
 
@@ -138,7 +138,7 @@ impl AgentState {
             outcome: None,
             error: None,
             others_told: false,
-            ending: Ending::No,
+            shutdown: Shutdown::No,
             actions: Vec::new(),
         };
         (this, vec![Action::MakeFolder])
@@ -149,7 +149,7 @@ impl AgentState {
     #[must_use]
     pub(super) fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
         self.now = self.now.max(now);
-        if self.ending.is_begun() {
+        if self.shutdown.is_begun() {
             self.leaving(&event);
             return mem::take(&mut self.actions);
         }
@@ -172,11 +172,13 @@ impl AgentState {
             Event::Prepared { attempt } => self.prepared(attempt),
             Event::Started(pids) => self.started(&pids),
             Event::StartFailed { attempt, error } => self.start_failed(attempt, error),
-            Event::Exited { local_rank, ending } => self.exited(local_rank, ending),
+            Event::Exited { local_rank, exit_status } => self.exited(local_rank, exit_status),
             Event::Typed { local_rank, signal } => self.typed(local_rank, signal),
             Event::Exiting(ranks) => self.exiting(&ranks),
             Event::Tail { local_rank, tail } => self.tail(local_rank, tail),
-            Event::Left { local_rank, error, hint } => self.left(local_rank, error, hint),
+            Event::FailureDetails { local_rank, error, hint } => {
+                self.failure_details(local_rank, error, hint)
+            }
             Event::Inspected(states) => self.inspected(&states),
             Event::Swept => self.swept(),
             Event::Drained => self.draining = self.draining.saturating_sub(1),
@@ -192,8 +194,8 @@ impl AgentState {
     /// When to call again with [`Event::Tick`], if nothing else happens before.
     #[must_use]
     pub(super) fn deadline(&self) -> Option<Duration> {
-        if self.ending.is_begun() {
-            return self.ending.deadline();
+        if self.shutdown.is_begun() {
+            return self.shutdown.deadline();
         }
         let ended = self.ended.as_ref().filter(|ended| !ended.told && self.stop_asked.is_some());
         let ended = ended.map(|ended| ended.until);
@@ -284,11 +286,14 @@ impl AgentState {
             ToAgent::Stop { attempt, signal, reason } => self.stop(attempt, signal, reason),
             ToAgent::Kill => self.kill(),
             ToAgent::Signal { signal } => self.forward(signal),
-            ToAgent::End(verdict) => {
+            ToAgent::End(job_result) => {
                 self.next = None;
                 self.disconnect();
-                let outcome =
-                    if self.output_closed { Outcome::OutputClosed } else { Outcome::Over(verdict) };
+                let outcome = if self.output_closed {
+                    Outcome::OutputClosed
+                } else {
+                    Outcome::Over(job_result)
+                };
                 self.end_with(outcome);
             }
             // Credit is for the sender of the output; a heartbeat carries nothing.

@@ -259,8 +259,8 @@ impl Job {
             }
             self.show_held(Instant::now());
         }
-        let verdict = self.coordinator.wait();
-        let outcome = if closed { Outcome::OutputClosed } else { Outcome::Over(verdict) };
+        let job_result = self.coordinator.wait();
+        let outcome = if closed { Outcome::OutputClosed } else { Outcome::Over(job_result) };
         // The agents have been told and go home. A host that is cut off cannot.
         let deadline = Instant::now() + GO_HOME;
         for (_, session) in self.sessions {

@@ -248,26 +248,26 @@ impl Session {
         // One that is silent has not ended, and is not waited for.
         let words = if silent { self.child.stderr() } else { self.child.last_stderr() };
         let said = ssh::reason(&words, &self.host);
-        let ending = if silent { None } else { self.child.exit_status() };
-        let reason = match (said, ending) {
+        let exit_status = if silent { None } else { self.child.exit_status() };
+        let reason = match (said, exit_status) {
             (said, _) if silent => match said {
                 Some(said) => format!("{error}; {said}"),
                 None => error.to_string(),
             },
             // What went wrong there, before an agent spoke, and not with the connection.
-            (Some(said), Some(ending))
-                if self.hello.is_none() && ending.code() != Some(SSH_FAILED) =>
+            (Some(said), Some(exit_status))
+                if self.hello.is_none() && exit_status.code() != Some(SSH_FAILED) =>
             {
-                format!("no agent answers there, is it brigade {VERSION}? {said} ({ending})")
+                format!("no agent answers there, is it brigade {VERSION}? {said} ({exit_status})")
             }
-            (Some(said), Some(ending)) if ending.code() != Some(SSH_FAILED) => {
-                format!("its agent has ended ({ending}): {said}")
+            (Some(said), Some(exit_status)) if exit_status.code() != Some(SSH_FAILED) => {
+                format!("its agent has ended ({exit_status}): {said}")
             }
             (Some(said), _) => said,
-            (None, Some(ending)) if ending.code() != Some(SSH_FAILED) => {
-                format!("its agent has ended ({ending})")
+            (None, Some(exit_status)) if exit_status.code() != Some(SSH_FAILED) => {
+                format!("its agent has ended ({exit_status})")
             }
-            (None, Some(ending)) => format!("{error} ({ending})"),
+            (None, Some(exit_status)) => format!("{error} ({exit_status})"),
             (None, None) => error.to_string(),
         };
         self.failure(reason, 1)

@@ -151,7 +151,7 @@ enum State {
 }
 
 /// What is to be done about a failure to show something.
-enum Loss {
+enum WriteFailure {
     Nothing,
     Said(String),
     Closed,
@@ -392,9 +392,9 @@ impl Pump {
 
     fn show(&mut self, stream: Stream, lines: &[u8]) {
         match self.console.show(stream, lines) {
-            Loss::Nothing => {}
-            Loss::Closed => self.notify(Notice::Closed),
-            Loss::Said(text) => self.show(Stream::Stderr, text.as_bytes()),
+            WriteFailure::Nothing => {}
+            WriteFailure::Closed => self.notify(Notice::Closed),
+            WriteFailure::Said(text) => self.show(Stream::Stderr, text.as_bytes()),
         }
     }
 
@@ -452,25 +452,25 @@ impl Carried {
 impl Console {
     /// Whole lines, all at once. What cannot be written is lost: a full disk under the output must
     /// not end a training run, but a reader that has gone does, as with any program in a pipe.
-    fn show(&mut self, stream: Stream, lines: &[u8]) -> Loss {
+    fn show(&mut self, stream: Stream, lines: &[u8]) -> WriteFailure {
         let state = &mut self.state[stream.index()];
         if *state == State::Closed {
-            return Loss::Nothing;
+            return WriteFailure::Nothing;
         }
         match self.show.show(stream, lines) {
-            Ok(()) => Loss::Nothing,
+            Ok(()) => WriteFailure::Nothing,
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
                 *state = State::Closed;
-                Loss::Closed
+                WriteFailure::Closed
             }
             Err(error) if *state == State::Open => {
                 *state = State::Lossy;
                 let name = stream.name();
-                Loss::Said(format!(
+                WriteFailure::Said(format!(
                     "brigade: cannot write to {name}, some output is lost: {error}\n"
                 ))
             }
-            Err(_) => Loss::Nothing,
+            Err(_) => WriteFailure::Nothing,
         }
     }
 }

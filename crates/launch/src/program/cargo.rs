@@ -126,7 +126,7 @@ impl CargoTarget {
         };
         let status = cargo.wait().map_err(no_build)?;
         if !status.success() {
-            return Err(ProgramError::BuildFailed { ending: status.into() });
+            return Err(ProgramError::BuildFailed { exit_status: status.into() });
         }
         read.map_err(no_build)?;
         messages.built(self)

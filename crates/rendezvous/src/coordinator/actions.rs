@@ -38,11 +38,11 @@ impl EventLoop {
                 Action::Close(agent) => self.close(agent),
                 Action::Say(line) => self.say(&line),
                 Action::Record(record) => self.record(record),
-                Action::Finish(verdict) => {
+                Action::Finish(job_result) => {
                     if let Some(lease) = self.lease() {
-                        lease.finish(verdict.code);
+                        lease.finish(job_result.code);
                     }
-                    self.verdict = Some(verdict);
+                    self.job_result = Some(job_result);
                 }
             }
         }

@@ -14,7 +14,7 @@ use super::peer::{Ended, Origin, Peer, Stage};
 use super::shared::{Command, Shared};
 use crate::connection::Connection;
 use crate::listener::{Limits, Listener, MAX_UNSENT};
-use crate::{AgentId, Event, Formation, Rules, TimeLimits, ToAgent, Verdict};
+use crate::{AgentId, Event, Formation, JobResult, Rules, TimeLimits, ToAgent};
 
 /// Everything the thread has.
 pub(super) struct EventLoop {
@@ -33,7 +33,7 @@ pub(super) struct EventLoop {
     pub(super) unread: Vec<AgentId>,
     /// Addresses whose refusal has been reported.
     pub(super) refused: Vec<IpAddr>,
-    pub(super) verdict: Option<Verdict>,
+    pub(super) job_result: Option<JobResult>,
     /// Connections that have not joined and when they were accepted, in order; those that have joined
     /// or are gone are taken out when one is accepted.
     strangers: VecDeque<(Instant, AgentId)>,
@@ -85,13 +85,13 @@ impl EventLoop {
             unread: Vec::new(),
             refused: Vec::new(),
             next_beat: start,
-            verdict: None,
+            job_result: None,
             abandoned: false,
         })
     }
 
     /// Runs until the job is over and all agents know; `None` where the result is not waited for.
-    pub(super) fn run(mut self) -> Option<Verdict> {
+    pub(super) fn run(mut self) -> Option<JobResult> {
         while !self.abandoned && !self.is_done() {
             self.wait();
             self.keep_time();
@@ -99,7 +99,7 @@ impl EventLoop {
                 self.read(agent);
             }
         }
-        self.verdict.filter(|_| !self.abandoned)
+        self.job_result.filter(|_| !self.abandoned)
     }
 
     /// All agents are to look for another coordinator.
@@ -108,7 +108,7 @@ impl EventLoop {
     }
 
     fn is_done(&self) -> bool {
-        self.verdict.is_some()
+        self.job_result.is_some()
             && self.peers.values().all(Peer::is_stranger)
             && !self.formation.has_untold()
     }

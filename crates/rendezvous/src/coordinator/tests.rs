@@ -257,17 +257,17 @@ fn an_agent_that_does_not_read_is_lost_and_not_waited_for() {
         }
     }
     good.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: false, stuck: None });
-    let verdict = loop {
+    let job_result = loop {
         match next(&mut good).unwrap() {
-            ToAgent::End(verdict) => break verdict,
+            ToAgent::End(job_result) => break job_result,
             ToAgent::Signal { .. } => {}
             other => panic!("{other:?}"),
         }
     };
-    let Some(Cause::HostLost { host, how }) = &verdict.cause else { panic!("{verdict:?}") };
+    let Some(Cause::HostLost { host, how }) = &job_result.cause else { panic!("{job_result:?}") };
     assert!(host == "deaf" && how.starts_with("the other side has left "), "{how}");
     drop(good);
-    assert_eq!(coordinator.wait(), verdict);
+    assert_eq!(coordinator.wait(), job_result);
     drop(deaf);
 }
 

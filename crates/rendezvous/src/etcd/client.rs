@@ -351,11 +351,11 @@ struct Granted {
 
 #[derive(Deserialize)]
 struct Kept {
-    result: Left,
+    result: LeaseTtl,
 }
 
 #[derive(Deserialize)]
-struct Left {
+struct LeaseTtl {
     #[serde(rename = "TTL")]
     ttl: Option<String>,
 }

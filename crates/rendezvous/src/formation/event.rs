@@ -1,7 +1,7 @@
 //! What the decision is told, and what it asks to be done.
 
 use super::Record;
-use crate::{FromAgent, Join, ToAgent, Verdict};
+use crate::{FromAgent, JobResult, Join, ToAgent};
 
 /// An agent, numbered by the coordinator with its first connection; never used twice. It keeps its
 /// number when it joins again over another connection ([`Action::Adopt`]).
@@ -85,5 +85,5 @@ pub enum Action {
     /// Write this down. Only where [`Rules::recorded`](crate::Rules) asks for it.
     Record(Record),
     /// The job is over; agents have been told by earlier actions.
-    Finish(Verdict),
+    Finish(JobResult),
 }

@@ -7,15 +7,15 @@ use nix::sys::signal::Signal;
 
 use super::AgentId;
 use super::member::{Clock, signed};
-use crate::{Cause, Ending, RankFailure, Verdict};
+use crate::{Cause, ExitStatus, JobResult, RankFailure};
 
-/// Everything that stands against an attempt.
+/// The failures of an attempt: of ranks, of hosts, and interruptions.
 #[derive(Debug, Default)]
-pub(super) struct Trouble {
+pub(super) struct Failures {
     /// The first of each agent; kept when the agent is lost.
-    failures: BTreeMap<AgentId, (RankFailure, Clock)>,
+    of_ranks: BTreeMap<AgentId, (RankFailure, Clock)>,
     /// The first one, with the moment since when the host may have been gone.
-    loss: Option<(i64, Loss)>,
+    loss: Option<(i64, HostLoss)>,
     pub(super) interrupted: Option<i32>,
     /// Since when the ranks are being stopped though nothing had failed: because hosts come or
     /// leave. Ranks that fail after that do so because the others stop.
@@ -31,25 +31,25 @@ pub(super) struct Trouble {
 
 /// A host that is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Loss {
+pub(super) struct HostLoss {
     pub(super) host: String,
     pub(super) how: String,
 }
 
 /// When a lost host was last known to be there.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Gone {
+pub(super) enum LastSeen {
     /// The connection broke now.
-    Now(Duration),
+    Disconnected(Duration),
     /// Nothing has come since then.
-    Since(Duration),
+    Silent(Duration),
     /// It was there until now, but did not do what it was told.
-    Useless(Duration),
+    Unresponsive(Duration),
 }
 
 /// What an interruption adds to the earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum Interruption {
     /// The first, or another signal.
     New,
     /// The same signal on another host: a scheduler sends it to all of them.
@@ -58,39 +58,39 @@ pub(super) enum News {
     Again,
 }
 
-impl Trouble {
-    pub(super) fn interrupt(&mut self, signal: i32, by: Option<AgentId>) -> News {
+impl Failures {
+    pub(super) fn interrupt(&mut self, signal: i32, by: Option<AgentId>) -> Interruption {
         let known = !self.interrupters.insert(by);
         let same = self.last_signal.replace(signal) == Some(signal);
         match (known, same) {
-            (true, _) => News::Again,
-            (false, true) => News::Echo,
-            (false, false) => News::New,
+            (true, _) => Interruption::Again,
+            (false, true) => Interruption::Echo,
+            (false, false) => Interruption::New,
         }
     }
 
     pub(super) fn fail(&mut self, agent: AgentId, failure: RankFailure, clock: Clock) {
-        match self.failures.get(&agent) {
+        match self.of_ranks.get(&agent) {
             Some((known, _)) if known.at <= failure.at => {}
-            _ => drop(self.failures.insert(agent, (failure, clock))),
+            _ => drop(self.of_ranks.insert(agent, (failure, clock))),
         }
     }
 
     /// A better idea of an agent's clock came.
     pub(super) fn set_clock(&mut self, agent: AgentId, clock: Clock) {
-        if let Some((_, known)) = self.failures.get_mut(&agent) {
+        if let Some((_, known)) = self.of_ranks.get_mut(&agent) {
             *known = clock;
         }
     }
 
-    pub(super) fn lose(&mut self, agent: AgentId, loss: Loss, gone: Gone) {
-        let mut since = match gone {
+    pub(super) fn lose(&mut self, agent: AgentId, loss: HostLoss, last_seen: LastSeen) {
+        let mut since = match last_seen {
             // The ranks of other hosts see a host go at the same time, and may be heard earlier.
-            Gone::Now(now) => signed(now.as_millis()).saturating_sub(NEWS_TIMEOUT),
-            Gone::Since(heard) => signed(heard.as_millis()),
-            Gone::Useless(now) => signed(now.as_millis()),
+            LastSeen::Disconnected(now) => signed(now.as_millis()).saturating_sub(NEWS_TIMEOUT),
+            LastSeen::Silent(heard) => signed(heard.as_millis()),
+            LastSeen::Unresponsive(now) => signed(now.as_millis()),
         };
-        if let Some((failure, clock)) = self.failures.get(&agent) {
+        if let Some((failure, clock)) = self.of_ranks.get(&agent) {
             // It was still there to tell what had failed before.
             since = since.max(clock.ours(failure.at).saturating_add(1));
         }
@@ -106,7 +106,7 @@ impl Trouble {
         let failure = failure.filter(|(at, _)| calm.is_none_or(|since| *at < since));
         match (&self.loss, failure) {
             (Some((since, _)), Some((at, failure))) if at < *since => Some(Cause::Failed(failure)),
-            (Some((_, Loss { host, how })), _) => {
+            (Some((_, HostLoss { host, how })), _) => {
                 Some(Cause::HostLost { host: host.clone(), how: how.clone() })
             }
             (None, Some((_, failure))) => Some(Cause::Failed(failure)),
@@ -115,44 +115,45 @@ impl Trouble {
     }
 
     /// How a job ends that this signal has stopped.
-    pub(super) fn interrupted_by(&self, signal: i32) -> Verdict {
-        let unexplained = |ending| {
-            ending != Ending::Signal(signal) && ending != Ending::Code(128 | (signal & 0x7f))
+    pub(super) fn interrupted_by(&self, signal: i32) -> JobResult {
+        let unexplained = |exit_status| {
+            exit_status != ExitStatus::Signal(signal)
+                && exit_status != ExitStatus::Code(128 | (signal & 0x7f))
         };
         let failure = self.first_failure(unexplained).map(|(_, failure)| failure);
         let code = match &failure {
             // The reader of some host's output has gone: what its ranks still did is not known.
-            _ if signal == Signal::SIGPIPE as i32 => Ending::Signal(signal).exit_code(),
+            _ if signal == Signal::SIGPIPE as i32 => ExitStatus::Signal(signal).exit_code(),
             Some(failure) => code_of(failure),
-            None if self.loss.is_none() && !self.cut_short && self.failures.is_empty() => 0,
-            None => Ending::Signal(signal).exit_code(),
+            None if self.loss.is_none() && !self.cut_short && self.of_ranks.is_empty() => 0,
+            None => ExitStatus::Signal(signal).exit_code(),
         };
-        Verdict { code, cause: Some(Cause::Interrupted { signal, failure }) }
+        JobResult { code, cause: Some(Cause::Interrupted { signal, failure }) }
     }
 
-    fn first_failure(&self, counts: impl Fn(Ending) -> bool) -> Option<(i64, RankFailure)> {
+    fn first_failure(&self, counts: impl Fn(ExitStatus) -> bool) -> Option<(i64, RankFailure)> {
         let (failure, clock) = self
-            .failures
+            .of_ranks
             .values()
-            .filter(|(failure, _)| counts(failure.ending))
+            .filter(|(failure, _)| counts(failure.exit_status))
             .min_by_key(|(failure, clock)| clock.ours(failure.at))?;
         Some((clock.ours(failure.at), failure.clone()))
     }
 }
 
-/// The verdict on a job that ends because of this.
-pub(super) fn verdict(cause: Cause) -> Verdict {
+/// Returns the result of a job that ends because of this.
+pub(super) fn job_result(cause: Cause) -> JobResult {
     let code = match &cause {
         Cause::Failed(failure) => code_of(failure),
-        Cause::Interrupted { signal, .. } => Ending::Signal(*signal).exit_code(),
+        Cause::Interrupted { signal, .. } => ExitStatus::Signal(*signal).exit_code(),
         Cause::HostLost { .. } | Cause::TooFewHosts { .. } => 1,
     };
-    Verdict { code, cause: Some(cause) }
+    JobResult { code, cause: Some(cause) }
 }
 
 /// A failure is never told as success, whatever an agent claims.
 fn code_of(failure: &RankFailure) -> u8 {
-    failure.ending.exit_code().max(1)
+    failure.exit_status.exit_code().max(1)
 }
 
 /// A signal that exists, whatever an agent claims.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::admission::JOINED_LATELY;
-use super::failures::{self, Loss, Trouble};
+use super::failures::{self, Failures, HostLoss};
 use super::member::{Member, Part};
 use super::rules::REGROUP;
 use super::{Action, AgentId, Formation, HostPart, JobEvent, Rules, State, hosts};
@@ -27,7 +27,7 @@ pub(super) struct Gathering {
     /// Until when they have to wait, where the others are too few without them.
     admission: Option<Duration>,
     /// The host that was lost last.
-    pub(super) loss: Option<Loss>,
+    pub(super) loss: Option<HostLoss>,
 }
 
 impl Gathering {
@@ -43,7 +43,7 @@ impl Gathering {
         }
     }
 
-    pub(super) fn again(since: Duration, calm: bool, loss: Option<Loss>) -> Self {
+    pub(super) fn again(since: Duration, calm: bool, loss: Option<HostLoss>) -> Self {
         Self { since, first: false, last_call: None, told: false, calm, admission: None, loss }
     }
 
@@ -116,13 +116,13 @@ impl Formation {
         let need = self.rules.min_nodes;
         let State::Gathering(gathering) = &mut self.state else { return };
         let waited = self.now.saturating_sub(gathering.since);
-        if !enough_may_come && let Some(Loss { host, how }) = gathering.loss.take() {
-            return self.end(failures::verdict(Cause::HostLost { host, how }));
+        if !enough_may_come && let Some(HostLoss { host, how }) = gathering.loss.take() {
+            return self.end(failures::job_result(Cause::HostLost { host, how }));
         }
         let limit = self.rules.join_timeout;
         if !enough_may_come || waited >= limit {
             let seconds = waited.as_secs();
-            return self.end(failures::verdict(Cause::TooFewHosts { have, need, seconds }));
+            return self.end(failures::job_result(Cause::TooFewHosts { have, need, seconds }));
         }
         if !gathering.told {
             gathering.told = true;
@@ -146,7 +146,7 @@ impl Formation {
                 if self.restarts >= self.rules.max_restarts {
                     let host = "the coordinator's host".into();
                     let how = format!("no restart is left of {}", self.rules.max_restarts);
-                    return self.end(failures::verdict(Cause::HostLost { host, how }));
+                    return self.end(failures::job_result(Cause::HostLost { host, how }));
                 }
                 self.restarts += 1;
                 self.restore_order();
@@ -202,7 +202,7 @@ impl Formation {
             world_size,
             hosts: parts,
         });
-        self.trouble = Trouble::default();
+        self.failures = Failures::default();
         self.state = State::Running;
         if attempt > 0 {
             let restarts = (self.restarts, self.rules.max_restarts);

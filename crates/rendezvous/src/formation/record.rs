@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::{Action, AgentId, Formation};
-use crate::{Cause, Ending, Millis};
+use crate::{Cause, ExitStatus, Millis};
 
 /// Something that happened to a job. `docs/events.md` has the fields.
 ///
@@ -220,7 +220,7 @@ impl JobCause {
     }
 
     fn failure(self, failure: &crate::RankFailure) -> Self {
-        let (code, signal) = parts(failure.ending);
+        let (code, signal) = parts(failure.exit_status);
         Self {
             rank: Some(failure.rank),
             local_rank: Some(failure.local_rank),
@@ -286,7 +286,7 @@ impl Formation {
         &mut self,
         agent: AgentId,
         local_rank: usize,
-        ending: Ending,
+        exit_status: ExitStatus,
         at: Millis,
     ) {
         let Some(member) = self.members.get_mut(&agent) else { return };
@@ -297,16 +297,16 @@ impl Formation {
         };
         let Some(pid) = member.ranks.get_mut(local_rank).and_then(Option::take) else { return };
         let (host, at) = (member.join.host.clone(), member.clock.here(at, self.now));
-        let (rank, (code, signal)) = (first_rank + local_rank, parts(ending));
+        let (rank, (code, signal)) = (first_rank + local_rank, parts(exit_status));
         let exit = JobEvent::Exit { attempt, rank, local_rank, host, pid, code, signal };
         self.record_at(at, exit);
     }
 }
 
-fn parts(ending: Ending) -> (Option<i32>, Option<String>) {
-    match ending {
-        Ending::Code(code) => (Some(code), None),
-        Ending::Signal(signal) => (None, Some(signal_name(signal))),
+fn parts(exit_status: ExitStatus) -> (Option<i32>, Option<String>) {
+    match exit_status {
+        ExitStatus::Code(code) => (Some(code), None),
+        ExitStatus::Signal(signal) => (None, Some(signal_name(signal))),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Rule by rule: what happens, and what the decision makes of it.
 
 use super::*;
-use crate::{Cause, Ending, Join, RankFailure, Stream, TimeLimits};
+use crate::{Cause, ExitStatus, Join, RankFailure, Stream, TimeLimits};
 
 mod admitting;
 mod any_order;
@@ -81,7 +81,7 @@ impl Job {
 
     fn failed(&mut self, id: u64, at: u64, code: i32) -> Vec<String> {
         let attempt = self.formation.attempt.unwrap();
-        self.say(id, FromAgent::Failed(failure(id, attempt, at, Ending::Code(code))))
+        self.say(id, FromAgent::Failed(failure(id, attempt, at, ExitStatus::Code(code))))
     }
 
     fn close(&mut self, id: u64) -> Vec<String> {
@@ -109,19 +109,19 @@ impl Job {
         shown
     }
 
-    fn verdict(&self) -> &Verdict {
-        self.formation.verdict().expect("the job is over")
+    fn job_result(&self) -> &JobResult {
+        self.formation.job_result().expect("the job is over")
     }
 }
 
-fn failure(id: u64, attempt: u32, at: u64, ending: Ending) -> RankFailure {
+fn failure(id: u64, attempt: u32, at: u64, exit_status: ExitStatus) -> RankFailure {
     RankFailure {
         attempt,
         rank: id as usize,
         local_rank: 0,
         host: format!("h{id}"),
         pid: 77,
-        ending,
+        exit_status,
         at,
         last_lines: Vec::new(),
         stream: Stream::Stderr,
@@ -135,7 +135,7 @@ fn shown(action: &Action) -> Option<String> {
         Action::Say(_) | Action::Record(_) => return None,
         Action::Close(id) => format!("{}: close", id.0),
         Action::Adopt { agent, connection } => format!("{}: adopts {}", agent.0, connection.0),
-        Action::Finish(verdict) => format!("finish {}", verdict.code),
+        Action::Finish(job_result) => format!("finish {}", job_result.code),
         Action::Send(id, message) => {
             let text = match message {
                 ToAgent::Start(part) => format!(
@@ -155,7 +155,7 @@ fn shown(action: &Action) -> Option<String> {
                 }
                 ToAgent::Waiting { have, need } => format!("waiting {have}/{need}"),
                 ToAgent::Refused { reason } => format!("refused: {reason}"),
-                ToAgent::End(verdict) => format!("end {}", verdict.code),
+                ToAgent::End(job_result) => format!("end {}", job_result.code),
                 ToAgent::Kill => "kill".into(),
                 ToAgent::Resumed => "resumed".into(),
                 ToAgent::Taken { .. } | ToAgent::Signal { .. } | ToAgent::Beat => {

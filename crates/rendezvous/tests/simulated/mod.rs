@@ -418,7 +418,7 @@ impl World {
                     let at = self.arrival(agent, 1);
                     self.later(at, Happens::Told(agent, message));
                 }
-                Action::Finish(verdict) => panic!("the job ended: {verdict:?}"),
+                Action::Finish(job_result) => panic!("the job ended: {job_result:?}"),
                 Action::Adopt { .. } | Action::Close(_) | Action::Say(_) | Action::Record(_) => {}
             }
         }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use brigade_rendezvous::{Assignment, Ending, FromAgent, Millis, RankFailure, Stream, TimeLimits};
+use brigade_rendezvous::{
+    Assignment, ExitStatus, FromAgent, Millis, RankFailure, Stream, TimeLimits,
+};
 use brigade_world::is_loopback;
 use nix::sys::signal::Signal;
 
@@ -32,7 +34,7 @@ enum Phase {
     /// Folder and files are being made. There is no process.
     Preparing,
     Running,
-    /// The ranks have ended; what they have left is being killed, until then at most.
+    /// The ranks have ended; processes that they started are being killed, until then at most.
     Sweeping(Duration),
     /// Ranks that SIGKILL did not end are being looked at.
     Stuck,
@@ -41,7 +43,7 @@ enum Phase {
 #[derive(Clone, Debug, Default)]
 struct Rank {
     pid: i32,
-    ending: Option<Ending>,
+    exit_status: Option<ExitStatus>,
     /// What it has been asked to stop with.
     asked: Vec<Signal>,
 }
@@ -65,9 +67,9 @@ enum Spared {
     Exiting(Vec<usize>, Duration),
 }
 
-/// What a failed rank has left besides its output.
+/// What is known of a failed rank besides its output.
 #[derive(Debug, Default)]
-struct Left {
+struct FailureDetails {
     /// The error that it wrote, and how long before it ended.
     error: Option<(String, Duration)>,
     /// What the system knows of the reason.
@@ -78,10 +80,10 @@ struct Left {
 #[derive(Debug)]
 struct Failure {
     local_rank: usize,
-    ending: Ending,
+    exit_status: ExitStatus,
     seen: Duration,
     tail: Option<Tail>,
-    left: Option<Left>,
+    details: Option<FailureDetails>,
 }
 
 /// An attempt of which no process is left here.
@@ -127,7 +129,7 @@ impl Group {
     }
 
     fn running_ranks(&self) -> impl Iterator<Item = (usize, &Rank)> {
-        self.ranks.iter().enumerate().filter(|(_, rank)| rank.ending.is_none())
+        self.ranks.iter().enumerate().filter(|(_, rank)| rank.exit_status.is_none())
     }
 
     /// When something is due, if nothing else happens before.
@@ -150,15 +152,17 @@ impl Group {
 
 impl Rank {
     /// How it ended, where that is neither success nor what it was asked for.
-    fn failure(&self) -> Option<Ending> {
-        let explains = |signal: &Signal, ending: Ending| {
-            let code = |signal: Signal| Ending::Signal(signal as i32).exit_code();
+    fn failure(&self) -> Option<ExitStatus> {
+        let explains = |signal: &Signal, exit_status: ExitStatus| {
+            let code = |signal: Signal| ExitStatus::Signal(signal as i32).exit_code();
             // One that ignores SIGINT is sent SIGTERM instead.
-            let instead = *signal == Signal::SIGINT && ending.exit_code() == code(Signal::SIGTERM);
-            ending.exit_code() == code(*signal) || instead
+            let instead =
+                *signal == Signal::SIGINT && exit_status.exit_code() == code(Signal::SIGTERM);
+            exit_status.exit_code() == code(*signal) || instead
         };
-        self.ending.filter(|ending| {
-            *ending != Ending::Code(0) && !self.asked.iter().any(|signal| explains(signal, *ending))
+        self.exit_status.filter(|exit_status| {
+            *exit_status != ExitStatus::Code(0)
+                && !self.asked.iter().any(|signal| explains(signal, *exit_status))
         })
     }
 }
@@ -169,7 +173,7 @@ impl Failure {
         let missing = |is_there: bool, limit| if is_there { Duration::ZERO } else { limit };
         self.seen
             + missing(self.tail.is_some(), TAIL_TIMEOUT)
-                .max(missing(self.left.is_some(), ERROR_TIMEOUT))
+                .max(missing(self.details.is_some(), ERROR_TIMEOUT))
     }
 }
 
@@ -243,23 +247,23 @@ impl AgentState {
         self.cannot_start(error);
     }
 
-    pub(super) fn exited(&mut self, local_rank: usize, ending: Ending) {
+    pub(super) fn exited(&mut self, local_rank: usize, exit_status: ExitStatus) {
         let now = self.now;
         let Some(group) = &mut self.group else { return };
         let Some(rank) = group.ranks.get_mut(local_rank) else { return };
-        if rank.ending.is_some() {
+        if rank.exit_status.is_some() {
             return;
         }
-        rank.ending = Some(ending);
+        rank.exit_status = Some(exit_status);
         let (failed, attempt) = (rank.failure(), group.part.attempt);
-        if let Some(ending) = failed {
-            let (tail, left) = (None, None);
-            group.failures.push(Failure { local_rank, ending, seen: now, tail, left });
-            let sigkill = Ending::Signal(Signal::SIGKILL as i32);
-            let killed = ending.exit_code() == sigkill.exit_code();
+        if let Some(exit_status) = failed {
+            let (tail, details) = (None, None);
+            group.failures.push(Failure { local_rank, exit_status, seen: now, tail, details });
+            let sigkill = ExitStatus::Signal(Signal::SIGKILL as i32);
+            let killed = exit_status.exit_code() == sigkill.exit_code();
             self.act(Action::CollectFailure { local_rank, killed });
         }
-        self.record(FromAgent::Exited { attempt, local_rank, ending, at: millis(now) });
+        self.record(FromAgent::Exited { attempt, local_rank, exit_status, at: millis(now) });
     }
 
     /// Tells the coordinator what it only writes down, where it does.
@@ -276,14 +280,14 @@ impl AgentState {
         }
     }
 
-    pub(super) fn left(
+    pub(super) fn failure_details(
         &mut self,
         local_rank: usize,
         error: Option<(String, Duration)>,
         hint: Option<String>,
     ) {
         if let Some(failure) = self.failure_of(local_rank) {
-            failure.left = Some(Left { error, hint });
+            failure.details = Some(FailureDetails { error, hint });
         }
     }
 
@@ -294,11 +298,11 @@ impl AgentState {
 
     fn tell_failure(&mut self, failure: Failure) {
         let Some(group) = &self.group else { return };
-        let Failure { local_rank, ending, seen, tail, left } = failure;
-        let Left { error, hint } = left.unwrap_or_default();
+        let Failure { local_rank, exit_status, seen, tail, details } = failure;
+        let FailureDetails { error, hint } = details.unwrap_or_default();
         // The error was written before the process went on to end, and others saw it going.
         let age = error.as_ref().map_or(Duration::ZERO, |(_, age)| *age);
-        let unseen = if is_sudden(ending) { NEWS_TIMEOUT } else { Duration::ZERO };
+        let unseen = if is_sudden(exit_status) { NEWS_TIMEOUT } else { Duration::ZERO };
         let at = millis(seen.saturating_sub(age.max(unseen)));
         if self.failure.as_ref().is_some_and(|first| first.at <= at) {
             return;
@@ -315,7 +319,7 @@ impl AgentState {
             local_rank,
             host: self.facts.host.clone(),
             pid: group.ranks.get(local_rank).map_or(0, |rank| rank.pid),
-            ending,
+            exit_status,
             at,
             last_lines,
             stream,
@@ -439,7 +443,8 @@ impl AgentState {
             return;
         }
         let is_exiting = |rank: &usize| {
-            exiting.contains(rank) && group.ranks.get(*rank).is_some_and(|it| it.ending.is_none())
+            exiting.contains(rank)
+                && group.ranks.get(*rank).is_some_and(|it| it.exit_status.is_none())
         };
         let (spared, others): (Vec<usize>, Vec<usize>) =
             (0..group.ranks.len()).partition(is_exiting);
@@ -553,7 +558,7 @@ impl AgentState {
 
     fn end_attempt(&mut self) {
         let Some(group) = self.group.take() else { return };
-        let all_done = group.ranks.iter().all(|rank| rank.ending == Some(Ending::Code(0)));
+        let all_done = group.ranks.iter().all(|rank| rank.exit_status == Some(ExitStatus::Code(0)));
         self.ended = Some(Ended {
             attempt: group.part.attempt,
             node_rank: group.part.node_rank,
@@ -600,10 +605,11 @@ impl AgentState {
 }
 
 /// The rank was killed, by the system or by hand: the loss of a peer does not cause that.
-fn is_sudden(ending: Ending) -> bool {
+fn is_sudden(exit_status: ExitStatus) -> bool {
     let signals =
         [Signal::SIGKILL, Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGILL, Signal::SIGFPE];
-    let is = |signal: Signal| ending.exit_code() == Ending::Signal(signal as i32).exit_code();
+    let is =
+        |signal: Signal| exit_status.exit_code() == ExitStatus::Signal(signal as i32).exit_code();
     signals.into_iter().any(is)
 }
 

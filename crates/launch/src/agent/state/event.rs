@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use brigade_rendezvous::{Assignment, Ending, FromAgent, ToAgent};
+use brigade_rendezvous::{Assignment, ExitStatus, FromAgent, ToAgent};
 use nix::sys::signal::Signal;
 
 use super::super::Outcome;
@@ -70,7 +70,7 @@ pub(in crate::agent) enum Event {
         /// Which one.
         local_rank: usize,
         /// How.
-        ending: Ending,
+        exit_status: ExitStatus,
     },
     /// The terminal has ended a rank that has it for itself: Ctrl-C. Comes before its [`Event::Exited`].
     Typed {
@@ -88,8 +88,8 @@ pub(in crate::agent) enum Event {
         /// Its last lines.
         tail: Tail,
     },
-    /// What a failed rank has left besides: the other answer to [`Action::CollectFailure`].
-    Left {
+    /// What is known of a failed rank besides: the other answer to [`Action::CollectFailure`].
+    FailureDetails {
         /// Which rank.
         local_rank: usize,
         /// The error that it wrote, and how long before it ended.

@@ -5,7 +5,7 @@ mod cut_off;
 
 use std::collections::VecDeque;
 
-use brigade_rendezvous::{Cause, Ending as RankEnding, Verdict};
+use brigade_rendezvous::{Cause, ExitStatus, JobResult};
 
 use super::*;
 use crate::output::Tail;
@@ -103,12 +103,12 @@ impl Host {
     }
 
     fn exit(&mut self, local_rank: usize, code: i32) -> Vec<String> {
-        self.tell(Event::Exited { local_rank, ending: RankEnding::Code(code) })
+        self.tell(Event::Exited { local_rank, exit_status: ExitStatus::Code(code) })
     }
 
     fn killed(&mut self, local_rank: usize, signal: Signal) -> Vec<String> {
-        let ending = RankEnding::Signal(signal as i32);
-        self.tell(Event::Exited { local_rank, ending })
+        let exit_status = ExitStatus::Signal(signal as i32);
+        self.tell(Event::Exited { local_rank, exit_status })
     }
 
     fn pass(&mut self, seconds: f64) -> Vec<String> {
@@ -123,7 +123,7 @@ impl Host {
     }
 
     fn end(&mut self, code: u8) -> Vec<String> {
-        self.hear(ToAgent::End(Verdict { code, cause: None }))
+        self.hear(ToAgent::End(JobResult { code, cause: None }))
     }
 }
 
@@ -226,7 +226,7 @@ fn a_host_is_finished_when_the_last_byte_of_its_output_is_on_its_way() {
 fn a_rank_that_was_killed_comes_before_those_that_fail_because_of_it() {
     let told = |host: &mut Host, local_rank| {
         host.tell(Event::Tail { local_rank, tail: Tail { stdout: vec![], stderr: vec![] } });
-        host.tell(Event::Left { local_rank, error: None, hint: None })
+        host.tell(Event::FailureDetails { local_rank, error: None, hint: None })
     };
     for signal in [Signal::SIGKILL, Signal::SIGSEGV, Signal::SIGBUS] {
         let mut host = Host::running(Kind::Peers);
@@ -257,7 +257,7 @@ fn the_first_failure_is_told_with_what_is_known() {
     host.now += Duration::from_millis(20);
     // Its error was written before it ended.
     let error = Some(("ValueError".to_owned(), Duration::from_millis(500)));
-    let told = host.tell(Event::Left { local_rank: 1, error, hint: None });
+    let told = host.tell(Event::FailureDetails { local_rank: 1, error, hint: None });
     assert_eq!(
         told,
         [
@@ -271,7 +271,7 @@ fn the_first_failure_is_told_with_what_is_known() {
     // The last lines of a busy host's rank take a while.
     let mut host = Host::running(Kind::Peers);
     host.exit(1, 7);
-    host.tell(Event::Left { local_rank: 1, error: None, hint: None });
+    host.tell(Event::FailureDetails { local_rank: 1, error: None, hint: None });
     assert!(host.pass(0.9).is_empty());
     let tail = Tail { stdout: vec![], stderr: vec!["late".to_owned()] };
     let told = host.tell(Event::Tail { local_rank: 1, tail });
@@ -333,7 +333,7 @@ fn ranks_that_do_not_stop_are_killed_and_those_that_cannot_be_are_left() {
             format!("stopped 0, killed true, stuck Some({text:?})"),
         ]
     );
-    // Whatever the verdict is.
+    // Whatever the result of the job is.
     assert_eq!(host.end(3), ["disconnect", "report 137", "drain"]);
 
     // The job goes on without this host.
@@ -642,8 +642,8 @@ fn nothing_reads_the_output() {
     host.killed(1, Signal::SIGTERM);
     host.tell(Event::Swept);
     let interrupted = Cause::Interrupted { signal: 13, failure: None };
-    let verdict = Verdict { code: 141, cause: Some(interrupted) };
-    assert_eq!(host.hear(ToAgent::End(verdict)), ["disconnect", "report 141", "drain"]);
+    let job_result = JobResult { code: 141, cause: Some(interrupted) };
+    assert_eq!(host.hear(ToAgent::End(job_result)), ["disconnect", "report 141", "drain"]);
 }
 
 #[test]

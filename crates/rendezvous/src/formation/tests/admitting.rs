@@ -192,7 +192,7 @@ proptest! {
                 1 => job.leaves(id),
                 _ => job.waits(seconds),
             }
-            prop_assume!(job.job.formation.verdict().is_none());
+            prop_assume!(job.job.formation.job_result().is_none());
         }
         for gap in job.admissions.windows(2) {
             prop_assert!(gap[1] - gap[0] >= Duration::from_secs(30), "{:?}", job.seconds());

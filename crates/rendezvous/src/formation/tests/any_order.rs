@@ -189,11 +189,11 @@ impl World {
                 }
                 Action::Say(line) => assert!(!line.is_empty()),
                 Action::Record(_) => {}
-                Action::Finish(verdict) => {
+                Action::Finish(job_result) => {
                     assert!(!self.over, "a job ends once");
                     self.over = true;
-                    assert_eq!(self.formation.verdict(), Some(&verdict));
-                    assert!(verdict.cause.is_some() || verdict.code == 0);
+                    assert_eq!(self.formation.job_result(), Some(&job_result));
+                    assert!(job_result.cause.is_some() || job_result.code == 0);
                 }
             }
         }
@@ -276,7 +276,7 @@ impl World {
                 self.event(Event::Joined { agent, join, seen: None, remote });
             }
             Happens::Fails { id, back, code, at } => {
-                let failure = failure(id, of(back), at, Ending::Code(code));
+                let failure = failure(id, of(back), at, ExitStatus::Code(code));
                 self.says(agent(id), FromAgent::Failed(failure));
             }
             Happens::Finishes { id, back } => {

@@ -15,7 +15,7 @@ fn hosts_come_run_and_finish() {
     );
     assert!(job.finished(2, 0).is_empty());
     assert_eq!(job.finished(1, 0), ["1: end 0", "1: close", "2: end 0", "2: close", "finish 0"]);
-    assert_eq!(*job.verdict(), Verdict { code: 0, cause: None });
+    assert_eq!(*job.job_result(), JobResult { code: 0, cause: None });
     assert_eq!(job.join(3, join(3)), ["3: refused: the job is over (exit code 0)", "3: close"]);
     assert_eq!(job.formation.deadline(), None);
 }
@@ -142,7 +142,7 @@ fn no_host_is_waited_for_when_none_can_come() {
     job.join(1, join(1));
     assert_eq!(job.close(2), ["1: end 1", "1: close", "finish 1"]);
     let cause = Cause::HostLost { host: "h2".into(), how: "the connection broke".into() };
-    assert_eq!(job.verdict().cause, Some(cause));
+    assert_eq!(job.job_result().cause, Some(cause));
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn too_few_hosts_end_the_wait() {
     let shown = job.pass(600, &[1]);
     assert_eq!(shown, ["1: end 1", "1: close", "finish 1"]);
     let cause = Cause::TooFewHosts { have: 1, need: 2, seconds: 600 };
-    assert_eq!(job.verdict().cause, Some(cause));
+    assert_eq!(job.job_result().cause, Some(cause));
     // And when no host comes at all.
     let mut job = Job::new(rules(2, 2, 0));
     assert_eq!(job.formation.deadline(), Some(Duration::from_secs(600)));
@@ -308,6 +308,6 @@ fn one_that_waits_for_a_node_rank_is_told_once_that_the_job_is_over() {
     job.join(2, ranked(2));
     job.now += Duration::from_secs(1);
     job.event(Event::Interrupt { signal: INT });
-    assert_eq!(job.verdict().code, 130);
+    assert_eq!(job.job_result().code, 130);
     assert!(job.event(Event::Heard { agent: AgentId(1) }).is_empty());
 }

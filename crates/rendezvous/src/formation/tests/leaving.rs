@@ -8,7 +8,7 @@ fn an_interruption_stops_all() {
     let killed = |attempt| FromAgent::Stopped { attempt, port: 1, killed: true, stuck: None };
     let stopped = |attempt| FromAgent::Stopped { attempt, port: 1, killed: false, stuck: None };
     let finished = |attempt| FromAgent::Finished { attempt };
-    let failed = |code| FromAgent::Failed(failure(2, 0, 0, Ending::Code(code)));
+    let failed = |code| FromAgent::Failed(failure(2, 0, 0, ExitStatus::Code(code)));
     let cases = [
         (vec![stopped(0)], 143),
         (vec![killed(0)], 143),
@@ -27,8 +27,8 @@ fn an_interruption_stops_all() {
         for message in second.clone() {
             job.say(2, message);
         }
-        assert_eq!(job.verdict().code, code, "{second:?}");
-        let cause = job.verdict().cause.clone();
+        assert_eq!(job.job_result().code, code, "{second:?}");
+        let cause = job.job_result().cause.clone();
         assert!(matches!(cause, Some(Cause::Interrupted { signal: TERM, .. })), "{cause:?}");
     }
 }
@@ -41,7 +41,7 @@ fn a_closed_output_decides_the_code() {
         job.finished(id, 0);
         job.stopped(id, 0);
     }
-    assert_eq!(job.verdict().code, 141);
+    assert_eq!(job.job_result().code, 141);
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn an_interruption_of_a_failed_job_keeps_its_code() {
     assert_eq!(job.interrupt(1, INT), ["1: kill", "2: kill"]);
     job.stopped(1, 0);
     job.stopped(2, 0);
-    assert_eq!(job.verdict().code, 9);
+    assert_eq!(job.job_result().code, 9);
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn a_standby_that_is_interrupted_goes_alone() {
     assert_eq!(job.interrupt(3, INT), ["3: end 130", "3: close"]);
     job.finished(1, 0);
     job.finished(2, 0);
-    assert_eq!(job.verdict().code, 0);
+    assert_eq!(job.job_result().code, 0);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn too_few_are_left() {
     job.say(1, FromAgent::Leaving);
     assert_eq!(job.stopped(2, 0).last().unwrap(), "finish 1");
     let cause = Cause::TooFewHosts { have: 1, need: 2, seconds: 0 };
-    assert_eq!(job.verdict().cause, Some(cause));
+    assert_eq!(job.job_result().cause, Some(cause));
     // A spare leaves, or one whose work is done: the attempt goes on.
     let mut job = Job::of_two(0);
     job.finished(1, 0);

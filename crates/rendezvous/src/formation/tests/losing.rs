@@ -15,7 +15,7 @@ fn a_failed_rank_stops_all_and_ends_the_job() {
     assert_eq!(job.join(3, join(3)), ["3: refused: the job is ending", "3: close"]);
     assert!(job.stopped(2, 0).is_empty());
     assert_eq!(job.stopped(1, 0), ["1: end 3", "1: close", "2: end 3", "2: close", "finish 3"]);
-    assert!(matches!(&job.verdict().cause, Some(Cause::Failed(failure)) if failure.rank == 2));
+    assert!(matches!(&job.job_result().cause, Some(Cause::Failed(failure)) if failure.rank == 2));
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn a_failed_rank_costs_a_restart() {
     // What comes late of the old attempt means nothing.
     assert!(job.stopped(1, 0).is_empty());
     assert!(job.finished(1, 0).is_empty());
-    let late = failure(2, 0, 6, Ending::Code(4));
+    let late = failure(2, 0, 6, ExitStatus::Code(4));
     assert!(job.say(2, FromAgent::Failed(late)).is_empty());
     job.failed(1, 9, 4);
     job.stopped(1, 1);
@@ -56,7 +56,7 @@ fn the_first_failure_is_found_by_time() {
     for id in 1..=3 {
         job.stopped(id, 0);
     }
-    assert_eq!(job.verdict().code, 22);
+    assert_eq!(job.job_result().code, 22);
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn a_better_idea_of_a_clock_counts() {
     job.say(2, FromAgent::Beat { sent: 3_000 });
     job.stopped(1, 0);
     job.stopped(2, 0);
-    assert_eq!(job.verdict().code, 22);
+    assert_eq!(job.job_result().code, 22);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_lost_host_costs_a_restart() {
     assert_eq!(job.close(3), ["2: stop 1 with 15: h3 is lost: the connection broke"]);
     assert_eq!(job.stopped(2, 1), ["2: end 1", "2: close", "finish 1"]);
     let cause = Cause::HostLost { host: "h3".into(), how: "the connection broke".into() };
-    assert_eq!(job.verdict().cause, Some(cause));
+    assert_eq!(job.job_result().cause, Some(cause));
 }
 
 #[test]
@@ -129,14 +129,14 @@ fn a_loss_explains_the_failures_it_causes() {
     job.failed(2, 2_990, 5);
     job.close(1);
     job.stopped(2, 0);
-    assert!(matches!(job.verdict().cause, Some(Cause::HostLost { .. })));
+    assert!(matches!(job.job_result().cause, Some(Cause::HostLost { .. })));
     // A host that tells of a failure and goes has not caused it by going.
     let mut job = Job::of_two(0);
     job.now = Duration::from_millis(3_000);
     job.failed(1, 2_990, 5);
     job.close(1);
     job.stopped(2, 0);
-    assert_eq!(job.verdict().code, 5);
+    assert_eq!(job.job_result().code, 5);
     // Nor has one that goes much later.
     let mut job = Job::of_two(0);
     job.now = Duration::from_millis(3_000);
@@ -144,7 +144,7 @@ fn a_loss_explains_the_failures_it_causes() {
     job.pass(3, &[1, 2]);
     job.close(1);
     job.stopped(2, 0);
-    assert_eq!(job.verdict().code, 5);
+    assert_eq!(job.job_result().code, 5);
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn a_host_lost_after_its_work_does_not_matter() {
     job.finished(1, 0);
     job.close(1);
     job.finished(2, 0);
-    assert_eq!(job.verdict().code, 0);
+    assert_eq!(job.job_result().code, 0);
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn an_agent_that_does_not_stop_is_lost() {
     job.failed(1, 1, 6);
     job.stopped(1, 0);
     job.pass(50, &[1, 2]);
-    assert_eq!(job.verdict().code, 6, "the failure was first");
+    assert_eq!(job.job_result().code, 6, "the failure was first");
 }
 
 #[test]
@@ -225,11 +225,11 @@ fn agents_that_break_the_rules_are_lost() {
     let mut job = Job::of_two(0);
     assert_eq!(job.stopped(1, 0)[0], "1: close");
     let mut job = Job::of_two(0);
-    let wrong = FromAgent::Failed(failure(1, 0, 0, Ending::Code(256)));
+    let wrong = FromAgent::Failed(failure(1, 0, 0, ExitStatus::Code(256)));
     job.say(1, wrong);
     job.stopped(1, 0);
     job.stopped(2, 0);
-    assert_eq!(job.verdict().code, 1, "a failure is never a success");
+    assert_eq!(job.job_result().code, 1, "a failure is never a success");
 }
 
 #[test]

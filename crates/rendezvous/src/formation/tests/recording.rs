@@ -40,7 +40,8 @@ fn each_start_and_each_end_is_written_down_once() {
         })
         .collect();
     assert_eq!(places, [(2, 0, "h2", 11), (3, 1, "h2", 12)]);
-    let exited = FromAgent::Exited { attempt: 0, local_rank: 1, ending: Ending::Signal(9), at: 0 };
+    let exited =
+        FromAgent::Exited { attempt: 0, local_rank: 1, exit_status: ExitStatus::Signal(9), at: 0 };
     let events = job.recorded_of(2, exited.clone());
     let [JobEvent::Exit { rank: 3, pid: 12, code: None, signal: Some(signal), .. }] = &events[..]
     else {
@@ -48,7 +49,8 @@ fn each_start_and_each_end_is_written_down_once() {
     };
     assert_eq!(signal, "SIGKILL");
     // An agent that was cut off says all of it again; and what it must not say means nothing.
-    let beyond = FromAgent::Exited { attempt: 0, local_rank: 7, ending: Ending::Code(0), at: 0 };
+    let beyond =
+        FromAgent::Exited { attempt: 0, local_rank: 7, exit_status: ExitStatus::Code(0), at: 0 };
     let other = FromAgent::Started { attempt: 1, pids: vec![11, 12], at: 0 };
     for again in [started, exited, beyond, other] {
         assert_eq!(job.recorded_of(2, again), []);
@@ -58,7 +60,7 @@ fn each_start_and_each_end_is_written_down_once() {
 #[test]
 fn a_cause_stands_before_the_restart_and_before_the_end() {
     let mut job = two();
-    let fail = |attempt| FromAgent::Failed(failure(2, attempt, 5, Ending::Code(7)));
+    let fail = |attempt| FromAgent::Failed(failure(2, attempt, 5, ExitStatus::Code(7)));
     let stopped = |attempt| FromAgent::Stopped { attempt, port: 1, killed: false, stuck: None };
     assert_eq!(job.recorded_of(2, fail(0)), [], "another one may have failed before it");
     assert_eq!(job.recorded_of(1, stopped(0)), []);

@@ -208,7 +208,7 @@ fn a_user_without_patience_does_not_wait_for_one_that_is_away() {
     job.interrupt(1, INT);
     job.stopped(1, 0);
     job.pass(4, &[1]);
-    assert_eq!(job.verdict().code, 130);
+    assert_eq!(job.job_result().code, 130);
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn a_host_whose_ranks_cannot_be_killed_is_let_go() {
     job.failed(1, 1, 3);
     job.stopped(1, 0);
     assert_eq!(job.say(2, stuck(0)).last().unwrap(), "finish 137");
-    assert!(matches!(&job.verdict().cause, Some(Cause::Failed(failure)) if failure.rank == 1));
+    assert!(matches!(&job.job_result().cause, Some(Cause::Failed(failure)) if failure.rank == 1));
     // The job goes on without it.
     let mut job = Job::new(rules(1, 2, 1));
     job.join(1, join(1));
@@ -240,5 +240,5 @@ fn a_host_whose_ranks_cannot_be_killed_is_let_go() {
         ]
     );
     job.finished(1, 1);
-    assert_eq!(job.verdict().code, 0);
+    assert_eq!(job.job_result().code, 0);
 }

@@ -91,7 +91,7 @@ enum Answer {
     Prepared(u32),
     Exiting,
     Tail(usize),
-    Left(usize),
+    FailureDetails(usize),
     Swept,
     Drained(u32),
     OthersTold,
@@ -102,7 +102,7 @@ enum Answer {
 struct Group {
     attempt: u32,
     /// How each rank has ended.
-    ranks: Vec<Option<RankEnding>>,
+    ranks: Vec<Option<ExitStatus>>,
     asked: Vec<Option<Signal>>,
 }
 
@@ -233,7 +233,7 @@ impl World {
             Action::Forward(_) => assert!(self.group.is_some()),
             Action::FindErrors => self.answers.push(Answer::Exiting),
             Action::CollectFailure { local_rank, .. } => {
-                self.answers.extend([Answer::Tail(local_rank), Answer::Left(local_rank)]);
+                self.answers.extend([Answer::Tail(local_rank), Answer::FailureDetails(local_rank)]);
             }
             Action::Inspect(ranks) => {
                 let group = self.group.as_ref().expect("a group to inspect");
@@ -250,7 +250,7 @@ impl World {
             Action::Release => {
                 if let Some(group) = self.group.take() {
                     assert!(group.ranks.iter().all(Option::is_some), "a rank runs");
-                    if group.ranks.iter().all(|it| *it == Some(RankEnding::Code(0))) {
+                    if group.ranks.iter().all(|it| *it == Some(ExitStatus::Code(0))) {
                         self.succeeded.insert(group.attempt);
                     }
                     self.over.insert(group.attempt);
@@ -272,7 +272,7 @@ impl World {
                 assert!(drained, "finished before the last byte");
             }
             Action::Send(FromAgent::Failed(failure)) => {
-                assert_ne!(failure.ending, RankEnding::Code(0));
+                assert_ne!(failure.exit_status, ExitStatus::Code(0));
             }
             Action::SendStopped { attempt, .. } => {
                 let running = self.group.as_ref().map(|group| group.attempt);
@@ -306,9 +306,9 @@ impl World {
             Answer::Prepared(attempt) => Event::Prepared { attempt },
             Answer::Exiting => Event::Exiting(vec![0]),
             Answer::Tail(local_rank) => Event::Tail { local_rank, tail: Tail::default() },
-            Answer::Left(local_rank) => {
+            Answer::FailureDetails(local_rank) => {
                 let error = Some(("error".to_owned(), Duration::from_millis(10)));
-                Event::Left { local_rank, error, hint: None }
+                Event::FailureDetails { local_rank, error, hint: None }
             }
             Answer::Swept => Event::Swept,
             Answer::Drained(attempt) => {
@@ -321,11 +321,11 @@ impl World {
         self.event(event);
     }
 
-    pub(super) fn exits(&mut self, local_rank: usize, ending: RankEnding) {
+    pub(super) fn exits(&mut self, local_rank: usize, exit_status: ExitStatus) {
         let Some(group) = &mut self.group else { return };
         let Some(rank @ None) = group.ranks.get_mut(local_rank) else { return };
-        *rank = Some(ending);
-        self.event(Event::Exited { local_rank, ending });
+        *rank = Some(exit_status);
+        self.event(Event::Exited { local_rank, exit_status });
     }
 
     /// Answers all that the system has been asked.
@@ -338,7 +338,7 @@ impl World {
     pub(super) fn obeys(&mut self, local_rank: usize) {
         let asked = self.group.as_ref().and_then(|group| *group.asked.get(local_rank)?);
         if let Some(signal) = asked {
-            self.exits(local_rank, RankEnding::Signal(signal as i32));
+            self.exits(local_rank, ExitStatus::Signal(signal as i32));
         }
     }
 
@@ -394,7 +394,7 @@ impl World {
             }
             Happens::Kills => self.event(hear(ToAgent::Kill)),
             Happens::Ends(code) => {
-                self.event(hear(ToAgent::End(Verdict { code, cause: None })));
+                self.event(hear(ToAgent::End(JobResult { code, cause: None })));
             }
             Happens::Refuses => {
                 self.event(hear(ToAgent::Refused { reason: "no".to_owned() }));
@@ -402,7 +402,7 @@ impl World {
             Happens::Resumes => self.event(hear(ToAgent::Resumed)),
             Happens::Line => self.event(Event::Line("line".to_owned())),
             Happens::Exits { local_rank, code } => {
-                self.exits(local_rank, RankEnding::Code(code));
+                self.exits(local_rank, ExitStatus::Code(code));
             }
             Happens::Obeys(local_rank) => self.obeys(local_rank),
             Happens::Signals(signal) => self.event(Event::Signal(signal)),
@@ -437,7 +437,7 @@ impl World {
 #[derive(Clone, Copy, Debug)]
 enum Last {
     /// The coordinator says so.
-    Verdict,
+    JobResult,
     /// Its user does, and will not wait.
     User,
     /// The coordinator is gone.
@@ -451,7 +451,7 @@ proptest! {
             Just(Kind::OneHost), Just(Kind::Launcher), Just(Kind::Peers), Just(Kind::Elected),
         ],
         story in prop::collection::vec(happens(), 0..80),
-        last in prop_oneof![Just(Last::Verdict), Just(Last::User), Just(Last::Lost)],
+        last in prop_oneof![Just(Last::JobResult), Just(Last::User), Just(Last::Lost)],
         deaf in any::<bool>(),
     ) {
         let mut world = World::new(facts(kind));
@@ -459,7 +459,7 @@ proptest! {
             world.happen(what);
         }
         match last {
-            Last::Verdict => {
+            Last::JobResult => {
                 world.settle(deaf);
                 world.happen(&Happens::Connects);
                 world.happen(&Happens::Ends(3));

@@ -130,7 +130,7 @@ impl Job {
     /// The coordinator's process takes no connection any more.
     fn is_gone(&self) -> bool {
         let is_over = |it: &Connection| it.is_over || it.member.is_none();
-        self.formation.verdict().is_some()
+        self.formation.job_result().is_some()
             && !self.formation.has_untold()
             && self.connections.iter().all(is_over)
     }
@@ -314,7 +314,7 @@ impl Job {
 
     fn breaks(&mut self, host: usize, reset: bool) {
         // What an agent has said before it ends is the system's to deliver.
-        let ends = self.sites[host].world.host.state.ending.is_begun();
+        let ends = self.sites[host].world.host.state.shutdown.is_begun();
         if host == 0 || self.is_cut(host) || ends {
             return;
         }
@@ -460,7 +460,7 @@ impl Job {
             }
             Happens::StartFails(host) => self.sites[host % hosts].world.start_fails = true,
             Happens::Exits { host, local_rank, code } => {
-                self.sites[host % hosts].world.exits(local_rank, RankEnding::Code(code));
+                self.sites[host % hosts].world.exits(local_rank, ExitStatus::Code(code));
                 self.grant(host % hosts);
             }
             Happens::Passes { millis } => {
@@ -481,7 +481,7 @@ impl Job {
             self.step();
             for host in 0..self.sites.len() {
                 let world = &mut self.sites[host].world;
-                (0..2).for_each(|local_rank| world.exits(local_rank, RankEnding::Code(0)));
+                (0..2).for_each(|local_rank| world.exits(local_rank, ExitStatus::Code(0)));
                 self.grant(host);
             }
         }
@@ -553,7 +553,7 @@ proptest! {
             job.happen(what);
         }
         job.settle();
-        let verdict = job.formation.verdict().unwrap();
-        prop_assert!(verdict.code == 0 && verdict.cause.is_none(), "{:?}", verdict);
+        let job_result = job.formation.job_result().unwrap();
+        prop_assert!(job_result.code == 0 && job_result.cause.is_none(), "{:?}", job_result);
     }
 }

@@ -11,7 +11,7 @@ use crate::agent::{Outcome, report};
 
 /// How far an agent has come with leaving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum Shutdown {
     No,
     /// It has said how the job ended; output may still have to be written, and other hosts may have
     /// to be told by a coordinator in this process.
@@ -26,7 +26,7 @@ pub(super) enum Ending {
     Over,
 }
 
-impl Ending {
+impl Shutdown {
     pub(super) fn is_begun(self) -> bool {
         self != Self::No
     }
@@ -139,7 +139,7 @@ impl AgentState {
     }
 
     pub(super) fn begin_to_leave(&mut self, result: Result<Outcome, LaunchError>) {
-        self.ending = Ending::Begun {
+        self.shutdown = Shutdown::Begun {
             told: self.others_told,
             // After an error the others have still to stop their ranks.
             end_notice: result.is_ok().then(|| self.now + self.facts.limits.end_notice()),
@@ -155,7 +155,7 @@ impl AgentState {
 
     /// What happens while it leaves: output is written, others are told, a user loses patience.
     pub(super) fn leaving(&mut self, event: &Event) {
-        let Ending::Begun { mut told, end_notice, mut limit } = self.ending else { return };
+        let Shutdown::Begun { mut told, end_notice, mut limit } = self.shutdown else { return };
         match event {
             Event::Drained => self.draining = self.draining.saturating_sub(1),
             Event::OthersTold => told = true,
@@ -166,10 +166,10 @@ impl AgentState {
         }
         let due = |at: Option<Duration>| at.is_some_and(|at| at <= self.now);
         told |= due(end_notice);
-        self.ending = Ending::Begun { told, end_notice, limit };
+        self.shutdown = Shutdown::Begun { told, end_notice, limit };
         let written = self.draining == 0;
         if written && told || due(limit) {
-            self.ending = Ending::Over;
+            self.shutdown = Shutdown::Over;
             self.act(Action::Exit { written });
         }
     }
