@@ -56,14 +56,14 @@ pub use agent::Outcome;
 pub use brigade_remote::die_with_parent;
 pub use brigade_rendezvous::{
     Assignment, Cause, EtcdAccess, EtcdError, ExitStatus, JobResult, RankFailure, Secret,
-    SecretError, TimeLimits, private_text,
+    SecretError, Stream, TimeLimits, private_text,
 };
 pub use error::LaunchError;
 pub use guard::{Guard, GuardSources};
 pub use options::{ForPython, LaunchOptions};
 pub use output::{
     Color, ColorFacts, LineFilter, LocalRanks, LogFolder, OutputFacts, OutputOptions, OutputPlan,
-    Prefix, PrefixFacts, Stream, StreamMode, StreamModes,
+    Prefix, PrefixFacts, StreamMode, StreamModes,
 };
 pub use placement::{
     BindError, BindMode, Cpu, CpuSet, Device, DeviceError, DeviceList, Devices, NprocSpec,

@@ -27,7 +27,7 @@ pub use plan::{LogFolder, OutputFacts, OutputOptions, OutputPlan};
 pub use prefix::{Prefix, PrefixFacts};
 use pump::{Attempt, Order, Pump};
 pub(crate) use show::{Show, Terminal, write_all};
-pub use streams::{LineFilter, LocalRanks, Stream, StreamMode, StreamModes};
+pub use streams::{LineFilter, LocalRanks, StreamMode, StreamModes};
 
 use crate::LaunchError;
 

@@ -191,6 +191,32 @@ pub enum Stream {
     Stderr,
 }
 
+impl Stream {
+    /// Standard output and standard error, in the order of [`Stream::index`].
+    pub const BOTH: [Self; 2] = [Self::Stdout, Self::Stderr];
+
+    /// Returns its index in [`Stream::BOTH`].
+    #[must_use]
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Returns its name: "stdout" or "stderr".
+    ///
+    /// ```
+    /// use brigade_rendezvous::Stream;
+    /// assert_eq!(Stream::BOTH.map(Stream::name), ["stdout", "stderr"]);
+    /// assert_eq!(Stream::Stderr.index(), 1);
+    /// ```
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stdout => "stdout",
+            Self::Stderr => "stderr",
+        }
+    }
+}
+
 /// From the coordinator to an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToAgent {

@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
-use brigade_rendezvous::{FromAgent, OUTPUT_CREDIT, Stream as Theirs};
+use brigade_rendezvous::{FromAgent, OUTPUT_CREDIT, Stream};
 use brigade_wake::Flag;
 use brigade_world::ProgressReport;
 
-use crate::Stream;
 use crate::output::{Reports, Show};
 
 /// The agent's end.
@@ -102,11 +101,7 @@ impl OutputForwarder {
         let end = bytes[..length].iter().rposition(|byte| matches!(byte, b'\n' | b'\r'));
         let length = end.map_or(length, |end| end + 1);
         let rest = bytes.split_off(length);
-        let stream = match stream {
-            Stream::Stdout => Theirs::Stdout,
-            Stream::Stderr => Theirs::Stderr,
-        };
-        let message = FromAgent::Output { stream, bytes: std::mem::replace(bytes, rest) };
+        let message = FromAgent::Output { stream: *stream, bytes: std::mem::replace(bytes, rest) };
         if bytes.is_empty() {
             self.pending.pop_front();
         }

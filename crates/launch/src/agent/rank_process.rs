@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-use brigade_rendezvous::ExitStatus;
+use brigade_rendezvous::{ExitStatus, Stream};
 use brigade_world::{World, env};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 
 use super::rank_role::rank_command;
 use super::signal_disposition;
-use crate::output::{Stream, Streams};
+use crate::output::Streams;
 use crate::start_gate::{self, Gate};
 use crate::{LaunchPlan, PrefixFacts};
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use brigade_rendezvous::{Cause, ExitStatus, JobResult, RankFailure, Stream};
+use brigade_rendezvous::{Cause, ExitStatus, JobResult, RankFailure};
 use nix::sys::signal::Signal;
 
 use super::Outcome;
@@ -68,10 +68,7 @@ fn failed(failure: &RankFailure) -> String {
         }
         None if failure.last_lines.is_empty() => text.push_str("\nbrigade: it printed nothing"),
         None => {
-            let name = match failure.stream {
-                Stream::Stdout => "stdout",
-                Stream::Stderr => "stderr",
-            };
+            let name = failure.stream.name();
             let _ = write!(text, "\nbrigade: its last lines on {name}:");
             failure.last_lines.iter().for_each(|line| indent(&mut text, line));
         }
@@ -132,6 +129,8 @@ fn name(signal: i32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use brigade_rendezvous::Stream;
+
     use super::*;
 
     fn failure(exit_status: ExitStatus) -> RankFailure {

@@ -205,7 +205,7 @@ impl Writer {
                 }
                 Order::Line(_) if self.quiet => {}
                 Order::Line(line) => {
-                    self.write(ERR, format!("brigade: {line}\n").as_bytes());
+                    self.write(Stream::Stderr, format!("brigade: {line}\n").as_bytes());
                     said = line;
                     continue;
                 }
@@ -218,7 +218,7 @@ impl Writer {
                         _ => None,
                     }
                     .unwrap_or(&text);
-                    self.write(ERR, format!("brigade: {text}\n").as_bytes());
+                    self.write(Stream::Stderr, format!("brigade: {text}\n").as_bytes());
                 }
             }
             said.clear();
@@ -226,9 +226,10 @@ impl Writer {
         self.live.clear();
         // What a host that is lost had begun.
         for mut begun in std::mem::take(&mut self.begun).into_values() {
-            for (index, bytes) in begun.iter_mut().enumerate().filter(|it| !it.1.is_empty()) {
+            let begun = Stream::BOTH.into_iter().zip(&mut begun);
+            for (stream, bytes) in begun.filter(|it| !it.1.is_empty()) {
                 bytes.push(b'\n');
-                self.write(index, bytes);
+                self.write(stream, bytes);
             }
         }
     }
@@ -236,10 +237,7 @@ impl Writer {
     /// Pieces of several hosts alternate, so only whole lines are written; but one that has no end
     /// must not take all memory.
     fn show(&mut self, piece: &Piece) {
-        let index = match piece.stream {
-            Stream::Stdout => OUT,
-            Stream::Stderr => ERR,
-        };
+        let index = piece.stream.index();
         let begun = self.begun.entry(Arc::clone(&piece.host)).or_default();
         let mut bytes = std::mem::take(&mut begun[index]);
         bytes.extend_from_slice(&piece.bytes);
@@ -250,7 +248,7 @@ impl Writer {
             bytes.append(&mut rest);
         }
         begun[index] = rest;
-        self.write(index, &bytes);
+        self.write(piece.stream, &bytes);
     }
 
     /// Takes in how far the ranks of a host are: none of one that is gone. A job of a thousand hosts
@@ -276,13 +274,14 @@ impl Writer {
         let all = self.reports.values().flatten();
         let all: Reports = all.map(|(rank, report)| (*rank, report.clone())).collect();
         if let Some(line) = self.live.show(&all) {
-            self.write(ERR, line.as_bytes());
+            self.write(Stream::Stderr, line.as_bytes());
         }
     }
 
     /// What cannot be written is lost: a full disk under the log must not end a training run, but
     /// a reader that has gone does, as with any program in a pipe.
-    fn write(&mut self, index: usize, bytes: &[u8]) {
+    fn write(&mut self, stream: Stream, bytes: &[u8]) {
+        let index = stream.index();
         if self.closed[index] || bytes.is_empty() {
             return;
         }
@@ -293,15 +292,13 @@ impl Writer {
             self.closed[index] = true;
             self.reader_gone.set();
         } else if !std::mem::replace(&mut self.lossy[index], true) {
-            let name = ["stdout", "stderr"][index];
+            let name = stream.name();
             let text = format!("brigade: cannot write to {name}, some output is lost: {error}\n");
-            let _ = write_all(&mut self.sinks[ERR], text.as_bytes());
+            let _ = write_all(&mut self.sinks[Stream::Stderr.index()], text.as_bytes());
         }
     }
 }
 
-const OUT: usize = 0;
-const ERR: usize = 1;
 /// More than the agents let through without an end.
 const MAX_LINE_LEN: usize = 2 << 20;
 /// How long the last lines of a stopped job may take to be written once the user has lost patience.

@@ -8,10 +8,10 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use brigade_rendezvous::Stream;
 use nix::unistd::mkdtemp;
 
 use super::plan::{LogFolder, OutputPlan};
-use super::streams::Stream;
 use crate::LaunchError;
 
 /// The folder of a job. A passing one goes when this value is dropped.

@@ -3,12 +3,13 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
+use brigade_rendezvous::Stream;
 use brigade_world::env;
 use serde::{Deserialize, Serialize};
 
 use super::color::{Color, ColorFacts};
 use super::prefix::Prefix;
-use super::streams::{LineFilter, LocalRanks, Stream, StreamMode, StreamModes};
+use super::streams::{LineFilter, LocalRanks, StreamMode, StreamModes};
 use crate::LaunchError;
 
 /// Where the ranks' output goes. The default: all of it to the console, none of it into files.

@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
+use brigade_rendezvous::Stream;
 use brigade_world::{MAX_REPORT_LEN, ProgressReport};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, poll};
@@ -15,7 +16,7 @@ use super::lines::Lines;
 use super::live::{BETWEEN_DRAWS, Reports};
 use super::plan::OutputPlan;
 use super::show::Show;
-use super::streams::{LineFilter, Stream};
+use super::streams::LineFilter;
 use super::{Notice, Streams, Tail};
 use crate::LaunchError;
 

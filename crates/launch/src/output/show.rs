@@ -4,10 +4,10 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
+use brigade_rendezvous::Stream;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::live::{LiveLine, Reports};
-use super::streams::Stream;
 
 /// Shows whole lines, all at once. Called from the output thread only, and may block it: the ranks
 /// then wait at their pipes, as with a paused terminal.

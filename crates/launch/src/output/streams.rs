@@ -4,34 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
+use brigade_rendezvous::Stream;
 use serde::{Deserialize, Serialize};
 
 use crate::ValueError;
-
-/// One of a process's two output streams.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stream {
-    /// Standard output.
-    Stdout,
-    /// Standard error.
-    Stderr,
-}
-
-impl Stream {
-    pub(crate) const BOTH: [Self; 2] = [Self::Stdout, Self::Stderr];
-
-    /// Its place in `BOTH`.
-    pub(crate) fn index(self) -> usize {
-        self as usize
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Stdout => "stdout",
-            Self::Stderr => "stderr",
-        }
-    }
-}
 
 /// Some of a process's output streams, written as torchrun does: 0 none, 1 stdout, 2 stderr,
 /// 3 both.

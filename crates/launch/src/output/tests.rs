@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, PipeWriter, Write};
 use std::sync::{Arc, Mutex};
 
+use brigade_rendezvous::Stream;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tempfile::TempDir;
 
