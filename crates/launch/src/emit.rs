@@ -185,15 +185,15 @@ impl JobFile {
         words.chain(flags).chain(end).chain(self.command.iter().map(OsString::as_os_str))
     }
 
-    /// The given name, or one from the program's: small letters, digits and `-`, from a letter on.
+    /// The given name, or one from the program's: lowercase letters, digits and `-`, with a letter first.
     fn name(&self) -> Result<String, EmitError> {
         if let Some(name) = &self.name {
             let fits = name.starts_with(|c: char| c.is_ascii_lowercase())
                 && name.ends_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
                 && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
                 && name.len() <= MAX_NAME_LEN;
-            let problem = "is no name for a job: up to 40 small letters, digits and `-`, a letter \
-                           first, no `-` last";
+            let problem = "is not a valid job name: use up to 40 lowercase letters, digits and `-`, \
+                           with a letter first and no `-` last";
             return match fits {
                 true => Ok(name.clone()),
                 false => Err(EmitError::Unfit { what: "--job-name", text: name.clone(), problem }),

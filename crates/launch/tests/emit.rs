@@ -220,7 +220,7 @@ fn refusals() {
         (
             Target::Slurm,
             JobFile { name: set("My Job"), ..small() },
-            "--job-name \"My Job\" is no name for a job",
+            "--job-name \"My Job\" is not a valid job name",
         ),
         (
             Target::Slurm,

@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(
             find(Program::Auto("tool.py".into()), &bin, None),
             started(&bin.join("tool.py"), "tool.py".into(), vec![]),
-            "a program in PATH that is no file here"
+            "a program in PATH and not in this folder"
         );
 
         let refuse = |program: Program, path: &Path, python: Option<&Path>| {
