@@ -105,8 +105,8 @@ impl Connection {
         })
     }
 
-    /// Expects a handshake in records, and then, until [`Connection::trust`], short messages only.
-    pub(crate) fn distrust(&mut self, longest: usize) {
+    /// Expects a handshake in records, and then, until [`Connection::lift_limit`], short messages only.
+    pub(crate) fn limit_frames(&mut self, longest: usize) {
         self.decoder = Decoder::limited(longest);
         self.records = Some(Records::default());
     }
@@ -121,8 +121,8 @@ impl Connection {
         self.channel.as_ref().map(|channel| channel.job_tag(run_id))
     }
 
-    pub(crate) fn trust(&mut self) {
-        self.decoder.trust();
+    pub(crate) fn lift_limit(&mut self) {
+        self.decoder.lift_limit();
     }
 
     pub(crate) fn read_fd(&self) -> BorrowedFd<'_> {

@@ -69,7 +69,7 @@ impl Decoder {
     }
 
     /// From now on takes messages of any length that is allowed.
-    pub fn trust(&mut self) {
+    pub fn lift_limit(&mut self) {
         self.longest = MAX_FRAME_LEN;
     }
 
@@ -151,7 +151,7 @@ mod tests {
         let mut decoder = Decoder::limited(8);
         decoder.push(&encode(&ToAgent::Refused { reason: "long".repeat(9) }));
         assert!(matches!(decoder.next::<ToAgent>(), Err(FrameError::TooLong { longest: 8, .. })));
-        decoder.trust();
+        decoder.lift_limit();
         assert!(decoder.next::<ToAgent>().unwrap().is_some());
     }
 }

@@ -11,7 +11,7 @@ pub(crate) const RANKS: u64 = 6;
 
 /// How a job is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Way {
+pub(crate) enum LaunchMode {
     /// One command, over ssh.
     Ssh,
     /// One command on each host, whose number is fixed.
@@ -22,7 +22,7 @@ pub(crate) enum Way {
     Etcd,
 }
 
-impl Way {
+impl LaunchMode {
     /// The job goes on when a host is lost.
     pub(crate) fn is_elastic(self) -> bool {
         matches!(self, Self::Elastic | Self::Etcd)
@@ -71,7 +71,7 @@ impl Kind {
         !self.takes_host() && self != Self::KillRank
     }
 
-    fn random(random: &mut Rng, way: Way) -> Self {
+    fn random(random: &mut Rng, mode: LaunchMode) -> Self {
         match random.usize(..100) {
             0..30 => Self::KillRank,
             30..41 => Self::StopRank,
@@ -80,11 +80,11 @@ impl Kind {
             61..73 => Self::Cut,
             73..81 => Self::SlowDisk,
             81..89 => Self::FreezeDisk,
-            89..92 if way == Way::Ssh => Self::KillSession,
+            89..92 if mode == LaunchMode::Ssh => Self::KillSession,
             89..96 => Self::KillAgent,
             96..98 => Self::Power,
             // A host that comes back to a job of hosts that come and leave joins again.
-            _ if way.is_elastic() => Self::KillAgent,
+            _ if mode.is_elastic() => Self::KillAgent,
             98 => Self::LongCut,
             _ => Self::LongStop,
         }
@@ -122,11 +122,11 @@ pub(crate) struct Burst {
 impl Burst {
     /// One to three faults. At most one of them does more than last for a while, so that it is
     /// certain what becomes of the job.
-    pub(crate) fn random(random: &mut Rng, way: Way) -> Self {
+    pub(crate) fn random(random: &mut Rng, mode: LaunchMode) -> Self {
         let count = [1, 1, 1, 1, 2, 3][random.usize(..6)];
         let mut faults: Vec<Fault> = Vec::new();
         while faults.len() < count {
-            let kind = Kind::random(random, way);
+            let kind = Kind::random(random, mode);
             let (host, choice) = (random.usize(..SIZES.len()), random.usize(..1 << 16));
             let is_certain = kind.is_short() || faults.iter().all(|fault| fault.kind.is_short());
             // Of two that last for different times on one host the shorter one would end both.
@@ -183,11 +183,11 @@ pub(crate) enum Expected {
 
 impl Expected {
     /// Of a job that may have that many restarts more.
-    pub(crate) fn of(burst: &Burst, way: Way, restarts_left: u64) -> Self {
+    pub(crate) fn of(burst: &Burst, mode: LaunchMode, restarts_left: u64) -> Self {
         match burst.taken() {
             // The hosts cannot find each other without the one where they meet.
-            Some(fault) if way == Way::Elastic && fault.host == 0 => Self::NamesHost,
-            Some(_) if way.is_elastic() && restarts_left > 0 => Self::LosesHost,
+            Some(fault) if mode == LaunchMode::Elastic && fault.host == 0 => Self::NamesHost,
+            Some(_) if mode.is_elastic() && restarts_left > 0 => Self::LosesHost,
             Some(_) => Self::NamesHost,
             None if !burst.kills_rank() => Self::GoesOn,
             None if restarts_left > 0 => Self::Restarts,

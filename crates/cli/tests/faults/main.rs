@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use brigade_hostkit::{Disk, Etcd, Process};
 use fastrand::Rng;
-use fault::{Burst, Expected, Fault, Kind, RANKS, SIZES, Way};
+use fault::{Burst, Expected, Fault, Kind, LaunchMode, RANKS, SIZES};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use site::{Run, Running, Site, site};
@@ -107,7 +107,7 @@ struct World<'s> {
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     number: usize,
-    way: Way,
+    mode: LaunchMode,
     max_restarts: u64,
     /// Its only fault comes at this time, whatever the job is doing then; `None`: its faults come
     /// while it trains.
@@ -118,16 +118,16 @@ struct Plan {
 impl Plan {
     /// A job without faults.
     fn quiet(number: usize) -> Self {
-        Self { number, way: Way::Ssh, max_restarts: 0, at: None, faults: 0 }
+        Self { number, mode: LaunchMode::Ssh, max_restarts: 0, at: None, faults: 0 }
     }
 
     fn random(number: usize, random: &mut Rng) -> Self {
-        let ways = [Way::Ssh, Way::Static, Way::Elastic, Way::Etcd];
-        let way = ways[random.usize(..4)];
+        let modes = [LaunchMode::Ssh, LaunchMode::Static, LaunchMode::Elastic, LaunchMode::Etcd];
+        let mode = modes[random.usize(..4)];
         let max_restarts = [0, 1, 3, 100, 100, 100][random.usize(..6)];
         let at = Duration::from_millis(random.u64(..1500));
         let at = (random.u8(..5) == 0).then_some(at);
-        Self { number, way, max_restarts, at, faults: random.usize(1..=MAX_FAULTS) }
+        Self { number, mode, max_restarts, at, faults: random.usize(1..=MAX_FAULTS) }
     }
 }
 
@@ -137,7 +137,7 @@ struct Tally {
     faults: usize,
     jobs: usize,
     kinds: BTreeMap<Kind, usize>,
-    fates: BTreeMap<(Way, String), usize>,
+    fates: BTreeMap<(LaunchMode, String), usize>,
 }
 
 impl Tally {
@@ -146,8 +146,8 @@ impl Tally {
         burst.faults.iter().for_each(|fault| *self.kinds.entry(fault.kind).or_default() += 1);
     }
 
-    fn became(&mut self, way: Way, what: impl Into<String>) {
-        *self.fates.entry((way, what.into())).or_default() += 1;
+    fn became(&mut self, mode: LaunchMode, what: impl Into<String>) {
+        *self.fates.entry((mode, what.into())).or_default() += 1;
     }
 
     fn table(&self) -> String {
@@ -155,9 +155,9 @@ impl Tally {
         let kinds = self.kinds.iter().map(|(kind, count)| format!("{count:>6} {kind:?}\n"));
         lines.extend(kinds);
         let fates = self.fates.iter();
-        lines.extend(fates.map(|((way, what), count)| {
-            let way = format!("{way:?}");
-            format!("{count:>6} {way:<8} {what}\n")
+        lines.extend(fates.map(|((mode, what), count)| {
+            let mode = format!("{mode:?}");
+            format!("{count:>6} {mode:<8} {what}\n")
         }));
         lines
     }
@@ -197,7 +197,7 @@ impl<'s> World<'s> {
         eprintln!(
             "job {}: {:?}, {} restarts: {} faults, {:.1} s",
             plan.number,
-            plan.way,
+            plan.mode,
             plan.max_restarts,
             tally.faults - before,
             start.elapsed().as_secs_f64(),
@@ -227,27 +227,29 @@ impl<'s> TrainingJob<'_, 's> {
     }
 
     fn start(&mut self) {
-        let hosts = if self.plan.way == Way::Ssh { 1 } else { SIZES.len() };
+        let hosts = if self.plan.mode == LaunchMode::Ssh { 1 } else { SIZES.len() };
         for host in 0..hosts {
             self.start_on(host);
         }
     }
 
     fn start_on(&mut self, host: usize) {
-        let Plan { number, way, max_restarts, .. } = self.plan;
-        let flags: Vec<String> = match way {
-            Way::Ssh => {
+        let Plan { number, mode, max_restarts, .. } = self.plan;
+        let flags: Vec<String> = match mode {
+            LaunchMode::Ssh => {
                 let name = |host: usize| self.site().host(host).name();
                 let hosts = SIZES.iter().enumerate().map(|(i, n)| format!("{}:{n}", name(i)));
                 vec![format!("--hosts={}", hosts.collect::<Vec<_>>().join(","))]
             }
-            Way::Static => vec![
+            LaunchMode::Static => vec![
                 format!("--nnodes={}", SIZES.len()),
                 format!("--node-rank={host}"),
                 "--master-addr=node1".to_owned(),
             ],
-            Way::Elastic => vec!["--nnodes=3:4".to_owned(), "--rdzv-endpoint=node1".to_owned()],
-            Way::Etcd => vec![
+            LaunchMode::Elastic => {
+                vec!["--nnodes=3:4".to_owned(), "--rdzv-endpoint=node1".to_owned()]
+            }
+            LaunchMode::Etcd => vec![
                 "--nnodes=3:4".to_owned(),
                 "--rdzv-backend=etcd".to_owned(),
                 format!("--rdzv-endpoint=node{}:2379", SIZES.len() + 1),
@@ -258,7 +260,7 @@ impl<'s> TrainingJob<'_, 's> {
             format!("--max-restarts={max_restarts}"),
             format!("--heartbeat-timeout={}", HEARTBEAT.as_secs()),
         ];
-        if way != Way::Ssh {
+        if mode != LaunchMode::Ssh {
             common.push(format!("--nproc={}", SIZES[host]));
             common.push(
                 "--rdzv-conf=join_timeout=10,last_call_timeout=0.2,join_interval=0".to_owned(),
@@ -274,18 +276,18 @@ impl<'s> TrainingJob<'_, 's> {
 
     /// One burst of faults after the other, each when the job has got over the one before.
     fn while_it_trains(&mut self, random: &mut Rng, tally: &mut Tally, most_faults: usize) {
-        let Plan { way, max_restarts, .. } = self.plan;
+        let Plan { mode, max_restarts, .. } = self.plan;
         let before = tally.faults;
         let most = self.plan.faults.min(most_faults);
         self.start();
         let mut progress = self.wait_for("the first steps", |it| it.world == RANKS && it.step > 12);
         while tally.faults - before < most {
-            let burst = Burst::random(random, way);
-            let expected = Expected::of(&burst, way, max_restarts - progress.restarts);
+            let burst = Burst::random(random, mode);
+            let expected = Expected::of(&burst, mode, max_restarts - progress.restarts);
             tally.count(&burst);
-            tally.became(way, format!("{expected:?}"));
+            tally.became(mode, format!("{expected:?}"));
             let what = format!("{burst}: {expected:?}");
-            eprintln!("job {}, {way:?}, step {}: {what}", self.plan.number, progress.step);
+            eprintln!("job {}, {mode:?}, step {}: {what}", self.plan.number, progress.step);
             self.inject(&burst, expected);
             match expected {
                 Expected::NamesRank | Expected::NamesHost => return self.fails(&burst, &what),
@@ -308,32 +310,32 @@ impl<'s> TrainingJob<'_, 's> {
         }
         trainer::finish_at(self.work(), progress.step + 25);
         self.succeeds("the end", |code| code == 0);
-        tally.became(way, "ends with the right weights");
+        tally.became(mode, "ends with the right weights");
     }
 
     /// One fault at any time, from the first moment of a job to the end of it.
     fn anytime(&mut self, at: Duration, random: &mut Rng, tally: &mut Tally) {
-        let Plan { way, max_restarts, .. } = self.plan;
+        let Plan { mode, max_restarts, .. } = self.plan;
         trainer::finish_at(self.work(), 120);
-        let mut burst = Burst::random(random, way);
+        let mut burst = Burst::random(random, mode);
         burst.faults.truncate(1);
         tally.count(&burst);
         self.start();
         thread::sleep(at);
-        let expected = Expected::of(&burst, way, max_restarts);
+        let expected = Expected::of(&burst, mode, max_restarts);
         let what = format!("{burst} after {} ms: {expected:?}", at.as_millis());
-        eprintln!("job {}, {way:?}: {what}", self.plan.number);
+        eprintln!("job {}, {mode:?}: {what}", self.plan.number);
         self.inject(&burst, expected);
         match expected {
             // Also where there was nothing to stop or kill yet, or any more.
             Expected::GoesOn | Expected::Restarts => {
                 self.succeeds(&what, |code| code == 0);
-                tally.became(way, "ends with the right weights, after a fault at any time");
+                tally.became(mode, "ends with the right weights, after a fault at any time");
             }
             Expected::NamesRank | Expected::NamesHost | Expected::LosesHost => {
                 let right = self.succeeds(&what, |code| [0, 1, 137].contains(&code));
                 let how = if right { "ends with the right weights" } else { "fails by name" };
-                tally.became(way, format!("{how}, after a fault at any time"));
+                tally.became(mode, format!("{how}, after a fault at any time"));
             }
         }
     }
@@ -354,7 +356,9 @@ impl<'s> TrainingJob<'_, 's> {
             let failed = burst.taken().unwrap().host;
             let launchers = self.launchers.iter().enumerate();
             let survivors: Vec<_> = launchers
-                .filter(|(host, _)| *host != failed || self.plan.way == Way::Ssh && failed != 0)
+                .filter(|(host, _)| {
+                    *host != failed || self.plan.mode == LaunchMode::Ssh && failed != 0
+                })
                 .filter_map(|(_, launcher)| launcher.as_ref())
                 .collect();
             let found_out = || survivors.iter().all(|launcher| launcher.has_ended());
@@ -381,9 +385,10 @@ impl<'s> TrainingJob<'_, 's> {
     fn begin(&mut self, fault: &Fault, may_be_absent: bool, stopped: &mut Vec<i32>) {
         let host = self.site().host(fault.host);
         let first = fault.host == 0;
-        let is_agent = |it: &Process| match (self.plan.way, it.command.get(1).map(String::as_str)) {
-            (Way::Ssh, Some("__agent")) => !first,
-            (Way::Ssh, Some("launch")) => first,
+        let is_agent = |it: &Process| match (self.plan.mode, it.command.get(1).map(String::as_str))
+        {
+            (LaunchMode::Ssh, Some("__agent")) => !first,
+            (LaunchMode::Ssh, Some("launch")) => first,
             (_, word) => word == Some("launch"),
         };
         let is_rank = |it: &Process| trainer::is_rank(&it.environment);
@@ -453,14 +458,14 @@ impl<'s> TrainingJob<'_, 's> {
 
     /// The job ends as it must: the launchers of the hosts that are left name what has happened.
     fn fails(&mut self, burst: &Burst, what: &str) {
-        let way = self.plan.way;
+        let mode = self.plan.mode;
         self.wait_for_end(what);
         self.powered_off.iter().for_each(|host| self.site().host(*host).restore());
         let taken = burst.taken();
         for (host, run) in self.outcomes() {
             let Run { code, stderr, .. } = &run;
-            let was_there = |fault: Fault| match way {
-                Way::Ssh => fault.host == 0,
+            let was_there = |fault: Fault| match mode {
+                LaunchMode::Ssh => fault.host == 0,
                 _ => fault.host == host,
             };
             let on = |fault: Fault| format!("node{}", fault.host + 1);
@@ -476,7 +481,7 @@ impl<'s> TrainingJob<'_, 's> {
                     _ => (1, vec!["brigade: ".to_owned(), " is lost: ".to_owned()]),
                 },
                 // It may have coordinated the job.
-                Some(_) if way == Way::Etcd => (1, vec![" is lost: ".to_owned()]),
+                Some(_) if mode == LaunchMode::Etcd => (1, vec![" is lost: ".to_owned()]),
                 Some(fault) if fault.host == 0 => {
                     (1, vec![format!("the connection to {}:", on(fault)), " is lost: ".to_owned()])
                 }

@@ -211,7 +211,7 @@ impl EventLoop {
         let Some(listener) = &self.listener else { return };
         match listener.accept(self.limits) {
             Ok((mut wire, address)) => {
-                wire.distrust(MAX_JOIN);
+                wire.limit_frames(MAX_JOIN);
                 let agent = self.shared.new_agent();
                 let host = address.to_string();
                 self.enter(agent, Ok(wire), Stage::Greeting, Origin::Tcp(address), &host);

@@ -167,7 +167,7 @@ impl<'a> Endpoint<'a> {
         let endpoint = self.name();
         let start = ClientHandshake::start(self.plan.secret.as_ref());
         let (handshake, hello) = start.map_err(|error| system(io::Error::other(error)))?;
-        wire.distrust(MAX_ANSWER_LEN);
+        wire.limit_frames(MAX_ANSWER_LEN);
         wire.send_record(&hello);
         let until = Instant::now() + limit;
         let record = loop {
@@ -192,7 +192,7 @@ impl<'a> Endpoint<'a> {
         match handshake.finish(&record) {
             Ok(channel) => {
                 wire.secure(Box::new(channel));
-                wire.trust();
+                wire.lift_limit();
                 Link::of(wire, Some(self.plan.limits)).map_err(system)
             }
             Err(Denial::Refused(reason)) => {
