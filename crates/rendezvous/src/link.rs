@@ -401,7 +401,7 @@ mod tests {
         let [mut near, mut far] = wires;
         let (near_end, far_end) = crate::channel::tests::pair();
         for (wire, channel) in [(&mut near, near_end), (&mut far, far_end)] {
-            wire.distrust(4096);
+            wire.limit_frames(4096);
             wire.secure(Box::new(channel));
         }
         let mut link = Link::of(near, None).unwrap();
