@@ -506,7 +506,7 @@ impl Formation {
             }
             FromAgent::Leaving => self.leaves(agent),
             FromAgent::Unable { reason } => {
-                self.lose(agent, reason, LastSeen::Unresponsive(self.now))
+                self.lose(agent, reason, LastSeen::Unresponsive(self.now));
             }
             FromAgent::Join(_) => {
                 self.lose(agent, "it joined twice".into(), LastSeen::Unresponsive(self.now));
