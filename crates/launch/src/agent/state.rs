@@ -177,7 +177,7 @@ impl AgentState {
             Event::Exiting(ranks) => self.exiting(&ranks),
             Event::Tail { local_rank, tail } => self.tail(local_rank, tail),
             Event::FailureDetails { local_rank, error, hint } => {
-                self.failure_details(local_rank, error, hint)
+                self.failure_details(local_rank, error, hint);
             }
             Event::Inspected(states) => self.inspected(&states),
             Event::Swept => self.swept(),
