@@ -12,6 +12,8 @@
 
 #[path = "book/mod.rs"]
 mod pages;
+#[path = "book/session.rs"]
+mod session;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -19,24 +21,6 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
-
-/// A command and what it answers.
-struct Step<'a> {
-    command: &'a str,
-    answer: Vec<&'a str>,
-}
-
-fn steps(block: &str) -> Vec<Step<'_>> {
-    let mut steps: Vec<Step<'_>> = Vec::new();
-    for line in block.lines() {
-        match (line.strip_prefix("$ "), steps.last_mut()) {
-            (Some(command), _) => steps.push(Step { command, answer: Vec::new() }),
-            (None, Some(step)) => step.answer.push(line),
-            (None, None) => panic!("a session that begins with no command:\n{block}"),
-        }
-    }
-    steps
-}
 
 /// Runs a command in the shell: its exit code where that is not 0, then what it prints, errors first.
 fn run(command: &str, folder: &Path) -> String {
@@ -74,15 +58,6 @@ fn comparable(text: &str, host: &str) -> Vec<String> {
         group.sort();
     }
     lines
-}
-
-/// Whether the lines are those wanted, of which `...` is any number.
-fn fits(wanted: &[String], found: &[String]) -> bool {
-    match wanted {
-        [] => found.is_empty(),
-        [dots, rest @ ..] if dots == "..." => (0..=found.len()).any(|at| fits(rest, &found[at..])),
-        [first, rest @ ..] => found.first() == Some(first) && fits(rest, &found[1..]),
-    }
 }
 
 /// A folder with what the pages' commands name.
@@ -147,10 +122,10 @@ fn sessions_of_the_book_are_as_it_shows() {
     for page in pages::pages() {
         for block in page.blocks("console").filter(|block| !block.starts_with("$ cd ")) {
             let folder = folder();
-            for step in steps(block) {
+            for step in session::steps(block) {
                 let found = run(step.command, folder.path());
                 let wanted = comparable(&step.answer.join("\n"), &host);
-                if !fits(&wanted, &comparable(&found, &host)) {
+                if !session::fits(&wanted, &comparable(&found, &host), |a, b| a == b) {
                     wrong.push_str(&format!("{}: $ {}\n{found}\n", page.name, step.command));
                 }
                 run_of_them += 1;

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // also in what the tests share
 
+#[path = "../../launcher.rs"]
+mod launcher;
 mod run;
 
 use std::fs;
@@ -11,18 +13,6 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use run::{EXAMPLE, finish};
-
-/// The binary `brigade`: it belongs to another package, so cargo does not build it for this test.
-fn brigade() -> PathBuf {
-    let program = Path::new(EXAMPLE).with_file_name("brigade");
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "-p", "brigade-cli"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .status()
-        .unwrap();
-    assert!(built.success() && program.exists(), "cargo build -p brigade-cli makes {program:?}");
-    program
-}
 
 fn launch(brigade: &Path, folder: &Path) -> Command {
     let mut command = Command::new(brigade);
@@ -74,7 +64,7 @@ fn kill_within_a_save(mut launcher: Child, folder: &Path, first: bool) {
 
 #[test]
 fn a_killed_launcher_leaves_no_rank_and_no_half_checkpoint() {
-    let brigade = brigade();
+    let brigade = launcher::brigade_beside(EXAMPLE);
     let folder = tempfile::tempdir().unwrap();
     let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
     finish(launch(&brigade, &whole));

@@ -4,31 +4,24 @@
 //! first in an answer. `...` stands for any lines, `…` for any part of a line, and fractions may differ by a fifth:
 //! a loader without a seed has another order in each run, and other processors round in another way.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+#[path = "../../launcher.rs"]
+mod launcher;
+#[path = "../../../crates/cli/tests/book/mod.rs"]
+mod pages;
+#[path = "../../../crates/cli/tests/book/session.rs"]
+mod session;
+
+use std::path::Path;
 use std::process::{Command, Stdio};
+
+use pages::{Page, pages};
+use session::{fits, steps};
 
 const LOOP: &str = env!("CARGO_BIN_EXE_template_loop");
 
-/// The binary `brigade`: it belongs to another package, so cargo does not build it for this test.
-fn brigade() -> PathBuf {
-    let program = Path::new(LOOP).with_file_name("brigade");
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "-p", "brigade-cli"]);
-    let built = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap();
-    assert!(built.success() && program.exists(), "cargo build -p brigade-cli makes {program:?}");
-    program
-}
-
-/// The blocks of a page in this language.
-fn blocks<'a>(page: &'a str, language: &str) -> impl Iterator<Item = &'a str> {
-    let start = format!("```{language}\n");
-    page.split("\n```\n").filter_map(move |part| Some(&part[part.rfind(&start)? + start.len()..]))
-}
-
 /// The program of the project `name`, by the page's command that makes it.
-fn program(page: &str, name: &str) -> &'static str {
-    let mut lines = blocks(page, "sh").flat_map(str::lines);
+fn program(page: &Page, name: &str) -> &'static str {
+    let mut lines = page.blocks("sh").flat_map(str::lines);
     let made = lines.find_map(|line| line.strip_prefix(&format!("brigade new {name}")));
     match made.unwrap_or_else(|| panic!("the page does not make the project {name}")).trim() {
         "" => LOOP,
@@ -64,17 +57,7 @@ fn run(command: &str, brigade: &Path, program: &str, folder: &Path) -> String {
     text.concat()
 }
 
-/// Whether the lines are those wanted.
-fn fits(wanted: &[&str], found: &[&str]) -> bool {
-    match wanted {
-        [] => found.is_empty(),
-        ["...", rest @ ..] => (0..=found.len()).any(|at| fits(rest, &found[at..])),
-        [first, rest @ ..] => {
-            found.first().is_some_and(|line| line_fits(first, line)) && fits(rest, &found[1..])
-        }
-    }
-}
-
+/// Whether a line is the one wanted.
 fn line_fits(wanted: &str, found: &str) -> bool {
     let Some(first) = wanted.chars().next() else { return found.is_empty() };
     if first == '…' {
@@ -103,30 +86,20 @@ fn numbers_fit(wanted: &str, found: &str) -> bool {
 
 #[test]
 fn projects_print_what_the_book_shows() {
-    let brigade = brigade();
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let brigade = launcher::brigade_beside(LOOP);
     let mut compared = 0;
-    for entry in fs::read_dir(docs).unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_none_or(|it| it != "md") {
-            continue;
-        }
-        let page = fs::read_to_string(&path).unwrap();
-        for block in blocks(&page, "console") {
-            let Some((name, session)) =
-                block.strip_prefix("$ cd ").and_then(|rest| rest.split_once('\n'))
-            else {
-                continue;
-            };
+    for page in pages() {
+        for session in page.blocks("console") {
+            let mut session = steps(session).into_iter();
+            let first = session.next().expect("a session has a command");
+            let Some(name) = first.command.strip_prefix("cd ") else { continue };
             let program = program(&page, name);
             let folder = tempfile::tempdir().unwrap();
-            let session = session.strip_prefix("$ ").expect("a command after `cd`");
-            for step in session.split("\n$ ") {
-                let (command, answer) = step.split_once('\n').unwrap_or((step, ""));
-                let found = run(command, &brigade, program, folder.path());
-                let (wanted, lines): (Vec<&str>, Vec<&str>) =
-                    (answer.lines().collect(), found.lines().collect());
-                assert!(fits(&wanted, &lines), "{}: $ {command}\n{found}", path.display());
+            for step in session {
+                let found = run(step.command, &brigade, program, folder.path());
+                let lines: Vec<&str> = found.lines().collect();
+                let fit = fits(&step.answer, &lines, line_fits);
+                assert!(fit, "{}: $ {}\n{found}", page.name, step.command);
                 compared += 1;
             }
         }
@@ -142,5 +115,6 @@ fn lines_are_compared() {
     {
         assert!(!line_fits("epoch 1/10, accuracy = 91.92 %", other), "{other}");
     }
-    assert!(fits(&["a", "...", "d"], &["a", "b", "c", "d"]) && !fits(&["a", "..."], &["b"]));
+    assert!(fits(&["a", "...", "d"], &["a", "b", "c", "d"], line_fits));
+    assert!(!fits(&["a", "..."], &["b"], line_fits));
 }

@@ -59,7 +59,7 @@ impl Trackers {
     pub fn start(&self, project: &str, config: &impl Serialize) -> Result<()> {
         if self.state().started {
             return Err(Error::InvalidArgument(
-                "init_trackers was called before: a run has one project; end_training ends it"
+                "the trackers are started: a run has one project; end it before the next (end_training)"
                     .into(),
             ));
         }
@@ -102,7 +102,8 @@ impl Trackers {
         let mut state = self.state();
         if !state.started {
             return Err(Error::InvalidArgument(
-                "log was called before init_trackers: call that first, on every rank".into(),
+                "log was called before init_trackers: start the trackers first, on every rank"
+                    .into(),
             ));
         }
         if !self.processes.is_main_process() {

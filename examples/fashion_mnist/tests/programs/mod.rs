@@ -1,6 +1,9 @@
 //! Where the programs are, and how to run them to their end.
 
-use std::path::{Path, PathBuf};
+#[path = "../../../launcher.rs"]
+mod launcher;
+
+use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::LazyLock;
 
@@ -10,21 +13,9 @@ pub(crate) const EXAMPLE: &str = env!("CARGO_BIN_EXE_fashion_mnist");
 #[allow(dead_code)] // not every test file starts it
 pub(crate) const SINGLE: &str = env!("CARGO_BIN_EXE_fashion_mnist_single");
 
-/// The binary `brigade`: it belongs to another package, so cargo does not build it for this test.
+/// The binary `brigade`, built once for each test program.
 pub(crate) fn brigade() -> PathBuf {
-    static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
-        let program = Path::new(EXAMPLE).with_file_name("brigade");
-        let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "-p", "brigade-cli"])
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status()
-            .expect("cargo starts");
-        assert!(
-            built.success() && program.exists(),
-            "cargo build -p brigade-cli makes {program:?}"
-        );
-        program
-    });
+    static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| launcher::brigade_beside(EXAMPLE));
     PROGRAM.clone()
 }
 

@@ -1,0 +1,35 @@
+//! The sessions of a page: commands, and what they answer. The tests of `examples/templates` include this file by
+//! its path.
+
+/// A command of a session and what it answers.
+pub(crate) struct Step<'a> {
+    pub(crate) command: &'a str,
+    pub(crate) answer: Vec<&'a str>,
+}
+
+/// The commands of a session, each after `$ `.
+pub(crate) fn steps(session: &str) -> Vec<Step<'_>> {
+    let mut steps: Vec<Step<'_>> = Vec::new();
+    for line in session.lines() {
+        match (line.strip_prefix("$ "), steps.last_mut()) {
+            (Some(command), _) => steps.push(Step { command, answer: Vec::new() }),
+            (None, Some(step)) => step.answer.push(line),
+            (None, None) => panic!("a session that begins with no command:\n{session}"),
+        }
+    }
+    steps
+}
+
+/// Whether the lines are those wanted, of which `...` is any number; others are compared by `same`.
+pub(crate) fn fits<T: AsRef<str>>(wanted: &[T], found: &[T], same: fn(&str, &str) -> bool) -> bool {
+    match wanted {
+        [] => found.is_empty(),
+        [dots, rest @ ..] if dots.as_ref() == "..." => {
+            (0..=found.len()).any(|at| fits(rest, &found[at..], same))
+        }
+        [first, rest @ ..] => {
+            found.first().is_some_and(|line| same(first.as_ref(), line.as_ref()))
+                && fits(rest, &found[1..], same)
+        }
+    }
+}
