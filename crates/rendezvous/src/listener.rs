@@ -87,7 +87,7 @@ impl AsFd for Listener {
 /// The address at which a listener is bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BindAddress {
-    /// A loopback address: only processes of this host bind_address it.
+    /// A loopback address: only processes of this host reach it.
     Loopback(IpAddr),
     /// All addresses of this host.
     Unspecified,
