@@ -1,0 +1,1 @@
+//! What is done to a batch of images on its device.

@@ -1,0 +1,61 @@
+//! What can go wrong with images.
+
+use std::io;
+use std::path::PathBuf;
+
+use brigade_data::DataError;
+
+/// The result of a function of this crate.
+pub type Result<T, E = VisionError> = std::result::Result<T, E>;
+
+/// Why images could not be found, read or transformed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VisionError {
+    /// The system could not read a file or a folder.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The bytes of an image could not be decoded.
+    #[error("cannot decode {name}: {detail}")]
+    Decode {
+        /// The image's path, or its name in an archive.
+        name: String,
+        /// The format, as far as it is known, and what is wrong.
+        detail: String,
+    },
+    /// An image has more pixels than the limit allows.
+    #[error(
+        "{name} has {width} x {height} pixels, more than the limit of {limit} in all; leave it out, \
+         or raise `max_pixels`"
+    )]
+    TooLarge {
+        /// The image's path, or its name in an archive.
+        name: String,
+        /// Its width in pixels.
+        width: u32,
+        /// Its height in pixels.
+        height: u32,
+        /// The limit.
+        limit: u64,
+    },
+    /// A value that was given cannot be used.
+    #[error("{0}")]
+    InvalidArgument(String),
+    /// A tensor operation failed.
+    #[error(transparent)]
+    Torch(#[from] brigade_torch::Error),
+}
+
+impl From<VisionError> for DataError {
+    fn from(error: VisionError) -> Self {
+        match error {
+            VisionError::Torch(error) => Self::Torch(error),
+            error => Self::other(error),
+        }
+    }
+}

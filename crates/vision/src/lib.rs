@@ -1,0 +1,17 @@
+//! Images as data: sources of encoded images, transforms of samples and of batches, and data sets
+//! that a loader turns into batches.
+//!
+//! - [`source`]: where encoded images and their labels come from.
+//! - [`decode`]: bytes to pixels.
+//! - [`transforms`]: what is done to one image before it is part of a batch.
+//! - [`batch_transforms`]: what is done to a batch of images on its device.
+
+pub mod batch_transforms;
+pub mod decode;
+mod error;
+mod image;
+pub mod source;
+pub mod transforms;
+
+pub use error::{Result, VisionError};
+pub use image::Image;

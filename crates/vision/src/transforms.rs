@@ -1,0 +1,1 @@
+//! What is done to one image before it is part of a batch.
