@@ -1,5 +1,5 @@
-//! Tests that run as several ranks, comparisons of numbers, and archives for readers of `.pth` files. For
-//! development only.
+//! Tests that run as several ranks, comparisons of numbers, archives for readers of `.pth` files, and
+//! (feature `photos`) images with the statistics of photographs. For development only.
 //!
 //! ```no_run
 //! use brigade_testkit::{dist_test, step};
@@ -15,6 +15,8 @@ mod archive;
 mod close;
 mod dist;
 mod killable;
+#[cfg(feature = "photos")]
+mod photos;
 mod rank;
 mod stuck;
 
@@ -22,6 +24,8 @@ pub use archive::archive;
 pub use close::assert_close;
 pub use dist::{DistTest, Report};
 pub use killable::KillableRanks;
+#[cfg(feature = "photos")]
+pub use photos::Photos;
 pub use rank::{Verdict, note_step};
 
 #[doc(hidden)]
