@@ -43,6 +43,41 @@ pub enum VisionError {
         /// The limit.
         limit: u64,
     },
+    /// An archive or a table cannot be read as what it should be.
+    #[error("{} is damaged or of another kind: {detail}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// Where, and what is wrong.
+        detail: String,
+    },
+    /// The name of an image does not tell its label.
+    #[error("{name} has no label: {detail}")]
+    NoLabel {
+        /// The image's path, or its name in an archive.
+        name: String,
+        /// What was looked for.
+        detail: String,
+    },
+    /// A label is none of the classes.
+    #[error("the label {label:?} is not among the {classes} classes: {known}")]
+    UnknownLabel {
+        /// The label.
+        label: String,
+        /// The number of classes.
+        classes: usize,
+        /// Some of them.
+        known: String,
+    },
+    /// The ranks of a job do not see the same images.
+    #[error(
+        "{} other images than rank 0, by name, order or size; give every host the same files",
+        ranks_see(ranks)
+    )]
+    RanksDiffer {
+        /// The ranks that differ from rank 0.
+        ranks: Vec<usize>,
+    },
     /// A value that was given cannot be used.
     #[error("{0}")]
     InvalidArgument(String),
@@ -57,5 +92,15 @@ impl From<VisionError> for DataError {
             VisionError::Torch(error) => Self::Torch(error),
             error => Self::other(error),
         }
+    }
+}
+
+/// "rank 1 sees", or "ranks 1, 2 and 3 see".
+fn ranks_see(ranks: &[usize]) -> String {
+    let list: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    match list.as_slice() {
+        [one] => format!("rank {one} sees"),
+        [first @ .., last] => format!("ranks {} and {last} see", first.join(", ")),
+        [] => "ranks see".to_owned(),
     }
 }

@@ -1,7 +1,8 @@
 //! Images as data: sources of encoded images, transforms of samples and of batches, and data sets
 //! that a loader turns into batches.
 //!
-//! - [`source`]: where encoded images and their labels come from.
+//! - [`source`]: where encoded images come from.
+//! - [`labels`]: the classes of images, and which of them are to validate with.
 //! - [`decode`]: bytes to pixels.
 //! - [`transforms`]: what is done to one image before it is part of a batch.
 //! - [`batch_transforms`]: what is done to a batch of images on its device.
@@ -10,6 +11,7 @@ pub mod batch_transforms;
 pub mod decode;
 mod error;
 mod image;
+pub mod labels;
 pub mod source;
 pub mod transforms;
 
