@@ -1,0 +1,130 @@
+//! JPEG by libjpeg-turbo-rs: a port of libjpeg-turbo that gives the same bytes, without C, cmake or
+//! an assembler to build it. It can leave out blocks and decode at a fraction of the size, which
+//! zune-jpeg cannot, and zune-jpeg's pixels differ from Pillow's by some grey levels.
+
+use libjpeg_turbo_rs::{ColorSpace, DecodeLimits, PixelFormat, ScalingFactor};
+
+use super::{Found, Orientation, Problem};
+use crate::image::{CropBox, Image, Region, Size};
+
+/// Scans of a progressive file: libjpeg's own limit for fuzzers is 500, common scripts have 10.
+const MAX_SCANS: usize = 1_000;
+
+pub(super) fn header(bytes: &[u8]) -> Result<Found, Problem> {
+    let decoder = decoder(bytes)?;
+    let size = size(&decoder)?;
+    let orientation = decoder.exif_orientation().and_then(Orientation::of_exif);
+    // A block takes a bit or more in the first scan, if it is not coded arithmetically.
+    let blocks = size.pixels() / 64;
+    if !decoder.is_arithmetic() && blocks > 8 * bytes.len() as u64 {
+        return Err(Problem::too_few_bytes(size, bytes.len()));
+    }
+    Ok(Found { size, orientation: orientation.unwrap_or(Orientation::Normal) })
+}
+
+/// Decodes a region, which lies in the image, at the scale that `at_least` allows, with what lies
+/// around it up to the ends of blocks. Returns its place.
+pub(super) fn decode_region(
+    bytes: &[u8],
+    region: Region,
+    at_least: Option<Size>,
+    target: &mut Image,
+) -> Result<CropBox, Problem> {
+    let mut decoder = decoder(bytes)?;
+    let whole = size(&decoder)?;
+    let scale = at_least.map_or(1, |least| scale(region, least));
+    decoder.set_scale(ScalingFactor::try_new(1, scale).map_err(Problem::new)?);
+    let is_cmyk = matches!(decoder.jpeg_color_space(), ColorSpace::Cmyk | ColorSpace::Ycck);
+    let format = if is_cmyk { PixelFormat::Cmyk } else { PixelFormat::Rgb };
+    decoder.set_output_format(format);
+
+    let scaled = Size::new(whole.width.div_ceil(scale), whole.height.div_ceil(scale));
+    let (columns, rows) = (
+        around(region.left, region.width, scale, scaled.width),
+        around(region.top, region.height, scale, scaled.height),
+    );
+    let size = Size::new(columns.1 - columns.0, rows.1 - rows.0);
+    if size.width < scaled.width {
+        decoder.set_crop(columns.0 as usize, size.columns());
+    }
+    if size.height < scaled.height {
+        decoder.set_crop_y(rows.0 as usize, size.rows());
+    }
+    if is_cmyk {
+        let image = decoder.decode_image().map_err(Problem::new)?;
+        expect(image.width, image.height, size)?;
+        let pixels = target.reset(size)?;
+        for (cmyk, rgb) in image.data.chunks_exact(4).zip(pixels.chunks_exact_mut(3)) {
+            rgb.copy_from_slice(&of_cmyk(cmyk));
+        }
+    } else if size.height < scaled.height {
+        // With a crop of rows, the decoder writes into memory of its own first.
+        let image = decoder.decode_image().map_err(Problem::new)?;
+        expect(image.width, image.height, size)?;
+        target.replace(size, image.data).ok_or_else(|| missing(size))?;
+    } else {
+        let info = decoder.decode_image_into(target.reset(size)?).map_err(Problem::new)?;
+        expect(info.width, info.height, size)?;
+    }
+    let scale = f64::from(scale);
+    Ok(CropBox {
+        left: f64::from(region.left) / scale - f64::from(columns.0),
+        top: f64::from(region.top) / scale - f64::from(rows.0),
+        width: f64::from(region.width) / scale,
+        height: f64::from(region.height) / scale,
+    })
+}
+
+fn decoder(bytes: &[u8]) -> Result<libjpeg_turbo_rs::Decoder<'_>, Problem> {
+    let limits = DecodeLimits { max_scans: MAX_SCANS, ..DecodeLimits::default() };
+    libjpeg_turbo_rs::Decoder::new_with_limits(bytes, limits).map_err(Problem::new)
+}
+
+fn size(decoder: &libjpeg_turbo_rs::Decoder<'_>) -> Result<Size, Problem> {
+    let header = decoder.header();
+    if header.precision != 8 || header.is_lossless {
+        return Err(Problem(format!(
+            "it has {} bits a colour{}, which Pillow does not read either",
+            header.precision,
+            if header.is_lossless { " without loss" } else { "" }
+        )));
+    }
+    Ok(Size::new(header.width.into(), header.height.into()))
+}
+
+/// The largest of 1, 2, 4 and 8 by which the region may be divided.
+fn scale(region: Region, least: Size) -> u32 {
+    let fits = |scale: u32| {
+        region.width / scale >= least.width && region.height / scale >= least.height
+    };
+    [8, 4, 2].into_iter().find(|scale| fits(*scale)).unwrap_or(1)
+}
+
+/// Where the columns or rows of a region begin and end at a scale, with one iMCU (at most 32 pixels)
+/// on each side: the filter that doubles the chroma looks at its neighbours, and at the edge of what
+/// is decoded it would not see them. The beginning is that of an iMCU of any sampling.
+fn around(start: u32, length: u32, scale: u32, limit: u32) -> (u32, u32) {
+    let unit = 32 / scale;
+    let first = (start / scale / unit).saturating_sub(1) * unit;
+    let end = (start + length).div_ceil(scale).saturating_add(unit).min(limit);
+    (first, end)
+}
+
+fn expect(width: usize, height: usize, size: Size) -> Result<(), Problem> {
+    if (width, height) == (size.columns(), size.rows()) { Ok(()) } else { Err(missing(size)) }
+}
+
+fn missing(size: Size) -> Problem {
+    Problem(format!("the decoder has not made {size} pixels"))
+}
+
+/// Pillow takes all files with four colours for Adobe's, which are inverted.
+fn of_cmyk(pixel: &[u8]) -> [u8; 3] {
+    let &[cyan, magenta, yellow, black] = pixel else { return [0; 3] };
+    let rest = u32::from(black);
+    let colour = |inverted: u8| {
+        let product = u32::from(255 - inverted) * rest + 128;
+        rest.saturating_sub((product + (product >> 8)) >> 8) as u8
+    };
+    [colour(cyan), colour(magenta), colour(yellow)]
+}

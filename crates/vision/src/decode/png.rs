@@ -1,0 +1,80 @@
+//! PNG by the crate png.
+
+use std::io::Cursor;
+
+use png::{BitDepth, ColorType, Decoder, Reader, Transformations};
+
+use super::{Found, Orientation, Problem};
+use crate::image::{Image, Size};
+
+pub(super) fn header(bytes: &[u8]) -> Result<Found, Problem> {
+    let reader = reader(bytes, Transformations::IDENTITY)?;
+    let info = reader.info();
+    let size = Size::new(info.width, info.height);
+    let exif = info.exif_metadata.as_deref().and_then(Orientation::in_exif);
+    // Deflate makes at most 1032 bytes of one.
+    let raw = info.raw_bytes() as u64;
+    if raw > 1_040 * bytes.len() as u64 {
+        return Err(Problem::too_few_bytes(size, bytes.len()));
+    }
+    Ok(Found { size, orientation: exif.unwrap_or(Orientation::Normal) })
+}
+
+pub(super) fn decode(bytes: &[u8], size: Size, target: &mut Image) -> Result<(), Problem> {
+    let mut reader = reader(bytes, Transformations::EXPAND)?;
+    let (colour, depth) = reader.output_color_type();
+    let wide = depth == BitDepth::Sixteen;
+    let line = reader.output_line_size(size.width).ok_or_else(|| no_rows(size))?;
+    let out = target.reset(size)?;
+    let rows = |from: &[u8], to: &mut [u8]| {
+        for (from, to) in from.chunks_exact(line).zip(to.chunks_exact_mut(3 * size.columns())) {
+            convert(from, to, colour, wide);
+        }
+    };
+    if reader.info().interlaced {
+        // Passes over the whole image.
+        let mut all = Vec::new();
+        let bytes = reader.output_buffer_size().ok_or_else(|| no_rows(size))?;
+        all.try_reserve_exact(bytes).map_err(|_| no_rows(size))?;
+        all.resize(bytes, 0);
+        reader.next_frame(&mut all).map_err(Problem::new)?;
+        rows(&all, out);
+        return Ok(());
+    }
+    for to in out.chunks_exact_mut(3 * size.columns()) {
+        let row = reader.next_row().map_err(Problem::new)?;
+        let row = row.ok_or_else(|| Problem("it has too few rows".to_owned()))?;
+        rows(row.data(), to);
+    }
+    Ok(())
+}
+
+fn reader(bytes: &[u8], changes: Transformations) -> Result<Reader<Cursor<&[u8]>>, Problem> {
+    let mut decoder = Decoder::new(Cursor::new(bytes));
+    decoder.set_transformations(changes);
+    decoder.read_info().map_err(Problem::new)
+}
+
+fn no_rows(size: Size) -> Problem {
+    Problem(format!("there is no memory for {size} pixels"))
+}
+
+/// Of 16 bits, Pillow takes the upper eight of colours and of grey with alpha, but limits plain grey
+/// to 255.
+fn convert(from: &[u8], to: &mut [u8], colour: ColorType, wide: bool) {
+    let bytes = if wide { 2 } else { 1 };
+    let samples = colour.samples() * bytes;
+    for (from, to) in from.chunks_exact(samples).zip(to.chunks_exact_mut(3)) {
+        match (colour, from) {
+            (ColorType::Grayscale, [high, low]) if wide => {
+                to.fill(if *high == 0 { *low } else { 255 });
+            }
+            (ColorType::Grayscale | ColorType::GrayscaleAlpha, [grey, ..]) => to.fill(*grey),
+            (_, from) => {
+                for (to, from) in to.iter_mut().zip(from.iter().step_by(bytes)) {
+                    *to = *from;
+                }
+            }
+        }
+    }
+}
