@@ -110,6 +110,34 @@ impl fmt::Display for Region {
     }
 }
 
+/// A rectangle in an image whose sides need not lie between pixels: Pillow's `box`.
+///
+/// ```
+/// use brigade_vision::{CropBox, Region};
+///
+/// let region = Region { left: 20, top: 0, width: 60, height: 40 };
+/// let whole = CropBox { left: 20.0, top: 0.0, width: 60.0, height: 40.0 };
+/// assert_eq!(CropBox::from(region), whole);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CropBox {
+    /// Pixels between the image's left side and the box.
+    pub left: f64,
+    /// Pixels between the image's top and the box.
+    pub top: f64,
+    /// Columns.
+    pub width: f64,
+    /// Rows.
+    pub height: f64,
+}
+
+impl From<Region> for CropBox {
+    fn from(region: Region) -> Self {
+        let Region { left, top, width, height } = region;
+        Self { left: left.into(), top: top.into(), width: width.into(), height: height.into() }
+    }
+}
+
 /// An image: `height * width` pixels of three bytes (red, green, blue), row by row from the top.
 ///
 /// ```
@@ -199,6 +227,12 @@ impl Image {
         self.pixels.resize(bytes, 0);
         self.size = size;
         Ok(&mut self.pixels)
+    }
+
+    /// Makes it an image of `size` with these pixels; `None` when there are not as many.
+    pub(crate) fn replace(&mut self, size: Size, pixels: Vec<u8>) -> Option<()> {
+        *self = checked(size, pixels.len()).map(|size| Self { size, pixels }).ok()?;
+        Some(())
     }
 
     /// Makes it a copy of `view`.

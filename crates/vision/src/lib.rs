@@ -12,8 +12,10 @@ pub mod decode;
 mod error;
 mod image;
 pub mod labels;
+mod resize;
 pub mod source;
 pub mod transforms;
 
 pub use error::{Result, VisionError};
-pub use image::Image;
+pub use image::{CropBox, Image, ImageView, Region, Size};
+pub use resize::{Filter, Resizer};
