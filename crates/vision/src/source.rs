@@ -2,6 +2,7 @@
 //!
 //! - [`ImageFiles`]: the images below a folder, or those of a list.
 //! - [`ImageFolder`]: a folder for each class, as torchvision reads it.
+//! - [`WebDataset`]: tar archives.
 //!
 //! [`crate::labels`] gives the images of any source their classes and divides them into those to
 //! train with and those to validate with.
@@ -10,6 +11,7 @@ mod files;
 mod fingerprint;
 mod folder;
 mod names;
+mod webdataset;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -18,6 +20,7 @@ pub use self::files::{FindFiles, IMAGE_EXTENSIONS, ImageFiles};
 pub use self::fingerprint::Fingerprint;
 pub(crate) use self::fingerprint::Hasher;
 pub use self::folder::{ImageFolder, ImageFolderOptions};
+pub use self::webdataset::{WebDataset, WebDatasetOptions};
 use crate::Result;
 
 /// Encoded images by index: the files of a folder, the members of archives, the rows of tables.
