@@ -6,8 +6,10 @@
 //! - [`decode`]: bytes to pixels.
 //! - [`transforms`]: what is done to one image before it is part of a batch.
 //! - [`batch_transforms`]: what is done to a batch of images on its device.
+//! - [`ImageDataset`]: a source, labels and transforms as batches of tensors.
 
 pub mod batch_transforms;
+mod dataset;
 pub mod decode;
 mod error;
 mod image;
@@ -16,6 +18,7 @@ mod resize;
 pub mod source;
 pub mod transforms;
 
+pub use dataset::{CacheOptions, ImageDataset, OnBroken, PackReport, PackedImages, Packer};
 pub use error::{Result, VisionError};
 pub use image::{CropBox, Image, ImageView, Region, Size};
 pub use resize::{Filter, Resizer};
