@@ -3,6 +3,7 @@
 //! - [`ImageFiles`]: the images below a folder, or those of a list.
 //! - [`ImageFolder`]: a folder for each class, as torchvision reads it.
 //! - [`WebDataset`]: tar archives.
+//! - `ParquetImages`: the tables of the Hugging Face hub, with the feature `parquet`.
 //!
 //! [`crate::labels`] gives the images of any source their classes and divides them into those to
 //! train with and those to validate with.
@@ -11,6 +12,9 @@ mod files;
 mod fingerprint;
 mod folder;
 mod names;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod paths;
 mod webdataset;
 
 use std::borrow::Cow;
@@ -20,6 +24,8 @@ pub use self::files::{FindFiles, IMAGE_EXTENSIONS, ImageFiles};
 pub use self::fingerprint::Fingerprint;
 pub(crate) use self::fingerprint::Hasher;
 pub use self::folder::{ImageFolder, ImageFolderOptions};
+#[cfg(feature = "parquet")]
+pub use self::parquet::{ParquetImages, ParquetOptions};
 pub use self::webdataset::{WebDataset, WebDatasetOptions};
 use crate::Result;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{Categories, Labeller, Split};
 use crate::source::{Fingerprint, Hasher, ImageSource};
-use crate::{Result, VisionError};
+use crate::{ImageDataset, Result, VisionError};
 
 /// Images with a label each, and the classes that labels are numbers of.
 ///
@@ -96,6 +96,15 @@ impl<S: ImageSource> Labelled<S> {
             part(&source, &labels, &categories, split.train)?,
             part(&source, &labels, &categories, split.valid)?,
         ))
+    }
+
+    /// Makes a data set of the images, whose batches have the labels as numbers. The names of the
+    /// classes are left behind.
+    ///
+    /// # Errors
+    /// As [`ImageDataset::new`].
+    pub fn into_dataset(self) -> Result<ImageDataset<S>> {
+        ImageDataset::new(self.source, self.labels)
     }
 
     /// Returns a hash of the images, their labels and the names of the classes.

@@ -1,11 +1,9 @@
 //! Tar archives of images.
 
-mod braces;
 mod index;
 mod shards;
 
 use std::borrow::Cow;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -13,7 +11,7 @@ use serde_json::Value;
 use self::index::{Rules, ShardIndex, Span};
 use self::shards::Shards;
 use super::names::Names;
-use super::{Fingerprint, Hasher, IMAGE_EXTENSIONS, ImageSource, no_image};
+use super::{Fingerprint, Hasher, IMAGE_EXTENSIONS, ImageSource, no_image, paths};
 use crate::labels::{Categories, Labelled};
 use crate::{Result, VisionError};
 
@@ -157,7 +155,7 @@ impl ImageSource for WebDataset {
     fn name(&self, index: usize) -> Cow<'_, str> {
         let shard = self.images.get(index).and_then(|place| self.shards.path(place.shard));
         let member = String::from_utf8_lossy(self.names.get(index).unwrap_or_default());
-        format!("{}/{member}", shard.unwrap_or(Path::new("")).display()).into()
+        format!("{}/{member}", shard.unwrap_or_else(|| Path::new("")).display()).into()
     }
 
     /// Hashes the names of the archives without their folders, their sizes, and the name, the place
@@ -252,11 +250,7 @@ impl WebDatasetOptions {
     /// When an archive cannot be read, is damaged or compressed, or ends before one of its members
     /// does; when there are no images.
     pub fn open(&self, pattern: impl AsRef<str>) -> Result<WebDataset> {
-        let pattern = pattern.as_ref();
-        if Path::new(pattern).is_dir() {
-            return self.open_shards(archives(Path::new(pattern))?);
-        }
-        self.open_shards(braces::expand(pattern)?)
+        self.open_shards(paths::of_pattern(pattern.as_ref(), "tar")?)
     }
 
     /// Opens archives by their paths.
@@ -296,20 +290,6 @@ impl WebDatasetOptions {
         let shards = Shards::new(paths, sizes);
         Ok(WebDataset { shards, names, images, labels, label: self.label.clone() })
     }
-}
-
-/// The archives of a folder.
-fn archives(folder: &Path) -> Result<Vec<PathBuf>> {
-    let failed = |source| VisionError::Read { path: folder.into(), source };
-    let mut paths = Vec::new();
-    for entry in fs::read_dir(folder).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        if path.extension().is_some_and(|extension| extension == "tar") {
-            paths.push(path);
-        }
-    }
-    paths.sort_unstable();
-    Ok(paths)
 }
 
 /// Where the label of a sample is, and what.

@@ -41,7 +41,7 @@ impl Shards {
         buffer: &mut Vec<u8>,
     ) -> Result<()> {
         reserve(buffer, span.bytes, name)?;
-        let path = || self.path(shard).unwrap_or(Path::new(name)).to_owned();
+        let path = || self.path(shard).unwrap_or_else(|| Path::new(name)).to_owned();
         self.file(shard)
             .and_then(|file| file.read_exact_at(buffer, span.offset))
             .map_err(|source| VisionError::Read { path: path(), source })

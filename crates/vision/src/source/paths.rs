@@ -1,10 +1,32 @@
 //! Many paths as one, as in a shell.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use crate::{Result, VisionError};
+
+/// Returns the files of a pattern: those of a folder with this extension, by the order of bytes, or
+/// what its braces stand for.
+pub(super) fn of_pattern(pattern: &str, extension: &str) -> Result<Vec<PathBuf>> {
+    let folder = Path::new(pattern);
+    if !folder.is_dir() {
+        return Ok(expand(pattern)?.into_iter().map(PathBuf::from).collect());
+    }
+    let failed = |source| VisionError::Read { path: folder.into(), source };
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_some_and(|found| found == extension) {
+            paths.push(path);
+        }
+    }
+    paths.sort_unstable();
+    Ok(paths)
+}
 
 /// Expands `{000..010}`, `{0..100..10}` and `{a,b}`, the first brace slowest. Numbers are as wide as
 /// the wider end of a range that begins with a zero. Other braces stand for themselves.
-pub(super) fn expand(pattern: &str) -> Result<Vec<String>> {
+fn expand(pattern: &str) -> Result<Vec<String>> {
     let mut expanded = Vec::new();
     // What is expanded, and what comes after it; the last is next.
     let mut pending = vec![(String::new(), pattern.to_owned())];
