@@ -182,9 +182,11 @@ impl<S> ImageDataset<S> {
     /// Pillow's `reducing_gap` and `draft` do: to no less than `gap` times what the resize makes, at
     /// least 1. `None`, the default, never does, and pixels equal Pillow's.
     ///
-    /// Only JPEG can be scaled while it is decoded, which leaves out most of the work that comes
-    /// after its entropy decoding. The result is a little smoother or sharper than without; Pillow
-    /// calls a gap of 2 indistinguishable in most cases and 3 in all.
+    /// Only JPEG can be scaled while it is decoded, to 1/2, 1/4 or 1/8, which leaves out a part of
+    /// the work that comes after its entropy decoding: worth it for photographs of many times the
+    /// size of the batch's images, and nothing for those of 500 x 375 and crops of 160. The result
+    /// is a little smoother or sharper than without; Pillow calls a gap of 2 indistinguishable in
+    /// most cases and 3 in all.
     #[must_use]
     pub fn reducing_gap(mut self, gap: Option<f64>) -> Self {
         self.reducing_gap = gap;
