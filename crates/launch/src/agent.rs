@@ -424,7 +424,7 @@ impl<'p> Agent<'p> {
         }
         if self.ranks.as_ref().is_some_and(Ranks::is_stopped) {
             self.events.push_back(Event::Signal(Signal::SIGTSTP));
-            if self.plan.rendezvous != RendezvousMode::OneHost {
+            if self.plan.options.rendezvous != RendezvousMode::OneHost {
                 self.ranks.iter().for_each(|ranks| ranks.send(Signal::SIGCONT));
             }
         }
@@ -550,13 +550,13 @@ impl<'p> Agent<'p> {
 /// Errors when there is none, or none of those that the user has named.
 fn reserve_port(plan: &LaunchPlan, reach: Reach) -> Result<StorePort, LaunchError> {
     // On the other hosts nothing uses it, and a port of the user's may be taken there.
-    let is_first = match plan.rendezvous {
+    let is_first = match plan.options.rendezvous {
         RendezvousMode::Static { node_rank, .. } | RendezvousMode::Launcher { node_rank } => {
             node_rank == 0
         }
         _ => true,
     };
-    match plan.store_port.filter(|_| is_first) {
+    match plan.options.store_port.filter(|_| is_first) {
         Some(range) => StorePort::reserve_in(reach, range).map_err(LaunchError::system(format!(
             "use port {range} for the ranks' store (--store-port)"
         ))),
