@@ -23,7 +23,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     let words = words::Words::of(&architecture)?;
     let (mut sources, mut manifests) = (Vec::new(), Vec::new());
     for path in tracked_files(checkout)? {
-        // Git lists what was deleted a moment ago, and some files are no text.
+        // Git lists what was deleted a moment ago, and some files are not text.
         let Ok(contents) = fs::read_to_string(checkout.root().join(&path)) else { continue };
         text::check(&path, &contents, &mut findings);
         words.check(&path, &contents, &mut findings);

@@ -1,4 +1,4 @@
-//! What both loaders are told, and where they stand.
+//! Options of both loaders, and their positions.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};

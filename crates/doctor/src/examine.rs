@@ -41,7 +41,7 @@ pub struct Examination {
     pub ports: Vec<u16>,
     /// Measure round-trip times and bandwidths.
     pub measure: bool,
-    /// How long a host may take to log in to and to say its first nonce.
+    /// The SSH login timeout of a host, up to its first nonce.
     pub timeout: Duration,
 }
 

@@ -1,7 +1,7 @@
 //! Connections between hosts: ports that answer, probes of them, and measurements.
 //!
-//! A address answers only who says the nonce, 32 letters that the doctor has just made up: it is open
-//! to the whole network, for some seconds.
+//! An address answers only to a peer that sends the nonce, 32 letters that the doctor has just made
+//! up: it is open to the whole network, for some seconds.
 
 mod connect;
 mod listener;

@@ -39,7 +39,7 @@ use crate::leftovers::Descendants;
 use crate::open_files::OpenFiles;
 use crate::output::{AttemptFiles, Notice, Output, RunFolder, Terminal};
 use crate::reaper::Reaper;
-use crate::store_port::Reach;
+use crate::store_port::Interfaces;
 use crate::{LaunchError, LaunchPlan, RendezvousMode, StorePort};
 use coordinator_client::CoordinatorClient;
 use files::{Answer, Files};
@@ -108,7 +108,7 @@ struct Agent<'p> {
     reaper: Reaper,
     descendants: Descendants,
     open_files: OpenFiles,
-    reach: Reach,
+    interfaces: Interfaces,
     /// For the next attempt, in case that this is the first host.
     port: Option<StorePort>,
     /// For the attempt that is about to start.
@@ -137,9 +137,10 @@ impl<'p> Agent<'p> {
         // It may fail, and so comes before there is a process to be waited for.
         let client = CoordinatorClient::new(plan, start)?;
         let facts = CoordinatorClient::facts(plan, forwarder.is_some());
-        let reach = if facts.kind == Kind::OneHost { Reach::Loopback } else { Reach::Everywhere };
+        let interfaces =
+            if facts.kind == Kind::OneHost { Interfaces::Loopback } else { Interfaces::All };
         // Before it joins: a host without such a port has no part in the job.
-        let port = reserve_port(plan, reach)?;
+        let port = reserve_port(plan, interfaces)?;
         let mut descendants = Descendants::adopt(&plan.agent_id)
             .map_err(LaunchError::system("adopt orphans of the ranks"))?;
         let passing = RunFolder::passing(&plan.output, &plan.agent_id);
@@ -161,7 +162,7 @@ impl<'p> Agent<'p> {
             reaper,
             descendants,
             open_files: OpenFiles::raise(),
-            reach,
+            interfaces,
             port: Some(port),
             prepared: None,
             ranks: None,
@@ -305,7 +306,7 @@ impl<'p> Agent<'p> {
 
     /// A port for the ranks to meet at, in case that this is the first host.
     fn take_port(&mut self) -> Result<StorePort, LaunchError> {
-        self.port.take().map_or_else(|| reserve_port(self.plan, self.reach), Ok)
+        self.port.take().map_or_else(|| reserve_port(self.plan, self.interfaces), Ok)
     }
 
     /// The port to join with. One that resumes tells the port that its ranks use: that cannot be
@@ -414,7 +415,7 @@ impl<'p> Agent<'p> {
     fn look_at_raw_rank(&mut self, ended: &[(usize, ExitStatus)]) {
         for (local_rank, exit_status) in ended {
             self.take_terminal(matches!(exit_status, ExitStatus::Signal(_)));
-            // Ctrl-C is no failure: it must not have the job start again.
+            // Ctrl-C is not a failure: it must not have the job start again.
             let typed = [Signal::SIGINT, Signal::SIGQUIT].into_iter().find(|signal| {
                 exit_status.exit_code() == ExitStatus::Signal(*signal as i32).exit_code()
             });
@@ -424,7 +425,7 @@ impl<'p> Agent<'p> {
         }
         if self.ranks.as_ref().is_some_and(Ranks::is_stopped) {
             self.events.push_back(Event::Signal(Signal::SIGTSTP));
-            if self.plan.rendezvous != RendezvousMode::OneHost {
+            if self.plan.options.rendezvous != RendezvousMode::OneHost {
                 self.ranks.iter().for_each(|ranks| ranks.send(Signal::SIGCONT));
             }
         }
@@ -548,19 +549,19 @@ impl<'p> Agent<'p> {
 /// Reserves a port for the ranks' store, in case that this is the first host.
 ///
 /// Errors when there is none, or none of those that the user has named.
-fn reserve_port(plan: &LaunchPlan, reach: Reach) -> Result<StorePort, LaunchError> {
+fn reserve_port(plan: &LaunchPlan, interfaces: Interfaces) -> Result<StorePort, LaunchError> {
     // On the other hosts nothing uses it, and a port of the user's may be taken there.
-    let is_first = match plan.rendezvous {
+    let is_first = match plan.options.rendezvous {
         RendezvousMode::Static { node_rank, .. } | RendezvousMode::Launcher { node_rank } => {
             node_rank == 0
         }
         _ => true,
     };
-    match plan.store_port.filter(|_| is_first) {
-        Some(range) => StorePort::reserve_in(reach, range).map_err(LaunchError::system(format!(
-            "use port {range} for the ranks' store (--store-port)"
-        ))),
-        None => StorePort::reserve(reach).map_err(LaunchError::system("reserve a port")),
+    match plan.options.store_port.filter(|_| is_first) {
+        Some(range) => StorePort::reserve_in(interfaces, range).map_err(LaunchError::system(
+            format!("use port {range} for the ranks' store (--store-port)"),
+        )),
+        None => StorePort::reserve(interfaces).map_err(LaunchError::system("reserve a port")),
     }
 }
 

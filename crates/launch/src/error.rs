@@ -23,7 +23,7 @@ pub enum LaunchError {
         /// What it should be.
         reason: &'static str,
     },
-    /// An option names only local ranks that this host has not.
+    /// An option names only local ranks that this host lacks.
     #[error("--{option} names local rank {rank}, but this host has only local ranks 0 to {}", nproc - 1)]
     NoSuchLocalRank {
         /// The option's name.

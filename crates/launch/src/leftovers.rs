@@ -109,7 +109,7 @@ impl Processes {
 /// The descendants of this process, which has to be a subreaper.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Descendants {
-    /// Children that are no ranks and have started none, each with its start.
+    /// Children that are not ranks and have started none, each with its start.
     helpers: Vec<(i32, u64)>,
     /// Where this is the first process of its namespace, which the kernel gives all orphans there, the
     /// variable that those of ranks have.
@@ -497,7 +497,7 @@ mod tests {
             let mut sleep = Command::new("sleep");
             sleep.arg("1000").env(env::BRIGADE_AGENT, name).spawn().unwrap()
         };
-        // Its parent is this process, which is no process of the agent: a service, say.
+        // Its parent is this process, which is not a process of the agent: a service, say.
         let mut served = sleep("leftovers-test");
         let mut stranger = sleep("leftovers-test-2");
 

@@ -3,17 +3,14 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use brigade_rendezvous::{Assignment, EtcdAccess, Secret, TimeLimits, random_name};
+use brigade_rendezvous::{Assignment, TimeLimits, random_name};
 use brigade_world::{LocalRank, Rank, StoreEndpoint, StoreHost, World, WorldError, WorldSize};
 use nix::unistd::gethostname;
 
-use crate::events::EventsTarget;
 use crate::placement::{self, PlacementFacts, RankSetup};
 use crate::program::{CargoTarget, Invocation, Program, ProgramError, Search, with_local_rank};
-use crate::rendezvous::{NodeRange, RendezvousMode, RendezvousTimeouts};
-use crate::{
-    ForPython, LaunchError, LaunchOptions, OutputFacts, OutputOptions, OutputPlan, PortRange,
-};
+use crate::rendezvous::RendezvousMode;
+use crate::{ForPython, LaunchError, LaunchOptions, OutputFacts, OutputOptions, OutputPlan};
 
 /// What the plan must know about this host, gathered once.
 #[derive(Clone, Debug)]
@@ -74,6 +71,9 @@ impl HostFacts {
 /// hosts meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchPlan {
+    /// The options that the plan was made from. The other fields are what was decided from them and
+    /// from the host's facts: the environment, the output and the name of the job are found there.
+    pub options: LaunchOptions,
     /// Number of ranks on this host.
     pub local_world_size: WorldSize,
     /// What to build before [`LaunchPlan::prepare`] knows the program's file.
@@ -88,42 +88,18 @@ pub struct LaunchPlan {
     pub env: Vec<(&'static str, String)>,
     /// Variables that the user has for every rank, which give way to all others.
     pub user_env: Vec<(String, String)>,
-    /// Variables of this process that the ranks do not get.
-    pub withheld: Vec<String>,
     /// From SIGTERM to SIGKILL, how long a host may be silent, and what follows from these.
     pub limits: TimeLimits,
-    /// Restarts after failures.
-    pub max_restarts: u32,
-    /// How many hosts take part.
-    pub nodes: NodeRange,
-    /// Where they meet.
-    pub rendezvous: RendezvousMode,
     /// Name of the job.
     pub run_id: String,
-    /// What an agent must know to take part, where there is such a thing.
-    pub secret: Option<Secret>,
-    /// How etcd is spoken to, where the hosts meet by one.
-    pub etcd: EtcdAccess,
-    /// Name or address under which other hosts reach this one, where the user has said so.
-    pub local_addr: Option<String>,
-    /// Among which ports the ranks' store has its own.
-    pub store_port: Option<PortRange>,
-    /// How long agents wait for each other.
-    pub timeouts: RendezvousTimeouts,
-    /// The part that the ranks play.
-    pub role: String,
     /// Name of this launcher.
     pub agent_id: String,
     /// This host's name.
     pub host: String,
-    /// Where the events of the job are written, should this launcher coordinate it.
-    pub events: Option<EventsTarget>,
     /// Where the ranks' output goes.
     pub output: OutputPlan,
     /// What each rank of this host has of its own, by local rank.
     pub ranks: Vec<RankSetup>,
-    /// Every rank is told the local rank 0.
-    pub virtual_local_rank: bool,
 }
 
 impl LaunchPlan {
@@ -224,6 +200,7 @@ impl LaunchPlan {
             None => SHARED_RUN_ID.to_owned(),
         };
         Ok(Self {
+            options: options.clone(),
             local_world_size,
             build,
             program: file,
@@ -231,24 +208,12 @@ impl LaunchPlan {
             args,
             env,
             user_env,
-            withheld: options.withheld.clone(),
             limits: TimeLimits::new(options.heartbeat_timeout, options.shutdown_timeout),
-            max_restarts: options.max_restarts,
-            nodes: options.nodes,
-            rendezvous: options.rendezvous.clone(),
-            secret: options.secret.clone(),
-            etcd: options.etcd.clone(),
             run_id,
-            local_addr: options.local_addr.clone(),
-            store_port: options.store_port,
-            timeouts: options.timeouts,
-            role: options.role.clone(),
             agent_id: facts.agent_id.clone(),
             host: facts.host.clone(),
-            events: options.events.clone(),
             output: OutputPlan::resolve(&output, &facts.output, nproc)?,
             ranks,
-            virtual_local_rank: options.placement.virtual_local_rank,
         })
     }
 
@@ -276,7 +241,7 @@ impl LaunchPlan {
     /// What a rank is told of its place, which differs from it under `--virtual-local-rank`.
     #[must_use]
     pub fn told(&self, mut world: World) -> World {
-        if self.virtual_local_rank {
+        if self.options.placement.virtual_local_rank {
             world.local_rank = LocalRank::ZERO;
         }
         world
@@ -305,7 +270,7 @@ impl LaunchPlan {
         (world.node_rank, world.num_nodes) = (part.node_rank, part.num_nodes);
         (world.restart_count, world.max_restarts) = (part.restarts, part.max_restarts);
         world.run_id = Some(self.run_id.clone());
-        world.role.clone_from(&self.role);
+        world.role.clone_from(&self.options.role);
         Ok(world)
     }
 }
@@ -328,7 +293,7 @@ const TUNED: [&str; 3] = [OMP_NUM_THREADS, OMP_WAIT_POLICY, TORCH_NCCL_ASYNC_ERR
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Endpoint;
+    use crate::{Endpoint, NodeRange};
 
     fn facts(cores: usize, set_by_user: &[&'static str]) -> HostFacts {
         HostFacts {

@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::ValueError;
 
-/// From where a port can be reached.
+/// The network interfaces on which a port listens, which decide from where it can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum Interfaces {
     /// From this host only.
     Loopback,
-    /// From every host that reaches this one.
-    Everywhere,
+    /// From every host that both this one.
+    All,
 }
 
 /// The ports among which the ranks' store may have its own (`--store-port`): what a firewall lets
@@ -72,14 +72,14 @@ impl fmt::Display for PortRange {
 /// which sets `SO_REUSEADDR` too. Binding port 0, closing and passing the number on would leave a
 /// moment in which another job gets the same number.
 ///
-/// It is no protection: a program of any user that asks for this very number, and sets
+/// This is not a protection: a program of any user that asks for this very number, and sets
 /// `SO_REUSEADDR`, can listen on it before rank 0 does.
 ///
 /// ```
-/// use brigade_launch::{Reach, StorePort};
-/// let port = StorePort::reserve(Reach::Loopback)?;
+/// use brigade_launch::{Interfaces, StorePort};
+/// let port = StorePort::reserve(Interfaces::Loopback)?;
 /// assert_ne!(port.number(), 0);
-/// assert_ne!(StorePort::reserve(Reach::Loopback)?.number(), port.number());
+/// assert_ne!(StorePort::reserve(Interfaces::Loopback)?.number(), port.number());
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug)]
@@ -90,15 +90,15 @@ pub struct StorePort {
 
 impl StorePort {
     /// Takes a port that the system chooses. Errors when there is none, or no loopback.
-    pub fn reserve(reach: Reach) -> io::Result<Self> {
-        Self::at(reach, 0)
+    pub fn reserve(interfaces: Interfaces) -> io::Result<Self> {
+        Self::at(interfaces, 0)
     }
 
     /// Takes the first port of a range that is not in use. Errors when there is none.
-    pub fn reserve_in(reach: Reach, range: PortRange) -> io::Result<Self> {
+    pub fn reserve_in(interfaces: Interfaces, range: PortRange) -> io::Result<Self> {
         let mut error = None;
         for port in range.first..=range.last {
-            match Self::at(reach, port) {
+            match Self::at(interfaces, port) {
                 Ok(port) => return Ok(port),
                 Err(refused) => error = Some(refused),
             }
@@ -106,12 +106,12 @@ impl StorePort {
         Err(error.unwrap_or_else(|| io::ErrorKind::AddrInUse.into()))
     }
 
-    fn at(reach: Reach, port: u16) -> io::Result<Self> {
-        let held = match reach {
-            Reach::Loopback => bound(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))?,
+    fn at(interfaces: Interfaces, port: u16) -> io::Result<Self> {
+        let held = match interfaces {
+            Interfaces::Loopback => bound(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))?,
             // `[::]` takes both protocols, and is where PyTorch listens first; a host without IPv6
             // has no such socket.
-            Reach::Everywhere => match bound(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))) {
+            Interfaces::All => match bound(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(error),
                 Err(_) => bound(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)))?,
                 Ok(held) => held,
@@ -171,12 +171,12 @@ mod tests {
 
     use super::*;
 
-    const REACHES: [Reach; 2] = [Reach::Loopback, Reach::Everywhere];
+    const BOTH: [Interfaces; 2] = [Interfaces::Loopback, Interfaces::All];
 
     #[test]
     fn rank_0_listens_on_the_socket_it_was_given() {
-        for reach in REACHES {
-            let port = StorePort::reserve(reach).unwrap();
+        for interfaces in BOTH {
+            let port = StorePort::reserve(interfaces).unwrap();
             let socket = port.socket().unwrap();
             let connect = || TcpStream::connect(("127.0.0.1", port.number()));
             assert!(connect().is_err(), "nothing listens yet");
@@ -190,8 +190,8 @@ mod tests {
     #[test]
     fn rank_0_may_bind_the_port_itself() {
         // std sets SO_REUSEADDR, as PyTorch does.
-        for reach in REACHES {
-            let port = StorePort::reserve(reach).unwrap();
+        for interfaces in BOTH {
+            let port = StorePort::reserve(interfaces).unwrap();
             let _inherited = port.socket().unwrap();
             for address in ["127.0.0.1", "0.0.0.0"] {
                 let _listener = TcpListener::bind((address, port.number())).unwrap();
@@ -209,38 +209,38 @@ mod tests {
     #[test]
     fn only_where_it_should_be_reached() {
         // Another address of this host: all of 127/8 is.
-        for (reach, reached) in [(Reach::Loopback, false), (Reach::Everywhere, true)] {
-            let port = StorePort::reserve(reach).unwrap();
+        for (interfaces, reached) in [(Interfaces::Loopback, false), (Interfaces::All, true)] {
+            let port = StorePort::reserve(interfaces).unwrap();
             let socket = port.socket().unwrap();
             listen(&socket, Backlog::new(8).unwrap()).unwrap();
             let elsewhere = TcpStream::connect(("127.0.0.2", port.number()));
-            assert_eq!(elsewhere.is_ok(), reached, "{reach:?}: {elsewhere:?}");
+            assert_eq!(elsewhere.is_ok(), reached, "{interfaces:?}: {elsewhere:?}");
         }
     }
 
     #[test]
     fn a_range_gives_its_first_port_on_which_nothing_listens() {
-        for reach in REACHES {
+        for interfaces in BOTH {
             // Ports beside each other that were free a moment ago.
             let range = loop {
-                let first = StorePort::reserve(reach).unwrap().number();
+                let first = StorePort::reserve(interfaces).unwrap().number();
                 let Some(last) = first.checked_add(2) else { continue };
-                if (first..=last).all(|port| StorePort::at(reach, port).is_ok()) {
+                if (first..=last).all(|port| StorePort::at(interfaces, port).is_ok()) {
                     break PortRange { first, last };
                 }
             };
-            let port = StorePort::reserve_in(reach, range).unwrap();
+            let port = StorePort::reserve_in(interfaces, range).unwrap();
             assert_eq!(port.number(), range.first);
             // As rank 0 of another job.
             let socket = port.socket().unwrap();
             listen(&socket, Backlog::new(8).unwrap()).unwrap();
-            assert_eq!(StorePort::reserve_in(reach, range).unwrap().number(), range.first + 1);
+            assert_eq!(StorePort::reserve_in(interfaces, range).unwrap().number(), range.first + 1);
             let only = PortRange { last: range.first, ..range };
-            let error = StorePort::reserve_in(reach, only).unwrap_err();
+            let error = StorePort::reserve_in(interfaces, only).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
             // With the attempt before it the port is free again.
             drop((socket, port));
-            assert_eq!(StorePort::reserve_in(reach, only).unwrap().number(), range.first);
+            assert_eq!(StorePort::reserve_in(interfaces, only).unwrap().number(), range.first);
         }
     }
 
@@ -248,7 +248,7 @@ mod tests {
     fn the_store_is_served_at_the_address_of_the_job() {
         // Addresses of this host: all of 127/8 are.
         let reached = |name: &str| {
-            let port = StorePort::reserve(Reach::Everywhere).unwrap();
+            let port = StorePort::reserve(Interfaces::All).unwrap();
             let socket = port.socket_at(name).unwrap();
             listen(&socket, Backlog::new(8).unwrap()).unwrap();
             ["127.0.0.1", "127.0.0.2"]
@@ -262,8 +262,8 @@ mod tests {
 
     #[test]
     fn no_other_program_is_given_the_port() {
-        let reaches = REACHES.into_iter().cycle().take(200);
-        let held: Vec<_> = reaches.map(|reach| StorePort::reserve(reach).unwrap()).collect();
+        let both = BOTH.into_iter().cycle().take(200);
+        let held: Vec<_> = both.map(|interfaces| StorePort::reserve(interfaces).unwrap()).collect();
         let mut numbers: Vec<_> = held.iter().map(StorePort::number).collect();
         numbers.sort_unstable();
         numbers.dedup();

@@ -698,7 +698,7 @@ impl Formation {
         self.hand_over_seat(agent);
     }
 
-    /// A host goes as it should: what its ranks leave undone is no failure.
+    /// A host goes as it should: what its ranks leave undone does not count as a failure.
     fn leaves(&mut self, agent: AgentId) {
         let Some(member) = self.members.remove(&agent) else { return };
         if member.duplicate_of.is_some() {

@@ -22,7 +22,7 @@ pub enum FrameError {
         /// What is allowed here.
         longest: usize,
     },
-    /// The bytes are no message.
+    /// The bytes are not a message.
     #[error("a message cannot be read: {0}; do both sides run the same version of brigade?")]
     Malformed(String),
 }

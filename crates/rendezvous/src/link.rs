@@ -136,7 +136,7 @@ impl Link {
         self.lock().wire.flush();
     }
 
-    /// The next message, if one has come. Beats are not told.
+    /// Returns the next message, if one has come; heartbeats are left out.
     ///
     /// # Errors
     /// The coordinator is gone, does not read, or is none.

@@ -141,7 +141,7 @@ impl Plateau {
         next
     }
 
-    /// torch compares with infinity before the first metric, so infinity itself is no better there.
+    /// torch compares with infinity before the first metric, so infinity itself is not better there.
     fn better(&self, metric: f64, best: Option<f64>) -> bool {
         let Some(best) = best else {
             return match self.mode {

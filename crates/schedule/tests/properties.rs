@@ -82,7 +82,7 @@ proptest! {
         prop_assert_eq!(warm.lr(later + steps), then.lr(later));
     }
 
-    /// At each step a sequence is the part that has the word, counted from its own beginning.
+    /// At each step a sequence is its active part, counted from its own beginning.
     #[test]
     fn a_sequence_is_its_parts(
         parts in proptest::collection::vec((schedule(), 1..300u64), 1..6),

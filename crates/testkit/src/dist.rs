@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use brigade_launch::{Reach, StorePort};
+use brigade_launch::{Interfaces, StorePort};
 use brigade_world::{StoreHost, World, WorldSize};
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
@@ -117,7 +117,7 @@ struct Running {
 impl Ranks {
     fn start(test: &DistTest) -> io::Result<Self> {
         let size = WorldSize::new(test.world_size).map_err(io::Error::other)?;
-        let port = StorePort::reserve(Reach::Loopback)?;
+        let port = StorePort::reserve(Interfaces::Loopback)?;
         let folder = tempfile::tempdir()?;
         let (tell, endings) = mpsc::channel();
         let mut started = Self { ranks: Vec::new(), endings, _steps: folder, _port: port };

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::process::{Child, Command, Stdio};
 
-use brigade_launch::{Reach, StorePort};
+use brigade_launch::{Interfaces, StorePort};
 use brigade_world::{StoreHost, World, WorldSize};
 
 /// Ranks of one group, each this test executable with one of its tests. Those that still run are killed
@@ -37,7 +37,7 @@ impl KillableRanks {
         variables: &[(&str, &OsStr)],
     ) -> io::Result<Self> {
         let size = WorldSize::new(world_size).map_err(io::Error::other)?;
-        let port = StorePort::reserve(Reach::Loopback)?;
+        let port = StorePort::reserve(Interfaces::Loopback)?;
         let mut started = Self { ranks: Vec::new(), _port: port };
         for rank in 0..world_size {
             // Rank 0's socket is its stdin, as in `dist_test!`.

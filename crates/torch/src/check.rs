@@ -148,7 +148,7 @@ impl ProcessGroup {
     pub fn check_backward(&self, sound: bool) -> Result<(), Error> {
         if self.inner().reduces.swap(false, Ordering::Relaxed) {
             let operation =
-                if sound { "backward" } else { "backward of a loss that is infinite or no number" };
+                if sound { "backward" } else { "backward of a loss that is not finite" };
             self.check(operation, String::new)?;
         }
         Ok(())

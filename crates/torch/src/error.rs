@@ -40,6 +40,9 @@ pub enum Error {
     /// The caller asked for something that cannot be.
     #[error("{0}")]
     InvalidArgument(String),
+    /// An invariant of Brigade does not hold: a defect of the library, not of the program.
+    #[error("internal error: {0}; this is a defect in Brigade: please report it with this line")]
+    Internal(String),
     /// The model of this rank is not the model of rank 0.
     #[error(
         "the models of rank 0 and rank {rank} differ: rank 0 has {expected}, rank {rank} has \

@@ -1,4 +1,4 @@
-//! A loss that is not finite, told to the other ranks in the gradients that are reduced anyway.
+//! A non-finite loss, signalled to the other ranks in the gradients that are reduced anyway.
 
 use std::fmt;
 

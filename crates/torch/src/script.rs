@@ -143,7 +143,7 @@ impl ScriptValue {
         nodes: &mut impl Iterator<Item = ffi::ScriptNode>,
         tensors: &[Tensor],
     ) -> Result<Self, Error> {
-        let short = || Error::InvalidArgument("a value of TorchScript ends early".into());
+        let short = || Error::Internal("a value of TorchScript ends early".into());
         let node = nodes.next().ok_or_else(short)?;
         let elements = |nodes: &mut _| {
             (0..node.count).map(|_| Self::read(nodes, tensors)).collect::<Result<Vec<_>, Error>>()

@@ -64,7 +64,7 @@ impl Mlflow {
     /// and password in the address are credentials, and appear in no error.
     ///
     /// # Errors
-    /// [`TrackError::Address`] for what is no such address.
+    /// [`TrackError::Address`] for what is not such an address.
     pub fn new(url: &str) -> Result<Self> {
         Ok(Self {
             client: Client::new(url)?,

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::{Config, Result, TrackError};
 
-/// What a tracker is told when a run begins.
+/// What a tracker receives when a run begins.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Run {

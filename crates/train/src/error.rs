@@ -49,6 +49,9 @@ pub enum Error {
     /// The caller asked for something that cannot be.
     #[error("{0}")]
     InvalidArgument(String),
+    /// An invariant of Brigade does not hold: a defect of the library, not of the program.
+    #[error("internal error: {0}; this is a defect in Brigade: please report it with this line")]
+    Internal(String),
     /// Ranks were given different data sets.
     #[error(
         "the ranks' loaders differ: rank 0 has {expected} samples, rank {rank} has {found}; build \

@@ -206,7 +206,7 @@ impl Accelerator {
         self.numerics.autocast.precision
     }
 
-    /// Runs the body with this Accelerator's autocast: for parts of a loss that are no prepared model's
+    /// Runs the body with this Accelerator's autocast: for parts of a loss that are not a prepared model's
     /// forward, which has it anyway.
     ///
     /// ```

@@ -72,7 +72,7 @@ impl ProgressReport {
         serde_json::from_slice(line).ok().map(Self::within_limits)
     }
 
-    /// Reads a progress bar as Python's tqdm writes it; `None` where the text is no such bar.
+    /// Reads a progress bar as Python's tqdm writes it; `None` where the text is not such a bar.
     ///
     /// ```
     /// use brigade_world::ProgressReport;

@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(graph.path_to("launch", LIBTORCH, Edges::Shipped), None);
         let path = graph.path_to("launch", LIBTORCH, Edges::All).unwrap();
         assert_eq!(path, ["brigade-launch", "torch-sys"]);
-        // The tests of `launch` are no part of `cli`.
+        // The tests of `launch` are not a part of `cli`.
         assert_eq!(graph.path_to("cli", LIBTORCH, Edges::All), None);
         assert_eq!(
             graph.path_to("cli", "brigade-launch", Edges::Shipped).unwrap(),

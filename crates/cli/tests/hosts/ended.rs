@@ -208,7 +208,7 @@ pub(crate) fn a_coordinator_that_is_cut_off_does_not_go_on_alone() {
     site.host(0).restore();
     let run = first.outcome();
     assert_eq!(run.code, 1, "{}", run.stderr);
-    assert!(run.stderr.contains("no attempt is begun here"), "{}", run.stderr);
+    assert!(run.stderr.contains("this one starts no new attempt"), "{}", run.stderr);
     assert!(!site.work.join("1-1-0").exists(), "{}", run.stderr);
     drop(etcd);
     site.wait_until_empty();

@@ -7,7 +7,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 
-use brigade_launch::{Reach, StorePort};
+use brigade_launch::{Interfaces, StorePort};
 use tempfile::TempDir;
 
 use crate::job::{self, Job, Run, Running};
@@ -23,7 +23,7 @@ pub(crate) struct Hosts {
 impl Hosts {
     pub(crate) fn new() -> Self {
         Self {
-            port: StorePort::reserve(Reach::Loopback).unwrap(),
+            port: StorePort::reserve(Interfaces::Loopback).unwrap(),
             all: tempfile::tempdir().unwrap(),
         }
     }

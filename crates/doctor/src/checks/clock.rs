@@ -17,7 +17,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         let off = clock.ahead_seconds - zero.ahead_seconds;
         let doubt = clock.error_seconds + zero.error_seconds;
         widest = widest.max(off.abs());
-        // What may be the reading's own error is no fault of the clock.
+        // A difference within the error of the reading does not count.
         let sure = off.abs() - doubt;
         if sure <= WARN_SECONDS {
             continue;

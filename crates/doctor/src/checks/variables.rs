@@ -45,7 +45,7 @@ fn visible_devices(facts: &Facts) -> Option<Finding> {
         return None;
     }
     let entries: Vec<&str> = value.split(',').map(str::trim).collect();
-    // CUDA stops reading at the first entry that is no device: what follows is hidden, too.
+    // CUDA stops reading at the first entry that is not a device: what follows is hidden, too.
     let bad = entries.iter().find(|entry| match entry.parse::<i64>() {
         Ok(number) => usize::try_from(number).map_or(true, |number| number >= gpus),
         Err(_) => !(entry.starts_with("GPU-") || entry.starts_with("MIG-")),
@@ -70,7 +70,7 @@ fn visible_devices(facts: &Facts) -> Option<Finding> {
     )
 }
 
-/// Settings of the libraries that some hosts have and others have not, or otherwise.
+/// Settings of the libraries that some hosts have and others lack, or that differ.
 fn different(cluster: &Cluster) -> Vec<Finding> {
     let mut names: Vec<&String> = cluster
         .examined()

@@ -85,7 +85,7 @@ fn read_versions<'data, R: ReadRef<'data>>(
             let (need, versions) = need?;
             let file = text(need.file(endian, strings)?);
             let versions = versions
-                // A weak need is no need: the loader only warns.
+                // A weak need does not count: the loader only warns.
                 .filter(|it| it.as_ref().map_or(true, |it| it.vna_flags.get(endian).0 & WEAK == 0))
                 .map(|it| it?.name(endian, strings).map(text))
                 .collect::<object::read::Result<Vec<String>>>()?;

@@ -67,7 +67,7 @@ pub(super) fn of(sources: &Sources, path: &Path, program: &Elf) -> Libraries {
     libraries
 }
 
-/// A program from a newer system needs versions of the C library that an older one has not.
+/// A program from a newer system needs versions of the C library that an older one lacks.
 fn missing_versions(all: &[(PathBuf, &Elf)], found: &[Library]) -> Vec<super::Missing> {
     let mut missing: Vec<super::Missing> = Vec::new();
     for (path, elf) in all {

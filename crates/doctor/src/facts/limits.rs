@@ -16,7 +16,7 @@ pub struct Limits {
     pub processes: Option<Limit>,
 }
 
-/// One limit; `None` is no limit.
+/// One limit; `None` where there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limit {

@@ -57,7 +57,7 @@ mod tests {
         bytes.extend_from_slice(&table);
         let found = parse(&bytes).unwrap();
         assert_eq!(found["libc.so.6"], [PathBuf::from("/lib/libc.so.6")]);
-        // Cut off anywhere, it is no cache, and nothing breaks.
+        // Cut off anywhere, it is not taken for a cache, and nothing breaks.
         for length in 0..bytes.len() {
             assert!(parse(&bytes[..length]).is_none_or(|found| found.len() <= 1));
         }

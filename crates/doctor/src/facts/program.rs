@@ -47,7 +47,7 @@ pub struct Program {
 pub enum ProgramState {
     /// There is no such file.
     Missing,
-    /// It is a folder, or something else that is no file.
+    /// It is a folder, or something else that is not a regular file.
     NotAFile,
     /// This user may not run it.
     NotExecutable,

@@ -98,7 +98,7 @@ fn serve(mut stream: TcpStream, nonce: &str) -> io::Result<()> {
     let Some(request) = ProbeRequest::of(said[NONCE_LEN]) else { return Ok(()) };
     stream.write_all(&[WELCOME])?;
     match request {
-        // The peer leaves first: who does keeps the port busy for a minute, and this one may be the
+        // The peer closes first: the side that does keeps the port busy for a minute, and this one may be the
         // port that a job wants next.
         ProbeRequest::Greet => stream.read(&mut [0]).map(drop),
         ProbeRequest::Echo => echo(&mut stream),

@@ -13,7 +13,7 @@ pub(super) fn write(
     findings: &[Finding],
     style: Style,
 ) -> io::Result<()> {
-    writeln!(to, "brigade doctor: {}\n", who(cluster))?;
+    writeln!(to, "brigade doctor: {}\n", title(cluster))?;
     let several = cluster.hosts.len() > 1;
     let rows: Vec<(&Finding, String)> =
         findings.iter().map(|it| (it, if several { place(it) } else { String::new() })).collect();
@@ -46,7 +46,7 @@ pub(super) fn write(
     Ok(())
 }
 
-fn who(cluster: &Cluster) -> String {
+fn title(cluster: &Cluster) -> String {
     let names: Vec<String> = cluster
         .hosts
         .iter()

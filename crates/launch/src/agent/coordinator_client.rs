@@ -77,7 +77,7 @@ impl<'p> CoordinatorClient<'p> {
             void: false,
             stale: Vec::new(),
             lines,
-            recording: (plan.events.as_ref())
+            recording: (plan.options.events.as_ref())
                 .map(|target| EventLog::start(target, &plan.run_id))
                 .transpose()?,
             events: VecDeque::new(),
@@ -86,7 +86,7 @@ impl<'p> CoordinatorClient<'p> {
 
     /// What there is to know of the plan's rendezvous.
     pub(super) fn facts(plan: &LaunchPlan, forwards_output: bool) -> Facts {
-        let (kind, near, coordinator) = match &plan.rendezvous {
+        let (kind, near, coordinator) = match &plan.options.rendezvous {
             RendezvousMode::OneHost if !forwards_output => {
                 (Kind::OneHost, true, "the launcher".into())
             }
@@ -102,15 +102,17 @@ impl<'p> CoordinatorClient<'p> {
             }
             RendezvousMode::Etcd { .. } => (Kind::Elected, true, "the main host".into()),
         };
-        let elastic =
-            matches!(plan.rendezvous, RendezvousMode::Elastic { .. } | RendezvousMode::Etcd { .. });
+        let elastic = matches!(
+            plan.options.rendezvous,
+            RendezvousMode::Elastic { .. } | RendezvousMode::Etcd { .. }
+        );
         Facts {
             host: plan.host.clone(),
             nproc: plan.local_world_size.as_usize(),
-            max_restarts: plan.max_restarts,
+            max_restarts: plan.options.max_restarts,
             limits: plan.limits,
             kind,
-            may_leave: elastic && plan.nodes.min < plan.nodes.max,
+            may_leave: elastic && plan.options.nodes.min < plan.options.nodes.max,
             near,
             coordinator,
             forwards_output,
@@ -136,8 +138,8 @@ impl<'p> CoordinatorClient<'p> {
     fn search(&self, method: DiscoveryMethod) -> Result<Search, LaunchError> {
         let plan = RendezvousPlan {
             method,
-            secret: self.plan.secret.clone(),
-            timeout: self.plan.timeouts.join,
+            secret: self.plan.options.secret.clone(),
+            timeout: self.plan.options.timeouts.join,
             limits: self.plan.limits,
             run_id: self.plan.run_id.clone(),
             host: self.plan.host.clone(),
@@ -335,19 +337,19 @@ impl<'p> CoordinatorClient<'p> {
     /// Asks to take part, or for the seat.
     pub(super) fn join(&mut self, request: &JoinRequest, nproc: usize, port: u16) {
         let one_host =
-            self.plan.rendezvous == RendezvousMode::OneHost && self.coordinator.is_some();
+            self.plan.options.rendezvous == RendezvousMode::OneHost && self.coordinator.is_some();
         let loopback = one_host.then(|| LOOPBACK.to_owned());
         let join = Join {
             run_id: self.plan.run_id.clone(),
             agent: self.plan.agent_id.clone(),
             resume: if request.resume { self.asked + 1 } else { 0 },
             nproc,
-            node_rank: match self.plan.rendezvous {
+            node_rank: match self.plan.options.rendezvous {
                 RendezvousMode::Launcher { node_rank }
                 | RendezvousMode::Static { node_rank, .. } => Some(node_rank),
                 _ => None,
             },
-            address: self.plan.local_addr.clone().or(loopback),
+            address: self.plan.options.local_addr.clone().or(loopback),
             port,
             last_attempt: request.last.map(|(attempt, _)| attempt),
             last_node_rank: request.last.map(|(_, node_rank)| node_rank),
@@ -446,7 +448,7 @@ fn is_over(coordinator: &Coordinator) -> bool {
 
 /// How this host finds the others; `None` when there are none.
 fn discovery_method(plan: &LaunchPlan) -> Option<DiscoveryMethod> {
-    match &plan.rendezvous {
+    match &plan.options.rendezvous {
         RendezvousMode::OneHost | RendezvousMode::Launcher { .. } => None,
         RendezvousMode::Static { node_rank, master_addr, master_port } => {
             Some(DiscoveryMethod::Static {
@@ -464,8 +466,8 @@ fn discovery_method(plan: &LaunchPlan) -> Option<DiscoveryMethod> {
             let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
             Some(DiscoveryMethod::Etcd {
                 endpoints: endpoints.join(","),
-                access: plan.etcd.clone(),
-                address: plan.local_addr.clone(),
+                access: plan.options.etcd.clone(),
+                address: plan.options.local_addr.clone(),
             })
         }
     }
@@ -485,16 +487,16 @@ fn unguarded(port: u16) -> String {
 fn rules(plan: &LaunchPlan, address: String) -> Rules {
     Rules {
         run_id: plan.run_id.clone(),
-        min_nodes: plan.nodes.min,
-        max_nodes: plan.nodes.max,
-        max_restarts: plan.max_restarts,
-        join_timeout: plan.timeouts.join,
-        last_call: plan.timeouts.last_call,
-        join_interval: plan.timeouts.join_interval,
+        min_nodes: plan.options.nodes.min,
+        max_nodes: plan.options.nodes.max,
+        max_restarts: plan.options.max_restarts,
+        join_timeout: plan.options.timeouts.join,
+        last_call: plan.options.timeouts.last_call,
+        join_interval: plan.options.timeouts.join_interval,
         limits: plan.limits,
-        late_hosts: plan.rendezvous != RendezvousMode::OneHost,
-        address: Some(plan.local_addr.clone().unwrap_or(address)),
-        recorded: plan.events.is_some(),
+        late_hosts: plan.options.rendezvous != RendezvousMode::OneHost,
+        address: Some(plan.options.local_addr.clone().unwrap_or(address)),
+        recorded: plan.options.events.is_some(),
     }
 }
 

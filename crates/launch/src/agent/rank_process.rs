@@ -41,7 +41,7 @@ impl RankProcess {
         let gate_at = raw.then(|| start_gate::inheritable(&far)).transpose()?;
         let cpus = setup.cpus.as_ref();
         let mut command = rank_command(program, &plan.name, &args, cpus, gate_at);
-        for name in &plan.withheld {
+        for name in &plan.options.withheld {
             command.env_remove(name);
         }
         command.envs(plan.user_env.iter().map(|(name, value)| (name, value)));
@@ -69,7 +69,7 @@ impl RankProcess {
         let mut child = command.spawn()?;
         let (rank, local_rank) = (world.rank.as_usize(), world.local_rank.as_usize());
         let prefix = plan.output.prefix.of(&PrefixFacts {
-            role: &plan.role,
+            role: &plan.options.role,
             rank,
             local_rank,
             node_rank: world.node_rank,

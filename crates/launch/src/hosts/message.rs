@@ -93,7 +93,7 @@ pub(crate) struct HostJob {
     /// Its name in the list of hosts.
     pub(crate) host: String,
     pub(crate) options: LaunchOptions,
-    /// The job's secret, which is no part of `options` on its way: this session is encrypted, and a
+    /// The job's secret, which is not a part of `options` on its way: this session is encrypted, and a
     /// command line or an environment would show it.
     #[serde(with = "serde_bytes")]
     pub(crate) secret: Option<Vec<u8>>,

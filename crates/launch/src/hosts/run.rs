@@ -89,7 +89,7 @@ fn build(program: &mut Program) -> Result<Vec<PathBuf>, LaunchError> {
     Ok(built.libraries)
 }
 
-/// What every host is told.
+/// What is sent to every host.
 fn request(
     options: LaunchOptions,
     plan: HostsPlan,
@@ -129,7 +129,7 @@ fn to_copy(
         }
         Program::Auto(name) | Program::Executable(name) => {
             let is_file = |word: &&OsString| Path::new(word).is_file();
-            // Of an interpreter, the first word that is no option is what it runs.
+            // Of an interpreter, the first word that is not an option is what it runs.
             let script = options.args.iter().find(|it| !it.as_encoded_bytes().starts_with(b"-"));
             if let Some(script) = script.filter(is_file) {
                 let (name, script) = (name.display(), script.display());

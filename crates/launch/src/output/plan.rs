@@ -115,7 +115,7 @@ pub(crate) struct Route {
 impl OutputPlan {
     /// Decides. Pure.
     ///
-    /// Errors: an option names only local ranks that this host, with `nproc` ranks, has not.
+    /// Fails when an option names only local ranks that this host, with `nproc` ranks, lacks.
     ///
     /// ```
     /// use brigade_launch::{OutputFacts, OutputOptions, OutputPlan, StreamModes, StreamMode};

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 /// A template, in the syntax of Python's `string.Template` as torchrun's is: `${rank}` or `$rank`
-/// is replaced, `$$` is a dollar sign, and what is no variable stays as it is.
+/// is replaced, `$$` is a dollar sign, and other text stays as it is.
 ///
 /// ```
 /// use brigade_launch::{Prefix, PrefixFacts};

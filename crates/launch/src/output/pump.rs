@@ -248,7 +248,7 @@ impl Pump {
                 let end = told.begun.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
                 let rest = told.begun.split_off(end);
                 let lines = std::mem::replace(&mut told.begun, rest);
-                // A line that never ends is no report.
+                // A line that never ends is not a report.
                 told.begun.truncate(MAX_REPORT_LEN);
                 let rank = told.rank;
                 let reports = lines.split(|byte| *byte == b'\n').rev();
@@ -415,7 +415,7 @@ impl Pump {
 }
 
 impl Carried {
-    /// The lines, and what each of them becomes. A bar that is about to be drawn over is no line where
+    /// The lines, and what each of them becomes. A bar that is about to be drawn over is not a line where
     /// `bar` takes it.
     fn route<'a>(
         &'a mut self,

@@ -188,7 +188,7 @@ struct Messages {
 impl Messages {
     fn read(&mut self, messages: impl BufRead, target: &CargoTarget) -> std::io::Result<()> {
         for line in messages.split(b'\n') {
-            // What is no message was printed by something that Cargo ran.
+            // Other lines were printed by something that Cargo ran.
             if let Ok(message) = serde_json::from_slice::<Value>(&line?) {
                 self.take(&message, target);
             }

@@ -18,8 +18,8 @@ impl EventLoop {
         let begins = |it: &Action| matches!(it, Action::Send(_, ToAgent::Start(_)));
         if actions.iter().any(begins) && self.lease().is_some_and(|lease| !lease.is_held()) {
             self.say(
-                "etcd does not answer, so another host may coordinate the job by now: no attempt \
-                 is begun here",
+                "etcd does not answer and the lease has run out, so another host may be the coordinator: \
+                 this one starts no new attempt",
             );
             return self.abandon();
         }

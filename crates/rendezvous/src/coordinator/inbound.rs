@@ -53,7 +53,7 @@ impl EventLoop {
         };
         match result {
             Ok(Some(message)) => {
-                self.hear(agent, message);
+                self.on_message(agent, message);
                 true
             }
             Ok(None) => {
@@ -103,7 +103,7 @@ impl EventLoop {
         }
     }
 
-    fn hear(&mut self, agent: AgentId, message: FromAgent) {
+    fn on_message(&mut self, agent: AgentId, message: FromAgent) {
         let Some(peer) = self.peers.get_mut(&agent) else { return };
         match (&peer.stage, message.printable()) {
             (Stage::Joining, FromAgent::Join(join)) => self.join(agent, join),

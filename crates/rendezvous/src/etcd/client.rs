@@ -60,7 +60,7 @@ impl From<ClientError> for Failure {
 }
 
 impl Client {
-    /// Of "etcd1:2379,etcd2:2379"; fails with the part that is no address, or with a file that cannot
+    /// Of "etcd1:2379,etcd2:2379"; fails with the part that is not an address, or with a file that cannot
     /// be used.
     pub(super) fn new(
         endpoints: &str,

@@ -1,4 +1,4 @@
-//! What the decision is told, and what it asks to be done.
+//! The inputs of the decision (events) and its outputs (actions).
 
 use super::Record;
 use crate::{FromAgent, JobResult, Join, ToAgent};

@@ -43,7 +43,7 @@ pub(super) enum LastSeen {
     Disconnected(Duration),
     /// Nothing has come since then.
     Silent(Duration),
-    /// It was there until now, but did not do what it was told.
+    /// It was there until now, but did not do what it was asked to.
     Unresponsive(Duration),
 }
 
@@ -151,7 +151,7 @@ pub(super) fn job_result(cause: Cause) -> JobResult {
     JobResult { code, cause: Some(cause) }
 }
 
-/// A failure is never told as success, whatever an agent claims.
+/// A failure is never reported as success, whatever an agent claims.
 fn code_of(failure: &RankFailure) -> u8 {
     failure.exit_status.exit_code().max(1)
 }

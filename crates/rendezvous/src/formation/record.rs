@@ -281,7 +281,7 @@ impl Formation {
         }
     }
 
-    /// A rank has ended, which is told once.
+    /// A rank has ended; reported once.
     pub(super) fn rank_exited(
         &mut self,
         agent: AgentId,

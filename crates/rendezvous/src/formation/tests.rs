@@ -95,7 +95,7 @@ impl Job {
         self.say(id, FromAgent::Interrupted { signal, count })
     }
 
-    /// Time passes; who is named beats every second.
+    /// Time passes; the agents that are named beat every second.
     fn pass(&mut self, seconds: u64, alive: &[u64]) -> Vec<String> {
         let end = self.now + Duration::from_secs(seconds);
         let mut shown = Vec::new();

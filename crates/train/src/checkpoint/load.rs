@@ -84,9 +84,7 @@ pub(super) fn load(
         )));
     }
     let Some(ready) = ready else {
-        return Err(Error::InvalidArgument(
-            "load_state: internal error: the checkpoint was not validated".into(),
-        ));
+        return Err(Error::Internal("load_state: the checkpoint was not validated".into()));
     };
     inner.processes.agree(SCOPE, inner.load_hooks.call(&path))?;
     let manifest = ready.checkpoint.manifest();
@@ -111,9 +109,7 @@ fn newest(checkpoints: &Inner) -> Result<PathBuf> {
         false => Ok(None),
     };
     let found = checkpoints.processes.agree(SCOPE, found)?.into_iter().next().flatten();
-    found.ok_or_else(|| {
-        Error::InvalidArgument("load_state: internal error: rank 0 sent no path".into())
-    })
+    found.ok_or_else(|| Error::Internal("load_state: rank 0 sent no path".into()))
 }
 
 /// A checkpoint that fits the program, nothing changed yet.
@@ -369,7 +365,7 @@ fn read_into(checkpoint: &Checkpoint, mut tensors: Vec<(Tensor, TensorLocation)>
         let mine = Files::new(checkpoint).read_into(tensors);
         let other = match other {
             Ok(other) => other.join().unwrap_or_else(|_| {
-                Err(Error::InvalidArgument("the thread that read a checkpoint panicked".into()))
+                Err(Error::Internal("the thread that read a checkpoint panicked".into()))
             }),
             Err(_) => read_second(),
         };

@@ -88,9 +88,7 @@ pub(super) fn begin(checkpoints: &Checkpoints, target: &Target) -> Result<PathBu
     };
     let paths = inner.processes.agree(SCOPE, paths)?;
     let Some(Some((target, folder))) = paths.into_iter().next() else {
-        return Err(Error::InvalidArgument(
-            "save_state: internal error: rank 0 sent no path".into(),
-        ));
+        return Err(Error::Internal("save_state: rank 0 sent no path".into()));
     };
     let captured = inner.save_hooks.call(&folder).and_then(|()| {
         let mut captured = capture(inner)?;
@@ -105,9 +103,7 @@ pub(super) fn begin(checkpoints: &Checkpoints, target: &Target) -> Result<PathBu
     };
     inner.processes.agree(SCOPE, ready)?;
     let Some(captured) = captured else {
-        return Err(Error::InvalidArgument(
-            "save_state: internal error: no state was captured".into(),
-        ));
+        return Err(Error::Internal("save_state: no state was captured".into()));
     };
 
     let store = job.store().map(|store| (store.clone(), format!("brigade/save/{number}")));
@@ -175,7 +171,7 @@ impl Pending {
 
     pub(super) fn join(self) -> Result<()> {
         let panicked =
-            |_| Err(Error::InvalidArgument("the thread that wrote a checkpoint panicked".into()));
+            |_| Err(Error::Internal("the thread that wrote a checkpoint panicked".into()));
         self.0.join().unwrap_or_else(panicked)
     }
 }

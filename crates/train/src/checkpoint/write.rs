@@ -50,9 +50,7 @@ pub(super) fn write_files(
         // One that could not start left its work to this thread.
         let helped = match helper.and_then(|helper| helper.ok()).map(|helper| helper.join()) {
             Some(Ok(helped)) => helped,
-            Some(Err(_)) => {
-                Err(Error::InvalidArgument("the thread that wrote a file panicked".into()))
-            }
+            Some(Err(_)) => Err(Error::Internal("the thread that wrote a file panicked".into())),
             None => Ok(()),
         };
         mine.and(helped)

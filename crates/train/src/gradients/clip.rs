@@ -71,7 +71,7 @@ pub struct ClipNorm {
 }
 
 impl Default for ClipNorm {
-    /// The 2-norm, at most 1; a norm that is not finite is no error.
+    /// The 2-norm, at most 1; a norm that is not finite is not an error.
     fn default() -> Self {
         Self { max_norm: 1.0, norm_type: 2.0, error_if_nonfinite: false }
     }

@@ -94,7 +94,7 @@ dist_test!(world = 2, dist_debug_mode_looks_at_the_loss, |world: World| -> Resul
     let value = if world.rank.as_usize() == 1 { f64::NAN } else { 1.0 };
     let loss = model.forward(&input(value))?.mean(Kind::Float);
     let error = accelerator.backward(&loss).unwrap_err().to_string();
-    let found = "rank 1 is in backward of a loss that is infinite or no number";
+    let found = "rank 1 is in backward of a loss that is not finite";
     assert!(error.contains(found), "{error}");
     // Everywhere, and between the reductions of a window.
     for _ in 0..2 {

@@ -76,7 +76,7 @@ impl Here<'_> {
         let part = self.part();
         let world = plan.world(&part, local_rank, StoreHost::Rank0).ok()?;
         let setup = plan.ranks.get(local_rank)?;
-        let open: &[&str] = match plan.rendezvous {
+        let open: &[&str] = match plan.options.rendezvous {
             // The ranks of the first host begin at 0.
             RendezvousMode::OneHost => &[],
             RendezvousMode::Static { node_rank: 0, .. } => OPEN_WITH_OTHERS,
@@ -87,7 +87,7 @@ impl Here<'_> {
         };
         let place = plan.told(world.clone()).to_env().into_iter().map(|(name, value)| {
             let value = if name == env::MASTER_PORT {
-                plan.store_port.map_or_else(
+                plan.options.store_port.map_or_else(
                     || "(a free port for each attempt)".to_owned(),
                     |range| match range.first == range.last {
                         true => range.to_string(),
@@ -136,7 +136,7 @@ impl Here<'_> {
     /// A value that depends on the other hosts. Where they are numbered, most of them have as many
     /// ranks as this one.
     fn open(&self, value: &str) -> String {
-        match self.plan.rendezvous {
+        match self.plan.options.rendezvous {
             RendezvousMode::Static { .. } => {
                 let each = match self.plan.ranks.len() {
                     1 => "one rank".to_owned(),
@@ -152,16 +152,16 @@ impl Here<'_> {
     fn part(&self) -> Assignment {
         let plan = self.plan;
         let nproc = plan.ranks.len();
-        let (node_rank, num_nodes, master_addr) = match &plan.rendezvous {
+        let (node_rank, num_nodes, master_addr) = match &plan.options.rendezvous {
             RendezvousMode::Static { node_rank, master_addr, .. } => {
-                (*node_rank, plan.nodes.max, master_addr.clone())
+                (*node_rank, plan.options.nodes.max, master_addr.clone())
             }
             _ => (0, 1, "127.0.0.1".to_owned()),
         };
         Assignment {
             attempt: 0,
             restarts: 0,
-            max_restarts: plan.max_restarts,
+            max_restarts: plan.options.max_restarts,
             node_rank,
             num_nodes,
             first_rank: node_rank * nproc,
@@ -169,15 +169,15 @@ impl Here<'_> {
             world_size: num_nodes * nproc,
             master_addr,
             master_port: 0,
-            recorded: plan.events.is_some(),
+            recorded: plan.options.events.is_some(),
         }
     }
 
     /// Where the hosts meet, in words.
     fn rendezvous(&self) -> String {
-        let NodeRange { min, max } = self.plan.nodes;
+        let NodeRange { min, max } = self.plan.options.nodes;
         let nodes = if min == max { min.to_string() } else { format!("{min} to {max}") };
-        match &self.plan.rendezvous {
+        match &self.plan.options.rendezvous {
             RendezvousMode::OneHost => "one host".to_owned(),
             // No command line asks for it: a launcher elsewhere does.
             RendezvousMode::Launcher { node_rank } => {

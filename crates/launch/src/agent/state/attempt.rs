@@ -1,4 +1,4 @@
-//! The ranks of this host in one attempt: prepared, started, stopped, told of.
+//! The ranks of this host in one attempt: prepared, started, stopped, reported.
 
 use std::time::Duration;
 
@@ -582,7 +582,7 @@ impl AgentState {
         let asked = self.stop_asked == Some(attempt);
         if !ended.told && (shown || asked && ended.until <= self.now) {
             ended.told = true;
-            // Never before the last byte: what is lost was no success.
+            // Never before the last byte: a job whose output is lost did not succeed.
             if finished && shown {
                 self.send(FromAgent::Finished { attempt });
             }

@@ -1,6 +1,6 @@
-//! What the agent's decision is told, and what it asks to be done.
+//! The inputs of the agent's decision (events) and its outputs (actions).
 //!
-//! All that an agent does goes through these two types: who wants to follow a job (a log of events,
+//! All that an agent does goes through these two types: code that follows a job (a log of events,
 //! a line of progress) needs nothing else.
 
 use std::time::Duration;

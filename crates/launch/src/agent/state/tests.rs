@@ -81,7 +81,7 @@ impl Host {
     }
 
     fn start(&mut self, attempt: u32) {
-        assert_eq!(self.hear(ToAgent::Start(part(attempt))), [format!("prepare {attempt}")]);
+        assert_eq!(self.receive(ToAgent::Start(part(attempt))), [format!("prepare {attempt}")]);
         assert_eq!(self.tell(Event::Prepared { attempt }), [format!("start {attempt}")]);
         assert!(self.tell(Event::Started(vec![41, 42])).is_empty());
     }
@@ -93,13 +93,13 @@ impl Host {
         shown
     }
 
-    fn hear(&mut self, message: ToAgent) -> Vec<String> {
+    fn receive(&mut self, message: ToAgent) -> Vec<String> {
         self.tell(Event::Received(message))
     }
 
     fn stop(&mut self, attempt: u32, reason: &str) -> Vec<String> {
         let reason = reason.to_owned();
-        self.hear(ToAgent::Stop { attempt, signal: 15, reason })
+        self.receive(ToAgent::Stop { attempt, signal: 15, reason })
     }
 
     fn exit(&mut self, local_rank: usize, code: i32) -> Vec<String> {
@@ -123,7 +123,7 @@ impl Host {
     }
 
     fn end(&mut self, code: u8) -> Vec<String> {
-        self.hear(ToAgent::End(JobResult { code, cause: None }))
+        self.receive(ToAgent::End(JobResult { code, cause: None }))
     }
 }
 
@@ -239,7 +239,7 @@ fn a_rank_that_was_killed_comes_before_those_that_fail_because_of_it() {
         let second = told(&mut host, 0);
         assert!(second[0].contains("rank 2") && second[0].contains(" at 99300,"), "{second:?}");
     }
-    // What the launcher has sent is no failure; what a peer's end may cause is not counted earlier.
+    // A signal that the launcher has sent is not a failure; what a peer's end may cause is not counted earlier.
     let mut host = Host::running(Kind::Peers);
     host.exit(1, 1);
     told(&mut host, 1);
@@ -292,7 +292,7 @@ fn ranks_that_write_an_error_have_time_to_end() {
     let stopped = host.stop(0, "rank 0 failed");
     assert_eq!(stopped, ["find errors", "say: rank 0 failed; stopping 2 ranks"]);
     assert_eq!(host.tell(Event::Exiting(vec![1])), ["ask [0] SIGTERM"]);
-    assert!(host.killed(0, Signal::SIGTERM).is_empty(), "that is no failure");
+    assert!(host.killed(0, Signal::SIGTERM).is_empty(), "that is not a failure");
     assert!(host.pass(2.9).is_empty());
     assert_eq!(host.pass(0.2), ["ask [1] SIGTERM"]);
     // Where nothing tells in time, all are asked; a busy host may take its time.
@@ -338,10 +338,10 @@ fn ranks_that_do_not_stop_are_killed_and_those_that_cannot_be_are_left() {
 
     // The job goes on without this host.
     let mut host = Host::running(Kind::Peers);
-    host.hear(ToAgent::Kill);
+    host.receive(ToAgent::Kill);
     host.pass(10.0);
     host.tell(Event::Inspected(vec![(0, 'D'), (1, 'D')]));
-    let refused = host.hear(ToAgent::Refused { reason: "stuck".to_owned() });
+    let refused = host.receive(ToAgent::Refused { reason: "stuck".to_owned() });
     assert_eq!(refused, ["disconnect", "report 137", "drain"]);
 }
 
@@ -356,7 +356,7 @@ fn a_user_stops_a_job_and_loses_patience() {
             "say: SIGINT: waiting up to 30 s for 2 ranks to stop; SIGINT (Ctrl-C) kills now",
         ]
     );
-    assert!(host.hear(ToAgent::Stop { attempt: 0, signal: 2, reason: "x".into() }).is_empty());
+    assert!(host.receive(ToAgent::Stop { attempt: 0, signal: 2, reason: "x".into() }).is_empty());
     assert_eq!(
         host.tell(Event::Signal(Signal::SIGINT)),
         ["ask [0, 1] SIGKILL", "send Interrupted { signal: 2, count: 2 }"]
@@ -393,8 +393,8 @@ fn a_signal_that_comes_again_leaves_time_for_the_verdict() {
 fn signals_for_the_ranks() {
     let mut host = Host::running(Kind::OneHost);
     assert_eq!(host.tell(Event::Signal(Signal::SIGUSR1)), ["forward SIGUSR1"]);
-    assert_eq!(host.hear(ToAgent::Signal { signal: 12 }), ["forward SIGUSR2"]);
-    assert!(host.hear(ToAgent::Signal { signal: 9 }).is_empty(), "no such thing");
+    assert_eq!(host.receive(ToAgent::Signal { signal: 12 }), ["forward SIGUSR2"]);
+    assert!(host.receive(ToAgent::Signal { signal: 9 }).is_empty(), "no such thing");
     assert_eq!(host.tell(Event::Signal(Signal::SIGTSTP)), ["suspend"]);
     let mut host = Host::running(Kind::Peers);
     let said = host.tell(Event::Signal(Signal::SIGTSTP));
@@ -409,7 +409,7 @@ fn a_connection_that_breaks_is_made_again_while_the_ranks_run() {
     assert_eq!(host.tell(lost), ["reconnect, patient false"]);
     assert!(host.pass(12.0).is_empty());
     assert_eq!(host.tell(Event::Reconnected), ["join: resume true, last Some((0, 1)), 0 restarts"]);
-    let resumed = host.hear(ToAgent::Resumed);
+    let resumed = host.receive(ToAgent::Resumed);
     assert_eq!(resumed, ["say: connected to node1:29400 again after 12.0 s"]);
     // What the coordinator may have missed is said again.
     let mut host = Host::running(Kind::Peers);
@@ -423,11 +423,11 @@ fn a_connection_that_breaks_is_made_again_while_the_ranks_run() {
     host.tell(Event::Signal(Signal::SIGTERM));
     host.tell(lost());
     host.tell(Event::Reconnected);
-    let resumed = host.hear(ToAgent::Resumed);
+    let resumed = host.receive(ToAgent::Resumed);
     assert!(resumed[1].starts_with("failed: rank 2 on h1"), "{resumed:?}");
     assert_eq!(resumed[2], "send Interrupted { signal: 15, count: 1 }");
     // What the coordinator says again is done once.
-    assert!(host.hear(ToAgent::Start(part(0))).is_empty());
+    assert!(host.receive(ToAgent::Start(part(0))).is_empty());
     host.stop(0, "x");
     assert!(host.stop(0, "x").is_empty());
 }
@@ -480,12 +480,12 @@ fn a_coordinator_that_is_silent_is_looked_for_beside_the_old_connection() {
     // Another connection is faster.
     host.tell(Event::Quiet(true));
     host.tell(Event::Reconnected);
-    host.hear(ToAgent::Resumed);
+    host.receive(ToAgent::Resumed);
     assert!(host.tell(Event::Reconnected).is_empty(), "not asked for");
     // The seat was given away.
     host.tell(Event::Quiet(true));
     host.tell(Event::Reconnected);
-    let refused = host.hear(ToAgent::Refused { reason: "too late".to_owned() });
+    let refused = host.receive(ToAgent::Refused { reason: "too late".to_owned() });
     assert_eq!(refused, ["disconnect", "ask [0, 1] SIGTERM"]);
 }
 
@@ -493,7 +493,7 @@ fn a_coordinator_that_is_silent_is_looked_for_beside_the_old_connection() {
 fn files_that_do_not_answer_hold_up_nothing_else() {
     // The attempt is stopped while its files are made.
     let mut host = Host::joined(Kind::Peers);
-    host.hear(ToAgent::Start(part(0)));
+    host.receive(ToAgent::Start(part(0)));
     assert_eq!(
         host.stop(0, "h2 failed"),
         ["say: h2 failed", "stopped 0, killed false, stuck None"]
@@ -501,7 +501,7 @@ fn files_that_do_not_answer_hold_up_nothing_else() {
     assert!(host.tell(Event::Prepared { attempt: 0 }).is_empty(), "too late");
     // A user leaves while they are.
     let mut host = Host::joined(Kind::Peers);
-    host.hear(ToAgent::Start(part(0)));
+    host.receive(ToAgent::Start(part(0)));
     host.tell(Event::Signal(Signal::SIGINT));
     host.tell(Event::Signal(Signal::SIGINT));
     assert_eq!(host.pass(2.0), ["report 130", "drain"]);
@@ -510,7 +510,7 @@ fn files_that_do_not_answer_hold_up_nothing_else() {
 #[test]
 fn a_host_that_cannot_start_its_ranks() {
     let mut host = Host::joined(Kind::Peers);
-    host.hear(ToAgent::Start(part(0)));
+    host.receive(ToAgent::Start(part(0)));
     host.tell(Event::Prepared { attempt: 0 });
     let error = LaunchError::Refused { reason: "no".to_owned() };
     let said = host.tell(Event::StartFailed { attempt: 0, error });
@@ -526,7 +526,7 @@ fn a_host_that_cannot_start_its_ranks() {
 #[test]
 fn a_host_that_cannot_start_its_ranks_during_a_cut_says_so_afterwards() {
     let mut host = Host::joined(Kind::Peers);
-    host.hear(ToAgent::Start(part(0)));
+    host.receive(ToAgent::Start(part(0)));
     host.tell(Event::Prepared { attempt: 0 });
     host.tell(Event::ConnectionLost {
         how: "it was reset".to_owned(),
@@ -537,7 +537,7 @@ fn a_host_that_cannot_start_its_ranks_during_a_cut_says_so_afterwards() {
     host.tell(Event::StartFailed { attempt: 0, error });
     assert_eq!(host.tell(Event::Swept), ["release", "drain"]);
     host.tell(Event::Reconnected);
-    let resumed = host.hear(ToAgent::Resumed);
+    let resumed = host.receive(ToAgent::Resumed);
     assert!(resumed[1].starts_with("send Unable") && resumed[1].contains("no"), "{resumed:?}");
     let closed =
         Event::ConnectionLost { how: "closed".to_owned(), may_resume: true, closed: false };
@@ -591,7 +591,7 @@ fn a_host_that_leaves_during_a_cut_leaves_when_the_connection_is_back() {
     host.tell(broken());
     host.tell(Event::Signal(Signal::SIGTERM));
     host.tell(Event::Reconnected);
-    assert_eq!(host.hear(ToAgent::Resumed)[1..], ["send Leaving"]);
+    assert_eq!(host.receive(ToAgent::Resumed)[1..], ["send Leaving"]);
     // They have ended before.
     for cut in [broken(), Event::Quiet(true)] {
         let mut host = Host::running(Kind::Elected);
@@ -599,7 +599,7 @@ fn a_host_that_leaves_during_a_cut_leaves_when_the_connection_is_back() {
         assert_eq!(stops(&mut host), ["release", "drain"]);
         assert!(host.pass(3.0).is_empty());
         host.tell(Event::Reconnected);
-        let resumed = host.hear(ToAgent::Resumed);
+        let resumed = host.receive(ToAgent::Resumed);
         assert_eq!(resumed[1..], ["send Leaving", "report 143", "drain"]);
     }
     // The connection was only slow.
@@ -620,7 +620,7 @@ fn a_host_that_leaves_during_a_cut_leaves_when_the_connection_is_back() {
     host.tell(Event::Signal(Signal::SIGTERM));
     assert_eq!(host.tell(broken()), ["reconnect, patient false"]);
     host.tell(Event::Reconnected);
-    assert_eq!(host.hear(ToAgent::Resumed)[1..], ["send Leaving"]);
+    assert_eq!(host.receive(ToAgent::Resumed)[1..], ["send Leaving"]);
     // That is how it is answered.
     let (how, may_resume, closed) = ("it was closed".to_owned(), true, true);
     assert_eq!(host.tell(Event::ConnectionLost { how, may_resume, closed }), ["disconnect"]);
@@ -643,7 +643,7 @@ fn nothing_reads_the_output() {
     host.tell(Event::Swept);
     let interrupted = Cause::Interrupted { signal: 13, failure: None };
     let job_result = JobResult { code: 141, cause: Some(interrupted) };
-    assert_eq!(host.hear(ToAgent::End(job_result)), ["disconnect", "report 141", "drain"]);
+    assert_eq!(host.receive(ToAgent::End(job_result)), ["disconnect", "report 141", "drain"]);
 }
 
 #[test]
