@@ -11,8 +11,23 @@
 //! # Ok::<(), brigade_nn::Error>(())
 //! ```
 
+mod activation;
+mod classifier;
 mod cnn;
+mod conv_norm;
+mod convnext;
+mod drop_path;
+mod init;
 mod resnet;
+mod unet;
+mod vit;
+mod xresnet;
 
+pub use activation::Activation;
+pub use classifier::ImageClassifier;
 pub use cnn::Cnn;
-pub use resnet::{ResNet, ResNetOptions};
+pub use convnext::{ConvNeXt, ConvNeXtOptions};
+pub use resnet::{ResNet, ResNetBody, ResNetOptions, Stem};
+pub use unet::{UNet, UNetOptions};
+pub use vit::{VisionTransformer, VisionTransformerOptions};
+pub use xresnet::{BlockWidth, XResNet, XResNetOptions};

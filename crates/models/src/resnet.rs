@@ -1,19 +1,22 @@
-//! Residual networks, as torchvision has them.
+//! Residual networks, as torchvision and timm have them.
 
 use std::borrow::Borrow;
 
-use brigade_nn::{
-    BatchNorm2d, Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Module, ParamPath, Result,
-};
-use tch::{Device, Kind, Tensor};
+use brigade_nn::{BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, Module, ParamPath, Result};
+use tch::Tensor;
 
-/// A residual network (He et al., 2016): from images `[n, 3, h, w]` to logits `[n, classes]`. Any size
-/// of image will do from 32 × 32 on.
+use crate::conv_norm::{ConvNorm, average_halves, conv};
+use crate::init::{Redraw, redraw};
+use crate::{Activation, ImageClassifier};
+
+/// A residual network (He et al., 2016): from images `[n, channels, h, w]` to logits `[n, classes]`. Any
+/// size of image will do from 32 × 32 on.
 ///
 /// Names, first values (for a seed) and the place of the stride (the 3 x 3 convolution of a
 /// bottleneck, "v1.5") are those of
 /// [torchvision.models](https://docs.pytorch.org/vision/stable/models/resnet.html), so its weights files
-/// load.
+/// load. With [`Stem::Deep`] they are those of
+/// [timm](https://huggingface.co/docs/timm/models/resnet-d): [`ResNet::resnet50d`].
 ///
 /// ```
 /// use brigade_models::ResNet;
@@ -27,14 +30,11 @@ use tch::{Device, Kind, Tensor};
 /// ```
 #[derive(Debug)]
 pub struct ResNet {
-    conv1: Conv2d,
-    bn1: BatchNorm2d,
-    /// `layer1` to `layer4`.
-    stages: Vec<Vec<Block>>,
+    body: ResNetBody,
     fc: Linear,
 }
 
-/// The size of a [`ResNet`].
+/// The size and the parts of a [`ResNet`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResNetOptions {
     /// Blocks of each of the four stages.
@@ -47,8 +47,26 @@ pub struct ResNetOptions {
     /// 64. Wide networks have 128.
     pub width_per_group: i64,
     /// The last normalisation of each block starts at 0, so that blocks start as the identity
-    /// (Goyal et al., 2017); false.
+    /// (Goyal et al., 2017); false in torchvision, true in timm.
     pub zero_init_residual: bool,
+    /// Channels of the images; 3.
+    pub in_channels: i64,
+    /// The convolutions before the first stage.
+    pub stem: Stem,
+    /// Halves the size of a shortcut by means of 2 x 2 pixels instead of a stride (timm's `avg_down`);
+    /// false.
+    pub average_shortcut: bool,
+}
+
+/// What comes before the first stage of a [`ResNet`]; the output has 64 channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Stem {
+    /// One convolution of 7 x 7 with stride 2.
+    #[default]
+    Conv7,
+    /// Three convolutions of 3 x 3, the first with stride 2, with these channels after the first two
+    /// (timm's `stem_type="deep"` and `"deep_tiered"`).
+    Deep([i64; 2]),
 }
 
 impl ResNetOptions {
@@ -61,6 +79,9 @@ impl ResNetOptions {
             groups: 1,
             width_per_group: 64,
             zero_init_residual: false,
+            in_channels: 3,
+            stem: Stem::Conv7,
+            average_shortcut: false,
         }
     }
 
@@ -68,6 +89,24 @@ impl ResNetOptions {
     #[must_use]
     pub fn bottleneck(blocks: [usize; 4]) -> Self {
         Self { bottleneck: true, ..Self::basic(blocks) }
+    }
+
+    /// timm's variant "d" (He et al., 2019): a deep stem of 32 channels, means in the shortcuts, and blocks
+    /// that start as the identity.
+    ///
+    /// ```
+    /// use brigade_models::{ResNet, ResNetOptions};
+    /// use brigade_nn::Model;
+    ///
+    /// let resnet26d = ResNetOptions::bottleneck([2, 2, 2, 2]).variant_d();
+    /// let model = Model::new(|path| ResNet::new(path, 1000, resnet26d))?;
+    /// assert_eq!(model.num_parameters(), 16_014_408);
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    #[must_use]
+    pub fn variant_d(self) -> Self {
+        let stem = Stem::Deep([32, 32]);
+        Self { stem, average_shortcut: true, zero_init_residual: true, ..self }
     }
 }
 
@@ -97,52 +136,53 @@ impl ResNet {
         Self::new(path, classes, ResNetOptions::bottleneck([3, 8, 36, 3]))
     }
 
+    /// torchvision's `wide_resnet50_2`: twice the channels in the 3 x 3 convolutions, 68.9 million
+    /// parameters with 1000 classes.
+    pub fn wide_resnet50<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
+        let options =
+            ResNetOptions { width_per_group: 128, ..ResNetOptions::bottleneck([3, 4, 6, 3]) };
+        Self::new(path, classes, options)
+    }
+
+    /// torchvision's `resnext50_32x4d`: 32 groups of 4 channels, 25.0 million parameters with 1000
+    /// classes.
+    pub fn resnext50<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
+        let options = ResNetOptions {
+            groups: 32,
+            width_per_group: 4,
+            ..ResNetOptions::bottleneck([3, 4, 6, 3])
+        };
+        Self::new(path, classes, options)
+    }
+
+    /// timm's `resnet50d`: 25.6 million parameters with 1000 classes. See [`ResNetOptions::variant_d`].
+    pub fn resnet50d<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
+        Self::new(path, classes, ResNetOptions::bottleneck([3, 4, 6, 3]).variant_d())
+    }
+
     /// Registers all layers below the path.
     pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64, options: ResNetOptions) -> Self {
         let path = path.borrow();
-        let plain = options.groups == 1 && options.width_per_group == 64;
-        if !options.bottleneck && !plain {
-            path.reject("groups and width_per_group are for blocks with a bottleneck");
-        }
-        let conv1 = conv(&(path / "conv1"), [3, 64], 7, 2, 1);
-        let bn1 = BatchNorm2d::new(path / "bn1", 64);
-        let mut channels = 64;
-        let mut stages = Vec::with_capacity(4);
-        for (number, blocks) in (1..).zip(options.blocks) {
-            let stage = path / format_args!("layer{number}");
-            let planes = 32 << number;
-            let blocks = (0..blocks).map(|index| {
-                let stride = if index == 0 && number > 1 { 2 } else { 1 };
-                let block = Block::new(&(&stage / index), channels, planes, stride, options);
-                channels = block.outputs;
-                block
-            });
-            stages.push(blocks.collect());
-        }
-        let fc = Linear::new(path / "fc", channels, classes);
-        let model = Self { conv1, bn1, stages, fc };
-        model.draw(path, options);
-        model
+        let names = Names {
+            stem: path / "conv1",
+            norm: path / "bn1",
+            stages: [1, 2, 3, 4].map(|number| path / format_args!("layer{number}")),
+        };
+        let body = ResNetBody::named(path, &names, options);
+        let fc = Linear::new(path / "fc", body.channels()[4], classes);
+        // All layers have been drawn by their defaults before.
+        body.redraw(path, options);
+        Self { body, fc }
+    }
+}
+
+impl ImageClassifier for ResNet {
+    fn classifier(&self) -> String {
+        "fc".to_owned()
     }
 
-    /// torchvision draws the convolutions a second time, after all layers have been drawn by their
-    /// defaults, from a normal distribution with the fan-out. In its order, a seed gives its model.
-    fn draw(&self, path: &ParamPath<'_>, options: ResNetOptions) {
-        let blocks = || self.stages.iter().flatten();
-        let convolutions =
-            std::iter::once(&self.conv1).chain(blocks().flat_map(Block::convolutions));
-        for convolution in convolutions {
-            if let Err(error) = tch::no_grad(|| kaiming_normal(convolution.weight())) {
-                path.reject(format_args!("the first values of a convolution: {error}"));
-            }
-        }
-        if options.zero_init_residual {
-            for weight in blocks().filter_map(|block| block.last_norm().weight()) {
-                if let Err(error) = tch::no_grad(|| weight.shallow_clone().f_zero_()) {
-                    path.reject(format_args!("the first values of a normalisation: {error}"));
-                }
-            }
-        }
+    fn first_convolution(&self) -> String {
+        if self.body.deep.is_empty() { "conv1".to_owned() } else { "conv1.0".to_owned() }
     }
 }
 
@@ -150,21 +190,167 @@ impl Module<&Tensor> for ResNet {
     type Output = Tensor;
 
     fn forward(&self, images: &Tensor) -> Result<Tensor> {
-        let mut maps = self.bn1.forward_relu(&self.conv1.forward(images)?, None)?;
-        maps = MaxPool2d { kernel: [3, 3], stride: [2, 2], padding: [1, 1] }.forward(&maps)?;
-        for block in self.stages.iter().flatten() {
-            maps = block.forward(&maps)?;
-        }
+        let maps = self.body.forward(images)?;
         self.fc.forward(&Flatten.forward(&maps.f_adaptive_avg_pool2d([1, 1])?)?)
+    }
+}
+
+/// The names of a [`ResNetBody`]'s parts.
+struct Names<'a> {
+    stem: ParamPath<'a>,
+    norm: ParamPath<'a>,
+    stages: [ParamPath<'a>; 4],
+}
+
+/// A [`ResNet`] without its pooling and classifier: from images `[n, channels, h, w]` to maps
+/// `[n, c, h / 32, w / 32]`, under the names that fastai's `create_body` gives (`0` and `1` are the stem,
+/// `4` to `7` the stages).
+///
+/// ```
+/// use brigade_models::{ResNetBody, ResNetOptions};
+/// use brigade_nn::{Kind, Model, Tensor};
+///
+/// let small = ResNetOptions::basic([1, 1, 1, 1]);
+/// let model = Model::new(|path| ResNetBody::new(path, small))?;
+/// assert_eq!(model.state_dict().names().next(), Some("0.weight"));
+/// let images = Tensor::zeros([2, 3, 64, 64], (Kind::Float, model.device()));
+/// assert_eq!(model.forward(&images)?.size(), [2, 512, 2, 2]);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct ResNetBody {
+    /// Before the last convolution of the stem.
+    deep: Vec<ConvNorm>,
+    stem: ConvNorm,
+    /// `layer1` to `layer4`.
+    stages: Vec<Vec<Block>>,
+    channels: [i64; 5],
+}
+
+impl ResNetBody {
+    /// Registers all layers below the path.
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, options: ResNetOptions) -> Self {
+        let path = path.borrow();
+        let names =
+            Names { stem: path / 0, norm: path / 1, stages: [4, 5, 6, 7].map(|step| path / step) };
+        let body = Self::named(path, &names, options);
+        body.redraw(path, options);
+        body
+    }
+
+    /// Channels after the stem and after each stage.
+    #[must_use]
+    pub fn channels(&self) -> [i64; 5] {
+        self.channels
+    }
+
+    /// Returns the maps after the stem (half the size of the images) and after each stage (a quarter, 1/8,
+    /// 1/16, 1/32), as a decoder wants them.
+    ///
+    /// # Errors
+    /// Those of [`Module::forward`].
+    pub fn features(&self, images: &Tensor) -> Result<[Tensor; 5]> {
+        let mut features = std::array::from_fn(|_| Tensor::new());
+        let mut next = features.iter_mut();
+        let _ = self.run(images, |maps| {
+            if let Some(feature) = next.next() {
+                *feature = maps.shallow_clone();
+            }
+        })?;
+        Ok(features)
+    }
+
+    /// Shows `keep` the maps after the stem and after each stage.
+    fn run(&self, images: &Tensor, mut keep: impl FnMut(&Tensor)) -> Result<Tensor> {
+        let mut maps = images.shallow_clone();
+        for layer in self.deep.iter().chain([&self.stem]) {
+            maps = layer.forward_activated(&maps, None, Activation::Relu)?;
+        }
+        keep(&maps);
+        maps = MaxPool2d { kernel: [3, 3], stride: [2, 2], padding: [1, 1] }.forward(&maps)?;
+        for blocks in &self.stages {
+            for block in blocks {
+                maps = block.forward(&maps)?;
+            }
+            keep(&maps);
+        }
+        Ok(maps)
+    }
+
+    fn named(path: &ParamPath<'_>, names: &Names<'_>, options: ResNetOptions) -> Self {
+        let plain = options.groups == 1 && options.width_per_group == 64;
+        if !options.bottleneck && !plain {
+            path.reject("groups and width_per_group are for blocks with a bottleneck");
+        }
+        let (deep, conv1) = match options.stem {
+            Stem::Conv7 => (Vec::new(), conv(&names.stem, [options.in_channels, 64], 7, 2, 1)),
+            Stem::Deep([first, second]) => {
+                let layer = |index: usize, channels: [i64; 2], stride| ConvNorm {
+                    conv: conv(&names.stem / index, channels, 3, stride, 1),
+                    norm: BatchNorm2d::new(&names.stem / (index + 1), channels[1]),
+                };
+                let deep =
+                    vec![layer(0, [options.in_channels, first], 2), layer(3, [first, second], 1)];
+                (deep, conv(&names.stem / 6, [second, 64], 3, 1, 1))
+            }
+        };
+        let stem = ConvNorm { conv: conv1, norm: BatchNorm2d::new(&names.norm, 64) };
+        let mut channels = [64; 5];
+        let mut inputs = 64;
+        let mut stages = Vec::with_capacity(4);
+        for (number, (stage, blocks)) in names.stages.iter().zip(options.blocks).enumerate() {
+            let planes = 64 << number;
+            let blocks = (0..blocks).map(|index| {
+                let stride = if index == 0 && number > 0 { 2 } else { 1 };
+                let block = Block::new(&(stage / index), inputs, planes, stride, options);
+                inputs = block.outputs;
+                block
+            });
+            stages.push(blocks.collect());
+            channels[number + 1] = inputs;
+        }
+        Self { deep, stem, stages, channels }
+    }
+
+    /// torchvision and timm draw the convolutions a second time, after all layers have been drawn by their
+    /// defaults, from a normal distribution with the fan-out. In their order, a seed gives their model.
+    fn redraw(&self, path: &ParamPath<'_>, options: ResNetOptions) {
+        let blocks = || self.stages.iter().flatten();
+        let stem = self.deep.iter().chain([&self.stem]).map(|layer| &layer.conv);
+        for convolution in stem.chain(blocks().flat_map(Block::convolutions)) {
+            redraw(path, convolution.weight(), Redraw::KaimingFanOut);
+        }
+        if options.zero_init_residual {
+            for weight in blocks().filter_map(|block| block.last_norm().weight()) {
+                redraw(path, weight, Redraw::Constant(0.0));
+            }
+        }
+    }
+}
+
+impl ResNetBody {
+    /// The name of the convolution that takes the images' channels, below the body's path.
+    pub(crate) fn first_convolution(&self) -> &'static str {
+        if self.deep.is_empty() { "0" } else { "0.0" }
+    }
+}
+
+impl Module<&Tensor> for ResNetBody {
+    type Output = Tensor;
+
+    fn forward(&self, images: &Tensor) -> Result<Tensor> {
+        self.run(images, |_| {})
     }
 }
 
 /// Two or three convolutions, each with its normalisation, beside a shortcut.
 #[derive(Debug)]
 struct Block {
-    body: Vec<(Conv2d, BatchNorm2d)>,
+    body: Vec<ConvNorm>,
     /// Where the shortcut cannot be the input itself.
-    downsample: Option<(Conv2d, BatchNorm2d)>,
+    downsample: Option<ConvNorm>,
+    /// The shortcut is halved by means.
+    average: bool,
     outputs: i64,
 }
 
@@ -176,12 +362,11 @@ impl Block {
         stride: i64,
         options: ResNetOptions,
     ) -> Self {
-        let layer = |number: usize, channels, kernel, stride, groups| {
-            let name = format!("conv{number}");
-            let convolution = conv(&(path / name), channels, kernel, stride, groups);
-            (convolution, BatchNorm2d::new(path / format_args!("bn{number}"), channels[1]))
+        let layer = |number: usize, channels: [i64; 2], kernel, stride, groups| ConvNorm {
+            conv: conv(path / format_args!("conv{number}"), channels, kernel, stride, groups),
+            norm: BatchNorm2d::new(path / format_args!("bn{number}"), channels[1]),
         };
-        let ResNetOptions { bottleneck, groups, width_per_group, .. } = options;
+        let ResNetOptions { bottleneck, groups, width_per_group, average_shortcut, .. } = options;
         let (body, outputs) = if bottleneck {
             let width = (planes.saturating_mul(width_per_group) / 64).saturating_mul(groups);
             let outputs = planes * 4;
@@ -198,64 +383,36 @@ impl Block {
         };
         let downsample = (stride != 1 || inputs != outputs).then(|| {
             let path = path / "downsample";
-            let convolution = conv(&(&path / 0), [inputs, outputs], 1, stride, 1);
-            (convolution, BatchNorm2d::new(path / 1, outputs))
+            // timm counts the pooling before the convolution.
+            let (index, stride) = if average_shortcut { (1, 1) } else { (0, stride) };
+            ConvNorm {
+                conv: conv(&path / index, [inputs, outputs], 1, stride, 1),
+                norm: BatchNorm2d::new(&path / (index + 1), outputs),
+            }
         });
-        Self { body, downsample, outputs }
+        Self { body, downsample, average: average_shortcut && stride == 2, outputs }
     }
 
     fn convolutions(&self) -> impl Iterator<Item = &Conv2d> {
-        self.body.iter().chain(&self.downsample).map(|(convolution, _)| convolution)
+        self.body.iter().chain(&self.downsample).map(|layer| &layer.conv)
     }
 
     fn last_norm(&self) -> &BatchNorm2d {
-        &self.body[self.body.len() - 1].1
+        &self.body[self.body.len() - 1].norm
     }
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let shortcut = match &self.downsample {
-            Some((convolution, norm)) => norm.forward(&convolution.forward(input)?)?,
+            Some(layer) if self.average => layer.forward(&average_halves(input)?)?,
+            Some(layer) => layer.forward(input)?,
             None => input.shallow_clone(),
         };
         let last = self.body.len() - 1;
         let mut maps = input.shallow_clone();
-        for (index, (convolution, norm)) in self.body.iter().enumerate() {
+        for (index, layer) in self.body.iter().enumerate() {
             let shortcut = (index == last).then_some(&shortcut);
-            maps = norm.forward_relu(&convolution.forward(&maps)?, shortcut)?;
+            maps = layer.forward_activated(&maps, shortcut, Activation::Relu)?;
         }
         Ok(maps)
     }
-}
-
-/// Without a bias, which the normalisation after it would take away, and with the padding that keeps the
-/// size at stride 1.
-fn conv(
-    path: &ParamPath<'_>,
-    [inputs, outputs]: [i64; 2],
-    kernel: i64,
-    stride: i64,
-    groups: i64,
-) -> Conv2d {
-    let options = Conv2dOptions {
-        stride: [stride; 2],
-        padding: [kernel / 2; 2],
-        groups,
-        bias: false,
-        ..Conv2dOptions::default()
-    };
-    Conv2d::new(path, inputs, outputs, [kernel; 2], options)
-}
-
-/// `kaiming_normal_(mode="fan_out", nonlinearity="relu")`: mean 0, deviation √2 / √(out · kernel…).
-fn kaiming_normal(weight: &Tensor) -> Result<(), tch::TchError> {
-    if !weight.defined() {
-        // The path has refused the parameter, and the model will say so.
-        return Ok(());
-    }
-    let shape = weight.size();
-    let fan_out = shape[0] * shape[2..].iter().product::<i64>();
-    let std = 2f64.sqrt() / (fan_out as f64).sqrt();
-    // Drawn in 32 bits on the CPU, as `Init` draws, so that a seed gives one model in every kind.
-    let drawn = Tensor::f_empty(&shape, (Kind::Float, Device::Cpu))?.f_normal_(0.0, std)?;
-    weight.shallow_clone().f_copy_(&drawn)
 }

@@ -58,6 +58,12 @@ macro_rules! batch_norm {
                 self.0.weight.as_ref()
             }
 
+            /// `[features]`.
+            #[must_use]
+            pub fn bias(&self) -> Option<&Tensor> {
+                self.0.bias.as_ref()
+            }
+
             /// The mean over the batches so far, `[features]`; changed in place by training.
             pub fn running_mean(&self) -> &Tensor {
                 &self.0.running_mean

@@ -1,0 +1,34 @@
+//! Activation functions that an architecture can be built with.
+
+use brigade_nn::Result;
+use tch::Tensor;
+
+/// The function after a normalisation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Activation {
+    /// `max(x, 0)`; computed together with the normalisation before it.
+    #[default]
+    Relu,
+    /// `x · tanh(ln(1 + eˣ))` (Misra, 2019).
+    Mish,
+    /// `x / (1 + e⁻ˣ)`, also called Swish.
+    Silu,
+    /// `x · Φ(x)`, with the exact distribution function.
+    Gelu,
+}
+
+impl Activation {
+    /// Applies the function.
+    ///
+    /// # Errors
+    /// libtorch's, as out of memory.
+    pub fn apply(self, input: &Tensor) -> Result<Tensor> {
+        Ok(match self {
+            Self::Relu => input.f_relu()?,
+            Self::Mish => input.f_mish()?,
+            Self::Silu => input.f_silu()?,
+            Self::Gelu => input.f_gelu("none")?,
+        })
+    }
+}

@@ -1,0 +1,24 @@
+//! What all image classifiers have in common: a head that depends on the classes, and a first convolution
+//! that depends on the channels.
+
+/// A network from images to logits whose last layer and first convolution have known names, as timm's
+/// `get_classifier` and `first_conv` give them.
+///
+/// ```
+/// use brigade_models::{ImageClassifier, ResNet};
+/// use brigade_nn::Model;
+///
+/// let mut model = Model::new(|path| ResNet::resnet18(path, 37))?;
+/// model.requires_grad(false)?;
+/// let head = model.module().classifier();
+/// model.requires_grad_under(&head, true)?;
+/// assert_eq!(model.trainable_parameters().len(), 2);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+pub trait ImageClassifier {
+    /// The name of the last layer, below which all parameters depend on the number of classes.
+    fn classifier(&self) -> String;
+
+    /// The name of the convolution that takes the images' channels.
+    fn first_convolution(&self) -> String;
+}

@@ -1,0 +1,62 @@
+//! A convolution and the batch normalisation after it.
+
+use std::borrow::Borrow;
+
+use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Module, ParamPath, Result};
+use tch::Tensor;
+
+use crate::Activation;
+
+/// A convolution without bias, which the normalisation after it would take away, and its normalisation.
+#[derive(Debug)]
+pub(crate) struct ConvNorm {
+    pub(crate) conv: Conv2d,
+    pub(crate) norm: BatchNorm2d,
+}
+
+impl ConvNorm {
+    pub(crate) fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        self.norm.forward(&self.conv.forward(input)?)
+    }
+
+    /// With the activation of the sum with the shortcut.
+    pub(crate) fn forward_activated(
+        &self,
+        input: &Tensor,
+        shortcut: Option<&Tensor>,
+        activation: Activation,
+    ) -> Result<Tensor> {
+        let maps = self.conv.forward(input)?;
+        if activation == Activation::Relu {
+            return self.norm.forward_relu(&maps, shortcut);
+        }
+        let maps = self.norm.forward(&maps)?;
+        match shortcut {
+            Some(shortcut) => activation.apply(&maps.f_add(shortcut)?),
+            None => activation.apply(&maps),
+        }
+    }
+}
+
+/// Square kernels with the padding that keeps the size at stride 1, and no bias.
+pub(crate) fn conv<'a>(
+    path: impl Borrow<ParamPath<'a>>,
+    [inputs, outputs]: [i64; 2],
+    kernel: i64,
+    stride: i64,
+    groups: i64,
+) -> Conv2d {
+    let options = Conv2dOptions {
+        stride: [stride; 2],
+        padding: [kernel / 2; 2],
+        groups,
+        bias: false,
+        ..Conv2dOptions::default()
+    };
+    Conv2d::new(path, inputs, outputs, [kernel; 2], options)
+}
+
+/// Means of 2 x 2 pixels at stride 2; at odd sizes the last row and column are means of what is there.
+pub(crate) fn average_halves(input: &Tensor) -> Result<Tensor> {
+    Ok(input.f_avg_pool2d([2, 2], [2, 2], [0, 0], true, false, None::<i64>)?)
+}

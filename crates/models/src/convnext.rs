@@ -1,0 +1,211 @@
+//! ConvNeXt, as torchvision has it.
+
+use std::borrow::Borrow;
+
+use brigade_nn::{
+    Conv2d, Conv2dOptions, Init, LayerNorm, LayerNormOptions, Linear, Module, ParamPath, Result,
+};
+use tch::Tensor;
+
+use crate::ImageClassifier;
+use crate::drop_path::DropPath;
+use crate::init::{Redraw, redraw};
+
+/// A convolutional network in the manner of a transformer (Liu et al., 2022): from images
+/// `[n, channels, h, w]` to logits `[n, classes]`.
+///
+/// Names and first values (for a seed) are those of
+/// [torchvision.models.convnext](https://docs.pytorch.org/vision/stable/models/convnext.html).
+///
+/// ```
+/// use brigade_models::ConvNeXt;
+/// use brigade_nn::Model;
+///
+/// let model = Model::new(|path| ConvNeXt::tiny(path, 1000))?;
+/// assert_eq!(model.num_parameters(), 28_589_128);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct ConvNeXt {
+    /// The stem, and what halves the size before each stage but the first.
+    reductions: Vec<(Conv2d, LayerNorm)>,
+    stages: Vec<Vec<Block>>,
+    norm: LayerNorm,
+    head: Linear,
+}
+
+/// The size of a [`ConvNeXt`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ConvNeXtOptions {
+    /// Channels of the four stages.
+    pub channels: [i64; 4],
+    /// Blocks of the four stages.
+    pub blocks: [usize; 4],
+    /// Channels of the images; 3.
+    pub in_channels: i64,
+    /// The probability that training leaves out the last block's branch for an image; blocks before it have
+    /// less, in proportion to their depth.
+    pub stochastic_depth: f64,
+    /// First value of the factor on each branch; 1e-6.
+    pub layer_scale: f64,
+}
+
+impl ConvNeXtOptions {
+    /// torchvision's `convnext_tiny`.
+    #[must_use]
+    pub fn tiny() -> Self {
+        Self {
+            channels: [96, 192, 384, 768],
+            blocks: [3, 3, 9, 3],
+            in_channels: 3,
+            stochastic_depth: 0.1,
+            layer_scale: 1e-6,
+        }
+    }
+}
+
+impl ConvNeXt {
+    /// torchvision's `convnext_tiny`: 28.6 million parameters with 1000 classes.
+    pub fn tiny<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
+        Self::new(path, classes, ConvNeXtOptions::tiny())
+    }
+
+    /// Registers all layers below the path.
+    pub fn new<'a>(
+        path: impl Borrow<ParamPath<'a>>,
+        classes: i64,
+        options: ConvNeXtOptions,
+    ) -> Self {
+        let path = path.borrow();
+        let features = path / "features";
+        let convolution = |path: ParamPath<'_>, channels: [i64; 2], size: i64| {
+            let options = Conv2dOptions { stride: [size; 2], ..Conv2dOptions::default() };
+            Conv2d::new(path, channels[0], channels[1], [size; 2], options)
+        };
+        let all: usize = options.blocks.iter().sum();
+        let mut depth = 0;
+        let (mut reductions, mut stages) = (Vec::with_capacity(4), Vec::with_capacity(4));
+        let mut inputs = options.in_channels;
+        for (number, (&channels, blocks)) in options.channels.iter().zip(options.blocks).enumerate()
+        {
+            let path = &features / (2 * number);
+            reductions.push(if number == 0 {
+                let conv = convolution(&path / 0, [inputs, channels], 4);
+                (conv, norm(&path / 1, channels))
+            } else {
+                let norm = norm(&path / 0, inputs);
+                (convolution(&path / 1, [inputs, channels], 2), norm)
+            });
+            inputs = channels;
+            let stage = &features / (2 * number + 1);
+            let blocks = (0..blocks).map(|index| {
+                let drop = options.stochastic_depth * depth as f64 / (all - 1).max(1) as f64;
+                depth += 1;
+                Block::new(&(&stage / index), channels, drop, options.layer_scale)
+            });
+            stages.push(blocks.collect());
+        }
+        let classifier = path / "classifier";
+        let norm = norm(&classifier / 0, inputs);
+        let model =
+            Self { reductions, stages, norm, head: Linear::new(&classifier / 2, inputs, classes) };
+        model.redraw(path);
+        model
+    }
+
+    /// torchvision draws weights a second time, in the order of the modules.
+    fn redraw(&self, path: &ParamPath<'_>) {
+        let draw = |weight: &Tensor, bias: Option<&Tensor>| {
+            redraw(path, weight, Redraw::TruncatedNormal(0.02));
+            if let Some(bias) = bias {
+                redraw(path, bias, Redraw::Constant(0.0));
+            }
+        };
+        for ((conv, _), blocks) in self.reductions.iter().zip(&self.stages) {
+            draw(conv.weight(), conv.bias());
+            for block in blocks {
+                draw(block.conv.weight(), block.conv.bias());
+                draw(block.expand.weight(), block.expand.bias());
+                draw(block.reduce.weight(), block.reduce.bias());
+            }
+        }
+        draw(self.head.weight(), self.head.bias());
+    }
+}
+
+impl ImageClassifier for ConvNeXt {
+    fn classifier(&self) -> String {
+        "classifier.2".to_owned()
+    }
+
+    fn first_convolution(&self) -> String {
+        "features.0.0".to_owned()
+    }
+}
+
+impl Module<&Tensor> for ConvNeXt {
+    type Output = Tensor;
+
+    fn forward(&self, images: &Tensor) -> Result<Tensor> {
+        let mut maps = images.shallow_clone();
+        for (number, ((conv, norm), blocks)) in self.reductions.iter().zip(&self.stages).enumerate()
+        {
+            maps = match number {
+                0 => over_channels(norm, &conv.forward(&maps)?)?,
+                _ => conv.forward(&over_channels(norm, &maps)?)?,
+            };
+            for block in blocks {
+                maps = block.forward(&maps)?;
+            }
+        }
+        let pooled = maps.f_adaptive_avg_pool2d([1, 1])?.f_flatten(1, -1)?;
+        self.head.forward(&self.norm.forward(&pooled)?)
+    }
+}
+
+/// A 7 x 7 convolution per channel, then two linear layers per pixel, beside the input.
+#[derive(Debug)]
+struct Block {
+    layer_scale: Tensor,
+    conv: Conv2d,
+    norm: LayerNorm,
+    expand: Linear,
+    reduce: Linear,
+    drop_path: DropPath,
+}
+
+impl Block {
+    fn new(path: &ParamPath<'_>, channels: i64, drop: f64, layer_scale: f64) -> Self {
+        let layer_scale =
+            path.parameter("layer_scale", &[channels, 1, 1], Init::Constant(layer_scale));
+        let block = path / "block";
+        let options =
+            Conv2dOptions { padding: [3, 3], groups: channels, ..Conv2dOptions::default() };
+        Self {
+            layer_scale,
+            conv: Conv2d::new(&block / 0, channels, channels, [7, 7], options),
+            norm: norm(&block / 2, channels),
+            expand: Linear::new(&block / 3, channels, 4 * channels),
+            reduce: Linear::new(&block / 5, 4 * channels, channels),
+            drop_path: DropPath::new(path, drop),
+        }
+    }
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let pixels = self.conv.forward(input)?.f_permute([0, 2, 3, 1])?;
+        let hidden = self.expand.forward(&self.norm.forward(&pixels)?)?.f_gelu("none")?;
+        let branch = self.reduce.forward(&hidden)?.f_permute([0, 3, 1, 2])?;
+        let branch = self.drop_path.apply(&branch.f_mul(&self.layer_scale)?)?;
+        Ok(branch.f_add(input)?)
+    }
+}
+
+fn norm<'a>(path: impl Borrow<ParamPath<'a>>, channels: i64) -> LayerNorm {
+    let options = LayerNormOptions { eps: 1e-6, ..LayerNormOptions::default() };
+    LayerNorm::with_options(path, &[channels], options)
+}
+
+/// Normalises the channels of each pixel of `[n, c, h, w]`.
+fn over_channels(norm: &LayerNorm, maps: &Tensor) -> Result<Tensor> {
+    Ok(norm.forward(&maps.f_permute([0, 2, 3, 1])?)?.f_permute([0, 3, 1, 2])?)
+}

@@ -1,0 +1,244 @@
+//! fastai's U-Net on a residual network.
+
+use std::borrow::Borrow;
+
+use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Module, ParamPath, Result};
+use tch::Tensor;
+
+use crate::init::{Redraw, redraw};
+use crate::{ImageClassifier, ResNetBody, ResNetOptions};
+
+/// fastai's `DynamicUnet` on the body of a residual network, as `unet_learner` builds it: from images
+/// `[n, channels, h, w]` to logits per pixel `[n, classes, h, w]`. Any size of image will do from
+/// 32 × 32 on.
+///
+/// Each block doubles the size by a pixel shuffle, puts the encoder's maps of that size beside, and
+/// convolves twice; the last one puts the image itself beside. Names are those of
+/// [fastai.vision.models.unet](https://docs.fast.ai/vision.models.unet.html), the encoder's below
+/// `layers.0`, and first values have its distributions.
+///
+/// ```
+/// use brigade_models::{ResNetOptions, UNet, UNetOptions};
+/// use brigade_nn::{Kind, Model, Tensor};
+///
+/// let encoder = ResNetOptions::basic([1, 1, 1, 1]);
+/// let model = Model::new(|path| UNet::new(path, encoder, UNetOptions::new(21)))?;
+/// let images = Tensor::zeros([1, 3, 40, 56], (Kind::Float, model.device()));
+/// assert_eq!(model.forward(&images)?.size(), [1, 21, 40, 56]);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct UNet {
+    encoder: ResNetBody,
+    norm: BatchNorm2d,
+    middle: [Conv2d; 2],
+    blocks: Vec<Block>,
+    shuffle: Shuffle,
+    cross: Option<[Conv2d; 2]>,
+    head: Conv2d,
+    head_name: String,
+    first_name: String,
+}
+
+/// Options of [`UNet`], by fastai's names and with its defaults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UNetOptions {
+    /// Classes of a pixel.
+    pub classes: i64,
+    /// Smooths each pixel shuffle by means of 2 x 2 pixels (`blur`); false.
+    pub blur: bool,
+    /// Puts the image beside the last maps (`last_cross`); true.
+    pub last_cross: bool,
+    /// Halves the channels inside of the block after it (`bottle`); false.
+    pub bottleneck: bool,
+}
+
+impl UNetOptions {
+    /// fastai's defaults.
+    #[must_use]
+    pub fn new(classes: i64) -> Self {
+        Self { classes, blur: false, last_cross: true, bottleneck: false }
+    }
+}
+
+impl UNet {
+    /// Registers all layers below the path.
+    pub fn new<'a>(
+        path: impl Borrow<ParamPath<'a>>,
+        encoder: ResNetOptions,
+        options: UNetOptions,
+    ) -> Self {
+        let path = &(path.borrow() / "layers");
+        let image_channels = encoder.in_channels;
+        let encoder = ResNetBody::new(path / 0, encoder);
+        let first_name = format!("{}.{}", (path / 0).name(), encoder.first_convolution());
+        let channels = encoder.channels();
+        let top = channels[4];
+        let norm = BatchNorm2d::new(path / 1, top);
+        redraw_norm(path, &norm);
+        let middle = path / 3;
+        let middle = [
+            conv(&(&middle / 0 / 0), [top, top * 2], 3),
+            conv(&(&middle / 1 / 0), [top * 2, top], 3),
+        ];
+        middle.iter().for_each(|conv| draw_normal(path, conv));
+
+        let mut inputs = top;
+        let mut blocks = Vec::with_capacity(4);
+        for (number, &side) in channels[..4].iter().rev().enumerate() {
+            let is_last = number == 3;
+            let block = Block::new(&(path / (4 + number)), [inputs, side], is_last, options.blur);
+            inputs = block.outputs;
+            blocks.push(block);
+        }
+        let shuffle = Shuffle::new(&(path / 8), inputs, inputs, options.blur);
+        let mut number = 10;
+        let cross = options.last_cross.then(|| {
+            inputs += image_channels;
+            let inner = if options.bottleneck { inputs / 2 } else { inputs };
+            let block = path / 11 / "convpath";
+            let cross = [
+                conv(&(&block / 0 / 0), [inputs, inner], 3),
+                conv(&(&block / 1 / 0), [inner, inputs], 3),
+            ];
+            cross.iter().for_each(|conv| draw_normal(path, conv));
+            number = 12;
+            cross
+        });
+        let head = path / number / 0;
+        let head_name = head.name().to_owned();
+        let head = conv(&head, [inputs, options.classes], 1);
+        if let Some(bias) = head.bias() {
+            redraw(path, bias, Redraw::Normal(0.01));
+        }
+        Self { encoder, norm, middle, blocks, shuffle, cross, head, head_name, first_name }
+    }
+}
+
+impl ImageClassifier for UNet {
+    fn classifier(&self) -> String {
+        self.head_name.clone()
+    }
+
+    fn first_convolution(&self) -> String {
+        self.first_name.clone()
+    }
+}
+
+impl Module<&Tensor> for UNet {
+    type Output = Tensor;
+
+    fn forward(&self, images: &Tensor) -> Result<Tensor> {
+        let [stem, first, second, third, last] = self.encoder.features(images)?;
+        let mut maps = self.norm.forward_relu(&last, None)?;
+        for conv in &self.middle {
+            maps = conv.forward(&maps)?.f_relu()?;
+        }
+        for (block, side) in self.blocks.iter().zip([third, second, first, stem]) {
+            maps = block.forward(&maps, &side)?;
+        }
+        maps = resized(&self.shuffle.forward(&maps)?, images)?;
+        if let Some([first, second]) = &self.cross {
+            // The image is of the caller's kind, the maps of autocast's.
+            let both = [maps.shallow_clone(), images.f_to_kind(maps.kind())?];
+            let joined = Tensor::f_cat(&both, 1)?;
+            let branch = second.forward(&first.forward(&joined)?.f_relu()?)?;
+            maps = branch.f_add(&joined)?.f_relu()?;
+        }
+        self.head.forward(&maps)
+    }
+}
+
+/// Doubles the size and joins the encoder's maps.
+#[derive(Debug)]
+struct Block {
+    shuffle: Shuffle,
+    norm: BatchNorm2d,
+    convs: [Conv2d; 2],
+    outputs: i64,
+}
+
+impl Block {
+    fn new(path: &ParamPath<'_>, [inputs, side]: [i64; 2], is_last: bool, blur: bool) -> Self {
+        let shuffle = Shuffle::new(&(path / "shuf"), inputs, inputs / 2, blur);
+        let norm = BatchNorm2d::new(path / "bn", side);
+        redraw_norm(path, &norm);
+        let joined = inputs / 2 + side;
+        let outputs = if is_last { joined / 2 } else { joined };
+        let convs = [
+            conv(&(path / "conv1" / 0), [joined, outputs], 3),
+            conv(&(path / "conv2" / 0), [outputs, outputs], 3),
+        ];
+        convs.iter().for_each(|conv| draw_normal(path, conv));
+        Self { shuffle, norm, convs, outputs }
+    }
+
+    fn forward(&self, input: &Tensor, side: &Tensor) -> Result<Tensor> {
+        let larger = resized(&self.shuffle.forward(input)?, side)?;
+        let side = self.norm.forward(side)?;
+        let mut maps = Tensor::f_cat(&[larger, side], 1)?.f_relu()?;
+        for conv in &self.convs {
+            maps = conv.forward(&maps)?.f_relu()?;
+        }
+        Ok(maps)
+    }
+}
+
+/// fastai's `PixelShuffle_ICNR`: four times the channels by a 1 x 1 convolution, which become 2 x 2 pixels
+/// (Shi et al., 2016). The four start equal, so that no checkerboard is there at first (Aitken et al.,
+/// 2017).
+#[derive(Debug)]
+struct Shuffle {
+    conv: Conv2d,
+    blur: bool,
+}
+
+impl Shuffle {
+    fn new(path: &ParamPath<'_>, inputs: i64, outputs: i64, blur: bool) -> Self {
+        let conv = conv(&(path / 0 / 0), [inputs, outputs * 4], 1);
+        redraw(path, conv.weight(), Redraw::Icnr);
+        if let Some(bias) = conv.bias() {
+            redraw(path, bias, Redraw::Constant(0.0));
+        }
+        Self { conv, blur }
+    }
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let larger = self.conv.forward(input)?.f_relu()?.f_pixel_shuffle(2)?;
+        if !self.blur {
+            return Ok(larger);
+        }
+        let padded = larger.f_replication_pad2d([1, 0, 1, 0])?;
+        Ok(padded.f_avg_pool2d([2, 2], [1, 1], [0, 0], false, true, None::<i64>)?)
+    }
+}
+
+/// In the size of `like`, by the nearest pixel, where it has another one.
+fn resized(maps: &Tensor, like: &Tensor) -> Result<Tensor> {
+    let (wanted, size) = (like.size(), maps.size());
+    if wanted[2..] == size[2..] {
+        return Ok(maps.shallow_clone());
+    }
+    Ok(maps.f_upsample_nearest2d(&wanted[2..], None, None)?)
+}
+
+/// With a bias, and the padding that keeps the size. fastai draws the bias and the weight of a layer
+/// with ReLU again; what matters of it is drawn by the caller.
+fn conv(path: &ParamPath<'_>, [inputs, outputs]: [i64; 2], kernel: i64) -> Conv2d {
+    let options = Conv2dOptions { padding: [kernel / 2; 2], ..Conv2dOptions::default() };
+    Conv2d::new(path, inputs, outputs, [kernel; 2], options)
+}
+
+fn draw_normal(path: &ParamPath<'_>, conv: &Conv2d) {
+    redraw(path, conv.weight(), Redraw::KaimingFanIn);
+    if let Some(bias) = conv.bias() {
+        redraw(path, bias, Redraw::Constant(0.0));
+    }
+}
+
+/// fastai's normalisations start with a bias of 0.001.
+fn redraw_norm(path: &ParamPath<'_>, norm: &BatchNorm2d) {
+    if let Some(bias) = norm.bias() {
+        redraw(path, bias, Redraw::Constant(1e-3));
+    }
+}

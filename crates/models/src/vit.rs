@@ -1,0 +1,246 @@
+//! Vision transformers, as timm has them.
+
+use std::borrow::Borrow;
+
+use brigade_nn::{
+    Conv2d, Conv2dOptions, Dropout, Init, LayerNorm, LayerNormOptions, Linear, Module, ParamPath,
+    Result,
+};
+use tch::Tensor;
+
+use crate::ImageClassifier;
+use crate::drop_path::DropPath;
+use crate::init::{Redraw, redraw};
+
+/// A vision transformer (Dosovitskiy et al., 2020): from images `[n, channels, size, size]` to logits
+/// `[n, classes]`.
+///
+/// Names and first values (for a seed) are those of
+/// [timm's](https://huggingface.co/docs/timm/models/vision-transformer) `vit_…_patch16_224`.
+///
+/// ```
+/// use brigade_models::VisionTransformer;
+/// use brigade_nn::Model;
+///
+/// let model = Model::new(|path| VisionTransformer::tiny(path, 1000))?;
+/// assert_eq!(model.num_parameters(), 5_717_416);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct VisionTransformer {
+    cls_token: Tensor,
+    pos_embed: Tensor,
+    patches: Conv2d,
+    pos_drop: Dropout,
+    blocks: Vec<Block>,
+    norm: LayerNorm,
+    head: Linear,
+}
+
+/// The size of a [`VisionTransformer`], by timm's names.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct VisionTransformerOptions {
+    /// Height and width of the images; 224. It is a multiple of the patches'.
+    pub image_size: i64,
+    /// Height and width of a patch; 16.
+    pub patch_size: i64,
+    /// Channels of the images; 3.
+    pub in_channels: i64,
+    /// Numbers per patch (`embed_dim`).
+    pub width: i64,
+    /// Blocks; 12.
+    pub depth: usize,
+    /// Heads of each attention; they divide the width.
+    pub heads: i64,
+    /// The probability of dropout after the positions and after each linear layer; 0.
+    pub dropout: f64,
+    /// The probability that training leaves out the last block's branches for an image, less for blocks
+    /// before it (`drop_path_rate`); 0.
+    pub stochastic_depth: f64,
+}
+
+impl VisionTransformerOptions {
+    /// 12 blocks on images of 224 x 224 in patches of 16 x 16.
+    #[must_use]
+    pub fn new(width: i64, heads: i64) -> Self {
+        Self {
+            image_size: 224,
+            patch_size: 16,
+            in_channels: 3,
+            width,
+            depth: 12,
+            heads,
+            dropout: 0.0,
+            stochastic_depth: 0.0,
+        }
+    }
+}
+
+impl VisionTransformer {
+    /// `vit_tiny_patch16_224`: 5.7 million parameters with 1000 classes.
+    pub fn tiny<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
+        Self::new(path, classes, VisionTransformerOptions::new(192, 3))
+    }
+
+    /// `vit_small_patch16_224`: 22.1 million parameters with 1000 classes.
+    pub fn small<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
+        Self::new(path, classes, VisionTransformerOptions::new(384, 6))
+    }
+
+    /// `vit_base_patch16_224`: 86.6 million parameters with 1000 classes.
+    pub fn base<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
+        Self::new(path, classes, VisionTransformerOptions::new(768, 12))
+    }
+
+    /// Registers all layers below the path.
+    pub fn new<'a>(
+        path: impl Borrow<ParamPath<'a>>,
+        classes: i64,
+        options: VisionTransformerOptions,
+    ) -> Self {
+        let path = path.borrow();
+        let VisionTransformerOptions { image_size, patch_size, width, depth, heads, .. } = options;
+        if patch_size < 1 || image_size < patch_size || image_size % patch_size != 0 {
+            path.reject(format_args!(
+                "images of {image_size} pixels are not whole patches of {patch_size}"
+            ));
+        }
+        if heads < 1 || width % heads != 0 {
+            path.reject(format_args!("{heads} heads do not divide the width {width}"));
+        }
+        let grid = image_size / patch_size.max(1);
+        let kernel = [patch_size; 2];
+        let strides = Conv2dOptions { stride: kernel, ..Conv2dOptions::default() };
+        let blocks = path / "blocks";
+        let model = Self {
+            cls_token: path.parameter("cls_token", &[1, 1, width], Init::Zeros),
+            pos_embed: path.parameter("pos_embed", &[1, grid * grid + 1, width], Init::Zeros),
+            patches: Conv2d::new(
+                path / "patch_embed" / "proj",
+                options.in_channels,
+                width,
+                kernel,
+                strides,
+            ),
+            pos_drop: Dropout::new(path / "pos_drop", options.dropout),
+            blocks: (0..depth)
+                .map(|index| {
+                    let last = depth.saturating_sub(1).max(1) as f64;
+                    let drop = options.stochastic_depth * index as f64 / last;
+                    Block::new(&(&blocks / index), options, drop)
+                })
+                .collect(),
+            norm: norm(path / "norm", width),
+            head: Linear::new(path / "head", width, classes),
+        };
+        model.redraw(path);
+        model
+    }
+
+    fn redraw(&self, path: &ParamPath<'_>) {
+        redraw(path, &self.pos_embed, Redraw::TruncatedNormal(0.02));
+        redraw(path, &self.cls_token, Redraw::Normal(1e-6));
+        for layer in self.blocks.iter().flat_map(Block::linear).chain([&self.head]) {
+            redraw(path, layer.weight(), Redraw::TruncatedNormal(0.02));
+            if let Some(bias) = layer.bias() {
+                redraw(path, bias, Redraw::Constant(0.0));
+            }
+        }
+    }
+}
+
+impl ImageClassifier for VisionTransformer {
+    fn classifier(&self) -> String {
+        "head".to_owned()
+    }
+
+    fn first_convolution(&self) -> String {
+        "patch_embed.proj".to_owned()
+    }
+}
+
+impl Module<&Tensor> for VisionTransformer {
+    type Output = Tensor;
+
+    fn forward(&self, images: &Tensor) -> Result<Tensor> {
+        let patches = self.patches.forward(images)?.f_flatten(2, -1)?.f_transpose(1, 2)?;
+        let (samples, width) = (patches.size()[0], patches.size()[2]);
+        let token = self.cls_token.f_expand([samples, 1, width], false)?;
+        // The token is of the parameters' kind, the patches of autocast's.
+        let token = token.f_to_kind(patches.kind())?;
+        let sequence = Tensor::f_cat(&[token, patches], 1)?.f_add(&self.pos_embed)?;
+        let mut hidden = self.pos_drop.forward(&sequence)?;
+        for block in &self.blocks {
+            hidden = block.forward(&hidden)?;
+        }
+        self.head.forward(&self.norm.forward(&hidden)?.f_select(1, 0)?)
+    }
+}
+
+/// Attention and two linear layers, each after a normalisation and beside its input.
+#[derive(Debug)]
+struct Block {
+    norm1: LayerNorm,
+    qkv: Linear,
+    proj: Linear,
+    norm2: LayerNorm,
+    fc1: Linear,
+    fc2: Linear,
+    dropout: Dropout,
+    drop_path: DropPath,
+    heads: i64,
+}
+
+impl Block {
+    fn new(path: &ParamPath<'_>, options: VisionTransformerOptions, drop: f64) -> Self {
+        let VisionTransformerOptions { width, heads, .. } = options;
+        let (attention, mlp) = (path / "attn", path / "mlp");
+        Self {
+            norm1: norm(path / "norm1", width),
+            qkv: Linear::new(&attention / "qkv", width, 3 * width),
+            proj: Linear::new(&attention / "proj", width, width),
+            norm2: norm(path / "norm2", width),
+            fc1: Linear::new(&mlp / "fc1", width, 4 * width),
+            fc2: Linear::new(&mlp / "fc2", 4 * width, width),
+            dropout: Dropout::new(path / "drop", options.dropout),
+            drop_path: DropPath::new(path, drop),
+            heads: heads.max(1),
+        }
+    }
+
+    fn linear(&self) -> [&Linear; 4] {
+        [&self.qkv, &self.proj, &self.fc1, &self.fc2]
+    }
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let attended = self.dropout.forward(&self.attend(&self.norm1.forward(input)?)?)?;
+        let hidden = input.f_add(&self.drop_path.apply(&attended)?)?;
+        let mlp = self.fc1.forward(&self.norm2.forward(&hidden)?)?.f_gelu("none")?;
+        let mlp = self.dropout.forward(&self.fc2.forward(&self.dropout.forward(&mlp)?)?)?;
+        Ok(hidden.f_add(&self.drop_path.apply(&mlp)?)?)
+    }
+
+    fn attend(&self, input: &Tensor) -> Result<Tensor> {
+        let (samples, length, width) = input.size3()?;
+        let qkv = self.qkv.forward(input)?;
+        let qkv = qkv.f_view([samples, length, 3, self.heads, width / self.heads])?;
+        let qkv = qkv.f_permute([2, 0, 3, 1, 4])?;
+        let part = |index| qkv.f_select(0, index);
+        let attended = Tensor::f_scaled_dot_product_attention(
+            &part(0)?,
+            &part(1)?,
+            &part(2)?,
+            None::<Tensor>,
+            0.0,
+            false,
+            None,
+            false,
+        )?;
+        self.proj.forward(&attended.f_transpose(1, 2)?.f_reshape([samples, length, width])?)
+    }
+}
+
+fn norm<'a>(path: impl Borrow<ParamPath<'a>>, width: i64) -> LayerNorm {
+    let options = LayerNormOptions { eps: 1e-6, ..LayerNormOptions::default() };
+    LayerNorm::with_options(path, &[width], options)
+}
