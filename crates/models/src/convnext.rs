@@ -116,7 +116,8 @@ impl ConvNeXt {
     /// torchvision draws weights a second time, in the order of the modules.
     fn redraw(&self, path: &ParamPath<'_>) {
         let draw = |weight: &Tensor, bias: Option<&Tensor>| {
-            redraw(path, weight, Redraw::TruncatedNormal(0.02));
+            // `trunc_normal_` cuts at ±2, which is 100 deviations away.
+            redraw(path, weight, Redraw::Normal(0.02));
             if let Some(bias) = bias {
                 redraw(path, bias, Redraw::Constant(0.0));
             }
@@ -140,6 +141,34 @@ impl ImageClassifier for ConvNeXt {
 
     fn first_convolution(&self) -> String {
         "features.0.0".to_owned()
+    }
+
+    /// timm's names.
+    fn renamed(&self, name: &str) -> Option<String> {
+        if let Some(rest) = name.strip_prefix("stem.") {
+            return Some(format!("features.0.{rest}"));
+        }
+        if let Some(rest) = name.strip_prefix("stages.") {
+            let (stage, rest) = rest.split_once('.')?;
+            let stage: usize = stage.parse().ok()?;
+            if let Some(rest) = rest.strip_prefix("downsample.") {
+                return Some(format!("features.{}.{rest}", 2 * stage));
+            }
+            let (block, layer) = rest.strip_prefix("blocks.")?.split_once('.')?;
+            let inner = [
+                ("conv_dw.", "block.0."),
+                ("norm.", "block.2."),
+                ("mlp.fc1.", "block.3."),
+                ("mlp.fc2.", "block.5."),
+                ("gamma", "layer_scale"),
+            ];
+            let inner = inner
+                .iter()
+                .find_map(|(theirs, own)| Some(format!("{own}{}", layer.strip_prefix(theirs)?)))?;
+            return Some(format!("features.{}.{block}.{inner}", 2 * stage + 1));
+        }
+        let head = [("head.norm.", "classifier.0."), ("head.fc.", "classifier.2.")];
+        head.iter().find_map(|(theirs, own)| Some(format!("{own}{}", name.strip_prefix(theirs)?)))
     }
 }
 

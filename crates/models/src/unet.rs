@@ -45,19 +45,17 @@ pub struct UNet {
 pub struct UNetOptions {
     /// Classes of a pixel.
     pub classes: i64,
-    /// Smooths each pixel shuffle by means of 2 x 2 pixels (`blur`); false.
+    /// Smooths each pixel shuffle but the last one by means of 2 x 2 pixels (`blur`); false.
     pub blur: bool,
     /// Puts the image beside the last maps (`last_cross`); true.
     pub last_cross: bool,
-    /// Halves the channels inside of the block after it (`bottle`); false.
-    pub bottleneck: bool,
 }
 
 impl UNetOptions {
     /// fastai's defaults.
     #[must_use]
     pub fn new(classes: i64) -> Self {
-        Self { classes, blur: false, last_cross: true, bottleneck: false }
+        Self { classes, blur: false, last_cross: true }
     }
 }
 
@@ -91,15 +89,14 @@ impl UNet {
             inputs = block.outputs;
             blocks.push(block);
         }
-        let shuffle = Shuffle::new(&(path / 8), inputs, inputs, options.blur);
+        let shuffle = Shuffle::new(&(path / 8), inputs, inputs, false);
         let mut number = 10;
         let cross = options.last_cross.then(|| {
             inputs += image_channels;
-            let inner = if options.bottleneck { inputs / 2 } else { inputs };
             let block = path / 11 / "convpath";
             let cross = [
-                conv(&(&block / 0 / 0), [inputs, inner], 3),
-                conv(&(&block / 1 / 0), [inner, inputs], 3),
+                conv(&(&block / 0 / 0), [inputs, inputs], 3),
+                conv(&(&block / 1 / 0), [inputs, inputs], 3),
             ];
             cross.iter().for_each(|conv| draw_normal(path, conv));
             number = 12;

@@ -6,7 +6,7 @@ use brigade_nn::{
     Conv2d, Conv2dOptions, Dropout, Init, LayerNorm, LayerNormOptions, Linear, Module, ParamPath,
     Result,
 };
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::ImageClassifier;
 use crate::drop_path::DropPath;
@@ -156,6 +156,64 @@ impl ImageClassifier for VisionTransformer {
 
     fn first_convolution(&self) -> String {
         "patch_embed.proj".to_owned()
+    }
+
+    /// torchvision's names.
+    fn renamed(&self, name: &str) -> Option<String> {
+        const BLOCK: [(&str, &str); 8] = [
+            ("ln_1.", "norm1."),
+            ("self_attention.in_proj_", "attn.qkv."),
+            ("self_attention.out_proj.", "attn.proj."),
+            ("ln_2.", "norm2."),
+            ("mlp.linear_1.", "mlp.fc1."),
+            ("mlp.0.", "mlp.fc1."),
+            ("mlp.linear_2.", "mlp.fc2."),
+            ("mlp.3.", "mlp.fc2."),
+        ];
+        const OTHERS: [(&str, &str); 5] = [
+            ("class_token", "cls_token"),
+            ("conv_proj.", "patch_embed.proj."),
+            ("encoder.pos_embedding", "pos_embed"),
+            ("encoder.ln.", "norm."),
+            ("heads.head.", "head."),
+        ];
+        let replaced = |name: &str, table: &[(&str, &str)]| {
+            table
+                .iter()
+                .find_map(|(theirs, own)| Some(format!("{own}{}", name.strip_prefix(theirs)?)))
+        };
+        match name.strip_prefix("encoder.layers.encoder_layer_") {
+            Some(rest) => {
+                let (block, layer) = rest.split_once('.')?;
+                Some(format!("blocks.{block}.{}", replaced(layer, &BLOCK)?))
+            }
+            None => replaced(name, &OTHERS),
+        }
+    }
+
+    /// Positions for another size of image, by timm's rule: bicubic, antialiased.
+    fn adapted(&self, name: &str, values: &Tensor, shape: &[i64]) -> Result<Option<Tensor>> {
+        let (&[1, theirs, width], &[1, wanted, own_width]) = (values.size().as_slice(), shape)
+        else {
+            return Ok(None);
+        };
+        let [side, own_side] =
+            [theirs, wanted].map(|length| ((length - 1).max(0) as f64).sqrt() as i64);
+        let squares = side * side + 1 == theirs && own_side * own_side + 1 == wanted;
+        if name != "pos_embed" || width != own_width || !squares {
+            return Ok(None);
+        }
+        let values = values.f_to_kind(Kind::Float)?;
+        let token = values.f_narrow(1, 0, 1)?;
+        let grid = values.f_narrow(1, 1, theirs - 1)?.f_view([1, side, side, width])?;
+        let grid = grid.f_permute([0, 3, 1, 2])?.f_internal_upsample_bicubic2d_aa(
+            [own_side; 2],
+            false,
+            None,
+            None,
+        )?;
+        let grid = grid.f_permute([0, 2, 3, 1])?.f_reshape([1, wanted - 1, width])?;
+        Ok(Some(Tensor::f_cat(&[token, grid], 1)?))
     }
 }
 

@@ -241,6 +241,57 @@ impl ImageClassifier for XResNet {
     fn first_convolution(&self) -> String {
         "0.0".to_owned()
     }
+
+    /// timm's names of the same network (`resnet50d` and its like), and fastai's of 2019 (`convs` and
+    /// `idconv`).
+    fn renamed(&self, name: &str) -> Option<String> {
+        let (part, rest) = name.split_once('.')?;
+        let shortcut = |stage: usize, block: &str| {
+            // The pooling before it has a number, where the size changes.
+            usize::from(stage > 0 && block == "0")
+        };
+        if let Some(number) = part.strip_prefix("layer") {
+            let stage = number.parse::<usize>().ok()?.checked_sub(1)?;
+            let (block, layer) = rest.split_once('.')?;
+            let (layer, leaf) = layer.split_once('.')?;
+            let inner = match layer.split_at_checked(layer.len().checked_sub(1)?)? {
+                ("conv", number) => {
+                    format!("convpath.{}.0.{leaf}", number.parse::<usize>().ok()?.checked_sub(1)?)
+                }
+                ("bn", number) => {
+                    format!("convpath.{}.1.{leaf}", number.parse::<usize>().ok()?.checked_sub(1)?)
+                }
+                _ if layer == "downsample" => {
+                    let (index, leaf) = leaf.split_once('.')?;
+                    let index = index.parse::<usize>().ok()?.checked_sub(1)?;
+                    format!("idpath.{}.{index}.{leaf}", shortcut(stage, block))
+                }
+                _ => return None,
+            };
+            return Some(format!("{}.{block}.{inner}", stage + 4));
+        }
+        match part {
+            "conv1" => {
+                let (index, leaf) = rest.split_once('.')?;
+                let index: usize = index.parse().ok()?;
+                // Three convolutions and two normalisations, with activations between.
+                Some(format!("{}.{}.{leaf}", index / 3, index % 3))
+            }
+            "bn1" => Some(format!("2.1.{rest}")),
+            "fc" => Some(format!("{}.{rest}", self.head_name)),
+            _ => {
+                let stage = part.parse::<usize>().ok()?.checked_sub(4)?;
+                let (block, layer) = rest.split_once('.')?;
+                let inner = if let Some(leaf) = layer.strip_prefix("convs.") {
+                    format!("convpath.{leaf}")
+                } else {
+                    let leaf = layer.strip_prefix("idconv.")?;
+                    format!("idpath.{}.{leaf}", shortcut(stage, block))
+                };
+                Some(format!("{part}.{block}.{inner}"))
+            }
+        }
+    }
 }
 
 impl Module<&Tensor> for XResNet {

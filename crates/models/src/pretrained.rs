@@ -1,0 +1,272 @@
+//! Weights files of torchvision, timm and fastai as people have them on disk.
+
+use std::path::{Path, PathBuf};
+
+use brigade_checkpoint::wrapper_prefix;
+use brigade_nn::{Error, LoadReport, Model, Result, StateDict, weights};
+use tch::{Kind, Tensor};
+
+use crate::ImageClassifier;
+
+/// How to load a weights file of another library into an image classifier whose number of classes or
+/// channels may be another one.
+///
+/// - A head for another number of classes is left as it was drawn.
+/// - A first convolution for another number of channels is computed: [`InputChannels`].
+/// - Names that other libraries or older versions use are mapped: [`ImageClassifier::renamed`].
+/// - Positions of a vision transformer for another size of image are interpolated.
+/// - Counters of batches (`num_batches_tracked`), which old files lack, stay 0.
+///
+/// Everything else has to fit, or nothing is changed.
+///
+/// ```
+/// use brigade_models::{Pretrained, ResNet, ResNetOptions};
+/// use brigade_nn::Model;
+///
+/// # let folder = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&folder)?;
+/// # let thousand = Model::new(|path| ResNet::new(path, 1000, ResNetOptions::basic([1, 1, 1, 1])))?;
+/// # thousand.save_weights("imagenet.safetensors")?;
+/// let options = ResNetOptions::basic([1, 1, 1, 1]);
+/// let mut model = Model::new(|path| ResNet::new(path, 37, options))?;
+/// let report = Pretrained::new().load(&mut model, "imagenet.safetensors")?;
+/// assert_eq!(report.head, ["fc.weight", "fc.bias"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct Pretrained {
+    channels: InputChannels,
+    entry: Option<String>,
+}
+
+/// How the weights of a first convolution are computed for another number of channels than they were
+/// trained with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum InputChannels {
+    /// timm's rule: for one channel the sum, for more the weights repeated and divided, so that the sum
+    /// stays.
+    #[default]
+    Repeat,
+    /// fastai's rule: for one channel the sum, for two the first two times 1.5, for more zeros for those
+    /// that are new.
+    ZeroPad,
+}
+
+/// What [`Pretrained::load`] has done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PretrainedReport {
+    /// The number of tensors that have the file's values.
+    pub loaded: usize,
+    /// Parameters of the head that were left as they were, since the file has another number of classes or
+    /// no head.
+    pub head: Vec<String>,
+    /// Tensors that were computed from the file's, for another number of channels or size of image.
+    pub adapted: Vec<String>,
+    /// The number of names that were mapped.
+    pub renamed: usize,
+    /// Names of the file that are a head's which the model lacks.
+    pub unused: Vec<String>,
+}
+
+impl Pretrained {
+    /// The defaults: timm's rule for channels, and the dictionary under the file's only usual key.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the rule for another number of channels.
+    #[must_use]
+    pub fn channels(self, rule: InputChannels) -> Self {
+        Self { channels: rule, ..self }
+    }
+
+    /// Takes the dictionary under this key of a `.pth` file. Without it `model`, `state_dict`, `model_ema`
+    /// and `state_dict_ema` are looked for, in this order, where the file is not a state dictionary itself.
+    #[must_use]
+    pub fn entry(self, key: impl Into<String>) -> Self {
+        Self { entry: Some(key.into()), ..self }
+    }
+
+    /// Reads a safetensors or `.pth` file into the model.
+    ///
+    /// # Errors
+    /// Those of [`weights::load`], and [`Error::Mismatch`] with the report where more differs than the
+    /// head: nothing was changed.
+    pub fn load<M: ImageClassifier>(
+        &self,
+        model: &mut Model<M>,
+        file: impl AsRef<Path>,
+    ) -> Result<PretrainedReport> {
+        let state = self.read(file.as_ref())?;
+        self.load_state_dict(model, state)
+    }
+
+    /// Loads a state dictionary into the model.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] with the report where more differs than the head: nothing was changed.
+    pub fn load_state_dict<M: ImageClassifier>(
+        &self,
+        model: &mut Model<M>,
+        state: StateDict,
+    ) -> Result<PretrainedReport> {
+        let own = model.state_dict();
+        let mut report = PretrainedReport::default();
+        let theirs: Vec<&str> = state.names().collect();
+        let names: Vec<&str> = own.names().collect();
+        let prefix = wrapper_prefix(&theirs, &names);
+        let state = if prefix.is_empty() { state } else { state.strip_prefix(&prefix) };
+
+        let module = model.module();
+        let below = |parent: &str, name: &str| {
+            name.strip_prefix(parent).is_some_and(|rest| rest.starts_with('.'))
+        };
+        let (head, first) = (module.classifier(), module.first_convolution());
+        let mut fitting = StateDict::new();
+        let mut problems = LoadReport::default();
+        for (name, values) in state.iter() {
+            let mut name = name.to_owned();
+            if own.get(&name).is_none()
+                && let Some(mapped) = module.renamed(&name)
+            {
+                report.renamed += 1;
+                name = mapped;
+            }
+            let Some(wanted) = own.get(&name).map(Tensor::size) else {
+                match below(&head, &name) {
+                    true => report.unused.push(name),
+                    false => problems.unexpected.push(name),
+                }
+                continue;
+            };
+            let values = if values.size() == wanted {
+                values.shallow_clone()
+            } else if below(&head, &name) {
+                continue;
+            } else {
+                let is_first = below(&first, &name);
+                let adapted = match same_but_for_ones(&values.size(), &wanted) {
+                    true => Some(values.f_reshape(&wanted)?),
+                    false if is_first => self.channels.adapted(values, &wanted)?,
+                    false => module.adapted(&name, values, &wanted)?,
+                };
+                let Some(adapted) = adapted else {
+                    problems.mismatched.push(brigade_nn::ShapeMismatch {
+                        name,
+                        in_model: wanted,
+                        in_weights: values.size(),
+                    });
+                    continue;
+                };
+                report.adapted.push(name.clone());
+                adapted
+            };
+            fitting.insert(name, values)?;
+        }
+        let absent: Vec<&str> = own.names().filter(|name| fitting.get(name).is_none()).collect();
+        for name in absent {
+            if below(&head, name) {
+                report.head.push(name.to_owned());
+            } else if !name.ends_with(".num_batches_tracked")
+                && !problems.mismatched.iter().any(|it| it.name == name)
+            {
+                problems.missing.push(name.to_owned());
+            }
+        }
+        if !problems.is_complete() {
+            problems.loaded = fitting.len();
+            return Err(Error::Mismatch(problems));
+        }
+        report.loaded = model.load_matching(&fitting)?.loaded;
+        Ok(report)
+    }
+
+    fn read(&self, path: &Path) -> Result<StateDict> {
+        const USUAL: [&str; 4] = ["model", "state_dict", "model_ema", "state_dict_ema"];
+        if let Some(entry) = &self.entry {
+            return weights::load_entry(path, entry);
+        }
+        match weights::load(path) {
+            Err(Error::NotAStateDict { path, found, dictionaries }) => {
+                let usual = USUAL.iter().find(|key| dictionaries.iter().any(|it| it == *key));
+                match usual {
+                    Some(key) => weights::load_entry(path, key),
+                    None => Err(Error::NotAStateDict { path, found, dictionaries }),
+                }
+            }
+            other => other,
+        }
+    }
+}
+
+impl InputChannels {
+    /// The weights `[out, channels, kernel…]` for the channels of `shape`.
+    fn adapted(self, values: &Tensor, shape: &[i64]) -> Result<Option<Tensor>> {
+        let theirs = values.size();
+        let (&[out, channels, ref kernel @ ..], &[own_out, wanted, ref own_kernel @ ..]) =
+            (theirs.as_slice(), shape)
+        else {
+            return Ok(None);
+        };
+        if out != own_out || kernel != own_kernel || channels < 1 || wanted < 1 {
+            return Ok(None);
+        }
+        let values = values.f_to_kind(Kind::Float)?;
+        if wanted == 1 {
+            return Ok(Some(values.f_sum_dim_intlist([1].as_slice(), true, Kind::Float)?));
+        }
+        Ok(Some(match self {
+            Self::Repeat => {
+                let times = (wanted + channels - 1) / channels;
+                let mut repeats = vec![1; theirs.len()];
+                repeats[1] = times;
+                let repeated = values.f_repeat(&repeats)?.f_narrow(1, 0, wanted)?;
+                repeated.f_mul_scalar(channels as f64 / wanted as f64)?
+            }
+            Self::ZeroPad if wanted < channels => {
+                let part = values.f_narrow(1, 0, wanted)?;
+                part.f_mul_scalar(channels as f64 / wanted as f64)?
+            }
+            Self::ZeroPad => {
+                let padded = Tensor::f_zeros(shape, (Kind::Float, values.device()))?;
+                padded.f_narrow(1, 0, channels)?.f_copy_(&values)?;
+                padded
+            }
+        }))
+    }
+}
+
+/// Shapes that differ in dimensions of one element only.
+fn same_but_for_ones(left: &[i64], right: &[i64]) -> bool {
+    let real =
+        |shape: &[i64]| -> Vec<i64> { shape.iter().copied().filter(|&size| size != 1).collect() };
+    real(left) == real(right)
+}
+
+/// The file of a model on the Hugging Face hub that lies in the local cache: `model.safetensors` or
+/// `pytorch_model.bin` of the newest snapshot that `huggingface_hub` has made, below `HF_HUB_CACHE`,
+/// `HF_HOME` or `~/.cache/huggingface`.
+///
+/// ```
+/// use brigade_models::cached_hub_file;
+///
+/// // Nothing was downloaded under this name.
+/// assert_eq!(cached_hub_file("example/no-such-model"), None);
+/// ```
+#[must_use]
+pub fn cached_hub_file(repository: &str) -> Option<PathBuf> {
+    let variable =
+        |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = variable("HF_HUB_CACHE")
+        .or_else(|| variable("HUGGINGFACE_HUB_CACHE"))
+        .or_else(|| Some(variable("HF_HOME")?.join("hub")))
+        .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("huggingface/hub")))
+        .or_else(|| Some(variable("HOME")?.join(".cache/huggingface/hub")))?;
+    let folder = cache.join(format!("models--{}", repository.replace('/', "--")));
+    let revision = std::fs::read_to_string(folder.join("refs/main")).ok()?;
+    let snapshot = folder.join("snapshots").join(revision.trim());
+    let files = ["model.safetensors", "pytorch_model.bin"].map(|name| snapshot.join(name));
+    files.into_iter().find(|file| file.is_file())
+}
