@@ -117,6 +117,49 @@ pub(crate) const TARGETS: &[Target] = &[
         free_bytes: FREE + (8 << 20),
         read: idx,
     },
+    #[cfg(feature = "webdataset")]
+    Target {
+        name: "webdataset",
+        reads: "a tar archive of images, by its headers",
+        words: &["ustar\0", "ustar  \0", "a.jpg", ".cls", "././@LongLink", "30 path=", "size="],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: webdataset,
+    },
+    #[cfg(feature = "parquet")]
+    Target {
+        name: "parquet",
+        reads: "a Parquet file with encoded images",
+        words: &["PAR1", "image", "bytes", "label", "huggingface", "\"names\":[", "ClassLabel"],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + PARQUET_FREE,
+        read: parquet,
+    },
+    #[cfg(feature = "image")]
+    Target {
+        name: "image",
+        reads: "an encoded image, whole and in part",
+        words: &[
+            "Exif\0\0",
+            "Adobe",
+            "JFIF",
+            "PNG\r\n\u{1a}\n",
+            "IHDR",
+            "PLTE",
+            "tRNS",
+            "IDAT",
+            "IEND",
+            "RIFF",
+            "WEBPVP8 ",
+            "WEBPVP8L",
+            "WEBPVP8X",
+            "GIF89a",
+            "BM",
+        ],
+        bytes_per_byte: 4096,
+        free_bytes: FREE + (64 << 20),
+        read: image,
+    },
     Target {
         name: "hostfile",
         reads: "a hostfile, or a list of hosts",
@@ -223,6 +266,9 @@ const TREE: usize = 512;
 const YAML: usize = 2048;
 /// Buffers, folders, messages.
 const FREE: usize = 4 << 20;
+/// Schemas and page buffers of the Parquet reader.
+#[cfg(feature = "parquet")]
+const PARQUET_FREE: usize = 16 << 20;
 /// What a tensor that repeats its storage may take, and as much for a piece of it.
 const PTH_FREE: usize = 4 << 20;
 
@@ -318,6 +364,66 @@ fn idx(input: &[u8]) {
         };
         assert_eq!(file.data.len(), file.shape.iter().product::<usize>());
         assert_eq!(file.shape.len(), dimensions);
+    }
+}
+
+#[cfg(feature = "webdataset")]
+fn webdataset(input: &[u8]) {
+    use brigade_vision::source::{ImageSource, WebDatasetOptions};
+
+    let file = file(input);
+    let (mut buffer, mut bytes) = (Vec::new(), 0);
+    for options in [
+        WebDatasetOptions::new(),
+        WebDatasetOptions::new().text_label("txt"),
+        WebDatasetOptions::new().json_label("json", "label"),
+    ] {
+        let Ok(images) = options.open_shards([path_of(&file)]) else { return };
+        bytes = 0;
+        for index in 0..images.len() {
+            images.read(index, &mut buffer).expect("the index knows the size of the file");
+            bytes += buffer.len();
+        }
+        if let Ok(images) = images.labelled() {
+            assert!(images.labels().iter().all(|label| images.categories().name(*label).is_some()));
+        }
+    }
+    assert!(bytes <= input.len(), "{bytes}");
+}
+
+#[cfg(feature = "parquet")]
+fn parquet(input: &[u8]) {
+    use brigade_vision::source::{ImageSource, ParquetOptions};
+
+    let file = file(input);
+    let path = path_of(&file);
+    let path = path.to_str().expect("it is of digits");
+    let spool = tempfile::tempdir().expect("a folder");
+    let Ok(images) = ParquetOptions::new().open(path, spool.path()) else { return };
+    let mut buffer = Vec::new();
+    for index in 0..images.len() {
+        images.source().read(index, &mut buffer).expect("the copy has all rows");
+    }
+}
+
+#[cfg(feature = "image")]
+fn image(input: &[u8]) {
+    use brigade_vision::decode::{DecodeOptions, Decoder};
+    use brigade_vision::{Image, Region, Size};
+
+    // A million pixels, so that the memory of an image is small beside the limit.
+    let mut decoder = Decoder::new(DecodeOptions::new().max_pixels(1 << 20));
+    let Ok(image) = decoder.decode_new("fuzz", input) else { return };
+    let (width, height) = (image.width(), image.height());
+    let region = Region {
+        left: width / 3,
+        top: height / 4,
+        width: (width / 2).max(1),
+        height: (height / 2).max(1),
+    };
+    let Ok(mut part) = Image::new(1, 1, vec![0; 3]) else { return };
+    for wanted in [None, Some(Size::new(1, 1))] {
+        let _ = decoder.decode_region("fuzz", input, region, wanted, &mut part);
     }
 }
 

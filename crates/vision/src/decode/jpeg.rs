@@ -39,10 +39,15 @@ pub(super) fn decode_region(
     decoder.set_output_format(format);
 
     let scaled = Size::new(whole.width.div_ceil(scale), whole.height.div_ceil(scale));
-    let (columns, rows) = (
-        around(region.left, region.width, scale, scaled.width),
-        around(region.top, region.height, scale, scaled.height),
-    );
+    // Four colours are rare, and the decoder's regions of them are not those of the whole.
+    let (columns, rows) = if is_cmyk {
+        ((0, scaled.width), (0, scaled.height))
+    } else {
+        (
+            around(region.left, region.width, scale, scaled.width),
+            around(region.top, region.height, scale, scaled.height),
+        )
+    };
     let size = Size::new(columns.1 - columns.0, rows.1 - rows.0);
     if size.width < scaled.width {
         decoder.set_crop(columns.0 as usize, size.columns());
