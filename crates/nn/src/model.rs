@@ -38,6 +38,7 @@ pub struct Model<M> {
     module: M,
     entries: Vec<Entry>,
     training: Training,
+    held: Vec<(String, Training)>,
     statistics: SharedStatistics,
     pub(crate) hooks: Hooks,
     pub(crate) layers: Vec<String>,
@@ -94,7 +95,7 @@ impl ModelBuilder {
         let _ = make_products_reproducible();
         let registry = RefCell::new(ParamRegistry::new(self.kind));
         let module = constructor(&ParamPath::root(&registry));
-        let ParamRegistry { entries, problems, training, statistics, hooks, layers, .. } =
+        let ParamRegistry { entries, problems, training, held, statistics, hooks, layers, .. } =
             registry.into_inner();
         if !problems.is_empty() {
             return Err(Error::Build { problems });
@@ -103,6 +104,7 @@ impl ModelBuilder {
             module,
             entries,
             training,
+            held,
             statistics,
             hooks,
             layers,
@@ -198,6 +200,36 @@ impl<M> Model<M> {
         self.training.set(false);
     }
 
+    /// Holds (`true`) the layer of this name and all those below it in evaluation, also while the model
+    /// trains, or lets them follow the model again (`false`): PyTorch's `model.layer1.eval()` after every
+    /// `model.train()`. Of a frozen body the normalisations then use their running statistics and leave
+    /// them as they are, and its dropouts pass. Returns how many layers that are, normalisations and
+    /// dropouts alone.
+    ///
+    /// Freezing alone ([`Model::requires_grad_under`]) leaves statistics in training, as PyTorch does.
+    ///
+    /// ```
+    /// use brigade_nn::{BatchNorm2d, Kind, Linear, Model, ParamPath};
+    /// let mut model = Model::new(|p: &ParamPath| {
+    ///     (BatchNorm2d::new(p / "body" / 0, 4), Linear::new(p / "head", 4, 2))
+    /// })?;
+    /// model.requires_grad_under("body", false)?;
+    /// assert_eq!(model.hold_in_eval("body", true)?, 1);
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoSuchParameter`] when no such layer has this name.
+    pub fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize> {
+        let chosen = self.held.iter().filter(|(name, _)| is_below(prefix, name));
+        let count = chosen.inspect(|(_, training)| training.hold(on)).count();
+        if count == 0 {
+            let known = tops(self.held.iter().map(|(name, _)| name.as_str()));
+            return Err(Error::NoSuchParameter { name: prefix.to_owned(), known });
+        }
+        Ok(count)
+    }
+
     /// True between [`Model::train`] and [`Model::eval`].
     pub fn is_training(&self) -> bool {
         self.training.is_on()
@@ -282,9 +314,34 @@ impl<M> Model<M> {
     /// [`Error::NoSuchParameter`] when there is none: a frozen set that is empty by a slip of the
     /// pen would go unnoticed.
     pub fn requires_grad_under(&mut self, prefix: &str, on: bool) -> Result<usize> {
-        let below = |name: &str| {
-            name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        };
+        let count = self.requires_grad_where(|name| is_below(prefix, name), on)?;
+        if count == 0 {
+            let parameters = self.entries.iter().filter(|e| !matches!(e.role, Role::Buffer { .. }));
+            let known = tops(parameters.map(|entry| entry.name.as_str()));
+            return Err(Error::NoSuchParameter { name: prefix.to_owned(), known });
+        }
+        Ok(count)
+    }
+
+    /// Freezes (`false`) or thaws (`true`) the parameters whose names the function chooses, as by a pattern.
+    /// Returns how many.
+    ///
+    /// ```
+    /// use brigade_nn::{BatchNorm2d, Conv2d, Model, ParamPath};
+    /// let mut model = Model::new(|p: &ParamPath| {
+    ///     (Conv2d::new(p / "conv1", 3, 8, [3, 3], Default::default()), BatchNorm2d::new(p / "bn1", 8))
+    /// })?;
+    /// assert_eq!(model.requires_grad_where(|name| name.contains("bn"), false)?, 2);
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Torch`] when libtorch refuses.
+    pub fn requires_grad_where(
+        &mut self,
+        mut chosen: impl FnMut(&str) -> bool,
+        on: bool,
+    ) -> Result<usize> {
         let mut count = 0;
         for entry in &self.entries {
             let target = match entry.role {
@@ -292,20 +349,10 @@ impl<M> Model<M> {
                 Role::SameAs(first) => &self.entries[first],
                 Role::Buffer { .. } => continue,
             };
-            if below(&entry.name) {
+            if chosen(&entry.name) {
                 set_requires_grad(target, on)?;
                 count += 1;
             }
-        }
-        if count == 0 {
-            let mut known: Vec<String> = Vec::new();
-            for entry in self.entries.iter().filter(|e| !matches!(e.role, Role::Buffer { .. })) {
-                let top = entry.name.split('.').next().unwrap_or_default();
-                if !known.iter().any(|seen| seen == top) {
-                    known.push(top.to_owned());
-                }
-            }
-            return Err(Error::NoSuchParameter { name: prefix.to_owned(), known });
         }
         Ok(count)
     }
@@ -444,6 +491,22 @@ impl<M> fmt::Debug for Model<M> {
             .field("training", &self.is_training())
             .finish()
     }
+}
+
+/// Whether `name` is `prefix` or lies below it.
+fn is_below(prefix: &str, name: &str) -> bool {
+    name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// The first parts of names, each once.
+fn tops<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut tops: Vec<String> = Vec::new();
+    for top in names.filter_map(|name| name.split('.').next()) {
+        if !tops.iter().any(|seen| seen == top) {
+            tops.push(top.to_owned());
+        }
+    }
+    tops
 }
 
 fn set_requires_grad(entry: &Entry, on: bool) -> Result<()> {

@@ -183,7 +183,10 @@ impl<'a> ParamPath<'a> {
     /// The switch between training and evaluation, for layers that behave differently in each.
     #[must_use]
     pub fn training(&self) -> Training {
-        self.registry.borrow().training.clone()
+        let mut registry = self.registry.borrow_mut();
+        let training = registry.training.of_a_layer();
+        registry.held.push((self.prefix.clone(), training.clone()));
+        training
     }
 
     /// Where batch normalisations look for the ranks that share their statistics.
@@ -287,25 +290,37 @@ impl<'a, Step: Display> Div<Step> for &ParamPath<'a> {
     }
 }
 
-/// Whether the model trains. Clones are one switch; [`crate::Model::train`] and
-/// [`crate::Model::eval`] turn it.
+/// Whether a layer trains: as its model does ([`crate::Model::train`], [`crate::Model::eval`]), unless it
+/// is held in evaluation ([`crate::Model::hold_in_eval`]). Clones are one switch.
 #[derive(Debug, Clone)]
-pub struct Training(Arc<AtomicBool>);
+pub struct Training {
+    model: Arc<AtomicBool>,
+    held: Arc<AtomicBool>,
+}
 
 impl Training {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(AtomicBool::new(true)))
+        Self { model: Arc::new(AtomicBool::new(true)), held: Arc::default() }
     }
 
-    /// True between `train()` (and at the start) and `eval()`.
+    /// The switch of one more layer of the same model.
+    fn of_a_layer(&self) -> Self {
+        Self { model: Arc::clone(&self.model), held: Arc::default() }
+    }
+
+    /// True between `train()` (and at the start) and `eval()`, where the layer is not held in evaluation.
     #[must_use]
     pub fn is_on(&self) -> bool {
-        // Relaxed: the flag orders nothing else, and it is set by the model's owner.
-        self.0.load(Ordering::Relaxed)
+        // Relaxed: the flags order nothing else, and they are set by the model's owner.
+        self.model.load(Ordering::Relaxed) && !self.held.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set(&self, on: bool) {
-        self.0.store(on, Ordering::Relaxed);
+        self.model.store(on, Ordering::Relaxed);
+    }
+
+    pub(crate) fn hold(&self, on: bool) {
+        self.held.store(on, Ordering::Relaxed);
     }
 }
 

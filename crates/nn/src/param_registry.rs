@@ -13,6 +13,8 @@ use crate::layers::SharedStatistics;
 pub(crate) struct ParamRegistry {
     pub(crate) kind: Kind,
     pub(crate) training: Training,
+    /// The switches of layers that behave differently in training, by the layers' names.
+    pub(crate) held: Vec<(String, Training)>,
     pub(crate) statistics: SharedStatistics,
     pub(crate) hooks: Hooks,
     /// Of the layers that call hooks.
@@ -46,6 +48,7 @@ impl ParamRegistry {
         Self {
             kind,
             training: Training::new(),
+            held: Vec::new(),
             statistics: SharedStatistics::default(),
             hooks: Hooks::default(),
             layers: Vec::new(),

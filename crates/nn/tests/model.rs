@@ -284,3 +284,31 @@ fn an_undefined_tensor_is_an_error_everywhere() {
     let norm = Model::new(|p| BatchNorm2d::new(p, 1)).unwrap();
     assert!(norm.module().forward(&undefined).is_err());
 }
+
+#[test]
+fn a_layer_held_in_evaluation_leaves_its_statistics() {
+    let build = |path: &ParamPath<'_>| {
+        Sequential::new()
+            .add(BatchNorm2d::new(path / "body", 3))
+            .add(BatchNorm2d::new(path / "body2", 3))
+            .add(Dropout::new(path / "drop", 1.0))
+    };
+    let mut model = Model::new(build).unwrap();
+    assert_eq!(model.hold_in_eval("body", true).unwrap(), 1);
+    assert_eq!(model.hold_in_eval("drop", true).unwrap(), 1);
+    model.train();
+    let images = Tensor::randn([4, 3, 5, 5], (Kind::Float, tch::Device::Cpu)) + 3.0;
+    let output = model.forward(&images).unwrap();
+    assert!(output.abs().max().double_value(&[]) > 0.0, "the dropout passes");
+    let state = model.state_dict();
+    let mean = |name: &str| state.get(name).unwrap().abs().max().double_value(&[]);
+    assert_eq!(mean("body.running_mean"), 0.0);
+    assert_eq!(mean("body.num_batches_tracked"), 0.0);
+    assert!(mean("body2.running_mean") > 0.0);
+
+    model.hold_in_eval("body", false).unwrap();
+    let _ = model.forward(&images).unwrap();
+    assert!(model.state_dict().get("body.num_batches_tracked").unwrap().int64_value(&[]) == 1);
+    let error = model.hold_in_eval("head", true).unwrap_err().to_string();
+    assert!(error.contains("head") && error.contains("body2"), "{error}");
+}
