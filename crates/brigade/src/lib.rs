@@ -2,7 +2,8 @@
 //!
 //! This crate only gathers the others: [`train`] (the Accelerator), [`nn`] (layers, weights files),
 //! [`models`] (architectures; feature `models`, on by default), [`optim`], [`schedule`],
-//! [`data`], [`datasets`], [`torch`] (the border with libtorch), [`plan`] and [`world`]. Most programs need no more than the [`prelude`].
+//! [`data`], [`datasets`], `vision` (images; feature `vision`), [`torch`] (the border with libtorch),
+//! [`plan`] and [`world`]. Most programs need no more than the [`prelude`].
 //!
 //! ```
 //! use brigade::prelude::*;
@@ -60,6 +61,8 @@ pub use brigade_schedule as schedule;
 pub use brigade_torch as torch;
 pub use brigade_track as track;
 pub use brigade_train as train;
+#[cfg(feature = "vision")]
+pub use brigade_vision as vision;
 pub use brigade_world as world;
 pub use tch;
 

@@ -126,15 +126,6 @@ pub(crate) const TARGETS: &[Target] = &[
         free_bytes: FREE,
         read: webdataset,
     },
-    #[cfg(feature = "parquet")]
-    Target {
-        name: "parquet",
-        reads: "a Parquet file with encoded images",
-        words: &["PAR1", "image", "bytes", "label", "huggingface", "\"names\":[", "ClassLabel"],
-        bytes_per_byte: TREE,
-        free_bytes: FREE + PARQUET_FREE,
-        read: parquet,
-    },
     #[cfg(feature = "image")]
     Target {
         name: "image",
@@ -266,9 +257,6 @@ const TREE: usize = 512;
 const YAML: usize = 2048;
 /// Buffers, folders, messages.
 const FREE: usize = 4 << 20;
-/// Schemas and page buffers of the Parquet reader.
-#[cfg(feature = "parquet")]
-const PARQUET_FREE: usize = 16 << 20;
 /// What a tensor that repeats its storage may take, and as much for a piece of it.
 const PTH_FREE: usize = 4 << 20;
 
@@ -389,21 +377,6 @@ fn webdataset(input: &[u8]) {
         }
     }
     assert!(bytes <= input.len(), "{bytes}");
-}
-
-#[cfg(feature = "parquet")]
-fn parquet(input: &[u8]) {
-    use brigade_vision::source::{ImageSource, ParquetOptions};
-
-    let file = file(input);
-    let path = path_of(&file);
-    let path = path.to_str().expect("it is of digits");
-    let spool = tempfile::tempdir().expect("a folder");
-    let Ok(images) = ParquetOptions::new().open(path, spool.path()) else { return };
-    let mut buffer = Vec::new();
-    for index in 0..images.len() {
-        images.source().read(index, &mut buffer).expect("the copy has all rows");
-    }
 }
 
 #[cfg(feature = "image")]

@@ -185,7 +185,6 @@ readers!(
     idx,
     image,
     webdataset,
-    parquet,
     hostfile,
     accelerate_yaml,
     accelerate_json,

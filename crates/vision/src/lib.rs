@@ -1,14 +1,12 @@
-//! Images as data: sources of encoded images, transforms of samples and of batches, and data sets
+//! Images as data: sources of encoded images, transforms of samples, and data sets
 //! that a loader turns into batches.
 //!
 //! - [`source`]: where encoded images come from.
 //! - [`labels`]: the classes of images, and which of them are to validate with.
 //! - [`decode`]: bytes to pixels.
 //! - [`transforms`]: what is done to one image before it is part of a batch.
-//! - [`batch_transforms`]: what is done to a batch of images on its device.
 //! - [`ImageDataset`]: a source, labels and transforms as batches of tensors.
 
-pub mod batch_transforms;
 mod dataset;
 pub mod decode;
 mod error;

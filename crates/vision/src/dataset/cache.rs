@@ -39,7 +39,7 @@ use crate::{Result, VisionError};
 /// ```
 /// use brigade_vision::CacheOptions;
 ///
-/// let cache = CacheOptions::new("/tmp/brigade-cache").max_bytes(20 << 30).presize(256);
+/// let cache = CacheOptions::new("cache").max_bytes(20 << 30).presize(256);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheOptions {

@@ -99,9 +99,8 @@ fn size(decoder: &libjpeg_turbo_rs::Decoder<'_>) -> Result<Size, Problem> {
 
 /// The largest of 1, 2, 4 and 8 by which the region may be divided.
 fn scale(region: Region, least: Size) -> u32 {
-    let fits = |scale: u32| {
-        region.width / scale >= least.width && region.height / scale >= least.height
-    };
+    let fits =
+        |scale: u32| region.width / scale >= least.width && region.height / scale >= least.height;
     [8, 4, 2].into_iter().find(|scale| fits(*scale)).unwrap_or(1)
 }
 

@@ -17,6 +17,18 @@ pub(super) fn header(bytes: &[u8]) -> Result<Found, Problem> {
     if raw > 1_040 * bytes.len() as u64 {
         return Err(Problem::too_few_bytes(size, bytes.len()));
     }
+    // The decoder takes both as they are, and panics where they do not fit.
+    let colours = info.palette.as_deref().unwrap_or_default().len();
+    let transparent = match info.color_type {
+        ColorType::Indexed => info.trns.as_deref().unwrap_or_default().len(),
+        _ => 0,
+    };
+    if colours % 3 != 0 || transparent > colours / 3 {
+        return Err(Problem(format!(
+            "its palette of {colours} bytes is not of whole colours, or has fewer than the \
+             {transparent} with a transparency"
+        )));
+    }
     Ok(Found { size, orientation: exif.unwrap_or(Orientation::Normal) })
 }
 

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
@@ -42,7 +43,9 @@ impl Table {
             path: path.clone(),
             detail: detail.to_string(),
         };
-        let reader = SerializedFileReader::new(file).map_err(|error| damaged(&error))?;
+        let reader = panic::catch_unwind(|| SerializedFileReader::new(file))
+            .map_err(|_| damaged(&"its metadata are damaged"))?
+            .map_err(|error| damaged(&error))?;
         let rows = reader.metadata().file_metadata().num_rows();
         let mut groups = reader.metadata().row_groups().iter().map(|group| group.num_rows());
         let sum =
@@ -189,15 +192,31 @@ impl Table {
         number: usize,
         mut read: impl FnMut(ColumnReader) -> Result<()>,
     ) -> Result<()> {
-        for group in 0..self.reader.num_row_groups() {
-            let column = self
-                .reader
-                .get_row_group(group)
-                .and_then(|group| group.get_column_reader(number))
-                .map_err(|error| self.damaged(error.to_string()))?;
-            read(column)?;
-        }
-        Ok(())
+        let groups = || {
+            for (index, group) in self.reader.metadata().row_groups().iter().enumerate() {
+                let inside = |offset: i64| u64::try_from(offset).is_ok_and(|it| it <= self.bytes);
+                let chunk = group.columns().get(number).filter(|chunk| {
+                    inside(chunk.data_page_offset())
+                        && inside(chunk.compressed_size())
+                        && chunk.dictionary_page_offset().is_none_or(inside)
+                });
+                if chunk.is_none() {
+                    return Err(self.damaged(format!(
+                        "column {number} of its row group {index} does not lie in the file"
+                    )));
+                }
+                let column = self
+                    .reader
+                    .get_row_group(index)
+                    .and_then(|group| group.get_column_reader(number))
+                    .map_err(|error| self.damaged(error.to_string()))?;
+                read(column)?;
+            }
+            Ok(())
+        };
+        // The reader asserts what a damaged file need not hold; what was read so far is thrown away.
+        panic::catch_unwind(AssertUnwindSafe(groups))
+            .unwrap_or_else(|_| Err(self.damaged("its pages are damaged".to_owned())))
     }
 
     /// Gives each row's value to `visit`; `None` is a row without one.

@@ -1,3 +1,5 @@
+//! Tables of images, made here with the same library.
+
 use std::fs::{self, File};
 use std::sync::Arc;
 

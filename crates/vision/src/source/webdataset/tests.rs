@@ -1,3 +1,5 @@
+//! Shards, made here byte by byte and with tar.
+
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 

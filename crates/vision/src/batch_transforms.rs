@@ -1,1 +1,0 @@
-//! What is done to a batch of images on its device.
