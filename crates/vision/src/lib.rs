@@ -5,8 +5,10 @@
 //! - [`labels`]: the classes of images, and which of them are to validate with.
 //! - [`decode`]: bytes to pixels.
 //! - [`transforms`]: what is done to one image before it is part of a batch.
+//! - [`augment`]: what is done to a batch of images on its device.
 //! - [`ImageDataset`]: a source, labels and transforms as batches of tensors.
 
+pub mod augment;
 mod dataset;
 pub mod decode;
 mod error;
