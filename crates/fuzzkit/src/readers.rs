@@ -126,6 +126,15 @@ pub(crate) const TARGETS: &[Target] = &[
         free_bytes: FREE,
         read: webdataset,
     },
+    #[cfg(feature = "parquet")]
+    Target {
+        name: "parquet",
+        reads: "a Parquet file with encoded images",
+        words: &["PAR1", "image", "bytes", "label", "huggingface", "\"names\":[", "ClassLabel"],
+        bytes_per_byte: ZSTD,
+        free_bytes: FREE + PARQUET_FREE,
+        read: parquet,
+    },
     #[cfg(feature = "image")]
     Target {
         name: "image",
@@ -257,6 +266,12 @@ const TREE: usize = 512;
 const YAML: usize = 2048;
 /// Buffers, folders, messages.
 const FREE: usize = 4 << 20;
+/// Schemas and page buffers of the Parquet reader.
+#[cfg(feature = "parquet")]
+const PARQUET_FREE: usize = 16 << 20;
+/// What zstd can make of a byte, and the same in an image's copy.
+#[cfg(feature = "parquet")]
+const ZSTD: usize = 2 * 43_691;
 /// What a tensor that repeats its storage may take, and as much for a piece of it.
 const PTH_FREE: usize = 4 << 20;
 
@@ -377,6 +392,21 @@ fn webdataset(input: &[u8]) {
         }
     }
     assert!(bytes <= input.len(), "{bytes}");
+}
+
+#[cfg(feature = "parquet")]
+fn parquet(input: &[u8]) {
+    use brigade_vision::source::{ImageSource, ParquetOptions};
+
+    let file = file(input);
+    let path = path_of(&file);
+    let path = path.to_str().expect("it is of digits");
+    let spool = tempfile::tempdir().expect("a folder");
+    let Ok(images) = ParquetOptions::new().open(path, spool.path()) else { return };
+    let mut buffer = Vec::new();
+    for index in 0..images.len() {
+        images.source().read(index, &mut buffer).expect("the copy has all rows");
+    }
 }
 
 #[cfg(feature = "image")]

@@ -185,6 +185,7 @@ readers!(
     idx,
     image,
     webdataset,
+    parquet,
     hostfile,
     accelerate_yaml,
     accelerate_json,

@@ -245,8 +245,8 @@ impl Augment {
                 None => numbers.extend([1.0, index as f32, 0.0, 0.0, 0.0, 0.0]),
             }
         }
-        Ok(from_vec(numbers, &[seeds.len() as i64, COLUMNS as i64])
-            .map_err(|error| VisionError::InvalidArgument(error.to_string()))?)
+        from_vec(numbers, &[seeds.len() as i64, COLUMNS as i64])
+            .map_err(|error| VisionError::InvalidArgument(error.to_string()))
     }
 
     /// Transforms images `[n, c, h, w]`, floating-point in 0 to 1 or `u8`, by what was drawn for them.
@@ -422,6 +422,7 @@ fn partners(drawn: &Tensor) -> Result<Tensor, TchError> {
     drawn.f_select(1, PARTNER)?.f_to_kind(Kind::Int64)?.f_remainder(rows)
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` gives")]
 fn refused(error: TchError) -> VisionError {
     VisionError::InvalidArgument(format!("a transform of a batch: {error}"))
 }

@@ -88,8 +88,8 @@ fn mixtures_and_their_labels_agree() {
         }
         // A loss of the labels themselves shows the shares.
         let loss = targets.loss(|labels| labels.f_to_kind(Kind::Float)).unwrap().double_value(&[]);
-        let values: Tensor = &targets.share * &targets.first
-            + (1.0 - &targets.share) * &targets.second;
+        let values: Tensor =
+            &targets.share * &targets.first + (1.0 - &targets.share) * &targets.second;
         assert!((loss - values.mean(Kind::Float).double_value(&[])).abs() < 1e-5);
     }
 }

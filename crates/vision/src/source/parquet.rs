@@ -1,5 +1,6 @@
 //! Encoded images in Parquet tables.
 
+mod pages;
 mod spool;
 mod table;
 

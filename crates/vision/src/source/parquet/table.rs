@@ -11,6 +11,7 @@ use parquet::data_type::{ByteArray, DataType};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use serde_json::Value;
 
+use super::pages;
 use crate::source::Hasher;
 use crate::{Result, VisionError};
 
@@ -204,6 +205,9 @@ impl Table {
                     return Err(self.damaged(format!(
                         "column {number} of its row group {index} does not lie in the file"
                     )));
+                }
+                if let Some(chunk) = chunk {
+                    pages::check(&self.path, chunk).map_err(|detail| self.damaged(detail))?;
                 }
                 let column = self
                     .reader
