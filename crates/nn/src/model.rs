@@ -495,7 +495,8 @@ impl<M> fmt::Debug for Model<M> {
 
 /// Whether `name` is `prefix` or lies below it.
 fn is_below(prefix: &str, name: &str) -> bool {
-    name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    prefix.is_empty()
+        || name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// The first parts of names, each once.

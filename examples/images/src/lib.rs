@@ -1,5 +1,6 @@
 //! What the programs of this example share: their options, their photographs, their validation.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use brigade::data::DataError;
@@ -51,7 +52,36 @@ impl Common {
         }
         let (classes, images) = (self.generate[0], self.generate[1]);
         let folder = PathBuf::from(format!("data/photos-{classes}x{images}"));
-        accelerator.local_main_process_first(|| generate(&folder, classes, images))?;
+        accelerator.local_main_process_first(|| {
+            whole(&folder, |folder| Photos::new(classes, images).write(folder))
+        })?;
+        Ok(folder)
+    }
+
+    /// The folder with photographs whose names begin with their class: the user's, or one that is generated
+    /// by one process of each host.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn flat_folder(&self, accelerator: &Accelerator) -> anyhow::Result<PathBuf> {
+        if let Some(folder) = &self.data {
+            return Ok(folder.clone());
+        }
+        let (classes, images) = (self.generate[0], self.generate[1]);
+        let folder = PathBuf::from(format!("data/named-photos-{classes}x{images}"));
+        let photos = Photos::new(classes, images);
+        accelerator.local_main_process_first(|| {
+            whole(&folder, |folder| {
+                std::fs::create_dir_all(folder)?;
+                for (class, name) in photos.classes().iter().enumerate() {
+                    for index in 0..images {
+                        let file = folder.join(format!("{name}_{index}.jpg"));
+                        std::fs::write(file, photos.jpeg(class, index))?;
+                    }
+                }
+                Ok(())
+            })
+        })?;
         Ok(folder)
     }
 
@@ -70,12 +100,12 @@ impl Common {
     }
 }
 
-/// Writes the photographs whole or not at all.
-fn generate(folder: &Path, classes: usize, images: usize) -> Result<(), DataError> {
+/// Writes a folder whole or not at all; one that is there stays.
+fn whole(folder: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), DataError> {
     if folder.is_dir() {
         return Ok(());
     }
     let unfinished = folder.with_extension("unfinished");
-    let written = Photos::new(classes, images).write(&unfinished);
+    let written = write(&unfinished);
     written.and_then(|()| std::fs::rename(unfinished, folder)).map_err(DataError::other)
 }

@@ -37,7 +37,7 @@ fn main() -> anyhow::Result<()> {
                 .then(RandomResizedCrop::new(common.size))
                 .then(RandomHorizontalFlip::new(0.5)),
         )
-        .to_tensor(to_tensor.clone());
+        .to_tensor(to_tensor);
     if let Some(cache) = common.cache() {
         train = train.cache(cache);
     }

@@ -39,8 +39,8 @@ fn main() -> anyhow::Result<()> {
     let to_tensor = ToTensor::f32().normalize(Normalize::IMAGENET);
     let mut train = train
         .into_dataset()?
-        .transforms(Compose::new().then(crop.clone()).then(RandomHorizontalFlip::new(0.5)))
-        .to_tensor(to_tensor.clone());
+        .transforms(Compose::new().then(crop).then(RandomHorizontalFlip::new(0.5)))
+        .to_tensor(to_tensor);
     if let Some(cache) = common.cache() {
         train = train.cache(cache);
     }
