@@ -1,74 +1,18 @@
-//! What can go wrong with images.
-
-use std::io;
-use std::path::PathBuf;
+//! What can go wrong with batches of images.
 
 use brigade_data::DataError;
+use brigade_images::ImageError;
 
 /// The result of a function of this crate.
 pub type Result<T, E = VisionError> = std::result::Result<T, E>;
 
-/// Why images could not be found, read or transformed.
+/// Why batches of images could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VisionError {
-    /// The system could not read a file or a folder.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// The bytes of an image could not be decoded.
-    #[error("cannot decode {name}: {detail}")]
-    Decode {
-        /// The image's path, or its name in an archive.
-        name: String,
-        /// The format, as far as it is known, and what is wrong.
-        detail: String,
-    },
-    /// An image has more pixels than the limit allows.
-    #[error(
-        "{name} has {width} x {height} pixels, more than the limit of {limit} in all; leave it out, \
-         or raise `max_pixels`"
-    )]
-    TooLarge {
-        /// The image's path, or its name in an archive.
-        name: String,
-        /// Its width in pixels.
-        width: u32,
-        /// Its height in pixels.
-        height: u32,
-        /// The limit.
-        limit: u64,
-    },
-    /// An archive or a table cannot be read as what it should be.
-    #[error("{} is damaged or of another kind: {detail}", path.display())]
-    Format {
-        /// The file.
-        path: PathBuf,
-        /// Where, and what is wrong.
-        detail: String,
-    },
-    /// The name of an image does not tell its label.
-    #[error("{name} has no label: {detail}")]
-    NoLabel {
-        /// The image's path, or its name in an archive.
-        name: String,
-        /// What was looked for.
-        detail: String,
-    },
-    /// A label is none of the classes.
-    #[error("the label {label:?} is not among the {classes} classes: {known}")]
-    UnknownLabel {
-        /// The label.
-        label: String,
-        /// The number of classes.
-        classes: usize,
-        /// Some of them.
-        known: String,
-    },
+    /// Images could not be found, read or transformed.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// The ranks of a job do not see the same images.
     #[error(
         "{} other images than rank 0, by name, order or size; give every host the same files",

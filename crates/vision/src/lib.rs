@@ -1,5 +1,5 @@
-//! Images as data: sources of encoded images, transforms of samples, and data sets
-//! that a loader turns into batches.
+//! Images as batches of tensors: data sets that a loader turns into batches, and transforms of
+//! batches on their device. What needs no tensor is in `brigade-images` and re-exported here.
 //!
 //! - [`source`]: where encoded images come from.
 //! - [`labels`]: the classes of images, and which of them are to validate with.
@@ -8,17 +8,24 @@
 //! - [`augment`]: what is done to a batch of images on its device.
 //! - [`ImageDataset`]: a source, labels and transforms as batches of tensors.
 
+mod agree;
 pub mod augment;
 mod dataset;
-pub mod decode;
 mod error;
-mod image;
-pub mod labels;
-mod resize;
-pub mod source;
-pub mod transforms;
+mod to_tensor;
 
-pub use dataset::{CacheOptions, ImageDataset, OnBroken, PackReport, PackedImages, Packer};
+pub use agree::check_ranks_agree;
+pub use brigade_images::{
+    CacheOptions, CropBox, Filter, Image, ImageError, ImageSamples, ImageView, OnBroken,
+    PackReport, PackedImages, Packer, Region, Resizer, Size, decode, labels, source,
+};
+pub use dataset::ImageDataset;
 pub use error::{Result, VisionError};
-pub use image::{CropBox, Image, ImageView, Region, Size};
-pub use resize::{Filter, Resizer};
+
+/// What is done to one image before it is part of a batch.
+pub mod transforms {
+    #[doc(inline)]
+    pub use brigade_images::transforms::*;
+
+    pub use crate::to_tensor::{Normalize, ToTensor};
+}

@@ -124,7 +124,11 @@ fn damage_is_found() {
         fn len(&self) -> usize {
             self.0.len()
         }
-        fn read(&self, index: usize, buffer: &mut Vec<u8>) -> brigade_vision::Result<()> {
+        fn read(
+            &self,
+            index: usize,
+            buffer: &mut Vec<u8>,
+        ) -> Result<(), brigade_vision::ImageError> {
             self.0.read(index, buffer)?;
             buffer.pop();
             Ok(())

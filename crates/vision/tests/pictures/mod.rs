@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use brigade_vision::source::ImageSource;
-use brigade_vision::{Image, Result};
+use brigade_vision::{Image, ImageError};
 
 /// PNG files of several sizes; the label of each is its number.
 pub(crate) struct Pictures {
@@ -43,7 +43,7 @@ impl ImageSource for Pictures {
         self.files.len()
     }
 
-    fn read(&self, index: usize, buffer: &mut Vec<u8>) -> Result<()> {
+    fn read(&self, index: usize, buffer: &mut Vec<u8>) -> Result<(), ImageError> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         buffer.clone_from(&self.files[index]);
         Ok(())

@@ -3,11 +3,11 @@
 #![allow(clippy::print_stdout)] // the program's answer
 
 use brigade::prelude::*;
-use brigade::vision::Size;
 use brigade::vision::source::ImageFolder;
 use brigade::vision::transforms::{
     CenterCrop, Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor,
 };
+use brigade::vision::{ImageDataset, Size};
 use clap::Parser;
 use images::Common;
 
@@ -30,8 +30,7 @@ fn main() -> anyhow::Result<()> {
     let (train, valid) = ImageFolder::open_train_valid(folder)?;
     let classes = train.categories().len() as i64;
     let to_tensor = ToTensor::f32().normalize(Normalize::IMAGENET);
-    let mut train = train
-        .into_dataset()?
+    let mut train = ImageDataset::from(train)
         .transforms(
             Compose::new()
                 .then(RandomResizedCrop::new(common.size))
@@ -41,8 +40,7 @@ fn main() -> anyhow::Result<()> {
     if let Some(cache) = common.cache() {
         train = train.cache(cache);
     }
-    let valid = valid
-        .into_dataset()?
+    let valid = ImageDataset::from(valid)
         .transforms(
             Compose::new()
                 .then(Resize::shorter(common.size * 8 / 7))

@@ -4,6 +4,7 @@
 
 use brigade::models::XResNet;
 use brigade::prelude::*;
+use brigade::vision::ImageDataset;
 use brigade::vision::augment::{Augment, Mix};
 use brigade::vision::source::ImageFolder;
 use brigade::vision::transforms::Phase;
@@ -37,15 +38,13 @@ fn main() -> anyhow::Result<()> {
     let classes = train.categories().len() as i64;
     let crop = RandomResizedCrop::fastai(common.size);
     let to_tensor = ToTensor::f32().normalize(Normalize::IMAGENET);
-    let mut train = train
-        .into_dataset()?
+    let mut train = ImageDataset::from(train)
         .transforms(Compose::new().then(crop).then(RandomHorizontalFlip::new(0.5)))
         .to_tensor(to_tensor);
     if let Some(cache) = common.cache() {
         train = train.cache(cache);
     }
-    let valid = valid
-        .into_dataset()?
+    let valid = ImageDataset::from(valid)
         .transforms(Compose::new().then(crop))
         .phase(Phase::Valid)
         .to_tensor(to_tensor);

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use brigade::models::{ImageClassifier, Pretrained, cached_hub_file};
 use brigade::prelude::*;
+use brigade::vision::ImageDataset;
 use brigade::vision::augment::Augment;
 use brigade::vision::labels::{Labelled, Labeller, Split};
 use brigade::vision::source::ImageFiles;
@@ -40,15 +41,13 @@ fn main() -> anyhow::Result<()> {
     let (train, valid) = pets.split(split)?;
     // Bytes go to the device, and are normalised there.
     let augment = Augment::new().normalize(Normalize::IMAGENET);
-    let mut train = train
-        .into_dataset()?
+    let mut train = ImageDataset::from(train)
         .transforms(Compose::new().then(RandomResizedCrop::new(common.size).scale(0.5, 1.0)))
         .to_tensor(ToTensor::u8());
     if let Some(cache) = common.cache() {
         train = train.cache(cache);
     }
-    let valid = valid
-        .into_dataset()?
+    let valid = ImageDataset::from(valid)
         .transforms(Compose::new().then(Resize::squish(common.size)))
         .to_tensor(ToTensor::u8());
     let train = common.loader(augment.dataset(train)).shuffle(true).drop_last(true);

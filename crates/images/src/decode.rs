@@ -1,0 +1,338 @@
+//! Encoded images to pixels, as Pillow's `Image.open(…).convert("RGB")` gives them.
+//!
+//! The format is known from a file's first bytes, not from its name. Alpha is dropped, not blended;
+//! grey becomes three equal colours; palettes are looked up; CMYK is converted by Pillow's formula,
+//! without colour profiles. Of an animation, the first frame is read.
+
+mod bmp;
+mod gif;
+mod jpeg;
+mod orientation;
+mod png;
+mod webp;
+
+use std::fmt;
+use std::panic::{self, AssertUnwindSafe};
+
+pub use self::orientation::Orientation;
+use crate::image::{CropBox, Image, NoMemory, Region, Size};
+use crate::{ImageError, Result};
+
+/// What is read of a file, and how much of it.
+///
+/// ```
+/// use brigade_images::decode::DecodeOptions;
+///
+/// let options = DecodeOptions::new().exif_orientation(true).max_pixels(20_000_000);
+/// assert_ne!(options, DecodeOptions::default());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DecodeOptions {
+    max_pixels: u64,
+    exif_orientation: bool,
+}
+
+/// As many as Pillow reads without an error (`2 * Image.MAX_IMAGE_PIXELS`).
+const MAX_PIXELS: u64 = 178_956_970;
+
+impl Default for DecodeOptions {
+    fn default() -> Self {
+        Self { max_pixels: MAX_PIXELS, exif_orientation: false }
+    }
+}
+
+impl DecodeOptions {
+    /// Makes the defaults: at most 178,956,970 pixels, as in Pillow, and pixels as they are stored,
+    /// as torchvision's and fastai's loaders take them.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the limit on the number of pixels of an image; larger ones are an error. An image needs
+    /// three to eight bytes for each pixel while it is decoded.
+    #[must_use]
+    pub fn max_pixels(mut self, limit: u64) -> Self {
+        self.max_pixels = limit;
+        self
+    }
+
+    /// Sets whether images are turned as the orientation in their EXIF data says, as Pillow's
+    /// `ImageOps.exif_transpose` does.
+    #[must_use]
+    pub fn exif_orientation(mut self, turn: bool) -> Self {
+        self.exif_orientation = turn;
+        self
+    }
+}
+
+/// The format of an encoded image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ImageFormat {
+    /// JPEG: baseline or progressive; grey, YCbCr, RGB, CMYK or YCCK.
+    Jpeg,
+    /// PNG in all its colour types.
+    Png,
+    /// WebP, lossy or lossless.
+    WebP,
+    /// Windows bitmap.
+    Bmp,
+    /// GIF.
+    Gif,
+}
+
+impl ImageFormat {
+    /// Returns the format that begins with these bytes, if it is one of them.
+    ///
+    /// ```
+    /// use brigade_images::decode::ImageFormat;
+    ///
+    /// assert_eq!(ImageFormat::of(b"\xff\xd8\xff\xe0"), Some(ImageFormat::Jpeg));
+    /// assert_eq!(ImageFormat::of(b"a text"), None);
+    /// ```
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Option<Self> {
+        let begins = |magic: &[u8]| bytes.starts_with(magic);
+        if begins(b"\xff\xd8\xff") {
+            Some(Self::Jpeg)
+        } else if begins(b"\x89PNG\r\n\x1a\n") {
+            Some(Self::Png)
+        } else if begins(b"RIFF") && bytes.get(8..12) == Some(b"WEBP") {
+            Some(Self::WebP)
+        } else if begins(b"GIF87a") || begins(b"GIF89a") {
+            Some(Self::Gif)
+        } else if begins(b"BM") {
+            Some(Self::Bmp)
+        } else {
+            None
+        }
+    }
+}
+
+impl fmt::Display for ImageFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Jpeg => "JPEG",
+            Self::Png => "PNG",
+            Self::WebP => "WebP",
+            Self::Bmp => "BMP",
+            Self::Gif => "GIF",
+        })
+    }
+}
+
+/// What is known of an image before its pixels are decoded.
+///
+/// ```
+/// use brigade_images::Size;
+/// use brigade_images::decode::{DecodeOptions, Decoder, ImageFormat};
+///
+/// # let gif = b"GIF89a\x02\0\x01\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\x02\0\x01\0\0\x02\x02D\n\0;";
+/// let header = Decoder::new(DecodeOptions::new()).header("two.gif", gif)?;
+/// assert_eq!((header.format, header.size), (ImageFormat::Gif, Size::new(2, 1)));
+/// # Ok::<(), brigade_images::ImageError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The format, by the first bytes.
+    pub format: ImageFormat,
+    /// Width and height as they are decoded: turned, if [`DecodeOptions::exif_orientation`] is on.
+    pub size: Size,
+    /// How the decoder turns the stored pixels; [`Orientation::Normal`] unless that option is on.
+    pub orientation: Orientation,
+}
+
+/// Decodes images. A thread that decodes many keeps one.
+///
+/// ```
+/// use brigade_images::Image;
+/// use brigade_images::decode::{DecodeOptions, Decoder};
+///
+/// # let gif = b"GIF89a\x02\0\x01\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\x02\0\x01\0\0\x02\x02D\n\0;";
+/// let image = Decoder::new(DecodeOptions::new()).decode_new("two.gif", gif)?;
+/// assert_eq!(image, Image::new(2, 1, vec![0, 0, 0, 255, 255, 255])?);
+/// # Ok::<(), brigade_images::ImageError>(())
+/// ```
+#[derive(Debug)]
+pub struct Decoder {
+    options: DecodeOptions,
+    /// The pixels as they are stored, while they are turned.
+    stored: Image,
+}
+
+/// What a format's decoder has found: a size, and the orientation in EXIF data.
+struct Found {
+    size: Size,
+    orientation: Orientation,
+}
+
+impl Decoder {
+    /// Makes a decoder.
+    #[must_use]
+    pub fn new(options: DecodeOptions) -> Self {
+        Self { options, stored: Image::scratch() }
+    }
+
+    /// Reads the format and the size of an image, without its pixels. `name` is what errors call it.
+    ///
+    /// # Errors
+    /// [`ImageError::Decode`] when the bytes are not an image of a known format or its header is
+    /// damaged, and [`ImageError::TooLarge`] beyond [`DecodeOptions::max_pixels`].
+    pub fn header(&self, name: &str, bytes: &[u8]) -> Result<Header> {
+        let format = format_of(name, bytes)?;
+        let found = guarded(name, format, || match format {
+            ImageFormat::Jpeg => jpeg::header(bytes),
+            ImageFormat::Png => png::header(bytes),
+            ImageFormat::WebP => webp::header(bytes),
+            ImageFormat::Bmp => bmp::header(bytes),
+            ImageFormat::Gif => gif::header(bytes),
+        })?;
+        let Size { width, height } = found.size;
+        let limit = self.options.max_pixels;
+        if found.size.pixels() > limit {
+            return Err(ImageError::TooLarge { name: name.to_owned(), width, height, limit });
+        }
+        if width == 0 || height == 0 {
+            return Err(broken(name, format, &format!("it is {} pixels", found.size)));
+        }
+        let orientation =
+            if self.options.exif_orientation { found.orientation } else { Orientation::Normal };
+        Ok(Header { format, size: orientation.size_after(found.size), orientation })
+    }
+
+    /// Decodes an image into the memory of `target`.
+    ///
+    /// # Errors
+    /// As [`Decoder::header`], and when the pixels are damaged or end too early. What `target` holds
+    /// is then any image.
+    pub fn decode(&mut self, name: &str, bytes: &[u8], target: &mut Image) -> Result<()> {
+        let Header { format, size, orientation } = self.header(name, bytes)?;
+        if orientation == Orientation::Normal {
+            return decode_stored(name, format, bytes, size, target);
+        }
+        let stored = orientation.size_before(size);
+        decode_stored(name, format, bytes, stored, &mut self.stored)?;
+        orientation.apply(self.stored.view(), target)?;
+        Ok(())
+    }
+
+    /// Decodes an image into new memory.
+    ///
+    /// # Errors
+    /// As [`Decoder::decode`].
+    pub fn decode_new(&mut self, name: &str, bytes: &[u8]) -> Result<Image> {
+        let mut image = Image::scratch();
+        self.decode(name, bytes, &mut image)?;
+        Ok(image)
+    }
+
+    /// Decodes a region of an image, and returns where it lies in `target`, which may hold more.
+    ///
+    /// With a size in `at_least`, a JPEG is decoded at the smallest of 1/1, 1/2, 1/4 and 1/8 of its
+    /// size at which the region has at least that many pixels in each direction, as Pillow's `draft`
+    /// does; with `None` the pixels are those of [`Decoder::decode`]. Of a JPEG, only the blocks that
+    /// the region needs become pixels; other formats are decoded whole.
+    ///
+    /// # Errors
+    /// As [`Decoder::decode`], and [`ImageError::InvalidArgument`] for a region that is not in the
+    /// image.
+    pub fn decode_region(
+        &mut self,
+        name: &str,
+        bytes: &[u8],
+        region: Region,
+        at_least: Option<Size>,
+        target: &mut Image,
+    ) -> Result<CropBox> {
+        let Header { format, size, orientation } = self.header(name, bytes)?;
+        if !region.lies_in(size) {
+            return Err(ImageError::InvalidArgument(format!(
+                "the region of {region} is not in {name}, which has {size} pixels"
+            )));
+        }
+        if format != ImageFormat::Jpeg {
+            self.decode(name, bytes, target)?;
+            return Ok(region.into());
+        }
+        let stored = orientation.region_before(region, size);
+        let at_least = at_least.map(|size| orientation.size_before(size));
+        let into = match orientation {
+            Orientation::Normal => &mut *target,
+            _ => &mut self.stored,
+        };
+        let place = guarded(name, format, || jpeg::decode_region(bytes, stored, at_least, into))?;
+        if orientation == Orientation::Normal {
+            return Ok(place);
+        }
+        orientation.apply(self.stored.view(), target)?;
+        Ok(orientation.crop_after(place, self.stored.size()))
+    }
+}
+
+fn decode_stored(
+    name: &str,
+    format: ImageFormat,
+    bytes: &[u8],
+    size: Size,
+    target: &mut Image,
+) -> Result<()> {
+    guarded(name, format, || match format {
+        ImageFormat::Jpeg => {
+            jpeg::decode_region(bytes, Region::whole(size), None, target).map(|_whole| ())
+        }
+        ImageFormat::Png => png::decode(bytes, size, target),
+        ImageFormat::WebP => webp::decode(bytes, size, target),
+        ImageFormat::Bmp => bmp::decode(bytes, size, target),
+        ImageFormat::Gif => gif::decode(bytes, size, target),
+    })
+}
+
+fn format_of(name: &str, bytes: &[u8]) -> Result<ImageFormat> {
+    ImageFormat::of(bytes).ok_or_else(|| {
+        let detail = if bytes.is_empty() {
+            "the file is empty".to_owned()
+        } else {
+            let begin = bytes.get(..12).unwrap_or(bytes).escape_ascii();
+            format!("it begins with \"{begin}\", which is not a JPEG, PNG, WebP, BMP or GIF file")
+        };
+        ImageError::Decode { name: name.to_owned(), detail }
+    })
+}
+
+/// Runs a decoder. One that panics has met damage that it does not know, which is an error like any
+/// other: what it was writing is thrown away.
+fn guarded<T>(
+    name: &str,
+    format: ImageFormat,
+    decode: impl FnOnce() -> Result<T, Problem>,
+) -> Result<T> {
+    let result = panic::catch_unwind(AssertUnwindSafe(decode));
+    let result = result.unwrap_or_else(|_| Err(Problem("the decoder has panicked".to_owned())));
+    result.map_err(|Problem(detail)| broken(name, format, &detail))
+}
+
+fn broken(name: &str, format: ImageFormat, detail: &str) -> ImageError {
+    ImageError::Decode { name: name.to_owned(), detail: format!("as {format}: {detail}") }
+}
+
+/// What is wrong with an image.
+#[derive(Debug)]
+struct Problem(String);
+
+impl Problem {
+    fn new(error: impl fmt::Display) -> Self {
+        Self(error.to_string())
+    }
+
+    /// The pixels of a header cannot be in so few bytes.
+    fn too_few_bytes(size: Size, bytes: usize) -> Self {
+        Self(format!("{bytes} bytes are too few for the {size} pixels of its header"))
+    }
+}
+
+impl From<NoMemory> for Problem {
+    fn from(NoMemory(size): NoMemory) -> Self {
+        Self(format!("there is no memory for {size} pixels"))
+    }
+}

@@ -1,0 +1,306 @@
+//! A source with its labels.
+
+use std::borrow::Cow;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Categories, Labeller, Split};
+use crate::source::{Fingerprint, Hasher, ImageSource};
+use crate::{ImageError, Result};
+
+/// Images with a label each, and the classes that labels are numbers of.
+///
+/// ```
+/// use brigade_images::labels::{Categories, Labelled};
+/// use brigade_images::source::ImageFiles;
+///
+/// let files = ImageFiles::new("photos", ["1.jpg", "2.jpg", "3.jpg"]);
+/// let photos = Labelled::new(files, vec![0, 1, 1], Categories::sorted(["cat", "dog"]))?;
+/// assert_eq!(photos.class_counts(), [1, 2]);
+/// assert_eq!(photos.subset(vec![2, 0])?.labels(), [1, 0]);
+/// # Ok::<(), brigade_images::ImageError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Labelled<S> {
+    source: S,
+    labels: Vec<i64>,
+    categories: Categories,
+}
+
+impl<S: ImageSource> Labelled<S> {
+    /// Joins a source and the label of each of its images.
+    ///
+    /// # Errors
+    /// When there are not as many labels as images, or one is not the number of a class.
+    pub fn new(source: S, labels: Vec<i64>, categories: Categories) -> Result<Self> {
+        if source.len() != labels.len() {
+            return Err(ImageError::InvalidArgument(format!(
+                "{} labels were given for {} images",
+                labels.len(),
+                source.len()
+            )));
+        }
+        let wrong = labels.iter().position(|label| categories.name(*label).is_none());
+        if let Some((index, label)) = wrong.and_then(|index| Some((index, labels.get(index)?))) {
+            return Err(ImageError::InvalidArgument(format!(
+                "{} has the label {label}, expected 0 to {}",
+                source.name(index),
+                categories.len().saturating_sub(1)
+            )));
+        }
+        Ok(Self { source, labels, categories })
+    }
+
+    /// Finds the label of each image in its name. The classes are the labels there are, sorted.
+    ///
+    /// # Errors
+    /// When the name of an image does not tell its label.
+    pub fn of(source: S, labeller: &Labeller) -> Result<Self> {
+        let names = label_names(&source, labeller)?;
+        let categories = Categories::sorted(&names);
+        Self::with_names(source, &names, categories)
+    }
+
+    /// Finds the label of each image in its name. The classes are given.
+    ///
+    /// # Errors
+    /// When the name of an image does not tell its label, or the label is not a class.
+    pub fn of_classes(source: S, labeller: &Labeller, categories: Categories) -> Result<Self> {
+        let names = label_names(&source, labeller)?;
+        Self::with_names(source, &names, categories)
+    }
+
+    fn with_names(source: S, names: &[String], categories: Categories) -> Result<Self> {
+        let labels = names.iter().map(|name| categories.label(name)).collect::<Result<_>>()?;
+        Self::new(source, labels, categories)
+    }
+
+    /// Keeps the images with these indices, in their order; one may be there twice.
+    ///
+    /// # Errors
+    /// When there is no such image.
+    pub fn subset(self, indices: Vec<usize>) -> Result<LabelledSubset<S>> {
+        let Self { source, labels, categories } = self;
+        part(&Arc::new(source), &labels, &categories, indices)
+    }
+
+    /// Divides the images into those to train with and those to validate with. Both keep all
+    /// classes.
+    ///
+    /// # Errors
+    /// When the split has an image that there is not.
+    pub fn split(self, split: Split) -> Result<(LabelledSubset<S>, LabelledSubset<S>)> {
+        let Self { source, labels, categories } = self;
+        let source = Arc::new(source);
+        Ok((
+            part(&source, &labels, &categories, split.train)?,
+            part(&source, &labels, &categories, split.valid)?,
+        ))
+    }
+
+    /// Returns a hash of the images, their labels and the names of the classes.
+    ///
+    /// # Errors
+    /// As [`ImageSource::fingerprint`].
+    pub fn fingerprint(&self) -> Result<Fingerprint> {
+        let mut hasher = Hasher::new("labelled");
+        hasher.bytes(self.source.fingerprint()?.as_bytes());
+        self.labels.iter().for_each(|label| hasher.number(label.cast_unsigned()));
+        self.categories.names().iter().for_each(|name| hasher.bytes(name.as_bytes()));
+        Ok(hasher.finish())
+    }
+}
+
+impl<S> Labelled<S> {
+    /// Returns the number of images.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Whether there are no images.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// Returns the source.
+    #[must_use]
+    pub fn source(&self) -> &S {
+        &self.source
+    }
+
+    /// Returns the label of each image: numbers of [`categories`](Self::categories).
+    #[must_use]
+    pub fn labels(&self) -> &[i64] {
+        &self.labels
+    }
+
+    /// Returns the classes.
+    #[must_use]
+    pub fn categories(&self) -> &Categories {
+        &self.categories
+    }
+
+    /// Returns how many images each class has.
+    #[must_use]
+    pub fn class_counts(&self) -> Vec<usize> {
+        let mut counts = vec![0; self.categories.len()];
+        for label in &self.labels {
+            let count = usize::try_from(*label).ok().and_then(|label| counts.get_mut(label));
+            if let Some(count) = count {
+                *count += 1;
+            }
+        }
+        counts
+    }
+
+    /// Gives up source, labels and classes.
+    #[must_use]
+    pub fn into_parts(self) -> (S, Vec<i64>, Categories) {
+        (self.source, self.labels, self.categories)
+    }
+}
+
+fn label_names<S: ImageSource>(source: &S, labeller: &Labeller) -> Result<Vec<String>> {
+    (0..source.len()).map(|index| labeller.label(Path::new(source.name(index).as_ref()))).collect()
+}
+
+fn part<S: ImageSource>(
+    source: &Arc<S>,
+    labels: &[i64],
+    categories: &Categories,
+    indices: Vec<usize>,
+) -> Result<LabelledSubset<S>> {
+    let source = Subset::new(Arc::clone(source), indices)?;
+    let labels = source.indices.iter().filter_map(|index| labels.get(*index).copied()).collect();
+    Labelled::new(source, labels, categories.clone())
+}
+
+/// Some images of a source, with their labels.
+pub type LabelledSubset<S> = Labelled<Subset<S>>;
+
+/// Some images of a source, which others may share.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use brigade_images::labels::Subset;
+/// use brigade_images::source::{ImageFiles, ImageSource};
+///
+/// let files = Arc::new(ImageFiles::new("photos", ["1.jpg", "2.jpg", "3.jpg"]));
+/// let last = Subset::new(files, vec![2])?;
+/// assert_eq!((last.len(), last.name(0).as_ref()), (1, "photos/3.jpg"));
+/// # Ok::<(), brigade_images::ImageError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Subset<S> {
+    source: Arc<S>,
+    indices: Vec<usize>,
+}
+
+impl<S: ImageSource> Subset<S> {
+    /// Takes the images with these indices, in their order.
+    ///
+    /// # Errors
+    /// When there is no such image.
+    pub fn new(source: Arc<S>, indices: Vec<usize>) -> Result<Self> {
+        let len = source.len();
+        if let Some(index) = indices.iter().find(|index| **index >= len) {
+            return Err(ImageError::InvalidArgument(format!(
+                "image {index} is part of a subset of {len} images, expected 0 to {}",
+                len.saturating_sub(1)
+            )));
+        }
+        Ok(Self { source, indices })
+    }
+
+    /// Returns the indices in the source.
+    #[must_use]
+    pub fn indices(&self) -> &[usize] {
+        &self.indices
+    }
+
+    /// Returns the whole source.
+    #[must_use]
+    pub fn whole(&self) -> &Arc<S> {
+        &self.source
+    }
+
+    /// Returns the index in the source; where there is none, one that the source does not have.
+    fn whole_index(&self, index: usize) -> usize {
+        self.indices.get(index).copied().unwrap_or(usize::MAX)
+    }
+}
+
+impl<S: ImageSource> ImageSource for Subset<S> {
+    fn len(&self) -> usize {
+        self.indices.len()
+    }
+
+    fn read(&self, index: usize, buffer: &mut Vec<u8>) -> Result<()> {
+        self.source.read(self.whole_index(index), buffer)
+    }
+
+    fn name(&self, index: usize) -> Cow<'_, str> {
+        self.source.name(self.whole_index(index))
+    }
+
+    fn fingerprint(&self) -> Result<Fingerprint> {
+        let mut hasher = Hasher::new("subset");
+        hasher.bytes(self.source.fingerprint()?.as_bytes());
+        self.indices.iter().for_each(|index| hasher.number(*index as u64));
+        Ok(hasher.finish())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::ImageFiles;
+
+    fn files() -> ImageFiles {
+        ImageFiles::new("r", ["dog/1.jpg", "cat/2.jpg", "dog/3.jpg"])
+    }
+
+    #[test]
+    fn labels_are_found_in_names() {
+        let pets = Labelled::of(files(), &Labeller::parent()).unwrap();
+        assert_eq!((pets.labels(), pets.class_counts()), (&[1, 0, 1][..], vec![1, 2]));
+        let own = Categories::ordered(["dog", "cow", "cat"]).unwrap();
+        let pets = Labelled::of_classes(files(), &Labeller::parent(), own).unwrap();
+        assert_eq!((pets.labels(), pets.class_counts()), (&[0, 2, 0][..], vec![2, 0, 1]));
+        let error = Labelled::of_classes(files(), &Labeller::parent(), Categories::sorted(["dog"]));
+        assert!(matches!(error, Err(ImageError::UnknownLabel { label, .. }) if label == "cat"));
+    }
+
+    #[test]
+    fn labels_that_do_not_fit_are_refused() {
+        let classes = Categories::sorted(["a", "b"]);
+        let error = Labelled::new(files(), vec![0], classes.clone()).unwrap_err().to_string();
+        assert_eq!(error, "1 labels were given for 3 images");
+        for label in [2, -1] {
+            let error = Labelled::new(files(), vec![0, label, 0], classes.clone()).unwrap_err();
+            let expected = format!("r/cat/2.jpg has the label {label}, expected 0 to 1");
+            assert_eq!(error.to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn parts_share_the_source_and_keep_their_labels() {
+        let pets = Labelled::of(files(), &Labeller::parent()).unwrap();
+        let whole = pets.fingerprint().unwrap();
+        let split = Split { train: vec![2, 0], valid: vec![1] };
+        let (train, valid) = pets.clone().split(split).unwrap();
+        assert_eq!((train.labels(), valid.labels()), (&[1, 1][..], &[0][..]));
+        assert_eq!(train.source().name(0), "r/dog/3.jpg");
+        assert_eq!(valid.categories().len(), 2);
+        assert!(Arc::ptr_eq(train.source().whole(), valid.source().whole()));
+        assert_ne!(train.fingerprint().unwrap(), whole);
+        assert_eq!(pets.fingerprint().unwrap(), whole);
+
+        assert!(train.source().read(2, &mut Vec::new()).is_err());
+        let error = pets.subset(vec![0, 3]).unwrap_err().to_string();
+        assert_eq!(error, "image 3 is part of a subset of 3 images, expected 0 to 2");
+    }
+}

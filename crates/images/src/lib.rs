@@ -1,0 +1,25 @@
+//! Images without tensors: where encoded images come from, their labels, decoding, transforms, and
+//! samples that are cached or packed. `brigade-vision` makes batches of them.
+//!
+//! - [`source`]: where encoded images come from.
+//! - [`labels`]: the classes of images, and which of them are to validate with.
+//! - [`decode`]: bytes to pixels.
+//! - [`transforms`]: what is done to one image.
+//! - [`ImageSamples`]: a source, labels and transforms, one image at a time.
+//! - [`Packer`], [`PackedImages`]: images without encoding in one file.
+
+pub mod decode;
+mod error;
+mod image;
+pub mod labels;
+mod pack;
+mod resize;
+mod samples;
+pub mod source;
+pub mod transforms;
+
+pub use error::{ImageError, Result};
+pub use image::{CropBox, Image, ImageView, Region, Size};
+pub use pack::{PackReport, PackedImages, Packer};
+pub use resize::{Filter, Resizer};
+pub use samples::{CacheOptions, ImageSamples, OnBroken, SampleReader};

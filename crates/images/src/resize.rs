@@ -1,0 +1,220 @@
+//! Resampling as Pillow does it.
+
+use std::fmt;
+
+use fast_image_resize as fir;
+use fir::images::{TypedCroppedImage, TypedImage, TypedImageRef};
+use fir::pixels::U8x3;
+
+use crate::image::{CropBox, Image, ImageView, Region, Size};
+use crate::{ImageError, Result};
+
+/// How the pixels of a resized image are made of those of the image: Pillow's `Resampling`.
+///
+/// All but `Nearest` are antialiased: the filter becomes wider as the image becomes smaller, as in
+/// Pillow and in torchvision with `antialias=True`.
+///
+/// ```
+/// use brigade_images::Filter;
+///
+/// assert_eq!(Filter::default(), Filter::Bilinear);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Filter {
+    /// The nearest pixel; the one for masks of classes.
+    Nearest,
+    /// The mean of the pixels that a new one covers.
+    Box,
+    /// A triangle of radius 1.
+    #[default]
+    Bilinear,
+    /// Hamming's window over a sinc of radius 1.
+    Hamming,
+    /// Catmull's and Rom's cubic, of radius 2.
+    Bicubic,
+    /// Lanczos's window over a sinc of radius 3.
+    Lanczos,
+}
+
+impl Filter {
+    fn convolution(self) -> Option<fir::FilterType> {
+        match self {
+            Self::Nearest => None,
+            Self::Box => Some(fir::FilterType::Box),
+            Self::Bilinear => Some(fir::FilterType::Bilinear),
+            Self::Hamming => Some(fir::FilterType::Hamming),
+            Self::Bicubic => Some(fir::FilterType::CatmullRom),
+            Self::Lanczos => Some(fir::FilterType::Lanczos3),
+        }
+    }
+
+    /// Returns how many pixels a filter reaches from its centre where the image is not made smaller.
+    pub(crate) fn radius(self) -> f64 {
+        match self {
+            Self::Nearest | Self::Box => 0.5,
+            Self::Bilinear | Self::Hamming => 1.0,
+            Self::Bicubic => 2.0,
+            Self::Lanczos => 3.0,
+        }
+    }
+}
+
+/// Resizes images, and keeps the memory of its steps for the next one.
+///
+/// The result equals that of Pillow's `Image.resize` within one grey level.
+///
+/// ```
+/// use brigade_images::{Filter, Image, Resizer, Size};
+///
+/// let image = Image::new(2, 1, vec![0, 0, 0, 200, 100, 50])?;
+/// let mut half = Image::new(1, 1, vec![0; 3])?;
+/// Resizer::new().resize(image.view(), Size::from(1), Filter::Bilinear, &mut half)?;
+/// assert_eq!(half.pixel(0, 0), Some([100, 50, 25]));
+/// # Ok::<(), brigade_images::ImageError>(())
+/// ```
+#[derive(Default)]
+pub struct Resizer {
+    inner: fir::Resizer,
+}
+
+impl Resizer {
+    /// Makes one without memory.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes `target` the image at another size.
+    ///
+    /// # Errors
+    /// When a side of `size` is 0 or there is no memory for it.
+    pub fn resize(
+        &mut self,
+        image: ImageView<'_>,
+        size: Size,
+        filter: Filter,
+        target: &mut Image,
+    ) -> Result<()> {
+        let whole = Region::whole(image.size());
+        self.resize_part(image, whole, whole.into(), size, filter, target)
+    }
+
+    /// Makes `target` the part of an image in `part` at another size: Pillow's `box`.
+    ///
+    /// The sides of the box need not be whole pixels. The filter reads no pixel outside of `edge`,
+    /// and outside of the box it does, so an image that was cut to `edge` before gives the same.
+    ///
+    /// # Errors
+    /// When the box is not in `edge` or `edge` not in the image, a side of `size` is 0, or there is
+    /// no memory for it.
+    pub fn resize_part(
+        &mut self,
+        image: ImageView<'_>,
+        edge: Region,
+        part: CropBox,
+        size: Size,
+        filter: Filter,
+        target: &mut Image,
+    ) -> Result<()> {
+        if size.pixels() == 0 {
+            return Err(ImageError::InvalidArgument(format!(
+                "an image cannot be resized to {size} pixels"
+            )));
+        }
+        if !edge.lies_in(image.size()) {
+            return Err(ImageError::InvalidArgument(format!(
+                "the region {edge} does not lie in an image of {}",
+                image.size()
+            )));
+        }
+        let (left, width) = within(part.left - f64::from(edge.left), part.width, edge.width)
+            .ok_or_else(|| outside(part, edge))?;
+        let (top, height) = within(part.top - f64::from(edge.top), part.height, edge.height)
+            .ok_or_else(|| outside(part, edge))?;
+        let Some(convolution) = filter.convolution() else {
+            return nearest(image, edge, [left, top, width, height], size, target);
+        };
+        let source = image.size();
+        let options = fir::ResizeOptions::new()
+            .resize_alg(fir::ResizeAlg::Convolution(convolution))
+            .crop(left, top, width, height)
+            .use_alpha(false);
+        let refused = |what: &dyn fmt::Display| {
+            ImageError::InvalidArgument(format!(
+                "an image of {source} pixels cannot be resized to {size}: {what}"
+            ))
+        };
+        let pixels =
+            TypedImageRef::<U8x3>::from_buffer(source.width, source.height, image.pixels())
+                .map_err(|error| refused(&error))?;
+        let pixels = TypedCroppedImage::new(pixels, edge.left, edge.top, edge.width, edge.height)
+            .map_err(|error| refused(&error))?;
+        let mut out = TypedImage::<U8x3>::from_buffer(size.width, size.height, target.reset(size)?)
+            .map_err(|error| refused(&error))?;
+        self.inner.resize_typed(&pixels, &mut out, &options).map_err(|error| refused(&error))
+    }
+}
+
+impl fmt::Debug for Resizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resizer").finish_non_exhaustive()
+    }
+}
+
+/// Brings what rounding put outside of `0..limit` back in; `None` when it is more than that.
+fn within(start: f64, length: f64, limit: u32) -> Option<(f64, f64)> {
+    const ROUNDING: f64 = 1e-6;
+    let (limit, end) = (f64::from(limit), start + length);
+    if !(length > 0.0 && start >= -ROUNDING && end <= limit + ROUNDING) {
+        return None;
+    }
+    let start = start.max(0.0);
+    // What is added again later must not come to more than the limit by a last bit.
+    let mut length = end.min(limit) - start;
+    while start + length > limit {
+        length = length.next_down();
+    }
+    (length > 0.0).then_some((start, length))
+}
+
+fn outside(part: CropBox, edge: Region) -> ImageError {
+    ImageError::InvalidArgument(format!(
+        "the box {} x {} at column {}, row {} does not lie in the region {edge}",
+        part.width, part.height, part.left, part.top
+    ))
+}
+
+/// Takes the pixel under the centre of each new one.
+fn nearest(
+    image: ImageView<'_>,
+    edge: Region,
+    [left, top, width, height]: [f64; 4],
+    size: Size,
+    target: &mut Image,
+) -> Result<()> {
+    let columns = nearest_places(left, width, size.width, edge.width);
+    let rows = nearest_places(top, height, size.height, edge.height);
+    let pixels: Vec<&[u8]> = image.rows(edge).collect();
+    let out = target.reset(size)?;
+    for (y, out) in rows.into_iter().zip(out.chunks_exact_mut(3 * size.columns())) {
+        let row = pixels.get(y).map_or(&[][..], |row| row.as_chunks::<3>().0);
+        for (x, out) in columns.iter().zip(out.as_chunks_mut::<3>().0) {
+            *out = row.get(*x).copied().unwrap_or_default();
+        }
+    }
+    Ok(())
+}
+
+/// Returns the place under the centre of each of `count` pixels. The centres are summed up as Pillow
+/// does: where one falls on the border between two places, the last bit decides.
+fn nearest_places(start: f64, length: f64, count: u32, limit: u32) -> Vec<usize> {
+    let scale = length / f64::from(count);
+    let mut centre = start + scale * 0.5;
+    let next = |_| {
+        let place = (centre as u32).min(limit - 1) as usize;
+        centre += scale;
+        place
+    };
+    (0..count).map(next).collect()
+}

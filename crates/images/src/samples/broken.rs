@@ -1,0 +1,79 @@
+//! Images that cannot be read, and how often another took their place.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::ImageError;
+
+/// What is known of broken images in this process.
+#[derive(Debug, Default)]
+pub(super) struct Broken {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    images: BTreeSet<usize>,
+    skipped: BTreeMap<u64, usize>,
+    /// The epoch whose count was not logged yet.
+    current: Option<u64>,
+}
+
+impl Broken {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that batches of `epoch` are made; logs the count of the one before.
+    pub(super) fn begin(&self, epoch: u64) {
+        let mut state = self.state();
+        if state.current != Some(epoch) {
+            state.log();
+            state.current = Some(epoch);
+        }
+    }
+
+    pub(super) fn is_known(&self, image: usize) -> bool {
+        self.state().images.contains(&image)
+    }
+
+    /// Notes an image that cannot be read, and logs why.
+    pub(super) fn add(&self, image: usize, name: &str, error: &ImageError) {
+        if self.state().images.insert(image) {
+            tracing::warn!(image, name, %error, "skipping an image that cannot be read");
+        }
+    }
+
+    /// Counts a sample whose place another image took.
+    pub(super) fn count(&self, epoch: u64) {
+        *self.state().skipped.entry(epoch).or_default() += 1;
+    }
+
+    pub(super) fn images(&self) -> Vec<usize> {
+        self.state().images.iter().copied().collect()
+    }
+
+    pub(super) fn skipped(&self, epoch: u64) -> usize {
+        self.state().skipped.get(&epoch).copied().unwrap_or_default()
+    }
+}
+
+impl State {
+    fn log(&self) {
+        let Some(epoch) = self.current else { return };
+        if let Some(samples) = self.skipped.get(&epoch) {
+            tracing::warn!(
+                epoch,
+                samples,
+                images = self.images.len(),
+                "samples were replaced by the next image that can be read"
+            );
+        }
+    }
+}
+
+impl Drop for Broken {
+    fn drop(&mut self) {
+        self.state().log();
+    }
+}

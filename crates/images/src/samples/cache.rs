@@ -1,0 +1,424 @@
+//! Decoded images in a file, from one epoch to the next.
+//!
+//! The file is read and written at offsets, not mapped: the page cache holds it once for all ranks
+//! either way, a copy of a few rows costs less than a page fault each 4 KB, and a file that is cut
+//! short is an error that can be handled, not SIGBUS.
+//!
+//! Layout, little-endian: a header of 64 bytes with a checksum, a counter of the bytes that are
+//! taken, one entry of 32 bytes for each image, then pixels. An entry is written after its pixels and
+//! carries a checksum of itself and one of them, so whatever a crash leaves half-written is not
+//! there.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::image::{CropBox, Image, ImageView, Region, Size};
+use crate::source::Fingerprint;
+use crate::transforms::RegionReader;
+use crate::{ImageError, Result};
+
+/// Where a data set keeps decoded images from its first epoch for the later ones.
+///
+/// What is kept is what the transforms before the first random one make: for `Resize::shorter(256)`
+/// and a random crop, the resized images; in validation, usually the images as they come into the
+/// batch. Where the first transform is random, as `RandomResizedCrop`, images are kept as they are
+/// decoded, at full size unless [`presize`](CacheOptions::presize) says otherwise.
+///
+/// All processes that read the same images with the same first transforms share the file, at the
+/// same time and later; others in the same folder have files of their own. Batches are the same
+/// with an empty cache, a full one and one that has no room for all images.
+///
+/// The file is one for the source's [fingerprint](crate::source::ImageSource::fingerprint) and the
+/// transforms. An image that is replaced by another of the same name and as many bytes does not
+/// change the fingerprint; remove the file then.
+///
+/// ```
+/// use brigade_images::CacheOptions;
+///
+/// let cache = CacheOptions::new("cache").max_bytes(20 << 30).presize(256);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheOptions {
+    folder: PathBuf,
+    max_bytes: u64,
+    presize: Option<u32>,
+}
+
+impl CacheOptions {
+    /// Sets the folder, which is made where it is missing; a local disk with as much memory free as
+    /// the cache takes is what makes it fast. At most 8 GiB are used.
+    #[must_use]
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into(), max_bytes: 8 << 30, presize: None }
+    }
+
+    /// Sets the bytes of pixels that are kept at most. Images beyond that are decoded each time.
+    #[must_use]
+    pub const fn max_bytes(mut self, bytes: u64) -> Self {
+        self.max_bytes = bytes;
+        self
+    }
+
+    /// Resizes images whose shorter side is longer than `side` to it before all transforms, where
+    /// the first of these is random: fastai's presizing. A random crop then draws from the smaller
+    /// image in every epoch, the first one too. 1.5 times the side of the batch's images keeps all
+    /// but the smallest crops sharp.
+    #[must_use]
+    pub const fn presize(mut self, side: u32) -> Self {
+        self.presize = Some(side);
+        self
+    }
+
+    pub(super) fn presize_side(&self) -> Option<u32> {
+        self.presize
+    }
+}
+
+const MAGIC: &[u8; 8] = b"BRIGIMGC";
+const VERSION: u32 = 1;
+const HEADER: usize = 64;
+/// Where the counter of taken bytes is.
+const USED: u64 = 64;
+const TABLE: u64 = 128;
+const ENTRY: usize = 32;
+
+/// An open cache.
+#[derive(Debug)]
+pub(super) struct Cache {
+    file: File,
+    path: PathBuf,
+    images: usize,
+    max_bytes: u64,
+    /// A bit for each image whose pixels this process has compared with their checksum.
+    verified: Vec<AtomicU64>,
+    /// Held while bytes are taken: the file's own lock is between processes.
+    taking: Mutex<()>,
+    /// Set when there was no room, or a write failed.
+    full: AtomicBool,
+}
+
+/// Where an image's pixels are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    offset: u64,
+    size: Size,
+    checksum: u32,
+}
+
+/// An image of the cache.
+pub(super) enum Cached<'a> {
+    /// In the memory that was lent.
+    Read,
+    /// In the file, its pixels compared with their checksum before.
+    Stored(StoredImage<'a>),
+}
+
+/// Reads regions of an image in the cache.
+#[derive(Debug)]
+pub(super) struct StoredImage<'a> {
+    cache: &'a Cache,
+    entry: Entry,
+}
+
+impl Cache {
+    /// Opens or makes the file for `images` images that `key` stands for, with what is done to them.
+    pub(super) fn open(options: &CacheOptions, key: Fingerprint, images: usize) -> Result<Self> {
+        let path = options.folder.join(format!("{key}.images"));
+        let failed = |error| {
+            ImageError::InvalidArgument(format!(
+                "cannot keep images in the cache {}: {error}; give another folder",
+                path.display()
+            ))
+        };
+        fs::create_dir_all(&options.folder).map_err(failed)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(failed)?;
+        let cache = Self {
+            file,
+            path: path.clone(),
+            images,
+            max_bytes: options.max_bytes,
+            verified: (0..images.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            taking: Mutex::new(()),
+            full: AtomicBool::new(false),
+        };
+        cache.file.lock().map_err(failed)?;
+        let made = cache.make(&header(key, images));
+        cache.file.unlock().map_err(failed)?;
+        made.map_err(failed)?;
+        Ok(cache)
+    }
+
+    /// Makes the file anew unless its header is this one. Called with the file's lock.
+    fn make(&self, header: &[u8; HEADER]) -> io::Result<()> {
+        let mut found = [0; HEADER];
+        let whole = self.file.metadata()?.len() >= self.data_start();
+        if whole && self.file.read_exact_at(&mut found, 0).is_ok() && found == *header {
+            return Ok(());
+        }
+        self.file.set_len(0)?;
+        self.file.set_len(self.data_start())?;
+        self.file.write_all_at(header, 0)
+    }
+
+    /// Where pixels begin, on a page of its own.
+    fn data_start(&self) -> u64 {
+        (TABLE + self.images as u64 * ENTRY as u64).next_multiple_of(4096)
+    }
+
+    /// Finds an image. One that this process reads for the first time is read whole, into `memory`,
+    /// and compared with its checksum.
+    pub(super) fn find(&self, image: usize, memory: &mut Image) -> Option<Cached<'_>> {
+        let entry = self.entry(image)?;
+        let (word, bit) = (self.verified.get(image / 64)?, 1 << (image % 64));
+        if word.load(Ordering::Relaxed) & bit != 0 {
+            return Some(Cached::Stored(StoredImage { cache: self, entry }));
+        }
+        let pixels = memory.reset(entry.size).ok()?;
+        self.file.read_exact_at(pixels, entry.offset).ok()?;
+        if crc32fast::hash(pixels) != entry.checksum {
+            // To be kept anew; where that fails, it is found wrong again.
+            let _ = self.file.write_all_at(&[0; ENTRY], Self::entry_offset(image));
+            return None;
+        }
+        word.fetch_or(bit, Ordering::Relaxed);
+        Some(Cached::Read)
+    }
+
+    fn entry_offset(image: usize) -> u64 {
+        TABLE + image as u64 * ENTRY as u64
+    }
+
+    fn entry(&self, image: usize) -> Option<Entry> {
+        let mut bytes = [0; ENTRY];
+        if image >= self.images {
+            return None;
+        }
+        self.file.read_exact_at(&mut bytes, Self::entry_offset(image)).ok()?;
+        let entry = Entry::from_bytes(&bytes, image)?;
+        // Nothing is allocated that the file does not hold.
+        let end = entry.offset.checked_add(entry.size.bytes()? as u64)?;
+        let inside = entry.offset >= self.data_start() && end <= self.file.metadata().ok()?.len();
+        inside.then_some(entry)
+    }
+
+    /// Keeps an image, if there is room.
+    pub(super) fn keep(&self, image: usize, pixels: ImageView<'_>) {
+        if self.full.load(Ordering::Relaxed) || self.entry(image).is_some() {
+            return;
+        }
+        match self.write(image, pixels) {
+            Ok(true) => {}
+            Ok(false) => self.full.store(true, Ordering::Relaxed),
+            Err(error) => {
+                self.full.store(true, Ordering::Relaxed);
+                let path = self.path.display();
+                tracing::warn!(%path, %error, "no more images are kept in the cache");
+            }
+        }
+    }
+
+    /// Writes an image; `false` when there is no room.
+    fn write(&self, image: usize, pixels: ImageView<'_>) -> io::Result<bool> {
+        let (size, pixels) = (pixels.size(), pixels.pixels());
+        let Some(taken) = self.take(pixels.len() as u64)? else { return Ok(false) };
+        let offset = self.data_start() + taken;
+        self.file.write_all_at(pixels, offset)?;
+        let entry = Entry { offset, size, checksum: crc32fast::hash(pixels) };
+        self.file.write_all_at(&entry.to_bytes(image), Self::entry_offset(image))?;
+        Ok(true)
+    }
+
+    /// Takes bytes for an image, and returns how many were taken before.
+    fn take(&self, bytes: u64) -> io::Result<Option<u64>> {
+        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        self.file.lock()?;
+        let taken = (|| {
+            let mut counter = [0; 8];
+            self.file.read_exact_at(&mut counter, USED)?;
+            let used = u64::from_le_bytes(counter);
+            match used.checked_add(bytes) {
+                Some(end) if end <= self.max_bytes => {
+                    self.file.write_all_at(&end.to_le_bytes(), USED)?;
+                    Ok(Some(used))
+                }
+                _ => Ok(None),
+            }
+        })();
+        self.file.unlock()?;
+        taken
+    }
+
+    #[cfg(test)]
+    fn path(&self) -> &std::path::Path {
+        &self.path
+    }
+}
+
+impl Entry {
+    fn to_bytes(self, image: usize) -> [u8; ENTRY] {
+        let mut bytes = [0; ENTRY];
+        bytes[..8].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.size.width.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.size.height.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.checksum.to_le_bytes());
+        bytes[20..28].copy_from_slice(&(image as u64).to_le_bytes());
+        let checksum = crc32fast::hash(&bytes[..28]);
+        bytes[28..].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads an entry; `None` for one that was never written, or not wholly.
+    fn from_bytes(bytes: &[u8; ENTRY], image: usize) -> Option<Self> {
+        let word = |start: usize| {
+            let mut word = [0; 4];
+            word.copy_from_slice(&bytes[start..start + 4]);
+            u32::from_le_bytes(word)
+        };
+        let offset = u64::from(word(0)) | u64::from(word(4)) << 32;
+        let entry = Self { offset, size: Size::new(word(8), word(12)), checksum: word(16) };
+        (entry.size.pixels() > 0 && entry.to_bytes(image) == *bytes).then_some(entry)
+    }
+}
+
+fn header(key: Fingerprint, images: usize) -> [u8; HEADER] {
+    let mut bytes = [0; HEADER];
+    bytes[..8].copy_from_slice(MAGIC);
+    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[16..24].copy_from_slice(&(images as u64).to_le_bytes());
+    bytes[24..56].copy_from_slice(key.as_bytes());
+    let checksum = crc32fast::hash(&bytes[..56]);
+    bytes[56..60].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+impl RegionReader for StoredImage<'_> {
+    fn size(&self) -> Size {
+        self.entry.size
+    }
+
+    /// Reads the rows of the region in one piece.
+    fn read(&mut self, region: Region, _: Option<Size>, target: &mut Image) -> Result<CropBox> {
+        let Size { width, .. } = self.entry.size;
+        let pixels = target.reset(Size::new(width, region.height))?;
+        let rows = 3 * u64::from(width) * u64::from(region.top);
+        self.cache
+            .file
+            .read_exact_at(pixels, self.entry.offset + rows)
+            .map_err(|source| ImageError::Read { path: self.cache.path.clone(), source })?;
+        Ok(Region { top: 0, ..region }.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::source::Hasher;
+
+    fn key(name: &str) -> Fingerprint {
+        Hasher::new(name).finish()
+    }
+
+    fn open(folder: &Path, max_bytes: u64) -> Cache {
+        let options = CacheOptions::new(folder).max_bytes(max_bytes);
+        Cache::open(&options, key("one"), 100).unwrap()
+    }
+
+    fn image(value: u8) -> Image {
+        Image::new(5, 4, (0..60).map(|place| place ^ value).collect()).unwrap()
+    }
+
+    /// What the cache gives for an image, wholly read.
+    fn found(cache: &Cache, number: usize) -> Option<Image> {
+        let mut memory = Image::scratch();
+        match cache.find(number, &mut memory)? {
+            Cached::Read => Some(memory),
+            Cached::Stored(mut stored) => {
+                let whole = Region::whole(stored.size());
+                stored.read(whole, None, &mut memory).unwrap();
+                Some(memory)
+            }
+        }
+    }
+
+    #[test]
+    fn images_come_back_to_all_who_share_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, other) = (open(folder.path(), 1 << 20), open(folder.path(), 1 << 20));
+        assert_eq!(found(&one, 7), None);
+        one.keep(7, image(1).view());
+        other.keep(99, image(2).view());
+        other.keep(7, image(3).view());
+        for cache in [&one, &other, &open(folder.path(), 0)] {
+            // Twice: before and after the pixels were compared with their checksum.
+            for _ in 0..2 {
+                assert_eq!(found(cache, 7), Some(image(1)));
+                assert_eq!(found(cache, 99), Some(image(2)));
+            }
+            assert_eq!((found(cache, 8), found(cache, 100)), (None, None));
+        }
+        let mut memory = Image::scratch();
+        let Some(Cached::Stored(mut stored)) = one.find(7, &mut memory) else { panic!() };
+        let region = Region { left: 2, top: 1, width: 2, height: 2 };
+        let place = stored.read(region, None, &mut memory).unwrap();
+        assert_eq!((place.left, place.top, memory.size()), (2.0, 0.0, Size::new(5, 2)));
+        assert_eq!(memory.pixel(2, 0), image(1).pixel(2, 1));
+
+        let options = CacheOptions::new(folder.path());
+        let others = Cache::open(&options, key("other"), 100).unwrap();
+        assert_eq!(found(&others, 7), None);
+        assert_ne!(others.path(), one.path());
+    }
+
+    #[test]
+    fn no_more_bytes_are_taken_than_allowed() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = open(folder.path(), 150);
+        for number in 0..4 {
+            cache.keep(number, image(number as u8).view());
+        }
+        assert_eq!(found(&cache, 1), Some(image(1)));
+        assert_eq!(found(&cache, 2), None);
+        assert!(cache.path().metadata().unwrap().len() <= cache.data_start() + 150);
+    }
+
+    #[test]
+    fn what_a_crash_left_half_written_is_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = open(folder.path(), 1 << 20);
+        for number in 0..3 {
+            cache.keep(number, image(number as u8).view());
+        }
+        let file = OpenOptions::new().write(true).open(cache.path()).unwrap();
+        // Pixels of one, the entry of another.
+        file.write_all_at(&[0xEE; 10], cache.data_start() + 70).unwrap();
+        file.write_all_at(&[0; 12], Cache::entry_offset(2) + 4).unwrap();
+        let after = open(folder.path(), 1 << 20);
+        assert_eq!(found(&after, 0), Some(image(0)));
+        assert_eq!((found(&after, 1), found(&after, 2)), (None, None));
+        for number in [1, 2] {
+            after.keep(number, image(9).view());
+            assert_eq!(found(&after, number), Some(image(9)));
+        }
+
+        // The file was cut short, then its header lost.
+        file.set_len(cache.data_start() + 30).unwrap();
+        assert_eq!(found(&open(folder.path(), 1 << 20), 0), None);
+        file.write_all_at(b"X", 3).unwrap();
+        let anew = open(folder.path(), 1 << 20);
+        assert_eq!(found(&anew, 0), None);
+        anew.keep(0, image(4).view());
+        assert_eq!(found(&anew, 0), Some(image(4)));
+    }
+}

@@ -1,0 +1,135 @@
+//! What a thread needs to make samples, kept from one to the next.
+
+use std::fmt;
+
+use super::cache::{Cache, Cached};
+use super::raw;
+use crate::Result;
+use crate::decode::{DecodeOptions, Decoder};
+use crate::image::{CropBox, Image, ImageView, Region, Size};
+use crate::transforms::{Flips, Pixels, Plan, RegionReader, Renderer};
+
+/// What a thread needs to read samples: the encoded bytes, a decoder, and the memory of each step.
+/// [`ImageSamples::reader`](crate::ImageSamples::reader) makes one.
+pub struct SampleReader {
+    bytes: Vec<u8>,
+    /// An image on its way to or from a cache.
+    kept: Image,
+    decoder: Decoder,
+    renderer: Renderer,
+}
+
+impl SampleReader {
+    pub(crate) fn new(options: &DecodeOptions) -> Self {
+        Self {
+            bytes: Vec::new(),
+            kept: Image::scratch(),
+            decoder: Decoder::new(options.clone()),
+            renderer: Renderer::new(),
+        }
+    }
+
+    /// Lends the memory for encoded bytes.
+    pub(crate) fn buffer(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+
+    /// Decodes the encoded bytes by the plan for the size that their header tells.
+    pub(crate) fn transform(
+        &mut self,
+        name: &str,
+        reducing_gap: Option<f64>,
+        plan: impl FnOnce(Size) -> Result<Plan>,
+    ) -> Result<()> {
+        if let Some(view) = raw::view(name, &self.bytes) {
+            let view = view?;
+            return self.renderer.render(view, &plan(view.size())?);
+        }
+        let size = self.decoder.header(name, &self.bytes)?.size;
+        let plan = plan(size)?;
+        self.renderer.reducing_gap = reducing_gap;
+        let mut encoded = Encoded { name, bytes: &self.bytes, size, decoder: &mut self.decoder };
+        self.renderer.render(Pixels::Reader(&mut encoded), &plan)
+    }
+
+    /// Transforms the image that the cache has, as `rest` says for its size; `false` when it has
+    /// none.
+    pub(super) fn transform_cached(
+        &mut self,
+        cache: &Cache,
+        index: usize,
+        rest: impl FnOnce(Size) -> Result<Plan>,
+    ) -> Result<bool> {
+        match cache.find(index, &mut self.kept) {
+            None => return Ok(false),
+            Some(Cached::Read) => {
+                let view = self.kept.view();
+                self.renderer.render(view, &rest(view.size())?)?;
+            }
+            Some(Cached::Stored(mut stored)) => {
+                let plan = rest(stored.size())?;
+                self.renderer.render(Pixels::Reader(&mut stored), &plan)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Keeps the image that was just transformed in the cache, and transforms it further.
+    pub(super) fn keep_and_transform(
+        &mut self,
+        cache: &Cache,
+        index: usize,
+        rest: impl FnOnce(Size) -> Result<Plan>,
+    ) -> Result<()> {
+        self.renderer.swap_image(&mut self.kept);
+        let view = self.kept.view();
+        cache.keep(index, view);
+        self.renderer.render(view, &rest(view.size())?)
+    }
+
+    /// Returns a copy of the last image, mirrored.
+    ///
+    /// # Errors
+    /// When no image was read before.
+    pub fn take_image(&mut self) -> Result<Image> {
+        self.renderer.swap_image(&mut self.kept);
+        let Size { width, height } = self.kept.size();
+        Image::new(width, height, self.kept.pixels().to_vec())
+    }
+
+    /// Lends the last image, which is still to be mirrored: what writes it somewhere does that on the
+    /// way.
+    #[must_use]
+    pub fn image(&self) -> (ImageView<'_>, Flips) {
+        self.renderer.image()
+    }
+}
+
+impl fmt::Debug for SampleReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SampleReader").finish_non_exhaustive()
+    }
+}
+
+/// An image that is decoded when its plan is known.
+struct Encoded<'a> {
+    name: &'a str,
+    bytes: &'a [u8],
+    size: Size,
+    decoder: &'a mut Decoder,
+}
+
+impl RegionReader for Encoded<'_> {
+    fn size(&self) -> Size {
+        self.size
+    }
+
+    fn read(
+        &mut self,
+        region: Region,
+        at_least: Option<Size>,
+        target: &mut Image,
+    ) -> Result<CropBox> {
+        self.decoder.decode_region(self.name, self.bytes, region, at_least, target)
+    }
+}

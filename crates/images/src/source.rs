@@ -1,0 +1,116 @@
+//! Where encoded images and their labels come from.
+//!
+//! - [`ImageFiles`]: the images below a folder, or those of a list.
+//! - [`ImageFolder`]: a folder for each class, as torchvision reads it.
+//! - [`WebDataset`]: tar archives.
+//! - `ParquetImages`: the tables of the Hugging Face hub, with the feature `parquet`.
+//!
+//! [`crate::labels`] gives the images of any source their classes and divides them into those to
+//! train with and those to validate with.
+
+mod files;
+mod fingerprint;
+mod folder;
+mod names;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod paths;
+mod webdataset;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+pub use self::files::{FindFiles, IMAGE_EXTENSIONS, ImageFiles};
+pub use self::fingerprint::Fingerprint;
+pub(crate) use self::fingerprint::Hasher;
+pub use self::folder::{ImageFolder, ImageFolderOptions};
+#[cfg(feature = "parquet")]
+pub use self::parquet::{ParquetImages, ParquetOptions};
+pub use self::webdataset::{WebDataset, WebDatasetOptions};
+use crate::Result;
+
+/// Encoded images by index: the files of a folder, the members of archives, the rows of tables.
+///
+/// A source gives bytes and leaves decoding to its reader, so it is cheap to hold and safe to share
+/// between threads.
+pub trait ImageSource: Send + Sync {
+    /// Returns the number of images.
+    fn len(&self) -> usize;
+
+    /// Whether there are no images.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Reads the encoded bytes of the image `index` into `buffer`, in place of what it holds.
+    ///
+    /// # Errors
+    /// When there is no such image or it cannot be read.
+    fn read(&self, index: usize, buffer: &mut Vec<u8>) -> Result<()>;
+
+    /// Returns what errors call the image `index`: a path, or an archive and the name of a member.
+    fn name(&self, index: usize) -> Cow<'_, str>;
+
+    /// Returns a hash that tells whether two processes see the same images in the same order. Here
+    /// it is one of the names; sources that know the sizes of their images add them.
+    ///
+    /// # Errors
+    /// When the source has to look again and cannot.
+    fn fingerprint(&self) -> Result<Fingerprint> {
+        let mut hasher = Hasher::new("names");
+        for index in 0..self.len() {
+            hasher.bytes(self.name(index).as_bytes());
+        }
+        Ok(hasher.finish())
+    }
+}
+
+macro_rules! delegate {
+    ($($pointer:ty),+) => {
+        $(impl<S: ImageSource + ?Sized> ImageSource for $pointer {
+            fn len(&self) -> usize {
+                (**self).len()
+            }
+
+            fn read(&self, index: usize, buffer: &mut Vec<u8>) -> Result<()> {
+                (**self).read(index, buffer)
+            }
+
+            fn name(&self, index: usize) -> Cow<'_, str> {
+                (**self).name(index)
+            }
+
+            fn fingerprint(&self) -> Result<Fingerprint> {
+                (**self).fingerprint()
+            }
+        })+
+    };
+}
+
+delegate!(&S, Box<S>, Arc<S>);
+
+/// The most bytes that an encoded image may have: 1 GiB. What is longer is not an image that a
+/// decoder would accept, and would be in memory as a whole.
+pub const MAX_ENCODED_BYTES: u64 = 1 << 30;
+
+/// Makes `buffer` one of `bytes` bytes, which are any.
+fn reserve(buffer: &mut Vec<u8>, bytes: u64, name: &str) -> Result<()> {
+    let refuse = |why: &str| {
+        Err(crate::ImageError::InvalidArgument(format!("{name} has {bytes} bytes, {why}")))
+    };
+    let Some(length) = usize::try_from(bytes).ok().filter(|_| bytes <= MAX_ENCODED_BYTES) else {
+        return refuse("more than an encoded image may have; leave it out");
+    };
+    if buffer.try_reserve(length.saturating_sub(buffer.len())).is_err() {
+        return refuse("for which there is no memory");
+    }
+    buffer.resize(length, 0);
+    Ok(())
+}
+
+/// There is no image of this number.
+fn no_image(index: usize, len: usize) -> crate::ImageError {
+    crate::ImageError::InvalidArgument(format!(
+        "image {index} was asked for, but the source has {len} images"
+    ))
+}

@@ -1,0 +1,238 @@
+//! A folder for each class.
+
+use std::path::Path;
+
+use super::files::{FindFiles, ImageFiles, first_folder};
+use crate::labels::{Categories, Labelled};
+use crate::{ImageError, Result};
+
+/// The images of a folder with a folder for each class, as torchvision's `ImageFolder`: the folders
+/// directly below the root are the classes, by their names in the order of bytes, and images are
+/// those below each, at any depth. Images beside the class folders are left out.
+///
+/// [`Labelled::open`] opens one, [`Labelled::open_train_valid`] two below one root, and
+/// [`ImageFolderOptions`] says more.
+///
+/// ```
+/// use brigade_images::source::ImageFolder;
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path();
+/// # for name in ["dogs/1.jpg", "cats/2.jpg", "cats/deep/3.jpg"] {
+/// #     std::fs::create_dir_all(folder.join(name).parent().unwrap())?;
+/// #     std::fs::write(folder.join(name), [])?;
+/// # }
+/// let pets = ImageFolder::open(folder)?; // cats/2.jpg, cats/deep/3.jpg, dogs/1.jpg
+/// assert_eq!(pets.categories().names(), ["cats", "dogs"]);
+/// assert_eq!(pets.labels(), [0, 0, 1]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub type ImageFolder = Labelled<ImageFiles>;
+
+impl Labelled<ImageFiles> {
+    /// Opens a folder with a folder for each class.
+    ///
+    /// # Errors
+    /// As [`ImageFolderOptions::open`].
+    pub fn open(root: impl AsRef<Path>) -> Result<Self> {
+        ImageFolderOptions::new().open(root)
+    }
+
+    /// Opens the folder `train` below `root`, and the one to validate with: the first there is of
+    /// `valid`, `val`, `validation` and `test`. Both have the classes of `train`.
+    ///
+    /// # Errors
+    /// As [`ImageFolderOptions::open_train_valid`].
+    pub fn open_train_valid(root: impl AsRef<Path>) -> Result<(Self, Self)> {
+        ImageFolderOptions::new().open_train_valid(root)
+    }
+}
+
+/// How a folder of classes is read.
+///
+/// ```
+/// use brigade_images::labels::Categories;
+/// use brigade_images::source::ImageFolderOptions;
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path();
+/// # for name in ["dogs/1.jpg", "cats/2.jpg"] {
+/// #     std::fs::create_dir_all(folder.join(name).parent().unwrap())?;
+/// #     std::fs::write(folder.join(name), [])?;
+/// # }
+/// let classes = Categories::ordered(["dogs", "cats"])?;
+/// let pets = ImageFolderOptions::new().classes(classes).open(folder)?;
+/// assert_eq!(pets.labels(), [1, 0]); // of cats/2.jpg and dogs/1.jpg
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct ImageFolderOptions {
+    find: FindFiles,
+    classes: Option<Categories>,
+    allow_empty: bool,
+}
+
+impl ImageFolderOptions {
+    /// Finds files as [`FindFiles::new`] does; the classes are those of the folders.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets which files are images.
+    #[must_use]
+    pub fn files(mut self, find: FindFiles) -> Self {
+        self.find = find;
+        self
+    }
+
+    /// Sets the classes and their order, for weights that were trained with another one. A folder
+    /// that is none of them is an error.
+    #[must_use]
+    pub fn classes(mut self, classes: Categories) -> Self {
+        self.classes = Some(classes);
+        self
+    }
+
+    /// Sets whether folders without images are classes, torchvision's `allow_empty`. By default
+    /// they are an error.
+    #[must_use]
+    pub fn allow_empty(mut self, allow: bool) -> Self {
+        self.allow_empty = allow;
+        self
+    }
+
+    /// Opens a folder with a folder for each class.
+    ///
+    /// # Errors
+    /// When a folder cannot be read; when there are no class folders, or one has no images; when
+    /// one is not among the [`classes`](Self::classes) that were set.
+    pub fn open(&self, root: impl AsRef<Path>) -> Result<ImageFolder> {
+        let root = root.as_ref();
+        let found = self.find.walk(root)?;
+        let folders: Vec<_> =
+            found.folders.iter().map(|name| String::from_utf8_lossy(name)).collect();
+        if folders.is_empty() {
+            return Err(ImageError::InvalidArgument(format!(
+                "{} has no folders, expected one for each class with its images",
+                root.display()
+            )));
+        }
+        let categories = match &self.classes {
+            Some(classes) => classes.clone(),
+            None => Categories::sorted(&folders),
+        };
+        let mut counts = vec![0_usize; folders.len()];
+        let (mut labels, mut paths) = (Vec::new(), Vec::new());
+        for path in &found.files {
+            let folder = first_folder(path).unwrap_or_default();
+            // Images beside the class folders have none.
+            let Ok(place) = found.folders.binary_search_by(|known| known.as_slice().cmp(folder))
+            else {
+                continue;
+            };
+            let (Some(count), Some(name)) = (counts.get_mut(place), folders.get(place)) else {
+                continue;
+            };
+            *count += 1;
+            labels.push(categories.label(name)?);
+            paths.push(path);
+        }
+        let empty: Vec<&str> = folders
+            .iter()
+            .zip(&counts)
+            .filter_map(|(name, count)| (*count == 0).then_some(name.as_ref()))
+            .collect();
+        if !self.allow_empty
+            && let [first, rest @ ..] = empty.as_slice()
+        {
+            let more = match rest.len() {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            return Err(ImageError::InvalidArgument(format!(
+                "the class folder {}{more} has no images: looked for files that end in {}; remove \
+                 it, or allow empty classes",
+                root.join(first).display(),
+                self.find.endings()
+            )));
+        }
+        let files =
+            ImageFiles::new(root, paths.into_iter().map(|path| super::files::to_path(path)));
+        Labelled::new(files, labels, categories)
+    }
+
+    /// Opens the folder `train` below `root`, and the one to validate with: the first there is of
+    /// `valid`, `val`, `validation` and `test`. Both have the classes of `train`; torchvision would
+    /// number those of each folder for itself, and wrongly where one lacks a class.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); when there is no folder to validate with, or it has a class that
+    /// `train` has not.
+    pub fn open_train_valid(&self, root: impl AsRef<Path>) -> Result<(ImageFolder, ImageFolder)> {
+        let root = root.as_ref();
+        let train = self.open(root.join("train"))?;
+        let Some(valid) =
+            VALID_FOLDERS.iter().map(|name| root.join(name)).find(|folder| folder.is_dir())
+        else {
+            return Err(ImageError::InvalidArgument(format!(
+                "{} has a folder train and none of {} to validate with; open train alone and split \
+                 it at random",
+                root.display(),
+                VALID_FOLDERS.join(", ")
+            )));
+        };
+        let valid = self.clone().classes(train.categories().clone()).open(valid)?;
+        Ok((train, valid))
+    }
+}
+
+/// Names of the folder to validate with: fastai's, that of its data sets, Hugging Face's, and the
+/// one that is there where data sets are divided in two.
+const VALID_FOLDERS: [&str; 4] = ["valid", "val", "validation", "test"];
+
+#[cfg(test)]
+mod tests {
+    use super::super::files::tests::folder;
+    use super::*;
+    use crate::source::ImageSource;
+
+    #[test]
+    fn classes_are_the_folders_below_the_root() {
+        let root = folder(&["dog/2.jpg", "dog/1.jpg", "cat/x/y/3.png", "beside.jpg", "cat/n.txt"]);
+        let pets = ImageFolder::open(root.path()).unwrap();
+        let names: Vec<_> = pets.source().relative_paths().collect();
+        assert_eq!(names, ["cat/x/y/3.png", "dog/1.jpg", "dog/2.jpg"].map(Path::new));
+        assert_eq!((pets.labels(), pets.categories().names().len()), (&[0, 1, 1][..], 2));
+        assert_eq!(pets.class_counts(), [1, 2]);
+        assert_eq!(pets.source().len(), 3);
+    }
+
+    #[test]
+    fn classes_without_images_are_named() {
+        let root = folder(&["dog/2.jpg", "cat/n.txt", "cow/"]);
+        let error = ImageFolder::open(root.path()).unwrap_err().to_string();
+        assert!(error.contains("/cat and 1 more has no images"), "{error}");
+        let options = ImageFolderOptions::new().allow_empty(true);
+        assert_eq!(options.open(root.path()).unwrap().class_counts(), [0, 0, 1]);
+
+        let none = folder(&["1.jpg"]);
+        let error = ImageFolder::open(none.path()).unwrap_err().to_string();
+        assert!(error.contains("has no folders"), "{error}");
+    }
+
+    #[test]
+    fn validation_has_the_classes_of_training() {
+        let root = folder(&["train/a/1.jpg", "train/b/2.jpg", "val/b/3.jpg", "test/b/4.jpg"]);
+        let (train, valid) = ImageFolder::open_train_valid(root.path()).unwrap();
+        assert_eq!((train.labels(), valid.labels()), (&[0, 1][..], &[1][..]));
+        assert!(valid.source().path(0).unwrap().ends_with("val/b/3.jpg"));
+
+        let unknown = folder(&["train/a/1.jpg", "valid/z/3.jpg"]);
+        let error = ImageFolder::open_train_valid(unknown.path()).unwrap_err().to_string();
+        assert_eq!(error, "the label \"z\" is not among the 1 classes: a");
+        let alone = folder(&["train/a/1.jpg"]);
+        let error = ImageFolder::open_train_valid(alone.path()).unwrap_err().to_string();
+        assert!(error.contains("none of valid, val, validation, test"), "{error}");
+    }
+}

@@ -1,0 +1,228 @@
+//! Encoded images in Parquet tables.
+
+mod pages;
+mod spool;
+mod table;
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+use self::spool::Spool;
+use self::table::{LabelColumn, Table};
+use super::webdataset::WebDataset;
+use super::{Fingerprint, ImageSource, no_image, paths};
+use crate::labels::{Categories, Labelled};
+use crate::{ImageError, Result};
+
+/// The images of Parquet files as the data sets of the Hugging Face hub have them: a column of
+/// structs `{bytes, path}` with the encoded image, and one of class numbers, whose names are in the
+/// files' metadata.
+///
+/// Rows of such a table cannot be read one by one: the hub's files have groups of 100 or more
+/// images, compressed page by page, so that a shuffled epoch would unpack each image a hundred
+/// times. The images are therefore copied once, as they are encoded, into one file of a folder that
+/// the caller names, and read from there. The copy takes as much disk as the images, 1 KB more for
+/// each, and one reading of the tables; while it is made, memory holds some pages of a table (a few
+/// megabytes). It is found again by the names, sizes and ends of the tables: the ranks of a host
+/// share it, of which one makes it while the others wait, and so do later runs. A copy that is no
+/// longer needed is deleted by hand.
+///
+/// ```no_run
+/// use brigade_images::source::ParquetImages;
+///
+/// let pattern = "food101/data/train-{00000..00007}-of-00008.parquet";
+/// let food = ParquetImages::open(pattern, "/scratch/images")?;
+/// println!("{} images of {:?}", food.len(), food.categories());
+/// # Ok::<(), brigade_images::ImageError>(())
+/// ```
+#[derive(Debug)]
+pub struct ParquetImages {
+    images: WebDataset,
+    files: Vec<PathBuf>,
+    /// The first row of each file.
+    first_rows: Vec<usize>,
+}
+
+impl ParquetImages {
+    /// Opens tables with the columns `image` and `label`, by the rules of [`ParquetOptions`].
+    ///
+    /// `pattern` is the path of a file, of many with braces as
+    /// [`WebDataset::open`](super::WebDataset::open) has them, or of a folder, for all files in it
+    /// whose names end in `.parquet`. `spool` is the folder for the copy of the images.
+    ///
+    /// # Errors
+    /// As [`ParquetOptions::open`].
+    pub fn open(pattern: impl AsRef<str>, spool: impl AsRef<Path>) -> Result<Labelled<Self>> {
+        ParquetOptions::new().open(pattern, spool)
+    }
+
+    /// Returns the file of an image and its row there.
+    #[must_use]
+    pub fn row(&self, index: usize) -> Option<(&Path, usize)> {
+        let file = self.first_rows.partition_point(|first| *first <= index).checked_sub(1)?;
+        Some((self.files.get(file)?, index.checked_sub(*self.first_rows.get(file)?)?))
+    }
+}
+
+impl ImageSource for ParquetImages {
+    fn len(&self) -> usize {
+        self.images.len()
+    }
+
+    fn read(&self, index: usize, buffer: &mut Vec<u8>) -> Result<()> {
+        if index >= self.len() {
+            return Err(no_image(index, self.len()));
+        }
+        self.images.read(index, buffer)
+    }
+
+    fn name(&self, index: usize) -> Cow<'_, str> {
+        match self.row(index) {
+            Some((file, row)) => format!("row {row} of {}", file.display()).into(),
+            None => "".into(),
+        }
+    }
+
+    fn fingerprint(&self) -> Result<Fingerprint> {
+        self.images.fingerprint()
+    }
+}
+
+/// Which columns of Parquet files are read.
+///
+/// ```no_run
+/// use brigade_images::source::ParquetOptions;
+///
+/// let options = ParquetOptions::new().image("img").label("fine_label");
+/// let images = options.open("cifar100/train", "/scratch/images")?;
+/// # Ok::<(), brigade_images::ImageError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ParquetOptions {
+    image: String,
+    label: String,
+}
+
+impl Default for ParquetOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ParquetOptions {
+    /// Reads the columns `image` and `label`.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { image: "image".to_owned(), label: "label".to_owned() }
+    }
+
+    /// Sets the column of the images: structs with a field `bytes`, or the bytes themselves.
+    #[must_use]
+    pub fn image(mut self, column: impl Into<String>) -> Self {
+        self.image = column.into();
+        self
+    }
+
+    /// Sets the column of the labels: class numbers, or names.
+    #[must_use]
+    pub fn label(mut self, column: impl Into<String>) -> Self {
+        self.label = column.into();
+        self
+    }
+
+    /// Opens tables with their labels, as [`ParquetImages::open`] says. The classes are those of the
+    /// files' metadata; where these name none, the labels there are: names sorted, or numbers.
+    ///
+    /// # Errors
+    /// As [`images`](Self::images), and when a row has no label, or one that is no class.
+    pub fn open(
+        &self,
+        pattern: impl AsRef<str>,
+        spool: impl AsRef<Path>,
+    ) -> Result<Labelled<ParquetImages>> {
+        let tables = self.tables(pattern.as_ref())?;
+        let (categories, labels) = self.labels(&tables)?;
+        Labelled::new(self.spool(&tables, spool.as_ref())?, labels, categories)
+    }
+
+    /// Opens tables without labels, as [`ParquetImages::open`] says.
+    ///
+    /// # Errors
+    /// When a file cannot be read or is damaged; when there is no such column, or a row has no
+    /// bytes; when the copy cannot be written.
+    pub fn images(
+        &self,
+        pattern: impl AsRef<str>,
+        spool: impl AsRef<Path>,
+    ) -> Result<ParquetImages> {
+        self.spool(&self.tables(pattern.as_ref())?, spool.as_ref())
+    }
+
+    fn tables(&self, pattern: &str) -> Result<Vec<Table>> {
+        let tables: Vec<Table> = paths::of_pattern(pattern, "parquet")?
+            .into_iter()
+            .map(Table::open)
+            .collect::<Result<_>>()?;
+        if tables.is_empty() {
+            return Err(ImageError::InvalidArgument(format!("{pattern} has no files .parquet")));
+        }
+        Ok(tables)
+    }
+
+    fn spool(&self, tables: &[Table], folder: &Path) -> Result<ParquetImages> {
+        let images = Spool { tables, column: &self.image, folder }.open()?;
+        let (mut files, mut first_rows, mut rows) = (Vec::new(), Vec::new(), 0);
+        for table in tables {
+            files.push(table.path().to_owned());
+            first_rows.push(rows);
+            rows += table.rows();
+        }
+        Ok(ParquetImages { images, files, first_rows })
+    }
+
+    fn labels(&self, tables: &[Table]) -> Result<(Categories, Vec<i64>)> {
+        let mut classes: Option<Vec<String>> = None;
+        let mut all = LabelColumn::default();
+        for table in tables {
+            let found = table.class_names(&self.label)?;
+            let found = found.as_ref();
+            match (&classes, found) {
+                (Some(classes), Some(found)) if classes != found => {
+                    return Err(ImageError::Format {
+                        path: table.path().into(),
+                        detail: format!(
+                            "its column {} has other classes than {}",
+                            self.label,
+                            tables.first().map_or_else(|| Path::new(""), Table::path).display()
+                        ),
+                    });
+                }
+                (None, Some(found)) => classes = Some(found.clone()),
+                _ => {}
+            }
+            table.labels(&self.label, &mut all)?;
+        }
+        match (classes, all) {
+            (Some(classes), LabelColumn::Numbers(numbers)) => {
+                Ok((Categories::ordered(classes)?, numbers))
+            }
+            (None, LabelColumn::Numbers(numbers)) => {
+                let largest = numbers.iter().max().copied().unwrap_or_default();
+                let count = usize::try_from(largest).unwrap_or_default().saturating_add(1);
+                Ok((Categories::numbered(count)?, numbers))
+            }
+            (classes, LabelColumn::Names(names)) => {
+                let categories = match classes {
+                    Some(classes) => Categories::ordered(classes)?,
+                    None => Categories::sorted(&names),
+                };
+                let labels = names.iter().map(|name| categories.label(name));
+                let labels = labels.collect::<Result<_>>()?;
+                Ok((categories, labels))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,360 @@
+//! Tar archives of images.
+
+mod index;
+mod shards;
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use self::index::{Rules, ShardIndex, Span};
+use self::shards::Shards;
+use super::names::Names;
+use super::{Fingerprint, Hasher, IMAGE_EXTENSIONS, ImageSource, no_image, paths};
+use crate::labels::{Categories, Labelled};
+use crate::{ImageError, Result};
+
+/// Images in tar archives, as the Python package `webdataset` lays them out: members whose names are
+/// equal up to the first dot of the file name are one sample, such as `n01440764/12.jpg` and
+/// `n01440764/12.cls`. What comes after the dot says what a member is; large letters count as small.
+///
+/// The archives are files of this host. Opening them reads the headers of their members, one of 512
+/// bytes for each, and nothing of the members; images are then read at their places, in any order,
+/// without unpacking anything. In memory an image takes about 60 bytes and its name. Members of one
+/// sample may lie apart, which `webdataset` does not allow. Samples without an image are left out.
+///
+/// ```
+/// use brigade_images::source::{ImageSource, WebDataset};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path();
+/// # for shard in 0..2 {
+/// #     let mut tar = tar::Builder::new(std::fs::File::create(folder.join(format!("train-{shard:03}.tar")))?);
+/// #     let mut header = tar::Header::new_gnu();
+/// #     for (name, bytes) in [("a.jpg", "JPEG"), ("a.cls", "4\n")] {
+/// #         header.set_size(bytes.len() as u64);
+/// #         tar.append_data(&mut header, name, bytes.as_bytes())?;
+/// #     }
+/// #     tar.finish()?;
+/// # }
+/// # let folder = folder.display();
+/// let images = WebDataset::open(format!("{folder}/train-{{000..001}}.tar"))?;
+/// assert_eq!(images.name(1), format!("{folder}/train-001.tar/a.jpg"));
+/// let images = images.labelled()?;
+/// assert_eq!(images.labels(), [4, 4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct WebDataset {
+    shards: Shards,
+    names: Names,
+    images: Vec<Place>,
+    /// Until they are read.
+    labels: Vec<Option<Span>>,
+    label: LabelMember,
+}
+
+/// Where an image lies.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    shard: u32,
+    span: Span,
+}
+
+impl WebDataset {
+    /// Opens archives by the rules of [`WebDatasetOptions::new`].
+    ///
+    /// `pattern` is the path of an archive, or of many with braces: `{000..146}` counts, and
+    /// `{train,extra}` lists, as in a shell. The path of a folder stands for all files in it whose
+    /// names end in `.tar`, by the order of bytes.
+    ///
+    /// # Errors
+    /// As [`WebDatasetOptions::open`].
+    pub fn open(pattern: impl AsRef<str>) -> Result<Self> {
+        WebDatasetOptions::new().open(pattern)
+    }
+
+    /// Reads the labels. The classes are the labels there are, sorted; where labels are numbers, the
+    /// classes are named by them, from 0 to the largest.
+    ///
+    /// # Errors
+    /// When a sample has no label, or one that is not of the kind that was asked for.
+    pub fn labelled(mut self) -> Result<Labelled<Self>> {
+        let labels = self.read_labels()?;
+        let (categories, labels) = match labels {
+            Labels::Names(names) => {
+                let categories = Categories::sorted(&names);
+                let labels = names.iter().map(|name| categories.label(name));
+                let labels = labels.collect::<Result<_>>()?;
+                (categories, labels)
+            }
+            Labels::Numbers(numbers) => {
+                let largest = numbers.iter().max().copied().unwrap_or_default();
+                let count = usize::try_from(largest).unwrap_or_default().saturating_add(1);
+                (Categories::numbered(count)?, numbers)
+            }
+        };
+        Labelled::new(self, labels, categories)
+    }
+
+    /// Reads the labels, which are names or numbers of the given classes.
+    ///
+    /// # Errors
+    /// As [`labelled`](Self::labelled), and when a label is not a class.
+    pub fn labelled_as(mut self, categories: Categories) -> Result<Labelled<Self>> {
+        let labels = match self.read_labels()? {
+            Labels::Names(names) => {
+                names.iter().map(|name| categories.label(name)).collect::<Result<_>>()?
+            }
+            Labels::Numbers(numbers) => numbers,
+        };
+        Labelled::new(self, labels, categories)
+    }
+
+    /// Reads the label of each image, and forgets where they are.
+    fn read_labels(&mut self) -> Result<Labels> {
+        let (mut names, mut numbers) = (Vec::new(), Vec::new());
+        let mut buffer = Vec::new();
+        for (index, span) in std::mem::take(&mut self.labels).into_iter().enumerate() {
+            let no_label = |detail| ImageError::NoLabel { name: self.name(index).into(), detail };
+            let (Some(span), Some(place)) = (span, self.images.get(index)) else {
+                return Err(no_label(format!(
+                    "its sample has no member .{}",
+                    self.label.extension
+                )));
+            };
+            if span.bytes > MAX_LABEL_BYTES {
+                let bytes = span.bytes;
+                let error = format!("its member .{} has {bytes} bytes", self.label.extension);
+                return Err(no_label(format!("{error}, more than {MAX_LABEL_BYTES}")));
+            }
+            self.shards.read(place.shard, span, &self.name(index), &mut buffer)?;
+            match self.label.parse(&buffer).map_err(no_label)? {
+                Label::Name(name) => names.push(name),
+                Label::Number(number) => numbers.push(number),
+            }
+            if !names.is_empty() && !numbers.is_empty() {
+                return Err(no_label("some labels are names and others are numbers".to_owned()));
+            }
+        }
+        Ok(if names.is_empty() { Labels::Numbers(numbers) } else { Labels::Names(names) })
+    }
+}
+
+impl ImageSource for WebDataset {
+    fn len(&self) -> usize {
+        self.images.len()
+    }
+
+    fn read(&self, index: usize, buffer: &mut Vec<u8>) -> Result<()> {
+        let place = self.images.get(index).ok_or_else(|| no_image(index, self.len()))?;
+        self.shards.read(place.shard, place.span, &self.name(index), buffer)
+    }
+
+    fn name(&self, index: usize) -> Cow<'_, str> {
+        let shard = self.images.get(index).and_then(|place| self.shards.path(place.shard));
+        let member = String::from_utf8_lossy(self.names.get(index).unwrap_or_default());
+        format!("{}/{member}", shard.unwrap_or_else(|| Path::new("")).display()).into()
+    }
+
+    /// Hashes the names of the archives without their folders, their sizes, and the name, the place
+    /// and the size of each image.
+    fn fingerprint(&self) -> Result<Fingerprint> {
+        let mut hasher = Hasher::new("webdataset");
+        self.shards.hash(&mut hasher);
+        for (name, Place { shard, span }) in self.names.iter().zip(&self.images) {
+            hasher.bytes(name);
+            hasher.number(u64::from(*shard));
+            hasher.number(span.offset);
+            hasher.number(span.bytes);
+        }
+        Ok(hasher.finish())
+    }
+}
+
+/// What is read from tar archives.
+///
+/// ```
+/// use brigade_images::source::WebDatasetOptions;
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("0.tar");
+/// # let mut tar = tar::Builder::new(std::fs::File::create(&path)?);
+/// # let mut header = tar::Header::new_gnu();
+/// # for (name, bytes) in [("a.rgb.png", "PNG"), ("a.json", r#"{"species": "cat"}"#)] {
+/// #     header.set_size(bytes.len() as u64);
+/// #     tar.append_data(&mut header, name, bytes.as_bytes())?;
+/// # }
+/// # tar.into_inner()?;
+/// let options = WebDatasetOptions::new().images(["rgb.png"]).json_label("json", "species");
+/// let images = options.open_shards([&path])?.labelled()?;
+/// assert_eq!(images.categories().names(), ["cat"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct WebDatasetOptions {
+    images: Vec<String>,
+    label: LabelMember,
+}
+
+impl Default for WebDatasetOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl WebDatasetOptions {
+    /// Takes members with [`IMAGE_EXTENSIONS`] for images, and numbers in members `.cls` for labels.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            images: IMAGE_EXTENSIONS.map(str::to_owned).to_vec(),
+            label: LabelMember { extension: "cls".to_owned(), kind: Kind::Number },
+        }
+    }
+
+    /// Sets which members are images, by what comes after the first dot of their names. Of several
+    /// in one sample, the first of this list counts.
+    #[must_use]
+    pub fn images<E: AsRef<str>>(mut self, extensions: impl IntoIterator<Item = E>) -> Self {
+        self.images = extensions.into_iter().map(|text| extension(text.as_ref())).collect();
+        self
+    }
+
+    /// Takes labels from members that hold a number: `cls`, as `webdataset` decodes it.
+    #[must_use]
+    pub fn number_label(mut self, member: &str) -> Self {
+        self.label = LabelMember { extension: extension(member), kind: Kind::Number };
+        self
+    }
+
+    /// Takes labels from members that hold a name, such as `txt`.
+    #[must_use]
+    pub fn text_label(mut self, member: &str) -> Self {
+        self.label = LabelMember { extension: extension(member), kind: Kind::Text };
+        self
+    }
+
+    /// Takes labels from a field of members that hold a JSON object: a name or a number.
+    #[must_use]
+    pub fn json_label(mut self, member: &str, field: &str) -> Self {
+        self.label =
+            LabelMember { extension: extension(member), kind: Kind::Json(field.to_owned()) };
+        self
+    }
+
+    /// Opens the archives of a pattern, as [`WebDataset::open`] says.
+    ///
+    /// # Errors
+    /// When an archive cannot be read, is damaged or compressed, or ends before one of its members
+    /// does; when there are no images.
+    pub fn open(&self, pattern: impl AsRef<str>) -> Result<WebDataset> {
+        self.open_shards(paths::of_pattern(pattern.as_ref(), "tar")?)
+    }
+
+    /// Opens archives by their paths.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_shards<P: Into<PathBuf>>(
+        &self,
+        paths: impl IntoIterator<Item = P>,
+    ) -> Result<WebDataset> {
+        let paths: Vec<PathBuf> = paths.into_iter().map(Into::into).collect();
+        let rules = Rules { images: &self.images, label: &self.label.extension };
+        let indices = index::all(&paths, &rules)?;
+        let (mut names, mut images, mut labels) = (Names::default(), Vec::new(), Vec::new());
+        let (mut sizes, mut without_image) = (Vec::with_capacity(paths.len()), 0);
+        for (shard, index) in (0_u32..).zip(indices) {
+            let ShardIndex { bytes, samples, incomplete } = index;
+            sizes.push(bytes);
+            without_image += incomplete;
+            for sample in samples {
+                names.push(&sample.name);
+                images.push(Place { shard, span: sample.image });
+                labels.push(sample.label);
+            }
+        }
+        if images.is_empty() {
+            let shards: Vec<_> = paths.iter().take(3).map(|path| path.display()).collect();
+            return Err(ImageError::InvalidArgument(format!(
+                "there are no images in {} archives {shards:?}: looked for members that end in .{}",
+                paths.len(),
+                self.images.join(", .")
+            )));
+        }
+        if without_image > 0 {
+            tracing::warn!(samples = without_image, "left out samples without an image");
+        }
+        let shards = Shards::new(paths, sizes);
+        Ok(WebDataset { shards, names, images, labels, label: self.label.clone() })
+    }
+}
+
+/// Where the label of a sample is, and what.
+#[derive(Clone, Debug)]
+struct LabelMember {
+    extension: String,
+    kind: Kind,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Number,
+    Text,
+    /// The field of an object.
+    Json(String),
+}
+
+enum Label {
+    Name(String),
+    Number(i64),
+}
+
+enum Labels {
+    Names(Vec<String>),
+    Numbers(Vec<i64>),
+}
+
+impl LabelMember {
+    /// Reads a member; the error says why it is no label.
+    fn parse(&self, bytes: &[u8]) -> Result<Label, String> {
+        let text = || {
+            let text = std::str::from_utf8(bytes).map(str::trim);
+            text.map_err(|_| format!("its member .{} is not text", self.extension))
+        };
+        match &self.kind {
+            Kind::Text => Ok(Label::Name(text()?.to_owned())),
+            Kind::Number => {
+                let text = text()?;
+                let number = text.parse().ok().filter(|number| *number >= 0).map(Label::Number);
+                number.ok_or_else(|| {
+                    let some: String = text.chars().take(20).collect();
+                    format!("its member .{} holds {some:?}, which is no class", self.extension)
+                })
+            }
+            Kind::Json(field) => {
+                let object: Value = serde_json::from_slice(bytes)
+                    .map_err(|error| format!("its member .{}: {error}", self.extension))?;
+                let found = object.get(field);
+                let number = found.and_then(Value::as_i64).filter(|number| *number >= 0);
+                let name = found.and_then(Value::as_str).map(|name| Label::Name(name.to_owned()));
+                number.map(Label::Number).or(name).ok_or_else(|| {
+                    let member = &self.extension;
+                    format!("its member .{member} has no name or class number as {field:?}")
+                })
+            }
+        }
+    }
+}
+
+fn extension(text: &str) -> String {
+    text.trim_start_matches('.').to_ascii_lowercase()
+}
+
+/// The most bytes of a member with a label.
+const MAX_LABEL_BYTES: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests;

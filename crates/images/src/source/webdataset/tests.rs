@@ -1,0 +1,235 @@
+//! Shards, made here byte by byte and with tar.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use tar::{Builder, EntryType, Header};
+use tempfile::TempDir;
+
+use super::*;
+
+fn archive(folder: &TempDir, name: &str, members: &[(&str, &str)]) -> PathBuf {
+    let path = folder.path().join(name);
+    let mut tar = Builder::new(File::create(&path).unwrap());
+    for (name, bytes) in members {
+        let mut header = Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        tar.append_data(&mut header, name, bytes.as_bytes()).unwrap();
+    }
+    tar.finish().unwrap();
+    path
+}
+
+fn bytes(images: &impl ImageSource, index: usize) -> String {
+    let mut buffer = b"before".to_vec();
+    images.read(index, &mut buffer).unwrap();
+    String::from_utf8(buffer).unwrap()
+}
+
+fn open(path: &Path) -> Result<WebDataset, String> {
+    WebDatasetOptions::new().open_shards([path]).map_err(|error| error.to_string())
+}
+
+#[test]
+fn members_are_grouped_up_to_the_first_dot_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = [
+        ("v1.0/b.cls", "1"),
+        ("v1.0/b.JPG", "image b"),
+        ("v1.0/a.seg.png", "mask"),
+        ("v1.0/a.jpg", "image a"),
+        ("notes", "x"),
+        (".hidden.jpg", "x"),
+        ("info.json", "{}"),
+        // Apart from the rest of its sample.
+        ("v1.0/a.cls", " 0\n"),
+        ("c.png", "second choice"),
+        ("c.jpg", "first choice"),
+        ("c.cls", "2"),
+    ];
+    archive(&folder, "s-0.tar", &first);
+    archive(&folder, "s-1.tar", &[("v1.0/b.jpg", "other b"), ("v1.0/b.cls", "1")]);
+    let pattern = format!("{}/s-{{0..1}}.tar", folder.path().display());
+    let images = WebDataset::open(&pattern).unwrap();
+    let found: Vec<_> = (0..images.len()).map(|index| bytes(&images, index)).collect();
+    assert_eq!(found, ["image b", "image a", "first choice", "other b"]);
+    assert!(images.name(0).ends_with("s-0.tar/v1.0/b.JPG"), "{}", images.name(0));
+    assert!(images.read(4, &mut Vec::new()).is_err());
+    let images = images.labelled().unwrap();
+    assert_eq!(images.labels(), [1, 0, 2, 1]);
+    assert_eq!(images.categories().names(), ["0", "1", "2"]);
+
+    // A folder stands for its archives.
+    let folder = WebDataset::open(folder.path().to_str().unwrap()).unwrap();
+    assert_eq!(folder.fingerprint().unwrap(), images.source().fingerprint().unwrap());
+    let classes = Categories::ordered(["x", "y"]).unwrap();
+    let error = folder.labelled_as(classes).unwrap_err().to_string();
+    assert!(error.ends_with("c.jpg has the label 2, expected 0 to 1"), "{error}");
+}
+
+#[test]
+fn labels_are_numbers_names_or_fields() {
+    let folder = tempfile::tempdir().unwrap();
+    let members = [
+        ("1.jpg", ""),
+        ("1.txt", "dog\n"),
+        ("1.json", r#"{"class": 7, "text": "a", "low": -1, "mixed": 1}"#),
+        ("2.jpg", ""),
+        ("2.txt", "cat"),
+        ("2.json", r#"{"class": 2, "text": "b", "mixed": "b"}"#),
+    ];
+    let path = archive(&folder, "a.tar", &members);
+    let labelled = |options: WebDatasetOptions| {
+        let images = options.open_shards([&path]).unwrap().labelled();
+        images.map(|images| images.labels().to_vec()).map_err(|error| error.to_string())
+    };
+    let options = WebDatasetOptions::new();
+    assert_eq!(labelled(options.clone().text_label(".TXT")).unwrap(), [1, 0]);
+    assert_eq!(labelled(options.clone().json_label("json", "class")).unwrap(), [7, 2]);
+    assert_eq!(labelled(options.clone().json_label("json", "text")).unwrap(), [0, 1]);
+    for (options, expected) in [
+        (options.clone(), "1.jpg has no label: its sample has no member .cls"),
+        (options.clone().number_label("txt"), "its member .txt holds \"dog\", which is no class"),
+        (options.clone().json_label("json", "low"), "has no name or class number as \"low\""),
+        (options.clone().json_label("txt", "a"), "its member .txt: expected value at line 1"),
+        (options.json_label("json", "mixed"), "some labels are names and others are numbers"),
+    ] {
+        let error = labelled(options).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn labels_do_not_command_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = "1".repeat(2 << 20);
+    let large = archive(&folder, "a.tar", &[("1.jpg", ""), ("1.cls", &long)]);
+    let error = open(&large).unwrap().labelled().unwrap_err().to_string();
+    assert!(error.contains("its member .cls has 2097152 bytes, more than 1048576"), "{error}");
+    let many = archive(&folder, "b.tar", &[("1.jpg", ""), ("1.cls", "9223372036854775807")]);
+    let error = open(&many).unwrap().labelled().unwrap_err().to_string();
+    assert!(error.contains("the labels ask for 9223372036854775808 classes"), "{error}");
+}
+
+#[test]
+fn long_names_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = format!("{}/{}.jpg", "d".repeat(120), "f".repeat(200));
+    let gnu = open(&archive(&folder, "gnu.tar", &[(&long, "bytes"), ("b.jpg", "b")])).unwrap();
+    assert!(gnu.name(0).ends_with(&long));
+    assert_eq!((bytes(&gnu, 0), bytes(&gnu, 1)), ("bytes".to_owned(), "b".to_owned()));
+
+    let path = folder.path().join("pax.tar");
+    let mut tar = Builder::new(File::create(&path).unwrap());
+    tar.append_pax_extensions([("path", long.as_bytes()), ("comment", b"x")]).unwrap();
+    let mut header = Header::new_ustar();
+    header.set_path("short").unwrap();
+    header.set_size(5);
+    header.set_cksum();
+    tar.append(&header, &b"bytes"[..]).unwrap();
+    tar.finish().unwrap();
+    let pax = open(&path).unwrap();
+    assert_eq!((pax.len(), bytes(&pax, 0)), (1, "bytes".to_owned()));
+    assert!(pax.name(0).ends_with(&long));
+
+    let endless = "n".repeat(3 << 20);
+    let error = open(&archive(&folder, "endless.tar", &[(&endless, "")])).unwrap_err();
+    assert!(error.contains("a name or its attributes have more than 1048576 bytes"), "{error}");
+}
+
+#[test]
+fn folders_and_links_are_no_images() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.tar");
+    let mut tar = Builder::new(File::create(&path).unwrap());
+    for (name, kind) in [
+        ("d.jpg", EntryType::Directory),
+        ("l.jpg", EntryType::Symlink),
+        ("h.jpg", EntryType::Link),
+        ("p.jpg", EntryType::Fifo),
+        ("f.jpg", EntryType::Regular),
+    ] {
+        let mut header = Header::new_gnu();
+        header.set_path(name).unwrap();
+        header.set_entry_type(kind);
+        header.set_size(0);
+        header.set_cksum();
+        tar.append(&header, &b""[..]).unwrap();
+    }
+    tar.finish().unwrap();
+    let images = open(&path).unwrap();
+    assert_eq!(images.len(), 1);
+    assert!(images.name(0).ends_with("f.jpg"));
+}
+
+#[test]
+fn damaged_archives_say_where() {
+    let folder = tempfile::tempdir().unwrap();
+    let members = [("a.jpg", "x".repeat(1000)), ("b.jpg", "y".repeat(1000))];
+    let members: Vec<(&str, &str)> = members.iter().map(|(name, text)| (*name, &**text)).collect();
+    let damaged = |damage: &dyn Fn(&File)| {
+        let path = archive(&folder, "a.tar", &members);
+        damage(&File::options().write(true).open(&path).unwrap());
+        open(&path).unwrap_err()
+    };
+    // Each member is a header of 512 bytes and 1024 bytes with its padding.
+    for (expected, damage) in [
+        (
+            "after byte 1512: archive header checksum mismatch",
+            &(|file: &File| {
+                file.write_all_at(b"c", 1536).unwrap();
+            }) as &dyn Fn(&File),
+        ),
+        ("after byte 1512: numeric field was not a number", &|file| {
+            file.write_all_at(b"xxxxxxxx", 1536 + 148).unwrap();
+        }),
+        ("the member b.jpg has 1000 bytes from byte 2048, and the file ends at 2500", &|file| {
+            file.set_len(2500).unwrap();
+        }),
+        ("after byte 1512: failed to read entire block", &|file| file.set_len(1600).unwrap()),
+        ("it is compressed by gzip", &|file| file.write_all_at(&[0x1f, 0x8b], 0).unwrap()),
+        ("there are no images in 1 archives", &|file| file.set_len(0).unwrap()),
+        (
+            "the member a.jpg has 8589934591 bytes from byte 512, and the file ends at 4096",
+            &|file| {
+                let mut header = Header::new_gnu();
+                header.set_path("a.jpg").unwrap();
+                header.set_size(0o77_777_777_777);
+                header.set_cksum();
+                file.write_all_at(header.as_bytes(), 0).unwrap();
+            },
+        ),
+        ("after byte 0: size overflow", &|file| {
+            let mut header = Header::new_gnu();
+            header.set_path("a.jpg").unwrap();
+            header.set_size(u64::MAX);
+            header.set_cksum();
+            file.write_all_at(header.as_bytes(), 0).unwrap();
+        }),
+    ] {
+        let error = damaged(damage);
+        assert!(error.contains(expected), "{error}");
+    }
+    let twice = open(&archive(&folder, "b.tar", &[("a.jpg", ""), ("a.JPG", "")])).unwrap_err();
+    assert!(twice.contains("the member a.JPG is there twice"), "{twice}");
+    let missing = open(Path::new("/nowhere.tar")).unwrap_err();
+    assert!(missing.starts_with("cannot read /nowhere.tar: "), "{missing}");
+}
+
+#[test]
+fn more_archives_than_stay_open_are_read_in_any_order() {
+    let folder = tempfile::tempdir().unwrap();
+    for shard in 0..300 {
+        archive(&folder, &format!("{shard:03}.tar"), &[("a.jpg", &shard.to_string())]);
+    }
+    let images = WebDataset::open(folder.path().to_str().unwrap()).unwrap();
+    for index in [0, 128, 256, 0, 299, 171, 299, 43] {
+        assert_eq!(bytes(&images, index), index.to_string());
+    }
+    assert_eq!(images.len(), 300);
+
+    // An archive that is cut afterwards is an error of the read.
+    File::options().write(true).open(folder.path().join("007.tar")).unwrap().set_len(512).unwrap();
+    let error = images.read(7, &mut Vec::new()).unwrap_err();
+    assert!(matches!(&error, ImageError::Read { path, .. } if path.ends_with("007.tar")));
+}

@@ -1,0 +1,50 @@
+//! What is done to one image before it is part of a batch.
+//!
+//! A [`Transform`] says for an image's size, a [`Phase`] and a random generator which
+//! [`Operation`]s come next; [`Compose`] is a list of transforms, and a [`Plan`] the operations that
+//! it drew for one image. Operations are plain data, known before the image is decoded, so a crop, a
+//! resize and a flip that stand first need not be steps of their own: only the rows that they keep
+//! are decoded and only the pixels that they keep are resampled.
+//!
+//! ```
+//! use brigade_images::transforms::{Compose, Operation, Phase, RandomHorizontalFlip, Resize};
+//! use brigade_images::{Filter, Size};
+//!
+//! let transforms = Compose::new().then(Resize::shorter(32)).then(RandomHorizontalFlip::new(1.0));
+//! let plan = transforms.plan(Size::new(64, 48), Phase::Train, 7)?;
+//! assert_eq!(
+//!     plan.operations(),
+//!     [
+//!         Operation::Resize { size: Size::new(42, 32), filter: Filter::Bilinear },
+//!         Operation::FlipHorizontal,
+//!     ]
+//! );
+//! assert_eq!(plan.output_size(), Size::new(42, 32));
+//! # Ok::<(), brigade_images::ImageError>(())
+//! ```
+
+mod affine;
+mod augment;
+mod compose;
+mod crop;
+mod flip;
+#[cfg(test)]
+mod golden;
+mod jitter;
+mod operation;
+mod pixels;
+mod random;
+mod render;
+mod resize;
+
+pub use augment::{RandAugment, TrivialAugmentWide};
+pub use compose::{Compose, Phase, Plan, Transform};
+pub use crop::{CenterCrop, RandomCrop, RandomResizedCrop};
+pub use flip::{RandomHorizontalFlip, RandomVerticalFlip};
+pub use jitter::ColorJitter;
+pub use operation::{Operation, PadMode};
+pub use random::SampleRng;
+pub use render::Flips;
+pub(crate) use render::{Pixels, RegionReader, Renderer};
+pub(crate) use resize::Presize;
+pub use resize::Resize;

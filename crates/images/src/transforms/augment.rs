@@ -1,0 +1,253 @@
+//! Augmentations of which each image gets some at random.
+
+use super::{Operation, Phase, SampleRng, Transform, affine};
+use crate::{ImageError, Result, Size};
+
+/// Applies some operations of one strength, drawn anew for each image, in training: torchvision's
+/// `RandAugment` on PIL images, with nearest interpolation.
+///
+/// ```
+/// use brigade_images::Size;
+/// use brigade_images::transforms::{Compose, Phase, RandAugment};
+///
+/// let augment = Compose::new().then(RandAugment::default().magnitude(7));
+/// let plan = augment.plan(Size::from(32), Phase::Train, 4)?;
+/// assert!(plan.operations().len() <= 2);
+/// # Ok::<(), brigade_images::ImageError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RandAugment {
+    operations: usize,
+    magnitude: usize,
+    bins: usize,
+    fill: [u8; 3],
+}
+
+impl RandAugment {
+    /// Sets how many operations an image gets.
+    #[must_use]
+    pub const fn operations(mut self, count: usize) -> Self {
+        self.operations = count;
+        self
+    }
+
+    /// Sets the strength, below the number of bins.
+    #[must_use]
+    pub const fn magnitude(mut self, magnitude: usize) -> Self {
+        self.magnitude = magnitude;
+        self
+    }
+
+    /// Sets how many strengths there are.
+    #[must_use]
+    pub const fn bins(mut self, bins: usize) -> Self {
+        self.bins = bins;
+        self
+    }
+
+    /// Sets the colour of what comes from outside of the image; black unless set.
+    #[must_use]
+    pub const fn fill(mut self, colour: [u8; 3]) -> Self {
+        self.fill = colour;
+        self
+    }
+}
+
+/// With 2 operations of strength 9 of 31, as torchvision's.
+impl Default for RandAugment {
+    fn default() -> Self {
+        Self { operations: 2, magnitude: 9, bins: 31, fill: [0; 3] }
+    }
+}
+
+/// Applies one operation of random strength to each image, in training: torchvision's
+/// `TrivialAugmentWide` on PIL images, with nearest interpolation.
+///
+/// ```
+/// use brigade_images::Size;
+/// use brigade_images::transforms::{Compose, Phase, TrivialAugmentWide};
+///
+/// let augment = Compose::new().then(TrivialAugmentWide::default());
+/// let plan = augment.plan(Size::from(32), Phase::Train, 4)?;
+/// assert!(plan.operations().len() <= 1);
+/// # Ok::<(), brigade_images::ImageError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrivialAugmentWide {
+    bins: usize,
+    fill: [u8; 3],
+}
+
+impl TrivialAugmentWide {
+    /// Sets how many strengths there are.
+    #[must_use]
+    pub const fn bins(mut self, bins: usize) -> Self {
+        self.bins = bins;
+        self
+    }
+
+    /// Sets the colour of what comes from outside of the image; black unless set.
+    #[must_use]
+    pub const fn fill(mut self, colour: [u8; 3]) -> Self {
+        self.fill = colour;
+        self
+    }
+}
+
+/// With 31 strengths, as torchvision's.
+impl Default for TrivialAugmentWide {
+    fn default() -> Self {
+        Self { bins: 31, fill: [0; 3] }
+    }
+}
+
+/// The operations of both, in torchvision's order.
+const KINDS: u64 = 14;
+
+/// How strong each operation is at its strongest.
+pub(super) struct Space {
+    shear: f32,
+    /// Pixels across and down.
+    translate: (f32, f32),
+    rotate: f32,
+    colour: f32,
+    /// Bits that posterizing takes away.
+    bits: f32,
+    /// What comes from outside of the image.
+    fill: [u8; 3],
+}
+
+impl Space {
+    pub(super) fn rand_augment(size: Size, fill: [u8; 3]) -> Self {
+        let across = |side: u32| (150.0 / 331.0 * f64::from(side)) as f32;
+        Self {
+            shear: 0.3,
+            translate: (across(size.width), across(size.height)),
+            rotate: 30.0,
+            colour: 0.9,
+            bits: 4.0,
+            fill,
+        }
+    }
+
+    pub(super) fn trivial_augment(fill: [u8; 3]) -> Self {
+        let translate = (32.0, 32.0);
+        Self { shear: 0.99, translate, rotate: 135.0, colour: 0.99, bits: 6.0, fill }
+    }
+
+    /// Returns the operation of a kind at a strength; `None` for the one that does nothing.
+    pub(super) fn operation(
+        &self,
+        kind: u64,
+        magnitude: usize,
+        bins: usize,
+        negative: bool,
+        size: Size,
+    ) -> Option<Operation> {
+        let signed = |most: f32| {
+            let value = f64::from(linspace(0.0, most, bins, magnitude));
+            if negative { -value } else { value }
+        };
+        let factor = || (1.0 + signed(self.colour)) as f32;
+        let centre = (f64::from(size.width) * 0.5, f64::from(size.height) * 0.5);
+        let affine = |matrix| Some(Operation::Affine { matrix, fill: self.fill });
+        match kind {
+            1 => affine(affine::shear(signed(self.shear), 0.0)),
+            2 => affine(affine::shear(0.0, signed(self.shear))),
+            3 => affine(affine::translate(signed(self.translate.0).trunc(), 0.0, centre)),
+            4 => affine(affine::translate(0.0, signed(self.translate.1).trunc(), centre)),
+            5 => affine(affine::rotate(signed(self.rotate), centre)),
+            6 => Some(Operation::Brightness(factor())),
+            7 => Some(Operation::Saturation(factor())),
+            8 => Some(Operation::Contrast(factor())),
+            9 => Some(Operation::Sharpness(factor())),
+            10 => {
+                let taken = magnitude as f32 / ((bins.max(2) - 1) as f32 / self.bits);
+                Some(Operation::Posterize(8 - (taken.round_ties_even() as u8).min(8)))
+            }
+            11 => Some(Operation::Solarize(linspace(255.0, 0.0, bins, magnitude))),
+            12 => Some(Operation::AutoContrast),
+            13 => Some(Operation::Equalize),
+            _ => None,
+        }
+    }
+
+    /// Whether an operation of this kind goes either way.
+    fn is_signed(kind: u64) -> bool {
+        (1..=9).contains(&kind)
+    }
+}
+
+/// Returns `torch.linspace(start, end, count)[index]` in single precision, which torch counts from
+/// the nearer end with one rounding.
+fn linspace(start: f32, end: f32, count: usize, index: usize) -> f32 {
+    if count < 2 {
+        return start;
+    }
+    let step = (end - start) / (count - 1) as f32;
+    if index < count / 2 {
+        step.mul_add(index as f32, start)
+    } else {
+        (-step).mul_add(count.saturating_sub(index + 1) as f32, end)
+    }
+}
+
+fn check_bins(bins: usize, magnitude: usize) -> Result<()> {
+    if magnitude < bins {
+        return Ok(());
+    }
+    Err(ImageError::InvalidArgument(format!(
+        "an augmentation of {bins} strengths has none of number {magnitude}; strengths count from 0"
+    )))
+}
+
+impl Transform for RandAugment {
+    fn draw(
+        &self,
+        size: Size,
+        phase: Phase,
+        random: &mut SampleRng,
+        operations: &mut Vec<Operation>,
+    ) -> Result<()> {
+        check_bins(self.bins, self.magnitude)?;
+        if phase == Phase::Valid {
+            return Ok(());
+        }
+        let space = Space::rand_augment(size, self.fill);
+        for _ in 0..self.operations {
+            let kind = random.below(KINDS);
+            let negative = Space::is_signed(kind) && random.chance(0.5);
+            operations.extend(space.operation(kind, self.magnitude, self.bins, negative, size));
+        }
+        Ok(())
+    }
+
+    fn is_random(&self, phase: Phase) -> bool {
+        phase == Phase::Train
+    }
+}
+
+impl Transform for TrivialAugmentWide {
+    fn draw(
+        &self,
+        size: Size,
+        phase: Phase,
+        random: &mut SampleRng,
+        operations: &mut Vec<Operation>,
+    ) -> Result<()> {
+        check_bins(self.bins, 0)?;
+        if phase == Phase::Valid {
+            return Ok(());
+        }
+        let space = Space::trivial_augment(self.fill);
+        let kind = random.below(KINDS);
+        let magnitude = random.below(self.bins as u64) as usize;
+        let negative = Space::is_signed(kind) && random.chance(0.5);
+        operations.extend(space.operation(kind, magnitude, self.bins, negative, size));
+        Ok(())
+    }
+
+    fn is_random(&self, phase: Phase) -> bool {
+        phase == Phase::Train
+    }
+}

@@ -1,0 +1,281 @@
+//! Transforms, lists of them, and what they draw for one image.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{Operation, Renderer, SampleRng};
+use crate::{Image, Result, Size};
+
+/// What an image is read for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Training: transforms draw.
+    #[default]
+    Train,
+    /// Validation and inference: transforms do the same each time, as fastai's on the validation
+    /// set.
+    Valid,
+}
+
+/// Decides what is done to an image of a known size.
+///
+/// An implementation for one's own use is a few lines:
+///
+/// ```
+/// use brigade_images::transforms::{Compose, Operation, Phase, SampleRng, Transform};
+/// use brigade_images::{Result, Size};
+///
+/// /// Darkens every second image.
+/// #[derive(Debug)]
+/// struct Dusk;
+///
+/// impl Transform for Dusk {
+///     fn draw(
+///         &self,
+///         _: Size,
+///         phase: Phase,
+///         random: &mut SampleRng,
+///         operations: &mut Vec<Operation>,
+///     ) -> Result<()> {
+///         if phase == Phase::Train && random.chance(0.5) {
+///             operations.push(Operation::Brightness(0.4));
+///         }
+///         Ok(())
+///     }
+/// }
+///
+/// let plan = Compose::new().then(Dusk).plan(Size::from(8), Phase::Valid, 3)?;
+/// assert!(plan.operations().is_empty());
+/// # Ok::<(), brigade_images::ImageError>(())
+/// ```
+pub trait Transform: fmt::Debug + Send + Sync {
+    /// Appends the operations for an image of `size`. All that is random in them must come from
+    /// `random`.
+    ///
+    /// # Errors
+    /// When an image of that size cannot be transformed.
+    fn draw(
+        &self,
+        size: Size,
+        phase: Phase,
+        random: &mut SampleRng,
+        operations: &mut Vec<Operation>,
+    ) -> Result<()>;
+
+    /// Whether the operations depend on more than the size. A cache keeps what the transforms
+    /// before the first random one make; it knows a transform by its `Debug` output, which must
+    /// name all parameters.
+    fn is_random(&self, phase: Phase) -> bool {
+        let _ = phase;
+        true
+    }
+}
+
+/// Transforms one after another: torchvision's `Compose`.
+///
+/// ```
+/// use brigade_images::Size;
+/// use brigade_images::transforms::{
+///     ColorJitter, Compose, Phase, RandomHorizontalFlip, RandomResizedCrop,
+/// };
+///
+/// let transforms = Compose::new()
+///     .then(RandomResizedCrop::new(160))
+///     .then(RandomHorizontalFlip::default())
+///     .then(ColorJitter::new().brightness(0.2));
+/// let plan = transforms.plan(Size::new(500, 375), Phase::Train, 7)?;
+/// assert_eq!(plan, transforms.plan(Size::new(500, 375), Phase::Train, 7)?);
+/// assert_eq!(plan.output_size(), Size::from(160));
+/// # Ok::<(), brigade_images::ImageError>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Compose {
+    transforms: Vec<Arc<dyn Transform>>,
+}
+
+impl Compose {
+    /// Makes a list of no transforms, which leaves images as they are.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a transform at the end.
+    #[must_use]
+    pub fn then(mut self, transform: impl Transform + 'static) -> Self {
+        self.transforms.push(Arc::new(transform));
+        self
+    }
+
+    /// Draws for an image of `size` with a sample's seed.
+    ///
+    /// # Errors
+    /// When a transform or an operation cannot be applied to the size that it meets.
+    pub fn plan(&self, size: Size, phase: Phase, seed: u64) -> Result<Plan> {
+        self.plan_part(0..self.transforms.len(), size, phase, seed)
+    }
+
+    /// Returns how many transforms stand before the first random one.
+    pub(crate) fn fixed(&self, phase: Phase) -> usize {
+        let random = self.transforms.iter().position(|transform| transform.is_random(phase));
+        random.unwrap_or(self.transforms.len())
+    }
+
+    /// Draws with some of the transforms, each with the stream of its place in the whole list.
+    pub(crate) fn plan_part(
+        &self,
+        places: std::ops::Range<usize>,
+        size: Size,
+        phase: Phase,
+        seed: u64,
+    ) -> Result<Plan> {
+        let mut plan = Plan::new(size);
+        let count = places.end.saturating_sub(places.start);
+        let transforms = self.transforms.iter().enumerate().skip(places.start).take(count);
+        for (place, transform) in transforms {
+            plan.extend(&**transform, place, phase, seed)?;
+        }
+        Ok(plan)
+    }
+
+    /// Puts a transform before all others.
+    pub(crate) fn before(mut self, transform: impl Transform + 'static) -> Self {
+        self.transforms.insert(0, Arc::new(transform));
+        self
+    }
+
+    /// Returns the `Debug` output of the first transforms.
+    pub(crate) fn describe(&self, count: usize) -> String {
+        format!("{:?}", self.transforms.get(..count).unwrap_or(&self.transforms))
+    }
+}
+
+/// What is done to one image: the operations that transforms drew for its size.
+///
+/// ```
+/// use brigade_images::transforms::{CenterCrop, Compose, Phase};
+/// use brigade_images::{Image, Size};
+///
+/// let image = Image::new(4, 2, (0..24).collect())?;
+/// let plan = Compose::new().then(CenterCrop::new(2)).plan(image.size(), Phase::Valid, 0)?;
+/// let crop = plan.apply(&image)?;
+/// assert_eq!(crop.pixel(0, 0), image.pixel(1, 0));
+/// # Ok::<(), brigade_images::ImageError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    input: Size,
+    output: Size,
+    operations: Vec<Operation>,
+}
+
+impl Plan {
+    /// Makes the plan of no operations.
+    pub(crate) fn new(size: Size) -> Self {
+        Self { input: size, output: size, operations: Vec::new() }
+    }
+
+    /// Makes the plan of some operations.
+    #[cfg(test)]
+    pub(crate) fn of(size: Size, operations: Vec<Operation>) -> Result<Self> {
+        let output = operations.iter().try_fold(size, |size, next| next.size_after(size))?;
+        Ok(Self { input: size, output, operations })
+    }
+
+    fn extend(
+        &mut self,
+        transform: &dyn Transform,
+        place: usize,
+        phase: Phase,
+        seed: u64,
+    ) -> Result<()> {
+        let known = self.operations.len();
+        let mut random = SampleRng::new(seed, place);
+        transform.draw(self.output, phase, &mut random, &mut self.operations)?;
+        for operation in self.operations.iter().skip(known) {
+            self.output = operation.size_after(self.output)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the operations, in their order.
+    #[must_use]
+    pub fn operations(&self) -> &[Operation] {
+        &self.operations
+    }
+
+    /// Returns the size that the image must have.
+    #[must_use]
+    pub fn input_size(&self) -> Size {
+        self.input
+    }
+
+    /// Returns the size that it has afterwards.
+    #[must_use]
+    pub fn output_size(&self) -> Size {
+        self.output
+    }
+
+    /// Returns the plan for masks of the image: the operations that move pixels alone, resizes with
+    /// the nearest pixel, as fastai's transforms treat a `PILMask`. A mask is an image whose three
+    /// channels all hold the class; `outside` is the class of pixels that come from outside.
+    ///
+    /// ```
+    /// use brigade_images::transforms::{ColorJitter, Compose, Operation, Phase, Resize};
+    /// use brigade_images::{Filter, Size};
+    ///
+    /// let transforms = Compose::new().then(Resize::squish(8)).then(ColorJitter::new().hue(0.1));
+    /// let plan = transforms.plan(Size::new(16, 12), Phase::Train, 1)?;
+    /// let nearest = Operation::Resize { size: Size::from(8), filter: Filter::Nearest };
+    /// assert_eq!(plan.for_masks(255).operations(), [nearest]);
+    /// # Ok::<(), brigade_images::ImageError>(())
+    /// ```
+    #[must_use]
+    pub fn for_masks(&self, outside: u8) -> Self {
+        let operations = self.operations.iter().filter_map(|next| next.for_masks(outside));
+        Self { operations: operations.collect(), ..*self }
+    }
+
+    /// Applies the operations to an image.
+    ///
+    /// # Errors
+    /// When the image does not have the size that was planned for, or there is no memory.
+    pub fn apply(&self, image: &Image) -> Result<Image> {
+        let mut renderer = Renderer::new();
+        renderer.render(image.view(), self)?;
+        renderer.into_image()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transforms::{PadMode, RandAugment, RandomCrop, RandomHorizontalFlip, Resize};
+
+    #[test]
+    fn masks_follow_their_image() {
+        // Blocks of 16 pixels in one of two colours: the mask is the image's own red channel.
+        let block =
+            |x: u32, y: u32| if (x / 16 + y / 16).is_multiple_of(2) { [200; 3] } else { [30; 3] };
+        let pixels = (0..64).flat_map(|y| (0..96).flat_map(move |x| block(x, y))).collect();
+        let image = Image::new(96, 64, pixels).unwrap();
+        let transforms = Compose::new()
+            .then(Resize::crop(Size::new(48, 40)))
+            .then(RandomHorizontalFlip::new(1.0))
+            .then(RandomCrop::new(44).padding(6, PadMode::Constant([30; 3])))
+            .then(RandAugment::default().fill([30; 3]));
+        for seed in 0..40 {
+            let plan = transforms.plan(image.size(), Phase::Train, seed).unwrap();
+            let geometry: Vec<Operation> =
+                plan.operations().iter().filter(|next| next.is_geometric()).cloned().collect();
+            let moved = Plan { operations: geometry, ..plan.clone() }.apply(&image).unwrap();
+            let mask = plan.for_masks(30).apply(&image).unwrap();
+            assert_eq!((mask.size(), moved.size()), (Size::from(44), plan.output_size()));
+            assert!(mask.pixels().iter().all(|class| [30, 200].contains(class)));
+            let same = mask.pixels().iter().zip(moved.pixels());
+            let same = same.filter(|(mask, image)| mask.abs_diff(**image) < 86).count();
+            // All but what lies on the borders of blocks, where the image is between the two.
+            assert!(same * 100 > mask.pixels().len() * 97, "{same} for {seed}");
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! What can be done to an image, as data.
+
+use std::fmt;
+
+use crate::image::{Image, Region, Size};
+use crate::resize::Filter;
+use crate::transforms::{affine, pixels};
+use crate::{ImageError, Result};
+
+/// What pixels that are added beside an image hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PadMode {
+    /// One colour: torchvision's `constant`; fastai's `Zeros` with black.
+    Constant([u8; 3]),
+    /// The nearest pixel: torchvision's `edge`, fastai's `Border`.
+    Edge,
+    /// The image mirrored at its last pixel, which is not repeated: torchvision's `reflect`, fastai's
+    /// `Reflection`.
+    Reflect,
+    /// The image mirrored behind its last pixel, which is repeated: torchvision's `symmetric`.
+    Symmetric,
+}
+
+impl PadMode {
+    /// Black pixels.
+    pub const ZEROS: Self = Self::Constant([0; 3]);
+}
+
+/// One step of what is done to an image, with all that was drawn for it.
+///
+/// ```
+/// use brigade_images::transforms::Operation;
+/// use brigade_images::{Region, Size};
+///
+/// let crop = Operation::Crop(Region { left: 8, top: 0, width: 24, height: 24 });
+/// assert!(crop.is_geometric());
+/// assert_eq!(crop.size_after(Size::new(64, 48))?, Size::from(24));
+/// assert!(crop.size_after(Size::new(16, 16)).is_err());
+/// # Ok::<(), brigade_images::ImageError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Operation {
+    /// Keeps a region.
+    Crop(Region),
+    /// Adds pixels on the four sides.
+    Pad {
+        /// Columns before the first.
+        left: u32,
+        /// Rows before the first.
+        top: u32,
+        /// Columns after the last.
+        right: u32,
+        /// Rows after the last.
+        bottom: u32,
+        /// What they hold.
+        mode: PadMode,
+    },
+    /// Resizes, with antialiasing; see [`Resizer`](crate::Resizer).
+    Resize {
+        /// The new size.
+        size: Size,
+        /// The filter.
+        filter: Filter,
+    },
+    /// Mirrors left and right.
+    FlipHorizontal,
+    /// Mirrors top and bottom.
+    FlipVertical,
+    /// Takes each pixel from where an affine map leads, the nearest one there:
+    /// Pillow's `Image.transform(AFFINE, NEAREST)`. The centre of pixel `(x, y)` is
+    /// `(x + 0.5, y + 0.5)` and comes from `(a x + b y + c, d x + e y + f)`.
+    Affine {
+        /// `[a, b, c, d, e, f]`.
+        matrix: [f64; 6],
+        /// What comes from outside of the image.
+        fill: [u8; 3],
+    },
+    /// Multiplies by a factor: Pillow's `ImageEnhance.Brightness`.
+    Brightness(f32),
+    /// Scales the distance from the mean grey: Pillow's `ImageEnhance.Contrast`.
+    Contrast(f32),
+    /// Scales the distance from the pixel's own grey: Pillow's `ImageEnhance.Color`.
+    Saturation(f32),
+    /// Turns the hue by a part of the full circle, -0.5 to 0.5: torchvision's `adjust_hue`.
+    Hue(f64),
+    /// Scales the distance from the smoothed image: Pillow's `ImageEnhance.Sharpness`.
+    Sharpness(f32),
+    /// Keeps the upper bits of each value, 0 to 8: Pillow's `ImageOps.posterize`.
+    Posterize(u8),
+    /// Inverts the values from a threshold on: Pillow's `ImageOps.solarize`.
+    Solarize(f32),
+    /// Stretches each channel to 0 to 255: Pillow's `ImageOps.autocontrast`.
+    AutoContrast,
+    /// Makes the histogram of each channel flat: Pillow's `ImageOps.equalize`.
+    Equalize,
+    /// Inverts all values: Pillow's `ImageOps.invert`.
+    Invert,
+}
+
+impl Operation {
+    /// Whether the operation moves pixels, so that a mask must follow it.
+    #[must_use]
+    pub fn is_geometric(&self) -> bool {
+        matches!(
+            self,
+            Self::Crop(_)
+                | Self::Pad { .. }
+                | Self::Resize { .. }
+                | Self::FlipHorizontal
+                | Self::FlipVertical
+                | Self::Affine { .. }
+        )
+    }
+
+    /// Returns the size that an image of `size` has afterwards.
+    ///
+    /// # Errors
+    /// When an image of that size does not allow the operation, or it would become larger than any
+    /// image that is decoded.
+    pub fn size_after(&self, size: Size) -> Result<Size> {
+        let after = match *self {
+            Self::Crop(region) if region.lies_in(size) => region.size(),
+            Self::Pad { left, top, right, bottom, .. } => {
+                let length = |before: u32, length: u32, after: u32| {
+                    length.checked_add(before).and_then(|length| length.checked_add(after))
+                };
+                let width = length(left, size.width, right).unwrap_or(0);
+                Size::new(width, length(top, size.height, bottom).unwrap_or(0))
+            }
+            Self::Resize { size, .. } => size,
+            Self::Crop(_) => Size::new(0, 0),
+            _ => size,
+        };
+        if after.pixels() == 0 {
+            return Err(ImageError::InvalidArgument(format!(
+                "{self} does not fit an image of {size} pixels"
+            )));
+        }
+        Ok(after)
+    }
+
+    /// Returns what the operation does to a mask; `None` when it leaves masks alone.
+    pub(super) fn for_masks(&self, outside: u8) -> Option<Self> {
+        let fill = [outside; 3];
+        match *self {
+            Self::Resize { size, .. } => Some(Self::Resize { size, filter: Filter::Nearest }),
+            Self::Affine { matrix, .. } => Some(Self::Affine { matrix, fill }),
+            Self::Pad { left, top, right, bottom, mode: PadMode::Constant(_) } => {
+                Some(Self::Pad { left, top, right, bottom, mode: PadMode::Constant(fill) })
+            }
+            _ => self.is_geometric().then(|| self.clone()),
+        }
+    }
+
+    /// Applies what is not a crop, a flip or a resize. `spare` takes what an operation needs beside
+    /// the image.
+    pub(super) fn apply(&self, image: &mut Image, spare: &mut Image) -> Result<()> {
+        match *self {
+            Self::Pad { left, top, right, bottom, mode } => {
+                let size = self.size_after(image.size())?;
+                refuse_above(self, size, MAX_PIXELS)?;
+                pixels::pad(image.view(), [left, top, right, bottom], mode, spare.reset(size)?);
+                std::mem::swap(image, spare);
+            }
+            Self::Affine { matrix, fill } => {
+                affine::nearest(image.view(), &matrix, fill, spare.reset(image.size())?);
+                std::mem::swap(image, spare);
+            }
+            Self::Sharpness(factor) => {
+                spare.copy_from(image.view())?;
+                pixels::sharpness(spare.view(), factor, image.pixels_mut());
+            }
+            Self::Brightness(factor) => pixels::brightness(image.pixels_mut(), factor),
+            Self::Contrast(factor) => pixels::contrast(image.pixels_mut(), factor),
+            Self::Saturation(factor) => pixels::saturation(image.pixels_mut(), factor),
+            Self::Hue(turn) => pixels::hue(image.pixels_mut(), turn),
+            Self::Posterize(bits) => pixels::posterize(image.pixels_mut(), bits),
+            Self::Solarize(threshold) => pixels::solarize(image.pixels_mut(), threshold),
+            Self::AutoContrast => pixels::auto_contrast(image.pixels_mut()),
+            Self::Equalize => pixels::equalize(image.pixels_mut()),
+            Self::Invert => image.pixels_mut().iter_mut().for_each(|value| *value = !*value),
+            Self::Crop(_) | Self::Resize { .. } | Self::FlipHorizontal | Self::FlipVertical => {}
+        }
+        Ok(())
+    }
+}
+
+/// Pixels of the largest image that a step may make: 400 MB. A header can promise a side of 65,535
+/// next to one of 1, and a resize by the shorter side multiplies both.
+pub(super) const MAX_PIXELS: u64 = 1 << 27;
+
+/// Fails when a step would make an image of more than `limit` pixels.
+pub(super) fn refuse_above(step: &dyn fmt::Display, size: Size, limit: u64) -> Result<()> {
+    if size.pixels() <= limit {
+        return Ok(());
+    }
+    Err(ImageError::InvalidArgument(format!(
+        "{step} would make an image of {size} pixels, more than {limit} in all"
+    )))
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Crop(region) => write!(f, "a crop of {region}"),
+            Self::Pad { left, top, right, bottom, .. } => {
+                write!(f, "padding by {left}, {top}, {right} and {bottom}")
+            }
+            Self::Resize { size, .. } => write!(f, "a resize to {size}"),
+            other => write!(f, "{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The random numbers of one sample.
+
+use brigade_plan::stream;
+use rand_pcg::Pcg64;
+use rand_pcg::rand_core::Rng;
+
+/// What a transform draws from: a stream of its own for each sample and each place among the
+/// transforms, so a transform that is added at the end changes no draw of those before it.
+///
+/// ```
+/// use brigade_images::transforms::SampleRng;
+///
+/// let mut random = SampleRng::new(7, 0);
+/// let shift = random.uniform(-1.0, 1.0);
+/// assert!((-1.0..1.0).contains(&shift));
+/// assert!(random.below(10) < 10);
+/// assert_eq!(SampleRng::new(7, 0).uniform(-1.0, 1.0), shift);
+/// ```
+#[derive(Clone, Debug)]
+pub struct SampleRng(Pcg64);
+
+impl SampleRng {
+    /// Makes the stream of the transform at `place` for a sample's seed.
+    #[must_use]
+    pub fn new(seed: u64, place: usize) -> Self {
+        Self(stream(seed, &[TRANSFORM, place as u64]))
+    }
+
+    /// Draws a number of `low..high`, or `low` where the range is empty.
+    pub fn uniform(&mut self, low: f64, high: f64) -> f64 {
+        // 53 bits: each multiple of 2^-53 in 0..1 is as likely as the others.
+        let unit = (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        low + (high - low) * unit
+    }
+
+    /// Draws a whole number below `bound`; 0 when `bound` is 0.
+    ///
+    /// Written out, as the order of an epoch is: a draw that a resumed run repeats must not change
+    /// when a library improves its own. The bias is below `bound / 2^64`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.0.next_u64()) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// Draws whether something of probability `p` happens.
+    pub fn chance(&mut self, p: f64) -> bool {
+        self.uniform(0.0, 1.0) < p
+    }
+}
+
+/// First number of the path of a transform's stream.
+const TRANSFORM: u64 = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn draws_are_uniform() {
+        let mut random = SampleRng::new(1, 0);
+        let mut counts = [0; 5];
+        for _ in 0..10_000 {
+            counts[random.below(5) as usize] += 1;
+        }
+        assert!(counts.iter().all(|count| (1850..2150).contains(count)), "{counts:?}");
+        let mean = (0..10_000).map(|_| random.uniform(2.0, 4.0)).sum::<f64>() / 10_000.0;
+        assert!((mean - 3.0).abs() < 0.03, "{mean}");
+        let heads = (0..10_000).filter(|_| random.chance(0.25)).count();
+        assert!((2350..2650).contains(&heads), "{heads}");
+    }
+
+    #[test]
+    fn streams_differ_by_seed_and_place() {
+        let first = |seed, place| SampleRng::new(seed, place).below(u64::MAX);
+        assert_eq!(first(3, 1), first(3, 1));
+        assert_ne!(first(3, 1), first(3, 2));
+        assert_ne!(first(3, 1), first(4, 1));
+    }
+}

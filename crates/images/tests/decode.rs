@@ -1,0 +1,251 @@
+//! Decoding against Pillow, on odd images that `golden/decode/make.py` has made with it, and on damaged
+//! ones.
+
+#![allow(clippy::unwrap_used)] // also in what the tests share
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use brigade_images::decode::{DecodeOptions, Decoder};
+use brigade_images::{Image, ImageError, Region, Size};
+use brigade_suite::Need;
+use serde::Deserialize;
+
+brigade_suite::suite! {
+    always: as_pillow_reads_them, a_region_is_a_part_of_the_whole,
+        a_scaled_region_is_a_part_of_the_scaled_whole, what_is_not_an_image,
+        a_cut_file_is_an_error_or_an_image, a_damaged_file_is_an_error_or_an_image,
+        sizes_beyond_the_limit, headers_that_promise_too_much, a_region_outside_is_refused;
+    needs Pytorch: peer_as_this_machines_pillow_reads_larger_ones;
+}
+
+/// What Pillow has read.
+#[derive(Deserialize)]
+struct Expected {
+    pillow: String,
+    images: BTreeMap<String, Pixels>,
+}
+
+#[derive(Deserialize)]
+struct Pixels {
+    size: [u32; 2],
+    crc32: u32,
+    /// With EXIF's orientation.
+    turned: ([u32; 2], u32),
+    /// Of JPEG, at fractions of the size.
+    #[serde(rename = "1/2")]
+    half: Option<([u32; 2], u32)>,
+    #[serde(rename = "1/4")]
+    quarter: Option<([u32; 2], u32)>,
+    #[serde(rename = "1/8")]
+    eighth: Option<([u32; 2], u32)>,
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/decode")
+}
+
+fn expected(folder: &Path) -> Expected {
+    let text = fs::read_to_string(folder.join("expected.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+fn decoder() -> Decoder {
+    Decoder::new(DecodeOptions::new())
+}
+
+fn summary(image: &Image) -> ([u32; 2], u32) {
+    ([image.width(), image.height()], crc32fast::hash(image.pixels()))
+}
+
+/// Whether all images of a folder are read as Pillow has read them.
+fn compare(folder: &Path) {
+    let expected = expected(folder);
+    assert!(expected.images.len() > 50);
+    let mut wrong = Vec::new();
+    for (name, pixels) in &expected.images {
+        let bytes = fs::read(folder.join(name)).unwrap();
+        let mut check = |what: &str, found: ([u32; 2], u32), wanted: ([u32; 2], u32)| {
+            if found != wanted {
+                wrong.push(format!("{name}, {what}: {found:?}, not {wanted:?}"));
+            }
+        };
+        let image = decoder().decode_new(name, &bytes).unwrap();
+        check("whole", summary(&image), (pixels.size, pixels.crc32));
+        let turning = DecodeOptions::new().exif_orientation(true);
+        let mut turning = Decoder::new(turning);
+        let turned = turning.decode_new(name, &bytes).unwrap();
+        check("turned", summary(&turned), pixels.turned);
+        assert_eq!(turning.header(name, &bytes).unwrap().size, turned.size());
+        let parts = [(2, pixels.half), (4, pixels.quarter), (8, pixels.eighth)];
+        for (part, wanted) in parts {
+            let Some(wanted) = wanted else { continue };
+            let least = Size::new(image.width() / part, image.height() / part);
+            let mut scaled = Image::new(1, 1, vec![0; 3]).unwrap();
+            let whole = Region::whole(image.size());
+            decoder().decode_region(name, &bytes, whole, Some(least), &mut scaled).unwrap();
+            check(&format!("1/{part}"), summary(&scaled), wanted);
+        }
+    }
+    assert!(wrong.is_empty(), "not as Pillow {}:\n{}", expected.pillow, wrong.join("\n"));
+}
+
+fn as_pillow_reads_them() {
+    compare(&folder());
+}
+
+/// With PyTorch comes torchvision, and with it Pillow.
+fn peer_as_this_machines_pillow_reads_larger_ones() {
+    let made = tempfile::tempdir().unwrap();
+    let python = brigade_suite::python(Need::Pytorch).unwrap();
+    let output =
+        Command::new(python).arg(folder().join("make.py")).arg(made.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    compare(made.path());
+}
+
+fn a_region_is_a_part_of_the_whole() {
+    let mut decoder = decoder();
+    let mut target = Image::new(1, 1, vec![0; 3]).unwrap();
+    for name in expected(&folder()).images.keys() {
+        let bytes = fs::read(folder().join(name)).unwrap();
+        let whole = decoder.decode_new(name, &bytes).unwrap();
+        let Size { width, height } = whole.size();
+        for step in 0..40 {
+            let (left, top) = (step * 7 % width, step * 5 % height);
+            let region = Region {
+                left,
+                top,
+                width: 1 + step * 13 % (width - left),
+                height: 1 + step * 3 % (height - top),
+            };
+            let place = decoder.decode_region(name, &bytes, region, None, &mut target).unwrap();
+            assert_eq!((place.width, place.height), (region.width.into(), region.height.into()));
+            for y in 0..region.height {
+                for x in 0..region.width {
+                    assert_eq!(
+                        target.pixel(place.left as u32 + x, place.top as u32 + y),
+                        whole.pixel(left + x, top + y),
+                        "{name}: {region}, pixel {x}, {y}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// At a fraction of the size, too, and with the orientation.
+fn a_scaled_region_is_a_part_of_the_scaled_whole() {
+    let mut target = Image::new(1, 1, vec![0; 3]).unwrap();
+    let mut whole = target.clone();
+    for name in ["420.jpg", "422.jpg", "progressive.jpg", "exif5.jpg", "exif6.jpg", "cmyk.jpg"] {
+        let bytes = fs::read(folder().join(name)).unwrap();
+        let mut decoder = Decoder::new(DecodeOptions::new().exif_orientation(true));
+        let size = decoder.header(name, &bytes).unwrap().size;
+        let region = |size| Region { left: 8, top: 8, ..Region::whole(size) };
+        let least = Size::new(size.width / 2, size.height / 2);
+        decoder.decode_region(name, &bytes, Region::whole(size), Some(least), &mut whole).unwrap();
+        let part = Region { left: 8, top: 24, ..region(Size::new(32, 16)) };
+        let place =
+            decoder.decode_region(name, &bytes, part, Some(Size::new(16, 8)), &mut target).unwrap();
+        assert_eq!((place.width, place.height), (16.0, 8.0), "{name}");
+        assert!(place.left + place.width <= target.width().into());
+        assert!(place.top + place.height <= target.height().into());
+        if place.left.fract() != 0.0 || place.top.fract() != 0.0 {
+            // Turned, half a pixel may be left over at the other side.
+            continue;
+        }
+        for (x, y) in [(0, 0), (15, 0), (0, 7), (15, 7), (7, 3)] {
+            let found = target.pixel(place.left as u32 + x, place.top as u32 + y);
+            assert_eq!(found, whole.pixel(4 + x, 12 + y), "{name}: {x}, {y}");
+        }
+    }
+}
+
+fn refusal(name: &str, bytes: &[u8]) -> String {
+    decoder().decode_new(name, bytes).unwrap_err().to_string()
+}
+
+fn what_is_not_an_image() {
+    assert_eq!(refusal("a.jpg", b""), "cannot decode a.jpg: the file is empty");
+    assert_eq!(
+        refusal("b.jpg", b"hello, world\n"),
+        "cannot decode b.jpg: it begins with \"hello, world\", which is not a JPEG, PNG, WebP, BMP \
+         or GIF file"
+    );
+    assert!(refusal("c.jpg", b"\xff\xd8\xff").starts_with("cannot decode c.jpg: as JPEG: "));
+}
+
+fn a_cut_file_is_an_error_or_an_image() {
+    for name in expected(&folder()).images.keys() {
+        let bytes = fs::read(folder().join(name)).unwrap();
+        for part in 1..20 {
+            let cut = &bytes[..bytes.len() * part / 20];
+            if let Err(error) = decoder().decode_new(name, cut) {
+                assert!(matches!(error, ImageError::Decode { .. }), "{name}: {error}");
+            }
+        }
+        // Without its second half, none is whole.
+        if bytes.len() > 1000 && !name.contains("animated") {
+            assert!(decoder().decode_new(name, &bytes[..bytes.len() / 2]).is_err(), "{name}");
+        }
+    }
+}
+
+fn a_damaged_file_is_an_error_or_an_image() {
+    for name in expected(&folder()).images.keys() {
+        let bytes = fs::read(folder().join(name)).unwrap();
+        for step in 0..60_usize {
+            let mut damaged = bytes.clone();
+            let at = step * 7919 % bytes.len();
+            damaged[at] ^= 1 << (step % 8);
+            if let Err(error) = decoder().decode_new(name, &damaged) {
+                assert!(!error.to_string().contains("panicked"), "{name}, byte {at}: {error}");
+            }
+        }
+    }
+}
+
+fn sizes_beyond_the_limit() {
+    let bytes = fs::read(folder().join("rgb.png")).unwrap();
+    let error = Decoder::new(DecodeOptions::new().max_pixels(1000)).decode_new("a.png", &bytes);
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "a.png has 83 x 59 pixels, more than the limit of 1000 in all; leave it out, or raise \
+         `max_pixels`"
+    );
+}
+
+/// Headers that promise more than their bytes can hold take no memory for it.
+fn headers_that_promise_too_much() {
+    // The height and width in the frame header of a JPEG.
+    let mut jpeg = fs::read(folder().join("420.jpg")).unwrap();
+    let at = jpeg.windows(2).position(|it| it == b"\xff\xc0").unwrap();
+    jpeg[at + 5..at + 9].copy_from_slice(&[0x2e, 0xe0, 0x2e, 0xe0]);
+    let mut png = fs::read(folder().join("rgb.png")).unwrap();
+    png[16..24].copy_from_slice(&[0, 0, 0x2e, 0xe0, 0, 0, 0x2e, 0xe0]);
+    let crc = crc32fast::hash(&png[12..29]);
+    png[29..33].copy_from_slice(&crc.to_be_bytes());
+    let mut bmp = fs::read(folder().join("rgb.bmp")).unwrap();
+    bmp[18..26].copy_from_slice(&[0xe0, 0x2e, 0, 0, 0xe0, 0x2e, 0, 0]);
+    for (name, bytes) in [("a.jpg", jpeg), ("a.png", png), ("a.bmp", bmp)] {
+        let error = refusal(name, &bytes);
+        assert!(
+            error.contains("are too few for the 12000 x 12000 pixels of its header"),
+            "{error}"
+        );
+    }
+}
+
+fn a_region_outside_is_refused() {
+    let bytes = fs::read(folder().join("rgb.png")).unwrap();
+    let region = Region { left: 80, top: 0, width: 4, height: 1 };
+    let mut target = Image::new(1, 1, vec![0; 3]).unwrap();
+    let error = decoder().decode_region("a.png", &bytes, region, None, &mut target).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the region of 4 x 1 at column 80, row 0 is not in a.png, which has 83 x 59 pixels"
+    );
+}

@@ -1,0 +1,377 @@
+//! Images as the rows of a batch.
+
+use brigade_torch::{Element, Kind, Tensor, from_vec};
+
+use crate::transforms::Flips;
+use crate::{ImageView, Result, Size, VisionError};
+
+/// Mean and standard deviation of each channel, for values of 0 to 1: torchvision's `Normalize`.
+///
+/// ```
+/// use brigade_vision::transforms::Normalize;
+///
+/// assert_eq!(Normalize::IMAGENET.mean, [0.485, 0.456, 0.406]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Normalize {
+    /// What is taken away from red, green and blue.
+    pub mean: [f32; 3],
+    /// What they are divided by.
+    pub std: [f32; 3],
+}
+
+impl Normalize {
+    /// ImageNet's statistics, which the weights of torchvision, timm and fastai expect.
+    pub const IMAGENET: Self = Self { mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225] };
+}
+
+/// What a batch of images is as a tensor: the last step of every data set of images.
+///
+/// A batch is `[n, 3, h, w]`. As [`f32`](ToTensor::f32) or [`bf16`](ToTensor::bf16) its values are
+/// 0 to 1, as torchvision's `ToTensor`, or [normalised](ToTensor::normalize); as
+/// [`u8`](ToTensor::u8) they are 0 to 255, a quarter of the memory, for transforms on the device.
+///
+/// The values of `f32` are those of torchvision to the last bit.
+///
+/// ```
+/// use brigade_vision::transforms::{Normalize, ToTensor};
+///
+/// let to_tensor = ToTensor::bf16().normalize(Normalize::IMAGENET).channels_last(true);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ToTensor {
+    kind: Numbers,
+    normalize: Option<Normalize>,
+    channels_last: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Numbers {
+    F32,
+    Bf16,
+    U8,
+}
+
+/// As `f32`, with values of 0 to 1.
+impl Default for ToTensor {
+    fn default() -> Self {
+        Self::f32()
+    }
+}
+
+impl ToTensor {
+    const fn new(kind: Numbers) -> Self {
+        Self { kind, normalize: None, channels_last: false }
+    }
+
+    /// Makes tensors of single precision.
+    #[must_use]
+    pub const fn f32() -> Self {
+        Self::new(Numbers::F32)
+    }
+
+    /// Makes tensors of bfloat16, rounded to the nearest from single precision.
+    #[must_use]
+    pub const fn bf16() -> Self {
+        Self::new(Numbers::Bf16)
+    }
+
+    /// Makes tensors of bytes.
+    #[must_use]
+    pub const fn u8() -> Self {
+        Self::new(Numbers::U8)
+    }
+
+    /// Subtracts a mean and divides by a deviation. Bytes cannot be normalised: a data set with
+    /// both is an error at its first batch.
+    #[must_use]
+    pub const fn normalize(mut self, normalize: Normalize) -> Self {
+        self.normalize = Some(normalize);
+        self
+    }
+
+    /// Orders the memory by rows, columns and channels (`torch.channels_last`), which convolutions
+    /// on CPUs and on tensor cores prefer; the shape stays `[n, 3, h, w]`.
+    #[must_use]
+    pub const fn channels_last(mut self, last: bool) -> Self {
+        self.channels_last = last;
+        self
+    }
+
+    /// Begins a batch of `rows` images.
+    pub(crate) fn batch(&self, rows: usize) -> Result<BatchMemory> {
+        let [mean, std] = match (self.kind, self.normalize) {
+            (Numbers::U8, Some(_)) => {
+                return Err(VisionError::InvalidArgument(
+                    "bytes cannot be normalised; use ToTensor::f32 or bf16, or normalise on the \
+                     device"
+                        .into(),
+                ));
+            }
+            (_, normalize) => normalize.map_or([[0.0; 3], [1.0; 3]], |by| [by.mean, by.std]),
+        };
+        // In the order of torchvision, with a rounding after each step.
+        let value =
+            |channel: usize, byte: usize| (byte as f32 / 255.0 - mean[channel]) / std[channel];
+        let values = match self.kind {
+            Numbers::F32 => Values::F32(Filled::new(value)),
+            Numbers::Bf16 => {
+                Values::Bf16(Filled::new(|channel, byte| to_bf16(value(channel, byte))))
+            }
+            Numbers::U8 => Values::U8(Filled::new(|_, byte| byte as u8)),
+        };
+        Ok(BatchMemory { values, rows, size: None, channels_last: self.channels_last })
+    }
+}
+
+/// Rounds to the nearest bfloat16, halves to the even one, and returns its bits.
+fn to_bf16(value: f32) -> i16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1));
+    (rounded >> 16) as i16
+}
+
+/// The memory of a batch, which images are written into one after another.
+pub(crate) struct BatchMemory {
+    values: Values,
+    rows: usize,
+    /// That of the first image, which the others must have.
+    size: Option<Size>,
+    channels_last: bool,
+}
+
+enum Values {
+    F32(Filled<f32>),
+    /// By their bits: Rust has no such type, and a tensor of these bits can be seen as one.
+    Bf16(Filled<i16>),
+    U8(Filled<u8>),
+}
+
+/// A batch that is filled from the front, with the value of each byte of each channel. Each number is
+/// written once: memory that is zeroed first costs as much as the numbers themselves.
+struct Filled<T> {
+    table: Box<[[T; 256]; 3]>,
+    /// Channel by channel, where the channels do not come last.
+    planes: Vec<T>,
+    /// Pixel by pixel, where they do.
+    pixels: Vec<[T; 3]>,
+}
+
+impl BatchMemory {
+    /// Appends an image.
+    pub(crate) fn push(&mut self, image: ImageView<'_>, flips: Flips, name: &str) -> Result<()> {
+        let size = *self.size.get_or_insert_with(|| image.size());
+        if size != image.size() {
+            return Err(VisionError::InvalidArgument(format!(
+                "{name} has {} pixels after the transforms, the batch's first image {size}; bring \
+                 all to one size by a crop or a resize of both sides",
+                image.size()
+            )));
+        }
+        match &mut self.values {
+            Values::F32(batch) => batch.push(image, flips, self.channels_last, self.rows),
+            Values::Bf16(batch) => batch.push(image, flips, self.channels_last, self.rows),
+            Values::U8(batch) => batch.push(image, flips, self.channels_last, self.rows),
+        }
+    }
+
+    /// Makes the tensor, `[n, 3, h, w]`; `[0, 3, 0, 0]` of no images.
+    pub(crate) fn into_tensor(self) -> Result<Tensor> {
+        let size = self.size.unwrap_or(Size::new(0, 0));
+        let last = self.channels_last;
+        match self.values {
+            Values::F32(batch) => batch.into_tensor(size, last),
+            Values::U8(batch) => batch.into_tensor(size, last),
+            Values::Bf16(batch) => {
+                let bits = batch.into_tensor(size, last)?;
+                Ok(bits.f_view_dtype(Kind::BFloat16).map_err(brigade_torch::Error::from)?)
+            }
+        }
+    }
+}
+
+impl<T: Element> Filled<T> {
+    fn new(value: impl Fn(usize, usize) -> T) -> Self {
+        let table = std::array::from_fn(|channel| std::array::from_fn(|byte| value(channel, byte)));
+        Self { table: Box::new(table), planes: Vec::new(), pixels: Vec::new() }
+    }
+
+    fn push(
+        &mut self,
+        image: ImageView<'_>,
+        flips: Flips,
+        channels_last: bool,
+        rows: usize,
+    ) -> Result<()> {
+        let [reds, greens, blues] = &*self.table;
+        let pixels = image.pixels().as_chunks::<3>().0;
+        let reserved = if channels_last {
+            reserve(&mut self.pixels, pixels.len(), rows)
+        } else {
+            reserve(&mut self.planes, image.pixels().len(), rows)
+        };
+        reserved.ok_or_else(|| {
+            VisionError::InvalidArgument(format!(
+                "there is no memory for a batch of {rows} images of {} pixels; make the batch or \
+                 the images smaller",
+                image.size()
+            ))
+        })?;
+        let width = image.size().width as usize;
+        if channels_last {
+            let value = |[r, g, b]: &[u8; 3]| {
+                [reds[usize::from(*r)], greens[usize::from(*g)], blues[usize::from(*b)]]
+            };
+            extend(&mut self.pixels, pixels, width, flips, value);
+            return Ok(());
+        }
+        for (channel, values) in self.table.iter().enumerate() {
+            let value = |pixel: &[u8; 3]| values[usize::from(pixel[channel])];
+            extend(&mut self.planes, pixels, width, flips, value);
+        }
+        Ok(())
+    }
+
+    fn into_tensor(self, size: Size, channels_last: bool) -> Result<Tensor> {
+        let (height, width) = (i64::from(size.height), i64::from(size.width));
+        let pixels = usize::try_from(size.pixels()).unwrap_or(usize::MAX);
+        if channels_last {
+            let rows = self.pixels.len().checked_div(pixels).unwrap_or(0) as i64;
+            let tensor = from_vec(self.pixels.into_flattened(), &[rows, height, width, 3])?;
+            return Ok(tensor.f_permute([0, 3, 1, 2]).map_err(brigade_torch::Error::from)?);
+        }
+        let rows = self.planes.len().checked_div(pixels.saturating_mul(3)).unwrap_or(0) as i64;
+        Ok(from_vec(self.planes, &[rows, 3, height, width])?)
+    }
+}
+
+/// Makes room for a whole batch with its first image; `None` when there is not as much memory.
+fn reserve<T>(batch: &mut Vec<T>, image: usize, rows: usize) -> Option<()> {
+    if batch.is_empty() {
+        batch.try_reserve_exact(image.checked_mul(rows)?).ok()?;
+    }
+    Some(())
+}
+
+/// Appends a value for each pixel, row by row as the mirrored image has them.
+fn extend<T>(
+    batch: &mut Vec<T>,
+    pixels: &[[u8; 3]],
+    width: usize,
+    flips: Flips,
+    value: impl Fn(&[u8; 3]) -> T,
+) {
+    let mut row = |row: &[[u8; 3]]| {
+        if flips.horizontal {
+            batch.extend(row.iter().rev().map(&value));
+        } else {
+            batch.extend(row.iter().map(&value));
+        }
+    };
+    let rows = pixels.chunks_exact(width.max(1));
+    if flips.vertical {
+        rows.rev().for_each(&mut row);
+    } else {
+        rows.for_each(&mut row);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use brigade_torch::{elements, is_channels_last};
+
+    use super::*;
+    use crate::Image;
+
+    fn batch(to_tensor: ToTensor, images: &[Image], flips: Flips) -> Tensor {
+        let mut memory = to_tensor.batch(images.len()).unwrap();
+        for image in images {
+            memory.push(image.view(), flips, "image").unwrap();
+        }
+        memory.into_tensor().unwrap()
+    }
+
+    fn images() -> Vec<Image> {
+        let image = |start: u8| Image::new(3, 2, (start..start + 18).collect()).unwrap();
+        vec![image(0), image(100)]
+    }
+
+    fn bytes(tensor: &Tensor) -> Vec<u8> {
+        elements::<u8>(&tensor.contiguous()).unwrap().to_vec()
+    }
+
+    #[test]
+    fn normalised_values_are_torchvisions_to_the_bit() {
+        let text = include_str!("../tests/golden/transforms.json");
+        let tables: serde_json::Value = serde_json::from_str(text).unwrap();
+        let pixels = serde_json::from_value(tables["image"].clone()).unwrap();
+        let image = Image::new(64, 48, pixels).unwrap();
+        let case = tables["cases"].as_array().unwrap().last().unwrap();
+        let first: Vec<Vec<f32>> =
+            serde_json::from_value(case["out_chw_first_row"].clone()).unwrap();
+        for last in [false, true] {
+            let to_tensor = ToTensor::f32().normalize(Normalize::IMAGENET).channels_last(last);
+            let tensor = batch(to_tensor, std::slice::from_ref(&image), Flips::default());
+            assert_eq!(tensor.size(), [1, 3, 48, 64]);
+            assert_eq!(is_channels_last(&tensor).unwrap(), last);
+            let row = tensor.narrow(2, 0, 1).contiguous();
+            assert_eq!(elements::<f32>(&row).unwrap().to_vec(), first.concat());
+            let mean = tensor.to_kind(Kind::Double).mean(Kind::Double).double_value(&[]);
+            assert!((mean - case["mean"].as_f64().unwrap()).abs() < 1e-6, "{mean}");
+        }
+    }
+
+    #[test]
+    fn bfloat16_is_rounded_as_torch_rounds() {
+        let to_tensor = |kind: ToTensor| kind.normalize(Normalize::IMAGENET);
+        let values = Image::new(16, 16, (0..=255).flat_map(|value| [value; 3]).collect()).unwrap();
+        let values = std::slice::from_ref(&values);
+        let exact = batch(to_tensor(ToTensor::f32()), values, Flips::default());
+        for last in [false, true] {
+            let half = to_tensor(ToTensor::bf16()).channels_last(last);
+            let half = batch(half, values, Flips::default());
+            assert_eq!(half.kind(), Kind::BFloat16);
+            assert_eq!(is_channels_last(&half).unwrap(), last);
+            assert_eq!(half.size(), [1, 3, 16, 16]);
+            assert_eq!(half, exact.to_kind(Kind::BFloat16));
+        }
+    }
+
+    #[test]
+    fn planes_and_flips_are_in_their_place() {
+        let images = images();
+        let plain = batch(ToTensor::u8(), &images, Flips::default());
+        assert_eq!((plain.kind(), plain.size()), (Kind::Uint8, vec![2, 3, 2, 3]));
+        let red: Vec<u8> = (0..6).map(|pixel| 3 * pixel).collect();
+        assert_eq!(bytes(&plain)[..6], red);
+        assert_eq!(bytes(&plain)[18 + 12], 102);
+        for (horizontal, vertical) in [(true, false), (false, true), (true, true)] {
+            let flips = Flips { horizontal, vertical };
+            let dims = [(horizontal, 3), (vertical, 2)];
+            let dims: Vec<i64> = dims.iter().filter(|(is, _)| *is).map(|(_, dim)| *dim).collect();
+            let expected = bytes(&plain.flip(&dims));
+            assert_eq!(bytes(&batch(ToTensor::u8(), &images, flips)), expected);
+            let last = batch(ToTensor::u8().channels_last(true), &images, flips);
+            assert!(is_channels_last(&last).unwrap());
+            assert_eq!(bytes(&last), expected);
+        }
+    }
+
+    #[test]
+    fn batches_that_cannot_be_are_refused() {
+        let mut memory = ToTensor::f32().batch(2).unwrap();
+        memory.push(images()[0].view(), Flips::default(), "a.png").unwrap();
+        let wide = Image::new(4, 1, vec![0; 12]).unwrap();
+        let error = memory.push(wide.view(), Flips::default(), "b.png").unwrap_err().to_string();
+        assert!(
+            error.starts_with("b.png has 4 x 1 pixels after the transforms, the batch's first"),
+            "{error}"
+        );
+        assert!(ToTensor::u8().normalize(Normalize::IMAGENET).batch(1).is_err());
+        let huge =
+            ToTensor::f32().batch(usize::MAX).unwrap().push(wide.view(), Flips::default(), "b.png");
+        assert!(huge.unwrap_err().to_string().starts_with("there is no memory for a batch"));
+        let none = ToTensor::bf16().batch(0).unwrap().into_tensor().unwrap();
+        assert_eq!((none.size(), none.kind()), (vec![0, 3, 0, 0], Kind::BFloat16));
+    }
+}
