@@ -16,6 +16,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 mod book;
 mod checkpoint;
 mod config;
+mod data;
 mod doctor;
 mod emit;
 mod env;
@@ -59,6 +60,9 @@ enum Command {
     /// Look into checkpoints and weights files, check and convert them
     #[command(subcommand)]
     Checkpoint(checkpoint::Checkpoint),
+    /// Look at folders of images, and pack them into one file
+    #[command(subcommand)]
+    Data(data::Data),
     Completions(pages::CompletionsArgs),
     Man(pages::ManArgs),
 }
@@ -90,6 +94,7 @@ fn main() -> ExitCode {
         Command::Config(args) => config::run(args),
         Command::Estimate(args) => estimate::run(args, io::stdout().lock()).map(|()| 0),
         Command::Checkpoint(question) => checkpoint::run(question, io::stdout().lock()),
+        Command::Data(question) => data::run(question, io::stdout().lock()).map(|()| 0),
         Command::Completions(args) => pages::completions(Cli::command(), args),
         Command::Man(args) => pages::man(Cli::command(), args),
         Command::Doctor(args) => doctor::run(args),

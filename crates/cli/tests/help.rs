@@ -45,7 +45,7 @@ fn a_short_help_has_one_line_for_each_option() {
 
 #[test]
 fn help_texts_are_those_on_file() {
-    let pages: [(&str, &[&str]); 42] = [
+    let pages: [(&str, &[&str]); 46] = [
         ("brigade", &["--help"]),
         ("launch", &["launch", "--help"]),
         ("launch-short", &["launch", "-h"]),
@@ -55,6 +55,10 @@ fn help_texts_are_those_on_file() {
         ("emit-k8s-short", &["emit", "k8s", "-h"]),
         ("emit-jobset-short", &["emit", "jobset", "-h"]),
         ("new", &["new", "--help"]),
+        ("data", &["data", "--help"]),
+        ("data-show", &["data", "show", "--help"]),
+        ("data-stats", &["data", "stats", "--help"]),
+        ("data-pack", &["data", "pack", "--help"]),
         ("setup", &["setup", "--help"]),
         ("setup-short", &["setup", "-h"]),
         ("checkpoint", &["checkpoint", "--help"]),

@@ -117,7 +117,6 @@ pub(crate) const TARGETS: &[Target] = &[
         free_bytes: FREE + (8 << 20),
         read: idx,
     },
-    #[cfg(feature = "webdataset")]
     Target {
         name: "webdataset",
         reads: "a tar archive of images, by its headers",
@@ -126,7 +125,6 @@ pub(crate) const TARGETS: &[Target] = &[
         free_bytes: FREE,
         read: webdataset,
     },
-    #[cfg(feature = "parquet")]
     Target {
         name: "parquet",
         reads: "a Parquet file with encoded images",
@@ -135,7 +133,23 @@ pub(crate) const TARGETS: &[Target] = &[
         free_bytes: FREE + PARQUET_FREE,
         read: parquet,
     },
-    #[cfg(feature = "image")]
+    Target {
+        name: "pack",
+        reads: "a file of images without encoding",
+        words: &["BRIGPACK\x01\0\0\0", "{\"classes\":[", "\"names\":["],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: pack,
+    },
+    Target {
+        name: "transforms",
+        reads: "a size, a seed and a list of transforms of images",
+        words: &["\u{7}", "\u{b}\u{40}\u{30}"],
+        bytes_per_byte: 0,
+        // Images of a million pixels: one before a step and one after it.
+        free_bytes: FREE + 4 * TRANSFORMED_BYTES,
+        read: transforms,
+    },
     Target {
         name: "image",
         reads: "an encoded image, whole and in part",
@@ -267,10 +281,8 @@ const YAML: usize = 2048;
 /// Buffers, folders, messages.
 const FREE: usize = 4 << 20;
 /// Schemas and page buffers of the Parquet reader.
-#[cfg(feature = "parquet")]
 const PARQUET_FREE: usize = 16 << 20;
 /// What zstd can make of a byte, and the same in an image's copy.
-#[cfg(feature = "parquet")]
 const ZSTD: usize = 2 * 43_691;
 /// What a tensor that repeats its storage may take, and as much for a piece of it.
 const PTH_FREE: usize = 4 << 20;
@@ -370,9 +382,8 @@ fn idx(input: &[u8]) {
     }
 }
 
-#[cfg(feature = "webdataset")]
 fn webdataset(input: &[u8]) {
-    use brigade_vision::source::{ImageSource, WebDatasetOptions};
+    use brigade_images::source::{ImageSource, WebDatasetOptions};
 
     let file = file(input);
     let (mut buffer, mut bytes) = (Vec::new(), 0);
@@ -394,9 +405,8 @@ fn webdataset(input: &[u8]) {
     assert!(bytes <= input.len(), "{bytes}");
 }
 
-#[cfg(feature = "parquet")]
 fn parquet(input: &[u8]) {
-    use brigade_vision::source::{ImageSource, ParquetOptions};
+    use brigade_images::source::{ImageSource, ParquetOptions};
 
     let file = file(input);
     let path = path_of(&file);
@@ -409,10 +419,9 @@ fn parquet(input: &[u8]) {
     }
 }
 
-#[cfg(feature = "image")]
 fn image(input: &[u8]) {
-    use brigade_vision::decode::{DecodeOptions, Decoder};
-    use brigade_vision::{Image, Region, Size};
+    use brigade_images::decode::{DecodeOptions, Decoder};
+    use brigade_images::{Image, Region, Size};
 
     // A million pixels, so that the memory of an image is small beside the limit.
     let mut decoder = Decoder::new(DecodeOptions::new().max_pixels(1 << 20));
@@ -427,6 +436,104 @@ fn image(input: &[u8]) {
     let Ok(mut part) = Image::new(1, 1, vec![0; 3]) else { return };
     for wanted in [None, Some(Size::new(1, 1))] {
         let _ = decoder.decode_region("fuzz", input, region, wanted, &mut part);
+    }
+}
+
+fn pack(input: &[u8]) {
+    use brigade_images::PackedImages;
+    use brigade_images::source::ImageSource;
+
+    for input in [input.to_vec(), with_digest(input)] {
+        let file = file(&input);
+        let Ok(images) = PackedImages::open(path_of(&file)) else { continue };
+        if let Ok(images) = PackedImages::labelled(path_of(&file)) {
+            assert!(images.labels().iter().all(|label| images.categories().name(*label).is_some()));
+        }
+        let mut buffer = Vec::new();
+        for index in 0..images.len() {
+            if images.read(index, &mut buffer).is_ok() {
+                assert!(images.size(index).is_some());
+                assert!(buffer.len() <= input.len() + 64, "{} bytes", buffer.len());
+            }
+        }
+    }
+}
+
+/// The same pack with the digest of its table and the checksum of its header, so that what lies behind
+/// them is read.
+fn with_digest(input: &[u8]) -> Vec<u8> {
+    use sha2::{Digest, Sha256};
+
+    let mut pack = input.to_vec();
+    let number = |start: usize| {
+        let bytes = input.get(start..start + 8)?.try_into().ok()?;
+        usize::try_from(u64::from_le_bytes(bytes)).ok()
+    };
+    let (Some(table), Some(end)) = (number(24), number(40)) else { return pack };
+    let Some(digested) = input.get(table..end) else { return pack };
+    let digest = Sha256::digest(digested);
+    if pack.len() >= 128 {
+        pack[48..80].copy_from_slice(&digest);
+        let checksum = crc32fast::hash(&pack[..80]);
+        pack[80..84].copy_from_slice(&checksum.to_le_bytes());
+    }
+    pack
+}
+
+/// Bytes of the largest image that `transforms` makes.
+const TRANSFORMED_BYTES: usize = 3 << 20;
+
+/// Draws transforms for an image and carries them out: the pixels that come out have the size that the
+/// plan says, and none fails in another way than by an error.
+fn transforms(input: &[u8]) {
+    use brigade_images::transforms::{
+        CenterCrop, ColorJitter, Compose, PadMode, Phase, RandAugment, RandomCrop,
+        RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize, TrivialAugmentWide,
+    };
+    use brigade_images::{Filter, Image, Size};
+
+    let mut bytes = input.iter().copied();
+    let mut next = || bytes.next().unwrap_or_default();
+    let mut side = |long: bool| 1 + u32::from(next()) * if long { 37 } else { 1 };
+    let (width, height) = (side(false), side(false));
+    let seed = u64::from(side(false)) << 32 | u64::from(side(true));
+    let mut compose = Compose::new();
+    for _ in 0..(side(false) % 6) {
+        let (kind, size) = (side(false) % 12, Size::new(side(false), side(false)));
+        let filters =
+            [Filter::Nearest, Filter::Box, Filter::Bilinear, Filter::Bicubic, Filter::Lanczos];
+        let filter = filters[size.width as usize % filters.len()];
+        let part = f64::from(size.height) / 256.0;
+        compose = match kind {
+            0 => compose.then(Resize::shorter(size.width).filter(filter)),
+            1 => compose.then(Resize::squish(size).filter(filter)),
+            2 => compose.then(Resize::crop(size).filter(filter)),
+            3 => compose.then(Resize::pad(size, PadMode::Reflect).filter(filter)),
+            4 => compose.then(CenterCrop::new(size)),
+            5 => compose.then(RandomCrop::new(size).padding(size.width / 8, PadMode::Symmetric)),
+            6 => compose.then(RandomResizedCrop::new(size).scale(part, 1.0)),
+            7 => compose.then(RandomResizedCrop::fastai(size)),
+            8 => compose.then(RandomHorizontalFlip::new(part)).then(RandomVerticalFlip::new(part)),
+            9 => compose.then(ColorJitter::new().brightness(part).contrast(part).hue(part / 2.0)),
+            10 => compose.then(RandAugment::default()),
+            _ => compose.then(TrivialAugmentWide::default()),
+        };
+    }
+    let mut pixels: Vec<u8> = bytes.collect();
+    pixels.resize(3 * width as usize * height as usize, 99);
+    let image = Image::new(width, height, pixels).expect("as many bytes as the size says");
+    for phase in [Phase::Train, Phase::Valid] {
+        let Ok(plan) = compose.plan(image.size(), phase, seed) else { continue };
+        let largest = plan.operations().iter().try_fold(image.size(), |size, next| {
+            next.size_after(size).ok().filter(|size| 3 * size.pixels() <= TRANSFORMED_BYTES as u64)
+        });
+        if largest.is_none() {
+            continue;
+        }
+        let made = plan.apply(&image).expect("the plan is one for this image");
+        assert_eq!(made.size(), plan.output_size());
+        let mask = plan.for_masks(255).apply(&image).expect("masks follow");
+        assert_eq!(mask.size(), plan.output_size());
     }
 }
 

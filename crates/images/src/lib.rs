@@ -7,6 +7,7 @@
 //! - [`transforms`]: what is done to one image.
 //! - [`ImageSamples`]: a source, labels and transforms, one image at a time.
 //! - [`Packer`], [`PackedImages`]: images without encoding in one file.
+//! - [`ImageStats`]: sizes, broken images, mean and deviation of the colours.
 
 pub mod decode;
 mod error;
@@ -16,6 +17,7 @@ mod pack;
 mod resize;
 mod samples;
 pub mod source;
+mod stats;
 pub mod transforms;
 
 pub use error::{ImageError, Result};
@@ -23,3 +25,4 @@ pub use image::{CropBox, Image, ImageView, Region, Size};
 pub use pack::{PackReport, PackedImages, Packer};
 pub use resize::{Filter, Resizer};
 pub use samples::{CacheOptions, ImageSamples, OnBroken, SampleReader};
+pub use stats::ImageStats;

@@ -22,7 +22,7 @@ use crate::image::{Image, Size};
 use crate::labels::{Categories, Labelled};
 use crate::samples::{OnBroken, SampleReader, raw};
 use crate::source::{Fingerprint, Hasher, ImageSource};
-use crate::transforms::{Compose, Phase};
+use crate::transforms::Compose;
 use crate::{ImageError, Result};
 
 const MAGIC: &[u8; 8] = b"BRIGPACK";
@@ -137,12 +137,41 @@ impl Packer {
     /// # Errors
     /// When an image cannot be read and the policy is not to skip it, or the file cannot be written.
     pub fn write<S: ImageSource>(&self, images: &Labelled<S>, path: &Path) -> Result<PackReport> {
-        let (source, labels) = (images.source(), images.labels());
+        self.write_with(images, path, |_| {})
+    }
+
+    /// Writes images as [`write`](Self::write) does, and calls `progress` with the number of images
+    /// done, now and then.
+    ///
+    /// # Errors
+    /// As `write`.
+    pub fn write_with<S: ImageSource>(
+        &self,
+        images: &Labelled<S>,
+        path: &Path,
+        mut progress: impl FnMut(usize),
+    ) -> Result<PackReport> {
         let part = path.with_extension("pack-part");
+        let written = self.write_part(images, &part, path, &mut progress);
+        if written.is_err() {
+            let _ = fs::remove_file(&part);
+        }
+        written
+    }
+
+    /// Writes the file under another name, and gives it its own at the end.
+    fn write_part<S: ImageSource>(
+        &self,
+        images: &Labelled<S>,
+        part: &Path,
+        path: &Path,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<PackReport> {
+        let (source, labels) = (images.source(), images.labels());
         let failed = |error: io::Error| {
             ImageError::InvalidArgument(format!("cannot write {}: {error}", part.display()))
         };
-        let mut writer = Writer::create(&part).map_err(failed)?;
+        let mut writer = Writer::create(part).map_err(failed)?;
         let mut broken = Vec::new();
         let mut readers: Vec<SampleReader> =
             (0..self.threads.max(1)).map(|_| SampleReader::new(&self.decode)).collect();
@@ -151,7 +180,6 @@ impl Packer {
         for chunk in indices.chunks(8 * readers.len()) {
             let read = self.read(source, &mut readers, chunk);
             if read.len() < chunk.len() {
-                let _ = fs::remove_file(&part);
                 let all = chunk.first().zip(chunk.last());
                 return Err(ImageError::InvalidArgument(format!(
                     "a thread panicked while it decoded one of the images {all:?}"
@@ -167,15 +195,13 @@ impl Packer {
                     Err(error) if self.on_broken == OnBroken::Skip => {
                         broken.push((index, error.to_string()));
                     }
-                    Err(error) => {
-                        let _ = fs::remove_file(&part);
-                        return Err(error);
-                    }
+                    Err(error) => return Err(error),
                 }
             }
+            progress(chunk.last().map_or(0, |last| last + 1));
         }
         let count = writer.table.len() / ENTRY;
-        let bytes = writer.finish(images.categories().names(), &part, path).map_err(failed)?;
+        let bytes = writer.finish(images.categories().names(), part, path).map_err(failed)?;
         Ok(PackReport { images: count, bytes, broken })
     }
 
@@ -212,10 +238,7 @@ impl Packer {
         reader: &mut SampleReader,
         index: usize,
     ) -> Result<Image> {
-        source.read(index, reader.buffer())?;
-        reader.transform(&source.name(index), None, |size| {
-            self.transforms.plan(size, Phase::Valid, 0)
-        })?;
+        reader.read_whole(source, index, &self.transforms)?;
         reader.take_image()
     }
 }

@@ -16,8 +16,8 @@ mod to_tensor;
 
 pub use agree::check_ranks_agree;
 pub use brigade_images::{
-    CacheOptions, CropBox, Filter, Image, ImageError, ImageSamples, ImageView, OnBroken,
-    PackReport, PackedImages, Packer, Region, Resizer, Size, decode, labels, source,
+    CacheOptions, CropBox, Filter, Image, ImageError, ImageSamples, ImageStats, ImageView,
+    OnBroken, PackReport, PackedImages, Packer, Region, Resizer, Size, decode, labels, source,
 };
 pub use dataset::ImageDataset;
 pub use error::{Result, VisionError};

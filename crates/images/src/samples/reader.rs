@@ -7,7 +7,8 @@ use super::raw;
 use crate::Result;
 use crate::decode::{DecodeOptions, Decoder};
 use crate::image::{CropBox, Image, ImageView, Region, Size};
-use crate::transforms::{Flips, Pixels, Plan, RegionReader, Renderer};
+use crate::source::ImageSource;
+use crate::transforms::{Compose, Flips, Phase, Pixels, Plan, RegionReader, Renderer};
 
 /// What a thread needs to read samples: the encoded bytes, a decoder, and the memory of each step.
 /// [`ImageSamples::reader`](crate::ImageSamples::reader) makes one.
@@ -50,6 +51,17 @@ impl SampleReader {
         self.renderer.reducing_gap = reducing_gap;
         let mut encoded = Encoded { name, bytes: &self.bytes, size, decoder: &mut self.decoder };
         self.renderer.render(Pixels::Reader(&mut encoded), &plan)
+    }
+
+    /// Reads an image of a source, decodes it and transforms it as in validation.
+    pub(crate) fn read_whole<S: ImageSource + ?Sized>(
+        &mut self,
+        source: &S,
+        index: usize,
+        transforms: &Compose,
+    ) -> Result<()> {
+        source.read(index, &mut self.bytes)?;
+        self.transform(&source.name(index), None, |size| transforms.plan(size, Phase::Valid, 0))
     }
 
     /// Transforms the image that the cache has, as `rest` says for its size; `false` when it has
