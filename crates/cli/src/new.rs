@@ -16,8 +16,9 @@ use crate::setup::{self, SourceArgs};
 
 /// Start a project of your own: a small one that trains at once
 ///
-/// Makes a Cargo package with a network and its training on handwritten digits, which are embedded, a
-/// test on two ranks, a README, and what Cargo needs to find libtorch, as `brigade setup` does.
+/// Makes a Cargo package with a network and its training on handwritten digits, which are embedded (or
+/// on photographs, which are generated), a test on two ranks, a README, and what Cargo needs to find
+/// libtorch, as `brigade setup` does.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct NewArgs {
@@ -26,7 +27,7 @@ pub(crate) struct NewArgs {
     path: PathBuf,
 
     /// Program
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, value_name = "NAME", value_enum, default_value_t)]
     template: Template,
 
     #[command(flatten)]
@@ -51,6 +52,8 @@ enum Template {
     Complete,
     /// The loop on one process alone, to compare with
     Single,
+    /// A resnet18 on a folder of photographs with a folder for each class
+    Vision,
 }
 
 /// Makes the project, and says what to do next.
@@ -120,7 +123,8 @@ fn fill(root: &Path, template: Template, brigade: &Source) -> anyhow::Result<Str
     let ignored = root.join(".gitignore");
     if ignored.is_file() {
         let text = read(&ignored)?;
-        write(&ignored, &format!("{text}/model.safetensors\n/run\n"))?;
+        let made = if matches!(template, Template::Vision) { "/photos\n" } else { "/run\n" };
+        write(&ignored, &format!("{text}/model.safetensors\n{made}"))?;
     }
     Ok(name)
 }
@@ -167,6 +171,7 @@ impl Template {
             Self::Loop => "the training loop, on one process or many",
             Self::Complete => "a training run with checkpoints that resume",
             Self::Single => "the training loop on one process",
+            Self::Vision => "an image classifier for a folder of photographs",
         }
     }
 
@@ -175,22 +180,31 @@ impl Template {
             Self::Loop => include_str!("../templates/loop.rs"),
             Self::Complete => include_str!("../templates/complete.rs"),
             Self::Single => include_str!("../templates/single.rs"),
+            Self::Vision => include_str!("../templates/vision.rs"),
         }
     }
 
     fn dependencies(self, brigade: &Source) -> Vec<(&'static str, Value)> {
-        let mut list = vec![("brigade", brigade.of("brigade"))];
-        if matches!(self, Self::Complete) {
-            let with = |version: &str, feature: &str| {
-                let mut table = InlineTable::new();
-                table.insert("version", version.into());
-                table.insert("features", Value::Array([feature].into_iter().collect()));
-                Value::InlineTable(table)
-            };
-            list.push(("clap", with("4", "derive")));
-            list.push(("serde", with("1", "derive")));
+        let with = |version: &str, feature: &str| {
+            let mut table = InlineTable::new();
+            table.insert("version", version.into());
+            table.insert("features", features(feature));
+            Value::InlineTable(table)
+        };
+        match self {
+            Self::Loop | Self::Single => vec![("brigade", brigade.of("brigade"))],
+            Self::Complete => vec![
+                ("brigade", brigade.of("brigade")),
+                ("clap", with("4", "derive")),
+                ("serde", with("1", "derive")),
+            ],
+            Self::Vision => vec![
+                ("anyhow", "1".into()),
+                ("brigade", brigade.of_with("brigade", "vision")),
+                ("brigade-testkit", brigade.of_with("testkit", "photos")),
+                ("clap", with("4", "derive")),
+            ],
         }
-        list
     }
 
     fn dev_dependencies(self, brigade: &Source) -> Vec<(&'static str, Value)> {
@@ -199,12 +213,17 @@ impl Template {
             Self::Loop => vec![testkit()],
             Self::Complete => vec![testkit(), ("tempfile", "3".into())],
             Self::Single => Vec::new(),
+            Self::Vision => vec![("tempfile", "3".into())],
         }
     }
 
     fn readme(self, name: &str) -> String {
+        let what = match self {
+            Self::Vision => "a resnet18 on a folder of photographs",
+            _ => "a small network on handwritten digits",
+        };
         let mut text = format!(
-            "# {name}\n\nTrains a small network on handwritten digits, with [Brigade](https://docs.rs/brigade).\n\n\
+            "# {name}\n\nTrains {what}, with [Brigade](https://docs.rs/brigade).\n\n\
              ```sh\ncargo run --release                   # one process\n"
         );
         if !matches!(self, Self::Single) {
@@ -217,6 +236,13 @@ impl Template {
                 "brigade launch --nproc 2 --release -- --resume                  # goes on after a stop\n\
                  brigade launch --nproc 2 --release --mixed-precision bf16\n\
                  brigade checkpoint inspect run/checkpoints/checkpoint_5\n",
+            );
+        }
+        if matches!(self, Self::Vision) {
+            text.push_str(
+                "cargo run --release -- --data FOLDER  # train/ and valid/, with a folder for each class\n\
+                 brigade data stats photos             # classes, sizes, broken files\n\
+                 brigade data show photos --transforms random-resized-crop=96,flip\n",
             );
         }
         text.push_str(
@@ -291,6 +317,20 @@ impl Source {
         Ok(Self::Checkout(folder))
     }
 
+    /// The dependency with a feature.
+    fn of_with(&self, folder: &str, feature: &str) -> Value {
+        let mut table = match self.of(folder) {
+            Value::InlineTable(table) => table,
+            version => {
+                let mut table = InlineTable::new();
+                table.insert("version", version);
+                table
+            }
+        };
+        table.insert("features", features(feature));
+        Value::InlineTable(table)
+    }
+
     /// The dependency on one of its crates, by the crate's folder.
     fn of(&self, folder: &str) -> Value {
         let mut table = InlineTable::new();
@@ -309,10 +349,16 @@ impl Source {
     }
 }
 
+/// A list of one feature.
+fn features(name: &str) -> Value {
+    Value::Array([name].into_iter().collect())
+}
+
 const EXAMPLES: &str = "\
 Examples:
   brigade new digits
   brigade new digits --template complete
+  brigade new photos --template vision
   brigade new digits --libtorch /opt/libtorch";
 
 #[cfg(test)]
