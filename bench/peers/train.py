@@ -23,7 +23,7 @@ WARM_UP = 5
 
 def options():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", choices=["cnn", "resnet18", "mlp", "block"], required=True)
+    parser.add_argument("--model", choices=["cnn", "resnet18", "resnet50", "mlp", "block"], required=True)
     parser.add_argument("--precision", choices=["no", "bf16"], default="no")
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--fused", action="store_true")
@@ -39,9 +39,11 @@ def parts(name):
         return mlp(), (256, 768), 768
     if name == "block":
         return block(), (8, 128, 768), 768
-    from torchvision.models import resnet18
+    from torchvision import models
 
-    return resnet18(), (32, 3, 128, 128), 1000
+    if name == "resnet50":
+        return models.resnet50(), (16, 3, 160, 160), 1000
+    return models.resnet18(), (32, 3, 128, 128), 1000
 
 
 def main():

@@ -1,6 +1,7 @@
 //! What is compared, and the goal of each comparison.
 
 mod checkpoint;
+mod images;
 mod products;
 mod training;
 
@@ -26,6 +27,10 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "loader-against-memcpy", run: loader_against_memcpy },
         Comparison { name: "training-cnn", run: training::cnn },
         Comparison { name: "training-resnet18", run: training::resnet18 },
+        Comparison { name: "training-resnet50", run: training::resnet50 },
+        Comparison { name: "training-xresnet50", run: training::xresnet50 },
+        Comparison { name: "images-loader", run: images::loader },
+        Comparison { name: "images-example", run: images::example },
         Comparison { name: "linear-against-pytorch", run: training::linear },
         Comparison { name: "transformer-block-against-pytorch", run: training::transformer_block },
         Comparison { name: "matmul-share", run: products::matmul_share },

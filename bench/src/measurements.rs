@@ -1,6 +1,7 @@
 //! The measurements that run in a process of their own.
 
 mod checkpoint;
+mod images;
 mod nets;
 mod products;
 mod training;
@@ -38,6 +39,7 @@ pub(crate) fn run(name: &str) -> Result<Vec<Vec<f64>>> {
         "train" => training::train(&words[1..]),
         "train-on-demand" => training::train_on_demand(&words[1..]),
         "matmul-share" => training::matmul_share(&words[1..]),
+        "images" => images::run(&words[1..]),
         "adamw" => training::adamw(),
         "all-reduce" => training::all_reduce(),
         "checkpoint" => checkpoint::run(&words[1..]),

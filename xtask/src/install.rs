@@ -121,6 +121,8 @@ impl Environment {
                 "numpy",
                 "timm==1.0.31",
                 "transformers==5.23.0",
+                "fastai==2.8.12",
+                "fastprogress==1.0.3",
             ],
             Need::Trackers => &["tensorboard", "mlflow"],
             _ => return None,

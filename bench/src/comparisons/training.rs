@@ -38,6 +38,49 @@ pub(crate) fn resnet18(rounds: usize) -> Result<Vec<Row>> {
     )
 }
 
+/// ResNet-50 at 16 images of 160 x 160, on 12 steps: each takes more than a second.
+pub(crate) fn resnet50(rounds: usize) -> Result<Vec<Row>> {
+    let ours = |settings: &str| Side::own(&format!("train resnet50 {settings} steps=12"));
+    let theirs = |settings: &[&str]| {
+        let arguments = [&["--model", "resnet50", "--steps", "12"], settings].concat();
+        Side::peer("peers/train.py", &arguments)
+    };
+    let (Some(default), Some(nchw), Some(last)) =
+        (theirs(&[]), theirs(&["--fused"]), theirs(&["--fused", "--channels-last"]))
+    else {
+        return Ok(Vec::new());
+    };
+    let [ours_default, default, ours_nchw, nchw, last] =
+        in_turns(rounds, &[ours(""), default, ours("nchw"), nchw, last])?;
+    Ok(vec![
+        times("ResNet-50, 16 x 160 px, fp32, both with defaults", ours_default, default, 1.25),
+        times("ResNet-50, the same settings: NCHW, fused AdamW", ours_nchw, nchw, SAME),
+        times("ResNet-50, the same settings: channels_last, fused AdamW", ours_default, last, SAME),
+    ])
+}
+
+/// fastai's xresnet50 at 16 images of 128 x 128 in fastai's own loop, on 12 steps.
+pub(crate) fn xresnet50(rounds: usize) -> Result<Vec<Row>> {
+    let ours = |settings: &str| Side::own(&format!("train xresnet50 {settings} steps=12"));
+    let (Some(default), Some(last)) =
+        (Side::peer("peers/learner.py", &[]), Side::peer("peers/learner.py", &["--channels-last"]))
+    else {
+        return Ok(Vec::new());
+    };
+    let [ours_default, default, ours_nchw, last] =
+        in_turns(rounds, &[ours(""), default, ours("nchw"), last])?;
+    Ok(vec![
+        times(
+            "xresnet50, 16 x 128 px, fp32, against fastai, both with defaults",
+            ours_default,
+            default,
+            1.25,
+        ),
+        times("xresnet50, the same settings: NCHW", ours_nchw, default, SAME),
+        times("xresnet50, the same settings: channels_last", ours_default, last, SAME),
+    ])
+}
+
 /// What each line is called, and the factors to reach.
 struct Goals {
     net: &'static str,
@@ -292,6 +335,6 @@ fn launched(processes: usize, measurement: &str) -> Result<Side> {
     ))
 }
 
-fn megabytes(bytes: f64) -> String {
+pub(super) fn megabytes(bytes: f64) -> String {
     format!("{:.0} MB", bytes / 1e6)
 }

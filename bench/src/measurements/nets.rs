@@ -1,7 +1,7 @@
 //! The models that are measured, the shape of their batches, and the floating-point operations of a step.
 
 use anyhow::{Context, Result, bail};
-use brigade::models::{Cnn, ResNet};
+use brigade::models::{Cnn, ResNet, XResNet};
 use brigade::prelude::*;
 
 use crate::transformer::Block;
@@ -13,6 +13,10 @@ pub(crate) enum Net {
     Cnn,
     /// ResNet-18 on 32 images of 128 x 128, with AdamW.
     Resnet18,
+    /// ResNet-50 on 16 images of 160 x 160, with AdamW.
+    Resnet50,
+    /// fastai's xresnet50 on 16 images of 128 x 128, with its Adam.
+    Xresnet50,
     /// [`Mlp`] on 256 rows, with AdamW.
     Mlp,
     /// [`Block`] on 8 sequences of 128 tokens, with AdamW.
@@ -38,6 +42,8 @@ impl Net {
         Ok(match name {
             "cnn" => Self::Cnn,
             "resnet18" => Self::Resnet18,
+            "resnet50" => Self::Resnet50,
+            "xresnet50" => Self::Xresnet50,
             "mlp" => Self::Mlp,
             "block" => Self::Block,
             other => bail!("there is no model {other:?}"),
@@ -48,6 +54,8 @@ impl Net {
         AnyModule(match self {
             Self::Cnn => Box::new(Cnn::new(path)),
             Self::Resnet18 => Box::new(ResNet::resnet18(path, self.classes())),
+            Self::Resnet50 => Box::new(ResNet::resnet50(path, self.classes())),
+            Self::Xresnet50 => Box::new(XResNet::xresnet50(path, self.classes())),
             Self::Mlp => Box::new(Mlp::new(path)),
             Self::Block => Box::new(Block::new(path, Self::WIDTH, 12)),
         })
@@ -58,6 +66,8 @@ impl Net {
         match self {
             Self::Cnn => &[64, 1, 28, 28],
             Self::Resnet18 => &[32, 3, 128, 128],
+            Self::Resnet50 => &[16, 3, 160, 160],
+            Self::Xresnet50 => &[16, 3, 128, 128],
             Self::Mlp => &[256, Mlp::SIZES[0]],
             Self::Block => &[8, 128, Self::WIDTH],
         }
@@ -66,8 +76,8 @@ impl Net {
     /// How many values the model gives for a sample, of which the label chooses one.
     pub(crate) fn classes(self) -> i64 {
         match self {
-            Self::Cnn => 10,
-            Self::Resnet18 => 1000,
+            Self::Cnn | Self::Xresnet50 => 10,
+            Self::Resnet18 | Self::Resnet50 => 1000,
             Self::Mlp => Mlp::SIZES[3],
             Self::Block => Self::WIDTH,
         }
@@ -80,6 +90,14 @@ impl Net {
     ) -> brigade::optim::Result<Optimizer> {
         match self {
             Self::Cnn => Adam::default().lr(lr).build(model),
+            // fastai's Adam.
+            Self::Xresnet50 => AdamW::default()
+                .lr(lr)
+                .betas(0.9, 0.99)
+                .eps(1e-5)
+                .weight_decay(0.01)
+                .no_decay_on_norms_and_biases(true)
+                .build(model),
             _ => AdamW::default().lr(lr).build(model),
         }
     }
@@ -125,7 +143,7 @@ impl Net {
                 layers.push(layer([inputs, self.classes()], 1, 1));
                 Some(layers)
             }
-            Self::Mlp | Self::Block => None,
+            Self::Resnet50 | Self::Xresnet50 | Self::Mlp | Self::Block => None,
         }
     }
 }

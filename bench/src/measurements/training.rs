@@ -25,6 +25,7 @@ struct Settings {
     memory: bool,
     unchecked: bool,
     products: Option<Products>,
+    steps: Option<usize>,
 }
 
 /// A training loop that is ready for its next step.
@@ -38,7 +39,10 @@ struct Loop {
 /// Seconds of each step, or resident and highest memory in bytes.
 pub(crate) fn train(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     let mut training = Loop::new(words)?;
-    let steps = if training.settings.memory { MEMORY_STEPS } else { STEPS };
+    let steps = match training.settings {
+        Settings { memory: true, .. } => MEMORY_STEPS,
+        Settings { steps, .. } => steps.unwrap_or(STEPS),
+    };
     training.warm_up()?;
     let seconds = (0..steps).map(|_| training.step()).collect::<Result<Vec<_>>>()?;
     if training.settings.memory {
@@ -95,7 +99,10 @@ impl Loop {
                 "unchecked" => settings.unchecked = true,
                 "reproducible" => settings.products = Some(Products::Reproducible),
                 "turned-off" => settings.products = Some(Products::TurnedOff),
-                other => bail!("there is no setting {other:?}"),
+                other => match other.strip_prefix("steps=") {
+                    Some(steps) => settings.steps = Some(steps.parse()?),
+                    None => bail!("there is no setting {other:?}"),
+                },
             }
         }
         tch::manual_seed(1);

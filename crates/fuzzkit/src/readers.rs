@@ -122,7 +122,8 @@ pub(crate) const TARGETS: &[Target] = &[
         reads: "a tar archive of images, by its headers",
         words: &["ustar\0", "ustar  \0", "a.jpg", ".cls", "././@LongLink", "30 path=", "size="],
         bytes_per_byte: TREE,
-        free_bytes: FREE,
+        // A number of a class makes names of all up to it, of which 100,000 are allowed.
+        free_bytes: FREE + (16 << 20),
         read: webdataset,
     },
     Target {

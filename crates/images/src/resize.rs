@@ -39,12 +39,15 @@ pub enum Filter {
 
 impl Filter {
     fn convolution(self) -> Option<fir::FilterType> {
+        use fir::FilterType::Custom;
+
         match self {
             Self::Nearest => None,
             Self::Box => Some(fir::FilterType::Box),
             Self::Bilinear => Some(fir::FilterType::Bilinear),
             Self::Hamming => Some(fir::FilterType::Hamming),
-            Self::Bicubic => Some(fir::FilterType::CatmullRom),
+            // A support of 2 is a valid one.
+            Self::Bicubic => fir::Filter::new("bicubic", bicubic, 2.0).ok().map(Custom),
             Self::Lanczos => Some(fir::FilterType::Lanczos3),
         }
     }
@@ -58,6 +61,23 @@ impl Filter {
             Self::Lanczos => 3.0,
         }
     }
+}
+
+/// Catmull's and Rom's cubic, whose zeros at a distance of 1 are replaced by a number that rounds to the
+/// weight 0. fast_image_resize (6.1) leaves zeros at the ends of a pixel's window out and takes the
+/// first window for the leftmost one. With a zero inside of the support it is not, where the image's edge
+/// cuts windows, and pixels outside of its memory would be read.
+fn bicubic(distance: f64) -> f64 {
+    const A: f64 = -0.5;
+    let x = distance.abs();
+    let weight = if x < 1.0 {
+        ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0
+    } else if x < 2.0 {
+        (((x - 5.0) * x + 8.0) * x - 4.0) * A
+    } else {
+        return 0.0;
+    };
+    if weight == 0.0 { f64::MIN_POSITIVE } else { weight }
 }
 
 /// Resizes images, and keeps the memory of its steps for the next one.
@@ -217,4 +237,37 @@ fn nearest_places(start: f64, length: f64, count: u32, limit: u32) -> Vec<usize>
         place
     };
     (0..count).map(next).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Boxes of which a filter has a zero at the image's edge, in one pixel's window and not in the next.
+    #[test]
+    fn zeros_of_a_filter_at_the_edge_stay_in_its_window() {
+        let size = Size::new(9, 7);
+        let image =
+            Image::new(size.width, size.height, (0..189).map(|n| (n * 37 % 251) as u8).collect());
+        let image = image.unwrap();
+        let mut out = Image::scratch();
+        for filter in
+            [Filter::Box, Filter::Bilinear, Filter::Hamming, Filter::Bicubic, Filter::Lanczos]
+        {
+            // The first centre is 1.5, one pixel from the centre of the first column.
+            for (start, scale) in [(1.1, 0.8), (1.25, 0.5), (0.0, 3.0), (1.0, 1.0), (0.75, 1.5)] {
+                let count = ((7.0 - start) / scale) as u32;
+                let length = f64::from(count) * scale;
+                let part = CropBox { left: start, top: start, width: length, height: length };
+                let part = CropBox { height: length.min(7.0 - start), ..part };
+                let edge = Region::whole(size);
+                let mut resizer = Resizer::new();
+                let target = Size::from(count.max(1));
+                resizer.resize_part(image.view(), edge, part, target, filter, &mut out).unwrap();
+                assert_eq!(out.size(), target);
+            }
+        }
+        assert_eq!(bicubic(1.0).to_bits(), f64::MIN_POSITIVE.to_bits());
+        assert_eq!((bicubic(0.0), bicubic(2.0), bicubic(-1.5)), (1.0, 0.0, -0.0625));
+    }
 }

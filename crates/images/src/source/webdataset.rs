@@ -92,6 +92,15 @@ impl WebDataset {
             Labels::Numbers(numbers) => {
                 let largest = numbers.iter().max().copied().unwrap_or_default();
                 let count = usize::try_from(largest).unwrap_or_default().saturating_add(1);
+                // A few bytes may ask for any number; more classes than images is rare, and few then.
+                let limit = MOST_UNSEEN.max(numbers.len());
+                if count > limit {
+                    return Err(ImageError::InvalidArgument(format!(
+                        "the label {largest} asks for more classes than the limit of {limit}; it \
+                         seems to be something else than a class. If it is one, give the classes: \
+                         `labelled_as(Categories::numbered(…)?)`"
+                    )));
+                }
                 (Categories::numbered(count)?, numbers)
             }
         };
@@ -291,6 +300,9 @@ impl WebDatasetOptions {
         Ok(WebDataset { shards, names, images, labels, label: self.label.clone() })
     }
 }
+
+/// Classes that may be there without an image.
+const MOST_UNSEEN: usize = 100_000;
 
 /// Where the label of a sample is, and what.
 #[derive(Clone, Debug)]
