@@ -15,6 +15,7 @@ pages! {
     FromAccelerate "from-accelerate.md"
     FromTch "from-tch.md"
     FromTorchrun "from-torchrun.md"
+    Images "images.md"
     Metrics "metrics.md"
     OneToMany "one-to-many.md"
     OwnProject "own-project.md"

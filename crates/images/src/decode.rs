@@ -227,6 +227,46 @@ impl Decoder {
         Ok(image)
     }
 
+    /// Decodes a mask, whose pixels are numbers of classes: grey values, or the places of colours in the
+    /// palette of a PNG file, as Pillow gives them without a conversion. All three bytes of a pixel of
+    /// the result are its class.
+    ///
+    /// # Errors
+    /// As [`Decoder::decode`], and when the pixels are colours.
+    ///
+    /// ```
+    /// use brigade_images::decode::{DecodeOptions, Decoder};
+    ///
+    /// # let gif = b"GIF89a\x02\0\x01\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\x02\0\x01\0\0\x02\x02D\n\0;";
+    /// let mask = Decoder::new(DecodeOptions::new()).decode_mask("two.gif", gif)?;
+    /// assert_eq!(mask.pixels(), [0, 0, 0, 255, 255, 255]);
+    /// # Ok::<(), brigade_images::ImageError>(())
+    /// ```
+    pub fn decode_mask(&mut self, name: &str, bytes: &[u8]) -> Result<Image> {
+        let Header { format, size, orientation } = self.header(name, bytes)?;
+        let mut mask = Image::scratch();
+        let stored = orientation.size_before(size);
+        let numbers = format == ImageFormat::Png
+            && guarded(name, format, || png::decode_numbers(bytes, stored, &mut mask))?;
+        if !numbers {
+            decode_stored(name, format, bytes, stored, &mut mask)?;
+            let coloured = |pixel: &&[u8; 3]| pixel[0] != pixel[1] || pixel[0] != pixel[2];
+            if let Some(pixel) = mask.pixels().as_chunks::<3>().0.iter().find(coloured) {
+                let detail = format!(
+                    "it is no mask: a pixel is of the colour {pixel:?}, where grey values or a \
+                     palette of PNG are the classes"
+                );
+                return Err(broken(name, format, &detail));
+            }
+        }
+        if orientation == Orientation::Normal {
+            return Ok(mask);
+        }
+        let mut turned = Image::scratch();
+        orientation.apply(mask.view(), &mut turned)?;
+        Ok(turned)
+    }
+
     /// Decodes a region of an image, and returns where it lies in `target`, which may hold more.
     ///
     /// With a size in `at_least`, a JPEG is decoded at the smallest of 1/1, 1/2, 1/4 and 1/8 of its

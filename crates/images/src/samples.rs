@@ -224,11 +224,12 @@ impl<S: ImageSource> ImageSamples<S> {
         epoch: u64,
         seed: u64,
     ) -> Result<usize> {
-        self.read_with(reader, index, epoch, seed, |_| Ok(()))
+        self.read_with(reader, index, epoch, seed, |_, _| Ok(()))
     }
 
     /// Reads a sample as [`read`](Self::read) does, with what belongs to its image, such as a mask:
-    /// `also` is called with the image's index, and its error is one of the image.
+    /// `also` is called with the image's index and, unless it comes from a cache, its size before all
+    /// transforms. Its error is one of the image.
     ///
     /// # Errors
     /// As `read`.
@@ -238,7 +239,7 @@ impl<S: ImageSource> ImageSamples<S> {
         index: usize,
         epoch: u64,
         seed: u64,
-        mut also: impl FnMut(usize) -> Result<()>,
+        mut also: impl FnMut(usize, Option<Size>) -> Result<()>,
     ) -> Result<usize> {
         if index >= self.labels.len() {
             return Err(ImageError::InvalidArgument(format!(
@@ -247,7 +248,8 @@ impl<S: ImageSource> ImageSamples<S> {
             )));
         }
         let mut whole = |reader: &mut SampleReader, image| {
-            self.image(reader, image, seed).and_then(|()| also(image))
+            self.image(reader, image, seed)?;
+            also(image, reader.decoded_size())
         };
         if self.on_broken == OnBroken::Fail {
             return whole(reader, index).map(|()| index);

@@ -6,6 +6,8 @@ use brigade_nn::{
 };
 use tch::Tensor;
 
+use crate::ImageClassifier;
+
 /// Two blocks of convolution (5x5, padding 2), [`BatchNorm2d`], ReLU and pooling by 2, with 32 and
 /// 64 channels, then two linear layers: from images `[n, 1, 28, 28]` to logits `[n, 10]`.
 ///
@@ -23,6 +25,8 @@ use tch::Tensor;
 /// assert_eq!(loss.size(), [0; 0]);
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
+///
+/// [`with_options`](Cnn::with_options) makes it for other images and classes.
 #[derive(Debug)]
 pub struct Cnn {
     module1: Sequential,
@@ -31,16 +35,61 @@ pub struct Cnn {
     linear2: Linear,
 }
 
+/// The images and classes of a [`Cnn`].
+///
+/// ```
+/// use brigade_models::{Cnn, CnnOptions};
+/// use brigade_nn::{Kind, Model, Tensor};
+///
+/// let photos = CnnOptions { channels: 3, size: [32, 48], classes: 4 };
+/// let model = Model::new(|path| Cnn::with_options(path, photos))?;
+/// let images = Tensor::zeros([2, 3, 32, 48], (Kind::Float, model.device()));
+/// assert_eq!(model.forward(&images)?.size(), [2, 4]);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CnnOptions {
+    /// Channels of an image; 1.
+    pub channels: i64,
+    /// Height and width of an image, of 4 pixels at least; 28 and 28.
+    pub size: [i64; 2],
+    /// Classes; 10.
+    pub classes: i64,
+}
+
+impl Default for CnnOptions {
+    fn default() -> Self {
+        Self { channels: 1, size: [28, 28], classes: 10 }
+    }
+}
+
 impl Cnn {
-    /// Registers all layers below the path.
+    /// Registers all layers below the path, for grey images of 28 x 28 pixels and ten classes.
     #[must_use]
     pub fn new(path: &ParamPath<'_>) -> Self {
+        Self::with_options(path, CnnOptions::default())
+    }
+
+    /// Registers all layers below the path, for images and classes of one's own. Names are the same.
+    #[must_use]
+    pub fn with_options(path: &ParamPath<'_>, options: CnnOptions) -> Self {
+        let CnnOptions { channels, size: [height, width], classes } = options;
         Self {
-            module1: block(&(path / "module1"), 1, 32),
+            module1: block(&(path / "module1"), channels, 32),
             module2: block(&(path / "module2"), 32, 64),
-            linear1: Linear::new(path / "linear1", 64 * 7 * 7, 64),
-            linear2: Linear::new(path / "linear2", 64, 10),
+            linear1: Linear::new(path / "linear1", 64 * (height / 4) * (width / 4), 64),
+            linear2: Linear::new(path / "linear2", 64, classes),
         }
+    }
+}
+
+impl ImageClassifier for Cnn {
+    fn classifier(&self) -> String {
+        "linear2".to_owned()
+    }
+
+    fn first_convolution(&self) -> String {
+        "module1.0".to_owned()
     }
 }
 

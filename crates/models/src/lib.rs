@@ -17,6 +17,7 @@ mod cnn;
 mod conv_norm;
 mod convnext;
 mod drop_path;
+mod hub;
 mod init;
 mod pretrained;
 mod resnet;
@@ -26,9 +27,12 @@ mod xresnet;
 
 pub use activation::Activation;
 pub use classifier::ImageClassifier;
-pub use cnn::Cnn;
+pub use cnn::{Cnn, CnnOptions};
 pub use convnext::{ConvNeXt, ConvNeXtOptions};
-pub use pretrained::{InputChannels, Pretrained, PretrainedReport, cached_hub_file};
+pub use hub::cached_hub_file;
+#[cfg(feature = "hub")]
+pub use hub::{Hub, HubError};
+pub use pretrained::{InputChannels, Pretrained, PretrainedReport};
 pub use resnet::{ResNet, ResNetBody, ResNetOptions, Stem};
 pub use unet::{UNet, UNetOptions};
 pub use vit::{VisionTransformer, VisionTransformerOptions};

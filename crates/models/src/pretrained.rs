@@ -1,6 +1,6 @@
 //! Weights files of torchvision, timm and fastai as people have them on disk.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use brigade_checkpoint::wrapper_prefix;
 use brigade_nn::{Error, LoadReport, Model, Result, StateDict, weights};
@@ -243,30 +243,4 @@ fn same_but_for_ones(left: &[i64], right: &[i64]) -> bool {
     let real =
         |shape: &[i64]| -> Vec<i64> { shape.iter().copied().filter(|&size| size != 1).collect() };
     real(left) == real(right)
-}
-
-/// The file of a model on the Hugging Face hub that lies in the local cache: `model.safetensors` or
-/// `pytorch_model.bin` of the newest snapshot that `huggingface_hub` has made, below `HF_HUB_CACHE`,
-/// `HF_HOME` or `~/.cache/huggingface`.
-///
-/// ```
-/// use brigade_models::cached_hub_file;
-///
-/// // Nothing was downloaded under this name.
-/// assert_eq!(cached_hub_file("example/no-such-model"), None);
-/// ```
-#[must_use]
-pub fn cached_hub_file(repository: &str) -> Option<PathBuf> {
-    let variable =
-        |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = variable("HF_HUB_CACHE")
-        .or_else(|| variable("HUGGINGFACE_HUB_CACHE"))
-        .or_else(|| Some(variable("HF_HOME")?.join("hub")))
-        .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("huggingface/hub")))
-        .or_else(|| Some(variable("HOME")?.join(".cache/huggingface/hub")))?;
-    let folder = cache.join(format!("models--{}", repository.replace('/', "--")));
-    let revision = std::fs::read_to_string(folder.join("refs/main")).ok()?;
-    let snapshot = folder.join("snapshots").join(revision.trim());
-    let files = ["model.safetensors", "pytorch_model.bin"].map(|name| snapshot.join(name));
-    files.into_iter().find(|file| file.is_file())
 }

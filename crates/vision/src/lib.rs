@@ -7,11 +7,13 @@
 //! - [`transforms`]: what is done to one image before it is part of a batch.
 //! - [`augment`]: what is done to a batch of images on its device.
 //! - [`ImageDataset`]: a source, labels and transforms as batches of tensors.
+//! - [`SegmentationDataset`]: images with a mask of classes each.
 
 mod agree;
 pub mod augment;
 mod dataset;
 mod error;
+mod segmentation;
 mod to_tensor;
 
 pub use agree::check_ranks_agree;
@@ -21,6 +23,7 @@ pub use brigade_images::{
 };
 pub use dataset::ImageDataset;
 pub use error::{Result, VisionError};
+pub use segmentation::SegmentationDataset;
 
 /// What is done to one image before it is part of a batch.
 pub mod transforms {

@@ -33,14 +33,59 @@ pub(super) fn header(bytes: &[u8]) -> Result<Found, Problem> {
 }
 
 pub(super) fn decode(bytes: &[u8], size: Size, target: &mut Image) -> Result<(), Problem> {
-    let mut reader = reader(bytes, Transformations::EXPAND)?;
+    let reader = reader(bytes, Transformations::EXPAND)?;
     let (colour, depth) = reader.output_color_type();
     let wide = depth == BitDepth::Sixteen;
+    read(reader, size, target, |from, to| convert(from, to, colour, wide))
+}
+
+/// Decodes grey values and places in a palette as they are stored, three times each; `false` when the
+/// pixels are colours.
+pub(super) fn decode_numbers(
+    bytes: &[u8],
+    size: Size,
+    target: &mut Image,
+) -> Result<bool, Problem> {
+    let reader = reader(bytes, Transformations::IDENTITY)?;
+    let (colour, depth) = reader.output_color_type();
+    if !matches!(colour, ColorType::Grayscale | ColorType::Indexed) {
+        return Ok(false);
+    }
+    let bits = match depth {
+        BitDepth::One => 1,
+        BitDepth::Two => 2,
+        BitDepth::Four => 4,
+        BitDepth::Eight => 8,
+        BitDepth::Sixteen => {
+            return Err(Problem("it has 16 bits a pixel, a mask of classes 8 at most".to_owned()));
+        }
+    };
+    // The first pixel is in the highest bits of a byte.
+    let unpack = |from: &[u8], to: &mut [u8]| {
+        let places = (0..8 / bits).map(|place| 8 - bits * (place + 1));
+        let mask = u8::MAX >> (8 - bits);
+        let numbers =
+            from.iter().flat_map(|byte| places.clone().map(move |shift| (byte >> shift) & mask));
+        for (number, to) in numbers.zip(to.as_chunks_mut::<3>().0) {
+            to.fill(number);
+        }
+    };
+    read(reader, size, target, unpack)?;
+    Ok(true)
+}
+
+/// Reads all rows, each of which `convert` makes into pixels.
+fn read(
+    mut reader: Reader<Cursor<&[u8]>>,
+    size: Size,
+    target: &mut Image,
+    convert: impl Fn(&[u8], &mut [u8]),
+) -> Result<(), Problem> {
     let line = reader.output_line_size(size.width).ok_or_else(|| no_rows(size))?;
     let out = target.reset(size)?;
     let rows = |from: &[u8], to: &mut [u8]| {
         for (from, to) in from.chunks_exact(line).zip(to.chunks_exact_mut(3 * size.columns())) {
-            convert(from, to, colour, wide);
+            convert(from, to);
         }
     };
     if reader.info().interlaced {

@@ -18,6 +18,8 @@ pub struct SampleReader {
     kept: Image,
     decoder: Decoder,
     renderer: Renderer,
+    /// The size of the last image before all transforms, where it did not come from a cache.
+    decoded_size: Option<Size>,
 }
 
 impl SampleReader {
@@ -27,6 +29,7 @@ impl SampleReader {
             kept: Image::scratch(),
             decoder: Decoder::new(options.clone()),
             renderer: Renderer::new(),
+            decoded_size: None,
         }
     }
 
@@ -44,9 +47,11 @@ impl SampleReader {
     ) -> Result<()> {
         if let Some(view) = raw::view(name, &self.bytes) {
             let view = view?;
+            self.decoded_size = Some(view.size());
             return self.renderer.render(view, &plan(view.size())?);
         }
         let size = self.decoder.header(name, &self.bytes)?.size;
+        self.decoded_size = Some(size);
         let plan = plan(size)?;
         self.renderer.reducing_gap = reducing_gap;
         let mut encoded = Encoded { name, bytes: &self.bytes, size, decoder: &mut self.decoder };
@@ -72,6 +77,7 @@ impl SampleReader {
         index: usize,
         rest: impl FnOnce(Size) -> Result<Plan>,
     ) -> Result<bool> {
+        self.decoded_size = None;
         match cache.find(index, &mut self.kept) {
             None => return Ok(false),
             Some(Cached::Read) => {
@@ -107,6 +113,10 @@ impl SampleReader {
         self.renderer.swap_image(&mut self.kept);
         let Size { width, height } = self.kept.size();
         Image::new(width, height, self.kept.pixels().to_vec())
+    }
+
+    pub(super) fn decoded_size(&self) -> Option<Size> {
+        self.decoded_size
     }
 
     /// Lends the last image, which is still to be mirrored: what writes it somewhere does that on the

@@ -4,7 +4,8 @@
 
 use std::path::PathBuf;
 
-use brigade::models::{ImageClassifier, Pretrained, cached_hub_file};
+use brigade::data::DataError;
+use brigade::models::{Hub, ImageClassifier, Pretrained, cached_hub_file};
 use brigade::prelude::*;
 use brigade::vision::ImageDataset;
 use brigade::vision::augment::Augment;
@@ -24,13 +25,19 @@ struct Options {
     /// Face hub, then weights as they are drawn.
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
+    /// Download them from there into the cache (103 MB), where they are not in it.
+    #[arg(long, conflicts_with = "weights")]
+    download: bool,
     /// The highest learning rate.
     #[arg(long, default_value_t = 3e-2)]
     lr: f64,
 }
 
+/// The weights on the Hugging Face hub.
+const WEIGHTS: &str = "timm/resnet50d.ra2_in1k";
+
 fn main() -> anyhow::Result<()> {
-    let Options { common, weights, lr } = Options::parse();
+    let Options { common, weights, download, lr } = Options::parse();
     let accelerator = Accelerator::new()?;
     accelerator.set_seed(common.seed.into());
 
@@ -55,13 +62,17 @@ fn main() -> anyhow::Result<()> {
     let (train, valid) = accelerator.prepare((train, valid))?;
 
     let mut model = Model::new(|path| ResNet::resnet50d(path, classes))?;
-    match weights.or_else(|| cached_hub_file("timm/resnet50d.ra2_in1k")) {
+    if download {
+        accelerator.local_main_process_first(|| {
+            Hub::from_env().and_then(|hub| hub.weights(WEIGHTS)).map_err(DataError::other)
+        })?;
+    }
+    match weights.or_else(|| cached_hub_file(WEIGHTS)) {
         Some(file) => {
             Pretrained::new().load(&mut model, file)?;
         }
         None => accelerator.println(
-            "No weights file: the encoder stays as it was drawn. Pass --weights FILE, or download \
-             timm/resnet50d.ra2_in1k with Hugging Face's tools.",
+            "No weights file: the encoder stays as it was drawn. Pass --download or --weights FILE.",
         ),
     }
     let head = model.module().classifier();

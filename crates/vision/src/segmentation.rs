@@ -1,0 +1,294 @@
+//! Images with a mask of classes each, as batches.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use brigade_data::{BatchContext, BatchedDataset, DataError, from_vec};
+use brigade_images::decode::Decoder;
+use brigade_images::{ImageError, Size};
+use brigade_torch::Tensor;
+
+use crate::dataset::Readers;
+use crate::decode::DecodeOptions;
+use crate::source::{ImageFiles, ImageSource};
+use crate::transforms::{Compose, Phase, ToTensor};
+use crate::{CacheOptions, Image, ImageSamples, OnBroken, Result, VisionError};
+
+/// Images with a mask each, as batches `([n, 3, h, w], [n, h, w])`: images as [`ToTensor`] says, masks as
+/// the `i64` class of each pixel.
+///
+/// A mask is an image file whose pixels are the numbers of classes: grey, or with a palette, whose colours
+/// do not matter (`Decoder::decode_mask`). It follows its image through every transform that moves
+/// pixels, by the nearest pixel, and is left alone by the others. What comes from outside of the image
+/// gets the class [`ignore_index`](Self::ignore_index), which a loss leaves out.
+///
+/// ```
+/// use brigade_data::BatchedDataset;
+/// use brigade_vision::source::ImageFiles;
+/// use brigade_vision::transforms::{Compose, RandomHorizontalFlip, Resize};
+/// use brigade_vision::{SegmentationDataset, Size};
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path();
+/// # let mut bmp = b"BM\x3a\0\0\0\0\0\0\0\x36\0\0\0\x28\0\0\0\x01\0\0\0\x01\0\0\0\x01\0\x18\0".to_vec();
+/// # bmp.resize(54, 0);
+/// # for part in ["images", "labels"] { std::fs::create_dir(folder.join(part))?; }
+/// # std::fs::write(folder.join("images/street.bmp"), [&bmp[..], &[90, 80, 70, 0]].concat())?;
+/// # std::fs::write(folder.join("labels/street_P.bmp"), [&bmp[..], &[5, 5, 5, 0]].concat())?;
+///
+/// // As CamVid has them: images/street.png with labels/street_P.png.
+/// let images = ImageFiles::find(folder.join("images"))?;
+/// let streets = SegmentationDataset::open(images, folder.join("labels"), |image| {
+///     let name = image.file_stem().unwrap_or_default().to_string_lossy();
+///     format!("{name}_P.bmp").into()
+/// })?
+/// .transforms(Compose::new().then(Resize::squish(8)).then(RandomHorizontalFlip::new(0.5)))
+/// .classes(32);
+/// let (images, masks) = streets.batch(&[0], &Default::default())?;
+/// assert_eq!((images.size(), masks.size()), (vec![1, 3, 8, 8], vec![1, 8, 8]));
+/// assert_eq!(masks.int64_value(&[0, 0, 0]), 5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct SegmentationDataset<S, M> {
+    samples: ImageSamples<S>,
+    masks: M,
+    to_tensor: ToTensor,
+    decode: DecodeOptions,
+    ignore_index: u8,
+    classes: Option<u8>,
+    readers: Readers,
+}
+
+impl<S: ImageSource, M: ImageSource> SegmentationDataset<S, M> {
+    /// Joins images and their masks, which are at the same places of two sources.
+    ///
+    /// # Errors
+    /// When there are not as many masks as images.
+    pub fn new(images: S, masks: M) -> Result<Self> {
+        if images.len() != masks.len() {
+            return Err(VisionError::InvalidArgument(format!(
+                "{} masks were given for {} images",
+                masks.len(),
+                images.len()
+            )));
+        }
+        let labels = vec![0; images.len()];
+        Ok(Self {
+            samples: ImageSamples::new(images, labels)?,
+            masks,
+            to_tensor: ToTensor::default(),
+            decode: DecodeOptions::default(),
+            ignore_index: 255,
+            classes: None,
+            readers: Readers::default(),
+        })
+    }
+}
+
+impl SegmentationDataset<ImageFiles, ImageFiles> {
+    /// Joins files and the masks below the folder `masks`: `path` gives the path of a mask there for the
+    /// path of an image below its own folder.
+    ///
+    /// # Errors
+    /// When a mask is not there.
+    pub fn open(
+        images: ImageFiles,
+        masks: impl AsRef<Path>,
+        path: impl Fn(&Path) -> PathBuf,
+    ) -> Result<Self> {
+        let paths: Vec<PathBuf> = images.relative_paths().map(path).collect();
+        let missing = paths.iter().position(|path| !masks.as_ref().join(path).is_file());
+        if let Some(index) = missing {
+            return Err(VisionError::InvalidArgument(format!(
+                "{} has no mask: {} is not there",
+                images.name(index),
+                masks.as_ref().join(&paths[index]).display()
+            )));
+        }
+        Self::new(images, ImageFiles::new(masks.as_ref(), paths))
+    }
+}
+
+impl<S, M> SegmentationDataset<S, M> {
+    /// Sets what is done to each image, and to its mask as far as it moves pixels.
+    #[must_use]
+    pub fn transforms(mut self, transforms: Compose) -> Self {
+        self.samples = self.samples.transforms(transforms);
+        self
+    }
+
+    /// Sets whether transforms draw, or do the same each time.
+    #[must_use]
+    pub fn phase(mut self, phase: Phase) -> Self {
+        self.samples = self.samples.phase(phase);
+        self
+    }
+
+    /// Sets what the images of a batch are as a tensor.
+    #[must_use]
+    pub fn to_tensor(mut self, to_tensor: ToTensor) -> Self {
+        self.to_tensor = to_tensor;
+        self
+    }
+
+    /// Sets how images and masks are decoded.
+    #[must_use]
+    pub fn decode(mut self, options: DecodeOptions) -> Self {
+        self.samples = self.samples.decode(options.clone());
+        self.decode = options;
+        self
+    }
+
+    /// Sets what is done about images and masks that cannot be read, or do not belong together.
+    #[must_use]
+    pub fn on_broken(mut self, policy: OnBroken) -> Self {
+        self.samples = self.samples.on_broken(policy);
+        self
+    }
+
+    /// Keeps decoded images in a file from the first epoch on. Masks are decoded each time.
+    #[must_use]
+    pub fn cache(mut self, options: CacheOptions) -> Self {
+        self.samples = self.samples.cache(options);
+        self
+    }
+
+    /// Sets the class of pixels that come from outside of the image; 255, which is the one of borders in
+    /// the masks of Pascal VOC, too. Pass it to the loss as `ignore_index`.
+    #[must_use]
+    pub fn ignore_index(mut self, class: u8) -> Self {
+        self.ignore_index = class;
+        self
+    }
+
+    /// Sets the number of classes: a mask with a pixel of another one than these and
+    /// [`ignore_index`](Self::ignore_index) is an error that names it.
+    #[must_use]
+    pub fn classes(mut self, count: u8) -> Self {
+        self.classes = Some(count);
+        self
+    }
+
+    /// Returns the images.
+    #[must_use]
+    pub fn images(&self) -> &S {
+        self.samples.source()
+    }
+
+    /// Returns the masks.
+    #[must_use]
+    pub fn masks(&self) -> &M {
+        &self.masks
+    }
+
+    /// Returns the images that could not be read so far, or not with their masks, in their order.
+    #[must_use]
+    pub fn broken(&self) -> Vec<usize> {
+        self.samples.broken()
+    }
+
+    /// Returns how many samples of an epoch another image took the place of in this process.
+    #[must_use]
+    pub fn skipped(&self, epoch: u64) -> usize {
+        self.samples.skipped(epoch)
+    }
+}
+
+impl<S: ImageSource, M: ImageSource> BatchedDataset for SegmentationDataset<S, M> {
+    type Batch = (Tensor, Tensor);
+
+    fn num_samples(&self) -> usize {
+        self.masks.len()
+    }
+
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch, DataError> {
+        let len = self.masks.len();
+        if let Some(&index) = indices.iter().find(|index| **index >= len) {
+            return Err(DataError::Index { index, len });
+        }
+        self.samples.begin_epoch(context.epoch).map_err(VisionError::from)?;
+        let mut reader = self.readers.take(&self.samples);
+        let mut images = self.to_tensor.batch(indices.len())?;
+        let mut classes: Vec<i64> = Vec::new();
+        let mut size = Size::new(0, 0);
+        for &index in indices {
+            let seed = context.sample_seed(index);
+            let mut mask = None;
+            let also = |image, size| {
+                mask = Some(self.mask(image, size, seed)?);
+                Ok(())
+            };
+            let read = self
+                .samples
+                .read_with(&mut reader, index, context.epoch, seed, also)
+                .map_err(VisionError::from)?;
+            let (image, flips) = reader.image();
+            images.push(image, flips, &self.images().name(read))?;
+            let mask = mask.ok_or_else(|| {
+                VisionError::InvalidArgument(format!(
+                    "{} was read without its mask",
+                    self.images().name(read)
+                ))
+            })?;
+            if mask.size() != image.size() {
+                return Err(
+                    VisionError::from(self.sizes_differ(read, mask.size(), image.size())).into()
+                );
+            }
+            size = mask.size();
+            classes.extend(
+                mask.pixels().as_chunks::<3>().0.iter().map(|[class, ..]| i64::from(*class)),
+            );
+        }
+        self.readers.give_back(reader);
+        let shape = [indices.len() as i64, size.height.into(), size.width.into()];
+        Ok((images.into_tensor()?, from_vec(classes, &shape)?))
+    }
+}
+
+impl<S: ImageSource, M: ImageSource> SegmentationDataset<S, M> {
+    /// Decodes the mask of an image, which has a size if it is known, and moves its pixels as the image's.
+    fn mask(&self, index: usize, image: Option<Size>, seed: u64) -> Result<Image, ImageError> {
+        let mut bytes = Vec::new();
+        self.masks.read(index, &mut bytes)?;
+        let name = self.masks.name(index);
+        let mask = Decoder::new(self.decode.clone()).decode_mask(&name, &bytes)?;
+        if let Some(count) = self.classes {
+            let known = |class: u8| class < count || class == self.ignore_index;
+            let wrong = mask.pixels().iter().position(|class| !known(*class));
+            if let Some(place) = wrong {
+                let (pixel, width) = (place / 3, mask.width() as usize);
+                return Err(ImageError::InvalidArgument(format!(
+                    "{name} has the class {} in column {}, row {}; {count} classes and {} for pixels \
+                     without one were announced",
+                    mask.pixels()[place],
+                    pixel % width,
+                    pixel / width,
+                    self.ignore_index
+                )));
+            }
+        }
+        if let Some(image) = image.filter(|image| *image != mask.size()) {
+            return Err(self.sizes_differ(index, mask.size(), image));
+        }
+        self.samples.plan(mask.size(), seed)?.for_masks(self.ignore_index).apply(&mask)
+    }
+
+    fn sizes_differ(&self, index: usize, mask: Size, image: Size) -> ImageError {
+        ImageError::InvalidArgument(format!(
+            "the mask {} has {mask} pixels, its image {} has {image}",
+            self.masks.name(index),
+            self.images().name(index)
+        ))
+    }
+}
+
+impl<S, M> fmt::Debug for SegmentationDataset<S, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SegmentationDataset")
+            .field("samples", &self.samples)
+            .field("to_tensor", &self.to_tensor)
+            .field("ignore_index", &self.ignore_index)
+            .field("classes", &self.classes)
+            .finish_non_exhaustive()
+    }
+}
