@@ -207,7 +207,18 @@ impl Decoder {
     /// As [`Decoder::header`], and when the pixels are damaged or end too early. What `target` holds
     /// is then any image.
     pub fn decode(&mut self, name: &str, bytes: &[u8], target: &mut Image) -> Result<()> {
-        let Header { format, size, orientation } = self.header(name, bytes)?;
+        let header = self.header(name, bytes)?;
+        self.decode_of(header, name, bytes, target)
+    }
+
+    fn decode_of(
+        &mut self,
+        header: Header,
+        name: &str,
+        bytes: &[u8],
+        target: &mut Image,
+    ) -> Result<()> {
+        let Header { format, size, orientation } = header;
         if orientation == Orientation::Normal {
             return decode_stored(name, format, bytes, size, target);
         }
@@ -285,23 +296,40 @@ impl Decoder {
         at_least: Option<Size>,
         target: &mut Image,
     ) -> Result<CropBox> {
-        let Header { format, size, orientation } = self.header(name, bytes)?;
+        let header = self.header(name, bytes)?;
+        self.decode_region_of(header, name, bytes, region, at_least, target)
+    }
+
+    /// Decodes a region of an image whose header was read: a JPEG's costs as much as a fortieth of its
+    /// pixels.
+    pub(crate) fn decode_region_of(
+        &mut self,
+        header: Header,
+        name: &str,
+        bytes: &[u8],
+        region: Region,
+        at_least: Option<Size>,
+        target: &mut Image,
+    ) -> Result<CropBox> {
+        let Header { format, size, orientation } = header;
         if !region.lies_in(size) {
             return Err(ImageError::InvalidArgument(format!(
                 "the region of {region} is not in {name}, which has {size} pixels"
             )));
         }
         if format != ImageFormat::Jpeg {
-            self.decode(name, bytes, target)?;
+            self.decode_of(header, name, bytes, target)?;
             return Ok(region.into());
         }
+        let whole = orientation.size_before(size);
         let stored = orientation.region_before(region, size);
         let at_least = at_least.map(|size| orientation.size_before(size));
         let into = match orientation {
             Orientation::Normal => &mut *target,
             _ => &mut self.stored,
         };
-        let place = guarded(name, format, || jpeg::decode_region(bytes, stored, at_least, into))?;
+        let place =
+            guarded(name, format, || jpeg::decode_region(bytes, whole, stored, at_least, into))?;
         if orientation == Orientation::Normal {
             return Ok(place);
         }
@@ -319,7 +347,7 @@ fn decode_stored(
 ) -> Result<()> {
     guarded(name, format, || match format {
         ImageFormat::Jpeg => {
-            jpeg::decode_region(bytes, Region::whole(size), None, target).map(|_whole| ())
+            jpeg::decode_region(bytes, size, Region::whole(size), None, target).map(|_whole| ())
         }
         ImageFormat::Png => png::decode(bytes, size, target),
         ImageFormat::WebP => webp::decode(bytes, size, target),

@@ -22,7 +22,7 @@ use crate::{Result, VisionError};
 /// # let folder = folder.path();
 /// # std::fs::write(folder.join("a.jpg"), [1, 2, 3])?;
 /// let files = ImageFiles::find(folder)?;
-/// check_ranks_agree(&files.fingerprint()?, Some(group))?; // an Accelerator's `group()`
+/// check_ranks_agree(&files.fingerprint()?, Some(group))?; // an Accelerator's `group().as_ref()`
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///

@@ -152,8 +152,13 @@ const LIGHT: &[&str] = &[
     "brigade-plan",
     "brigade-schedule",
     "brigade-config",
+    "brigade-rendezvous",
+    "brigade-remote",
+    "brigade-setup",
     "brigade-launch",
     "brigade-doctor",
+    "brigade-checkpoint",
+    "brigade-images",
     "brigade-cli",
     "brigade-track",
 ];

@@ -98,7 +98,7 @@ impl ShowArgs {
                 let image = reader.take_image()?;
                 pixels += image.size().pixels();
                 if pixels > MAX_PIXELS {
-                    return Err(too_large(format!("more than {MAX_PIXELS} pixels")));
+                    return Err(too_large(&format!("more than {MAX_PIXELS} pixels")));
                 }
                 cells.push((image, label));
             }
@@ -110,7 +110,7 @@ impl ShowArgs {
         let rows = (cells.len() as u32).div_ceil(self.columns).max(1);
         let columns = self.columns.min(cells.len() as u32).max(1);
         let mut grid =
-            Grid::new(rows, columns, cell).map_err(|size| too_large(format!("{size} pixels")))?;
+            Grid::new(rows, columns, cell).map_err(|size| too_large(&format!("{size} pixels")))?;
         for (place, (image, label)) in (0..).zip(&cells) {
             grid.put(place / columns, place % columns, image, label);
         }
@@ -137,7 +137,7 @@ impl ShowArgs {
     }
 }
 
-fn too_large(size: String) -> anyhow::Error {
+fn too_large(size: &str) -> anyhow::Error {
     let text = format!(
         "a grid of {size} is too large: show fewer samples, or smaller ones by --transforms"
     );

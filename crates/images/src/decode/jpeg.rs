@@ -22,15 +22,15 @@ pub(super) fn header(bytes: &[u8]) -> Result<Found, Problem> {
     Ok(Found { size, orientation: orientation.unwrap_or(Orientation::Normal) })
 }
 
-/// Decodes a region, which lies in the image, at the scale that `at_least` allows, with what lies
-/// around it up to the ends of blocks. Returns its place.
+/// Decodes a region, which lies in the image of the size `whole`, at the scale that `at_least` allows,
+/// with what lies around it up to the ends of blocks. Returns its place.
 pub(super) fn decode_region(
     bytes: &[u8],
+    whole: Size,
     region: Region,
     at_least: Option<Size>,
     target: &mut Image,
 ) -> Result<CropBox, Problem> {
-    let whole = size(&decoder(bytes)?)?;
     let scale = at_least.map_or(1, |least| scale(region, least));
     let (_, last) = around(region.top, region.height, scale, whole.height.div_ceil(scale));
     let shorter = shortened(bytes, whole.height, last.saturating_mul(scale));
@@ -202,11 +202,11 @@ mod tests {
         let size = header(WHOLE).unwrap().size;
         let region = Region { left: 0, top: 0, width: size.width, height: 4 };
         let (mut expected, mut found) = (Image::scratch(), Image::scratch());
-        decode_region(WHOLE, region, None, &mut expected).unwrap();
+        decode_region(WHOLE, size, region, None, &mut expected).unwrap();
         let mut damaged = WHOLE.to_vec();
         let end = damaged.len() - 2;
         damaged[end - 8..end].fill(0x55);
-        decode_region(&damaged, region, None, &mut found).unwrap();
+        decode_region(&damaged, size, region, None, &mut found).unwrap();
         assert_eq!(found, expected);
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use super::cache::{Cache, Cached};
 use super::raw;
 use crate::Result;
-use crate::decode::{DecodeOptions, Decoder};
+use crate::decode::{DecodeOptions, Decoder, Header};
 use crate::image::{CropBox, Image, ImageView, Region, Size};
 use crate::source::ImageSource;
 use crate::transforms::{Compose, Flips, Phase, Pixels, Plan, RegionReader, Renderer};
@@ -50,11 +50,11 @@ impl SampleReader {
             self.decoded_size = Some(view.size());
             return self.renderer.render(view, &plan(view.size())?);
         }
-        let size = self.decoder.header(name, &self.bytes)?.size;
-        self.decoded_size = Some(size);
-        let plan = plan(size)?;
+        let header = self.decoder.header(name, &self.bytes)?;
+        self.decoded_size = Some(header.size);
+        let plan = plan(header.size)?;
         self.renderer.reducing_gap = reducing_gap;
-        let mut encoded = Encoded { name, bytes: &self.bytes, size, decoder: &mut self.decoder };
+        let mut encoded = Encoded { name, bytes: &self.bytes, header, decoder: &mut self.decoder };
         self.renderer.render(Pixels::Reader(&mut encoded), &plan)
     }
 
@@ -137,13 +137,13 @@ impl fmt::Debug for SampleReader {
 struct Encoded<'a> {
     name: &'a str,
     bytes: &'a [u8],
-    size: Size,
+    header: Header,
     decoder: &'a mut Decoder,
 }
 
 impl RegionReader for Encoded<'_> {
     fn size(&self) -> Size {
-        self.size
+        self.header.size
     }
 
     fn read(
@@ -152,6 +152,6 @@ impl RegionReader for Encoded<'_> {
         at_least: Option<Size>,
         target: &mut Image,
     ) -> Result<CropBox> {
-        self.decoder.decode_region(self.name, self.bytes, region, at_least, target)
+        self.decoder.decode_region_of(self.header, self.name, self.bytes, region, at_least, target)
     }
 }

@@ -509,9 +509,7 @@ mod tests {
     #[test]
     fn a_file_is_downloaded_once_into_the_layout_of_hugging_face() {
         let cache = tempfile::tempdir().unwrap();
-        let redirected = format!(
-            "HTTP/1.1 302 Found\r\nLocation: /storage\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-        );
+        let redirected = "HTTP/1.1 302 Found\r\nLocation: /storage\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned();
         let (url, server) = serve(vec![head(SHA256), redirected, body(BODY), head(SHA256)]);
         let hub = hub(&url, cache.path()).token("secret");
         let path = hub.weights("example/pie").unwrap();
@@ -533,7 +531,7 @@ mod tests {
         );
         assert!(requests[2].starts_with("GET /storage "), "{requests:?}");
 
-        // Nothing listens any more: the commit that is known needs nobody, and a branch is warned of.
+        // Nothing listens any more: a commit that is known needs no answer, and a branch is warned of.
         assert_eq!(hub.clone().revision(COMMIT).weights("example/pie").unwrap(), path);
         assert_eq!(hub.weights("example/pie").unwrap(), path);
         assert_eq!(cached(&folder, "main", "model.safetensors"), Some(path));
@@ -581,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn names_stay_in_the_cache_and_offline_asks_nobody() {
+    fn names_stay_in_the_cache_and_offline_asks_nothing() {
         let cache = tempfile::tempdir().unwrap();
         let hub = hub("http://127.0.0.1:1", cache.path());
         for (repository, file) in
