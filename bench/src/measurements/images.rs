@@ -56,8 +56,6 @@ fn loader(
 
 /// Images per second of each epoch; memory in bytes.
 fn load(folder: &Path, epochs: usize, cache: Option<CacheOptions>) -> Result<Vec<Vec<f64>>> {
-    // As in every training program: it keeps freed memory, among other things.
-    let _accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     let (loader, _) = loader(folder, cache)?;
     let (mut rates, mut memory) = (Vec::new(), 0.0);
     for _ in 0..epochs {
