@@ -81,8 +81,10 @@ fn train(
         .phase(Phase::Valid)
         .to_tensor(to_tensor)
         .on_broken(OnBroken::Skip);
-    // Threads of the loader read, decode and transform.
-    let loader = |dataset| DataLoader::new(dataset).batch_size(options.batch_size).threads(2);
+    // Threads of the loader read, decode and transform, and begin the next epoch during validation.
+    let loader = |dataset| {
+        DataLoader::new(dataset).batch_size(options.batch_size).threads(2).overlap_epochs(true)
+    };
     let train = loader(train).shuffle(true).seed(42).drop_last(true);
     let (train, valid) = accelerator.prepare((train, loader(valid)))?;
 

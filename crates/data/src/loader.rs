@@ -1,7 +1,8 @@
 //! The loader for data of known length.
 
+use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_plan::{Order, Sampler, ShardOptions, Shards, Shuffle};
 
@@ -33,7 +34,21 @@ pub struct DataLoader<D> {
     order: OrderRule,
     options: LoaderOptions,
     position: ShardPosition,
-    progress: Progress,
+    progress: Arc<Progress>,
+    upcoming: Arc<Mutex<Upcoming>>,
+}
+
+/// The [`MapBatches`] of an epoch that threads have begun before it was asked for, and what it was made by.
+type Upcoming = Option<(UpcomingKey, Box<dyn Any + Send>)>;
+
+/// What the batches of an epoch follow from besides the data set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct UpcomingKey {
+    epoch: u64,
+    seed: u64,
+    rules: ShardOptions,
+    options: LoaderOptions,
+    position: ShardPosition,
 }
 
 /// Makes the batches of an epoch as lists of indices, as torch's `BatchSampler`.
@@ -67,13 +82,48 @@ impl<D: BatchedDataset> DataLoader<D> {
             order: OrderRule::Plain,
             options: LoaderOptions::with_random_seed(),
             position: ShardPosition::alone(),
-            progress: Progress::default(),
+            progress: Arc::default(),
+            upcoming: Arc::default(),
         }
     }
 }
 
 impl<D> DataLoader<D> {
     loader_methods!();
+
+    /// Lets threads begin the next epoch when the last batch of one is given out, so that its first
+    /// batches are there when validation is over. Batches are the same; as many more as are made ahead
+    /// lie in memory between two epochs, and are thrown away after the last one or when the seed, the
+    /// epoch or the position is set in between. Without threads it has no meaning.
+    ///
+    /// A data set that counts its reads, or changes between epochs, sees those of the next one early.
+    ///
+    /// ```
+    /// use brigade_data::{DataLoader, dataset_from_fn};
+    ///
+    /// let rows = dataset_from_fn(64, |index, _seed| Ok((index as i64,)));
+    /// let loader = DataLoader::new(rows).batch_size(16).threads(2).overlap_epochs(true);
+    /// for _epoch in 0..3 {
+    ///     assert_eq!(loader.iter().count(), 4);
+    /// }
+    /// ```
+    #[must_use]
+    pub fn overlap_epochs(mut self, overlap: bool) -> Self {
+        self.options.overlap_epochs = overlap;
+        self
+    }
+
+    /// Shares everything, the position included.
+    fn share(&self) -> Self {
+        Self {
+            dataset: Arc::clone(&self.dataset),
+            order: self.order.clone(),
+            options: self.options,
+            position: self.position,
+            progress: Arc::clone(&self.progress),
+            upcoming: Arc::clone(&self.upcoming),
+        }
+    }
 
     /// Visits the samples in an order that is new in each epoch.
     #[must_use]
@@ -103,6 +153,7 @@ impl<D> DataLoader<D> {
     #[must_use]
     pub fn sampler(mut self, sampler: impl Sampler + 'static) -> Self {
         self.order = OrderRule::Sampler(Arc::new(sampler));
+        self.upcoming = Arc::default();
         self
     }
 
@@ -111,6 +162,7 @@ impl<D> DataLoader<D> {
     #[must_use]
     pub fn batch_sampler(mut self, batches: impl BatchSampler + 'static) -> Self {
         self.order = OrderRule::Lists(Arc::new(batches));
+        self.upcoming = Arc::default();
         self
     }
 
@@ -272,15 +324,48 @@ impl<D: BatchedDataset + 'static> DataLoader<D> {
     #[must_use]
     pub fn iter(&self) -> Epoch<D::Batch> {
         let Start { epoch, offset, skip } = self.progress.begin();
-        let begun =
-            self.plan_after(epoch, offset).and_then(|shards| self.begin(epoch, skip, shards));
+        let begun = match self.take_upcoming(epoch) {
+            Some(batches) if (offset, skip) == (0, 0) => Ok(batches),
+            _ => self.plan_after(epoch, offset).and_then(|shards| self.begin(epoch, skip, shards)),
+        };
         match begun {
-            Ok(batches) => {
+            Ok(mut batches) => {
+                if self.options.overlap_epochs && self.options.threads > 0 {
+                    let loader = self.share();
+                    batches.before_last = Some(Box::new(move || loader.begin_early(epoch + 1)));
+                }
                 let remaining = batches.end - batches.next;
                 Epoch::new(epoch, Some(remaining), Box::new(batches))
             }
             Err(error) => Epoch::failed(epoch, error),
         }
+    }
+
+    fn upcoming_key(&self, epoch: u64) -> UpcomingKey {
+        UpcomingKey {
+            epoch,
+            seed: self.current_seed(),
+            rules: self.rules(),
+            options: self.options,
+            position: self.position,
+        }
+    }
+
+    /// Starts the threads of an epoch. What stops that is said when the epoch is asked for.
+    fn begin_early(&self, epoch: u64) {
+        let begun = self.plan_after(epoch, 0).and_then(|shards| self.begin(epoch, 0, shards));
+        let begun = begun
+            .ok()
+            .map(|batches| (self.upcoming_key(epoch), Box::new(batches) as Box<dyn Any + Send>));
+        *self.upcoming.lock().unwrap_or_else(PoisonError::into_inner) = begun;
+    }
+
+    /// Takes the epoch that threads have begun, if it is this one; another one's threads are stopped.
+    fn take_upcoming(&self, epoch: u64) -> Option<MapBatches<D::Batch>> {
+        let upcoming = self.upcoming.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let (key, batches) = upcoming?;
+        let batches = batches.downcast().ok().map(|batches| *batches);
+        batches.filter(|_| key == self.upcoming_key(epoch))
     }
 
     fn begin(
@@ -305,7 +390,7 @@ impl<D: BatchedDataset + 'static> DataLoader<D> {
                 Maker::Threads(Workers::start(threads, self.options.ahead(), next..end, &work)?)
             }
         };
-        Ok(MapBatches { maker, shards, rank, epoch, next, end })
+        Ok(MapBatches { maker, shards, rank, epoch, next, end, before_last: None })
     }
 }
 
@@ -323,6 +408,9 @@ struct MapBatches<T> {
     epoch: u64,
     next: usize,
     end: usize,
+    /// Called before the last batch is given out. Never set in an epoch that waits in the loader, whose
+    /// threads it would keep alive.
+    before_last: Option<Box<dyn FnOnce() + Send>>,
 }
 
 enum Maker<T> {
@@ -344,6 +432,9 @@ impl<T: Send + 'static> Iterator for MapBatches<T> {
             Maker::Threads(workers) => workers.next()?,
         };
         let last = self.next == self.end;
+        if let Some(begin_next) = self.before_last.take_if(|_| last) {
+            begin_next();
+        }
         let round = self.shards.round(index);
         Some(match data {
             Ok(data) => Ok(Batch::from_parts(data, index, last, self.rank, round)),

@@ -24,6 +24,8 @@ pub struct LoaderOptions {
     pub threads: usize,
     /// Batches that are made ahead. `None`: two for each thread.
     pub prefetch: Option<usize>,
+    /// Whether threads begin the next epoch before it is asked for.
+    pub overlap_epochs: bool,
 }
 
 impl LoaderOptions {
@@ -35,6 +37,7 @@ impl LoaderOptions {
             drop_last: false,
             threads: 0,
             prefetch: None,
+            overlap_epochs: false,
         }
     }
 

@@ -368,3 +368,74 @@ proptest! {
         }
     }
 }
+
+/// Batches of indices and of what is random in them, with a count of those that were made, and a flag that
+/// is set when the last thread and the loader have let go of the data.
+struct Watched {
+    made: Arc<AtomicUsize>,
+    gone: Arc<AtomicUsize>,
+}
+
+impl BatchedDataset for Watched {
+    type Batch = Tensor;
+
+    fn num_samples(&self) -> usize {
+        23
+    }
+
+    fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Tensor, DataError> {
+        self.made.fetch_add(1, Ordering::SeqCst);
+        let mut values = vec![context.batch_seed() as i64];
+        values.extend(indices.iter().map(|index| *index as i64));
+        tensor(values)
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.gone.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn the_next_epoch_is_begun_early_and_is_the_same() {
+    let (made, gone) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let watched = || Watched { made: Arc::clone(&made), gone: Arc::clone(&gone) };
+    let loader = |overlap| {
+        let loader = DataLoader::new(watched()).batch_size(4).shuffle(true).seed(3);
+        loader.threads(2).overlap_epochs(overlap)
+    };
+    let (plain, overlapping) = (loader(false), loader(true));
+    for _ in 0..3 {
+        assert_eq!(epoch(&overlapping), epoch(&plain));
+    }
+    // Four batches of the fourth epoch are made without being asked for.
+    while made.load(Ordering::SeqCst) < 2 * 3 * 6 + 4 {
+        std::thread::yield_now();
+    }
+    // A loader that is set to something else in between begins anew.
+    type Change = fn(&DataLoader<Watched>);
+    let changes: [Change; 4] = [
+        |loader| loader.set_epoch(9),
+        |loader| loader.set_seed(5),
+        |loader| loader.set_skip_batches(2),
+        |loader| loader.set_skip_samples(6),
+    ];
+    for change in changes {
+        change(&plain);
+        change(&overlapping);
+        assert_eq!(epoch(&overlapping), epoch(&plain));
+        assert_eq!(overlapping.epoch(), plain.epoch());
+        assert_eq!(epoch(&overlapping), epoch(&plain));
+    }
+    let (plain, overlapping) = (plain.batch_size(7), overlapping.batch_size(7));
+    assert_eq!(epoch(&overlapping), epoch(&plain));
+
+    // An iteration that ends early begins nothing; the threads of one that was begun end with the loader.
+    let mut part = overlapping.iter();
+    part.next().unwrap().unwrap();
+    drop(part);
+    assert_eq!(epoch(&overlapping).len(), 4);
+    drop((plain, overlapping));
+    assert_eq!(gone.load(Ordering::SeqCst), 2);
+}

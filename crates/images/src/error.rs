@@ -11,12 +11,12 @@ pub type Result<T, E = ImageError> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum ImageError {
     /// The system could not read a file or a folder.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {cause}", path.display())]
     Read {
         /// The file or folder.
         path: PathBuf,
         /// The system's reason.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The bytes of an image could not be decoded.
     #[error("cannot decode {name}: {detail}")]

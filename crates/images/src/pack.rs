@@ -427,7 +427,7 @@ impl PackedImages {
     /// When the file cannot be read or is not a whole pack.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
-        let unreadable = |source| ImageError::Read { path: path.clone(), source };
+        let unreadable = |cause| ImageError::Read { path: path.clone(), cause };
         let unfit = |what: String| {
             ImageError::InvalidArgument(format!("cannot read {}: {what}", path.display()))
         };
@@ -520,7 +520,7 @@ impl ImageSource for PackedImages {
         })?;
         self.file
             .read_exact_at(pixels, entry.offset)
-            .map_err(|source| ImageError::Read { path: self.path.clone(), source })?;
+            .map_err(|cause| ImageError::Read { path: self.path.clone(), cause })?;
         let (word, bit) = (self.verified.get(index / 64), 1 << (index % 64));
         if word.is_some_and(|word| word.load(Ordering::Relaxed) & bit != 0) {
             return Ok(());

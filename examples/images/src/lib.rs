@@ -97,6 +97,7 @@ impl Common {
             .batch_size(self.batch_size as usize)
             .seed(self.seed.into())
             .threads(self.threads)
+            .overlap_epochs(true)
     }
 }
 

@@ -128,7 +128,7 @@ impl Split {
     pub fn by_list<S: ImageSource>(source: &S, list: impl AsRef<Path>) -> Result<Self> {
         let path = list.as_ref();
         let text = fs::read_to_string(path)
-            .map_err(|source| ImageError::Read { path: path.into(), source })?;
+            .map_err(|cause| ImageError::Read { path: path.into(), cause })?;
         let mut listed: HashMap<&str, bool> = HashMap::new();
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
             listed.insert(line, false);

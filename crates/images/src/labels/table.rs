@@ -190,7 +190,7 @@ impl CsvOptions {
     pub fn read(&self, path: impl AsRef<Path>) -> Result<LabelTable> {
         let path = path.as_ref();
         let file =
-            File::open(path).map_err(|source| ImageError::Read { path: path.into(), source })?;
+            File::open(path).map_err(|cause| ImageError::Read { path: path.into(), cause })?;
         let damaged = |detail| ImageError::Format { path: path.into(), detail };
         let refuse = |error: csv::Error| damaged(error.to_string());
         let mut reader = ReaderBuilder::new()

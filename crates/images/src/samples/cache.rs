@@ -314,7 +314,7 @@ impl RegionReader for StoredImage<'_> {
         self.cache
             .file
             .read_exact_at(pixels, self.entry.offset + rows)
-            .map_err(|source| ImageError::Read { path: self.cache.path.clone(), source })?;
+            .map_err(|cause| ImageError::Read { path: self.cache.path.clone(), cause })?;
         Ok(Region { top: 0, ..region }.into())
     }
 }

@@ -93,7 +93,7 @@ impl ImageSource for ImageFiles {
 
     fn read(&self, index: usize, buffer: &mut Vec<u8>) -> Result<()> {
         let path = self.path(index).ok_or_else(|| no_image(index, self.len()))?;
-        let failed = |source| ImageError::Read { path: path.clone(), source };
+        let failed = |cause| ImageError::Read { path: path.clone(), cause };
         let mut file = File::open(&path).map_err(failed)?;
         let bytes = file.metadata().map_err(failed)?.len();
         reserve(buffer, bytes, &path.to_string_lossy())?;
@@ -198,7 +198,7 @@ impl FindFiles {
 
     /// Finds the images and the folders directly below the root.
     pub(super) fn walk(&self, root: &Path) -> Result<Found> {
-        let unreadable = |path: &Path, source| ImageError::Read { path: path.into(), source };
+        let unreadable = |path: &Path, cause| ImageError::Read { path: path.into(), cause };
         if !fs::metadata(root).map_err(|source| unreadable(root, source))?.is_dir() {
             return Err(unreadable(root, io::ErrorKind::NotADirectory.into()));
         }

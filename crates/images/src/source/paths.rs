@@ -12,7 +12,7 @@ pub(super) fn of_pattern(pattern: &str, extension: &str) -> Result<Vec<PathBuf>>
     if !folder.is_dir() {
         return Ok(expand(pattern)?.into_iter().map(PathBuf::from).collect());
     }
-    let failed = |source| ImageError::Read { path: folder.into(), source };
+    let failed = |cause| ImageError::Read { path: folder.into(), cause };
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();

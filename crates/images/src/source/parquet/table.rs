@@ -37,7 +37,7 @@ impl Default for LabelColumn {
 
 impl Table {
     pub(super) fn open(path: PathBuf) -> Result<Self> {
-        let failed = |source| ImageError::Read { path: path.clone(), source };
+        let failed = |cause| ImageError::Read { path: path.clone(), cause };
         let file = File::open(&path).map_err(failed)?;
         let bytes = file.metadata().map_err(failed)?.len();
         let damaged = |detail: &dyn Display| ImageError::Format {
@@ -68,7 +68,7 @@ impl Table {
     /// Hashes what tells this file from others: its name, its size and its end, where the places and
     /// sizes of all pages are.
     pub(super) fn hash(&self, hasher: &mut Hasher) -> Result<()> {
-        let failed = |source| ImageError::Read { path: self.path.clone(), source };
+        let failed = |cause| ImageError::Read { path: self.path.clone(), cause };
         let mut file = File::open(&self.path).map_err(failed)?;
         let start = self.bytes.saturating_sub(HASHED_END);
         file.seek(SeekFrom::Start(start)).map_err(failed)?;

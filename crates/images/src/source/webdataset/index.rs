@@ -76,7 +76,7 @@ pub(super) fn all(paths: &[PathBuf], rules: &Rules<'_>) -> Result<Vec<ShardIndex
 
 /// Reads the headers of one archive.
 fn shard(path: &Path, rules: &Rules<'_>) -> Result<ShardIndex> {
-    let failed = |source| ImageError::Read { path: path.into(), source };
+    let failed = |cause| ImageError::Read { path: path.into(), cause };
     let damaged = |detail: String| ImageError::Format { path: path.into(), detail };
     let mut file = File::open(path).map_err(failed)?;
     let bytes = file.metadata().map_err(failed)?.len();

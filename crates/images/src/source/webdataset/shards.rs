@@ -44,7 +44,7 @@ impl Shards {
         let path = || self.path(shard).unwrap_or_else(|| Path::new(name)).to_owned();
         self.file(shard)
             .and_then(|file| file.read_exact_at(buffer, span.offset))
-            .map_err(|source| ImageError::Read { path: path(), source })
+            .map_err(|cause| ImageError::Read { path: path(), cause })
     }
 
     /// Returns an archive, open.
