@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use brigade::data::DataError;
 use brigade::models::{Pretrained, ResNet};
 use brigade::prelude::*;
+use brigade::train::LogOptions;
 use brigade::vision::source::ImageFolder;
 use brigade::vision::transforms::{
     CenterCrop, Compose, Normalize, Phase, RandomHorizontalFlip, RandomResizedCrop, Resize,
@@ -46,6 +47,8 @@ fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     // What `brigade launch` has set up; started alone, one process.
     let accelerator = Accelerator::new()?;
+    // Names files that cannot be read, among other things.
+    accelerator.init_logging(&LogOptions::default())?;
     let folder = match &options.data {
         Some(folder) => folder.clone(),
         None => generate(&accelerator, Path::new("photos"), 4, 96)?,
@@ -65,7 +68,7 @@ fn train(
     let (train, valid) = ImageFolder::open_train_valid(folder)?;
     let classes = train.categories().names().to_vec();
 
-    // Files that cannot be read are named in the log, and others take their place.
+    // Other files take the place of those that cannot be read.
     let to_tensor = ToTensor::f32().normalize(Normalize::IMAGENET);
     let crop = RandomResizedCrop::new(options.size).scale(0.35, 1.0);
     let mut train = ImageDataset::from(train)
