@@ -13,7 +13,7 @@ use brigade::vision::transforms::{
     CenterCrop, Compose, Normalize, Phase, RandomHorizontalFlip, RandomResizedCrop, Resize,
     ToTensor,
 };
-use brigade::vision::{CacheOptions, ImageDataset, OnBroken};
+use brigade::vision::{CacheOptions, ImageDataset, OnBroken, check_ranks_agree};
 use clap::Parser;
 
 /// Trains a resnet18 on a folder of photographs with a folder for each class.
@@ -66,6 +66,9 @@ fn train(
 ) -> anyhow::Result<(PreparedModel<ResNet>, f64)> {
     accelerator.set_seed(42);
     let (train, valid) = ImageFolder::open_train_valid(folder)?;
+    // Each process has listed the files for itself: a host with other ones is an error here.
+    check_ranks_agree(&train.fingerprint()?, accelerator.group().as_ref())?;
+    check_ranks_agree(&valid.fingerprint()?, accelerator.group().as_ref())?;
     let classes = train.categories().names().to_vec();
 
     // Other files take the place of those that cannot be read.

@@ -136,10 +136,10 @@ impl Sums {
         let (view, _) = reader.image();
         self.sizes.push((index, view.size()));
         self.pixels += view.size().pixels();
-        // Sums of a row fit 32 bits up to a width of 66,000; a longer one is summed in parts.
-        for row in view.pixels().chunks(3 * 65_536) {
+        // In parts whose sums of values fit 32 bits.
+        for part in view.pixels().chunks(3 * 65_536) {
             let (mut values, mut squares) = ([0_u32; 3], [0_u64; 3]);
-            for pixel in row.as_chunks::<3>().0 {
+            for pixel in part.as_chunks::<3>().0 {
                 for ((value, square), byte) in values.iter_mut().zip(&mut squares).zip(pixel) {
                     *value += u32::from(*byte);
                     *square += u64::from(u32::from(*byte) * u32::from(*byte));

@@ -13,6 +13,61 @@ use crate::source::ImageSource;
 use crate::transforms::{Compose, Phase, ToTensor};
 use crate::{CacheOptions, ImageSamples, OnBroken, Result, VisionError};
 
+/// The methods of data sets whose field `samples` is an [`ImageSamples`], written once.
+macro_rules! sample_methods {
+    () => {
+        /// Sets what is done to each image; to a mask, as far as it moves pixels.
+        #[must_use]
+        pub fn transforms(mut self, transforms: Compose) -> Self {
+            self.samples = self.samples.transforms(transforms);
+            self
+        }
+
+        /// Sets whether transforms draw, or do the same each time.
+        #[must_use]
+        pub fn phase(mut self, phase: Phase) -> Self {
+            self.samples = self.samples.phase(phase);
+            self
+        }
+
+        /// Sets what the images of a batch are as a tensor.
+        #[must_use]
+        pub fn to_tensor(mut self, to_tensor: ToTensor) -> Self {
+            self.to_tensor = to_tensor;
+            self
+        }
+
+        /// Sets what is done about images that cannot be read, or not with what belongs to them.
+        #[must_use]
+        pub fn on_broken(mut self, policy: OnBroken) -> Self {
+            self.samples = self.samples.on_broken(policy);
+            self
+        }
+
+        /// Keeps decoded images in a file from the first epoch on. Masks are decoded each time.
+        #[must_use]
+        pub fn cache(mut self, options: CacheOptions) -> Self {
+            self.samples = self.samples.cache(options);
+            self
+        }
+
+        /// Returns the images that could not be read so far, in their order. Only those that this
+        /// process was asked for.
+        #[must_use]
+        pub fn broken(&self) -> Vec<usize> {
+            self.samples.broken()
+        }
+
+        /// Returns how many samples of an epoch another image took the place of in this process. The
+        /// count is also logged once the next epoch begins or the data set is dropped.
+        #[must_use]
+        pub fn skipped(&self, epoch: u64) -> usize {
+            self.samples.skipped(epoch)
+        }
+    };
+}
+pub(crate) use sample_methods;
+
 /// Images of a source with their labels, as batches `([n, 3, h, w], [n])`: images as [`ToTensor`]
 /// says, labels as `i64`.
 ///
@@ -106,26 +161,7 @@ impl<S> From<ImageSamples<S>> for ImageDataset<S> {
 }
 
 impl<S> ImageDataset<S> {
-    /// Sets what is done to each image.
-    #[must_use]
-    pub fn transforms(mut self, transforms: Compose) -> Self {
-        self.samples = self.samples.transforms(transforms);
-        self
-    }
-
-    /// Sets whether transforms draw, or do the same each time.
-    #[must_use]
-    pub fn phase(mut self, phase: Phase) -> Self {
-        self.samples = self.samples.phase(phase);
-        self
-    }
-
-    /// Sets what the images of a batch are as a tensor.
-    #[must_use]
-    pub fn to_tensor(mut self, to_tensor: ToTensor) -> Self {
-        self.to_tensor = to_tensor;
-        self
-    }
+    sample_methods!();
 
     /// Sets how images are decoded.
     #[must_use]
@@ -149,20 +185,6 @@ impl<S> ImageDataset<S> {
         self
     }
 
-    /// Sets what is done about images that cannot be read.
-    #[must_use]
-    pub fn on_broken(mut self, policy: OnBroken) -> Self {
-        self.samples = self.samples.on_broken(policy);
-        self
-    }
-
-    /// Keeps decoded images in a file from the first epoch on.
-    #[must_use]
-    pub fn cache(mut self, options: CacheOptions) -> Self {
-        self.samples = self.samples.cache(options);
-        self
-    }
-
     /// Returns the source.
     #[must_use]
     pub fn source(&self) -> &S {
@@ -173,20 +195,6 @@ impl<S> ImageDataset<S> {
     #[must_use]
     pub fn labels(&self) -> &[i64] {
         self.samples.labels()
-    }
-
-    /// Returns the images that could not be read so far, in their order. Only those that this
-    /// process was asked for.
-    #[must_use]
-    pub fn broken(&self) -> Vec<usize> {
-        self.samples.broken()
-    }
-
-    /// Returns how many samples of an epoch another image took the place of in this process. The
-    /// count is also logged once the next epoch begins or the data set is dropped.
-    #[must_use]
-    pub fn skipped(&self, epoch: u64) -> usize {
-        self.samples.skipped(epoch)
     }
 }
 

@@ -8,7 +8,7 @@ use brigade_images::decode::Decoder;
 use brigade_images::{ImageError, Size};
 use brigade_torch::Tensor;
 
-use crate::dataset::Readers;
+use crate::dataset::{Readers, sample_methods};
 use crate::decode::DecodeOptions;
 use crate::source::{ImageFiles, ImageSource};
 use crate::transforms::{Compose, Phase, ToTensor};
@@ -109,46 +109,13 @@ impl SegmentationDataset<ImageFiles, ImageFiles> {
 }
 
 impl<S, M> SegmentationDataset<S, M> {
-    /// Sets what is done to each image, and to its mask as far as it moves pixels.
-    #[must_use]
-    pub fn transforms(mut self, transforms: Compose) -> Self {
-        self.samples = self.samples.transforms(transforms);
-        self
-    }
-
-    /// Sets whether transforms draw, or do the same each time.
-    #[must_use]
-    pub fn phase(mut self, phase: Phase) -> Self {
-        self.samples = self.samples.phase(phase);
-        self
-    }
-
-    /// Sets what the images of a batch are as a tensor.
-    #[must_use]
-    pub fn to_tensor(mut self, to_tensor: ToTensor) -> Self {
-        self.to_tensor = to_tensor;
-        self
-    }
+    sample_methods!();
 
     /// Sets how images and masks are decoded.
     #[must_use]
     pub fn decode(mut self, options: DecodeOptions) -> Self {
         self.samples = self.samples.decode(options.clone());
         self.decode = options;
-        self
-    }
-
-    /// Sets what is done about images and masks that cannot be read, or do not belong together.
-    #[must_use]
-    pub fn on_broken(mut self, policy: OnBroken) -> Self {
-        self.samples = self.samples.on_broken(policy);
-        self
-    }
-
-    /// Keeps decoded images in a file from the first epoch on. Masks are decoded each time.
-    #[must_use]
-    pub fn cache(mut self, options: CacheOptions) -> Self {
-        self.samples = self.samples.cache(options);
         self
     }
 
@@ -178,18 +145,6 @@ impl<S, M> SegmentationDataset<S, M> {
     #[must_use]
     pub fn masks(&self) -> &M {
         &self.masks
-    }
-
-    /// Returns the images that could not be read so far, or not with their masks, in their order.
-    #[must_use]
-    pub fn broken(&self) -> Vec<usize> {
-        self.samples.broken()
-    }
-
-    /// Returns how many samples of an epoch another image took the place of in this process.
-    #[must_use]
-    pub fn skipped(&self, epoch: u64) -> usize {
-        self.samples.skipped(epoch)
     }
 }
 

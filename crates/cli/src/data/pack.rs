@@ -7,7 +7,7 @@ use brigade_images::transforms::Compose;
 use brigade_images::{ImageError, OnBroken, Packer};
 use clap::Args;
 
-use super::{Progress, SourceArgs, broken_lines, count, threads, transforms, with_part};
+use super::{Progress, SourceArgs, broken_lines, count, transforms, with_part};
 use crate::config::Usage;
 
 /// Write images, decoded and transformed once, into one file
@@ -40,8 +40,7 @@ pub(crate) struct PackArgs {
 impl PackArgs {
     pub(super) fn run(&self) -> anyhow::Result<String> {
         let policy = if self.skip_broken { OnBroken::Skip } else { OnBroken::Fail };
-        let packer =
-            Packer::new().transforms(self.transforms.clone()).threads(threads()).on_broken(policy);
+        let packer = Packer::new().transforms(self.transforms.clone()).on_broken(policy);
         let mut text = String::new();
         for part in self.source.open()? {
             let path = with_part(&self.output()?, part.name);

@@ -7,7 +7,7 @@ use brigade::vision::source::ImageFolder;
 use brigade::vision::transforms::{
     CenterCrop, Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor,
 };
-use brigade::vision::{ImageDataset, Size};
+use brigade::vision::{ImageDataset, Size, check_ranks_agree};
 use clap::Parser;
 use images::Common;
 
@@ -28,6 +28,8 @@ fn main() -> anyhow::Result<()> {
 
     let folder = common.folder(&accelerator)?;
     let (train, valid) = ImageFolder::open_train_valid(folder)?;
+    check_ranks_agree(&train.fingerprint()?, accelerator.group().as_ref())?;
+    check_ranks_agree(&valid.fingerprint()?, accelerator.group().as_ref())?;
     let classes = train.categories().len() as i64;
     let to_tensor = ToTensor::f32().normalize(Normalize::IMAGENET);
     let mut train = ImageDataset::from(train)

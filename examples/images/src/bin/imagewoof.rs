@@ -4,13 +4,13 @@
 
 use brigade::models::XResNet;
 use brigade::prelude::*;
-use brigade::vision::ImageDataset;
 use brigade::vision::augment::{Augment, Mix};
 use brigade::vision::source::ImageFolder;
 use brigade::vision::transforms::Phase;
 use brigade::vision::transforms::{
     Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, ToTensor,
 };
+use brigade::vision::{ImageDataset, check_ranks_agree};
 use clap::Parser;
 use images::Common;
 use tch::Reduction;
@@ -35,6 +35,8 @@ fn main() -> anyhow::Result<()> {
 
     let folder = common.folder(&accelerator)?;
     let (train, valid) = ImageFolder::open_train_valid(folder)?;
+    check_ranks_agree(&train.fingerprint()?, accelerator.group().as_ref())?;
+    check_ranks_agree(&valid.fingerprint()?, accelerator.group().as_ref())?;
     let classes = train.categories().len() as i64;
     let crop = RandomResizedCrop::fastai(common.size);
     let to_tensor = ToTensor::f32().normalize(Normalize::IMAGENET);

@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use brigade::data::DataError;
 use brigade::models::{Hub, ImageClassifier, Pretrained, cached_hub_file};
 use brigade::prelude::*;
-use brigade::vision::ImageDataset;
 use brigade::vision::augment::Augment;
 use brigade::vision::labels::{Labelled, Labeller, Split};
 use brigade::vision::source::ImageFiles;
 use brigade::vision::transforms::{Compose, Normalize, RandomResizedCrop, Resize, ToTensor};
+use brigade::vision::{ImageDataset, check_ranks_agree};
 use clap::Parser;
 use images::Common;
 
@@ -43,6 +43,7 @@ fn main() -> anyhow::Result<()> {
 
     let files = ImageFiles::find(common.flat_folder(&accelerator)?)?;
     let pets = Labelled::of(files, &Labeller::regex(r"^(.+)_\d+\.")?)?;
+    check_ranks_agree(&pets.fingerprint()?, accelerator.group().as_ref())?;
     let split = Split::random(pets.len(), 0.2, common.seed.into())?;
     let classes = pets.categories().len() as i64;
     let (train, valid) = pets.split(split)?;
