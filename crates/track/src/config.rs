@@ -19,7 +19,7 @@ use crate::{Result, TrackError, Value};
 /// );
 /// # Ok::<(), brigade_track::TrackError>(())
 /// ```
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Config(Node);
 

@@ -28,6 +28,15 @@ pub enum TrackError {
         /// What was found.
         reason: String,
     },
+    /// A folder in which no run was found.
+    #[error(
+        "{folder} holds no run: a run is a file .jsonl, as the tracker JsonLines writes it",
+        folder = .folder.display()
+    )]
+    NoRun {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// A project whose name makes no file.
     #[error(
         "the project {project:?} names no file: use a name that is not empty, has no / and does not begin with a dot"

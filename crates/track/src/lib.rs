@@ -6,6 +6,8 @@
 //! - [`Mlflow`]: a run on an MLflow server, sent by a thread of its own.
 //! - Anything else: implement [`Tracker`].
 //!
+//! [`reader`] reads what [`JsonLines`] writes, also while it grows.
+//!
 //! There is no libtorch here, and no rank: `brigade-train` calls a tracker on rank 0 only. The time of
 //! a point is an argument, so that what is written is a function of what is given.
 //!
@@ -29,6 +31,7 @@ mod error;
 mod image;
 mod json_lines;
 mod mlflow;
+pub mod reader;
 mod run;
 mod table;
 mod tensorboard;
