@@ -43,6 +43,7 @@
 mod error;
 mod hooks;
 mod init;
+mod into_model;
 mod layer_context;
 mod layers;
 mod model;
@@ -62,6 +63,7 @@ pub use brigade_torch::{NamedTensor, Trainable};
 pub use error::{Error, Result};
 pub use hooks::{ForwardHook, Named, NamedGroup};
 pub use init::Init;
+pub use into_model::IntoModel;
 pub use layers::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
     EmbeddingOptions, Flatten, LayerNorm, LayerNormOptions, Linear, LinearOptions, MaxPool2d, Relu,

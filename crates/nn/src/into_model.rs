@@ -1,0 +1,54 @@
+//! What can become a model: one that is built, or the constructor of one.
+
+use crate::{Model, ParamPath, Result};
+
+/// A [`Model`], or a constructor that [`Model::new`] takes, for functions that accept both.
+///
+/// ```
+/// use brigade_nn::{IntoModel, Linear, Model, ParamPath, Result};
+///
+/// fn size(model: impl IntoModel) -> Result<usize> {
+///     Ok(model.into_model()?.num_parameters())
+/// }
+///
+/// fn classifier(path: &ParamPath) -> Linear {
+///     Linear::new(path, 784, 10)
+/// }
+///
+/// assert_eq!(size(classifier)?, 7850);
+/// assert_eq!(size(|path: &ParamPath| Linear::new(path, 784, 10))?, 7850);
+/// assert_eq!(size(Model::new(classifier)?)?, 7850);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+///
+/// The parameter of a closure needs its type: Rust infers it only where a function asks for a closure and
+/// nothing else.
+pub trait IntoModel {
+    /// The module of the model.
+    type Module;
+
+    /// Gives the model as it is, or builds it in 32-bit floats on the CPU.
+    ///
+    /// # Errors
+    /// Those of [`Model::new`], for a constructor.
+    fn into_model(self) -> Result<Model<Self::Module>>;
+}
+
+impl<M> IntoModel for Model<M> {
+    type Module = M;
+
+    fn into_model(self) -> Result<Self> {
+        Ok(self)
+    }
+}
+
+impl<F, M> IntoModel for F
+where
+    F: FnOnce(&ParamPath<'_>) -> M,
+{
+    type Module = M;
+
+    fn into_model(self) -> Result<Model<M>> {
+        Model::new(self)
+    }
+}
