@@ -45,6 +45,7 @@ mod hooks;
 mod init;
 mod into_model;
 mod layer_context;
+mod layer_groups;
 mod layers;
 mod model;
 mod module;
@@ -64,6 +65,7 @@ pub use error::{Error, Result};
 pub use hooks::{ForwardHook, Named, NamedGroup};
 pub use init::Init;
 pub use into_model::IntoModel;
+pub use layer_groups::LayerGroups;
 pub use layers::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
     EmbeddingOptions, Flatten, LayerNorm, LayerNormOptions, Linear, LinearOptions, MaxPool2d, Relu,

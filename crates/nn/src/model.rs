@@ -6,6 +6,7 @@ pub(crate) use load::Shapes;
 
 use std::any::Any;
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -42,6 +43,8 @@ pub struct Model<M> {
     statistics: SharedStatistics,
     pub(crate) hooks: Hooks,
     pub(crate) layers: Vec<String>,
+    pub(crate) norms: HashSet<String>,
+    pub(crate) adopted: HashSet<String>,
     device: Device,
     kind: Kind,
 }
@@ -95,8 +98,18 @@ impl ModelBuilder {
         let _ = make_products_reproducible();
         let registry = RefCell::new(ParamRegistry::new(self.kind));
         let module = constructor(&ParamPath::root(&registry));
-        let ParamRegistry { entries, problems, training, held, statistics, hooks, layers, .. } =
-            registry.into_inner();
+        let ParamRegistry {
+            entries,
+            problems,
+            training,
+            held,
+            statistics,
+            hooks,
+            layers,
+            norms,
+            adopted,
+            ..
+        } = registry.into_inner();
         if !problems.is_empty() {
             return Err(Error::Build { problems });
         }
@@ -108,6 +121,8 @@ impl ModelBuilder {
             statistics,
             hooks,
             layers,
+            norms,
+            adopted,
             device: self.device,
             kind: self.kind,
         };

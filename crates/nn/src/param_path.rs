@@ -203,6 +203,12 @@ impl<'a> ParamPath<'a> {
         LayerContext { name: self.prefix.clone(), hooks: registry.hooks.clone() }
     }
 
+    /// Registers a layer that is a normalisation.
+    pub(crate) fn norm_layer(&self) -> LayerContext {
+        self.registry.borrow_mut().norms.insert(self.prefix.clone());
+        self.layer()
+    }
+
     /// Notes a problem with what the caller asked for; `Model::new` will fail and list it.
     pub fn reject(&self, problem: impl Display) {
         let problem = format!("{}: {problem}", shown(&self.prefix));
@@ -243,7 +249,10 @@ impl<'a> ParamPath<'a> {
         };
         match problem {
             Some(problem) => self.reject_at(name, problem),
-            None => self.register(name, tensor, role),
+            None => {
+                self.register(name, tensor, role);
+                self.registry.borrow_mut().adopted.insert(self.full_name(name));
+            }
         }
     }
 

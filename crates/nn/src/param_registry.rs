@@ -19,6 +19,10 @@ pub(crate) struct ParamRegistry {
     pub(crate) hooks: Hooks,
     /// Of the layers that call hooks.
     pub(crate) layers: Vec<String>,
+    /// Names of the layers that are normalisations.
+    pub(crate) norms: HashSet<String>,
+    /// Names of tensors that something else made, of whose layers nothing is known.
+    pub(crate) adopted: HashSet<String>,
     pub(crate) entries: Vec<Entry>,
     pub(crate) problems: Vec<String>,
     names: HashSet<String>,
@@ -52,6 +56,8 @@ impl ParamRegistry {
             statistics: SharedStatistics::default(),
             hooks: Hooks::default(),
             layers: Vec::new(),
+            norms: HashSet::new(),
+            adopted: HashSet::new(),
             entries: Vec::new(),
             problems: Vec::new(),
             names: HashSet::new(),

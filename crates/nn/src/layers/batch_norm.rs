@@ -210,7 +210,7 @@ impl BatchNorm {
             num_batches_tracked: path.buffer("num_batches_tracked", &Tensor::from(0i64)),
             training: path.training(),
             statistics: path.shared_statistics().for_a_layer(),
-            context: path.layer(),
+            context: path.norm_layer(),
             options,
         }
     }

@@ -67,7 +67,7 @@ impl LayerNorm {
             weight: affine.then(|| path.parameter("weight", shape, Init::Ones)),
             bias: (affine && bias).then(|| path.parameter("bias", shape, Init::Zeros)),
             eps,
-            context: path.layer(),
+            context: path.norm_layer(),
         }
     }
 }

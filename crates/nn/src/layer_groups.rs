@@ -1,0 +1,93 @@
+//! A module's own division into groups of layers, and what belongs to normalisations.
+
+use crate::{Model, Result};
+
+/// A module that knows how to divide its layers for transfer learning: into groups from the input to the
+/// output, which are frozen, and have their learning rates, each as one (fastai's `splitter`).
+///
+/// ```
+/// use brigade_nn::{LayerGroups, Linear, Model, ParamPath};
+///
+/// struct Net(Linear, Linear);
+///
+/// impl Net {
+///     fn new(path: &ParamPath) -> Self {
+///         Self(Linear::new(path / "body", 8, 8), Linear::new(path / "head", 8, 2))
+///     }
+/// }
+///
+/// impl LayerGroups for Net {
+///     fn layer_groups(&self) -> Vec<Vec<String>> {
+///         vec![vec!["body".to_owned()], vec!["head".to_owned()]]
+///     }
+/// }
+///
+/// let groups = Model::new(Net::new)?.param_groups()?;
+/// assert_eq!(groups, [["body.weight", "body.bias"], ["head.weight", "head.bias"]]);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+pub trait LayerGroups {
+    /// The names of the modules, or parameters, of each group, below the module's own path. Every parameter
+    /// is below one of them.
+    fn layer_groups(&self) -> Vec<Vec<String>>;
+}
+
+impl<M: LayerGroups> Model<M> {
+    /// Returns the names of the parameters of each of the module's groups, in the model's order.
+    ///
+    /// # Errors
+    /// Those of [`Model::parameter_groups`], for a module whose groups do not cover its parameters.
+    pub fn param_groups(&self) -> Result<Vec<Vec<String>>> {
+        let groups = self.module().layer_groups();
+        let modules: Vec<Vec<&str>> =
+            groups.iter().map(|group| group.iter().map(String::as_str).collect()).collect();
+        let names: Vec<String> = (0..groups.len()).map(|number| number.to_string()).collect();
+        let named: Vec<(&str, &[&str])> = names
+            .iter()
+            .zip(&modules)
+            .map(|(name, modules)| (name.as_str(), modules.as_slice()))
+            .collect();
+        let split = self.parameter_groups(&named)?;
+        Ok(split
+            .into_iter()
+            .map(|group| group.parameters.into_iter().map(|parameter| parameter.name).collect())
+            .collect())
+    }
+}
+
+impl<M> Model<M> {
+    /// Returns the names of the parameters of normalisations, in the model's order: those of
+    /// [`crate::BatchNorm1d`], [`crate::BatchNorm2d`] and [`crate::LayerNorm`]. They are what fastai keeps
+    /// trainable in frozen groups (`train_bn`) and spares weight decay.
+    ///
+    /// Of tensors that something else made ([`crate::ParamPath::adopt_parameter`], TorchScript, `tch::nn`)
+    /// the layer is unknown; a `weight` of one dimension with a `bias` of the same shape beside it is taken
+    /// for a normalisation's.
+    ///
+    /// ```
+    /// use brigade_nn::{LayerNorm, Linear, Model, ParamPath};
+    /// let model = Model::new(|p: &ParamPath| {
+    ///     (Linear::new(p / "fc", 4, 8), LayerNorm::new(p / "norm", &[8]))
+    /// })?;
+    /// assert_eq!(model.norm_parameters(), ["norm.weight", "norm.bias"]);
+    /// # Ok::<(), brigade_nn::Error>(())
+    /// ```
+    #[must_use]
+    pub fn norm_parameters(&self) -> Vec<String> {
+        let parameters = self.parameters();
+        let vector = |layer: &str, leaf: &str| {
+            let name = if layer.is_empty() { leaf.to_owned() } else { format!("{layer}.{leaf}") };
+            let found = parameters.iter().find(|parameter| parameter.name == name);
+            found.map(|parameter| parameter.tensor.size()).filter(|shape| shape.len() == 1)
+        };
+        let is_norm = |name: &str| {
+            let (layer, leaf) = name.rsplit_once('.').unwrap_or(("", name));
+            if !self.adopted.contains(name) {
+                return self.norms.contains(layer);
+            }
+            let weight = vector(layer, "weight");
+            matches!(leaf, "weight" | "bias") && weight.is_some() && weight == vector(layer, "bias")
+        };
+        parameters.iter().map(|it| it.name.clone()).filter(|name| is_norm(name)).collect()
+    }
+}

@@ -1,0 +1,54 @@
+//! Which parameters belong to normalisations, and a module's own groups.
+
+#![allow(clippy::unwrap_used)] // tests
+
+use brigade_nn::{BatchNorm2d, Init, LayerGroups, Linear, Model, ParamPath};
+use tch::{Device, Kind, Tensor};
+
+const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+#[test]
+fn normalisations_are_known_by_their_layer_and_of_adopted_tensors_by_their_shape() {
+    let vector = || Tensor::ones([4], FLOAT).set_requires_grad(true);
+    let matrix = Tensor::ones([4, 4], FLOAT).set_requires_grad(true);
+    let model = Model::new(|p: &ParamPath<'_>| {
+        // A PReLU and a layer of the model's own: vectors, and no normalisations.
+        let _ = (p / "prelu").parameter("weight", &[4], Init::Constant(0.25));
+        let scale = p / "scale";
+        let _ = (
+            scale.parameter("weight", &[4], Init::Ones),
+            scale.parameter("bias", &[4], Init::Zeros),
+        );
+        let foreign = p / "foreign";
+        foreign.adopt_parameter("fc.weight", &matrix);
+        foreign.adopt_parameter("fc.bias", &vector());
+        foreign.adopt_parameter("norm.weight", &vector());
+        foreign.adopt_parameter("norm.bias", &vector());
+        foreign.adopt_parameter("prelu.weight", &vector());
+        BatchNorm2d::new(p / "bn", 4)
+    })
+    .unwrap();
+    let expected = ["foreign.norm.weight", "foreign.norm.bias", "bn.weight", "bn.bias"];
+    assert_eq!(model.norm_parameters(), expected);
+}
+
+#[test]
+fn groups_of_layers_cover_every_parameter() {
+    struct Net;
+    impl LayerGroups for Net {
+        fn layer_groups(&self) -> Vec<Vec<String>> {
+            vec![vec!["stem".to_owned(), "body".to_owned()], vec!["head".to_owned()]]
+        }
+    }
+    let net = |names: &'static [&'static str]| {
+        move |p: &ParamPath<'_>| {
+            names.iter().for_each(|name| drop(Linear::new(p / name, 2, 2)));
+            Net
+        }
+    };
+    let groups = Model::new(net(&["stem", "head", "body"])).unwrap().param_groups().unwrap();
+    let body = ["stem.weight", "stem.bias", "body.weight", "body.bias"];
+    assert_eq!(groups, [body.as_slice(), &["head.weight", "head.bias"]]);
+    let error = Model::new(net(&["stem", "head", "body", "tail"])).unwrap().param_groups();
+    assert!(error.unwrap_err().to_string().contains("tail.weight"));
+}
