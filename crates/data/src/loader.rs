@@ -113,18 +113,6 @@ impl<D> DataLoader<D> {
         self
     }
 
-    /// Shares everything, the position included.
-    fn share(&self) -> Self {
-        Self {
-            dataset: Arc::clone(&self.dataset),
-            order: self.order.clone(),
-            options: self.options,
-            position: self.position,
-            progress: Arc::clone(&self.progress),
-            upcoming: Arc::clone(&self.upcoming),
-        }
-    }
-
     /// Visits the samples in an order that is new in each epoch.
     #[must_use]
     pub fn shuffle(mut self, shuffle: bool) -> Self {
@@ -183,6 +171,21 @@ impl<D> DataLoader<D> {
     #[must_use]
     pub fn world(&self) -> usize {
         self.position.world
+    }
+}
+
+/// A second handle of the same data and of the same position: an epoch that one of them begins is the other's
+/// as well. Options that are set afterwards are its own.
+impl<D> Clone for DataLoader<D> {
+    fn clone(&self) -> Self {
+        Self {
+            dataset: Arc::clone(&self.dataset),
+            order: self.order.clone(),
+            options: self.options,
+            position: self.position,
+            progress: Arc::clone(&self.progress),
+            upcoming: Arc::clone(&self.upcoming),
+        }
     }
 }
 
@@ -331,7 +334,7 @@ impl<D: BatchedDataset + 'static> DataLoader<D> {
         match begun {
             Ok(mut batches) => {
                 if self.options.overlap_epochs && self.options.threads > 0 {
-                    let loader = self.share();
+                    let loader = self.clone();
                     batches.before_last = Some(Box::new(move || loader.begin_early(epoch + 1)));
                 }
                 let remaining = batches.end - batches.next;

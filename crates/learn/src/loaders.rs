@@ -1,0 +1,409 @@
+//! Data as the Learner takes it: loaders for training and validation, and what their batches mean.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use brigade_data::{Batch, BatchedDataset, DataLoader};
+use brigade_torch::TensorTree;
+use brigade_train::{Accelerator, DataLoaderConfiguration, PreparedLoader};
+use tch::Tensor;
+
+use crate::error::{Error, Result};
+use crate::loss::Loss;
+
+/// What a model's forward takes: a tensor, or a tuple of two or three.
+pub trait ModelInput: Sized + 'static {
+    /// The form in which a forward borrows it.
+    type Ref<'a>;
+
+    /// Gives up its tensors, in order.
+    fn into_tensors(self) -> Vec<Tensor>;
+
+    /// Borrows it from its tensors; `None` when there are not as many.
+    fn borrowed(tensors: &[Tensor]) -> Option<Self::Ref<'_>>;
+}
+
+impl ModelInput for Tensor {
+    type Ref<'a> = &'a Tensor;
+
+    fn into_tensors(self) -> Vec<Tensor> {
+        vec![self]
+    }
+
+    fn borrowed(tensors: &[Tensor]) -> Option<&Tensor> {
+        match tensors {
+            [tensor] => Some(tensor),
+            _ => None,
+        }
+    }
+}
+
+impl ModelInput for (Tensor, Tensor) {
+    type Ref<'a> = (&'a Tensor, &'a Tensor);
+
+    fn into_tensors(self) -> Vec<Tensor> {
+        vec![self.0, self.1]
+    }
+
+    fn borrowed(tensors: &[Tensor]) -> Option<Self::Ref<'_>> {
+        match tensors {
+            [first, second] => Some((first, second)),
+            _ => None,
+        }
+    }
+}
+
+impl ModelInput for (Tensor, Tensor, Tensor) {
+    type Ref<'a> = (&'a Tensor, &'a Tensor, &'a Tensor);
+
+    fn into_tensors(self) -> Vec<Tensor> {
+        vec![self.0, self.1, self.2]
+    }
+
+    fn borrowed(tensors: &[Tensor]) -> Option<Self::Ref<'_>> {
+        match tensors {
+            [first, second, third] => Some((first, second, third)),
+            _ => None,
+        }
+    }
+}
+
+/// What a batch has besides the model's input: a tensor of targets, or nothing (`()`), as when a model only
+/// predicts.
+pub trait Target: Sized + 'static {
+    /// Gives up its tensor.
+    fn into_target(self) -> Option<Tensor>;
+}
+
+impl Target for Tensor {
+    fn into_target(self) -> Option<Tensor> {
+        Some(self)
+    }
+}
+
+impl Target for () {
+    fn into_target(self) -> Option<Tensor> {
+        None
+    }
+}
+
+/// A batch whose tensors have no types of their own any more: what callbacks see.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) inputs: Vec<Tensor>,
+    pub(crate) target: Option<Tensor>,
+}
+
+/// Turns a loader's batch, on its device, into input and targets.
+type Split<B> = Arc<dyn Fn(B) -> Result<Parts> + Send + Sync>;
+
+/// One item to predict: what [`Learner::predict`](crate::Learner::predict) takes.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Item {
+    /// A file, such as an image.
+    File(PathBuf),
+    /// An encoded image or another file's bytes.
+    Bytes(Vec<u8>),
+    /// The model's input without the dimension of the batch.
+    Tensors(Vec<Tensor>),
+}
+
+impl From<PathBuf> for Item {
+    fn from(path: PathBuf) -> Self {
+        Self::File(path)
+    }
+}
+
+impl From<&std::path::Path> for Item {
+    fn from(path: &std::path::Path) -> Self {
+        Self::File(path.to_owned())
+    }
+}
+
+impl From<&str> for Item {
+    fn from(path: &str) -> Self {
+        Self::File(path.into())
+    }
+}
+
+impl From<Vec<u8>> for Item {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl From<Tensor> for Item {
+    fn from(input: Tensor) -> Self {
+        Self::Tensors(vec![input])
+    }
+}
+
+/// A picture of an item: `width * height` pixels of three bytes, row by row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Picture {
+    /// Pixels in a row.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+    /// Red, green and blue of each pixel.
+    pub rgb: Vec<u8>,
+}
+
+/// How single items become the model's input and are shown, and how that is written down: the part of the data
+/// that a saved Learner needs to predict.
+pub trait ItemCodec: fmt::Debug + Send + Sync {
+    /// Makes the model's input of one item, with a batch dimension of 1, transformed as in validation.
+    ///
+    /// # Errors
+    /// When the item cannot be read.
+    fn encode(&self, item: &Item) -> Result<Vec<Tensor>>;
+
+    /// Draws a row of a batch, with what was done to make it a model's input undone (normalisation); `None`
+    /// where it is no picture.
+    ///
+    /// # Errors
+    /// When the tensors are not such a batch.
+    fn picture(&self, inputs: &[Tensor], row: i64) -> Result<Option<Picture>>;
+
+    /// Returns the codec's kind, and its settings as JSON, from which it can be made again.
+    fn describe(&self) -> (&'static str, serde_json::Value);
+}
+
+/// Loaders for training and validation, whose batches are `(X, target)`.
+///
+/// ```
+/// use brigade_data::{DataLoader, TensorDataset};
+/// use brigade_learn::Loaders;
+/// use tch::{Device, Kind, Tensor};
+///
+/// let data = |rows: i64| {
+///     let inputs = Tensor::rand([rows, 4], (Kind::Float, Device::Cpu));
+///     let labels = inputs.argmax(-1, false);
+///     TensorDataset::new((inputs, labels))
+/// };
+/// let train = DataLoader::new(data(100)?).batch_size(10).shuffle(true);
+/// let valid = DataLoader::new(data(30)?).batch_size(10);
+/// let data = Loaders::new(train, valid)?.classes(["a", "b", "c", "d"]);
+/// assert_eq!(data.train_batches(), 10);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Loaders<X = Tensor> {
+    pub(crate) train: Box<dyn BatchSource>,
+    pub(crate) valid: Option<Box<dyn BatchSource>>,
+    pub(crate) classes: Option<Arc<[String]>>,
+    pub(crate) loss: Option<Arc<dyn Loss>>,
+    pub(crate) codec: Option<Arc<dyn ItemCodec>>,
+    input: PhantomData<fn(X)>,
+}
+
+impl<X: ModelInput> Loaders<X> {
+    /// Takes loaders whose batches are `(X, target)`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a loader without a sample.
+    pub fn new<D, E, Y, Z>(train: DataLoader<D>, valid: DataLoader<E>) -> Result<Self>
+    where
+        D: BatchedDataset<Batch = (X, Y)> + 'static,
+        E: BatchedDataset<Batch = (X, Z)> + 'static,
+        (X, Y): TensorTree<Owned = (X, Y)>,
+        (X, Z): TensorTree<Owned = (X, Z)>,
+        Y: Target,
+        Z: Target,
+    {
+        Self::with(train, Ok, valid, Ok)
+    }
+
+    /// Takes loaders with a function each that makes `(X, target)` of a batch, on the batch's device: where
+    /// transforms of batches run, such as those of `brigade_vision::augment`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a loader without a sample.
+    pub fn with<D, E, Y, Z>(
+        train: DataLoader<D>,
+        split_train: impl Fn(D::Batch) -> Result<(X, Y)> + Send + Sync + 'static,
+        valid: DataLoader<E>,
+        split_valid: impl Fn(E::Batch) -> Result<(X, Z)> + Send + Sync + 'static,
+    ) -> Result<Self>
+    where
+        D: BatchedDataset + 'static,
+        E: BatchedDataset + 'static,
+        D::Batch: TensorTree<Owned = D::Batch>,
+        E::Batch: TensorTree<Owned = E::Batch>,
+        Y: Target,
+        Z: Target,
+    {
+        Ok(Self {
+            train: source("training", train, split_train)?,
+            valid: Some(source("validation", valid, split_valid)?),
+            classes: None,
+            loss: None,
+            codec: None,
+            input: PhantomData,
+        })
+    }
+
+    /// Takes a loader for training and none for validation: epochs then have no validation.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a loader without a sample.
+    pub fn train_only<D, Y>(train: DataLoader<D>) -> Result<Self>
+    where
+        D: BatchedDataset<Batch = (X, Y)> + 'static,
+        (X, Y): TensorTree<Owned = (X, Y)>,
+        Y: Target,
+    {
+        Ok(Self {
+            train: source("training", train, Ok)?,
+            valid: None,
+            classes: None,
+            loss: None,
+            codec: None,
+            input: PhantomData,
+        })
+    }
+}
+
+impl<X> Loaders<X> {
+    /// Names the classes that targets are numbers of (fastai's vocabulary).
+    #[must_use]
+    pub fn classes<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        self.classes = Some(names.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Sets the loss that belongs to the targets; the Learner's own setting wins.
+    #[must_use]
+    pub fn loss(mut self, loss: impl Loss + 'static) -> Self {
+        self.loss = Some(Arc::new(loss));
+        self
+    }
+
+    /// Sets how single items are read and shown.
+    #[must_use]
+    pub fn codec(mut self, codec: impl ItemCodec + 'static) -> Self {
+        self.codec = Some(Arc::new(codec));
+        self
+    }
+
+    /// Returns the names of the classes.
+    #[must_use]
+    pub fn class_names(&self) -> Option<&[String]> {
+        self.classes.as_deref()
+    }
+
+    /// Returns the number of training batches of this process in an epoch; of all of them before the Learner has
+    /// shared them out.
+    #[must_use]
+    pub fn train_batches(&self) -> usize {
+        self.train.batches()
+    }
+
+    /// Returns the number of validation batches; 0 without validation.
+    #[must_use]
+    pub fn valid_batches(&self) -> usize {
+        self.valid.as_ref().map_or(0, |valid| valid.batches())
+    }
+}
+
+impl<X> fmt::Debug for Loaders<X> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loaders")
+            .field("train_batches", &self.train_batches())
+            .field("valid_batches", &self.valid_batches())
+            .field("classes", &self.classes)
+            .field("codec", &self.codec)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A loader whose batches have lost their type.
+pub(crate) trait BatchSource {
+    /// Shares it out among the ranks: for training by the Accelerator's rules, and into its checkpoints; for
+    /// validation batch by batch, without duplicates.
+    fn prepare(&self, accelerator: &Accelerator, training: bool) -> Result<Box<dyn PreparedSource>>;
+    fn batches(&self) -> usize;
+    fn samples(&self) -> usize;
+}
+
+/// A loader that was shared out.
+pub(crate) trait PreparedSource {
+    fn begin(&self) -> Box<dyn Iterator<Item = Result<Batch<Parts>>>>;
+    fn batches(&self) -> usize;
+}
+
+struct Source<D: BatchedDataset> {
+    loader: DataLoader<D>,
+    split: Split<D::Batch>,
+}
+
+struct Prepared<D: BatchedDataset> {
+    loader: PreparedLoader<DataLoader<D>>,
+    split: Split<D::Batch>,
+}
+
+fn source<D, X, Y>(
+    what: &str,
+    loader: DataLoader<D>,
+    split: impl Fn(D::Batch) -> Result<(X, Y)> + Send + Sync + 'static,
+) -> Result<Box<dyn BatchSource>>
+where
+    D: BatchedDataset + 'static,
+    D::Batch: TensorTree<Owned = D::Batch>,
+    X: ModelInput,
+    Y: Target,
+{
+    if loader.dataset().num_samples() == 0 {
+        return Err(Error::InvalidArgument(format!(
+            "the {what} loader has no sample; look at the folder, the filters and the split"
+        )));
+    }
+    let split: Split<D::Batch> = Arc::new(move |batch| {
+        let (input, target) = split(batch)?;
+        Ok(Parts { inputs: input.into_tensors(), target: target.into_target() })
+    });
+    Ok(Box::new(Source { loader, split }))
+}
+
+impl<D> BatchSource for Source<D>
+where
+    D: BatchedDataset + 'static,
+    D::Batch: TensorTree<Owned = D::Batch>,
+{
+    fn prepare(&self, accelerator: &Accelerator, training: bool) -> Result<Box<dyn PreparedSource>> {
+        // A handle of the same loader: its epoch goes on from fit to fit.
+        let handle = self.loader.clone();
+        let loader = if training {
+            accelerator.prepare(handle)?
+        } else {
+            let whole = DataLoaderConfiguration { even_batches: false, ..Default::default() };
+            PreparedLoader::new(handle, accelerator.processes(), whole)?
+        };
+        Ok(Box::new(Prepared { loader, split: Arc::clone(&self.split) }))
+    }
+
+    fn batches(&self) -> usize {
+        self.loader.len()
+    }
+
+    fn samples(&self) -> usize {
+        self.loader.dataset().num_samples()
+    }
+}
+
+impl<D> PreparedSource for Prepared<D>
+where
+    D: BatchedDataset + 'static,
+    D::Batch: TensorTree<Owned = D::Batch>,
+{
+    fn begin(&self) -> Box<dyn Iterator<Item = Result<Batch<Parts>>>> {
+        let split = Arc::clone(&self.split);
+        Box::new(self.loader.iter().map(move |batch| batch?.try_map(|data| split(data))))
+    }
+
+    fn batches(&self) -> usize {
+        self.loader.len()
+    }
+}
