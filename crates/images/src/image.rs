@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{ImageError, Result};
 
 /// A width and a height in pixels.
@@ -12,7 +14,7 @@ use crate::{ImageError, Result};
 /// assert_eq!(Size::from(160), Size { width: 160, height: 160 });
 /// assert_eq!(Size::new(640, 480).to_string(), "640 x 480");
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Size {
     /// Columns.
     pub width: u32,

@@ -5,6 +5,7 @@ use std::fmt;
 use fast_image_resize as fir;
 use fir::images::{TypedCroppedImage, TypedImage, TypedImageRef};
 use fir::pixels::U8x3;
+use serde::{Deserialize, Serialize};
 
 use crate::image::{CropBox, Image, ImageView, Region, Size};
 use crate::{ImageError, Result};
@@ -19,7 +20,7 @@ use crate::{ImageError, Result};
 ///
 /// assert_eq!(Filter::default(), Filter::Bilinear);
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Filter {
     /// The nearest pixel; the one for masks of classes.

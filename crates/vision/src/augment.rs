@@ -10,6 +10,7 @@ mod mix;
 
 use brigade_data::{BatchContext, BatchedDataset, DataError, from_vec};
 use brigade_torch::{Kind, Tensor};
+use serde::{Deserialize, Serialize};
 use tch::TchError;
 
 pub use self::geometry::Geometric;
@@ -45,7 +46,7 @@ pub struct Augment {
 }
 
 /// What lies outside of an image that a map of the plane looks at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Padding {
     /// The image mirrored at its outer pixels: fastai's default, `PadMode.Reflection`.
     #[default]
@@ -319,7 +320,10 @@ impl Augment {
         }
         if let Some(Normalize { mean, std }) = &self.normalize {
             let constant = |values: &[f32; 3]| -> Result<Tensor, TchError> {
-                let values = Tensor::f_from_slice(values)?.f_view([1, -1, 1, 1])?;
+                // A grey image has one channel.
+                let channels = images.size().get(1).map_or(3, |channels| (*channels).clamp(1, 3));
+                let values = Tensor::f_from_slice(values)?.f_narrow(0, 0, channels)?;
+                let values = values.f_view([1, -1, 1, 1])?;
                 values.f_to_device(images.device())?.f_to_kind(images.kind())
             };
             images = images.f_sub(&constant(mean)?)?.f_div(&constant(std)?)?;

@@ -1,6 +1,7 @@
 //! Images as the rows of a batch.
 
 use brigade_torch::{Element, Kind, Tensor, from_vec};
+use serde::{Deserialize, Serialize};
 
 use crate::transforms::Flips;
 use crate::{ImageView, Result, Size, VisionError};
@@ -12,7 +13,7 @@ use crate::{ImageView, Result, Size, VisionError};
 ///
 /// assert_eq!(Normalize::IMAGENET.mean, [0.485, 0.456, 0.406]);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Normalize {
     /// What is taken away from red, green and blue.
     pub mean: [f32; 3],
@@ -42,7 +43,17 @@ impl Normalize {
 pub struct ToTensor {
     kind: Numbers,
     normalize: Option<Normalize>,
-    channels_last: bool,
+    layout: Layout,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    /// Channel by channel.
+    Planes,
+    /// Pixel by pixel.
+    Pixels,
+    /// One channel, the luminance.
+    Grey,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +72,7 @@ impl Default for ToTensor {
 
 impl ToTensor {
     const fn new(kind: Numbers) -> Self {
-        Self { kind, normalize: None, channels_last: false }
+        Self { kind, normalize: None, layout: Layout::Planes }
     }
 
     /// Makes tensors of single precision.
@@ -94,7 +105,16 @@ impl ToTensor {
     /// on CPUs and on tensor cores prefer; the shape stays `[n, 3, h, w]`.
     #[must_use]
     pub const fn channels_last(mut self, last: bool) -> Self {
-        self.channels_last = last;
+        self.layout = if last { Layout::Pixels } else { Layout::Planes };
+        self
+    }
+
+    /// Makes batches `[n, 1, h, w]` of the pixels' luminance, as Pillow's mode `L` weighs red, green and blue;
+    /// they are normalised with the first channel's numbers. Replaces [`channels_last`](Self::channels_last):
+    /// with one channel both orders are the same.
+    #[must_use]
+    pub const fn grey(mut self) -> Self {
+        self.layout = Layout::Grey;
         self
     }
 
@@ -120,7 +140,7 @@ impl ToTensor {
             }
             Numbers::U8 => Values::U8(Filled::new(|_, byte| byte as u8)),
         };
-        Ok(BatchMemory { values, rows, size: None, channels_last: self.channels_last })
+        Ok(BatchMemory { values, rows, size: None, layout: self.layout })
     }
 }
 
@@ -137,7 +157,7 @@ pub(crate) struct BatchMemory {
     rows: usize,
     /// That of the first image, which the others must have.
     size: Option<Size>,
-    channels_last: bool,
+    layout: Layout,
 }
 
 enum Values {
@@ -169,21 +189,21 @@ impl BatchMemory {
             )));
         }
         match &mut self.values {
-            Values::F32(batch) => batch.push(image, flips, self.channels_last, self.rows),
-            Values::Bf16(batch) => batch.push(image, flips, self.channels_last, self.rows),
-            Values::U8(batch) => batch.push(image, flips, self.channels_last, self.rows),
+            Values::F32(batch) => batch.push(image, flips, self.layout, self.rows),
+            Values::Bf16(batch) => batch.push(image, flips, self.layout, self.rows),
+            Values::U8(batch) => batch.push(image, flips, self.layout, self.rows),
         }
     }
 
-    /// Makes the tensor, `[n, 3, h, w]`; `[0, 3, 0, 0]` of no images.
+    /// Makes the tensor, `[n, channels, h, w]`; `[0, channels, 0, 0]` of no images.
     pub(crate) fn into_tensor(self) -> Result<Tensor> {
         let size = self.size.unwrap_or(Size::new(0, 0));
-        let last = self.channels_last;
+        let layout = self.layout;
         match self.values {
-            Values::F32(batch) => batch.into_tensor(size, last),
-            Values::U8(batch) => batch.into_tensor(size, last),
+            Values::F32(batch) => batch.into_tensor(size, layout),
+            Values::U8(batch) => batch.into_tensor(size, layout),
             Values::Bf16(batch) => {
-                let bits = batch.into_tensor(size, last)?;
+                let bits = batch.into_tensor(size, layout)?;
                 Ok(bits.f_view_dtype(Kind::BFloat16).map_err(brigade_torch::Error::from)?)
             }
         }
@@ -200,15 +220,15 @@ impl<T: Element> Filled<T> {
         &mut self,
         image: ImageView<'_>,
         flips: Flips,
-        channels_last: bool,
+        layout: Layout,
         rows: usize,
     ) -> Result<()> {
         let [reds, greens, blues] = &*self.table;
         let pixels = image.pixels().as_chunks::<3>().0;
-        let reserved = if channels_last {
-            reserve(&mut self.pixels, pixels.len(), rows)
-        } else {
-            reserve(&mut self.planes, image.pixels().len(), rows)
+        let reserved = match layout {
+            Layout::Pixels => reserve(&mut self.pixels, pixels.len(), rows),
+            Layout::Planes => reserve(&mut self.planes, image.pixels().len(), rows),
+            Layout::Grey => reserve(&mut self.planes, pixels.len(), rows),
         };
         reserved.ok_or_else(|| {
             VisionError::InvalidArgument(format!(
@@ -218,31 +238,45 @@ impl<T: Element> Filled<T> {
             ))
         })?;
         let width = image.size().width as usize;
-        if channels_last {
-            let value = |[r, g, b]: &[u8; 3]| {
-                [reds[usize::from(*r)], greens[usize::from(*g)], blues[usize::from(*b)]]
-            };
-            extend(&mut self.pixels, pixels, width, flips, value);
-            return Ok(());
-        }
-        for (channel, values) in self.table.iter().enumerate() {
-            let value = |pixel: &[u8; 3]| values[usize::from(pixel[channel])];
-            extend(&mut self.planes, pixels, width, flips, value);
+        match layout {
+            Layout::Pixels => {
+                let value = |[r, g, b]: &[u8; 3]| {
+                    [reds[usize::from(*r)], greens[usize::from(*g)], blues[usize::from(*b)]]
+                };
+                extend(&mut self.pixels, pixels, width, flips, value);
+            }
+            Layout::Planes => {
+                for (channel, values) in self.table.iter().enumerate() {
+                    let value = |pixel: &[u8; 3]| values[usize::from(pixel[channel])];
+                    extend(&mut self.planes, pixels, width, flips, value);
+                }
+            }
+            Layout::Grey => {
+                let value = |pixel: &[u8; 3]| reds[luminance(pixel)];
+                extend(&mut self.planes, pixels, width, flips, value);
+            }
         }
         Ok(())
     }
 
-    fn into_tensor(self, size: Size, channels_last: bool) -> Result<Tensor> {
+    fn into_tensor(self, size: Size, layout: Layout) -> Result<Tensor> {
         let (height, width) = (i64::from(size.height), i64::from(size.width));
         let pixels = usize::try_from(size.pixels()).unwrap_or(usize::MAX);
-        if channels_last {
+        if layout == Layout::Pixels {
             let rows = self.pixels.len().checked_div(pixels).unwrap_or(0) as i64;
             let tensor = from_vec(self.pixels.into_flattened(), &[rows, height, width, 3])?;
             return Ok(tensor.f_permute([0, 3, 1, 2]).map_err(brigade_torch::Error::from)?);
         }
-        let rows = self.planes.len().checked_div(pixels.saturating_mul(3)).unwrap_or(0) as i64;
-        Ok(from_vec(self.planes, &[rows, 3, height, width])?)
+        let channels = if layout == Layout::Grey { 1 } else { 3 };
+        let rows = self.planes.len().checked_div(pixels.saturating_mul(channels)).unwrap_or(0);
+        Ok(from_vec(self.planes, &[rows as i64, channels as i64, height, width])?)
     }
+}
+
+/// Pillow's `L`: ITU-R 601-2 in 16 bits after the point, rounded.
+fn luminance([red, green, blue]: &[u8; 3]) -> usize {
+    let [red, green, blue] = [red, green, blue].map(|value| u32::from(*value));
+    ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16) as usize
 }
 
 /// Makes room for a whole batch with its first image; `None` when there is not as much memory.
@@ -355,6 +389,21 @@ mod tests {
             assert!(is_channels_last(&last).unwrap());
             assert_eq!(bytes(&last), expected);
         }
+    }
+
+    #[test]
+    fn grey_batches_have_one_channel_of_luminance() {
+        // Pillow's `convert("L")` of these colours.
+        let colours = [[255, 0, 0], [0, 255, 0], [0, 0, 255], [10, 20, 30], [77, 77, 77], [255; 3]];
+        let image = Image::new(3, 2, colours.concat()).unwrap();
+        let grey = batch(ToTensor::u8().grey(), &[image.clone(), image], Flips::default());
+        assert_eq!(grey.size(), [2, 1, 2, 3]);
+        assert_eq!(bytes(&grey)[..6], [76, 150, 29, 18, 77, 255]);
+        let normalize = Normalize { mean: [0.5; 3], std: [0.5; 3] };
+        let to_tensor = ToTensor::f32().grey().normalize(normalize);
+        let white = Image::new(1, 1, vec![255; 3]).unwrap();
+        let white = batch(to_tensor, &[white], Flips::default());
+        assert_eq!((white.size(), white.double_value(&[0, 0, 0, 0])), (vec![1, 1, 1, 1], 1.0));
     }
 
     #[test]

@@ -26,6 +26,15 @@ use sha2::{Digest, Sha256};
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
+    /// Makes the fingerprint of what a program has beside its images, such as their labels: of a kind, so that
+    /// two of different kinds are never equal, and of a list of fields.
+    #[must_use]
+    pub fn of<F: AsRef<[u8]>>(kind: &str, fields: impl IntoIterator<Item = F>) -> Self {
+        let mut hasher = Hasher::new(kind);
+        fields.into_iter().for_each(|field| hasher.bytes(field.as_ref()));
+        hasher.finish()
+    }
+
     /// Returns the bytes of the hash.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; 32] {
@@ -86,5 +95,7 @@ mod tests {
         assert_eq!(fingerprint(&["ab", "c"]), fingerprint(&["ab", "c"]));
         assert_ne!(fingerprint(&["ab", "c"]), fingerprint(&["a", "bc"]));
         assert_eq!(fingerprint(&[]).to_string().len(), 64);
+        assert_eq!(Fingerprint::of("test", ["ab", "c"]), fingerprint(&["ab", "c"]));
+        assert_ne!(Fingerprint::of("other", ["ab", "c"]), fingerprint(&["ab", "c"]));
     }
 }

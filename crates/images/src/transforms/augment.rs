@@ -1,5 +1,7 @@
 //! Augmentations of which each image gets some at random.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Operation, Phase, SampleRng, Transform, affine};
 use crate::{ImageError, Result, Size};
 
@@ -15,7 +17,7 @@ use crate::{ImageError, Result, Size};
 /// assert!(plan.operations().len() <= 2);
 /// # Ok::<(), brigade_images::ImageError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RandAugment {
     operations: usize,
     magnitude: usize,
@@ -72,7 +74,7 @@ impl Default for RandAugment {
 /// assert!(plan.operations().len() <= 1);
 /// # Ok::<(), brigade_images::ImageError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrivialAugmentWide {
     bins: usize,
     fill: [u8; 3],

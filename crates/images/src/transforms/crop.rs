@@ -1,5 +1,7 @@
 //! Cutting parts out.
 
+use serde::{Deserialize, Serialize};
+
 use super::resize::shorter_side;
 use super::{Operation, PadMode, Phase, SampleRng, Transform};
 use crate::{Filter, ImageError, Region, Result, Size};
@@ -16,7 +18,7 @@ use crate::{Filter, ImageError, Region, Result, Size};
 /// assert_eq!(plan.operations(), [Operation::Crop(middle)]);
 /// # Ok::<(), brigade_images::ImageError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CenterCrop {
     size: Size,
 }
@@ -93,7 +95,7 @@ fn crop(size: Size, region: Region, operations: &mut Vec<Operation>) {
 /// assert_eq!(plan.output_size(), Size::from(32));
 /// # Ok::<(), brigade_images::ImageError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RandomCrop {
     size: Size,
     padding: u32,
@@ -204,7 +206,7 @@ fn place(random: &mut SampleRng, free: u32) -> u32 {
 /// );
 /// # Ok::<(), brigade_images::ImageError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RandomResizedCrop {
     size: Size,
     scale: (f64, f64),
@@ -213,7 +215,7 @@ pub struct RandomResizedCrop {
     rule: Library,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 enum Library {
     Torchvision,
     Fastai { valid_extra: f64 },

@@ -1,5 +1,7 @@
 //! Mirroring.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Operation, Phase, SampleRng, Transform};
 use crate::{Result, Size};
 
@@ -15,7 +17,7 @@ use crate::{Result, Size};
 /// assert_eq!(flips.plan(size, Phase::Valid, 0)?.operations(), []);
 /// # Ok::<(), brigade_images::ImageError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RandomHorizontalFlip {
     p: f64,
 }
@@ -30,7 +32,7 @@ pub struct RandomHorizontalFlip {
 /// assert_eq!(flips.plan(size, Phase::Train, 0)?.operations(), [Operation::FlipVertical]);
 /// # Ok::<(), brigade_images::ImageError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RandomVerticalFlip {
     p: f64,
 }

@@ -1,5 +1,7 @@
 //! Random changes of colour.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Operation, Phase, SampleRng, Transform};
 use crate::{Result, Size};
 
@@ -18,7 +20,7 @@ use crate::{Result, Size};
 /// assert_eq!(plan.operations().len(), 4);
 /// # Ok::<(), brigade_images::ImageError>(())
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ColorJitter {
     brightness: f64,
     contrast: f64,

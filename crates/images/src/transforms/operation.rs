@@ -2,13 +2,15 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::image::{Image, Region, Size};
 use crate::resize::Filter;
 use crate::transforms::{affine, pixels};
 use crate::{ImageError, Result};
 
 /// What pixels that are added beside an image hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PadMode {
     /// One colour: torchvision's `constant`; fastai's `Zeros` with black.
     Constant([u8; 3]),

@@ -1,5 +1,7 @@
 //! Bringing images to a size.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Operation, PadMode, Phase, SampleRng, Transform};
 use crate::{Filter, ImageError, Region, Result, Size};
 
@@ -21,13 +23,13 @@ use crate::{Filter, ImageError, Region, Result, Size};
 /// assert_eq!(after(Resize::pad(224, PadMode::Reflect))?, Size::from(224));
 /// # Ok::<(), brigade_images::ImageError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Resize {
     rule: Rule,
     filter: Filter,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 enum Rule {
     Shorter { side: u32, longer_at_most: Option<u32> },
     Longer(u32),

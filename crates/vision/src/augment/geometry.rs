@@ -31,6 +31,14 @@ pub enum Geometric {
         /// The probability of a factor other than 1; 0.5.
         p: f64,
     },
+    /// fastai's `RandomResizedCropGPU` with equal sides: a square part of the image, anywhere in it, whose area
+    /// is uniform from a share of the image's up to all of it. fastai draws one for a whole batch, this one for
+    /// each image. It belongs after the other maps, and to a square [`Augment::size`](super::Augment::size):
+    /// so large images, turned and warped at their size, give crops without borders (presizing).
+    Crop {
+        /// The lowest share of the area; 0.75.
+        min_scale: f64,
+    },
     /// fastai's `Warp`: a change of perspective, uniform up to the magnitude for each axis.
     Warp {
         /// The largest displacement of the corners, in halves of the image; 0.2.
@@ -97,6 +105,9 @@ impl Homography {
                 }
                 Geometric::Warp { magnitude, p } => {
                     warp = Self::warped(magnitude, p, &mut random).after(warp);
+                }
+                Geometric::Crop { min_scale } => {
+                    affine = affine.after(Self::cropped(min_scale, from, &mut random));
                 }
                 _ => affine = affine.after(Self::of_fastai(map, &mut random)),
             }
@@ -175,6 +186,29 @@ impl Homography {
             }
             _ => Self::IDENTITY,
         }
+    }
+
+    /// A square part, by the rule of random resized crops: ten tries, then the largest in the middle.
+    fn cropped(min_scale: f64, [width, height]: [f64; 2], random: &mut SampleRng) -> Self {
+        // Units lie between the centres of the outer pixels.
+        let along = |side: f64, start: f64, length: f64| {
+            let length = (length - 1.0).max(1.0);
+            [(side - 1.0) / length, (2.0 * start + side - 1.0) / length - 1.0]
+        };
+        let part = |side: f64, left: f64, top: f64| {
+            let ([x, right], [y, down]) = (along(side, left, width), along(side, top, height));
+            Self::affine([x, 0.0, right], [0.0, y, down])
+        };
+        for _ in 0..10 {
+            let side = (random.uniform(min_scale, 1.0) * width * height).sqrt().round_ties_even();
+            if side >= 1.0 && side <= width && side <= height {
+                let mut place = |rest: f64| random.below(rest as u64 + 1) as f64;
+                let (left, top) = (place(width - side), place(height - side));
+                return part(side, left, top);
+            }
+        }
+        let side = width.min(height);
+        part(side, ((width - side) / 2.0).floor(), ((height - side) / 2.0).floor())
     }
 
     /// fastai's `_WarpCoord`, in units of half the image.
@@ -395,5 +429,36 @@ mod tests {
         let nothing = Augment::new().then(Geometric::Flip { p: 0.0 });
         let drawn = nothing.draw(&[3], &image).unwrap();
         assert_eq!(nothing.apply(&image, &drawn).unwrap(), image);
+    }
+
+    #[test]
+    fn crops_are_squares_of_whole_pixels_inside_of_the_image() {
+        // Each pixel knows its column and its row.
+        let column = Tensor::arange(60, (Kind::Float, tch::Device::Cpu)).view([1, 1, 1, 60]);
+        let row = Tensor::arange(40, (Kind::Float, tch::Device::Cpu)).view([1, 1, 40, 1]);
+        let image = Tensor::cat(
+            &[column.expand([1, 1, 40, 60], false), row.expand([1, 1, 40, 60], false)],
+            1,
+        );
+        let crop = Augment::new().then(Geometric::Crop { min_scale: 0.3 }).size(Size::from(9));
+        let mut lefts = std::collections::BTreeSet::new();
+        for seed in 0..200 {
+            let drawn = crop.draw(&[seed], &image).unwrap();
+            let part = crop.apply(&image, &drawn).unwrap();
+            assert_eq!(part.size(), [1, 2, 9, 9]);
+            let at = |channel, y, x| part.double_value(&[0, channel, y, x]);
+            let side = at(0, 0, 8) - at(0, 0, 0) + 1.0;
+            assert!((at(1, 8, 0) - at(1, 0, 0) + 1.0 - side).abs() < 1e-3, "not a square");
+            assert!((side - side.round()).abs() < 1e-3, "{side}");
+            let least = (0.3f64 * 2400.0).sqrt().floor();
+            assert!((least..=40.0).contains(&side.round()), "{side}");
+            assert!(at(0, 0, 0) > -1e-3 && at(0, 0, 8) < 59.001 && at(1, 8, 0) < 39.001);
+            lefts.insert(at(0, 0, 0).round() as i64);
+        }
+        assert!(lefts.len() > 15 && lefts.contains(&0), "{lefts:?}");
+        // What no try fits gives the largest square in the middle.
+        let all = Augment::new().then(Geometric::Crop { min_scale: 1.0 }).size(Size::from(40));
+        let part = all.apply(&image, &all.draw(&[1], &image).unwrap()).unwrap();
+        assert!((part - image.narrow(3, 10, 40)).abs().max().double_value(&[]) < 1e-3);
     }
 }
