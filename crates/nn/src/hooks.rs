@@ -273,7 +273,7 @@ impl<M> Model<M> {
 }
 
 /// Whether a name is a module's, or below it.
-fn is_under(name: &str, module: &str) -> bool {
+pub(crate) fn is_under(name: &str, module: &str) -> bool {
     module.is_empty()
         || name.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }

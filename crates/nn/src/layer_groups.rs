@@ -1,5 +1,6 @@
 //! A module's own division into groups of layers, and what belongs to normalisations.
 
+use crate::hooks::is_under;
 use crate::{Model, Result};
 
 /// A module that knows how to divide its layers for transfer learning: into groups from the input to the
@@ -27,8 +28,8 @@ use crate::{Model, Result};
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
 pub trait LayerGroups {
-    /// The names of the modules, or parameters, of each group, below the module's own path. Every parameter
-    /// is below one of them.
+    /// The full names of the modules, or parameters, of each group. Every parameter is below one of them in
+    /// exactly one group; modules may have no parameters.
     fn layer_groups(&self) -> Vec<Vec<String>>;
 }
 
@@ -36,11 +37,15 @@ impl<M: LayerGroups> Model<M> {
     /// Returns the names of the parameters of each of the module's groups, in the model's order.
     ///
     /// # Errors
-    /// Those of [`Model::parameter_groups`], for a module whose groups do not cover its parameters.
+    /// [`crate::Error::Groups`] for a parameter in no group or in several.
     pub fn param_groups(&self) -> Result<Vec<Vec<String>>> {
         let groups = self.module().layer_groups();
-        let modules: Vec<Vec<&str>> =
-            groups.iter().map(|group| group.iter().map(String::as_str).collect()).collect();
+        let parameters = self.parameters();
+        let has_any = |module: &&str| parameters.iter().any(|it| is_under(&it.name, module));
+        let modules: Vec<Vec<&str>> = groups
+            .iter()
+            .map(|group| group.iter().map(String::as_str).filter(has_any).collect())
+            .collect();
         let names: Vec<String> = (0..groups.len()).map(|number| number.to_string()).collect();
         let named: Vec<(&str, &[&str])> = names
             .iter()
