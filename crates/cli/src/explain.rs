@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use brigade_plan::{Order, Scheme, ShardOptions, Shards};
 use clap::{Args, Subcommand, ValueEnum};
 
+pub(crate) use schedule::number;
 use table::Table;
 
 mod schedule;

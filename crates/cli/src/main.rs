@@ -29,6 +29,7 @@ mod secrets;
 mod selftest;
 mod setup;
 mod usage;
+mod watch;
 
 /// Write the training loop once; run it on one process or many
 #[derive(Debug, Parser)]
@@ -63,6 +64,7 @@ enum Command {
     /// Look at folders of images, and pack them into one file
     #[command(subcommand)]
     Data(data::Data),
+    Watch(watch::WatchArgs),
     Completions(pages::CompletionsArgs),
     Man(pages::ManArgs),
 }
@@ -95,6 +97,7 @@ fn main() -> ExitCode {
         Command::Estimate(args) => estimate::run(args, io::stdout().lock()).map(|()| 0),
         Command::Checkpoint(question) => checkpoint::run(question, io::stdout().lock()),
         Command::Data(question) => data::run(question, io::stdout().lock()).map(|()| 0),
+        Command::Watch(args) => watch::run(args, io::stdout()),
         Command::Completions(args) => pages::completions(Cli::command(), args),
         Command::Man(args) => pages::man(Cli::command(), args),
         Command::Doctor(args) => doctor::run(args),

@@ -9,6 +9,7 @@ use clap::{Args, Parser};
 
 use named::{Named, steps};
 use series::Series;
+pub(crate) use series::number;
 
 mod named;
 mod picture;

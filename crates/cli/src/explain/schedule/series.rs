@@ -136,7 +136,7 @@ impl Series {
 }
 
 /// With six digits that count, as short as possible.
-pub(super) fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     if value.is_nan() {
         return "-".to_owned();
     }

@@ -1,0 +1,217 @@
+//! A run as plain lines: for files, pipes and scripts.
+
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use super::feed::{Feed, Found};
+use super::model::{Model, State};
+use super::text;
+use super::view::shown;
+
+/// Prints lines as the run goes on, until it ends or its input does. Gives the exit code: 1 where the run
+/// failed.
+pub(super) fn follow(feed: &mut Feed, out: &mut impl Write) -> anyhow::Result<u8> {
+    let mut model = Model::default();
+    let mut lines = Lines::default();
+    loop {
+        let found = feed.poll(&mut model)?;
+        lines.print(&model, &feed.name(), &found, out)?;
+        out.flush()?;
+        if found.more {
+            continue;
+        }
+        let is_over = matches!(model.state, State::Finished | State::Failed);
+        if is_over || found.ended {
+            return Ok(u8::from(model.state == State::Failed));
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Prints the run as it is now. The standard input is read to its end.
+pub(super) fn once(feed: &mut Feed, out: &mut impl Write) -> anyhow::Result<()> {
+    let mut model = Model::default();
+    loop {
+        let found = feed.poll(&mut model)?;
+        match feed {
+            Feed::File(_) if found.more => {}
+            Feed::File(file) => {
+                file.finish(&mut model);
+                break;
+            }
+            Feed::Input(_) if found.ended => break,
+            Feed::Input(_) if found.more => {}
+            Feed::Input(_) => std::thread::sleep(POLL),
+        }
+    }
+    out.write_all(snapshot(&model, &feed.name()).as_bytes())?;
+    Ok(())
+}
+
+/// The run's state, its last values and its tables.
+pub(super) fn snapshot(model: &Model, name: &str) -> String {
+    let mut text = headline(model, name);
+    let mut line = |line: &str| {
+        text.push_str(line);
+        text.push('\n');
+    };
+    line("");
+    for part in text::progress(model).into_iter().chain(Some(text::rates(model).join(", "))) {
+        if !part.is_empty() {
+            line(&part);
+        }
+    }
+    let mut part = |title: &str, rows: &[Vec<String>]| {
+        if rows.len() > 1 {
+            line("");
+            line(title);
+            text::aligned(rows).iter().for_each(|row| line(&format!("  {row}")));
+        }
+    };
+    let head = ["name", "last", "lowest", "highest", "values"].map(str::to_owned).to_vec();
+    let values = model.curves.iter().filter(|(_, curve)| curve.count() > 0);
+    let values = values.map(|(name, curve)| {
+        let points = curve.points().iter();
+        let (low, high) = points.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), point| {
+            (low.min(point.low), high.max(point.high))
+        });
+        let numbers = [curve.last().unwrap_or(f64::NAN), low, high].map(|number| {
+            if curve.count() == curve.non_finite() {
+                "NaN".to_owned()
+            } else {
+                text::number(number)
+            }
+        });
+        let [last, low, high] = numbers;
+        vec![name.clone(), last, low, high, curve.count().to_string()]
+    });
+    part("values", &std::iter::once(head).chain(values).collect::<Vec<_>>());
+    part("epochs", &text::epoch_rows(model, 0, usize::MAX));
+    for (name, table) in &model.tables {
+        if let Some(table) = table {
+            part(name, &text::table_rows(table));
+        }
+    }
+    text
+}
+
+fn headline(model: &Model, name: &str) -> String {
+    let name = model.project.as_deref().unwrap_or(name);
+    let parts = std::iter::once(text::state(model).to_owned()).chain(text::place(model));
+    format!("{name}: {}", parts.collect::<Vec<_>>().join(", "))
+}
+
+/// What was printed so far.
+#[derive(Debug, Default)]
+struct Lines {
+    starts: u32,
+    state: State,
+    notice: Option<String>,
+    /// The last epoch that was printed, and its number of lines then.
+    epoch: Option<f64>,
+    columns: Vec<String>,
+    /// When values were printed, where there are no epochs.
+    values: Option<(Instant, f64)>,
+}
+
+impl Lines {
+    fn print(
+        &mut self,
+        model: &Model,
+        name: &str,
+        found: &Found,
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        if found.replaced {
+            writeln!(out, "{name}: the file was replaced")?;
+            *self = Self::default();
+        }
+        // Before the state: the last epoch comes before the end.
+        let is_over = matches!(model.state, State::Finished | State::Failed);
+        if model.starts != self.starts && !is_over
+            || self.state == State::Empty && model.state != State::Empty
+        {
+            writeln!(out, "{}", headline(model, name))?;
+        } else if found.notice != self.notice && found.notice.is_some() && !found.more {
+            writeln!(out, "{name}: {}", found.notice.as_deref().unwrap_or_default())?;
+        }
+        if model.starts != self.starts {
+            (self.epoch, self.values) = (None, None);
+        }
+        self.epochs(model, is_over || found.ended || !found.is_new, out)?;
+        self.values(model, (is_over || found.ended) && !found.more, out)?;
+        if is_over && self.state != model.state && !found.more {
+            writeln!(out, "{}", headline(model, name))?;
+        }
+        if !found.more {
+            self.state = model.state;
+        } else if self.state == State::Empty && model.state != State::Empty {
+            self.state = State::Running;
+        }
+        self.starts = model.starts;
+        self.notice.clone_from(&found.notice);
+        Ok(())
+    }
+
+    /// Epochs that are complete: another one follows, or nothing does. An epoch that is on each line of it is
+    /// complete only then.
+    fn epochs(&mut self, model: &Model, is_quiet: bool, out: &mut impl Write) -> io::Result<()> {
+        let rows = model.epochs.rows();
+        let from = match self.epoch {
+            Some(epoch) => rows.iter().rposition(|row| row.epoch == epoch).map_or(0, |at| at + 1),
+            None => 0,
+        };
+        let is_over = matches!(model.state, State::Finished | State::Failed);
+        let mut until = rows.len();
+        if let Some(last) = rows.last().filter(|last| !is_over && (!is_quiet || last.lines > 2)) {
+            until -= usize::from(last.lines > 0);
+        }
+        if from >= until {
+            return Ok(());
+        }
+        let table = text::epoch_rows(model, rows.len() - until, until - from);
+        let line = |cells: &[String]| {
+            let cells = cells.iter().enumerate().map(|(at, cell)| {
+                let room = text::width(&table[0][at]).max(if at == 0 { 5 } else { 10 });
+                format!("{}{cell}", " ".repeat(room.saturating_sub(text::width(cell))))
+            });
+            cells.collect::<Vec<_>>().join("  ")
+        };
+        if self.columns != model.epochs.columns() {
+            self.columns = model.epochs.columns().to_vec();
+            writeln!(out, "{}", line(&table[0]))?;
+        }
+        for row in &table[1..] {
+            writeln!(out, "{}", line(row))?;
+        }
+        self.epoch = Some(rows[until - 1].epoch);
+        Ok(())
+    }
+
+    /// Where there are no epochs: the last values, now and then and at the end.
+    fn values(&mut self, model: &Model, is_end: bool, out: &mut impl Write) -> io::Result<()> {
+        let is_due = self
+            .values
+            .is_none_or(|(at, step)| model.step() != step && (is_end || at.elapsed() >= SELDOM));
+        if !model.epochs.rows().is_empty() || !is_due || model.curves.is_empty() {
+            return Ok(());
+        }
+        let what = if model.has_steps { "step" } else { "line" };
+        let values = shown(model).take(VALUES).filter_map(|name| {
+            Some(format!("  {name} {}", text::number(model.curves.get(name)?.last()?)))
+        });
+        writeln!(out, "{what} {}{}", model.step(), values.collect::<String>())?;
+        self.values = Some((Instant::now(), model.step()));
+        Ok(())
+    }
+}
+
+/// How often the file is looked at.
+const POLL: Duration = Duration::from_millis(500);
+/// The time between two lines of values.
+const SELDOM: Duration = Duration::from_secs(10);
+/// Values in one line.
+const VALUES: usize = 8;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! The terminal: takes it, draws when something has changed, and gives it back however this ends.
+
+use std::io::{self, IsTerminal, Stdout, Write};
+use std::panic;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ratatui::Terminal;
+use ratatui::backend::CrosstermBackend;
+use ratatui::crossterm::event::{self, Event};
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::{EnterAlternateScreen, enable_raw_mode};
+use ratatui::crossterm::{cursor, terminal};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
+
+use super::draw::{Status, draw};
+use super::feed::Feed;
+use super::model::Model;
+use super::text;
+use super::view::{Ask, View};
+
+/// Shows the run until a user has seen enough. `None` where this terminal cannot be used: it has no keys, or
+/// cannot move its cursor.
+pub(super) fn show(feed: &mut Feed) -> anyhow::Result<Option<()>> {
+    if !io::stdout().is_terminal() || std::env::var_os("TERM").is_none_or(|term| term == "dumb") {
+        return Ok(None);
+    }
+    let signal = Arc::new(AtomicUsize::new(0));
+    for number in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
+        signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)?;
+    }
+    let before = panic::take_hook();
+    panic::set_hook(Box::new(move |about| {
+        restore();
+        before(about);
+    }));
+    let Ok(mut screen) = Screen::take() else { return Ok(None) };
+    let ended = screen.run(feed, &signal);
+    drop(screen);
+    match ended {
+        // The terminal is gone, and with it the reason to be here.
+        Err(_) => Ok(Some(())),
+        Ok(End::ByUser) => Ok(Some(())),
+        Ok(End::BySignal(number)) => {
+            // As if it had not been caught: a shell wants to know.
+            signal_hook::low_level::emulate_default_handler(number)?;
+            Ok(Some(()))
+        }
+    }
+}
+
+enum End {
+    ByUser,
+    BySignal(i32),
+}
+
+/// The terminal in its raw mode, with its alternate screen. Dropping it gives it back.
+struct Screen {
+    terminal: Terminal<CrosstermBackend<Stdout>>,
+    events: Receiver<Event>,
+}
+
+impl Screen {
+    fn take() -> io::Result<Self> {
+        enter()?;
+        let screen = Terminal::new(CrosstermBackend::new(io::stdout())).and_then(|terminal| {
+            let (send, events) = channel();
+            // A thread of its own, which ends with the program: where a terminal is closed, the library
+            // that reads it tries again without end.
+            thread::Builder::new().name("keys".to_owned()).spawn(move || {
+                while let Ok(event) = event::read() {
+                    if send.send(event).is_err() {
+                        return;
+                    }
+                }
+            })?;
+            Ok(Self { terminal, events })
+        });
+        if screen.is_err() {
+            restore();
+        }
+        screen
+    }
+
+    fn run(&mut self, feed: &mut Feed, signal: &AtomicUsize) -> io::Result<End> {
+        let (mut model, mut view) = (Model::default(), View::default());
+        let mut status = Status::default();
+        let (mut next_poll, mut next_draw) = (Instant::now(), Instant::now());
+        let mut is_changed = true;
+        loop {
+            let number = signal.load(Ordering::Relaxed);
+            if number != 0 {
+                return Ok(End::BySignal(number as i32));
+            }
+            if is_closed() {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            if Instant::now() >= next_poll {
+                let more = look(feed, &mut model, &mut status, &mut is_changed);
+                next_poll = Instant::now() + if more { Duration::ZERO } else { POLL };
+            }
+            if is_changed && Instant::now() >= next_draw {
+                self.terminal.draw(|frame| draw(frame, &model, &view, &status))?;
+                (is_changed, next_draw) = (false, Instant::now() + DRAW);
+            }
+            let next = if is_changed { next_poll.min(next_draw) } else { next_poll };
+            let event = match self.events.recv_timeout(next.duration_since(Instant::now())) {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return Err(io::ErrorKind::BrokenPipe.into()),
+            };
+            let ask = match event {
+                Event::Key(key) => view.key(key, &model),
+                Event::Resize(..) => Ask::Draw,
+                _ => Ask::Nothing,
+            };
+            match ask {
+                Ask::Nothing => continue,
+                Ask::Draw => {}
+                Ask::Quit => return Ok(End::ByUser),
+                Ask::Suspend => {
+                    restore();
+                    signal_hook::low_level::emulate_default_handler(SIGTSTP)?;
+                    enter()?;
+                    self.terminal.clear()?;
+                }
+                Ask::Clear => self.terminal.clear()?,
+                Ask::NextRun | Ask::PreviousRun => {
+                    let Feed::File(file) = feed else { continue };
+                    if !file.switch(ask == Ask::NextRun) {
+                        continue;
+                    }
+                    (model, view.scroll, next_poll) = (Model::default(), 0, Instant::now());
+                }
+            }
+            (is_changed, next_draw) = (true, Instant::now());
+        }
+    }
+}
+
+/// Reads what is new, and tells whether there is more at once.
+fn look(feed: &mut Feed, model: &mut Model, status: &mut Status, is_changed: &mut bool) -> bool {
+    let before = text::silence(model, status.silent);
+    let found = feed.poll(model);
+    status.silent = feed.silent();
+    let (notice, more, is_new) = match found {
+        Ok(found) => (found.notice, found.more, found.is_new),
+        Err(error) => (Some(brigade_rendezvous::printable(&error.to_string())), false, false),
+    };
+    if is_new || status.name.is_empty() {
+        status.name = feed.name();
+        status.place = match feed {
+            Feed::File(file) => {
+                let (runs, at) = file.siblings();
+                at.map(|at| (at + 1, runs.len()))
+            }
+            Feed::Input(_) => None,
+        };
+    }
+    *is_changed |= is_new || notice != status.notice;
+    *is_changed |= before != text::silence(model, status.silent);
+    status.notice = notice;
+    more
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+fn enter() -> io::Result<()> {
+    enable_raw_mode()?;
+    let entered = execute!(io::stdout(), EnterAlternateScreen, cursor::Hide);
+    if entered.is_err() {
+        restore();
+    }
+    entered
+}
+
+/// Gives the terminal back. Errors have no place to be told: the terminal is gone.
+fn restore() {
+    let _ = terminal::disable_raw_mode();
+    let _ = execute!(io::stdout(), terminal::LeaveAlternateScreen, cursor::Show);
+    let _ = io::stdout().flush();
+}
+
+/// Whether the terminal was closed. Not every one that closes sends a signal: a program that was started by
+/// `nohup`, or in a session of its own, receives none.
+fn is_closed() -> bool {
+    let stdout = io::stdout();
+    let mut terminal = [PollFd::new(&stdout, PollFlags::empty())];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut terminal, Some(&at_once)).is_ok()
+        && terminal[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+}
+
+/// How often the file is looked at.
+const POLL: Duration = Duration::from_millis(250);
+/// The shortest time between two drawings that no key has asked for.
+const DRAW: Duration = Duration::from_millis(250);

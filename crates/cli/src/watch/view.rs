@@ -1,0 +1,205 @@
+//! What a user has chosen to see: changed by keys, read by the drawing.
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+
+use super::model::Model;
+
+#[derive(Debug, Default)]
+pub(super) struct View {
+    /// The name of the chosen curve; `None` until a user chooses.
+    chosen: Option<String>,
+    /// Curves with charts of their own besides.
+    pub(super) pinned: Vec<String>,
+    pub(super) is_log: bool,
+    smoothing: usize,
+    pub(super) axis: Axis,
+    zoom: usize,
+    pub(super) page: Page,
+    /// Epochs at the end of their table that are out of sight.
+    pub(super) scroll: usize,
+    /// Which table is shown.
+    pub(super) table: usize,
+}
+
+/// What the charts' horizontal axis counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Axis {
+    #[default]
+    Step,
+    Time,
+    Epoch,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Page {
+    #[default]
+    Charts,
+    Settings,
+    Help,
+}
+
+/// What a key asks of the program around the view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ask {
+    Quit,
+    Suspend,
+    /// To draw again, on a cleared terminal.
+    Clear,
+    NextRun,
+    PreviousRun,
+    Draw,
+    Nothing,
+}
+
+impl View {
+    pub(super) fn key(&mut self, key: KeyEvent, model: &Model) -> Ask {
+        if key.kind == KeyEventKind::Release {
+            return Ask::Nothing;
+        }
+        if key.modifiers.contains(KeyModifiers::CONTROL) {
+            return match key.code {
+                KeyCode::Char('c') => Ask::Quit,
+                KeyCode::Char('z') => Ask::Suspend,
+                KeyCode::Char('l') => Ask::Clear,
+                _ => Ask::Nothing,
+            };
+        }
+        let goes_to = |page: &mut Page, to| *page = if *page == to { Page::Charts } else { to };
+        match key.code {
+            KeyCode::Esc if self.page != Page::Charts => self.page = Page::Charts,
+            KeyCode::Char('q') | KeyCode::Esc => return Ask::Quit,
+            KeyCode::Char('?' | 'h') => goes_to(&mut self.page, Page::Help),
+            KeyCode::Char('c') => goes_to(&mut self.page, Page::Settings),
+            KeyCode::Down | KeyCode::Right | KeyCode::Tab | KeyCode::Char('j') => {
+                self.choose(model, 1);
+            }
+            KeyCode::Up | KeyCode::Left | KeyCode::BackTab | KeyCode::Char('k') => {
+                self.choose(model, -1);
+            }
+            KeyCode::Char(' ' | '\n') | KeyCode::Enter => self.pin(model),
+            KeyCode::Char('l') => self.is_log = !self.is_log,
+            KeyCode::Char('s') => self.smoothing = (self.smoothing + 1) % SMOOTHING.len(),
+            KeyCode::Char('z') => self.zoom = (self.zoom + 1) % ZOOM.len(),
+            KeyCode::Char('x') => {
+                self.axis = match self.axis {
+                    Axis::Step => Axis::Time,
+                    Axis::Time => Axis::Epoch,
+                    Axis::Epoch => Axis::Step,
+                }
+            }
+            KeyCode::Char('t') => self.table = self.table.wrapping_add(1),
+            KeyCode::PageUp => {
+                self.scroll = (self.scroll + PAGE).min(model.epochs.rows().len().saturating_sub(1));
+            }
+            KeyCode::PageDown => self.scroll = self.scroll.saturating_sub(PAGE),
+            KeyCode::Char(']' | 'n') => return Ask::NextRun,
+            KeyCode::Char('[' | 'p') => return Ask::PreviousRun,
+            _ => return Ask::Nothing,
+        }
+        Ask::Draw
+    }
+
+    /// The chosen curve's name: the loss, where a user has chosen none.
+    pub(super) fn chosen<'a>(&self, model: &'a Model) -> Option<&'a str> {
+        let mut names = shown(model);
+        let chosen = self.chosen.as_deref();
+        let by_user = names.clone().find(|name| Some(*name) == chosen);
+        by_user
+            .or_else(|| names.clone().find(|name| *name == "loss"))
+            .or_else(|| names.clone().find(|name| family(name) == "loss"))
+            .or_else(|| names.next())
+    }
+
+    fn choose(&mut self, model: &Model, by: isize) {
+        let names: Vec<&str> = shown(model).collect();
+        let Some(chosen) = self.chosen(model) else { return };
+        let at = names.iter().position(|name| *name == chosen).unwrap_or(0);
+        let to = (at as isize + by).rem_euclid(names.len() as isize);
+        self.chosen = Some(names[to as usize].to_owned());
+    }
+
+    fn pin(&mut self, model: &Model) {
+        let Some(chosen) = self.chosen(model) else { return };
+        match self.pinned.iter().position(|name| name == chosen) {
+            Some(at) => {
+                self.pinned.remove(at);
+            }
+            None => self.pinned.push(chosen.to_owned()),
+        }
+    }
+
+    /// The charts: one for each family of curves among the pinned ones and the chosen one.
+    pub(super) fn charts<'a>(&self, model: &'a Model) -> Vec<Vec<&'a str>> {
+        let mut charts: Vec<Vec<&str>> = Vec::new();
+        let pinned = self.pinned.iter().filter_map(|name| shown(model).find(|it| it == name));
+        for name in pinned.chain(self.chosen(model)) {
+            if !charts.iter().any(|chart| chart.contains(&name)) {
+                let mut chart: Vec<&str> =
+                    shown(model).filter(|it| family(it) == family(name)).collect();
+                chart.truncate(CURVES);
+                if !chart.contains(&name) {
+                    chart.insert(0, name);
+                }
+                charts.push(chart);
+            }
+        }
+        charts
+    }
+
+    /// The weight of what was before, 0 to 1.
+    pub(super) fn smoothing(&self) -> f64 {
+        SMOOTHING[self.smoothing]
+    }
+
+    /// The part of the run, from its end, that the charts show.
+    pub(super) fn zoom(&self) -> f64 {
+        ZOOM[self.zoom]
+    }
+}
+
+/// The names of curves with values.
+pub(super) fn shown(model: &Model) -> impl Iterator<Item = &str> + Clone {
+    model.curves.iter().filter(|(_, curve)| curve.count() > 0).map(|(name, _)| name.as_str())
+}
+
+/// What curves in one chart have in common: `loss`, `train_loss` and `valid/loss` are of one family, as are `lr_0`
+/// and `lr_1`.
+fn family(name: &str) -> &str {
+    let mut name = name.trim_end_matches(|it: char| it.is_ascii_digit());
+    name = name.strip_suffix(['_', '.', '/']).unwrap_or(name);
+    for part in ["train", "valid", "val", "eval", "test"] {
+        let rest = name.strip_prefix(part).and_then(|rest| rest.strip_prefix(['_', '/', '.']));
+        name = rest.filter(|rest| !rest.is_empty()).unwrap_or(name);
+    }
+    name
+}
+
+const SMOOTHING: [f64; 4] = [0.0, 0.6, 0.9, 0.99];
+const ZOOM: [f64; 3] = [1.0, 0.5, 0.1];
+/// Most curves in one chart.
+const CURVES: usize = 6;
+/// Epochs that a key scrolls by.
+const PAGE: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_share_a_chart() {
+        for (name, expected) in [
+            ("loss", "loss"),
+            ("train_loss", "loss"),
+            ("valid/loss", "loss"),
+            ("val_loss", "loss"),
+            ("value_loss", "value_loss"),
+            ("lr_0", "lr"),
+            ("lr_12", "lr"),
+            ("lr", "lr"),
+            ("train_", "train"),
+            ("42", ""),
+        ] {
+            assert_eq!(family(name), expected, "{name}");
+        }
+    }
+}
