@@ -3,6 +3,8 @@
 
 use brigade_nn::{Result, Tensor};
 
+use crate::InputChannels;
+
 /// A network from images to logits whose last layer and first convolution have known names, as timm's
 /// `get_classifier` and `first_conv` give them.
 ///
@@ -18,11 +20,24 @@ use brigade_nn::{Result, Tensor};
 /// # Ok::<(), brigade_nn::Error>(())
 /// ```
 pub trait ImageClassifier {
-    /// The name of the last layer, below which all parameters depend on the number of classes.
+    /// The name of the last layer, or of the layers after the body: all that depends on the number of classes
+    /// is below it.
     fn classifier(&self) -> String;
 
     /// The name of the convolution that takes the images' channels.
     fn first_convolution(&self) -> String;
+
+    /// Whether a parameter may stay as it was drawn where a file has no values of its shape for it: those of
+    /// the [classifier](Self::classifier), if the architecture does not say otherwise.
+    fn in_head(&self, name: &str) -> bool {
+        is_below(&self.classifier(), name)
+    }
+
+    /// How the first convolution is computed for another number of channels, where [`crate::Pretrained`] is
+    /// not told: by the rule of the library that the architecture follows.
+    fn input_channels(&self) -> InputChannels {
+        InputChannels::Repeat
+    }
 
     /// The name here of what another library, or an older version, calls `name`; `None` for a name that it
     /// does not know, which may be one of its own.
@@ -40,4 +55,9 @@ pub trait ImageClassifier {
         let _ = (name, values, shape);
         Ok(None)
     }
+}
+
+/// Whether a parameter lies below a module.
+pub(crate) fn is_below(module: &str, name: &str) -> bool {
+    name.strip_prefix(module).is_some_and(|rest| rest.starts_with('.'))
 }

@@ -27,9 +27,7 @@ use crate::init::{Redraw, redraw};
 /// ```
 #[derive(Debug)]
 pub struct ConvNeXt {
-    /// The stem, and what halves the size before each stage but the first.
-    reductions: Vec<(Conv2d, LayerNorm)>,
-    stages: Vec<Vec<Block>>,
+    body: ConvNeXtBody,
     norm: LayerNorm,
     head: Linear,
 }
@@ -77,7 +75,36 @@ impl ConvNeXt {
         options: ConvNeXtOptions,
     ) -> Self {
         let path = path.borrow();
-        let features = path / "features";
+        let body = ConvNeXtBody::undrawn(&(path / "features"), options);
+        let classifier = path / "classifier";
+        let norm = norm(&classifier / 0, body.outputs);
+        let head = Linear::new(&classifier / 2, body.outputs, classes);
+        // All layers have been drawn by their defaults before.
+        body.redraw(path);
+        draw(path, head.weight(), head.bias());
+        Self { body, norm, head }
+    }
+}
+
+/// A [`ConvNeXt`] without its pooling and classifier: torchvision's `features`.
+#[derive(Debug)]
+pub(crate) struct ConvNeXtBody {
+    /// The stem, and what halves the size before each stage but the first.
+    reductions: Vec<(Conv2d, LayerNorm)>,
+    stages: Vec<Vec<Block>>,
+    /// Channels of the maps that come out.
+    pub(crate) outputs: i64,
+}
+
+impl ConvNeXtBody {
+    pub(crate) fn new(path: &ParamPath<'_>, options: ConvNeXtOptions) -> Self {
+        let body = Self::undrawn(path, options);
+        body.redraw(path);
+        body
+    }
+
+    /// With the first values that the layers draw by themselves.
+    fn undrawn(features: &ParamPath<'_>, options: ConvNeXtOptions) -> Self {
         let convolution = |path: ParamPath<'_>, channels: [i64; 2], size: i64| {
             let options = Conv2dOptions { stride: [size; 2], ..Conv2dOptions::default() };
             Conv2d::new(path, channels[0], channels[1], [size; 2], options)
@@ -88,7 +115,7 @@ impl ConvNeXt {
         let mut inputs = options.in_channels;
         for (number, (&channels, blocks)) in options.channels.iter().zip(options.blocks).enumerate()
         {
-            let path = &features / (2 * number);
+            let path = features / (2 * number);
             reductions.push(if number == 0 {
                 let conv = convolution(&path / 0, [inputs, channels], 4);
                 (conv, norm(&path / 1, channels))
@@ -97,7 +124,7 @@ impl ConvNeXt {
                 (convolution(&path / 1, [inputs, channels], 2), norm)
             });
             inputs = channels;
-            let stage = &features / (2 * number + 1);
+            let stage = features / (2 * number + 1);
             let blocks = (0..blocks).map(|index| {
                 let drop = options.stochastic_depth * depth as f64 / (all - 1).max(1) as f64;
                 depth += 1;
@@ -105,23 +132,12 @@ impl ConvNeXt {
             });
             stages.push(blocks.collect());
         }
-        let classifier = path / "classifier";
-        let norm = norm(&classifier / 0, inputs);
-        let model =
-            Self { reductions, stages, norm, head: Linear::new(&classifier / 2, inputs, classes) };
-        model.redraw(path);
-        model
+        Self { reductions, stages, outputs: inputs }
     }
 
     /// torchvision draws weights a second time, in the order of the modules.
     fn redraw(&self, path: &ParamPath<'_>) {
-        let draw = |weight: &Tensor, bias: Option<&Tensor>| {
-            // `trunc_normal_` cuts at ±2, which is 100 deviations away.
-            redraw(path, weight, Redraw::Normal(0.02));
-            if let Some(bias) = bias {
-                redraw(path, bias, Redraw::Constant(0.0));
-            }
-        };
+        let draw = |weight: &Tensor, bias: Option<&Tensor>| draw(path, weight, bias);
         for ((conv, _), blocks) in self.reductions.iter().zip(&self.stages) {
             draw(conv.weight(), conv.bias());
             for block in blocks {
@@ -130,7 +146,6 @@ impl ConvNeXt {
                 draw(block.reduce.weight(), block.reduce.bias());
             }
         }
-        draw(self.head.weight(), self.head.bias());
     }
 }
 
@@ -143,36 +158,48 @@ impl ImageClassifier for ConvNeXt {
         "features.0.0".to_owned()
     }
 
-    /// timm's names.
     fn renamed(&self, name: &str) -> Option<String> {
-        if let Some(rest) = name.strip_prefix("stem.") {
-            return Some(format!("features.0.{rest}"));
-        }
-        if let Some(rest) = name.strip_prefix("stages.") {
-            let (stage, rest) = rest.split_once('.')?;
-            let stage: usize = stage.parse().ok()?;
-            if let Some(rest) = rest.strip_prefix("downsample.") {
-                return Some(format!("features.{}.{rest}", 2 * stage));
-            }
-            let (block, layer) = rest.strip_prefix("blocks.")?.split_once('.')?;
-            let inner = [
-                ("conv_dw.", "block.0."),
-                ("norm.", "block.2."),
-                ("mlp.fc1.", "block.3."),
-                ("mlp.fc2.", "block.5."),
-                ("gamma", "layer_scale"),
-            ];
-            let inner = inner
-                .iter()
-                .find_map(|(theirs, own)| Some(format!("{own}{}", layer.strip_prefix(theirs)?)))?;
-            return Some(format!("features.{}.{block}.{inner}", 2 * stage + 1));
-        }
-        let head = [("head.norm.", "classifier.0."), ("head.fc.", "classifier.2.")];
-        head.iter().find_map(|(theirs, own)| Some(format!("{own}{}", name.strip_prefix(theirs)?)))
+        renamed(name)
     }
 }
 
-impl Module<&Tensor> for ConvNeXt {
+/// The name of what timm calls `name`.
+pub(crate) fn renamed(name: &str) -> Option<String> {
+    if let Some(rest) = name.strip_prefix("stem.") {
+        return Some(format!("features.0.{rest}"));
+    }
+    if let Some(rest) = name.strip_prefix("stages.") {
+        let (stage, rest) = rest.split_once('.')?;
+        let stage: usize = stage.parse().ok()?;
+        if let Some(rest) = rest.strip_prefix("downsample.") {
+            return Some(format!("features.{}.{rest}", 2 * stage));
+        }
+        let (block, layer) = rest.strip_prefix("blocks.")?.split_once('.')?;
+        let inner = [
+            ("conv_dw.", "block.0."),
+            ("norm.", "block.2."),
+            ("mlp.fc1.", "block.3."),
+            ("mlp.fc2.", "block.5."),
+            ("gamma", "layer_scale"),
+        ];
+        let inner = inner
+            .iter()
+            .find_map(|(theirs, own)| Some(format!("{own}{}", layer.strip_prefix(theirs)?)))?;
+        return Some(format!("features.{}.{block}.{inner}", 2 * stage + 1));
+    }
+    let head = [("head.norm.", "classifier.0."), ("head.fc.", "classifier.2.")];
+    head.iter().find_map(|(theirs, own)| Some(format!("{own}{}", name.strip_prefix(theirs)?)))
+}
+
+/// torchvision's first values. Its `trunc_normal_` cuts at ±2, which is 100 deviations away.
+fn draw(path: &ParamPath<'_>, weight: &Tensor, bias: Option<&Tensor>) {
+    redraw(path, weight, Redraw::Normal(0.02));
+    if let Some(bias) = bias {
+        redraw(path, bias, Redraw::Constant(0.0));
+    }
+}
+
+impl Module<&Tensor> for ConvNeXtBody {
     type Output = Tensor;
 
     fn forward(&self, images: &Tensor) -> Result<Tensor> {
@@ -187,6 +214,15 @@ impl Module<&Tensor> for ConvNeXt {
                 maps = block.forward(&maps)?;
             }
         }
+        Ok(maps)
+    }
+}
+
+impl Module<&Tensor> for ConvNeXt {
+    type Output = Tensor;
+
+    fn forward(&self, images: &Tensor) -> Result<Tensor> {
+        let maps = self.body.forward(images)?;
         let pooled = maps.f_adaptive_avg_pool2d([1, 1])?.f_flatten(1, -1)?;
         self.head.forward(&self.norm.forward(&pooled)?)
     }

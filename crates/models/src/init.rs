@@ -31,6 +31,13 @@ pub(crate) fn redraw(path: &ParamPath<'_>, weight: &Tensor, how: Redraw) {
     }
 }
 
+/// Sets the bias of a normalisation to what fastai's start with.
+pub(crate) fn redraw_norm(path: &ParamPath<'_>, bias: Option<&Tensor>) {
+    if let Some(bias) = bias {
+        redraw(path, bias, Redraw::Constant(1e-3));
+    }
+}
+
 /// In 32 bits on the CPU, as [`brigade_nn::Init`] draws, so that a seed gives one model in every kind.
 fn drawn(weight: &Tensor, how: Redraw) -> Result<Tensor, TchError> {
     let shape = weight.size();

@@ -14,13 +14,16 @@
 mod activation;
 mod classifier;
 mod cnn;
+mod constructors;
 mod conv_norm;
 mod convnext;
 mod drop_path;
+mod head;
 mod hub;
 mod init;
 mod pretrained;
 mod resnet;
+mod transfer;
 mod unet;
 mod vit;
 mod xresnet;
@@ -28,12 +31,18 @@ mod xresnet;
 pub use activation::Activation;
 pub use classifier::ImageClassifier;
 pub use cnn::{Cnn, CnnOptions};
+pub use constructors::{
+    convnext_tiny, resnet18, resnet34, resnet50, resnet50d, resnet101, resnet152, vit_base,
+    vit_small, vit_tiny, xresnet18, xresnet34, xresnet50, xresnet101,
+};
 pub use convnext::{ConvNeXt, ConvNeXtOptions};
+pub use head::{Head, HeadOptions};
 pub use hub::cached_hub_file;
 #[cfg(feature = "hub")]
 pub use hub::{Hub, HubError};
 pub use pretrained::{InputChannels, Pretrained, PretrainedReport};
 pub use resnet::{ResNet, ResNetBody, ResNetOptions, Stem};
+pub use transfer::{Architecture, TransferModel};
 pub use unet::{UNet, UNetOptions};
 pub use vit::{VisionTransformer, VisionTransformerOptions};
 pub use xresnet::{BlockWidth, XResNet, XResNetOptions};

@@ -7,6 +7,7 @@ use brigade_nn::{Error, LoadReport, Model, Result, StateDict, weights};
 use tch::{Kind, Tensor};
 
 use crate::ImageClassifier;
+use crate::classifier::is_below;
 
 /// How to load a weights file of another library into an image classifier whose number of classes or
 /// channels may be another one.
@@ -35,7 +36,7 @@ use crate::ImageClassifier;
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct Pretrained {
-    channels: InputChannels,
+    channels: Option<InputChannels>,
     entry: Option<String>,
 }
 
@@ -70,7 +71,7 @@ pub struct PretrainedReport {
 }
 
 impl Pretrained {
-    /// The defaults: timm's rule for channels, and the dictionary under the file's only usual key.
+    /// The defaults: the architecture's rule for channels ([`ImageClassifier::input_channels`]), and the dictionary under the file's only usual key.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -79,7 +80,7 @@ impl Pretrained {
     /// Sets the rule for another number of channels.
     #[must_use]
     pub fn channels(self, rule: InputChannels) -> Self {
-        Self { channels: rule, ..self }
+        Self { channels: Some(rule), ..self }
     }
 
     /// Takes the dictionary under this key of a `.pth` file. Without it `model`, `state_dict`, `model_ema`
@@ -120,10 +121,8 @@ impl Pretrained {
         let state = if prefix.is_empty() { state } else { state.strip_prefix(&prefix) };
 
         let module = model.module();
-        let below = |parent: &str, name: &str| {
-            name.strip_prefix(parent).is_some_and(|rest| rest.starts_with('.'))
-        };
-        let (head, first) = (module.classifier(), module.first_convolution());
+        let first = module.first_convolution();
+        let channels = self.channels.unwrap_or_else(|| module.input_channels());
         let mut fitting = StateDict::new();
         let mut problems = LoadReport::default();
         for (name, values) in state.iter() {
@@ -135,7 +134,7 @@ impl Pretrained {
                 name = mapped;
             }
             let Some(wanted) = own.get(&name).map(Tensor::size) else {
-                match below(&head, &name) {
+                match module.in_head(&name) {
                     true => report.unused.push(name),
                     false => problems.unexpected.push(name),
                 }
@@ -143,13 +142,13 @@ impl Pretrained {
             };
             let values = if values.size() == wanted {
                 values.shallow_clone()
-            } else if below(&head, &name) {
+            } else if module.in_head(&name) {
                 continue;
             } else {
-                let is_first = below(&first, &name);
+                let is_first = is_below(&first, &name);
                 let adapted = match same_but_for_ones(&values.size(), &wanted) {
                     true => Some(values.f_reshape(&wanted)?),
-                    false if is_first => self.channels.adapted(values, &wanted)?,
+                    false if is_first => channels.adapted(values, &wanted)?,
                     false => module.adapted(&name, values, &wanted)?,
                 };
                 let Some(adapted) = adapted else {
@@ -167,7 +166,7 @@ impl Pretrained {
         }
         let absent: Vec<&str> = own.names().filter(|name| fitting.get(name).is_none()).collect();
         for name in absent {
-            if below(&head, name) {
+            if module.in_head(name) {
                 report.head.push(name.to_owned());
             } else if !name.ends_with(".num_batches_tracked")
                 && !problems.mismatched.iter().any(|it| it.name == name)

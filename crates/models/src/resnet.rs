@@ -163,12 +163,7 @@ impl ResNet {
     /// Registers all layers below the path.
     pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64, options: ResNetOptions) -> Self {
         let path = path.borrow();
-        let names = Names {
-            stem: path / "conv1",
-            norm: path / "bn1",
-            stages: [1, 2, 3, 4].map(|number| path / format_args!("layer{number}")),
-        };
-        let body = ResNetBody::named(path, &names, options);
+        let body = ResNetBody::named(path, &Names::torchvision(path), options);
         let fc = Linear::new(path / "fc", body.channels()[4], classes);
         // All layers have been drawn by their defaults before.
         body.redraw(path, options);
@@ -200,6 +195,27 @@ struct Names<'a> {
     stem: ParamPath<'a>,
     norm: ParamPath<'a>,
     stages: [ParamPath<'a>; 4],
+}
+
+impl<'a> Names<'a> {
+    fn torchvision(path: &ParamPath<'a>) -> Self {
+        Self {
+            stem: path / "conv1",
+            norm: path / "bn1",
+            stages: [1, 2, 3, 4].map(|number| path / format_args!("layer{number}")),
+        }
+    }
+}
+
+/// The name in a [`ResNetBody`] of what is `name` in a [`ResNet`]; none for the classifier's.
+pub(crate) fn name_in_body(name: &str) -> Option<String> {
+    let (part, rest) = name.split_once('.')?;
+    let number = match part {
+        "conv1" => 0,
+        "bn1" => 1,
+        _ => part.strip_prefix("layer")?.parse::<usize>().ok()?.checked_add(3)?,
+    };
+    Some(format!("{number}.{rest}"))
 }
 
 /// A [`ResNet`] without its pooling and classifier: from images `[n, channels, h, w]` to maps
@@ -234,6 +250,13 @@ impl ResNetBody {
         let names =
             Names { stem: path / 0, norm: path / 1, stages: [4, 5, 6, 7].map(|step| path / step) };
         let body = Self::named(path, &names, options);
+        body.redraw(path, options);
+        body
+    }
+
+    /// Under the names that a [`ResNet`] has: timm's network without its classifier.
+    pub(crate) fn with_torchvisions_names(path: &ParamPath<'_>, options: ResNetOptions) -> Self {
+        let body = Self::named(path, &Names::torchvision(path), options);
         body.redraw(path, options);
         body
     }

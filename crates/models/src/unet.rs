@@ -1,12 +1,15 @@
 //! fastai's U-Net on a residual network.
 
 use std::borrow::Borrow;
+use std::ops::Range;
 
-use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Module, ParamPath, Result};
+use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, LayerGroups, Module, ParamPath, Result};
 use tch::Tensor;
 
-use crate::init::{Redraw, redraw};
-use crate::{ImageClassifier, ResNetBody, ResNetOptions};
+use crate::classifier::is_below;
+use crate::init::{Redraw, redraw, redraw_norm};
+use crate::resnet::name_in_body;
+use crate::{ImageClassifier, InputChannels, ResNetBody, ResNetOptions};
 
 /// fastai's `DynamicUnet` on the body of a residual network, as `unet_learner` builds it: from images
 /// `[n, channels, h, w]` to logits per pixel `[n, classes, h, w]`. Any size of image will do from
@@ -36,8 +39,15 @@ pub struct UNet {
     shuffle: Shuffle,
     cross: Option<[Conv2d; 2]>,
     head: Conv2d,
-    head_name: String,
-    first_name: String,
+    /// The names of the encoder's and the decoder's numbered layers, and of the head.
+    names: Names,
+}
+
+#[derive(Debug)]
+struct Names {
+    layers: String,
+    first_convolution: String,
+    head: String,
 }
 
 /// Options of [`UNet`], by fastai's names and with its defaults.
@@ -67,13 +77,14 @@ impl UNet {
         options: UNetOptions,
     ) -> Self {
         let path = &(path.borrow() / "layers");
+        let layers = path.name().to_owned();
         let image_channels = encoder.in_channels;
         let encoder = ResNetBody::new(path / 0, encoder);
-        let first_name = format!("{}.{}", (path / 0).name(), encoder.first_convolution());
+        let first_convolution = format!("{}.{}", (path / 0).name(), encoder.first_convolution());
         let channels = encoder.channels();
         let top = channels[4];
         let norm = BatchNorm2d::new(path / 1, top);
-        redraw_norm(path, &norm);
+        redraw_norm(path, norm.bias());
         let middle = path / 3;
         let middle = [
             conv(&(&middle / 0 / 0), [top, top * 2], 3),
@@ -103,22 +114,50 @@ impl UNet {
             cross
         });
         let head = path / number / 0;
-        let head_name = head.name().to_owned();
+        let names = Names { layers, first_convolution, head: head.name().to_owned() };
         let head = conv(&head, [inputs, options.classes], 1);
         if let Some(bias) = head.bias() {
             redraw(path, bias, Redraw::Normal(0.01));
         }
-        Self { encoder, norm, middle, blocks, shuffle, cross, head, head_name, first_name }
+        Self { encoder, norm, middle, blocks, shuffle, cross, head, names }
     }
 }
 
 impl ImageClassifier for UNet {
     fn classifier(&self) -> String {
-        self.head_name.clone()
+        self.names.head.clone()
     }
 
     fn first_convolution(&self) -> String {
-        self.first_name.clone()
+        self.names.first_convolution.clone()
+    }
+
+    /// All but the encoder, whose weights a classifier's file may give.
+    fn in_head(&self, name: &str) -> bool {
+        let layers = &self.names.layers;
+        is_below(layers, name) && !is_below(&format!("{layers}.0"), name)
+    }
+
+    fn input_channels(&self) -> InputChannels {
+        InputChannels::ZeroPad
+    }
+
+    /// torchvision's names, for the encoder.
+    fn renamed(&self, name: &str) -> Option<String> {
+        if is_below("fc", name) {
+            return Some(format!("{}.{name}", self.names.head));
+        }
+        Some(format!("{}.0.{}", self.names.layers, name_in_body(name)?))
+    }
+}
+
+impl LayerGroups for UNet {
+    /// fastai's `_resnet_split`: the encoder's stem and first two stages, its last two, and the decoder.
+    fn layer_groups(&self) -> Vec<Vec<String>> {
+        let name = |number: usize| format!("{}.{number}", self.names.layers);
+        let encoder =
+            |numbers: Range<usize>| numbers.map(|number| format!("{}.{number}", name(0))).collect();
+        vec![encoder(0..6), encoder(6..8), (1..13).map(name).collect()]
     }
 }
 
@@ -159,7 +198,7 @@ impl Block {
     fn new(path: &ParamPath<'_>, [inputs, side]: [i64; 2], is_last: bool, blur: bool) -> Self {
         let shuffle = Shuffle::new(&(path / "shuf"), inputs, inputs / 2, blur);
         let norm = BatchNorm2d::new(path / "bn", side);
-        redraw_norm(path, &norm);
+        redraw_norm(path, norm.bias());
         let joined = inputs / 2 + side;
         let outputs = if is_last { joined / 2 } else { joined };
         let convs = [
@@ -230,12 +269,5 @@ fn draw_normal(path: &ParamPath<'_>, conv: &Conv2d) {
     redraw(path, conv.weight(), Redraw::KaimingFanIn);
     if let Some(bias) = conv.bias() {
         redraw(path, bias, Redraw::Constant(0.0));
-    }
-}
-
-/// fastai's normalisations start with a bias of 0.001.
-fn redraw_norm(path: &ParamPath<'_>, norm: &BatchNorm2d) {
-    if let Some(bias) = norm.bias() {
-        redraw(path, bias, Redraw::Constant(1e-3));
     }
 }

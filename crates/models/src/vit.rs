@@ -28,13 +28,20 @@ use crate::init::{Redraw, redraw};
 /// ```
 #[derive(Debug)]
 pub struct VisionTransformer {
+    body: VisionTransformerBody,
+    head: Linear,
+}
+
+/// A [`VisionTransformer`] without its classifier: from images to the normalised numbers of the class token,
+/// `[n, width]`, as timm's with `num_classes=0`.
+#[derive(Debug)]
+pub(crate) struct VisionTransformerBody {
     cls_token: Tensor,
     pos_embed: Tensor,
     patches: Conv2d,
     pos_drop: Dropout,
     blocks: Vec<Block>,
     norm: LayerNorm,
-    head: Linear,
 }
 
 /// The size of a [`VisionTransformer`], by timm's names.
@@ -99,6 +106,24 @@ impl VisionTransformer {
         options: VisionTransformerOptions,
     ) -> Self {
         let path = path.borrow();
+        let body = VisionTransformerBody::undrawn(path, options);
+        let head = Linear::new(path / "head", options.width, classes);
+        // All layers have been drawn by their defaults before.
+        body.redraw(path);
+        draw(path, &head);
+        Self { body, head }
+    }
+}
+
+impl VisionTransformerBody {
+    pub(crate) fn new(path: &ParamPath<'_>, options: VisionTransformerOptions) -> Self {
+        let body = Self::undrawn(path, options);
+        body.redraw(path);
+        body
+    }
+
+    /// With the first values that the layers draw by themselves.
+    fn undrawn(path: &ParamPath<'_>, options: VisionTransformerOptions) -> Self {
         let VisionTransformerOptions { image_size, patch_size, width, depth, heads, .. } = options;
         if patch_size < 1 || image_size < patch_size || image_size % patch_size != 0 {
             path.reject(format_args!(
@@ -112,7 +137,7 @@ impl VisionTransformer {
         let kernel = [patch_size; 2];
         let strides = Conv2dOptions { stride: kernel, ..Conv2dOptions::default() };
         let blocks = path / "blocks";
-        let model = Self {
+        Self {
             cls_token: path.parameter("cls_token", &[1, 1, width], Init::Zeros),
             pos_embed: path.parameter("pos_embed", &[1, grid * grid + 1, width], Init::Zeros),
             patches: Conv2d::new(
@@ -131,21 +156,22 @@ impl VisionTransformer {
                 })
                 .collect(),
             norm: norm(path / "norm", width),
-            head: Linear::new(path / "head", width, classes),
-        };
-        model.redraw(path);
-        model
+        }
     }
 
     fn redraw(&self, path: &ParamPath<'_>) {
         redraw(path, &self.pos_embed, Redraw::TruncatedNormal(0.02));
         redraw(path, &self.cls_token, Redraw::Normal(1e-6));
-        for layer in self.blocks.iter().flat_map(Block::linear).chain([&self.head]) {
-            redraw(path, layer.weight(), Redraw::TruncatedNormal(0.02));
-            if let Some(bias) = layer.bias() {
-                redraw(path, bias, Redraw::Constant(0.0));
-            }
+        for layer in self.blocks.iter().flat_map(Block::linear) {
+            draw(path, layer);
         }
+    }
+}
+
+fn draw(path: &ParamPath<'_>, layer: &Linear) {
+    redraw(path, layer.weight(), Redraw::TruncatedNormal(0.02));
+    if let Some(bias) = layer.bias() {
+        redraw(path, bias, Redraw::Constant(0.0));
     }
 }
 
@@ -158,66 +184,71 @@ impl ImageClassifier for VisionTransformer {
         "patch_embed.proj".to_owned()
     }
 
-    /// torchvision's names.
     fn renamed(&self, name: &str) -> Option<String> {
-        const BLOCK: [(&str, &str); 8] = [
-            ("ln_1.", "norm1."),
-            ("self_attention.in_proj_", "attn.qkv."),
-            ("self_attention.out_proj.", "attn.proj."),
-            ("ln_2.", "norm2."),
-            ("mlp.linear_1.", "mlp.fc1."),
-            ("mlp.0.", "mlp.fc1."),
-            ("mlp.linear_2.", "mlp.fc2."),
-            ("mlp.3.", "mlp.fc2."),
-        ];
-        const OTHERS: [(&str, &str); 5] = [
-            ("class_token", "cls_token"),
-            ("conv_proj.", "patch_embed.proj."),
-            ("encoder.pos_embedding", "pos_embed"),
-            ("encoder.ln.", "norm."),
-            ("heads.head.", "head."),
-        ];
-        let replaced = |name: &str, table: &[(&str, &str)]| {
-            table
-                .iter()
-                .find_map(|(theirs, own)| Some(format!("{own}{}", name.strip_prefix(theirs)?)))
-        };
-        match name.strip_prefix("encoder.layers.encoder_layer_") {
-            Some(rest) => {
-                let (block, layer) = rest.split_once('.')?;
-                Some(format!("blocks.{block}.{}", replaced(layer, &BLOCK)?))
-            }
-            None => replaced(name, &OTHERS),
-        }
+        renamed(name)
     }
 
-    /// Positions for another size of image, by timm's rule: bicubic, antialiased.
     fn adapted(&self, name: &str, values: &Tensor, shape: &[i64]) -> Result<Option<Tensor>> {
-        let (&[1, theirs, width], &[1, wanted, own_width]) = (values.size().as_slice(), shape)
-        else {
-            return Ok(None);
-        };
-        let [side, own_side] =
-            [theirs, wanted].map(|length| ((length - 1).max(0) as f64).sqrt() as i64);
-        let squares = side * side + 1 == theirs && own_side * own_side + 1 == wanted;
-        if name != "pos_embed" || width != own_width || !squares {
-            return Ok(None);
-        }
-        let values = values.f_to_kind(Kind::Float)?;
-        let token = values.f_narrow(1, 0, 1)?;
-        let grid = values.f_narrow(1, 1, theirs - 1)?.f_view([1, side, side, width])?;
-        let grid = grid.f_permute([0, 3, 1, 2])?.f_internal_upsample_bicubic2d_aa(
-            [own_side; 2],
-            false,
-            None,
-            None,
-        )?;
-        let grid = grid.f_permute([0, 2, 3, 1])?.f_reshape([1, wanted - 1, width])?;
-        Ok(Some(Tensor::f_cat(&[token, grid], 1)?))
+        if name == "pos_embed" { resized_positions(values, shape) } else { Ok(None) }
     }
 }
 
-impl Module<&Tensor> for VisionTransformer {
+/// The name of what torchvision calls `name`.
+pub(crate) fn renamed(name: &str) -> Option<String> {
+    const BLOCK: [(&str, &str); 8] = [
+        ("ln_1.", "norm1."),
+        ("self_attention.in_proj_", "attn.qkv."),
+        ("self_attention.out_proj.", "attn.proj."),
+        ("ln_2.", "norm2."),
+        ("mlp.linear_1.", "mlp.fc1."),
+        ("mlp.0.", "mlp.fc1."),
+        ("mlp.linear_2.", "mlp.fc2."),
+        ("mlp.3.", "mlp.fc2."),
+    ];
+    const OTHERS: [(&str, &str); 5] = [
+        ("class_token", "cls_token"),
+        ("conv_proj.", "patch_embed.proj."),
+        ("encoder.pos_embedding", "pos_embed"),
+        ("encoder.ln.", "norm."),
+        ("heads.head.", "head."),
+    ];
+    let replaced = |name: &str, table: &[(&str, &str)]| {
+        table.iter().find_map(|(theirs, own)| Some(format!("{own}{}", name.strip_prefix(theirs)?)))
+    };
+    match name.strip_prefix("encoder.layers.encoder_layer_") {
+        Some(rest) => {
+            let (block, layer) = rest.split_once('.')?;
+            Some(format!("blocks.{block}.{}", replaced(layer, &BLOCK)?))
+        }
+        None => replaced(name, &OTHERS),
+    }
+}
+
+/// Positions for another size of image, by timm's rule: bicubic, antialiased.
+pub(crate) fn resized_positions(values: &Tensor, shape: &[i64]) -> Result<Option<Tensor>> {
+    let (&[1, theirs, width], &[1, wanted, own_width]) = (values.size().as_slice(), shape) else {
+        return Ok(None);
+    };
+    let [side, own_side] =
+        [theirs, wanted].map(|length| ((length - 1).max(0) as f64).sqrt() as i64);
+    let squares = side * side + 1 == theirs && own_side * own_side + 1 == wanted;
+    if width != own_width || !squares {
+        return Ok(None);
+    }
+    let values = values.f_to_kind(Kind::Float)?;
+    let token = values.f_narrow(1, 0, 1)?;
+    let grid = values.f_narrow(1, 1, theirs - 1)?.f_view([1, side, side, width])?;
+    let grid = grid.f_permute([0, 3, 1, 2])?.f_internal_upsample_bicubic2d_aa(
+        [own_side; 2],
+        false,
+        None,
+        None,
+    )?;
+    let grid = grid.f_permute([0, 2, 3, 1])?.f_reshape([1, wanted - 1, width])?;
+    Ok(Some(Tensor::f_cat(&[token, grid], 1)?))
+}
+
+impl Module<&Tensor> for VisionTransformerBody {
     type Output = Tensor;
 
     fn forward(&self, images: &Tensor) -> Result<Tensor> {
@@ -231,7 +262,15 @@ impl Module<&Tensor> for VisionTransformer {
         for block in &self.blocks {
             hidden = block.forward(&hidden)?;
         }
-        self.head.forward(&self.norm.forward(&hidden)?.f_select(1, 0)?)
+        Ok(self.norm.forward(&hidden)?.f_select(1, 0)?)
+    }
+}
+
+impl Module<&Tensor> for VisionTransformer {
+    type Output = Tensor;
+
+    fn forward(&self, images: &Tensor) -> Result<Tensor> {
+        self.head.forward(&self.body.forward(images)?)
     }
 }
 

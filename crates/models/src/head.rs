@@ -1,0 +1,221 @@
+//! The classifier that fastai puts on a body.
+
+use std::borrow::Borrow;
+use std::mem;
+
+use brigade_nn::{
+    BatchNorm1d, BatchNormOptions, Dropout, Flatten, Layer, Linear, LinearOptions, Module,
+    ParamPath, Relu, Result, Sequential,
+};
+use tch::Tensor;
+
+use crate::init::{Redraw, redraw, redraw_norm};
+
+/// fastai's head ([`create_head`](https://docs.fast.ai/vision.learner.html#create_head)): from the maps
+/// `[n, features, h, w]` of a body to `[n, classes]`.
+///
+/// Pooling, then for each linear layer a normalisation, a dropout, the layer and a ReLU, the last one without
+/// ReLU. State-dict names are fastai's, and first values have its distributions: linear weights normal by
+/// their fan-in (`kaiming_normal_`), biases of the normalisations 0.001.
+///
+/// ```
+/// use brigade_models::{Head, HeadOptions};
+/// use brigade_nn::{Kind, Model, Tensor};
+///
+/// let mut model = Model::new(|path| Head::new(path, 512, &HeadOptions::new(37)))?;
+/// assert_eq!(model.parameters()[2].name, "4.weight");
+/// assert_eq!(model.parameters()[2].tensor.size(), [512, 1024]); // the largest values and the means
+/// let maps = Tensor::zeros([8, 512, 7, 7], (Kind::Float, model.device()));
+/// assert_eq!(model.forward(&maps)?.size(), [8, 37]);
+/// # Ok::<(), brigade_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Head {
+    layers: Sequential,
+}
+
+/// Options of a [`Head`], with fastai's defaults.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HeadOptions {
+    /// Numbers that come out (`n_out`).
+    pub classes: i64,
+    /// Outputs of the linear layers before the last one (`lin_ftrs`); one of 512.
+    pub hidden: Vec<i64>,
+    /// The probabilities of dropout of the linear layers (`ps`): one for each, or a single one, which is the
+    /// last layer's and twice those before; 0.5. A layer whose probability is 0 has no dropout, and what
+    /// comes after it has lower numbers.
+    pub dropout: Vec<f64>,
+    /// Takes maps and pools them (`pool`); true. Without it the input is `[n, features]`.
+    pub pool: bool,
+    /// Pools by the largest values and by the means, so that the first layer has twice as many inputs, and
+    /// not by the means alone (`concat_pool`); true.
+    pub concat_pool: bool,
+    /// Normalises what comes into the first linear layer (`first_bn`); true. A linear layer with a
+    /// normalisation has no bias.
+    pub first_bn: bool,
+    /// Normalises the output, with a momentum of 0.01 (`bn_final`); false.
+    pub bn_final: bool,
+    /// Puts each linear layer before its normalisation and dropout (`lin_first`); false.
+    pub lin_first: bool,
+    /// Brings the output into this range by a sigmoid (`y_range`), for regression; none.
+    pub y_range: Option<[f64; 2]>,
+}
+
+impl HeadOptions {
+    /// fastai's defaults.
+    #[must_use]
+    pub fn new(classes: i64) -> Self {
+        Self {
+            classes,
+            hidden: vec![512],
+            dropout: vec![0.5],
+            pool: true,
+            concat_pool: true,
+            first_bn: true,
+            bn_final: false,
+            lin_first: false,
+            y_range: None,
+        }
+    }
+}
+
+impl Head {
+    /// Registers all layers below the path, for maps of so many channels.
+    ///
+    /// The model fails to build where there are several probabilities of dropout and not one for each linear
+    /// layer; fastai leaves out layers then.
+    pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, features: i64, options: &HeadOptions) -> Self {
+        let path = path.borrow();
+        let HeadOptions { classes, pool, concat_pool, lin_first, .. } = *options;
+        let inputs = if pool && concat_pool { features * 2 } else { features };
+        let sizes: Vec<i64> =
+            [inputs].into_iter().chain(options.hidden.iter().copied()).chain([classes]).collect();
+        let linear = sizes.len() - 1;
+        let dropout = match options.dropout.as_slice() {
+            &[last] => [vec![last / 2.0; linear - 1], vec![last]].concat(),
+            all => all.to_vec(),
+        };
+        if dropout.len() != linear {
+            path.reject(format_args!(
+                "{} probabilities of dropout for {linear} linear layers: give one, or {linear}",
+                dropout.len()
+            ));
+        }
+
+        let mut row = Row { path, layers: Sequential::new() };
+        if pool {
+            row.push(Pool { concat: concat_pool });
+            row.push(Flatten);
+        }
+        for (number, (pair, &probability)) in sizes.windows(2).zip(&dropout).enumerate() {
+            let (inputs, outputs, is_last) = (pair[0], pair[1], number + 1 == linear);
+            let norm = number > 0 || options.first_bn;
+            if lin_first {
+                // The dropout of the layer before comes after that layer's normalisation.
+                row.dropout(probability, number == 0);
+                row.linear(inputs, outputs, is_last || !norm);
+                if !is_last {
+                    row.push(Relu);
+                    row.norm(outputs, norm);
+                }
+            } else {
+                row.norm(inputs, norm);
+                row.dropout(probability, false);
+                row.linear(inputs, outputs, !norm);
+                if !is_last {
+                    row.push(Relu);
+                }
+            }
+        }
+        if options.bn_final {
+            let slow = BatchNormOptions { momentum: Some(0.01), ..BatchNormOptions::default() };
+            row.push(BatchNorm1d::with_options(row.next(), classes, slow));
+        }
+        if let Some([low, high]) = options.y_range {
+            row.push(SigmoidRange { low, high });
+        }
+        Self { layers: row.layers }
+    }
+}
+
+impl Module<&Tensor> for Head {
+    type Output = Tensor;
+
+    fn forward(&self, maps: &Tensor) -> Result<Tensor> {
+        self.layers.forward(maps)
+    }
+}
+
+/// Layers that are numbered in the order in which they come.
+struct Row<'a, 'b> {
+    path: &'a ParamPath<'b>,
+    layers: Sequential,
+}
+
+impl<'b> Row<'_, 'b> {
+    fn next(&self) -> ParamPath<'b> {
+        self.path / self.layers.len()
+    }
+
+    fn push(&mut self, layer: impl Layer + 'static) {
+        self.layers = mem::take(&mut self.layers).add(layer);
+    }
+
+    fn norm(&mut self, features: i64, wanted: bool) {
+        if wanted {
+            let norm = BatchNorm1d::new(self.next(), features);
+            redraw_norm(self.path, norm.bias());
+            self.push(norm);
+        }
+    }
+
+    fn dropout(&mut self, probability: f64, always: bool) {
+        if always || probability != 0.0 {
+            self.push(Dropout::new(self.next(), probability));
+        }
+    }
+
+    fn linear(&mut self, inputs: i64, outputs: i64, bias: bool) {
+        let layer = Linear::with_options(self.next(), inputs, outputs, LinearOptions { bias });
+        redraw(self.path, layer.weight(), Redraw::KaimingFanIn);
+        if let Some(bias) = layer.bias() {
+            redraw(self.path, bias, Redraw::Constant(0.0));
+        }
+        self.push(layer);
+    }
+}
+
+/// The means of a channel's pixels, or its largest value and, after those of all channels, its mean.
+#[derive(Debug)]
+struct Pool {
+    concat: bool,
+}
+
+impl Module<&Tensor> for Pool {
+    type Output = Tensor;
+
+    fn forward(&self, maps: &Tensor) -> Result<Tensor> {
+        let means = maps.f_adaptive_avg_pool2d([1, 1])?;
+        if !self.concat {
+            return Ok(means);
+        }
+        let (largest, _) = maps.f_adaptive_max_pool2d([1, 1])?;
+        Ok(Tensor::f_cat(&[largest, means], 1)?)
+    }
+}
+
+/// `sigmoid(x) · (high − low) + low`.
+#[derive(Debug)]
+struct SigmoidRange {
+    low: f64,
+    high: f64,
+}
+
+impl Module<&Tensor> for SigmoidRange {
+    type Output = Tensor;
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let unit = input.f_sigmoid()?;
+        Ok(unit.f_mul_scalar(self.high - self.low)?.f_add_scalar(self.low)?)
+    }
+}
