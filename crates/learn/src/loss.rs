@@ -1,4 +1,18 @@
 //! Losses: what is minimised, and how the model's output is read.
+//!
+//! Scores of classes are in dimension 1, `[n, classes, …]`, with targets `[n, …]` of class numbers, as PyTorch's losses
+//! have them; [`ClassesLast`] reads those with the classes in the last dimension. A loss is computed in `f32` of
+//! predictions in half precision.
+
+mod bce;
+mod cross_entropy;
+mod dice;
+mod focal;
+mod function;
+mod read;
+mod regression;
+mod smoothing;
+mod weights;
 
 use std::fmt;
 
@@ -6,7 +20,27 @@ use tch::Tensor;
 
 use crate::error::Result;
 
+pub use crate::metrics::{ClassesLast, Mse};
+pub use bce::BceWithLogits;
+pub use cross_entropy::CrossEntropy;
+pub use dice::DiceLoss;
+pub use focal::Focal;
+pub use function::{LossFn, loss_from};
+pub use regression::L1;
+pub use smoothing::LabelSmoothingCrossEntropy;
+
 /// A loss function, with the activation and the decision that belong to it (fastai's `…LossFlat`).
+///
+/// ```
+/// use brigade_learn::loss::{CrossEntropy, Loss};
+/// use tch::{Device, Kind, Tensor};
+///
+/// let scores = Tensor::zeros([4, 10], (Kind::Float, Device::Cpu));
+/// let targets = Tensor::zeros([4], (Kind::Int64, Device::Cpu));
+/// let loss = CrossEntropy::default().forward(&scores, &targets)?;
+/// assert!((loss.double_value(&[]) - 10f64.ln()).abs() < 1e-6);
+/// # Ok::<(), brigade_learn::Error>(())
+/// ```
 pub trait Loss: fmt::Debug + Send + Sync {
     /// Returns its name.
     fn name(&self) -> &str;
@@ -17,21 +51,21 @@ pub trait Loss: fmt::Debug + Send + Sync {
     /// When shapes do not fit: an error that names both.
     fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor>;
 
-    /// Computes the loss of each element without reduction, in the shape that PyTorch's `reduction="none"` has
-    /// after fastai's flattening: for classes `[n]`, or `[n, …]` of sequences and images flattened to one value
-    /// for each token or pixel.
+    /// Computes the loss of each element without reduction, flat: of classes one value for each sample, pixel or
+    /// token; of labels and numbers one for each of them, in the order of the targets.
     ///
     /// # Errors
     /// As [`Loss::forward`].
     fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor>;
 
-    /// Turns outputs into probabilities or numbers: softmax, sigmoid, or nothing.
+    /// Turns the model's outputs into probabilities or numbers: softmax, sigmoid, or nothing.
     ///
     /// # Errors
     /// When the shape does not fit.
     fn activation(&self, predictions: &Tensor) -> Result<Tensor>;
 
-    /// Decides: the class with the largest score, the labels above a threshold, or the number itself.
+    /// Decides from the model's outputs, not from the activation's: the class with the largest score, the labels whose
+    /// probability is above a threshold, or the number itself.
     ///
     /// # Errors
     /// When the shape does not fit.

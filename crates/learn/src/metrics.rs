@@ -3,12 +3,62 @@
 //! A metric never averages over batches or ranks. Of each batch it takes numbers that add up, which are added in
 //! the order of the data, or rows, which are put in the order of the data; so its value is the same to the last
 //! digit on any number of ranks. Duplicates that complete uneven batches are left out before it sees a batch.
+//!
+//! Predictions are the model's outputs as they are: scores (logits) of classes in dimension 1, `[n, classes, …]`,
+//! with targets `[n, …]` of class numbers; scores of labels, with targets of 0 and 1 in the same shape; or
+//! numbers with targets in the same shape. [`ClassesLast`] reads outputs with the classes in the last dimension,
+//! as language models have. Target [`IGNORED`] is left out, as the cross-entropy leaves it out.
+//!
+//! ```
+//! use brigade_learn::metrics::{Accuracy, Average, FBeta, IntoMetrics, Metric, TopK};
+//!
+//! let metrics = (Accuracy, TopK(5), FBeta::new(2.0).average(Average::Macro)).into_metrics();
+//! let names: Vec<String> = metrics.iter().map(|it| it.name()).collect();
+//! assert_eq!(names, ["accuracy", "top_k_accuracy", "fbeta_score"]);
+//! ```
+//!
+//! Names and definitions are fastai's and scikit-learn's. A value that the data leave undefined (an empty
+//! validation set, one class alone where two are compared) is what scikit-learn gives with its warning, mostly 0
+//! or NaN. What no data can make right is an error with the reason: shapes that do not fit, targets that name no
+//! class, the binary average of five classes. NaN predictions make means, curves and correlations NaN; where a
+//! class is chosen, NaN is the largest score, as in PyTorch, and where a threshold is passed, it is below.
+
+mod accuracy;
+mod adapt;
+mod agreement;
+mod counts;
+mod into;
+mod probability;
+mod ranking;
+mod read;
+mod regression;
+mod segmentation;
 
 use std::fmt;
 
 use tch::Tensor;
 
 use crate::error::Result;
+
+pub use accuracy::{Accuracy, AccuracyMulti, ErrorRate, HammingLoss, HammingLossMulti, TopK};
+pub use adapt::{
+    ClassesLast, FoldFn, MeanOf, Renamed, RowsFn, Summed, fold, mean_of, of_rows,
+};
+pub use agreement::{BalancedAccuracy, CohenKappa, KappaWeights, Matthews};
+pub use counts::{
+    Average, F1, F1Multi, FBeta, FBetaMulti, Jaccard, JaccardMulti, Precision, PrecisionMulti,
+    Recall, RecallMulti,
+};
+pub use into::IntoMetrics;
+pub use probability::{Brier, Perplexity};
+pub use ranking::{
+    AveragePrecision, AveragePrecisionMulti, MultiClass, RocAuc, RocAucBinary, RocAucMulti,
+};
+pub use read::IGNORED;
+pub use regression::{
+    ExpRmspe, ExplainedVariance, Mae, Mse, Msle, Pearson, R2, Rmse, Spearman,
+};
+pub use segmentation::{Dice, DiceMulti, ForegroundAccuracy, JaccardCoeff, JaccardCoeffMulti};
 
 /// What a metric keeps of a batch.
 #[derive(Debug)]
@@ -24,7 +74,7 @@ pub enum Fold {
 /// What was kept of all batches of all ranks.
 #[derive(Debug)]
 pub enum Folded {
-    /// The sums of all batches.
+    /// The sums of all batches; empty where no rank had a batch, whatever the metric keeps.
     Sums(Vec<f64>),
     /// All rows in the order of the data, on the CPU.
     Rows(Tensor, Tensor),
@@ -76,4 +126,18 @@ pub trait Metric: fmt::Debug + Send + Sync {
     /// # Errors
     /// When it is not defined for these data, with the reason.
     fn value(&self, folded: &Folded) -> Result<f64>;
+
+    /// Gives it another name, where two of one kind would have the same.
+    ///
+    /// ```
+    /// use brigade_learn::metrics::{Metric, TopK};
+    ///
+    /// assert_eq!(TopK(3).named("top_3").name(), "top_3");
+    /// ```
+    fn named(self, name: impl Into<String>) -> Renamed<Self>
+    where
+        Self: Sized,
+    {
+        Renamed::new(name, self)
+    }
 }

@@ -1,0 +1,98 @@
+//! The binary cross-entropy of labels.
+
+use tch::{Reduction, Tensor};
+
+use super::weights::Weights;
+use super::{Loss, read};
+use crate::error::Result;
+
+/// The binary cross-entropy of scores of labels: `-w (v y ln σ(x) + (1 - y) ln(1 - σ(x)))`, with weights `w` of labels and
+/// `v` of positive targets.
+///
+/// Predictions and targets `[n, labels]`, in any further dimensions before the last; targets of any dtype, 0 and 1 or
+/// between.
+///
+/// ```
+/// use brigade_learn::loss::{BceWithLogits, Loss};
+/// use tch::Tensor;
+///
+/// let loss = BceWithLogits::default().threshold(0.3);
+/// let there = loss.decode(&Tensor::from_slice2(&[[-0.5f32, -2.0]]))?; // probabilities 0.38 and 0.12
+/// assert_eq!(there, Tensor::from_slice2(&[[true, false]]));
+/// # Ok::<(), brigade_learn::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct BceWithLogits {
+    weight: Weights,
+    pos_weight: Weights,
+    threshold: f64,
+}
+
+impl Default for BceWithLogits {
+    fn default() -> Self {
+        Self { weight: Weights::default(), pos_weight: Weights::default(), threshold: 0.5 }
+    }
+}
+
+impl BceWithLogits {
+    /// Weighs labels, one weight for each.
+    #[must_use]
+    pub fn weight(mut self, weight: &[f64]) -> Self {
+        self.weight = Weights::new(weight);
+        self
+    }
+
+    /// Weighs positive targets of labels, one weight for each label.
+    #[must_use]
+    pub fn pos_weight(mut self, weight: &[f64]) -> Self {
+        self.pos_weight = Weights::new(weight);
+        self
+    }
+
+    /// Sets the probability above which a label is decided to be there; 0.5, unless set.
+    #[must_use]
+    pub fn threshold(mut self, threshold: f64) -> Self {
+        self.threshold = threshold;
+        self
+    }
+
+    fn reduced(
+        &self,
+        predictions: &Tensor,
+        targets: &Tensor,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        let (scores, targets) = read::numbers("binary cross-entropy", predictions, targets)?;
+        let labels = scores.size().last().copied().unwrap_or(1);
+        let options = (scores.kind(), scores.device());
+        let weight = self.weight.beside("binary cross-entropy", labels, options)?;
+        let pos_weight = self.pos_weight.beside("binary cross-entropy", labels, options)?;
+        Ok(scores.f_binary_cross_entropy_with_logits(&targets, weight, pos_weight, reduction)?)
+    }
+}
+
+impl Loss for BceWithLogits {
+    fn name(&self) -> &str {
+        "bce_with_logits"
+    }
+
+    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        self.reduced(predictions, targets, Reduction::Mean)
+    }
+
+    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        Ok(self.reduced(predictions, targets, Reduction::None)?.f_reshape([-1])?)
+    }
+
+    fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
+        Ok(read::full(predictions)?.f_sigmoid()?)
+    }
+
+    fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
+        Ok(self.activation(predictions)?.f_gt(self.threshold)?)
+    }
+
+    fn targets_are_classes(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,96 @@
+//! The cross-entropy of classes.
+
+use tch::{Reduction, Tensor};
+
+use super::weights::Weights;
+use super::{Loss, read};
+use crate::error::Result;
+use crate::metrics::IGNORED;
+
+/// The cross-entropy of scores: `-wᵧ ln softmax(prediction)ᵧ` of the target's class `y`, PyTorch's in all.
+///
+/// Predictions `[n, classes, …]`, targets `[n, …]` of class numbers, of which
+/// [`IGNORED`] is left out. The mean is weighted: the sum over that of the weights. A target that names no class is
+/// an error on the CPU; on a GPU the check would wait for the device in each step, and CUDA ends the process.
+///
+/// ```
+/// use brigade_learn::loss::{CrossEntropy, Loss};
+/// use tch::Tensor;
+///
+/// let loss = CrossEntropy::default().weight(&[1.0, 3.0]).label_smoothing(0.1);
+/// let scores = Tensor::from_slice2(&[[2.0, 0.5], [0.0, 1.0]]);
+/// let value = loss.forward(&scores, &Tensor::from_slice(&[0i64, 1]))?;
+/// assert_eq!(value.size(), [0; 0]);
+/// # Ok::<(), brigade_learn::Error>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CrossEntropy {
+    weight: Weights,
+    label_smoothing: f64,
+}
+
+impl CrossEntropy {
+    /// Weighs classes, one weight for each.
+    #[must_use]
+    pub fn weight(mut self, weight: &[f64]) -> Self {
+        self.weight = Weights::new(weight);
+        self
+    }
+
+    /// Takes targets for the mixture of their class, `1 - eps`, and all classes, `eps`. With weights this is PyTorch's
+    /// smoothing, which weighs both parts; fastai's is [`LabelSmoothingCrossEntropy`](super::LabelSmoothingCrossEntropy).
+    #[must_use]
+    pub fn label_smoothing(mut self, eps: f64) -> Self {
+        self.label_smoothing = eps;
+        self
+    }
+
+    fn reduced(
+        &self,
+        predictions: &Tensor,
+        targets: &Tensor,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        let (scores, targets) = read::classes("cross-entropy", predictions, targets)?;
+        entropy(&scores, &targets, &self.weight, reduction, self.label_smoothing)
+    }
+}
+
+/// Returns libtorch's cross-entropy of scores and targets that fit.
+pub(super) fn entropy(
+    scores: &Tensor,
+    targets: &Tensor,
+    weight: &Weights,
+    reduction: Reduction,
+    label_smoothing: f64,
+) -> Result<Tensor> {
+    let weight =
+        weight.beside("cross-entropy", scores.size()[1], (scores.kind(), scores.device()))?;
+    Ok(scores.f_cross_entropy_loss(targets, weight, reduction, IGNORED, label_smoothing)?)
+}
+
+impl Loss for CrossEntropy {
+    fn name(&self) -> &str {
+        "cross_entropy"
+    }
+
+    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        self.reduced(predictions, targets, Reduction::Mean)
+    }
+
+    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        Ok(self.reduced(predictions, targets, Reduction::None)?.f_reshape([-1])?)
+    }
+
+    fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
+        read::softmax(predictions)
+    }
+
+    fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
+        Ok(predictions.f_argmax(1, false)?)
+    }
+
+    fn targets_are_classes(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,78 @@
+//! The focal loss.
+
+use tch::{Kind, Reduction, Tensor};
+
+use super::cross_entropy::entropy;
+use super::weights::Weights;
+use super::{Loss, read};
+use crate::error::Result;
+
+/// The focal loss (Lin et al., 2017): `(1 - p)^gamma · ce`, with the cross-entropy `ce` and `p = exp(-ce)`, so that samples
+/// that are right already count less.
+///
+/// Predictions `[n, classes, …]`, targets `[n, …]`. A weight of the class is part of `ce`, so of `p`, as in fastai; the
+/// mean is over all samples, not weighted.
+///
+/// ```
+/// use brigade_learn::loss::Focal;
+///
+/// let loss = Focal::default(); // gamma 2
+/// assert_eq!(loss, Focal::new(2.0));
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Focal {
+    gamma: f64,
+    weight: Weights,
+}
+
+impl Default for Focal {
+    fn default() -> Self {
+        Self::new(2.0)
+    }
+}
+
+impl Focal {
+    /// Makes it; with a `gamma` of 0 it is the cross-entropy.
+    #[must_use]
+    pub fn new(gamma: f64) -> Self {
+        Self { gamma, weight: Weights::default() }
+    }
+
+    /// Weighs classes, one weight for each.
+    #[must_use]
+    pub fn weight(mut self, weight: &[f64]) -> Self {
+        self.weight = Weights::new(weight);
+        self
+    }
+}
+
+impl Loss for Focal {
+    fn name(&self) -> &str {
+        "focal"
+    }
+
+    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let each = self.each(predictions, targets)?;
+        Ok(each.f_mean(None::<Kind>)?)
+    }
+
+    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let (scores, targets) = read::classes("focal loss", predictions, targets)?;
+        let entropy = entropy(&scores, &targets, &self.weight, Reduction::None, 0.0)?;
+        // 1 - exp(-ce), without the digits that this loses near 0.
+        let wrong = entropy.f_neg()?.f_expm1()?.f_neg()?;
+        Ok(wrong.f_pow_tensor_scalar(self.gamma)?.f_mul(&entropy)?.f_reshape([-1])?)
+    }
+
+    fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
+        read::softmax(predictions)
+    }
+
+    fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
+        Ok(predictions.f_argmax(1, false)?)
+    }
+
+    fn targets_are_classes(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,106 @@
+//! A loss of a function.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tch::Tensor;
+
+use super::{Loss, Mse};
+use crate::error::{Error, Result};
+
+type Compute = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync;
+
+/// Makes a loss of a function of predictions and targets, which returns the mean over the batch with its graph.
+///
+/// Predictions are taken for numbers, until [`LossFn::read_as`] tells how they are to be read.
+///
+/// ```
+/// use brigade_learn::loss::{BceWithLogits, Loss, loss_from};
+/// use tch::{Kind, Tensor};
+///
+/// let hinge = loss_from("hinge", |predictions, targets| {
+///     let margin = (predictions * (targets * 2.0 - 1.0)).f_neg()?.f_add_scalar(1.0)?;
+///     Ok(margin.f_relu()?.f_mean(None::<Kind>)?)
+/// })
+/// .read_as(BceWithLogits::default());
+/// let loss = hinge.forward(&Tensor::from_slice(&[0.5f32, -2.0]), &Tensor::from_slice(&[1f32, 0.0]))?;
+/// assert_eq!(loss.double_value(&[]), 0.25);
+/// # Ok::<(), brigade_learn::Error>(())
+/// ```
+pub fn loss_from(
+    name: impl Into<String>,
+    forward: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
+) -> LossFn {
+    LossFn { name: name.into(), forward: Arc::new(forward), each: None, reading: Arc::new(Mse) }
+}
+
+/// What [`loss_from`] makes.
+#[derive(Clone)]
+pub struct LossFn {
+    name: String,
+    forward: Arc<Compute>,
+    each: Option<Arc<Compute>>,
+    reading: Arc<dyn Loss>,
+}
+
+impl LossFn {
+    /// Adds the loss of each element, flat; without it [`Loss::each`] is an error, and what asks for the losses of
+    /// samples cannot be had.
+    #[must_use]
+    pub fn each(
+        mut self,
+        each: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Self {
+        self.each = Some(Arc::new(each));
+        self
+    }
+
+    /// Reads predictions and targets as another loss does: its activation and decision, and whether targets are class
+    /// numbers.
+    #[must_use]
+    pub fn read_as(mut self, loss: impl Loss + 'static) -> Self {
+        self.reading = Arc::new(loss);
+        self
+    }
+}
+
+impl fmt::Debug for LossFn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LossFn")
+            .field("name", &self.name)
+            .field("reading", &self.reading)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Loss for LossFn {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        (self.forward)(predictions, targets)
+    }
+
+    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        match &self.each {
+            Some(each) => each(predictions, targets),
+            None => Err(Error::InvalidArgument(format!(
+                "the loss `{}` is not known for each element; add it with `LossFn::each`",
+                self.name
+            ))),
+        }
+    }
+
+    fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
+        self.reading.activation(predictions)
+    }
+
+    fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
+        self.reading.decode(predictions)
+    }
+
+    fn targets_are_classes(&self) -> bool {
+        self.reading.targets_are_classes()
+    }
+}

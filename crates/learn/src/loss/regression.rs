@@ -1,0 +1,75 @@
+//! Losses of numbers.
+
+use tch::{Reduction, Tensor};
+
+use super::{ClassesLast, Loss, Mse, read};
+use crate::error::Result;
+
+/// The mean absolute error, `mean(|prediction - target|)`. Predictions and targets of one shape; `[n, 1]` and `[n]` fit,
+/// too.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct L1;
+
+macro_rules! of_numbers {
+    ($($name:ident $label:literal $what:literal $kernel:ident)+) => {
+        $(impl Loss for $name {
+            fn name(&self) -> &str {
+                $label
+            }
+
+            fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+                let (predictions, targets) = read::numbers($what, predictions, targets)?;
+                Ok(predictions.$kernel(&targets, Reduction::Mean)?)
+            }
+
+            fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+                let (predictions, targets) = read::numbers($what, predictions, targets)?;
+                Ok(predictions.$kernel(&targets, Reduction::None)?.f_reshape([-1])?)
+            }
+
+            fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
+                Ok(predictions.shallow_clone())
+            }
+
+            fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
+                Ok(predictions.shallow_clone())
+            }
+
+            fn targets_are_classes(&self) -> bool {
+                false
+            }
+        })+
+    };
+}
+
+of_numbers! {
+    Mse "mse" "mean squared error" f_mse_loss
+    L1 "l1" "L1 loss" f_l1_loss
+}
+
+impl<L: Loss> Loss for ClassesLast<L> {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        self.0.forward(&Self::first(predictions)?, targets)
+    }
+
+    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        self.0.each(&Self::first(predictions)?, targets)
+    }
+
+    fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
+        let probabilities = self.0.activation(&Self::first(predictions)?)?;
+        Ok(probabilities.f_movedim_int(1, -1)?)
+    }
+
+    fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
+        self.0.decode(&Self::first(predictions)?)
+    }
+
+    fn targets_are_classes(&self) -> bool {
+        self.0.targets_are_classes()
+    }
+}

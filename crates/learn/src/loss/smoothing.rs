@@ -1,0 +1,94 @@
+//! fastai's cross-entropy with smoothed labels.
+
+use tch::{Reduction, Tensor};
+
+use super::cross_entropy::entropy;
+use super::weights::Weights;
+use super::{Loss, read};
+use crate::error::{Error, Result};
+
+/// The cross-entropy with smoothed labels: `eps/classes · Σₖ -ln pₖ + (1 - eps) · -wᵧ ln pᵧ`, of probabilities `p` and the
+/// target's class `y`.
+///
+/// Predictions `[n, classes, …]`, targets `[n, …]`. Weights of classes concern the second part alone, of which the mean is
+/// the weighted one, as in fastai; without weights it is PyTorch's `label_smoothing`.
+///
+/// ```
+/// use brigade_learn::loss::{LabelSmoothingCrossEntropy, Loss};
+///
+/// let loss = LabelSmoothingCrossEntropy::default(); // eps 0.1
+/// assert_eq!(loss, LabelSmoothingCrossEntropy::new(0.1));
+/// assert!(loss.targets_are_classes());
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct LabelSmoothingCrossEntropy {
+    eps: f64,
+    weight: Weights,
+}
+
+impl Default for LabelSmoothingCrossEntropy {
+    fn default() -> Self {
+        Self::new(0.1)
+    }
+}
+
+impl LabelSmoothingCrossEntropy {
+    /// Makes it with a share of all classes, 0 to 1.
+    #[must_use]
+    pub fn new(eps: f64) -> Self {
+        Self { eps, weight: Weights::default() }
+    }
+
+    /// Weighs classes in the second part, one weight for each.
+    #[must_use]
+    pub fn weight(mut self, weight: &[f64]) -> Self {
+        self.weight = Weights::new(weight);
+        self
+    }
+
+    fn reduced(
+        &self,
+        predictions: &Tensor,
+        targets: &Tensor,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        if !(0.0..=1.0).contains(&self.eps) {
+            let reason = format!("label smoothing of {}; it lies from 0 to 1", self.eps);
+            return Err(Error::InvalidArgument(reason));
+        }
+        let (scores, targets) =
+            read::classes("label-smoothing cross-entropy", predictions, targets)?;
+        if !self.weight.is_some() {
+            return entropy(&scores, &targets, &self.weight, reduction, self.eps);
+        }
+        let own = entropy(&scores, &targets, &self.weight, reduction, 0.0)?;
+        let all = entropy(&scores, &targets, &Weights::default(), reduction, 1.0)?;
+        Ok(all.f_mul_scalar(self.eps)?.f_add(&own.f_mul_scalar(1.0 - self.eps)?)?)
+    }
+}
+
+impl Loss for LabelSmoothingCrossEntropy {
+    fn name(&self) -> &str {
+        "label_smoothing_cross_entropy"
+    }
+
+    fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        self.reduced(predictions, targets, Reduction::Mean)
+    }
+
+    fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        Ok(self.reduced(predictions, targets, Reduction::None)?.f_reshape([-1])?)
+    }
+
+    fn activation(&self, predictions: &Tensor) -> Result<Tensor> {
+        read::softmax(predictions)
+    }
+
+    fn decode(&self, predictions: &Tensor) -> Result<Tensor> {
+        Ok(predictions.f_argmax(1, false)?)
+    }
+
+    fn targets_are_classes(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,201 @@
+//! How far decisions agree with targets beyond chance.
+
+use tch::{Kind, Tensor};
+
+use super::counts::{Count, class_counts, count_classes};
+use super::read::{self, Scored};
+use super::{Fold, Folded, Metric};
+use crate::error::Result;
+
+/// The mean of the recalls of the classes that are there.
+///
+/// Predictions `[n, classes, …]`, targets `[n, …]`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BalancedAccuracy {
+    adjusted: bool,
+}
+
+impl BalancedAccuracy {
+    /// Makes it.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Moves chance to 0 and leaves 1 where it is: `(value - 1/k) / (1 - 1/k)` for `k` classes that are there.
+    #[must_use]
+    pub fn adjusted(mut self) -> Self {
+        self.adjusted = true;
+        self
+    }
+}
+
+impl Metric for BalancedAccuracy {
+    fn name(&self) -> String {
+        "balanced_accuracy_score".to_owned()
+    }
+
+    fn fold(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
+        count_classes(&Scored::of(&self.name(), predictions, targets)?)
+    }
+
+    fn value(&self, folded: &Folded) -> Result<f64> {
+        let counts = class_counts(&self.name(), folded)?.unwrap_or_default();
+        let recalls: Vec<f64> =
+            counts.iter().filter(|it| it.there > 0.0).map(|it| it.right / it.there).collect();
+        let mean = recalls.iter().sum::<f64>() / recalls.len() as f64;
+        let chance = 1.0 / recalls.len() as f64;
+        Ok(if self.adjusted { (mean - chance) / (1.0 - chance) } else { mean })
+    }
+}
+
+/// Matthews' correlation coefficient of decisions and targets, from -1 to 1; 0 where either is one class alone.
+///
+/// With `n` decisions of which `c` are right, and `pₖ` predicted and `tₖ` there of each class:
+/// `(c n - Σ pₖ tₖ) / √((n² - Σ pₖ²)(n² - Σ tₖ²))`. Predictions `[n, classes, …]`, targets `[n, …]`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Matthews;
+
+impl Metric for Matthews {
+    fn name(&self) -> String {
+        "matthews_corrcoef".to_owned()
+    }
+
+    fn fold(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
+        count_classes(&Scored::of(&self.name(), predictions, targets)?)
+    }
+
+    fn value(&self, folded: &Folded) -> Result<f64> {
+        let Some(counts) = class_counts(&self.name(), folded)? else { return Ok(f64::NAN) };
+        let sum = |of: fn(&Count) -> f64| counts.iter().map(of).sum::<f64>();
+        let (right, all) = (sum(|it| it.right), sum(|it| it.there));
+        let both = right * all - sum(|it| it.predicted * it.there);
+        let predicted = all * all - sum(|it| it.predicted * it.predicted);
+        let there = all * all - sum(|it| it.there * it.there);
+        let whole = predicted * there;
+        Ok(if whole == 0.0 { 0.0 } else { both / whole.sqrt() })
+    }
+}
+
+/// How much a confusion of two classes weighs in [`CohenKappa`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum KappaWeights {
+    /// Each the same.
+    #[default]
+    Equal,
+    /// By the distance of their places in the order of classes.
+    Linear,
+    /// By its square.
+    Quadratic,
+}
+
+/// Cohen's kappa: `1 - observed / expected` disagreement of decisions and targets; NaN where both are one class
+/// alone.
+///
+/// Predictions `[n, classes, …]`, targets `[n, …]`. As in scikit-learn, a class that is neither there nor
+/// predicted is no place in the order, so weights see its neighbours side by side. With weights it keeps
+/// `classes²` numbers of a batch, else three of each class.
+///
+/// ```
+/// use brigade_learn::metrics::{CohenKappa, KappaWeights};
+///
+/// let of_grades = CohenKappa::new().weights(KappaWeights::Quadratic);
+/// # let _ = of_grades;
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CohenKappa {
+    weights: KappaWeights,
+}
+
+impl CohenKappa {
+    /// Makes it, with equal weights.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Chooses how much a confusion weighs.
+    #[must_use]
+    pub fn weights(mut self, weights: KappaWeights) -> Self {
+        self.weights = weights;
+        self
+    }
+
+    fn of_counts(&self, folded: &Folded) -> Result<f64> {
+        let Some(counts) = class_counts(&self.name(), folded)? else { return Ok(f64::NAN) };
+        let sum = |of: fn(&Count) -> f64| counts.iter().map(of).sum::<f64>();
+        let (right, all) = (sum(|it| it.right), sum(|it| it.there));
+        let expected = all - sum(|it| it.predicted * it.there) / all;
+        Ok(if expected == 0.0 { f64::NAN } else { 1.0 - (all - right) / expected })
+    }
+
+    /// `[target · classes + decision]`, and how many targets name no class.
+    fn confusion(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
+        let scored = Scored::of(&self.name(), predictions, targets)?;
+        let classes = scored.classes;
+        let decided = scored.decided()?.f_reshape([-1])?;
+        let places = scored.places()?.f_mul_scalar(classes)?.f_add(&decided)?;
+        let places = places.f_clamp_max(classes * classes)?;
+        let kept = scored.kept()?.f_to_kind(Kind::Double)?.f_reshape([-1])?;
+        let zeros = Tensor::f_zeros([classes * classes + 1], (Kind::Double, places.device()))?;
+        Ok(Fold::Sums(zeros.f_scatter_add(0, &places, &kept)?))
+    }
+
+    fn of_confusion(&self, folded: &Folded) -> Result<f64> {
+        let name = self.name();
+        let Some(sums) = read::sums(&name, folded)? else { return Ok(f64::NAN) };
+        let classes = sums.len().isqrt();
+        let (Some((&outside, cells)), true) =
+            (sums.split_last(), sums.len() == classes * classes + 1)
+        else {
+            let reason = format!(
+                "it keeps the square of the classes and one sum, and was given {}",
+                sums.len()
+            );
+            return Err(read::failed(&name, reason));
+        };
+        read::refuse_outside(&name, outside)?;
+        let cell = |target: usize, decided: usize| cells[target * classes + decided];
+        let there = |class: usize| (0..classes).map(|it| cell(class, it)).sum::<f64>();
+        let predicted = |class: usize| (0..classes).map(|it| cell(it, class)).sum::<f64>();
+        let occurring: Vec<(usize, f64, f64)> = (0..classes)
+            .map(|class| (class, there(class), predicted(class)))
+            .filter(|it| it.1 + it.2 > 0.0)
+            .collect();
+        let all: f64 = cells.iter().sum();
+        let (mut observed, mut expected) = (0.0, 0.0);
+        for (row, &(target, there, _)) in occurring.iter().enumerate() {
+            for (column, &(decided, _, predicted)) in occurring.iter().enumerate() {
+                let distance = row.abs_diff(column) as f64;
+                let weight = match self.weights {
+                    KappaWeights::Equal => f64::from(row != column),
+                    KappaWeights::Linear => distance,
+                    KappaWeights::Quadratic => distance * distance,
+                };
+                observed += weight * cell(target, decided);
+                expected += weight * there * predicted / all;
+            }
+        }
+        Ok(if expected == 0.0 { f64::NAN } else { 1.0 - observed / expected })
+    }
+}
+
+impl Metric for CohenKappa {
+    fn name(&self) -> String {
+        "cohen_kappa_score".to_owned()
+    }
+
+    fn fold(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
+        if self.weights == KappaWeights::Equal {
+            return count_classes(&Scored::of(&self.name(), predictions, targets)?);
+        }
+        self.confusion(predictions, targets)
+    }
+
+    fn value(&self, folded: &Folded) -> Result<f64> {
+        if self.weights == KappaWeights::Equal {
+            return self.of_counts(folded);
+        }
+        self.of_confusion(folded)
+    }
+}

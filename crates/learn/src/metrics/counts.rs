@@ -1,0 +1,395 @@
+//! Scores of classes and labels that follow from three counts of each: rightly predicted, predicted, and there.
+
+use tch::{Kind, Tensor};
+
+use super::read::{self, Scored, Threshold};
+use super::{Fold, Folded, Metric};
+use crate::error::Result;
+
+/// How the scores of classes become one number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Average {
+    /// The score of the positive class of two.
+    Binary,
+    /// The mean over the classes that are there or predicted; of labels, over all.
+    Macro,
+    /// The score of the sums of all classes' counts.
+    Micro,
+    /// The mean over classes, each weighted by how often it is there.
+    Weighted,
+    /// The mean over samples of the score of each one's labels; for labels alone.
+    Samples,
+}
+
+/// A score as a quotient of counts: `right · (rightly predicted) / (there · there + predicted · predicted + …)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Formula {
+    numerator: f64,
+    there: f64,
+    predicted: f64,
+    right: f64,
+}
+
+const PRECISION: Formula = Formula { numerator: 1.0, there: 0.0, predicted: 1.0, right: 0.0 };
+const RECALL: Formula = Formula { numerator: 1.0, there: 1.0, predicted: 0.0, right: 0.0 };
+const JACCARD: Formula = Formula { numerator: 1.0, there: 1.0, predicted: 1.0, right: -1.0 };
+
+/// `(1 + b²) right / (b² there + predicted)`.
+fn f_beta(beta: f64) -> Formula {
+    if beta.is_infinite() {
+        return RECALL;
+    }
+    let square = beta * beta;
+    Formula { numerator: 1.0 + square, there: square, predicted: 1.0, right: 0.0 }
+}
+
+impl Formula {
+    /// Returns the score; 0 where nothing was there to divide by, as scikit-learn does with a warning.
+    fn score(self, count: &Count) -> f64 {
+        let whole =
+            self.there * count.there + self.predicted * count.predicted + self.right * count.right;
+        if whole == 0.0 { 0.0 } else { self.numerator * count.right / whole }
+    }
+
+    /// Returns the scores of rows of labels.
+    fn of_rows(self, predicted: &Tensor, there: &Tensor) -> Result<Tensor> {
+        let sum = |tensor: &Tensor| tensor.f_sum_dim_intlist([1].as_slice(), false, Kind::Double);
+        let right = sum(&predicted.f_logical_and(there)?)?;
+        let parts = [(self.there, sum(there)?), (self.predicted, sum(predicted)?)];
+        let mut whole = right.f_mul_scalar(self.right)?;
+        for (factor, part) in parts {
+            whole = whole.f_add(&part.f_mul_scalar(factor)?)?;
+        }
+        let scores = right.f_mul_scalar(self.numerator)?.f_div(&whole)?;
+        Ok(scores.f_masked_fill(&whole.f_eq(0.0)?, 0.0)?)
+    }
+}
+
+/// How often a class was rightly predicted, predicted, and there.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Count {
+    pub(super) right: f64,
+    pub(super) predicted: f64,
+    pub(super) there: f64,
+}
+
+impl Count {
+    /// Whether the class is known to these data at all.
+    pub(super) fn occurs(&self) -> bool {
+        self.predicted > 0.0 || self.there > 0.0
+    }
+
+    fn add(self, other: &Self) -> Self {
+        Self {
+            right: self.right + other.right,
+            predicted: self.predicted + other.predicted,
+            there: self.there + other.there,
+        }
+    }
+}
+
+/// Folds a batch into the counts of each class, and how many targets name no class.
+pub(super) fn count_classes(scored: &Scored) -> Result<Fold> {
+    let places = scored.places()?;
+    let kept = scored.kept()?.f_to_kind(Kind::Double)?.f_reshape([-1])?;
+    let decided = scored.decided()?.f_reshape([-1])?;
+    let right = decided.f_eq_tensor(&places)?.f_to_kind(Kind::Double)?;
+    let zeros = Tensor::f_zeros([scored.classes + 1], (Kind::Double, places.device()))?;
+    // Sums of ones: exact in any order, so on any device.
+    let count = |places: &Tensor, of: &Tensor| zeros.f_scatter_add(0, places, of);
+    let classes = |counts: &Tensor| counts.f_narrow(0, 0, scored.classes);
+    let there = count(&places, &kept)?;
+    Ok(Fold::Sums(read::joined(&[
+        classes(&count(&places, &right)?)?,
+        classes(&count(&decided, &kept)?)?,
+        there, // with its last place: the targets that name no class
+    ])?))
+}
+
+/// Reads what [`count_classes`] kept: nothing where there was no batch.
+pub(super) fn class_counts(metric: &str, folded: &Folded) -> Result<Option<Vec<Count>>> {
+    let Some((sums, outside)) = read_counts(metric, folded)? else { return Ok(None) };
+    read::refuse_outside(metric, outside)?;
+    Ok(Some(sums).filter(|counts| counts.iter().any(|count| count.there > 0.0)))
+}
+
+fn read_counts(metric: &str, folded: &Folded) -> Result<Option<(Vec<Count>, f64)>> {
+    let Some(sums) = read::sums(metric, folded)? else { return Ok(None) };
+    let (Some((&outside, sums)), 1) = (sums.split_last(), sums.len() % 3) else {
+        let reason =
+            format!("it keeps three sums for a class and one, and was given {}", sums.len());
+        return Err(read::failed(metric, reason));
+    };
+    let classes = sums.len() / 3;
+    let count = |class: usize| Count {
+        right: sums[class],
+        predicted: sums[classes + class],
+        there: sums[2 * classes + class],
+    };
+    Ok(Some(((0..classes).map(count).collect(), outside)))
+}
+
+/// A score of classes: what all of this file's metrics of single labels are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct ByClass {
+    formula: Formula,
+    average: Average,
+    positive: usize,
+}
+
+impl ByClass {
+    fn new(formula: Formula) -> Self {
+        Self { formula, average: Average::Binary, positive: 1 }
+    }
+
+    fn fold(&self, metric: &str, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
+        let scored = Scored::of(metric, predictions, targets)?;
+        let classes = scored.classes;
+        match self.average {
+            Average::Binary if classes != 2 => Err(read::failed(
+                metric,
+                format!(
+                    "the binary average is of 2 classes, and there are {classes}; choose another"
+                ),
+            )),
+            Average::Binary if self.positive > 1 => Err(read::failed(
+                metric,
+                format!("the positive class is {}; of two classes it is 0 or 1", self.positive),
+            )),
+            Average::Samples => Err(read::failed(
+                metric,
+                "the average over samples is of labels, not of classes; choose another",
+            )),
+            _ => count_classes(&scored),
+        }
+    }
+
+    fn value(&self, metric: &str, folded: &Folded) -> Result<f64> {
+        let Some(mut counts) = class_counts(metric, folded)? else { return Ok(f64::NAN) };
+        if self.average == Average::Binary {
+            return Ok(counts.get(self.positive).map_or(f64::NAN, |it| self.formula.score(it)));
+        }
+        counts.retain(Count::occurs);
+        Ok(averaged(self.formula, self.average, &counts))
+    }
+}
+
+/// A score of labels.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct ByLabel {
+    formula: Formula,
+    average: Average,
+    threshold: Threshold,
+}
+
+impl ByLabel {
+    fn new(formula: Formula) -> Self {
+        Self { formula, average: Average::Macro, threshold: Threshold::default() }
+    }
+
+    fn fold(&self, metric: &str, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
+        let (scores, targets, outside) = read::labelled(metric, predictions, targets)?;
+        let labels = scores.size()[1];
+        if self.average == Average::Binary && labels != 1 {
+            return Err(read::failed(
+                metric,
+                format!("the binary average is of 1 label, and there are {labels}; choose another"),
+            ));
+        }
+        let predicted = self.threshold.probabilities(&scores)?.f_ge(self.threshold.at)?;
+        let there = targets.f_ne(0)?;
+        if self.average == Average::Samples {
+            let scores = self.formula.of_rows(&predicted, &there)?.f_sum(Kind::Double)?;
+            let rows = read::count(there.size()[0] as usize, there.device())?;
+            return Ok(Fold::Sums(read::joined(&[scores, rows, outside])?));
+        }
+        let sum = |tensor: &Tensor| tensor.f_sum_dim_intlist([0].as_slice(), false, Kind::Double);
+        let right = sum(&predicted.f_logical_and(&there)?)?;
+        Ok(Fold::Sums(read::joined(&[right, sum(&predicted)?, sum(&there)?, outside])?))
+    }
+
+    fn value(&self, metric: &str, folded: &Folded) -> Result<f64> {
+        if self.average == Average::Samples {
+            let [scores, rows, outside] = read::numbers(metric, folded)?;
+            read::refuse_unlabelled(metric, outside)?;
+            return Ok(scores / rows);
+        }
+        let Some((counts, outside)) = read_counts(metric, folded)? else { return Ok(f64::NAN) };
+        read::refuse_unlabelled(metric, outside)?;
+        Ok(averaged(self.formula, self.average, &counts))
+    }
+}
+
+fn averaged(formula: Formula, average: Average, counts: &[Count]) -> f64 {
+    let scores = counts.iter().map(|count| formula.score(count));
+    match average {
+        // Of one label, all are one.
+        Average::Binary | Average::Macro | Average::Samples => {
+            scores.sum::<f64>() / counts.len() as f64
+        }
+        Average::Micro => {
+            formula.score(&counts.iter().fold(Count::default(), |sum, count| sum.add(count)))
+        }
+        Average::Weighted => {
+            let whole: f64 = counts.iter().map(|count| count.there).sum();
+            let weighted: f64 = scores.zip(counts).map(|(score, count)| score * count.there).sum();
+            // Nothing was there: then all scores are 0.
+            if whole == 0.0 { 0.0 } else { weighted / whole }
+        }
+    }
+}
+
+macro_rules! score {
+    (
+        $(#[$doc:meta])* $name:ident, $(#[$multi_doc:meta])* $multi:ident,
+        $column:literal, $formula:expr $(, $argument:ident: $type:ty)?
+    ) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq)]
+        pub struct $name(ByClass);
+
+        impl $name {
+            /// Makes it for the second class of two: [`Average::Binary`], until another average is chosen.
+            #[must_use]
+            pub fn new($($argument: $type)?) -> Self {
+                Self(ByClass::new($formula))
+            }
+
+            /// Chooses the average over classes.
+            #[must_use]
+            pub fn average(mut self, average: Average) -> Self {
+                self.0.average = average;
+                self
+            }
+
+            /// Chooses the class that [`Average::Binary`] takes for positive, 0 or 1.
+            #[must_use]
+            pub fn positive(mut self, class: usize) -> Self {
+                self.0.positive = class;
+                self
+            }
+        }
+
+        impl Metric for $name {
+            fn name(&self) -> String {
+                $column.to_owned()
+            }
+
+            fn fold(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
+                self.0.fold($column, predictions, targets)
+            }
+
+            fn value(&self, folded: &Folded) -> Result<f64> {
+                self.0.value($column, folded)
+            }
+        }
+
+        $(#[$multi_doc])*
+        #[derive(Debug, Clone, Copy, PartialEq)]
+        pub struct $multi(ByLabel);
+
+        impl $multi {
+            /// Makes it for scores, with a threshold of 0.5 and [`Average::Macro`].
+            #[must_use]
+            pub fn new($($argument: $type)?) -> Self {
+                Self(ByLabel::new($formula))
+            }
+
+            /// Chooses the average over labels, or over samples.
+            #[must_use]
+            pub fn average(mut self, average: Average) -> Self {
+                self.0.average = average;
+                self
+            }
+
+            /// Sets the probability from which on a label is there.
+            #[must_use]
+            pub fn threshold(mut self, at: f64) -> Self {
+                self.0.threshold.at = at;
+                self
+            }
+
+            /// Takes predictions as probabilities, without a sigmoid.
+            #[must_use]
+            pub fn probabilities(mut self) -> Self {
+                self.0.threshold.sigmoid = false;
+                self
+            }
+        }
+
+        impl Metric for $multi {
+            fn name(&self) -> String {
+                $column.to_owned()
+            }
+
+            fn fold(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
+                self.0.fold($column, predictions, targets)
+            }
+
+            fn value(&self, folded: &Folded) -> Result<f64> {
+                self.0.value($column, folded)
+            }
+        }
+    };
+}
+
+macro_rules! defaults {
+    ($($name:ident)+) => {
+        $(impl Default for $name {
+            fn default() -> Self {
+                Self::new()
+            }
+        })+
+    };
+}
+
+score! {
+    /// The F-beta score of classes: `(1 + b²) p r / (b² p + r)` of precision `p` and recall `r`, that is
+    /// `(1 + b²) right / (b² there + predicted)`; a `beta` above 1 weighs recall more.
+    ///
+    /// Predictions `[n, classes, …]`, targets `[n, …]`. 0 for a class that is there and never predicted, or the
+    /// other way round; a class that is neither is left out of means.
+    ///
+    /// ```
+    /// use brigade_learn::metrics::{Average, FBeta};
+    ///
+    /// let metric = FBeta::new(2.0).average(Average::Macro);
+    /// # let _ = metric;
+    /// ```
+    FBeta,
+    /// The F-beta score of labels; see [`FBeta`]. Predictions and targets `[n, labels, …]`.
+    FBetaMulti, "fbeta_score", f_beta(beta), beta: f64
+}
+
+score! {
+    /// The F1 score of classes: [`FBeta`] with 1.
+    F1,
+    /// The F1 score of labels: [`FBetaMulti`] with 1.
+    F1Multi, "f1_score", f_beta(1.0)
+}
+
+score! {
+    /// The precision of classes: of what was predicted, the share that is right. Predictions `[n, classes, …]`,
+    /// targets `[n, …]`; 0 for a class that is never predicted.
+    Precision,
+    /// The precision of labels; see [`Precision`]. Predictions and targets `[n, labels, …]`.
+    PrecisionMulti, "precision_score", PRECISION
+}
+
+score! {
+    /// The recall of classes: of what is there, the share that was predicted. Predictions `[n, classes, …]`, targets
+    /// `[n, …]`; 0 for a class that is never there.
+    Recall,
+    /// The recall of labels; see [`Recall`]. Predictions and targets `[n, labels, …]`.
+    RecallMulti, "recall_score", RECALL
+}
+
+score! {
+    /// The Jaccard index of classes: of what is there or predicted, the share that is both. Predictions
+    /// `[n, classes, …]`, targets `[n, …]`.
+    Jaccard,
+    /// The Jaccard index of labels; see [`Jaccard`]. Predictions and targets `[n, labels, …]`.
+    JaccardMulti, "jaccard_score", JACCARD
+}
+
+defaults!(F1 F1Multi Precision PrecisionMulti Recall RecallMulti Jaccard JaccardMulti);
