@@ -15,6 +15,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use brigade_rendezvous::printable;
 use clap::Args;
 
 use crate::config::Usage;
@@ -112,8 +113,11 @@ impl WatchArgs {
     fn names(&self) -> String {
         let folder = RunFile::open(&self.run_path, None, true);
         let runs = folder.map(|file| file.siblings().0).unwrap_or_default();
-        let names: Vec<_> =
-            runs.iter().filter_map(|run| run.file_stem()).map(|it| it.to_string_lossy()).collect();
+        let names: Vec<_> = runs
+            .iter()
+            .filter_map(|run| run.file_stem())
+            .map(|it| printable(&it.to_string_lossy()))
+            .collect();
         if names.is_empty() { String::new() } else { format!(", but {}", names.join(", ")) }
     }
 }

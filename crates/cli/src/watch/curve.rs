@@ -88,6 +88,7 @@ impl Curve {
             self.count -= u64::from(last.values);
             self.non_finite -= u64::from(last.values - last.finite);
         }
+        self.last = self.last.filter(|_| !self.points.is_empty());
     }
 
     pub(super) fn points(&self) -> &[Point] {

@@ -109,9 +109,9 @@ fn charts_and_tables(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &Vi
     let rows = if area.height < 12 { 0 } else { rows.min(usize::from(area.height) * 2 / 5) as u16 };
     let [above, below] =
         Layout::vertical([Constraint::Min(0), Constraint::Length(rows)]).areas(area);
-    let list = names_width(model).filter(|width| usize::from(area.width) >= 3 * width);
+    let list = names_width(model, area.width);
     let [charts, list] =
-        Layout::horizontal([Constraint::Min(0), Constraint::Length(list.unwrap_or(0) as u16)])
+        Layout::horizontal([Constraint::Min(0), Constraint::Length(list.unwrap_or(0))])
             .areas(above);
     names(frame, list, model, view);
     let panels = view.charts(model);
@@ -171,9 +171,11 @@ fn tables(model: &Model, view: &View, width: u16) -> Vec<(String, Vec<String>)> 
     }
 }
 
-fn names_width(model: &Model) -> Option<usize> {
+/// A third of the screen at most; nothing where that is too little.
+fn names_width(model: &Model, screen: u16) -> Option<u16> {
     let longest = shown(model).map(text::width).max()?;
-    Some((longest + NUMBER + 4).min(WIDEST))
+    let most = usize::from(screen) / 3;
+    (most >= NUMBER * 2).then(|| (longest + NUMBER + 3).min(most) as u16)
 }
 
 /// The list of the curves with their last values; the chosen one stands out, and pinned ones have a mark.
@@ -242,7 +244,6 @@ fn page(frame: &mut Frame<'_>, area: Rect, title: &str, lines: Vec<Line<'_>>) {
 
 /// Room for a number: `-1.23457e-12`.
 const NUMBER: usize = 12;
-const WIDEST: usize = 44;
 /// Lines of a small chart.
 const CHART: usize = 7;
 /// Epochs that are drawn: more than any terminal has lines.

@@ -158,7 +158,8 @@ impl RunFile {
     pub(super) fn siblings(&self) -> (Vec<PathBuf>, Option<usize>) {
         let folder = if self.asked.is_dir() { Some(&*self.asked) } else { self.asked.parent() };
         // The parent of `a.jsonl` is the empty path.
-        let folder = folder.filter(|it| !it.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+        let folder =
+            folder.filter(|it| !it.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
         let entries = folder.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
         let mut runs: Vec<PathBuf> = entries
             .filter(|path| path.extension().is_some_and(|it| it == "jsonl") && path.is_file())

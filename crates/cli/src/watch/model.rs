@@ -10,7 +10,7 @@ use brigade_track::{Config, Outcome, Table, Value};
 use indexmap::IndexMap;
 
 use super::curve::Curve;
-use epochs::Epochs;
+pub(super) use epochs::{Epochs, Row};
 
 /// A run as it is known. All names and texts in it can be shown on a terminal as they are.
 #[derive(Debug, Default)]
@@ -125,8 +125,9 @@ impl Model {
                 self.recent.drain(..self.recent.len().saturating_sub(RECENT));
             }
         }
+        self.epochs.is_open = false;
         if let Some(epoch) = number(&["epoch"]).filter(|epoch| epoch.is_finite()) {
-            self.epochs.log(epoch, self.step, values);
+            self.epochs.log(epoch, self.step, self.starts, values);
         }
         for (name, logged) in values {
             if name == "epoch" || STEP_NAMES.contains(&&**name) || TIME_NAMES.contains(&&**name) {
@@ -263,4 +264,4 @@ const MOST_ROWS: usize = 1024;
 const RECENT: usize = 128;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use super::feed::{Feed, Found};
-use super::model::{Model, State};
+use super::model::{Model, Row, State};
 use super::text;
 use super::view::shown;
 
@@ -107,8 +107,8 @@ struct Lines {
     starts: u32,
     state: State,
     notice: Option<String>,
-    /// The last epoch that was printed, and its number of lines then.
-    epoch: Option<f64>,
+    /// The last epoch that was printed, and the start that has logged it.
+    epoch: Option<(u32, f64)>,
     columns: Vec<String>,
     /// When values were printed, where there are no epochs.
     values: Option<(Instant, f64)>,
@@ -128,42 +128,42 @@ impl Lines {
         }
         // Before the state: the last epoch comes before the end.
         let is_over = matches!(model.state, State::Finished | State::Failed);
-        if model.starts != self.starts && !is_over
-            || self.state == State::Empty && model.state != State::Empty
-        {
+        let is_first = self.state == State::Empty && model.state != State::Empty;
+        let notice = found.notice.as_ref().filter(|_| found.notice != self.notice && !found.more);
+        if !is_over && (model.starts != self.starts || is_first) {
             writeln!(out, "{}", headline(model, name))?;
-        } else if found.notice != self.notice && found.notice.is_some() && !found.more {
-            writeln!(out, "{name}: {}", found.notice.as_deref().unwrap_or_default())?;
+        } else if let Some(notice) = notice.filter(|_| !is_over) {
+            writeln!(out, "{name}: {notice}")?;
         }
         if model.starts != self.starts {
-            (self.epoch, self.values) = (None, None);
+            self.values = None;
         }
         self.epochs(model, is_over || found.ended || !found.is_new, out)?;
         self.values(model, (is_over || found.ended) && !found.more, out)?;
         if is_over && self.state != model.state && !found.more {
             writeln!(out, "{}", headline(model, name))?;
         }
-        if !found.more {
-            self.state = model.state;
-        } else if self.state == State::Empty && model.state != State::Empty {
-            self.state = State::Running;
+        if !found.more || is_first {
+            self.state = if found.more { State::Running } else { model.state };
         }
         self.starts = model.starts;
         self.notice.clone_from(&found.notice);
         Ok(())
     }
 
-    /// Epochs that are complete: another one follows, or nothing does. An epoch that is on each line of it is
-    /// complete only then.
+    /// Epochs that are complete: another line follows, or none does. An epoch that is on each of its lines is
+    /// complete when the next one begins.
     fn epochs(&mut self, model: &Model, is_quiet: bool, out: &mut impl Write) -> io::Result<()> {
         let rows = model.epochs.rows();
-        let from = match self.epoch {
-            Some(epoch) => rows.iter().rposition(|row| row.epoch == epoch).map_or(0, |at| at + 1),
-            None => 0,
-        };
+        let (start, epoch) = self.epoch.unwrap_or((0, f64::NEG_INFINITY));
+        let is_printed = |row: &Row| row.start < start || row.start == start && row.epoch <= epoch;
+        let from = rows.iter().rposition(is_printed).map_or(0, |at| at + 1);
         let is_over = matches!(model.state, State::Finished | State::Failed);
         let mut until = rows.len();
-        if let Some(last) = rows.last().filter(|last| !is_over && (!is_quiet || last.lines > 2)) {
+        if let Some(last) = rows
+            .last()
+            .filter(|last| !is_over && (!is_quiet && model.epochs.is_open || last.lines > 2))
+        {
             until -= usize::from(last.lines > 0);
         }
         if from >= until {
@@ -184,7 +184,7 @@ impl Lines {
         for row in &table[1..] {
             writeln!(out, "{}", line(row))?;
         }
-        self.epoch = Some(rows[until - 1].epoch);
+        self.epoch = Some((rows[until - 1].start, rows[until - 1].epoch));
         Ok(())
     }
 

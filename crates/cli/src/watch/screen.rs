@@ -33,11 +33,6 @@ pub(super) fn show(feed: &mut Feed) -> anyhow::Result<Option<()>> {
     for number in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
         signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)?;
     }
-    let before = panic::take_hook();
-    panic::set_hook(Box::new(move |about| {
-        restore();
-        before(about);
-    }));
     let Ok(mut screen) = Screen::take() else { return Ok(None) };
     let ended = screen.run(feed, &signal);
     drop(screen);
@@ -66,6 +61,11 @@ struct Screen {
 
 impl Screen {
     fn take() -> io::Result<Self> {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |about| {
+            restore();
+            before(about);
+        }));
         enter()?;
         let screen = Terminal::new(CrosstermBackend::new(io::stdout())).and_then(|terminal| {
             let (send, events) = channel();
@@ -151,7 +151,7 @@ fn look(feed: &mut Feed, model: &mut Model, status: &mut Status, is_changed: &mu
         Ok(found) => (found.notice, found.more, found.is_new),
         Err(error) => (Some(brigade_rendezvous::printable(&error.to_string())), false, false),
     };
-    if is_new || status.name.is_empty() {
+    if status.name != feed.name() {
         status.name = feed.name();
         status.place = match feed {
             Feed::File(file) => {

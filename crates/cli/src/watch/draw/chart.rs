@@ -21,11 +21,14 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View
         names.iter().filter_map(|name| Some((*name, model.curves.get(*name)?))).collect();
     let all = curves.iter().flat_map(|(_, curve)| curve.points().iter().filter_map(&x));
     let whole = bounds(all).unwrap_or((0.0, 1.0));
+    // One point stands in the middle.
+    let whole = if whole.0 < whole.1 { whole } else { (whole.0 - 0.5, whole.1 + 0.5) };
     let span = (whole.1 - view.zoom() * (whole.1 - whole.0), whole.1);
     let is_seen = |at: f64| at >= span.0;
     let y = |value: f64| {
         let value = if view.is_log { value.log10() } else { value };
-        value.is_finite().then_some(value)
+        // The length of an axis must be finite, too.
+        (value.abs() <= 1e300).then_some(value)
     };
     let mut raw: Vec<(Style, Vec<Piece>)> = Vec::new();
     let mut smooth: Vec<(Style, Vec<Piece>)> = Vec::new();
@@ -51,9 +54,6 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View
     if names.is_empty() {
         return;
     }
-    if x_is_unknown(&curves, &x) {
-        title.push(Span::from(format!(" {} ", unknown(view.axis))).fg(Color::Yellow));
-    }
     let drawn: Vec<&(Style, Vec<Piece>)> = raw.iter().chain(&smooth).collect();
     let values = drawn.iter().flat_map(|(_, pieces)| pieces.iter().flatten().map(|point| point.1));
     let (low, high) = margin(bounds(values).unwrap_or((0.0, 1.0)));
@@ -68,13 +68,13 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View
     let inside = block.inner(area);
     let mut chart = Chart::new(sets.collect())
         .legend_position(None)
-        .x_axis(Scale::default().bounds([span.0, span.1.max(span.0 + f64::MIN_POSITIVE)]))
+        .x_axis(Scale::default().bounds([span.0, span.1]))
         .y_axis(Scale::default().bounds([low, high]));
     if inside.width >= 16 && inside.height >= 4 {
         let grey = Style::new().add_modifier(Modifier::DIM);
         let value = |at: f64| text::number(round(if view.is_log { 10f64.powf(at) } else { at }));
         let ups = spread(low, high, 2 + usize::from(inside.height) / 8).map(value);
-        let along = spread(span.0, span.1, 2 + usize::from(inside.width) / 40);
+        let along = spread(span.0, span.1, if inside.width < 40 { 2 } else { 3 });
         let along = along.map(|at| position(view.axis, at, span.1 - span.0));
         chart = chart
             .x_axis(
@@ -90,7 +90,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View
     if area.height > 0 && inside.width > 0 {
         frame.render_widget(block, area);
     }
-    if !inside.is_empty() {
+    if x_is_unknown(&curves, &x) {
+        frame.render_widget(Line::from(unknown(view.axis)).fg(Color::Yellow), inside);
+    } else if !inside.is_empty() {
         frame.render_widget(chart, inside);
     }
 }
@@ -171,10 +173,9 @@ fn bounds(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
 
 /// A range with some air around it; values that are all the same stand in its middle.
 fn margin((low, high): (f64, f64)) -> (f64, f64) {
-    // Half of each first: the difference of two huge numbers is infinite.
-    let air = (high / 2.0 - low / 2.0) * 0.05;
+    let air = (high - low) * 0.05;
     let air = if air > 0.0 { air } else { (high.abs() * 0.05).max(1e-9) };
-    ((low - air).max(f64::MIN), (high + air).min(f64::MAX))
+    (low - air, high + air)
 }
 
 fn spread(low: f64, high: f64, labels: usize) -> impl Iterator<Item = f64> {

@@ -15,12 +15,16 @@ pub(in crate::watch) struct Epochs {
     /// Every how many fractions one is kept.
     stride: u64,
     seen: u64,
+    /// Whether the last line was one of the last epoch.
+    pub(in crate::watch) is_open: bool,
 }
 
 /// One epoch.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::watch) struct Row {
     pub(in crate::watch) epoch: f64,
+    /// Which start of the run has logged it first.
+    pub(in crate::watch) start: u32,
     /// Its values by the column's name; a later line of the same epoch wins.
     pub(in crate::watch) values: IndexMap<String, Value>,
     first_step: f64,
@@ -30,7 +34,13 @@ pub(in crate::watch) struct Row {
 }
 
 impl Epochs {
-    pub(super) fn log(&mut self, epoch: f64, step: f64, values: &IndexMap<String, Logged>) {
+    pub(super) fn log(
+        &mut self,
+        epoch: f64,
+        step: f64,
+        start: u32,
+        values: &IndexMap<String, Logged>,
+    ) {
         if epoch.fract() != 0.0 {
             self.log_fraction(epoch, step);
             return;
@@ -41,9 +51,10 @@ impl Epochs {
         };
         let place = place.unwrap_or_else(|| {
             let (values, lines) = (IndexMap::new(), 0);
-            self.rows.push(Row { epoch, values, first_step: step, last_step: step, lines });
+            self.rows.push(Row { epoch, start, values, first_step: step, last_step: step, lines });
             self.rows.len() - 1
         });
+        self.is_open = true;
         let row = &mut self.rows[place];
         row.last_step = step;
         row.lines += 1;
