@@ -1,5 +1,6 @@
 //! What is called at the events of a fit, and how it cancels.
 
+use std::any::Any;
 use std::fmt;
 
 use crate::error::Error;
@@ -115,7 +116,7 @@ macro_rules! events {
         ///     }
         /// }
         /// ```
-        pub trait Callback: fmt::Debug {
+        pub trait Callback: Any + fmt::Debug {
             /// Returns its name in messages: the type's, unless implemented.
             fn name(&self) -> String {
                 let full = std::any::type_name::<Self>();
@@ -218,7 +219,7 @@ pub trait IntoCallbacks {
     fn into_callbacks(self) -> Vec<Box<dyn Callback>>;
 }
 
-impl<C: Callback + 'static> IntoCallbacks for C {
+impl<C: Callback> IntoCallbacks for C {
     fn into_callbacks(self) -> Vec<Box<dyn Callback>> {
         vec![Box::new(self)]
     }
@@ -238,7 +239,7 @@ impl IntoCallbacks for Vec<Box<dyn Callback>> {
 
 macro_rules! tuples {
     ($($name:ident $index:tt),+) => {
-        impl<$($name: Callback + 'static),+> IntoCallbacks for ($($name,)+) {
+        impl<$($name: Callback),+> IntoCallbacks for ($($name,)+) {
             fn into_callbacks(self) -> Vec<Box<dyn Callback>> {
                 vec![$(Box::new(self.$index)),+]
             }

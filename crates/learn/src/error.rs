@@ -21,6 +21,12 @@ pub enum Error {
     /// The caller asked for something that cannot be.
     #[error("{0}")]
     InvalidArgument(String),
+    /// An invariant of Brigade does not hold: a defect of the library, not of the program.
+    #[error("internal error: {0}; this is a defect in Brigade: please report it with this line")]
+    Internal(String),
+    /// A schedule's numbers are out of range.
+    #[error(transparent)]
+    Schedule(#[from] brigade_schedule::ScheduleError),
     /// Images could not be found, read or transformed.
     #[error(transparent)]
     Vision(#[from] brigade_vision::VisionError),

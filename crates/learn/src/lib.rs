@@ -1,15 +1,29 @@
 //! The Learner: fastai's layer above the loop. Data, a model and metrics, trained by schedules and callbacks, on
 //! one process or many.
+//!
+//! It is built on the public API of the Accelerator, the optimizers and the loaders. [`Learner`] has an example;
+//! the book's page on the Learner goes through all of it.
 
 pub mod callback;
+pub mod callbacks;
 mod error;
 mod event;
+mod groups;
+mod hyper;
+mod learner;
 mod loaders;
 pub mod loss;
 pub mod metrics;
+mod model;
+mod recorder;
+mod saved;
 mod state;
 
+pub use callback::Callback;
 pub use error::{Error, Result};
 pub use event::Event;
+pub use hyper::{GroupHypers, Hyper, Rates};
+pub use learner::{FineTune, FitOptions, FlatCos, Learner, OneCycle, Sgdr};
 pub use loaders::{Item, ItemCodec, Loaders, ModelInput, Picture, Target};
+pub use recorder::{EpochRow, Recorder};
 pub use state::LearnerState;

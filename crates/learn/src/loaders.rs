@@ -323,7 +323,8 @@ impl<X> fmt::Debug for Loaders<X> {
 pub(crate) trait BatchSource {
     /// Shares it out among the ranks: for training by the Accelerator's rules, and into its checkpoints; for
     /// validation batch by batch, without duplicates.
-    fn prepare(&self, accelerator: &Accelerator, training: bool) -> Result<Box<dyn PreparedSource>>;
+    fn prepare(&self, accelerator: &Accelerator, training: bool)
+    -> Result<Box<dyn PreparedSource>>;
     fn batches(&self) -> usize;
     fn samples(&self) -> usize;
 }
@@ -372,7 +373,11 @@ where
     D: BatchedDataset + 'static,
     D::Batch: TensorTree<Owned = D::Batch>,
 {
-    fn prepare(&self, accelerator: &Accelerator, training: bool) -> Result<Box<dyn PreparedSource>> {
+    fn prepare(
+        &self,
+        accelerator: &Accelerator,
+        training: bool,
+    ) -> Result<Box<dyn PreparedSource>> {
         // A handle of the same loader: its epoch goes on from fit to fit.
         let handle = self.loader.clone();
         let loader = if training {

@@ -41,9 +41,7 @@ use tch::Tensor;
 use crate::error::Result;
 
 pub use accuracy::{Accuracy, AccuracyMulti, ErrorRate, HammingLoss, HammingLossMulti, TopK};
-pub use adapt::{
-    ClassesLast, FoldFn, MeanOf, Renamed, RowsFn, Summed, fold, mean_of, of_rows,
-};
+pub use adapt::{ClassesLast, FoldFn, MeanOf, Renamed, RowsFn, Summed, fold, mean_of, of_rows};
 pub use agreement::{BalancedAccuracy, CohenKappa, KappaWeights, Matthews};
 pub use counts::{
     Average, F1, F1Multi, FBeta, FBetaMulti, Jaccard, JaccardMulti, Precision, PrecisionMulti,
@@ -55,9 +53,7 @@ pub use ranking::{
     AveragePrecision, AveragePrecisionMulti, MultiClass, RocAuc, RocAucBinary, RocAucMulti,
 };
 pub use read::IGNORED;
-pub use regression::{
-    ExpRmspe, ExplainedVariance, Mae, Mse, Msle, Pearson, R2, Rmse, Spearman,
-};
+pub use regression::{ExpRmspe, ExplainedVariance, Mae, Mse, Msle, Pearson, R2, Rmse, Spearman};
 pub use segmentation::{Dice, DiceMulti, ForegroundAccuracy, JaccardCoeff, JaccardCoeffMulti};
 
 /// What a metric keeps of a batch.

@@ -1,19 +1,434 @@
-//! What callbacks see and change.
+//! What callbacks see and change: where the fit stands, its batch, model and optimizer.
 
-/// The state of a fit.
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use brigade_data::Batch;
+use brigade_nn::{NamedTensor, StateDict};
+use brigade_optim::Optimizer;
+use brigade_train::Accelerator;
+use tch::{Device, Tensor};
+
+use crate::error::Result;
+use crate::groups::Grouped;
+use crate::hyper::{GroupHypers, Hyper};
+use crate::loaders::{ItemCodec, Parts};
+use crate::loss::Loss;
+use crate::metrics::Metric;
+use crate::model::AnyModel;
+use crate::recorder::Recorder;
+
+/// The state of a Learner: what a [`Callback`](crate::Callback) is given at every event.
+///
+/// A Learner dereferences to it.
+pub struct LearnerState {
+    pub(crate) accelerator: Accelerator,
+    pub(crate) model: Box<dyn AnyModel>,
+    pub(crate) loss: Arc<dyn Loss>,
+    pub(crate) grouped: Grouped,
+    pub(crate) metrics: Vec<Arc<dyn Metric>>,
+    pub(crate) classes: Option<Arc<[String]>>,
+    pub(crate) codec: Option<Arc<dyn ItemCodec>>,
+    pub(crate) recorder: Recorder,
+    pub(crate) seed: u64,
+    /// A loss that is not finite ends the fit instead of being an error.
+    pub(crate) ends_on_nan: bool,
+    pub(crate) quiet: bool,
+    pub(crate) position: Position,
+    pub(crate) batch: CurrentBatch,
+}
+
+/// Where a fit stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Position {
+    pub(crate) epochs: usize,
+    pub(crate) epoch: usize,
+    /// The batch of the epoch's training or validation.
+    pub(crate) iter: usize,
+    /// Batches of this rank in it.
+    pub(crate) batches: usize,
+    pub(crate) train_iter: usize,
+    pub(crate) progress: f64,
+    pub(crate) training: bool,
+    /// A pass that is no fit.
+    pub(crate) evaluating: bool,
+    /// Epochs of this fit have a validation.
+    pub(crate) validates: bool,
+    pub(crate) train_cancelled: bool,
+    pub(crate) validation_cancelled: bool,
+}
+
+/// A second set of targets and how much of the first each sample has.
 #[derive(Debug)]
-pub struct LearnerState {}
+pub(crate) struct MixedTarget {
+    pub(crate) second: Tensor,
+    pub(crate) share: Tensor,
+}
+
+/// The batch at hand, and what was computed of it.
+#[derive(Debug, Default)]
+pub(crate) struct CurrentBatch {
+    pub(crate) inputs: Vec<Tensor>,
+    pub(crate) target: Option<Tensor>,
+    pub(crate) mixed: Option<MixedTarget>,
+    pub(crate) predictions: Option<Tensor>,
+    /// The loss as it is logged, without a graph.
+    pub(crate) loss: Option<Tensor>,
+    /// The loss that backward takes.
+    pub(crate) loss_grad: Option<Tensor>,
+    pub(crate) rows: usize,
+    pub(crate) valid: usize,
+    /// Its place among the batches of all ranks.
+    pub(crate) place: usize,
+    /// Rows of all ranks in this round, and how many of them are samples.
+    pub(crate) round_rows: usize,
+    pub(crate) round_samples: usize,
+}
+
+impl CurrentBatch {
+    pub(crate) fn of(batch: Batch<Parts>, rank: usize, world: usize) -> Self {
+        let (rows, valid) = (batch.rows(), batch.valid());
+        let place = batch.index() * world + rank;
+        let round_rows = batch.round().rows.iter().sum();
+        let round_samples = batch.round().total_valid();
+        let Parts { inputs, target } = batch.into_data();
+        Self { inputs, target, rows, valid, place, round_rows, round_samples, ..Self::default() }
+    }
+}
 
 impl LearnerState {
+    /// Returns the Accelerator.
+    #[must_use]
+    pub fn accelerator(&self) -> &Accelerator {
+        &self.accelerator
+    }
+
+    /// Returns the device of the model and of the batches.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.accelerator.device()
+    }
+
+    /// Returns the number of the epoch, from 0.
+    #[must_use]
+    pub fn epoch(&self) -> usize {
+        self.position.epoch
+    }
+
+    /// Returns the number of epochs of the fit.
+    #[must_use]
+    pub fn epochs(&self) -> usize {
+        self.position.epochs
+    }
+
+    /// Returns the number of the batch in the epoch's training or validation, from 0.
+    #[must_use]
+    pub fn iter(&self) -> usize {
+        self.position.iter
+    }
+
+    /// Returns the number of batches of this rank in the epoch's training or validation.
+    #[must_use]
+    pub fn batches(&self) -> usize {
+        self.position.batches
+    }
+
+    /// Returns the number of batches that were trained since the fit began.
+    #[must_use]
+    pub fn train_iter(&self) -> usize {
+        self.position.train_iter
+    }
+
+    /// Returns the share of the fit's training that is done, 0 to 1: what schedules are functions of (fastai's
+    /// `pct_train`).
+    #[must_use]
+    pub fn progress(&self) -> f64 {
+        self.position.progress
+    }
+
     /// Whether the current batch is one of training.
     #[must_use]
     pub fn is_training(&self) -> bool {
-        false
+        self.position.training
     }
 
-    /// Batches trained since the fit began.
+    /// Whether this is a pass that is no fit: `validate`, `predictions`, or the learning-rate finder.
     #[must_use]
-    pub fn train_iter(&self) -> usize {
-        0
+    pub fn is_evaluation(&self) -> bool {
+        self.position.evaluating
+    }
+
+    /// Whether the epochs of this fit have a validation.
+    #[must_use]
+    pub fn has_validation(&self) -> bool {
+        self.position.validates
+    }
+
+    /// Whether the epoch's training was cancelled.
+    #[must_use]
+    pub fn train_was_cancelled(&self) -> bool {
+        self.position.train_cancelled
+    }
+
+    /// Whether the epoch's validation was cancelled.
+    #[must_use]
+    pub fn validation_was_cancelled(&self) -> bool {
+        self.position.validation_cancelled
+    }
+
+    /// Returns the model's input of the batch.
+    #[must_use]
+    pub fn inputs(&self) -> &[Tensor] {
+        &self.batch.inputs
+    }
+
+    /// Replaces the model's input: as many tensors as there were.
+    pub fn set_inputs(&mut self, inputs: Vec<Tensor>) {
+        self.batch.inputs = inputs;
+    }
+
+    /// Returns the targets of the batch, where it has some.
+    #[must_use]
+    pub fn target(&self) -> Option<&Tensor> {
+        self.batch.target.as_ref()
+    }
+
+    /// Replaces the targets.
+    pub fn set_target(&mut self, target: Tensor) {
+        self.batch.target = Some(target);
+    }
+
+    /// Mixes each sample's target with another one's, for this batch: `share` `[n]` is how much of its own the
+    /// sample keeps. Targets that are classes stay, and the losses of both are mixed; others are mixed themselves.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn mix_target(&mut self, second: Tensor, share: &Tensor) -> Result<()> {
+        let Some(target) = &self.batch.target else { return Ok(()) };
+        if self.loss.targets_are_classes() {
+            let share = share.shallow_clone();
+            self.batch.mixed = Some(MixedTarget { second, share });
+            return Ok(());
+        }
+        let share = broadcastable(share, target.dim())?;
+        self.batch.target = Some(second.f_lerp_tensor(target, &share)?);
+        Ok(())
+    }
+
+    /// Returns the model's output for the batch, after the forward pass.
+    #[must_use]
+    pub fn predictions(&self) -> Option<&Tensor> {
+        self.batch.predictions.as_ref()
+    }
+
+    /// Replaces the model's output, for the loss and the metrics.
+    pub fn set_predictions(&mut self, predictions: Tensor) {
+        self.batch.predictions = Some(predictions);
+    }
+
+    /// Returns the batch's loss as it is logged, a tensor of one value on the device, after it was computed. Reading
+    /// its value waits for the device.
+    #[must_use]
+    pub fn batch_loss(&self) -> Option<&Tensor> {
+        self.batch.loss.as_ref()
+    }
+
+    /// Returns the loss that backward takes.
+    #[must_use]
+    pub fn loss_for_backward(&self) -> Option<&Tensor> {
+        self.batch.loss_grad.as_ref()
+    }
+
+    /// Replaces the loss that backward takes: to scale it, or to add a penalty. What is logged stays.
+    pub fn set_loss_for_backward(&mut self, loss: Tensor) {
+        self.batch.loss_grad = Some(loss);
+    }
+
+    /// Returns the number of rows of this rank's batch.
+    #[must_use]
+    pub fn batch_rows(&self) -> usize {
+        self.batch.rows
+    }
+
+    /// Returns the number of rows that are samples and no duplicates: the first ones.
+    #[must_use]
+    pub fn batch_samples(&self) -> usize {
+        self.batch.valid
+    }
+
+    /// Returns the number of samples of all ranks in this round of batches.
+    #[must_use]
+    pub fn global_batch_samples(&self) -> usize {
+        self.batch.round_samples
+    }
+
+    /// Returns the number of rows of all ranks in this round of batches, duplicates included.
+    #[must_use]
+    pub fn global_batch_rows(&self) -> usize {
+        self.batch.round_rows
+    }
+
+    /// Clears all gradients.
+    ///
+    /// # Errors
+    /// When libtorch refuses.
+    pub fn zero_grad(&mut self) -> Result<()> {
+        self.grouped.zero_grad()
+    }
+
+    /// Prints a line on the first process of each host, unless the Learner is quiet.
+    pub fn say(&self, line: impl fmt::Display) {
+        if !self.quiet {
+            self.accelerator.println(line);
+        }
+    }
+
+    /// Returns the loss function.
+    #[must_use]
+    pub fn loss_function(&self) -> &Arc<dyn Loss> {
+        &self.loss
+    }
+
+    /// Replaces the loss function.
+    pub fn set_loss_function(&mut self, loss: Arc<dyn Loss>) {
+        self.loss = loss;
+    }
+
+    /// Returns the metrics.
+    #[must_use]
+    pub fn metric_list(&self) -> &[Arc<dyn Metric>] {
+        &self.metrics
+    }
+
+    /// Returns what was recorded: rates, losses, and the epochs' metrics.
+    #[must_use]
+    pub fn recorder(&self) -> &Recorder {
+        &self.recorder
+    }
+
+    /// Returns the names of the classes, where targets are such.
+    #[must_use]
+    pub fn class_names(&self) -> Option<&[String]> {
+        self.classes.as_deref()
+    }
+
+    /// Returns the model's module, if it is of this type.
+    #[must_use]
+    pub fn module<M: Any>(&self) -> Option<&M> {
+        self.model.module()?.downcast_ref()
+    }
+
+    /// Returns the model's parameters.
+    #[must_use]
+    pub fn parameters(&self) -> Vec<NamedTensor> {
+        self.model.parameters()
+    }
+
+    /// Returns the model's buffers, such as BatchNorm's statistics.
+    #[must_use]
+    pub fn buffers(&self) -> Vec<NamedTensor> {
+        self.model.buffers()
+    }
+
+    /// Returns the model's parameters and saved buffers under their names.
+    #[must_use]
+    pub fn state_dict(&self) -> StateDict {
+        self.model.state_dict()
+    }
+
+    /// Copies these values into the model.
+    ///
+    /// # Errors
+    /// When a name or a shape does not fit: nothing was changed.
+    pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
+        self.model.load_state_dict(state)
+    }
+
+    /// Holds layers below a name in evaluation, also in training, or lets them go.
+    ///
+    /// # Errors
+    /// When there is no such layer.
+    pub fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize> {
+        self.model.hold_in_eval(prefix, on)
+    }
+
+    /// Returns the optimizer, once a fit has made one.
+    #[must_use]
+    pub fn optimizer(&self) -> Option<&Optimizer> {
+        self.grouped.optimizer()
+    }
+
+    /// Returns the names of each parameter group's parameters.
+    #[must_use]
+    pub fn parameter_groups(&self) -> &[Vec<String>] {
+        self.grouped.names()
+    }
+
+    /// Returns how many of the parameter groups, from the first on, are frozen.
+    #[must_use]
+    pub fn frozen_groups(&self) -> usize {
+        self.grouped.frozen()
+    }
+
+    /// Returns the hyperparameters of each parameter group; nothing before the first fit.
+    #[must_use]
+    pub fn hypers(&self) -> &[GroupHypers] {
+        self.grouped.hypers()
+    }
+
+    /// Sets a hyperparameter of each parameter group for the steps to come.
+    ///
+    /// # Errors
+    /// For another number of values, and for values that are negative or not finite.
+    pub fn set_hyper(&mut self, hyper: Hyper, values: &[f64]) -> Result<()> {
+        self.grouped.set(hyper, values)
+    }
+
+    /// Returns the seed of what callbacks draw at random.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Computes the loss of the batch, and keeps it for logging and for backward.
+    pub(crate) fn compute_loss(&mut self) -> Result<()> {
+        let batch = &mut self.batch;
+        let (Some(predictions), Some(target)) = (&batch.predictions, &batch.target) else {
+            return Ok(());
+        };
+        let loss = match &batch.mixed {
+            None => self.loss.forward(predictions, target)?,
+            Some(MixedTarget { second, share }) => {
+                let own = self.loss.each(predictions, target)?;
+                let other = self.loss.each(predictions, second)?;
+                // One loss for each pixel or token: each row's share as often.
+                let times = own.size().first().copied().unwrap_or(1)
+                    / share.size().first().copied().unwrap_or(1).max(1);
+                let share = share.f_repeat_interleave_self_int(times, None, None)?;
+                other.f_lerp_tensor(&own, &share)?.f_mean(None)?
+            }
+        };
+        batch.loss = Some(loss.f_detach()?);
+        batch.loss_grad = Some(loss);
+        Ok(())
+    }
+}
+
+/// A column of one number for each sample, in as many dimensions.
+pub(crate) fn broadcastable(share: &Tensor, dimensions: usize) -> Result<Tensor> {
+    let mut shape = vec![1; dimensions.max(1)];
+    shape[0] = -1;
+    Ok(share.f_view(shape.as_slice())?)
+}
+
+impl fmt::Debug for LearnerState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LearnerState")
+            .field("position", &self.position)
+            .field("loss", &self.loss)
+            .field("metrics", &self.metrics)
+            .field("grouped", &self.grouped)
+            .finish_non_exhaustive()
     }
 }

@@ -65,6 +65,8 @@ pub struct ParameterGroup {
     pub(crate) lr: f64,
     pub(crate) weight_decay: f64,
     pub(crate) momentum: f64,
+    /// Whether it is the half of a group that never decays: norms and biases.
+    pub(crate) exempt: bool,
 }
 
 impl ParameterGroup {
@@ -96,6 +98,12 @@ impl ParameterGroup {
     #[must_use]
     pub fn momentum(&self) -> f64 {
         self.momentum
+    }
+
+    /// Whether these are the norms and biases that `no_decay_on_norms_and_biases` leaves without weight decay.
+    #[must_use]
+    pub fn is_exempt_from_decay(&self) -> bool {
+        self.exempt
     }
 
     /// Under PyTorch's names.

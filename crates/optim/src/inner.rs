@@ -191,13 +191,18 @@ impl OptimizerInner {
         self.options.groups.len() + 1
     }
 
-    pub(crate) fn set_group_lr(&mut self, index: usize, lr: f64) -> Result<()> {
-        let (count, factor) = (self.groups.len(), self.lr / self.initial_lr);
-        let group = self.groups.get_mut(index).ok_or_else(|| {
+    pub(crate) fn group(&mut self, index: usize) -> Result<&mut ParameterGroup> {
+        let count = self.groups.len();
+        self.groups.get_mut(index).ok_or_else(|| {
             Error::InvalidArgument(format!(
                 "there is no parameter group {index}; this optimizer has {count}"
             ))
-        })?;
+        })
+    }
+
+    pub(crate) fn set_group_lr(&mut self, index: usize, lr: f64) -> Result<()> {
+        let factor = self.lr / self.initial_lr;
+        let group = self.group(index)?;
         group.lr = lr;
         group.initial_lr = if factor.is_normal() { lr / factor } else { lr };
         Ok(())
@@ -306,7 +311,7 @@ impl OptimizerInner {
         for (group, key) in grouping.groups.iter_mut().zip(&grouping.keys) {
             match self.keys.iter().position(|known| known == key) {
                 Some(index) => {
-                    let ParameterGroup { initial_lr, lr, weight_decay, momentum, .. } =
+                    let ParameterGroup { initial_lr, lr, weight_decay, momentum, exempt, .. } =
                         self.groups[index];
                     *group = ParameterGroup {
                         names: std::mem::take(&mut group.names),
@@ -314,6 +319,7 @@ impl OptimizerInner {
                         lr,
                         weight_decay,
                         momentum,
+                        exempt,
                     };
                 }
                 None => group.lr = scheduled(group.initial_lr, self.initial_lr, self.lr),

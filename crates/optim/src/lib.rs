@@ -53,7 +53,7 @@ pub use error::{Error, Result};
 pub use group::{Group, ParameterGroup};
 pub use lookahead::Lookahead;
 pub use optimizer::Optimizer;
-pub use options::OptimizerBuilder;
+pub use options::{OptimizerBuilder, OptimizerSettings, Overrides};
 pub use rule::{Rule, Slots, Step};
 pub use rules::adafactor::Adafactor;
 pub use rules::adagrad::Adagrad;

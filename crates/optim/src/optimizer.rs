@@ -77,6 +77,26 @@ impl Optimizer {
         self.lock().set_group_lr(group, lr)
     }
 
+    /// Sets one group's momentum: with Adam and its kin the first beta.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when there is no such group, or the momentum is negative or not finite.
+    pub fn set_group_momentum(&mut self, group: usize, momentum: f64) -> Result<()> {
+        check("the momentum", momentum, 0.0..f64::INFINITY)?;
+        self.lock().group(group)?.momentum = momentum;
+        Ok(())
+    }
+
+    /// Sets one group's weight decay.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when there is no such group, or the decay is negative or not finite.
+    pub fn set_group_weight_decay(&mut self, group: usize, weight_decay: f64) -> Result<()> {
+        check("the weight decay", weight_decay, 0.0..f64::INFINITY)?;
+        self.lock().group(group)?.weight_decay = weight_decay;
+        Ok(())
+    }
+
     /// Returns the parameter groups as they are now.
     #[must_use]
     pub fn groups(&self) -> Vec<ParameterGroup> {

@@ -80,9 +80,76 @@ macro_rules! builder {
                 self.options.build(rule, momentum, parameters)
             }
         }
+
+        impl $crate::OptimizerSettings for $builder {
+            fn settings_lr(&self) -> f64 {
+                self.options.lr
+            }
+
+            fn build_with(
+                &self,
+                parameters: &[$crate::NamedTensor],
+                overrides: $crate::Overrides,
+            ) -> $crate::Result<$crate::Optimizer> {
+                let mut settings = self.clone();
+                overrides.apply(&mut settings.options);
+                settings.build(parameters)
+            }
+        }
     };
 }
 pub(crate) use builder;
+
+/// The settings of an optimizer of any kind, for code that lets its caller choose one: every builder of this crate.
+///
+/// ```
+/// use brigade_optim::{AdamW, NamedTensor, OptimizerSettings, Overrides, Sgd};
+/// use tch::{Device, Kind, Tensor};
+///
+/// let weight = Tensor::ones([2, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+/// let parameters = [NamedTensor { name: "weight".to_owned(), tensor: weight }];
+/// let choices: [Box<dyn OptimizerSettings>; 2] = [Box::new(AdamW::default()), Box::new(Sgd::new(0.1))];
+/// for settings in choices {
+///     let overrides = Overrides { lr: Some(0.5), ..Default::default() };
+///     assert_eq!(settings.build_with(&parameters, overrides)?.lr(), 0.5);
+/// }
+/// # Ok::<(), brigade_optim::Error>(())
+/// ```
+pub trait OptimizerSettings: std::fmt::Debug + Send + Sync {
+    /// Returns the learning rate of the settings.
+    fn settings_lr(&self) -> f64;
+
+    /// Makes an optimizer of these parameters, with some settings replaced.
+    ///
+    /// # Errors
+    /// As `build` of the settings.
+    fn build_with(&self, parameters: &[NamedTensor], overrides: Overrides) -> Result<Optimizer>;
+}
+
+/// What [`OptimizerSettings::build_with`] replaces: nothing unless set.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Overrides {
+    /// The learning rate.
+    pub lr: Option<f64>,
+    /// The weight decay.
+    pub weight_decay: Option<f64>,
+    /// Whether norms and biases have no weight decay.
+    pub no_decay_on_norms_and_biases: Option<bool>,
+    /// Parameter groups, in place of the settings' own where there is one.
+    pub groups: Vec<Group>,
+}
+
+impl Overrides {
+    pub(crate) fn apply(self, options: &mut Options) {
+        options.lr = self.lr.unwrap_or(options.lr);
+        options.weight_decay = self.weight_decay.unwrap_or(options.weight_decay);
+        options.no_decay_on_norms_and_biases =
+            self.no_decay_on_norms_and_biases.unwrap_or(options.no_decay_on_norms_and_biases);
+        if !self.groups.is_empty() {
+            options.groups = self.groups;
+        }
+    }
+}
 
 /// What the options of every optimizer are set with.
 macro_rules! common_options {
@@ -169,6 +236,22 @@ impl<R: Rule + 'static> OptimizerBuilder<R> {
     }
 }
 
+impl<R: Rule + Clone + Sync + 'static> OptimizerSettings for OptimizerBuilder<R> {
+    fn settings_lr(&self) -> f64 {
+        self.options.lr
+    }
+
+    fn build_with(&self, parameters: &[NamedTensor], overrides: Overrides) -> Result<Optimizer> {
+        let Self { mut options, rule, momentum } = Self {
+            options: self.options.clone(),
+            rule: self.rule.clone(),
+            momentum: self.momentum,
+        };
+        overrides.apply(&mut options);
+        Self { options, rule, momentum }.build(parameters)
+    }
+}
+
 /// Parameters in their groups.
 #[derive(Debug)]
 pub(crate) struct Grouping {
@@ -248,7 +331,14 @@ impl Options {
                     continue;
                 }
                 let names = members.iter().map(|&index| parameters[index].name.clone()).collect();
-                let group = ParameterGroup { names, initial_lr: lr, lr, weight_decay, momentum };
+                let group = ParameterGroup {
+                    names,
+                    initial_lr: lr,
+                    lr,
+                    weight_decay,
+                    momentum,
+                    exempt: plain,
+                };
                 grouping.groups.push(group);
                 grouping.members.push(members);
                 grouping.keys.push((key, plain));

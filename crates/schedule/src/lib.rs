@@ -5,6 +5,7 @@
 //! step. The curves are torch's and fastai's; each constructor names its source. What follows a metric
 //! has a state, and is a [`Plateau`].
 
+mod annealing;
 mod bounds;
 mod curve;
 mod error;
@@ -17,6 +18,7 @@ mod tests;
 use bounds::{bad, count, rate, rising};
 use curve::Curve;
 
+pub use annealing::Annealing;
 pub use error::ScheduleError;
 pub use lr_schedule::LrSchedule;
 pub use one_cycle::{Anneal, FitOneCycle, OneCycle};

@@ -174,6 +174,21 @@ impl<M> PreparedModel<M> {
         Ok(reducer.after_forward(output, sync)?)
     }
 
+    /// Sends rank 0's buffers (BatchNorm's statistics) to all ranks, where a forward in training has changed them
+    /// since the last time. The first forward of an evaluation does the same; with this before it, ranks may
+    /// evaluate any numbers of batches, none included. Every rank calls it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`] when a peer is gone.
+    #[track_caller]
+    pub fn broadcast_buffers(&self) -> Result<()> {
+        if let (Some(reducer), true) = (&self.reduction.reducer, self.buffers_differ.get()) {
+            tch::no_grad(|| reducer.before_forward(true))?;
+            self.buffers_differ.set(false);
+        }
+        Ok(())
+    }
+
     /// Compares the frozen parameters with what `prepare` saw. A model without frozen parameters, as most
     /// are, pays nothing.
     fn check_frozen(&self) -> Result<()> {

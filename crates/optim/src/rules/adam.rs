@@ -108,6 +108,23 @@ adam! {
     AdamW, true, 0.01
 }
 
+impl AdamW {
+    /// The defaults of fastai's `Adam`, which decays weights as AdamW does: betas (0.9, 0.99), eps 1e-5, weight decay
+    /// 0.01 but none on norms and biases.
+    ///
+    /// ```
+    /// use brigade_optim::AdamW;
+    /// # let model = tch::nn::VarStore::new(tch::Device::Cpu);
+    /// # let _ = tch::nn::linear(model.root(), 2, 2, Default::default());
+    /// let optimizer = AdamW::fastai().build(&model)?;
+    /// assert_eq!(optimizer.lr(), 1e-3);
+    /// # Ok::<(), brigade_optim::Error>(())
+    /// ```
+    pub fn fastai() -> Self {
+        Self::default().betas(0.9, 0.99).eps(1e-5).no_decay_on_norms_and_biases(true)
+    }
+}
+
 #[derive(Debug)]
 struct AdamRule {
     beta2: f64,

@@ -1,0 +1,129 @@
+//! Gradients: added up over batches, clipped, and ended where they are not finite.
+
+use brigade_train::ClipNorm;
+
+use crate::callback::{Callback, Level, Phases, Step};
+use crate::state::LearnerState;
+
+/// Adds gradients up until so many samples were seen, and steps then (fastai's `GradientAccumulation`): the gradient
+/// of the mean over these samples, as if they were one batch.
+///
+/// Samples of all ranks count, so a fit takes the same steps on any number of ranks, where fastai counts those of
+/// each rank. Gradients are averaged over the ranks in the last batch before a step alone. What is left at the end
+/// of an epoch goes on in the next one.
+#[derive(Clone, Debug)]
+pub struct GradientAccumulation {
+    samples: usize,
+    count: usize,
+}
+
+impl GradientAccumulation {
+    /// Steps after so many samples; a batch that goes beyond them ends the window.
+    #[must_use]
+    pub fn new(samples: usize) -> Self {
+        Self { samples: samples.max(1), count: 0 }
+    }
+}
+
+impl Callback for GradientAccumulation {
+    fn order(&self) -> i32 {
+        6
+    }
+
+    fn phases(&self) -> Phases {
+        Phases::Train
+    }
+
+    fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
+        self.count = 0;
+        // What an earlier fit has left belongs to no window of this one.
+        Ok(learner.zero_grad()?)
+    }
+
+    fn before_batch(&mut self, learner: &mut LearnerState) -> Step {
+        let steps = self.count + learner.global_batch_rows() >= self.samples;
+        learner.model.set_sync(steps);
+        Ok(())
+    }
+
+    fn after_loss(&mut self, learner: &mut LearnerState) -> Step {
+        let Some(loss) = learner.loss_for_backward() else { return Ok(()) };
+        let ranks = learner.accelerator().num_processes();
+        let share = (learner.batch_rows() * ranks) as f64 / self.samples as f64;
+        let loss = loss.f_mul_scalar(share)?;
+        learner.set_loss_for_backward(loss);
+        Ok(())
+    }
+
+    fn before_step(&mut self, learner: &mut LearnerState) -> Step {
+        self.count += learner.global_batch_rows();
+        if self.count < self.samples {
+            return Level::Batch.cancel();
+        }
+        self.count = 0;
+        Ok(())
+    }
+
+    fn after_fit(&mut self, learner: &mut LearnerState) -> Step {
+        learner.model.set_sync(true);
+        Ok(())
+    }
+}
+
+/// Scales the gradients of all parameters together before each step, so that their norm is at most `max_norm`
+/// (fastai's `GradientClip`). With fp16 they are divided by the loss scale first.
+#[derive(Clone, Copy, Debug)]
+pub struct GradientClip(ClipNorm);
+
+impl GradientClip {
+    /// Clips the 2-norm.
+    #[must_use]
+    pub fn new(max_norm: f64) -> Self {
+        Self(ClipNorm { max_norm, ..ClipNorm::default() })
+    }
+
+    /// Clips another norm; infinity is the largest absolute value.
+    #[must_use]
+    pub fn norm_type(mut self, norm_type: f64) -> Self {
+        self.0.norm_type = norm_type;
+        self
+    }
+}
+
+impl Callback for GradientClip {
+    fn order(&self) -> i32 {
+        11
+    }
+
+    fn phases(&self) -> Phases {
+        Phases::Train
+    }
+
+    fn before_step(&mut self, learner: &mut LearnerState) -> Step {
+        if let Some(optimizer) = learner.optimizer() {
+            learner.accelerator().clip_grad_norm_with(optimizer, self.0)?;
+        }
+        Ok(())
+    }
+}
+
+/// Ends the fit where a loss is infinite or NaN, on all ranks when it is one rank's (fastai's
+/// `TerminateOnNaNCallback`). The weights are those before that batch; without this callback such a loss is an error.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TerminateOnNan;
+
+impl Callback for TerminateOnNan {
+    fn order(&self) -> i32 {
+        -9
+    }
+
+    fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
+        learner.ends_on_nan = true;
+        Ok(())
+    }
+
+    fn after_fit(&mut self, learner: &mut LearnerState) -> Step {
+        learner.ends_on_nan = false;
+        Ok(())
+    }
+}

@@ -1,0 +1,357 @@
+//! Callbacks that follow a number from epoch to epoch: early stopping, plateaus, and the best model.
+
+use std::path::PathBuf;
+
+use crate::callback::{Callback, Level, Step};
+use crate::error::Error;
+use crate::hyper::Hyper;
+use crate::state::LearnerState;
+
+/// Whether a smaller or a larger number is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// Smaller, as of a loss.
+    Less,
+    /// Larger, as of an accuracy.
+    Greater,
+}
+
+/// The best value of a column so far. Columns are equal on all ranks, so all find the same.
+#[derive(Clone, Debug)]
+struct Best {
+    monitor: String,
+    better: Option<Better>,
+    min_delta: f64,
+    reset_on_fit: bool,
+    best: Option<f64>,
+    is_new: bool,
+}
+
+impl Default for Best {
+    fn default() -> Self {
+        Self {
+            monitor: "valid_loss".to_owned(),
+            better: None,
+            min_delta: 0.0,
+            reset_on_fit: true,
+            best: None,
+            is_new: false,
+        }
+    }
+}
+
+impl Best {
+    fn better(&self) -> Better {
+        self.better.unwrap_or_else(|| {
+            if ["loss", "error"].iter().any(|word| self.monitor.contains(word)) {
+                Better::Less
+            } else {
+                Better::Greater
+            }
+        })
+    }
+
+    fn before_fit(&mut self, learner: &LearnerState) -> Step {
+        if self.reset_on_fit {
+            self.best = None;
+        }
+        let names = learner.recorder().names();
+        if !names.contains(&self.monitor) {
+            return Err(Error::InvalidArgument(format!(
+                "it monitors `{}`, which is not recorded; there are {}",
+                self.monitor,
+                names.join(", ")
+            ))
+            .into());
+        }
+        Ok(())
+    }
+
+    /// Looks at the epoch's value; one that is missing or NaN is no new best.
+    fn look(&mut self, learner: &LearnerState) {
+        let value = learner.recorder().last(&self.monitor).unwrap_or(f64::NAN);
+        self.is_new = match (self.better(), self.best) {
+            (_, None) => !value.is_nan(),
+            (Better::Less, Some(best)) => value + self.min_delta < best,
+            (Better::Greater, Some(best)) => value - self.min_delta > best,
+        };
+        if self.is_new {
+            self.best = Some(value);
+        }
+    }
+}
+
+/// The options that all callbacks of this file have.
+macro_rules! monitored {
+    ($($callback:ident),+) => {
+        $(impl $callback {
+            /// Sets the column that is followed; `valid_loss` unless set.
+            #[must_use]
+            pub fn monitor(mut self, name: impl Into<String>) -> Self {
+                self.best.monitor = name.into();
+                self
+            }
+
+            /// Sets whether smaller or larger numbers are better; smaller ones where the name has `loss` or
+            /// `error` in it, unless set.
+            #[must_use]
+            pub fn better(mut self, better: Better) -> Self {
+                self.best.better = Some(better);
+                self
+            }
+
+            /// Sets by how much a number must be better than the best; 0 unless set.
+            #[must_use]
+            pub fn min_delta(mut self, delta: f64) -> Self {
+                self.best.min_delta = delta;
+                self
+            }
+
+            /// Whether each fit begins without a best; true unless set.
+            #[must_use]
+            pub fn reset_on_fit(mut self, reset: bool) -> Self {
+                self.best.reset_on_fit = reset;
+                self
+            }
+
+            /// Returns the best value so far.
+            #[must_use]
+            pub fn best(&self) -> Option<f64> {
+                self.best.best
+            }
+        })+
+    };
+}
+
+monitored!(EarlyStopping, ReduceLrOnPlateau, SaveModel);
+
+/// Ends the fit after so many epochs without a new best (fastai's `EarlyStoppingCallback`).
+///
+/// ```
+/// use brigade_learn::callbacks::EarlyStopping;
+///
+/// let stop = EarlyStopping::new(3).monitor("accuracy").min_delta(0.001);
+/// ```
+#[derive(Clone, Debug)]
+pub struct EarlyStopping {
+    best: Best,
+    patience: usize,
+    wait: usize,
+}
+
+impl EarlyStopping {
+    /// Waits for so many epochs; at least one.
+    #[must_use]
+    pub fn new(patience: usize) -> Self {
+        Self { best: Best::default(), patience: patience.max(1), wait: 0 }
+    }
+}
+
+impl Callback for EarlyStopping {
+    fn order(&self) -> i32 {
+        63
+    }
+
+    fn in_evaluation(&self) -> bool {
+        false
+    }
+
+    fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
+        self.wait = 0;
+        self.best.before_fit(learner)
+    }
+
+    fn after_epoch(&mut self, learner: &mut LearnerState) -> Step {
+        self.best.look(learner);
+        if self.best.is_new {
+            self.wait = 0;
+            return Ok(());
+        }
+        self.wait += 1;
+        if self.wait < self.patience {
+            return Ok(());
+        }
+        let since = match learner.epoch().checked_sub(self.wait) {
+            Some(epoch) => format!("since epoch {epoch}"),
+            None => "in this fit".to_owned(),
+        };
+        learner.say(format!("No improvement {since}: early stopping"));
+        Level::Fit.cancel()
+    }
+}
+
+/// Divides the learning rates after so many epochs without a new best (fastai's `ReduceLROnPlateau`).
+#[derive(Clone, Debug)]
+pub struct ReduceLrOnPlateau {
+    best: Best,
+    patience: usize,
+    factor: f64,
+    min_lr: f64,
+    wait: usize,
+}
+
+impl ReduceLrOnPlateau {
+    /// Waits for so many epochs, at least one, and divides by 10.
+    #[must_use]
+    pub fn new(patience: usize) -> Self {
+        let best = Best::default();
+        Self { best, patience: patience.max(1), factor: 10.0, min_lr: 0.0, wait: 0 }
+    }
+
+    /// Sets what rates are divided by.
+    #[must_use]
+    pub fn factor(mut self, factor: f64) -> Self {
+        self.factor = factor;
+        self
+    }
+
+    /// Sets the smallest rate.
+    #[must_use]
+    pub fn min_lr(mut self, lr: f64) -> Self {
+        self.min_lr = lr;
+        self
+    }
+}
+
+impl Callback for ReduceLrOnPlateau {
+    fn order(&self) -> i32 {
+        62
+    }
+
+    fn in_evaluation(&self) -> bool {
+        false
+    }
+
+    fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
+        self.wait = 0;
+        self.best.before_fit(learner)
+    }
+
+    fn after_epoch(&mut self, learner: &mut LearnerState) -> Step {
+        self.best.look(learner);
+        if self.best.is_new {
+            self.wait = 0;
+            return Ok(());
+        }
+        self.wait += 1;
+        if self.wait < self.patience {
+            return Ok(());
+        }
+        self.wait = 0;
+        let before = learner.hypers().last().map_or(0.0, |it| it.lr);
+        let rates: Vec<f64> =
+            learner.hypers().iter().map(|it| (it.lr / self.factor).max(self.min_lr)).collect();
+        learner.set_hyper(Hyper::Lr, &rates)?;
+        let after = rates.last().copied().unwrap_or(0.0);
+        if after < before {
+            learner.say(format!("Epoch {}: reducing lr to {after}", learner.epoch()));
+        }
+        Ok(())
+    }
+}
+
+/// Saves the model whenever there is a new best, and loads the best one at the end of the fit (fastai's
+/// `SaveModelCallback`). Rank 0 writes and reads; the others get its weights.
+#[derive(Clone, Debug)]
+pub struct SaveModel {
+    best: Best,
+    path: PathBuf,
+    every_epoch: Option<usize>,
+    at_end: bool,
+    with_optimizer: bool,
+    saved: bool,
+}
+
+impl SaveModel {
+    /// Saves to this file: `models/best.pth`, say.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            best: Best::default(),
+            path: path.into(),
+            every_epoch: None,
+            at_end: false,
+            with_optimizer: false,
+            saved: false,
+        }
+    }
+
+    /// Saves after every so many epochs instead, each time to a file of its own with `_EPOCH` behind its name, and
+    /// loads none at the end.
+    #[must_use]
+    pub fn every(mut self, epochs: usize) -> Self {
+        self.every_epoch = Some(epochs.max(1));
+        self
+    }
+
+    /// Saves the model of the last epoch at the end of the fit, instead of loading the best one.
+    #[must_use]
+    pub fn at_end(mut self, on: bool) -> Self {
+        self.at_end = on;
+        self
+    }
+
+    /// Saves and loads the optimizer as well.
+    #[must_use]
+    pub fn with_optimizer(mut self, on: bool) -> Self {
+        self.with_optimizer = on;
+        self
+    }
+
+    fn numbered(&self, epoch: usize) -> PathBuf {
+        let stem = self.path.file_stem().unwrap_or_default().to_string_lossy();
+        let mut name = format!("{stem}_{epoch}");
+        if let Some(extension) = self.path.extension() {
+            name = format!("{name}.{}", extension.to_string_lossy());
+        }
+        self.path.with_file_name(name)
+    }
+}
+
+impl Callback for SaveModel {
+    fn order(&self) -> i32 {
+        61
+    }
+
+    fn in_evaluation(&self) -> bool {
+        false
+    }
+
+    fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
+        self.saved = false;
+        match self.every_epoch {
+            Some(_) => Ok(()),
+            None => self.best.before_fit(learner),
+        }
+    }
+
+    fn after_epoch(&mut self, learner: &mut LearnerState) -> Step {
+        if let Some(every) = self.every_epoch {
+            if learner.epoch().is_multiple_of(every) {
+                learner.save(self.numbered(learner.epoch()), self.with_optimizer)?;
+            }
+            return Ok(());
+        }
+        self.best.look(learner);
+        if self.best.is_new {
+            let value = self.best.best.unwrap_or(f64::NAN);
+            learner.say(format!(
+                "Better model found at epoch {} with {} value: {value}.",
+                learner.epoch(),
+                self.best.monitor
+            ));
+            learner.save(&self.path, self.with_optimizer)?;
+            self.saved = true;
+        }
+        Ok(())
+    }
+
+    fn after_fit(&mut self, learner: &mut LearnerState) -> Step {
+        if self.at_end {
+            learner.save(&self.path, self.with_optimizer)?;
+        } else if self.every_epoch.is_none() && self.saved {
+            learner.load(&self.path, self.with_optimizer)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,300 @@
+//! The optimizer of a Learner: parameter groups, freezing, and their hyperparameters.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use brigade_nn::NamedTensor;
+use brigade_optim::{Group, Optimizer, OptimizerSettings, Overrides};
+use brigade_train::{Accelerator, PreparedOptimizer};
+
+use crate::error::{Error, Result};
+use crate::hyper::{GroupHypers, Hyper};
+
+/// Parameter groups of a model, with the optimizer that steps those that are not frozen.
+#[derive(Debug)]
+pub(crate) struct Grouped {
+    settings: Arc<dyn OptimizerSettings>,
+    /// The names of each group's parameters.
+    groups: Vec<Vec<String>>,
+    norms: HashSet<String>,
+    pub(crate) options: GroupOptions,
+    hypers: Vec<GroupHypers>,
+    /// Groups before this one are frozen.
+    frozen: usize,
+    held: Option<Held>,
+    /// Which of the groups each group of the optimizer belongs to.
+    of_optimizer: Vec<usize>,
+    has_momentum: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GroupOptions {
+    /// Normalisations train in frozen groups as well.
+    pub(crate) train_norms: bool,
+    /// Norms and biases have weight decay as well.
+    pub(crate) decay_norms_and_biases: bool,
+    pub(crate) weight_decay: Option<f64>,
+}
+
+#[derive(Debug)]
+enum Held {
+    Plain(Optimizer),
+    Prepared(PreparedOptimizer),
+}
+
+impl Grouped {
+    pub(crate) fn new(
+        settings: Arc<dyn OptimizerSettings>,
+        groups: Vec<Vec<String>>,
+        norms: Vec<String>,
+    ) -> Self {
+        Self {
+            settings,
+            groups,
+            norms: norms.into_iter().collect(),
+            options: GroupOptions {
+                train_norms: true,
+                decay_norms_and_biases: false,
+                weight_decay: None,
+            },
+            hypers: Vec::new(),
+            frozen: 0,
+            held: None,
+            of_optimizer: Vec::new(),
+            has_momentum: false,
+        }
+    }
+
+    pub(crate) fn set_settings(&mut self, settings: Arc<dyn OptimizerSettings>) {
+        self.settings = settings;
+        self.held = None;
+        self.hypers.clear();
+    }
+
+    pub(crate) fn settings_lr(&self) -> f64 {
+        self.settings.settings_lr()
+    }
+
+    /// Takes other groups, which must hold each of the model's parameters once.
+    pub(crate) fn set_groups(
+        &mut self,
+        groups: Vec<Vec<String>>,
+        parameters: &[NamedTensor],
+    ) -> Result<()> {
+        for parameter in parameters {
+            let count = groups.iter().flatten().filter(|name| **name == parameter.name).count();
+            if count != 1 {
+                return Err(Error::InvalidArgument(format!(
+                    "parameter `{}` is in {count} parameter groups; every parameter belongs to exactly one",
+                    parameter.name
+                )));
+            }
+        }
+        let known: HashSet<&str> = parameters.iter().map(|it| it.name.as_str()).collect();
+        if let Some(name) = groups.iter().flatten().find(|name| !known.contains(name.as_str())) {
+            return Err(Error::InvalidArgument(format!(
+                "a parameter group has `{name}`, which the model lacks"
+            )));
+        }
+        if groups.iter().any(Vec::is_empty) {
+            return Err(Error::InvalidArgument("a parameter group is empty".into()));
+        }
+        (self.groups, self.held, self.frozen) = (groups, None, 0);
+        self.hypers.clear();
+        Ok(())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.groups.len()
+    }
+
+    pub(crate) fn names(&self) -> &[Vec<String>] {
+        &self.groups
+    }
+
+    pub(crate) fn frozen(&self) -> usize {
+        self.frozen
+    }
+
+    /// Freezes the groups before `first`, and begins the optimizer's state anew, as fastai does.
+    pub(crate) fn freeze_to(&mut self, first: usize) {
+        self.frozen = first;
+        self.held = None;
+    }
+
+    /// Forgets the optimizer's state and hyperparameters.
+    pub(crate) fn reset(&mut self) {
+        self.held = None;
+        self.hypers.clear();
+    }
+
+    pub(crate) fn is_built(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Returns the parameters that are trained: those of groups that are not frozen, and the normalisations of the
+    /// others unless that is off.
+    pub(crate) fn trained(&self) -> HashSet<String> {
+        let frozen = self.groups.iter().take(self.frozen).flatten();
+        let norms = frozen.filter(|name| self.options.train_norms && self.norms.contains(*name));
+        self.groups.iter().skip(self.frozen).flatten().chain(norms).cloned().collect()
+    }
+
+    /// Makes the optimizer where there is none. `parameters` are the model's, of which those that need a gradient
+    /// are stepped; `lr` is the learning rate of groups that have none yet.
+    pub(crate) fn build(&mut self, parameters: &[NamedTensor], lr: f64) -> Result<()> {
+        if self.held.is_some() {
+            return Ok(());
+        }
+        let trained: Vec<NamedTensor> = parameters
+            .iter()
+            .filter(|parameter| parameter.tensor.requires_grad())
+            .map(|it| NamedTensor { name: it.name.clone(), tensor: it.tensor.shallow_clone() })
+            .collect();
+        let names: HashSet<&str> = trained.iter().map(|it| it.name.as_str()).collect();
+        let mut groups = Vec::new();
+        for members in &self.groups {
+            let mut members = members.iter().filter(|name| names.contains(name.as_str()));
+            if let Some(first) = members.next() {
+                groups.push(members.fold(Group::matching(first), Group::or));
+            }
+        }
+        let overrides = Overrides {
+            lr: Some(lr),
+            weight_decay: self.options.weight_decay,
+            no_decay_on_norms_and_biases: Some(!self.options.decay_norms_and_biases),
+            groups,
+        };
+        let optimizer =
+            self.settings.build_with(&trained, overrides).map_err(brigade_train::Error::from)?;
+        let made = optimizer.groups();
+        self.of_optimizer = made
+            .iter()
+            .map(|group| {
+                let first = group.names().first();
+                let of = |members: &Vec<String>| first.is_some_and(|name| members.contains(name));
+                self.groups.iter().position(of).unwrap_or_default()
+            })
+            .collect();
+        self.has_momentum = made.iter().any(|group| group.momentum() > 0.0);
+        if self.hypers.is_empty() {
+            let decay = made.iter().find(|group| !group.is_exempt_from_decay());
+            let first = GroupHypers {
+                lr,
+                momentum: made.first().map_or(0.0, |group| group.momentum()),
+                weight_decay: decay
+                    .map_or(self.options.weight_decay.unwrap_or(0.0), |group| group.weight_decay()),
+            };
+            self.hypers = vec![first; self.groups.len()];
+        }
+        self.held = Some(Held::Plain(optimizer));
+        for hyper in [Hyper::Lr, Hyper::Momentum, Hyper::WeightDecay] {
+            let values: Vec<f64> = self.hypers.iter().map(|it| it.get(hyper)).collect();
+            self.set(hyper, &values)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn prepare(&mut self, accelerator: &Accelerator) -> Result<()> {
+        match self.held.take() {
+            Some(Held::Plain(optimizer)) => {
+                // A handle of the same optimizer: an error leaves it as it was.
+                self.held = Some(Held::Plain(optimizer.clone()));
+                self.held = Some(Held::Prepared(accelerator.prepare(optimizer)?));
+            }
+            other => self.held = other,
+        }
+        Ok(())
+    }
+
+    pub(crate) fn detach(&mut self) {
+        self.held = self.held.take().map(|held| match held {
+            Held::Prepared(optimizer) => Held::Plain(optimizer.into_inner()),
+            plain @ Held::Plain(_) => plain,
+        });
+    }
+
+    /// Returns the optimizer, once there is one.
+    pub(crate) fn optimizer(&self) -> Option<&Optimizer> {
+        match self.held.as_ref()? {
+            Held::Plain(optimizer) => Some(optimizer),
+            Held::Prepared(optimizer) => Some(optimizer),
+        }
+    }
+
+    pub(crate) fn step(&mut self) -> Result<()> {
+        match &mut self.held {
+            Some(Held::Prepared(optimizer)) => Ok(optimizer.step()?),
+            Some(Held::Plain(optimizer)) => Ok(optimizer.step()?),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn zero_grad(&mut self) -> Result<()> {
+        match &mut self.held {
+            Some(Held::Prepared(optimizer)) => Ok(optimizer.zero_grad()?),
+            Some(Held::Plain(optimizer)) => Ok(optimizer.zero_grad()?),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn hypers(&self) -> &[GroupHypers] {
+        &self.hypers
+    }
+
+    /// Sets a hyperparameter of each group.
+    pub(crate) fn set(&mut self, hyper: Hyper, values: &[f64]) -> Result<()> {
+        if values.len() != self.groups.len() {
+            return Err(Error::InvalidArgument(format!(
+                "{} values of {} were given for {} parameter groups",
+                values.len(),
+                hyper.name(),
+                self.groups.len()
+            )));
+        }
+        for (hypers, value) in self.hypers.iter_mut().zip(values) {
+            hypers.set(hyper, *value);
+        }
+        // An optimizer that was made without momentum has no such step, whatever a schedule says.
+        if hyper == Hyper::Momentum && !self.has_momentum {
+            return Ok(());
+        }
+        let of_optimizer = &self.of_optimizer;
+        let Some(optimizer) = &mut self.held else { return Ok(()) };
+        let optimizer: &mut Optimizer = match optimizer {
+            Held::Plain(optimizer) => optimizer,
+            Held::Prepared(optimizer) => optimizer,
+        };
+        let exempt = (hyper == Hyper::WeightDecay).then(|| optimizer.groups());
+        for (index, group) in of_optimizer.iter().enumerate() {
+            let value = values[*group];
+            match hyper {
+                Hyper::Lr => optimizer.set_group_lr(index, value)?,
+                Hyper::Momentum => optimizer.set_group_momentum(index, value)?,
+                Hyper::WeightDecay => {
+                    let exempt =
+                        exempt.as_ref().is_some_and(|made| made[index].is_exempt_from_decay());
+                    if !exempt {
+                        optimizer.set_group_weight_decay(index, value)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the hyperparameters that a loaded state has put into the optimizer.
+    pub(crate) fn read_back(&mut self) {
+        let Some(made) = self.optimizer().map(Optimizer::groups) else { return };
+        for (group, index) in made.iter().zip(&self.of_optimizer) {
+            let Some(hypers) = self.hypers.get_mut(*index) else { continue };
+            hypers.lr = group.lr();
+            if self.has_momentum {
+                hypers.momentum = group.momentum();
+            }
+            if !group.is_exempt_from_decay() {
+                hypers.weight_decay = group.weight_decay();
+            }
+        }
+    }
+}

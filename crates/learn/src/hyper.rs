@@ -1,0 +1,165 @@
+//! Hyperparameters of the parameter groups: one number for all, or one for each group.
+
+use crate::error::{Error, Result};
+
+/// A hyperparameter that schedules move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Hyper {
+    /// The learning rate.
+    Lr,
+    /// The momentum; with Adam and its kin the first beta.
+    Momentum,
+    /// The weight decay; norms and biases stay without one.
+    WeightDecay,
+}
+
+impl Hyper {
+    /// Returns its name in logs and pictures.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lr => "lr",
+            Self::Momentum => "momentum",
+            Self::WeightDecay => "weight_decay",
+        }
+    }
+}
+
+/// Learning rates of the parameter groups (fastai's number, list or `slice`).
+///
+/// ```
+/// use brigade_learn::Rates;
+///
+/// assert_eq!(Rates::from(1e-3).of_groups(3)?, [1e-3, 1e-3, 1e-3]);
+/// assert_eq!(Rates::up_to(1e-2).of_groups(3)?, [1e-3, 1e-3, 1e-2]);
+/// let spread = Rates::between(1e-5, 1e-3).of_groups(3)?;
+/// assert!((spread[1] - 1e-4).abs() < 1e-12);
+/// # Ok::<(), brigade_learn::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum Rates {
+    /// The same for all groups.
+    Same(f64),
+    /// From the first group's to the last one's, with equal ratios between neighbours; fastai's `slice(a, b)`. A
+    /// single group takes the last.
+    Between(f64, f64),
+    /// For the last group, and a tenth of it for all others; fastai's `slice(b)`.
+    UpTo(f64),
+    /// One for each group.
+    Each(Vec<f64>),
+}
+
+impl Rates {
+    /// Spreads rates from the first group's to the last one's: fastai's `slice(first, last)`.
+    #[must_use]
+    pub fn between(first: f64, last: f64) -> Self {
+        Self::Between(first, last)
+    }
+
+    /// Gives the last group this rate and all others a tenth of it: fastai's `slice(last)`.
+    #[must_use]
+    pub fn up_to(last: f64) -> Self {
+        Self::UpTo(last)
+    }
+
+    /// Returns the rate of each group.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a list of another length, and for numbers that are no rates.
+    pub fn of_groups(&self, groups: usize) -> Result<Vec<f64>> {
+        let rates = match *self {
+            Self::Same(rate) => vec![rate; groups],
+            Self::Between(_, last) if groups == 1 => vec![last],
+            Self::Between(first, last) => {
+                let ratio = (last / first).powf(1.0 / (groups.max(2) - 1) as f64);
+                (0..groups).map(|group| first * ratio.powi(group as i32)).collect()
+            }
+            Self::UpTo(last) => {
+                let mut rates = vec![last / 10.0; groups];
+                if let Some(rate) = rates.last_mut() {
+                    *rate = last;
+                }
+                rates
+            }
+            Self::Each(ref rates) if rates.len() == groups => rates.clone(),
+            Self::Each(ref rates) => {
+                return Err(Error::InvalidArgument(format!(
+                    "{} rates were given for {groups} parameter groups; give one for each, or one for all",
+                    rates.len()
+                )));
+            }
+        };
+        match rates.iter().find(|rate| !rate.is_finite() || **rate < 0.0) {
+            None => Ok(rates),
+            Some(rate) => Err(Error::InvalidArgument(format!(
+                "a learning rate is {rate}, from {self:?}; expected finite numbers from 0"
+            ))),
+        }
+    }
+
+    /// Returns the same with every rate multiplied.
+    #[must_use]
+    pub fn scaled(&self, factor: f64) -> Self {
+        match self {
+            Self::Same(rate) => Self::Same(rate * factor),
+            Self::Between(first, last) => Self::Between(first * factor, last * factor),
+            Self::UpTo(last) => Self::UpTo(last * factor),
+            Self::Each(rates) => Self::Each(rates.iter().map(|rate| rate * factor).collect()),
+        }
+    }
+}
+
+impl From<f64> for Rates {
+    fn from(rate: f64) -> Self {
+        Self::Same(rate)
+    }
+}
+
+impl From<Vec<f64>> for Rates {
+    fn from(rates: Vec<f64>) -> Self {
+        Self::Each(rates)
+    }
+}
+
+impl From<std::ops::Range<f64>> for Rates {
+    /// `1e-5..1e-3`, as fastai's `slice(1e-5, 1e-3)`.
+    fn from(range: std::ops::Range<f64>) -> Self {
+        Self::Between(range.start, range.end)
+    }
+}
+
+impl From<std::ops::RangeTo<f64>> for Rates {
+    /// `..1e-3`, as fastai's `slice(1e-3)`.
+    fn from(range: std::ops::RangeTo<f64>) -> Self {
+        Self::UpTo(range.end)
+    }
+}
+
+/// The numbers of one parameter group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroupHypers {
+    /// The learning rate.
+    pub lr: f64,
+    /// The momentum; 0 where the optimizer has none.
+    pub momentum: f64,
+    /// The weight decay.
+    pub weight_decay: f64,
+}
+
+impl GroupHypers {
+    pub(crate) fn get(&self, hyper: Hyper) -> f64 {
+        match hyper {
+            Hyper::Lr => self.lr,
+            Hyper::Momentum => self.momentum,
+            Hyper::WeightDecay => self.weight_decay,
+        }
+    }
+
+    pub(crate) fn set(&mut self, hyper: Hyper, value: f64) {
+        match hyper {
+            Hyper::Lr => self.lr = value,
+            Hyper::Momentum => self.momentum = value,
+            Hyper::WeightDecay => self.weight_decay = value,
+        }
+    }
+}

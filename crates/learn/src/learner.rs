@@ -1,0 +1,233 @@
+//! The Learner: data, a model and a loss, and what is done with them.
+
+mod fit;
+mod freeze;
+mod options;
+mod save;
+mod schedules;
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use brigade_nn::{IntoModel, Module};
+use brigade_optim::AdamW;
+use brigade_train::Accelerator;
+use tch::Tensor;
+
+use crate::callback::{Callback, IntoCallbacks};
+use crate::error::{Error, Result};
+use crate::groups::Grouped;
+use crate::hyper::Rates;
+use crate::loaders::{BatchSource, Loaders, ModelInput, PreparedSource};
+use crate::loss::CrossEntropy;
+use crate::model::{AnyModel, Slot};
+use crate::recorder::{Recorder, RecorderOptions};
+use crate::state::{CurrentBatch, LearnerState, Position};
+
+pub use self::fit::FitOptions;
+pub use self::schedules::{FineTune, FlatCos, OneCycle, Sgdr};
+
+/// Data, a model, a loss and metrics, trained by schedules and callbacks: fastai's `Learner`.
+///
+/// The same program runs on one process and, under `brigade launch`, on any number: a fit shares the loaders out
+/// among the ranks, averages gradients, and leaves both when it ends. All ranks call the same methods.
+///
+/// ```
+/// use brigade_data::{DataLoader, TensorDataset};
+/// use brigade_learn::metrics::Accuracy;
+/// use brigade_learn::{Learner, Loaders};
+/// use brigade_nn::{Linear, ParamPath};
+/// use brigade_train::Accelerator;
+/// use tch::{Device, Kind, Tensor};
+///
+/// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
+/// accelerator.set_seed(1);
+/// let data = |rows: i64| {
+///     let inputs = Tensor::rand([rows, 4], (Kind::Float, Device::Cpu));
+///     let labels = inputs.argmax(-1, false);
+///     TensorDataset::new((inputs, labels))
+/// };
+/// let train = DataLoader::new(data(200)?).batch_size(10).shuffle(true);
+/// let valid = DataLoader::new(data(50)?).batch_size(10);
+/// let data = Loaders::new(train, valid)?;
+/// let model = |path: &ParamPath| Linear::new(path, 4, 4);
+/// let mut learner = Learner::new(&accelerator, data, model)?.metrics(Accuracy).quiet(true);
+/// learner.fit_one_cycle(2, 0.1, ())?;
+/// assert!(learner.recorder().last("accuracy") > Some(0.5));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Learner {
+    pub(crate) state: LearnerState,
+    pub(crate) callbacks: Vec<Box<dyn Callback>>,
+    pub(crate) train: Box<dyn BatchSource>,
+    pub(crate) valid: Option<Box<dyn BatchSource>>,
+    /// The loaders as they are shared out, while the ranks work together.
+    pub(crate) prepared: Option<PreparedLoaders>,
+    /// How many scopes of [`Learner::distributed`] there are around.
+    entered: usize,
+    /// The learning rate of a fit that is given none.
+    pub(crate) lr: Option<f64>,
+    /// First, middle and last momentum of cycles.
+    pub(crate) momenta: [f64; 3],
+    pub(crate) recording: RecorderOptions,
+}
+
+/// The loaders of this rank.
+pub(crate) struct PreparedLoaders {
+    pub(crate) train: Box<dyn PreparedSource>,
+    pub(crate) valid: Option<Box<dyn PreparedSource>>,
+}
+
+impl Learner {
+    /// Makes a Learner of data and a model, or the model's constructor: with fastai's Adam, the data's loss (cross
+    /// entropy where they name none), no metrics, and the Accelerator's ranks and device.
+    ///
+    /// # Errors
+    /// When the model cannot be built, or has no parameter.
+    pub fn new<X, C>(accelerator: &Accelerator, data: Loaders<X>, model: C) -> Result<Self>
+    where
+        X: ModelInput,
+        C: IntoModel,
+        C::Module: for<'a> Module<X::Ref<'a>, Output = Tensor> + 'static,
+    {
+        let model = model.into_model()?;
+        let slot: Box<dyn AnyModel> = Box::new(Slot::<C::Module, X>::new(model));
+        let groups = vec![slot.parameters().into_iter().map(|it| it.name).collect::<Vec<_>>()];
+        if groups[0].is_empty() {
+            return Err(Error::InvalidArgument("the model has no parameter to train".into()));
+        }
+        let grouped = Grouped::new(Arc::new(AdamW::fastai()), groups, slot.norm_parameters());
+        let Loaders { train, valid, classes, loss, codec, .. } = data;
+        let loss = loss.unwrap_or_else(|| Arc::new(CrossEntropy::default()));
+        Ok(Self {
+            state: LearnerState {
+                accelerator: accelerator.clone(),
+                model: slot,
+                loss,
+                grouped,
+                metrics: Vec::new(),
+                classes,
+                codec,
+                recorder: Recorder::default(),
+                seed: 42,
+                ends_on_nan: false,
+                quiet: false,
+                position: Position::default(),
+                batch: CurrentBatch::default(),
+            },
+            callbacks: Vec::new(),
+            train,
+            valid,
+            prepared: None,
+            entered: 0,
+            lr: None,
+            momenta: [0.95, 0.85, 0.95],
+            recording: RecorderOptions { train_metrics: false, valid_metrics: true },
+        })
+    }
+
+    /// Adds callbacks for all fits to come.
+    pub fn add(&mut self, callbacks: impl IntoCallbacks) {
+        self.callbacks.extend(callbacks.into_callbacks());
+    }
+
+    /// Removes the callbacks of this type, and says how many there were.
+    pub fn remove<C: Callback>(&mut self) -> usize {
+        let before = self.callbacks.len();
+        self.callbacks.retain(|callback| !(&**callback as &dyn std::any::Any).is::<C>());
+        before - self.callbacks.len()
+    }
+
+    /// Returns the first callback of this type, to read what it has found.
+    #[must_use]
+    pub fn callback<C: Callback>(&self) -> Option<&C> {
+        self.callbacks.iter().find_map(|it| (&**it as &dyn std::any::Any).downcast_ref())
+    }
+
+    /// Returns what the callbacks are given.
+    #[must_use]
+    pub fn state(&self) -> &LearnerState {
+        &self.state
+    }
+
+    /// Returns what the callbacks are given, to change it between fits.
+    pub fn state_mut(&mut self) -> &mut LearnerState {
+        &mut self.state
+    }
+
+    /// Runs `body` with the ranks working together all along: fits, validations and predictions within it prepare
+    /// the model and share the loaders out once, and not each by itself. Every rank calls it.
+    ///
+    /// # Errors
+    /// When the ranks' models or data differ, or one is gone; those of `body`.
+    pub fn distributed<R>(&mut self, body: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        self.enter()?;
+        self.entered += 1;
+        // Left after a panic of the body as well: `enter` begins anew where something was left behind.
+        let outcome = body(self);
+        self.entered -= 1;
+        self.leave();
+        outcome
+    }
+
+    /// Makes the model a plain one again and gives back the loaders, where a scope was left by a panic; a fit and
+    /// [`Learner::distributed`] do it by themselves.
+    pub fn detach(&mut self) {
+        self.entered = 0;
+        self.leave();
+    }
+
+    /// Whether the ranks work together: within a fit or [`Learner::distributed`].
+    #[must_use]
+    pub fn is_distributed(&self) -> bool {
+        self.prepared.is_some()
+    }
+
+    /// Prepares the model and shares the loaders out among the ranks.
+    pub(crate) fn enter(&mut self) -> Result<()> {
+        if self.prepared.is_some() && self.state.model.is_prepared() {
+            return Ok(());
+        }
+        let accelerator = self.state.accelerator.clone();
+        let train = self.train.prepare(&accelerator, true)?;
+        let valid = match &self.valid {
+            Some(valid) => Some(valid.prepare(&accelerator, false)?),
+            None => None,
+        };
+        self.state.model.prepare(&accelerator)?;
+        self.state.grouped.prepare(&accelerator)?;
+        self.prepared = Some(PreparedLoaders { train, valid });
+        Ok(())
+    }
+
+    pub(crate) fn leave(&mut self) {
+        if self.entered == 0 {
+            self.state.model.detach();
+            self.state.grouped.detach();
+            self.prepared = None;
+        }
+    }
+
+    /// The rate of a fit that was given none.
+    pub(crate) fn default_rates(&self) -> Rates {
+        Rates::Same(self.lr.unwrap_or_else(|| self.state.grouped.settings_lr()))
+    }
+}
+
+impl Deref for Learner {
+    type Target = LearnerState;
+
+    fn deref(&self) -> &LearnerState {
+        &self.state
+    }
+}
+
+impl fmt::Debug for Learner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Learner")
+            .field("state", &self.state)
+            .field("callbacks", &self.callbacks)
+            .finish_non_exhaustive()
+    }
+}

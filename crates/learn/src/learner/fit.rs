@@ -1,0 +1,459 @@
+//! The loop: fastai's events in their order, with cancellations as values.
+
+use brigade_data::Batch;
+
+use super::Learner;
+use crate::callback::{Callback, Interrupt, IntoCallbacks, Level, Phases, Ranks, Step, call};
+use crate::callbacks::Progress;
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::hyper::{Hyper, Rates};
+use crate::loaders::Parts;
+use crate::recorder::Recording;
+use crate::state::{CurrentBatch, LearnerState, Position};
+
+/// What a fit can be told besides its epochs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FitOptions {
+    /// The learning rates; the Learner's unless set.
+    pub rates: Option<Rates>,
+    /// The weight decay; what it was before unless set.
+    pub weight_decay: Option<f64>,
+    /// Begins with a new optimizer.
+    pub reset_optimizer: bool,
+    /// Epochs before this one are left out, and schedules begin at their place.
+    pub start_epoch: usize,
+}
+
+impl Learner {
+    /// Trains for a number of epochs at these learning rates. Callbacks are called in this fit alone.
+    ///
+    /// ```no_run
+    /// # fn f(mut learner: brigade_learn::Learner) -> brigade_learn::Result<()> {
+    /// learner.fit(2, 1e-3, ())?; // one rate
+    /// learner.fit(2, 1e-5..1e-3, ())?; // spread over the parameter groups
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The first error of data, model, optimizer, metric or callback; when a rank is gone.
+    #[track_caller]
+    pub fn fit(
+        &mut self,
+        epochs: usize,
+        rates: impl Into<Rates>,
+        callbacks: impl IntoCallbacks,
+    ) -> Result<()> {
+        self.fit_with(
+            epochs,
+            FitOptions { rates: Some(rates.into()), ..Default::default() },
+            callbacks,
+        )
+    }
+
+    /// [`Learner::fit`] with all that can be chosen.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn fit_with(
+        &mut self,
+        epochs: usize,
+        options: FitOptions,
+        callbacks: impl IntoCallbacks,
+    ) -> Result<()> {
+        let rates = options.rates.clone().unwrap_or_else(|| self.default_rates());
+        let rates = rates.of_groups(self.state.grouped.len())?;
+        self.make_optimizer(options.reset_optimizer, &rates)?;
+        if let Some(weight_decay) = options.weight_decay {
+            let all = vec![weight_decay; rates.len()];
+            self.state.set_hyper(Hyper::WeightDecay, &all)?;
+        }
+        self.state.set_hyper(Hyper::Lr, &rates)?;
+        let mut own = callbacks.into_callbacks();
+        if !self.state.quiet {
+            own.push(Box::new(Progress::new()));
+        }
+        own.push(Box::new(Recording::new(self.recording)));
+        self.with_callbacks(own, |learner, callbacks| {
+            learner.enter()?;
+            let outcome = learner.run(epochs, options.start_epoch, callbacks);
+            learner.state.batch = CurrentBatch::default();
+            learner.state.model.set_sync(true);
+            learner.leave();
+            outcome
+        })
+    }
+
+    /// Makes the optimizer where there is none, of the parameters that are trained.
+    pub(super) fn make_optimizer(&mut self, reset: bool, rates: &[f64]) -> Result<()> {
+        if reset {
+            self.state.grouped.reset();
+        }
+        if !self.state.grouped.is_built() {
+            // The parameters of a prepared model, whose reducer knows what was trained when it was made.
+            let trained = self.state.grouped.trained();
+            let entered = self.is_distributed();
+            if entered {
+                self.state.model.detach();
+            }
+            self.state.model.train_only(&trained)?;
+            let parameters = self.state.model.parameters();
+            let lr = rates.last().copied().unwrap_or(1e-3);
+            self.state.grouped.build(&parameters, lr)?;
+            if entered {
+                let accelerator = self.state.accelerator.clone();
+                self.state.model.prepare(&accelerator)?;
+                self.state.grouped.prepare(&accelerator)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs `body` with the Learner's callbacks and these, in order; the Learner's are kept whatever comes.
+    pub(crate) fn with_callbacks<R>(
+        &mut self,
+        own: Vec<Box<dyn Callback>>,
+        body: impl FnOnce(&mut Self, &mut Vec<Box<dyn Callback>>) -> Result<R>,
+    ) -> Result<R> {
+        let lasting = self.callbacks.len();
+        let mut callbacks: Vec<(usize, Box<dyn Callback>)> =
+            std::mem::take(&mut self.callbacks).into_iter().chain(own).enumerate().collect();
+        callbacks.sort_by_key(|(_, callback)| callback.order());
+        let (places, mut sorted): (Vec<usize>, Vec<Box<dyn Callback>>) =
+            callbacks.into_iter().unzip();
+        let outcome = body(self, &mut sorted);
+        let mut lasted: Vec<(usize, Box<dyn Callback>)> =
+            places.into_iter().zip(sorted).filter(|(place, _)| *place < lasting).collect();
+        lasted.sort_by_key(|(place, _)| *place);
+        self.callbacks = lasted.into_iter().map(|(_, callback)| callback).collect();
+        outcome
+    }
+
+    fn run(
+        &mut self,
+        epochs: usize,
+        start_epoch: usize,
+        callbacks: &mut [Box<dyn Callback>],
+    ) -> Result<()> {
+        let validates = self.prepared.as_ref().is_some_and(|loaders| loaders.valid.is_some());
+        self.state.position = Position { epochs, validates, ..Position::default() };
+        let mut fit = Loop { learner: self, callbacks };
+        let outcome = fit.level(
+            Level::Fit,
+            [Event::BeforeFit, Event::AfterCancelFit, Event::AfterFit],
+            |fit| fit.epochs(start_epoch),
+        );
+        fit.settle(outcome)
+    }
+
+    /// Passes over the validation data, or others, without a fit: the events of a validation alone.
+    pub(crate) fn evaluate(
+        &mut self,
+        source: &dyn Fn(&Self) -> Option<Box<dyn Iterator<Item = Result<Batch<Parts>>>>>,
+        batches: usize,
+        callbacks: &mut [Box<dyn Callback>],
+    ) -> Result<()> {
+        let before = self.state.position;
+        self.state.position =
+            Position { validates: true, evaluating: true, epochs: 1, ..Position::default() };
+        let items = source(self);
+        let mut fit = Loop { learner: self, callbacks };
+        let outcome = fit.validation(items, batches);
+        let settled = fit.settle(outcome);
+        self.state.batch = CurrentBatch::default();
+        self.state.position = before;
+        settled
+    }
+}
+
+/// A fit that runs.
+struct Loop<'a> {
+    learner: &'a mut Learner,
+    callbacks: &'a mut [Box<dyn Callback>],
+}
+
+impl Loop<'_> {
+    /// A part of the fit with its events. The after-event comes whether it was cancelled or not; what is cancelled
+    /// or fails at an after-event is the business of the parts around.
+    fn level(
+        &mut self,
+        level: Level,
+        [before, after_cancel, after]: [Event; 3],
+        body: impl FnOnce(&mut Self) -> Step,
+    ) -> Step {
+        let outcome = match self.fire(before) {
+            Ok(()) => body(self),
+            interrupted => interrupted,
+        };
+        match outcome {
+            Err(Interrupt::Cancel(cancelled)) if cancelled == level => self.fire(after_cancel)?,
+            other => other?,
+        }
+        self.fire(after)
+    }
+
+    /// Turns what left the outermost part into a result: a cancellation there had nothing to cancel.
+    fn settle(&self, outcome: Step) -> Result<()> {
+        match outcome {
+            Ok(()) => Ok(()),
+            Err(Interrupt::Failed(error)) => Err(error),
+            Err(Interrupt::Cancel(level)) => {
+                Err(Error::Internal(format!("the cancellation of a {level} left the fit")))
+            }
+        }
+    }
+
+    /// Calls the callbacks of an event in order; the first interruption is the last call.
+    fn fire(&mut self, event: Event) -> Step {
+        let Learner { state, .. } = &mut *self.learner;
+        match event {
+            Event::AfterCancelTrain => state.position.train_cancelled = true,
+            Event::AfterCancelValidate => state.position.validation_cancelled = true,
+            // Before the callbacks, as fastai's TrainEvalCallback does.
+            Event::AfterBatch if state.position.training => {
+                let steps = state.position.batches * state.position.epochs;
+                state.position.train_iter += 1;
+                state.position.progress += 1.0 / steps.max(1) as f64;
+            }
+            _ => {}
+        }
+        let position = state.position;
+        let main = state.accelerator.is_main_process();
+        for callback in self.callbacks.iter_mut() {
+            let hears = match callback.phases() {
+                Phases::Both => true,
+                Phases::Train => position.training,
+                Phases::Validate => !position.training,
+            };
+            if (event.is_inner() && !hears) || (position.evaluating && !callback.in_evaluation()) {
+                continue;
+            }
+            let outcome = match callback.ranks() {
+                Ranks::All => call(&mut **callback, event, state),
+                Ranks::Main if main => match call(&mut **callback, event, state) {
+                    Err(Interrupt::Cancel(level)) => {
+                        Err(Interrupt::Failed(Error::InvalidArgument(format!(
+                            "it cancelled the {level}, but is called on rank 0 alone; return another \
+                             `Ranks` from its method `ranks`"
+                        ))))
+                    }
+                    other => other,
+                },
+                Ranks::Main => Ok(()),
+                Ranks::Any(events) => {
+                    let outcome = call(&mut **callback, event, state);
+                    match (events.contains(&event), outcome) {
+                        (true, Ok(())) => agreed(state.accelerator(), None),
+                        (true, Err(Interrupt::Cancel(level))) => {
+                            agreed(state.accelerator(), Some(level))
+                        }
+                        (_, outcome) => outcome,
+                    }
+                }
+            };
+            match outcome {
+                Ok(()) => {}
+                Err(Interrupt::Cancel(level)) if !runs(level, event, position) => {
+                    return Err(Interrupt::Failed(Error::Cancel {
+                        callback: callback.name(),
+                        level,
+                        event,
+                    }));
+                }
+                Err(Interrupt::Failed(source)) => {
+                    return Err(Interrupt::Failed(named(source, callback.name(), event)));
+                }
+                cancelled => return cancelled,
+            }
+        }
+        Ok(())
+    }
+
+    fn epochs(&mut self, start: usize) -> Step {
+        for epoch in 0..self.learner.state.position.epochs {
+            let position = &mut self.learner.state.position;
+            position.epoch = epoch;
+            (position.train_cancelled, position.validation_cancelled) = (false, false);
+            let skipped = epoch < start;
+            self.level(
+                Level::Epoch,
+                [Event::BeforeEpoch, Event::AfterCancelEpoch, Event::AfterEpoch],
+                |fit| {
+                    if skipped {
+                        return Level::Epoch.cancel();
+                    }
+                    fit.training()?;
+                    let valid = fit.learner.prepared.as_ref().and_then(|it| it.valid.as_ref());
+                    match valid.map(|valid| valid.batches()) {
+                        Some(batches) => {
+                            let items = valid.map(|valid| valid.begin());
+                            fit.validation(items, batches)
+                        }
+                        None => Ok(()),
+                    }
+                },
+            )?;
+        }
+        Ok(())
+    }
+
+    fn training(&mut self) -> Step {
+        let state = &mut self.learner.state;
+        state.model.set_training(true);
+        let Some(loaders) = &self.learner.prepared else { return Ok(()) };
+        let position = &mut state.position;
+        position.training = true;
+        position.batches = loaders.train.batches();
+        position.progress = position.epoch as f64 / position.epochs as f64;
+        self.level(
+            Level::Train,
+            [Event::BeforeTrain, Event::AfterCancelTrain, Event::AfterTrain],
+            |fit| {
+                let Some(loaders) = &fit.learner.prepared else { return Ok(()) };
+                let items = loaders.train.begin();
+                fit.batches(items)
+            },
+        )
+    }
+
+    fn validation(
+        &mut self,
+        items: Option<Box<dyn Iterator<Item = Result<Batch<Parts>>>>>,
+        batches: usize,
+    ) -> Step {
+        let state = &mut self.learner.state;
+        // Ranks may have unequal numbers of batches, or none.
+        state.model.broadcast_buffers()?;
+        state.model.set_training(false);
+        state.position.training = false;
+        state.position.batches = batches;
+        let Some(items) = items else { return Ok(()) };
+        let _without_autograd = tch::no_grad_guard();
+        self.level(
+            Level::Validate,
+            [Event::BeforeValidate, Event::AfterCancelValidate, Event::AfterValidate],
+            |fit| fit.batches(items),
+        )
+    }
+
+    fn batches(&mut self, items: Box<dyn Iterator<Item = Result<Batch<Parts>>>>) -> Step {
+        for (iter, batch) in items.enumerate() {
+            let state = &mut self.learner.state;
+            state.position.iter = iter;
+            let (rank, world) =
+                (state.accelerator.process_index(), state.accelerator.num_processes());
+            state.batch = CurrentBatch::of(batch?, rank, world);
+            self.level(
+                Level::Batch,
+                [Event::BeforeBatch, Event::AfterCancelBatch, Event::AfterBatch],
+                Self::batch,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn batch(&mut self) -> Step {
+        let state = &mut self.learner.state;
+        state.batch.predictions = Some(state.model.forward(&state.batch.inputs)?);
+        self.fire(Event::AfterPred)?;
+        self.learner.state.compute_loss()?;
+        self.fire(Event::AfterLoss)?;
+        let position = self.learner.state.position;
+        if !position.training || self.learner.state.batch.loss_grad.is_none() {
+            return Ok(());
+        }
+        self.level(
+            Level::Backward,
+            [Event::BeforeBackward, Event::AfterCancelBackward, Event::AfterBackward],
+            |fit| {
+                let state = &mut fit.learner.state;
+                match state.batch.loss_grad.take() {
+                    Some(loss) => ends_on_nan(state, state.accelerator.backward(&loss)),
+                    None => Ok(()),
+                }
+            },
+        )?;
+        self.level(
+            Level::Step,
+            [Event::BeforeStep, Event::AfterCancelStep, Event::AfterStep],
+            |fit| {
+                let stepped = fit.learner.state.grouped.step();
+                ends_on_nan(&fit.learner.state, stepped)
+            },
+        )?;
+        Ok(self.learner.state.grouped.zero_grad()?)
+    }
+}
+
+/// A loss that is not finite is the same error on every rank, so that all end the fit at the same place.
+fn ends_on_nan<E: Into<Error>>(state: &LearnerState, outcome: Result<(), E>) -> Step {
+    use brigade_train::Error as Train;
+    match outcome.map_err(Into::into) {
+        Err(Error::Train(error @ (Train::LossNotFinite { .. } | Train::NotFinite { .. })))
+            if state.ends_on_nan =>
+        {
+            state.say(error);
+            Level::Fit.cancel()
+        }
+        outcome => Ok(outcome?),
+    }
+}
+
+/// Whether a part of the fit runs at an event, so that it can be cancelled there. At the events that end a part
+/// only the parts around it run.
+fn runs(level: Level, event: Event, position: Position) -> bool {
+    use Event as E;
+    let in_batch = event.is_inner() && !matches!(event, E::AfterBatch | E::AfterCancelBatch);
+    let in_backward = matches!(event, E::BeforeBackward);
+    let in_step = matches!(event, E::BeforeStep);
+    let inner = event.is_inner();
+    match level {
+        Level::Batch => in_batch,
+        Level::Backward => in_backward,
+        Level::Step => in_step,
+        Level::Train => event == E::BeforeTrain || (inner && position.training),
+        Level::Validate => event == E::BeforeValidate || (inner && !position.training),
+        Level::Epoch => {
+            !position.evaluating
+                && !matches!(
+                    event,
+                    E::BeforeFit
+                        | E::AfterCancelEpoch
+                        | E::AfterEpoch
+                        | E::AfterCancelFit
+                        | E::AfterFit
+                )
+        }
+        Level::Fit => !position.evaluating && !matches!(event, E::AfterCancelFit | E::AfterFit),
+    }
+}
+
+/// What one rank cancels, all cancel: the outermost level that any of them names.
+fn agreed(accelerator: &brigade_train::Accelerator, mine: Option<Level>) -> Step {
+    const OUTERMOST_FIRST: [Level; 7] = [
+        Level::Fit,
+        Level::Epoch,
+        Level::Validate,
+        Level::Train,
+        Level::Step,
+        Level::Backward,
+        Level::Batch,
+    ];
+    let mine = mine.and_then(|level| OUTERMOST_FIRST.iter().position(|it| *it == level));
+    let all = accelerator.gather_object(mine)?;
+    match all.into_iter().flatten().min() {
+        Some(index) => OUTERMOST_FIRST[index].cancel(),
+        None => Ok(()),
+    }
+}
+
+/// An error of a callback's own gets its name; one of the ranks, the data or the tensors already says what it is.
+fn named(source: Error, callback: String, event: Event) -> Error {
+    match source {
+        Error::InvalidArgument(_) | Error::User(_) | Error::File { .. } => {
+            Error::Callback { callback, event, source: Box::new(source) }
+        }
+        other => other,
+    }
+}

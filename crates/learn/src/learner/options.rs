@@ -1,0 +1,152 @@
+//! What can be chosen about a Learner.
+
+use std::sync::Arc;
+
+use brigade_optim::OptimizerSettings;
+use brigade_train::Precision;
+
+use super::Learner;
+use crate::error::Result;
+use crate::loss::Loss;
+use crate::metrics::IntoMetrics;
+
+impl Learner {
+    /// Sets the metrics: one, or a tuple of several.
+    #[must_use]
+    pub fn metrics(mut self, metrics: impl IntoMetrics) -> Self {
+        self.state.metrics = metrics.into_metrics();
+        self
+    }
+
+    /// Sets the loss, in place of the data's.
+    #[must_use]
+    pub fn loss(mut self, loss: impl Loss + 'static) -> Self {
+        self.state.loss = Arc::new(loss);
+        self
+    }
+
+    /// Sets the optimizer: any of `brigade_optim`'s settings, or those of a rule of one's own. Its parameter groups
+    /// are replaced by the Learner's. fastai's Adam (`AdamW::fastai()`) unless set.
+    #[must_use]
+    pub fn optimizer(mut self, settings: impl OptimizerSettings + 'static) -> Self {
+        self.state.grouped.set_settings(Arc::new(settings));
+        self
+    }
+
+    /// Sets the learning rate of fits that are given none; the optimizer's unless set.
+    #[must_use]
+    pub fn lr(mut self, lr: f64) -> Self {
+        self.lr = Some(lr);
+        self
+    }
+
+    /// Sets the weight decay; the optimizer's unless set.
+    #[must_use]
+    pub fn weight_decay(mut self, weight_decay: f64) -> Self {
+        self.state.grouped.options.weight_decay = Some(weight_decay);
+        self
+    }
+
+    /// Whether norms and biases have weight decay as well (fastai's `wd_bn_bias`); false unless set.
+    #[must_use]
+    pub fn decay_norms_and_biases(mut self, on: bool) -> Self {
+        self.state.grouped.options.decay_norms_and_biases = on;
+        self
+    }
+
+    /// Whether normalisations train in frozen groups (fastai's `train_bn`); true unless set.
+    #[must_use]
+    pub fn train_norms(mut self, on: bool) -> Self {
+        self.state.grouped.options.train_norms = on;
+        self
+    }
+
+    /// Sets the momentum at the beginning, at the highest rate and at the end of a cycle; 0.95, 0.85, 0.95 unless
+    /// set.
+    #[must_use]
+    pub fn momenta(mut self, momenta: [f64; 3]) -> Self {
+        self.momenta = momenta;
+        self
+    }
+
+    /// Divides the parameters into groups, each a list of names, from the input's side to the output's: for
+    /// discriminative learning rates and for freezing (fastai's `splitter`).
+    ///
+    /// # Errors
+    /// When a parameter is in no group or in two, or a name is unknown.
+    pub fn split_parameters(mut self, groups: Vec<Vec<String>>) -> Result<Self> {
+        let parameters = self.state.model.parameters();
+        self.state.grouped.set_groups(groups, &parameters)?;
+        Ok(self)
+    }
+
+    /// Divides the parameters by the beginning of their names, a list for each group.
+    ///
+    /// ```no_run
+    /// # fn f(learner: brigade_learn::Learner) -> brigade_learn::Result<()> {
+    /// let learner = learner.split_by_prefix(&[&["stem", "layer1"], &["layer2"], &["head"]])?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Learner::split_parameters`].
+    pub fn split_by_prefix(self, groups: &[&[&str]]) -> Result<Self> {
+        let parameters = self.state.model.parameters();
+        let below = |prefix: &str, name: &str| {
+            name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        let members = |prefixes: &&[&str]| {
+            let inside = parameters
+                .iter()
+                .filter(|it| prefixes.iter().any(|prefix| below(prefix, &it.name)));
+            inside.map(|it| it.name.clone()).collect()
+        };
+        let groups = groups.iter().map(members).collect();
+        self.split_parameters(groups)
+    }
+
+    /// Sets the precision of the forward pass; the Accelerator's unless set.
+    ///
+    /// # Errors
+    /// When the device has no such precision.
+    pub fn mixed_precision(mut self, precision: Precision) -> Result<Self> {
+        let builder = brigade_train::Accelerator::builder().sharing(&self.state.accelerator);
+        self.state.accelerator = builder.mixed_precision(precision).build()?;
+        Ok(self)
+    }
+
+    /// Records metrics of the training batches as well (fastai's `train_metrics`).
+    #[must_use]
+    pub fn train_metrics(mut self, on: bool) -> Self {
+        self.recording.train_metrics = on;
+        self
+    }
+
+    /// Whether loss and metrics of the validation are recorded; true unless set.
+    #[must_use]
+    pub fn valid_metrics(mut self, on: bool) -> Self {
+        self.recording.valid_metrics = on;
+        self
+    }
+
+    /// Adds callbacks for all fits.
+    #[must_use]
+    pub fn with(mut self, callbacks: impl crate::callback::IntoCallbacks) -> Self {
+        self.add(callbacks);
+        self
+    }
+
+    /// Leaves out the bars and the table of epochs.
+    #[must_use]
+    pub fn quiet(mut self, quiet: bool) -> Self {
+        self.state.quiet = quiet;
+        self
+    }
+
+    /// Sets the seed of what callbacks draw at random, such as MixUp's shares; 42 unless set.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.state.seed = seed;
+        self
+    }
+}

@@ -1,0 +1,370 @@
+//! Fits with schedules: one cycle, flat and cosine, restarts, and fine-tuning.
+
+use brigade_schedule::Annealing;
+
+use super::Learner;
+use super::fit::FitOptions;
+use crate::callback::IntoCallbacks;
+use crate::callbacks::ParamScheduler;
+use crate::error::{Error, Result};
+use crate::hyper::{Hyper, Rates};
+
+/// One cycle (Smith, 2018): the rate rises along a cosine and falls along another, the momentum the other way
+/// round. fastai's `fit_one_cycle`.
+#[derive(Clone, Debug, PartialEq)]
+#[must_use]
+pub struct OneCycle {
+    epochs: usize,
+    rates: Option<Rates>,
+    div: f64,
+    div_final: f64,
+    pct_start: f64,
+    momenta: Option<[f64; 3]>,
+    options: FitOptions,
+}
+
+impl OneCycle {
+    /// A cycle of a number of epochs up to these rates.
+    pub fn new(epochs: usize, rates: impl Into<Rates>) -> Self {
+        Self { rates: Some(rates.into()), ..Self::of(epochs) }
+    }
+
+    /// A cycle up to the Learner's own rate.
+    pub fn of(epochs: usize) -> Self {
+        Self {
+            epochs,
+            rates: None,
+            div: 25.0,
+            div_final: 1e5,
+            pct_start: 0.25,
+            momenta: None,
+            options: FitOptions::default(),
+        }
+    }
+
+    /// What the first rate is the highest divided by; 25 unless set.
+    pub fn div(mut self, div: f64) -> Self {
+        self.div = div;
+        self
+    }
+
+    /// What the last rate is the highest divided by; 1e5 unless set.
+    pub fn div_final(mut self, div: f64) -> Self {
+        self.div_final = div;
+        self
+    }
+
+    /// The share of the fit in which the rate rises; 0.25 unless set.
+    pub fn pct_start(mut self, share: f64) -> Self {
+        self.pct_start = share;
+        self
+    }
+
+    /// First, middle and last momentum; the Learner's unless set.
+    pub fn momenta(mut self, momenta: [f64; 3]) -> Self {
+        self.momenta = Some(momenta);
+        self
+    }
+}
+
+/// A flat rate, then a cosine: fastai's `fit_flat_cos`. The momentum is not scheduled.
+#[derive(Clone, Debug, PartialEq)]
+#[must_use]
+pub struct FlatCos {
+    epochs: usize,
+    rates: Option<Rates>,
+    div_final: f64,
+    pct_start: f64,
+    options: FitOptions,
+}
+
+impl FlatCos {
+    /// A number of epochs at these rates.
+    pub fn new(epochs: usize, rates: impl Into<Rates>) -> Self {
+        Self {
+            epochs,
+            rates: Some(rates.into()),
+            div_final: 1e5,
+            pct_start: 0.75,
+            options: FitOptions::default(),
+        }
+    }
+
+    /// What the last rate is the first divided by; 1e5 unless set.
+    pub fn div_final(mut self, div: f64) -> Self {
+        self.div_final = div;
+        self
+    }
+
+    /// The share of the fit at the first rate; 0.75 unless set.
+    pub fn pct_start(mut self, share: f64) -> Self {
+        self.pct_start = share;
+        self
+    }
+}
+
+/// Cosines with restarts (Loshchilov and Hutter, 2017): fastai's `fit_sgdr`.
+#[derive(Clone, Debug, PartialEq)]
+#[must_use]
+pub struct Sgdr {
+    cycles: usize,
+    cycle_len: usize,
+    cycle_mult: usize,
+    rates: Option<Rates>,
+    options: FitOptions,
+}
+
+impl Sgdr {
+    /// A number of cycles, the first of so many epochs, each twice as long as the one before.
+    pub fn new(cycles: usize, cycle_len: usize, rates: impl Into<Rates>) -> Self {
+        Self {
+            cycles,
+            cycle_len,
+            cycle_mult: 2,
+            rates: Some(rates.into()),
+            options: FitOptions::default(),
+        }
+    }
+
+    /// How many times as long as the one before each cycle is; 2 unless set.
+    pub fn cycle_mult(mut self, factor: usize) -> Self {
+        self.cycle_mult = factor;
+        self
+    }
+}
+
+/// The last group alone for an epoch, then all groups: fastai's `fine_tune`.
+#[derive(Clone, Debug, PartialEq)]
+#[must_use]
+pub struct FineTune {
+    epochs: usize,
+    base_lr: f64,
+    freeze_epochs: usize,
+    lr_mult: f64,
+    pct_start: f64,
+    div: f64,
+    options: FitOptions,
+}
+
+impl FineTune {
+    /// A number of epochs with all groups, after one with the last group alone.
+    pub fn new(epochs: usize) -> Self {
+        Self {
+            epochs,
+            base_lr: 2e-3,
+            freeze_epochs: 1,
+            lr_mult: 100.0,
+            pct_start: 0.3,
+            div: 5.0,
+            options: FitOptions::default(),
+        }
+    }
+
+    /// The rate of the last group in the frozen epochs; half of it afterwards. 2e-3 unless set.
+    pub fn base_lr(mut self, lr: f64) -> Self {
+        self.base_lr = lr;
+        self
+    }
+
+    /// Epochs with the last group alone; 1 unless set.
+    pub fn freeze_epochs(mut self, epochs: usize) -> Self {
+        self.freeze_epochs = epochs;
+        self
+    }
+
+    /// What the first group's rate is the last one's divided by; 100 unless set.
+    pub fn lr_mult(mut self, factor: f64) -> Self {
+        self.lr_mult = factor;
+        self
+    }
+
+    /// The share of the second cycle in which the rate rises; 0.3 unless set.
+    pub fn pct_start(mut self, share: f64) -> Self {
+        self.pct_start = share;
+        self
+    }
+
+    /// What the first rate of the second cycle is the highest divided by; 5 unless set.
+    pub fn div(mut self, div: f64) -> Self {
+        self.div = div;
+        self
+    }
+}
+
+/// The options that all of them have.
+macro_rules! common {
+    ($($schedule:ident),+) => {
+        $(impl $schedule {
+            /// The weight decay; what it was before unless set.
+            pub fn weight_decay(mut self, weight_decay: f64) -> Self {
+                self.options.weight_decay = Some(weight_decay);
+                self
+            }
+
+            /// Begins with a new optimizer.
+            pub fn reset_optimizer(mut self, reset: bool) -> Self {
+                self.options.reset_optimizer = reset;
+                self
+            }
+
+            /// Leaves out the epochs before this one; the schedule begins at its place.
+            pub fn start_epoch(mut self, epoch: usize) -> Self {
+                self.options.start_epoch = epoch;
+                self
+            }
+        })+
+    };
+}
+
+common!(OneCycle, FlatCos, Sgdr);
+
+impl FineTune {
+    /// The weight decay; what it was before unless set.
+    pub fn weight_decay(mut self, weight_decay: f64) -> Self {
+        self.options.weight_decay = Some(weight_decay);
+        self
+    }
+}
+
+impl Learner {
+    /// Trains in one cycle up to these rates. [`Learner::fit_cycle`] takes all that can be chosen.
+    ///
+    /// # Errors
+    /// As [`Learner::fit`].
+    pub fn fit_one_cycle(
+        &mut self,
+        epochs: usize,
+        rates: impl Into<Rates>,
+        callbacks: impl IntoCallbacks,
+    ) -> Result<()> {
+        self.fit_cycle(OneCycle::new(epochs, rates), callbacks)
+    }
+
+    /// Trains in a cycle.
+    ///
+    /// ```no_run
+    /// # use brigade_learn::OneCycle;
+    /// # fn f(mut learner: brigade_learn::Learner) -> brigade_learn::Result<()> {
+    /// learner.fit_cycle(OneCycle::new(5, 1e-5..1e-3).pct_start(0.3).weight_decay(0.1), ())?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Learner::fit`].
+    pub fn fit_cycle(&mut self, cycle: OneCycle, callbacks: impl IntoCallbacks) -> Result<()> {
+        let OneCycle { epochs, rates, div, div_final, pct_start, momenta, options } = cycle;
+        let rates = self.rates(rates)?;
+        let each = rates
+            .iter()
+            .map(|rate| Annealing::two_cosines(pct_start, [rate / div, *rate, rate / div_final]))
+            .collect::<std::result::Result<_, _>>()?;
+        let momentum = Annealing::two_cosines(pct_start, momenta.unwrap_or(self.momenta))?;
+        let scheduler = ParamScheduler::each_group(Hyper::Lr, each).and(Hyper::Momentum, momentum);
+        self.scheduled(epochs, options, scheduler, callbacks)
+    }
+
+    /// Trains at these rates, and lets them fall along a cosine in the last quarter.
+    ///
+    /// # Errors
+    /// As [`Learner::fit`].
+    pub fn fit_flat_cos(
+        &mut self,
+        epochs: usize,
+        rates: impl Into<Rates>,
+        callbacks: impl IntoCallbacks,
+    ) -> Result<()> {
+        self.fit_flat(FlatCos::new(epochs, rates), callbacks)
+    }
+
+    /// Trains at a flat rate and along a cosine.
+    ///
+    /// # Errors
+    /// As [`Learner::fit`].
+    pub fn fit_flat(&mut self, flat: FlatCos, callbacks: impl IntoCallbacks) -> Result<()> {
+        let FlatCos { epochs, rates, div_final, pct_start, options } = flat;
+        let rates = self.rates(rates)?;
+        let each = rates
+            .iter()
+            .map(|rate| Annealing::two_cosines(pct_start, [*rate, *rate, rate / div_final]))
+            .collect::<std::result::Result<_, _>>()?;
+        self.scheduled(epochs, options, ParamScheduler::each_group(Hyper::Lr, each), callbacks)
+    }
+
+    /// Trains along cosines with restarts.
+    ///
+    /// # Errors
+    /// As [`Learner::fit`].
+    pub fn fit_sgdr(&mut self, sgdr: Sgdr, callbacks: impl IntoCallbacks) -> Result<()> {
+        let Sgdr { cycles, cycle_len, cycle_mult, rates, options } = sgdr;
+        let rates = self.rates(rates)?;
+        let too_long = || {
+            Error::InvalidArgument(format!(
+                "fit_sgdr: {cycles} cycles of {cycle_len} epochs, each {cycle_mult} times as long as the one \
+                 before, are no number of epochs; give each at least 1 and fewer cycles"
+            ))
+        };
+        let length = |cycle: usize| {
+            let factor = cycle_mult.checked_pow(u32::try_from(cycle).ok()?)?;
+            cycle_len.checked_mul(factor)
+        };
+        let lengths: Vec<usize> =
+            (0..cycles).map(length).collect::<Option<_>>().ok_or_else(too_long)?;
+        let epochs = lengths
+            .iter()
+            .try_fold(0usize, |sum, length| sum.checked_add(*length))
+            .filter(|epochs| *epochs > 0)
+            .ok_or_else(too_long)?;
+        let of_group = |rate: &f64| {
+            let part =
+                |length: &usize| (*length as f64 / epochs as f64, Annealing::cosine(*rate, 0.0));
+            Annealing::combined(lengths.iter().map(part))
+        };
+        let each = rates.iter().map(of_group).collect::<std::result::Result<_, _>>()?;
+        self.scheduled(epochs, options, ParamScheduler::each_group(Hyper::Lr, each), callbacks)
+    }
+
+    /// Trains the last parameter group in one cycle, then all of them in another, the first groups at the smallest
+    /// rates. The callbacks are called in both fits.
+    ///
+    /// # Errors
+    /// As [`Learner::fit`].
+    pub fn fine_tune(&mut self, epochs: usize, callbacks: impl IntoCallbacks) -> Result<()> {
+        self.fine_tune_with(FineTune::new(epochs), callbacks)
+    }
+
+    /// [`Learner::fine_tune`] with all that can be chosen.
+    ///
+    /// # Errors
+    /// As [`Learner::fit`].
+    pub fn fine_tune_with(&mut self, tune: FineTune, callbacks: impl IntoCallbacks) -> Result<()> {
+        let FineTune { epochs, base_lr, freeze_epochs, lr_mult, pct_start, div, options } = tune;
+        let lasting = self.callbacks.len();
+        self.callbacks.extend(callbacks.into_callbacks());
+        let outcome = self.freeze().and_then(|()| {
+            let head = OneCycle::new(freeze_epochs, ..base_lr).pct_start(0.99);
+            self.fit_cycle(OneCycle { options: options.clone(), ..head }, ())?;
+            self.unfreeze()?;
+            let lr = base_lr / 2.0;
+            let all = OneCycle::new(epochs, lr / lr_mult..lr).pct_start(pct_start).div(div);
+            self.fit_cycle(OneCycle { options, ..all }, ())
+        });
+        self.callbacks.truncate(lasting);
+        outcome
+    }
+
+    fn rates(&self, rates: Option<Rates>) -> Result<Vec<f64>> {
+        rates.unwrap_or_else(|| self.default_rates()).of_groups(self.state.grouped.len())
+    }
+
+    fn scheduled(
+        &mut self,
+        epochs: usize,
+        options: FitOptions,
+        scheduler: ParamScheduler,
+        callbacks: impl IntoCallbacks,
+    ) -> Result<()> {
+        let mut all = callbacks.into_callbacks();
+        all.push(Box::new(scheduler));
+        self.fit_with(epochs, options, all)
+    }
+}

@@ -1,0 +1,180 @@
+//! A model whose type the Learner does not know: prepared for the ranks while a fit runs, a plain one otherwise.
+
+use std::any::Any;
+use std::collections::HashSet;
+use std::marker::PhantomData;
+use std::sync::atomic::Ordering;
+
+use brigade_nn::{Model, Module, NamedTensor, StateDict};
+use brigade_train::{Accelerator, PreparedModel, PreparedModels};
+use tch::Tensor;
+
+use crate::error::{Error, Result};
+use crate::loaders::ModelInput;
+
+/// What the Learner does with a model.
+pub(crate) trait AnyModel {
+    /// Computes the output; the number of tensors is the input type's.
+    fn forward(&self, inputs: &[Tensor]) -> Result<Tensor>;
+    /// Prepares it for the ranks: all of them take part.
+    fn prepare(&mut self, accelerator: &Accelerator) -> Result<()>;
+    /// Makes it a plain model again.
+    fn detach(&mut self);
+    fn is_prepared(&self) -> bool;
+    fn set_training(&mut self, on: bool);
+    fn parameters(&self) -> Vec<NamedTensor>;
+    fn norm_parameters(&self) -> Vec<String>;
+    fn buffers(&self) -> Vec<NamedTensor>;
+    fn state_dict(&self) -> StateDict;
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<()>;
+    /// Trains these parameters and no others. For a plain model.
+    fn train_only(&mut self, names: &HashSet<String>) -> Result<()>;
+    /// Whether the next backward averages gradients over the ranks.
+    fn set_sync(&self, on: bool);
+    /// Sends rank 0's buffers to all ranks, where training has changed them.
+    fn broadcast_buffers(&self) -> Result<()>;
+    fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize>;
+    fn module(&self) -> Option<&dyn Any>;
+}
+
+/// A model of a known module and input.
+pub(crate) struct Slot<M, X> {
+    held: Held<M>,
+    input: PhantomData<fn(X)>,
+}
+
+enum Held<M> {
+    Plain(Model<M>),
+    Prepared(PreparedModel<M>),
+    /// Preparing has failed, and took the model with it.
+    Lost,
+}
+
+impl<M, X> Slot<M, X> {
+    pub(crate) fn new(model: Model<M>) -> Self {
+        Self { held: Held::Plain(model), input: PhantomData }
+    }
+
+    fn model(&self) -> Result<&Model<M>> {
+        match &self.held {
+            Held::Plain(model) => Ok(model),
+            Held::Prepared(model) => Ok(model.inner()),
+            Held::Lost => Err(lost()),
+        }
+    }
+
+    fn model_mut(&mut self) -> Result<&mut Model<M>> {
+        match &mut self.held {
+            Held::Plain(model) => Ok(model),
+            Held::Prepared(model) => Ok(model.inner_mut()),
+            Held::Lost => Err(lost()),
+        }
+    }
+}
+
+impl<M, X> AnyModel for Slot<M, X>
+where
+    M: for<'a> Module<X::Ref<'a>, Output = Tensor> + 'static,
+    X: ModelInput,
+{
+    fn forward(&self, inputs: &[Tensor]) -> Result<Tensor> {
+        let input = X::borrowed(inputs).ok_or_else(|| {
+            Error::InvalidArgument(format!(
+                "a callback has left {} tensors as the model's input, which is another number than the data give",
+                inputs.len()
+            ))
+        })?;
+        match &self.held {
+            Held::Plain(model) => Ok(model.forward(input)?),
+            Held::Prepared(model) => Ok(model.forward(input)?),
+            Held::Lost => Err(lost()),
+        }
+    }
+
+    fn prepare(&mut self, accelerator: &Accelerator) -> Result<()> {
+        match std::mem::replace(&mut self.held, Held::Lost) {
+            Held::Plain(model) => self.held = Held::Prepared(accelerator.prepare(model)?),
+            other => self.held = other,
+        }
+        Ok(())
+    }
+
+    fn detach(&mut self) {
+        match std::mem::replace(&mut self.held, Held::Lost) {
+            Held::Prepared(model) => self.held = Held::Plain(model.into_inner()),
+            other => self.held = other,
+        }
+    }
+
+    fn is_prepared(&self) -> bool {
+        matches!(self.held, Held::Prepared(_))
+    }
+
+    fn set_training(&mut self, on: bool) {
+        match (&mut self.held, on) {
+            (Held::Plain(model), true) => model.train(),
+            (Held::Plain(model), false) => model.eval(),
+            (Held::Prepared(model), true) => model.train(),
+            (Held::Prepared(model), false) => model.eval(),
+            (Held::Lost, _) => {}
+        }
+    }
+
+    fn parameters(&self) -> Vec<NamedTensor> {
+        self.model().map(Model::parameters).unwrap_or_default()
+    }
+
+    fn norm_parameters(&self) -> Vec<String> {
+        self.model().map(Model::norm_parameters).unwrap_or_default()
+    }
+
+    fn buffers(&self) -> Vec<NamedTensor> {
+        self.model().map(Model::buffers).unwrap_or_default()
+    }
+
+    fn state_dict(&self) -> StateDict {
+        self.model().map(Model::state_dict).unwrap_or_default()
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
+        self.model_mut()?.load_state_dict(state)?;
+        Ok(())
+    }
+
+    fn train_only(&mut self, names: &HashSet<String>) -> Result<()> {
+        let model = self.model_mut()?;
+        model.requires_grad(false)?;
+        if !names.is_empty() {
+            model.requires_grad_where(|name| names.contains(name), true)?;
+        }
+        Ok(())
+    }
+
+    fn set_sync(&self, on: bool) {
+        if let Held::Prepared(model) = &self.held {
+            model.each_switch(&mut |switch| switch.store(on, Ordering::Relaxed));
+        }
+    }
+
+    fn broadcast_buffers(&self) -> Result<()> {
+        match &self.held {
+            Held::Prepared(model) => Ok(model.broadcast_buffers()?),
+            _ => Ok(()),
+        }
+    }
+
+    fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize> {
+        Ok(self.model_mut()?.hold_in_eval(prefix, on)?)
+    }
+
+    fn module(&self) -> Option<&dyn Any> {
+        self.model().ok().map(|model| model.module() as &dyn Any)
+    }
+}
+
+fn lost() -> Error {
+    Error::InvalidArgument(
+        "the model is gone: preparing it for the ranks has failed before; make the Learner anew"
+            .into(),
+    )
+}

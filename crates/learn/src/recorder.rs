@@ -1,0 +1,561 @@
+//! The recorder: rates and losses of every batch, and a row of numbers for every epoch.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use brigade_checkpoint::Dtype;
+use brigade_torch::{dtype_of, kind_of};
+use brigade_train::Accelerator;
+use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor};
+
+use crate::callback::{Callback, Step};
+use crate::error::{Error, Result};
+use crate::metrics::{Fold, Folded, Metric};
+use crate::state::LearnerState;
+
+/// What a fit has recorded. The same on every rank: losses are those of the batches of all ranks together.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Recorder {
+    pub(crate) lrs: Vec<f64>,
+    pub(crate) momenta: Vec<f64>,
+    pub(crate) losses: Vec<f64>,
+    pub(crate) smooth_losses: Vec<f64>,
+    pub(crate) valid_losses: Vec<f64>,
+    pub(crate) iters: Vec<usize>,
+    pub(crate) names: Vec<String>,
+    pub(crate) rows: Vec<EpochRow>,
+    smooth: Smooth,
+}
+
+/// The numbers of an epoch, in the order of [`Recorder::names`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EpochRow {
+    /// The epoch's number, from 0.
+    pub epoch: usize,
+    /// The value of each name; `None` for a part of the epoch that was cancelled or did not take place.
+    pub values: Vec<Option<f64>>,
+    /// How long the epoch took.
+    pub time: Duration,
+}
+
+/// An exponentially weighted mean without the bias of its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Smooth {
+    mean: f64,
+    count: u32,
+}
+
+/// The weight of the past in smoothed losses: fastai's.
+const BETA: f64 = 0.98;
+
+impl Smooth {
+    fn add(&mut self, value: f64) -> f64 {
+        self.count += 1;
+        self.mean = value + BETA * (self.mean - value);
+        self.value()
+    }
+
+    fn value(&self) -> f64 {
+        self.mean / (1.0 - BETA.powi(self.count.cast_signed()))
+    }
+}
+
+impl Recorder {
+    /// Returns the learning rate of each trained batch, of the last parameter group.
+    #[must_use]
+    pub fn lrs(&self) -> &[f64] {
+        &self.lrs
+    }
+
+    /// Returns the momentum of each trained batch, of the last parameter group.
+    #[must_use]
+    pub fn momenta(&self) -> &[f64] {
+        &self.momenta
+    }
+
+    /// Returns the loss of each trained batch, of the batches of all ranks together. Complete after each epoch.
+    #[must_use]
+    pub fn losses(&self) -> &[f64] {
+        &self.losses
+    }
+
+    /// Returns the smoothed loss after each trained batch (fastai's `recorder.losses`).
+    #[must_use]
+    pub fn smooth_losses(&self) -> &[f64] {
+        &self.smooth_losses
+    }
+
+    /// Returns the number of trained batches at the end of each epoch.
+    #[must_use]
+    pub fn iters(&self) -> &[usize] {
+        &self.iters
+    }
+
+    /// Returns the names of the columns: `train_loss`, `valid_loss`, and the metrics.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Returns the rows of the epochs.
+    #[must_use]
+    pub fn rows(&self) -> &[EpochRow] {
+        &self.rows
+    }
+
+    /// Returns a column's value in the last epoch.
+    #[must_use]
+    pub fn last(&self, name: &str) -> Option<f64> {
+        self.value(self.rows.last()?, name)
+    }
+
+    /// Returns a column of all epochs.
+    #[must_use]
+    pub fn column(&self, name: &str) -> Vec<Option<f64>> {
+        self.rows.iter().map(|row| self.value(row, name)).collect()
+    }
+
+    fn value(&self, row: &EpochRow, name: &str) -> Option<f64> {
+        let index = self.names.iter().position(|known| known == name)?;
+        row.values.get(index).copied().flatten()
+    }
+
+    fn record(&mut self, loss: f64) {
+        self.losses.push(loss);
+        let smooth = self.smooth.add(loss);
+        self.smooth_losses.push(smooth);
+    }
+}
+
+/// What is recorded besides the losses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecorderOptions {
+    /// Metrics of the training batches as well.
+    pub(crate) train_metrics: bool,
+    /// Loss and metrics of validation.
+    pub(crate) valid_metrics: bool,
+}
+
+/// The callback that fills the recorder; fastai's place 50.
+#[derive(Debug)]
+pub(crate) struct Recording {
+    options: RecorderOptions,
+    /// Training losses that have not been read yet: the device may still be computing them.
+    pending: Vec<(Tensor, usize)>,
+    train: Meters,
+    valid: Meters,
+    row: Vec<Option<f64>>,
+    began: Instant,
+}
+
+impl Recording {
+    pub(crate) fn new(options: RecorderOptions) -> Self {
+        Self {
+            options,
+            pending: Vec::new(),
+            train: Meters::default(),
+            valid: Meters::default(),
+            row: Vec::new(),
+            began: Instant::now(),
+        }
+    }
+
+    fn names(&self, metrics: &[Arc<dyn Metric>], validates: bool) -> Vec<String> {
+        let metrics: Vec<String> = metrics.iter().map(|metric| metric.name()).collect();
+        let valid = self.options.valid_metrics && validates;
+        let prefixed = |phase: &str| -> Vec<String> {
+            std::iter::once("loss")
+                .chain(metrics.iter().map(String::as_str))
+                .map(|name| format!("{phase}_{name}"))
+                .collect()
+        };
+        match (self.options.train_metrics, valid) {
+            (true, true) => [prefixed("train"), prefixed("valid")].concat(),
+            (true, false) => std::iter::once("train_loss".to_owned()).chain(metrics).collect(),
+            (false, true) => ["train_loss".to_owned(), "valid_loss".to_owned()]
+                .into_iter()
+                .chain(metrics)
+                .collect(),
+            (false, false) => vec!["train_loss".to_owned()],
+        }
+    }
+
+    /// Reads the losses that are pending, of all ranks. Every rank takes part.
+    fn read_losses(&mut self, learner: &mut LearnerState) -> Result<()> {
+        let pending = std::mem::take(&mut self.pending);
+        for loss in global_losses(&learner.accelerator, &pending)? {
+            learner.recorder.record(loss);
+        }
+        Ok(())
+    }
+
+    /// Puts values into the row at the columns that begin at `at`.
+    fn fill(&mut self, at: usize, values: impl IntoIterator<Item = f64>) {
+        for (place, value) in self.row.iter_mut().skip(at).zip(values) {
+            *place = Some(value);
+        }
+    }
+
+    fn train_columns(&self, metrics: usize) -> usize {
+        1 + if self.options.train_metrics { metrics } else { 0 }
+    }
+}
+
+impl Callback for Recording {
+    fn name(&self) -> String {
+        "Recorder".to_owned()
+    }
+
+    fn order(&self) -> i32 {
+        50
+    }
+
+    fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
+        if !learner.is_evaluation() {
+            let names = self.names(&learner.metrics, learner.has_validation());
+            learner.recorder = Recorder { names, ..Recorder::default() };
+        }
+        self.pending.clear();
+        Ok(())
+    }
+
+    fn before_epoch(&mut self, learner: &mut LearnerState) -> Step {
+        self.began = Instant::now();
+        self.row = vec![None; learner.recorder.names.len()];
+        Ok(())
+    }
+
+    fn before_train(&mut self, _learner: &mut LearnerState) -> Step {
+        self.train = Meters::default();
+        Ok(())
+    }
+
+    fn before_validate(&mut self, _learner: &mut LearnerState) -> Step {
+        self.valid = Meters::default();
+        Ok(())
+    }
+
+    fn after_batch(&mut self, learner: &mut LearnerState) -> Step {
+        let Some(loss) = learner.batch.loss.as_ref().map(Tensor::shallow_clone) else {
+            return Ok(());
+        };
+        if !learner.is_training() {
+            if self.options.valid_metrics {
+                self.valid.add(learner)?;
+            }
+            return Ok(());
+        }
+        if self.options.train_metrics {
+            self.train.add_metrics(learner)?;
+        }
+        if let Some(hypers) = learner.hypers().last().copied() {
+            learner.recorder.lrs.push(hypers.lr);
+            learner.recorder.momenta.push(hypers.momentum);
+        }
+        self.pending.push((loss, learner.batch_rows()));
+        // Reading a number of the CPU waits for nothing, and callbacks find it at once.
+        if learner.device() == Device::Cpu && !learner.accelerator.use_distributed() {
+            self.read_losses(learner)?;
+        }
+        Ok(())
+    }
+
+    fn after_train(&mut self, learner: &mut LearnerState) -> Step {
+        self.read_losses(learner)?;
+        if learner.recorder.losses.is_empty() {
+            return Ok(());
+        }
+        let smooth = learner.recorder.smooth.value();
+        let mut values = vec![smooth];
+        if self.options.train_metrics {
+            values.extend(self.train.metrics(learner)?);
+        }
+        if !learner.train_was_cancelled() {
+            self.fill(0, values);
+        }
+        Ok(())
+    }
+
+    fn after_validate(&mut self, learner: &mut LearnerState) -> Step {
+        if !self.options.valid_metrics || !learner.has_validation() {
+            return Ok(());
+        }
+        let values = self.valid.values(learner)?;
+        if !learner.validation_was_cancelled() {
+            let at = self.train_columns(learner.metrics.len());
+            self.fill(at, values);
+            learner.recorder.valid_losses.extend(self.valid.read_losses());
+        }
+        Ok(())
+    }
+
+    fn after_epoch(&mut self, learner: &mut LearnerState) -> Step {
+        // Where the epoch was cancelled in its training.
+        self.read_losses(learner)?;
+        learner.recorder.rows.push(EpochRow {
+            epoch: learner.epoch(),
+            values: std::mem::take(&mut self.row),
+            time: self.began.elapsed(),
+        });
+        let count = learner.recorder.losses.len();
+        learner.recorder.iters.push(count);
+        Ok(())
+    }
+}
+
+/// Loss and metrics of a pass over data.
+#[derive(Debug, Default)]
+pub(crate) struct Meters {
+    /// The place of each batch among those of all ranks.
+    places: Vec<usize>,
+    losses: Vec<Tensor>,
+    samples: Vec<usize>,
+    /// What each metric keeps of each batch.
+    folds: Vec<Vec<Fold>>,
+    read: Vec<f64>,
+}
+
+impl Meters {
+    /// Adds the batch at hand.
+    pub(crate) fn add(&mut self, learner: &LearnerState) -> Result<()> {
+        let Some(loss) = &learner.batch.loss else { return Ok(()) };
+        if learner.batch.valid == 0 {
+            return Ok(());
+        }
+        self.losses.push(loss.shallow_clone());
+        self.add_metrics(learner)
+    }
+
+    fn add_metrics(&mut self, learner: &LearnerState) -> Result<()> {
+        let batch = &learner.batch;
+        let (Some(predictions), Some(target)) = (&batch.predictions, &batch.target) else {
+            return Ok(());
+        };
+        self.places.push(batch.place);
+        self.samples.push(batch.valid);
+        let valid = batch.valid as i64;
+        let real = |tensor: &Tensor| match batch.rows == batch.valid {
+            true => Ok(tensor.f_detach()?),
+            false => tensor.f_narrow(0, 0, valid)?.f_detach(),
+        };
+        let (predictions, target) = (real(predictions)?, real(target)?);
+        self.folds.resize_with(learner.metrics.len(), Vec::new);
+        for (metric, folds) in learner.metrics.iter().zip(&mut self.folds) {
+            folds.push(caught(&**metric, || metric.fold(&predictions, &target))?);
+        }
+        Ok(())
+    }
+
+    /// Returns the mean loss and the metrics, of all ranks. Every rank takes part.
+    pub(crate) fn values(&mut self, learner: &LearnerState) -> Result<Vec<f64>> {
+        let losses = read(&self.losses)?;
+        let products: Vec<f64> =
+            losses.iter().zip(&self.samples).map(|(loss, n)| loss * *n as f64).collect();
+        let all: Vec<Vec<(usize, f64, usize)>> = learner.accelerator.gather_object(
+            self.places
+                .iter()
+                .zip(products)
+                .zip(&self.samples)
+                .map(|((place, product), samples)| (*place, product, *samples))
+                .collect(),
+        )?;
+        let mut all: Vec<(usize, f64, usize)> = all.into_iter().flatten().collect();
+        all.sort_by_key(|(place, ..)| *place);
+        let samples: usize = all.iter().map(|(_, _, samples)| samples).sum();
+        let sum: f64 = all.iter().map(|(_, product, _)| product).sum();
+        self.read = all.iter().map(|(_, product, samples)| product / *samples as f64).collect();
+        let mut values = vec![sum / samples as f64];
+        values.extend(self.metrics(learner)?);
+        Ok(values)
+    }
+
+    /// Gives up the losses of the batches of all ranks in their order.
+    fn read_losses(&mut self) -> Vec<f64> {
+        std::mem::take(&mut self.read)
+    }
+
+    /// Returns the metrics, of all ranks. Every rank takes part.
+    fn metrics(&mut self, learner: &LearnerState) -> Result<Vec<f64>> {
+        let mut folds = std::mem::take(&mut self.folds);
+        folds.resize_with(learner.metrics.len(), Vec::new);
+        let value = |(metric, folds): (&Arc<dyn Metric>, Vec<Fold>)| {
+            let folded = merged(&learner.accelerator, &self.places, folds)?;
+            match folded {
+                // No batch of any rank has a target.
+                None => Ok(f64::NAN),
+                Some(folded) => caught(&**metric, || metric.value(&folded)),
+            }
+        };
+        learner.metrics.iter().zip(folds).map(value).collect()
+    }
+}
+
+/// Adds up or joins what a metric has kept of the batches of all ranks, in the order of the data, so that the
+/// result is the same on any number of ranks.
+fn merged(accelerator: &Accelerator, places: &[usize], folds: Vec<Fold>) -> Result<Option<Folded>> {
+    let mut sums = Vec::new();
+    let mut rows = Vec::new();
+    for (place, fold) in places.iter().zip(folds) {
+        match fold {
+            Fold::Sums(tensor) => sums.push((*place, tensor)),
+            Fold::Rows(predictions, targets) => rows.push((*place, predictions, targets)),
+        }
+    }
+    // A rank without a batch does not know which of the two the others have.
+    let kinds = accelerator.gather_object((!sums.is_empty(), !rows.is_empty()))?;
+    if kinds.iter().any(|kind| kind.1) {
+        return joined(accelerator, rows).map(Some);
+    }
+    if !kinds.iter().any(|kind| kind.0) {
+        return Ok(None);
+    }
+    let tensors: Vec<Tensor> = sums
+        .iter()
+        .map(|(_, tensor)| Ok(tensor.f_to_kind(Kind::Double)?.f_flatten(0, -1)?))
+        .collect::<Result<_>>()?;
+    let mine: Vec<(usize, Vec<f64>)> = match tensors.is_empty() {
+        true => Vec::new(),
+        false => {
+            let stacked = Tensor::f_stack(&tensors, 0)?.f_to_device(Device::Cpu)?;
+            let width = stacked.size()[1].unsigned_abs() as usize;
+            let numbers = Vec::<f64>::try_from(&stacked.f_flatten(0, -1)?)?;
+            sums.iter()
+                .zip(numbers.chunks(width.max(1)))
+                .map(|((place, _), numbers)| (*place, numbers.to_vec()))
+                .collect()
+        }
+    };
+    let mut all: Vec<(usize, Vec<f64>)> =
+        accelerator.gather_object(mine)?.into_iter().flatten().collect();
+    all.sort_by_key(|(place, _)| *place);
+    let width = all.first().map_or(0, |(_, numbers)| numbers.len());
+    let mut total = vec![0.0; width];
+    for (_, numbers) in &all {
+        total.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
+    }
+    Ok(Some(Folded::Sums(total)))
+}
+
+/// Joins the rows of all ranks in the order of the data, on the CPU.
+fn joined(accelerator: &Accelerator, rows: Vec<(usize, Tensor, Tensor)>) -> Result<Folded> {
+    let (places, pairs): (Vec<usize>, Vec<(Tensor, Tensor)>) =
+        rows.into_iter().map(|(place, first, second)| (place, (first, second))).unzip();
+    let (first, second): (Vec<Tensor>, Vec<Tensor>) = pairs.into_iter().unzip();
+    let predictions = in_data_order(accelerator, &places, first)?;
+    let targets = in_data_order(accelerator, &places, second)?;
+    match (predictions, targets) {
+        (Some(predictions), Some(targets)) => Ok(Folded::Rows(predictions, targets)),
+        _ => Err(Error::InvalidArgument("no rank has a batch".into())),
+    }
+}
+
+/// The shape of a row and its type; `None` on a rank without a batch.
+type RowShape = Option<(Vec<i64>, Dtype)>;
+
+/// Gathers the batches of all ranks, and joins them along their first dimension in the order of the data, on the
+/// CPU; `None` when there is no batch. Every rank takes part, with any number of batches.
+pub(crate) fn in_data_order(
+    accelerator: &Accelerator,
+    places: &[usize],
+    batches: Vec<Tensor>,
+) -> Result<Option<Tensor>> {
+    let rows: Vec<i64> =
+        batches.iter().map(|batch| batch.size().first().copied().unwrap_or(1)).collect();
+    let mine = match batches.is_empty() {
+        true => None,
+        false => Some(Tensor::f_cat(&batches, 0)?),
+    };
+    drop(batches);
+    let Some(group) = accelerator.group() else {
+        return Ok(mine.map(|mine| mine.f_to_device(Device::Cpu)).transpose()?);
+    };
+    let kind = mine.as_ref().and_then(|it| dtype_of(it.kind()));
+    let shape = mine.as_ref().map(|it| it.size()[1..].to_vec());
+    let all: Vec<(Vec<usize>, Vec<i64>, RowShape)> =
+        accelerator.gather_object((places.to_vec(), rows, shape.zip(kind)))?;
+    let Some((rest, kind)) = all.iter().find_map(|(.., shape)| shape.clone()) else {
+        return Ok(None);
+    };
+    let differs = |other: &RowShape| other.as_ref().is_some_and(|it| *it != (rest.clone(), kind));
+    if let Some(rank) = all.iter().position(|(.., other)| differs(other)) {
+        return Err(Error::InvalidArgument(format!(
+            "the ranks' rows cannot be joined: rank {rank} has another shape or type than {rest:?} of {kind}"
+        )));
+    }
+    let counts: Vec<i64> = all.iter().map(|(_, rows, _)| rows.iter().sum()).collect();
+    let most = counts.iter().copied().max().unwrap_or(0);
+    let mut padded_shape = vec![most];
+    padded_shape.extend(&rest);
+    let padded = Tensor::f_zeros(&padded_shape, (kind_of(kind), group.device()))?;
+    if let Some(mine) = &mine {
+        padded.f_narrow(0, 0, mine.size()[0])?.f_copy_(mine)?;
+    }
+    let gathered = group.all_gather(&padded)?;
+    let mut parts = Vec::new();
+    for (tensor, (places, rows, _)) in gathered.iter().zip(&all) {
+        let mut begin = 0;
+        for (place, rows) in places.iter().zip(rows) {
+            parts.push((*place, tensor.f_narrow(0, begin, *rows)?));
+            begin += rows;
+        }
+    }
+    parts.sort_by_key(|(place, _)| *place);
+    let parts: Vec<Tensor> = parts.into_iter().map(|(_, part)| part).collect();
+    Ok(Some(Tensor::f_cat(&parts, 0)?.f_to_device(Device::Cpu)?))
+}
+
+/// Reads losses of one value each, waiting for the device once.
+pub(crate) fn read(losses: &[Tensor]) -> Result<Vec<f64>> {
+    match losses {
+        [] => Ok(Vec::new()),
+        [loss] => Ok(vec![loss.f_double_value(&[])?]),
+        _ => {
+            let losses: Vec<Tensor> = losses
+                .iter()
+                .map(|loss| Ok(loss.f_to_kind(Kind::Double)?.f_reshape([1])?))
+                .collect::<Result<_>>()?;
+            Ok(Vec::try_from(&Tensor::f_cat(&losses, 0)?.f_to_device(Device::Cpu)?)?)
+        }
+    }
+}
+
+/// Returns the losses of the batches of all ranks, weighted by their rows. Every rank takes part.
+pub(crate) fn global_losses(
+    accelerator: &Accelerator,
+    pending: &[(Tensor, usize)],
+) -> Result<Vec<f64>> {
+    let losses: Vec<Tensor> = pending.iter().map(|(loss, _)| loss.shallow_clone()).collect();
+    let mine = read(&losses)?;
+    if !accelerator.use_distributed() {
+        return Ok(mine);
+    }
+    let weighted: Vec<(f64, f64)> = mine
+        .iter()
+        .zip(pending)
+        .map(|(loss, (_, rows))| (loss * *rows as f64, *rows as f64))
+        .collect();
+    let all = accelerator.gather_object(weighted)?;
+    let batches = all.iter().map(Vec::len).max().unwrap_or(0);
+    let mean = |batch: usize| {
+        let of_ranks = all.iter().filter_map(|rank| rank.get(batch));
+        let (sum, rows) = of_ranks.fold((0.0, 0.0), |(sum, rows), it| (sum + it.0, rows + it.1));
+        sum / rows
+    };
+    Ok((0..batches).map(mean).collect())
+}
+
+/// A panic of a program's own metric is an error with its name.
+fn caught<R>(metric: &dyn Metric, body: impl FnOnce() -> Result<R>) -> Result<R> {
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+    let reason = match outcome {
+        Ok(Ok(value)) => return Ok(value),
+        Ok(Err(error)) => error.to_string(),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            format!("it panicked: {}", text.unwrap_or("without a message"))
+        }
+    };
+    Err(Error::Metric { metric: metric.name(), reason })
+}

@@ -1,0 +1,148 @@
+//! Files of values and tensors: dictionaries that `torch.load(weights_only=True)` reads.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use brigade_checkpoint::pth::{self, PthFile, StoredTensor, TensorData};
+use brigade_checkpoint::{Dtype, TensorInfo, Value};
+use brigade_torch::{bytes, dtype_of, kind_of, tensor_from_bytes};
+use brigade_train::Accelerator;
+use tch::{Device, Tensor};
+
+use crate::error::{Error, Result};
+
+/// A tensor of a file, in memory as it is written.
+struct Stored {
+    dtype: Dtype,
+    tensor: Tensor,
+}
+
+impl TensorData for Stored {
+    fn info(&self) -> TensorInfo {
+        let shape = self.tensor.size().iter().map(|size| size.unsigned_abs()).collect();
+        TensorInfo { dtype: self.dtype, shape }
+    }
+
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        let bytes = bytes(&self.tensor).map_err(io::Error::other)?;
+        out.write_all(&bytes.to_vec())
+    }
+}
+
+fn stored(value: Value<Tensor>) -> Result<Value<Stored>> {
+    value.try_map(&mut |name, tensor| {
+        let dtype = dtype_of(tensor.kind()).ok_or_else(|| {
+            Error::InvalidArgument(format!(
+                "`{name}` cannot be written: its tensor is of {:?}",
+                tensor.kind()
+            ))
+        })?;
+        let tensor = tensor.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()?;
+        Ok::<_, Error>(Stored { dtype, tensor })
+    })
+}
+
+/// Writes a value to a file that appears whole or not at all.
+pub(crate) fn write(path: &Path, value: Value<Tensor>) -> Result<()> {
+    let stored = stored(value)?;
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).map_err(Error::file("cannot make the folder", folder))?;
+    }
+    let part = beside(path);
+    let written = File::create(&part).and_then(|file| {
+        let mut out = BufWriter::new(file);
+        pth::write(&mut out, &stored)?;
+        let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+        file.sync_all()?;
+        std::fs::rename(&part, path)
+    });
+    written.map_err(|source| {
+        let _ = std::fs::remove_file(&part);
+        Error::file("cannot write", path)(source)
+    })
+}
+
+/// The file's name while it is written.
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".part");
+    path.with_file_name(name)
+}
+
+/// Reads such a file, or the tensors of a safetensors file, on the CPU. Nothing in it is executed.
+pub(crate) fn read(path: &Path) -> Result<Value<Tensor>> {
+    if path.extension().is_some_and(|extension| extension == "safetensors") {
+        let state = brigade_nn::weights::load(path)?;
+        let tensors = state.iter().map(|(name, it)| (name, Value::Tensor(it.shallow_clone())));
+        return Ok(Value::dict(tensors));
+    }
+    let fault = |error: brigade_checkpoint::Error| Error::Format {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    };
+    let mut file = PthFile::open(path).map_err(fault)?;
+    let value = file.value().map_err(fault)?;
+    let mut storages: HashMap<String, Tensor> = HashMap::new();
+    value.try_map(&mut |name, stored: StoredTensor| {
+        let refused = |reason: String| Error::Format {
+            path: path.to_owned(),
+            reason: format!("`{name}`: {reason}"),
+        };
+        stored.check_bounds(path).map_err(fault)?;
+        let key = stored.storage.key.clone();
+        if !storages.contains_key(&key) {
+            let mut bytes = file.storage(&stored.storage).map_err(fault)?;
+            let dtype = stored.storage.dtype;
+            let flat = tensor_from_bytes(&mut bytes, &[stored.storage.elements], dtype)
+                .map_err(|error| refused(error.to_string()))?;
+            storages.insert(key.clone(), flat);
+        }
+        let flat = storages.get(&key).ok_or_else(|| refused("its storage is missing".into()))?;
+        let (size, stride) = (&stored.size[..], &stored.stride[..]);
+        let tensor = flat
+            .f_as_strided(size, stride, stored.offset)
+            .and_then(|view| view.f_contiguous())
+            .map_err(|error| refused(error.to_string()))?;
+        Ok(tensor)
+    })
+}
+
+/// Sends rank 0's value to all ranks; the others give `None`.
+pub(crate) fn broadcast(
+    accelerator: &Accelerator,
+    value: Option<Value<Tensor>>,
+) -> Result<Value<Tensor>> {
+    if !accelerator.use_distributed() {
+        return value.ok_or_else(|| Error::Internal("rank 0 has no value to send".into()));
+    }
+    let mut tensors = Vec::new();
+    let mut description = None;
+    if let Some(value) = value {
+        let named: Value<String> = value.try_map(&mut |_, tensor| {
+            let tensor = tensor.f_detach()?.f_to_device(accelerator.device())?.f_contiguous()?;
+            tensors.push(tensor);
+            Ok::<_, Error>((tensors.len() - 1).to_string())
+        })?;
+        let infos = tensors.iter().map(|tensor| (tensor.size(), dtype_of(tensor.kind())));
+        description = Some((named.to_json().to_string(), infos.collect::<Vec<_>>()));
+    }
+    let description = accelerator.broadcast_object(description, 0)?;
+    let unknown =
+        |reason: &str| Error::Internal(format!("rank 0's value cannot be read: {reason}"));
+    let (json, infos) = description.ok_or_else(|| unknown("it sent none"))?;
+    if !accelerator.is_main_process() {
+        for (size, dtype) in infos {
+            let kind = kind_of(dtype.ok_or_else(|| unknown("a tensor has no type"))?);
+            tensors.push(Tensor::f_zeros(size, (kind, accelerator.device()))?);
+        }
+    }
+    let tensors = accelerator.broadcast(&tensors, 0)?;
+    let json = serde_json::from_str(&json).map_err(|error| unknown(&error.to_string()))?;
+    let named = Value::<String>::from_json(&json).map_err(|reason| unknown(&reason))?;
+    named.try_map(&mut |_, index| {
+        let tensor = index.parse().ok().and_then(|index: usize| tensors.get(index));
+        tensor.map(Tensor::shallow_clone).ok_or_else(|| unknown("a tensor is missing"))
+    })
+}
