@@ -32,11 +32,11 @@ pub enum DatasetError {
         cause: io::Error,
     },
     /// The file or folder could not be written.
-    #[error("cannot write {path}: {cause}; {bytes} bytes are needed there")]
+    #[error("cannot write {path}: {cause}{}", needed(*.bytes))]
     Write {
         /// What was written.
         path: PathBuf,
-        /// Size of the whole file.
+        /// Size of the whole file; 0 where it is not known.
         bytes: u64,
         /// What the system said.
         cause: io::Error,
@@ -159,6 +159,69 @@ pub enum DatasetError {
         /// One line for every mirror: its address and why it failed.
         failures: Vec<String>,
     },
+    /// An address from which no file can come.
+    #[error("cannot download {url:?}: {reason}")]
+    InvalidUrl {
+        /// The address.
+        url: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// There is no folder for downloads.
+    #[error("this user has no home folder for downloads: set FASTAI_HOME, or name a folder")]
+    NoHome,
+
+    // ---- archives ----
+    /// The file is of another kind.
+    #[error("{path} is not a tar, tar.gz or zip archive: found {found}; fetch it again")]
+    NotAnArchive {
+        /// The file.
+        path: PathBuf,
+        /// What was found in it.
+        found: String,
+    },
+    /// The archive cannot be read to its end.
+    #[error("{path} is a damaged archive: {cause}, after {entries} good entries; fetch it again")]
+    DamagedArchive {
+        /// The archive.
+        path: PathBuf,
+        /// How many entries could be read.
+        entries: u64,
+        /// What its reader said.
+        cause: io::Error,
+    },
+    /// The archive holds what could do harm, or what no data set needs.
+    #[error("{path}: the entry {entry:?} is refused: {reason}; nothing was unpacked")]
+    Refused {
+        /// The archive.
+        path: PathBuf,
+        /// The entry's name.
+        entry: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The archive becomes larger than allowed.
+    #[error(
+        "{path} holds more than {limit} {unit}, too many for its size; nothing was unpacked: \
+         allow more by `{option}` if you trust it"
+    )]
+    ArchiveTooLarge {
+        /// The archive.
+        path: PathBuf,
+        /// How much is allowed.
+        limit: u64,
+        /// Of what: `bytes` or `files`.
+        unit: &'static str,
+        /// The option of `Extraction` and `UntarData` that sets the limit.
+        option: &'static str,
+    },
+}
+
+fn needed(bytes: u64) -> String {
+    match bytes {
+        0 => String::new(),
+        bytes => format!("; {bytes} bytes are needed there"),
+    }
 }
 
 impl From<DatasetError> for DataError {

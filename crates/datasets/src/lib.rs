@@ -1,7 +1,8 @@
 //! Data sets by name, and what reads and fetches their files.
 //!
 //! [`Digits`] are embedded in the program; [`Mnist`], [`FashionMnist`] and any folder of IDX files
-//! ([`IdxFolder`]) become [`LabelledImages`]. The loaders are those of `brigade-data`.
+//! ([`IdxFolder`]) become [`LabelledImages`]. The loaders are those of `brigade-data`. [`untar_data`] brings the
+//! archives that fastai offers ([`Urls`]), or any other, into the folders where fastai keeps them.
 //!
 //! ```
 //! use brigade_data::DataLoader;
@@ -15,16 +16,26 @@
 //! # Ok::<(), brigade_data::DataError>(())
 //! ```
 
+mod archive;
 mod digits;
 mod download;
 mod error;
 mod idx;
 mod images;
+mod lock;
+#[cfg(test)]
+mod loopback;
 mod mnist;
+mod progress;
+mod untar;
+mod urls;
 
+pub use archive::Extraction;
 pub use digits::Digits;
 pub use download::Download;
 pub use error::DatasetError;
 pub use idx::IdxFile;
 pub use images::LabelledImages;
 pub use mnist::{FashionMnist, IdxFolder, Mnist};
+pub use untar::{UntarData, untar_data};
+pub use urls::Urls;

@@ -111,7 +111,7 @@ struct PublishedSet {
     /// torchvision's sub-folder.
     folder: &'static str,
     mirrors: &'static [&'static str],
-    files: [RemoteFile; 4],
+    files: [RemoteFile<'static>; 4],
     classes: [&'static str; 10],
 }
 
@@ -143,26 +143,26 @@ const MNIST: PublishedSet = PublishedSet {
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
     ],
     files: [
-        RemoteFile {
-            name: "train-images-idx3-ubyte.gz",
-            bytes: 9_912_422,
-            sha256: "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        },
-        RemoteFile {
-            name: "train-labels-idx1-ubyte.gz",
-            bytes: 28_881,
-            sha256: "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        },
-        RemoteFile {
-            name: "t10k-images-idx3-ubyte.gz",
-            bytes: 1_648_877,
-            sha256: "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        },
-        RemoteFile {
-            name: "t10k-labels-idx1-ubyte.gz",
-            bytes: 4_542,
-            sha256: "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        },
+        RemoteFile::new(
+            "train-images-idx3-ubyte.gz",
+            9_912_422,
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        ),
+        RemoteFile::new(
+            "train-labels-idx1-ubyte.gz",
+            28_881,
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        ),
+        RemoteFile::new(
+            "t10k-images-idx3-ubyte.gz",
+            1_648_877,
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        ),
+        RemoteFile::new(
+            "t10k-labels-idx1-ubyte.gz",
+            4_542,
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        ),
     ],
     classes: ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"],
 };
@@ -173,26 +173,26 @@ const FASHION_MNIST: PublishedSet = PublishedSet {
     // Served without TLS: the checksum is what makes it safe.
     mirrors: &["http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"],
     files: [
-        RemoteFile {
-            name: "train-images-idx3-ubyte.gz",
-            bytes: 26_421_880,
-            sha256: "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        },
-        RemoteFile {
-            name: "train-labels-idx1-ubyte.gz",
-            bytes: 29_515,
-            sha256: "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        },
-        RemoteFile {
-            name: "t10k-images-idx3-ubyte.gz",
-            bytes: 4_422_102,
-            sha256: "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        },
-        RemoteFile {
-            name: "t10k-labels-idx1-ubyte.gz",
-            bytes: 5_148,
-            sha256: "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        },
+        RemoteFile::new(
+            "train-images-idx3-ubyte.gz",
+            26_421_880,
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        ),
+        RemoteFile::new(
+            "train-labels-idx1-ubyte.gz",
+            29_515,
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        ),
+        RemoteFile::new(
+            "t10k-images-idx3-ubyte.gz",
+            4_422_102,
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        ),
+        RemoteFile::new(
+            "t10k-labels-idx1-ubyte.gz",
+            5_148,
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        ),
     ],
     classes: [
         "T-shirt/top",

@@ -1,0 +1,110 @@
+//! Tar archives, plain or gzip.
+
+use std::cell::Cell;
+use std::io::{self, BufRead, Read};
+
+use flate2::bufread::GzDecoder;
+use tar::{Archive, EntryType};
+
+use super::tree::Tree;
+use crate::DatasetError;
+
+/// Makes what the archive holds. Reads it to its end, where a gzip stream has its checksum.
+pub(super) fn unpack(source: impl Read, tree: &mut Tree<'_>) -> Result<(), DatasetError> {
+    let header_bytes = Cell::new(0);
+    let mut archive = Archive::new(Bounded { inner: source, left: &header_bytes });
+    let mut entries = archive.entries().map_err(|cause| tree.damaged(cause))?;
+    loop {
+        // Long names are read into memory.
+        header_bytes.set(MAX_HEADER_BYTES);
+        let Some(entry) = entries.next() else { break };
+        header_bytes.set(u64::MAX);
+        let mut entry = entry.map_err(|cause| tree.damaged(cause))?;
+        tree.entry()?;
+        let name = entry.path_bytes().into_owned();
+        let kind = entry.header().entry_type();
+        let target = entry.link_name_bytes().map(|target| target.into_owned()).unwrap_or_default();
+        match kind {
+            // Before there was a type for folders.
+            EntryType::Regular if name.ends_with(b"/") => tree.directory(&name)?,
+            EntryType::Regular | EntryType::Continuous => {
+                let executable = entry.header().mode().is_ok_and(|mode| mode & 0o111 != 0);
+                tree.file(&name, executable, &mut entry)?;
+            }
+            EntryType::Directory => tree.directory(&name)?,
+            EntryType::Link => tree.hard_link(&name, &target)?,
+            EntryType::Symlink => tree.symlink(&name, &target)?,
+            // Says nothing that counts here.
+            EntryType::XGlobalHeader => {}
+            kind => {
+                let reason = match kind {
+                    EntryType::Char | EntryType::Block => "it is a device".to_owned(),
+                    EntryType::Fifo => "it is a pipe".to_owned(),
+                    EntryType::GNUSparse => "it is a sparse file".to_owned(),
+                    kind => format!("it is of the unknown type {:?}", char::from(kind.as_byte())),
+                };
+                return Err(tree.refused(&name, reason));
+            }
+        }
+        tree.skip(&mut entry)?;
+    }
+    header_bytes.set(u64::MAX);
+    tree.skip(archive.into_inner())
+}
+
+/// The content of a gzip file: of all its members, without what follows the last one, as `gzip -d` reads it.
+pub(super) struct Gzip<R> {
+    /// None after the end.
+    member: Option<GzDecoder<R>>,
+}
+
+impl<R: BufRead> Gzip<R> {
+    pub(super) fn new(file: R) -> Self {
+        Self { member: Some(GzDecoder::new(file)) }
+    }
+}
+
+impl<R: BufRead> Read for Gzip<R> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        while let Some(member) = &mut self.member {
+            let count = member.read(to)?;
+            if count > 0 || to.is_empty() {
+                return Ok(count);
+            }
+            if let Some(member) = self.member.take() {
+                let mut rest = member.into_inner();
+                if rest.fill_buf()?.starts_with(&[0x1f, 0x8b]) {
+                    self.member = Some(GzDecoder::new(rest));
+                }
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// A reader that gives no more than is left.
+struct Bounded<'a, R> {
+    inner: R,
+    left: &'a Cell<u64>,
+}
+
+impl<R: Read> Read for Bounded<'_, R> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let left = self.left.get();
+        if left == 0 {
+            return Err(io::Error::other(format!(
+                "a header has more than {MAX_HEADER_BYTES} bytes"
+            )));
+        }
+        let most = to.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let count = self.inner.read(to.get_mut(..most).unwrap_or_default())?;
+        self.left.set(left - count as u64);
+        Ok(count)
+    }
+}
+
+/// Of an entry, with its long name, its attributes and the end of the one before.
+const MAX_HEADER_BYTES: u64 = 128 << 10;
+/// `ustar` stands there in each header of the last thirty years.
+pub(super) const MAGIC: &[u8] = b"ustar";
+pub(super) const MAGIC_AT: usize = 257;

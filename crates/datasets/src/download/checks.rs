@@ -1,0 +1,263 @@
+//! What a file must be, and whether what lies on the disk is it.
+
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use md5::Md5;
+use sha2::{Digest, Sha256};
+
+/// A file as it was published: all that is known of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RemoteFile<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) bytes: Option<u64>,
+    pub(crate) sha256: Option<&'a str>,
+    /// The MD5 of the first mebibyte alone.
+    pub(crate) md5_of_start: Option<&'a str>,
+}
+
+/// What a file must be and what it is, in the same words.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Difference {
+    pub(crate) expected: String,
+    pub(crate) found: String,
+}
+
+impl<'a> RemoteFile<'a> {
+    pub(crate) const fn new(name: &'a str, bytes: u64, sha256: &'a str) -> Self {
+        Self { name, bytes: Some(bytes), sha256: Some(sha256), md5_of_start: None }
+    }
+
+    /// Compares a file with all that is known. Reads no more of it than that takes.
+    pub(crate) fn difference(&self, file: &mut File) -> io::Result<Option<Difference>> {
+        let bytes = file.metadata()?.len();
+        if let Some(difference) = self.difference_in_size(bytes) {
+            return Ok(Some(difference));
+        }
+        io::Seek::rewind(file)?;
+        if let Some(expected) = self.md5_of_start {
+            let found = digest::<Md5>(&mut file.take(START_BYTES))?;
+            if !found.eq_ignore_ascii_case(expected) {
+                let text = |sum| format!("{bytes} bytes, of which the first MiB has md5 {sum}");
+                let (expected, found) = (text(expected), text(&found));
+                return Ok(Some(Difference { expected, found }));
+            }
+            io::Seek::rewind(file)?;
+        }
+        if let Some(expected) = self.sha256 {
+            let found = digest::<Sha256>(file)?;
+            if !found.eq_ignore_ascii_case(expected) {
+                let text = |sum| format!("{bytes} bytes with sha256 {sum}");
+                let (expected, found) = (text(expected), text(&found));
+                return Ok(Some(Difference { expected, found }));
+            }
+        }
+        Ok(None)
+    }
+
+    pub(crate) fn difference_in_size(&self, found: u64) -> Option<Difference> {
+        let expected = self.bytes.filter(|expected| *expected != found)?;
+        let text = |bytes| format!("{bytes} bytes");
+        Some(Difference { expected: text(expected), found: text(found) })
+    }
+}
+
+/// What lies in the place of a file.
+pub(crate) enum Existing {
+    /// The published file.
+    Published,
+    /// Nothing that can be read.
+    Missing,
+    /// Something else, in words.
+    Other(String),
+}
+
+/// Compares what lies at `target` with the published file. After a SHA-256 a stamp beside it says that this
+/// was done, for as long as the system knows of no change to the file. One that has only just come gets no stamp
+/// yet, and is compared again the next time.
+pub(crate) fn existing(file: &RemoteFile<'_>, target: &Path) -> Existing {
+    let Ok(found) = fs::metadata(target) else { return Existing::Missing };
+    // The time before the comparison, in which the file may change as well.
+    let settled = is_settled(&found, SystemTime::now());
+    let shown = target.display();
+    let stamped = |sha256| {
+        fs::read_to_string(stamp_path(target))
+            .is_ok_and(|stamp| stamp == stamp_text(sha256, &found))
+    };
+    if file.difference_in_size(found.len()).is_none() && file.sha256.is_some_and(stamped) {
+        return Existing::Published;
+    }
+    match File::open(target).and_then(|mut open| file.difference(&mut open)) {
+        Ok(None) => {
+            if let Some(sha256) = file.sha256.filter(|_| settled) {
+                stamp(file.name, sha256, target, &found);
+            }
+            Existing::Published
+        }
+        Ok(Some(Difference { expected, found })) => {
+            Existing::Other(format!("{shown} has {found}, the published file {expected}"))
+        }
+        Err(error) => Existing::Other(format!("{shown} cannot be read: {error}")),
+    }
+}
+
+/// Whether each change to the file from `now` on gives it another ctime than it has. That counts in ticks of the
+/// kernel, of 10 ms at most (before Linux 6.13, and wherever nothing has asked for the time since the last tick):
+/// what is younger can change without a trace (git's "racy" entries).
+fn is_settled(found: &Metadata, now: SystemTime) -> bool {
+    const TWO_TICKS: Duration = Duration::from_millis(20);
+    let (Ok(seconds), Ok(nanoseconds)) =
+        (u64::try_from(found.ctime()), u32::try_from(found.ctime_nsec()))
+    else {
+        return false;
+    };
+    let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, nanoseconds);
+    // A clock that is behind that of the file system's host tells nothing.
+    now.duration_since(changed).is_ok_and(|age| age >= TWO_TICKS)
+}
+
+/// Remembers that a file was compared with its digest, in the state in which it is now. Where the stamp
+/// cannot be written, as in a folder that is shared read-only, the file is compared again the next time.
+fn stamp(name: &str, sha256: &str, target: &Path, verified: &Metadata) {
+    let path = stamp_path(target);
+    let folder = path.parent().map_or_else(PathBuf::new, Path::to_owned);
+    let mut part = tempfile::Builder::new();
+    let prefix = format!(".{name}.");
+    part.prefix(&prefix).suffix(".part");
+    // As any other file: a data folder is often shared. The process's mask still applies.
+    part.permissions(PermissionsExt::from_mode(0o666));
+    let written = part.tempfile_in(folder).and_then(|mut part| {
+        part.write_all(stamp_text(sha256, verified).as_bytes())?;
+        part.persist(&path).map_err(|error| error.error)
+    });
+    if let Err(error) = written {
+        tracing::debug!("cannot write {}: {error}", path.display());
+    }
+}
+
+/// `.NAME.verified` beside the file.
+fn stamp_path(target: &Path) -> PathBuf {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    target.with_file_name(format!(".{name}.verified"))
+}
+
+/// The digest, and what changes when the file does: a program can set the time of the last write, but not
+/// that of the last change (ctime).
+fn stamp_text(sha256: &str, found: &Metadata) -> String {
+    format!(
+        "sha256 {sha256} bytes {} inode {} mtime {}.{:09} ctime {}.{:09}\n",
+        found.len(),
+        found.ino(),
+        found.mtime(),
+        found.mtime_nsec(),
+        found.ctime(),
+        found.ctime_nsec()
+    )
+}
+
+/// The digest of all that `from` gives, in hexadecimal digits.
+fn digest<D: Digest>(from: &mut impl Read) -> io::Result<String> {
+    let mut hash = D::new();
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => hash.update(buffer.get(..count).unwrap_or_default()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// How much of an archive fastai's checksum covers.
+const START_BYTES: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Instant;
+
+    use super::*;
+
+    const BODY: &[u8] = b"four and twenty blackbirds";
+
+    fn file() -> RemoteFile<'static> {
+        let sha256 = "590a5f6ba472edb53193656a2b731bfb71ebafddd561c9117294b4da0eb4c620";
+        RemoteFile::new("pie.gz", BODY.len() as u64, sha256)
+    }
+
+    #[test]
+    fn a_file_is_compared_once_and_again_when_it_has_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("pie.gz");
+        // Put there by hand: the first call that finds it a little old compares it, and writes the stamp.
+        fs::write(&target, BODY).unwrap();
+        let begun = Instant::now();
+        let stamp = loop {
+            assert!(matches!(existing(&file(), &target), Existing::Published));
+            if let Ok(stamp) = fs::read_to_string(stamp_path(&target)) {
+                break stamp;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "no stamp is written");
+            thread::sleep(Duration::from_millis(5));
+        };
+        let begins = format!("sha256 {} bytes 26 ", file().sha256.unwrap());
+        assert!(stamp.starts_with(&begins), "{stamp}");
+        assert!(matches!(existing(&file(), &target), Existing::Published));
+
+        // Another content under the old times.
+        let times = fs::metadata(&target).unwrap().modified().unwrap();
+        let changed = File::options().write(true).open(&target).unwrap();
+        (&changed).write_all(b"five").unwrap();
+        changed.set_modified(times).unwrap();
+        assert!(matches!(existing(&file(), &target), Existing::Other(_)));
+        // A stamp that was copied from elsewhere does not speak of this file.
+        let other = tempfile::tempdir().unwrap();
+        fs::write(other.path().join("pie.gz"), [b'x'; 26]).unwrap();
+        fs::write(stamp_path(&other.path().join("pie.gz")), stamp).unwrap();
+        assert!(matches!(existing(&file(), &other.path().join("pie.gz")), Existing::Other(_)));
+    }
+
+    #[test]
+    fn a_file_that_has_only_just_changed_is_not_settled() {
+        let written = tempfile::NamedTempFile::new().unwrap();
+        let found = written.as_file().metadata().unwrap();
+        let changed =
+            SystemTime::UNIX_EPOCH + Duration::new(found.ctime() as u64, found.ctime_nsec() as u32);
+        let after = |milliseconds| changed + Duration::from_millis(milliseconds);
+        for (now, settled) in [(after(0), false), (after(10), false), (after(20), true)] {
+            assert_eq!(is_settled(&found, now), settled, "{now:?} of {changed:?}");
+        }
+        assert!(!is_settled(&found, changed - Duration::from_secs(3600)), "another host's clock");
+    }
+
+    /// Digests of zeros, by md5sum.
+    #[test]
+    fn the_md5_is_that_of_the_first_mebibyte() {
+        let mebibyte = "b6d81b360a5672d80c27430f39153e2c";
+        let expect = |bytes, md5_of_start| RemoteFile {
+            name: "zeros",
+            bytes: Some(bytes),
+            sha256: None,
+            md5_of_start: Some(md5_of_start),
+        };
+        let mut zeros = tempfile::tempfile().unwrap();
+        zeros.set_len((1 << 20) + 5).unwrap();
+        assert_eq!(expect((1 << 20) + 5, mebibyte).difference(&mut zeros).unwrap(), None);
+        // Of a shorter file it is the file's.
+        zeros.set_len(26).unwrap();
+        let difference = expect(26, mebibyte).difference(&mut zeros).unwrap().unwrap();
+        assert_eq!(
+            difference.expected,
+            format!("26 bytes, of which the first MiB has md5 {mebibyte}")
+        );
+        let found = difference.found.rsplit(' ').next().unwrap().to_uppercase();
+        assert_eq!(expect(26, &found).difference(&mut zeros).unwrap(), None);
+        let difference = expect(27, &found).difference(&mut zeros).unwrap().unwrap();
+        assert_eq!((&*difference.expected, &*difference.found), ("27 bytes", "26 bytes"));
+    }
+}
