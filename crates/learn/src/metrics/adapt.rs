@@ -1,6 +1,7 @@
 //! Metrics of functions, of other metrics, and of the Accelerator's.
 
 use std::fmt;
+use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
@@ -164,6 +165,26 @@ where
         }
     }
 }
+
+macro_rules! pointers {
+    ($($pointer:ident)+) => {
+        $(impl<M: Metric + ?Sized> Metric for $pointer<M> {
+            fn name(&self) -> String {
+                (**self).name()
+            }
+
+            fn fold(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
+                (**self).fold(predictions, targets)
+            }
+
+            fn value(&self, folded: &Folded) -> Result<f64> {
+                (**self).value(folded)
+            }
+        })+
+    };
+}
+
+pointers!(Arc Box);
 
 /// A metric under another name; see [`Metric::named`].
 #[derive(Debug, Clone, PartialEq)]
