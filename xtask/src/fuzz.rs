@@ -199,7 +199,7 @@ const FLAGS: [&str; 7] = [
 ];
 const HOST: &str = "x86_64-unknown-linux-gnu";
 /// Readers in crates that link libtorch; each is a feature.
-const LIBTORCH: [&str; 1] = ["idx"];
+const LIBTORCH: [&str; 2] = ["archive", "idx"];
 const MAX_INPUT_LEN: usize = 64 << 10;
 /// Of inputs that are kept in the repository.
 const MAX_KEPT_LEN: usize = 4 << 10;

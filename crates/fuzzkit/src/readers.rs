@@ -3,6 +3,8 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
+#[cfg(feature = "archive")]
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::layout::{Checkpoint, MANIFEST, Manifest};
@@ -116,6 +118,26 @@ pub(crate) const TARGETS: &[Target] = &[
         bytes_per_byte: 2 * 200,
         free_bytes: FREE + (8 << 20),
         read: idx,
+    },
+    #[cfg(feature = "archive")]
+    Target {
+        name: "archive",
+        reads: "a tar, tar.gz or zip archive, unpacked",
+        words: &[
+            "ustar\0",
+            "ustar  \0",
+            "././@LongLink",
+            "30 path=",
+            "../",
+            "/etc/passwd",
+            "PK\x03\x04",
+            "PK\x01\x02",
+            "PK\x05\x06",
+            "\u{1f}",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: archive_file,
     },
     Target {
         name: "webdataset",
@@ -381,6 +403,64 @@ fn idx(input: &[u8]) {
         assert_eq!(file.data.len(), file.shape.iter().product::<usize>());
         assert_eq!(file.shape.len(), dimensions);
     }
+}
+
+/// Unpacks an archive as it is, and with right checksums in its headers: everything stays in its folder, and
+/// nothing is left of one that is refused.
+#[cfg(feature = "archive")]
+fn archive_file(input: &[u8]) {
+    // In memory, so that nothing waits for a disk.
+    let home = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder");
+    let folder = home.path().join("set");
+    let limited = brigade_datasets::Extraction::new().max_bytes(UNPACKED_BYTES).max_files(200);
+    for bytes in [input.to_vec(), with_checksums(input.to_vec())] {
+        let file = file(&bytes);
+        if let Err(error) = limited.extract(path_of(&file), &folder) {
+            let _ = error.to_string();
+            let left = fs::read_dir(home.path()).expect("it is there");
+            assert_eq!(left.count(), 0, "{error}");
+            continue;
+        }
+        let mut folders = vec![folder.clone()];
+        let mut sizes = std::collections::BTreeMap::new();
+        while let Some(next) = folders.pop() {
+            for entry in fs::read_dir(&next).expect("it was just made") {
+                let path = entry.expect("it was just made").path();
+                let found = fs::symlink_metadata(&path).expect("it was just made");
+                if found.is_dir() {
+                    folders.push(path);
+                } else if found.is_file() {
+                    assert_eq!(found.mode() & 0o7000, 0, "{}", path.display());
+                    sizes.insert(found.ino(), found.len());
+                } else {
+                    assert!(found.is_symlink(), "{}", path.display());
+                    let Ok(target) = fs::canonicalize(&path) else { continue };
+                    let inside = fs::canonicalize(&folder).expect("it was just made");
+                    assert!(target.starts_with(inside), "{} leads out", path.display());
+                }
+            }
+        }
+        let bytes: u64 = sizes.values().sum();
+        assert!(bytes <= UNPACKED_BYTES, "{bytes}");
+        fs::remove_dir_all(&folder).expect("it can be removed");
+    }
+}
+
+/// Files of all in an archive.
+#[cfg(feature = "archive")]
+const UNPACKED_BYTES: u64 = 1 << 20;
+
+/// A tar archive with the checksum of each header as it must be.
+#[cfg(feature = "archive")]
+fn with_checksums(mut tar: Vec<u8>) -> Vec<u8> {
+    for header in tar.chunks_exact_mut(512) {
+        if header[257..].starts_with(b"ustar") {
+            header[148..156].fill(b' ');
+            let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+            header[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+        }
+    }
+    tar
 }
 
 fn webdataset(input: &[u8]) {

@@ -183,6 +183,7 @@ readers!(
     index,
     state,
     idx,
+    archive,
     image,
     transforms,
     webdataset,

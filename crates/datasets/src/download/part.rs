@@ -75,7 +75,7 @@ impl Part {
             options.read(true).write(true).create(true).truncate(false).mode(0o666);
             let file = options.open(&path).map_err(failed)?;
             lock(&file, &path);
-            // Whoever had the lock has renamed or removed what was opened here.
+            // The process that had the lock may have renamed or removed what was opened here.
             let opened = file.metadata().map_err(failed)?;
             let same =
                 |found: fs::Metadata| (found.dev(), found.ino()) == (opened.dev(), opened.ino());

@@ -183,7 +183,7 @@ fn addresses_without_a_name_are_refused() {
     for url in [
         "",
         "a.tgz",
-        "/home/a.tgz",
+        "/data/a.tgz",
         "http://host",
         "http://host/",
         "http://host/..",
